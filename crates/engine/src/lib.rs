@@ -1,1 +1,12 @@
-//! The engine.
+//! The zebu block engine.
+
+mod error;
+mod image;
+mod options;
+mod status;
+
+pub use error::{Error, ErrorKind, Result};
+pub use image::Image;
+pub use options::*;
+pub use status::*;
+pub use zebu_storage as storage;
