@@ -2,6 +2,7 @@
 
 mod error;
 mod image;
+pub mod jobs;
 mod options;
 mod status;
 
