@@ -1,1 +1,13 @@
-//! The engine.
+//! The zebu block engine.
+
+mod error;
+mod image;
+pub mod jobs;
+mod options;
+mod status;
+
+pub use error::{Error, ErrorKind, Result};
+pub use image::Image;
+pub use options::*;
+pub use status::*;
+pub use zebu_storage as storage;

@@ -1,0 +1,188 @@
+//! The engine's error: a kind that code can match, and where it happened.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use zebu_storage::{IoError, IoErrorKind};
+
+/// What kind of failure it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The file below failed (see [`Error::errno`]).
+    Io,
+    /// No space left, in the file system or within the limits of the format.
+    NoSpace,
+    /// The image is not valid: its header or a table is damaged.
+    Corrupt,
+    /// The image is valid but uses something that is not implemented, named in the message.
+    Unsupported,
+    /// Another program uses the image.
+    Locked,
+    /// An argument is out of range or contradicts another.
+    InvalidArgument,
+    /// The image names another file that may not be opened under the given policy.
+    ReferenceRefused,
+    /// The image, or the request on it, needs write access that was not given.
+    ReadOnly,
+    /// The request reaches past the end of the disk.
+    OutOfRange,
+    /// An earlier flush failed: nothing can be written until the image is opened again.
+    Poisoned,
+    /// The operation was cancelled.
+    Cancelled,
+}
+
+/// A failed operation on an image.
+#[derive(Debug, Clone)]
+pub struct Error(Box<Inner>);
+
+#[derive(Debug, Clone)]
+struct Inner {
+    kind: ErrorKind,
+    message: String,
+    image: Option<PathBuf>,
+    guest_offset: Option<u64>,
+    host_offset: Option<u64>,
+    errno: i32,
+    retryable: bool,
+    source: Option<IoError>,
+}
+
+/// Shorthand.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// An error of `kind`, said in words that name the remedy where there is one.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        let errno = match kind {
+            ErrorKind::NoSpace => errno::ENOSPC,
+            ErrorKind::Unsupported => errno::ENOTSUP,
+            ErrorKind::Locked => errno::EAGAIN,
+            ErrorKind::InvalidArgument => errno::EINVAL,
+            ErrorKind::ReferenceRefused => errno::EPERM,
+            ErrorKind::ReadOnly => errno::EACCES,
+            ErrorKind::Cancelled => errno::ECANCELED,
+            ErrorKind::Io | ErrorKind::Corrupt | ErrorKind::OutOfRange | ErrorKind::Poisoned => errno::EIO,
+        };
+        Self(Box::new(Inner {
+            kind,
+            message: message.into(),
+            image: None,
+            guest_offset: None,
+            host_offset: None,
+            errno,
+            retryable: kind == ErrorKind::NoSpace,
+            source: None,
+        }))
+    }
+
+    /// Names the image, unless one is named already.
+    pub fn on(mut self, image: &Path) -> Self {
+        self.0.image.get_or_insert_with(|| image.to_owned());
+        self
+    }
+
+    /// Names the offset on the virtual disk, in bytes, unless one is named already.
+    pub fn at_guest(mut self, offset: u64) -> Self {
+        self.0.guest_offset.get_or_insert(offset);
+        self
+    }
+
+    /// Names the offset in the image file, in bytes, unless one is named already.
+    pub fn at_host(mut self, offset: u64) -> Self {
+        self.0.host_offset.get_or_insert(offset);
+        self
+    }
+
+    /// Sets the errno that a guest or a caller of system calls would see.
+    pub fn with_errno(mut self, errno: i32) -> Self {
+        self.0.errno = errno;
+        self
+    }
+
+    /// What kind of failure.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+    /// The errno that fits, positive.
+    pub fn errno(&self) -> i32 {
+        self.0.errno
+    }
+    /// The image, if known.
+    pub fn image(&self) -> Option<&Path> {
+        self.0.image.as_deref()
+    }
+    /// Offset on the virtual disk in bytes, if known.
+    pub fn guest_offset(&self) -> Option<u64> {
+        self.0.guest_offset
+    }
+    /// Offset in the image file in bytes, if known.
+    pub fn host_offset(&self) -> Option<u64> {
+        self.0.host_offset
+    }
+    /// Whether the same request may succeed later (space was freed, a lock released).
+    pub fn is_retryable(&self) -> bool {
+        self.0.retryable || self.0.kind == ErrorKind::Locked
+    }
+    /// Whether the image refuses all further writes until it is opened again.
+    pub fn is_poisoned(&self) -> bool {
+        self.0.kind == ErrorKind::Poisoned
+    }
+    /// The message alone, without file and offsets.
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(image) = &self.0.image {
+            write!(f, "{}: ", image.display())?;
+        }
+        f.write_str(&self.0.message)?;
+        if let Some(offset) = self.0.guest_offset {
+            write!(f, " (guest offset {offset})")?;
+        }
+        if let Some(offset) = self.0.host_offset {
+            write!(f, " (file offset {offset})")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source.as_ref().map(|e| e as _)
+    }
+}
+
+impl From<IoError> for Error {
+    fn from(e: IoError) -> Self {
+        let kind = match e.kind {
+            IoErrorKind::Os(errno::ENOSPC | errno::EDQUOT | errno::EFBIG) => ErrorKind::NoSpace,
+            IoErrorKind::Os(_) | IoErrorKind::NotAFile => ErrorKind::Io,
+            IoErrorKind::FlushFailedBefore => ErrorKind::Poisoned,
+            IoErrorKind::Locked => ErrorKind::Locked,
+            IoErrorKind::Unsupported => ErrorKind::Unsupported,
+            IoErrorKind::Escapes => ErrorKind::ReferenceRefused,
+            _ => ErrorKind::Io,
+        };
+        let mut error = Error::new(kind, e.to_string()).with_errno(e.errno());
+        error.0.source = Some(e);
+        error
+    }
+}
+
+/// The errno values that the engine needs, as Linux numbers them.
+mod errno {
+    pub(super) const EPERM: i32 = 1;
+    pub(super) const EIO: i32 = 5;
+    pub(super) const EAGAIN: i32 = 11;
+    pub(super) const EACCES: i32 = 13;
+    pub(super) const EINVAL: i32 = 22;
+    pub(super) const EFBIG: i32 = 27;
+    pub(super) const ENOSPC: i32 = 28;
+    pub(super) const ENOTSUP: i32 = 95;
+    pub(super) const EDQUOT: i32 = 122;
+    pub(super) const ECANCELED: i32 = 125;
+}

@@ -1,0 +1,157 @@
+//! Copies images into a new or an existing one, whatever the formats.
+
+use super::JobControl;
+use crate::{CreateOptions, Error, Image, OpenOptions, Result};
+use std::path::PathBuf;
+use zebu_storage::{Worker, WorkerConfig};
+
+/// How data gets from the source to the target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CopyMode {
+    /// Reflink where files and offsets allow it, buffers elsewhere.
+    #[default]
+    Auto,
+    /// Reflink; an error where the file system can't. What no reflink can express (compressed clusters, edges that
+    /// are not block-aligned) still goes through buffers.
+    Reflink,
+    /// copy_file_range, with the same exceptions as for `Reflink`.
+    Range,
+    /// Reads and writes.
+    Buffers,
+}
+
+/// What happens when the source can't be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ReadErrors {
+    /// The job fails.
+    #[default]
+    Fail,
+    /// The smallest unreadable ranges become zero in the target, and are reported (`--salvage`).
+    Zero,
+}
+
+/// How images are converted.
+#[derive(Debug, Clone)]
+pub struct ConvertOptions {
+    /// Threads that copy, each with a worker of its own; the caller's is the first. At least 1.
+    pub workers: usize,
+    /// How the workers of further threads are made.
+    pub worker_config: WorkerConfig,
+    /// Pieces of work in flight, over all threads (`-m`). At least 1.
+    pub requests: usize,
+    /// Most bytes of copy buffers, over all threads. At least 64 KiB.
+    pub buffer_memory: usize,
+    /// Runs of zeroes of at least so many bytes in the source's data are not written (`-S`): 0, or a multiple of
+    /// 512. 0 writes everything, so that the target is fully allocated.
+    pub sparse_size: u64,
+    /// How data is moved.
+    pub copy: CopyMode,
+    /// What happens when the source can't be read.
+    pub read_errors: ReadErrors,
+    /// Watching, slowing and stopping.
+    pub control: JobControl,
+}
+
+impl Default for ConvertOptions {
+    fn default() -> Self {
+        Self {
+            workers: 1,
+            worker_config: WorkerConfig::default(),
+            requests: 8,
+            buffer_memory: 64 << 20,
+            sparse_size: 4096,
+            copy: CopyMode::Auto,
+            read_errors: ReadErrors::Fail,
+            control: JobControl::default(),
+        }
+    }
+}
+
+/// What an existing target holds before the job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TargetContent {
+    /// Anything: zeroes are written too.
+    #[default]
+    Unknown,
+    /// It reads as zero everywhere (`--target-is-zero`): zeroes are skipped.
+    Zero,
+    /// It is an empty overlay, and its backing file holds what the backing file of the source holds: what the
+    /// source's own file does not hold is skipped (`-B`).
+    SharedBacking,
+}
+
+/// A target that the job makes.
+#[derive(Debug, Clone)]
+pub struct NewTarget {
+    /// Its name. Where nothing has that name, the image is written under a temporary name in the same directory
+    /// and renamed when it is complete and durable; on an error, or when cancelled, nothing stays. What exists
+    /// (a file, a device, a link to one) is made anew in place, without fsync if `open.cache` is `Unsafe`.
+    pub path: PathBuf,
+    /// How it is made. `size`: of the sources together if `None`, and never less. With `backing`, what the source's
+    /// own file does not hold is left to that backing file ([`TargetContent::SharedBacking`]).
+    pub create: CreateOptions,
+    /// How it is opened for writing (`format` and `access` are set by the job).
+    pub open: OpenOptions,
+}
+
+/// Where a conversion writes to.
+#[derive(Clone)]
+pub enum ConvertTarget {
+    /// A new image.
+    New(Box<NewTarget>),
+    /// An image that the caller opened for writing, and closes (`-n`). It is flushed at the end.
+    Existing {
+        /// The image; at least as large as the sources together.
+        image: Image,
+        /// What it holds.
+        content: TargetContent,
+    },
+}
+
+/// A range of the source that could not be read.
+#[derive(Debug, Clone)]
+pub struct SkippedRange {
+    /// Offset in bytes on the target's disk.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Why.
+    pub error: Error,
+}
+
+/// What a conversion did. All figures in bytes of the virtual disk.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct ConvertReport {
+    /// Of the sources together.
+    pub total: u64,
+    /// Read into buffers.
+    pub read: u64,
+    /// Written from buffers.
+    pub written: u64,
+    /// Shared by reflink.
+    pub reflinked: u64,
+    /// Copied by the kernel.
+    pub range_copied: u64,
+    /// Known to be zero or left to the backing file, without being read.
+    pub skipped: u64,
+    /// Made to read as zero in a target that was not known to be zero.
+    pub zeroed: u64,
+    /// Unreadable, zero in the target.
+    pub unreadable: u64,
+    /// The first unreadable ranges (at most 1024), in order.
+    pub unreadable_ranges: Vec<SkippedRange>,
+}
+
+/// Copies `sources`, one behind the other, into `target`.
+///
+/// A snapshot is converted by opening its image with [`OpenOptions::snapshot`].
+pub async fn convert(
+    worker: &Worker,
+    sources: &[Image],
+    target: ConvertTarget,
+    options: &ConvertOptions,
+) -> Result<ConvertReport> {
+    drop(target);
+    todo!("{:?}", (worker.id(), sources.len(), options))
+}

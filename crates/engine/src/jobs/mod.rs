@@ -1,0 +1,24 @@
+//! Jobs: work on whole images, built from [`crate::Image`]'s requests.
+//!
+//! Every job is an `async fn` that runs on the [`crate::storage::Worker`] it is given, takes its options in one
+//! struct with sensible defaults, can be watched and cancelled through a [`JobControl`], and keeps to a bound of
+//! memory that its options state.
+
+mod clone;
+mod compare;
+mod convert;
+mod map;
+mod measure;
+mod progress;
+
+pub use clone::{CloneMethod, CloneMode, CloneOptions, CloneReport, clone_image};
+pub use compare::{
+    CompareError, CompareOptions, CompareReport, CompareStage, Comparison, Strictness, compare,
+};
+pub use convert::{
+    ConvertOptions, ConvertReport, ConvertTarget, CopyMode, NewTarget, ReadErrors, SkippedRange,
+    TargetContent, convert,
+};
+pub use map::{MapEntry, MapOptions, Mapper};
+pub use measure::{Measurement, measure_image, measure_size};
+pub use progress::{Cancel, JobControl, Phase, Progress};

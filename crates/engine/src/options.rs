@@ -1,0 +1,253 @@
+//! How images are opened, created and changed: plain structs, filled in once.
+
+use std::path::PathBuf;
+
+/// The format of an image file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// qcow2, versions 2 and 3.
+    Qcow2,
+    /// The bytes of the disk.
+    Raw,
+}
+
+impl Format {
+    /// The name as in `-f`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Qcow2 => "qcow2",
+            Format::Raw => "raw",
+        }
+    }
+}
+
+/// Reading only, or reading and writing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Access {
+    /// Nothing is written, the header included.
+    #[default]
+    ReadOnly,
+    /// Guest data and metadata may be written.
+    ReadWrite,
+}
+
+/// What happens between a write and the disk (`-t`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CacheMode {
+    /// O_DIRECT.
+    None,
+    /// Page cache.
+    #[default]
+    Writeback,
+    /// Page cache, every write is followed by a flush.
+    Writethrough,
+    /// O_DIRECT, every write is followed by a flush.
+    Directsync,
+    /// Page cache, flushes do nothing.
+    Unsafe,
+}
+
+impl CacheMode {
+    /// Whether files are opened with O_DIRECT.
+    pub fn is_direct(self) -> bool {
+        matches!(self, CacheMode::None | CacheMode::Directsync)
+    }
+    /// Whether every write is followed by a flush.
+    pub fn is_writethrough(self) -> bool {
+        matches!(self, CacheMode::Writethrough | CacheMode::Directsync)
+    }
+}
+
+/// Which files that an image names (backing file, data file) may be opened.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum RefPolicy {
+    /// None.
+    None,
+    /// Plain paths within the directory of the naming image.
+    #[default]
+    Local,
+    /// As `Local`, and plain paths within these directories.
+    Within(Vec<PathBuf>),
+    /// Any plain path. (Names with a protocol or `json:` name no plain path; zebu has no driver for them.)
+    All,
+}
+
+/// How a recycled cluster, of which a request writes a part, gets its zeroes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ZeroPolicy {
+    /// By size of the padding and file system.
+    #[default]
+    Auto,
+    /// One padded write.
+    Write,
+    /// Zero-range, then the write.
+    Fallocate,
+}
+
+/// Whether locks are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sharing {
+    /// QEMU's lock bytes are taken.
+    #[default]
+    Locked,
+    /// No lock is taken (`-U`; reading only).
+    Unlocked,
+}
+
+/// Whether the backing files are opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Chain {
+    /// The whole chain, as the policy allows.
+    #[default]
+    Follow,
+    /// Only this image (`info`, `check`): what is not allocated in it reads as zero.
+    TopOnly,
+}
+
+/// What the image is opened for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Purpose {
+    /// Reading and, with [`Access::ReadWrite`], writing guest data.
+    #[default]
+    Io,
+    /// Looking at the header only: no guest data is read, no other file opened.
+    Inspect,
+}
+
+/// How an image is opened.
+#[derive(Debug, Clone, Default)]
+pub struct OpenOptions {
+    /// The format; probed if `None` (a raw image that was probed is only opened for reading).
+    pub format: Option<Format>,
+    /// Reading or writing.
+    pub access: Access,
+    /// Cache mode.
+    pub cache: CacheMode,
+    /// Which named files may be opened.
+    pub refs: RefPolicy,
+    /// Whether locks are taken.
+    pub sharing: Sharing,
+    /// Whether backing files are opened.
+    pub chain: Chain,
+    /// Purpose.
+    pub purpose: Purpose,
+    /// An internal snapshot to show instead of the active state (by id, then by name); reading only.
+    pub snapshot: Option<String>,
+    /// Bytes for cached mapping of the whole chain; by the disk's size if `None`.
+    pub cache_size: Option<u64>,
+    /// Bytes of one L2 slice; a power of two from 512 to the cluster size; 4096 (or the cluster) if `None`.
+    pub slice_size: Option<u32>,
+    /// How recycled clusters are zeroed.
+    pub zero_policy: ZeroPolicy,
+    /// Backing file to use instead of the one that the image names (and its format).
+    pub backing: Option<(PathBuf, Option<Format>)>,
+    /// External data file to use instead of the one that the image names.
+    pub data_file: Option<PathBuf>,
+}
+
+/// How space is set aside when an image is made or grown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Preallocation {
+    /// Not.
+    #[default]
+    Off,
+    /// The tables; the data stays sparse.
+    Metadata,
+    /// Tables, and space reserved with fallocate.
+    Falloc,
+    /// Tables, and zeroes written.
+    Full,
+}
+
+/// Whether clusters are compressed with deflate or zstd.
+pub use zebu_qcow2::Compression;
+
+/// How an image is created.
+#[derive(Debug, Clone)]
+pub struct CreateOptions {
+    /// Format.
+    pub format: Format,
+    /// Bytes of the virtual disk; rounded up to 512. From the backing file if `None`.
+    pub size: Option<u64>,
+    /// Bytes of a cluster: a power of two, 512 to 2 MiB.
+    pub cluster_size: u64,
+    /// 2 (`compat=0.10`) or 3 (`compat=1.1`).
+    pub version: u32,
+    /// Bits of a refcount: 1, 2, 4, ... 64.
+    pub refcount_bits: u32,
+    /// Extended L2 entries (subclusters).
+    pub extended_l2: bool,
+    /// Compression of compressed clusters.
+    pub compression: Compression,
+    /// Sets the lazy-refcounts flag (kept for other programs; zebu never enters that mode).
+    pub lazy_refcounts: bool,
+    /// Backing file, as written into the image, and its format.
+    pub backing: Option<(String, Format)>,
+    /// External data file, as written into the image.
+    pub data_file: Option<String>,
+    /// The data file is a valid raw image by itself.
+    pub data_file_raw: bool,
+    /// Preallocation.
+    pub preallocation: Preallocation,
+    /// XFS extent size hint in bytes; 0: none. Default 1 MiB, which is silently skipped elsewhere; a given one isn't.
+    pub extent_size_hint: Option<u32>,
+    /// Sets NOCOW on btrfs.
+    pub nocow: bool,
+    /// Cache mode used while creating.
+    pub cache: CacheMode,
+    /// Which files may be opened to look up the backing file's size.
+    pub refs: RefPolicy,
+}
+
+impl Default for CreateOptions {
+    fn default() -> Self {
+        Self {
+            format: Format::Qcow2,
+            size: None,
+            cluster_size: 65536,
+            version: 3,
+            refcount_bits: 16,
+            extended_l2: false,
+            compression: Compression::Zlib,
+            lazy_refcounts: false,
+            backing: None,
+            data_file: None,
+            data_file_raw: false,
+            preallocation: Preallocation::Off,
+            extent_size_hint: None,
+            nocow: false,
+            cache: CacheMode::Writeback,
+            refs: RefPolicy::All,
+        }
+    }
+}
+
+/// Whether a write is durable when it completes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Durability {
+    /// After the next flush.
+    #[default]
+    Volatile,
+    /// When it completes (FUA).
+    Durable,
+}
+
+/// What zeroing does with allocated space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ZeroMode {
+    /// The space stays allocated.
+    Keep,
+    /// The space may be given back.
+    #[default]
+    Unmap,
+}
+
+/// Whether a disk may become smaller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Shrink {
+    /// It may not.
+    #[default]
+    Refuse,
+    /// It may; what lies past the new end is lost.
+    Allow,
+}

@@ -1,0 +1,168 @@
+//! What a range of a virtual disk is made of.
+
+use crate::Format;
+use std::path::PathBuf;
+use zebu_storage::IoStats;
+
+/// What is stored for a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExtentKind {
+    /// Data in the file at this offset.
+    Data {
+        /// Offset in bytes, in the image file or the external data file.
+        host: u64,
+    },
+    /// Compressed clusters.
+    Compressed,
+    /// Reads as zero; space may be kept for it at this offset.
+    Zero {
+        /// Offset in bytes of the space kept.
+        host: Option<u64>,
+    },
+    /// Nothing in any image of the chain: reads as zero.
+    Unallocated,
+}
+
+/// A run of the virtual disk of one kind, all from one image of the chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// Offset in bytes on the virtual disk.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Which image it comes from: 0 is the opened one, 1 its backing file, and so on.
+    pub depth: u32,
+    /// What is stored.
+    pub kind: ExtentKind,
+    /// For data in a file: a hole there, so that it reads as zero without being read.
+    pub hole: bool,
+}
+
+impl Extent {
+    /// Whether the range is known to read as zero.
+    pub fn is_zero(&self) -> bool {
+        self.hole || matches!(self.kind, ExtentKind::Zero { .. } | ExtentKind::Unallocated)
+    }
+    /// Offset in bytes just past the range.
+    pub fn end(&self) -> u64 {
+        self.offset + self.len
+    }
+}
+
+/// An internal snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotInfo {
+    /// Id, a decimal number in text.
+    pub id: String,
+    /// Name.
+    pub name: String,
+    /// Bytes of VM state.
+    pub vm_state_size: u64,
+    /// Time of creation: seconds since 1970.
+    pub date_sec: u32,
+    /// And nanoseconds.
+    pub date_nsec: u32,
+    /// Running time of the VM in nanoseconds.
+    pub vm_clock_nsec: u64,
+    /// Instruction count, if recorded.
+    pub icount: Option<u64>,
+    /// Bytes of the virtual disk at that time.
+    pub disk_size: u64,
+}
+
+/// A persistent bitmap.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BitmapInfo {
+    /// Name.
+    pub name: String,
+    /// Bytes that a bit stands for.
+    pub granularity: u64,
+    /// Not closed properly: only to be removed.
+    pub in_use: bool,
+    /// Tracks writes.
+    pub auto: bool,
+}
+
+/// What `info` says of a qcow2 image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Qcow2Info {
+    /// 2 or 3.
+    pub version: u32,
+    /// Bytes.
+    pub cluster_size: u64,
+    /// Compression type.
+    pub compression: zebu_qcow2::Compression,
+    /// Bits of a refcount.
+    pub refcount_bits: u32,
+    /// Compatible bit 0.
+    pub lazy_refcounts: bool,
+    /// Incompatible bit 0.
+    pub dirty: bool,
+    /// Incompatible bit 1.
+    pub corrupt: bool,
+    /// Extended L2 entries.
+    pub extended_l2: bool,
+    /// `aes` or `luks`.
+    pub encryption: Option<&'static str>,
+    /// Name of the external data file.
+    pub data_file: Option<String>,
+    /// The data file is raw.
+    pub data_file_raw: bool,
+    /// Internal snapshots.
+    pub snapshots: Vec<SnapshotInfo>,
+    /// Persistent bitmaps.
+    pub bitmaps: Vec<BitmapInfo>,
+    /// Bytes of cache that hold the whole mapping.
+    pub full_cache_bytes: u64,
+    /// What is in the image that zebu can read but not write, or not at all; each in words.
+    pub limitations: Vec<String>,
+}
+
+/// What is known of an opened image without reading guest data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageInfo {
+    /// As opened.
+    pub filename: PathBuf,
+    /// Format.
+    pub format: Format,
+    /// Bytes of the virtual disk.
+    pub virtual_size: u64,
+    /// Bytes of the file.
+    pub file_length: u64,
+    /// Bytes of disk that the file occupies.
+    pub actual_size: u64,
+    /// Backing file as the image names it.
+    pub backing_file: Option<String>,
+    /// The same, resolved against the directory of the image.
+    pub backing_path: Option<PathBuf>,
+    /// Its format, if named.
+    pub backing_format: Option<String>,
+    /// Extent size hint in bytes, if the file has one.
+    pub extent_size_hint: Option<u32>,
+    /// For qcow2.
+    pub qcow2: Option<Qcow2Info>,
+}
+
+/// Counters of an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct ImageStats {
+    /// Lookups of a mapping slice that was in the cache.
+    pub cache_hits: u64,
+    /// And that was not.
+    pub cache_misses: u64,
+    /// Slices loaded.
+    pub cache_loads: u64,
+    /// Slices given up for others.
+    pub cache_evictions: u64,
+    /// Bytes of cache in use.
+    pub cache_bytes: u64,
+    /// Commits of metadata.
+    pub commits: u64,
+    /// Host clusters allocated.
+    pub clusters_allocated: u64,
+    /// Host clusters freed.
+    pub clusters_freed: u64,
+    /// Operations of the worker that ran the image's requests, where asked with one.
+    pub io: IoStats,
+}
