@@ -1,6 +1,6 @@
 //! How large an image file would become.
 
-use super::JobControl;
+use super::progress::JobControl;
 use crate::{CreateOptions, Image, Result};
 use zebu_storage::Worker;
 
