@@ -6,7 +6,7 @@ use super::queue::{CloseOnDrop, Queue};
 use super::status::{Status, chain_formats, format_at};
 use super::zeros::{first_difference, first_nonzero};
 
-use crate::{Error, ErrorKind, Extent, ExtentKind, Image};
+use crate::{Error, ErrorKind, Extent, ExtentKind, Format, Image};
 use std::cell::RefCell;
 use std::fmt;
 use std::path::PathBuf;
@@ -230,7 +230,7 @@ impl Job {
         let mut extents: [Option<Extent>; 2] = [None, None];
         let mut position = 0;
         let mut pending: Option<Piece> = None;
-        while position < end {
+        'walk: while position < end {
             if let Err(error) = self.tracker.check() {
                 self.fail(0, CompareStage::Control, None, error);
                 return;
@@ -238,40 +238,25 @@ impl Job {
             if self.is_decided_below(position) {
                 return;
             }
-            for side in 0..2 {
+            for (side, found) in extents.iter_mut().enumerate() {
                 if position >= self.sizes[side] {
-                    extents[side] = None;
-                } else if extents[side].is_none_or(|extent| extent.end() <= position) {
+                    *found = None;
+                } else if found.is_none_or(|extent| extent.end() <= position) {
                     let left = self.sizes[side] - position;
                     match self.images[side].extent(worker, position, left).await {
-                        Ok(extent) => extents[side] = Some(extent),
+                        Ok(extent) => *found = Some(extent),
                         Err(error) => {
-                            // What is queued lies below this offset and decides first.
-                            if let Some(piece) = pending {
-                                queue.push(piece).await;
-                            }
                             self.fail(position, CompareStage::Status, Some(side), error);
-                            return;
+                            // What is still to be read lies below this offset, and decides first.
+                            break 'walk;
                         }
                     }
                 }
             }
             let until = extents.iter().flatten().map(Extent::end).min().unwrap_or(end).min(end);
-            if self.strictness == Strictness::Allocation {
-                if let [Some(a), Some(b)] = &extents {
-                    let [a, b] = [(a, &formats[0]), (b, &formats[1])]
-                        .map(|(extent, formats)| Status::of(extent, format_at(formats, extent.depth)));
-                    if !a.is_allocated_like(&b) {
-                        if let Some(piece) = pending {
-                            queue.push(piece).await;
-                        }
-                        self.record(
-                            position,
-                            Finding::Result(Comparison::StatusMismatch { offset: position }),
-                        );
-                        return;
-                    }
-                }
+            if self.strictness == Strictness::Allocation && !self.is_allocated_alike(&extents, &formats) {
+                self.record(position, Finding::Result(Comparison::StatusMismatch { offset: position }));
+                break;
             }
             let must_read = [0, 1].map(|side| extents[side].is_some_and(|extent| !extent.is_zero()));
             let sides = match must_read {
@@ -300,10 +285,10 @@ impl Job {
                         piece.len += len;
                     }
                     pending => {
-                        if let Some(complete) = pending.replace(Piece { offset: position, len, sides }) {
-                            if !queue.push(complete).await {
-                                return;
-                            }
+                        if let Some(complete) = pending.replace(Piece { offset: position, len, sides })
+                            && !queue.push(complete).await
+                        {
+                            return;
                         }
                     }
                 }
@@ -312,6 +297,17 @@ impl Job {
         }
         if let Some(piece) = pending {
             queue.push(piece).await;
+        }
+    }
+
+    fn is_allocated_alike(&self, extents: &[Option<Extent>; 2], formats: &[Vec<Format>; 2]) -> bool {
+        let status = |side: usize| {
+            let extent = extents[side].as_ref()?;
+            Some(Status::of(extent, format_at(&formats[side], extent.depth)))
+        };
+        match (status(0), status(1)) {
+            (Some(a), Some(b)) => a.is_allocated_like(&b),
+            _ => true,
         }
     }
 

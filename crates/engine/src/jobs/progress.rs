@@ -169,7 +169,7 @@ mod tests {
         let sink = Arc::clone(&seen);
         let control = JobControl {
             progress: Some(Arc::new(move |p: Progress| {
-                sink.lock().unwrap().push((p.phase, p.done, p.total))
+                sink.lock().unwrap().push((p.phase, p.done, p.total));
             })),
             ..JobControl::default()
         };

@@ -129,7 +129,13 @@ async fn salvage(
 }
 
 /// Writes the front of the buffer, or what of it is not zero.
-async fn write(worker: &Worker, job: &Job, offset: u64, len: usize, mut buffer: IoBuf) -> (Result<()>, IoBuf) {
+async fn write(
+    worker: &Worker,
+    job: &Job,
+    offset: u64,
+    len: usize,
+    mut buffer: IoBuf,
+) -> (Result<()>, IoBuf) {
     if job.sparse_size == 0 {
         let head = buffer.split_to(len);
         let (written, head) = job.target.write(worker, offset, head.into(), Durability::Volatile).await;
@@ -170,13 +176,17 @@ async fn zero(worker: &Worker, job: &Job, offset: u64, len: u64) -> Result<()> {
 async fn copy_range(worker: &Worker, job: &Job, source: &File, from: u64, to: u64, len: u64) -> Result<()> {
     job.tracker.throttle(worker, len).await?;
     let Some(target) = job.target.data_file_at(0) else {
-        return Err(Error::new(ErrorKind::Unsupported, "the target has no file of its own").on(job.target.path()));
+        return Err(
+            Error::new(ErrorKind::Unsupported, "the target has no file of its own").on(job.target.path())
+        );
     };
     let mut done = 0;
     while done < len {
         let copied = worker.copy_range(source, from + done, target, to + done, len - done).await?;
         if copied == 0 {
-            return Err(Error::new(ErrorKind::Io, "the file became shorter while it was copied").on(source.path()));
+            return Err(
+                Error::new(ErrorKind::Io, "the file became shorter while it was copied").on(source.path())
+            );
         }
         done += copied;
     }

@@ -133,7 +133,8 @@ impl Job {
 
     /// The next range of the disk for the calling thread to copy.
     pub(super) fn claim(&self) -> Option<Range<u64>> {
-        let take = |start: u64| (start < self.total).then(|| start.saturating_add(self.region).min(self.total));
+        let take =
+            |start: u64| (start < self.total).then(|| start.saturating_add(self.region).min(self.total));
         let start = self.cursor.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok()?;
         Some(start..start.saturating_add(self.region).min(self.total))
     }

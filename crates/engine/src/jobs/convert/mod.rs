@@ -11,7 +11,8 @@ mod threads;
 mod walk;
 
 pub use options::{
-    ConvertOptions, ConvertReport, ConvertTarget, CopyMode, NewTarget, ReadErrors, SkippedRange, TargetContent,
+    ConvertOptions, ConvertReport, ConvertTarget, CopyMode, NewTarget, ReadErrors, SkippedRange,
+    TargetContent,
 };
 
 use super::progress::Phase;
@@ -55,12 +56,11 @@ pub async fn convert(
     if let (Ok(()), Ok(job)) = (&copied, &job) {
         job.tracker.finish(Some(Phase::Finishing));
     }
-    match made {
-        Some(made) => made.finish(worker, &image, copied).await?,
-        None => {
-            copied?;
-            image.flush(worker).await?;
-        }
+    if let Some(made) = made {
+        made.finish(worker, &image, copied).await?;
+    } else {
+        copied?;
+        image.flush(worker).await?;
     }
     Ok(job?.report())
 }

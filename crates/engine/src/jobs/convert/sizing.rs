@@ -31,7 +31,7 @@ impl Sizing {
             return invalid(format!("the buffers of convert need at least {CHUNK_UNIT} bytes of memory"));
         }
         let sparse = options.sparse_size;
-        if sparse % 512 != 0 || sparse > MAX_SPARSE_SIZE {
+        if !sparse.is_multiple_of(512) || sparse > MAX_SPARSE_SIZE {
             return invalid(format!(
                 "invalid sparse size {sparse}: valid are multiples of 512 up to 32M; 0 writes everything"
             ));
@@ -65,14 +65,21 @@ mod tests {
             for workers in [1, 2, 5, 16] {
                 for buffer_memory in [64 << 10, 100 << 10, 1 << 20, 10_000_000, 64 << 20] {
                     for sparse_size in [0, 512, 4096, 65536 + 512, 1 << 20] {
-                        let options =
-                            ConvertOptions { workers, requests, buffer_memory, sparse_size, ..Default::default() };
+                        let options = ConvertOptions {
+                            workers,
+                            requests,
+                            buffer_memory,
+                            sparse_size,
+                            ..Default::default()
+                        };
                         let Ok(sizing) = Sizing::of(&options) else {
                             assert!(sparse_size as usize + CHUNK_UNIT > buffer_memory);
                             continue;
                         };
                         assert!(sizing.chunk * sizing.tasks <= buffer_memory, "{options:?}");
-                        assert!(sizing.chunk as u64 >= sparse_size && sizing.chunk % CHUNK_UNIT == 0);
+                        assert!(
+                            sizing.chunk as u64 >= sparse_size && sizing.chunk.is_multiple_of(CHUNK_UNIT)
+                        );
                         assert!(sizing.threads >= 1 && sizing.tasks <= requests);
                         let all: usize = (0..sizing.threads).map(|thread| sizing.tasks_of(thread)).sum();
                         assert_eq!(all, sizing.tasks);

@@ -1,7 +1,10 @@
 //! A target that the job makes: under a temporary name until it is complete, removed if it does not get there.
 
 use super::options::{NewTarget, TargetContent};
-use crate::{Access, Chain, CreateOptions, Error, ErrorKind, Format, Image, OpenOptions, Preallocation, Purpose, Result};
+use crate::{
+    Access, Chain, CreateOptions, Error, ErrorKind, Format, Image, OpenOptions, Preallocation, Purpose,
+    Result,
+};
 use std::ffi::{OsStr, OsString};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
@@ -21,7 +24,11 @@ pub(super) struct Made {
 }
 
 /// Makes the target for `total` bytes and opens it for writing.
-pub(super) async fn make(worker: &Worker, target: NewTarget, total: u64) -> Result<(Image, TargetContent, Made)> {
+pub(super) async fn make(
+    worker: &Worker,
+    target: NewTarget,
+    total: u64,
+) -> Result<(Image, TargetContent, Made)> {
     let NewTarget { path, mut create, open } = target;
     match create.size {
         Some(size) if size < total => {
@@ -117,7 +124,8 @@ fn publish(temporary: &Path, path: &Path, data_file: Option<&Path>) -> Result<()
         let message = "another program made a file of this name meanwhile";
         return Err(Error::new(ErrorKind::Io, message).on(path));
     }
-    std::fs::rename(temporary, path).map_err(|error| from_io(path, "can't rename the complete image", &error))?;
+    std::fs::rename(temporary, path)
+        .map_err(|error| from_io(path, "can't rename the complete image", &error))?;
     let directory = directory_of(path);
     std::fs::File::open(directory)
         .and_then(|directory| directory.sync_all())

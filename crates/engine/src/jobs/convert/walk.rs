@@ -38,7 +38,8 @@ struct Rules {
 
 impl Rules {
     fn action(self, extent: &Extent) -> Action {
-        let from_backing = self.source_has_backing && (extent.depth > 0 || extent.kind == ExtentKind::Unallocated);
+        let from_backing =
+            self.source_has_backing && (extent.depth > 0 || extent.kind == ExtentKind::Unallocated);
         if self.target_shares_backing && from_backing {
             Action::Skip
         } else if !extent.is_zero() || self.write_zeroes {
@@ -189,7 +190,11 @@ impl Walker<'_> {
             let boundary = (at / chunk + 1).saturating_mul(chunk);
             let len = (end.min(boundary) - at) as usize;
             match &mut self.pending {
-                Some(copy) if copy.part == part && copy.offset + copy.len as u64 == at && at % chunk != 0 => {
+                Some(copy)
+                    if copy.part == part
+                        && copy.offset + copy.len as u64 == at
+                        && !at.is_multiple_of(chunk) =>
+                {
                     copy.len += len;
                 }
                 _ => {
