@@ -254,7 +254,7 @@ impl Job {
                 }
             }
             let until = extents.iter().flatten().map(Extent::end).min().unwrap_or(end).min(end);
-            if self.strictness == Strictness::Allocation && !self.is_allocated_alike(&extents, &formats) {
+            if self.strictness == Strictness::Allocation && !is_allocated_alike(&extents, &formats) {
                 self.record(position, Finding::Result(Comparison::StatusMismatch { offset: position }));
                 break;
             }
@@ -297,17 +297,6 @@ impl Job {
         }
         if let Some(piece) = pending {
             queue.push(piece).await;
-        }
-    }
-
-    fn is_allocated_alike(&self, extents: &[Option<Extent>; 2], formats: &[Vec<Format>; 2]) -> bool {
-        let status = |side: usize| {
-            let extent = extents[side].as_ref()?;
-            Some(Status::of(extent, format_at(&formats[side], extent.depth)))
-        };
-        match (status(0), status(1)) {
-            (Some(a), Some(b)) => a.is_allocated_like(&b),
-            _ => true,
         }
     }
 
@@ -380,5 +369,16 @@ impl Job {
             self.record(offset, Finding::Result(Comparison::ContentMismatch { offset }));
         }
         buffers
+    }
+}
+
+fn is_allocated_alike(extents: &[Option<Extent>; 2], formats: &[Vec<Format>; 2]) -> bool {
+    let status = |side: usize| {
+        let extent = extents[side].as_ref()?;
+        Some(Status::of(extent, format_at(&formats[side], extent.depth)))
+    };
+    match (status(0), status(1)) {
+        (Some(a), Some(b)) => a.is_allocated_like(&b),
+        _ => true,
     }
 }

@@ -94,6 +94,9 @@ fn full_size(size: u64, create: &CreateOptions) -> Result<layout::FullSize> {
     if version == Version::V2 && create.refcount_bits != 16 {
         return Err(invalid("refcount widths other than 16 bits need version 3 (compat=1.1)".into()));
     }
+    if version == Version::V2 && create.extended_l2 {
+        return Err(invalid("extended L2 entries need version 3 (compat=1.1)".into()));
+    }
     let l2 = if create.extended_l2 { L2Format::Extended } else { L2Format::Standard };
     // Counted as if an external data file lay in the image, as qemu-img does: what is measured is the space of both.
     let geometry = Geometry::new(

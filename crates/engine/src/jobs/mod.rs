@@ -13,6 +13,7 @@ mod measure;
 mod progress;
 mod queue;
 mod rate;
+mod staging;
 mod status;
 mod zeros;
 
