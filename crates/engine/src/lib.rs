@@ -1,5 +1,6 @@
 //! The zebu block engine.
 
+pub mod check;
 mod error;
 mod image;
 pub mod jobs;
