@@ -164,7 +164,9 @@ pub(super) async fn examine(source: &mut Source<'_>) -> Result<Examination> {
     }
 
     let mut tally = structure.followed_by(refcounts).followed_by(flags);
-    tally.counts.image_end_offset = state.comparison.used_end * source.geometry.cluster_size();
+    // The header is always there.
+    let used_end = state.comparison.used_end.max(1);
+    tally.counts.image_end_offset = used_end * source.geometry.cluster_size();
     tally.counts.total_clusters = source.geometry.host_clusters(source.header.virtual_size());
     Ok(Examination { tally, changed, rebuilt, snapshot_table_moved })
 }

@@ -22,6 +22,8 @@ pub(super) enum Block {
     At(u64),
     /// A block past the end of the file: all its refcounts read as 0.
     Outside(u64),
+    /// A block past the largest offset of a file.
+    Unreachable(u64),
     /// A block that cannot be read as one.
     Unaligned(u64),
     /// One of too many entries with the same block.
@@ -81,6 +83,7 @@ impl RefTable {
         match entry.block() {
             None => Block::None,
             Some(block) if !source.geometry.is_cluster_aligned(block.0) => Block::Unaligned(block.0),
+            Some(block) if block.0 > i64::MAX as u64 => Block::Unreachable(block.0),
             Some(block) if block.0 >= source.file_len() => Block::Outside(block.0),
             Some(block) if self.repeated.binary_search(&index).is_ok() => Block::Repeated(block.0),
             Some(block) => Block::At(block.0),
@@ -159,7 +162,9 @@ impl RefTable {
             } else {
                 match self.block(source, index) {
                     Block::Unaligned(offset) => FindingKind::RefblockUnaligned { index, offset },
-                    Block::Outside(offset) => FindingKind::RefblockOutside { index, offset },
+                    Block::Outside(offset) | Block::Unreachable(offset) => {
+                        FindingKind::RefblockOutside { index, offset }
+                    }
                     Block::Repeated(offset) => {
                         FindingKind::TooManyOverlaps { table: TableKind::RefcountBlock, offset }
                     }
