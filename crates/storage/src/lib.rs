@@ -18,6 +18,7 @@ mod notify;
 mod os_file;
 mod request;
 mod threads;
+pub mod sim;
 mod worker;
 mod worker_io;
 mod worker_types;
