@@ -1,6 +1,6 @@
 //! Header extensions: typed where their meaning is known, kept byte for byte where it is not.
 
-use crate::bytes::{self, ZeroExtended};
+use crate::bytes::ZeroExtended;
 use crate::error::{FormatError, Warning};
 use crate::features::{Autoclear, Encryption, Incompatible};
 use crate::geometry::Geometry;
@@ -115,7 +115,7 @@ impl Extension {
             | Self::FeatureTable(FeatureTable(data))
             | Self::Unknown { data, .. } => data,
             Self::Bitmaps(bitmaps) => {
-                fixed = bitmaps.encode().to_vec();
+                fixed = bitmaps.encode();
                 &fixed
             }
             Self::Luks(pointer) => {
@@ -163,15 +163,14 @@ impl Iterator for Walk<'_> {
         let kind = self.area.u32(offset);
         let len = self.area.u32(offset.saturating_add(4)) as usize;
         let data_at = offset.saturating_add(PREAMBLE);
-        let Some(room) = self.end.checked_sub(data_at).filter(|room| len <= *room) else {
+        if self.end.checked_sub(data_at).is_none_or(|room| len > room) {
             self.at = self.end;
             return Some(Err(FormatError::ExtensionTooLarge { offset: offset as u64 }));
-        };
+        }
         if kind == END {
             self.at = self.end;
             return None;
         }
-        let _ = room;
         self.at = data_at.saturating_add(len).saturating_add(padding(len));
         Some(Ok((kind, self.area.vec(data_at, len))))
     }
@@ -326,18 +325,10 @@ impl BitmapsExtension {
         Ok(Self { bitmap_count, directory_size, directory_offset: HostOffset(directory_offset) })
     }
 
-    fn encode(self) -> [u8; Self::SIZE] {
-        let mut out = [0; Self::SIZE];
-        let fields: [(usize, &[u8]); 3] = [
-            (0, &self.bitmap_count.to_be_bytes()),
-            (8, &self.directory_size.to_be_bytes()),
-            (16, &self.directory_offset.0.to_be_bytes()),
-        ];
-        for (at, value) in fields {
-            // The offsets are those of the fields of a 24-byte array.
-            let _ = bytes::put(&mut out, at, value);
-        }
-        out
+    fn encode(self) -> Vec<u8> {
+        let count = self.bitmap_count.to_be_bytes();
+        let (size, offset) = (self.directory_size.to_be_bytes(), self.directory_offset.0.to_be_bytes());
+        [count.as_slice(), &[0; 4], &size, &offset].concat()
     }
 }
 

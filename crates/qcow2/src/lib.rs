@@ -11,6 +11,10 @@
 //! | header, read and written whole | [`header`], [`extension`], [`luks`] |
 //! | cluster mapping | [`l1`], [`l2`], [`compressed`] |
 //! | refcounts | [`refcount`] |
+//! | internal snapshots | [`snapshot`] |
+//! | persistent dirty bitmaps | [`bitmap`] |
+//! | what a new image looks like | [`layout`] |
+//! | options at open | [`open_options`] |
 //! | limits and errors | [`limits`], [`error`] |
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -24,6 +28,7 @@
     )
 )]
 
+pub mod bitmap;
 mod bytes;
 pub mod compressed;
 pub mod error;
@@ -35,10 +40,13 @@ mod header_encode;
 mod header_parse;
 pub mod l1;
 pub mod l2;
+pub mod layout;
 pub mod limits;
 pub mod luks;
 pub mod offsets;
+pub mod open_options;
 pub mod refcount;
+pub mod snapshot;
 mod table_bounds;
 mod version;
 
