@@ -275,15 +275,17 @@ impl Content {
     pub(super) fn data_blocks(&self, range: Range<u64>) -> impl Iterator<Item = (u64, &Block)> + '_ {
         let first = range.start / REGION;
         let last = range.end.div_ceil(REGION);
-        self.regions.range(first..last.max(first)).flat_map(|(&region, blocks)| {
-            let base = region * REGION;
-            blocks
-                .blocks
-                .iter()
-                .enumerate()
-                .filter_map(move |(i, b)| b.as_deref().map(|b| (base + i as u64 * BLOCK, b)))
-        })
-        .filter(move |(at, _)| range.contains(at))
+        self.regions
+            .range(first..last.max(first))
+            .flat_map(|(&region, blocks)| {
+                let base = region * REGION;
+                blocks
+                    .blocks
+                    .iter()
+                    .enumerate()
+                    .filter_map(move |(i, b)| b.as_deref().map(|b| (base + i as u64 * BLOCK, b)))
+            })
+            .filter(move |(at, _)| range.contains(at))
     }
 
     /// Whether both read the same: equal lengths, equal bytes.
@@ -421,8 +423,7 @@ mod tests {
                         let e = e.min(plain.bytes.len());
                         if s < e {
                             plain.bytes[s..e].fill(0);
-                            let whole_end =
-                                if e == plain.bytes.len() { e.div_ceil(4096) } else { e / 4096 };
+                            let whole_end = if e == plain.bytes.len() { e.div_ceil(4096) } else { e / 4096 };
                             for block in s.div_ceil(4096)..whole_end {
                                 plain.data[block] = false;
                             }

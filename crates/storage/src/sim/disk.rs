@@ -15,7 +15,8 @@
 //!   back (Linux marks the pages clean; fsync(2), "the errors will be reported" once).
 
 use super::content::{Content, Space};
-use super::log::{FileNumber, LogEvent, OpNumber, SimOp};
+use super::log::LogEvent;
+use super::op::{FileNumber, OpNumber, SimOp};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -152,10 +153,13 @@ impl FileState {
                 Self::image_of_bytes(volatile, range, Some((data, start)), &mut pieces);
             }
             SimOp::Copy { .. } | SimOp::Clone { .. } => {
-                if volatile.len() < range.end {
-                    volatile.set_len(range.end);
+                // What was found in the source decides how far it goes.
+                if let Some((last, _)) = copied.and_then(|runs| runs.last()) {
+                    if volatile.len() < last.end {
+                        volatile.set_len(last.end);
+                    }
+                    length = Some(LengthStep::Grow(last.end));
                 }
-                grown(&mut length);
                 for (run, data) in copied.into_iter().flatten() {
                     if let Some(data) = data {
                         volatile.write(run.start, data);
@@ -303,9 +307,7 @@ impl FileState {
             .iter()
             .filter_map(|op| Some((*op, self.in_flight.get(op)?)))
             .filter(|(_, what)| what.changes_file())
-            .map(|(op, what)| {
-                Self::perform(&mut scratch, op, what, &what.range(), copied.get(&op))
-            })
+            .map(|(op, what)| Self::perform(&mut scratch, op, what, &what.range(), copied.get(&op)))
             .filter(|applied| !applied.pieces.is_empty() || applied.length.is_some())
             .collect()
     }
@@ -381,7 +383,8 @@ impl DiskState {
         let mut runs = CopiedRuns::new();
         while at < range.end {
             let from = source_offset + (at - offset);
-            let (len, hole) = content.run_at(from).unwrap_or((u64::MAX, true));
+            // Nothing is copied from past the end.
+            let Some((len, hole)) = content.run_at(from) else { break };
             let end = range.end.min(at.saturating_add(len));
             runs.push((at..end, (!hole).then(|| content.bytes(from..from + (end - at)).into())));
             at = end;

@@ -238,7 +238,14 @@ impl GuestModel {
             }
             GuestRequest::Resize { len } => {
                 let settles = true;
-                self.lengths.push(Entry { op: number, value: len, begin, end: OPEN, settles, durable: false });
+                self.lengths.push(Entry {
+                    op: number,
+                    value: len,
+                    begin,
+                    end: OPEN,
+                    settles,
+                    durable: false,
+                });
                 // What lies past the end comes back as zero if the disk grows again.
                 self.add(sectors(len, 0).end..u64::MAX, &[entry(Value::Zero, true)]);
             }
@@ -319,7 +326,8 @@ impl GuestModel {
         let range = sectors(offset, bytes.len() as u64);
         let mut sector = range.start;
         let runs = self.runs.range(..range.end).rev();
-        let mut overlapping: Vec<&Run> = runs.take_while(|(_, run)| run.end > range.start).map(|(_, r)| r).collect();
+        let mut overlapping: Vec<&Run> =
+            runs.take_while(|(_, run)| run.end > range.start).map(|(_, r)| r).collect();
         overlapping.reverse();
         for run in overlapping {
             let allowed: SmallVec<[Value; 4]> = possible(&run.entries, counts).map(|e| e.value).collect();
@@ -371,15 +379,6 @@ impl GuestModel {
     pub fn crash(&mut self) {
         self.open.clear();
         let now = self.tick();
-        fn survive<V: Copy + PartialEq>(entries: &mut Entries<V>, now: u64) {
-            let mut left: Entries<V> = SmallVec::new();
-            for entry in possible(entries, |e| e.durable) {
-                if !left.iter().any(|e| e.value == entry.value) {
-                    left.push(Entry { begin: now, end: now, settles: true, durable: true, ..*entry });
-                }
-            }
-            *entries = left;
-        }
         for run in self.runs.values_mut() {
             survive(&mut run.entries, now);
         }
@@ -427,6 +426,17 @@ impl GuestModel {
     }
 }
 
+/// What a crash leaves of the possibilities.
+fn survive<V: Copy + PartialEq>(entries: &mut Entries<V>, now: u64) {
+    let mut left: Entries<V> = SmallVec::new();
+    for entry in possible(entries, |e| e.durable) {
+        if !left.iter().any(|e| e.value == entry.value) {
+            left.push(Entry { begin: now, end: now, settles: true, durable: true, ..*entry });
+        }
+    }
+    *entries = left;
+}
+
 fn close<V: PartialEq>(entries: &mut Entries<V>, op: u32, end: u64, result: GuestResult) {
     if result == GuestResult::FailedUnchanged {
         entries.retain(|e| e.op != op);
@@ -455,7 +465,11 @@ mod tests {
     const KIB: u64 = 1024;
 
     fn model() -> GuestModel {
-        GuestModel::new(GuestConfig { len: 64 * KIB, backing_len: 16 * KIB, discard: DiscardLeaves::Anything })
+        GuestModel::new(GuestConfig {
+            len: 64 * KIB,
+            backing_len: 16 * KIB,
+            discard: DiscardLeaves::Anything,
+        })
     }
 
     fn holds(value: Value, offset: u64) -> Vec<u8> {

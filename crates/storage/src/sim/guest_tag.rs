@@ -104,7 +104,11 @@ pub(super) fn recognise(bytes: &[u8], sector: u64) -> Found {
             number => Value::Write(number as u32),
         };
         let origin = plain & SECTOR_MASK;
-        return if origin == sector { Found::Value(value) } else { Found::Misplaced { value, sector: origin } };
+        return if origin == sector {
+            Found::Value(value)
+        } else {
+            Found::Misplaced { value, sector: origin }
+        };
     }
     let mut words: Vec<(usize, u64)> = Vec::new();
     for index in 0..WORDS {

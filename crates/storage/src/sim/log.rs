@@ -1,104 +1,10 @@
 //! The log of a simulated world: every operation, when it took effect, when it was over.
 
 use super::content::Content;
+use super::op::{FileNumber, OpNumber, SimOp, fingerprint};
 use super::rng::mix64;
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
-
-/// Names an operation within a world, in the order of submission.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct OpNumber(pub u64);
-
-/// Names a file within a world, in the order of creation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FileNumber(pub usize);
-
-/// What an operation is asked to do. Offsets and lengths in bytes.
-#[derive(Clone, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum SimOp {
-    Read { offset: u64, len: u64 },
-    Write { offset: u64, data: Arc<[u8]> },
-    Flush,
-    Punch { offset: u64, len: u64 },
-    ZeroRange { offset: u64, len: u64 },
-    Allocate { offset: u64, len: u64 },
-    SetLen { len: u64 },
-    ExtentAt { offset: u64 },
-    /// Copies (`copy_file_range`) or shares (`FICLONERANGE`) a range of another file or of the same.
-    Copy { source: FileNumber, source_offset: u64, offset: u64, len: u64 },
-    Clone { source: FileNumber, source_offset: u64, offset: u64, len: u64 },
-}
-
-impl SimOp {
-    /// The kind, for filters.
-    pub fn kind(&self) -> super::OpClass {
-        use super::OpClass;
-        match self {
-            Self::Read { .. } => OpClass::Read,
-            Self::Write { .. } => OpClass::Write,
-            Self::Flush => OpClass::Flush,
-            Self::Punch { .. } => OpClass::Punch,
-            Self::ZeroRange { .. } => OpClass::ZeroRange,
-            Self::Allocate { .. } => OpClass::Allocate,
-            Self::SetLen { .. } => OpClass::SetLen,
-            Self::ExtentAt { .. } => OpClass::ExtentAt,
-            Self::Copy { .. } => OpClass::CopyRange,
-            Self::Clone { .. } => OpClass::CloneRange,
-        }
-    }
-
-    /// The bytes of the file that it concerns; empty for a flush or a change of length.
-    pub fn range(&self) -> Range<u64> {
-        match *self {
-            Self::Write { offset, ref data } => offset..offset + data.len() as u64,
-            Self::Read { offset, len }
-            | Self::Punch { offset, len }
-            | Self::ZeroRange { offset, len }
-            | Self::Allocate { offset, len }
-            | Self::Copy { offset, len, .. }
-            | Self::Clone { offset, len, .. } => offset..offset.saturating_add(len),
-            Self::SetLen { len } => len..len,
-            Self::ExtentAt { offset } => offset..offset,
-            Self::Flush => 0..0,
-        }
-    }
-
-    /// Whether the file may be different afterwards.
-    pub fn changes_file(&self) -> bool {
-        !matches!(self, Self::Read { .. } | Self::Flush | Self::ExtentAt { .. })
-    }
-}
-
-/// A short fingerprint of bytes, for logs and comparisons; not for secrets.
-pub(super) fn fingerprint(bytes: &[u8]) -> u64 {
-    let mut hash = mix64(bytes.len() as u64);
-    for word in bytes.chunks(8) {
-        let mut padded = [0; 8];
-        padded[..word.len()].copy_from_slice(word);
-        hash = mix64(hash ^ u64::from_le_bytes(padded));
-    }
-    hash
-}
-
-impl fmt::Debug for SimOp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let range = self.range();
-        match self {
-            Self::Write { data, .. } => {
-                write!(f, "Write {range:#x?} of {:016x}", fingerprint(data))
-            }
-            Self::Flush => f.write_str("Flush"),
-            Self::SetLen { len } => write!(f, "SetLen {len:#x}"),
-            Self::ExtentAt { offset } => write!(f, "ExtentAt {offset:#x}"),
-            Self::Copy { source, source_offset, .. } | Self::Clone { source, source_offset, .. } => {
-                write!(f, "{:?} {range:#x?} from file {} at {source_offset:#x}", self.kind(), source.0)
-            }
-            _ => write!(f, "{:?} {range:#x?}", self.kind()),
-        }
-    }
-}
 
 /// One line of the log.
 #[derive(Debug, Clone)]
@@ -129,10 +35,11 @@ impl LogEvent {
             }
             Self::Submitted { op, worker, file, what } => {
                 let range = what.range();
-                put(&[2, op.0, *worker as u64, file.0 as u64, what.kind() as u64, range.start, range.end]);
+                put(&[2, op.0, *worker as u64, file.0 as u64, what.class() as u64, range.start, range.end]);
                 match what {
                     SimOp::Write { data, .. } => put(&[fingerprint(data)]),
-                    SimOp::Copy { source, source_offset, .. } | SimOp::Clone { source, source_offset, .. } => {
+                    SimOp::Copy { source, source_offset, .. }
+                    | SimOp::Clone { source, source_offset, .. } => {
                         put(&[source.0 as u64, *source_offset]);
                     }
                     _ => {}

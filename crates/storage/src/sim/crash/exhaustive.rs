@@ -2,11 +2,11 @@
 
 use crate::sim::content::{BLOCK, Content};
 use crate::sim::disk::{Applied, CopiedRuns, FileState, Image, LengthStep};
-use crate::sim::log::OpNumber;
+use crate::sim::op::{OpNumber, SimOp};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Orders of the operations in flight that are tried are those of at most this many of them.
+/// Where the order of the operations in flight matters, and they are more, states are sampled.
 const ORDERED_IN_FLIGHT: usize = 3;
 /// Different contents of one granule that are followed.
 const OPTIONS_PER_GRANULE: usize = 256;
@@ -82,29 +82,30 @@ impl Alternative {
     }
 }
 
-/// Whether the operations can leave something different behind in another order.
-fn order_matters(unfinished: &[Applied]) -> bool {
-    let overlap = |a: &Applied, b: &Applied| {
-        a.pieces.iter().any(|p| {
-            b.pieces.iter().any(|q| p.range.start < q.range.end && q.range.start < p.range.end)
-        })
-    };
-    unfinished.iter().enumerate().any(|(index, change)| {
-        change.is_set_len() || unfinished[..index].iter().any(|other| overlap(change, other))
+/// Whether the operations can leave something different behind in another order: one changes the length, or two
+/// touch the same sector.
+fn order_matters(in_flight: &[&SimOp]) -> bool {
+    let sectors = |what: &SimOp| what.range().start / 512..what.range().end.div_ceil(512);
+    in_flight.iter().enumerate().any(|(index, what)| {
+        let mine = sectors(what);
+        let overlaps = |other: &&SimOp| {
+            let theirs = sectors(other);
+            mine.start < theirs.end && theirs.start < mine.end
+        };
+        matches!(what, SimOp::SetLen { .. }) || in_flight[..index].iter().any(overlaps)
     })
 }
 
-/// All orders of `items`, if they are few; else only the given one.
+/// All orders of `items`.
 fn orders(items: &[OpNumber]) -> Vec<Vec<OpNumber>> {
-    if items.len() < 2 || items.len() > ORDERED_IN_FLIGHT {
+    if items.len() < 2 {
         return vec![items.to_vec()];
     }
     (0..items.len())
         .flat_map(|first| {
             let mut rest = items.to_vec();
             let head = rest.remove(first);
-            let tails = if rest.len() < 2 { vec![rest] } else { orders(&rest) };
-            tails.into_iter().map(move |mut tail| {
+            orders(&rest).into_iter().map(move |mut tail| {
                 tail.insert(0, head);
                 tail
             })
@@ -119,17 +120,14 @@ impl FilePlan {
         granule: u64,
         max_states: u64,
     ) -> Option<Self> {
-        let in_flight: Vec<OpNumber> =
-            file.in_flight.iter().filter(|(_, what)| what.changes_file()).map(|(op, _)| *op).collect();
-        if in_flight.len() > ORDERED_IN_FLIGHT
-            && file.unfinished(&in_flight, copied).iter().any(Applied::is_set_len)
-        {
-            return None;
-        }
-        let ordered = if order_matters(&file.unfinished(&in_flight, copied)) {
+        let changing = file.in_flight.iter().filter(|(_, what)| what.changes_file());
+        let (in_flight, whats): (Vec<OpNumber>, Vec<&SimOp>) = changing.map(|(op, what)| (*op, what)).unzip();
+        let ordered = if !order_matters(&whats) {
+            vec![in_flight]
+        } else if in_flight.len() <= ORDERED_IN_FLIGHT {
             orders(&in_flight)
         } else {
-            vec![in_flight]
+            return None;
         };
         let mut plan = Self { alternatives: Vec::new(), states: 0 };
         for order in ordered {

@@ -11,7 +11,11 @@ pub(super) enum Landing {
     Nothing,
     Whole,
     /// Each granule (bytes, a power of two from 512) with a probability of `eighths` / 8, decided by `seed`.
-    Torn { granule: u64, eighths: u64, seed: u64 },
+    Torn {
+        granule: u64,
+        eighths: u64,
+        seed: u64,
+    },
 }
 
 /// In which order the operations landed between two changes of length.

@@ -6,9 +6,10 @@ mod sample;
 
 use super::content::Content;
 use super::disk::{Applied, CopiedRuns, DiskState, FileState};
-use super::log::{OpNumber, SimLog};
+use super::log::SimLog;
+use super::op::OpNumber;
 use exhaustive::Exhaustive;
-use landing::{Landing, Order, land};
+use landing::{Landing, land};
 use sample::{Candidate, Recipe, Sampler};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -27,8 +28,8 @@ pub enum Tear {
 #[derive(Debug, Clone)]
 pub struct CrashOptions {
     /// The most states to yield. If there are no more than that, all are yielded; otherwise a sample that begins
-    /// with nothing, everything, everything completed, everything in reversed order, and then for each operation
-    /// all but it, and only it.
+    /// with what reads saw (the process was killed), nothing, everything, everything in reversed order, and then for
+    /// each operation all but it, and only it.
     pub max_states: usize,
     /// Where writes tear.
     pub tear: Tear,
@@ -51,7 +52,12 @@ pub struct CrashState {
 
 #[derive(Debug, Clone)]
 enum Origin {
-    Numbered { number: u64, of: u64 },
+    Numbered {
+        number: u64,
+        of: u64,
+    },
+    /// What reads saw: the process died, the machine did not.
+    Visible,
     Made(Recipe),
 }
 
@@ -72,6 +78,7 @@ impl fmt::Display for CrashState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.origin {
             Origin::Numbered { number, of } => write!(f, "state {number} of all {of}"),
+            Origin::Visible => f.write_str("what reads saw"),
             Origin::Made(recipe) => write!(f, "{recipe}"),
         }
     }
@@ -79,7 +86,7 @@ impl fmt::Display for CrashState {
 
 enum Plan {
     Exhaustive { all: Exhaustive, next: u64 },
-    Sampled(Sampler),
+    Sampled { sampler: Sampler, visible_is_next: bool },
 }
 
 /// The crash states at one point of a world's history. Independent of the world: it may go on meanwhile.
@@ -102,14 +109,13 @@ impl CrashStates {
             Tear::Sector => (512, vec![512, 4096]),
             Tear::Block => (4096, vec![4096]),
         };
-        let plan = match Exhaustive::plan(&files, &copied, granule, options.max_states as u64) {
-            Some(all) => Plan::Exhaustive { all, next: 0 },
-            None => Plan::Sampled(Sampler::new(
-                candidates(&files),
-                granules,
-                options.seed,
-                options.max_states,
-            )),
+        let all = Exhaustive::plan(&files, &copied, granule, options.max_states as u64);
+        let plan = if let Some(all) = all {
+            Plan::Exhaustive { all, next: 0 }
+        } else {
+            let left = options.max_states.saturating_sub(1);
+            let sampler = Sampler::new(candidates(&files), granules, options.seed, left);
+            Plan::Sampled { sampler, visible_is_next: options.max_states > 0 }
         };
         Self { files, copied, plan }
     }
@@ -171,7 +177,12 @@ impl Iterator for CrashStates {
                 let files = names.zip(all.state(number)).collect();
                 Some(CrashState { files, origin: Origin::Numbered { number, of: all.states } })
             }
-            Plan::Sampled(sampler) => {
+            Plan::Sampled { visible_is_next, .. } if *visible_is_next => {
+                *visible_is_next = false;
+                let files = self.files.iter().map(|f| (f.name.clone(), f.volatile.clone())).collect();
+                Some(CrashState { files, origin: Origin::Visible })
+            }
+            Plan::Sampled { sampler, .. } => {
                 let recipe = sampler.next()?;
                 Some(self.make(recipe))
             }

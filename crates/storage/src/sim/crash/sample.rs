@@ -1,7 +1,7 @@
 //! Seeded sampling of crash states: the telling extremes first, then random mixtures.
 
 use super::landing::{Landing, Order};
-use crate::sim::log::OpNumber;
+use crate::sim::op::OpNumber;
 use crate::sim::rng::{SimRng, mix64};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -104,7 +104,6 @@ impl Sampler {
         let mut list = VecDeque::from([
             self.recipe("nothing", Order::Applied, |_, _| Landing::Nothing),
             self.recipe("everything", Order::Applied, |_, _| Landing::Whole),
-            self.recipe("everything completed", Order::Applied, |_, c| whole_if(!c.in_flight)),
             self.recipe("everything, reversed", Order::Reversed, |_, _| Landing::Whole),
         ]);
         let mut singles: Vec<usize> = (0..self.candidates.len()).collect();
