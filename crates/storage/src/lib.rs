@@ -8,6 +8,7 @@ mod align;
 mod backend;
 mod blocking;
 mod buf;
+mod closed_files;
 mod error;
 mod executor;
 mod file;
@@ -18,6 +19,8 @@ mod notify;
 mod os_file;
 mod request;
 mod threads;
+#[cfg(feature = "io-uring")]
+mod uring;
 mod worker;
 mod worker_io;
 mod worker_types;
