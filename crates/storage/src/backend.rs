@@ -15,6 +15,7 @@
 
 use crate::memory::FixedBuffer;
 use crate::request::{Completion, OpId, OpRequest};
+use crate::sim::SimBackend;
 use crate::threads::Threads;
 #[cfg(feature = "io-uring")]
 use crate::uring::Uring;
@@ -31,6 +32,7 @@ pub(crate) enum Backend {
     #[cfg(feature = "io-uring")]
     Uring(Uring),
     Threads(Threads),
+    Sim(SimBackend),
 }
 
 /// Calls the same method of whichever backend it is.
@@ -40,6 +42,7 @@ macro_rules! dispatch {
             #[cfg(feature = "io-uring")]
             Self::Uring($backend) => $call,
             Self::Threads($backend) => $call,
+            Self::Sim($backend) => $call,
         }
     };
 }
@@ -50,6 +53,7 @@ impl Backend {
             #[cfg(feature = "io-uring")]
             Self::Uring(_) => WorkerKind::IoUring,
             Self::Threads(_) => WorkerKind::Threads,
+            Self::Sim(_) => WorkerKind::Simulated,
         }
     }
     pub(crate) fn submit(&mut self, id: OpId, request: Box<OpRequest>) {
@@ -76,7 +80,12 @@ impl Backend {
     }
     /// System calls made for I/O so far.
     pub(crate) fn syscalls(&self) -> u64 {
-        dispatch!(self, b => b.syscalls())
+        match self {
+            #[cfg(feature = "io-uring")]
+            Self::Uring(b) => b.syscalls(),
+            Self::Threads(b) => b.syscalls(),
+            Self::Sim(_) => 0,
+        }
     }
     /// Readable when there is something to reap or the notifier was signalled.
     pub(crate) fn as_fd(&mut self) -> BorrowedFd<'_> {
@@ -87,7 +96,7 @@ impl Backend {
         match self {
             #[cfg(feature = "io-uring")]
             Self::Uring(b) => b.signal_off(),
-            Self::Threads(_) => {}
+            Self::Threads(_) | Self::Sim(_) => {}
         }
     }
     /// Ends a turn.
@@ -95,7 +104,7 @@ impl Backend {
         match self {
             #[cfg(feature = "io-uring")]
             Self::Uring(b) => b.signal_on(),
-            Self::Threads(_) => {}
+            Self::Threads(_) | Self::Sim(_) => {}
         }
     }
     /// Makes memory of the buffer pool known to the kernel, where that spares it work.
@@ -103,7 +112,7 @@ impl Backend {
         match self {
             #[cfg(feature = "io-uring")]
             Self::Uring(b) => b.register_buffer(start, len),
-            Self::Threads(_) => None,
+            Self::Threads(_) | Self::Sim(_) => None,
         }
     }
 }

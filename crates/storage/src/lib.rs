@@ -18,6 +18,7 @@ mod memory;
 mod notify;
 mod os_file;
 mod request;
+pub mod sim;
 mod threads;
 #[cfg(feature = "io-uring")]
 mod uring;
