@@ -1,16 +1,19 @@
 //! Files and block devices.
 
+use crate::closed_files::ClosedFiles;
 use crate::error::{IoError, IoErrorKind, Op};
 use crate::file_types::{Access, Alignment, FileId, FileKind, FsKind, LockMode, OpenFlags};
 use crate::os_file::OsFile;
+use crate::sim::SimFile;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Where a file's bytes are.
 pub(crate) enum FileInner {
     Os(OsFile),
+    Sim(SimFile),
 }
 
 /// What is known about a file from its opening on.
@@ -37,6 +40,10 @@ pub(crate) enum Capability {
 
 struct State {
     facts: FileFacts,
+    /// Differs between all files that this process ever opened; never 0.
+    number: u64,
+    /// The rings that hold a reference to the descriptor.
+    rings: Mutex<Vec<Arc<ClosedFiles>>>,
     len: AtomicU64,
     /// Bits of the [`Capability`]s that the kernel refused.
     refused: AtomicU8,
@@ -44,7 +51,18 @@ struct State {
     inner: FileInner,
 }
 
+impl Drop for State {
+    fn drop(&mut self) {
+        for ring in std::mem::take(self.rings.get_mut().unwrap_or_else(PoisonError::into_inner)) {
+            ring.add(self.number);
+        }
+    }
+}
+
 /// An open file, shared by all workers.
+///
+/// It is closed when its last handle is dropped and no operation on it is in flight; an io_uring that used it gives up
+/// its own reference to the open file at the next turn of its worker. The locks end at once.
 #[derive(Clone)]
 pub struct File {
     state: Arc<State>,
@@ -59,10 +77,13 @@ impl fmt::Debug for File {
 impl File {
     /// A file whose bytes are at `inner`.
     pub(crate) fn from_parts(facts: FileFacts, inner: FileInner) -> Self {
+        static NUMBERS: AtomicU64 = AtomicU64::new(1);
         let len = AtomicU64::new(facts.len);
         Self {
             state: Arc::new(State {
                 facts,
+                number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+                rings: Mutex::default(),
                 len,
                 refused: AtomicU8::new(0),
                 flush_failed: AtomicBool::new(false),
@@ -148,6 +169,9 @@ impl File {
             FileInner::Os(os) => {
                 os.disk_usage().map_err(|errno| self.error(Op::Seek, IoErrorKind::Os(errno)))
             }
+            FileInner::Sim(sim) => {
+                sim.disk_usage().map_err(|errno| self.error(Op::Seek, IoErrorKind::Os(errno)))
+            }
         }
     }
 
@@ -160,6 +184,7 @@ impl File {
     pub fn set_lock(&self, mode: LockMode) -> Result<(), IoError> {
         match &self.state.inner {
             FileInner::Os(os) => os.set_lock(self.path(), mode),
+            FileInner::Sim(_) => Ok(()),
         }
     }
 
@@ -167,6 +192,7 @@ impl File {
     pub fn unlock(&self) -> Result<(), IoError> {
         match &self.state.inner {
             FileInner::Os(os) => os.unlock().map_err(|errno| self.error(Op::Lock, IoErrorKind::Os(errno))),
+            FileInner::Sim(_) => Ok(()),
         }
     }
 
@@ -211,7 +237,7 @@ impl File {
             FileInner::Os(os) if self.fs() == FsKind::Xfs => os
                 .set_extent_size_hint(bytes)
                 .map_err(|errno| self.error(Op::Allocate, IoErrorKind::Os(errno))),
-            FileInner::Os(_) => Err(self.error(Op::Allocate, IoErrorKind::Unsupported)),
+            FileInner::Os(_) | FileInner::Sim(_) => Err(self.error(Op::Allocate, IoErrorKind::Unsupported)),
         }
     }
 
@@ -221,8 +247,22 @@ impl File {
             FileInner::Os(os) if self.fs() == FsKind::Btrfs => {
                 os.set_nocow().map_err(|errno| self.error(Op::Allocate, IoErrorKind::Os(errno)))
             }
-            FileInner::Os(_) => Err(self.error(Op::Allocate, IoErrorKind::Unsupported)),
+            FileInner::Os(_) | FileInner::Sim(_) => Err(self.error(Op::Allocate, IoErrorKind::Unsupported)),
         }
+    }
+
+    /// A number that no other file of this process has or had; never 0.
+    #[cfg(feature = "io-uring")]
+    pub(crate) fn number(&self) -> u64 {
+        self.state.number
+    }
+
+    /// Has `closed` told when the last handle is gone.
+    #[cfg(feature = "io-uring")]
+    pub(crate) fn tell_when_closed(&self, closed: &Arc<ClosedFiles>) {
+        let mut rings = self.state.rings.lock().unwrap_or_else(PoisonError::into_inner);
+        rings.retain(|ring| Arc::strong_count(ring) > 1);
+        rings.push(Arc::clone(closed));
     }
 
     /// Where its bytes are.
@@ -231,10 +271,10 @@ impl File {
     }
 
     /// The descriptor, if it is a file of the system.
-    #[allow(clippy::unnecessary_wraps)] // a simulated file has none
     pub(crate) fn os(&self) -> Option<&OsFile> {
         match self.inner() {
             FileInner::Os(os) => Some(os),
+            FileInner::Sim(_) => None,
         }
     }
 
