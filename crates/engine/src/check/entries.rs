@@ -73,7 +73,7 @@ pub(super) async fn repair_entries(
         });
         if overlaps {
             let offset = table.offset;
-            tally.add(FindingKind::RepairOverlaps { table: TableKind::L2, offset }, 1);
+            tally.add_weighted(FindingKind::RepairOverlaps { table: TableKind::L2, offset }, 0);
         }
         if let Some(new) = new {
             source.write_changes(table.offset, bytes.as_slice(), &new).await?;
