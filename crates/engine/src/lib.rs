@@ -1,7 +1,6 @@
 //! The zebu block engine.
 
 mod chain;
-pub mod check;
 mod error;
 mod gate;
 mod image;
