@@ -4,8 +4,8 @@ use crate::chain::{self, Holes};
 use crate::node::{Driver, Node};
 use crate::open::{open_chain, size_lookup};
 use crate::options::*;
-use crate::qcow2::info::{qcow2_info, text};
 use crate::qcow2::create;
+use crate::qcow2::info::{qcow2_info, text};
 use crate::status::{Extent, ImageInfo, ImageStats};
 use crate::{Error, ErrorKind, Result, raw, refs};
 use std::path::Path;
@@ -44,12 +44,14 @@ impl Image {
                 backing.virtual_size()
             }
             (None, None) => {
-                return Err(Error::new(ErrorKind::InvalidArgument, "Image creation needs a size parameter").on(path));
+                return Err(
+                    Error::new(ErrorKind::InvalidArgument, "Image creation needs a size parameter").on(path)
+                );
             }
         };
-        let size = size.checked_next_multiple_of(512).ok_or_else(|| {
-            Error::new(ErrorKind::InvalidArgument, "the image size is too large").on(path)
-        })?;
+        let size = size
+            .checked_next_multiple_of(512)
+            .ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "the image size is too large").on(path))?;
         let header = match options.format {
             Format::Raw => None,
             Format::Qcow2 => Some(create::new_header(options, size).map_err(|e| e.on(path))?),

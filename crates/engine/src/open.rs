@@ -71,7 +71,8 @@ pub(crate) async fn open_chain(worker: &Worker, path: &Path, options: &OpenOptio
     let mut next = Some(Next { file, path: path.to_owned(), format: options.format });
     while let Some(Next { file, path, format }) = next {
         if links.len() >= MAX_DEPTH {
-            let message = format!("the backing chain is longer than {MAX_DEPTH} images; commit or rebase some of them");
+            let message =
+                format!("the backing chain is longer than {MAX_DEPTH} images; commit or rebase some of them");
             return Err(Error::new(ErrorKind::Unsupported, message).on(&links[0].path));
         }
         if links.iter().any(|link| link.file.id() == file.id()) {
@@ -163,7 +164,8 @@ fn next_in_chain(link: &Link, top: &OpenOptions) -> Result<Option<Next>> {
         Some("qcow2") => Some(Format::Qcow2),
         Some("raw" | "file" | "host_device") => Some(Format::Raw),
         Some(other) => {
-            let message = format!("the format '{other}' of the backing file '{}' is not supported", path.display());
+            let message =
+                format!("the format '{other}' of the backing file '{}' is not supported", path.display());
             return Err(Error::new(ErrorKind::Unsupported, message).on(&link.path));
         }
     };
@@ -171,20 +173,28 @@ fn next_in_chain(link: &Link, top: &OpenOptions) -> Result<Option<Next>> {
 }
 
 async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> Result<Arc<Node>> {
-    let default_budget = links.iter().filter_map(|link| link.parsed.as_ref()).map(|p| default_cache_bytes(&p.header));
+    let default_budget =
+        links.iter().filter_map(|link| link.parsed.as_ref()).map(|p| default_cache_bytes(&p.header));
     let budget = Arc::new(Budget::new(options.cache_size.unwrap_or(default_budget.max().unwrap_or(1 << 20))));
     let mut backing: Option<Arc<Node>> = None;
     for link in links.into_iter().rev() {
         let driver = match &link.parsed {
             Some(parsed) => {
-                let place =
-                    Place { budget: budget.clone(), has_backing: backing.is_some(), data_file: link.data_file };
+                let place = Place {
+                    budget: budget.clone(),
+                    has_backing: backing.is_some(),
+                    data_file: link.data_file,
+                };
                 Driver::Qcow2(Qcow2::open(worker, link.file, parsed, &link.options, place).await?)
             }
             None => {
                 let size = link.file.len();
                 // A disk ends at a sector; the rest of the last one reads as zero.
-                Driver::Raw(Raw { file: link.file, size: AtomicU64::new(size.next_multiple_of(512)), cache_mode: options.cache })
+                Driver::Raw(Raw {
+                    file: link.file,
+                    size: AtomicU64::new(size.next_multiple_of(512)),
+                    cache_mode: options.cache,
+                })
             }
         };
         backing = Some(Arc::new(Node { path: link.path, driver, backing: backing.take() }));
@@ -194,5 +204,10 @@ async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> R
 
 /// The policy that lets a caller look up what a new image is to stand on.
 pub(crate) fn size_lookup(refs: &RefPolicy, format: Format) -> OpenOptions {
-    OpenOptions { format: Some(format), refs: refs.clone(), purpose: Purpose::Inspect, ..OpenOptions::default() }
+    OpenOptions {
+        format: Some(format),
+        refs: refs.clone(),
+        purpose: Purpose::Inspect,
+        ..OpenOptions::default()
+    }
 }

@@ -61,8 +61,9 @@ fn reflinks_share_what_they_can_and_copy_the_rest() {
             let report = convert_one((&source, Format::Raw), (&target, format), &with(copy)).unwrap();
             let grown = xfs.used().saturating_sub(before);
             assert!(report.reflinked >= 40 << 20, "{format:?} {copy:?}: {report:?}");
+            // XFS gives small writes a MiB each (the extent size hint), but shares the large ranges.
             assert!(
-                grown < report.written + (8 << 20),
+                grown < report.reflinked / 2,
                 "{format:?} {copy:?}: {grown} bytes more in use, {report:?}"
             );
             // And back: the same bytes, again shared.

@@ -53,7 +53,7 @@ fn every_form_converts_to_raw() {
 }
 
 /// Ways to make a target.
-fn targets() -> Vec<(&'static str, CreateOptions)> {
+fn targets(data_file: &Path) -> Vec<(&'static str, CreateOptions)> {
     let base = CreateOptions::default();
     vec![
         ("default", base.clone()),
@@ -66,10 +66,10 @@ fn targets() -> Vec<(&'static str, CreateOptions)> {
         ("metadata", CreateOptions { preallocation: Preallocation::Metadata, ..base.clone() }),
         ("full", CreateOptions { preallocation: Preallocation::Full, ..base.clone() }),
         ("larger", CreateOptions { size: Some(20 << 20), ..base.clone() }),
-        ("external", CreateOptions { data_file: Some("target.data".into()), ..base.clone() }),
+        ("external", CreateOptions { data_file: Some(text(data_file).into()), ..base.clone() }),
         (
             "external raw",
-            CreateOptions { data_file: Some("target.data".into()), data_file_raw: true, ..base },
+            CreateOptions { data_file: Some(text(data_file).into()), data_file_raw: true, ..base },
         ),
     ]
 }
@@ -79,7 +79,7 @@ fn every_form_converts_to_every_other_and_qemu_reads_it() {
     let images = Images::new();
     let (target, data) = (images.path("target"), images.path("target.data"));
     let variants = all(&images, 2);
-    for (i, (name, create)) in targets().iter().enumerate() {
+    for (i, (name, create)) in targets(&data).iter().enumerate() {
         // Each target from some of the sources: all pairs occur over the years, none takes minutes.
         for variant in variants.iter().skip(i % 3).step_by(3) {
             let options = ConvertOptions { workers: 1 + i % 2, ..ConvertOptions::default() };
@@ -122,21 +122,31 @@ fn converting_back_gives_the_same_disk() {
     }
 }
 
+/// The output of `qemu-img map`, but for one thing: where a subcluster is not allocated in a cluster that is, QEMU
+/// gives the offset of bytes that nobody will read there. Here, what is not present has no offset.
 fn parse_map(json: &str) -> Vec<MapEntry> {
     let flag = |line: &str, key: &str| line.contains(&format!("\"{key}\": true"));
-    json.lines()
-        .filter(|line| line.contains("start"))
-        .map(|line| MapEntry {
+    let mut entries: Vec<MapEntry> = Vec::new();
+    for line in json.lines().filter(|line| line.contains("start")) {
+        let present = flag(line, "present");
+        let entry = MapEntry {
             start: json_number(line, "start").unwrap(),
             length: json_number(line, "length").unwrap(),
             depth: json_number(line, "depth").unwrap() as u32,
-            present: flag(line, "present"),
+            present,
             zero: flag(line, "zero"),
             data: flag(line, "data"),
             compressed: flag(line, "compressed"),
-            offset: json_number(line, "offset"),
-        })
-        .collect()
+            offset: json_number(line, "offset").filter(|_| present),
+        };
+        match entries.last_mut() {
+            Some(last) if !last.present && !present && last.depth == entry.depth => {
+                last.length += entry.length
+            }
+            _ => entries.push(entry),
+        }
+    }
+    entries
 }
 
 fn map(path: &Path, format: &str, options: MapOptions) -> Vec<MapEntry> {

@@ -100,7 +100,9 @@ pub(crate) fn disk(seed: u64, sectors: u64) -> Vec<u8> {
         match random.below(4) {
             0 | 1 => {}
             2 => {
-                bytes[range].chunks_mut(8).for_each(|word| word.copy_from_slice(&random.next().to_le_bytes()))
+                for word in bytes[range].chunks_mut(8) {
+                    word.copy_from_slice(&random.next().to_le_bytes());
+                }
             }
             _ => {
                 let byte = 1 + random.below(255) as u8;

@@ -58,9 +58,6 @@ pub(crate) fn all(images: &Images, seed: u64) -> Vec<Variant> {
         let data = images.path(&format!("external-{raw_data}.data"));
         let options = format!("data_file={},data_file_raw={raw_data}", text(&data));
         qemu_img(&["convert", "-f", "raw", "-O", "qcow2", "-o", &options, text(&raw), text(&path)]);
-        // Names of files are relative to the image's directory.
-        let relative = format!("data_file=external-{raw_data}.data");
-        qemu_img(&["amend", "-f", "qcow2", "-o", &relative, text(&path)]);
         add(format!("data file, raw {raw_data}"), path, &bytes);
     }
 
