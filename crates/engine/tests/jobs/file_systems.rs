@@ -1,7 +1,7 @@
 //! Jobs on file systems that fill up, and on file systems that share blocks.
 
 use crate::mounted::Mounted;
-use crate::support::{Images, assert_same_bytes, disk, on_worker, write_sparse};
+use crate::support::{Images, assert_same_bytes, disk, on_worker, qemu_img, text, write_sparse};
 use std::path::Path;
 use zebu::jobs::{
     CloneMethod, CloneMode, CloneOptions, ConvertOptions, ConvertReport, ConvertTarget, CopyMode, NewTarget,
@@ -66,6 +66,10 @@ fn reflinks_share_what_they_can_and_copy_the_rest() {
                 grown < report.reflinked / 2,
                 "{format:?} {copy:?}: {grown} bytes more in use, {report:?}"
             );
+            if format == Format::Qcow2 {
+                qemu_img(&["compare", "-f", "raw", "-F", "qcow2", text(&source), text(&target)]);
+                qemu_img(&["check", "-f", "qcow2", text(&target)]);
+            }
             // And back: the same bytes, again shared.
             let back = xfs.path("back");
             let report = convert_one((&target, format), (&back, Format::Raw), &with(copy)).unwrap();

@@ -141,7 +141,7 @@ fn parse_map(json: &str) -> Vec<MapEntry> {
         };
         match entries.last_mut() {
             Some(last) if !last.present && !present && last.depth == entry.depth => {
-                last.length += entry.length
+                last.length += entry.length;
             }
             _ => entries.push(entry),
         }
