@@ -151,13 +151,7 @@ pub(crate) enum Holes {
 }
 
 /// The run of one kind at `guest`, at most `len` bytes, which lie on the disk of `top`.
-pub(crate) async fn extent(
-    top: &Node,
-    worker: &Worker,
-    guest: u64,
-    len: u64,
-    holes: Holes,
-) -> Result<Extent> {
+pub(crate) async fn extent(top: &Node, worker: &Worker, guest: u64, len: u64, holes: Holes) -> Result<Extent> {
     let (part, run, depth) = resolve(top, worker, guest, len).await?;
     let mut extent = Extent {
         offset: guest,
@@ -172,8 +166,7 @@ pub(crate) async fn extent(
         hole: false,
     };
     if let (Source::File { node, offset }, Holes::Find) = (&part.source, holes) {
-        let found =
-            worker.extent_at(node.data_file(), *offset).await.map_err(|e| Error::from(e).on(&node.path))?;
+        let found = worker.extent_at(node.data_file(), *offset).await.map_err(|e| Error::from(e).on(&node.path))?;
         extent.len = extent.len.min(found.len);
         extent.hole = found.hole;
     }

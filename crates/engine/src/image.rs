@@ -2,10 +2,10 @@
 
 use crate::chain::{self, Holes};
 use crate::node::{Driver, Node};
-use crate::open::{open_chain, size_lookup};
+use crate::open::{open_chain, open_given, size_lookup};
 use crate::options::*;
-use crate::qcow2::create;
 use crate::qcow2::info::{qcow2_info, text};
+use crate::qcow2::create;
 use crate::status::{Extent, ImageInfo, ImageStats};
 use crate::{Error, ErrorKind, Result, raw, refs};
 use std::ops::Range;
@@ -32,6 +32,29 @@ impl Image {
         open_chain(worker, path, options).await.map(Self)
     }
 
+    /// Opens a chain of files that the caller has opened: the top first, then what it stands on. No other file is
+    /// opened, whatever the images name; `format`, `backing`, `data_file`, `refs` and `sharing` of the options don't
+    /// apply.
+    ///
+    /// # Errors
+    /// As [`Image::open`].
+    pub async fn open_files(worker: &Worker, images: Vec<OpenedFile>, options: &OpenOptions) -> Result<Self> {
+        open_given(worker, images, options).await.map(Self)
+    }
+
+    /// Makes an empty qcow2 image in a file that the caller has opened; what is in it is lost. `size` must be given;
+    /// no preallocation.
+    ///
+    /// # Errors
+    /// As [`Image::create`].
+    pub async fn create_in(worker: &Worker, file: &File, options: &CreateOptions) -> Result<()> {
+        let size = options.size.and_then(|size| size.checked_next_multiple_of(512)).ok_or_else(|| {
+            Error::new(ErrorKind::InvalidArgument, "Image creation needs a size parameter").on(file.path())
+        })?;
+        let header = create::new_header(options, size).map_err(|e| e.on(file.path()))?;
+        create::write_empty(worker, file, header).await
+    }
+
     /// Creates an image (a file that exists is cut to nothing first). Does not leave it open.
     ///
     /// # Errors
@@ -45,14 +68,12 @@ impl Image {
                 backing.virtual_size()
             }
             (None, None) => {
-                return Err(
-                    Error::new(ErrorKind::InvalidArgument, "Image creation needs a size parameter").on(path)
-                );
+                return Err(Error::new(ErrorKind::InvalidArgument, "Image creation needs a size parameter").on(path));
             }
         };
-        let size = size
-            .checked_next_multiple_of(512)
-            .ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "the image size is too large").on(path))?;
+        let size = size.checked_next_multiple_of(512).ok_or_else(|| {
+            Error::new(ErrorKind::InvalidArgument, "the image size is too large").on(path)
+        })?;
         let header = match options.format {
             Format::Raw => None,
             Format::Qcow2 => Some(create::new_header(options, size).map_err(|e| e.on(path))?),

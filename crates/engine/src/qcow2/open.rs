@@ -99,9 +99,7 @@ async fn read_snapshots(
     let mut have = SNAPSHOT_TABLE_STEP;
     loop {
         let bytes = read_bytes(worker, file, header.snapshots_offset.0, have as usize).await?;
-        match snapshot::parse_table(&bytes, header.nb_snapshots, purpose)
-            .map_err(|e| format_error(file.path(), &e))?
-        {
+        match snapshot::parse_table(&bytes, header.nb_snapshots, purpose).map_err(|e| format_error(file.path(), &e))? {
             ParsedTable::Complete { entries, len, .. } => return Ok((entries, len)),
             ParsedTable::NeedsBytes { at_least } => {
                 if header.snapshots_offset.0 + have > file.len() + SNAPSHOT_TABLE_STEP {
@@ -140,9 +138,8 @@ fn slice_bytes(options: &OpenOptions, cluster: u64, path: &Path) -> Result<usize
     let Some(wanted) = options.slice_size else { return Ok(cluster.min(4096) as usize) };
     let wanted = u64::from(wanted);
     if !wanted.is_power_of_two() || wanted < 512 || wanted > cluster {
-        let message = format!(
-            "L2 cache entry size must be a power of two between 512 and the cluster size ({cluster})"
-        );
+        let message =
+            format!("L2 cache entry size must be a power of two between 512 and the cluster size ({cluster})");
         return Err(Error::new(ErrorKind::InvalidArgument, message).on(path));
     }
     Ok(wanted as usize)
@@ -184,8 +181,7 @@ impl Qcow2 {
             Vec::new()
         } else {
             if l1_offset.0 > file.len() && l1_size > 0 {
-                let error =
-                    FormatError::Entry(zebu_qcow2::EntryError::ClusterUnaligned { offset: l1_offset.0 });
+                let error = FormatError::Entry(zebu_qcow2::EntryError::ClusterUnaligned { offset: l1_offset.0 });
                 let message = format!("the L1 table lies outside the file ({error}); the image is truncated");
                 return Err(Error::new(ErrorKind::Corrupt, message).on(&path));
             }
@@ -301,10 +297,7 @@ impl Qcow2 {
             && data_file.kind() != FileKind::BlockDevice
             && data_file.len() < self.virtual_size()
         {
-            worker
-                .set_len(data_file, self.virtual_size())
-                .await
-                .map_err(|e| Error::from(e).on(data_file.path()))?;
+            worker.set_len(data_file, self.virtual_size()).await.map_err(|e| Error::from(e).on(data_file.path()))?;
         }
         Ok(())
     }

@@ -243,10 +243,7 @@ impl Windows {
             .filter(|w| matches!(w.stream, Stream::Data { .. }))
             .find(|w| w.stream == Stream::Data { next_guest_cluster: guest_cluster })
             .or_else(|| {
-                self.windows
-                    .iter()
-                    .filter(|w| matches!(w.stream, Stream::Data { .. }))
-                    .min_by_key(|w| w.next_size)
+                self.windows.iter().filter(|w| matches!(w.stream, Stream::Data { .. })).min_by_key(|w| w.next_size)
             })
             .map_or(start, |w| w.next_size)
     }
