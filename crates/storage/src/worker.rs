@@ -167,7 +167,7 @@ impl Worker {
         let inner = Rc::new(Inner {
             id: match &backend {
                 Backend::Sim(sim) => WorkerId::of_world(sim.number()),
-                Backend::Threads(_) => WorkerId::take(),
+                _ => WorkerId::take(),
             },
             executor: Executor::new(Arc::clone(&notifier)),
             notifier,
