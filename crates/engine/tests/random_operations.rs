@@ -43,7 +43,12 @@ async fn verify(image: &Image, worker: &Worker, model: &[u8], seed: u64) {
         let got = gather(&bufs);
         if got != model[at..at + len] {
             let wrong = got.iter().zip(&model[at..]).position(|(a, b)| a != b).unwrap();
-            panic!("seed {seed}: byte {} is {:#x}, should be {:#x}", at + wrong, got[wrong], model[at + wrong]);
+            panic!(
+                "seed {seed}: byte {} is {:#x}, should be {:#x}",
+                at + wrong,
+                got[wrong],
+                model[at + wrong]
+            );
         }
         at += len;
     }
@@ -76,7 +81,8 @@ async fn one_request(image: &Image, worker: &Worker, random: &mut Random, model:
         0..50 => {
             let fill: Vec<u8> = (0..len).map(|i| (random.0 >> 7).wrapping_add(i / 512) as u8 | 1).collect();
             model[range].copy_from_slice(&fill);
-            let durability = random.one_of(&[Durability::Volatile, Durability::Volatile, Durability::Durable]);
+            let durability =
+                random.one_of(&[Durability::Volatile, Durability::Volatile, Durability::Durable]);
             let (result, bufs) = image.write(worker, offset, IoBuf::copy_of(&fill).into(), durability).await;
             result.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
             assert_eq!(gather(&bufs), fill, "seed {seed}: the buffer came back changed");
@@ -84,7 +90,10 @@ async fn one_request(image: &Image, worker: &Worker, random: &mut Random, model:
         50..65 => {
             model[range].fill(0);
             let mode = random.one_of(&[ZeroMode::Keep, ZeroMode::Unmap]);
-            image.write_zeroes(worker, offset, len, mode).await.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+            image
+                .write_zeroes(worker, offset, len, mode)
+                .await
+                .unwrap_or_else(|e| panic!("seed {seed}: {e}"));
         }
         65..75 => {
             image.discard(worker, offset, len).await.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
@@ -140,7 +149,8 @@ fn run(seed: u64, engine: Engine, cache: CacheMode, requests: u64) {
                 slice_size: random.one_of(&[None, Some(512)]),
                 ..OpenOptions::default()
             };
-            let image = Image::open(&worker, &path, &open).await.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+            let image =
+                Image::open(&worker, &path, &open).await.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
             for _ in 0..requests / 3 {
                 one_request(&image, &worker, &mut random, &mut model, seed).await;
             }
