@@ -145,13 +145,7 @@ async fn read_part(source: Source<'_>, worker: &Worker, mut bufs: IoBufs) -> (Re
 
 /// The run of one kind at `guest`, at most `len` bytes, which lie on the disk of `top`; data is looked up in its file
 /// for holes.
-pub(crate) async fn extent(
-    top: &Node,
-    worker: &Worker,
-    guest: u64,
-    len: u64,
-    holes: Holes,
-) -> Result<Extent> {
+pub(crate) async fn extent(top: &Node, worker: &Worker, guest: u64, len: u64) -> Result<Extent> {
     let (part, run, depth) = resolve(top, worker, guest, len).await?;
     let mut extent = Extent {
         offset: guest,

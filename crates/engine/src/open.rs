@@ -2,7 +2,9 @@
 
 use crate::check;
 use crate::node::{Driver, Node, Raw};
-use crate::options::{Access, CacheMode, Chain, Format, OpenOptions, OpenedFile, Purpose, RefPolicy, Sharing};
+use crate::options::{
+    Access, CacheMode, Chain, Format, OpenOptions, OpenedFile, Purpose, RefPolicy, Sharing,
+};
 use crate::qcow2::info::text;
 use crate::qcow2::open::{Parsed, Place, default_cache_bytes, format_error, parse, read_bytes};
 use crate::qcow2::slices::Budget;
@@ -86,7 +88,11 @@ pub(crate) async fn open_chain(worker: &Worker, path: &Path, options: &OpenOptio
 }
 
 /// Opens a chain of files that the caller has opened and locked, the top first.
-pub(crate) async fn open_given(worker: &Worker, images: Vec<OpenedFile>, options: &OpenOptions) -> Result<Arc<Node>> {
+pub(crate) async fn open_given(
+    worker: &Worker,
+    images: Vec<OpenedFile>,
+    options: &OpenOptions,
+) -> Result<Arc<Node>> {
     let mut links: Vec<Link> = Vec::new();
     for OpenedFile { file, data_file, format } in images {
         check_chain(&links, &file)?;
@@ -109,7 +115,8 @@ pub(crate) async fn open_given(worker: &Worker, images: Vec<OpenedFile>, options
 fn check_chain(links: &[Link], file: &File) -> Result<()> {
     let Some(top) = links.first() else { return Ok(()) };
     if links.len() >= MAX_DEPTH {
-        let message = format!("the backing chain is longer than {MAX_DEPTH} images; commit or rebase some of them");
+        let message =
+            format!("the backing chain is longer than {MAX_DEPTH} images; commit or rebase some of them");
         return Err(Error::new(ErrorKind::Unsupported, message).on(&top.path));
     }
     if links.iter().any(|link| link.file.id() == file.id()) {
@@ -124,7 +131,12 @@ fn backing_options(top: &OpenOptions) -> OpenOptions {
 }
 
 /// The format as given, or as found in the first bytes.
-async fn known_format(worker: &Worker, file: &File, format: Option<Format>, options: &OpenOptions) -> Result<Format> {
+async fn known_format(
+    worker: &Worker,
+    file: &File,
+    format: Option<Format>,
+    options: &OpenOptions,
+) -> Result<Format> {
     if let Some(format) = format {
         return Ok(format);
     }

@@ -208,7 +208,8 @@ fn random_round(random: &mut Random, model: &mut [u8]) -> Vec<Step> {
         let range = offset as usize..(offset + len) as usize;
         match random.below(10) {
             0..6 => {
-                let fill: Vec<u8> = (0..len).map(|i| (random.0 >> 9).wrapping_add(i / 512) as u8 | 1).collect();
+                let fill: Vec<u8> =
+                    (0..len).map(|i| (random.0 >> 9).wrapping_add(i / 512) as u8 | 1).collect();
                 model[range].copy_from_slice(&fill);
                 round.push(Step::Write { offset, fill });
             }
