@@ -41,7 +41,7 @@ impl Status {
 
 /// The formats of the images of a chain, by depth.
 pub(super) fn chain_formats(image: &Image) -> Vec<Format> {
-    std::iter::successors(Some(image), |image| image.backing()).map(Image::format).collect()
+    std::iter::successors(Some(image.clone()), Image::backing).map(|image| image.format()).collect()
 }
 
 /// The format of the image at `depth` of a chain of such formats.

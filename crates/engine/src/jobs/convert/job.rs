@@ -91,7 +91,7 @@ impl Job {
                 .on(target.path()));
         }
         let shared_backing = match content {
-            TargetContent::SharedBacking => target.backing().map_or(0, Image::virtual_size),
+            TargetContent::SharedBacking => target.backing().map_or(0, |backing| backing.virtual_size()),
             TargetContent::Unknown | TargetContent::Zero => 0,
         };
         // With several threads, regions are small enough that all have work to the end, and large enough that each
