@@ -22,8 +22,10 @@ pub(crate) fn join(
     create_file: Option<&str>,
     create_format: Option<&str>,
 ) -> Result<Option<BackingSpec>, Failure> {
-    let named_format =
-        create_format.map(format_argument).transpose().map_err(|reason| Failure::new(format!("backing_fmt: {reason}")))?;
+    let named_format = create_format
+        .map(format_argument)
+        .transpose()
+        .map_err(|reason| Failure::new(format!("backing_fmt: {reason}")))?;
     let format = match (option_format, named_format) {
         (Some(a), Some(b)) if a != b => {
             return Err(Failure::usage("the backing format is given twice, and differently"));
@@ -49,7 +51,11 @@ pub(crate) fn resolve(image: &Path, name: &str) -> PathBuf {
 }
 
 /// The format that must be given: the failure says which one the file seems to have.
-pub(crate) fn required_format(session: &Session, image: &Path, backing: &BackingSpec) -> Result<Format, Failure> {
+pub(crate) fn required_format(
+    session: &Session,
+    image: &Path,
+    backing: &BackingSpec,
+) -> Result<Format, Failure> {
     if let Some(format) = backing.format {
         return Ok(format);
     }
@@ -67,12 +73,8 @@ pub(crate) fn virtual_size(session: &Session, path: &Path, format: Format) -> Re
 }
 
 fn header(session: &Session, path: &Path, format: Option<Format>) -> Result<Image, Failure> {
-    let options = OpenOptions {
-        format,
-        purpose: Purpose::Inspect,
-        chain: Chain::TopOnly,
-        ..OpenOptions::default()
-    };
+    let options =
+        OpenOptions { format, purpose: Purpose::Inspect, chain: Chain::TopOnly, ..OpenOptions::default() };
     let worker = session.worker();
     worker.block_on(async {
         let image =

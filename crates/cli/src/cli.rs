@@ -156,8 +156,11 @@ fn usage_message(error: &clap::Error) -> String {
         return "Not enough arguments: a command is needed".to_owned();
     }
     let text = error.render().to_string();
-    let lines: Vec<&str> =
-        text.lines().map(str::trim).take_while(|line| !line.is_empty() && !line.starts_with("Usage:")).collect();
+    let lines: Vec<&str> = text
+        .lines()
+        .map(str::trim)
+        .take_while(|line| !line.is_empty() && !line.starts_with("Usage:"))
+        .collect();
     lines.join(" ").trim_start_matches("error: ").to_owned()
 }
 

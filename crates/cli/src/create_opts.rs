@@ -15,7 +15,12 @@ struct Described {
 
 const OPTIONS: &[Described] = &[
     Described { name: "backing_file", value: "str", description: "File name of a base image", raw: false },
-    Described { name: "backing_fmt", value: "str", description: "Image format of the base image", raw: false },
+    Described {
+        name: "backing_fmt",
+        value: "str",
+        description: "Image format of the base image",
+        raw: false,
+    },
     Described {
         name: "cluster_size",
         value: "size",
@@ -34,7 +39,12 @@ const OPTIONS: &[Described] = &[
         description: "Compression of compressed clusters (zlib, zstd)",
         raw: false,
     },
-    Described { name: "data_file", value: "str", description: "File name of an external data file", raw: false },
+    Described {
+        name: "data_file",
+        value: "str",
+        description: "File name of an external data file",
+        raw: false,
+    },
     Described {
         name: "data_file_raw",
         value: "bool (on/off)",
@@ -151,7 +161,9 @@ impl CreateOpts {
                 self.version = Some(match value {
                     "0.10" | "v2" => 2,
                     "1.1" | "v3" => 3,
-                    _ => return Err(format!("Parameter 'compat' does not accept value '{value}' (v2 or v3)")),
+                    _ => {
+                        return Err(format!("Parameter 'compat' does not accept value '{value}' (v2 or v3)"));
+                    }
                 });
                 self.compat = Some(value.to_owned());
             }
@@ -179,7 +191,9 @@ impl CreateOpts {
             "preallocation" => {
                 let mode = preallocation_argument(value)?;
                 if format == Format::Raw && mode == Preallocation::Metadata {
-                    return Err("Invalid preallocation mode 'metadata' for format raw (off, falloc, full)".to_owned());
+                    return Err(
+                        "Invalid preallocation mode 'metadata' for format raw (off, falloc, full)".to_owned()
+                    );
                 }
                 self.preallocation = Some(mode);
             }
@@ -343,7 +357,9 @@ mod tests {
 
     #[test]
     fn help_lists_the_options_of_the_format() {
-        let Ok(ParsedOpts::Help(text)) = CreateOpts::parse(&["help".to_owned()], Format::Raw) else { panic!() };
+        let Ok(ParsedOpts::Help(text)) = CreateOpts::parse(&["help".to_owned()], Format::Raw) else {
+            panic!()
+        };
         assert!(text.starts_with("Supported raw options:\n"));
         assert!(text.contains("  size=<size>"));
         assert!(!text.contains("cluster_size"));

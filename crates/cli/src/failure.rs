@@ -1,8 +1,10 @@
 //! Why a command failed: what is printed, and the exit code.
 
+use std::error::Error as _;
 use std::fmt::Write as _;
 use std::path::Path;
 use zebu::ErrorKind;
+use zebu::storage::{IoError, IoErrorKind, Op};
 
 /// The exit code of everything that fails, usage errors included, as in qemu-img.
 pub(crate) const EXIT_FAILURE: u8 = 1;
@@ -54,14 +56,23 @@ impl Failure {
     /// An image that can't be opened. The file that failed is named first, even where it is not `image` itself but
     /// one that it refers to.
     pub(crate) fn opening(image: &Path, error: &zebu::Error) -> Self {
+        Self::naming("open", image, error)
+    }
+
+    /// An image that can't be made.
+    pub(crate) fn creating(image: &Path, error: &zebu::Error) -> Self {
+        Self::naming("create", image, error)
+    }
+
+    fn naming(verb: &str, image: &Path, error: &zebu::Error) -> Self {
         if error.kind() == ErrorKind::Cancelled {
             return Self::interrupted();
         }
-        let mut message = format!("Could not open '{}': ", image.display());
+        let mut message = format!("Could not {verb} '{}': ", image.display());
         if error.image().is_some_and(|named| named != image) {
             let _ = write!(message, "{error}");
         } else {
-            message.push_str(&without_prefix(error, image));
+            message.push_str(&reason(error, image));
         }
         message.push_str(remedy(error));
         Self::new(message)
@@ -109,17 +120,34 @@ impl From<zebu::Error> for Failure {
     }
 }
 
-impl From<zebu::storage::IoError> for Failure {
-    fn from(error: zebu::storage::IoError) -> Self {
+impl From<IoError> for Failure {
+    fn from(error: IoError) -> Self {
         zebu::Error::from(error).into()
     }
 }
 
-/// The error's words without the name of `image`, which the caller has printed already.
-fn without_prefix(error: &zebu::Error, image: &Path) -> String {
+/// Why `image`, which the caller has named already, can't be opened or made.
+fn reason(error: &zebu::Error, image: &Path) -> String {
+    let below = error.source().and_then(|source| source.downcast_ref::<IoError>());
+    if let Some(IoError { op: Op::Open, kind, path, detail, .. }) = below
+        && path == image
+    {
+        match (kind, detail) {
+            (IoErrorKind::Os(errno), None) => return errno_text(*errno),
+            (IoErrorKind::Os(errno), Some(detail)) => return format!("{} ({detail})", errno_text(*errno)),
+            (_, Some(detail)) => return detail.clone(),
+            (_, None) => {}
+        }
+    }
     let text = error.to_string();
     let prefix = format!("{}: ", image.display());
     text.strip_prefix(&prefix).map(str::to_owned).unwrap_or(text)
+}
+
+/// The words for an errno, without the number that the standard library appends.
+pub(crate) fn errno_text(errno: i32) -> String {
+    let text = std::io::Error::from_raw_os_error(errno).to_string();
+    text.split(" (os error").next().unwrap_or(&text).to_owned()
 }
 
 /// What the user of the command can do, where the library, which knows no options, can't say it.
@@ -164,27 +192,31 @@ mod tests {
     #[test]
     fn usage_errors_point_at_the_help_of_the_command() {
         let text = Failure::usage("Expecting image file name").text(Some("resize"));
-        assert_eq!(
-            text,
-            "zebu: Expecting image file name\nTry 'zebu resize --help' for more information\n"
-        );
+        assert_eq!(text, "zebu: Expecting image file name\nTry 'zebu resize --help' for more information\n");
     }
 
     #[test]
     fn the_file_is_named_once() {
-        let error = zebu::Error::new(ErrorKind::Corrupt, "Image is not in qcow2 format").on(Path::new("a.img"));
+        let error =
+            zebu::Error::new(ErrorKind::Corrupt, "Image is not in qcow2 format").on(Path::new("a.img"));
         let failure = Failure::opening(Path::new("a.img"), &error);
         assert_eq!(failure.message.as_deref(), Some("Could not open 'a.img': Image is not in qcow2 format"));
     }
 
     #[test]
     fn the_file_that_failed_is_named_if_it_is_another() {
-        let error = zebu::Error::new(ErrorKind::Corrupt, "Image is not in qcow2 format").on(Path::new("base"));
+        let error =
+            zebu::Error::new(ErrorKind::Corrupt, "Image is not in qcow2 format").on(Path::new("base"));
         let failure = Failure::opening(Path::new("a.img"), &error);
         assert_eq!(
             failure.message.as_deref(),
             Some("Could not open 'a.img': base: Image is not in qcow2 format")
         );
+    }
+
+    #[test]
+    fn errors_have_the_systems_words() {
+        assert_eq!(errno_text(5), "Input/output error");
     }
 
     #[test]

@@ -100,8 +100,9 @@ impl ImageOpts {
                 self.cache_size = Some(bytes);
             }
             "l2-cache-entry-size" => {
-                self.slice_size =
-                    Some(slice_size_argument(value).map_err(|e| format!("Parameter '{key}': '{value}': {e}"))?);
+                self.slice_size = Some(
+                    slice_size_argument(value).map_err(|e| format!("Parameter '{key}': '{value}': {e}"))?,
+                );
             }
             "zero-policy" => self.zero_policy = Some(crate::arguments::zero_policy_argument(value)?),
             "aio" | "file.aio" => self.aio = Some(aio_argument(value)?),
@@ -167,7 +168,9 @@ fn cache_mode(mode: CacheMode, direct: Option<bool>, no_flush: Option<bool>) -> 
     let direct = direct.unwrap_or(mode.is_direct());
     let no_flush = no_flush.unwrap_or(mode == CacheMode::Unsafe);
     match (direct, no_flush, mode.is_writethrough()) {
-        (true, true, _) => Err("Parameters 'cache.direct=on' and 'cache.no-flush=on' can't be combined".to_owned()),
+        (true, true, _) => {
+            Err("Parameters 'cache.direct=on' and 'cache.no-flush=on' can't be combined".to_owned())
+        }
         (false, true, _) => Ok(CacheMode::Unsafe),
         (true, false, false) => Ok(CacheMode::None),
         (true, false, true) => Ok(CacheMode::Directsync),

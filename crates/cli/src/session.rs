@@ -77,9 +77,7 @@ impl Session {
     pub(crate) fn close(&self, image: &Image, access: Access) -> Result<(), Failure> {
         let result = self.worker.block_on(image.close(&self.worker));
         match access {
-            Access::ReadWrite => {
-                result.map_err(|error| Failure::during("could not finish writing", &error))
-            }
+            Access::ReadWrite => result.map_err(|error| Failure::during("could not finish writing", &error)),
             Access::ReadOnly => Ok(()),
         }
     }

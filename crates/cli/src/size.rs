@@ -58,11 +58,8 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, SizeError> {
     if negative {
         return Err(SizeError::TooLarge);
     }
-    let whole: u64 = if whole_text.is_empty() {
-        0
-    } else {
-        whole_text.parse().map_err(|_| SizeError::TooLarge)?
-    };
+    let whole: u64 =
+        if whole_text.is_empty() { 0 } else { whole_text.parse().map_err(|_| SizeError::TooLarge)? };
     let base = whole.checked_mul(1 << shift).ok_or(SizeError::TooLarge)?;
     if fraction_text.bytes().any(|b| b != b'0') && shift == 0 {
         return Err(SizeError::Malformed);
@@ -130,7 +127,9 @@ mod tests {
 
     #[test]
     fn what_is_not_a_size_is_refused() {
-        for text in ["", "k", "x", "1x", "1kk", "1 k", "1.5", "0.5b", "1e3", "0x", "0x1k", "--1", "1.2.3k", "."] {
+        for text in
+            ["", "k", "x", "1x", "1kk", "1 k", "1.5", "0.5b", "1e3", "0x", "0x1k", "--1", "1.2.3k", "."]
+        {
             assert_eq!(parse_size(text), Err(SizeError::Malformed), "{text}");
         }
         for text in ["-1", "16E", "18446744073709551616", "0x10000000000000000"] {

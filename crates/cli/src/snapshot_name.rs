@@ -12,9 +12,9 @@ pub(crate) fn snapshot_name(argument: &str) -> Result<String, Failure> {
         .map_err(|error| Failure::new(format!("Failed in parsing snapshot param '{argument}': {error}")))?;
     match pairs.as_slice() {
         [(key, value)] if key == "snapshot.name" || key == "snapshot.id" => Ok(value.clone()),
-        [(key, _), ..] if key != "snapshot.name" && key != "snapshot.id" => {
-            Err(Failure::new(format!("Failed in parsing snapshot param '{argument}': unknown parameter '{key}'")))
-        }
+        [(key, _), ..] if key != "snapshot.name" && key != "snapshot.id" => Err(Failure::new(format!(
+            "Failed in parsing snapshot param '{argument}': unknown parameter '{key}'"
+        ))),
         _ => Err(Failure::new(format!(
             "Failed in parsing snapshot param '{argument}': give either snapshot.id or snapshot.name"
         ))),

@@ -201,7 +201,9 @@ mod tests {
     fn random_offsets_lie_on_the_disk_and_are_reproducible() {
         let plan = Plan { order: Order::Random { seed: 1 }, count: Some(1000), offset: 8192, ..plan() };
         let offsets = all(&plan, 0, 1 << 16);
-        assert!(offsets.iter().all(|offset| (8192..=(1 << 16) - 4096).contains(offset) && offset % 4096 == 0));
+        assert!(
+            offsets.iter().all(|offset| (8192..=(1 << 16) - 4096).contains(offset) && offset % 4096 == 0)
+        );
         assert!(offsets.contains(&8192) && offsets.contains(&((1 << 16) - 4096)));
         assert_eq!(offsets, all(&plan, 0, 1 << 16));
         assert_ne!(offsets, all(&Plan { queues: 2, count: Some(2000), ..plan }, 1, 1 << 16));
@@ -211,6 +213,10 @@ mod tests {
     fn a_disk_that_no_request_fits_on_is_refused() {
         assert!(plan().offsets(0, 4095).is_none());
         assert!(Plan { offset: 1 << 20, ..plan() }.offsets(0, 1 << 16).is_none());
-        assert!(Plan { offset: 1 << 20, order: Order::Random { seed: 0 }, ..plan() }.offsets(0, 1 << 16).is_none());
+        assert!(
+            Plan { offset: 1 << 20, order: Order::Random { seed: 0 }, ..plan() }
+                .offsets(0, 1 << 16)
+                .is_none()
+        );
     }
 }

@@ -1,8 +1,6 @@
 //! `zebu bench`: many requests, and how fast they were served.
 
-use crate::arguments::{
-    EngineArgs, ForceShareArg, ImageArgs, OutputFormat, cache_argument, format_argument,
-};
+use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs, OutputFormat, cache_argument, format_argument};
 use crate::bench::load::{Measured, run as run_load};
 use crate::bench::plan::{Direction, Drain, FlushEvery, Order, Plan};
 use crate::failure::Failure;
@@ -156,16 +154,16 @@ pub(crate) fn run(args: &BenchArgs) -> Result<u8, Failure> {
     if !args.quiet && args.output == OutputFormat::Human {
         stdout::print(&announcement(&plan))?;
     }
-    let (measured, stats) = session.with_image(&spec, |image| {
-        let before = image.stats();
-        let measured = run_load(&plan, image, session.worker(), session.config(), watch.cancel()).map_err(
-            |error| match error.kind() {
-                ErrorKind::OutOfRange => Failure::from(error),
-                _ => Failure::during("Failed request", &error),
-            },
-        )?;
-        Ok((measured, Activity::between(&before, &image.stats())))
-    })?;
+    let (measured, stats) =
+        session.with_image(&spec, |image| {
+            let before = image.stats();
+            let measured = run_load(&plan, image, session.worker(), session.config(), watch.cancel())
+                .map_err(|error| match error.kind() {
+                    ErrorKind::OutOfRange => Failure::from(error),
+                    _ => Failure::during("Failed request", &error),
+                })?;
+            Ok((measured, Activity::between(&before, &image.stats())))
+        })?;
     if watch.cancel().is_cancelled() {
         return Err(Failure::interrupted());
     }

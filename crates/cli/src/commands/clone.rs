@@ -139,7 +139,9 @@ fn human_text(args: &CloneArgs, report: &CloneReport) -> String {
 fn json_report(args: &CloneArgs, report: CloneReport) -> Report {
     let (method, backing_filename, reason) = match report.method {
         CloneMethod::Reflink => ("reflink", None, None),
-        CloneMethod::Overlay { backing, reason } => ("overlay", Some(json::path_text(&backing)), Some(reason)),
+        CloneMethod::Overlay { backing, reason } => {
+            ("overlay", Some(json::path_text(&backing)), Some(reason))
+        }
     };
     Report {
         filename: json::path_text(&args.target),

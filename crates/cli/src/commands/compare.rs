@@ -1,8 +1,6 @@
 //! `zebu compare`: whether two images show a guest the same bytes.
 
-use crate::arguments::{
-    EngineArgs, ForceShareArg, ImageArgs, OutputFormat, cache_argument, format_argument,
-};
+use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs, OutputFormat, cache_argument, format_argument};
 use crate::failure::Failure;
 use crate::output::{json, stdout};
 use crate::session::Session;

@@ -158,7 +158,8 @@ enum Copy {
 }
 
 fn sparse_argument(text: &str) -> Result<u64, String> {
-    let bytes = size_argument(text).map_err(|error| format!("Invalid buffer size for sparse output: {error}"))?;
+    let bytes =
+        size_argument(text).map_err(|error| format!("Invalid buffer size for sparse output: {error}"))?;
     if bytes % 512 != 0 {
         return Err("Invalid buffer size for sparse output: it must be 0 or a multiple of 512".to_owned());
     }
@@ -225,7 +226,10 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
     }
     let report = report?;
     for range in &report.unreadable_ranges {
-        eprintln!("zebu: error while reading {} bytes at offset {}: {}", range.len, range.offset, range.error);
+        eprintln!(
+            "zebu: error while reading {} bytes at offset {}: {}",
+            range.len, range.offset, range.error
+        );
     }
     match args.output {
         Some(OutputFormat::Json) => stdout::print(&json::to_text(&json_report(&report))?)?,
@@ -288,9 +292,8 @@ fn convert_to(
             (false, true) => TargetContent::SharedBacking,
             (false, false) => TargetContent::Unknown,
         };
-        session.with_image(&spec, |image| {
-            Ok(run(ConvertTarget::Existing { image: image.clone(), content }))
-        })?
+        session
+            .with_image(&spec, |image| Ok(run(ConvertTarget::Existing { image: image.clone(), content })))?
     } else {
         run(ConvertTarget::New(Box::new(new_target(args, opts, session, Path::new(target))?)))
     };
@@ -309,7 +312,9 @@ fn existing_target(args: &ConvertArgs, opts: &CreateOpts, target: &OsStr) -> Res
         return Err(Failure::usage("-o can't be used with -n: the target exists, it is not made"));
     }
     if args.backing_format.is_some() {
-        return Err(Failure::usage("-F can't be used with -n: the target names the format of its backing file"));
+        return Err(Failure::usage(
+            "-F can't be used with -n: the target names the format of its backing file",
+        ));
     }
     let image = ImageArgs { image_opts: args.target_image_opts, ..args.image.clone() };
     let format = (!args.target_image_opts).then_some(args.target_format);

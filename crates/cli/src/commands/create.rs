@@ -84,13 +84,15 @@ fn create_options(
         .size
         .as_deref()
         .map(|text| {
-            parse_size(text).map_err(|error| {
-                Failure::new(format!("Invalid image size specified: '{text}': {error}"))
-            })
+            parse_size(text)
+                .map_err(|error| Failure::new(format!("Invalid image size specified: '{text}': {error}")))
         })
         .transpose()?;
     if given.is_some() && opts.size.is_some() {
-        return Err(Failure::new(format!("{}: The image size must be specified only once", args.filename.display())));
+        return Err(Failure::new(format!(
+            "{}: The image size must be specified only once",
+            args.filename.display()
+        )));
     }
     create.size = given.or(opts.size);
     let backing = backing::join(
@@ -101,7 +103,10 @@ fn create_options(
     )?;
     if let Some(backing) = backing {
         if args.format == Format::Raw {
-            return Err(Failure::new(format!("{}: Backing file not supported for file format 'raw'", args.filename.display())));
+            return Err(Failure::new(format!(
+                "{}: Backing file not supported for file format 'raw'",
+                args.filename.display()
+            )));
         }
         let format = backing::required_format(session, path, &backing)?;
         if !args.backing_unsafe {
@@ -111,7 +116,10 @@ fn create_options(
         create.backing = Some((backing.name, format));
     }
     if create.size.is_none() {
-        return Err(Failure::new(format!("{}: Image creation needs a size parameter", args.filename.display())));
+        return Err(Failure::new(format!(
+            "{}: Image creation needs a size parameter",
+            args.filename.display()
+        )));
     }
     Ok(create)
 }
@@ -121,19 +129,15 @@ fn make(session: &Session, path: &Path, create: &CreateOptions) -> Result<(), Fa
     let data_file = create.data_file.as_deref().map(|name| backing::resolve(path, name));
     let data_file_is_new = data_file.as_deref().is_some_and(|file| !file.exists());
     let watch = Watch::start(ProgressMode::None)?;
-    let result = session.run_until_cancelled(watch.cancel(), Image::create(session.worker(), path, create));
-    match result {
-        Some(result) => {
-            result.map_err(|error| Failure::during(&format!("Could not create '{}'", path.display()), &error))
+    let job = Image::create(session.worker(), path, create);
+    let Some(result) = session.run_until_cancelled(watch.cancel(), job) else {
+        remove_if_regular(path);
+        if let (Some(file), true) = (&data_file, data_file_is_new) {
+            remove_if_regular(file);
         }
-        None => {
-            remove_if_regular(path);
-            if let (Some(file), true) = (&data_file, data_file_is_new) {
-                remove_if_regular(file);
-            }
-            Err(Failure::interrupted())
-        }
-    }
+        return Err(Failure::interrupted());
+    };
+    result.map_err(|error| Failure::creating(path, &error))
 }
 
 /// Removes half an image, but never a device node. That it is gone already is fine.

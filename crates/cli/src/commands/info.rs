@@ -76,7 +76,7 @@ fn inspect(session: &Session, mut spec: ImageSpec) -> Result<ImageInfo, Failure>
 fn chain(session: &Session, spec: ImageSpec) -> Result<Vec<ImageInfo>, Failure> {
     session.with_image(&spec, |image| {
         let mut infos = Vec::new();
-        let mut next: Option<&Image> = Some(image);
+        let mut next: Option<Image> = Some(image.clone());
         while let Some(image) = next {
             infos.push(image.info()?);
             next = image.backing();

@@ -1,9 +1,9 @@
 //! Commands that look at the image: `length`, `info`, `map`, `alloc`.
 
-use super::numbers::{errno_text, offset};
+use super::numbers::offset;
 use super::shell::{Call, Outcome, fail};
 use super::state::{OpenImage, State};
-use crate::failure::Failure;
+use crate::failure::{Failure, errno_text};
 use crate::output::info_human::push_qcow2;
 use crate::output::stdout;
 use crate::output::units::size_exact;
@@ -67,15 +67,12 @@ pub(crate) fn alloc(state: &State, open: &OpenImage, call: &Call<'_>) -> Result<
     let (mut allocated, mut seen) = (0, 0);
     let mut at = start;
     while at < end {
-        let extent = match state.session.worker().block_on(open.image.extent(
-            state.session.worker(),
-            at,
-            end - at,
-        )) {
-            Ok(extent) if extent.len > 0 => extent,
-            Ok(_) => break,
-            Err(error) => return fail(&format!("is_allocated failed: {}", errno_text(error.errno()))),
-        };
+        let extent =
+            match state.session.worker().block_on(open.image.extent(state.session.worker(), at, end - at)) {
+                Ok(extent) if extent.len > 0 => extent,
+                Ok(_) => break,
+                Err(error) => return fail(&format!("is_allocated failed: {}", errno_text(error.errno()))),
+            };
         seen += extent.len;
         if is_allocated(&extent) {
             allocated += extent.len;
@@ -84,10 +81,7 @@ pub(crate) fn alloc(state: &State, open: &OpenImage, call: &Call<'_>) -> Result<
     }
     // Up to the end of the disk, the range asked for is what was looked at.
     let total = if start < open.image.virtual_size() { count } else { seen };
-    stdout::print(&format!(
-        "{allocated}/{total} bytes allocated at offset {}\n",
-        size_exact(start as f64)
-    ))?;
+    stdout::print(&format!("{allocated}/{total} bytes allocated at offset {}\n", size_exact(start as f64)))?;
     Ok(Outcome::Done)
 }
 

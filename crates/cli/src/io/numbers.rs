@@ -10,9 +10,9 @@ pub(crate) fn offset(text: &str) -> Result<u64, String> {
     match parse_size(text) {
         Ok(bytes) if i64::try_from(bytes).is_ok() => Ok(bytes),
         Ok(_) | Err(SizeError::TooLarge) => Err(format!("Parsing error: argument too large -- {text}")),
-        Err(SizeError::Malformed) => Err(format!(
-            "Parsing error: non-numeric argument, or extraneous/unrecognized suffix -- {text}"
-        )),
+        Err(SizeError::Malformed) => {
+            Err(format!("Parsing error: non-numeric argument, or extraneous/unrecognized suffix -- {text}"))
+        }
     }
 }
 
@@ -47,12 +47,6 @@ pub(crate) fn lengths(texts: &[&str]) -> Result<Vec<usize>, String> {
         .collect()
 }
 
-/// The words for an errno, without the number that the standard library appends.
-pub(crate) fn errno_text(errno: i32) -> String {
-    let text = std::io::Error::from_raw_os_error(errno).to_string();
-    text.split(" (os error").next().unwrap_or(&text).to_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -81,10 +75,5 @@ mod tests {
         assert_eq!(lengths(&["4k", "16"]), Ok(vec![4096, 16]));
         assert!(lengths(&["3G"]).unwrap_err().starts_with("Argument '3G'"));
         assert!(lengths(&["2000M", "100M"]).is_err());
-    }
-
-    #[test]
-    fn errors_have_the_systems_words() {
-        assert_eq!(errno_text(5), "Input/output error");
     }
 }

@@ -83,10 +83,10 @@ fn options_spec(defaults: &OpenDefaults, options: &str) -> Result<ImageSpec, Fai
     Ok(spec)
 }
 
-pub(crate) fn close(state: &mut State) -> Result<Outcome, Failure> {
+pub(crate) fn close(state: &mut State) -> Outcome {
     match state.close() {
-        Ok(()) => Ok(Outcome::Done),
-        Err(failure) => Ok(tell_failure(&failure)),
+        Ok(()) => Outcome::Done,
+        Err(failure) => tell_failure(&failure),
     }
 }
 

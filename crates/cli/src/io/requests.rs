@@ -1,12 +1,12 @@
 //! Commands that are one request each: `read`, `readv`, `write`, `writev`, `discard`, `flush`, `truncate`.
 
-use super::numbers::{MAX_REQUEST, errno_text, lengths, offset, pattern};
+use super::numbers::{MAX_REQUEST, lengths, offset, pattern};
 use super::report::{ReportStyle, dump_text, request_text};
 use super::shell::{Call, Outcome, fail, tell_error, tell_failure};
 use super::state::{OpenImage, State};
 use super::words::Parsed;
 use crate::arguments::{Discard, preallocation_argument};
-use crate::failure::Failure;
+use crate::failure::{Failure, errno_text};
 use crate::output::stdout;
 use std::time::Instant;
 use zebu::storage::IoBufs;
@@ -105,7 +105,8 @@ fn verification(parsed: &Parsed<'_>, length: u64) -> Result<Option<Verification>
 
 pub(crate) fn readv(state: &State, open: &OpenImage, call: &Call<'_>) -> Result<Outcome, Failure> {
     let Some(parsed) = call.options("CP:qrv")? else { return Ok(Outcome::Failed) };
-    let Some((offset_text, length_texts)) = parsed.operands.split_first().filter(|(_, rest)| !rest.is_empty())
+    let Some((offset_text, length_texts)) =
+        parsed.operands.split_first().filter(|(_, rest)| !rest.is_empty())
     else {
         return call.usage();
     };
@@ -255,7 +256,9 @@ fn write_zeroes(
 /// file system that zeroes ranges by itself.
 fn zeroes_quickly(open: &OpenImage, start: u64, length: u64) -> bool {
     match open.image.format() {
-        Format::Raw => open.image.data_file_at(0).is_some_and(|file| file.can_zero_range() || file.can_punch()),
+        Format::Raw => {
+            open.image.data_file_at(0).is_some_and(|file| file.can_zero_range() || file.can_punch())
+        }
         Format::Qcow2 => {
             let cluster = open.image.cluster_size().max(1);
             let end = start.saturating_add(length);
@@ -270,7 +273,8 @@ fn zeroes_quickly(open: &OpenImage, start: u64, length: u64) -> bool {
 
 pub(crate) fn writev(state: &State, open: &OpenImage, call: &Call<'_>) -> Result<Outcome, Failure> {
     let Some(parsed) = call.options("CfqP:r")? else { return Ok(Outcome::Failed) };
-    let Some((offset_text, length_texts)) = parsed.operands.split_first().filter(|(_, rest)| !rest.is_empty())
+    let Some((offset_text, length_texts)) =
+        parsed.operands.split_first().filter(|(_, rest)| !rest.is_empty())
     else {
         return call.usage();
     };
@@ -354,13 +358,9 @@ pub(crate) fn flush(state: &State, open: &OpenImage) -> Result<Outcome, Failure>
 pub(crate) fn truncate(state: &State, open: &OpenImage, call: &Call<'_>) -> Result<Outcome, Failure> {
     let Some(parsed) = call.options("m:")? else { return Ok(Outcome::Failed) };
     let &[size_text] = parsed.operands.as_slice() else { return call.usage() };
-    let preallocation = match parsed.value('m').unwrap_or("off") {
-        text => match preallocation_argument(text) {
-            Ok(mode) => mode,
-            Err(_) => {
-                return Ok(tell_failure(&Failure::new(format!("Invalid preallocation mode '{text}'"))));
-            }
-        },
+    let mode_text = parsed.value('m').unwrap_or("off");
+    let Ok(preallocation) = preallocation_argument(mode_text) else {
+        return Ok(tell_failure(&Failure::new(format!("Invalid preallocation mode '{mode_text}'"))));
     };
     let size = match offset(size_text) {
         Ok(size) => size,

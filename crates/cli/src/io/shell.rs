@@ -110,7 +110,7 @@ fn run(state: &mut State, call: &Call<'_>) -> Result<Outcome, Failure> {
         Name::Sleep => sleep(state, call),
         Name::Sigraise => sigraise(call),
         Name::Open => open_commands::open(state, call),
-        Name::Close => open_commands::close(state),
+        Name::Close => Ok(open_commands::close(state)),
         Name::Reopen => open_commands::reopen(state, call),
         Name::AioFlush => {
             state.wait_for_pending();

@@ -60,7 +60,8 @@ const REPORT_FLAGS: &str = "\
  -r  take the buffer from the worker's own pool, which is always done
 ";
 const READ_FLAGS: &str = " -P  compare what is read with this byte\n -v  dump what is read\n";
-const WRITE_FLAGS: &str = " -P  fill the buffer with this byte instead of 0xcd\n -f  the data is durable when the command ends\n";
+const WRITE_FLAGS: &str =
+    " -P  fill the buffer with this byte instead of 0xcd\n -f  the data is durable when the command ends\n";
 
 macro_rules! command {
     ($name:ident, $text:literal, $alias:expr, $arguments:literal, $min:literal, $max:expr, $needs:ident, $summary:literal, $details:expr) => {
@@ -83,16 +84,38 @@ const COMMANDS: &[CommandInfo] = &[
     command!(Abort, "abort", None, "", 0, Some(0), Nothing, "crash, with a core dump where these are on", ""),
     command!(AioFlush, "aio_flush", None, "", 0, Some(0), Image, "wait for all asynchronous requests", ""),
     command!(
-        AioRead, "aio_read", None, "[-Cqrv] [-P pattern] off len [len..]", 2, None, Image,
+        AioRead,
+        "aio_read",
+        None,
+        "[-Cqrv] [-P pattern] off len [len..]",
+        2,
+        None,
+        Image,
         "begin to read, and go on with the next command",
         READ_FLAGS
     ),
     command!(
-        AioWrite, "aio_write", None, "[-Cfqruz] [-P pattern] off len [len..]", 2, None, WritableImage,
+        AioWrite,
+        "aio_write",
+        None,
+        "[-Cfqruz] [-P pattern] off len [len..]",
+        2,
+        None,
+        WritableImage,
         "begin to write, and go on with the next command",
         " -P  fill the buffer with this byte instead of 0xcd\n -f  the data is durable at the end\n -z  write zeroes\n -u  with -z, space may be given back\n"
     ),
-    command!(Alloc, "alloc", Some("a"), "offset [count]", 1, Some(2), Image, "count what is allocated in a range", ""),
+    command!(
+        Alloc,
+        "alloc",
+        Some("a"),
+        "offset [count]",
+        1,
+        Some(2),
+        Image,
+        "count what is allocated in a range",
+        ""
+    ),
     command!(Close, "close", Some("c"), "", 0, Some(0), Image, "close the image", ""),
     command!(Discard, "discard", Some("d"), "[-Cq] off len", 2, None, WritableImage, "give a range up", ""),
     command!(Flush, "flush", Some("f"), "", 0, Some(0), Image, "make everything written durable", ""),
@@ -101,34 +124,92 @@ const COMMANDS: &[CommandInfo] = &[
     command!(Length, "length", Some("l"), "", 0, Some(0), Image, "tell the size of the disk", ""),
     command!(Map, "map", None, "", 0, Some(1), Image, "tell which ranges are allocated", ""),
     command!(
-        Open, "open", Some("o"), "[-rnU] [-t cache] [-d discard] [-o options] [path]", 0, None, Nothing, "open an image",
+        Open,
+        "open",
+        Some("o"),
+        "[-rnU] [-t cache] [-d discard] [-o options] [path]",
+        0,
+        None,
+        Nothing,
+        "open an image",
         " -r  for reading only\n -n  without the page cache, as -t none\n -U  without locks\n -t  with this cache mode\n -d  discards: ignore or unmap\n -o  with these image options\n"
     ),
     command!(Quit, "quit", Some("q"), "", 0, Some(0), Nothing, "end", ""),
     command!(
-        Read, "read", Some("r"), "[-Cqrv] [-P pattern [-s off] [-l len]] off len", 2, None, Image, "read a range",
+        Read,
+        "read",
+        Some("r"),
+        "[-Cqrv] [-P pattern [-s off] [-l len]] off len",
+        2,
+        None,
+        Image,
+        "read a range",
         " -P  compare what is read with this byte\n -s  begin to compare there (with -P)\n -l  compare so many bytes (with -P)\n -v  dump what is read\n -p  has no meaning\n"
     ),
     command!(
-        Readv, "readv", None, "[-Cqrv] [-P pattern] off len [len..]", 2, None, Image, "read a range into several buffers",
+        Readv,
+        "readv",
+        None,
+        "[-Cqrv] [-P pattern] off len [len..]",
+        2,
+        None,
+        Image,
+        "read a range into several buffers",
         READ_FLAGS
     ),
     command!(
-        Reopen, "reopen", None, "[-r|-w] [-c cache] [-o options]", 0, None, Image, "open the image again, in another way",
+        Reopen,
+        "reopen",
+        None,
+        "[-r|-w] [-c cache] [-o options]",
+        0,
+        None,
+        Image,
+        "open the image again, in another way",
         " -r  for reading only\n -w  for reading and writing\n -c  with this cache mode\n -o  with these image options\n"
     ),
-    command!(Sigraise, "sigraise", None, "signal", 1, Some(1), Nothing, "raise a signal, given by its number", ""),
+    command!(
+        Sigraise,
+        "sigraise",
+        None,
+        "signal",
+        1,
+        Some(1),
+        Nothing,
+        "raise a signal, given by its number",
+        ""
+    ),
     command!(Sleep, "sleep", None, "milliseconds", 1, Some(1), Nothing, "wait", ""),
     command!(
-        Truncate, "truncate", Some("t"), "[-m mode] off", 1, Some(3), WritableImage, "change the size of the disk",
+        Truncate,
+        "truncate",
+        Some("t"),
+        "[-m mode] off",
+        1,
+        Some(3),
+        WritableImage,
+        "change the size of the disk",
         " -m  preallocation: off, metadata, falloc, full\n"
     ),
     command!(
-        Write, "write", Some("w"), "[-Cfnqruz] [-P pattern | -s source_file] off len", 2, None, WritableImage, "write a range",
+        Write,
+        "write",
+        Some("w"),
+        "[-Cfnqruz] [-P pattern | -s source_file] off len",
+        2,
+        None,
+        WritableImage,
+        "write a range",
         " -P  fill the buffer with this byte instead of 0xcd\n -s  fill the buffer with the content of this file\n -z  write zeroes\n -u  with -z, space may be given back\n -n  with -z, fail where it would take as long as writing\n -f  the data is durable when the command ends\n -p  has no meaning\n"
     ),
     command!(
-        Writev, "writev", None, "[-Cfqr] [-P pattern] off len [len..]", 2, None, WritableImage,
+        Writev,
+        "writev",
+        None,
+        "[-Cfqr] [-P pattern] off len [len..]",
+        2,
+        None,
+        WritableImage,
         "write a range from several buffers",
         WRITE_FLAGS
     ),

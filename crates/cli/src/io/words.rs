@@ -2,7 +2,10 @@
 
 /// The words of a line.
 pub(crate) fn split_words(line: &str) -> Vec<&str> {
-    line.split(' ').map(|word| word.trim_matches(['\t', '\r', '\n'])).filter(|word| !word.is_empty()).collect()
+    line.split(' ')
+        .map(|word| word.trim_matches(['\t', '\r', '\n']))
+        .filter(|word| !word.is_empty())
+        .collect()
 }
 
 /// The options and operands of one command.

@@ -121,13 +121,7 @@ fn push_snapshots(out: &mut String, snapshots: &[SnapshotInfo]) {
 fn clock_text(nanoseconds: u64) -> String {
     let milliseconds = nanoseconds / 1_000_000;
     let seconds = milliseconds / 1000;
-    format!(
-        "{:04}:{:02}:{:02}.{:03}",
-        seconds / 3600,
-        seconds / 60 % 60,
-        seconds % 60,
-        milliseconds % 1000
-    )
+    format!("{:04}:{:02}:{:02}.{:03}", seconds / 3600, seconds / 60 % 60, seconds % 60, milliseconds % 1000)
 }
 
 /// `YYYY-MM-DD hh:mm:ss` of a time in seconds since 1970, in UTC: the same text on every machine.
