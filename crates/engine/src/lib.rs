@@ -1,6 +1,7 @@
 //! The zebu block engine.
 
 mod chain;
+pub mod check;
 mod error;
 mod gate;
 mod image;
