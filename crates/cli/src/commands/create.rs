@@ -124,25 +124,23 @@ fn create_options(
     Ok(create)
 }
 
-/// Creates the image. When a signal stops it, what it made is removed.
+/// Creates the image. When that fails, or a signal stops it, the files that were not there before are removed.
 fn make(session: &Session, path: &Path, create: &CreateOptions) -> Result<(), Failure> {
     let data_file = create.data_file.as_deref().map(|name| backing::resolve(path, name));
-    let data_file_is_new = data_file.as_deref().is_some_and(|file| !file.exists());
+    let made_here: Vec<&Path> = std::iter::once(path)
+        .chain(data_file.as_deref())
+        .filter(|file| file.symlink_metadata().is_err())
+        .collect();
     let watch = Watch::start(ProgressMode::None)?;
     let job = Image::create(session.worker(), path, create);
-    let Some(result) = session.run_until_cancelled(watch.cancel(), job) else {
-        remove_if_regular(path);
-        if let (Some(file), true) = (&data_file, data_file_is_new) {
-            remove_if_regular(file);
-        }
-        return Err(Failure::interrupted());
+    let failure = match session.run_until_cancelled(watch.cancel(), job) {
+        Some(Ok(())) => return Ok(()),
+        Some(Err(error)) => Failure::creating(path, &error),
+        None => Failure::interrupted(),
     };
-    result.map_err(|error| Failure::creating(path, &error))
-}
-
-/// Removes half an image, but never a device node. That it is gone already is fine.
-fn remove_if_regular(path: &Path) {
-    if std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_file()) {
-        let _ = std::fs::remove_file(path);
+    for file in made_here {
+        // It may never have come into being.
+        let _ = std::fs::remove_file(file);
     }
+    Err(failure)
 }

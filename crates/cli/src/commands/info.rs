@@ -1,6 +1,7 @@
 //! `zebu info`: what an image is, without looking at anything that it names.
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs, ImageSpec, OutputFormat, format_argument};
+use crate::backing::resolve;
 use crate::failure::Failure;
 use crate::output::info_human::image_text;
 use crate::output::info_json::ImageNode;
@@ -8,7 +9,7 @@ use crate::output::{json, stdout};
 use crate::session::Session;
 use std::ffi::OsString;
 use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use zebu::{Access, CacheMode, Chain, Format, Image, ImageInfo, Purpose};
 
 /// Arguments of `zebu info`.
@@ -75,14 +76,23 @@ fn inspect(session: &Session, mut spec: ImageSpec) -> Result<ImageInfo, Failure>
 /// Opens the whole chain, as the policy allows, top first.
 fn chain(session: &Session, spec: ImageSpec) -> Result<Vec<ImageInfo>, Failure> {
     session.with_image(&spec, |image| {
-        let mut infos = Vec::new();
+        let mut infos: Vec<ImageInfo> = Vec::new();
         let mut next: Option<Image> = Some(image.clone());
         while let Some(image) = next {
-            infos.push(image.info()?);
+            let mut info = image.info()?;
+            if let Some(above) = infos.last() {
+                info.filename = name_below(above);
+            }
+            infos.push(info);
             next = image.backing();
         }
         Ok(infos)
     })
+}
+
+/// The name of the backing file of an image, from where the image itself was opened.
+fn name_below(above: &ImageInfo) -> PathBuf {
+    above.backing_file.as_deref().map(|name| resolve(&above.filename, name)).unwrap_or_default()
 }
 
 /// QEMU's name for what an image lies in.

@@ -1,6 +1,6 @@
 //! The text of `info`: QEMU's lines, and zebu's own below them.
 
-use super::info_json::{bitmap_flags, compat_text};
+use super::info_json::{bitmap_flags, compat_text, full_backing_name, whole_sectors};
 use super::units::size_short;
 use crate::create_opts::compression_name;
 use std::fmt::Write as _;
@@ -26,11 +26,8 @@ pub(crate) fn image_text(info: &ImageInfo, protocol: &str) -> String {
     }
     if let Some(backing) = &info.backing_file {
         let _ = write!(out, "backing file: {backing}");
-        match &info.backing_path {
-            Some(path) if path.as_os_str() != backing.as_str() => {
-                let _ = write!(out, " (actual path: {})", path.display());
-            }
-            _ => {}
+        if let Some(path) = full_backing_name(info).filter(|path| path != backing) {
+            let _ = write!(out, " (actual path: {path})");
         }
         out.push('\n');
     }
@@ -45,7 +42,8 @@ pub(crate) fn image_text(info: &ImageInfo, protocol: &str) -> String {
     let _ = writeln!(out, "Child node '/file':");
     let _ = writeln!(out, "    filename: {filename}");
     let _ = writeln!(out, "    protocol type: {protocol}");
-    let _ = writeln!(out, "    file length: {} ({} bytes)", size_short(info.file_length), info.file_length);
+    let length = whole_sectors(info.file_length);
+    let _ = writeln!(out, "    file length: {} ({length} bytes)", size_short(length));
     let _ = writeln!(out, "    disk size: {}", size_short(info.actual_size));
     if let Some(bytes) = info.extent_size_hint.filter(|&bytes| bytes != 0) {
         let _ = writeln!(out, "    Format specific information:\n        extent size hint: {bytes}");

@@ -1,6 +1,7 @@
 //! The JSON of `info`: QEMU's keys first, zebu's after them.
 
 use super::json::path_text;
+use crate::backing::resolve;
 use crate::create_opts::compression_name;
 use serde::Serialize;
 use zebu::{ImageInfo, Qcow2Info, SnapshotInfo};
@@ -130,7 +131,7 @@ impl ImageNode {
             dirty_flag: qcow2.is_some_and(|q| q.dirty),
             encrypted: qcow2.and_then(|q| q.encryption).map(|_| true),
             backing_filename: info.backing_file.clone(),
-            full_backing_filename: info.backing_path.as_deref().map(path_text),
+            full_backing_filename: full_backing_name(info),
             backing_filename_format: info.backing_format.clone(),
             snapshots: qcow2.map(|q| q.snapshots.iter().map(Snapshot::new).collect()).unwrap_or_default(),
             format_specific: qcow2.map(|q| FormatSpecific::Qcow2(Qcow2Data::new(q))),
@@ -139,7 +140,7 @@ impl ImageNode {
                 info: FileNode {
                     filename,
                     format: protocol,
-                    virtual_size: info.file_length,
+                    virtual_size: whole_sectors(info.file_length),
                     actual_size: info.actual_size,
                     dirty_flag: false,
                     format_specific: FormatSpecific::File(FileData {
@@ -152,6 +153,20 @@ impl ImageNode {
             limitations: qcow2.map(|q| q.limitations.clone()),
         }
     }
+}
+
+/// Where the name of the backing file leads, from where the image was opened. A name that is no path stays as it is.
+pub(crate) fn full_backing_name(info: &ImageInfo) -> Option<String> {
+    let name = info.backing_file.as_ref()?;
+    Some(match info.backing_path {
+        Some(_) => path_text(&resolve(&info.filename, name)),
+        None => name.clone(),
+    })
+}
+
+/// Bytes of the sectors that a file takes: the length that QEMU tells.
+pub(crate) fn whole_sectors(length: u64) -> u64 {
+    length.checked_next_multiple_of(512).unwrap_or(length)
 }
 
 impl Snapshot {
