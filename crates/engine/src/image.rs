@@ -2,7 +2,7 @@
 
 use crate::chain::{self, Holes};
 use crate::node::{Driver, Node};
-use crate::open::{open_chain, size_lookup};
+use crate::open::{open_chain, open_given, size_lookup};
 use crate::options::*;
 use crate::qcow2::info::{qcow2_info, text};
 use crate::qcow2::create;
@@ -29,6 +29,29 @@ impl Image {
     /// policy doesn't allow.
     pub async fn open(worker: &Worker, path: &Path, options: &OpenOptions) -> Result<Self> {
         open_chain(worker, path, options).await.map(Self)
+    }
+
+    /// Opens a chain of files that the caller has opened: the top first, then what it stands on. No other file is
+    /// opened, whatever the images name; `format`, `backing`, `data_file`, `refs` and `sharing` of the options don't
+    /// apply.
+    ///
+    /// # Errors
+    /// As [`Image::open`].
+    pub async fn open_files(worker: &Worker, images: Vec<OpenedFile>, options: &OpenOptions) -> Result<Self> {
+        open_given(worker, images, options).await.map(Self)
+    }
+
+    /// Makes an empty qcow2 image in a file that the caller has opened; what is in it is lost. `size` must be given;
+    /// no preallocation.
+    ///
+    /// # Errors
+    /// As [`Image::create`].
+    pub async fn create_in(worker: &Worker, file: &File, options: &CreateOptions) -> Result<()> {
+        let size = options.size.and_then(|size| size.checked_next_multiple_of(512)).ok_or_else(|| {
+            Error::new(ErrorKind::InvalidArgument, "Image creation needs a size parameter").on(file.path())
+        })?;
+        let header = create::new_header(options, size).map_err(|e| e.on(file.path()))?;
+        create::write_empty(worker, file, header).await
     }
 
     /// Creates an image (a file that exists is cut to nothing first). Does not leave it open.

@@ -296,3 +296,23 @@ fn bitmaps_and_their_bit_change_together() {
     header.set_bitmaps(None);
     assert_eq!((header.bitmaps(), header.autoclear), (None, Autoclear::empty()));
 }
+
+/// A cluster full of the smallest extensions: bounded results, and no flood of warnings.
+#[test]
+fn a_cluster_full_of_extensions() {
+    let mut header = Header::new(&NewHeader { cluster_bits: 21, ..NewHeader::default() }).unwrap();
+    header.refcount_table_clusters = 1;
+    let mut bytes = header.encode().unwrap();
+    bytes.truncate(112);
+    while bytes.len() + 32 <= 1 << 20 {
+        bytes.extend([0x23, 0x85, 0x28, 0x75, 0, 0, 0, 24]);
+        bytes.extend([0; 24]);
+    }
+    while bytes.len() + 8 <= 1 << 21 {
+        bytes.extend([0x11, 0x11, 0x11, 0x11, 0, 0, 0, 0]);
+    }
+    let (parsed, warnings) = Header::parse(&bytes, Purpose::ReadWrite).unwrap();
+    assert_eq!((parsed.extensions().len(), warnings.len()), (32764 + 131_074, 1));
+    // Extensions up to the last byte need no end marker.
+    assert_eq!(parsed.encode().unwrap(), bytes);
+}

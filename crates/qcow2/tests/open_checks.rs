@@ -77,7 +77,7 @@ impl Raw {
 
 /// Damages an intact version 3 header and expects this error, whatever the image is opened for.
 #[track_caller]
-fn refused(damage: impl Fn(&mut Raw), text: &str, errno: i32) {
+fn refused(damage: impl Fn(&mut Raw) -> &mut Raw, text: &str, errno: i32) {
     refused_for(
         &[Purpose::ReadOnly, Purpose::ReadWrite, Purpose::Check, Purpose::Inspect],
         damage,
@@ -88,7 +88,7 @@ fn refused(damage: impl Fn(&mut Raw), text: &str, errno: i32) {
 
 /// The same, but the error is for these purposes only.
 #[track_caller]
-fn refused_for(purposes: &[Purpose], damage: impl Fn(&mut Raw), text: &str, errno: i32) {
+fn refused_for(purposes: &[Purpose], damage: impl Fn(&mut Raw) -> &mut Raw, text: &str, errno: i32) {
     let mut raw = Raw::v3();
     damage(&mut raw);
     for purpose in [Purpose::ReadOnly, Purpose::ReadWrite, Purpose::Check, Purpose::Inspect] {
@@ -126,13 +126,7 @@ fn check_01_header_unreadable() {
 
 #[test]
 fn check_02_magic() {
-    refused(
-        |raw| {
-            raw.u8(3, 0xfa);
-        },
-        "Image is not in qcow2 format",
-        EINVAL,
-    );
+    refused(|raw| raw.u8(3, 0xfa), "Image is not in qcow2 format", EINVAL);
     for short in [0, 1, 3] {
         assert_eq!(
             Header::parse(&Raw::v3().0[..short], Purpose::ReadOnly).unwrap_err(),
@@ -145,13 +139,7 @@ fn check_02_magic() {
 fn check_03_version() {
     for version in [0, 1, 4, u32::MAX] {
         let text = format!("Unsupported qcow2 version {version}");
-        refused(
-            |raw| {
-                raw.u32(4, version);
-            },
-            &text,
-            ENOTSUP,
-        );
+        refused(|raw| raw.u32(4, version), &text, ENOTSUP);
     }
 }
 
@@ -159,39 +147,21 @@ fn check_03_version() {
 fn check_04_cluster_size() {
     for bits in [0, 8, 22, 64, u32::MAX] {
         let text = format!("Unsupported cluster size: 2^{bits}");
-        refused(
-            |raw| {
-                raw.u32(20, bits);
-            },
-            &text,
-            EINVAL,
-        );
+        refused(|raw| raw.u32(20, bits), &text, EINVAL);
     }
 }
 
 #[test]
 fn check_05_header_too_short() {
     for length in [0, 72, 103] {
-        refused(
-            |raw| {
-                raw.u32(100, length);
-            },
-            "qcow2 header too short",
-            EINVAL,
-        );
+        refused(|raw| raw.u32(100, length), "qcow2 header too short", EINVAL);
     }
 }
 
 #[test]
 fn check_06_header_exceeds_cluster() {
     for length in [65537, u32::MAX] {
-        refused(
-            |raw| {
-                raw.u32(100, length);
-            },
-            "qcow2 header exceeds cluster size",
-            EINVAL,
-        );
+        refused(|raw| raw.u32(100, length), "qcow2 header exceeds cluster size", EINVAL);
     }
     let mut raw = Raw::v3();
     assert!(raw.u32(100, 65536).parse(Purpose::ReadWrite).is_ok());
@@ -213,13 +183,7 @@ fn check_07_unknown_fields_unreadable() {
 #[test]
 fn check_08_backing_offset() {
     for offset in [65537, 1 << 32, u64::MAX] {
-        refused(
-            |raw| {
-                raw.u64(8, offset);
-            },
-            "Invalid backing file offset",
-            EINVAL,
-        );
+        refused(|raw| raw.u64(8, offset), "Invalid backing file offset", EINVAL);
     }
 }
 
@@ -227,13 +191,7 @@ fn check_08_backing_offset() {
 fn check_09_compression_type() {
     for code in [2, 255] {
         let text = format!("qcow2: unknown compression type: {code}");
-        refused(
-            |raw| {
-                raw.u8(104, code).u64(72, 8);
-            },
-            &text,
-            ENOTSUP,
-        );
+        refused(|raw| raw.u8(104, code).u64(72, 8), &text, ENOTSUP);
     }
     // A header of 104 bytes has no such field: the byte belongs to the extensions.
     let mut raw = Raw::v3();
@@ -243,24 +201,12 @@ fn check_09_compression_type() {
 
 #[test]
 fn check_10_compression_bit_set() {
-    refused(
-        |raw| {
-            raw.u64(72, 8);
-        },
-        "qcow2: Compression type incompatible feature bit must not be set",
-        EINVAL,
-    );
+    refused(|raw| raw.u64(72, 8), "qcow2: Compression type incompatible feature bit must not be set", EINVAL);
 }
 
 #[test]
 fn check_11_compression_bit_clear() {
-    refused(
-        |raw| {
-            raw.u8(104, 1);
-        },
-        "qcow2: Compression type incompatible feature bit must be set",
-        EINVAL,
-    );
+    refused(|raw| raw.u8(104, 1), "qcow2: Compression type incompatible feature bit must be set", EINVAL);
     let mut raw = Raw::v3();
     assert_eq!(raw.u8(104, 1).u64(72, 8).header().compression(), Compression::Zstd);
 }
@@ -268,9 +214,7 @@ fn check_11_compression_bit_clear() {
 #[test]
 fn check_12_unknown_incompatible_features() {
     refused(
-        |raw| {
-            raw.u64(72, 1 << 63 | 1 << 5);
-        },
+        |raw| raw.u64(72, 1 << 63 | 1 << 5),
         "Unsupported qcow2 feature(s): Unknown incompatible feature: 8000000000000020",
         ENOTSUP,
     );
@@ -284,7 +228,7 @@ fn check_12_unknown_incompatible_features() {
                 table[row * 48..row * 48 + 2].copy_from_slice(&[*set, *bit]);
                 table[row * 48 + 2..row * 48 + 2 + name.len()].copy_from_slice(name);
             }
-            raw.u64(72, 0xe1).extension(112, 0x6803_f857, &table);
+            raw.u64(72, 0xe1).extension(112, 0x6803_f857, &table)
         },
         "Unsupported qcow2 feature(s): seven, six, Unknown incompatible feature: 20",
         ENOTSUP,
@@ -295,9 +239,7 @@ fn check_12_unknown_incompatible_features() {
 fn check_13_corrupt() {
     refused_for(
         &[Purpose::ReadWrite],
-        |raw| {
-            raw.u64(72, 2);
-        },
+        |raw| raw.u64(72, 2),
         "qcow2: Image is corrupt; cannot be opened read/write",
         libc::EACCES,
     );
@@ -307,13 +249,7 @@ fn check_13_corrupt() {
 fn check_14_subcluster_size() {
     for (bits, size) in [(9, 16), (13, 256)] {
         let text = format!("Unsupported subcluster size: {size}");
-        refused(
-            |raw| {
-                raw.u32(20, bits).u64(72, 16);
-            },
-            &text,
-            EINVAL,
-        );
+        refused(|raw| raw.u32(20, bits).u64(72, 16), &text, EINVAL);
     }
 }
 
@@ -321,9 +257,7 @@ fn check_14_subcluster_size() {
 fn check_15_refcount_width() {
     for order in [7, u32::MAX] {
         refused(
-            |raw| {
-                raw.u32(96, order);
-            },
+            |raw| raw.u32(96, order),
             "Reference count entry width too large; may not exceed 64 bits",
             EINVAL,
         );
@@ -344,9 +278,7 @@ fn check_16_aes() {
 fn check_17_no_reftable() {
     refused_for(
         ALL_BUT_CHECK,
-        |raw| {
-            raw.u32(56, 0);
-        },
+        |raw| raw.u32(56, 0),
         "Image does not contain a reference count table",
         EINVAL,
     );
@@ -355,13 +287,7 @@ fn check_17_no_reftable() {
 #[test]
 fn check_18_reftable_too_large() {
     for clusters in [129, u32::MAX] {
-        refused(
-            |raw| {
-                raw.u32(56, clusters);
-            },
-            "Reference count table too large",
-            EFBIG,
-        );
+        refused(|raw| raw.u32(56, clusters), "Reference count table too large", EFBIG);
     }
     let mut raw = Raw::v3();
     assert!(raw.u32(56, 128).parse(Purpose::ReadWrite).is_ok());
@@ -370,27 +296,14 @@ fn check_18_reftable_too_large() {
 #[test]
 fn check_19_reftable_offset() {
     for offset in [1, 0x1_0200, (1 << 63) - 0x1_0000, !0xffff] {
-        refused(
-            |raw| {
-                raw.u64(48, offset);
-            },
-            "Reference count table offset invalid",
-            EINVAL,
-        );
+        refused(|raw| raw.u64(48, offset), "Reference count table offset invalid", EINVAL);
     }
 }
 
 #[test]
 fn check_20_too_many_snapshots() {
     for count in [65537, u32::MAX] {
-        refused_for(
-            ALL_BUT_CHECK,
-            |raw| {
-                raw.u32(60, count);
-            },
-            "Snapshot table too large",
-            EFBIG,
-        );
+        refused_for(ALL_BUT_CHECK, |raw| raw.u32(60, count), "Snapshot table too large", EFBIG);
     }
     let mut raw = Raw::v3();
     assert!(raw.u32(60, 65536).parse(Purpose::ReadWrite).is_ok());
@@ -399,27 +312,14 @@ fn check_20_too_many_snapshots() {
 #[test]
 fn check_21_snapshot_table_offset() {
     for offset in [8, 1 << 63] {
-        refused_for(
-            ALL_BUT_CHECK,
-            |raw| {
-                raw.u64(64, offset);
-            },
-            "Snapshot table offset invalid",
-            EINVAL,
-        );
+        refused_for(ALL_BUT_CHECK, |raw| raw.u64(64, offset), "Snapshot table offset invalid", EINVAL);
     }
 }
 
 #[test]
 fn check_22_l1_too_large() {
     for entries in [(4 << 20) + 1, u32::MAX] {
-        refused(
-            |raw| {
-                raw.u32(36, entries);
-            },
-            "Active L1 table too large",
-            EFBIG,
-        );
+        refused(|raw| raw.u32(36, entries), "Active L1 table too large", EFBIG);
     }
     let mut raw = Raw::v3();
     assert!(raw.u32(36, 4 << 20).parse(Purpose::ReadWrite).is_ok());
@@ -428,43 +328,19 @@ fn check_22_l1_too_large() {
 #[test]
 fn check_23_l1_offset() {
     for offset in [8, 0x3_8000, 1 << 63, !0xffff] {
-        refused(
-            |raw| {
-                raw.u64(40, offset);
-            },
-            "Active L1 table offset invalid",
-            EINVAL,
-        );
+        refused(|raw| raw.u64(40, offset), "Active L1 table offset invalid", EINVAL);
     }
 }
 
 #[test]
 fn check_24_too_big() {
-    refused(
-        |raw| {
-            raw.u32(20, 9).u64(24, (1 << 31) * 32768);
-        },
-        "Image is too big",
-        EFBIG,
-    );
+    refused(|raw| raw.u32(20, 9).u64(24, (1 << 31) * 32768), "Image is too big", EFBIG);
 }
 
 #[test]
 fn check_25_l1_too_small() {
-    refused(
-        |raw| {
-            raw.u64(24, (1 << 30) + 1);
-        },
-        "L1 table is too small",
-        EINVAL,
-    );
-    refused(
-        |raw| {
-            raw.u32(36, 0);
-        },
-        "L1 table is too small",
-        EINVAL,
-    );
+    refused(|raw| raw.u64(24, (1 << 30) + 1), "L1 table is too small", EINVAL);
+    refused(|raw| raw.u32(36, 0), "L1 table is too small", EINVAL);
     let mut raw = Raw::v3();
     assert!(raw.u32(36, 0).u64(24, 0).parse(Purpose::ReadWrite).is_ok());
 }
@@ -490,27 +366,13 @@ fn check_28_refcount_table() {
 #[test]
 fn check_29_extension_too_large() {
     for len in [65536 - 112 - 7, 65536, u32::MAX] {
-        refused(
-            |raw| {
-                raw.u32(112, 0x1234).u32(116, len);
-            },
-            "Header extension too large",
-            EINVAL,
-        );
+        refused(|raw| raw.u32(112, 0x1234).u32(116, len), "Header extension too large", EINVAL);
         // The end marker is no exception.
-        refused(
-            |raw| {
-                raw.u32(116, len);
-            },
-            "Header extension too large",
-            EINVAL,
-        );
+        refused(|raw| raw.u32(116, len), "Header extension too large", EINVAL);
     }
     // The backing file name ends the area.
     refused(
-        |raw| {
-            raw.u64(8, 128).u32(16, 1).u32(112, 0x1234).u32(116, 9);
-        },
+        |raw| raw.u64(8, 128).u32(16, 1).u32(112, 0x1234).u32(116, 9),
         "Header extension too large",
         EINVAL,
     );
@@ -522,9 +384,7 @@ fn check_29_extension_too_large() {
 #[test]
 fn check_30_backing_format() {
     refused(
-        |raw| {
-            raw.extension(112, 0xe279_2aca, &[b'x'; 16]);
-        },
+        |raw| raw.extension(112, 0xe279_2aca, &[b'x'; 16]),
         "ERROR: ext_backing_format: len=16 too large (>=16)",
         EINVAL,
     );
@@ -541,9 +401,7 @@ fn luks_pointer(offset: u64, len: u64) -> Vec<u8> {
 fn check_31_luks_pointer_without_luks() {
     for method in [0, 1] {
         refused(
-            |raw| {
-                raw.u32(32, method).extension(112, 0x0537_be77, &luks_pointer(0x4_0000, 4096));
-            },
+            |raw| raw.u32(32, method).extension(112, 0x0537_be77, &luks_pointer(0x4_0000, 4096)),
             "CRYPTO header extension only expected with LUKS encryption method",
             EINVAL,
         );
@@ -554,22 +412,14 @@ fn check_31_luks_pointer_without_luks() {
 fn check_32_luks_pointer_length() {
     for len in [0, 15, 17] {
         let text = format!("CRYPTO header extension size {len}, but expected size 16");
-        refused(
-            |raw| {
-                raw.u32(32, 2).extension(112, 0x0537_be77, &vec![0; len]);
-            },
-            &text,
-            EINVAL,
-        );
+        refused(|raw| raw.u32(32, 2).extension(112, 0x0537_be77, &vec![0; len]), &text, EINVAL);
     }
 }
 
 #[test]
 fn check_33_luks_offset() {
     refused(
-        |raw| {
-            raw.u32(32, 2).extension(112, 0x0537_be77, &luks_pointer(0x4_0200, 4096));
-        },
+        |raw| raw.u32(32, 2).extension(112, 0x0537_be77, &luks_pointer(0x4_0200, 4096)),
         "Encryption header offset '262656' is not a multiple of cluster size '65536'",
         EINVAL,
     );
@@ -588,13 +438,7 @@ fn bitmaps(count: u32, reserved: u32, size: u64, offset: u64) -> Vec<u8> {
 
 #[track_caller]
 fn bitmaps_refused(data: &[u8], text: &str) {
-    refused(
-        |raw| {
-            raw.u64(88, 1).extension(112, 0x2385_2875, data);
-        },
-        text,
-        EINVAL,
-    );
+    refused(|raw| raw.u64(88, 1).extension(112, 0x2385_2875, data), text, EINVAL);
 }
 
 #[test]
@@ -603,13 +447,7 @@ fn check_34_bitmaps_length() {
         bitmaps_refused(&vec![0; len], "bitmaps_ext: Invalid extension length");
     }
     // Also where the bitmaps are not valid anyway.
-    refused(
-        |raw| {
-            raw.extension(112, 0x2385_2875, &[0; 23]);
-        },
-        "bitmaps_ext: Invalid extension length",
-        EINVAL,
-    );
+    refused(|raw| raw.extension(112, 0x2385_2875, &[0; 23]), "bitmaps_ext: Invalid extension length", EINVAL);
 }
 
 #[test]
@@ -701,9 +539,7 @@ fn check_41_data_file() {
 fn check_42_raw_without_data_file() {
     refused_for(
         &[Purpose::ReadOnly, Purpose::ReadWrite, Purpose::Check],
-        |raw| {
-            raw.u64(88, 2);
-        },
+        |raw| raw.u64(88, 2),
         "data-file-raw requires a data file",
         EINVAL,
     );
@@ -711,42 +547,18 @@ fn check_42_raw_without_data_file() {
 
 #[test]
 fn check_43_luks_pointer_missing() {
-    refused(
-        |raw| {
-            raw.u32(32, 2);
-        },
-        "Missing CRYPTO header for crypt method 2",
-        EINVAL,
-    );
+    refused(|raw| raw.u32(32, 2), "Missing CRYPTO header for crypt method 2", EINVAL);
 }
 
 #[test]
 fn check_44_encryption_method() {
-    refused(
-        |raw| {
-            raw.u32(32, 3);
-        },
-        "Unsupported encryption method 3",
-        EINVAL,
-    );
+    refused(|raw| raw.u32(32, 3), "Unsupported encryption method 3", EINVAL);
 }
 
 #[test]
 fn check_45_backing_name() {
-    refused(
-        |raw| {
-            raw.u64(8, 1024).u32(16, 1024);
-        },
-        "Backing file name too long",
-        EINVAL,
-    );
-    refused(
-        |raw| {
-            raw.u64(8, 65000).u32(16, 537);
-        },
-        "Backing file name too long",
-        EINVAL,
-    );
+    refused(|raw| raw.u64(8, 1024).u32(16, 1024), "Backing file name too long", EINVAL);
+    refused(|raw| raw.u64(8, 65000).u32(16, 537), "Backing file name too long", EINVAL);
     let mut raw = Raw::v3();
     raw.u64(8, 65000).u32(16, 536).bytes(65000, &[b'n'; 536]);
     assert_eq!(raw.header().backing_file(), Some(&[b'n'; 536][..]));
