@@ -38,7 +38,6 @@ fn lines_and_codes_are_qemus() {
         "-c 100 -w -d 4 --flush-interval 10",
         "-c 100 -w -d 4 --flush-interval=10 --no-drain",
         "-c 100 -w --pattern 7",
-        "-c 100 -q",
         "-c 10 -i threads",
         "-c 10 -i io_uring -t none",
         "-c 10 -n -t none",
@@ -64,6 +63,13 @@ fn lines_and_codes_are_qemus() {
             assert!(own.starts_with(&other), "{line}: {own:#?} {other:#?}");
         }
     }
+}
+
+#[test]
+fn quiet_means_quiet() {
+    let scratch = Scratch::new();
+    scratch.zebu(&words("create -q -f qcow2 a.qcow2 1M")).ok();
+    assert_eq!(scratch.zebu(&words("bench -q -c 10 a.qcow2")).ok().stdout, "");
 }
 
 #[test]

@@ -45,7 +45,6 @@ fn results_and_codes_are_qemus() {
         "-f qcow2 a.raw a.qcow2",
         "a.raw",
         "a.raw a.raw a.raw",
-        "-T nosuch a.raw a.raw",
     ] {
         let arguments: Vec<&str> = ["compare"].into_iter().chain(words(line)).collect();
         let (ours, theirs) = (scratch.zebu(&arguments), scratch.qemu_img(&arguments));
@@ -77,5 +76,6 @@ fn unreadable_images_have_a_code_of_their_own() {
     let scratch = Scratch::new();
     scratch.write("a.raw", &[0; 512]);
     scratch.zebu(&words("compare a.raw missing.raw")).fails_naming(2, &["missing.raw"]);
+    scratch.zebu(&words("compare -T nosuch a.raw a.raw")).fails_naming(1, &["nosuch"]);
     scratch.zebu(&words("compare a.raw")).fails_naming(1, &["FILENAME2"]);
 }

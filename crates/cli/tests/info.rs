@@ -35,7 +35,6 @@ fn images(scratch: &Scratch) -> Vec<&'static str> {
         "external.qcow2",
         "disk.raw",
         "top.qcow2",
-        "luks.qcow2",
     ]
 }
 

@@ -48,6 +48,19 @@ fn images(scratch: &Scratch) -> Vec<&'static str> {
     ]
 }
 
+/// QEMU's map without offsets of ranges that are not there: of subclusters that are not allocated within a cluster
+/// that is, QEMU tells where they would be.
+fn without_offsets_of_nothing(map: &str) -> String {
+    map.split_inclusive('\n')
+        .map(|line| match line.find(", \"offset\"") {
+            Some(start) if line.contains("\"present\": false") => {
+                format!("{}{}", &line[..start], &line[line.find('}').unwrap()..])
+            }
+            _ => line.to_owned(),
+        })
+        .collect()
+}
+
 #[test]
 fn maps_are_qemus() {
     if !qemu() {
@@ -55,12 +68,13 @@ fn maps_are_qemus() {
     }
     let scratch = Scratch::new();
     for name in images(&scratch) {
-        for options in ["--output=json", "--output=json -s 100k -l 1M", "--output=json --start-offset 1M", ""]
+        for options in
+            ["--output=json", "--output=json -s 100k -l 1M", "--output=json --start-offset 512k", ""]
         {
             let arguments: Vec<&str> = ["map"].into_iter().chain(words(options)).chain([name]).collect();
             let (ours, theirs) = (scratch.zebu(&arguments), scratch.qemu_img(&arguments));
             assert_eq!(ours.code, theirs.code, "{name} {options}: {ours:#?} {theirs:#?}");
-            assert_eq!(ours.stdout, theirs.stdout, "{name} {options}");
+            assert_eq!(ours.stdout, without_offsets_of_nothing(&theirs.stdout), "{name} {options}");
         }
     }
 }
@@ -86,7 +100,7 @@ fn measures_are_qemus() {
             "-O qcow2 -o cluster_size=512",
             "-O qcow2 -o cluster_size=2M,refcount_bits=64",
             "-O qcow2 -o extended_l2=on",
-            "-O qcow2 -o compat=v2",
+            "-O qcow2 -o compat=0.10",
             "-O qcow2 -o preallocation=metadata",
         ] {
             if !(size == "1T" && options.contains("512")) {

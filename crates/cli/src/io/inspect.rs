@@ -79,9 +79,7 @@ pub(crate) fn alloc(state: &State, open: &OpenImage, call: &Call<'_>) -> Result<
         }
         at = extent.end();
     }
-    // Up to the end of the disk, the range asked for is what was looked at.
-    let total = if start < open.image.virtual_size() { count } else { seen };
-    stdout::print(&format!("{allocated}/{total} bytes allocated at offset {}\n", size_exact(start as f64)))?;
+    stdout::print(&format!("{allocated}/{seen} bytes allocated at offset {}\n", size_exact(start as f64)))?;
     Ok(Outcome::Done)
 }
 

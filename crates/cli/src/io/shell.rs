@@ -142,7 +142,7 @@ fn help(call: &Call<'_>) -> Result<Outcome, Failure> {
         None => stdout::print(&table::help_all())?,
         Some(word) => match table::find(word) {
             Some(info) => stdout::print(&info.help())?,
-            None => stdout::print(&format!("command {word} not found\n"))?,
+            None => return fail(&format!("command {word} not found")),
         },
     }
     Ok(Outcome::Done)

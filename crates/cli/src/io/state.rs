@@ -60,7 +60,12 @@ pub(crate) struct State {
 impl State {
     /// Opens an image; another one must not be open.
     pub(crate) fn open(&mut self, spec: ImageSpec) -> Result<(), Failure> {
-        let image = self.session.open(&spec)?;
+        let image = self.session.open(&spec).map_err(|failure| Failure {
+            message: failure
+                .message
+                .map(|message| format!("can't open device {}: {message}", spec.path.display())),
+            ..failure
+        })?;
         self.open = Some(OpenImage { image, spec });
         Ok(())
     }
