@@ -8,10 +8,11 @@ use crate::qcow2::info::{qcow2_info, text};
 use crate::qcow2::create;
 use crate::status::{Extent, ImageInfo, ImageStats};
 use crate::{Error, ErrorKind, Result, raw, refs};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
-use zebu_storage::{Create, File, IoBufs, LockMode, OpenFlags, Worker};
+use zebu_storage::{Create, File, IoBufs, IoError, LockMode, OpenFlags, Worker};
 
 /// An open image with its backing chain. Cheap to clone; shared by all workers.
 ///
@@ -318,6 +319,36 @@ impl Image {
             Driver::Qcow2(qcow2) => qcow2.commit(worker).await,
             Driver::Raw(raw) => worker.flush(&raw.file).await.map_err(|e| Error::from(e).on(&self.0.path)),
         }
+    }
+
+    /// Fills whole clusters with blocks of another file that the file system shares instead of copying them. Returns
+    /// how many bytes of the range were shared, from its start on, and if not all, why the file system refused.
+    pub(crate) async fn share_from(
+        &self,
+        worker: &Worker,
+        source: &File,
+        source_offset: u64,
+        range: Range<u64>,
+    ) -> Result<(u64, Option<IoError>)> {
+        self.check_range(range.start, range.end - range.start)?;
+        let (me, on, source) = (self.clone(), worker.clone(), source.clone());
+        worker
+            .spawn(async move {
+                match &me.0.driver {
+                    Driver::Qcow2(qcow2) => {
+                        qcow2.before_write(&on).await?;
+                        qcow2.share_from(&on, &source, source_offset, range).await
+                    }
+                    Driver::Raw(raw) => {
+                        let len = range.end - range.start;
+                        match on.clone_range(&source, source_offset, &raw.file, range.start, len).await {
+                            Ok(()) => Ok((len, None)),
+                            Err(refusal) => Ok((0, Some(refusal))),
+                        }
+                    }
+                }
+            })
+            .await
     }
 
     /// Changes the size of the virtual disk to `new_size` bytes (rounded up to 512).
