@@ -129,7 +129,7 @@ impl From<IoError> for Failure {
 /// Why `image`, which the caller has named already, can't be opened or made.
 fn reason(error: &zebu::Error, image: &Path) -> String {
     let below = error.source().and_then(|source| source.downcast_ref::<IoError>());
-    if let Some(IoError { op: Op::Open, kind, path, detail, .. }) = below
+    if let Some(IoError { op: Op::Open | Op::Lock, kind, path, detail, .. }) = below
         && path == image
     {
         match (kind, detail) {
@@ -155,7 +155,7 @@ fn remedy(error: &zebu::Error) -> &'static str {
     let text = error.message();
     match error.kind() {
         ErrorKind::Locked if !text.contains("-U") => {
-            " (stop the program that uses it, or read it all the same with -U)"
+            " (stop that program first; to read all the same, there is -U)"
         }
         ErrorKind::ReferenceRefused if !text.contains("--allow-refs") => {
             " (--allow-refs says which files an image may name)"

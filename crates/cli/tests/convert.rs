@@ -256,15 +256,7 @@ fn a_target_that_a_machine_uses_is_refused() {
     let scratch = Scratch::new();
     scratch.write("a.raw", &noise(1, 1 << 20));
     scratch.qemu_img(&words("create -q -f qcow2 used.qcow2 1M")).ok();
-    let _machine = Background(
-        scratch
-            .command("qemu-io", &words("used.qcow2"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap(),
-    );
-    wait_for("qemu-io to lock its image", || scratch.qemu_img(&words("info used.qcow2")).code == Some(1));
+    let _machine = Background::with_prompt(scratch.command("qemu-io", &words("used.qcow2")), "qemu-io> ");
     scratch.zebu(&words("convert -f raw -O qcow2 a.raw used.qcow2")).fails_naming(1, &["used.qcow2"]);
     scratch.zebu(&words("convert -n -f raw -O qcow2 a.raw used.qcow2")).fails_naming(1, &["used.qcow2"]);
 }

@@ -7,6 +7,7 @@ use crate::output::stdout;
 use crate::session::Session;
 use crate::size::size_argument;
 use std::ffi::OsString;
+use std::path::Path;
 use zebu::jobs::{MapOptions, Mapper};
 use zebu::{Access, CacheMode, Format};
 
@@ -67,7 +68,7 @@ pub(crate) fn run(args: &MapArgs) -> Result<u8, Failure> {
 fn print_table(session: &Session, mapper: &mut Mapper) -> Result<(), Failure> {
     let mut out = TABLE_HEADER.to_owned();
     while let Some(entry) = session.worker().block_on(mapper.map_next(session.worker()))? {
-        let file = mapper.file(entry.depth).map(|path| path.display().to_string()).unwrap_or_default();
+        let file = mapper.file(entry.depth).map(shown_name).unwrap_or_default();
         if table_row(&mut out, &entry, &file).is_none() {
             stdout::print(&out)?;
             return Err(Failure::new(
@@ -77,6 +78,11 @@ fn print_table(session: &Session, mapper: &mut Mapper) -> Result<(), Failure> {
         print_piece(&mut out)?;
     }
     stdout::print(&out)
+}
+
+/// A file name as the user would write it: without the `./` of names in the directory itself.
+fn shown_name(path: &Path) -> String {
+    path.strip_prefix(".").unwrap_or(path).display().to_string()
 }
 
 fn print_json(session: &Session, mapper: &mut Mapper) -> Result<(), Failure> {

@@ -119,7 +119,21 @@ impl Scratch {
 }
 
 /// A program in the background that is stopped with its value.
-pub(crate) struct Background(pub(crate) Child);
+pub(crate) struct Background(Child);
+
+impl Background {
+    /// Starts a program that takes commands, and waits until it asks for the first one: the image that it was given is
+    /// open and locked then. (To try the lock from outside could make the program itself fail.)
+    #[track_caller]
+    pub(crate) fn with_prompt(mut command: Command, prompt: &str) -> Self {
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut background = Self(child);
+        let mut text = vec![0; prompt.len()];
+        std::io::Read::read_exact(background.0.stdout.as_mut().unwrap(), &mut text).unwrap();
+        assert_eq!(text, prompt.as_bytes());
+        background
+    }
+}
 
 impl Drop for Background {
     fn drop(&mut self) {
