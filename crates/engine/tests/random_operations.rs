@@ -277,6 +277,11 @@ fn run_concurrently(seed: u64, cache: CacheMode) {
                         task.await;
                     }
                 });
+                // Commits and releases that its requests started end while the other worker is still polled.
+                assert!(
+                    worker.drain(std::time::Duration::from_secs(60)),
+                    "seed {seed}: the worker does not get done"
+                );
             });
             let tasks: Vec<_> = mine
                 .iter()
