@@ -1,1 +1,92 @@
-fn main() {}
+//! Developer commands: `cargo xtask help`.
+
+mod ab;
+mod demo;
+mod mount;
+mod process;
+mod setup;
+mod speed;
+mod stats;
+mod suite;
+mod table;
+mod toolchain;
+
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// What every command returns: an error is a text that says what to do.
+type Outcome<T = ()> = Result<T, String>;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "zebu's developer commands")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Install what tests and measurements need (as root), or say what is missing
+    Setup,
+    /// Run all checks and tests: what continuous integration runs
+    Test(suite::TestArgs),
+    /// Convert, check, compare and clone a real file system image, with figures
+    Demo(demo::DemoArgs),
+    /// Compare zebu with a model and with QEMU over seeded random operations
+    Differential(PassThrough),
+    /// Measure two commands alternately: `cargo xtask ab -- CMD_A --vs CMD_B`
+    Ab(ab::AbArgs),
+    /// Benchmarks beside QEMU and fio
+    Bench {
+        #[command(subcommand)]
+        which: Bench,
+    },
+    /// Check licences, sources and advisories of the dependencies with cargo-deny
+    Deny,
+    /// Build with the oldest supported Rust
+    Msrv,
+    /// Build the static musl binary
+    Musl,
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// Reads, writes, convert, reflink, open and request counts
+    Speed(speed::SpeedArgs),
+}
+
+#[derive(Args)]
+struct PassThrough {
+    /// Options of the runner (`-- --help` lists them)
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    args: Vec<String>,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let outcome = match cli.command {
+        Command::Setup => setup::command(),
+        Command::Test(args) => suite::run_all(&args),
+        Command::Demo(args) => demo::run_demo(&args),
+        Command::Differential(pass) => suite::differential(&pass.args),
+        Command::Ab(args) => ab::run(&args),
+        Command::Bench { which: Bench::Speed(args) } => speed::run_all(&args),
+        Command::Deny => toolchain::deny(),
+        Command::Msrv => toolchain::msrv(),
+        Command::Musl => toolchain::musl(),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("xtask: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The root of the workspace.
+fn root() -> PathBuf {
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    here.parent().map_or(here.clone(), PathBuf::from)
+}

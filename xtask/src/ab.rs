@@ -1,0 +1,231 @@
+//! Two things measured alternately, and what their ratio is.
+
+use crate::Outcome;
+use crate::process::{Usage, measure_ok};
+use crate::stats::{Ratio, Summary};
+use crate::table::{Table, number};
+use clap::Args;
+use serde_json::{Value, json};
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+#[derive(Args)]
+pub(crate) struct AbArgs {
+    /// Measured rounds; in each both commands run once, in turn the one and the other first
+    #[arg(long, default_value_t = 7)]
+    rounds: usize,
+    /// Rounds before them that don't count
+    #[arg(long, default_value_t = 1)]
+    warm_up: usize,
+    /// A shell command that runs before each measured command, unmeasured
+    #[arg(long, value_name = "COMMAND")]
+    prepare: Option<String>,
+    /// Append the results to this file, one JSON object a line
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// The two commands, with `--vs` between them
+    #[arg(last = true, required = true, value_name = "CMD_A --vs CMD_B")]
+    commands: Vec<String>,
+}
+
+/// What was measured, with its unit in the name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Metric {
+    WallSeconds,
+    CpuSeconds,
+    MaxRssMib,
+    MibPerSecond,
+    RequestsPerSecond,
+    CpuMicrosPerRequest,
+    DeviceReads,
+    DeviceWrites,
+    /// Milliseconds more than the program needs to start and end.
+    OverBareMillis,
+}
+
+impl Metric {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Metric::WallSeconds => "time (s)",
+            Metric::CpuSeconds => "CPU (s)",
+            Metric::MaxRssMib => "memory (MiB)",
+            Metric::MibPerSecond => "MiB/s",
+            Metric::RequestsPerSecond => "IOPS",
+            Metric::CpuMicrosPerRequest => "CPU per request (µs)",
+            Metric::DeviceReads => "device reads",
+            Metric::DeviceWrites => "device writes",
+            Metric::OverBareMillis => "over a bare start (ms)",
+        }
+    }
+}
+
+/// One run's figures, always in the same order.
+pub(crate) type Sample = Vec<(Metric, f64)>;
+
+/// Anything that can be run once and measured.
+pub(crate) struct Side<'a> {
+    /// Its name in tables.
+    pub(crate) label: String,
+    /// Runs it once.
+    pub(crate) run: Box<dyn FnMut() -> Outcome<Sample> + 'a>,
+}
+
+/// The figures of all rounds.
+pub(crate) struct Comparison {
+    name: String,
+    labels: [String; 2],
+    metrics: Vec<(Metric, [Vec<f64>; 2])>,
+}
+
+/// How often things run.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rounds {
+    /// Measured.
+    pub(crate) measured: usize,
+    /// Before those.
+    pub(crate) warm_up: usize,
+}
+
+/// Runs both sides in turn. Which one goes first changes from round to round, so that what the first leaves behind
+/// (caches, a busy disk) hits both alike.
+pub(crate) fn alternate(name: &str, rounds: Rounds, sides: [Side<'_>; 2]) -> Outcome<Comparison> {
+    let [mut a, mut b] = sides;
+    let mut metrics: Vec<(Metric, [Vec<f64>; 2])> = Vec::new();
+    for round in 0..rounds.warm_up + rounds.measured {
+        let (first, second);
+        if round % 2 == 0 {
+            first = (a.run)()?;
+            second = (b.run)()?;
+        } else {
+            second = (b.run)()?;
+            first = (a.run)()?;
+        }
+        if round < rounds.warm_up {
+            continue;
+        }
+        for (metric, value) in first {
+            let Some((_, other)) = second.iter().find(|(m, _)| *m == metric) else { continue };
+            let at = metrics.iter().position(|(m, _)| *m == metric).unwrap_or_else(|| {
+                metrics.push((metric, [Vec::new(), Vec::new()]));
+                metrics.len() - 1
+            });
+            metrics[at].1[0].push(value);
+            metrics[at].1[1].push(*other);
+        }
+    }
+    Ok(Comparison { name: name.to_owned(), labels: [a.label, b.label], metrics })
+}
+
+impl Comparison {
+    /// A table: medians with their spread, and the ratio of the first to the second.
+    pub(crate) fn render(&self) -> String {
+        let [a, b] = &self.labels;
+        let mut table = Table::new([self.name.as_str(), a, b, &format!("{a} / {b}")]);
+        for (metric, [va, vb]) in &self.metrics {
+            let shown = |values: &[f64]| {
+                let s = Summary::of(values);
+                format!("{} ±{} [{} .. {}]", number(s.median), number(s.mad), number(s.min), number(s.max))
+            };
+            table.row([metric.name().to_owned(), shown(va), shown(vb), Ratio::of(va, vb).shown()]);
+        }
+        table.render()
+    }
+
+    /// One JSON object per metric.
+    pub(crate) fn json_lines(&self) -> Vec<Value> {
+        let side = |label: &str, values: &[f64]| {
+            let s = Summary::of(values);
+            json!({ "label": label, "median": s.median, "mad": s.mad, "min": s.min, "max": s.max, "values": values })
+        };
+        let line = |(metric, [va, vb]): &(Metric, [Vec<f64>; 2])| {
+            let ratio = match Ratio::of(va, vb) {
+                Ratio::Known(s) => json!({ "median": s.median, "mad": s.mad, "min": s.min, "max": s.max }),
+                Ratio::Meaningless(why) => json!({ "none": why }),
+            };
+            json!({
+                "benchmark": self.name, "metric": metric.name(), "rounds": va.len(),
+                "a": side(&self.labels[0], va), "b": side(&self.labels[1], vb), "ratio": ratio,
+            })
+        };
+        self.metrics.iter().map(line).collect()
+    }
+
+    /// Appends [`Comparison::json_lines`] to a file.
+    pub(crate) fn append_to(&self, file: &Path) -> Outcome {
+        let said = |e: std::io::Error| format!("{}: {e}", file.display());
+        let mut out = OpenOptions::new().create(true).append(true).open(file).map_err(said)?;
+        self.json_lines().iter().try_for_each(|line| writeln!(out, "{line}")).map_err(said)
+    }
+}
+
+/// Time, CPU and memory of a finished command.
+pub(crate) fn sample(usage: &Usage) -> Sample {
+    vec![
+        (Metric::WallSeconds, usage.wall.as_secs_f64()),
+        (Metric::CpuSeconds, usage.cpu.as_secs_f64()),
+        (Metric::MaxRssMib, usage.max_rss as f64 / 1048576.0),
+    ]
+}
+
+pub(crate) fn run(args: &AbArgs) -> Outcome {
+    let (a, b) = split(&args.commands)?;
+    let side = |label: &str, words: &[String]| {
+        let words = words.to_vec();
+        Side {
+            label: label.to_owned(),
+            run: Box::new(move || {
+                if let Some(prepare) = &args.prepare {
+                    crate::process::run(Command::new("sh").args(["-c", prepare]))?;
+                }
+                Ok(sample(&measure_ok(Command::new(&words[0]).args(&words[1..]))?))
+            }),
+        }
+    };
+    println!("A: {}\nB: {}\n", a.join(" "), b.join(" "));
+    let rounds = Rounds { measured: args.rounds, warm_up: args.warm_up };
+    let comparison = alternate("A / B", rounds, [side("A", a), side("B", b)])?;
+    println!("{}", comparison.render());
+    args.json.as_ref().map_or(Ok(()), |file| comparison.append_to(file))
+}
+
+fn split(words: &[String]) -> Outcome<(&[String], &[String])> {
+    let at = words.iter().position(|w| w == "--vs").ok_or("no `--vs` between the two commands")?;
+    let (a, b) = (&words[..at], &words[at + 1..]);
+    if a.is_empty() || b.is_empty() { Err("a command is empty".into()) } else { Ok((a, b)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    #[test]
+    fn sides_take_turns_and_warm_up_does_not_count() {
+        let order = RefCell::new(String::new());
+        let side = |label: &str, factor: f64| {
+            let (order, name) = (&order, label.to_owned());
+            Side {
+                label: label.to_owned(),
+                run: Box::new(move || {
+                    order.borrow_mut().push_str(&name);
+                    Ok(vec![(Metric::WallSeconds, factor * order.borrow().len() as f64)])
+                }),
+            }
+        };
+        let rounds = Rounds { measured: 3, warm_up: 1 };
+        let c = alternate("t", rounds, [side("a", 1.0), side("b", 10.0)]).expect("runs");
+        assert_eq!(*order.borrow(), "abbaabba");
+        assert_eq!(c.metrics, [(Metric::WallSeconds, [vec![4.0, 5.0, 8.0], vec![30.0, 60.0, 70.0]])]);
+        let lines = c.json_lines();
+        assert_eq!((&lines[0]["rounds"], &lines[0]["a"]["median"]), (&json!(3), &json!(5.0)));
+    }
+
+    #[test]
+    fn commands_are_split_at_vs() {
+        let words = |s: &str| s.split(' ').map(String::from).collect::<Vec<_>>();
+        assert_eq!(split(&words("a -x --vs b")).expect("fine"), (&words("a -x")[..], &words("b")[..]));
+        assert!(split(&words("a b")).is_err() && split(&words("--vs b")).is_err());
+    }
+}

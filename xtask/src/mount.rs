@@ -1,0 +1,84 @@
+//! File systems of their own for measurements: a sparse file, a loop device, a mount.
+
+use crate::Outcome;
+use crate::process::{find, is_root, output, run};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tempfile::TempDir;
+
+/// Which file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Ext4,
+    Xfs,
+}
+
+/// A mounted file system; gone when dropped.
+pub(crate) struct Mounted {
+    device: String,
+    mounted: bool,
+    scratch: TempDir,
+}
+
+impl Mounted {
+    /// A fresh file system of `size` bytes in a sparse file under `dir`, through a loop device that does direct I/O.
+    /// Needs root.
+    pub(crate) fn new(kind: Kind, size: u64, dir: &Path) -> Outcome<Self> {
+        if !is_root() {
+            return Err("a loop device needs root".into());
+        }
+        let scratch =
+            TempDir::with_prefix_in("zebu-fs-", dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+        let file = scratch.path().join("disk");
+        File::create(&file).and_then(|f| f.set_len(size)).map_err(|e| format!("{}: {e}", file.display()))?;
+        let mut losetup = Command::new(program("losetup")?);
+        let device =
+            output(losetup.args(["--find", "--show", "--direct-io=on"]).arg(&file))?.trim().to_owned();
+        let mut this = Self { device, mounted: false, scratch };
+        std::fs::create_dir(this.path()).map_err(|e| e.to_string())?;
+        match kind {
+            Kind::Ext4 => output(Command::new(program("mkfs.ext4")?).args(["-q", "-F", &this.device]))?,
+            Kind::Xfs => output(Command::new(program("mkfs.xfs")?).args(["-q", "-f", &this.device]))?,
+        };
+        run(Command::new(program("mount")?).arg(&this.device).arg(this.path()))?;
+        this.mounted = true;
+        Ok(this)
+    }
+
+    /// Its root directory.
+    pub(crate) fn path(&self) -> PathBuf {
+        self.scratch.path().join("mnt")
+    }
+
+    /// Requests that its device has finished since it was made: reads and writes, merged ones counted once
+    /// (Documentation/block/stat.rst of Linux).
+    pub(crate) fn requests(&self) -> Outcome<(u64, u64)> {
+        let name = self.device.trim_start_matches("/dev/");
+        let file = format!("/sys/block/{name}/stat");
+        let text = std::fs::read_to_string(&file).map_err(|e| format!("{file}: {e}"))?;
+        let fields: Vec<u64> = text.split_whitespace().filter_map(|f| f.parse().ok()).collect();
+        match (fields.first(), fields.get(4)) {
+            (Some(reads), Some(writes)) => Ok((*reads, *writes)),
+            _ => Err(format!("{file}: not as documented: {text}")),
+        }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let said = |what: &str, outcome: Outcome<String>| {
+            if let Err(error) = outcome {
+                eprintln!("note: {what} stays behind: {error}");
+            }
+        };
+        if self.mounted {
+            said("the mount", output(Command::new("umount").arg(self.path())));
+        }
+        said("the loop device", output(Command::new("losetup").args(["--detach", &self.device])));
+    }
+}
+
+fn program(name: &str) -> Outcome<PathBuf> {
+    find(name).ok_or_else(|| format!("{name} is missing: run `cargo xtask setup`"))
+}

@@ -1,0 +1,161 @@
+//! Running other programs, with what they cost.
+
+use crate::Outcome;
+use std::ffi::OsStr;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A command line in one line of text, for messages.
+pub(crate) fn shown(command: &Command) -> String {
+    std::iter::once(command.get_program()).chain(command.get_args()).map(quoted).collect::<Vec<_>>().join(" ")
+}
+
+fn quoted(word: &OsStr) -> String {
+    let text = word.to_string_lossy();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        text.into_owned()
+    } else {
+        format!("'{}'", text.replace('\'', "'\\''"))
+    }
+}
+
+/// Runs a command with its output shown; anything but success is an error.
+pub(crate) fn run(command: &mut Command) -> Outcome {
+    let status = command.status().map_err(|e| format!("cannot run {}: {e}", shown(command)))?;
+    if status.success() { Ok(()) } else { Err(format!("{}: {status}", shown(command))) }
+}
+
+/// Runs a command and returns what it printed; on failure the error holds what it said.
+pub(crate) fn output(command: &mut Command) -> Outcome<String> {
+    let out =
+        command.stdin(Stdio::null()).output().map_err(|e| format!("cannot run {}: {e}", shown(command)))?;
+    if out.status.success() {
+        Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+    } else {
+        let said = String::from_utf8_lossy(&out.stderr);
+        Err(format!("{}: {}: {}", shown(command), out.status, said.trim()))
+    }
+}
+
+/// The program `name` on the PATH (and where administrators' programs live, which a user's PATH may lack).
+pub(crate) fn find(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .map(|dir| dir.join(name))
+        .find(|file| file.is_file())
+}
+
+/// Whether this process is root.
+pub(crate) fn is_root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0)
+}
+
+/// What a finished command cost.
+#[derive(Debug, Clone)]
+pub(crate) struct Usage {
+    /// From start to exit.
+    pub(crate) wall: Duration,
+    /// User and system time of it and of the children that it waited for.
+    pub(crate) cpu: Duration,
+    /// Largest resident set, in bytes.
+    pub(crate) max_rss: u64,
+    /// Standard output.
+    pub(crate) stdout: String,
+    /// Exit code; `None` if a signal ended it.
+    pub(crate) code: Option<i32>,
+}
+
+/// Runs a command to its end and measures it. Standard output is kept (through a file, so that a full pipe never
+/// holds the command up); standard error is shown.
+pub(crate) fn measure(command: &mut Command) -> Outcome<Usage> {
+    let said = |e: io::Error, c: &Command| format!("cannot run {}: {e}", shown(c));
+    let mut out = tempfile::tempfile().map_err(|e| said(e, command))?;
+    let for_child = out.try_clone().map_err(|e| said(e, command))?;
+    command.stdin(Stdio::null()).stdout(for_child);
+    let start = Instant::now();
+    let child = command.spawn().map_err(|e| said(e, command))?;
+    let (status, rusage) = wait4(child.id()).map_err(|e| said(e, command))?;
+    let wall = start.elapsed();
+    let mut stdout = String::new();
+    io::Seek::rewind(&mut out)
+        .and_then(|()| io::Read::read_to_string(&mut out, &mut stdout))
+        .map_err(|e| said(e, command))?;
+    let cpu = duration(rusage.ru_utime) + duration(rusage.ru_stime);
+    let max_rss = rusage.ru_maxrss as u64 * 1024;
+    let code = libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status));
+    Ok(Usage { wall, cpu, max_rss, stdout, code })
+}
+
+/// As [`measure`]; an exit code other than 0 is an error.
+pub(crate) fn measure_ok(command: &mut Command) -> Outcome<Usage> {
+    let usage = measure(command)?;
+    match usage.code {
+        Some(0) => Ok(usage),
+        Some(code) => Err(format!("{}: exit code {code}", shown(command))),
+        None => Err(format!("{}: ended by a signal", shown(command))),
+    }
+}
+
+fn duration(t: libc::timeval) -> Duration {
+    Duration::new(t.tv_sec as u64, t.tv_usec as u32 * 1000)
+}
+
+fn wait4(pid: u32) -> io::Result<(libc::c_int, libc::rusage)> {
+    let mut status = 0;
+    let mut rusage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    loop {
+        // SAFETY: both pointers are to live, writable values of the types that wait4 wants.
+        let got = unsafe { libc::wait4(pid as libc::pid_t, &raw mut status, 0, rusage.as_mut_ptr()) };
+        if got == pid as libc::pid_t {
+            // SAFETY: zeroed is a valid rusage already, and wait4 filled it in.
+            return Ok((status, unsafe { rusage.assume_init() }));
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+/// Writes `path`'s data to the disk and drops it from the page cache, so that a measurement starts cold.
+pub(crate) fn evict(path: &Path) -> Outcome {
+    use std::os::fd::AsRawFd;
+    let said = |e: io::Error| format!("{}: {e}", path.display());
+    let file = std::fs::File::open(path).map_err(said)?;
+    file.sync_all().map_err(said)?;
+    // SAFETY: the descriptor is open for the whole call; the call touches no memory of ours.
+    match unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) } {
+        0 => Ok(()),
+        errno => Err(said(io::Error::from_raw_os_error(errno))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn measures_exit_code_output_and_cpu() {
+        let usage = measure(
+            Command::new("sh")
+                .args(["-c", "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; echo hi; exit 3"]),
+        )
+        .expect("sh runs");
+        assert_eq!(usage.code, Some(3));
+        assert_eq!(usage.stdout, "hi\n");
+        assert!(usage.cpu > Duration::ZERO && usage.cpu <= usage.wall * 2);
+        assert!(usage.max_rss > 100 * 1024);
+        assert!(measure_ok(&mut Command::new("false")).is_err());
+    }
+
+    #[test]
+    fn quotes_only_what_a_shell_would_split() {
+        let mut command = Command::new("zebu");
+        command.args(["io", "-c", "read 0 4k", "it's"]);
+        assert_eq!(shown(&command), r"zebu io -c 'read 0 4k' 'it'\''s'");
+    }
+}

@@ -1,0 +1,245 @@
+//! Installing what tests and measurements need, or saying what is missing and how to get it.
+
+use crate::Outcome;
+use crate::process::{find, is_root, output, run};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What is about to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// The demo: only what makes a file system image.
+    Demo,
+    /// The tests.
+    Tests,
+    /// Tests, measurements and the static binary.
+    Everything,
+}
+
+/// A program, and the Debian package that has it.
+struct Tool {
+    program: &'static str,
+    package: &'static str,
+    needs: &'static [Need],
+}
+
+const TOOLS: &[Tool] = &[
+    Tool { program: "mkfs.ext4", package: "e2fsprogs", needs: &[Need::Demo, Need::Tests, Need::Everything] },
+    Tool { program: "qemu-img", package: "qemu-utils", needs: &[Need::Tests, Need::Everything] },
+    Tool { program: "qemu-io", package: "qemu-utils", needs: &[Need::Tests, Need::Everything] },
+    Tool { program: "mkfs.xfs", package: "xfsprogs", needs: &[Need::Tests, Need::Everything] },
+    Tool { program: "mkfs.btrfs", package: "btrfs-progs", needs: &[Need::Tests, Need::Everything] },
+    Tool { program: "strace", package: "strace", needs: &[Need::Tests, Need::Everything] },
+    Tool { program: "musl-gcc", package: "musl-tools", needs: &[Need::Tests, Need::Everything] },
+    Tool { program: "fio", package: "fio", needs: &[Need::Everything] },
+];
+
+const BACKPORTS: &str = "/etc/apt/sources.list.d/zebu-backports.sources";
+
+/// Installs what `need` lacks. Without the right to, or without apt: an error that names the packages.
+pub(crate) fn ensure(need: Need) -> Outcome {
+    install(need, &missing(need))
+}
+
+/// The command `setup`: as [`ensure`], and says what there is.
+pub(crate) fn command() -> Outcome {
+    ensure(Need::Everything)?;
+    println!("all there: {}", qemu_version().unwrap_or_else(|| "no QEMU".into()));
+    Ok(())
+}
+
+/// The first line of `qemu-img --version`, if it is installed.
+pub(crate) fn qemu_version() -> Option<String> {
+    let text = output(Command::new(find("qemu-img")?).arg("--version")).ok()?;
+    text.lines().next().map(String::from)
+}
+
+fn missing(need: Need) -> Vec<&'static str> {
+    let mut packages: Vec<&str> = TOOLS
+        .iter()
+        .filter(|tool| tool.needs.contains(&need) && find(tool.program).is_none())
+        .map(|tool| tool.package)
+        .collect();
+    packages.dedup();
+    packages
+}
+
+fn install(need: Need, packages: &[&'static str]) -> Outcome {
+    if packages.is_empty() {
+        return Ok(());
+    }
+    let by_hand = format!("apt-get install {}", packages.join(" "));
+    if find("apt-get").is_none() {
+        return Err(format!("missing packages (Debian's names): {}. Install them", packages.join(" ")));
+    }
+    if !is_root() {
+        return Err(format!(
+            "missing packages: {}. Install them with: sudo {by_hand}\n       (for QEMU 10 on Debian 12: from \
+             bookworm-backports, sudo apt-get install -t bookworm-backports qemu-utils; `cargo xtask setup` as root \
+             does it all)",
+            packages.join(" ")
+        ));
+    }
+    println!("installing {}", packages.join(" "));
+    let release = Release::read();
+    if packages.contains(&"qemu-utils")
+        && let Some(suite) = release.backports()
+    {
+        install_qemu_from(&suite)?;
+    }
+    let rest = missing(need);
+    if !rest.is_empty() {
+        update();
+        apt_get(&rest, None).map_err(|e| format!("{e}\n       By hand: {by_hand}"))?;
+    }
+    match missing(need).as_slice() {
+        [] => Ok(()),
+        still => Err(format!("still missing after the installation: {}", still.join(" "))),
+    }
+}
+
+/// Debian 12 has QEMU 7.2; its backports have 10. Falls back to 7.2 where they can't be had.
+fn install_qemu_from(suite: &str) -> Outcome {
+    let configured = sources().iter().any(|file| fs::read_to_string(file).is_ok_and(|t| t.contains(suite)));
+    if !configured {
+        let Some(stanza) = sources().iter().find_map(|file| backports_entry(file, suite)) else {
+            println!("note: no entry to derive {suite} from; QEMU comes from the release itself");
+            return Ok(());
+        };
+        println!("writing {BACKPORTS}");
+        fs::write(BACKPORTS, stanza).map_err(|e| format!("{BACKPORTS}: {e}"))?;
+    }
+    update();
+    if let Err(error) = apt_get(&["qemu-utils"], Some(suite)) {
+        println!("note: {error}; QEMU comes from the release itself");
+        if !configured {
+            // A suite that can't be read would make every later update fail.
+            fs::remove_file(BACKPORTS).map_err(|e| format!("{BACKPORTS}: {e}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// An index that can't be fetched (another repository's, perhaps) matters only if the packages can't be had then.
+fn update() {
+    if let Err(error) = run(Command::new("apt-get").args(["update", "-qq"])) {
+        println!("note: {error}");
+    }
+}
+
+fn apt_get(packages: &[&str], suite: Option<&str>) -> Outcome {
+    let mut command = Command::new("apt-get");
+    command.env("DEBIAN_FRONTEND", "noninteractive");
+    command.args(["install", "-y", "-qq", "--no-install-recommends"]);
+    if let Some(suite) = suite {
+        command.args(["-t", suite]);
+    }
+    run(command.args(packages))
+}
+
+fn sources() -> Vec<PathBuf> {
+    let mut files = vec![PathBuf::from("/etc/apt/sources.list")];
+    if let Ok(entries) = fs::read_dir("/etc/apt/sources.list.d") {
+        files.extend(entries.flatten().map(|e| e.path()));
+    }
+    files.retain(|f| f.extension().is_some_and(|e| e == "sources" || e == "list"));
+    files.sort();
+    files
+}
+
+/// A deb822 stanza for the suite `wanted` (`bookworm-backports`) from the entry in `file` that holds the release.
+fn backports_entry(file: &Path, wanted: &str) -> Option<String> {
+    let text = fs::read_to_string(file).ok()?;
+    let release = wanted.strip_suffix("-backports")?;
+    if file.extension()? == "sources" {
+        from_stanzas(&text, release, wanted)
+    } else {
+        from_lines(&text, release, wanted)
+    }
+}
+
+fn from_stanzas(text: &str, release: &str, wanted: &str) -> Option<String> {
+    let holds_release = |stanza: &&str| {
+        let suites = stanza.lines().find_map(|l| l.strip_prefix("Suites:"));
+        suites.is_some_and(|s| s.split_whitespace().any(|suite| suite == release))
+    };
+    let stanza = text.split("\n\n").find(holds_release)?;
+    let lines = stanza
+        .lines()
+        .filter(|l| !l.starts_with('#'))
+        .map(|l| if l.starts_with("Suites:") { format!("Suites: {wanted}") } else { l.to_owned() });
+    Some(lines.collect::<Vec<_>>().join("\n") + "\n")
+}
+
+fn from_lines(text: &str, release: &str, wanted: &str) -> Option<String> {
+    text.lines().find_map(|line| {
+        // deb [options] URI suite component...
+        let rest = line.strip_prefix("deb ")?.trim_start();
+        let (options, rest) = match rest.strip_prefix('[') {
+            Some(inner) => inner.split_once(']').map(|(o, r)| (o.trim(), r))?,
+            None => ("", rest),
+        };
+        let mut words = rest.split_whitespace();
+        let (uri, suite) = (words.next()?, words.next()?);
+        if suite != release {
+            return None;
+        }
+        let components = words.collect::<Vec<_>>().join(" ");
+        let mut stanza = format!("Types: deb\nURIs: {uri}\nSuites: {wanted}\nComponents: {components}\n");
+        for option in options.split_whitespace() {
+            if let Some(key) = option.strip_prefix("signed-by=") {
+                stanza.push_str(&format!("Signed-By: {key}\n"));
+            }
+        }
+        Some(stanza)
+    })
+}
+
+/// The release of this machine.
+struct Release {
+    codename: String,
+}
+
+impl Release {
+    fn read() -> Self {
+        let text = fs::read_to_string("/etc/os-release").unwrap_or_default();
+        let codename = text.lines().find_map(|l| l.strip_prefix("VERSION_CODENAME=")).unwrap_or_default();
+        Self { codename: codename.trim_matches('"').to_owned() }
+    }
+
+    /// Where a newer QEMU is; later releases have one themselves.
+    fn backports(&self) -> Option<String> {
+        (self.codename == "bookworm").then(|| "bookworm-backports".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rewrites_the_stanza_of_the_release_and_no_other() {
+        let text = "Types: deb\n# a comment\nURIs: http://a.example/sec\nSuites: bookworm-security\nComponents: main\n\n\
+                    Types: deb\n# another\nURIs: http://a.example/debian\nSuites: bookworm bookworm-updates\nComponents: main\nSigned-By: /k\n";
+        assert_eq!(
+            from_stanzas(text, "bookworm", "bookworm-backports").as_deref(),
+            Some(
+                "Types: deb\nURIs: http://a.example/debian\nSuites: bookworm-backports\nComponents: main\nSigned-By: /k\n"
+            )
+        );
+        assert_eq!(from_stanzas("Types: deb\nSuites: trixie\n", "bookworm", "bookworm-backports"), None);
+    }
+
+    #[test]
+    fn rewrites_a_line() {
+        let text = "# deb http://x bookworm main\ndeb [arch=amd64 signed-by=/k] http://a.example/debian bookworm main contrib\n";
+        assert_eq!(
+            from_lines(text, "bookworm", "bookworm-backports").as_deref(),
+            Some(
+                "Types: deb\nURIs: http://a.example/debian\nSuites: bookworm-backports\nComponents: main contrib\nSigned-By: /k\n"
+            )
+        );
+        assert_eq!(from_lines("deb http://a.example/debian bookworm-updates main\n", "bookworm", "x"), None);
+    }
+}

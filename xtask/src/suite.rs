@@ -1,0 +1,133 @@
+//! The command `test`: every check, in the order in which a mistake shows soonest.
+
+use crate::Outcome;
+use crate::process::run;
+use crate::setup::{self, Need};
+use crate::table::Table;
+use crate::toolchain::{self, cargo, target_dir};
+use clap::Args;
+use std::time::{Duration, Instant};
+
+/// The matrix moves gigabytes: its programs are optimised, with assertions and overflow checks kept.
+const PROFILE: &str = "torture";
+
+#[derive(Args)]
+pub(crate) struct TestArgs {
+    /// Leave out the matrix against QEMU and the static binary
+    #[arg(long, conflicts_with = "long")]
+    quick: bool,
+    /// Run the long random-operation comparison too: 200 seeds, 200,000 operations and more
+    #[arg(long)]
+    long: bool,
+    /// Run only what needs no QEMU
+    #[arg(long)]
+    skip_qemu: bool,
+}
+
+/// One step: what it is called and what it does.
+type Step<'a> = (&'a str, Box<dyn Fn() -> Outcome<Verdict> + 'a>);
+
+/// How a step ended, if not with an error.
+enum Verdict {
+    Passed,
+    Skipped(String),
+}
+
+pub(crate) fn run_all(args: &TestArgs) -> Outcome {
+    let with_qemu = !args.quick && !args.skip_qemu;
+    let mut steps: Vec<Step<'_>> = vec![
+        ("format", Box::new(|| passed(run(cargo().args(["fmt", "--all", "--check"]))))),
+        ("lints", Box::new(|| passed(lints()))),
+        ("unit and integration tests", Box::new(|| passed(unit_tests()))),
+        ("documentation", Box::new(|| passed(documentation()))),
+    ];
+    if with_qemu {
+        steps.insert(0, ("set-up", Box::new(|| passed(setup::ensure(Need::Tests)))));
+        steps.push(("matrix against QEMU", Box::new(|| passed(matrix()))));
+    }
+    if args.long {
+        let long = ["--seeds", "250", "--ops", "1000"].map(String::from);
+        steps.push(("random operations, long", Box::new(move || passed(differential(&long)))));
+    }
+    if !args.quick {
+        steps.push(("static binary", Box::new(static_binary)));
+    }
+    let mut table = Table::new(["step", "time", ""]);
+    let mut failure = None;
+    for (name, step) in steps {
+        println!("== {name}");
+        let start = Instant::now();
+        let verdict = step();
+        let said = match &verdict {
+            Ok(Verdict::Passed) => "ok".to_owned(),
+            Ok(Verdict::Skipped(why)) => format!("skipped: {why}"),
+            Err(_) => "FAILED".to_owned(),
+        };
+        table.row([name.to_owned(), seconds(start.elapsed()), said]);
+        if let Err(error) = verdict {
+            failure = Some(format!("{name}: {error}"));
+            break;
+        }
+    }
+    println!("\n{}", table.render());
+    failure.map_or(Ok(()), Err)
+}
+
+/// The random-operation comparison by itself; `args` go to its runner.
+pub(crate) fn differential(args: &[String]) -> Outcome {
+    build_command()?;
+    run(cargo()
+        .args(["run", "--quiet", "--locked", "--package", "zebu-tests", "--bin", "differential"])
+        .args(["--profile", PROFILE, "--"])
+        .args(args))
+}
+
+fn lints() -> Outcome {
+    run(cargo().args(["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))
+}
+
+fn unit_tests() -> Outcome {
+    run(cargo().args(["test", "--workspace", "--locked", "--exclude", "zebu-tests"]))
+}
+
+fn documentation() -> Outcome {
+    run(cargo().env("RUSTDOCFLAGS", "-D warnings").args([
+        "doc",
+        "--workspace",
+        "--no-deps",
+        "--locked",
+        "--document-private-items",
+    ]))
+}
+
+fn build_command() -> Outcome {
+    run(cargo().args(["build", "--quiet", "--locked", "--package", "zebu-cli", "--profile", PROFILE]))
+}
+
+fn matrix() -> Outcome {
+    build_command()?;
+    let binary = target_dir()?.join(PROFILE).join("zebu");
+    run(cargo().env("ZEBU_BIN", binary).args([
+        "test",
+        "--locked",
+        "--package",
+        "zebu-tests",
+        "--profile",
+        PROFILE,
+    ]))
+}
+
+fn static_binary() -> Outcome<Verdict> {
+    match toolchain::musl_obstacle() {
+        Some(obstacle) => Ok(Verdict::Skipped(obstacle)),
+        None => passed(toolchain::musl()),
+    }
+}
+
+fn passed(outcome: Outcome) -> Outcome<Verdict> {
+    outcome.map(|()| Verdict::Passed)
+}
+
+fn seconds(duration: Duration) -> String {
+    format!("{:.1} s", duration.as_secs_f64())
+}

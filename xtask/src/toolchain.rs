@@ -1,0 +1,109 @@
+//! What needs another toolchain or tool: the oldest supported Rust, the static binary, cargo-deny.
+
+use crate::process::{find, output, run};
+use crate::{Outcome, root};
+use std::process::Command;
+
+const MUSL: &str = "x86_64-unknown-linux-musl";
+
+/// Builds the library and the command with the oldest supported Rust.
+pub(crate) fn msrv() -> Outcome {
+    let version = rust_version()?;
+    let toolchain = format!("+{version}");
+    if output(Command::new("cargo").args([toolchain.as_str(), "--version"])).is_err() {
+        run(Command::new("rustup").args(["toolchain", "install", &version, "--profile", "minimal"]))
+            .map_err(|e| format!("Rust {version} can't be had: {e}"))?;
+    }
+    run(cargo().args([toolchain.as_str(), "check", "--workspace", "--exclude", "xtask", "--locked"]))
+}
+
+fn rust_version() -> Outcome<String> {
+    let manifest = root().join("Cargo.toml");
+    let text = std::fs::read_to_string(&manifest).map_err(|e| format!("{}: {e}", manifest.display()))?;
+    text.lines()
+        .find_map(|l| l.strip_prefix("rust-version = "))
+        .map(|v| v.trim_matches('"').to_owned())
+        .ok_or_else(|| "Cargo.toml states no rust-version".into())
+}
+
+/// Why the static binary can't be built here, or `None`.
+pub(crate) fn musl_obstacle() -> Option<String> {
+    if find("musl-gcc").is_none() {
+        return Some("musl-gcc is missing (package musl-tools)".into());
+    }
+    let installed =
+        output(Command::new("rustup").args(["target", "list", "--installed"])).unwrap_or_default();
+    if installed.lines().any(|l| l == MUSL) {
+        return None;
+    }
+    run(Command::new("rustup").args(["target", "add", MUSL])).err()
+}
+
+/// Builds the command as a static binary, runs it, and makes sure that it needs no library.
+pub(crate) fn musl() -> Outcome {
+    if let Some(obstacle) = musl_obstacle() {
+        return Err(obstacle);
+    }
+    run(cargo().args(["build", "--locked", "--package", "zebu-cli", "--target", MUSL]))?;
+    let binary = target_dir()?.join(MUSL).join("debug/zebu");
+    let bytes = std::fs::read(&binary).map_err(|e| format!("{}: {e}", binary.display()))?;
+    if has_interpreter(&bytes) {
+        return Err(format!("{} is not static: it names a dynamic loader", binary.display()));
+    }
+    run(Command::new(&binary).arg("--version"))
+}
+
+/// Whether a little-endian 64-bit ELF file has a `PT_INTERP` program header (elf(5)): a dynamic loader.
+fn has_interpreter(elf: &[u8]) -> bool {
+    const PT_INTERP: u32 = 3;
+    let bytes = |at: usize, len: usize| elf.get(at..at + len).unwrap_or_default();
+    let u16_at = |at| bytes(at, 2).try_into().map_or(0, u16::from_le_bytes) as usize;
+    let u32_at = |at| bytes(at, 4).try_into().map_or(0, u32::from_le_bytes);
+    let table = bytes(32, 8).try_into().map_or(0, u64::from_le_bytes) as usize;
+    let (size, count) = (u16_at(54), u16_at(56));
+    (0..count).any(|i| u32_at(table + i * size) == PT_INTERP)
+}
+
+/// Runs cargo-deny, which is installed first if it is not there. Advisories need their database; where it can't be
+/// reached, the other checks still count.
+pub(crate) fn deny() -> Outcome {
+    if find("cargo-deny").is_none() {
+        run(cargo().args(["install", "--locked", "cargo-deny"]))?;
+    }
+    run(cargo().args(["deny", "check", "licenses", "bans", "sources"]))?;
+    run(cargo().args(["deny", "check", "advisories"])).map_err(|e| {
+        format!("{e}\n       (licences, bans and sources are fine; did the advisory database arrive?)")
+    })
+}
+
+/// Cargo, in the workspace.
+pub(crate) fn cargo() -> Command {
+    let mut command = Command::new("cargo");
+    command.current_dir(root());
+    // What `cargo run` sets for this process would choose its toolchain and directories for the child.
+    command.env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO_MANIFEST_DIR");
+    command
+}
+
+/// Where cargo builds.
+pub(crate) fn target_dir() -> Outcome<std::path::PathBuf> {
+    let text = output(cargo().args(["metadata", "--no-deps", "--format-version", "1"]))?;
+    let metadata: serde_json::Value =
+        serde_json::from_str(&text).map_err(|e| format!("cargo metadata: {e}"))?;
+    metadata["target_directory"]
+        .as_str()
+        .map(Into::into)
+        .ok_or_else(|| "cargo metadata: no target directory".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_test_is_a_dynamic_program() {
+        let own = std::fs::read(std::env::current_exe().expect("has a name")).expect("readable");
+        assert!(has_interpreter(&own));
+        assert!(!has_interpreter(b"\x7fELF"));
+    }
+}
