@@ -225,15 +225,13 @@ impl<T, I: Iterator<Item = (u64, T)>> Tables<'_, T, I> {
             return false;
         }
         let known = self.extent.filter(|e| e.offset <= offset && offset - e.offset < e.len);
-        let extent = match known {
-            Some(extent) => extent,
-            None => match self.source.worker.extent_at(self.source.file, offset).await {
-                Ok(extent) => extent,
-                Err(_) => {
-                    self.look_for_holes = false;
-                    return false;
-                }
-            },
+        let extent = if let Some(extent) = known {
+            extent
+        } else if let Ok(extent) = self.source.worker.extent_at(self.source.file, offset).await {
+            extent
+        } else {
+            self.look_for_holes = false;
+            return false;
         };
         self.extent = Some(extent);
         let hole_end = extent.offset.saturating_add(extent.len);
