@@ -40,9 +40,10 @@ impl<'a> Source<'a> {
         file: &'a File,
         options: &'a CheckOptions<'a>,
     ) -> Result<Self> {
-        let prefix = read(worker, file, 0, PREFIX_BYTES).await?;
+        let failed = |e: IoError| Error::from(e).on(file.path());
+        let prefix = read(worker, file, 0, PREFIX_BYTES).await.map_err(failed)?;
         let prefix = Header::prefix(prefix.as_slice()).map_err(|e| refused(&e).on(file.path()))?;
-        let first = read(worker, file, 0, prefix.cluster_size() as usize).await?;
+        let first = read(worker, file, 0, prefix.cluster_size() as usize).await.map_err(failed)?;
         let (header, _) =
             Header::parse(first.as_slice(), Purpose::Check).map_err(|e| refused(&e).on(file.path()))?;
         let geometry = header.geometry();
