@@ -97,9 +97,14 @@ const DAMAGES: [Damage<'_>; 6] = [
         }
     }),
     ("space that cannot be used", &|i| {
-        // A zero cluster that keeps an unaligned place; with it, a leak and a wrong refcount.
+        // A zero cluster that keeps an unaligned place, with refcounts that count this use; and a leak.
         let at = (0..60).map(|n| i.l2(0) + n * 8).find(|at| i.word(*at) & 1 != 0).unwrap();
-        i.set_word(at, COPIED | (i.l2(0) + 512) & OFFSET | 1);
+        let place = i.l2(0) + 512;
+        i.set_word(at, (place & OFFSET) | 1);
+        for cluster in [place / i.cluster_size(), (place + i.cluster_size() - 1) / i.cluster_size()] {
+            let refcount = i.bytes(i.refblock(0) + cluster * 2 + 1, 1)[0];
+            i.write(i.refblock(0) + cluster * 2 + 1, &[refcount + 1]);
+        }
         i.write(i.refblock(0) + 6, &9u16.to_be_bytes());
     }),
     ("snapshot table and refcounts", &|i| {
