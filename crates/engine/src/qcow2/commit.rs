@@ -29,8 +29,8 @@ use crate::{Error, Result};
 use futures_util::future::try_join_all;
 use std::collections::HashMap;
 use std::future::poll_fn;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use zebu_storage::{File, IoBuf, Worker};
@@ -181,7 +181,9 @@ impl Qcow2 {
 
     /// Starts a commit if so much is dirty that slices can't be evicted.
     pub(crate) fn commit_in_background(self: &Arc<Self>, worker: &Worker) {
-        if !(self.l2.wants_commit() || self.refcounts.cache.wants_commit()) || self.commit.state().running.is_some() {
+        if !(self.l2.wants_commit() || self.refcounts.cache.wants_commit())
+            || self.commit.state().running.is_some()
+        {
             return;
         }
         let (me, on) = (self.clone(), worker.clone());
@@ -254,13 +256,21 @@ impl Qcow2 {
             if let Some(bytes) = &frozen.moved_reftable {
                 self.write_moved_reftable(worker, reftable, bytes).await?;
             } else {
-                self.write_blocks(worker, reftable.offset.load(Acquire), reftable.table.block_bytes(), &frozen.reftable_blocks)
-                    .await?;
+                self.write_blocks(
+                    worker,
+                    reftable.offset.load(Acquire),
+                    reftable.table.block_bytes(),
+                    &frozen.reftable_blocks,
+                )
+                .await?;
             }
         }
         let has_phase_1 = !frozen.refcounts.is_empty() || !frozen.new_tables.is_empty();
         let has_phase_2 = !frozen.l1_blocks.is_empty()
-            || frozen.l2.iter().any(|slice| !frozen.new_tables.contains_key(&(slice.key / self.slices_per_table())));
+            || frozen
+                .l2
+                .iter()
+                .any(|slice| !frozen.new_tables.contains_key(&(slice.key / self.slices_per_table())));
         self.write_refcounts(worker, frozen).await?;
         self.write_new_tables(worker, frozen).await?;
         if has_phase_0 || has_phase_1 || (frozen.needs_data_barrier && has_phase_2) {
@@ -329,8 +339,10 @@ impl Qcow2 {
         self.write_all(worker, writes).await?;
         self.barrier(worker, &self.file).await?;
         let clusters = bytes.len() as u64 >> self.geometry.cluster_bits;
-        let patches =
-            [Patch::U64(field::REFTABLE_OFFSET, offset), Patch::U32(field::REFTABLE_CLUSTERS, clusters as u32)];
+        let patches = [
+            Patch::U64(field::REFTABLE_OFFSET, offset),
+            Patch::U32(field::REFTABLE_CLUSTERS, clusters as u32),
+        ];
         self.header_block.write(worker, &self.file, &patches).await?;
         reftable.moved.store(false, Relaxed);
         Ok(())
@@ -339,7 +351,8 @@ impl Qcow2 {
     async fn write_refcounts(&self, worker: &Worker, frozen: &Frozen) -> Result<()> {
         let reftable = &frozen.reftable;
         let per_block = self.slices_per_refblock();
-        let existing = frozen.refcounts.iter().filter(|s| !frozen.new_blocks.contains_key(&(s.key / per_block)));
+        let existing =
+            frozen.refcounts.iter().filter(|s| !frozen.new_blocks.contains_key(&(s.key / per_block)));
         let writes = blocks_of(existing, self.refcounts.cache.block_bytes(), |key| {
             let block = reftable.table.get(key / per_block) & !511;
             block + key % per_block * self.refcounts.cache.slice_bytes() as u64
@@ -402,7 +415,13 @@ impl Qcow2 {
         self.write_all(worker, writes).await
     }
 
-    async fn write_blocks(&self, worker: &Worker, offset: u64, block_bytes: usize, blocks: &[FrozenBlock]) -> Result<()> {
+    async fn write_blocks(
+        &self,
+        worker: &Worker,
+        offset: u64,
+        block_bytes: usize,
+        blocks: &[FrozenBlock],
+    ) -> Result<()> {
         let writes = blocks
             .iter()
             .map(|block| (offset + (block.block * block_bytes) as u64, IoBuf::copy_of(&block.bytes)))
@@ -417,7 +436,9 @@ impl Qcow2 {
         for (offset, buf) in writes {
             match merged.last_mut() {
                 Some((start, bufs))
-                    if *start + bufs.len() as u64 == offset && bufs.len() + buf.len() <= MAX_WRITE && bufs.0.len() < 256 =>
+                    if *start + bufs.len() as u64 == offset
+                        && bufs.len() + buf.len() <= MAX_WRITE
+                        && bufs.0.len() < 256 =>
                 {
                     bufs.push(buf);
                 }

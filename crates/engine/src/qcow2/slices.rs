@@ -63,10 +63,9 @@ impl DirtyBlocks {
     }
     /// The numbers of the dirty blocks.
     pub(crate) fn iter(&self) -> impl Iterator<Item = usize> + '_ {
-        self.0
-            .iter()
-            .enumerate()
-            .flat_map(|(word, bits)| (0..64).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| word * 64 + bit))
+        self.0.iter().enumerate().flat_map(|(word, bits)| {
+            (0..64).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| word * 64 + bit)
+        })
     }
 }
 
@@ -199,7 +198,14 @@ impl SliceCache {
     }
 
     /// Changes bytes of a present slice; `false` if it is absent.
-    pub(crate) fn change(&self, shard: &mut Shard, key: u64, offset: usize, len: usize, f: impl FnOnce(&mut [u8])) -> bool {
+    pub(crate) fn change(
+        &self,
+        shard: &mut Shard,
+        key: u64,
+        offset: usize,
+        len: usize,
+        f: impl FnOnce(&mut [u8]),
+    ) -> bool {
         let Some(slice) = shard.present.get_mut(&key) else { return false };
         slice.referenced = true;
         if let Some(bytes) = slice.bytes.get_mut(offset..offset + len) {
@@ -298,7 +304,11 @@ impl SliceCache {
                 let Some(slice) = shard.present.get_mut(&key) else { continue };
                 slice.in_writing = true;
                 self.dirty_slices.fetch_sub(1, Relaxed);
-                frozen.push(FrozenSlice { key, dirty: std::mem::take(&mut slice.dirty), bytes: slice.bytes.clone() });
+                frozen.push(FrozenSlice {
+                    key,
+                    dirty: std::mem::take(&mut slice.dirty),
+                    bytes: slice.bytes.clone(),
+                });
             }
         }
         frozen.sort_unstable_by_key(|slice| slice.key);

@@ -35,6 +35,7 @@ pub(crate) struct FreeSpace {
 
 impl FreeSpace {
     /// Clusters in all runs.
+    #[cfg(test)]
     pub(crate) fn total(&self) -> u64 {
         self.total
     }
@@ -243,7 +244,10 @@ impl Windows {
             .filter(|w| matches!(w.stream, Stream::Data { .. }))
             .find(|w| w.stream == Stream::Data { next_guest_cluster: guest_cluster })
             .or_else(|| {
-                self.windows.iter().filter(|w| matches!(w.stream, Stream::Data { .. })).min_by_key(|w| w.next_size)
+                self.windows
+                    .iter()
+                    .filter(|w| matches!(w.stream, Stream::Data { .. }))
+                    .min_by_key(|w| w.next_size)
             })
             .map_or(start, |w| w.next_size)
     }

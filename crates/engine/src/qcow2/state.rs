@@ -15,7 +15,9 @@ use crate::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{
+    AtomicBool, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use zebu_qcow2::bitmap::BitmapEntry;
 use zebu_qcow2::snapshot::SnapshotEntry;
@@ -111,7 +113,10 @@ pub(crate) struct Qcow2 {
 
 impl std::fmt::Debug for Qcow2 {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Qcow2").field("path", &self.path).field("geometry", &self.geometry).finish_non_exhaustive()
+        f.debug_struct("Qcow2")
+            .field("path", &self.path)
+            .field("geometry", &self.geometry)
+            .finish_non_exhaustive()
     }
 }
 
@@ -176,7 +181,10 @@ impl Qcow2 {
             *poison = Some(
                 Error::new(
                     ErrorKind::Poisoned,
-                    format!("writing has stopped after an earlier failure: {}; open the image again", why.message()),
+                    format!(
+                        "writing has stopped after an earlier failure: {}; open the image again",
+                        why.message()
+                    ),
                 )
                 .on(&self.path),
             );
@@ -187,7 +195,9 @@ impl Qcow2 {
     /// Fails if the image can't be written.
     pub(crate) fn check_writable(&self) -> Result<()> {
         if !self.writable {
-            return Err(Error::new(ErrorKind::ReadOnly, "the image was opened for reading only").on(&self.path));
+            return Err(
+                Error::new(ErrorKind::ReadOnly, "the image was opened for reading only").on(&self.path)
+            );
         }
         if self.is_poisoned.load(Acquire) {
             let poison = self.poison.lock().unwrap_or_else(PoisonError::into_inner);
@@ -204,7 +214,8 @@ impl Qcow2 {
             return Ok(());
         }
         let bits = self.geometry.cluster_bits;
-        let Some((cluster, what)) = self.metadata.overlap(host >> bits..((host + len - 1) >> bits) + 1) else {
+        let Some((cluster, what)) = self.metadata.overlap(host >> bits..((host + len - 1) >> bits) + 1)
+        else {
             return Ok(());
         };
         let error = Error::new(

@@ -1,0 +1,8 @@
+//! Check and repair, with `qemu-img check` as the oracle.
+
+mod clean;
+mod damage;
+mod hostile;
+mod random_damage;
+mod repair;
+mod support;
