@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 use zebu_storage::sim::{
-    Content, Facility, FailedEffect, Fault, FaultPlan, FaultRates, FaultRule, OpClass, OpFilter, SimConfig,
-    SimDisk, SimFileConfig, SimWorld, StuckCause, Waiting,
+    Content, Facility, FailedEffect, Fault, FaultPlan, FaultRates, FaultRule, LogEvent, OpClass, OpFilter,
+    SimConfig, SimDisk, SimFileConfig, SimWorld, StuckCause, Waiting,
 };
 use zebu_storage::{File, FileExtent, IoBuf, IoBufs, IoErrorKind, Worker, WorkerKind};
 
@@ -359,6 +359,22 @@ fn the_power_fails_at_once() {
     bufs.fill(0, 512, 1);
     let (result, _) = worker.block_on(worker.write(&file, 0, bufs));
     assert_eq!(result.unwrap_err().kind, IoErrorKind::Os(libc::EBADF));
+}
+
+#[test]
+fn o_direct_requests_are_checked_and_padded_writes_read_first() {
+    let world = SimWorld::new(12);
+    let worker = world.worker();
+    let initial = Content::from_bytes(&[9; 8192]);
+    let file = world.file(FILE, initial, SimFileConfig::direct(4096));
+    world.block_on(async { write(&worker, &file, 100, 1, 5000).await }).unwrap().unwrap();
+    let bytes = world.content(FILE).unwrap().bytes(0..8192);
+    assert_eq!(bytes, [vec![9; 100], vec![1; 5000], vec![9; 3092]].concat());
+    for event in world.log().events() {
+        if let LogEvent::Submitted { what, .. } = event {
+            assert!(what.range().start % 4096 == 0 && what.range().end % 4096 == 0, "{what:?}");
+        }
+    }
 }
 
 #[test]
