@@ -101,7 +101,7 @@ const DAMAGES: [Damage<'_>; 6] = [
         let at = (0..60).map(|n| i.l2(0) + n * 8).find(|at| i.word(*at) & 1 != 0).unwrap();
         let place = i.l2(0) + 512;
         i.set_word(at, (place & OFFSET) | 1);
-        for cluster in [place / i.cluster_size(), (place + i.cluster_size() - 1) / i.cluster_size()] {
+        for cluster in [place / i.cluster_size(), place.div_ceil(i.cluster_size())] {
             let refcount = i.bytes(i.refblock(0) + cluster * 2 + 1, 1)[0];
             i.write(i.refblock(0) + cluster * 2 + 1, &[refcount + 1]);
         }
