@@ -203,7 +203,7 @@ impl Qcow2 {
                     let changed = bytes.get(byte_first..byte_end)?.to_vec();
                     cache
                         .change(shard, key, byte_first, byte_end - byte_first, |b| {
-                            b.copy_from_slice(&changed)
+                            b.copy_from_slice(&changed);
                         })
                         .then_some(Ok(()))
                 })
