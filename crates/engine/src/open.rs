@@ -227,11 +227,8 @@ async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> R
     let mut backing: Option<Arc<Node>> = None;
     for link in links.into_iter().rev() {
         let driver = if let Some(parsed) = &link.parsed {
-            let place = Place {
-                budget: budget.clone(),
-                has_backing: backing.is_some(),
-                data_file: link.data_file,
-            };
+            let place =
+                Place { budget: budget.clone(), has_backing: backing.is_some(), data_file: link.data_file };
             Driver::Qcow2(Qcow2::open(worker, link.file, parsed, &link.options, place).await?)
         } else {
             let size = link.file.len();
