@@ -1,6 +1,7 @@
 //! What can go wrong below the engine.
 
-use std::path::PathBuf;
+use std::fmt;
+use std::path::{Path, PathBuf};
 
 /// The operation that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,8 +52,10 @@ pub enum IoErrorKind {
 }
 
 /// An error of storage: what was attempted, on which file and range.
-#[derive(Debug, Clone, thiserror::Error)]
-#[error("{op:?} {path:?} at {offset}: {kind:?}")]
+///
+/// Displayed as one line, for example
+/// `could not read 4096 bytes at offset 65536 of "x.qcow2": Input/output error`.
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct IoError {
     /// What failed.
@@ -69,7 +72,21 @@ pub struct IoError {
     pub detail: Option<String>,
 }
 
+impl std::error::Error for IoError {}
+
 impl IoError {
+    /// An error about a whole file.
+    pub(crate) fn of_file(op: Op, kind: IoErrorKind, path: impl Into<PathBuf>) -> Self {
+        Self { op, kind, path: path.into(), offset: 0, len: 0, detail: None }
+    }
+
+    /// The same error with words that say more.
+    #[must_use]
+    pub(crate) fn with_detail(mut self, detail: impl Into<String>) -> Self {
+        self.detail = Some(detail.into());
+        self
+    }
+
     /// The errno that the failure amounts to.
     pub fn errno(&self) -> i32 {
         match self.kind {
@@ -80,5 +97,88 @@ impl IoError {
             IoErrorKind::NotAFile => libc::EINVAL,
             IoErrorKind::Escapes => libc::EXDEV,
         }
+    }
+}
+
+/// The system's words for an errno, without the number that the standard library appends.
+pub(crate) fn errno_text(errno: i32) -> String {
+    let text = std::io::Error::from_raw_os_error(errno).to_string();
+    match text.rfind(" (os error ") {
+        Some(end) => text[..end].to_owned(),
+        None => text,
+    }
+}
+
+/// A path in quotes, with whatever would break the line escaped.
+struct Quoted<'a>(&'a Path);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.0, f)
+    }
+}
+
+impl fmt::Display for IoError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { op, offset, len, .. } = self;
+        let path = Quoted(&self.path);
+        match op {
+            Op::Open => write!(f, "could not open {path}")?,
+            Op::Lock => write!(f, "could not lock {path}")?,
+            Op::Read => write!(f, "could not read {len} bytes at offset {offset} of {path}")?,
+            Op::Write => write!(f, "could not write {len} bytes at offset {offset} of {path}")?,
+            Op::Flush => write!(f, "could not flush {path} to disk")?,
+            Op::Punch => write!(f, "could not punch a hole of {len} bytes at offset {offset} of {path}")?,
+            Op::ZeroRange => write!(f, "could not zero {len} bytes at offset {offset} of {path}")?,
+            Op::Allocate => write!(f, "could not allocate {len} bytes at offset {offset} of {path}")?,
+            Op::SetLen => write!(f, "could not set the length of {path} to {offset} bytes")?,
+            Op::Seek => write!(f, "could not look for data at offset {offset} of {path}")?,
+            Op::CopyRange => write!(f, "could not copy {len} bytes to offset {offset} of {path}")?,
+            Op::Setup => write!(f, "could not set up an I/O worker")?,
+        }
+        f.write_str(": ")?;
+        match (&self.kind, &self.detail) {
+            (IoErrorKind::Os(errno), None) => f.write_str(&errno_text(*errno)),
+            (IoErrorKind::Os(errno), Some(detail)) => write!(f, "{} ({detail})", errno_text(*errno)),
+            (IoErrorKind::FlushFailedBefore, None) => {
+                f.write_str("an earlier flush failed, so what is on disk is unknown until it is opened again")
+            }
+            (IoErrorKind::Locked, None) => f.write_str("it is in use by another process"),
+            (IoErrorKind::Unsupported, None) => f.write_str("the file does not support this"),
+            (IoErrorKind::NotAFile, None) => f.write_str("not a regular file or block device"),
+            (IoErrorKind::Escapes, None) => {
+                f.write_str("the name leads outside the directory that it is confined to")
+            }
+            (_, Some(detail)) => f.write_str(detail),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_one_human_line() {
+        let error = IoError {
+            op: Op::Read,
+            kind: IoErrorKind::Os(libc::ENOSPC),
+            path: "x.qcow2".into(),
+            offset: 65536,
+            len: 4096,
+            detail: None,
+        };
+        assert_eq!(
+            error.to_string(),
+            "could not read 4096 bytes at offset 65536 of \"x.qcow2\": No space left on device"
+        );
+        let hint = IoError::of_file(Op::Open, IoErrorKind::Os(libc::EINVAL), "a").with_detail("try buffered");
+        assert_eq!(hint.to_string(), "could not open \"a\": Invalid argument (try buffered)");
+        assert_eq!(
+            IoError::of_file(Op::Open, IoErrorKind::NotAFile, "a")
+                .with_detail("it is a directory")
+                .to_string(),
+            "could not open \"a\": it is a directory"
+        );
     }
 }

@@ -1,208 +1,244 @@
 //! Files and block devices.
 
-use crate::IoError;
-use std::path::Path;
+use crate::error::{IoError, IoErrorKind, Op};
+use crate::file_types::{Access, Alignment, FileId, FileKind, FsKind, LockMode, OpenFlags};
+use crate::os_file::OsFile;
+use std::fmt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-/// Reading only, or reading and writing.
+/// Where a file's bytes are.
+pub(crate) enum FileInner {
+    Os(OsFile),
+}
+
+/// What is known about a file from its opening on.
+pub(crate) struct FileFacts {
+    pub(crate) path: PathBuf,
+    pub(crate) id: FileId,
+    pub(crate) kind: FileKind,
+    pub(crate) fs: FsKind,
+    pub(crate) access: Access,
+    pub(crate) direct: bool,
+    pub(crate) no_flush: bool,
+    pub(crate) alignment: Alignment,
+    pub(crate) len: u64,
+}
+
+/// A kind of fallocate that the kernel may refuse for a file, once and for all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
-    /// O_RDONLY.
-    ReadOnly,
-    /// O_RDWR.
-    ReadWrite,
+#[repr(u8)]
+pub(crate) enum Capability {
+    Punch = 1,
+    ZeroRange = 2,
+    Allocate = 4,
 }
 
-/// Whether a file is made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Create {
-    /// It must exist.
-    No,
-    /// Made if it is not there, else cut to 0 bytes (after it was locked), mode 0644.
-    Truncate,
-    /// Made; an existing file is an error.
-    New,
-}
-
-/// Who else may use the file meanwhile (QEMU's lock bytes).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LockMode {
-    /// No lock taken or tested (`-U`; reading only).
-    None,
-    /// Other readers may come, no writer: holds consistent-read; does not share write, resize.
-    Read,
-    /// Nothing but other `info`-like openers without I/O: does not share write, resize; holds nothing.
-    Inspect,
-    /// The only user: holds consistent-read, write, resize; does not share write, resize.
-    Write,
-}
-
-/// How a file is opened.
-#[derive(Debug, Clone)]
-pub struct OpenFlags {
-    /// Reading only or both.
-    pub access: Access,
-    /// O_DIRECT.
-    pub direct: bool,
-    /// Make it?
-    pub create: Create,
-    /// Lock to take.
-    pub lock: LockMode,
-    /// `cache=unsafe`: flushes do nothing.
-    pub no_flush: bool,
-}
-
-impl Default for OpenFlags {
-    fn default() -> Self {
-        Self {
-            access: Access::ReadOnly,
-            direct: false,
-            create: Create::No,
-            lock: LockMode::Read,
-            no_flush: false,
-        }
-    }
-}
-
-/// What a [`File`] is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FileKind {
-    /// A regular file.
-    Regular,
-    /// A block device.
-    BlockDevice,
-    /// A simulated file.
-    Simulated,
-}
-
-/// The file system below, as far as it matters for a choice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FsKind {
-    /// ext2, ext3, ext4.
-    Ext4,
-    /// XFS.
-    Xfs,
-    /// btrfs.
-    Btrfs,
-    /// tmpfs.
-    Tmpfs,
-    /// Any other.
-    Other,
-}
-
-/// What the kernel asks of requests. All three are powers of two, in bytes; 1 without O_DIRECT.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Alignment {
-    /// Of addresses in memory.
-    pub memory: u32,
-    /// Of offsets in the file.
-    pub offset: u32,
-    /// Of lengths.
-    pub length: u32,
-}
-
-/// Identity of the file behind a name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct FileId {
-    /// Device number.
-    pub dev: u64,
-    /// Inode number (for a block device: its own device number).
-    pub ino: u64,
-}
-
-/// A run of data or hole.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FileExtent {
-    /// Offset of the run in bytes: the offset asked for.
-    pub offset: u64,
-    /// Bytes.
-    pub len: u64,
-    /// Whether the run is a hole (reads as zero).
-    pub hole: bool,
+struct State {
+    facts: FileFacts,
+    len: AtomicU64,
+    /// Bits of the [`Capability`]s that the kernel refused.
+    refused: AtomicU8,
+    flush_failed: AtomicBool,
+    inner: FileInner,
 }
 
 /// An open file, shared by all workers.
 #[derive(Clone)]
 pub struct File {
-    _inner: Arc<()>,
+    state: Arc<State>,
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("File").field("path", &self.path()).field("len", &self.len()).finish_non_exhaustive()
+    }
 }
 
 impl File {
+    /// A file whose bytes are at `inner`.
+    pub(crate) fn from_parts(facts: FileFacts, inner: FileInner) -> Self {
+        let len = AtomicU64::new(facts.len);
+        Self {
+            state: Arc::new(State {
+                facts,
+                len,
+                refused: AtomicU8::new(0),
+                flush_failed: AtomicBool::new(false),
+                inner,
+            }),
+        }
+    }
+
     /// Opens `path`: regular files and block devices only.
     pub fn open(path: &Path, flags: &OpenFlags) -> Result<Self, IoError> {
-        todo!("{path:?} {flags:?}")
+        let (facts, os) = OsFile::open(path, flags)?;
+        Ok(Self::from_parts(facts, FileInner::Os(os)))
     }
+
     /// Opens `name`, which an image named, beneath the directory `dir` (openat2, `RESOLVE_BENEATH`,
     /// `RESOLVE_NO_MAGICLINKS`): a name that leads outside fails with [`crate::IoErrorKind::Escapes`].
     pub fn open_beneath(dir: &Path, name: &Path, flags: &OpenFlags) -> Result<Self, IoError> {
-        todo!("{dir:?} {name:?} {flags:?}")
+        let (facts, os) = OsFile::open_beneath(dir, name, flags)?;
+        Ok(Self::from_parts(facts, FileInner::Os(os)))
     }
+
     /// The name it was opened by.
     pub fn path(&self) -> &Path {
-        todo!()
+        &self.state.facts.path
     }
+
     /// Identity.
     pub fn id(&self) -> FileId {
-        todo!()
+        self.state.facts.id
     }
+
     /// What it is.
     pub fn kind(&self) -> FileKind {
-        todo!()
+        self.state.facts.kind
     }
+
     /// The file system.
     pub fn fs(&self) -> FsKind {
-        todo!()
+        self.state.facts.fs
     }
+
     /// Whether it was opened with O_DIRECT.
     pub fn is_direct(&self) -> bool {
-        todo!()
+        self.state.facts.direct
     }
+
     /// Whether it was opened for writing.
     pub fn is_writable(&self) -> bool {
-        todo!()
+        self.state.facts.access == Access::ReadWrite
     }
+
+    /// Whether flushes do nothing (`cache=unsafe`).
+    pub(crate) fn skips_flush(&self) -> bool {
+        self.state.facts.no_flush
+    }
+
     /// Length in bytes as last known to this process (a write past the end and `set_len` raise it).
     pub fn len(&self) -> u64 {
-        todo!()
+        self.state.len.load(Ordering::Acquire)
     }
+
     /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+
+    /// Notes that the file reaches to `end` at least.
+    pub(crate) fn raise_len(&self, end: u64) {
+        // The load spares a write that grows nothing the cost of a locked instruction.
+        if self.len() < end {
+            self.state.len.fetch_max(end, Ordering::AcqRel);
+        }
+    }
+
+    /// Notes that the file was cut or extended.
+    pub(crate) fn store_len(&self, len: u64) {
+        self.state.len.store(len, Ordering::Release);
+    }
+
     /// Bytes of disk in use (`st_blocks * 512`).
     pub fn disk_usage(&self) -> Result<u64, IoError> {
-        todo!()
+        match &self.state.inner {
+            FileInner::Os(os) => {
+                os.disk_usage().map_err(|errno| self.error(Op::Seek, IoErrorKind::Os(errno)))
+            }
+        }
     }
+
     /// What requests must keep to.
     pub fn alignment(&self) -> Alignment {
-        todo!()
+        self.state.facts.alignment
     }
+
     /// Changes the lock (upgrade or downgrade), atomically towards other openers.
     pub fn set_lock(&self, mode: LockMode) -> Result<(), IoError> {
-        todo!("{mode:?}")
+        match &self.state.inner {
+            FileInner::Os(os) => os.set_lock(self.path(), mode),
+        }
     }
+
     /// Releases all locks at once (at an explicit close; a copy of the descriptor in a ring may live on).
     pub fn unlock(&self) -> Result<(), IoError> {
-        todo!()
+        match &self.state.inner {
+            FileInner::Os(os) => os.unlock().map_err(|errno| self.error(Op::Lock, IoErrorKind::Os(errno))),
+        }
     }
+
     /// Whether punching, zero-range, allocate are believed to work (until the kernel said no).
     pub fn can_punch(&self) -> bool {
-        todo!()
+        self.can(Capability::Punch)
     }
+
     /// See [`File::can_punch`].
     pub fn can_zero_range(&self) -> bool {
-        todo!()
+        self.can(Capability::ZeroRange)
     }
+
     /// See [`File::can_punch`].
     pub fn can_allocate(&self) -> bool {
-        todo!()
+        self.can(Capability::Allocate)
     }
+
+    /// Whether the kernel has not refused it yet.
+    pub(crate) fn can(&self, capability: Capability) -> bool {
+        self.state.refused.load(Ordering::Relaxed) & capability as u8 == 0
+    }
+
+    /// Notes that the kernel refused it.
+    pub(crate) fn refuse(&self, capability: Capability) {
+        self.state.refused.fetch_or(capability as u8, Ordering::Relaxed);
+    }
+
+    /// Whether a flush failed: then no later one is believed.
+    pub(crate) fn has_flush_failed(&self) -> bool {
+        self.state.flush_failed.load(Ordering::Acquire)
+    }
+
+    /// Notes that a flush failed.
+    pub(crate) fn set_flush_failed(&self) {
+        self.state.flush_failed.store(true, Ordering::Release);
+    }
+
     /// Sets the XFS extent size hint in bytes; `Unsupported` elsewhere.
     pub fn set_extent_size_hint(&self, bytes: u32) -> Result<(), IoError> {
-        todo!("{bytes}")
+        match &self.state.inner {
+            FileInner::Os(os) if self.fs() == FsKind::Xfs => os
+                .set_extent_size_hint(bytes)
+                .map_err(|errno| self.error(Op::Allocate, IoErrorKind::Os(errno))),
+            FileInner::Os(_) => Err(self.error(Op::Allocate, IoErrorKind::Unsupported)),
+        }
     }
+
     /// Sets btrfs' NOCOW attribute (on an empty file); `Unsupported` elsewhere.
     pub fn set_nocow(&self) -> Result<(), IoError> {
-        todo!()
+        match &self.state.inner {
+            FileInner::Os(os) if self.fs() == FsKind::Btrfs => {
+                os.set_nocow().map_err(|errno| self.error(Op::Allocate, IoErrorKind::Os(errno)))
+            }
+            FileInner::Os(_) => Err(self.error(Op::Allocate, IoErrorKind::Unsupported)),
+        }
+    }
+
+    /// Where its bytes are.
+    pub(crate) fn inner(&self) -> &FileInner {
+        &self.state.inner
+    }
+
+    /// The descriptor, if it is a file of the system.
+    #[allow(clippy::unnecessary_wraps)] // a simulated file has none
+    pub(crate) fn os(&self) -> Option<&OsFile> {
+        match self.inner() {
+            FileInner::Os(os) => Some(os),
+        }
+    }
+
+    fn error(&self, op: Op, kind: IoErrorKind) -> IoError {
+        IoError::of_file(op, kind, self.path())
     }
 }

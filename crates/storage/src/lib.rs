@@ -4,12 +4,28 @@
 //! disk), the operations in flight with their buffers, a pool of page-aligned buffers, and a small local executor
 //! on which the engine's plain `async fn`s run. A [`File`] is shared by all workers.
 
+mod align;
+mod backend;
+mod blocking;
 mod buf;
 mod error;
+mod executor;
 mod file;
+mod file_types;
+mod lock;
+mod memory;
+mod notify;
+mod os_file;
+mod request;
+mod threads;
 mod worker;
+mod worker_io;
+mod worker_types;
 
 pub use buf::{IoBuf, IoBufs, IoMemory, PAGE};
 pub use error::{IoError, IoErrorKind, Op};
-pub use file::{Access, Alignment, Create, File, FileExtent, FileId, FileKind, FsKind, LockMode, OpenFlags};
-pub use worker::{Engine, IoStats, JoinHandle, Worker, WorkerConfig, WorkerKind};
+pub use executor::JoinHandle;
+pub use file::File;
+pub use file_types::{Access, Alignment, Create, FileExtent, FileId, FileKind, FsKind, LockMode, OpenFlags};
+pub use worker::Worker;
+pub use worker_types::{Engine, IoStats, WorkerConfig, WorkerKind};

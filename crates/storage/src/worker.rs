@@ -1,210 +1,557 @@
 //! The worker: one thread's completion queue, buffers and executor.
+//!
+//! # How it goes round
+//! A *turn* takes what other threads woke, reaps completions, fires timers, runs the tasks that are ready, and then
+//! submits all that the tasks queued in one go; where there is nothing to do, the submission waits as well. The
+//! worker knows its disk only through [`Backend`] (see there, and the documentation of the module `request`, for what a
+//! backend has to do); operations are numbered, and the number's slot in `ops` says who waits for it.
+//!
+//! # The end
+//! The last handle that is dropped drives all tasks and operations to their end first. Handles inside of tasks count,
+//! so a worker whose tasks have handles lives on; such a worker is driven to its end when its thread ends.
 
-use crate::{File, FileExtent, IoBuf, IoBufs, IoError};
+use crate::backend::{Backend, Job};
+use crate::buf::IoBuf;
+use crate::error::{IoError, IoErrorKind, Op};
+use crate::executor::{Executor, JoinHandle};
+use crate::memory::FreeList;
+use crate::notify::Notifier;
+use crate::request::{Completion, OpDone, OpId, OpKind, OpRequest};
+use crate::threads::Threads;
+use crate::worker_types::{Engine, IoStats, WorkerConfig, WorkerKind};
+use slab::Slab;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::future::Future;
-use std::os::fd::BorrowedFd;
-use std::rc::Rc;
-use std::time::Duration;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::pin::Pin;
+use std::rc::{Rc, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
-/// Which completion queue is wanted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Engine {
-    /// io_uring, or threads where the kernel or a seccomp filter refuses it.
-    #[default]
-    Auto,
-    /// io_uring or an error.
-    IoUring,
-    /// Threads.
-    Threads,
+/// How long the end of a worker waits, with nothing of its own in flight, for tasks that wait for other threads.
+const PATIENCE_AT_END: Duration = Duration::from_secs(5);
+
+/// A handle to the worker of this thread; cheap to clone, not `Send`.
+///
+/// Dropping the last handle runs the tasks that are left and waits for the operations in flight. Tasks that wait
+/// for something that no operation of this worker will bring are given five seconds, then they are dropped. A
+/// handle held by a task counts too: use [`Worker::drain`] to be sure that nothing is left.
+#[derive(Clone)]
+pub struct Worker {
+    inner: Rc<Inner>,
 }
 
-/// How a worker is made.
-#[derive(Debug, Clone)]
-pub struct WorkerConfig {
-    /// The completion queue.
-    pub engine: Engine,
-    /// Entries of the ring; the most operations in flight before submission waits.
-    pub depth: u32,
-    /// Threads of the thread-pool worker.
-    pub threads: usize,
-    /// Bytes of free buffers that the pool keeps for reuse.
-    pub pool_bytes: usize,
+struct Inner {
+    id: WorkerId,
+    executor: Executor,
+    notifier: Arc<Notifier>,
+    backend: RefCell<Backend>,
+    ops: RefCell<Slab<OpState>>,
+    /// Completions on their way from the backend to `ops`; kept for its capacity.
+    done: Cell<Vec<Completion>>,
+    timers: RefCell<BTreeMap<TimerKey, Waker>>,
+    timers_made: Cell<u64>,
+    pool: Arc<FreeList>,
+    stats: Cell<IoStats>,
+    fallback_reason: Option<String>,
+    /// Turns within each other: more than 1 when a task calls `block_on` or `poll`.
+    turns: Cell<u32>,
 }
 
-impl Default for WorkerConfig {
-    fn default() -> Self {
-        Self { engine: Engine::Auto, depth: 256, threads: 16, pool_bytes: 8 << 20 }
+/// When a timer fires, and a number that tells timers of the same time apart.
+type TimerKey = (Duration, u64);
+
+/// Who waits for an operation.
+enum OpState {
+    Waiting(Option<Waker>),
+    Over(Completion),
+    /// Nobody any more; its completion is thrown away.
+    Abandoned,
+}
+
+/// The number of a worker, the smallest that is free; given back on drop.
+struct WorkerId(usize);
+
+static WORKER_IDS: Mutex<Vec<bool>> = Mutex::new(Vec::new());
+
+impl WorkerId {
+    fn take() -> Self {
+        let mut used = WORKER_IDS.lock().unwrap_or_else(PoisonError::into_inner);
+        let id = used.iter().position(|used| !used).unwrap_or(used.len());
+        if id == used.len() {
+            used.push(true);
+        } else {
+            used[id] = true;
+        }
+        Self(id)
     }
 }
 
-/// Which completion queue a worker has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WorkerKind {
-    /// io_uring.
-    IoUring,
-    /// Threads.
-    Threads,
-    /// A simulated disk.
-    Simulated,
+impl Drop for WorkerId {
+    fn drop(&mut self) {
+        if let Some(used) = WORKER_IDS.lock().unwrap_or_else(PoisonError::into_inner).get_mut(self.0) {
+            *used = false;
+        }
+    }
 }
 
-/// Counters of a worker since it was made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct IoStats {
-    /// Reads that went to the kernel.
-    pub reads: u64,
-    /// Bytes read.
-    pub read_bytes: u64,
-    /// Writes that went to the kernel.
-    pub writes: u64,
-    /// Bytes written.
-    pub write_bytes: u64,
-    /// fdatasyncs.
-    pub flushes: u64,
-    /// fallocate calls of all modes.
-    pub fallocates: u64,
-    /// System calls made for I/O (io_uring_enter, or one per operation with threads).
-    pub syscalls: u64,
-    /// Requests that took a read-modify-write or a bounce buffer because of alignment.
-    pub misaligned: u64,
+/// The workers of a thread, to be driven to their end when the thread ends.
+#[derive(Default)]
+struct OfThread(RefCell<Vec<Weak<Inner>>>);
+
+thread_local!(static OF_THREAD: OfThread = OfThread::default());
+
+impl OfThread {
+    fn add(inner: &Rc<Inner>) {
+        // Fails only while the thread ends; such a worker has no second chance.
+        let _ = OF_THREAD.try_with(|workers| {
+            let mut workers = workers.0.borrow_mut();
+            workers.retain(|worker| worker.strong_count() > 0);
+            workers.push(Rc::downgrade(inner));
+        });
+    }
 }
 
-/// A handle to the worker of this thread; cheap to clone, not `Send`.
-#[derive(Clone)]
-pub struct Worker {
-    _inner: Rc<()>,
-}
-
-/// The value of a task spawned with [`Worker::spawn`]. Dropping it lets the task run on, detached.
-pub struct JoinHandle<T> {
-    _todo: std::marker::PhantomData<T>,
-}
-
-impl<T> Future for JoinHandle<T> {
-    type Output = T;
-    fn poll(self: std::pin::Pin<&mut Self>, _: &mut std::task::Context<'_>) -> std::task::Poll<T> {
-        todo!()
+impl Drop for OfThread {
+    fn drop(&mut self) {
+        for worker in std::mem::take(&mut *self.0.borrow_mut()) {
+            if let Some(worker) = worker.upgrade() {
+                worker.finish();
+            }
+        }
     }
 }
 
 impl Worker {
     /// A worker for this thread.
     pub fn new(config: &WorkerConfig) -> Result<Self, IoError> {
-        todo!("{config:?}")
+        let fail = |error: std::io::Error| {
+            IoError::of_file(Op::Setup, IoErrorKind::Os(error.raw_os_error().unwrap_or(libc::EIO)), "")
+        };
+        if config.engine == Engine::IoUring {
+            return Err(IoError::of_file(Op::Setup, IoErrorKind::Unsupported, "")
+                .with_detail("this build has no io_uring"));
+        }
+        let notifier = Arc::new(Notifier::new().map_err(fail)?);
+        let backend = Backend::Threads(Threads::new(config.threads, Arc::clone(&notifier)));
+        Ok(Self::with_backend(backend, notifier, config.pool_bytes, None))
     }
+
+    /// A worker on `backend`, which wakes it through `notifier`.
+    pub(crate) fn with_backend(
+        backend: Backend,
+        notifier: Arc<Notifier>,
+        pool_bytes: usize,
+        fallback_reason: Option<String>,
+    ) -> Self {
+        let inner = Rc::new(Inner {
+            id: WorkerId::take(),
+            executor: Executor::new(Arc::clone(&notifier)),
+            notifier,
+            backend: RefCell::new(backend),
+            ops: RefCell::default(),
+            done: Cell::default(),
+            timers: RefCell::default(),
+            timers_made: Cell::new(0),
+            pool: FreeList::new(pool_bytes),
+            stats: Cell::default(),
+            fallback_reason,
+            turns: Cell::new(0),
+        });
+        OfThread::add(&inner);
+        Self { inner }
+    }
+
     /// Which completion queue it has.
     pub fn kind(&self) -> WorkerKind {
-        todo!()
+        self.inner.backend.borrow().kind()
     }
+
     /// Why io_uring is not used although [`Engine::Auto`] would have preferred it.
     pub fn fallback_reason(&self) -> Option<String> {
-        todo!()
+        self.inner.fallback_reason.clone()
     }
+
     /// A small number that differs between the workers of this process that are alive.
     pub fn id(&self) -> usize {
-        todo!()
+        self.inner.id.0
     }
-    /// Runs `future` as a task of its own until it is done, whoever waits for it.
+
+    /// Runs `future` as a task of its own until it is done, whoever waits for it. It is first polled at the
+    /// worker's next turn.
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
-        drop(future);
-        todo!()
+        self.inner.executor.spawn(future)
     }
+
     /// Runs `future` and all tasks until `future` is done.
     pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
-        drop(future);
-        todo!()
+        let inner = &*self.inner;
+        let mut future = std::pin::pin!(future);
+        let root = inner.executor.root();
+        let _turn = inner.begin_turn();
+        loop {
+            if root.take_woken()
+                && let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(root.waker()))
+            {
+                return value;
+            }
+            inner.step();
+            if root.is_woken() {
+                continue;
+            }
+            if inner.executor.has_ready() {
+                inner.backend.borrow_mut().submit_queued();
+            } else {
+                inner.sleep(None);
+            }
+        }
     }
+
     /// Runs what can run without waiting: reaps completions, polls woken tasks, submits. True if anything ran.
     pub fn poll(&self) -> bool {
-        todo!()
+        let _turn = self.inner.begin_turn();
+        self.inner.step()
     }
+
     /// Like [`Worker::poll`], but first waits until there is something, at most `timeout`.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
-        todo!("{timeout:?}")
+        let _turn = self.inner.begin_turn();
+        if self.inner.step() {
+            return true;
+        }
+        self.inner.sleep(timeout);
+        self.inner.step()
     }
-    /// A descriptor that is readable when [`Worker::poll`] has something to do.
+
+    /// Runs until no task and no operation is left, and returns true; or until all that is left waits for other
+    /// threads and nothing came from them for `patience`, and returns false.
+    pub fn drain(&self, patience: Duration) -> bool {
+        self.inner.drain(patience)
+    }
+
+    /// A descriptor that is readable when [`Worker::poll`] has something to do. Timers ([`Worker::sleep`]) do not
+    /// show in it: see [`Worker::next_timer`].
     pub fn as_fd(&self) -> BorrowedFd<'_> {
-        todo!()
+        self.inner.executor.set_watched();
+        let fd = self.inner.backend.borrow().as_fd().as_raw_fd();
+        // SAFETY: the descriptor belongs to the backend (or its notifier), which `self` keeps and never replaces.
+        unsafe { BorrowedFd::borrow_raw(fd) }
     }
+
+    /// How long until the next timer fires, for an event loop's own timeout; `None` if there is no timer.
+    pub fn next_timer(&self) -> Option<Duration> {
+        self.inner.next_timer()
+    }
+
     /// Counters.
     pub fn stats(&self) -> IoStats {
-        todo!()
+        IoStats { syscalls: self.inner.backend.borrow().syscalls(), ..self.inner.stats.get() }
     }
+
+    /// Changes the counters.
+    pub(crate) fn count(&self, change: impl FnOnce(&mut IoStats)) {
+        let mut stats = self.inner.stats.get();
+        change(&mut stats);
+        self.inner.stats.set(stats);
+    }
+
     /// A page-aligned buffer of `len` bytes from this worker's pool; its content is unspecified but initialised.
     pub fn buffer(&self, len: usize) -> IoBuf {
-        IoBuf::zeroed(len)
+        if len == 0 {
+            return IoBuf::empty();
+        }
+        IoBuf::whole(self.inner.pool.take(len), len)
     }
-    /// Reads `bufs.len()` bytes at `offset`. What lies past the end of the file reads as zero.
-    pub async fn read(&self, file: &File, offset: u64, bufs: IoBufs) -> (Result<(), IoError>, IoBufs) {
-        todo!("{:?}", (file.len(), offset, bufs.len()))
+
+    /// Hands an operation to the backend and waits for its completion. The operation is under way from this call
+    /// on; dropping the future abandons it.
+    pub(crate) fn operate(&self, request: Box<OpRequest>) -> Operation<'_> {
+        let id = OpId(self.inner.ops.borrow_mut().insert(OpState::Waiting(None)));
+        self.inner.backend.borrow_mut().submit(id, request);
+        Operation { inner: &self.inner, id: Some(id) }
     }
-    /// Writes `bufs` at `offset`, all of it or an error. Unaligned parts under O_DIRECT are read-modify-write,
-    /// serialised against every other write of the same blocks of this file in this process; if their read fails,
-    /// nothing is written.
-    pub async fn write(&self, file: &File, offset: u64, bufs: IoBufs) -> (Result<(), IoError>, IoBufs) {
-        todo!("{:?}", (file.len(), offset, bufs.len()))
-    }
-    /// fdatasync. After one failed, every later one of this file fails too.
-    pub async fn flush(&self, file: &File) -> Result<(), IoError> {
-        todo!("{}", file.len())
-    }
-    /// Gives a range back to the file system; it reads as zero afterwards. The length of the file stays.
-    /// `Unsupported` where it can't (remembered, not tried again).
-    pub async fn punch_hole(&self, file: &File, offset: u64, len: u64) -> Result<(), IoError> {
-        todo!("{:?}", (file.len(), offset, len))
-    }
-    /// Makes a range read as zero and keeps its space. The length of the file stays or grows to the range's end.
-    /// `Unsupported` where it can't without writing zeroes.
-    pub async fn zero_range(&self, file: &File, offset: u64, len: u64) -> Result<(), IoError> {
-        todo!("{:?}", (file.len(), offset, len))
-    }
-    /// Reserves space for a range; bytes that were holes read as zero. Grows the file to the range's end.
-    pub async fn allocate(&self, file: &File, offset: u64, len: u64) -> Result<(), IoError> {
-        todo!("{:?}", (file.len(), offset, len))
-    }
-    /// Writes zero bytes (real writes, unaligned edges as [`Worker::write`]).
-    pub async fn write_zero_bytes(&self, file: &File, offset: u64, len: u64) -> Result<(), IoError> {
-        todo!("{:?}", (file.len(), offset, len))
-    }
-    /// Cuts or extends a regular file; what is new reads as zero.
-    pub async fn set_len(&self, file: &File, len: u64) -> Result<(), IoError> {
-        todo!("{:?}", (file.len(), len))
-    }
-    /// The run of data or hole at `offset` (SEEK_DATA, SEEK_HOLE), at most to the end of the file; where the file
-    /// can't tell, everything is data. `offset` at or past the end: a hole of `u64::MAX - offset` bytes.
-    pub async fn extent_at(&self, file: &File, offset: u64) -> Result<FileExtent, IoError> {
-        todo!("{:?}", (file.len(), offset))
-    }
-    /// Copies between files in the kernel (copy_file_range). Returns the bytes copied, which may be fewer.
-    pub async fn copy_range(
-        &self,
-        src: &File,
-        src_offset: u64,
-        dst: &File,
-        dst_offset: u64,
-        len: u64,
-    ) -> Result<u64, IoError> {
-        todo!("{:?}", (src.len(), src_offset, dst.len(), dst_offset, len))
-    }
-    /// Shares a block-aligned range between files of one file system (FICLONERANGE), all or an error.
-    pub async fn clone_range(
-        &self,
-        src: &File,
-        src_offset: u64,
-        dst: &File,
-        dst_offset: u64,
-        len: u64,
-    ) -> Result<(), IoError> {
-        todo!("{:?}", (src.len(), src_offset, dst.len(), dst_offset, len))
-    }
+
     /// Runs `work` (computation, or a system call that has no asynchronous form) off the queue where the worker has
-    /// threads for it, else in place.
+    /// threads for it, else in place. If `work` panics, so does the awaiting.
     pub async fn run_blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
-        work()
+        enum Outcome<T> {
+            Running(Option<Waker>),
+            Over(std::thread::Result<T>),
+        }
+        let outcome = Arc::new(Mutex::new(Outcome::Running(None)));
+        let theirs = Arc::clone(&outcome);
+        let job: Job = Box::new(move || {
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            let mut outcome = theirs.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = std::mem::replace(&mut *outcome, Outcome::Over(result));
+            drop(outcome);
+            if let Outcome::Running(Some(waker)) = before {
+                waker.wake();
+            }
+        });
+        self.inner.backend.borrow_mut().run_blocking(job);
+        let result = std::future::poll_fn(|cx| {
+            let mut outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner);
+            match std::mem::replace(&mut *outcome, Outcome::Running(Some(cx.waker().clone()))) {
+                Outcome::Running(_) => Poll::Pending,
+                Outcome::Over(result) => Poll::Ready(result),
+            }
+        })
+        .await;
+        result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
+
     /// Waits.
     pub async fn sleep(&self, duration: Duration) {
-        todo!("{duration:?}")
+        Timer { inner: &self.inner, deadline: self.inner.now().saturating_add(duration), key: None }.await;
+    }
+}
+
+impl Inner {
+    fn now(&self) -> Duration {
+        self.backend.borrow().now()
+    }
+
+    fn begin_turn(&self) -> Turn<'_> {
+        let depth = self.turns.get();
+        if depth == 0 {
+            self.notifier.begin_turn();
+            self.executor.absorb_remote();
+        }
+        self.turns.set(depth + 1);
+        Turn(self)
+    }
+
+    /// Everything that needs no waiting, but the submission. True if there was anything.
+    fn step(&self) -> bool {
+        if self.notifier.take_pending() {
+            self.executor.absorb_remote();
+        }
+        let mut done = self.done.take();
+        self.backend.borrow_mut().reap(&mut done);
+        let mut any = self.complete(done);
+        any |= self.fire_timers();
+        any |= self.executor.run_ready();
+        any
+    }
+
+    /// Submits, and waits for a completion, a wake-up, the next timer, or the timeout.
+    fn sleep(&self, timeout: Option<Duration>) {
+        if !self.notifier.end_turn() {
+            return;
+        }
+        let timeout = match (timeout, self.next_timer()) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        let mut done = self.done.take();
+        self.backend.borrow_mut().wait(timeout, &mut done);
+        self.notifier.begin_turn();
+        self.executor.absorb_remote();
+        self.complete(done);
+    }
+
+    /// Notes what the completions mean for their files and wakes who waits for them.
+    fn complete(&self, mut done: Vec<Completion>) -> bool {
+        let any = !done.is_empty();
+        for completion in done.drain(..) {
+            note_result(&completion);
+            let id = completion.id.0;
+            let mut ops = self.ops.borrow_mut();
+            let abandoned = match ops.get_mut(id) {
+                Some(OpState::Waiting(waker)) => {
+                    let waker = waker.take();
+                    ops[id] = OpState::Over(completion);
+                    drop(ops);
+                    if let Some(waker) = waker {
+                        waker.wake();
+                    }
+                    continue;
+                }
+                Some(OpState::Abandoned) => ops.try_remove(id),
+                Some(OpState::Over(_)) | None => None,
+            };
+            drop(ops);
+            // Buffers and files may have owners with destructors of their own.
+            drop((abandoned, completion));
+        }
+        self.done.set(done);
+        any
+    }
+
+    fn next_timer(&self) -> Option<Duration> {
+        let (deadline, _) = *self.timers.borrow().first_key_value()?.0;
+        Some(deadline.saturating_sub(self.now()))
+    }
+
+    fn fire_timers(&self) -> bool {
+        let mut any = false;
+        // Without timers, the clock isn't asked.
+        while self.next_timer() == Some(Duration::ZERO) {
+            let fired = self.timers.borrow_mut().pop_first();
+            if let Some((_, waker)) = fired {
+                waker.wake();
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// Runs until nothing is left or nothing happens any more; true if nothing is left.
+    fn drain(&self, patience: Duration) -> bool {
+        let _turn = self.begin_turn();
+        let mut quiet_since = Instant::now();
+        loop {
+            if self.step() {
+                quiet_since = Instant::now();
+                self.backend.borrow_mut().submit_queued();
+                continue;
+            }
+            let in_flight = self.backend.borrow().in_flight();
+            if in_flight == 0 && self.executor.live_tasks() == 0 {
+                return true;
+            }
+            let sure_to_come = in_flight > 0 || !self.timers.borrow().is_empty();
+            if sure_to_come {
+                self.sleep(None);
+                quiet_since = Instant::now();
+            } else {
+                let left = patience.saturating_sub(quiet_since.elapsed());
+                if left.is_zero() {
+                    return false;
+                }
+                self.sleep(Some(left));
+            }
+        }
+    }
+
+    /// The end: all tasks and operations are over afterwards.
+    fn finish(&self) {
+        let patience = match self.backend.borrow().kind() {
+            // Its other workers run on this thread, if at all.
+            WorkerKind::Simulated => Duration::ZERO,
+            WorkerKind::IoUring | WorkerKind::Threads => PATIENCE_AT_END,
+        };
+        if !self.drain(patience) {
+            self.executor.cancel_all();
+            self.timers.take();
+            self.drain(Duration::ZERO);
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+/// What every operation's end means for its file, also when nobody waits for it any more.
+fn note_result(completion: &Completion) {
+    let Completion { request, result, .. } = completion;
+    let file = &request.file;
+    match (&request.kind, result) {
+        (OpKind::Write | OpKind::ZeroRange | OpKind::Allocate | OpKind::CloneRange { .. }, Ok(_)) => {
+            file.raise_len(request.offset.saturating_add(request.len));
+        }
+        (OpKind::CopyRange { .. }, Ok(OpDone::Copied(copied))) if *copied > 0 => {
+            file.raise_len(request.offset.saturating_add(*copied));
+        }
+        (OpKind::SetLen, Ok(_)) => file.store_len(request.offset),
+        (OpKind::Flush, Err(_)) => file.set_flush_failed(),
+        _ => {}
+    }
+}
+
+/// While it lives, the worker is within a turn.
+struct Turn<'a>(&'a Inner);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let depth = self.0.turns.get() - 1;
+        self.0.turns.set(depth);
+        if depth == 0 {
+            self.0.backend.borrow_mut().submit_queued();
+            self.0.notifier.leave_turn();
+            self.0.executor.show_ready();
+        }
+    }
+}
+
+/// An operation under way.
+pub(crate) struct Operation<'a> {
+    inner: &'a Inner,
+    /// `None` when its value was taken.
+    id: Option<OpId>,
+}
+
+impl Future for Operation<'_> {
+    type Output = (Box<OpRequest>, Result<OpDone, i32>);
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let inner = self.inner;
+        let mut ops = inner.ops.borrow_mut();
+        let id = self.id.expect("an operation is not polled after its end").0;
+        if let Some(OpState::Waiting(waker)) = ops.get_mut(id) {
+            if waker.as_ref().is_none_or(|waker| !waker.will_wake(cx.waker())) {
+                *waker = Some(cx.waker().clone());
+            }
+            return Poll::Pending;
+        }
+        self.id = None;
+        match ops.try_remove(id) {
+            Some(OpState::Over(Completion { request, result, .. })) => Poll::Ready((request, result)),
+            _ => unreachable!("the slot of an operation belongs to its future"),
+        }
+    }
+}
+
+impl Drop for Operation<'_> {
+    fn drop(&mut self) {
+        let Some(OpId(id)) = self.id else { return };
+        let mut ops = self.inner.ops.borrow_mut();
+        let old = match ops.get_mut(id) {
+            Some(state @ OpState::Waiting(_)) => Some(std::mem::replace(state, OpState::Abandoned)),
+            _ => ops.try_remove(id),
+        };
+        drop(ops);
+        // A waker or buffers, whose destructors may come back here.
+        drop(old);
+    }
+}
+
+/// Waits for a time of the worker's clock.
+struct Timer<'a> {
+    inner: &'a Inner,
+    deadline: Duration,
+    key: Option<TimerKey>,
+}
+
+impl Future for Timer<'_> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if self.inner.now() >= self.deadline {
+            return Poll::Ready(());
+        }
+        let key = self.key.unwrap_or_else(|| {
+            let number = self.inner.timers_made.get();
+            self.inner.timers_made.set(number + 1);
+            (self.deadline, number)
+        });
+        self.key = Some(key);
+        self.inner.timers.borrow_mut().insert(key, cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl Drop for Timer<'_> {
+    fn drop(&mut self) {
+        if let Some(key) = self.key {
+            let waker = self.inner.timers.borrow_mut().remove(&key);
+            drop(waker);
+        }
     }
 }

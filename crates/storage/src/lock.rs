@@ -1,0 +1,169 @@
+//! QEMU's image locks, so that a running QEMU and this program exclude each other.
+//!
+//! Locks are open-file-description locks of one byte each, always shared ones (fcntl(2), `F_OFD_SETLK`). Byte
+//! `100 + i` is locked by whoever uses the image in way `i`, byte `200 + i` by whoever does not let others do so.
+//! To find a conflict, one asks (`F_OFD_GETLK`) whether an *exclusive* lock would be refused: on `200 + i` for each
+//! way of one's own, on `100 + i` for each way that one denies others. One takes one's locks first and asks then, so
+//! of two openers at the same time at least one sees the other.
+
+use crate::error::{IoError, IoErrorKind, Op};
+use crate::file_types::LockMode;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Ways to use an image, by bit, with QEMU's names. (Bit 2 is "write unchanged", which nothing here uses.)
+const WAYS: [(u8, &str); 3] = [(0, "consistent read"), (1, "write"), (3, "resize")];
+
+const CONSISTENT_READ: u8 = 1 << 0;
+const WRITE: u8 = 1 << 1;
+const RESIZE: u8 = 1 << 3;
+
+/// First byte of the locks of ways in use.
+const USED: i64 = 100;
+/// First byte of the locks of ways denied to others.
+const DENIED: i64 = 200;
+
+/// How long an opener tries: the ring of a process that was killed can hold its files for tens of milliseconds.
+const PATIENCE: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Bits of ways in use and of ways denied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Ways {
+    used: u8,
+    denied: u8,
+}
+
+impl Ways {
+    fn of(mode: LockMode) -> Self {
+        match mode {
+            LockMode::None => Self::default(),
+            LockMode::Inspect => Self { used: 0, denied: WRITE | RESIZE },
+            LockMode::Read => Self { used: CONSISTENT_READ, denied: WRITE | RESIZE },
+            LockMode::Write => Self { used: CONSISTENT_READ | WRITE | RESIZE, denied: WRITE | RESIZE },
+        }
+    }
+    fn without(self, other: Self) -> Self {
+        Self { used: self.used & !other.used, denied: self.denied & !other.denied }
+    }
+    /// The bytes to lock.
+    fn bytes(self) -> impl Iterator<Item = i64> {
+        let of = |base: i64, bits: u8| (0..8).filter(move |i| bits & (1 << i) != 0).map(move |i| base + i);
+        of(USED, self.used).chain(of(DENIED, self.denied))
+    }
+}
+
+/// Why a lock was not got.
+enum Refusal {
+    /// Somebody uses the image in a way that excludes this; in QEMU's words.
+    Conflict(String),
+    Os(i32),
+}
+
+/// The locks held through one descriptor.
+#[derive(Default)]
+pub(crate) struct FileLock {
+    held: Mutex<Ways>,
+}
+
+impl FileLock {
+    /// Changes to the locks of `mode`; if that fails, the old ones are still held. Tries for up to a second.
+    pub(crate) fn set(&self, fd: BorrowedFd<'_>, path: &Path, mode: LockMode) -> Result<(), IoError> {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = Ways::of(mode);
+        let start = Instant::now();
+        loop {
+            match change(fd, *held, wanted) {
+                Ok(()) => {
+                    *held = wanted;
+                    return Ok(());
+                }
+                Err(Refusal::Os(errno)) => {
+                    return Err(IoError::of_file(Op::Lock, IoErrorKind::Os(errno), path));
+                }
+                Err(Refusal::Conflict(what)) if start.elapsed() >= PATIENCE => {
+                    let hint = format!("{what}: Is another process using the image [{}]?", path.display());
+                    return Err(IoError::of_file(Op::Lock, IoErrorKind::Locked, path).with_detail(hint));
+                }
+                Err(Refusal::Conflict(_)) => std::thread::sleep(PAUSE),
+            }
+        }
+    }
+
+    /// Gives up all locks.
+    pub(crate) fn release(&self, fd: BorrowedFd<'_>) -> Result<(), i32> {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let ways = std::mem::take(&mut *held);
+        ways.bytes().try_for_each(|byte| set_byte(fd, byte, libc::F_UNLCK))
+    }
+}
+
+fn change(fd: BorrowedFd<'_>, held: Ways, wanted: Ways) -> Result<(), Refusal> {
+    let new = wanted.without(held);
+    let taken = new
+        .bytes()
+        .try_for_each(|byte| set_byte(fd, byte, libc::F_RDLCK))
+        .map_err(|errno| match errno {
+            // Only an exclusive lock can refuse a shared one; QEMU takes none, but others may.
+            libc::EAGAIN | libc::EACCES => Refusal::Conflict("Failed to lock a byte".to_owned()),
+            errno => Refusal::Os(errno),
+        })
+        .and_then(|()| find_conflict(fd, wanted));
+    let surplus = if taken.is_ok() { held.without(wanted) } else { new };
+    for byte in surplus.bytes() {
+        // To unlock needs no memory and no other's leave; what can't be unlocked now ends with the descriptor.
+        let _ = set_byte(fd, byte, libc::F_UNLCK);
+    }
+    taken
+}
+
+fn find_conflict(fd: BorrowedFd<'_>, wanted: Ways) -> Result<(), Refusal> {
+    for (bit, name) in WAYS {
+        if wanted.used & (1 << bit) != 0 && is_locked(fd, DENIED + i64::from(bit)).map_err(Refusal::Os)? {
+            return Err(Refusal::Conflict(format!("Failed to get \"{name}\" lock")));
+        }
+    }
+    for (bit, name) in WAYS {
+        if wanted.denied & (1 << bit) != 0 && is_locked(fd, USED + i64::from(bit)).map_err(Refusal::Os)? {
+            return Err(Refusal::Conflict(format!("Failed to get shared \"{name}\" lock")));
+        }
+    }
+    Ok(())
+}
+
+/// Whether another open file has a lock on the byte.
+fn is_locked(fd: BorrowedFd<'_>, byte: i64) -> Result<bool, i32> {
+    let mut lock = one_byte(byte, libc::F_WRLCK);
+    fcntl(fd, libc::F_OFD_GETLK, &mut lock)?;
+    Ok(lock.l_type != libc::F_UNLCK as libc::c_short)
+}
+
+fn set_byte(fd: BorrowedFd<'_>, byte: i64, kind: libc::c_int) -> Result<(), i32> {
+    fcntl(fd, libc::F_OFD_SETLK, &mut one_byte(byte, kind))
+}
+
+fn one_byte(byte: i64, kind: libc::c_int) -> libc::flock {
+    // SAFETY: a structure of integers, for which zero is valid; it has padding on some systems.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock.l_start = byte;
+    lock.l_len = 1;
+    lock
+}
+
+fn fcntl(fd: BorrowedFd<'_>, command: libc::c_int, lock: &mut libc::flock) -> Result<(), i32> {
+    loop {
+        // SAFETY: both commands take a pointer to one `flock`.
+        if unsafe { libc::fcntl(fd.as_raw_fd(), command, std::ptr::from_mut(lock)) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error.raw_os_error().unwrap_or(libc::EIO));
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! A file of the operating system: opening it, its facts and attributes.
+
+use crate::align;
+use crate::error::{IoError, IoErrorKind, Op};
+use crate::file::FileFacts;
+use crate::file_types::{Access, Alignment, Create, FileId, FileKind, FsKind, LockMode, OpenFlags};
+use crate::lock::FileLock;
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::path::Path;
+
+/// A descriptor with the locks held through it.
+pub(crate) struct OsFile {
+    fd: OwnedFd,
+    lock: FileLock,
+}
+
+impl OsFile {
+    /// Opens a regular file or block device.
+    pub(crate) fn open(path: &Path, flags: &OpenFlags) -> Result<(FileFacts, Self), IoError> {
+        let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH;
+        let fd = rustix::fs::openat(CWD, path, open_flags(flags), mode)
+            .map_err(|errno| open_error(path, flags, errno))?;
+        Self::from_fd(path, fd, flags)
+    }
+
+    /// Opens `name` beneath the directory `dir`, whatever links there are on the way.
+    pub(crate) fn open_beneath(
+        dir: &Path,
+        name: &Path,
+        flags: &OpenFlags,
+    ) -> Result<(FileFacts, Self), IoError> {
+        let path = dir.join(name);
+        let within = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+        let dir = rustix::fs::openat(
+            CWD,
+            within,
+            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+        .map_err(|errno| IoError::of_file(Op::Open, os(errno), within))?;
+        let mode = match flags.create {
+            Create::No => Mode::empty(),
+            Create::Truncate | Create::New => Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH,
+        };
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let fd = loop {
+            match rustix::fs::openat2(&dir, name, open_flags(flags), mode, resolve) {
+                Ok(fd) => break fd,
+                // The kernel could not rule out a race with a rename, or was interrupted.
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(Errno::XDEV) => return Err(IoError::of_file(Op::Open, IoErrorKind::Escapes, path)),
+                Err(errno) => return Err(open_error(&path, flags, errno)),
+            }
+        };
+        Self::from_fd(&path, fd, flags)
+    }
+
+    fn from_fd(path: &Path, fd: OwnedFd, flags: &OpenFlags) -> Result<(FileFacts, Self), IoError> {
+        let fail = |errno| IoError::of_file(Op::Open, os(errno), path);
+        let stat = rustix::fs::fstat(&fd).map_err(fail)?;
+        let kind = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => FileKind::Regular,
+            FileType::BlockDevice => FileKind::BlockDevice,
+            other => {
+                let what = match other {
+                    FileType::Directory => "it is a directory",
+                    FileType::Fifo => "it is a FIFO",
+                    FileType::Socket => "it is a socket",
+                    FileType::CharacterDevice => "it is a character device",
+                    _ => "it is not a file",
+                };
+                return Err(IoError::of_file(Op::Open, IoErrorKind::NotAFile, path)
+                    .with_detail(format!("{what}, not a regular file or block device")));
+            }
+        };
+        // O_NONBLOCK kept the opening of a FIFO from waiting; io_uring would take it as "fail rather than wait".
+        let status = rustix::fs::fcntl_getfl(&fd).map_err(fail)?;
+        rustix::fs::fcntl_setfl(&fd, status & !OFlags::NONBLOCK).map_err(fail)?;
+        if kind == FileKind::BlockDevice && flags.access == Access::ReadWrite && is_read_only_device(&fd) {
+            return Err(fail(Errno::ROFS).with_detail("the device is read-only"));
+        }
+        let lock = FileLock::default();
+        lock.set(fd.as_fd(), path, flags.lock)?;
+        let file = Self { fd, lock };
+        if flags.create == Create::Truncate && kind == FileKind::Regular && stat.st_size != 0 {
+            rustix::fs::ftruncate(&file.fd, 0).map_err(fail)?;
+        }
+        let fs = match kind {
+            FileKind::Regular => file_system(&file.fd).map_err(fail)?,
+            FileKind::BlockDevice | FileKind::Simulated => FsKind::Other,
+        };
+        let len = match kind {
+            FileKind::BlockDevice => rustix::fs::seek(&file.fd, rustix::fs::SeekFrom::End(0)),
+            // Asked again: it may have changed while the lock was waited for, or by the cut above.
+            _ => rustix::fs::fstat(&file.fd).map(|stat| stat.st_size as u64),
+        }
+        .map_err(fail)?;
+        let alignment = if flags.direct {
+            align::of_direct(file.fd.as_fd(), kind).map_err(|detail| {
+                IoError::of_file(Op::Open, IoErrorKind::Unsupported, path).with_detail(detail)
+            })?
+        } else {
+            Alignment { memory: 1, offset: 1, length: 1 }
+        };
+        let id = match kind {
+            FileKind::BlockDevice => FileId { dev: stat.st_rdev, ino: stat.st_rdev },
+            _ => FileId { dev: stat.st_dev, ino: stat.st_ino },
+        };
+        let facts = FileFacts {
+            path: path.to_owned(),
+            id,
+            kind,
+            fs,
+            access: flags.access,
+            direct: flags.direct,
+            no_flush: flags.no_flush,
+            alignment,
+            len,
+        };
+        Ok((facts, file))
+    }
+
+    pub(crate) fn raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    /// Bytes of disk in use.
+    pub(crate) fn disk_usage(&self) -> Result<u64, i32> {
+        let stat = rustix::fs::fstat(&self.fd).map_err(Errno::raw_os_error)?;
+        Ok(stat.st_blocks as u64 * 512)
+    }
+
+    pub(crate) fn set_lock(&self, path: &Path, mode: LockMode) -> Result<(), IoError> {
+        self.lock.set(self.fd.as_fd(), path, mode)
+    }
+
+    pub(crate) fn unlock(&self) -> Result<(), i32> {
+        self.lock.release(self.fd.as_fd())
+    }
+
+    /// Sets the extent size hint (ioctl_xfs_fsgetxattr(2)).
+    pub(crate) fn set_extent_size_hint(&self, bytes: u32) -> Result<(), i32> {
+        const FS_XFLAG_EXTSIZE: u32 = 0x800;
+        let mut attributes = MaybeUninit::<FsXattr>::zeroed();
+        // SAFETY: the request writes one `fsxattr`, whose layout `FsXattr` has.
+        check(unsafe { libc::ioctl(self.raw_fd(), FS_IOC_FSGETXATTR, attributes.as_mut_ptr()) })?;
+        // SAFETY: all-zero bytes are valid, and so is what the kernel wrote: plain integers.
+        let mut attributes = unsafe { attributes.assume_init() };
+        attributes.extsize = bytes;
+        if bytes == 0 {
+            attributes.xflags &= !FS_XFLAG_EXTSIZE;
+        } else {
+            attributes.xflags |= FS_XFLAG_EXTSIZE;
+        }
+        // SAFETY: the request reads one `fsxattr`.
+        check(unsafe { libc::ioctl(self.raw_fd(), FS_IOC_FSSETXATTR, &raw const attributes) })
+    }
+
+    /// Sets the NOCOW attribute (ioctl_iflags(2)).
+    pub(crate) fn set_nocow(&self) -> Result<(), i32> {
+        let flags = rustix::fs::ioctl_getflags(&self.fd).map_err(Errno::raw_os_error)?;
+        rustix::fs::ioctl_setflags(&self.fd, flags | rustix::fs::IFlags::NOCOW).map_err(Errno::raw_os_error)
+    }
+}
+
+impl AsFd for OsFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for OsFile {
+    fn drop(&mut self) {
+        // A duplicate in a ring may keep the open file alive a little longer; the locks end now.
+        let _ = self.lock.release(self.fd.as_fd());
+    }
+}
+
+/// `struct fsxattr` of linux/fs.h.
+#[repr(C)]
+struct FsXattr {
+    xflags: u32,
+    extsize: u32,
+    nextents: u32,
+    projid: u32,
+    cowextsize: u32,
+    pad: [u8; 8],
+}
+
+const FS_IOC_FSGETXATTR: libc::Ioctl = libc::_IOR::<FsXattr>(b'X' as u32, 31);
+const FS_IOC_FSSETXATTR: libc::Ioctl = libc::_IOW::<FsXattr>(b'X' as u32, 32);
+const BLKROGET: libc::Ioctl = libc::_IO(0x12, 94);
+
+/// The result of a system call that returns 0 or -1 and sets errno.
+fn check(result: c_int) -> Result<(), i32> {
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
+fn open_flags(flags: &OpenFlags) -> OFlags {
+    // O_NONBLOCK: the opening of a FIFO or a terminal must not wait for its other side.
+    let mut oflags = OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    oflags |= match flags.access {
+        Access::ReadOnly => OFlags::RDONLY,
+        Access::ReadWrite => OFlags::RDWR,
+    };
+    oflags |= match flags.create {
+        Create::No => OFlags::empty(),
+        // Cut by hand, after the file is locked.
+        Create::Truncate => OFlags::CREATE,
+        Create::New => OFlags::CREATE | OFlags::EXCL,
+    };
+    if flags.direct {
+        oflags |= OFlags::DIRECT;
+    }
+    oflags
+}
+
+fn os(errno: Errno) -> IoErrorKind {
+    IoErrorKind::Os(errno.raw_os_error())
+}
+
+fn open_error(path: &Path, flags: &OpenFlags, errno: Errno) -> IoError {
+    // Opening a socket fails so, and a FIFO for writing without a reader.
+    if errno == Errno::NXIO {
+        return IoError::of_file(Op::Open, IoErrorKind::NotAFile, path)
+            .with_detail("it is a socket, a FIFO or an absent device, not a regular file or block device");
+    }
+    // Opening a directory for writing.
+    if errno == Errno::ISDIR {
+        return IoError::of_file(Op::Open, IoErrorKind::NotAFile, path)
+            .with_detail("it is a directory, not a regular file or block device");
+    }
+    if errno == Errno::INVAL && flags.direct {
+        return IoError::of_file(Op::Open, IoErrorKind::Unsupported, path)
+            .with_detail("its file system does not support O_DIRECT; open it with buffered I/O");
+    }
+    IoError::of_file(Op::Open, os(errno), path)
+}
+
+fn is_read_only_device(fd: &OwnedFd) -> bool {
+    let mut read_only: c_int = 0;
+    // SAFETY: the request writes one int.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), BLKROGET, &raw mut read_only) };
+    result == 0 && read_only != 0
+}
+
+fn file_system(fd: &OwnedFd) -> rustix::io::Result<FsKind> {
+    const EXT4: i64 = 0xEF53;
+    const XFS: i64 = 0x5846_5342;
+    const BTRFS: i64 = 0x9123_683E;
+    const TMPFS: i64 = 0x0102_1994;
+    // The type of `f_type` differs between architectures.
+    #[allow(clippy::useless_conversion, clippy::unnecessary_cast)]
+    let kind = rustix::fs::fstatfs(fd)?.f_type as i64;
+    Ok(match kind {
+        EXT4 => FsKind::Ext4,
+        XFS => FsKind::Xfs,
+        BTRFS => FsKind::Btrfs,
+        TMPFS => FsKind::Tmpfs,
+        _ => FsKind::Other,
+    })
+}

@@ -1,0 +1,193 @@
+//! The thread-pool backend: each operation is done by system calls on a thread of a small pool.
+
+use crate::backend::Job;
+use crate::blocking;
+use crate::notify::Notifier;
+use crate::request::{Completion, OpId, OpRequest};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// An idle thread ends after this time.
+const IDLE: Duration = Duration::from_secs(10);
+
+enum Work {
+    Operation(OpId, Box<OpRequest>),
+    Job(Job),
+}
+
+/// What the worker and the pool's threads share.
+struct Shared {
+    queue: Mutex<Queue>,
+    /// Signalled when there is work, or no more to come.
+    more: Condvar,
+    done: Mutex<Vec<Completion>>,
+    notifier: Arc<Notifier>,
+    /// Jobs that are not over.
+    jobs: AtomicUsize,
+    calls: AtomicU64,
+}
+
+#[derive(Default)]
+struct Queue {
+    work: VecDeque<Work>,
+    threads: usize,
+    idle: usize,
+    closed: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while it holds one of these locks; if it did, the data would still be whole.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A pool of threads with one owner.
+pub(crate) struct Threads {
+    shared: Arc<Shared>,
+    most_threads: usize,
+    /// Taken over, not started.
+    queued: Vec<Work>,
+    /// Operations without a completion.
+    in_flight: usize,
+    start: Instant,
+}
+
+impl Threads {
+    /// A pool of up to `most_threads` threads, made when they are needed.
+    pub(crate) fn new(most_threads: usize, notifier: Arc<Notifier>) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                queue: Mutex::default(),
+                more: Condvar::new(),
+                done: Mutex::default(),
+                notifier,
+                jobs: AtomicUsize::new(0),
+                calls: AtomicU64::new(0),
+            }),
+            most_threads: most_threads.max(1),
+            queued: Vec::new(),
+            in_flight: 0,
+            start: Instant::now(),
+        }
+    }
+
+    pub(crate) fn submit(&mut self, id: OpId, request: Box<OpRequest>) {
+        self.in_flight += 1;
+        self.queued.push(Work::Operation(id, request));
+    }
+
+    pub(crate) fn run_blocking(&mut self, job: Job) {
+        self.shared.jobs.fetch_add(1, Ordering::AcqRel);
+        self.queued.push(Work::Job(job));
+    }
+
+    pub(crate) fn submit_queued(&mut self) {
+        if self.queued.is_empty() {
+            return;
+        }
+        let mut queue = lock(&self.shared.queue);
+        let added = self.queued.len();
+        queue.work.extend(self.queued.drain(..));
+        let wake = added.min(queue.idle);
+        let mut spawn = (queue.work.len().saturating_sub(queue.idle)).min(self.most_threads - queue.threads);
+        while spawn > 0 {
+            let shared = Arc::clone(&self.shared);
+            let thread = std::thread::Builder::new().name("zebu-io".to_owned());
+            if thread.spawn(move || run_thread(&shared)).is_err() {
+                break;
+            }
+            queue.threads += 1;
+            spawn -= 1;
+        }
+        let alone = queue.threads == 0;
+        drop(queue);
+        for _ in 0..wake {
+            self.shared.more.notify_one();
+        }
+        if alone {
+            // The system has no thread to give: this one does the work.
+            while let Some(work) = { lock(&self.shared.queue).work.pop_front() } {
+                do_work(&self.shared, work);
+            }
+        }
+    }
+
+    pub(crate) fn reap(&mut self, done: &mut Vec<Completion>) {
+        if self.in_flight > 0 {
+            let mut ours = lock(&self.shared.done);
+            self.in_flight -= ours.len();
+            done.append(&mut ours);
+        }
+    }
+
+    pub(crate) fn wait(&mut self, timeout: Option<Duration>, done: &mut Vec<Completion>) {
+        self.submit_queued();
+        self.shared.notifier.wait_readable(timeout);
+        self.reap(done);
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight + self.shared.jobs.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    pub(crate) fn syscalls(&self) -> u64 {
+        self.shared.calls.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.notifier.as_fd()
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        // The threads finish what is queued; requests keep their buffers and files themselves.
+        lock(&self.shared.queue).closed = true;
+        self.shared.more.notify_all();
+    }
+}
+
+fn run_thread(shared: &Shared) {
+    let mut queue = lock(&shared.queue);
+    loop {
+        if let Some(work) = queue.work.pop_front() {
+            drop(queue);
+            do_work(shared, work);
+            queue = lock(&shared.queue);
+            continue;
+        }
+        if queue.closed {
+            break;
+        }
+        queue.idle += 1;
+        let waited;
+        (queue, waited) = shared.more.wait_timeout(queue, IDLE).unwrap_or_else(PoisonError::into_inner);
+        queue.idle -= 1;
+        if waited.timed_out() && queue.work.is_empty() {
+            break;
+        }
+    }
+    queue.threads -= 1;
+}
+
+fn do_work(shared: &Shared, work: Work) {
+    match work {
+        Work::Operation(id, mut request) => {
+            let mut calls = 0;
+            let result = blocking::execute(&mut request, &mut calls);
+            shared.calls.fetch_add(calls, Ordering::Relaxed);
+            lock(&shared.done).push(Completion { id, request, result });
+        }
+        Work::Job(job) => {
+            job();
+            shared.jobs.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+    shared.notifier.notify();
+}

@@ -1,0 +1,65 @@
+//! How a worker is made and what it counts: plain values.
+
+/// Which completion queue is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Engine {
+    /// io_uring, or threads where the kernel or a seccomp filter refuses it.
+    #[default]
+    Auto,
+    /// io_uring or an error.
+    IoUring,
+    /// Threads.
+    Threads,
+}
+
+/// How a worker is made.
+#[derive(Debug, Clone)]
+pub struct WorkerConfig {
+    /// The completion queue.
+    pub engine: Engine,
+    /// Entries of the ring; the most operations in flight before submission waits.
+    pub depth: u32,
+    /// Threads of the thread-pool worker.
+    pub threads: usize,
+    /// Bytes of free buffers that the pool keeps for reuse.
+    pub pool_bytes: usize,
+}
+
+impl Default for WorkerConfig {
+    fn default() -> Self {
+        Self { engine: Engine::Auto, depth: 256, threads: 16, pool_bytes: 8 << 20 }
+    }
+}
+
+/// Which completion queue a worker has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WorkerKind {
+    /// io_uring.
+    IoUring,
+    /// Threads.
+    Threads,
+    /// A simulated disk.
+    Simulated,
+}
+
+/// Counters of a worker since it was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct IoStats {
+    /// Reads that went to the kernel.
+    pub reads: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Writes that went to the kernel.
+    pub writes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// fdatasyncs.
+    pub flushes: u64,
+    /// fallocate calls of all modes.
+    pub fallocates: u64,
+    /// System calls made for I/O (io_uring_enter, or one per operation with threads).
+    pub syscalls: u64,
+    /// Requests that took a read-modify-write or a bounce buffer because of alignment.
+    pub misaligned: u64,
+}
