@@ -2,6 +2,7 @@
 
 use crate::model::{DiscardRule, Model, difference};
 use crate::stream::{Op, Stream};
+use std::ops::Range;
 use std::path::Path;
 use zebu::storage::{Engine, IoBuf, IoBufs, Worker, WorkerConfig};
 use zebu::{Access, CacheMode, Error, ErrorKind, Image, OpenOptions, Preallocation, Shrink};
@@ -92,35 +93,89 @@ pub fn run(
     let worker = worker(setup.engine);
     worker.block_on(async {
         let mut image = open(&worker, path, setup).await?;
-        let mut next = stream.next_op();
         let mut done = 0;
         while done < count {
-            if next.is_barrier() {
-                alone(&worker, path, setup, &mut image, next, stream, model)
+            let (ran, stopped_at) = batches(&worker, &image, setup, stream, done..count, model).await?;
+            done += ran;
+            if let Some(op) = stopped_at {
+                alone(&worker, path, setup, &mut image, op, stream, model)
                     .await
-                    .map_err(|e| format!("operation {done}, {next:?}: {e}"))?;
+                    .map_err(|e| format!("operation {done}, {op:?}: {e}"))?;
                 done += 1;
-                next = stream.next_op();
-                continue;
             }
-            let mut batch = vec![next];
-            loop {
-                next = stream.next_op();
-                let full = batch.len() == setup.depth || done + batch.len() == count;
-                if full || !batch.iter().all(|op| op.commutes_with(&next)) {
-                    break;
-                }
-                batch.push(next);
-            }
-            together(&worker, &image, setup, &batch, done, model).await?;
-            done += batch.len();
         }
-        let found = read_all(&worker, &image, 1 << 20).await.map_err(|e| format!("reading all: {e}"))?;
-        if let Some(text) = difference(0, model.bytes(), &found) {
-            return Err(format!("reading all after {done} operations: {text}"));
-        }
-        image.close(&worker).await.map_err(|e| format!("close: {e}"))
+        finish(&worker, &image, model).await
     })
+}
+
+/// As [`run`], with as many queues (threads with a worker of their own) on the one image as there are streams, which
+/// must be lanes of each other ([`crate::stream::Mix::Lane`]). Each queue runs `count` operations.
+pub fn run_queues(
+    path: &Path,
+    setup: &Setup,
+    streams: Vec<Stream>,
+    count: usize,
+    model: &mut Model,
+) -> Result<(), String> {
+    let first = worker(setup.engine);
+    let image = first.block_on(open(&first, path, setup))?;
+    let lanes = streams.len() as u64;
+    let done: Vec<Result<Model, String>> = std::thread::scope(|scope| {
+        let queue = |mut stream: Stream| {
+            let (image, mut own) = (image.clone(), model.clone());
+            scope.spawn(move || {
+                let worker = worker(setup.engine);
+                let all = batches(&worker, &image, setup, &mut stream, 0..count, &mut own);
+                worker.block_on(all).map(|_| own)
+            })
+        };
+        let threads: Vec<_> = streams.into_iter().map(queue).collect();
+        threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err("a queue panicked".into()))).collect()
+    });
+    for (index, own) in (0..).zip(done) {
+        model.adopt_lane(&own.map_err(|e| format!("queue {index}: {e}"))?, index, lanes);
+    }
+    first.block_on(finish(&first, &image, model))
+}
+
+/// Reads everything back and closes the image.
+async fn finish(worker: &Worker, image: &Image, model: &Model) -> Result<(), String> {
+    let found = read_all(worker, image, 1 << 20).await.map_err(|e| format!("reading all: {e}"))?;
+    if let Some(text) = difference(0, model.bytes(), &found) {
+        return Err(format!("reading all at the end: {text}"));
+    }
+    image.close(worker).await.map_err(|e| format!("close: {e}"))
+}
+
+/// Runs operations in batches of those that commute, at most to the end of `numbers`. Returns how many it ran, and the
+/// operation that must run alone, if it stopped before one.
+async fn batches(
+    worker: &Worker,
+    image: &Image,
+    setup: &Setup,
+    stream: &mut Stream,
+    numbers: Range<usize>,
+    model: &mut Model,
+) -> Result<(usize, Option<Op>), String> {
+    let mut first = numbers.start;
+    let mut batch: Vec<Op> = Vec::with_capacity(setup.depth);
+    let mut stopped_at = None;
+    while stopped_at.is_none() && first + batch.len() < numbers.end {
+        let next = stream.next_op();
+        let joins = batch.len() < setup.depth && batch.iter().all(|op| op.commutes_with(&next));
+        if !joins || next.is_barrier() {
+            together(worker, image, setup, &batch, first, model).await?;
+            first += batch.len();
+            batch.clear();
+        }
+        if next.is_barrier() {
+            stopped_at = Some(next);
+        } else {
+            batch.push(next);
+        }
+    }
+    together(worker, image, setup, &batch, first, model).await?;
+    Ok((first + batch.len() - numbers.start, stopped_at))
 }
 
 async fn open(worker: &Worker, path: &Path, setup: &Setup) -> Result<Image, String> {

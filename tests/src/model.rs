@@ -53,6 +53,17 @@ impl Model {
         self.bytes.resize(size as usize, 0);
     }
 
+    /// Takes the blocks of one lane from a model that a queue kept of its own.
+    pub fn adopt_lane(&mut self, other: &Model, index: u64, count: u64) {
+        let block = crate::stream::LANE_BLOCK as usize;
+        let lanes = self.bytes.chunks_mut(block).zip(other.bytes.chunks(block)).zip(0..);
+        for ((own, theirs), number) in lanes {
+            if number % count == index {
+                own.copy_from_slice(theirs);
+            }
+        }
+    }
+
     /// After a discard: takes what was `read` from the range, if it is what a discard may leave. Whole clusters are
     /// zero if `rule` says so; any other byte is what it was, or zero.
     pub fn adopt_discard(

@@ -43,8 +43,20 @@ impl Finished {
 impl fmt::Display for Finished {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { line, code, stdout, stderr } = self;
+        let [stdout, stderr] = [stdout, stderr].map(|text| shortened(text));
         write!(f, "$ {line}\n{stdout}{stderr}exit code {code:?}")
     }
+}
+
+/// A damaged image has a line for each of its clusters: the first ones will do.
+fn shortened(text: &str) -> String {
+    const LINES: usize = 20;
+    let mut short: String = text.split_inclusive('\n').take(LINES).collect();
+    let more = text.lines().count().saturating_sub(LINES);
+    if more > 0 {
+        short += &format!("... {more} more lines\n");
+    }
+    short
 }
 
 /// Runs a command to its end in `dir`.
@@ -90,14 +102,14 @@ pub fn zebu<S: AsRef<OsStr>>(dir: &Path, args: impl IntoIterator<Item = S>) -> F
     run_in(dir, zebu_program(), args)
 }
 
-/// As [`zebu`], with 1 GiB of address space and 20 seconds of time: a hostile image gets no more. What goes past them
-/// has no exit code.
+/// As [`zebu`], with 256 MiB of private memory and 20 seconds of time: a hostile image gets no more. What goes past
+/// them has no exit code.
 ///
 /// # Panics
 /// If it has not been built.
 pub fn zebu_limited<S: AsRef<OsStr>>(dir: &Path, args: impl IntoIterator<Item = S>) -> Finished {
     let mut command = Command::new("timeout");
-    command.args(["-s", "KILL", "20", "sh", "-c", "ulimit -v 1048576; ulimit -c 0; exec \"$0\" \"$@\""]);
+    command.args(["-s", "KILL", "20", "sh", "-c", "ulimit -d 262144; ulimit -c 0; exec \"$0\" \"$@\""]);
     command.arg(zebu_program()).args(args).current_dir(dir);
     let mut finished = finish(command);
     if finished.code == Some(124) || finished.code == Some(137) {

@@ -26,6 +26,8 @@ pub struct Case {
     pub ops: usize,
     /// Most operations in flight.
     pub depth: usize,
+    /// Threads with a worker of their own, which share the operations.
+    pub queues: usize,
     /// Bytes of metadata cache; the default if `None`.
     pub cache_size: Option<u64>,
 }
@@ -36,6 +38,7 @@ impl fmt::Display for Case {
         let engine = if self.engine == Engine::Threads { "threads" } else { "io-uring" };
         let cache = if self.cache.is_direct() { "none" } else { "writeback" };
         write!(f, "--shape {} --engine {engine} --cache {cache} --depth {}", self.shape, self.depth)?;
+        write!(f, " --queues {}", self.queues)?;
         if let Some(bytes) = self.cache_size {
             write!(f, " --cache-size {bytes}")?;
         }
@@ -56,8 +59,7 @@ impl Case {
         let before = qemu.read_all(dir, IMAGE, None);
         let kept = Kept::of(qemu, dir, self.shape.feature);
         let mut model = Model::new(before);
-        let mut stream = Stream::new(self.seed, model.size(), self.shape.cluster, Mix::Everything);
-        driver::run(&dir.join(IMAGE), &self.setup(), &mut stream, self.ops, &mut model)?;
+        self.drive(&dir.join(IMAGE), &mut model)?;
         qemu.check_clean(dir, IMAGE)?;
         std::fs::write(dir.join("model.raw"), model.bytes()).map_err(|e| e.to_string())?;
         qemu.same_content(dir, "model.raw", IMAGE)?;
@@ -69,6 +71,17 @@ impl Case {
             }
         }
         kept.verify(&Kept::of(qemu, dir, self.shape.feature))
+    }
+
+    fn drive(&self, path: &Path, model: &mut Model) -> Result<(), String> {
+        let (size, cluster) = (model.size(), self.shape.cluster);
+        if self.queues < 2 {
+            let mut stream = Stream::new(self.seed, size, cluster, Mix::Everything);
+            return driver::run(path, &self.setup(), &mut stream, self.ops, model);
+        }
+        let count = self.queues as u64;
+        let lane = |index| Stream::new(self.seed ^ (index << 32), size, cluster, Mix::Lane { index, count });
+        driver::run_queues(path, &self.setup(), (0..count).map(lane).collect(), self.ops / self.queues, model)
     }
 
     fn setup(&self) -> Setup {

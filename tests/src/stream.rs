@@ -97,9 +97,19 @@ impl Op {
 pub enum Mix {
     /// All of them.
     Everything,
-    /// All but changes of size, for images that forbid them.
-    FixedSize,
+    /// For one of several queues on one image: requests within blocks of [`LANE_BLOCK`] bytes, of which every
+    /// `count`-th from the `index`-th on is this queue's. No two queues touch the same byte, and all of them the same
+    /// clusters. Nothing that concerns the image as a whole but flushes.
+    Lane {
+        /// Below `count`.
+        index: u64,
+        /// At least 1.
+        count: u64,
+    },
 }
+
+/// Bytes of the blocks that belong to one queue or another.
+pub const LANE_BLOCK: u64 = 4096;
 
 /// Makes operations for a disk, whose size it follows.
 #[derive(Debug)]
@@ -149,7 +159,8 @@ impl Stream {
                 Op::Discard { offset, len }
             }
             88..96 => Op::Flush,
-            96..98 if self.mix == Mix::Everything => {
+            _ if self.mix != Mix::Everything => Op::Flush,
+            96..98 => {
                 let sectors = self.random.between(self.largest / 3 / 512, self.largest / 512);
                 Op::Resize { size: sectors.max(1) * 512 }
             }
@@ -170,6 +181,9 @@ impl Stream {
     }
 
     fn place(&mut self) -> (u64, u64) {
+        if let Mix::Lane { index, count } = self.mix {
+            return self.place_in_lane(index, count);
+        }
         let area = if self.random.chance(50) { self.window.clone() } else { 0..self.size };
         let unit = match self.random.below(10) {
             0..4 => self.cluster,
@@ -189,6 +203,19 @@ impl Stream {
     }
 }
 
+impl Stream {
+    fn place_in_lane(&mut self, index: u64, count: u64) -> (u64, u64) {
+        let area = if self.random.chance(70) { self.window.clone() } else { 0..self.size };
+        let rounds = self.size / LANE_BLOCK / count;
+        let round = self.random.between(area.start, area.end - 1) / LANE_BLOCK / count;
+        let block = (round.min(rounds - 1) * count + index) * LANE_BLOCK;
+        let unit = *self.random.pick(&[1, 512, 512, LANE_BLOCK]);
+        let start = self.random.below(LANE_BLOCK / unit) * unit;
+        let len = self.random.between(1, (LANE_BLOCK - start) / unit) * unit;
+        (block + start, len)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -197,7 +224,7 @@ mod tests {
     fn operations_lie_on_the_disk_and_repeat_with_the_seed() {
         for (size, cluster) in [(2 << 20, 512), (512, 65536), (10 << 20 | 512, 2 << 20)] {
             let ops = |seed| {
-                let mut stream = Stream::new(seed, size, cluster, Mix::FixedSize);
+                let mut stream = Stream::new(seed, size, cluster, Mix::Everything);
                 (0..2000).map(|_| stream.next_op()).collect::<Vec<_>>()
             };
             for op in ops(3) {
@@ -207,6 +234,20 @@ mod tests {
             }
             assert_eq!(ops(3), ops(3));
             assert_ne!(ops(3), ops(4));
+        }
+    }
+
+    #[test]
+    fn lanes_do_not_touch() {
+        let size = (1 << 20) + 512;
+        for index in 0..3 {
+            let mut stream = Stream::new(index, size, 65536, Mix::Lane { index, count: 3 });
+            for op in (0..2000).map(|_| stream.next_op()) {
+                let Some(range) = op.range() else { continue };
+                assert_eq!(range.start / LANE_BLOCK % 3, index, "{op:?}");
+                assert_eq!(range.start / LANE_BLOCK, (range.end - 1) / LANE_BLOCK, "{op:?}");
+                assert!(range.end <= size);
+            }
         }
     }
 

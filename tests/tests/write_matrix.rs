@@ -19,6 +19,7 @@ fn matrix(version: u32, cluster: u64) {
             seed,
             ops: 120,
             depth: 8,
+            queues: 1,
             cache_size: None,
         };
         if let Err(what) = case.run(&qemu) {

@@ -35,6 +35,9 @@ struct Options {
     /// Most operations in flight
     #[arg(long)]
     depth: Option<usize>,
+    /// Threads with a worker of their own
+    #[arg(long)]
+    queues: Option<usize>,
     /// Bytes of metadata cache
     #[arg(long)]
     cache_size: Option<u64>,
@@ -105,6 +108,7 @@ fn case(options: &Options, shape: Option<Shape>, shapes: &[Shape], seed: u64) ->
     let any_engine = *random.pick(&[Engine::IoUring, Engine::Threads]);
     let any_cache = *random.pick(&[CacheMode::Writeback, CacheMode::None]);
     let any_depth = *random.pick(&[1, 4, 16, 48]);
+    let any_queues = *random.pick(&[1, 1, 1, 2, 4]);
     // Mostly enough for everything, sometimes so little that slices come and go all the time.
     let any_cache_size = *random.pick(&[None, None, Some(64 << 10)]);
     Case {
@@ -122,6 +126,7 @@ fn case(options: &Options, shape: Option<Shape>, shapes: &[Shape], seed: u64) ->
         seed,
         ops: options.ops,
         depth: options.depth.unwrap_or(any_depth),
+        queues: options.queues.unwrap_or(any_queues),
         // A given shape means that a case is repeated: then nothing is left to the seed.
         cache_size: if shape.is_some() { options.cache_size } else { options.cache_size.or(any_cache_size) },
     }
