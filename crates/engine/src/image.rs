@@ -1,61 +1,210 @@
 //! An open image: the handle that everything else works on.
 
-use crate::{
-    CreateOptions, Durability, Extent, Format, ImageInfo, ImageStats, OpenOptions, Preallocation, Result,
-    Shrink, ZeroMode,
-};
+use crate::chain::{self, Holes};
+use crate::node::{Driver, Node};
+use crate::open::{open_chain, size_lookup};
+use crate::options::*;
+use crate::qcow2::info::{qcow2_info, text};
+use crate::qcow2::create;
+use crate::status::{Extent, ImageInfo, ImageStats};
+use crate::{Error, ErrorKind, Result, raw, refs};
 use std::path::Path;
 use std::sync::Arc;
-use zebu_storage::{IoBufs, Worker};
+use std::sync::atomic::Ordering::Release;
+use zebu_storage::{Create, File, IoBufs, LockMode, OpenFlags, Worker};
 
 /// An open image with its backing chain. Cheap to clone; shared by all workers.
-#[derive(Clone)]
-pub struct Image {
-    _inner: Arc<()>,
-}
+///
+/// Requests run to their end once they are started: dropping the future of one only means that nobody learns how it
+/// ended. Before the last handle is dropped, [`Image::close`] should be awaited; otherwise space that was set aside
+/// stays allocated (a check reports it as leaked).
+#[derive(Debug, Clone)]
+pub struct Image(Arc<Node>);
 
 impl Image {
     /// Opens an image.
+    ///
+    /// # Errors
+    /// The file can't be opened or locked, is damaged, uses what zebu doesn't implement, or names a file that the
+    /// policy doesn't allow.
     pub async fn open(worker: &Worker, path: &Path, options: &OpenOptions) -> Result<Self> {
-        todo!("{:?}", (worker.id(), path, options))
+        open_chain(worker, path, options).await.map(Self)
     }
-    /// Creates an image (cut to nothing first if the file exists). Does not leave it open.
+
+    /// Creates an image (a file that exists is cut to nothing first). Does not leave it open.
+    ///
+    /// # Errors
+    /// Options that contradict each other, no space, or the file system can't do what `preallocation` asks.
     pub async fn create(worker: &Worker, path: &Path, options: &CreateOptions) -> Result<()> {
-        todo!("{:?}", (worker.id(), path, options))
+        let size = match (options.size, &options.backing) {
+            (Some(size), _) => size,
+            (None, Some((name, format))) => {
+                let backing_path = refs::resolve(path, name);
+                let backing = Self::open(worker, &backing_path, &size_lookup(&options.refs, *format)).await?;
+                backing.virtual_size()
+            }
+            (None, None) => {
+                return Err(Error::new(ErrorKind::InvalidArgument, "Image creation needs a size parameter").on(path));
+            }
+        };
+        let size = size.checked_next_multiple_of(512).ok_or_else(|| {
+            Error::new(ErrorKind::InvalidArgument, "the image size is too large").on(path)
+        })?;
+        let header = match options.format {
+            Format::Raw => None,
+            Format::Qcow2 => Some(create::new_header(options, size).map_err(|e| e.on(path))?),
+        };
+        let new_file = |path: &Path| {
+            let flags = OpenFlags {
+                access: zebu_storage::Access::ReadWrite,
+                direct: options.cache.is_direct(),
+                create: Create::Truncate,
+                lock: LockMode::Write,
+                no_flush: options.cache == CacheMode::Unsafe,
+            };
+            let file = File::open(path, &flags).map_err(|e| Error::from(e).on(path))?;
+            set_attributes(&file, options).map(|()| file)
+        };
+        let file = new_file(path)?;
+        let Some(header) = header else {
+            raw::create(worker, &file, size, options.preallocation).await?;
+            return unlock(&file);
+        };
+        if let Some(name) = &options.data_file {
+            let data_path = refs::resolve(path, name);
+            let data_file = new_file(&data_path)?;
+            raw::create(worker, &data_file, size, Preallocation::Off).await?;
+            unlock(&data_file)?;
+        }
+        create::write_empty(worker, &file, header).await?;
+        unlock(&file)?;
+        drop(file);
+        let preallocation = match options.preallocation {
+            // A raw data file has every cluster at its own place from the start.
+            Preallocation::Off if options.data_file_raw => Preallocation::Metadata,
+            other => other,
+        };
+        if preallocation == Preallocation::Off {
+            return Ok(());
+        }
+        let open = OpenOptions {
+            format: Some(Format::Qcow2),
+            access: Access::ReadWrite,
+            cache: options.cache,
+            refs: RefPolicy::All,
+            ..OpenOptions::default()
+        };
+        let image = Self::open(worker, path, &open).await?;
+        let Driver::Qcow2(qcow2) = &image.0.driver else { return Ok(()) };
+        qcow2.before_write(worker).await?;
+        qcow2.preallocate(&image.0, worker, 0..size, preallocation).await?;
+        image.close(worker).await
     }
+
     /// The file name it was opened by.
     pub fn path(&self) -> &Path {
-        todo!()
+        &self.0.path
     }
+
     /// Format.
     pub fn format(&self) -> Format {
-        todo!()
+        self.0.format()
     }
+
     /// Bytes of the virtual disk.
     pub fn virtual_size(&self) -> u64 {
-        todo!()
+        self.0.virtual_size()
     }
+
     /// Bytes of a cluster (for raw: 65536), the natural unit of work.
     pub fn cluster_size(&self) -> u64 {
-        todo!()
+        match &self.0.driver {
+            Driver::Qcow2(qcow2) => qcow2.geometry.cluster_size(),
+            Driver::Raw(_) => 65536,
+        }
     }
+
     /// The backing image, if open.
-    pub fn backing(&self) -> Option<&Image> {
-        todo!()
+    pub fn backing(&self) -> Option<Image> {
+        self.0.backing.clone().map(Self)
     }
+
     /// What `info` says.
+    ///
+    /// # Errors
+    /// The file system does not answer.
     pub fn info(&self) -> Result<ImageInfo> {
-        todo!()
+        let node = &self.0;
+        let file = self.image_file();
+        let mut info = ImageInfo {
+            filename: node.path.clone(),
+            format: node.format(),
+            virtual_size: node.virtual_size(),
+            file_length: file.len(),
+            actual_size: file.disk_usage().map_err(|e| Error::from(e).on(&node.path))?,
+            backing_file: None,
+            backing_path: None,
+            backing_format: None,
+            extent_size_hint: None,
+            qcow2: None,
+        };
+        if let Driver::Qcow2(qcow2) = &node.driver {
+            info.backing_file = qcow2.header.backing_file().map(text);
+            info.backing_path = info.backing_file.as_deref().map(|name| refs::resolve(&node.path, name));
+            info.backing_format = qcow2.header.backing_format().map(text);
+            info.qcow2 = Some(qcow2_info(&qcow2.header, &qcow2.snapshots, &qcow2.bitmaps));
+        }
+        Ok(info)
     }
+
     /// Counters.
     pub fn stats(&self) -> ImageStats {
-        todo!()
+        match &self.0.driver {
+            Driver::Qcow2(qcow2) => qcow2.stats(),
+            Driver::Raw(_) => ImageStats::default(),
+        }
     }
-    /// Reads; the whole range must lie on the disk.
+
+    /// The image file itself.
+    fn image_file(&self) -> &File {
+        match &self.0.driver {
+            Driver::Qcow2(qcow2) => &qcow2.file,
+            Driver::Raw(raw) => &raw.file,
+        }
+    }
+
+    fn check_range(&self, offset: u64, len: u64) -> Result<()> {
+        if offset.checked_add(len).is_some_and(|end| end <= self.virtual_size()) {
+            return Ok(());
+        }
+        let message = format!("{len} bytes reach past the end of the disk at {}", self.virtual_size());
+        Err(Error::new(ErrorKind::OutOfRange, message).on(&self.0.path).at_guest(offset))
+    }
+
+    /// Reads `bufs.len()` bytes at `offset`; the whole range must lie on the disk.
+    ///
+    /// # Errors
+    /// The buffers' content is unspecified then.
     pub async fn read(&self, worker: &Worker, offset: u64, bufs: IoBufs) -> (Result<()>, IoBufs) {
-        todo!("{:?}", (worker.id(), offset, bufs.len()))
+        if let Err(error) = self.check_range(offset, bufs.len() as u64) {
+            return (Err(error), bufs);
+        }
+        let (node, on) = (self.0.clone(), worker.clone());
+        worker
+            .spawn(async move {
+                let _inside = match &node.driver {
+                    Driver::Qcow2(qcow2) => Some(qcow2.grace.enter(on.id())),
+                    Driver::Raw(_) => None,
+                };
+                chain::read(&node, &on, offset, bufs).await
+            })
+            .await
     }
-    /// Writes.
+
+    /// Writes `bufs` at `offset`.
+    ///
+    /// # Errors
+    /// A part may have been written then; what was there before is readable everywhere else.
     pub async fn write(
         &self,
         worker: &Worker,
@@ -63,21 +212,95 @@ impl Image {
         bufs: IoBufs,
         durability: Durability,
     ) -> (Result<()>, IoBufs) {
-        todo!("{:?}", (worker.id(), offset, bufs.len(), durability))
+        if let Err(error) = self.check_range(offset, bufs.len() as u64) {
+            return (Err(error), bufs);
+        }
+        let (me, on) = (self.clone(), worker.clone());
+        worker
+            .spawn(async move {
+                let (result, bufs) = match &me.0.driver {
+                    Driver::Qcow2(qcow2) => match qcow2.before_write(&on).await {
+                        Ok(()) => qcow2.write(&me.0, &on, offset, bufs).await,
+                        Err(error) => (Err(error), bufs),
+                    },
+                    Driver::Raw(raw) => raw::write(raw, &on, offset, bufs).await,
+                };
+                let result = match result {
+                    Ok(()) => me.settle(&on, durability).await,
+                    error => error,
+                };
+                (result, bufs)
+            })
+            .await
     }
-    /// Makes a range read as zero.
+
+    /// Makes `offset..offset + len` read as zero, down to the byte.
+    ///
+    /// # Errors
+    /// A part may read as zero then.
     pub async fn write_zeroes(&self, worker: &Worker, offset: u64, len: u64, mode: ZeroMode) -> Result<()> {
-        todo!("{:?}", (worker.id(), offset, len, mode))
+        self.check_range(offset, len)?;
+        let (me, on) = (self.clone(), worker.clone());
+        worker
+            .spawn(async move {
+                match &me.0.driver {
+                    Driver::Qcow2(qcow2) => {
+                        qcow2.before_write(&on).await?;
+                        qcow2.write_zeroes(&me.0, &on, offset, len, mode).await?;
+                    }
+                    Driver::Raw(raw) => raw::write_zeroes(raw, &on, offset, len, mode).await?,
+                }
+                me.settle(&on, Durability::Volatile).await
+            })
+            .await
     }
+
     /// Gives a range up: whole clusters (subclusters) in it read as zero afterwards, the rest stays as it is.
+    ///
+    /// # Errors
+    /// A part may read as zero then.
     pub async fn discard(&self, worker: &Worker, offset: u64, len: u64) -> Result<()> {
-        todo!("{:?}", (worker.id(), offset, len))
+        self.check_range(offset, len)?;
+        let (me, on) = (self.clone(), worker.clone());
+        worker
+            .spawn(async move {
+                match &me.0.driver {
+                    Driver::Qcow2(qcow2) => {
+                        qcow2.before_write(&on).await?;
+                        qcow2.discard(&me.0, &on, offset, len).await?;
+                    }
+                    Driver::Raw(raw) => raw::discard(raw, &on, offset, len).await?,
+                }
+                me.settle(&on, Durability::Volatile).await
+            })
+            .await
     }
+
+    /// What a completed change owes the cache mode or the caller.
+    async fn settle(&self, worker: &Worker, durability: Durability) -> Result<()> {
+        let writethrough = match &self.0.driver {
+            Driver::Qcow2(qcow2) => qcow2.cache_mode.is_writethrough(),
+            Driver::Raw(raw) => raw.cache_mode.is_writethrough(),
+        };
+        if durability == Durability::Durable || writethrough { self.flush(worker).await } else { Ok(()) }
+    }
+
     /// Makes all writes that completed before the call durable.
+    ///
+    /// # Errors
+    /// Nothing is known to be durable. An error of the disk's flush itself is final for writing until the image is
+    /// opened again; out of space is not.
     pub async fn flush(&self, worker: &Worker) -> Result<()> {
-        todo!("{:?}", worker.id())
+        match &self.0.driver {
+            Driver::Qcow2(qcow2) => qcow2.commit(worker).await,
+            Driver::Raw(raw) => worker.flush(&raw.file).await.map_err(|e| Error::from(e).on(&self.0.path)),
+        }
     }
-    /// Changes the size of the virtual disk.
+
+    /// Changes the size of the virtual disk to `new_size` bytes (rounded up to 512).
+    ///
+    /// # Errors
+    /// The size is as before, unless the last write of the header fails.
     pub async fn resize(
         &self,
         worker: &Worker,
@@ -85,19 +308,89 @@ impl Image {
         shrink: Shrink,
         preallocation: Preallocation,
     ) -> Result<()> {
-        todo!("{:?}", (worker.id(), new_size, shrink, preallocation))
+        let new_size = new_size.checked_next_multiple_of(512).ok_or_else(|| {
+            Error::new(ErrorKind::InvalidArgument, "the image size is too large").on(&self.0.path)
+        })?;
+        let (me, on) = (self.clone(), worker.clone());
+        worker
+            .spawn(async move {
+                match &me.0.driver {
+                    Driver::Qcow2(qcow2) => qcow2.resize(&me.0, &on, new_size, shrink, preallocation).await,
+                    Driver::Raw(raw) => {
+                        raw::resize(raw, &on, new_size, shrink, preallocation).await?;
+                        raw.size.store(new_size, Release);
+                        Ok(())
+                    }
+                }
+            })
+            .await
     }
-    /// The run of one kind that starts at `offset`, at most `len` bytes, through the whole chain.
+
+    /// The run of one kind that starts at `offset`, at most `len` bytes, through the whole chain; data is looked up
+    /// in its file for holes.
+    ///
+    /// # Errors
+    /// A table can't be read or is damaged.
     pub async fn extent(&self, worker: &Worker, offset: u64, len: u64) -> Result<Extent> {
-        todo!("{:?}", (worker.id(), offset, len))
+        self.check_range(offset, len)?;
+        let _inside = match &self.0.driver {
+            Driver::Qcow2(qcow2) => Some(qcow2.grace.enter(worker.id())),
+            Driver::Raw(_) => None,
+        };
+        chain::extent(&self.0, worker, offset, len, Holes::Find).await
     }
+
     /// The file that extents of `depth` with a host offset lie in (image file or external data file), for reflink
     /// and copy_file_range.
-    pub fn data_file_at(&self, depth: u32) -> Option<&zebu_storage::File> {
-        todo!("{depth}")
+    pub fn data_file_at(&self, depth: u32) -> Option<&File> {
+        let mut node = &self.0;
+        for _ in 0..depth {
+            node = node.backing.as_ref()?;
+        }
+        Some(node.data_file())
     }
-    /// Finishes all requests, commits, returns what the windows did not use, releases the locks.
+
+    /// Commits, returns what the windows did not use, releases the locks. The caller has no request under way.
+    ///
+    /// # Errors
+    /// As [`Image::flush`].
     pub async fn close(&self, worker: &Worker) -> Result<()> {
-        todo!("{:?}", worker.id())
+        let result = match &self.0.driver {
+            Driver::Qcow2(qcow2) => qcow2.close(worker).await,
+            Driver::Raw(raw) => raw::close(raw, worker).await,
+        };
+        let mut node = Some(&self.0);
+        while let Some(this) = node {
+            if let Driver::Qcow2(qcow2) = &this.driver {
+                let _ = qcow2.file.unlock();
+            }
+            let _ = this.data_file().unlock();
+            node = this.backing.as_ref();
+        }
+        result
     }
+}
+
+fn unlock(file: &File) -> Result<()> {
+    file.unlock().map_err(|e| Error::from(e).on(file.path()))
+}
+
+fn set_attributes(file: &File, options: &CreateOptions) -> Result<()> {
+    const DEFAULT_HINT: u32 = 1 << 20;
+    match options.extent_size_hint {
+        // Silently skipped where the file system has none.
+        None => drop(file.set_extent_size_hint(DEFAULT_HINT)),
+        Some(0) => {}
+        Some(hint) => file.set_extent_size_hint(hint).map_err(|e| {
+            let message = format!("could not set the extent size hint ({e}); only XFS has one: leave it out");
+            Error::new(ErrorKind::Unsupported, message).on(file.path())
+        })?,
+    }
+    if options.nocow {
+        file.set_nocow().map_err(|e| {
+            let message = format!("could not set nocow ({e}); only btrfs has it: leave it out");
+            Error::new(ErrorKind::Unsupported, message).on(file.path())
+        })?;
+    }
+    Ok(())
 }

@@ -1,9 +1,16 @@
 //! The zebu block engine.
 
+mod chain;
 mod error;
+mod gate;
 mod image;
 pub mod jobs;
+mod node;
+mod open;
 mod options;
+mod qcow2;
+mod raw;
+mod refs;
 mod status;
 
 pub use error::{Error, ErrorKind, Result};

@@ -3,6 +3,7 @@
 use crate::error::{IoError, IoErrorKind, Op};
 use crate::file_types::{Access, Alignment, FileId, FileKind, FsKind, LockMode, OpenFlags};
 use crate::os_file::OsFile;
+use crate::sim::SimFile;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 /// Where a file's bytes are.
 pub(crate) enum FileInner {
     Os(OsFile),
+    Sim(SimFile),
 }
 
 /// What is known about a file from its opening on.
@@ -148,6 +150,9 @@ impl File {
             FileInner::Os(os) => {
                 os.disk_usage().map_err(|errno| self.error(Op::Seek, IoErrorKind::Os(errno)))
             }
+            FileInner::Sim(sim) => {
+                sim.disk_usage().map_err(|errno| self.error(Op::Seek, IoErrorKind::Os(errno)))
+            }
         }
     }
 
@@ -160,6 +165,7 @@ impl File {
     pub fn set_lock(&self, mode: LockMode) -> Result<(), IoError> {
         match &self.state.inner {
             FileInner::Os(os) => os.set_lock(self.path(), mode),
+            FileInner::Sim(_) => Ok(()),
         }
     }
 
@@ -167,6 +173,7 @@ impl File {
     pub fn unlock(&self) -> Result<(), IoError> {
         match &self.state.inner {
             FileInner::Os(os) => os.unlock().map_err(|errno| self.error(Op::Lock, IoErrorKind::Os(errno))),
+            FileInner::Sim(_) => Ok(()),
         }
     }
 
@@ -211,7 +218,7 @@ impl File {
             FileInner::Os(os) if self.fs() == FsKind::Xfs => os
                 .set_extent_size_hint(bytes)
                 .map_err(|errno| self.error(Op::Allocate, IoErrorKind::Os(errno))),
-            FileInner::Os(_) => Err(self.error(Op::Allocate, IoErrorKind::Unsupported)),
+            FileInner::Os(_) | FileInner::Sim(_) => Err(self.error(Op::Allocate, IoErrorKind::Unsupported)),
         }
     }
 
@@ -221,7 +228,7 @@ impl File {
             FileInner::Os(os) if self.fs() == FsKind::Btrfs => {
                 os.set_nocow().map_err(|errno| self.error(Op::Allocate, IoErrorKind::Os(errno)))
             }
-            FileInner::Os(_) => Err(self.error(Op::Allocate, IoErrorKind::Unsupported)),
+            FileInner::Os(_) | FileInner::Sim(_) => Err(self.error(Op::Allocate, IoErrorKind::Unsupported)),
         }
     }
 
@@ -231,10 +238,10 @@ impl File {
     }
 
     /// The descriptor, if it is a file of the system.
-    #[allow(clippy::unnecessary_wraps)] // a simulated file has none
     pub(crate) fn os(&self) -> Option<&OsFile> {
         match self.inner() {
             FileInner::Os(os) => Some(os),
+            FileInner::Sim(_) => None,
         }
     }
 

@@ -17,6 +17,7 @@ mod memory;
 mod notify;
 mod os_file;
 mod request;
+pub mod sim;
 mod threads;
 mod worker;
 mod worker_io;

@@ -303,6 +303,27 @@ impl Worker {
         result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
+    /// Whether a task is to be polled.
+    pub(crate) fn has_ready(&self) -> bool {
+        self.inner.executor.has_ready()
+    }
+
+    /// Tasks that are not over.
+    pub(crate) fn live_tasks(&self) -> usize {
+        self.inner.executor.live_tasks()
+    }
+
+    /// Starts the operations taken over outside of a turn.
+    pub(crate) fn submit_queued(&self) {
+        self.inner.backend.borrow_mut().submit_queued();
+    }
+
+    /// Drops all tasks and timers where they stand. Operations in flight are abandoned.
+    pub(crate) fn cancel_tasks(&self) {
+        self.inner.executor.cancel_all();
+        self.inner.timers.take();
+    }
+
     /// Waits.
     pub async fn sleep(&self, duration: Duration) {
         Timer { inner: &self.inner, deadline: self.inner.now().saturating_add(duration), key: None }.await;

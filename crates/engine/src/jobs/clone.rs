@@ -1,8 +1,12 @@
 //! A writable copy of an image, at once.
 
-use crate::{CacheMode, Format, RefPolicy, Result};
+use super::staging::{NewFiles, directory_of, from_io, publish, reserve_temporary_name};
+use crate::{CacheMode, CreateOptions, Error, ErrorKind, Format, Image, OpenOptions, RefPolicy, Result};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use zebu_storage::Worker;
+use zebu_storage::{Access, Create, File, FileKind, IoErrorKind, LockMode, OpenFlags, Worker};
 
 /// Which way is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -21,7 +25,7 @@ pub enum CloneMode {
 pub struct CloneOptions {
     /// Which way.
     pub mode: CloneMode,
-    /// Format of the source; probed if `None` (but an overlay over a raw image wants it given).
+    /// Format of the source; probed if `None`.
     pub format: Option<Format>,
     /// Cache mode for both files.
     pub cache: CacheMode,
@@ -55,12 +59,170 @@ pub struct CloneReport {
 }
 
 /// Makes `target`, which must not exist, a writable copy of the image `source`. The source is locked against
-/// writers meanwhile, so the clone is one consistent state of it.
+/// writers meanwhile, so the clone is one consistent state of it. The clone gets its name when it is complete and
+/// durable; after an error nothing is left of it.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] if the target exists, [`ErrorKind::Unsupported`] if only a reflink was wanted and
+/// there is none to be had, and what opening the source or making the clone fails with.
 pub async fn clone_image(
     worker: &Worker,
     source: &Path,
     target: &Path,
     options: &CloneOptions,
 ) -> Result<CloneReport> {
-    todo!("{:?}", (worker.id(), source, target, options))
+    if std::fs::symlink_metadata(target).is_ok() {
+        return Err(
+            Error::new(ErrorKind::InvalidArgument, "the file exists; a clone needs a new name").on(target)
+        );
+    }
+    let open = OpenOptions {
+        format: options.format,
+        cache: options.cache,
+        refs: options.refs.clone(),
+        ..OpenOptions::default()
+    };
+    let image = Image::open(worker, source, &open).await?;
+    let done = clone_open_image(worker, &image, target, options).await;
+    let closed = image.close(worker).await;
+    let report = done?;
+    closed?;
+    Ok(report)
+}
+
+async fn clone_open_image(
+    worker: &Worker,
+    image: &Image,
+    target: &Path,
+    options: &CloneOptions,
+) -> Result<CloneReport> {
+    let refused = match options.mode {
+        CloneMode::Overlay => "an overlay was asked for".to_owned(),
+        CloneMode::Auto | CloneMode::Reflink => match reflink(worker, image, target).await? {
+            None => {
+                return Ok(CloneReport {
+                    method: CloneMethod::Reflink,
+                    format: image.format(),
+                    virtual_size: image.virtual_size(),
+                });
+            }
+            Some(reason) if options.mode == CloneMode::Reflink => {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    format!("can't be cloned by reflink: {reason}"),
+                )
+                .on(image.path()));
+            }
+            Some(reason) => reason,
+        },
+    };
+    let backing = overlay(worker, image, target, options).await?;
+    Ok(CloneReport {
+        method: CloneMethod::Overlay { backing, reason: refused },
+        format: Format::Qcow2,
+        virtual_size: image.virtual_size(),
+    })
+}
+
+/// Shares all blocks of the image's file with a new one. `Some`: why that can't be done, in words.
+async fn reflink(worker: &Worker, image: &Image, target: &Path) -> Result<Option<String>> {
+    let info = image.info()?;
+    if info.backing_file.is_some() {
+        return Ok(Some("the image has a backing file".into()));
+    }
+    if info.qcow2.as_ref().is_some_and(|qcow2| qcow2.data_file.is_some()) {
+        return Ok(Some("its data lie in an external data file, which two images must not share".into()));
+    }
+    let Some(file) = image.data_file_at(0).filter(|file| file.kind() == FileKind::Regular) else {
+        return Ok(Some("it does not lie in a regular file".into()));
+    };
+    // The copy is for no other eyes than the original, and its owner may write it.
+    let mode =
+        std::fs::metadata(file.path()).map_or(0o600, |found| found.permissions().mode() & 0o777 | 0o600);
+    let temporary = reserve_temporary_name(target, mode)
+        .map_err(|error| from_io(target, "can't make a file in the clone's directory", &error))?;
+    let mut made = NewFiles(vec![temporary.clone()]);
+    let flags = OpenFlags {
+        access: Access::ReadWrite,
+        create: Create::No,
+        lock: LockMode::Write,
+        ..OpenFlags::default()
+    };
+    let copy = File::open(&temporary, &flags)?;
+    if let Err(error) = worker.clone_range(file, 0, &copy, 0, file.len()).await {
+        return match error.kind {
+            IoErrorKind::Unsupported => {
+                Ok(Some("the file system shares no blocks between these two places".into()))
+            }
+            _ => Err(error.into()),
+        };
+    }
+    copy.unlock()?;
+    drop(copy);
+    let target = target.to_owned();
+    worker.run_blocking(move || publish(&temporary, &target, None)).await?;
+    made.0.clear();
+    Ok(None)
+}
+
+/// Makes an empty image on top of this one. Gives the name of the backing file as written into it.
+async fn overlay(worker: &Worker, image: &Image, target: &Path, options: &CloneOptions) -> Result<PathBuf> {
+    let backing = backing_name(image.path(), target)
+        .map_err(|error| from_io(image.path(), "can't find out where the image lies", &error))?;
+    let name = backing.to_str().ok_or_else(|| {
+        let message = "the name is not UTF-8, so an image can't refer to it";
+        Error::new(ErrorKind::Unsupported, message).on(image.path())
+    })?;
+    let temporary = reserve_temporary_name(target, 0o644)
+        .map_err(|error| from_io(target, "can't make a file in the clone's directory", &error))?;
+    let mut made = NewFiles(vec![temporary.clone()]);
+    let create = CreateOptions {
+        format: Format::Qcow2,
+        size: Some(image.virtual_size()),
+        cluster_size: image.cluster_size(),
+        backing: Some((name.to_owned(), image.format())),
+        cache: options.cache,
+        refs: RefPolicy::All,
+        ..CreateOptions::default()
+    };
+    Image::create(worker, &temporary, &create).await?;
+    let target = target.to_owned();
+    worker.run_blocking(move || publish(&temporary, &target, None)).await?;
+    made.0.clear();
+    Ok(backing)
+}
+
+/// The image's name for an overlay at `target`: relative if it lies in or below the overlay's directory, so that both
+/// can be moved together and the default policy for references lets it be opened; absolute otherwise.
+fn backing_name(image: &Path, target: &Path) -> io::Result<PathBuf> {
+    let image = std::fs::canonicalize(image)?;
+    let directory = std::fs::canonicalize(directory_of(target))?;
+    Ok(match image.strip_prefix(&directory) {
+        // QEMU takes what is in front of a colon for a protocol, unless a slash comes first.
+        Ok(relative) if relative.as_os_str().as_bytes().contains(&b':') => Path::new(".").join(relative),
+        Ok(relative) => relative.to_owned(),
+        Err(_) => image,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backing_files_nearby_get_relative_names() {
+        let root = tempfile::tempdir().unwrap();
+        let root = std::fs::canonicalize(root.path()).unwrap();
+        std::fs::create_dir(root.join("sub")).unwrap();
+        for name in ["base", "sub/base", "a:b"] {
+            std::fs::write(root.join(name), b"").unwrap();
+        }
+        let name = |image: &str, target: &str| backing_name(&root.join(image), &root.join(target)).unwrap();
+        assert_eq!(name("base", "new"), Path::new("base"));
+        assert_eq!(name("sub/base", "new"), Path::new("sub/base"));
+        assert_eq!(name("a:b", "new"), Path::new("./a:b"));
+        assert_eq!(name("sub/../base", "new"), Path::new("base"));
+        assert_eq!(name("base", "sub/new"), root.join("base"));
+        assert!(backing_name(&root.join("missing"), &root.join("new")).is_err());
+    }
 }

@@ -1,10 +1,17 @@
 //! Whether two images show a guest the same bytes.
 
-use super::JobControl;
-use crate::{Error, Image};
+use super::buffers::{join, rejoin};
+use super::progress::{JobControl, Phase, Tracker};
+use super::queue::{CloseOnDrop, Queue};
+use super::status::{Status, chain_formats, format_at};
+use super::zeros::{first_difference, first_nonzero};
+
+use crate::{Error, ErrorKind, Extent, ExtentKind, Format, Image};
+use std::cell::RefCell;
 use std::fmt;
 use std::path::PathBuf;
-use zebu_storage::Worker;
+use std::rc::Rc;
+use zebu_storage::{IoBuf, Worker};
 
 /// What has to be equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -104,12 +111,274 @@ impl std::error::Error for CompareError {
 }
 
 /// Compares what a guest would read from two images, which may differ in format, size and chain. Ranges that both
-/// images know to be zero are not read. The offset reported is the lowest one, however the reads were ordered.
+/// images know to be zero, and ranges that are the same bytes of the same file, are not read. The offset reported is
+/// the lowest one, however the reads were ordered; a failure counts as found at its offset, so that a difference
+/// below it is reported instead.
 pub async fn compare(
     worker: &Worker,
     first: &Image,
     second: &Image,
     options: &CompareOptions,
 ) -> Result<CompareReport, CompareError> {
-    todo!("{:?}", (worker.id(), first.path(), second.path(), options))
+    let control = |error| CompareError { stage: CompareStage::Control, image: None, error };
+    if options.requests == 0 {
+        let error = Error::new(ErrorKind::InvalidArgument, "compare needs at least one request in flight");
+        return Err(control(error));
+    }
+    let sizes = [first.virtual_size(), second.virtual_size()];
+    if options.strictness == Strictness::Allocation && sizes[0] != sizes[1] {
+        return Ok(CompareReport { result: Comparison::SizeMismatch, sizes });
+    }
+    let chunk = (options.buffer_memory / (2 * options.requests)).min(MAX_CHUNK) & !(MIN_CHUNK - 1);
+    let (chunk, tasks) = if chunk >= MIN_CHUNK {
+        (chunk, options.requests)
+    } else {
+        (MIN_CHUNK, (options.buffer_memory / (2 * MIN_CHUNK)).max(1))
+    };
+
+    let total = sizes[0].max(sizes[1]);
+    let job = Rc::new(Job {
+        images: [first.clone(), second.clone()],
+        sizes,
+        strictness: options.strictness,
+        chunk,
+        tracker: Tracker::new(&options.control, Phase::Comparing, total),
+        finding: RefCell::new(None),
+    });
+    let queue = Queue::new(2 * tasks);
+    let closer = CloseOnDrop(queue.clone());
+    let readers: Vec<_> = (0..tasks)
+        .map(|_| {
+            let (job, worker, queue) = (Rc::clone(&job), worker.clone(), queue.clone());
+            let task = worker.clone();
+            task.spawn(async move { job.read_pieces(&worker, &queue).await })
+        })
+        .collect();
+    job.walk(worker, &queue).await;
+    drop(closer);
+    for reader in readers {
+        reader.await;
+    }
+
+    let result = match job.finding.take() {
+        None => Comparison::Identical,
+        Some((_, Finding::Result(result))) => result,
+        Some((_, Finding::Failure(error))) => return Err(*error),
+    };
+    job.tracker.finish(None);
+    Ok(CompareReport { result, sizes })
+}
+
+/// Most bytes read at once from one image.
+const MAX_CHUNK: usize = 1 << 20;
+/// Fewest; a bound of memory that allows less is met by fewer requests.
+const MIN_CHUNK: usize = 64 << 10;
+/// The unit in which a difference is reported, in bytes.
+const SECTOR: u64 = 512;
+
+/// Which images have to be read for a range; the other one is known to be zero there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sides {
+    Both,
+    Only(usize),
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Piece {
+    offset: u64,
+    len: usize,
+    sides: Sides,
+}
+
+enum Finding {
+    Result(Comparison),
+    Failure(Box<CompareError>),
+}
+
+struct Job {
+    images: [Image; 2],
+    sizes: [u64; 2],
+    strictness: Strictness,
+    chunk: usize,
+    tracker: Tracker,
+    /// What was found at the lowest offset so far.
+    finding: RefCell<Option<(u64, Finding)>>,
+}
+
+impl Job {
+    fn record(&self, offset: u64, finding: Finding) {
+        let mut lowest = self.finding.borrow_mut();
+        if lowest.as_ref().is_none_or(|(at, _)| offset < *at) {
+            *lowest = Some((offset, finding));
+        }
+    }
+
+    fn fail(&self, offset: u64, stage: CompareStage, side: Option<usize>, error: Error) {
+        let image = side.map(|side| self.images[side].path().to_owned());
+        self.record(offset, Finding::Failure(Box::new(CompareError { stage, image, error })));
+    }
+
+    /// Whether something was found below `offset`, so that what lies there does not matter any more.
+    fn is_decided_below(&self, offset: u64) -> bool {
+        self.finding.borrow().as_ref().is_some_and(|(at, _)| *at <= offset)
+    }
+
+    /// Walks both mappings in step, and queues what has to be read in order of offset.
+    async fn walk(&self, worker: &Worker, queue: &Queue<Piece>) {
+        let end = self.sizes[0].max(self.sizes[1]);
+        let formats = [chain_formats(&self.images[0]), chain_formats(&self.images[1])];
+        let mut extents: [Option<Extent>; 2] = [None, None];
+        let mut position = 0;
+        let mut pending: Option<Piece> = None;
+        'walk: while position < end {
+            if let Err(error) = self.tracker.check() {
+                self.fail(0, CompareStage::Control, None, error);
+                return;
+            }
+            if self.is_decided_below(position) {
+                return;
+            }
+            for (side, found) in extents.iter_mut().enumerate() {
+                if position >= self.sizes[side] {
+                    *found = None;
+                } else if found.is_none_or(|extent| extent.end() <= position) {
+                    let left = self.sizes[side] - position;
+                    match self.images[side].extent(worker, position, left).await {
+                        Ok(extent) => *found = Some(extent),
+                        Err(error) => {
+                            self.fail(position, CompareStage::Status, Some(side), error);
+                            // What is still to be read lies below this offset, and decides first.
+                            break 'walk;
+                        }
+                    }
+                }
+            }
+            let until = extents.iter().flatten().map(Extent::end).min().unwrap_or(end).min(end);
+            if self.strictness == Strictness::Allocation && !is_allocated_alike(&extents, &formats) {
+                self.record(position, Finding::Result(Comparison::StatusMismatch { offset: position }));
+                break;
+            }
+            let must_read = [0, 1].map(|side| extents[side].is_some_and(|extent| !extent.is_zero()));
+            let sides = match must_read {
+                [false, false] => None,
+                [true, true] if self.is_same_storage(&extents, position) => None,
+                [true, true] => Some(Sides::Both),
+                [true, false] => Some(Sides::Only(0)),
+                [false, true] => Some(Sides::Only(1)),
+            };
+            let Some(sides) = sides else {
+                self.tracker.advance(until - position);
+                position = until;
+                continue;
+            };
+            // Pieces end at multiples of the chunk, so that reads stay aligned, and grow over extents that are to be
+            // treated alike.
+            while position < until {
+                let boundary = (position / self.chunk as u64 + 1).saturating_mul(self.chunk as u64);
+                let len = (until.min(boundary) - position) as usize;
+                match &mut pending {
+                    Some(piece)
+                        if piece.sides == sides
+                            && piece.offset + piece.len as u64 == position
+                            && piece.len + len <= self.chunk =>
+                    {
+                        piece.len += len;
+                    }
+                    pending => {
+                        if let Some(complete) = pending.replace(Piece { offset: position, len, sides })
+                            && !queue.push(complete).await
+                        {
+                            return;
+                        }
+                    }
+                }
+                position += len as u64;
+            }
+        }
+        if let Some(piece) = pending {
+            queue.push(piece).await;
+        }
+    }
+
+    /// Whether both extents show the same bytes of the same file at `position`: a backing file that both share.
+    fn is_same_storage(&self, extents: &[Option<Extent>; 2], position: u64) -> bool {
+        let place = |side: usize| {
+            let extent = extents[side].as_ref()?;
+            let ExtentKind::Data { host } = extent.kind else { return None };
+            let file = self.images[side].data_file_at(extent.depth)?;
+            Some((file.id(), host + (position - extent.offset)))
+        };
+        place(0).is_some_and(|a| place(1) == Some(a))
+    }
+
+    async fn read_pieces(&self, worker: &Worker, queue: &Queue<Piece>) {
+        let mut buffers = [worker.buffer(self.chunk), worker.buffer(self.chunk)];
+        while let Some(piece) = queue.pop().await {
+            if self.is_decided_below(piece.offset) {
+                continue;
+            }
+            if let Err(error) = self.tracker.check() {
+                self.fail(0, CompareStage::Control, None, error);
+                continue;
+            }
+            if let Err(error) = self.tracker.throttle(worker, piece.len as u64).await {
+                self.fail(0, CompareStage::Control, None, error);
+                continue;
+            }
+            buffers = self.compare_piece(worker, piece, buffers).await;
+            self.tracker.advance(piece.len as u64);
+        }
+    }
+
+    async fn compare_piece(&self, worker: &Worker, piece: Piece, buffers: [IoBuf; 2]) -> [IoBuf; 2] {
+        let [mut a, mut b] = buffers;
+        let offset = piece.offset;
+        let (difference, buffers) = match piece.sides {
+            Sides::Both => {
+                let (head_a, head_b) = (a.split_to(piece.len), b.split_to(piece.len));
+                let ((read_a, head_a), (read_b, head_b)) = join(
+                    self.images[0].read(worker, offset, head_a.into()),
+                    self.images[1].read(worker, offset, head_b.into()),
+                )
+                .await;
+                let failed = match (read_a, read_b) {
+                    (Err(error), _) => Some((0, error)),
+                    (_, Err(error)) => Some((1, error)),
+                    _ => None,
+                };
+                (a, b) = (rejoin(head_a, a), rejoin(head_b, b));
+                if let Some((side, error)) = failed {
+                    self.fail(offset, CompareStage::Read, Some(side), error);
+                    return [a, b];
+                }
+                (first_difference(&a.as_slice()[..piece.len], &b.as_slice()[..piece.len]), [a, b])
+            }
+            Sides::Only(side) => {
+                let head = a.split_to(piece.len);
+                let (read, head) = self.images[side].read(worker, offset, head.into()).await;
+                a = rejoin(head, a);
+                if let Err(error) = read {
+                    self.fail(offset, CompareStage::Read, Some(side), error);
+                    return [a, b];
+                }
+                (first_nonzero(&a.as_slice()[..piece.len]), [a, b])
+            }
+        };
+        if let Some(at) = difference {
+            let offset = (offset + at as u64) / SECTOR * SECTOR;
+            self.record(offset, Finding::Result(Comparison::ContentMismatch { offset }));
+        }
+        buffers
+    }
+}
+
+fn is_allocated_alike(extents: &[Option<Extent>; 2], formats: &[Vec<Format>; 2]) -> bool {
+    let status = |side: usize| {
+        let extent = extents[side].as_ref()?;
+        Some(Status::of(extent, format_at(&formats[side], extent.depth)))
+    };
+    match (status(0), status(1)) {
+        (Some(a), Some(b)) => a.is_allocated_like(&b),
+        _ => true,
+    }
 }

@@ -1,6 +1,7 @@
 //! What each range of a virtual disk is made of, adjacent equal ranges merged, as `qemu-img map` shows it.
 
-use crate::{Image, Result};
+use super::status::{Status, chain_formats, format_at};
+use crate::{Format, Image, Result};
 use std::path::Path;
 use zebu_storage::Worker;
 
@@ -34,21 +35,76 @@ pub struct MapEntry {
     pub offset: Option<u64>,
 }
 
+impl MapEntry {
+    fn status(&self) -> Status {
+        Status {
+            present: self.present,
+            zero: self.zero,
+            data: self.data,
+            compressed: self.compressed,
+            offset: self.offset,
+        }
+    }
+}
+
 /// Walks a disk from [`MapOptions::start`] on.
 pub struct Mapper {
     image: Image,
-    options: MapOptions,
+    formats: Vec<Format>,
+    /// Where the next lookup starts: the end of `pending`, if there is one.
+    position: u64,
+    end: u64,
+    /// Found, and perhaps to be continued by the next extent.
+    pending: Option<MapEntry>,
 }
 
 impl Mapper {
     /// A walk over `image`.
     pub fn new(image: &Image, options: MapOptions) -> Self {
-        Self { image: image.clone(), options }
+        let size = image.virtual_size();
+        let end = options.max_length.map_or(size, |most| options.start.saturating_add(most).min(size));
+        Self {
+            image: image.clone(),
+            formats: chain_formats(image),
+            position: options.start,
+            end,
+            pending: None,
+        }
     }
-    /// The next entry, `None` at the end.
+
+    /// The next entry, `None` at the end. After an error the walk may be continued: it looks at the same place again.
     pub async fn map_next(&mut self, worker: &Worker) -> Result<Option<MapEntry>> {
-        todo!("{:?}", (worker.id(), self.options))
+        while self.position < self.end {
+            let left = self.end - self.position;
+            let extent = self.image.extent(worker, self.position, left).await?;
+            let status = Status::of(&extent, format_at(&self.formats, extent.depth));
+            let found = MapEntry {
+                start: self.position,
+                length: extent.len.min(left),
+                depth: extent.depth,
+                present: status.present,
+                zero: status.zero,
+                data: status.data,
+                compressed: status.compressed,
+                offset: status.offset,
+            };
+            self.position += found.length;
+            match &mut self.pending {
+                Some(last)
+                    if last.depth == found.depth && last.status().continues_with(last.length, &status) =>
+                {
+                    last.length += found.length;
+                }
+                pending => {
+                    if let Some(complete) = pending.replace(found) {
+                        return Ok(Some(complete));
+                    }
+                }
+            }
+        }
+        Ok(self.pending.take())
     }
+
     /// The file that offsets of entries of this depth lie in: the image's own, or its external data file.
     pub fn file(&self, depth: u32) -> Option<&Path> {
         self.image.data_file_at(depth).map(zebu_storage::File::path)

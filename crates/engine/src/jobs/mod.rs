@@ -4,12 +4,18 @@
 //! struct with sensible defaults, can be watched and cancelled through a [`JobControl`], and keeps to a bound of
 //! memory that its options state.
 
+mod buffers;
 mod clone;
 mod compare;
 mod convert;
 mod map;
 mod measure;
 mod progress;
+mod queue;
+mod rate;
+mod staging;
+mod status;
+mod zeros;
 
 pub use clone::{CloneMethod, CloneMode, CloneOptions, CloneReport, clone_image};
 pub use compare::{

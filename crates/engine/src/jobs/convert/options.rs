@@ -1,9 +1,9 @@
-//! Copies images into a new or an existing one, whatever the formats.
+//! What a conversion is asked to do, and what it says that it did.
 
-use super::JobControl;
-use crate::{CreateOptions, Error, Image, OpenOptions, Result};
+use crate::jobs::progress::JobControl;
+use crate::{CreateOptions, Error, Image, OpenOptions};
 use std::path::PathBuf;
-use zebu_storage::{Worker, WorkerConfig};
+use zebu_storage::WorkerConfig;
 
 /// How data gets from the source to the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -87,7 +87,7 @@ pub struct NewTarget {
     /// and renamed when it is complete and durable; on an error, or when cancelled, nothing stays. What exists
     /// (a file, a device, a link to one) is made anew in place, without fsync if `open.cache` is `Unsafe`.
     pub path: PathBuf,
-    /// How it is made. `size`: of the sources together if `None`, and never less. With `backing`, what the source's
+    /// How it is made. `size`: of the sources together if `None`; may be more, not less. With `backing`, what the source's
     /// own file does not hold is left to that backing file ([`TargetContent::SharedBacking`]).
     pub create: CreateOptions,
     /// How it is opened for writing (`format` and `access` are set by the job).
@@ -133,7 +133,7 @@ pub struct ConvertReport {
     pub reflinked: u64,
     /// Copied by the kernel.
     pub range_copied: u64,
-    /// Known to be zero or left to the backing file, without being read.
+    /// Not written, because it is zero, or left to the backing file.
     pub skipped: u64,
     /// Made to read as zero in a target that was not known to be zero.
     pub zeroed: u64,
@@ -141,17 +141,4 @@ pub struct ConvertReport {
     pub unreadable: u64,
     /// The first unreadable ranges (at most 1024), in order.
     pub unreadable_ranges: Vec<SkippedRange>,
-}
-
-/// Copies `sources`, one behind the other, into `target`.
-///
-/// A snapshot is converted by opening its image with [`OpenOptions::snapshot`].
-pub async fn convert(
-    worker: &Worker,
-    sources: &[Image],
-    target: ConvertTarget,
-    options: &ConvertOptions,
-) -> Result<ConvertReport> {
-    drop(target);
-    todo!("{:?}", (worker.id(), sources.len(), options))
 }

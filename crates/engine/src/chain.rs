@@ -1,0 +1,188 @@
+//! Reading through a backing chain: a loop over the images, never a recursion.
+
+use crate::node::{Driver, Node};
+use crate::qcow2::mapping::Run;
+use crate::status::{Extent, ExtentKind};
+use crate::{Error, Result};
+use futures_util::future::join_all;
+use zebu_qcow2::CompressedRange;
+use zebu_storage::{IoBufs, Worker};
+
+/// Parts of one request in flight at once.
+const PARTS_AT_ONCE: usize = 32;
+
+/// Where a part of a request comes from.
+enum Source<'a> {
+    Zero,
+    File { node: &'a Node, offset: u64 },
+    Compressed { node: &'a Node, stream: CompressedRange, guest: u64 },
+}
+
+/// A run of the chain that comes from one place.
+struct Part<'a> {
+    source: Source<'a>,
+    len: u64,
+}
+
+/// Maps one image for `guest`, at most `max_len` bytes; past its end everything is unallocated.
+async fn map_node(node: &Node, worker: &Worker, guest: u64, max_len: u64) -> Result<(Run, u64)> {
+    let size = node.virtual_size();
+    if guest >= size {
+        return Ok((Run::Unallocated, max_len));
+    }
+    let max_len = max_len.min(size - guest);
+    match &node.driver {
+        Driver::Qcow2(qcow2) => qcow2.map(worker, guest, max_len).await,
+        Driver::Raw(_) => Ok((Run::Data { host: guest }, max_len)),
+    }
+}
+
+/// The first part of `guest..guest + len` of the chain, and the depth of the image it comes from.
+async fn resolve<'a>(top: &'a Node, worker: &Worker, guest: u64, len: u64) -> Result<(Part<'a>, Run, u32)> {
+    let (mut node, mut depth, mut len) = (top, 0, len);
+    loop {
+        let (run, run_len) = map_node(node, worker, guest, len).await?;
+        len = len.min(run_len);
+        let source = match run {
+            Run::Unallocated => {
+                if let Some(backing) = &node.backing {
+                    node = backing;
+                    depth += 1;
+                    continue;
+                }
+                Source::Zero
+            }
+            Run::Zero { .. } => Source::Zero,
+            Run::Data { host } => Source::File { node, offset: host },
+            Run::Compressed { stream } => Source::Compressed { node, stream, guest },
+        };
+        return Ok((Part { source, len }, run, depth));
+    }
+}
+
+/// Reads `bufs.len()` bytes at `guest`, which lie on the disk of `top`.
+pub(crate) async fn read(top: &Node, worker: &Worker, guest: u64, bufs: IoBufs) -> (Result<()>, IoBufs) {
+    let total = bufs.len() as u64;
+    if total == 0 {
+        return (Ok(()), bufs);
+    }
+    let (part, ..) = match resolve(top, worker, guest, total).await {
+        Ok(found) => found,
+        Err(error) => return (Err(error), bufs),
+    };
+    if part.len == total {
+        return read_part(part.source, worker, bufs).await;
+    }
+    read_in_parts(top, worker, guest, bufs, part).await
+}
+
+/// Reads what comes from several places, beginning with `first`; some parts at once, in batches.
+async fn read_in_parts(
+    top: &Node,
+    worker: &Worker,
+    guest: u64,
+    mut bufs: IoBufs,
+    first: Part<'_>,
+) -> (Result<()>, IoBufs) {
+    let end = guest + bufs.len() as u64;
+    let mut done = IoBufs::new();
+    let mut at = guest;
+    let mut next = Some(first);
+    let mut failed = None;
+    while at < end && failed.is_none() {
+        let mut batch = Vec::new();
+        while at < end && batch.len() < PARTS_AT_ONCE {
+            let part = match next.take() {
+                Some(part) => part,
+                None => match resolve(top, worker, at, end - at).await {
+                    Ok((part, ..)) => part,
+                    Err(error) => {
+                        failed = Some(error);
+                        break;
+                    }
+                },
+            };
+            at += part.len;
+            batch.push(read_part(part.source, worker, bufs.split_to(part.len as usize)));
+        }
+        for (result, part_bufs) in join_all(batch).await {
+            done.append(part_bufs);
+            if let Err(error) = result {
+                failed.get_or_insert(error);
+            }
+        }
+    }
+    done.append(bufs);
+    (failed.map_or(Ok(()), Err), done)
+}
+
+async fn read_part(source: Source<'_>, worker: &Worker, mut bufs: IoBufs) -> (Result<()>, IoBufs) {
+    match source {
+        Source::Zero => {
+            let len = bufs.len();
+            bufs.fill(0, len, 0);
+            (Ok(()), bufs)
+        }
+        Source::File { node, offset } => {
+            let (result, bufs) = worker.read(node.data_file(), offset, bufs).await;
+            (result.map_err(|e| Error::from(e).on(&node.path)), bufs)
+        }
+        Source::Compressed { node, stream, guest } => {
+            let Driver::Qcow2(qcow2) = &node.driver else { return (Ok(()), bufs) };
+            match qcow2.read_compressed(worker, stream, guest).await {
+                Ok(cluster) => {
+                    let start = (guest & (qcow2.geometry.cluster_size() - 1)) as usize;
+                    if let Some(bytes) = cluster.get(start..start + bufs.len()) {
+                        bufs.copy_from(0, bytes);
+                    }
+                    (Ok(()), bufs)
+                }
+                Err(error) => (Err(error), bufs),
+            }
+        }
+    }
+}
+
+/// Whether a look at the file itself is wanted where an image says that there is data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Holes {
+    Find,
+    Ignore,
+}
+
+/// The run of one kind at `guest`, at most `len` bytes, which lie on the disk of `top`.
+pub(crate) async fn extent(top: &Node, worker: &Worker, guest: u64, len: u64, holes: Holes) -> Result<Extent> {
+    let (part, run, depth) = resolve(top, worker, guest, len).await?;
+    let mut extent = Extent {
+        offset: guest,
+        len: part.len,
+        depth,
+        kind: match run {
+            Run::Unallocated => ExtentKind::Unallocated,
+            Run::Zero { host } => ExtentKind::Zero { host },
+            Run::Data { host } => ExtentKind::Data { host },
+            Run::Compressed { .. } => ExtentKind::Compressed,
+        },
+        hole: false,
+    };
+    if let (Source::File { node, offset }, Holes::Find) = (&part.source, holes) {
+        let found = worker.extent_at(node.data_file(), *offset).await.map_err(|e| Error::from(e).on(&node.path))?;
+        extent.len = extent.len.min(found.len);
+        extent.hole = found.hole;
+    }
+    Ok(extent)
+}
+
+/// Whether `guest..guest + len` is known to read as zero without reading it; what lies past the end of the disk does.
+pub(crate) async fn is_zero(top: &Node, worker: &Worker, guest: u64, len: u64) -> Result<bool> {
+    let end = (guest + len).min(top.virtual_size());
+    let mut at = guest;
+    while at < end {
+        let extent = extent(top, worker, at, end - at, Holes::Find).await?;
+        if !extent.is_zero() {
+            return Ok(false);
+        }
+        at = extent.end();
+    }
+    Ok(true)
+}

@@ -1,0 +1,221 @@
+//! A running conversion: what its threads share.
+
+use super::options::{ConvertOptions, ConvertReport, CopyMode, ReadErrors, SkippedRange, TargetContent};
+use super::sizing::Sizing;
+use crate::jobs::progress::{Phase, Tracker};
+use crate::{Error, ErrorKind, Image, Result};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// A source, and where it lies on the target's disk.
+pub(super) struct Part {
+    pub(super) image: Image,
+    /// Offset in bytes on the target's disk.
+    pub(super) start: u64,
+    /// Bytes.
+    pub(super) len: u64,
+}
+
+impl Part {
+    /// Lays the sources out one behind the other.
+    pub(super) fn list(sources: &[Image]) -> Result<Vec<Self>> {
+        let mut start: u64 = 0;
+        let mut parts = Vec::with_capacity(sources.len());
+        for image in sources {
+            let len = image.virtual_size();
+            parts.push(Self { image: image.clone(), start, len });
+            start = start.checked_add(len).filter(|&end| i64::try_from(end).is_ok()).ok_or_else(|| {
+                Error::new(ErrorKind::InvalidArgument, "the sources together are larger than a disk can be")
+            })?;
+        }
+        if parts.is_empty() {
+            return Err(Error::new(ErrorKind::InvalidArgument, "convert needs at least one source"));
+        }
+        Ok(parts)
+    }
+
+    pub(super) fn end(&self) -> u64 {
+        self.start + self.len
+    }
+
+    /// Whether what the image itself does not hold is read from another file.
+    pub(super) fn has_backing(&self) -> bool {
+        self.image.backing().is_some()
+    }
+}
+
+/// How many unreadable ranges are reported one by one.
+const MAX_REPORTED_RANGES: usize = 1024;
+
+/// State of a conversion, shared by its threads.
+pub(super) struct Job {
+    pub(super) parts: Vec<Part>,
+    pub(super) target: Image,
+    content: TargetContent,
+    /// Bytes from the disk's start in which the target shows its backing file, which holds what the sources' backing
+    /// files hold; 0 without one.
+    pub(super) shared_backing: u64,
+    pub(super) copy: CopyMode,
+    pub(super) read_errors: ReadErrors,
+    /// 0: nothing is left out.
+    pub(super) sparse_size: usize,
+    pub(super) sizing: Sizing,
+    pub(super) tracker: Tracker,
+    total: u64,
+    /// Bytes that a thread takes at once; a multiple of the chunk.
+    region: u64,
+    /// Where the part of the disk starts that no thread has taken.
+    cursor: AtomicU64,
+    stopped: AtomicBool,
+    failure: Mutex<Option<Error>>,
+    report: Mutex<ConvertReport>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What the mutexes here guard is whole after every statement, so a panic elsewhere can't have left half of it.
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+impl Job {
+    pub(super) fn new(
+        parts: Vec<Part>,
+        target: Image,
+        content: TargetContent,
+        options: &ConvertOptions,
+        sizing: Sizing,
+    ) -> Result<Arc<Self>> {
+        let total = parts.last().map_or(0, Part::end);
+        if target.virtual_size() < total {
+            return Err(Error::new(ErrorKind::InvalidArgument, "output file is smaller than input file")
+                .on(target.path()));
+        }
+        let shared_backing = match content {
+            TargetContent::SharedBacking => target.backing().map_or(0, |backing| backing.virtual_size()),
+            TargetContent::Unknown | TargetContent::Zero => 0,
+        };
+        // With several threads, regions are small enough that all have work to the end, and large enough that each
+        // thread's writes stay together.
+        let region = if sizing.threads == 1 {
+            u64::MAX
+        } else {
+            let share = total / (4 * sizing.threads as u64);
+            share.clamp(16 << 20, 1 << 30).next_multiple_of(sizing.chunk as u64)
+        };
+        Ok(Arc::new(Self {
+            parts,
+            target,
+            content,
+            shared_backing,
+            copy: options.copy,
+            read_errors: options.read_errors,
+            sparse_size: options.sparse_size as usize,
+            sizing,
+            tracker: Tracker::new(&options.control, Phase::Copying, total),
+            total,
+            region,
+            cursor: AtomicU64::new(0),
+            stopped: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            report: Mutex::new(ConvertReport { total, ..ConvertReport::default() }),
+        }))
+    }
+
+    /// Whether the target reads as zero at `offset`, and behind it, where nothing is written. (An overlay does behind
+    /// the end of its backing file.)
+    pub(super) fn is_zero_unless_written(&self, offset: u64) -> bool {
+        match self.content {
+            TargetContent::Unknown => false,
+            TargetContent::Zero => true,
+            TargetContent::SharedBacking => offset >= self.shared_backing,
+        }
+    }
+
+    /// The next range of the disk for the calling thread to copy.
+    pub(super) fn claim(&self) -> Option<Range<u64>> {
+        let take =
+            |start: u64| (start < self.total).then(|| start.saturating_add(self.region).min(self.total));
+        let start = self.cursor.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok()?;
+        Some(start..start.saturating_add(self.region).min(self.total))
+    }
+
+    /// Stops the job with an error; the first one counts.
+    pub(super) fn fail(&self, error: Error) {
+        lock(&self.failure).get_or_insert(error);
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+
+    /// Stops the job because nobody waits for it any more.
+    pub(super) fn abandon(&self) {
+        self.fail(Error::new(ErrorKind::Cancelled, "the conversion was dropped"));
+    }
+
+    /// Whether no further piece is to be started.
+    pub(super) fn is_stopped(&self) -> bool {
+        if let Err(cancelled) = self.tracker.check() {
+            self.fail(cancelled);
+        }
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    /// The result so far.
+    pub(super) fn outcome(&self) -> Result<()> {
+        lock(&self.failure).clone().map_or(Ok(()), Err)
+    }
+
+    /// Counts what was done.
+    pub(super) fn count(&self, add: impl FnOnce(&mut ConvertReport)) {
+        add(&mut lock(&self.report));
+    }
+
+    /// Notes a range of the target that is zero because the source could not be read.
+    pub(super) fn count_unreadable(&self, range: SkippedRange) {
+        let mut report = lock(&self.report);
+        report.unreadable += range.len;
+        report.unreadable_ranges.push(range);
+        if report.unreadable_ranges.len() >= 2 * MAX_REPORTED_RANGES {
+            tidy(&mut report.unreadable_ranges);
+        }
+    }
+
+    pub(super) fn report(&self) -> ConvertReport {
+        let mut report = lock(&self.report).clone();
+        tidy(&mut report.unreadable_ranges);
+        report
+    }
+}
+
+/// Sorts ranges, joins neighbours, keeps the first ones.
+fn tidy(ranges: &mut Vec<SkippedRange>) {
+    ranges.sort_unstable_by_key(|range| range.offset);
+    ranges.dedup_by(|next, last| {
+        let joined = last.offset + last.len == next.offset;
+        if joined {
+            last.len += next.len;
+        }
+        joined
+    });
+    ranges.truncate(MAX_REPORTED_RANGES);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(offset: u64, len: u64) -> SkippedRange {
+        SkippedRange { offset, len, error: Error::new(ErrorKind::Io, "unreadable") }
+    }
+
+    #[test]
+    fn unreadable_ranges_are_joined_in_order() {
+        let mut ranges = vec![range(1024, 512), range(0, 512), range(1536, 512), range(512, 256)];
+        tidy(&mut ranges);
+        let seen: Vec<_> = ranges.iter().map(|r| (r.offset, r.len)).collect();
+        assert_eq!(seen, [(0, 768), (1024, 1024)]);
+
+        let mut many: Vec<_> = (0..5000).rev().map(|i| range(i * 1024, 512)).collect();
+        tidy(&mut many);
+        assert_eq!(many.len(), MAX_REPORTED_RANGES);
+        assert_eq!(many[0].offset, 0);
+    }
+}

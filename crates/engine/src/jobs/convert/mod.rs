@@ -1,0 +1,66 @@
+//! Copies images into a new or an existing one, whatever the formats.
+
+mod copy;
+mod job;
+mod options;
+mod piece;
+mod place;
+mod sizing;
+mod target;
+mod threads;
+mod walk;
+
+pub use options::{
+    ConvertOptions, ConvertReport, ConvertTarget, CopyMode, NewTarget, ReadErrors, SkippedRange,
+    TargetContent,
+};
+
+use super::progress::Phase;
+use crate::{Image, Result};
+use job::{Job, Part};
+use sizing::Sizing;
+use zebu_storage::Worker;
+
+/// Copies `sources`, one behind the other, into `target`.
+///
+/// Ranges that the sources' mappings know to be zero are neither read nor scanned. Several pieces of work are in
+/// flight at once, and are written in the order in which their reads complete.
+///
+/// A snapshot is converted by opening its image with [`crate::OpenOptions::snapshot`].
+///
+/// # Errors
+/// [`crate::ErrorKind::InvalidArgument`] for options out of range and for a target that is too small,
+/// [`crate::ErrorKind::Cancelled`], and whatever the images' requests fail with. After an error the content of an existing
+/// target is undefined; of a new one nothing is left.
+pub async fn convert(
+    worker: &Worker,
+    sources: &[Image],
+    target: ConvertTarget,
+    options: &ConvertOptions,
+) -> Result<ConvertReport> {
+    let sizing = Sizing::of(options)?;
+    let parts = Part::list(sources)?;
+    let total = parts.last().map_or(0, Part::end);
+    let (image, content, made) = match target {
+        ConvertTarget::New(new) => {
+            let (image, content, made) = target::make(worker, *new, total).await?;
+            (image, content, Some(made))
+        }
+        ConvertTarget::Existing { image, content } => (image, content, None),
+    };
+    let job = Job::new(parts, image.clone(), content, options, sizing);
+    let copied = match &job {
+        Ok(job) => threads::run(worker, job, options).await,
+        Err(error) => Err(error.clone()),
+    };
+    if let (Ok(()), Ok(job)) = (&copied, &job) {
+        job.tracker.finish(Some(Phase::Finishing));
+    }
+    if let Some(made) = made {
+        made.finish(worker, &image, copied).await?;
+    } else {
+        copied?;
+        image.flush(worker).await?;
+    }
+    Ok(job?.report())
+}

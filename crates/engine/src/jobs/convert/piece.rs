@@ -1,0 +1,18 @@
+//! Units of work, handed from the task that walks the mapping to those that move data.
+
+use zebu_storage::File;
+
+/// A piece of work for the tasks that move data. Offsets are on the target's disk.
+pub(super) enum Piece {
+    /// Read, scan, write: at most one chunk, within one source.
+    Copy {
+        /// Index of the source.
+        part: usize,
+        offset: u64,
+        len: usize,
+    },
+    /// Make the range read as zero.
+    Zero { offset: u64, len: u64 },
+    /// Let the kernel copy from a file to the target's.
+    Range { file: File, file_offset: u64, offset: u64, len: u64 },
+}

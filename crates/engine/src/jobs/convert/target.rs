@@ -1,0 +1,107 @@
+//! A target that the job makes.
+
+use super::options::{NewTarget, TargetContent};
+use crate::jobs::staging::{NewFiles, directory_of, from_io, publish, reserve_temporary_name};
+use crate::{
+    Access, Chain, CreateOptions, Error, ErrorKind, Format, Image, OpenOptions, Preallocation, Purpose,
+    Result,
+};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use zebu_storage::Worker;
+
+/// A target that was made, up to its end.
+pub(super) struct Made {
+    /// Removed when this value is dropped before the end.
+    files: NewFiles,
+    /// The temporary name and the final one, if there are two.
+    names: Option<(PathBuf, PathBuf)>,
+    /// The external data file, if it has one.
+    data_file: Option<PathBuf>,
+}
+
+/// Makes the target for `total` bytes and opens it for writing.
+pub(super) async fn make(
+    worker: &Worker,
+    target: NewTarget,
+    total: u64,
+) -> Result<(Image, TargetContent, Made)> {
+    let NewTarget { path, mut create, open } = target;
+    match create.size {
+        Some(size) if size < total => {
+            return Err(
+                Error::new(ErrorKind::InvalidArgument, "output file is smaller than input file").on(&path)
+            );
+        }
+        Some(_) => {}
+        None => create.size = Some(total),
+    }
+    let data_file = create.data_file.as_ref().map(|name| directory_of(&path).join(name));
+    let storage = data_file.as_ref().unwrap_or(&path).clone();
+    let content = if create.backing.is_some() {
+        TargetContent::SharedBacking
+    } else if is_device(&storage) && shows_its_storage(&create) {
+        TargetContent::Unknown
+    } else {
+        TargetContent::Zero
+    };
+
+    let mut files = NewFiles(Vec::new());
+    let (work_path, names) = if std::fs::symlink_metadata(&path).is_ok() {
+        (path, None)
+    } else {
+        let temporary = reserve_temporary_name(&path, 0o644)
+            .map_err(|error| from_io(&path, "can't make a file in the target's directory", &error))?;
+        files.0.push(temporary.clone());
+        (temporary.clone(), Some((temporary, path)))
+    };
+    if let Some(data_file) = &data_file
+        && std::fs::symlink_metadata(data_file).is_err()
+    {
+        files.0.push(data_file.clone());
+    }
+
+    let format = create.format;
+    Image::create(worker, &work_path, &create).await?;
+    let options = OpenOptions {
+        format: Some(format),
+        access: Access::ReadWrite,
+        chain: Chain::Follow,
+        purpose: Purpose::Io,
+        snapshot: None,
+        ..open
+    };
+    let image = Image::open(worker, &work_path, &options).await?;
+    Ok((image, content, Made { files, names, data_file }))
+}
+
+impl Made {
+    /// Ends the job: a target that is complete is closed, made durable and given its name; of one that is not, nothing
+    /// stays but what was there before. Gives the job's own error back, if it had one.
+    pub(super) async fn finish(mut self, worker: &Worker, image: &Image, copied: Result<()>) -> Result<()> {
+        if let Err(error) = copied {
+            if self.names.is_none() {
+                // A file or device that was there before stays, so its tables are left in order as far as they go.
+                // That this fails, too, adds nothing to the error there is.
+                let _ = image.close(worker).await;
+            }
+            return Err(error);
+        }
+        image.close(worker).await?;
+        if let Some((temporary, path)) = self.names.take() {
+            let data_file = self.data_file.take();
+            worker.run_blocking(move || publish(&temporary, &path, data_file.as_deref())).await?;
+        }
+        self.files.0.clear();
+        Ok(())
+    }
+}
+
+/// Whether what lies in the target's storage before the job shows in ranges that the job does not write.
+fn shows_its_storage(create: &CreateOptions) -> bool {
+    create.format == Format::Raw || create.data_file_raw || create.preallocation != Preallocation::Off
+}
+
+fn is_device(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
+}

@@ -1,0 +1,127 @@
+//! The threads of a conversion, and the tasks of each.
+
+use super::copy::copy_pieces;
+use super::job::Job;
+use super::options::ConvertOptions;
+use super::walk::walk;
+use crate::jobs::queue::{CloseOnDrop, Queue};
+use crate::{Error, ErrorKind, Result};
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Poll, Waker};
+use zebu_storage::{Worker, WorkerConfig};
+
+/// Does the whole job: the calling thread is one of its threads.
+pub(super) async fn run(worker: &Worker, job: &Arc<Job>, options: &ConvertOptions) -> Result<()> {
+    let abandoned = AbandonOnDrop(Some(Arc::clone(job)));
+    let others = Arc::new(Others::default());
+    for thread in 1..job.sizing.threads {
+        start_thread(job, thread, &options.worker_config, &others);
+    }
+    run_share(worker, job, 0).await;
+    others.wait().await;
+    abandoned.disarm();
+    job.outcome()
+}
+
+/// What one thread does: one task walks the mapping, the others move what it finds.
+async fn run_share(worker: &Worker, job: &Arc<Job>, thread: usize) {
+    let tasks = job.sizing.tasks_of(thread);
+    let queue = Queue::new(2 * tasks);
+    let closer = CloseOnDrop(queue.clone());
+    let movers: Vec<_> = (0..tasks)
+        .map(|_| {
+            let (own, job, queue) = (worker.clone(), Arc::clone(job), queue.clone());
+            worker.spawn(async move { copy_pieces(&own, &job, &queue).await })
+        })
+        .collect();
+    if let Err(error) = walk(worker, job, &queue).await {
+        job.fail(error);
+    }
+    drop(closer);
+    for mover in movers {
+        mover.await;
+    }
+}
+
+fn start_thread(job: &Arc<Job>, thread: usize, config: &WorkerConfig, others: &Arc<Others>) {
+    let ticket = Others::enter(others, job);
+    let (own_job, config) = (Arc::clone(job), config.clone());
+    let body = move || {
+        match Worker::new(&config) {
+            Ok(worker) => worker.block_on(run_share(&worker, &own_job, thread)),
+            Err(error) => own_job.fail(error.into()),
+        }
+        drop(ticket);
+    };
+    if let Err(error) = std::thread::Builder::new().name(format!("zebu-convert-{thread}")).spawn(body) {
+        job.fail(Error::new(ErrorKind::Io, format!("can't start a thread: {error}")));
+    }
+}
+
+/// The threads other than the caller's that still run.
+#[derive(Default)]
+struct Others(Mutex<Running>);
+
+#[derive(Default)]
+struct Running {
+    threads: usize,
+    waiting: Option<Waker>,
+}
+
+impl Others {
+    fn enter(others: &Arc<Self>, job: &Arc<Job>) -> Ticket {
+        others.0.lock().unwrap_or_else(PoisonError::into_inner).threads += 1;
+        Ticket { others: Arc::clone(others), job: Arc::clone(job) }
+    }
+
+    async fn wait(&self) {
+        poll_fn(|context| {
+            let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if running.threads == 0 {
+                return Poll::Ready(());
+            }
+            running.waiting = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+/// A thread that runs, or is about to be started.
+struct Ticket {
+    others: Arc<Others>,
+    job: Arc<Job>,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.job.fail(Error::new(ErrorKind::Io, "a thread of the conversion panicked"));
+        }
+        let mut running = self.others.0.lock().unwrap_or_else(PoisonError::into_inner);
+        running.threads -= 1;
+        let waiting = running.waiting.take();
+        drop(running);
+        if let Some(waker) = waiting {
+            waker.wake();
+        }
+    }
+}
+
+/// Stops the job's tasks and threads if the future that waits for them is dropped.
+struct AbandonOnDrop(Option<Arc<Job>>);
+
+impl AbandonOnDrop {
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for AbandonOnDrop {
+    fn drop(&mut self) {
+        if let Some(job) = &self.0 {
+            job.abandon();
+        }
+    }
+}

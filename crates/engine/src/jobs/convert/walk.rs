@@ -1,0 +1,254 @@
+//! Walks the sources' mappings and decides what is done with each range.
+
+use super::job::{Job, Part};
+use super::options::ReadErrors;
+use super::piece::Piece;
+use super::place::{FileRange, Placement, Placer};
+use crate::jobs::queue::Queue;
+use crate::{Extent, ExtentKind, Result};
+use zebu_storage::Worker;
+
+/// Most bytes of a piece that is zeroed, or copied by the kernel: so many pass between two looks at a cancellation.
+const MAX_ZERO: u64 = 1 << 30;
+const MAX_RANGE: u64 = 16 << 20;
+
+/// What is done with a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Action {
+    /// Nothing: the target shows the right bytes already.
+    Skip,
+    /// It is made to read as zero.
+    Zero,
+    /// Its bytes are moved.
+    Copy,
+}
+
+/// What the decision needs to know.
+#[derive(Debug, Clone, Copy)]
+struct Rules {
+    /// The target reads as zero where nothing is written.
+    target_is_zero: bool,
+    /// The target shows a backing file that holds what the source's backing file holds.
+    target_shares_backing: bool,
+    /// The source has a backing file.
+    source_has_backing: bool,
+    /// Zeroes are written out.
+    write_zeroes: bool,
+}
+
+impl Rules {
+    fn action(self, extent: &Extent) -> Action {
+        let from_backing =
+            self.source_has_backing && (extent.depth > 0 || extent.kind == ExtentKind::Unallocated);
+        if self.target_shares_backing && from_backing {
+            Action::Skip
+        } else if !extent.is_zero() || self.write_zeroes {
+            Action::Copy
+        } else if self.target_is_zero {
+            Action::Skip
+        } else {
+            Action::Zero
+        }
+    }
+}
+
+/// Queues everything that is to be done in the regions that this thread gets, in order of offset.
+pub(super) async fn walk(worker: &Worker, job: &Job, queue: &Queue<Piece>) -> Result<()> {
+    let mut walker = Walker { worker, job, queue, pending: None, placer: Placer::new() };
+    while let Some(region) = job.claim() {
+        for (index, part) in job.parts.iter().enumerate() {
+            let (start, end) = (region.start.max(part.start), region.end.min(part.end()));
+            if start < end {
+                walker.walk_part(index, part, start, end).await?;
+            }
+        }
+    }
+    walker.emit_pending().await;
+    Ok(())
+}
+
+struct Walker<'a> {
+    worker: &'a Worker,
+    job: &'a Job,
+    queue: &'a Queue<Piece>,
+    /// A copy that the next range may still extend.
+    pending: Option<PendingCopy>,
+    placer: Placer,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct PendingCopy {
+    part: usize,
+    offset: u64,
+    len: usize,
+}
+
+impl Walker<'_> {
+    async fn walk_part(&mut self, index: usize, part: &Part, start: u64, end: u64) -> Result<()> {
+        let job = self.job;
+        let source_has_backing = part.has_backing();
+        let mut position = start;
+        while position < end && !job.is_stopped() {
+            // Where the target's backing file ends, the rules change.
+            let target_shares_backing = position < job.shared_backing;
+            let limit = if target_shares_backing { end.min(job.shared_backing) } else { end };
+            let extent = match part.image.extent(self.worker, position - part.start, limit - position).await {
+                Ok(extent) => extent,
+                Err(error) if job.read_errors == ReadErrors::Fail => return Err(error),
+                // Whether it can be read shows when it is read, cluster by cluster.
+                Err(_) => {
+                    let cluster = part.image.cluster_size();
+                    let next = ((position - part.start) / cluster + 1).saturating_mul(cluster);
+                    let until = limit.min(part.start.saturating_add(next));
+                    self.copy(index, position, until).await;
+                    position = until;
+                    continue;
+                }
+            };
+            let until = limit.min(position.saturating_add(extent.len));
+            let rules = Rules {
+                target_is_zero: job.is_zero_unless_written(position),
+                target_shares_backing,
+                source_has_backing,
+                write_zeroes: job.sparse_size == 0,
+            };
+            match rules.action(&extent) {
+                Action::Skip => {
+                    let len = until - position;
+                    job.count(|report| report.skipped += len);
+                    job.tracker.advance(len);
+                }
+                Action::Zero => self.zero(position, until).await,
+                Action::Copy => self.place_or_copy(index, part, &extent, position, until).await?,
+            }
+            position = until;
+        }
+        Ok(())
+    }
+
+    /// Moves a range the cheapest way that is wanted and possible.
+    async fn place_or_copy(
+        &mut self,
+        index: usize,
+        part: &Part,
+        extent: &Extent,
+        start: u64,
+        end: u64,
+    ) -> Result<()> {
+        let job = self.job;
+        let source = match extent.kind {
+            ExtentKind::Data { host } if !extent.hole => part.image.data_file_at(extent.depth).map(|file| {
+                let into_extent = (start - part.start).saturating_sub(extent.offset);
+                FileRange { file, offset: host.saturating_add(into_extent), len: end - start }
+            }),
+            _ => None,
+        };
+        let Some(source) = source else {
+            self.copy(index, start, end).await;
+            return Ok(());
+        };
+        match self.placer.place(self.worker, job, &source, start).await? {
+            Placement::Buffers => self.copy(index, start, end).await,
+            // The edges that the way taken could not express go through buffers.
+            Placement::Shared { start: shared_start, end: shared_end } => {
+                let len = shared_end - shared_start;
+                job.count(|report| report.reflinked += len);
+                job.tracker.advance(len);
+                self.copy(index, start, shared_start).await;
+                self.copy(index, shared_end, end).await;
+            }
+            Placement::Range => {
+                self.emit_pending().await;
+                let mut at = start;
+                while at < end && !job.is_stopped() {
+                    let len = (end - at).min(MAX_RANGE);
+                    let file_offset = source.offset + (at - start);
+                    let piece = Piece::Range { file: source.file.clone(), file_offset, offset: at, len };
+                    self.queue.push(piece).await;
+                    at += len;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn zero(&mut self, start: u64, end: u64) {
+        self.emit_pending().await;
+        let mut at = start;
+        while at < end && !self.job.is_stopped() {
+            let len = (end - at).min(MAX_ZERO);
+            self.queue.push(Piece::Zero { offset: at, len }).await;
+            at += len;
+        }
+    }
+
+    /// Queues a copy through buffers, in pieces that end at multiples of the chunk so that requests stay aligned.
+    async fn copy(&mut self, part: usize, start: u64, end: u64) {
+        let chunk = self.job.sizing.chunk as u64;
+        let mut at = start;
+        while at < end && !self.job.is_stopped() {
+            let boundary = (at / chunk + 1).saturating_mul(chunk);
+            let len = (end.min(boundary) - at) as usize;
+            match &mut self.pending {
+                Some(copy)
+                    if copy.part == part
+                        && copy.offset + copy.len as u64 == at
+                        && !at.is_multiple_of(chunk) =>
+                {
+                    copy.len += len;
+                }
+                _ => {
+                    self.emit_pending().await;
+                    self.pending = Some(PendingCopy { part, offset: at, len });
+                }
+            }
+            at += len as u64;
+        }
+    }
+
+    async fn emit_pending(&mut self) {
+        if let Some(PendingCopy { part, offset, len }) = self.pending.take() {
+            self.queue.push(Piece::Copy { part, offset, len }).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What qemu-img does in each case: its convert skips what reads as zero in a target known to be zero, and with
+    /// `-B` what the top image does not hold.
+    #[test]
+    fn ranges_are_skipped_only_where_the_target_shows_the_same() {
+        let data = ExtentKind::Data { host: 0 };
+        let zero = ExtentKind::Zero { host: None };
+        let (none, compressed) = (ExtentKind::Unallocated, ExtentKind::Compressed);
+        let new = Rules {
+            target_is_zero: true,
+            target_shares_backing: false,
+            source_has_backing: true,
+            write_zeroes: false,
+        };
+        let existing = Rules { target_is_zero: false, ..new };
+        let full = Rules { write_zeroes: true, ..new };
+        let overlay = Rules { target_is_zero: false, target_shares_backing: true, ..new };
+        let overlay_of_single = Rules { source_has_backing: false, ..overlay };
+        let cases = [
+            (data, 0, [Action::Copy, Action::Copy, Action::Copy, Action::Copy, Action::Copy]),
+            (compressed, 0, [Action::Copy, Action::Copy, Action::Copy, Action::Copy, Action::Copy]),
+            (data, 1, [Action::Copy, Action::Copy, Action::Copy, Action::Skip, Action::Copy]),
+            (zero, 0, [Action::Skip, Action::Zero, Action::Copy, Action::Zero, Action::Zero]),
+            (zero, 1, [Action::Skip, Action::Zero, Action::Copy, Action::Skip, Action::Zero]),
+            (none, 1, [Action::Skip, Action::Zero, Action::Copy, Action::Skip, Action::Zero]),
+        ];
+        for (kind, depth, expected) in cases {
+            let extent = Extent { offset: 0, len: 65536, depth, kind, hole: false };
+            let seen = [new, existing, full, overlay, overlay_of_single].map(|rules| rules.action(&extent));
+            assert_eq!(seen, expected, "{kind:?} at depth {depth}");
+        }
+        let hole = Extent { offset: 0, len: 65536, depth: 0, kind: data, hole: true };
+        assert_eq!(new.action(&hole), Action::Skip);
+        assert_eq!(full.action(&hole), Action::Copy);
+    }
+}

@@ -1,0 +1,129 @@
+//! New files: under a temporary name until they are complete, removed if they do not get there.
+
+use crate::{Error, ErrorKind, Result};
+use std::ffi::{OsStr, OsString};
+use std::fs::OpenOptions;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// Files that were made and are not wanted unless the job succeeds.
+pub(super) struct NewFiles(pub(super) Vec<PathBuf>);
+
+impl Drop for NewFiles {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            // There is nobody to tell, and nothing to do about it.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Gives a complete image its name. The files are synced here, whatever the cache mode was: a name that appears must
+/// never lead to a file whose content a power failure could still take away.
+pub(super) fn publish(temporary: &Path, path: &Path, data_file: Option<&Path>) -> Result<()> {
+    for file in [Some(temporary), data_file].into_iter().flatten() {
+        std::fs::File::open(file)
+            .and_then(|file| file.sync_all())
+            .map_err(|error| from_io(file, "can't make the file durable", &error))?;
+    }
+    if std::fs::symlink_metadata(path).is_ok() {
+        let message = "another program made a file of this name meanwhile";
+        return Err(Error::new(ErrorKind::Io, message).on(path));
+    }
+    std::fs::rename(temporary, path)
+        .map_err(|error| from_io(path, "can't rename the complete image", &error))?;
+    let directory = directory_of(path);
+    std::fs::File::open(directory)
+        .and_then(|directory| directory.sync_all())
+        .map_err(|error| from_io(directory, "can't make the new name durable", &error))
+}
+
+pub(super) fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Longest part of the target's name that goes into the temporary one: names have at most 255 bytes.
+const MAX_NAME: usize = 200;
+
+/// Makes an empty file of `mode` beside `path`: `.NAME.zebu-XXXXXX`.
+pub(super) fn reserve_temporary_name(path: &Path, mode: u32) -> io::Result<PathBuf> {
+    let name = path.file_name().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+    let name = &name.as_bytes()[..name.len().min(MAX_NAME)];
+    let mut attempts = 0;
+    loop {
+        // The standard library's hash keys are random, which is random enough for a name that O_EXCL guards.
+        let suffix = RandomState::new().build_hasher().finish() & 0xff_ffff;
+        let mut temporary = OsString::from(".");
+        temporary.push(OsStr::from_bytes(name));
+        temporary.push(format!(".zebu-{suffix:06x}"));
+        let temporary = directory_of(path).join(temporary);
+        match OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary) {
+            Ok(_) => return Ok(temporary),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempts < 100 => attempts += 1,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+pub(super) fn from_io(path: &Path, what: &str, error: &io::Error) -> Error {
+    let kind = match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::NoSpace,
+        _ => ErrorKind::Io,
+    };
+    let errno = error.raw_os_error();
+    let error = Error::new(kind, format!("{what}: {error}")).on(path);
+    match errno {
+        Some(errno) => error.with_errno(errno),
+        None => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn temporary_names_are_new_hidden_and_beside_the_target() {
+        let directory = tempfile::tempdir().unwrap();
+        let target = directory.path().join("disk.qcow2");
+        let a = reserve_temporary_name(&target, 0o600).unwrap();
+        let b = reserve_temporary_name(&target, 0o600).unwrap();
+        assert_ne!(a, b);
+        for name in [&a, &b] {
+            assert_eq!(name.parent(), target.parent());
+            assert!(name.file_name().unwrap().to_str().unwrap().starts_with(".disk.qcow2.zebu-"));
+            assert_eq!(name.metadata().unwrap().len(), 0);
+            assert_eq!(name.metadata().unwrap().mode() & 0o777, 0o600);
+        }
+        let long = directory.path().join("x".repeat(255));
+        assert!(reserve_temporary_name(&long, 0o600).is_ok());
+        assert!(reserve_temporary_name(Path::new("/"), 0o600).is_err());
+    }
+
+    #[test]
+    fn publishing_never_replaces_a_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let (from, to) = (directory.path().join("a"), directory.path().join("b"));
+        std::fs::write(&from, b"new").unwrap();
+        std::fs::write(&to, b"old").unwrap();
+        assert!(publish(&from, &to, None).is_err());
+        assert_eq!(std::fs::read(&to).unwrap(), b"old");
+        std::fs::remove_file(&to).unwrap();
+        publish(&from, &to, None).unwrap();
+        assert_eq!(std::fs::read(&to).unwrap(), b"new");
+        assert!(!from.exists());
+    }
+
+    #[test]
+    fn files_that_are_not_wanted_are_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("a");
+        std::fs::write(&file, b"").unwrap();
+        drop(NewFiles(vec![file.clone(), directory.path().join("never made")]));
+        assert!(!file.exists());
+    }
+}

@@ -1,0 +1,198 @@
+//! Opening an image with its backing chain.
+
+use crate::node::{Driver, Node, Raw};
+use crate::options::{Access, CacheMode, Chain, Format, OpenOptions, Purpose, RefPolicy, Sharing};
+use crate::qcow2::info::text;
+use crate::qcow2::open::{Parsed, Place, default_cache_bytes, format_error, parse, read_bytes};
+use crate::qcow2::slices::Budget;
+use crate::qcow2::state::Qcow2;
+use crate::refs::{self, Role};
+use crate::{Error, ErrorKind, Result};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use zebu_qcow2::header::DataFileOption;
+use zebu_qcow2::{Header, Incompatible};
+use zebu_storage::{Create, File, LockMode, OpenFlags, Worker};
+
+/// Images in a chain at most.
+const MAX_DEPTH: usize = 1024;
+
+/// An image of the chain that is opened but stands on nothing yet.
+struct Link {
+    path: PathBuf,
+    file: File,
+    format: Format,
+    parsed: Option<Parsed>,
+    data_file: Option<File>,
+    options: OpenOptions,
+}
+
+/// What comes next in the chain.
+struct Next {
+    file: File,
+    path: PathBuf,
+    format: Option<Format>,
+}
+
+fn flags(options: &OpenOptions) -> OpenFlags {
+    OpenFlags {
+        access: match options.access {
+            Access::ReadOnly => zebu_storage::Access::ReadOnly,
+            Access::ReadWrite => zebu_storage::Access::ReadWrite,
+        },
+        direct: options.cache.is_direct(),
+        create: Create::No,
+        lock: match (options.sharing, options.access, options.purpose) {
+            (Sharing::Unlocked, ..) => LockMode::None,
+            (_, Access::ReadWrite, _) => LockMode::Write,
+            (_, _, Purpose::Inspect) => LockMode::Inspect,
+            (..) => LockMode::Read,
+        },
+        no_flush: options.cache == CacheMode::Unsafe,
+    }
+}
+
+/// The format of a file that nobody named.
+pub(crate) async fn probe(worker: &Worker, file: &File) -> Result<Format> {
+    let first = read_bytes(worker, file, 0, 512).await?;
+    let is_qcow2 = first.starts_with(&zebu_qcow2::header::MAGIC.to_be_bytes());
+    Ok(if is_qcow2 { Format::Qcow2 } else { Format::Raw })
+}
+
+/// Opens `path` and what it stands on.
+pub(crate) async fn open_chain(worker: &Worker, path: &Path, options: &OpenOptions) -> Result<Arc<Node>> {
+    if options.access == Access::ReadWrite && options.sharing == Sharing::Unlocked {
+        let message = "an image that is opened without locks can't be written";
+        return Err(Error::new(ErrorKind::InvalidArgument, message).on(path));
+    }
+    let file = File::open(path, &flags(options)).map_err(|e| Error::from(e).on(path))?;
+    let mut links: Vec<Link> = Vec::new();
+    let mut next = Some(Next { file, path: path.to_owned(), format: options.format });
+    while let Some(Next { file, path, format }) = next {
+        if links.len() >= MAX_DEPTH {
+            let message = format!("the backing chain is longer than {MAX_DEPTH} images; commit or rebase some of them");
+            return Err(Error::new(ErrorKind::Unsupported, message).on(&links[0].path));
+        }
+        if links.iter().any(|link| link.file.id() == file.id()) {
+            let message = format!("Backing file '{}' creates an infinite loop.", path.display());
+            return Err(Error::new(ErrorKind::Corrupt, message).on(&links[0].path));
+        }
+        let link_options = if links.is_empty() { options.clone() } else { backing_options(options) };
+        let link = open_link(worker, file, path, format, link_options).await?;
+        next = next_in_chain(&link, options)?;
+        links.push(link);
+    }
+    assemble(worker, links, options).await
+}
+
+fn backing_options(top: &OpenOptions) -> OpenOptions {
+    OpenOptions { access: Access::ReadOnly, snapshot: None, backing: None, data_file: None, ..top.clone() }
+}
+
+async fn open_link(
+    worker: &Worker,
+    file: File,
+    path: PathBuf,
+    format: Option<Format>,
+    options: OpenOptions,
+) -> Result<Link> {
+    let format = match format {
+        Some(format) => format,
+        None => {
+            let probed = probe(worker, &file).await?;
+            if probed == Format::Raw && options.access == Access::ReadWrite {
+                let message = "the format was not given and looks raw; a guest could write a header that is taken for \
+                               another format: give -f raw";
+                return Err(Error::new(ErrorKind::InvalidArgument, message).on(&path));
+            }
+            probed
+        }
+    };
+    if format == Format::Raw {
+        return Ok(Link { path, file, format, parsed: None, data_file: None, options });
+    }
+    let purpose = match (options.purpose, options.access) {
+        (Purpose::Inspect, _) => zebu_qcow2::Purpose::Inspect,
+        (_, Access::ReadWrite) => zebu_qcow2::Purpose::ReadWrite,
+        (_, Access::ReadOnly) => zebu_qcow2::Purpose::ReadOnly,
+    };
+    let parsed = parse(worker, &file, purpose).await?;
+    if options.access == Access::ReadWrite && parsed.header.incompatible().contains(Incompatible::DIRTY) {
+        return Err(Error::new(ErrorKind::Unsupported, "dirty image").on(&path));
+    }
+    let data_file = open_data_file(&parsed.header, &path, &options)?;
+    Ok(Link { path, file, format, parsed: Some(parsed), data_file, options })
+}
+
+fn open_data_file(header: &Header, path: &Path, options: &OpenOptions) -> Result<Option<File>> {
+    let given = if options.data_file.is_some() { DataFileOption::Given } else { DataFileOption::NotGiven };
+    if options.purpose == Purpose::Inspect {
+        return Ok(None);
+    }
+    header.check_data_file(given).map_err(|e| format_error(path, &e))?;
+    if !header.geometry().external_data {
+        return Ok(None);
+    }
+    let flags = flags(options);
+    if let Some(given) = &options.data_file {
+        return Ok(Some(File::open(given, &flags).map_err(|e| Error::from(e).on(given))?));
+    }
+    let name = header.data_file_name().map(text).unwrap_or_default();
+    let (file, _) = refs::open(path, &name, Role::DataFile, &options.refs, &flags)?;
+    Ok(Some(file))
+}
+
+fn next_in_chain(link: &Link, top: &OpenOptions) -> Result<Option<Next>> {
+    if top.chain == Chain::TopOnly || top.purpose == Purpose::Inspect {
+        return Ok(None);
+    }
+    let flags = flags(&backing_options(top));
+    if let Some((path, format)) = &link.options.backing {
+        if path.as_os_str().is_empty() {
+            return Ok(None);
+        }
+        let file = File::open(path, &flags).map_err(|e| Error::from(e).on(path))?;
+        return Ok(Some(Next { file, path: path.clone(), format: *format }));
+    }
+    let Some(header) = link.parsed.as_ref().map(|parsed| &parsed.header) else { return Ok(None) };
+    let Some(name) = header.backing_file() else { return Ok(None) };
+    let (file, path) = refs::open(&link.path, &text(name), Role::BackingFile, &top.refs, &flags)?;
+    let format = match header.backing_format().map(text).as_deref() {
+        None => None,
+        Some("qcow2") => Some(Format::Qcow2),
+        Some("raw" | "file" | "host_device") => Some(Format::Raw),
+        Some(other) => {
+            let message = format!("the format '{other}' of the backing file '{}' is not supported", path.display());
+            return Err(Error::new(ErrorKind::Unsupported, message).on(&link.path));
+        }
+    };
+    Ok(Some(Next { file, path, format }))
+}
+
+async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> Result<Arc<Node>> {
+    let default_budget = links.iter().filter_map(|link| link.parsed.as_ref()).map(|p| default_cache_bytes(&p.header));
+    let budget = Arc::new(Budget::new(options.cache_size.unwrap_or(default_budget.max().unwrap_or(1 << 20))));
+    let mut backing: Option<Arc<Node>> = None;
+    for link in links.into_iter().rev() {
+        let driver = match &link.parsed {
+            Some(parsed) => {
+                let place =
+                    Place { budget: budget.clone(), has_backing: backing.is_some(), data_file: link.data_file };
+                Driver::Qcow2(Qcow2::open(worker, link.file, parsed, &link.options, place).await?)
+            }
+            None => {
+                let size = link.file.len();
+                // A disk ends at a sector; the rest of the last one reads as zero.
+                Driver::Raw(Raw { file: link.file, size: AtomicU64::new(size.next_multiple_of(512)), cache_mode: options.cache })
+            }
+        };
+        backing = Some(Arc::new(Node { path: link.path, driver, backing: backing.take() }));
+    }
+    backing.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "no image"))
+}
+
+/// The policy that lets a caller look up what a new image is to stand on.
+pub(crate) fn size_lookup(refs: &RefPolicy, format: Format) -> OpenOptions {
+    OpenOptions { format: Some(format), refs: refs.clone(), purpose: Purpose::Inspect, ..OpenOptions::default() }
+}

@@ -1,0 +1,487 @@
+//! Commit by epochs: making what was linked durable, in an order that every crash survives.
+//!
+//! | phase | written | needs durable before it |
+//! |---|---|---|
+//! | 0 | new refcount blocks, whole; then the table entries (or the moved table, then the header) that point to them | the blocks |
+//! | 1 | changed refcount blocks (increases; decreases of earlier epochs), new L2 tables, whole | |
+//! | barrier 1 | data and phases 0 and 1 are durable | |
+//! | 2 | changed blocks of existing L2 tables, L1 entries | barrier 1 |
+//! | barrier 2 | the epoch is durable; the flush is answered | |
+//! | release | after a grace period: punches, decreases in the cache, space is free | barrier 2 |
+//!
+//! **Freeze.** A commit works on copies taken at its start, in an order that makes each copy at least as new as
+//! what points to it: freed clusters, L1, new tables, L2 slices, refcounts. So every frozen pointer's target is in the
+//! frozen set or on disk, and every frozen decrease's unlinking is. What is linked meanwhile belongs to the next
+//! epoch.
+//!
+//! **Barrier 1 is left out** when nothing needs it: no phase 0 or 1, and no link whose bytes must be durable before
+//! it (`needs_data_barrier`: copied or replaced content, recycled space).
+//!
+//! A failure before the last barrier keeps the epoch: everything frozen is dirty again and the next flush repeats it.
+//! A failed sync is final: what is durable is unknown.
+
+use crate::qcow2::header_block::{Patch, field};
+use crate::qcow2::refcounts::{NewBlock, RefTable};
+use crate::qcow2::slices::{FrozenSlice, Written};
+use crate::qcow2::state::{Freed, L1, NewTable, Qcow2};
+use crate::qcow2::top_table::FrozenBlock;
+use crate::{Error, Result};
+use futures_util::future::try_join_all;
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+use zebu_storage::{File, IoBuf, Worker};
+
+/// Bytes of one metadata write at most.
+const MAX_WRITE: usize = 1 << 20;
+/// Metadata writes in flight at once.
+const WRITES_AT_ONCE: usize = 32;
+
+/// Who commits, who waits.
+#[derive(Debug, Default)]
+pub(crate) struct CommitControl {
+    state: Mutex<State>,
+    pub(crate) commits: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Number of the last epoch that began to commit.
+    started: u64,
+    running: Option<Running>,
+    /// Number of the last epoch whose commit ended, well or not.
+    ended: u64,
+    /// The errors of failed commits that somebody may still ask for.
+    failures: Vec<(u64, Error)>,
+    waiting: Vec<Waker>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Running {
+    /// Started, nothing frozen: a flush may still join.
+    Gathering,
+    /// Copies are taken.
+    Frozen,
+}
+
+/// What a commit froze.
+struct Frozen {
+    freed: Vec<Freed>,
+    l1: Arc<L1>,
+    l1_blocks: Vec<FrozenBlock>,
+    new_tables: HashMap<u64, NewTable>,
+    l2: Vec<FrozenSlice>,
+    refcounts: Vec<FrozenSlice>,
+    new_blocks: HashMap<u64, NewBlock>,
+    reftable: Arc<RefTable>,
+    reftable_blocks: Vec<FrozenBlock>,
+    /// The whole table, if the header does not name its place yet.
+    moved_reftable: Option<Vec<u8>>,
+    needs_data_barrier: bool,
+}
+
+impl CommitControl {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The epoch that covers everything linked before the call, and whether the caller has to run its commit.
+    fn join(&self) -> (u64, Lead) {
+        let mut state = self.state();
+        match state.running {
+            None => {
+                state.started += 1;
+                state.running = Some(Running::Gathering);
+                (state.started, Lead::Yes)
+            }
+            Some(Running::Gathering) => (state.started, Lead::No),
+            Some(Running::Frozen) => (state.started + 1, Lead::No),
+        }
+    }
+
+    /// Wakes everyone who waits for a commit or a release.
+    pub(crate) fn wake_all(&self) {
+        for waker in std::mem::take(&mut self.state().waiting) {
+            waker.wake();
+        }
+    }
+
+    /// Has `waker` woken by the next [`CommitControl::wake_all`] or end of a commit.
+    pub(crate) fn wake_me(&self, waker: &Waker) {
+        self.state().waiting.push(waker.clone());
+    }
+
+    fn set_frozen(&self) {
+        self.state().running = Some(Running::Frozen);
+    }
+
+    fn end(&self, epoch: u64, result: Result<()>) {
+        let waiting = {
+            let mut state = self.state();
+            state.running = None;
+            state.ended = epoch;
+            if let Err(error) = result {
+                state.failures.push((epoch, error));
+            }
+            state.failures.retain(|(failed, _)| *failed + 16 > epoch);
+            std::mem::take(&mut state.waiting)
+        };
+        for waker in waiting {
+            waker.wake();
+        }
+    }
+
+    /// Waits for the end of `epoch`; `Lead::Yes` if nobody runs it and the caller has to.
+    async fn ended(&self, epoch: u64) -> (Result<()>, Lead) {
+        poll_fn(|cx| {
+            let mut state = self.state();
+            if state.ended >= epoch {
+                let failure = state.failures.iter().find(|(failed, _)| *failed == epoch);
+                return Poll::Ready((failure.map_or(Ok(()), |(_, error)| Err(error.clone())), Lead::No));
+            }
+            if state.running.is_none() && state.started + 1 == epoch {
+                state.started = epoch;
+                state.running = Some(Running::Gathering);
+                return Poll::Ready((Ok(()), Lead::Yes));
+            }
+            state.waiting.push(cx.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lead {
+    Yes,
+    No,
+}
+
+impl Qcow2 {
+    /// Makes everything that completed before the call durable.
+    pub(crate) async fn commit(self: &Arc<Self>, worker: &Worker) -> Result<()> {
+        let (epoch, mut lead) = self.commit.join();
+        loop {
+            if lead == Lead::Yes {
+                // Detached: the commit goes on whatever becomes of the request that started it.
+                let me = self.clone();
+                let on = worker.clone();
+                drop(worker.spawn(async move { me.run_commit(&on, epoch).await }));
+            }
+            let (result, next) = self.commit.ended(epoch).await;
+            if next == Lead::No {
+                return result;
+            }
+            lead = next;
+        }
+    }
+
+    /// Starts a commit if so much is dirty that slices can't be evicted.
+    pub(crate) fn commit_in_background(self: &Arc<Self>, worker: &Worker) {
+        if !(self.l2.wants_commit() || self.refcounts.cache.wants_commit()) || self.commit.state().running.is_some() {
+            return;
+        }
+        let (me, on) = (self.clone(), worker.clone());
+        drop(worker.spawn(async move { me.commit(&on).await }));
+    }
+
+    async fn run_commit(self: Arc<Self>, worker: &Worker, epoch: u64) {
+        self.commit.set_frozen();
+        let frozen = self.freeze().await;
+        let result = match self.check_not_poisoned() {
+            Ok(()) => self.write_frozen(worker, &frozen).await,
+            Err(error) => Err(error),
+        };
+        match &result {
+            Ok(()) => {
+                self.commit.commits.fetch_add(1, Relaxed);
+                self.thaw(&frozen);
+                if !frozen.freed.is_empty() {
+                    self.releases.fetch_add(1, Relaxed);
+                    let (me, on) = (self.clone(), worker.clone());
+                    drop(worker.spawn(async move { me.release(&on, frozen.freed).await }));
+                }
+            }
+            Err(_) => self.restore(frozen),
+        }
+        self.commit.end(epoch, result);
+    }
+
+    fn check_not_poisoned(&self) -> Result<()> {
+        if self.writable { self.check_writable() } else { Ok(()) }
+    }
+
+    async fn freeze(&self) -> Frozen {
+        let mut needs_data_barrier = self.needs_data_barrier.swap(false, Acquire);
+        let freed = std::mem::take(&mut *self.freed());
+        let l1 = self.l1();
+        let l1_blocks = l1.table.freeze();
+        let new_tables = self.new_tables().clone();
+        let l2 = self.l2.freeze();
+        needs_data_barrier |= self.needs_data_barrier.load(Acquire);
+        let _no_refill = self.space_gate.enter().await;
+        let refcounts = self.refcounts.cache.freeze();
+        let new_blocks = self.refcounts.new_blocks().clone();
+        let reftable = self.refcounts.table();
+        let reftable_blocks = reftable.table.freeze();
+        let moved_reftable = reftable.moved.load(Acquire).then(|| reftable.table.to_bytes());
+        Frozen {
+            freed,
+            l1,
+            l1_blocks,
+            new_tables,
+            l2,
+            refcounts,
+            new_blocks,
+            reftable,
+            reftable_blocks,
+            moved_reftable,
+            needs_data_barrier,
+        }
+    }
+
+    async fn write_frozen(&self, worker: &Worker, frozen: &Frozen) -> Result<()> {
+        let reftable = &frozen.reftable;
+        let has_phase_0 = !frozen.new_blocks.is_empty()
+            || !frozen.reftable_blocks.is_empty()
+            || frozen.moved_reftable.is_some();
+        if has_phase_0 {
+            self.write_new_blocks(worker, frozen).await?;
+            self.barrier(worker, &self.file).await?;
+            if let Some(bytes) = &frozen.moved_reftable {
+                self.write_moved_reftable(worker, reftable, bytes).await?;
+            } else {
+                self.write_blocks(worker, reftable.offset.load(Acquire), reftable.table.block_bytes(), &frozen.reftable_blocks)
+                    .await?;
+            }
+        }
+        let has_phase_1 = !frozen.refcounts.is_empty() || !frozen.new_tables.is_empty();
+        let has_phase_2 = !frozen.l1_blocks.is_empty()
+            || frozen.l2.iter().any(|slice| !frozen.new_tables.contains_key(&(slice.key / self.slices_per_table())));
+        self.write_refcounts(worker, frozen).await?;
+        self.write_new_tables(worker, frozen).await?;
+        if has_phase_0 || has_phase_1 || (frozen.needs_data_barrier && has_phase_2) {
+            if let Some(data_file) = &self.data_file {
+                self.barrier(worker, data_file).await?;
+            }
+            self.barrier(worker, &self.file).await?;
+            if !has_phase_2 {
+                return Ok(());
+            }
+            self.write_links(worker, frozen).await?;
+            return self.barrier(worker, &self.file).await;
+        }
+        self.write_links(worker, frozen).await?;
+        if let Some(data_file) = &self.data_file {
+            self.barrier(worker, data_file).await?;
+            if !has_phase_2 {
+                return Ok(());
+            }
+        }
+        self.barrier(worker, &self.file).await
+    }
+
+    /// A failed sync leaves unknown what is durable: final.
+    async fn barrier(&self, worker: &Worker, file: &File) -> Result<()> {
+        worker.flush(file).await.map_err(|e| {
+            let error = Error::from(e).on(&self.path);
+            self.poison(&error);
+            error
+        })
+    }
+
+    async fn write_new_blocks(&self, worker: &Worker, frozen: &Frozen) -> Result<()> {
+        let per_block = self.slices_per_refblock();
+        let cluster = self.geometry.cluster_size() as usize;
+        let slice_bytes = self.refcounts.cache.slice_bytes();
+        let mut writes = Vec::new();
+        for (index, block) in &frozen.new_blocks {
+            let slices = frozen.refcounts.iter().filter(|s| s.key / per_block == *index);
+            if block.content == crate::qcow2::space::Content::Fresh {
+                // The rest of the block reads as zero already.
+                writes.extend(slices.map(|s| {
+                    (block.host + s.key % per_block * slice_bytes as u64, IoBuf::copy_of(&s.bytes))
+                }));
+                continue;
+            }
+            let mut bytes = vec![0; cluster];
+            for slice in slices {
+                let at = (slice.key % per_block) as usize * slice_bytes;
+                if let Some(place) = bytes.get_mut(at..at + slice_bytes) {
+                    place.copy_from_slice(&slice.bytes);
+                }
+            }
+            writes.push((block.host, IoBuf::copy_of(&bytes)));
+        }
+        self.write_all(worker, writes).await
+    }
+
+    async fn write_moved_reftable(&self, worker: &Worker, reftable: &RefTable, bytes: &[u8]) -> Result<()> {
+        let offset = reftable.offset.load(Acquire);
+        let writes = bytes
+            .chunks(MAX_WRITE)
+            .enumerate()
+            .map(|(i, chunk)| (offset + (i * MAX_WRITE) as u64, IoBuf::copy_of(chunk)))
+            .collect();
+        self.write_all(worker, writes).await?;
+        self.barrier(worker, &self.file).await?;
+        let clusters = bytes.len() as u64 >> self.geometry.cluster_bits;
+        let patches =
+            [Patch::U64(field::REFTABLE_OFFSET, offset), Patch::U32(field::REFTABLE_CLUSTERS, clusters as u32)];
+        self.header_block.write(worker, &self.file, &patches).await?;
+        reftable.moved.store(false, Relaxed);
+        Ok(())
+    }
+
+    async fn write_refcounts(&self, worker: &Worker, frozen: &Frozen) -> Result<()> {
+        let reftable = &frozen.reftable;
+        let per_block = self.slices_per_refblock();
+        let existing = frozen.refcounts.iter().filter(|s| !frozen.new_blocks.contains_key(&(s.key / per_block)));
+        let writes = blocks_of(existing, self.refcounts.cache.block_bytes(), |key| {
+            let block = reftable.table.get(key / per_block) & !511;
+            block + key % per_block * self.refcounts.cache.slice_bytes() as u64
+        });
+        self.write_all(worker, writes).await
+    }
+
+    async fn write_new_tables(&self, worker: &Worker, frozen: &Frozen) -> Result<()> {
+        let per_table = self.slices_per_table();
+        let slice_bytes = self.l2.slice_bytes();
+        let mut by_table: HashMap<u64, Vec<&FrozenSlice>> = HashMap::new();
+        for slice in &frozen.l2 {
+            by_table.entry(slice.key / per_table).or_default().push(slice);
+        }
+        let mut writes = Vec::new();
+        for (l1_index, table) in &frozen.new_tables {
+            let slices = by_table.get(l1_index).map_or(&[][..], Vec::as_slice);
+            if table.source.is_none() && table.content == crate::qcow2::space::Content::Fresh {
+                writes.extend(blocks_of(slices.iter().copied(), self.l2.block_bytes(), |key| {
+                    table.host + key % per_table * slice_bytes as u64
+                }));
+                continue;
+            }
+            let cluster = self.geometry.cluster_size() as usize;
+            let mut bytes = match table.source {
+                Some(source) => self.read_table(worker, source).await?,
+                None => vec![0; cluster],
+            };
+            for slice in slices {
+                let at = (slice.key % per_table) as usize * slice_bytes;
+                if let Some(place) = bytes.get_mut(at..at + slice_bytes) {
+                    place.copy_from_slice(&slice.bytes);
+                }
+            }
+            writes.push((table.host, IoBuf::copy_of(&bytes)));
+        }
+        self.write_all(worker, writes).await
+    }
+
+    async fn read_table(&self, worker: &Worker, offset: u64) -> Result<Vec<u8>> {
+        let len = self.geometry.cluster_size() as usize;
+        let (result, bufs) = worker.read(&self.file, offset, worker.buffer(len).into()).await;
+        result.map_err(|e| Error::from(e).on(&self.path))?;
+        let mut bytes = vec![0; len];
+        bufs.copy_to(0, &mut bytes);
+        Ok(bytes)
+    }
+
+    async fn write_links(&self, worker: &Worker, frozen: &Frozen) -> Result<()> {
+        let per_table = self.slices_per_table();
+        let existing = frozen.l2.iter().filter(|s| !frozen.new_tables.contains_key(&(s.key / per_table)));
+        let mut writes = blocks_of(existing, self.l2.block_bytes(), |key| {
+            let table = zebu_qcow2::L1Entry(frozen.l1.table.get(key / per_table)).table().map_or(0, |t| t.0);
+            table + key % per_table * self.l2.slice_bytes() as u64
+        });
+        let l1_block_bytes = frozen.l1.table.block_bytes() as u64;
+        writes.extend(frozen.l1_blocks.iter().map(|block| {
+            (frozen.l1.offset + block.block as u64 * l1_block_bytes, IoBuf::copy_of(&block.bytes))
+        }));
+        self.write_all(worker, writes).await
+    }
+
+    async fn write_blocks(&self, worker: &Worker, offset: u64, block_bytes: usize, blocks: &[FrozenBlock]) -> Result<()> {
+        let writes = blocks
+            .iter()
+            .map(|block| (offset + (block.block * block_bytes) as u64, IoBuf::copy_of(&block.bytes)))
+            .collect();
+        self.write_all(worker, writes).await
+    }
+
+    /// Writes pieces of metadata, neighbours together, several at once.
+    async fn write_all(&self, worker: &Worker, mut writes: Vec<(u64, IoBuf)>) -> Result<()> {
+        writes.sort_unstable_by_key(|(offset, _)| *offset);
+        let mut merged: Vec<(u64, zebu_storage::IoBufs)> = Vec::new();
+        for (offset, buf) in writes {
+            match merged.last_mut() {
+                Some((start, bufs))
+                    if *start + bufs.len() as u64 == offset && bufs.len() + buf.len() <= MAX_WRITE && bufs.0.len() < 256 =>
+                {
+                    bufs.push(buf);
+                }
+                _ => merged.push((offset, buf.into())),
+            }
+        }
+        let mut merged = merged.into_iter().peekable();
+        while merged.peek().is_some() {
+            let batch = merged.by_ref().take(WRITES_AT_ONCE).map(|(offset, bufs)| async move {
+                let (result, _) = worker.write(&self.file, offset, bufs).await;
+                result.map_err(|e| Error::from(e).on(&self.path))
+            });
+            try_join_all(batch.collect::<Vec<_>>()).await?;
+        }
+        Ok(())
+    }
+
+    fn thaw(&self, frozen: &Frozen) {
+        {
+            let mut new_tables = self.new_tables();
+            for (l1_index, table) in &frozen.new_tables {
+                if new_tables.get(l1_index) == Some(table) {
+                    new_tables.remove(l1_index);
+                }
+            }
+        }
+        {
+            let mut new_blocks = self.refcounts.new_blocks();
+            for index in frozen.new_blocks.keys() {
+                new_blocks.remove(index);
+            }
+        }
+        self.l2.thaw(&frozen.l2, Written::Durable);
+        self.refcounts.cache.thaw(&frozen.refcounts, Written::Durable);
+    }
+
+    fn restore(&self, frozen: Frozen) {
+        self.l2.thaw(&frozen.l2, Written::Failed);
+        self.refcounts.cache.thaw(&frozen.refcounts, Written::Failed);
+        frozen.l1.table.refreeze(&frozen.l1_blocks);
+        frozen.reftable.table.refreeze(&frozen.reftable_blocks);
+        self.freed().extend(frozen.freed);
+        if frozen.needs_data_barrier {
+            self.needs_data_barrier.store(true, Relaxed);
+        }
+    }
+}
+
+/// The dirty blocks of slices with their places in the file.
+fn blocks_of<'a>(
+    slices: impl Iterator<Item = &'a FrozenSlice>,
+    block_bytes: usize,
+    place: impl Fn(u64) -> u64,
+) -> Vec<(u64, IoBuf)> {
+    let mut writes = Vec::new();
+    for slice in slices {
+        let start = place(slice.key);
+        for block in slice.dirty.iter() {
+            let at = block * block_bytes;
+            let end = (at + block_bytes).min(slice.bytes.len());
+            if let Some(bytes) = slice.bytes.get(at..end) {
+                writes.push((start + at as u64, IoBuf::copy_of(bytes)));
+            }
+        }
+    }
+    writes
+}

@@ -1,0 +1,65 @@
+//! The fields of the header that change while the image is open.
+//!
+//! The first block of the file is kept as it was read and patched in place: one block is written, nothing is encoded
+//! anew, so that unknown fields, extensions and names stay byte for byte what they were. Invariant I5: a header
+//! change touches one block.
+
+use crate::gate::Gate;
+use crate::{Error, Result};
+use std::sync::{Mutex, PoisonError};
+use zebu_storage::{File, IoBuf, IoError, Worker};
+
+/// Offsets of the fields (qcow2 specification, "Header").
+pub(crate) mod field {
+    pub(crate) const SIZE: usize = 24;
+    pub(crate) const L1_SIZE: usize = 36;
+    pub(crate) const L1_OFFSET: usize = 40;
+    pub(crate) const REFTABLE_OFFSET: usize = 48;
+    pub(crate) const REFTABLE_CLUSTERS: usize = 56;
+    pub(crate) const AUTOCLEAR: usize = 88;
+}
+
+/// The first block of the image file. See the module.
+#[derive(Debug)]
+pub(crate) struct HeaderBlock {
+    bytes: Mutex<Vec<u8>>,
+    gate: Gate,
+}
+
+/// A change of one field.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Patch {
+    U32(usize, u32),
+    U64(usize, u64),
+}
+
+impl HeaderBlock {
+    /// `bytes`: the first min(4096, cluster) bytes of the file, padded with zeroes past its end.
+    pub(crate) fn new(bytes: Vec<u8>) -> Self {
+        Self { bytes: Mutex::new(bytes), gate: Gate::default() }
+    }
+
+    fn bytes(&self) -> std::sync::MutexGuard<'_, Vec<u8>> {
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Applies `patches` in one write. Not durable until the file is flushed. If the write fails, what is on disk is
+    /// either the old or the new block, and the block in memory is the old one.
+    pub(crate) async fn write(&self, worker: &Worker, file: &File, patches: &[Patch]) -> Result<()> {
+        let _turn = self.gate.enter().await;
+        let mut new = self.bytes().clone();
+        for patch in patches {
+            let (at, value): (usize, &[u8]) = match patch {
+                Patch::U32(at, value) => (*at, &value.to_be_bytes()),
+                Patch::U64(at, value) => (*at, &value.to_be_bytes()),
+            };
+            if let Some(field) = new.get_mut(at..at + value.len()) {
+                field.copy_from_slice(value);
+            }
+        }
+        let (result, _) = worker.write(file, 0, IoBuf::copy_of(&new).into()).await;
+        result.map_err(|e: IoError| Error::from(e).on(file.path()))?;
+        *self.bytes() = new;
+        Ok(())
+    }
+}

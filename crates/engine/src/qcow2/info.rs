@@ -1,0 +1,97 @@
+//! What is said of a qcow2 image.
+
+use crate::qcow2::open::full_cache_bytes;
+use crate::qcow2::state::Qcow2;
+use crate::status::{BitmapInfo, ImageStats, Qcow2Info, SnapshotInfo};
+use std::sync::atomic::Ordering::Relaxed;
+use zebu_qcow2::bitmap::BitmapFlags;
+use zebu_qcow2::snapshot::SnapshotEntry;
+use zebu_qcow2::{Autoclear, Compatible, Encryption, Header, Incompatible};
+
+/// Text of the image as text of ours.
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn snapshot_info(entry: &SnapshotEntry, header: &Header) -> SnapshotInfo {
+    SnapshotInfo {
+        id: text(&entry.id),
+        name: text(&entry.name),
+        vm_state_size: entry.vm_state_size(),
+        date_sec: entry.date_sec,
+        date_nsec: entry.date_nsec,
+        vm_clock_nsec: entry.vm_clock_nsec,
+        icount: entry.icount(),
+        disk_size: entry.disk_size().unwrap_or(header.virtual_size()),
+    }
+}
+
+/// What the header and the small tables say.
+pub(crate) fn qcow2_info(
+    header: &Header,
+    snapshots: &[SnapshotEntry],
+    bitmaps: &[zebu_qcow2::bitmap::BitmapEntry],
+) -> Qcow2Info {
+    let geometry = header.geometry();
+    let incompatible = header.incompatible();
+    let mut limitations = Vec::new();
+    let encryption = match header.encryption {
+        Encryption::None => None,
+        Encryption::Aes => Some("aes"),
+        Encryption::Luks => Some("luks"),
+        Encryption::Unknown(_) => Some("unknown"),
+    };
+    if encryption.is_some() {
+        limitations.push("encrypted: zebu neither reads nor writes the data".to_owned());
+    }
+    if incompatible.contains(Incompatible::CORRUPT) {
+        limitations.push("marked corrupt: opened for reading only; zebu check -r all".to_owned());
+    }
+    if !bitmaps.is_empty() && header.autoclear.contains(Autoclear::BITMAPS) {
+        limitations.push("persistent bitmaps: a write by zebu makes them inconsistent".to_owned());
+    }
+    Qcow2Info {
+        version: header.version().number(),
+        cluster_size: geometry.cluster_size(),
+        compression: header.compression(),
+        refcount_bits: geometry.refcount_bits(),
+        lazy_refcounts: header.compatible.contains(Compatible::LAZY_REFCOUNTS),
+        dirty: incompatible.contains(Incompatible::DIRTY),
+        corrupt: incompatible.contains(Incompatible::CORRUPT),
+        extended_l2: geometry.extended_l2,
+        encryption,
+        data_file: header.data_file_name().map(text),
+        data_file_raw: header.autoclear.contains(Autoclear::RAW_EXTERNAL_DATA),
+        snapshots: snapshots.iter().map(|entry| snapshot_info(entry, header)).collect(),
+        bitmaps: bitmaps
+            .iter()
+            .map(|bitmap| BitmapInfo {
+                name: text(&bitmap.name),
+                granularity: 1u64.checked_shl(u32::from(bitmap.granularity_bits)).unwrap_or(0),
+                in_use: bitmap.flags.contains(BitmapFlags::IN_USE),
+                auto: bitmap.flags.contains(BitmapFlags::AUTO),
+            })
+            .collect(),
+        full_cache_bytes: full_cache_bytes(header),
+        limitations,
+    }
+}
+
+impl Qcow2 {
+    /// Counters.
+    pub(crate) fn stats(&self) -> ImageStats {
+        let caches = [&self.l2.counters, &self.refcounts.cache.counters];
+        let sum = |f: fn(&crate::qcow2::slices::CacheCounters) -> u64| caches.iter().map(|c| f(c)).sum();
+        ImageStats {
+            cache_hits: sum(|c| c.hits.load(Relaxed)),
+            cache_misses: sum(|c| c.misses.load(Relaxed)),
+            cache_loads: sum(|c| c.loads.load(Relaxed)),
+            cache_evictions: sum(|c| c.evictions.load(Relaxed)),
+            cache_bytes: self.l2.budget_used(),
+            commits: self.commit.commits.load(Relaxed),
+            clusters_allocated: self.clusters_allocated.load(Relaxed),
+            clusters_freed: self.clusters_freed.load(Relaxed),
+            ..ImageStats::default()
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Looking guest offsets up: from L2 entries to runs of one kind.
+
+use crate::qcow2::slices::Slice;
+use crate::qcow2::state::Qcow2;
+use crate::{Error, ErrorKind, Result};
+use zebu_qcow2::{CompressedRange, EntryError, GuestOffset, L1Entry, L2Entry, Mapping};
+use zebu_storage::Worker;
+
+/// What a run of guest bytes maps to in this image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Run {
+    /// Nothing: look in the backing image.
+    Unallocated,
+    /// Zeroes; space may be kept at this file offset.
+    Zero { host: Option<u64> },
+    /// Data at this file offset.
+    Data { host: u64 },
+    /// A compressed cluster; the run lies within it.
+    Compressed { stream: CompressedRange },
+}
+
+impl Run {
+    /// Whether `next`, `len` bytes on, continues the run.
+    fn continues_with(self, len: u64, next: Run) -> bool {
+        match (self, next) {
+            (Run::Unallocated, Run::Unallocated) | (Run::Zero { host: None }, Run::Zero { host: None }) => true,
+            (Run::Zero { host: Some(a) }, Run::Zero { host: Some(b) })
+            | (Run::Data { host: a }, Run::Data { host: b }) => a + len == b,
+            _ => false,
+        }
+    }
+}
+
+impl Qcow2 {
+    /// What `guest` maps to, and for how many bytes (at most `max_len`).
+    pub(crate) async fn map(&self, worker: &Worker, guest: u64, max_len: u64) -> Result<(Run, u64)> {
+        loop {
+            if let Some(found) = self.map_cached(guest, max_len) {
+                return found;
+            }
+            let index = self.l1_index(guest);
+            if self.l1().table.get(index) == 0 {
+                let per_table = self.geometry.guest_bytes_per_l2();
+                // The end of the table's range may lie past 2^64.
+                let rest = per_table - guest % per_table;
+                return Ok((Run::Unallocated, rest.min(max_len)));
+            }
+            self.load_slice_of(worker, guest).await?;
+        }
+    }
+
+    /// The same from the cache alone; `None` if the slice is not there.
+    pub(crate) fn map_cached(&self, guest: u64, max_len: u64) -> Option<Result<(Run, u64)>> {
+        let (key, index) = self.slice_of(guest);
+        let mut shard = self.l2.lock(key);
+        let slice = self.l2.get(&mut shard, key)?;
+        Some(self.run_in_slice(slice, index, guest, max_len))
+    }
+
+    fn run_in_slice(&self, slice: &Slice, mut index: usize, guest: u64, max_len: u64) -> Result<(Run, u64)> {
+        let cluster = self.geometry.cluster_size();
+        let in_cluster = guest & (cluster - 1);
+        let (run, mut len) = self.run_in_cluster(slice, index, in_cluster, guest)?;
+        while len < max_len && (guest + len) & (cluster - 1) == 0 && !matches!(run, Run::Compressed { .. }) {
+            index += 1;
+            if index as u64 >= self.entries_per_slice() {
+                break;
+            }
+            // A damaged entry further on is the business of the request that reaches it.
+            let Ok((next, next_len)) = self.run_in_cluster(slice, index, 0, guest + len) else { break };
+            if !run.continues_with(len, next) {
+                break;
+            }
+            len += next_len;
+        }
+        Ok((run, len.min(max_len)))
+    }
+
+    /// The run at `in_cluster` bytes into the cluster of entry `index`, within that cluster.
+    fn run_in_cluster(&self, slice: &Slice, index: usize, in_cluster: u64, guest: u64) -> Result<(Run, u64)> {
+        let entry = L2Entry::read(&slice.bytes, index, &self.geometry).unwrap_or(L2Entry::unallocated());
+        let rest = self.geometry.cluster_size() - in_cluster;
+        let mapping = self.decode(entry, guest - in_cluster)?;
+        Ok(match mapping {
+            Mapping::Unallocated => (Run::Unallocated, rest),
+            Mapping::Zero { host, .. } => (Run::Zero { host: host.map(|h| h.0 + in_cluster) }, rest),
+            Mapping::Data { host, .. } => (Run::Data { host: host.0 + in_cluster }, rest),
+            Mapping::Compressed(stream) => (Run::Compressed { stream }, rest),
+            Mapping::Subclusters { host, alloc, zero, .. } => {
+                let bits = self.geometry.subcluster_bits;
+                let first = (in_cluster >> bits) as u32;
+                let kind = |sub: u32| (alloc >> sub & 1, zero >> sub & 1);
+                let mut end = first + 1;
+                while end < 32 && kind(end) == kind(first) {
+                    end += 1;
+                }
+                let run = match (kind(first), host) {
+                    ((1, _), Some(host)) => Run::Data { host: host.0 + in_cluster },
+                    ((_, 1), host) => Run::Zero { host: host.map(|h| h.0 + in_cluster) },
+                    _ => Run::Unallocated,
+                };
+                (run, (u64::from(end) << bits) - in_cluster)
+            }
+        })
+    }
+
+    /// Decodes an entry for the guest cluster at `guest`; a damaged one is an error of this request only.
+    pub(crate) fn decode(&self, entry: L2Entry, guest: u64) -> Result<Mapping> {
+        let corrupt = |e: EntryError| {
+            Error::new(ErrorKind::Corrupt, format!("{e}; run zebu check")).on(&self.path).at_guest(guest)
+        };
+        let mapping = entry.decode(&self.geometry).map_err(corrupt)?;
+        if let Mapping::Data { host, .. } | Mapping::Subclusters { host: Some(host), .. } = mapping
+            && self.geometry.external_data
+        {
+            zebu_qcow2::l2::check_data_file_offset(host, GuestOffset(guest), &self.geometry).map_err(corrupt)?;
+        }
+        Ok(mapping)
+    }
+
+    /// Makes the slice that maps `guest` present; its table exists.
+    pub(crate) async fn load_slice_of(&self, worker: &Worker, guest: u64) -> Result<()> {
+        let (key, _) = self.slice_of(guest);
+        self.l2.ensure(key, || self.read_slice(worker, key)).await.map_err(|e| e.at_guest(guest))
+    }
+
+    async fn read_slice(&self, worker: &Worker, key: u64) -> Result<Box<[u8]>> {
+        let slice_bytes = self.l2.slice_bytes();
+        let index = key / self.slices_per_table();
+        let new_table = self.new_tables().get(&index).copied();
+        let table = match new_table {
+            Some(table) => table.source,
+            None => L1Entry(self.l1().table.get(index))
+                .checked_table(&self.geometry)
+                .map_err(|e| {
+                    let message = format!("{e} (L1 index: {index:#x}); run zebu check");
+                    Error::new(ErrorKind::Corrupt, message).on(&self.path)
+                })?
+                .map(|table| table.0),
+        };
+        let Some(table) = table else { return Ok(vec![0; slice_bytes].into()) };
+        let offset = table + key % self.slices_per_table() * slice_bytes as u64;
+        if new_table.is_none() && offset >= self.file.len().max(1).next_multiple_of(self.geometry.cluster_size()) {
+            let message = "L2 table lies outside the file; run zebu check";
+            return Err(Error::new(ErrorKind::Corrupt, message).on(&self.path).at_host(offset));
+        }
+        let (result, bufs) = worker.read(&self.file, offset, worker.buffer(slice_bytes).into()).await;
+        result.map_err(|e| Error::from(e).on(&self.path))?;
+        let mut bytes = vec![0; slice_bytes];
+        bufs.copy_to(0, &mut bytes);
+        Ok(bytes.into())
+    }
+}

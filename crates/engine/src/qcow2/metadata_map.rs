@@ -1,0 +1,82 @@
+//! Which host clusters hold metadata: the overlap check.
+//!
+//! Every data write asks here first; a hit means that the image is corrupt (a mapping points into a table), and the
+//! write is refused. Cost is one hashed lookup whatever the size of the image.
+
+use foldhash::fast::FixedState;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{PoisonError, RwLock};
+
+/// What a host cluster holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Metadata {
+    Header,
+    ActiveL1,
+    ActiveL2,
+    RefcountTable,
+    RefcountBlock,
+    SnapshotTable,
+    InactiveL1,
+    BitmapDirectory,
+}
+
+impl Metadata {
+    /// The name as users of qcow2 tools know it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Metadata::Header => "qcow2 header",
+            Metadata::ActiveL1 => "active L1 table",
+            Metadata::ActiveL2 => "active L2 table",
+            Metadata::RefcountTable => "refcount table",
+            Metadata::RefcountBlock => "refcount block",
+            Metadata::SnapshotTable => "snapshot table",
+            Metadata::InactiveL1 => "inactive L1 table",
+            Metadata::BitmapDirectory => "bitmap directory",
+        }
+    }
+}
+
+/// The sparse set of metadata clusters, by host cluster number.
+#[derive(Debug, Default)]
+pub(crate) struct MetadataMap {
+    clusters: RwLock<HashMap<u64, Metadata, FixedState>>,
+}
+
+impl MetadataMap {
+    /// Adds clusters.
+    pub(crate) fn insert(&self, clusters: Range<u64>, what: Metadata) {
+        let mut map = self.clusters.write().unwrap_or_else(PoisonError::into_inner);
+        map.extend(clusters.map(|cluster| (cluster, what)));
+    }
+
+    /// Removes clusters.
+    pub(crate) fn remove(&self, clusters: Range<u64>) {
+        let mut map = self.clusters.write().unwrap_or_else(PoisonError::into_inner);
+        for cluster in clusters {
+            map.remove(&cluster);
+        }
+    }
+
+    /// The first of `clusters` that holds metadata.
+    pub(crate) fn overlap(&self, clusters: Range<u64>) -> Option<(u64, Metadata)> {
+        let map = self.clusters.read().unwrap_or_else(PoisonError::into_inner);
+        clusters.into_iter().find_map(|cluster| map.get(&cluster).map(|what| (cluster, *what)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_first_overlap_and_forgets_what_was_removed() {
+        let map = MetadataMap::default();
+        map.insert(0..1, Metadata::Header);
+        map.insert(7..9, Metadata::ActiveL2);
+        assert_eq!(map.overlap(1..7), None);
+        assert_eq!(map.overlap(5..20), Some((7, Metadata::ActiveL2)));
+        map.remove(7..8);
+        assert_eq!(map.overlap(5..20), Some((8, Metadata::ActiveL2)));
+    }
+}

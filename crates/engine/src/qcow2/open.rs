@@ -1,0 +1,327 @@
+//! Opening a qcow2 file: header, tables, the rules that hold before any of it is used.
+
+use crate::options::{Access, OpenOptions, Purpose};
+use crate::qcow2::commit::CommitControl;
+use crate::qcow2::decompress::ClusterCache;
+use crate::qcow2::header_block::HeaderBlock;
+use crate::qcow2::metadata_map::{Metadata, MetadataMap};
+use crate::qcow2::refcounts::{RefTable, Refcounts};
+use crate::qcow2::slices::{Budget, SliceCache};
+use crate::qcow2::space::Space;
+use crate::qcow2::state::{L1, Qcow2};
+use crate::qcow2::top_table::TopTable;
+use crate::{Error, ErrorKind, Result};
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::{Arc, Mutex, RwLock};
+use zebu_qcow2::snapshot::{self, ParsedTable, SnapshotEntry};
+use zebu_qcow2::{Autoclear, FormatError, Header, L1Entry, bitmap};
+use zebu_storage::{File, FileKind, Worker};
+
+/// Bytes read at once from a snapshot table.
+const SNAPSHOT_TABLE_STEP: u64 = 64 << 10;
+
+/// A header and the small tables that hang on it.
+#[derive(Debug)]
+pub(crate) struct Parsed {
+    pub(crate) header: Header,
+    pub(crate) first_block: Vec<u8>,
+    pub(crate) snapshots: Vec<SnapshotEntry>,
+    /// Bytes of the snapshot table on disk.
+    pub(crate) snapshots_len: u64,
+    pub(crate) bitmaps: Vec<bitmap::BitmapEntry>,
+}
+
+/// What an error of the format is to a caller.
+pub(crate) fn format_error(path: &Path, error: &FormatError) -> Error {
+    let kind = match error {
+        FormatError::UnsupportedVersion { .. }
+        | FormatError::UnknownCompression { .. }
+        | FormatError::UnsupportedFeatures { .. }
+        | FormatError::UnsupportedEncryption { .. }
+        | FormatError::AesEncrypted
+        | FormatError::LuksEncrypted => ErrorKind::Unsupported,
+        FormatError::CorruptImage => ErrorKind::ReadOnly,
+        _ => ErrorKind::Corrupt,
+    };
+    Error::new(kind, error.to_string()).with_errno(error.errno()).on(path)
+}
+
+/// Reads `len` bytes at `offset`; what lies past the end of the file is zero.
+pub(crate) async fn read_bytes(worker: &Worker, file: &File, offset: u64, len: usize) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    // In pieces, so that memory follows what is really in the file.
+    let mut at = 0;
+    while at < len {
+        let step = (len - at).min(1 << 20);
+        let (result, bufs) = worker.read(file, offset + at as u64, worker.buffer(step).into()).await;
+        result.map_err(|e| Error::from(e).on(file.path()))?;
+        bytes.resize(at + step, 0);
+        bufs.copy_to(0, &mut bytes[at..]);
+        at += step;
+    }
+    Ok(bytes)
+}
+
+/// Reads and checks the header and the small tables.
+pub(crate) async fn parse(worker: &Worker, file: &File, purpose: zebu_qcow2::Purpose) -> Result<Parsed> {
+    let path = file.path();
+    let first = read_bytes(worker, file, 0, 4096).await?;
+    let in_file = (file.len().min(4096) as usize).min(first.len());
+    let prefix = Header::prefix(&first[..in_file]).map_err(|e| format_error(path, &e))?;
+    let cluster = prefix.cluster_size() as usize;
+    let first_cluster = read_bytes(worker, file, 0, cluster).await?;
+    let (header, _warnings) = Header::parse(&first_cluster, purpose).map_err(|e| format_error(path, &e))?;
+    let mut first_block = first_cluster;
+    first_block.truncate(4096);
+    let (snapshots, snapshots_len) = read_snapshots(worker, file, &header, purpose).await?;
+    let bitmaps = match header.bitmaps() {
+        Some(ext) => {
+            let bytes = read_bytes(worker, file, ext.directory_offset.0, ext.directory_size as usize).await?;
+            // A broken directory makes the bitmaps unusable, not the disk.
+            bitmap::parse_directory(&bytes, ext.bitmap_count).unwrap_or_default()
+        }
+        None => Vec::new(),
+    };
+    Ok(Parsed { header, first_block, snapshots, snapshots_len, bitmaps })
+}
+
+async fn read_snapshots(
+    worker: &Worker,
+    file: &File,
+    header: &Header,
+    purpose: zebu_qcow2::Purpose,
+) -> Result<(Vec<SnapshotEntry>, u64)> {
+    if header.nb_snapshots == 0 {
+        return Ok((Vec::new(), 0));
+    }
+    let mut have = SNAPSHOT_TABLE_STEP;
+    loop {
+        let bytes = read_bytes(worker, file, header.snapshots_offset.0, have as usize).await?;
+        match snapshot::parse_table(&bytes, header.nb_snapshots, purpose).map_err(|e| format_error(file.path(), &e))? {
+            ParsedTable::Complete { entries, len, .. } => return Ok((entries, len)),
+            ParsedTable::NeedsBytes { at_least } => {
+                if header.snapshots_offset.0 + have > file.len() + SNAPSHOT_TABLE_STEP {
+                    return Err(format_error(file.path(), &FormatError::SnapshotTableUnreadable));
+                }
+                have = (have * 2).max(at_least);
+            }
+        }
+    }
+}
+
+/// Bytes of cache that hold the whole mapping of an image.
+pub(crate) fn full_cache_bytes(header: &Header) -> u64 {
+    let geometry = header.geometry();
+    let clusters = header.virtual_size().div_ceil(geometry.cluster_size());
+    let l2 = clusters.saturating_mul(u64::from(geometry.l2_entry_size));
+    let refcounts = (clusters << geometry.refcount_order) / 8;
+    (l2.saturating_add(refcounts)).next_multiple_of(4096)
+}
+
+/// The budget by default: the whole mapping up to 32 MiB, at least 1 MiB.
+pub(crate) fn default_cache_bytes(header: &Header) -> u64 {
+    // Slices cost a little more than their content.
+    let full = full_cache_bytes(header);
+    (full + full / 16).clamp(1 << 20, 32 << 20)
+}
+
+/// What the chain gives an image.
+pub(crate) struct Place {
+    pub(crate) budget: Arc<Budget>,
+    pub(crate) has_backing: bool,
+    pub(crate) data_file: Option<File>,
+}
+
+fn slice_bytes(options: &OpenOptions, cluster: u64, path: &Path) -> Result<usize> {
+    let Some(wanted) = options.slice_size else { return Ok(cluster.min(4096) as usize) };
+    let wanted = u64::from(wanted);
+    if !wanted.is_power_of_two() || wanted < 512 || wanted > cluster {
+        let message =
+            format!("L2 cache entry size must be a power of two between 512 and the cluster size ({cluster})");
+        return Err(Error::new(ErrorKind::InvalidArgument, message).on(path));
+    }
+    Ok(wanted as usize)
+}
+
+impl Qcow2 {
+    /// Sets the state up from a parsed header.
+    pub(crate) async fn open(
+        worker: &Worker,
+        file: File,
+        parsed: &Parsed,
+        options: &OpenOptions,
+        place: Place,
+    ) -> Result<Arc<Self>> {
+        let path = file.path().to_owned();
+        let header = parsed.header.clone();
+        let geometry = header.geometry();
+        let cluster = geometry.cluster_size();
+        header.check_not_encrypted().map_err(|e| format_error(&path, &e))?;
+        let writable = options.access == Access::ReadWrite;
+
+        let (l1_offset, l1_size, size) = match &options.snapshot {
+            None => (header.l1_table_offset, header.l1_size, header.virtual_size()),
+            Some(name) => {
+                let entry = snapshot::find(&parsed.snapshots, name.as_bytes()).ok_or_else(|| {
+                    let message = format!("there is no snapshot '{name}' (zebu info lists them)");
+                    Error::new(ErrorKind::InvalidArgument, message).on(&path)
+                })?;
+                if writable {
+                    let message = "a snapshot can be opened for reading only";
+                    return Err(Error::new(ErrorKind::ReadOnly, message).on(&path));
+                }
+                entry.check_l1(&geometry).map_err(|e| format_error(&path, &e))?;
+                let size = entry.disk_size().unwrap_or(header.virtual_size());
+                (entry.l1_table_offset, entry.l1_size, size)
+            }
+        };
+        let l1_bytes = if options.purpose == Purpose::Inspect {
+            Vec::new()
+        } else {
+            if l1_offset.0 > file.len() && l1_size > 0 {
+                let error = FormatError::Entry(zebu_qcow2::EntryError::ClusterUnaligned { offset: l1_offset.0 });
+                let message = format!("the L1 table lies outside the file ({error}); the image is truncated");
+                return Err(Error::new(ErrorKind::Corrupt, message).on(&path));
+            }
+            read_table(worker, &file, l1_offset.0, l1_size as usize).await?
+        };
+        let slice = slice_bytes(options, cluster, &path)?;
+        let block = slice.min(4096);
+        let l1 = TopTable::new(entries(&l1_bytes, l1_size as usize), block.max(512));
+        let reftable_bytes = if writable {
+            let bytes = u64::from(header.refcount_table_clusters) * cluster;
+            read_table(worker, &file, header.refcount_table_offset.0, (bytes / 8) as usize).await?
+        } else {
+            Vec::new()
+        };
+        let reftable = TopTable::new(entries(&reftable_bytes, reftable_bytes.len() / 8), block.max(512));
+
+        let qcow2 = Arc::new(Self {
+            path,
+            data_file: place.data_file,
+            geometry,
+            compression: header.compression(),
+            header_block: HeaderBlock::new(parsed.first_block.clone()),
+            snapshots: parsed.snapshots.clone(),
+            bitmaps: parsed.bitmaps.clone(),
+            size: AtomicU64::new(size),
+            writable,
+            cache_mode: options.cache,
+            zero_policy: options.zero_policy,
+            has_backing: place.has_backing,
+            l1: RwLock::new(Arc::new(L1 { table: l1, offset: l1_offset.0 })),
+            l2: SliceCache::new(slice, place.budget.clone()),
+            new_tables: Mutex::new(HashMap::new()),
+            table_gate: crate::gate::Gate::default(),
+            refcounts: Refcounts {
+                table: RwLock::new(Arc::new(RefTable {
+                    table: reftable,
+                    offset: AtomicU64::new(header.refcount_table_offset.0),
+                    moved: AtomicBool::new(false),
+                })),
+                cache: SliceCache::new(slice, place.budget),
+                new_blocks: Mutex::default(),
+            },
+            space: Mutex::new(Space::default()),
+            space_gate: crate::gate::Gate::default(),
+            metadata: MetadataMap::default(),
+            clusters: ClusterCache::default(),
+            grace: crate::qcow2::grace::Grace::default(),
+            freed: Mutex::default(),
+            releases: AtomicUsize::new(0),
+            needs_data_barrier: AtomicBool::new(false),
+            commit: CommitControl::default(),
+            poison: Mutex::default(),
+            is_poisoned: AtomicBool::new(false),
+            first_write_done: AtomicBool::new(false),
+            first_write_gate: crate::gate::Gate::default(),
+            clusters_allocated: AtomicU64::new(0),
+            clusters_freed: AtomicU64::new(0),
+            file,
+            header,
+        });
+        if writable {
+            qcow2.prepare_space(parsed)?;
+        }
+        Ok(qcow2)
+    }
+
+    /// Notes where metadata lies, and how far the file reaches.
+    fn prepare_space(&self, parsed: &Parsed) -> Result<()> {
+        let header = &self.header;
+        let cluster = self.geometry.cluster_size();
+        let l1 = self.l1();
+        self.note_metadata(0, cluster, Metadata::Header);
+        self.note_metadata(l1.offset, l1.table.len() as u64 * 8, Metadata::ActiveL1);
+        for entry in l1.table.iter() {
+            if let Some(table) = L1Entry(entry).table() {
+                self.note_metadata(table.0, 1, Metadata::ActiveL2);
+            }
+        }
+        let reftable_bytes = u64::from(header.refcount_table_clusters) * cluster;
+        self.note_metadata(header.refcount_table_offset.0, reftable_bytes, Metadata::RefcountTable);
+        let mut any_refblock = false;
+        for entry in self.refcounts.table().table.iter() {
+            if let Some(block) = zebu_qcow2::RefTableEntry(entry).block() {
+                any_refblock = true;
+                self.note_metadata(block.0, 1, Metadata::RefcountBlock);
+            }
+        }
+        if !any_refblock {
+            let message = "There are no references in the refcount table; run zebu check -r all";
+            return Err(Error::new(ErrorKind::Corrupt, message).on(&self.path));
+        }
+        self.note_metadata(header.snapshots_offset.0, parsed.snapshots_len, Metadata::SnapshotTable);
+        for entry in &parsed.snapshots {
+            self.note_metadata(entry.l1_table_offset.0, u64::from(entry.l1_size) * 8, Metadata::InactiveL1);
+        }
+        if let Some(ext) = header.bitmaps() {
+            self.note_metadata(ext.directory_offset.0, ext.directory_size, Metadata::BitmapDirectory);
+        }
+        let clusters = self.file.len().div_ceil(cluster);
+        let mut space = self.space();
+        space.file_clusters = clusters;
+        space.clusters_at_open = clusters;
+        Ok(())
+    }
+
+    /// Whether the file must grow to whole clusters before anything is written past its end.
+    pub(crate) async fn round_file_up(&self, worker: &Worker) -> Result<()> {
+        let end = self.space().file_clusters << self.geometry.cluster_bits;
+        if self.file.kind() != FileKind::BlockDevice && self.file.len() < end {
+            worker.set_len(&self.file, end).await.map_err(|e| Error::from(e).on(&self.path))?;
+        }
+        if let Some(data_file) = &self.data_file
+            && data_file.kind() != FileKind::BlockDevice
+            && data_file.len() < self.virtual_size()
+        {
+            worker.set_len(data_file, self.virtual_size()).await.map_err(|e| Error::from(e).on(data_file.path()))?;
+        }
+        Ok(())
+    }
+
+    /// Whether the external data file is by itself the truth.
+    pub(crate) fn is_raw_external(&self) -> bool {
+        self.header.autoclear.contains(Autoclear::RAW_EXTERNAL_DATA)
+    }
+}
+
+async fn read_table(worker: &Worker, file: &File, offset: u64, table_entries: usize) -> Result<Vec<u8>> {
+    // What lies past the end of the file is zero: nothing is read for it.
+    let present = file.len().saturating_sub(offset).min(table_entries as u64 * 8) as usize;
+    let aligned = present.next_multiple_of(8);
+    read_bytes(worker, file, offset, aligned).await
+}
+
+/// The entries of a table; what is missing of it is zero.
+fn entries(bytes: &[u8], count: usize) -> impl Iterator<Item = u64> + '_ {
+    bytes
+        .as_chunks::<8>()
+        .0
+        .iter()
+        .map(|entry| u64::from_be_bytes(*entry))
+        .chain(std::iter::repeat(0))
+        .take(count)
+}

@@ -1,0 +1,222 @@
+//! Refcounts of host clusters: cached slices of refcount blocks under a table in memory.
+//!
+//! Raising happens in the cache at once and reaches the disk in the first phase of a commit. Lowering happens in the
+//! cache only after the commit that made the unlinking durable, so that a cached count is never lower than what the
+//! disk still refers to.
+
+use crate::qcow2::metadata_map::Metadata;
+use crate::qcow2::slices::SliceCache;
+use crate::qcow2::space::Content;
+use crate::qcow2::state::Qcow2;
+use crate::qcow2::top_table::TopTable;
+use crate::{Error, ErrorKind, Result};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use zebu_qcow2::refcount;
+use zebu_storage::Worker;
+
+/// The refcount table and where it lies.
+#[derive(Debug)]
+pub(crate) struct RefTable {
+    pub(crate) table: TopTable,
+    /// Offset in the file, bytes.
+    pub(crate) offset: AtomicU64,
+    /// Whether the header on disk does not name this table yet.
+    pub(crate) moved: AtomicBool,
+}
+
+/// A refcount block that no table entry on disk points to yet.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NewBlock {
+    /// Offset in the file, bytes.
+    pub(crate) host: u64,
+    pub(crate) content: Content,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Refcounts {
+    pub(crate) table: RwLock<Arc<RefTable>>,
+    pub(crate) cache: SliceCache,
+    /// By index in the table.
+    pub(crate) new_blocks: Mutex<HashMap<u64, NewBlock>>,
+}
+
+impl Refcounts {
+    pub(crate) fn table(&self) -> Arc<RefTable> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+    pub(crate) fn new_blocks(&self) -> MutexGuard<'_, HashMap<u64, NewBlock>> {
+        self.new_blocks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Qcow2 {
+    /// Refcounts in one slice.
+    pub(crate) fn refcounts_per_slice(&self) -> u64 {
+        (self.refcounts.cache.slice_bytes() as u64 * 8) >> self.geometry.refcount_order
+    }
+
+    /// Slices of one refcount block.
+    pub(crate) fn slices_per_refblock(&self) -> u64 {
+        self.geometry.cluster_size() / self.refcounts.cache.slice_bytes() as u64
+    }
+
+    /// Clusters that one refcount block counts.
+    fn clusters_per_block(&self) -> u64 {
+        self.geometry.refcount_entries_per_block()
+    }
+
+    async fn load_refcount_slice(&self, worker: &Worker, key: u64) -> Result<Box<[u8]>> {
+        let slice_bytes = self.refcounts.cache.slice_bytes();
+        let index = key / self.slices_per_refblock();
+        if self.refcounts.new_blocks().contains_key(&index) {
+            return Ok(vec![0; slice_bytes].into());
+        }
+        let block = zebu_qcow2::RefTableEntry(self.refcounts.table().table.get(index));
+        let block = block.checked_block(&self.geometry).map_err(|e| {
+            Error::new(ErrorKind::Corrupt, format!("{e}; run zebu check -r all")).on(&self.path)
+        })?;
+        let Some(block) = block else { return Ok(vec![0; slice_bytes].into()) };
+        let offset = block.0 + key % self.slices_per_refblock() * slice_bytes as u64;
+        let (result, bufs) = worker.read(&self.file, offset, worker.buffer(slice_bytes).into()).await;
+        result.map_err(|e| Error::from(e).on(&self.path))?;
+        let mut bytes = vec![0; slice_bytes];
+        bufs.copy_to(0, &mut bytes);
+        Ok(bytes.into())
+    }
+
+    /// Calls `f` with the slice that counts `cluster` and the index in it, loading it as needed.
+    async fn with_refcounts<R>(
+        &self,
+        worker: &Worker,
+        cluster: u64,
+        mut f: impl FnMut(&SliceCache, &mut crate::qcow2::slices::Shard, u64, usize) -> Option<R>,
+    ) -> Result<R> {
+        let key = cluster / self.refcounts_per_slice();
+        let index = (cluster % self.refcounts_per_slice()) as usize;
+        let cache = &self.refcounts.cache;
+        loop {
+            {
+                let mut shard = cache.lock(key);
+                if cache.get(&mut shard, key).is_some()
+                    && let Some(r) = f(cache, &mut shard, key, index)
+                {
+                    return Ok(r);
+                }
+            }
+            cache.ensure(key, || self.load_refcount_slice(worker, key)).await?;
+        }
+    }
+
+    /// Runs of clusters in `range` whose refcount is 0.
+    pub(crate) async fn zero_refcount_runs(&self, worker: &Worker, range: Range<u64>) -> Result<Vec<Range<u64>>> {
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        let mut add = |run: Range<u64>| match runs.last_mut() {
+            Some(last) if last.end == run.start => last.end = run.end,
+            _ => runs.push(run),
+        };
+        let per_slice = self.refcounts_per_slice();
+        let order = self.geometry.refcount_order;
+        let mut at = range.start;
+        while at < range.end {
+            let index = at / self.clusters_per_block();
+            let block_end = ((index + 1) * self.clusters_per_block()).min(range.end);
+            if self.refcounts.table().table.get(index) == 0 {
+                add(at..block_end);
+                at = block_end;
+                continue;
+            }
+            let end = ((at / per_slice + 1) * per_slice).min(range.end);
+            let zero: Vec<u64> = self
+                .with_refcounts(worker, at, |cache, shard, key, first| {
+                    let slice = cache.get(shard, key)?;
+                    let zero = (0..end - at)
+                        .filter(|i| refcount::get(&slice.bytes, first + *i as usize, order) == Some(0))
+                        .map(|i| at + i);
+                    Some(zero.collect())
+                })
+                .await?;
+            for cluster in zero {
+                add(cluster..cluster + 1);
+            }
+            at = end;
+        }
+        Ok(runs)
+    }
+
+    /// Raises the refcounts of clusters that are 0 now to 1. The caller holds the space gate and saw them 0.
+    pub(crate) async fn raise(&self, worker: &Worker, range: Range<u64>) -> Result<()> {
+        self.change_refcounts(worker, range, Change::Raise).await
+    }
+
+    /// Lowers refcounts by one each; returns the runs that are 0 now.
+    pub(crate) async fn lower(&self, worker: &Worker, range: Range<u64>) -> Result<Vec<Range<u64>>> {
+        self.change_refcounts(worker, range.clone(), Change::Lower).await?;
+        self.zero_refcount_runs(worker, range).await
+    }
+
+    async fn change_refcounts(&self, worker: &Worker, range: Range<u64>, change: Change) -> Result<()> {
+        let per_slice = self.refcounts_per_slice();
+        let order = self.geometry.refcount_order;
+        let mut at = range.start;
+        while at < range.end {
+            let end = ((at / per_slice + 1) * per_slice).min(range.end);
+            let count = (end - at) as usize;
+            let outcome = self
+                .with_refcounts(worker, at, |cache, shard, key, first| {
+                    let slice = cache.get(shard, key)?;
+                    let mut bytes = slice.bytes.clone();
+                    for index in first..first + count {
+                        let old = refcount::get(&bytes, index, order)?;
+                        let new = match change {
+                            Change::Raise => 1,
+                            Change::Lower => match old.checked_sub(1) {
+                                Some(new) => new,
+                                None => return Some(Err(())),
+                            },
+                        };
+                        if refcount::set(&mut bytes, index, order, new).is_err() {
+                            return Some(Err(()));
+                        }
+                    }
+                    let byte_first = (first << order) / 8;
+                    let byte_end = ((first + count) << order).div_ceil(8);
+                    let changed = bytes.get(byte_first..byte_end)?.to_vec();
+                    cache
+                        .change(shard, key, byte_first, byte_end - byte_first, |b| b.copy_from_slice(&changed))
+                        .then_some(Ok(()))
+                })
+                .await?;
+            if outcome.is_err() {
+                let error = Error::new(
+                    ErrorKind::Corrupt,
+                    "a cluster in use has refcount 0; run zebu check -r all",
+                )
+                .on(&self.path)
+                .at_host(at << self.geometry.cluster_bits);
+                self.poison(&error);
+                return Err(error);
+            }
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// Makes `cluster` a refcount block for table entry `index`, which counts `cluster` itself.
+    pub(crate) async fn add_refblock(&self, worker: &Worker, index: u64, cluster: u64, content: Content) -> Result<()> {
+        let host = cluster << self.geometry.cluster_bits;
+        self.refcounts.new_blocks().insert(index, NewBlock { host, content });
+        self.refcounts.table().table.set(index, host);
+        self.note_metadata(host, 1, Metadata::RefcountBlock);
+        self.raise(worker, cluster..cluster + 1).await
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Change {
+    Raise,
+    Lower,
+}

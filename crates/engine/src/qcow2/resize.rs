@@ -1,0 +1,163 @@
+//! Changing the size of the virtual disk. The size in the header changes last.
+
+use crate::node::Node;
+use crate::options::{Preallocation, Shrink, ZeroMode};
+use crate::qcow2::header_block::{Patch, field};
+use crate::qcow2::metadata_map::Metadata;
+use crate::qcow2::state::{AfterFree, L1, Qcow2};
+use crate::qcow2::top_table::TopTable;
+use crate::{Error, ErrorKind, Result};
+use std::sync::atomic::Ordering::Release;
+use std::sync::{Arc, PoisonError};
+use zebu_qcow2::{Version, limits};
+use zebu_storage::{FileKind, IoBuf, Worker};
+
+impl Qcow2 {
+    /// Resizes to `new_size` bytes, a multiple of 512.
+    pub(crate) async fn resize(
+        self: &Arc<Self>,
+        node: &Node,
+        worker: &Worker,
+        new_size: u64,
+        shrink: Shrink,
+        preallocation: Preallocation,
+    ) -> Result<()> {
+        self.before_write(worker).await?;
+        let old_size = self.virtual_size();
+        let refuse = |kind, message: &str| Err(Error::new(kind, message.to_owned()).on(&self.path));
+        if self.geometry.version == Version::V2 && self.header.nb_snapshots > 0 {
+            return refuse(ErrorKind::Unsupported, "Can't resize a v2 image which has snapshots");
+        }
+        if new_size < old_size {
+            if shrink == Shrink::Refuse {
+                return refuse(ErrorKind::InvalidArgument, "Use the --shrink option to perform a shrink operation.");
+            }
+            if preallocation != Preallocation::Off {
+                return refuse(ErrorKind::InvalidArgument, "Preallocation can't be used for shrinking an image");
+            }
+            return self.shrink(node, worker, new_size).await;
+        }
+        if new_size == old_size {
+            return Ok(());
+        }
+        self.grow_disk(node, worker, old_size, new_size, preallocation).await
+    }
+
+    async fn grow_disk(
+        self: &Arc<Self>,
+        node: &Node,
+        worker: &Worker,
+        old_size: u64,
+        new_size: u64,
+        preallocation: Preallocation,
+    ) -> Result<()> {
+        let too_big = || {
+            let message =
+                "The image size is too large for file format 'qcow2' (try using a larger cluster size)".to_owned();
+            Error::new(ErrorKind::NoSpace, message).with_errno(27).on(&self.path)
+        };
+        let entries = self.geometry.l1_entries_for(new_size).ok_or_else(too_big)?;
+        if entries * 8 > limits::MAX_L1_SIZE {
+            return Err(too_big());
+        }
+        if entries > self.l1().table.len() as u64 {
+            self.grow_l1(worker, entries).await?;
+        }
+        if let Some(data_file) = &self.data_file
+            && data_file.kind() != FileKind::BlockDevice
+            && data_file.len() < new_size
+        {
+            worker.set_len(data_file, new_size).await.map_err(|e| Error::from(e).on(data_file.path()))?;
+        }
+        self.size.store(new_size, Release);
+        let grown = self.fill_growth(node, worker, old_size, new_size, preallocation).await;
+        if let Err(error) = grown {
+            self.size.store(old_size, Release);
+            return Err(error);
+        }
+        self.write_size(worker, new_size).await
+    }
+
+    /// What is new must read as zero: the rest of the last cluster, and where a longer backing image would show.
+    async fn fill_growth(
+        self: &Arc<Self>,
+        node: &Node,
+        worker: &Worker,
+        old_size: u64,
+        new_size: u64,
+        preallocation: Preallocation,
+    ) -> Result<()> {
+        let backed = node.backing.as_ref().map_or(0, |backing| backing.virtual_size());
+        let cluster_end = old_size.next_multiple_of(self.geometry.cluster_size());
+        let zero_to = backed.max(cluster_end).min(new_size);
+        if zero_to > old_size {
+            self.write_zeroes(node, worker, old_size, zero_to - old_size, ZeroMode::Unmap).await?;
+        }
+        if preallocation != Preallocation::Off {
+            let start = self.geometry.cluster_start(old_size);
+            self.preallocate(node, worker, start..new_size, preallocation).await?;
+        }
+        Ok(())
+    }
+
+    async fn shrink(self: &Arc<Self>, node: &Node, worker: &Worker, new_size: u64) -> Result<()> {
+        let old_size = self.virtual_size();
+        let first_gone = new_size.next_multiple_of(self.geometry.cluster_size());
+        if first_gone < old_size {
+            self.drop_mapping(node, worker, first_gone..old_size).await?;
+        }
+        self.size.store(new_size, Release);
+        self.write_size(worker, new_size).await?;
+        if let Some(data_file) = &self.data_file
+            && data_file.kind() != FileKind::BlockDevice
+            && data_file.len() > new_size
+        {
+            worker.set_len(data_file, new_size).await.map_err(|e| Error::from(e).on(data_file.path()))?;
+        }
+        Ok(())
+    }
+
+    async fn write_size(self: &Arc<Self>, worker: &Worker, size: u64) -> Result<()> {
+        self.commit(worker).await?;
+        self.header_block.write(worker, &self.file, &[Patch::U64(field::SIZE, size)]).await?;
+        self.commit(worker).await
+    }
+
+    /// Moves the L1 table to a place with room for `entries`.
+    async fn grow_l1(self: &Arc<Self>, worker: &Worker, entries: u64) -> Result<()> {
+        // No table is made meanwhile, so after the commit the table in memory is the one on disk.
+        let _no_new_tables = self.table_gate.enter().await;
+        self.commit(worker).await?;
+        let bits = self.geometry.cluster_bits;
+        let old = self.l1();
+        let clusters = (entries * 8).div_ceil(self.geometry.cluster_size());
+        let allocated = self.allocate_metadata(worker, clusters).await?;
+        let offset = allocated.range.start << bits;
+        let table =
+            TopTable::new(old.table.iter().chain(std::iter::repeat(0)).take(entries as usize), old.table.block_bytes());
+        let moved = async {
+            let mut bytes = table.to_bytes();
+            bytes.resize((clusters << bits) as usize, 0);
+            let (result, _) = worker.write(&self.file, offset, IoBuf::copy_of(&bytes).into()).await;
+            result.map_err(|e| Error::from(e).on(&self.path))?;
+            // The refcounts of the new place, and the table itself.
+            self.commit(worker).await?;
+            let patches = [Patch::U32(field::L1_SIZE, entries as u32), Patch::U64(field::L1_OFFSET, offset)];
+            self.header_block.write(worker, &self.file, &patches).await
+        }
+        .await;
+        if let Err(error) = moved {
+            self.push_freed(allocated.range, AfterFree::Reuse);
+            return Err(error);
+        }
+        self.note_metadata(offset, clusters << bits, Metadata::ActiveL1);
+        *self.l1.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(L1 { table, offset });
+        let old_clusters = (old.table.len() as u64 * 8).div_ceil(self.geometry.cluster_size());
+        if old_clusters > 0 {
+            let first = old.offset >> bits;
+            self.metadata.remove(first..first + old_clusters);
+            self.push_freed(first..first + old_clusters, AfterFree::Reuse);
+        }
+        self.commit(worker).await
+    }
+}

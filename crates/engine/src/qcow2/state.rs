@@ -1,0 +1,245 @@
+//! The shared state of an open qcow2 image.
+
+use crate::gate::Gate;
+use crate::options::{CacheMode, ZeroPolicy};
+use crate::qcow2::commit::CommitControl;
+use crate::qcow2::decompress::ClusterCache;
+use crate::qcow2::grace::Grace;
+use crate::qcow2::header_block::HeaderBlock;
+use crate::qcow2::metadata_map::{Metadata, MetadataMap};
+use crate::qcow2::refcounts::Refcounts;
+use crate::qcow2::slices::SliceCache;
+use crate::qcow2::space::{Content, Space};
+use crate::qcow2::top_table::TopTable;
+use crate::{Error, ErrorKind, Result};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use zebu_qcow2::bitmap::BitmapEntry;
+use zebu_qcow2::snapshot::SnapshotEntry;
+use zebu_qcow2::{Compression, Geometry, GuestOffset, Header};
+use zebu_storage::File;
+
+/// The active L1 table and where it lies.
+#[derive(Debug)]
+pub(crate) struct L1 {
+    pub(crate) table: TopTable,
+    /// Offset in the file, bytes.
+    pub(crate) offset: u64,
+}
+
+/// An L2 table that no L1 entry on disk points to yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NewTable {
+    /// Offset in the file, bytes.
+    pub(crate) host: u64,
+    /// What that space holds now.
+    pub(crate) content: Content,
+    /// The shared table that it is a copy of; slices that are not cached are still to be read there.
+    pub(crate) source: Option<u64>,
+}
+
+/// Host clusters whose refcount is to be lowered by one each, once the change that unlinked them is durable and
+/// nobody uses them any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Freed {
+    pub(crate) clusters: Range<u64>,
+    pub(crate) then: AfterFree,
+}
+
+/// What becomes of freed space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AfterFree {
+    /// It may be used again.
+    Reuse,
+    /// It is given back to the file system first.
+    Punch,
+    /// It was never written since it was handed out.
+    Untouched(Content),
+}
+
+/// See the module.
+pub(crate) struct Qcow2 {
+    pub(crate) path: PathBuf,
+    pub(crate) file: File,
+    pub(crate) data_file: Option<File>,
+    pub(crate) geometry: Geometry,
+    pub(crate) compression: Compression,
+    pub(crate) header: Header,
+    pub(crate) header_block: HeaderBlock,
+    pub(crate) snapshots: Vec<SnapshotEntry>,
+    pub(crate) bitmaps: Vec<BitmapEntry>,
+    pub(crate) size: AtomicU64,
+    pub(crate) writable: bool,
+    pub(crate) cache_mode: CacheMode,
+    pub(crate) zero_policy: ZeroPolicy,
+    pub(crate) has_backing: bool,
+
+    pub(crate) l1: RwLock<Arc<L1>>,
+    pub(crate) l2: SliceCache,
+    /// By L1 index. An entry is made before the L1 entry points to the table and removed when the table is on disk.
+    pub(crate) new_tables: Mutex<HashMap<u64, NewTable>>,
+    /// Held while an L2 table is made.
+    pub(crate) table_gate: Gate,
+
+    pub(crate) refcounts: Refcounts,
+    pub(crate) space: Mutex<Space>,
+    /// Held while windows are refilled and while a commit freezes the refcounts, so that it never sees half a window.
+    pub(crate) space_gate: Gate,
+    pub(crate) metadata: MetadataMap,
+    pub(crate) clusters: ClusterCache,
+
+    pub(crate) grace: Grace,
+    /// Unlinked and not committed. Pushed after the change that unlinked, under the same lock.
+    pub(crate) freed: Mutex<Vec<Freed>>,
+    /// Releases of committed clusters under way.
+    pub(crate) releases: AtomicUsize,
+    /// Something was linked whose bytes must be durable before the link.
+    pub(crate) needs_data_barrier: AtomicBool,
+    pub(crate) commit: CommitControl,
+    /// Why nothing can be written any more.
+    pub(crate) poison: Mutex<Option<Error>>,
+    pub(crate) is_poisoned: AtomicBool,
+    /// The rules that hold before the first write (autoclear bits) were kept.
+    pub(crate) first_write_done: AtomicBool,
+    pub(crate) first_write_gate: Gate,
+    pub(crate) clusters_allocated: AtomicU64,
+    pub(crate) clusters_freed: AtomicU64,
+}
+
+impl std::fmt::Debug for Qcow2 {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Qcow2").field("path", &self.path).field("geometry", &self.geometry).finish_non_exhaustive()
+    }
+}
+
+impl Qcow2 {
+    /// Bytes of the virtual disk.
+    pub(crate) fn virtual_size(&self) -> u64 {
+        self.size.load(Acquire)
+    }
+
+    pub(crate) fn l1(&self) -> Arc<L1> {
+        self.l1.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn space(&self) -> MutexGuard<'_, Space> {
+        self.space.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn new_tables(&self) -> MutexGuard<'_, HashMap<u64, NewTable>> {
+        self.new_tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn freed(&self) -> MutexGuard<'_, Vec<Freed>> {
+        self.freed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The file that guest data lies in.
+    pub(crate) fn data(&self) -> &File {
+        self.data_file.as_ref().unwrap_or(&self.file)
+    }
+
+    /// Entries of an L2 table in one slice.
+    pub(crate) fn entries_per_slice(&self) -> u64 {
+        self.l2.slice_bytes() as u64 / u64::from(self.geometry.l2_entry_size)
+    }
+
+    /// Slices of one L2 table.
+    pub(crate) fn slices_per_table(&self) -> u64 {
+        self.geometry.cluster_size() / self.l2.slice_bytes() as u64
+    }
+
+    /// Key of the slice that maps `guest`, and the index of the entry in it.
+    pub(crate) fn slice_of(&self, guest: u64) -> (u64, usize) {
+        let cluster = guest >> self.geometry.cluster_bits;
+        let entries = self.entries_per_slice();
+        (cluster / entries, (cluster % entries) as usize)
+    }
+
+    /// Offset on the virtual disk just past what slice `key` maps.
+    pub(crate) fn slice_end(&self, key: u64) -> u64 {
+        ((key + 1) * self.entries_per_slice()) << self.geometry.cluster_bits
+    }
+
+    /// The L1 index of `guest`.
+    pub(crate) fn l1_index(&self, guest: u64) -> u64 {
+        self.geometry.l1_index(GuestOffset(guest))
+    }
+
+    /// Says that nothing can be written any more, and why.
+    pub(crate) fn poison(&self, why: &Error) {
+        let mut poison = self.poison.lock().unwrap_or_else(PoisonError::into_inner);
+        if poison.is_none() {
+            *poison = Some(
+                Error::new(
+                    ErrorKind::Poisoned,
+                    format!("writing has stopped after an earlier failure: {}; open the image again", why.message()),
+                )
+                .on(&self.path),
+            );
+        }
+        self.is_poisoned.store(true, Release);
+    }
+
+    /// Fails if the image can't be written.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        if !self.writable {
+            return Err(Error::new(ErrorKind::ReadOnly, "the image was opened for reading only").on(&self.path));
+        }
+        if self.is_poisoned.load(Acquire) {
+            let poison = self.poison.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(error) = &*poison {
+                return Err(error.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a write of host bytes that would hit metadata: the image is corrupt.
+    pub(crate) fn check_overlap(&self, host: u64, len: u64, guest: u64) -> Result<()> {
+        if self.data_file.is_some() || len == 0 {
+            return Ok(());
+        }
+        let bits = self.geometry.cluster_bits;
+        let Some((cluster, what)) = self.metadata.overlap(host >> bits..((host + len - 1) >> bits) + 1) else {
+            return Ok(());
+        };
+        let error = Error::new(
+            ErrorKind::Corrupt,
+            format!("preventing invalid write on metadata (overlaps with {}); run zebu check", what.name()),
+        )
+        .on(&self.path)
+        .at_guest(guest)
+        .at_host(cluster << bits);
+        self.poison(&error);
+        Err(error)
+    }
+
+    /// Puts host clusters into quarantine; called after they were unlinked, under the lock that unlinked them.
+    pub(crate) fn push_freed(&self, clusters: Range<u64>, then: AfterFree) {
+        if clusters.is_empty() {
+            return;
+        }
+        self.clusters_freed.fetch_add(clusters.end - clusters.start, Relaxed);
+        let mut freed = self.freed();
+        if let Some(last) = freed.last_mut()
+            && last.then == then
+            && last.clusters.end == clusters.start
+        {
+            last.clusters.end = clusters.end;
+            return;
+        }
+        freed.push(Freed { clusters, then });
+    }
+
+    /// Notes the clusters of a table in the overlap set.
+    pub(crate) fn note_metadata(&self, host: u64, len: u64, what: Metadata) {
+        if len > 0 {
+            let bits = self.geometry.cluster_bits;
+            self.metadata.insert(host >> bits..((host + len - 1) >> bits) + 1, what);
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Raw images: the bytes of the disk.
+
+use crate::node::Raw;
+use crate::options::{Preallocation, Shrink, ZeroMode};
+use crate::{Error, ErrorKind, Result};
+use zebu_storage::{File, FileKind, IoBufs, IoErrorKind, Worker};
+
+/// Sets an empty file up as a disk of `size` bytes.
+pub(crate) async fn create(worker: &Worker, file: &File, size: u64, preallocation: Preallocation) -> Result<()> {
+    let on = |e: zebu_storage::IoError| Error::from(e).on(file.path());
+    if file.kind() == FileKind::BlockDevice {
+        if file.len() < size {
+            let message = format!("the device holds {} bytes, {size} are needed", file.len());
+            return Err(Error::new(ErrorKind::NoSpace, message).on(file.path()));
+        }
+        return Ok(());
+    }
+    worker.set_len(file, size).await.map_err(on)?;
+    reserve(worker, file, 0, size, preallocation).await
+}
+
+async fn reserve(worker: &Worker, file: &File, start: u64, end: u64, preallocation: Preallocation) -> Result<()> {
+    let on = |e: zebu_storage::IoError| Error::from(e).on(file.path());
+    if start >= end {
+        return Ok(());
+    }
+    match preallocation {
+        Preallocation::Off => Ok(()),
+        Preallocation::Metadata => {
+            let message = "raw images have no metadata to preallocate; use preallocation=falloc or full";
+            Err(Error::new(ErrorKind::InvalidArgument, message).on(file.path()))
+        }
+        Preallocation::Falloc => match worker.allocate(file, start, end - start).await {
+            Err(e) if e.kind == IoErrorKind::Unsupported => {
+                let message = "this file system can't reserve space (fallocate); use preallocation=full";
+                Err(Error::new(ErrorKind::Unsupported, message).on(file.path()))
+            }
+            other => other.map_err(on),
+        },
+        Preallocation::Full => {
+            worker.write_zero_bytes(file, start, end - start).await.map_err(on)?;
+            worker.flush(file).await.map_err(on)
+        }
+    }
+}
+
+fn check_writable(raw: &Raw) -> Result<()> {
+    if raw.file.is_writable() {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::ReadOnly, "the image was opened for reading only").on(raw.file.path()))
+}
+
+/// Writes `bufs` at `offset`.
+pub(crate) async fn write(raw: &Raw, worker: &Worker, offset: u64, bufs: IoBufs) -> (Result<()>, IoBufs) {
+    if let Err(error) = check_writable(raw) {
+        return (Err(error), bufs);
+    }
+    let (result, bufs) = worker.write(&raw.file, offset, bufs).await;
+    (result.map_err(|e| Error::from(e).on(raw.file.path()).at_guest(offset)), bufs)
+}
+
+/// Makes a range read as zero.
+pub(crate) async fn write_zeroes(raw: &Raw, worker: &Worker, offset: u64, len: u64, mode: ZeroMode) -> Result<()> {
+    check_writable(raw)?;
+    let on = |e: zebu_storage::IoError| Error::from(e).on(raw.file.path()).at_guest(offset);
+    if len == 0 {
+        return Ok(());
+    }
+    if mode == ZeroMode::Unmap {
+        match worker.punch_hole(&raw.file, offset, len).await {
+            Err(e) if e.kind == IoErrorKind::Unsupported => {}
+            other => return other.map_err(on),
+        }
+    }
+    match worker.zero_range(&raw.file, offset, len).await {
+        Err(e) if e.kind == IoErrorKind::Unsupported => {}
+        other => return other.map_err(on),
+    }
+    worker.write_zero_bytes(&raw.file, offset, len).await.map_err(on)
+}
+
+/// Gives a range back where the file can.
+pub(crate) async fn discard(raw: &Raw, worker: &Worker, offset: u64, len: u64) -> Result<()> {
+    check_writable(raw)?;
+    if len == 0 {
+        return Ok(());
+    }
+    match worker.punch_hole(&raw.file, offset, len).await {
+        Err(e) if e.kind == IoErrorKind::Unsupported => Ok(()),
+        other => other.map_err(|e| Error::from(e).on(raw.file.path()).at_guest(offset)),
+    }
+}
+
+/// Changes the length of the file.
+pub(crate) async fn resize(
+    raw: &Raw,
+    worker: &Worker,
+    new_size: u64,
+    shrink: Shrink,
+    preallocation: Preallocation,
+) -> Result<()> {
+    check_writable(raw)?;
+    let refuse = |kind, message: &str| Err(Error::new(kind, message.to_owned()).on(raw.file.path()));
+    let old = raw.file.len();
+    if raw.file.kind() == FileKind::BlockDevice && new_size != old {
+        return refuse(ErrorKind::Unsupported, "Cannot resize device files");
+    }
+    if new_size < old && shrink == Shrink::Refuse {
+        return refuse(ErrorKind::InvalidArgument, "Use the --shrink option to perform a shrink operation.");
+    }
+    if new_size < old && preallocation != Preallocation::Off {
+        return refuse(ErrorKind::InvalidArgument, "Preallocation can't be used for shrinking an image");
+    }
+    worker.set_len(&raw.file, new_size).await.map_err(|e| Error::from(e).on(raw.file.path()))?;
+    reserve(worker, &raw.file, old, new_size, preallocation).await
+}
+
+/// Makes everything durable.
+pub(crate) async fn close(raw: &Raw, worker: &Worker) -> Result<()> {
+    if raw.file.is_writable() {
+        worker.flush(&raw.file).await.map_err(|e| Error::from(e).on(raw.file.path()))?;
+    }
+    Ok(())
+}

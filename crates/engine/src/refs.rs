@@ -1,0 +1,122 @@
+//! Which files an image may make us open.
+
+use crate::options::RefPolicy;
+use crate::{Error, ErrorKind, Result};
+use std::path::{Path, PathBuf};
+use zebu_storage::{File, OpenFlags};
+
+/// The directory of the image that names a file.
+fn directory(image: &Path) -> &Path {
+    match image.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// The plain path that `name` in `image` means: relative names are relative to the image's directory.
+pub(crate) fn resolve(image: &Path, name: &str) -> PathBuf {
+    directory(image).join(name)
+}
+
+/// Whether a name is a protocol (`nbd:...`), a `json:` description, or empty, and so no plain path.
+fn is_plain_path(name: &str) -> bool {
+    // QEMU takes what stands before a colon for a protocol unless a slash comes first.
+    let before_slash = name.split('/').next().unwrap_or_default();
+    !name.is_empty() && !before_slash.contains(':')
+}
+
+/// What a file is to the image that names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    BackingFile,
+    DataFile,
+}
+
+impl Role {
+    fn name(self) -> &'static str {
+        match self {
+            Role::BackingFile => "backing file",
+            Role::DataFile => "data file",
+        }
+    }
+}
+
+fn refused(image: &Path, name: &str, role: Role, remedy: &str) -> Error {
+    let message = format!("the image names the {} '{name}', which may not be opened; {remedy}", role.name());
+    Error::new(ErrorKind::ReferenceRefused, message).on(image)
+}
+
+/// Opens the file `name` that `image` names, if `policy` allows it. The directory that confines it can't be left, by
+/// `..`, by an absolute name, or by a symbolic link swapped in meanwhile (openat2, `RESOLVE_BENEATH`).
+pub(crate) fn open(image: &Path, name: &str, role: Role, policy: &RefPolicy, flags: &OpenFlags) -> Result<(File, PathBuf)> {
+    if !is_plain_path(name) {
+        return Err(refused(image, name, role, "zebu opens plain paths only: name the file with --image-opts, or rebase"));
+    }
+    let path = resolve(image, name);
+    let (directories, remedy): (Vec<PathBuf>, String) = match policy {
+        RefPolicy::All => {
+            let file = File::open(&path, flags).map_err(|e| failed(image, name, role, e))?;
+            return Ok((file, path));
+        }
+        RefPolicy::None => (Vec::new(), "allow it with --allow-refs local".to_owned()),
+        RefPolicy::Local => (
+            vec![directory(image).to_owned()],
+            format!("allow it with --allow-refs dir={} or --allow-refs all", directory(&path).display()),
+        ),
+        RefPolicy::Within(allowed) => (
+            std::iter::once(directory(image).to_owned()).chain(allowed.iter().cloned()).collect(),
+            format!("allow it with --allow-refs dir={} or --allow-refs all", directory(&path).display()),
+        ),
+    };
+    for confined_to in directories {
+        let Some(beneath) = beneath(&confined_to, &path) else { continue };
+        match File::open_beneath(&confined_to, &beneath, flags) {
+            Ok(file) => return Ok((file, path)),
+            Err(e) if e.kind == zebu_storage::IoErrorKind::Escapes => {}
+            Err(e) => return Err(failed(image, name, role, e)),
+        }
+    }
+    Err(refused(image, name, role, &remedy))
+}
+
+fn failed(image: &Path, name: &str, role: Role, e: zebu_storage::IoError) -> Error {
+    let error = Error::from(e);
+    let message = format!("could not open the {} '{name}': {}", role.name(), error.message());
+    Error::new(error.kind(), message).with_errno(error.errno()).on(image)
+}
+
+/// `path` as seen from `directory`, by name only; `None` if the names differ from the start.
+fn beneath(directory: &Path, path: &Path) -> Option<PathBuf> {
+    if let Ok(rest) = path.strip_prefix(directory) {
+        return Some(rest.to_owned());
+    }
+    // "." and what is not absolute mean the same directory.
+    if directory == Path::new(".") && path.is_relative() {
+        return Some(path.to_owned());
+    }
+    let absolute = std::path::absolute(path).ok()?;
+    let directory = std::path::absolute(directory).ok()?;
+    absolute.strip_prefix(directory).ok().map(Path::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_with_a_protocol_are_no_paths() {
+        for name in ["nbd:localhost", "json:{}", "file:x", "", "nbd://h/x", "a:b"] {
+            assert!(!is_plain_path(name), "{name}");
+        }
+        for name in ["base.img", "/abs/base:1.img", "./a:b", "dir/a:b"] {
+            assert!(is_plain_path(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn names_are_relative_to_the_image() {
+        assert_eq!(resolve(Path::new("/d/a.qcow2"), "b.img"), Path::new("/d/b.img"));
+        assert_eq!(resolve(Path::new("a.qcow2"), "b.img"), Path::new("./b.img"));
+        assert_eq!(resolve(Path::new("/d/a.qcow2"), "/x/b.img"), Path::new("/x/b.img"));
+    }
+}

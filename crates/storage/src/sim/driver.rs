@@ -1,0 +1,123 @@
+//! Running a test over many seeds, and saying how to repeat the one that failed.
+
+use std::env;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::{Duration, Instant};
+
+/// A range of seeds for a test to run over.
+///
+/// Environment variables change it without a rebuild:
+/// - `ZEBU_SEED=17`: only that seed, to repeat a failure;
+/// - `ZEBU_SEEDS=5000` or `ZEBU_SEEDS=1000..6000`: these;
+/// - `ZEBU_SECONDS=300`: seeds from the first on, without end, until the time is over.
+#[derive(Debug, Clone)]
+pub struct Seeds {
+    range: Range<u64>,
+    limit: Option<Duration>,
+}
+
+fn number(name: &str) -> Option<u64> {
+    let text = env::var(name).ok()?;
+    Some(text.trim().parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
+}
+
+fn parse_range(text: &str) -> Option<Range<u64>> {
+    match text.split_once("..") {
+        Some((first, end)) => Some(first.trim().parse().ok()?..end.trim().parse().ok()?),
+        None => Some(0..text.trim().parse().ok()?),
+    }
+}
+
+impl Seeds {
+    /// The seeds from 0 to `count - 1`, unless the environment says otherwise.
+    ///
+    /// # Panics
+    /// If an environment variable cannot be understood.
+    pub fn new(count: u64) -> Self {
+        if let Some(seed) = number("ZEBU_SEED") {
+            return Self { range: seed..seed.saturating_add(1), limit: None };
+        }
+        let range = match env::var("ZEBU_SEEDS") {
+            Ok(text) => {
+                parse_range(&text).unwrap_or_else(|| panic!("ZEBU_SEEDS={text}: not a number or a range"))
+            }
+            Err(_) => 0..count,
+        };
+        match number("ZEBU_SECONDS") {
+            Some(seconds) => Self { range: range.start..u64::MAX, limit: Some(Duration::from_secs(seconds)) },
+            None => Self { range, limit: None },
+        }
+    }
+
+    /// Calls `test` with each seed; returns how many there were. If `test` panics, the seed and the command that
+    /// repeats it are printed on standard error, and the panic goes on.
+    pub fn run(&self, mut test: impl FnMut(u64)) -> u64 {
+        let start = Instant::now();
+        let mut ran = 0;
+        for seed in self.range.clone() {
+            if self.limit.is_some_and(|limit| start.elapsed() >= limit) {
+                break;
+            }
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| test(seed))) {
+                eprintln!("seed {seed} failed; to repeat it:\n    {}", replay_command(seed));
+                resume_unwind(panic);
+            }
+            ran += 1;
+        }
+        ran
+    }
+}
+
+/// One command that runs the test of this thread with one seed.
+fn replay_command(seed: u64) -> String {
+    let package = env::var("CARGO_PKG_NAME").unwrap_or_else(|_| "zebu-storage".to_owned());
+    let profile = if cfg!(debug_assertions) { "" } else { " --release" };
+    let thread = std::thread::current();
+    // libtest names the thread by the test, unless tests run on the main thread.
+    match thread.name() {
+        Some(test) if test != "main" => {
+            format!("ZEBU_SEED={seed} cargo test{profile} -p {package} -- --exact {test} --nocapture")
+        }
+        _ => format!("ZEBU_SEED={seed} cargo test{profile} -p {package} -- --nocapture"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_understood() {
+        assert_eq!(parse_range("12"), Some(0..12));
+        assert_eq!(parse_range("5..12"), Some(5..12));
+        assert_eq!(parse_range("x"), None);
+        assert_eq!(parse_range("5..y"), None);
+    }
+
+    #[test]
+    fn a_failure_keeps_its_panic_and_names_its_seed() {
+        let seeds = Seeds { range: 0..10, limit: None };
+        let mut last = 0;
+        let failure = catch_unwind(AssertUnwindSafe(|| {
+            seeds.run(|seed| {
+                last = seed;
+                assert!(seed < 3, "three");
+            })
+        }));
+        assert_eq!(last, 3);
+        let panic = failure.unwrap_err();
+        assert_eq!(panic.downcast_ref::<&str>(), Some(&"three"));
+        let command = replay_command(3);
+        assert!(
+            command.starts_with("ZEBU_SEED=3 cargo test") && command.contains("names_its_seed"),
+            "{command}"
+        );
+    }
+
+    #[test]
+    fn time_ends_an_endless_range() {
+        let seeds = Seeds { range: 7..u64::MAX, limit: Some(Duration::from_millis(20)) };
+        assert!(seeds.run(|seed| assert!(seed >= 7)) > 0);
+    }
+}
