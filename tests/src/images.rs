@@ -175,8 +175,10 @@ impl Shape {
             }
             Feature::Dirty => {
                 let mut commands = script(dir, size, 10, &mut random);
-                // What was flushed stays; the process dies before it writes refcounts back.
-                commands.extend(["flush".to_owned(), "sigraise 9".to_owned()]);
+                // Something is allocated for sure; what was flushed stays; the process dies before it writes
+                // refcounts back.
+                commands.push(format!("write -z -u 0 {}", self.cluster));
+                commands.extend(["write -P 9 0 512", "flush", "sigraise 9"].map(String::from));
                 qemu.io(dir, "-f qcow2 -t writeback", IMAGE, &commands);
                 let dirty = &qemu.info(dir, IMAGE)["dirty-flag"];
                 assert_eq!(dirty, true, "{self}: the killed process left no dirty bit");
