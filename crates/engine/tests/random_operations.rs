@@ -168,7 +168,8 @@ fn content_is_the_models_and_qemu_finds_no_fault() {
     if let Some(seed) = std::env::var("ZEBU_SEED").ok().and_then(|s| s.parse().ok()) {
         return run(seed, Engine::Auto, CacheMode::Writeback, 300);
     }
-    for seed in 0..40 {
+    let seeds = std::env::var("ZEBU_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(40);
+    for seed in 0..seeds {
         let cache = if seed % 2 == 0 { CacheMode::Writeback } else { CacheMode::None };
         let engine = if seed % 4 < 2 { Engine::Threads } else { Engine::Auto };
         run(seed, engine, cache, 300);

@@ -338,7 +338,11 @@ mod tests {
         assert!(refused(|e| e.name = vec![]));
         assert!(refused(|e| e.name = vec![b'x'; 1024]));
         assert!(refused(|e| e.extra = vec![0]));
-        // One cluster of bits at 512 bytes covers 256 MiB only.
+        // One cluster of bits at 512 bytes covers 256 MiB, no more.
+        let mut fine = bitmap();
+        fine.granularity_bits = 9;
+        assert_eq!(fine.validate(&geometry(), 256 << 20), Ok(()));
+        assert!(fine.validate(&geometry(), (256 << 20) + 512).is_err());
         assert!(refused(|e| e.granularity_bits = 9));
         assert!(!refused(|e| {
             e.granularity_bits = 9;

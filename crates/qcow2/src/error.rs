@@ -247,8 +247,9 @@ pub enum FormatError {
         /// The method in the header.
         method: u32,
     },
-    /// (44) An encryption method that the format does not define.
-    #[error("Unsupported encryption method {method}")]
+    /// (44, but made between 25 and 29) An encryption method that the format does not define.
+    // QEMU prints the field as a signed number.
+    #[error("Unsupported encryption method {}", *method as i32)]
     UnsupportedEncryption {
         /// The method in the header.
         method: u32,

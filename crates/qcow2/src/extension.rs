@@ -189,7 +189,8 @@ pub(crate) fn parse_area(
         let (kind, data) = item?;
         let (extension, warning) = Extension::parse(kind, data, context)?;
         extensions.push(extension);
-        warnings.extend(warning);
+        // One is enough: a hostile header has room for many thousands.
+        warnings.extend(warning.filter(|new| !warnings.contains(new)));
     }
     Ok((extensions, warnings))
 }

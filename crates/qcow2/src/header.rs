@@ -117,8 +117,7 @@ pub struct Header {
     pub compatible: Compatible,
     /// Autoclear feature bits, unknown ones included.
     pub autoclear: Autoclear,
-    pub(crate) compression: Compression,
-    /// Bytes from 104 up to the header length. The first is the compression type, written from the field above.
+    /// Bytes from 104 up to the header length. The first, if there, is the code of a known compression type.
     pub(crate) tail: Vec<u8>,
     pub(crate) extensions: Vec<Extension>,
     pub(crate) backing_name: Vec<u8>,
@@ -151,7 +150,6 @@ impl Header {
             incompatible,
             compatible: new.compatible,
             autoclear: new.autoclear,
-            compression: new.compression,
             tail: Vec::new(),
             extensions: Vec::new(),
             backing_name: Vec::new(),
@@ -160,6 +158,7 @@ impl Header {
         if new.version == Version::V3 {
             header.tail = vec![0; KNOWN_TAIL];
         }
+        header.store_compression(new.compression);
         if extension::wants_feature_table(&geometry) {
             header.extensions.push(Extension::FeatureTable(FeatureTable::standard()));
         }
@@ -248,7 +247,8 @@ impl Header {
             Version::V2 => {
                 changed.compatible = Compatible::empty();
                 changed.autoclear = Autoclear::empty();
-                if self.unknown_fields().iter().all(|byte| *byte == 0) {
+                // What is left of the tail is found below to need version 3.
+                if self.tail.iter().all(|byte| *byte == 0) {
                     changed.tail.clear();
                 }
             }
@@ -269,7 +269,7 @@ impl Header {
         if self.geometry.version == Version::V3 {
             return Ok(());
         }
-        let field = if self.compression != Compression::Zlib {
+        let field = if self.compression() != Compression::Zlib {
             Version3Field::Compression
         } else if !(self.incompatible.is_empty() && self.compatible.is_empty() && self.autoclear.is_empty()) {
             Version3Field::Features
@@ -285,7 +285,7 @@ impl Header {
 
     /// Compression type of compressed clusters.
     pub fn compression(&self) -> Compression {
-        self.compression
+        self.tail.first().copied().and_then(Compression::from_code).unwrap_or_default()
     }
 
     /// Changes the compression type; only sound while the image has no compressed cluster.
@@ -296,12 +296,19 @@ impl Header {
         if self.geometry.version == Version::V2 && compression != Compression::Zlib {
             return Err(FormatError::NeedsVersion3 { field: Version3Field::Compression });
         }
+        self.store_compression(compression);
+        self.incompatible.set(Incompatible::COMPRESSION_TYPE, compression != Compression::Zlib);
+        Ok(())
+    }
+
+    /// Writes the compression type into its field, which zlib can do without.
+    fn store_compression(&mut self, compression: Compression) {
         if compression != Compression::Zlib && self.tail.is_empty() {
             self.tail = vec![0; KNOWN_TAIL];
         }
-        self.compression = compression;
-        self.incompatible.set(Incompatible::COMPRESSION_TYPE, compression != Compression::Zlib);
-        Ok(())
+        if let Some(code) = self.tail.first_mut() {
+            *code = compression.code();
+        }
     }
 
     /// Name of the backing file, or `None`.

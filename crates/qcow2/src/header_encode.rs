@@ -20,7 +20,7 @@ impl Header {
     /// [`FormatError::CompressionBitClear`]).
     pub fn encode(&self) -> Result<Vec<u8>, FormatError> {
         self.check_version_fields()?;
-        match (self.compression, self.incompatible.contains(Incompatible::COMPRESSION_TYPE)) {
+        match (self.compression(), self.incompatible.contains(Incompatible::COMPRESSION_TYPE)) {
             (Compression::Zlib, true) => return Err(FormatError::CompressionBitSet),
             (Compression::Zstd, false) => return Err(FormatError::CompressionBitClear),
             _ => {}
@@ -98,9 +98,6 @@ impl Header {
         put(&self.autoclear.bits().to_be_bytes());
         put(&self.geometry.refcount_order.to_be_bytes());
         put(&self.header_length().to_be_bytes());
-        if let Some((_, rest)) = self.tail.split_first() {
-            put(&[self.compression.code()]);
-            put(rest);
-        }
+        put(&self.tail);
     }
 }

@@ -292,6 +292,8 @@ mod tests {
             L2Entry { word: 0, bitmap: 1 }.decode(&g),
             Err(EntryError::InvalidSubclusters { alloc: 1, zero: 0 })
         );
+        // The reserved bit 0 changes nothing.
+        assert_eq!(L2Entry { word: COPIED | 1, bitmap: 1 }.host(&g), Some(HostOffset(0)));
     }
 
     #[test]

@@ -16,6 +16,34 @@
 //! | what a new image looks like | [`layout`] |
 //! | options at open | [`open_options`] |
 //! | limits and errors | [`limits`], [`error`] |
+//!
+//! A new image of 1 GiB, as bytes, and its header read back:
+//!
+//! ```
+//! use zebu_qcow2::header::NewHeader;
+//! use zebu_qcow2::layout::{FreshLayout, Preallocation};
+//! use zebu_qcow2::{GuestOffset, Header, L1Entry, Purpose};
+//!
+//! let mut header = Header::new(&NewHeader { size: 1 << 30, ..NewHeader::default() })?;
+//! let layout = FreshLayout::plan(header.size, &header.geometry(), Preallocation::Off)?;
+//! layout.apply_to(&mut header);
+//!
+//! let mut file = header.encode()?;
+//! file.resize(layout.reftable_offset.0 as usize, 0);
+//! file.extend(layout.reftable());
+//! for index in 0..layout.refcounts.blocks {
+//!     file.extend(layout.refblock(index).expect("as many as the plan says"));
+//! }
+//!
+//! let (header, warnings) = Header::parse(&file, Purpose::ReadWrite)?;
+//! assert!(warnings.is_empty());
+//! let index = header.geometry().l1_index(GuestOffset(600 << 20));
+//! assert_eq!(index, 1);
+//! // The file ends before the L1 table: what is missing reads as zero, which is an unallocated entry.
+//! assert!(file.len() as u64 <= header.l1_table_offset.0);
+//! assert_eq!(L1Entry::UNALLOCATED.table(), None);
+//! # Ok::<(), zebu_qcow2::FormatError>(())
+//! ```
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),

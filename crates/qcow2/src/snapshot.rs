@@ -201,7 +201,8 @@ pub enum ParsedTable {
         /// What a repair has to mend.
         faults: Vec<SnapshotTableFault>,
     },
-    /// The table goes on: parse again with more of it.
+    /// The table goes on: parse again with more of it. Each call starts at the first entry, so give at least twice as
+    /// many bytes as before: a hostile table has many small entries.
     NeedsBytes {
         /// Bytes of the table that must be there to get any further; at most 64 MiB and one entry.
         at_least: u64,

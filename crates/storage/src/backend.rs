@@ -1,8 +1,9 @@
 //! Dispatch over the places that do the work: io_uring, threads, a simulated disk.
 //!
-//! Every backend has the same six methods, called by the worker on its own thread:
+//! Every backend has the same methods, called by the worker on its own thread:
 //! - `submit(id, request)` takes a request over; nothing needs to happen before `submit_queued`;
-//! - `submit_queued()` starts everything taken over so far, without waiting;
+//! - `submit_queued()` starts everything taken over so far, without waiting, and lets the kernel deliver what is
+//!   complete;
 //! - `reap(done)` appends what is complete, without waiting;
 //! - `wait(timeout, done)` does `submit_queued`, waits until something is complete or the worker's notifier was
 //!   signalled or `timeout` is over (`None`: no limit), and reaps. It may return early and empty-handed.
@@ -12,9 +13,12 @@
 //!
 //! A backend never calls back into the worker or its tasks, and is never called from within a completion.
 
+use crate::memory::FixedBuffer;
 use crate::request::{Completion, OpId, OpRequest};
 use crate::sim::SimBackend;
 use crate::threads::Threads;
+#[cfg(feature = "io-uring")]
+use crate::uring::Uring;
 use crate::worker_types::WorkerKind;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -23,73 +27,92 @@ use std::time::Duration;
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 /// What does the work of a worker.
+#[allow(clippy::large_enum_variant)] // one for each worker, where it stays
 pub(crate) enum Backend {
+    #[cfg(feature = "io-uring")]
+    Uring(Uring),
     Threads(Threads),
     Sim(SimBackend),
+}
+
+/// Calls the same method of whichever backend it is.
+macro_rules! dispatch {
+    ($self:ident, $backend:ident => $call:expr) => {
+        match $self {
+            #[cfg(feature = "io-uring")]
+            Self::Uring($backend) => $call,
+            Self::Threads($backend) => $call,
+            Self::Sim($backend) => $call,
+        }
+    };
 }
 
 impl Backend {
     pub(crate) fn kind(&self) -> WorkerKind {
         match self {
+            #[cfg(feature = "io-uring")]
+            Self::Uring(_) => WorkerKind::IoUring,
             Self::Threads(_) => WorkerKind::Threads,
             Self::Sim(_) => WorkerKind::Simulated,
         }
     }
     pub(crate) fn submit(&mut self, id: OpId, request: Box<OpRequest>) {
-        match self {
-            Self::Threads(b) => b.submit(id, request),
-            Self::Sim(b) => b.submit(id, request),
-        }
+        dispatch!(self, b => b.submit(id, request));
     }
     pub(crate) fn submit_queued(&mut self) {
-        match self {
-            Self::Threads(b) => b.submit_queued(),
-            Self::Sim(b) => b.submit_queued(),
-        }
+        dispatch!(self, b => b.submit_queued());
     }
     pub(crate) fn reap(&mut self, done: &mut Vec<Completion>) {
-        match self {
-            Self::Threads(b) => b.reap(done),
-            Self::Sim(b) => b.reap(done),
-        }
+        dispatch!(self, b => b.reap(done));
     }
     pub(crate) fn wait(&mut self, timeout: Option<Duration>, done: &mut Vec<Completion>) {
-        match self {
-            Self::Threads(b) => b.wait(timeout, done),
-            Self::Sim(b) => b.wait(timeout, done),
-        }
+        dispatch!(self, b => b.wait(timeout, done));
     }
     pub(crate) fn in_flight(&self) -> usize {
-        match self {
-            Self::Threads(b) => b.in_flight(),
-            Self::Sim(b) => b.in_flight(),
-        }
+        dispatch!(self, b => b.in_flight())
     }
     pub(crate) fn now(&self) -> Duration {
-        match self {
-            Self::Threads(b) => b.now(),
-            Self::Sim(b) => b.now(),
-        }
+        dispatch!(self, b => b.now())
     }
     /// Runs `job` on another thread where there is one to spare, else at once.
     pub(crate) fn run_blocking(&mut self, job: Job) {
-        match self {
-            Self::Threads(b) => b.run_blocking(job),
-            Self::Sim(b) => b.run_blocking(job),
-        }
+        dispatch!(self, b => b.run_blocking(job));
     }
     /// System calls made for I/O so far.
     pub(crate) fn syscalls(&self) -> u64 {
         match self {
+            #[cfg(feature = "io-uring")]
+            Self::Uring(b) => b.syscalls(),
             Self::Threads(b) => b.syscalls(),
             Self::Sim(_) => 0,
         }
     }
     /// Readable when there is something to reap or the notifier was signalled.
-    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn as_fd(&mut self) -> BorrowedFd<'_> {
+        dispatch!(self, b => b.as_fd())
+    }
+    /// Begins a turn: the descriptor need not show what comes during it.
+    pub(crate) fn signal_off(&mut self) {
         match self {
-            Self::Threads(b) => b.as_fd(),
-            Self::Sim(b) => b.as_fd(),
+            #[cfg(feature = "io-uring")]
+            Self::Uring(b) => b.signal_off(),
+            Self::Threads(_) | Self::Sim(_) => {}
+        }
+    }
+    /// Ends a turn.
+    pub(crate) fn signal_on(&mut self) {
+        match self {
+            #[cfg(feature = "io-uring")]
+            Self::Uring(b) => b.signal_on(),
+            Self::Threads(_) | Self::Sim(_) => {}
+        }
+    }
+    /// Makes memory of the buffer pool known to the kernel, where that spares it work.
+    pub(crate) fn register_buffer(&mut self, start: *mut u8, len: usize) -> Option<FixedBuffer> {
+        match self {
+            #[cfg(feature = "io-uring")]
+            Self::Uring(b) => b.register_buffer(start, len),
+            Self::Threads(_) | Self::Sim(_) => None,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! One operation by system calls that wait, for threads.
 
+use crate::buf::IoBufs;
 use crate::file::File;
 use crate::file_types::FileExtent;
 use crate::request::{OpDone, OpKind, OpRequest};
@@ -7,7 +8,9 @@ use smallvec::SmallVec;
 use std::io;
 
 /// The most vectors that the kernel takes in one call (`UIO_MAXIOV`).
-pub(crate) const MAX_VECTORS: usize = 1024;
+const MAX_VECTORS: usize = 1024;
+/// The most bytes moved in one call: what the kernel takes at most (`MAX_RW_COUNT`), in whole MiB.
+pub(crate) const MAX_BYTES: usize = 0x7ff0_0000;
 
 /// Does the operation and adds the system calls that it took to `calls`.
 pub(crate) fn execute(request: &mut OpRequest, calls: &mut u64) -> Result<OpDone, i32> {
@@ -72,35 +75,53 @@ struct FileCloneRange {
 const FICLONERANGE: libc::Ioctl = libc::_IOW::<FileCloneRange>(0x94, 13);
 
 /// The vectors for what is left of the buffers after the first `done` bytes, as many as one call takes.
-pub(crate) fn vectors<const N: usize>(request: &mut OpRequest, done: usize) -> SmallVec<[libc::iovec; N]>
-where
-    [libc::iovec; N]: smallvec::Array<Item = libc::iovec>,
-{
+pub(crate) fn vectors(bufs: &mut IoBufs, done: usize) -> impl Iterator<Item = libc::iovec> {
     let mut skip = done;
-    let mut vectors = SmallVec::new();
-    for buf in &mut request.bufs.0 {
+    let left = bufs.0.iter_mut().filter_map(move |buf| {
         let len = buf.len();
         if skip >= len {
             skip -= len;
-            continue;
+            return None;
         }
         let base = buf.as_mut_ptr().wrapping_add(skip);
-        vectors.push(libc::iovec { iov_base: base.cast(), iov_len: len - skip });
+        let vector = libc::iovec { iov_base: base.cast(), iov_len: len - skip };
         skip = 0;
-        if vectors.len() == MAX_VECTORS {
-            break;
-        }
+        Some(vector)
+    });
+    left.take(MAX_VECTORS)
+}
+
+/// What follows from the kernel having moved `moved` bytes more: the end, an errno, or (`None`) another call for the
+/// rest. At the end of the file, fills what is left of a read with zeroes.
+pub(crate) fn after_transfer(
+    request: &mut OpRequest,
+    done: &mut usize,
+    moved: usize,
+) -> Result<Option<OpDone>, i32> {
+    let total = request.len as usize;
+    *done += moved;
+    if *done >= total {
+        return Ok(Some(OpDone::Done));
     }
-    vectors
+    if matches!(request.kind, OpKind::Read) {
+        // A direct read that ends within a block has met the end of the file; the rest can't be asked for.
+        let at_end = moved == 0 || !done.is_multiple_of(request.file.alignment().length as usize);
+        if at_end {
+            request.bufs.fill(*done, total - *done, 0);
+            return Ok(Some(OpDone::Done));
+        }
+    } else if moved == 0 {
+        return Err(libc::ENOSPC);
+    }
+    Ok(None)
 }
 
 /// Reads or writes all of the buffers, however the kernel cuts it.
 fn transfer(request: &mut OpRequest, fd: libc::c_int, calls: &mut u64) -> Result<OpDone, i32> {
-    let total = request.len as usize;
     let is_read = matches!(request.kind, OpKind::Read);
     let mut done = 0;
-    while done < total {
-        let vectors = vectors::<8>(request, done);
+    loop {
+        let vectors: SmallVec<[libc::iovec; 8]> = vectors(&mut request.bufs, done).collect();
         let (base, count) = (vectors.as_ptr(), vectors.len() as libc::c_int);
         let at = (request.offset + done as u64) as libc::off64_t;
         let moved = retry(calls, || {
@@ -116,17 +137,10 @@ fn transfer(request: &mut OpRequest, fd: libc::c_int, calls: &mut u64) -> Result
             };
             moved as i64
         })?;
-        match (moved, is_read) {
-            // The end of the file: the rest reads as zero.
-            (0, true) => {
-                request.bufs.fill(done, total - done, 0);
-                break;
-            }
-            (0, false) => return Err(libc::ENOSPC),
-            (moved, _) => done += moved as usize,
+        if let Some(end) = after_transfer(request, &mut done, moved as usize)? {
+            return Ok(end);
         }
     }
-    Ok(OpDone::Done)
 }
 
 /// The run at `offset`, which lies before the end of the file.

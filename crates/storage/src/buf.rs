@@ -171,6 +171,15 @@ impl IoBuf {
     pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
         self.start.as_ptr()
     }
+
+    /// The region below, if this crate allocated it.
+    #[cfg(feature = "io-uring")]
+    pub(crate) fn region(&self) -> Option<&Region> {
+        match &self.owner {
+            Owner::Region(region) => Some(region),
+            Owner::Nobody | Owner::Foreign(_) => None,
+        }
+    }
 }
 
 impl fmt::Debug for IoBuf {

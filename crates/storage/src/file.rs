@@ -1,13 +1,14 @@
 //! Files and block devices.
 
+use crate::closed_files::ClosedFiles;
 use crate::error::{IoError, IoErrorKind, Op};
 use crate::file_types::{Access, Alignment, FileId, FileKind, FsKind, LockMode, OpenFlags};
 use crate::os_file::OsFile;
 use crate::sim::SimFile;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Where a file's bytes are.
 pub(crate) enum FileInner {
@@ -39,6 +40,10 @@ pub(crate) enum Capability {
 
 struct State {
     facts: FileFacts,
+    /// Differs between all files that this process ever opened; never 0.
+    number: u64,
+    /// The rings that hold a reference to the descriptor.
+    rings: Mutex<Vec<Arc<ClosedFiles>>>,
     len: AtomicU64,
     /// Bits of the [`Capability`]s that the kernel refused.
     refused: AtomicU8,
@@ -46,7 +51,18 @@ struct State {
     inner: FileInner,
 }
 
+impl Drop for State {
+    fn drop(&mut self) {
+        for ring in std::mem::take(self.rings.get_mut().unwrap_or_else(PoisonError::into_inner)) {
+            ring.add(self.number);
+        }
+    }
+}
+
 /// An open file, shared by all workers.
+///
+/// It is closed when its last handle is dropped and no operation on it is in flight; an io_uring that used it gives up
+/// its own reference to the open file at the next turn of its worker. The locks end at once.
 #[derive(Clone)]
 pub struct File {
     state: Arc<State>,
@@ -61,10 +77,13 @@ impl fmt::Debug for File {
 impl File {
     /// A file whose bytes are at `inner`.
     pub(crate) fn from_parts(facts: FileFacts, inner: FileInner) -> Self {
+        static NUMBERS: AtomicU64 = AtomicU64::new(1);
         let len = AtomicU64::new(facts.len);
         Self {
             state: Arc::new(State {
                 facts,
+                number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+                rings: Mutex::default(),
                 len,
                 refused: AtomicU8::new(0),
                 flush_failed: AtomicBool::new(false),
@@ -230,6 +249,20 @@ impl File {
             }
             FileInner::Os(_) | FileInner::Sim(_) => Err(self.error(Op::Allocate, IoErrorKind::Unsupported)),
         }
+    }
+
+    /// A number that no other file of this process has or had; never 0.
+    #[cfg(feature = "io-uring")]
+    pub(crate) fn number(&self) -> u64 {
+        self.state.number
+    }
+
+    /// Has `closed` told when the last handle is gone.
+    #[cfg(feature = "io-uring")]
+    pub(crate) fn tell_when_closed(&self, closed: &Arc<ClosedFiles>) {
+        let mut rings = self.state.rings.lock().unwrap_or_else(PoisonError::into_inner);
+        rings.retain(|ring| Arc::strong_count(ring) > 1);
+        rings.push(Arc::clone(closed));
     }
 
     /// Where its bytes are.

@@ -8,6 +8,7 @@ mod align;
 mod backend;
 mod blocking;
 mod buf;
+mod closed_files;
 mod error;
 mod executor;
 mod file;
@@ -19,6 +20,8 @@ mod os_file;
 mod request;
 pub mod sim;
 mod threads;
+#[cfg(feature = "io-uring")]
+mod uring;
 mod worker;
 mod worker_io;
 mod worker_types;

@@ -5,30 +5,37 @@ use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Alignment in bytes of every buffer that this crate allocates.
 pub const PAGE: usize = 4096;
 
-/// A page-aligned allocation. It hands out its start only; who may touch which bytes is settled by the views on it.
-pub(crate) struct Region {
-    start: NonNull<u8>,
-    layout: Layout,
-    /// Where it goes when its last view is dropped; `None` while it lies there.
-    home: Option<Arc<FreeList>>,
+/// A piece of memory that a ring has registered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FixedBuffer {
+    /// Number of the ring.
+    pub(crate) ring: u64,
+    /// Index in the ring's table.
+    pub(crate) index: u16,
 }
 
-// SAFETY: a region is an address and a size; it never reads or writes its bytes after its construction.
-unsafe impl Send for Region {}
-// SAFETY: as above.
-unsafe impl Sync for Region {}
+/// A page-aligned allocation.
+struct Allocation {
+    start: NonNull<u8>,
+    layout: Layout,
+}
 
-impl Region {
+// SAFETY: an allocation is an address and a size; it never touches its bytes after its construction.
+unsafe impl Send for Allocation {}
+// SAFETY: as above.
+unsafe impl Sync for Allocation {}
+
+impl Allocation {
     /// `len` zero bytes, rounded up to whole pages.
     ///
     /// # Panics
     /// If `len` is 0 or exceeds the address space.
-    pub(crate) fn zeroed(len: usize) -> RegionRef {
+    fn zeroed(len: usize) -> Self {
         assert!(len > 0);
         let layout = len
             .checked_next_multiple_of(PAGE)
@@ -37,7 +44,42 @@ impl Region {
         // SAFETY: the layout's size is not 0.
         let start = unsafe { alloc::alloc_zeroed(layout) };
         let Some(start) = NonNull::new(start) else { alloc::handle_alloc_error(layout) };
-        RegionRef(ManuallyDrop::new(Arc::new(Self { start, layout, home: None })))
+        Self { start, layout }
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `zeroed` with this layout; the regions in it, and so all views, are gone.
+        unsafe { alloc::dealloc(self.start.as_ptr(), self.layout) }
+    }
+}
+
+/// A page-aligned run of bytes: a whole allocation, or a piece of a slab that many share. It hands out its start only;
+/// who may touch which bytes is settled by the views on it.
+pub(crate) struct Region {
+    start: NonNull<u8>,
+    len: usize,
+    /// Set if the memory is registered with a ring; then the allocation is a slab's.
+    fixed: Option<FixedBuffer>,
+    /// Keeps the bytes; never read.
+    _memory: Arc<Allocation>,
+    /// Where it goes when its last view is dropped; `None` while it lies there.
+    home: Option<Arc<FreeList>>,
+}
+
+// SAFETY: as for `Allocation`.
+unsafe impl Send for Region {}
+// SAFETY: as for `Allocation`.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// `len` zero bytes, rounded up to whole pages, of an allocation of their own.
+    pub(crate) fn zeroed(len: usize) -> RegionRef {
+        let memory = Arc::new(Allocation::zeroed(len));
+        let region =
+            Self { start: memory.start, len: memory.layout.size(), fixed: None, _memory: memory, home: None };
+        RegionRef(ManuallyDrop::new(Arc::new(region)))
     }
 
     /// A page-aligned address for views of no bytes.
@@ -54,14 +96,13 @@ impl Region {
 
     /// Bytes.
     pub(crate) fn len(&self) -> usize {
-        self.layout.size()
+        self.len
     }
-}
 
-impl Drop for Region {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with this layout; the last view is gone, since views hold the `Arc`.
-        unsafe { alloc::dealloc(self.start.as_ptr(), self.layout) }
+    /// How a ring knows the memory.
+    #[cfg(feature = "io-uring")]
+    pub(crate) fn fixed(&self) -> Option<FixedBuffer> {
+        self.fixed
     }
 }
 
@@ -107,33 +148,53 @@ impl Drop for RegionRef {
 
 /// Sizes of kept regions: powers of two from one page (class 0) to 4 MiB.
 const CLASSES: usize = 11;
+/// Regions up to 64 KiB are cut from slabs, which a ring can register. For larger ones, what that spares is small
+/// beside the transfer.
+const SLAB_CLASSES: usize = 5;
+/// Bytes of a slab.
+const SLAB: usize = 512 << 10;
 
 /// Regions for reuse, by size. Shared by the buffers that were taken from it, which may die on any thread.
 pub(crate) struct FreeList {
-    classes: [Mutex<Vec<Arc<Region>>>; CLASSES],
-    /// Bytes that lie in `classes`.
+    /// Registered regions, which are taken first.
+    pieces: [Mutex<Vec<Arc<Region>>>; SLAB_CLASSES],
+    /// Regions with an allocation of their own.
+    wholes: [Mutex<Vec<Arc<Region>>>; CLASSES],
+    /// Bytes of slabs that may still be made.
+    slabs_left: AtomicUsize,
+    /// Bytes that lie in `wholes`.
     kept: AtomicUsize,
     limit: usize,
 }
 
 impl FreeList {
-    /// A free list that keeps at most `limit` bytes.
+    /// A free list that keeps at most `limit` bytes, half of them in slabs.
     pub(crate) fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self { classes: Default::default(), kept: AtomicUsize::new(0), limit })
+        Arc::new(Self {
+            pieces: Default::default(),
+            wholes: Default::default(),
+            slabs_left: AtomicUsize::new(limit / 2),
+            kept: AtomicUsize::new(0),
+            limit: limit - limit / 2,
+        })
     }
 
-    /// A region of at least `len` bytes with unspecified, initialised content.
-    pub(crate) fn take(self: &Arc<Self>, len: usize) -> RegionRef {
+    /// A region of at least `len` bytes with unspecified, initialised content. New slabs are shown to `register`.
+    pub(crate) fn take(
+        self: &Arc<Self>,
+        len: usize,
+        register: impl FnOnce(*mut u8, usize) -> Option<FixedBuffer>,
+    ) -> RegionRef {
         let class = class_of(len);
         if class >= CLASSES {
             return Region::zeroed(len);
         }
-        let kept = self.classes[class].lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let mut region = if let Some(region) = kept {
-            self.kept.fetch_sub(region.len(), Ordering::Relaxed);
-            RegionRef(ManuallyDrop::new(region))
-        } else {
-            Region::zeroed(PAGE << class)
+        let mut region = match self.pop(class) {
+            Some(region) => region,
+            None if self.add_slab(class, register) => {
+                self.pop(class).unwrap_or_else(|| Region::zeroed(PAGE << class))
+            }
+            None => Region::zeroed(PAGE << class),
         };
         if let Some(region) = Arc::get_mut(&mut region.0) {
             region.home = Some(Arc::clone(self));
@@ -141,14 +202,56 @@ impl FreeList {
         region
     }
 
-    fn put(&self, region: Arc<Region>) {
-        let len = region.len();
-        if self.kept.fetch_add(len, Ordering::Relaxed) + len > self.limit {
-            self.kept.fetch_sub(len, Ordering::Relaxed);
-            return;
-        }
-        self.classes[class_of(len)].lock().unwrap_or_else(PoisonError::into_inner).push(region);
+    fn pop(&self, class: usize) -> Option<RegionRef> {
+        let piece = self.pieces.get(class).and_then(|pieces| lock(pieces).pop());
+        let region = piece.or_else(|| {
+            let whole = lock(&self.wholes[class]).pop()?;
+            self.kept.fetch_sub(whole.len, Ordering::Relaxed);
+            Some(whole)
+        })?;
+        Some(RegionRef(ManuallyDrop::new(region)))
     }
+
+    /// Cuts a new slab into regions of the class. False if there is to be none, or it could not be registered: then
+    /// it would be of no use.
+    fn add_slab(&self, class: usize, register: impl FnOnce(*mut u8, usize) -> Option<FixedBuffer>) -> bool {
+        if class >= SLAB_CLASSES {
+            return false;
+        }
+        let left = self.slabs_left.load(Ordering::Relaxed);
+        if left < SLAB {
+            return false;
+        }
+        let memory = Arc::new(Allocation::zeroed(SLAB));
+        let Some(fixed) = register(memory.start.as_ptr(), SLAB) else {
+            self.slabs_left.store(0, Ordering::Relaxed);
+            return false;
+        };
+        self.slabs_left.store(left - SLAB, Ordering::Relaxed);
+        let len = PAGE << class;
+        let pieces = (0..SLAB / len).rev().map(|piece| {
+            // SAFETY: `piece * len` lies within the slab.
+            let start = unsafe { memory.start.add(piece * len) };
+            Arc::new(Region { start, len, fixed: Some(fixed), _memory: Arc::clone(&memory), home: None })
+        });
+        lock(&self.pieces[class]).extend(pieces);
+        true
+    }
+
+    fn put(&self, region: Arc<Region>) {
+        let len = region.len;
+        if region.fixed.is_some() {
+            lock(&self.pieces[class_of(len)]).push(region);
+        } else if self.kept.fetch_add(len, Ordering::Relaxed) + len <= self.limit {
+            lock(&self.wholes[class_of(len)]).push(region);
+        } else {
+            self.kept.fetch_sub(len, Ordering::Relaxed);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The class whose regions hold `len` bytes; `CLASSES` or more if none does.
@@ -171,26 +274,51 @@ mod tests {
         assert!(class_of(usize::MAX) >= CLASSES);
     }
 
+    fn unregistered(_: *mut u8, _: usize) -> Option<FixedBuffer> {
+        None
+    }
+
     #[test]
     fn a_region_comes_back_when_its_last_reference_goes() {
         let list = FreeList::new(1 << 20);
-        let first = list.take(5000);
+        let first = list.take(5000, unregistered);
         let address = first.start();
         let second = first.clone();
         drop(first);
         assert_eq!(list.kept.load(Ordering::Relaxed), 0);
         std::thread::spawn(move || drop(second)).join().unwrap();
         assert_eq!(list.kept.load(Ordering::Relaxed), 8192);
-        assert_eq!(list.take(8192).start(), address);
+        assert_eq!(list.take(8192, unregistered).start(), address);
     }
 
     #[test]
     fn no_more_is_kept_than_allowed() {
-        let list = FreeList::new(8192);
-        let regions: Vec<_> = (0..10).map(|_| list.take(4096)).collect();
+        let list = FreeList::new(16384);
+        let regions: Vec<_> = (0..10).map(|_| list.take(4096, unregistered)).collect();
         drop(regions);
         assert_eq!(list.kept.load(Ordering::Relaxed), 8192);
-        drop(list.take(64 << 20));
+        drop(list.take(64 << 20, unregistered));
         assert_eq!(list.kept.load(Ordering::Relaxed), 8192);
+    }
+
+    #[test]
+    fn slabs_are_cut_into_disjoint_regions_and_limited() {
+        let list = FreeList::new(2 << 20);
+        let registered = std::cell::Cell::new(0u16);
+        let take = |len| {
+            list.take(len, |_, _| {
+                registered.set(registered.get() + 1);
+                Some(FixedBuffer { ring: 1, index: registered.get() })
+            })
+        };
+        let regions: Vec<_> = (0..300).map(|_| take(4096)).chain((0..3).map(|_| take(65536))).collect();
+        assert_eq!(registered.get(), 2, "half of 2 MiB");
+        let mut runs: Vec<_> = regions.iter().map(|r| (r.start().as_ptr() as usize, r.len())).collect();
+        runs.sort_unstable();
+        assert!(runs.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
+        assert_eq!(regions.iter().filter(|region| region.fixed.is_some()).count(), 256);
+        drop(regions);
+        let again: Vec<_> = (0..256).map(|_| take(4096)).collect();
+        assert!(again.iter().all(|region| region.fixed.is_some()), "registered memory is taken first");
     }
 }

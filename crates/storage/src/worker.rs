@@ -18,6 +18,8 @@ use crate::memory::FreeList;
 use crate::notify::Notifier;
 use crate::request::{Completion, OpDone, OpId, OpKind, OpRequest};
 use crate::threads::Threads;
+#[cfg(feature = "io-uring")]
+use crate::uring::Uring;
 use crate::worker_types::{Engine, IoStats, WorkerConfig, WorkerKind};
 use slab::Slab;
 use std::cell::{Cell, RefCell};
@@ -130,13 +132,18 @@ impl Worker {
         let fail = |error: std::io::Error| {
             IoError::of_file(Op::Setup, IoErrorKind::Os(error.raw_os_error().unwrap_or(libc::EIO)), "")
         };
-        if config.engine == Engine::IoUring {
-            return Err(IoError::of_file(Op::Setup, IoErrorKind::Unsupported, "")
-                .with_detail("this build has no io_uring"));
-        }
         let notifier = Arc::new(Notifier::new().map_err(fail)?);
-        let backend = Backend::Threads(Threads::new(config.threads, Arc::clone(&notifier)));
-        Ok(Self::with_backend(backend, notifier, config.pool_bytes, None))
+        let (ring, fallback_reason) = match config.engine {
+            Engine::Threads => (None, None),
+            Engine::Auto => match ring(config, &notifier) {
+                Ok(ring) => (Some(ring), None),
+                Err(refused) => (None, refused.detail.or_else(|| Some("there is no io_uring".to_owned()))),
+            },
+            Engine::IoUring => (Some(ring(config, &notifier)?), None),
+        };
+        let backend =
+            ring.unwrap_or_else(|| Backend::Threads(Threads::new(config.threads, Arc::clone(&notifier))));
+        Ok(Self::with_backend(backend, notifier, config.pool_bytes, fallback_reason))
     }
 
     /// A worker on `backend`, which wakes it through `notifier`.
@@ -212,12 +219,14 @@ impl Worker {
     /// Runs what can run without waiting: reaps completions, polls woken tasks, submits. True if anything ran.
     pub fn poll(&self) -> bool {
         let _turn = self.inner.begin_turn();
+        self.inner.backend.borrow_mut().submit_queued();
         self.inner.step()
     }
 
     /// Like [`Worker::poll`], but first waits until there is something, at most `timeout`.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
         let _turn = self.inner.begin_turn();
+        self.inner.backend.borrow_mut().submit_queued();
         if self.inner.step() {
             return true;
         }
@@ -235,7 +244,9 @@ impl Worker {
     /// show in it: see [`Worker::next_timer`].
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.executor.set_watched();
-        let fd = self.inner.backend.borrow().as_fd().as_raw_fd();
+        let mut backend = self.inner.backend.borrow_mut();
+        backend.submit_queued();
+        let fd = backend.as_fd().as_raw_fd();
         // SAFETY: the descriptor belongs to the backend (or its notifier), which `self` keeps and never replaces.
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
@@ -262,7 +273,8 @@ impl Worker {
         if len == 0 {
             return IoBuf::empty();
         }
-        IoBuf::whole(self.inner.pool.take(len), len)
+        let register = |start, len| self.inner.backend.borrow_mut().register_buffer(start, len);
+        IoBuf::whole(self.inner.pool.take(len, register), len)
     }
 
     /// Hands an operation to the backend and waits for its completion. The operation is under way from this call
@@ -330,6 +342,21 @@ impl Worker {
     }
 }
 
+/// A ring, or why there is none.
+#[cfg(feature = "io-uring")]
+fn ring(config: &WorkerConfig, notifier: &Arc<Notifier>) -> Result<Backend, IoError> {
+    let refused = match Uring::new(config.depth, Arc::clone(notifier)) {
+        Ok(ring) => return Ok(Backend::Uring(ring)),
+        Err(refused) => refused,
+    };
+    Err(IoError::of_file(Op::Setup, IoErrorKind::Os(refused.errno), "").with_detail(refused.reason))
+}
+
+#[cfg(not(feature = "io-uring"))]
+fn ring(_: &WorkerConfig, _: &Arc<Notifier>) -> Result<Backend, IoError> {
+    Err(IoError::of_file(Op::Setup, IoErrorKind::Unsupported, "").with_detail("built without io_uring"))
+}
+
 impl Inner {
     fn now(&self) -> Duration {
         self.backend.borrow().now()
@@ -338,6 +365,7 @@ impl Inner {
     fn begin_turn(&self) -> Turn<'_> {
         let depth = self.turns.get();
         if depth == 0 {
+            self.backend.borrow_mut().signal_off();
             self.notifier.begin_turn();
             self.executor.absorb_remote();
         }
@@ -494,8 +522,11 @@ impl Drop for Turn<'_> {
         let depth = self.0.turns.get() - 1;
         self.0.turns.set(depth);
         if depth == 0 {
-            self.0.backend.borrow_mut().submit_queued();
+            let mut backend = self.0.backend.borrow_mut();
+            backend.submit_queued();
             self.0.notifier.leave_turn();
+            backend.signal_on();
+            drop(backend);
             self.0.executor.show_ready();
         }
     }

@@ -42,7 +42,7 @@ async fn read(worker: &Worker, file: &File, offset: u64, len: usize) -> Vec<u8> 
 }
 
 fn each_engine(test: impl Fn(&Worker, &Path)) {
-    for engine in [Engine::Threads] {
+    for engine in [Engine::Threads, Engine::IoUring] {
         let dir = tempfile::tempdir().unwrap();
         test(&worker(engine), dir.path());
     }
@@ -139,7 +139,7 @@ fn ranges_are_copied_between_files() {
             worker.write(&a, 0, IoBuf::copy_of(&data).into()).await.0.unwrap();
             match worker.copy_range(&a, 0, &b, 4096, 65_536).await {
                 Ok(copied) => {
-                    assert_eq!(read(worker, &b, 4096, copied as usize).await, data[..copied as usize])
+                    assert_eq!(read(worker, &b, 4096, copied as usize).await, data[..copied as usize]);
                 }
                 Err(error) => assert_eq!(error.kind, zebu_storage::IoErrorKind::Unsupported),
             }
@@ -167,7 +167,7 @@ fn time_passes_and_blocking_work_is_done_elsewhere() {
 
 #[test]
 fn dropped_futures_and_workers_leave_finished_operations() {
-    for engine in [Engine::Threads] {
+    for engine in [Engine::Threads, Engine::IoUring] {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         let file = open_new(&path);

@@ -113,6 +113,16 @@ impl Qcow2 {
 
     /// Runs of clusters in `range` whose refcount is 0.
     pub(crate) async fn zero_refcount_runs(&self, worker: &Worker, range: Range<u64>) -> Result<Vec<Range<u64>>> {
+        self.refcount_runs(worker, range, 0).await
+    }
+
+    /// Runs of clusters in `range` whose refcount is `wanted`.
+    pub(crate) async fn refcount_runs(
+        &self,
+        worker: &Worker,
+        range: Range<u64>,
+        wanted: u64,
+    ) -> Result<Vec<Range<u64>>> {
         let mut runs: Vec<Range<u64>> = Vec::new();
         let mut add = |run: Range<u64>| match runs.last_mut() {
             Some(last) if last.end == run.start => last.end = run.end,
@@ -125,21 +135,23 @@ impl Qcow2 {
             let index = at / self.clusters_per_block();
             let block_end = ((index + 1) * self.clusters_per_block()).min(range.end);
             if self.refcounts.table().table.get(index) == 0 {
-                add(at..block_end);
+                if wanted == 0 {
+                    add(at..block_end);
+                }
                 at = block_end;
                 continue;
             }
             let end = ((at / per_slice + 1) * per_slice).min(range.end);
-            let zero: Vec<u64> = self
+            let found: Vec<u64> = self
                 .with_refcounts(worker, at, |cache, shard, key, first| {
                     let slice = cache.get(shard, key)?;
-                    let zero = (0..end - at)
-                        .filter(|i| refcount::get(&slice.bytes, first + *i as usize, order) == Some(0))
+                    let found = (0..end - at)
+                        .filter(|i| refcount::get(&slice.bytes, first + *i as usize, order) == Some(wanted))
                         .map(|i| at + i);
-                    Some(zero.collect())
+                    Some(found.collect())
                 })
                 .await?;
-            for cluster in zero {
+            for cluster in found {
                 add(cluster..cluster + 1);
             }
             at = end;

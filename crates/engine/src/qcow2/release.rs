@@ -7,6 +7,7 @@
 use crate::qcow2::space::Content;
 use crate::qcow2::state::{AfterFree, Freed, Qcow2};
 use std::future::poll_fn;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::task::Poll;
@@ -18,29 +19,52 @@ impl Qcow2 {
         self.grace.wait().await;
         for Freed { clusters, then } in freed {
             self.clusters.forget(&clusters, self.geometry.cluster_bits);
-            let Ok(runs) = self.lower(worker, clusters).await else { continue };
-            for run in runs {
+            if then == AfterFree::Punch {
+                self.punch_and_free(worker, clusters).await;
+            } else {
                 let content = match then {
-                    AfterFree::Reuse => Content::Recycled,
                     AfterFree::Untouched(content) => content,
-                    AfterFree::Punch => self.punch(worker, run.start, run.end).await,
+                    AfterFree::Reuse | AfterFree::Punch => Content::Recycled,
                 };
-                // A scan may have found it by its refcount meanwhile.
-                self.space().free.insert_missing(run, content);
+                self.lower_and_free(worker, clusters, content).await;
             }
         }
         self.releases.fetch_sub(1, AcqRel);
         self.commit.wake_all();
     }
 
-    async fn punch(&self, worker: &Worker, start: u64, end: u64) -> Content {
+    /// Punches what nobody else refers to, and only then lets it be found free: a punch that is still under way must
+    /// not hit what a new owner writes.
+    async fn punch_and_free(&self, worker: &Worker, clusters: Range<u64>) {
         let bits = self.geometry.cluster_bits;
-        if !self.file.can_punch() {
-            return Content::Recycled;
+        let Ok(unshared) = self.refcount_runs(worker, clusters.clone(), 1).await else { return };
+        let mut at = clusters.start;
+        for run in unshared {
+            self.lower_and_free(worker, at..run.start, Content::Recycled).await;
+            at = run.end;
+            let mut content = Content::Recycled;
+            if self.file.can_punch() {
+                let (start, len) = (run.start << bits, (run.end - run.start) << bits);
+                if worker.punch_hole(&self.file, start, len).await.is_ok() {
+                    content = Content::Punched;
+                }
+            }
+            self.lower_and_free(worker, run, content).await;
         }
-        match worker.punch_hole(&self.file, start << bits, (end - start) << bits).await {
-            Ok(()) => Content::Punched,
-            Err(_) => Content::Recycled,
+        self.lower_and_free(worker, at..clusters.end, Content::Recycled).await;
+    }
+
+    /// Lowers the refcounts and takes what is 0 then into the free space, in one step as seen by the allocator: a scan
+    /// in between would find the clusters by their refcount and hand them out twice.
+    async fn lower_and_free(&self, worker: &Worker, clusters: Range<u64>, content: Content) {
+        if clusters.is_empty() {
+            return;
+        }
+        let _no_scan = self.space_gate.enter().await;
+        let Ok(runs) = self.lower(worker, clusters).await else { return };
+        let mut space = self.space();
+        for run in runs {
+            space.free.insert_missing(run, content);
         }
     }
 

@@ -38,8 +38,9 @@ impl Budget {
     pub(crate) fn used(&self) -> u64 {
         self.used.load(Relaxed)
     }
-    fn is_over(&self) -> bool {
-        self.used() > self.limit.load(Relaxed)
+    /// Whether one more slice of `bytes` is too much.
+    fn is_full_for(&self, bytes: u64) -> bool {
+        self.used() + bytes > self.limit.load(Relaxed)
     }
 }
 
@@ -231,8 +232,9 @@ impl SliceCache {
                 Begin::Mine(ticket) => {
                     self.counters.loads.fetch_add(1, Relaxed);
                     let bytes = load().await?;
-                    ticket.finish(bytes);
+                    // Room first: the new slice must not be the one to go before it was used.
                     self.evict();
+                    ticket.finish(bytes);
                     return Ok(());
                 }
             }
@@ -255,10 +257,10 @@ impl SliceCache {
         Begin::Mine(LoadTicket { cache: self, key })
     }
 
-    /// Evicts by CLOCK until the budget is kept or nothing more can go.
+    /// Evicts by CLOCK until the budget has room for one more slice or nothing more can go.
     pub(crate) fn evict(&self) {
         let mut fruitless = 0;
-        while self.budget.is_over() && fruitless < SHARDS {
+        while self.budget.is_full_for(self.slice_bytes as u64 + SLOT_OVERHEAD) && fruitless < SHARDS {
             let index = self.hand.fetch_add(1, Relaxed) as usize % SHARDS;
             let mut shard = self.shards[index].lock().unwrap_or_else(PoisonError::into_inner);
             if self.evict_one(&mut shard) {

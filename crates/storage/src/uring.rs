@@ -1,0 +1,568 @@
+//! The io_uring backend: one ring per worker.
+//!
+//! Submissions are queued in the ring's memory and handed over by one `io_uring_enter` per turn, which waits as
+//! well when there is nothing else to do. At most as many operations are in the ring as it has entries (so neither of
+//! its queues can overflow); what comes beyond waits in a backlog. Files and the pool's slabs are registered where the
+//! kernel lets us. What has no opcode (ftruncate, lseek, copying between files) is done by a few helper threads. The
+//! worker's notifier is polled in the ring, so that waiting on the ring is waiting on everything.
+//!
+//! For event loops the ring signals an eventfd. (The ring's own descriptor will not do: work that the kernel keeps
+//! until this thread asks for it, `IORING_SETUP_DEFER_TASKRUN`, wakes nobody who polls it.) The signal is off during
+//! turns, when the worker looks by itself.
+
+use crate::backend::Job;
+use crate::blocking;
+use crate::closed_files::ClosedFiles;
+use crate::file::File;
+use crate::memory::{FixedBuffer, Region};
+use crate::notify::Notifier;
+use crate::request::{Completion, OpDone, OpId, OpKind, OpRequest};
+use crate::threads::Threads;
+use foldhash::HashMap;
+use io_uring::squeue::Entry;
+use io_uring::types::{Fd, Fixed, FsyncFlags, SubmitArgs, Timespec};
+use io_uring::{IoUring, cqueue, opcode};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::Duration;
+
+/// Marks completions of the poll of the notifier; operations are numbered from 0.
+const NOTIFIED: u64 = u64::MAX;
+/// Places in the table of registered files; files beyond are used by their descriptors.
+const FILES: u32 = 256;
+/// Places in the table of registered buffers.
+const BUFFERS: u32 = 64;
+/// Helper threads for what has no opcode.
+const HELPERS: usize = 4;
+
+/// An operation in the ring.
+#[derive(Default)]
+struct Slot {
+    request: Option<Box<OpRequest>>,
+    /// Bytes transferred so far.
+    done: usize,
+    /// What the kernel reads the addresses from when it takes the submission; kept for its capacity.
+    vectors: Vec<libc::iovec>,
+}
+
+// SAFETY: the pointers in `vectors` are to the buffers of `request`, which may be sent along.
+unsafe impl Send for Slot {}
+
+/// The file as the ring knows it.
+#[derive(Clone, Copy)]
+enum Target {
+    Registered(Fixed),
+    Descriptor(Fd),
+}
+
+/// How long to wait for a completion.
+enum Wait {
+    No,
+    AtMost(Duration),
+    Forever,
+}
+
+/// A ring and what is in it.
+pub(crate) struct Uring {
+    ring: IoUring,
+    /// Tells rings apart: the index of a registered buffer means something to its own ring only.
+    number: u64,
+    notifier: Arc<Notifier>,
+    helpers: Threads,
+    slots: Vec<Slot>,
+    /// Operations in the ring.
+    in_ring: usize,
+    most_in_ring: usize,
+    /// Operations that wait for a place in the ring.
+    backlog: VecDeque<usize>,
+    /// Whether the poll of the notifier is in the ring.
+    polling: bool,
+    /// Whether the kernel keeps a poll in place after it fired (since 5.13).
+    multishot: bool,
+    files: FileTable,
+    /// Whether buffers can be registered, and how many are.
+    can_register_buffers: bool,
+    buffers: u32,
+    /// What event loops watch, and whether one does.
+    signal: OwnedFd,
+    watched: bool,
+    calls: u64,
+}
+
+/// Which file has which place in the ring's table.
+struct FileTable {
+    usable: bool,
+    places: HashMap<u64, u32>,
+    /// The file of the latest operation, which is likely that of the next.
+    latest: (u64, u32),
+    free: Vec<u32>,
+    closed: Arc<ClosedFiles>,
+}
+
+/// Why there is no ring.
+pub(crate) struct Refused {
+    pub(crate) errno: i32,
+    pub(crate) reason: String,
+}
+
+impl Refused {
+    fn new(what: &str, error: &io::Error) -> Self {
+        let errno = error.raw_os_error().unwrap_or(libc::EIO);
+        let why = match errno {
+            libc::ENOSYS => "the kernel has none".to_owned(),
+            libc::EPERM | libc::EACCES => {
+                "not permitted (a seccomp filter, or kernel.io_uring_disabled)".to_owned()
+            }
+            libc::ENOMEM => "not enough lockable memory (RLIMIT_MEMLOCK)".to_owned(),
+            errno => crate::error::errno_text(errno),
+        };
+        Self { errno, reason: format!("{what}: {why}") }
+    }
+}
+
+impl Uring {
+    /// A ring for about `depth` operations at a time.
+    pub(crate) fn new(depth: u32, notifier: Arc<Notifier>) -> Result<Self, Refused> {
+        static NUMBERS: AtomicU64 = AtomicU64::new(1);
+        let entries = depth.clamp(8, 16_384).next_power_of_two();
+        let mut ring = build(entries).map_err(|error| Refused::new("io_uring_setup", &error))?;
+        let features = ring.params();
+        // Waiting with a timeout (5.11); completions are never dropped, vectors are read at submission (5.5).
+        if !(features.is_feature_ext_arg()
+            && features.is_feature_nodrop()
+            && features.is_feature_submit_stable())
+        {
+            return Err(Refused {
+                errno: libc::ENOSYS,
+                reason: "io_uring_setup: the kernel's is too old".to_owned(),
+            });
+        }
+        let signal = new_eventfd().map_err(|error| Refused::new("eventfd", &error))?;
+        let usable = ring.submitter().register_files_sparse(FILES).is_ok();
+        let can_register_buffers = ring.submitter().register_buffers_sparse(BUFFERS).is_ok();
+        // Only a shortcut for the kernel.
+        let _ = ring.submitter().register_ring_fd();
+        let most_in_ring = ring.params().sq_entries() as usize - 2;
+        let _ = ring.completion();
+        let mut uring = Self {
+            ring,
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            helpers: Threads::new(HELPERS, Arc::clone(&notifier)),
+            slots: Vec::new(),
+            in_ring: 0,
+            most_in_ring,
+            backlog: VecDeque::new(),
+            polling: false,
+            multishot: true,
+            files: FileTable {
+                usable,
+                places: HashMap::default(),
+                latest: (0, 0),
+                free: (0..FILES).rev().collect(),
+                closed: Arc::new(ClosedFiles::new(Arc::clone(&notifier))),
+            },
+            notifier,
+            can_register_buffers,
+            buffers: 0,
+            signal,
+            watched: false,
+            calls: 0,
+        };
+        // A filter may allow the set-up and refuse this.
+        uring.poll_notifier();
+        uring.ring.submit().map_err(|error| Refused::new("io_uring_enter", &error))?;
+        Ok(uring)
+    }
+
+    pub(crate) fn submit(&mut self, id: OpId, request: Box<OpRequest>) {
+        match request.kind {
+            OpKind::Read
+            | OpKind::Write
+            | OpKind::Flush
+            | OpKind::Punch
+            | OpKind::ZeroRange
+            | OpKind::Allocate => {}
+            OpKind::SetLen | OpKind::ExtentAt | OpKind::CopyRange { .. } | OpKind::CloneRange { .. } => {
+                self.helpers.submit(id, request);
+                return;
+            }
+        }
+        if self.slots.len() <= id.0 {
+            self.slots.resize_with(id.0 + 1, Slot::default);
+        }
+        let slot = &mut self.slots[id.0];
+        slot.request = Some(request);
+        slot.done = 0;
+        self.place(id.0);
+    }
+
+    /// Queues the operation's next submission in the ring, or in the backlog.
+    fn place(&mut self, index: usize) {
+        if self.in_ring >= self.most_in_ring {
+            self.backlog.push_back(index);
+            return;
+        }
+        let Some(entry) = self.prepare(index) else { return };
+        // SAFETY: the entry's addresses are of buffers in `slots[index].request` and of `slots[index].vectors`, which
+        // stay as they are until the completion of this entry arrives; the descriptor is kept open by the request's
+        // file.
+        if unsafe { self.ring.submission().push(&entry) }.is_ok() {
+            self.in_ring += 1;
+        } else {
+            // Places are counted, so this happens only if the kernel took fewer than it was offered.
+            self.backlog.push_back(index);
+        }
+    }
+
+    /// The entry for what is left to do of the operation.
+    fn prepare(&mut self, index: usize) -> Option<Entry> {
+        let slot = &mut self.slots[index];
+        let request = slot.request.as_mut()?;
+        #[cfg(debug_assertions)]
+        assert_aligned(request, slot.done);
+        let target = target_of(&mut self.files, &self.ring, &request.file);
+        let at = request.offset + slot.done as u64;
+        let is_read = matches!(request.kind, OpKind::Read);
+        macro_rules! on_target {
+            ($target:ident => $entry:expr) => {
+                match target {
+                    Target::Registered($target) => $entry,
+                    Target::Descriptor($target) => $entry,
+                }
+            };
+        }
+        let entry = match request.kind {
+            OpKind::Read | OpKind::Write => {
+                if let [buf] = &mut request.bufs.0[..] {
+                    let len = (buf.len() - slot.done).min(blocking::MAX_BYTES) as u32;
+                    let fixed =
+                        buf.region().and_then(Region::fixed).filter(|fixed| fixed.ring == self.number);
+                    let base = buf.as_mut_ptr().wrapping_add(slot.done);
+                    match (is_read, fixed) {
+                        (true, Some(FixedBuffer { index, .. })) => {
+                            on_target!(t => opcode::ReadFixed::new(t, base, len, index).offset(at).build())
+                        }
+                        (false, Some(FixedBuffer { index, .. })) => {
+                            on_target!(t => opcode::WriteFixed::new(t, base, len, index).offset(at).build())
+                        }
+                        (true, None) => on_target!(t => opcode::Read::new(t, base, len).offset(at).build()),
+                        (false, None) => on_target!(t => opcode::Write::new(t, base, len).offset(at).build()),
+                    }
+                } else {
+                    slot.vectors.clear();
+                    slot.vectors.extend(blocking::vectors(&mut request.bufs, slot.done));
+                    let (base, count) = (slot.vectors.as_ptr(), slot.vectors.len() as u32);
+                    if is_read {
+                        on_target!(t => opcode::Readv::new(t, base, count).offset(at).build())
+                    } else {
+                        on_target!(t => opcode::Writev::new(t, base, count).offset(at).build())
+                    }
+                }
+            }
+            OpKind::Flush => on_target!(t => opcode::Fsync::new(t).flags(FsyncFlags::DATASYNC).build()),
+            _ => {
+                let mode = blocking::fallocate_mode(&request.kind);
+                on_target!(t => opcode::Fallocate::new(t, request.len).offset(at).mode(mode).build())
+            }
+        };
+        Some(entry.user_data(index as u64))
+    }
+
+    pub(crate) fn run_blocking(&mut self, job: Job) {
+        self.helpers.run_blocking(job);
+    }
+
+    /// Fills the ring from the backlog and starts the helpers.
+    fn queue_all(&mut self) {
+        self.helpers.submit_queued();
+        while self.in_ring < self.most_in_ring {
+            let Some(index) = self.backlog.pop_front() else { break };
+            let before = self.in_ring;
+            self.place(index);
+            if self.in_ring == before {
+                break;
+            }
+        }
+        if !self.polling {
+            self.poll_notifier();
+        }
+    }
+
+    fn poll_notifier(&mut self) {
+        let fd = Fd(self.notifier.as_fd().as_raw_fd());
+        let entry =
+            opcode::PollAdd::new(fd, libc::POLLIN as u32).multi(self.multishot).build().user_data(NOTIFIED);
+        // SAFETY: the entry has no pointers; the notifier outlives the ring.
+        self.polling = unsafe { self.ring.submission().push(&entry) }.is_ok();
+    }
+
+    pub(crate) fn submit_queued(&mut self) {
+        self.queue_all();
+        if !self.ring.submission().is_empty() || self.kernel_has_work() {
+            self.enter(Wait::No);
+        }
+    }
+
+    pub(crate) fn wait(&mut self, timeout: Option<Duration>, done: &mut Vec<Completion>) {
+        self.queue_all();
+        self.enter(timeout.map_or(Wait::Forever, Wait::AtMost));
+        self.reap(done);
+    }
+
+    /// Hands over what is queued, and waits for a completion.
+    fn enter(&mut self, wait: Wait) {
+        self.calls += 1;
+        let (want, time) = match wait {
+            Wait::No => (0, None),
+            Wait::Forever => (1, None),
+            Wait::AtMost(time) => (1, Some(Timespec::from(time))),
+        };
+        let mut args = SubmitArgs::new();
+        if let Some(time) = &time {
+            args = args.timespec(time);
+        }
+        match self.ring.submitter().submit_with_args(want, &args) {
+            Ok(_) => {}
+            Err(error) => match error.raw_os_error() {
+                // Over time; interrupted; short of memory or with completions to reap first: the callers come again.
+                Some(libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ENOMEM) => {}
+                // Nothing that is in flight could ever be completed, and its memory never be freed.
+                _ => panic!("io_uring_enter: {error}"),
+            },
+        }
+    }
+
+    /// Takes what the kernel completed.
+    pub(crate) fn reap(&mut self, done: &mut Vec<Completion>) {
+        loop {
+            // One at a time: what was cut short goes back to the submission queue.
+            let Some(entry) = self.ring.completion().next() else { break };
+            let (index, result, flags) = (entry.user_data(), entry.result(), entry.flags());
+            if index == NOTIFIED {
+                self.polling = cqueue::more(flags);
+                if result == -libc::EINVAL {
+                    self.multishot = false;
+                }
+                continue;
+            }
+            self.in_ring -= 1;
+            if let Some(completion) = self.finish(index as usize, result) {
+                done.push(completion);
+            }
+        }
+        self.helpers.reap(done);
+        for number in self.files.closed.take() {
+            self.forget_file(number);
+        }
+    }
+
+    /// The completion of the operation, or `None` if it goes on.
+    fn finish(&mut self, index: usize, result: i32) -> Option<Completion> {
+        let slot = &mut self.slots[index];
+        let request = slot.request.as_mut()?;
+        let outcome = match usize::try_from(result) {
+            Ok(moved) if matches!(request.kind, OpKind::Read | OpKind::Write) => {
+                blocking::after_transfer(request, &mut slot.done, moved).transpose()
+            }
+            Ok(_) => Some(Ok(OpDone::Done)),
+            Err(_) if result == -libc::EINTR || result == -libc::EAGAIN => None,
+            Err(_) => Some(Err(-result)),
+        };
+        let Some(result) = outcome else {
+            self.place(index);
+            return None;
+        };
+        Some(Completion { id: OpId(index), request: slot.request.take()?, result })
+    }
+
+    /// Operations without a completion.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_ring + self.backlog.len() + self.helpers.in_flight()
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        self.helpers.now()
+    }
+
+    pub(crate) fn syscalls(&self) -> u64 {
+        self.calls + self.helpers.syscalls()
+    }
+
+    pub(crate) fn as_fd(&mut self) -> BorrowedFd<'_> {
+        if !self.watched {
+            self.watched = self.ring.submitter().register_eventfd(self.signal.as_raw_fd()).is_ok();
+            self.signal_on();
+        }
+        if self.watched {
+            return self.signal.as_fd();
+        }
+        // SAFETY: the ring keeps its descriptor open as long as it lives.
+        unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
+    }
+
+    /// Begins a turn: whatever made the signal readable is looked at now.
+    pub(crate) fn signal_off(&mut self) {
+        if self.watched {
+            self.ring.completion().disable_eventfd();
+            let mut counter = [0; 8];
+            // SAFETY: `counter` is 8 writable bytes. The descriptor does not wait; it is empty afterwards either way.
+            let _ =
+                unsafe { libc::read(self.signal.as_raw_fd(), counter.as_mut_ptr().cast(), counter.len()) };
+        }
+    }
+
+    /// Ends a turn: what comes from now on makes the signal readable, as does what came already.
+    pub(crate) fn signal_on(&mut self) {
+        if self.watched {
+            self.ring.completion().enable_eventfd();
+            // Either the kernel sees the signal on, or the completion is seen here.
+            fence(Ordering::SeqCst);
+            if !self.ring.completion().is_empty() || self.kernel_has_work() {
+                let one = 1u64.to_ne_bytes();
+                // SAFETY: `one` is 8 readable bytes. It fails only if the counter is full, so readable.
+                let _ = unsafe { libc::write(self.signal.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+            }
+        }
+    }
+
+    /// Whether the kernel keeps completions back until it is asked for them.
+    fn kernel_has_work(&mut self) -> bool {
+        let submission = self.ring.submission();
+        submission.taskrun() || submission.cq_overflow()
+    }
+
+    /// Registers memory for `ReadFixed` and `WriteFixed`, if the kernel lets us. Only worth it for memory that is
+    /// used often: the kernel keeps it locked as long as the ring lives.
+    pub(crate) fn register_buffer(&mut self, start: *mut u8, len: usize) -> Option<FixedBuffer> {
+        if !self.can_register_buffers || self.buffers == BUFFERS {
+            return None;
+        }
+        let vector = libc::iovec { iov_base: start.cast(), iov_len: len };
+        // SAFETY: the kernel only pins the pages. The index is used for memory of this allocation only, through
+        // requests that own it.
+        let registered =
+            unsafe { self.ring.submitter().register_buffers_update(self.buffers, &[vector], None) };
+        if registered.is_err() {
+            // The limit on locked memory: it will not get better.
+            self.can_register_buffers = false;
+            return None;
+        }
+        let index = self.buffers as u16;
+        self.buffers += 1;
+        Some(FixedBuffer { ring: self.number, index })
+    }
+
+    /// Drops the ring's reference to a closed file.
+    fn forget_file(&mut self, number: u64) {
+        if let Some(place) = self.files.places.remove(&number) {
+            if self.files.latest.0 == number {
+                self.files.latest = (0, 0);
+            }
+            if self.ring.submitter().register_files_update(place, &[-1]).is_ok() {
+                self.files.free.push(place);
+            }
+        }
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        // The worker has driven everything to its end; but if a panic came in between, the kernel may still write to
+        // buffers, which must not be freed before it is done.
+        self.backlog.clear();
+        let mut done = Vec::new();
+        while self.in_ring > 0 {
+            self.enter(Wait::Forever);
+            self.reap(&mut done);
+            self.backlog.clear();
+        }
+    }
+}
+
+fn new_eventfd() -> io::Result<OwnedFd> {
+    // SAFETY: a plain system call.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// A ring with as many of the wished-for properties as the kernel has.
+fn build(entries: u32) -> io::Result<IoUring> {
+    let mut builder = IoUring::builder();
+    builder.setup_submit_all().setup_clamp();
+    // 6.1: completions are processed in this thread, when it asks; and nobody else submits.
+    builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
+    let error = match builder.build(entries) {
+        Ok(ring) => return Ok(ring),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => error,
+        Err(error) => return Err(error),
+    };
+    // 5.19: completions do not interrupt this thread.
+    let mut builder = IoUring::builder();
+    builder.setup_submit_all().setup_clamp().setup_coop_taskrun().setup_taskrun_flag();
+    match builder.build(entries) {
+        Ok(ring) => Ok(ring),
+        Err(_) if error.raw_os_error() == Some(libc::EINVAL) => {
+            IoUring::builder().setup_clamp().build(entries)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn target_of(files: &mut FileTable, ring: &IoUring, file: &File) -> Target {
+    let number = file.number();
+    if files.latest.0 == number {
+        return Target::Registered(Fixed(files.latest.1));
+    }
+    let descriptor = file.os().map_or(-1, |os| os.raw_fd());
+    if let Some(&place) = files.places.get(&number) {
+        files.latest = (number, place);
+        return Target::Registered(Fixed(place));
+    }
+    if !files.usable {
+        return Target::Descriptor(Fd(descriptor));
+    }
+    let Some(place) = files.free.pop() else { return Target::Descriptor(Fd(descriptor)) };
+    if ring.submitter().register_files_update(place, &[descriptor]).is_err() {
+        files.free.push(place);
+        files.usable = false;
+        return Target::Descriptor(Fd(descriptor));
+    }
+    files.places.insert(number, place);
+    files.latest = (number, place);
+    file.tell_when_closed(&files.closed);
+    Target::Registered(Fixed(place))
+}
+
+/// Checks that the kernel gets what O_DIRECT asks for.
+#[cfg(debug_assertions)]
+fn assert_aligned(request: &OpRequest, done: usize) {
+    for buf in &request.bufs.0 {
+        if let Some(region) = buf.region() {
+            assert!(
+                (region.start().as_ptr() as usize).is_multiple_of(crate::memory::PAGE),
+                "own buffers are page-aligned"
+            );
+        }
+    }
+    if !request.file.is_direct() || !matches!(request.kind, OpKind::Read | OpKind::Write) {
+        return;
+    }
+    let need = request.file.alignment();
+    let at = request.offset + done as u64;
+    assert!(at.is_multiple_of(need.offset.into()), "offset {at} of a direct request, {need:?}");
+    for buf in &request.bufs.0 {
+        let (address, len) = (buf.as_ptr() as usize, buf.len());
+        assert!(
+            address.is_multiple_of(need.memory as usize),
+            "address {address:#x} of a direct request, {need:?}"
+        );
+        assert!(len.is_multiple_of(need.length as usize), "length {len} in a direct request, {need:?}");
+    }
+}

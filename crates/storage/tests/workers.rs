@@ -1,0 +1,336 @@
+//! Workers themselves: wake-ups, event loops, small rings, the ends of workers and files, refused rings.
+
+use std::fs;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::path::Path;
+use std::sync::mpsc;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+use zebu_storage::{
+    Access, Create, Engine, File, IoBuf, LockMode, OpenFlags, Worker, WorkerConfig, WorkerKind,
+};
+
+const ENGINES: [Engine; 2] = [Engine::Threads, Engine::IoUring];
+
+fn worker(engine: Engine) -> Worker {
+    Worker::new(&WorkerConfig { engine, ..WorkerConfig::default() }).unwrap()
+}
+
+fn open_new(path: &Path) -> File {
+    let flags = OpenFlags {
+        access: Access::ReadWrite,
+        create: Create::New,
+        lock: LockMode::Write,
+        ..OpenFlags::default()
+    };
+    File::open(path, &flags).unwrap()
+}
+
+fn readable(fd: BorrowedFd<'_>, timeout: Duration) -> bool {
+    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one pollfd.
+    unsafe { libc::poll(&raw mut poll, 1, timeout.as_millis() as i32) == 1 }
+}
+
+#[test]
+fn the_kind_is_the_one_asked_for() {
+    assert_eq!(worker(Engine::IoUring).kind(), WorkerKind::IoUring);
+    assert_eq!(worker(Engine::Threads).kind(), WorkerKind::Threads);
+    let auto = worker(Engine::Auto);
+    assert_eq!((auto.kind(), auto.fallback_reason()), (WorkerKind::IoUring, None));
+}
+
+#[test]
+fn ids_are_small_and_differ() {
+    let (a, b) = (worker(Engine::Threads), worker(Engine::Threads));
+    assert_ne!(a.id(), b.id());
+    assert!(a.id() < 100 && b.id() < 100);
+}
+
+#[test]
+fn an_event_loop_drives_a_worker_through_its_descriptor() {
+    for engine in ENGINES {
+        let dir = tempfile::tempdir().unwrap();
+        let file = open_new(&dir.path().join("f"));
+        let worker = worker(engine);
+        assert!(!readable(worker.as_fd(), Duration::ZERO));
+        let (inner, opened) = (worker.clone(), file.clone());
+        let mut handle = Box::pin(worker.spawn(async move {
+            let mut written = 0;
+            for i in 0..50u64 {
+                let buf = inner.buffer(8192);
+                inner.write(&opened, i * 8192, buf.into()).await.0.unwrap();
+                inner.flush(&opened).await.unwrap();
+                written += 8192;
+            }
+            written
+        }));
+        assert!(readable(worker.as_fd(), Duration::ZERO), "a new task is something to do");
+        let mut turns = 0;
+        let written = loop {
+            while worker.poll() {}
+            let polled = worker.block_on(std::future::poll_fn(|cx| Poll::Ready(handle.as_mut().poll(cx))));
+            if let Poll::Ready(written) = polled {
+                break written;
+            }
+            assert!(readable(worker.as_fd(), Duration::from_secs(20)), "{engine:?}: completions show");
+            turns += 1;
+            assert!(turns < 10_000, "the descriptor must not stay readable for nothing");
+        };
+        assert_eq!((written, file.len()), (50 * 8192, 50 * 8192));
+        while worker.poll() {}
+        assert!(!readable(worker.as_fd(), Duration::from_millis(20)), "{engine:?}: nothing is left to do");
+    }
+}
+
+#[test]
+fn a_wake_from_another_thread_reaches_a_waiting_worker() {
+    for engine in ENGINES {
+        for watched in [false, true] {
+            let worker = worker(engine);
+            if watched {
+                let _ = worker.as_fd();
+            }
+            let (to_thread, wakers) = mpsc::channel::<(std::task::Waker, mpsc::Sender<()>)>();
+            let thread = std::thread::spawn(move || {
+                for (waker, done) in wakers {
+                    std::thread::sleep(Duration::from_micros(300));
+                    done.send(()).unwrap();
+                    waker.wake();
+                }
+            });
+            worker.block_on(async {
+                for _ in 0..300 {
+                    let (done, is_done) = mpsc::channel();
+                    let mut asked = None;
+                    std::future::poll_fn(|cx| {
+                        if asked.is_none() {
+                            to_thread.send((cx.waker().clone(), done.clone())).unwrap();
+                            asked = Some(());
+                        }
+                        if is_done.try_recv().is_ok() { Poll::Ready(()) } else { Poll::Pending }
+                    })
+                    .await;
+                }
+            });
+            drop(to_thread);
+            thread.join().unwrap();
+        }
+    }
+}
+
+#[test]
+fn workers_wake_each_other() {
+    // A token goes round between threads; each hand-over is a wake of another worker.
+    const ROUNDS: usize = 500;
+    for engine in ENGINES {
+        let (to_a, from_b) = async_pair::pair();
+        let (to_b, from_a) = async_pair::pair();
+        let other = std::thread::spawn(move || {
+            worker(engine).block_on(async {
+                for i in 0..ROUNDS {
+                    assert_eq!(from_a.take().await, i);
+                    to_a.put(i + 1);
+                }
+            });
+        });
+        worker(engine).block_on(async {
+            for i in 0..ROUNDS {
+                to_b.put(i);
+                assert_eq!(from_b.take().await, i + 1);
+            }
+        });
+        other.join().unwrap();
+    }
+}
+
+mod async_pair {
+    use std::sync::{Arc, Mutex};
+    use std::task::{Poll, Waker};
+
+    #[derive(Default)]
+    struct Shared {
+        value: Option<usize>,
+        waker: Option<Waker>,
+    }
+    pub(crate) struct To(Arc<Mutex<Shared>>);
+    pub(crate) struct From(Arc<Mutex<Shared>>);
+
+    pub(crate) fn pair() -> (To, From) {
+        let shared = Arc::<Mutex<Shared>>::default();
+        (To(shared.clone()), From(shared))
+    }
+    impl To {
+        pub(crate) fn put(&self, value: usize) {
+            let waker = {
+                let mut shared = self.0.lock().unwrap();
+                shared.value = Some(value);
+                shared.waker.take()
+            };
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        }
+    }
+    impl From {
+        pub(crate) async fn take(&self) -> usize {
+            std::future::poll_fn(|cx| {
+                let mut shared = self.0.lock().unwrap();
+                if let Some(value) = shared.value.take() {
+                    return Poll::Ready(value);
+                }
+                shared.waker = Some(cx.waker().clone());
+                Poll::Pending
+            })
+            .await
+        }
+    }
+}
+
+#[test]
+fn more_operations_than_the_ring_holds() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f");
+    let file = open_new(&path);
+    let worker =
+        Worker::new(&WorkerConfig { engine: Engine::IoUring, depth: 8, ..WorkerConfig::default() }).unwrap();
+    worker.block_on(async {
+        worker.set_len(&file, 1000 * 4096).await.unwrap();
+        let handles: Vec<_> = (0..1000u64)
+            .map(|i| {
+                let (worker, file) = (worker.clone(), file.clone());
+                worker.clone().spawn(async move {
+                    let mut buf = worker.buffer(4096);
+                    buf.as_mut_slice().fill(i as u8);
+                    worker.write(&file, i * 4096, buf.into()).await.0.unwrap();
+                })
+            })
+            .collect();
+        for handle in handles {
+            handle.await;
+        }
+    });
+    let bytes = fs::read(&path).unwrap();
+    assert!(bytes.chunks(4096).enumerate().all(|(i, block)| block.iter().all(|&b| b == i as u8)));
+}
+
+#[test]
+fn a_worker_dropped_with_operations_and_tasks_finishes_them() {
+    for engine in ENGINES {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let file = open_new(&path);
+        file_of_zeroes(&path, 200 * 4096);
+        let opened = file.clone();
+        // The tasks hold handles: the end of the thread is the end of the worker.
+        std::thread::spawn(move || {
+            let worker = worker(engine);
+            for i in 0..200u64 {
+                let (inner, file) = (worker.clone(), opened.clone());
+                drop(worker.spawn(async move {
+                    let write = inner.write(&file, i * 4096, IoBuf::copy_of(&[1; 4096]).into()).await;
+                    write.0.unwrap();
+                    let (result, mut bufs) = inner.read(&file, i * 4096, IoBuf::zeroed(4096).into()).await;
+                    result.unwrap();
+                    bufs.fill(0, 1, 2);
+                    inner.write(&file, i * 4096, bufs).await.0.unwrap();
+                }));
+            }
+            worker.poll();
+        })
+        .join()
+        .unwrap();
+        let bytes = fs::read(&path).unwrap();
+        assert!(bytes.chunks(4096).all(|block| block[0] == 2 && block[1..].iter().all(|&b| b == 1)));
+    }
+}
+
+fn file_of_zeroes(path: &Path, len: u64) {
+    fs::OpenOptions::new().write(true).open(path).unwrap().set_len(len).unwrap();
+}
+
+#[test]
+fn the_end_of_a_worker_does_not_wait_for_ever() {
+    for engine in ENGINES {
+        let start = Instant::now();
+        let worker = worker(engine);
+        drop(worker.spawn(std::future::pending::<()>()));
+        worker.poll();
+        assert!(!worker.drain(Duration::from_millis(10)));
+        assert!(start.elapsed() < Duration::from_secs(3));
+        drop(worker);
+        assert!(start.elapsed() < Duration::from_secs(20));
+    }
+}
+
+#[test]
+fn a_closed_file_is_given_up_by_the_ring() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f");
+    let worker = worker(Engine::IoUring);
+    let open_descriptors_and_places = |path: &Path| {
+        // A registered file shows in the ring's fdinfo, not among the descriptors.
+        let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", worker.as_fd().as_raw_fd())).unwrap();
+        info.lines().filter(|line| line.contains(path.to_str().unwrap())).count()
+    };
+    let file = open_new(&path);
+    worker.block_on(async { worker.write(&file, 0, IoBuf::zeroed(4096).into()).await.0.unwrap() });
+    let during = open_descriptors_and_places(&path);
+    drop(file);
+    while worker.poll() {}
+    assert_eq!(open_descriptors_and_places(&path), 0);
+    assert!(during <= 1);
+    // A place is used again and again, and the operations reach the right file.
+    for i in 0..600u32 {
+        let path = dir.path().join(i.to_string());
+        let file = open_new(&path);
+        let data = i.to_le_bytes();
+        worker.block_on(async { worker.write(&file, 0, IoBuf::copy_of(&data).into()).await.0.unwrap() });
+        assert_eq!(fs::read(&path).unwrap(), data);
+    }
+}
+
+#[test]
+fn threads_stand_in_where_a_filter_refuses_the_ring() {
+    for errno in [libc::EPERM, libc::ENOSYS, libc::EACCES, libc::ENOMEM] {
+        for call in [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter] {
+            std::thread::spawn(move || {
+                refuse(call, errno);
+                let config = WorkerConfig { engine: Engine::IoUring, ..WorkerConfig::default() };
+                let error = Worker::new(&config).err().expect("refused");
+                assert_eq!(error.errno(), errno);
+                let worker = worker(Engine::Auto);
+                assert_eq!(worker.kind(), WorkerKind::Threads);
+                let reason = worker.fallback_reason().unwrap();
+                assert!(reason.starts_with("io_uring_"), "{reason}");
+                let dir = tempfile::tempdir().unwrap();
+                let file = open_new(&dir.path().join("f"));
+                worker.block_on(async {
+                    worker.write(&file, 0, IoBuf::copy_of(b"abc").into()).await.0.unwrap();
+                });
+                assert_eq!(fs::read(dir.path().join("f")).unwrap(), b"abc");
+            })
+            .join()
+            .unwrap();
+        }
+    }
+}
+
+/// Has the kernel refuse a system call of this thread.
+fn refuse(call: libc::c_long, errno: i32) {
+    let statement = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut program = [
+        // The number is the first field of `struct seccomp_data`.
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, call as u32),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: the filter and its program live through the calls.
+    let set = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const filter)
+    };
+    assert_eq!(set, 0);
+}
