@@ -2,16 +2,17 @@
 
 use crate::chain::{self, Holes};
 use crate::node::{Driver, Node};
-use crate::open::{open_chain, size_lookup};
+use crate::open::{open_chain, open_given, size_lookup};
 use crate::options::*;
 use crate::qcow2::info::{qcow2_info, text};
 use crate::qcow2::create;
 use crate::status::{Extent, ImageInfo, ImageStats};
 use crate::{Error, ErrorKind, Result, raw, refs};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
-use zebu_storage::{Create, File, IoBufs, LockMode, OpenFlags, Worker};
+use zebu_storage::{Create, File, IoBufs, IoError, LockMode, OpenFlags, Worker};
 
 /// An open image with its backing chain. Cheap to clone; shared by all workers.
 ///
@@ -29,6 +30,29 @@ impl Image {
     /// policy doesn't allow.
     pub async fn open(worker: &Worker, path: &Path, options: &OpenOptions) -> Result<Self> {
         open_chain(worker, path, options).await.map(Self)
+    }
+
+    /// Opens a chain of files that the caller has opened: the top first, then what it stands on. No other file is
+    /// opened, whatever the images name; `format`, `backing`, `data_file`, `refs` and `sharing` of the options don't
+    /// apply.
+    ///
+    /// # Errors
+    /// As [`Image::open`].
+    pub async fn open_files(worker: &Worker, images: Vec<OpenedFile>, options: &OpenOptions) -> Result<Self> {
+        open_given(worker, images, options).await.map(Self)
+    }
+
+    /// Makes an empty qcow2 image in a file that the caller has opened; what is in it is lost. `size` must be given;
+    /// no preallocation.
+    ///
+    /// # Errors
+    /// As [`Image::create`].
+    pub async fn create_in(worker: &Worker, file: &File, options: &CreateOptions) -> Result<()> {
+        let size = options.size.and_then(|size| size.checked_next_multiple_of(512)).ok_or_else(|| {
+            Error::new(ErrorKind::InvalidArgument, "Image creation needs a size parameter").on(file.path())
+        })?;
+        let header = create::new_header(options, size).map_err(|e| e.on(file.path()))?;
+        create::write_empty(worker, file, header).await
     }
 
     /// Creates an image (a file that exists is cut to nothing first). Does not leave it open.
@@ -295,6 +319,36 @@ impl Image {
             Driver::Qcow2(qcow2) => qcow2.commit(worker).await,
             Driver::Raw(raw) => worker.flush(&raw.file).await.map_err(|e| Error::from(e).on(&self.0.path)),
         }
+    }
+
+    /// Fills whole clusters with blocks of another file that the file system shares instead of copying them. Returns
+    /// how many bytes of the range were shared, from its start on, and if not all, why the file system refused.
+    pub(crate) async fn share_from(
+        &self,
+        worker: &Worker,
+        source: &File,
+        source_offset: u64,
+        range: Range<u64>,
+    ) -> Result<(u64, Option<IoError>)> {
+        self.check_range(range.start, range.end - range.start)?;
+        let (me, on, source) = (self.clone(), worker.clone(), source.clone());
+        worker
+            .spawn(async move {
+                match &me.0.driver {
+                    Driver::Qcow2(qcow2) => {
+                        qcow2.before_write(&on).await?;
+                        qcow2.share_from(&on, &source, source_offset, range).await
+                    }
+                    Driver::Raw(raw) => {
+                        let len = range.end - range.start;
+                        match on.clone_range(&source, source_offset, &raw.file, range.start, len).await {
+                            Ok(()) => Ok((len, None)),
+                            Err(refusal) => Ok((0, Some(refusal))),
+                        }
+                    }
+                }
+            })
+            .await
     }
 
     /// Changes the size of the virtual disk to `new_size` bytes (rounded up to 512).

@@ -1,5 +1,47 @@
-//! The zebu block engine.
+//! The zebu block engine: qcow2 and raw disk images as block devices.
+//!
+//! An [`Image`] is shared by any number of workers; a [`storage::Worker`] belongs to one thread and runs requests on
+//! its own completion queue. Three ways to use them, none of which needs a runtime:
+//!
+//! - event loops: [`Queue`] (submit, poll, a descriptor to wait on);
+//! - waiting: [`Blocking`];
+//! - futures: the methods of [`Image`] are plain `async fn`s. The worker makes progress when it is polled, so another
+//!   executor drives it beside its own tasks:
+//!
+//! ```
+//! use std::future::Future;
+//! use std::pin::pin;
+//! use std::task::{Context, Poll, Waker};
+//! use zebu::storage::{IoBuf, Worker, WorkerConfig};
+//! use zebu::{CreateOptions, Image, OpenOptions};
+//!
+//! /// The smallest executor: polls one future, and the worker in between.
+//! fn run<T>(worker: &Worker, future: impl Future<Output = T>) -> T {
+//!     let mut future = pin!(future);
+//!     let mut context = Context::from_waker(Waker::noop());
+//!     loop {
+//!         if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
+//!             return value;
+//!         }
+//!         worker.wait(None);
+//!     }
+//! }
+//!
+//! # let dir = tempfile::tempdir().unwrap();
+//! # let path = dir.path().join("disk.qcow2");
+//! let worker = Worker::new(&WorkerConfig::default())?;
+//! run(&worker, async {
+//!     Image::create(&worker, &path, &CreateOptions { size: Some(65536), ..CreateOptions::default() }).await?;
+//!     let image = Image::open(&worker, &path, &OpenOptions::default()).await?;
+//!     let (result, bufs) = image.read(&worker, 0, IoBuf::zeroed(512).into()).await;
+//!     result?;
+//!     assert!(bufs.is_zero());
+//!     image.close(&worker).await
+//! })?;
+//! # Ok::<(), zebu::Error>(())
+//! ```
 
+mod blocking;
 mod chain;
 mod error;
 mod gate;
@@ -9,12 +51,15 @@ mod node;
 mod open;
 mod options;
 mod qcow2;
+mod queue;
 mod raw;
 mod refs;
 mod status;
 
+pub use blocking::Blocking;
 pub use error::{Error, ErrorKind, Result};
 pub use image::Image;
 pub use options::*;
+pub use queue::{Completion, Queue, Request};
 pub use status::*;
 pub use zebu_storage as storage;

@@ -1,7 +1,7 @@
 //! Opening an image with its backing chain.
 
 use crate::node::{Driver, Node, Raw};
-use crate::options::{Access, CacheMode, Chain, Format, OpenOptions, Purpose, RefPolicy, Sharing};
+use crate::options::{Access, CacheMode, Chain, Format, OpenOptions, OpenedFile, Purpose, RefPolicy, Sharing};
 use crate::qcow2::info::text;
 use crate::qcow2::open::{Parsed, Place, default_cache_bytes, format_error, parse, read_bytes};
 use crate::qcow2::slices::Budget;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use zebu_qcow2::header::DataFileOption;
-use zebu_qcow2::{Header, Incompatible};
+use zebu_qcow2::{FormatError, Header, Incompatible};
 use zebu_storage::{Create, File, LockMode, OpenFlags, Worker};
 
 /// Images in a chain at most.
@@ -22,7 +22,6 @@ const MAX_DEPTH: usize = 1024;
 struct Link {
     path: PathBuf,
     file: File,
-    format: Format,
     parsed: Option<Parsed>,
     data_file: Option<File>,
     options: OpenOptions,
@@ -70,47 +69,82 @@ pub(crate) async fn open_chain(worker: &Worker, path: &Path, options: &OpenOptio
     let mut links: Vec<Link> = Vec::new();
     let mut next = Some(Next { file, path: path.to_owned(), format: options.format });
     while let Some(Next { file, path, format }) = next {
-        if links.len() >= MAX_DEPTH {
-            let message = format!("the backing chain is longer than {MAX_DEPTH} images; commit or rebase some of them");
-            return Err(Error::new(ErrorKind::Unsupported, message).on(&links[0].path));
-        }
-        if links.iter().any(|link| link.file.id() == file.id()) {
-            let message = format!("Backing file '{}' creates an infinite loop.", path.display());
-            return Err(Error::new(ErrorKind::Corrupt, message).on(&links[0].path));
-        }
+        check_chain(&links, &file)?;
         let link_options = if links.is_empty() { options.clone() } else { backing_options(options) };
-        let link = open_link(worker, file, path, format, link_options).await?;
+        let format = known_format(worker, &file, format, &link_options).await?;
+        let (file, parsed) = parse_link(worker, file, format, &link_options).await?;
+        let data_file = match &parsed {
+            Some(parsed) => open_data_file(&parsed.header, &path, &link_options)?,
+            None => None,
+        };
+        let link = Link { path, file, parsed, data_file, options: link_options };
         next = next_in_chain(&link, options)?;
         links.push(link);
     }
     assemble(worker, links, options).await
 }
 
+/// Opens a chain of files that the caller has opened and locked, the top first.
+pub(crate) async fn open_given(worker: &Worker, images: Vec<OpenedFile>, options: &OpenOptions) -> Result<Arc<Node>> {
+    let mut links: Vec<Link> = Vec::new();
+    for OpenedFile { file, data_file, format } in images {
+        check_chain(&links, &file)?;
+        let link_options = if links.is_empty() { options.clone() } else { backing_options(options) };
+        let (file, parsed) = parse_link(worker, file, format, &link_options).await?;
+        if let Some(parsed) = &parsed {
+            let given = if data_file.is_some() { DataFileOption::Given } else { DataFileOption::NotGiven };
+            let required = parsed.header.geometry().external_data;
+            if required != data_file.is_some() {
+                parsed.header.check_data_file(given).map_err(|e| format_error(file.path(), &e))?;
+                return Err(format_error(file.path(), &FormatError::DataFileRequired));
+            }
+        }
+        links.push(Link { path: file.path().to_owned(), file, parsed, data_file, options: link_options });
+    }
+    assemble(worker, links, options).await
+}
+
+/// Refuses chains without end.
+fn check_chain(links: &[Link], file: &File) -> Result<()> {
+    let Some(top) = links.first() else { return Ok(()) };
+    if links.len() >= MAX_DEPTH {
+        let message = format!("the backing chain is longer than {MAX_DEPTH} images; commit or rebase some of them");
+        return Err(Error::new(ErrorKind::Unsupported, message).on(&top.path));
+    }
+    if links.iter().any(|link| link.file.id() == file.id()) {
+        let message = format!("Backing file '{}' creates an infinite loop.", file.path().display());
+        return Err(Error::new(ErrorKind::Corrupt, message).on(&top.path));
+    }
+    Ok(())
+}
+
 fn backing_options(top: &OpenOptions) -> OpenOptions {
     OpenOptions { access: Access::ReadOnly, snapshot: None, backing: None, data_file: None, ..top.clone() }
 }
 
-async fn open_link(
+/// The format as given, or as found in the first bytes.
+async fn known_format(worker: &Worker, file: &File, format: Option<Format>, options: &OpenOptions) -> Result<Format> {
+    if let Some(format) = format {
+        return Ok(format);
+    }
+    let probed = probe(worker, file).await?;
+    if probed == Format::Raw && options.access == Access::ReadWrite {
+        let message = "the format was not given and looks raw; a guest could write a header that is taken for another \
+                       format: give -f raw";
+        return Err(Error::new(ErrorKind::InvalidArgument, message).on(file.path()));
+    }
+    Ok(probed)
+}
+
+/// Reads what has to be known of a qcow2 image before it is set up; makes the refcounts of a dirty one right.
+async fn parse_link(
     worker: &Worker,
     file: File,
-    path: PathBuf,
-    format: Option<Format>,
-    options: OpenOptions,
-) -> Result<Link> {
-    let format = match format {
-        Some(format) => format,
-        None => {
-            let probed = probe(worker, &file).await?;
-            if probed == Format::Raw && options.access == Access::ReadWrite {
-                let message = "the format was not given and looks raw; a guest could write a header that is taken for \
-                               another format: give -f raw";
-                return Err(Error::new(ErrorKind::InvalidArgument, message).on(&path));
-            }
-            probed
-        }
-    };
+    format: Format,
+    options: &OpenOptions,
+) -> Result<(File, Option<Parsed>)> {
     if format == Format::Raw {
-        return Ok(Link { path, file, format, parsed: None, data_file: None, options });
+        return Ok((file, None));
     }
     let purpose = match (options.purpose, options.access) {
         (Purpose::Inspect, _) => zebu_qcow2::Purpose::Inspect,
@@ -119,10 +153,9 @@ async fn open_link(
     };
     let parsed = parse(worker, &file, purpose).await?;
     if options.access == Access::ReadWrite && parsed.header.incompatible().contains(Incompatible::DIRTY) {
-        return Err(Error::new(ErrorKind::Unsupported, "dirty image").on(&path));
+        return Err(Error::new(ErrorKind::Unsupported, "dirty image").on(file.path()));
     }
-    let data_file = open_data_file(&parsed.header, &path, &options)?;
-    Ok(Link { path, file, format, parsed: Some(parsed), data_file, options })
+    Ok((file, Some(parsed)))
 }
 
 fn open_data_file(header: &Header, path: &Path, options: &OpenOptions) -> Result<Option<File>> {

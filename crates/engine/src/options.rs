@@ -145,6 +145,17 @@ pub struct OpenOptions {
     pub data_file: Option<PathBuf>,
 }
 
+/// A file that the caller has opened, and locked as it sees fit, to be an image of a chain.
+#[derive(Clone)]
+pub struct OpenedFile {
+    /// The image file.
+    pub file: zebu_storage::File,
+    /// Its external data file, if it has one.
+    pub data_file: Option<zebu_storage::File>,
+    /// Its format.
+    pub format: Format,
+}
+
 /// How space is set aside when an image is made or grown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Preallocation {

@@ -3,10 +3,10 @@
 use super::buffers::{join, rejoin};
 use super::progress::{JobControl, Phase, Tracker};
 use super::queue::{CloseOnDrop, Queue};
-use super::status::{Status, chain_formats, format_at};
+use super::status::{Layer, Status};
 use super::zeros::{first_difference, first_nonzero};
 
-use crate::{Error, ErrorKind, Extent, ExtentKind, Format, Image};
+use crate::{Error, ErrorKind, Extent, ExtentKind, Image};
 use std::cell::RefCell;
 use std::fmt;
 use std::path::PathBuf;
@@ -136,8 +136,16 @@ pub async fn compare(
         (MIN_CHUNK, (options.buffer_memory / (2 * MIN_CHUNK)).max(1))
     };
 
+    let chain_of = |image: &Image| {
+        Layer::chain(image).map_err(|error| CompareError {
+            stage: CompareStage::Status,
+            image: Some(image.path().to_owned()),
+            error,
+        })
+    };
     let total = sizes[0].max(sizes[1]);
     let job = Rc::new(Job {
+        chains: [chain_of(first)?, chain_of(second)?],
         images: [first.clone(), second.clone()],
         sizes,
         strictness: options.strictness,
@@ -197,6 +205,7 @@ enum Finding {
 
 struct Job {
     images: [Image; 2],
+    chains: [Vec<Layer>; 2],
     sizes: [u64; 2],
     strictness: Strictness,
     chunk: usize,
@@ -226,7 +235,6 @@ impl Job {
     /// Walks both mappings in step, and queues what has to be read in order of offset.
     async fn walk(&self, worker: &Worker, queue: &Queue<Piece>) {
         let end = self.sizes[0].max(self.sizes[1]);
-        let formats = [chain_formats(&self.images[0]), chain_formats(&self.images[1])];
         let mut extents: [Option<Extent>; 2] = [None, None];
         let mut position = 0;
         let mut pending: Option<Piece> = None;
@@ -254,7 +262,7 @@ impl Job {
                 }
             }
             let until = extents.iter().flatten().map(Extent::end).min().unwrap_or(end).min(end);
-            if self.strictness == Strictness::Allocation && !is_allocated_alike(&extents, &formats) {
+            if self.strictness == Strictness::Allocation && !is_allocated_alike(&extents, &self.chains) {
                 self.record(position, Finding::Result(Comparison::StatusMismatch { offset: position }));
                 break;
             }
@@ -372,10 +380,10 @@ impl Job {
     }
 }
 
-fn is_allocated_alike(extents: &[Option<Extent>; 2], formats: &[Vec<Format>; 2]) -> bool {
+fn is_allocated_alike(extents: &[Option<Extent>; 2], chains: &[Vec<Layer>; 2]) -> bool {
     let status = |side: usize| {
         let extent = extents[side].as_ref()?;
-        Some(Status::of(extent, format_at(&formats[side], extent.depth)))
+        Some(Status::of(extent, &chains[side]))
     };
     match (status(0), status(1)) {
         (Some(a), Some(b)) => a.is_allocated_like(&b),

@@ -1,7 +1,7 @@
 //! What each range of a virtual disk is made of, adjacent equal ranges merged, as `qemu-img map` shows it.
 
-use super::status::{Status, chain_formats, format_at};
-use crate::{Format, Image, Result};
+use super::status::{Layer, Status, depth_of};
+use crate::{Image, Result};
 use std::path::Path;
 use zebu_storage::Worker;
 
@@ -50,7 +50,8 @@ impl MapEntry {
 /// Walks a disk from [`MapOptions::start`] on.
 pub struct Mapper {
     image: Image,
-    formats: Vec<Format>,
+    /// The images of the chain; read when the walk begins.
+    chain: Vec<Layer>,
     /// Where the next lookup starts: the end of `pending`, if there is one.
     position: u64,
     end: u64,
@@ -63,25 +64,22 @@ impl Mapper {
     pub fn new(image: &Image, options: MapOptions) -> Self {
         let size = image.virtual_size();
         let end = options.max_length.map_or(size, |most| options.start.saturating_add(most).min(size));
-        Self {
-            image: image.clone(),
-            formats: chain_formats(image),
-            position: options.start,
-            end,
-            pending: None,
-        }
+        Self { image: image.clone(), chain: Vec::new(), position: options.start, end, pending: None }
     }
 
     /// The next entry, `None` at the end. After an error the walk may be continued: it looks at the same place again.
     pub async fn map_next(&mut self, worker: &Worker) -> Result<Option<MapEntry>> {
+        if self.chain.is_empty() {
+            self.chain = Layer::chain(&self.image)?;
+        }
         while self.position < self.end {
             let left = self.end - self.position;
             let extent = self.image.extent(worker, self.position, left).await?;
-            let status = Status::of(&extent, format_at(&self.formats, extent.depth));
+            let status = Status::of(&extent, &self.chain);
             let found = MapEntry {
                 start: self.position,
                 length: extent.len.min(left),
-                depth: extent.depth,
+                depth: depth_of(&extent, &self.chain),
                 present: status.present,
                 zero: status.zero,
                 data: status.data,

@@ -1,6 +1,7 @@
 //! How large an image file would become.
 
 use super::progress::{JobControl, Phase, Tracker};
+use super::status::{Layer, Status};
 use crate::{CreateOptions, Error, ErrorKind, Format, Image, Preallocation, Qcow2Info, Result};
 use zebu_qcow2::geometry::{DataLocation, Geometry, L2Format};
 use zebu_qcow2::{FormatError, Version, layout, limits};
@@ -118,6 +119,7 @@ fn full_size(size: u64, create: &CreateOptions) -> Result<layout::FullSize> {
 /// Bytes of the target's clusters that would hold data.
 async fn count_data(worker: &Worker, image: &Image, cluster: u64, control: &JobControl) -> Result<u64> {
     let size = image.virtual_size();
+    let chain = Layer::chain(image)?;
     let tracker = Tracker::new(control, Phase::Measuring, size);
     let mut bytes: u64 = 0;
     let mut position = 0;
@@ -125,7 +127,7 @@ async fn count_data(worker: &Worker, image: &Image, cluster: u64, control: &JobC
         tracker.check()?;
         let extent = image.extent(worker, position, size - position).await?;
         let end = extent.end().min(size);
-        let next = if extent.is_zero() {
+        let next = if Status::of(&extent, &chain).zero {
             end
         } else {
             // The clusters that the extent touches; what follows in the last of them doesn't count again.

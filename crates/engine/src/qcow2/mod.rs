@@ -18,6 +18,7 @@ pub(crate) mod preallocate;
 pub(crate) mod refcounts;
 pub(crate) mod release;
 pub(crate) mod resize;
+pub(crate) mod share;
 pub(crate) mod slices;
 pub(crate) mod space;
 pub(crate) mod state;

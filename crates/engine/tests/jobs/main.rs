@@ -1,4 +1,10 @@
 //! Jobs on whole images, with QEMU's tools as the oracle.
 
+mod compare;
+mod convert;
+mod file_systems;
+mod matrix;
 mod measure;
+mod mounted;
 mod support;
+mod variants;

@@ -70,3 +70,84 @@ impl Images {
         names
     }
 }
+
+/// A repeatable source of numbers (splitmix64).
+pub(crate) struct Seeded(pub(crate) u64);
+
+impl Seeded {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+    /// A number below `end`.
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        self.next() % end.max(1)
+    }
+}
+
+/// The bytes of a disk of `sectors` sectors: holes, data, data with zeroes inside, in runs of all lengths.
+pub(crate) fn disk(seed: u64, sectors: u64) -> Vec<u8> {
+    let mut random = Seeded(seed);
+    let mut bytes = vec![0; (sectors * 512) as usize];
+    let mut at = 0;
+    while at < sectors {
+        let magnitude = random.below(11);
+        let run = (1 + random.below(1 << magnitude)).min(sectors - at);
+        let range = (at * 512) as usize..((at + run) * 512) as usize;
+        match random.below(4) {
+            0 | 1 => {}
+            2 => {
+                for word in bytes[range].chunks_mut(8) {
+                    word.copy_from_slice(&random.next().to_le_bytes());
+                }
+            }
+            _ => {
+                let byte = 1 + random.below(255) as u8;
+                bytes[range].chunks_mut(512).step_by(3).for_each(|sector| sector.fill(byte));
+            }
+        }
+        at += run;
+    }
+    bytes
+}
+
+/// Writes a raw image with holes where `bytes` has aligned zero blocks of 4096 bytes.
+pub(crate) fn write_sparse(path: &Path, bytes: &[u8]) {
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::File::create(path).unwrap();
+    file.set_len(bytes.len() as u64).unwrap();
+    for (i, block) in bytes.chunks(4096).enumerate() {
+        if block.iter().any(|&b| b != 0) {
+            file.write_all_at(block, i as u64 * 4096).unwrap();
+        }
+    }
+}
+
+/// Bytes of disk that a file occupies.
+pub(crate) fn disk_usage(path: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(path).unwrap().blocks() * 512
+}
+
+/// What a guest reads, as QEMU sees it.
+pub(crate) fn guest_bytes(image: &Path, format: &str) -> Vec<u8> {
+    if format == "raw" {
+        return std::fs::read(image).unwrap();
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let raw = directory.path().join("raw");
+    qemu_img(&["convert", "-f", format, "-O", "raw", text(image), text(&raw)]);
+    std::fs::read(raw).unwrap()
+}
+
+/// Panics if the bytes differ, with the place rather than with megabytes of text.
+#[track_caller]
+pub(crate) fn assert_same_bytes(found: &[u8], expected: &[u8], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}: length");
+    if let Some(at) = found.iter().zip(expected).position(|(a, b)| a != b) {
+        panic!("{what}: byte {at} is {:#x} instead of {:#x}", found[at], expected[at]);
+    }
+}

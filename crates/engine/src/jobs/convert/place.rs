@@ -3,7 +3,7 @@
 use super::job::Job;
 use super::options::CopyMode;
 use crate::{Error, ErrorKind, Format, Result};
-use zebu_storage::{File, FileId, Worker};
+use zebu_storage::{File, FileId, IoError, Worker};
 
 /// A range of a file that holds data.
 pub(super) struct FileRange<'a> {
@@ -38,14 +38,14 @@ pub(super) struct Placer {
     refused: Vec<FileId>,
 }
 
-/// The blocks that lie whole in a range, if those of the file and those of the target lie alike: their start and end
-/// on the target's disk.
-fn whole_blocks(file_offset: u64, target_offset: u64, len: u64) -> Option<(u64, u64)> {
+/// The units that lie whole in a range, if blocks of the file and those of the target lie alike: their start and end
+/// on the target's disk. A unit is a multiple of a block.
+fn whole_units(file_offset: u64, target_offset: u64, len: u64, unit: u64) -> Option<(u64, u64)> {
     if file_offset % BLOCK != target_offset % BLOCK {
         return None;
     }
-    let start = target_offset.checked_next_multiple_of(BLOCK)?;
-    let end = target_offset.checked_add(len)? / BLOCK * BLOCK;
+    let start = target_offset.checked_next_multiple_of(unit)?;
+    let end = target_offset.checked_add(len)? / unit * unit;
     (start < end).then_some((start, end))
 }
 
@@ -74,39 +74,48 @@ impl Placer {
             CopyMode::Auto => WORTHWHILE,
             CopyMode::Reflink => BLOCK,
         };
-        let Some((start, end)) = whole_blocks(source.offset, offset, source.len) else {
-            return Ok(Placement::Buffers);
+        // In a raw image, a guest offset is a file offset; elsewhere, clusters are what can be placed.
+        let unit = match job.target.format() {
+            Format::Raw => BLOCK,
+            Format::Qcow2 => job.target.cluster_size(),
         };
-        if end - start < smallest || self.refused.contains(&source.file.id()) {
+        if unit < BLOCK || self.refused.contains(&source.file.id()) {
             return Ok(Placement::Buffers);
         }
-        let Some(target) = job.target.data_file_at(0).filter(|_| job.target.format() == Format::Raw) else {
+        let Some((start, end)) = whole_units(source.offset, offset, source.len, unit) else {
             return Ok(Placement::Buffers);
         };
+        if end - start < smallest {
+            return Ok(Placement::Buffers);
+        }
         let mut at = start;
         while at < end && !job.is_stopped() {
             let len = (end - at).min(MAX_CLONE);
             let from = source.offset + (at - offset);
-            if let Err(error) = worker.clone_range(source.file, from, target, at, len).await {
+            job.tracker.throttle(worker, len).await?;
+            let (shared, refusal) = job.target.share_from(worker, source.file, from, at..at + len).await?;
+            at += shared;
+            if let Some(refusal) = refusal {
                 if job.copy == CopyMode::Reflink {
-                    let kind = Error::from(error.clone()).kind();
-                    let kind = if kind == ErrorKind::NoSpace { kind } else { ErrorKind::Unsupported };
-                    return Err(Error::new(
-                        kind,
-                        format!(
-                            "can't share blocks with '{}': {error}; use --copy=auto to copy instead",
-                            source.file.path().display()
-                        ),
-                    )
-                    .on(target.path()));
+                    return Err(refused(source.file, job, &refusal));
                 }
                 self.refused.push(source.file.id());
                 break;
             }
-            at += len;
         }
         Ok(if at > start { Placement::Shared { start, end: at } } else { Placement::Buffers })
     }
+}
+
+/// The error of a job that may only share blocks.
+fn refused(source: &File, job: &Job, refusal: &IoError) -> Error {
+    let kind = match Error::from(refusal.clone()).kind() {
+        ErrorKind::NoSpace => ErrorKind::NoSpace,
+        _ => ErrorKind::Unsupported,
+    };
+    let source = source.path().display();
+    let message = format!("can't share blocks with '{source}': {refusal}; use --copy=auto to copy instead");
+    Error::new(kind, message).on(job.target.path())
 }
 
 #[cfg(test)]
@@ -114,13 +123,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_whole_blocks_that_lie_alike_are_shared() {
-        assert_eq!(whole_blocks(0, 0, 65536), Some((0, 65536)));
-        assert_eq!(whole_blocks(327680, 1 << 20, 65536), Some((1 << 20, (1 << 20) + 65536)));
-        assert_eq!(whole_blocks(100, 4096 + 100, 10000), Some((8192, 12288)));
-        assert_eq!(whole_blocks(100, 4096 + 100, 8000), None);
-        assert_eq!(whole_blocks(512, 0, 65536), None);
-        assert_eq!(whole_blocks(0, 0, 4095), None);
-        assert_eq!(whole_blocks(u64::MAX - 100, u64::MAX - 100, 50), None);
+    fn only_whole_units_whose_blocks_lie_alike_are_shared() {
+        assert_eq!(whole_units(0, 0, 65536, BLOCK), Some((0, 65536)));
+        assert_eq!(whole_units(327680, 1 << 20, 65536, BLOCK), Some((1 << 20, (1 << 20) + 65536)));
+        assert_eq!(whole_units(100, 4096 + 100, 10000, BLOCK), Some((8192, 12288)));
+        assert_eq!(whole_units(100, 4096 + 100, 8000, BLOCK), None);
+        assert_eq!(whole_units(512, 0, 65536, BLOCK), None);
+        assert_eq!(whole_units(0, 0, 4095, BLOCK), None);
+        assert_eq!(whole_units(u64::MAX - 100, u64::MAX - 100, 50, BLOCK), None);
+        assert_eq!(whole_units(4096, 8192, 200_000, 65536), Some((65536, 196608)));
+        assert_eq!(whole_units(4096, 8192, 100_000, 65536), None);
     }
 }

@@ -1,0 +1,176 @@
+//! The surface for event loops: submit requests, poll completions, wait on a descriptor.
+
+use crate::options::{Durability, ZeroMode};
+use crate::{Image, Result};
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::rc::Rc;
+use std::time::Duration;
+use zebu_storage::{IoBufs, Worker};
+
+/// What is asked of an image. Offsets and lengths in bytes.
+#[non_exhaustive]
+pub enum Request {
+    /// Fill the buffers.
+    Read {
+        /// Where.
+        offset: u64,
+        /// The buffers, given back with the completion.
+        bufs: IoBufs,
+    },
+    /// Write the buffers.
+    Write {
+        /// Where.
+        offset: u64,
+        /// The buffers, given back with the completion.
+        bufs: IoBufs,
+        /// Whether it is durable when it completes.
+        durability: Durability,
+    },
+    /// Make a range read as zero.
+    WriteZeroes {
+        /// Where.
+        offset: u64,
+        /// How much.
+        len: u64,
+        /// What becomes of the space.
+        mode: ZeroMode,
+    },
+    /// Give a range up.
+    Discard {
+        /// Where.
+        offset: u64,
+        /// How much.
+        len: u64,
+    },
+    /// Make what was completed before durable.
+    Flush,
+}
+
+/// A request that has ended.
+pub struct Completion {
+    /// As given to [`Queue::submit`].
+    pub user_data: u64,
+    /// How it ended.
+    pub result: Result<()>,
+    /// The buffers of a read or write.
+    pub bufs: IoBufs,
+}
+
+/// Requests of one thread on an image. Requests may complete in any order.
+///
+/// A queue makes progress only in [`Queue::poll`] and [`Queue::wait`] (and when the worker is polled by other means).
+/// Dropping it lets the requests under way run to their end; their buffers are kept until then.
+///
+/// ```
+/// use std::os::fd::AsFd;
+/// use zebu::storage::{IoBuf, Worker, WorkerConfig};
+/// use zebu::{Access, CreateOptions, Durability, Image, OpenOptions, Queue, Request};
+///
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("disk.qcow2");
+/// let worker = Worker::new(&WorkerConfig::default())?;
+/// let image = worker.block_on(async {
+///     let create = CreateOptions { size: Some(1 << 20), ..CreateOptions::default() };
+///     Image::create(&worker, &path, &create).await?;
+///     let open = OpenOptions { access: Access::ReadWrite, ..OpenOptions::default() };
+///     Image::open(&worker, &path, &open).await
+/// })?;
+/// let queue = Queue::new(&image, &worker);
+/// let data = IoBuf::copy_of(&[7; 4096]).into();
+/// queue.submit(Request::Write { offset: 8192, bufs: data, durability: Durability::Volatile }, 1);
+///
+/// // An event loop would wait for the descriptor together with its others.
+/// let mut done = Vec::new();
+/// while queue.pending() > 0 {
+///     let mut fds = [rustix::event::PollFd::new(&queue, rustix::event::PollFlags::IN)];
+///     rustix::event::poll(&mut fds, None)?;
+///     queue.poll(&mut done);
+/// }
+/// assert_eq!(done[0].user_data, 1);
+/// assert!(done[0].result.is_ok());
+/// worker.block_on(image.close(&worker))?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Queue {
+    image: Image,
+    worker: Worker,
+    shared: Rc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    done: RefCell<VecDeque<Completion>>,
+    running: std::cell::Cell<usize>,
+}
+
+impl Queue {
+    /// A queue for `image`, run by `worker`.
+    pub fn new(image: &Image, worker: &Worker) -> Self {
+        Self { image: image.clone(), worker: worker.clone(), shared: Rc::default() }
+    }
+
+    /// Takes a request over. Its I/O starts with the next [`Queue::poll`] or [`Queue::wait`].
+    pub fn submit(&self, request: Request, user_data: u64) {
+        let (image, worker, shared) = (self.image.clone(), self.worker.clone(), self.shared.clone());
+        shared.running.set(shared.running.get() + 1);
+        drop(self.worker.spawn(async move {
+            let (result, bufs) = run(&image, &worker, request).await;
+            shared.running.set(shared.running.get() - 1);
+            shared.done.borrow_mut().push_back(Completion { user_data, result, bufs });
+        }));
+    }
+
+    /// Requests that were submitted and not handed back yet.
+    pub fn pending(&self) -> usize {
+        self.shared.running.get() + self.shared.done.borrow().len()
+    }
+
+    /// Does what can be done without waiting and appends what has ended; returns how many that are.
+    pub fn poll(&self, done: &mut Vec<Completion>) -> usize {
+        self.worker.poll();
+        let mut ended = self.shared.done.borrow_mut();
+        let count = ended.len();
+        done.extend(ended.drain(..));
+        count
+    }
+
+    /// As [`Queue::poll`], but waits for the first completion, at most `timeout`.
+    pub fn wait(&self, done: &mut Vec<Completion>, timeout: Option<Duration>) -> usize {
+        let start = std::time::Instant::now();
+        loop {
+            let count = self.poll(done);
+            if count > 0 || self.shared.running.get() == 0 {
+                return count;
+            }
+            let left = match timeout {
+                Some(timeout) => match timeout.checked_sub(start.elapsed()) {
+                    Some(left) => Some(left),
+                    None => return 0,
+                },
+                None => None,
+            };
+            self.worker.wait(left);
+        }
+    }
+}
+
+impl AsFd for Queue {
+    /// Readable when [`Queue::poll`] has something to do.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.worker.as_fd()
+    }
+}
+
+async fn run(image: &Image, worker: &Worker, request: Request) -> (Result<()>, IoBufs) {
+    match request {
+        Request::Read { offset, bufs } => image.read(worker, offset, bufs).await,
+        Request::Write { offset, bufs, durability } => image.write(worker, offset, bufs, durability).await,
+        Request::WriteZeroes { offset, len, mode } => {
+            (image.write_zeroes(worker, offset, len, mode).await, IoBufs::new())
+        }
+        Request::Discard { offset, len } => (image.discard(worker, offset, len).await, IoBufs::new()),
+        Request::Flush => (image.flush(worker).await, IoBufs::new()),
+    }
+}

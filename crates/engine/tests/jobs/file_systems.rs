@@ -1,0 +1,138 @@
+//! Jobs on file systems that fill up, and on file systems that share blocks.
+
+use crate::mounted::Mounted;
+use crate::support::{Images, assert_same_bytes, disk, on_worker, qemu_img, text, write_sparse};
+use std::path::Path;
+use zebu::jobs::{
+    CloneMethod, CloneMode, CloneOptions, ConvertOptions, ConvertReport, ConvertTarget, CopyMode, NewTarget,
+    clone_image, convert,
+};
+use zebu::{CacheMode, CreateOptions, ErrorKind, Format, Image, OpenOptions, Result};
+
+fn convert_one(
+    source: (&Path, Format),
+    target: (&Path, Format),
+    options: &ConvertOptions,
+) -> Result<ConvertReport> {
+    on_worker(async |worker| {
+        let open = OpenOptions { format: Some(source.1), ..OpenOptions::default() };
+        let image = Image::open(worker, source.0, &open).await?;
+        let new = NewTarget {
+            path: target.0.to_owned(),
+            create: CreateOptions { format: target.1, ..CreateOptions::default() },
+            open: OpenOptions { cache: CacheMode::Writeback, ..OpenOptions::default() },
+        };
+        convert(worker, &[image], ConvertTarget::New(Box::new(new)), options).await
+    })
+}
+
+fn with(copy: CopyMode) -> ConvertOptions {
+    ConvertOptions { copy, ..ConvertOptions::default() }
+}
+
+#[test]
+fn a_full_file_system_is_an_error_and_nothing_stays() {
+    let images = Images::new();
+    let Some(small) = Mounted::tmpfs(8 << 20) else { return };
+    let source = images.path("source");
+    std::fs::write(&source, vec![1; 32 << 20]).unwrap();
+    for format in [Format::Raw, Format::Qcow2] {
+        let error =
+            convert_one((&source, Format::Raw), (&small.path("target"), format), &with(CopyMode::Auto))
+                .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoSpace, "{format:?}: {error}");
+        assert_eq!(small.names(), [""; 0], "{format:?}");
+    }
+}
+
+#[test]
+fn reflinks_share_what_they_can_and_copy_the_rest() {
+    let images = Images::new();
+    let Some(xfs) = Mounted::xfs(&images.path("fs"), 600 << 20) else { return };
+    let source = xfs.path("source");
+    let mut bytes = disk(21, 200_000);
+    bytes[20 << 20..60 << 20].fill(9);
+    bytes.truncate((90 << 20) + 512);
+    write_sparse(&source, &bytes);
+    for format in [Format::Raw, Format::Qcow2] {
+        for copy in [CopyMode::Auto, CopyMode::Reflink] {
+            let target = xfs.path(&format!("target {format:?} {copy:?}"));
+            let before = xfs.used();
+            let report = convert_one((&source, Format::Raw), (&target, format), &with(copy)).unwrap();
+            let grown = xfs.used().saturating_sub(before);
+            assert!(report.reflinked >= 40 << 20, "{format:?} {copy:?}: {report:?}");
+            // XFS gives small writes a MiB each (the extent size hint), but shares the large ranges.
+            assert!(
+                grown < report.reflinked / 2,
+                "{format:?} {copy:?}: {grown} bytes more in use, {report:?}"
+            );
+            if format == Format::Qcow2 {
+                qemu_img(&["compare", "-f", "raw", "-F", "qcow2", text(&source), text(&target)]);
+                qemu_img(&["check", "-f", "qcow2", text(&target)]);
+            }
+            // And back: the same bytes, again shared.
+            let back = xfs.path("back");
+            let report = convert_one((&target, format), (&back, Format::Raw), &with(copy)).unwrap();
+            assert!(report.reflinked >= 40 << 20, "{format:?} {copy:?} back: {report:?}");
+            assert_same_bytes(&std::fs::read(&back).unwrap(), &bytes, &format!("{format:?} {copy:?}"));
+            std::fs::remove_file(&back).unwrap();
+        }
+    }
+    let target = xfs.path("by range");
+    let report = convert_one((&source, Format::Raw), (&target, Format::Raw), &with(CopyMode::Range)).unwrap();
+    assert!(report.range_copied > 0 && report.written == 0, "{report:?}");
+    assert_same_bytes(&std::fs::read(&target).unwrap(), &bytes, "by range");
+}
+
+#[test]
+fn a_reflink_that_was_asked_for_and_can_not_be_made_is_an_error() {
+    let images = Images::new();
+    let Some(small) = Mounted::tmpfs(32 << 20) else { return };
+    let (source, target) = (small.path("source"), small.path("target"));
+    std::fs::write(&source, vec![1; 8 << 20]).unwrap();
+    let reflink = with(CopyMode::Reflink);
+    let error = convert_one((&source, Format::Raw), (&target, Format::Raw), &reflink).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert_eq!(small.names(), ["source"]);
+    // Without being asked for, it is no error that there is none.
+    let report = convert_one((&source, Format::Raw), (&target, Format::Raw), &with(CopyMode::Auto)).unwrap();
+    assert_eq!((report.written, report.reflinked), (8 << 20, 0));
+    drop(images);
+}
+
+#[test]
+fn a_clone_shares_blocks_with_its_source_and_nothing_else() {
+    let images = Images::new();
+    let Some(xfs) = Mounted::xfs(&images.path("fs"), 400 << 20) else { return };
+    let (source, target) = (xfs.path("source"), xfs.path("clone"));
+    let mut bytes = disk(22, 60_000);
+    bytes.extend([7; 512]);
+    write_sparse(&source, &bytes);
+    let before = xfs.used();
+    let options = CloneOptions { format: Some(Format::Raw), ..CloneOptions::default() };
+    let report = on_worker(async |worker| clone_image(worker, &source, &target, &options).await.unwrap());
+    assert_eq!(report.method, CloneMethod::Reflink);
+    assert_eq!((report.format, report.virtual_size), (Format::Raw, bytes.len() as u64));
+    assert!(xfs.used().saturating_sub(before) < 1 << 20);
+    assert_same_bytes(&std::fs::read(&target).unwrap(), &bytes, "clone");
+    std::fs::write(&source, b"overwritten").unwrap();
+    assert_same_bytes(&std::fs::read(&target).unwrap(), &bytes, "clone after the source was overwritten");
+
+    let again = on_worker(async |worker| clone_image(worker, &source, &target, &options).await.unwrap_err());
+    assert_eq!(again.kind(), ErrorKind::InvalidArgument);
+    assert_eq!(xfs.names(), ["clone", "source"]);
+}
+
+#[test]
+fn only_a_reflink_was_wanted_and_there_is_none() {
+    let images = Images::new();
+    let Some(small) = Mounted::tmpfs(32 << 20) else { return };
+    let (source, target) = (small.path("source"), small.path("clone"));
+    std::fs::write(&source, vec![1; 1 << 20]).unwrap();
+    let options =
+        CloneOptions { format: Some(Format::Raw), mode: CloneMode::Reflink, ..CloneOptions::default() };
+    let error = on_worker(async |worker| clone_image(worker, &source, &target, &options).await.unwrap_err());
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert_eq!(small.names(), ["source"]);
+    drop(images);
+}
