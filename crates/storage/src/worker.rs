@@ -73,8 +73,12 @@ enum OpState {
     Abandoned,
 }
 
-/// The number of a worker, the smallest that is free; given back on drop.
-struct WorkerId(usize);
+/// The number of a worker, the smallest that is free; given back on drop. A simulated world counts its own workers,
+/// so that a run does not depend on what else the process does.
+struct WorkerId {
+    number: usize,
+    given_back: bool,
+}
 
 static WORKER_IDS: Mutex<Vec<bool>> = Mutex::new(Vec::new());
 
@@ -87,13 +91,20 @@ impl WorkerId {
         } else {
             used[id] = true;
         }
-        Self(id)
+        Self { number: id, given_back: true }
+    }
+
+    fn of_world(number: usize) -> Self {
+        Self { number, given_back: false }
     }
 }
 
 impl Drop for WorkerId {
     fn drop(&mut self) {
-        if let Some(used) = WORKER_IDS.lock().unwrap_or_else(PoisonError::into_inner).get_mut(self.0) {
+        if !self.given_back {
+            return;
+        }
+        if let Some(used) = WORKER_IDS.lock().unwrap_or_else(PoisonError::into_inner).get_mut(self.number) {
             *used = false;
         }
     }
@@ -154,7 +165,10 @@ impl Worker {
         fallback_reason: Option<String>,
     ) -> Self {
         let inner = Rc::new(Inner {
-            id: WorkerId::take(),
+            id: match &backend {
+                Backend::Sim(sim) => WorkerId::of_world(sim.number()),
+                _ => WorkerId::take(),
+            },
             executor: Executor::new(Arc::clone(&notifier)),
             notifier,
             backend: RefCell::new(backend),
@@ -181,9 +195,10 @@ impl Worker {
         self.inner.fallback_reason.clone()
     }
 
-    /// A small number that differs between the workers of this process that are alive.
+    /// A small number that differs between the workers of this process that are alive; of a simulated worker, its
+    /// number in its world.
     pub fn id(&self) -> usize {
-        self.inner.id.0
+        self.inner.id.number
     }
 
     /// Runs `future` as a task of its own until it is done, whoever waits for it. It is first polled at the

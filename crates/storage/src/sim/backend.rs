@@ -26,6 +26,11 @@ impl SimBackend {
         Self { core, port, queued: Vec::new(), notifier, rng }
     }
 
+    /// The number of the worker in its world, from 0 in the order of making.
+    pub(crate) fn number(&self) -> usize {
+        self.port
+    }
+
     pub(crate) fn submit(&mut self, id: OpId, request: Box<OpRequest>) {
         self.queued.push((id, request));
     }
