@@ -318,8 +318,11 @@ impl Image {
     /// opened again; out of space is not.
     pub async fn flush(&self, worker: &Worker) -> Result<()> {
         match &self.0.driver {
-            Driver::Qcow2(qcow2) => qcow2.commit(worker).await,
-            Driver::Raw(raw) => worker.flush(&raw.file).await.map_err(|e| Error::from(e).on(&self.0.path)),
+            Driver::Qcow2(qcow2) if qcow2.writable => qcow2.commit(worker).await,
+            Driver::Raw(raw) if raw.file.is_writable() => {
+                worker.flush(&raw.file).await.map_err(|e| Error::from(e).on(&self.0.path))
+            }
+            Driver::Qcow2(_) | Driver::Raw(_) => Ok(()),
         }
     }
 

@@ -226,24 +226,18 @@ async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> R
     let budget = Arc::new(Budget::new(options.cache_size.unwrap_or(default_budget.max().unwrap_or(1 << 20))));
     let mut backing: Option<Arc<Node>> = None;
     for link in links.into_iter().rev() {
-        let driver = match &link.parsed {
-            Some(parsed) => {
-                let place = Place {
-                    budget: budget.clone(),
-                    has_backing: backing.is_some(),
-                    data_file: link.data_file,
-                };
-                Driver::Qcow2(Qcow2::open(worker, link.file, parsed, &link.options, place).await?)
-            }
-            None => {
-                let size = link.file.len();
-                // A disk ends at a sector; the rest of the last one reads as zero.
-                Driver::Raw(Raw {
-                    file: link.file,
-                    size: AtomicU64::new(size.next_multiple_of(512)),
-                    cache_mode: options.cache,
-                })
-            }
+        let driver = if let Some(parsed) = &link.parsed {
+            let place =
+                Place { budget: budget.clone(), has_backing: backing.is_some(), data_file: link.data_file };
+            Driver::Qcow2(Qcow2::open(worker, link.file, parsed, &link.options, place).await?)
+        } else {
+            let size = link.file.len();
+            // A disk ends at a sector; the rest of the last one reads as zero.
+            Driver::Raw(Raw {
+                file: link.file,
+                size: AtomicU64::new(size.next_multiple_of(512)),
+                cache_mode: options.cache,
+            })
         };
         backing = Some(Arc::new(Node { path: link.path, driver, backing: backing.take() }));
     }

@@ -71,7 +71,7 @@ fn qemu_check(path: &Path, seed: u64) {
     );
 }
 
-async fn one_request(image: &Image, worker: &Worker, random: &mut Random, model: &mut Vec<u8>, seed: u64) {
+async fn one_request(image: &Image, worker: &Worker, random: &mut Random, model: &mut [u8], seed: u64) {
     let size = model.len() as u64;
     let offset = random.below(size) & if random.below(3) == 0 { !0 } else { !511 };
     let longest = random.one_of(&[512, 4096, 70_000, 300_000]);

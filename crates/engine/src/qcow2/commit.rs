@@ -27,7 +27,7 @@ use crate::qcow2::state::{Freed, L1, NewTable, Qcow2};
 use crate::qcow2::top_table::FrozenBlock;
 use crate::{Error, Result};
 use futures_util::future::try_join_all;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -72,10 +72,10 @@ struct Frozen {
     freed: Vec<Freed>,
     l1: Arc<L1>,
     l1_blocks: Vec<FrozenBlock>,
-    new_tables: HashMap<u64, NewTable>,
+    new_tables: BTreeMap<u64, NewTable>,
     l2: Vec<FrozenSlice>,
     refcounts: Vec<FrozenSlice>,
-    new_blocks: HashMap<u64, NewBlock>,
+    new_blocks: BTreeMap<u64, NewBlock>,
     reftable: Arc<RefTable>,
     reftable_blocks: Vec<FrozenBlock>,
     /// The whole table, if the header does not name its place yet.
@@ -363,7 +363,7 @@ impl Qcow2 {
     async fn write_new_tables(&self, worker: &Worker, frozen: &Frozen) -> Result<()> {
         let per_table = self.slices_per_table();
         let slice_bytes = self.l2.slice_bytes();
-        let mut by_table: HashMap<u64, Vec<&FrozenSlice>> = HashMap::new();
+        let mut by_table: BTreeMap<u64, Vec<&FrozenSlice>> = BTreeMap::new();
         for slice in &frozen.l2 {
             by_table.entry(slice.key / per_table).or_default().push(slice);
         }

@@ -96,10 +96,10 @@ pub(crate) async fn write_empty(worker: &Worker, file: &File, mut header: Header
     // The last structure is the L1 table; what is not written of it is a hole.
     let end = layout.l1_offset.0 + u64::from(layout.l1_entries) * 8;
     let end = end.max(layout.total_clusters * geometry.cluster_size());
-    if file.kind() != zebu_storage::FileKind::BlockDevice {
-        worker.set_len(file, end).await.map_err(|e| Error::from(e).on(path))?;
-    } else {
+    if file.kind() == zebu_storage::FileKind::BlockDevice {
         worker.write_zero_bytes(file, 0, end).await.map_err(|e| Error::from(e).on(path))?;
+    } else {
+        worker.set_len(file, end).await.map_err(|e| Error::from(e).on(path))?;
     }
     put(layout.reftable_offset.0, &layout.reftable()).await?;
     for index in 0..layout.refcounts.blocks {

@@ -11,7 +11,7 @@ use crate::qcow2::space::Space;
 use crate::qcow2::state::{L1, Qcow2};
 use crate::qcow2::top_table::TopTable;
 use crate::{Error, ErrorKind, Result};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, RwLock};
@@ -217,7 +217,7 @@ impl Qcow2 {
             has_backing: place.has_backing,
             l1: RwLock::new(Arc::new(L1 { table: l1, offset: l1_offset.0 })),
             l2: SliceCache::new(slice, place.budget.clone()),
-            new_tables: Mutex::new(HashMap::new()),
+            new_tables: Mutex::new(BTreeMap::new()),
             table_gate: crate::gate::Gate::default(),
             refcounts: Refcounts {
                 table: RwLock::new(Arc::new(RefTable {

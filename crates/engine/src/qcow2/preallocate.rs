@@ -92,7 +92,7 @@ impl Qcow2 {
                 Preallocation::Off => return Ok(()),
                 Preallocation::Metadata if reserved.reads_zero => {}
                 Preallocation::Falloc if reserved.reads_zero => {
-                    self.allocate_space(worker, host, len).await?
+                    self.allocate_space(worker, host, len).await?;
                 }
                 _ => {
                     worker

@@ -10,7 +10,7 @@ use crate::qcow2::space::Content;
 use crate::qcow2::state::Qcow2;
 use crate::qcow2::top_table::TopTable;
 use crate::{Error, ErrorKind, Result};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -41,14 +41,14 @@ pub(crate) struct Refcounts {
     pub(crate) table: RwLock<Arc<RefTable>>,
     pub(crate) cache: SliceCache,
     /// By index in the table.
-    pub(crate) new_blocks: Mutex<HashMap<u64, NewBlock>>,
+    pub(crate) new_blocks: Mutex<BTreeMap<u64, NewBlock>>,
 }
 
 impl Refcounts {
     pub(crate) fn table(&self) -> Arc<RefTable> {
         self.table.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
-    pub(crate) fn new_blocks(&self) -> MutexGuard<'_, HashMap<u64, NewBlock>> {
+    pub(crate) fn new_blocks(&self) -> MutexGuard<'_, BTreeMap<u64, NewBlock>> {
         self.new_blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -203,7 +203,7 @@ impl Qcow2 {
                     let changed = bytes.get(byte_first..byte_end)?.to_vec();
                     cache
                         .change(shard, key, byte_first, byte_end - byte_first, |b| {
-                            b.copy_from_slice(&changed)
+                            b.copy_from_slice(&changed);
                         })
                         .then_some(Ok(()))
                 })

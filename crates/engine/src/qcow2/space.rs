@@ -280,15 +280,12 @@ impl Windows {
                 data.min_by_key(|(_, w)| w.last_used).map(|(index, _)| index)
             }),
         };
-        match replaced.and_then(|index| self.windows.get_mut(index)) {
-            Some(slot) => {
-                let old = std::mem::replace(slot, window);
-                (!old.range.is_empty()).then_some(Allocated { range: old.range, content: old.content })
-            }
-            None => {
-                self.windows.push(window);
-                None
-            }
+        if let Some(slot) = replaced.and_then(|index| self.windows.get_mut(index)) {
+            let old = std::mem::replace(slot, window);
+            (!old.range.is_empty()).then_some(Allocated { range: old.range, content: old.content })
+        } else {
+            self.windows.push(window);
+            None
         }
     }
 

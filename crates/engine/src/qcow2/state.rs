@@ -12,7 +12,7 @@ use crate::qcow2::slices::SliceCache;
 use crate::qcow2::space::{Content, Space};
 use crate::qcow2::top_table::TopTable;
 use crate::{Error, ErrorKind, Result};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{
@@ -82,7 +82,7 @@ pub(crate) struct Qcow2 {
     pub(crate) l1: RwLock<Arc<L1>>,
     pub(crate) l2: SliceCache,
     /// By L1 index. An entry is made before the L1 entry points to the table and removed when the table is on disk.
-    pub(crate) new_tables: Mutex<HashMap<u64, NewTable>>,
+    pub(crate) new_tables: Mutex<BTreeMap<u64, NewTable>>,
     /// Held while an L2 table is made.
     pub(crate) table_gate: Gate,
 
@@ -134,7 +134,7 @@ impl Qcow2 {
         self.space.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn new_tables(&self) -> MutexGuard<'_, HashMap<u64, NewTable>> {
+    pub(crate) fn new_tables(&self) -> MutexGuard<'_, BTreeMap<u64, NewTable>> {
         self.new_tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -118,7 +118,7 @@ impl Allocation {
             let _ = entry.write(&mut new_entries, i, geometry);
         }
         qcow2.l2.change(&mut shard, key, first * entry_size, new_entries.len(), |b| {
-            b.copy_from_slice(&new_entries)
+            b.copy_from_slice(&new_entries);
         });
         if self.place != Place::Existing {
             for (i, old) in self.old.iter().enumerate() {
@@ -578,7 +578,7 @@ impl Qcow2 {
                 self.push_freed(cluster..cluster + 1, then);
             }
             Ok(Mapping::Compressed(stream)) => {
-                self.push_freed(stream.host_clusters(&self.geometry), AfterFree::Reuse)
+                self.push_freed(stream.host_clusters(&self.geometry), AfterFree::Reuse);
             }
             _ => {}
         }

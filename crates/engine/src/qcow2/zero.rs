@@ -172,7 +172,7 @@ impl Qcow2 {
                         let old_host = old.host(&self.geometry);
                         if old.is_compressed() || (old_host.is_some() && new.host(&self.geometry) != old_host)
                         {
-                            self.free_entry(old, cluster << bits, self.after_clearing(what));
+                            self.free_entry(old, cluster << bits, after_clearing(what));
                         }
                     }
                 }
@@ -190,13 +190,6 @@ impl Qcow2 {
             self.write_zero_data(node, worker, zeroes).await?;
         }
         Ok(at)
-    }
-
-    fn after_clearing(&self, what: Clearing) -> AfterFree {
-        match what {
-            Clearing::Zero(ZeroMode::Keep) => AfterFree::Reuse,
-            _ => AfterFree::Punch,
-        }
     }
 
     /// What an entry becomes when `range`, within its cluster, is cleared.
@@ -296,5 +289,13 @@ impl Qcow2 {
             Err(e) => unsupported(e)?,
         }
         worker.write_zero_bytes(self.data(), start, len).await.map_err(|e| Error::from(e).on(&self.path))
+    }
+}
+
+/// What becomes of the space of a cleared cluster.
+fn after_clearing(what: Clearing) -> AfterFree {
+    match what {
+        Clearing::Zero(ZeroMode::Keep) => AfterFree::Reuse,
+        _ => AfterFree::Punch,
     }
 }
