@@ -127,7 +127,7 @@ impl Qcow2 {
     async fn write_size(self: &Arc<Self>, worker: &Worker, size: u64) -> Result<()> {
         self.commit(worker).await?;
         self.header_block.write(worker, &self.file, &[Patch::U64(field::SIZE, size)]).await?;
-        self.commit(worker).await
+        self.barrier(worker, &self.file).await
     }
 
     /// Moves the L1 table to a place with room for `entries`.
@@ -152,7 +152,8 @@ impl Qcow2 {
             // The refcounts of the new place, and the table itself.
             self.commit(worker).await?;
             let patches = [Patch::U32(field::L1_SIZE, entries as u32), Patch::U64(field::L1_OFFSET, offset)];
-            self.header_block.write(worker, &self.file, &patches).await
+            self.header_block.write(worker, &self.file, &patches).await?;
+            self.barrier(worker, &self.file).await
         }
         .await;
         if let Err(error) = moved {

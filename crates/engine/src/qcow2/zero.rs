@@ -20,7 +20,7 @@ pub(crate) enum Clearing {
     Zero(ZeroMode),
     /// Its space may go; what can't be expressed stays as it is.
     Discard,
-    /// Its mapping goes, whatever a backing image holds (the disk ends before it).
+    /// The disk is to end before it.
     Drop,
 }
 
@@ -206,9 +206,15 @@ impl Qcow2 {
             && (range.end == cluster_start + geometry.cluster_size() || range.end >= self.virtual_size());
         let mapping = self.decode(old, cluster_start)?;
         if what == Clearing::Drop {
+            // Until the smaller size is durable, a crash shows what is left here: zeroes where they can be said, rather
+            // than what a backing image holds.
+            let shows_backing = self.has_backing && geometry.version == Version::V3 && !geometry.external_data;
             return Ok(match mapping {
-                Mapping::Unallocated => Change::Keep,
-                _ => Change::Set(L2Entry::unallocated()),
+                Mapping::Unallocated if !shows_backing => Change::Keep,
+                Mapping::Zero { host: None, .. } => Change::Keep,
+                _ if !shows_backing => Change::Set(L2Entry::unallocated()),
+                _ if geometry.extended_l2 => Change::Set(L2Entry::subclusters(None, 0, u32::MAX)),
+                _ => Change::Set(L2Entry::zero_plain(geometry)),
             });
         }
         if geometry.external_data {
