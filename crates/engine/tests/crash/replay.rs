@@ -52,7 +52,7 @@ fn the_images_are_sound_before_anything_happens() {
         let mut setup = Setup::random(&mut rng);
         if seed % 2 == 0 && setup.refcount_bits > 1 && !setup.external_data {
             setup.origin = Origin::Snapshot;
-            setup.pattern = setup.size / 2 & !511;
+            setup.pattern = (setup.size / 2) & !511;
         }
         let files = setup.make(seed);
         judge(&setup, &files, &setup.model(), Leaks::Forbidden)
