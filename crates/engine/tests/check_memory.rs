@@ -94,7 +94,7 @@ fn memory_follows_what_is_in_use() {
         image[at..at + 8].copy_from_slice(&(l2 + n % tables * 65536).to_be_bytes());
     }
     for n in 0..tables * 8192 {
-        image.extend(((n * 8 << 20) % (1 << 40)).to_be_bytes());
+        image.extend((((n * 8) << 20) % (1 << 40)).to_be_bytes());
     }
     std::fs::write(&path, image).unwrap();
     std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
