@@ -159,7 +159,9 @@ pub(super) async fn examine(source: &mut Source<'_>) -> Result<Examination> {
     let snapshot_table_moved = new_snapshots.is_some();
     if let Some(new) = new_snapshots {
         snapshots::switch_table(source, new.offset, new.count).await?;
-        new.repairs.into_iter().for_each(|kind| structure.add_repaired(kind));
+        for kind in new.repairs {
+            structure.add_repaired(kind);
+        }
         changed = true;
     }
 
@@ -180,7 +182,9 @@ async fn write_snapshot_table(
 ) -> Result<Option<NewSnapshotTable>> {
     if source.file.kind() == FileKind::BlockDevice {
         // There is no end to write past, and what is free is not known yet.
-        repairs.into_iter().for_each(|kind| tally.add(kind, 1));
+        for kind in repairs {
+            tally.add(kind, 1);
+        }
         return Ok(None);
     }
     let bytes = snapshots::repaired_table(source, table)?;

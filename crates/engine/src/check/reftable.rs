@@ -5,7 +5,7 @@ use super::refmap::RefMap;
 use super::report::Tally;
 use super::source::Source;
 use crate::Result;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use zebu_qcow2::{Geometry, RefTableEntry};
 
@@ -60,10 +60,10 @@ impl RefTable {
         let used = entries.iter().rposition(|entry| entry.0 != 0).map_or(0, |last| last + 1);
         entries.truncate(used);
         let mut repeated = Vec::new();
-        let mut seen: HashMap<u64, (), foldhash::fast::FixedState> = HashMap::default();
+        let mut seen: HashSet<u64, foldhash::fast::FixedState> = HashSet::default();
         for (index, entry) in entries.iter().enumerate() {
             if let Some(block) = entry.block()
-                && seen.insert(block.0, ()).is_some()
+                && !seen.insert(block.0)
             {
                 repeated.push(index as u64);
             }
@@ -88,17 +88,6 @@ impl RefTable {
             Some(block) if self.repeated.binary_search(&index).is_ok() => Block::Repeated(block.0),
             Some(block) => Block::At(block.0),
         }
-    }
-
-    /// The clusters of the table itself, none if it reaches past the end of the file.
-    pub(super) fn clusters(&self, source: &Source<'_>) -> Range<u64> {
-        let offset = source.header.refcount_table_offset.0;
-        let clusters = u64::from(source.header.refcount_table_clusters);
-        let first = offset >> source.geometry.cluster_bits;
-        if clusters == 0 || source.is_past_end(offset, clusters * source.geometry.cluster_size()) {
-            return 0..0;
-        }
-        first..first + clusters
     }
 
     /// Index and offset of the blocks that count as references: valid entries, one for each time a block is named.
@@ -176,6 +165,17 @@ impl RefTable {
         }
         rebuild
     }
+}
+
+/// The clusters of the table itself, none if it reaches past the end of the file.
+pub(super) fn table_clusters(source: &Source<'_>) -> Range<u64> {
+    let offset = source.header.refcount_table_offset.0;
+    let clusters = u64::from(source.header.refcount_table_clusters);
+    let first = offset >> source.geometry.cluster_bits;
+    if clusters == 0 || source.is_past_end(offset, clusters * source.geometry.cluster_size()) {
+        return 0..0;
+    }
+    first..first + clusters
 }
 
 /// log2 of the clusters that one refcount block covers.

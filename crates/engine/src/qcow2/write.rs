@@ -201,7 +201,7 @@ impl Qcow2 {
                 }
             }
         }
-        self.commit_in_background(worker);
+        self.relieve(worker).await;
         (Ok(()), done)
     }
 

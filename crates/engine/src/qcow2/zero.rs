@@ -50,7 +50,7 @@ impl Qcow2 {
         self.zero_edge(node, worker, guest..inner_start).await?;
         self.clear(node, worker, inner_start..inner_end, Clearing::Zero(mode)).await?;
         self.zero_edge(node, worker, inner_end..end).await?;
-        self.commit_in_background(worker);
+        self.relieve(worker).await;
         Ok(())
     }
 
@@ -68,7 +68,7 @@ impl Qcow2 {
         let end = if end >= self.virtual_size() { end } else { end & !(unit - 1) };
         if start < end {
             self.clear(node, worker, start..end, Clearing::Discard).await?;
-            self.commit_in_background(worker);
+            self.relieve(worker).await;
         }
         Ok(())
     }

@@ -51,7 +51,7 @@ fn refcounts() {
         plain(),
         "leak of an unused cluster",
         |i| {
-            i.write(i.len(), &[1; 65536 * 3]);
+            i.write(i.len(), &vec![1; 65536 * 3]);
             set(i, 11, 3);
         },
         |k| matches!(k, FindingKind::Leak { cluster: 11, refcount: 3, references: 0 }),
@@ -222,13 +222,13 @@ fn compressed_entries() {
     same(
         image(),
         "past the end",
-        |i| i.set_word(i.l2(0), COMPRESSED | i.len() + 65536),
+        |i| i.set_word(i.l2(0), COMPRESSED | (i.len() + 65536)),
         |k| matches!(k, FindingKind::PastEnd { .. }),
     );
     same(
         image(),
         "far past the end",
-        |i| i.set_word(i.l2(0), COMPRESSED | (1 << 54) - 512),
+        |i| i.set_word(i.l2(0), COMPRESSED | ((1 << 54) - 512)),
         |k| matches!(k, FindingKind::PastEnd { .. }),
     );
     // The largest length: it reaches into the next cluster.

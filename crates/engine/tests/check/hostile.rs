@@ -150,7 +150,7 @@ fn circles() {
         crafted.reftable(cluster, 1);
         crafted.snapshots(cluster, 7);
         let words: Vec<u8> =
-            (0..cluster / 8).flat_map(|n| (COPIED | n % 8 * cluster).to_be_bytes()).collect();
+            (0..cluster / 8).flat_map(|n| (COPIED | (n % 8 * cluster)).to_be_bytes()).collect();
         for n in 1..8 {
             crafted.image.write(n * cluster, &words);
         }
@@ -197,7 +197,7 @@ fn any_byte() {
     let mut random = crate::support::Random(5);
     for _ in 0..400 {
         let copy = image.copy();
-        for _ in 0..1 + random.below(4) {
+        for _ in 0..=random.below(4) {
             let at = random.below(8 * 512);
             copy.write(at, &[random.next() as u8]);
         }
@@ -228,9 +228,9 @@ fn small_image() -> Vec<u8> {
     for cluster in 0..8 {
         put(&mut bytes, 1024 + cluster * 2, &1u16.to_be_bytes());
     }
-    put(&mut bytes, 3 * 512, &(COPIED | 4 * 512).to_be_bytes());
+    put(&mut bytes, 3 * 512, &(COPIED | (4 * 512)).to_be_bytes());
     for n in 0..3u64 {
-        put(&mut bytes, 4 * 512 + n as usize * 8, &(COPIED | (5 + n) * 512).to_be_bytes());
+        put(&mut bytes, 4 * 512 + n as usize * 8, &(COPIED | ((5 + n) * 512)).to_be_bytes());
     }
     bytes
 }

@@ -62,11 +62,11 @@ fn is_known_difference(image: &TestImage, table: &str, at: u64) -> bool {
     match table {
         "L1" | "snapshot L1" => {
             let offset = entry & OFFSET;
-            offset % cluster != 0 || offset == 0 && entry != 0
+            !offset.is_multiple_of(cluster) || offset == 0 && entry != 0
         }
         "L2" | "snapshot L2" => {
             let index = (at & !7) % cluster / 8;
-            let first_word = image.word(72) & 16 == 0 || image.u32(4) == 2 || index % 2 == 0;
+            let first_word = image.word(72) & 16 == 0 || image.u32(4) == 2 || index.is_multiple_of(2);
             let compressed_with_bitmap =
                 image.u32(4) == 3 && image.word(72) & 16 != 0 && image.word(at & !15) & 1 << 62 != 0;
             first_word && reserved_zero && entry & 1 != 0 || compressed_with_bitmap

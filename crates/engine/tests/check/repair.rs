@@ -7,6 +7,9 @@ use zebu::{CacheMode, ErrorKind};
 
 const COPIED: u64 = 1 << 63;
 
+/// What is damaged, and how.
+type Damage<'a> = (&'a str, &'a dyn Fn(&TestImage));
+
 fn filled(options: &str) -> TestImage {
     let image = TestImage::new(
         &["-o", options],
@@ -73,7 +76,7 @@ fn mends_with(damaged: &TestImage, intact: &TestImage, options: &CheckOptions<'_
 /// Sets the refcount of a cluster to `value`, cut to its width.
 fn set_refcount(image: &TestImage, cluster: u64, value: u64) {
     let order = if image.u32(4) == 2 { 4 } else { image.u32(96) };
-    let per_block = image.cluster_size() * 8 >> order;
+    let per_block = (image.cluster_size() * 8) >> order;
     let block = image.refblock(cluster / per_block);
     let index = cluster % per_block;
     if order < 3 {
@@ -139,10 +142,10 @@ fn refcounts_that_are_gone() {
     }
     for options in KINDS {
         let intact = filled(options);
-        let damages: [(&str, &dyn Fn(&TestImage)); 6] = [
+        let damages: [Damage<'_>; 6] = [
             ("no block", &|i| i.set_word(i.reftable(), 0)),
             ("block outside", &|i| i.set_word(i.reftable(), 1 << 40)),
-            ("block unaligned", &|i| i.set_word(i.reftable(), i.refblock(0) + 512 * 3 / 2 & !0x1ff | 1)),
+            ("block unaligned", &|i| i.set_word(i.reftable(), (i.refblock(0) + 512 * 3 / 2) & !0x1ff | 1)),
             ("block of zeroes", &|i| i.write(i.refblock(0), &vec![0; i.cluster_size() as usize])),
             ("block twice", &|i| i.set_word(i.reftable() + 8 * 7, i.refblock(0))),
             ("no table", &|i| i.set_u32(56, 0)),
@@ -224,7 +227,7 @@ fn snapshot_tables() {
     if skipped() {
         return;
     }
-    let damages: [(&str, &dyn Fn(&TestImage)); 2] = [
+    let damages: [Damage<'_>; 2] = [
         ("incomplete", &|i| {
             // The first entry loses its extra data; what follows is shifted by its length.
             let at = i.snapshots();
