@@ -127,6 +127,7 @@ impl Qcow2 {
     async fn write_size(self: &Arc<Self>, worker: &Worker, size: u64) -> Result<()> {
         self.commit(worker).await?;
         self.header_block.write(worker, &self.file, &[Patch::U64(field::SIZE, size)]).await?;
+        // A commit with nothing to do would only flush an external data file.
         self.barrier(worker, &self.file).await
     }
 
@@ -153,6 +154,7 @@ impl Qcow2 {
             self.commit(worker).await?;
             let patches = [Patch::U32(field::L1_SIZE, entries as u32), Patch::U64(field::L1_OFFSET, offset)];
             self.header_block.write(worker, &self.file, &patches).await?;
+            // Before the old place is freed. A commit with nothing to do would only flush an external data file.
             self.barrier(worker, &self.file).await
         }
         .await;

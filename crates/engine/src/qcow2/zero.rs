@@ -20,7 +20,7 @@ pub(crate) enum Clearing {
     Zero(ZeroMode),
     /// Its space may go; what can't be expressed stays as it is.
     Discard,
-    /// The disk is to end before it.
+    /// Its mapping goes, whatever a backing image holds (the disk ends before it).
     Drop,
 }
 
@@ -206,15 +206,17 @@ impl Qcow2 {
             && (range.end == cluster_start + geometry.cluster_size() || range.end >= self.virtual_size());
         let mapping = self.decode(old, cluster_start)?;
         if what == Clearing::Drop {
-            // Until the smaller size is durable, a crash shows what is left here: zeroes where they can be said, rather
-            // than what a backing image holds.
-            let shows_backing = self.has_backing && geometry.version == Version::V3 && !geometry.external_data;
             return Ok(match mapping {
-                Mapping::Unallocated if !shows_backing => Change::Keep,
-                Mapping::Zero { host: None, .. } => Change::Keep,
-                _ if !shows_backing => Change::Set(L2Entry::unallocated()),
-                _ if geometry.extended_l2 => Change::Set(L2Entry::subclusters(None, 0, u32::MAX)),
-                _ => Change::Set(L2Entry::zero_plain(geometry)),
+                Mapping::Unallocated => Change::Keep,
+                // Until the header says that the disk is shorter, a crash shows these clusters: zeroes are then right
+                // (the future content of what was cut off), the backing image's bytes under flushed data are not.
+                // Version 2 has no way to say it.
+                _ if self.has_backing && geometry.version == Version::V3 => Change::Set(if geometry.extended_l2 {
+                    L2Entry::subclusters(None, 0, u32::MAX)
+                } else {
+                    L2Entry::zero_plain(geometry)
+                }),
+                _ => Change::Set(L2Entry::unallocated()),
             });
         }
         if geometry.external_data {

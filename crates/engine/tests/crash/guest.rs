@@ -13,15 +13,6 @@ pub(crate) struct Guest {
     pub(crate) cluster: u64,
     /// What went wrong first.
     pub(crate) violation: RefCell<Option<String>>,
-    /// Whether requests may fail (the test makes operations fail).
-    pub(crate) errors: Errors,
-}
-
-/// Whether errors of requests are expected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Errors {
-    Unexpected,
-    Expected,
 }
 
 impl Guest {
@@ -37,9 +28,7 @@ impl Guest {
         let outcome = match result {
             Ok(()) => success,
             Err(error) => {
-                if self.errors == Errors::Unexpected {
-                    self.blame(format!("a request failed: {error}"));
-                }
+                self.blame(format!("a request failed: {error}"));
                 GuestResult::Failed
             }
         };
@@ -96,7 +85,8 @@ impl Guest {
         let mut bytes = vec![0; len as usize];
         op.value().fill(offset, &mut bytes);
         let (result, _) = self.image.write(worker, offset, IoBuf::copy_of(&bytes).into(), durability).await;
-        let success = if durability == Durability::Durable { GuestResult::Durable } else { GuestResult::Done };
+        let success =
+            if durability == Durability::Durable { GuestResult::Durable } else { GuestResult::Done };
         self.end(op, result, success);
     }
 

@@ -18,7 +18,12 @@ pub(crate) enum Leaks {
 }
 
 /// Judges the files that a crash left, in a world of their own. On success, what the disk held.
-pub(crate) fn judge(setup: &Setup, files: &Files, model: &GuestModel, leaks: Leaks) -> Result<Vec<u8>, String> {
+pub(crate) fn judge(
+    setup: &Setup,
+    files: &Files,
+    model: &GuestModel,
+    leaks: Leaks,
+) -> Result<Vec<u8>, String> {
     let world = setup.world(files, 0);
     let worker = world.worker();
     world.block_on(judge_in(setup, &world, &worker, model, leaks)).map_err(|stuck| stuck.to_string())?
@@ -32,13 +37,16 @@ async fn judge_in(
     leaks: Leaks,
 ) -> Result<Vec<u8>, String> {
     let top = world.open(TOP, SimFileConfig::default()).unwrap();
-    let report = check_file(worker, &top, &CheckOptions::default()).await.map_err(|e| format!("check: {e}"))?;
+    let report =
+        check_file(worker, &top, &CheckOptions::default()).await.map_err(|e| format!("check: {e}"))?;
     let bad = report.counts.corruptions + report.counts.check_errors;
     if bad > 0 || (leaks == Leaks::Forbidden && report.counts.leaks > 0) {
         let lines: Vec<String> = report.findings.iter().take(6).map(ToString::to_string).collect();
         return Err(format!("check: {:?}\n{}", report.counts, lines.join("\n")));
     }
-    let image = Image::open_files(worker, setup.chain(world), &setup.options()).await.map_err(|e| format!("open: {e}"))?;
+    let image = Image::open_files(worker, setup.chain(world), &setup.options())
+        .await
+        .map_err(|e| format!("open: {e}"))?;
     let len = image.virtual_size();
     if !model.may_have_len(len) {
         return Err(format!("the disk has {len} bytes"));
@@ -47,8 +55,9 @@ async fn judge_in(
     model.check(0, &bytes).map_err(|v| v.to_string())?;
     if setup.origin == crate::setup::Origin::Snapshot {
         let options = OpenOptions { snapshot: Some(SNAPSHOT.to_owned()), ..OpenOptions::default() };
-        let image =
-            Image::open_files(worker, setup.chain(world), &options).await.map_err(|e| format!("open the snapshot: {e}"))?;
+        let image = Image::open_files(worker, setup.chain(world), &options)
+            .await
+            .map_err(|e| format!("open the snapshot: {e}"))?;
         let mut expected = backing_pattern(0, setup.pattern as usize);
         expected.resize(setup.size as usize, 0);
         if read_all(worker, &image, setup.size).await? != expected {

@@ -1,6 +1,6 @@
 //! The life of an image: phases of requests, crashes at random moments, and going on after some of them.
 
-use crate::guest::{Errors, Guest};
+use crate::guest::Guest;
 use crate::judge::{Leaks, judge, judge_by_qemu, read_all};
 use crate::setup::{Files, Setup};
 use futures_util::future::join_all;
@@ -74,14 +74,14 @@ fn live_in(
     tally: &mut Tally,
 ) -> std::result::Result<Option<Survivor>, String> {
     let workers: Vec<_> = (0..setup.workers).map(|_| world.worker()).collect();
-    let opened: Result<Image> =
-        world.block_on(Image::open_files(&workers[0], setup.chain(world), &setup.options())).map_err(|s| s.to_string())?;
+    let opened: Result<Image> = world
+        .block_on(Image::open_files(&workers[0], setup.chain(world), &setup.options()))
+        .map_err(|s| s.to_string())?;
     let guest = Rc::new(Guest {
         image: opened.map_err(|e| format!("open: {e}"))?,
         model: RefCell::new(model),
         cluster: setup.cluster_size,
         violation: RefCell::new(None),
-        errors: Errors::Unexpected,
     });
     let mut survivor = None;
     for _ in 0..extent.phases {
@@ -91,26 +91,48 @@ fn live_in(
         });
         let streams: Vec<_> = streams.collect();
         let steps = extent.streams * extent.requests * 12;
-        let mut crashes = Crashes { setup, world, guest: &guest, rng: rng.fork(), steps, extent, tally, survivor: &mut survivor };
+        let mut crashes = Crashes {
+            setup,
+            world,
+            guest: &guest,
+            rng: rng.fork(),
+            steps,
+            extent,
+            tally,
+            survivor: &mut survivor,
+        };
         crashes.during(join_all(streams))?;
         if rng.chance(1, 3) {
-            let len = rng.between(1, setup.size * 3 / 2 / 512) * 512;
+            let shortest = if setup.can_shrink() { 1 } else { guest.model.borrow().len() / 512 };
+            let len = rng.between(shortest, (setup.size * 3 / 2 / 512).max(shortest)) * 512;
             // Version 2 can't be resized while it has snapshots.
             if setup.version == 3 || setup.origin != crate::setup::Origin::Snapshot {
-                let mut crashes =
-                    Crashes { setup, world, guest: &guest, rng: rng.fork(), steps: 60, extent, tally, survivor: &mut survivor };
+                let mut crashes = Crashes {
+                    setup,
+                    world,
+                    guest: &guest,
+                    rng: rng.fork(),
+                    steps: 60,
+                    extent,
+                    tally,
+                    survivor: &mut survivor,
+                };
                 crashes.during(guest.resize(&workers[0], len))?;
             }
         }
         if setup.cache_size.is_some() || rng.chance(1, 2) {
             let len = guest.model.borrow().len();
             let op = guest.model.borrow_mut().begin(GuestRequest::Read);
-            let disk = world.block_on(read_all(&workers[0], &guest.image, len)).map_err(|s| s.to_string())??;
+            let disk =
+                world.block_on(read_all(&workers[0], &guest.image, len)).map_err(|s| s.to_string())??;
             guest.model.borrow().check_read(op, 0, &disk).map_err(|v| format!("between phases: {v}"))?;
             guest.model.borrow_mut().end(op, zebu::storage::sim::GuestResult::Done);
         }
     }
-    world.block_on(guest.image.close(&workers[0])).map_err(|s| s.to_string())?.map_err(|e| format!("close: {e}"))?;
+    world
+        .block_on(guest.image.close(&workers[0]))
+        .map_err(|s| s.to_string())?
+        .map_err(|e| format!("close: {e}"))?;
     guest.model.borrow_mut().apply(GuestRequest::Flush);
     let content = |name: &str| (name.to_owned(), world.content(name).unwrap());
     let mut files: Files = vec![content(crate::setup::TOP)];

@@ -2,11 +2,13 @@
 
 use crate::snapshot;
 use zebu::storage::sim::{
-    Content, DiscardLeaves, GuestConfig, GuestModel, LogKeep, SimConfig, SimFileConfig, SimRng, SimWorld, backing_pattern,
+    Content, DiscardLeaves, GuestConfig, GuestModel, LogKeep, SimConfig, SimFileConfig, SimRng, SimWorld,
+    backing_pattern,
 };
 use zebu::storage::{IoBuf, Worker};
 use zebu::{
-    Access, CreateOptions, Durability, Format, Image, OpenOptions, OpenedFile, Preallocation, Shrink, ZeroPolicy,
+    Access, CreateOptions, Durability, Format, Image, OpenOptions, OpenedFile, Preallocation, Shrink,
+    ZeroPolicy,
 };
 
 /// Names of the files of a world.
@@ -87,10 +89,18 @@ impl Setup {
         } else if refcount_bits == 1 {
             &[Origin::Empty, Origin::Own, Origin::RawBase, Origin::Qcow2Base, Origin::Preallocated]
         } else {
-            &[Origin::Empty, Origin::Own, Origin::Snapshot, Origin::Snapshot, Origin::RawBase, Origin::Qcow2Base]
+            &[
+                Origin::Empty,
+                Origin::Own,
+                Origin::Snapshot,
+                Origin::Snapshot,
+                Origin::RawBase,
+                Origin::Qcow2Base,
+            ]
         };
         let origin = *rng.pick(origins);
-        let size = rng.between(cluster_size * 3, cluster_size * if cluster_size > 4096 { 14 } else { 100 }) & !511;
+        let size =
+            rng.between(cluster_size * 3, cluster_size * if cluster_size > 4096 { 14 } else { 100 }) & !511;
         let pattern = match origin {
             Origin::Empty | Origin::Preallocated => 0,
             _ => rng.between(size / 3, size) & !511,
@@ -113,12 +123,19 @@ impl Setup {
         }
     }
 
+    /// Whether a crash during a shrink leaves old content or zeroes. In version 2, which has no zero clusters, the
+    /// backing image can show where the mapping is gone and the length is still the old one.
+    pub(crate) fn can_shrink(&self) -> bool {
+        self.version == 3 || !matches!(self.origin, Origin::RawBase | Origin::Qcow2Base)
+    }
+
     /// What a guest may find at first.
     pub(crate) fn model(&self) -> GuestModel {
-        // Version 2 can't say that a cluster with a backing image below is zero: what a shrink cuts off shows it until
-        // the new size is durable.
-        let discard = if self.version == 2 { DiscardLeaves::Anything } else { DiscardLeaves::ZeroOrOld };
-        GuestModel::new(GuestConfig { len: self.size, backing_len: self.pattern, discard })
+        GuestModel::new(GuestConfig {
+            len: self.size,
+            backing_len: self.pattern,
+            discard: DiscardLeaves::ZeroOrOld,
+        })
     }
 
     fn create_options(&self, size: u64) -> CreateOptions {
@@ -159,7 +176,8 @@ impl Setup {
                 let base = world.file(BASE, Content::new(), SimFileConfig::default());
                 names.push(BASE);
                 let options = CreateOptions { size: Some(self.pattern), ..CreateOptions::default() };
-                let chain = || vec![OpenedFile { file: base.clone(), data_file: None, format: Format::Qcow2 }];
+                let chain =
+                    || vec![OpenedFile { file: base.clone(), data_file: None, format: Format::Qcow2 }];
                 run(&world, async {
                     Image::create_in(&worker, &base, &options).await?;
                     fill(&worker, &Image::open_files(&worker, chain(), &writable()).await?, &pattern).await
@@ -180,7 +198,8 @@ impl Setup {
                 _ => image.close(&worker).await,
             }
         });
-        let mut files: Files = names.iter().map(|name| ((*name).to_owned(), world.content(name).unwrap())).collect();
+        let mut files: Files =
+            names.iter().map(|name| ((*name).to_owned(), world.content(name).unwrap())).collect();
         if self.origin == Origin::Snapshot {
             snapshot::take(&mut files[0].1, SNAPSHOT, self.size);
         }
@@ -189,7 +208,11 @@ impl Setup {
 
     /// A world with the files in it.
     pub(crate) fn world(&self, files: &Files, seed: u64) -> SimWorld {
-        let world = SimWorld::with_config(&SimConfig { keep_log: LogKeep::Digest, max_steps: 2_000_000, ..SimConfig::seeded(seed) });
+        let world = SimWorld::with_config(&SimConfig {
+            keep_log: LogKeep::Digest,
+            max_steps: 2_000_000,
+            ..SimConfig::seeded(seed)
+        });
         for (name, content) in files {
             world.file(name, content.clone(), self.config(name));
         }
@@ -197,7 +220,11 @@ impl Setup {
     }
 
     fn config(&self, name: &str) -> SimFileConfig {
-        if name == TOP && self.direct > 0 { SimFileConfig::direct(self.direct) } else { SimFileConfig::default() }
+        if name == TOP && self.direct > 0 {
+            SimFileConfig::direct(self.direct)
+        } else {
+            SimFileConfig::default()
+        }
     }
 
     /// The files of a world as a chain to open.
@@ -206,8 +233,12 @@ impl Setup {
         let data_file = self.external_data.then(|| open(DATA));
         let mut chain = vec![OpenedFile { file: open(TOP), data_file, format: Format::Qcow2 }];
         match self.origin {
-            Origin::RawBase => chain.push(OpenedFile { file: open(BASE), data_file: None, format: Format::Raw }),
-            Origin::Qcow2Base => chain.push(OpenedFile { file: open(BASE), data_file: None, format: Format::Qcow2 }),
+            Origin::RawBase => {
+                chain.push(OpenedFile { file: open(BASE), data_file: None, format: Format::Raw })
+            }
+            Origin::Qcow2Base => {
+                chain.push(OpenedFile { file: open(BASE), data_file: None, format: Format::Qcow2 })
+            }
             _ => {}
         }
         chain
