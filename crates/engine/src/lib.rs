@@ -43,6 +43,7 @@
 
 mod blocking;
 mod chain;
+pub mod check;
 mod error;
 mod gate;
 mod image;

@@ -3,8 +3,11 @@
 use crate::closed_files::ClosedFiles;
 use crate::error::{IoError, IoErrorKind, Op};
 use crate::file_types::{Access, Alignment, FileId, FileKind, FsKind, LockMode, OpenFlags};
+#[cfg(debug_assertions)]
+use crate::growth_check::GrowthCheck;
 use crate::os_file::OsFile;
 use crate::sim::SimFile;
+use crate::write_table::WriteTable;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -48,6 +51,10 @@ struct State {
     /// Bits of the [`Capability`]s that the kernel refused.
     refused: AtomicU8,
     flush_failed: AtomicBool,
+    /// The writes in flight, under O_DIRECT.
+    writes: Option<Box<WriteTable>>,
+    #[cfg(debug_assertions)]
+    growth: GrowthCheck,
     inner: FileInner,
 }
 
@@ -79,6 +86,7 @@ impl File {
     pub(crate) fn from_parts(facts: FileFacts, inner: FileInner) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(1);
         let len = AtomicU64::new(facts.len);
+        let writes = facts.direct.then(Box::default);
         Self {
             state: Arc::new(State {
                 facts,
@@ -87,6 +95,9 @@ impl File {
                 len,
                 refused: AtomicU8::new(0),
                 flush_failed: AtomicBool::new(false),
+                writes,
+                #[cfg(debug_assertions)]
+                growth: GrowthCheck::default(),
                 inner,
             }),
         }
@@ -249,6 +260,17 @@ impl File {
             }
             FileInner::Os(_) | FileInner::Sim(_) => Err(self.error(Op::Allocate, IoErrorKind::Unsupported)),
         }
+    }
+
+    /// The writes in flight; `None` without O_DIRECT, where the kernel takes care of parts of blocks.
+    pub(crate) fn writes(&self) -> Option<&WriteTable> {
+        self.state.writes.as_deref()
+    }
+
+    /// The check that the file grows by one request at a time; of simulated files, only those on XFS are checked.
+    #[cfg(debug_assertions)]
+    pub(crate) fn growth_check(&self) -> Option<&GrowthCheck> {
+        (self.kind() != FileKind::Simulated || self.fs() == FsKind::Xfs).then_some(&self.state.growth)
     }
 
     /// A number that no other file of this process has or had; never 0.

@@ -13,18 +13,23 @@ mod error;
 mod executor;
 mod file;
 mod file_types;
+#[cfg(debug_assertions)]
+mod growth_check;
 mod lock;
 mod memory;
 mod notify;
+mod operation;
 mod os_file;
 mod request;
 pub mod sim;
 mod threads;
+mod unaligned;
 #[cfg(feature = "io-uring")]
 mod uring;
 mod worker;
 mod worker_io;
 mod worker_types;
+mod write_table;
 
 pub use buf::{IoBuf, IoBufs, IoMemory, PAGE};
 pub use error::{IoError, IoErrorKind, Op};

@@ -24,9 +24,9 @@
 //! (and the [`File`]'s) business and done before and after; a backend sees only what goes to the disk.
 
 use crate::buf::IoBufs;
-use crate::error::Op;
 use crate::file::File;
 use crate::file_types::FileExtent;
+use crate::write_table::Hold;
 
 /// Names an operation of one worker while it is in flight. Ids are small and reused: a backend may use them as an
 /// index.
@@ -48,23 +48,6 @@ pub(crate) enum OpKind {
     CloneRange { src: File, src_offset: u64 },
 }
 
-impl OpKind {
-    /// The name of the operation in errors.
-    pub(crate) fn op(&self) -> Op {
-        match self {
-            Self::Read => Op::Read,
-            Self::Write => Op::Write,
-            Self::Flush => Op::Flush,
-            Self::Punch => Op::Punch,
-            Self::ZeroRange => Op::ZeroRange,
-            Self::Allocate => Op::Allocate,
-            Self::SetLen => Op::SetLen,
-            Self::ExtentAt => Op::Seek,
-            Self::CopyRange { .. } | Self::CloneRange { .. } => Op::CopyRange,
-        }
-    }
-}
-
 /// One operation on one file.
 pub(crate) struct OpRequest {
     pub(crate) file: File,
@@ -73,6 +56,63 @@ pub(crate) struct OpRequest {
     pub(crate) len: u64,
     /// Empty for all but `Read` and `Write`.
     pub(crate) bufs: IoBufs,
+    /// The place in the file's table of writes, to be released at the operation's end.
+    hold: Option<Hold>,
+    /// Whether the file's growth check knows of it.
+    #[cfg(debug_assertions)]
+    grows: bool,
+}
+
+impl OpRequest {
+    pub(crate) fn new(
+        file: File,
+        kind: OpKind,
+        offset: u64,
+        len: u64,
+        bufs: IoBufs,
+        hold: Option<Hold>,
+    ) -> Self {
+        #[cfg(debug_assertions)]
+        let grows = {
+            let end = match kind {
+                OpKind::SetLen => offset,
+                OpKind::Read | OpKind::Flush | OpKind::Punch | OpKind::ExtentAt => 0,
+                _ => offset.saturating_add(len),
+            };
+            let check = file.growth_check().filter(|_| end > file.len());
+            if let Some(check) = check {
+                check.begin(file.len()..end);
+            }
+            check.is_some()
+        };
+        Self {
+            file,
+            kind,
+            offset,
+            len,
+            bufs,
+            hold,
+            #[cfg(debug_assertions)]
+            grows,
+        }
+    }
+
+    /// Others may write the range again.
+    pub(crate) fn settle(&mut self) {
+        #[cfg(debug_assertions)]
+        if let Some(check) = self.file.growth_check().filter(|_| std::mem::take(&mut self.grows)) {
+            check.end();
+        }
+        if let (Some(hold), Some(table)) = (self.hold.take(), self.file.writes()) {
+            table.release(hold);
+        }
+    }
+}
+
+impl Drop for OpRequest {
+    fn drop(&mut self) {
+        self.settle();
+    }
 }
 
 /// What a successful operation yields.

@@ -26,6 +26,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -131,7 +132,8 @@ impl Drop for OfThread {
     fn drop(&mut self) {
         for worker in std::mem::take(&mut *self.0.borrow_mut()) {
             if let Some(worker) = worker.upgrade() {
-                worker.finish();
+                // The panic of a task was reported when it happened; there is nobody here to pass it on to.
+                let _ = worker.finish();
             }
         }
     }
@@ -310,7 +312,7 @@ impl Worker {
         let outcome = Arc::new(Mutex::new(Outcome::Running(None)));
         let theirs = Arc::clone(&outcome);
         let job: Job = Box::new(move || {
-            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            let result = catch_unwind(AssertUnwindSafe(work));
             let mut outcome = theirs.lock().unwrap_or_else(PoisonError::into_inner);
             let before = std::mem::replace(&mut *outcome, Outcome::Over(result));
             drop(outcome);
@@ -327,7 +329,7 @@ impl Worker {
             }
         })
         .await;
-        result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// Whether a task is to be polled.
@@ -420,8 +422,9 @@ impl Inner {
     /// Notes what the completions mean for their files and wakes who waits for them.
     fn complete(&self, mut done: Vec<Completion>) -> bool {
         let any = !done.is_empty();
-        for completion in done.drain(..) {
+        for mut completion in done.drain(..) {
             note_result(&completion);
+            completion.request.settle();
             let id = completion.id.0;
             let mut ops = self.ops.borrow_mut();
             let abandoned = match ops.get_mut(id) {
@@ -491,24 +494,37 @@ impl Inner {
         }
     }
 
-    /// The end: all tasks and operations are over afterwards.
-    fn finish(&self) {
+    /// The end: all tasks and operations are over afterwards. A task that panics ends alone; its panic is returned.
+    fn finish(&self) -> std::thread::Result<()> {
         let patience = match self.backend.borrow().kind() {
             // Its other workers run on this thread, if at all.
             WorkerKind::Simulated => Duration::ZERO,
             WorkerKind::IoUring | WorkerKind::Threads => PATIENCE_AT_END,
         };
-        if !self.drain(patience) {
-            self.executor.cancel_all();
-            self.timers.take();
-            self.drain(Duration::ZERO);
+        let mut result = Ok(());
+        loop {
+            let drained = catch_unwind(AssertUnwindSafe(|| {
+                if !self.drain(patience) {
+                    self.executor.cancel_all();
+                    self.timers.take();
+                    self.drain(Duration::ZERO);
+                }
+            }));
+            match drained {
+                Ok(()) => return result,
+                Err(panic) => result = Err(panic),
+            }
         }
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.finish();
+        if let Err(panic) = self.finish()
+            && !std::thread::panicking()
+        {
+            resume_unwind(panic);
+        }
     }
 }
 

@@ -4,9 +4,14 @@ use crate::buf::IoBufs;
 use crate::error::{IoError, IoErrorKind, Op};
 use crate::file::{Capability, File};
 use crate::file_types::{FileExtent, FileKind};
-use crate::request::{OpDone, OpKind, OpRequest};
+use crate::request::{OpDone, OpKind};
+use crate::unaligned::{self, Fit};
 use crate::worker::Worker;
+use std::ops::Range;
 
+/// Block devices punch and zero whole logical blocks only; no device has larger ones, and partial discards are of
+/// no use to any.
+const DEVICE_BLOCK: u64 = 4096;
 /// The most zero bytes written at once.
 const ZEROES: u64 = 1 << 20;
 
@@ -20,56 +25,61 @@ fn is_refusal(errno: i32) -> bool {
     matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV | libc::ENOTTY)
 }
 
+/// Whether the range ends where files may end.
+fn is_within_limits(offset: u64, len: u64) -> bool {
+    // Room is left to round up to whole blocks.
+    offset.checked_add(len).is_some_and(|end| end <= i64::MAX as u64 - (1 << 30))
+}
+
 impl Worker {
     /// Reads `bufs.len()` bytes at `offset`. What lies past the end of the file reads as zero.
     pub async fn read(&self, file: &File, offset: u64, bufs: IoBufs) -> (Result<(), IoError>, IoBufs) {
-        self.transfer(file, OpKind::Read, offset, bufs).await
-    }
-
-    /// Writes `bufs` at `offset`, all of it or an error. Unaligned parts under O_DIRECT are read-modify-write,
-    /// serialised against every other write of the same blocks of this file in this process; if their read fails,
-    /// nothing is written.
-    pub async fn write(&self, file: &File, offset: u64, bufs: IoBufs) -> (Result<(), IoError>, IoBufs) {
-        self.transfer(file, OpKind::Write, offset, bufs).await
-    }
-
-    async fn transfer(
-        &self,
-        file: &File,
-        kind: OpKind,
-        offset: u64,
-        bufs: IoBufs,
-    ) -> (Result<(), IoError>, IoBufs) {
         let len = bufs.len() as u64;
         if len == 0 {
             return (Ok(()), bufs);
         }
-        let op = kind.op();
-        if offset.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
-            return (Err(error(file, op, IoErrorKind::Os(libc::EFBIG), offset, len)), bufs);
+        let fail = |errno| error(file, Op::Read, IoErrorKind::Os(errno), offset, len);
+        if !is_within_limits(offset, len) {
+            return (Err(fail(libc::EFBIG)), bufs);
         }
-        self.count(|stats| {
-            if op == Op::Read {
-                stats.reads += 1;
-                stats.read_bytes += len;
-            } else {
-                stats.writes += 1;
-                stats.write_bytes += len;
-            }
-        });
-        let request = Box::new(OpRequest { file: file.clone(), kind, offset, len, bufs });
-        let (request, result) = self.operate(request).await;
-        let result = result.map(drop).map_err(|errno| error(file, op, IoErrorKind::Os(errno), offset, len));
-        (result, request.bufs)
+        let (result, bufs) = if unaligned::fit(file.alignment(), offset, &bufs) == Fit::Exact {
+            self.transfer(file, OpKind::Read, offset, bufs, None).await
+        } else {
+            self.count(|stats| stats.misaligned += 1);
+            Box::pin(unaligned::read(self, file, offset, bufs)).await
+        };
+        (result.map_err(fail), bufs)
     }
 
-    /// An operation without buffers; the errno if it failed.
-    async fn plain(&self, file: &File, kind: OpKind, offset: u64, len: u64) -> Result<OpDone, i32> {
-        if offset.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
-            return Err(libc::EFBIG);
+    /// Writes `bufs` at `offset`, all of it or an error. Unaligned parts under O_DIRECT are read-modify-write,
+    /// serialised against every other write of the same blocks of this file in this process; if their read fails,
+    /// nothing is written. (Where that pads the last block of a file, the file is cut back at once; a crash in between
+    /// leaves it up to a block longer, with zeroes.)
+    ///
+    /// # Panics
+    /// In debug builds, if another request past the end of the file is in flight, and this one is past it too.
+    pub async fn write(&self, file: &File, offset: u64, bufs: IoBufs) -> (Result<(), IoError>, IoBufs) {
+        let len = bufs.len() as u64;
+        if len == 0 {
+            return (Ok(()), bufs);
         }
-        let request = Box::new(OpRequest { file: file.clone(), kind, offset, len, bufs: IoBufs::new() });
-        self.operate(request).await.1
+        let fail = |errno| error(file, Op::Write, IoErrorKind::Os(errno), offset, len);
+        if !is_within_limits(offset, len) {
+            return (Err(fail(libc::EFBIG)), bufs);
+        }
+        let fit = unaligned::fit(file.alignment(), offset, &bufs);
+        if fit == Fit::Exact {
+            let hold = self.hold_write(file, offset, len).await;
+            let (result, bufs) = self.transfer(file, OpKind::Write, offset, bufs, hold).await;
+            return (result.map_err(fail), bufs);
+        }
+        self.count(|stats| stats.misaligned += 1);
+        let (result, bufs) = if fit == Fit::WrongMemory {
+            Box::pin(unaligned::write_blocks(self, file, offset, bufs)).await
+        } else {
+            Box::pin(unaligned::write(self, file, offset, bufs)).await
+        };
+        (result.map_err(fail), bufs)
     }
 
     /// fdatasync. After one failed, every later one of this file fails too.
@@ -82,7 +92,7 @@ impl Worker {
             return Err(fail(IoErrorKind::FlushFailedBefore));
         }
         self.count(|stats| stats.flushes += 1);
-        self.plain(file, OpKind::Flush, 0, 0).await.map_err(|errno| fail(IoErrorKind::Os(errno)))?;
+        self.plain(file, OpKind::Flush, 0, 0, None).await.map_err(|errno| fail(IoErrorKind::Os(errno)))?;
         // One that ran beside it may have failed and taken the kernel's only report of the loss.
         if file.has_flush_failed() {
             return Err(fail(IoErrorKind::FlushFailedBefore));
@@ -102,8 +112,15 @@ impl Worker {
         if !file.can(needs) {
             return Err(IoErrorKind::Unsupported);
         }
+        if len == 0 {
+            return Ok(());
+        }
+        if !is_within_limits(offset, len) {
+            return Err(IoErrorKind::Os(libc::EFBIG));
+        }
+        let hold = self.hold_write(file, offset, len).await;
         self.count(|stats| stats.fallocates += 1);
-        match self.plain(file, kind, offset, len).await {
+        match self.plain(file, kind, offset, len, hold).await {
             Ok(_) => Ok(()),
             Err(errno) if is_refusal(errno) => {
                 file.refuse(needs);
@@ -114,14 +131,34 @@ impl Worker {
     }
 
     /// Gives a range back to the file system; it reads as zero afterwards. The length of the file stays.
-    /// `Unsupported` where it can't (remembered, not tried again).
+    /// `Unsupported` where it can't (remembered, not tried again). Of a block device, whole blocks of 4096 bytes are
+    /// given back; the rest of the range is written.
     pub async fn punch_hole(&self, file: &File, offset: u64, len: u64) -> Result<(), IoError> {
         if len == 0 {
             return Ok(());
         }
-        self.fallocate(file, OpKind::Punch, Capability::Punch, offset, len)
+        let whole = whole_blocks(file, offset, len);
+        self.fallocate(file, OpKind::Punch, Capability::Punch, whole.start, whole.end - whole.start)
             .await
-            .map_err(|kind| error(file, Op::Punch, kind, offset, len))
+            .map_err(|kind| error(file, Op::Punch, kind, offset, len))?;
+        self.write_zero_edges(file, offset, len, whole).await
+    }
+
+    /// Writes zeroes to what `whole` leaves of a range.
+    async fn write_zero_edges(
+        &self,
+        file: &File,
+        offset: u64,
+        len: u64,
+        whole: Range<u64>,
+    ) -> Result<(), IoError> {
+        if whole.start > offset {
+            self.write_zero_bytes(file, offset, whole.start - offset).await?;
+        }
+        if whole.end < offset + len {
+            self.write_zero_bytes(file, whole.end, offset + len - whole.end).await?;
+        }
+        Ok(())
     }
 
     /// Makes a range read as zero and keeps its space. The length of the file stays or grows to the range's end.
@@ -131,6 +168,12 @@ impl Worker {
             return Ok(());
         }
         let fail = |kind| error(file, Op::ZeroRange, kind, offset, len);
+        if file.kind() == FileKind::BlockDevice {
+            let whole = whole_blocks(file, offset, len);
+            let (kind, needs) = (OpKind::ZeroRange, Capability::ZeroRange);
+            self.fallocate(file, kind, needs, whole.start, whole.end - whole.start).await.map_err(fail)?;
+            return self.write_zero_edges(file, offset, len, whole).await;
+        }
         match self.fallocate(file, OpKind::ZeroRange, Capability::ZeroRange, offset, len).await {
             Ok(()) => return Ok(()),
             // EINVAL: some file systems have it, but not for this range.
@@ -189,7 +232,12 @@ impl Worker {
         if file.kind() == FileKind::BlockDevice {
             return Err(fail(IoErrorKind::Unsupported));
         }
-        self.plain(file, OpKind::SetLen, len, 0).await.map_err(|errno| fail(IoErrorKind::Os(errno)))?;
+        if !is_within_limits(len, 0) {
+            return Err(fail(IoErrorKind::Os(libc::EFBIG)));
+        }
+        let hold = self.hold_write(file, len.min(file.len()), u64::MAX).await;
+        let done = self.plain(file, OpKind::SetLen, len, 0, hold).await;
+        done.map_err(|errno| fail(IoErrorKind::Os(errno)))?;
         Ok(())
     }
 
@@ -199,7 +247,7 @@ impl Worker {
         if offset >= file.len() {
             return Ok(FileExtent { offset, len: u64::MAX - offset, hole: true });
         }
-        match self.plain(file, OpKind::ExtentAt, offset, 0).await {
+        match self.plain(file, OpKind::ExtentAt, offset, 0, None).await {
             Ok(OpDone::Extent(extent)) => Ok(extent),
             Ok(OpDone::Done | OpDone::Copied(_)) => {
                 Ok(FileExtent { offset, len: file.len().saturating_sub(offset).max(1), hole: false })
@@ -221,8 +269,12 @@ impl Worker {
         if len == 0 {
             return Ok(0);
         }
+        if !(is_within_limits(src_offset, len) && is_within_limits(dst_offset, len)) {
+            return Err(error(dst, Op::CopyRange, IoErrorKind::Os(libc::EFBIG), dst_offset, len));
+        }
+        let hold = self.hold_write(dst, dst_offset, len).await;
         let kind = OpKind::CopyRange { src: src.clone(), src_offset };
-        match self.plain(dst, kind, dst_offset, len).await {
+        match self.plain(dst, kind, dst_offset, len, hold).await {
             Ok(OpDone::Copied(copied)) => Ok(copied),
             Ok(OpDone::Done | OpDone::Extent(_)) => Ok(0),
             Err(errno) => Err(error(dst, Op::CopyRange, copy_error(errno), dst_offset, len)),
@@ -242,12 +294,26 @@ impl Worker {
         if len == 0 {
             return Ok(());
         }
+        if !(is_within_limits(src_offset, len) && is_within_limits(dst_offset, len)) {
+            return Err(error(dst, Op::CopyRange, IoErrorKind::Os(libc::EFBIG), dst_offset, len));
+        }
+        let hold = self.hold_write(dst, dst_offset, len).await;
         let kind = OpKind::CloneRange { src: src.clone(), src_offset };
-        match self.plain(dst, kind, dst_offset, len).await {
+        match self.plain(dst, kind, dst_offset, len, hold).await {
             Ok(_) => Ok(()),
             Err(errno) => Err(error(dst, Op::CopyRange, copy_error(errno), dst_offset, len)),
         }
     }
+}
+
+/// The part of a range that fallocate can do: all of a file's, the whole blocks of a device's.
+fn whole_blocks(file: &File, offset: u64, len: u64) -> Range<u64> {
+    let end = offset.saturating_add(len);
+    if file.kind() != FileKind::BlockDevice {
+        return offset..end;
+    }
+    let start = offset.checked_next_multiple_of(DEVICE_BLOCK).unwrap_or(offset).min(end);
+    start..start.max(end - end % DEVICE_BLOCK)
 }
 
 /// Why the kernel did not copy or clone. EINVAL is its word for ranges and kinds of file that it can't do.

@@ -220,7 +220,9 @@ fn a_worker_dropped_with_operations_and_tasks_finishes_them() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         let file = open_new(&path);
-        file_of_zeroes(&path, 200 * 4096);
+        let first = worker(engine);
+        first.block_on(first.set_len(&file, 200 * 4096)).unwrap();
+        drop(first);
         let opened = file.clone();
         // The tasks hold handles: the end of the thread is the end of the worker.
         std::thread::spawn(move || {
@@ -245,8 +247,24 @@ fn a_worker_dropped_with_operations_and_tasks_finishes_them() {
     }
 }
 
-fn file_of_zeroes(path: &Path, len: u64) {
-    fs::OpenOptions::new().write(true).open(path).unwrap().set_len(len).unwrap();
+#[test]
+fn a_panic_in_a_task_ends_with_its_worker() {
+    for engine in ENGINES {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let file = open_new(&path);
+        let thread = std::thread::spawn(move || {
+            let worker = worker(engine);
+            let inner = worker.clone();
+            drop(worker.spawn(async move {
+                inner.write(&file, 0, IoBuf::copy_of(b"written").into()).await.0.unwrap();
+            }));
+            drop(worker.spawn(async { panic!("as intended") }));
+            drop(worker);
+        });
+        let _ = thread.join();
+        assert_eq!(fs::read(&path).unwrap(), b"written");
+    }
 }
 
 #[test]

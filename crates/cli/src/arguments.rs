@@ -1,0 +1,118 @@
+//! The options that several commands share, and the words that their values are.
+
+use crate::failure::Failure;
+use crate::image_opts::ImageOpts;
+use crate::image_spec::ImageSpec;
+use crate::size::size_argument;
+use crate::values::{
+    Aio, ReferenceRule, aio_argument, reference_argument, reference_policy, slice_size_argument,
+    zero_policy_argument,
+};
+use clap::Args;
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use zebu::{Access, CacheMode, Format, OpenOptions, Sharing, ZeroPolicy};
+
+/// Heading of options about how images are opened, in the help.
+const OPENING: &str = "Opening images";
+/// Heading of options about what runs the I/O.
+const RUNNING: &str = "Running I/O";
+
+/// What opens an image: how the name is read, how the mapping is cached, what the image may refer to.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ImageArgs {
+    /// The file name is a list of options, such as `driver=qcow2,file.filename=disk.qcow2,l2-cache-size=1M`
+    #[arg(long, alias = "source-image-opts", help_heading = OPENING)]
+    pub(crate) image_opts: bool,
+
+    /// Memory for cached metadata of the image and its whole backing chain [default: by the disk's size]
+    #[arg(long, help_heading = OPENING, value_name = "SIZE", value_parser = size_argument)]
+    pub(crate) cache_size: Option<u64>,
+
+    /// Bytes of one piece of an L2 table in the cache: a power of two from 512 to the cluster size
+    #[arg(long, help_heading = OPENING, value_name = "SIZE", value_parser = slice_size_argument)]
+    pub(crate) slice_size: Option<u32>,
+
+    /// How the rest of a recycled cluster is zeroed, of which a request writes a part
+    #[arg(long, help_heading = OPENING, value_name = "auto|write|fallocate", value_parser = zero_policy_argument)]
+    pub(crate) zero_policy: Option<ZeroPolicy>,
+
+    /// Which files that an image names (backing file, data file) may be opened; may be given more than once.
+    ///
+    /// `local`, the default: plain paths within the directory of the image that names them. `dir=PATH`: within that
+    /// directory too. `all`: any plain path. `none`: no file.
+    #[arg(long, help_heading = OPENING, value_name = "none|local|dir=PATH|all", value_parser = reference_argument)]
+    pub(crate) allow_refs: Vec<ReferenceRule>,
+}
+
+/// What runs the I/O.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct EngineArgs {
+    /// What runs the I/O; io_uring falls back to threads where the kernel refuses it (`native`: the same as io_uring)
+    #[arg(short = 'i', long, help_heading = RUNNING, value_name = "io_uring|threads|native", value_parser = aio_argument)]
+    pub(crate) aio: Option<Aio>,
+
+    /// Say on standard error what runs the I/O, and why it is not io_uring
+    #[arg(short, long, help_heading = RUNNING)]
+    pub(crate) verbose: bool,
+}
+
+/// `-U`.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct ForceShareArg {
+    /// Open without locks, to look at an image that another program is writing; what is read may be inconsistent
+    #[arg(short = 'U', long, help_heading = OPENING)]
+    pub(crate) force_share: bool,
+}
+
+impl ForceShareArg {
+    /// As the engine's word.
+    pub(crate) fn sharing(self) -> Sharing {
+        if self.force_share { Sharing::Unlocked } else { Sharing::Locked }
+    }
+}
+
+impl ImageArgs {
+    /// Reads `name` as a file name or, with `--image-opts`, as a list of options, and joins it with the rest of the
+    /// command line.
+    pub(crate) fn resolve(
+        &self,
+        name: &OsStr,
+        format: Option<Format>,
+        cache: CacheMode,
+        access: Access,
+    ) -> Result<ImageSpec, Failure> {
+        let mut spec = ImageSpec {
+            path: PathBuf::from(name),
+            options: OpenOptions {
+                format,
+                access,
+                cache,
+                refs: reference_policy(&self.allow_refs).map_err(Failure::usage)?,
+                ..OpenOptions::default()
+            },
+            aio: None,
+            discard: None,
+        };
+        if self.image_opts {
+            if format.is_some() {
+                return Err(Failure::usage("--image-opts and --format are mutually exclusive"));
+            }
+            name.to_str()
+                .ok_or_else(|| "image options must be valid UTF-8".to_owned())
+                .and_then(ImageOpts::parse)
+                .and_then(|opts| opts.apply(&mut spec))
+                .map_err(|reason| Failure::new(format!("Could not open '{}': {reason}", name.display())))?;
+        }
+        if let Some(bytes) = self.cache_size {
+            spec.options.cache_size = Some(bytes);
+        }
+        if let Some(bytes) = self.slice_size {
+            spec.options.slice_size = Some(bytes);
+        }
+        if let Some(policy) = self.zero_policy {
+            spec.options.zero_policy = policy;
+        }
+        Ok(spec)
+    }
+}

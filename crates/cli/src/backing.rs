@@ -1,0 +1,108 @@
+//! The backing file that the user gives to a new image.
+
+use crate::failure::Failure;
+use crate::session::Session;
+use crate::values::format_argument;
+use std::path::{Path, PathBuf};
+use zebu::{Chain, Format, Image, OpenOptions, Purpose};
+
+/// A backing file as given by the user.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct BackingSpec {
+    /// As it is written into the image.
+    pub(crate) name: String,
+    /// Its format, if given.
+    pub(crate) format: Option<Format>,
+}
+
+/// Joins the ways of giving a backing file: `-b` (`-B`) with `-F`, and `-o backing_file=,backing_fmt=`.
+pub(crate) fn join(
+    option: Option<&str>,
+    option_format: Option<Format>,
+    create_file: Option<&str>,
+    create_format: Option<&str>,
+) -> Result<Option<BackingSpec>, Failure> {
+    let named_format = create_format
+        .map(format_argument)
+        .transpose()
+        .map_err(|reason| Failure::new(format!("backing_fmt: {reason}")))?;
+    let format = match (option_format, named_format) {
+        (Some(a), Some(b)) if a != b => {
+            return Err(Failure::usage("the backing format is given twice, and differently"));
+        }
+        (a, b) => a.or(b),
+    };
+    let name = match (option, create_file) {
+        (Some(a), Some(b)) if a != b => {
+            return Err(Failure::usage("the backing file is given twice, and differently"));
+        }
+        (a, b) => a.or(b),
+    };
+    match name {
+        Some(name) => Ok(Some(BackingSpec { name: name.to_owned(), format })),
+        None if format.is_some() => Err(Failure::usage("a backing format is given, but no backing file")),
+        None => Ok(None),
+    }
+}
+
+/// Where a name that `image` holds leads: relative names start from the directory of the image.
+pub(crate) fn resolve(image: &Path, name: &str) -> PathBuf {
+    image.parent().map_or_else(|| PathBuf::from(name), |directory| directory.join(name))
+}
+
+/// The format that must be given: the failure says which one the file seems to have.
+pub(crate) fn required_format(
+    session: &Session,
+    image: &Path,
+    backing: &BackingSpec,
+) -> Result<Format, Failure> {
+    if let Some(format) = backing.format {
+        return Ok(format);
+    }
+    let path = resolve(image, &backing.name);
+    let detected = match header(session, &path, None) {
+        Ok(found) => format!("; '{}' looks like {}: add -F {1}", path.display(), found.format().name()),
+        Err(_) => "; add -F FMT".to_owned(),
+    };
+    Err(Failure::new(format!("{}: Backing file specified without backing format{detected}", image.display())))
+}
+
+/// Bytes of the disk of a backing file, looking at its header only.
+pub(crate) fn virtual_size(session: &Session, path: &Path, format: Format) -> Result<u64, Failure> {
+    header(session, path, Some(format)).map(|image| image.virtual_size())
+}
+
+fn header(session: &Session, path: &Path, format: Option<Format>) -> Result<Image, Failure> {
+    let options =
+        OpenOptions { format, purpose: Purpose::Inspect, chain: Chain::TopOnly, ..OpenOptions::default() };
+    let worker = session.worker();
+    worker.block_on(async {
+        let image =
+            Image::open(worker, path, &options).await.map_err(|error| Failure::opening(path, &error))?;
+        // Nothing was written: that the header could be read is all that matters.
+        let _ = image.close(worker).await;
+        Ok(image)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn relative_names_start_at_the_image() {
+        assert_eq!(resolve(Path::new("dir/a.qcow2"), "b.raw"), PathBuf::from("dir/b.raw"));
+        assert_eq!(resolve(Path::new("a.qcow2"), "b.raw"), PathBuf::from("b.raw"));
+        assert_eq!(resolve(Path::new("dir/a.qcow2"), "/b.raw"), PathBuf::from("/b.raw"));
+    }
+
+    #[test]
+    fn both_ways_of_giving_a_backing_file_agree_or_fail() {
+        let joined = join(Some("a"), Some(Format::Raw), Some("a"), Some("raw")).unwrap().unwrap();
+        assert_eq!(joined, BackingSpec { name: "a".into(), format: Some(Format::Raw) });
+        assert!(join(Some("a"), None, Some("b"), None).is_err());
+        assert!(join(None, Some(Format::Raw), None, None).is_err());
+        assert!(join(None, None, Some("a"), Some("vmdk")).is_err());
+        assert_eq!(join(None, None, None, None).unwrap(), None);
+    }
+}

@@ -1,0 +1,214 @@
+//! The command line as a whole: which commands there are, and what becomes of their results.
+
+use crate::commands::{bench, check, clone, compare, convert, create, info, io, map, measure, resize};
+use crate::examples;
+use crate::failure::Failure;
+use crate::manual;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
+use std::io::Write;
+use std::process::ExitCode;
+
+/// Create, convert, check and use disk images in the formats qcow2 and raw.
+///
+/// The commands, their options, output and exit codes are those of qemu-img and qemu-io where these have them.
+#[derive(Debug, Parser)]
+#[command(
+    name = "zebu",
+    version,
+    disable_help_subcommand = true,
+    after_help = examples::ZEBU,
+    max_term_width = 100
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make a new image
+    #[command(after_help = examples::CREATE)]
+    Create(create::CreateArgs),
+    /// Tell what an image is, without opening any file that it names
+    #[command(after_help = examples::INFO)]
+    Info(info::InfoArgs),
+    /// Check an image's metadata, and repair it
+    ///
+    /// Exit codes: 0 no errors, 1 the check could not be done, 2 errors, 3 leaks only, 63 the format has no checks.
+    #[command(after_help = examples::CHECK)]
+    Check(check::CheckArgs),
+    /// Copy images into a new or an existing one, of any format
+    #[command(after_help = examples::CONVERT, override_usage = "zebu convert [OPTIONS] SOURCE... TARGET")]
+    Convert(Box<convert::ConvertArgs>),
+    /// Tell what each range of a disk is made of
+    #[command(after_help = examples::MAP)]
+    Map(map::MapArgs),
+    /// Tell how large an image file would become
+    #[command(after_help = examples::MEASURE)]
+    Measure(measure::MeasureArgs),
+    /// Tell whether two images show a guest the same bytes
+    ///
+    /// Exit codes: 0 identical, 1 different (or a wrong command line), 2 an image can't be opened, 3 it can't be found
+    /// out what is allocated, 4 an image can't be read.
+    #[command(after_help = examples::COMPARE)]
+    Compare(compare::CompareArgs),
+    /// Change the size of a disk
+    #[command(after_help = examples::RESIZE)]
+    Resize(resize::ResizeArgs),
+    /// Make a writable copy of an image at once
+    #[command(after_help = examples::CLONE)]
+    Clone(clone::CloneArgs),
+    /// Send many requests to an image and tell how fast they were served
+    #[command(after_help = examples::BENCH)]
+    Bench(Box<bench::BenchArgs>),
+    /// Read, write and look at an image by commands, as qemu-io does
+    #[command(after_help = examples::IO)]
+    Io(io::IoArgs),
+    /// Print a completion script for a shell
+    #[command(hide = true)]
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page of zebu, or write all manual pages into a directory
+    #[command(hide = true)]
+    Manpage {
+        /// The directory
+        directory: Option<std::path::PathBuf>,
+    },
+}
+
+impl Command {
+    fn name(&self) -> &'static str {
+        match self {
+            Command::Create(_) => "create",
+            Command::Info(_) => "info",
+            Command::Check(_) => "check",
+            Command::Convert(_) => "convert",
+            Command::Map(_) => "map",
+            Command::Measure(_) => "measure",
+            Command::Compare(_) => "compare",
+            Command::Resize(_) => "resize",
+            Command::Clone(_) => "clone",
+            Command::Bench(_) => "bench",
+            Command::Io(_) => "io",
+            Command::Completions { .. } => "completions",
+            Command::Manpage { .. } => "manpage",
+        }
+    }
+
+    fn run(&self) -> Result<u8, Failure> {
+        match self {
+            Command::Create(args) => create::run(args),
+            Command::Info(args) => info::run(args),
+            Command::Check(args) => check::run(args),
+            Command::Convert(args) => convert::run(args),
+            Command::Map(args) => map::run(args),
+            Command::Measure(args) => measure::run(args),
+            Command::Compare(args) => compare::run(args),
+            Command::Resize(args) => resize::run(args),
+            Command::Clone(args) => clone::run(args),
+            Command::Bench(args) => bench::run(args),
+            Command::Io(args) => io::run(args),
+            Command::Completions { shell } => manual::completions(Cli::command(), *shell),
+            Command::Manpage { directory } => manual::pages(Cli::command(), directory.as_deref()),
+        }
+    }
+}
+
+/// Reads the command line, runs the command, prints what went wrong.
+pub(crate) fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return report_usage(&error),
+    };
+    match cli.command.run() {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => report(&failure, Some(cli.command.name())),
+    }
+}
+
+fn report(failure: &Failure, command: Option<&str>) -> ExitCode {
+    // There is nobody left to tell if standard error is gone.
+    let _ = std::io::stderr().write_all(failure.text(command).as_bytes());
+    ExitCode::from(failure.exit)
+}
+
+/// Help and version go to standard output; a wrong command line is told as every failure is.
+fn report_usage(error: &clap::Error) -> ExitCode {
+    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        return match error.print() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        };
+    }
+    let command = std::env::args().nth(1).filter(|name| Cli::command().find_subcommand(name).is_some());
+    report(&Failure::usage(usage_message(error)), command.as_deref())
+}
+
+/// clap's message without its prefix, its usage and its tips: they take several lines, and the help has them.
+fn usage_message(error: &clap::Error) -> String {
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+        || error.kind() == ErrorKind::MissingSubcommand
+    {
+        return "Not enough arguments: a command is needed".to_owned();
+    }
+    let text = error.render().to_string();
+    let lines: Vec<&str> = text
+        .lines()
+        .map(str::trim)
+        .take_while(|line| !line.is_empty() && !line.starts_with("Usage:"))
+        .collect();
+    lines.join(" ").trim_start_matches("error: ").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_option_with_a_letter_has_a_long_name() {
+        for command in Cli::command().get_subcommands() {
+            for argument in command.get_arguments() {
+                assert!(
+                    argument.get_short().is_none() || argument.get_long().is_some(),
+                    "{} {argument}",
+                    command.get_name()
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn every_visible_command_has_examples() {
+        for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+            let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(text.contains(&format!("zebu {}", command.get_name())), "{}", command.get_name());
+        }
+    }
+
+    #[test]
+    fn wrong_command_lines_take_one_line() {
+        for arguments in [
+            vec!["zebu"],
+            vec!["zebu", "nosuch"],
+            vec!["zebu", "create", "--nosuch"],
+            vec!["zebu", "create"],
+            vec!["zebu", "compare", "a"],
+            vec!["zebu", "info", "-f", "vmdk", "a"],
+            vec!["zebu", "bench", "--native", "--aio", "threads", "a"],
+        ] {
+            let error = Cli::try_parse_from(&arguments).unwrap_err();
+            let message = usage_message(&error);
+            assert!(!message.is_empty() && !message.contains('\n'), "{arguments:?}: {message}");
+            assert!(!message.starts_with("error"), "{message}");
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! `zebu check`: whether an image's metadata is consistent, and repairs.
+
+use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::failure::Failure;
+use crate::image_spec::ImageSpec;
+use crate::output::{check as report_text, stdout};
+use crate::session::Session;
+use crate::values::{OutputFormat, cache_argument, format_argument};
+use crate::watch::{ProgressArg, Watch};
+use std::ffi::OsString;
+use std::io::Write;
+use zebu::check::{CheckOptions, CheckPhase, CheckProgress, Repair, check};
+use zebu::storage::{File, IoBuf, IoBufs, IoError, LockMode, OpenFlags};
+use zebu::{Access, CacheMode, Format, OpenOptions, ZeroPolicy};
+
+/// The format has nothing to check.
+const EXIT_NOT_SUPPORTED: u8 = 63;
+
+/// Most bytes that counting takes if --cache-size doesn't say otherwise.
+const DEFAULT_MEMORY: usize = 256 << 20;
+
+/// The first bytes of every qcow2 image.
+const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
+
+/// Arguments of `zebu check`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct CheckArgs {
+    /// Print the findings only, not the summary
+    #[arg(short, long)]
+    quiet: bool,
+
+    #[command(flatten)]
+    progress: ProgressArg,
+
+    /// Format of the image [default: probed]
+    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    format: Option<Format>,
+
+    /// Cache mode of the image
+    #[arg(
+        short = 'T',
+        long,
+        value_name = "CACHE",
+        value_parser = cache_argument,
+        default_value = "writeback"
+    )]
+    cache: CacheMode,
+
+    /// Repair what is found: leaked space only, or everything
+    #[arg(short, long, value_enum, value_name = "leaks|all", hide_possible_values = true)]
+    repair: Option<RepairArg>,
+
+    #[command(flatten)]
+    force_share: ForceShareArg,
+
+    /// Format of the report
+    #[arg(long, value_enum, default_value_t, value_name = "human|json", hide_possible_values = true)]
+    output: OutputFormat,
+
+    #[command(flatten)]
+    image: ImageArgs,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+
+    /// The image file (or options with --image-opts)
+    #[arg(value_name = "FILENAME")]
+    filename: OsString,
+}
+
+/// `-r`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum RepairArg {
+    /// Space that nothing uses.
+    Leaks,
+    /// Everything that can be repaired.
+    All,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &CheckArgs) -> Result<u8, Failure> {
+    if args.force_share.force_share && args.repair.is_some() {
+        return Err(Failure::usage("-U (--force-share) is for reading only: it can't be used with -r"));
+    }
+    let access = if args.repair.is_some() { Access::ReadWrite } else { Access::ReadOnly };
+    let mut spec = args.image.resolve(&args.filename, args.format, args.cache, access)?;
+    if args.force_share.force_share {
+        spec.options.sharing = args.force_share.sharing();
+    }
+    refuse_what_a_check_never_uses(&spec)?;
+    let session = Session::start(&args.engine, spec.aio)?;
+    if format_of(&session, &spec)? == Format::Raw {
+        return Err(Failure::new("This image format does not support checks").with_exit(EXIT_NOT_SUPPORTED));
+    }
+    let mut watch = Watch::start(args.progress.mode(args.quiet))?;
+    let cancel = watch.cancel().clone();
+    let progress = |state: CheckProgress| watch.note(phase_name(state.phase), state.done, state.total);
+    let cancelled = || cancel.is_cancelled();
+    let options = CheckOptions {
+        repair: match args.repair {
+            None => Repair::None,
+            Some(RepairArg::Leaks) => Repair::Leaks,
+            Some(RepairArg::All) => Repair::All,
+        },
+        cache: spec.options.cache,
+        sharing: spec.options.sharing,
+        memory: spec
+            .options
+            .cache_size
+            .map_or(DEFAULT_MEMORY, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
+        progress: Some(&progress),
+        cancelled: Some(&cancelled),
+        ..CheckOptions::default()
+    };
+    let result = session.worker().block_on(check(session.worker(), &spec.path, &options));
+    let report = result.map_err(|error| Failure::opening(&spec.path, &error))?;
+    watch.finish();
+    let findings = report_text::findings_text(&report);
+    // Findings are told beside the report; that nobody listens to them changes nothing.
+    let _ = std::io::stderr().write_all(findings.as_bytes());
+    match args.output {
+        OutputFormat::Json => stdout::print(&report_text::json_text(&report, &spec.path.to_string_lossy())?)?,
+        OutputFormat::Human if !args.quiet => stdout::print(&report_text::human_text(&report))?,
+        OutputFormat::Human => {}
+    }
+    Ok(report.exit_code())
+}
+
+/// A check reads the metadata of one file whole: options about guest data and slices of it would do nothing.
+fn refuse_what_a_check_never_uses(spec: &ImageSpec) -> Result<(), Failure> {
+    let OpenOptions { slice_size, data_file, backing, zero_policy, .. } = &spec.options;
+    let unused = [
+        (slice_size.is_some(), "a slice size"),
+        (data_file.is_some(), "a data file"),
+        (backing.is_some(), "a backing file"),
+        (*zero_policy != ZeroPolicy::Auto, "a zero policy"),
+    ];
+    match unused.iter().find(|(given, _)| *given) {
+        Some((_, what)) => Err(Failure::usage(format!("check has no use for {what}: leave that option out"))),
+        None => Ok(()),
+    }
+}
+
+/// The format as given, or as the first bytes of the file tell. Nothing but these is looked at: a header that is
+/// damaged behind them can still be checked.
+fn format_of(session: &Session, spec: &ImageSpec) -> Result<Format, Failure> {
+    if let Some(format) = spec.options.format {
+        return Ok(format);
+    }
+    let worker = session.worker();
+    let opening = |error: IoError| Failure::opening(&spec.path, &zebu::Error::from(error).on(&spec.path));
+    let flags = OpenFlags { lock: LockMode::None, ..OpenFlags::default() };
+    let file = File::open(&spec.path, &flags).map_err(opening)?;
+    let buffer = IoBufs::from(IoBuf::zeroed(QCOW2_MAGIC.len()));
+    let (result, buffer) = worker.block_on(worker.read(&file, 0, buffer));
+    result.map_err(opening)?;
+    let mut magic = [0; QCOW2_MAGIC.len()];
+    buffer.copy_to(0, &mut magic);
+    Ok(if magic == QCOW2_MAGIC { Format::Qcow2 } else { Format::Raw })
+}
+
+fn phase_name(phase: CheckPhase) -> &'static str {
+    match phase {
+        CheckPhase::Counting => "counting",
+        CheckPhase::Comparing => "comparing",
+        CheckPhase::Flags => "flags",
+        CheckPhase::Rebuilding => "rebuilding",
+        _ => "checking",
+    }
+}

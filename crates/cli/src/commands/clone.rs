@@ -1,0 +1,154 @@
+//! `zebu clone`: a writable copy of an image, at once.
+
+use crate::arguments::EngineArgs;
+use crate::failure::Failure;
+use crate::output::{json, stdout};
+use crate::session::Session;
+use crate::values::{
+    OutputFormat, ReferenceRule, cache_argument, format_argument, reference_argument, reference_policy,
+};
+use crate::watch::{ProgressMode, Watch};
+use serde::Serialize;
+use std::path::PathBuf;
+use zebu::jobs::{CloneMethod, CloneMode, CloneOptions, CloneReport, clone_image};
+use zebu::{CacheMode, Format};
+
+/// Arguments of `zebu clone`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct CloneArgs {
+    /// Say nothing but errors
+    #[arg(short, long)]
+    quiet: bool,
+
+    /// How the copy is made: `auto` is a reflink where the file system can, else an overlay
+    #[arg(long, value_enum, default_value_t = Mode::Auto, value_name = "MODE")]
+    mode: Mode,
+
+    /// Format of the source [default: probed]
+    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    format: Option<Format>,
+
+    /// Cache mode of both files
+    #[arg(
+        short = 't',
+        long,
+        value_name = "CACHE",
+        value_parser = cache_argument,
+        default_value = "writeback"
+    )]
+    cache: CacheMode,
+
+    /// Which files that the source names may be opened; may be given more than once
+    #[arg(long, value_name = "none|local|dir=PATH|all", value_parser = reference_argument)]
+    allow_refs: Vec<ReferenceRule>,
+
+    /// Format of the report
+    #[arg(long, value_enum, default_value_t, value_name = "human|json", hide_possible_values = true)]
+    output: OutputFormat,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+
+    /// The image to copy
+    #[arg(value_name = "SOURCE")]
+    source: PathBuf,
+
+    /// The copy; it must not exist
+    #[arg(value_name = "TARGET")]
+    target: PathBuf,
+}
+
+/// `--mode`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Mode {
+    /// A reflink where the file system can and the image stands alone, else an overlay.
+    Auto,
+    /// A reflink or an error.
+    Reflink,
+    /// An overlay: the source must not be written as long as the copy is used.
+    Overlay,
+}
+
+/// The JSON report.
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Report {
+    filename: String,
+    format: &'static str,
+    virtual_size: u64,
+    method: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backing_filename: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &CloneArgs) -> Result<u8, Failure> {
+    let options = CloneOptions {
+        mode: match args.mode {
+            Mode::Auto => CloneMode::Auto,
+            Mode::Reflink => CloneMode::Reflink,
+            Mode::Overlay => CloneMode::Overlay,
+        },
+        format: args.format,
+        cache: args.cache,
+        refs: reference_policy(&args.allow_refs).map_err(Failure::usage)?,
+    };
+    if args.target.symlink_metadata().is_ok() {
+        return Err(Failure::new(format!(
+            "'{}' exists already: remove it first, or give another name",
+            args.target.display()
+        )));
+    }
+    let session = Session::start(&args.engine, None)?;
+    let watch = Watch::start(ProgressMode::None)?;
+    let job = clone_image(session.worker(), &args.source, &args.target, &options);
+    let Some(result) = session.run_until_cancelled(watch.cancel(), job) else {
+        // The target did not exist before, so what is there now was made here; nothing there is fine too.
+        let _ = std::fs::remove_file(&args.target);
+        return Err(Failure::interrupted());
+    };
+    let report = result.map_err(|error| {
+        if error.image() == Some(&args.source) {
+            Failure::opening(&args.source, &error)
+        } else {
+            Failure::during(&format!("Could not clone '{}'", args.source.display()), &error)
+        }
+    })?;
+    if !args.quiet {
+        stdout::print(&match args.output {
+            OutputFormat::Human => human_text(args, &report),
+            OutputFormat::Json => json::to_text(&json_report(args, report))?,
+        })?;
+    }
+    Ok(0)
+}
+
+fn human_text(args: &CloneArgs, report: &CloneReport) -> String {
+    let target = args.target.display();
+    match &report.method {
+        CloneMethod::Reflink => format!("Cloned to '{target}' by reflink: the files are independent.\n"),
+        CloneMethod::Overlay { backing, reason } => format!(
+            "Cloned to '{target}' as an overlay ({reason}): '{}' must not be changed or moved while it is used.\n",
+            backing.display()
+        ),
+    }
+}
+
+fn json_report(args: &CloneArgs, report: CloneReport) -> Report {
+    let (method, backing_filename, reason) = match report.method {
+        CloneMethod::Reflink => ("reflink", None, None),
+        CloneMethod::Overlay { backing, reason } => {
+            ("overlay", Some(json::path_text(&backing)), Some(reason))
+        }
+    };
+    Report {
+        filename: json::path_text(&args.target),
+        format: report.format.name(),
+        virtual_size: report.virtual_size,
+        method,
+        backing_filename,
+        reason,
+    }
+}

@@ -1,0 +1,170 @@
+//! `zebu compare`: whether two images show a guest the same bytes.
+
+use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::failure::Failure;
+use crate::output::{json, stdout};
+use crate::session::Session;
+use crate::values::{OutputFormat, cache_argument, format_argument};
+use crate::watch::{ProgressArg, Watch};
+use serde::Serialize;
+use std::ffi::OsString;
+use zebu::jobs::{
+    CompareError, CompareOptions, CompareReport, CompareStage, Comparison, Strictness, compare,
+};
+use zebu::{Access, CacheMode, ErrorKind, Format};
+
+/// The images differ.
+const EXIT_DIFFERENT: u8 = 1;
+/// An image can't be opened.
+const EXIT_OPEN: u8 = 2;
+/// It can't be found out what is allocated.
+const EXIT_STATUS: u8 = 3;
+/// An image can't be read.
+const EXIT_READ: u8 = 4;
+
+/// Arguments of `zebu compare`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct CompareArgs {
+    /// Say nothing but errors
+    #[arg(short, long)]
+    quiet: bool,
+
+    #[command(flatten)]
+    progress: ProgressArg,
+
+    /// Format of the first image [default: probed]
+    #[arg(short = 'f', long, value_name = "FMT", value_parser = format_argument)]
+    a_format: Option<Format>,
+
+    /// Format of the second image [default: probed]
+    #[arg(short = 'F', long, value_name = "FMT", value_parser = format_argument)]
+    b_format: Option<Format>,
+
+    /// Sizes and allocated ranges must be equal too
+    #[arg(short, long)]
+    strict: bool,
+
+    /// Cache mode of both images
+    #[arg(
+        short = 'T',
+        long,
+        value_name = "CACHE",
+        value_parser = cache_argument,
+        default_value = "writeback"
+    )]
+    cache: CacheMode,
+
+    #[command(flatten)]
+    force_share: ForceShareArg,
+
+    /// Format of the report
+    #[arg(long, value_enum, default_value_t, value_name = "human|json", hide_possible_values = true)]
+    output: OutputFormat,
+
+    #[command(flatten)]
+    image: ImageArgs,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+
+    /// The first image
+    #[arg(value_name = "FILENAME1")]
+    first: OsString,
+
+    /// The second image
+    #[arg(value_name = "FILENAME2")]
+    second: OsString,
+}
+
+/// The JSON report.
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Report {
+    result: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    offset: Option<u64>,
+    virtual_sizes: [u64; 2],
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &CompareArgs) -> Result<u8, Failure> {
+    let mut specs = [
+        args.image.resolve(&args.first, args.a_format, args.cache, Access::ReadOnly)?,
+        args.image.resolve(&args.second, args.b_format, args.cache, Access::ReadOnly)?,
+    ];
+    for spec in &mut specs {
+        if args.force_share.force_share {
+            spec.options.sharing = args.force_share.sharing();
+        }
+    }
+    if let (Some(first), Some(second)) = (specs[0].aio, specs[1].aio)
+        && first != second
+    {
+        return Err(Failure::usage("both images are read by one I/O engine: their 'aio' options contradict"));
+    }
+    let session = Session::start(&args.engine, specs[0].aio.or(specs[1].aio))?;
+    let mut watch = Watch::start(args.progress.mode(args.quiet))?;
+    let open = |index: usize| session.open(&specs[index]).map_err(|failure| failure.with_exit(EXIT_OPEN));
+    let (first, second) = (open(0)?, open(1)?);
+    let options = CompareOptions {
+        strictness: if args.strict { Strictness::Allocation } else { Strictness::Content },
+        control: watch.control(),
+        ..CompareOptions::default()
+    };
+    let worker = session.worker();
+    let result = worker.block_on(compare(worker, &first, &second, &options));
+    watch.finish();
+    for image in [&first, &second] {
+        session.close(image, Access::ReadOnly)?;
+    }
+    let report = result.map_err(|error| failure(&error))?;
+    if !args.quiet {
+        stdout::print(&match args.output {
+            OutputFormat::Human => human_text(&report),
+            OutputFormat::Json => json::to_text(&json_report(&report))?,
+        })?;
+    }
+    Ok(if report.result == Comparison::Identical { 0 } else { EXIT_DIFFERENT })
+}
+
+fn failure(error: &CompareError) -> Failure {
+    if error.error.kind() == ErrorKind::Cancelled {
+        return Failure::interrupted();
+    }
+    let failure = match &error.image {
+        Some(image) => Failure::from(error.error.clone().on(image)),
+        None => Failure::from(error.error.clone()),
+    };
+    failure.with_exit(match error.stage {
+        CompareStage::Status => EXIT_STATUS,
+        CompareStage::Read => EXIT_READ,
+        CompareStage::Control => EXIT_OPEN,
+    })
+}
+
+fn human_text(report: &CompareReport) -> String {
+    let [first, second] = report.sizes;
+    let warning = "Warning: Image size mismatch!\n";
+    match report.result {
+        Comparison::Identical if first == second => "Images are identical.\n".to_owned(),
+        Comparison::Identical => format!("{warning}Images are identical.\n"),
+        Comparison::ContentMismatch { offset } if offset >= first.min(second) => {
+            format!("{warning}Content mismatch at offset {offset}!\n")
+        }
+        Comparison::ContentMismatch { offset } => format!("Content mismatch at offset {offset}!\n"),
+        Comparison::SizeMismatch => "Strict mode: Image size mismatch!\n".to_owned(),
+        Comparison::StatusMismatch { offset } => {
+            format!("Strict mode: Offset {offset} block status mismatch!\n")
+        }
+    }
+}
+
+fn json_report(report: &CompareReport) -> Report {
+    let (result, offset) = match report.result {
+        Comparison::Identical => ("identical", None),
+        Comparison::ContentMismatch { offset } => ("content-mismatch", Some(offset)),
+        Comparison::SizeMismatch => ("size-mismatch", None),
+        Comparison::StatusMismatch { offset } => ("status-mismatch", Some(offset)),
+    };
+    Report { result, offset, virtual_sizes: report.sizes }
+}

@@ -1,0 +1,424 @@
+//! `zebu convert`: copies images into a new or an existing one.
+
+use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::backing;
+use crate::create_opts::{CreateOpts, ParsedOpts};
+use crate::failure::Failure;
+use crate::image_spec::ImageSpec;
+use crate::output::{json, stdout};
+use crate::session::Session;
+use crate::size::size_argument;
+use crate::snapshot_name::snapshot_name;
+use crate::values::{Aio, OutputFormat, cache_argument, format_argument};
+use crate::watch::{ProgressArg, Watch};
+use serde::Serialize;
+use std::ffi::{OsStr, OsString};
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+use zebu::jobs::{
+    ConvertOptions, ConvertReport, ConvertTarget, CopyMode, NewTarget, ReadErrors, TargetContent, convert,
+};
+use zebu::{Access, CacheMode, Format, Image, OpenOptions};
+
+/// Arguments of `zebu convert`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ConvertArgs {
+    /// Say nothing but errors
+    #[arg(short, long)]
+    quiet: bool,
+
+    #[command(flatten)]
+    progress: ProgressArg,
+
+    /// Format of the sources [default: probed]
+    #[arg(short = 'f', long, value_name = "FMT", value_parser = format_argument)]
+    source_format: Option<Format>,
+
+    /// Format of the target
+    #[arg(short = 'O', long, value_name = "FMT", value_parser = format_argument, default_value = "raw")]
+    target_format: Format,
+
+    /// Options of the new image, as key=value,... (-o help lists them)
+    #[arg(short = 'o', long, value_name = "OPTIONS")]
+    target_options: Vec<String>,
+
+    /// Cache mode of the sources
+    #[arg(
+        short = 'T',
+        long,
+        value_name = "CACHE",
+        value_parser = cache_argument,
+        default_value = "writeback"
+    )]
+    source_cache: CacheMode,
+
+    /// Cache mode of the target
+    #[arg(
+        short = 't',
+        long,
+        value_name = "CACHE",
+        value_parser = cache_argument,
+        default_value = "unsafe"
+    )]
+    target_cache: CacheMode,
+
+    /// Convert this internal snapshot, given by its id or name
+    #[arg(short = 'l', long, value_name = "SNAPSHOT")]
+    source_snapshot: Option<String>,
+
+    /// Make the target an overlay of this image, which holds what the backing file of the source holds
+    #[arg(short = 'B', long, value_name = "FILENAME")]
+    backing: Option<String>,
+
+    /// Format of the backing file of the target
+    #[arg(short = 'F', long, value_name = "FMT", value_parser = format_argument)]
+    backing_format: Option<Format>,
+
+    /// Write into a target that exists; everything in it is overwritten
+    #[arg(short = 'n', long)]
+    no_create: bool,
+
+    /// The target reads as zero everywhere: zeroes need not be written (with -n)
+    #[arg(long, requires = "no_create")]
+    target_is_zero: bool,
+
+    /// The target's name is a list of options (with -n)
+    #[arg(long, requires = "no_create")]
+    target_image_opts: bool,
+
+    /// Compress the target; refused until compressed writing exists
+    #[arg(short = 'c', long, hide = true)]
+    compress: bool,
+
+    /// Runs of zeroes of at least so many bytes become holes; 0 writes everything
+    #[arg(short = 'S', long, value_name = "SIZE", value_parser = sparse_argument, default_value = "4k")]
+    sparse_size: u64,
+
+    /// How data gets to the target
+    #[arg(long, value_enum, default_value_t = Copy::Auto, value_name = "WAY")]
+    copy: Copy,
+
+    /// The same as --copy range
+    #[arg(short = 'C', long, conflicts_with = "copy")]
+    copy_range_offloading: bool,
+
+    /// Pieces of work in flight
+    #[arg(short = 'm', long, value_name = "NUM", value_parser = clap::value_parser!(u16).range(1..=256), default_value = "8")]
+    parallel: u16,
+
+    /// Threads that copy
+    #[arg(long, value_name = "NUM", value_parser = clap::value_parser!(u16).range(1..=64), default_value = "1")]
+    workers: u16,
+
+    /// Memory for copy buffers, at least 64k
+    #[arg(long, value_name = "SIZE", value_parser = buffer_argument, default_value = "64M")]
+    buffer_memory: usize,
+
+    /// Write out of order; this is always done
+    #[arg(short = 'W', long)]
+    oob_writes: bool,
+
+    /// Copy at most so many bytes a second
+    #[arg(short = 'r', long, value_name = "RATE", value_parser = rate_argument)]
+    rate: Option<NonZeroU64>,
+
+    /// Go on where the source can't be read: such ranges become zero, and are listed
+    #[arg(long)]
+    salvage: bool,
+
+    #[command(flatten)]
+    force_share: ForceShareArg,
+
+    /// Print what was done, in this format
+    #[arg(long, value_enum, value_name = "human|json", hide_possible_values = true)]
+    output: Option<OutputFormat>,
+
+    #[command(flatten)]
+    image: ImageArgs,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+
+    /// The sources, copied one behind the other, and the target
+    #[arg(value_name = "FILES", num_args = 1..)]
+    files: Vec<OsString>,
+}
+
+/// `--copy`.
+#[derive(Debug, Clone, std::marker::Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Copy {
+    /// A reflink where file system and offsets allow it, else through buffers.
+    Auto,
+    /// A reflink or an error.
+    Reflink,
+    /// By the kernel (copy_file_range).
+    Range,
+    /// Through buffers.
+    Buffers,
+}
+
+fn sparse_argument(text: &str) -> Result<u64, String> {
+    let bytes =
+        size_argument(text).map_err(|error| format!("Invalid buffer size for sparse output: {error}"))?;
+    if bytes % 512 != 0 {
+        return Err("Invalid buffer size for sparse output: it must be 0 or a multiple of 512".to_owned());
+    }
+    Ok(bytes)
+}
+
+fn buffer_argument(text: &str) -> Result<usize, String> {
+    let bytes = size_argument(text).map_err(|error| error.to_string())?;
+    match usize::try_from(bytes) {
+        Ok(bytes) if bytes >= 64 << 10 => Ok(bytes),
+        _ => Err("at least 64k are needed".to_owned()),
+    }
+}
+
+fn rate_argument(text: &str) -> Result<NonZeroU64, String> {
+    let bytes = size_argument(text).map_err(|error| error.to_string())?;
+    NonZeroU64::new(bytes).ok_or_else(|| "the rate must be above 0".to_owned())
+}
+
+/// The JSON report. Figures are bytes of the virtual disk.
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Report {
+    total: u64,
+    read: u64,
+    written: u64,
+    reflinked: u64,
+    range_copied: u64,
+    skipped: u64,
+    zeroed: u64,
+    unreadable: u64,
+    unreadable_ranges: Vec<UnreadableRange>,
+}
+
+#[derive(Serialize)]
+struct UnreadableRange {
+    start: u64,
+    length: u64,
+    error: String,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
+    let opts = match CreateOpts::parse(&args.target_options, args.target_format).map_err(Failure::new)? {
+        ParsedOpts::Help(text) => {
+            stdout::print(&text)?;
+            return Ok(0);
+        }
+        ParsedOpts::Use(opts) => opts,
+    };
+    if args.compress {
+        return Err(Failure::new("-c (--compress) is not implemented yet: leave it out for a plain image"));
+    }
+    let Some((target, sources)) = args.files.split_last().filter(|(_, sources)| !sources.is_empty()) else {
+        return Err(Failure::usage("Must specify image file name: at least one source, and the target"));
+    };
+    let specs = source_specs(args, sources)?;
+    let engines: Vec<Aio> = specs.iter().filter_map(|spec| spec.aio).collect();
+    if engines.iter().any(|engine| *engine != engines[0]) {
+        return Err(Failure::usage("all images are read by one I/O engine: their 'aio' options contradict"));
+    }
+    let session = Session::start(&args.engine, engines.first().copied())?;
+    let mut watch = Watch::start(args.progress.mode(args.quiet))?;
+    let images = specs.iter().map(|spec| session.open(spec)).collect::<Result<Vec<Image>, _>>()?;
+    let report = convert_to(args, &opts, &session, &mut watch, &images, target);
+    for image in &images {
+        session.close(image, Access::ReadOnly)?;
+    }
+    let report = report?;
+    for range in &report.unreadable_ranges {
+        eprintln!(
+            "zebu: error while reading {} bytes at offset {}: {}",
+            range.len, range.offset, range.error
+        );
+    }
+    match args.output {
+        Some(OutputFormat::Json) => stdout::print(&json::to_text(&json_report(&report))?)?,
+        Some(OutputFormat::Human) if !args.quiet => stdout::print(&human_text(&report))?,
+        _ => {}
+    }
+    Ok(0)
+}
+
+fn source_specs(args: &ConvertArgs, sources: &[OsString]) -> Result<Vec<ImageSpec>, Failure> {
+    let snapshot = args.source_snapshot.as_deref().map(snapshot_name).transpose()?;
+    if snapshot.is_some() && sources.len() > 1 {
+        return Err(Failure::usage("No support for concatenating multiple snapshot"));
+    }
+    sources
+        .iter()
+        .map(|source| {
+            let mut spec =
+                args.image.resolve(source, args.source_format, args.source_cache, Access::ReadOnly)?;
+            if args.force_share.force_share {
+                spec.options.sharing = args.force_share.sharing();
+            }
+            spec.options.snapshot.clone_from(&snapshot);
+            Ok(spec)
+        })
+        .collect()
+}
+
+fn convert_to(
+    args: &ConvertArgs,
+    opts: &CreateOpts,
+    session: &Session,
+    watch: &mut Watch,
+    images: &[Image],
+    target: &OsStr,
+) -> Result<ConvertReport, Failure> {
+    let mut options = ConvertOptions {
+        workers: usize::from(args.workers),
+        worker_config: session.config().clone(),
+        requests: usize::from(args.parallel),
+        buffer_memory: args.buffer_memory,
+        sparse_size: args.sparse_size,
+        copy: match args.copy {
+            _ if args.copy_range_offloading => CopyMode::Range,
+            Copy::Auto => CopyMode::Auto,
+            Copy::Reflink => CopyMode::Reflink,
+            Copy::Range => CopyMode::Range,
+            Copy::Buffers => CopyMode::Buffers,
+        },
+        read_errors: if args.salvage { ReadErrors::Zero } else { ReadErrors::Fail },
+        control: watch.control(),
+    };
+    options.control.rate_limit = args.rate;
+    let worker = session.worker();
+    let run = |target: ConvertTarget| worker.block_on(convert(worker, images, target, &options));
+    let result = if args.no_create {
+        let spec = existing_target(args, opts, target)?;
+        let content = match (args.target_is_zero, args.backing.is_some()) {
+            (true, _) => TargetContent::Zero,
+            (false, true) => TargetContent::SharedBacking,
+            (false, false) => TargetContent::Unknown,
+        };
+        session
+            .with_image(&spec, |image| Ok(run(ConvertTarget::Existing { image: image.clone(), content })))?
+    } else {
+        run(ConvertTarget::New(Box::new(new_target(args, opts, session, Path::new(target))?)))
+    };
+    watch.finish();
+    result.map_err(|error| match error.image() {
+        Some(image) if images.iter().any(|source| source.path() == image) => {
+            Failure::during("error while reading the source", &error)
+        }
+        _ => Failure::during(&format!("error while converting to '{}'", target.display()), &error),
+    })
+}
+
+/// How a target is opened that exists.
+fn existing_target(args: &ConvertArgs, opts: &CreateOpts, target: &OsStr) -> Result<ImageSpec, Failure> {
+    if *opts != CreateOpts::default() {
+        return Err(Failure::usage("-o can't be used with -n: the target exists, it is not made"));
+    }
+    if args.backing_format.is_some() {
+        return Err(Failure::usage(
+            "-F can't be used with -n: the target names the format of its backing file",
+        ));
+    }
+    let image = ImageArgs { image_opts: args.target_image_opts, ..args.image.clone() };
+    let format = (!args.target_image_opts).then_some(args.target_format);
+    let spec = image.resolve(target, format, args.target_cache, Access::ReadWrite)?;
+    if spec.aio.is_some() || spec.discard.is_some() {
+        return Err(Failure::usage("'aio' and 'discard' can't be set for the target alone: use --aio"));
+    }
+    Ok(spec)
+}
+
+/// How a target is made and opened.
+fn new_target(
+    args: &ConvertArgs,
+    opts: &CreateOpts,
+    session: &Session,
+    target: &Path,
+) -> Result<NewTarget, Failure> {
+    let mut create = opts.create_options(args.target_format);
+    create.cache = args.target_cache;
+    let spec = args.image.clone();
+    let mut open = ImageArgs { image_opts: false, ..spec }
+        .resolve(target.as_os_str(), Some(args.target_format), args.target_cache, Access::ReadWrite)?
+        .options;
+    let backing = backing::join(
+        args.backing.as_deref(),
+        args.backing_format,
+        opts.backing_file.as_deref(),
+        opts.backing_format.as_deref(),
+    )?;
+    if let Some(backing) = backing {
+        if args.target_format == Format::Raw {
+            return Err(Failure::new(format!(
+                "{}: Backing file not supported for file format 'raw'",
+                target.display()
+            )));
+        }
+        let format = backing::required_format(session, target, &backing)?;
+        // The user gave this name, so it may be opened wherever it is; what that file names in turn may not.
+        open.backing = Some((absolute(&backing::resolve(target, &backing.name))?, Some(format)));
+        create.backing = Some((backing.name, format));
+    }
+    if let Some(name) = &create.data_file {
+        open.data_file = Some(absolute(&backing::resolve(target, name))?);
+    }
+    Ok(NewTarget { path: target.to_owned(), create, open: OpenOptions { snapshot: None, ..open } })
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(path).map_err(|error| Failure::new(format!("'{}': {error}", path.display())))
+}
+
+fn json_report(report: &ConvertReport) -> Report {
+    Report {
+        total: report.total,
+        read: report.read,
+        written: report.written,
+        reflinked: report.reflinked,
+        range_copied: report.range_copied,
+        skipped: report.skipped,
+        zeroed: report.zeroed,
+        unreadable: report.unreadable,
+        unreadable_ranges: report
+            .unreadable_ranges
+            .iter()
+            .map(|range| UnreadableRange {
+                start: range.offset,
+                length: range.len,
+                error: range.error.to_string(),
+            })
+            .collect(),
+    }
+}
+
+fn human_text(report: &ConvertReport) -> String {
+    format!(
+        "total {}, read {}, written {}, reflinked {}, copied by the kernel {}, skipped {}, zeroed {}, unreadable {} \
+         (bytes of the disk)\n",
+        report.total,
+        report.read,
+        report.written,
+        report.reflinked,
+        report.range_copied,
+        report.skipped,
+        report.zeroed,
+        report.unreadable
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_of_options_are_checked() {
+        assert_eq!(sparse_argument("0"), Ok(0));
+        assert_eq!(sparse_argument("64k"), Ok(65536));
+        assert!(sparse_argument("1000").is_err());
+        assert!(sparse_argument("1x").is_err());
+        assert_eq!(buffer_argument("1M"), Ok(1 << 20));
+        assert!(buffer_argument("4k").is_err());
+        assert!(rate_argument("0").is_err());
+    }
+}

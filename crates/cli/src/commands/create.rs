@@ -1,0 +1,147 @@
+//! `zebu create`: makes an image.
+
+use crate::arguments::EngineArgs;
+use crate::backing;
+use crate::create_opts::{CreateOpts, ParsedOpts};
+use crate::failure::Failure;
+use crate::output::stdout;
+use crate::session::Session;
+use crate::size::parse_size;
+use crate::values::format_argument;
+use crate::watch::{ProgressMode, Watch};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use zebu::{CreateOptions, Format, Image};
+
+/// Arguments of `zebu create`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct CreateArgs {
+    /// Say nothing but errors
+    #[arg(short, long)]
+    quiet: bool,
+
+    /// Format of the image
+    #[arg(short, long, value_name = "FMT", value_parser = format_argument, default_value = "raw")]
+    format: Format,
+
+    /// Options of the format, as key=value,... (-o help lists them)
+    #[arg(short, long, value_name = "OPTIONS")]
+    options: Vec<String>,
+
+    /// Make the image an overlay of this one
+    #[arg(short, long, value_name = "FILENAME")]
+    backing: Option<String>,
+
+    /// Format of the backing file
+    #[arg(short = 'F', long, value_name = "FMT", value_parser = format_argument)]
+    backing_format: Option<Format>,
+
+    /// Do not look at the backing file; it need not exist, and SIZE must be given
+    #[arg(short = 'u', long)]
+    backing_unsafe: bool,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+
+    /// The file to make; if it exists, its content is lost
+    #[arg(value_name = "FILENAME")]
+    filename: OsString,
+
+    /// Size of the disk [default: that of the backing file]
+    #[arg(value_name = "SIZE")]
+    size: Option<String>,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &CreateArgs) -> Result<u8, Failure> {
+    let opts = match CreateOpts::parse(&args.options, args.format)
+        .map_err(|reason| Failure::new(format!("{}: {reason}", args.filename.display())))?
+    {
+        ParsedOpts::Help(text) => {
+            stdout::print(&text)?;
+            return Ok(0);
+        }
+        ParsedOpts::Use(opts) => opts,
+    };
+    let path = PathBuf::from(&args.filename);
+    let session = Session::start(&args.engine, None)?;
+    let create = create_options(args, &opts, &session, &path)?;
+    if !args.quiet {
+        stdout::print(&format!("{}\n", opts.formatting_line(&args.filename.to_string_lossy(), &create)))?;
+    }
+    make(&session, &path, &create)?;
+    Ok(0)
+}
+
+/// Settles the size and the backing file.
+fn create_options(
+    args: &CreateArgs,
+    opts: &CreateOpts,
+    session: &Session,
+    path: &Path,
+) -> Result<CreateOptions, Failure> {
+    let mut create = opts.create_options(args.format);
+    let given = args
+        .size
+        .as_deref()
+        .map(|text| {
+            parse_size(text)
+                .map_err(|error| Failure::new(format!("Invalid image size specified: '{text}': {error}")))
+        })
+        .transpose()?;
+    if given.is_some() && opts.size.is_some() {
+        return Err(Failure::new(format!(
+            "{}: The image size must be specified only once",
+            args.filename.display()
+        )));
+    }
+    create.size = given.or(opts.size);
+    let backing = backing::join(
+        args.backing.as_deref(),
+        args.backing_format,
+        opts.backing_file.as_deref(),
+        opts.backing_format.as_deref(),
+    )?;
+    if let Some(backing) = backing {
+        if args.format == Format::Raw {
+            return Err(Failure::new(format!(
+                "{}: Backing file not supported for file format 'raw'",
+                args.filename.display()
+            )));
+        }
+        let format = backing::required_format(session, path, &backing)?;
+        if !args.backing_unsafe {
+            let size = backing::virtual_size(session, &backing::resolve(path, &backing.name), format)?;
+            create.size = create.size.or(Some(size));
+        }
+        create.backing = Some((backing.name, format));
+    }
+    if create.size.is_none() {
+        return Err(Failure::new(format!(
+            "{}: Image creation needs a size parameter",
+            args.filename.display()
+        )));
+    }
+    Ok(create)
+}
+
+/// Creates the image. When that fails, or a signal stops it, the files that were not there before are removed.
+fn make(session: &Session, path: &Path, create: &CreateOptions) -> Result<(), Failure> {
+    let data_file = create.data_file.as_deref().map(|name| backing::resolve(path, name));
+    let made_here: Vec<&Path> = std::iter::once(path)
+        .chain(data_file.as_deref())
+        .filter(|file| file.symlink_metadata().is_err())
+        .collect();
+    let watch = Watch::start(ProgressMode::None)?;
+    let job = Image::create(session.worker(), path, create);
+    let failure = match session.run_until_cancelled(watch.cancel(), job) {
+        Some(Ok(())) => return Ok(()),
+        Some(Err(error)) => Failure::creating(path, &error),
+        None => Failure::interrupted(),
+    };
+    for file in made_here {
+        // It may never have come into being.
+        let _ = std::fs::remove_file(file);
+    }
+    Err(failure)
+}

@@ -1,0 +1,143 @@
+//! `zebu info`: what an image is, without looking at anything that it names.
+
+use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::backing::resolve;
+use crate::failure::Failure;
+use crate::image_spec::ImageSpec;
+use crate::output::info_human::image_text;
+use crate::output::info_json::{Fragmentation, ImageNode};
+use crate::output::{json, stdout};
+use crate::session::Session;
+use crate::values::{OutputFormat, format_argument};
+use std::ffi::OsString;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use zebu::{Access, CacheMode, Chain, ExtentKind, Format, Image, ImageInfo, Purpose};
+
+/// Arguments of `zebu info`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct InfoArgs {
+    /// Format of the image [default: probed]
+    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    format: Option<Format>,
+
+    /// Open the backing files and tell about each of them too
+    #[arg(short, long)]
+    backing_chain: bool,
+
+    /// Also walk the mapping and tell into how many pieces the data lies in the file
+    #[arg(long)]
+    fragmentation: bool,
+
+    #[command(flatten)]
+    force_share: ForceShareArg,
+
+    /// Format of the report
+    #[arg(long, value_enum, default_value_t, value_name = "human|json", hide_possible_values = true)]
+    output: OutputFormat,
+
+    #[command(flatten)]
+    image: ImageArgs,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+
+    /// The image file (or options with --image-opts)
+    #[arg(value_name = "FILENAME")]
+    filename: OsString,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &InfoArgs) -> Result<u8, Failure> {
+    let mut spec = args.image.resolve(&args.filename, args.format, CacheMode::Writeback, Access::ReadOnly)?;
+    if args.force_share.force_share {
+        spec.options.sharing = args.force_share.sharing();
+    }
+    let session = Session::start(&args.engine, spec.aio)?;
+    let fragmentation = args.fragmentation.then(|| walk(&session, spec.clone())).transpose()?;
+    let infos = if args.backing_chain { chain(&session, spec)? } else { vec![inspect(&session, spec)?] };
+    let of_first = |index: usize| fragmentation.filter(|_| index == 0);
+    let text = match args.output {
+        OutputFormat::Human => {
+            let text = |(index, info): (usize, &ImageInfo)| {
+                image_text(info, protocol(&info.filename), of_first(index))
+            };
+            infos.iter().enumerate().map(text).collect::<Vec<_>>().join(
+                "
+",
+            )
+        }
+        OutputFormat::Json => {
+            let node = |(index, info): (usize, &ImageInfo)| {
+                ImageNode::new(info, protocol(&info.filename), of_first(index))
+            };
+            let nodes: Vec<ImageNode> = infos.iter().enumerate().map(node).collect();
+            match (args.backing_chain, nodes.as_slice()) {
+                (false, [node]) => json::to_text(node)?,
+                _ => json::to_text(&nodes)?,
+            }
+        }
+    };
+    stdout::print(&text)?;
+    Ok(0)
+}
+
+/// Looks at the header alone.
+fn inspect(session: &Session, mut spec: ImageSpec) -> Result<ImageInfo, Failure> {
+    spec.options.purpose = Purpose::Inspect;
+    spec.options.chain = Chain::TopOnly;
+    session.with_image(&spec, |image| Ok(image.info()?))
+}
+
+/// Opens the whole chain, as the policy allows, top first.
+fn chain(session: &Session, spec: ImageSpec) -> Result<Vec<ImageInfo>, Failure> {
+    session.with_image(&spec, |image| {
+        let mut infos: Vec<ImageInfo> = Vec::new();
+        let mut next: Option<Image> = Some(image.clone());
+        while let Some(image) = next {
+            let mut info = image.info()?;
+            if let Some(above) = infos.last() {
+                info.filename = name_below(above);
+            }
+            infos.push(info);
+            next = image.backing();
+        }
+        Ok(infos)
+    })
+}
+
+/// Walks the mapping of the image alone, without its backing files.
+fn walk(session: &Session, mut spec: ImageSpec) -> Result<Fragmentation, Failure> {
+    spec.options.chain = Chain::TopOnly;
+    session.with_image(&spec, |image| {
+        let worker = session.worker();
+        let mut found = Fragmentation::default();
+        let (mut at, mut expected) = (0, None);
+        while at < image.virtual_size() {
+            let extent = worker.block_on(image.extent(worker, at, image.virtual_size() - at))?;
+            if extent.len == 0 {
+                break;
+            }
+            if let ExtentKind::Data { host } = extent.kind {
+                found.data_bytes += extent.len;
+                found.extents += u64::from(expected != Some(host));
+                expected = Some(host + extent.len);
+            }
+            at = extent.end();
+        }
+        Ok(found)
+    })
+}
+
+/// The name of the backing file of an image, from where the image itself was opened.
+fn name_below(above: &ImageInfo) -> PathBuf {
+    above.backing_file.as_deref().map(|name| resolve(&above.filename, name)).unwrap_or_default()
+}
+
+/// QEMU's name for what an image lies in.
+fn protocol(path: &Path) -> &'static str {
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.file_type().is_block_device() => "host_device",
+        _ => "file",
+    }
+}

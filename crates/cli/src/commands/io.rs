@@ -1,0 +1,100 @@
+//! `zebu io`: qemu-io's commands on an image.
+
+use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::failure::{EXIT_FAILURE, Failure};
+use crate::io::shell::{run_commands, run_prompt};
+use crate::io::state::{OpenDefaults, State};
+use crate::session::Session;
+use crate::values::{Discard, cache_argument, discard_argument, format_argument};
+use std::cell::{Cell, RefCell};
+use std::ffi::OsString;
+use std::rc::Rc;
+use zebu::{Access, CacheMode, Format};
+
+/// Bytes past an aligned address at which `--misalign` puts buffers.
+const MISALIGNMENT: usize = 16;
+
+/// Arguments of `zebu io`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct IoArgs {
+    /// Run this command, as 'read 0 4k'; may be given more than once ('help' lists the commands)
+    #[arg(short, long, value_name = "COMMAND")]
+    cmd: Vec<String>,
+
+    /// Format of the image [default: probed; writing to a raw image needs it]
+    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    format: Option<Format>,
+
+    /// Open for reading only
+    #[arg(short, long)]
+    read_only: bool,
+
+    /// Open without the page cache, as with -t none
+    #[arg(short, long, conflicts_with = "cache")]
+    nocache: bool,
+
+    /// Cache mode of the image [default: writethrough]
+    #[arg(short = 't', long, value_name = "CACHE", value_parser = cache_argument)]
+    cache: Option<CacheMode>,
+
+    /// What becomes of discards
+    #[arg(short, long, value_name = "ignore|unmap", value_parser = discard_argument, default_value = "unmap")]
+    discard: Discard,
+
+    /// Put buffers past aligned addresses, to see what that costs under O_DIRECT
+    #[arg(short, long)]
+    misalign: bool,
+
+    /// Use kernel AIO, which here is io_uring
+    #[arg(short = 'k', long, conflicts_with = "aio")]
+    native_aio: bool,
+
+    #[command(flatten)]
+    force_share: ForceShareArg,
+
+    #[command(flatten)]
+    image: ImageArgs,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+
+    /// The image file (or options with --image-opts); 'open' opens one if it is left out
+    #[arg(value_name = "FILENAME")]
+    filename: Option<OsString>,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &IoArgs) -> Result<u8, Failure> {
+    let defaults = OpenDefaults {
+        image: args.image.clone(),
+        format: args.format,
+        cache: if args.nocache { CacheMode::None } else { args.cache.unwrap_or(CacheMode::Writethrough) },
+        access: if args.read_only { Access::ReadOnly } else { Access::ReadWrite },
+        sharing: args.force_share.sharing(),
+        discard: args.discard,
+        misalign: if args.misalign { MISALIGNMENT } else { 0 },
+    };
+    if args.force_share.force_share && !args.read_only {
+        return Err(Failure::usage("-U (--force-share) is for reading only: add -r"));
+    }
+    let spec = args.filename.as_deref().map(|name| defaults.spec(name)).transpose()?;
+    let session = Session::start(&args.engine, spec.as_ref().and_then(|spec| spec.aio))?;
+    // Images that `open` opens have their names, not options.
+    let defaults = OpenDefaults { image: ImageArgs { image_opts: false, ..defaults.image }, ..defaults };
+    let mut state = State {
+        session,
+        defaults,
+        open: None,
+        pending: RefCell::new(Vec::new()),
+        output_failed: Rc::new(Cell::new(false)),
+    };
+    if let Some(spec) = spec {
+        state.open(spec)?;
+    }
+    let result =
+        if args.cmd.is_empty() { run_prompt(&mut state) } else { run_commands(&mut state, &args.cmd) };
+    let closed = state.close();
+    let all_done = result?;
+    closed?;
+    Ok(if all_done { 0 } else { EXIT_FAILURE })
+}

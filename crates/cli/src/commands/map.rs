@@ -1,0 +1,107 @@
+//! `zebu map`: what each range of a disk is made of.
+
+use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::failure::Failure;
+use crate::output::map::{LinePosition, TABLE_HEADER, json_end, json_line, table_row};
+use crate::output::stdout;
+use crate::session::Session;
+use crate::size::size_argument;
+use crate::values::{OutputFormat, format_argument};
+use std::ffi::OsString;
+use std::path::Path;
+use zebu::jobs::{MapOptions, Mapper};
+use zebu::{Access, CacheMode, Format};
+
+/// Text is handed to standard output in pieces of about so many bytes: a map has a line per extent.
+const PIECE: usize = 64 << 10;
+
+/// Arguments of `zebu map`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct MapArgs {
+    /// Format of the image [default: probed]
+    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    format: Option<Format>,
+
+    /// Begin at this offset
+    #[arg(short, long, value_name = "OFFSET", value_parser = size_argument, default_value = "0")]
+    start_offset: u64,
+
+    /// Map at most so many bytes [default: to the end of the disk]
+    #[arg(short = 'l', long, value_name = "LENGTH", value_parser = size_argument)]
+    max_length: Option<u64>,
+
+    #[command(flatten)]
+    force_share: ForceShareArg,
+
+    /// Format of the report
+    #[arg(long, value_enum, default_value_t, value_name = "human|json", hide_possible_values = true)]
+    output: OutputFormat,
+
+    #[command(flatten)]
+    image: ImageArgs,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+
+    /// The image file (or options with --image-opts)
+    #[arg(value_name = "FILENAME")]
+    filename: OsString,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &MapArgs) -> Result<u8, Failure> {
+    let mut spec = args.image.resolve(&args.filename, args.format, CacheMode::Writeback, Access::ReadOnly)?;
+    if args.force_share.force_share {
+        spec.options.sharing = args.force_share.sharing();
+    }
+    let session = Session::start(&args.engine, spec.aio)?;
+    session.with_image(&spec, |image| {
+        let options = MapOptions { start: args.start_offset, max_length: args.max_length };
+        let mut mapper = Mapper::new(image, options);
+        match args.output {
+            OutputFormat::Human => print_table(&session, &mut mapper),
+            OutputFormat::Json => print_json(&session, &mut mapper),
+        }
+    })?;
+    Ok(0)
+}
+
+fn print_table(session: &Session, mapper: &mut Mapper) -> Result<(), Failure> {
+    let mut out = TABLE_HEADER.to_owned();
+    while let Some(entry) = session.worker().block_on(mapper.map_next(session.worker()))? {
+        let file = mapper.file(entry.depth).map(shown_name).unwrap_or_default();
+        if table_row(&mut out, &entry, &file).is_none() {
+            stdout::print(&out)?;
+            return Err(Failure::new(
+                "File contains external, encrypted or compressed clusters. (--output=json shows them)",
+            ));
+        }
+        print_piece(&mut out)?;
+    }
+    stdout::print(&out)
+}
+
+/// A file name as the user would write it: without the `./` of names in the directory itself.
+fn shown_name(path: &Path) -> String {
+    path.strip_prefix(".").unwrap_or(path).display().to_string()
+}
+
+fn print_json(session: &Session, mapper: &mut Mapper) -> Result<(), Failure> {
+    let mut out = String::new();
+    let mut position = LinePosition::First;
+    while let Some(entry) = session.worker().block_on(mapper.map_next(session.worker()))? {
+        json_line(&mut out, &entry, position);
+        position = LinePosition::Later;
+        print_piece(&mut out)?;
+    }
+    out.push_str(json_end(position));
+    stdout::print(&out)
+}
+
+fn print_piece(out: &mut String) -> Result<(), Failure> {
+    if out.len() >= PIECE {
+        stdout::print(out)?;
+        out.clear();
+    }
+    Ok(())
+}

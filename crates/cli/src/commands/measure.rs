@@ -1,0 +1,117 @@
+//! `zebu measure`: how large an image file would become.
+
+use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::create_opts::{CreateOpts, ParsedOpts};
+use crate::failure::Failure;
+use crate::output::{json, stdout};
+use crate::session::Session;
+use crate::size::size_argument;
+use crate::snapshot_name::snapshot_name;
+use crate::values::{OutputFormat, format_argument};
+use crate::watch::{ProgressMode, Watch};
+use serde::Serialize;
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use zebu::jobs::{Measurement, measure_image, measure_size};
+use zebu::{Access, CacheMode, Format};
+
+/// Arguments of `zebu measure`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct MeasureArgs {
+    /// Format of the image that would be made
+    #[arg(short = 'O', long, value_name = "FMT", value_parser = format_argument, default_value = "raw")]
+    target_format: Format,
+
+    /// Options that it would be made with (-o help lists them)
+    #[arg(short, long, value_name = "OPTIONS")]
+    options: Vec<String>,
+
+    /// Measure an empty disk of this size instead of an image
+    #[arg(short, long, value_name = "SIZE", value_parser = size_argument, conflicts_with = "filename")]
+    size: Option<u64>,
+
+    /// Format of FILENAME [default: probed]
+    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    format: Option<Format>,
+
+    /// Measure this internal snapshot of FILENAME
+    #[arg(short = 'l', long, value_name = "SNAPSHOT", conflicts_with = "size")]
+    snapshot: Option<String>,
+
+    #[command(flatten)]
+    force_share: ForceShareArg,
+
+    /// Format of the report
+    #[arg(long, value_enum, default_value_t, value_name = "human|json", hide_possible_values = true)]
+    output: OutputFormat,
+
+    #[command(flatten)]
+    image: ImageArgs,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+
+    /// The image to convert from (or options with --image-opts)
+    #[arg(value_name = "FILENAME")]
+    filename: Option<OsString>,
+}
+
+/// The JSON report.
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Report {
+    required: u64,
+    fully_allocated: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bitmaps: Option<u64>,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &MeasureArgs) -> Result<u8, Failure> {
+    let opts = match CreateOpts::parse(&args.options, args.target_format).map_err(Failure::new)? {
+        ParsedOpts::Help(text) => {
+            stdout::print(&text)?;
+            return Ok(0);
+        }
+        ParsedOpts::Use(opts) => opts,
+    };
+    let create = opts.create_options(args.target_format);
+    let measurement = match (&args.filename, args.size) {
+        (None, Some(size)) => measure_size(size, &create)?,
+        (Some(filename), None) => {
+            let mut spec =
+                args.image.resolve(filename, args.format, CacheMode::Writeback, Access::ReadOnly)?;
+            if args.force_share.force_share {
+                spec.options.sharing = args.force_share.sharing();
+            }
+            spec.options.snapshot = args.snapshot.as_deref().map(snapshot_name).transpose()?;
+            let session = Session::start(&args.engine, spec.aio)?;
+            let watch = Watch::start(ProgressMode::None)?;
+            session.with_image(&spec, |image| {
+                let worker = session.worker();
+                Ok(worker.block_on(measure_image(worker, image, &create, &watch.control()))?)
+            })?
+        }
+        _ => return Err(Failure::usage("Either --size N or one filename must be specified.")),
+    };
+    stdout::print(&match args.output {
+        OutputFormat::Human => human_text(&measurement),
+        OutputFormat::Json => json::to_text(&Report {
+            required: measurement.required,
+            fully_allocated: measurement.fully_allocated,
+            bitmaps: measurement.bitmaps,
+        })?,
+    })?;
+    Ok(0)
+}
+
+fn human_text(measurement: &Measurement) -> String {
+    let mut text = format!(
+        "required size: {}\nfully allocated size: {}\n",
+        measurement.required, measurement.fully_allocated
+    );
+    if let Some(bytes) = measurement.bitmaps {
+        let _ = writeln!(text, "bitmaps size: {bytes}");
+    }
+    text
+}

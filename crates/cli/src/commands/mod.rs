@@ -1,0 +1,13 @@
+//! The commands, one file each.
+
+pub(crate) mod bench;
+pub(crate) mod check;
+pub(crate) mod clone;
+pub(crate) mod compare;
+pub(crate) mod convert;
+pub(crate) mod create;
+pub(crate) mod info;
+pub(crate) mod io;
+pub(crate) mod map;
+pub(crate) mod measure;
+pub(crate) mod resize;

@@ -1,0 +1,129 @@
+//! `zebu resize`: changes the size of a virtual disk.
+
+use crate::arguments::{EngineArgs, ImageArgs};
+use crate::failure::Failure;
+use crate::output::stdout;
+use crate::session::Session;
+use crate::size::{SizeError, parse_size};
+use crate::values::{format_argument, preallocation_argument};
+use std::ffi::OsString;
+use zebu::{Access, CacheMode, Format, Preallocation, Shrink};
+
+/// Arguments of `zebu resize`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ResizeArgs {
+    /// Say nothing but errors
+    #[arg(short, long)]
+    quiet: bool,
+
+    /// Format of the image [default: probed; a raw image needs it]
+    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    format: Option<Format>,
+
+    /// Allow the disk to become smaller: what lies past the new end is lost
+    #[arg(long)]
+    shrink: bool,
+
+    /// How space is set aside for what is added
+    #[arg(
+        long,
+        value_name = "off|metadata|falloc|full",
+        value_parser = preallocation_argument,
+        default_value = "off"
+    )]
+    preallocation: Preallocation,
+
+    #[command(flatten)]
+    image: ImageArgs,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+
+    /// The image file (or options with --image-opts)
+    #[arg(value_name = "FILENAME")]
+    filename: OsString,
+
+    /// The new size, or the amount to add (+SIZE) or to take away (-SIZE)
+    #[arg(value_name = "[+-]SIZE", value_parser = change_argument, allow_hyphen_values = true)]
+    size: SizeChange,
+}
+
+/// What becomes of the size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SizeChange {
+    To(u64),
+    Grow(u64),
+    Shrink(u64),
+}
+
+fn change_argument(text: &str) -> Result<SizeChange, SizeError> {
+    if let Some(rest) = text.strip_prefix('+') {
+        parse_size(rest).map(SizeChange::Grow)
+    } else if let Some(rest) = text.strip_prefix('-') {
+        parse_size(rest).map(SizeChange::Shrink)
+    } else {
+        parse_size(text).map(SizeChange::To)
+    }
+}
+
+impl SizeChange {
+    fn apply(self, current: u64) -> Result<u64, Failure> {
+        let size = match self {
+            SizeChange::To(size) => Some(size),
+            SizeChange::Grow(by) => current.checked_add(by),
+            SizeChange::Shrink(by) => current.checked_sub(by),
+        };
+        size.ok_or_else(|| Failure::new("New image size must be positive and below 2^63"))
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &ResizeArgs) -> Result<u8, Failure> {
+    let spec = args.image.resolve(&args.filename, args.format, CacheMode::Writeback, Access::ReadWrite)?;
+
+    let session = Session::start(&args.engine, spec.aio)?;
+    session.with_image(&spec, |image| {
+        let current = image.virtual_size();
+        let new_size = args.size.apply(current)?;
+        if new_size < current && !args.shrink {
+            return Err(Failure::new(format!(
+                "Use the --shrink option to perform a shrink operation. (All data past the new end of '{}' will be \
+                 lost.)",
+                spec.path.display()
+            )));
+        }
+        if new_size < current && args.preallocation != Preallocation::Off {
+            return Err(Failure::new("Preallocation can't be used for shrinking an image"));
+        }
+        let shrink = if args.shrink { Shrink::Allow } else { Shrink::Refuse };
+        let worker = session.worker();
+        worker
+            .block_on(image.resize(worker, new_size, shrink, args.preallocation))
+            .map_err(|error| Failure::during("could not resize", &error))
+    })?;
+    if !args.quiet {
+        stdout::print("Image resized.\n")?;
+    }
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_absolute_or_relative() {
+        assert_eq!(change_argument("128M").unwrap().apply(5).unwrap(), 128 << 20);
+        assert_eq!(change_argument("+1k").unwrap().apply(1024).unwrap(), 2048);
+        assert_eq!(change_argument("-1k").unwrap().apply(2048).unwrap(), 1024);
+    }
+
+    #[test]
+    fn sizes_that_do_not_exist_are_refused() {
+        assert!(change_argument("-1k").unwrap().apply(512).is_err());
+        assert!(change_argument("+15E").unwrap().apply(u64::MAX).is_err());
+        assert!(change_argument("+1x").is_err());
+        assert!(change_argument("+-1").is_err());
+        assert!(change_argument("").is_err());
+    }
+}

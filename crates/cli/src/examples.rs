@@ -1,0 +1,74 @@
+//! The examples below the help of each command.
+
+pub(crate) const ZEBU: &str = "\
+Examples:
+  zebu create -f qcow2 disk.qcow2 20G
+  zebu convert -p -O qcow2 disk.raw disk.qcow2
+  zebu check disk.qcow2
+
+'zebu COMMAND --help' tells about a command.";
+
+pub(crate) const CREATE: &str = "\
+Examples:
+  zebu create -f qcow2 disk.qcow2 20G
+  zebu create -f qcow2 -b base.qcow2 -F qcow2 overlay.qcow2
+  zebu create -f qcow2 -o cluster_size=128k,extended_l2=on,preallocation=metadata disk.qcow2 100G
+  zebu create -f qcow2 -o help disk.qcow2";
+
+pub(crate) const INFO: &str = "\
+Examples:
+  zebu info disk.qcow2
+  zebu info --output json --backing-chain overlay.qcow2
+  zebu info -U running.qcow2";
+
+pub(crate) const CHECK: &str = "\
+Examples:
+  zebu check disk.qcow2
+  zebu check -p --output json disk.qcow2
+  zebu check -r leaks disk.qcow2";
+
+pub(crate) const CONVERT: &str = "\
+Examples:
+  zebu convert -p -O qcow2 disk.raw disk.qcow2
+  zebu convert -t none -T none -O raw disk.qcow2 /dev/vg0/disk
+  zebu convert -n -O raw disk.qcow2 /dev/vg0/disk
+  zebu convert -l before-update -O qcow2 disk.qcow2 old.qcow2
+  zebu convert --copy reflink -O qcow2 disk.raw disk.qcow2";
+
+pub(crate) const MAP: &str = "\
+Examples:
+  zebu map disk.qcow2
+  zebu map --output json --start-offset 1G --max-length 64M disk.qcow2";
+
+pub(crate) const MEASURE: &str = "\
+Examples:
+  zebu measure -O qcow2 disk.raw
+  zebu measure -O qcow2 -o cluster_size=1M --size 100G --output json";
+
+pub(crate) const COMPARE: &str = "\
+Examples:
+  zebu compare disk.raw disk.qcow2
+  zebu compare -s -f qcow2 -F qcow2 a.qcow2 b.qcow2";
+
+pub(crate) const RESIZE: &str = "\
+Examples:
+  zebu resize disk.qcow2 40G
+  zebu resize disk.qcow2 +10G
+  zebu resize --shrink -f raw disk.raw -1G";
+
+pub(crate) const CLONE: &str = "\
+Examples:
+  zebu clone golden.qcow2 vm1.qcow2
+  zebu clone --mode overlay golden.qcow2 vm2.qcow2";
+
+pub(crate) const BENCH: &str = "\
+Examples:
+  zebu bench -t none -d 32 -c 1000000 --random disk.qcow2
+  zebu bench -w -t none -d 32 --random=7 --runtime 30 --queues 2 disk.qcow2
+  zebu bench -w --flush-interval 256 --output json disk.qcow2";
+
+pub(crate) const IO: &str = "\
+Examples:
+  zebu io -c 'write -P 0xaa 0 64k' -c 'read -P 0xaa 0 64k' disk.qcow2
+  zebu io -r -c map disk.qcow2
+  zebu io -c help";

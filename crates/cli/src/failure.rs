@@ -1,0 +1,227 @@
+//! Why a command failed: what is printed, and the exit code.
+
+use std::error::Error as _;
+use std::fmt::Write as _;
+use std::path::Path;
+use zebu::ErrorKind;
+use zebu::storage::{IoError, IoErrorKind, Op};
+
+/// The exit code of everything that fails, usage errors included, as in qemu-img.
+pub(crate) const EXIT_FAILURE: u8 = 1;
+/// The exit code after SIGINT or SIGTERM.
+pub(crate) const EXIT_INTERRUPTED: u8 = 130;
+
+/// A failed command. Printed as one line on standard error.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// What happened, on which file, and what to do; nothing is printed if `None`.
+    pub(crate) message: Option<String>,
+    /// Exit code of the process.
+    pub(crate) exit: u8,
+    /// Whether the command line was wrong, so that the help is worth a hint.
+    pub(crate) kind: FailureKind,
+}
+
+/// Whether the user's command line or the world was wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FailureKind {
+    /// The command line can't be understood.
+    Usage,
+    /// The command was understood and failed.
+    Runtime,
+}
+
+impl Failure {
+    /// A failure while running.
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self { message: Some(message.into()), exit: EXIT_FAILURE, kind: FailureKind::Runtime }
+    }
+
+    /// A wrong command line.
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self { message: Some(message.into()), exit: EXIT_FAILURE, kind: FailureKind::Usage }
+    }
+
+    /// A failure that needs no words any more.
+    pub(crate) fn silent(exit: u8) -> Self {
+        Self { message: None, exit, kind: FailureKind::Runtime }
+    }
+
+    /// The same with another exit code.
+    pub(crate) fn with_exit(mut self, exit: u8) -> Self {
+        self.exit = exit;
+        self
+    }
+
+    /// An image that can't be opened. The file that failed is named first, even where it is not `image` itself but
+    /// one that it refers to.
+    pub(crate) fn opening(image: &Path, error: &zebu::Error) -> Self {
+        Self::naming("open", image, error)
+    }
+
+    /// An image that can't be made.
+    pub(crate) fn creating(image: &Path, error: &zebu::Error) -> Self {
+        Self::naming("create", image, error)
+    }
+
+    fn naming(verb: &str, image: &Path, error: &zebu::Error) -> Self {
+        if error.kind() == ErrorKind::Cancelled {
+            return Self::interrupted();
+        }
+        let mut message = format!("Could not {verb} '{}': ", image.display());
+        if error.image().is_some_and(|named| named != image) {
+            let _ = write!(message, "{error}");
+        } else {
+            message.push_str(&reason(error, image));
+        }
+        message.push_str(remedy(error));
+        Self::new(message)
+    }
+
+    /// A step on an open image that failed: `doing` says which, as in "reading".
+    pub(crate) fn during(doing: &str, error: &zebu::Error) -> Self {
+        if error.kind() == ErrorKind::Cancelled {
+            return Self::interrupted();
+        }
+        let mut message = format!("{doing}: {error}");
+        message.push_str(remedy(error));
+        Self::new(message)
+    }
+
+    /// SIGINT or SIGTERM arrived.
+    pub(crate) fn interrupted() -> Self {
+        Self::new("interrupted").with_exit(EXIT_INTERRUPTED)
+    }
+
+    /// What goes to standard error, line ends included: one line, and the hint at the help after a usage error.
+    pub(crate) fn text(&self, command: Option<&str>) -> String {
+        let Some(message) = &self.message else { return String::new() };
+        let mut text = format!("zebu: {}\n", one_line(message));
+        if self.kind == FailureKind::Usage {
+            match command {
+                Some(name) => {
+                    let _ = writeln!(text, "Try 'zebu {name} --help' for more information");
+                }
+                None => text.push_str("Try 'zebu --help' for more information\n"),
+            }
+        }
+        text
+    }
+}
+
+impl From<zebu::Error> for Failure {
+    fn from(error: zebu::Error) -> Self {
+        if error.kind() == ErrorKind::Cancelled {
+            return Self::interrupted();
+        }
+        let mut message = error.to_string();
+        message.push_str(remedy(&error));
+        Self::new(message)
+    }
+}
+
+impl From<IoError> for Failure {
+    fn from(error: IoError) -> Self {
+        zebu::Error::from(error).into()
+    }
+}
+
+/// Why `image`, which the caller has named already, can't be opened or made.
+fn reason(error: &zebu::Error, image: &Path) -> String {
+    let below = error.source().and_then(|source| source.downcast_ref::<IoError>());
+    if let Some(IoError { op: Op::Open | Op::Lock, kind, path, detail, .. }) = below
+        && path == image
+    {
+        match (kind, detail) {
+            (IoErrorKind::Os(errno), None) => return errno_text(*errno),
+            (IoErrorKind::Os(errno), Some(detail)) => return format!("{} ({detail})", errno_text(*errno)),
+            (_, Some(detail)) => return detail.clone(),
+            (_, None) => {}
+        }
+    }
+    let text = error.to_string();
+    let prefix = format!("{}: ", image.display());
+    text.strip_prefix(&prefix).map(str::to_owned).unwrap_or(text)
+}
+
+/// The words for an errno, without the number that the standard library appends.
+pub(crate) fn errno_text(errno: i32) -> String {
+    let text = std::io::Error::from_raw_os_error(errno).to_string();
+    text.split(" (os error").next().unwrap_or(&text).to_owned()
+}
+
+/// What the user of the command can do, where the library, which knows no options, can't say it.
+fn remedy(error: &zebu::Error) -> &'static str {
+    let text = error.message();
+    match error.kind() {
+        ErrorKind::Locked if !text.contains("-U") => {
+            " (stop that program first; to read all the same, there is -U)"
+        }
+        ErrorKind::ReferenceRefused if !text.contains("--allow-refs") => {
+            " (--allow-refs says which files an image may name)"
+        }
+        ErrorKind::Poisoned => " (open the image again after the disk below it is repaired)",
+        ErrorKind::NoSpace if !text.contains("free") => " (free some space and try again)",
+        _ => "",
+    }
+}
+
+/// Control characters, line ends included, as escapes: a hostile file name can't write a second line.
+fn one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() {
+            line.extend(c.escape_default());
+        } else {
+            line.push(c);
+        }
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_one_line_whatever_the_file_is_called() {
+        let failure = Failure::new("Could not open 'a\nb\u{1b}[2J': gone");
+        assert_eq!(failure.text(Some("info")), "zebu: Could not open 'a\\nb\\u{1b}[2J': gone\n");
+    }
+
+    #[test]
+    fn usage_errors_point_at_the_help_of_the_command() {
+        let text = Failure::usage("Expecting image file name").text(Some("resize"));
+        assert_eq!(text, "zebu: Expecting image file name\nTry 'zebu resize --help' for more information\n");
+    }
+
+    #[test]
+    fn the_file_is_named_once() {
+        let error =
+            zebu::Error::new(ErrorKind::Corrupt, "Image is not in qcow2 format").on(Path::new("a.img"));
+        let failure = Failure::opening(Path::new("a.img"), &error);
+        assert_eq!(failure.message.as_deref(), Some("Could not open 'a.img': Image is not in qcow2 format"));
+    }
+
+    #[test]
+    fn the_file_that_failed_is_named_if_it_is_another() {
+        let error =
+            zebu::Error::new(ErrorKind::Corrupt, "Image is not in qcow2 format").on(Path::new("base"));
+        let failure = Failure::opening(Path::new("a.img"), &error);
+        assert_eq!(
+            failure.message.as_deref(),
+            Some("Could not open 'a.img': base: Image is not in qcow2 format")
+        );
+    }
+
+    #[test]
+    fn errors_have_the_systems_words() {
+        assert_eq!(errno_text(5), "Input/output error");
+    }
+
+    #[test]
+    fn cancelled_work_exits_like_an_interrupted_one() {
+        let error = zebu::Error::new(ErrorKind::Cancelled, "stopped");
+        assert_eq!(Failure::from(error).exit, EXIT_INTERRUPTED);
+    }
+}

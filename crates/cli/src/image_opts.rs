@@ -1,0 +1,264 @@
+//! `--image-opts`: an image described by `key=value` pairs with the names of QEMU's node options.
+//!
+//! Every key either works or is refused by its name; none is ignored.
+
+use crate::image_spec::ImageSpec;
+use crate::keyval::{parse_keyval, parse_size_value, parse_switch};
+use crate::values::{
+    Aio, Discard, aio_argument, discard_argument, format_argument, slice_size_argument, zero_policy_argument,
+};
+use std::path::{Path, PathBuf};
+use zebu::{Access, CacheMode, Format, Sharing, ZeroPolicy};
+
+/// The pairs of one image, understood.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct ImageOpts {
+    filename: Option<PathBuf>,
+    format: Option<Format>,
+    cache_direct: Option<bool>,
+    cache_no_flush: Option<bool>,
+    read_only: bool,
+    force_share: bool,
+    cache_size: Option<u64>,
+    slice_size: Option<u32>,
+    zero_policy: Option<ZeroPolicy>,
+    aio: Option<Aio>,
+    discard: Option<Discard>,
+    data_file: Option<PathBuf>,
+    backing_file: Option<PathBuf>,
+    backing_format: Option<Format>,
+}
+
+/// Keys that QEMU has and zebu refuses, with the reason.
+const REFUSED: &[(&str, &str)] = &[
+    ("refcount-cache-size", "the caches of mapping and refcounts share one budget: use cache-size"),
+    ("cache-clean-interval", "it can't be set"),
+    ("overlap-check", "every write is always checked against all metadata"),
+    ("overlap-check.template", "every write is always checked against all metadata"),
+    ("detect-zeroes", "zeroes are not looked for in writes"),
+    ("copy-on-read", "copy-on-read is not implemented"),
+    ("node-name", "there is no graph of nodes"),
+    ("discard-no-unref", "it is not implemented"),
+    ("pass-discard-request", "discards always give space back (use discard=ignore to drop them)"),
+    ("pass-discard-snapshot", "it can't be set"),
+    ("pass-discard-other", "it can't be set"),
+    ("lazy-refcounts", "that mode is never entered; the flag in the image is kept"),
+    ("offset", "a part of a raw image can't be opened"),
+    ("size", "a part of a raw image can't be opened"),
+    ("file.locking", "use force-share=on"),
+    ("auto-read-only", "an image is opened as the command needs it"),
+];
+
+impl ImageOpts {
+    /// Reads the pairs. The error names the key and says what is wrong with it.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let opts = Self::parse_pairs(text)?;
+        if opts.filename.is_none() {
+            return Err("A file must be specified: add file.filename=NAME".to_owned());
+        }
+        Ok(opts)
+    }
+
+    /// Reads the pairs for a file that is known already.
+    pub(crate) fn parse_for(text: &str, file: &Path) -> Result<Self, String> {
+        let mut opts = Self::parse_pairs(text)?;
+        set_once(&mut opts.filename, "file.filename", file.to_owned())?;
+        Ok(opts)
+    }
+
+    fn parse_pairs(text: &str) -> Result<Self, String> {
+        let pairs = parse_keyval(text).map_err(|error| error.to_string())?;
+        let mut opts = Self::default();
+        for (key, value) in &pairs {
+            opts.set(key, value)?;
+        }
+        if opts.backing_format.is_some() && opts.backing_file.is_none() {
+            return Err("Parameter 'backing.driver' needs 'backing.file.filename'".to_owned());
+        }
+        Ok(opts)
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
+        match key {
+            "driver" => match value {
+                "file" | "host_device" => self.format = Some(Format::Raw),
+                _ => self.format = Some(format_argument(value)?),
+            },
+            "filename" | "file.filename" => set_once(&mut self.filename, key, PathBuf::from(value))?,
+            "file.driver" | "data-file.driver" | "backing.file.driver" => match value {
+                "file" | "host_device" => {}
+                _ => return Err(format!("Parameter '{key}': there is no driver '{value}' (there is file)")),
+            },
+            "cache.direct" | "file.cache.direct" => self.cache_direct = Some(parse_switch(key, value)?),
+            "cache.no-flush" | "file.cache.no-flush" => self.cache_no_flush = Some(parse_switch(key, value)?),
+            "read-only" => self.read_only = parse_switch(key, value)?,
+            "force-share" => self.force_share = parse_switch(key, value)?,
+            "cache-size" | "l2-cache-size" => {
+                let bytes = parse_size_value(key, value)?;
+                if self.cache_size.is_some() {
+                    return Err("cache-size and l2-cache-size may not be set at the same time".to_owned());
+                }
+                self.cache_size = Some(bytes);
+            }
+            "l2-cache-entry-size" => {
+                self.slice_size = Some(
+                    slice_size_argument(value).map_err(|e| format!("Parameter '{key}': '{value}': {e}"))?,
+                );
+            }
+            "zero-policy" => self.zero_policy = Some(zero_policy_argument(value)?),
+            "aio" | "file.aio" => self.aio = Some(aio_argument(value)?),
+            "discard" | "file.discard" => self.discard = Some(discard_argument(value)?),
+            "data-file.filename" => set_once(&mut self.data_file, key, PathBuf::from(value))?,
+            "backing.driver" => self.backing_format = Some(format_argument(value)?),
+            "backing.filename" | "backing.file.filename" => {
+                set_once(&mut self.backing_file, key, PathBuf::from(value))?;
+            }
+            _ => {
+                return Err(match REFUSED.iter().find(|(name, _)| *name == key) {
+                    Some((_, reason)) => format!("Parameter '{key}' is not supported: {reason}"),
+                    None => format!("Unknown parameter '{key}'"),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts what was given over what the command wants.
+    pub(crate) fn apply(self, spec: &mut ImageSpec) -> Result<(), String> {
+        let options = &mut spec.options;
+        if let Some(path) = self.filename {
+            spec.path = path;
+        }
+        options.format = self.format.or(options.format);
+        options.cache = cache_mode(options.cache, self.cache_direct, self.cache_no_flush)?;
+        if self.read_only {
+            if options.access == Access::ReadWrite {
+                return Err("Parameter 'read-only=on' contradicts a command that writes".to_owned());
+            }
+            options.access = Access::ReadOnly;
+        }
+        if self.force_share {
+            if options.access == Access::ReadWrite {
+                return Err("Parameter 'force-share=on' is for reading only".to_owned());
+            }
+            options.sharing = Sharing::Unlocked;
+        }
+        options.cache_size = self.cache_size.or(options.cache_size);
+        options.slice_size = self.slice_size.or(options.slice_size);
+        options.zero_policy = self.zero_policy.unwrap_or(options.zero_policy);
+        options.data_file = self.data_file.or(options.data_file.take());
+        if let Some(path) = self.backing_file {
+            options.backing = Some((path, self.backing_format));
+        }
+        spec.aio = self.aio.or(spec.aio);
+        spec.discard = self.discard.or(spec.discard);
+        Ok(())
+    }
+}
+
+fn set_once<T>(slot: &mut Option<T>, key: &str, value: T) -> Result<(), String> {
+    if slot.is_some() {
+        return Err(format!("Parameter '{key}' is given twice"));
+    }
+    *slot = Some(value);
+    Ok(())
+}
+
+/// The mode that two switches make of the one asked for with `-t`.
+fn cache_mode(mode: CacheMode, direct: Option<bool>, no_flush: Option<bool>) -> Result<CacheMode, String> {
+    let direct = direct.unwrap_or(mode.is_direct());
+    let no_flush = no_flush.unwrap_or(mode == CacheMode::Unsafe);
+    match (direct, no_flush, mode.is_writethrough()) {
+        (true, true, _) => {
+            Err("Parameters 'cache.direct=on' and 'cache.no-flush=on' can't be combined".to_owned())
+        }
+        (false, true, _) => Ok(CacheMode::Unsafe),
+        (true, false, false) => Ok(CacheMode::None),
+        (true, false, true) => Ok(CacheMode::Directsync),
+        (false, false, false) => Ok(CacheMode::Writeback),
+        (false, false, true) => Ok(CacheMode::Writethrough),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zebu::OpenOptions;
+
+    fn spec(access: Access) -> ImageSpec {
+        ImageSpec {
+            path: "unset".into(),
+            options: OpenOptions { access, ..OpenOptions::default() },
+            aio: None,
+            discard: None,
+        }
+    }
+
+    #[test]
+    fn the_keys_of_the_manual_reach_the_engine() {
+        let text = "driver=qcow2,l2-cache-size=1M,l2-cache-entry-size=4096,file.filename=a,,b.qcow2,\
+                    cache.direct=on,file.aio=threads,force-share=on,data-file.filename=d.raw,\
+                    backing.driver=raw,backing.file.filename=base.raw,discard=unmap,file.driver=file";
+        let mut spec = spec(Access::ReadOnly);
+        ImageOpts::parse(text).unwrap().apply(&mut spec).unwrap();
+        assert_eq!(spec.path, PathBuf::from("a,b.qcow2"));
+        assert_eq!(spec.options.format, Some(Format::Qcow2));
+        assert_eq!(spec.options.cache_size, Some(1 << 20));
+        assert_eq!(spec.options.slice_size, Some(4096));
+        assert_eq!(spec.options.cache, CacheMode::None);
+        assert_eq!(spec.options.sharing, Sharing::Unlocked);
+        assert_eq!(spec.options.data_file, Some("d.raw".into()));
+        assert_eq!(spec.options.backing, Some(("base.raw".into(), Some(Format::Raw))));
+        assert_eq!(spec.aio, Some(Aio::Threads));
+        assert_eq!(spec.discard, Some(Discard::Unmap));
+    }
+
+    #[test]
+    fn unknown_and_refused_keys_are_named() {
+        let error = ImageOpts::parse("file.filename=a,foo=bar").unwrap_err();
+        assert_eq!(error, "Unknown parameter 'foo'");
+        for (key, _) in REFUSED {
+            let error = ImageOpts::parse(&format!("file.filename=a,{key}=1")).unwrap_err();
+            assert!(error.contains(&format!("'{key}'")), "{error}");
+        }
+    }
+
+    #[test]
+    fn wrong_values_name_their_key() {
+        for (text, key) in [
+            ("file.filename=a,l2-cache-size=1x", "'l2-cache-size'"),
+            ("file.filename=a,read-only=maybe", "'read-only'"),
+            ("file.filename=a,l2-cache-entry-size=5", "'l2-cache-entry-size'"),
+            ("file.filename=a,file.driver=nbd", "'file.driver'"),
+            ("file.filename=a,file.filename=b", "'file.filename'"),
+            ("file.filename=a,backing.driver=raw", "'backing.driver'"),
+        ] {
+            let error = ImageOpts::parse(text).unwrap_err();
+            assert!(error.contains(key), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_needed() {
+        assert!(ImageOpts::parse("driver=qcow2").unwrap_err().contains("file.filename"));
+        assert!(ImageOpts::parse("disk.qcow2").unwrap_err().contains("disk.qcow2"));
+    }
+
+    #[test]
+    fn reading_only_contradicts_a_writing_command() {
+        for text in ["file.filename=a,read-only=on", "file.filename=a,force-share=on"] {
+            let opts = ImageOpts::parse(text).unwrap();
+            assert!(opts.clone().apply(&mut spec(Access::ReadWrite)).is_err());
+            assert!(opts.apply(&mut spec(Access::ReadOnly)).is_ok());
+        }
+    }
+
+    #[test]
+    fn switches_of_the_cache_refine_the_mode() {
+        assert_eq!(cache_mode(CacheMode::Writethrough, Some(true), None), Ok(CacheMode::Directsync));
+        assert_eq!(cache_mode(CacheMode::None, Some(false), None), Ok(CacheMode::Writeback));
+        assert_eq!(cache_mode(CacheMode::Writeback, None, Some(true)), Ok(CacheMode::Unsafe));
+        assert_eq!(cache_mode(CacheMode::Unsafe, None, Some(false)), Ok(CacheMode::Writeback));
+        assert!(cache_mode(CacheMode::None, None, Some(true)).is_err());
+    }
+}

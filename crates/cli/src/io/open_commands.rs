@@ -1,0 +1,141 @@
+//! Commands that change which image is open, and how: `open`, `close`, `reopen`.
+
+use super::call::{Call, Outcome, tell_error, tell_failure};
+use super::state::{OpenDefaults, State};
+use crate::failure::Failure;
+use crate::image_opts::ImageOpts;
+use crate::image_spec::ImageSpec;
+use crate::values::{cache_argument, discard_argument};
+use std::ffi::OsStr;
+use std::path::Path;
+use zebu::{Access, CacheMode, Sharing};
+
+pub(crate) fn open(state: &mut State, call: &Call<'_>) -> Result<Outcome, Failure> {
+    let Some(parsed) = call.options("rsCnkUi:t:d:o:")? else { return Ok(Outcome::Failed) };
+    if state.open.is_some() {
+        tell_error("zebu: file open already, try 'help close'");
+        return Ok(Outcome::Failed);
+    }
+    for (letter, reason) in [
+        ('s', "temporary snapshots are not implemented"),
+        ('C', "copy-on-read is not implemented"),
+        ('k', "choose the I/O engine when zebu is started"),
+        ('i', "choose the I/O engine when zebu is started"),
+    ] {
+        if parsed.has(letter) {
+            tell_error(&format!("zebu: open: option -{letter} is not supported: {reason}"));
+            return Ok(Outcome::Failed);
+        }
+    }
+    let mut defaults = state.defaults.clone();
+    defaults.access = if parsed.has('r') { Access::ReadOnly } else { Access::ReadWrite };
+    if parsed.has('n') {
+        defaults.cache = CacheMode::None;
+    }
+    if parsed.has('U') {
+        defaults.sharing = Sharing::Unlocked;
+    }
+    if let Some(text) = parsed.value('t') {
+        match cache_argument(text) {
+            Ok(cache) => defaults.cache = cache,
+            Err(message) => return Ok(tell_failure(&Failure::new(message))),
+        }
+    }
+    let mut discard = None;
+    if let Some(text) = parsed.value('d') {
+        match discard_argument(text) {
+            Ok(value) => discard = Some(value),
+            Err(message) => return Ok(tell_failure(&Failure::new(message))),
+        }
+    }
+    let spec = match (parsed.operands.as_slice(), parsed.value('o')) {
+        ([name], options) => named_spec(&defaults, OsStr::new(name), options),
+        ([], Some(options)) => options_spec(&defaults, options),
+        ([], None) => Err(Failure::new("can't open: Must specify either driver or file")),
+        _ => return call.usage(),
+    };
+    let result = spec.and_then(|mut spec| {
+        refuse_engine(&spec)?;
+        spec.discard = discard.or(spec.discard);
+        state.open(spec)
+    });
+    match result {
+        Ok(()) => Ok(Outcome::Done),
+        Err(failure) => Ok(tell_failure(&failure)),
+    }
+}
+
+/// The worker runs already when an image is opened by a command.
+fn refuse_engine(spec: &ImageSpec) -> Result<(), Failure> {
+    match spec.aio {
+        Some(_) => Err(Failure::new("Parameter 'aio': choose the I/O engine when zebu is started (--aio)")),
+        None => Ok(()),
+    }
+}
+
+/// How the image `name` is opened, with `options` on top.
+fn named_spec(defaults: &OpenDefaults, name: &OsStr, options: Option<&str>) -> Result<ImageSpec, Failure> {
+    let mut spec = defaults.spec(name)?;
+    if let Some(text) = options {
+        ImageOpts::parse_for(text, Path::new(name))
+            .and_then(|opts| opts.apply(&mut spec))
+            .map_err(|reason| Failure::new(format!("can't open device {}: {reason}", name.display())))?;
+    }
+    Ok(spec)
+}
+
+/// How the image that `options` name is opened.
+fn options_spec(defaults: &OpenDefaults, options: &str) -> Result<ImageSpec, Failure> {
+    let mut spec = defaults.spec(OsStr::new(""))?;
+    ImageOpts::parse(options)
+        .and_then(|opts| opts.apply(&mut spec))
+        .map_err(|reason| Failure::new(format!("can't open: {reason}")))?;
+    Ok(spec)
+}
+
+pub(crate) fn close(state: &mut State) -> Outcome {
+    match state.close() {
+        Ok(()) => Outcome::Done,
+        Err(failure) => tell_failure(&failure),
+    }
+}
+
+/// Closes the image and opens it with what is changed. If that fails, it is opened as it was.
+pub(crate) fn reopen(state: &mut State, call: &Call<'_>) -> Result<Outcome, Failure> {
+    let Some(parsed) = call.options("rwc:o:")? else { return Ok(Outcome::Failed) };
+    if !parsed.operands.is_empty() || (parsed.has('r') && parsed.has('w')) {
+        return call.usage();
+    }
+    let Some(before) = state.open.as_ref().map(|open| open.spec.clone()) else { return Ok(Outcome::Failed) };
+    let mut spec = ImageSpec { aio: None, ..before.clone() };
+    if parsed.has('r') {
+        spec.options.access = Access::ReadOnly;
+    }
+    if parsed.has('w') {
+        spec.options.access = Access::ReadWrite;
+    }
+    if let Some(text) = parsed.value('c') {
+        match cache_argument(text) {
+            Ok(cache) => spec.options.cache = cache,
+            Err(message) => return Ok(tell_failure(&Failure::new(message))),
+        }
+    }
+    if let Some(text) = parsed.value('o') {
+        let applied = ImageOpts::parse_for(text, &before.path).and_then(|opts| opts.apply(&mut spec));
+        if let Err(failure) = applied.map_err(Failure::new).and_then(|()| refuse_engine(&spec)) {
+            return Ok(tell_failure(&failure));
+        }
+        spec.options.format = spec.options.format.or(before.options.format);
+    }
+    let result = state.close().and_then(|()| state.open(spec));
+    match result {
+        Ok(()) => Ok(Outcome::Done),
+        Err(failure) => {
+            tell_failure(&failure);
+            if let Err(again) = state.open(before) {
+                tell_failure(&again);
+            }
+            Ok(Outcome::Failed)
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! What commands share: the open image, and how it was opened.
+
+use crate::arguments::ImageArgs;
+use crate::failure::Failure;
+use crate::image_spec::ImageSpec;
+use crate::session::Session;
+use crate::values::Discard;
+use std::cell::{Cell, RefCell};
+use std::ffi::OsStr;
+use std::rc::Rc;
+use zebu::storage::{IoBuf, JoinHandle};
+use zebu::{Access, CacheMode, Format, Image, Sharing};
+
+/// How images are opened, if a command does not say it otherwise.
+#[derive(Debug, Clone)]
+pub(crate) struct OpenDefaults {
+    pub(crate) image: ImageArgs,
+    pub(crate) format: Option<Format>,
+    pub(crate) cache: CacheMode,
+    pub(crate) access: Access,
+    pub(crate) sharing: Sharing,
+    pub(crate) discard: Discard,
+    /// Bytes that buffers lie past an aligned address.
+    pub(crate) misalign: usize,
+}
+
+impl OpenDefaults {
+    /// How `name` is opened.
+    pub(crate) fn spec(&self, name: &OsStr) -> Result<ImageSpec, Failure> {
+        let mut spec = self.image.resolve(name, self.format, self.cache, self.access)?;
+        if self.sharing == Sharing::Unlocked {
+            spec.options.sharing = Sharing::Unlocked;
+        }
+        Ok(spec)
+    }
+}
+
+/// An open image, and how to open it again.
+pub(crate) struct OpenImage {
+    pub(crate) image: Image,
+    pub(crate) spec: ImageSpec,
+}
+
+impl OpenImage {
+    /// What becomes of discards.
+    pub(crate) fn discard(&self, defaults: &OpenDefaults) -> Discard {
+        self.spec.discard.unwrap_or(defaults.discard)
+    }
+}
+
+/// The state between commands.
+pub(crate) struct State {
+    pub(crate) session: Session,
+    pub(crate) defaults: OpenDefaults,
+    pub(crate) open: Option<OpenImage>,
+    /// Asynchronous requests that may still run.
+    pub(crate) pending: RefCell<Vec<JoinHandle<()>>>,
+    /// Standard output could not be written by an asynchronous request.
+    pub(crate) output_failed: Rc<Cell<bool>>,
+}
+
+impl State {
+    /// Opens an image; another one must not be open.
+    pub(crate) fn open(&mut self, spec: ImageSpec) -> Result<(), Failure> {
+        let image = self.session.open(&spec).map_err(|failure| Failure {
+            message: failure
+                .message
+                .map(|message| format!("can't open device {}: {message}", spec.path.display())),
+            ..failure
+        })?;
+        self.open = Some(OpenImage { image, spec });
+        Ok(())
+    }
+
+    /// Waits for asynchronous requests and closes the image, if one is open.
+    pub(crate) fn close(&mut self) -> Result<(), Failure> {
+        self.wait_for_pending();
+        match self.open.take() {
+            Some(open) => self.session.close(&open.image, open.spec.options.access),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until all asynchronous requests have completed and printed what they have to tell.
+    pub(crate) fn wait_for_pending(&self) {
+        let pending = self.pending.take();
+        self.session.worker().block_on(async {
+            for request in pending {
+                request.await;
+            }
+        });
+    }
+
+    /// A buffer filled with `byte`, as far from an aligned address as was asked for.
+    pub(crate) fn buffer(&self, len: usize, byte: u8) -> IoBuf {
+        let mut buffer = self.session.worker().buffer(len + self.defaults.misalign);
+        drop(buffer.split_to(self.defaults.misalign));
+        buffer.as_mut_slice().fill(byte);
+        buffer
+    }
+}

@@ -1,0 +1,169 @@
+//! The text of `info`: QEMU's lines, and zebu's own below them.
+
+use super::info_json::{Fragmentation, bitmap_flags, compat_text, full_backing_name, whole_sectors};
+use super::units::size_short;
+use crate::create_opts::compression_name;
+use std::fmt::Write as _;
+use zebu::{ImageInfo, Qcow2Info, SnapshotInfo};
+
+/// Everything about one image. `protocol` is `file` or `host_device`.
+pub(crate) fn image_text(info: &ImageInfo, protocol: &str, fragmentation: Option<Fragmentation>) -> String {
+    let mut out = String::new();
+    let qcow2 = info.qcow2.as_ref();
+    let filename = info.filename.display();
+    let _ = writeln!(out, "image: {filename}");
+    let _ = writeln!(out, "file format: {}", info.format.name());
+    let _ = writeln!(out, "virtual size: {} ({} bytes)", size_short(info.virtual_size), info.virtual_size);
+    let _ = writeln!(out, "disk size: {}", size_short(info.actual_size));
+    if qcow2.is_some_and(|q| q.encryption.is_some()) {
+        out.push_str("encrypted: yes\n");
+    }
+    if let Some(qcow2) = qcow2 {
+        let _ = writeln!(out, "cluster_size: {}", qcow2.cluster_size);
+        if qcow2.dirty {
+            out.push_str("cleanly shut down: no\n");
+        }
+    }
+    if let Some(backing) = &info.backing_file {
+        let _ = write!(out, "backing file: {backing}");
+        if let Some(path) = full_backing_name(info).filter(|path| path != backing) {
+            let _ = write!(out, " (actual path: {path})");
+        }
+        out.push('\n');
+    }
+    if let Some(format) = &info.backing_format {
+        let _ = writeln!(out, "backing file format: {format}");
+    }
+    if let Some(qcow2) = qcow2 {
+        push_snapshots(&mut out, &qcow2.snapshots);
+        out.push_str("Format specific information:\n");
+        push_qcow2(&mut out, qcow2);
+    }
+    let _ = writeln!(out, "Child node '/file':");
+    let _ = writeln!(out, "    filename: {filename}");
+    let _ = writeln!(out, "    protocol type: {protocol}");
+    let length = whole_sectors(info.file_length);
+    let _ = writeln!(out, "    file length: {} ({length} bytes)", size_short(length));
+    let _ = writeln!(out, "    disk size: {}", size_short(info.actual_size));
+    if let Some(bytes) = info.extent_size_hint.filter(|&bytes| bytes != 0) {
+        let _ = writeln!(out, "    Format specific information:\n        extent size hint: {bytes}");
+    }
+    if let Some(qcow2) = qcow2 {
+        let _ = writeln!(out, "full cache size: {}", size_short(qcow2.full_cache_bytes));
+        for limitation in &qcow2.limitations {
+            let _ = writeln!(out, "limitation: {limitation}");
+        }
+    }
+    if let Some(Fragmentation { data_bytes, extents }) = fragmentation {
+        let _ = writeln!(out, "fragmentation: {} of data in {extents} pieces", size_short(data_bytes));
+    }
+    out
+}
+
+/// The lines below `Format specific information:`.
+pub(crate) fn push_qcow2(out: &mut String, info: &Qcow2Info) {
+    let v3 = info.version >= 3;
+    let _ = writeln!(out, "    compat: {}", compat_text(info));
+    let _ = writeln!(out, "    compression type: {}", compression_name(info.compression));
+    if v3 {
+        let _ = writeln!(out, "    lazy refcounts: {}", info.lazy_refcounts);
+    }
+    if !info.bitmaps.is_empty() {
+        out.push_str("    bitmaps:\n");
+        for (index, bitmap) in info.bitmaps.iter().enumerate() {
+            let _ = writeln!(out, "        [{index}]:");
+            out.push_str("            flags:\n");
+            for (number, flag) in bitmap_flags(bitmap).iter().enumerate() {
+                let _ = writeln!(out, "                [{number}]: {flag}");
+            }
+            let _ = writeln!(out, "            name: {}", bitmap.name);
+            let _ = writeln!(out, "            granularity: {}", bitmap.granularity);
+        }
+    }
+    let _ = writeln!(out, "    refcount bits: {}", info.refcount_bits);
+    if let Some(format) = info.encryption {
+        let _ = writeln!(out, "    encrypt:\n        format: {format}");
+    }
+    if let Some(file) = &info.data_file {
+        let _ = writeln!(out, "    data file: {file}");
+        let _ = writeln!(out, "    data file raw: {}", info.data_file_raw);
+    }
+    if v3 {
+        let _ = writeln!(out, "    corrupt: {}", info.corrupt);
+        let _ = writeln!(out, "    extended l2: {}", info.extended_l2);
+    }
+}
+
+fn push_snapshots(out: &mut String, snapshots: &[SnapshotInfo]) {
+    if snapshots.is_empty() {
+        return;
+    }
+    out.push_str("Snapshot list:\n");
+    let _ = writeln!(
+        out,
+        "{:<7} {:<16} {:>8} {:>19} {:>15} {:>10}",
+        "ID", "TAG", "VM_SIZE", "DATE", "VM_CLOCK", "ICOUNT"
+    );
+    for snapshot in snapshots {
+        let icount = snapshot.icount.map_or_else(|| "--".to_owned(), |count| count.to_string());
+        let _ = writeln!(
+            out,
+            "{:<7} {:<16} {:>8} {:>19} {:>15} {icount:>10}",
+            snapshot.id,
+            snapshot.name,
+            size_short(snapshot.vm_state_size),
+            utc_text(snapshot.date_sec),
+            clock_text(snapshot.vm_clock_nsec),
+        );
+    }
+}
+
+/// `hhhh:mm:ss.mmm`.
+fn clock_text(nanoseconds: u64) -> String {
+    let milliseconds = nanoseconds / 1_000_000;
+    let seconds = milliseconds / 1000;
+    format!("{:04}:{:02}:{:02}.{:03}", seconds / 3600, seconds / 60 % 60, seconds % 60, milliseconds % 1000)
+}
+
+/// `YYYY-MM-DD hh:mm:ss` of a time in seconds since 1970, in UTC: the same text on every machine.
+fn utc_text(seconds: u32) -> String {
+    let days = u64::from(seconds / 86400);
+    let in_day = seconds % 86400;
+    // Civil date of a day number, counted from 0000-03-01 so that the leap day is the last of its year.
+    let shifted = days + 719_468;
+    let era = shifted / 146_097;
+    let day_of_era = shifted % 146_097;
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}", in_day / 3600, in_day / 60 % 60, in_day % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Expected texts are those of `date -u -d @SECONDS`.
+    #[test]
+    fn dates_are_gregorian() {
+        for (seconds, text) in [
+            (0, "1970-01-01 00:00:00"),
+            (951_782_400, "2000-02-29 00:00:00"),
+            (1_709_251_199, "2024-02-29 23:59:59"),
+            (1_709_251_200, "2024-03-01 00:00:00"),
+            (1_795_230_847, "2026-11-21 03:14:07"),
+            (u32::MAX, "2106-02-07 06:28:15"),
+        ] {
+            assert_eq!(utc_text(seconds), text);
+        }
+    }
+
+    #[test]
+    fn the_clock_of_the_machine_has_milliseconds() {
+        assert_eq!(clock_text(0), "0000:00:00.000");
+        assert_eq!(clock_text(3_723_004_999_999), "0001:02:03.004");
+    }
+}

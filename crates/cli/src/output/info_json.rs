@@ -1,0 +1,247 @@
+//! The JSON of `info`: QEMU's keys first, zebu's after them.
+
+use super::json::path_text;
+use crate::backing::resolve;
+use crate::create_opts::compression_name;
+use serde::Serialize;
+use zebu::{ImageInfo, Qcow2Info, SnapshotInfo};
+
+/// One image.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct ImageNode {
+    filename: String,
+    format: &'static str,
+    virtual_size: u64,
+    actual_size: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cluster_size: Option<u64>,
+    dirty_flag: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    encrypted: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backing_filename: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    full_backing_filename: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backing_filename_format: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    snapshots: Vec<Snapshot>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    format_specific: Option<FormatSpecific>,
+    children: Vec<Child>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    full_cache_size: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limitations: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fragmentation: Option<Fragmentation>,
+}
+
+/// How the data of a disk lies in its file.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct Fragmentation {
+    /// Bytes of uncompressed data.
+    pub(crate) data_bytes: u64,
+    /// Pieces that they lie in, in the order of the disk.
+    pub(crate) extents: u64,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Snapshot {
+    id: String,
+    name: String,
+    vm_state_size: u64,
+    date_sec: u32,
+    date_nsec: u32,
+    vm_clock_sec: u64,
+    vm_clock_nsec: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    icount: Option<u64>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(tag = "type", content = "data", rename_all = "kebab-case")]
+enum FormatSpecific {
+    Qcow2(Qcow2Data),
+    File(FileData),
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Qcow2Data {
+    compat: &'static str,
+    compression_type: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lazy_refcounts: Option<bool>,
+    refcount_bits: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    corrupt: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    extended_l2: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data_file: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data_file_raw: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bitmaps: Option<Vec<Bitmap>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    encrypt: Option<Encrypt>,
+}
+
+#[derive(Debug, Serialize)]
+struct Bitmap {
+    name: String,
+    granularity: u64,
+    flags: Vec<&'static str>,
+}
+
+#[derive(Debug, Serialize)]
+struct Encrypt {
+    format: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct FileData {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    extent_size_hint: Option<u32>,
+}
+
+#[derive(Debug, Serialize)]
+struct Child {
+    name: &'static str,
+    info: FileNode,
+}
+
+/// The file that an image lies in.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct FileNode {
+    filename: String,
+    format: &'static str,
+    virtual_size: u64,
+    actual_size: u64,
+    dirty_flag: bool,
+    format_specific: FormatSpecific,
+    children: Vec<Child>,
+}
+
+impl ImageNode {
+    /// The object for what is known of an image. `protocol` is `file` or `host_device`.
+    pub(crate) fn new(
+        info: &ImageInfo,
+        protocol: &'static str,
+        fragmentation: Option<Fragmentation>,
+    ) -> Self {
+        let qcow2 = info.qcow2.as_ref();
+        let filename = path_text(&info.filename);
+        Self {
+            filename: filename.clone(),
+            format: info.format.name(),
+            virtual_size: info.virtual_size,
+            actual_size: info.actual_size,
+            cluster_size: qcow2.map(|q| q.cluster_size),
+            dirty_flag: qcow2.is_some_and(|q| q.dirty),
+            encrypted: qcow2.and_then(|q| q.encryption).map(|_| true),
+            backing_filename: info.backing_file.clone(),
+            full_backing_filename: full_backing_name(info),
+            backing_filename_format: info.backing_format.clone(),
+            snapshots: qcow2.map(|q| q.snapshots.iter().map(Snapshot::new).collect()).unwrap_or_default(),
+            format_specific: qcow2.map(|q| FormatSpecific::Qcow2(Qcow2Data::new(q))),
+            children: vec![Child {
+                name: "file",
+                info: FileNode {
+                    filename,
+                    format: protocol,
+                    virtual_size: whole_sectors(info.file_length),
+                    actual_size: info.actual_size,
+                    dirty_flag: false,
+                    format_specific: FormatSpecific::File(FileData {
+                        extent_size_hint: info.extent_size_hint.filter(|&bytes| bytes != 0),
+                    }),
+                    children: Vec::new(),
+                },
+            }],
+            full_cache_size: qcow2.map(|q| q.full_cache_bytes),
+            limitations: qcow2.map(|q| q.limitations.clone()),
+            fragmentation,
+        }
+    }
+}
+
+/// Where the name of the backing file leads, from where the image was opened. A name that is no path stays as it is.
+pub(crate) fn full_backing_name(info: &ImageInfo) -> Option<String> {
+    let name = info.backing_file.as_ref()?;
+    Some(match info.backing_path {
+        Some(_) => path_text(&resolve(&info.filename, name)),
+        None => name.clone(),
+    })
+}
+
+/// Bytes of the sectors that a file takes: the length that QEMU tells.
+pub(crate) fn whole_sectors(length: u64) -> u64 {
+    length.checked_next_multiple_of(512).unwrap_or(length)
+}
+
+impl Snapshot {
+    fn new(snapshot: &SnapshotInfo) -> Self {
+        Self {
+            id: snapshot.id.clone(),
+            name: snapshot.name.clone(),
+            vm_state_size: snapshot.vm_state_size,
+            date_sec: snapshot.date_sec,
+            date_nsec: snapshot.date_nsec,
+            vm_clock_sec: snapshot.vm_clock_nsec / 1_000_000_000,
+            vm_clock_nsec: snapshot.vm_clock_nsec % 1_000_000_000,
+            icount: snapshot.icount,
+        }
+    }
+}
+
+impl Qcow2Data {
+    /// Version 2 has none of the flags, so QEMU leaves them out.
+    fn new(info: &Qcow2Info) -> Self {
+        let v3 = info.version >= 3;
+        Self {
+            compat: compat_text(info),
+            compression_type: compression_name(info.compression),
+            lazy_refcounts: v3.then_some(info.lazy_refcounts),
+            refcount_bits: info.refcount_bits,
+            corrupt: v3.then_some(info.corrupt),
+            extended_l2: v3.then_some(info.extended_l2),
+            data_file: info.data_file.clone(),
+            data_file_raw: info.data_file.as_ref().map(|_| info.data_file_raw),
+            bitmaps: (!info.bitmaps.is_empty()).then(|| {
+                info.bitmaps
+                    .iter()
+                    .map(|bitmap| Bitmap {
+                        name: bitmap.name.clone(),
+                        granularity: bitmap.granularity,
+                        flags: bitmap_flags(bitmap),
+                    })
+                    .collect()
+            }),
+            encrypt: info.encryption.map(|format| Encrypt { format }),
+        }
+    }
+}
+
+/// `compat` as the create option has it.
+pub(crate) fn compat_text(info: &Qcow2Info) -> &'static str {
+    if info.version >= 3 { "1.1" } else { "0.10" }
+}
+
+/// The flags of a bitmap by QEMU's names.
+pub(crate) fn bitmap_flags(bitmap: &zebu::BitmapInfo) -> Vec<&'static str> {
+    let mut flags = Vec::new();
+    if bitmap.in_use {
+        flags.push("in-use");
+    }
+    if bitmap.auto {
+        flags.push("auto");
+    }
+    flags
+}

@@ -1,0 +1,9 @@
+//! What commands print: the formats, apart from the commands that fill them.
+
+pub(crate) mod check;
+pub(crate) mod info_human;
+pub(crate) mod info_json;
+pub(crate) mod json;
+pub(crate) mod map;
+pub(crate) mod stdout;
+pub(crate) mod units;

@@ -1,0 +1,131 @@
+//! The worker of a command, and its images.
+
+use crate::arguments::EngineArgs;
+use crate::failure::Failure;
+use crate::image_spec::ImageSpec;
+use crate::values::Aio;
+use std::future::Future;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+use zebu::jobs::Cancel;
+use zebu::storage::{Worker, WorkerConfig, WorkerKind};
+use zebu::{Access, Image};
+
+/// How often work that can't look at a switch itself is asked whether it was cancelled.
+const CANCEL_POLL: Duration = Duration::from_millis(50);
+
+/// One worker on the thread of the command.
+pub(crate) struct Session {
+    worker: Worker,
+    config: WorkerConfig,
+}
+
+impl Session {
+    /// A worker as the command line asks for it; `image_aio`, which image options name, counts where it doesn't.
+    pub(crate) fn start(args: &EngineArgs, image_aio: Option<Aio>) -> Result<Self, Failure> {
+        Self::start_with_depth(args, image_aio, 0)
+    }
+
+    /// The same, with room for at least `depth` requests in flight.
+    pub(crate) fn start_with_depth(
+        args: &EngineArgs,
+        image_aio: Option<Aio>,
+        depth: u32,
+    ) -> Result<Self, Failure> {
+        let mut config = worker_config(args, image_aio);
+        config.depth = config.depth.max(depth.next_power_of_two());
+        config.threads = config.threads.max(depth.min(64) as usize);
+        let worker = Worker::new(&config)?;
+        if args.verbose {
+            eprintln!("zebu: {}", describe_worker(&worker));
+        }
+        Ok(Self { worker, config })
+    }
+
+    /// The worker.
+    pub(crate) fn worker(&self) -> &Worker {
+        &self.worker
+    }
+
+    /// How further workers are made.
+    pub(crate) fn config(&self) -> &WorkerConfig {
+        &self.config
+    }
+
+    /// Opens an image; the failure names it.
+    pub(crate) fn open(&self, spec: &ImageSpec) -> Result<Image, Failure> {
+        self.worker
+            .block_on(Image::open(&self.worker, &spec.path, &spec.options))
+            .map_err(|error| Failure::opening(&spec.path, &error))
+    }
+
+    /// Runs `work` with an open image and closes it, whether or not `work` succeeded. Of two failures the first is
+    /// told.
+    pub(crate) fn with_image<T>(
+        &self,
+        spec: &ImageSpec,
+        work: impl FnOnce(&Image) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let image = self.open(spec)?;
+        let result = work(&image);
+        let closed = self.close(&image, spec.options.access);
+        let value = result?;
+        closed?;
+        Ok(value)
+    }
+
+    /// Closes an image. For one that was only read, nothing can be lost any more, so a failure is none.
+    pub(crate) fn close(&self, image: &Image, access: Access) -> Result<(), Failure> {
+        let result = self.worker.block_on(image.close(&self.worker));
+        match access {
+            Access::ReadWrite => result.map_err(|error| Failure::during("could not finish writing", &error)),
+            Access::ReadOnly => Ok(()),
+        }
+    }
+
+    /// Runs `future` until it is done or `cancel` is thrown; `None` then. What it had in flight is left to the worker.
+    pub(crate) fn run_until_cancelled<T>(
+        &self,
+        cancel: &Cancel,
+        future: impl Future<Output = T>,
+    ) -> Option<T> {
+        let worker = &self.worker;
+        worker.block_on(async {
+            let mut work = pin!(future);
+            let mut stop = pin!(async {
+                while !cancel.is_cancelled() {
+                    worker.sleep(CANCEL_POLL).await;
+                }
+            });
+            std::future::poll_fn(|context| {
+                if let Poll::Ready(value) = work.as_mut().poll(context) {
+                    return Poll::Ready(Some(value));
+                }
+                stop.as_mut().poll(context).map(|()| None)
+            })
+            .await
+        })
+    }
+}
+
+/// How workers are made for this command line.
+pub(crate) fn worker_config(args: &EngineArgs, image_aio: Option<Aio>) -> WorkerConfig {
+    WorkerConfig {
+        engine: args.aio.or(image_aio).unwrap_or(Aio::IoUring).engine(),
+        ..WorkerConfig::default()
+    }
+}
+
+/// What runs the I/O, and why it is not io_uring.
+fn describe_worker(worker: &Worker) -> String {
+    let kind = match worker.kind() {
+        WorkerKind::IoUring => "I/O runs on io_uring",
+        WorkerKind::Threads => "I/O runs on threads",
+        WorkerKind::Simulated => "I/O runs on a simulated disk",
+    };
+    match worker.fallback_reason() {
+        Some(reason) => format!("{kind}; io_uring is not used: {reason}"),
+        None => kind.to_owned(),
+    }
+}

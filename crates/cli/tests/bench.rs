@@ -1,0 +1,135 @@
+//! `zebu bench` against `qemu-img bench`.
+
+mod common;
+
+use common::{Scratch, noise, qemu, words};
+
+/// The lines that qemu-img prints, with the time taken out.
+fn masked(text: &str) -> Vec<String> {
+    text.lines()
+        .map(
+            |line| {
+                if line.starts_with("Run completed in ") {
+                    "Run completed".to_owned()
+                } else {
+                    line.to_owned()
+                }
+            },
+        )
+        .collect()
+}
+
+fn image(scratch: &Scratch) {
+    scratch.write("a.raw", &noise(1, 8 << 20));
+    scratch.qemu_img(&words("convert -f raw -O qcow2 a.raw a.qcow2")).ok();
+}
+
+#[test]
+fn lines_and_codes_are_qemus() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    image(&scratch);
+    for line in [
+        "-c 100",
+        "-c 100 -d 4 -s 64k -S 128k -o 4096",
+        "-c 100 -w",
+        "-c 100 -w -d 4 --flush-interval 10",
+        "-c 100 -w -d 4 --flush-interval=10 --no-drain",
+        "-c 100 -w --pattern 7",
+        "-c 10 -i threads",
+        "-c 10 -i io_uring -t none",
+        "-c 10 -n -t none",
+        "-c 10 -U",
+        "-c 10 -s 8M",
+        "-c 0",
+        "-d 0",
+        "-s 0",
+        "-c 1k",
+        "-c 100 -d 4 --flush-interval 10",
+        "-c 100 -w -d 64 --flush-interval 10",
+        "-c 100 -w --pattern 300",
+        "-c 10 -o 1G",
+        "-c 10 -s 1G",
+        "-c 10 -U -w",
+        "-i nosuch",
+    ] {
+        let arguments: Vec<&str> = ["bench"].into_iter().chain(words(line)).chain(["a.qcow2"]).collect();
+        let (ours, theirs) = (scratch.zebu(&arguments), scratch.qemu_img(&arguments));
+        assert_eq!(ours.code, theirs.code, "{line}: {ours:#?} {theirs:#?}");
+        if theirs.code == Some(0) {
+            let (own, other) = (masked(&ours.stdout), masked(&theirs.stdout));
+            assert!(own.starts_with(&other), "{line}: {own:#?} {other:#?}");
+        }
+    }
+}
+
+#[test]
+fn quiet_means_quiet() {
+    let scratch = Scratch::new();
+    scratch.zebu(&words("create -q -f qcow2 a.qcow2 1M")).ok();
+    assert_eq!(scratch.zebu(&words("bench -q -c 10 a.qcow2")).ok().stdout, "");
+}
+
+#[test]
+fn writes_reach_the_image() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.qemu_img(&words("create -q -f qcow2 a.qcow2 1M")).ok();
+    // 255 requests: offsets wrap one request before the end of the disk.
+    scratch.zebu(&words("bench -w --pattern 0x5a -c 255 -d 16 a.qcow2")).ok();
+    scratch.qemu_io(&["-c", "read -P 0x5a 0 1020k", "-c", "read -P 0 1020k 4k", "a.qcow2"]).ok();
+    assert_eq!(scratch.qemu_img(&words("check a.qcow2")).code, Some(0));
+}
+
+#[test]
+fn random_writes_on_several_queues_cover_the_disk() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.qemu_img(&words("create -q -f qcow2 a.qcow2 1M")).ok();
+    // 256 places, 8000 requests: that a place is missed has a probability below 10^-11.
+    scratch.zebu(&words("bench -w --pattern 0x5a -c 8000 -d 8 --queues 3 --random=3 a.qcow2")).ok();
+    scratch.qemu_io(&["-c", "read -P 0x5a 0 1M", "a.qcow2"]).ok();
+    assert_eq!(scratch.qemu_img(&words("check a.qcow2")).code, Some(0));
+}
+
+#[test]
+fn numbers_are_consistent() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    image(&scratch);
+    let report =
+        scratch.zebu(&words("bench --output json -t none -c 2000 -d 8 --random a.qcow2")).ok().json();
+    assert_eq!(report["requests"], 2000);
+    let number = |key: &str| report[key].as_f64().unwrap();
+    assert!((number("iops") - 2000.0 / number("seconds")).abs() < 1.0, "{report:#}");
+    // Data of an allocated image: one read each, and a few more for the mapping.
+    assert!((1.0..1.1).contains(&number("io-per-request")), "{report:#}");
+    let latency = |key: &str| report["latency-us"][key].as_f64().unwrap();
+    let percentiles = [latency("p50"), latency("p90"), latency("p99"), latency("p99.9"), latency("max")];
+    assert!(percentiles.is_sorted() && percentiles[0] > 0.0, "{report:#}");
+    let flushed =
+        scratch.zebu(&words("bench --output json -w -d 4 -c 100 --flush-interval 10 a.qcow2")).ok().json();
+    assert!(flushed["flushes"].as_u64().unwrap() >= 9, "{flushed:#}");
+}
+
+#[test]
+fn time_ends_a_run() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    image(&scratch);
+    let report =
+        scratch.zebu(&words("bench --output json --runtime 0.3 -d 4 --queues 2 a.qcow2")).ok().json();
+    let seconds = report["seconds"].as_f64().unwrap();
+    assert!((0.3..5.0).contains(&seconds), "{report:#}");
+    assert!(report["requests"].as_u64().unwrap() > 8, "{report:#}");
+}

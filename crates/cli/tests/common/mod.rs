@@ -1,0 +1,203 @@
+//! Running `zebu` beside QEMU's programs, each in a directory of its own.
+#![allow(dead_code, reason = "each test file uses a part of this")]
+
+use serde_json::Value;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// What a program printed, and how it ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Ran {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Ran {
+    /// The same, after checking that it ended well.
+    #[track_caller]
+    pub(crate) fn ok(self) -> Self {
+        assert_eq!(self.code, Some(0), "{self:#?}");
+        self
+    }
+
+    /// Standard output as JSON.
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:#?}"))
+    }
+
+    /// Checks that it failed with `code` and one line of error that has all of `words`.
+    #[track_caller]
+    pub(crate) fn fails_naming(&self, code: i32, words: &[&str]) {
+        assert_eq!(self.code, Some(code), "{self:#?}");
+        let mut lines = self.stderr.lines();
+        let first = lines.next().unwrap_or_default();
+        assert!(first.starts_with("zebu: "), "{self:#?}");
+        for word in words {
+            assert!(first.contains(word), "{word} is missing: {self:#?}");
+        }
+        let rest: Vec<&str> = lines.collect();
+        assert!(rest.is_empty() || rest[0].starts_with("Try 'zebu"), "more than one line: {self:#?}");
+    }
+}
+
+/// Whether tests against QEMU run. They fail where it is missing, unless `ZEBU_SKIP_QEMU=1` says that this is meant.
+pub(crate) fn qemu() -> bool {
+    if std::env::var_os("ZEBU_SKIP_QEMU").is_some_and(|value| value == "1") {
+        eprintln!("skipped: ZEBU_SKIP_QEMU=1");
+        return false;
+    }
+    for program in ["qemu-img", "qemu-io", "qemu-nbd"] {
+        let found =
+            Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
+        assert!(
+            found,
+            "{program} is needed: install it (Debian: apt install qemu-utils), or set ZEBU_SKIP_QEMU=1 to leave out \
+             the comparison with QEMU"
+        );
+    }
+    true
+}
+
+/// A directory that goes away with its value.
+pub(crate) struct Scratch(TempDir);
+
+impl Scratch {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::Builder::new().prefix("zebu-cli-").tempdir().unwrap())
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Runs the `zebu` under test here.
+    pub(crate) fn zebu<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Ran {
+        self.run(env!("CARGO_BIN_EXE_zebu"), arguments)
+    }
+
+    pub(crate) fn qemu_img<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Ran {
+        self.run("qemu-img", arguments)
+    }
+
+    pub(crate) fn qemu_io<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Ran {
+        self.run("qemu-io", arguments)
+    }
+
+    /// Runs a program here, in the time zone and language that its output is compared in.
+    pub(crate) fn run<S: AsRef<OsStr>>(&self, program: &str, arguments: &[S]) -> Ran {
+        let output = self.command(program, arguments).stdin(Stdio::null()).output().unwrap();
+        Ran {
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
+    pub(crate) fn command<S: AsRef<OsStr>>(&self, program: &str, arguments: &[S]) -> Command {
+        let mut command = Command::new(program);
+        command.args(arguments).current_dir(self.path()).env("TZ", "UTC").env("LC_ALL", "C");
+        command
+    }
+
+    /// Writes `contents` to a file.
+    pub(crate) fn write(&self, name: &str, contents: &[u8]) {
+        std::fs::write(self.file(name), contents).unwrap();
+    }
+
+    pub(crate) fn read(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.file(name)).unwrap()
+    }
+}
+
+/// A program in the background that is stopped with its value.
+pub(crate) struct Background(Child);
+
+impl Background {
+    /// Starts a program that takes commands, and waits until it asks for the first one: the image that it was given is
+    /// open and locked then. (To try the lock from outside could make the program itself fail.)
+    #[track_caller]
+    pub(crate) fn with_prompt(mut command: Command, prompt: &str) -> Self {
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut background = Self(child);
+        let mut text = vec![0; prompt.len()];
+        std::io::Read::read_exact(background.0.stdout.as_mut().unwrap(), &mut text).unwrap();
+        assert_eq!(text, prompt.as_bytes());
+        background
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Waits until `condition` holds; fails after ten seconds.
+#[track_caller]
+pub(crate) fn wait_for(what: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !condition() {
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Checks that `ours` has every key of `theirs` with the same value, at any depth. Keys in `ignored` may differ, but
+/// must be there.
+#[track_caller]
+pub(crate) fn assert_has_all(ours: &Value, theirs: &Value, ignored: &[&str]) {
+    if let Err(difference) = has_all(ours, theirs, ignored, "") {
+        panic!("{difference}\nours: {ours:#}\ntheirs: {theirs:#}");
+    }
+}
+
+fn has_all(ours: &Value, theirs: &Value, ignored: &[&str], path: &str) -> Result<(), String> {
+    match (ours, theirs) {
+        (Value::Object(ours), Value::Object(theirs)) => {
+            for (key, value) in theirs {
+                let path = format!("{path}/{key}");
+                let Some(own) = ours.get(key) else { return Err(format!("{path} is missing")) };
+                if !ignored.contains(&key.as_str()) {
+                    has_all(own, value, ignored, &path)?;
+                }
+            }
+            Ok(())
+        }
+        (Value::Array(ours), Value::Array(theirs)) if ours.len() == theirs.len() => ours
+            .iter()
+            .zip(theirs)
+            .enumerate()
+            .try_for_each(|(index, (a, b))| has_all(a, b, ignored, &format!("{path}/{index}"))),
+        _ if ours == theirs => Ok(()),
+        _ => Err(format!("{path}: {ours} instead of {theirs}")),
+    }
+}
+
+/// The words of a line of command, for tests that list many.
+pub(crate) fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
+}
+
+/// Bytes that do not repeat, from a seed.
+pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend(state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}

@@ -1,0 +1,262 @@
+//! `zebu convert` against `qemu-img convert`, and its own promises.
+
+mod common;
+
+use common::{Background, Scratch, noise, qemu, wait_for, words};
+use std::process::{Command, Stdio};
+
+/// An image with data, zeroes, holes, a compressed cluster and a snapshot.
+fn source(scratch: &Scratch) {
+    scratch.qemu_img(&words("create -q -f qcow2 a.qcow2 16M")).ok();
+    scratch.write("noise", &noise(1, 3 << 20));
+    let commands = [
+        "write -s noise 1M 3M",
+        "write -z 6M 1M",
+        "write -c -P 3 8M 64k",
+        "write -P 4 15M 1M",
+        "write -P 9 100k 1k",
+    ];
+    for command in commands {
+        scratch.qemu_io(&["-c", command, "a.qcow2"]).ok();
+    }
+    scratch.qemu_img(&words("snapshot -c before a.qcow2")).ok();
+    scratch.qemu_io(&["-c", "write -P 5 1M 2M", "-c", "discard 15M 512k", "a.qcow2"]).ok();
+}
+
+#[track_caller]
+fn identical(scratch: &Scratch, a: &str, b: &str) {
+    let ran = scratch.qemu_img(&["compare", a, b]);
+    assert_eq!(ran.code, Some(0), "{a} {b}: {ran:#?}");
+}
+
+#[test]
+fn targets_hold_what_qemus_hold() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    source(&scratch);
+    scratch.qemu_img(&words("convert -O raw a.qcow2 reference.raw")).ok();
+    for options in [
+        "-O raw",
+        "-O qcow2",
+        "-f qcow2 -O qcow2 -o cluster_size=4k",
+        "-O qcow2 -o compat=v2",
+        "-O qcow2 -o extended_l2=on,compression_type=zstd",
+        "-O qcow2 -o preallocation=metadata",
+        "-O qcow2 -o data_file=data.raw",
+        "-O raw -t none -T none",
+        "-O qcow2 -t writethrough -m 1",
+        "-O qcow2 -W --workers 2 -m 16 --buffer-memory 1M",
+        "-O qcow2 -S 0",
+        "-O raw -S 64k --copy buffers",
+        "-O raw -C",
+        "-O qcow2 --aio threads",
+        "-O raw -r 1G",
+        "--image-opts -O raw",
+    ] {
+        let from =
+            if options.contains("--image-opts") { "driver=qcow2,file.filename=a.qcow2" } else { "a.qcow2" };
+        let mut line = vec!["convert"];
+        line.extend(words(options));
+        line.extend([from, "out"]);
+        let ran = scratch.zebu(&line).ok();
+        assert_eq!((ran.stdout.as_str(), ran.stderr.as_str()), ("", ""), "{options}");
+        identical(&scratch, "reference.raw", "out");
+        if options.contains("-O qcow2") {
+            let check = scratch.qemu_img(&["check", "out"]);
+            assert_eq!(check.code, Some(0), "{options}: {check:#?}");
+        }
+        std::fs::remove_file(scratch.file("out")).unwrap();
+    }
+    assert_eq!(left_over(&scratch), Vec::<String>::new());
+}
+
+/// Files in the directory that a test did not name.
+fn left_over(scratch: &Scratch) -> Vec<String> {
+    let known = ["a.qcow2", "noise", "reference.raw", "data.raw", "out", "big.raw"];
+    let mut names: Vec<String> = std::fs::read_dir(scratch.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| !known.contains(&name.as_str()))
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn snapshots_are_sources() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    source(&scratch);
+    scratch.qemu_img(&words("convert -l snapshot.name=before -O raw a.qcow2 reference.raw")).ok();
+    for name in ["before", "1", "snapshot.name=before", "snapshot.id=1"] {
+        scratch.zebu(&["convert", "-l", name, "-O", "raw", "a.qcow2", "out"]).ok();
+        identical(&scratch, "reference.raw", "out");
+    }
+    scratch.zebu(&words("convert -l nosuch a.qcow2 out")).fails_naming(1, &["a.qcow2", "nosuch"]);
+}
+
+#[test]
+fn sources_are_joined() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.write("one.raw", &noise(1, 1 << 20));
+    scratch.write("two.raw", &noise(2, 512 << 10));
+    scratch.zebu(&words("convert -f raw -O raw one.raw two.raw out")).ok();
+    assert_eq!(scratch.read("out"), [scratch.read("one.raw"), scratch.read("two.raw")].concat());
+}
+
+#[test]
+fn existing_targets_are_overwritten() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    source(&scratch);
+    scratch.qemu_img(&words("create -q -f qcow2 out 20M")).ok();
+    scratch.qemu_io(&["-c", "write -P 0x77 0 20M", "out"]).ok();
+    scratch.zebu(&words("convert -n -O qcow2 a.qcow2 out")).ok();
+    scratch.qemu_io(&["-c", "read -P 0x77 16M 4M", "out"]).ok();
+    scratch.qemu_img(&words("resize --shrink out 16M")).ok();
+    identical(&scratch, "a.qcow2", "out");
+
+    scratch.qemu_img(&words("create -q -f qcow2 out 1M")).ok();
+    let ran = scratch.zebu(&words("convert -n -O qcow2 a.qcow2 out"));
+    assert_eq!(ran.code, Some(1), "{ran:#?}");
+    scratch.zebu(&words("convert -n -O qcow2 a.qcow2 missing")).fails_naming(1, &["missing"]);
+}
+
+#[test]
+fn empty_targets_take_only_data() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    source(&scratch);
+    scratch.qemu_img(&words("create -q -f qcow2 out 16M")).ok();
+    scratch.zebu(&words("convert -n --target-is-zero -O qcow2 a.qcow2 out")).ok();
+    identical(&scratch, "a.qcow2", "out");
+    let options = "driver=qcow2,file.filename=out";
+    scratch.zebu(&["convert", "-n", "--target-image-opts", "a.qcow2", options]).ok();
+    identical(&scratch, "a.qcow2", "out");
+}
+
+#[test]
+fn overlays_hold_the_difference_only() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.write("base.raw", &noise(7, 8 << 20));
+    scratch.qemu_img(&words("create -q -f qcow2 -b base.raw -F raw a.qcow2")).ok();
+    scratch.qemu_io(&["-c", "write -P 1 1M 64k", "a.qcow2"]).ok();
+    scratch.zebu(&words("convert -O qcow2 -B base.raw -F raw a.qcow2 out")).ok();
+    identical(&scratch, "a.qcow2", "out");
+    assert!(std::fs::metadata(scratch.file("out")).unwrap().len() < 1 << 20);
+    scratch
+        .zebu(&words("convert -O qcow2 -B base.raw a.qcow2 out2"))
+        .fails_naming(1, &["out2", "backing format", "-F raw"]);
+}
+
+#[test]
+fn options_that_do_not_work_are_refused_by_name() {
+    let scratch = Scratch::new();
+    scratch.zebu(&words("create -q -f qcow2 a.qcow2 1M")).ok();
+    for (line, named) in [
+        ("convert -c -O qcow2 a.qcow2 out", "-c"),
+        ("convert --bitmaps -O qcow2 a.qcow2 out", "--bitmaps"),
+        ("convert a.qcow2", "file name"),
+        ("convert -O foo a.qcow2 out", "foo"),
+        ("convert -f foo a.qcow2 out", "foo"),
+        ("convert -t foo a.qcow2 out", "foo"),
+        ("convert -m 0 a.qcow2 out", "0"),
+        ("convert -S 1x a.qcow2 out", "1x"),
+        ("convert -O qcow2 -o cluster_size=3 a.qcow2 out", "Cluster size"),
+        ("convert -O qcow2 -o nosuch=3 a.qcow2 out", "nosuch"),
+        ("convert --target-is-zero a.qcow2 out", "--no-create"),
+        ("convert -n -o compat=v2 -O qcow2 a.qcow2 a.qcow2", "-o"),
+        ("convert missing.qcow2 out", "missing.qcow2"),
+        ("convert a.qcow2 nodir/out", "nodir/out"),
+    ] {
+        scratch.zebu(&words(line)).fails_naming(1, &[named]);
+        assert!(!scratch.file("out").exists(), "{line}");
+    }
+}
+
+#[test]
+fn reports_are_printed_on_request() {
+    let scratch = Scratch::new();
+    scratch.write("a.raw", &noise(3, 1 << 20));
+    let report = scratch.zebu(&words("convert -f raw -O qcow2 --output json a.raw out")).ok().json();
+    assert_eq!(report["total"], 1 << 20);
+    let moved: u64 =
+        ["written", "reflinked", "range-copied"].iter().map(|key| report[*key].as_u64().unwrap()).sum();
+    assert_eq!(moved, 1 << 20, "{report:#}");
+    let ran = scratch.zebu(&words("convert -f raw -O qcow2 --progress=json a.raw out2")).ok();
+    let last: serde_json::Value = serde_json::from_str(ran.stderr.lines().last().unwrap()).unwrap();
+    assert_eq!((&last["done"], &last["total"]), (&(1 << 20).into(), &(1 << 20).into()), "{ran:#?}");
+    let ran = scratch.zebu(&words("convert -p -f raw -O qcow2 a.raw out3")).ok();
+    assert!(ran.stdout.ends_with("    (100.00/100%)\r\n"), "{ran:#?}");
+}
+
+#[test]
+fn the_source_is_not_its_own_target() {
+    let scratch = Scratch::new();
+    scratch.write("a.raw", &noise(3, 1 << 20));
+    let before = scratch.read("a.raw");
+    let ran = scratch.zebu(&words("convert -f raw -O raw a.raw a.raw"));
+    ran.fails_naming(1, &["a.raw"]);
+    assert_eq!(scratch.read("a.raw"), before);
+}
+
+#[test]
+fn a_signal_removes_what_was_made() {
+    for signal in ["INT", "TERM"] {
+        let scratch = Scratch::new();
+        scratch.write("big.raw", &noise(1, 64 << 20));
+        // A rate that takes a minute leaves time for the signal.
+        let mut child = scratch
+            .command(
+                env!("CARGO_BIN_EXE_zebu"),
+                &words("convert -r 1M -f raw -O qcow2 --copy buffers big.raw out"),
+            )
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        wait_for("the temporary file", || !left_over(&scratch).is_empty());
+        let kill = |name: &str| {
+            assert!(
+                Command::new("kill").args(["-s", name, &child.id().to_string()]).status().unwrap().success()
+            );
+        };
+        kill("USR1");
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        kill(signal);
+        let status = child.wait().unwrap();
+        assert_eq!(status.code(), Some(130), "SIG{signal}");
+        assert_eq!(left_over(&scratch), Vec::<String>::new());
+        assert!(!scratch.file("out").exists());
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut text).unwrap();
+        assert!(text.contains("/100%)"), "SIGUSR1 printed nothing: {text}");
+        assert!(text.ends_with("zebu: interrupted\n"), "{text}");
+    }
+}
+
+#[test]
+fn a_target_that_a_machine_uses_is_refused() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.write("a.raw", &noise(1, 1 << 20));
+    scratch.qemu_img(&words("create -q -f qcow2 used.qcow2 1M")).ok();
+    let _machine = Background::with_prompt(scratch.command("qemu-io", &words("used.qcow2")), "qemu-io> ");
+    scratch.zebu(&words("convert -f raw -O qcow2 a.raw used.qcow2")).fails_naming(1, &["used.qcow2"]);
+    scratch.zebu(&words("convert -n -f raw -O qcow2 a.raw used.qcow2")).fails_naming(1, &["used.qcow2"]);
+}

@@ -1,0 +1,111 @@
+//! The snapshot table: reading it although something is wrong, and writing it anew without that.
+
+use super::finding::{FindingKind, TableKind};
+use super::report::Tally;
+use super::source::Source;
+use crate::{Error, ErrorKind, Result};
+use zebu_qcow2::limits::{MAX_SNAPSHOTS, MIN_SNAPSHOT_ENTRY};
+use zebu_qcow2::snapshot::{ParsedTable, SnapshotEntry, SnapshotTableFault, encode_table, parse_table};
+use zebu_qcow2::{HostOffset, Purpose, Version};
+
+/// Bytes of the table that are read first; more if it is longer.
+const FIRST_READ: u64 = 16 << 10;
+
+/// What the snapshot table holds.
+#[derive(Debug, Default)]
+pub(super) struct SnapshotTable {
+    /// Bytes of the table, as far as it was read.
+    pub(super) len: u64,
+    pub(super) entries: Vec<SnapshotEntry>,
+    /// What writing the table anew repairs. Not in any tally yet.
+    pub(super) repairable: Vec<FindingKind>,
+    /// What its snapshots use is not wholly known.
+    pub(super) unknown: bool,
+}
+
+/// Reads the table that the header points at.
+pub(super) async fn read(source: &Source<'_>, tally: &mut Tally) -> Result<SnapshotTable> {
+    let (offset, count) = (source.header.snapshots_offset.0, source.header.nb_snapshots);
+    let unknown = SnapshotTable { unknown: true, ..SnapshotTable::default() };
+    let reach = u64::from(count.min(MAX_SNAPSHOTS)) * MIN_SNAPSHOT_ENTRY;
+    if !source.geometry.is_cluster_aligned(offset)
+        || offset.checked_add(reach).is_none_or(|end| end > i64::MAX as u64)
+    {
+        tally.add(FindingKind::SnapshotTableInvalid { reason: "snapshot table offset invalid".into() }, 1);
+        return Ok(unknown);
+    }
+    if count == 0 {
+        return Ok(SnapshotTable::default());
+    }
+    let mut wanted = FIRST_READ;
+    loop {
+        source.options.check_cancelled()?;
+        let bytes = match source.read(offset, wanted as usize).await {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                let (table, error) = (TableKind::SnapshotTable, error.to_string());
+                tally.add(FindingKind::Unreadable { table, offset, error }, 1);
+                return Ok(unknown);
+            }
+        };
+        match parse_table(bytes.as_slice(), count, Purpose::Check) {
+            // The parser bounds what it asks for by the limit of the table and one entry.
+            Ok(ParsedTable::NeedsBytes { at_least }) => wanted = at_least.max(wanted * 4),
+            Ok(ParsedTable::Complete { entries, len, faults }) => {
+                return Ok(SnapshotTable {
+                    repairable: repairable(&entries, &faults, source.geometry.version),
+                    entries,
+                    len,
+                    unknown: false,
+                });
+            }
+            Err(error) => {
+                tally.add(FindingKind::SnapshotTableInvalid { reason: error.to_string() }, 1);
+                return Ok(unknown);
+            }
+        }
+    }
+}
+
+fn repairable(
+    entries: &[SnapshotEntry],
+    faults: &[SnapshotTableFault],
+    version: Version,
+) -> Vec<FindingKind> {
+    let incomplete = entries.iter().enumerate().filter(|(_, entry)| !entry.is_complete(version));
+    let incomplete = incomplete.map(|(index, _)| FindingKind::SnapshotIncomplete { index: index as u32 });
+    let faults = faults.iter().map(|fault| match *fault {
+        SnapshotTableFault::Overhanging { entries } => FindingKind::SnapshotsOverhanging { count: entries },
+        SnapshotTableFault::ExtraTooLarge { index, len } => {
+            FindingKind::SnapshotExtraData { index, bytes: len }
+        }
+        ref other => FindingKind::SnapshotTableInvalid { reason: format!("{other:?}") },
+    });
+    faults.chain(incomplete).collect()
+}
+
+/// The bytes of the same table without what can be repaired: missing fields filled in, what is too much left out.
+pub(super) fn repaired_table(source: &Source<'_>, table: &SnapshotTable) -> Result<Vec<u8>> {
+    let mut entries = table.entries.clone();
+    if source.geometry.version == Version::V3 {
+        for entry in &mut entries {
+            entry.complete(source.header.virtual_size());
+        }
+    }
+    encode_table(&entries)
+        .map_err(|e| Error::new(ErrorKind::Corrupt, format!("cannot repair the snapshot table: {e}")))
+}
+
+/// Lets the header point at a table of `count` snapshots at `offset`: one write of twelve bytes in one sector, after
+/// everything written before is durable.
+pub(super) async fn switch_table(source: &mut Source<'_>, offset: u64, count: u32) -> Result<()> {
+    let mut bytes = [0; 12];
+    bytes[..4].copy_from_slice(&count.to_be_bytes());
+    bytes[4..].copy_from_slice(&offset.to_be_bytes());
+    source.flush().await?;
+    source.write(60, &bytes).await?;
+    source.flush().await?;
+    source.header.nb_snapshots = count;
+    source.header.snapshots_offset = HostOffset(offset);
+    Ok(())
+}

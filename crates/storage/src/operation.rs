@@ -1,0 +1,91 @@
+//! Single operations of a worker, as the kernel gets them, with what keeps writes apart.
+
+use crate::buf::IoBufs;
+use crate::file::File;
+use crate::request::{OpDone, OpKind, OpRequest};
+use crate::worker::Worker;
+use crate::write_table::{Hold, Ticket};
+use std::ops::Range;
+
+impl Worker {
+    /// Reads or writes `bufs`, which keep to the file's alignment. `hold` is released with the operation's end, even
+    /// if nobody waits for that.
+    pub(crate) async fn transfer(
+        &self,
+        file: &File,
+        kind: OpKind,
+        offset: u64,
+        bufs: IoBufs,
+        hold: Option<Hold>,
+    ) -> (Result<(), i32>, IoBufs) {
+        let len = bufs.len() as u64;
+        let is_read = matches!(kind, OpKind::Read);
+        self.count(|stats| {
+            if is_read {
+                stats.reads += 1;
+                stats.read_bytes += len;
+            } else {
+                stats.writes += 1;
+                stats.write_bytes += len;
+            }
+        });
+        let request = Box::new(OpRequest::new(file.clone(), kind, offset, len, bufs, hold));
+        let (mut request, result) = self.operate(request).await;
+        (result.map(drop), std::mem::take(&mut request.bufs))
+    }
+
+    /// An operation without buffers; the errno if it failed. `hold` is released with its end.
+    pub(crate) async fn plain(
+        &self,
+        file: &File,
+        kind: OpKind,
+        offset: u64,
+        len: u64,
+        hold: Option<Hold>,
+    ) -> Result<OpDone, i32> {
+        let request = OpRequest::new(file.clone(), kind, offset, len, IoBufs::new(), hold);
+        self.operate(Box::new(request)).await.1
+    }
+
+    /// Notes a change of the range, so that read-modify-writes of its blocks keep clear of it; waits for those that
+    /// were first. `None` where there are none.
+    pub(crate) async fn hold_write(&self, file: &File, offset: u64, len: u64) -> Option<Hold> {
+        let table = file.writes()?;
+        let range = offset..offset.saturating_add(len);
+        if let Some(hold) = table.try_write(self.id(), range.clone()) {
+            return Some(hold);
+        }
+        Claim::take(file, range).await.into_hold()
+    }
+}
+
+/// A range of a file that nobody else writes.
+pub(crate) struct Claim<'a> {
+    file: &'a File,
+    ticket: Option<Ticket>,
+}
+
+impl<'a> Claim<'a> {
+    /// Waits until nobody else writes the range. Files without O_DIRECT need no claims.
+    pub(crate) async fn take(file: &'a File, range: Range<u64>) -> Claim<'a> {
+        let Some(table) = file.writes() else { return Self { file, ticket: None } };
+        let ticket = table.claim(range);
+        // Made before the waiting, so that one who gives up releases it.
+        let claim = Self { file, ticket: Some(ticket) };
+        std::future::poll_fn(|cx| table.poll_claim(ticket, cx)).await;
+        claim
+    }
+
+    /// The claim, for an operation to release.
+    fn into_hold(mut self) -> Option<Hold> {
+        self.ticket.take().map(Hold::Claim)
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        if let (Some(ticket), Some(table)) = (self.ticket, self.file.writes()) {
+            table.release(Hold::Claim(ticket));
+        }
+    }
+}
