@@ -8,7 +8,6 @@
 
 use crate::chain;
 use crate::node::Node;
-use crate::options::ZeroPolicy;
 use crate::qcow2::padding::{Padding, padding};
 use crate::qcow2::slices::Shard;
 use crate::qcow2::space::Content;
@@ -451,13 +450,13 @@ impl Qcow2 {
         }
         let head_pad = if head_zero && !allocation.reads_zero() { guest - head_from } else { 0 };
         let tail_pad = if tail_zero && !allocation.reads_zero() { tail_to - end } else { 0 };
-        // Zero-range covers the data's place as well. In a cluster that keeps its place, subclusters there may hold
-        // what was flushed: a crash between the two operations would lose it.
-        let holds_data = allocation.place == Place::Existing && self.geometry.extended_l2;
-        let policy = if holds_data { ZeroPolicy::Write } else { self.zero_policy };
-        match padding(policy, self.data(), head_pad + tail_pad) {
-            Padding::ZeroRange => edges.zero_first = true,
-            Padding::Write => {
+        match padding(self.zero_policy, self.data(), head_pad + tail_pad) {
+            // In a cluster with subclusters in use, zeroing the whole range would wipe durable content before the new
+            // one is there: a crash between the two would show neither.
+            Padding::ZeroRange if !(allocation.place == Place::Existing && self.geometry.extended_l2) => {
+                edges.zero_first = true;
+            }
+            Padding::ZeroRange | Padding::Write => {
                 if head_pad > 0 {
                     edges.head = Some(IoBuf::zeroed(head_pad as usize));
                 }
