@@ -1,8 +1,8 @@
 //! The backing file that the user gives to a new image.
 
-use crate::arguments::format_argument;
 use crate::failure::Failure;
 use crate::session::Session;
+use crate::values::format_argument;
 use std::path::{Path, PathBuf};
 use zebu::{Chain, Format, Image, OpenOptions, Purpose};
 

@@ -40,7 +40,7 @@ enum Command {
     #[command(after_help = examples::CHECK)]
     Check(check::CheckArgs),
     /// Copy images into a new or an existing one, of any format
-    #[command(after_help = examples::CONVERT)]
+    #[command(after_help = examples::CONVERT, override_usage = "zebu convert [OPTIONS] SOURCE... TARGET")]
     Convert(Box<convert::ConvertArgs>),
     /// Tell what each range of a disk is made of
     #[command(after_help = examples::MAP)]

@@ -1,7 +1,7 @@
 //! `-o`: how a new image is made, for `create`, `convert` and `measure`.
 
-use crate::arguments::preallocation_argument;
 use crate::keyval::{asks_for_help, parse_keyval, parse_size_value, parse_switch};
+use crate::values::preallocation_argument;
 use std::fmt::Write as _;
 use zebu::{Compression, CreateOptions, Format, Preallocation};
 

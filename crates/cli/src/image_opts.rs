@@ -2,10 +2,11 @@
 //!
 //! Every key either works or is refused by its name; none is ignored.
 
-use crate::arguments::{
-    Aio, Discard, ImageSpec, aio_argument, discard_argument, format_argument, slice_size_argument,
-};
+use crate::image_spec::ImageSpec;
 use crate::keyval::{parse_keyval, parse_size_value, parse_switch};
+use crate::values::{
+    Aio, Discard, aio_argument, discard_argument, format_argument, slice_size_argument, zero_policy_argument,
+};
 use std::path::{Path, PathBuf};
 use zebu::{Access, CacheMode, Format, Sharing, ZeroPolicy};
 
@@ -104,7 +105,7 @@ impl ImageOpts {
                     slice_size_argument(value).map_err(|e| format!("Parameter '{key}': '{value}': {e}"))?,
                 );
             }
-            "zero-policy" => self.zero_policy = Some(crate::arguments::zero_policy_argument(value)?),
+            "zero-policy" => self.zero_policy = Some(zero_policy_argument(value)?),
             "aio" | "file.aio" => self.aio = Some(aio_argument(value)?),
             "discard" | "file.discard" => self.discard = Some(discard_argument(value)?),
             "data-file.filename" => set_once(&mut self.data_file, key, PathBuf::from(value))?,

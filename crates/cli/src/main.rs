@@ -9,6 +9,7 @@ mod create_opts;
 mod examples;
 mod failure;
 mod image_opts;
+mod image_spec;
 mod io;
 mod keyval;
 mod manual;
@@ -16,6 +17,7 @@ mod output;
 mod session;
 mod size;
 mod snapshot_name;
+mod values;
 mod watch;
 
 use std::process::ExitCode;

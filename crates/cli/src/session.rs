@@ -1,7 +1,9 @@
 //! The worker of a command, and its images.
 
-use crate::arguments::{Aio, EngineArgs, ImageSpec};
+use crate::arguments::EngineArgs;
 use crate::failure::Failure;
+use crate::image_spec::ImageSpec;
+use crate::values::Aio;
 use std::future::Future;
 use std::pin::pin;
 use std::task::Poll;

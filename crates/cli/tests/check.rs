@@ -145,6 +145,8 @@ fn contradictions_are_refused() {
         ("check -r everything a.qcow2", "everything"),
         ("check --output=xml a.qcow2", "xml"),
         ("check", "FILENAME"),
+        ("check --slice-size 4k a.qcow2", "slice"),
+        ("check --zero-policy write a.qcow2", "zero"),
     ] {
         scratch.zebu(&words(line)).fails_naming(1, &[named]);
     }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Scratch, assert_has_all, qemu, words};
+use common::{Scratch, assert_has_all, qemu, wait_for, words};
 
 /// `-o` options with which qcow2 images are made, and the size.
 const QCOW2: &[(&str, &str)] = &[
@@ -185,4 +185,17 @@ fn help_lists_options_that_work() {
 fn quiet_means_quiet() {
     let scratch = Scratch::new();
     assert_eq!(scratch.zebu(&words("create -q -f qcow2 a.qcow2 1M")).ok().stdout, "");
+}
+
+#[test]
+fn a_signal_removes_half_an_image() {
+    let scratch = Scratch::new();
+    let line = words("create -q -f qcow2 -o preallocation=full a.qcow2 64G");
+    let mut child = scratch.command(env!("CARGO_BIN_EXE_zebu"), &line).spawn().unwrap();
+    let grown = || std::fs::metadata(scratch.file("a.qcow2")).is_ok_and(|metadata| metadata.len() > 1 << 20);
+    wait_for("the image to grow", grown);
+    let killed = std::process::Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status();
+    assert!(killed.unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(!scratch.file("a.qcow2").exists());
 }

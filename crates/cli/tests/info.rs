@@ -180,3 +180,19 @@ fn image_options_name_the_file() {
         .zebu(&words("info --image-opts -f qcow2 file.filename=a.qcow2"))
         .fails_naming(1, &["--image-opts and --format are mutually exclusive"]);
 }
+
+#[test]
+fn fragmentation_is_counted_on_request() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.qemu_img(&words("create -q -f qcow2 a.qcow2 64M")).ok();
+    // In the file: clusters 0, 1, 3, 2. In the order of the disk: 0 and 1, then 2, then 3.
+    scratch.qemu_io(&["-c", "write 0 128k", "-c", "write 192k 64k", "-c", "write 128k 64k", "a.qcow2"]).ok();
+    let info = scratch.zebu(&words("info --fragmentation --output json a.qcow2")).ok().json();
+    assert_eq!(info["fragmentation"], serde_json::json!({ "data-bytes": 256 << 10, "extents": 3 }));
+    let text = scratch.zebu(&words("info --fragmentation a.qcow2")).ok().stdout;
+    assert!(text.contains("fragmentation: 256 KiB of data in 3 pieces\n"), "{text}");
+    assert!(scratch.zebu(&words("info --output json a.qcow2")).ok().json().get("fragmentation").is_none());
+}

@@ -311,6 +311,7 @@ fn what_is_not_supported_is_refused_by_name() {
         ("break write_aio A", "break"),
         ("zone_open 0 1", "zone_open"),
         ("reopen -o lazy-refcounts=on", "lazy-refcounts"),
+        ("reopen -o aio=threads", "aio"),
     ] {
         let ran = scratch.zebu(&["io", "-c", command, "a.qcow2"]);
         assert_eq!(ran.code, Some(1), "{command}: {ran:#?}");

@@ -143,15 +143,9 @@ async fn read_part(source: Source<'_>, worker: &Worker, mut bufs: IoBufs) -> (Re
     }
 }
 
-/// Whether a look at the file itself is wanted where an image says that there is data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Holes {
-    Find,
-    Ignore,
-}
-
-/// The run of one kind at `guest`, at most `len` bytes, which lie on the disk of `top`.
-pub(crate) async fn extent(top: &Node, worker: &Worker, guest: u64, len: u64, holes: Holes) -> Result<Extent> {
+/// The run of one kind at `guest`, at most `len` bytes, which lie on the disk of `top`; data is looked up in its file
+/// for holes.
+pub(crate) async fn extent(top: &Node, worker: &Worker, guest: u64, len: u64) -> Result<Extent> {
     let (part, run, depth) = resolve(top, worker, guest, len).await?;
     let mut extent = Extent {
         offset: guest,
@@ -165,8 +159,9 @@ pub(crate) async fn extent(top: &Node, worker: &Worker, guest: u64, len: u64, ho
         },
         hole: false,
     };
-    if let (Source::File { node, offset }, Holes::Find) = (&part.source, holes) {
-        let found = worker.extent_at(node.data_file(), *offset).await.map_err(|e| Error::from(e).on(&node.path))?;
+    if let Source::File { node, offset } = &part.source {
+        let found =
+            worker.extent_at(node.data_file(), *offset).await.map_err(|e| Error::from(e).on(&node.path))?;
         extent.len = extent.len.min(found.len);
         extent.hole = found.hole;
     }
@@ -178,7 +173,7 @@ pub(crate) async fn is_zero(top: &Node, worker: &Worker, guest: u64, len: u64) -
     let end = (guest + len).min(top.virtual_size());
     let mut at = guest;
     while at < end {
-        let extent = extent(top, worker, at, end - at, Holes::Find).await?;
+        let extent = extent(top, worker, at, end - at).await?;
         if !extent.is_zero() {
             return Ok(false);
         }

@@ -160,7 +160,6 @@ impl From<IoError> for Error {
     fn from(e: IoError) -> Self {
         let kind = match e.kind {
             IoErrorKind::Os(errno::ENOSPC | errno::EDQUOT | errno::EFBIG) => ErrorKind::NoSpace,
-            IoErrorKind::Os(_) | IoErrorKind::NotAFile => ErrorKind::Io,
             IoErrorKind::FlushFailedBefore => ErrorKind::Poisoned,
             IoErrorKind::Locked => ErrorKind::Locked,
             IoErrorKind::Unsupported => ErrorKind::Unsupported,

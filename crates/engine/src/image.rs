@@ -1,11 +1,11 @@
 //! An open image: the handle that everything else works on.
 
-use crate::chain::{self, Holes};
+use crate::chain;
 use crate::node::{Driver, Node};
 use crate::open::{open_chain, open_given, size_lookup};
 use crate::options::*;
-use crate::qcow2::info::{qcow2_info, text};
 use crate::qcow2::create;
+use crate::qcow2::info::{qcow2_info, text};
 use crate::status::{Extent, ImageInfo, ImageStats};
 use crate::{Error, ErrorKind, Result, raw, refs};
 use std::ops::Range;
@@ -68,12 +68,14 @@ impl Image {
                 backing.virtual_size()
             }
             (None, None) => {
-                return Err(Error::new(ErrorKind::InvalidArgument, "Image creation needs a size parameter").on(path));
+                return Err(
+                    Error::new(ErrorKind::InvalidArgument, "Image creation needs a size parameter").on(path)
+                );
             }
         };
-        let size = size.checked_next_multiple_of(512).ok_or_else(|| {
-            Error::new(ErrorKind::InvalidArgument, "the image size is too large").on(path)
-        })?;
+        let size = size
+            .checked_next_multiple_of(512)
+            .ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "the image size is too large").on(path))?;
         let header = match options.format {
             Format::Raw => None,
             Format::Qcow2 => Some(create::new_header(options, size).map_err(|e| e.on(path))?),
@@ -316,8 +318,11 @@ impl Image {
     /// opened again; out of space is not.
     pub async fn flush(&self, worker: &Worker) -> Result<()> {
         match &self.0.driver {
-            Driver::Qcow2(qcow2) => qcow2.commit(worker).await,
-            Driver::Raw(raw) => worker.flush(&raw.file).await.map_err(|e| Error::from(e).on(&self.0.path)),
+            Driver::Qcow2(qcow2) if qcow2.writable => qcow2.commit(worker).await,
+            Driver::Raw(raw) if raw.file.is_writable() => {
+                worker.flush(&raw.file).await.map_err(|e| Error::from(e).on(&self.0.path))
+            }
+            Driver::Qcow2(_) | Driver::Raw(_) => Ok(()),
         }
     }
 
@@ -391,7 +396,7 @@ impl Image {
             Driver::Qcow2(qcow2) => Some(qcow2.grace.enter(worker.id())),
             Driver::Raw(_) => None,
         };
-        chain::extent(&self.0, worker, offset, len, Holes::Find).await
+        chain::extent(&self.0, worker, offset, len).await
     }
 
     /// The file that extents of `depth` with a host offset lie in (image file or external data file), for reflink

@@ -1,7 +1,10 @@
 //! Opening an image with its backing chain.
 
+use crate::check;
 use crate::node::{Driver, Node, Raw};
-use crate::options::{Access, CacheMode, Chain, Format, OpenOptions, OpenedFile, Purpose, RefPolicy, Sharing};
+use crate::options::{
+    Access, CacheMode, Chain, Format, OpenOptions, OpenedFile, Purpose, RefPolicy, Sharing,
+};
 use crate::qcow2::info::text;
 use crate::qcow2::open::{Parsed, Place, default_cache_bytes, format_error, parse, read_bytes};
 use crate::qcow2::slices::Budget;
@@ -85,7 +88,11 @@ pub(crate) async fn open_chain(worker: &Worker, path: &Path, options: &OpenOptio
 }
 
 /// Opens a chain of files that the caller has opened and locked, the top first.
-pub(crate) async fn open_given(worker: &Worker, images: Vec<OpenedFile>, options: &OpenOptions) -> Result<Arc<Node>> {
+pub(crate) async fn open_given(
+    worker: &Worker,
+    images: Vec<OpenedFile>,
+    options: &OpenOptions,
+) -> Result<Arc<Node>> {
     let mut links: Vec<Link> = Vec::new();
     for OpenedFile { file, data_file, format } in images {
         check_chain(&links, &file)?;
@@ -108,7 +115,8 @@ pub(crate) async fn open_given(worker: &Worker, images: Vec<OpenedFile>, options
 fn check_chain(links: &[Link], file: &File) -> Result<()> {
     let Some(top) = links.first() else { return Ok(()) };
     if links.len() >= MAX_DEPTH {
-        let message = format!("the backing chain is longer than {MAX_DEPTH} images; commit or rebase some of them");
+        let message =
+            format!("the backing chain is longer than {MAX_DEPTH} images; commit or rebase some of them");
         return Err(Error::new(ErrorKind::Unsupported, message).on(&top.path));
     }
     if links.iter().any(|link| link.file.id() == file.id()) {
@@ -123,7 +131,12 @@ fn backing_options(top: &OpenOptions) -> OpenOptions {
 }
 
 /// The format as given, or as found in the first bytes.
-async fn known_format(worker: &Worker, file: &File, format: Option<Format>, options: &OpenOptions) -> Result<Format> {
+async fn known_format(
+    worker: &Worker,
+    file: &File,
+    format: Option<Format>,
+    options: &OpenOptions,
+) -> Result<Format> {
     if let Some(format) = format {
         return Ok(format);
     }
@@ -151,9 +164,12 @@ async fn parse_link(
         (_, Access::ReadWrite) => zebu_qcow2::Purpose::ReadWrite,
         (_, Access::ReadOnly) => zebu_qcow2::Purpose::ReadOnly,
     };
-    let parsed = parse(worker, &file, purpose).await?;
-    if options.access == Access::ReadWrite && parsed.header.incompatible().contains(Incompatible::DIRTY) {
-        return Err(Error::new(ErrorKind::Unsupported, "dirty image").on(file.path()));
+    let mut parsed = parse(worker, &file, purpose).await?;
+    let is_dirty = parsed.header.incompatible().contains(Incompatible::DIRTY);
+    if options.access == Access::ReadWrite && is_dirty {
+        parsed.header.check_not_encrypted().map_err(|e| format_error(file.path(), &e))?;
+        check::rebuild_refcounts(worker, &file, &check::CheckOptions::default()).await?;
+        parsed = parse(worker, &file, purpose).await?;
     }
     Ok((file, Some(parsed)))
 }
@@ -196,7 +212,8 @@ fn next_in_chain(link: &Link, top: &OpenOptions) -> Result<Option<Next>> {
         Some("qcow2") => Some(Format::Qcow2),
         Some("raw" | "file" | "host_device") => Some(Format::Raw),
         Some(other) => {
-            let message = format!("the format '{other}' of the backing file '{}' is not supported", path.display());
+            let message =
+                format!("the format '{other}' of the backing file '{}' is not supported", path.display());
             return Err(Error::new(ErrorKind::Unsupported, message).on(&link.path));
         }
     };
@@ -204,21 +221,23 @@ fn next_in_chain(link: &Link, top: &OpenOptions) -> Result<Option<Next>> {
 }
 
 async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> Result<Arc<Node>> {
-    let default_budget = links.iter().filter_map(|link| link.parsed.as_ref()).map(|p| default_cache_bytes(&p.header));
+    let default_budget =
+        links.iter().filter_map(|link| link.parsed.as_ref()).map(|p| default_cache_bytes(&p.header));
     let budget = Arc::new(Budget::new(options.cache_size.unwrap_or(default_budget.max().unwrap_or(1 << 20))));
     let mut backing: Option<Arc<Node>> = None;
     for link in links.into_iter().rev() {
-        let driver = match &link.parsed {
-            Some(parsed) => {
-                let place =
-                    Place { budget: budget.clone(), has_backing: backing.is_some(), data_file: link.data_file };
-                Driver::Qcow2(Qcow2::open(worker, link.file, parsed, &link.options, place).await?)
-            }
-            None => {
-                let size = link.file.len();
-                // A disk ends at a sector; the rest of the last one reads as zero.
-                Driver::Raw(Raw { file: link.file, size: AtomicU64::new(size.next_multiple_of(512)), cache_mode: options.cache })
-            }
+        let driver = if let Some(parsed) = &link.parsed {
+            let place =
+                Place { budget: budget.clone(), has_backing: backing.is_some(), data_file: link.data_file };
+            Driver::Qcow2(Qcow2::open(worker, link.file, parsed, &link.options, place).await?)
+        } else {
+            let size = link.file.len();
+            // A disk ends at a sector; the rest of the last one reads as zero.
+            Driver::Raw(Raw {
+                file: link.file,
+                size: AtomicU64::new(size.next_multiple_of(512)),
+                cache_mode: options.cache,
+            })
         };
         backing = Some(Arc::new(Node { path: link.path, driver, backing: backing.take() }));
     }
@@ -227,5 +246,10 @@ async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> R
 
 /// The policy that lets a caller look up what a new image is to stand on.
 pub(crate) fn size_lookup(refs: &RefPolicy, format: Format) -> OpenOptions {
-    OpenOptions { format: Some(format), refs: refs.clone(), purpose: Purpose::Inspect, ..OpenOptions::default() }
+    OpenOptions {
+        format: Some(format),
+        refs: refs.clone(),
+        purpose: Purpose::Inspect,
+        ..OpenOptions::default()
+    }
 }

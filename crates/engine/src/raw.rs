@@ -6,7 +6,12 @@ use crate::{Error, ErrorKind, Result};
 use zebu_storage::{File, FileKind, IoBufs, IoErrorKind, Worker};
 
 /// Sets an empty file up as a disk of `size` bytes.
-pub(crate) async fn create(worker: &Worker, file: &File, size: u64, preallocation: Preallocation) -> Result<()> {
+pub(crate) async fn create(
+    worker: &Worker,
+    file: &File,
+    size: u64,
+    preallocation: Preallocation,
+) -> Result<()> {
     let on = |e: zebu_storage::IoError| Error::from(e).on(file.path());
     if file.kind() == FileKind::BlockDevice {
         if file.len() < size {
@@ -19,7 +24,13 @@ pub(crate) async fn create(worker: &Worker, file: &File, size: u64, preallocatio
     reserve(worker, file, 0, size, preallocation).await
 }
 
-async fn reserve(worker: &Worker, file: &File, start: u64, end: u64, preallocation: Preallocation) -> Result<()> {
+async fn reserve(
+    worker: &Worker,
+    file: &File,
+    start: u64,
+    end: u64,
+    preallocation: Preallocation,
+) -> Result<()> {
     let on = |e: zebu_storage::IoError| Error::from(e).on(file.path());
     if start >= end {
         return Ok(());
@@ -61,7 +72,13 @@ pub(crate) async fn write(raw: &Raw, worker: &Worker, offset: u64, bufs: IoBufs)
 }
 
 /// Makes a range read as zero.
-pub(crate) async fn write_zeroes(raw: &Raw, worker: &Worker, offset: u64, len: u64, mode: ZeroMode) -> Result<()> {
+pub(crate) async fn write_zeroes(
+    raw: &Raw,
+    worker: &Worker,
+    offset: u64,
+    len: u64,
+    mode: ZeroMode,
+) -> Result<()> {
     check_writable(raw)?;
     let on = |e: zebu_storage::IoError| Error::from(e).on(raw.file.path()).at_guest(offset);
     if len == 0 {

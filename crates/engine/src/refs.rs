@@ -48,9 +48,20 @@ fn refused(image: &Path, name: &str, role: Role, remedy: &str) -> Error {
 
 /// Opens the file `name` that `image` names, if `policy` allows it. The directory that confines it can't be left, by
 /// `..`, by an absolute name, or by a symbolic link swapped in meanwhile (openat2, `RESOLVE_BENEATH`).
-pub(crate) fn open(image: &Path, name: &str, role: Role, policy: &RefPolicy, flags: &OpenFlags) -> Result<(File, PathBuf)> {
+pub(crate) fn open(
+    image: &Path,
+    name: &str,
+    role: Role,
+    policy: &RefPolicy,
+    flags: &OpenFlags,
+) -> Result<(File, PathBuf)> {
     if !is_plain_path(name) {
-        return Err(refused(image, name, role, "zebu opens plain paths only: name the file with --image-opts, or rebase"));
+        return Err(refused(
+            image,
+            name,
+            role,
+            "zebu opens plain paths only: name the file with --image-opts, or rebase",
+        ));
     }
     let path = resolve(image, name);
     let (directories, remedy): (Vec<PathBuf>, String) = match policy {

@@ -43,7 +43,12 @@ async fn verify(image: &Image, worker: &Worker, model: &[u8], seed: u64) {
         let got = gather(&bufs);
         if got != model[at..at + len] {
             let wrong = got.iter().zip(&model[at..]).position(|(a, b)| a != b).unwrap();
-            panic!("seed {seed}: byte {} is {:#x}, should be {:#x}", at + wrong, got[wrong], model[at + wrong]);
+            panic!(
+                "seed {seed}: byte {} is {:#x}, should be {:#x}",
+                at + wrong,
+                got[wrong],
+                model[at + wrong]
+            );
         }
         at += len;
     }
@@ -66,7 +71,7 @@ fn qemu_check(path: &Path, seed: u64) {
     );
 }
 
-async fn one_request(image: &Image, worker: &Worker, random: &mut Random, model: &mut Vec<u8>, seed: u64) {
+async fn one_request(image: &Image, worker: &Worker, random: &mut Random, model: &mut [u8], seed: u64) {
     let size = model.len() as u64;
     let offset = random.below(size) & if random.below(3) == 0 { !0 } else { !511 };
     let longest = random.one_of(&[512, 4096, 70_000, 300_000]);
@@ -76,7 +81,8 @@ async fn one_request(image: &Image, worker: &Worker, random: &mut Random, model:
         0..50 => {
             let fill: Vec<u8> = (0..len).map(|i| (random.0 >> 7).wrapping_add(i / 512) as u8 | 1).collect();
             model[range].copy_from_slice(&fill);
-            let durability = random.one_of(&[Durability::Volatile, Durability::Volatile, Durability::Durable]);
+            let durability =
+                random.one_of(&[Durability::Volatile, Durability::Volatile, Durability::Durable]);
             let (result, bufs) = image.write(worker, offset, IoBuf::copy_of(&fill).into(), durability).await;
             result.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
             assert_eq!(gather(&bufs), fill, "seed {seed}: the buffer came back changed");
@@ -84,7 +90,10 @@ async fn one_request(image: &Image, worker: &Worker, random: &mut Random, model:
         50..65 => {
             model[range].fill(0);
             let mode = random.one_of(&[ZeroMode::Keep, ZeroMode::Unmap]);
-            image.write_zeroes(worker, offset, len, mode).await.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+            image
+                .write_zeroes(worker, offset, len, mode)
+                .await
+                .unwrap_or_else(|e| panic!("seed {seed}: {e}"));
         }
         65..75 => {
             image.discard(worker, offset, len).await.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
@@ -140,7 +149,8 @@ fn run(seed: u64, engine: Engine, cache: CacheMode, requests: u64) {
                 slice_size: random.one_of(&[None, Some(512)]),
                 ..OpenOptions::default()
             };
-            let image = Image::open(&worker, &path, &open).await.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+            let image =
+                Image::open(&worker, &path, &open).await.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
             for _ in 0..requests / 3 {
                 one_request(&image, &worker, &mut random, &mut model, seed).await;
             }
@@ -173,5 +183,137 @@ fn content_is_the_models_and_qemu_finds_no_fault() {
         let cache = if seed % 2 == 0 { CacheMode::Writeback } else { CacheMode::None };
         let engine = if seed % 4 < 2 { Engine::Threads } else { Engine::Auto };
         run(seed, engine, cache, 300);
+    }
+}
+
+/// One request of a round whose requests touch no byte in common.
+#[derive(Clone)]
+enum Step {
+    Write { offset: u64, fill: Vec<u8> },
+    Zero { offset: u64, len: u64, mode: ZeroMode },
+    Flush,
+}
+
+fn random_round(random: &mut Random, model: &mut [u8]) -> Vec<Step> {
+    let size = model.len() as u64;
+    let mut cuts: Vec<u64> = (0..16).map(|_| random.below(size)).collect();
+    // Close neighbours, so that requests meet in one cluster.
+    let near = random.below(size);
+    cuts.extend((0..16).map(|_| (near + random.below(100_000)).min(size)));
+    cuts.sort_unstable();
+    cuts.dedup();
+    let mut round = Vec::new();
+    for pair in cuts.windows(2) {
+        let (offset, len) = (pair[0], (pair[1] - pair[0]).min(200_000));
+        let range = offset as usize..(offset + len) as usize;
+        match random.below(10) {
+            0..6 => {
+                let fill: Vec<u8> =
+                    (0..len).map(|i| (random.0 >> 9).wrapping_add(i / 512) as u8 | 1).collect();
+                model[range].copy_from_slice(&fill);
+                round.push(Step::Write { offset, fill });
+            }
+            6..8 => {
+                model[range].fill(0);
+                let mode = random.one_of(&[ZeroMode::Keep, ZeroMode::Unmap]);
+                round.push(Step::Zero { offset, len, mode });
+            }
+            8 => round.push(Step::Flush),
+            _ => {}
+        }
+    }
+    for i in (1..round.len()).rev() {
+        round.swap(i, random.below(i as u64 + 1) as usize);
+    }
+    round
+}
+
+async fn run_step(image: Image, worker: Worker, step: Step) {
+    match step {
+        Step::Write { offset, fill } => {
+            let bufs = IoBuf::copy_of(&fill).into();
+            image.write(&worker, offset, bufs, Durability::Volatile).await.0.unwrap();
+        }
+        Step::Zero { offset, len, mode } => image.write_zeroes(&worker, offset, len, mode).await.unwrap(),
+        Step::Flush => image.flush(&worker).await.unwrap(),
+    }
+}
+
+fn run_concurrently(seed: u64, cache: CacheMode) {
+    let mut random = Random(seed ^ 0x5eed);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk.qcow2");
+    let extended_l2 = random.below(3) == 0;
+    let options = CreateOptions {
+        size: Some(4 << 20),
+        cluster_size: if extended_l2 { 65536 } else { random.one_of(&[512, 4096, 65536]) },
+        extended_l2,
+        refcount_bits: random.one_of(&[1, 16, 64]),
+        ..CreateOptions::default()
+    };
+    let worker = Worker::new(&WorkerConfig::default()).unwrap();
+    worker.block_on(Image::create(&worker, &path, &options)).unwrap();
+    let mut model = vec![0u8; 4 << 20];
+    for _ in 0..2 {
+        let open = OpenOptions {
+            access: Access::ReadWrite,
+            cache,
+            cache_size: random.one_of(&[None, Some(16 << 10)]),
+            ..OpenOptions::default()
+        };
+        let image = worker.block_on(Image::open(&worker, &path, &open)).unwrap();
+        for _ in 0..6 {
+            let round = random_round(&mut random, &mut model);
+            let (mine, theirs) = round.split_at(round.len() / 2);
+            let (other_image, theirs) = (image.clone(), theirs.to_vec());
+            let other = std::thread::spawn(move || {
+                let worker = Worker::new(&WorkerConfig::default()).unwrap();
+                let tasks: Vec<_> = theirs
+                    .into_iter()
+                    .map(|step| worker.spawn(run_step(other_image.clone(), worker.clone(), step)))
+                    .collect();
+                worker.block_on(async {
+                    for task in tasks {
+                        task.await;
+                    }
+                });
+                // Commits and releases that its requests started end while the other worker is still polled.
+                assert!(
+                    worker.drain(std::time::Duration::from_secs(60)),
+                    "seed {seed}: the worker does not get done"
+                );
+            });
+            let tasks: Vec<_> = mine
+                .iter()
+                .map(|step| worker.spawn(run_step(image.clone(), worker.clone(), step.clone())))
+                .collect();
+            worker.block_on(async {
+                for task in tasks {
+                    task.await;
+                }
+            });
+            // This worker goes on being polled until the other is done: what it started may be waited for there.
+            while !other.is_finished() {
+                worker.wait(Some(std::time::Duration::from_millis(1)));
+            }
+            other.join().unwrap_or_else(|_| panic!("seed {seed}"));
+        }
+        worker.block_on(async {
+            verify(&image, &worker, &model, seed).await;
+            image.close(&worker).await.unwrap();
+        });
+        drop(image);
+        qemu_check(&path, seed);
+    }
+}
+
+#[test]
+fn requests_in_flight_on_two_workers_do_not_disturb_each_other() {
+    if let Some(seed) = std::env::var("ZEBU_SEED").ok().and_then(|s| s.parse().ok()) {
+        return run_concurrently(seed, CacheMode::Writeback);
+    }
+    let seeds = std::env::var("ZEBU_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(30);
+    for seed in 0..seeds {
+        run_concurrently(seed, if seed % 3 == 0 { CacheMode::None } else { CacheMode::Writeback });
     }
 }

@@ -46,6 +46,22 @@ impl Allocation {
         let Some(start) = NonNull::new(start) else { alloc::handle_alloc_error(layout) };
         Self { start, layout }
     }
+
+    /// [`HUGE`] zero bytes that the kernel is asked to back by one huge page. A device takes a limited number of
+    /// segments in a request; a buffer of scattered pages is split where one of a huge page is not.
+    fn huge() -> Self {
+        let layout = Layout::from_size_align(HUGE, HUGE).expect("a power of two");
+        // SAFETY: the layout's size is not 0.
+        let start = unsafe { alloc::alloc(layout) };
+        let Some(start) = NonNull::new(start) else { alloc::handle_alloc_error(layout) };
+        // Before the first touch. Where the kernel has no huge pages, small ones do.
+        // SAFETY: the range is our own allocation, and the advice changes no content.
+        let _ =
+            unsafe { rustix::mm::madvise(start.as_ptr().cast(), HUGE, rustix::mm::Advice::LinuxHugepage) };
+        // SAFETY: `alloc` gave at least that many bytes.
+        unsafe { start.as_ptr().write_bytes(0, HUGE) };
+        Self { start, layout }
+    }
 }
 
 impl Drop for Allocation {
@@ -153,6 +169,8 @@ const CLASSES: usize = 11;
 const SLAB_CLASSES: usize = 5;
 /// Bytes of a slab.
 const SLAB: usize = 512 << 10;
+/// Bytes of a huge page, from which regions between the slabs' and itself are cut.
+const HUGE: usize = 2 << 20;
 
 /// Regions for reuse, by size. Shared by the buffers that were taken from it, which may die on any thread.
 pub(crate) struct FreeList {
@@ -191,7 +209,7 @@ impl FreeList {
         }
         let mut region = match self.pop(class) {
             Some(region) => region,
-            None if self.add_slab(class, register) => {
+            None if self.add_slab(class, register) || self.add_huge_page(class) => {
                 self.pop(class).unwrap_or_else(|| Region::zeroed(PAGE << class))
             }
             None => Region::zeroed(PAGE << class),
@@ -235,6 +253,23 @@ impl FreeList {
             Arc::new(Region { start, len, fixed: Some(fixed), _memory: Arc::clone(&memory), home: None })
         });
         lock(&self.pieces[class]).extend(pieces);
+        true
+    }
+
+    /// Cuts a huge page into regions of the class. False if the class is none of those.
+    fn add_huge_page(&self, class: usize) -> bool {
+        let len = PAGE << class;
+        if class < SLAB_CLASSES || len > HUGE {
+            return false;
+        }
+        let memory = Arc::new(Allocation::huge());
+        let pieces = (0..HUGE / len).rev().map(|piece| {
+            // SAFETY: `piece * len` lies within the huge page.
+            let start = unsafe { memory.start.add(piece * len) };
+            Arc::new(Region { start, len, fixed: None, _memory: Arc::clone(&memory), home: None })
+        });
+        self.kept.fetch_add(HUGE, Ordering::Relaxed);
+        lock(&self.wholes[class]).extend(pieces);
         true
     }
 

@@ -240,9 +240,10 @@ fn small_log(seed: u64) -> SimLog {
     let mut rng = SimRng::new(seed);
     let world = SimWorld::with_config(&SimConfig { splits: 200, ..SimConfig::seeded(seed) });
     let initial: Vec<u8> = (0..rng.below(4) * 512).map(|i| i as u8 | 1).collect();
-    let file = world.file(FILE, Content::from_bytes(&initial), SimFileConfig::default());
-    if rng.chance(1, 4) {
-        let classes = [OpClass::Flush, OpClass::Write, OpClass::Punch];
+    drop(world.file(FILE, Content::from_bytes(&initial), SimFileConfig::default()));
+    let flush_fails = rng.chance(1, 3);
+    if flush_fails || rng.chance(1, 4) {
+        let classes = if flush_fails { [OpClass::Flush; 2] } else { [OpClass::Write, OpClass::Punch] };
         let fault = Fault::Fail { errno: 5, effect: FailedEffect::Part };
         world.inject(FaultRule::new(OpFilter::of(*rng.pick(&classes)), fault).nth(0));
     }
@@ -251,11 +252,14 @@ fn small_log(seed: u64) -> SimLog {
     for _ in 0..rng.between(2, 6) {
         let offset = rng.below(4 * 512 / unit) * unit;
         let len = (1 + rng.below(2 * 512 / unit)) * unit;
-        let (kind, fill) = (rng.below(10), rng.next_u64() as u8 | 1);
-        let (file, disk, task_worker) = (file.clone(), world.disk(), worker.clone());
+        // Where flushes fail, there must be others.
+        let (kind, fill) = (rng.below(if flush_fails { 13 } else { 10 }), rng.next_u64() as u8 | 1);
+        let (disk, task_worker) = (world.disk(), worker.clone());
         let later = rng.below(200);
         drop(worker.spawn(async move {
             task_worker.sleep(std::time::Duration::from_micros(later)).await;
+            // A handle of its own: one that saw a flush fail would refuse to flush again.
+            let file = disk.open(FILE, SimFileConfig::default()).unwrap();
             one_operation(&task_worker, &file, kind, offset, len, fill).await;
             disk.mark(kind);
         }));
@@ -349,4 +353,64 @@ fn states_are_the_same_for_the_same_seed() {
         cursor.crash_states(&options).map(|s| s.to_string()).collect()
     };
     assert_eq!(describe(1), describe(1));
+}
+
+#[test]
+fn samples_hold_every_single_loss_and_every_single_survivor() {
+    const WRITES: u64 = 10;
+    let world = SimWorld::new(1);
+    let file = world.file(FILE, Content::hole(WRITES * 8192), SimFileConfig::default());
+    let worker = world.worker();
+    let all = async {
+        for n in 0..WRITES {
+            worker.write(&file, n * 8192, IoBuf::copy_of(&[n as u8 + 1; 8192]).into()).await.0.unwrap();
+        }
+    };
+    world.block_on(all).unwrap();
+    let states = world.crash_states(&CrashOptions { max_states: 200, ..CrashOptions::default() });
+    assert!(!states.is_exhaustive());
+    let (mut landed_sets, mut torn_sectors, mut torn_blocks) = (BTreeSet::new(), 0, 0);
+    for state in states {
+        let bytes = state.file(FILE).unwrap().bytes(0..WRITES * 8192);
+        let sectors: Vec<bool> = bytes.chunks(512).map(|s| s.iter().all(|&b| b != 0)).collect();
+        assert!(bytes.chunks(512).zip(&sectors).all(|(s, landed)| *landed || s.iter().all(|&b| b == 0)));
+        let whole = |writes: &[bool]| writes.iter().all(|&l| l == writes[0]);
+        if !sectors.chunks(8).all(whole) {
+            torn_sectors += 1;
+        } else if sectors.chunks(16).all(whole) {
+            landed_sets.insert(sectors.chunks(16).map(|w| w[0]).collect::<Vec<bool>>());
+        } else {
+            torn_blocks += 1;
+        }
+    }
+    let count =
+        |landed: usize| landed_sets.iter().filter(|s| s.iter().filter(|&&l| l).count() == landed).count();
+    assert_eq!((count(0), count(1), count(9), count(10)), (1, 10, 10, 1));
+    assert!(torn_sectors > 10 && torn_blocks > 10, "{torn_sectors} {torn_blocks}");
+}
+
+#[test]
+fn huge_sparse_files_cost_little() {
+    let world = SimWorld::new(2);
+    let file = world.file(FILE, Content::hole(16 << 40), SimFileConfig::default());
+    let worker = world.worker();
+    let all = async {
+        worker.write(&file, 8 << 40, IoBuf::copy_of(&[1; 512]).into()).await.0.unwrap();
+        worker.flush(&file).await.unwrap();
+        worker.punch_hole(&file, 0, 16 << 40).await.unwrap();
+        worker.zero_range(&file, 1 << 40, 4 << 40).await.unwrap();
+        worker.set_len(&file, 1 << 30).await.unwrap();
+    };
+    world.block_on(all).unwrap();
+    let states = world.crash_states(&CrashOptions { max_states: 100, ..CrashOptions::default() });
+    assert!(states.is_exhaustive());
+    let found: BTreeSet<(u64, u8)> = states
+        .map(|state| {
+            let content = state.file(FILE).unwrap();
+            (content.len(), content.bytes(8 << 40..(8 << 40) + 1)[0])
+        })
+        .collect();
+    assert_eq!(found, BTreeSet::from([(16 << 40, 0), (16 << 40, 1), (1 << 30, 0)]));
+    let sampled = world.crash_states(&CrashOptions { max_states: 2, ..CrashOptions::default() });
+    assert_eq!(sampled.count(), 2);
 }

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 use zebu_storage::sim::{
-    Content, Facility, FailedEffect, Fault, FaultPlan, FaultRates, FaultRule, OpClass, OpFilter, SimConfig,
-    SimDisk, SimFileConfig, SimWorld, StuckCause, Waiting,
+    Content, Facility, FailedEffect, Fault, FaultPlan, FaultRates, FaultRule, LogEvent, OpClass, OpFilter,
+    SimConfig, SimDisk, SimFileConfig, SimWorld, StuckCause, Waiting,
 };
 use zebu_storage::{File, FileExtent, IoBuf, IoBufs, IoErrorKind, Worker, WorkerKind};
 
@@ -170,6 +170,19 @@ fn a_held_write_lands_after_its_place_was_given_to_another() {
 }
 
 #[test]
+fn a_hold_does_not_stop_what_is_half_done() {
+    let (world, worker, file) = world(4);
+    world.inject(FaultRule::new(OpFilter::of(OpClass::Write), Fault::Split { bytes: 512 }));
+    let (inner, other) = (worker.clone(), file.clone());
+    let half_done = worker.spawn(async move { write(&inner, &other, 0, 1, 1024).await });
+    world.run_until(|| world.content(FILE).unwrap().len() == 512).unwrap();
+    let hold = world.hold(OpFilter::of(OpClass::Write));
+    assert_eq!(world.held(hold), []);
+    world.block_on(half_done).unwrap().unwrap();
+    assert_eq!(world.content(FILE).unwrap().bytes(0..1024), [1; 1024]);
+}
+
+#[test]
 fn a_lost_wake_up_is_reported() {
     let (world, _worker, _file) = world(0);
     let stuck = world.block_on(std::future::pending::<()>()).unwrap_err();
@@ -221,21 +234,22 @@ fn a_failed_flush_sticks_to_the_handle_and_loses_the_guarantee() {
     world
         .block_on(async {
             write(&worker, &file, 0, 1, 512).await.unwrap();
+            write(&worker, &file, 1024, 1, 512).await.unwrap();
             assert_eq!(worker.flush(&file).await.unwrap_err().kind, IoErrorKind::Os(libc::EIO));
             assert_eq!(worker.flush(&file).await.unwrap_err().kind, IoErrorKind::FlushFailedBefore);
             let again = world.open(FILE, SimFileConfig::default()).unwrap();
-            write(&worker, &again, 512, 2, 512).await.unwrap();
+            write(&worker, &again, 512, 2, 1024).await.unwrap();
             worker.flush(&again).await.unwrap();
         })
         .unwrap();
-    let contents: BTreeSet<(u8, u8)> = world
+    let contents: BTreeSet<(u8, u8, u8)> = world
         .crash_states(&zebu_storage::sim::CrashOptions::default())
         .map(|state| {
-            let bytes = state.file(FILE).unwrap().bytes(0..1024);
-            (bytes[0], bytes[512])
+            let bytes = state.file(FILE).unwrap().bytes(0..1536);
+            (bytes[0], bytes[512], bytes[1024])
         })
         .collect();
-    assert_eq!(contents, BTreeSet::from([(0, 2), (1, 2)]));
+    assert_eq!(contents, BTreeSet::from([(0, 2, 2), (1, 2, 2)]), "what was overwritten since is over");
 }
 
 #[test]
@@ -345,6 +359,22 @@ fn the_power_fails_at_once() {
     bufs.fill(0, 512, 1);
     let (result, _) = worker.block_on(worker.write(&file, 0, bufs));
     assert_eq!(result.unwrap_err().kind, IoErrorKind::Os(libc::EBADF));
+}
+
+#[test]
+fn o_direct_requests_are_checked_and_padded_writes_read_first() {
+    let world = SimWorld::new(12);
+    let worker = world.worker();
+    let initial = Content::from_bytes(&[9; 8192]);
+    let file = world.file(FILE, initial, SimFileConfig::direct(4096));
+    world.block_on(async { write(&worker, &file, 100, 1, 5000).await }).unwrap().unwrap();
+    let bytes = world.content(FILE).unwrap().bytes(0..8192);
+    assert_eq!(bytes, [vec![9; 100], vec![1; 5000], vec![9; 3092]].concat());
+    for event in world.log().events() {
+        if let LogEvent::Submitted { what, .. } = event {
+            assert!(what.range().start % 4096 == 0 && what.range().end % 4096 == 0, "{what:?}");
+        }
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! `zebu bench`: many requests, and how fast they were served.
 
-use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs, OutputFormat, cache_argument, format_argument};
+use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::bench::load::{Measured, run as run_load};
 use crate::bench::plan::{Direction, Drain, FlushEvery, Order, Plan};
 use crate::failure::Failure;
@@ -8,6 +8,7 @@ use crate::output::units::size_exact;
 use crate::output::{json, stdout};
 use crate::session::Session;
 use crate::size::size_argument;
+use crate::values::{OutputFormat, cache_argument, format_argument};
 use crate::watch::{ProgressMode, Watch};
 use serde::Serialize;
 use std::ffi::OsString;

@@ -1,20 +1,23 @@
 //! `zebu check`: whether an image's metadata is consistent, and repairs.
 
-use crate::arguments::{
-    EngineArgs, ForceShareArg, ImageArgs, ImageSpec, OutputFormat, cache_argument, format_argument,
-};
+use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::failure::Failure;
+use crate::image_spec::ImageSpec;
 use crate::output::{check as report_text, stdout};
 use crate::session::Session;
+use crate::values::{OutputFormat, cache_argument, format_argument};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
 use std::io::Write;
 use zebu::check::{CheckOptions, CheckPhase, CheckProgress, Repair, check};
 use zebu::storage::{File, IoBuf, IoBufs, IoError, LockMode, OpenFlags};
-use zebu::{Access, CacheMode, Format};
+use zebu::{Access, CacheMode, Format, OpenOptions, ZeroPolicy};
 
 /// The format has nothing to check.
 const EXIT_NOT_SUPPORTED: u8 = 63;
+
+/// Most bytes that counting takes if --cache-size doesn't say otherwise.
+const DEFAULT_MEMORY: usize = 256 << 20;
 
 /// The first bytes of every qcow2 image.
 const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
@@ -84,6 +87,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<u8, Failure> {
     if args.force_share.force_share {
         spec.options.sharing = args.force_share.sharing();
     }
+    refuse_what_a_check_never_uses(&spec)?;
     let session = Session::start(&args.engine, spec.aio)?;
     if format_of(&session, &spec)? == Format::Raw {
         return Err(Failure::new("This image format does not support checks").with_exit(EXIT_NOT_SUPPORTED));
@@ -100,6 +104,10 @@ pub(crate) fn run(args: &CheckArgs) -> Result<u8, Failure> {
         },
         cache: spec.options.cache,
         sharing: spec.options.sharing,
+        memory: spec
+            .options
+            .cache_size
+            .map_or(DEFAULT_MEMORY, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
         progress: Some(&progress),
         cancelled: Some(&cancelled),
         ..CheckOptions::default()
@@ -116,6 +124,21 @@ pub(crate) fn run(args: &CheckArgs) -> Result<u8, Failure> {
         OutputFormat::Human => {}
     }
     Ok(report.exit_code())
+}
+
+/// A check reads the metadata of one file whole: options about guest data and slices of it would do nothing.
+fn refuse_what_a_check_never_uses(spec: &ImageSpec) -> Result<(), Failure> {
+    let OpenOptions { slice_size, data_file, backing, zero_policy, .. } = &spec.options;
+    let unused = [
+        (slice_size.is_some(), "a slice size"),
+        (data_file.is_some(), "a data file"),
+        (backing.is_some(), "a backing file"),
+        (*zero_policy != ZeroPolicy::Auto, "a zero policy"),
+    ];
+    match unused.iter().find(|(given, _)| *given) {
+        Some((_, what)) => Err(Failure::usage(format!("check has no use for {what}: leave that option out"))),
+        None => Ok(()),
+    }
 }
 
 /// The format as given, or as the first bytes of the file tell. Nothing but these is looked at: a header that is

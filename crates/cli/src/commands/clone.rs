@@ -1,12 +1,12 @@
 //! `zebu clone`: a writable copy of an image, at once.
 
-use crate::arguments::{
-    EngineArgs, OutputFormat, ReferenceRule, cache_argument, format_argument, reference_argument,
-    reference_policy,
-};
+use crate::arguments::EngineArgs;
 use crate::failure::Failure;
 use crate::output::{json, stdout};
 use crate::session::Session;
+use crate::values::{
+    OutputFormat, ReferenceRule, cache_argument, format_argument, reference_argument, reference_policy,
+};
 use crate::watch::{ProgressMode, Watch};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -93,7 +93,7 @@ pub(crate) fn run(args: &CloneArgs) -> Result<u8, Failure> {
         },
         format: args.format,
         cache: args.cache,
-        refs: reference_policy(&args.allow_refs)?,
+        refs: reference_policy(&args.allow_refs).map_err(Failure::usage)?,
     };
     if args.target.symlink_metadata().is_ok() {
         return Err(Failure::new(format!(

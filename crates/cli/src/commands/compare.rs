@@ -1,9 +1,10 @@
 //! `zebu compare`: whether two images show a guest the same bytes.
 
-use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs, OutputFormat, cache_argument, format_argument};
+use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::failure::Failure;
 use crate::output::{json, stdout};
 use crate::session::Session;
+use crate::values::{OutputFormat, cache_argument, format_argument};
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
@@ -95,6 +96,11 @@ pub(crate) fn run(args: &CompareArgs) -> Result<u8, Failure> {
         if args.force_share.force_share {
             spec.options.sharing = args.force_share.sharing();
         }
+    }
+    if let (Some(first), Some(second)) = (specs[0].aio, specs[1].aio)
+        && first != second
+    {
+        return Err(Failure::usage("both images are read by one I/O engine: their 'aio' options contradict"));
     }
     let session = Session::start(&args.engine, specs[0].aio.or(specs[1].aio))?;
     let mut watch = Watch::start(args.progress.mode(args.quiet))?;

@@ -1,15 +1,15 @@
 //! `zebu convert`: copies images into a new or an existing one.
 
-use crate::arguments::{
-    EngineArgs, ForceShareArg, ImageArgs, ImageSpec, OutputFormat, cache_argument, format_argument,
-};
+use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::backing;
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::failure::Failure;
+use crate::image_spec::ImageSpec;
 use crate::output::{json, stdout};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
+use crate::values::{Aio, OutputFormat, cache_argument, format_argument};
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
 use std::ffi::{OsStr, OsString};
@@ -86,8 +86,8 @@ pub(crate) struct ConvertArgs {
     #[arg(long, requires = "no_create")]
     target_image_opts: bool,
 
-    /// Compress the target (not implemented yet)
-    #[arg(short = 'c', long)]
+    /// Compress the target; refused until compressed writing exists
+    #[arg(short = 'c', long, hide = true)]
     compress: bool,
 
     /// Runs of zeroes of at least so many bytes become holes; 0 writes everything
@@ -140,7 +140,7 @@ pub(crate) struct ConvertArgs {
     engine: EngineArgs,
 
     /// The sources, copied one behind the other, and the target
-    #[arg(value_name = "SOURCE... TARGET", num_args = 1..)]
+    #[arg(value_name = "FILES", num_args = 1..)]
     files: Vec<OsString>,
 }
 
@@ -217,7 +217,11 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
         return Err(Failure::usage("Must specify image file name: at least one source, and the target"));
     };
     let specs = source_specs(args, sources)?;
-    let session = Session::start(&args.engine, specs.iter().find_map(|spec| spec.aio))?;
+    let engines: Vec<Aio> = specs.iter().filter_map(|spec| spec.aio).collect();
+    if engines.iter().any(|engine| *engine != engines[0]) {
+        return Err(Failure::usage("all images are read by one I/O engine: their 'aio' options contradict"));
+    }
+    let session = Session::start(&args.engine, engines.first().copied())?;
     let mut watch = Watch::start(args.progress.mode(args.quiet))?;
     let images = specs.iter().map(|spec| session.open(spec)).collect::<Result<Vec<Image>, _>>()?;
     let report = convert_to(args, &opts, &session, &mut watch, &images, target);
@@ -318,7 +322,11 @@ fn existing_target(args: &ConvertArgs, opts: &CreateOpts, target: &OsStr) -> Res
     }
     let image = ImageArgs { image_opts: args.target_image_opts, ..args.image.clone() };
     let format = (!args.target_image_opts).then_some(args.target_format);
-    image.resolve(target, format, args.target_cache, Access::ReadWrite)
+    let spec = image.resolve(target, format, args.target_cache, Access::ReadWrite)?;
+    if spec.aio.is_some() || spec.discard.is_some() {
+        return Err(Failure::usage("'aio' and 'discard' can't be set for the target alone: use --aio"));
+    }
+    Ok(spec)
 }
 
 /// How a target is made and opened.

@@ -1,12 +1,13 @@
 //! `zebu create`: makes an image.
 
-use crate::arguments::{EngineArgs, format_argument};
+use crate::arguments::EngineArgs;
 use crate::backing;
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::failure::Failure;
 use crate::output::stdout;
 use crate::session::Session;
 use crate::size::parse_size;
+use crate::values::format_argument;
 use crate::watch::{ProgressMode, Watch};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

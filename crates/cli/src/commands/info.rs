@@ -1,16 +1,18 @@
 //! `zebu info`: what an image is, without looking at anything that it names.
 
-use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs, ImageSpec, OutputFormat, format_argument};
+use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::backing::resolve;
 use crate::failure::Failure;
+use crate::image_spec::ImageSpec;
 use crate::output::info_human::image_text;
-use crate::output::info_json::ImageNode;
+use crate::output::info_json::{Fragmentation, ImageNode};
 use crate::output::{json, stdout};
 use crate::session::Session;
+use crate::values::{OutputFormat, format_argument};
 use std::ffi::OsString;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use zebu::{Access, CacheMode, Chain, Format, Image, ImageInfo, Purpose};
+use zebu::{Access, CacheMode, Chain, ExtentKind, Format, Image, ImageInfo, Purpose};
 
 /// Arguments of `zebu info`.
 #[derive(Debug, clap::Args)]
@@ -22,6 +24,10 @@ pub(crate) struct InfoArgs {
     /// Open the backing files and tell about each of them too
     #[arg(short, long)]
     backing_chain: bool,
+
+    /// Also walk the mapping and tell into how many pieces the data lies in the file
+    #[arg(long)]
+    fragmentation: bool,
 
     #[command(flatten)]
     force_share: ForceShareArg,
@@ -48,14 +54,24 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8, Failure> {
         spec.options.sharing = args.force_share.sharing();
     }
     let session = Session::start(&args.engine, spec.aio)?;
+    let fragmentation = args.fragmentation.then(|| walk(&session, spec.clone())).transpose()?;
     let infos = if args.backing_chain { chain(&session, spec)? } else { vec![inspect(&session, spec)?] };
+    let of_first = |index: usize| fragmentation.filter(|_| index == 0);
     let text = match args.output {
         OutputFormat::Human => {
-            infos.iter().map(|info| image_text(info, protocol(&info.filename))).collect::<Vec<_>>().join("\n")
+            let text = |(index, info): (usize, &ImageInfo)| {
+                image_text(info, protocol(&info.filename), of_first(index))
+            };
+            infos.iter().enumerate().map(text).collect::<Vec<_>>().join(
+                "
+",
+            )
         }
         OutputFormat::Json => {
-            let nodes: Vec<ImageNode> =
-                infos.iter().map(|info| ImageNode::new(info, protocol(&info.filename))).collect();
+            let node = |(index, info): (usize, &ImageInfo)| {
+                ImageNode::new(info, protocol(&info.filename), of_first(index))
+            };
+            let nodes: Vec<ImageNode> = infos.iter().enumerate().map(node).collect();
             match (args.backing_chain, nodes.as_slice()) {
                 (false, [node]) => json::to_text(node)?,
                 _ => json::to_text(&nodes)?,
@@ -87,6 +103,29 @@ fn chain(session: &Session, spec: ImageSpec) -> Result<Vec<ImageInfo>, Failure> 
             next = image.backing();
         }
         Ok(infos)
+    })
+}
+
+/// Walks the mapping of the image alone, without its backing files.
+fn walk(session: &Session, mut spec: ImageSpec) -> Result<Fragmentation, Failure> {
+    spec.options.chain = Chain::TopOnly;
+    session.with_image(&spec, |image| {
+        let worker = session.worker();
+        let mut found = Fragmentation::default();
+        let (mut at, mut expected) = (0, None);
+        while at < image.virtual_size() {
+            let extent = worker.block_on(image.extent(worker, at, image.virtual_size() - at))?;
+            if extent.len == 0 {
+                break;
+            }
+            if let ExtentKind::Data { host } = extent.kind {
+                found.data_bytes += extent.len;
+                found.extents += u64::from(expected != Some(host));
+                expected = Some(host + extent.len);
+            }
+            at = extent.end();
+        }
+        Ok(found)
     })
 }
 

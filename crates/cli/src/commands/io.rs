@@ -1,12 +1,11 @@
 //! `zebu io`: qemu-io's commands on an image.
 
-use crate::arguments::{
-    Discard, EngineArgs, ForceShareArg, ImageArgs, cache_argument, discard_argument, format_argument,
-};
+use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::failure::{EXIT_FAILURE, Failure};
 use crate::io::shell::{run_commands, run_prompt};
 use crate::io::state::{OpenDefaults, State};
 use crate::session::Session;
+use crate::values::{Discard, cache_argument, discard_argument, format_argument};
 use std::cell::{Cell, RefCell};
 use std::ffi::OsString;
 use std::rc::Rc;

@@ -1,11 +1,12 @@
 //! `zebu map`: what each range of a disk is made of.
 
-use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs, OutputFormat, format_argument};
+use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::failure::Failure;
 use crate::output::map::{LinePosition, TABLE_HEADER, json_end, json_line, table_row};
 use crate::output::stdout;
 use crate::session::Session;
 use crate::size::size_argument;
+use crate::values::{OutputFormat, format_argument};
 use std::ffi::OsString;
 use std::path::Path;
 use zebu::jobs::{MapOptions, Mapper};

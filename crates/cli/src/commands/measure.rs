@@ -1,12 +1,13 @@
 //! `zebu measure`: how large an image file would become.
 
-use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs, OutputFormat, format_argument};
+use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::failure::Failure;
 use crate::output::{json, stdout};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
+use crate::values::{OutputFormat, format_argument};
 use crate::watch::{ProgressMode, Watch};
 use serde::Serialize;
 use std::ffi::OsString;

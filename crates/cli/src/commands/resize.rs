@@ -1,10 +1,11 @@
 //! `zebu resize`: changes the size of a virtual disk.
 
-use crate::arguments::{EngineArgs, ImageArgs, format_argument, preallocation_argument};
+use crate::arguments::{EngineArgs, ImageArgs};
 use crate::failure::Failure;
 use crate::output::stdout;
 use crate::session::Session;
 use crate::size::{SizeError, parse_size};
+use crate::values::{format_argument, preallocation_argument};
 use std::ffi::OsString;
 use zebu::{Access, CacheMode, Format, Preallocation, Shrink};
 

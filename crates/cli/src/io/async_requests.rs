@@ -1,14 +1,14 @@
 //! Commands that only begin a request: `aio_read`, `aio_write`.
 
+use super::call::{Call, Outcome, fail};
 use super::numbers::{lengths, offset, pattern};
 use super::report::{ReportStyle, dump_text, request_text};
 use super::requests::{READ_FILL, WRITE_FILL, bytes_of, refuse, style};
-use super::shell::{Call, Outcome, fail};
 use super::state::{OpenImage, State};
 use super::words::Parsed;
-use crate::arguments::Discard;
 use crate::failure::{Failure, errno_text};
 use crate::output::stdout;
+use crate::values::Discard;
 use std::future::Future;
 use std::time::Instant;
 use zebu::storage::IoBufs;

@@ -1,7 +1,7 @@
 //! Commands that look at the image: `length`, `info`, `map`, `alloc`.
 
+use super::call::{Call, Outcome, fail};
 use super::numbers::offset;
-use super::shell::{Call, Outcome, fail};
 use super::state::{OpenImage, State};
 use crate::failure::{Failure, errno_text};
 use crate::output::info_human::push_qcow2;

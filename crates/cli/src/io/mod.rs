@@ -1,6 +1,7 @@
 //! The commands of `zebu io`, which are those of qemu-io.
 
 pub(crate) mod async_requests;
+pub(crate) mod call;
 pub(crate) mod inspect;
 pub(crate) mod numbers;
 pub(crate) mod open_commands;

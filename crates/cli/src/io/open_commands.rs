@@ -1,10 +1,11 @@
 //! Commands that change which image is open, and how: `open`, `close`, `reopen`.
 
-use super::shell::{Call, Outcome, tell_error, tell_failure};
+use super::call::{Call, Outcome, tell_error, tell_failure};
 use super::state::{OpenDefaults, State};
-use crate::arguments::{ImageSpec, cache_argument, discard_argument};
 use crate::failure::Failure;
 use crate::image_opts::ImageOpts;
+use crate::image_spec::ImageSpec;
+use crate::values::{cache_argument, discard_argument};
 use std::ffi::OsStr;
 use std::path::Path;
 use zebu::{Access, CacheMode, Sharing};
@@ -54,12 +55,21 @@ pub(crate) fn open(state: &mut State, call: &Call<'_>) -> Result<Outcome, Failur
         _ => return call.usage(),
     };
     let result = spec.and_then(|mut spec| {
+        refuse_engine(&spec)?;
         spec.discard = discard.or(spec.discard);
         state.open(spec)
     });
     match result {
         Ok(()) => Ok(Outcome::Done),
         Err(failure) => Ok(tell_failure(&failure)),
+    }
+}
+
+/// The worker runs already when an image is opened by a command.
+fn refuse_engine(spec: &ImageSpec) -> Result<(), Failure> {
+    match spec.aio {
+        Some(_) => Err(Failure::new("Parameter 'aio': choose the I/O engine when zebu is started (--aio)")),
+        None => Ok(()),
     }
 }
 
@@ -97,7 +107,7 @@ pub(crate) fn reopen(state: &mut State, call: &Call<'_>) -> Result<Outcome, Fail
         return call.usage();
     }
     let Some(before) = state.open.as_ref().map(|open| open.spec.clone()) else { return Ok(Outcome::Failed) };
-    let mut spec = before.clone();
+    let mut spec = ImageSpec { aio: None, ..before.clone() };
     if parsed.has('r') {
         spec.options.access = Access::ReadOnly;
     }
@@ -112,8 +122,8 @@ pub(crate) fn reopen(state: &mut State, call: &Call<'_>) -> Result<Outcome, Fail
     }
     if let Some(text) = parsed.value('o') {
         let applied = ImageOpts::parse_for(text, &before.path).and_then(|opts| opts.apply(&mut spec));
-        if let Err(reason) = applied {
-            return Ok(tell_failure(&Failure::new(reason)));
+        if let Err(failure) = applied.map_err(Failure::new).and_then(|()| refuse_engine(&spec)) {
+            return Ok(tell_failure(&failure));
         }
         spec.options.format = spec.options.format.or(before.options.format);
     }

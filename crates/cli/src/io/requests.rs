@@ -1,13 +1,13 @@
 //! Commands that are one request each: `read`, `readv`, `write`, `writev`, `discard`, `flush`, `truncate`.
 
+use super::call::{Call, Outcome, fail, tell_error, tell_failure};
 use super::numbers::{MAX_REQUEST, lengths, offset, pattern};
 use super::report::{ReportStyle, dump_text, request_text};
-use super::shell::{Call, Outcome, fail, tell_error, tell_failure};
 use super::state::{OpenImage, State};
 use super::words::Parsed;
-use crate::arguments::{Discard, preallocation_argument};
 use crate::failure::{Failure, errno_text};
 use crate::output::stdout;
+use crate::values::{Discard, preallocation_argument};
 use std::time::Instant;
 use zebu::storage::IoBufs;
 use zebu::{Durability, Error, Format, Shrink, ZeroMode};

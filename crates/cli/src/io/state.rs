@@ -1,8 +1,10 @@
 //! What commands share: the open image, and how it was opened.
 
-use crate::arguments::{Discard, ImageArgs, ImageSpec};
+use crate::arguments::ImageArgs;
 use crate::failure::Failure;
+use crate::image_spec::ImageSpec;
 use crate::session::Session;
+use crate::values::Discard;
 use std::cell::{Cell, RefCell};
 use std::ffi::OsStr;
 use std::rc::Rc;

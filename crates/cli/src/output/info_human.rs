@@ -1,13 +1,13 @@
 //! The text of `info`: QEMU's lines, and zebu's own below them.
 
-use super::info_json::{bitmap_flags, compat_text, full_backing_name, whole_sectors};
+use super::info_json::{Fragmentation, bitmap_flags, compat_text, full_backing_name, whole_sectors};
 use super::units::size_short;
 use crate::create_opts::compression_name;
 use std::fmt::Write as _;
 use zebu::{ImageInfo, Qcow2Info, SnapshotInfo};
 
 /// Everything about one image. `protocol` is `file` or `host_device`.
-pub(crate) fn image_text(info: &ImageInfo, protocol: &str) -> String {
+pub(crate) fn image_text(info: &ImageInfo, protocol: &str, fragmentation: Option<Fragmentation>) -> String {
     let mut out = String::new();
     let qcow2 = info.qcow2.as_ref();
     let filename = info.filename.display();
@@ -53,6 +53,9 @@ pub(crate) fn image_text(info: &ImageInfo, protocol: &str) -> String {
         for limitation in &qcow2.limitations {
             let _ = writeln!(out, "limitation: {limitation}");
         }
+    }
+    if let Some(Fragmentation { data_bytes, extents }) = fragmentation {
+        let _ = writeln!(out, "fragmentation: {} of data in {extents} pieces", size_short(data_bytes));
     }
     out
 }

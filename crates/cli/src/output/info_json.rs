@@ -34,6 +34,18 @@ pub(crate) struct ImageNode {
     full_cache_size: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     limitations: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fragmentation: Option<Fragmentation>,
+}
+
+/// How the data of a disk lies in its file.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct Fragmentation {
+    /// Bytes of uncompressed data.
+    pub(crate) data_bytes: u64,
+    /// Pieces that they lie in, in the order of the disk.
+    pub(crate) extents: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -119,7 +131,11 @@ struct FileNode {
 
 impl ImageNode {
     /// The object for what is known of an image. `protocol` is `file` or `host_device`.
-    pub(crate) fn new(info: &ImageInfo, protocol: &'static str) -> Self {
+    pub(crate) fn new(
+        info: &ImageInfo,
+        protocol: &'static str,
+        fragmentation: Option<Fragmentation>,
+    ) -> Self {
         let qcow2 = info.qcow2.as_ref();
         let filename = path_text(&info.filename);
         Self {
@@ -151,6 +167,7 @@ impl ImageNode {
             }],
             full_cache_size: qcow2.map(|q| q.full_cache_bytes),
             limitations: qcow2.map(|q| q.limitations.clone()),
+            fragmentation,
         }
     }
 }

@@ -90,7 +90,7 @@ pub(super) async fn compare(
         let range = (index << shift).max(map.start())..((index + 1) << shift).min(end);
         let state = reftable.block(source, index);
         match content {
-            _ if matches!(state, Block::Unaligned(_) | Block::Repeated(_)) => {
+            _ if matches!(state, Block::Unaligned(_) | Block::Repeated(_) | Block::Unreachable(_)) => {
                 comparer.unknown(index, &range);
             }
             Content::Failed(error) => {

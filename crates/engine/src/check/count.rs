@@ -4,7 +4,7 @@ use super::finding::{FindingKind, TableKind};
 use super::inventory::{Inventory, L1_PIECE, L2Ref};
 use super::options::{CheckPhase, Repair};
 use super::refmap::RefMap;
-use super::reftable::RefTable;
+use super::reftable::{RefTable, table_clusters};
 use super::report::Tally;
 use super::source::{Content, Source};
 use crate::Result;
@@ -48,7 +48,7 @@ pub(super) async fn count(
     count_bitmaps(source, inventory, &mut map, &mut walk, tally).await?;
     count_l2_tables(source, &inventory.l2, &mut map, &mut walk, tally).await?;
     if let Some(reftable) = reftable {
-        for cluster in reftable.clusters(source) {
+        for cluster in table_clusters(source) {
             map.add(cluster, 1, false, false);
         }
         for (_, block) in reftable.blocks(source) {

@@ -64,16 +64,20 @@ pub(super) async fn repair_entries(
             if table.exclusive {
                 let new = new.get_or_insert_with(|| bytes.as_slice().to_vec());
                 if entry.write(new, index as usize, &geometry).is_ok() {
-                    kinds.into_iter().for_each(|kind| tally.add_repaired(kind));
+                    for kind in kinds {
+                        tally.add_repaired(kind);
+                    }
                     return;
                 }
             }
             overlaps = true;
-            kinds.into_iter().for_each(|kind| tally.add(kind, table.references()));
+            for kind in kinds {
+                tally.add(kind, table.references());
+            }
         });
         if overlaps {
             let offset = table.offset;
-            tally.add(FindingKind::RepairOverlaps { table: TableKind::L2, offset }, 1);
+            tally.add_weighted(FindingKind::RepairOverlaps { table: TableKind::L2, offset }, 0);
         }
         if let Some(new) = new {
             source.write_changes(table.offset, bytes.as_slice(), &new).await?;

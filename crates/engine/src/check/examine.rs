@@ -159,12 +159,16 @@ pub(super) async fn examine(source: &mut Source<'_>) -> Result<Examination> {
     let snapshot_table_moved = new_snapshots.is_some();
     if let Some(new) = new_snapshots {
         snapshots::switch_table(source, new.offset, new.count).await?;
-        new.repairs.into_iter().for_each(|kind| structure.add_repaired(kind));
+        for kind in new.repairs {
+            structure.add_repaired(kind);
+        }
         changed = true;
     }
 
     let mut tally = structure.followed_by(refcounts).followed_by(flags);
-    tally.counts.image_end_offset = state.comparison.used_end * source.geometry.cluster_size();
+    // The header is always there.
+    let used_end = state.comparison.used_end.max(1);
+    tally.counts.image_end_offset = used_end * source.geometry.cluster_size();
     tally.counts.total_clusters = source.geometry.host_clusters(source.header.virtual_size());
     Ok(Examination { tally, changed, rebuilt, snapshot_table_moved })
 }
@@ -178,7 +182,9 @@ async fn write_snapshot_table(
 ) -> Result<Option<NewSnapshotTable>> {
     if source.file.kind() == FileKind::BlockDevice {
         // There is no end to write past, and what is free is not known yet.
-        repairs.into_iter().for_each(|kind| tally.add(kind, 1));
+        for kind in repairs {
+            tally.add(kind, 1);
+        }
         return Ok(None);
     }
     let bytes = snapshots::repaired_table(source, table)?;

@@ -314,7 +314,7 @@ pub enum FindingKind {
         /// Its offset.
         offset: u64,
     },
-    /// A table was not written, because something else uses the same cluster.
+    /// A table was not repaired, because something else uses the same cluster. The damage in it counts, not this.
     RepairOverlaps {
         /// Which.
         table: TableKind,
@@ -331,8 +331,7 @@ impl FindingKind {
             Self::Unreadable { .. }
             | Self::RefcountUnknown { .. }
             | Self::SnapshotTableInvalid { .. }
-            | Self::TooManyOverlaps { .. }
-            | Self::RepairOverlaps { .. } => Severity::CheckError,
+            | Self::TooManyOverlaps { .. } => Severity::CheckError,
             _ => Severity::Corruption,
         }
     }

@@ -77,7 +77,10 @@ async fn check_l1(
                     || entry.with_copied(refcount == 1).write(&mut new, index).is_err()
                 {
                     tally.add(kind, 1);
-                    tally.add(FindingKind::RepairOverlaps { table: TableKind::L1, offset: position }, 1);
+                    tally.add_weighted(
+                        FindingKind::RepairOverlaps { table: TableKind::L1, offset: position },
+                        0,
+                    );
                 } else {
                     tally.add_repaired(kind);
                 }
@@ -131,7 +134,7 @@ async fn check_l2(
             });
             if overlaps {
                 let kind = FindingKind::RepairOverlaps { table: TableKind::L2, offset: table.offset };
-                tally.add(kind, 1);
+                tally.add_weighted(kind, 0);
             }
             if let Some(new) = new {
                 source.write_changes(table.offset, bytes.as_slice(), &new).await?;

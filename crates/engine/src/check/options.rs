@@ -54,7 +54,7 @@ pub struct CheckOptions<'a> {
     pub parallel: usize,
     /// Most bytes that the counts may take, at least a few hundred KiB. An image that needs more is counted in
     /// several passes, each over a range of host clusters. Read buffers (`parallel` clusters) and the list of
-    /// L2 tables (about 40 bytes each) come on top.
+    /// L2 tables (32 bytes each) come on top.
     pub memory: usize,
     /// Findings that the report keeps in words; the rest is only counted.
     pub max_findings: usize,

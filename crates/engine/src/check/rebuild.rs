@@ -7,7 +7,7 @@ use super::count::count;
 use super::inventory::Inventory;
 use super::options::CheckPhase;
 use super::refmap::RefMap;
-use super::reftable::{Block, RefTable, block_shift};
+use super::reftable::{Block, RefTable, block_shift, table_clusters};
 use super::report::Tally;
 use super::source::Source;
 use crate::{Error, ErrorKind, Result};
@@ -74,7 +74,7 @@ async fn build(
 ) -> Result<Built> {
     let geometry = source.geometry;
     let shift = block_shift(&geometry);
-    let mut old_clusters: Vec<u64> = old.clusters(source).collect();
+    let mut old_clusters: Vec<u64> = table_clusters(source).collect();
     old_clusters.extend(old.blocks(source).map(|(_, block)| block >> geometry.cluster_bits));
     old_clusters.sort_unstable();
 

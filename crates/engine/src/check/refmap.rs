@@ -108,7 +108,6 @@ impl Chunk {
     /// Stores `cell`, or returns false if the chunk is too narrow for it.
     #[inline]
     fn put(&mut self, index: usize, cell: Cell) -> bool {
-        let packed = pack(cell);
         match self {
             Self::Narrow(cells) => {
                 let Some(code) = narrow_code(cell) else { return false };
@@ -117,14 +116,14 @@ impl Chunk {
                 *byte = *byte & !(3 << shift) | code << shift;
             }
             Self::Byte(cells) => {
-                let Ok(packed) = packed.try_into() else { return false };
+                let Ok(packed) = pack(cell).try_into() else { return false };
                 cells[index] = packed;
             }
             Self::Short(cells) => {
-                let Ok(packed) = packed.try_into() else { return false };
+                let Ok(packed) = pack(cell).try_into() else { return false };
                 cells[index] = packed;
             }
-            Self::Long(cells) => cells[index] = packed,
+            Self::Long(cells) => cells[index] = pack(cell),
         }
         true
     }
@@ -148,7 +147,12 @@ impl Chunk {
 
 /// Reference counts of the host clusters in `start..end`.
 pub(super) struct RefMap {
-    chunks: HashMap<u64, Chunk, foldhash::fast::FixedState>,
+    /// The place in `chunks` of each chunk that exists, by its number.
+    places: HashMap<u64, usize, foldhash::fast::FixedState>,
+    /// The chunks with their numbers.
+    chunks: Vec<(u64, Chunk)>,
+    /// Number and place of the chunk used last: neighbours follow each other.
+    last: (u64, usize),
     start: u64,
     end: u64,
     /// Bytes in use, and the most that may be.
@@ -162,7 +166,9 @@ impl RefMap {
     /// An empty map of all clusters from `start` on that takes at most about `budget` bytes.
     pub(super) fn new(start: u64, budget: usize) -> Self {
         Self {
-            chunks: HashMap::default(),
+            places: HashMap::default(),
+            chunks: Vec::new(),
+            last: (u64::MAX, 0),
             start,
             end: u64::MAX,
             bytes: 0,
@@ -208,21 +214,21 @@ impl RefMap {
         self.change(cluster, |cell| Cell { count, ..cell });
     }
 
+    #[inline]
     fn change(&mut self, cluster: u64, change: impl FnOnce(Cell) -> Cell) {
         if cluster < self.start || cluster >= self.end {
             return;
         }
+        let number = cluster >> CHUNK_BITS;
+        if self.last.0 != number {
+            self.last = (number, self.place(number));
+        }
+        let chunk = &mut self.chunks[self.last.1].1;
         let index = cluster as usize % CHUNK;
-        let bytes = &mut self.bytes;
-        let chunk = self.chunks.entry(cluster >> CHUNK_BITS).or_insert_with(|| {
-            let chunk = Chunk::new();
-            *bytes += chunk.bytes();
-            chunk
-        });
         let cell = change(chunk.get(index));
         while !chunk.put(index, cell) {
             let wider = chunk.widened();
-            *bytes = *bytes + wider.bytes() - chunk.bytes();
+            self.bytes = self.bytes + wider.bytes() - chunk.bytes();
             *chunk = wider;
         }
         self.used_end = self.used_end.max(cluster + 1);
@@ -231,20 +237,39 @@ impl RefMap {
         }
     }
 
+    /// The place of a chunk, which is made if there is none yet.
+    fn place(&mut self, number: u64) -> usize {
+        *self.places.entry(number).or_insert_with(|| {
+            let chunk = Chunk::new();
+            self.bytes += chunk.bytes();
+            self.chunks.push((number, chunk));
+            self.chunks.len() - 1
+        })
+    }
+
+    fn chunk(&self, number: u64) -> Option<&Chunk> {
+        Some(&self.chunks[*self.places.get(&number)?].1)
+    }
+
     /// Drops the highest chunks until three quarters of the budget are in use (so that it is not done for each
     /// new chunk), but always keeps the first one.
     fn give_up_highest(&mut self) {
-        let mut numbers: Vec<u64> = self.chunks.keys().copied().collect();
+        let mut numbers: Vec<u64> = self.places.keys().copied().collect();
         numbers.sort_unstable();
         while self.bytes > self.budget / 4 * 3
             && numbers.len() > 1
             && let Some(number) = numbers.pop()
         {
-            if let Some(chunk) = self.chunks.remove(&number) {
+            if let Some(place) = self.places.remove(&number) {
+                let (_, chunk) = self.chunks.swap_remove(place);
                 self.bytes -= chunk.bytes();
+                if let Some((moved, _)) = self.chunks.get(place) {
+                    self.places.insert(*moved, place);
+                }
             }
             self.end = number << CHUNK_BITS;
         }
+        self.last = (u64::MAX, 0);
     }
 
     /// What is known of `cluster`; nothing for clusters outside the map.
@@ -253,8 +278,7 @@ impl RefMap {
         if cluster < self.start || cluster >= self.end {
             return Cell::default();
         }
-        self.chunks
-            .get(&(cluster >> CHUNK_BITS))
+        self.chunk(cluster >> CHUNK_BITS)
             .map_or_else(Cell::default, |chunk| chunk.get(cluster as usize % CHUNK))
     }
 
@@ -265,7 +289,7 @@ impl RefMap {
         while at < to {
             let number = at >> CHUNK_BITS;
             let stop = to.min((number + 1) << CHUNK_BITS);
-            if let Some(chunk) = self.chunks.get(&number) {
+            if let Some(chunk) = self.chunk(number) {
                 for cluster in at..stop {
                     f(cluster, chunk.get(cluster as usize % CHUNK));
                 }
@@ -285,17 +309,17 @@ impl RefMap {
             return false;
         }
         let (first, last) = (from >> CHUNK_BITS, (to - 1) >> CHUNK_BITS);
-        if last - first < self.chunks.len() as u64 {
-            (first..=last).any(|number| self.chunks.contains_key(&number))
+        if last - first < self.places.len() as u64 {
+            (first..=last).any(|number| self.places.contains_key(&number))
         } else {
-            self.chunks.keys().any(|number| (first..=last).contains(number))
+            self.places.keys().any(|number| (first..=last).contains(number))
         }
     }
 
     /// The groups of `1 << group_bits` clusters in which anything was noted, ascending: their indices.
     pub(super) fn groups(&self, group_bits: u32) -> Vec<u64> {
         let mut groups = Vec::new();
-        for number in self.chunks.keys() {
+        for number in self.places.keys() {
             if group_bits >= CHUNK_BITS {
                 groups.push(number >> (group_bits - CHUNK_BITS));
             } else {

@@ -5,7 +5,7 @@ use super::refmap::RefMap;
 use super::report::Tally;
 use super::source::Source;
 use crate::Result;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use zebu_qcow2::{Geometry, RefTableEntry};
 
@@ -22,6 +22,8 @@ pub(super) enum Block {
     At(u64),
     /// A block past the end of the file: all its refcounts read as 0.
     Outside(u64),
+    /// A block past the largest offset of a file.
+    Unreachable(u64),
     /// A block that cannot be read as one.
     Unaligned(u64),
     /// One of too many entries with the same block.
@@ -58,10 +60,10 @@ impl RefTable {
         let used = entries.iter().rposition(|entry| entry.0 != 0).map_or(0, |last| last + 1);
         entries.truncate(used);
         let mut repeated = Vec::new();
-        let mut seen: HashMap<u64, (), foldhash::fast::FixedState> = HashMap::default();
+        let mut seen: HashSet<u64, foldhash::fast::FixedState> = HashSet::default();
         for (index, entry) in entries.iter().enumerate() {
             if let Some(block) = entry.block()
-                && seen.insert(block.0, ()).is_some()
+                && !seen.insert(block.0)
             {
                 repeated.push(index as u64);
             }
@@ -81,21 +83,11 @@ impl RefTable {
         match entry.block() {
             None => Block::None,
             Some(block) if !source.geometry.is_cluster_aligned(block.0) => Block::Unaligned(block.0),
+            Some(block) if block.0 > i64::MAX as u64 => Block::Unreachable(block.0),
             Some(block) if block.0 >= source.file_len() => Block::Outside(block.0),
             Some(block) if self.repeated.binary_search(&index).is_ok() => Block::Repeated(block.0),
             Some(block) => Block::At(block.0),
         }
-    }
-
-    /// The clusters of the table itself, none if it reaches past the end of the file.
-    pub(super) fn clusters(&self, source: &Source<'_>) -> Range<u64> {
-        let offset = source.header.refcount_table_offset.0;
-        let clusters = u64::from(source.header.refcount_table_clusters);
-        let first = offset >> source.geometry.cluster_bits;
-        if clusters == 0 || source.is_past_end(offset, clusters * source.geometry.cluster_size()) {
-            return 0..0;
-        }
-        first..first + clusters
     }
 
     /// Index and offset of the blocks that count as references: valid entries, one for each time a block is named.
@@ -159,7 +151,9 @@ impl RefTable {
             } else {
                 match self.block(source, index) {
                     Block::Unaligned(offset) => FindingKind::RefblockUnaligned { index, offset },
-                    Block::Outside(offset) => FindingKind::RefblockOutside { index, offset },
+                    Block::Outside(offset) | Block::Unreachable(offset) => {
+                        FindingKind::RefblockOutside { index, offset }
+                    }
                     Block::Repeated(offset) => {
                         FindingKind::TooManyOverlaps { table: TableKind::RefcountBlock, offset }
                     }
@@ -171,6 +165,17 @@ impl RefTable {
         }
         rebuild
     }
+}
+
+/// The clusters of the table itself, none if it reaches past the end of the file.
+pub(super) fn table_clusters(source: &Source<'_>) -> Range<u64> {
+    let offset = source.header.refcount_table_offset.0;
+    let clusters = u64::from(source.header.refcount_table_clusters);
+    let first = offset >> source.geometry.cluster_bits;
+    if clusters == 0 || source.is_past_end(offset, clusters * source.geometry.cluster_size()) {
+        return 0..0;
+    }
+    first..first + clusters
 }
 
 /// log2 of the clusters that one refcount block covers.

@@ -40,9 +40,10 @@ impl<'a> Source<'a> {
         file: &'a File,
         options: &'a CheckOptions<'a>,
     ) -> Result<Self> {
-        let prefix = read(worker, file, 0, PREFIX_BYTES).await?;
+        let failed = |e: IoError| Error::from(e).on(file.path());
+        let prefix = read(worker, file, 0, PREFIX_BYTES).await.map_err(failed)?;
         let prefix = Header::prefix(prefix.as_slice()).map_err(|e| refused(&e).on(file.path()))?;
-        let first = read(worker, file, 0, prefix.cluster_size() as usize).await?;
+        let first = read(worker, file, 0, prefix.cluster_size() as usize).await.map_err(failed)?;
         let (header, _) =
             Header::parse(first.as_slice(), Purpose::Check).map_err(|e| refused(&e).on(file.path()))?;
         let geometry = header.geometry();
@@ -225,15 +226,13 @@ impl<T, I: Iterator<Item = (u64, T)>> Tables<'_, T, I> {
             return false;
         }
         let known = self.extent.filter(|e| e.offset <= offset && offset - e.offset < e.len);
-        let extent = match known {
-            Some(extent) => extent,
-            None => match self.source.worker.extent_at(self.source.file, offset).await {
-                Ok(extent) => extent,
-                Err(_) => {
-                    self.look_for_holes = false;
-                    return false;
-                }
-            },
+        let extent = if let Some(extent) = known {
+            extent
+        } else if let Ok(extent) = self.source.worker.extent_at(self.source.file, offset).await {
+            extent
+        } else {
+            self.look_for_holes = false;
+            return false;
         };
         self.extent = Some(extent);
         let hole_end = extent.offset.saturating_add(extent.len);

@@ -43,13 +43,22 @@ impl Qcow2 {
     }
 
     /// Sets up a window for guest data from `guest_cluster` on. No lock is held and no grace guard.
-    pub(crate) async fn refill_data(self: &Arc<Self>, worker: &Worker, guest_cluster: u64, count: u64) -> Result<()> {
+    pub(crate) async fn refill_data(
+        self: &Arc<Self>,
+        worker: &Worker,
+        guest_cluster: u64,
+        count: u64,
+    ) -> Result<()> {
         let stream = Stream::Data { next_guest_cluster: guest_cluster };
         self.refill(worker, stream, count).await
     }
 
     /// `count` clusters that follow each other, for a table.
-    pub(crate) async fn allocate_metadata(self: &Arc<Self>, worker: &Worker, count: u64) -> Result<Allocated> {
+    pub(crate) async fn allocate_metadata(
+        self: &Arc<Self>,
+        worker: &Worker,
+        count: u64,
+    ) -> Result<Allocated> {
         if count > self.window_min() && count > 1 {
             return self.claim_large(worker, count).await;
         }

@@ -22,15 +22,15 @@
 
 use crate::qcow2::header_block::{Patch, field};
 use crate::qcow2::refcounts::{NewBlock, RefTable};
-use crate::qcow2::slices::{FrozenSlice, Written};
+use crate::qcow2::slices::{FrozenSlice, Pressure, Written};
 use crate::qcow2::state::{Freed, L1, NewTable, Qcow2};
 use crate::qcow2::top_table::FrozenBlock;
 use crate::{Error, Result};
 use futures_util::future::try_join_all;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::future::poll_fn;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use zebu_storage::{File, IoBuf, Worker};
@@ -72,10 +72,10 @@ struct Frozen {
     freed: Vec<Freed>,
     l1: Arc<L1>,
     l1_blocks: Vec<FrozenBlock>,
-    new_tables: HashMap<u64, NewTable>,
+    new_tables: BTreeMap<u64, NewTable>,
     l2: Vec<FrozenSlice>,
     refcounts: Vec<FrozenSlice>,
-    new_blocks: HashMap<u64, NewBlock>,
+    new_blocks: BTreeMap<u64, NewBlock>,
     reftable: Arc<RefTable>,
     reftable_blocks: Vec<FrozenBlock>,
     /// The whole table, if the header does not name its place yet.
@@ -179,13 +179,22 @@ impl Qcow2 {
         }
     }
 
-    /// Starts a commit if so much is dirty that slices can't be evicted.
-    pub(crate) fn commit_in_background(self: &Arc<Self>, worker: &Worker) {
-        if !(self.l2.wants_commit() || self.refcounts.cache.wants_commit()) || self.commit.state().running.is_some() {
+    /// Keeps what is dirty within bounds, after a change was made: starts a commit when half of the cache can't be
+    /// evicted, and waits for one when more than all of it can't. The caller holds no gate and no grace guard. A
+    /// commit that fails is reported by the next flush, not here: the change itself was made.
+    pub(crate) async fn relieve(self: &Arc<Self>, worker: &Worker) {
+        let pressure = self.l2.pressure().max(self.refcounts.cache.pressure());
+        if pressure == Pressure::None {
             return;
         }
-        let (me, on) = (self.clone(), worker.clone());
-        drop(worker.spawn(async move { me.commit(&on).await }));
+        if pressure == Pressure::Over {
+            let _ = self.commit(worker).await;
+            return;
+        }
+        if self.commit.state().running.is_none() {
+            let (me, on) = (self.clone(), worker.clone());
+            drop(worker.spawn(async move { me.commit(&on).await }));
+        }
     }
 
     async fn run_commit(self: Arc<Self>, worker: &Worker, epoch: u64) {
@@ -254,13 +263,21 @@ impl Qcow2 {
             if let Some(bytes) = &frozen.moved_reftable {
                 self.write_moved_reftable(worker, reftable, bytes).await?;
             } else {
-                self.write_blocks(worker, reftable.offset.load(Acquire), reftable.table.block_bytes(), &frozen.reftable_blocks)
-                    .await?;
+                self.write_blocks(
+                    worker,
+                    reftable.offset.load(Acquire),
+                    reftable.table.block_bytes(),
+                    &frozen.reftable_blocks,
+                )
+                .await?;
             }
         }
         let has_phase_1 = !frozen.refcounts.is_empty() || !frozen.new_tables.is_empty();
         let has_phase_2 = !frozen.l1_blocks.is_empty()
-            || frozen.l2.iter().any(|slice| !frozen.new_tables.contains_key(&(slice.key / self.slices_per_table())));
+            || frozen
+                .l2
+                .iter()
+                .any(|slice| !frozen.new_tables.contains_key(&(slice.key / self.slices_per_table())));
         self.write_refcounts(worker, frozen).await?;
         self.write_new_tables(worker, frozen).await?;
         if has_phase_0 || has_phase_1 || (frozen.needs_data_barrier && has_phase_2) {
@@ -285,7 +302,7 @@ impl Qcow2 {
     }
 
     /// A failed sync leaves unknown what is durable: final.
-    async fn barrier(&self, worker: &Worker, file: &File) -> Result<()> {
+    pub(crate) async fn barrier(&self, worker: &Worker, file: &File) -> Result<()> {
         worker.flush(file).await.map_err(|e| {
             let error = Error::from(e).on(&self.path);
             self.poison(&error);
@@ -329,8 +346,10 @@ impl Qcow2 {
         self.write_all(worker, writes).await?;
         self.barrier(worker, &self.file).await?;
         let clusters = bytes.len() as u64 >> self.geometry.cluster_bits;
-        let patches =
-            [Patch::U64(field::REFTABLE_OFFSET, offset), Patch::U32(field::REFTABLE_CLUSTERS, clusters as u32)];
+        let patches = [
+            Patch::U64(field::REFTABLE_OFFSET, offset),
+            Patch::U32(field::REFTABLE_CLUSTERS, clusters as u32),
+        ];
         self.header_block.write(worker, &self.file, &patches).await?;
         reftable.moved.store(false, Relaxed);
         Ok(())
@@ -339,7 +358,8 @@ impl Qcow2 {
     async fn write_refcounts(&self, worker: &Worker, frozen: &Frozen) -> Result<()> {
         let reftable = &frozen.reftable;
         let per_block = self.slices_per_refblock();
-        let existing = frozen.refcounts.iter().filter(|s| !frozen.new_blocks.contains_key(&(s.key / per_block)));
+        let existing =
+            frozen.refcounts.iter().filter(|s| !frozen.new_blocks.contains_key(&(s.key / per_block)));
         let writes = blocks_of(existing, self.refcounts.cache.block_bytes(), |key| {
             let block = reftable.table.get(key / per_block) & !511;
             block + key % per_block * self.refcounts.cache.slice_bytes() as u64
@@ -350,7 +370,7 @@ impl Qcow2 {
     async fn write_new_tables(&self, worker: &Worker, frozen: &Frozen) -> Result<()> {
         let per_table = self.slices_per_table();
         let slice_bytes = self.l2.slice_bytes();
-        let mut by_table: HashMap<u64, Vec<&FrozenSlice>> = HashMap::new();
+        let mut by_table: BTreeMap<u64, Vec<&FrozenSlice>> = BTreeMap::new();
         for slice in &frozen.l2 {
             by_table.entry(slice.key / per_table).or_default().push(slice);
         }
@@ -402,7 +422,13 @@ impl Qcow2 {
         self.write_all(worker, writes).await
     }
 
-    async fn write_blocks(&self, worker: &Worker, offset: u64, block_bytes: usize, blocks: &[FrozenBlock]) -> Result<()> {
+    async fn write_blocks(
+        &self,
+        worker: &Worker,
+        offset: u64,
+        block_bytes: usize,
+        blocks: &[FrozenBlock],
+    ) -> Result<()> {
         let writes = blocks
             .iter()
             .map(|block| (offset + (block.block * block_bytes) as u64, IoBuf::copy_of(&block.bytes)))
@@ -417,7 +443,9 @@ impl Qcow2 {
         for (offset, buf) in writes {
             match merged.last_mut() {
                 Some((start, bufs))
-                    if *start + bufs.len() as u64 == offset && bufs.len() + buf.len() <= MAX_WRITE && bufs.0.len() < 256 =>
+                    if *start + bufs.len() as u64 == offset
+                        && bufs.len() + buf.len() <= MAX_WRITE
+                        && bufs.0.len() < 256 =>
                 {
                     bufs.push(buf);
                 }

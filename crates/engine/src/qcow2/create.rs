@@ -48,9 +48,12 @@ pub(crate) fn new_header(options: &CreateOptions, size: u64) -> Result<Header> {
         return refuse("Backing file and data-file-raw cannot be used at the same time");
     }
     if options.preallocation != Preallocation::Off && options.backing.is_some() && !options.extended_l2 {
-        return refuse("Backing file and preallocation can only be used at the same time if extended_l2 is on");
+        return refuse(
+            "Backing file and preallocation can only be used at the same time if extended_l2 is on",
+        );
     }
-    let invalid = |e: FormatError| Error::new(ErrorKind::InvalidArgument, e.to_string()).with_errno(e.errno());
+    let invalid =
+        |e: FormatError| Error::new(ErrorKind::InvalidArgument, e.to_string()).with_errno(e.errno());
     let mut compatible = Compatible::empty();
     compatible.set(Compatible::LAZY_REFCOUNTS, options.lazy_refcounts);
     let mut autoclear = Autoclear::empty();
@@ -82,7 +85,8 @@ pub(crate) async fn write_empty(worker: &Worker, file: &File, mut header: Header
     let path = file.path();
     let invalid = |e: FormatError| format_error(path, &e);
     let geometry = header.geometry();
-    let layout = FreshLayout::plan(header.virtual_size(), &geometry, layout::Preallocation::Off).map_err(invalid)?;
+    let layout =
+        FreshLayout::plan(header.virtual_size(), &geometry, layout::Preallocation::Off).map_err(invalid)?;
     layout.apply_to(&mut header);
     let encoded = header.encode().map_err(invalid)?;
     let put = async |offset: u64, bytes: &[u8]| {
@@ -92,13 +96,10 @@ pub(crate) async fn write_empty(worker: &Worker, file: &File, mut header: Header
     // The last structure is the L1 table; what is not written of it is a hole.
     let end = layout.l1_offset.0 + u64::from(layout.l1_entries) * 8;
     let end = end.max(layout.total_clusters * geometry.cluster_size());
-    if file.kind() != zebu_storage::FileKind::BlockDevice {
-        worker.set_len(file, end).await.map_err(|e| Error::from(e).on(path))?;
+    if file.kind() == zebu_storage::FileKind::BlockDevice {
+        worker.write_zero_bytes(file, 0, end).await.map_err(|e| Error::from(e).on(path))?;
     } else {
-        worker
-            .write_zero_bytes(file, 0, end)
-            .await
-            .map_err(|e| Error::from(e).on(path))?;
+        worker.set_len(file, end).await.map_err(|e| Error::from(e).on(path))?;
     }
     put(layout.reftable_offset.0, &layout.reftable()).await?;
     for index in 0..layout.refcounts.blocks {

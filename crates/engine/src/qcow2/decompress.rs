@@ -90,7 +90,12 @@ impl Drop for Ticket<'_> {
 
 impl Qcow2 {
     /// The inflated content of the guest cluster at `guest`, whose stream is `stream`.
-    pub(crate) async fn read_compressed(&self, worker: &Worker, stream: CompressedRange, guest: u64) -> Result<Arc<[u8]>> {
+    pub(crate) async fn read_compressed(
+        &self,
+        worker: &Worker,
+        stream: CompressedRange,
+        guest: u64,
+    ) -> Result<Arc<[u8]>> {
         let ticket = match self.clusters.lookup(stream).await {
             Lookup::Ready(bytes) => return Ok(bytes),
             Lookup::Mine(ticket) => ticket,
@@ -110,7 +115,10 @@ impl Qcow2 {
         let bytes: Arc<[u8]> = inflated
             .map_err(|why| {
                 let message = format!("compressed cluster can't be decompressed: {why}");
-                Error::new(ErrorKind::Corrupt, message).on(&self.path).at_guest(guest).at_host(stream.offset.0)
+                Error::new(ErrorKind::Corrupt, message)
+                    .on(&self.path)
+                    .at_guest(guest)
+                    .at_host(stream.offset.0)
             })?
             .into();
         self.clusters.insert(stream, bytes.clone());
@@ -149,7 +157,9 @@ fn inflate_zstd(input: &[u8], mut out: Vec<u8>) -> Result<Vec<u8>, &'static str>
             std::cell::RefCell::new(zstd_safe::DCtx::create());
     }
     CONTEXT.with_borrow_mut(|context| {
-        context.reset(zstd_safe::ResetDirective::SessionOnly).map_err(|_| "the zstd decoder can't be reset")?;
+        context
+            .reset(zstd_safe::ResetDirective::SessionOnly)
+            .map_err(|_| "the zstd decoder can't be reset")?;
         let cluster = out.len();
         let mut source = zstd_safe::InBuffer::around(input);
         let mut target = zstd_safe::OutBuffer::around(&mut out[..]);

@@ -15,11 +15,6 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
-    /// Whether nothing is in flight.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.clusters.is_empty()
-    }
-
     /// Whether `cluster` has an allocation in flight.
     pub(crate) fn contains(&self, cluster: u64) -> bool {
         !self.clusters.is_empty() && self.clusters.contains_key(&cluster)

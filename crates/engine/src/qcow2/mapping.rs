@@ -23,7 +23,9 @@ impl Run {
     /// Whether `next`, `len` bytes on, continues the run.
     fn continues_with(self, len: u64, next: Run) -> bool {
         match (self, next) {
-            (Run::Unallocated, Run::Unallocated) | (Run::Zero { host: None }, Run::Zero { host: None }) => true,
+            (Run::Unallocated, Run::Unallocated) | (Run::Zero { host: None }, Run::Zero { host: None }) => {
+                true
+            }
             (Run::Zero { host: Some(a) }, Run::Zero { host: Some(b) })
             | (Run::Data { host: a }, Run::Data { host: b }) => a + len == b,
             _ => false,
@@ -113,7 +115,8 @@ impl Qcow2 {
         if let Mapping::Data { host, .. } | Mapping::Subclusters { host: Some(host), .. } = mapping
             && self.geometry.external_data
         {
-            zebu_qcow2::l2::check_data_file_offset(host, GuestOffset(guest), &self.geometry).map_err(corrupt)?;
+            zebu_qcow2::l2::check_data_file_offset(host, GuestOffset(guest), &self.geometry)
+                .map_err(corrupt)?;
         }
         Ok(mapping)
     }
@@ -140,7 +143,9 @@ impl Qcow2 {
         };
         let Some(table) = table else { return Ok(vec![0; slice_bytes].into()) };
         let offset = table + key % self.slices_per_table() * slice_bytes as u64;
-        if new_table.is_none() && offset >= self.file.len().max(1).next_multiple_of(self.geometry.cluster_size()) {
+        if new_table.is_none()
+            && offset >= self.file.len().max(1).next_multiple_of(self.geometry.cluster_size())
+        {
             let message = "L2 table lies outside the file; run zebu check";
             return Err(Error::new(ErrorKind::Corrupt, message).on(&self.path).at_host(offset));
         }

@@ -11,7 +11,7 @@ use crate::qcow2::space::Space;
 use crate::qcow2::state::{L1, Qcow2};
 use crate::qcow2::top_table::TopTable;
 use crate::{Error, ErrorKind, Result};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, RwLock};
@@ -99,7 +99,9 @@ async fn read_snapshots(
     let mut have = SNAPSHOT_TABLE_STEP;
     loop {
         let bytes = read_bytes(worker, file, header.snapshots_offset.0, have as usize).await?;
-        match snapshot::parse_table(&bytes, header.nb_snapshots, purpose).map_err(|e| format_error(file.path(), &e))? {
+        match snapshot::parse_table(&bytes, header.nb_snapshots, purpose)
+            .map_err(|e| format_error(file.path(), &e))?
+        {
             ParsedTable::Complete { entries, len, .. } => return Ok((entries, len)),
             ParsedTable::NeedsBytes { at_least } => {
                 if header.snapshots_offset.0 + have > file.len() + SNAPSHOT_TABLE_STEP {
@@ -138,8 +140,9 @@ fn slice_bytes(options: &OpenOptions, cluster: u64, path: &Path) -> Result<usize
     let Some(wanted) = options.slice_size else { return Ok(cluster.min(4096) as usize) };
     let wanted = u64::from(wanted);
     if !wanted.is_power_of_two() || wanted < 512 || wanted > cluster {
-        let message =
-            format!("L2 cache entry size must be a power of two between 512 and the cluster size ({cluster})");
+        let message = format!(
+            "L2 cache entry size must be a power of two between 512 and the cluster size ({cluster})"
+        );
         return Err(Error::new(ErrorKind::InvalidArgument, message).on(path));
     }
     Ok(wanted as usize)
@@ -158,7 +161,9 @@ impl Qcow2 {
         let header = parsed.header.clone();
         let geometry = header.geometry();
         let cluster = geometry.cluster_size();
-        header.check_not_encrypted().map_err(|e| format_error(&path, &e))?;
+        if options.purpose != Purpose::Inspect {
+            header.check_not_encrypted().map_err(|e| format_error(&path, &e))?;
+        }
         let writable = options.access == Access::ReadWrite;
 
         let (l1_offset, l1_size, size) = match &options.snapshot {
@@ -181,9 +186,8 @@ impl Qcow2 {
             Vec::new()
         } else {
             if l1_offset.0 > file.len() && l1_size > 0 {
-                let error = FormatError::Entry(zebu_qcow2::EntryError::ClusterUnaligned { offset: l1_offset.0 });
-                let message = format!("the L1 table lies outside the file ({error}); the image is truncated");
-                return Err(Error::new(ErrorKind::Corrupt, message).on(&path));
+                let message = "the L1 table lies outside the file; the image is truncated";
+                return Err(Error::new(ErrorKind::Corrupt, message).on(&path).at_host(l1_offset.0));
             }
             read_table(worker, &file, l1_offset.0, l1_size as usize).await?
         };
@@ -213,7 +217,7 @@ impl Qcow2 {
             has_backing: place.has_backing,
             l1: RwLock::new(Arc::new(L1 { table: l1, offset: l1_offset.0 })),
             l2: SliceCache::new(slice, place.budget.clone()),
-            new_tables: Mutex::new(HashMap::new()),
+            new_tables: Mutex::new(BTreeMap::new()),
             table_gate: crate::gate::Gate::default(),
             refcounts: Refcounts {
                 table: RwLock::new(Arc::new(RefTable {
@@ -297,7 +301,10 @@ impl Qcow2 {
             && data_file.kind() != FileKind::BlockDevice
             && data_file.len() < self.virtual_size()
         {
-            worker.set_len(data_file, self.virtual_size()).await.map_err(|e| Error::from(e).on(data_file.path()))?;
+            worker
+                .set_len(data_file, self.virtual_size())
+                .await
+                .map_err(|e| Error::from(e).on(data_file.path()))?;
         }
         Ok(())
     }

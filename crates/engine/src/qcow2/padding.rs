@@ -28,10 +28,10 @@ pub(crate) fn padding(policy: ZeroPolicy, file: &File, bytes: u64) -> Padding {
     if bytes == 0 {
         return Padding::None;
     }
-    match policy {
-        ZeroPolicy::Write => Padding::Write,
-        ZeroPolicy::Fallocate if file.can_zero_range() => Padding::ZeroRange,
-        ZeroPolicy::Auto if bytes > threshold(file.fs()) && file.can_zero_range() => Padding::ZeroRange,
-        ZeroPolicy::Fallocate | ZeroPolicy::Auto => Padding::Write,
-    }
+    let prefers_zero_range = match policy {
+        ZeroPolicy::Write => false,
+        ZeroPolicy::Fallocate => true,
+        ZeroPolicy::Auto => bytes > threshold(file.fs()),
+    };
+    if prefers_zero_range && file.can_zero_range() { Padding::ZeroRange } else { Padding::Write }
 }

@@ -36,12 +36,23 @@ impl Reserved<'_> {
 
 impl Qcow2 {
     /// Host space for `guest..guest + len` (whole clusters but for the end of the disk), or for the first part of it.
-    pub(crate) async fn reserve<'a>(self: &'a Arc<Self>, worker: &Worker, guest: u64, len: u64) -> Result<Reserved<'a>> {
+    pub(crate) async fn reserve<'a>(
+        self: &'a Arc<Self>,
+        worker: &Worker,
+        guest: u64,
+        len: u64,
+    ) -> Result<Reserved<'a>> {
         let (inside, plan) = self.plan(worker, guest, len).await?;
         Ok(match plan {
             Plan::InPlace { host, len } => {
                 self.check_overlap(host, len, guest)?;
-                Reserved { _inside: inside, guest: guest..guest + len, host, allocation: None, reads_zero: false }
+                Reserved {
+                    _inside: inside,
+                    guest: guest..guest + len,
+                    host,
+                    allocation: None,
+                    reads_zero: false,
+                }
             }
             Plan::Allocated(allocation) => {
                 let end = allocation.guest_range().end.min(guest + len);
@@ -80,7 +91,9 @@ impl Qcow2 {
             match mode {
                 Preallocation::Off => return Ok(()),
                 Preallocation::Metadata if reserved.reads_zero => {}
-                Preallocation::Falloc if reserved.reads_zero => self.allocate_space(worker, host, len).await?,
+                Preallocation::Falloc if reserved.reads_zero => {
+                    self.allocate_space(worker, host, len).await?;
+                }
                 _ => {
                     worker
                         .write_zero_bytes(self.data(), host, len)
@@ -89,7 +102,7 @@ impl Qcow2 {
                 }
             }
             reserved.link(worker).await?;
-            self.commit_in_background(worker);
+            self.relieve(worker).await;
         }
         Ok(())
     }

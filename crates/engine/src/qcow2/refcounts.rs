@@ -10,7 +10,7 @@ use crate::qcow2::space::Content;
 use crate::qcow2::state::Qcow2;
 use crate::qcow2::top_table::TopTable;
 use crate::{Error, ErrorKind, Result};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -41,14 +41,14 @@ pub(crate) struct Refcounts {
     pub(crate) table: RwLock<Arc<RefTable>>,
     pub(crate) cache: SliceCache,
     /// By index in the table.
-    pub(crate) new_blocks: Mutex<HashMap<u64, NewBlock>>,
+    pub(crate) new_blocks: Mutex<BTreeMap<u64, NewBlock>>,
 }
 
 impl Refcounts {
     pub(crate) fn table(&self) -> Arc<RefTable> {
         self.table.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
-    pub(crate) fn new_blocks(&self) -> MutexGuard<'_, HashMap<u64, NewBlock>> {
+    pub(crate) fn new_blocks(&self) -> MutexGuard<'_, BTreeMap<u64, NewBlock>> {
         self.new_blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -112,7 +112,11 @@ impl Qcow2 {
     }
 
     /// Runs of clusters in `range` whose refcount is 0.
-    pub(crate) async fn zero_refcount_runs(&self, worker: &Worker, range: Range<u64>) -> Result<Vec<Range<u64>>> {
+    pub(crate) async fn zero_refcount_runs(
+        &self,
+        worker: &Worker,
+        range: Range<u64>,
+    ) -> Result<Vec<Range<u64>>> {
         self.refcount_runs(worker, range, 0).await
     }
 
@@ -198,17 +202,17 @@ impl Qcow2 {
                     let byte_end = ((first + count) << order).div_ceil(8);
                     let changed = bytes.get(byte_first..byte_end)?.to_vec();
                     cache
-                        .change(shard, key, byte_first, byte_end - byte_first, |b| b.copy_from_slice(&changed))
+                        .change(shard, key, byte_first, byte_end - byte_first, |b| {
+                            b.copy_from_slice(&changed);
+                        })
                         .then_some(Ok(()))
                 })
                 .await?;
             if outcome.is_err() {
-                let error = Error::new(
-                    ErrorKind::Corrupt,
-                    "a cluster in use has refcount 0; run zebu check -r all",
-                )
-                .on(&self.path)
-                .at_host(at << self.geometry.cluster_bits);
+                let error =
+                    Error::new(ErrorKind::Corrupt, "a cluster in use has refcount 0; run zebu check -r all")
+                        .on(&self.path)
+                        .at_host(at << self.geometry.cluster_bits);
                 self.poison(&error);
                 return Err(error);
             }
@@ -218,7 +222,13 @@ impl Qcow2 {
     }
 
     /// Makes `cluster` a refcount block for table entry `index`, which counts `cluster` itself.
-    pub(crate) async fn add_refblock(&self, worker: &Worker, index: u64, cluster: u64, content: Content) -> Result<()> {
+    pub(crate) async fn add_refblock(
+        &self,
+        worker: &Worker,
+        index: u64,
+        cluster: u64,
+        content: Content,
+    ) -> Result<()> {
         let host = cluster << self.geometry.cluster_bits;
         self.refcounts.new_blocks().insert(index, NewBlock { host, content });
         self.refcounts.table().table.set(index, host);

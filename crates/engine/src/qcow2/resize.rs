@@ -30,10 +30,16 @@ impl Qcow2 {
         }
         if new_size < old_size {
             if shrink == Shrink::Refuse {
-                return refuse(ErrorKind::InvalidArgument, "Use the --shrink option to perform a shrink operation.");
+                return refuse(
+                    ErrorKind::InvalidArgument,
+                    "Use the --shrink option to perform a shrink operation.",
+                );
             }
             if preallocation != Preallocation::Off {
-                return refuse(ErrorKind::InvalidArgument, "Preallocation can't be used for shrinking an image");
+                return refuse(
+                    ErrorKind::InvalidArgument,
+                    "Preallocation can't be used for shrinking an image",
+                );
             }
             return self.shrink(node, worker, new_size).await;
         }
@@ -53,7 +59,8 @@ impl Qcow2 {
     ) -> Result<()> {
         let too_big = || {
             let message =
-                "The image size is too large for file format 'qcow2' (try using a larger cluster size)".to_owned();
+                "The image size is too large for file format 'qcow2' (try using a larger cluster size)"
+                    .to_owned();
             Error::new(ErrorKind::NoSpace, message).with_errno(27).on(&self.path)
         };
         let entries = self.geometry.l1_entries_for(new_size).ok_or_else(too_big)?;
@@ -120,7 +127,8 @@ impl Qcow2 {
     async fn write_size(self: &Arc<Self>, worker: &Worker, size: u64) -> Result<()> {
         self.commit(worker).await?;
         self.header_block.write(worker, &self.file, &[Patch::U64(field::SIZE, size)]).await?;
-        self.commit(worker).await
+        // A commit with nothing to do would only flush an external data file.
+        self.barrier(worker, &self.file).await
     }
 
     /// Moves the L1 table to a place with room for `entries`.
@@ -133,8 +141,10 @@ impl Qcow2 {
         let clusters = (entries * 8).div_ceil(self.geometry.cluster_size());
         let allocated = self.allocate_metadata(worker, clusters).await?;
         let offset = allocated.range.start << bits;
-        let table =
-            TopTable::new(old.table.iter().chain(std::iter::repeat(0)).take(entries as usize), old.table.block_bytes());
+        let table = TopTable::new(
+            old.table.iter().chain(std::iter::repeat(0)).take(entries as usize),
+            old.table.block_bytes(),
+        );
         let moved = async {
             let mut bytes = table.to_bytes();
             bytes.resize((clusters << bits) as usize, 0);
@@ -143,7 +153,9 @@ impl Qcow2 {
             // The refcounts of the new place, and the table itself.
             self.commit(worker).await?;
             let patches = [Patch::U32(field::L1_SIZE, entries as u32), Patch::U64(field::L1_OFFSET, offset)];
-            self.header_block.write(worker, &self.file, &patches).await
+            self.header_block.write(worker, &self.file, &patches).await?;
+            // Before the old place is freed. A commit with nothing to do would only flush an external data file.
+            self.barrier(worker, &self.file).await
         }
         .await;
         if let Err(error) = moved {

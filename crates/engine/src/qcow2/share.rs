@@ -32,7 +32,7 @@ impl Qcow2 {
                 Err(error) => return Err(error.on(&self.path).at_guest(at)),
             }
         }
-        self.commit_in_background(worker);
+        self.relieve(worker).await;
         Ok((at - guest.start, None))
     }
 

@@ -63,10 +63,9 @@ impl DirtyBlocks {
     }
     /// The numbers of the dirty blocks.
     pub(crate) fn iter(&self) -> impl Iterator<Item = usize> + '_ {
-        self.0
-            .iter()
-            .enumerate()
-            .flat_map(|(word, bits)| (0..64).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| word * 64 + bit))
+        self.0.iter().enumerate().flat_map(|(word, bits)| {
+            (0..64).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| word * 64 + bit)
+        })
     }
 }
 
@@ -172,9 +171,17 @@ impl SliceCache {
     pub(crate) fn dirty_slices(&self) -> u64 {
         self.dirty_slices.load(Relaxed)
     }
-    /// Whether so much is dirty that a commit should run to make slices evictable.
-    pub(crate) fn wants_commit(&self) -> bool {
-        self.dirty_slices() * (self.slice_bytes as u64 + SLOT_OVERHEAD) * 2 > self.budget.limit.load(Relaxed)
+    /// How much of the budget is dirty, and so can't be evicted before a commit.
+    pub(crate) fn pressure(&self) -> Pressure {
+        let dirty = self.dirty_slices() * (self.slice_bytes as u64 + SLOT_OVERHEAD);
+        let limit = self.budget.limit.load(Relaxed);
+        if dirty > limit {
+            Pressure::Over
+        } else if dirty * 2 > limit {
+            Pressure::High
+        } else {
+            Pressure::None
+        }
     }
     /// Bytes of the budget in use, by all who share it.
     pub(crate) fn budget_used(&self) -> u64 {
@@ -199,7 +206,14 @@ impl SliceCache {
     }
 
     /// Changes bytes of a present slice; `false` if it is absent.
-    pub(crate) fn change(&self, shard: &mut Shard, key: u64, offset: usize, len: usize, f: impl FnOnce(&mut [u8])) -> bool {
+    pub(crate) fn change(
+        &self,
+        shard: &mut Shard,
+        key: u64,
+        offset: usize,
+        len: usize,
+        f: impl FnOnce(&mut [u8]),
+    ) -> bool {
         let Some(slice) = shard.present.get_mut(&key) else { return false };
         slice.referenced = true;
         if let Some(bytes) = slice.bytes.get_mut(offset..offset + len) {
@@ -298,7 +312,11 @@ impl SliceCache {
                 let Some(slice) = shard.present.get_mut(&key) else { continue };
                 slice.in_writing = true;
                 self.dirty_slices.fetch_sub(1, Relaxed);
-                frozen.push(FrozenSlice { key, dirty: std::mem::take(&mut slice.dirty), bytes: slice.bytes.clone() });
+                frozen.push(FrozenSlice {
+                    key,
+                    dirty: std::mem::take(&mut slice.dirty),
+                    bytes: slice.bytes.clone(),
+                });
             }
         }
         frozen.sort_unstable_by_key(|slice| slice.key);
@@ -324,6 +342,17 @@ impl SliceCache {
         }
         self.evict();
     }
+}
+
+/// How much of the cache waits for a commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Pressure {
+    /// Less than half of the budget.
+    None,
+    /// More than half.
+    High,
+    /// More than the budget.
+    Over,
 }
 
 /// How a commit's write ended.

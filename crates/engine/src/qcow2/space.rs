@@ -35,6 +35,7 @@ pub(crate) struct FreeSpace {
 
 impl FreeSpace {
     /// Clusters in all runs.
+    #[cfg(test)]
     pub(crate) fn total(&self) -> u64 {
         self.total
     }
@@ -243,7 +244,10 @@ impl Windows {
             .filter(|w| matches!(w.stream, Stream::Data { .. }))
             .find(|w| w.stream == Stream::Data { next_guest_cluster: guest_cluster })
             .or_else(|| {
-                self.windows.iter().filter(|w| matches!(w.stream, Stream::Data { .. })).min_by_key(|w| w.next_size)
+                self.windows
+                    .iter()
+                    .filter(|w| matches!(w.stream, Stream::Data { .. }))
+                    .min_by_key(|w| w.next_size)
             })
             .map_or(start, |w| w.next_size)
     }
@@ -276,15 +280,12 @@ impl Windows {
                 data.min_by_key(|(_, w)| w.last_used).map(|(index, _)| index)
             }),
         };
-        match replaced.and_then(|index| self.windows.get_mut(index)) {
-            Some(slot) => {
-                let old = std::mem::replace(slot, window);
-                (!old.range.is_empty()).then_some(Allocated { range: old.range, content: old.content })
-            }
-            None => {
-                self.windows.push(window);
-                None
-            }
+        if let Some(slot) = replaced.and_then(|index| self.windows.get_mut(index)) {
+            let old = std::mem::replace(slot, window);
+            (!old.range.is_empty()).then_some(Allocated { range: old.range, content: old.content })
+        } else {
+            self.windows.push(window);
+            None
         }
     }
 

@@ -12,10 +12,12 @@ use crate::qcow2::slices::SliceCache;
 use crate::qcow2::space::{Content, Space};
 use crate::qcow2::top_table::TopTable;
 use crate::{Error, ErrorKind, Result};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{
+    AtomicBool, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use zebu_qcow2::bitmap::BitmapEntry;
 use zebu_qcow2::snapshot::SnapshotEntry;
@@ -80,7 +82,7 @@ pub(crate) struct Qcow2 {
     pub(crate) l1: RwLock<Arc<L1>>,
     pub(crate) l2: SliceCache,
     /// By L1 index. An entry is made before the L1 entry points to the table and removed when the table is on disk.
-    pub(crate) new_tables: Mutex<HashMap<u64, NewTable>>,
+    pub(crate) new_tables: Mutex<BTreeMap<u64, NewTable>>,
     /// Held while an L2 table is made.
     pub(crate) table_gate: Gate,
 
@@ -111,7 +113,10 @@ pub(crate) struct Qcow2 {
 
 impl std::fmt::Debug for Qcow2 {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Qcow2").field("path", &self.path).field("geometry", &self.geometry).finish_non_exhaustive()
+        f.debug_struct("Qcow2")
+            .field("path", &self.path)
+            .field("geometry", &self.geometry)
+            .finish_non_exhaustive()
     }
 }
 
@@ -129,7 +134,7 @@ impl Qcow2 {
         self.space.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn new_tables(&self) -> MutexGuard<'_, HashMap<u64, NewTable>> {
+    pub(crate) fn new_tables(&self) -> MutexGuard<'_, BTreeMap<u64, NewTable>> {
         self.new_tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -176,7 +181,10 @@ impl Qcow2 {
             *poison = Some(
                 Error::new(
                     ErrorKind::Poisoned,
-                    format!("writing has stopped after an earlier failure: {}; open the image again", why.message()),
+                    format!(
+                        "writing has stopped after an earlier failure: {}; open the image again",
+                        why.message()
+                    ),
                 )
                 .on(&self.path),
             );
@@ -187,7 +195,9 @@ impl Qcow2 {
     /// Fails if the image can't be written.
     pub(crate) fn check_writable(&self) -> Result<()> {
         if !self.writable {
-            return Err(Error::new(ErrorKind::ReadOnly, "the image was opened for reading only").on(&self.path));
+            return Err(
+                Error::new(ErrorKind::ReadOnly, "the image was opened for reading only").on(&self.path)
+            );
         }
         if self.is_poisoned.load(Acquire) {
             let poison = self.poison.lock().unwrap_or_else(PoisonError::into_inner);
@@ -204,7 +214,8 @@ impl Qcow2 {
             return Ok(());
         }
         let bits = self.geometry.cluster_bits;
-        let Some((cluster, what)) = self.metadata.overlap(host >> bits..((host + len - 1) >> bits) + 1) else {
+        let Some((cluster, what)) = self.metadata.overlap(host >> bits..((host + len - 1) >> bits) + 1)
+        else {
             return Ok(());
         };
         let error = Error::new(

@@ -36,14 +36,17 @@ impl Qcow2 {
 
     fn table_of(&self, index: u64) -> Result<Option<HostOffset>> {
         L1Entry(self.l1().table.get(index)).checked_table(&self.geometry).map_err(|e| {
-            Error::new(ErrorKind::Corrupt, format!("{e} (L1 index: {index:#x}); run zebu check")).on(&self.path)
+            Error::new(ErrorKind::Corrupt, format!("{e} (L1 index: {index:#x}); run zebu check"))
+                .on(&self.path)
         })
     }
 
     fn has_own_table(&self, index: u64) -> Result<bool> {
         let l1 = self.l1();
         if index >= l1.table.len() as u64 {
-            return Err(Error::new(ErrorKind::OutOfRange, "the L1 table does not reach that far").on(&self.path));
+            return Err(
+                Error::new(ErrorKind::OutOfRange, "the L1 table does not reach that far").on(&self.path)
+            );
         }
         Ok(self.table_of(index)?.is_some() && L1Entry(l1.table.get(index)).copied())
     }
@@ -65,7 +68,11 @@ impl Qcow2 {
     }
 
     /// Locks the shard of the slice that maps `guest`, with the slice present and its table changeable.
-    pub(crate) async fn lock_slice(self: &Arc<Self>, worker: &Worker, guest: u64) -> Result<(ShardGuard<'_>, u64, usize)> {
+    pub(crate) async fn lock_slice(
+        self: &Arc<Self>,
+        worker: &Worker,
+        guest: u64,
+    ) -> Result<(ShardGuard<'_>, u64, usize)> {
         loop {
             if let Some(locked) = self.try_lock_slice(guest)? {
                 return Ok(locked);

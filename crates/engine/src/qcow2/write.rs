@@ -104,8 +104,11 @@ impl Allocation {
             let entry = if geometry.extended_l2 {
                 let subclusters = subclusters_in(&qcow2, &written, guest);
                 let (alloc, zero) = match (self.place, qcow2.decode(*old, guest)?) {
-                    (Place::New, Mapping::Subclusters { host: Some(_), .. }) | (_, Mapping::Compressed(_)) => (u32::MAX, 0),
-                    (_, Mapping::Subclusters { alloc, zero, .. }) => (alloc | subclusters, zero & !subclusters),
+                    (Place::New, Mapping::Subclusters { host: Some(_), .. })
+                    | (_, Mapping::Compressed(_)) => (u32::MAX, 0),
+                    (_, Mapping::Subclusters { alloc, zero, .. }) => {
+                        (alloc | subclusters, zero & !subclusters)
+                    }
                     _ => (subclusters, 0),
                 };
                 L2Entry::subclusters(Some(host), alloc, zero)
@@ -114,10 +117,16 @@ impl Allocation {
             };
             let _ = entry.write(&mut new_entries, i, geometry);
         }
-        qcow2.l2.change(&mut shard, key, first * entry_size, new_entries.len(), |b| b.copy_from_slice(&new_entries));
+        qcow2.l2.change(&mut shard, key, first * entry_size, new_entries.len(), |b| {
+            b.copy_from_slice(&new_entries);
+        });
         if self.place != Place::Existing {
             for (i, old) in self.old.iter().enumerate() {
-                qcow2.free_entry(*old, (self.clusters.start + i as u64) << geometry.cluster_bits, AfterFree::Reuse);
+                qcow2.free_entry(
+                    *old,
+                    (self.clusters.start + i as u64) << geometry.cluster_bits,
+                    AfterFree::Reuse,
+                );
             }
         }
         self.linked = true;
@@ -173,7 +182,13 @@ enum Kind {
 
 impl Qcow2 {
     /// Writes `bufs` at `guest`; the range lies on the disk.
-    pub(crate) async fn write(self: &Arc<Self>, node: &Node, worker: &Worker, guest: u64, mut bufs: IoBufs) -> (Result<()>, IoBufs) {
+    pub(crate) async fn write(
+        self: &Arc<Self>,
+        node: &Node,
+        worker: &Worker,
+        guest: u64,
+        mut bufs: IoBufs,
+    ) -> (Result<()>, IoBufs) {
         let mut done = IoBufs::new();
         let mut at = guest;
         while !bufs.is_empty() {
@@ -186,7 +201,7 @@ impl Qcow2 {
                 }
             }
         }
-        self.commit_in_background(worker);
+        self.relieve(worker).await;
         (Ok(()), done)
     }
 
@@ -274,8 +289,10 @@ impl Qcow2 {
         let first = self.kind_of(shard, key, index, guest, end)?;
         // How many clusters take the write in the same way, one after the other on the host too.
         let mut clusters = 1;
-        while (first_cluster + clusters) << bits < end && !shard.in_flight.contains(first_cluster + clusters) {
-            let next = self.kind_of(shard, key, index + clusters as usize, (first_cluster + clusters) << bits, end);
+        while (first_cluster + clusters) << bits < end && !shard.in_flight.contains(first_cluster + clusters)
+        {
+            let next =
+                self.kind_of(shard, key, index + clusters as usize, (first_cluster + clusters) << bits, end);
             let ahead = clusters << bits;
             let continues = match (first, next) {
                 (Kind::New, Ok(Kind::New)) => true,
@@ -335,9 +352,13 @@ impl Qcow2 {
         let mapping = self.decode(self.entry_in(shard, key, index), cluster_start)?;
         Ok(match mapping {
             Mapping::Data { host, copied: true } => Kind::InPlace { host: host.0 },
-            Mapping::Data { host, copied: false } if self.geometry.external_data => Kind::Existing { host: host.0 },
+            Mapping::Data { host, copied: false } if self.geometry.external_data => {
+                Kind::Existing { host: host.0 }
+            }
             Mapping::Zero { host: Some(host), copied: true } => Kind::Existing { host: host.0 },
-            Mapping::Subclusters { host: Some(host), copied, alloc, .. } if copied || self.geometry.external_data => {
+            Mapping::Subclusters { host: Some(host), copied, alloc, .. }
+                if copied || self.geometry.external_data =>
+            {
                 let touched = subclusters_in(self, &(guest..end), cluster_start);
                 if touched & !alloc == 0 && copied {
                     Kind::InPlace { host: host.0 }
@@ -397,7 +418,14 @@ impl Qcow2 {
     }
 
     /// What has to surround a write of `guest..end` in its clusters.
-    async fn edges(&self, node: &Node, worker: &Worker, allocation: &Allocation, guest: u64, end: u64) -> Result<Edges> {
+    async fn edges(
+        &self,
+        node: &Node,
+        worker: &Worker,
+        allocation: &Allocation,
+        guest: u64,
+        end: u64,
+    ) -> Result<Edges> {
         let head_from = self.edge_start(allocation, guest)?;
         let tail_to = self.edge_end(allocation, end)?;
         let known_zero = node.backing.is_none() && self.holds_nothing(allocation)?;
@@ -412,7 +440,8 @@ impl Qcow2 {
             && tail_zero
             && (known_zero || chain::is_zero(node, worker, guest, end - guest).await?);
         let barrier = if replaces_nothing { DataBarrier::NotNeeded } else { DataBarrier::Needed };
-        let mut edges = Edges { start: head_from, end: tail_to, head: None, tail: None, zero_first: false, barrier };
+        let mut edges =
+            Edges { start: head_from, end: tail_to, head: None, tail: None, zero_first: false, barrier };
         if !head_zero {
             edges.head = Some(self.read_old(node, worker, head_from, guest).await?);
         }
@@ -422,8 +451,12 @@ impl Qcow2 {
         let head_pad = if head_zero && !allocation.reads_zero() { guest - head_from } else { 0 };
         let tail_pad = if tail_zero && !allocation.reads_zero() { tail_to - end } else { 0 };
         match padding(self.zero_policy, self.data(), head_pad + tail_pad) {
-            Padding::ZeroRange => edges.zero_first = true,
-            Padding::Write => {
+            // In a cluster with subclusters in use, zeroing the whole range would wipe durable content before the new
+            // one is there: a crash between the two would show neither.
+            Padding::ZeroRange if !(allocation.place == Place::Existing && self.geometry.extended_l2) => {
+                edges.zero_first = true;
+            }
+            Padding::ZeroRange | Padding::Write => {
                 if head_pad > 0 {
                     edges.head = Some(IoBuf::zeroed(head_pad as usize));
                 }
@@ -475,11 +508,15 @@ impl Qcow2 {
     /// How much around an edge of a write at `guest` has to be made right.
     fn edge_unit(&self, allocation: &Allocation, guest: u64) -> Result<Edge> {
         let cluster = guest >> self.geometry.cluster_bits;
-        let Some(old) = allocation.old.get((cluster - allocation.clusters.start) as usize) else { return Ok(Edge::Nothing) };
+        let Some(old) = allocation.old.get((cluster - allocation.clusters.start) as usize) else {
+            return Ok(Edge::Nothing);
+        };
         let mapping = self.decode(*old, cluster << self.geometry.cluster_bits)?;
         Ok(match (allocation.place, mapping) {
             // Shared or compressed content moves whole.
-            (Place::New, Mapping::Subclusters { host: Some(_), .. }) | (_, Mapping::Compressed(_)) => Edge::Cluster,
+            (Place::New, Mapping::Subclusters { host: Some(_), .. }) | (_, Mapping::Compressed(_)) => {
+                Edge::Cluster
+            }
             (_, Mapping::Subclusters { alloc, .. }) => {
                 let sub = (guest & (self.geometry.cluster_size() - 1)) >> self.geometry.subcluster_bits;
                 if alloc >> sub & 1 == 1 { Edge::Nothing } else { Edge::Subcluster }
@@ -490,7 +527,14 @@ impl Qcow2 {
         })
     }
 
-    async fn reads_zero(&self, node: &Node, worker: &Worker, allocation: &Allocation, from: u64, to: u64) -> Result<bool> {
+    async fn reads_zero(
+        &self,
+        node: &Node,
+        worker: &Worker,
+        allocation: &Allocation,
+        from: u64,
+        to: u64,
+    ) -> Result<bool> {
         // An external raw data file is the truth even where no entry says so; its bytes count as they are.
         if allocation.place == Place::External && self.is_raw_external() {
             return Ok(false);
@@ -537,7 +581,9 @@ impl Qcow2 {
                 let cluster = host.0 >> self.geometry.cluster_bits;
                 self.push_freed(cluster..cluster + 1, then);
             }
-            Ok(Mapping::Compressed(stream)) => self.push_freed(stream.host_clusters(&self.geometry), AfterFree::Reuse),
+            Ok(Mapping::Compressed(stream)) => {
+                self.push_freed(stream.host_clusters(&self.geometry), AfterFree::Reuse);
+            }
             _ => {}
         }
     }

@@ -50,25 +50,36 @@ impl Qcow2 {
         self.zero_edge(node, worker, guest..inner_start).await?;
         self.clear(node, worker, inner_start..inner_end, Clearing::Zero(mode)).await?;
         self.zero_edge(node, worker, inner_end..end).await?;
-        self.commit_in_background(worker);
+        self.relieve(worker).await;
         Ok(())
     }
 
     /// Discards whole clusters (subclusters) of `guest..guest + len`.
-    pub(crate) async fn discard(self: &Arc<Self>, node: &Node, worker: &Worker, guest: u64, len: u64) -> Result<()> {
+    pub(crate) async fn discard(
+        self: &Arc<Self>,
+        node: &Node,
+        worker: &Worker,
+        guest: u64,
+        len: u64,
+    ) -> Result<()> {
         let end = guest + len;
         let unit = self.geometry.subcluster_size();
         let start = guest.next_multiple_of(unit);
         let end = if end >= self.virtual_size() { end } else { end & !(unit - 1) };
         if start < end {
             self.clear(node, worker, start..end, Clearing::Discard).await?;
-            self.commit_in_background(worker);
+            self.relieve(worker).await;
         }
         Ok(())
     }
 
     /// Drops the mapping of `range` (whole clusters but for the end of the disk).
-    pub(crate) async fn drop_mapping(self: &Arc<Self>, node: &Node, worker: &Worker, range: Range<u64>) -> Result<()> {
+    pub(crate) async fn drop_mapping(
+        self: &Arc<Self>,
+        node: &Node,
+        worker: &Worker,
+        range: Range<u64>,
+    ) -> Result<()> {
         self.clear(node, worker, range, Clearing::Drop).await
     }
 
@@ -79,7 +90,12 @@ impl Qcow2 {
         self.write_zero_data(node, worker, range).await
     }
 
-    async fn write_zero_data(self: &Arc<Self>, node: &Node, worker: &Worker, range: Range<u64>) -> Result<()> {
+    async fn write_zero_data(
+        self: &Arc<Self>,
+        node: &Node,
+        worker: &Worker,
+        range: Range<u64>,
+    ) -> Result<()> {
         let mut at = range.start;
         while at < range.end {
             let len = (range.end - at).min(ZEROES_AT_ONCE);
@@ -90,12 +106,20 @@ impl Qcow2 {
         Ok(())
     }
 
-    async fn clear(self: &Arc<Self>, node: &Node, worker: &Worker, range: Range<u64>, what: Clearing) -> Result<()> {
+    async fn clear(
+        self: &Arc<Self>,
+        node: &Node,
+        worker: &Worker,
+        range: Range<u64>,
+        what: Clearing,
+    ) -> Result<()> {
         let mut at = range.start;
         while at < range.end {
             // Where no table exists and nothing shows through, there is nothing to do for the whole table's range.
             let index = self.l1_index(at);
-            if L1Entry(self.l1().table.get(index)).table().is_none() && (!self.has_backing || what == Clearing::Drop) {
+            if L1Entry(self.l1().table.get(index)).table().is_none()
+                && (!self.has_backing || what == Clearing::Drop)
+            {
                 let per_table = self.geometry.guest_bytes_per_l2();
                 at = (at / per_table + 1).saturating_mul(per_table);
                 continue;
@@ -130,7 +154,8 @@ impl Qcow2 {
                 }
                 let index = first + (cluster - (range.start >> bits)) as usize;
                 let cluster_end = ((cluster + 1) << bits).min(end);
-                let Some(old) = self.l2.get(&mut shard, key).and_then(|s| L2Entry::read(&s.bytes, index, &self.geometry))
+                let Some(old) =
+                    self.l2.get(&mut shard, key).and_then(|s| L2Entry::read(&s.bytes, index, &self.geometry))
                 else {
                     break;
                 };
@@ -145,8 +170,9 @@ impl Qcow2 {
                             let _ = new.write(bytes, 0, &self.geometry);
                         });
                         let old_host = old.host(&self.geometry);
-                        if old.is_compressed() || (old_host.is_some() && new.host(&self.geometry) != old_host) {
-                            self.free_entry(old, cluster << bits, self.after_clearing(what));
+                        if old.is_compressed() || (old_host.is_some() && new.host(&self.geometry) != old_host)
+                        {
+                            self.free_entry(old, cluster << bits, after_clearing(what));
                         }
                     }
                 }
@@ -166,13 +192,6 @@ impl Qcow2 {
         Ok(at)
     }
 
-    fn after_clearing(&self, what: Clearing) -> AfterFree {
-        match what {
-            Clearing::Zero(ZeroMode::Keep) => AfterFree::Reuse,
-            _ => AfterFree::Punch,
-        }
-    }
-
     /// What an entry becomes when `range`, within its cluster, is cleared.
     fn clear_entry(
         &self,
@@ -189,6 +208,14 @@ impl Qcow2 {
         if what == Clearing::Drop {
             return Ok(match mapping {
                 Mapping::Unallocated => Change::Keep,
+                // Until the header says that the disk is shorter, a crash shows these clusters: zeroes are then right
+                // (the future content of what was cut off), the backing image's bytes under flushed data are not.
+                // Version 2 has no way to say it.
+                _ if self.has_backing && geometry.version == Version::V3 => Change::Set(if geometry.extended_l2 {
+                    L2Entry::subclusters(None, 0, u32::MAX)
+                } else {
+                    L2Entry::zero_plain(geometry)
+                }),
                 _ => Change::Set(L2Entry::unallocated()),
             });
         }
@@ -204,7 +231,11 @@ impl Qcow2 {
                 data_ranges.push(range.clone());
             }
             if !geometry.extended_l2 {
-                return Ok(if mapped || nothing_shows { Change::Keep } else { Change::Set(L2Entry::zero_plain(geometry)) });
+                return Ok(if mapped || nothing_shows {
+                    Change::Keep
+                } else {
+                    Change::Set(L2Entry::zero_plain(geometry))
+                });
             }
         }
         let keep_space = what == Clearing::Zero(ZeroMode::Keep) || geometry.external_data;
@@ -232,7 +263,9 @@ impl Qcow2 {
                 Clearing::Discard => Change::Keep,
                 _ => Change::WriteZeroes,
             },
-            Mapping::Data { host, copied: true } if keep_space => Change::Set(L2Entry::zero_allocated(host, geometry)),
+            Mapping::Data { host, copied: true } if keep_space => {
+                Change::Set(L2Entry::zero_allocated(host, geometry))
+            }
             Mapping::Zero { host: Some(_), copied: true } if keep_space => Change::Keep,
             _ if geometry.extended_l2 => Change::Set(L2Entry::subclusters(None, 0, u32::MAX)),
             _ => Change::Set(L2Entry::zero_plain(geometry)),
@@ -243,7 +276,8 @@ impl Qcow2 {
         let bits = self.geometry.subcluster_bits;
         let first = (range.start - cluster_start) >> bits;
         // Past the end of the disk nothing else is in the cluster.
-        let last = if range.end >= self.virtual_size() { 31 } else { (range.end - 1 - cluster_start) >> bits };
+        let last =
+            if range.end >= self.virtual_size() { 31 } else { (range.end - 1 - cluster_start) >> bits };
         (u32::MAX >> (31 - last)) & (u32::MAX << first)
     }
 
@@ -263,5 +297,13 @@ impl Qcow2 {
             Err(e) => unsupported(e)?,
         }
         worker.write_zero_bytes(self.data(), start, len).await.map_err(|e| Error::from(e).on(&self.path))
+    }
+}
+
+/// What becomes of the space of a cleared cluster.
+fn after_clearing(what: Clearing) -> AfterFree {
+    match what {
+        Clearing::Zero(ZeroMode::Keep) => AfterFree::Reuse,
+        _ => AfterFree::Punch,
     }
 }

@@ -1,5 +1,6 @@
 //! What a virtual disk may hold, as its guest is entitled to see it: now, and after a crash.
 
+use super::guest_history::{Entries, Entry, GuestResult, close, mark_durable, possible, settled, survive};
 use super::guest_tag::{Found, GUEST_SECTOR, Value, recognise};
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
@@ -57,46 +58,6 @@ impl GuestOp {
     }
 }
 
-/// How a request ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GuestResult {
-    /// It succeeded.
-    Done,
-    /// It succeeded, and what it wrote is durable (FUA).
-    Durable,
-    /// It failed: each sector may be old or new, for good.
-    Failed,
-    /// It failed and was promised to have changed nothing.
-    FailedUnchanged,
-}
-
-/// One thing that a sector (or the length) may be, and when it was made so.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Entry<V> {
-    op: u32,
-    value: V,
-    begin: u64,
-    end: u64,
-    /// Whether it surely replaced what was there before it began.
-    settles: bool,
-    durable: bool,
-}
-
-impl<V> Entry<V> {
-    fn replaces(&self, other: &Self) -> bool {
-        self.settles && self.begin > other.end
-    }
-}
-
-type Entries<V> = SmallVec<[Entry<V>; 2]>;
-
-fn possible<'a, V>(
-    entries: &'a [Entry<V>],
-    counts: impl Fn(&Entry<V>) -> bool + 'a,
-) -> impl Iterator<Item = &'a Entry<V>> {
-    entries.iter().filter(move |entry| !entries.iter().any(|other| counts(other) && other.replaces(entry)))
-}
-
 #[derive(Debug, Clone)]
 struct Run {
     /// First sector after it.
@@ -149,10 +110,6 @@ pub struct GuestModel {
     runs: BTreeMap<u64, Run>,
     lengths: Entries<u64>,
     open: BTreeMap<u32, OpenRequest>,
-}
-
-fn settled<V>(value: V) -> Entries<V> {
-    smallvec![Entry { op: 0, value, begin: 0, end: 0, settles: true, durable: true }]
 }
 
 fn sectors(offset: u64, len: u64) -> Range<u64> {
@@ -424,38 +381,6 @@ impl GuestModel {
             smallvec![Entry { op: 0, value: len, begin: now, end: now, settles: true, durable: true }];
         Ok(())
     }
-}
-
-/// What a crash leaves of the possibilities.
-fn survive<V: Copy + PartialEq>(entries: &mut Entries<V>, now: u64) {
-    let mut left: Entries<V> = SmallVec::new();
-    for entry in possible(entries, |e| e.durable) {
-        if !left.iter().any(|e| e.value == entry.value) {
-            left.push(Entry { begin: now, end: now, settles: true, durable: true, ..*entry });
-        }
-    }
-    *entries = left;
-}
-
-fn close<V: PartialEq>(entries: &mut Entries<V>, op: u32, end: u64, result: GuestResult) {
-    if result == GuestResult::FailedUnchanged {
-        entries.retain(|e| e.op != op);
-        return;
-    }
-    for entry in entries.iter_mut().filter(|e| e.op == op) {
-        entry.end = end;
-        entry.settles &= result != GuestResult::Failed;
-        entry.durable |= result == GuestResult::Durable;
-    }
-}
-
-fn mark_durable<V: Copy>(entries: &mut Entries<V>, begin: u64, oldest_reader: u64) {
-    for entry in entries.iter_mut() {
-        entry.durable |= entry.end < begin;
-    }
-    let all: Entries<V> = entries.iter().copied().collect();
-    // Neither a crash nor a read that is still under way can show an entry that was replaced for both.
-    entries.retain(|e| !all.iter().any(|o| o.durable && o.end < oldest_reader && o.replaces(e)));
 }
 
 #[cfg(test)]

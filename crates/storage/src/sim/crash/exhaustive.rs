@@ -11,6 +11,9 @@ const ORDERED_IN_FLIGHT: usize = 3;
 /// Different contents of one granule that are followed.
 const OPTIONS_PER_GRANULE: usize = 256;
 
+/// Granules that are looked at. With more, even if most turn out certain, all states are not worth the search.
+const GRANULES: usize = 4096;
+
 /// One length, what is certain, and what the uncertain granules can hold.
 struct Alternative {
     certain: Content,
@@ -154,7 +157,11 @@ impl FilePlan {
             let mut certain = file.durable.clone();
             let mut uncertain = Vec::new();
             let mut states: u64 = 1;
-            for offset in granules(&file.durable, changes, granule) {
+            let touched = granules(&file.durable, changes, granule);
+            if touched.len() > GRANULES {
+                return None;
+            }
+            for offset in touched {
                 let mut options = options_at(&file.durable, changes, landed_sets, offset, granule)?;
                 for option in &mut options {
                     let visible = len.saturating_sub(offset).min(granule) as usize;

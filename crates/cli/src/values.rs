@@ -1,0 +1,208 @@
+//! Words on the command line, and what they stand for.
+
+use crate::size::size_argument;
+use std::path::PathBuf;
+use zebu::{CacheMode, Format, Preallocation, RefPolicy, ZeroPolicy};
+
+/// `--output`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub(crate) enum OutputFormat {
+    /// For people.
+    #[default]
+    Human,
+    /// For programs.
+    Json,
+}
+
+/// What runs the I/O, as the user asks for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Aio {
+    /// io_uring, or threads where it is refused.
+    IoUring,
+    /// Threads.
+    Threads,
+}
+
+impl Aio {
+    /// As the worker's word.
+    pub(crate) fn engine(self) -> zebu::storage::Engine {
+        match self {
+            Aio::IoUring => zebu::storage::Engine::Auto,
+            Aio::Threads => zebu::storage::Engine::Threads,
+        }
+    }
+}
+
+/// What becomes of discards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Discard {
+    /// Nothing is done.
+    Ignore,
+    /// The space is given back.
+    Unmap,
+}
+
+/// One `--allow-refs`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ReferenceRule {
+    /// `none`.
+    None,
+    /// `local`.
+    Local,
+    /// `dir=PATH`.
+    Directory(PathBuf),
+    /// `all`.
+    All,
+}
+
+/// All `--allow-refs` together.
+pub(crate) fn reference_policy(rules: &[ReferenceRule]) -> Result<RefPolicy, &'static str> {
+    if rules.contains(&ReferenceRule::None) {
+        if rules.iter().any(|rule| *rule != ReferenceRule::None) {
+            return Err("--allow-refs none contradicts the other values of --allow-refs");
+        }
+        return Ok(RefPolicy::None);
+    }
+    if rules.contains(&ReferenceRule::All) {
+        return Ok(RefPolicy::All);
+    }
+    let directories: Vec<PathBuf> = rules
+        .iter()
+        .filter_map(|rule| match rule {
+            ReferenceRule::Directory(path) => Some(path.clone()),
+            _ => None,
+        })
+        .collect();
+    if directories.is_empty() { Ok(RefPolicy::Local) } else { Ok(RefPolicy::Within(directories)) }
+}
+
+/// A format by its name.
+pub(crate) fn format_argument(text: &str) -> Result<Format, String> {
+    match text {
+        "qcow2" => Ok(Format::Qcow2),
+        "raw" => Ok(Format::Raw),
+        _ => Err(format!("Unknown file format '{text}' (there are qcow2 and raw)")),
+    }
+}
+
+/// A cache mode by its name.
+pub(crate) fn cache_argument(text: &str) -> Result<CacheMode, String> {
+    match text {
+        "none" | "off" => Ok(CacheMode::None),
+        "writeback" => Ok(CacheMode::Writeback),
+        "writethrough" => Ok(CacheMode::Writethrough),
+        "directsync" => Ok(CacheMode::Directsync),
+        "unsafe" => Ok(CacheMode::Unsafe),
+        _ => Err(format!(
+            "Invalid cache option: {text} (there are none, writeback, writethrough, directsync, unsafe)"
+        )),
+    }
+}
+
+/// An engine of I/O by its name.
+pub(crate) fn aio_argument(text: &str) -> Result<Aio, String> {
+    match text {
+        "io_uring" | "native" => Ok(Aio::IoUring),
+        "threads" => Ok(Aio::Threads),
+        _ => Err(format!("Invalid aio option: {text} (there are io_uring, threads, native)")),
+    }
+}
+
+/// A treatment of discards by its name.
+pub(crate) fn discard_argument(text: &str) -> Result<Discard, String> {
+    match text {
+        "ignore" | "off" => Ok(Discard::Ignore),
+        "unmap" | "on" => Ok(Discard::Unmap),
+        _ => Err(format!("Invalid discard option: {text} (there are ignore and unmap)")),
+    }
+}
+
+/// A way of zeroing by its name.
+pub(crate) fn zero_policy_argument(text: &str) -> Result<ZeroPolicy, String> {
+    match text {
+        "auto" => Ok(ZeroPolicy::Auto),
+        "write" => Ok(ZeroPolicy::Write),
+        "fallocate" => Ok(ZeroPolicy::Fallocate),
+        _ => Err(format!("Invalid zero policy: {text} (there are auto, write, fallocate)")),
+    }
+}
+
+/// A kind of preallocation by its name.
+pub(crate) fn preallocation_argument(text: &str) -> Result<Preallocation, String> {
+    match text {
+        "off" => Ok(Preallocation::Off),
+        "metadata" => Ok(Preallocation::Metadata),
+        "falloc" => Ok(Preallocation::Falloc),
+        "full" => Ok(Preallocation::Full),
+        _ => Err(format!("Invalid preallocation mode '{text}' (there are off, metadata, falloc, full)")),
+    }
+}
+
+/// A slice size; how large a cluster is, is known when the image is open.
+pub(crate) fn slice_size_argument(text: &str) -> Result<u32, String> {
+    let bytes = size_argument(text).map_err(|error| error.to_string())?;
+    if !bytes.is_power_of_two() || !(512..=2 << 20).contains(&bytes) {
+        return Err("L2 cache entry size must be a power of two between 512 and the cluster size".to_owned());
+    }
+    Ok(bytes as u32)
+}
+
+/// One value of `--allow-refs`.
+pub(crate) fn reference_argument(text: &str) -> Result<ReferenceRule, String> {
+    match text {
+        "none" => Ok(ReferenceRule::None),
+        "local" => Ok(ReferenceRule::Local),
+        "all" => Ok(ReferenceRule::All),
+        _ => match text.strip_prefix("dir=") {
+            Some("") | None => Err("expected none, local, dir=PATH or all".to_owned()),
+            Some(path) => Ok(ReferenceRule::Directory(PathBuf::from(path))),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn references_default_to_the_directory_of_the_image() {
+        assert_eq!(reference_policy(&[]).unwrap(), RefPolicy::Local);
+        assert_eq!(reference_policy(&[ReferenceRule::Local]).unwrap(), RefPolicy::Local);
+    }
+
+    #[test]
+    fn directories_add_up_and_all_includes_them() {
+        let directory = |name: &str| reference_argument(&format!("dir={name}")).unwrap();
+        assert_eq!(
+            reference_policy(&[directory("/a"), ReferenceRule::Local, directory("b=c")]).unwrap(),
+            RefPolicy::Within(vec!["/a".into(), "b=c".into()])
+        );
+        assert_eq!(reference_policy(&[directory("/a"), ReferenceRule::All]).unwrap(), RefPolicy::All);
+    }
+
+    #[test]
+    fn no_references_and_some_references_contradict() {
+        assert_eq!(reference_policy(&[ReferenceRule::None, ReferenceRule::None]).unwrap(), RefPolicy::None);
+        assert!(reference_policy(&[ReferenceRule::None, ReferenceRule::Local]).is_err());
+        assert!(reference_argument("dir=").is_err());
+        assert!(reference_argument("everything").is_err());
+    }
+
+    #[test]
+    fn slices_are_powers_of_two_within_the_largest_cluster() {
+        assert_eq!(slice_size_argument("4k"), Ok(4096));
+        assert_eq!(slice_size_argument("2M"), Ok(2 << 20));
+        for text in ["256", "3k", "4M", "x"] {
+            assert!(slice_size_argument(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn names_of_values() {
+        assert_eq!(cache_argument("off"), Ok(CacheMode::None));
+        assert_eq!(cache_argument("directsync"), Ok(CacheMode::Directsync));
+        assert!(cache_argument("foo").unwrap_err().starts_with("Invalid cache option: foo"));
+        assert_eq!(aio_argument("native"), Ok(Aio::IoUring));
+        assert!(format_argument("vmdk").unwrap_err().starts_with("Unknown file format 'vmdk'"));
+    }
+}

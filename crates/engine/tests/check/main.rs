@@ -1,0 +1,9 @@
+//! Check and repair, with `qemu-img check` as the oracle.
+
+mod clean;
+mod crash;
+mod damage;
+mod hostile;
+mod random_damage;
+mod repair;
+mod support;
