@@ -302,7 +302,7 @@ impl Qcow2 {
     }
 
     /// A failed sync leaves unknown what is durable: final.
-    async fn barrier(&self, worker: &Worker, file: &File) -> Result<()> {
+    pub(crate) async fn barrier(&self, worker: &Worker, file: &File) -> Result<()> {
         worker.flush(file).await.map_err(|e| {
             let error = Error::from(e).on(&self.path);
             self.poison(&error);
