@@ -51,7 +51,8 @@ pub(crate) fn find(name: &str) -> Option<PathBuf> {
 
 /// Whether this process is root.
 pub(crate) fn is_root() -> bool {
-    std::fs::metadata("/proc/self").is_ok_and(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0)
+    // SAFETY: takes nothing, touches no memory, can't fail.
+    unsafe { libc::geteuid() == 0 }
 }
 
 /// What a finished command cost.

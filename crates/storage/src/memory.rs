@@ -56,7 +56,8 @@ impl Allocation {
         let Some(start) = NonNull::new(start) else { alloc::handle_alloc_error(layout) };
         // Before the first touch. Where the kernel has no huge pages, small ones do.
         // SAFETY: the range is our own allocation, and the advice changes no content.
-        let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), HUGE, rustix::mm::Advice::LinuxHugepage) };
+        let _ =
+            unsafe { rustix::mm::madvise(start.as_ptr().cast(), HUGE, rustix::mm::Advice::LinuxHugepage) };
         // SAFETY: `alloc` gave at least that many bytes.
         unsafe { start.as_ptr().write_bytes(0, HUGE) };
         Self { start, layout }

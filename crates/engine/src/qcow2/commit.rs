@@ -22,7 +22,7 @@
 
 use crate::qcow2::header_block::{Patch, field};
 use crate::qcow2::refcounts::{NewBlock, RefTable};
-use crate::qcow2::slices::{FrozenSlice, Written};
+use crate::qcow2::slices::{FrozenSlice, Pressure, Written};
 use crate::qcow2::state::{Freed, L1, NewTable, Qcow2};
 use crate::qcow2::top_table::FrozenBlock;
 use crate::{Error, Result};
@@ -179,15 +179,22 @@ impl Qcow2 {
         }
     }
 
-    /// Starts a commit if so much is dirty that slices can't be evicted.
-    pub(crate) fn commit_in_background(self: &Arc<Self>, worker: &Worker) {
-        if !(self.l2.wants_commit() || self.refcounts.cache.wants_commit())
-            || self.commit.state().running.is_some()
-        {
+    /// Keeps what is dirty within bounds, after a change was made: starts a commit when half of the cache can't be
+    /// evicted, and waits for one when more than all of it can't. The caller holds no gate and no grace guard. A
+    /// commit that fails is reported by the next flush, not here: the change itself was made.
+    pub(crate) async fn relieve(self: &Arc<Self>, worker: &Worker) {
+        let pressure = self.l2.pressure().max(self.refcounts.cache.pressure());
+        if pressure == Pressure::None {
             return;
         }
-        let (me, on) = (self.clone(), worker.clone());
-        drop(worker.spawn(async move { me.commit(&on).await }));
+        if pressure == Pressure::Over {
+            let _ = self.commit(worker).await;
+            return;
+        }
+        if self.commit.state().running.is_none() {
+            let (me, on) = (self.clone(), worker.clone());
+            drop(worker.spawn(async move { me.commit(&on).await }));
+        }
     }
 
     async fn run_commit(self: Arc<Self>, worker: &Worker, epoch: u64) {
@@ -294,8 +301,8 @@ impl Qcow2 {
         self.barrier(worker, &self.file).await
     }
 
-    /// A failed sync leaves unknown what is durable: final.
-    async fn barrier(&self, worker: &Worker, file: &File) -> Result<()> {
+    /// Makes what was written to `file` durable. A failed sync leaves unknown what is durable: final.
+    pub(crate) async fn barrier(&self, worker: &Worker, file: &File) -> Result<()> {
         worker.flush(file).await.map_err(|e| {
             let error = Error::from(e).on(&self.path);
             self.poison(&error);

@@ -102,7 +102,7 @@ impl Qcow2 {
                 }
             }
             reserved.link(worker).await?;
-            self.commit_in_background(worker);
+            self.relieve(worker).await;
         }
         Ok(())
     }

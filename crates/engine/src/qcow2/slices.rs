@@ -171,9 +171,17 @@ impl SliceCache {
     pub(crate) fn dirty_slices(&self) -> u64 {
         self.dirty_slices.load(Relaxed)
     }
-    /// Whether so much is dirty that a commit should run to make slices evictable.
-    pub(crate) fn wants_commit(&self) -> bool {
-        self.dirty_slices() * (self.slice_bytes as u64 + SLOT_OVERHEAD) * 2 > self.budget.limit.load(Relaxed)
+    /// How much of the budget is dirty, and so can't be evicted before a commit.
+    pub(crate) fn pressure(&self) -> Pressure {
+        let dirty = self.dirty_slices() * (self.slice_bytes as u64 + SLOT_OVERHEAD);
+        let limit = self.budget.limit.load(Relaxed);
+        if dirty > limit {
+            Pressure::Over
+        } else if dirty * 2 > limit {
+            Pressure::High
+        } else {
+            Pressure::None
+        }
     }
     /// Bytes of the budget in use, by all who share it.
     pub(crate) fn budget_used(&self) -> u64 {
@@ -334,6 +342,17 @@ impl SliceCache {
         }
         self.evict();
     }
+}
+
+/// How much of the cache waits for a commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Pressure {
+    /// Less than half of the budget.
+    None,
+    /// More than half.
+    High,
+    /// More than the budget.
+    Over,
 }
 
 /// How a commit's write ended.

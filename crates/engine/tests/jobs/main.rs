@@ -1,5 +1,6 @@
 //! Jobs on whole images, with QEMU's tools as the oracle.
 
+mod clone;
 mod compare;
 mod convert;
 mod file_systems;
@@ -7,4 +8,5 @@ mod matrix;
 mod measure;
 mod mounted;
 mod support;
+mod targets;
 mod variants;

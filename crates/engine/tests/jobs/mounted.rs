@@ -69,3 +69,31 @@ impl Drop for Mounted {
         run("umount", &["-l", self.directory.path().to_str().unwrap()]);
     }
 }
+
+/// A block device over a file, detached at the end.
+pub(crate) struct LoopDevice(PathBuf);
+
+impl LoopDevice {
+    /// A device of so many bytes (a multiple of 512) over a new file.
+    pub(crate) fn new(file: &Path, bytes: u64) -> Option<Self> {
+        std::fs::File::create(file).unwrap().set_len(bytes).unwrap();
+        let output = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
+        if output.status.success() {
+            let name = String::from_utf8(output.stdout).unwrap();
+            return Some(Self(name.trim().into()));
+        }
+        eprintln!("not tested: loop devices need root");
+        None
+    }
+
+    /// Its name.
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        run("losetup", &["--detach", self.0.to_str().unwrap()]);
+    }
+}

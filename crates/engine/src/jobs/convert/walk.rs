@@ -3,14 +3,18 @@
 use super::job::{Job, Part};
 use super::options::ReadErrors;
 use super::piece::Piece;
-use super::place::{FileRange, Placement, Placer};
+use super::place::{Placement, Placer};
 use crate::jobs::queue::Queue;
+use crate::transfer::FileRange;
 use crate::{Extent, ExtentKind, Result};
 use zebu_storage::Worker;
 
 /// Most bytes of a piece that is zeroed, or copied by the kernel: so many pass between two looks at a cancellation.
 const MAX_ZERO: u64 = 1 << 30;
 const MAX_RANGE: u64 = 16 << 20;
+/// Longest run of zeroes between two ranges of data that is read along with them: two more requests cost more than so
+/// many bytes. The scan finds the zeroes again, so the target gets no byte more.
+const MAX_GAP: u64 = 32 << 10;
 
 /// What is done with a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,6 +85,15 @@ struct PendingCopy {
     part: usize,
     offset: u64,
     len: usize,
+    /// Bytes behind it that are zero and become part of it if data follows.
+    gap: usize,
+}
+
+impl PendingCopy {
+    /// Offset just past the copy and its gap.
+    fn end(&self) -> u64 {
+        self.offset + (self.len + self.gap) as u64
+    }
 }
 
 impl Walker<'_> {
@@ -114,9 +127,9 @@ impl Walker<'_> {
             };
             match rules.action(&extent) {
                 Action::Skip => {
-                    let len = until - position;
-                    job.count(|report| report.skipped += len);
-                    job.tracker.advance(len);
+                    if !(extent.is_zero() && self.bridges(index, position, until)) {
+                        self.skip(until - position);
+                    }
                 }
                 Action::Zero => self.zero(position, until).await,
                 Action::Copy => self.place_or_copy(index, part, &extent, position, until).await?,
@@ -139,7 +152,7 @@ impl Walker<'_> {
         let source = match extent.kind {
             ExtentKind::Data { host } if !extent.hole => part.image.data_file_at(extent.depth).map(|file| {
                 let into_extent = (start - part.start).saturating_sub(extent.offset);
-                FileRange { file, offset: host.saturating_add(into_extent), len: end - start }
+                FileRange { file: file.clone(), offset: host.saturating_add(into_extent), len: end - start }
             }),
             _ => None,
         };
@@ -147,29 +160,57 @@ impl Walker<'_> {
             self.copy(index, start, end).await;
             return Ok(());
         };
+        // The edges that the way taken could not express go through buffers.
         match self.placer.place(self.worker, job, &source, start).await? {
             Placement::Buffers => self.copy(index, start, end).await,
-            // The edges that the way taken could not express go through buffers.
-            Placement::Shared { start: shared_start, end: shared_end } => {
-                let len = shared_end - shared_start;
+            Placement::Shared(placed) => {
+                let len = placed.end - placed.start;
                 job.count(|report| report.reflinked += len);
                 job.tracker.advance(len);
-                self.copy(index, start, shared_start).await;
-                self.copy(index, shared_end, end).await;
+                self.copy(index, start, placed.start).await;
+                self.copy(index, placed.end, end).await;
             }
-            Placement::Range => {
+            Placement::Range(placed) => {
+                self.copy(index, start, placed.start).await;
                 self.emit_pending().await;
-                let mut at = start;
-                while at < end && !job.is_stopped() {
-                    let len = (end - at).min(MAX_RANGE);
-                    let file_offset = source.offset + (at - start);
-                    let piece = Piece::Range { file: source.file.clone(), file_offset, offset: at, len };
-                    self.queue.push(piece).await;
+                let mut at = placed.start;
+                while at < placed.end && !job.is_stopped() {
+                    let part = source.from(at - start).first((placed.end - at).min(MAX_RANGE));
+                    let len = part.len;
+                    self.queue.push(Piece::Range { source: part, offset: at }).await;
                     at += len;
                 }
+                self.copy(index, placed.end, end).await;
             }
         }
         Ok(())
+    }
+
+    fn skip(&self, len: u64) {
+        self.job.count(|report| report.skipped += len);
+        self.job.tracker.advance(len);
+    }
+
+    /// Takes a range that is zero as a gap that the pending copy may reach across, if it is small and the scan is sure
+    /// to find it again.
+    fn bridges(&mut self, part: usize, start: u64, end: u64) -> bool {
+        let (chunk, block) = (self.job.sizing.chunk as u64, self.job.sparse_size as u64);
+        let len = end - start;
+        match &mut self.pending {
+            Some(copy)
+                if copy.part == part
+                    && copy.end() == start
+                    && copy.gap as u64 + len <= MAX_GAP
+                    && start / chunk == end / chunk
+                    && !start.is_multiple_of(chunk)
+                    && start.is_multiple_of(block)
+                    && end.is_multiple_of(block) =>
+            {
+                copy.gap += len as usize;
+                true
+            }
+            _ => false,
+        }
     }
 
     async fn zero(&mut self, start: u64, end: u64) {
@@ -190,16 +231,13 @@ impl Walker<'_> {
             let boundary = (at / chunk + 1).saturating_mul(chunk);
             let len = (end.min(boundary) - at) as usize;
             match &mut self.pending {
-                Some(copy)
-                    if copy.part == part
-                        && copy.offset + copy.len as u64 == at
-                        && !at.is_multiple_of(chunk) =>
-                {
-                    copy.len += len;
+                Some(copy) if copy.part == part && copy.end() == at && !at.is_multiple_of(chunk) => {
+                    copy.len += copy.gap + len;
+                    copy.gap = 0;
                 }
                 _ => {
                     self.emit_pending().await;
-                    self.pending = Some(PendingCopy { part, offset: at, len });
+                    self.pending = Some(PendingCopy { part, offset: at, len, gap: 0 });
                 }
             }
             at += len as u64;
@@ -207,8 +245,9 @@ impl Walker<'_> {
     }
 
     async fn emit_pending(&mut self) {
-        if let Some(PendingCopy { part, offset, len }) = self.pending.take() {
+        if let Some(PendingCopy { part, offset, len, gap }) = self.pending.take() {
             self.queue.push(Piece::Copy { part, offset, len }).await;
+            self.skip(gap as u64);
         }
     }
 }

@@ -1,0 +1,14 @@
+//! What the black-box tests share: programs and scratch directories, images made by QEMU in every shape, a model of a
+//! disk, seeded streams of operations, and a driver that runs them through zebu's library.
+
+pub mod driver;
+pub mod images;
+pub mod model;
+pub mod mount;
+pub mod patch;
+pub mod program;
+pub mod qemu;
+pub mod random;
+pub mod run;
+pub mod scratch;
+pub mod stream;

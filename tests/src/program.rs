@@ -1,0 +1,142 @@
+//! Running programs, and the command `zebu` among them.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+/// What a finished program left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finished {
+    /// The command line, for messages.
+    pub line: String,
+    /// Exit code; `None` if a signal ended it.
+    pub code: Option<i32>,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+impl Finished {
+    /// Itself, if the exit code is 0.
+    ///
+    /// # Panics
+    /// If it is not.
+    #[track_caller]
+    pub fn ok(self) -> Self {
+        self.exits(0)
+    }
+
+    /// Itself, if the exit code is `code`.
+    ///
+    /// # Panics
+    /// If it is not.
+    #[track_caller]
+    pub fn exits(self, code: i32) -> Self {
+        assert!(self.code == Some(code), "exit code {code} expected\n{self}");
+        self
+    }
+}
+
+impl fmt::Display for Finished {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { line, code, stdout, stderr } = self;
+        let [stdout, stderr] = [stdout, stderr].map(|text| shortened(text));
+        write!(f, "$ {line}\n{stdout}{stderr}exit code {code:?}")
+    }
+}
+
+/// A damaged image has a line for each of its clusters: the first ones will do.
+fn shortened(text: &str) -> String {
+    const LINES: usize = 20;
+    let mut short: String = text.split_inclusive('\n').take(LINES).collect();
+    let more = text.lines().count().saturating_sub(LINES);
+    if more > 0 {
+        short += &format!("... {more} more lines\n");
+    }
+    short
+}
+
+/// Runs a command to its end in `dir`.
+///
+/// # Panics
+/// If it can't be started.
+pub fn run_in<S: AsRef<OsStr>>(dir: &Path, program: &Path, args: impl IntoIterator<Item = S>) -> Finished {
+    let mut command = Command::new(program);
+    command.args(args).current_dir(dir);
+    finish(command)
+}
+
+/// Runs a prepared command to its end.
+///
+/// # Panics
+/// If it can't be started.
+pub fn finish(mut command: Command) -> Finished {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let line = words.map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    let out = command.stdin(Stdio::null()).output().unwrap_or_else(|e| panic!("cannot run {line}: {e}"));
+    Finished {
+        line,
+        code: out.status.code(),
+        stdout: String::from_utf8_lossy(&out.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&out.stderr).into_owned(),
+    }
+}
+
+/// The program `name` on the PATH.
+pub fn find(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .map(|dir| dir.join(name))
+        .find(|file| file.is_file())
+}
+
+/// Runs the command `zebu` in `dir`.
+///
+/// # Panics
+/// If it has not been built.
+pub fn zebu<S: AsRef<OsStr>>(dir: &Path, args: impl IntoIterator<Item = S>) -> Finished {
+    run_in(dir, zebu_program(), args)
+}
+
+/// As [`fn@zebu`], with 256 MiB of private memory and 20 seconds of time: a hostile image gets no more. What goes past
+/// them has no exit code.
+///
+/// # Panics
+/// If it has not been built.
+pub fn zebu_limited<S: AsRef<OsStr>>(dir: &Path, args: impl IntoIterator<Item = S>) -> Finished {
+    let mut command = Command::new("timeout");
+    command.args(["-s", "KILL", "20", "sh", "-c", "ulimit -d 262144; ulimit -c 0; exec \"$0\" \"$@\""]);
+    command.arg(zebu_program()).args(args).current_dir(dir);
+    let mut finished = finish(command);
+    if finished.code == Some(124) || finished.code == Some(137) {
+        finished.code = None;
+    }
+    finished
+}
+
+/// The command `zebu`: `ZEBU_BIN`, or the one built beside this program.
+///
+/// # Panics
+/// If there is none.
+pub fn zebu_program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        if let Some(program) = std::env::var_os("ZEBU_BIN") {
+            return program.into();
+        }
+        let own = std::env::current_exe().unwrap_or_default();
+        let beside = own.ancestors().skip(1).take(2).map(|dir| dir.join("zebu")).find(|p| p.is_file());
+        beside.unwrap_or_else(|| {
+            panic!("the command zebu is not built: run `cargo build -p zebu-cli` (with the same --profile), or set ZEBU_BIN")
+        })
+    })
+}
+
+/// Whether this process is root.
+pub fn is_root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0)
+}
