@@ -2,7 +2,7 @@
 
 use crate::Outcome;
 use crate::ab::{Metric, sample};
-use crate::process::{Usage, evict, find, measure, measure_ok, output, run, shown};
+use crate::process::{Usage, evict, find, measure, measure_ok, run, shown};
 use crate::setup::{self, Need};
 use crate::table::{Table, number};
 use crate::toolchain::{cargo, target_dir};
@@ -13,12 +13,10 @@ use std::process::{Command, Stdio};
 
 #[derive(Args)]
 pub(crate) struct DemoArgs {
-    /// The folder that the file system image is made of; default: /usr, or the first other one that is large enough
+    /// The folder that the file system image is made of; default: a folder of /usr, or of the home directory, that
+    /// holds a little more than 1 GiB
     #[arg(long)]
     folder: Option<PathBuf>,
-    /// Stop adding to the image at so many MiB of files
-    #[arg(long, default_value_t = 1400)]
-    mib: u64,
     /// Where the images are made (a few GiB); default: the target directory
     #[arg(long)]
     dir: Option<PathBuf>,
@@ -52,15 +50,15 @@ pub(crate) fn run_demo(args: &DemoArgs) -> Outcome {
     Ok(())
 }
 
-/// An ext4 image of (a part of) a folder of this machine, made by mkfs.
+/// An ext4 image of a folder of this machine, made by mkfs.
 fn make_image(args: &DemoArgs, dir: &Path, image: &Path) -> Outcome {
-    let folder = choose(args.folder.as_deref())?;
-    let (source, bytes) = gather(&folder, args.mib << 20, dir)?;
-    // The file system's own tables, and free space as any disk has some.
-    let size = (bytes + bytes / 4 + (256 << 20)).next_multiple_of(1 << 20);
+    let choice = choose(args.folder.as_deref())?;
+    let (source, bytes) = gather(&choice, dir)?;
+    // The file system's own tables, and some free space as any disk has.
+    let size = (bytes + bytes / 8 + (128 << 20)).next_multiple_of(1 << 20);
     println!(
         "making an ext4 image of {} ({} MiB of files, {} MiB)",
-        folder.display(),
+        choice.folder.display(),
         bytes >> 20,
         size >> 20
     );
@@ -68,41 +66,59 @@ fn make_image(args: &DemoArgs, dir: &Path, image: &Path) -> Outcome {
     let mut command = Command::new(mkfs);
     command.args(["-q", "-F", "-d"]).arg(&source).arg(image).arg(format!("{}k", size >> 10));
     measure_ok(command.stderr(Stdio::inherit()))?;
-    if source != folder {
+    if source != choice.folder {
         std::fs::remove_dir_all(&source).map_err(|e| format!("{}: {e}", source.display()))?;
     }
     Ok(())
 }
 
-fn choose(wanted: Option<&Path>) -> Outcome<PathBuf> {
-    let home = std::env::var_os("HOME").map(PathBuf::from);
-    let candidates = match wanted {
-        Some(folder) => vec![folder.to_owned()],
-        None => ["/usr".into()].into_iter().chain(home).chain(["/".into()]).collect(),
-    };
-    for folder in &candidates {
-        if disk_usage(folder)? >= ENOUGH {
-            return Ok(folder.clone());
-        }
-    }
-    let tried: Vec<String> = candidates.iter().map(|f| f.display().to_string()).collect();
-    Err(format!(
-        "{} hold less than 1 GiB, too little for a real image: name a larger folder with --folder",
-        tried.join(", ")
-    ))
+/// A folder, and the bytes of disk that its files use.
+struct Choice {
+    folder: PathBuf,
+    bytes: u64,
 }
 
-/// The tree for mkfs, which reads real files, and its bytes: the folder itself if it is not larger than `limit`,
-/// else a copy of as much of it as that.
-fn gather(folder: &Path, limit: u64, dir: &Path) -> Outcome<(PathBuf, u64)> {
-    let total = disk_usage(folder)?;
-    if total <= limit && folder != Path::new("/") {
-        return Ok((folder.to_owned(), total));
+/// The smallest folder with enough in it; of those that the user named, that one.
+fn choose(wanted: Option<&Path>) -> Outcome<Choice> {
+    if let Some(folder) = wanted {
+        let own = usage(folder, 0).into_iter().find(|c| c.bytes >= ENOUGH);
+        return own.ok_or_else(|| format!("{} holds less than 1 GiB", folder.display()));
+    }
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    let places = [PathBuf::from("/usr")].into_iter().chain(home).chain([PathBuf::from("/")]);
+    for place in places {
+        let enough = usage(&place, 3).into_iter().filter(|c| c.bytes >= ENOUGH);
+        if let Some(choice) = enough.min_by_key(|c| c.bytes) {
+            return Ok(choice);
+        }
+    }
+    Err("no folder of this machine holds 1 GiB: name one with --folder".into())
+}
+
+/// The folder and those in it, to a depth, with what they hold on the folder's own file system. What can't be read is
+/// left out, as it will be from the image.
+fn usage(folder: &Path, depth: u32) -> Vec<Choice> {
+    let mut command = Command::new("du");
+    command.args(["-xk", &format!("--max-depth={depth}"), "--"]).arg(folder).stderr(Stdio::null());
+    let text = command.output().map(|out| out.stdout).unwrap_or_default();
+    let line = |line: &str| {
+        let (kib, folder) = line.split_once('\t')?;
+        Some(Choice { folder: folder.into(), bytes: kib.parse::<u64>().ok()? << 10 })
+    };
+    String::from_utf8_lossy(&text).lines().filter_map(line).collect()
+}
+
+/// The tree for mkfs, which reads real files, and its bytes: the folder itself, unless it is so large that a copy of a
+/// part of it takes less time.
+fn gather(choice: &Choice, dir: &Path) -> Outcome<(PathBuf, u64)> {
+    if choice.bytes <= 2 * ENOUGH && choice.folder != Path::new("/") {
+        return Ok((choice.folder.clone(), choice.bytes));
     }
     let tree = dir.join("tree");
-    let device = folder.metadata().map_err(|e| format!("{}: {e}", folder.display()))?.dev();
-    let mut copy = Copier { left: limit, copied: 0, device, except: dir.to_owned() };
-    copy.tree(folder, &tree)?;
+    let said = |e: std::io::Error| format!("{}: {e}", choice.folder.display());
+    let device = choice.folder.metadata().map_err(said)?.dev();
+    let mut copy = Copier { left: ENOUGH + ENOUGH / 16, copied: 0, device, except: dir.to_owned() };
+    copy.tree(&choice.folder, &tree)?;
     Ok((tree, copy.copied))
 }
 
@@ -146,59 +162,100 @@ impl Copier {
     }
 }
 
-fn disk_usage(folder: &Path) -> Outcome<u64> {
-    let text = output(Command::new("du").args(["-sxk", "--"]).arg(folder))?;
-    let kib: u64 =
-        text.split_whitespace().next().and_then(|n| n.parse().ok()).ok_or("du: unexpected output")?;
-    Ok(kib << 10)
-}
-
 /// One step with its figures.
 struct Row {
     step: &'static str,
-    bytes: u64,
+    /// Bytes that the step moves or reads; `None` where it works on tables alone, so that no rate is given.
+    bytes: Option<u64>,
     zebu: Usage,
     qemu: Option<Usage>,
 }
 
-fn steps(zebu: &Path, qemu: Option<&Path>, raw: &Path, dir: &Path) -> Outcome<Vec<Row>> {
-    let bytes = std::fs::metadata(raw).map_err(|e| e.to_string())?.len();
-    let path = |name: &str| dir.join(name);
-    let mut rows = Vec::new();
-    let mut step = |name: &'static str, words: &[&str], files: [&Path; 2], qemu_target: Option<&Path>| {
-        let run = |program: &Path, target: &Path| {
-            let mut command = Command::new(program);
-            command.args(words).arg(files[0]);
-            if target != Path::new("") {
-                command.arg(target);
+/// One step to be measured: `PROGRAM words source target`.
+struct Step<'a> {
+    name: &'static str,
+    words: &'a [&'a str],
+    /// Files that are read: out of the page cache before.
+    source: &'a [&'a Path],
+    /// The file that zebu writes, and the one that QEMU writes; neither has to be there.
+    targets: [Option<&'a Path>; 2],
+    beside_qemu: bool,
+    bytes: Option<u64>,
+}
+
+impl Step<'_> {
+    fn run(&self, zebu: &Path, qemu: Option<&Path>) -> Outcome<Row> {
+        let run = |program: &Path, target: Option<&Path>| {
+            for file in self.source {
+                evict(file)?;
             }
-            evict(files[0])?;
-            let usage = measure_ok(&mut command)?;
+            let mut command = Command::new(program);
+            command.args(self.words).args(self.source).args(target);
             println!("  {}", shown(&command));
-            Ok::<_, String>(usage)
+            measure_ok(&mut command)
         };
-        let ours = run(zebu, files[1])?;
-        let theirs = match (qemu, qemu_target) {
-            (Some(program), Some(target)) => Some(run(program, target)?),
-            _ => None,
-        };
-        rows.push(Row { step: name, bytes, zebu: ours, qemu: theirs });
-        Ok::<_, String>(())
-    };
-    let (qcow2, back, clone, none) =
-        (path("disk.qcow2"), path("back.raw"), path("clone.qcow2"), PathBuf::new());
-    let (qemu_qcow2, qemu_back) = (path("qemu.qcow2"), path("qemu.raw"));
-    step("convert raw to qcow2", &["convert", "-f", "raw", "-O", "qcow2"], [raw, &qcow2], Some(&qemu_qcow2))?;
-    step(
-        "convert qcow2 to raw",
-        &["convert", "-f", "qcow2", "-O", "raw"],
-        [&qcow2, &back],
-        Some(&qemu_back),
-    )?;
-    step("check", &["check", "-f", "qcow2"], [&qcow2, &none], Some(&none))?;
-    step("compare with the original", &["compare", "-f", "raw", "-F", "qcow2"], [raw, &qcow2], Some(&qcow2))?;
-    step("compare the copy back", &["compare", "-f", "raw", "-F", "raw"], [raw, &back], Some(&back))?;
-    step("clone", &["clone"], [&qcow2, &clone], None)?;
+        let [ours, theirs] = self.targets;
+        let zebu = run(zebu, ours)?;
+        let qemu = qemu.filter(|_| self.beside_qemu).map(|program| run(program, theirs)).transpose()?;
+        Ok(Row { step: self.name, bytes: self.bytes, zebu, qemu })
+    }
+}
+
+fn steps(zebu: &Path, qemu: Option<&Path>, raw: &Path, dir: &Path) -> Outcome<Vec<Row>> {
+    let bytes = Some(std::fs::metadata(raw).map_err(|e| e.to_string())?.len());
+    let [qcow2, back, clone, qemu_qcow2, qemu_back] =
+        ["disk.qcow2", "back.raw", "clone.qcow2", "qemu.qcow2", "qemu.raw"].map(|name| dir.join(name));
+    let steps = [
+        Step {
+            name: "convert raw to qcow2",
+            words: &["convert", "-f", "raw", "-O", "qcow2"],
+            source: &[raw],
+            targets: [Some(&qcow2), Some(&qemu_qcow2)],
+            beside_qemu: true,
+            bytes,
+        },
+        Step {
+            name: "convert qcow2 to raw",
+            words: &["convert", "-f", "qcow2", "-O", "raw"],
+            source: &[&qcow2],
+            targets: [Some(&back), Some(&qemu_back)],
+            beside_qemu: true,
+            bytes,
+        },
+        Step {
+            name: "check",
+            words: &["check", "-f", "qcow2"],
+            source: &[&qcow2],
+            targets: [None, None],
+            beside_qemu: true,
+            bytes: None,
+        },
+        Step {
+            name: "compare with the original",
+            words: &["compare", "-f", "raw", "-F", "qcow2"],
+            source: &[raw, &qcow2],
+            targets: [None, None],
+            beside_qemu: true,
+            bytes,
+        },
+        Step {
+            name: "compare the copy back",
+            words: &["compare", "-f", "raw", "-F", "raw"],
+            source: &[raw, &back],
+            targets: [None, None],
+            beside_qemu: true,
+            bytes,
+        },
+        Step {
+            name: "clone",
+            words: &["clone"],
+            source: &[&qcow2],
+            targets: [Some(&clone), None],
+            beside_qemu: false,
+            bytes: None,
+        },
+    ];
+    let rows = steps.iter().map(|step| step.run(zebu, qemu)).collect::<Outcome<Vec<Row>>>()?;
     if let Some(program) = qemu {
         judge(program, &["check", "-f", "qcow2"], &qcow2, None)?;
         judge(program, &["compare", "-f", "raw", "-F", "qcow2"], raw, Some(&clone))?;
@@ -220,12 +277,13 @@ fn judge(qemu: &Path, words: &[&str], first: &Path, second: Option<&Path>) -> Ou
 }
 
 fn table(rows: &[Row], with_qemu: bool) -> Table {
-    let figures = |usage: Option<&Usage>, bytes: u64| match usage {
+    let figures = |usage: Option<&Usage>, bytes: Option<u64>| match usage {
         None => [const { String::new() }; 3],
         Some(usage) => {
             let value = |metric| sample(usage).iter().find(|(m, _)| *m == metric).map_or(0.0, |(_, v)| *v);
             let wall = value(Metric::WallSeconds);
-            [number(wall), number(value(Metric::CpuSeconds)), number(bytes as f64 / 1e6 / wall)]
+            let rate = bytes.map(|bytes| number(bytes as f64 / 1e6 / wall)).unwrap_or_default();
+            [number(wall), number(value(Metric::CpuSeconds)), rate]
         }
     };
     let theirs = ["qemu-img s", "CPU s", "MB/s"].into_iter().filter(|_| with_qemu);

@@ -301,7 +301,7 @@ impl Qcow2 {
         self.barrier(worker, &self.file).await
     }
 
-    /// A failed sync leaves unknown what is durable: final.
+    /// Makes what was written to `file` durable. A failed sync leaves unknown what is durable: final.
     pub(crate) async fn barrier(&self, worker: &Worker, file: &File) -> Result<()> {
         worker.flush(file).await.map_err(|e| {
             let error = Error::from(e).on(&self.path);

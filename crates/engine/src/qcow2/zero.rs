@@ -211,11 +211,13 @@ impl Qcow2 {
                 // Until the header says that the disk is shorter, a crash shows these clusters: zeroes are then right
                 // (the future content of what was cut off), the backing image's bytes under flushed data are not.
                 // Version 2 has no way to say it.
-                _ if self.has_backing && geometry.version == Version::V3 => Change::Set(if geometry.extended_l2 {
-                    L2Entry::subclusters(None, 0, u32::MAX)
-                } else {
-                    L2Entry::zero_plain(geometry)
-                }),
+                _ if self.has_backing && geometry.version == Version::V3 => {
+                    Change::Set(if geometry.extended_l2 {
+                        L2Entry::subclusters(None, 0, u32::MAX)
+                    } else {
+                        L2Entry::zero_plain(geometry)
+                    })
+                }
                 _ => Change::Set(L2Entry::unallocated()),
             });
         }

@@ -30,7 +30,7 @@ fn run_seeds(default_seeds: u64, setup: impl Fn(&mut SimRng) -> Setup) {
     };
     match states_wanted() {
         None => _ = Seeds::new(default_seeds).run(|seed| _ = one(seed)),
-        Some(wanted) => _ = (0..).find(|seed| one(*seed) >= wanted),
+        Some(wanted) => _ = (0..u64::MAX).find(|seed| one(*seed) >= wanted),
     }
     eprintln!("{tally:?}");
 }

@@ -234,10 +234,10 @@ impl Setup {
         let mut chain = vec![OpenedFile { file: open(TOP), data_file, format: Format::Qcow2 }];
         match self.origin {
             Origin::RawBase => {
-                chain.push(OpenedFile { file: open(BASE), data_file: None, format: Format::Raw })
+                chain.push(OpenedFile { file: open(BASE), data_file: None, format: Format::Raw });
             }
             Origin::Qcow2Base => {
-                chain.push(OpenedFile { file: open(BASE), data_file: None, format: Format::Qcow2 })
+                chain.push(OpenedFile { file: open(BASE), data_file: None, format: Format::Qcow2 });
             }
             _ => {}
         }
