@@ -210,16 +210,16 @@ impl Inventory {
         };
         let offset = table.0;
         let cluster_size = source.geometry.cluster_size();
-        if source.is_past_end(offset, cluster_size) {
-            tally.add(FindingKind::PastEnd { offset, size: cluster_size }, weight.total());
-            self.references_lost = true;
-            self.flags_needed |= weight.active > 0;
-            return;
-        }
         if !source.geometry.is_cluster_aligned(offset) {
             // No program can use such a table, and what lies there is not one: only its place is taken.
             tally.add(FindingKind::L2TableUnaligned { offset }, weight.total());
             regions.add(offset, cluster_size, weight, tally);
+            self.references_lost = true;
+            self.flags_needed |= weight.active > 0;
+            return;
+        }
+        if source.is_past_end(offset, cluster_size) {
+            tally.add(FindingKind::PastEnd { offset, size: cluster_size }, weight.total());
             self.references_lost = true;
             self.flags_needed |= weight.active > 0;
             return;
