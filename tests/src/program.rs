@@ -102,7 +102,7 @@ pub fn zebu<S: AsRef<OsStr>>(dir: &Path, args: impl IntoIterator<Item = S>) -> F
     run_in(dir, zebu_program(), args)
 }
 
-/// As [`zebu`], with 256 MiB of private memory and 20 seconds of time: a hostile image gets no more. What goes past
+/// As [`fn@zebu`], with 256 MiB of private memory and 20 seconds of time: a hostile image gets no more. What goes past
 /// them has no exit code.
 ///
 /// # Panics

@@ -7,12 +7,12 @@ use crate::options::*;
 use crate::qcow2::create;
 use crate::qcow2::info::{qcow2_info, text};
 use crate::status::{Extent, ImageInfo, ImageStats};
+use crate::transfer::{FileRange, Transfer, transfer};
 use crate::{Error, ErrorKind, Result, raw, refs};
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
-use zebu_storage::{Create, File, IoBufs, IoError, LockMode, OpenFlags, Worker};
+use zebu_storage::{Create, File, IoBufs, LockMode, OpenFlags, Worker};
 
 /// An open image with its backing chain. Cheap to clone; shared by all workers.
 ///
@@ -326,31 +326,28 @@ impl Image {
         }
     }
 
-    /// Fills whole clusters with blocks of another file that the file system shares instead of copying them. Returns
-    /// how many bytes of the range were shared, from its start on, and if not all, why the file system refused.
-    pub(crate) async fn share_from(
+    /// Fills whole clusters from another file, within the kernel. Returns how many bytes were moved, from the start of
+    /// the source on, and if not all, why not: the caller may move the rest in another way.
+    pub(crate) async fn transfer_from(
         &self,
         worker: &Worker,
-        source: &File,
-        source_offset: u64,
-        range: Range<u64>,
-    ) -> Result<(u64, Option<IoError>)> {
-        self.check_range(range.start, range.end - range.start)?;
-        let (me, on, source) = (self.clone(), worker.clone(), source.clone());
+        how: Transfer,
+        source: FileRange,
+        offset: u64,
+    ) -> Result<(u64, Option<Error>)> {
+        self.check_range(offset, source.len)?;
+        let (me, on) = (self.clone(), worker.clone());
         worker
             .spawn(async move {
                 match &me.0.driver {
                     Driver::Qcow2(qcow2) => {
                         qcow2.before_write(&on).await?;
-                        qcow2.share_from(&on, &source, source_offset, range).await
+                        qcow2.transfer_from(&on, how, &source, offset..offset + source.len).await
                     }
-                    Driver::Raw(raw) => {
-                        let len = range.end - range.start;
-                        match on.clone_range(&source, source_offset, &raw.file, range.start, len).await {
-                            Ok(()) => Ok((len, None)),
-                            Err(refusal) => Ok((0, Some(refusal))),
-                        }
-                    }
+                    Driver::Raw(raw) => match transfer(&on, how, &source, &raw.file, offset).await {
+                        Ok(()) => Ok((source.len, None)),
+                        Err(refusal) => Ok((0, Some(refusal))),
+                    },
                 }
             })
             .await

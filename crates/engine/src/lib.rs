@@ -56,6 +56,7 @@ mod queue;
 mod raw;
 mod refs;
 mod status;
+mod transfer;
 
 pub use blocking::Blocking;
 pub use error::{Error, ErrorKind, Result};

@@ -99,20 +99,26 @@ impl Backend {
             Self::Threads(_) | Self::Sim(_) => {}
         }
     }
-    /// Ends a turn.
+    /// Ends a turn: the descriptor shows what comes from now on, and what came and was not reaped.
     pub(crate) fn signal_on(&mut self) {
         match self {
             #[cfg(feature = "io-uring")]
             Self::Uring(b) => b.signal_on(),
-            Self::Threads(_) | Self::Sim(_) => {}
+            Self::Threads(b) => b.signal_on(),
+            Self::Sim(_) => {}
         }
     }
     /// Makes memory of the buffer pool known to the kernel, where that spares it work.
+    #[cfg(feature = "io-uring")]
     pub(crate) fn register_buffer(&mut self, start: *mut u8, len: usize) -> Option<FixedBuffer> {
         match self {
-            #[cfg(feature = "io-uring")]
             Self::Uring(b) => b.register_buffer(start, len),
             Self::Threads(_) | Self::Sim(_) => None,
         }
+    }
+    #[cfg(not(feature = "io-uring"))]
+    #[allow(clippy::unused_self)] // as its counterpart
+    pub(crate) fn register_buffer(&mut self, _: *mut u8, _: usize) -> Option<FixedBuffer> {
+        None
     }
 }

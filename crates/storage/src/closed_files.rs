@@ -1,7 +1,7 @@
 //! How a ring learns that a file was closed, to give up the reference that its table of files holds.
 
 use crate::notify::Notifier;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Numbers of files that were closed since the ring last looked. Files die on any thread; only the ring's own thread
@@ -30,6 +30,43 @@ impl ClosedFiles {
             std::mem::take(&mut *self.numbers.lock().unwrap_or_else(PoisonError::into_inner))
         } else {
             Vec::new()
+        }
+    }
+}
+
+/// What a file knows of the rings that use it.
+pub(crate) struct RingUsers {
+    /// Differs between all files that this process ever opened; never 0.
+    number: u64,
+    rings: Mutex<Vec<Arc<ClosedFiles>>>,
+}
+
+impl Default for RingUsers {
+    fn default() -> Self {
+        static NUMBERS: AtomicU64 = AtomicU64::new(1);
+        Self { number: NUMBERS.fetch_add(1, Ordering::Relaxed), rings: Mutex::default() }
+    }
+}
+
+impl RingUsers {
+    /// A number that no other file of this process has or had; never 0.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Has a ring told when the file is closed.
+    pub(crate) fn add(&self, ring: &Arc<ClosedFiles>) {
+        let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those whose only owner is this list are gone.
+        rings.retain(|ring| Arc::strong_count(ring) > 1);
+        rings.push(Arc::clone(ring));
+    }
+}
+
+impl Drop for RingUsers {
+    fn drop(&mut self) {
+        for ring in std::mem::take(self.rings.get_mut().unwrap_or_else(PoisonError::into_inner)) {
+            ring.add(self.number);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Files and block devices.
 
-use crate::closed_files::ClosedFiles;
+#[cfg(feature = "io-uring")]
+use crate::closed_files::RingUsers;
 use crate::error::{IoError, IoErrorKind, Op};
 use crate::file_types::{Access, Alignment, FileId, FileKind, FsKind, LockMode, OpenFlags};
 #[cfg(debug_assertions)]
@@ -10,8 +11,8 @@ use crate::sim::SimFile;
 use crate::write_table::WriteTable;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// Where a file's bytes are.
 pub(crate) enum FileInner {
@@ -43,10 +44,8 @@ pub(crate) enum Capability {
 
 struct State {
     facts: FileFacts,
-    /// Differs between all files that this process ever opened; never 0.
-    number: u64,
-    /// The rings that hold a reference to the descriptor.
-    rings: Mutex<Vec<Arc<ClosedFiles>>>,
+    #[cfg(feature = "io-uring")]
+    rings: RingUsers,
     len: AtomicU64,
     /// Bits of the [`Capability`]s that the kernel refused.
     refused: AtomicU8,
@@ -56,14 +55,6 @@ struct State {
     #[cfg(debug_assertions)]
     growth: GrowthCheck,
     inner: FileInner,
-}
-
-impl Drop for State {
-    fn drop(&mut self) {
-        for ring in std::mem::take(self.rings.get_mut().unwrap_or_else(PoisonError::into_inner)) {
-            ring.add(self.number);
-        }
-    }
 }
 
 /// An open file, shared by all workers.
@@ -84,14 +75,13 @@ impl fmt::Debug for File {
 impl File {
     /// A file whose bytes are at `inner`.
     pub(crate) fn from_parts(facts: FileFacts, inner: FileInner) -> Self {
-        static NUMBERS: AtomicU64 = AtomicU64::new(1);
         let len = AtomicU64::new(facts.len);
         let writes = facts.direct.then(Box::default);
         Self {
             state: Arc::new(State {
                 facts,
-                number: NUMBERS.fetch_add(1, Ordering::Relaxed),
-                rings: Mutex::default(),
+                #[cfg(feature = "io-uring")]
+                rings: RingUsers::default(),
                 len,
                 refused: AtomicU8::new(0),
                 flush_failed: AtomicBool::new(false),
@@ -273,18 +263,10 @@ impl File {
         (self.kind() != FileKind::Simulated || self.fs() == FsKind::Xfs).then_some(&self.state.growth)
     }
 
-    /// A number that no other file of this process has or had; never 0.
+    /// The rings that use it.
     #[cfg(feature = "io-uring")]
-    pub(crate) fn number(&self) -> u64 {
-        self.state.number
-    }
-
-    /// Has `closed` told when the last handle is gone.
-    #[cfg(feature = "io-uring")]
-    pub(crate) fn tell_when_closed(&self, closed: &Arc<ClosedFiles>) {
-        let mut rings = self.state.rings.lock().unwrap_or_else(PoisonError::into_inner);
-        rings.retain(|ring| Arc::strong_count(ring) > 1);
-        rings.push(Arc::clone(closed));
+    pub(crate) fn rings(&self) -> &RingUsers {
+        &self.state.rings
     }
 
     /// Where its bytes are.

@@ -60,7 +60,7 @@ impl Default for OpenFlags {
     }
 }
 
-/// What a [`File`] is.
+/// What a [`crate::File`] is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileKind {
     /// A regular file.

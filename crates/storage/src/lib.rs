@@ -8,6 +8,7 @@ mod align;
 mod backend;
 mod blocking;
 mod buf;
+#[cfg(feature = "io-uring")]
 mod closed_files;
 mod error;
 mod executor;

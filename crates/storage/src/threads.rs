@@ -128,6 +128,18 @@ impl Threads {
         self.reap(done);
     }
 
+    /// Whether [`Threads::reap`] would find something.
+    pub(crate) fn has_completions(&self) -> bool {
+        self.in_flight > 0 && !lock(&self.shared.done).is_empty()
+    }
+
+    /// Ends a turn: what came during it and was not reaped must not be forgotten, although it was notified.
+    pub(crate) fn signal_on(&self) {
+        if self.has_completions() {
+            self.shared.notifier.notify();
+        }
+    }
+
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight + self.shared.jobs.load(Ordering::Acquire)
     }

@@ -420,7 +420,8 @@ impl Uring {
             self.ring.completion().enable_eventfd();
             // Either the kernel sees the signal on, or the completion is seen here.
             fence(Ordering::SeqCst);
-            if !self.ring.completion().is_empty() || self.kernel_has_work() {
+            if !self.ring.completion().is_empty() || self.kernel_has_work() || self.helpers.has_completions()
+            {
                 let one = 1u64.to_ne_bytes();
                 // SAFETY: `one` is 8 readable bytes. It fails only if the counter is full, so readable.
                 let _ = unsafe { libc::write(self.signal.as_raw_fd(), one.as_ptr().cast(), one.len()) };
@@ -516,7 +517,7 @@ fn build(entries: u32) -> io::Result<IoUring> {
 }
 
 fn target_of(files: &mut FileTable, ring: &IoUring, file: &File) -> Target {
-    let number = file.number();
+    let number = file.rings().number();
     if files.latest.0 == number {
         return Target::Registered(Fixed(files.latest.1));
     }
@@ -536,7 +537,7 @@ fn target_of(files: &mut FileTable, ring: &IoUring, file: &File) -> Target {
     }
     files.places.insert(number, place);
     files.latest = (number, place);
-    file.tell_when_closed(&files.closed);
+    file.rings().add(&files.closed);
     Target::Registered(Fixed(place))
 }
 

@@ -169,7 +169,9 @@ impl Worker {
         let inner = Rc::new(Inner {
             id: match &backend {
                 Backend::Sim(sim) => WorkerId::of_world(sim.number()),
-                _ => WorkerId::take(),
+                Backend::Threads(_) => WorkerId::take(),
+                #[cfg(feature = "io-uring")]
+                Backend::Uring(_) => WorkerId::take(),
             },
             executor: Executor::new(Arc::clone(&notifier)),
             notifier,

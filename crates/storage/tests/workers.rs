@@ -78,8 +78,12 @@ fn an_event_loop_drives_a_worker_through_its_descriptor() {
             assert!(turns < 10_000, "the descriptor must not stay readable for nothing");
         };
         assert_eq!((written, file.len()), (50 * 8192, 50 * 8192));
-        while worker.poll() {}
-        assert!(!readable(worker.as_fd(), Duration::from_millis(20)), "{engine:?}: nothing is left to do");
+        // The kernel may signal once more, late; but it comes to rest.
+        let rests = (0..10).any(|_| {
+            while worker.poll() {}
+            !readable(worker.as_fd(), Duration::from_millis(20))
+        });
+        assert!(rests, "{engine:?}: nothing is left to do");
     }
 }
 

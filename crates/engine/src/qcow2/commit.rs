@@ -301,8 +301,8 @@ impl Qcow2 {
         self.barrier(worker, &self.file).await
     }
 
-    /// A failed sync leaves unknown what is durable: final.
-    async fn barrier(&self, worker: &Worker, file: &File) -> Result<()> {
+    /// Makes what was written to `file` durable. A failed sync leaves unknown what is durable: final.
+    pub(crate) async fn barrier(&self, worker: &Worker, file: &File) -> Result<()> {
         worker.flush(file).await.map_err(|e| {
             let error = Error::from(e).on(&self.path);
             self.poison(&error);

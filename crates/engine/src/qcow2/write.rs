@@ -451,8 +451,12 @@ impl Qcow2 {
         let head_pad = if head_zero && !allocation.reads_zero() { guest - head_from } else { 0 };
         let tail_pad = if tail_zero && !allocation.reads_zero() { tail_to - end } else { 0 };
         match padding(self.zero_policy, self.data(), head_pad + tail_pad) {
-            Padding::ZeroRange => edges.zero_first = true,
-            Padding::Write => {
+            // In a cluster with subclusters in use, zeroing the whole range would wipe durable content before the new
+            // one is there: a crash between the two would show neither.
+            Padding::ZeroRange if !(allocation.place == Place::Existing && self.geometry.extended_l2) => {
+                edges.zero_first = true;
+            }
+            Padding::ZeroRange | Padding::Write => {
                 if head_pad > 0 {
                     edges.head = Some(IoBuf::zeroed(head_pad as usize));
                 }

@@ -208,6 +208,16 @@ impl Qcow2 {
         if what == Clearing::Drop {
             return Ok(match mapping {
                 Mapping::Unallocated => Change::Keep,
+                // Until the header says that the disk is shorter, a crash shows these clusters: zeroes are then right
+                // (the future content of what was cut off), the backing image's bytes under flushed data are not.
+                // Version 2 has no way to say it.
+                _ if self.has_backing && geometry.version == Version::V3 => {
+                    Change::Set(if geometry.extended_l2 {
+                        L2Entry::subclusters(None, 0, u32::MAX)
+                    } else {
+                        L2Entry::zero_plain(geometry)
+                    })
+                }
                 _ => Change::Set(L2Entry::unallocated()),
             });
         }

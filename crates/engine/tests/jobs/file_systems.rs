@@ -78,10 +78,31 @@ fn reflinks_share_what_they_can_and_copy_the_rest() {
             std::fs::remove_file(&back).unwrap();
         }
     }
-    let target = xfs.path("by range");
-    let report = convert_one((&source, Format::Raw), (&target, Format::Raw), &with(CopyMode::Range)).unwrap();
-    assert!(report.range_copied > 0 && report.written == 0, "{report:?}");
-    assert_same_bytes(&std::fs::read(&target).unwrap(), &bytes, "by range");
+}
+
+#[test]
+fn the_kernel_copies_ranges_into_every_format() {
+    let images = Images::new();
+    let source = images.path("source");
+    let mut bytes = disk(23, 60_000);
+    bytes.truncate((20 << 20) + 512);
+    write_sparse(&source, &bytes);
+    for format in [Format::Raw, Format::Qcow2] {
+        let (target, back) = (images.path("target"), images.path("back"));
+        let report = convert_one((&source, Format::Raw), (&target, format), &with(CopyMode::Range)).unwrap();
+        assert!(report.range_copied > 4 << 20, "{format:?}: {report:?}");
+        if format == Format::Qcow2 {
+            qemu_img(&["check", "-f", "qcow2", text(&target)]);
+        } else {
+            assert_eq!(report.written, 0);
+        }
+        let report = convert_one((&target, format), (&back, Format::Raw), &with(CopyMode::Range)).unwrap();
+        assert!(report.range_copied > 4 << 20 && report.written == 0, "{format:?} back: {report:?}");
+        assert_same_bytes(&std::fs::read(&back).unwrap(), &bytes, &format!("{format:?}"));
+        for file in [target, back] {
+            std::fs::remove_file(file).unwrap();
+        }
+    }
 }
 
 #[test]

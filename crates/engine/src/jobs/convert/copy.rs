@@ -6,8 +6,9 @@ use super::piece::Piece;
 use crate::jobs::buffers::rejoin;
 use crate::jobs::queue::Queue;
 use crate::jobs::zeros::{Run, runs};
-use crate::{Durability, Error, ErrorKind, Image, Result, ZeroMode};
-use zebu_storage::{File, IoBuf, IoBufs, Worker};
+use crate::transfer::{FileRange, Transfer};
+use crate::{Durability, Image, Result, ZeroMode};
+use zebu_storage::{IoBuf, IoBufs, Worker};
 
 /// Does pieces of work until there are no more, with one buffer for all of them. After the job was stopped, pieces are
 /// taken and left.
@@ -42,9 +43,7 @@ async fn do_piece(worker: &Worker, job: &Job, piece: Piece, buffer: IoBuf) -> (R
             (written.map(|()| len as u64), buffer)
         }
         Piece::Zero { offset, len } => (zero(worker, job, offset, len).await.map(|()| len), buffer),
-        Piece::Range { file, file_offset, offset, len } => {
-            (copy_range(worker, job, &file, file_offset, offset, len).await.map(|()| len), buffer)
-        }
+        Piece::Range { source, offset } => (copy_range(worker, job, source, offset).await, buffer),
     }
 }
 
@@ -172,24 +171,14 @@ async fn zero(worker: &Worker, job: &Job, offset: u64, len: u64) -> Result<()> {
     Ok(())
 }
 
-/// Lets the kernel copy from a file into that of a raw target.
-async fn copy_range(worker: &Worker, job: &Job, source: &File, from: u64, to: u64, len: u64) -> Result<()> {
+/// Lets the kernel copy from a file into that of the target.
+async fn copy_range(worker: &Worker, job: &Job, source: FileRange, offset: u64) -> Result<u64> {
+    let len = source.len;
     job.tracker.throttle(worker, len).await?;
-    let Some(target) = job.target.data_file_at(0) else {
-        return Err(
-            Error::new(ErrorKind::Unsupported, "the target has no file of its own").on(job.target.path())
-        );
-    };
-    let mut done = 0;
-    while done < len {
-        let copied = worker.copy_range(source, from + done, target, to + done, len - done).await?;
-        if copied == 0 {
-            return Err(
-                Error::new(ErrorKind::Io, "the file became shorter while it was copied").on(source.path())
-            );
-        }
-        done += copied;
+    let (_, refusal) = job.target.transfer_from(worker, Transfer::Copy, source, offset).await?;
+    if let Some(refusal) = refusal {
+        return Err(refusal);
     }
     job.count(|report| report.range_copied += len);
-    Ok(())
+    Ok(len)
 }

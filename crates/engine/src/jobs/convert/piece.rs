@@ -1,6 +1,6 @@
 //! Units of work, handed from the task that walks the mapping to those that move data.
 
-use zebu_storage::File;
+use crate::transfer::FileRange;
 
 /// A piece of work for the tasks that move data. Offsets are on the target's disk.
 pub(super) enum Piece {
@@ -13,6 +13,6 @@ pub(super) enum Piece {
     },
     /// Make the range read as zero.
     Zero { offset: u64, len: u64 },
-    /// Let the kernel copy from a file to the target's.
-    Range { file: File, file_offset: u64, offset: u64, len: u64 },
+    /// Let the kernel copy from a file: whole clusters of the target.
+    Range { source: FileRange, offset: u64 },
 }

@@ -3,8 +3,9 @@
 use super::job::{Job, Part};
 use super::options::ReadErrors;
 use super::piece::Piece;
-use super::place::{FileRange, Placement, Placer};
+use super::place::{Placement, Placer};
 use crate::jobs::queue::Queue;
+use crate::transfer::FileRange;
 use crate::{Extent, ExtentKind, Result};
 use zebu_storage::Worker;
 
@@ -151,7 +152,7 @@ impl Walker<'_> {
         let source = match extent.kind {
             ExtentKind::Data { host } if !extent.hole => part.image.data_file_at(extent.depth).map(|file| {
                 let into_extent = (start - part.start).saturating_sub(extent.offset);
-                FileRange { file, offset: host.saturating_add(into_extent), len: end - start }
+                FileRange { file: file.clone(), offset: host.saturating_add(into_extent), len: end - start }
             }),
             _ => None,
         };
@@ -159,26 +160,27 @@ impl Walker<'_> {
             self.copy(index, start, end).await;
             return Ok(());
         };
+        // The edges that the way taken could not express go through buffers.
         match self.placer.place(self.worker, job, &source, start).await? {
             Placement::Buffers => self.copy(index, start, end).await,
-            // The edges that the way taken could not express go through buffers.
-            Placement::Shared { start: shared_start, end: shared_end } => {
-                let len = shared_end - shared_start;
+            Placement::Shared(placed) => {
+                let len = placed.end - placed.start;
                 job.count(|report| report.reflinked += len);
                 job.tracker.advance(len);
-                self.copy(index, start, shared_start).await;
-                self.copy(index, shared_end, end).await;
+                self.copy(index, start, placed.start).await;
+                self.copy(index, placed.end, end).await;
             }
-            Placement::Range => {
+            Placement::Range(placed) => {
+                self.copy(index, start, placed.start).await;
                 self.emit_pending().await;
-                let mut at = start;
-                while at < end && !job.is_stopped() {
-                    let len = (end - at).min(MAX_RANGE);
-                    let file_offset = source.offset + (at - start);
-                    let piece = Piece::Range { file: source.file.clone(), file_offset, offset: at, len };
-                    self.queue.push(piece).await;
+                let mut at = placed.start;
+                while at < placed.end && !job.is_stopped() {
+                    let part = source.from(at - start).first((placed.end - at).min(MAX_RANGE));
+                    let len = part.len;
+                    self.queue.push(Piece::Range { source: part, offset: at }).await;
                     at += len;
                 }
+                self.copy(index, placed.end, end).await;
             }
         }
         Ok(())

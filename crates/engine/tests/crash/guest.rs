@@ -1,0 +1,130 @@
+//! A guest that sends random requests, several at once, and tells the model.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use zebu::storage::sim::{GuestModel, GuestOp, GuestRequest, GuestResult, SimRng};
+use zebu::storage::{IoBuf, Worker};
+use zebu::{Durability, Image, ZeroMode};
+
+/// What requests of a guest share.
+pub(crate) struct Guest {
+    pub(crate) image: Image,
+    pub(crate) model: RefCell<GuestModel>,
+    pub(crate) cluster: u64,
+    /// What went wrong first.
+    pub(crate) violation: RefCell<Option<String>>,
+}
+
+impl Guest {
+    pub(crate) fn blame(&self, what: String) {
+        self.violation.borrow_mut().get_or_insert(what);
+    }
+
+    fn begin(&self, request: GuestRequest) -> GuestOp {
+        self.model.borrow_mut().begin(request)
+    }
+
+    fn end(&self, op: GuestOp, result: zebu::Result<()>, success: GuestResult) {
+        let outcome = match result {
+            Ok(()) => success,
+            Err(error) => {
+                self.blame(format!("a request failed: {error}"));
+                GuestResult::Failed
+            }
+        };
+        self.model.borrow_mut().end(op, outcome);
+    }
+
+    fn range(&self, rng: &mut SimRng) -> (u64, u64) {
+        let sectors = self.model.borrow().len() / 512;
+        let cluster = self.cluster / 512;
+        let hot = if rng.chance(1, 3) { sectors.min(cluster * 2) } else { sectors };
+        let mut start = rng.below(hot.max(1));
+        let longest = match rng.below(4) {
+            0 => 1,
+            1 => 8,
+            2 => cluster.max(2),
+            _ => cluster * 4,
+        };
+        if rng.chance(1, 3) {
+            start -= start % cluster;
+        }
+        let mut len = rng.between(1, longest);
+        if rng.chance(1, 3) {
+            len = len.next_multiple_of(cluster);
+        }
+        (start * 512, len.min(sectors - start) * 512)
+    }
+
+    /// One random request.
+    pub(crate) async fn request(&self, worker: &Worker, rng: &mut SimRng) {
+        let (offset, len) = self.range(rng);
+        match rng.below(100) {
+            0..45 => {
+                let durability = if rng.chance(1, 8) { Durability::Durable } else { Durability::Volatile };
+                self.write(worker, offset, len, durability).await;
+            }
+            45..57 => {
+                let mode = *rng.pick(&[ZeroMode::Keep, ZeroMode::Unmap]);
+                let op = self.begin(GuestRequest::Zero { offset, len });
+                let result = self.image.write_zeroes(worker, offset, len, mode).await;
+                self.end(op, result, GuestResult::Done);
+            }
+            57..70 => {
+                let op = self.begin(GuestRequest::Discard { offset, len });
+                let result = self.image.discard(worker, offset, len).await;
+                self.end(op, result, GuestResult::Done);
+            }
+            70..85 => self.flush(worker).await,
+            _ => self.read(worker, offset, len).await,
+        }
+    }
+
+    pub(crate) async fn write(&self, worker: &Worker, offset: u64, len: u64, durability: Durability) {
+        let op = self.begin(GuestRequest::Write { offset, len });
+        let mut bytes = vec![0; len as usize];
+        op.value().fill(offset, &mut bytes);
+        let (result, _) = self.image.write(worker, offset, IoBuf::copy_of(&bytes).into(), durability).await;
+        let success =
+            if durability == Durability::Durable { GuestResult::Durable } else { GuestResult::Done };
+        self.end(op, result, success);
+    }
+
+    pub(crate) async fn flush(&self, worker: &Worker) {
+        let op = self.begin(GuestRequest::Flush);
+        let result = self.image.flush(worker).await;
+        self.end(op, result, GuestResult::Done);
+    }
+
+    pub(crate) async fn read(&self, worker: &Worker, offset: u64, len: u64) {
+        let op = self.begin(GuestRequest::Read);
+        let (result, bufs) = self.image.read(worker, offset, IoBuf::zeroed(len as usize).into()).await;
+        if result.is_ok() {
+            let mut bytes = vec![0; len as usize];
+            bufs.copy_to(0, &mut bytes);
+            let checked = self.model.borrow().check_read(op, offset, &bytes);
+            if let Err(violation) = checked {
+                self.blame(format!("a read got what it must not: {violation}"));
+            }
+        }
+        self.end(op, result, GuestResult::Done);
+    }
+
+    /// Changes the length of the disk; nothing else but flushes and reads of what stays may be under way.
+    pub(crate) async fn resize(&self, worker: &Worker, len: u64) {
+        let op = self.begin(GuestRequest::Resize { len });
+        let result = self.image.resize(worker, len, zebu::Shrink::Allow, zebu::Preallocation::Off).await;
+        // A resize is durable when it completes.
+        self.end(op, result, GuestResult::Durable);
+    }
+
+    /// Several requests one after the other; a stream of its own.
+    pub(crate) async fn stream(self: Rc<Self>, worker: Worker, mut rng: SimRng, requests: u64) {
+        for _ in 0..requests {
+            if self.violation.borrow().is_some() {
+                return;
+            }
+            self.request(&worker, &mut rng).await;
+        }
+    }
+}

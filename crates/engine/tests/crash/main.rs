@@ -1,0 +1,10 @@
+//! The engine on the simulated disk: power failures at any moment, faults, operations that are late.
+//!
+//! What is tested and how to run more of it is described in `docs/crash-tests.md`.
+
+mod guest;
+mod judge;
+mod life;
+mod replay;
+mod setup;
+mod snapshot;

@@ -1,0 +1,270 @@
+//! The images that the tests run on, chosen by a seed.
+
+use crate::snapshot;
+use zebu::storage::sim::{
+    Content, DiscardLeaves, GuestConfig, GuestModel, LogKeep, SimConfig, SimFileConfig, SimRng, SimWorld,
+    backing_pattern,
+};
+use zebu::storage::{IoBuf, Worker};
+use zebu::{
+    Access, CreateOptions, Durability, Format, Image, OpenOptions, OpenedFile, Preallocation, Shrink,
+    ZeroPolicy,
+};
+
+/// Names of the files of a world.
+pub(crate) const TOP: &str = "top";
+pub(crate) const BASE: &str = "base";
+pub(crate) const DATA: &str = "data";
+/// Name of the internal snapshot.
+pub(crate) const SNAPSHOT: &str = "before";
+
+/// Names and contents of the files of an image.
+pub(crate) type Files = Vec<(String, Content)>;
+
+/// What the disk holds at first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    Empty,
+    /// Tables and refcounts of every cluster are there.
+    Preallocated,
+    /// A pattern, in the image itself.
+    Own,
+    /// A pattern, in clusters and tables that an internal snapshot shares.
+    Snapshot,
+    RawBase,
+    Qcow2Base,
+}
+
+/// An image and how it is opened.
+#[derive(Debug, Clone)]
+pub(crate) struct Setup {
+    pub(crate) version: u32,
+    pub(crate) cluster_size: u64,
+    pub(crate) refcount_bits: u32,
+    pub(crate) extended_l2: bool,
+    pub(crate) external_data: bool,
+    pub(crate) origin: Origin,
+    /// Bytes of the disk at first.
+    pub(crate) size: u64,
+    /// Bytes of the disk from 0 that hold the pattern at first.
+    pub(crate) pattern: u64,
+    pub(crate) cache_size: Option<u64>,
+    pub(crate) slice_size: Option<u32>,
+    pub(crate) zero_policy: ZeroPolicy,
+    /// O_DIRECT alignment of the image file in bytes; 0: buffered.
+    pub(crate) direct: u32,
+    pub(crate) workers: usize,
+}
+
+impl Setup {
+    /// The simplest image.
+    pub(crate) fn plain() -> Self {
+        Self {
+            version: 3,
+            cluster_size: 4096,
+            refcount_bits: 16,
+            extended_l2: false,
+            external_data: false,
+            origin: Origin::Empty,
+            size: 256 << 10,
+            pattern: 0,
+            cache_size: None,
+            slice_size: None,
+            zero_policy: ZeroPolicy::Auto,
+            direct: 0,
+            workers: 2,
+        }
+    }
+
+    /// Any image.
+    pub(crate) fn random(rng: &mut SimRng) -> Self {
+        let version = if rng.chance(1, 4) { 2 } else { 3 };
+        let extended_l2 = version == 3 && rng.chance(1, 4);
+        let cluster_size =
+            if extended_l2 { *rng.pick(&[16384, 65536]) } else { *rng.pick(&[512, 512, 4096, 4096, 65536]) };
+        let refcount_bits = if version == 2 { 16 } else { *rng.pick(&[1, 16, 16, 64]) };
+        let external_data = version == 3 && rng.chance(1, 6);
+        let origins: &[Origin] = if external_data {
+            &[Origin::Empty, Origin::Own, Origin::RawBase, Origin::Preallocated]
+        } else if refcount_bits == 1 {
+            &[Origin::Empty, Origin::Own, Origin::RawBase, Origin::Qcow2Base, Origin::Preallocated]
+        } else {
+            &[
+                Origin::Empty,
+                Origin::Own,
+                Origin::Snapshot,
+                Origin::Snapshot,
+                Origin::RawBase,
+                Origin::Qcow2Base,
+            ]
+        };
+        let origin = *rng.pick(origins);
+        let size =
+            rng.between(cluster_size * 3, cluster_size * if cluster_size > 4096 { 14 } else { 100 }) & !511;
+        let pattern = match origin {
+            Origin::Empty | Origin::Preallocated => 0,
+            _ => rng.between(size / 3, size) & !511,
+        };
+        let slice_size = *rng.pick(&[None, Some(512), Some(512)]);
+        Self {
+            version,
+            cluster_size,
+            refcount_bits,
+            extended_l2,
+            external_data,
+            origin,
+            size,
+            pattern,
+            cache_size: *rng.pick(&[None, Some(2 * (512 + 96)), Some(8 << 10)]),
+            slice_size,
+            zero_policy: *rng.pick(&[ZeroPolicy::Auto, ZeroPolicy::Write, ZeroPolicy::Fallocate]),
+            direct: *rng.pick(&[0, 0, 0, 512, 4096]),
+            workers: rng.between(1, 3) as usize,
+        }
+    }
+
+    /// Whether a crash during a shrink leaves old content or zeroes. In version 2, which has no zero clusters, the
+    /// backing image can show where the mapping is gone and the length is still the old one.
+    pub(crate) fn can_shrink(&self) -> bool {
+        self.version == 3 || !matches!(self.origin, Origin::RawBase | Origin::Qcow2Base)
+    }
+
+    /// What a guest may find at first.
+    pub(crate) fn model(&self) -> GuestModel {
+        GuestModel::new(GuestConfig {
+            len: self.size,
+            backing_len: self.pattern,
+            discard: DiscardLeaves::ZeroOrOld,
+        })
+    }
+
+    fn create_options(&self, size: u64) -> CreateOptions {
+        let backing = match self.origin {
+            Origin::RawBase => Some((BASE.to_owned(), Format::Raw)),
+            Origin::Qcow2Base => Some((BASE.to_owned(), Format::Qcow2)),
+            _ => None,
+        };
+        CreateOptions {
+            size: Some(size),
+            cluster_size: self.cluster_size,
+            version: self.version,
+            refcount_bits: self.refcount_bits,
+            extended_l2: self.extended_l2,
+            backing,
+            data_file: self.external_data.then(|| DATA.to_owned()),
+            ..CreateOptions::default()
+        }
+    }
+
+    /// Makes the image.
+    pub(crate) fn make(&self, seed: u64) -> Files {
+        let world = SimWorld::new(seed);
+        let worker = world.worker();
+        let top = world.file(TOP, Content::new(), SimFileConfig::default());
+        let mut names = vec![TOP];
+        let pattern = backing_pattern(0, self.pattern as usize);
+        if self.external_data {
+            world.file(DATA, Content::hole(self.size), SimFileConfig::default());
+            names.push(DATA);
+        }
+        match self.origin {
+            Origin::RawBase => {
+                world.file(BASE, Content::from_bytes(&pattern), SimFileConfig::default());
+                names.push(BASE);
+            }
+            Origin::Qcow2Base => {
+                let base = world.file(BASE, Content::new(), SimFileConfig::default());
+                names.push(BASE);
+                let options = CreateOptions { size: Some(self.pattern), ..CreateOptions::default() };
+                let chain =
+                    || vec![OpenedFile { file: base.clone(), data_file: None, format: Format::Qcow2 }];
+                run(&world, async {
+                    Image::create_in(&worker, &base, &options).await?;
+                    fill(&worker, &Image::open_files(&worker, chain(), &writable()).await?, &pattern).await
+                });
+            }
+            _ => {}
+        }
+        let first_size = if self.origin == Origin::Preallocated { 512 } else { self.size };
+        run(&world, async {
+            Image::create_in(&worker, &top, &self.create_options(first_size)).await?;
+            let image = Image::open_files(&worker, self.chain(&world), &writable()).await?;
+            match self.origin {
+                Origin::Preallocated => {
+                    image.resize(&worker, self.size, Shrink::Refuse, Preallocation::Metadata).await?;
+                    image.close(&worker).await
+                }
+                Origin::Own | Origin::Snapshot => fill(&worker, &image, &pattern).await,
+                _ => image.close(&worker).await,
+            }
+        });
+        let mut files: Files =
+            names.iter().map(|name| ((*name).to_owned(), world.content(name).unwrap())).collect();
+        if self.origin == Origin::Snapshot {
+            snapshot::take(&mut files[0].1, SNAPSHOT, self.size);
+        }
+        files
+    }
+
+    /// A world with the files in it.
+    pub(crate) fn world(&self, files: &Files, seed: u64) -> SimWorld {
+        let world = SimWorld::with_config(&SimConfig {
+            keep_log: LogKeep::Digest,
+            max_steps: 2_000_000,
+            ..SimConfig::seeded(seed)
+        });
+        for (name, content) in files {
+            world.file(name, content.clone(), self.config(name));
+        }
+        world
+    }
+
+    fn config(&self, name: &str) -> SimFileConfig {
+        if name == TOP && self.direct > 0 {
+            SimFileConfig::direct(self.direct)
+        } else {
+            SimFileConfig::default()
+        }
+    }
+
+    /// The files of a world as a chain to open.
+    pub(crate) fn chain(&self, world: &SimWorld) -> Vec<OpenedFile> {
+        let open = |name: &str| world.open(name, self.config(name)).unwrap();
+        let data_file = self.external_data.then(|| open(DATA));
+        let mut chain = vec![OpenedFile { file: open(TOP), data_file, format: Format::Qcow2 }];
+        match self.origin {
+            Origin::RawBase => {
+                chain.push(OpenedFile { file: open(BASE), data_file: None, format: Format::Raw });
+            }
+            Origin::Qcow2Base => {
+                chain.push(OpenedFile { file: open(BASE), data_file: None, format: Format::Qcow2 });
+            }
+            _ => {}
+        }
+        chain
+    }
+
+    /// How it is opened for writing.
+    pub(crate) fn options(&self) -> OpenOptions {
+        OpenOptions {
+            cache_size: self.cache_size,
+            slice_size: self.slice_size,
+            zero_policy: self.zero_policy,
+            ..writable()
+        }
+    }
+}
+
+fn writable() -> OpenOptions {
+    OpenOptions { format: Some(Format::Qcow2), access: Access::ReadWrite, ..OpenOptions::default() }
+}
+
+async fn fill(worker: &Worker, image: &Image, pattern: &[u8]) -> zebu::Result<()> {
+    let (result, _) = image.write(worker, 0, IoBuf::copy_of(pattern).into(), Durability::Volatile).await;
+    result?;
+    image.close(worker).await
+}
+
+fn run(world: &SimWorld, work: impl Future<Output = zebu::Result<()>>) {
+    world.block_on(work).unwrap().unwrap();
+}
