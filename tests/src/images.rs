@@ -101,6 +101,12 @@ pub const IMAGE: &str = "image.qcow2";
 pub const SNAPSHOTS: [&str; 2] = ["first", "second"];
 
 impl Shape {
+    /// All legal shapes.
+    pub fn matrix() -> Vec<Shape> {
+        let of_version = |version| CLUSTERS.into_iter().flat_map(move |cluster| Shape::all(version, cluster));
+        [2, 3].into_iter().flat_map(of_version).collect()
+    }
+
     /// All legal shapes of a version with clusters of `cluster` bytes.
     pub fn all(version: u32, cluster: u64) -> Vec<Shape> {
         let of = |refcount_bits, feature| Shape { version, cluster, refcount_bits, feature };
@@ -277,8 +283,7 @@ mod tests {
 
     #[test]
     fn the_matrix_has_every_legal_shape_once() {
-        let all: Vec<Shape> =
-            [2, 3].into_iter().flat_map(|v| CLUSTERS.map(|c| Shape::all(v, c))).flatten().collect();
+        let all = Shape::matrix();
         let unique: std::collections::HashSet<&Shape> = all.iter().collect();
         assert_eq!(all.len(), unique.len());
         // Version 2: 4 cluster sizes x 5 features. Version 3: 3 widths x 4 sizes x 11 features, less extended L2 on

@@ -4,6 +4,7 @@ use crate::driver::{self, ResizeRule, Setup};
 use crate::images::{Feature, IMAGE, SNAPSHOTS, Shape};
 use crate::model::{DiscardRule, Model, difference};
 use crate::qemu::Qemu;
+use crate::random::Random;
 use crate::scratch::Scratch;
 use crate::stream::{Mix, Stream};
 use std::any::Any;
@@ -49,6 +50,22 @@ impl fmt::Display for Case {
 }
 
 impl Case {
+    /// Everything but the number of operations chosen by the seed.
+    pub fn chosen_by(seed: u64, ops: usize) -> Self {
+        let mut random = Random::new(seed);
+        Self {
+            shape: *random.pick(&Shape::matrix()),
+            engine: *random.pick(&[Engine::IoUring, Engine::Threads]),
+            cache: *random.pick(&[CacheMode::Writeback, CacheMode::None]),
+            seed,
+            ops,
+            depth: *random.pick(&[1, 4, 16, 48]),
+            queues: *random.pick(&[1, 1, 1, 2, 4]),
+            // Mostly enough for everything, sometimes so little that slices come and go all the time.
+            cache_size: *random.pick(&[None, None, Some(64 << 10)]),
+        }
+    }
+
     /// Runs it. An error tells what is wrong, and how to repeat it.
     pub fn run(&self, qemu: &Qemu) -> Result<(), String> {
         let scratch = Scratch::new("case");

@@ -13,7 +13,7 @@ const PROFILE: &str = "torture";
 
 #[derive(Args)]
 pub(crate) struct TestArgs {
-    /// Leave out the matrix against QEMU and the static binary
+    /// Leave out the matrix against QEMU, the static binary and the oldest supported Rust
     #[arg(long, conflicts_with = "long")]
     quick: bool,
     /// Run the long random-operation comparison too: 200 seeds, 200,000 operations and more
@@ -51,6 +51,7 @@ pub(crate) fn run_all(args: &TestArgs) -> Outcome {
     }
     if !args.quick {
         steps.push(("static binary", Box::new(static_binary)));
+        steps.push(("oldest supported Rust", Box::new(oldest_rust)));
     }
     let mut table = Table::new(["step", "time", ""]);
     let mut failure = None;
@@ -121,6 +122,13 @@ fn static_binary() -> Outcome<Verdict> {
     match toolchain::musl_obstacle() {
         Some(obstacle) => Ok(Verdict::Skipped(obstacle)),
         None => passed(toolchain::musl()),
+    }
+}
+
+fn oldest_rust() -> Outcome<Verdict> {
+    match toolchain::msrv_obstacle() {
+        Some(obstacle) => Ok(Verdict::Skipped(obstacle)),
+        None => passed(toolchain::msrv()),
     }
 }
 

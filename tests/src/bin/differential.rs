@@ -6,9 +6,8 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use zebu::CacheMode;
 use zebu::storage::Engine;
-use zebu_tests::images::{CLUSTERS, Shape};
+use zebu_tests::images::Shape;
 use zebu_tests::qemu::Qemu;
-use zebu_tests::random::Random;
 use zebu_tests::run::Case;
 
 #[derive(Parser)]
@@ -60,8 +59,7 @@ enum WhichCache {
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    let shapes: Vec<Shape> =
-        [2, 3].into_iter().flat_map(|v| CLUSTERS.map(|c| Shape::all(v, c))).flatten().collect();
+    let shapes = Shape::matrix();
     let named = |name: &String| shapes.iter().find(|s| s.to_string() == *name).copied();
     let shape = match options.shape.as_ref().map(|name| (name, named(name))) {
         Some((name, None)) => {
@@ -83,7 +81,7 @@ fn main() -> ExitCode {
                     if number >= options.seeds {
                         break;
                     }
-                    let case = case(&options, shape, &shapes, options.first_seed + number);
+                    let case = case(&options, shape, options.first_seed + number);
                     if let Err(what) = case.run(&qemu) {
                         failures.fetch_add(1, Ordering::Relaxed);
                         eprintln!("FAILED {case}\n  {what}\n");
@@ -102,32 +100,24 @@ fn main() -> ExitCode {
 }
 
 /// What the options leave open, the seed chooses.
-fn case(options: &Options, shape: Option<Shape>, shapes: &[Shape], seed: u64) -> Case {
-    let mut random = Random::new(seed);
-    let any_shape = *random.pick(shapes);
-    let any_engine = *random.pick(&[Engine::IoUring, Engine::Threads]);
-    let any_cache = *random.pick(&[CacheMode::Writeback, CacheMode::None]);
-    let any_depth = *random.pick(&[1, 4, 16, 48]);
-    let any_queues = *random.pick(&[1, 1, 1, 2, 4]);
-    // Mostly enough for everything, sometimes so little that slices come and go all the time.
-    let any_cache_size = *random.pick(&[None, None, Some(64 << 10)]);
+fn case(options: &Options, shape: Option<Shape>, seed: u64) -> Case {
+    let chosen = Case::chosen_by(seed, options.ops);
     Case {
-        shape: shape.unwrap_or(any_shape),
+        shape: shape.unwrap_or(chosen.shape),
         engine: match options.engine {
             Some(WhichEngine::IoUring) => Engine::IoUring,
             Some(WhichEngine::Threads) => Engine::Threads,
-            None => any_engine,
+            None => chosen.engine,
         },
         cache: match options.cache {
             Some(WhichCache::None) => CacheMode::None,
             Some(WhichCache::Writeback) => CacheMode::Writeback,
-            None => any_cache,
+            None => chosen.cache,
         },
-        seed,
-        ops: options.ops,
-        depth: options.depth.unwrap_or(any_depth),
-        queues: options.queues.unwrap_or(any_queues),
+        depth: options.depth.unwrap_or(chosen.depth),
+        queues: options.queues.unwrap_or(chosen.queues),
         // A given shape means that a case is repeated: then nothing is left to the seed.
-        cache_size: if shape.is_some() { options.cache_size } else { options.cache_size.or(any_cache_size) },
+        cache_size: options.cache_size.or(chosen.cache_size.filter(|_| shape.is_none())),
+        ..chosen
     }
 }

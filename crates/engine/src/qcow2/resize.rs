@@ -150,8 +150,10 @@ impl Qcow2 {
             bytes.resize((clusters << bits) as usize, 0);
             let (result, _) = worker.write(&self.file, offset, IoBuf::copy_of(&bytes).into()).await;
             result.map_err(|e| Error::from(e).on(&self.path))?;
-            // The refcounts of the new place, and the table itself.
+            // The refcounts of the new place. They may be durable already, and a commit with nothing to do would
+            // only flush an external data file; the table itself must be durable before the header names it.
             self.commit(worker).await?;
+            self.barrier(worker, &self.file).await?;
             let patches = [Patch::U32(field::L1_SIZE, entries as u32), Patch::U64(field::L1_OFFSET, offset)];
             self.header_block.write(worker, &self.file, &patches).await?;
             // Before the old place is freed. A commit with nothing to do would only flush an external data file.

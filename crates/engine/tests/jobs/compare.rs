@@ -1,9 +1,9 @@
 //! `compare` finds what `qemu-img compare` finds.
 
 use crate::matrix::open;
-use crate::support::{Images, Seeded, disk, on_worker, text, tool, write_sparse};
+use crate::support::{Images, Seeded, disk, on_worker, qemu_img, text, tool, write_sparse};
 use crate::variants::{Variant, all};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use zebu::ErrorKind;
 use zebu::jobs::{CompareOptions, CompareReport, CompareStage, Comparison, JobControl, Strictness, compare};
 
@@ -137,4 +137,57 @@ fn a_cancelled_comparison_and_bad_options_are_no_result() {
         let error = compare(worker, &a, &b, &options).await.unwrap_err();
         assert_eq!((error.stage, error.error.kind()), (CompareStage::Control, ErrorKind::InvalidArgument));
     });
+}
+
+/// A compressed image of which no cluster can be read; its tables are whole.
+fn with_damaged_data(images: &Images, bytes: &[u8]) -> PathBuf {
+    let (plain, path) = (images.path("plain"), images.path("damaged"));
+    write_sparse(&plain, bytes);
+    qemu_img(&["convert", "-c", "-f", "raw", "-O", "qcow2", text(&plain), text(&path)]);
+    let map = qemu_img(&["map", "-f", "qcow2", "--output", "json", text(&path)]);
+    assert!(map.contains("\"compressed\": true"));
+    let mut file = std::fs::read(&path).unwrap();
+    // All streams behind the first tables: 0xff begins no block of deflate.
+    file[5 << 16..].fill(0xff);
+    std::fs::write(&path, file).unwrap();
+    path
+}
+
+#[test]
+fn failures_say_at_which_stage_and_a_difference_below_them_comes_first() {
+    let images = Images::new();
+    let mut bytes = vec![0; 4 << 20];
+    bytes[1 << 20..].chunks_mut(2).for_each(|pair| pair[0] = 5);
+    let damaged = with_damaged_data(&images, &bytes);
+    let plain = images.path("plain");
+    let run = |first: (&Path, &str), second: (&Path, &str)| {
+        on_worker(async |worker| {
+            let (a, b) = (open(worker, first.0, first.1).await, open(worker, second.0, second.1).await);
+            compare(worker, &a, &b, &CompareOptions::default()).await
+        })
+    };
+
+    let error = run((&plain, "raw"), (&damaged, "qcow2")).unwrap_err();
+    assert_eq!((error.stage, error.image.as_deref()), (CompareStage::Read, Some(&*damaged)));
+    assert_eq!(oracle((&plain, "raw"), (&damaged, "qcow2"), false).0, 4);
+
+    // A difference before the damage decides, as it does there.
+    let other = images.path("other");
+    let mut changed = bytes.clone();
+    changed[700_000] = 1;
+    write_sparse(&other, &changed);
+    let report = run((&other, "raw"), (&damaged, "qcow2")).unwrap();
+    assert_eq!(report.result, Comparison::ContentMismatch { offset: 700_000 / 512 * 512 });
+
+    // An L2 table that is none: the first L1 entry points into the middle of a cluster.
+    let broken = images.path("broken");
+    qemu_img(&["convert", "-f", "raw", "-O", "qcow2", text(&plain), text(&broken)]);
+    let mut file = std::fs::read(&broken).unwrap();
+    let l1 = u64::from_be_bytes(file[40..48].try_into().unwrap()) as usize;
+    file[l1 + 6] |= 0x02;
+    std::fs::write(&broken, file).unwrap();
+    let error = run((&broken, "qcow2"), (&plain, "raw")).unwrap_err();
+    assert_eq!((error.stage, error.image.as_deref()), (CompareStage::Status, Some(&*broken)));
+    assert_eq!(error.error.kind(), ErrorKind::Corrupt);
+    assert_eq!(oracle((&broken, "qcow2"), (&plain, "raw"), false).0, 3);
 }
