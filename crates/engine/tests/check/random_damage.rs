@@ -158,7 +158,7 @@ fn repairs() {
         for round in 0..rounds {
             let (ours, theirs) = (image.copy(), image.copy());
             let mut what = format!("{name}, round {round}");
-            for _ in 0..1 + random.below(3) {
+            for _ in 0..=random.below(3) {
                 let all = tables(&image);
                 let (table, start, len) = all[random.below(all.len() as u64) as usize];
                 let (mut at, mut bit) = (start + random.below(len), random.below(8));
