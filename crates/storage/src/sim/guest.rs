@@ -203,14 +203,8 @@ impl GuestModel {
                     settles,
                     durable: false,
                 });
-                let cut = sectors(len, 0).end..u64::MAX;
-                if self.config.discard == DiscardLeaves::Anything {
-                    // A crash before the new length is durable may show what is under the part that was to go.
-                    let backed = sectors(0, self.config.backing_len).end;
-                    self.add(cut.start.min(backed)..backed, &[entry(Value::Backing, false)]);
-                }
                 // What lies past the end comes back as zero if the disk grows again.
-                self.add(cut, &[entry(Value::Zero, true)]);
+                self.add(sectors(len, 0).end..u64::MAX, &[entry(Value::Zero, true)]);
             }
             GuestRequest::Flush | GuestRequest::Read => {}
         }
