@@ -61,7 +61,11 @@ impl Backend {
         dispatch!(self, b => b.submit(id, request));
     }
     /// Takes a socket operation over. `Err` if this backend has none.
-    pub(crate) fn submit_socket(&mut self, id: usize, request: SocketRequest) -> Result<(), SocketCompletion> {
+    pub(crate) fn submit_socket(
+        &mut self,
+        id: usize,
+        request: SocketRequest,
+    ) -> Result<(), SocketCompletion> {
         match self {
             #[cfg(feature = "io-uring")]
             Self::Uring(b) => b.submit_socket(id, request),

@@ -443,7 +443,10 @@ impl Uring {
             self.ring.completion().enable_eventfd();
             // Either the kernel sees the signal on, or the completion is seen here.
             fence(Ordering::SeqCst);
-            if !self.ring.completion().is_empty() || self.kernel_has_work() || self.helpers.has_completions() || self.sockets.has_completions()
+            if !self.ring.completion().is_empty()
+                || self.kernel_has_work()
+                || self.helpers.has_completions()
+                || self.sockets.has_completions()
             {
                 let one = 1u64.to_ne_bytes();
                 // SAFETY: `one` is 8 readable bytes. It fails only if the counter is full, so readable.

@@ -91,7 +91,9 @@ fn an_operation_that_is_dropped_is_cancelled() {
                 let mut receive = Box::pin(worker.receive(&b, IoBuf::zeroed(100).into()));
                 let mut readable = Box::pin(worker.readable(&b));
                 std::future::poll_fn(|cx| {
-                    assert!(receive.as_mut().poll(cx).is_pending() && readable.as_mut().poll(cx).is_pending());
+                    assert!(
+                        receive.as_mut().poll(cx).is_pending() && readable.as_mut().poll(cx).is_pending()
+                    );
                     std::task::Poll::Ready(())
                 })
                 .await;
@@ -120,13 +122,16 @@ fn many_that_wait_leave_room_for_files() {
                 worker.spawn(async move { on.receive(&b, IoBuf::zeroed(16).into()).await.0.unwrap() })
             })
             .collect();
-        let file = zebu_storage::File::open(&path, &zebu_storage::OpenFlags {
-            access: zebu_storage::Access::ReadOnly,
-            direct: false,
-            create: zebu_storage::Create::No,
-            lock: zebu_storage::LockMode::None,
-            no_flush: false,
-        })
+        let file = zebu_storage::File::open(
+            &path,
+            &zebu_storage::OpenFlags {
+                access: zebu_storage::Access::ReadOnly,
+                direct: false,
+                create: zebu_storage::Create::No,
+                lock: zebu_storage::LockMode::None,
+                no_flush: false,
+            },
+        )
         .unwrap();
         worker.block_on(async {
             for _ in 0..50 {
