@@ -60,19 +60,15 @@ impl Backend {
     pub(crate) fn submit(&mut self, id: OpId, request: Box<OpRequest>) {
         dispatch!(self, b => b.submit(id, request));
     }
-    /// Takes a socket operation over. `Err` if this backend has none.
-    pub(crate) fn submit_socket(
-        &mut self,
-        id: usize,
-        request: SocketRequest,
-    ) -> Result<(), SocketCompletion> {
+    /// Takes a socket operation over; gives it back, failed, if this backend has none.
+    pub(crate) fn submit_socket(&mut self, id: usize, request: SocketRequest) -> Option<SocketCompletion> {
         match self {
             #[cfg(feature = "io-uring")]
             Self::Uring(b) => b.submit_socket(id, request),
             Self::Threads(b) => b.sockets().submit(id, request),
-            Self::Sim(_) => return Err(SocketCompletion { id, request, result: Err(libc::EOPNOTSUPP) }),
+            Self::Sim(_) => return Some(SocketCompletion { id, request, result: Err(libc::EOPNOTSUPP) }),
         }
-        Ok(())
+        None
     }
     /// Ends a socket operation soon; its completion comes in any case.
     pub(crate) fn cancel_socket(&mut self, id: usize) {

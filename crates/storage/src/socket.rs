@@ -3,7 +3,7 @@
 use crate::blocking::vectors;
 use crate::buf::IoBufs;
 use rustix::io::Errno;
-use rustix::net::SendFlags;
+use rustix::net::{SendAncillaryBuffer, SendFlags};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -109,7 +109,7 @@ impl SocketRequest {
             skip = skip.saturating_sub(bytes.len());
         }
         parts.truncate(crate::blocking::MAX_VECTORS);
-        rustix::net::sendmsg(&self.socket, &parts, &mut Default::default(), SendFlags::NOSIGNAL)
+        rustix::net::sendmsg(&self.socket, &parts, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)
     }
 
     /// The addresses of what is left to be received or sent.

@@ -319,7 +319,7 @@ impl Worker {
     /// Hands a socket operation to the backend.
     pub(crate) fn submit_socket(&self, id: usize, request: SocketRequest) {
         let refused = self.inner.backend.borrow_mut().submit_socket(id, request);
-        if let Err(refused) = refused {
+        if let Some(refused) = refused {
             self.inner.sockets.complete(&mut vec![refused]);
         }
     }

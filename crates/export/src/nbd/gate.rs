@@ -1,9 +1,7 @@
 //! How many requests of one client, and how many bytes of data, may be in memory at once.
 
-use super::peers::Peer;
 use std::cell::Cell;
 use std::future::poll_fn;
-use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 /// Requests, and bytes of their data.
@@ -25,12 +23,11 @@ pub(crate) struct Gate {
     most: Load,
     now: Cell<Load>,
     waiting: Cell<Option<Waker>>,
-    peer: Arc<Peer>,
 }
 
 impl Gate {
-    pub(crate) fn new(most: Load, peer: Arc<Peer>) -> Self {
-        Self { most, now: Cell::default(), waiting: Cell::new(None), peer }
+    pub(crate) fn new(most: Load) -> Self {
+        Self { most, now: Cell::default(), waiting: Cell::new(None) }
     }
 
     /// Waits until there is room for a request with so many bytes, and takes it. One request fits always.
@@ -43,14 +40,14 @@ impl Gate {
         self.wait_until(fits).await;
         let mut now = self.now.get();
         now.add(load);
-        self.set(now);
+        self.now.set(now);
         load
     }
 
     /// Gives room back: the replies are on their way.
     pub(crate) fn leave(&self, load: Load) {
         let now = self.now.get();
-        self.set(Load { requests: now.requests - load.requests, bytes: now.bytes - load.bytes });
+        self.now.set(Load { requests: now.requests - load.requests, bytes: now.bytes - load.bytes });
         if let Some(waker) = self.waiting.take() {
             waker.wake();
         }
@@ -59,11 +56,6 @@ impl Gate {
     /// Waits until everything is answered.
     pub(crate) async fn empty(&self) {
         self.wait_until(|now| now.requests == 0).await;
-    }
-
-    fn set(&self, now: Load) {
-        self.now.set(now);
-        self.peer.set_requests(now.requests);
     }
 
     async fn wait_until(&self, condition: impl Fn(Load) -> bool) {
@@ -90,7 +82,7 @@ mod tests {
 
     #[test]
     fn a_gate_holds_back_what_does_not_fit() {
-        let gate = Gate::new(Load { requests: 3, bytes: 100 }, Arc::new(Peer::for_test()));
+        let gate = Gate::new(Load { requests: 3, bytes: 100 });
         assert!(is_ready(gate.enter(1000)), "one request fits always");
         assert!(!is_ready(gate.enter(0)));
         gate.leave(Load { requests: 1, bytes: 1000 });

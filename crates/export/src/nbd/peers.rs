@@ -39,7 +39,7 @@ impl Peer {
         self.is_active.store(true, Relaxed);
     }
 
-    /// So many requests are under way, their replies included.
+    /// The image works on so many requests.
     pub(crate) fn set_requests(&self, requests: usize) {
         self.requests.store(requests, Relaxed);
     }

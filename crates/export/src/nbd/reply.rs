@@ -157,7 +157,7 @@ mod tests {
     const TICKET: Ticket = Ticket { cookie: 0x0102_0304_0506_0708, offset: 0x1000 };
 
     fn hex(bytes: &[u8]) -> String {
-        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+        bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
     }
 
     // The expected bytes are put together from the protocol's description, field by field.

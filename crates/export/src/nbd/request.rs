@@ -20,7 +20,7 @@ pub enum HeaderStyle {
 
 impl HeaderStyle {
     /// Bytes of a header.
-    pub fn len(self) -> usize {
+    pub fn header_len(self) -> usize {
         match self {
             HeaderStyle::Compact => 28,
             HeaderStyle::Extended => 32,

@@ -14,6 +14,7 @@ use super::status::{RunLimit, block_status};
 use crate::metrics::RequestKind;
 use crate::pool::Seat;
 use crate::stop::Stop;
+use std::cell::Cell;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -33,6 +34,9 @@ pub(crate) struct Session {
     contexts: Vec<Context>,
     gate: Gate,
     outbox: Outbox,
+    peer: Arc<Peer>,
+    /// Requests that the image works on.
+    executing: Cell<usize>,
     stop: Stop,
 }
 
@@ -54,7 +58,9 @@ impl Session {
             seat: seat.clone(),
             contexts: agreed.contexts.iter().collect(),
             agreed,
-            gate: Gate::new(most, Arc::clone(peer)),
+            gate: Gate::new(most),
+            peer: Arc::clone(peer),
+            executing: Cell::new(0),
             outbox: Outbox::new(&seat.worker),
             stop: stop.clone(),
         })
@@ -84,10 +90,10 @@ impl Session {
     async fn receive(self: &Rc<Self>, inbox: &mut Inbox) -> io::Result<()> {
         let style = self.agreed.requests;
         while !self.stop.is_thrown() {
-            let Some(bytes) = inbox.peek(style.len()).await? else { return Ok(()) };
+            let Some(bytes) = inbox.peek(style.header_len()).await? else { return Ok(()) };
             let header = RequestHeader::parse(style, bytes)
                 .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a request without its magic"))?;
-            inbox.advance(style.len());
+            inbox.advance(style.header_len());
             let terms = Terms {
                 style,
                 flags: self.agreed.flags,
@@ -115,6 +121,7 @@ impl Session {
     async fn begin(&self, header: RequestHeader, kind: RequestKind, len: u64, bytes: u64) -> Pending {
         let load = self.gate.enter(bytes).await;
         self.agreed.export.metrics().start(self.seat.thread);
+        self.set_executing(self.executing.get() + 1);
         let ticket = Ticket { cookie: header.cookie, offset: header.offset };
         Pending { ticket, kind, len, load, since: Instant::now() }
     }
@@ -136,7 +143,10 @@ impl Session {
             }
             Command::Write { len, fua } => {
                 let pending = self.begin(header, RequestKind::Write, len.into(), len.into()).await;
+                // Until it has sent its payload, the client is waited for, and not the image.
+                self.set_executing(self.executing.get() - 1);
                 let payload = inbox.read_payload(worker.buffer(len as usize)).await;
+                self.set_executing(self.executing.get() + 1);
                 let payload = match payload {
                     Ok(payload) => payload,
                     Err(error) => {
@@ -271,8 +281,14 @@ impl Session {
         self.outbox.push(&reply, IoBufs::new(), pending.load);
     }
 
+    fn set_executing(&self, requests: usize) {
+        self.executing.set(requests);
+        self.peer.set_requests(requests);
+    }
+
     fn count(&self, pending: &Pending, is_ok: bool) {
         let Pending { kind, len, since, .. } = pending;
+        self.set_executing(self.executing.get() - 1);
         self.agreed.export.metrics().end(self.seat.thread, *kind, *len, is_ok, since.elapsed());
     }
 }
