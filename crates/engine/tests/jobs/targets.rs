@@ -6,6 +6,7 @@ use crate::support::{
     write_sparse,
 };
 use crate::variants::scribble;
+use std::io::Read;
 use std::path::Path;
 use zebu::jobs::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyMode, JobControl, NewTarget, ReadErrors, TargetContent,
@@ -257,14 +258,12 @@ fn an_image_in_use_by_qemu_is_left_alone() {
     let mut user = std::process::Command::new("qemu-io")
         .args(["-f", "qcow2", text(&source)])
         .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped())
         .spawn()
         .unwrap();
-    // Until it holds its locks.
-    let locked = || !tool("qemu-img", &["info", text(&source)]).status.success();
-    while !locked() {
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    // It prompts once it has the image open. (Looking with another program would take locks that refuse it.)
+    let mut prompt = [0; 8];
+    user.stdout.as_mut().unwrap().read_exact(&mut prompt).unwrap();
     let error = convert_new(
         (&source, &qcow2(Access::ReadOnly)),
         (&target, CreateOptions::default()),
@@ -273,6 +272,7 @@ fn an_image_in_use_by_qemu_is_left_alone() {
     .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Locked);
     drop(user.stdin.take());
+    drop(user.stdout.take());
     user.wait().unwrap();
     assert_eq!(images.names(), ["source"]);
 }
