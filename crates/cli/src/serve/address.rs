@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use std::fs;
 use std::io;
 use std::net::TcpListener;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -68,8 +69,11 @@ pub(crate) fn bind_unix(path: &Path) -> Result<(UnixListener, SocketFile), Failu
     listener.map(|listener| (listener, SocketFile(path.to_owned()))).map_err(fail)
 }
 
-/// Whether nobody listens there any more.
+/// Whether it is a socket where nobody listens any more. (A file that is no socket refuses connections, too.)
 fn is_left_behind(path: &Path) -> bool {
+    if !fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket()) {
+        return false;
+    }
     UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
