@@ -117,7 +117,7 @@ impl Shared {
                 }
                 _ if self.stop.is_thrown() => {}
                 error => {
-                    log.write(Level::Warning, format_args!("the front end of '{}': {error}", export.name()))
+                    log.write(Level::Warning, format_args!("the front end of '{}': {error}", export.name()));
                 }
             }
             *self.stream() = None;
