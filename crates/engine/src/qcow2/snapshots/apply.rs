@@ -1,0 +1,120 @@
+//! Going back to a snapshot.
+
+use crate::qcow2::header_block::{Patch, field};
+use crate::qcow2::metadata_map::Metadata;
+use crate::qcow2::open::{entries as table_entries, format_error, read_table};
+use crate::qcow2::snapshots::counts::Flags;
+use crate::qcow2::state::{AfterFree, L1, Qcow2};
+use crate::qcow2::top_table::TopTable;
+use crate::{Error, ErrorKind, Result};
+use std::sync::atomic::Ordering::Release;
+use std::sync::{Arc, PoisonError};
+use zebu_qcow2::L1Entry;
+use zebu_qcow2::snapshot::SnapshotEntry;
+use zebu_storage::Worker;
+
+impl Qcow2 {
+    /// The L1 table of a snapshot as it is on disk.
+    pub(super) async fn read_snapshot_l1(&self, worker: &Worker, entry: &SnapshotEntry) -> Result<Vec<u64>> {
+        entry.check_l1(&self.geometry).map_err(|e| format_error(&self.path, &e))?;
+        if entry.l1_size > 0 && entry.l1_table_offset.0 >= self.file.len() {
+            let message = "the snapshot's L1 table lies outside the file; run zebu check";
+            return Err(Error::new(ErrorKind::Corrupt, message)
+                .on(&self.path)
+                .at_host(entry.l1_table_offset.0));
+        }
+        let count = entry.l1_size as usize;
+        let bytes = read_table(worker, &self.file, entry.l1_table_offset.0, count).await?;
+        Ok(table_entries(&bytes, count).collect())
+    }
+
+    /// Makes the disk hold what it held when the snapshot that `find` finds was taken, its size included.
+    pub(crate) async fn apply_snapshot(
+        self: &Arc<Self>,
+        worker: &Worker,
+        find: impl Fn(&[SnapshotEntry]) -> Option<usize>,
+    ) -> Result<()> {
+        self.check_may_have_snapshots()?;
+        let _alone = self.turns.alone().await;
+        let table = self.snapshots();
+        let entry = find(&table.entries)
+            .and_then(|index| table.entries.get(index))
+            .ok_or_else(|| Error::new(ErrorKind::NotFound, "snapshot not found").on(&self.path))?;
+        self.before_write(worker).await?;
+        self.settle(worker).await?;
+        let size = entry.disk_size().unwrap_or(self.virtual_size());
+        let too_small = || {
+            let message = "the snapshot's L1 table is too small for its disk; run zebu check";
+            Error::new(ErrorKind::Corrupt, message).on(&self.path)
+        };
+        let needed = self.geometry.l1_entries_for(size).ok_or_else(too_small)?;
+        let mut shared = self.read_snapshot_l1(worker, entry).await?;
+        if needed > shared.len() as u64 {
+            return Err(too_small());
+        }
+        for entry in &mut shared {
+            *entry = L1Entry(*entry).with_copied(false).0;
+        }
+        self.raise_all(worker, &shared, Flags::ClearCopied).await?;
+        let before = match self.switch_to(worker, &shared, size).await {
+            Ok(before) => before,
+            Err(error) => {
+                // A failure leaks space, nothing else.
+                if self.check_writable().is_ok() {
+                    let _ = self.lower_all(worker, &shared).await;
+                }
+                return Err(error);
+            }
+        };
+        self.lower_all(worker, &before).await?;
+        self.settle(worker).await
+    }
+
+    /// Makes `shared` the active L1 table, and `size` the size of the disk; returns the entries that were active, whose
+    /// references are to be lowered. An error: nothing has changed, or nothing can be written any more.
+    async fn switch_to(self: &Arc<Self>, worker: &Worker, shared: &[u64], size: u64) -> Result<Vec<u64>> {
+        let bits = self.geometry.cluster_bits;
+        let old = self.l1();
+        let clusters = (shared.len() as u64 * 8).div_ceil(self.geometry.cluster_size());
+        let place = match clusters {
+            0 => None,
+            clusters => Some(self.allocate_metadata(worker, clusters).await?),
+        };
+        let offset = place.as_ref().map_or(old.offset, |place| place.range.start << bits);
+        let table = TopTable::new(shared.iter().copied(), old.table.block_bytes());
+        let prepared = async {
+            let mut bytes = table.to_bytes();
+            bytes.resize((clusters << bits) as usize, 0);
+            self.write_at(worker, offset, &bytes).await?;
+            self.settle(worker).await
+        }
+        .await;
+        if let Err(error) = prepared {
+            if let Some(place) = place {
+                self.push_freed(place.range, AfterFree::Reuse);
+            }
+            return Err(error);
+        }
+        let old_entries: Vec<u64> = old.table.iter().collect();
+        {
+            let _stopped = self.stop_reads().await;
+            let patches = [
+                Patch::U64(field::SIZE, size),
+                Patch::U32(field::L1_SIZE, shared.len() as u32),
+                Patch::U64(field::L1_OFFSET, offset),
+            ];
+            self.switch_header(worker, &patches).await?;
+            self.size.store(size, Release);
+            *self.l1.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(L1 { table, offset });
+            self.l2.forget_all();
+        }
+        self.note_metadata(offset, shared.len() as u64 * 8, Metadata::ActiveL1);
+        for table in shared.iter().filter_map(|entry| L1Entry(*entry).table()) {
+            self.note_metadata(table.0, 1, Metadata::ActiveL2);
+        }
+        if place.is_some() {
+            self.free_table(old.offset, old_entries.len() as u64 * 8);
+        }
+        Ok(old_entries)
+    }
+}

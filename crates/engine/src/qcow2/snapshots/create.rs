@@ -1,0 +1,149 @@
+//! Taking a snapshot.
+
+use crate::qcow2::metadata_map::Metadata;
+use crate::qcow2::open::format_error;
+use crate::qcow2::snapshots::counts::Flags;
+use crate::qcow2::state::{AfterFree, Qcow2};
+use crate::{Error, ErrorKind, Result};
+use std::sync::Arc;
+use zebu_qcow2::snapshot::{NewSnapshot, SnapshotEntry, next_id};
+use zebu_qcow2::{FormatError, HostOffset, L1Entry, limits};
+use zebu_storage::Worker;
+
+/// Bytes of a name at most: QEMU cuts longer ones off.
+const MAX_NAME: usize = 255;
+
+/// What the caller says of a new snapshot.
+#[derive(Debug, Clone)]
+pub(crate) struct SnapshotRequest {
+    pub(crate) name: Vec<u8>,
+    /// Seconds since 1970, and nanoseconds.
+    pub(crate) date: (u32, u32),
+    pub(crate) vm_clock_nsec: u64,
+    pub(crate) icount: Option<u64>,
+}
+
+impl Qcow2 {
+    /// Fails if the image can't have snapshots.
+    pub(super) fn check_may_have_snapshots(&self) -> Result<()> {
+        if self.geometry.external_data {
+            let message = "internal snapshots are not supported with an external data file";
+            return Err(Error::new(ErrorKind::Unsupported, message).on(&self.path));
+        }
+        Ok(())
+    }
+
+    /// Takes a snapshot of what the disk holds now.
+    pub(crate) async fn create_snapshot(
+        self: &Arc<Self>,
+        worker: &Worker,
+        request: SnapshotRequest,
+    ) -> Result<SnapshotEntry> {
+        self.check_may_have_snapshots()?;
+        if request.name.len() > MAX_NAME {
+            let message = format!("a snapshot's name has at most {MAX_NAME} bytes");
+            return Err(Error::new(ErrorKind::InvalidArgument, message).on(&self.path));
+        }
+        let _alone = self.turns.alone().await;
+        self.before_write(worker).await?;
+        let count = self.snapshots().entries.len();
+        if count >= limits::MAX_SNAPSHOTS as usize {
+            let error = FormatError::TooManySnapshots { count: count as u32 + 1 };
+            return Err(format_error(&self.path, &error).with_errno(27));
+        }
+        self.settle(worker).await?;
+        self.announce_inconsistency(worker).await?;
+        match self.share_and_record(worker, request).await {
+            Ok(entry) => {
+                self.end_inconsistency(worker).await?;
+                Ok(entry)
+            }
+            Err(error) => {
+                // If the flags can't be mended now, the dirty bit stays, and the next writer mends them.
+                if self.mend(worker).await.is_ok() {
+                    self.end_inconsistency(worker).await?;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn share_and_record(
+        self: &Arc<Self>,
+        worker: &Worker,
+        request: SnapshotRequest,
+    ) -> Result<SnapshotEntry> {
+        let l1 = self.l1();
+        let shared: Vec<u64> = l1.table.iter().map(|entry| L1Entry(entry).with_copied(false).0).collect();
+        self.raise_all(worker, &shared, Flags::ClearCopied).await?;
+        for (index, entry) in (0..).zip(&shared) {
+            if l1.table.get(index) != *entry {
+                l1.table.set(index, *entry);
+            }
+        }
+        self.forget_mapping().await;
+        let recorded = self.record(worker, request, &shared).await;
+        if recorded.is_err() && self.check_writable().is_ok() {
+            self.lower_all(worker, &shared).await?;
+        }
+        recorded
+    }
+
+    /// Writes the copy of the L1 table and the snapshot table that names it.
+    async fn record(
+        self: &Arc<Self>,
+        worker: &Worker,
+        request: SnapshotRequest,
+        shared: &[u64],
+    ) -> Result<SnapshotEntry> {
+        let bits = self.geometry.cluster_bits;
+        let l1_bytes: Vec<u8> = shared.iter().flat_map(|entry| entry.to_be_bytes()).collect();
+        let clusters = (l1_bytes.len() as u64).div_ceil(self.geometry.cluster_size());
+        let place = match clusters {
+            0 => None,
+            clusters => Some(self.allocate_metadata(worker, clusters).await?),
+        };
+        let offset = place.as_ref().map_or(0, |place| place.range.start << bits);
+        let table = self.snapshots();
+        let entry = SnapshotEntry::new(NewSnapshot {
+            id: next_id(&table.entries),
+            name: request.name,
+            l1_table_offset: HostOffset(offset),
+            l1_size: shared.len() as u32,
+            date_sec: request.date.0,
+            date_nsec: request.date.1,
+            disk_size: self.virtual_size(),
+            vm_state_size: 0,
+            vm_clock_nsec: request.vm_clock_nsec,
+            icount: request.icount,
+        });
+        let recorded = async {
+            let mut padded = l1_bytes;
+            padded.resize((clusters << bits) as usize, 0);
+            self.write_at(worker, offset, &padded).await?;
+            let mut entries = table.entries.clone();
+            entries.push(entry.clone());
+            self.replace_snapshots(worker, entries).await?;
+            self.note_metadata(offset, shared.len() as u64 * 8, Metadata::InactiveL1);
+            self.settle(worker).await
+        }
+        .await;
+        match recorded {
+            Ok(()) => Ok(entry),
+            Err(error) => {
+                let is_recorded = self.snapshots().entries.len() > table.entries.len();
+                if let Some(place) = place.filter(|_| !is_recorded) {
+                    self.push_freed(place.range, AfterFree::Reuse);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// After a failure: makes what was raised and lowered again agree with the flags.
+    async fn mend(self: &Arc<Self>, worker: &Worker) -> Result<()> {
+        self.settle(worker).await?;
+        self.refresh_copied(worker).await?;
+        self.settle(worker).await
+    }
+}

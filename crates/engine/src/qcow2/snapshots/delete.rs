@@ -1,0 +1,38 @@
+//! Deleting a snapshot.
+
+use crate::qcow2::state::Qcow2;
+use crate::{Error, ErrorKind, Result};
+use std::sync::Arc;
+use zebu_qcow2::L1Entry;
+use zebu_qcow2::snapshot::SnapshotEntry;
+use zebu_storage::Worker;
+
+impl Qcow2 {
+    /// Deletes the snapshot that `find` finds, and gives back what only it refers to.
+    pub(crate) async fn delete_snapshot(
+        self: &Arc<Self>,
+        worker: &Worker,
+        find: impl Fn(&[SnapshotEntry]) -> Option<usize>,
+    ) -> Result<()> {
+        self.check_may_have_snapshots()?;
+        let _alone = self.turns.alone().await;
+        let table = self.snapshots();
+        let index = find(&table.entries)
+            .ok_or_else(|| Error::new(ErrorKind::NotFound, "snapshot not found").on(&self.path))?;
+        let mut entries = table.entries.clone();
+        let entry = entries.remove(index);
+        self.before_write(worker).await?;
+        self.settle(worker).await?;
+        let shared = self.read_snapshot_l1(worker, &entry).await?;
+        let shared: Vec<u64> = shared.iter().map(|entry| L1Entry(*entry).with_copied(false).0).collect();
+        self.announce_inconsistency(worker).await?;
+        // From here on an error leaves the dirty bit: the next writer makes counts and flags right.
+        self.replace_snapshots(worker, entries).await?;
+        self.lower_all(worker, &shared).await?;
+        self.free_table(entry.l1_table_offset.0, u64::from(entry.l1_size) * 8);
+        self.settle(worker).await?;
+        self.refresh_copied(worker).await?;
+        self.settle(worker).await?;
+        self.end_inconsistency(worker).await
+    }
+}

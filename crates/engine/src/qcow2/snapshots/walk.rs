@@ -1,0 +1,131 @@
+//! Going through the L2 tables of an L1 table, and what their entries refer to.
+
+use crate::qcow2::state::Qcow2;
+use crate::{Error, ErrorKind, Result};
+use futures_util::future::try_join_all;
+use zebu_qcow2::{GuestOffset, L1Entry, L2Entry, Mapping};
+use zebu_storage::Worker;
+
+/// Bytes of tables read at once.
+const BYTES_AT_ONCE: u64 = 4 << 20;
+/// Tables read at once at most.
+const TABLES_AT_ONCE: u64 = 32;
+
+/// An L2 table as it is on disk.
+pub(super) struct Table {
+    /// Index of its L1 entry.
+    pub(super) l1_index: u64,
+    /// Offset in the file, bytes.
+    pub(super) host: u64,
+    pub(super) bytes: Vec<u8>,
+}
+
+/// Walks the tables of `entries`, which are those of an L1 table, a chunk at a time. The order is always the same.
+pub(super) struct Walk<'a> {
+    qcow2: &'a Qcow2,
+    entries: &'a [u64],
+    next: usize,
+}
+
+impl<'a> Walk<'a> {
+    pub(super) fn new(qcow2: &'a Qcow2, entries: &'a [u64]) -> Self {
+        Self { qcow2, entries, next: 0 }
+    }
+
+    /// The next tables; none at the end.
+    pub(super) async fn next(&mut self, worker: &Worker) -> Result<Vec<Table>> {
+        let geometry = &self.qcow2.geometry;
+        let at_once = (BYTES_AT_ONCE / geometry.cluster_size()).clamp(1, TABLES_AT_ONCE) as usize;
+        let mut wanted = Vec::with_capacity(at_once);
+        while wanted.len() < at_once
+            && let Some(entry) = self.entries.get(self.next)
+        {
+            let l1_index = self.next as u64;
+            self.next += 1;
+            let table = L1Entry(*entry).checked_table(geometry).map_err(|e| {
+                let message = format!("{e} (L1 index: {l1_index:#x}); run zebu check");
+                Error::new(ErrorKind::Corrupt, message).on(&self.qcow2.path)
+            })?;
+            if let Some(table) = table {
+                wanted.push((l1_index, table.0));
+            }
+        }
+        let reads = wanted.into_iter().map(|(l1_index, host)| async move {
+            let bytes = self.qcow2.read_whole_table(worker, host).await?;
+            Ok::<_, Error>(Table { l1_index, host, bytes })
+        });
+        try_join_all(reads.collect::<Vec<_>>()).await
+    }
+}
+
+impl Table {
+    /// Calls `f` with each entry, its index and what it means.
+    pub(super) fn for_each(
+        &self,
+        qcow2: &Qcow2,
+        mut f: impl FnMut(usize, L2Entry, Mapping),
+    ) -> Result<()> {
+        let geometry = &qcow2.geometry;
+        for index in 0..geometry.l2_entries() as usize {
+            let Some(entry) = L2Entry::read(&self.bytes, index, geometry) else { break };
+            if entry == L2Entry::unallocated() {
+                continue;
+            }
+            // The offset is only told in errors; that of VM state may lie past what can be addressed.
+            let guest = geometry.guest_offset(self.l1_index, index as u64).unwrap_or(GuestOffset(0));
+            f(index, entry, qcow2.decode(entry, guest.0)?);
+        }
+        Ok(())
+    }
+
+    /// Appends the host clusters that the table refers to, and its own; one that is referred to twice comes twice.
+    pub(super) fn push_references(&self, qcow2: &Qcow2, clusters: &mut Vec<u64>) -> Result<()> {
+        let bits = qcow2.geometry.cluster_bits;
+        clusters.push(self.host >> bits);
+        self.for_each(qcow2, |_, _, mapping| match mapping {
+            Mapping::Compressed(stream) => clusters.extend(stream.host_clusters(&qcow2.geometry)),
+            mapping => clusters.extend(host_of(&mapping).map(|host| host >> bits)),
+        })
+    }
+
+    /// Clears the COPIED flag of every entry; whether any had it.
+    pub(super) fn clear_copied(&mut self, qcow2: &Qcow2) -> bool {
+        let geometry = &qcow2.geometry;
+        let mut changed = false;
+        for index in 0..geometry.l2_entries() as usize {
+            if let Some(entry) = L2Entry::read(&self.bytes, index, geometry)
+                && entry.copied()
+                && !entry.is_compressed()
+            {
+                changed |= entry.with_copied(false).write(&mut self.bytes, index, geometry).is_ok();
+            }
+        }
+        changed
+    }
+}
+
+/// The host offset of an entry that owns a whole cluster, whether it holds data or is kept for it.
+pub(super) fn host_of(mapping: &Mapping) -> Option<u64> {
+    match mapping {
+        Mapping::Data { host, .. }
+        | Mapping::Zero { host: Some(host), .. }
+        | Mapping::Subclusters { host: Some(host), .. } => Some(host.0),
+        _ => None,
+    }
+}
+
+impl Qcow2 {
+    /// An L2 table as it is on disk.
+    async fn read_whole_table(&self, worker: &Worker, host: u64) -> Result<Vec<u8>> {
+        let len = self.geometry.cluster_size() as usize;
+        if host >= self.file.len() {
+            let message = "L2 table lies outside the file; run zebu check";
+            return Err(Error::new(ErrorKind::Corrupt, message).on(&self.path).at_host(host));
+        }
+        let (result, bufs) = worker.read(&self.file, host, worker.buffer(len).into()).await;
+        result.map_err(|e| Error::from(e).on(&self.path).at_host(host))?;
+        let mut bytes = vec![0; len];
+        bufs.copy_to(0, &mut bytes);
+        Ok(bytes)
+    }
+}
