@@ -1,7 +1,9 @@
 //! The io_uring backend: one ring per worker.
 //!
-//! Submissions are queued in the ring's memory and handed over by one `io_uring_enter` per turn, which waits as
-//! well when there is nothing else to do. At most as many operations are in the ring as it has entries (so neither of
+//! Submissions are queued in the ring's memory. The first two of a turn are handed over by one `io_uring_enter`, then
+//! four, eight and so on: a disk that completes many at once must not stand idle until the tasks of all of them have
+//! run (30 % of the rate of small writes, measured), and the calls stay few. What is left goes with the call that waits.
+//! At most as many operations are in the ring as it has entries (so neither of
 //! its queues can overflow); what comes beyond waits in a backlog. Files and the pool's slabs are registered where the
 //! kernel lets us. What has no opcode (ftruncate, lseek, copying between files) is done by a few helper threads. The
 //! worker's notifier is polled in the ring, so that waiting on the ring is waiting on everything.
@@ -37,6 +39,9 @@ const FILES: u32 = 256;
 const BUFFERS: u32 = 64;
 /// Helper threads for what has no opcode.
 const HELPERS: usize = 4;
+/// Submissions handed over together: the first time in a turn, and at most.
+const FIRST_BATCH: usize = 2;
+const LARGEST_BATCH: usize = 32;
 
 /// An operation in the ring.
 #[derive(Default)]
@@ -76,6 +81,9 @@ pub(crate) struct Uring {
     /// Operations in the ring.
     in_ring: usize,
     most_in_ring: usize,
+    /// Operations in the submission queue that were not handed over, and how many of them are handed over at once.
+    queued: usize,
+    batch: usize,
     /// Operations that wait for a place in the ring.
     backlog: VecDeque<usize>,
     /// Whether the poll of the notifier is in the ring.
@@ -154,6 +162,8 @@ impl Uring {
             slots: Vec::new(),
             in_ring: 0,
             most_in_ring,
+            queued: 0,
+            batch: FIRST_BATCH,
             backlog: VecDeque::new(),
             polling: false,
             multishot: true,
@@ -211,6 +221,11 @@ impl Uring {
         // file.
         if unsafe { self.ring.submission().push(&entry) }.is_ok() {
             self.in_ring += 1;
+            self.queued += 1;
+            if self.queued >= self.batch {
+                self.batch = (self.batch * 2).min(LARGEST_BATCH);
+                self.enter(Wait::No);
+            }
         } else {
             // Places are counted, so this happens only if the kernel took fewer than it was offered.
             self.backlog.push_back(index);
@@ -301,6 +316,7 @@ impl Uring {
 
     pub(crate) fn submit_queued(&mut self) {
         self.queue_all();
+        self.batch = FIRST_BATCH;
         if !self.ring.submission().is_empty() || self.kernel_has_work() {
             self.enter(Wait::No);
         }
@@ -308,6 +324,7 @@ impl Uring {
 
     pub(crate) fn wait(&mut self, timeout: Option<Duration>, done: &mut Vec<Completion>) {
         self.queue_all();
+        self.batch = FIRST_BATCH;
         self.enter(timeout.map_or(Wait::Forever, Wait::AtMost));
         self.reap(done);
     }
@@ -315,6 +332,7 @@ impl Uring {
     /// Hands over what is queued, and waits for a completion.
     fn enter(&mut self, wait: Wait) {
         self.calls += 1;
+        self.queued = 0;
         let (want, time) = match wait {
             Wait::No => (0, None),
             Wait::Forever => (1, None),
