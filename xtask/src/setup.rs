@@ -32,7 +32,9 @@ const TOOLS: &[Tool] = &[
     Tool { program: "mkfs.btrfs", package: "btrfs-progs", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "strace", package: "strace", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "musl-gcc", package: "musl-tools", needs: &[Need::Tests, Need::Everything] },
-    Tool { program: "fio", package: "fio", needs: &[Need::Everything] },
+    Tool { program: "fio", package: "fio", needs: &[Need::Tests, Need::Everything] },
+    Tool { program: "nbdinfo", package: "libnbd-bin", needs: &[Need::Tests, Need::Everything] },
+    Tool { program: "nbdsh", package: "python3-libnbd", needs: &[Need::Tests, Need::Everything] },
 ];
 
 const BACKPORTS: &str = "/etc/apt/sources.list.d/zebu-backports.sources";
