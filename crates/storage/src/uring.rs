@@ -1,12 +1,12 @@
 //! The io_uring backend: one ring per worker.
 //!
-//! Submissions are queued in the ring's memory. The first two of a turn are handed over by one `io_uring_enter`, then
-//! four, eight and so on: a disk that completes many at once must not stand idle until the tasks of all of them have
-//! run (30 % of the rate of small writes, measured), and the calls stay few. What is left goes with the call that waits.
-//! At most as many operations are in the ring as it has entries (so neither of
-//! its queues can overflow); what comes beyond waits in a backlog. Files and the pool's slabs are registered where the
-//! kernel lets us. What has no opcode (ftruncate, lseek, copying between files) is done by a few helper threads. The
-//! worker's notifier is polled in the ring, so that waiting on the ring is waiting on everything.
+//! Submissions are queued in the ring's memory and handed over by the `io_uring_enter` that waits as well, or before it
+//! as soon as they outnumber what the disk still has to do: a disk that completes a whole queue at once must not stand
+//! idle until the tasks of all completions have run (30 % of the rate of small writes, measured). At most as many
+//! operations are in the ring as it has entries (so neither of its queues can overflow); what comes beyond waits in a
+//! backlog. Files and the pool's slabs are registered where the kernel lets us. What has no opcode (ftruncate, lseek,
+//! copying between files) is done by a few helper threads. The worker's notifier is polled in the ring, so that waiting
+//! on the ring is waiting on everything.
 //!
 //! For event loops the ring signals an eventfd. (The ring's own descriptor will not do: work that the kernel keeps
 //! until this thread asks for it, `IORING_SETUP_DEFER_TASKRUN`, wakes nobody who polls it.) The signal is off during
@@ -41,9 +41,8 @@ const FILES: u32 = 256;
 const BUFFERS: u32 = 64;
 /// Helper threads for what has no opcode.
 const HELPERS: usize = 4;
-/// Submissions handed over together: the first time in a turn, and at most.
-const FIRST_BATCH: usize = 2;
-const LARGEST_BATCH: usize = 32;
+/// The fewest submissions that are handed over before the worker waits.
+const EARLY_BATCH: usize = 4;
 
 /// An operation in the ring.
 #[derive(Default)]
@@ -83,9 +82,8 @@ pub(crate) struct Uring {
     /// Operations in the ring.
     in_ring: usize,
     most_in_ring: usize,
-    /// Operations in the submission queue that were not handed over, and how many of them are handed over at once.
+    /// Those of them that were not handed over yet.
     queued: usize,
-    batch: usize,
     /// Operations that wait for a place in the ring.
     backlog: VecDeque<usize>,
     sockets: UringSockets,
@@ -166,7 +164,6 @@ impl Uring {
             in_ring: 0,
             most_in_ring,
             queued: 0,
-            batch: FIRST_BATCH,
             backlog: VecDeque::new(),
             sockets: UringSockets::default(),
             polling: false,
@@ -226,8 +223,8 @@ impl Uring {
         if unsafe { self.ring.submission().push(&entry) }.is_ok() {
             self.in_ring += 1;
             self.queued += 1;
-            if self.queued >= self.batch {
-                self.batch = (self.batch * 2).min(LARGEST_BATCH);
+            let with_the_disk = self.in_ring - self.queued;
+            if self.queued >= EARLY_BATCH.max(with_the_disk) {
                 self.enter(Wait::No);
             }
         } else {
@@ -332,7 +329,6 @@ impl Uring {
 
     pub(crate) fn submit_queued(&mut self) {
         self.queue_all();
-        self.batch = FIRST_BATCH;
         if !self.ring.submission().is_empty() || self.kernel_has_work() {
             self.enter(Wait::No);
         }
@@ -340,7 +336,6 @@ impl Uring {
 
     pub(crate) fn wait(&mut self, timeout: Option<Duration>, done: &mut Vec<Completion>) {
         self.queue_all();
-        self.batch = FIRST_BATCH;
         self.enter(timeout.map_or(Wait::Forever, Wait::AtMost));
         self.reap(done);
     }
