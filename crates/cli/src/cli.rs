@@ -1,6 +1,6 @@
 //! The command line as a whole: which commands there are, and what becomes of their results.
 
-use crate::commands::{bench, check, clone, compare, convert, create, info, io, map, measure, resize, serve};
+use crate::commands::{bench, check, clone, compare, convert, create, info, io, map, measure, resize, serve, snapshot};
 use crate::examples;
 use crate::failure::Failure;
 use crate::manual;
@@ -57,6 +57,9 @@ enum Command {
     /// Change the size of a disk
     #[command(after_help = examples::RESIZE)]
     Resize(resize::ResizeArgs),
+    /// List, take, apply or delete internal snapshots
+    #[command(after_help = examples::SNAPSHOT)]
+    Snapshot(snapshot::SnapshotArgs),
     /// Make a writable copy of an image at once
     #[command(after_help = examples::CLONE)]
     Clone(clone::CloneArgs),
@@ -97,6 +100,7 @@ impl Command {
             Command::Measure(_) => "measure",
             Command::Compare(_) => "compare",
             Command::Resize(_) => "resize",
+            Command::Snapshot(_) => "snapshot",
             Command::Clone(_) => "clone",
             Command::Bench(_) => "bench",
             Command::Io(_) => "io",
@@ -116,6 +120,7 @@ impl Command {
             Command::Measure(args) => measure::run(args),
             Command::Compare(args) => compare::run(args),
             Command::Resize(args) => resize::run(args),
+            Command::Snapshot(args) => snapshot::run(args),
             Command::Clone(args) => clone::run(args),
             Command::Bench(args) => bench::run(args),
             Command::Io(args) => io::run(args),

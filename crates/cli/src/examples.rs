@@ -56,6 +56,13 @@ Examples:
   zebu resize disk.qcow2 +10G
   zebu resize --shrink -f raw disk.raw -1G";
 
+pub(crate) const SNAPSHOT: &str = "\
+Examples:
+  zebu snapshot -c before-update disk.qcow2
+  zebu snapshot -l --output json disk.qcow2
+  zebu snapshot -a before-update disk.qcow2
+  zebu snapshot -d before-update disk.qcow2";
+
 pub(crate) const CLONE: &str = "\
 Examples:
   zebu clone golden.qcow2 vm1.qcow2

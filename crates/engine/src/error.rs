@@ -30,6 +30,10 @@ pub enum ErrorKind {
     Poisoned,
     /// The operation was cancelled.
     Cancelled,
+    /// What was asked for by name (a snapshot, a bitmap) is not in the image.
+    NotFound,
+    /// A name that has to be new is taken.
+    Exists,
 }
 
 /// A failed operation on an image.
@@ -62,6 +66,8 @@ impl Error {
             ErrorKind::ReferenceRefused => errno::EPERM,
             ErrorKind::ReadOnly => errno::EACCES,
             ErrorKind::Cancelled => errno::ECANCELED,
+            ErrorKind::NotFound => errno::ENOENT,
+            ErrorKind::Exists => errno::EEXIST,
             ErrorKind::Io | ErrorKind::Corrupt | ErrorKind::OutOfRange | ErrorKind::Poisoned => errno::EIO,
         };
         Self(Box::new(Inner {
@@ -175,6 +181,8 @@ impl From<IoError> for Error {
 /// The errno values that the engine needs, as Linux numbers them.
 mod errno {
     pub(super) const EPERM: i32 = 1;
+    pub(super) const ENOENT: i32 = 2;
+    pub(super) const EEXIST: i32 = 17;
     pub(super) const EIO: i32 = 5;
     pub(super) const EAGAIN: i32 = 11;
     pub(super) const EACCES: i32 = 13;

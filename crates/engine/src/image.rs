@@ -20,7 +20,7 @@ use zebu_storage::{Create, File, IoBufs, LockMode, OpenFlags, Worker};
 /// ended. Before the last handle is dropped, [`Image::close`] should be awaited; otherwise space that was set aside
 /// stays allocated (a check reports it as leaked).
 #[derive(Debug, Clone)]
-pub struct Image(Arc<Node>);
+pub struct Image(pub(crate) Arc<Node>);
 
 impl Image {
     /// Opens an image.
@@ -178,7 +178,7 @@ impl Image {
             info.backing_file = qcow2.header.backing_file().map(text);
             info.backing_path = info.backing_file.as_deref().map(|name| refs::resolve(&node.path, name));
             info.backing_format = qcow2.header.backing_format().map(text);
-            info.qcow2 = Some(qcow2_info(&qcow2.header, &qcow2.snapshots, &qcow2.bitmaps));
+            info.qcow2 = Some(qcow2_info(&qcow2.header, &qcow2.snapshots().entries, &qcow2.bitmaps));
         }
         Ok(info)
     }
@@ -219,7 +219,7 @@ impl Image {
         worker
             .spawn(async move {
                 let _inside = match &node.driver {
-                    Driver::Qcow2(qcow2) => Some(qcow2.grace.enter(on.id())),
+                    Driver::Qcow2(qcow2) => Some(qcow2.begin_read(&on).await),
                     Driver::Raw(_) => None,
                 };
                 chain::read(&node, &on, offset, bufs).await
@@ -245,8 +245,8 @@ impl Image {
         worker
             .spawn(async move {
                 let (result, bufs) = match &me.0.driver {
-                    Driver::Qcow2(qcow2) => match qcow2.before_write(&on).await {
-                        Ok(()) => qcow2.write(&me.0, &on, offset, bufs).await,
+                    Driver::Qcow2(qcow2) => match qcow2.begin_change(&on).await {
+                        Ok(_turn) => qcow2.write(&me.0, &on, offset, bufs).await,
                         Err(error) => (Err(error), bufs),
                     },
                     Driver::Raw(raw) => raw::write(raw, &on, offset, bufs).await,
@@ -271,7 +271,7 @@ impl Image {
             .spawn(async move {
                 match &me.0.driver {
                     Driver::Qcow2(qcow2) => {
-                        qcow2.before_write(&on).await?;
+                        let _turn = qcow2.begin_change(&on).await?;
                         qcow2.write_zeroes(&me.0, &on, offset, len, mode).await?;
                     }
                     Driver::Raw(raw) => raw::write_zeroes(raw, &on, offset, len, mode).await?,
@@ -292,7 +292,7 @@ impl Image {
             .spawn(async move {
                 match &me.0.driver {
                     Driver::Qcow2(qcow2) => {
-                        qcow2.before_write(&on).await?;
+                        let _turn = qcow2.begin_change(&on).await?;
                         qcow2.discard(&me.0, &on, offset, len).await?;
                     }
                     Driver::Raw(raw) => raw::discard(raw, &on, offset, len).await?,
@@ -345,7 +345,7 @@ impl Image {
             .spawn(async move {
                 match &me.0.driver {
                     Driver::Qcow2(qcow2) => {
-                        qcow2.before_write(&on).await?;
+                        let _turn = qcow2.begin_change(&on).await?;
                         qcow2.transfer_from(&on, how, &source, offset..offset + source.len).await
                     }
                     Driver::Raw(raw) => match transfer(&on, how, &source, &raw.file, offset).await {
@@ -375,7 +375,10 @@ impl Image {
         worker
             .spawn(async move {
                 match &me.0.driver {
-                    Driver::Qcow2(qcow2) => qcow2.resize(&me.0, &on, new_size, shrink, preallocation).await,
+                    Driver::Qcow2(qcow2) => {
+                        let _turn = qcow2.begin_change(&on).await?;
+                        qcow2.resize(&me.0, &on, new_size, shrink, preallocation).await
+                    }
                     Driver::Raw(raw) => {
                         raw::resize(raw, &on, new_size, shrink, preallocation).await?;
                         raw.size.store(new_size, Release);
@@ -394,7 +397,7 @@ impl Image {
     pub async fn extent(&self, worker: &Worker, offset: u64, len: u64) -> Result<Extent> {
         self.check_range(offset, len)?;
         let _inside = match &self.0.driver {
-            Driver::Qcow2(qcow2) => Some(qcow2.grace.enter(worker.id())),
+            Driver::Qcow2(qcow2) => Some(qcow2.begin_read(worker).await),
             Driver::Raw(_) => None,
         };
         chain::extent(&self.0, worker, offset, len).await

@@ -55,6 +55,7 @@ mod qcow2;
 mod queue;
 mod raw;
 mod refs;
+mod snapshots;
 mod status;
 mod transfer;
 
@@ -63,5 +64,6 @@ pub use error::{Error, ErrorKind, Result};
 pub use image::Image;
 pub use options::*;
 pub use queue::{Completion, Queue, Request};
+pub use snapshots::{NewSnapshot, SnapshotRef};
 pub use status::*;
 pub use zebu_storage as storage;

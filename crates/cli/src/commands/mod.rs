@@ -12,3 +12,4 @@ pub(crate) mod map;
 pub(crate) mod measure;
 pub(crate) mod resize;
 pub(crate) mod serve;
+pub(crate) mod snapshot;

@@ -94,6 +94,13 @@ pub(crate) fn push_qcow2(out: &mut String, info: &Qcow2Info) {
     }
 }
 
+/// The list of `zebu snapshot`; empty if there is nothing to tell.
+pub(crate) fn snapshot_list(snapshots: &[SnapshotInfo]) -> String {
+    let mut out = String::new();
+    push_snapshots(&mut out, snapshots);
+    out
+}
+
 fn push_snapshots(out: &mut String, snapshots: &[SnapshotInfo]) {
     if snapshots.is_empty() {
         return;

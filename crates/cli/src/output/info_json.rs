@@ -186,6 +186,11 @@ pub(crate) fn whole_sectors(length: u64) -> u64 {
     length.checked_next_multiple_of(512).unwrap_or(length)
 }
 
+/// The list of `zebu snapshot --output json`, as `info` has it.
+pub(crate) fn snapshot_list(snapshots: &[SnapshotInfo]) -> impl Serialize {
+    snapshots.iter().map(Snapshot::new).collect::<Vec<_>>()
+}
+
 impl Snapshot {
     fn new(snapshot: &SnapshotInfo) -> Self {
         Self {

@@ -16,6 +16,9 @@ pub(crate) mod field {
     pub(crate) const L1_OFFSET: usize = 40;
     pub(crate) const REFTABLE_OFFSET: usize = 48;
     pub(crate) const REFTABLE_CLUSTERS: usize = 56;
+    pub(crate) const NB_SNAPSHOTS: usize = 60;
+    pub(crate) const SNAPSHOTS_OFFSET: usize = 64;
+    pub(crate) const INCOMPATIBLE: usize = 72;
     pub(crate) const AUTOCLEAR: usize = 88;
 }
 

@@ -13,7 +13,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn snapshot_info(entry: &SnapshotEntry, header: &Header) -> SnapshotInfo {
+pub(crate) fn snapshot_info(entry: &SnapshotEntry, header: &Header) -> SnapshotInfo {
     SnapshotInfo {
         id: text(&entry.id),
         name: text(&entry.name),

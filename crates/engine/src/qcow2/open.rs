@@ -7,6 +7,7 @@ use crate::qcow2::header_block::HeaderBlock;
 use crate::qcow2::metadata_map::{Metadata, MetadataMap};
 use crate::qcow2::refcounts::{RefTable, Refcounts};
 use crate::qcow2::slices::{Budget, SliceCache};
+use crate::qcow2::snapshots::SnapshotTable;
 use crate::qcow2::space::Space;
 use crate::qcow2::state::{L1, Qcow2};
 use crate::qcow2::top_table::TopTable;
@@ -208,7 +209,12 @@ impl Qcow2 {
             geometry,
             compression: header.compression(),
             header_block: HeaderBlock::new(parsed.first_block.clone()),
-            snapshots: parsed.snapshots.clone(),
+            snapshots: RwLock::new(Arc::new(SnapshotTable {
+                entries: parsed.snapshots.clone(),
+                offset: header.snapshots_offset.0,
+                len: parsed.snapshots_len,
+            })),
+            turns: crate::qcow2::turns::Turns::default(),
             bitmaps: parsed.bitmaps.clone(),
             size: AtomicU64::new(size),
             writable,
@@ -315,7 +321,12 @@ impl Qcow2 {
     }
 }
 
-async fn read_table(worker: &Worker, file: &File, offset: u64, table_entries: usize) -> Result<Vec<u8>> {
+pub(crate) async fn read_table(
+    worker: &Worker,
+    file: &File,
+    offset: u64,
+    table_entries: usize,
+) -> Result<Vec<u8>> {
     // What lies past the end of the file is zero: nothing is read for it.
     let present = file.len().saturating_sub(offset).min(table_entries as u64 * 8) as usize;
     let aligned = present.next_multiple_of(8);
@@ -323,7 +334,7 @@ async fn read_table(worker: &Worker, file: &File, offset: u64, table_entries: us
 }
 
 /// The entries of a table; what is missing of it is zero.
-fn entries(bytes: &[u8], count: usize) -> impl Iterator<Item = u64> + '_ {
+pub(crate) fn entries(bytes: &[u8], count: usize) -> impl Iterator<Item = u64> + '_ {
     bytes
         .as_chunks::<8>()
         .0

@@ -64,6 +64,8 @@ impl Qcow2 {
         let Ok(runs) = self.lower(worker, clusters).await else { return };
         let mut space = self.space();
         for run in runs {
+            // A table that was shared, such as one that a snapshot kept, is metadata no longer.
+            self.metadata.remove(run.clone());
             space.free.insert_missing(run, content);
         }
     }

@@ -22,10 +22,9 @@ impl Qcow2 {
         shrink: Shrink,
         preallocation: Preallocation,
     ) -> Result<()> {
-        self.before_write(worker).await?;
         let old_size = self.virtual_size();
         let refuse = |kind, message: &str| Err(Error::new(kind, message.to_owned()).on(&self.path));
-        if self.geometry.version == Version::V2 && self.header.nb_snapshots > 0 {
+        if self.geometry.version == Version::V2 && !self.snapshots().entries.is_empty() {
             return refuse(ErrorKind::Unsupported, "Can't resize a v2 image which has snapshots");
         }
         if new_size < old_size {

@@ -303,6 +303,19 @@ impl SliceCache {
         false
     }
 
+    /// Gives up every slice that a commit does not need; the next lookup loads it anew.
+    pub(crate) fn forget_all(&self) {
+        for shard in &self.shards {
+            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = shard.present.len();
+            shard.present.retain(|_, slice| !slice.is_evictable());
+            let gone = (before - shard.present.len()) as u64;
+            let Shard { present, clock, .. } = &mut *shard;
+            clock.retain(|key| present.contains_key(key));
+            self.budget.used.fetch_sub(gone * (self.slice_bytes as u64 + SLOT_OVERHEAD), Relaxed);
+        }
+    }
+
     /// Takes copies of all dirty slices for a commit; they count as clean but stay until [`SliceCache::thaw`].
     pub(crate) fn freeze(&self) -> Vec<FrozenSlice> {
         let mut frozen = Vec::new();

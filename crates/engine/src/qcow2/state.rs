@@ -9,8 +9,10 @@ use crate::qcow2::header_block::HeaderBlock;
 use crate::qcow2::metadata_map::{Metadata, MetadataMap};
 use crate::qcow2::refcounts::Refcounts;
 use crate::qcow2::slices::SliceCache;
+use crate::qcow2::snapshots::SnapshotTable;
 use crate::qcow2::space::{Content, Space};
 use crate::qcow2::top_table::TopTable;
+use crate::qcow2::turns::Turns;
 use crate::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,7 +22,6 @@ use std::sync::atomic::{
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use zebu_qcow2::bitmap::BitmapEntry;
-use zebu_qcow2::snapshot::SnapshotEntry;
 use zebu_qcow2::{Compression, Geometry, GuestOffset, Header};
 use zebu_storage::File;
 
@@ -71,7 +72,9 @@ pub(crate) struct Qcow2 {
     pub(crate) compression: Compression,
     pub(crate) header: Header,
     pub(crate) header_block: HeaderBlock,
-    pub(crate) snapshots: Vec<SnapshotEntry>,
+    pub(crate) snapshots: RwLock<Arc<SnapshotTable>>,
+    /// Requests together, or one operation on the whole image alone.
+    pub(crate) turns: Turns,
     pub(crate) bitmaps: Vec<BitmapEntry>,
     pub(crate) size: AtomicU64,
     pub(crate) writable: bool,

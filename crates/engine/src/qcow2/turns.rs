@@ -6,10 +6,10 @@
 //!
 //! Entering costs two atomic operations on a cache line of the worker's own.
 
+use crate::Result;
 use crate::gate::{Gate, GateGuard};
 use crate::qcow2::grace::GraceGuard;
 use crate::qcow2::state::Qcow2;
-use crate::Result;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Mutex, PoisonError};

@@ -95,7 +95,8 @@ impl Qcow2 {
                 table.push_references(self, &mut batch)?;
             }
             if flags == Flags::ClearCopied {
-                let changed = tables.iter_mut().filter_map(|table| table.clear_copied(self).then_some(&*table));
+                let changed =
+                    tables.iter_mut().filter_map(|table| table.clear_copied(self).then_some(&*table));
                 self.write_tables(worker, changed).await?;
             }
         }

@@ -50,8 +50,9 @@ impl<'a> Walk<'a> {
                 wanted.push((l1_index, table.0));
             }
         }
+        let qcow2 = self.qcow2;
         let reads = wanted.into_iter().map(|(l1_index, host)| async move {
-            let bytes = self.qcow2.read_whole_table(worker, host).await?;
+            let bytes = qcow2.read_whole_table(worker, host).await?;
             Ok::<_, Error>(Table { l1_index, host, bytes })
         });
         try_join_all(reads.collect::<Vec<_>>()).await
@@ -60,11 +61,7 @@ impl<'a> Walk<'a> {
 
 impl Table {
     /// Calls `f` with each entry, its index and what it means.
-    pub(super) fn for_each(
-        &self,
-        qcow2: &Qcow2,
-        mut f: impl FnMut(usize, L2Entry, Mapping),
-    ) -> Result<()> {
+    pub(super) fn for_each(&self, qcow2: &Qcow2, mut f: impl FnMut(usize, L2Entry, Mapping)) -> Result<()> {
         let geometry = &qcow2.geometry;
         for index in 0..geometry.l2_entries() as usize {
             let Some(entry) = L2Entry::read(&self.bytes, index, geometry) else { break };

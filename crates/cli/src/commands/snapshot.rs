@@ -1,0 +1,119 @@
+//! `zebu snapshot`: internal snapshots of an image that no other program uses.
+
+use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::failure::Failure;
+use crate::output::{info_human, info_json, json, stdout};
+use crate::session::Session;
+use crate::values::{OutputFormat, format_argument};
+use std::ffi::OsString;
+use zebu::{Access, CacheMode, Chain, Format, NewSnapshot, Purpose, SnapshotRef};
+
+/// Arguments of `zebu snapshot`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct SnapshotArgs {
+    /// List the snapshots (the default)
+    #[arg(short, long)]
+    list: bool,
+
+    /// Take a snapshot of this name; its id is chosen
+    #[arg(short, long, value_name = "SNAPSHOT")]
+    create: Option<String>,
+
+    /// Make the disk hold what it held in this snapshot (an id or, failing that, a name); what it holds now is lost
+    #[arg(short, long, value_name = "SNAPSHOT")]
+    apply: Option<String>,
+
+    /// Delete the first snapshot of this name
+    #[arg(short, long, value_name = "SNAPSHOT")]
+    delete: Option<String>,
+
+    /// Say nothing but errors
+    #[arg(short, long)]
+    quiet: bool,
+
+    /// Format of the image [default: probed]
+    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    format: Option<Format>,
+
+    /// How the list is printed
+    #[arg(long, value_name = "human|json", value_enum, default_value_t)]
+    output: OutputFormat,
+
+    #[command(flatten)]
+    force_share: ForceShareArg,
+
+    #[command(flatten)]
+    image: ImageArgs,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+
+    /// The image file (or options with --image-opts)
+    #[arg(value_name = "FILENAME")]
+    filename: OsString,
+}
+
+/// What is to be done.
+enum Action<'a> {
+    List,
+    Create(&'a str),
+    Apply(&'a str),
+    Delete(&'a str),
+}
+
+impl SnapshotArgs {
+    fn action(&self) -> Result<Action<'_>, Failure> {
+        let actions = [
+            self.list.then_some(Action::List),
+            self.create.as_deref().map(Action::Create),
+            self.apply.as_deref().map(Action::Apply),
+            self.delete.as_deref().map(Action::Delete),
+        ];
+        let mut chosen = actions.into_iter().flatten();
+        let action = chosen.next().unwrap_or(Action::List);
+        match chosen.next() {
+            None => Ok(action),
+            Some(_) => Err(Failure::usage("Cannot mix '-l', '-a', '-c', '-d'")),
+        }
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &SnapshotArgs) -> Result<u8, Failure> {
+    let action = args.action()?;
+    let access = if matches!(action, Action::List) { Access::ReadOnly } else { Access::ReadWrite };
+    let mut spec = args.image.resolve(&args.filename, args.format, CacheMode::Writeback, access)?;
+    spec.options.sharing = args.force_share.sharing();
+    // What the image stands on plays no part.
+    spec.options.chain = Chain::TopOnly;
+    if matches!(action, Action::List) {
+        spec.options.purpose = Purpose::Inspect;
+    }
+    let session = Session::start(&args.engine, spec.aio)?;
+    let worker = session.worker();
+    session.with_image(&spec, |image| match action {
+        Action::List => {
+            let snapshots = image.snapshots();
+            match args.output {
+                OutputFormat::Json => stdout::print(&json::to_text(&info_json::snapshot_list(&snapshots))?),
+                OutputFormat::Human if args.quiet => Ok(()),
+                OutputFormat::Human => stdout::print(&info_human::snapshot_list(&snapshots)),
+            }
+        }
+        Action::Create(name) => {
+            // What qemu-img stores for a machine that does not run.
+            let new = NewSnapshot { icount: Some(0), ..NewSnapshot::named(name) };
+            worker
+                .block_on(image.create_snapshot(worker, new))
+                .map(drop)
+                .map_err(|error| Failure::during(&format!("Could not create snapshot '{name}'"), &error))
+        }
+        Action::Apply(name) => worker
+            .block_on(image.apply_snapshot(worker, &SnapshotRef::IdOrName(name.to_owned())))
+            .map_err(|error| Failure::during(&format!("Could not apply snapshot '{name}'"), &error)),
+        Action::Delete(name) => worker
+            .block_on(image.delete_snapshot(worker, &SnapshotRef::Name(name.to_owned())))
+            .map_err(|error| Failure::during(&format!("Could not delete snapshot '{name}'"), &error)),
+    })?;
+    Ok(0)
+}

@@ -1,0 +1,127 @@
+//! Internal snapshots, as the public handle offers them.
+
+use crate::node::Driver;
+use crate::qcow2::info::snapshot_info;
+use crate::qcow2::snapshots::SnapshotRequest;
+use crate::qcow2::state::Qcow2;
+use crate::{Error, ErrorKind, Image, Result, SnapshotInfo};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+use zebu_qcow2::snapshot::SnapshotEntry;
+use zebu_storage::Worker;
+
+/// A snapshot to be taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewSnapshot {
+    /// Its name, at most 255 bytes; it need not be unique, and its id, which is, is chosen by the image.
+    pub name: String,
+    /// When it is taken; `None`: now.
+    pub date: Option<SystemTime>,
+    /// Time that the guest had been running, in nanoseconds.
+    pub vm_clock_nsec: u64,
+    /// Instructions that the guest had run, where they were counted.
+    pub icount: Option<u64>,
+}
+
+impl NewSnapshot {
+    /// A snapshot of this name, taken now.
+    pub fn named(name: impl Into<String>) -> Self {
+        Self { name: name.into(), date: None, vm_clock_nsec: 0, icount: None }
+    }
+}
+
+/// Which snapshot is meant. Of several with one name it is the first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SnapshotRef {
+    /// The one with this id.
+    Id(String),
+    /// The one with this name.
+    Name(String),
+    /// The one with this id or, failing that, with this name.
+    IdOrName(String),
+}
+
+impl SnapshotRef {
+    fn find(&self, entries: &[SnapshotEntry]) -> Option<usize> {
+        let by_id = |id: &str| entries.iter().position(|entry| entry.id == id.as_bytes());
+        let by_name = |name: &str| entries.iter().position(|entry| entry.name == name.as_bytes());
+        match self {
+            SnapshotRef::Id(id) => by_id(id),
+            SnapshotRef::Name(name) => by_name(name),
+            SnapshotRef::IdOrName(text) => by_id(text).or_else(|| by_name(text)),
+        }
+    }
+}
+
+/// Internal snapshots. They are taken, applied and deleted while other requests of the image are under way: changes
+/// wait until the operation is done, reads go on.
+impl Image {
+    fn snapshot_driver(&self) -> Result<Arc<Qcow2>> {
+        match &self.0.driver {
+            Driver::Qcow2(qcow2) => Ok(qcow2.clone()),
+            Driver::Raw(_) => {
+                let message = "the format raw has no internal snapshots";
+                Err(Error::new(ErrorKind::Unsupported, message).on(&self.0.path))
+            }
+        }
+    }
+
+    /// The snapshots in the image, oldest first. None for raw.
+    pub fn snapshots(&self) -> Vec<SnapshotInfo> {
+        match &self.0.driver {
+            Driver::Qcow2(qcow2) => {
+                qcow2.snapshots().entries.iter().map(|entry| snapshot_info(entry, &qcow2.header)).collect()
+            }
+            Driver::Raw(_) => Vec::new(),
+        }
+    }
+
+    /// Takes a snapshot of what the disk holds when all changes that were under way at the call are done. It is durable
+    /// when this returns, and so is everything that was written before.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] with an external data file, or if a refcount is too narrow to count one more
+    /// reference; [`ErrorKind::InvalidArgument`] for a name that is too long; no space; the limits of the format. The
+    /// image is as before then.
+    pub async fn create_snapshot(&self, worker: &Worker, new: NewSnapshot) -> Result<SnapshotInfo> {
+        let qcow2 = self.snapshot_driver()?;
+        qcow2.check_writable()?;
+        let date = new.date.unwrap_or_else(SystemTime::now);
+        let date = date.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let request = SnapshotRequest {
+            name: new.name.into_bytes(),
+            date: (u32::try_from(date.as_secs()).unwrap_or(u32::MAX), date.subsec_nanos()),
+            vm_clock_nsec: new.vm_clock_nsec,
+            icount: new.icount,
+        };
+        let on = worker.clone();
+        let header = qcow2.clone();
+        let entry = worker.spawn(async move { qcow2.create_snapshot(&on, request).await }).await?;
+        Ok(snapshot_info(&entry, &header.header))
+    }
+
+    /// Makes the disk hold what it held when the snapshot was taken, and as large as it was. The snapshot stays. It is
+    /// durable when this returns.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::Unsupported`] if a refcount is too narrow to count one more reference; no
+    /// space; damage. The disk is as before then, unless the last steps fail, which only leak space.
+    pub async fn apply_snapshot(&self, worker: &Worker, which: &SnapshotRef) -> Result<()> {
+        let qcow2 = self.snapshot_driver()?;
+        qcow2.check_writable()?;
+        let (on, which) = (worker.clone(), which.clone());
+        worker.spawn(async move { qcow2.apply_snapshot(&on, |entries| which.find(entries)).await }).await
+    }
+
+    /// Deletes a snapshot and gives back the space that only it needed. It is durable when this returns.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]; a failure on the way may leave the image marked dirty: the next writer makes its counts
+    /// right.
+    pub async fn delete_snapshot(&self, worker: &Worker, which: &SnapshotRef) -> Result<()> {
+        let qcow2 = self.snapshot_driver()?;
+        qcow2.check_writable()?;
+        let (on, which) = (worker.clone(), which.clone());
+        worker.spawn(async move { qcow2.delete_snapshot(&on, |entries| which.find(entries)).await }).await
+    }
+}
