@@ -1,6 +1,8 @@
 //! The command line as a whole: which commands there are, and what becomes of their results.
 
-use crate::commands::{bench, check, clone, compare, convert, create, info, io, map, measure, resize, serve, snapshot};
+use crate::commands::{
+    bench, check, clone, compare, convert, create, info, io, map, measure, resize, serve, snapshot,
+};
 use crate::examples;
 use crate::failure::Failure;
 use crate::manual;

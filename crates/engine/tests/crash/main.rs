@@ -8,3 +8,4 @@ mod life;
 mod replay;
 mod setup;
 mod snapshot;
+mod snapshot_operations;
