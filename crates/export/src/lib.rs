@@ -38,6 +38,7 @@ mod log;
 pub mod metrics;
 pub mod nbd;
 mod pool;
+mod prometheus;
 mod stop;
 #[cfg(feature = "vhost-user")]
 pub mod vhost;
@@ -46,3 +47,4 @@ pub use error::ExportError;
 pub use export::{Export, Exports};
 pub use log::{Level, Log};
 pub use pool::{PoolConfig, WorkerPool};
+pub use prometheus::prometheus;

@@ -4,15 +4,22 @@ use crate::arguments::{EngineArgs, ImageArgs};
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::output::stdout;
+use crate::serve::accept::Door;
 use crate::serve::address::{Address, Bound, SocketFile, bind_unix};
 use crate::serve::signals::Signals;
+use crate::serve::{control, metrics};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::values::{cache_argument, format_argument};
+use futures_util::future::Either;
 use std::ffi::OsString;
 use std::fmt;
+use std::future::{pending, poll_fn};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::task::Poll;
+use zebu::storage::Worker;
 use zebu::{Access, CacheMode, Format, Image};
 use zebu_export::nbd::{Listener, NbdConfig, NbdServer};
 use zebu_export::vhost::{VhostConfig, VhostUserBlk};
@@ -69,6 +76,14 @@ pub(crate) struct ServeArgs {
     /// Close connections that send nothing for so long [default: never]
     #[arg(long, value_name = "SECONDS", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..))]
     idle_timeout: Option<u32>,
+
+    /// Serve counters to Prometheus, over HTTP, at this address
+    #[arg(long, value_name = "unix:PATH|HOST:PORT")]
+    metrics: Option<Address>,
+
+    /// Take commands of `zebu ctl` on this socket
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
 
     /// What is told on standard error
     #[arg(
@@ -224,8 +239,9 @@ fn serve(
         WorkerPool::start(&PoolConfig { threads: args.queues as usize, worker: session.config().clone() })?;
     let server = NbdServer::start(&pool, exports.clone(), listeners, config(args))?;
     let (devices, _device_files) = devices(args, &pool, &exports)?;
+    let side = side_doors(args)?;
     stdout::print("ready\n")?;
-    let signal = session.worker().block_on(signals.wait(session.worker()));
+    let signal = session.worker().block_on(until_signal(session.worker(), signals, &side, &exports));
     server.stop();
     drop(devices);
     pool.join();
@@ -261,6 +277,62 @@ fn devices(
         devices.push(VhostUserBlk::start(pool, export, listener, config)?);
     }
     Ok((devices, files))
+}
+
+/// Sockets beside those for clients.
+struct SideDoors {
+    metrics: Option<Door>,
+    control: Option<Door>,
+    _files: Vec<SocketFile>,
+}
+
+fn side_doors(args: &ServeArgs) -> Result<SideDoors, Failure> {
+    let mut files = Vec::new();
+    let metrics = match args.metrics.as_ref().map(Address::bind).transpose()? {
+        Some(Bound::Tcp(listener)) => Some(Door::new(listener)?),
+        Some(Bound::Unix(listener, file)) => {
+            files.push(file);
+            Some(Door::new(listener)?)
+        }
+        None => None,
+    };
+    let control = match &args.control {
+        Some(path) => {
+            let (listener, file) = bind_unix(path)?;
+            files.push(file);
+            Some(Door::new(listener)?)
+        }
+        None => None,
+    };
+    Ok(SideDoors { metrics, control, _files: files })
+}
+
+/// Serves the side doors until a signal comes.
+async fn until_signal(
+    worker: &Worker,
+    signals: &Signals,
+    side: &SideDoors,
+    exports: &Exports,
+) -> Result<(), Failure> {
+    let mut signal = pin!(signals.wait(worker));
+    let mut metrics = pin!(side.metrics.as_ref().map_or_else(
+        || Either::Right(pending()),
+        |door| Either::Left(door.serve(worker, |client| metrics::answer(worker, client, exports)))
+    ));
+    let mut control = pin!(side.control.as_ref().map_or_else(
+        || Either::Right(pending()),
+        |door| Either::Left(door.serve(worker, |client| control::converse(worker, client, exports)))
+    ));
+    poll_fn(|cx| {
+        if let Poll::Ready(Err(failure)) = metrics.as_mut().poll(cx) {
+            return Poll::Ready(Err(failure));
+        }
+        if let Poll::Ready(Err(failure)) = control.as_mut().poll(cx) {
+            return Poll::Ready(Err(failure));
+        }
+        signal.as_mut().poll(cx)
+    })
+    .await
 }
 
 fn log(args: &ServeArgs) -> Log {
