@@ -21,6 +21,7 @@ use std::pin::pin;
 use std::task::Poll;
 use zebu::storage::Worker;
 use zebu::{Access, CacheMode, Format, Image};
+use zebu_export::fuse::{FuseConfig, FuseMount};
 use zebu_export::nbd::{Listener, NbdConfig, NbdServer};
 use zebu_export::vhost::{VhostConfig, VhostUserBlk};
 use zebu_export::{Export, ExportError, Exports, Level, Log, PoolConfig, WorkerPool};
@@ -32,13 +33,18 @@ const CLIENTS: &str = "Clients";
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
     /// Serve NBD clients at this address; may be given more than once
-    #[arg(long, value_name = "unix:PATH|HOST:PORT", help_heading = CLIENTS, required_unless_present = "vhost_user_blk")]
+    #[arg(long, value_name = "unix:PATH|HOST:PORT", help_heading = CLIENTS, required_unless_present_any = ["vhost_user_blk", "fuse"])]
     nbd: Vec<Address>,
 
     /// Attach an image to a virtual machine monitor as a vhost-user-blk device with this socket; may be given more than
     /// once, in the order of the images
     #[arg(long, value_name = "PATH", help_heading = CLIENTS)]
     vhost_user_blk: Vec<PathBuf>,
+
+    /// Mount an image over this file, which then has the bytes of the disk; may be given more than once, in the order of
+    /// the images
+    #[arg(long, value_name = "PATH", help_heading = CLIENTS)]
+    fuse: Vec<PathBuf>,
 
     /// Name of an image for clients, in the order of the images [default: empty for one image, else the file name]
     #[arg(long, value_name = "NAME", help_heading = CLIENTS)]
@@ -182,11 +188,13 @@ pub(crate) fn run(args: &ServeArgs) -> Result<u8, Failure> {
 }
 
 fn specs(args: &ServeArgs) -> Result<Vec<ImageSpec>, Failure> {
-    if args.vhost_user_blk.len() > args.filenames.len() {
-        let (devices, images) = (args.vhost_user_blk.len(), args.filenames.len());
-        return Err(Failure::usage(format!(
-            "{devices} sockets are given with --vhost-user-blk, but {images} images"
-        )));
+    let images = args.filenames.len();
+    for (option, count) in [("--vhost-user-blk", args.vhost_user_blk.len()), ("--fuse", args.fuse.len())] {
+        if count > images {
+            return Err(Failure::usage(format!(
+                "{count} paths are given with {option}, but {images} images"
+            )));
+        }
     }
     let access = if args.read_only || args.snapshot.is_some() { Access::ReadOnly } else { Access::ReadWrite };
     let open = |name: &OsString| {
@@ -239,11 +247,13 @@ fn serve(
         WorkerPool::start(&PoolConfig { threads: args.queues as usize, worker: session.config().clone() })?;
     let server = NbdServer::start(&pool, exports.clone(), listeners, config(args))?;
     let (devices, _device_files) = devices(args, &pool, &exports)?;
+    let mounts = mounts(args, &pool, &exports)?;
     let side = side_doors(args)?;
     stdout::print("ready\n")?;
     let signal = session.worker().block_on(until_signal(session.worker(), signals, &side, &exports));
     server.stop();
     drop(devices);
+    drop(mounts);
     pool.join();
     signal
 }
@@ -277,6 +287,14 @@ fn devices(
         devices.push(VhostUserBlk::start(pool, export, listener, config)?);
     }
     Ok((devices, files))
+}
+
+fn mounts(args: &ServeArgs, pool: &WorkerPool, exports: &Exports) -> Result<Vec<FuseMount>, Failure> {
+    let mut mounts = Vec::new();
+    for (path, export) in args.fuse.iter().zip(exports.iter()) {
+        mounts.push(FuseMount::start(pool, export, path, FuseConfig { log: log(args) })?);
+    }
+    Ok(mounts)
 }
 
 /// Sockets beside those for clients.

@@ -145,7 +145,7 @@ fn stats(export: &Export) -> Value {
 }
 
 fn kind_stats(totals: &KindTotals) -> Value {
-    let mean = if totals.requests == 0 { 0 } else { totals.nanoseconds / totals.requests };
+    let mean = totals.nanoseconds.checked_div(totals.requests).unwrap_or(0);
     json!({
         "requests": totals.requests,
         "bytes": totals.bytes,
