@@ -85,8 +85,8 @@ fn a_hundred_pairs_of_discard_and_write_take_six_syncs() {
 
 #[test]
 fn a_cluster_allocated_by_a_small_write_takes_one_request() {
-    let Some(qemu) = Qemu::find() else { return };
     const CLUSTERS: usize = 2000;
+    let Some(qemu) = Qemu::find() else { return };
     for cluster in ["64k", "1M"] {
         let scratch = Scratch::new("allocation");
         let dir = scratch.path();
