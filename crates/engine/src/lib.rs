@@ -43,6 +43,7 @@
 
 mod blocking;
 mod chain;
+mod compress;
 pub mod check;
 mod error;
 mod gate;
@@ -59,6 +60,7 @@ mod status;
 mod transfer;
 
 pub use blocking::Blocking;
+pub use compress::{CodecPool, CompressOptions, DeflateWindow};
 pub use error::{Error, ErrorKind, Result};
 pub use image::Image;
 pub use options::*;
