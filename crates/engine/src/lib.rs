@@ -43,8 +43,8 @@
 
 mod blocking;
 mod chain;
-mod compress;
 pub mod check;
+mod compress;
 mod error;
 mod gate;
 mod image;

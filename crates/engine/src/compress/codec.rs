@@ -27,20 +27,31 @@ thread_local! {
     static INFLATER: RefCell<libdeflater::Decompressor> = RefCell::new(libdeflater::Decompressor::new());
 }
 
-fn with_kept<T, R>(kept: &Kept<T>, level: u8, make: impl FnOnce() -> T, work: impl FnOnce(&mut T) -> R) -> R {
-    let mut kept = kept.borrow_mut();
-    match &mut *kept {
-        Some((of, context)) if *of == level => work(context),
-        other => work(&mut other.insert((level, make())).1),
-    }
+/// Works with the thread's context for `level`. It is kept only if `work` ended well: one that stopped in the middle
+/// (a panic included) is not to be trusted with the next cluster.
+fn with_kept<T, R>(
+    kept: &Kept<T>,
+    level: u8,
+    make: impl FnOnce() -> T,
+    work: impl FnOnce(&mut T) -> Option<R>,
+) -> Option<R> {
+    let mut context = match kept.take() {
+        Some((of, context)) if of == level => context,
+        _ => make(),
+    };
+    let result = work(&mut context)?;
+    kept.replace(Some((level, context)));
+    Some(result)
 }
 
 /// Compresses `input`, with zeroes behind it up to `cluster` bytes, into `out`. Returns the length of the stream, or
 /// `None` if it is not shorter than a cluster.
 pub(super) fn compress(method: Method, input: &IoBufs, cluster: usize, out: &mut Vec<u8>) -> Option<usize> {
-    out.resize(cluster, 0);
-    let out = out.get_mut(..cluster.checked_sub(1)?)?;
-    match &input.0[..] {
+    let most = cluster.checked_sub(1)?;
+    // zlib is given room for whatever comes out: a stream that stops in the middle costs a new context.
+    let room = if matches!(method, Method::NarrowDeflate { .. }) { cluster + cluster / 8 + 64 } else { most };
+    out.resize(room, 0);
+    let len = match &input.0[..] {
         [one] if one.len() == cluster => compress_bytes(method, one.as_slice(), out),
         _ => JOINED.with_borrow_mut(|joined| {
             joined.clear();
@@ -49,7 +60,8 @@ pub(super) fn compress(method: Method, input: &IoBufs, cluster: usize, out: &mut
             input.copy_to(0, joined.get_mut(..len)?);
             compress_bytes(method, joined, out)
         }),
-    }
+    };
+    len.filter(|len| *len <= most)
 }
 
 fn compress_bytes(method: Method, input: &[u8], out: &mut [u8]) -> Option<usize> {
@@ -59,12 +71,13 @@ fn compress_bytes(method: Method, input: &[u8], out: &mut [u8]) -> Option<usize>
                 let level = libdeflater::CompressionLvl::new(level.into()).unwrap_or_default();
                 libdeflater::Compressor::new(level)
             };
-            with_kept(kept, level, make, |deflater| deflater.deflate_compress(input, out).ok())
+            // It keeps nothing of a cluster, so one that does not fit is no failure of the context.
+            with_kept(kept, level, make, |deflater| Some(deflater.deflate_compress(input, out).ok()))
+                .flatten()
         }),
         Method::NarrowDeflate { level } => NARROW_DEFLATER.with(|kept| {
-            let make = || {
-                flate2::Compress::new_with_window_bits(flate2::Compression::new(level.into()), false, 12)
-            };
+            let make =
+                || flate2::Compress::new_with_window_bits(flate2::Compression::new(level.into()), false, 12);
             with_kept(kept, level, make, |deflater| {
                 deflater.reset();
                 match deflater.compress(input, out, flate2::FlushCompress::Finish) {
@@ -138,7 +151,10 @@ mod zstd {
             let _ = context.set_parameter(CParameter::ChecksumFlag(true));
             context
         };
-        COMPRESSOR.with(|kept| with_kept(kept, level, make, |context| context.compress2(out, input).ok()))
+        COMPRESSOR.with(|kept| {
+            // It begins anew with each frame, whatever became of the last one.
+            with_kept(kept, level, make, |context| Some(context.compress2(out, input).ok())).flatten()
+        })
     }
 
     pub(super) fn inflate(input: &[u8], out: &mut [u8]) -> Result<(), &'static str> {

@@ -7,6 +7,7 @@ use super::codec::{self, Method};
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -88,11 +89,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Work {
+    /// Does the work. A codec that panics (they are other people's code) fails this cluster, and nobody waits for good.
     fn execute(&self, output: &mut Vec<u8>) -> Outcome {
+        catch_unwind(AssertUnwindSafe(|| self.execute_once(output)))
+            .unwrap_or(Outcome::Damaged("the codec failed; its message is on standard error"))
+    }
+
+    fn execute_once(&self, output: &mut Vec<u8>) -> Outcome {
         match self {
-            Work::Compress { method, input, cluster } => {
-                codec::compress(*method, input, *cluster, output).map_or(Outcome::Incompressible, Outcome::Bytes)
-            }
+            Work::Compress { method, input, cluster } => codec::compress(*method, input, *cluster, output)
+                .map_or(Outcome::Incompressible, Outcome::Bytes),
             Work::Inflate { compression, input, skip, cluster } => {
                 match codec::inflate(*compression, input, *skip, *cluster, output) {
                     Ok(()) => Outcome::Bytes(*cluster),
@@ -432,7 +438,8 @@ mod tests {
                     let input = IoBufs::from(IoBuf::copy_of(packed.output()));
                     drop(packed);
                     let compression = Compression::Zlib;
-                    let back = pool.run(worker, Work::Inflate { compression, input, skip: 0, cluster: 4096 }).await;
+                    let back =
+                        pool.run(worker, Work::Inflate { compression, input, skip: 0, cluster: 4096 }).await;
                     assert_eq!(back.output(), content);
                 }
             })));

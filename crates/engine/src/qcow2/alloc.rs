@@ -134,9 +134,7 @@ impl Qcow2 {
                 Stream::Data { next_guest_cluster } => {
                     space.windows.next_data_size(next_guest_cluster, self.window_min())
                 }
-                Stream::Metadata | Stream::Compressed => {
-                    space.windows.next_size(stream, self.window_min())
-                }
+                Stream::Metadata | Stream::Compressed => space.windows.next_size(stream, self.window_min()),
             };
             next.max(count.min(self.window_max())).max(min)
         };

@@ -186,7 +186,8 @@ impl Qcow2 {
         let block = u64::from(self.file.alignment().offset.max(self.file.alignment().length)).max(1);
         let start = stream.offset.0 / block * block;
         let end = stream.end().0.next_multiple_of(block);
-        let (result, bufs) = worker.read(&self.file, start, worker.buffer((end - start) as usize).into()).await;
+        let (result, bufs) =
+            worker.read(&self.file, start, worker.buffer((end - start) as usize).into()).await;
         result.map_err(|e| Error::from(e).on(&self.path).at_guest(guest))?;
         Ok((bufs, (stream.offset.0 - start) as usize))
     }

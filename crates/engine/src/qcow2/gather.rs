@@ -211,8 +211,7 @@ impl Segment {
                 (true, 0, _) => {
                     // Zeroes may have been written there, behind the last stream of a block.
                     let written = cluster << self.bits < upto;
-                    let then =
-                        if written { AfterFree::Reuse } else { AfterFree::Untouched(self.content) };
+                    let then = if written { AfterFree::Reuse } else { AfterFree::Untouched(self.content) };
                     part.unused.push((cluster..cluster + 1, then));
                 }
                 (true, _, 0) => part.unused.push((cluster..cluster + 1, AfterFree::Reuse)),
@@ -381,7 +380,10 @@ impl Gatherer {
         while at < end {
             let Some(bytes) = in_memory(at) else {
                 // Parts under way hold their bytes themselves.
-                let open = state.open.as_ref().is_some_and(|segment| (segment.base..segment.filled).contains(&(end - 1)));
+                let open = state
+                    .open
+                    .as_ref()
+                    .is_some_and(|segment| (segment.base..segment.filled).contains(&(end - 1)));
                 return match (state.under_way.is_empty(), open) {
                     (false, _) => Place::BeingWritten,
                     (true, true) => Place::Split,
@@ -485,4 +487,3 @@ impl Gatherer {
         state.streams.is_empty() && state.under_way.is_empty() && state.failed.is_empty()
     }
 }
-

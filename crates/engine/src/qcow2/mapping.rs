@@ -60,12 +60,16 @@ impl Qcow2 {
         let bits = self.geometry.cluster_bits;
         let first = guest >> bits;
         let last = guest.saturating_add(max_len.saturating_sub(1)) >> bits;
-        let Some((cluster, stream)) = self.gatherer.first_in(first..last + 1) else { return Ok((None, max_len)) };
+        let Some((cluster, stream)) = self.gatherer.first_in(first..last + 1) else {
+            return Ok((None, max_len));
+        };
         if cluster > first {
             return Ok((None, max_len.min((cluster << bits) - guest)));
         }
-        let corrupt = |e: EntryError| Error::new(ErrorKind::Corrupt, e.to_string()).on(&self.path).at_guest(guest);
-        let word = CompressedRange::encode(HostOffset(stream.offset), stream.len, &self.geometry).map_err(corrupt)?;
+        let corrupt =
+            |e: EntryError| Error::new(ErrorKind::Corrupt, e.to_string()).on(&self.path).at_guest(guest);
+        let word = CompressedRange::encode(HostOffset(stream.offset), stream.len, &self.geometry)
+            .map_err(corrupt)?;
         let stream = CompressedRange::decode(word, &self.geometry).map_err(corrupt)?;
         let rest = self.geometry.cluster_size() - (guest & (self.geometry.cluster_size() - 1));
         Ok((Some(Run::Compressed { stream }), max_len.min(rest)))

@@ -125,7 +125,13 @@ impl Qcow2 {
     }
 
     /// Writes clusters one after the other, until there are no more or one failed.
-    async fn compress_lane(self: &Arc<Self>, node: &Node, worker: &Worker, method: Method, clusters: &Clusters) {
+    async fn compress_lane(
+        self: &Arc<Self>,
+        node: &Node,
+        worker: &Worker,
+        method: Method,
+        clusters: &Clusters,
+    ) {
         while let Some((index, piece)) = clusters.take() {
             let guest = clusters.guest + ((index as u64) << self.geometry.cluster_bits);
             let (result, piece) = self.compress_cluster(node, worker, method, guest, piece).await;
@@ -155,9 +161,13 @@ impl Qcow2 {
         let cluster = self.geometry.cluster_size() as usize;
         let mut done = self.compress.pool.run(worker, Work::Compress { method, input, cluster }).await;
         let input = std::mem::take(&mut done.input);
-        if done.outcome == Outcome::Incompressible {
-            drop(done);
-            return self.write(node, worker, guest, input).await;
+        match done.outcome {
+            Outcome::Bytes(_) => {}
+            Outcome::Incompressible => {
+                drop(done);
+                return self.write(node, worker, guest, input).await;
+            }
+            Outcome::Damaged(why) => return (Err(Error::new(ErrorKind::Io, why)), input),
         }
         let placed = match self.try_place(worker, guest, done.output()) {
             Ok(Err(obstacle)) => {
@@ -204,7 +214,9 @@ impl Qcow2 {
         loop {
             match obstacle {
                 Obstacle::Slice => self.prepare_slice(worker, guest).await?,
-                Obstacle::InFlight => self.wait_for_flight(worker, guest >> self.geometry.cluster_bits).await?,
+                Obstacle::InFlight => {
+                    self.wait_for_flight(worker, guest >> self.geometry.cluster_bits).await?
+                }
                 Obstacle::Room => self.make_room(worker).await?,
             }
             match self.try_place(worker, guest, stream)? {

@@ -121,7 +121,8 @@ impl Qcow2 {
         let corrupt = |e: zebu_qcow2::EntryError| {
             Error::new(ErrorKind::Corrupt, e.to_string()).on(&self.path).at_guest(offset)
         };
-        let entry = L2Entry::compressed(HostOffset(stream.offset), stream.len, &self.geometry).map_err(corrupt)?;
+        let entry =
+            L2Entry::compressed(HostOffset(stream.offset), stream.len, &self.geometry).map_err(corrupt)?;
         let entry_size = self.geometry.l2_entry_size as usize;
         let (mut shard, key, index) = self.lock_slice(worker, offset).await?;
         // Under the lock and before the change: whichever commit freezes the change sees the flag.

@@ -7,8 +7,8 @@ use zebu::storage::sim::{
 };
 use zebu::storage::{IoBuf, Worker};
 use zebu::{
-    Access, CompressOptions, Compression, CreateOptions, Durability, Format, Image, OpenOptions, OpenedFile, Preallocation, Shrink,
-    ZeroPolicy,
+    Access, CompressOptions, Compression, CreateOptions, Durability, Format, Image, OpenOptions, OpenedFile,
+    Preallocation, Shrink, ZeroPolicy,
 };
 
 /// Names of the files of a world.
