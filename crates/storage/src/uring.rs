@@ -17,7 +17,9 @@ use crate::file::File;
 use crate::memory::{FixedBuffer, Region};
 use crate::notify::Notifier;
 use crate::request::{Completion, OpDone, OpId, OpKind, OpRequest};
+use crate::socket::{SocketCompletion, SocketRequest};
 use crate::threads::Threads;
+use crate::uring_sockets::{CANCELLATION, SOCKET, UringSockets};
 use foldhash::HashMap;
 use io_uring::squeue::Entry;
 use io_uring::types::{Fd, Fixed, FsyncFlags, SubmitArgs, Timespec};
@@ -78,6 +80,7 @@ pub(crate) struct Uring {
     most_in_ring: usize,
     /// Operations that wait for a place in the ring.
     backlog: VecDeque<usize>,
+    sockets: UringSockets,
     /// Whether the poll of the notifier is in the ring.
     polling: bool,
     /// Whether the kernel keeps a poll in place after it fired (since 5.13).
@@ -155,6 +158,7 @@ impl Uring {
             in_ring: 0,
             most_in_ring,
             backlog: VecDeque::new(),
+            sockets: UringSockets::default(),
             polling: false,
             multishot: true,
             files: FileTable {
@@ -271,6 +275,18 @@ impl Uring {
         Some(entry.user_data(index as u64))
     }
 
+    pub(crate) fn submit_socket(&mut self, id: usize, request: SocketRequest) {
+        self.sockets.submit(&mut self.ring, id, request);
+    }
+
+    pub(crate) fn cancel_socket(&mut self, id: usize) {
+        self.sockets.cancel(&mut self.ring, id);
+    }
+
+    pub(crate) fn reap_sockets(&mut self, done: &mut Vec<SocketCompletion>) {
+        self.sockets.reap(done);
+    }
+
     pub(crate) fn run_blocking(&mut self, job: Job) {
         self.helpers.run_blocking(job);
     }
@@ -348,6 +364,13 @@ impl Uring {
                 }
                 continue;
             }
+            if index == CANCELLATION {
+                continue;
+            }
+            if index & SOCKET != 0 {
+                self.sockets.complete(&mut self.ring, index, result);
+                continue;
+            }
             self.in_ring -= 1;
             if let Some(completion) = self.finish(index as usize, result) {
                 done.push(completion);
@@ -420,7 +443,10 @@ impl Uring {
             self.ring.completion().enable_eventfd();
             // Either the kernel sees the signal on, or the completion is seen here.
             fence(Ordering::SeqCst);
-            if !self.ring.completion().is_empty() || self.kernel_has_work() || self.helpers.has_completions()
+            if !self.ring.completion().is_empty()
+                || self.kernel_has_work()
+                || self.helpers.has_completions()
+                || self.sockets.has_completions()
             {
                 let one = 1u64.to_ne_bytes();
                 // SAFETY: `one` is 8 readable bytes. It fails only if the counter is full, so readable.
@@ -475,7 +501,8 @@ impl Drop for Uring {
         // buffers, which must not be freed before it is done.
         self.backlog.clear();
         let mut done = Vec::new();
-        while self.in_ring > 0 {
+        self.sockets.cancel_all(&mut self.ring);
+        while self.in_ring + self.sockets.in_ring() > 0 {
             self.enter(Wait::Forever);
             self.reap(&mut done);
             self.backlog.clear();
