@@ -180,10 +180,10 @@ impl Segment {
 
     /// Cuts off what was filled, in whole blocks.
     fn cut(&mut self, cut: Cut, rules: &Rules) -> Part {
-        let mut upto = match self.filled == self.base {
-            true => self.base,
-            false => self.filled.next_multiple_of(rules.block).min(self.end),
-        };
+        let mut upto = self.base;
+        if self.filled > self.base {
+            upto = self.filled.next_multiple_of(rules.block).min(self.end);
+        }
         // A cluster that can take no more streams has no reference to spare for being kept open.
         let last = self.counts.get(((upto >> self.bits) - self.first) as usize);
         if last.is_some_and(|count| count.streams >= rules.refcount_max) {

@@ -215,7 +215,7 @@ impl Qcow2 {
             match obstacle {
                 Obstacle::Slice => self.prepare_slice(worker, guest).await?,
                 Obstacle::InFlight => {
-                    self.wait_for_flight(worker, guest >> self.geometry.cluster_bits).await?
+                    self.wait_for_flight(worker, guest >> self.geometry.cluster_bits).await?;
                 }
                 Obstacle::Room => self.make_room(worker).await?,
             }

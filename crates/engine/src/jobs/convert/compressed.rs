@@ -64,13 +64,7 @@ pub(super) async fn write(
         let end = at + bufs.len() as u64;
         let whole = at.is_multiple_of(cluster) && (end >= at + cluster || end == job.target.virtual_size());
         let mut part;
-        if !whole {
-            let boundary = (at / cluster + 1).saturating_mul(cluster).min(end);
-            part = bufs.split_to((boundary - at) as usize);
-            (result, part) = job.target.write(worker, at, part, Durability::Volatile).await;
-            job.count(|report| report.written += boundary - at);
-            at = boundary;
-        } else {
+        if whole {
             let (len, skip) = run_of_clusters(job, cluster, at, &bufs);
             part = bufs.split_to(len);
             if skip {
@@ -80,6 +74,12 @@ pub(super) async fn write(
                 job.count(|report| report.written += len as u64);
             }
             at += len as u64;
+        } else {
+            let boundary = (at / cluster + 1).saturating_mul(cluster).min(end);
+            part = bufs.split_to((boundary - at) as usize);
+            (result, part) = job.target.write(worker, at, part, Durability::Volatile).await;
+            job.count(|report| report.written += boundary - at);
+            at = boundary;
         }
         done.append(part);
     }
