@@ -312,7 +312,7 @@ fn a_compressed_image_takes_the_changes_of_an_overlay() {
         return;
     }
     let scratch = Scratch::new();
-    scratch.write("a.raw", &[b'a'; 1 << 20]);
+    scratch.write("a.raw", &vec![b'a'; 1 << 20]);
     scratch.zebu(&words("convert -c -f raw -O qcow2 a.raw base")).ok();
     scratch.qemu_img(&words("create -q -f qcow2 -b base -F qcow2 top")).ok();
     scratch.qemu_io(&["-c", "write -P 7 70000 5000", "top"]).ok();
