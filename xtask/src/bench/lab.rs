@@ -66,7 +66,7 @@ impl Lab {
         let file = folder.join(format!("{table}.jsonl"));
         let said = |e: std::io::Error| format!("{}: {e}", file.display());
         let mut out = std::fs::File::create(&file).map_err(said)?;
-        writeln!(out, "{}", serde_json::json!({ "machine": self.machine()? })).map_err(said)
+        writeln!(out, "{}", serde_json::json!({ "machine": self.machine()?, "date": date()? })).map_err(said)
     }
 
     /// `quick` or `full`, by how much is measured.
@@ -114,6 +114,10 @@ impl Lab {
         let qemu = setup::qemu_version().unwrap_or_default();
         Ok(format!("Linux {}, {cores} x {model}, {} file system, {qemu}", kernel.trim(), filesystem.trim()))
     }
+}
+
+fn date() -> Outcome<String> {
+    Ok(output(Command::new("date").arg("+%F"))?.trim().to_owned())
 }
 
 /// Removes all files of a folder.
