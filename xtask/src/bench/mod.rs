@@ -2,6 +2,7 @@
 
 mod allocation;
 mod copies;
+mod headline;
 mod lab;
 mod load;
 mod opening;
@@ -42,7 +43,7 @@ pub(crate) struct BenchArgs {
     /// Write the results into bench/results too, as JSON lines; a table's earlier ones are replaced
     #[arg(long)]
     save: bool,
-    /// Only write the page of what is saved in bench/results
+    /// Only write the page, and the README's figures, from what is saved in bench/results
     #[arg(long, conflicts_with_all = ["tables", "save", "compare"])]
     page: bool,
     /// Name every figure that is worse than in these earlier results (a table's file, or a folder of them) by more than
@@ -121,14 +122,13 @@ impl Table {
 pub(crate) fn run_all(args: &BenchArgs) -> Outcome {
     let results = root().join("bench/results");
     if args.page {
-        println!("{}", page::write(&results)?.display());
-        return Ok(());
+        return publish(&results);
     }
     // Read before they may be replaced.
     let old = args.compare.as_deref().map(Saved::read_all).transpose()?;
     measure(args, &results)?;
     if args.save {
-        println!("{}", page::write(&results)?.display());
+        publish(&results)?;
     }
     let Some(old) = old else { return Ok(()) };
     let worse = record::regressions(&old, &Saved::read_all(&results)?);
@@ -137,6 +137,13 @@ pub(crate) fn run_all(args: &BenchArgs) -> Outcome {
         return Ok(());
     }
     Err(format!("worse by more than the spread:\n  {}", worse.join("\n  ")))
+}
+
+/// The page and the README's figures, from what is saved.
+fn publish(results: &Path) -> Outcome {
+    let tables = Saved::read_all(results)?;
+    println!("{}", page::write(results, &tables)?.display());
+    headline::write(&root().join("README.md"), &tables)
 }
 
 fn measure(args: &BenchArgs, results: &Path) -> Outcome {

@@ -64,16 +64,15 @@ th,td{padding:.3rem .5rem;text-align:right;border-bottom:1px solid #8884;white-s
 th:first-child,td:first-child{text-align:left;white-space:normal;min-width:12rem}
 .behind{color:#c02020}
 figure{margin:1rem 0;background:#fff;border-radius:.5rem;padding:.5rem}
-svg{width:100%;height:auto;display:block}
+svg{width:100%;max-width:36rem;height:auto;display:block}
 small{opacity:.8}
 @media(prefers-color-scheme:dark){.behind{color:#ff8080}}
 ";
 
-/// Writes the page of all tables in `folder` into it.
-pub(super) fn write(folder: &Path) -> Outcome<std::path::PathBuf> {
-    let tables = Saved::read_all(folder)?;
+/// Writes the page of the tables into `folder`.
+pub(super) fn write(folder: &Path, tables: &[Saved]) -> Outcome<std::path::PathBuf> {
     let file = folder.join("index.html");
-    std::fs::write(&file, page(&tables)?).map_err(|e| format!("{}: {e}", file.display()))?;
+    std::fs::write(&file, page(tables)?).map_err(|e| format!("{}: {e}", file.display()))?;
     Ok(file)
 }
 
@@ -105,7 +104,7 @@ fn behind(html: &mut String, tables: &[Saved]) {
                 let (name, metric, peer) = (text(&cell.benchmark), text(&cell.metric), text(&cell.b.label));
                 let _ = writeln!(
                     rows,
-                    "<tr><td>{name}<td>{metric}<td>{peer}<td class=behind>{}",
+                    "<tr><td>{name}<td class=behind>{}<td>{metric}<td>{peer}",
                     shown(&advantage)
                 );
             }
@@ -116,7 +115,7 @@ fn behind(html: &mut String, tables: &[Saved]) {
     } else {
         let _ = writeln!(
             html,
-            "<div class=scroll><table><tr><th>benchmark<th>metric<th>beside<th>better by\n{rows}</table></div>"
+            "<div class=scroll><table><tr><th>benchmark<th>better by<th>metric<th>beside\n{rows}</table></div>"
         );
     }
 }
@@ -138,7 +137,7 @@ fn section(html: &mut String, table: &Saved) -> Outcome {
     if let Some(svg) = plot(table)? {
         let _ = writeln!(html, "<figure>{svg}</figure>");
     }
-    html.push_str("<div class=scroll><table><tr><th>benchmark<th>metric<th>A<th>B<th>A better by\n");
+    html.push_str("<div class=scroll><table><tr><th>benchmark<th>A better by<th>metric<th>A<th>B\n");
     for cell in &table.cells {
         let side = |f: &super::record::Figures| {
             format!("{} {} \u{b1}{}", text(&f.label), number(f.median), number(f.mad))
@@ -147,12 +146,12 @@ fn section(html: &mut String, table: &Saved) -> Outcome {
         let class = if advantage.is_some_and(|a| a.is_behind()) { " class=behind" } else { "" };
         let _ = writeln!(
             html,
-            "<tr><td>{}<td>{}<td>{}<td>{}<td{class}>{}",
+            "<tr><td>{}<td{class}>{}<td>{}<td>{}<td>{}",
             text(&cell.benchmark),
+            advantage.as_ref().map_or("scatters".into(), shown),
             text(&cell.metric),
             side(&cell.a),
-            side(&cell.b),
-            advantage.as_ref().map_or("scatters".into(), shown)
+            side(&cell.b)
         );
     }
     html.push_str("</table></div>\n");
@@ -167,15 +166,15 @@ fn text(raw: &str) -> String {
     raw.replace('&', "&amp;").replace('<', "&lt;").replace('"', "&quot;")
 }
 
-/// A bar for the first metric of each benchmark that has a ratio. Names stand above their bars, so that the plot is
+/// A bar for each benchmark, of the first of its metrics that has a ratio. Names stand above their bars, so that the plot is
 /// narrow enough for a telephone.
 fn plot(table: &Saved) -> Outcome<Option<String>> {
     let mut seen = std::collections::HashSet::new();
     let bars: Vec<(&Cell, Advantage)> = table
         .cells
         .iter()
-        .filter(|cell| seen.insert(&cell.benchmark))
         .filter_map(|cell| cell.advantage().map(|advantage| (cell, advantage)))
+        .filter(|(cell, _)| seen.insert(&cell.benchmark))
         .collect();
     if bars.is_empty() {
         return Ok(None);
@@ -193,17 +192,16 @@ fn draw(
     height: u32,
     right: f64,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    const WIDTH: u32 = 520;
+    const WIDTH: u32 = 460;
     const LEFT: i32 = 8;
     let (good, bad) = (RGBColor(46, 125, 80), RGBColor(192, 57, 43));
     let area = SVGBackend::with_string(svg, (WIDTH, height)).into_drawing_area();
     let scale = |x: f64| LEFT + (x / right * f64::from(WIDTH as i32 - 2 * LEFT)) as i32;
-    let words = ("sans-serif", 13).into_font();
+    let words = ("sans-serif", 16).into_font();
     for (i, (cell, advantage)) in bars.iter().enumerate() {
         let top = i as i32 * 44 + 20;
         let style = TextStyle::from(words.clone()).pos(Pos::new(HPos::Left, VPos::Bottom));
-        let name = format!("{} ({})", cell.benchmark, cell.metric);
-        area.draw_text(&name, &style, (LEFT, top))?;
+        area.draw_text(&cell.benchmark, &style, (LEFT, top))?;
         let color = if advantage.median >= 1.0 { good } else { bad };
         area.draw(&Rectangle::new([(LEFT, top + 2), (scale(advantage.median), top + 18)], color.filled()))?;
         let middle = top + 10;
