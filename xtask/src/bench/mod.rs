@@ -10,6 +10,7 @@ mod page;
 mod record;
 mod recycled;
 mod requests;
+mod serving;
 
 use crate::ab::Rounds;
 use crate::process::{find, run};
@@ -81,6 +82,8 @@ enum Table {
     Growth,
     /// How recycled clusters are zeroed: write, fallocate, auto
     Recycled,
+    /// Requests over NBD, by depth and connections: IOPS, latency, CPU of the server; beside QEMU's and nbdkit
+    Serve,
 }
 
 impl Table {
@@ -98,6 +101,7 @@ impl Table {
             Table::Readback => "readback",
             Table::Growth => "growth",
             Table::Recycled => "recycled",
+            Table::Serve => "serve",
         }
     }
 
@@ -115,6 +119,7 @@ impl Table {
             Table::Readback => allocation::readback,
             Table::Growth => allocation::growth,
             Table::Recycled => recycled::recycled,
+            Table::Serve => serving::serving,
         }
     }
 }
