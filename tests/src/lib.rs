@@ -2,6 +2,7 @@
 //! disk, seeded streams of operations, and a driver that runs them through zebu's library.
 
 pub mod driver;
+pub mod guest;
 pub mod images;
 pub mod model;
 pub mod mount;

@@ -25,6 +25,18 @@ impl Server {
         Self::spawn(command, socket)
     }
 
+    /// As [`Server::start`], with a vhost-user-blk device instead.
+    ///
+    /// # Panics
+    /// If it does not become ready.
+    pub fn start_vhost_user(dir: &Path, options: &str) -> Self {
+        let socket = dir.join("vhost.sock");
+        let mut command = Command::new(zebu_program());
+        command.arg("serve").arg("--vhost-user-blk").arg(&socket);
+        command.args(options.split_whitespace()).current_dir(dir);
+        Self::spawn(command, socket)
+    }
+
     fn spawn(mut command: Command, socket: PathBuf) -> Self {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("zebu starts");

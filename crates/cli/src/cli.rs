@@ -66,7 +66,7 @@ enum Command {
     /// Read, write and look at an image by commands, as qemu-io does
     #[command(after_help = examples::IO)]
     Io(io::IoArgs),
-    /// Attach images to virtual machines and other clients, over NBD
+    /// Attach images to virtual machines and other clients, over NBD and vhost-user-blk
     ///
     /// Prints the line `ready` when clients can connect. SIGTERM or SIGINT: takes no more requests, finishes those under
     /// way, closes the images and exits with 0.

@@ -1,4 +1,4 @@
-//! Disk images as block devices for others: an NBD server that runs on zebu's own workers.
+//! Disk images as block devices for others: an NBD server and vhost-user-blk devices that run on zebu's own workers.
 //!
 //! Nothing here needs an async runtime. A [`WorkerPool`] has threads with a [`zebu::storage::Worker`] each; a
 //! connection belongs to one of them, and its sockets are driven by the same completion queue as the image's files.
@@ -39,6 +39,8 @@ pub mod metrics;
 pub mod nbd;
 mod pool;
 mod stop;
+#[cfg(feature = "vhost-user")]
+pub mod vhost;
 
 pub use error::ExportError;
 pub use export::{Export, Exports};

@@ -1,10 +1,12 @@
 //! The io_uring backend: one ring per worker.
 //!
-//! Submissions are queued in the ring's memory and handed over by one `io_uring_enter` per turn, which waits as
-//! well when there is nothing else to do. At most as many operations are in the ring as it has entries (so neither of
-//! its queues can overflow); what comes beyond waits in a backlog. Files and the pool's slabs are registered where the
-//! kernel lets us. What has no opcode (ftruncate, lseek, copying between files) is done by a few helper threads. The
-//! worker's notifier is polled in the ring, so that waiting on the ring is waiting on everything.
+//! Submissions are queued in the ring's memory and handed over by the `io_uring_enter` that waits as well, or before it
+//! as soon as they outnumber what the disk still has to do: a disk that completes a whole queue at once must not stand
+//! idle until the tasks of all completions have run (30 % of the rate of small writes, measured). At most as many
+//! operations are in the ring as it has entries (so neither of its queues can overflow); what comes beyond waits in a
+//! backlog. Files and the pool's slabs are registered where the kernel lets us. What has no opcode (ftruncate, lseek,
+//! copying between files) is done by a few helper threads. The worker's notifier is polled in the ring, so that waiting
+//! on the ring is waiting on everything.
 //!
 //! For event loops the ring signals an eventfd. (The ring's own descriptor will not do: work that the kernel keeps
 //! until this thread asks for it, `IORING_SETUP_DEFER_TASKRUN`, wakes nobody who polls it.) The signal is off during
@@ -39,6 +41,8 @@ const FILES: u32 = 256;
 const BUFFERS: u32 = 64;
 /// Helper threads for what has no opcode.
 const HELPERS: usize = 4;
+/// The fewest submissions that are handed over before the worker waits.
+const EARLY_BATCH: usize = 4;
 
 /// An operation in the ring.
 #[derive(Default)]
@@ -78,6 +82,8 @@ pub(crate) struct Uring {
     /// Operations in the ring.
     in_ring: usize,
     most_in_ring: usize,
+    /// Those of them that were not handed over yet.
+    queued: usize,
     /// Operations that wait for a place in the ring.
     backlog: VecDeque<usize>,
     sockets: UringSockets,
@@ -157,6 +163,7 @@ impl Uring {
             slots: Vec::new(),
             in_ring: 0,
             most_in_ring,
+            queued: 0,
             backlog: VecDeque::new(),
             sockets: UringSockets::default(),
             polling: false,
@@ -215,6 +222,11 @@ impl Uring {
         // file.
         if unsafe { self.ring.submission().push(&entry) }.is_ok() {
             self.in_ring += 1;
+            self.queued += 1;
+            let with_the_disk = self.in_ring - self.queued;
+            if self.queued >= EARLY_BATCH.max(with_the_disk) {
+                self.enter(Wait::No);
+            }
         } else {
             // Places are counted, so this happens only if the kernel took fewer than it was offered.
             self.backlog.push_back(index);
@@ -331,6 +343,7 @@ impl Uring {
     /// Hands over what is queued, and waits for a completion.
     fn enter(&mut self, wait: Wait) {
         self.calls += 1;
+        self.queued = 0;
         let (want, time) = match wait {
             Wait::No => (0, None),
             Wait::Forever => (1, None),

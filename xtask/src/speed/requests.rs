@@ -23,12 +23,13 @@ struct Load {
 }
 
 /// 4 KiB, depth 32. `qemu-img bench` has no random mode: a step of an odd number of blocks near the golden section of
-/// the disk scatters the offsets over all of it, each block once before any comes again.
+/// the disk (or of the largest step that it takes) scatters the offsets over all of it, each block once before any
+/// comes again.
 pub(super) fn random(lab: &Lab) -> Outcome {
     let raw = lab.raw_file()?;
     let image = full_image(lab, &raw)?;
-    let blocks = (lab.gib << 30) / SMALL;
-    let step = ((blocks as f64 * 0.618_034) as u64 | 1) * SMALL;
+    let blocks = ((lab.gib << 30) / SMALL).min(i32::MAX as u64 / SMALL);
+    let step = ((blocks as f64 * 0.381_966) as u64 | 1) * SMALL;
     for write in [false, true] {
         let load = Load { block: SMALL, step, count: 200_000, depth: DEPTH, write };
         let what = if write { "writes" } else { "reads" };
@@ -95,7 +96,7 @@ fn qemu<'a>(lab: &'a Lab, image: &'a Path, load: Load) -> Side<'a> {
 fn zebu_random<'a>(lab: &'a Lab, image: &'a Path, load: Load) -> Side<'a> {
     let run = move || {
         let mut command = bench(&lab.zebu, image, load);
-        command.args(["--random", "1"]);
+        command.arg("--random=1");
         timed(command, load)
     };
     Side { label: "zebu".into(), run: Box::new(run) }

@@ -4,7 +4,7 @@ use crate::arguments::{EngineArgs, ImageArgs};
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::output::stdout;
-use crate::serve::address::{Address, Bound, SocketFile};
+use crate::serve::address::{Address, Bound, SocketFile, bind_unix};
 use crate::serve::signals::Signals;
 use crate::session::Session;
 use crate::size::size_argument;
@@ -12,9 +12,10 @@ use crate::values::{cache_argument, format_argument};
 use std::ffi::OsString;
 use std::fmt;
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use zebu::{Access, CacheMode, Format, Image};
 use zebu_export::nbd::{Listener, NbdConfig, NbdServer};
+use zebu_export::vhost::{VhostConfig, VhostUserBlk};
 use zebu_export::{Export, ExportError, Exports, Level, Log, PoolConfig, WorkerPool};
 
 /// Heading of options about clients, in the help.
@@ -24,8 +25,13 @@ const CLIENTS: &str = "Clients";
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
     /// Serve NBD clients at this address; may be given more than once
-    #[arg(long, value_name = "unix:PATH|HOST:PORT", help_heading = CLIENTS, required = true)]
+    #[arg(long, value_name = "unix:PATH|HOST:PORT", help_heading = CLIENTS, required_unless_present = "vhost_user_blk")]
     nbd: Vec<Address>,
+
+    /// Attach an image to a virtual machine monitor as a vhost-user-blk device with this socket; may be given more than
+    /// once, in the order of the images
+    #[arg(long, value_name = "PATH", help_heading = CLIENTS)]
+    vhost_user_blk: Vec<PathBuf>,
 
     /// Name of an image for clients, in the order of the images [default: empty for one image, else the file name]
     #[arg(long, value_name = "NAME", help_heading = CLIENTS)]
@@ -39,7 +45,8 @@ pub(crate) struct ServeArgs {
     #[arg(short = 'l', long, value_name = "NAME")]
     snapshot: Option<String>,
 
-    /// Threads that serve clients, each with an I/O worker of its own; a connection belongs to one of them
+    /// Threads that serve clients, each with an I/O worker of its own; a connection belongs to one of them, and a
+    /// vhost-user-blk device has a ring on each
     #[arg(long, value_name = "NUM", value_parser = clap::value_parser!(u32).range(1..=256), default_value = "1")]
     queues: u32,
 
@@ -160,6 +167,12 @@ pub(crate) fn run(args: &ServeArgs) -> Result<u8, Failure> {
 }
 
 fn specs(args: &ServeArgs) -> Result<Vec<ImageSpec>, Failure> {
+    if args.vhost_user_blk.len() > args.filenames.len() {
+        let (devices, images) = (args.vhost_user_blk.len(), args.filenames.len());
+        return Err(Failure::usage(format!(
+            "{devices} sockets are given with --vhost-user-blk, but {images} images"
+        )));
+    }
     let access = if args.read_only || args.snapshot.is_some() { Access::ReadOnly } else { Access::ReadWrite };
     let open = |name: &OsString| {
         let mut spec = args.image.resolve(name, args.format, args.cache, access)?;
@@ -209,10 +222,12 @@ fn serve(
     let (listeners, _files) = listen(&args.nbd)?;
     let pool =
         WorkerPool::start(&PoolConfig { threads: args.queues as usize, worker: session.config().clone() })?;
-    let server = NbdServer::start(&pool, exports, listeners, config(args))?;
+    let server = NbdServer::start(&pool, exports.clone(), listeners, config(args))?;
+    let (devices, _device_files) = devices(args, &pool, &exports)?;
     stdout::print("ready\n")?;
     let signal = session.worker().block_on(signals.wait(session.worker()));
     server.stop();
+    drop(devices);
     pool.join();
     signal
 }
@@ -232,6 +247,26 @@ fn listen(addresses: &[Address]) -> Result<(Vec<Listener>, Vec<SocketFile>), Fai
     Ok((listeners, files))
 }
 
+/// The vhost-user-blk devices, and the files of their sockets.
+fn devices(
+    args: &ServeArgs,
+    pool: &WorkerPool,
+    exports: &Exports,
+) -> Result<(Vec<VhostUserBlk>, Vec<SocketFile>), Failure> {
+    let (mut devices, mut files) = (Vec::new(), Vec::new());
+    for (path, export) in args.vhost_user_blk.iter().zip(exports.iter()) {
+        let (listener, file) = bind_unix(path)?;
+        files.push(file);
+        let config = VhostConfig { queues: args.queues as u16, log: log(args) };
+        devices.push(VhostUserBlk::start(pool, export, listener, config)?);
+    }
+    Ok((devices, files))
+}
+
+fn log(args: &ServeArgs) -> Log {
+    Log::new(args.log_level.level(), write_log)
+}
+
 fn config(args: &ServeArgs) -> NbdConfig {
     NbdConfig {
         max_clients: args.max_clients as usize,
@@ -239,7 +274,7 @@ fn config(args: &ServeArgs) -> NbdConfig {
         max_bytes: args.max_request_memory,
         handshake_timeout: args.handshake_timeout,
         idle_timeout: args.idle_timeout,
-        log: Log::new(args.log_level.level(), write_log),
+        log: log(args),
         ..NbdConfig::default()
     }
 }
