@@ -1,12 +1,12 @@
 //! An image file in a chain: its driver, and the image that it stands on.
 
-use crate::{Error, ErrorKind, Result};
 use crate::options::{CacheMode, Format};
 use crate::qcow2::index::ChainIndex;
 use crate::qcow2::mapping::Run;
 use crate::qcow2::slices::SliceCache;
 use crate::qcow2::state::Qcow2;
 use crate::qcow2::store::SliceStore;
+use crate::{Error, ErrorKind, Result};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire};

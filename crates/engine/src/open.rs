@@ -5,8 +5,8 @@ use crate::node::{ChainView, Driver, Node, Raw};
 use crate::options::{
     Access, CacheMode, Chain, ExtentIndex, Format, OpenOptions, OpenedFile, Purpose, RefPolicy, Sharing,
 };
-use crate::qcow2::info::text;
 use crate::qcow2::index::{ChainIndex, DerivedFrom, MERGED_BYTES};
+use crate::qcow2::info::text;
 use crate::qcow2::open::{
     Parsed, Place, default_cache_bytes, format_error, full_cache_bytes, parse, read_bytes,
 };

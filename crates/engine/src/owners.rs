@@ -34,32 +34,59 @@ pub(crate) async fn find(top: &Node, worker: &Worker, guest: u64, max_len: u64) 
     }
     view.index.extents().top_up();
     let merged = view.merged.as_ref()?;
-    find_merged(top, view, merged, worker, guest, max_len).await
+    let looked = look_at_slice(view, merged, guest, max_len);
+    if let Looked::Known(found) = looked {
+        return Some(found);
+    }
+    // Boxed, as what is long and rare: the task of a read that hits stays small.
+    Box::pin(find_out(top, view, merged, worker, guest, max_len, looked)).await
 }
 
-async fn find_merged(
+/// A look at a merged slice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Looked {
+    Known(Found),
+    /// The slice is there, but the cluster was written since it was made.
+    Outdated {
+        generation: u64,
+    },
+    Absent,
+}
+
+fn look_at_slice(view: &ChainView, merged: &SliceCache, guest: u64, max_len: u64) -> Looked {
+    let key = (guest >> view.index.unit_bits()) / MERGED_UNITS;
+    let mut shard = merged.lock(key);
+    let generation = shard.generation;
+    match merged.get(&mut shard, key).map(|slice| find_in_slice(view, &slice.bytes, guest, max_len)) {
+        Some(Some(found)) => Looked::Known(found),
+        Some(None) => Looked::Outdated { generation },
+        None => Looked::Absent,
+    }
+}
+
+/// Finds out what a look did not tell.
+async fn find_out(
     top: &Node,
     view: &ChainView,
     merged: &SliceCache,
     worker: &Worker,
     guest: u64,
     max_len: u64,
+    mut looked: Looked,
 ) -> Option<Found> {
     let unit = guest >> view.index.unit_bits();
     let key = unit / MERGED_UNITS;
-    if !merged.has(key) && !merge(top, view, merged, worker, key).await {
-        return None;
-    }
-    let generation = {
-        let mut shard = merged.lock(key);
-        let generation = shard.generation;
-        match merged.get(&mut shard, key).map(|slice| find_in_slice(view, &slice.bytes, guest, max_len)) {
-            Some(Some(found)) => return Some(found),
-            Some(None) => generation,
-            None => return None,
+    if looked == Looked::Absent {
+        if !merge(top, view, merged, worker, key).await {
+            return None;
         }
+        looked = look_at_slice(view, merged, guest, max_len);
+    }
+    let generation = match looked {
+        Looked::Known(found) => return Some(found),
+        Looked::Outdated { generation } => generation,
+        Looked::Absent => return None,
     };
-    // The cluster was written since the slice was made.
     let words = words_of(top, view, worker, unit..unit + 1).await.ok()?;
     let word = *words.first()?;
     let mut shard = merged.lock(key);
@@ -142,7 +169,8 @@ async fn words_of(top: &Node, view: &ChainView, worker: &Worker, units: Range<u6
     let bits = view.index.unit_bits();
     let start = units.start << bits;
     let end = (units.end << bits).min(top.virtual_size());
-    let mut words = Words { start: units.start, bits, end, words: vec![0; (units.end - units.start) as usize] };
+    let mut words =
+        Words { start: units.start, bits, end, words: vec![0; (units.end - units.start) as usize] };
     let mut open: Vec<Range<u64>> = Vec::new();
     open.extend((start < end).then_some(start..end));
     let mut depth = 0;

@@ -112,7 +112,12 @@ struct Shared {
 impl Queue {
     /// A queue for `image`, run by `worker`.
     pub fn new(image: &Image, worker: &Worker) -> Self {
-        Self { image: image.clone(), worker: worker.clone(), shared: Rc::default(), polls: std::cell::Cell::new(0) }
+        Self {
+            image: image.clone(),
+            worker: worker.clone(),
+            shared: Rc::default(),
+            polls: std::cell::Cell::new(0),
+        }
     }
 
     /// Takes a request over. Its I/O starts with the next [`Queue::poll`] or [`Queue::wait`].

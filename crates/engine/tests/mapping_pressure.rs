@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use zebu::storage::{IoBuf, IoBufs, Worker, WorkerConfig};
 use zebu::{
-    Access, CreateOptions, Durability, ExtentIndex, Format, Image, OpenOptions, Preallocation, Shrink, ZeroMode,
+    Access, CreateOptions, Durability, ExtentIndex, Format, Image, OpenOptions, Preallocation, Shrink,
+    ZeroMode,
 };
 
 struct Random(u64);
@@ -44,7 +45,12 @@ async fn verify(image: &Image, worker: &Worker, model: &[u8], what: &str) {
     for (i, expected) in model.chunks(300_000).enumerate() {
         let got = read(image, worker, i as u64 * 300_000, expected.len()).await;
         if let Some(wrong) = got.iter().zip(expected).position(|(a, b)| a != b) {
-            panic!("{what}: byte {} is {:#x}, should be {:#x}", i * 300_000 + wrong, got[wrong], expected[wrong]);
+            panic!(
+                "{what}: byte {} is {:#x}, should be {:#x}",
+                i * 300_000 + wrong,
+                got[wrong],
+                expected[wrong]
+            );
         }
     }
 }
@@ -70,7 +76,9 @@ async fn change(image: &Image, worker: &Worker, random: &mut Random, model: &mut
         8 => {
             image.discard(worker, offset, len).await.unwrap();
             // Which part went is the image's choice: zero or as before.
-            for (now, old) in read(image, worker, offset, len as usize).await.into_iter().zip(&mut model[range]) {
+            for (now, old) in
+                read(image, worker, offset, len as usize).await.into_iter().zip(&mut model[range])
+            {
                 assert!(now == 0 || now == *old);
                 *old = now;
             }
@@ -109,8 +117,7 @@ fn make_chain(worker: &Worker, random: &mut Random, depth: usize, cluster: u64, 
             backing: below.take(),
             ..CreateOptions::default()
         };
-        let open =
-            OpenOptions { format: Some(format), access: Access::ReadWrite, ..OpenOptions::default() };
+        let open = OpenOptions { format: Some(format), access: Access::ReadWrite, ..OpenOptions::default() };
         worker.block_on(async {
             Image::create(worker, &top, &options).await.unwrap();
             let image = Image::open(worker, &top, &open).await.unwrap();
@@ -139,7 +146,8 @@ async fn open_tight(worker: &Worker, path: &Path, slice_size: Option<u32>, index
 }
 
 fn run(seed: u64, depth: usize, cluster: u64, slice: Option<u32>, index: ExtentIndex, extended_l2: bool) {
-    let what = format!("seed {seed}, {depth} images, {cluster} cluster, slice {slice:?}, {index:?}, {extended_l2}");
+    let what =
+        format!("seed {seed}, {depth} images, {cluster} cluster, slice {slice:?}, {index:?}, {extended_l2}");
     let mut random = Random(seed);
     let worker = Worker::new(&WorkerConfig::default()).unwrap();
     let mut chain = make_chain(&worker, &mut random, depth, cluster, extended_l2);
@@ -247,7 +255,11 @@ fn several_queues_change_and_read_one_chain() {
                                         let byte = random.next() as u8 | 1;
                                         model[at..at + len].fill(byte);
                                         let data = IoBuf::copy_of(&vec![byte; len]).into();
-                                        image.write(&worker, offset, data, Durability::Volatile).await.0.unwrap();
+                                        image
+                                            .write(&worker, offset, data, Durability::Volatile)
+                                            .await
+                                            .0
+                                            .unwrap();
                                     }
                                     3 => {
                                         model[at..at + len].fill(0);

@@ -6,7 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use zebu::storage::{Engine, IoBuf, IoBufs, Worker, WorkerConfig};
 use zebu::{
-    Access, CacheMode, CreateOptions, Durability, ExtentIndex, Format, Image, OpenOptions, Preallocation, Shrink, ZeroMode,
+    Access, CacheMode, CreateOptions, Durability, ExtentIndex, Format, Image, OpenOptions, Preallocation,
+    Shrink, ZeroMode,
 };
 
 struct Random(u64);

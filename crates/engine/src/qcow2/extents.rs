@@ -276,6 +276,7 @@ impl Extents {
     }
 
     /// Entries.
+    #[cfg(test)]
     pub(crate) fn len(&self) -> u64 {
         self.used.load(Relaxed)
     }
@@ -354,7 +355,7 @@ mod tests {
         let extents = extents(100_000);
         for i in 0..10_000 {
             extents.top_up();
-            extents.insert(i * 100..i * 100 + 10, data(i * 7 << 30));
+            extents.insert(i * 100..i * 100 + 10, data((i * 7) << 30));
         }
         let budget = &extents.store.budget;
         assert!(extents.len() * ENTRY_COST <= budget.index() && budget.index() <= 25_000);

@@ -8,7 +8,7 @@
 //! the lock of the changed slice; what is derived while a change happens is recognised by the generation of its shard.
 
 use crate::qcow2::extents::{Extents, Place, PlaceKind};
-use crate::qcow2::store::{Class, ShardGuard, SliceStore};
+use crate::qcow2::store::{Class, SliceStore};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -63,12 +63,11 @@ pub(crate) enum Known {
 /// A word of a merged slice; 0 for what can't be said in one.
 pub(crate) fn encode(known: Known) -> u64 {
     let place = match known {
-        Known::Nothing => return KIND_UNKNOWN,
         Known::From(depth) if u64::from(depth) < DEPTHS => {
             return KIND_FROM | u64::from(depth) << DEPTH_SHIFT;
         }
         Known::At(place) if u64::from(place.depth) < DEPTHS => place,
-        Known::From(_) | Known::At(_) => return KIND_UNKNOWN,
+        Known::Nothing | Known::From(_) | Known::At(_) => return KIND_UNKNOWN,
     };
     let depth = u64::from(place.depth) << DEPTH_SHIFT;
     match place.kind {
@@ -169,7 +168,8 @@ impl ChainIndex {
     }
 
     /// Locks the shard of the merged slice that maps `unit`; with it, the slice's name.
-    pub(crate) fn lock_merged(&self, unit: u64) -> Option<(ShardGuard<'_>, u64)> {
+    #[cfg(test)]
+    fn lock_merged(&self, unit: u64) -> Option<(crate::qcow2::store::ShardGuard<'_>, u64)> {
         let id = SliceStore::id(self.merged?, unit / MERGED_UNITS);
         Some((self.store.lock(Class::Derived, id), id))
     }

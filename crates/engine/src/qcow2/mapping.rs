@@ -5,8 +5,8 @@ use crate::qcow2::index::{ChainIndex, DerivedFrom};
 use crate::qcow2::slices::{Pattern, Slice};
 use crate::qcow2::state::Qcow2;
 use crate::{Error, ErrorKind, Result};
-use zebu_qcow2::{CompressedRange, EntryError, GuestOffset, L1Entry, L2Entry, Mapping};
 use std::sync::Arc;
+use zebu_qcow2::{CompressedRange, EntryError, GuestOffset, L1Entry, L2Entry, Mapping};
 use zebu_storage::Worker;
 
 /// Entries looked at on either side of a cluster for the length of its run.
@@ -41,7 +41,12 @@ impl Run {
 
 impl Qcow2 {
     /// What `guest` maps to, and for how many bytes (at most `max_len`).
-    pub(crate) async fn map(self: &Arc<Self>, worker: &Worker, guest: u64, max_len: u64) -> Result<(Run, u64)> {
+    pub(crate) async fn map(
+        self: &Arc<Self>,
+        worker: &Worker,
+        guest: u64,
+        max_len: u64,
+    ) -> Result<(Run, u64)> {
         loop {
             if let Some(found) = self.map_cached(guest, max_len) {
                 return found;
@@ -53,7 +58,8 @@ impl Qcow2 {
                 let rest = per_table - guest % per_table;
                 return Ok((Run::Unallocated, rest.min(max_len)));
             }
-            self.load_slice_of(worker, guest).await?;
+            // Boxed, as what is long and rare: the task of a read that hits stays small.
+            Box::pin(self.load_slice_of(worker, guest)).await?;
         }
     }
 
@@ -113,7 +119,9 @@ impl Qcow2 {
     fn place_of(&self, slice: &Slice, index: usize, unit: u64) -> Option<Place> {
         let entry = L2Entry::read(&slice.bytes, index, &self.geometry)?;
         let kind = match self.decode(entry, unit << self.geometry.cluster_bits).ok()? {
-            Mapping::Unallocated | Mapping::Zero { .. } | Mapping::Subclusters { alloc: 0, .. } => PlaceKind::Zero,
+            Mapping::Unallocated | Mapping::Zero { .. } | Mapping::Subclusters { alloc: 0, .. } => {
+                PlaceKind::Zero
+            }
             Mapping::Data { host, copied }
             | Mapping::Subclusters { host: Some(host), copied, alloc: u32::MAX, .. } => {
                 PlaceKind::Data { host: host.0, copied }

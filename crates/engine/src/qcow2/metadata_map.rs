@@ -3,9 +3,9 @@
 //! Every data write asks here first; a hit means that the image is corrupt (a mapping points into a table), and the
 //! write is refused. Cost is one hashed lookup whatever the size of the image.
 
+use crate::qcow2::store::SliceStore;
 use foldhash::fast::FixedState;
 use std::collections::HashMap;
-use crate::qcow2::store::SliceStore;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 

@@ -4,9 +4,9 @@ use crate::options::{Access, OpenOptions, Purpose};
 use crate::qcow2::commit::CommitControl;
 use crate::qcow2::decompress::ClusterCache;
 use crate::qcow2::header_block::HeaderBlock;
+use crate::qcow2::index::ChainIndex;
 use crate::qcow2::metadata_map::{Metadata, MetadataMap};
 use crate::qcow2::refcounts::{RefTable, Refcounts};
-use crate::qcow2::index::ChainIndex;
 use crate::qcow2::slices::SliceCache;
 use crate::qcow2::space::Space;
 use crate::qcow2::state::{L1, Qcow2};
@@ -204,7 +204,7 @@ impl Qcow2 {
             }
         };
         let slice = slice_bytes(options, cluster, &path)?;
-        let block = slice.min(4096).max(512);
+        let block = slice.clamp(512, 4096);
         let l1 = if options.purpose == Purpose::Inspect {
             TopTable::new(0, block, &place.store)
         } else {
@@ -325,8 +325,7 @@ impl Qcow2 {
         let l1 = self.l1();
         let tables = l1.table.iter_set().filter_map(|(_, entry)| L1Entry(entry).table());
         self.metadata.insert_all(tables.map(|table| table.0 >> bits), Metadata::ActiveL2);
-        let reftable =
-            RefTable { table, offset: AtomicU64::new(offset), moved: AtomicBool::new(false) };
+        let reftable = RefTable { table, offset: AtomicU64::new(offset), moved: AtomicBool::new(false) };
         *self.refcounts.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(reftable);
         self.l2.store.shrink_to_budget();
         Ok(())
@@ -343,7 +342,9 @@ impl Qcow2 {
         let table = u64::from(self.header.refcount_table_clusters) << self.geometry.cluster_bits;
         let directory = table.div_ceil(self.refcounts.cache.block_bytes() as u64) * 24;
         let tables = self.l1().table.iter_set().count() as u64;
-        directory + (blocks * 8).next_multiple_of(self.refcounts.cache.block_bytes() as u64) + (tables + blocks + 16) * METADATA_PLACE
+        directory
+            + (blocks * 8).next_multiple_of(self.refcounts.cache.block_bytes() as u64)
+            + (tables + blocks + 16) * METADATA_PLACE
     }
 
     /// Whether the file must grow to whole clusters before anything is written past its end.

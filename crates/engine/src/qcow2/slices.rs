@@ -244,6 +244,16 @@ impl SliceCache {
         }
     }
 
+    /// Gives up every slice that a commit does not need, and all that was derived from them: tables were changed by
+    /// other means than [`SliceCache::change`]. The next lookup loads them anew.
+    #[allow(dead_code, reason = "for whoever replaces tables as a whole")]
+    pub(crate) fn forget_all(&self) {
+        self.store.forget(self.class, self.owner);
+        if let Some(index) = &self.index {
+            index.clear();
+        }
+    }
+
     /// Takes copies of all dirty slices for a commit; they count as clean but stay until [`SliceCache::thaw`].
     pub(crate) fn freeze(&self) -> Vec<FrozenSlice> {
         let mut frozen = Vec::new();
@@ -285,14 +295,6 @@ impl SliceCache {
             }
         }
         self.store.shrink_to_budget();
-    }
-
-    /// Gives up every clean slice: they are read again when they are wanted.
-    pub(crate) fn forget_clean(&self) {
-        self.store.forget(self.class, self.owner);
-        if let Some(index) = &self.index {
-            index.clear();
-        }
     }
 }
 

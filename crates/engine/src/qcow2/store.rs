@@ -323,7 +323,9 @@ impl SliceStore {
     /// The shards of a class, one after the other.
     pub(crate) fn each(&self, class: Class) -> impl Iterator<Item = ShardGuard<'_>> {
         let start = if class == Class::Table { 0 } else { SHARDS };
-        self.shards[start..start + SHARDS].iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner))
+        self.shards[start..start + SHARDS]
+            .iter()
+            .map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     pub(crate) fn note_dirty_bytes(&self, bytes: u64) {

@@ -70,7 +70,9 @@ impl TopTable {
     pub(crate) fn get(&self, index: u64) -> u64 {
         let Ok(index) = usize::try_from(index) else { return 0 };
         let block = self.blocks.get(index / self.entries_per_block).and_then(OnceLock::get);
-        block.and_then(|block| block.get(index % self.entries_per_block)).map_or(0, |entry| entry.load(Acquire))
+        block
+            .and_then(|block| block.get(index % self.entries_per_block))
+            .map_or(0, |entry| entry.load(Acquire))
     }
 
     fn store_entry(&self, index: usize, value: u64) -> bool {
@@ -153,7 +155,8 @@ impl TopTable {
 
 impl Drop for TopTable {
     fn drop(&mut self) {
-        let blocks = self.blocks.iter().filter_map(OnceLock::get).map(|block| size_of_val(&**block)).sum::<usize>();
+        let blocks =
+            self.blocks.iter().filter_map(OnceLock::get).map(|block| size_of_val(&**block)).sum::<usize>();
         self.store.budget.give_back_tables((size_of_val(&*self.blocks) + blocks) as u64);
     }
 }

@@ -83,6 +83,7 @@ fn live_in(
         cluster: setup.cluster_size,
         violation: RefCell::new(None),
     });
+    setup.tighten(&guest.image);
     let mut survivor = None;
     for _ in 0..extent.phases {
         let streams = (0..extent.streams).map(|i| {

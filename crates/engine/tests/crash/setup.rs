@@ -253,11 +253,7 @@ impl Setup {
 
     /// How it is opened for writing.
     pub(crate) fn options(&self) -> OpenOptions {
-        OpenOptions {
-            slice_size: self.slice_size,
-            zero_policy: self.zero_policy,
-            ..writable()
-        }
+        OpenOptions { slice_size: self.slice_size, zero_policy: self.zero_policy, ..writable() }
     }
 }
 
