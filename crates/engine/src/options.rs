@@ -1,5 +1,6 @@
 //! How images are opened, created and changed: plain structs, filled in once.
 
+use crate::compress::CompressOptions;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -159,6 +160,8 @@ pub struct OpenOptions {
     pub backing: Option<(PathBuf, Option<Format>)>,
     /// External data file to use instead of the one that the image names.
     pub data_file: Option<PathBuf>,
+    /// How clusters are compressed.
+    pub compress: CompressOptions,
 }
 
 /// A file that the caller has opened, and locked as it sees fit, to be an image of a chain.

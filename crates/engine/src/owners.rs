@@ -29,6 +29,11 @@ pub(crate) enum Found {
 #[inline]
 pub(crate) async fn find(top: &Node, worker: &Worker, guest: u64, max_len: u64) -> Option<Found> {
     let view = top.view.as_ref()?;
+    if let Driver::Qcow2(qcow2) = &top.driver
+        && qcow2.has_gathered(guest, max_len)
+    {
+        return None;
+    }
     if let Some((place, len)) = view.index.find(guest, max_len) {
         return Some(Found::At(place, len));
     }

@@ -6,7 +6,7 @@ use crate::qcow2::slices::{Pattern, Slice};
 use crate::qcow2::state::Qcow2;
 use crate::{Error, ErrorKind, Result};
 use std::sync::Arc;
-use zebu_qcow2::{CompressedRange, EntryError, GuestOffset, L1Entry, L2Entry, Mapping};
+use zebu_qcow2::{CompressedRange, EntryError, GuestOffset, HostOffset, L1Entry, L2Entry, Mapping};
 use zebu_storage::Worker;
 
 /// Entries looked at on either side of a cluster for the length of its run.
@@ -47,6 +47,10 @@ impl Qcow2 {
         guest: u64,
         max_len: u64,
     ) -> Result<(Run, u64)> {
+        let (gathered, max_len) = self.gathered(guest, max_len)?;
+        if let Some(run) = gathered {
+            return Ok((run, max_len));
+        }
         loop {
             if let Some(found) = self.map_cached(guest, max_len) {
                 return found;
@@ -61,6 +65,35 @@ impl Qcow2 {
             // Boxed, as what is long and rare: the task of a read that hits stays small.
             Box::pin(self.load_slice_of(worker, guest)).await?;
         }
+    }
+
+    /// The stream of the cluster at `guest`, if it is not linked yet, and for how many bytes of `max_len` that holds.
+    fn gathered(&self, guest: u64, max_len: u64) -> Result<(Option<Run>, u64)> {
+        let bits = self.geometry.cluster_bits;
+        let first = guest >> bits;
+        let last = guest.saturating_add(max_len.saturating_sub(1)) >> bits;
+        let Some((cluster, stream)) = self.gatherer.first_in(first..last + 1) else {
+            return Ok((None, max_len));
+        };
+        if cluster > first {
+            return Ok((None, max_len.min((cluster << bits) - guest)));
+        }
+        let corrupt =
+            |e: EntryError| Error::new(ErrorKind::Corrupt, e.to_string()).on(&self.path).at_guest(guest);
+        let word = CompressedRange::encode(HostOffset(stream.offset), stream.len, &self.geometry)
+            .map_err(corrupt)?;
+        let stream = CompressedRange::decode(word, &self.geometry).map_err(corrupt)?;
+        let rest = self.geometry.cluster_size() - (guest & (self.geometry.cluster_size() - 1));
+        Ok((Some(Run::Compressed { stream }), max_len.min(rest)))
+    }
+
+    /// Whether something in the range was gathered and is not linked yet: the tables, and what is derived from them,
+    /// say what was there before.
+    #[inline]
+    pub(crate) fn has_gathered(&self, guest: u64, len: u64) -> bool {
+        let bits = self.geometry.cluster_bits;
+        let last = guest.saturating_add(len.saturating_sub(1)) >> bits;
+        self.gatherer.first_in(guest >> bits..last + 1).is_some()
     }
 
     /// The same from the cache alone; `None` if the slice is not there.
@@ -134,6 +167,9 @@ impl Qcow2 {
     /// Where a write of whole or partial clusters at `guest` can go in place, as the index knows it: host offset and
     /// length, at most `max_len`. The caller is inside a grace section.
     pub(crate) fn in_place_by_index(&self, guest: u64, max_len: u64) -> Option<(u64, u64)> {
+        if self.has_gathered(guest, max_len) {
+            return None;
+        }
         let (place, len) = self.index.as_ref()?.find(guest, max_len)?;
         match place {
             Place { kind: PlaceKind::Data { host, copied: true }, depth: 0 } => Some((host, len)),

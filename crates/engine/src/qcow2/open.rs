@@ -3,6 +3,7 @@
 use crate::options::{Access, OpenOptions, Purpose};
 use crate::qcow2::commit::CommitControl;
 use crate::qcow2::decompress::ClusterCache;
+use crate::qcow2::gather::Gatherer;
 use crate::qcow2::header_block::HeaderBlock;
 use crate::qcow2::index::ChainIndex;
 use crate::qcow2::metadata_map::{Metadata, MetadataMap};
@@ -216,6 +217,9 @@ impl Qcow2 {
             read_table(worker, &file, l1_offset.0, &l1).await?;
             l1
         };
+        if writable {
+            options.compress.check(header.compression()).map_err(|e| e.on(&path))?;
+        }
         // Read before the first write.
         let reftable = TopTable::new(0, block, &place.store);
 
@@ -250,6 +254,8 @@ impl Qcow2 {
             space_gate: crate::gate::Gate::default(),
             metadata: MetadataMap::new(&place.store),
             clusters: ClusterCache::default(),
+            gatherer: Gatherer::default(),
+            compress: options.compress.clone(),
             grace: crate::qcow2::grace::Grace::default(),
             freed: Mutex::default(),
             releases: AtomicUsize::new(0),

@@ -81,6 +81,7 @@ fn live_in(
         image: opened.map_err(|e| format!("open: {e}"))?,
         model: RefCell::new(model),
         cluster: setup.cluster_size,
+        compressed: setup.gather_memory.is_some(),
         violation: RefCell::new(None),
     });
     setup.tighten(&guest.image);
