@@ -4,6 +4,8 @@ mod allocation;
 mod copies;
 mod lab;
 mod load;
+mod mapping;
+mod mapping_images;
 mod opening;
 mod recycled;
 mod requests;
@@ -70,6 +72,16 @@ enum Table {
     Growth,
     /// How recycled clusters are zeroed: write, fallocate, auto
     Recycled,
+    /// Random requests with a mapping cache that is too small, beside raw, a full cache and QEMU's slices (2017)
+    Mapping,
+    /// The same on a disk that takes 2 ms for a read; how it scales with depth
+    MappingLatency,
+    /// Reads through chains of 1 to 500 images, beside QEMU
+    Chains,
+    /// Two queues on one image in memory, beside one queue
+    Queues,
+    /// Memory of the process for disks of 16 GiB to 64 TiB
+    Memory,
 }
 
 impl Table {
@@ -87,6 +99,11 @@ impl Table {
             Table::Readback => "readback",
             Table::Growth => "growth",
             Table::Recycled => "recycled",
+            Table::Mapping => "mapping",
+            Table::MappingLatency => "mapping-latency",
+            Table::Chains => "chains",
+            Table::Queues => "queues",
+            Table::Memory => "memory",
         }
     }
 
@@ -104,6 +121,11 @@ impl Table {
             Table::Readback => allocation::readback,
             Table::Growth => allocation::growth,
             Table::Recycled => recycled::recycled,
+            Table::Mapping => mapping::mapping,
+            Table::MappingLatency => mapping::latency,
+            Table::Chains => mapping::chains,
+            Table::Queues => mapping::queues,
+            Table::Memory => mapping::memory,
         }
     }
 }
