@@ -78,6 +78,7 @@ Examples:
   zebu serve --nbd unix:/run/vm1.sock -t none disk.qcow2
   zebu serve --nbd localhost:10809 --export-name root --export-name data root.qcow2 data.qcow2
   zebu serve --vhost-user-blk /run/vm1-disk.sock --queues 2 -t none disk.qcow2
+  zebu serve --fuse /mnt/disk.raw disk.qcow2
   zebu serve --nbd unix:/run/old.sock --snapshot before-upgrade disk.qcow2";
 
 pub(crate) const BACKUP: &str = "\
@@ -91,3 +92,8 @@ pub(crate) const VERIFY: &str = "\
 Examples:
   zebu verify monday.qcow2
   zebu verify --manifest monday.manifest monday.qcow2";
+
+pub(crate) const CTL: &str = "\
+Examples:
+  zebu ctl /run/vm1.ctl stats
+  zebu ctl /run/vm1.ctl resize root +10G";
