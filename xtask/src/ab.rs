@@ -39,8 +39,11 @@ pub(crate) enum Metric {
     MibPerSecond,
     RequestsPerSecond,
     CpuMicrosPerRequest,
+    LatencyP99Micros,
     DeviceReads,
     DeviceWrites,
+    /// Extents of a file on its file system, for each GiB of the disk.
+    ExtentsPerGib,
     /// Milliseconds more than the program needs to start and end.
     OverBareMillis,
 }
@@ -53,9 +56,11 @@ impl Metric {
             Metric::MaxRssMib => "memory (MiB)",
             Metric::MibPerSecond => "MiB/s",
             Metric::RequestsPerSecond => "IOPS",
+            Metric::LatencyP99Micros => "p99 (µs)",
             Metric::CpuMicrosPerRequest => "CPU per request (µs)",
             Metric::DeviceReads => "device reads",
             Metric::DeviceWrites => "device writes",
+            Metric::ExtentsPerGib => "extents per GiB",
             Metric::OverBareMillis => "over a bare start (ms)",
         }
     }

@@ -1,7 +1,8 @@
 //! The command line as a whole: which commands there are, and what becomes of their results.
 
 use crate::commands::{
-    bench, check, clone, compare, convert, create, info, io, map, measure, resize, serve, snapshot,
+    backup, bench, check, clone, compare, convert, create, ctl, info, io, map, measure, resize, serve,
+    snapshot, verify,
 };
 use crate::examples;
 use crate::failure::Failure;
@@ -65,18 +66,27 @@ enum Command {
     /// Make a writable copy of an image at once
     #[command(after_help = examples::CLONE)]
     Clone(clone::CloneArgs),
+    /// Back a disk up into a compressed image, past the page cache
+    #[command(after_help = examples::BACKUP)]
+    Backup(Box<backup::BackupArgs>),
+    /// Read every cluster of an image and compare it with a manifest
+    #[command(after_help = examples::VERIFY)]
+    Verify(verify::VerifyArgs),
     /// Send many requests to an image and tell how fast they were served
     #[command(after_help = examples::BENCH)]
     Bench(Box<bench::BenchArgs>),
     /// Read, write and look at an image by commands, as qemu-io does
     #[command(after_help = examples::IO)]
     Io(io::IoArgs),
-    /// Attach images to virtual machines and other clients, over NBD and vhost-user-blk
+    /// Attach images to virtual machines and other clients, over NBD, vhost-user-blk and FUSE
     ///
     /// Prints the line `ready` when clients can connect. SIGTERM or SIGINT: takes no more requests, finishes those under
     /// way, closes the images and exits with 0.
     #[command(after_help = examples::SERVE)]
     Serve(Box<serve::ServeArgs>),
+    /// Look at and change a running `zebu serve`, through the socket of its --control
+    #[command(after_help = examples::CTL)]
+    Ctl(ctl::CtlArgs),
     /// Print a completion script for a shell
     #[command(hide = true)]
     Completions {
@@ -104,9 +114,12 @@ impl Command {
             Command::Resize(_) => "resize",
             Command::Snapshot(_) => "snapshot",
             Command::Clone(_) => "clone",
+            Command::Backup(_) => "backup",
+            Command::Verify(_) => "verify",
             Command::Bench(_) => "bench",
             Command::Io(_) => "io",
             Command::Serve(_) => "serve",
+            Command::Ctl(_) => "ctl",
             Command::Completions { .. } => "completions",
             Command::Manpage { .. } => "manpage",
         }
@@ -124,9 +137,12 @@ impl Command {
             Command::Resize(args) => resize::run(args),
             Command::Snapshot(args) => snapshot::run(args),
             Command::Clone(args) => clone::run(args),
+            Command::Backup(args) => backup::run(args),
+            Command::Verify(args) => verify::run(args),
             Command::Bench(args) => bench::run(args),
             Command::Io(args) => io::run(args),
             Command::Serve(args) => serve::run(args),
+            Command::Ctl(args) => ctl::run(args),
             Command::Completions { shell } => manual::completions(Cli::command(), *shell),
             Command::Manpage { directory } => manual::pages(Cli::command(), directory.as_deref()),
         }

@@ -12,6 +12,7 @@ use crate::{Error, ErrorKind, Result, raw, refs};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
+use std::time::Instant;
 use zebu_storage::{Create, File, IoBufs, LockMode, OpenFlags, Worker};
 
 /// An open image with its backing chain. Cheap to clone; shared by all workers.
@@ -183,6 +184,28 @@ impl Image {
         Ok(info)
     }
 
+    /// Sets the bytes that the mapping of the image and its whole backing chain may take in memory. Larger ones are
+    /// filled by use; for a smaller one, what was used least goes at once.
+    ///
+    /// # Errors
+    /// It is less than the tables that are held in any case, and two slices; the message names the minimum. Nothing
+    /// is changed then.
+    pub fn set_cache_size(&self, bytes: u64) -> Result<()> {
+        self.0.set_cache_size(bytes)
+    }
+
+    /// The least that [`Image::set_cache_size`] accepts now, in bytes.
+    pub fn min_cache_size(&self) -> u64 {
+        self.0.cache_minimum()
+    }
+
+    /// Gives memory back that the mapping has not used for [`OpenOptions::cache_clean_interval`], if it is time to
+    /// look at `now`. Requests and [`crate::Queue::poll`] do so by the way; only who lets an image lie idle without
+    /// polling it has a reason to call this.
+    pub fn tidy(&self, now: Instant) {
+        self.0.tidy(now);
+    }
+
     /// Counters.
     pub fn stats(&self) -> ImageStats {
         match &self.0.driver {
@@ -260,6 +283,49 @@ impl Image {
             .await
     }
 
+    /// Writes `bufs` at `offset` as compressed clusters; those that don't become shorter are written plain, those that
+    /// are zero become zero clusters. What was there before may be of any kind.
+    ///
+    /// Streams are packed in memory ([`crate::CompressOptions::gather_memory`]) and written a host cluster or more at
+    /// a time: a write that has completed is in the file after the next [`Image::flush`] at the latest, and an error
+    /// of the file may come with that flush. Reads see it at once.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: the range does not consist of whole clusters (the disk's end may cut the last
+    /// one short). [`ErrorKind::Unsupported`]: the image can't hold compressed clusters. Otherwise as for
+    /// [`Image::write`].
+    pub async fn write_compressed(
+        &self,
+        worker: &Worker,
+        offset: u64,
+        bufs: IoBufs,
+        durability: Durability,
+    ) -> (Result<()>, IoBufs) {
+        if let Err(error) = self.check_range(offset, bufs.len() as u64) {
+            return (Err(error), bufs);
+        }
+        let (me, on) = (self.clone(), worker.clone());
+        worker
+            .spawn(async move {
+                let (result, bufs) = match &me.0.driver {
+                    Driver::Qcow2(qcow2) => match qcow2.begin_change(&on).await {
+                        Ok(_turn) => qcow2.write_compressed(&me.0, &on, offset, bufs).await,
+                        Err(error) => (Err(error), bufs),
+                    },
+                    Driver::Raw(_) => {
+                        let message = "a raw image can't hold compressed clusters";
+                        (Err(Error::new(ErrorKind::Unsupported, message).on(me.path())), bufs)
+                    }
+                };
+                let result = match result {
+                    Ok(()) => me.settle(&on, durability).await,
+                    error => error,
+                };
+                (result, bufs)
+            })
+            .await
+    }
+
     /// Makes `offset..offset + len` read as zero, down to the byte.
     ///
     /// # Errors
@@ -321,8 +387,9 @@ impl Image {
     /// Nothing is known to be durable. An error of the disk's flush itself is final for writing until the image is
     /// opened again; out of space is not.
     pub async fn flush(&self, worker: &Worker) -> Result<()> {
+        self.tidy(Instant::now());
         match &self.0.driver {
-            Driver::Qcow2(qcow2) if qcow2.writable => qcow2.commit(worker).await,
+            Driver::Qcow2(qcow2) if qcow2.writable => qcow2.flush(worker).await,
             Driver::Raw(raw) if raw.file.is_writable() => {
                 worker.flush(&raw.file).await.map_err(|e| Error::from(e).on(&self.0.path))
             }
@@ -406,11 +473,7 @@ impl Image {
     /// The file that extents of `depth` with a host offset lie in (image file or external data file), for reflink
     /// and copy_file_range.
     pub fn data_file_at(&self, depth: u32) -> Option<&File> {
-        let mut node = &self.0;
-        for _ in 0..depth {
-            node = node.backing.as_ref()?;
-        }
-        Some(node.data_file())
+        self.0.at_depth(depth).map(Node::data_file)
     }
 
     /// Commits, returns what the windows did not use, releases the locks. The caller has no request under way.

@@ -44,6 +44,7 @@
 mod blocking;
 mod chain;
 pub mod check;
+mod compress;
 mod error;
 mod gate;
 mod image;
@@ -51,6 +52,7 @@ pub mod jobs;
 mod node;
 mod open;
 mod options;
+mod owners;
 mod qcow2;
 mod queue;
 mod raw;
@@ -60,6 +62,7 @@ mod status;
 mod transfer;
 
 pub use blocking::Blocking;
+pub use compress::{CodecPool, CompressOptions, DeflateWindow};
 pub use error::{Error, ErrorKind, Result};
 pub use image::Image;
 pub use options::*;

@@ -1,6 +1,7 @@
 //! Why something can't be exported.
 
 use std::io;
+use std::path::PathBuf;
 
 /// Why something can't be exported.
 #[derive(Debug, thiserror::Error)]
@@ -9,13 +10,21 @@ pub enum ExportError {
     /// A thread or its worker can't be made.
     #[error("could not start a worker thread: {0}")]
     Thread(String),
-    /// A socket can't be used.
+    /// A socket or a mount point can't be used.
     #[error("could not {doing}: {source}")]
     Socket {
-        /// What was attempted, on which address.
+        /// What was attempted, on which address or path.
         doing: String,
         /// Why it failed.
         source: io::Error,
+    },
+    /// A certificate or key can't be used.
+    #[error("{}: {reason}", path.display())]
+    Tls {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
     },
     /// Two exports have one name.
     #[error("two exports are named '{0}': give each another name")]

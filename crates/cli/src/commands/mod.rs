@@ -1,11 +1,13 @@
 //! The commands, one file each.
 
+pub(crate) mod backup;
 pub(crate) mod bench;
 pub(crate) mod check;
 pub(crate) mod clone;
 pub(crate) mod compare;
 pub(crate) mod convert;
 pub(crate) mod create;
+pub(crate) mod ctl;
 pub(crate) mod info;
 pub(crate) mod io;
 pub(crate) mod map;
@@ -13,3 +15,4 @@ pub(crate) mod measure;
 pub(crate) mod resize;
 pub(crate) mod serve;
 pub(crate) mod snapshot;
+pub(crate) mod verify;

@@ -4,17 +4,26 @@ use crate::arguments::{EngineArgs, ImageArgs};
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::output::stdout;
+use crate::serve::accept::Door;
 use crate::serve::address::{Address, Bound, SocketFile, bind_unix};
 use crate::serve::signals::Signals;
+use crate::serve::{control, metrics, sandbox};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::values::{cache_argument, format_argument};
+use futures_util::future::Either;
 use std::ffi::OsString;
 use std::fmt;
+use std::future::{pending, poll_fn};
 use std::io::Write as _;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::task::Poll;
+use zebu::storage::Worker;
 use zebu::{Access, CacheMode, Format, Image};
-use zebu_export::nbd::{Listener, NbdConfig, NbdServer};
+use zebu_export::fuse::{FuseConfig, FuseMount};
+use zebu_export::nbd::{Listener, NbdConfig, NbdServer, TlsConfig};
 use zebu_export::vhost::{VhostConfig, VhostUserBlk};
 use zebu_export::{Export, ExportError, Exports, Level, Log, PoolConfig, WorkerPool};
 
@@ -25,7 +34,7 @@ const CLIENTS: &str = "Clients";
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
     /// Serve NBD clients at this address; may be given more than once
-    #[arg(long, value_name = "unix:PATH|HOST:PORT", help_heading = CLIENTS, required_unless_present = "vhost_user_blk")]
+    #[arg(long, value_name = "unix:PATH|HOST:PORT", help_heading = CLIENTS, required_unless_present_any = ["vhost_user_blk", "fuse"])]
     nbd: Vec<Address>,
 
     /// Attach an image to a virtual machine monitor as a vhost-user-blk device with this socket; may be given more than
@@ -33,9 +42,26 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "PATH", help_heading = CLIENTS)]
     vhost_user_blk: Vec<PathBuf>,
 
+    /// Mount an image over this file, which then has the bytes of the disk; may be given more than once, in the order of
+    /// the images
+    #[arg(long, value_name = "PATH", help_heading = CLIENTS)]
+    fuse: Vec<PathBuf>,
+
     /// Name of an image for clients, in the order of the images [default: empty for one image, else the file name]
     #[arg(long, value_name = "NAME", help_heading = CLIENTS)]
     export_name: Vec<String>,
+
+    /// Serve NBD clients over TLS only, with the certificate (and its chain) in this PEM file
+    #[arg(long, value_name = "FILE", help_heading = CLIENTS, requires = "tls_key")]
+    tls_certificate: Option<PathBuf>,
+
+    /// The certificate's key, a PEM file
+    #[arg(long, value_name = "FILE", help_heading = CLIENTS, requires = "tls_certificate")]
+    tls_key: Option<PathBuf>,
+
+    /// Serve only clients with a certificate that an authority in this PEM file signed
+    #[arg(long, value_name = "FILE", help_heading = CLIENTS, requires = "tls_certificate")]
+    tls_client_ca: Option<PathBuf>,
 
     /// Clients can't write
     #[arg(short, long)]
@@ -69,6 +95,18 @@ pub(crate) struct ServeArgs {
     /// Close connections that send nothing for so long [default: never]
     #[arg(long, value_name = "SECONDS", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..))]
     idle_timeout: Option<u32>,
+
+    /// Serve counters to Prometheus, over HTTP, at this address
+    #[arg(long, value_name = "unix:PATH|HOST:PORT")]
+    metrics: Option<Address>,
+
+    /// Take commands of `zebu ctl` on this socket
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+
+    /// Keep the right to open files and to connect to others while clients are served
+    #[arg(long)]
+    no_sandbox: bool,
 
     /// What is told on standard error
     #[arg(
@@ -167,11 +205,13 @@ pub(crate) fn run(args: &ServeArgs) -> Result<u8, Failure> {
 }
 
 fn specs(args: &ServeArgs) -> Result<Vec<ImageSpec>, Failure> {
-    if args.vhost_user_blk.len() > args.filenames.len() {
-        let (devices, images) = (args.vhost_user_blk.len(), args.filenames.len());
-        return Err(Failure::usage(format!(
-            "{devices} sockets are given with --vhost-user-blk, but {images} images"
-        )));
+    let images = args.filenames.len();
+    for (option, count) in [("--vhost-user-blk", args.vhost_user_blk.len()), ("--fuse", args.fuse.len())] {
+        if count > images {
+            return Err(Failure::usage(format!(
+                "{count} paths are given with {option}, but {images} images"
+            )));
+        }
     }
     let access = if args.read_only || args.snapshot.is_some() { Access::ReadOnly } else { Access::ReadWrite };
     let open = |name: &OsString| {
@@ -219,15 +259,22 @@ fn serve(
         exports.push(if args.cache.is_direct() { export.without_page_cache() } else { export });
     }
     let exports = Exports::new(exports)?;
+    let config = config(args)?;
     let (listeners, _files) = listen(&args.nbd)?;
+    let (device_listeners, _device_files) = listen_for_front_ends(args)?;
+    let side = side_doors(args)?;
+    // All that is to be opened is open; threads that are made from now on inherit the sandbox.
+    enter_sandbox(args);
     let pool =
         WorkerPool::start(&PoolConfig { threads: args.queues as usize, worker: session.config().clone() })?;
-    let server = NbdServer::start(&pool, exports.clone(), listeners, config(args))?;
-    let (devices, _device_files) = devices(args, &pool, &exports)?;
+    let server = NbdServer::start(&pool, exports.clone(), listeners, config)?;
+    let devices = devices(args, device_listeners, &pool, &exports)?;
+    let mounts = mounts(args, &pool, &exports)?;
     stdout::print("ready\n")?;
-    let signal = session.worker().block_on(signals.wait(session.worker()));
+    let signal = session.worker().block_on(until_signal(session.worker(), signals, &side, &exports));
     server.stop();
     drop(devices);
+    drop(mounts);
     pool.join();
     signal
 }
@@ -247,36 +294,124 @@ fn listen(addresses: &[Address]) -> Result<(Vec<Listener>, Vec<SocketFile>), Fai
     Ok((listeners, files))
 }
 
-/// The vhost-user-blk devices, and the files of their sockets.
+/// The sockets of vhost-user-blk devices, and their files.
+fn listen_for_front_ends(args: &ServeArgs) -> Result<(Vec<UnixListener>, Vec<SocketFile>), Failure> {
+    let bound = args.vhost_user_blk.iter().map(|path| bind_unix(path)).collect::<Result<Vec<_>, _>>()?;
+    Ok(bound.into_iter().unzip())
+}
+
 fn devices(
     args: &ServeArgs,
+    listeners: Vec<UnixListener>,
     pool: &WorkerPool,
     exports: &Exports,
-) -> Result<(Vec<VhostUserBlk>, Vec<SocketFile>), Failure> {
-    let (mut devices, mut files) = (Vec::new(), Vec::new());
-    for (path, export) in args.vhost_user_blk.iter().zip(exports.iter()) {
-        let (listener, file) = bind_unix(path)?;
-        files.push(file);
+) -> Result<Vec<VhostUserBlk>, Failure> {
+    let mut devices = Vec::new();
+    for (listener, export) in listeners.into_iter().zip(exports.iter()) {
         let config = VhostConfig { queues: args.queues as u16, log: log(args) };
         devices.push(VhostUserBlk::start(pool, export, listener, config)?);
     }
-    Ok((devices, files))
+    Ok(devices)
+}
+
+/// Gives up what serving does not need. A kernel that can't leaves the server as it is, and that is told.
+fn enter_sandbox(args: &ServeArgs) {
+    // Who is in a sandbox can't unmount.
+    if args.no_sandbox || !args.fuse.is_empty() {
+        return;
+    }
+    let unix = args.nbd.iter().chain(&args.metrics).filter_map(Address::unix_path);
+    let sockets = unix.chain(args.vhost_user_blk.iter().chain(&args.control).map(PathBuf::as_path));
+    if let Err(reason) = sandbox::enter(sockets) {
+        log(args).write(Level::Info, format_args!("no sandbox: {reason}"));
+    }
+}
+
+fn mounts(args: &ServeArgs, pool: &WorkerPool, exports: &Exports) -> Result<Vec<FuseMount>, Failure> {
+    let mut mounts = Vec::new();
+    for (path, export) in args.fuse.iter().zip(exports.iter()) {
+        mounts.push(FuseMount::start(pool, export, path, FuseConfig { log: log(args) })?);
+    }
+    Ok(mounts)
+}
+
+/// Sockets beside those for clients.
+struct SideDoors {
+    metrics: Option<Door>,
+    control: Option<Door>,
+    _files: Vec<SocketFile>,
+}
+
+fn side_doors(args: &ServeArgs) -> Result<SideDoors, Failure> {
+    let mut files = Vec::new();
+    let metrics = match args.metrics.as_ref().map(Address::bind).transpose()? {
+        Some(Bound::Tcp(listener)) => Some(Door::new(listener)?),
+        Some(Bound::Unix(listener, file)) => {
+            files.push(file);
+            Some(Door::new(listener)?)
+        }
+        None => None,
+    };
+    let control = match &args.control {
+        Some(path) => {
+            let (listener, file) = bind_unix(path)?;
+            files.push(file);
+            Some(Door::new(listener)?)
+        }
+        None => None,
+    };
+    Ok(SideDoors { metrics, control, _files: files })
+}
+
+/// Serves the side doors until a signal comes.
+async fn until_signal(
+    worker: &Worker,
+    signals: &Signals,
+    side: &SideDoors,
+    exports: &Exports,
+) -> Result<(), Failure> {
+    let mut signal = pin!(signals.wait(worker));
+    let mut metrics = pin!(side.metrics.as_ref().map_or_else(
+        || Either::Right(pending()),
+        |door| Either::Left(door.serve(worker, |client| metrics::answer(worker, client, exports)))
+    ));
+    let mut control = pin!(side.control.as_ref().map_or_else(
+        || Either::Right(pending()),
+        |door| Either::Left(door.serve(worker, |client| control::converse(worker, client, exports)))
+    ));
+    poll_fn(|cx| {
+        if let Poll::Ready(Err(failure)) = metrics.as_mut().poll(cx) {
+            return Poll::Ready(Err(failure));
+        }
+        if let Poll::Ready(Err(failure)) = control.as_mut().poll(cx) {
+            return Poll::Ready(Err(failure));
+        }
+        signal.as_mut().poll(cx)
+    })
+    .await
 }
 
 fn log(args: &ServeArgs) -> Log {
     Log::new(args.log_level.level(), write_log)
 }
 
-fn config(args: &ServeArgs) -> NbdConfig {
-    NbdConfig {
+fn config(args: &ServeArgs) -> Result<NbdConfig, Failure> {
+    let tls = match (&args.tls_certificate, &args.tls_key) {
+        (Some(certificate), Some(key)) => {
+            Some(TlsConfig::from_files(certificate, key, args.tls_client_ca.as_deref())?)
+        }
+        _ => None,
+    };
+    Ok(NbdConfig {
         max_clients: args.max_clients as usize,
         max_requests: args.max_requests as usize,
         max_bytes: args.max_request_memory,
         handshake_timeout: args.handshake_timeout,
         idle_timeout: args.idle_timeout,
+        tls,
         log: log(args),
         ..NbdConfig::default()
-    }
+    })
 }
 
 fn write_log(level: Level, message: fmt::Arguments<'_>) {

@@ -8,7 +8,6 @@ use crate::qcow2::metadata_map::Metadata;
 use crate::qcow2::refcounts::{NewBlock, RefTable};
 use crate::qcow2::space::{Allocated, Content, Stream};
 use crate::qcow2::state::{AfterFree, Qcow2};
-use crate::qcow2::top_table::TopTable;
 use crate::{Error, ErrorKind, Result};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -37,6 +36,11 @@ impl Qcow2 {
     /// Host clusters for guest data from `guest_cluster` on, as many of `count` as follow each other. `None`: call
     /// [`Qcow2::refill_data`] and come again.
     pub(crate) fn try_allocate_data(&self, guest_cluster: u64, count: u64) -> Option<Allocated> {
+        if self.gatherer.is_used() {
+            // Beside streams, which come from all over the disk, plain clusters share their window: a window of
+            // their own for each place would leave an image full of gaps.
+            return self.try_allocate_compressed(count);
+        }
         let allocated = self.space().windows.take_data(guest_cluster, count)?;
         self.clusters_allocated.fetch_add(allocated.range.end - allocated.range.start, Relaxed);
         Some(allocated)
@@ -49,8 +53,24 @@ impl Qcow2 {
         guest_cluster: u64,
         count: u64,
     ) -> Result<()> {
+        if self.gatherer.is_used() {
+            return self.make_room(worker).await;
+        }
         let stream = Stream::Data { next_guest_cluster: guest_cluster };
         self.refill(worker, stream, count).await
+    }
+
+    /// Host clusters for streams, as many of `count` as follow each other. `None`: call
+    /// [`Qcow2::refill_compressed`] and come again.
+    pub(crate) fn try_allocate_compressed(&self, count: u64) -> Option<Allocated> {
+        let allocated = self.space().windows.take_compressed(count)?;
+        self.clusters_allocated.fetch_add(allocated.range.end - allocated.range.start, Relaxed);
+        Some(allocated)
+    }
+
+    /// Sets up a window for streams. No lock is held and no grace guard.
+    pub(crate) async fn refill_compressed(self: &Arc<Self>, worker: &Worker, count: u64) -> Result<()> {
+        self.refill(worker, Stream::Compressed, count).await
     }
 
     /// `count` clusters that follow each other, for a table.
@@ -113,7 +133,7 @@ impl Qcow2 {
         let _turn = self.space_gate.enter().await;
         let min = match stream {
             Stream::Metadata => count,
-            Stream::Data { .. } => 1,
+            Stream::Data { .. } | Stream::Compressed => 1,
         };
         let want = {
             let space = self.space();
@@ -121,7 +141,7 @@ impl Qcow2 {
                 Stream::Data { next_guest_cluster } => {
                     space.windows.next_data_size(next_guest_cluster, self.window_min())
                 }
-                Stream::Metadata => space.windows.next_metadata_size(self.window_min()),
+                Stream::Metadata | Stream::Compressed => space.windows.next_size(stream, self.window_min()),
             };
             next.max(count.min(self.window_max())).max(min)
         };
@@ -317,8 +337,7 @@ impl Qcow2 {
             )
             .on(&self.path));
         }
-        let entries = old.table.iter().chain(std::iter::repeat(0)).take((clusters * per_cluster) as usize);
-        let table = TopTable::new(entries, self.refcounts.cache.block_bytes());
+        let table = old.table.resized((clusters * per_cluster) as usize);
         let moved = Arc::new(RefTable { table, offset: AtomicU64::new(0), moved: AtomicBool::new(true) });
         *self.refcounts.table.write().unwrap_or_else(PoisonError::into_inner) = moved.clone();
         match self.place_at_end(worker, clusters).await {

@@ -154,8 +154,10 @@ impl Qcow2 {
                 }
                 let index = first + (cluster - (range.start >> bits)) as usize;
                 let cluster_end = ((cluster + 1) << bits).min(end);
-                let Some(old) =
-                    self.l2.get(&mut shard, key).and_then(|s| L2Entry::read(&s.bytes, index, &self.geometry))
+                let Some(old) = self
+                    .l2
+                    .peek(&mut shard, key)
+                    .and_then(|s| L2Entry::read(&s.bytes, index, &self.geometry))
                 else {
                     break;
                 };
@@ -183,7 +185,7 @@ impl Qcow2 {
             self.zero_in_data_file(worker, range, what).await?;
         }
         if let Some(cluster) = wait_for {
-            self.wait_for_flight(cluster).await;
+            self.wait_for_flight(worker, cluster).await?;
         }
         if let Some(zeroes) = write_zeroes {
             at = zeroes.end;

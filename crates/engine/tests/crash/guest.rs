@@ -11,6 +11,8 @@ pub(crate) struct Guest {
     pub(crate) image: Image,
     pub(crate) model: RefCell<GuestModel>,
     pub(crate) cluster: u64,
+    /// Some writes are compressed.
+    pub(crate) compressed: bool,
     /// What went wrong first.
     pub(crate) violation: RefCell<Option<String>>,
 }
@@ -62,7 +64,12 @@ impl Guest {
         match rng.below(100) {
             0..45 => {
                 let durability = if rng.chance(1, 8) { Durability::Durable } else { Durability::Volatile };
-                self.write(worker, offset, len, durability).await;
+                if self.compressed && rng.chance(1, 2) {
+                    let (offset, len) = self.whole_clusters(offset, len);
+                    self.write_compressed(worker, offset, len, durability).await;
+                } else {
+                    self.write(worker, offset, len, durability).await;
+                }
             }
             45..57 => {
                 let mode = *rng.pick(&[ZeroMode::Keep, ZeroMode::Unmap]);
@@ -85,6 +92,24 @@ impl Guest {
         let mut bytes = vec![0; len as usize];
         op.value().fill(offset, &mut bytes);
         let (result, _) = self.image.write(worker, offset, IoBuf::copy_of(&bytes).into(), durability).await;
+        let success =
+            if durability == Durability::Durable { GuestResult::Durable } else { GuestResult::Done };
+        self.end(op, result, success);
+    }
+
+    /// The clusters that a range touches.
+    fn whole_clusters(&self, offset: u64, len: u64) -> (u64, u64) {
+        let start = offset / self.cluster * self.cluster;
+        let end = (offset + len).next_multiple_of(self.cluster).min(self.model.borrow().len());
+        (start, end - start)
+    }
+
+    async fn write_compressed(&self, worker: &Worker, offset: u64, len: u64, durability: Durability) {
+        let op = self.begin(GuestRequest::Write { offset, len });
+        let mut bytes = vec![0; len as usize];
+        op.value().fill(offset, &mut bytes);
+        let bufs = IoBuf::copy_of(&bytes).into();
+        let (result, _) = self.image.write_compressed(worker, offset, bufs, durability).await;
         let success =
             if durability == Durability::Durable { GuestResult::Durable } else { GuestResult::Done };
         self.end(op, result, success);

@@ -81,8 +81,10 @@ fn live_in(
         image: opened.map_err(|e| format!("open: {e}"))?,
         model: RefCell::new(model),
         cluster: setup.cluster_size,
+        compressed: setup.gather_memory.is_some(),
         violation: RefCell::new(None),
     });
+    setup.tighten(&guest.image);
     let mut survivor = None;
     for _ in 0..extent.phases {
         let streams = (0..extent.streams).map(|i| {

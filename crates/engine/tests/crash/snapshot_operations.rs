@@ -222,6 +222,7 @@ fn live(seed: u64) -> Result<u64, String> {
         image,
         model: RefCell::new(setup.model()),
         cluster: setup.cluster_size,
+        compressed: setup.gather_memory.is_some(),
         violation: RefCell::new(None),
     });
     let mut life = Life { setup: &setup, world: &world, workers, guest, taken: Vec::new(), rng, states: 0 };
@@ -264,7 +265,8 @@ fn requests_go_on_beside_snapshot_operations() {
             image: image.clone(),
             model: RefCell::new(setup.model()),
             cluster: setup.cluster_size,
-            violation: RefCell::new(None),
+            compressed: setup.gather_memory.is_some(),
+        violation: RefCell::new(None),
         });
         let mut tasks: Vec<_> = (0..4_usize)
             .map(|i| {

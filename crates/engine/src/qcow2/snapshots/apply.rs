@@ -2,8 +2,9 @@
 
 use crate::qcow2::header_block::{Patch, field};
 use crate::qcow2::metadata_map::Metadata;
-use crate::qcow2::open::{entries as table_entries, format_error, read_table};
+use crate::qcow2::open::{format_error, read_table};
 use crate::qcow2::snapshots::counts::Flags;
+use crate::qcow2::snapshots::walk::entries_of;
 use crate::qcow2::state::{AfterFree, L1, Qcow2};
 use crate::qcow2::top_table::TopTable;
 use crate::{Error, ErrorKind, Result};
@@ -23,9 +24,9 @@ impl Qcow2 {
                 .on(&self.path)
                 .at_host(entry.l1_table_offset.0));
         }
-        let count = entry.l1_size as usize;
-        let bytes = read_table(worker, &self.file, entry.l1_table_offset.0, count).await?;
-        Ok(table_entries(&bytes, count).collect())
+        let table = TopTable::new(entry.l1_size as usize, self.l1().table.block_bytes(), &self.l2.store);
+        read_table(worker, &self.file, entry.l1_table_offset.0, &table).await?;
+        Ok(entries_of(&table))
     }
 
     /// Makes the disk hold what it held when the snapshot that `find` finds was taken, its size included.
@@ -81,7 +82,8 @@ impl Qcow2 {
             clusters => Some(self.allocate_metadata(worker, clusters).await?),
         };
         let offset = place.as_ref().map_or(old.offset, |place| place.range.start << bits);
-        let table = TopTable::new(shared.iter().copied(), old.table.block_bytes());
+        let table = TopTable::new(shared.len(), old.table.block_bytes(), &self.l2.store);
+        table.fill(0, &shared.iter().flat_map(|entry| entry.to_be_bytes()).collect::<Vec<u8>>());
         let prepared = async {
             let mut bytes = table.to_bytes();
             bytes.resize((clusters << bits) as usize, 0);
@@ -95,7 +97,7 @@ impl Qcow2 {
             }
             return Err(error);
         }
-        let old_entries: Vec<u64> = old.table.iter().collect();
+        let old_entries = entries_of(&old.table);
         {
             let _stopped = self.stop_reads().await;
             let patches = [
@@ -106,6 +108,8 @@ impl Qcow2 {
             self.switch_header(worker, &patches).await?;
             self.size.store(size, Release);
             *self.l1.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(L1 { table, offset });
+            // What was loaded ahead of reads from the old tables does not come after this.
+            self.grace.wait().await;
             self.l2.forget_all();
         }
         self.note_metadata(offset, shared.len() as u64 * 8, Metadata::ActiveL1);

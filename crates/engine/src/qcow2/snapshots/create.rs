@@ -3,6 +3,7 @@
 use crate::qcow2::metadata_map::Metadata;
 use crate::qcow2::open::format_error;
 use crate::qcow2::snapshots::counts::Flags;
+use crate::qcow2::snapshots::walk::entries_of;
 use crate::qcow2::state::{AfterFree, Qcow2};
 use crate::{Error, ErrorKind, Result};
 use std::sync::Arc;
@@ -74,7 +75,10 @@ impl Qcow2 {
         request: SnapshotRequest,
     ) -> Result<SnapshotEntry> {
         let l1 = self.l1();
-        let shared: Vec<u64> = l1.table.iter().map(|entry| L1Entry(entry).with_copied(false).0).collect();
+        let mut shared = entries_of(&l1.table);
+        for entry in &mut shared {
+            *entry = L1Entry(*entry).with_copied(false).0;
+        }
         self.raise_all(worker, &shared, Flags::ClearCopied).await?;
         for (index, entry) in (0..).zip(&shared) {
             if l1.table.get(index) != *entry {

@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::qcow2::header_block::{Patch, field};
-use crate::qcow2::snapshots::walk::{Table, Walk, host_of};
+use crate::qcow2::snapshots::walk::{Table, Walk, entries_of, host_of};
 use crate::qcow2::state::Qcow2;
 use std::sync::Arc;
 use zebu_qcow2::{Incompatible, L1Entry, L2Entry, Version};
@@ -13,7 +13,7 @@ impl Qcow2 {
     /// caller is alone. Tables that are shared are left alone: what they refer to is shared as well, and has no flag.
     pub(super) async fn refresh_copied(self: &Arc<Self>, worker: &Worker) -> Result<()> {
         let l1 = self.l1();
-        let mut entries: Vec<u64> = l1.table.iter().collect();
+        let mut entries = entries_of(&l1.table);
         self.refresh_l1(worker, &mut entries).await?;
         let own: Vec<u64> = entries.iter().map(|e| if L1Entry(*e).copied() { *e } else { 0 }).collect();
         let mut walk = Walk::new(self, &own);

@@ -102,6 +102,7 @@ impl Qcow2 {
     pub(crate) async fn settle(self: &Arc<Self>, worker: &Worker) -> Result<()> {
         /// A commit, its releases, a commit of their decreases; more would be a bug.
         const ROUNDS: usize = 8;
+        self.end_gathering(worker).await?;
         for _ in 0..ROUNDS {
             self.commit(worker).await?;
             self.releases_done().await;

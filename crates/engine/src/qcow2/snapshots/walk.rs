@@ -1,6 +1,7 @@
 //! Going through the L2 tables of an L1 table, and what their entries refer to.
 
 use crate::qcow2::state::Qcow2;
+use crate::qcow2::top_table::TopTable;
 use crate::{Error, ErrorKind, Result};
 use futures_util::future::try_join_all;
 use zebu_qcow2::{GuestOffset, L1Entry, L2Entry, Mapping};
@@ -109,6 +110,17 @@ pub(super) fn host_of(mapping: &Mapping) -> Option<u64> {
         | Mapping::Subclusters { host: Some(host), .. } => Some(host.0),
         _ => None,
     }
+}
+
+/// All entries of an L1 table.
+pub(super) fn entries_of(table: &TopTable) -> Vec<u64> {
+    let mut entries = vec![0; table.len()];
+    for (index, entry) in table.iter_set() {
+        if let Some(place) = entries.get_mut(index) {
+            *place = entry;
+        }
+    }
+    entries
 }
 
 impl Qcow2 {
