@@ -60,6 +60,7 @@ mod refs;
 mod snapshots;
 mod status;
 mod transfer;
+pub mod verdict;
 
 pub use blocking::Blocking;
 pub use compress::{CodecPool, CompressOptions, DeflateWindow};
