@@ -84,6 +84,7 @@ fn live_in(
         compressed: setup.gather_memory.is_some(),
         violation: RefCell::new(None),
     });
+    setup.tighten(&guest.image);
     let mut survivor = None;
     for _ in 0..extent.phases {
         let streams = (0..extent.streams).map(|i| {
