@@ -45,7 +45,10 @@ async fn resolve<'a>(top: &'a Node, worker: &Worker, guest: u64, len: u64) -> Re
         len = len.min(run_len);
         let source = match run {
             Run::Unallocated => {
-                if let Some(backing) = &node.backing {
+                // What a shorter image does not reach reads as zero, whatever lies below it.
+                if let Some(backing) = &node.backing
+                    && guest < node.virtual_size()
+                {
                     node = backing;
                     depth += 1;
                     continue;

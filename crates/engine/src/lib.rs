@@ -57,6 +57,7 @@ mod raw;
 mod refs;
 mod status;
 mod transfer;
+mod turnstile;
 
 pub use blocking::Blocking;
 pub use error::{Error, ErrorKind, Result};

@@ -2,6 +2,7 @@
 
 use crate::options::{CacheMode, Format};
 use crate::qcow2::state::Qcow2;
+use crate::turnstile::Turnstile;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire};
@@ -29,6 +30,8 @@ pub(crate) struct Node {
     pub(crate) path: PathBuf,
     pub(crate) driver: Driver,
     pub(crate) backing: Option<Arc<Node>>,
+    /// Requests that change the image enter; a resize is alone.
+    pub(crate) changes: Turnstile,
 }
 
 impl Node {

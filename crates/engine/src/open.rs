@@ -10,6 +10,7 @@ use crate::qcow2::open::{Parsed, Place, default_cache_bytes, format_error, parse
 use crate::qcow2::slices::Budget;
 use crate::qcow2::state::Qcow2;
 use crate::refs::{self, Role};
+use crate::turnstile::Turnstile;
 use crate::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -239,7 +240,12 @@ async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> R
                 cache_mode: options.cache,
             })
         };
-        backing = Some(Arc::new(Node { path: link.path, driver, backing: backing.take() }));
+        backing = Some(Arc::new(Node {
+            path: link.path,
+            driver,
+            backing: backing.take(),
+            changes: Turnstile::default(),
+        }));
     }
     backing.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "no image"))
 }

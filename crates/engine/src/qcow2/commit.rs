@@ -26,7 +26,7 @@ use crate::qcow2::slices::{FrozenSlice, Pressure, Written};
 use crate::qcow2::state::{Freed, L1, NewTable, Qcow2};
 use crate::qcow2::top_table::FrozenBlock;
 use crate::{Error, Result};
-use futures_util::future::try_join_all;
+use futures_util::future::join_all;
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::sync::atomic::AtomicU64;
@@ -350,7 +350,7 @@ impl Qcow2 {
             Patch::U64(field::REFTABLE_OFFSET, offset),
             Patch::U32(field::REFTABLE_CLUSTERS, clusters as u32),
         ];
-        self.header_block.write(worker, &self.file, &patches).await?;
+        self.write_header(worker, &patches).await?;
         reftable.moved.store(false, Relaxed);
         Ok(())
     }
@@ -458,7 +458,9 @@ impl Qcow2 {
                 let (result, _) = worker.write(&self.file, offset, bufs).await;
                 result.map_err(|e| Error::from(e).on(&self.path))
             });
-            try_join_all(batch.collect::<Vec<_>>()).await?;
+            // All of them have ended, well or not, before anybody writes these places again: one that was still under
+            // way could land on what a later commit writes.
+            join_all(batch.collect::<Vec<_>>()).await.into_iter().collect::<Result<()>>()?;
         }
         Ok(())
     }

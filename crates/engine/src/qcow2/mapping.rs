@@ -124,6 +124,8 @@ impl Qcow2 {
     /// Makes the slice that maps `guest` present; its table exists.
     pub(crate) async fn load_slice_of(&self, worker: &Worker, guest: u64) -> Result<()> {
         let (key, _) = self.slice_of(guest);
+        // The place that is read may belong to a table that was copied and is being given up.
+        let _inside = self.grace.enter(worker.id());
         self.l2.ensure(key, || self.read_slice(worker, key)).await.map_err(|e| e.at_guest(guest))
     }
 

@@ -77,12 +77,16 @@ impl Qcow2 {
             worker.set_len(data_file, new_size).await.map_err(|e| Error::from(e).on(data_file.path()))?;
         }
         self.size.store(new_size, Release);
-        let grown = self.fill_growth(node, worker, old_size, new_size, preallocation).await;
-        if let Err(error) = grown {
-            self.size.store(old_size, Release);
-            return Err(error);
+        let grown = async {
+            self.fill_growth(node, worker, old_size, new_size, preallocation).await?;
+            self.write_size(worker, new_size).await
         }
-        self.write_size(worker, new_size).await
+        .await;
+        if grown.is_err() {
+            // What is flushed past the old end would be out of reach when the image is opened again.
+            self.size.store(old_size, Release);
+        }
+        grown
     }
 
     /// What is new must read as zero: the rest of the last cluster, and where a longer backing image would show.
@@ -114,7 +118,10 @@ impl Qcow2 {
             self.drop_mapping(node, worker, first_gone..old_size).await?;
         }
         self.size.store(new_size, Release);
-        self.write_size(worker, new_size).await?;
+        if let Err(error) = self.write_size(worker, new_size).await {
+            self.size.store(old_size, Release);
+            return Err(error);
+        }
         if let Some(data_file) = &self.data_file
             && data_file.kind() != FileKind::BlockDevice
             && data_file.len() > new_size
@@ -126,7 +133,7 @@ impl Qcow2 {
 
     async fn write_size(self: &Arc<Self>, worker: &Worker, size: u64) -> Result<()> {
         self.commit(worker).await?;
-        self.header_block.write(worker, &self.file, &[Patch::U64(field::SIZE, size)]).await?;
+        self.write_header(worker, &[Patch::U64(field::SIZE, size)]).await?;
         // A commit with nothing to do would only flush an external data file.
         self.barrier(worker, &self.file).await
     }
@@ -155,7 +162,7 @@ impl Qcow2 {
             self.commit(worker).await?;
             self.barrier(worker, &self.file).await?;
             let patches = [Patch::U32(field::L1_SIZE, entries as u32), Patch::U64(field::L1_OFFSET, offset)];
-            self.header_block.write(worker, &self.file, &patches).await?;
+            self.write_header(worker, &patches).await?;
             // Before the old place is freed. A commit with nothing to do would only flush an external data file.
             self.barrier(worker, &self.file).await
         }

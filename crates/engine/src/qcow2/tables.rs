@@ -29,6 +29,7 @@ impl Qcow2 {
         l1.table.set(index, L1Entry::new(HostOffset(host), true).0);
         if let Some(old) = old {
             let cluster = old.0 >> self.geometry.cluster_bits;
+            self.metadata.remove(cluster..cluster + 1);
             self.push_freed(cluster..cluster + 1, AfterFree::Reuse);
         }
         Ok(())

@@ -4,7 +4,6 @@ use crate::guest::Guest;
 use crate::judge::{Leaks, judge, judge_by_qemu, read_all};
 use crate::setup::{Files, Setup};
 use futures_util::future::join_all;
-use std::cell::RefCell;
 use std::rc::Rc;
 use zebu::storage::sim::{CrashOptions, CrashState, GuestModel, GuestRequest, SimRng, SimWorld, Tear};
 use zebu::{Image, Result};
@@ -77,12 +76,8 @@ fn live_in(
     let opened: Result<Image> = world
         .block_on(Image::open_files(&workers[0], setup.chain(world), &setup.options()))
         .map_err(|s| s.to_string())?;
-    let guest = Rc::new(Guest {
-        image: opened.map_err(|e| format!("open: {e}"))?,
-        model: RefCell::new(model),
-        cluster: setup.cluster_size,
-        violation: RefCell::new(None),
-    });
+    let image = opened.map_err(|e| format!("open: {e}"))?;
+    let guest = Rc::new(Guest::new(image, model, setup.cluster_size));
     let mut survivor = None;
     for _ in 0..extent.phases {
         let streams = (0..extent.streams).map(|i| {
@@ -134,11 +129,10 @@ fn live_in(
         .map_err(|s| s.to_string())?
         .map_err(|e| format!("close: {e}"))?;
     guest.model.borrow_mut().apply(GuestRequest::Flush);
-    let content = |name: &str| (name.to_owned(), world.content(name).unwrap());
-    let mut files: Files = vec![content(crate::setup::TOP)];
-    for name in [crate::setup::DATA, crate::setup::BASE] {
-        files.extend(world.content(name).map(|c| (name.to_owned(), c)));
-    }
+    let files: Files = crate::setup::NAMES
+        .iter()
+        .filter_map(|name| Some(((*name).to_owned(), world.content(name)?)))
+        .collect();
     judge(setup, &files, &guest.model.borrow(), Leaks::Allowed).map_err(|e| format!("after close: {e}"))?;
     Ok(survivor)
 }

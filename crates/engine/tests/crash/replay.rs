@@ -30,7 +30,13 @@ fn run_seeds(default_seeds: u64, setup: impl Fn(&mut SimRng) -> Setup) {
     };
     match states_wanted() {
         None => _ = Seeds::new(default_seeds).run(|seed| _ = one(seed)),
-        Some(wanted) => _ = (0..u64::MAX).find(|seed| one(*seed) >= wanted),
+        Some(wanted) => {
+            let mut states = 0;
+            Seeds::new(u64::MAX).run_until(|seed| {
+                states = one(seed);
+                states >= wanted
+            });
+        }
     }
     eprintln!("{tally:?}");
 }
