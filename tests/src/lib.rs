@@ -2,13 +2,16 @@
 //! disk, seeded streams of operations, and a driver that runs them through zebu's library.
 
 pub mod driver;
+pub mod guest;
 pub mod images;
 pub mod model;
 pub mod mount;
+pub mod nbd_client;
 pub mod patch;
 pub mod program;
 pub mod qemu;
 pub mod random;
 pub mod run;
 pub mod scratch;
+pub mod server;
 pub mod stream;

@@ -76,7 +76,8 @@ impl Case {
             .map_err(|what| format!("{what}\n  repeat: cargo xtask differential -- {self}"))
     }
 
-    fn run_in(&self, qemu: &Qemu, dir: &Path) -> Result<(), String> {
+    /// Runs it in a directory of the caller's, which may be on another file system. An error tells what is wrong.
+    pub fn run_in(&self, qemu: &Qemu, dir: &Path) -> Result<(), String> {
         self.shape.make(qemu, dir, self.seed);
         let before = qemu.read_all(dir, IMAGE, None);
         let kept = Kept::of(qemu, dir, self.shape.feature);

@@ -42,6 +42,11 @@ impl Drop for Scratch {
     }
 }
 
+/// A directory for what is expensive to get, kept between runs.
+pub fn cache(name: &str) -> PathBuf {
+    base().with_file_name("test-cache").join(name)
+}
+
 /// `target/PROFILE/deps/TEST` or `target/PROFILE/PROGRAM` is this program: `target/test-scratch` lies beside.
 fn base() -> PathBuf {
     if let Some(dir) = std::env::var_os("ZEBU_TEST_DIR") {

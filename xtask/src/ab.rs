@@ -41,6 +41,8 @@ pub(crate) enum Metric {
     CpuMicrosPerRequest,
     DeviceReads,
     DeviceWrites,
+    /// Extents of a file on its file system, for each GiB of the disk.
+    ExtentsPerGib,
     /// Milliseconds more than the program needs to start and end.
     OverBareMillis,
 }
@@ -56,6 +58,7 @@ impl Metric {
             Metric::CpuMicrosPerRequest => "CPU per request (µs)",
             Metric::DeviceReads => "device reads",
             Metric::DeviceWrites => "device writes",
+            Metric::ExtentsPerGib => "extents per GiB",
             Metric::OverBareMillis => "over a bare start (ms)",
         }
     }

@@ -1,11 +1,11 @@
 //! Developer commands: `cargo xtask help`.
 
 mod ab;
+mod bench;
 mod demo;
 mod mount;
 mod process;
 mod setup;
-mod speed;
 mod stats;
 mod suite;
 mod table;
@@ -37,23 +37,14 @@ enum Command {
     Differential(PassThrough),
     /// Measure two commands alternately: `cargo xtask ab -- CMD_A --vs CMD_B`
     Ab(ab::AbArgs),
-    /// Benchmarks beside QEMU and fio
-    Bench {
-        #[command(subcommand)]
-        which: Bench,
-    },
+    /// Tables of measurements beside QEMU and fio
+    Bench(bench::BenchArgs),
     /// Check licences, sources and advisories of the dependencies with cargo-deny
     Deny,
     /// Build with the oldest supported Rust
     Msrv,
     /// Build the static musl binary
     Musl,
-}
-
-#[derive(Subcommand)]
-enum Bench {
-    /// Reads, writes, convert, reflink, open and request counts
-    Speed(speed::SpeedArgs),
 }
 
 #[derive(Args)]
@@ -71,7 +62,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run_demo(&args),
         Command::Differential(pass) => suite::differential(&pass.args),
         Command::Ab(args) => ab::run(&args),
-        Command::Bench { which: Bench::Speed(args) } => speed::run_all(&args),
+        Command::Bench(args) => bench::run_all(&args),
         Command::Deny => toolchain::deny(),
         Command::Msrv => toolchain::msrv(),
         Command::Musl => toolchain::musl(),

@@ -12,6 +12,7 @@ use tempfile::TempDir;
 pub(crate) enum Kind {
     Ext4,
     Xfs,
+    Btrfs,
 }
 
 /// A mounted file system; gone when dropped.
@@ -40,6 +41,7 @@ impl Mounted {
         match kind {
             Kind::Ext4 => output(Command::new(program("mkfs.ext4")?).args(["-q", "-F", &this.device]))?,
             Kind::Xfs => output(Command::new(program("mkfs.xfs")?).args(["-q", "-f", &this.device]))?,
+            Kind::Btrfs => output(Command::new(program("mkfs.btrfs")?).args(["-q", "-f", &this.device]))?,
         };
         run(Command::new(program("mount")?).arg(&this.device).arg(this.path()))?;
         this.mounted = true;

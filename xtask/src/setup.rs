@@ -32,8 +32,19 @@ const TOOLS: &[Tool] = &[
     Tool { program: "mkfs.btrfs", package: "btrfs-progs", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "strace", package: "strace", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "musl-gcc", package: "musl-tools", needs: &[Need::Tests, Need::Everything] },
-    Tool { program: "fio", package: "fio", needs: &[Need::Everything] },
+    Tool { program: "fio", package: "fio", needs: &[Need::Tests, Need::Everything] },
+    Tool {
+        program: "qemu-system-x86_64",
+        package: "qemu-system-x86",
+        needs: &[Need::Tests, Need::Everything],
+    },
+    Tool { program: "busybox", package: "busybox-static", needs: &[Need::Tests, Need::Everything] },
+    Tool { program: "nbdinfo", package: "libnbd-bin", needs: &[Need::Tests, Need::Everything] },
+    Tool { program: "nbdsh", package: "python3-libnbd", needs: &[Need::Tests, Need::Everything] },
 ];
+
+/// Packages of QEMU, which must be of one version.
+const QEMU: [&str; 2] = ["qemu-utils", "qemu-system-x86"];
 
 const BACKPORTS: &str = "/etc/apt/sources.list.d/zebu-backports.sources";
 
@@ -76,14 +87,14 @@ fn install(need: Need, packages: &[&'static str]) -> Outcome {
     if !is_root() {
         return Err(format!(
             "missing packages: {}. Install them with: sudo {by_hand}\n       (for QEMU 10 on Debian 12: from \
-             bookworm-backports, sudo apt-get install -t bookworm-backports qemu-utils; `cargo xtask setup` as root \
+             bookworm-backports, sudo apt-get install -t bookworm-backports qemu-utils qemu-system-x86; `cargo xtask setup` as root \
              does it all)",
             packages.join(" ")
         ));
     }
     println!("installing {}", packages.join(" "));
     let release = Release::read();
-    if packages.contains(&"qemu-utils")
+    if packages.iter().any(|package| QEMU.contains(package))
         && let Some(suite) = release.backports()
     {
         install_qemu_from(&suite)?;
@@ -111,7 +122,7 @@ fn install_qemu_from(suite: &str) -> Outcome {
         fs::write(BACKPORTS, stanza).map_err(|e| format!("{BACKPORTS}: {e}"))?;
     }
     update();
-    if let Err(error) = apt_get(&["qemu-utils"], Some(suite)) {
+    if let Err(error) = apt_get(&QEMU, Some(suite)) {
         println!("note: {error}; QEMU comes from the release itself");
         if !configured {
             // A suite that can't be read would make every later update fail.

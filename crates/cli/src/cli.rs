@@ -1,6 +1,6 @@
 //! The command line as a whole: which commands there are, and what becomes of their results.
 
-use crate::commands::{bench, check, clone, compare, convert, create, info, io, map, measure, resize};
+use crate::commands::{bench, check, clone, compare, convert, create, info, io, map, measure, resize, serve};
 use crate::examples;
 use crate::failure::Failure;
 use crate::manual;
@@ -66,6 +66,12 @@ enum Command {
     /// Read, write and look at an image by commands, as qemu-io does
     #[command(after_help = examples::IO)]
     Io(io::IoArgs),
+    /// Attach images to virtual machines and other clients, over NBD and vhost-user-blk
+    ///
+    /// Prints the line `ready` when clients can connect. SIGTERM or SIGINT: takes no more requests, finishes those under
+    /// way, closes the images and exits with 0.
+    #[command(after_help = examples::SERVE)]
+    Serve(Box<serve::ServeArgs>),
     /// Print a completion script for a shell
     #[command(hide = true)]
     Completions {
@@ -94,6 +100,7 @@ impl Command {
             Command::Clone(_) => "clone",
             Command::Bench(_) => "bench",
             Command::Io(_) => "io",
+            Command::Serve(_) => "serve",
             Command::Completions { .. } => "completions",
             Command::Manpage { .. } => "manpage",
         }
@@ -112,6 +119,7 @@ impl Command {
             Command::Clone(args) => clone::run(args),
             Command::Bench(args) => bench::run(args),
             Command::Io(args) => io::run(args),
+            Command::Serve(args) => serve::run(args),
             Command::Completions { shell } => manual::completions(Cli::command(), *shell),
             Command::Manpage { directory } => manual::pages(Cli::command(), directory.as_deref()),
         }

@@ -72,3 +72,10 @@ Examples:
   zebu io -c 'write -P 0xaa 0 64k' -c 'read -P 0xaa 0 64k' disk.qcow2
   zebu io -r -c map disk.qcow2
   zebu io -c help";
+
+pub(crate) const SERVE: &str = "\
+Examples:
+  zebu serve --nbd unix:/run/vm1.sock -t none disk.qcow2
+  zebu serve --nbd localhost:10809 --export-name root --export-name data root.qcow2 data.qcow2
+  zebu serve --vhost-user-blk /run/vm1-disk.sock --queues 2 -t none disk.qcow2
+  zebu serve --nbd unix:/run/old.sock --snapshot before-upgrade disk.qcow2";

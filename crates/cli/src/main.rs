@@ -14,6 +14,7 @@ mod io;
 mod keyval;
 mod manual;
 mod output;
+mod serve;
 mod session;
 mod size;
 mod snapshot_name;

@@ -76,7 +76,7 @@ pub(crate) async fn read(top: &Node, worker: &Worker, guest: u64, bufs: IoBufs) 
     if part.len == total {
         return read_part(part.source, worker, bufs).await;
     }
-    read_in_parts(top, worker, guest, bufs, part).await
+    Box::pin(read_in_parts(top, worker, guest, bufs, part)).await
 }
 
 /// Reads what comes from several places, beginning with `first`; some parts at once, in batches.

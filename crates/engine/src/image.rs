@@ -344,7 +344,11 @@ impl Image {
             Driver::Qcow2(qcow2) => qcow2.cache_mode.is_writethrough(),
             Driver::Raw(raw) => raw.cache_mode.is_writethrough(),
         };
-        if durability == Durability::Durable || writethrough { self.flush(worker).await } else { Ok(()) }
+        if durability == Durability::Durable || writethrough {
+            Box::pin(self.flush(worker)).await
+        } else {
+            Ok(())
+        }
     }
 
     /// Makes all writes that completed before the call durable.

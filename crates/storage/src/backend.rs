@@ -16,6 +16,7 @@
 use crate::memory::FixedBuffer;
 use crate::request::{Completion, OpId, OpRequest};
 use crate::sim::SimBackend;
+use crate::socket::{SocketCompletion, SocketRequest};
 use crate::threads::Threads;
 #[cfg(feature = "io-uring")]
 use crate::uring::Uring;
@@ -58,6 +59,34 @@ impl Backend {
     }
     pub(crate) fn submit(&mut self, id: OpId, request: Box<OpRequest>) {
         dispatch!(self, b => b.submit(id, request));
+    }
+    /// Takes a socket operation over; gives it back, failed, if this backend has none.
+    pub(crate) fn submit_socket(&mut self, id: usize, request: SocketRequest) -> Option<SocketCompletion> {
+        match self {
+            #[cfg(feature = "io-uring")]
+            Self::Uring(b) => b.submit_socket(id, request),
+            Self::Threads(b) => b.sockets().submit(id, request),
+            Self::Sim(_) => return Some(SocketCompletion { id, request, result: Err(libc::EOPNOTSUPP) }),
+        }
+        None
+    }
+    /// Ends a socket operation soon; its completion comes in any case.
+    pub(crate) fn cancel_socket(&mut self, id: usize) {
+        match self {
+            #[cfg(feature = "io-uring")]
+            Self::Uring(b) => b.cancel_socket(id),
+            Self::Threads(b) => b.sockets().cancel(id),
+            Self::Sim(_) => {}
+        }
+    }
+    /// Appends the socket operations that are over. To be called after `reap` or `wait`.
+    pub(crate) fn reap_sockets(&mut self, done: &mut Vec<SocketCompletion>) {
+        match self {
+            #[cfg(feature = "io-uring")]
+            Self::Uring(b) => b.reap_sockets(done),
+            Self::Threads(b) => b.reap_sockets(done),
+            Self::Sim(_) => {}
+        }
     }
     pub(crate) fn submit_queued(&mut self) {
         dispatch!(self, b => b.submit_queued());

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use std::io;
 
 /// The most vectors that the kernel takes in one call (`UIO_MAXIOV`).
-const MAX_VECTORS: usize = 1024;
+pub(crate) const MAX_VECTORS: usize = 1024;
 /// The most bytes moved in one call: what the kernel takes at most (`MAX_RW_COUNT`), in whole MiB.
 #[cfg(feature = "io-uring")]
 pub(crate) const MAX_BYTES: usize = 0x7ff0_0000;

@@ -93,8 +93,8 @@ impl IoBuf {
     /// # Safety
     /// `ptr..ptr+len` belongs to `owner`'s memory, `ptr` is derived from a pointer that may access all of that
     /// memory, and no other `IoBuf` over these bytes exists. Nobody else makes or uses a Rust reference to the bytes
-    /// while the view lives. (A guest may change its own memory under the view as any device's memory: the bytes
-    /// are then whatever they happen to be.)
+    /// while the view lives. (A guest may change its own memory under the view as any device's memory, or name the same
+    /// bytes in two requests at once: they are then whatever they happen to be.)
     pub unsafe fn from_memory(owner: Arc<dyn IoMemory>, ptr: *mut u8, len: usize) -> Self {
         match NonNull::new(ptr) {
             Some(start) if len > 0 => Self { owner: Owner::Foreign(owner), start, len },

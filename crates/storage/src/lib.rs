@@ -23,12 +23,17 @@ mod operation;
 mod os_file;
 mod request;
 pub mod sim;
+mod socket;
+mod socket_poll;
 mod threads;
 mod unaligned;
 #[cfg(feature = "io-uring")]
 mod uring;
+#[cfg(feature = "io-uring")]
+mod uring_sockets;
 mod worker;
 mod worker_io;
+mod worker_sockets;
 mod worker_types;
 mod write_table;
 
@@ -37,5 +42,6 @@ pub use error::{IoError, IoErrorKind, Op};
 pub use executor::JoinHandle;
 pub use file::File;
 pub use file_types::{Access, Alignment, Create, FileExtent, FileId, FileKind, FsKind, LockMode, OpenFlags};
+pub use socket::Socket;
 pub use worker::Worker;
 pub use worker_types::{Engine, IoStats, WorkerConfig, WorkerKind};

@@ -103,7 +103,7 @@ impl AsFd for Notifier {
 }
 
 /// A duration for the kernel; beyond some 292 billion years, that.
-fn timespec(duration: std::time::Duration) -> libc::timespec {
+pub(crate) fn timespec(duration: std::time::Duration) -> libc::timespec {
     libc::timespec {
         tv_sec: libc::time_t::try_from(duration.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: duration.subsec_nanos().into(),

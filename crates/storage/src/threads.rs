@@ -4,6 +4,8 @@ use crate::backend::Job;
 use crate::blocking;
 use crate::notify::Notifier;
 use crate::request::{Completion, OpId, OpRequest};
+use crate::socket::SocketCompletion;
+use crate::socket_poll::SocketPoll;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -51,6 +53,7 @@ pub(crate) struct Threads {
     queued: Vec<Work>,
     /// Operations without a completion.
     in_flight: usize,
+    sockets: SocketPoll,
     start: Instant,
 }
 
@@ -69,6 +72,7 @@ impl Threads {
             most_threads: most_threads.max(1),
             queued: Vec::new(),
             in_flight: 0,
+            sockets: SocketPoll::default(),
             start: Instant::now(),
         }
     }
@@ -124,8 +128,23 @@ impl Threads {
 
     pub(crate) fn wait(&mut self, timeout: Option<Duration>, done: &mut Vec<Completion>) {
         self.submit_queued();
-        self.shared.notifier.wait_readable(timeout);
+        if self.sockets.is_idle() {
+            self.shared.notifier.wait_readable(timeout);
+        } else {
+            self.sockets.wait(self.shared.notifier.as_fd(), timeout);
+        }
         self.reap(done);
+    }
+
+    /// The socket operations, which this thread does itself. They do not show in [`Threads::as_fd`].
+    pub(crate) fn sockets(&mut self) -> &mut SocketPoll {
+        &mut self.sockets
+    }
+
+    pub(crate) fn reap_sockets(&mut self, done: &mut Vec<SocketCompletion>) {
+        if !self.sockets.is_idle() {
+            self.sockets.reap(self.shared.notifier.as_fd(), done);
+        }
     }
 
     /// Whether [`Threads::reap`] would find something.

@@ -1,10 +1,12 @@
 //! The io_uring backend: one ring per worker.
 //!
-//! Submissions are queued in the ring's memory and handed over by one `io_uring_enter` per turn, which waits as
-//! well when there is nothing else to do. At most as many operations are in the ring as it has entries (so neither of
-//! its queues can overflow); what comes beyond waits in a backlog. Files and the pool's slabs are registered where the
-//! kernel lets us. What has no opcode (ftruncate, lseek, copying between files) is done by a few helper threads. The
-//! worker's notifier is polled in the ring, so that waiting on the ring is waiting on everything.
+//! Submissions are queued in the ring's memory and handed over by the `io_uring_enter` that waits as well, or before it
+//! as soon as they outnumber what the disk still has to do: a disk that completes a whole queue at once must not stand
+//! idle until the tasks of all completions have run (30 % of the rate of small writes, measured). At most as many
+//! operations are in the ring as it has entries (so neither of its queues can overflow); what comes beyond waits in a
+//! backlog. Files and the pool's slabs are registered where the kernel lets us. What has no opcode (ftruncate, lseek,
+//! copying between files) is done by a few helper threads. The worker's notifier is polled in the ring, so that waiting
+//! on the ring is waiting on everything.
 //!
 //! For event loops the ring signals an eventfd. (The ring's own descriptor will not do: work that the kernel keeps
 //! until this thread asks for it, `IORING_SETUP_DEFER_TASKRUN`, wakes nobody who polls it.) The signal is off during
@@ -17,7 +19,9 @@ use crate::file::File;
 use crate::memory::{FixedBuffer, Region};
 use crate::notify::Notifier;
 use crate::request::{Completion, OpDone, OpId, OpKind, OpRequest};
+use crate::socket::{SocketCompletion, SocketRequest};
 use crate::threads::Threads;
+use crate::uring_sockets::{CANCELLATION, SOCKET, UringSockets};
 use foldhash::HashMap;
 use io_uring::squeue::Entry;
 use io_uring::types::{Fd, Fixed, FsyncFlags, SubmitArgs, Timespec};
@@ -37,6 +41,8 @@ const FILES: u32 = 256;
 const BUFFERS: u32 = 64;
 /// Helper threads for what has no opcode.
 const HELPERS: usize = 4;
+/// The fewest submissions that are handed over before the worker waits.
+const EARLY_BATCH: usize = 4;
 
 /// An operation in the ring.
 #[derive(Default)]
@@ -76,8 +82,11 @@ pub(crate) struct Uring {
     /// Operations in the ring.
     in_ring: usize,
     most_in_ring: usize,
+    /// Those of them that were not handed over yet.
+    queued: usize,
     /// Operations that wait for a place in the ring.
     backlog: VecDeque<usize>,
+    sockets: UringSockets,
     /// Whether the poll of the notifier is in the ring.
     polling: bool,
     /// Whether the kernel keeps a poll in place after it fired (since 5.13).
@@ -154,7 +163,9 @@ impl Uring {
             slots: Vec::new(),
             in_ring: 0,
             most_in_ring,
+            queued: 0,
             backlog: VecDeque::new(),
+            sockets: UringSockets::default(),
             polling: false,
             multishot: true,
             files: FileTable {
@@ -211,6 +222,11 @@ impl Uring {
         // file.
         if unsafe { self.ring.submission().push(&entry) }.is_ok() {
             self.in_ring += 1;
+            self.queued += 1;
+            let with_the_disk = self.in_ring - self.queued;
+            if self.queued >= EARLY_BATCH.max(with_the_disk) {
+                self.enter(Wait::No);
+            }
         } else {
             // Places are counted, so this happens only if the kernel took fewer than it was offered.
             self.backlog.push_back(index);
@@ -271,6 +287,18 @@ impl Uring {
         Some(entry.user_data(index as u64))
     }
 
+    pub(crate) fn submit_socket(&mut self, id: usize, request: SocketRequest) {
+        self.sockets.submit(&mut self.ring, id, request);
+    }
+
+    pub(crate) fn cancel_socket(&mut self, id: usize) {
+        self.sockets.cancel(&mut self.ring, id);
+    }
+
+    pub(crate) fn reap_sockets(&mut self, done: &mut Vec<SocketCompletion>) {
+        self.sockets.reap(done);
+    }
+
     pub(crate) fn run_blocking(&mut self, job: Job) {
         self.helpers.run_blocking(job);
     }
@@ -315,6 +343,7 @@ impl Uring {
     /// Hands over what is queued, and waits for a completion.
     fn enter(&mut self, wait: Wait) {
         self.calls += 1;
+        self.queued = 0;
         let (want, time) = match wait {
             Wait::No => (0, None),
             Wait::Forever => (1, None),
@@ -346,6 +375,13 @@ impl Uring {
                 if result == -libc::EINVAL {
                     self.multishot = false;
                 }
+                continue;
+            }
+            if index == CANCELLATION {
+                continue;
+            }
+            if index & SOCKET != 0 {
+                self.sockets.complete(&mut self.ring, index, result);
                 continue;
             }
             self.in_ring -= 1;
@@ -420,7 +456,10 @@ impl Uring {
             self.ring.completion().enable_eventfd();
             // Either the kernel sees the signal on, or the completion is seen here.
             fence(Ordering::SeqCst);
-            if !self.ring.completion().is_empty() || self.kernel_has_work() || self.helpers.has_completions()
+            if !self.ring.completion().is_empty()
+                || self.kernel_has_work()
+                || self.helpers.has_completions()
+                || self.sockets.has_completions()
             {
                 let one = 1u64.to_ne_bytes();
                 // SAFETY: `one` is 8 readable bytes. It fails only if the counter is full, so readable.
@@ -475,7 +514,8 @@ impl Drop for Uring {
         // buffers, which must not be freed before it is done.
         self.backlog.clear();
         let mut done = Vec::new();
-        while self.in_ring > 0 {
+        self.sockets.cancel_all(&mut self.ring);
+        while self.in_ring + self.sockets.in_ring() > 0 {
             self.enter(Wait::Forever);
             self.reap(&mut done);
             self.backlog.clear();

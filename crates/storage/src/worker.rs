@@ -17,9 +17,11 @@ use crate::executor::{Executor, JoinHandle};
 use crate::memory::FreeList;
 use crate::notify::Notifier;
 use crate::request::{Completion, OpDone, OpId, OpKind, OpRequest};
+use crate::socket::{SocketCompletion, SocketRequest};
 use crate::threads::Threads;
 #[cfg(feature = "io-uring")]
 use crate::uring::Uring;
+use crate::worker_sockets::SocketOps;
 use crate::worker_types::{Engine, IoStats, WorkerConfig, WorkerKind};
 use slab::Slab;
 use std::cell::{Cell, RefCell};
@@ -54,6 +56,9 @@ struct Inner {
     ops: RefCell<Slab<OpState>>,
     /// Completions on their way from the backend to `ops`; kept for its capacity.
     done: Cell<Vec<Completion>>,
+    sockets: SocketOps,
+    /// As `done`, of sockets.
+    sockets_done: Cell<Vec<SocketCompletion>>,
     timers: RefCell<BTreeMap<TimerKey, Waker>>,
     timers_made: Cell<u64>,
     pool: Arc<FreeList>,
@@ -178,6 +183,8 @@ impl Worker {
             backend: RefCell::new(backend),
             ops: RefCell::default(),
             done: Cell::default(),
+            sockets: SocketOps::default(),
+            sockets_done: Cell::default(),
             timers: RefCell::default(),
             timers_made: Cell::new(0),
             pool: FreeList::new(pool_bytes),
@@ -304,6 +311,24 @@ impl Worker {
         Operation { inner: &self.inner, id: Some(id) }
     }
 
+    /// The socket operations.
+    pub(crate) fn socket_ops(&self) -> &SocketOps {
+        &self.inner.sockets
+    }
+
+    /// Hands a socket operation to the backend.
+    pub(crate) fn submit_socket(&self, id: usize, request: SocketRequest) {
+        let refused = self.inner.backend.borrow_mut().submit_socket(id, request);
+        if let Some(refused) = refused {
+            self.inner.sockets.complete(&mut vec![refused]);
+        }
+    }
+
+    /// Ends a socket operation that nobody waits for.
+    pub(crate) fn cancel_socket(&self, id: usize) {
+        self.inner.backend.borrow_mut().cancel_socket(id);
+    }
+
     /// Runs `work` (computation, or a system call that has no asynchronous form) off the queue where the worker has
     /// threads for it, else in place. If `work` panics, so does the awaiting.
     pub async fn run_blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
@@ -423,7 +448,7 @@ impl Inner {
 
     /// Notes what the completions mean for their files and wakes who waits for them.
     fn complete(&self, mut done: Vec<Completion>) -> bool {
-        let any = !done.is_empty();
+        let any = !done.is_empty() | self.complete_sockets();
         for mut completion in done.drain(..) {
             note_result(&completion);
             completion.request.settle();
@@ -447,6 +472,17 @@ impl Inner {
             drop((abandoned, completion));
         }
         self.done.set(done);
+        any
+    }
+
+    fn complete_sockets(&self) -> bool {
+        if self.sockets.is_empty() {
+            return false;
+        }
+        let mut done = self.sockets_done.take();
+        self.backend.borrow_mut().reap_sockets(&mut done);
+        let any = self.sockets.complete(&mut done);
+        self.sockets_done.set(done);
         any
     }
 

@@ -11,3 +11,4 @@ pub(crate) mod io;
 pub(crate) mod map;
 pub(crate) mod measure;
 pub(crate) mod resize;
+pub(crate) mod serve;

@@ -188,7 +188,7 @@ impl Qcow2 {
             return;
         }
         if pressure == Pressure::Over {
-            let _ = self.commit(worker).await;
+            let _ = Box::pin(self.commit(worker)).await;
             return;
         }
         if self.commit.state().running.is_none() {

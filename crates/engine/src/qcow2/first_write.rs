@@ -18,6 +18,10 @@ impl Qcow2 {
         if self.first_write_done.load(Acquire) {
             return Ok(());
         }
+        Box::pin(self.prepare_first_write(worker)).await
+    }
+
+    async fn prepare_first_write(&self, worker: &Worker) -> Result<()> {
         let _turn = self.first_write_gate.enter().await;
         if self.first_write_done.load(Acquire) {
             return Ok(());

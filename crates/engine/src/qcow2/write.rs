@@ -223,14 +223,28 @@ impl Qcow2 {
                 result.map_err(Error::from)?;
                 Ok(len)
             }
+            // Boxed, as all that is long and rare here: the task of a write in place stays small, and cheap to make.
             Plan::Allocated(allocation) => {
                 let end = allocation.guest_range().end.min(at + want);
                 let data = bufs.split_to((end - at) as usize);
-                let (result, data) = self.fill(node, worker, &allocation, at, data).await;
+                let (result, data) = Box::pin(self.fill_and_link(node, worker, allocation, at, data)).await;
                 done.append(data);
-                allocation.link(worker, result?).await?;
-                Ok(end - at)
+                result.map(|()| end - at)
             }
+        }
+    }
+
+    async fn fill_and_link(
+        &self,
+        node: &Node,
+        worker: &Worker,
+        allocation: Allocation,
+        at: u64,
+        data: IoBufs,
+    ) -> (Result<()>, IoBufs) {
+        match self.fill(node, worker, &allocation, at, data).await {
+            (Ok(filled), data) => (allocation.link(worker, filled).await, data),
+            (Err(error), data) => (Err(error), data),
         }
     }
 
@@ -246,7 +260,7 @@ impl Qcow2 {
                 let inside = self.grace.enter(worker.id());
                 let Some((mut shard, key, index)) = self.try_lock_slice(guest)? else {
                     drop(inside);
-                    self.prepare_slice(worker, guest).await?;
+                    Box::pin(self.prepare_slice(worker, guest)).await?;
                     continue;
                 };
                 match self.plan_in_slice(&mut shard, key, index, guest, len)? {
@@ -257,7 +271,9 @@ impl Qcow2 {
             // No wait for another request or for space from within: those may wait for a grace period.
             match obstacle {
                 Obstacle::InFlight { cluster } => self.wait_for_flight(cluster).await,
-                Obstacle::NeedsSpace { cluster, count } => self.refill_data(worker, cluster, count).await?,
+                Obstacle::NeedsSpace { cluster, count } => {
+                    Box::pin(self.refill_data(worker, cluster, count)).await?;
+                }
             }
         }
     }

@@ -1,8 +1,8 @@
 //! Opening an image of 16 TiB, on XFS, since files of ext4 end there.
 
-use super::Lab;
+use super::lab::Lab;
 use crate::Outcome;
-use crate::ab::{Metric, Side, alternate, sample};
+use crate::ab::{Metric, Side, sample};
 use crate::mount::{Kind, Mounted};
 use crate::process::{measure_ok, run};
 use std::path::Path;
@@ -24,7 +24,7 @@ pub(super) fn open(lab: &Lab) -> Outcome {
             side("zebu", &lab.zebu, &zebu, &["--version"], &image),
             side("QEMU", &lab.qemu_io, &qemu, &["--version"], &image),
         ];
-        lab.report(&alternate(&format!("open 16 TiB ({name})"), lab.rounds, sides)?)?;
+        lab.compare(&format!("open 16 TiB ({name})"), sides)?;
         std::fs::remove_file(&image).map_err(|e| e.to_string())?;
     }
     Ok(())

@@ -1,8 +1,8 @@
 //! Converting: by copy with O_DIRECT, by reflink, and how many requests reach the disk.
 
-use super::{Lab, fill};
+use super::lab::{Lab, fill};
 use crate::Outcome;
-use crate::ab::{Metric, Side, alternate, sample};
+use crate::ab::{Metric, Side, sample};
 use crate::mount::{Kind, Mounted};
 use crate::process::{evict, measure_ok, run};
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ pub(super) fn convert(lab: &Lab) -> Outcome {
         let qemu: Vec<&str> = formats.into_iter().chain(direct).chain(["-m", "16", "-W"]).collect();
         let sides =
             [side("zebu", &lab.zebu, &zebu, from, &ours), side("QEMU", &lab.qemu_img, &qemu, from, &theirs)];
-        lab.report(&alternate(&format!("{name}, O_DIRECT, {} GiB", lab.gib), lab.rounds, sides)?)?;
+        lab.compare(&format!("{name}, O_DIRECT, {} GiB", lab.gib), sides)?;
     }
     Ok(())
 }
@@ -71,7 +71,7 @@ pub(super) fn reflink(lab: &Lab) -> Outcome {
             side("reflink", &lab.zebu, &reflink, from, &linked),
             side("copy", &lab.zebu, &buffers, from, &copied),
         ];
-        lab.report(&alternate(&format!("{name}, {} GiB", lab.gib), lab.rounds, sides)?)?;
+        lab.compare(&format!("{name}, {} GiB", lab.gib), sides)?;
         for made in [&linked, &copied] {
             run(lab
                 .qemu_img()
@@ -117,5 +117,5 @@ pub(super) fn device_requests(lab: &Lab) -> Outcome {
         counted("zebu", lab.zebu.clone(), &["--copy", "buffers"]),
         counted("QEMU", lab.qemu_img.clone(), &["-m", "16", "-W"]),
     ];
-    lab.report(&alternate("block requests of convert qcow2 to raw, 1 GiB", lab.rounds, sides)?)
+    lab.compare("block requests of convert qcow2 to raw, 1 GiB", sides)
 }

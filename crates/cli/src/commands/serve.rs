@@ -1,0 +1,285 @@
+//! `zebu serve`: images as block devices for others.
+
+use crate::arguments::{EngineArgs, ImageArgs};
+use crate::failure::Failure;
+use crate::image_spec::ImageSpec;
+use crate::output::stdout;
+use crate::serve::address::{Address, Bound, SocketFile, bind_unix};
+use crate::serve::signals::Signals;
+use crate::session::Session;
+use crate::size::size_argument;
+use crate::values::{cache_argument, format_argument};
+use std::ffi::OsString;
+use std::fmt;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use zebu::{Access, CacheMode, Format, Image};
+use zebu_export::nbd::{Listener, NbdConfig, NbdServer};
+use zebu_export::vhost::{VhostConfig, VhostUserBlk};
+use zebu_export::{Export, ExportError, Exports, Level, Log, PoolConfig, WorkerPool};
+
+/// Heading of options about clients, in the help.
+const CLIENTS: &str = "Clients";
+
+/// Arguments of `zebu serve`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ServeArgs {
+    /// Serve NBD clients at this address; may be given more than once
+    #[arg(long, value_name = "unix:PATH|HOST:PORT", help_heading = CLIENTS, required_unless_present = "vhost_user_blk")]
+    nbd: Vec<Address>,
+
+    /// Attach an image to a virtual machine monitor as a vhost-user-blk device with this socket; may be given more than
+    /// once, in the order of the images
+    #[arg(long, value_name = "PATH", help_heading = CLIENTS)]
+    vhost_user_blk: Vec<PathBuf>,
+
+    /// Name of an image for clients, in the order of the images [default: empty for one image, else the file name]
+    #[arg(long, value_name = "NAME", help_heading = CLIENTS)]
+    export_name: Vec<String>,
+
+    /// Clients can't write
+    #[arg(short, long)]
+    read_only: bool,
+
+    /// Show this internal snapshot (id or name) instead of the active state; clients can't write
+    #[arg(short = 'l', long, value_name = "NAME")]
+    snapshot: Option<String>,
+
+    /// Threads that serve clients, each with an I/O worker of its own; a connection belongs to one of them, and a
+    /// vhost-user-blk device has a ring on each
+    #[arg(long, value_name = "NUM", value_parser = clap::value_parser!(u32).range(1..=256), default_value = "1")]
+    queues: u32,
+
+    /// Connections at once; further ones are closed at once
+    #[arg(long, value_name = "NUM", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..=1_000_000), default_value = "1024")]
+    max_clients: u32,
+
+    /// Requests of one connection under way at once; further ones wait in the socket
+    #[arg(long, value_name = "NUM", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..=65536), default_value = "512")]
+    max_requests: u32,
+
+    /// Memory for the data of these requests, per connection
+    #[arg(long, value_name = "SIZE", help_heading = CLIENTS, value_parser = size_argument, default_value = "32M")]
+    max_request_memory: u64,
+
+    /// Close connections that have not chosen an export after so long
+    #[arg(long, value_name = "SECONDS", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..), default_value = "10")]
+    handshake_timeout: u32,
+
+    /// Close connections that send nothing for so long [default: never]
+    #[arg(long, value_name = "SECONDS", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..))]
+    idle_timeout: Option<u32>,
+
+    /// What is told on standard error
+    #[arg(
+        long,
+        value_enum,
+        value_name = "error|warning|info|debug",
+        hide_possible_values = true,
+        default_value_t
+    )]
+    log_level: LogLevel,
+
+    /// Format of the images [default: probed; writing to a raw image needs it]
+    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    format: Option<Format>,
+
+    /// Cache mode of the images
+    #[arg(
+        short = 't',
+        long,
+        value_name = "CACHE",
+        value_parser = cache_argument,
+        default_value = "writeback"
+    )]
+    cache: CacheMode,
+
+    #[command(flatten)]
+    image: ImageArgs,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+
+    /// The image files (or options with --image-opts)
+    #[arg(value_name = "FILENAME", required = true)]
+    filenames: Vec<OsString>,
+}
+
+/// How much is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+enum LogLevel {
+    Error,
+    #[default]
+    Warning,
+    Info,
+    Debug,
+}
+
+impl LogLevel {
+    fn level(self) -> Level {
+        match self {
+            LogLevel::Error => Level::Error,
+            LogLevel::Warning => Level::Warning,
+            LogLevel::Info => Level::Info,
+            LogLevel::Debug => Level::Debug,
+        }
+    }
+}
+
+impl From<ExportError> for Failure {
+    fn from(error: ExportError) -> Self {
+        Failure::new(error.to_string())
+    }
+}
+
+/// An open image, and how it was opened.
+struct Opened {
+    image: Image,
+    access: Access,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &ServeArgs) -> Result<u8, Failure> {
+    let specs = specs(args)?;
+    let names = names(args, &specs)?;
+    // Before anything that is to be undone in good order.
+    let signals = Signals::watch()?;
+    let session = Session::start(&args.engine, specs[0].aio)?;
+    let mut opened = Vec::new();
+    let mut result = Ok(());
+    for spec in &specs {
+        match session.open(spec) {
+            Ok(image) => opened.push(Opened { image, access: spec.options.access }),
+            Err(failure) => {
+                result = Err(failure);
+                break;
+            }
+        }
+    }
+    if result.is_ok() {
+        result = serve(args, &session, &signals, &names, &opened);
+    }
+    for Opened { image, access } in &opened {
+        let closed = session.close(image, *access);
+        result = result.and(closed);
+    }
+    result.map(|()| 0)
+}
+
+fn specs(args: &ServeArgs) -> Result<Vec<ImageSpec>, Failure> {
+    if args.vhost_user_blk.len() > args.filenames.len() {
+        let (devices, images) = (args.vhost_user_blk.len(), args.filenames.len());
+        return Err(Failure::usage(format!(
+            "{devices} sockets are given with --vhost-user-blk, but {images} images"
+        )));
+    }
+    let access = if args.read_only || args.snapshot.is_some() { Access::ReadOnly } else { Access::ReadWrite };
+    let open = |name: &OsString| {
+        let mut spec = args.image.resolve(name, args.format, args.cache, access)?;
+        if args.snapshot.is_some() {
+            spec.options.snapshot.clone_from(&args.snapshot);
+        }
+        Ok(spec)
+    };
+    args.filenames.iter().map(open).collect()
+}
+
+/// Names of the exports, in the order of the images.
+fn names(args: &ServeArgs, specs: &[ImageSpec]) -> Result<Vec<String>, Failure> {
+    if args.export_name.len() > specs.len() {
+        return Err(Failure::usage(format!(
+            "{} names are given with --export-name, but {} images",
+            args.export_name.len(),
+            specs.len()
+        )));
+    }
+    let default = |path: &Path| match path.file_name() {
+        Some(name) if specs.len() > 1 => name.to_string_lossy().into_owned(),
+        _ => String::new(),
+    };
+    let given = args.export_name.iter().map(Some).chain(std::iter::repeat(None));
+    Ok(specs
+        .iter()
+        .zip(given)
+        .map(|(spec, name)| name.cloned().unwrap_or_else(|| default(&spec.path)))
+        .collect())
+}
+
+/// Serves until a signal comes; all clients are gone then.
+fn serve(
+    args: &ServeArgs,
+    session: &Session,
+    signals: &Signals,
+    names: &[String],
+    opened: &[Opened],
+) -> Result<(), Failure> {
+    let mut exports = Vec::new();
+    for (Opened { image, access }, name) in opened.iter().zip(names) {
+        let export = Export::new(name, image, *access);
+        exports.push(if args.cache.is_direct() { export.without_page_cache() } else { export });
+    }
+    let exports = Exports::new(exports)?;
+    let (listeners, _files) = listen(&args.nbd)?;
+    let pool =
+        WorkerPool::start(&PoolConfig { threads: args.queues as usize, worker: session.config().clone() })?;
+    let server = NbdServer::start(&pool, exports.clone(), listeners, config(args))?;
+    let (devices, _device_files) = devices(args, &pool, &exports)?;
+    stdout::print("ready\n")?;
+    let signal = session.worker().block_on(signals.wait(session.worker()));
+    server.stop();
+    drop(devices);
+    pool.join();
+    signal
+}
+
+/// Listens on all addresses. The files of Unix sockets are removed when the second value is dropped.
+fn listen(addresses: &[Address]) -> Result<(Vec<Listener>, Vec<SocketFile>), Failure> {
+    let (mut listeners, mut files) = (Vec::new(), Vec::new());
+    for address in addresses {
+        listeners.push(match address.bind()? {
+            Bound::Tcp(listener) => Listener::tcp(listener)?,
+            Bound::Unix(listener, file) => {
+                files.push(file);
+                Listener::unix(listener)?
+            }
+        });
+    }
+    Ok((listeners, files))
+}
+
+/// The vhost-user-blk devices, and the files of their sockets.
+fn devices(
+    args: &ServeArgs,
+    pool: &WorkerPool,
+    exports: &Exports,
+) -> Result<(Vec<VhostUserBlk>, Vec<SocketFile>), Failure> {
+    let (mut devices, mut files) = (Vec::new(), Vec::new());
+    for (path, export) in args.vhost_user_blk.iter().zip(exports.iter()) {
+        let (listener, file) = bind_unix(path)?;
+        files.push(file);
+        let config = VhostConfig { queues: args.queues as u16, log: log(args) };
+        devices.push(VhostUserBlk::start(pool, export, listener, config)?);
+    }
+    Ok((devices, files))
+}
+
+fn log(args: &ServeArgs) -> Log {
+    Log::new(args.log_level.level(), write_log)
+}
+
+fn config(args: &ServeArgs) -> NbdConfig {
+    NbdConfig {
+        max_clients: args.max_clients as usize,
+        max_requests: args.max_requests as usize,
+        max_bytes: args.max_request_memory,
+        handshake_timeout: args.handshake_timeout,
+        idle_timeout: args.idle_timeout,
+        log: log(args),
+        ..NbdConfig::default()
+    }
+}
+
+fn write_log(level: Level, message: fmt::Arguments<'_>) {
+    // There is nobody left to tell if standard error is gone.
+    let _ = writeln!(std::io::stderr(), "zebu: {}: {message}", level.name());
+}

@@ -1,0 +1,26 @@
+//! Why something can't be exported.
+
+use std::io;
+
+/// Why something can't be exported.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExportError {
+    /// A thread or its worker can't be made.
+    #[error("could not start a worker thread: {0}")]
+    Thread(String),
+    /// A socket can't be used.
+    #[error("could not {doing}: {source}")]
+    Socket {
+        /// What was attempted, on which address.
+        doing: String,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// Two exports have one name.
+    #[error("two exports are named '{0}': give each another name")]
+    DuplicateName(String),
+    /// A name is too long.
+    #[error("the export name '{0}' is longer than 4096 bytes")]
+    LongName(String),
+}

@@ -1,0 +1,48 @@
+//! Disk images as block devices for others: an NBD server and vhost-user-blk devices that run on zebu's own workers.
+//!
+//! Nothing here needs an async runtime. A [`WorkerPool`] has threads with a [`zebu::storage::Worker`] each; a
+//! connection belongs to one of them, and its sockets are driven by the same completion queue as the image's files.
+//!
+//! ```
+//! use std::os::unix::net::UnixListener;
+//! use zebu::storage::{Worker, WorkerConfig};
+//! use zebu::{Access, CreateOptions, Image, OpenOptions};
+//! use zebu_export::nbd::{Listener, NbdConfig, NbdServer};
+//! use zebu_export::{Export, Exports, PoolConfig, WorkerPool};
+//!
+//! # let dir = tempfile::tempdir()?;
+//! # let (path, socket) = (dir.path().join("disk.qcow2"), dir.path().join("nbd.sock"));
+//! let worker = Worker::new(&WorkerConfig::default())?;
+//! let image = worker.block_on(async {
+//!     let create = CreateOptions { size: Some(1 << 20), ..CreateOptions::default() };
+//!     Image::create(&worker, &path, &create).await?;
+//!     let open = OpenOptions { access: Access::ReadWrite, ..OpenOptions::default() };
+//!     Image::open(&worker, &path, &open).await
+//! })?;
+//!
+//! let pool = WorkerPool::start(&PoolConfig::default())?;
+//! let exports = Exports::new(vec![Export::new("disk", &image, Access::ReadWrite)])?;
+//! let listener = Listener::unix(UnixListener::bind(&socket)?)?;
+//! let server = NbdServer::start(&pool, exports, vec![listener], NbdConfig::default())?;
+//!
+//! // Clients come and go. In the end, requests in flight are finished, and the image is closed.
+//! server.stop();
+//! pool.join();
+//! worker.block_on(image.close(&worker))?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod error;
+mod export;
+mod log;
+pub mod metrics;
+pub mod nbd;
+mod pool;
+mod stop;
+#[cfg(feature = "vhost-user")]
+pub mod vhost;
+
+pub use error::ExportError;
+pub use export::{Export, Exports};
+pub use log::{Level, Log};
+pub use pool::{PoolConfig, WorkerPool};

@@ -1,0 +1,64 @@
+//! What a server tells of itself.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// How important a message is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Level {
+    /// Something failed.
+    Error,
+    /// Something is not as it should be, and the server goes on.
+    #[default]
+    Warning,
+    /// Clients come and go.
+    Info,
+    /// Details of each client.
+    Debug,
+}
+
+impl Level {
+    /// As in a log.
+    pub fn name(self) -> &'static str {
+        match self {
+            Level::Error => "error",
+            Level::Warning => "warning",
+            Level::Info => "info",
+            Level::Debug => "debug",
+        }
+    }
+}
+
+type Sink = dyn Fn(Level, fmt::Arguments<'_>) + Send + Sync;
+
+/// Where messages go. Cheap to clone.
+#[derive(Clone)]
+pub struct Log {
+    most: Level,
+    sink: Arc<Sink>,
+}
+
+impl Log {
+    /// Messages up to the level `most` go to `sink`, which is called on any thread and must not wait long.
+    pub fn new(most: Level, sink: impl Fn(Level, fmt::Arguments<'_>) + Send + Sync + 'static) -> Self {
+        Self { most, sink: Arc::new(sink) }
+    }
+
+    /// Messages go nowhere.
+    pub fn none() -> Self {
+        Self::new(Level::Error, |_, _| ())
+    }
+
+    /// Tells something.
+    pub fn write(&self, level: Level, message: fmt::Arguments<'_>) {
+        if level <= self.most {
+            (self.sink)(level, message);
+        }
+    }
+}
+
+impl fmt::Debug for Log {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Log({})", self.most.name())
+    }
+}

@@ -1,0 +1,305 @@
+//! The conversation before the first request.
+
+use super::contexts::{Context, Contexts};
+use super::inbox::Inbox;
+use super::option::{
+    ClientOption, ContextRequest, InfoRequest, MAX_OPTION_DATA, OptionHeader, OptionRefusal, parse_option,
+};
+use super::protocol::{
+    HandshakeFlags, OPTION_MAGIC, OPTION_REPLY_MAGIC, OptionReply, SERVER_MAGIC, TransmissionFlags, info,
+    option,
+};
+use super::reply::ReplyStyle;
+use super::request::{HeaderStyle, MAX_PAYLOAD};
+use crate::export::{Export, Exports};
+use std::io;
+use std::sync::Arc;
+use zebu::Access;
+use zebu::storage::{IoBuf, Socket, Worker};
+
+/// The longest data of an option that is skipped to answer with an error; with more the session ends.
+const MAX_SKIPPED_OPTION: u32 = 1 << 20;
+/// Block size that suits every image.
+const PREFERRED_BLOCK: u32 = 4096;
+
+/// What was agreed on.
+#[derive(Debug, Clone)]
+pub(crate) struct Agreement {
+    pub(crate) export: Arc<Export>,
+    pub(crate) flags: TransmissionFlags,
+    pub(crate) requests: HeaderStyle,
+    pub(crate) replies: ReplyStyle,
+    pub(crate) contexts: Contexts,
+}
+
+/// A handshake under way.
+pub(crate) struct Handshake<'a> {
+    worker: &'a Worker,
+    socket: &'a Socket,
+    exports: &'a Exports,
+    client: HandshakeFlags,
+    replies: ReplyStyle,
+    /// The contexts chosen, and for which export.
+    contexts: Option<(Arc<Export>, Contexts)>,
+}
+
+/// What follows an option.
+enum Next {
+    Option,
+    Serve(Box<Agreement>),
+    Close,
+}
+
+fn violation(what: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.into())
+}
+
+impl<'a> Handshake<'a> {
+    pub(crate) fn new(worker: &'a Worker, socket: &'a Socket, exports: &'a Exports) -> Self {
+        Self {
+            worker,
+            socket,
+            exports,
+            client: HandshakeFlags::empty(),
+            replies: ReplyStyle::Simple,
+            contexts: None,
+        }
+    }
+
+    /// Talks until an export is chosen; `None` if the client leaves in good order.
+    ///
+    /// # Errors
+    /// The connection breaks, or the client does not speak the protocol.
+    pub(crate) async fn run(&mut self, inbox: &mut Inbox) -> io::Result<Option<Agreement>> {
+        let ours = HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES;
+        let mut hello = SERVER_MAGIC.to_be_bytes().to_vec();
+        hello.extend(OPTION_MAGIC.to_be_bytes());
+        hello.extend((ours.bits() as u16).to_be_bytes());
+        self.send(&hello).await?;
+        let Some(flags) = take::<4>(inbox).await? else { return Ok(None) };
+        self.client = HandshakeFlags::from_bits(u32::from_be_bytes(flags))
+            .ok_or_else(|| violation("the client set unknown handshake flags"))?;
+        let mut data = Vec::new();
+        loop {
+            let Some(header) = take::<{ OptionHeader::LEN }>(inbox).await? else { return Ok(None) };
+            let header =
+                OptionHeader::parse(&header).ok_or_else(|| violation("an option without its magic"))?;
+            if header.len as usize > MAX_OPTION_DATA {
+                if header.len > MAX_SKIPPED_OPTION || header.code == option::EXPORT_NAME {
+                    return Err(violation(format!("an option with {} bytes of data", header.len)));
+                }
+                inbox.skip(header.len.into()).await?;
+                self.refuse(header.code, OptionReply::TooBig, "the option's data is too long").await?;
+                continue;
+            }
+            data.resize(header.len as usize, 0);
+            inbox.read_exact(&mut data).await?;
+            match self.answer(header.code, &data).await? {
+                Next::Option => {}
+                Next::Serve(agreement) => return Ok(Some(*agreement)),
+                Next::Close => return Ok(None),
+            }
+        }
+    }
+
+    async fn answer(&mut self, code: u32, data: &[u8]) -> io::Result<Next> {
+        let parsed = match parse_option(code, data) {
+            Ok(parsed) => parsed,
+            Err(refusal) if code == option::EXPORT_NAME => return Err(violation(refusal.message)),
+            Err(OptionRefusal { reply, message }) => {
+                self.refuse(code, reply, message).await?;
+                return Ok(Next::Option);
+            }
+        };
+        match parsed {
+            ClientOption::ExportName(name) => return self.export_name(name).await,
+            ClientOption::Abort => {
+                // The client may be gone already.
+                let _ = self.reply(code, OptionReply::Ack, &[]).await;
+                return Ok(Next::Close);
+            }
+            ClientOption::List => self.list(code).await?,
+            ClientOption::StartTls => {
+                self.refuse(code, OptionReply::Policy, "this server has no certificate").await?;
+            }
+            ClientOption::Info(request) => {
+                self.describe(code, &request).await?;
+            }
+            ClientOption::Go(request) => {
+                if let Some(export) = self.describe(code, &request).await? {
+                    return Ok(Next::Serve(Box::new(self.agree(export))));
+                }
+            }
+            ClientOption::StructuredReply if self.replies == ReplyStyle::Extended => {
+                self.refuse(code, OptionReply::Invalid, "extended headers include structured replies")
+                    .await?;
+            }
+            ClientOption::StructuredReply => {
+                self.replies = ReplyStyle::Structured;
+                self.reply(code, OptionReply::Ack, &[]).await?;
+            }
+            ClientOption::ExtendedHeaders => {
+                self.replies = ReplyStyle::Extended;
+                self.reply(code, OptionReply::Ack, &[]).await?;
+            }
+            ClientOption::ListMetaContext(request) => self.contexts(code, &request, Purpose::List).await?,
+            ClientOption::SetMetaContext(request) => self.contexts(code, &request, Purpose::Set).await?,
+            ClientOption::Unknown(_) => {
+                self.refuse(code, OptionReply::Unsupported, "the option is unknown").await?;
+            }
+        }
+        Ok(Next::Option)
+    }
+
+    async fn export_name(&mut self, name: &str) -> io::Result<Next> {
+        let Some(export) = self.exports.find(name) else {
+            return Err(violation(format!("there is no export '{}'", name.escape_debug())));
+        };
+        let export = Arc::clone(export);
+        let mut reply = export.image().virtual_size().to_be_bytes().to_vec();
+        reply.extend(self.flags(&export).bits().to_be_bytes());
+        if !self.client.contains(HandshakeFlags::NO_ZEROES) {
+            reply.resize(reply.len() + 124, 0);
+        }
+        self.send(&reply).await?;
+        Ok(Next::Serve(Box::new(self.agree(export))))
+    }
+
+    async fn list(&self, code: u32) -> io::Result<()> {
+        for export in self.exports.iter() {
+            let mut data = (export.name().len() as u32).to_be_bytes().to_vec();
+            data.extend(export.name().as_bytes());
+            data.extend(export.description().as_bytes());
+            self.reply(code, OptionReply::Server, &data).await?;
+        }
+        self.reply(code, OptionReply::Ack, &[]).await
+    }
+
+    /// Answers INFO and GO; the export, if there is one of that name.
+    async fn describe(&self, code: u32, request: &InfoRequest<'_>) -> io::Result<Option<Arc<Export>>> {
+        let Some(export) = self.exports.find(request.export) else {
+            self.refuse(code, OptionReply::Unknown, "there is no export of that name").await?;
+            return Ok(None);
+        };
+        let mut data = info::EXPORT.to_be_bytes().to_vec();
+        data.extend(export.image().virtual_size().to_be_bytes());
+        data.extend(self.flags(export).bits().to_be_bytes());
+        self.reply(code, OptionReply::Info, &data).await?;
+        for (kind, text) in [(info::NAME, export.name()), (info::DESCRIPTION, export.description())] {
+            if request.kinds.contains(&kind) && !text.is_empty() {
+                let data = [&kind.to_be_bytes()[..], text.as_bytes()].concat();
+                self.reply(code, OptionReply::Info, &data).await?;
+            }
+        }
+        if request.kinds.contains(&info::BLOCK_SIZE) {
+            let mut data = info::BLOCK_SIZE.to_be_bytes().to_vec();
+            for size in [1, PREFERRED_BLOCK, MAX_PAYLOAD] {
+                data.extend(size.to_be_bytes());
+            }
+            self.reply(code, OptionReply::Info, &data).await?;
+        }
+        self.reply(code, OptionReply::Ack, &[]).await?;
+        Ok(Some(Arc::clone(export)))
+    }
+
+    async fn contexts(
+        &mut self,
+        code: u32,
+        request: &ContextRequest<'_>,
+        purpose: Purpose,
+    ) -> io::Result<()> {
+        if self.replies == ReplyStyle::Simple {
+            return self.refuse(code, OptionReply::Invalid, "metadata needs structured replies").await;
+        }
+        if purpose == Purpose::Set {
+            // Whatever comes of it, what was chosen before is void.
+            self.contexts = None;
+        }
+        let Some(export) = self.exports.find(request.export) else {
+            return self.refuse(code, OptionReply::Unknown, "there is no export of that name").await;
+        };
+        let (found, id_of): (_, fn(Context) -> u32) = match purpose {
+            Purpose::List => (Contexts::listed(&request.queries), |_| 0),
+            Purpose::Set => (Contexts::chosen(&request.queries), Context::id),
+        };
+        for context in found.iter() {
+            let data = [&id_of(context).to_be_bytes()[..], context.name().as_bytes()].concat();
+            self.reply(code, OptionReply::MetaContext, &data).await?;
+        }
+        if purpose == Purpose::Set {
+            self.contexts = Some((Arc::clone(export), found));
+        }
+        self.reply(code, OptionReply::Ack, &[]).await
+    }
+
+    fn flags(&self, export: &Export) -> TransmissionFlags {
+        let mut flags = TransmissionFlags::HAS_FLAGS
+            | TransmissionFlags::SEND_FLUSH
+            | TransmissionFlags::SEND_FUA
+            | TransmissionFlags::SEND_CACHE
+            | TransmissionFlags::CAN_MULTI_CONN;
+        flags |= match export.access() {
+            Access::ReadOnly => TransmissionFlags::READ_ONLY,
+            Access::ReadWrite => {
+                TransmissionFlags::SEND_TRIM
+                    | TransmissionFlags::SEND_WRITE_ZEROES
+                    | TransmissionFlags::SEND_FAST_ZERO
+            }
+        };
+        if self.replies != ReplyStyle::Simple {
+            // All reads are answered in one chunk anyway.
+            flags |= TransmissionFlags::SEND_DF;
+        }
+        flags
+    }
+
+    fn agree(&self, export: Arc<Export>) -> Agreement {
+        let contexts = match &self.contexts {
+            Some((of, contexts)) if Arc::ptr_eq(of, &export) => *contexts,
+            _ => Contexts::default(),
+        };
+        Agreement {
+            flags: self.flags(&export),
+            export,
+            requests: match self.replies {
+                ReplyStyle::Extended => HeaderStyle::Extended,
+                ReplyStyle::Simple | ReplyStyle::Structured => HeaderStyle::Compact,
+            },
+            replies: self.replies,
+            contexts,
+        }
+    }
+
+    async fn refuse(&self, code: u32, reply: OptionReply, message: &str) -> io::Result<()> {
+        self.reply(code, reply, message.as_bytes()).await
+    }
+
+    async fn reply(&self, code: u32, reply: OptionReply, data: &[u8]) -> io::Result<()> {
+        let mut bytes = OPTION_REPLY_MAGIC.to_be_bytes().to_vec();
+        bytes.extend(code.to_be_bytes());
+        bytes.extend((reply as u32).to_be_bytes());
+        bytes.extend((data.len() as u32).to_be_bytes());
+        bytes.extend(data);
+        self.send(&bytes).await
+    }
+
+    async fn send(&self, bytes: &[u8]) -> io::Result<()> {
+        self.worker.send(self.socket, IoBuf::copy_of(bytes).into()).await.0
+    }
+}
+
+/// What metadata contexts are asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    List,
+    Set,
+}
+
+async fn take<const N: usize>(inbox: &mut Inbox) -> io::Result<Option<[u8; N]>> {
+    if inbox.peek(N).await?.is_none() {
+        return Ok(None);
+    }
+    let mut bytes = [0; N];
+    inbox.read_exact(&mut bytes).await?;
+    Ok(Some(bytes))
+}

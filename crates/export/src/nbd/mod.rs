@@ -1,0 +1,26 @@
+//! The NBD server: fixed newstyle, structured replies, extended headers, block status.
+
+mod contexts;
+mod gate;
+mod handshake;
+mod inbox;
+mod listener;
+mod option;
+mod outbox;
+mod peers;
+mod protocol;
+mod reply;
+mod request;
+mod server;
+mod session;
+mod status;
+
+pub use listener::Listener;
+pub use option::{
+    ClientOption, ContextRequest, InfoRequest, MAX_NAME, OptionHeader, OptionRefusal, parse_option,
+};
+pub use protocol::TransmissionFlags;
+pub use request::{
+    Command, HeaderStyle, MAX_PAYLOAD, Refusal, RequestHeader, Terms, Verdict, Zeroing, judge,
+};
+pub use server::{NbdConfig, NbdServer};

@@ -1,0 +1,128 @@
+//! Sending: replies are collected while the completions of one turn are looked at, and go out in one call.
+
+use super::gate::{Gate, Load};
+use super::peers::Peer;
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+use zebu::storage::{IoBuf, IoBufs, Socket, Worker};
+
+/// Bytes of memory from which heads are cut.
+const ARENA: usize = 4096;
+
+/// Replies that wait to be sent. Belongs to one thread.
+pub(crate) struct Outbox {
+    worker: Worker,
+    state: RefCell<State>,
+}
+
+struct State {
+    queue: IoBufs,
+    /// What the queued replies give back to the gate.
+    load: Load,
+    arena: IoBuf,
+    waker: Option<Waker>,
+    is_closed: bool,
+    is_broken: bool,
+}
+
+impl Outbox {
+    pub(crate) fn new(worker: &Worker) -> Self {
+        let state = State {
+            queue: IoBufs::new(),
+            load: Load::default(),
+            arena: IoBuf::zeroed(0),
+            waker: None,
+            is_closed: false,
+            is_broken: false,
+        };
+        Self { worker: worker.clone(), state: RefCell::new(state) }
+    }
+
+    /// Queues a reply.
+    pub(crate) fn push(&self, head: &[u8], payload: IoBufs, load: Load) {
+        let mut state = self.state.borrow_mut();
+        state.load.add(load);
+        if !state.is_broken {
+            let head = state.piece(&self.worker, head);
+            state.queue.push(head);
+            for part in payload.0 {
+                state.queue.push(part);
+            }
+        }
+        let waker = state.waker.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Lets [`Outbox::run`] end when everything is sent.
+    pub(crate) fn close(&self) {
+        let mut state = self.state.borrow_mut();
+        state.is_closed = true;
+        let waker = state.waker.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Whether the connection broke.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.state.borrow().is_broken
+    }
+
+    /// Sends what is queued until it is closed. If the connection breaks, replies go nowhere from then on, and the
+    /// other direction ends too.
+    pub(crate) async fn run(&self, socket: &Socket, gate: &Gate, peer: &Arc<Peer>) {
+        let mut batch = IoBufs::new();
+        while let Some(load) = self.next(&mut batch).await {
+            let (result, sent) = self.worker.send(socket, std::mem::take(&mut batch)).await;
+            batch = sent;
+            batch.0.clear();
+            peer.touch();
+            if result.is_err() {
+                let mut state = self.state.borrow_mut();
+                state.is_broken = true;
+                state.queue.0.clear();
+                drop(state);
+                peer.hang_up();
+            }
+            gate.leave(load);
+        }
+    }
+
+    /// Waits for replies and takes all; `None` if there will be none.
+    async fn next(&self, batch: &mut IoBufs) -> Option<Load> {
+        poll_fn(|cx| {
+            let mut state = self.state.borrow_mut();
+            if state.load != Load::default() || !state.queue.is_empty() {
+                std::mem::swap(&mut state.queue, batch);
+                return Poll::Ready(Some(std::mem::take(&mut state.load)));
+            }
+            if state.is_closed {
+                return Poll::Ready(None);
+            }
+            state.waker = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+impl State {
+    /// A buffer with these bytes; small ones share memory.
+    fn piece(&mut self, worker: &Worker, bytes: &[u8]) -> IoBuf {
+        if bytes.len() > ARENA / 4 {
+            return IoBuf::copy_of(bytes);
+        }
+        if self.arena.len() < bytes.len() {
+            self.arena = worker.buffer(ARENA);
+        }
+        let mut piece = self.arena.split_to(bytes.len());
+        piece.as_mut_slice().copy_from_slice(bytes);
+        piece
+    }
+}

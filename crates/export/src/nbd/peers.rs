@@ -1,0 +1,173 @@
+//! The clients of a server, as everybody but their own session sees them.
+
+use rustix::net::Shutdown;
+use slab::Slab;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use zebu::storage::Socket;
+
+/// One client.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    socket: Option<Socket>,
+    /// Whether anything was received or sent since the last look.
+    is_active: AtomicBool,
+    /// Looks since something was, or since it came.
+    quiet: AtomicU32,
+    is_serving: AtomicBool,
+    requests: AtomicUsize,
+}
+
+impl Peer {
+    fn new(socket: Option<Socket>) -> Self {
+        Self {
+            socket,
+            is_active: AtomicBool::new(false),
+            quiet: AtomicU32::new(0),
+            is_serving: AtomicBool::new(false),
+            requests: AtomicUsize::new(0),
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn for_test() -> Self {
+        Self::new(None)
+    }
+
+    /// Something was received or sent.
+    pub(crate) fn touch(&self) {
+        self.is_active.store(true, Relaxed);
+    }
+
+    /// The image works on so many requests.
+    pub(crate) fn set_requests(&self, requests: usize) {
+        self.requests.store(requests, Relaxed);
+    }
+
+    /// The handshake is over.
+    pub(crate) fn serves(&self) {
+        self.quiet.store(0, Relaxed);
+        self.is_serving.store(true, Relaxed);
+    }
+
+    /// Ends the connection in both directions.
+    pub(crate) fn hang_up(&self) {
+        self.shut_down(Shutdown::Both);
+    }
+
+    /// Whoever receives finds the end.
+    fn stop_receiving(&self) {
+        self.shut_down(Shutdown::Read);
+    }
+
+    fn shut_down(&self, how: Shutdown) {
+        if let Some(socket) = &self.socket {
+            // Fails only if the client did it first.
+            let _ = rustix::net::shutdown(socket, how);
+        }
+    }
+
+    /// One look by the watch, once a second. True if the client's time is over.
+    fn look(&self, limits: &TimeLimits) -> bool {
+        let was_active = self.is_active.swap(false, Relaxed);
+        let quiet = self.quiet.load(Relaxed) + 1;
+        let is_serving = self.is_serving.load(Relaxed);
+        // During the handshake everything counts: one who sends a byte a second is not to stay for ever.
+        let is_busy = is_serving && (was_active || self.requests.load(Relaxed) > 0);
+        self.quiet.store(if is_busy { 0 } else { quiet }, Relaxed);
+        let limit = if is_serving { limits.idle } else { limits.handshake };
+        !is_busy && limit.is_some_and(|limit| quiet >= limit)
+    }
+}
+
+/// How long clients may take, in seconds; `None`: for ever.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TimeLimits {
+    pub(crate) handshake: Option<u32>,
+    pub(crate) idle: Option<u32>,
+}
+
+/// All clients.
+#[derive(Debug, Default)]
+pub(crate) struct Peers(Mutex<Slab<Arc<Peer>>>);
+
+impl Peers {
+    fn lock(&self) -> MutexGuard<'_, Slab<Arc<Peer>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a client in; `None` if there are `most` already.
+    pub(crate) fn admit(self: &Arc<Self>, socket: &Socket, most: usize) -> Option<Membership> {
+        let mut peers = self.lock();
+        if peers.len() >= most {
+            return None;
+        }
+        let peer = Arc::new(Peer::new(Some(socket.clone())));
+        let key = peers.insert(Arc::clone(&peer));
+        Some(Membership { peers: Arc::clone(self), key, peer })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Looks at all clients and ends those whose time is over; says how many that are.
+    pub(crate) fn look(&self, limits: &TimeLimits) -> usize {
+        let peers = self.lock();
+        let over = peers.iter().filter(|(_, peer)| peer.look(limits)).map(|(_, peer)| peer.hang_up());
+        over.count()
+    }
+
+    /// No client's further requests are received.
+    pub(crate) fn stop_receiving(&self) {
+        self.lock().iter().for_each(|(_, peer)| peer.stop_receiving());
+    }
+
+    /// Ends all connections.
+    pub(crate) fn hang_up(&self) {
+        self.lock().iter().for_each(|(_, peer)| peer.hang_up());
+    }
+}
+
+/// A client's place among the others, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    peers: Arc<Peers>,
+    key: usize,
+    peer: Arc<Peer>,
+}
+
+impl Membership {
+    pub(crate) fn peer(&self) -> &Arc<Peer> {
+        &self.peer
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.peers.lock().try_remove(self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_handshakes_and_idle_clients_come_to_their_end() {
+        let limits = TimeLimits { handshake: Some(3), idle: Some(2) };
+        let peer = Peer::for_test();
+        peer.touch();
+        assert_eq!([0; 3].map(|_| peer.look(&limits)), [false, false, true], "activity does not help");
+        let peer = Peer::for_test();
+        peer.look(&limits);
+        peer.serves();
+        peer.touch();
+        assert_eq!([0; 3].map(|_| peer.look(&limits)), [false, false, true]);
+        peer.set_requests(1);
+        assert!(!peer.look(&limits), "a slow disk is not the client's fault");
+        peer.set_requests(0);
+        assert!(!peer.look(&limits));
+        assert!(!peer.look(&TimeLimits { handshake: Some(1), idle: None }));
+    }
+}

@@ -1,0 +1,307 @@
+//! Serving requests. One task reads them in order and starts a task for each; those end in any order, and their replies
+//! are sent by another task, all that came together at once.
+
+use super::contexts::Context;
+use super::gate::{Gate, Load};
+use super::handshake::Agreement;
+use super::inbox::Inbox;
+use super::outbox::Outbox;
+use super::peers::Peer;
+use super::protocol::NbdErrno;
+use super::reply::{Ticket, done_head, error_reply, read_head, status_chunk};
+use super::request::{Command, HeaderStyle, Refusal, RequestHeader, Terms, Verdict, Zeroing, judge};
+use super::status::{RunLimit, block_status};
+use crate::metrics::RequestKind;
+use crate::pool::Seat;
+use crate::stop::Stop;
+use std::cell::Cell;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+use zebu::storage::{IoBuf, IoBufs, Socket};
+use zebu::{Durability, ErrorKind, ZeroMode};
+
+/// Bytes that reading ahead reads at once.
+const CACHE_STEP: u64 = 1 << 20;
+/// Bytes that a reply to BLOCK_STATUS is counted with.
+const STATUS_BYTES: u64 = 128 << 10;
+
+/// A client that uses an export.
+pub(crate) struct Session {
+    seat: Seat,
+    agreed: Agreement,
+    contexts: Vec<Context>,
+    gate: Gate,
+    outbox: Outbox,
+    peer: Arc<Peer>,
+    /// Requests that the image works on.
+    executing: Cell<usize>,
+    stop: Stop,
+}
+
+/// A request under way.
+struct Pending {
+    ticket: Ticket,
+    kind: RequestKind,
+    /// Bytes of the disk that it is about.
+    len: u64,
+    load: Load,
+    since: Instant,
+}
+
+type Failure = (NbdErrno, String);
+
+impl Session {
+    pub(crate) fn new(seat: &Seat, agreed: Agreement, most: Load, peer: &Arc<Peer>, stop: &Stop) -> Rc<Self> {
+        Rc::new(Self {
+            seat: seat.clone(),
+            contexts: agreed.contexts.iter().collect(),
+            agreed,
+            gate: Gate::new(most),
+            peer: Arc::clone(peer),
+            executing: Cell::new(0),
+            outbox: Outbox::new(&seat.worker),
+            stop: stop.clone(),
+        })
+    }
+
+    /// Serves until the client leaves or the server stops; all requests are answered then.
+    ///
+    /// # Errors
+    /// The connection breaks, or the client does not speak the protocol.
+    pub(crate) async fn run(
+        self: &Rc<Self>,
+        inbox: &mut Inbox,
+        socket: &Socket,
+        peer: &Arc<Peer>,
+    ) -> io::Result<()> {
+        let sender = {
+            let (me, socket, peer) = (Rc::clone(self), socket.clone(), Arc::clone(peer));
+            self.seat.worker.spawn(async move { me.outbox.run(&socket, &me.gate, &peer).await })
+        };
+        let result = self.receive(inbox).await;
+        self.gate.empty().await;
+        self.outbox.close();
+        sender.await;
+        result
+    }
+
+    async fn receive(self: &Rc<Self>, inbox: &mut Inbox) -> io::Result<()> {
+        let style = self.agreed.requests;
+        while !self.stop.is_thrown() {
+            let Some(bytes) = inbox.peek(style.header_len()).await? else { return Ok(()) };
+            let header = RequestHeader::parse(style, bytes)
+                .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a request without its magic"))?;
+            inbox.advance(style.header_len());
+            let terms = Terms {
+                style,
+                flags: self.agreed.flags,
+                size: self.agreed.export.image().virtual_size(),
+                has_contexts: !self.contexts.is_empty(),
+            };
+            match judge(&header, &terms) {
+                Verdict::Execute(command) => self.start(header, command, inbox).await?,
+                Verdict::Refuse(refusal) => self.refuse(header, refusal, inbox).await?,
+                Verdict::Disconnect => return Ok(()),
+                Verdict::Broken(what) => return Err(io::Error::new(io::ErrorKind::InvalidData, what)),
+            }
+        }
+        Ok(())
+    }
+
+    async fn refuse(&self, header: RequestHeader, refusal: Refusal, inbox: &mut Inbox) -> io::Result<()> {
+        inbox.skip(refusal.skip).await?;
+        let pending = self.begin(header, RequestKind::Other, 0, 0).await;
+        self.fail(&pending, (refusal.errno, refusal.message.to_owned()));
+        Ok(())
+    }
+
+    /// Waits for room, and counts a request in. `len`: bytes of the disk; `bytes`: of memory.
+    async fn begin(&self, header: RequestHeader, kind: RequestKind, len: u64, bytes: u64) -> Pending {
+        let load = self.gate.enter(bytes).await;
+        self.agreed.export.metrics().start(self.seat.thread);
+        self.set_executing(self.executing.get() + 1);
+        let ticket = Ticket { cookie: header.cookie, offset: header.offset };
+        Pending { ticket, kind, len, load, since: Instant::now() }
+    }
+
+    /// Takes a request over. Its payload has been received when this returns.
+    async fn start(
+        self: &Rc<Self>,
+        header: RequestHeader,
+        command: Command,
+        inbox: &mut Inbox,
+    ) -> io::Result<()> {
+        let me = Rc::clone(self);
+        let worker = &self.seat.worker;
+        match command {
+            Command::Read { len } => {
+                let pending = self.begin(header, RequestKind::Read, len.into(), len.into()).await;
+                let bufs = IoBufs::from(worker.buffer(len as usize));
+                drop(worker.spawn(async move { me.read(pending, bufs).await }));
+            }
+            Command::Write { len, fua } => {
+                let pending = self.begin(header, RequestKind::Write, len.into(), len.into()).await;
+                // Until it has sent its payload, the client is waited for, and not the image.
+                self.set_executing(self.executing.get() - 1);
+                let payload = inbox.read_payload(worker.buffer(len as usize)).await;
+                self.set_executing(self.executing.get() + 1);
+                let payload = match payload {
+                    Ok(payload) => payload,
+                    Err(error) => {
+                        // The client is gone; nothing is written.
+                        self.fail(&pending, (NbdErrno::Io, error.to_string()));
+                        return Err(error);
+                    }
+                };
+                drop(worker.spawn(async move { me.write(pending, payload, fua).await }));
+            }
+            Command::Flush => {
+                let pending = self.begin(header, RequestKind::Flush, 0, 0).await;
+                drop(worker.spawn(async move {
+                    let result = me.agreed.export.image().flush(&me.seat.worker).await;
+                    me.end(&pending, result.map_err(failure));
+                }));
+            }
+            Command::Trim { len, fua } => {
+                let pending = self.begin(header, RequestKind::Discard, len, 0).await;
+                drop(worker.spawn(async move {
+                    let result = me.agreed.export.image().discard(&me.seat.worker, header.offset, len).await;
+                    let result = me.settle(result, fua).await;
+                    me.end(&pending, result.map_err(failure));
+                }));
+            }
+            Command::WriteZeroes { len, zeroing, fua } => {
+                let pending = self.begin(header, RequestKind::WriteZeroes, len, 0).await;
+                drop(worker.spawn(async move { me.write_zeroes(pending, zeroing, fua).await }));
+            }
+            Command::Cache { len } => {
+                let pending = self.begin(header, RequestKind::Other, 0, CACHE_STEP).await;
+                drop(worker.spawn(async move { me.read_ahead(pending, len).await }));
+            }
+            Command::BlockStatus { len, one } => {
+                let bytes = STATUS_BYTES * self.contexts.len() as u64;
+                let pending = self.begin(header, RequestKind::Other, 0, bytes).await;
+                drop(worker.spawn(async move { me.block_status(pending, len, one).await }));
+            }
+        }
+        Ok(())
+    }
+
+    async fn read(self: Rc<Self>, pending: Pending, bufs: IoBufs) {
+        let image = self.agreed.export.image();
+        let (result, bufs) = image.read(&self.seat.worker, pending.ticket.offset, bufs).await;
+        match result {
+            Ok(()) => {
+                self.count(&pending, true);
+                let head = read_head(self.agreed.replies, pending.ticket, pending.len as u32);
+                self.outbox.push(head.bytes(), bufs, pending.load);
+            }
+            Err(error) => self.fail(&pending, failure(error)),
+        }
+    }
+
+    async fn write(self: Rc<Self>, pending: Pending, payload: IoBuf, fua: bool) {
+        let durability = if fua { Durability::Durable } else { Durability::Volatile };
+        let image = self.agreed.export.image();
+        let (result, _) =
+            image.write(&self.seat.worker, pending.ticket.offset, payload.into(), durability).await;
+        self.end(&pending, result.map_err(failure));
+    }
+
+    async fn write_zeroes(self: Rc<Self>, pending: Pending, zeroing: Zeroing, fua: bool) {
+        if zeroing.fast && !self.agreed.export.zeroes_fast() {
+            let message = "zeroing this image is no faster than writing".to_owned();
+            self.fail(&pending, (NbdErrno::NotSupported, message));
+            return;
+        }
+        let mode = if zeroing.keep { ZeroMode::Keep } else { ZeroMode::Unmap };
+        let image = self.agreed.export.image();
+        let result = image.write_zeroes(&self.seat.worker, pending.ticket.offset, pending.len, mode).await;
+        let result = self.settle(result, fua).await;
+        self.end(&pending, result.map_err(failure));
+    }
+
+    /// Reads a range so that it is in the page cache, and its mapping in ours.
+    async fn read_ahead(self: Rc<Self>, pending: Pending, len: u64) {
+        let mut result = Ok(());
+        if self.agreed.export.has_page_cache() {
+            let image = self.agreed.export.image();
+            let (mut at, end) = (pending.ticket.offset, pending.ticket.offset + len);
+            while at < end && result.is_ok() && !self.stop.is_thrown() && !self.outbox.is_broken() {
+                let step = (end - at).min(CACHE_STEP);
+                let bufs = self.seat.worker.buffer(step as usize).into();
+                result = image.read(&self.seat.worker, at, bufs).await.0;
+                at += step;
+            }
+        }
+        self.end(&pending, result.map_err(failure));
+    }
+
+    async fn block_status(self: Rc<Self>, pending: Pending, len: u64, one: bool) {
+        let limit = RunLimit { one, compact: self.agreed.requests == HeaderStyle::Compact };
+        let Self { seat, agreed, contexts, .. } = &*self;
+        let (image, offset) = (agreed.export.image(), pending.ticket.offset);
+        match block_status(image, &seat.worker, offset, len, contexts, limit).await {
+            Ok(lists) => {
+                self.count(&pending, true);
+                let mut reply = Vec::new();
+                for (index, (context, runs)) in contexts.iter().zip(&lists).enumerate() {
+                    let is_last = index + 1 == contexts.len();
+                    reply.extend(status_chunk(agreed.replies, pending.ticket, context.id(), runs, is_last));
+                }
+                self.outbox.push(&reply, IoBufs::new(), pending.load);
+            }
+            Err(error) => self.fail(&pending, failure(error)),
+        }
+    }
+
+    /// What FUA asks for beside the request.
+    async fn settle(&self, result: zebu::Result<()>, fua: bool) -> zebu::Result<()> {
+        result?;
+        if fua { self.agreed.export.image().flush(&self.seat.worker).await } else { Ok(()) }
+    }
+
+    /// Answers a request without data.
+    fn end(&self, pending: &Pending, result: Result<(), Failure>) {
+        match result {
+            Ok(()) => {
+                self.count(pending, true);
+                let head = done_head(self.agreed.replies, pending.ticket);
+                self.outbox.push(head.bytes(), IoBufs::new(), pending.load);
+            }
+            Err(failure) => self.fail(pending, failure),
+        }
+    }
+
+    fn fail(&self, pending: &Pending, (errno, message): Failure) {
+        self.count(pending, false);
+        let reply = error_reply(self.agreed.replies, pending.ticket, errno, &message);
+        self.outbox.push(&reply, IoBufs::new(), pending.load);
+    }
+
+    fn set_executing(&self, requests: usize) {
+        self.executing.set(requests);
+        self.peer.set_requests(requests);
+    }
+
+    fn count(&self, pending: &Pending, is_ok: bool) {
+        let Pending { kind, len, since, .. } = pending;
+        self.set_executing(self.executing.get() - 1);
+        self.agreed.export.metrics().end(self.seat.thread, *kind, *len, is_ok, since.elapsed());
+    }
+}
+
+/// An error in the protocol's words.
+fn failure(error: zebu::Error) -> Failure {
+    let errno = match error.kind() {
+        ErrorKind::NoSpace => NbdErrno::NoSpace,
+        ErrorKind::ReadOnly => NbdErrno::NotPermitted,
+        ErrorKind::InvalidArgument | ErrorKind::OutOfRange => NbdErrno::Invalid,
+        ErrorKind::Unsupported => NbdErrno::NotSupported,
+        _ => NbdErrno::Io,
+    };
+    // Without the path, which is none of the client's business.
+    (errno, error.message().to_owned())
+}

@@ -1,0 +1,158 @@
+//! What a range is made of, in the words of metadata contexts.
+
+use super::contexts::Context;
+use super::protocol::{STATE_HOLE, STATE_ZERO};
+use super::reply::StatusRun;
+use zebu::storage::Worker;
+use zebu::{Extent, ExtentKind, Image, Result};
+
+/// Runs of one context in one reply.
+const MAX_RUNS: usize = 4096;
+/// Extents that are looked up for one reply.
+const MAX_EXTENTS: usize = 16384;
+/// The longest run that a length of 32 bits can tell: whole blocks.
+const MAX_COMPACT: u64 = (1 << 32) - (1 << 16);
+
+/// Walks over the extents of `offset..offset + len` and tells, for each of the contexts, runs from the start of the
+/// range on; at least one each.
+///
+/// # Errors
+/// The first extent can't be looked up.
+pub(crate) async fn block_status(
+    image: &Image,
+    worker: &Worker,
+    offset: u64,
+    len: u64,
+    contexts: &[Context],
+    limit: RunLimit,
+) -> Result<Vec<Vec<StatusRun>>> {
+    let mut lists = vec![Vec::new(); contexts.len()];
+    let (mut at, end) = (offset, offset + len);
+    for _ in 0..MAX_EXTENTS {
+        if at >= end || lists.iter().all(|list| list.len() > limit.runs()) {
+            break;
+        }
+        let extent = match image.extent(worker, at, end - at).await {
+            Ok(extent) => extent,
+            Err(error) if at == offset => return Err(error),
+            // What is known is told; the client comes again for the rest.
+            Err(_) => break,
+        };
+        for (list, context) in lists.iter_mut().zip(contexts) {
+            append(list, StatusRun { len: extent.len, flags: state(&extent, *context) });
+        }
+        at = extent.end();
+    }
+    for list in &mut lists {
+        list.truncate(limit.runs());
+        if limit.is_compact() {
+            make_compact(list);
+            list.truncate(limit.runs());
+        }
+    }
+    Ok(lists)
+}
+
+/// How much one reply may tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RunLimit {
+    /// Only the first run.
+    pub(crate) one: bool,
+    /// Lengths have 32 bits.
+    pub(crate) compact: bool,
+}
+
+impl RunLimit {
+    fn runs(self) -> usize {
+        if self.one { 1 } else { MAX_RUNS }
+    }
+
+    fn is_compact(self) -> bool {
+        self.compact
+    }
+}
+
+/// What a context says of an extent.
+fn state(extent: &Extent, context: Context) -> u64 {
+    match context {
+        Context::Allocation => match extent.kind {
+            ExtentKind::Data { .. } if extent.hole => STATE_HOLE | STATE_ZERO,
+            ExtentKind::Data { .. } | ExtentKind::Compressed => 0,
+            ExtentKind::Zero { host: Some(_) } => STATE_ZERO,
+            ExtentKind::Zero { host: None } | ExtentKind::Unallocated => STATE_HOLE | STATE_ZERO,
+        },
+        Context::Depth => match extent.kind {
+            ExtentKind::Unallocated => 0,
+            _ => u64::from(extent.depth) + 1,
+        },
+    }
+}
+
+fn append(list: &mut Vec<StatusRun>, run: StatusRun) {
+    match list.last_mut() {
+        Some(last) if last.flags == run.flags => last.len += run.len,
+        _ => list.push(run),
+    }
+}
+
+/// Cuts runs that are too long into several.
+fn make_compact(list: &mut Vec<StatusRun>) {
+    if list.iter().all(|run| run.len <= MAX_COMPACT) {
+        return;
+    }
+    let mut cut = Vec::new();
+    for run in list.iter() {
+        let mut left = run.len;
+        while left > 0 && cut.len() < MAX_RUNS {
+            let len = left.min(MAX_COMPACT);
+            cut.push(StatusRun { len, flags: run.flags });
+            left -= len;
+        }
+    }
+    *list = cut;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(len: u64, flags: u64) -> StatusRun {
+        StatusRun { len, flags }
+    }
+
+    #[test]
+    fn neighbours_of_one_state_are_one_run() {
+        let mut list = Vec::new();
+        for (len, flags) in [(10, 0), (20, 0), (5, 3), (5, 2), (1, 2)] {
+            append(&mut list, run(len, flags));
+        }
+        assert_eq!(list, [run(30, 0), run(5, 3), run(6, 2)]);
+    }
+
+    #[test]
+    fn long_runs_are_cut_for_short_lengths() {
+        let mut list = vec![run(100, 1), run(10 << 30, 3), run(7, 0)];
+        make_compact(&mut list);
+        assert_eq!(list.iter().map(|run| run.len).sum::<u64>(), 107 + (10 << 30));
+        assert!(list.iter().all(|run| u32::try_from(run.len).is_ok()));
+        assert_eq!((list[0], list.last().copied()), (run(100, 1), Some(run(7, 0))));
+    }
+
+    #[test]
+    fn states_follow_the_kind_of_extent() {
+        let extent = |kind, depth, hole| Extent { offset: 0, len: 1, depth, kind, hole };
+        let data = ExtentKind::Data { host: 0 };
+        for (extent, allocation, depth) in [
+            (extent(data, 0, false), 0, 1),
+            (extent(data, 2, false), 0, 3),
+            (extent(data, 0, true), 3, 1),
+            (extent(ExtentKind::Compressed, 1, false), 0, 2),
+            (extent(ExtentKind::Zero { host: Some(0) }, 0, false), 2, 1),
+            (extent(ExtentKind::Zero { host: None }, 0, false), 3, 1),
+            (extent(ExtentKind::Unallocated, 1, false), 3, 0),
+        ] {
+            assert_eq!(state(&extent, Context::Allocation), allocation, "{extent:?}");
+            assert_eq!(state(&extent, Context::Depth), depth, "{extent:?}");
+        }
+    }
+}

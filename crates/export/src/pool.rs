@@ -1,0 +1,204 @@
+//! Threads with a worker each, and tasks sent to them.
+
+use crate::error::ExportError;
+use crate::stop::Stop;
+use std::cell::Cell;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+use std::thread::JoinHandle;
+use zebu::storage::{Worker, WorkerConfig};
+
+/// How a pool is made.
+#[derive(Debug, Clone)]
+pub struct PoolConfig {
+    /// Threads, at least one.
+    pub threads: usize,
+    /// The worker of each.
+    pub worker: WorkerConfig,
+}
+
+impl Default for PoolConfig {
+    fn default() -> Self {
+        Self { threads: 1, worker: WorkerConfig::default() }
+    }
+}
+
+type LocalTask = Pin<Box<dyn Future<Output = ()>>>;
+type Job = Box<dyn FnOnce(Seat) -> LocalTask + Send>;
+
+/// Where a task runs.
+#[derive(Clone)]
+pub(crate) struct Seat {
+    pub(crate) worker: Worker,
+    /// Number of the thread in its pool.
+    pub(crate) thread: usize,
+}
+
+/// What a thread and those who send it tasks share.
+#[derive(Default)]
+struct Mailbox {
+    state: Mutex<Mail>,
+    /// Tasks that were sent and are not over.
+    load: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Mail {
+    jobs: Vec<Job>,
+    waker: Option<Waker>,
+}
+
+impl Mailbox {
+    fn lock(&self) -> MutexGuard<'_, Mail> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Sends tasks to the threads of a pool. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct PoolHandle(Arc<[Mailbox]>);
+
+impl PoolHandle {
+    /// Runs a task on the thread `thread` (modulo their number). `task` is called there.
+    pub(crate) fn spawn_on<F: Future<Output = ()> + 'static>(
+        &self,
+        thread: usize,
+        task: impl FnOnce(Seat) -> F + Send + 'static,
+    ) {
+        let mailbox = &self.0[thread % self.0.len()];
+        mailbox.load.fetch_add(1, Ordering::Relaxed);
+        let mut mail = mailbox.lock();
+        mail.jobs.push(Box::new(move |seat| Box::pin(task(seat))));
+        let waker = mail.waker.take();
+        drop(mail);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// The thread with the fewest tasks.
+    pub(crate) fn least_loaded(&self) -> usize {
+        let loads = self.0.iter().map(|mailbox| mailbox.load.load(Ordering::Relaxed)).enumerate();
+        loads.min_by_key(|&(_, load)| load).map_or(0, |(thread, _)| thread)
+    }
+}
+
+/// Threads with a worker each.
+pub struct WorkerPool {
+    handle: PoolHandle,
+    stop: Stop,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl WorkerPool {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// The system gives no thread or no worker.
+    pub fn start(config: &PoolConfig) -> Result<Self, ExportError> {
+        let count = config.threads.max(1);
+        let mailboxes: Arc<[Mailbox]> = (0..count).map(|_| Mailbox::default()).collect();
+        let mut pool = Self { handle: PoolHandle(mailboxes), stop: Stop::default(), threads: Vec::new() };
+        let (ready, started) = std::sync::mpsc::channel();
+        for thread in 0..count {
+            let (handle, stop, config) = (pool.handle.clone(), pool.stop.clone(), config.worker.clone());
+            let ready = ready.clone();
+            let builder = std::thread::Builder::new().name(format!("zebu-serve-{thread}"));
+            let spawned = builder.spawn(move || {
+                let worker = Worker::new(&config);
+                let _ = ready.send(worker.as_ref().map(drop).map_err(ToString::to_string));
+                if let Ok(worker) = worker {
+                    worker.block_on(run(&Seat { worker: worker.clone(), thread }, &handle, &stop));
+                }
+            });
+            pool.threads.push(spawned.map_err(|error| ExportError::Thread(error.to_string()))?);
+        }
+        for _ in 0..count {
+            started
+                .recv()
+                .map_err(|error| ExportError::Thread(error.to_string()))?
+                .map_err(ExportError::Thread)?;
+        }
+        Ok(pool)
+    }
+
+    /// Number of threads.
+    pub fn threads(&self) -> usize {
+        self.threads.len()
+    }
+
+    pub(crate) fn handle(&self) -> PoolHandle {
+        self.handle.clone()
+    }
+
+    /// Waits until all tasks are over, and ends the threads. (Servers on the pool must have been told to stop.)
+    pub fn join(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.stop.throw();
+        for thread in self.threads.drain(..) {
+            // The panic of a task was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for WorkerPool {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// A thread: takes its mail until the pool ends and no task is left.
+async fn run(seat: &Seat, handle: &PoolHandle, stop: &Stop) {
+    let mailbox = &handle.0[seat.thread];
+    let running = Rc::new((Cell::new(0usize), Cell::new(None::<Waker>)));
+    let mut stopped = std::pin::pin!(stop.wait());
+    let mut is_stopped = false;
+    poll_fn(|cx| {
+        let mut mail = mailbox.lock();
+        let jobs = std::mem::take(&mut mail.jobs);
+        mail.waker = Some(cx.waker().clone());
+        drop(mail);
+        for job in jobs {
+            running.0.set(running.0.get() + 1);
+            let task = job(seat.clone());
+            let ended = Ended { handle: handle.clone(), thread: seat.thread, running: Rc::clone(&running) };
+            drop(seat.worker.spawn(async move {
+                let _ended = ended;
+                task.await;
+            }));
+        }
+        is_stopped = is_stopped || stopped.as_mut().poll(cx).is_ready();
+        if is_stopped && running.0.get() == 0 {
+            return Poll::Ready(());
+        }
+        running.1.set(Some(cx.waker().clone()));
+        Poll::Pending
+    })
+    .await;
+}
+
+/// Counts a task's end, whichever way it ends.
+struct Ended {
+    handle: PoolHandle,
+    thread: usize,
+    running: Rc<(Cell<usize>, Cell<Option<Waker>>)>,
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.handle.0[self.thread].load.fetch_sub(1, Ordering::Relaxed);
+        let (count, waker) = &*self.running;
+        count.set(count.get() - 1);
+        if let Some(waker) = waker.take() {
+            waker.wake();
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The log of requests in flight, in memory that the front end keeps while this process is away (vhost-user,
+//! "Inflight I/O tracking", split rings).
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
+
+/// Bytes before the first entry: features u64, version u16, number of entries u16, last batch head u16, used index u16.
+const HEADER: usize = 16;
+/// Bytes of an entry: in flight u8, padding, next u16 (at 6), counter u64 (at 8).
+const ENTRY: usize = 16;
+const VERSION_AT: usize = 8;
+const COUNT_AT: usize = 10;
+const LAST_AT: usize = 12;
+const USED_AT: usize = 14;
+/// The version of this layout.
+const VERSION: u16 = 1;
+/// Rings begin at multiples of this.
+const ALIGN: usize = 64;
+
+/// Bytes of the log of one ring.
+fn ring_len(queue_size: u16) -> usize {
+    (HEADER + ENTRY * queue_size as usize).next_multiple_of(ALIGN)
+}
+
+/// The log of all rings of a device.
+#[derive(Clone)]
+pub(crate) struct InflightLog {
+    memory: Arc<MmapRegion>,
+    rings: u16,
+    queue_size: u16,
+}
+
+impl InflightLog {
+    /// Bytes that a log needs.
+    pub(crate) fn len_for(rings: u16, queue_size: u16) -> u64 {
+        rings as u64 * ring_len(queue_size) as u64
+    }
+
+    /// Maps a log. `None` if it is too small for its rings or lies past the file's end.
+    pub(crate) fn map(
+        file: File,
+        offset: u64,
+        len: u64,
+        rings: u16,
+        queue_size: u16,
+    ) -> io::Result<Option<Self>> {
+        let end = offset.checked_add(len);
+        if len < Self::len_for(rings, queue_size)
+            || end.is_none_or(|end| file.metadata().is_ok_and(|m| m.len() < end))
+        {
+            return Ok(None);
+        }
+        let memory =
+            MmapRegion::from_file(FileOffset::new(file, offset), len as usize).map_err(io::Error::other)?;
+        Ok(Some(Self { memory: Arc::new(memory), rings, queue_size }))
+    }
+
+    /// The log of one ring; `None` if the log is not for so many rings or so large a queue.
+    pub(crate) fn ring(&self, index: u16, queue_size: u16) -> Option<RingLog> {
+        if index >= self.rings || queue_size > self.queue_size {
+            return None;
+        }
+        let start = index as usize * ring_len(self.queue_size);
+        Some(RingLog { memory: Arc::clone(&self.memory), start, entries: queue_size, next_counter: 0 })
+    }
+}
+
+/// The log of one ring.
+pub(crate) struct RingLog {
+    memory: Arc<MmapRegion>,
+    start: usize,
+    entries: u16,
+    next_counter: u64,
+}
+
+/// Where the entry of a head is.
+fn entry_at(head: u16) -> usize {
+    HEADER + ENTRY * head as usize
+}
+
+impl RingLog {
+    /// Begins to use the log. `used` is the index of the used ring in the guest's memory. The heads that were in flight
+    /// when an earlier process ended, in the order in which they were taken.
+    pub(crate) fn begin(&mut self, used: u16) -> Vec<u16> {
+        if self.read::<u16>(VERSION_AT) != VERSION {
+            // Fresh: all zero.
+            self.write(COUNT_AT, self.entries);
+            self.write(USED_AT, used);
+            self.write(VERSION_AT, VERSION);
+            return Vec::new();
+        }
+        if self.read::<u16>(USED_AT) != used {
+            // The process ended after the guest could see the last request as used, and before it was noted here.
+            let last = self.read::<u16>(LAST_AT);
+            if last < self.entries {
+                self.write(entry_at(last), 0u8);
+            }
+            self.write(USED_AT, used);
+        }
+        let in_flight = |head: &u16| self.read::<u8>(entry_at(*head)) != 0;
+        let mut heads: Vec<u16> = (0..self.entries).filter(in_flight).collect();
+        heads.sort_by_key(|head| self.read::<u64>(entry_at(*head) + 8));
+        self.next_counter =
+            heads.last().map_or(0, |head| self.read::<u64>(entry_at(*head) + 8).wrapping_add(1));
+        heads
+    }
+
+    /// Notes that a head was taken.
+    pub(crate) fn take(&mut self, head: u16) {
+        if head < self.entries {
+            self.write(entry_at(head) + 8, self.next_counter);
+            self.next_counter = self.next_counter.wrapping_add(1);
+            fence(Ordering::Release);
+            self.write(entry_at(head), 1u8);
+        }
+    }
+
+    /// Before a head is put into the used ring.
+    pub(crate) fn before_used(&mut self, head: u16) {
+        if head < self.entries {
+            let last = self.read::<u16>(LAST_AT);
+            self.write(entry_at(head) + 6, last);
+            self.write(LAST_AT, head);
+            fence(Ordering::Release);
+        }
+    }
+
+    /// After the guest can see it there; `used` is the new index.
+    pub(crate) fn after_used(&mut self, head: u16, used: u16) {
+        if head < self.entries {
+            fence(Ordering::Release);
+            self.write(entry_at(head), 0u8);
+            fence(Ordering::Release);
+            self.write(USED_AT, used);
+        }
+    }
+
+    fn read<T: vm_memory::ByteValued + Default>(&self, at: usize) -> T {
+        // Checked against the size of the mapping when it was made.
+        self.memory.as_volatile_slice().read_obj(self.start + at).unwrap_or_default()
+    }
+
+    fn write<T: vm_memory::ByteValued>(&self, at: usize, value: T) {
+        // As above: it can't fail.
+        let _ = self.memory.as_volatile_slice().write_obj(value, self.start + at);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn log() -> InflightLog {
+        let file = tempfile::tempfile().unwrap();
+        let len = InflightLog::len_for(2, 8);
+        file.set_len(len).unwrap();
+        InflightLog::map(file, 0, len, 2, 8).unwrap().unwrap()
+    }
+
+    #[test]
+    fn what_was_in_flight_is_found_in_order() {
+        let log = log();
+        let mut ring = log.ring(1, 8).unwrap();
+        assert!(ring.begin(40).is_empty());
+        for head in [5, 2, 7, 0] {
+            ring.take(head);
+        }
+        ring.before_used(2);
+        ring.after_used(2, 41);
+        assert_eq!(log.ring(1, 8).unwrap().begin(41), [5, 7, 0]);
+        assert!(log.ring(0, 8).unwrap().begin(0).is_empty(), "another ring");
+        // The guest saw 7 as used; the process ended before it was noted.
+        ring.before_used(7);
+        let mut again = log.ring(1, 8).unwrap();
+        assert_eq!(again.begin(42), [5, 0]);
+        again.take(3);
+        assert_eq!(log.ring(1, 8).unwrap().begin(42), [5, 0, 3]);
+        // And here it ended before the guest saw it.
+        again.before_used(5);
+        assert_eq!(log.ring(1, 8).unwrap().begin(42), [5, 0, 3]);
+    }
+
+    #[test]
+    fn logs_that_are_too_small_are_refused() {
+        let file = || {
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(InflightLog::len_for(1, 8)).unwrap();
+            file
+        };
+        let len = InflightLog::len_for(1, 8);
+        assert!(InflightLog::map(file(), 0, len - 1, 1, 8).unwrap().is_none());
+        assert!(InflightLog::map(file(), 4096, len, 1, 8).unwrap().is_none());
+        assert!(InflightLog::map(file(), u64::MAX, len, 1, 8).unwrap().is_none());
+        let log = InflightLog::map(file(), 0, len, 1, 8).unwrap().unwrap();
+        assert!(log.ring(0, 16).is_none() && log.ring(1, 8).is_none());
+        let mut ring = log.ring(0, 8).unwrap();
+        ring.begin(0);
+        // Heads that the queue does not have are not noted anywhere.
+        ring.take(60000);
+        ring.before_used(60000);
+        ring.after_used(60000, 1);
+        assert!(log.ring(0, 8).unwrap().begin(0).is_empty());
+    }
+}

@@ -1,0 +1,14 @@
+//! vhost-user-blk: a virtio block device for a virtual machine monitor that shares its guest's memory. Requests are read
+//! and written in the guest's memory in place.
+
+mod device;
+mod handler;
+mod inflight;
+mod memory;
+mod request;
+mod ring;
+mod ring_control;
+mod server;
+
+pub use request::{BlkRequest, Parts, parse_header, split_front, split_last_byte};
+pub use server::{VhostConfig, VhostUserBlk};

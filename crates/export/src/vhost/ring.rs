@@ -1,0 +1,473 @@
+//! Serving one ring, on one worker.
+
+use super::device::{MAX_RANGES, SECTOR, feature};
+use super::inflight::RingLog;
+use super::memory::{GuestMap, SharedMap};
+use super::request::{
+    BlkRequest, HEADER, Parts, RANGE, Range, len, parse_header, parse_range, split_front, split_last_byte,
+};
+use super::ring_control::RingControl;
+use crate::export::Export;
+use crate::log::{Level, Log};
+use crate::metrics::RequestKind;
+use crate::pool::Seat;
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Poll, Waker};
+use std::time::Instant;
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress};
+use zebu::storage::{IoBuf, IoBufs, Socket};
+use zebu::{Access, Durability, ZeroMode};
+
+/// Bytes of data of one ring in flight at once; one request goes always. (Where a guest's buffers do not suit the disk,
+/// others of that size are needed.)
+const MAX_BYTES: u64 = 64 << 20;
+/// Bytes of data of one request.
+const MAX_REQUEST: u64 = 64 << 20;
+/// Bytes of the name of a device.
+const ID_LEN: usize = 20;
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Status {
+    Ok = 0,
+    IoError = 1,
+    Unsupported = 2,
+}
+
+/// What a ring is served with.
+pub(crate) struct RingSetup {
+    pub(crate) export: Arc<Export>,
+    pub(crate) memory: SharedMap,
+    pub(crate) queue: Queue,
+    pub(crate) kick: Socket,
+    /// The features that the guest chose.
+    pub(crate) features: u64,
+    pub(crate) log: Option<RingLog>,
+    /// Heads to be served again.
+    pub(crate) again: Vec<u16>,
+    pub(crate) control: Arc<RingControl>,
+    pub(crate) messages: Log,
+}
+
+/// A ring that is being served. Belongs to one thread.
+pub(crate) struct Ring {
+    seat: Seat,
+    export: Arc<Export>,
+    memory: SharedMap,
+    queue: RefCell<Queue>,
+    log: Option<RefCell<RingLog>>,
+    control: Arc<RingControl>,
+    durability: Durability,
+    messages: Log,
+    requests: Cell<usize>,
+    bytes: Cell<u64>,
+    /// Requests wait for room.
+    is_stalled: Cell<bool>,
+    is_broken: Cell<bool>,
+    /// Something was used and the guest not told yet.
+    is_news: Cell<bool>,
+    is_ending: Cell<bool>,
+    waker: Cell<Option<Waker>>,
+}
+
+/// A request under way.
+struct Pending {
+    head: u16,
+    map: Arc<GuestMap>,
+    status: u64,
+    kind: RequestKind,
+    /// Bytes of data.
+    len: u64,
+    since: Instant,
+}
+
+impl Ring {
+    /// Serves a ring until it is told to stop; nothing of it is in flight then.
+    pub(crate) async fn run(seat: Seat, setup: RingSetup) {
+        // Without the feature, a guest does not flush: every write must be durable.
+        let has_flush = setup.features & feature::BLK_FLUSH != 0;
+        let ring = Rc::new(Self {
+            seat,
+            export: setup.export,
+            memory: setup.memory,
+            queue: RefCell::new(setup.queue),
+            log: setup.log.map(RefCell::new),
+            control: setup.control,
+            durability: if has_flush { Durability::Volatile } else { Durability::Durable },
+            messages: setup.messages,
+            requests: Cell::new(0),
+            bytes: Cell::new(0),
+            is_stalled: Cell::new(false),
+            is_broken: Cell::new(false),
+            is_news: Cell::new(false),
+            is_ending: Cell::new(false),
+            waker: Cell::new(None),
+        });
+        ring.export.metrics().client_comes();
+        let teller = {
+            let ring = Rc::clone(&ring);
+            let worker = ring.seat.worker.clone();
+            worker.spawn(async move { ring.tell().await })
+        };
+        ring.serve_again(setup.again);
+        let mut counter = IoBufs::from(IoBuf::zeroed(8));
+        while !ring.control.stop.is_thrown() {
+            ring.process();
+            let kicked = ring.seat.worker.receive(&setup.kick, counter);
+            let Some((result, bufs)) = ring.control.stop.or(kicked).await else { break };
+            counter = bufs;
+            if let Err(error) = result {
+                ring.messages.write(Level::Error, format_args!("a ring's kick can't be read: {error}"));
+                ring.control.stop.wait().await;
+                break;
+            }
+        }
+        ring.is_ending.set(true);
+        ring.wake();
+        teller.await;
+        ring.export.metrics().client_goes();
+        let next = ring.queue.borrow().next_avail();
+        ring.control.has_ended(next);
+    }
+
+    fn wake(&self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+
+    /// Tells the guest of used requests, once for all that ended in one turn. Ends when the ring does.
+    async fn tell(&self) {
+        loop {
+            let goes_on = poll_fn(|cx| {
+                if self.is_news.get() {
+                    return Poll::Ready(true);
+                }
+                if self.is_ending.get() && self.requests.get() == 0 {
+                    return Poll::Ready(false);
+                }
+                self.waker.set(Some(cx.waker().clone()));
+                Poll::Pending
+            })
+            .await;
+            if !goes_on {
+                return;
+            }
+            self.is_news.set(false);
+            let map = self.memory.get();
+            // If it can't be found out, the guest is told in any case.
+            if self.queue.borrow_mut().needs_notification(map.memory()).unwrap_or(true) {
+                self.control.call();
+            }
+        }
+    }
+
+    /// Serves requests that an earlier process had taken.
+    fn serve_again(self: &Rc<Self>, heads: Vec<u16>) {
+        let map = self.memory.get();
+        for head in heads {
+            let queue = self.queue.borrow();
+            let (table, size) = (queue.desc_table(), queue.size());
+            drop(queue);
+            match chain_at(&map, table, size, head) {
+                Some((readable, writable)) => self.start(&map, head, readable, writable),
+                None => self.use_up(&map, head, 0),
+            }
+        }
+    }
+
+    /// Takes all requests that there is room for.
+    fn process(self: &Rc<Self>) {
+        if self.is_broken.get() || self.is_ending.get() || self.control.stop.is_thrown() {
+            return;
+        }
+        let map = self.memory.get();
+        loop {
+            if self.requests.get() > 0 && self.bytes.get() >= MAX_BYTES {
+                self.is_stalled.set(true);
+                return;
+            }
+            let Some(more) = self.take_one(&map) else {
+                let name = self.export.name();
+                self.messages.write(Level::Error, format_args!("a guest of '{name}' broke its ring"));
+                self.is_broken.set(true);
+                return;
+            };
+            if !more {
+                return;
+            }
+        }
+    }
+
+    /// Takes a request. False if there is none, and the guest will say when there is; `None` if the ring is broken.
+    fn take_one(self: &Rc<Self>, map: &Arc<GuestMap>) -> Option<bool> {
+        let mut queue = self.queue.borrow_mut();
+        let chain = queue.iter(map.memory()).ok()?.next();
+        let Some(chain) = chain else {
+            // An index that does not lead to a descriptor is no reason to look for ever.
+            let available = queue.avail_idx(map.memory(), Ordering::Acquire).ok()?;
+            if available.0 != queue.next_avail() {
+                return None;
+            }
+            return queue.enable_notification(map.memory()).ok();
+        };
+        let head = chain.head_index();
+        let (mut readable, mut writable) = (Parts::new(), Parts::new());
+        for descriptor in chain {
+            let list = if descriptor.is_write_only() { &mut writable } else { &mut readable };
+            list.push((descriptor.addr().0, descriptor.len()));
+        }
+        drop(queue);
+        if let Some(log) = &self.log {
+            log.borrow_mut().take(head);
+        }
+        self.start(map, head, readable, writable);
+        Some(true)
+    }
+
+    /// Starts a request. One without room for a status is only used up.
+    fn start(self: &Rc<Self>, map: &Arc<GuestMap>, head: u16, mut readable: Parts, mut writable: Parts) {
+        self.requests.set(self.requests.get() + 1);
+        self.export.metrics().start(self.seat.thread);
+        let since = Instant::now();
+        let status = split_last_byte(&mut writable);
+        let mut header = [0; HEADER as usize];
+        let has_header =
+            split_front(&mut readable, HEADER).is_some_and(|parts| map.read_parts(&parts, &mut header));
+        let request = if has_header { parse_header(&header) } else { None };
+        let data = match request {
+            Some(BlkRequest::Read { .. }) => len(&writable),
+            Some(BlkRequest::Write { .. }) => len(&readable),
+            _ => 0,
+        };
+        let kind = match request {
+            Some(BlkRequest::Read { .. }) => RequestKind::Read,
+            Some(BlkRequest::Write { .. }) => RequestKind::Write,
+            Some(BlkRequest::Flush) => RequestKind::Flush,
+            Some(BlkRequest::Discard) => RequestKind::Discard,
+            Some(BlkRequest::WriteZeroes) => RequestKind::WriteZeroes,
+            _ => RequestKind::Other,
+        };
+        self.bytes.set(self.bytes.get() + data);
+        let mut pending = Pending { head, map: Arc::clone(map), status: 0, kind, len: data, since };
+        let Some(status) = status else {
+            self.finish(&pending, None, 0);
+            return;
+        };
+        pending.status = status;
+        let Some(request) = request else {
+            self.finish(&pending, Some(Status::IoError), 0);
+            return;
+        };
+        let writes =
+            matches!(request, BlkRequest::Write { .. } | BlkRequest::Discard | BlkRequest::WriteZeroes);
+        if writes && self.export.access() == Access::ReadOnly {
+            self.finish(&pending, Some(Status::IoError), 0);
+            return;
+        }
+        let me = Rc::clone(self);
+        let worker = &self.seat.worker;
+        match request {
+            BlkRequest::Read { offset } => match data_buffers(map, &writable, data) {
+                Some(bufs) => drop(worker.spawn(async move {
+                    let result = me.export.image().read(&me.seat.worker, offset, bufs).await.0;
+                    me.end(&pending, &result, data as u32);
+                })),
+                None => self.finish(&pending, Some(Status::IoError), 0),
+            },
+            BlkRequest::Write { offset } => match data_buffers(map, &readable, data) {
+                Some(bufs) => drop(worker.spawn(async move {
+                    let result =
+                        me.export.image().write(&me.seat.worker, offset, bufs, me.durability).await.0;
+                    me.end(&pending, &result, 0);
+                })),
+                None => self.finish(&pending, Some(Status::IoError), 0),
+            },
+            BlkRequest::Flush => drop(worker.spawn(async move {
+                let result = me.export.image().flush(&me.seat.worker).await;
+                me.end(&pending, &result, 0);
+            })),
+            BlkRequest::GetId => {
+                let mut id = [0; ID_LEN];
+                let name = self.export.name().as_bytes();
+                let used = name.len().min(ID_LEN);
+                id[..used].copy_from_slice(&name[..used]);
+                match map.write_parts(&writable, &id) {
+                    Some(written) => self.finish(&pending, Some(Status::Ok), written as u32),
+                    None => self.finish(&pending, Some(Status::IoError), 0),
+                }
+            }
+            BlkRequest::Discard | BlkRequest::WriteZeroes => match ranges(map, &mut readable, request) {
+                Ok(ranges) => drop(worker.spawn(async move { me.clear(pending, request, ranges).await })),
+                Err(status) => self.finish(&pending, Some(status), 0),
+            },
+            BlkRequest::Unknown => self.finish(&pending, Some(Status::Unsupported), 0),
+        }
+    }
+
+    /// Discards or zeroes ranges.
+    async fn clear(self: Rc<Self>, mut pending: Pending, request: BlkRequest, ranges: Vec<Range>) {
+        let (image, worker) = (self.export.image(), &self.seat.worker);
+        let mut result = Ok(());
+        for Range { offset, len, unmap } in ranges {
+            let mode = if unmap { ZeroMode::Unmap } else { ZeroMode::Keep };
+            result = match request {
+                BlkRequest::Discard => image.discard(worker, offset, len).await,
+                _ => image.write_zeroes(worker, offset, len, mode).await,
+            };
+            if result.is_err() {
+                break;
+            }
+        }
+        if result.is_ok() && self.durability == Durability::Durable {
+            result = image.flush(worker).await;
+        }
+        pending.len = 0;
+        self.end(&pending, &result, 0);
+    }
+
+    /// Ends a request that the image worked on. `written`: bytes in the guest's buffers, without the status.
+    fn end(self: &Rc<Self>, pending: &Pending, result: &zebu::Result<()>, written: u32) {
+        match result {
+            Ok(()) => self.finish(pending, Some(Status::Ok), written),
+            Err(error) => {
+                let status = match error.kind() {
+                    zebu::ErrorKind::Unsupported => Status::Unsupported,
+                    _ => Status::IoError,
+                };
+                self.messages.write(Level::Debug, format_args!("{error}"));
+                self.finish(pending, Some(status), 0);
+            }
+        }
+    }
+
+    /// Gives a request back to the guest.
+    fn finish(self: &Rc<Self>, pending: &Pending, status: Option<Status>, written: u32) {
+        let is_ok = status == Some(Status::Ok);
+        let took = pending.since.elapsed();
+        self.export.metrics().end(self.seat.thread, pending.kind, pending.len, is_ok, took);
+        let mut written = written;
+        if let Some(status) = status {
+            let address = GuestAddress(pending.status);
+            if pending.map.memory().write_obj(status as u8, address).is_ok() {
+                written += 1;
+            }
+        }
+        self.use_up(&pending.map, pending.head, written);
+        self.requests.set(self.requests.get() - 1);
+        self.bytes.set(self.bytes.get() - pending.len.min(self.bytes.get()));
+        self.is_news.set(true);
+        self.wake();
+        if self.is_stalled.replace(false) {
+            // In a turn of its own, since this may be called by what it would call.
+            let me = Rc::clone(self);
+            drop(self.seat.worker.spawn(async move { me.process() }));
+        }
+    }
+
+    /// Puts a head into the used ring.
+    fn use_up(&self, map: &Arc<GuestMap>, head: u16, written: u32) {
+        let mut queue = self.queue.borrow_mut();
+        if let Some(log) = &self.log {
+            log.borrow_mut().before_used(head);
+        }
+        if queue.add_used(map.memory(), head, written).is_err() {
+            let name = self.export.name();
+            self.messages.write(Level::Error, format_args!("a guest of '{name}' took its used ring away"));
+            self.is_broken.set(true);
+            return;
+        }
+        if let Some(log) = &self.log {
+            log.borrow_mut().after_used(head, queue.next_used());
+        }
+    }
+}
+
+/// The guest's buffers of a read or write; `None` if they can't be served.
+fn data_buffers(map: &Arc<GuestMap>, parts: &Parts, len: u64) -> Option<IoBufs> {
+    if len > MAX_REQUEST || !len.is_multiple_of(SECTOR) {
+        return None;
+    }
+    map.buffers(parts)
+}
+
+/// The ranges of a discard or write-zeroes request.
+fn ranges(map: &GuestMap, readable: &mut Parts, request: BlkRequest) -> Result<Vec<Range>, Status> {
+    let total = len(readable);
+    if total == 0 || !total.is_multiple_of(RANGE as u64) || total > u64::from(MAX_RANGES) * RANGE as u64 {
+        return Err(Status::IoError);
+    }
+    let mut ranges = Vec::new();
+    while let Some(parts) = split_front(readable, RANGE as u32) {
+        let mut bytes = [0; RANGE];
+        if !map.read_parts(&parts, &mut bytes) {
+            return Err(Status::IoError);
+        }
+        let range = parse_range(&bytes).ok_or(Status::Unsupported)?;
+        // A discard has no flag to unmap (virtio 1.2, 5.2.6.2).
+        if range.unmap && request == BlkRequest::Discard {
+            return Err(Status::Unsupported);
+        }
+        ranges.push(range);
+    }
+    Ok(ranges)
+}
+
+/// The descriptors of a head, as the queue would give them.
+fn chain_at(map: &GuestMap, table: u64, size: u16, head: u16) -> Option<(Parts, Parts)> {
+    // A queue of one, whose available ring is not looked at.
+    let mut descriptors = Vec::new();
+    collect(map, GuestAddress(table), size, head, &mut descriptors, Indirect::Allowed)?;
+    let (mut readable, mut writable) = (Parts::new(), Parts::new());
+    for descriptor in descriptors {
+        let list = if descriptor.is_write_only() { &mut writable } else { &mut readable };
+        list.push((descriptor.addr().0, descriptor.len()));
+    }
+    Some((readable, writable))
+}
+
+/// Whether a descriptor may lead to another table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Indirect {
+    Allowed,
+    Refused,
+}
+
+/// Follows a chain of descriptors, at most as many as its table has.
+fn collect(
+    map: &GuestMap,
+    table: GuestAddress,
+    size: u16,
+    head: u16,
+    into: &mut Vec<virtio_queue::desc::split::Descriptor>,
+    indirect: Indirect,
+) -> Option<()> {
+    let mut index = head;
+    for _ in 0..size {
+        if index >= size {
+            return None;
+        }
+        let address = table.0.checked_add(u64::from(index) * 16)?;
+        let descriptor: virtio_queue::desc::split::Descriptor =
+            map.memory().read_obj(GuestAddress(address)).ok()?;
+        if descriptor.refers_to_indirect_table() {
+            if indirect == Indirect::Refused || !descriptor.len().is_multiple_of(16) {
+                return None;
+            }
+            let entries = u16::try_from(descriptor.len() / 16).ok()?;
+            return collect(map, descriptor.addr(), entries, 0, into, Indirect::Refused);
+        }
+        into.push(descriptor);
+        if !descriptor.has_next() {
+            return Some(());
+        }
+        index = descriptor.next();
+    }
+    None
+}

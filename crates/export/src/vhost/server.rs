@@ -1,0 +1,144 @@
+//! Waiting for front ends, one at a time.
+
+use super::handler::Handler;
+use crate::error::ExportError;
+use crate::export::Export;
+use crate::log::{Level, Log};
+use crate::pool::{PoolHandle, WorkerPool};
+use crate::stop::Stop;
+use rustix::net::Shutdown;
+use std::io;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use vhost::vhost_user::{BackendReqHandler, Error};
+
+/// How a device is made.
+#[derive(Debug, Clone)]
+pub struct VhostConfig {
+    /// Rings, at least one; each is served by one thread of the pool.
+    pub queues: u16,
+    /// Where messages go.
+    pub log: Log,
+}
+
+impl Default for VhostConfig {
+    fn default() -> Self {
+        Self { queues: 1, log: Log::none() }
+    }
+}
+
+/// What the device's owner and its thread share.
+struct Shared {
+    listener: UnixListener,
+    /// The front end that is connected.
+    stream: Mutex<Option<UnixStream>>,
+    stop: Stop,
+}
+
+/// A vhost-user-blk device. Dropping it stops it.
+pub struct VhostUserBlk {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl VhostUserBlk {
+    /// Makes a device of an export. A front end connects to `listener`; when it leaves, another may come.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn start(
+        pool: &WorkerPool,
+        export: &Arc<Export>,
+        listener: UnixListener,
+        config: VhostConfig,
+    ) -> Result<Self, ExportError> {
+        let shared = Arc::new(Shared { listener, stream: Mutex::default(), stop: Stop::default() });
+        let (of, export, pool) = (Arc::clone(&shared), Arc::clone(export), pool.handle());
+        let thread = std::thread::Builder::new()
+            .name("zebu-vhost".to_owned())
+            .spawn(move || of.run(&export, &pool, &config))
+            .map_err(|error| ExportError::Thread(error.to_string()))?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Sends the front end away and takes no other. Requests in flight are finished when this returns.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.shared.stop.throw();
+        // Whoever waits for either finds its end.
+        let _ = rustix::net::shutdown(&self.shared.listener, Shutdown::Both);
+        if let Some(stream) = &*self.shared.stream() {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+        if let Some(thread) = self.thread.take() {
+            // A panic was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for VhostUserBlk {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Shared {
+    fn stream(&self) -> std::sync::MutexGuard<'_, Option<UnixStream>> {
+        self.stream.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self, export: &Arc<Export>, pool: &PoolHandle, config: &VhostConfig) {
+        let log = &config.log;
+        while !self.stop.is_thrown() {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(_) if self.stop.is_thrown() => return,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    log.write(Level::Warning, format_args!("cannot accept a front end: {error}"));
+                    std::thread::sleep(std::time::Duration::from_millis(100));
+                    continue;
+                }
+            };
+            log.write(Level::Info, format_args!("a front end of '{}' connects", export.name()));
+            match stream.try_clone() {
+                Ok(clone) => *self.stream() = Some(clone),
+                Err(_) => continue,
+            }
+            let handler = Handler::new(export, pool, config.queues.max(1), log);
+            match self.talk(stream, handler) {
+                Error::Disconnected => {
+                    log.write(Level::Info, format_args!("the front end of '{}' leaves", export.name()));
+                }
+                _ if self.stop.is_thrown() => {}
+                error => {
+                    log.write(Level::Warning, format_args!("the front end of '{}': {error}", export.name()));
+                }
+            }
+            *self.stream() = None;
+        }
+    }
+
+    /// Does what the front end asks until it leaves. The rings stand still then.
+    fn talk(&self, stream: UnixStream, handler: Handler) -> Error {
+        let handler = Arc::new(Mutex::new(handler));
+        let mut requests = BackendReqHandler::from_stream(stream, Arc::clone(&handler));
+        let end = loop {
+            // Between the accepting and here, stop may have found no stream to end.
+            if self.stop.is_thrown() {
+                break Error::Disconnected;
+            }
+            // After an error, nobody knows what the front end believes.
+            if let Err(error) = requests.handle_request() {
+                break error;
+            }
+        };
+        handler.lock().unwrap_or_else(PoisonError::into_inner).stop_rings();
+        end
+    }
+}

@@ -1,0 +1,145 @@
+//! Socket operations in a ring. They are told from file operations by a bit of their user data, and do not count
+//! against the ring's limit: most of them wait for a peer, for hours perhaps. (A completion queue that overflows for
+//! that is kept by the kernel.)
+
+use crate::socket::{SocketCompletion, SocketOp, SocketRequest};
+use io_uring::squeue::Entry;
+use io_uring::types::Fd;
+use io_uring::{IoUring, opcode};
+use std::os::fd::{AsFd, AsRawFd};
+
+/// Marks the user data of socket operations.
+pub(crate) const SOCKET: u64 = 1 << 62;
+/// The user data of cancellations, whose completions say nothing.
+pub(crate) const CANCELLATION: u64 = u64::MAX - 1;
+
+/// An operation in the ring, and what the kernel reads its addresses from.
+struct Slot {
+    request: Option<SocketRequest>,
+    vectors: Vec<libc::iovec>,
+    header: libc::msghdr,
+}
+
+// SAFETY: the pointers are to the buffers of `request`, which may be sent along, and to `vectors`.
+unsafe impl Send for Slot {}
+
+/// The socket operations of a ring.
+#[derive(Default)]
+pub(crate) struct UringSockets {
+    /// Boxed: the kernel may look at a slot until its completion.
+    slots: Vec<Option<Box<Slot>>>,
+    in_ring: usize,
+    done: Vec<SocketCompletion>,
+}
+
+impl UringSockets {
+    /// Puts the operation into the ring. True if the ring had to be submitted to make room.
+    pub(crate) fn submit(&mut self, ring: &mut IoUring, id: usize, request: SocketRequest) {
+        if self.slots.len() <= id {
+            self.slots.resize_with(id + 1, || None);
+        }
+        let slot = self.slots[id].get_or_insert_with(|| {
+            // SAFETY: all zero is a valid msghdr: no name, no vectors, no control data.
+            let header = unsafe { std::mem::zeroed() };
+            Box::new(Slot { request: None, vectors: Vec::new(), header })
+        });
+        slot.request = Some(request);
+        self.place(ring, id);
+    }
+
+    fn place(&mut self, ring: &mut IoUring, id: usize) {
+        let Some(slot) = self.slots[id].as_deref_mut() else { return };
+        let Some(request) = slot.request.as_mut() else { return };
+        request.fill_vectors(&mut slot.vectors);
+        let fd = Fd(request.socket.as_fd().as_raw_fd());
+        let (base, count) = (slot.vectors.as_ptr(), slot.vectors.len());
+        let entry = match request.op {
+            SocketOp::Readable => opcode::PollAdd::new(fd, libc::POLLIN as u32).build(),
+            // As for sockets, `read` does for pipes and eventfds.
+            SocketOp::Receive => match slot.vectors.first() {
+                Some(only) if count == 1 => {
+                    opcode::Read::new(fd, only.iov_base.cast(), only.iov_len.min(1 << 30) as u32)
+                        .offset(u64::MAX)
+                        .build()
+                }
+                _ => opcode::Readv::new(fd, base, count as u32).offset(u64::MAX).build(),
+            },
+            SocketOp::Send => {
+                slot.header.msg_iov = base.cast_mut();
+                slot.header.msg_iovlen = count as _;
+                opcode::SendMsg::new(fd, &raw const slot.header).flags(libc::MSG_NOSIGNAL as u32).build()
+            }
+        };
+        if push(ring, &entry.user_data(SOCKET | id as u64)) {
+            self.in_ring += 1;
+        } else if let Some(request) = slot.request.take() {
+            self.done.push(SocketCompletion { id, request, result: Err(libc::EAGAIN) });
+        }
+    }
+
+    /// Asks the kernel to end an operation; its completion comes in any case.
+    pub(crate) fn cancel(&mut self, ring: &mut IoUring, id: usize) {
+        if self.slots.get(id).and_then(Option::as_ref).is_some_and(|slot| slot.request.is_some()) {
+            let entry = opcode::AsyncCancel::new(SOCKET | id as u64).build().user_data(CANCELLATION);
+            // If the ring takes nothing any more, the operation ends with the socket.
+            let _ = push(ring, &entry);
+        }
+    }
+
+    /// Notes a completion of the kernel.
+    pub(crate) fn complete(&mut self, ring: &mut IoUring, user_data: u64, result: i32) {
+        let id = (user_data & !SOCKET) as usize;
+        self.in_ring -= 1;
+        let Some(slot) = self.slots.get_mut(id).and_then(Option::as_mut) else { return };
+        let Some(request) = slot.request.as_mut() else { return };
+        let outcome = match usize::try_from(result) {
+            Ok(_) if request.op == SocketOp::Readable => Some(Ok(0)),
+            Ok(moved) => request.after(moved),
+            Err(_) if result == -libc::EINTR => None,
+            Err(_) => Some(Err(-result)),
+        };
+        match outcome {
+            None => self.place(ring, id),
+            Some(result) => {
+                if let Some(request) = slot.request.take() {
+                    self.done.push(SocketCompletion { id, request, result });
+                }
+            }
+        }
+    }
+
+    /// Operations that the kernel has.
+    pub(crate) fn in_ring(&self) -> usize {
+        self.in_ring
+    }
+
+    /// Cancels all.
+    pub(crate) fn cancel_all(&mut self, ring: &mut IoUring) {
+        for id in 0..self.slots.len() {
+            self.cancel(ring, id);
+        }
+    }
+
+    /// Whether [`UringSockets::reap`] would find something.
+    pub(crate) fn has_completions(&self) -> bool {
+        !self.done.is_empty()
+    }
+
+    /// Appends what is over.
+    pub(crate) fn reap(&mut self, done: &mut Vec<SocketCompletion>) {
+        done.append(&mut self.done);
+    }
+}
+
+/// Queues an entry, making room for it if there is none.
+fn push(ring: &mut IoUring, entry: &Entry) -> bool {
+    // SAFETY: the entry's addresses are of a boxed slot and of buffers that it owns, which stay as they are until the
+    // completion arrives; the descriptor is kept open by the slot's request.
+    if unsafe { ring.submission().push(entry) }.is_ok() {
+        return true;
+    }
+    // The kernel takes all that is queued; what it completes meanwhile waits for the next look.
+    let _ = ring.submit();
+    // SAFETY: as above.
+    unsafe { ring.submission().push(entry) }.is_ok()
+}

@@ -1,0 +1,142 @@
+//! The worker's operations on sockets.
+
+use crate::buf::IoBufs;
+use crate::socket::{Socket, SocketCompletion, SocketOp, SocketRequest};
+use crate::worker::Worker;
+use slab::Slab;
+use std::cell::RefCell;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+/// Who waits for an operation.
+enum State {
+    Waiting(Option<Waker>),
+    Over(SocketCompletion),
+    /// Nobody any more.
+    Abandoned,
+}
+
+/// The socket operations of a worker that are not over, or whose end nobody has taken yet.
+#[derive(Default)]
+pub(crate) struct SocketOps(RefCell<Slab<State>>);
+
+impl SocketOps {
+    /// Whether there is none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.borrow().is_empty()
+    }
+
+    /// Wakes who waits for the completions.
+    pub(crate) fn complete(&self, done: &mut Vec<SocketCompletion>) -> bool {
+        let any = !done.is_empty();
+        for completion in done.drain(..) {
+            let id = completion.id;
+            let mut ops = self.0.borrow_mut();
+            match ops.get_mut(id) {
+                Some(State::Waiting(waker)) => {
+                    let waker = waker.take();
+                    ops[id] = State::Over(completion);
+                    drop(ops);
+                    if let Some(waker) = waker {
+                        waker.wake();
+                    }
+                }
+                Some(State::Abandoned) => {
+                    ops.remove(id);
+                    drop(ops);
+                    // Buffers may have owners with destructors of their own.
+                    drop(completion);
+                }
+                Some(State::Over(_)) | None => {}
+            }
+        }
+        any
+    }
+}
+
+impl Worker {
+    /// Waits until there is something to receive from (or to accept at) `socket`, or its end.
+    ///
+    /// # Errors
+    /// What `poll` says of the descriptor, or that this worker is a simulated one.
+    pub async fn readable(&self, socket: &Socket) -> io::Result<()> {
+        self.socket_operation(socket, SocketOp::Readable, IoBufs::new()).await.0.map(drop)
+    }
+
+    /// Receives at least one byte into `bufs`, from the first byte on, and says how many; 0 at the end of the stream.
+    /// Dropping the future may lose what was received.
+    ///
+    /// # Errors
+    /// The connection is broken.
+    pub async fn receive(&self, socket: &Socket, bufs: IoBufs) -> (io::Result<usize>, IoBufs) {
+        self.socket_operation(socket, SocketOp::Receive, bufs).await
+    }
+
+    /// Sends all of `bufs`. Only one at a time of a socket, or the parts mix. No SIGPIPE is raised.
+    ///
+    /// # Errors
+    /// The connection is broken; a part may have been sent.
+    pub async fn send(&self, socket: &Socket, bufs: IoBufs) -> (io::Result<()>, IoBufs) {
+        if bufs.is_empty() {
+            return (Ok(()), bufs);
+        }
+        let (result, bufs) = self.socket_operation(socket, SocketOp::Send, bufs).await;
+        (result.map(drop), bufs)
+    }
+
+    fn socket_operation(&self, socket: &Socket, op: SocketOp, bufs: IoBufs) -> SocketOperation<'_> {
+        let id = self.socket_ops().0.borrow_mut().insert(State::Waiting(None));
+        self.submit_socket(id, SocketRequest { socket: socket.clone(), op, bufs, sent: 0 });
+        SocketOperation { worker: self, id: Some(id) }
+    }
+}
+
+/// An operation under way. Dropping it cancels it; its buffers are kept until the kernel is done with them.
+struct SocketOperation<'a> {
+    worker: &'a Worker,
+    /// `None` when its value was taken.
+    id: Option<usize>,
+}
+
+impl Future for SocketOperation<'_> {
+    type Output = (io::Result<usize>, IoBufs);
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(id) = self.id else { return Poll::Pending };
+        let mut ops = self.worker.socket_ops().0.borrow_mut();
+        if let Some(State::Waiting(waker)) = ops.get_mut(id) {
+            if waker.as_ref().is_none_or(|waker| !waker.will_wake(cx.waker())) {
+                *waker = Some(cx.waker().clone());
+            }
+            return Poll::Pending;
+        }
+        let state = ops.try_remove(id);
+        drop(ops);
+        self.id = None;
+        match state {
+            Some(State::Over(SocketCompletion { request, result, .. })) => {
+                Poll::Ready((result.map_err(io::Error::from_raw_os_error), request.bufs))
+            }
+            _ => unreachable!("the slot of an operation belongs to its future"),
+        }
+    }
+}
+
+impl Drop for SocketOperation<'_> {
+    fn drop(&mut self) {
+        let Some(id) = self.id else { return };
+        let mut ops = self.worker.socket_ops().0.borrow_mut();
+        let (old, cancel) = match ops.get_mut(id) {
+            Some(state @ State::Waiting(_)) => (Some(std::mem::replace(state, State::Abandoned)), true),
+            _ => (ops.try_remove(id), false),
+        };
+        drop(ops);
+        if cancel {
+            self.worker.cancel_socket(id);
+        }
+        // A waker or buffers, whose destructors may come back here.
+        drop(old);
+    }
+}

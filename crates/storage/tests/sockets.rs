@@ -1,0 +1,150 @@
+//! Socket operations of workers: both kinds of worker do the same.
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::time::Duration;
+use zebu_storage::{Engine, IoBuf, IoBufs, Socket, Worker, WorkerConfig};
+
+fn pair() -> (Socket, Socket) {
+    let (a, b) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    (Socket::new(a).unwrap(), Socket::new(b).unwrap())
+}
+
+fn workers() -> Vec<Worker> {
+    [Engine::Auto, Engine::Threads]
+        .map(|engine| Worker::new(&WorkerConfig { engine, ..WorkerConfig::default() }).unwrap())
+        .into()
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at % 251) as u8).collect()
+}
+
+/// Receives until `len` bytes are there.
+async fn receive_all(worker: &Worker, socket: &Socket, len: usize) -> Vec<u8> {
+    let mut all = Vec::new();
+    while all.len() < len {
+        let bufs = IoBufs::from(IoBuf::zeroed((len - all.len()).min(100_000)));
+        let (received, bufs) = worker.receive(socket, bufs).await;
+        let received = received.unwrap();
+        assert!(received > 0, "the end after {} bytes", all.len());
+        let start = all.len();
+        all.resize(start + received, 0);
+        bufs.copy_to(0, &mut all[start..]);
+    }
+    all
+}
+
+#[test]
+fn more_than_a_socket_holds_arrives_whole() {
+    for worker in workers() {
+        let (a, b) = pair();
+        let data = pattern(3_000_000);
+        let mut bufs = IoBufs::new();
+        for part in data.chunks(70_001) {
+            bufs.push(IoBuf::copy_of(part));
+        }
+        let sender = worker.clone();
+        let sending = worker.spawn(async move { sender.send(&a, bufs).await.0 });
+        let received = worker.block_on(receive_all(&worker, &b, data.len()));
+        worker.block_on(sending).unwrap();
+        assert!(received == data);
+    }
+}
+
+#[test]
+fn several_buffers_are_filled_in_order() {
+    for worker in workers() {
+        let (a, b) = pair();
+        worker.block_on(async {
+            worker.send(&a, IoBuf::copy_of(&pattern(50)).into()).await.0.unwrap();
+            let mut bufs = IoBufs::from(IoBuf::zeroed(20));
+            bufs.push(IoBuf::zeroed(100));
+            let (received, bufs) = worker.receive(&b, bufs).await;
+            assert_eq!(received.unwrap(), 50);
+            let mut bytes = vec![0; 50];
+            bufs.copy_to(0, &mut bytes);
+            assert_eq!(bytes, pattern(50));
+        });
+    }
+}
+
+#[test]
+fn the_end_and_a_broken_connection_are_told() {
+    for worker in workers() {
+        let (a, b) = pair();
+        drop(a);
+        worker.block_on(async {
+            worker.readable(&b).await.unwrap();
+            assert_eq!(worker.receive(&b, IoBuf::zeroed(10).into()).await.0.unwrap(), 0);
+            let error = worker.send(&b, IoBuf::zeroed(10).into()).await.0.unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe);
+        });
+    }
+}
+
+#[test]
+fn an_operation_that_is_dropped_is_cancelled() {
+    for worker in workers() {
+        let (a, b) = pair();
+        worker.block_on(async {
+            for _ in 0..1000 {
+                let mut receive = Box::pin(worker.receive(&b, IoBuf::zeroed(100).into()));
+                let mut readable = Box::pin(worker.readable(&b));
+                std::future::poll_fn(|cx| {
+                    assert!(
+                        receive.as_mut().poll(cx).is_pending() && readable.as_mut().poll(cx).is_pending()
+                    );
+                    std::task::Poll::Ready(())
+                })
+                .await;
+            }
+            worker.sleep(Duration::from_millis(1)).await;
+            // Nobody else takes it away.
+            worker.send(&a, IoBuf::copy_of(&pattern(30)).into()).await.0.unwrap();
+            assert_eq!(worker.receive(&b, IoBuf::zeroed(100).into()).await.0.unwrap(), 30);
+        });
+    }
+}
+
+#[test]
+fn many_that_wait_leave_room_for_files() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = dir.path().join("file");
+    std::fs::write(&path, pattern(8192)).unwrap();
+    for engine in [Engine::Auto, Engine::Threads] {
+        let config = WorkerConfig { engine, depth: 8, ..WorkerConfig::default() };
+        let worker = Worker::new(&config).unwrap();
+        let pairs: Vec<_> = (0..200).map(|_| pair()).collect();
+        let waiting: Vec<_> = pairs
+            .iter()
+            .map(|(_, b)| {
+                let (on, b) = (worker.clone(), b.clone());
+                worker.spawn(async move { on.receive(&b, IoBuf::zeroed(16).into()).await.0.unwrap() })
+            })
+            .collect();
+        let file = zebu_storage::File::open(
+            &path,
+            &zebu_storage::OpenFlags {
+                access: zebu_storage::Access::ReadOnly,
+                direct: false,
+                create: zebu_storage::Create::No,
+                lock: zebu_storage::LockMode::None,
+                no_flush: false,
+            },
+        )
+        .unwrap();
+        worker.block_on(async {
+            for _ in 0..50 {
+                let (result, bufs) = worker.read(&file, 0, IoBuf::zeroed(8192).into()).await;
+                result.unwrap();
+                assert!(bufs.0[0].as_slice() == pattern(8192));
+            }
+            for (a, _) in &pairs {
+                worker.send(a, IoBuf::copy_of(b"x").into()).await.0.unwrap();
+            }
+            for task in waiting {
+                assert_eq!(task.await, 1);
+            }
+        });
+    }
+}

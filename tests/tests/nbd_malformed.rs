@@ -1,0 +1,286 @@
+//! NBD clients that do not keep to the protocol: each gets its error or is sent away, the others are served on.
+
+use std::time::{Duration, Instant};
+use zebu_tests::nbd_client::{ACK, Client, ERROR, command, option};
+use zebu_tests::program::zebu;
+use zebu_tests::scratch::Scratch;
+use zebu_tests::server::Server;
+
+const SIZE: u64 = 64 << 20;
+const EINVAL: u32 = 22;
+const ENOSPC: u32 = 28;
+const EOVERFLOW: u32 = 75;
+const EPERM: u32 = 1;
+
+fn serve(options: &str) -> (Scratch, Server) {
+    let scratch = Scratch::new("nbd-malformed");
+    zebu(scratch.path(), ["create", "-q", "-f", "qcow2", "disk.qcow2", "64M"]).ok();
+    let server = Server::start(scratch.path(), &format!("{options} -f qcow2 disk.qcow2"));
+    (scratch, server)
+}
+
+/// A client in good order is served.
+#[track_caller]
+fn serves(server: &Server) {
+    let mut client = Client::open(server.socket(), "").expect("serves");
+    assert_eq!(client.write(0, 4096, &[5; 512]).unwrap(), 0);
+    assert!(client.read(4096, 512).unwrap() == [5; 512]);
+}
+
+#[test]
+fn negotiations_out_of_order_are_refused() {
+    let (_scratch, server) = serve("");
+    // Unknown handshake flags.
+    let mut client = Client::connect(server.socket()).unwrap();
+    client.say(&0x8000_0003u32.to_be_bytes()).unwrap();
+    assert!(client.is_closed());
+    // An option without its magic.
+    let mut client = Client::start(server.socket()).unwrap();
+    client.say(b"IHAVEOPTX\0\0\0\0\0\0\0").unwrap();
+    client.say(&[0; 16]).unwrap();
+    assert!(client.is_closed());
+    let mut client = Client::start(server.socket()).unwrap();
+    client.say(&[0; 16]).unwrap();
+    assert!(client.is_closed());
+    // An export that is not there, in the way that has no errors.
+    let mut client = Client::start(server.socket()).unwrap();
+    client.option(option::EXPORT_NAME, b"nosuch").unwrap();
+    assert!(client.is_closed());
+    // More data than anybody has to say.
+    for len in [u32::MAX, (1 << 20) + 1] {
+        let mut client = Client::start(server.socket()).unwrap();
+        client.say(&[&b"IHAVEOPT"[..], &7u32.to_be_bytes(), &len.to_be_bytes()].concat()).unwrap();
+        assert!(client.is_closed());
+    }
+    // Everything that can be answered is, and the negotiation goes on.
+    let mut client = Client::start(server.socket()).unwrap();
+    let long = vec![b'a'; 70_000];
+    let cut = [0, 0, 0, 9, b'x'];
+    let unknown = [0, 0, 0, 1, b'x', 0, 0];
+    for (code, data) in [
+        (99, &b""[..]),
+        (4, b""),
+        (5, b""),
+        (option::LIST, b"data"),
+        (option::STRUCTURED_REPLY, b"data"),
+        (option::GO, b""),
+        (option::GO, &cut),
+        (option::GO, &unknown),
+        (option::GO, &long),
+        (option::INFO, &unknown),
+        (option::SET_META_CONTEXT, &[0; 8]),
+        (option::LIST_META_CONTEXT, b"x"),
+    ] {
+        let (reply, message) = client.ask(code, data).unwrap();
+        assert!(reply & ERROR != 0, "option {code}: {reply:#x}");
+        assert!(!message.is_empty(), "option {code} is refused without a word");
+    }
+    assert_eq!(client.ask(option::STRUCTURED_REPLY, b"").unwrap().0, ACK);
+    client.go("").unwrap();
+    assert_eq!(client.read(0, 512).unwrap(), [0; 512]);
+    serves(&server);
+    server.stop();
+}
+
+#[test]
+fn contexts_count_for_the_export_that_they_were_chosen_for() {
+    let scratch = Scratch::new("nbd-malformed");
+    for name in ["a.qcow2", "b.qcow2"] {
+        zebu(scratch.path(), ["create", "-q", "-f", "qcow2", name, "1M"]).ok();
+    }
+    let server = Server::start(scratch.path(), "-f qcow2 a.qcow2 b.qcow2");
+    let mut client = Client::start(server.socket()).unwrap();
+    assert_eq!(client.ask(option::STRUCTURED_REPLY, b"").unwrap().0, ACK);
+    let names = ["base:allocation", "qemu:allocation-depth", "no:such"];
+    assert_eq!(client.contexts("a.qcow2", &names).unwrap().len(), 2);
+    client.go("b.qcow2").unwrap();
+    assert_eq!(client.call(0, command::BLOCK_STATUS, 0, 4096).unwrap().error, EINVAL);
+    assert_eq!(client.read(0, 512).unwrap(), [0; 512]);
+    server.stop();
+}
+
+#[test]
+fn requests_out_of_order_are_refused() {
+    let (_scratch, server) = serve("");
+    for extended in [false, true] {
+        let open = if extended { Client::open_extended } else { Client::open };
+        let mut client = open(server.socket(), "").unwrap();
+        for (command, flags, offset, len, error) in [
+            (command::READ, 0, SIZE, 1, EINVAL),
+            (command::READ, 0, SIZE - 1, 2, EINVAL),
+            (command::READ, 0, u64::MAX, 512, EINVAL),
+            (command::READ, 0, 0, (32 << 20) + 1, EOVERFLOW),
+            (command::READ, 1 << 9, 0, 512, EINVAL),
+            (command::TRIM, 0, SIZE, 512, ENOSPC),
+            (command::TRIM, 0, u64::MAX - 511, 512, ENOSPC),
+            (command::WRITE_ZEROES, 0, SIZE - 512, 1024, ENOSPC),
+            (command::WRITE_ZEROES, 1 << 2, 0, 512, EINVAL),
+            (command::CACHE, 0, SIZE, 512, EINVAL),
+            (command::BLOCK_STATUS, 0, 0, 512, EINVAL),
+            (8, 0, 0, 512, EINVAL),
+            (0xffff, 0, 0, 0, EINVAL),
+        ] {
+            let reply = client.call(flags, command, offset, len).unwrap();
+            assert_eq!(reply.error, error, "command {command}, flags {flags}, {len} bytes at {offset}");
+        }
+        // A payload that is refused is skipped.
+        assert_eq!(client.write(0, SIZE, &[1; 5000]).unwrap(), ENOSPC);
+        assert_eq!(client.write(1 << 12, 0, &[1; 5000]).unwrap(), EINVAL);
+        assert_eq!(client.write(0, 0, &vec![1; (32 << 20) + 512]).unwrap(), EINVAL);
+        assert_eq!(client.read(0, 512).unwrap(), [0; 512]);
+        // Requests of no bytes do nothing.
+        assert_eq!(client.write(0, 0, &[]).unwrap(), 0);
+        assert_eq!(client.call(0, command::READ, 0, 0).unwrap().error, 0);
+        assert_eq!(client.call(0, command::TRIM, SIZE, 0).unwrap().error, 0);
+        if extended {
+            let too_long = client.call(0, command::TRIM, 0, 1 << 40).unwrap();
+            assert_eq!(too_long.error, ENOSPC);
+            // A payload where none belongs is skipped.
+            client.request(1 << 5, command::BLOCK_STATUS, 2, 0, 100).unwrap();
+            client.say(&[7; 100]).unwrap();
+            assert_eq!(client.reply().unwrap().error, EINVAL);
+            client.request(1 << 5, command::READ, 2, 0, 1 << 40).unwrap();
+        } else {
+            client.say(&[0; 28]).unwrap();
+        }
+        assert!(client.is_closed());
+        let mut client = open(server.socket(), "").unwrap();
+        client.request(0, command::WRITE, 1, 0, u64::from(u32::MAX)).unwrap();
+        assert!(client.is_closed(), "nobody waits for 4 GiB that are not wanted");
+    }
+    serves(&server);
+    server.stop();
+}
+
+#[test]
+fn a_read_only_export_is_not_written() {
+    let (scratch, server) = serve("--read-only");
+    let before = std::fs::read(scratch.file("disk.qcow2")).unwrap();
+    let mut client = Client::open(server.socket(), "").unwrap();
+    assert_eq!(client.write(0, 0, &[1; 512]).unwrap(), EPERM);
+    for command in [command::TRIM, command::WRITE_ZEROES] {
+        assert_eq!(client.call(0, command, 0, 512).unwrap().error, EPERM);
+    }
+    assert_eq!(client.call(0, command::FLUSH, 0, 0).unwrap().error, 0);
+    drop(client);
+    server.stop();
+    assert!(std::fs::read(scratch.file("disk.qcow2")).unwrap() == before);
+}
+
+#[test]
+fn half_a_request_holds_nobody_up() {
+    let (_scratch, server) = serve("--handshake-timeout 2 --idle-timeout 3");
+    let mut silent = Client::connect(server.socket()).unwrap();
+    let mut half_an_option = Client::start(server.socket()).unwrap();
+    half_an_option.say(b"IHAVE").unwrap();
+    let mut half_a_header = Client::open(server.socket(), "").unwrap();
+    let header = half_a_header.header(0, command::READ, 1, 0, 512);
+    half_a_header.say(&header[..20]).unwrap();
+    let mut half_a_payload = Client::open(server.socket(), "").unwrap();
+    half_a_payload.request(0, command::WRITE, 1, 1 << 20, 8192).unwrap();
+    half_a_payload.say(&[1; 5000]).unwrap();
+    serves(&server);
+    let start = Instant::now();
+    assert!(silent.is_closed() && half_an_option.is_closed());
+    assert!(half_a_header.is_closed() && half_a_payload.is_closed());
+    assert!(start.elapsed() < Duration::from_secs(20));
+    let mut client = Client::open(server.socket(), "").unwrap();
+    assert!(client.read(1 << 20, 8192).unwrap() == [0; 8192], "half a payload is written");
+    server.stop();
+}
+
+#[test]
+fn a_client_that_never_reads_is_held_back() {
+    let (_scratch, server) = serve("--max-request-memory 4M --queues 2");
+    let mut client = Client::open(server.socket(), "").unwrap();
+    client.stream().set_nonblocking(true).unwrap();
+    // Requests for 4 GiB, until the server takes no more.
+    let header = client.header(0, command::READ, 1, 0, 1 << 20);
+    let mut sent = 0;
+    let mut quiet = 0;
+    while quiet < 20 && sent < 4096 {
+        if client.say(&header).is_ok() {
+            (sent, quiet) = (sent + 1, 0);
+        } else {
+            quiet += 1;
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+    serves(&server);
+    std::thread::sleep(Duration::from_millis(300));
+    let resident = server.resident_kib();
+    assert!(resident < 120 << 10, "{resident} KiB after {sent} requests");
+    // It ends with its replies still waiting to be read.
+    let start = Instant::now();
+    server.stop();
+    assert!(start.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn clients_beyond_the_limit_are_sent_away() {
+    let (_scratch, server) = serve("--max-clients 2 --log-level error");
+    let first = Client::open(server.socket(), "").unwrap();
+    let second = Client::open(server.socket(), "").unwrap();
+    assert!(Client::connect(server.socket()).is_err());
+    drop(first);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while Client::open(server.socket(), "").is_err() {
+        assert!(Instant::now() < deadline, "the place of one who left stays taken");
+    }
+    drop(second);
+    server.stop();
+}
+
+#[test]
+fn clients_that_vanish_leave_nothing_behind() {
+    let (_scratch, server) = serve("--queues 2");
+    let visit = |turn: u64| {
+        let mut client = Client::start(server.socket()).unwrap();
+        if !turn.is_multiple_of(3) {
+            client.ask(option::STRUCTURED_REPLY, b"").unwrap();
+            client.go("").unwrap();
+        }
+        if turn % 3 > 1 {
+            client.request(0, command::READ, 1, 0, 1 << 20).unwrap();
+            client.request(0, command::WRITE, 2, 0, 1 << 20).unwrap();
+            client.say(&[3; 100]).unwrap();
+        }
+    };
+    (0..200).for_each(visit);
+    std::thread::sleep(Duration::from_millis(300));
+    let (descriptors, resident) = (server.descriptors(), server.resident_kib());
+    (0..1000).for_each(visit);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while server.descriptors() > descriptors {
+        assert!(Instant::now() < deadline, "{} descriptors, {descriptors} before", server.descriptors());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let after = server.resident_kib();
+    assert!(after < resident + (16 << 10), "{after} KiB, {resident} before");
+    serves(&server);
+    server.stop();
+}
+
+#[test]
+fn random_bytes_do_no_harm() {
+    use zebu_tests::random::Random;
+    let (_scratch, server) = serve("--handshake-timeout 1 --idle-timeout 1");
+    let mut random = Random::new(7);
+    for turn in 0..300 {
+        let mut bytes: Vec<u8> = (0..random.below(3000)).map(|_| random.below(256) as u8).collect();
+        let mut client = if turn % 2 == 0 {
+            Client::connect(server.socket()).unwrap()
+        } else {
+            let client = Client::open(server.socket(), "").unwrap();
+            // A header with its magic, and the rest by chance; reading and looking only.
+            if let Some(head) = bytes.get_mut(..8) {
+                head.copy_from_slice(&client.header(0, [0, 3, 5, 7][turn / 2 % 4], 0, 0, 0)[..8]);
+            }
+            client
+        };
+        // It may be closed before all is said.
+        let _ = client.say(&bytes);
+    }
+    serves(&server);
+    server.stop();
+}

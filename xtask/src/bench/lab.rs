@@ -1,0 +1,160 @@
+//! What every benchmark needs: programs, a folder, sizes, and where results go.
+
+use crate::Outcome;
+use crate::ab::{Comparison, Rounds, Side, alternate};
+use crate::mount::{Kind, Mounted};
+use crate::process::{output, run};
+use crate::setup;
+use std::cell::{Cell, RefCell};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// How much is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// Small disks: the whole within minutes.
+    Quick,
+    /// The sizes that the published figures have.
+    Full,
+}
+
+/// Programs, a folder of its own, sizes, and the sink of results.
+pub(crate) struct Lab {
+    pub(crate) zebu: PathBuf,
+    pub(crate) qemu_img: PathBuf,
+    pub(crate) qemu_io: PathBuf,
+    /// A folder of its own on the disk to measure.
+    pub(crate) dir: PathBuf,
+    /// GiB of the disk images with data in them.
+    pub(crate) gib: u64,
+    pub(crate) extent: Extent,
+    pub(crate) rounds: Rounds,
+    /// Where a table's results go, one file each.
+    pub(crate) results: Option<PathBuf>,
+    /// The table that is being measured.
+    pub(crate) table: Cell<&'static str>,
+    /// What could not be measured, with the reason.
+    pub(crate) not_measured: RefCell<Vec<String>>,
+}
+
+impl Lab {
+    /// Measures two sides alternately; prints and keeps the result. A side that can't run is shown as such, and the
+    /// other benchmarks go on.
+    pub(crate) fn compare(&self, name: &str, sides: [Side<'_>; 2]) -> Outcome {
+        match alternate(name, self.rounds, sides) {
+            Ok(comparison) => self.report(&comparison),
+            Err(why) => {
+                println!("{name}: not measured: {why}\n");
+                self.not_measured.borrow_mut().push(format!("{name}: {why}"));
+                Ok(())
+            }
+        }
+    }
+
+    /// Prints and keeps a result.
+    pub(crate) fn report(&self, comparison: &Comparison) -> Outcome {
+        println!("{}", comparison.render());
+        let Some(folder) = &self.results else { return Ok(()) };
+        comparison.append_to(&folder.join(format!("{}.jsonl", self.table.get())))
+    }
+
+    /// Empties the results of a table and notes the machine in its first line.
+    pub(crate) fn begin(&self, table: &'static str) -> Outcome {
+        self.table.set(table);
+        let Some(folder) = &self.results else { return Ok(()) };
+        let file = folder.join(format!("{table}.jsonl"));
+        let said = |e: std::io::Error| format!("{}: {e}", file.display());
+        let mut out = std::fs::File::create(&file).map_err(said)?;
+        writeln!(out, "{}", serde_json::json!({ "machine": self.machine()? })).map_err(said)
+    }
+
+    /// `quick` or `full`, by how much is measured.
+    pub(crate) fn sized<T>(&self, quick: T, full: T) -> T {
+        match self.extent {
+            Extent::Quick => quick,
+            Extent::Full => full,
+        }
+    }
+
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    pub(crate) fn zebu(&self) -> Command {
+        Command::new(&self.zebu)
+    }
+
+    pub(crate) fn qemu_img(&self) -> Command {
+        Command::new(&self.qemu_img)
+    }
+
+    /// A raw file full of data that does not compress and has no zeroes.
+    pub(crate) fn raw_file(&self) -> Outcome<PathBuf> {
+        let file = self.file("data.raw");
+        fill(&file, self.gib << 30)?;
+        Ok(file)
+    }
+
+    /// A file system of its own on a loop device.
+    pub(crate) fn file_system(&self, kind: Kind, bytes: u64) -> Outcome<Mounted> {
+        Mounted::new(kind, bytes, &self.dir)
+    }
+
+    /// Figures mean nothing without the machine that they come from.
+    pub(crate) fn machine(&self) -> Outcome<String> {
+        let read = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
+        let kernel = read("/proc/sys/kernel/osrelease");
+        let cpus = read("/proc/cpuinfo");
+        let model = cpus.lines().find_map(|l| l.strip_prefix("model name")).unwrap_or_default();
+        let model = model.trim_start_matches(['\t', ':', ' ']).trim();
+        let model = model.split_once(char::is_control).map_or(model, |(m, _)| m);
+        let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
+        let filesystem = output(Command::new("stat").args(["-f", "-c", "%T"]).arg(&self.dir))?;
+        let qemu = setup::qemu_version().unwrap_or_default();
+        Ok(format!("Linux {}, {cores} x {model}, {} file system, {qemu}", kernel.trim(), filesystem.trim()))
+    }
+}
+
+/// Removes all files of a folder.
+pub(crate) fn empty(dir: &Path) -> Outcome {
+    for entry in std::fs::read_dir(dir).map_err(|e| format!("{}: {e}", dir.display()))?.flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_file()) {
+            std::fs::remove_file(entry.path()).map_err(|e| format!("{}: {e}", entry.path().display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes a file that may not be there.
+pub(crate) fn remove(file: &Path) -> Outcome {
+    match std::fs::remove_file(file) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(format!("{}: {e}", file.display())),
+        _ => Ok(()),
+    }
+}
+
+/// Makes the disk do what it still owes to those before.
+pub(crate) fn settle() -> Outcome {
+    run(&mut Command::new("sync"))
+}
+
+/// Fills a file with pseudo-random bytes (xorshift64*: fast, and nothing that a file system could compress).
+pub(crate) fn fill(file: &Path, len: u64) -> Outcome {
+    use std::io::Write;
+    const CHUNK: usize = 1 << 20;
+    let said = |e: std::io::Error| format!("{}: {e}", file.display());
+    let mut out = std::fs::File::create(file).map_err(said)?;
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut chunk = vec![0u8; CHUNK];
+    for _ in 0..len / CHUNK as u64 {
+        for word in chunk.chunks_exact_mut(8) {
+            state ^= state >> 12;
+            state ^= state << 25;
+            state ^= state >> 27;
+            word.copy_from_slice(&state.wrapping_mul(0x2545_F491_4F6C_DD1D).to_le_bytes());
+        }
+        out.write_all(&chunk).map_err(said)?;
+    }
+    out.sync_all().map_err(said)
+}

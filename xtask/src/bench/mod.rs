@@ -1,0 +1,161 @@
+//! The command `bench`: zebu beside what a user would take instead, alternately.
+
+mod allocation;
+mod copies;
+mod lab;
+mod load;
+mod opening;
+mod recycled;
+mod requests;
+
+use crate::ab::Rounds;
+use crate::process::{find, run};
+use crate::setup::{self, Need};
+use crate::toolchain::{cargo, target_dir};
+use crate::{Outcome, root};
+use clap::{Args, ValueEnum};
+use lab::{Extent, Lab};
+use std::cell::{Cell, RefCell};
+use std::path::PathBuf;
+use std::time::Instant;
+
+#[derive(Args)]
+pub(crate) struct BenchArgs {
+    /// Only these tables (default: all)
+    #[arg(value_enum)]
+    tables: Vec<Table>,
+    /// Small disks: figures within minutes
+    #[arg(long, conflicts_with = "full")]
+    quick: bool,
+    /// The sizes of the published figures (default)
+    #[arg(long)]
+    full: bool,
+    /// Measured rounds of each benchmark
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(3..))]
+    rounds: u32,
+    /// A folder on the disk to measure (ext4; some 40 GiB free); default: the target directory
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// Write the results into bench/results too, as JSON lines; a table's earlier ones are replaced
+    #[arg(long)]
+    save: bool,
+    /// A zebu to measure instead of this tree's release build
+    #[arg(long)]
+    zebu: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Table {
+    /// 4 KiB scattered reads and writes of allocated clusters, O_DIRECT, depth 32; beside QEMU and fio
+    Random,
+    /// 1 MiB sequential reads and writes, O_DIRECT; beside QEMU
+    Sequential,
+    /// Raw to qcow2 and back, O_DIRECT on both sides; beside QEMU's best setting
+    Convert,
+    /// The same on XFS by reflink, beside a copy
+    Reflink,
+    /// Opening a 16 TiB image on XFS; beside QEMU
+    Open,
+    /// Requests that reach the disk in a convert to raw; beside QEMU (2015)
+    Alignment,
+    /// First writes into clusters, by preallocation, on ext4 and XFS; beside QEMU (2020)
+    Preallocation,
+    /// First writes into clusters of overlays, with and without subclusters; beside QEMU
+    Overlays,
+    /// First writes by step and cluster size, on ext4 and XFS; beside QEMU (2019)
+    Clusters,
+    /// Reading back what was written at random and by several streams; beside QEMU (2021)
+    Readback,
+    /// Overwriting in place on small and large disks: CPU per request
+    Growth,
+    /// How recycled clusters are zeroed: write, fallocate, auto
+    Recycled,
+}
+
+impl Table {
+    fn name(self) -> &'static str {
+        match self {
+            Table::Random => "random",
+            Table::Sequential => "sequential",
+            Table::Convert => "convert",
+            Table::Reflink => "reflink",
+            Table::Open => "open",
+            Table::Alignment => "alignment",
+            Table::Preallocation => "preallocation",
+            Table::Overlays => "overlays",
+            Table::Clusters => "clusters",
+            Table::Readback => "readback",
+            Table::Growth => "growth",
+            Table::Recycled => "recycled",
+        }
+    }
+
+    fn body(self) -> fn(&Lab) -> Outcome {
+        match self {
+            Table::Random => requests::random,
+            Table::Sequential => requests::sequential,
+            Table::Convert => copies::convert,
+            Table::Reflink => copies::reflink,
+            Table::Open => opening::open,
+            Table::Alignment => copies::device_requests,
+            Table::Preallocation => allocation::preallocation,
+            Table::Overlays => allocation::overlays,
+            Table::Clusters => allocation::clusters,
+            Table::Readback => allocation::readback,
+            Table::Growth => allocation::growth,
+            Table::Recycled => recycled::recycled,
+        }
+    }
+}
+
+pub(crate) fn run_all(args: &BenchArgs) -> Outcome {
+    setup::ensure(Need::Everything)?;
+    let zebu = if let Some(zebu) = &args.zebu {
+        zebu.clone()
+    } else {
+        run(cargo().args(["build", "--quiet", "--release", "--locked", "--package", "zebu-cli"]))?;
+        target_dir()?.join("release/zebu")
+    };
+    let base = args.dir.clone().map_or_else(target_dir, Ok)?;
+    let scratch = tempfile::TempDir::with_prefix_in("zebu-bench-", &base)
+        .map_err(|e| format!("{}: {e}", base.display()))?;
+    let tool = |name: &str| find(name).ok_or_else(|| format!("{name} is missing"));
+    let extent = if args.quick { Extent::Quick } else { Extent::Full };
+    let lab = Lab {
+        zebu: std::path::absolute(zebu).map_err(|e| e.to_string())?,
+        qemu_img: tool("qemu-img")?,
+        qemu_io: tool("qemu-io")?,
+        dir: scratch.path().to_owned(),
+        gib: if args.quick { 1 } else { 4 },
+        extent,
+        rounds: Rounds { measured: args.rounds as usize, warm_up: usize::from(!args.quick) },
+        results: args.save.then(|| root().join("bench/results")),
+        table: Cell::new(""),
+        not_measured: RefCell::default(),
+    };
+    println!(
+        "{}\nmedian ± median deviation [min .. max] of {} alternating rounds\n",
+        lab.machine()?,
+        lab.rounds.measured
+    );
+    let tables = if args.tables.is_empty() { Table::value_variants() } else { &args.tables[..] };
+    let begin = Instant::now();
+    for (done, table) in tables.iter().enumerate() {
+        eprintln!(
+            "== {} ({} of {}, {:.0} s so far)",
+            table.name(),
+            done + 1,
+            tables.len(),
+            begin.elapsed().as_secs_f64()
+        );
+        lab.begin(table.name())?;
+        // One that can't run here must not hide the figures of the others.
+        if let Err(error) = table.body()(&lab) {
+            println!("{}: not measured: {error}\n", table.name());
+            lab.not_measured.borrow_mut().push(format!("{}: {error}", table.name()));
+        }
+        lab::empty(&lab.dir)?;
+    }
+    let failed = lab.not_measured.into_inner();
+    if failed.is_empty() { Ok(()) } else { Err(format!("not measured:\n  {}", failed.join("\n  "))) }
+}
