@@ -12,6 +12,7 @@ use crate::{Error, ErrorKind, Result, raw, refs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
+use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{Create, File, IoBufs, LockMode, OpenFlags, Worker};
 
 /// An open image with its backing chain. Cheap to clone; shared by all workers.
@@ -413,7 +414,11 @@ impl Image {
         let (me, on) = (self.clone(), worker.clone());
         worker
             .spawn(async move {
-                let _alone = me.0.changes.alone().await;
+                let _alone = if sabotage::is(Fault::ResizeBesideWrites) {
+                    None
+                } else {
+                    Some(me.0.changes.alone().await)
+                };
                 match &me.0.driver {
                     Driver::Qcow2(qcow2) => qcow2.resize(&me.0, &on, new_size, shrink, preallocation).await,
                     Driver::Raw(raw) => {

@@ -22,6 +22,8 @@ mod notify;
 mod operation;
 mod os_file;
 mod request;
+#[doc(hidden)]
+pub mod sabotage;
 pub mod sim;
 mod socket;
 mod socket_poll;

@@ -10,6 +10,7 @@ use crate::{Error, ErrorKind, Result};
 use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, PoisonError};
 use zebu_qcow2::{Version, limits};
+use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{FileKind, IoBuf, Worker};
 
 impl Qcow2 {
@@ -82,7 +83,7 @@ impl Qcow2 {
             self.write_size(worker, new_size).await
         }
         .await;
-        if grown.is_err() {
+        if grown.is_err() && !sabotage::is(Fault::KeepFailedSize) {
             // What is flushed past the old end would be out of reach when the image is opened again.
             self.size.store(old_size, Release);
         }
@@ -101,7 +102,7 @@ impl Qcow2 {
         let backed = node.backing.as_ref().map_or(0, |backing| backing.virtual_size());
         let cluster_end = old_size.next_multiple_of(self.geometry.cluster_size());
         let zero_to = backed.max(cluster_end).min(new_size);
-        if zero_to > old_size {
+        if zero_to > old_size && !sabotage::is(Fault::SkipGrowthZeroing) {
             self.write_zeroes(node, worker, old_size, zero_to - old_size, ZeroMode::Unmap).await?;
         }
         if preallocation != Preallocation::Off {
@@ -133,7 +134,9 @@ impl Qcow2 {
 
     async fn write_size(self: &Arc<Self>, worker: &Worker, size: u64) -> Result<()> {
         self.commit(worker).await?;
-        self.write_header(worker, &[Patch::U64(field::SIZE, size)]).await?;
+        if !sabotage::is(Fault::ForgetHeaderSize) {
+            self.write_header(worker, &[Patch::U64(field::SIZE, size)]).await?;
+        }
         // A commit with nothing to do would only flush an external data file.
         self.barrier(worker, &self.file).await
     }

@@ -18,6 +18,7 @@ use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
+use zebu_storage::sabotage::{self, Fault};
 
 const SHARDS: usize = 64;
 
@@ -219,6 +220,9 @@ impl SliceCache {
         if let Some(bytes) = slice.bytes.get_mut(offset..offset + len) {
             f(bytes);
         }
+        if slice.in_writing && sabotage::is(Fault::ForgetChangeInWriting) {
+            return true;
+        }
         let was_clean = slice.dirty.is_empty();
         slice.mark_dirty(offset, len, self.block_bytes);
         if was_clean {
@@ -310,7 +314,7 @@ impl SliceCache {
             let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
             for key in std::mem::take(&mut shard.dirty_keys) {
                 let Some(slice) = shard.present.get_mut(&key) else { continue };
-                slice.in_writing = true;
+                slice.in_writing = !sabotage::is(Fault::EvictInWriting);
                 self.dirty_slices.fetch_sub(1, Relaxed);
                 frozen.push(FrozenSlice {
                     key,
@@ -380,7 +384,7 @@ impl LoadTicket<'_> {
 impl Drop for LoadTicket<'_> {
     fn drop(&mut self) {
         let wakers = self.cache.lock(self.key).loading.remove(&self.key);
-        for waker in wakers.into_iter().flatten() {
+        for waker in wakers.into_iter().flatten().filter(|_| !sabotage::is(Fault::ForgetLoadWaiters)) {
             waker.wake();
         }
     }

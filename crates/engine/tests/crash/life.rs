@@ -21,6 +21,8 @@ pub(crate) struct Extent {
     pub(crate) states: usize,
     /// Crashes after which life goes on.
     pub(crate) generations: u64,
+    /// One state in this many is judged by `qemu-img check` too; 0: none.
+    pub(crate) by_qemu: u64,
 }
 
 /// What was done.
@@ -185,7 +187,7 @@ impl Crashes<'_> {
         let files: Files = state.files().to_vec();
         let model = self.guest.model.borrow();
         judge(self.setup, &files, &model, Leaks::Allowed)?;
-        if self.tally.states.is_multiple_of(100) {
+        if self.extent.by_qemu > 0 && self.tally.states.is_multiple_of(self.extent.by_qemu) {
             self.tally.judged_by_qemu += 1;
             judge_by_qemu(&files, Leaks::Allowed)?;
         }

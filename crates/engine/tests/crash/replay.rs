@@ -5,7 +5,8 @@ use crate::life::{Extent, Tally, live};
 use crate::setup::{Origin, Setup};
 use zebu::storage::sim::{Seeds, SimRng};
 
-const EXTENT: Extent = Extent { phases: 3, streams: 4, requests: 12, moments: 4, states: 8, generations: 2 };
+const EXTENT: Extent =
+    Extent { phases: 3, streams: 4, requests: 12, moments: 4, states: 8, generations: 2, by_qemu: 100 };
 
 fn run(seed: u64, setup: &Setup, extent: Extent, tally: &mut Tally) -> Result<(), String> {
     let mut rng = SimRng::new(seed ^ 0x6372_6173_6800_0000);

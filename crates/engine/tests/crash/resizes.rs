@@ -18,7 +18,7 @@ fn a_resize_is_alone() {
     });
 }
 
-fn resizes_beside_writes(seed: u64) -> Result<(), String> {
+pub(crate) fn resizes_beside_writes(seed: u64) -> Result<(), String> {
     let mut rng = SimRng::new(seed ^ 0x7265_7369_7a65);
     let setup = loop {
         let setup = Setup::random(&mut rng);

@@ -6,7 +6,7 @@ use crate::setup::{DATA, Setup, TOP};
 use zebu::storage::sim::{Seeds, SimFileConfig, SimRng};
 use zebu::{Durability, ErrorKind};
 
-fn fill_up(seed: u64) -> Result<usize, String> {
+pub(crate) fn fill_up(seed: u64) -> Result<usize, String> {
     let mut rng = SimRng::new(seed ^ 0x6675_6c6c_0000);
     let setup = Setup::random(&mut rng);
     let bench = Bench::new(&setup, seed);

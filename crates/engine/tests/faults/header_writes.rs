@@ -7,7 +7,12 @@ use crate::setup::{Origin, Setup};
 use rustix::io::Errno;
 use zebu::storage::sim::{FailedEffect, Fault, FaultPlan, FaultRule, OpClass, OpFilter, SimRng};
 
-fn resize_with_a_failing(class: OpClass, n: u64, effect: FailedEffect, len: u64) -> Result<bool, String> {
+pub(crate) fn resize_with_a_failing(
+    class: OpClass,
+    n: u64,
+    effect: FailedEffect,
+    len: u64,
+) -> Result<bool, String> {
     // Clusters of 512 bytes: growth moves the L1 table.
     let setup =
         Setup { cluster_size: 512, origin: Origin::Own, size: 64 << 10, pattern: 40 << 10, ..Setup::plain() };

@@ -50,7 +50,7 @@ fn let_go(bench: &Bench, hold: HoldId) {
 }
 
 #[test]
-fn a_write_that_allocates_holds_up_only_what_overlaps() {
+pub(crate) fn a_write_that_allocates_holds_up_only_what_overlaps() {
     let bench = Bench::new(&Setup::plain(), 1);
     let hold = bench.world.hold(OpFilter::of(OpClass::Write).on_file(TOP));
     let first = write(&bench, 0, 0, CLUSTER);
@@ -80,7 +80,7 @@ fn a_write_that_allocates_holds_up_only_what_overlaps() {
 }
 
 #[test]
-fn a_punch_holds_up_only_the_reuse_of_its_space() {
+pub(crate) fn a_punch_holds_up_only_the_reuse_of_its_space() {
     let bench = Bench::new(&patterned(), 2);
     let hold = bench.world.hold(OpFilter::of(OpClass::Punch).on_file(TOP));
     bench.world.block_on(bench.guest.discard(&bench.workers[0], 0, 4 * CLUSTER)).unwrap();
@@ -109,7 +109,7 @@ fn sliced() -> Setup {
 }
 
 #[test]
-fn a_slice_that_loads_holds_up_only_who_needs_it() {
+pub(crate) fn a_slice_that_loads_holds_up_only_who_needs_it() {
     let bench = Bench::new(&sliced(), 3);
     let hold = bench.world.hold(OpFilter::of(OpClass::Read).on_file(TOP));
     let first = start(&bench, 0, |guest, worker| async move { guest.read(&worker, 0, 512).await });
@@ -138,7 +138,7 @@ fn a_slice_that_loads_holds_up_only_who_needs_it() {
 }
 
 #[test]
-fn a_slice_that_fails_to_load_fails_one_and_the_next_loads_it() {
+pub(crate) fn a_slice_that_fails_to_load_fails_one_and_the_next_loads_it() {
     let bench = Bench::new(&sliced(), 4);
     bench.guest.failures.set(crate::guest::Failures::OfTheDisk);
     bench.world.inject(
@@ -166,7 +166,7 @@ fn a_slice_that_fails_to_load_fails_one_and_the_next_loads_it() {
 /// The future of a request is dropped while its data, or the load of its slice, is under way: the request ends all
 /// the same, and who waits for it goes on.
 #[test]
-fn a_future_that_is_dropped_hangs_nobody() {
+pub(crate) fn a_future_that_is_dropped_hangs_nobody() {
     for class in [OpClass::Write, OpClass::Read] {
         let bench = Bench::new(&sliced(), 5);
         let hold = bench.world.hold(OpFilter::of(class).on_file(TOP));
@@ -191,7 +191,7 @@ fn a_future_that_is_dropped_hangs_nobody() {
 /// A worker that is not polled any more owns the load that others wait for; when it is dropped (here: polled again),
 /// they go on. Requests that need nothing of it do not wait.
 #[test]
-fn a_worker_that_stands_still_holds_up_only_who_needs_it() {
+pub(crate) fn a_worker_that_stands_still_holds_up_only_who_needs_it() {
     let bench = Bench::new(&sliced(), 6);
     let hold = bench.world.hold(OpFilter::of(OpClass::Read).on_file(TOP));
     let first = start(&bench, 0, |guest, worker| async move { guest.read(&worker, 0, 512).await });
@@ -214,7 +214,7 @@ fn a_worker_that_stands_still_holds_up_only_who_needs_it() {
 
 /// A commit's write fails while others of it are still under way: they must not land on what a later commit writes.
 #[test]
-fn a_write_of_a_failed_commit_never_lands_on_a_later_one() {
+pub(crate) fn a_write_of_a_failed_commit_never_lands_on_a_later_one() {
     use zebu::storage::sim::{FailedEffect, Fault, FaultRule};
     // Two L2 tables of 512-byte clusters, so that the links of a commit are two writes.
     let setup = Setup {
@@ -264,7 +264,7 @@ fn a_write_of_a_failed_commit_never_lands_on_a_later_one() {
 
 /// A table that is copied is given up when the copy is durable, but not while a slice is still being read from it.
 #[test]
-fn a_table_is_not_used_again_while_a_slice_is_read_from_it() {
+pub(crate) fn a_table_is_not_used_again_while_a_slice_is_read_from_it() {
     let setup = Setup { pattern: 512 << 10, ..sliced() };
     let mut files = setup.make(8);
     // The table is not marked as ours alone (as other writers leave it after a snapshot went away): it will be copied.
@@ -302,5 +302,28 @@ fn a_table_is_not_used_again_while_a_slice_is_read_from_it() {
     assert!(late.get() && writes.get() && !bench.guest.failed.borrow().is_empty());
     bench.read_whole().unwrap();
     bench.flush().unwrap();
+    bench.close().unwrap();
+}
+
+/// A write that has begun is over before the disk gets shorter, and one that comes meanwhile waits.
+#[test]
+pub(crate) fn a_resize_waits_for_writes_and_writes_for_it() {
+    let bench = Bench::new(&patterned(), 9);
+    let hold = bench.world.hold(OpFilter::of(OpClass::Write).on_file(TOP).touching(65536..u64::MAX));
+    let before = write(&bench, 0, 30 * CLUSTER, CLUSTER);
+    settle(&bench);
+    assert!(!before.get());
+    let resized = start(&bench, 1, |guest, worker| async move {
+        guest.resize(&worker, 20 * CLUSTER).await;
+    });
+    settle(&bench);
+    let after = write(&bench, 1, 0, 512);
+    let read = start(&bench, 0, |guest, worker| async move { guest.read(&worker, 0, 4 * CLUSTER).await });
+    settle(&bench);
+    assert!(!resized.get() && !after.get() && read.get(), "a resize is alone, but for reads");
+    let_go(&bench, hold);
+    assert!(before.get() && resized.get() && after.get());
+    bench.world.block_on(bench.guest.resize(&bench.workers[0], 64 * CLUSTER)).unwrap();
+    bench.read_whole().unwrap();
     bench.close().unwrap();
 }

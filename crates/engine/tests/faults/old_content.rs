@@ -50,21 +50,21 @@ fn setup(origin: Origin) -> Setup {
 }
 
 #[test]
-fn a_read_modify_write_under_o_direct() {
+pub(crate) fn a_read_modify_write_under_o_direct() {
     read_inside_fails(&Setup { direct: 4096, ..setup(Origin::Own) }, TOP);
 }
 
 #[test]
-fn a_copy_of_a_raw_backing_image() {
+pub(crate) fn a_copy_of_a_raw_backing_image() {
     read_inside_fails(&setup(Origin::RawBase), BASE);
 }
 
 #[test]
-fn a_copy_of_a_qcow2_backing_image() {
+pub(crate) fn a_copy_of_a_qcow2_backing_image() {
     read_inside_fails(&setup(Origin::Qcow2Base), BASE);
 }
 
 #[test]
-fn a_copy_of_what_a_snapshot_shares() {
+pub(crate) fn a_copy_of_what_a_snapshot_shares() {
     read_inside_fails(&setup(Origin::Snapshot), TOP);
 }

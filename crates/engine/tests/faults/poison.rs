@@ -77,11 +77,11 @@ fn every_sync_of_a_flush(setup: &Setup, file: &str) {
 }
 
 #[test]
-fn a_failed_sync_is_final_until_the_image_is_opened_again() {
+pub(crate) fn a_failed_sync_is_final_until_the_image_is_opened_again() {
     every_sync_of_a_flush(&Setup::plain(), TOP);
 }
 
 #[test]
-fn a_failed_sync_of_the_data_file_is_as_final() {
+pub(crate) fn a_failed_sync_of_the_data_file_is_as_final() {
     every_sync_of_a_flush(&Setup { external_data: true, ..Setup::plain() }, DATA);
 }
