@@ -1,6 +1,8 @@
 //! The command line as a whole: which commands there are, and what becomes of their results.
 
-use crate::commands::{bench, check, clone, compare, convert, create, info, io, map, measure, resize, serve};
+use crate::commands::{
+    bench, check, clone, compare, convert, create, ctl, info, io, map, measure, resize, serve,
+};
 use crate::examples;
 use crate::failure::Failure;
 use crate::manual;
@@ -66,12 +68,15 @@ enum Command {
     /// Read, write and look at an image by commands, as qemu-io does
     #[command(after_help = examples::IO)]
     Io(io::IoArgs),
-    /// Attach images to virtual machines and other clients, over NBD and vhost-user-blk
+    /// Attach images to virtual machines and other clients, over NBD, vhost-user-blk and FUSE
     ///
     /// Prints the line `ready` when clients can connect. SIGTERM or SIGINT: takes no more requests, finishes those under
     /// way, closes the images and exits with 0.
     #[command(after_help = examples::SERVE)]
     Serve(Box<serve::ServeArgs>),
+    /// Look at and change a running `zebu serve`, through the socket of its --control
+    #[command(after_help = examples::CTL)]
+    Ctl(ctl::CtlArgs),
     /// Print a completion script for a shell
     #[command(hide = true)]
     Completions {
@@ -101,6 +106,7 @@ impl Command {
             Command::Bench(_) => "bench",
             Command::Io(_) => "io",
             Command::Serve(_) => "serve",
+            Command::Ctl(_) => "ctl",
             Command::Completions { .. } => "completions",
             Command::Manpage { .. } => "manpage",
         }
@@ -120,6 +126,7 @@ impl Command {
             Command::Bench(args) => bench::run(args),
             Command::Io(args) => io::run(args),
             Command::Serve(args) => serve::run(args),
+            Command::Ctl(args) => ctl::run(args),
             Command::Completions { shell } => manual::completions(Cli::command(), *shell),
             Command::Manpage { directory } => manual::pages(Cli::command(), directory.as_deref()),
         }

@@ -78,4 +78,10 @@ Examples:
   zebu serve --nbd unix:/run/vm1.sock -t none disk.qcow2
   zebu serve --nbd localhost:10809 --export-name root --export-name data root.qcow2 data.qcow2
   zebu serve --vhost-user-blk /run/vm1-disk.sock --queues 2 -t none disk.qcow2
+  zebu serve --fuse /mnt/disk.raw disk.qcow2
   zebu serve --nbd unix:/run/old.sock --snapshot before-upgrade disk.qcow2";
+
+pub(crate) const CTL: &str = "\
+Examples:
+  zebu ctl /run/vm1.ctl stats
+  zebu ctl /run/vm1.ctl resize root +10G";

@@ -5,6 +5,7 @@ mod backing;
 mod bench;
 mod cli;
 mod commands;
+mod compression;
 mod create_opts;
 mod examples;
 mod failure;

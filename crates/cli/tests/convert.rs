@@ -168,7 +168,13 @@ fn options_that_do_not_work_are_refused_by_name() {
     let scratch = Scratch::new();
     scratch.zebu(&words("create -q -f qcow2 a.qcow2 1M")).ok();
     for (line, named) in [
-        ("convert -c -O qcow2 a.qcow2 out", "-c"),
+        ("convert -c a.qcow2 out", "Compression not supported for this file format"),
+        ("convert -c -O qcow2 -o preallocation=metadata a.qcow2 out", "preallocation"),
+        ("convert -c -O qcow2 -o data_file=d.raw a.qcow2 out", "external data file"),
+        ("convert -c -C -O qcow2 a.qcow2 out", "copy offloading"),
+        ("convert -c -O qcow2 --compression-level 13 a.qcow2 out", "level 13"),
+        ("convert -c -O qcow2 -o compression_type=zstd --compression-level 23 a.qcow2 out", "level 23"),
+        ("convert --strict-deflate -O qcow2 a.qcow2 out", "--strict-deflate needs -c"),
         ("convert --bitmaps -O qcow2 a.qcow2 out", "--bitmaps"),
         ("convert a.qcow2", "file name"),
         ("convert -O foo a.qcow2 out", "foo"),
@@ -259,4 +265,62 @@ fn a_target_that_a_machine_uses_is_refused() {
     let _machine = Background::with_prompt(scratch.command("qemu-io", &words("used.qcow2")), "qemu-io> ");
     scratch.zebu(&words("convert -f raw -O qcow2 a.raw used.qcow2")).fails_naming(1, &["used.qcow2"]);
     scratch.zebu(&words("convert -n -f raw -O qcow2 a.raw used.qcow2")).fails_naming(1, &["used.qcow2"]);
+}
+
+#[test]
+fn compressed_targets_are_what_qemu_reads() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    // Half noise, half text, a hole, and an end that cuts a cluster short.
+    let mut content = noise(5, 3 << 20);
+    for (i, piece) in content.chunks_mut(40_000).enumerate() {
+        match i % 4 {
+            0 => piece.fill(b'x'),
+            1 => piece.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i / 9) as u8),
+            2 if i > 20 => piece.fill(0),
+            _ => {}
+        }
+    }
+    content.truncate((3 << 20) - 1536);
+    scratch.write("a.raw", &content);
+    for options in [
+        "",
+        "-t none -T none -W -m 16",
+        "-o compression_type=zstd --compression-level 19",
+        "-o compat=0.10,cluster_size=4k",
+        "-o cluster_size=2M,compression_type=zstd",
+        "-o extended_l2=on",
+        "-o refcount_bits=1",
+        "-S 0",
+        "--workers 2",
+    ] {
+        scratch.zebu(&words(&format!("convert -c -f raw -O qcow2 {options} a.raw out"))).ok();
+        scratch.qemu_img(&words("compare -f raw -F qcow2 a.raw out")).ok();
+        scratch.qemu_img(&words("check out")).ok();
+        let map = scratch.qemu_img(&words("map --output=json out")).ok().json();
+        let compressed = map.as_array().unwrap().iter().filter(|extent| extent["compressed"] == true);
+        assert!(compressed.count() > 0, "{options}: nothing is compressed");
+        std::fs::remove_file(scratch.file("out")).unwrap();
+    }
+}
+
+#[test]
+fn a_compressed_image_takes_the_changes_of_an_overlay() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.write("a.raw", &vec![b'a'; 1 << 20]);
+    scratch.zebu(&words("convert -c -f raw -O qcow2 a.raw base")).ok();
+    scratch.qemu_img(&words("create -q -f qcow2 -b base -F qcow2 top")).ok();
+    scratch.qemu_io(&["-c", "write -P 7 70000 5000", "top"]).ok();
+    scratch.zebu(&words("convert -c -O qcow2 -B base -F qcow2 top out")).ok();
+    scratch.qemu_img(&words("compare top out")).ok();
+    scratch.qemu_img(&words("check out")).ok();
+    // Allocated clusters may be written compressed, again and again.
+    scratch.zebu(&words("convert -c -n -O qcow2 top out")).ok();
+    scratch.qemu_img(&words("compare top out")).ok();
+    scratch.qemu_img(&words("check out")).ok();
 }

@@ -304,7 +304,6 @@ fn what_is_not_supported_is_refused_by_name() {
     let scratch = Scratch::new();
     scratch.zebu(&words("create -q -f qcow2 a.qcow2 1M")).ok();
     for (command, named) in [
-        ("write -c 0 64k", "-c"),
         ("write -b 0 64k", "-b"),
         ("read -b 0 64k", "-b"),
         ("aio_read -i 0 64k", "-i"),

@@ -291,6 +291,54 @@ impl Image {
             .await
     }
 
+    /// Writes `bufs` at `offset` as compressed clusters; those that don't become shorter are written plain, those that
+    /// are zero become zero clusters. What was there before may be of any kind.
+    ///
+    /// Streams are packed in memory ([`crate::CompressOptions::gather_memory`]) and written a host cluster or more at
+    /// a time: a write that has completed is in the file after the next [`Image::flush`] at the latest, and an error
+    /// of the file may come with that flush. Reads see it at once.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: the range does not consist of whole clusters (the disk's end may cut the last
+    /// one short). [`ErrorKind::Unsupported`]: the image can't hold compressed clusters. Otherwise as for
+    /// [`Image::write`].
+    pub async fn write_compressed(
+        &self,
+        worker: &Worker,
+        offset: u64,
+        bufs: IoBufs,
+        durability: Durability,
+    ) -> (Result<()>, IoBufs) {
+        if let Err(error) = self.check_range(offset, bufs.len() as u64) {
+            return (Err(error), bufs);
+        }
+        let (me, on) = (self.clone(), worker.clone());
+        worker
+            .spawn(async move {
+                let inside = me.0.changes.enter(on.id()).await;
+                if let Err(error) = me.check_range(offset, bufs.len() as u64) {
+                    return (Err(error), bufs);
+                }
+                let (result, bufs) = match &me.0.driver {
+                    Driver::Qcow2(qcow2) => match qcow2.before_write(&on).await {
+                        Ok(()) => qcow2.write_compressed(&me.0, &on, offset, bufs).await,
+                        Err(error) => (Err(error), bufs),
+                    },
+                    Driver::Raw(_) => {
+                        let message = "a raw image can't hold compressed clusters";
+                        (Err(Error::new(ErrorKind::Unsupported, message).on(me.path())), bufs)
+                    }
+                };
+                drop(inside);
+                let result = match result {
+                    Ok(()) => me.settle(&on, durability).await,
+                    error => error,
+                };
+                (result, bufs)
+            })
+            .await
+    }
+
     /// Makes `offset..offset + len` read as zero, down to the byte.
     ///
     /// # Errors
@@ -359,7 +407,7 @@ impl Image {
     /// opened again; out of space is not.
     pub async fn flush(&self, worker: &Worker) -> Result<()> {
         match &self.0.driver {
-            Driver::Qcow2(qcow2) if qcow2.writable => qcow2.commit(worker).await,
+            Driver::Qcow2(qcow2) if qcow2.writable => qcow2.flush(worker).await,
             Driver::Raw(raw) if raw.file.is_writable() => {
                 worker.flush(&raw.file).await.map_err(|e| Error::from(e).on(&self.0.path))
             }

@@ -44,6 +44,7 @@
 mod blocking;
 mod chain;
 pub mod check;
+mod compress;
 mod error;
 mod gate;
 mod image;
@@ -60,6 +61,7 @@ mod transfer;
 mod turnstile;
 
 pub use blocking::Blocking;
+pub use compress::{CodecPool, CompressOptions, DeflateWindow};
 pub use error::{Error, ErrorKind, Result};
 pub use image::Image;
 pub use options::*;

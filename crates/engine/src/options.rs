@@ -1,5 +1,6 @@
 //! How images are opened, created and changed: plain structs, filled in once.
 
+use crate::compress::CompressOptions;
 use std::path::PathBuf;
 
 /// The format of an image file.
@@ -143,6 +144,8 @@ pub struct OpenOptions {
     pub backing: Option<(PathBuf, Option<Format>)>,
     /// External data file to use instead of the one that the image names.
     pub data_file: Option<PathBuf>,
+    /// How clusters are compressed.
+    pub compress: CompressOptions,
 }
 
 /// A file that the caller has opened, and locked as it sees fit, to be an image of a chain.

@@ -72,14 +72,12 @@ impl Turnstile {
                     return Poll::Pending;
                 }
             }
-            match self.try_enter(slot) {
-                Some(inside) => Poll::Ready(inside),
-                // Closed again meanwhile.
-                None => {
-                    cx.waker().wake_by_ref();
-                    Poll::Pending
-                }
+            if let Some(inside) = self.try_enter(slot) {
+                return Poll::Ready(inside);
             }
+            // Closed again meanwhile.
+            cx.waker().wake_by_ref();
+            Poll::Pending
         })
         .await
     }

@@ -9,10 +9,10 @@ pub enum ExportError {
     /// A thread or its worker can't be made.
     #[error("could not start a worker thread: {0}")]
     Thread(String),
-    /// A socket can't be used.
+    /// A socket or a mount point can't be used.
     #[error("could not {doing}: {source}")]
     Socket {
-        /// What was attempted, on which address.
+        /// What was attempted, on which address or path.
         doing: String,
         /// Why it failed.
         source: io::Error,

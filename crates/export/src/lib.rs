@@ -1,4 +1,4 @@
-//! Disk images as block devices for others: an NBD server and vhost-user-blk devices that run on zebu's own workers.
+//! Disk images as block devices for others: an NBD server, vhost-user-blk devices and files (FUSE) that run on zebu's own workers.
 //!
 //! Nothing here needs an async runtime. A [`WorkerPool`] has threads with a [`zebu::storage::Worker`] each; a
 //! connection belongs to one of them, and its sockets are driven by the same completion queue as the image's files.
@@ -34,10 +34,13 @@
 
 mod error;
 mod export;
+#[cfg(feature = "fuse")]
+pub mod fuse;
 mod log;
 pub mod metrics;
 pub mod nbd;
 mod pool;
+mod prometheus;
 mod stop;
 #[cfg(feature = "vhost-user")]
 pub mod vhost;
@@ -46,3 +49,4 @@ pub use error::ExportError;
 pub use export::{Export, Exports};
 pub use log::{Level, Log};
 pub use pool::{PoolConfig, WorkerPool};
+pub use prometheus::prometheus;

@@ -2,6 +2,7 @@
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::backing;
+use crate::compression::CompressionArgs;
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
@@ -16,7 +17,8 @@ use std::ffi::{OsStr, OsString};
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use zebu::jobs::{
-    ConvertOptions, ConvertReport, ConvertTarget, CopyMode, NewTarget, ReadErrors, TargetContent, convert,
+    ConvertOptions, ConvertReport, ConvertTarget, CopyMode, NewTarget, ReadErrors, TargetClusters,
+    TargetContent, convert,
 };
 use zebu::{Access, CacheMode, Format, Image, OpenOptions};
 
@@ -86,9 +88,12 @@ pub(crate) struct ConvertArgs {
     #[arg(long, requires = "no_create")]
     target_image_opts: bool,
 
-    /// Compress the target; refused until compressed writing exists
-    #[arg(short = 'c', long, hide = true)]
+    /// Compress the clusters of the target (-o compression_type chooses how)
+    #[arg(short = 'c', long)]
     compress: bool,
+
+    #[command(flatten)]
+    compression: CompressionArgs,
 
     /// Runs of zeroes of at least so many bytes become holes; 0 writes everything
     #[arg(short = 'S', long, value_name = "SIZE", value_parser = sparse_argument, default_value = "4k")]
@@ -210,8 +215,10 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
         }
         ParsedOpts::Use(opts) => opts,
     };
-    if args.compress {
-        return Err(Failure::new("-c (--compress) is not implemented yet: leave it out for a plain image"));
+    if !args.compress
+        && let Some(option) = args.compression.given()
+    {
+        return Err(Failure::usage(format!("{option} needs -c")));
     }
     let Some((target, sources)) = args.files.split_last().filter(|(_, sources)| !sources.is_empty()) else {
         return Err(Failure::usage("Must specify image file name: at least one source, and the target"));
@@ -283,6 +290,7 @@ fn convert_to(
             Copy::Range => CopyMode::Range,
             Copy::Buffers => CopyMode::Buffers,
         },
+        clusters: if args.compress { TargetClusters::Compressed } else { TargetClusters::Plain },
         read_errors: if args.salvage { ReadErrors::Zero } else { ReadErrors::Fail },
         control: watch.control(),
     };
@@ -322,7 +330,8 @@ fn existing_target(args: &ConvertArgs, opts: &CreateOpts, target: &OsStr) -> Res
     }
     let image = ImageArgs { image_opts: args.target_image_opts, ..args.image.clone() };
     let format = (!args.target_image_opts).then_some(args.target_format);
-    let spec = image.resolve(target, format, args.target_cache, Access::ReadWrite)?;
+    let mut spec = image.resolve(target, format, args.target_cache, Access::ReadWrite)?;
+    spec.options.compress = args.compression.options();
     if spec.aio.is_some() || spec.discard.is_some() {
         return Err(Failure::usage("'aio' and 'discard' can't be set for the target alone: use --aio"));
     }
@@ -363,7 +372,11 @@ fn new_target(
     if let Some(name) = &create.data_file {
         open.data_file = Some(absolute(&backing::resolve(target, name))?);
     }
-    Ok(NewTarget { path: target.to_owned(), create, open: OpenOptions { snapshot: None, ..open } })
+    Ok(NewTarget {
+        path: target.to_owned(),
+        create,
+        open: OpenOptions { snapshot: None, compress: args.compression.options(), ..open },
+    })
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {

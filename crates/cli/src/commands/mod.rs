@@ -6,6 +6,7 @@ pub(crate) mod clone;
 pub(crate) mod compare;
 pub(crate) mod convert;
 pub(crate) mod create;
+pub(crate) mod ctl;
 pub(crate) mod info;
 pub(crate) mod io;
 pub(crate) mod map;

@@ -4,16 +4,24 @@ use crate::arguments::{EngineArgs, ImageArgs};
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::output::stdout;
+use crate::serve::accept::Door;
 use crate::serve::address::{Address, Bound, SocketFile, bind_unix};
 use crate::serve::signals::Signals;
+use crate::serve::{control, metrics};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::values::{cache_argument, format_argument};
+use futures_util::future::Either;
 use std::ffi::OsString;
 use std::fmt;
+use std::future::{pending, poll_fn};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::task::Poll;
+use zebu::storage::Worker;
 use zebu::{Access, CacheMode, Format, Image};
+use zebu_export::fuse::{FuseConfig, FuseMount};
 use zebu_export::nbd::{Listener, NbdConfig, NbdServer};
 use zebu_export::vhost::{VhostConfig, VhostUserBlk};
 use zebu_export::{Export, ExportError, Exports, Level, Log, PoolConfig, WorkerPool};
@@ -25,13 +33,18 @@ const CLIENTS: &str = "Clients";
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
     /// Serve NBD clients at this address; may be given more than once
-    #[arg(long, value_name = "unix:PATH|HOST:PORT", help_heading = CLIENTS, required_unless_present = "vhost_user_blk")]
+    #[arg(long, value_name = "unix:PATH|HOST:PORT", help_heading = CLIENTS, required_unless_present_any = ["vhost_user_blk", "fuse"])]
     nbd: Vec<Address>,
 
     /// Attach an image to a virtual machine monitor as a vhost-user-blk device with this socket; may be given more than
     /// once, in the order of the images
     #[arg(long, value_name = "PATH", help_heading = CLIENTS)]
     vhost_user_blk: Vec<PathBuf>,
+
+    /// Mount an image over this file, which then has the bytes of the disk; may be given more than once, in the order of
+    /// the images
+    #[arg(long, value_name = "PATH", help_heading = CLIENTS)]
+    fuse: Vec<PathBuf>,
 
     /// Name of an image for clients, in the order of the images [default: empty for one image, else the file name]
     #[arg(long, value_name = "NAME", help_heading = CLIENTS)]
@@ -69,6 +82,14 @@ pub(crate) struct ServeArgs {
     /// Close connections that send nothing for so long [default: never]
     #[arg(long, value_name = "SECONDS", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..))]
     idle_timeout: Option<u32>,
+
+    /// Serve counters to Prometheus, over HTTP, at this address
+    #[arg(long, value_name = "unix:PATH|HOST:PORT")]
+    metrics: Option<Address>,
+
+    /// Take commands of `zebu ctl` on this socket
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
 
     /// What is told on standard error
     #[arg(
@@ -167,11 +188,13 @@ pub(crate) fn run(args: &ServeArgs) -> Result<u8, Failure> {
 }
 
 fn specs(args: &ServeArgs) -> Result<Vec<ImageSpec>, Failure> {
-    if args.vhost_user_blk.len() > args.filenames.len() {
-        let (devices, images) = (args.vhost_user_blk.len(), args.filenames.len());
-        return Err(Failure::usage(format!(
-            "{devices} sockets are given with --vhost-user-blk, but {images} images"
-        )));
+    let images = args.filenames.len();
+    for (option, count) in [("--vhost-user-blk", args.vhost_user_blk.len()), ("--fuse", args.fuse.len())] {
+        if count > images {
+            return Err(Failure::usage(format!(
+                "{count} paths are given with {option}, but {images} images"
+            )));
+        }
     }
     let access = if args.read_only || args.snapshot.is_some() { Access::ReadOnly } else { Access::ReadWrite };
     let open = |name: &OsString| {
@@ -224,10 +247,13 @@ fn serve(
         WorkerPool::start(&PoolConfig { threads: args.queues as usize, worker: session.config().clone() })?;
     let server = NbdServer::start(&pool, exports.clone(), listeners, config(args))?;
     let (devices, _device_files) = devices(args, &pool, &exports)?;
+    let mounts = mounts(args, &pool, &exports)?;
+    let side = side_doors(args)?;
     stdout::print("ready\n")?;
-    let signal = session.worker().block_on(signals.wait(session.worker()));
+    let signal = session.worker().block_on(until_signal(session.worker(), signals, &side, &exports));
     server.stop();
     drop(devices);
+    drop(mounts);
     pool.join();
     signal
 }
@@ -261,6 +287,70 @@ fn devices(
         devices.push(VhostUserBlk::start(pool, export, listener, config)?);
     }
     Ok((devices, files))
+}
+
+fn mounts(args: &ServeArgs, pool: &WorkerPool, exports: &Exports) -> Result<Vec<FuseMount>, Failure> {
+    let mut mounts = Vec::new();
+    for (path, export) in args.fuse.iter().zip(exports.iter()) {
+        mounts.push(FuseMount::start(pool, export, path, FuseConfig { log: log(args) })?);
+    }
+    Ok(mounts)
+}
+
+/// Sockets beside those for clients.
+struct SideDoors {
+    metrics: Option<Door>,
+    control: Option<Door>,
+    _files: Vec<SocketFile>,
+}
+
+fn side_doors(args: &ServeArgs) -> Result<SideDoors, Failure> {
+    let mut files = Vec::new();
+    let metrics = match args.metrics.as_ref().map(Address::bind).transpose()? {
+        Some(Bound::Tcp(listener)) => Some(Door::new(listener)?),
+        Some(Bound::Unix(listener, file)) => {
+            files.push(file);
+            Some(Door::new(listener)?)
+        }
+        None => None,
+    };
+    let control = match &args.control {
+        Some(path) => {
+            let (listener, file) = bind_unix(path)?;
+            files.push(file);
+            Some(Door::new(listener)?)
+        }
+        None => None,
+    };
+    Ok(SideDoors { metrics, control, _files: files })
+}
+
+/// Serves the side doors until a signal comes.
+async fn until_signal(
+    worker: &Worker,
+    signals: &Signals,
+    side: &SideDoors,
+    exports: &Exports,
+) -> Result<(), Failure> {
+    let mut signal = pin!(signals.wait(worker));
+    let mut metrics = pin!(side.metrics.as_ref().map_or_else(
+        || Either::Right(pending()),
+        |door| Either::Left(door.serve(worker, |client| metrics::answer(worker, client, exports)))
+    ));
+    let mut control = pin!(side.control.as_ref().map_or_else(
+        || Either::Right(pending()),
+        |door| Either::Left(door.serve(worker, |client| control::converse(worker, client, exports)))
+    ));
+    poll_fn(|cx| {
+        if let Poll::Ready(Err(failure)) = metrics.as_mut().poll(cx) {
+            return Poll::Ready(Err(failure));
+        }
+        if let Poll::Ready(Err(failure)) = control.as_mut().poll(cx) {
+            return Poll::Ready(Err(failure));
+        }
+        signal.as_mut().poll(cx)
+    })
+    .await
 }
 
 fn log(args: &ServeArgs) -> Log {

@@ -161,11 +161,7 @@ fn read_bufs(
 
 pub(crate) fn write(state: &State, open: &OpenImage, call: &Call<'_>) -> Result<Outcome, Failure> {
     let Some(parsed) = call.options("bcCfnpP:qrs:uz")? else { return Ok(Outcome::Failed) };
-    if refuse(
-        call,
-        &parsed,
-        &[('b', "the VM state can't be written"), ('c', "compressed writing is not implemented yet")],
-    ) {
+    if refuse(call, &parsed, &[('b', "the VM state can't be written")]) {
         return Ok(Outcome::Failed);
     }
     let &[offset_text, length_text] = parsed.operands.as_slice() else { return call.usage() };
@@ -174,6 +170,9 @@ pub(crate) fn write(state: &State, open: &OpenImage, call: &Call<'_>) -> Result<
     }
     if parsed.has('u') && !parsed.has('z') {
         return fail("-u requires -z to be specified");
+    }
+    if parsed.has('f') && parsed.has('c') {
+        return fail("-f and -b or -c cannot be specified at the same time");
     }
     if ['z', 'P', 's'].iter().filter(|letter| parsed.has(**letter)).count() > 1 {
         return fail("Only one of -z, -P, and -s can be specified at the same time");
@@ -302,7 +301,13 @@ fn write_bufs(
     let durability = if parsed.has('f') { Durability::Durable } else { Durability::Volatile };
     let worker = state.session.worker();
     let begun = Instant::now();
-    let (result, _bufs) = worker.block_on(open.image.write(worker, start, bufs, durability));
+    let (result, _bufs) = worker.block_on(async {
+        if parsed.has('c') {
+            open.image.write_compressed(worker, start, bufs, durability).await
+        } else {
+            open.image.write(worker, start, bufs, durability).await
+        }
+    });
     let elapsed = begun.elapsed();
     match result {
         Ok(()) => {

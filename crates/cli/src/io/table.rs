@@ -103,7 +103,7 @@ const COMMANDS: &[CommandInfo] = &[
         None,
         WritableImage,
         "begin to write, and go on with the next command",
-        " -P  fill the buffer with this byte instead of 0xcd\n -f  the data is durable at the end\n -z  write zeroes\n -u  with -z, space may be given back\n"
+        " -P  fill the buffer with this byte instead of 0xcd\n -f  the data is durable at the end\n -c  write compressed clusters\n -z  write zeroes\n -u  with -z, space may be given back\n"
     ),
     command!(
         Alloc,
@@ -195,12 +195,12 @@ const COMMANDS: &[CommandInfo] = &[
         Write,
         "write",
         Some("w"),
-        "[-Cfnqruz] [-P pattern | -s source_file] off len",
+        "[-cCfnqruz] [-P pattern | -s source_file] off len",
         2,
         None,
         WritableImage,
         "write a range",
-        " -P  fill the buffer with this byte instead of 0xcd\n -s  fill the buffer with the content of this file\n -z  write zeroes\n -u  with -z, space may be given back\n -n  with -z, fail where it would take as long as writing\n -f  the data is durable when the command ends\n -p  has no meaning\n"
+        " -P  fill the buffer with this byte instead of 0xcd\n -s  fill the buffer with the content of this file\n -c  write compressed clusters\n -z  write zeroes\n -u  with -z, space may be given back\n -n  with -z, fail where it would take as long as writing\n -f  the data is durable when the command ends\n -p  has no meaning\n"
     ),
     command!(
         Writev,

@@ -1,4 +1,7 @@
 //! What `zebu serve` is made of.
 
+pub(crate) mod accept;
 pub(crate) mod address;
+pub(crate) mod control;
+pub(crate) mod metrics;
 pub(crate) mod signals;

@@ -23,7 +23,7 @@ pub use compare::{
 };
 pub use convert::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyMode, NewTarget, ReadErrors, SkippedRange,
-    TargetContent, convert,
+    TargetClusters, TargetContent, convert,
 };
 pub use map::{MapEntry, MapOptions, Mapper};
 pub use measure::{Measurement, measure_image, measure_size};

@@ -54,6 +54,19 @@ impl Qcow2 {
         self.refill(worker, stream, count).await
     }
 
+    /// Host clusters for streams, as many of `count` as follow each other. `None`: call
+    /// [`Qcow2::refill_compressed`] and come again.
+    pub(crate) fn try_allocate_compressed(&self, count: u64) -> Option<Allocated> {
+        let allocated = self.space().windows.take_compressed(count)?;
+        self.clusters_allocated.fetch_add(allocated.range.end - allocated.range.start, Relaxed);
+        Some(allocated)
+    }
+
+    /// Sets up a window for streams. No lock is held and no grace guard.
+    pub(crate) async fn refill_compressed(self: &Arc<Self>, worker: &Worker, count: u64) -> Result<()> {
+        self.refill(worker, Stream::Compressed, count).await
+    }
+
     /// `count` clusters that follow each other, for a table.
     pub(crate) async fn allocate_metadata(
         self: &Arc<Self>,
@@ -114,7 +127,7 @@ impl Qcow2 {
         let _turn = self.space_gate.enter().await;
         let min = match stream {
             Stream::Metadata => count,
-            Stream::Data { .. } => 1,
+            Stream::Data { .. } | Stream::Compressed => 1,
         };
         let want = {
             let space = self.space();
@@ -122,7 +135,7 @@ impl Qcow2 {
                 Stream::Data { next_guest_cluster } => {
                     space.windows.next_data_size(next_guest_cluster, self.window_min())
                 }
-                Stream::Metadata => space.windows.next_metadata_size(self.window_min()),
+                Stream::Metadata | Stream::Compressed => space.windows.next_size(stream, self.window_min()),
             };
             next.max(count.min(self.window_max())).max(min)
         };

@@ -16,6 +16,7 @@ impl Qcow2 {
             return Ok(());
         }
         self.check_writable()?;
+        self.end_gathering(worker).await?;
         self.drain_windows();
         for _ in 0..ROUNDS {
             self.commit(worker).await?;

@@ -459,7 +459,7 @@ impl Qcow2 {
     }
 
     /// What the blocks of links hold now, in place of what they held at the freeze.
-    fn take_live_blocks(&self, frozen: &Frozen, writes: &mut Vec<(u64, IoBuf)>) {
+    fn take_live_blocks(&self, frozen: &Frozen, writes: &mut [(u64, IoBuf)]) {
         let per_table = self.slices_per_table();
         for slice in &frozen.l2 {
             let table =
@@ -467,7 +467,7 @@ impl Qcow2 {
             let start = table + slice.key % per_table * self.l2.slice_bytes() as u64;
             let mut shard = self.l2.lock(slice.key);
             let Some(live) = self.l2.get(&mut shard, slice.key) else { continue };
-            for (offset, buf) in writes.iter_mut() {
+            for (offset, buf) in &mut *writes {
                 let at = offset.wrapping_sub(start) as usize;
                 if let Some(bytes) = live.bytes.get(at..at.saturating_add(buf.len())) {
                     *buf = IoBuf::copy_of(bytes);

@@ -1,20 +1,25 @@
 //! Compressed clusters: reading, inflating, and a small cache of the result.
 //!
 //! A cluster that is read piece by piece is inflated once: the first reader inflates, others wait for it, and the
-//! result stays in a bounded cache. Entries are dropped when the host space of their stream is released.
+//! result stays in a bounded cache. Entries are dropped when the host space of their stream is released. Inflating is
+//! the codec pool's work, so that several clusters are inflated at once and the worker goes on meanwhile.
 
+use crate::compress::{Outcome, Work};
 use crate::qcow2::state::Qcow2;
 use crate::{Error, ErrorKind, Result};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::future::poll_fn;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
-use zebu_qcow2::{CompressedRange, Compression};
-use zebu_storage::Worker;
+use zebu_qcow2::CompressedRange;
+use zebu_storage::{IoBuf, IoBufs, Worker};
 
 /// Bytes of inflated clusters kept.
 const CAPACITY: usize = 4 << 20;
+
+/// An inflated cluster.
+pub(crate) type Inflated = Arc<Vec<u8>>;
 
 /// Inflated clusters by the place of their stream.
 #[derive(Debug, Default)]
@@ -24,12 +29,23 @@ pub(crate) struct ClusterCache {
 
 #[derive(Debug, Default)]
 struct State {
-    ready: VecDeque<(CompressedRange, Arc<[u8]>)>,
+    /// By the stream's offset and length in the file.
+    ready: BTreeMap<(u64, u64), Entry>,
+    /// Keys in the order in which they are looked at for eviction; some may be gone.
+    clock: VecDeque<(u64, u64)>,
+    bytes: usize,
     loading: HashMap<CompressedRange, Vec<Waker>>,
 }
 
+#[derive(Debug)]
+struct Entry {
+    bytes: Inflated,
+    /// Used since the clock passed it.
+    used: bool,
+}
+
 enum Lookup<'a> {
-    Ready(Arc<[u8]>),
+    Ready(Inflated),
     Mine(Ticket<'a>),
 }
 
@@ -37,6 +53,40 @@ enum Lookup<'a> {
 struct Ticket<'a> {
     cache: &'a ClusterCache,
     stream: CompressedRange,
+}
+
+impl State {
+    fn get(&mut self, stream: CompressedRange) -> Option<Inflated> {
+        let entry = self.ready.get_mut(&(stream.offset.0, stream.len))?;
+        entry.used = true;
+        Some(entry.bytes.clone())
+    }
+
+    fn insert(&mut self, stream: CompressedRange, bytes: Inflated) {
+        while self.bytes + bytes.len() > CAPACITY {
+            let Some(key) = self.clock.pop_front() else { break };
+            match self.ready.get_mut(&key) {
+                Some(entry) if entry.used => {
+                    entry.used = false;
+                    self.clock.push_back(key);
+                }
+                Some(_) => self.remove(key),
+                None => {}
+            }
+        }
+        let key = (stream.offset.0, stream.len);
+        self.bytes += bytes.len();
+        match self.ready.insert(key, Entry { bytes, used: false }) {
+            Some(before) => self.bytes -= before.bytes.len(),
+            None => self.clock.push_back(key),
+        }
+    }
+
+    fn remove(&mut self, key: (u64, u64)) {
+        if let Some(entry) = self.ready.remove(&key) {
+            self.bytes -= entry.bytes.len();
+        }
+    }
 }
 
 impl ClusterCache {
@@ -47,12 +97,8 @@ impl ClusterCache {
     async fn lookup(&self, stream: CompressedRange) -> Lookup<'_> {
         poll_fn(|cx| {
             let mut state = self.state();
-            if let Some(at) = state.ready.iter().position(|(s, _)| *s == stream) {
-                let found = state.ready.remove(at);
-                if let Some((stream, bytes)) = found {
-                    state.ready.push_back((stream, bytes.clone()));
-                    return Poll::Ready(Lookup::Ready(bytes));
-                }
+            if let Some(bytes) = state.get(stream) {
+                return Poll::Ready(Lookup::Ready(bytes));
             }
             if let Some(waiting) = state.loading.get_mut(&stream) {
                 waiting.push(cx.waker().clone());
@@ -64,19 +110,27 @@ impl ClusterCache {
         .await
     }
 
-    fn insert(&self, stream: CompressedRange, bytes: Arc<[u8]>) {
-        let mut state = self.state();
-        let keep = (CAPACITY / bytes.len().max(1)).max(1);
-        while state.ready.len() >= keep {
-            state.ready.pop_front();
-        }
-        state.ready.push_back((stream, bytes));
+    fn insert(&self, stream: CompressedRange, bytes: Inflated) {
+        self.state().insert(stream, bytes);
     }
 
     /// Forgets streams that touch these host clusters.
     pub(crate) fn forget(&self, clusters: &Range<u64>, cluster_bits: u32) {
         let (start, end) = (clusters.start << cluster_bits, clusters.end << cluster_bits);
-        self.state().ready.retain(|(stream, _)| stream.offset.0 >= end || stream.end().0 <= start);
+        // A descriptor reaches over two clusters at most.
+        let first = start.saturating_sub(2 << cluster_bits);
+        let mut state = self.state();
+        let touched: Vec<(u64, u64)> = state
+            .ready
+            .range((first, 0)..(end, 0))
+            .map(|(key, _)| *key)
+            .filter(|(offset, len)| offset + len > start)
+            .collect();
+        for key in touched {
+            state.remove(key);
+            // A place is used again and again: the clock must not fill up with what is gone.
+            state.clock.retain(|at| *at != key);
+        }
     }
 }
 
@@ -89,94 +143,95 @@ impl Drop for Ticket<'_> {
 }
 
 impl Qcow2 {
-    /// The inflated content of the guest cluster at `guest`, whose stream is `stream`.
+    /// The inflated content of the guest cluster that `guest` lies in, whose stream is `stream`.
     pub(crate) async fn read_compressed(
-        &self,
+        self: &Arc<Self>,
         worker: &Worker,
         stream: CompressedRange,
         guest: u64,
-    ) -> Result<Arc<[u8]>> {
+    ) -> Result<Inflated> {
         let ticket = match self.clusters.lookup(stream).await {
             Lookup::Ready(bytes) => return Ok(bytes),
             Lookup::Mine(ticket) => ticket,
         };
-        // Whole blocks of the file, so that O_DIRECT needs no second buffer.
-        let block = u64::from(self.file.alignment().offset.max(self.file.alignment().length)).max(1);
-        let start = stream.offset.0 / block * block;
-        let end = stream.end().0.next_multiple_of(block);
-        let skip = (stream.offset.0 - start) as usize;
-        let len = (end - start) as usize;
-        let (result, bufs) = worker.read(&self.file, start, worker.buffer(len).into()).await;
-        result.map_err(|e| Error::from(e).on(&self.path).at_guest(guest))?;
-        let mut input = vec![0; stream.len as usize];
-        bufs.copy_to(skip, &mut input);
+        let cluster = guest >> self.geometry.cluster_bits;
+        let (input, skip) = match self.gathered_bytes(worker, cluster, stream.offset.0).await? {
+            Some(bytes) => (IoBuf::copy_of(&bytes).into(), 0),
+            None => self.read_stream(worker, stream, guest).await?,
+        };
         let (compression, cluster) = (self.compression, self.geometry.cluster_size() as usize);
-        let inflated = worker.run_blocking(move || inflate(compression, &input, cluster)).await;
-        let bytes: Arc<[u8]> = inflated
-            .map_err(|why| {
-                let message = format!("compressed cluster can't be decompressed: {why}");
-                Error::new(ErrorKind::Corrupt, message)
-                    .on(&self.path)
-                    .at_guest(guest)
-                    .at_host(stream.offset.0)
-            })?
-            .into();
+        let work = Work::Inflate { compression, input, skip, cluster };
+        let mut done = self.compress.pool.run(worker, work).await;
+        if let Outcome::Damaged(why) = done.outcome {
+            let message = format!("compressed cluster can't be decompressed: {why}");
+            return Err(Error::new(ErrorKind::Corrupt, message)
+                .on(&self.path)
+                .at_guest(guest)
+                .at_host(stream.offset.0));
+        }
+        let bytes = Arc::new(done.take_output());
         self.clusters.insert(stream, bytes.clone());
         drop(ticket);
         Ok(bytes)
     }
-}
 
-/// Inflates exactly `cluster` bytes; what follows the stream is ignored. Work and memory are bounded by `cluster`.
-fn inflate(compression: Compression, input: &[u8], cluster: usize) -> Result<Vec<u8>, &'static str> {
-    let mut out = vec![0; cluster];
-    match compression {
-        Compression::Zlib => {
-            thread_local! {
-                static INFLATER: std::cell::RefCell<libdeflater::Decompressor> =
-                    std::cell::RefCell::new(libdeflater::Decompressor::new());
-            }
-            let inflated = INFLATER.with_borrow_mut(|inflater| inflater.deflate_decompress(input, &mut out));
-            match inflated {
-                Ok(len) if len == cluster => Ok(out),
-                Ok(_) => Err("the deflate stream ends before the cluster is full"),
-                Err(libdeflater::DecompressionError::BadData) => Err("the deflate stream is damaged"),
-                Err(libdeflater::DecompressionError::InsufficientSpace) => {
-                    Err("the deflate stream holds more than a cluster")
-                }
-            }
-        }
-        Compression::Zstd => inflate_zstd(input, out),
+    /// The bytes of a stream in the file, behind some that don't belong to it.
+    async fn read_stream(
+        &self,
+        worker: &Worker,
+        stream: CompressedRange,
+        guest: u64,
+    ) -> Result<(IoBufs, usize)> {
+        // Whole blocks of the file, so that O_DIRECT needs no second buffer.
+        let block = u64::from(self.file.alignment().offset.max(self.file.alignment().length)).max(1);
+        let start = stream.offset.0 / block * block;
+        let end = stream.end().0.next_multiple_of(block);
+        let (result, bufs) =
+            worker.read(&self.file, start, worker.buffer((end - start) as usize).into()).await;
+        result.map_err(|e| Error::from(e).on(&self.path).at_guest(guest))?;
+        Ok((bufs, (stream.offset.0 - start) as usize))
     }
 }
 
-#[cfg(feature = "zstd")]
-fn inflate_zstd(input: &[u8], mut out: Vec<u8>) -> Result<Vec<u8>, &'static str> {
-    thread_local! {
-        static CONTEXT: std::cell::RefCell<zstd_safe::DCtx<'static>> =
-            std::cell::RefCell::new(zstd_safe::DCtx::create());
-    }
-    CONTEXT.with_borrow_mut(|context| {
-        context
-            .reset(zstd_safe::ResetDirective::SessionOnly)
-            .map_err(|_| "the zstd decoder can't be reset")?;
-        let cluster = out.len();
-        let mut source = zstd_safe::InBuffer::around(input);
-        let mut target = zstd_safe::OutBuffer::around(&mut out[..]);
-        // A cluster may be several frames; each turn makes progress or ends.
-        while target.pos() < cluster {
-            let before = (source.pos, target.pos());
-            context.decompress_stream(&mut target, &mut source).map_err(zstd_safe::get_error_name)?;
-            if (source.pos, target.pos()) == before {
-                return Err("the zstd stream ends before the cluster is full");
-            }
-        }
-        Ok(())
-    })?;
-    Ok(out)
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zebu_qcow2::HostOffset;
 
-#[cfg(not(feature = "zstd"))]
-fn inflate_zstd(_: &[u8], _: Vec<u8>) -> Result<Vec<u8>, &'static str> {
-    Err("zstd was left out of this build")
+    fn stream(offset: u64) -> CompressedRange {
+        CompressedRange { offset: HostOffset(offset), len: 1024 - offset % 512 }
+    }
+
+    #[test]
+    fn the_cache_keeps_to_its_bytes_and_what_was_used_last() {
+        let cache = ClusterCache::default();
+        let mut state = cache.state();
+        let cluster = CAPACITY / 8;
+        for i in 0..8 {
+            state.insert(stream(i << 20), Arc::new(vec![i as u8; cluster]));
+        }
+        assert!(state.get(stream(3 << 20)).is_some_and(|bytes| bytes[0] == 3));
+        for i in 8..15 {
+            state.insert(stream(i << 20), Arc::new(vec![i as u8; cluster]));
+            assert!(state.bytes <= CAPACITY && state.ready.len() <= 8);
+        }
+        assert!(state.get(stream(3 << 20)).is_some(), "it was used since it was inserted");
+        assert!(state.get(stream(0)).is_none());
+        assert_eq!(state.ready.values().map(|entry| entry.bytes.len()).sum::<usize>(), state.bytes);
+    }
+
+    #[test]
+    fn released_clusters_are_forgotten_and_no_others() {
+        let cache = ClusterCache::default();
+        let offsets = [0x1_0000, 0x1_fe00, 0x2_0000, 0x2_8000, 0x3_0000];
+        for offset in offsets {
+            cache.insert(stream(offset), Arc::new(vec![0; 65536]));
+        }
+        cache.forget(&(2..3), 16);
+        let mut state = cache.state();
+        let left: Vec<bool> = offsets.iter().map(|offset| state.get(stream(*offset)).is_some()).collect();
+        // The second one reaches into the released cluster.
+        assert_eq!(left, [true, false, false, false, true]);
+        assert_eq!(state.bytes, 2 * 65536);
+    }
 }

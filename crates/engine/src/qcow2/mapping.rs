@@ -3,7 +3,7 @@
 use crate::qcow2::slices::Slice;
 use crate::qcow2::state::Qcow2;
 use crate::{Error, ErrorKind, Result};
-use zebu_qcow2::{CompressedRange, EntryError, GuestOffset, L1Entry, L2Entry, Mapping};
+use zebu_qcow2::{CompressedRange, EntryError, GuestOffset, HostOffset, L1Entry, L2Entry, Mapping};
 use zebu_storage::Worker;
 use zebu_storage::sabotage::{self, Fault};
 
@@ -37,6 +37,10 @@ impl Run {
 impl Qcow2 {
     /// What `guest` maps to, and for how many bytes (at most `max_len`).
     pub(crate) async fn map(&self, worker: &Worker, guest: u64, max_len: u64) -> Result<(Run, u64)> {
+        let (gathered, max_len) = self.gathered(guest, max_len)?;
+        if let Some(run) = gathered {
+            return Ok((run, max_len));
+        }
         loop {
             if let Some(found) = self.map_cached(guest, max_len) {
                 return found;
@@ -50,6 +54,26 @@ impl Qcow2 {
             }
             self.load_slice_of(worker, guest).await?;
         }
+    }
+
+    /// The stream of the cluster at `guest`, if it is not linked yet, and for how many bytes of `max_len` that holds.
+    fn gathered(&self, guest: u64, max_len: u64) -> Result<(Option<Run>, u64)> {
+        let bits = self.geometry.cluster_bits;
+        let first = guest >> bits;
+        let last = guest.saturating_add(max_len.saturating_sub(1)) >> bits;
+        let Some((cluster, stream)) = self.gatherer.first_in(first..last + 1) else {
+            return Ok((None, max_len));
+        };
+        if cluster > first {
+            return Ok((None, max_len.min((cluster << bits) - guest)));
+        }
+        let corrupt =
+            |e: EntryError| Error::new(ErrorKind::Corrupt, e.to_string()).on(&self.path).at_guest(guest);
+        let word = CompressedRange::encode(HostOffset(stream.offset), stream.len, &self.geometry)
+            .map_err(corrupt)?;
+        let stream = CompressedRange::decode(word, &self.geometry).map_err(corrupt)?;
+        let rest = self.geometry.cluster_size() - (guest & (self.geometry.cluster_size() - 1));
+        Ok((Some(Run::Compressed { stream }), max_len.min(rest)))
     }
 
     /// The same from the cache alone; `None` if the slice is not there.

@@ -3,6 +3,7 @@
 use crate::options::{Access, OpenOptions, Purpose};
 use crate::qcow2::commit::CommitControl;
 use crate::qcow2::decompress::ClusterCache;
+use crate::qcow2::gather::Gatherer;
 use crate::qcow2::header_block::HeaderBlock;
 use crate::qcow2::metadata_map::{Metadata, MetadataMap};
 use crate::qcow2::refcounts::{RefTable, Refcounts};
@@ -200,6 +201,9 @@ impl Qcow2 {
         } else {
             Vec::new()
         };
+        if writable {
+            options.compress.check(header.compression()).map_err(|e| e.on(&path))?;
+        }
         let reftable = TopTable::new(entries(&reftable_bytes, reftable_bytes.len() / 8), block.max(512));
 
         let qcow2 = Arc::new(Self {
@@ -232,6 +236,8 @@ impl Qcow2 {
             space_gate: crate::gate::Gate::default(),
             metadata: MetadataMap::default(),
             clusters: ClusterCache::default(),
+            gatherer: Gatherer::default(),
+            compress: options.compress.clone(),
             grace: crate::qcow2::grace::Grace::default(),
             freed: Mutex::default(),
             releases: AtomicUsize::new(0),

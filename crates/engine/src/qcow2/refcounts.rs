@@ -90,7 +90,7 @@ impl Qcow2 {
     }
 
     /// Calls `f` with the slice that counts `cluster` and the index in it, loading it as needed.
-    async fn with_refcounts<R>(
+    pub(crate) async fn with_refcounts<R>(
         &self,
         worker: &Worker,
         cluster: u64,

@@ -161,6 +161,8 @@ pub(crate) enum Stream {
     },
     /// L2 tables and other tables.
     Metadata,
+    /// Streams of compressed clusters, packed one behind the other.
+    Compressed,
 }
 
 /// Space set aside for one stream; the refcounts of its clusters are raised already.
@@ -229,6 +231,17 @@ impl Windows {
         })
     }
 
+    /// Hands out up to `count` clusters that follow each other, for streams. `None`: a new window is needed.
+    pub(crate) fn take_compressed(&mut self, count: u64) -> Option<Allocated> {
+        let window = self.windows.iter_mut().find(|w| w.stream == Stream::Compressed)?;
+        cut(window, count)
+    }
+
+    /// Whether there are host clusters for streams.
+    pub(crate) fn has_compressed(&self) -> bool {
+        self.windows.iter().any(|w| w.stream == Stream::Compressed && !w.range.is_empty())
+    }
+
     /// Hands out exactly `count` clusters for tables.
     pub(crate) fn take_metadata(&mut self, count: u64) -> Option<Allocated> {
         let window = self
@@ -253,9 +266,9 @@ impl Windows {
             .map_or(start, |w| w.next_size)
     }
 
-    /// Clusters that the next window for tables should have.
-    pub(crate) fn next_metadata_size(&self, start: u64) -> u64 {
-        self.windows.iter().find(|w| w.stream == Stream::Metadata).map_or(start, |w| w.next_size)
+    /// Clusters that the next window of a stream other than guest data should have.
+    pub(crate) fn next_size(&self, stream: Stream, start: u64) -> u64 {
+        self.windows.iter().find(|w| w.stream == stream).map_or(start, |w| w.next_size)
     }
 
     /// Sets a new window up for `stream`; gives back what is left of the window it replaces, to be freed.
@@ -270,11 +283,12 @@ impl Windows {
             last_used: self.clock,
         };
         let same_stream = self.windows.iter().position(|w| w.stream == stream);
-        let empty = || self.windows.iter().position(|w| w.stream != Stream::Metadata && w.range.is_empty());
+        let is_data = |w: &Window| matches!(w.stream, Stream::Data { .. });
+        let empty = || self.windows.iter().position(|w| is_data(w) && w.range.is_empty());
         let replaced = match stream {
-            Stream::Metadata => same_stream,
+            Stream::Metadata | Stream::Compressed => same_stream,
             Stream::Data { .. } => same_stream.or_else(empty).or_else(|| {
-                let data = self.windows.iter().enumerate().filter(|(_, w)| w.stream != Stream::Metadata);
+                let data = self.windows.iter().enumerate().filter(|(_, w)| is_data(w));
                 if data.clone().count() < MAX_DATA_WINDOWS {
                     return None;
                 }

@@ -1,9 +1,11 @@
 //! The shared state of an open qcow2 image.
 
+use crate::compress::CompressOptions;
 use crate::gate::Gate;
 use crate::options::{CacheMode, ZeroPolicy};
 use crate::qcow2::commit::CommitControl;
 use crate::qcow2::decompress::ClusterCache;
+use crate::qcow2::gather::Gatherer;
 use crate::qcow2::grace::Grace;
 use crate::qcow2::header_block::HeaderBlock;
 use crate::qcow2::metadata_map::{Metadata, MetadataMap};
@@ -93,6 +95,8 @@ pub(crate) struct Qcow2 {
     pub(crate) space_gate: Gate,
     pub(crate) metadata: MetadataMap,
     pub(crate) clusters: ClusterCache,
+    pub(crate) gatherer: Gatherer,
+    pub(crate) compress: CompressOptions,
 
     pub(crate) grace: Grace,
     /// Unlinked and not committed. Pushed after the change that unlinked, under the same lock.

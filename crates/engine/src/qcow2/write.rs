@@ -281,7 +281,7 @@ impl Qcow2 {
             };
             // No wait for another request or for space from within: those may wait for a grace period.
             match obstacle {
-                Obstacle::InFlight { cluster } => self.wait_for_flight(cluster).await,
+                Obstacle::InFlight { cluster } => Box::pin(self.wait_for_flight(worker, cluster)).await?,
                 Obstacle::NeedsSpace { cluster, count } => {
                     Box::pin(self.refill_data(worker, cluster, count)).await?;
                 }
@@ -289,14 +289,24 @@ impl Qcow2 {
         }
     }
 
-    /// Waits until the guest cluster has no allocation in flight.
-    pub(crate) async fn wait_for_flight(&self, cluster: u64) {
+    /// Waits until the guest cluster has no allocation in flight. A stream that was gathered for it is written out:
+    /// nothing else might do that soon.
+    pub(crate) async fn wait_for_flight(self: &Arc<Self>, worker: &Worker, cluster: u64) -> Result<()> {
         let (key, _) = self.slice_of(cluster << self.geometry.cluster_bits);
-        poll_fn(|cx| {
-            let mut shard = self.l2.lock(key);
-            if shard.in_flight.wait(cluster, cx.waker()) { Poll::Pending } else { Poll::Ready(()) }
-        })
-        .await;
+        loop {
+            let gathered = poll_fn(|cx| {
+                let mut shard = self.l2.lock(key);
+                if self.gatherer.stream(cluster).is_some() {
+                    return Poll::Ready(true);
+                }
+                if shard.in_flight.wait(cluster, cx.waker()) { Poll::Pending } else { Poll::Ready(false) }
+            })
+            .await;
+            if !gathered {
+                return Ok(());
+            }
+            self.write_out(worker).await?;
+        }
     }
 
     fn plan_in_slice(
@@ -366,7 +376,7 @@ impl Qcow2 {
         })))
     }
 
-    fn entry_in(&self, shard: &mut Shard, key: u64, index: usize) -> L2Entry {
+    pub(crate) fn entry_in(&self, shard: &mut Shard, key: u64, index: usize) -> L2Entry {
         self.l2
             .get(shard, key)
             .and_then(|slice| L2Entry::read(&slice.bytes, index, &self.geometry))

@@ -184,7 +184,7 @@ impl Qcow2 {
             self.zero_in_data_file(worker, range, what).await?;
         }
         if let Some(cluster) = wait_for {
-            self.wait_for_flight(cluster).await;
+            self.wait_for_flight(worker, cluster).await?;
         }
         if let Some(zeroes) = write_zeroes {
             at = zeroes.end;

@@ -1,5 +1,6 @@
 //! A guest that sends random requests, several at once, and tells the model.
 
+use crate::setup::Setup;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use zebu::storage::sim::{GuestModel, GuestOp, GuestRequest, GuestResult, SimRng};
@@ -27,16 +28,19 @@ pub(crate) struct Guest {
     pub(crate) failures: Cell<Failures>,
     /// Requests that failed, by the kind of their error.
     pub(crate) failed: RefCell<Vec<ErrorKind>>,
+    /// Some writes are compressed.
+    pub(crate) compressed: bool,
     /// What went wrong first.
     pub(crate) violation: RefCell<Option<String>>,
 }
 
 impl Guest {
-    pub(crate) fn new(image: Image, model: GuestModel, cluster: u64) -> Self {
+    pub(crate) fn new(image: Image, model: GuestModel, setup: &Setup) -> Self {
         Self {
             image,
             model: RefCell::new(model),
-            cluster,
+            cluster: setup.cluster_size,
+            compressed: setup.gather_memory.is_some(),
             failures: Cell::new(Failures::Forbidden),
             failed: RefCell::default(),
             violation: RefCell::default(),
@@ -62,7 +66,10 @@ impl Guest {
                         matches!(kind, ErrorKind::Io | ErrorKind::NoSpace | ErrorKind::Poisoned)
                     }
                     Failures::ForSpace => kind == ErrorKind::NoSpace,
-                    Failures::PastTheEnd => kind == ErrorKind::OutOfRange,
+                    // What was whole clusters up to the end is not, when the end is another.
+                    Failures::PastTheEnd => {
+                        matches!(kind, ErrorKind::OutOfRange | ErrorKind::InvalidArgument)
+                    }
                 };
                 if !allowed {
                     self.blame(format!("a request failed ({kind:?}): {error}"));
@@ -101,7 +108,12 @@ impl Guest {
         match rng.below(100) {
             0..45 => {
                 let durability = if rng.chance(1, 8) { Durability::Durable } else { Durability::Volatile };
-                self.write(worker, offset, len, durability).await;
+                if self.compressed && rng.chance(1, 2) {
+                    let (offset, len) = self.whole_clusters(offset, len);
+                    self.write_compressed(worker, offset, len, durability).await;
+                } else {
+                    self.write(worker, offset, len, durability).await;
+                }
             }
             45..57 => {
                 let mode = *rng.pick(&[ZeroMode::Keep, ZeroMode::Unmap]);
@@ -133,6 +145,24 @@ impl Guest {
         let op = self.begin(GuestRequest::Discard { offset, len });
         let result = self.image.discard(worker, offset, len).await;
         self.end(op, result, GuestResult::Done);
+    }
+
+    /// The clusters that a range touches.
+    fn whole_clusters(&self, offset: u64, len: u64) -> (u64, u64) {
+        let start = offset / self.cluster * self.cluster;
+        let end = (offset + len).next_multiple_of(self.cluster).min(self.model.borrow().len());
+        (start, end - start)
+    }
+
+    async fn write_compressed(&self, worker: &Worker, offset: u64, len: u64, durability: Durability) {
+        let op = self.begin(GuestRequest::Write { offset, len });
+        let mut bytes = vec![0; len as usize];
+        op.value().fill(offset, &mut bytes);
+        let bufs = IoBuf::copy_of(&bytes).into();
+        let (result, _) = self.image.write_compressed(worker, offset, bufs, durability).await;
+        let success =
+            if durability == Durability::Durable { GuestResult::Durable } else { GuestResult::Done };
+        self.end(op, result, success);
     }
 
     pub(crate) async fn flush(&self, worker: &Worker) {

@@ -79,7 +79,7 @@ fn live_in(
         .block_on(Image::open_files(&workers[0], setup.chain(world), &setup.options()))
         .map_err(|s| s.to_string())?;
     let image = opened.map_err(|e| format!("open: {e}"))?;
-    let guest = Rc::new(Guest::new(image, model, setup.cluster_size));
+    let guest = Rc::new(Guest::new(image, model, setup));
     let mut survivor = None;
     for _ in 0..extent.phases {
         let streams = (0..extent.streams).map(|i| {

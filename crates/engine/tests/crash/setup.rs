@@ -7,8 +7,8 @@ use zebu::storage::sim::{
 };
 use zebu::storage::{IoBuf, Worker};
 use zebu::{
-    Access, CreateOptions, Durability, Format, Image, OpenOptions, OpenedFile, Preallocation, Shrink,
-    ZeroPolicy,
+    Access, CompressOptions, Compression, CreateOptions, Durability, Format, Image, OpenOptions, OpenedFile,
+    Preallocation, Shrink, ZeroPolicy,
 };
 
 /// Names of the files of a world.
@@ -64,6 +64,9 @@ pub(crate) struct Setup {
     /// O_DIRECT alignment of the image file in bytes; 0: buffered.
     pub(crate) direct: u32,
     pub(crate) workers: usize,
+    /// Memory of the gatherer in bytes; `None`: nothing is written compressed.
+    pub(crate) gather_memory: Option<usize>,
+    pub(crate) compression: Compression,
 }
 
 impl Setup {
@@ -84,6 +87,8 @@ impl Setup {
             zero_policy: ZeroPolicy::Auto,
             direct: 0,
             workers: 2,
+            gather_memory: None,
+            compression: Compression::Zlib,
         }
     }
 
@@ -93,7 +98,7 @@ impl Setup {
         let extended_l2 = version == 3 && rng.chance(1, 4);
         let cluster_size =
             if extended_l2 { *rng.pick(&[16384, 65536]) } else { *rng.pick(&[512, 512, 4096, 4096, 65536]) };
-        let refcount_bits = if version == 2 { 16 } else { *rng.pick(&[1, 16, 16, 64]) };
+        let refcount_bits = if version == 2 { 16 } else { *rng.pick(&[1, 2, 16, 16, 64]) };
         let external_data = version == 3 && rng.chance(1, 6);
         let origins: &[Origin] = if external_data {
             &[Origin::Empty, Origin::Own, Origin::RawBase, Origin::Preallocated]
@@ -134,6 +139,12 @@ impl Setup {
             zero_policy: *rng.pick(&[ZeroPolicy::Auto, ZeroPolicy::Write, ZeroPolicy::Fallocate]),
             direct: *rng.pick(&[0, 0, 0, 512, 4096]),
             workers: rng.between(1, 3) as usize,
+            gather_memory: if external_data {
+                None
+            } else {
+                *rng.pick(&[None, Some(0), Some(16 << 10), Some(8 << 20)])
+            },
+            compression: if version == 3 && rng.chance(1, 2) { Compression::Zstd } else { Compression::Zlib },
         }
     }
 
@@ -165,6 +176,7 @@ impl Setup {
             version: self.version,
             refcount_bits: self.refcount_bits,
             extended_l2: self.extended_l2,
+            compression: self.compression,
             backing,
             data_file: self.external_data.then(|| DATA.to_owned()),
             data_file_raw: self.raw_data,
@@ -290,6 +302,10 @@ impl Setup {
             cache_size: self.cache_size,
             slice_size: self.slice_size,
             zero_policy: self.zero_policy,
+            compress: CompressOptions {
+                gather_memory: self.gather_memory.unwrap_or(0),
+                ..CompressOptions::default()
+            },
             ..writable()
         }
     }

@@ -18,7 +18,7 @@ fn tried(config: &SimFileConfig, class: OpClass) -> usize {
     let mut options = setup.options();
     options.zero_policy = ZeroPolicy::Fallocate;
     let image = world.block_on(Image::open_files(&worker, chain, &options)).unwrap().unwrap();
-    let guest = Rc::new(crate::guest::Guest::new(image, setup.model(), 4096));
+    let guest = Rc::new(crate::guest::Guest::new(image, setup.model(), &setup));
     for round in 0..4 {
         let at = round * 32768;
         world

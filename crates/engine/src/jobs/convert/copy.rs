@@ -1,5 +1,6 @@
 //! Moves data: the tasks that take pieces of work from the queue.
 
+use super::compressed;
 use super::job::Job;
 use super::options::{ReadErrors, SkippedRange};
 use super::piece::Piece;
@@ -135,6 +136,11 @@ async fn write(
     len: usize,
     mut buffer: IoBuf,
 ) -> (Result<()>, IoBuf) {
+    if let Some(cluster) = job.compressed {
+        let head = buffer.split_to(len);
+        let (written, head) = compressed::write(worker, job, cluster, offset, head.into()).await;
+        return (written, rejoin(head, buffer));
+    }
     if job.sparse_size == 0 {
         let head = buffer.split_to(len);
         let (written, head) = job.target.write(worker, offset, head.into(), Durability::Volatile).await;

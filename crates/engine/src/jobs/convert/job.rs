@@ -4,6 +4,7 @@ use super::options::{ConvertOptions, ConvertReport, CopyMode, ReadErrors, Skippe
 use super::sizing::Sizing;
 use crate::jobs::progress::{Phase, Tracker};
 use crate::{Error, ErrorKind, Image, Result};
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -61,6 +62,8 @@ pub(super) struct Job {
     /// 0: nothing is left out.
     pub(super) sparse_size: usize,
     pub(super) sizing: Sizing,
+    /// Bytes of the target's clusters, if they are compressed.
+    pub(super) compressed: Option<NonZeroU64>,
     pub(super) tracker: Tracker,
     total: u64,
     /// Bytes that a thread takes at once; a multiple of the chunk.
@@ -84,6 +87,7 @@ impl Job {
         content: TargetContent,
         options: &ConvertOptions,
         sizing: Sizing,
+        compressed: Option<NonZeroU64>,
     ) -> Result<Arc<Self>> {
         let total = parts.last().map_or(0, Part::end);
         if target.virtual_size() < total {
@@ -107,7 +111,8 @@ impl Job {
             target,
             content,
             shared_backing,
-            copy: options.copy,
+            copy: if compressed.is_some() { CopyMode::Buffers } else { options.copy },
+            compressed,
             read_errors: options.read_errors,
             sparse_size: options.sparse_size as usize,
             sizing,

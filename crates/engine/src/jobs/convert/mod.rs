@@ -1,5 +1,6 @@
 //! Copies images into a new or an existing one, whatever the formats.
 
+mod compressed;
 mod copy;
 mod job;
 mod options;
@@ -12,7 +13,7 @@ mod walk;
 
 pub use options::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyMode, NewTarget, ReadErrors, SkippedRange,
-    TargetContent,
+    TargetClusters, TargetContent,
 };
 
 use super::progress::Phase;
@@ -38,7 +39,8 @@ pub async fn convert(
     target: ConvertTarget,
     options: &ConvertOptions,
 ) -> Result<ConvertReport> {
-    let sizing = Sizing::of(options)?;
+    let compressed = compressed::cluster_size(options, &target)?;
+    let sizing = Sizing::of(options, compressed)?;
     let parts = Part::list(sources)?;
     let total = parts.last().map_or(0, Part::end);
     let (image, content, made) = match target {
@@ -48,7 +50,7 @@ pub async fn convert(
         }
         ConvertTarget::Existing { image, content } => (image, content, None),
     };
-    let job = Job::new(parts, image.clone(), content, options, sizing);
+    let job = Job::new(parts, image.clone(), content, options, sizing, compressed);
     let copied = match &job {
         Ok(job) => threads::run(worker, job, options).await,
         Err(error) => Err(error.clone()),

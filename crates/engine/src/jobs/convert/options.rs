@@ -20,6 +20,17 @@ pub enum CopyMode {
     Buffers,
 }
 
+/// How clusters of the target are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TargetClusters {
+    /// As they are.
+    #[default]
+    Plain,
+    /// Compressed (`-c`), as the image's header and [`crate::CompressOptions`] of its opening say. Clusters that don't
+    /// become shorter are plain, and so are those in which one source ends and another begins.
+    Compressed,
+}
+
 /// What happens when the source can't be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ReadErrors {
@@ -46,6 +57,8 @@ pub struct ConvertOptions {
     pub sparse_size: u64,
     /// How data is moved.
     pub copy: CopyMode,
+    /// How clusters of the target are written.
+    pub clusters: TargetClusters,
     /// What happens when the source can't be read.
     pub read_errors: ReadErrors,
     /// Watching, slowing and stopping.
@@ -61,6 +74,7 @@ impl Default for ConvertOptions {
             buffer_memory: 64 << 20,
             sparse_size: 4096,
             copy: CopyMode::Auto,
+            clusters: TargetClusters::Plain,
             read_errors: ReadErrors::Fail,
             control: JobControl::default(),
         }

@@ -2,6 +2,7 @@
 
 use super::options::ConvertOptions;
 use crate::{Error, ErrorKind, Result};
+use std::num::NonZeroU64;
 
 /// How memory and work are divided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +23,8 @@ const CHUNK_UNIT: usize = 64 << 10;
 const MAX_SPARSE_SIZE: u64 = 32 << 20;
 
 impl Sizing {
-    pub(super) fn of(options: &ConvertOptions) -> Result<Self> {
+    /// `cluster`: bytes of clusters that pieces must not divide, a power of two.
+    pub(super) fn of(options: &ConvertOptions, cluster: Option<NonZeroU64>) -> Result<Self> {
         let invalid = |message: String| Err(Error::new(ErrorKind::InvalidArgument, message));
         if options.workers == 0 || options.requests == 0 {
             return invalid("convert needs at least one worker and one request in flight".into());
@@ -43,8 +45,13 @@ impl Sizing {
                 options.sparse_size
             ));
         }
-        let share = options.buffer_memory / options.requests / CHUNK_UNIT * CHUNK_UNIT;
-        let chunk = share.clamp(CHUNK_UNIT, MAX_CHUNK).max(sparse);
+        let unit = cluster.map_or(CHUNK_UNIT, |cluster| CHUNK_UNIT.max(cluster.get() as usize));
+        let sparse = sparse.next_multiple_of(unit);
+        if unit > options.buffer_memory {
+            return invalid(format!("compressing clusters of {unit} bytes needs as much buffer memory"));
+        }
+        let share = options.buffer_memory / options.requests / unit * unit;
+        let chunk = share.clamp(unit, MAX_CHUNK.max(unit)).max(sparse);
         let tasks = options.requests.min(options.buffer_memory / chunk);
         Ok(Self { chunk, tasks, threads: options.workers.min(tasks) })
     }
@@ -72,7 +79,7 @@ mod tests {
                             sparse_size,
                             ..Default::default()
                         };
-                        let Ok(sizing) = Sizing::of(&options) else {
+                        let Ok(sizing) = Sizing::of(&options, None) else {
                             assert!(sparse_size as usize + CHUNK_UNIT > buffer_memory);
                             continue;
                         };
@@ -100,7 +107,11 @@ mod tests {
             ConvertOptions { sparse_size: 64 << 20, ..Default::default() },
             ConvertOptions { sparse_size: 1 << 20, buffer_memory: 1 << 19, ..Default::default() },
         ] {
-            assert_eq!(Sizing::of(&options).unwrap_err().kind(), ErrorKind::InvalidArgument, "{options:?}");
+            assert_eq!(
+                Sizing::of(&options, None).unwrap_err().kind(),
+                ErrorKind::InvalidArgument,
+                "{options:?}"
+            );
         }
     }
 }

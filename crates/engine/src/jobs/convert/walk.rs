@@ -56,6 +56,19 @@ impl Rules {
     }
 }
 
+/// Where clusters are compressed, one that is moved in part is moved whole; `end` is as far as the source goes.
+fn whole_clusters(job: &Job, action: Action, start: u64, until: u64, end: u64) -> (Action, u64) {
+    let Some(cluster) = job.compressed else { return (action, until) };
+    let up = |offset: u64| offset.checked_next_multiple_of(cluster.get()).map_or(end, |up| up.min(end));
+    let down = until / cluster * cluster.get();
+    match action {
+        Action::Copy => (Action::Copy, up(until)),
+        other if until == end => (other, until),
+        other if down > start => (other, down),
+        _ => (Action::Copy, up(start + 1)),
+    }
+}
+
 /// Queues everything that is to be done in the regions that this thread gets, in order of offset.
 pub(super) async fn walk(worker: &Worker, job: &Job, queue: &Queue<Piece>) -> Result<()> {
     let mut walker = Walker { worker, job, queue, pending: None, placer: Placer::new() };
@@ -125,7 +138,8 @@ impl Walker<'_> {
                 source_has_backing,
                 write_zeroes: job.sparse_size == 0,
             };
-            match rules.action(&extent) {
+            let (action, until) = whole_clusters(job, rules.action(&extent), position, until, end);
+            match action {
                 Action::Skip => {
                     if !(extent.is_zero() && self.bridges(index, position, until)) {
                         self.skip(until - position);

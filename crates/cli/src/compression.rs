@@ -1,0 +1,36 @@
+//! How clusters are compressed, as commands ask for it.
+
+use zebu::{CompressOptions, DeflateWindow};
+
+/// Arguments of commands that write compressed clusters.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct CompressionArgs {
+    /// Level: 1 to 12 for zlib (default 3), 1 to 22 for zstd (default 3); higher is smaller and slower
+    #[arg(long, value_name = "NUM")]
+    compression_level: Option<u32>,
+
+    /// Write deflate streams that refer back at most 4 KiB, for readers with so small a window (levels 1 to 9,
+    /// default 6)
+    #[arg(long)]
+    strict_deflate: bool,
+}
+
+impl CompressionArgs {
+    /// The first option that was given.
+    pub(crate) fn given(&self) -> Option<&'static str> {
+        match self {
+            Self { compression_level: Some(_), .. } => Some("--compression-level"),
+            Self { strict_deflate: true, .. } => Some("--strict-deflate"),
+            _ => None,
+        }
+    }
+
+    /// What the engine is told.
+    pub(crate) fn options(&self) -> CompressOptions {
+        CompressOptions {
+            level: self.compression_level,
+            window: if self.strict_deflate { DeflateWindow::FourKib } else { DeflateWindow::Full },
+            ..CompressOptions::default()
+        }
+    }
+}

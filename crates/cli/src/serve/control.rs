@@ -1,0 +1,197 @@
+//! The control socket: a request per line, an answer per line, both JSON (docs/control.md).
+
+use super::accept::{Reader, send};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::io;
+use std::sync::Arc;
+use zebu::storage::{Socket, Worker};
+use zebu::{Access, Preallocation, Shrink};
+use zebu_export::metrics::{KindTotals, RequestKind};
+use zebu_export::{Export, Exports};
+
+/// Bytes of a request.
+const MAX_LINE: usize = 64 << 10;
+
+/// A request.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Request {
+    /// Given back with the answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) id: Option<Value>,
+    #[serde(flatten)]
+    pub(crate) command: Command,
+}
+
+/// What can be asked for.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "kebab-case", rename_all_fields = "kebab-case")]
+pub(crate) enum Command {
+    /// Counters.
+    Stats {
+        /// Of one export; of all if it is not given.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        export: Option<String>,
+    },
+    /// Makes a disk larger.
+    Resize {
+        /// The export.
+        export: String,
+        /// Bytes.
+        size: u64,
+    },
+    /// Makes what was written durable.
+    Flush {
+        /// The export.
+        export: String,
+    },
+}
+
+/// Answers requests until the other side leaves.
+pub(crate) async fn converse(worker: &Worker, socket: Socket, exports: &Exports) {
+    // A connection that breaks has nobody to be told.
+    let _ = answer_all(worker, &socket, exports).await;
+}
+
+async fn answer_all(worker: &Worker, socket: &Socket, exports: &Exports) -> io::Result<()> {
+    let mut reader = Reader::new(MAX_LINE);
+    while let Some(line) = reader.until(worker, socket, b"\n").await? {
+        if line.iter().all(u8::is_ascii_whitespace) {
+            continue;
+        }
+        let mut answer = answer(worker, exports, &line).await.to_string();
+        answer.push('\n');
+        send(worker, socket, answer.as_bytes()).await?;
+    }
+    Ok(())
+}
+
+async fn answer(worker: &Worker, exports: &Exports, line: &[u8]) -> Value {
+    let (id, result) = match serde_json::from_slice::<Request>(line) {
+        Ok(request) => (request.id, execute(worker, exports, request.command).await),
+        Err(error) => (None, Err(format!("not a request: {error}"))),
+    };
+    let mut answer = match result {
+        Ok(result) => json!({ "result": result }),
+        Err(message) => json!({ "error": { "message": message } }),
+    };
+    if let Some(id) = id {
+        answer["id"] = id;
+    }
+    answer
+}
+
+async fn execute(worker: &Worker, exports: &Exports, command: Command) -> Result<Value, String> {
+    match command {
+        Command::Stats { export: None } => {
+            Ok(json!({ "exports": exports.iter().map(|e| stats(e)).collect::<Vec<_>>() }))
+        }
+        Command::Stats { export: Some(name) } => Ok(stats(find(exports, &name)?)),
+        Command::Resize { export, size } => resize(worker, find(exports, &export)?, size).await,
+        Command::Flush { export } => {
+            let export = find(exports, &export)?;
+            export.image().flush(worker).await.map_err(|error| error.to_string())?;
+            Ok(json!({}))
+        }
+    }
+}
+
+fn find<'a>(exports: &'a Exports, name: &str) -> Result<&'a Arc<Export>, String> {
+    exports.find(name).ok_or_else(|| format!("there is no export '{name}'"))
+}
+
+async fn resize(worker: &Worker, export: &Export, size: u64) -> Result<Value, String> {
+    if export.access() == Access::ReadOnly {
+        return Err(format!("the export '{}' is read-only", export.name()));
+    }
+    let image = export.image();
+    if size < image.virtual_size() {
+        let now = image.virtual_size();
+        return Err(format!("a disk in use can't become smaller: it has {now} bytes, {size} are asked for"));
+    }
+    image
+        .resize(worker, size, Shrink::Refuse, Preallocation::Off)
+        .await
+        .map_err(|error| error.to_string())?;
+    Ok(json!({ "virtual-size": image.virtual_size() }))
+}
+
+fn stats(export: &Export) -> Value {
+    let image = export.image();
+    let counters = image.stats();
+    let mut requests = json!({});
+    for kind in RequestKind::ALL {
+        requests[kind.name().replace('_', "-")] = kind_stats(&export.metrics().totals(kind));
+    }
+    json!({
+        "name": export.name(),
+        "filename": image.path().to_string_lossy(),
+        "virtual-size": image.virtual_size(),
+        "read-only": export.access() == Access::ReadOnly,
+        "clients": export.metrics().clients(),
+        "in-flight": export.metrics().in_flight(),
+        "requests": requests,
+        "image": {
+            "cache-hits": counters.cache_hits,
+            "cache-misses": counters.cache_misses,
+            "cache-loads": counters.cache_loads,
+            "cache-evictions": counters.cache_evictions,
+            "cache-bytes": counters.cache_bytes,
+            "commits": counters.commits,
+            "clusters-allocated": counters.clusters_allocated,
+            "clusters-freed": counters.clusters_freed,
+        },
+    })
+}
+
+fn kind_stats(totals: &KindTotals) -> Value {
+    let mean = totals.nanoseconds.checked_div(totals.requests).unwrap_or(0);
+    json!({
+        "requests": totals.requests,
+        "bytes": totals.bytes,
+        "errors": totals.errors,
+        "latency-mean-ns": mean,
+        "latency-p99-us": percentile(totals, 99),
+    })
+}
+
+/// A bound, in microseconds, that so many of a hundred requests kept to.
+fn percentile(totals: &KindTotals, percent: u64) -> u64 {
+    let wanted = (totals.requests * percent).div_ceil(100);
+    let mut sum = 0;
+    for (index, count) in totals.buckets.iter().enumerate() {
+        sum += count;
+        if sum >= wanted {
+            return if sum == 0 { 0 } else { 1 << index };
+        }
+    }
+    0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_strict() {
+        let parse = |text: &str| {
+            serde_json::from_str::<Request>(text).map(|request| format!("{:?}", request.command))
+        };
+        assert_eq!(parse(r#"{"command":"stats"}"#).unwrap(), "Stats { export: None }");
+        assert_eq!(
+            parse(r#"{"id":7,"command":"resize","export":"a","size":512}"#).unwrap(),
+            r#"Resize { export: "a", size: 512 }"#
+        );
+        for wrong in [
+            "",
+            "[]",
+            "{}",
+            r#"{"command":"nosuch"}"#,
+            r#"{"command":"resize","export":"a"}"#,
+            r#"{"command":"resize","export":"a","size":-1}"#,
+            r#"{"command":"resize","export":"a","size":"1G"}"#,
+        ] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! Counters over HTTP: as much of HTTP as Prometheus uses.
+
+use super::accept::{Reader, send};
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+use zebu::storage::{Socket, Worker};
+use zebu_export::{Exports, prometheus};
+
+/// Bytes of a request's head.
+const MAX_HEAD: usize = 8 << 10;
+/// How long a connection may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Answers one request.
+pub(crate) async fn answer(worker: &Worker, socket: Socket, exports: &Exports) {
+    let mut work = pin!(respond(worker, &socket, exports));
+    let mut limit = pin!(worker.sleep(PATIENCE));
+    poll_fn(|cx| match work.as_mut().poll(cx) {
+        // Whoever asked is gone, or too slow; there is nobody to tell.
+        Poll::Ready(_) => Poll::Ready(()),
+        Poll::Pending => limit.as_mut().poll(cx),
+    })
+    .await;
+}
+
+async fn respond(worker: &Worker, socket: &Socket, exports: &Exports) -> io::Result<()> {
+    let Some(head) = Reader::new(MAX_HEAD).until(worker, socket, b"\r\n\r\n").await? else { return Ok(()) };
+    let line = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
+    let (status, body) = match line.split(|byte| *byte == b' ').collect::<Vec<_>>()[..] {
+        [b"GET", b"/metrics" | b"/", ..] => ("200 OK", prometheus(exports)),
+        [b"GET", ..] => ("404 Not Found", "/metrics is all there is\n".to_owned()),
+        _ => ("405 Method Not Allowed", "only GET is understood\n".to_owned()),
+    };
+    let response = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\n\
+         Connection: close\r\n\r\n{body}",
+        body.len()
+    );
+    send(worker, socket, response.as_bytes()).await
+}

@@ -1,0 +1,304 @@
+//! The codecs: one cluster in, one stream out, and back. Contexts belong to the thread and are reused.
+
+use std::cell::RefCell;
+use zebu_qcow2::Compression;
+use zebu_storage::IoBufs;
+
+/// How a cluster is compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Method {
+    /// Raw deflate, distances up to 32 KiB; levels 1 to 12.
+    Deflate { level: u8 },
+    /// Raw deflate, distances up to 4 KiB; levels 1 to 9.
+    NarrowDeflate { level: u8 },
+    /// One zstd frame with content size and checksum; levels 1 to 22.
+    #[cfg(feature = "zstd")]
+    Zstd { level: u8 },
+}
+
+/// A context that was made for a level, and is made again for another.
+type Kept<T> = RefCell<Option<(u8, T)>>;
+
+thread_local! {
+    /// Clusters whose bytes do not lie in one piece, or that end behind the disk.
+    static JOINED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    static DEFLATER: Kept<libdeflater::Compressor> = const { RefCell::new(None) };
+    static NARROW_DEFLATER: Kept<flate2::Compress> = const { RefCell::new(None) };
+    static INFLATER: RefCell<libdeflater::Decompressor> = RefCell::new(libdeflater::Decompressor::new());
+}
+
+/// Works with the thread's context for `level`. It is kept only if `work` ended well: one that stopped in the middle
+/// (a panic included) is not to be trusted with the next cluster.
+fn with_kept<T, R>(
+    kept: &Kept<T>,
+    level: u8,
+    make: impl FnOnce() -> T,
+    work: impl FnOnce(&mut T) -> Option<R>,
+) -> Option<R> {
+    let mut context = match kept.take() {
+        Some((of, context)) if of == level => context,
+        _ => make(),
+    };
+    let result = work(&mut context)?;
+    kept.replace(Some((level, context)));
+    Some(result)
+}
+
+/// Compresses `input`, with zeroes behind it up to `cluster` bytes, into `out`. Returns the length of the stream, or
+/// `None` if it is not shorter than a cluster.
+pub(super) fn compress(method: Method, input: &IoBufs, cluster: usize, out: &mut Vec<u8>) -> Option<usize> {
+    let most = cluster.checked_sub(1)?;
+    // zlib is given room for whatever comes out: a stream that stops in the middle costs a new context.
+    let room = if matches!(method, Method::NarrowDeflate { .. }) { cluster + cluster / 8 + 64 } else { most };
+    out.resize(room, 0);
+    let len = match &input.0[..] {
+        [one] if one.len() == cluster => compress_bytes(method, one.as_slice(), out),
+        _ => JOINED.with_borrow_mut(|joined| {
+            joined.clear();
+            joined.resize(cluster, 0);
+            let len = input.len().min(cluster);
+            input.copy_to(0, joined.get_mut(..len)?);
+            compress_bytes(method, joined, out)
+        }),
+    };
+    len.filter(|len| *len <= most)
+}
+
+fn compress_bytes(method: Method, input: &[u8], out: &mut [u8]) -> Option<usize> {
+    match method {
+        Method::Deflate { level } => DEFLATER.with(|kept| {
+            let make = || {
+                let level = libdeflater::CompressionLvl::new(level.into()).unwrap_or_default();
+                libdeflater::Compressor::new(level)
+            };
+            // It keeps nothing of a cluster, so one that does not fit is no failure of the context.
+            with_kept(kept, level, make, |deflater| Some(deflater.deflate_compress(input, out).ok()))
+                .flatten()
+        }),
+        Method::NarrowDeflate { level } => NARROW_DEFLATER.with(|kept| {
+            let make =
+                || flate2::Compress::new_with_window_bits(flate2::Compression::new(level.into()), false, 12);
+            with_kept(kept, level, make, |deflater| {
+                deflater.reset();
+                match deflater.compress(input, out, flate2::FlushCompress::Finish) {
+                    Ok(flate2::Status::StreamEnd) => usize::try_from(deflater.total_out()).ok(),
+                    Ok(flate2::Status::Ok | flate2::Status::BufError) | Err(_) => None,
+                }
+            })
+        }),
+        #[cfg(feature = "zstd")]
+        Method::Zstd { level } => zstd::compress(level, input, out),
+    }
+}
+
+/// Inflates one cluster from `input`, whose first `skip` bytes are not part of the stream, into `out`; what follows
+/// the stream is ignored. Work and memory are bounded by `cluster`.
+pub(super) fn inflate(
+    compression: Compression,
+    input: &IoBufs,
+    skip: usize,
+    cluster: usize,
+    out: &mut Vec<u8>,
+) -> Result<(), &'static str> {
+    out.resize(cluster, 0);
+    match &input.0[..] {
+        [one] => inflate_bytes(compression, one.as_slice().get(skip..).unwrap_or_default(), out),
+        _ => JOINED.with_borrow_mut(|joined| {
+            joined.clear();
+            joined.resize(input.len().saturating_sub(skip), 0);
+            input.copy_to(skip, joined);
+            inflate_bytes(compression, joined, out)
+        }),
+    }
+}
+
+fn inflate_bytes(compression: Compression, input: &[u8], out: &mut [u8]) -> Result<(), &'static str> {
+    match compression {
+        Compression::Zlib => {
+            let inflated = INFLATER.with_borrow_mut(|inflater| inflater.deflate_decompress(input, out));
+            match inflated {
+                Ok(len) if len == out.len() => Ok(()),
+                Ok(_) => Err("the deflate stream ends before the cluster is full"),
+                Err(libdeflater::DecompressionError::BadData) => Err("the deflate stream is damaged"),
+                Err(libdeflater::DecompressionError::InsufficientSpace) => {
+                    Err("the deflate stream holds more than a cluster")
+                }
+            }
+        }
+        #[cfg(feature = "zstd")]
+        Compression::Zstd => zstd::inflate(input, out),
+        #[cfg(not(feature = "zstd"))]
+        Compression::Zstd => Err("zstd was left out of this build"),
+    }
+}
+
+#[cfg(feature = "zstd")]
+mod zstd {
+    use super::{Kept, with_kept};
+    use std::cell::RefCell;
+    use zstd_safe::{CCtx, CParameter, DCtx, InBuffer, OutBuffer, ResetDirective};
+
+    thread_local! {
+        static COMPRESSOR: Kept<CCtx<'static>> = const { RefCell::new(None) };
+        static INFLATER: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
+    }
+
+    pub(super) fn compress(level: u8, input: &[u8], out: &mut [u8]) -> Option<usize> {
+        let make = || {
+            let mut context = CCtx::create();
+            // Both are parameters that every context has.
+            let _ = context.set_parameter(CParameter::CompressionLevel(level.into()));
+            let _ = context.set_parameter(CParameter::ChecksumFlag(true));
+            context
+        };
+        COMPRESSOR.with(|kept| {
+            // It begins anew with each frame, whatever became of the last one.
+            with_kept(kept, level, make, |context| Some(context.compress2(out, input).ok())).flatten()
+        })
+    }
+
+    pub(super) fn inflate(input: &[u8], out: &mut [u8]) -> Result<(), &'static str> {
+        INFLATER.with_borrow_mut(|context| {
+            context.reset(ResetDirective::SessionOnly).map_err(|_| "the zstd decoder can't be reset")?;
+            let cluster = out.len();
+            let mut source = InBuffer::around(input);
+            let mut target = OutBuffer::around(out);
+            // A cluster may be several frames; each turn makes progress or ends.
+            loop {
+                let before = (source.pos, target.pos());
+                let left =
+                    context.decompress_stream(&mut target, &mut source).map_err(zstd_safe::get_error_name)?;
+                let full = target.pos() == cluster;
+                // The end of the frame has its checksum, which the decoder has to see.
+                if full && left == 0 {
+                    return Ok(());
+                }
+                if (source.pos, target.pos()) == before {
+                    return Err(if full {
+                        "the zstd stream does not end with the cluster"
+                    } else {
+                        "the zstd stream ends before the cluster is full"
+                    });
+                }
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use zebu_storage::IoBuf;
+
+    fn round_trip(method: Method, compression: Compression, content: &[u8], cluster: usize) -> Option<usize> {
+        let mut stream = Vec::new();
+        let input = IoBufs::from(IoBuf::copy_of(content));
+        let len = compress(method, &input, cluster, &mut stream)?;
+        assert!(len < cluster);
+        // As in a file: something before, something behind.
+        let mut stored = vec![0xee; 7];
+        stored.extend_from_slice(&stream[..len]);
+        stored.extend_from_slice(&[0xa5; 300]);
+        let mut back = Vec::new();
+        inflate(compression, &IoBuf::copy_of(&stored).into(), 7, cluster, &mut back).unwrap();
+        assert!(back[..content.len()] == *content && back[content.len()..].iter().all(|&b| b == 0));
+        Some(len)
+    }
+
+    fn methods() -> Vec<(Method, Compression)> {
+        vec![
+            (Method::Deflate { level: 1 }, Compression::Zlib),
+            (Method::Deflate { level: 3 }, Compression::Zlib),
+            (Method::Deflate { level: 12 }, Compression::Zlib),
+            (Method::NarrowDeflate { level: 1 }, Compression::Zlib),
+            (Method::NarrowDeflate { level: 9 }, Compression::Zlib),
+            #[cfg(feature = "zstd")]
+            (Method::Zstd { level: 3 }, Compression::Zstd),
+            #[cfg(feature = "zstd")]
+            (Method::Zstd { level: 22 }, Compression::Zstd),
+        ]
+    }
+
+    /// Text whose repetitions lie `period` bytes apart, without short ones in between.
+    fn repeating(period: usize, len: usize) -> Vec<u8> {
+        let mut state = 1u32;
+        let unit: Vec<u8> = (0..period)
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 24) as u8
+            })
+            .collect();
+        unit.into_iter().cycle().take(len).collect()
+    }
+
+    #[test]
+    fn a_narrow_window_does_not_reach_farther_than_4_kib() {
+        let near = repeating(3000, 65536);
+        let far = repeating(10_000, 65536);
+        let narrow = Method::NarrowDeflate { level: 6 };
+        assert!(round_trip(narrow, Compression::Zlib, &near, 65536).unwrap() < 8000);
+        assert_eq!(round_trip(narrow, Compression::Zlib, &far, 65536), None);
+        assert!(round_trip(Method::Deflate { level: 6 }, Compression::Zlib, &far, 65536).unwrap() < 16_000);
+    }
+
+    #[test]
+    fn what_does_not_become_shorter_is_not_compressed() {
+        let noise = repeating(65536, 65536);
+        for (method, compression) in methods() {
+            assert_eq!(round_trip(method, compression, &noise, 65536), None, "{method:?}");
+        }
+    }
+
+    #[cfg(feature = "zstd")]
+    #[test]
+    fn a_zstd_stream_has_a_checksum_that_is_checked() {
+        let content = repeating(500, 4096);
+        let mut stream = Vec::new();
+        let input = IoBufs::from(IoBuf::copy_of(&content));
+        let len = compress(Method::Zstd { level: 3 }, &input, 4096, &mut stream).unwrap();
+        stream.truncate(len);
+        *stream.last_mut().unwrap() ^= 1;
+        let mut back = Vec::new();
+        let input = IoBuf::copy_of(&stream).into();
+        assert!(inflate(Compression::Zstd, &input, 0, 4096, &mut back).is_err());
+    }
+
+    #[test]
+    fn streams_that_hold_too_little_or_too_much_are_errors() {
+        let content = repeating(100, 8192);
+        for (method, compression) in methods() {
+            let mut stream = Vec::new();
+            let input = IoBufs::from(IoBuf::copy_of(&content));
+            let len = compress(method, &input, 8192, &mut stream).unwrap();
+            let stored = || IoBufs::from(IoBuf::copy_of(&stream[..len]));
+            for cluster in [4096, 16384] {
+                assert!(inflate(compression, &stored(), 0, cluster, &mut Vec::new()).is_err(), "{method:?}");
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn clusters_come_back(
+            cluster_bits in 9u32..=17,
+            period in 1usize..5000,
+            part in any::<prop::sample::Index>(),
+        ) {
+            let cluster = 1 << cluster_bits;
+            let content = repeating(period, 1 + part.index(cluster));
+            for (method, compression) in methods() {
+                round_trip(method, compression, &content, cluster);
+            }
+        }
+
+        #[test]
+        fn damaged_streams_are_errors_or_clusters(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+            for (_, compression) in methods() {
+                let mut out = Vec::new();
+                let _ = inflate(compression, &IoBuf::copy_of(&bytes).into(), 0, 4096, &mut out);
+                prop_assert_eq!(out.len(), 4096);
+            }
+        }
+    }
+}

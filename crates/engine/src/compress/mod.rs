@@ -1,0 +1,10 @@
+//! Compressing and inflating clusters: the codecs, and the threads that run them.
+
+mod codec;
+mod options;
+mod pool;
+
+pub(crate) use codec::Method;
+pub use options::{CompressOptions, DeflateWindow};
+pub use pool::CodecPool;
+pub(crate) use pool::{Outcome, Work};

@@ -1,0 +1,473 @@
+//! The threads that compress and inflate, and the slots that limit how much they have to do.
+//!
+//! A request takes a slot, which has room for one cluster's result, waits for its work to be done, and gives the
+//! slot back: slots are made once and reused, and whoever finds none waits for one (back-pressure).
+
+use super::codec::{self, Method};
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Poll, Waker};
+use zebu_qcow2::Compression;
+use zebu_storage::{IoBufs, Worker, WorkerKind};
+
+/// Slots per thread: one that is worked on, and enough behind it that no thread waits for a worker's turn.
+const SLOTS_PER_THREAD: usize = 4;
+
+/// Threads that compress and inflate clusters; clones are the same ones. They are started when there is work, and end
+/// when the last handle is dropped.
+///
+/// The default is one pool for the process with a thread per core; an embedder that wants fewer, or none, gives images
+/// a pool of its own.
+#[derive(Clone)]
+pub struct CodecPool(Arc<Owner>);
+
+/// Ends the threads when the last handle goes.
+struct Owner(Arc<Shared>);
+
+struct Shared {
+    /// Threads at most; 0: the work is done where it is asked for.
+    most_threads: usize,
+    most_slots: usize,
+    state: Mutex<State>,
+    work: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Arc<Slot>>,
+    free: Vec<Arc<Slot>>,
+    /// Slots that exist.
+    slots: usize,
+    threads: usize,
+    idle: usize,
+    closed: bool,
+    waiting: VecDeque<Waker>,
+}
+
+/// What is to be done with a cluster.
+pub(crate) enum Work {
+    /// Compress `input`, with zeroes behind it up to `cluster` bytes.
+    Compress { method: Method, input: IoBufs, cluster: usize },
+    /// Inflate one cluster from `input`, after its first `skip` bytes.
+    Inflate { compression: Compression, input: IoBufs, skip: usize, cluster: usize },
+}
+
+/// How work ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// The first so many bytes of the output are the result.
+    Bytes(usize),
+    /// The cluster does not become shorter.
+    Incompressible,
+    /// The stream is damaged.
+    Damaged(&'static str),
+}
+
+struct Slot(Mutex<SlotState>);
+
+struct SlotState {
+    phase: Phase,
+    output: Vec<u8>,
+}
+
+enum Phase {
+    Free,
+    Queued(Work, Option<Waker>),
+    Running(Option<Waker>),
+    Done(IoBufs, Outcome),
+    /// Nobody waits for the result any more.
+    Abandoned,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each critical section leaves its state whole, so a panic elsewhere does not matter.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Work {
+    /// Does the work. A codec that panics (they are other people's code) fails this cluster, and nobody waits for good.
+    fn execute(&self, output: &mut Vec<u8>) -> Outcome {
+        catch_unwind(AssertUnwindSafe(|| self.execute_once(output)))
+            .unwrap_or(Outcome::Damaged("the codec failed; its message is on standard error"))
+    }
+
+    fn execute_once(&self, output: &mut Vec<u8>) -> Outcome {
+        match self {
+            Work::Compress { method, input, cluster } => codec::compress(*method, input, *cluster, output)
+                .map_or(Outcome::Incompressible, Outcome::Bytes),
+            Work::Inflate { compression, input, skip, cluster } => {
+                match codec::inflate(*compression, input, *skip, *cluster, output) {
+                    Ok(()) => Outcome::Bytes(*cluster),
+                    Err(why) => Outcome::Damaged(why),
+                }
+            }
+        }
+    }
+
+    fn into_input(self) -> IoBufs {
+        match self {
+            Work::Compress { input, .. } | Work::Inflate { input, .. } => input,
+        }
+    }
+}
+
+impl CodecPool {
+    /// A pool of at most `threads` threads; 0: clusters are compressed and inflated on the thread that asks.
+    pub fn new(threads: usize) -> Self {
+        Self(Arc::new(Owner(Arc::new(Shared {
+            most_threads: threads,
+            most_slots: (threads * SLOTS_PER_THREAD).max(1),
+            state: Mutex::default(),
+            work: Condvar::new(),
+        }))))
+    }
+
+    fn shared(&self) -> &Arc<Shared> {
+        &self.0.0
+    }
+
+    /// Clusters that are worth having under way at once.
+    pub(crate) fn parallelism(&self) -> usize {
+        self.shared().most_slots
+    }
+
+    /// Does `work`, once there is a slot.
+    pub(crate) async fn run(&self, worker: &Worker, work: Work) -> Finished {
+        let shared = self.shared();
+        if worker.kind() == WorkerKind::Simulated {
+            // Nothing but the simulation may decide when something happens: not another thread, nor a slot of it.
+            let mut output = Vec::new();
+            let outcome = work.execute(&mut output);
+            let shared = Arc::clone(shared);
+            return Finished { shared, slot: None, input: work.into_input(), outcome, output };
+        }
+        let slot = shared.slot().await;
+        let slot = Abandon { shared, slot };
+        slot.slot.queue(work);
+        if !shared.push(&slot.slot) {
+            slot.slot.execute();
+        }
+        let (input, outcome) = poll_fn(|cx| slot.slot.poll(cx.waker())).await;
+        let output = std::mem::take(&mut lock(&slot.slot.0).output);
+        Finished { shared: Arc::clone(shared), slot: Some(Arc::clone(&slot.slot)), input, outcome, output }
+    }
+}
+
+impl Default for CodecPool {
+    fn default() -> Self {
+        static SHARED: OnceLock<CodecPool> = OnceLock::new();
+        SHARED
+            .get_or_init(|| Self::new(std::thread::available_parallelism().map_or(1, std::num::NonZero::get)))
+            .clone()
+    }
+}
+
+impl fmt::Debug for CodecPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CodecPool").field("threads", &self.shared().most_threads).finish()
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        lock(&self.0.state).closed = true;
+        self.0.work.notify_all();
+    }
+}
+
+impl Shared {
+    /// A slot that nobody uses.
+    fn slot(&self) -> SlotWait<'_> {
+        SlotWait { shared: self, waker: None }
+    }
+
+    fn give_back(&self, slot: Arc<Slot>) {
+        let mut state = lock(&self.state);
+        state.free.push(slot);
+        let next = state.waiting.pop_front();
+        drop(state);
+        if let Some(waker) = next {
+            waker.wake();
+        }
+    }
+
+    /// Queues a slot with work; false if the caller has to do it, because there are no threads.
+    fn push(self: &Arc<Self>, slot: &Arc<Slot>) -> bool {
+        if self.most_threads == 0 {
+            return false;
+        }
+        let mut state = lock(&self.state);
+        if state.idle <= state.queue.len() && state.threads < self.most_threads {
+            let shared = Arc::clone(self);
+            let thread = std::thread::Builder::new().name("zebu-codec".to_owned());
+            if thread.spawn(move || shared.run_thread()).is_ok() {
+                state.threads += 1;
+            }
+        }
+        if state.threads == 0 {
+            return false;
+        }
+        state.queue.push_back(Arc::clone(slot));
+        drop(state);
+        self.work.notify_one();
+        true
+    }
+
+    fn run_thread(&self) {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(slot) = state.queue.pop_front() {
+                drop(state);
+                if slot.execute() == Wanted::No {
+                    self.give_back(slot);
+                }
+                state = lock(&self.state);
+                continue;
+            }
+            if state.closed {
+                return;
+            }
+            state.idle += 1;
+            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.idle -= 1;
+        }
+    }
+}
+
+/// The wait for a slot. Each slot that is given back wakes one who waits; whoever is woken and dropped before looking
+/// wakes the next.
+struct SlotWait<'a> {
+    shared: &'a Shared,
+    /// As it was put into the list of those who wait.
+    waker: Option<Waker>,
+}
+
+impl SlotWait<'_> {
+    /// Takes the own waker out of the list; false if it was woken already.
+    fn leave(&mut self, state: &mut State) -> bool {
+        let Some(own) = self.waker.take() else { return true };
+        let at = state.waiting.iter().position(|waker| waker.will_wake(&own));
+        at.and_then(|at| state.waiting.remove(at)).is_some()
+    }
+}
+
+impl Future for SlotWait<'_> {
+    type Output = Arc<Slot>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Arc<Slot>> {
+        let mut state = lock(&self.shared.state);
+        self.leave(&mut state);
+        if let Some(slot) = state.free.pop() {
+            return Poll::Ready(slot);
+        }
+        if state.slots < self.shared.most_slots {
+            state.slots += 1;
+            let state = SlotState { phase: Phase::Free, output: Vec::new() };
+            return Poll::Ready(Arc::new(Slot(Mutex::new(state))));
+        }
+        state.waiting.push_back(cx.waker().clone());
+        self.waker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl Drop for SlotWait<'_> {
+    fn drop(&mut self) {
+        if self.waker.is_none() {
+            return;
+        }
+        let next = {
+            let mut state = lock(&self.shared.state);
+            if self.leave(&mut state) { None } else { state.waiting.pop_front() }
+        };
+        if let Some(waker) = next {
+            waker.wake();
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    Yes,
+    /// The future that asked was dropped: the slot is free.
+    No,
+}
+
+impl Slot {
+    fn queue(&self, work: Work) {
+        lock(&self.0).phase = Phase::Queued(work, None);
+    }
+
+    /// Does the work that is queued, and wakes who waits for it.
+    fn execute(&self) -> Wanted {
+        let (work, mut output) = {
+            let mut state = lock(&self.0);
+            match std::mem::replace(&mut state.phase, Phase::Free) {
+                Phase::Queued(work, waker) => {
+                    state.phase = Phase::Running(waker);
+                    (work, std::mem::take(&mut state.output))
+                }
+                // The future that asked was dropped before.
+                _ => return Wanted::No,
+            }
+        };
+        let outcome = work.execute(&mut output);
+        let input = work.into_input();
+        let mut state = lock(&self.0);
+        state.output = output;
+        match std::mem::replace(&mut state.phase, Phase::Free) {
+            Phase::Running(waker) => {
+                state.phase = Phase::Done(input, outcome);
+                drop(state);
+                if let Some(waker) = waker {
+                    waker.wake();
+                }
+                Wanted::Yes
+            }
+            _ => Wanted::No,
+        }
+    }
+
+    fn poll(&self, waker: &Waker) -> Poll<(IoBufs, Outcome)> {
+        let mut state = lock(&self.0);
+        match std::mem::replace(&mut state.phase, Phase::Free) {
+            Phase::Done(input, outcome) => return Poll::Ready((input, outcome)),
+            Phase::Queued(work, _) => state.phase = Phase::Queued(work, Some(waker.clone())),
+            Phase::Running(_) => state.phase = Phase::Running(Some(waker.clone())),
+            other @ (Phase::Free | Phase::Abandoned) => state.phase = other,
+        }
+        Poll::Pending
+    }
+}
+
+/// A slot in use. Dropped before the work is done, it leaves giving the slot back to the thread that has it.
+struct Abandon<'a> {
+    shared: &'a Shared,
+    slot: Arc<Slot>,
+}
+
+impl Drop for Abandon<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.slot.0);
+        match std::mem::replace(&mut state.phase, Phase::Free) {
+            Phase::Queued(..) | Phase::Running(_) => state.phase = Phase::Abandoned,
+            // Done, and nobody took the result.
+            Phase::Done(..) => {
+                drop(state);
+                self.shared.give_back(Arc::clone(&self.slot));
+            }
+            // The result was taken: the slot belongs to it.
+            Phase::Free | Phase::Abandoned => {}
+        }
+    }
+}
+
+/// Work that is done. Its slot is free again when this is dropped.
+pub(crate) struct Finished {
+    shared: Arc<Shared>,
+    slot: Option<Arc<Slot>>,
+    /// The input, as it was given.
+    pub(crate) input: IoBufs,
+    pub(crate) outcome: Outcome,
+    output: Vec<u8>,
+}
+
+impl Finished {
+    /// The result.
+    pub(crate) fn output(&self) -> &[u8] {
+        match self.outcome {
+            Outcome::Bytes(len) => self.output.get(..len).unwrap_or_default(),
+            Outcome::Incompressible | Outcome::Damaged(_) => &[],
+        }
+    }
+
+    /// The result, to keep; the slot gets a new buffer when it is used again.
+    pub(crate) fn take_output(&mut self) -> Vec<u8> {
+        let mut output = std::mem::take(&mut self.output);
+        output.truncate(match self.outcome {
+            Outcome::Bytes(len) => len,
+            Outcome::Incompressible | Outcome::Damaged(_) => 0,
+        });
+        output
+    }
+}
+
+impl Drop for Finished {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot.take() {
+            lock(&slot.0).output = std::mem::take(&mut self.output);
+            self.shared.give_back(slot);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::future::join_all;
+    use std::pin::pin;
+    use zebu_storage::{IoBuf, WorkerConfig};
+
+    fn compress(content: &[u8]) -> Work {
+        Work::Compress {
+            method: Method::Deflate { level: 1 },
+            input: IoBuf::copy_of(content).into(),
+            cluster: content.len(),
+        }
+    }
+
+    fn free_slots(pool: &CodecPool) -> (usize, usize) {
+        let state = lock(&pool.shared().state);
+        (state.free.len(), state.slots)
+    }
+
+    #[test]
+    fn more_work_than_slots_gets_done_and_slots_are_reused() {
+        let worker = Worker::new(&WorkerConfig::default()).unwrap();
+        for threads in [0, 1, 3] {
+            let pool = CodecPool::new(threads);
+            let contents: Vec<Vec<u8>> = (0..40u8).map(|i| vec![i; 4096]).collect();
+            worker.block_on(join_all(contents.iter().map(|content| {
+                let (pool, worker) = (&pool, &worker);
+                async move {
+                    let packed = pool.run(worker, compress(content)).await;
+                    let input = IoBufs::from(IoBuf::copy_of(packed.output()));
+                    drop(packed);
+                    let compression = Compression::Zlib;
+                    let back =
+                        pool.run(worker, Work::Inflate { compression, input, skip: 0, cluster: 4096 }).await;
+                    assert_eq!(back.output(), content);
+                }
+            })));
+            let (free, made) = free_slots(&pool);
+            assert_eq!(free, made);
+            assert!(made <= (threads * SLOTS_PER_THREAD).max(1));
+        }
+    }
+
+    #[test]
+    fn work_that_nobody_waits_for_gives_its_slot_back() {
+        let worker = Worker::new(&WorkerConfig::default()).unwrap();
+        let pool = CodecPool::new(1);
+        for _ in 0..50 {
+            let content = vec![7; 1 << 16];
+            let mut cx = Context::from_waker(Waker::noop());
+            {
+                let mut run = pin!(pool.run(&worker, compress(&content)));
+                let _ = run.as_mut().poll(&mut cx);
+            }
+            let done = worker.block_on(pool.run(&worker, compress(&content)));
+            assert!(matches!(done.outcome, Outcome::Bytes(_)));
+        }
+        drop(worker.block_on(pool.run(&worker, compress(&[1; 512]))));
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while free_slots(&pool).0 != free_slots(&pool).1 {
+            assert!(std::time::Instant::now() < deadline, "a slot was lost");
+            std::thread::yield_now();
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Targets with compressed clusters: what can't have them, and writing a piece as whole clusters.
+
+use super::job::Job;
+use super::options::{ConvertOptions, ConvertTarget, CopyMode, TargetClusters};
+use crate::jobs::zeros::is_zero;
+use crate::{Durability, Error, ErrorKind, Format, Preallocation, Result};
+use std::num::NonZeroU64;
+use zebu_storage::{IoBufs, Worker};
+
+/// The cluster size of a target whose clusters are to be compressed; `None` if they are not.
+///
+/// # Errors
+/// The target can't have compressed clusters, or the options contradict each other.
+pub(super) fn cluster_size(options: &ConvertOptions, target: &ConvertTarget) -> Result<Option<NonZeroU64>> {
+    if options.clusters == TargetClusters::Plain {
+        return Ok(None);
+    }
+    let (format, cluster, path, preallocation, data_file) = match target {
+        ConvertTarget::New(new) => (
+            new.create.format,
+            new.create.cluster_size,
+            new.path.as_path(),
+            new.create.preallocation,
+            new.create.data_file.is_some(),
+        ),
+        ConvertTarget::Existing { image, .. } => {
+            (image.format(), image.cluster_size(), image.path(), Preallocation::Off, false)
+        }
+    };
+    let refuse = |kind, message: &str| Err(Error::new(kind, message).on(path));
+    if format != Format::Qcow2 {
+        return refuse(ErrorKind::Unsupported, "Compression not supported for this file format");
+    }
+    if preallocation != Preallocation::Off {
+        let message = "Compression and preallocation not supported at the same time";
+        return refuse(ErrorKind::InvalidArgument, message);
+    }
+    if data_file {
+        let message = "an image with an external data file can't hold compressed clusters";
+        return refuse(ErrorKind::Unsupported, message);
+    }
+    match options.copy {
+        CopyMode::Auto | CopyMode::Buffers => Ok(NonZeroU64::new(cluster)),
+        CopyMode::Reflink | CopyMode::Range => {
+            refuse(ErrorKind::InvalidArgument, "Cannot enable copy offloading when -c is used")
+        }
+    }
+}
+
+/// Writes a piece: whole clusters compressed, zero ones not at all where the target reads as zero, parts of clusters
+/// (at the edges of sources) plain.
+pub(super) async fn write(
+    worker: &Worker,
+    job: &Job,
+    cluster: NonZeroU64,
+    offset: u64,
+    mut bufs: IoBufs,
+) -> (Result<()>, IoBufs) {
+    let cluster = cluster.get();
+    let mut done = IoBufs::new();
+    let mut at = offset;
+    let mut result = Ok(());
+    while !bufs.is_empty() && result.is_ok() {
+        let end = at + bufs.len() as u64;
+        let whole = at.is_multiple_of(cluster) && (end >= at + cluster || end == job.target.virtual_size());
+        let mut part;
+        if whole {
+            let (len, skip) = run_of_clusters(job, cluster, at, &bufs);
+            part = bufs.split_to(len);
+            if skip {
+                job.count(|report| report.skipped += len as u64);
+            } else {
+                (result, part) = job.target.write_compressed(worker, at, part, Durability::Volatile).await;
+                job.count(|report| report.written += len as u64);
+            }
+            at += len as u64;
+        } else {
+            let boundary = (at / cluster + 1).saturating_mul(cluster).min(end);
+            part = bufs.split_to((boundary - at) as usize);
+            (result, part) = job.target.write(worker, at, part, Durability::Volatile).await;
+            job.count(|report| report.written += boundary - at);
+            at = boundary;
+        }
+        done.append(part);
+    }
+    done.append(bufs);
+    (result, done)
+}
+
+/// Bytes of clusters at the start of `bufs` that are all to be written, or all to be left out.
+fn run_of_clusters(job: &Job, cluster: u64, at: u64, bufs: &IoBufs) -> (usize, bool) {
+    let [buf] = &bufs.0[..] else { return (bufs.len().min(cluster as usize), false) };
+    let ends_disk = at + buf.len() as u64 == job.target.virtual_size();
+    let mut len = 0;
+    let mut skipped = None;
+    for bytes in buf.as_slice().chunks(cluster as usize) {
+        let whole = bytes.len() as u64 == cluster || ends_disk;
+        let skip = job.sparse_size > 0 && job.is_zero_unless_written(at + len as u64) && is_zero(bytes);
+        if !whole || *skipped.get_or_insert(skip) != skip {
+            break;
+        }
+        len += bytes.len();
+    }
+    (len, skipped == Some(true))
+}

@@ -1,0 +1,489 @@
+//! The gatherer: compressed streams on their way to the file, packed byte by byte into host clusters in memory.
+//!
+//! A *segment* is a run of host clusters that is being filled; a *part* is what of it is written in one go: all of it
+//! when it is full, or what there is at a flush, after which packing goes on at the next block, so that a block that
+//! is durable is never written again. A stream is linked when all parts that hold bytes of it are written; it may
+//! reach from one segment into the next, if that follows it in the file.
+//!
+//! No host cluster takes more streams than its refcount can say. Until packing has moved on from a cluster, the
+//! reference that its window gave it is kept, so that it can't become free under the hands of the gatherer when the
+//! streams in it are overwritten; with the last part it counts for one of the streams.
+//!
+//! Here is the bookkeeping alone, under one lock that is taken last (after a slice's shard, before `space`). What is
+//! done with the parts is in `write_out.rs`.
+
+use crate::qcow2::space::{Allocated, Content};
+use crate::qcow2::state::AfterFree;
+use crate::{Error, Result};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Release};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+use zebu_storage::{IoBuf, IoBufs};
+
+/// What the format and the file say about packing.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rules {
+    pub(crate) cluster_bits: u32,
+    /// Streams that one host cluster may hold.
+    pub(crate) refcount_max: u64,
+    /// Host offset that no stream may reach.
+    pub(crate) offset_end: u64,
+    /// Bytes of a block: what was written up to a block's end is never written again.
+    pub(crate) block: u64,
+}
+
+/// A stream that is not linked yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stream {
+    /// Offset in the file, bytes.
+    pub(crate) offset: u64,
+    /// Bytes.
+    pub(crate) len: u64,
+    /// Parts with bytes of it that are not written yet.
+    parts: u8,
+}
+
+/// What is written in one go, with what has to happen then.
+#[derive(Debug)]
+pub(crate) struct Part {
+    number: u64,
+    /// Offset in the file of the bytes.
+    pub(crate) host: u64,
+    /// Whole blocks; empty once they are written.
+    pub(crate) bytes: IoBufs,
+    /// References to add, by host cluster.
+    pub(crate) references: Vec<(u64, u64)>,
+    /// References that nothing needs, to be dropped after the write.
+    pub(crate) unused: Vec<(Range<u64>, AfterFree)>,
+    /// Guest clusters of the streams with bytes in it.
+    pub(crate) streams: Vec<u64>,
+    /// Guest clusters of streams whose bytes are all written.
+    pub(crate) complete: Vec<u64>,
+}
+
+/// Host clusters to be filled next.
+pub(crate) struct Room {
+    pub(crate) allocated: Allocated,
+    /// As many bytes.
+    pub(crate) buf: IoBuf,
+}
+
+/// What became of a stream that was to be added.
+pub(crate) enum Added {
+    /// It is in; the part, if any, is to be written.
+    Done(Option<Part>),
+    /// There is no room to pack into.
+    NeedsRoom,
+    /// No descriptor can say where it would lie.
+    OutOfReach,
+}
+
+/// Where the bytes of a stream are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// They were copied from memory.
+    Memory,
+    /// Some are being written.
+    BeingWritten,
+    /// Some are in the file and some in the segment that is being filled.
+    Split,
+    /// In the file: linked, or written and not linked yet.
+    File,
+}
+
+/// How a segment's part is cut off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cut {
+    /// Packing goes on behind it.
+    Flush,
+    /// Nothing more goes into the segment.
+    End,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Count {
+    streams: u64,
+    /// Of these, without a reference of their own so far.
+    unreferenced: u64,
+}
+
+/// A run of host clusters that is being filled.
+#[derive(Debug)]
+struct Segment {
+    /// Host offset of the first byte of `buf`.
+    base: u64,
+    /// Host offset behind the last stream.
+    filled: u64,
+    /// Host offset of the end.
+    end: u64,
+    buf: IoBuf,
+    content: Content,
+    /// Host cluster of the first of `counts`.
+    first: u64,
+    counts: VecDeque<Count>,
+    /// Guest clusters with bytes from `base` on.
+    streams: Vec<u64>,
+    bits: u32,
+}
+
+impl Segment {
+    fn new(room: Room, bits: u32) -> Self {
+        let Room { allocated: Allocated { range, content }, buf } = room;
+        let base = range.start << bits;
+        debug_assert_eq!(buf.len() as u64, (range.end - range.start) << bits);
+        Self {
+            base,
+            filled: base,
+            end: range.end << bits,
+            buf,
+            content,
+            first: range.start,
+            counts: range.clone().map(|_| Count::default()).collect(),
+            streams: Vec::new(),
+            bits,
+        }
+    }
+
+    /// Where the next stream starts: behind the last one, or in the next cluster if the one there holds as many as it
+    /// may.
+    fn next_start(&self, rules: &Rules) -> u64 {
+        let cluster = self.filled >> self.bits;
+        match self.counts.get((cluster - self.first) as usize) {
+            Some(count) if count.streams >= rules.refcount_max => (cluster + 1) << self.bits,
+            _ => self.filled,
+        }
+    }
+
+    /// Puts bytes of the stream of guest cluster `guest` at host offset `at`.
+    fn put(&mut self, guest: u64, at: u64, bytes: &[u8]) {
+        let end = at + bytes.len() as u64;
+        // What is skipped because a cluster is full of streams must not show what the buffer held before.
+        let (gap, start) = ((self.filled - self.base) as usize, (at - self.base) as usize);
+        let into = self.buf.as_mut_slice();
+        if let Some(gap) = into.get_mut(gap..start) {
+            gap.fill(0);
+        }
+        if let Some(place) = into.get_mut(start..start + bytes.len()) {
+            place.copy_from_slice(bytes);
+        }
+        for cluster in at >> self.bits..=(end - 1) >> self.bits {
+            if let Some(count) = self.counts.get_mut((cluster - self.first) as usize) {
+                count.streams += 1;
+                count.unreferenced += 1;
+            }
+        }
+        self.filled = end;
+        self.streams.push(guest);
+    }
+
+    /// Cuts off what was filled, in whole blocks.
+    fn cut(&mut self, cut: Cut, rules: &Rules) -> Part {
+        let mut upto = self.base;
+        if self.filled > self.base {
+            upto = self.filled.next_multiple_of(rules.block).min(self.end);
+        }
+        // A cluster that can take no more streams has no reference to spare for being kept open.
+        let last = self.counts.get(((upto >> self.bits) - self.first) as usize);
+        if last.is_some_and(|count| count.streams >= rules.refcount_max) {
+            upto = ((upto >> self.bits) + 1) << self.bits;
+        }
+        let mut bytes = self.buf.split_to((upto - self.base) as usize);
+        if let Some(gap) = bytes.as_mut_slice().get_mut((self.filled - self.base) as usize..) {
+            gap.fill(0);
+        }
+        let mut part = Part {
+            number: 0,
+            host: self.base,
+            bytes: IoBufs::new(),
+            references: Vec::new(),
+            unused: Vec::new(),
+            streams: std::mem::take(&mut self.streams),
+            complete: Vec::new(),
+        };
+        part.bytes.push(bytes);
+        (self.base, self.filled) = (upto, upto);
+        for (cluster, count) in (self.first..).zip(&mut self.counts) {
+            let passed = cut == Cut::End || (cluster + 1) << self.bits <= upto;
+            let add = std::mem::take(&mut count.unreferenced);
+            match (passed, count.streams, add) {
+                (true, 0, _) => {
+                    // Zeroes may have been written there, behind the last stream of a block.
+                    let written = cluster << self.bits < upto;
+                    let then = if written { AfterFree::Reuse } else { AfterFree::Untouched(self.content) };
+                    part.unused.push((cluster..cluster + 1, then));
+                }
+                (true, _, 0) => part.unused.push((cluster..cluster + 1, AfterFree::Reuse)),
+                (true, _, 1) | (false, _, 0) => {}
+                (true, _, add) => part.references.push((cluster, add - 1)),
+                (false, _, add) => part.references.push((cluster, add)),
+            }
+        }
+        while self.first < upto >> self.bits && self.counts.pop_front().is_some() {
+            self.first += 1;
+        }
+        part
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    open: Option<Segment>,
+    /// By guest cluster.
+    streams: BTreeMap<u64, Stream>,
+    /// Numbers of the parts that are being written and linked.
+    under_way: BTreeSet<u64>,
+    /// Parts that failed, and why; they are tried again by the next flush.
+    failed: Vec<(Part, Error)>,
+    parts_made: u64,
+    /// Of the segment and of the parts.
+    bytes: usize,
+    waiting: Vec<Waker>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Gatherer {
+    state: Mutex<State>,
+    /// Streams that are not linked, so that readers need no lock where there are none.
+    unlinked: AtomicUsize,
+    /// Held while room is made.
+    pub(crate) room_gate: crate::gate::Gate,
+}
+
+impl State {
+    /// Counts a part as under way. `None`: it has nothing to do.
+    fn start(&mut self, mut part: Part) -> Option<Part> {
+        let idle = part.bytes.is_empty()
+            && part.references.is_empty()
+            && part.unused.is_empty()
+            && part.streams.is_empty()
+            && part.complete.is_empty();
+        if idle {
+            return None;
+        }
+        self.parts_made += 1;
+        part.number = self.parts_made;
+        self.under_way.insert(part.number);
+        Some(part)
+    }
+
+    /// Ends the segment that is being filled; what of its memory the part does not hold is given up.
+    fn end_segment(&mut self, rules: &Rules) -> Option<Part> {
+        let mut segment = self.open.take()?;
+        let part = segment.cut(Cut::End, rules);
+        self.bytes -= segment.buf.len();
+        self.start(part)
+    }
+}
+
+impl Gatherer {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Each critical section leaves the state whole, so a panic elsewhere does not matter.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Packs the stream of guest cluster `guest`, which is not in it; `bytes` are fewer than a cluster. `room` gives
+    /// the host clusters to go on in.
+    pub(crate) fn add(
+        &self,
+        guest: u64,
+        bytes: &[u8],
+        rules: &Rules,
+        mut room: impl FnMut() -> Option<Room>,
+    ) -> Added {
+        let len = bytes.len() as u64;
+        let mut state = self.state();
+        let state = &mut *state;
+        let mut ended = None;
+        let stream = loop {
+            let start = state.open.as_ref().map(|segment| (segment.next_start(rules), segment.end));
+            let fits_from = start.filter(|(at, end)| at + len <= *end).map(|(at, _)| at);
+            if let (Some(at), Some(segment)) = (fits_from, &mut state.open) {
+                if at + len > rules.offset_end {
+                    return Added::OutOfReach;
+                }
+                segment.put(guest, at, bytes);
+                break Stream { offset: at, len, parts: 1 };
+            }
+            let Some(room) = room() else { return Added::NeedsRoom };
+            state.bytes += room.buf.len();
+            let mut next = Segment::new(room, rules.cluster_bits);
+            let reaches = start.filter(|(at, end)| at < end && *end == next.base);
+            if let (Some((at, end)), Some(segment)) = (reaches, &mut state.open)
+                && at + len <= rules.offset_end
+            {
+                let (head, tail) = bytes.split_at((end - at) as usize);
+                segment.put(guest, at, head);
+                next.put(guest, end, tail);
+                ended = state.end_segment(rules);
+                state.open = Some(next);
+                break Stream { offset: at, len, parts: 2 };
+            }
+            ended = state.end_segment(rules);
+            state.open = Some(next);
+        };
+        state.streams.insert(guest, stream);
+        self.unlinked.store(state.streams.len(), Release);
+        Added::Done(ended)
+    }
+
+    /// The first guest cluster in `clusters` that is not linked yet, with its stream.
+    #[inline]
+    pub(crate) fn first_in(&self, clusters: Range<u64>) -> Option<(u64, Stream)> {
+        if self.unlinked.load(Acquire) == 0 {
+            return None;
+        }
+        self.state().streams.range(clusters).next().map(|(cluster, stream)| (*cluster, *stream))
+    }
+
+    /// The stream of a guest cluster, if it is not linked yet.
+    pub(crate) fn stream(&self, guest: u64) -> Option<Stream> {
+        self.first_in(guest..guest + 1).map(|(_, stream)| stream)
+    }
+
+    /// Takes the stream of a guest cluster out: its entry was just set, under the slice's lock that is still held.
+    pub(crate) fn linked(&self, guest: u64) {
+        let mut state = self.state();
+        state.streams.remove(&guest);
+        self.unlinked.store(state.streams.len(), Release);
+    }
+
+    /// Copies the stream of guest cluster `guest` that starts at host offset `offset`, if it is in memory.
+    pub(crate) fn copy_stream(&self, guest: u64, offset: u64, out: &mut Vec<u8>) -> Place {
+        out.clear();
+        if self.unlinked.load(Acquire) == 0 {
+            return Place::File;
+        }
+        let state = self.state();
+        let Some(stream) = state.streams.get(&guest).filter(|stream| stream.offset == offset) else {
+            return Place::File;
+        };
+        let end = offset + stream.len;
+        let in_memory = |at: u64| {
+            let open = state.open.iter().map(|segment| (segment.base, std::slice::from_ref(&segment.buf)));
+            let failed = state.failed.iter().map(|(part, _)| (part.host, &part.bytes.0[..]));
+            open.chain(failed).find_map(|(host, bufs)| {
+                // A part is one buffer, unless a failed write gave it back in pieces.
+                let mut start = host;
+                for buf in bufs {
+                    if at >= start && at < start + buf.len() as u64 {
+                        return buf.as_slice().get((at - start) as usize..);
+                    }
+                    start += buf.len() as u64;
+                }
+                None
+            })
+        };
+        let mut at = offset;
+        while at < end {
+            let Some(bytes) = in_memory(at) else {
+                // Parts under way hold their bytes themselves.
+                let open = state
+                    .open
+                    .as_ref()
+                    .is_some_and(|segment| (segment.base..segment.filled).contains(&(end - 1)));
+                return match (state.under_way.is_empty(), open) {
+                    (false, _) => Place::BeingWritten,
+                    (true, true) => Place::Split,
+                    (true, false) => Place::File,
+                };
+            };
+            let take = bytes.len().min((end - at) as usize);
+            out.extend_from_slice(bytes.get(..take).unwrap_or_default());
+            at += take as u64;
+        }
+        Place::Memory
+    }
+
+    /// Takes everything that waits to be written, in the order in which it was packed, and the number of the last part
+    /// that was ever taken.
+    pub(crate) fn take_all(&self, rules: &Rules) -> (Vec<Part>, u64) {
+        let mut state = self.state();
+        let mut parts: Vec<Part> =
+            std::mem::take(&mut state.failed).into_iter().map(|(part, _)| part).collect();
+        if let Some(segment) = &mut state.open {
+            parts.push(segment.cut(Cut::Flush, rules));
+        }
+        let parts = parts.into_iter().filter_map(|part| state.start(part)).collect();
+        (parts, state.parts_made)
+    }
+
+    /// Ends the segment that is being filled.
+    pub(crate) fn take_rest(&self, rules: &Rules) -> Option<Part> {
+        self.state().end_segment(rules)
+    }
+
+    /// Gives the memory of a part back whose bytes are written.
+    pub(crate) fn written(&self, bytes: usize) {
+        self.state().bytes -= bytes;
+    }
+
+    /// Notes that the bytes of a part are written, and finds the streams that are complete with that.
+    pub(crate) fn complete(&self, part: &mut Part) {
+        let mut state = self.state();
+        for guest in part.streams.drain(..) {
+            if let Some(stream) = state.streams.get_mut(&guest) {
+                stream.parts = stream.parts.saturating_sub(1);
+                if stream.parts == 0 {
+                    part.complete.push(guest);
+                }
+            }
+        }
+    }
+
+    /// Ends a part. One that failed stays, to be tried again.
+    pub(crate) fn end(&self, part: Part, result: Result<()>) {
+        let waiting = {
+            let mut state = self.state();
+            state.under_way.remove(&part.number);
+            if let Err(error) = result {
+                state.failed.push((part, error));
+            }
+            std::mem::take(&mut state.waiting)
+        };
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    /// Ready when no part up to `number` is under way; with the error of a part that failed.
+    pub(crate) fn poll_ended(&self, number: u64, waker: &Waker) -> Poll<Result<()>> {
+        let mut state = self.state();
+        if state.under_way.first().is_some_and(|first| *first <= number) {
+            state.waiting.push(waker.clone());
+            return Poll::Pending;
+        }
+        Poll::Ready(state.failed.first().map_or(Ok(()), |(_, error)| Err(error.clone())))
+    }
+
+    /// Ready when something ended, or nothing is under way.
+    pub(crate) fn poll_change(&self, seen: &mut bool, waker: &Waker) -> Poll<()> {
+        let mut state = self.state();
+        if *seen || state.under_way.is_empty() {
+            return Poll::Ready(());
+        }
+        *seen = true;
+        state.waiting.push(waker.clone());
+        Poll::Pending
+    }
+
+    /// Ready when there is memory for more: at most `limit` bytes in use, or nothing that will give any back. True: a
+    /// part has failed and has to be written first.
+    pub(crate) fn poll_memory(&self, limit: usize, waker: &Waker) -> Poll<bool> {
+        let mut state = self.state();
+        if !state.failed.is_empty() {
+            return Poll::Ready(true);
+        }
+        if state.bytes <= limit || state.under_way.is_empty() {
+            return Poll::Ready(false);
+        }
+        state.waiting.push(waker.clone());
+        Poll::Pending
+    }
+
+    /// Whether nothing waits to be written or linked.
+    pub(crate) fn is_empty(&self) -> bool {
+        let state = self.state();
+        state.streams.is_empty() && state.under_way.is_empty() && state.failed.is_empty()
+    }
+}

@@ -1,0 +1,29 @@
+//! SEEK_DATA and SEEK_HOLE on an image.
+
+use zebu::storage::Worker;
+use zebu::{Image, Result};
+
+/// What is looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    Data,
+    Hole,
+}
+
+/// The first offset at or after `offset` that is what is wanted; the end of the disk counts as a hole. `None` if there is
+/// no data, or `offset` is not on the disk.
+pub(crate) async fn seek(image: &Image, worker: &Worker, offset: u64, wanted: Wanted) -> Result<Option<u64>> {
+    let size = image.virtual_size();
+    let mut at = offset;
+    if at >= size {
+        return Ok(None);
+    }
+    while at < size {
+        let extent = image.extent(worker, at, size - at).await?;
+        if extent.is_zero() == (wanted == Wanted::Hole) {
+            return Ok(Some(at));
+        }
+        at = extent.end();
+    }
+    Ok((wanted == Wanted::Hole).then_some(size))
+}

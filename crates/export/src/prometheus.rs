@@ -1,0 +1,149 @@
+//! Counters in Prometheus' text format (version 0.0.4).
+
+use crate::export::Exports;
+use crate::metrics::{LATENCY_BUCKETS, RequestKind};
+use std::fmt::Write as _;
+
+/// All counters of all exports.
+pub fn prometheus(exports: &Exports) -> String {
+    let mut text = Text(String::new());
+    text.family("zebu_requests_total", "counter", "Requests of clients that ended.");
+    text.kinds(exports, "zebu_requests_total", |totals| totals.requests);
+    text.family(
+        "zebu_request_bytes_total",
+        "counter",
+        "Bytes of the disk that successful requests were about.",
+    );
+    text.kinds(exports, "zebu_request_bytes_total", |totals| totals.bytes);
+    text.family("zebu_request_errors_total", "counter", "Requests that failed or were refused.");
+    text.kinds(exports, "zebu_request_errors_total", |totals| totals.errors);
+    text.latencies(exports);
+    text.family("zebu_requests_in_flight", "gauge", "Requests under way.");
+    text.gauges(exports, "zebu_requests_in_flight", |export| export.metrics().in_flight());
+    text.family("zebu_clients", "gauge", "NBD connections and running vhost-user rings.");
+    text.gauges(exports, "zebu_clients", |export| export.metrics().clients());
+    text.family("zebu_disk_bytes", "gauge", "Size of the virtual disk.");
+    text.gauges(exports, "zebu_disk_bytes", |export| export.image().virtual_size());
+    text.image(exports);
+    text.0
+}
+
+struct Text(String);
+
+impl Text {
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn sample(&mut self, name: &str, labels: &str, value: impl std::fmt::Display) {
+        let _ = writeln!(self.0, "{name}{{{labels}}} {value}");
+    }
+
+    fn kinds(&mut self, exports: &Exports, name: &str, value: fn(&crate::metrics::KindTotals) -> u64) {
+        for export in exports.iter() {
+            for kind in RequestKind::ALL {
+                let labels = format!("export=\"{}\",kind=\"{}\"", escaped(export.name()), kind.name());
+                self.sample(name, &labels, value(&export.metrics().totals(kind)));
+            }
+        }
+    }
+
+    fn gauges(&mut self, exports: &Exports, name: &str, value: fn(&crate::Export) -> u64) {
+        for export in exports.iter() {
+            self.sample(name, &format!("export=\"{}\"", escaped(export.name())), value(export));
+        }
+    }
+
+    fn latencies(&mut self, exports: &Exports) {
+        let name = "zebu_request_seconds";
+        self.family(name, "histogram", "Time from a request's receipt until its reply was ready to be sent.");
+        for export in exports.iter() {
+            for kind in RequestKind::ALL {
+                let totals = export.metrics().totals(kind);
+                let labels = format!("export=\"{}\",kind=\"{}\"", escaped(export.name()), kind.name());
+                let mut sum = 0;
+                for (index, count) in totals.buckets.iter().take(LATENCY_BUCKETS - 1).enumerate() {
+                    sum += count;
+                    let limit = (1u64 << index) as f64 / 1e6;
+                    self.sample(&format!("{name}_bucket"), &format!("{labels},le=\"{limit}\""), sum);
+                }
+                sum += totals.buckets[LATENCY_BUCKETS - 1];
+                self.sample(&format!("{name}_bucket"), &format!("{labels},le=\"+Inf\""), sum);
+                self.sample(&format!("{name}_sum"), &labels, totals.nanoseconds as f64 / 1e9);
+                self.sample(&format!("{name}_count"), &labels, sum);
+            }
+        }
+    }
+
+    fn image(&mut self, exports: &Exports) {
+        type Value = fn(&zebu::ImageStats) -> u64;
+        let counters: [(&str, &str, &str, Value); 8] = [
+            ("zebu_cache_hits_total", "counter", "Lookups of a mapping slice in memory.", |s| s.cache_hits),
+            ("zebu_cache_misses_total", "counter", "Lookups of one that was not.", |s| s.cache_misses),
+            ("zebu_cache_loads_total", "counter", "Mapping slices loaded.", |s| s.cache_loads),
+            ("zebu_cache_evictions_total", "counter", "Mapping slices given up.", |s| s.cache_evictions),
+            ("zebu_cache_bytes", "gauge", "Memory of the mapping cache in use.", |s| s.cache_bytes),
+            ("zebu_commits_total", "counter", "Commits of metadata.", |s| s.commits),
+            ("zebu_clusters_allocated_total", "counter", "Host clusters allocated.", |s| {
+                s.clusters_allocated
+            }),
+            ("zebu_clusters_freed_total", "counter", "Host clusters freed.", |s| s.clusters_freed),
+        ];
+        for (name, kind, help, value) in counters {
+            self.family(name, kind, help);
+            for export in exports.iter() {
+                let labels = format!("export=\"{}\"", escaped(export.name()));
+                self.sample(name, &labels, value(&export.image().stats()));
+            }
+        }
+    }
+}
+
+/// A label's value.
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Export;
+    use std::time::Duration;
+    use zebu::{Access, Blocking, CreateOptions, OpenOptions};
+
+    #[test]
+    fn histograms_are_cumulative_and_labels_are_escaped() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.qcow2");
+        Blocking::create(&path, &CreateOptions { size: Some(1 << 20), ..CreateOptions::default() }).unwrap();
+        let disk = Blocking::open(&path, &OpenOptions::default()).unwrap();
+        let exports = Exports::new(vec![Export::new("a\"b", disk.image(), Access::ReadOnly)]).unwrap();
+        let metrics = exports.iter().next().unwrap().metrics();
+        for microseconds in [1, 3, 3, 100_000_000] {
+            metrics.start(0);
+            metrics.end(0, RequestKind::Read, 10, true, Duration::from_micros(microseconds));
+        }
+        let text = prometheus(&exports);
+        let label = "{export=\"a\\\"b\",kind=\"read\"";
+        for line in [
+            format!("zebu_requests_total{label}}} 4"),
+            format!("zebu_request_bytes_total{label}}} 40"),
+            format!("zebu_request_seconds_bucket{label},le=\"0.000001\"}} 1"),
+            format!("zebu_request_seconds_bucket{label},le=\"0.000004\"}} 3"),
+            format!("zebu_request_seconds_bucket{label},le=\"4.194304\"}} 3"),
+            format!("zebu_request_seconds_bucket{label},le=\"+Inf\"}} 4"),
+            format!("zebu_request_seconds_sum{label}}} 100.000007"),
+            "zebu_disk_bytes{export=\"a\\\"b\"} 1048576".to_owned(),
+        ] {
+            assert!(text.lines().any(|other| other == line), "{line} is missing in {text}");
+        }
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            assert_eq!(
+                line.rsplit_once(' ').map(|(_, value)| value.parse::<f64>().is_ok()),
+                Some(true),
+                "{line}"
+            );
+        }
+        disk.close().unwrap();
+    }
+}

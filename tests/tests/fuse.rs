@@ -1,0 +1,171 @@
+//! An image as a file: used by ordinary programs, and by a file system on a loop device on top.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use zebu_tests::program::{find, finish, is_root, run_in, zebu};
+use zebu_tests::qemu::Qemu;
+use zebu_tests::random::Random;
+use zebu_tests::scratch::Scratch;
+use zebu_tests::server::Server;
+
+const IMAGE: &str = "disk.qcow2";
+const FILE: &str = "disk.raw";
+const MIB: u64 = 1 << 20;
+
+/// Whether file systems can be mounted here; says so if not.
+fn can_mount() -> bool {
+    let can = is_root() && OpenOptions::new().read(true).write(true).open("/dev/fuse").is_ok();
+    if !can {
+        eprintln!("skipped: mounting needs root and /dev/fuse");
+    }
+    can
+}
+
+fn serve(dir: &Path, options: &str) -> Server {
+    Server::start(dir, &format!("--fuse {FILE} {options} -f qcow2 {IMAGE}"))
+}
+
+fn is_mounted(path: &Path) -> bool {
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    mounts.lines().any(|line| line.split(' ').nth(1) == Some(&path.display().to_string()))
+}
+
+fn run(dir: &Path, line: &str) -> String {
+    let mut words = line.split_whitespace();
+    let program = words.next().expect("a program");
+    let program = find(program).unwrap_or_else(|| panic!("{program} is missing"));
+    run_in(dir, &program, words).ok().stdout
+}
+
+#[test]
+fn ordinary_programs_use_the_file() {
+    let Some(qemu) = Qemu::find() else { return };
+    if !can_mount() {
+        return;
+    }
+    for options in ["-t none --queues 2", "--aio threads"] {
+        let scratch = Scratch::new("fuse");
+        let dir = scratch.path();
+        qemu.create(dir, IMAGE, "qcow2", "", 64 * MIB);
+        let server = serve(dir, options);
+        let path = dir.join(FILE);
+        assert!(is_mounted(&path));
+        let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 64 * MIB);
+        // A model of the disk beside it.
+        let mut model = vec![0; 64 << 20];
+        let mut random = Random::new(3);
+        for _ in 0..200 {
+            let len = random.between(1, 300_000);
+            let at = random.below(64 * MIB - len);
+            let range = at as usize..(at + len) as usize;
+            match random.below(4) {
+                0 | 1 => {
+                    random.fill(&mut model[range.clone()]);
+                    file.write_all_at(&model[range], at).unwrap();
+                }
+                2 => {
+                    let mode = *random.pick(&["-p", "-z"]);
+                    run(dir, &format!("fallocate {mode} -o {at} -l {len} {FILE}"));
+                    model[range].fill(0);
+                }
+                _ => {
+                    let mut read = vec![1; len as usize];
+                    file.read_exact_at(&mut read, at).unwrap();
+                    assert!(read == model[range], "{len} bytes at {at}");
+                }
+            }
+        }
+        file.sync_all().unwrap();
+        let mut end = [0; 10];
+        assert_eq!(file.read_at(&mut end, 64 * MIB - 3).unwrap(), 3, "the end of the file");
+        assert!(file.write_at(&end, 64 * MIB).is_err());
+        assert!(file.set_len(MIB).is_err() && file.set_len(128 * MIB).is_err());
+        // cp finds the holes.
+        run(dir, &format!("fallocate -p -o 0 -l {} {FILE}", 32 * MIB));
+        model[..32 << 20].fill(0);
+        run(dir, &format!("cp --sparse=auto {FILE} copy.raw"));
+        assert!(fs::read(dir.join("copy.raw")).unwrap() == model, "{options}");
+        assert!(fs::metadata(dir.join("copy.raw")).unwrap().blocks() * 512 <= 33 * MIB);
+        drop(file);
+        server.stop();
+        assert!(!is_mounted(&path) && !path.exists(), "it was not there before");
+        fs::write(dir.join("model.raw"), &model).unwrap();
+        qemu.same_content(dir, "model.raw", IMAGE).unwrap();
+        qemu.check_clean(dir, IMAGE).unwrap();
+    }
+}
+
+#[test]
+fn a_file_system_on_a_loop_device_on_top() {
+    let Some(qemu) = Qemu::find() else { return };
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new("fuse");
+    let dir = scratch.path();
+    qemu.create(dir, IMAGE, "qcow2", "", 256 * MIB);
+    let server = serve(dir, "");
+    run(dir, &format!("mkfs.ext4 -q {FILE}"));
+    fs::create_dir(dir.join("mnt")).unwrap();
+    let mut mount = Command::new("mount");
+    let mounted = finish({
+        mount.args(["-o", "loop,discard"]).args([dir.join(FILE), dir.join("mnt")]);
+        mount
+    });
+    if mounted.code != Some(0) {
+        eprintln!("skipped: no loop device can be mounted here: {}", mounted.stderr);
+        server.stop();
+        return;
+    }
+    let content: Vec<u8> = (0..5_000_000u32).flat_map(u32::to_le_bytes).collect();
+    fs::write(dir.join("mnt/file"), &content).unwrap();
+    run(dir, "umount mnt");
+    run(dir, &format!("fsck.ext4 -f -n {FILE}"));
+    server.stop();
+    qemu.check_clean(dir, IMAGE).unwrap();
+    // What was written is there for the next one.
+    let server = serve(dir, "--read-only");
+    let mut mount = Command::new("mount");
+    mount.args(["-o", "loop,ro,noload"]).args([dir.join(FILE), dir.join("mnt")]);
+    finish(mount).ok();
+    let same = fs::read(dir.join("mnt/file")).unwrap() == content;
+    run(dir, "umount mnt");
+    assert!(same);
+    assert!(OpenOptions::new().write(true).open(dir.join(FILE)).is_err(), "read-only");
+    server.stop();
+}
+
+#[test]
+fn a_killed_server_leaves_no_mount_behind() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new("fuse");
+    let dir = scratch.path();
+    zebu(dir, ["create", "-q", "-f", "qcow2", IMAGE, "1M"]).ok();
+    fs::write(dir.join(FILE), "kept").unwrap();
+    let server = serve(dir, "");
+    assert_eq!(fs::metadata(dir.join(FILE)).unwrap().len(), MIB);
+    server.kill();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while fs::read(dir.join(FILE)).map_or(true, |content| content != b"kept") {
+        assert!(Instant::now() < deadline, "still mounted");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn mounting_over_what_is_no_file_is_refused() {
+    let scratch = Scratch::new("fuse");
+    let dir = scratch.path();
+    zebu(dir, ["create", "-q", "-f", "qcow2", IMAGE, "1M"]).ok();
+    let out = zebu(dir, ["serve", "--fuse", ".", "-f", "qcow2", IMAGE]).exits(1);
+    assert!(out.stderr.contains("regular file"), "{out}");
+    let out = zebu(dir, ["serve", "--fuse", "nosuch/file", "-f", "qcow2", IMAGE]).exits(1);
+    assert!(out.stderr.contains("nosuch/file"), "{out}");
+}

@@ -1,0 +1,131 @@
+//! A running server, looked at and changed from outside.
+
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use zebu_tests::nbd_client::{Client, command};
+use zebu_tests::program::zebu;
+use zebu_tests::qemu::Qemu;
+use zebu_tests::scratch::Scratch;
+use zebu_tests::server::Server;
+
+const IMAGE: &str = "disk.qcow2";
+const MIB: u64 = 1 << 20;
+
+fn serve(options: &str) -> (Scratch, Server) {
+    let scratch = Scratch::new("control");
+    zebu(scratch.path(), ["create", "-q", "-f", "qcow2", IMAGE, "64M"]).ok();
+    let server = Server::start(
+        scratch.path(),
+        &format!(
+            "--control ctl.sock --metrics unix:metrics.sock --export-name root {options} -f qcow2 {IMAGE}"
+        ),
+    );
+    (scratch, server)
+}
+
+/// One request of Prometheus; the status line and the body.
+fn scrape(dir: &Path, request: &str) -> (String, String) {
+    let mut stream = UnixStream::connect(dir.join("metrics.sock")).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    let (head, body) = response.split_once("\r\n\r\n").unwrap();
+    (head.lines().next().unwrap().to_owned(), body.to_owned())
+}
+
+fn sample(body: &str, name: &str) -> u64 {
+    let line =
+        body.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{name}: {body}"));
+    line.trim().parse().unwrap()
+}
+
+#[test]
+fn counters_count_what_clients_did() {
+    let (scratch, server) = serve("--queues 2");
+    let dir = scratch.path();
+    let mut client = Client::open(server.socket(), "root").unwrap();
+    for block in 0..10 {
+        assert_eq!(client.write(0, block * 65536, &[1; 4096]).unwrap(), 0);
+    }
+    client.read(0, 1 << 20).unwrap();
+    assert_ne!(client.write(0, 64 * MIB, &[1; 512]).unwrap(), 0);
+    client.call(0, command::FLUSH, 0, 0).unwrap();
+    let (status, body) = scrape(dir, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert_eq!(status, "HTTP/1.1 200 OK");
+    let of = |name: &str, kind: &str| sample(&body, &format!("{name}{{export=\"root\",kind=\"{kind}\"}}"));
+    assert_eq!(of("zebu_requests_total", "write"), 10);
+    assert_eq!(of("zebu_request_bytes_total", "write"), 40960);
+    assert_eq!(of("zebu_requests_total", "read"), 1);
+    assert_eq!(of("zebu_requests_total", "flush"), 1);
+    assert_eq!(of("zebu_request_errors_total", "other"), 1);
+    assert_eq!(of("zebu_request_seconds_count", "write"), 10);
+    assert_eq!(sample(&body, "zebu_clients{export=\"root\"}"), 1);
+    assert_eq!(sample(&body, "zebu_requests_in_flight{export=\"root\"}"), 0);
+    assert!(sample(&body, "zebu_clusters_allocated_total{export=\"root\"}") >= 10);
+    assert_eq!(scrape(dir, "GET /x HTTP/1.1\r\n\r\n").0, "HTTP/1.1 404 Not Found");
+    assert_eq!(scrape(dir, "PUT /metrics HTTP/1.1\r\n\r\n").0, "HTTP/1.1 405 Method Not Allowed");
+    let stats: Value =
+        serde_json::from_str(&zebu(dir, ["ctl", "ctl.sock", "stats", "root"]).ok().stdout).unwrap();
+    assert_eq!(stats["requests"]["write"]["requests"], 10);
+    assert_eq!(stats["virtual-size"], 64 * MIB);
+    server.stop();
+    assert!(!dir.join("ctl.sock").exists() && !dir.join("metrics.sock").exists());
+}
+
+#[test]
+fn a_disk_grows_under_its_clients() {
+    let Some(qemu) = Qemu::find() else { return };
+    let (scratch, server) = serve("");
+    let dir = scratch.path();
+    let mut old = Client::open(server.socket(), "root").unwrap();
+    assert_ne!(old.write(0, 64 * MIB, &[1; 512]).unwrap(), 0);
+    zebu(dir, ["ctl", "ctl.sock", "resize", "root", "+64M"]).ok();
+    // One that was there before may use it, one that comes is told of it.
+    assert_eq!(old.write(0, 127 * MIB, &[3; 512]).unwrap(), 0);
+    let mut new = Client::start(server.socket()).unwrap();
+    assert_eq!(new.go("root").unwrap().0, 128 * MIB);
+    let out = zebu(dir, ["ctl", "ctl.sock", "resize", "root", "1M"]).exits(1);
+    assert!(out.stderr.contains("smaller"), "{out}");
+    let out = zebu(dir, ["ctl", "ctl.sock", "resize", "nosuch", "1G"]).exits(1);
+    assert!(out.stderr.contains("nosuch"), "{out}");
+    zebu(dir, ["ctl", "ctl.sock", "flush", "root"]).ok();
+    server.stop();
+    assert_eq!(qemu.info(dir, IMAGE)["virtual-size"], 128 * MIB);
+    qemu.check_clean(dir, IMAGE).unwrap();
+    qemu.io(dir, "-f qcow2", IMAGE, &["read -P 3 127M 512"]).ok();
+    zebu(dir, ["ctl", "ctl.sock", "stats"]).exits(1);
+}
+
+#[test]
+fn lines_that_are_no_requests_are_refused() {
+    let (scratch, server) = serve("--read-only");
+    let stream = UnixStream::connect(scratch.file("ctl.sock")).unwrap();
+    let mut lines = BufReader::new(stream);
+    let mut ask = |line: &str| {
+        lines.get_mut().write_all(line.as_bytes()).unwrap();
+        let mut answer = String::new();
+        lines.read_line(&mut answer).unwrap();
+        serde_json::from_str::<Value>(&answer).unwrap()
+    };
+    for wrong in [
+        "{\n",
+        "[1]\n",
+        "{\"command\":\"nosuch\"}\n",
+        "{\"command\":\"resize\",\"export\":\"root\"}\n",
+        "\u{fffd}\n",
+    ] {
+        assert!(ask(wrong)["error"]["message"].is_string(), "{wrong}");
+    }
+    let answer = ask("{\"id\":[1,2],\"command\":\"resize\",\"export\":\"root\",\"size\":1073741824}\n");
+    assert_eq!(answer["id"], json!([1, 2]));
+    assert!(answer["error"]["message"].as_str().unwrap().contains("read-only"));
+    assert_eq!(ask("{\"id\":\"x\",\"command\":\"stats\"}\n")["result"]["exports"][0]["name"], "root");
+    // More than a line has.
+    let stream = lines.into_inner();
+    let _ = (&stream).write_all(&vec![b'x'; 200_000]);
+    let mut rest = Vec::new();
+    assert!((&stream).read_to_end(&mut rest).is_err() || rest.is_empty());
+    server.stop();
+}
