@@ -15,3 +15,4 @@ pub mod run;
 pub mod scratch;
 pub mod server;
 pub mod stream;
+pub mod vhost_guest;

@@ -8,7 +8,8 @@ use crate::values::{
     Aio, Discard, aio_argument, discard_argument, format_argument, slice_size_argument, zero_policy_argument,
 };
 use std::path::{Path, PathBuf};
-use zebu::{Access, CacheMode, Format, Sharing, ZeroPolicy};
+use std::time::Duration;
+use zebu::{Access, CacheMode, ExtentIndex, Format, Sharing, ZeroPolicy};
 
 /// The pairs of one image, understood.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub(crate) struct ImageOpts {
     force_share: bool,
     cache_size: Option<u64>,
     slice_size: Option<u32>,
+    cache_clean_interval: Option<Duration>,
+    extent_index: Option<ExtentIndex>,
     zero_policy: Option<ZeroPolicy>,
     aio: Option<Aio>,
     discard: Option<Discard>,
@@ -32,7 +35,6 @@ pub(crate) struct ImageOpts {
 /// Keys that QEMU has and zebu refuses, with the reason.
 const REFUSED: &[(&str, &str)] = &[
     ("refcount-cache-size", "the caches of mapping and refcounts share one budget: use cache-size"),
-    ("cache-clean-interval", "it can't be set"),
     ("overlap-check", "every write is always checked against all metadata"),
     ("overlap-check.template", "every write is always checked against all metadata"),
     ("detect-zeroes", "zeroes are not looked for in writes"),
@@ -105,6 +107,16 @@ impl ImageOpts {
                     slice_size_argument(value).map_err(|e| format!("Parameter '{key}': '{value}': {e}"))?,
                 );
             }
+            "cache-clean-interval" => {
+                let seconds: u32 = value
+                    .parse()
+                    .map_err(|_| format!("Parameter '{key}' expects a number of seconds, not '{value}'"))?;
+                self.cache_clean_interval = Some(Duration::from_secs(u64::from(seconds)));
+            }
+            "extent-index" => {
+                let index = if parse_switch(key, value)? { ExtentIndex::On } else { ExtentIndex::Off };
+                self.extent_index = Some(index);
+            }
             "zero-policy" => self.zero_policy = Some(zero_policy_argument(value)?),
             "aio" | "file.aio" => self.aio = Some(aio_argument(value)?),
             "discard" | "file.discard" => self.discard = Some(discard_argument(value)?),
@@ -145,6 +157,8 @@ impl ImageOpts {
         }
         options.cache_size = self.cache_size.or(options.cache_size);
         options.slice_size = self.slice_size.or(options.slice_size);
+        options.cache_clean_interval = self.cache_clean_interval.or(options.cache_clean_interval);
+        options.extent_index = self.extent_index.unwrap_or(options.extent_index);
         options.zero_policy = self.zero_policy.unwrap_or(options.zero_policy);
         options.data_file = self.data_file.or(options.data_file.take());
         if let Some(path) = self.backing_file {
@@ -198,13 +212,16 @@ mod tests {
     fn the_keys_of_the_manual_reach_the_engine() {
         let text = "driver=qcow2,l2-cache-size=1M,l2-cache-entry-size=4096,file.filename=a,,b.qcow2,\
                     cache.direct=on,file.aio=threads,force-share=on,data-file.filename=d.raw,\
-                    backing.driver=raw,backing.file.filename=base.raw,discard=unmap,file.driver=file";
+                    backing.driver=raw,backing.file.filename=base.raw,discard=unmap,file.driver=file,\
+                    cache-clean-interval=60,extent-index=off";
         let mut spec = spec(Access::ReadOnly);
         ImageOpts::parse(text).unwrap().apply(&mut spec).unwrap();
         assert_eq!(spec.path, PathBuf::from("a,b.qcow2"));
         assert_eq!(spec.options.format, Some(Format::Qcow2));
         assert_eq!(spec.options.cache_size, Some(1 << 20));
         assert_eq!(spec.options.slice_size, Some(4096));
+        assert_eq!(spec.options.cache_clean_interval, Some(Duration::from_secs(60)));
+        assert_eq!(spec.options.extent_index, ExtentIndex::Off);
         assert_eq!(spec.options.cache, CacheMode::None);
         assert_eq!(spec.options.sharing, Sharing::Unlocked);
         assert_eq!(spec.options.data_file, Some("d.raw".into()));

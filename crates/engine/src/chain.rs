@@ -1,6 +1,8 @@
 //! Reading through a backing chain: a loop over the images, never a recursion.
 
 use crate::node::{Driver, Node};
+use crate::owners::{self, Found};
+use crate::qcow2::extents::{Place, PlaceKind};
 use crate::qcow2::mapping::Run;
 use crate::status::{Extent, ExtentKind};
 use crate::{Error, Result};
@@ -25,24 +27,35 @@ struct Part<'a> {
     len: u64,
 }
 
-/// Maps one image for `guest`, at most `max_len` bytes; past its end everything is unallocated.
-async fn map_node(node: &Node, worker: &Worker, guest: u64, max_len: u64) -> Result<(Run, u64)> {
-    let size = node.virtual_size();
-    if guest >= size {
-        return Ok((Run::Unallocated, max_len));
-    }
-    let max_len = max_len.min(size - guest);
-    match &node.driver {
-        Driver::Qcow2(qcow2) => qcow2.map(worker, guest, max_len).await,
-        Driver::Raw(_) => Ok((Run::Data { host: guest }, max_len)),
-    }
+/// The first part of `guest..guest + len` of the chain.
+async fn resolve<'a>(top: &'a Node, worker: &Worker, guest: u64, len: u64) -> Result<Part<'a>> {
+    let (depth, len) = match owners::find(top, worker, guest, len).await {
+        Some(Found::At(Place { kind: PlaceKind::Zero, .. }, len)) => {
+            return Ok(Part { source: Source::Zero, len });
+        }
+        Some(Found::At(Place { kind: PlaceKind::Data { host, .. }, depth }, len)) => {
+            match top.at_depth(u32::from(depth)) {
+                Some(node) => return Ok(Part { source: Source::File { node, offset: host }, len }),
+                None => (0, len),
+            }
+        }
+        Some(Found::From(depth, len)) => (depth, len),
+        None => (0, len),
+    };
+    Ok(resolve_by_images(top, u32::from(depth), worker, guest, len).await?.0)
 }
 
-/// The first part of `guest..guest + len` of the chain, and the depth of the image it comes from.
-async fn resolve<'a>(top: &'a Node, worker: &Worker, guest: u64, len: u64) -> Result<(Part<'a>, Run, u32)> {
-    let (mut node, mut depth, mut len) = (top, 0, len);
+/// The same, asking the images one after the other from `depth` on; with the depth of the image it comes from.
+async fn resolve_by_images<'a>(
+    top: &'a Node,
+    mut depth: u32,
+    worker: &Worker,
+    guest: u64,
+    mut len: u64,
+) -> Result<(Part<'a>, Run, u32)> {
+    let mut node = top.at_depth(depth).unwrap_or(top);
     loop {
-        let (run, run_len) = map_node(node, worker, guest, len).await?;
+        let (run, run_len) = node.map(worker, guest, len).await?;
         len = len.min(run_len);
         let source = match run {
             Run::Unallocated => {
@@ -70,7 +83,7 @@ pub(crate) async fn read(top: &Node, worker: &Worker, guest: u64, bufs: IoBufs) 
     if total == 0 {
         return (Ok(()), bufs);
     }
-    let (part, ..) = match resolve(top, worker, guest, total).await {
+    let part = match resolve(top, worker, guest, total).await {
         Ok(found) => found,
         Err(error) => return (Err(error), bufs),
     };
@@ -99,7 +112,7 @@ async fn read_in_parts(
             let part = match next.take() {
                 Some(part) => part,
                 None => match resolve(top, worker, at, end - at).await {
-                    Ok((part, ..)) => part,
+                    Ok(part) => part,
                     Err(error) => {
                         failed = Some(error);
                         break;
@@ -150,7 +163,7 @@ async fn read_part(source: Source<'_>, worker: &Worker, mut bufs: IoBufs) -> (Re
 /// The run of one kind at `guest`, at most `len` bytes, which lie on the disk of `top`; data is looked up in its file
 /// for holes.
 pub(crate) async fn extent(top: &Node, worker: &Worker, guest: u64, len: u64) -> Result<Extent> {
-    let (part, run, depth) = resolve(top, worker, guest, len).await?;
+    let (part, run, depth) = resolve_by_images(top, 0, worker, guest, len).await?;
     let mut extent = Extent {
         offset: guest,
         len: part.len,
@@ -177,6 +190,12 @@ pub(crate) async fn is_zero(top: &Node, worker: &Worker, guest: u64, len: u64) -
     let end = (guest + len).min(top.virtual_size());
     let mut at = guest;
     while at < end {
+        if let Some(Found::At(Place { kind: PlaceKind::Zero, .. }, len)) =
+            owners::find(top, worker, at, end - at).await
+        {
+            at += len;
+            continue;
+        }
         let extent = extent(top, worker, at, end - at).await?;
         if !extent.is_zero() {
             return Ok(false);

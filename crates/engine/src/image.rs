@@ -12,6 +12,7 @@ use crate::{Error, ErrorKind, Result, raw, refs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
+use std::time::Instant;
 use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{Create, File, IoBufs, LockMode, OpenFlags, Worker};
 
@@ -206,6 +207,28 @@ impl Image {
             info.qcow2 = Some(qcow2_info(&qcow2.header, &qcow2.snapshots, &qcow2.bitmaps));
         }
         Ok(info)
+    }
+
+    /// Sets the bytes that the mapping of the image and its whole backing chain may take in memory. Larger ones are
+    /// filled by use; for a smaller one, what was used least goes at once.
+    ///
+    /// # Errors
+    /// It is less than the tables that are held in any case, and two slices; the message names the minimum. Nothing
+    /// is changed then.
+    pub fn set_cache_size(&self, bytes: u64) -> Result<()> {
+        self.0.set_cache_size(bytes)
+    }
+
+    /// The least that [`Image::set_cache_size`] accepts now, in bytes.
+    pub fn min_cache_size(&self) -> u64 {
+        self.0.cache_minimum()
+    }
+
+    /// Gives memory back that the mapping has not used for [`OpenOptions::cache_clean_interval`], if it is time to
+    /// look at `now`. Requests and [`crate::Queue::poll`] do so by the way; only who lets an image lie idle without
+    /// polling it has a reason to call this.
+    pub fn tidy(&self, now: Instant) {
+        self.0.tidy(now);
     }
 
     /// Counters.
@@ -406,6 +429,7 @@ impl Image {
     /// Nothing is known to be durable. An error of the disk's flush itself is final for writing until the image is
     /// opened again; out of space is not.
     pub async fn flush(&self, worker: &Worker) -> Result<()> {
+        self.tidy(Instant::now());
         match &self.0.driver {
             Driver::Qcow2(qcow2) if qcow2.writable => qcow2.flush(worker).await,
             Driver::Raw(raw) if raw.file.is_writable() => {
@@ -496,11 +520,7 @@ impl Image {
     /// The file that extents of `depth` with a host offset lie in (image file or external data file), for reflink
     /// and copy_file_range.
     pub fn data_file_at(&self, depth: u32) -> Option<&File> {
-        let mut node = &self.0;
-        for _ in 0..depth {
-            node = node.backing.as_ref()?;
-        }
-        Some(node.data_file())
+        self.0.at_depth(depth).map(Node::data_file)
     }
 
     /// Commits, returns what the windows did not use, releases the locks. The caller has no request under way.

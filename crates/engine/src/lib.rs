@@ -52,6 +52,7 @@ pub mod jobs;
 mod node;
 mod open;
 mod options;
+mod owners;
 mod qcow2;
 mod queue;
 mod raw;

@@ -1,26 +1,33 @@
 //! Opening an image with its backing chain.
 
 use crate::check;
-use crate::node::{Driver, Node, Raw};
+use crate::node::{ChainView, Driver, Node, Raw};
 use crate::options::{
-    Access, CacheMode, Chain, Format, OpenOptions, OpenedFile, Purpose, RefPolicy, Sharing,
+    Access, CacheMode, Chain, ExtentIndex, Format, OpenOptions, OpenedFile, Purpose, RefPolicy, Sharing,
 };
+use crate::qcow2::index::{ChainIndex, DerivedFrom, MERGED_BYTES};
 use crate::qcow2::info::text;
-use crate::qcow2::open::{Parsed, Place, default_cache_bytes, format_error, parse, read_bytes};
-use crate::qcow2::slices::Budget;
+use crate::qcow2::open::{
+    Parsed, Place, default_cache_bytes, format_error, full_cache_bytes, parse, read_bytes,
+};
+use crate::qcow2::slices::SliceCache;
 use crate::qcow2::state::Qcow2;
+use crate::qcow2::store::{Class, SliceStore};
 use crate::refs::{self, Role};
 use crate::turnstile::Turnstile;
 use crate::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 use zebu_qcow2::header::DataFileOption;
 use zebu_qcow2::{FormatError, Header, Incompatible};
 use zebu_storage::{Create, File, LockMode, OpenFlags, Worker};
 
 /// Images in a chain at most.
 const MAX_DEPTH: usize = 1024;
+/// How long mapping is kept that is not used.
+const DEFAULT_CLEAN_INTERVAL: Duration = Duration::from_secs(600);
 
 /// An image of the chain that is opened but stands on nothing yet.
 struct Link {
@@ -222,15 +229,30 @@ fn next_in_chain(link: &Link, top: &OpenOptions) -> Result<Option<Next>> {
 }
 
 async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> Result<Arc<Node>> {
-    let default_budget =
-        links.iter().filter_map(|link| link.parsed.as_ref()).map(|p| default_cache_bytes(&p.header));
-    let budget = Arc::new(Budget::new(options.cache_size.unwrap_or(default_budget.max().unwrap_or(1 << 20))));
-    let mut backing: Option<Arc<Node>> = None;
-    for link in links.into_iter().rev() {
+    let headers = links.iter().filter_map(|link| link.parsed.as_ref()).map(|parsed| &parsed.header);
+    let full = headers.fold(0u64, |sum, header| sum.saturating_add(full_cache_bytes(header)));
+    let interval = options.cache_clean_interval.unwrap_or(DEFAULT_CLEAN_INTERVAL);
+    let store = Arc::new(SliceStore::new(u64::MAX, interval));
+    let index = chain_index(&links, options, &store);
+    let mut below: Vec<Arc<Node>> = Vec::new();
+    let depth = links.len();
+    for (above, link) in links.into_iter().enumerate().rev() {
+        let backing = below.last().cloned();
+        let is_top = above == 0;
         let driver = if let Some(parsed) = &link.parsed {
-            let place =
-                Place { budget: budget.clone(), has_backing: backing.is_some(), data_file: link.data_file };
-            Driver::Qcow2(Qcow2::open(worker, link.file, parsed, &link.options, place).await?)
+            let mut link_options = link.options;
+            if !is_top {
+                // The size that was asked for may be larger than a cluster of this image.
+                let cluster = parsed.header.geometry().cluster_size().min(u64::from(u32::MAX)) as u32;
+                link_options.slice_size = link_options.slice_size.map(|size| size.min(cluster));
+            }
+            let place = Place {
+                store: store.clone(),
+                index: index.clone().filter(|_| is_top),
+                has_backing: backing.is_some(),
+                data_file: link.data_file,
+            };
+            Driver::Qcow2(Qcow2::open(worker, link.file, parsed, &link_options, place).await?)
         } else {
             let size = link.file.len();
             // A disk ends at a sector; the rest of the last one reads as zero.
@@ -240,14 +262,31 @@ async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> R
                 cache_mode: options.cache,
             })
         };
-        backing = Some(Arc::new(Node {
-            path: link.path,
-            driver,
-            backing: backing.take(),
-            changes: Turnstile::default(),
-        }));
+        let view = index.clone().filter(|_| is_top).map(|index| ChainView {
+            merged: index
+                .merged_owner()
+                .map(|owner| SliceCache::of_owner(store.clone(), Class::Derived, owner, MERGED_BYTES)),
+            index,
+            members: below.iter().rev().cloned().collect(),
+        });
+        below.push(Arc::new(Node { path: link.path, driver, backing, view, changes: Turnstile::default() }));
     }
-    backing.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "no image"))
+    debug_assert_eq!(below.len(), depth);
+    let top = below.pop().ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "no image"))?;
+    top.set_cache_size(options.cache_size.unwrap_or(default_cache_bytes(full, top.cache_minimum())))?;
+    Ok(top)
+}
+
+/// The index of a chain whose top is a qcow2 image.
+fn chain_index(links: &[Link], options: &OpenOptions, store: &Arc<SliceStore>) -> Option<Arc<ChainIndex>> {
+    let header = &links.first()?.parsed.as_ref()?.header;
+    if options.extent_index == ExtentIndex::Off || options.purpose == Purpose::Inspect {
+        return None;
+    }
+    let geometry = header.geometry();
+    let from = if links.len() > 1 { DerivedFrom::Chain } else { DerivedFrom::Tables };
+    let (bits, entry) = (geometry.cluster_bits, u64::from(geometry.l2_entry_size));
+    Some(Arc::new(ChainIndex::new(store.clone(), header.virtual_size(), bits, entry, from)))
 }
 
 /// The policy that lets a caller look up what a new image is to stand on.

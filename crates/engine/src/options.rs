@@ -2,6 +2,7 @@
 
 use crate::compress::CompressOptions;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The format of an image file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -115,6 +116,16 @@ pub enum Purpose {
     Inspect,
 }
 
+/// Whether runs of clusters that follow each other, and who owns what in a chain, are indexed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ExtentIndex {
+    /// They are.
+    #[default]
+    On,
+    /// Every lookup goes to the slices of the tables, image by image (to measure those alone).
+    Off,
+}
+
 /// How an image is opened.
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
@@ -134,8 +145,13 @@ pub struct OpenOptions {
     pub purpose: Purpose,
     /// An internal snapshot to show instead of the active state (by id, then by name); reading only.
     pub snapshot: Option<String>,
-    /// Bytes for cached mapping of the whole chain; by the disk's size if `None`.
+    /// Bytes for the mapping of the whole chain in memory: slices, index, tables. By the disk's size if `None`: all
+    /// of it up to 32 MiB. Less than the tables and two slices is refused.
     pub cache_size: Option<u64>,
+    /// How long cached mapping is kept that is not used; 10 minutes if `None`, without end if 0.
+    pub cache_clean_interval: Option<Duration>,
+    /// Whether long runs are kept in an index of their own.
+    pub extent_index: ExtentIndex,
     /// Bytes of one L2 slice; a power of two from 512 to the cluster size; 4096 (or the cluster) if `None`.
     pub slice_size: Option<u32>,
     /// How recycled clusters are zeroed.

@@ -97,7 +97,11 @@ pub struct Queue {
     image: Image,
     worker: Worker,
     shared: Rc<Shared>,
+    polls: std::cell::Cell<u32>,
 }
+
+/// One poll in so many looks at the clock for memory to give back.
+const POLLS_PER_LOOK: u32 = 64;
 
 #[derive(Default)]
 struct Shared {
@@ -108,7 +112,12 @@ struct Shared {
 impl Queue {
     /// A queue for `image`, run by `worker`.
     pub fn new(image: &Image, worker: &Worker) -> Self {
-        Self { image: image.clone(), worker: worker.clone(), shared: Rc::default() }
+        Self {
+            image: image.clone(),
+            worker: worker.clone(),
+            shared: Rc::default(),
+            polls: std::cell::Cell::new(0),
+        }
     }
 
     /// Takes a request over. Its I/O starts with the next [`Queue::poll`] or [`Queue::wait`].
@@ -129,6 +138,10 @@ impl Queue {
 
     /// Does what can be done without waiting and appends what has ended; returns how many that are.
     pub fn poll(&self, done: &mut Vec<Completion>) -> usize {
+        self.polls.set(self.polls.get().wrapping_add(1));
+        if self.polls.get().is_multiple_of(POLLS_PER_LOOK) {
+            self.image.tidy(std::time::Instant::now());
+        }
         self.worker.poll();
         let mut ended = self.shared.done.borrow_mut();
         let count = ended.len();

@@ -147,16 +147,26 @@ pub struct ImageInfo {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct ImageStats {
-    /// Lookups of a mapping slice that was in the cache.
+    /// Lookups of a mapping slice that was in the cache, or on its way. This and the next ones are of the whole chain.
     pub cache_hits: u64,
     /// And that was not.
     pub cache_misses: u64,
     /// Slices loaded.
     pub cache_loads: u64,
-    /// Slices given up for others.
+    /// Those of them that were loaded ahead of use.
+    pub cache_read_ahead: u64,
+    /// Slices given up for others, or because they were not used.
     pub cache_evictions: u64,
-    /// Bytes of cache in use.
+    /// Bytes of the budget in use, tables and index included.
     pub cache_bytes: u64,
+    /// Bytes of the budget.
+    pub cache_limit: u64,
+    /// Bytes that tables held in memory whole take of it.
+    pub table_bytes: u64,
+    /// Lookups that the extent index answered; no slice was looked at.
+    pub index_hits: u64,
+    /// Bytes that the extent index takes of the budget.
+    pub index_bytes: u64,
     /// Commits of metadata.
     pub commits: u64,
     /// Host clusters allocated.

@@ -6,7 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use zebu::storage::{Engine, IoBuf, IoBufs, Worker, WorkerConfig};
 use zebu::{
-    Access, CacheMode, CreateOptions, Durability, Format, Image, OpenOptions, Preallocation, Shrink, ZeroMode,
+    Access, CacheMode, CreateOptions, Durability, ExtentIndex, Format, Image, OpenOptions, Preallocation,
+    Shrink, ZeroMode,
 };
 
 struct Random(u64);
@@ -145,12 +146,16 @@ fn run(seed: u64, engine: Engine, cache: CacheMode, requests: u64) {
                 format: Some(Format::Qcow2),
                 access: Access::ReadWrite,
                 cache,
-                cache_size: random.one_of(&[None, Some(16 << 10)]),
                 slice_size: random.one_of(&[None, Some(512)]),
+                extent_index: random.one_of(&[ExtentIndex::On, ExtentIndex::On, ExtentIndex::Off]),
                 ..OpenOptions::default()
             };
             let image =
                 Image::open(&worker, &path, &open).await.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+            if random.below(2) == 0 {
+                // Two slices.
+                image.set_cache_size(image.min_cache_size()).unwrap();
+            }
             for _ in 0..requests / 3 {
                 one_request(&image, &worker, &mut random, &mut model, seed).await;
             }
@@ -258,10 +263,13 @@ fn run_concurrently(seed: u64, cache: CacheMode) {
         let open = OpenOptions {
             access: Access::ReadWrite,
             cache,
-            cache_size: random.one_of(&[None, Some(16 << 10)]),
+            extent_index: random.one_of(&[ExtentIndex::On, ExtentIndex::On, ExtentIndex::Off]),
             ..OpenOptions::default()
         };
         let image = worker.block_on(Image::open(&worker, &path, &open)).unwrap();
+        if random.below(2) == 0 {
+            image.set_cache_size(image.min_cache_size()).unwrap();
+        }
         for _ in 0..6 {
             let round = random_round(&mut random, &mut model);
             let (mine, theirs) = round.split_at(round.len() / 2);

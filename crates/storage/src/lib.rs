@@ -21,6 +21,7 @@ mod memory;
 mod notify;
 mod operation;
 mod os_file;
+mod release;
 mod request;
 #[doc(hidden)]
 pub mod sabotage;
@@ -44,6 +45,7 @@ pub use error::{IoError, IoErrorKind, Op};
 pub use executor::JoinHandle;
 pub use file::File;
 pub use file_types::{Access, Alignment, Create, FileExtent, FileId, FileKind, FsKind, LockMode, OpenFlags};
+pub use release::release_free_memory;
 pub use socket::Socket;
 pub use worker::Worker;
 pub use worker_types::{Engine, IoStats, WorkerConfig, WorkerKind};

@@ -60,8 +60,9 @@ fn scattered(disk: u64, cluster: u64, count: u64) -> Load {
 /// The table of 2020, and larger clusters.
 pub(super) fn preallocation(lab: &Lab) -> Outcome {
     let (disk, count) = lab.sized((1 << 30, 16_000), (8 << 30, 100_000));
+    let large_clusters = lab.sized(2048, 8192);
     for kind in FILE_SYSTEMS {
-        let mounted = lab.file_system(kind, disk + (disk / 4) + (2 << 30))?;
+        let mounted = lab.file_system(kind, disk + 2 * LARGE * large_clusters + (4 << 30))?;
         let image = |options: String| Fresh {
             path: mounted.path().join("fresh"),
             size: disk,
@@ -84,8 +85,7 @@ pub(super) fn preallocation(lab: &Lab) -> Outcome {
             lab.compare("Xfs: zebu, preallocation off, with and without an extent size hint", sides)?;
         }
         for (cluster, text) in [(1 << 20, "1M"), (2 << 20, "2M")] {
-            // The disk is sparse: as many clusters as fit the file system by what is written of them.
-            let disk = cluster * lab.sized(4096, 16_384);
+            let disk = cluster * large_clusters;
             let image = Fresh { size: disk, ..image(format!("cluster_size={text}")) };
             let name = format!("{kind:?}: first 4 KiB writes, {text} clusters, preallocation off");
             lab.compare(&name, both(lab, &image, scattered(disk, cluster, u64::MAX)))?;

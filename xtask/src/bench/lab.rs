@@ -66,7 +66,7 @@ impl Lab {
         let file = folder.join(format!("{table}.jsonl"));
         let said = |e: std::io::Error| format!("{}: {e}", file.display());
         let mut out = std::fs::File::create(&file).map_err(said)?;
-        writeln!(out, "{}", serde_json::json!({ "machine": self.machine()? })).map_err(said)
+        writeln!(out, "{}", serde_json::json!({ "machine": self.machine()?, "date": date()? })).map_err(said)
     }
 
     /// `quick` or `full`, by how much is measured.
@@ -110,10 +110,15 @@ impl Lab {
         let model = model.trim_start_matches(['\t', ':', ' ']).trim();
         let model = model.split_once(char::is_control).map_or(model, |(m, _)| m);
         let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
-        let filesystem = output(Command::new("stat").args(["-f", "-c", "%T"]).arg(&self.dir))?;
+        let filesystem =
+            output(Command::new("findmnt").args(["-no", "FSTYPE,OPTIONS", "-T"]).arg(&self.dir))?;
         let qemu = setup::qemu_version().unwrap_or_default();
-        Ok(format!("Linux {}, {cores} x {model}, {} file system, {qemu}", kernel.trim(), filesystem.trim()))
+        Ok(format!("Linux {}, {cores} x {model}, {}, {qemu}", kernel.trim(), filesystem.trim()))
     }
+}
+
+fn date() -> Outcome<String> {
+    Ok(output(Command::new("date").arg("+%F"))?.trim().to_owned())
 }
 
 /// Removes all files of a folder.

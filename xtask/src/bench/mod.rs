@@ -2,9 +2,12 @@
 
 mod allocation;
 mod copies;
+mod headline;
 mod lab;
 mod load;
 mod opening;
+mod page;
+mod record;
 mod recycled;
 mod requests;
 
@@ -15,8 +18,9 @@ use crate::toolchain::{cargo, target_dir};
 use crate::{Outcome, root};
 use clap::{Args, ValueEnum};
 use lab::{Extent, Lab};
+use record::Saved;
 use std::cell::{Cell, RefCell};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 #[derive(Args)]
@@ -39,6 +43,13 @@ pub(crate) struct BenchArgs {
     /// Write the results into bench/results too, as JSON lines; a table's earlier ones are replaced
     #[arg(long)]
     save: bool,
+    /// Only write the page, and the README's figures, from what is saved in bench/results
+    #[arg(long, conflicts_with_all = ["tables", "save", "compare"])]
+    page: bool,
+    /// Name every figure that is worse than in these earlier results (a table's file, or a folder of them) by more than
+    /// its spread
+    #[arg(long, value_name = "OLD", requires = "save")]
+    compare: Option<PathBuf>,
     /// A zebu to measure instead of this tree's release build
     #[arg(long)]
     zebu: Option<PathBuf>,
@@ -109,6 +120,33 @@ impl Table {
 }
 
 pub(crate) fn run_all(args: &BenchArgs) -> Outcome {
+    let results = root().join("bench/results");
+    if args.page {
+        return publish(&results);
+    }
+    // Read before they may be replaced.
+    let old = args.compare.as_deref().map(Saved::read_all).transpose()?;
+    measure(args, &results)?;
+    if args.save {
+        publish(&results)?;
+    }
+    let Some(old) = old else { return Ok(()) };
+    let worse = record::regressions(&old, &Saved::read_all(&results)?);
+    if worse.is_empty() {
+        println!("nothing got worse by more than its spread");
+        return Ok(());
+    }
+    Err(format!("worse by more than the spread:\n  {}", worse.join("\n  ")))
+}
+
+/// The page and the README's figures, from what is saved.
+fn publish(results: &Path) -> Outcome {
+    let tables = Saved::read_all(results)?;
+    println!("{}", page::write(results, &tables)?.display());
+    headline::write(&root().join("README.md"), &tables)
+}
+
+fn measure(args: &BenchArgs, results: &Path) -> Outcome {
     setup::ensure(Need::Everything)?;
     let zebu = if let Some(zebu) = &args.zebu {
         zebu.clone()
@@ -129,7 +167,7 @@ pub(crate) fn run_all(args: &BenchArgs) -> Outcome {
         gib: if args.quick { 1 } else { 4 },
         extent,
         rounds: Rounds { measured: args.rounds as usize, warm_up: usize::from(!args.quick) },
-        results: args.save.then(|| root().join("bench/results")),
+        results: args.save.then(|| results.to_owned()),
         table: Cell::new(""),
         not_measured: RefCell::default(),
     };

@@ -14,7 +14,7 @@ use serde::Serialize;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::time::Duration;
-use zebu::{Access, CacheMode, ErrorKind, Format, ImageStats};
+use zebu::{Access, CacheMode, ErrorKind, ExtentIndex, Format, ImageStats};
 
 /// Requests that are sent if neither a number nor a time is given.
 const DEFAULT_COUNT: u64 = 75_000;
@@ -100,6 +100,10 @@ pub(crate) struct BenchArgs {
     #[arg(short, long, conflicts_with = "aio")]
     native: bool,
 
+    /// Look every cluster up in the slices of the tables, to measure those alone
+    #[arg(long)]
+    no_extent_index: bool,
+
     #[command(flatten)]
     force_share: ForceShareArg,
 
@@ -149,6 +153,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<u8, Failure> {
             return Err(Failure::usage("-U (--force-share) is for reading only: it can't be used with -w"));
         }
         spec.options.sharing = args.force_share.sharing();
+    }
+    if args.no_extent_index {
+        spec.options.extent_index = ExtentIndex::Off;
     }
     let session = Session::start_with_depth(&args.engine, spec.aio, plan.depth)?;
     let watch = Watch::start(ProgressMode::None)?;
@@ -240,8 +247,13 @@ struct Activity {
     cache_hits: u64,
     cache_misses: u64,
     cache_loads: u64,
+    cache_read_ahead: u64,
     cache_evictions: u64,
     cache_bytes: u64,
+    cache_limit: u64,
+    table_bytes: u64,
+    index_hits: u64,
+    index_bytes: u64,
     commits: u64,
     clusters_allocated: u64,
 }
@@ -253,7 +265,12 @@ impl Activity {
             cache_misses: after.cache_misses.saturating_sub(before.cache_misses),
             cache_loads: after.cache_loads.saturating_sub(before.cache_loads),
             cache_evictions: after.cache_evictions.saturating_sub(before.cache_evictions),
+            cache_read_ahead: after.cache_read_ahead.saturating_sub(before.cache_read_ahead),
             cache_bytes: after.cache_bytes,
+            cache_limit: after.cache_limit,
+            table_bytes: after.table_bytes,
+            index_hits: after.index_hits.saturating_sub(before.index_hits),
+            index_bytes: after.index_bytes,
             commits: after.commits.saturating_sub(before.commits),
             clusters_allocated: after.clusters_allocated.saturating_sub(before.clusters_allocated),
         }
@@ -367,12 +384,15 @@ fn human_text(plan: &Plan, measured: &Measured, activity: Activity) -> String {
     );
     let _ = writeln!(
         text,
-        "mapping: {} hits, {} misses, {} loads, {} evictions, {} of cache",
+        "mapping: {} index hits, {} slice hits, {} misses, {} loads ({} ahead), {} evictions, {} of {} of cache",
+        activity.index_hits,
         activity.cache_hits,
         activity.cache_misses,
         activity.cache_loads,
+        activity.cache_read_ahead,
         activity.cache_evictions,
-        size_exact(activity.cache_bytes as f64)
+        size_exact(activity.cache_bytes as f64),
+        size_exact(activity.cache_limit as f64)
     );
     text
 }

@@ -8,7 +8,6 @@ use crate::qcow2::metadata_map::Metadata;
 use crate::qcow2::refcounts::{NewBlock, RefTable};
 use crate::qcow2::space::{Allocated, Content, Stream};
 use crate::qcow2::state::{AfterFree, Qcow2};
-use crate::qcow2::top_table::TopTable;
 use crate::{Error, ErrorKind, Result};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -334,8 +333,7 @@ impl Qcow2 {
             )
             .on(&self.path));
         }
-        let entries = old.table.iter().chain(std::iter::repeat(0)).take((clusters * per_cluster) as usize);
-        let table = TopTable::new(entries, self.refcounts.cache.block_bytes());
+        let table = old.table.resized((clusters * per_cluster) as usize);
         let moved = Arc::new(RefTable { table, offset: AtomicU64::new(0), moved: AtomicBool::new(true) });
         *self.refcounts.table.write().unwrap_or_else(PoisonError::into_inner) = moved.clone();
         match self.place_at_end(worker, clusters).await {

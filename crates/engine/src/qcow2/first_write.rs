@@ -31,6 +31,7 @@ impl Qcow2 {
             self.write_header(worker, &[Patch::U64(field::AUTOCLEAR, kept.bits())]).await?;
             worker.flush(&self.file).await.map_err(|e| Error::from(e).on(&self.path))?;
         }
+        self.load_for_writing(worker).await?;
         self.round_file_up(worker).await?;
         self.first_write_done.store(true, Release);
         Ok(())

@@ -80,14 +80,19 @@ pub(crate) fn qcow2_info(
 impl Qcow2 {
     /// Counters.
     pub(crate) fn stats(&self) -> ImageStats {
-        let caches = [&self.l2.counters, &self.refcounts.cache.counters];
-        let sum = |f: fn(&crate::qcow2::slices::CacheCounters) -> u64| caches.iter().map(|c| f(c)).sum();
+        let counters = self.l2.store.counters();
+        let budget = &self.l2.store.budget;
         ImageStats {
-            cache_hits: sum(|c| c.hits.load(Relaxed)),
-            cache_misses: sum(|c| c.misses.load(Relaxed)),
-            cache_loads: sum(|c| c.loads.load(Relaxed)),
-            cache_evictions: sum(|c| c.evictions.load(Relaxed)),
-            cache_bytes: self.l2.budget_used(),
+            cache_hits: counters.hits,
+            cache_misses: counters.misses,
+            cache_loads: counters.loads,
+            cache_read_ahead: counters.read_ahead,
+            cache_evictions: counters.evictions,
+            cache_bytes: budget.used(),
+            cache_limit: budget.limit(),
+            table_bytes: budget.tables(),
+            index_hits: self.index.as_ref().map_or(0, |index| index.extents().hits()),
+            index_bytes: budget.index(),
             commits: self.commit.commits.load(Relaxed),
             clusters_allocated: self.clusters_allocated.load(Relaxed),
             clusters_freed: self.clusters_freed.load(Relaxed),

@@ -1,11 +1,17 @@
 //! Looking guest offsets up: from L2 entries to runs of one kind.
 
-use crate::qcow2::slices::Slice;
+use crate::qcow2::extents::{MIN_UNITS, Place, PlaceKind};
+use crate::qcow2::index::{ChainIndex, DerivedFrom};
+use crate::qcow2::slices::{Pattern, Slice};
 use crate::qcow2::state::Qcow2;
 use crate::{Error, ErrorKind, Result};
+use std::sync::Arc;
 use zebu_qcow2::{CompressedRange, EntryError, GuestOffset, HostOffset, L1Entry, L2Entry, Mapping};
 use zebu_storage::Worker;
 use zebu_storage::sabotage::{self, Fault};
+
+/// Entries looked at on either side of a cluster for the length of its run.
+const LONGEST_LOOK: usize = 1024;
 
 /// What a run of guest bytes maps to in this image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +42,12 @@ impl Run {
 
 impl Qcow2 {
     /// What `guest` maps to, and for how many bytes (at most `max_len`).
-    pub(crate) async fn map(&self, worker: &Worker, guest: u64, max_len: u64) -> Result<(Run, u64)> {
+    pub(crate) async fn map(
+        self: &Arc<Self>,
+        worker: &Worker,
+        guest: u64,
+        max_len: u64,
+    ) -> Result<(Run, u64)> {
         let (gathered, max_len) = self.gathered(guest, max_len)?;
         if let Some(run) = gathered {
             return Ok((run, max_len));
@@ -52,7 +63,8 @@ impl Qcow2 {
                 let rest = per_table - guest % per_table;
                 return Ok((Run::Unallocated, rest.min(max_len)));
             }
-            self.load_slice_of(worker, guest).await?;
+            // Boxed, as what is long and rare: the task of a read that hits stays small.
+            Box::pin(self.load_slice_of(worker, guest)).await?;
         }
     }
 
@@ -76,12 +88,94 @@ impl Qcow2 {
         Ok((Some(Run::Compressed { stream }), max_len.min(rest)))
     }
 
+    /// Whether something in the range was gathered and is not linked yet: the tables, and what is derived from them,
+    /// say what was there before.
+    #[inline]
+    pub(crate) fn has_gathered(&self, guest: u64, len: u64) -> bool {
+        let bits = self.geometry.cluster_bits;
+        let last = guest.saturating_add(len.saturating_sub(1)) >> bits;
+        self.gatherer.first_in(guest >> bits..last + 1).is_some()
+    }
+
     /// The same from the cache alone; `None` if the slice is not there.
     pub(crate) fn map_cached(&self, guest: u64, max_len: u64) -> Option<Result<(Run, u64)>> {
         let (key, index) = self.slice_of(guest);
         let mut shard = self.l2.lock(key);
         let slice = self.l2.get(&mut shard, key)?;
-        Some(self.run_in_slice(slice, index, guest, max_len))
+        let found = self.run_in_slice(slice, index, guest, max_len);
+        if let Some(chain_index) = &self.index
+            && chain_index.derived_from() == DerivedFrom::Tables
+            && found.is_ok()
+        {
+            self.index_run(chain_index, slice, index, guest);
+        }
+        Some(found)
+    }
+
+    /// Puts the run around entry `at` into the index if it is a long one. The slice's lock is held.
+    fn index_run(&self, chain_index: &ChainIndex, slice: &Slice, at: usize, guest: u64) {
+        let unit = guest >> self.geometry.cluster_bits;
+        let Some(place) = self.place_of(slice, at, unit) else { return };
+        let cluster = self.geometry.cluster_size();
+        let mut before = 0;
+        while before < at.min(LONGEST_LOOK) {
+            let back = (before + 1) as u64;
+            match self.place_of(slice, at - back as usize, unit - back) {
+                Some(previous) if previous.advanced(back * cluster) == place => before += 1,
+                _ => break,
+            }
+        }
+        let mut after = 1;
+        let last_unit = self.virtual_size().div_ceil(cluster);
+        while at + after < (self.entries_per_slice() as usize).min(at + LONGEST_LOOK)
+            && unit + (after as u64) < last_unit
+        {
+            match self.place_of(slice, at + after, unit + after as u64) {
+                Some(next) if place.advanced(after as u64 * cluster) == next => after += 1,
+                _ => break,
+            }
+        }
+        if (before + after) as u64 >= MIN_UNITS {
+            let place = match place.kind {
+                PlaceKind::Zero => place,
+                PlaceKind::Data { host, copied } => {
+                    // In place only if the table is ours alone, too.
+                    let copied = copied && L1Entry(self.l1().table.get(self.l1_index(guest))).copied();
+                    Place { kind: PlaceKind::Data { host: host - before as u64 * cluster, copied }, ..place }
+                }
+            };
+            chain_index.extents().insert(unit - before as u64..unit + after as u64, place);
+        }
+    }
+
+    /// Where the whole cluster `unit` of entry `index` is, in an image that stands alone; `None` if it is not of one
+    /// kind, or damaged.
+    fn place_of(&self, slice: &Slice, index: usize, unit: u64) -> Option<Place> {
+        let entry = L2Entry::read(&slice.bytes, index, &self.geometry)?;
+        let kind = match self.decode(entry, unit << self.geometry.cluster_bits).ok()? {
+            Mapping::Unallocated | Mapping::Zero { .. } | Mapping::Subclusters { alloc: 0, .. } => {
+                PlaceKind::Zero
+            }
+            Mapping::Data { host, copied }
+            | Mapping::Subclusters { host: Some(host), copied, alloc: u32::MAX, .. } => {
+                PlaceKind::Data { host: host.0, copied }
+            }
+            Mapping::Subclusters { .. } | Mapping::Compressed(_) => return None,
+        };
+        Some(Place { kind, depth: 0 })
+    }
+
+    /// Where a write of whole or partial clusters at `guest` can go in place, as the index knows it: host offset and
+    /// length, at most `max_len`. The caller is inside a grace section.
+    pub(crate) fn in_place_by_index(&self, guest: u64, max_len: u64) -> Option<(u64, u64)> {
+        if self.has_gathered(guest, max_len) {
+            return None;
+        }
+        let (place, len) = self.index.as_ref()?.find(guest, max_len)?;
+        match place {
+            Place { kind: PlaceKind::Data { host, copied: true }, depth: 0 } => Some((host, len)),
+            _ => None,
+        }
     }
 
     fn run_in_slice(&self, slice: &Slice, mut index: usize, guest: u64, max_len: u64) -> Result<(Run, u64)> {
@@ -147,15 +241,32 @@ impl Qcow2 {
     }
 
     /// Makes the slice that maps `guest` present; its table exists.
-    pub(crate) async fn load_slice_of(&self, worker: &Worker, guest: u64) -> Result<()> {
+    pub(crate) async fn load_slice_of(self: &Arc<Self>, worker: &Worker, guest: u64) -> Result<()> {
         let (key, _) = self.slice_of(guest);
-        // The place that is read may belong to a table that was copied and is being given up.
-        let _inside = (!sabotage::is(Fault::LoadOutsideGrace)).then(|| self.grace.enter(worker.id()));
+        if self.l2.note_miss(key) == Pattern::Sequential {
+            self.read_ahead(worker, key);
+        }
         self.l2.ensure(key, || self.read_slice(worker, key)).await.map_err(|e| e.at_guest(guest))
     }
 
+    /// Has the slice that maps `guest` loaded if there is one; a failure is told to whoever wants it.
+    pub(crate) async fn warm_up(&self, worker: &Worker, guest: u64) {
+        let (key, _) = self.slice_of(guest);
+        if self.l1().table.get(self.l1_index(guest)) != 0 && !self.l2.has(key) {
+            let _ = self.l2.ensure(key, || self.read_slice(worker, key)).await;
+        }
+    }
+
     async fn read_slice(&self, worker: &Worker, key: u64) -> Result<Box<[u8]>> {
+        self.read_slices(worker, key, 1).await
+    }
+
+    /// The content of `count` slices that follow each other in one table.
+    pub(crate) async fn read_slices(&self, worker: &Worker, key: u64, count: usize) -> Result<Box<[u8]>> {
+        // The place that is read may belong to a table that was copied and is being given up.
+        let _inside = (!sabotage::is(Fault::LoadOutsideGrace)).then(|| self.grace.enter(worker.id()));
         let slice_bytes = self.l2.slice_bytes();
+        let bytes = slice_bytes * count;
         let index = key / self.slices_per_table();
         let new_table = self.new_tables().get(&index).copied();
         let table = match new_table {
@@ -168,7 +279,7 @@ impl Qcow2 {
                 })?
                 .map(|table| table.0),
         };
-        let Some(table) = table else { return Ok(vec![0; slice_bytes].into()) };
+        let Some(table) = table else { return Ok(vec![0; bytes].into()) };
         let offset = table + key % self.slices_per_table() * slice_bytes as u64;
         if new_table.is_none()
             && offset >= self.file.len().max(1).next_multiple_of(self.geometry.cluster_size())
@@ -176,10 +287,10 @@ impl Qcow2 {
             let message = "L2 table lies outside the file; run zebu check";
             return Err(Error::new(ErrorKind::Corrupt, message).on(&self.path).at_host(offset));
         }
-        let (result, bufs) = worker.read(&self.file, offset, worker.buffer(slice_bytes).into()).await;
+        let (result, bufs) = worker.read(&self.file, offset, worker.buffer(bytes).into()).await;
         result.map_err(|e| Error::from(e).on(&self.path))?;
-        let mut bytes = vec![0; slice_bytes];
-        bufs.copy_to(0, &mut bytes);
-        Ok(bytes.into())
+        let mut content = vec![0; bytes];
+        bufs.copy_to(0, &mut content);
+        Ok(content.into())
     }
 }

@@ -3,10 +3,14 @@
 //! Every data write asks here first; a hit means that the image is corrupt (a mapping points into a table), and the
 //! write is refused. Cost is one hashed lookup whatever the size of the image.
 
+use crate::qcow2::store::SliceStore;
 use foldhash::fast::FixedState;
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
+
+/// Bytes of a place for a cluster in the table.
+const PLACE_BYTES: u64 = 24;
 
 /// What a host cluster holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -38,21 +42,38 @@ impl Metadata {
 }
 
 /// The sparse set of metadata clusters, by host cluster number.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct MetadataMap {
     clusters: RwLock<HashMap<u64, Metadata, FixedState>>,
+    /// Whose budget the memory counts in.
+    store: Arc<SliceStore>,
 }
 
 impl MetadataMap {
+    pub(crate) fn new(store: &Arc<SliceStore>) -> Self {
+        Self { clusters: RwLock::default(), store: store.clone() }
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, HashMap<u64, Metadata, FixedState>> {
+        self.clusters.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Adds clusters.
     pub(crate) fn insert(&self, clusters: Range<u64>, what: Metadata) {
-        let mut map = self.clusters.write().unwrap_or_else(PoisonError::into_inner);
+        self.insert_all(clusters, what);
+    }
+
+    /// Adds clusters of one kind, many at once.
+    pub(crate) fn insert_all(&self, clusters: impl Iterator<Item = u64>, what: Metadata) {
+        let mut map = self.write();
+        let before = map.capacity();
         map.extend(clusters.map(|cluster| (cluster, what)));
+        self.store.budget.take_for_tables((map.capacity() - before) as u64 * PLACE_BYTES);
     }
 
     /// Removes clusters.
     pub(crate) fn remove(&self, clusters: Range<u64>) {
-        let mut map = self.clusters.write().unwrap_or_else(PoisonError::into_inner);
+        let mut map = self.write();
         for cluster in clusters {
             map.remove(&cluster);
         }
@@ -65,13 +86,20 @@ impl MetadataMap {
     }
 }
 
+impl Drop for MetadataMap {
+    fn drop(&mut self) {
+        let places = self.write().capacity() as u64;
+        self.store.budget.give_back_tables(places * PLACE_BYTES);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn finds_the_first_overlap_and_forgets_what_was_removed() {
-        let map = MetadataMap::default();
+        let map = MetadataMap::new(&Arc::new(SliceStore::new(0, std::time::Duration::ZERO)));
         map.insert(0..1, Metadata::Header);
         map.insert(7..9, Metadata::ActiveL2);
         assert_eq!(map.overlap(1..7), None);

@@ -5,20 +5,32 @@ use crate::qcow2::commit::CommitControl;
 use crate::qcow2::decompress::ClusterCache;
 use crate::qcow2::gather::Gatherer;
 use crate::qcow2::header_block::HeaderBlock;
+use crate::qcow2::index::ChainIndex;
 use crate::qcow2::metadata_map::{Metadata, MetadataMap};
 use crate::qcow2::refcounts::{RefTable, Refcounts};
-use crate::qcow2::slices::{Budget, SliceCache};
+use crate::qcow2::slices::SliceCache;
 use crate::qcow2::space::Space;
 use crate::qcow2::state::{L1, Qcow2};
+use crate::qcow2::store::{Class, SLOT_OVERHEAD, SliceStore};
 use crate::qcow2::top_table::TopTable;
 use crate::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Acquire};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use zebu_qcow2::snapshot::{self, ParsedTable, SnapshotEntry};
 use zebu_qcow2::{Autoclear, FormatError, Header, L1Entry, bitmap};
 use zebu_storage::{File, FileKind, Worker};
+
+/// Bytes of a slice by default, or a cluster if that is smaller.
+const DEFAULT_SLICE: u64 = 4096;
+/// Bounds of the budget by default, bytes.
+const MIN_DEFAULT_CACHE: u64 = 1 << 20;
+const MAX_DEFAULT_CACHE: u64 = 32 << 20;
+/// Bytes that the overlap check needs for each table, at most.
+const METADATA_PLACE: u64 = 48;
+/// Bytes of a table read at once.
+const TABLE_STEP: usize = 1 << 20;
 
 /// Bytes read at once from a snapshot table.
 const SNAPSHOT_TABLE_STEP: u64 = 64 << 10;
@@ -114,31 +126,40 @@ async fn read_snapshots(
     }
 }
 
-/// Bytes of cache that hold the whole mapping of an image.
+/// The budget that holds the whole mapping of an image in slices of the size that is used by default, all of them
+/// loaded: L2 tables, refcounts, the tables above them, and a buffer to load through.
 pub(crate) fn full_cache_bytes(header: &Header) -> u64 {
     let geometry = header.geometry();
-    let clusters = header.virtual_size().div_ceil(geometry.cluster_size());
+    let cluster = geometry.cluster_size();
+    let slice = cluster.min(DEFAULT_SLICE);
+    let slices = |bytes: u64| bytes.div_ceil(slice).saturating_mul(slice + SLOT_OVERHEAD);
+    let clusters = header.virtual_size().div_ceil(cluster);
     let l2 = clusters.saturating_mul(u64::from(geometry.l2_entry_size));
-    let refcounts = (clusters << geometry.refcount_order) / 8;
-    (l2.saturating_add(refcounts)).next_multiple_of(4096)
+    let tables = l2.div_ceil(cluster);
+    let refcounts = (clusters.saturating_add(tables) << geometry.refcount_order).div_ceil(8);
+    let blocks = refcounts.div_ceil(cluster);
+    let above = (tables + blocks).saturating_mul(8 + METADATA_PLACE).next_multiple_of(4096) + 4 * 4096;
+    let all = slices(l2).saturating_add(slices(refcounts)).saturating_add(above).saturating_add(2 * slice);
+    all.next_multiple_of(4096)
 }
 
-/// The budget by default: the whole mapping up to 32 MiB, at least 1 MiB.
-pub(crate) fn default_cache_bytes(header: &Header) -> u64 {
-    // Slices cost a little more than their content.
-    let full = full_cache_bytes(header);
-    (full + full / 16).clamp(1 << 20, 32 << 20)
+/// The budget by default: the whole mapping of a chain up to 32 MiB, at least 1 MiB beside the tables that are held in
+/// any case.
+pub(crate) fn default_cache_bytes(full: u64, tables: u64) -> u64 {
+    full.clamp(MIN_DEFAULT_CACHE, MAX_DEFAULT_CACHE).max(tables + MIN_DEFAULT_CACHE)
 }
 
 /// What the chain gives an image.
 pub(crate) struct Place {
-    pub(crate) budget: Arc<Budget>,
+    pub(crate) store: Arc<SliceStore>,
+    /// For the top image.
+    pub(crate) index: Option<Arc<ChainIndex>>,
     pub(crate) has_backing: bool,
     pub(crate) data_file: Option<File>,
 }
 
 fn slice_bytes(options: &OpenOptions, cluster: u64, path: &Path) -> Result<usize> {
-    let Some(wanted) = options.slice_size else { return Ok(cluster.min(4096) as usize) };
+    let Some(wanted) = options.slice_size else { return Ok(cluster.min(DEFAULT_SLICE) as usize) };
     let wanted = u64::from(wanted);
     if !wanted.is_power_of_two() || wanted < 512 || wanted > cluster {
         let message = format!(
@@ -183,28 +204,24 @@ impl Qcow2 {
                 (entry.l1_table_offset, entry.l1_size, size)
             }
         };
-        let l1_bytes = if options.purpose == Purpose::Inspect {
-            Vec::new()
+        let slice = slice_bytes(options, cluster, &path)?;
+        let block = slice.clamp(512, 4096);
+        let l1 = if options.purpose == Purpose::Inspect {
+            TopTable::new(0, block, &place.store)
         } else {
             if l1_offset.0 > file.len() && l1_size > 0 {
                 let message = "the L1 table lies outside the file; the image is truncated";
                 return Err(Error::new(ErrorKind::Corrupt, message).on(&path).at_host(l1_offset.0));
             }
-            read_table(worker, &file, l1_offset.0, l1_size as usize).await?
-        };
-        let slice = slice_bytes(options, cluster, &path)?;
-        let block = slice.min(4096);
-        let l1 = TopTable::new(entries(&l1_bytes, l1_size as usize), block.max(512));
-        let reftable_bytes = if writable {
-            let bytes = u64::from(header.refcount_table_clusters) * cluster;
-            read_table(worker, &file, header.refcount_table_offset.0, (bytes / 8) as usize).await?
-        } else {
-            Vec::new()
+            let l1 = TopTable::new(l1_size as usize, block, &place.store);
+            read_table(worker, &file, l1_offset.0, &l1).await?;
+            l1
         };
         if writable {
             options.compress.check(header.compression()).map_err(|e| e.on(&path))?;
         }
-        let reftable = TopTable::new(entries(&reftable_bytes, reftable_bytes.len() / 8), block.max(512));
+        // Read before the first write.
+        let reftable = TopTable::new(0, block, &place.store);
 
         let qcow2 = Arc::new(Self {
             path,
@@ -220,7 +237,8 @@ impl Qcow2 {
             zero_policy: options.zero_policy,
             has_backing: place.has_backing,
             l1: RwLock::new(Arc::new(L1 { table: l1, offset: l1_offset.0 })),
-            l2: SliceCache::new(slice, place.budget.clone()),
+            l2: SliceCache::new(place.store.clone(), Class::Table, slice).watched_by(place.index.clone()),
+            index: place.index,
             new_tables: Mutex::new(BTreeMap::new()),
             table_gate: crate::gate::Gate::default(),
             refcounts: Refcounts {
@@ -229,12 +247,12 @@ impl Qcow2 {
                     offset: AtomicU64::new(header.refcount_table_offset.0),
                     moved: AtomicBool::new(false),
                 })),
-                cache: SliceCache::new(slice, place.budget),
+                cache: SliceCache::new(place.store.clone(), Class::Table, slice),
                 new_blocks: Mutex::default(),
             },
             space: Mutex::new(Space::default()),
             space_gate: crate::gate::Gate::default(),
-            metadata: MetadataMap::default(),
+            metadata: MetadataMap::new(&place.store),
             clusters: ClusterCache::default(),
             gatherer: Gatherer::default(),
             compress: options.compress.clone(),
@@ -253,36 +271,21 @@ impl Qcow2 {
             header,
         });
         if writable {
-            qcow2.prepare_space(parsed)?;
+            qcow2.check_refcount_table(worker).await?;
+            qcow2.prepare_space(parsed);
         }
         Ok(qcow2)
     }
 
     /// Notes where metadata lies, and how far the file reaches.
-    fn prepare_space(&self, parsed: &Parsed) -> Result<()> {
+    fn prepare_space(&self, parsed: &Parsed) {
         let header = &self.header;
         let cluster = self.geometry.cluster_size();
         let l1 = self.l1();
         self.note_metadata(0, cluster, Metadata::Header);
         self.note_metadata(l1.offset, l1.table.len() as u64 * 8, Metadata::ActiveL1);
-        for entry in l1.table.iter() {
-            if let Some(table) = L1Entry(entry).table() {
-                self.note_metadata(table.0, 1, Metadata::ActiveL2);
-            }
-        }
         let reftable_bytes = u64::from(header.refcount_table_clusters) * cluster;
         self.note_metadata(header.refcount_table_offset.0, reftable_bytes, Metadata::RefcountTable);
-        let mut any_refblock = false;
-        for entry in self.refcounts.table().table.iter() {
-            if let Some(block) = zebu_qcow2::RefTableEntry(entry).block() {
-                any_refblock = true;
-                self.note_metadata(block.0, 1, Metadata::RefcountBlock);
-            }
-        }
-        if !any_refblock {
-            let message = "There are no references in the refcount table; run zebu check -r all";
-            return Err(Error::new(ErrorKind::Corrupt, message).on(&self.path));
-        }
         self.note_metadata(header.snapshots_offset.0, parsed.snapshots_len, Metadata::SnapshotTable);
         for entry in &parsed.snapshots {
             self.note_metadata(entry.l1_table_offset.0, u64::from(entry.l1_size) * 8, Metadata::InactiveL1);
@@ -294,7 +297,60 @@ impl Qcow2 {
         let mut space = self.space();
         space.file_clusters = clusters;
         space.clusters_at_open = clusters;
+    }
+
+    /// Refuses an image without refcounts. Reads no more of the table than up to its first entry.
+    async fn check_refcount_table(&self, worker: &Worker) -> Result<()> {
+        let offset = self.header.refcount_table_offset.0;
+        let len = u64::from(self.header.refcount_table_clusters) << self.geometry.cluster_bits;
+        let len = self.file.len().saturating_sub(offset).min(len);
+        let (mut at, mut step) = (0, 4096);
+        while at < len {
+            let bytes = read_bytes(worker, &self.file, offset + at, (len - at).min(step) as usize).await?;
+            let entries = bytes.as_chunks::<8>().0.iter().map(|entry| u64::from_be_bytes(*entry));
+            if entries.into_iter().any(|entry| zebu_qcow2::RefTableEntry(entry).block().is_some()) {
+                return Ok(());
+            }
+            (at, step) = (at + step, TABLE_STEP as u64);
+        }
+        let message = "There are no references in the refcount table; run zebu check -r all";
+        Err(Error::new(ErrorKind::Corrupt, message).on(&self.path))
+    }
+
+    /// Does what a first write needs and a read doesn't: reads the refcount table, and notes for the overlap check
+    /// where all tables lie.
+    pub(crate) async fn load_for_writing(&self, worker: &Worker) -> Result<()> {
+        let bytes = u64::from(self.header.refcount_table_clusters) << self.geometry.cluster_bits;
+        let offset = self.header.refcount_table_offset.0;
+        let block_bytes = self.refcounts.cache.block_bytes();
+        let table = TopTable::new((bytes / 8) as usize, block_bytes, &self.l2.store);
+        read_table(worker, &self.file, offset, &table).await?;
+        let bits = self.geometry.cluster_bits;
+        let blocks = table.iter_set().filter_map(|(_, entry)| zebu_qcow2::RefTableEntry(entry).block());
+        self.metadata.insert_all(blocks.map(|block| block.0 >> bits), Metadata::RefcountBlock);
+        let l1 = self.l1();
+        let tables = l1.table.iter_set().filter_map(|(_, entry)| L1Entry(entry).table());
+        self.metadata.insert_all(tables.map(|table| table.0 >> bits), Metadata::ActiveL2);
+        let reftable = RefTable { table, offset: AtomicU64::new(offset), moved: AtomicBool::new(false) };
+        *self.refcounts.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(reftable);
+        self.l2.store.shrink_to_budget();
         Ok(())
+    }
+
+    /// Bytes of the budget that the image needs before any slice: the tables that it holds, and those that its first
+    /// write adds.
+    pub(crate) fn tables_for_writing(&self) -> u64 {
+        if !self.writable || self.first_write_done.load(Acquire) {
+            return 0;
+        }
+        let clusters = self.file.len().div_ceil(self.geometry.cluster_size());
+        let blocks = clusters.div_ceil(self.geometry.refcount_entries_per_block());
+        let table = u64::from(self.header.refcount_table_clusters) << self.geometry.cluster_bits;
+        let directory = table.div_ceil(self.refcounts.cache.block_bytes() as u64) * 24;
+        let tables = self.l1().table.iter_set().count() as u64;
+        directory
+            + (blocks * 8).next_multiple_of(self.refcounts.cache.block_bytes() as u64)
+            + (tables + blocks + 16) * METADATA_PLACE
     }
 
     /// Whether the file must grow to whole clusters before anything is written past its end.
@@ -321,20 +377,13 @@ impl Qcow2 {
     }
 }
 
-async fn read_table(worker: &Worker, file: &File, offset: u64, table_entries: usize) -> Result<Vec<u8>> {
-    // What lies past the end of the file is zero: nothing is read for it.
-    let present = file.len().saturating_sub(offset).min(table_entries as u64 * 8) as usize;
-    let aligned = present.next_multiple_of(8);
-    read_bytes(worker, file, offset, aligned).await
-}
-
-/// The entries of a table; what is missing of it is zero.
-fn entries(bytes: &[u8], count: usize) -> impl Iterator<Item = u64> + '_ {
-    bytes
-        .as_chunks::<8>()
-        .0
-        .iter()
-        .map(|entry| u64::from_be_bytes(*entry))
-        .chain(std::iter::repeat(0))
-        .take(count)
+/// Fills `table` from the file. What lies past the end of the file is zero: nothing is read for it.
+async fn read_table(worker: &Worker, file: &File, offset: u64, table: &TopTable) -> Result<()> {
+    let present = file.len().saturating_sub(offset).min(table.len() as u64 * 8) as usize;
+    let len = present.next_multiple_of(8);
+    for at in (0..len).step_by(TABLE_STEP) {
+        let bytes = read_bytes(worker, file, offset + at as u64, (len - at).min(TABLE_STEP)).await?;
+        table.fill(at / 8, &bytes);
+    }
+    Ok(())
 }

@@ -149,7 +149,7 @@ impl Qcow2 {
             let end = ((at / per_slice + 1) * per_slice).min(range.end);
             let found: Vec<u64> = self
                 .with_refcounts(worker, at, |cache, shard, key, first| {
-                    let slice = cache.get(shard, key)?;
+                    let slice = cache.peek(shard, key)?;
                     let found = (0..end - at)
                         .filter(|i| refcount::get(&slice.bytes, first + *i as usize, order) == Some(wanted))
                         .map(|i| at + i);
@@ -184,7 +184,7 @@ impl Qcow2 {
             let count = (end - at) as usize;
             let outcome = self
                 .with_refcounts(worker, at, |cache, shard, key, first| {
-                    let slice = cache.get(shard, key)?;
+                    let slice = cache.peek(shard, key)?;
                     let mut bytes = slice.bytes.clone();
                     for index in first..first + count {
                         let old = refcount::get(&bytes, index, order)?;

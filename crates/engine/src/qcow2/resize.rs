@@ -5,7 +5,6 @@ use crate::options::{Preallocation, Shrink, ZeroMode};
 use crate::qcow2::header_block::{Patch, field};
 use crate::qcow2::metadata_map::Metadata;
 use crate::qcow2::state::{AfterFree, L1, Qcow2};
-use crate::qcow2::top_table::TopTable;
 use crate::{Error, ErrorKind, Result};
 use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, PoisonError};
@@ -24,6 +23,10 @@ impl Qcow2 {
         preallocation: Preallocation,
     ) -> Result<()> {
         self.before_write(worker).await?;
+        // What is derived ends at the old end of the disk.
+        if let Some(index) = &self.index {
+            index.clear();
+        }
         let old_size = self.virtual_size();
         let refuse = |kind, message: &str| Err(Error::new(kind, message.to_owned()).on(&self.path));
         if self.geometry.version == Version::V2 && self.header.nb_snapshots > 0 {
@@ -151,10 +154,7 @@ impl Qcow2 {
         let clusters = (entries * 8).div_ceil(self.geometry.cluster_size());
         let allocated = self.allocate_metadata(worker, clusters).await?;
         let offset = allocated.range.start << bits;
-        let table = TopTable::new(
-            old.table.iter().chain(std::iter::repeat(0)).take(entries as usize),
-            old.table.block_bytes(),
-        );
+        let table = old.table.resized(entries as usize);
         let moved = async {
             let mut bytes = table.to_bytes();
             bytes.resize((clusters << bits) as usize, 0);

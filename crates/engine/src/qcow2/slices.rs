@@ -1,4 +1,4 @@
-//! The mapping cache: slices of L2 tables and of refcount blocks.
+//! The mapping cache: slices of L2 tables, of refcount blocks, and of what is derived from them.
 //!
 //! A slice is absent, loading, or present. Lookups take one shard's mutex for as long as it takes to read a few
 //! entries, never across an await. A load in flight is an entry in the shard's `loading` table with the wakers of
@@ -7,102 +7,21 @@
 //! evicted, so whoever looks a slice up sees every change that was made, committed or not.
 //!
 //! Keys are positions, not places: L2 slices are counted by guest address, refcount slices by host cluster. A table
-//! that moves keeps its slices.
+//! that moves keeps its slices. Slices of all images of a chain live in one [`SliceStore`].
 
 use crate::Result;
-use crate::qcow2::inflight::InFlight;
-use foldhash::fast::FixedState;
-use smallvec::SmallVec;
-use std::collections::HashMap;
+use crate::qcow2::index::ChainIndex;
+use crate::qcow2::store::{Class, Room, SLOT_OVERHEAD, SliceStore, Wanted};
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Poll, Waker};
+use std::task::Poll;
 use zebu_storage::sabotage::{self, Fault};
 
-const SHARDS: usize = 64;
+pub(crate) use crate::qcow2::store::{DirtyBlocks, Shard, ShardGuard, Slice};
 
-/// Bytes that a slice costs beyond its content.
-const SLOT_OVERHEAD: u64 = 96;
-
-/// The byte budget that all slices of an image and its backing chain share.
-#[derive(Debug)]
-pub(crate) struct Budget {
-    limit: AtomicU64,
-    used: AtomicU64,
-}
-
-impl Budget {
-    pub(crate) fn new(limit: u64) -> Self {
-        Self { limit: AtomicU64::new(limit), used: AtomicU64::new(0) }
-    }
-    pub(crate) fn used(&self) -> u64 {
-        self.used.load(Relaxed)
-    }
-    /// Whether one more slice of `bytes` is too much.
-    fn is_full_for(&self, bytes: u64) -> bool {
-        self.used() + bytes > self.limit.load(Relaxed)
-    }
-}
-
-/// Which blocks of a slice changed since they were last frozen, a bit each.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct DirtyBlocks(SmallVec<[u64; 1]>);
-
-impl DirtyBlocks {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.iter().all(|word| *word == 0)
-    }
-    fn set(&mut self, block: usize) {
-        let word = block / 64;
-        if self.0.len() <= word {
-            self.0.resize(word + 1, 0);
-        }
-        if let Some(bits) = self.0.get_mut(word) {
-            *bits |= 1 << (block % 64);
-        }
-    }
-    /// The numbers of the dirty blocks.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = usize> + '_ {
-        self.0.iter().enumerate().flat_map(|(word, bits)| {
-            (0..64).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| word * 64 + bit)
-        })
-    }
-}
-
-/// A present slice.
-#[derive(Debug)]
-pub(crate) struct Slice {
-    /// Its content as on disk (big endian).
-    pub(crate) bytes: Box<[u8]>,
-    dirty: DirtyBlocks,
-    in_writing: bool,
-    referenced: bool,
-}
-
-impl Slice {
-    /// Marks the bytes at `offset..offset + len` as changed.
-    pub(crate) fn mark_dirty(&mut self, offset: usize, len: usize, block_bytes: usize) {
-        for block in offset / block_bytes..=(offset + len - 1) / block_bytes {
-            self.dirty.set(block);
-        }
-    }
-    fn is_evictable(&self) -> bool {
-        !self.in_writing && self.dirty.is_empty()
-    }
-}
-
-/// One shard: slices by key, loads in flight, and (for L2) the in-flight allocations of the guest clusters that its
-/// slices map.
-#[derive(Debug, Default)]
-pub(crate) struct Shard {
-    present: HashMap<u64, Slice, FixedState>,
-    loading: HashMap<u64, Vec<Waker>, FixedState>,
-    /// Keys in the order of insertion, for the CLOCK.
-    clock: std::collections::VecDeque<u64>,
-    dirty_keys: Vec<u64>,
-    pub(crate) in_flight: InFlight,
-}
+/// Misses remembered to tell a sequence from chance.
+const RECENT_MISSES: usize = 8;
 
 /// A block of a slice that a commit writes: its key, its place in the slice, its content at the freeze.
 #[derive(Debug)]
@@ -112,54 +31,61 @@ pub(crate) struct FrozenSlice {
     pub(crate) bytes: Box<[u8]>,
 }
 
-/// Counters.
-#[derive(Debug, Default)]
-pub(crate) struct CacheCounters {
-    pub(crate) hits: AtomicU64,
-    pub(crate) misses: AtomicU64,
-    pub(crate) loads: AtomicU64,
-    pub(crate) evictions: AtomicU64,
-}
-
-/// See the module.
+/// The slices of one table. See the module.
 #[derive(Debug)]
 pub(crate) struct SliceCache {
-    shards: Box<[Mutex<Shard>]>,
+    pub(crate) store: Arc<SliceStore>,
+    class: Class,
+    owner: u32,
     slice_bytes: usize,
     block_bytes: usize,
-    budget: Arc<Budget>,
     dirty_slices: AtomicU64,
-    hand: AtomicU64,
-    pub(crate) counters: CacheCounters,
-}
-
-/// What [`SliceCache::begin_load`] found.
-enum Begin<'a> {
-    Present,
-    Loading,
-    Mine(LoadTicket<'a>),
+    /// Told of every change.
+    index: Option<Arc<ChainIndex>>,
+    /// One more than the keys that were missed lately.
+    recent_misses: [AtomicU64; RECENT_MISSES],
+    next_miss: AtomicU64,
 }
 
 /// The duty to load a slice; dropped without [`LoadTicket::finish`], the next one who wants it loads it.
-struct LoadTicket<'a> {
+pub(crate) struct LoadTicket<'a> {
     cache: &'a SliceCache,
     key: u64,
 }
 
-/// A shard, locked.
-pub(crate) type ShardGuard<'a> = MutexGuard<'a, Shard>;
+/// What a miss says about those to come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pattern {
+    Scattered,
+    /// The slice before it was missed lately.
+    Sequential,
+}
 
 impl SliceCache {
-    pub(crate) fn new(slice_bytes: usize, budget: Arc<Budget>) -> Self {
+    pub(crate) fn new(store: Arc<SliceStore>, class: Class, slice_bytes: usize) -> Self {
+        let owner = store.new_owner();
+        Self::of_owner(store, class, owner, slice_bytes)
+    }
+
+    /// The slices of an owner that has its number already.
+    pub(crate) fn of_owner(store: Arc<SliceStore>, class: Class, owner: u32, slice_bytes: usize) -> Self {
         Self {
-            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            store,
+            class,
+            owner,
             slice_bytes,
             block_bytes: slice_bytes.min(4096),
-            budget,
             dirty_slices: AtomicU64::new(0),
-            hand: AtomicU64::new(0),
-            counters: CacheCounters::default(),
+            index: None,
+            recent_misses: Default::default(),
+            next_miss: AtomicU64::new(0),
         }
+    }
+
+    /// The same; `index` is told of every change, in the critical section of the change.
+    pub(crate) fn watched_by(mut self, index: Option<Arc<ChainIndex>>) -> Self {
+        self.index = index;
+        self
     }
 
     pub(crate) fn slice_bytes(&self) -> usize {
@@ -172,41 +98,50 @@ impl SliceCache {
     pub(crate) fn dirty_slices(&self) -> u64 {
         self.dirty_slices.load(Relaxed)
     }
-    /// How much of the budget is dirty, and so can't be evicted before a commit.
+    /// Bytes of the budget that a present slice takes.
+    pub(crate) fn slice_cost(&self) -> u64 {
+        self.slice_bytes as u64 + SLOT_OVERHEAD
+    }
+    /// How much of the cache is dirty, and so can't be evicted before a commit. A commit holds copies, so what is
+    /// dirty counts twice.
     pub(crate) fn pressure(&self) -> Pressure {
-        let dirty = self.dirty_slices() * (self.slice_bytes as u64 + SLOT_OVERHEAD);
-        let limit = self.budget.limit.load(Relaxed);
-        if dirty > limit {
+        let (dirty, room) = (self.store.dirty_bytes(), self.store.budget.for_slices());
+        if dirty * 2 > room {
             Pressure::Over
-        } else if dirty * 2 > limit {
+        } else if dirty * 4 > room {
             Pressure::High
         } else {
             Pressure::None
         }
     }
-    /// Bytes of the budget in use, by all who share it.
-    pub(crate) fn budget_used(&self) -> u64 {
-        self.budget.used()
-    }
 
-    fn shard_of(&self, key: u64) -> &Mutex<Shard> {
-        &self.shards[(key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize % SHARDS]
+    fn id(&self, key: u64) -> u64 {
+        SliceStore::id(self.owner, key)
     }
 
     /// Locks the shard of `key`.
+    #[inline]
     pub(crate) fn lock(&self, key: u64) -> ShardGuard<'_> {
-        self.shard_of(key).lock().unwrap_or_else(PoisonError::into_inner)
+        self.store.lock(self.class, self.id(key))
+    }
+
+    /// Whether `key` is present now.
+    pub(crate) fn has(&self, key: u64) -> bool {
+        self.lock(key).contains(self.id(key))
     }
 
     /// The slice `key` in its locked shard; counts a hit.
+    #[inline]
     pub(crate) fn get<'s>(&self, shard: &'s mut Shard, key: u64) -> Option<&'s mut Slice> {
-        let slice = shard.present.get_mut(&key)?;
-        slice.referenced = true;
-        self.counters.hits.fetch_add(1, Relaxed);
-        Some(slice)
+        shard.get(self.id(key))
     }
 
-    /// Changes bytes of a present slice; `false` if it is absent.
+    /// The same for a further look of one request, which is not counted.
+    pub(crate) fn peek<'s>(&self, shard: &'s mut Shard, key: u64) -> Option<&'s mut Slice> {
+        shard.peek(self.id(key))
+    }
+
+    /// Changes bytes of a present slice, and what was derived from them; `false` if it is absent.
     pub(crate) fn change(
         &self,
         shard: &mut Shard,
@@ -215,7 +150,8 @@ impl SliceCache {
         len: usize,
         f: impl FnOnce(&mut [u8]),
     ) -> bool {
-        let Some(slice) = shard.present.get_mut(&key) else { return false };
+        let id = self.id(key);
+        let Some(slice) = shard.peek(id) else { return false };
         slice.referenced = true;
         if let Some(bytes) = slice.bytes.get_mut(offset..offset + len) {
             f(bytes);
@@ -224,100 +160,116 @@ impl SliceCache {
             return true;
         }
         let was_clean = slice.dirty.is_empty();
-        slice.mark_dirty(offset, len, self.block_bytes);
+        for block in offset / self.block_bytes..=(offset + len - 1) / self.block_bytes {
+            slice.dirty.set(block);
+        }
         if was_clean {
-            shard.dirty_keys.push(key);
-            self.dirty_slices.fetch_add(1, Relaxed);
+            shard.note_dirty(id);
+            self.note_dirty_slice();
+        }
+        if let Some(index) = &self.index {
+            index.forget_entries(key * self.slice_bytes as u64 + offset as u64, len as u64);
         }
         true
     }
 
+    fn note_dirty_slice(&self) {
+        self.dirty_slices.fetch_add(1, Relaxed);
+        self.store.note_dirty_bytes(self.slice_cost());
+    }
+
     /// Makes sure that `key` is present: loads it with `load` unless somebody does already. The content may be gone
-    /// again when this returns (evicted): look again and repeat.
+    /// again when this returns (evicted): look again and repeat. What fails to load is not kept: the next one tries
+    /// again.
     pub(crate) async fn ensure<F>(&self, key: u64, load: impl Fn() -> F) -> Result<()>
     where
         F: Future<Output = Result<Box<[u8]>>>,
     {
-        loop {
-            let begin = poll_fn(|cx| {
-                let begin = self.begin_load(key, cx.waker());
-                if matches!(begin, Begin::Loading) { Poll::Pending } else { Poll::Ready(begin) }
-            })
-            .await;
-            match begin {
-                Begin::Present => return Ok(()),
-                Begin::Loading => {}
-                Begin::Mine(ticket) => {
-                    self.counters.loads.fetch_add(1, Relaxed);
-                    let bytes = load().await?;
-                    // Room first: the new slice must not be the one to go before it was used.
-                    self.evict();
-                    ticket.finish(bytes);
-                    return Ok(());
+        let Some(ticket) = self.want(key).await else { return Ok(()) };
+        let room = self.store.room(self.load_cost()).await;
+        let bytes = load().await?;
+        ticket.finish(bytes, room);
+        Ok(())
+    }
+
+    /// Bytes of the budget that a load takes: the slice, and the buffer that it comes through.
+    fn load_cost(&self) -> u64 {
+        self.slice_cost() + self.slice_bytes as u64
+    }
+
+    /// Waits until `key` is present (`None`), or nobody loads it: then the caller has to.
+    pub(crate) async fn want(&self, key: u64) -> Option<LoadTicket<'_>> {
+        poll_fn(|cx| {
+            let mut shard = self.lock(key);
+            match shard.want(self.id(key), cx.waker()) {
+                Wanted::Present => Poll::Ready(None),
+                Wanted::Loading => Poll::Pending,
+                Wanted::Yours => {
+                    shard.counters.misses += 1;
+                    shard.counters.loads += 1;
+                    Poll::Ready(Some(LoadTicket { cache: self, key }))
                 }
             }
-        }
+        })
+        .await
     }
 
-    fn begin_load(&self, key: u64, waker: &Waker) -> Begin<'_> {
+    /// The duty to load `key` ahead of use, with its room, if it is neither there nor on its way and there is room.
+    pub(crate) fn begin_ahead(&self, key: u64) -> Option<(LoadTicket<'_>, Room<'_>)> {
+        let room = self.store.spare_room(self.load_cost())?;
         let mut shard = self.lock(key);
-        if shard.present.contains_key(&key) {
-            return Begin::Present;
-        }
-        if let Some(waiting) = shard.loading.get_mut(&key) {
-            if !waiting.iter().any(|w| w.will_wake(waker)) {
-                waiting.push(waker.clone());
-            }
-            return Begin::Loading;
-        }
-        self.counters.misses.fetch_add(1, Relaxed);
-        shard.loading.insert(key, Vec::new());
-        Begin::Mine(LoadTicket { cache: self, key })
+        let Wanted::Yours = shard.want(self.id(key), std::task::Waker::noop()) else { return None };
+        shard.counters.loads += 1;
+        shard.counters.read_ahead += 1;
+        drop(shard);
+        Some((LoadTicket { cache: self, key }, room))
     }
 
-    /// Evicts by CLOCK until the budget has room for one more slice or nothing more can go.
-    pub(crate) fn evict(&self) {
-        let mut fruitless = 0;
-        while self.budget.is_full_for(self.slice_bytes as u64 + SLOT_OVERHEAD) && fruitless < SHARDS {
-            let index = self.hand.fetch_add(1, Relaxed) as usize % SHARDS;
-            let mut shard = self.shards[index].lock().unwrap_or_else(PoisonError::into_inner);
-            if self.evict_one(&mut shard) {
-                fruitless = 0;
-            } else {
-                fruitless += 1;
-            }
+    /// Notes that `key` was missed.
+    pub(crate) fn note_miss(&self, key: u64) -> Pattern {
+        let expects = |next: u64| self.recent_misses.iter().find(|expected| expected.load(Relaxed) == next);
+        if expects(key + 1).is_some() {
+            // Others wait for the same slice.
+            return Pattern::Scattered;
+        }
+        if let Some(expected) = expects(key).filter(|_| key > 0) {
+            expected.store(key + 1, Relaxed);
+            return Pattern::Sequential;
+        }
+        let at = self.next_miss.fetch_add(1, Relaxed) as usize % RECENT_MISSES;
+        self.recent_misses[at].store(key + 1, Relaxed);
+        Pattern::Scattered
+    }
+
+    /// Notes that what follows `key` was loaded ahead, up to `next`: a miss of `next` goes on with the sequence.
+    pub(crate) fn note_read_ahead(&self, key: u64, next: u64) {
+        for expected in &self.recent_misses {
+            let _ = expected.compare_exchange(key + 1, next, Relaxed, Relaxed);
         }
     }
 
-    fn evict_one(&self, shard: &mut Shard) -> bool {
-        for _ in 0..shard.clock.len() * 2 {
-            let Some(key) = shard.clock.pop_front() else { return false };
-            let Some(slice) = shard.present.get_mut(&key) else { continue };
-            if slice.is_evictable() && !slice.referenced {
-                shard.present.remove(&key);
-                self.budget.used.fetch_sub(self.slice_bytes as u64 + SLOT_OVERHEAD, Relaxed);
-                self.counters.evictions.fetch_add(1, Relaxed);
-                return true;
-            }
-            if slice.is_evictable() {
-                slice.referenced = false;
-            }
-            shard.clock.push_back(key);
+    /// Gives up every slice that a commit does not need, and all that was derived from them: tables were changed by
+    /// other means than [`SliceCache::change`]. The next lookup loads them anew.
+    #[allow(dead_code, reason = "for whoever replaces tables as a whole")]
+    pub(crate) fn forget_all(&self) {
+        self.store.forget(self.class, self.owner);
+        if let Some(index) = &self.index {
+            index.clear();
         }
-        false
     }
 
     /// Takes copies of all dirty slices for a commit; they count as clean but stay until [`SliceCache::thaw`].
     pub(crate) fn freeze(&self) -> Vec<FrozenSlice> {
         let mut frozen = Vec::new();
-        for shard in &self.shards {
-            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            for key in std::mem::take(&mut shard.dirty_keys) {
-                let Some(slice) = shard.present.get_mut(&key) else { continue };
+        for mut shard in self.store.each(self.class) {
+            for id in shard.take_dirty(self.owner) {
+                let Some(slice) = shard.peek(id) else { continue };
                 slice.in_writing = !sabotage::is(Fault::EvictInWriting);
                 self.dirty_slices.fetch_sub(1, Relaxed);
+                self.store.note_clean_bytes(self.slice_cost());
+                self.store.budget.take(self.slice_bytes as u64);
                 frozen.push(FrozenSlice {
-                    key,
+                    key: SliceStore::key_of(id),
                     dirty: std::mem::take(&mut slice.dirty),
                     bytes: slice.bytes.clone(),
                 });
@@ -330,8 +282,10 @@ impl SliceCache {
     /// Ends the writing of frozen slices. After a failure their blocks are dirty again.
     pub(crate) fn thaw(&self, frozen: &[FrozenSlice], outcome: Written) {
         for FrozenSlice { key, dirty, .. } in frozen {
+            self.store.budget.give_back(self.slice_bytes as u64);
             let mut shard = self.lock(*key);
-            let Some(slice) = shard.present.get_mut(key) else { continue };
+            let id = self.id(*key);
+            let Some(slice) = shard.peek(id) else { continue };
             slice.in_writing = false;
             if outcome == Written::Failed {
                 let was_clean = slice.dirty.is_empty();
@@ -339,23 +293,23 @@ impl SliceCache {
                     slice.dirty.set(block);
                 }
                 if was_clean && !slice.dirty.is_empty() {
-                    shard.dirty_keys.push(*key);
-                    self.dirty_slices.fetch_add(1, Relaxed);
+                    shard.note_dirty(id);
+                    self.note_dirty_slice();
                 }
             }
         }
-        self.evict();
+        self.store.shrink_to_budget();
     }
 }
 
 /// How much of the cache waits for a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Pressure {
-    /// Less than half of the budget.
+    /// Less than a quarter.
     None,
-    /// More than half.
+    /// More than a quarter.
     High,
-    /// More than the budget.
+    /// More than half.
     Over,
 }
 
@@ -367,24 +321,33 @@ pub(crate) enum Written {
 }
 
 impl LoadTicket<'_> {
-    fn finish(self, bytes: Box<[u8]>) {
+    /// Makes the slice present.
+    pub(crate) fn finish(self, bytes: Box<[u8]>, room: Room<'_>) {
+        self.insert(bytes, room, |_| true);
+    }
+
+    /// As [`LoadTicket::finish`], unless something that the slice is derived from changed since `generation`.
+    pub(crate) fn finish_derived(self, bytes: Box<[u8]>, room: Room<'_>, generation: u64) {
+        self.insert(bytes, room, |shard| shard.generation == generation);
+    }
+
+    fn insert(self, bytes: Box<[u8]>, room: Room<'_>, is_current: impl FnOnce(&Shard) -> bool) {
         debug_assert_eq!(bytes.len(), self.cache.slice_bytes);
         let mut shard = self.cache.lock(self.key);
-        shard.present.insert(
-            self.key,
-            Slice { bytes, dirty: DirtyBlocks::default(), in_writing: false, referenced: true },
-        );
-        shard.clock.push_back(self.key);
-        self.cache.budget.used.fetch_add(self.cache.slice_bytes as u64 + SLOT_OVERHEAD, Relaxed);
+        if !is_current(&shard) {
+            return;
+        }
+        shard.insert(self.cache.id(self.key), Slice::new(bytes));
         drop(shard);
-        // The drop below wakes those who wait.
+        room.keep(self.cache.slice_cost());
+        // The drop of the ticket wakes those who wait.
     }
 }
 
 impl Drop for LoadTicket<'_> {
     fn drop(&mut self) {
-        let wakers = self.cache.lock(self.key).loading.remove(&self.key);
-        for waker in wakers.into_iter().flatten().filter(|_| !sabotage::is(Fault::ForgetLoadWaiters)) {
+        let wakers = self.cache.lock(self.key).end_load(self.cache.id(self.key));
+        for waker in wakers.into_iter().filter(|_| !sabotage::is(Fault::ForgetLoadWaiters)) {
             waker.wake();
         }
     }
@@ -392,8 +355,7 @@ impl Drop for LoadTicket<'_> {
 
 impl Drop for SliceCache {
     fn drop(&mut self) {
-        let held: usize =
-            self.shards.iter().map(|s| s.lock().unwrap_or_else(PoisonError::into_inner).present.len()).sum();
-        self.budget.used.fetch_sub(held as u64 * (self.slice_bytes as u64 + SLOT_OVERHEAD), Relaxed);
+        self.store.note_clean_bytes(self.dirty_slices() * self.slice_cost());
+        self.store.end_owner(self.class, self.owner);
     }
 }

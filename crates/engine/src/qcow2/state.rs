@@ -8,6 +8,7 @@ use crate::qcow2::decompress::ClusterCache;
 use crate::qcow2::gather::Gatherer;
 use crate::qcow2::grace::Grace;
 use crate::qcow2::header_block::HeaderBlock;
+use crate::qcow2::index::ChainIndex;
 use crate::qcow2::metadata_map::{Metadata, MetadataMap};
 use crate::qcow2::refcounts::Refcounts;
 use crate::qcow2::slices::SliceCache;
@@ -84,6 +85,8 @@ pub(crate) struct Qcow2 {
 
     pub(crate) l1: RwLock<Arc<L1>>,
     pub(crate) l2: SliceCache,
+    /// What is known of the chain as a whole, if this is its top.
+    pub(crate) index: Option<Arc<ChainIndex>>,
     /// By L1 index. An entry is made before the L1 entry points to the table and removed when the table is on disk.
     pub(crate) new_tables: Mutex<BTreeMap<u64, NewTable>>,
     /// Held while an L2 table is made.

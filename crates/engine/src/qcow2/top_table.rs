@@ -1,21 +1,27 @@
-//! A table that is held in memory whole: the active L1 table, the refcount table.
+//! A table that is held in memory: the active L1 table, the refcount table.
 //!
 //! Entries are read without a lock. Changes set the entry and note its block; a commit freezes copies of the noted
-//! blocks.
+//! blocks. A block that holds nothing takes no memory, so a large disk costs what of it is in use.
 
+use crate::qcow2::store::SliceStore;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Release};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Entries in a block of a table.
 const ENTRIES_PER_512: usize = 64;
 
+type Block = Box<[AtomicU64]>;
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct TopTable {
-    entries: Box<[AtomicU64]>,
+    blocks: Box<[OnceLock<Block>]>,
+    len: usize,
     entries_per_block: usize,
     dirty: Mutex<BTreeSet<usize>>,
+    /// Whose budget the memory counts in.
+    store: Arc<SliceStore>,
 }
 
 /// A block of a table as a commit writes it.
@@ -28,29 +34,74 @@ pub(crate) struct FrozenBlock {
 }
 
 impl TopTable {
-    /// A table of `entries`, written in blocks of `block_bytes`.
-    pub(crate) fn new(entries: impl Iterator<Item = u64>, block_bytes: usize) -> Self {
-        Self {
-            entries: entries.map(AtomicU64::new).collect(),
-            entries_per_block: (block_bytes / 8).max(ENTRIES_PER_512),
-            dirty: Mutex::default(),
+    /// A table of `len` entries, all 0, written in blocks of `block_bytes`.
+    pub(crate) fn new(len: usize, block_bytes: usize, store: &Arc<SliceStore>) -> Self {
+        let entries_per_block = (block_bytes / 8).max(ENTRIES_PER_512);
+        let blocks: Box<[_]> = (0..len.div_ceil(entries_per_block)).map(|_| OnceLock::new()).collect();
+        store.budget.take_for_tables(size_of_val(&*blocks) as u64);
+        Self { blocks, len, entries_per_block, dirty: Mutex::default(), store: store.clone() }
+    }
+
+    /// The same table with room for `len` entries, none of them changed.
+    pub(crate) fn resized(&self, len: usize) -> Self {
+        let table = Self::new(len, self.block_bytes(), &self.store);
+        for (index, entry) in self.iter_set() {
+            table.store_entry(index, entry);
+        }
+        table
+    }
+
+    /// Takes entries over as they are on disk, from entry `start` on; they count as unchanged.
+    pub(crate) fn fill(&self, start: usize, bytes: &[u8]) {
+        for (i, entry) in bytes.as_chunks::<8>().0.iter().enumerate() {
+            let entry = u64::from_be_bytes(*entry);
+            if entry != 0 {
+                self.store_entry(start + i, entry);
+            }
         }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.entries.len()
+        self.len
     }
 
     /// Entry `index`; 0 past the end.
+    #[inline]
     pub(crate) fn get(&self, index: u64) -> u64 {
-        usize::try_from(index).ok().and_then(|i| self.entries.get(i)).map_or(0, |entry| entry.load(Acquire))
+        let Ok(index) = usize::try_from(index) else { return 0 };
+        let block = self.blocks.get(index / self.entries_per_block).and_then(OnceLock::get);
+        block
+            .and_then(|block| block.get(index % self.entries_per_block))
+            .map_or(0, |entry| entry.load(Acquire))
+    }
+
+    fn store_entry(&self, index: usize, value: u64) -> bool {
+        if index >= self.len {
+            return false;
+        }
+        let number = index / self.entries_per_block;
+        let Some(block) = self.blocks.get(number) else { return false };
+        let block = block.get_or_init(|| {
+            let len = self.entries_in(number);
+            self.store.budget.take_for_tables(len as u64 * 8);
+            (0..len).map(|_| AtomicU64::new(0)).collect()
+        });
+        let Some(entry) = block.get(index % self.entries_per_block) else { return false };
+        entry.store(value, Release);
+        true
+    }
+
+    fn entries_in(&self, block: usize) -> usize {
+        (self.len - block * self.entries_per_block).min(self.entries_per_block)
     }
 
     /// Changes entry `index`; `false` if there is none.
     pub(crate) fn set(&self, index: u64, value: u64) -> bool {
-        let Some(entry) = usize::try_from(index).ok().and_then(|i| self.entries.get(i)) else { return false };
-        entry.store(value, Release);
-        self.dirty_blocks().insert(index as usize / self.entries_per_block);
+        let Ok(index) = usize::try_from(index) else { return false };
+        if !self.store_entry(index, value) {
+            return false;
+        }
+        self.dirty_blocks().insert(index / self.entries_per_block);
         true
     }
 
@@ -62,9 +113,15 @@ impl TopTable {
         !self.dirty_blocks().is_empty()
     }
 
-    /// All entries, in order.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = u64> + '_ {
-        self.entries.iter().map(|entry| entry.load(Acquire))
+    /// The entries that are not 0, in order, with their indices.
+    pub(crate) fn iter_set(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
+        self.blocks.iter().enumerate().filter_map(|(number, block)| Some((number, block.get()?))).flat_map(
+            |(number, block)| {
+                let start = number * self.entries_per_block;
+                let entries = block.iter().map(|entry| entry.load(Acquire)).enumerate();
+                entries.filter(|(_, entry)| *entry != 0).map(move |(i, entry)| (start + i, entry))
+            },
+        )
     }
 
     /// Bytes of a block.
@@ -79,9 +136,10 @@ impl TopTable {
     }
 
     fn block(&self, block: usize) -> Vec<u8> {
-        let start = block * self.entries_per_block;
-        let end = (start + self.entries_per_block).min(self.entries.len());
-        self.entries[start..end].iter().flat_map(|entry| entry.load(Acquire).to_be_bytes()).collect()
+        match self.blocks.get(block).and_then(OnceLock::get) {
+            Some(entries) => entries.iter().flat_map(|entry| entry.load(Acquire).to_be_bytes()).collect(),
+            None => vec![0; self.entries_in(block) * 8],
+        }
     }
 
     /// The commit that froze these blocks failed: they are changed still.
@@ -91,7 +149,15 @@ impl TopTable {
 
     /// The whole table, big endian.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        self.iter().flat_map(u64::to_be_bytes).collect()
+        (0..self.blocks.len()).flat_map(|block| self.block(block)).collect()
+    }
+}
+
+impl Drop for TopTable {
+    fn drop(&mut self) {
+        let blocks =
+            self.blocks.iter().filter_map(OnceLock::get).map(|block| size_of_val(&**block)).sum::<usize>();
+        self.store.budget.give_back_tables((size_of_val(&*self.blocks) + blocks) as u64);
     }
 }
 
@@ -101,7 +167,7 @@ mod tests {
 
     #[test]
     fn a_change_is_frozen_once_and_again_after_a_failure() {
-        let table = TopTable::new((0..100).map(|_| 0), 512);
+        let table = TopTable::new(100, 512, &Arc::new(SliceStore::new(1 << 20, std::time::Duration::ZERO)));
         assert!(table.set(70, 0x1234));
         assert!(!table.set(100, 1));
         let frozen = table.freeze();
@@ -112,5 +178,25 @@ mod tests {
         assert!(table.freeze().is_empty());
         table.refreeze(&frozen);
         assert_eq!(table.freeze().len(), 1);
+    }
+
+    #[test]
+    fn what_holds_nothing_takes_no_memory() {
+        let store = Arc::new(SliceStore::new(1 << 20, std::time::Duration::ZERO));
+        let table = TopTable::new(1 << 20, 4096, &store);
+        let empty = store.budget.tables();
+        assert!(empty <= (1 << 20) / 512 * 24);
+        table.fill(512 * 7, &[0; 4096]);
+        assert_eq!(store.budget.tables(), empty);
+        table.fill(512 * 7, &[0, 0, 0, 0, 0, 0, 0, 9]);
+        assert_eq!(store.budget.tables(), empty + 4096);
+        assert_eq!((table.get(512 * 7), table.get(512 * 8), table.get(1 << 30)), (9, 0, 0));
+        let shorter = table.resized(100);
+        assert_eq!((shorter.len(), shorter.iter_set().count()), (100, 0));
+        let resized = table.resized(1 << 21);
+        assert_eq!(resized.iter_set().collect::<Vec<_>>(), [(512 * 7, 9)]);
+        assert_eq!(table.to_bytes().len(), 8 << 20);
+        drop((table, shorter, resized));
+        assert_eq!(store.budget.used(), 0);
     }
 }

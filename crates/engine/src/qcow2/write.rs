@@ -269,6 +269,9 @@ impl Qcow2 {
         loop {
             let obstacle = {
                 let inside = self.grace.enter(worker.id());
+                if let Some((host, len)) = self.in_place_by_index(guest, len) {
+                    return Ok((inside, Plan::InPlace { host, len }));
+                }
                 let Some((mut shard, key, index)) = self.try_lock_slice(guest)? else {
                     drop(inside);
                     Box::pin(self.prepare_slice(worker, guest)).await?;
@@ -378,7 +381,7 @@ impl Qcow2 {
 
     pub(crate) fn entry_in(&self, shard: &mut Shard, key: u64, index: usize) -> L2Entry {
         self.l2
-            .get(shard, key)
+            .peek(shard, key)
             .and_then(|slice| L2Entry::read(&slice.bytes, index, &self.geometry))
             .unwrap_or(L2Entry::unallocated())
     }

@@ -155,8 +155,10 @@ impl Qcow2 {
                 }
                 let index = first + (cluster - (range.start >> bits)) as usize;
                 let cluster_end = ((cluster + 1) << bits).min(end);
-                let Some(old) =
-                    self.l2.get(&mut shard, key).and_then(|s| L2Entry::read(&s.bytes, index, &self.geometry))
+                let Some(old) = self
+                    .l2
+                    .peek(&mut shard, key)
+                    .and_then(|s| L2Entry::read(&s.bytes, index, &self.geometry))
                 else {
                     break;
                 };

@@ -47,6 +47,7 @@ async fn judge_in(
     let image = Image::open_files(worker, setup.chain(world), &setup.options())
         .await
         .map_err(|e| format!("open: {e}"))?;
+    setup.tighten(&image);
     let len = image.virtual_size();
     if !model.may_have_len(len) {
         return Err(format!("the disk has {len} bytes"));

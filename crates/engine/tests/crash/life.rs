@@ -80,6 +80,7 @@ fn live_in(
         .map_err(|s| s.to_string())?;
     let image = opened.map_err(|e| format!("open: {e}"))?;
     let guest = Rc::new(Guest::new(image, model, setup));
+    setup.tighten(&guest.image);
     let mut survivor = None;
     for _ in 0..extent.phases {
         let streams = (0..extent.streams).map(|i| {

@@ -33,6 +33,7 @@ pub(crate) fn resizes_beside_writes(seed: u64) -> Result<(), String> {
         .block_on(Image::open_files(&workers[0], setup.chain(&world), &setup.options()))
         .unwrap()
         .unwrap();
+    setup.tighten(&image);
     let guest = Rc::new(Guest::new(image, setup.model(), &setup));
     // Writes past a new end are refused; that is no failure of the disk.
     guest.failures.set(Failures::PastTheEnd);

@@ -296,10 +296,16 @@ impl Setup {
         chain
     }
 
+    /// Gives an opened image no more cache than the setup says, but as much as it needs.
+    pub(crate) fn tighten(&self, image: &Image) {
+        if let Some(bytes) = self.cache_size {
+            image.set_cache_size(bytes.max(image.min_cache_size())).unwrap();
+        }
+    }
+
     /// How it is opened for writing.
     pub(crate) fn options(&self) -> OpenOptions {
         OpenOptions {
-            cache_size: self.cache_size,
             slice_size: self.slice_size,
             zero_policy: self.zero_policy,
             compress: CompressOptions {

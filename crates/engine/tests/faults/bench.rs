@@ -29,6 +29,7 @@ impl Bench {
             .block_on(Image::open_files(&workers[0], setup.chain(&world), &setup.options()))
             .unwrap()
             .unwrap();
+        setup.tighten(&image);
         let guest = Rc::new(Guest::new(image, setup.model(), setup));
         Self { setup: setup.clone(), world, workers, guest }
     }

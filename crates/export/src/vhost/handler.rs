@@ -113,9 +113,9 @@ impl Handler {
         let used = queue.used_idx(map.memory(), Ordering::Acquire).map_err(failed)?.0;
         queue.set_next_used(used);
         let mut log = self.inflight.as_ref().and_then(|log| log.ring(index as u16, vring.size));
-        let again = log.as_mut().map(|log| log.begin(used)).unwrap_or_default();
-        if !again.is_empty() {
-            // What the front end knows is only what it has seen used (vhost-user, "Inflight I/O tracking").
+        let again = log.as_mut().and_then(|log| log.begin(used));
+        if let Some(again) = &again {
+            // The log knows better than a front end whose device went away: what was taken is used or in flight.
             queue.set_next_avail(used.wrapping_add(again.len() as u16));
         }
         let control = Arc::new(RingControl::new(match &vring.call {
@@ -130,7 +130,7 @@ impl Handler {
             kick: kick.clone(),
             features: self.features,
             log,
-            again,
+            again: again.unwrap_or_default(),
             control,
             messages: self.messages.clone(),
         };

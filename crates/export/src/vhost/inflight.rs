@@ -83,14 +83,14 @@ fn entry_at(head: u16) -> usize {
 
 impl RingLog {
     /// Begins to use the log. `used` is the index of the used ring in the guest's memory. The heads that were in flight
-    /// when an earlier process ended, in the order in which they were taken.
-    pub(crate) fn begin(&mut self, used: u16) -> Vec<u16> {
+    /// when an earlier user of the log ended, in the order in which they were taken; `None` if there was none.
+    pub(crate) fn begin(&mut self, used: u16) -> Option<Vec<u16>> {
         if self.read::<u16>(VERSION_AT) != VERSION {
             // Fresh: all zero.
             self.write(COUNT_AT, self.entries);
             self.write(USED_AT, used);
             self.write(VERSION_AT, VERSION);
-            return Vec::new();
+            return None;
         }
         if self.read::<u16>(USED_AT) != used {
             // The process ended after the guest could see the last request as used, and before it was noted here.
@@ -105,7 +105,7 @@ impl RingLog {
         heads.sort_by_key(|head| self.read::<u64>(entry_at(*head) + 8));
         self.next_counter =
             heads.last().map_or(0, |head| self.read::<u64>(entry_at(*head) + 8).wrapping_add(1));
-        heads
+        Some(heads)
     }
 
     /// Notes that a head was taken.
@@ -164,23 +164,23 @@ mod tests {
     fn what_was_in_flight_is_found_in_order() {
         let log = log();
         let mut ring = log.ring(1, 8).unwrap();
-        assert!(ring.begin(40).is_empty());
+        assert_eq!(ring.begin(40), None);
         for head in [5, 2, 7, 0] {
             ring.take(head);
         }
         ring.before_used(2);
         ring.after_used(2, 41);
-        assert_eq!(log.ring(1, 8).unwrap().begin(41), [5, 7, 0]);
-        assert!(log.ring(0, 8).unwrap().begin(0).is_empty(), "another ring");
+        assert_eq!(log.ring(1, 8).unwrap().begin(41), Some(vec![5, 7, 0]));
+        assert_eq!(log.ring(0, 8).unwrap().begin(0), None, "another ring");
         // The guest saw 7 as used; the process ended before it was noted.
         ring.before_used(7);
         let mut again = log.ring(1, 8).unwrap();
-        assert_eq!(again.begin(42), [5, 0]);
+        assert_eq!(again.begin(42), Some(vec![5, 0]));
         again.take(3);
-        assert_eq!(log.ring(1, 8).unwrap().begin(42), [5, 0, 3]);
+        assert_eq!(log.ring(1, 8).unwrap().begin(42), Some(vec![5, 0, 3]));
         // And here it ended before the guest saw it.
         again.before_used(5);
-        assert_eq!(log.ring(1, 8).unwrap().begin(42), [5, 0, 3]);
+        assert_eq!(log.ring(1, 8).unwrap().begin(42), Some(vec![5, 0, 3]));
     }
 
     #[test]
@@ -202,6 +202,6 @@ mod tests {
         ring.take(60000);
         ring.before_used(60000);
         ring.after_used(60000, 1);
-        assert!(log.ring(0, 8).unwrap().begin(0).is_empty());
+        assert_eq!(log.ring(0, 8).unwrap().begin(0), Some(Vec::new()));
     }
 }

@@ -1,0 +1,513 @@
+//! Where the slices of a whole chain live: one hashed table in shards under one budget, with CLOCK eviction.
+//!
+//! All images of a chain share it, so the slices that are used most stay, whichever image they belong to. A shard's
+//! mutex is held for as long as it takes to look at a few entries, never across an await.
+//!
+//! Constant cost at any size: a lookup is one hash, one probe; an eviction moves the hand of one shard over slots in an
+//! array, and each slot that it passes was used since it was passed last.
+
+use crate::qcow2::budget::Budget;
+use crate::qcow2::inflight::InFlight;
+use foldhash::fast::FixedState;
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+/// Shards of each class.
+const SHARDS: usize = 64;
+
+/// Bytes that a slice costs beyond its content: its slot and its place in the hash table, both with the room that
+/// growing arrays keep, and the allocator's own.
+pub(crate) const SLOT_OVERHEAD: u64 = 160;
+
+/// Bits of a key; above them, the owner.
+const KEY_BITS: u32 = 44;
+
+/// Which shards an owner's slices live in. Locks of the first class are taken before those of the second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// Tables of an image.
+    Table,
+    /// What is derived from the tables of several images.
+    Derived,
+}
+
+/// Which blocks of a slice changed since they were last frozen, a bit each.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct DirtyBlocks(SmallVec<[u64; 1]>);
+
+impl DirtyBlocks {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.iter().all(|word| *word == 0)
+    }
+    pub(crate) fn set(&mut self, block: usize) {
+        let word = block / 64;
+        if self.0.len() <= word {
+            self.0.resize(word + 1, 0);
+        }
+        if let Some(bits) = self.0.get_mut(word) {
+            *bits |= 1 << (block % 64);
+        }
+    }
+    /// The numbers of the dirty blocks.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        self.0.iter().enumerate().flat_map(|(word, bits)| {
+            (0..64).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| word * 64 + bit)
+        })
+    }
+}
+
+/// A present slice.
+#[derive(Debug)]
+pub(crate) struct Slice {
+    /// Its content as on disk (big endian).
+    pub(crate) bytes: Box<[u8]>,
+    pub(crate) dirty: DirtyBlocks,
+    pub(crate) in_writing: bool,
+    /// Looked at since the CLOCK's hand passed.
+    pub(crate) referenced: bool,
+    /// Looked at since the last look for what is unused.
+    used_lately: bool,
+    /// Not looked at since it was loaded: the look that caused the load is no hit.
+    fresh: bool,
+}
+
+impl Slice {
+    pub(crate) fn new(bytes: Box<[u8]>) -> Self {
+        Self {
+            bytes,
+            dirty: DirtyBlocks::default(),
+            in_writing: false,
+            referenced: false,
+            used_lately: true,
+            fresh: true,
+        }
+    }
+    fn is_evictable(&self) -> bool {
+        !self.in_writing && self.dirty.is_empty()
+    }
+    fn cost(&self) -> u64 {
+        self.bytes.len() as u64 + SLOT_OVERHEAD
+    }
+}
+
+/// Counters of one shard; their sums are the cache's.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Counters {
+    pub(crate) hits: u64,
+    pub(crate) misses: u64,
+    pub(crate) loads: u64,
+    pub(crate) evictions: u64,
+    pub(crate) read_ahead: u64,
+}
+
+#[derive(Debug)]
+struct Slot {
+    id: u64,
+    slice: Slice,
+}
+
+/// One shard: slices, loads in flight, and (for L2) the in-flight allocations of the guest clusters that its slices
+/// map.
+#[derive(Debug, Default)]
+pub(crate) struct Shard {
+    by_id: HashMap<u64, u32, FixedState>,
+    slots: Vec<Slot>,
+    hand: usize,
+    loading: HashMap<u64, Vec<Waker>, FixedState>,
+    /// Ids of slices that became dirty since they were last frozen.
+    dirty: Vec<u64>,
+    pub(crate) in_flight: InFlight,
+    pub(crate) counters: Counters,
+    /// Raised when something changes that a slice of this shard was derived from.
+    pub(crate) generation: u64,
+}
+
+/// What is known of a slice that somebody wants.
+pub(crate) enum Wanted {
+    Present,
+    Loading,
+    /// Nobody loads it: the caller does, and ends with [`Shard::end_load`].
+    Yours,
+}
+
+impl Shard {
+    /// The slice `id`; counts a hit unless the slice was just loaded for this look.
+    pub(crate) fn get(&mut self, id: u64) -> Option<&mut Slice> {
+        let at = *self.by_id.get(&id)?;
+        let slice = &mut self.slots.get_mut(at as usize)?.slice;
+        if std::mem::take(&mut slice.fresh) {
+            // Its miss is counted already.
+        } else {
+            self.counters.hits += 1;
+        }
+        slice.referenced = true;
+        slice.used_lately = true;
+        Some(slice)
+    }
+
+    /// The same without counting: a further look of the same request.
+    pub(crate) fn peek(&mut self, id: u64) -> Option<&mut Slice> {
+        let at = *self.by_id.get(&id)?;
+        Some(&mut self.slots.get_mut(at as usize)?.slice)
+    }
+
+    pub(crate) fn contains(&self, id: u64) -> bool {
+        self.by_id.contains_key(&id)
+    }
+
+    /// Begins the load of `id`, or has `waker` woken when the one under way has ended.
+    pub(crate) fn want(&mut self, id: u64, waker: &Waker) -> Wanted {
+        if self.contains(id) {
+            return Wanted::Present;
+        }
+        if let Some(waiting) = self.loading.get_mut(&id) {
+            if !waiting.iter().any(|w| w.will_wake(waker)) {
+                waiting.push(waker.clone());
+            }
+            return Wanted::Loading;
+        }
+        self.loading.insert(id, Vec::new());
+        Wanted::Yours
+    }
+
+    /// Ends the load of `id`; those who wait are to be woken after the lock is released.
+    pub(crate) fn end_load(&mut self, id: u64) -> Vec<Waker> {
+        self.loading.remove(&id).unwrap_or_default()
+    }
+
+    /// Adds a slice that is not there.
+    pub(crate) fn insert(&mut self, id: u64, slice: Slice) {
+        let at = self.slots.len() as u32;
+        self.slots.push(Slot { id, slice });
+        self.by_id.insert(id, at);
+    }
+
+    pub(crate) fn note_dirty(&mut self, id: u64) {
+        self.dirty.push(id);
+    }
+
+    /// The dirty ids of one owner, which are no longer noted.
+    pub(crate) fn take_dirty(&mut self, owner: u32) -> Vec<u64> {
+        let (theirs, others) = self.dirty.drain(..).partition(|id| id >> KEY_BITS == u64::from(owner));
+        self.dirty = others;
+        theirs
+    }
+
+    fn remove_at(&mut self, at: usize) -> Slice {
+        let slot = self.slots.swap_remove(at);
+        self.by_id.remove(&slot.id);
+        if let Some(moved) = self.slots.get(at) {
+            self.by_id.insert(moved.id, at as u32);
+        }
+        // What grew for more than there is now is not kept.
+        if self.slots.len() * 4 < self.slots.capacity() {
+            self.slots.shrink_to(self.slots.len() * 2);
+            self.by_id.shrink_to(self.slots.len() * 2);
+        }
+        slot.slice
+    }
+
+    /// Takes the first slice out that the hand finds unused and clean.
+    fn evict_one(&mut self) -> Option<Slice> {
+        for _ in 0..self.slots.len() * 2 {
+            if self.hand >= self.slots.len() {
+                self.hand = 0;
+            }
+            let slice = &mut self.slots.get_mut(self.hand)?.slice;
+            if slice.is_evictable() && !std::mem::take(&mut slice.referenced) {
+                return Some(self.remove_at(self.hand));
+            }
+            self.hand += 1;
+        }
+        None
+    }
+
+    /// Takes all clean slices out of which `wanted` says so.
+    fn remove_if(&mut self, mut wanted: impl FnMut(u64, &mut Slice) -> bool) -> u64 {
+        let mut freed = 0;
+        let mut at = 0;
+        while let Some(slot) = self.slots.get_mut(at) {
+            if slot.slice.is_evictable() && wanted(slot.id, &mut slot.slice) {
+                freed += self.remove_at(at).cost();
+            } else {
+                at += 1;
+            }
+        }
+        freed
+    }
+}
+
+/// A shard, locked.
+pub(crate) type ShardGuard<'a> = MutexGuard<'a, Shard>;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct SliceStore {
+    /// First those of [`Class::Table`], then those of [`Class::Derived`].
+    shards: Box<[Mutex<Shard>]>,
+    pub(crate) budget: Budget,
+    owners: AtomicU32,
+    hand: AtomicU64,
+    /// Bytes of slices changed since they were last frozen.
+    dirty_bytes: AtomicU64,
+    /// Reservations of loads under way.
+    loads: AtomicU64,
+    /// Who waits for room.
+    waiting: Mutex<Vec<Waker>>,
+    interval: Duration,
+    tidied: Mutex<Instant>,
+}
+
+/// Room for a load; given back when dropped.
+pub(crate) struct Room<'a> {
+    store: &'a SliceStore,
+    bytes: u64,
+    kind: RoomKind,
+}
+
+/// Whether the room's end may be waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RoomKind {
+    /// Its holder waits for nothing but I/O.
+    Load,
+    /// Its holder may wait for loads.
+    Derived,
+}
+
+impl SliceStore {
+    /// Slices that are not used for `interval` are given up; zero: never.
+    pub(crate) fn new(limit: u64, interval: Duration) -> Self {
+        Self {
+            shards: (0..2 * SHARDS).map(|_| Mutex::default()).collect(),
+            budget: Budget::new(limit),
+            owners: AtomicU32::new(0),
+            hand: AtomicU64::new(0),
+            dirty_bytes: AtomicU64::new(0),
+            loads: AtomicU64::new(0),
+            waiting: Mutex::default(),
+            interval,
+            tidied: Mutex::new(Instant::now()),
+        }
+    }
+
+    /// A number that nobody else has.
+    pub(crate) fn new_owner(&self) -> u32 {
+        self.owners.fetch_add(1, Relaxed)
+    }
+
+    /// The name of slice `key` of `owner`.
+    #[inline]
+    pub(crate) fn id(owner: u32, key: u64) -> u64 {
+        debug_assert!(key >> KEY_BITS == 0);
+        u64::from(owner) << KEY_BITS | key
+    }
+
+    /// The key in a name.
+    pub(crate) fn key_of(id: u64) -> u64 {
+        id & ((1 << KEY_BITS) - 1)
+    }
+
+    /// Locks the shard of `id`.
+    #[inline]
+    pub(crate) fn lock(&self, class: Class, id: u64) -> ShardGuard<'_> {
+        let in_class = (id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize % SHARDS;
+        let at = if class == Class::Table { in_class } else { SHARDS + in_class };
+        self.shards[at].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The shards of a class, one after the other.
+    pub(crate) fn each(&self, class: Class) -> impl Iterator<Item = ShardGuard<'_>> {
+        let start = if class == Class::Table { 0 } else { SHARDS };
+        self.shards[start..start + SHARDS]
+            .iter()
+            .map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn note_dirty_bytes(&self, bytes: u64) {
+        self.dirty_bytes.fetch_add(bytes, Relaxed);
+    }
+    pub(crate) fn note_clean_bytes(&self, bytes: u64) {
+        self.dirty_bytes.fetch_sub(bytes, Relaxed);
+    }
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.dirty_bytes.load(Relaxed)
+    }
+
+    /// The sums of the counters.
+    pub(crate) fn counters(&self) -> Counters {
+        let mut sum = Counters::default();
+        for shard in self.each(Class::Table).chain(self.each(Class::Derived)) {
+            sum.hits += shard.counters.hits;
+            sum.misses += shard.counters.misses;
+            sum.loads += shard.counters.loads;
+            sum.evictions += shard.counters.evictions;
+            sum.read_ahead += shard.counters.read_ahead;
+        }
+        sum
+    }
+
+    /// Waits for room for a load of `bytes`, giving up what is unused. Waits for loads only: what is changed and not
+    /// committed yet is not waited for, since its commit may need a load itself.
+    pub(crate) async fn room(&self, bytes: u64) -> Room<'_> {
+        self.tidy(Instant::now());
+        poll_fn(|cx| {
+            let mut registered = false;
+            loop {
+                if self.budget.try_take(bytes) {
+                    break;
+                }
+                if self.evict_one() {
+                    continue;
+                }
+                if self.loads.load(Acquire) == 0 {
+                    self.budget.take(bytes);
+                    break;
+                }
+                if registered {
+                    return Poll::Pending;
+                }
+                // A load may have ended since: look again after the waker is where its end finds it.
+                self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push(cx.waker().clone());
+                registered = true;
+            }
+            self.loads.fetch_add(1, AcqRel);
+            Poll::Ready(Room { store: self, bytes, kind: RoomKind::Load })
+        })
+        .await
+    }
+
+    /// Room for a load that nobody waits for, if there is some.
+    pub(crate) fn spare_room(&self, bytes: u64) -> Option<Room<'_>> {
+        if !self.make_room(bytes) {
+            return None;
+        }
+        self.loads.fetch_add(1, AcqRel);
+        Some(Room { store: self, bytes, kind: RoomKind::Load })
+    }
+
+    /// Room for what is derived from slices that have to be loaded first, if there is some.
+    pub(crate) fn derived_room(&self, bytes: u64) -> Option<Room<'_>> {
+        self.make_room(bytes).then_some(Room { store: self, bytes, kind: RoomKind::Derived })
+    }
+
+    fn make_room(&self, bytes: u64) -> bool {
+        while !self.budget.try_take(bytes) {
+            if !self.evict_one() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Room for `bytes` more of the extent index, within its share. No lock is held.
+    pub(crate) fn room_for_index(&self, bytes: u64) -> bool {
+        while !self.budget.try_take_for_index(bytes) {
+            if self.budget.index_is_full(bytes) || !self.evict_one() {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn evict_one(&self) -> bool {
+        let start = self.hand.fetch_add(1, Relaxed) as usize;
+        for i in 0..self.shards.len() {
+            let Some(shard) = self.shards.get((start + i) % self.shards.len()) else { continue };
+            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(slice) = shard.evict_one() {
+                shard.counters.evictions += 1;
+                self.budget.give_back(slice.cost());
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Gives up what is unused until the budget is kept or nothing more can go.
+    pub(crate) fn shrink_to_budget(&self) {
+        while self.budget.is_exceeded() && self.evict_one() {}
+        self.wake_waiting();
+    }
+
+    fn wake_waiting(&self) {
+        let waiting = std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
+        for waker in waiting {
+            waker.wake();
+        }
+    }
+
+    /// The end of an owner: its slices go, whatever their state.
+    pub(crate) fn end_owner(&self, class: Class, owner: u32) {
+        let mut freed = 0;
+        for mut shard in self.each(class) {
+            let shard = &mut *shard;
+            shard.dirty.retain(|id| id >> KEY_BITS != u64::from(owner));
+            for slot in &mut shard.slots {
+                if slot.id >> KEY_BITS == u64::from(owner) {
+                    slot.slice.dirty = DirtyBlocks::default();
+                    slot.slice.in_writing = false;
+                }
+            }
+            freed += shard.remove_if(|id, _| id >> KEY_BITS == u64::from(owner));
+        }
+        self.budget.give_back(freed);
+        self.wake_waiting();
+    }
+
+    /// Gives up all clean slices of an owner.
+    pub(crate) fn forget(&self, class: Class, owner: u32) {
+        let mut freed = 0;
+        for mut shard in self.each(class) {
+            freed += shard.remove_if(|id, _| id >> KEY_BITS == u64::from(owner));
+            shard.generation += 1;
+        }
+        self.budget.give_back(freed);
+        self.wake_waiting();
+    }
+
+    /// Gives up what was not used since the last time it did so, if that is long enough ago. True if anything went.
+    pub(crate) fn tidy(&self, now: Instant) -> bool {
+        if self.interval.is_zero() {
+            return false;
+        }
+        {
+            let mut tidied = self.tidied.lock().unwrap_or_else(PoisonError::into_inner);
+            if now.saturating_duration_since(*tidied) < self.interval {
+                return false;
+            }
+            *tidied = now;
+        }
+        let mut freed = 0;
+        for mut shard in self.each(Class::Table).chain(self.each(Class::Derived)) {
+            let before = shard.slots.len();
+            freed += shard.remove_if(|_, slice| !std::mem::take(&mut slice.used_lately));
+            let gone = before - shard.slots.len();
+            shard.counters.evictions += gone as u64;
+        }
+        self.budget.give_back(freed);
+        self.wake_waiting();
+        freed > 0
+    }
+}
+
+impl Room<'_> {
+    /// Keeps `bytes` of the room for the slice; the rest, its buffer's, goes back.
+    pub(crate) fn keep(mut self, bytes: u64) {
+        self.bytes -= bytes.min(self.bytes);
+    }
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        self.store.budget.give_back(self.bytes);
+        if self.kind == RoomKind::Load {
+            self.store.loads.fetch_sub(1, AcqRel);
+        }
+        self.store.wake_waiting();
+    }
+}

@@ -1,0 +1,279 @@
+//! A front end of vhost-user-blk with a guest driver of its own, which does what a test wants, right or wrong. Written
+//! from the specifications of virtio (1.2, 2.7 and 5.2) and vhost-user.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserInflight, VhostUserProtocolFeatures};
+use vhost::vhost_user::{Frontend, VhostUserFrontend};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+/// Bytes of guest memory.
+pub const MEMORY: u64 = 16 << 20;
+/// Where a test may put its data.
+pub const DATA: u64 = 1 << 20;
+/// Entries of a ring.
+pub const QUEUE: u16 = 128;
+/// Where the guest's memory is, as the guest sees it.
+const BASE: u64 = 0x4000_0000;
+/// Bytes between rings.
+const RING: u64 = 0x1_0000;
+const AVAILABLE: u64 = 0x2000;
+const USED: u64 = 0x3000;
+
+/// The device may write.
+pub const WRITE: u16 = 2;
+/// The descriptor has a table behind it.
+pub const INDIRECT: u16 = 4;
+const NEXT: u16 = 1;
+
+/// Features: version 1, event index, indirect, the device's own, vhost-user's.
+const FEATURES: u64 = 1 << 32 | 1 << 30 | 1 << 29 | 1 << 28 | 0x7fff;
+
+/// A descriptor: offset in memory (or any address, see [`VhostGuest::at`]), length, flags.
+pub type Descriptor = (u64, u32, u16);
+
+/// The driver's side of a ring.
+#[derive(Debug)]
+struct Ring {
+    kick: EventFd,
+    /// Only so that the device has somebody to tell.
+    call: EventFd,
+    available: u16,
+    used: u16,
+}
+
+/// A guest, and the memory that outlives the device.
+pub struct VhostGuest {
+    memory: GuestMemoryMmap,
+    file: File,
+    front_end: Frontend,
+    rings: Vec<Ring>,
+    inflight: Option<(VhostUserInflight, File)>,
+    /// Bytes of the disk.
+    pub size: u64,
+}
+
+impl VhostGuest {
+    /// Connects to a device and starts `queues` rings.
+    ///
+    /// # Panics
+    /// If anything goes wrong.
+    pub fn connect(socket: &Path, queues: usize) -> Self {
+        let file = tempfile::tempfile().expect("a file for the memory");
+        file.set_len(MEMORY).expect("resized");
+        let mapping =
+            MmapRegion::from_file(FileOffset::new(file.try_clone().expect("cloned"), 0), MEMORY as usize);
+        let region = GuestRegionMmap::new(mapping.expect("mapped"), GuestAddress(BASE)).expect("in range");
+        let memory = GuestMemoryMmap::from_regions(vec![region]).expect("one region");
+        let rings = (0..queues)
+            .map(|_| Ring {
+                kick: EventFd::new(EFD_NONBLOCK).expect("eventfd"),
+                call: EventFd::new(EFD_NONBLOCK).expect("eventfd"),
+                available: 0,
+                used: 0,
+            })
+            .collect();
+        let front_end = Frontend::connect(socket, queues as u64).expect("connected");
+        let mut guest = Self { memory, file, front_end, rings, inflight: None, size: 0 };
+        guest.set_up();
+        guest
+    }
+
+    /// Connects to another device (the same, restarted), with the memory as it is and the log of what was in flight.
+    ///
+    /// # Panics
+    /// If anything goes wrong.
+    pub fn reconnect(&mut self, socket: &Path) {
+        self.front_end = Frontend::connect(socket, self.rings.len() as u64).expect("connected");
+        self.set_up();
+    }
+
+    fn set_up(&mut self) {
+        let host = self.host_base();
+        let front_end = &mut self.front_end;
+        front_end.set_owner().expect("owner");
+        let offered = front_end.get_features().expect("features");
+        front_end.set_features(offered & FEATURES).expect("features");
+        let protocol = front_end.get_protocol_features().expect("protocol features");
+        let wanted = VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::INFLIGHT_SHMFD;
+        assert!(protocol.contains(wanted));
+        front_end.set_protocol_features(wanted).expect("protocol features");
+        front_end.set_hdr_flags(vhost::vhost_user::message::VhostUserHeaderFlag::NEED_REPLY);
+        assert!(front_end.get_queue_num().expect("queues") >= self.rings.len() as u64);
+        let (_, config) =
+            front_end.get_config(0, 60, VhostUserConfigFlags::empty(), &[0; 60]).expect("configuration");
+        self.size = u64::from_le_bytes(config[..8].try_into().expect("8 bytes")) * 512;
+        if let Some((log, file)) = &self.inflight {
+            front_end.set_inflight_fd(log, file.as_raw_fd()).expect("log");
+        } else {
+            let wish = VhostUserInflight::new(0, 0, self.rings.len() as u16, QUEUE);
+            self.inflight = Some(front_end.get_inflight_fd(&wish).expect("log"));
+        }
+        let region = VhostUserMemoryRegionInfo {
+            guest_phys_addr: BASE,
+            memory_size: MEMORY,
+            userspace_addr: host,
+            mmap_offset: 0,
+            mmap_handle: self.file.as_raw_fd(),
+        };
+        front_end.set_mem_table(&[region]).expect("memory");
+        for (index, ring) in self.rings.iter().enumerate() {
+            let start = host + RING * index as u64;
+            front_end.set_vring_num(index, QUEUE).expect("size");
+            let addresses = VringConfigData {
+                queue_max_size: QUEUE,
+                queue_size: QUEUE,
+                flags: 0,
+                desc_table_addr: start,
+                used_ring_addr: start + USED,
+                avail_ring_addr: start + AVAILABLE,
+                log_addr: None,
+            };
+            front_end.set_vring_addr(index, &addresses).expect("addresses");
+            // As QEMU does it after the device went away: what was used is all that is known.
+            front_end.set_vring_base(index, ring.used).expect("base");
+            front_end.set_vring_call(index, &ring.call).expect("call");
+            front_end.set_vring_kick(index, &ring.kick).expect("kick");
+            front_end.set_vring_enable(index, true).expect("enabled");
+        }
+    }
+
+    fn host_base(&self) -> u64 {
+        let slice =
+            vm_memory::GuestMemoryBackend::get_slice(&self.memory, GuestAddress(BASE), 1).expect("mapped");
+        slice.ptr_guard().as_ptr() as u64
+    }
+
+    /// The guest's address of an offset in its memory.
+    pub fn at(offset: u64) -> u64 {
+        BASE + offset
+    }
+
+    /// Writes guest memory at an offset.
+    pub fn put(&self, offset: u64, bytes: &[u8]) {
+        self.memory.write_slice(bytes, GuestAddress(BASE + offset)).expect("in memory");
+    }
+
+    /// Reads guest memory at an offset.
+    pub fn get(&self, offset: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.memory.read_slice(&mut bytes, GuestAddress(BASE + offset)).expect("in memory");
+        bytes
+    }
+
+    /// Puts a table of descriptors (with absolute addresses) at an offset; each leads to the next.
+    pub fn put_table(&self, offset: u64, table: &[Descriptor]) {
+        for (index, (address, len, flags)) in table.iter().enumerate() {
+            let is_last = index + 1 == table.len();
+            let (next, flags) = if is_last { (0, *flags) } else { (index as u16 + 1, flags | NEXT) };
+            self.put_descriptor(offset, index as u16, *address, *len, flags, next);
+        }
+    }
+
+    /// Puts one descriptor into a table.
+    pub fn put_descriptor(&self, table: u64, index: u16, address: u64, len: u32, flags: u16, next: u16) {
+        let mut bytes = address.to_le_bytes().to_vec();
+        bytes.extend(len.to_le_bytes());
+        bytes.extend(flags.to_le_bytes());
+        bytes.extend(next.to_le_bytes());
+        self.put(table + u64::from(index) * 16, &bytes);
+    }
+
+    /// Where the table of a ring is.
+    pub fn table_of(ring: usize) -> u64 {
+        RING * ring as u64
+    }
+
+    /// Makes a head available.
+    pub fn offer(&mut self, ring: usize, head: u16) {
+        let start = RING * ring as u64 + AVAILABLE;
+        let index = self.rings[ring].available;
+        self.put(start + 4 + u64::from(index % QUEUE) * 2, &head.to_le_bytes());
+        self.rings[ring].available = index.wrapping_add(1);
+        self.put(start + 2, &self.rings[ring].available.to_le_bytes());
+    }
+
+    /// Says that so many heads are available, whatever is there.
+    pub fn claim_available(&mut self, ring: usize, index: u16) {
+        self.put(RING * ring as u64 + AVAILABLE + 2, &index.to_le_bytes());
+    }
+
+    /// Tells the device.
+    pub fn kick(&self, ring: usize) {
+        self.rings[ring].kick.write(1).expect("kicked");
+    }
+
+    /// The heads used since the last look, with what was written; waits for the first, at most 20 seconds.
+    pub fn used(&mut self, ring: usize) -> Vec<(u16, u32)> {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let start = RING * ring as u64 + USED;
+        let mut heads = Vec::new();
+        while heads.is_empty() {
+            assert!(Instant::now() < deadline, "nothing is used");
+            let index = u16::from_le_bytes(self.get(start + 2, 2).try_into().expect("2 bytes"));
+            while self.rings[ring].used != index {
+                let at = start + 4 + u64::from(self.rings[ring].used % QUEUE) * 8;
+                let bytes = self.get(at, 8);
+                let number = |range: std::ops::Range<usize>| {
+                    u32::from_le_bytes(bytes[range].try_into().expect("4 bytes"))
+                };
+                heads.push((number(0..4) as u16, number(4..8)));
+                self.rings[ring].used = self.rings[ring].used.wrapping_add(1);
+            }
+            if heads.is_empty() {
+                // So that the device tells again (event index), and is not asked too often.
+                self.put(RING * ring as u64 + AVAILABLE + 4 + u64::from(QUEUE) * 2, &index.to_le_bytes());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        heads
+    }
+
+    /// Puts a request's header, data and status into memory and its chain into the ring's table, from `head` on: three
+    /// descriptors. The data has 64 KiB of room.
+    pub fn put_request(&self, ring: usize, head: u16, kind: u32, sector: u64, data: Descriptor) {
+        let header = Self::header_of(ring, head);
+        let mut bytes = kind.to_le_bytes().to_vec();
+        bytes.extend(0u32.to_le_bytes());
+        bytes.extend(sector.to_le_bytes());
+        bytes.push(0xee);
+        self.put(header, &bytes);
+        let table = Self::table_of(ring);
+        self.put_descriptor(table, head, Self::at(header), 16, NEXT, head + 1);
+        self.put_descriptor(table, head + 1, data.0, data.1, data.2 | NEXT, head + 2);
+        self.put_descriptor(table, head + 2, Self::at(header) + 16, 1, WRITE, 0);
+    }
+
+    /// Where the header of a request is; its status is 16 bytes further.
+    pub fn header_of(ring: usize, head: u16) -> u64 {
+        0x8_0000 + ring as u64 * 0x4000 + u64::from(head) * 32
+    }
+
+    /// The status of a request: 0 success, 1 error, 2 unsupported, 0xee none.
+    pub fn status(&self, ring: usize, head: u16) -> u8 {
+        self.get(Self::header_of(ring, head) + 16, 1)[0]
+    }
+
+    /// Does one request with its data at [`DATA`], and waits; its status and how much was written.
+    pub fn call(&mut self, ring: usize, kind: u32, sector: u64, len: u32, flags: u16) -> (u8, u32) {
+        self.put_request(ring, 0, kind, sector, (Self::at(DATA), len, flags));
+        self.offer(ring, 0);
+        self.kick(ring);
+        let used = self.used(ring);
+        assert_eq!(used.len(), 1);
+        assert_eq!(used[0].0, 0);
+        (self.status(ring, 0), used[0].1)
+    }
+
+    /// Stops a ring; where the device is in the available ring.
+    pub fn stop(&mut self, ring: usize) -> u16 {
+        self.front_end.get_vring_base(ring).expect("stopped") as u16
+    }
+}

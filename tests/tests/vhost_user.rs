@@ -1,0 +1,294 @@
+//! vhost-user-blk with a front end and a driver of the test's own: what a guest may do, and what it must not.
+
+use zebu_tests::program::zebu;
+use zebu_tests::qemu::Qemu;
+use zebu_tests::random::Random;
+use zebu_tests::scratch::Scratch;
+use zebu_tests::server::Server;
+use zebu_tests::vhost_guest::{DATA, INDIRECT, MEMORY, QUEUE, VhostGuest, WRITE};
+
+const IMAGE: &str = "disk.qcow2";
+const SIZE: u64 = 64 << 20;
+
+/// Kinds of requests.
+const IN: u32 = 0;
+const OUT: u32 = 1;
+const FLUSH: u32 = 4;
+const GET_ID: u32 = 8;
+const DISCARD: u32 = 11;
+const WRITE_ZEROES: u32 = 13;
+
+const OK: u8 = 0;
+const IO_ERROR: u8 = 1;
+const UNSUPPORTED: u8 = 2;
+
+fn serve(scratch: &Scratch, options: &str) -> Server {
+    Server::start_vhost_user(scratch.path(), &format!("--export-name root {options} -f qcow2 {IMAGE}"))
+}
+
+fn create(scratch: &Scratch) {
+    zebu(scratch.path(), ["create", "-q", "-f", "qcow2", IMAGE, "64M"]).ok();
+}
+
+/// A descriptor: address, length, flags, next.
+type Raw = (u64, u32, u16, u16);
+
+/// A range of a discard or write-zeroes request.
+fn range(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
+    [&sector.to_le_bytes()[..], &sectors.to_le_bytes(), &flags.to_le_bytes()].concat()
+}
+
+#[test]
+fn all_requests_do_what_they_say() {
+    let Some(qemu) = Qemu::find() else { return };
+    for options in ["-t none --queues 2", "--queues 2 --aio threads"] {
+        let scratch = Scratch::new("vhost");
+        create(&scratch);
+        let server = serve(&scratch, options);
+        let mut guest = VhostGuest::connect(server.socket(), 2);
+        assert_eq!(guest.size, SIZE);
+        let mut model = vec![0; SIZE as usize];
+        let mut random = Random::new(5);
+        for turn in 0..400 {
+            let ring = turn % 2;
+            let sectors = random.between(1, 128);
+            let sector = random.below(SIZE / 512 - sectors);
+            let bytes = (sector * 512) as usize..((sector + sectors) * 512) as usize;
+            let len = (sectors * 512) as u32;
+            match random.below(6) {
+                0 | 1 => {
+                    random.fill(&mut model[bytes.clone()]);
+                    guest.put(DATA, &model[bytes]);
+                    assert_eq!(guest.call(ring, OUT, sector, len, 0), (OK, 1));
+                }
+                2 | 3 => {
+                    guest.put(DATA, &vec![0x55; len as usize]);
+                    assert_eq!(guest.call(ring, IN, sector, len, WRITE), (OK, len + 1));
+                    assert!(guest.get(DATA, len as usize) == model[bytes], "{sectors} sectors at {sector}");
+                }
+                4 => {
+                    let flags = random.below(2) as u32;
+                    guest.put(DATA, &range(sector, sectors as u32, flags));
+                    assert_eq!(guest.call(ring, WRITE_ZEROES, 0, 16, 0), (OK, 1));
+                    model[bytes].fill(0);
+                }
+                _ => assert_eq!(guest.call(ring, FLUSH, 0, 0, 0), (OK, 1)),
+            }
+        }
+        // Two ranges of whole clusters.
+        guest.put(DATA, &[range(2048, 128, 0), range(4096, 256, 0)].concat());
+        assert_eq!(guest.call(0, DISCARD, 0, 32, 0), (OK, 1));
+        model[2048 * 512..2176 * 512].fill(0);
+        model[4096 * 512..4352 * 512].fill(0);
+        assert_eq!(guest.call(1, GET_ID, 0, 20, WRITE), (OK, 21));
+        assert_eq!(guest.get(DATA, 20), b"root\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
+        // Data in many descriptors of odd sizes and places, in a table of its own.
+        let content: Vec<u8> = (0..8192u32).map(|at| (at * 7) as u8).collect();
+        let header = VhostGuest::header_of(0, 0);
+        guest.put_request(0, 0, OUT, 1000, (0, 0, 0));
+        let mut table = vec![(VhostGuest::at(header), 5, 0), (VhostGuest::at(header) + 5, 11, 0)];
+        for (index, part) in content.chunks(1000).enumerate() {
+            let offset = DATA + 3 + index as u64 * 5000;
+            guest.put(offset, part);
+            table.push((VhostGuest::at(offset), part.len() as u32, 0));
+        }
+        table.push((VhostGuest::at(header) + 16, 1, WRITE));
+        guest.put_table(2 << 20, &table);
+        guest.put_descriptor(0, 0, VhostGuest::at(2 << 20), table.len() as u32 * 16, INDIRECT, 0);
+        guest.offer(0, 0);
+        guest.kick(0);
+        assert_eq!(guest.used(0), [(0, 1)]);
+        assert_eq!(guest.status(0, 0), OK);
+        model[1000 * 512..1000 * 512 + 8192].copy_from_slice(&content);
+        // Many at once, on both rings.
+        for ring in 0..2 {
+            for slot in 0..32u16 {
+                let data = DATA + (ring as u64 * 32 + u64::from(slot)) * 4096;
+                let sector = 60_000 + (ring as u64 * 32 + u64::from(slot)) * 8;
+                guest.put(data, &[slot as u8 + 1; 4096]);
+                model[sector as usize * 512..sector as usize * 512 + 4096].fill(slot as u8 + 1);
+                guest.put_request(ring, slot * 3, OUT, sector, (VhostGuest::at(data), 4096, 0));
+                guest.offer(ring, slot * 3);
+            }
+            guest.kick(ring);
+        }
+        for ring in 0..2 {
+            let mut heads = Vec::new();
+            while heads.len() < 32 {
+                heads.extend(guest.used(ring).into_iter().map(|(head, _)| head));
+            }
+            heads.sort_unstable();
+            assert!(heads.iter().copied().eq((0..32).map(|slot| slot * 3)));
+            assert!((0..32).all(|slot| guest.status(ring, slot * 3) == OK));
+        }
+        drop(guest);
+        server.stop();
+        qemu.check_clean(scratch.path(), IMAGE).unwrap();
+        std::fs::write(scratch.file("model.raw"), &model).unwrap();
+        qemu.same_content(scratch.path(), "model.raw", IMAGE).unwrap();
+    }
+}
+
+#[test]
+fn hostile_requests_are_refused_and_others_served() {
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("vhost");
+    create(&scratch);
+    let server = serve(&scratch, "--queues 2");
+    let mut guest = VhostGuest::connect(server.socket(), 2);
+    let last = SIZE / 512;
+    let far = u64::MAX - 4095;
+    for (kind, sector, data, expected) in [
+        (IN, last, (VhostGuest::at(DATA), 512, WRITE), IO_ERROR),
+        (IN, last - 1, (VhostGuest::at(DATA), 1024, WRITE), IO_ERROR),
+        (OUT, u64::MAX, (VhostGuest::at(DATA), 512, 0), IO_ERROR),
+        (OUT, last, (VhostGuest::at(DATA), 512, 0), IO_ERROR),
+        (OUT, 0, (VhostGuest::at(DATA), 511, 0), IO_ERROR),
+        (IN, 0, (VhostGuest::at(DATA), 513, WRITE), IO_ERROR),
+        (OUT, 0, (VhostGuest::at(MEMORY), 512, 0), IO_ERROR),
+        (OUT, 0, (VhostGuest::at(MEMORY) - 256, 512, 0), IO_ERROR),
+        (OUT, 0, (0, 512, 0), IO_ERROR),
+        (OUT, 0, (far, 4096, 0), IO_ERROR),
+        (OUT, 0, (VhostGuest::at(DATA), u32::MAX - 511, 0), IO_ERROR),
+        (IN, 0, (VhostGuest::at(DATA), 0x8000_0000, WRITE), IO_ERROR),
+        (DISCARD, 0, (VhostGuest::at(DATA), 15, 0), IO_ERROR),
+        (DISCARD, 0, (VhostGuest::at(DATA), 0, 0), IO_ERROR),
+        (DISCARD, 0, (VhostGuest::at(DATA), 16 * 17, 0), IO_ERROR),
+        (WRITE_ZEROES, 0, (0, 16, 0), IO_ERROR),
+        (2, 0, (VhostGuest::at(DATA), 512, 0), UNSUPPORTED),
+        (u32::MAX, 0, (VhostGuest::at(DATA), 512, 0), UNSUPPORTED),
+    ] {
+        guest.put_request(0, 0, kind, sector, data);
+        guest.offer(0, 0);
+        guest.kick(0);
+        assert_eq!(guest.used(0), [(0, 1)], "kind {kind}, {data:?}");
+        assert_eq!(guest.status(0, 0), expected, "kind {kind}, sector {sector}, {data:x?}");
+    }
+    for (bytes, kind, expected) in [
+        (range(last - 1, 2, 0), DISCARD, IO_ERROR),
+        (range(0, 8, 1), DISCARD, UNSUPPORTED),
+        (range(0, 8, 2), WRITE_ZEROES, UNSUPPORTED),
+        (range(u64::MAX, 8, 0), WRITE_ZEROES, UNSUPPORTED),
+    ] {
+        guest.put(DATA, &bytes);
+        assert_eq!(guest.call(0, kind, 0, 16, 0).0, expected);
+    }
+    // Chains that are none: they come back, and nothing else happens.
+    let header = VhostGuest::at(VhostGuest::header_of(0, 0));
+    guest.put_request(0, 0, OUT, 0, (VhostGuest::at(DATA), 512, 0));
+    let chains: [(&str, Vec<Raw>); 7] = [
+        ("no status", vec![(header, 16, 0, 0)]),
+        ("a header too short", vec![(header, 15, 1, 1), (header + 16, 1, WRITE, 0)]),
+        ("a header out of memory", vec![(1 << 60, 16, 1, 1), (header + 16, 1, WRITE, 0)]),
+        ("a loop", vec![(header, 16, 1, 1), (header, 16, 1, 0)]),
+        ("a next that is too far", vec![(header, 16, 1, 60_000)]),
+        ("a table of no descriptors", vec![(header, 0, INDIRECT, 0)]),
+        ("a table out of memory", vec![(1 << 60, 160, INDIRECT, 0)]),
+    ];
+    for (what, chain) in chains {
+        for (index, (address, len, flags, next)) in chain.into_iter().enumerate() {
+            guest.put_descriptor(0, index as u16, address, len, flags, next);
+        }
+        guest.offer(0, 0);
+        guest.kick(0);
+        assert_eq!(guest.used(0).len(), 1, "{what}");
+    }
+    // A table in a table.
+    guest.put_descriptor(2 << 20, 0, VhostGuest::at(2 << 20), 16, INDIRECT, 0);
+    guest.put_descriptor(0, 0, VhostGuest::at(2 << 20), 16, INDIRECT, 0);
+    guest.offer(0, 0);
+    guest.kick(0);
+    assert_eq!(guest.used(0).len(), 1);
+    assert_eq!(guest.call(0, IN, 0, 512, WRITE), (OK, 513));
+    assert_eq!(guest.get(DATA, 512), [0; 512]);
+    // A head or an index that the ring does not have ends the ring, but not the device.
+    guest.offer(0, 50_000);
+    guest.kick(0);
+    guest.put(DATA, &[7; 512]);
+    assert_eq!(guest.call(1, OUT, 5, 512, 0), (OK, 1));
+    assert_eq!(guest.stop(1), 1);
+    guest.stop(0);
+    drop(guest);
+    let mut guest = VhostGuest::connect(server.socket(), 2);
+    guest.claim_available(0, 30_000);
+    guest.kick(0);
+    guest.put(DATA, &[7; 512]);
+    assert_eq!(guest.call(1, OUT, 5, 512, 0), (OK, 1));
+    assert_eq!(guest.stop(1), 1);
+    guest.stop(0);
+    drop(guest);
+    // The next one finds a device in good order.
+    let mut guest = VhostGuest::connect(server.socket(), 1);
+    assert_eq!(guest.call(0, IN, 5, 512, WRITE), (OK, 513));
+    assert_eq!(guest.get(DATA, 512), [7; 512]);
+    drop(guest);
+    let said = server.stop_with_messages();
+    assert!(said.contains("broke its ring"), "{said}");
+    qemu.check_clean(scratch.path(), IMAGE).unwrap();
+}
+
+#[test]
+fn a_read_only_device_is_not_written() {
+    let scratch = Scratch::new("vhost");
+    create(&scratch);
+    let server = serve(&scratch, "--read-only");
+    let mut guest = VhostGuest::connect(server.socket(), 1);
+    assert_eq!(guest.call(0, OUT, 0, 512, 0).0, IO_ERROR);
+    guest.put(DATA, &range(0, 8, 0));
+    assert_eq!(guest.call(0, DISCARD, 0, 16, 0).0, IO_ERROR);
+    assert_eq!(guest.call(0, WRITE_ZEROES, 0, 16, 0).0, IO_ERROR);
+    assert_eq!(guest.call(0, FLUSH, 0, 0, 0).0, OK);
+    assert_eq!(guest.call(0, IN, 0, 512, WRITE).0, OK);
+    drop(guest);
+    server.stop();
+}
+
+// Every write is made durable before it is used: otherwise a kill loses what was not flushed, as a power failure does.
+#[test]
+fn what_was_in_flight_is_done_after_a_restart() {
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("vhost");
+    create(&scratch);
+    let mut random = Random::new(9);
+    let mut server = serve(&scratch, "-t directsync --queues 2");
+    let mut guest = VhostGuest::connect(server.socket(), 2);
+    let slots = QUEUE / 3;
+    for round in 0..8u64 {
+        // Every slot writes a place of its own, with what tells the round.
+        for ring in 0..2 {
+            for slot in 0..slots {
+                let number = ring as u64 * u64::from(slots) + u64::from(slot);
+                let data = DATA + number * 4096;
+                guest.put(data, &[(round * 29 + number) as u8; 4096]);
+                guest.put_request(ring, slot * 3, OUT, number * 136, (VhostGuest::at(data), 4096, 0));
+                guest.offer(ring, slot * 3);
+            }
+            guest.kick(ring);
+        }
+        std::thread::sleep(std::time::Duration::from_micros(random.below(3000)));
+        server.kill();
+        server = serve(&scratch, "-t directsync --queues 2");
+        guest.reconnect(server.socket());
+        for ring in 0..2 {
+            // Whatever was not taken yet is found without a kick, too.
+            guest.kick(ring);
+            let mut heads = Vec::new();
+            while heads.len() < usize::from(slots) {
+                heads.extend(guest.used(ring).into_iter().map(|(head, _)| head));
+            }
+            heads.sort_unstable();
+            assert!(heads.iter().copied().eq((0..slots).map(|slot| slot * 3)), "round {round}: {heads:?}");
+            assert!((0..slots).all(|slot| guest.status(ring, slot * 3) == OK), "round {round}");
+        }
+        for number in 0..u64::from(slots) * 2 {
+            guest.put(DATA, &[0; 4096]);
+            assert_eq!(guest.call(0, IN, number * 136, 4096, WRITE), (OK, 4097));
+            let expected = (round * 29 + number) as u8;
+            assert!(guest.get(DATA, 4096) == [expected; 4096], "round {round}, place {number}");
+        }
+    }
+    drop(guest);
+    server.stop();
+    let out = qemu.img(scratch.path(), ["check", "-f", "qcow2", IMAGE]);
+    assert!(matches!(out.code, Some(0 | 3)), "{out}");
+}
