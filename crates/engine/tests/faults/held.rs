@@ -327,3 +327,30 @@ pub(crate) fn a_resize_waits_for_writes_and_writes_for_it() {
     bench.read_whole().unwrap();
     bench.close().unwrap();
 }
+
+/// Space that was given up is not used again while a request still reads from it.
+#[test]
+pub(crate) fn a_cluster_is_not_used_again_while_it_is_read() {
+    let bench = Bench::new(&patterned(), 10);
+    bench.read_whole().unwrap();
+    let hold = bench.world.hold(OpFilter::of(OpClass::Read).on_file(TOP).by_worker(0));
+    let late = start(&bench, 0, |guest, worker| async move { guest.read(&worker, 0, 8 * CLUSTER).await });
+    settle(&bench);
+    let given_up = start(&bench, 1, |guest, worker| async move {
+        guest.discard(&worker, 0, 8 * CLUSTER).await;
+        guest.flush(&worker).await;
+    });
+    settle(&bench);
+    assert!(given_up.get());
+    let writes = start(&bench, 1, |guest, worker| async move {
+        for cluster in 40..64 {
+            guest.write(&worker, cluster * CLUSTER, CLUSTER, Durability::Volatile).await;
+        }
+    });
+    settle(&bench);
+    assert!(writes.get() && !late.get());
+    let_go(&bench, hold);
+    assert!(late.get());
+    bench.read_whole().unwrap();
+    bench.close().unwrap();
+}

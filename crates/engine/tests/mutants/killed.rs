@@ -98,7 +98,8 @@ mutants! {
     a_failed_batch_is_left: LeaveFailedBatch, within 1 of
         [Scenario(held::a_write_of_a_failed_commit_never_lands_on_a_later_one)];
     released_without_commit: ReleaseWithoutCommit, within 20 of [Crash(Any)];
-    released_without_grace: ReleaseWithoutGrace, within 150 of [Crash(Any)];
+    released_without_grace: ReleaseWithoutGrace, within 1 of
+        [Scenario(held::a_cluster_is_not_used_again_while_it_is_read)];
     free_before_the_punch: LowerBeforePunch, within 60 of [Crash(Any)];
     linked_before_the_data: LinkBeforeData, within 20 of [Crash(Any)];
     linked_after_a_failed_write: LinkAfterFailedWrite, within 150 of [Fails(OpClass::Write, Errno::IO)];
