@@ -22,7 +22,7 @@ use std::task::Poll;
 use zebu::storage::Worker;
 use zebu::{Access, CacheMode, Format, Image};
 use zebu_export::fuse::{FuseConfig, FuseMount};
-use zebu_export::nbd::{Listener, NbdConfig, NbdServer};
+use zebu_export::nbd::{Listener, NbdConfig, NbdServer, TlsConfig};
 use zebu_export::vhost::{VhostConfig, VhostUserBlk};
 use zebu_export::{Export, ExportError, Exports, Level, Log, PoolConfig, WorkerPool};
 
@@ -49,6 +49,18 @@ pub(crate) struct ServeArgs {
     /// Name of an image for clients, in the order of the images [default: empty for one image, else the file name]
     #[arg(long, value_name = "NAME", help_heading = CLIENTS)]
     export_name: Vec<String>,
+
+    /// Serve NBD clients over TLS only, with the certificate (and its chain) in this PEM file
+    #[arg(long, value_name = "FILE", help_heading = CLIENTS, requires = "tls_key")]
+    tls_certificate: Option<PathBuf>,
+
+    /// The certificate's key, a PEM file
+    #[arg(long, value_name = "FILE", help_heading = CLIENTS, requires = "tls_certificate")]
+    tls_key: Option<PathBuf>,
+
+    /// Serve only clients with a certificate that an authority in this PEM file signed
+    #[arg(long, value_name = "FILE", help_heading = CLIENTS, requires = "tls_certificate")]
+    tls_client_ca: Option<PathBuf>,
 
     /// Clients can't write
     #[arg(short, long)]
@@ -242,10 +254,11 @@ fn serve(
         exports.push(if args.cache.is_direct() { export.without_page_cache() } else { export });
     }
     let exports = Exports::new(exports)?;
+    let config = config(args)?;
     let (listeners, _files) = listen(&args.nbd)?;
     let pool =
         WorkerPool::start(&PoolConfig { threads: args.queues as usize, worker: session.config().clone() })?;
-    let server = NbdServer::start(&pool, exports.clone(), listeners, config(args))?;
+    let server = NbdServer::start(&pool, exports.clone(), listeners, config)?;
     let (devices, _device_files) = devices(args, &pool, &exports)?;
     let mounts = mounts(args, &pool, &exports)?;
     let side = side_doors(args)?;
@@ -357,16 +370,23 @@ fn log(args: &ServeArgs) -> Log {
     Log::new(args.log_level.level(), write_log)
 }
 
-fn config(args: &ServeArgs) -> NbdConfig {
-    NbdConfig {
+fn config(args: &ServeArgs) -> Result<NbdConfig, Failure> {
+    let tls = match (&args.tls_certificate, &args.tls_key) {
+        (Some(certificate), Some(key)) => {
+            Some(TlsConfig::from_files(certificate, key, args.tls_client_ca.as_deref())?)
+        }
+        _ => None,
+    };
+    Ok(NbdConfig {
         max_clients: args.max_clients as usize,
         max_requests: args.max_requests as usize,
         max_bytes: args.max_request_memory,
         handshake_timeout: args.handshake_timeout,
         idle_timeout: args.idle_timeout,
+        tls,
         log: log(args),
         ..NbdConfig::default()
-    }
+    })
 }
 
 fn write_log(level: Level, message: fmt::Arguments<'_>) {
