@@ -60,6 +60,7 @@ mod refs;
 mod status;
 mod transfer;
 mod turnstile;
+pub mod verdict;
 
 pub use blocking::Blocking;
 pub use compress::{CodecPool, CompressOptions, DeflateWindow};
