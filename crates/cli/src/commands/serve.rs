@@ -7,7 +7,7 @@ use crate::output::stdout;
 use crate::serve::accept::Door;
 use crate::serve::address::{Address, Bound, SocketFile, bind_unix};
 use crate::serve::signals::Signals;
-use crate::serve::{control, metrics};
+use crate::serve::{control, metrics, sandbox};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::values::{cache_argument, format_argument};
@@ -16,6 +16,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::future::{pending, poll_fn};
 use std::io::Write as _;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::task::Poll;
@@ -102,6 +103,10 @@ pub(crate) struct ServeArgs {
     /// Take commands of `zebu ctl` on this socket
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+
+    /// Keep the right to open files and to connect to others while clients are served
+    #[arg(long)]
+    no_sandbox: bool,
 
     /// What is told on standard error
     #[arg(
@@ -256,12 +261,15 @@ fn serve(
     let exports = Exports::new(exports)?;
     let config = config(args)?;
     let (listeners, _files) = listen(&args.nbd)?;
+    let (device_listeners, _device_files) = listen_for_front_ends(args)?;
+    let side = side_doors(args)?;
+    // All that is to be opened is open; threads that are made from now on inherit the sandbox.
+    enter_sandbox(args);
     let pool =
         WorkerPool::start(&PoolConfig { threads: args.queues as usize, worker: session.config().clone() })?;
     let server = NbdServer::start(&pool, exports.clone(), listeners, config)?;
-    let (devices, _device_files) = devices(args, &pool, &exports)?;
+    let devices = devices(args, device_listeners, &pool, &exports)?;
     let mounts = mounts(args, &pool, &exports)?;
-    let side = side_doors(args)?;
     stdout::print("ready\n")?;
     let signal = session.worker().block_on(until_signal(session.worker(), signals, &side, &exports));
     server.stop();
@@ -286,20 +294,37 @@ fn listen(addresses: &[Address]) -> Result<(Vec<Listener>, Vec<SocketFile>), Fai
     Ok((listeners, files))
 }
 
-/// The vhost-user-blk devices, and the files of their sockets.
+/// The sockets of vhost-user-blk devices, and their files.
+fn listen_for_front_ends(args: &ServeArgs) -> Result<(Vec<UnixListener>, Vec<SocketFile>), Failure> {
+    let bound = args.vhost_user_blk.iter().map(|path| bind_unix(path)).collect::<Result<Vec<_>, _>>()?;
+    Ok(bound.into_iter().unzip())
+}
+
 fn devices(
     args: &ServeArgs,
+    listeners: Vec<UnixListener>,
     pool: &WorkerPool,
     exports: &Exports,
-) -> Result<(Vec<VhostUserBlk>, Vec<SocketFile>), Failure> {
-    let (mut devices, mut files) = (Vec::new(), Vec::new());
-    for (path, export) in args.vhost_user_blk.iter().zip(exports.iter()) {
-        let (listener, file) = bind_unix(path)?;
-        files.push(file);
+) -> Result<Vec<VhostUserBlk>, Failure> {
+    let mut devices = Vec::new();
+    for (listener, export) in listeners.into_iter().zip(exports.iter()) {
         let config = VhostConfig { queues: args.queues as u16, log: log(args) };
         devices.push(VhostUserBlk::start(pool, export, listener, config)?);
     }
-    Ok((devices, files))
+    Ok(devices)
+}
+
+/// Gives up what serving does not need. A kernel that can't leaves the server as it is, and that is told.
+fn enter_sandbox(args: &ServeArgs) {
+    // Who is in a sandbox can't unmount.
+    if args.no_sandbox || !args.fuse.is_empty() {
+        return;
+    }
+    let unix = args.nbd.iter().chain(&args.metrics).filter_map(Address::unix_path);
+    let sockets = unix.chain(args.vhost_user_blk.iter().chain(&args.control).map(PathBuf::as_path));
+    if let Err(reason) = sandbox::enter(sockets) {
+        log(args).write(Level::Info, format_args!("no sandbox: {reason}"));
+    }
 }
 
 fn mounts(args: &ServeArgs, pool: &WorkerPool, exports: &Exports) -> Result<Vec<FuseMount>, Failure> {
