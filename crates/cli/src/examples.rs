@@ -82,6 +82,18 @@ Examples:
   zebu serve --fuse /mnt/disk.raw disk.qcow2
   zebu serve --nbd unix:/run/old.sock --snapshot before-upgrade disk.qcow2";
 
+pub(crate) const BACKUP: &str = "\
+Examples:
+  zebu backup disk.qcow2 monday.qcow2 --manifest monday.manifest
+  zebu backup disk.qcow2 tuesday.qcow2 --manifest tuesday.manifest \\
+      --previous monday.qcow2 --previous-manifest monday.manifest
+  zebu backup -f raw --compression-type zstd --rate-limit 100M /dev/vg/lv lv.qcow2 --resume";
+
+pub(crate) const VERIFY: &str = "\
+Examples:
+  zebu verify monday.qcow2
+  zebu verify --manifest monday.manifest monday.qcow2";
+
 pub(crate) const CTL: &str = "\
 Examples:
   zebu ctl /run/vm1.ctl stats

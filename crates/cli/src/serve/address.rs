@@ -45,6 +45,14 @@ pub(crate) enum Bound {
 }
 
 impl Address {
+    /// The path, if it is a Unix socket.
+    pub(crate) fn unix_path(&self) -> Option<&Path> {
+        match self {
+            Address::Unix(path) => Some(path),
+            Address::Tcp(_) => None,
+        }
+    }
+
     /// Begins to listen. A socket that a dead server left behind is replaced.
     pub(crate) fn bind(&self) -> Result<Bound, Failure> {
         match self {

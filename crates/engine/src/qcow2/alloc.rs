@@ -36,6 +36,11 @@ impl Qcow2 {
     /// Host clusters for guest data from `guest_cluster` on, as many of `count` as follow each other. `None`: call
     /// [`Qcow2::refill_data`] and come again.
     pub(crate) fn try_allocate_data(&self, guest_cluster: u64, count: u64) -> Option<Allocated> {
+        if self.gatherer.is_used() {
+            // Beside streams, which come from all over the disk, plain clusters share their window: a window of
+            // their own for each place would leave an image full of gaps.
+            return self.try_allocate_compressed(count);
+        }
         let allocated = self.space().windows.take_data(guest_cluster, count)?;
         self.clusters_allocated.fetch_add(allocated.range.end - allocated.range.start, Relaxed);
         Some(allocated)
@@ -48,6 +53,9 @@ impl Qcow2 {
         guest_cluster: u64,
         count: u64,
     ) -> Result<()> {
+        if self.gatherer.is_used() {
+            return self.make_room(worker).await;
+        }
         let stream = Stream::Data { next_guest_cluster: guest_cluster };
         self.refill(worker, stream, count).await
     }

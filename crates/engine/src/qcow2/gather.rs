@@ -17,7 +17,7 @@ use crate::qcow2::state::AfterFree;
 use crate::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Release};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Release};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use zebu_storage::{IoBuf, IoBufs};
@@ -248,6 +248,8 @@ pub(crate) struct Gatherer {
     state: Mutex<State>,
     /// Streams that are not linked, so that readers need no lock where there are none.
     unlinked: AtomicUsize,
+    /// Something was gathered since the image was opened.
+    used: AtomicBool,
     /// Held while room is made.
     pub(crate) room_gate: crate::gate::Gate,
 }
@@ -294,6 +296,7 @@ impl Gatherer {
         mut room: impl FnMut() -> Option<Room>,
     ) -> Added {
         let len = bytes.len() as u64;
+        self.used.store(true, Release);
         let mut state = self.state();
         let state = &mut *state;
         let mut ended = None;
@@ -479,6 +482,11 @@ impl Gatherer {
         }
         state.waiting.push(waker.clone());
         Poll::Pending
+    }
+
+    /// Whether something was gathered since the image was opened.
+    pub(crate) fn is_used(&self) -> bool {
+        self.used.load(Acquire)
     }
 
     /// Whether nothing waits to be written or linked.
