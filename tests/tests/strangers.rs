@@ -83,7 +83,6 @@ fn faults(dir: &Path, name: &str, write: &dyn Fn(&Path)) -> Vec<String> {
     if std::fs::read(dir.join(IMAGE)).expect("still there") != before {
         faults.push(format!("{name}: a command that only reads has changed the image"));
     }
-    // What was repaired to the end is clean, or says again what is wrong with it.
     for made in ["out.raw", "out.qcow2"] {
         let _ = std::fs::remove_file(dir.join(made));
     }

@@ -75,7 +75,7 @@ pub const COMPRESSED: &[Hostile] = hostile! {
     "a stream far past the file": p => p.set_u64(L2 + 8, compressed(1 << 53, 255));
     "a stream cut off": p => p.set(STREAM + 20, &[0; 492]);
     "a stream of one cluster too little": p => p.set(STREAM, &deflated(&[0x22; 512]));
-    "a bomb: a stream of 100 MiB for one cluster": p => p.set(STREAM, &deflated(&vec![0; 100 << 20])).set_u64(L2 + 8, compressed(STREAM, 255));
+    "a bomb: a stream of 16 MiB for one cluster": p => p.set(STREAM, &deflated(&vec![0; 16 << 20])).set_u64(L2 + 8, compressed(STREAM, 255));
     "a table full of one stream": p => for entry in 0..64 { p.set_u64(L2 + entry * 8, compressed(STREAM, 0)); };
     "a stream with the copied bit": p => p.set_u64(L2 + 8, COPIED | compressed(STREAM, 0));
 };
