@@ -39,6 +39,7 @@ pub(crate) enum Metric {
     MibPerSecond,
     RequestsPerSecond,
     CpuMicrosPerRequest,
+    LatencyP99Micros,
     DeviceReads,
     DeviceWrites,
     /// Extents of a file on its file system, for each GiB of the disk.
@@ -55,6 +56,7 @@ impl Metric {
             Metric::MaxRssMib => "memory (MiB)",
             Metric::MibPerSecond => "MiB/s",
             Metric::RequestsPerSecond => "IOPS",
+            Metric::LatencyP99Micros => "p99 (µs)",
             Metric::CpuMicrosPerRequest => "CPU per request (µs)",
             Metric::DeviceReads => "device reads",
             Metric::DeviceWrites => "device writes",

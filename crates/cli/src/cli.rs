@@ -1,7 +1,7 @@
 //! The command line as a whole: which commands there are, and what becomes of their results.
 
 use crate::commands::{
-    bench, check, clone, compare, convert, create, ctl, info, io, map, measure, resize, serve,
+    backup, bench, check, clone, compare, convert, create, ctl, info, io, map, measure, resize, serve, verify,
 };
 use crate::examples;
 use crate::failure::Failure;
@@ -62,6 +62,12 @@ enum Command {
     /// Make a writable copy of an image at once
     #[command(after_help = examples::CLONE)]
     Clone(clone::CloneArgs),
+    /// Back a disk up into a compressed image, past the page cache
+    #[command(after_help = examples::BACKUP)]
+    Backup(Box<backup::BackupArgs>),
+    /// Read every cluster of an image and compare it with a manifest
+    #[command(after_help = examples::VERIFY)]
+    Verify(verify::VerifyArgs),
     /// Send many requests to an image and tell how fast they were served
     #[command(after_help = examples::BENCH)]
     Bench(Box<bench::BenchArgs>),
@@ -103,6 +109,8 @@ impl Command {
             Command::Compare(_) => "compare",
             Command::Resize(_) => "resize",
             Command::Clone(_) => "clone",
+            Command::Backup(_) => "backup",
+            Command::Verify(_) => "verify",
             Command::Bench(_) => "bench",
             Command::Io(_) => "io",
             Command::Serve(_) => "serve",
@@ -123,6 +131,8 @@ impl Command {
             Command::Compare(args) => compare::run(args),
             Command::Resize(args) => resize::run(args),
             Command::Clone(args) => clone::run(args),
+            Command::Backup(args) => backup::run(args),
+            Command::Verify(args) => verify::run(args),
             Command::Bench(args) => bench::run(args),
             Command::Io(args) => io::run(args),
             Command::Serve(args) => serve::run(args),

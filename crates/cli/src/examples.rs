@@ -19,7 +19,8 @@ pub(crate) const INFO: &str = "\
 Examples:
   zebu info disk.qcow2
   zebu info --output json --backing-chain overlay.qcow2
-  zebu info -U running.qcow2";
+  zebu info -U running.qcow2
+  zebu info --verdict --output json upload.qcow2";
 
 pub(crate) const CHECK: &str = "\
 Examples:
@@ -80,6 +81,18 @@ Examples:
   zebu serve --vhost-user-blk /run/vm1-disk.sock --queues 2 -t none disk.qcow2
   zebu serve --fuse /mnt/disk.raw disk.qcow2
   zebu serve --nbd unix:/run/old.sock --snapshot before-upgrade disk.qcow2";
+
+pub(crate) const BACKUP: &str = "\
+Examples:
+  zebu backup disk.qcow2 monday.qcow2 --manifest monday.manifest
+  zebu backup disk.qcow2 tuesday.qcow2 --manifest tuesday.manifest \\
+      --previous monday.qcow2 --previous-manifest monday.manifest
+  zebu backup -f raw --compression-type zstd --rate-limit 100M /dev/vg/lv lv.qcow2 --resume";
+
+pub(crate) const VERIFY: &str = "\
+Examples:
+  zebu verify monday.qcow2
+  zebu verify --manifest monday.manifest monday.qcow2";
 
 pub(crate) const CTL: &str = "\
 Examples:

@@ -79,6 +79,7 @@ fn phase_name(phase: Phase) -> &'static str {
         Phase::Copying => "copying",
         Phase::Comparing => "comparing",
         Phase::Measuring => "measuring",
+        Phase::Verifying => "verifying",
         Phase::Finishing => "finishing",
         _ => "working",
     }

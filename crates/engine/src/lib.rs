@@ -59,6 +59,8 @@ mod raw;
 mod refs;
 mod status;
 mod transfer;
+mod turnstile;
+pub mod verdict;
 
 pub use blocking::Blocking;
 pub use compress::{CodecPool, CompressOptions, DeflateWindow};

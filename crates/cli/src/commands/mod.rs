@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+pub(crate) mod backup;
 pub(crate) mod bench;
 pub(crate) mod check;
 pub(crate) mod clone;
@@ -13,3 +14,4 @@ pub(crate) mod map;
 pub(crate) mod measure;
 pub(crate) mod resize;
 pub(crate) mod serve;
+pub(crate) mod verify;

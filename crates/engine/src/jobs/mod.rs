@@ -4,10 +4,12 @@
 //! struct with sensible defaults, can be watched and cancelled through a [`JobControl`], and keeps to a bound of
 //! memory that its options state.
 
+mod backup;
 mod buffers;
 mod clone;
 mod compare;
 mod convert;
+mod manifest;
 mod map;
 mod measure;
 mod progress;
@@ -15,8 +17,10 @@ mod queue;
 mod rate;
 mod staging;
 mod status;
+mod verify;
 mod zeros;
 
+pub use backup::{BackupOptions, BackupReport, Interrupted, PreviousBackup, SourceErrors, backup};
 pub use clone::{CloneMethod, CloneMode, CloneOptions, CloneReport, clone_image};
 pub use compare::{
     CompareError, CompareOptions, CompareReport, CompareStage, Comparison, Strictness, compare,
@@ -28,3 +32,4 @@ pub use convert::{
 pub use map::{MapEntry, MapOptions, Mapper};
 pub use measure::{Measurement, measure_image, measure_size};
 pub use progress::{Cancel, JobControl, Phase, Progress};
+pub use verify::{BadRange, VerifyOptions, VerifyReport, verify};

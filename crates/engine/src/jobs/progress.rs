@@ -17,6 +17,8 @@ pub enum Phase {
     Copying,
     /// Two images are read and compared.
     Comparing,
+    /// An image is read and compared with its manifest.
+    Verifying,
     /// The mapping is walked.
     Measuring,
     /// The target is made durable and gets its name.

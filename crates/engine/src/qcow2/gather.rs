@@ -17,7 +17,7 @@ use crate::qcow2::state::AfterFree;
 use crate::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Release};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Release};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use zebu_storage::{IoBuf, IoBufs};
@@ -248,6 +248,8 @@ pub(crate) struct Gatherer {
     state: Mutex<State>,
     /// Streams that are not linked, so that readers need no lock where there are none.
     unlinked: AtomicUsize,
+    /// Something was gathered since the image was opened.
+    used: AtomicBool,
     /// Held while room is made.
     pub(crate) room_gate: crate::gate::Gate,
 }
@@ -263,8 +265,12 @@ impl State {
         if idle {
             return None;
         }
-        self.parts_made += 1;
-        part.number = self.parts_made;
+        // A part that failed keeps its number: a flush that began before waits for it again, and must not take it for one
+        // that came later.
+        if part.number == 0 {
+            self.parts_made += 1;
+            part.number = self.parts_made;
+        }
         self.under_way.insert(part.number);
         Some(part)
     }
@@ -294,6 +300,7 @@ impl Gatherer {
         mut room: impl FnMut() -> Option<Room>,
     ) -> Added {
         let len = bytes.len() as u64;
+        self.used.store(true, Release);
         let mut state = self.state();
         let state = &mut *state;
         let mut ended = None;
@@ -479,6 +486,11 @@ impl Gatherer {
         }
         state.waiting.push(waker.clone());
         Poll::Pending
+    }
+
+    /// Whether something was gathered since the image was opened.
+    pub(crate) fn is_used(&self) -> bool {
+        self.used.load(Acquire)
     }
 
     /// Whether nothing waits to be written or linked.

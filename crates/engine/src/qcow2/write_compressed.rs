@@ -271,7 +271,7 @@ impl Qcow2 {
     }
 
     /// Sees to it that the window has host clusters.
-    async fn make_room(self: &Arc<Self>, worker: &Worker) -> Result<()> {
+    pub(crate) async fn make_room(self: &Arc<Self>, worker: &Worker) -> Result<()> {
         let _turn = self.gatherer.room_gate.enter().await;
         if self.space().windows.has_compressed() {
             return Ok(());

@@ -1,0 +1,241 @@
+//! `zebu backup`: a disk into a new compressed image, with nothing left in the page cache.
+
+use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::compression::CompressionArgs;
+use crate::failure::Failure;
+use crate::output::{json, stdout};
+use crate::session::Session;
+use crate::size::size_argument;
+use crate::snapshot_name::snapshot_name;
+use crate::values::{OutputFormat, cache_argument, format_argument};
+use crate::watch::{ProgressArg, Watch};
+use serde::Serialize;
+use std::ffi::OsString;
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use zebu::jobs::{BackupOptions, BackupReport, Interrupted, PreviousBackup, SourceErrors, backup};
+use zebu::{Access, CacheMode, Compression, Format};
+
+/// Arguments of `zebu backup`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct BackupArgs {
+    /// Say nothing but errors
+    #[arg(short, long)]
+    quiet: bool,
+
+    #[command(flatten)]
+    progress: ProgressArg,
+
+    /// Format of the source [default: probed]
+    #[arg(short = 'f', long, value_name = "FMT", value_parser = format_argument)]
+    source_format: Option<Format>,
+
+    /// Back this internal snapshot up, given by its id or name
+    #[arg(short = 'l', long, value_name = "SNAPSHOT")]
+    source_snapshot: Option<String>,
+
+    /// Cache mode of the source
+    #[arg(short = 'T', long, value_name = "CACHE", value_parser = cache_argument, default_value = "none")]
+    source_cache: CacheMode,
+
+    /// Cache mode of the backup
+    #[arg(short = 't', long, value_name = "CACHE", value_parser = cache_argument, default_value = "none")]
+    target_cache: CacheMode,
+
+    /// Bytes of a cluster of the backup: a power of two from 512 to 2M
+    #[arg(long, value_name = "SIZE", value_parser = size_argument, default_value = "64k")]
+    cluster_size: u64,
+
+    /// How clusters are compressed
+    #[arg(long, value_enum, value_name = "zlib|zstd", hide_possible_values = true, default_value_t = Kind::Zlib)]
+    compression_type: Kind,
+
+    #[command(flatten)]
+    compression: CompressionArgs,
+
+    /// Write the hashes of all clusters to this file, for zebu verify and for increments
+    #[arg(long, value_name = "FILE")]
+    manifest: Option<PathBuf>,
+
+    /// Make an increment: an overlay of this earlier backup, with what has changed since
+    #[arg(long, value_name = "IMAGE", requires = "previous_manifest")]
+    previous: Option<PathBuf>,
+
+    /// The manifest of the earlier backup
+    #[arg(long, value_name = "FILE", requires = "previous")]
+    previous_manifest: Option<PathBuf>,
+
+    /// Memory for buffers, at least 4M and 4 clusters
+    #[arg(long, value_name = "SIZE", value_parser = memory_argument, default_value = "64M")]
+    buffer_memory: usize,
+
+    /// Read at most so many bytes a second
+    #[arg(short = 'r', long, value_name = "RATE", value_parser = rate_argument)]
+    rate_limit: Option<NonZeroU64>,
+
+    /// Go on with a backup to the same target that was interrupted; the source must not have changed since
+    #[arg(long)]
+    resume: bool,
+
+    /// Go on where the source can't be read: such ranges become zero, and are listed
+    #[arg(long)]
+    skip_errors: bool,
+
+    #[command(flatten)]
+    force_share: ForceShareArg,
+
+    /// Format of the report
+    #[arg(long, value_enum, default_value_t, value_name = "human|json", hide_possible_values = true)]
+    output: OutputFormat,
+
+    #[command(flatten)]
+    image: ImageArgs,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+
+    /// The image to back up
+    #[arg(value_name = "SOURCE")]
+    source: OsString,
+
+    /// The backup; it must not exist
+    #[arg(value_name = "TARGET")]
+    target: PathBuf,
+}
+
+/// `--compression-type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Kind {
+    Zlib,
+    Zstd,
+}
+
+fn memory_argument(text: &str) -> Result<usize, String> {
+    let bytes = size_argument(text).map_err(|error| error.to_string())?;
+    usize::try_from(bytes).map_err(|_| "that is more than there can be".to_owned())
+}
+
+fn rate_argument(text: &str) -> Result<NonZeroU64, String> {
+    let bytes = size_argument(text).map_err(|error| error.to_string())?;
+    NonZeroU64::new(bytes).ok_or_else(|| "the rate must be above 0".to_owned())
+}
+
+/// The JSON report. Figures are bytes of the virtual disk, but for the length of the file.
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Report {
+    total: u64,
+    resumed_at: u64,
+    read: u64,
+    written: u64,
+    zero: u64,
+    unchanged: u64,
+    unreadable: u64,
+    unreadable_ranges: Vec<UnreadableRange>,
+    file_length: u64,
+    disk_hash: String,
+}
+
+#[derive(Serialize)]
+struct UnreadableRange {
+    start: u64,
+    length: u64,
+    error: String,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
+    let mut spec =
+        args.image.resolve(&args.source, args.source_format, args.source_cache, Access::ReadOnly)?;
+    if args.force_share.force_share {
+        spec.options.sharing = args.force_share.sharing();
+    }
+    spec.options.snapshot = args.source_snapshot.as_deref().map(snapshot_name).transpose()?;
+    let session = Session::start(&args.engine, spec.aio)?;
+    let mut watch = Watch::start(args.progress.mode(args.quiet))?;
+    let mut options = BackupOptions::new(&args.target);
+    options.cache = args.target_cache;
+    options.cluster_size = args.cluster_size;
+    options.compression = match args.compression_type {
+        Kind::Zlib => Compression::Zlib,
+        Kind::Zstd => Compression::Zstd,
+    };
+    options.compress = args.compression.options();
+    options.manifest.clone_from(&args.manifest);
+    options.previous = match (&args.previous, &args.previous_manifest) {
+        (Some(image), Some(manifest)) => {
+            Some(PreviousBackup { image: image.clone(), manifest: manifest.clone() })
+        }
+        _ => None,
+    };
+    options.refs = spec.options.refs.clone();
+    options.buffer_memory = args.buffer_memory;
+    options.interrupted = if args.resume { Interrupted::Resume } else { Interrupted::Restart };
+    options.source_errors = if args.skip_errors { SourceErrors::Skip } else { SourceErrors::Stop };
+    options.control = watch.control();
+    options.control.rate_limit = args.rate_limit;
+    let report = session.with_image(&spec, |image| {
+        let worker = session.worker();
+        let result = worker.block_on(backup(worker, image, &options));
+        watch.finish();
+        result.map_err(|error| {
+            if error.image() == Some(spec.path.as_path()) {
+                Failure::during("error while reading the source", &error)
+            } else {
+                Failure::during(&format!("error while making the backup '{}'", args.target.display()), &error)
+            }
+        })
+    })?;
+    for range in &report.unreadable_ranges {
+        eprintln!(
+            "zebu: error while reading {} bytes at offset {}: {}",
+            range.len, range.offset, range.error
+        );
+    }
+    if !args.quiet {
+        stdout::print(&match args.output {
+            OutputFormat::Human => human_text(&report),
+            OutputFormat::Json => json::to_text(&json_report(&report))?,
+        })?;
+    }
+    Ok(0)
+}
+
+fn json_report(report: &BackupReport) -> Report {
+    Report {
+        total: report.total,
+        resumed_at: report.resumed_at,
+        read: report.read,
+        written: report.written,
+        zero: report.zero,
+        unchanged: report.unchanged,
+        unreadable: report.unreadable,
+        unreadable_ranges: report
+            .unreadable_ranges
+            .iter()
+            .map(|range| UnreadableRange {
+                start: range.offset,
+                length: range.len,
+                error: range.error.to_string(),
+            })
+            .collect(),
+        file_length: report.file_length,
+        disk_hash: report.disk_hash.clone(),
+    }
+}
+
+fn human_text(report: &BackupReport) -> String {
+    format!(
+        "total {}, resumed at {}, read {}, written {}, zero {}, unchanged {}, unreadable {} (bytes of the disk); file \
+         of {} bytes; disk hash {}\n",
+        report.total,
+        report.resumed_at,
+        report.read,
+        report.written,
+        report.zero,
+        report.unchanged,
+        report.unreadable,
+        report.file_length,
+        report.disk_hash
+    )
+}

@@ -1,0 +1,130 @@
+//! `zebu verify`: reads every cluster of an image, and compares it with a manifest.
+
+use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::failure::Failure;
+use crate::output::{json, stdout};
+use crate::session::Session;
+use crate::values::{OutputFormat, cache_argument, format_argument};
+use crate::watch::{ProgressArg, Watch};
+use serde::Serialize;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use zebu::jobs::{VerifyOptions, VerifyReport, verify};
+use zebu::{Access, CacheMode, Format};
+
+/// The exit code for an image whose content is damaged, as that of `check`.
+const DAMAGED: u8 = 2;
+
+/// Arguments of `zebu verify`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct VerifyArgs {
+    /// Say nothing but errors
+    #[arg(short, long)]
+    quiet: bool,
+
+    #[command(flatten)]
+    progress: ProgressArg,
+
+    /// Format of the image [default: probed]
+    #[arg(short = 'f', long, value_name = "FMT", value_parser = format_argument)]
+    format: Option<Format>,
+
+    /// Cache mode
+    #[arg(short = 'T', long, value_name = "CACHE", value_parser = cache_argument, default_value = "none")]
+    cache: CacheMode,
+
+    /// Compare with this manifest, as zebu backup wrote it
+    #[arg(long, value_name = "FILE")]
+    manifest: Option<PathBuf>,
+
+    #[command(flatten)]
+    force_share: ForceShareArg,
+
+    /// Format of the report
+    #[arg(long, value_enum, default_value_t, value_name = "human|json", hide_possible_values = true)]
+    output: OutputFormat,
+
+    #[command(flatten)]
+    image: ImageArgs,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+
+    /// The image
+    #[arg(value_name = "FILENAME")]
+    file: OsString,
+}
+
+/// The JSON report. Figures are bytes of the virtual disk.
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Report {
+    total: u64,
+    read: u64,
+    bad: u64,
+    bad_ranges: Vec<BadRange>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disk_hash: Option<String>,
+}
+
+#[derive(Serialize)]
+struct BadRange {
+    start: u64,
+    length: u64,
+    error: String,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &VerifyArgs) -> Result<u8, Failure> {
+    let mut spec = args.image.resolve(&args.file, args.format, args.cache, Access::ReadOnly)?;
+    if args.force_share.force_share {
+        spec.options.sharing = args.force_share.sharing();
+    }
+    let session = Session::start(&args.engine, spec.aio)?;
+    let mut watch = Watch::start(args.progress.mode(args.quiet))?;
+    let options = VerifyOptions {
+        manifest: args.manifest.clone(),
+        control: watch.control(),
+        ..VerifyOptions::default()
+    };
+    let report = session.with_image(&spec, |image| {
+        let worker = session.worker();
+        let result = worker.block_on(verify(worker, image, &options));
+        watch.finish();
+        result
+            .map_err(|error| Failure::during(&format!("could not verify '{}'", spec.path.display()), &error))
+    })?;
+    for range in &report.bad_ranges {
+        eprintln!("zebu: {} bytes at offset {}: {}", range.len, range.offset, range.error);
+    }
+    if !args.quiet {
+        stdout::print(&match args.output {
+            OutputFormat::Human => human_text(&report),
+            OutputFormat::Json => json::to_text(&json_report(report.clone()))?,
+        })?;
+    }
+    Ok(if report.bad == 0 { 0 } else { DAMAGED })
+}
+
+fn json_report(report: VerifyReport) -> Report {
+    Report {
+        total: report.total,
+        read: report.read,
+        bad: report.bad,
+        bad_ranges: report
+            .bad_ranges
+            .into_iter()
+            .map(|range| BadRange { start: range.offset, length: range.len, error: range.error.to_string() })
+            .collect(),
+        disk_hash: report.disk_hash,
+    }
+}
+
+fn human_text(report: &VerifyReport) -> String {
+    let mut text =
+        format!("total {}, read {}, bad {} (bytes of the disk)", report.total, report.read, report.bad);
+    if let Some(hash) = &report.disk_hash {
+        text += &format!("; disk hash {hash}, as the manifest says");
+    }
+    text + "\n"
+}

@@ -1,0 +1,217 @@
+//! `zebu backup` and `zebu verify`.
+
+mod common;
+
+use common::{Scratch, noise, qemu, words};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+
+/// A raw disk of some MiB whose first and last parts hold data, half of it noise.
+fn disk(scratch: &Scratch, name: &str, mib: u64) {
+    let mut file = std::fs::File::create(scratch.file(name)).unwrap();
+    file.set_len(mib * MIB + 512).unwrap();
+    let mut data = noise(11, 6 << 20);
+    for piece in data.chunks_mut(50_000).step_by(2) {
+        piece.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i / 11) as u8);
+    }
+    file.write_all(&data).unwrap();
+    file.seek(SeekFrom::End(-(data.len() as i64))).unwrap();
+    file.write_all(&data).unwrap();
+}
+
+fn change(scratch: &Scratch, name: &str, offset: u64, bytes: &[u8]) {
+    let mut file = std::fs::File::options().write(true).open(scratch.file(name)).unwrap();
+    file.seek(SeekFrom::Start(offset)).unwrap();
+    file.write_all(bytes).unwrap();
+}
+
+/// Pages of a file in the page cache.
+fn cached_pages(path: &Path) -> u64 {
+    let output = Command::new("fincore").args(["-n", "-o", "PAGES"]).arg(path).output().unwrap();
+    String::from_utf8_lossy(&output.stdout).trim().parse().unwrap()
+}
+
+fn names(scratch: &Scratch) -> Vec<String> {
+    let mut names: Vec<String> = std::fs::read_dir(scratch.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_backup_and_an_increment_are_what_the_disk_was() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    disk(&scratch, "disk", 40);
+    for (name, options) in [
+        ("zlib", ""),
+        ("zstd", "--compression-type zstd --cluster-size 2M"),
+        ("small", "--cluster-size 4k --strict-deflate"),
+    ] {
+        let line = format!("backup -f raw disk {name}.qcow2 --manifest {name}.manifest {options}");
+        let report = scratch.zebu(&words(&format!("{line} --output json"))).ok().json();
+        assert_eq!(report["total"], 40 * MIB + 512);
+        scratch.qemu_img(&words(&format!("compare -f raw disk {name}.qcow2"))).ok();
+        scratch.qemu_img(&words(&format!("check {name}.qcow2"))).ok();
+        let verify = format!("verify --manifest {name}.manifest {name}.qcow2 --output json");
+        let verified = scratch.zebu(&words(&verify)).ok().json();
+        assert_eq!(verified["disk-hash"], report["disk-hash"]);
+        assert_eq!(verified["bad"], 0);
+    }
+    std::fs::copy(scratch.file("disk"), scratch.file("before")).unwrap();
+    change(&scratch, "disk", 100_000, &vec![0; 300_000]);
+    change(&scratch, "disk", 20 * MIB, b"where there was a hole");
+    let line = "backup -f raw disk next.qcow2 --manifest next.manifest --previous zlib.qcow2 \
+                --previous-manifest zlib.manifest --output json";
+    let report = scratch.zebu(&words(line)).ok().json();
+    let written = report["written"].as_u64().unwrap();
+    assert!((300_000..=7 * 65536).contains(&written), "{report:#}");
+    scratch.qemu_img(&words("compare -f raw disk next.qcow2")).ok();
+    scratch.qemu_img(&words("compare -f raw before zlib.qcow2")).ok();
+    scratch.qemu_img(&words("check next.qcow2")).ok();
+    scratch.zebu(&words("verify --manifest next.manifest next.qcow2")).ok();
+    // The content is another, so the manifest of the first backup does not fit the second.
+    let ran = scratch.zebu(&words("verify --manifest zlib.manifest next.qcow2"));
+    assert_eq!(ran.code, Some(2), "{ran:#?}");
+    assert!(ran.stderr.contains("offset 131072"), "{ran:#?}");
+    assert!(names(&scratch).iter().all(|name| !name.contains("partial")), "{:?}", names(&scratch));
+}
+
+#[test]
+fn nothing_stays_in_the_page_cache() {
+    let scratch = Scratch::new();
+    disk(&scratch, "disk", 64);
+    let source = scratch.file("disk");
+    // What making it has left there goes with a direct read only where nothing is dirty.
+    assert!(Command::new("sync").arg(&source).status().unwrap().success());
+    let dropped = Command::new("dd")
+        .arg(format!("of={}", source.display()))
+        .args(["if=/dev/null", "oflag=nocache", "conv=notrunc,fdatasync", "count=0", "status=none"])
+        .status()
+        .unwrap();
+    assert!(dropped.success());
+    if cached_pages(&source) > 0 {
+        eprintln!("skipped: the source's pages don't go");
+        return;
+    }
+    scratch.zebu(&words("backup -q -f raw disk out.qcow2")).ok();
+    assert_eq!(cached_pages(&source), 0, "pages of the source");
+    assert_eq!(cached_pages(&scratch.file("out.qcow2")), 0, "pages of the backup");
+}
+
+#[test]
+fn an_interrupted_backup_is_none_and_can_be_resumed() {
+    if !qemu() {
+        return;
+    }
+    for signal in ["TERM", "KILL"] {
+        let scratch = Scratch::new();
+        // The first checkpoint comes after 256 MiB; what lies behind takes long.
+        disk(&scratch, "disk", 300);
+        let line = "backup -q -f raw disk out.qcow2 --manifest out.manifest --rate-limit 3M";
+        let mut child =
+            scratch.command(env!("CARGO_BIN_EXE_zebu"), &words(line)).stderr(Stdio::null()).spawn().unwrap();
+        let manifest = scratch.file(".out.qcow2.zebu-partial.manifest");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let reached = || std::fs::read_to_string(&manifest).is_ok_and(|text| text.contains("checkpoint"));
+        while !reached() {
+            assert!(Instant::now() < deadline, "no checkpoint");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let id = child.id().to_string();
+        assert!(Command::new("kill").args(["-s", signal, &id]).status().unwrap().success());
+        assert!(!child.wait().unwrap().success());
+        let left = [".out.qcow2.zebu-partial", ".out.qcow2.zebu-partial.manifest", "disk"];
+        assert_eq!(names(&scratch), left, "{signal}");
+
+        let line = "backup -f raw disk out.qcow2 --manifest out.manifest --resume --output json";
+        let report = scratch.zebu(&words(line)).ok().json();
+        assert!(report["resumed-at"].as_u64().unwrap() >= 256 * MIB, "{signal}: {report:#}");
+        scratch.qemu_img(&words("compare -f raw disk out.qcow2")).ok();
+        scratch.qemu_img(&words("check out.qcow2")).ok();
+        scratch.zebu(&words("verify --manifest out.manifest out.qcow2")).ok();
+        // The manifest is that of a backup in one go.
+        let again = scratch.zebu(&words("backup -f raw disk whole.qcow2 --output json")).ok().json();
+        assert_eq!(again["disk-hash"], report["disk-hash"]);
+        assert_eq!(names(&scratch), ["disk", "out.manifest", "out.qcow2", "whole.qcow2"]);
+    }
+}
+
+#[test]
+fn what_can_not_be_is_refused_and_leaves_nothing() {
+    let scratch = Scratch::new();
+    disk(&scratch, "disk", 13);
+    disk(&scratch, "larger", 14);
+    scratch.zebu(&words("backup -q -f raw disk a.qcow2 --manifest a.manifest")).ok();
+    let text = std::fs::read_to_string(scratch.file("a.manifest")).unwrap();
+    std::fs::write(scratch.file("changed"), text.replacen("\n0 ", "\n0 0", 1)).unwrap();
+    std::fs::write(scratch.file("cut"), &text[..text.len() / 2]).unwrap();
+    scratch.write("noise", &noise(1, 5000));
+    let before = names(&scratch);
+    for (line, named) in [
+        ("backup -f raw disk a.qcow2", "exists already"),
+        ("backup -f raw disk b.qcow2 --manifest a.manifest", "a.manifest"),
+        ("backup -f raw missing b.qcow2", "missing"),
+        ("backup -f raw disk no/b.qcow2", "no/"),
+        ("backup -f raw disk b.qcow2 --cluster-size 3k", "luster size"),
+        ("backup -f raw disk b.qcow2 --compression-level 99", "level 99"),
+        ("backup -f raw disk b.qcow2 --buffer-memory 1M", "buffer memory"),
+        ("backup -f raw disk b.qcow2 --previous a.qcow2", "--previous-manifest"),
+        (
+            "backup -f raw larger b.qcow2 --previous a.qcow2 --previous-manifest a.manifest",
+            "make a full backup",
+        ),
+        (
+            "backup -f raw disk b.qcow2 --cluster-size 4k --previous a.qcow2 --previous-manifest a.manifest",
+            "make a full backup",
+        ),
+        ("backup -f raw disk b.qcow2 --previous a.qcow2 --previous-manifest changed", "changed"),
+        ("backup -f raw disk b.qcow2 --previous a.qcow2 --previous-manifest cut", "cut"),
+        ("backup -f raw disk b.qcow2 --previous a.qcow2 --previous-manifest noise", "noise"),
+        ("verify a.qcow2 --manifest cut", "cut"),
+        ("verify a.qcow2 --manifest missing", "missing"),
+        ("verify -f raw larger --manifest a.manifest", "another disk"),
+    ] {
+        scratch.zebu(&words(line)).fails_naming(1, &[named]);
+        assert_eq!(names(&scratch), before, "{line}");
+    }
+}
+
+#[test]
+fn damage_is_found_and_can_be_skipped() {
+    let scratch = Scratch::new();
+    disk(&scratch, "disk", 13);
+    scratch.zebu(&words("backup -q -f raw disk a.qcow2 --manifest a.manifest --compression-type zstd")).ok();
+    // In the middle of the file lie streams; their checksums find a bit.
+    let mut file = std::fs::File::options().read(true).write(true).open(scratch.file("a.qcow2")).unwrap();
+    let at = file.metadata().unwrap().len() / 2;
+    let mut byte = [0];
+    file.seek(SeekFrom::Start(at)).unwrap();
+    file.read_exact(&mut byte).unwrap();
+    file.seek(SeekFrom::Start(at)).unwrap();
+    file.write_all(&[byte[0] ^ 0x40]).unwrap();
+    drop(file);
+    let ran = scratch.zebu(&words("verify --manifest a.manifest a.qcow2 --output json"));
+    assert_eq!(ran.code, Some(2), "{ran:#?}");
+    let bad = ran.json()["bad"].as_u64().unwrap();
+    assert_eq!(bad % 65536, 0);
+    assert!((1..=2).contains(&(bad / 65536)), "{ran:#?}");
+    // A stream that can't be read: the backup stops, or goes on without the cluster. (Plain noise has no checksum.)
+    if !ran.stderr.contains("decompressed") {
+        return;
+    }
+    scratch.zebu(&words("backup a.qcow2 b.qcow2")).fails_naming(1, &["decompressed", "guest offset"]);
+    assert!(!scratch.file("b.qcow2").exists());
+    let report = scratch.zebu(&words("backup a.qcow2 b.qcow2 --skip-errors --output json")).ok();
+    assert_eq!(report.json()["unreadable"], bad, "{report:#?}");
+    assert!(report.stderr.contains("error while reading"), "{report:#?}");
+    scratch.zebu(&words("verify b.qcow2")).ok();
+}

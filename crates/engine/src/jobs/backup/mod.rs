@@ -1,0 +1,203 @@
+//! Backups: a disk into a new compressed image, with O_DIRECT on both sides, in bounded memory.
+//!
+//! Chunks of the disk are read and written several at once, and dealt with in order: their hashes go into the manifest,
+//! and every so often what lies before is made durable and noted there (a checkpoint), which is where an interrupted
+//! backup can go on. Until it is complete the backup has a name that shows that it is not.
+
+mod chunk;
+mod options;
+mod partial;
+
+pub use options::{BackupOptions, BackupReport, Interrupted, PreviousBackup, SourceErrors};
+
+use super::manifest::{Digest, ManifestReader, ManifestWriter, Subject, check_whole};
+use super::progress::{Phase, Tracker};
+use crate::{Error, ErrorKind, Image, Result};
+use chunk::{Chunk, Done, do_chunk};
+use futures_util::stream::{FuturesOrdered, StreamExt};
+use partial::Partial;
+use zebu_storage::Worker;
+
+/// Bytes of the disk between two checkpoints.
+const CHECKPOINT: u64 = 256 << 20;
+/// Bytes read at once, unless clusters are larger.
+const CHUNK: u64 = 1 << 20;
+/// Unreadable ranges that are reported one by one.
+const MAX_REPORTED: usize = 1024;
+/// Smallest memory for buffers.
+const MIN_MEMORY: usize = 4 << 20;
+
+/// Whether a range reads as zero, as far as the mapping knows.
+pub(super) async fn is_known_zero(worker: &Worker, image: &Image, offset: u64, len: u64) -> Result<bool> {
+    let mut at = offset;
+    while at < offset + len {
+        let extent = image.extent(worker, at, offset + len - at).await?;
+        if !extent.is_zero() {
+            return Ok(false);
+        }
+        at = extent.end();
+    }
+    Ok(true)
+}
+
+/// How memory is divided: for chunks in flight, and for the gatherer.
+fn divide(options: &BackupOptions) -> Result<(u64, usize, usize)> {
+    let chunk = CHUNK.max(options.cluster_size);
+    let least = MIN_MEMORY.max(4 * chunk as usize);
+    if options.buffer_memory < least {
+        let message = format!("a backup needs at least {least} bytes of buffer memory");
+        return Err(Error::new(ErrorKind::InvalidArgument, message).on(&options.target));
+    }
+    let gather = (options.buffer_memory / 4).min(16 << 20);
+    let chunks = ((options.buffer_memory - gather) / chunk as usize).clamp(1, 32);
+    Ok((chunk, chunks, gather))
+}
+
+/// Backs `source` up. A snapshot is backed up by opening its image with [`crate::OpenOptions::snapshot`].
+///
+/// # Errors
+/// After an error (a cancellation included) there is no file of the target's name. What was written so far stays under
+/// the partial name, for [`Interrupted::Resume`], unless nothing was durable yet.
+pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) -> Result<BackupReport> {
+    let (chunk, at_once, gather) = divide(options)?;
+    let subject = Subject { virtual_size: source.virtual_size(), cluster_size: options.cluster_size };
+    let mut previous = None;
+    if let Some(base) = &options.previous {
+        let manifest = base.manifest.clone();
+        let unfit = move |found: Subject| {
+            (found != subject).then(|| {
+                format!(
+                    "the manifest does not fit: it is of a disk of {} bytes in clusters of {}, the source has {} bytes \
+                     and the backup clusters of {}; make a full backup",
+                    found.virtual_size, found.cluster_size, subject.virtual_size, subject.cluster_size
+                )
+            })
+        };
+        worker.run_blocking(move || check_whole(&manifest, unfit)).await?;
+        previous = Some(ManifestReader::open(&base.manifest)?);
+    }
+    let mut partial = Partial::begin(worker, options, subject, gather).await?;
+    let tracker = Tracker::new(&options.control, Phase::Copying, subject.virtual_size);
+    let mut report =
+        BackupReport { total: subject.virtual_size, resumed_at: partial.done, ..BackupReport::default() };
+    let copied = async {
+        if let Some(previous) = &mut previous {
+            for _ in 0..partial.done / subject.cluster_size {
+                previous.next_digest()?;
+            }
+        }
+        let mut job = Job { worker, source, options, subject, chunk, at_once, tracker: &tracker };
+        job.run(&mut partial, &mut previous, &mut report).await
+    }
+    .await;
+    if let Err(error) = copied {
+        partial.leave(worker).await;
+        return Err(error);
+    }
+    tracker.finish(Some(Phase::Finishing));
+    (report.file_length, report.disk_hash) = partial.complete(worker, options).await?;
+    Ok(report)
+}
+
+struct Job<'a> {
+    worker: &'a Worker,
+    source: &'a Image,
+    options: &'a BackupOptions,
+    subject: Subject,
+    chunk: u64,
+    at_once: usize,
+    tracker: &'a Tracker,
+}
+
+impl Job<'_> {
+    async fn run(
+        &mut self,
+        partial: &mut Partial,
+        previous: &mut Option<ManifestReader>,
+        report: &mut BackupReport,
+    ) -> Result<()> {
+        let total = self.subject.virtual_size;
+        let mut under_way = FuturesOrdered::new();
+        let (mut next, mut done) = (partial.done, partial.done);
+        let mut checkpoint = partial.done + CHECKPOINT;
+        self.tracker.advance(done);
+        let mut failed = None;
+        loop {
+            while failed.is_none() && next < total && next < checkpoint && under_way.len() < self.at_once {
+                if let Err(error) = self.tracker.check() {
+                    failed = Some(error);
+                    break;
+                }
+                let len = self.chunk.min(total - next);
+                let before = match expected(previous, self.subject, len) {
+                    Ok(before) => before,
+                    Err(error) => {
+                        failed = Some(error);
+                        break;
+                    }
+                };
+                let chunk = Chunk { offset: next, len, before };
+                let image = partial.image.clone();
+                under_way.push_back(do_chunk(
+                    self.worker,
+                    self.source,
+                    image,
+                    self.options,
+                    self.tracker,
+                    chunk,
+                ));
+                next += len;
+            }
+            match under_way.next().await {
+                Some(Ok(chunk)) if failed.is_none() => {
+                    done += chunk.len;
+                    account(report, chunk, &mut partial.manifest)?;
+                    self.tracker.advance(done - partial.done);
+                    partial.done = done;
+                }
+                // What is under way is waited for, so that nothing writes behind the back of what follows.
+                Some(Ok(_)) => {}
+                Some(Err(error)) => _ = failed.get_or_insert(error),
+                None => {
+                    if let Some(error) = failed {
+                        return Err(error);
+                    }
+                    if done == total {
+                        return Ok(());
+                    }
+                    partial.checkpoint(self.worker).await?;
+                    checkpoint = done + CHECKPOINT;
+                }
+            }
+        }
+    }
+}
+
+/// What the previous backup holds in the next `len` bytes.
+fn expected(
+    previous: &mut Option<ManifestReader>,
+    subject: Subject,
+    len: u64,
+) -> Result<Option<Vec<Digest>>> {
+    let Some(previous) = previous else { return Ok(None) };
+    (0..len.div_ceil(subject.cluster_size)).map(|_| previous.next_digest()).collect::<Result<_>>().map(Some)
+}
+
+/// Adds what became of a chunk to report and manifest.
+fn account(report: &mut BackupReport, done: Done, manifest: &mut ManifestWriter) -> Result<()> {
+    report.read += done.read;
+    report.written += done.written;
+    report.zero += done.zero;
+    report.unchanged += done.unchanged;
+    for range in done.unreadable {
+        report.unreadable += range.len;
+        if report.unreadable_ranges.len() < MAX_REPORTED {
+            report.unreadable_ranges.push(range);
+        }
+    }
+    if let Some(digests) = done.digests {
+        return digests.into_iter().try_for_each(|digest| manifest.add(digest));
+    }
+    manifest.add_zeroes(done.clusters);
+    Ok(())
+}

@@ -1,0 +1,110 @@
+//! What a backup is asked to do, and what it says that it did.
+
+use crate::jobs::convert::SkippedRange;
+use crate::jobs::progress::JobControl;
+use crate::{CacheMode, CompressOptions, Compression, RefPolicy};
+use std::path::PathBuf;
+
+/// Where a backup that was interrupted goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Interrupted {
+    /// It begins anew.
+    #[default]
+    Restart,
+    /// It goes on from what was durable. The source must not have changed since.
+    Resume,
+}
+
+/// What happens when the source can't be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SourceErrors {
+    /// The backup fails.
+    #[default]
+    Stop,
+    /// The smallest unreadable ranges become zero in the backup, and are reported.
+    Skip,
+}
+
+/// The backup that an increment stands on.
+#[derive(Debug, Clone)]
+pub struct PreviousBackup {
+    /// The image; the increment names it as its backing file.
+    pub image: PathBuf,
+    /// Its manifest.
+    pub manifest: PathBuf,
+}
+
+/// How a backup is made.
+#[derive(Debug, Clone)]
+pub struct BackupOptions {
+    /// The backup; it must not exist. Until it is complete, it is written as `.NAME.zebu-partial` beside.
+    pub target: PathBuf,
+    /// Cache mode of the target.
+    pub cache: CacheMode,
+    /// Bytes of a cluster of the target.
+    pub cluster_size: u64,
+    /// How clusters are compressed.
+    pub compression: Compression,
+    /// The same in detail. `gather_memory` is set by the job.
+    pub compress: CompressOptions,
+    /// Where the hashes of all clusters are written to, if anywhere.
+    pub manifest: Option<PathBuf>,
+    /// For an increment: what it stands on. Only clusters whose hash has changed are written.
+    pub previous: Option<PreviousBackup>,
+    /// Which files that the previous backup names in turn may be opened.
+    pub refs: RefPolicy,
+    /// Bytes of buffers: of reads, and of what is gathered. At least 4 clusters and 4 MiB.
+    pub buffer_memory: usize,
+    /// What becomes of an earlier backup to the same target that was interrupted.
+    pub interrupted: Interrupted,
+    /// What happens when the source can't be read.
+    pub source_errors: SourceErrors,
+    /// Watching, slowing and stopping.
+    pub control: JobControl,
+}
+
+impl BackupOptions {
+    /// A full backup to `target`, with O_DIRECT, in zlib clusters of 64 KiB, with 64 MiB of buffers.
+    pub fn new(target: impl Into<PathBuf>) -> Self {
+        Self {
+            target: target.into(),
+            cache: CacheMode::None,
+            cluster_size: 64 << 10,
+            compression: Compression::Zlib,
+            compress: CompressOptions::default(),
+            manifest: None,
+            previous: None,
+            refs: RefPolicy::default(),
+            buffer_memory: 64 << 20,
+            interrupted: Interrupted::default(),
+            source_errors: SourceErrors::default(),
+            control: JobControl::default(),
+        }
+    }
+}
+
+/// What a backup did. All figures in bytes of the virtual disk, but for the last two.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct BackupReport {
+    /// Of the source.
+    pub total: u64,
+    /// Where it went on, if it was resumed.
+    pub resumed_at: u64,
+    /// Read from the source.
+    pub read: u64,
+    /// Written to the backup.
+    pub written: u64,
+    /// Left out because it is zero.
+    pub zero: u64,
+    /// Left out because the previous backup holds it.
+    pub unchanged: u64,
+    /// Unreadable, zero in the backup.
+    pub unreadable: u64,
+    /// The first unreadable ranges (at most 1024), in order.
+    pub unreadable_ranges: Vec<SkippedRange>,
+    /// Bytes of the backup's file.
+    pub file_length: u64,
+    /// The BLAKE3 hash of the disk (of the hashes of its clusters).
+    pub disk_hash: String,
+}

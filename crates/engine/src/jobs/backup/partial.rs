@@ -1,0 +1,171 @@
+//! A backup that is not complete: its files beside the target, and how they get their names.
+
+use super::options::{BackupOptions, Interrupted};
+use crate::check::{CheckOptions, Repair, check};
+use crate::jobs::manifest::{ManifestWriter, Subject};
+use crate::jobs::staging::{NewFiles, directory_of, from_io, publish};
+use crate::{Access, CompressOptions, CreateOptions, Error, ErrorKind, Format, Image, OpenOptions, Result};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use zebu_storage::Worker;
+
+/// See the module.
+pub(super) struct Partial {
+    pub(super) image: Image,
+    pub(super) manifest: ManifestWriter,
+    /// Bytes of the disk, from its start, that are dealt with.
+    pub(super) done: u64,
+    image_path: PathBuf,
+    manifest_path: PathBuf,
+    /// Something is there to go on from.
+    resumable: bool,
+}
+
+/// `.NAME.zebu-partial` and the manifest that belongs to it.
+fn names(target: &Path) -> Result<(PathBuf, PathBuf)> {
+    let Some(name) = target.file_name() else {
+        return Err(Error::new(ErrorKind::InvalidArgument, "the backup needs a file name").on(target));
+    };
+    let mut partial = OsString::from(".");
+    partial.push(name);
+    partial.push(".zebu-partial");
+    let mut manifest = partial.clone();
+    manifest.push(".manifest");
+    let directory = directory_of(target);
+    Ok((directory.join(partial), directory.join(manifest)))
+}
+
+fn exists(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok()
+}
+
+impl Partial {
+    /// Makes the files, or takes those that an interrupted backup has left.
+    pub(super) async fn begin(
+        worker: &Worker,
+        options: &BackupOptions,
+        subject: Subject,
+        gather_memory: usize,
+    ) -> Result<Self> {
+        for path in std::iter::once(&options.target).chain(&options.manifest) {
+            if exists(path) {
+                let message = "exists already: remove it first, or give another name";
+                return Err(Error::new(ErrorKind::InvalidArgument, message).on(path));
+            }
+        }
+        let (image_path, manifest_path) = names(&options.target)?;
+        let resumed =
+            options.interrupted == Interrupted::Resume && exists(&image_path) && exists(&manifest_path);
+        let open = OpenOptions {
+            format: Some(Format::Qcow2),
+            access: Access::ReadWrite,
+            cache: options.cache,
+            refs: options.refs.clone(),
+            backing: match &options.previous {
+                Some(previous) => Some((absolute(&previous.image)?, Some(Format::Qcow2))),
+                None => None,
+            },
+            compress: CompressOptions { gather_memory, ..options.compress.clone() },
+            ..OpenOptions::default()
+        };
+        // What is made here goes again if the rest fails; another backup to the same target keeps its files.
+        let mut made = NewFiles(Vec::new());
+        if resumed {
+            // What was under way when it was interrupted may have left clusters behind that nothing refers to.
+            let repair =
+                CheckOptions { repair: Repair::Leaks, cache: options.cache, ..CheckOptions::default() };
+            check(worker, &image_path, &repair).await?;
+        } else {
+            let backing = match &options.previous {
+                Some(previous) => Some((backing_name(&options.target, &previous.image)?, Format::Qcow2)),
+                None => None,
+            };
+            let create = CreateOptions {
+                size: Some(subject.virtual_size),
+                cluster_size: options.cluster_size,
+                compression: options.compression,
+                cache: options.cache,
+                backing,
+                ..CreateOptions::default()
+            };
+            if exists(&image_path) {
+                Image::create(worker, &image_path, &create).await?;
+                made.0.push(image_path.clone());
+            } else {
+                made.0.push(image_path.clone());
+                Image::create(worker, &image_path, &create).await?;
+            }
+            made.0.push(manifest_path.clone());
+        }
+        let image = Image::open(worker, &image_path, &open).await?;
+        if image.virtual_size() != subject.virtual_size || image.cluster_size() != subject.cluster_size {
+            let message =
+                "the interrupted backup is of another disk, or has other clusters: leave --resume out";
+            let _ = image.close(worker).await;
+            return Err(Error::new(ErrorKind::InvalidArgument, message).on(&image_path));
+        }
+        let (manifest, done) = if resumed {
+            ManifestWriter::resume(&manifest_path, subject)?
+        } else {
+            (ManifestWriter::begin(&manifest_path, subject)?, 0)
+        };
+        made.0.clear();
+        Ok(Self { image, manifest, done, image_path, manifest_path, resumable: done > 0 })
+    }
+
+    /// Makes what is done durable, and notes it.
+    pub(super) async fn checkpoint(&mut self, worker: &Worker) -> Result<()> {
+        self.image.flush(worker).await?;
+        self.manifest.checkpoint(self.done)?;
+        self.resumable = true;
+        Ok(())
+    }
+
+    /// Ends an incomplete backup: it stays, to be resumed, if there is anything to go on from.
+    pub(super) async fn leave(mut self, worker: &Worker) {
+        // The first error is what the caller is told; what fails here only means that less can be resumed.
+        if self.done > 0 {
+            let _ = self.checkpoint(worker).await;
+        }
+        let _ = self.image.close(worker).await;
+        if !self.resumable {
+            let _ = std::fs::remove_file(&self.image_path);
+            let _ = std::fs::remove_file(&self.manifest_path);
+        }
+    }
+
+    /// Gives the complete backup its name; returns the length of its file and the hash of the disk.
+    pub(super) async fn complete(self, worker: &Worker, options: &BackupOptions) -> Result<(u64, String)> {
+        self.image.close(worker).await?;
+        let hash = self.manifest.finish()?;
+        let length = std::fs::metadata(&self.image_path).map_or(0, |found| found.len());
+        let (partial, target) = (self.image_path.clone(), options.target.clone());
+        worker.run_blocking(move || publish(&partial, &target, None)).await?;
+        match &options.manifest {
+            Some(name) => {
+                let (partial, name) = (self.manifest_path, name.clone());
+                worker.run_blocking(move || publish(&partial, &name, None)).await?;
+            }
+            None => std::fs::remove_file(&self.manifest_path)
+                .map_err(|e| from_io(&self.manifest_path, "can't remove the file", &e))?,
+        }
+        Ok((length, hash))
+    }
+}
+
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).map_err(|e| from_io(path, "can't find the directory", &e))
+}
+
+/// The name by which an increment finds what it stands on: the file name alone if both lie in one directory.
+fn backing_name(target: &Path, previous: &Path) -> Result<String> {
+    let directory = |path: &Path| std::fs::canonicalize(directory_of(path));
+    let beside = matches!((directory(target), directory(previous)), (Ok(a), Ok(b)) if a == b);
+    let name = match previous.file_name() {
+        Some(name) if beside => PathBuf::from(name),
+        _ => absolute(previous)?,
+    };
+    name.into_os_string().into_string().map_err(|_| {
+        Error::new(ErrorKind::InvalidArgument, "the name of the previous backup is not UTF-8").on(previous)
+    })
+}
