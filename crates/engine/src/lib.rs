@@ -60,6 +60,7 @@ mod refs;
 mod snapshots;
 mod status;
 mod transfer;
+mod turnstile;
 pub mod verdict;
 
 pub use blocking::Blocking;

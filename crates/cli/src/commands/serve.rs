@@ -33,8 +33,8 @@ const CLIENTS: &str = "Clients";
 /// Arguments of `zebu serve`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
-    /// Serve NBD clients at this address; may be given more than once
-    #[arg(long, value_name = "unix:PATH|HOST:PORT", help_heading = CLIENTS, required_unless_present_any = ["vhost_user_blk", "fuse"])]
+    /// Serve NBD clients at this address, or at the sockets of a systemd socket unit; may be given more than once
+    #[arg(long, value_name = "unix:PATH|HOST:PORT|systemd", help_heading = CLIENTS, required_unless_present_any = ["vhost_user_blk", "fuse"])]
     nbd: Vec<Address>,
 
     /// Attach an image to a virtual machine monitor as a vhost-user-blk device with this socket; may be given more than
@@ -283,13 +283,15 @@ fn serve(
 fn listen(addresses: &[Address]) -> Result<(Vec<Listener>, Vec<SocketFile>), Failure> {
     let (mut listeners, mut files) = (Vec::new(), Vec::new());
     for address in addresses {
-        listeners.push(match address.bind()? {
-            Bound::Tcp(listener) => Listener::tcp(listener)?,
-            Bound::Unix(listener, file) => {
-                files.push(file);
-                Listener::unix(listener)?
-            }
-        });
+        for bound in address.bind()? {
+            listeners.push(match bound {
+                Bound::Tcp(listener) => Listener::tcp(listener)?,
+                Bound::Unix(listener, file) => {
+                    files.extend(file);
+                    Listener::unix(listener)?
+                }
+            });
+        }
     }
     Ok((listeners, files))
 }
@@ -344,12 +346,18 @@ struct SideDoors {
 
 fn side_doors(args: &ServeArgs) -> Result<SideDoors, Failure> {
     let mut files = Vec::new();
-    let metrics = match args.metrics.as_ref().map(Address::bind).transpose()? {
-        Some(Bound::Tcp(listener)) => Some(Door::new(listener)?),
-        Some(Bound::Unix(listener, file)) => {
-            files.push(file);
-            Some(Door::new(listener)?)
+    let metrics = match &args.metrics {
+        Some(Address::Passed) => {
+            return Err(Failure::usage("--metrics needs an address of its own: unix:PATH or HOST:PORT"));
         }
+        Some(address) => match address.bind()?.pop() {
+            Some(Bound::Tcp(listener)) => Some(Door::new(listener)?),
+            Some(Bound::Unix(listener, file)) => {
+                files.extend(file);
+                Some(Door::new(listener)?)
+            }
+            None => None,
+        },
         None => None,
     };
     let control = match &args.control {

@@ -231,6 +231,8 @@ fn live(seed: u64) -> Result<u64, String> {
         cluster: setup.cluster_size,
         compressed: setup.gather_memory.is_some(),
         violation: RefCell::new(None),
+        failures: std::cell::Cell::new(crate::guest::Failures::Forbidden),
+        failed: RefCell::default(),
     });
     let mut life = Life { setup: &setup, world: &world, workers, guest, taken: Vec::new(), rng, states: 0 };
     for _ in 0..6 {
@@ -276,6 +278,8 @@ fn requests_go_on_beside_snapshot_operations() {
             cluster: setup.cluster_size,
             compressed: setup.gather_memory.is_some(),
             violation: RefCell::new(None),
+            failures: std::cell::Cell::new(crate::guest::Failures::Forbidden),
+            failed: RefCell::default(),
         });
         let mut tasks: Vec<_> = (0..4_usize)
             .map(|i| {
