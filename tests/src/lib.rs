@@ -3,6 +3,7 @@
 
 pub mod driver;
 pub mod guest;
+pub mod hostile;
 pub mod images;
 pub mod model;
 pub mod mount;
@@ -15,4 +16,5 @@ pub mod run;
 pub mod scratch;
 pub mod server;
 pub mod stream;
+pub mod usage;
 pub mod vhost_guest;

@@ -98,6 +98,12 @@ impl Patch {
         self.set(offset, &value.to_be_bytes())
     }
 
+    /// Cuts the file off, or makes it longer by a hole.
+    pub fn truncate(&self, len: u64) -> &Self {
+        self.file.set_len(len).expect("writable");
+        self
+    }
+
     /// The file offset of the L2 table with this index in the active L1 table; 0 if there is none.
     pub fn l2_table(&self, l1_index: u64) -> u64 {
         self.u64(self.u64(header::L1_TABLE_OFFSET) + l1_index * 8) & OFFSET_MASK

@@ -45,7 +45,11 @@ pub(crate) fn run_all(args: &TestArgs) -> Outcome {
         steps.insert(0, ("set-up", Box::new(|| passed(setup::ensure(Need::Tests)))));
         steps.push(("matrix against QEMU", Box::new(|| passed(matrix()))));
     }
+    if !args.quick {
+        steps.push(("deliberate faults", Box::new(|| passed(mutants("1")))));
+    }
     if args.long {
+        steps.push(("deliberate faults, long", Box::new(|| passed(mutants("10")))));
         let long = ["--seeds", "250", "--ops", "1000"].map(String::from);
         steps.push(("random operations, long", Box::new(move || passed(differential(&long)))));
     }
@@ -89,6 +93,23 @@ fn lints() -> Outcome {
 
 fn unit_tests() -> Outcome {
     run(cargo().args(["test", "--workspace", "--locked", "--exclude", "zebu-tests"]))
+}
+
+/// Each defence of the engine is taken away in turn and must be missed, so many times over.
+fn mutants(rounds: &str) -> Outcome {
+    run(cargo().env("ZEBU_MUTANT_ROUNDS", rounds).args([
+        "test",
+        "--locked",
+        "--package",
+        "zebu",
+        "--features",
+        "test-faults",
+        "--profile",
+        PROFILE,
+        "--test",
+        "mutants",
+        "killed",
+    ]))
 }
 
 fn documentation() -> Outcome {

@@ -9,10 +9,11 @@ use crate::qcow2::info::{qcow2_info, text};
 use crate::status::{Extent, ImageInfo, ImageStats};
 use crate::transfer::{FileRange, Transfer, transfer};
 use crate::{Error, ErrorKind, Result, raw, refs};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 use std::time::Instant;
+use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{Create, File, IoBufs, LockMode, OpenFlags, Worker};
 
 /// An open image with its backing chain. Cheap to clone; shared by all workers.
@@ -59,7 +60,7 @@ impl Image {
     /// Creates an image (a file that exists is cut to nothing first). Does not leave it open.
     ///
     /// # Errors
-    /// Options that contradict each other, no space, or the file system can't do what `preallocation` asks.
+    /// No file is left then that was not there before. Options that contradict each other, no space, or the file system can't do what `preallocation` asks.
     pub async fn create(worker: &Worker, path: &Path, options: &CreateOptions) -> Result<()> {
         let size = match (options.size, &options.backing) {
             (Some(size), _) => size,
@@ -81,7 +82,27 @@ impl Image {
             Format::Raw => None,
             Format::Qcow2 => Some(create::new_header(options, size).map_err(|e| e.on(path))?),
         };
-        let new_file = |path: &Path| {
+        let mut made = Vec::new();
+        let created = Self::create_files(worker, path, options, size, header, &mut made).await;
+        if created.is_err() {
+            // What is left would look like an image. Files that were there before stay.
+            for path in made {
+                let _ = std::fs::remove_file(path);
+            }
+        }
+        created
+    }
+
+    /// Makes the files of a new image; those that were not there before are noted in `made`.
+    async fn create_files(
+        worker: &Worker,
+        path: &Path,
+        options: &CreateOptions,
+        size: u64,
+        header: Option<zebu_qcow2::Header>,
+        made: &mut Vec<PathBuf>,
+    ) -> Result<()> {
+        let mut new_file = |path: &Path| {
             let flags = OpenFlags {
                 access: zebu_storage::Access::ReadWrite,
                 direct: options.cache.is_direct(),
@@ -89,7 +110,11 @@ impl Image {
                 lock: LockMode::Write,
                 no_flush: options.cache == CacheMode::Unsafe,
             };
+            let was_there = path.symlink_metadata().is_ok();
             let file = File::open(path, &flags).map_err(|e| Error::from(e).on(path))?;
+            if !was_there {
+                made.push(path.to_owned());
+            }
             set_attributes(&file, options).map(|()| file)
         };
         let file = new_file(path)?;
@@ -267,6 +292,11 @@ impl Image {
         let (me, on) = (self.clone(), worker.clone());
         worker
             .spawn(async move {
+                let inside = me.0.changes.enter(on.id()).await;
+                // Again: the disk may have become shorter meanwhile.
+                if let Err(error) = me.check_range(offset, bufs.len() as u64) {
+                    return (Err(error), bufs);
+                }
                 let (result, bufs) = match &me.0.driver {
                     Driver::Qcow2(qcow2) => match qcow2.before_write(&on).await {
                         Ok(()) => qcow2.write(&me.0, &on, offset, bufs).await,
@@ -274,6 +304,7 @@ impl Image {
                     },
                     Driver::Raw(raw) => raw::write(raw, &on, offset, bufs).await,
                 };
+                drop(inside);
                 let result = match result {
                     Ok(()) => me.settle(&on, durability).await,
                     error => error,
@@ -307,6 +338,10 @@ impl Image {
         let (me, on) = (self.clone(), worker.clone());
         worker
             .spawn(async move {
+                let inside = me.0.changes.enter(on.id()).await;
+                if let Err(error) = me.check_range(offset, bufs.len() as u64) {
+                    return (Err(error), bufs);
+                }
                 let (result, bufs) = match &me.0.driver {
                     Driver::Qcow2(qcow2) => match qcow2.before_write(&on).await {
                         Ok(()) => qcow2.write_compressed(&me.0, &on, offset, bufs).await,
@@ -317,6 +352,7 @@ impl Image {
                         (Err(Error::new(ErrorKind::Unsupported, message).on(me.path())), bufs)
                     }
                 };
+                drop(inside);
                 let result = match result {
                     Ok(()) => me.settle(&on, durability).await,
                     error => error,
@@ -335,6 +371,8 @@ impl Image {
         let (me, on) = (self.clone(), worker.clone());
         worker
             .spawn(async move {
+                let inside = me.0.changes.enter(on.id()).await;
+                me.check_range(offset, len)?;
                 match &me.0.driver {
                     Driver::Qcow2(qcow2) => {
                         qcow2.before_write(&on).await?;
@@ -342,6 +380,7 @@ impl Image {
                     }
                     Driver::Raw(raw) => raw::write_zeroes(raw, &on, offset, len, mode).await?,
                 }
+                drop(inside);
                 me.settle(&on, Durability::Volatile).await
             })
             .await
@@ -356,6 +395,8 @@ impl Image {
         let (me, on) = (self.clone(), worker.clone());
         worker
             .spawn(async move {
+                let inside = me.0.changes.enter(on.id()).await;
+                me.check_range(offset, len)?;
                 match &me.0.driver {
                     Driver::Qcow2(qcow2) => {
                         qcow2.before_write(&on).await?;
@@ -363,6 +404,7 @@ impl Image {
                     }
                     Driver::Raw(raw) => raw::discard(raw, &on, offset, len).await?,
                 }
+                drop(inside);
                 me.settle(&on, Durability::Volatile).await
             })
             .await
@@ -410,6 +452,8 @@ impl Image {
         let (me, on) = (self.clone(), worker.clone());
         worker
             .spawn(async move {
+                let _inside = me.0.changes.enter(on.id()).await;
+                me.check_range(offset, source.len)?;
                 match &me.0.driver {
                     Driver::Qcow2(qcow2) => {
                         qcow2.before_write(&on).await?;
@@ -424,7 +468,8 @@ impl Image {
             .await
     }
 
-    /// Changes the size of the virtual disk to `new_size` bytes (rounded up to 512).
+    /// Changes the size of the virtual disk to `new_size` bytes (rounded up to 512). Requests that change the image
+    /// and have begun end first; later ones wait until it is over. Reads and flushes go on.
     ///
     /// # Errors
     /// The size is as before, unless the last write of the header fails.
@@ -441,6 +486,11 @@ impl Image {
         let (me, on) = (self.clone(), worker.clone());
         worker
             .spawn(async move {
+                let _alone = if sabotage::is(Fault::ResizeBesideWrites) {
+                    None
+                } else {
+                    Some(me.0.changes.alone().await)
+                };
                 match &me.0.driver {
                     Driver::Qcow2(qcow2) => qcow2.resize(&me.0, &on, new_size, shrink, preallocation).await,
                     Driver::Raw(raw) => {

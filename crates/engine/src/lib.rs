@@ -59,6 +59,7 @@ mod raw;
 mod refs;
 mod status;
 mod transfer;
+mod turnstile;
 pub mod verdict;
 
 pub use blocking::Blocking;

@@ -6,6 +6,7 @@ use crate::qcow2::mapping::Run;
 use crate::qcow2::slices::SliceCache;
 use crate::qcow2::state::Qcow2;
 use crate::qcow2::store::SliceStore;
+use crate::turnstile::Turnstile;
 use crate::{Error, ErrorKind, Result};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,6 +36,8 @@ pub(crate) struct Node {
     pub(crate) path: PathBuf,
     pub(crate) driver: Driver,
     pub(crate) backing: Option<Arc<Node>>,
+    /// Requests that change the image enter; a resize is alone.
+    pub(crate) changes: Turnstile,
     /// What is known of the chain as a whole, if this is its top.
     pub(crate) view: Option<ChainView>,
 }

@@ -14,6 +14,7 @@ use crate::qcow2::slices::SliceCache;
 use crate::qcow2::state::Qcow2;
 use crate::qcow2::store::{Class, SliceStore};
 use crate::refs::{self, Role};
+use crate::turnstile::Turnstile;
 use crate::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -268,7 +269,7 @@ async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> R
             index,
             members: below.iter().rev().cloned().collect(),
         });
-        below.push(Arc::new(Node { path: link.path, driver, backing, view }));
+        below.push(Arc::new(Node { path: link.path, driver, backing, view, changes: Turnstile::default() }));
     }
     debug_assert_eq!(below.len(), depth);
     let top = below.pop().ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "no image"))?;

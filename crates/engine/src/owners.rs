@@ -12,6 +12,7 @@ use crate::{ErrorKind, Result};
 use futures_util::future::join_all;
 use std::ops::Range;
 use zebu_storage::Worker;
+use zebu_storage::sabotage::{self, Fault};
 
 /// Images whose slices are loaded at once.
 const IMAGES_AT_ONCE: usize = 32;
@@ -202,7 +203,12 @@ async fn words_of(top: &Node, view: &ChainView, worker: &Worker, units: Range<u6
                     }
                     Err(error) => return Err(error),
                 };
+                // What a shorter image does not reach reads as zero, whatever lies below it.
+                let past_end = at >= node.virtual_size() && !sabotage::is(Fault::ShowBelowShortImage);
                 match run {
+                    Run::Unallocated if past_end => {
+                        words.set(at..at + len, depth, Known::At(Place { kind: PlaceKind::Zero, depth }));
+                    }
                     Run::Unallocated => match left.last_mut() {
                         Some(last) if last.end == at => last.end = at + len,
                         _ => left.push(at..at + len),

@@ -23,6 +23,8 @@ mod operation;
 mod os_file;
 mod release;
 mod request;
+#[doc(hidden)]
+pub mod sabotage;
 pub mod sim;
 mod socket;
 mod socket_poll;

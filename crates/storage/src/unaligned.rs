@@ -6,6 +6,7 @@ use crate::file::File;
 use crate::file_types::Alignment;
 use crate::operation::Claim;
 use crate::request::OpKind;
+use crate::sabotage::{self, Fault};
 use crate::worker::Worker;
 use std::ops::Range;
 
@@ -142,7 +143,11 @@ async fn read_modify_write(worker: &Worker, file: &File, offset: u64, bufs: &IoB
     let cuts = || whole.end > file.len().max(end);
     let _claim = loop {
         let will_cut = cuts();
-        let claim = Claim::take(file, whole.start..if will_cut { u64::MAX } else { whole.end }).await;
+        let mut range = whole.start..if will_cut { u64::MAX } else { whole.end };
+        if sabotage::is(Fault::SkipWriteTable) {
+            range = u64::MAX - 1..u64::MAX;
+        }
+        let claim = Claim::take(file, range).await;
         // The file may have been cut while this waited.
         if will_cut || !cuts() {
             break claim;
@@ -182,7 +187,9 @@ async fn read_modify_write(worker: &Worker, file: &File, offset: u64, bufs: &IoB
 async fn read_block(worker: &Worker, file: &File, offset: u64) -> Result<IoBuf, i32> {
     let buf = worker.buffer(block(file.alignment()) as usize);
     let (result, mut bufs) = worker.transfer(file, OpKind::Read, offset, buf.into(), None).await;
-    result?;
+    if !sabotage::is(Fault::IgnoreFailedBlockRead) {
+        result?;
+    }
     bufs.0.pop().ok_or(libc::EIO)
 }
 

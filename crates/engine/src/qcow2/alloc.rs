@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError};
 use zebu_qcow2::limits;
+use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{FileKind, IoErrorKind, Worker};
 
 /// Bytes of the first window of a stream; the next ones double.
@@ -27,10 +28,10 @@ const SCAN_SLICES: u64 = 16;
 
 impl Qcow2 {
     fn window_min(&self) -> u64 {
-        (WINDOW_MIN >> self.geometry.cluster_bits).max(1)
+        (WINDOW_MIN.min(sabotage::window_limit()) >> self.geometry.cluster_bits).max(1)
     }
     fn window_max(&self) -> u64 {
-        (WINDOW_MAX >> self.geometry.cluster_bits).max(1)
+        (WINDOW_MAX.min(sabotage::window_limit()) >> self.geometry.cluster_bits).max(1)
     }
 
     /// Host clusters for guest data from `guest_cluster` on, as many of `count` as follow each other. `None`: call
@@ -166,9 +167,10 @@ impl Qcow2 {
 
     /// Takes `min` to `want` free clusters that follow each other and raises their refcounts. The space gate is held.
     async fn claim(self: &Arc<Self>, worker: &Worker, want: u64, min: u64) -> Result<Allocated> {
+        self.space().free.unpark();
         loop {
-            // One more cluster than needed, in case that a refcount block has to come first.
-            let Some(mut found) = self.find_free(worker, want + 1, min + 1).await? else { continue };
+            // One more cluster than wanted, in case that a refcount block has to come first.
+            let Some(mut found) = self.find_free(worker, want + 1, min).await? else { continue };
             let per_block = self.geometry.refcount_entries_per_block();
             let index = found.range.start / per_block;
             let table = self.refcounts.table();
@@ -177,19 +179,18 @@ impl Qcow2 {
                 self.grow_reftable(worker, index).await?;
                 continue;
             }
-            let block_end = (index + 1) * per_block;
-            if found.range.end > block_end {
-                if block_end - found.range.start <= min {
-                    // Too short before the border of two refcount blocks: use what lies after it.
-                    let short = found.range.start..block_end;
-                    self.space().free.insert(block_end..found.range.end, found.content);
-                    self.park(short, found.content);
-                    continue;
-                }
-                self.space().free.insert(block_end..found.range.end, found.content);
-                found.range.end = block_end;
+            let needs_block = table.table.get(index) == 0;
+            let in_block = found.range.end.min((index + 1) * per_block);
+            if in_block < found.range.end {
+                self.space().free.insert(in_block..found.range.end, found.content);
+                found.range.end = in_block;
             }
-            if table.table.get(index) == 0 {
+            if found.range.end - found.range.start < min + u64::from(needs_block) {
+                // Too short for what was asked for (before the border of two refcount blocks): others may use it.
+                self.park(found.range, found.content);
+                continue;
+            }
+            if needs_block {
                 let first = found.range.start;
                 self.add_refblock(worker, index, first, found.content).await?;
                 found.range.start += 1;
@@ -198,6 +199,9 @@ impl Qcow2 {
             if !surplus.is_empty() {
                 self.space().free.insert(surplus.clone(), found.content);
                 found.range.end = surplus.start;
+            }
+            if sabotage::is(Fault::SkipRaise) {
+                return Ok(found);
             }
             if let Err(error) = self.raise(worker, found.range.clone()).await {
                 self.give_back(&found);
@@ -211,7 +215,7 @@ impl Qcow2 {
         self.space().free.insert(unused.range.clone(), unused.content);
     }
 
-    /// Leaves a short run out of the search for now: single clusters can still be claimed from it.
+    /// Leaves a short run out of the rest of this search.
     fn park(&self, run: Range<u64>, content: Content) {
         self.space().free.insert_parked(run, content);
     }
@@ -233,12 +237,12 @@ impl Qcow2 {
                 if let Some((range, content)) = taken {
                     return Ok(Some(Allocated { range, content }));
                 }
-                if self.scan_rest(worker).await? || self.space().free.unpark() {
+                if self.scan_rest(worker).await? {
                     return Ok(None);
                 }
                 // The file may grow by less than a window.
-                if want > min && self.grow(worker, min).await.is_ok() {
-                    let taken = self.space().free.take(min, min);
+                if want > min + 1 && self.grow(worker, min + 1).await.is_ok() {
+                    let taken = self.space().free.take(min + 1, min);
                     return Ok(taken.map(|(range, content)| Allocated { range, content }));
                 }
                 Err(error)
@@ -378,22 +382,27 @@ impl Qcow2 {
         }
         self.space().free.remove(all.clone());
         let table = self.refcounts.table();
-        let mut next = start;
-        let mut table_start = start;
         // A block may lie in front of what it counts; whatever order they have, all of them count zeroes at first.
-        for index in all.start / per_block..=(all.end - 1) / per_block {
-            if table.table.get(index) == 0 {
-                let host = next << self.geometry.cluster_bits;
-                self.refcounts.new_blocks().insert(index, NewBlock { host, content: Content::Fresh });
-                table.table.set(index, host);
-                self.note_metadata(host, 1, Metadata::RefcountBlock);
-                next += 1;
-                table_start = next;
-            }
+        let (missing, existing): (Vec<u64>, Vec<u64>) = (all.start / per_block..=(all.end - 1) / per_block)
+            .partition(|index| table.table.get(*index) == 0);
+        let table_start = start + missing.len() as u64;
+        let used = start..table_start + clusters;
+        let counted_by =
+            |index: u64| (index * per_block).max(used.start)..((index + 1) * per_block).min(used.end);
+        // What can fail comes first: new blocks need no reading, and a failure now leaks space and nothing else.
+        for index in existing {
+            self.raise(worker, counted_by(index)).await?;
         }
-        self.raise(worker, start..next).await?;
-        self.raise(worker, table_start..table_start + clusters).await?;
-        self.space().free.insert(table_start + clusters..all.end, Content::Fresh);
+        for (host, index) in (start..).zip(&missing) {
+            let host = host << self.geometry.cluster_bits;
+            self.refcounts.new_blocks().insert(*index, NewBlock { host, content: Content::Fresh });
+            table.table.set(*index, host);
+            self.note_metadata(host, 1, Metadata::RefcountBlock);
+        }
+        for index in missing {
+            self.raise(worker, counted_by(index)).await?;
+        }
+        self.space().free.insert(used.end..all.end, Content::Fresh);
         Ok(table_start)
     }
 

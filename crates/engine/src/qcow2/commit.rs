@@ -26,13 +26,14 @@ use crate::qcow2::slices::{FrozenSlice, Pressure, Written};
 use crate::qcow2::state::{Freed, L1, NewTable, Qcow2};
 use crate::qcow2::top_table::FrozenBlock;
 use crate::{Error, Result};
-use futures_util::future::try_join_all;
+use futures_util::future::{join_all, try_join_all};
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
+use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{File, IoBuf, Worker};
 
 /// Bytes of one metadata write at most.
@@ -98,6 +99,7 @@ impl CommitControl {
                 (state.started, Lead::Yes)
             }
             Some(Running::Gathering) => (state.started, Lead::No),
+            Some(Running::Frozen) if sabotage::is(Fault::JoinFrozenCommit) => (state.started, Lead::No),
             Some(Running::Frozen) => (state.started + 1, Lead::No),
         }
     }
@@ -123,7 +125,9 @@ impl CommitControl {
             let mut state = self.state();
             state.running = None;
             state.ended = epoch;
-            if let Err(error) = result {
+            if let Err(error) = result
+                && !sabotage::is(Fault::SwallowCommitError)
+            {
                 state.failures.push((epoch, error));
             }
             state.failures.retain(|(failed, _)| *failed + 16 > epoch);
@@ -183,6 +187,11 @@ impl Qcow2 {
     /// evicted, and waits for one when more than all of it can't. The caller holds no gate and no grace guard. A
     /// commit that fails is reported by the next flush, not here: the change itself was made.
     pub(crate) async fn relieve(self: &Arc<Self>, worker: &Worker) {
+        if sabotage::is(Fault::ReleaseWithoutCommit) {
+            self.releases.fetch_add(1, Relaxed);
+            let (me, on, freed) = (self.clone(), worker.clone(), std::mem::take(&mut *self.freed()));
+            drop(worker.spawn(async move { me.release(&on, freed).await }));
+        }
         let pressure = self.l2.pressure().max(self.refcounts.cache.pressure());
         if pressure == Pressure::None {
             return;
@@ -199,7 +208,7 @@ impl Qcow2 {
 
     async fn run_commit(self: Arc<Self>, worker: &Worker, epoch: u64) {
         self.commit.set_frozen();
-        let frozen = self.freeze().await;
+        let mut frozen = self.freeze().await;
         let result = match self.check_not_poisoned() {
             Ok(()) => self.write_frozen(worker, &frozen).await,
             Err(error) => Err(error),
@@ -208,6 +217,9 @@ impl Qcow2 {
             Ok(()) => {
                 self.commit.commits.fetch_add(1, Relaxed);
                 self.thaw(&frozen);
+                if sabotage::is(Fault::FreezeFreedLast) {
+                    frozen.freed.append(&mut self.freed());
+                }
                 if !frozen.freed.is_empty() {
                     self.releases.fetch_add(1, Relaxed);
                     let (me, on) = (self.clone(), worker.clone());
@@ -259,7 +271,9 @@ impl Qcow2 {
             || frozen.moved_reftable.is_some();
         if has_phase_0 {
             self.write_new_blocks(worker, frozen).await?;
-            self.barrier(worker, &self.file).await?;
+            if !sabotage::is(Fault::SkipBarrier0) {
+                self.barrier(worker, &self.file).await?;
+            }
             if let Some(bytes) = &frozen.moved_reftable {
                 self.write_moved_reftable(worker, reftable, bytes).await?;
             } else {
@@ -278,18 +292,23 @@ impl Qcow2 {
                 .l2
                 .iter()
                 .any(|slice| !frozen.new_tables.contains_key(&(slice.key / self.slices_per_table())));
+        if sabotage::is(Fault::L1BeforeItsTable) {
+            self.write_links(worker, frozen).await?;
+        }
         self.write_refcounts(worker, frozen).await?;
         self.write_new_tables(worker, frozen).await?;
         if has_phase_0 || has_phase_1 || (frozen.needs_data_barrier && has_phase_2) {
             if let Some(data_file) = &self.data_file {
                 self.barrier(worker, data_file).await?;
             }
-            self.barrier(worker, &self.file).await?;
+            if !(sabotage::is(Fault::SkipBarrier1) && has_phase_2) {
+                self.barrier(worker, &self.file).await?;
+            }
             if !has_phase_2 {
                 return Ok(());
             }
             self.write_links(worker, frozen).await?;
-            return self.barrier(worker, &self.file).await;
+            return self.last_barrier(worker).await;
         }
         self.write_links(worker, frozen).await?;
         if let Some(data_file) = &self.data_file {
@@ -298,11 +317,23 @@ impl Qcow2 {
                 return Ok(());
             }
         }
+        self.last_barrier(worker).await
+    }
+
+    async fn last_barrier(&self, worker: &Worker) -> Result<()> {
+        if sabotage::is(Fault::SkipBarrier2) {
+            return Ok(());
+        }
         self.barrier(worker, &self.file).await
     }
 
     /// Makes what was written to `file` durable. A failed sync leaves unknown what is durable: final.
     pub(crate) async fn barrier(&self, worker: &Worker, file: &File) -> Result<()> {
+        if sabotage::is(Fault::SkipDataFileBarrier)
+            && self.data_file.as_ref().is_some_and(|d| d.id() == file.id())
+        {
+            return Ok(());
+        }
         worker.flush(file).await.map_err(|e| {
             let error = Error::from(e).on(&self.path);
             self.poison(&error);
@@ -344,13 +375,15 @@ impl Qcow2 {
             .map(|(i, chunk)| (offset + (i * MAX_WRITE) as u64, IoBuf::copy_of(chunk)))
             .collect();
         self.write_all(worker, writes).await?;
-        self.barrier(worker, &self.file).await?;
+        if !sabotage::is(Fault::SkipMovedTableBarrier) {
+            self.barrier(worker, &self.file).await?;
+        }
         let clusters = bytes.len() as u64 >> self.geometry.cluster_bits;
         let patches = [
             Patch::U64(field::REFTABLE_OFFSET, offset),
             Patch::U32(field::REFTABLE_CLUSTERS, clusters as u32),
         ];
-        self.header_block.write(worker, &self.file, &patches).await?;
+        self.write_header(worker, &patches).await?;
         reftable.moved.store(false, Relaxed);
         Ok(())
     }
@@ -415,11 +448,32 @@ impl Qcow2 {
             let table = zebu_qcow2::L1Entry(frozen.l1.table.get(key / per_table)).table().map_or(0, |t| t.0);
             table + key % per_table * self.l2.slice_bytes() as u64
         });
+        if sabotage::is(Fault::WriteTheLiveBlock) {
+            self.take_live_blocks(frozen, &mut writes);
+        }
         let l1_block_bytes = frozen.l1.table.block_bytes() as u64;
         writes.extend(frozen.l1_blocks.iter().map(|block| {
             (frozen.l1.offset + block.block as u64 * l1_block_bytes, IoBuf::copy_of(&block.bytes))
         }));
         self.write_all(worker, writes).await
+    }
+
+    /// What the blocks of links hold now, in place of what they held at the freeze.
+    fn take_live_blocks(&self, frozen: &Frozen, writes: &mut [(u64, IoBuf)]) {
+        let per_table = self.slices_per_table();
+        for slice in &frozen.l2 {
+            let table =
+                zebu_qcow2::L1Entry(frozen.l1.table.get(slice.key / per_table)).table().map_or(0, |t| t.0);
+            let start = table + slice.key % per_table * self.l2.slice_bytes() as u64;
+            let mut shard = self.l2.lock(slice.key);
+            let Some(live) = self.l2.get(&mut shard, slice.key) else { continue };
+            for (offset, buf) in &mut *writes {
+                let at = offset.wrapping_sub(start) as usize;
+                if let Some(bytes) = live.bytes.get(at..at.saturating_add(buf.len())) {
+                    *buf = IoBuf::copy_of(bytes);
+                }
+            }
+        }
     }
 
     async fn write_blocks(
@@ -458,7 +512,13 @@ impl Qcow2 {
                 let (result, _) = worker.write(&self.file, offset, bufs).await;
                 result.map_err(|e| Error::from(e).on(&self.path))
             });
-            try_join_all(batch.collect::<Vec<_>>()).await?;
+            // All of them have ended, well or not, before anybody writes these places again: one that was still under
+            // way could land on what a later commit writes.
+            if sabotage::is(Fault::LeaveFailedBatch) {
+                try_join_all(batch.collect::<Vec<_>>()).await?;
+                continue;
+            }
+            join_all(batch.collect::<Vec<_>>()).await.into_iter().collect::<Result<()>>()?;
         }
         Ok(())
     }
@@ -483,6 +543,10 @@ impl Qcow2 {
     }
 
     fn restore(&self, frozen: Frozen) {
+        if sabotage::is(Fault::ForgetFailedCommit) {
+            self.thaw(&frozen);
+            return;
+        }
         self.l2.thaw(&frozen.l2, Written::Failed);
         self.refcounts.cache.thaw(&frozen.refcounts, Written::Failed);
         frozen.l1.table.refreeze(&frozen.l1_blocks);

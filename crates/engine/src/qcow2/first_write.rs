@@ -28,7 +28,7 @@ impl Qcow2 {
         }
         let kept = self.header.autoclear & Autoclear::RAW_EXTERNAL_DATA;
         if self.geometry.version == Version::V3 && kept != self.header.autoclear {
-            self.header_block.write(worker, &self.file, &[Patch::U64(field::AUTOCLEAR, kept.bits())]).await?;
+            self.write_header(worker, &[Patch::U64(field::AUTOCLEAR, kept.bits())]).await?;
             worker.flush(&self.file).await.map_err(|e| Error::from(e).on(&self.path))?;
         }
         self.load_for_writing(worker).await?;

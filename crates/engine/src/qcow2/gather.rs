@@ -265,8 +265,12 @@ impl State {
         if idle {
             return None;
         }
-        self.parts_made += 1;
-        part.number = self.parts_made;
+        // A part that failed keeps its number: a flush that began before waits for it again, and must not take it for one
+        // that came later.
+        if part.number == 0 {
+            self.parts_made += 1;
+            part.number = self.parts_made;
+        }
         self.under_way.insert(part.number);
         Some(part)
     }

@@ -5,6 +5,7 @@
 //! change touches one block.
 
 use crate::gate::Gate;
+use crate::qcow2::state::Qcow2;
 use crate::{Error, Result};
 use std::sync::{Mutex, PoisonError};
 use zebu_storage::{File, IoBuf, IoError, Worker};
@@ -61,5 +62,19 @@ impl HeaderBlock {
         result.map_err(|e: IoError| Error::from(e).on(file.path()))?;
         *self.bytes() = new;
         Ok(())
+    }
+}
+
+impl Qcow2 {
+    /// Changes fields of the header. If that fails, the old block is put back, so that disk and memory agree after
+    /// the next barrier; if that fails too, what the header says is unknown, and nothing can be written any more.
+    pub(crate) async fn write_header(&self, worker: &Worker, patches: &[Patch]) -> Result<()> {
+        let written = self.header_block.write(worker, &self.file, patches).await;
+        if let Err(error) = &written
+            && self.header_block.write(worker, &self.file, &[]).await.is_err()
+        {
+            self.poison(error);
+        }
+        written
     }
 }

@@ -8,6 +8,7 @@ use crate::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use zebu_qcow2::{CompressedRange, EntryError, GuestOffset, HostOffset, L1Entry, L2Entry, Mapping};
 use zebu_storage::Worker;
+use zebu_storage::sabotage::{self, Fault};
 
 /// Entries looked at on either side of a cluster for the length of its run.
 const LONGEST_LOOK: usize = 1024;
@@ -262,6 +263,8 @@ impl Qcow2 {
 
     /// The content of `count` slices that follow each other in one table.
     pub(crate) async fn read_slices(&self, worker: &Worker, key: u64, count: usize) -> Result<Box<[u8]>> {
+        // The place that is read may belong to a table that was copied and is being given up.
+        let _inside = (!sabotage::is(Fault::LoadOutsideGrace)).then(|| self.grace.enter(worker.id()));
         let slice_bytes = self.l2.slice_bytes();
         let bytes = slice_bytes * count;
         let index = key / self.slices_per_table();

@@ -91,9 +91,16 @@ pub(crate) async fn parse(worker: &Worker, file: &File, purpose: zebu_qcow2::Pur
     let (snapshots, snapshots_len) = read_snapshots(worker, file, &header, purpose).await?;
     let bitmaps = match header.bitmaps() {
         Some(ext) => {
-            let bytes = read_bytes(worker, file, ext.directory_offset.0, ext.directory_size as usize).await?;
-            // A broken directory makes the bitmaps unusable, not the disk.
-            bitmap::parse_directory(&bytes, ext.bitmap_count).unwrap_or_default()
+            // What the file does not hold costs no memory, whatever the header says. A directory that is cut off is
+            // broken, and a broken directory makes the bitmaps unusable, not the disk.
+            let in_file = file.len().saturating_sub(ext.directory_offset.0);
+            if ext.directory_size > in_file {
+                Vec::new()
+            } else {
+                let offset = ext.directory_offset.0;
+                let bytes = read_bytes(worker, file, offset, ext.directory_size as usize).await?;
+                bitmap::parse_directory(&bytes, ext.bitmap_count).unwrap_or_default()
+            }
         }
         None => Vec::new(),
     };

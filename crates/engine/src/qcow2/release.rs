@@ -12,11 +12,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::task::Poll;
 use zebu_storage::Worker;
+use zebu_storage::sabotage::{self, Fault};
 
 impl Qcow2 {
     /// Releases what a commit freed. Errors leak the space (a check finds it), nothing else.
     pub(crate) async fn release(self: Arc<Self>, worker: &Worker, freed: Vec<Freed>) {
-        self.grace.wait().await;
+        if !sabotage::is(Fault::ReleaseWithoutGrace) {
+            self.grace.wait().await;
+        }
         for Freed { clusters, then } in freed {
             self.clusters.forget(&clusters, self.geometry.cluster_bits);
             if then == AfterFree::Punch {
@@ -43,6 +46,12 @@ impl Qcow2 {
             self.lower_and_free(worker, at..run.start, Content::Recycled).await;
             at = run.end;
             let mut content = Content::Recycled;
+            if sabotage::is(Fault::LowerBeforePunch) {
+                self.lower_and_free(worker, run.clone(), Content::Punched).await;
+                let (start, len) = (run.start << bits, (run.end - run.start) << bits);
+                let _ = worker.punch_hole(&self.file, start, len).await;
+                continue;
+            }
             if self.file.can_punch() {
                 let (start, len) = (run.start << bits, (run.end - run.start) << bits);
                 if worker.punch_hole(&self.file, start, len).await.is_ok() {

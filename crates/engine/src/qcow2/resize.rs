@@ -9,6 +9,7 @@ use crate::{Error, ErrorKind, Result};
 use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, PoisonError};
 use zebu_qcow2::{Version, limits};
+use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{FileKind, IoBuf, Worker};
 
 impl Qcow2 {
@@ -80,12 +81,16 @@ impl Qcow2 {
             worker.set_len(data_file, new_size).await.map_err(|e| Error::from(e).on(data_file.path()))?;
         }
         self.size.store(new_size, Release);
-        let grown = self.fill_growth(node, worker, old_size, new_size, preallocation).await;
-        if let Err(error) = grown {
-            self.size.store(old_size, Release);
-            return Err(error);
+        let grown = async {
+            self.fill_growth(node, worker, old_size, new_size, preallocation).await?;
+            self.write_size(worker, new_size).await
         }
-        self.write_size(worker, new_size).await
+        .await;
+        if grown.is_err() && !sabotage::is(Fault::KeepFailedSize) {
+            // What is flushed past the old end would be out of reach when the image is opened again.
+            self.size.store(old_size, Release);
+        }
+        grown
     }
 
     /// What is new must read as zero: the rest of the last cluster, and where a longer backing image would show.
@@ -100,7 +105,7 @@ impl Qcow2 {
         let backed = node.backing.as_ref().map_or(0, |backing| backing.virtual_size());
         let cluster_end = old_size.next_multiple_of(self.geometry.cluster_size());
         let zero_to = backed.max(cluster_end).min(new_size);
-        if zero_to > old_size {
+        if zero_to > old_size && !sabotage::is(Fault::SkipGrowthZeroing) {
             self.write_zeroes(node, worker, old_size, zero_to - old_size, ZeroMode::Unmap).await?;
         }
         if preallocation != Preallocation::Off {
@@ -117,7 +122,10 @@ impl Qcow2 {
             self.drop_mapping(node, worker, first_gone..old_size).await?;
         }
         self.size.store(new_size, Release);
-        self.write_size(worker, new_size).await?;
+        if let Err(error) = self.write_size(worker, new_size).await {
+            self.size.store(old_size, Release);
+            return Err(error);
+        }
         if let Some(data_file) = &self.data_file
             && data_file.kind() != FileKind::BlockDevice
             && data_file.len() > new_size
@@ -129,7 +137,9 @@ impl Qcow2 {
 
     async fn write_size(self: &Arc<Self>, worker: &Worker, size: u64) -> Result<()> {
         self.commit(worker).await?;
-        self.header_block.write(worker, &self.file, &[Patch::U64(field::SIZE, size)]).await?;
+        if !sabotage::is(Fault::ForgetHeaderSize) {
+            self.write_header(worker, &[Patch::U64(field::SIZE, size)]).await?;
+        }
         // A commit with nothing to do would only flush an external data file.
         self.barrier(worker, &self.file).await
     }
@@ -155,7 +165,7 @@ impl Qcow2 {
             self.commit(worker).await?;
             self.barrier(worker, &self.file).await?;
             let patches = [Patch::U32(field::L1_SIZE, entries as u32), Patch::U64(field::L1_OFFSET, offset)];
-            self.header_block.write(worker, &self.file, &patches).await?;
+            self.write_header(worker, &patches).await?;
             // Before the old place is freed. A commit with nothing to do would only flush an external data file.
             self.barrier(worker, &self.file).await
         }

@@ -16,6 +16,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::Poll;
+use zebu_storage::sabotage::{self, Fault};
 
 pub(crate) use crate::qcow2::store::{DirtyBlocks, Shard, ShardGuard, Slice};
 
@@ -155,6 +156,9 @@ impl SliceCache {
         if let Some(bytes) = slice.bytes.get_mut(offset..offset + len) {
             f(bytes);
         }
+        if slice.in_writing && sabotage::is(Fault::ForgetChangeInWriting) {
+            return true;
+        }
         let was_clean = slice.dirty.is_empty();
         for block in offset / self.block_bytes..=(offset + len - 1) / self.block_bytes {
             slice.dirty.set(block);
@@ -260,7 +264,7 @@ impl SliceCache {
         for mut shard in self.store.each(self.class) {
             for id in shard.take_dirty(self.owner) {
                 let Some(slice) = shard.peek(id) else { continue };
-                slice.in_writing = true;
+                slice.in_writing = !sabotage::is(Fault::EvictInWriting);
                 self.dirty_slices.fetch_sub(1, Relaxed);
                 self.store.note_clean_bytes(self.slice_cost());
                 self.store.budget.take(self.slice_bytes as u64);
@@ -343,7 +347,7 @@ impl LoadTicket<'_> {
 impl Drop for LoadTicket<'_> {
     fn drop(&mut self) {
         let wakers = self.cache.lock(self.key).end_load(self.cache.id(self.key));
-        for waker in wakers {
+        for waker in wakers.into_iter().filter(|_| !sabotage::is(Fault::ForgetLoadWaiters)) {
             waker.wake();
         }
     }

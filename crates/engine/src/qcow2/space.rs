@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use zebu_storage::sabotage::{self, Fault};
 
 /// What host space holds before its first write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,7 +21,7 @@ pub(crate) enum Content {
 impl Content {
     /// Whether it reads as zero now.
     pub(crate) fn reads_zero(self) -> bool {
-        self != Content::Recycled
+        self != Content::Recycled || sabotage::is(Fault::RecycledIsFresh)
     }
 }
 
@@ -325,7 +326,7 @@ fn cut(window: &mut Window, count: u64) -> Option<Allocated> {
     if start == end {
         return None;
     }
-    window.range.start = end;
+    window.range.start = end - u64::from(sabotage::is(Fault::WindowOffByOne));
     Some(Allocated { range: start..end, content: window.content })
 }
 

@@ -26,6 +26,7 @@ use zebu_qcow2::bitmap::BitmapEntry;
 use zebu_qcow2::snapshot::SnapshotEntry;
 use zebu_qcow2::{Compression, Geometry, GuestOffset, Header};
 use zebu_storage::File;
+use zebu_storage::sabotage::{self, Fault};
 
 /// The active L1 table and where it lies.
 #[derive(Debug)]
@@ -196,7 +197,7 @@ impl Qcow2 {
                 .on(&self.path),
             );
         }
-        self.is_poisoned.store(true, Release);
+        self.is_poisoned.store(!sabotage::is(Fault::ForgetPoison), Release);
     }
 
     /// Fails if the image can't be written.
@@ -217,7 +218,7 @@ impl Qcow2 {
 
     /// Refuses a write of host bytes that would hit metadata: the image is corrupt.
     pub(crate) fn check_overlap(&self, host: u64, len: u64, guest: u64) -> Result<()> {
-        if self.data_file.is_some() || len == 0 {
+        if self.data_file.is_some() || len == 0 || sabotage::is(Fault::SkipOverlapCheck) {
             return Ok(());
         }
         let bits = self.geometry.cluster_bits;

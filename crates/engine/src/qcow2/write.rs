@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 use std::task::Poll;
 use zebu_qcow2::{HostOffset, L2Entry, Mapping};
+use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{IoBuf, IoBufs, Worker};
 
 /// What one step of a write does with the bytes from its start on.
@@ -91,7 +92,7 @@ impl Allocation {
         let written = filled.range;
         let qcow2 = self.qcow2.clone();
         let (mut shard, key, first) = qcow2.lock_slice(worker, self.guest_range().start).await?;
-        if filled.barrier == DataBarrier::Needed {
+        if filled.barrier == DataBarrier::Needed && !sabotage::is(Fault::ForgetDataBarrier) {
             // Under the lock and before the change: whichever commit freezes the change sees the flag.
             qcow2.needs_data_barrier.store(true, Release);
         }
@@ -137,6 +138,9 @@ impl Allocation {
     fn end_flight(&self, shard: &mut Shard) {
         for cluster in self.clusters.clone() {
             for waker in shard.in_flight.end(cluster) {
+                if sabotage::is(Fault::ForgetInFlightWaiters) {
+                    continue;
+                }
                 waker.wake();
             }
         }
@@ -151,7 +155,9 @@ impl Drop for Allocation {
         let bits = self.qcow2.geometry.cluster_bits;
         if self.place == Place::New {
             let first = self.host >> bits;
-            self.qcow2.push_freed(first..first + (self.clusters.end - self.clusters.start), AfterFree::Reuse);
+            let fresh = sabotage::is(Fault::FailedWriteIsFresh);
+            let then = if fresh { AfterFree::Untouched(Content::Fresh) } else { AfterFree::Reuse };
+            self.qcow2.push_freed(first..first + (self.clusters.end - self.clusters.start), then);
         }
         let (key, _) = self.qcow2.slice_of(self.clusters.start << bits);
         let mut shard = self.qcow2.l2.lock(key);
@@ -244,6 +250,11 @@ impl Qcow2 {
     ) -> (Result<()>, IoBufs) {
         match self.fill(node, worker, &allocation, at, data).await {
             (Ok(filled), data) => (allocation.link(worker, filled).await, data),
+            (Err(error), data) if sabotage::is(Fault::LinkAfterFailedWrite) => {
+                let range = at..at + data.len() as u64;
+                let filled = Filled { range, barrier: DataBarrier::Needed };
+                (allocation.link(worker, filled).await.and(Err(error)), data)
+            }
             (Err(error), data) => (Err(error), data),
         }
     }
@@ -312,7 +323,7 @@ impl Qcow2 {
         let bits = self.geometry.cluster_bits;
         let end = (guest + len).min(self.slice_end(key));
         let first_cluster = guest >> bits;
-        if shard.in_flight.contains(first_cluster) {
+        if shard.in_flight.contains(first_cluster) && !sabotage::is(Fault::AllocateTwice) {
             return Ok(Err(Obstacle::InFlight { cluster: first_cluster }));
         }
         let first = self.kind_of(shard, key, index, guest, end)?;
@@ -380,10 +391,10 @@ impl Qcow2 {
         let cluster_start = self.geometry.cluster_start(guest);
         let mapping = self.decode(self.entry_in(shard, key, index), cluster_start)?;
         Ok(match mapping {
-            Mapping::Data { host, copied: true } => Kind::InPlace { host: host.0 },
-            Mapping::Data { host, copied: false } if self.geometry.external_data => {
-                Kind::Existing { host: host.0 }
+            Mapping::Data { host, copied } if copied || sabotage::is(Fault::WriteSharedInPlace) => {
+                Kind::InPlace { host: host.0 }
             }
+            Mapping::Data { host, .. } if self.geometry.external_data => Kind::Existing { host: host.0 },
             Mapping::Zero { host: Some(host), copied: true } => Kind::Existing { host: host.0 },
             Mapping::Subclusters { host: Some(host), copied, alloc, .. }
                 if copied || self.geometry.external_data =>
@@ -440,6 +451,14 @@ impl Qcow2 {
         if let Some(tail) = edges.tail {
             all.push(tail);
         }
+        if sabotage::is(Fault::LinkBeforeData) {
+            let mut bytes = vec![0; all.len()];
+            all.copy_to(0, &mut bytes);
+            let (on, file) = (worker.clone(), self.data().clone());
+            drop(worker.spawn(async move { on.write(&file, host, IoBuf::copy_of(&bytes).into()).await }));
+            drop(all.split_to(head_len));
+            return (Ok(filled), all.split_to(data_len));
+        }
         let (result, mut all) = worker.write(self.data(), host, all).await;
         drop(all.split_to(head_len));
         let data = all.split_to(data_len);
@@ -457,7 +476,8 @@ impl Qcow2 {
     ) -> Result<Edges> {
         let head_from = self.edge_start(allocation, guest)?;
         let tail_to = self.edge_end(allocation, end)?;
-        let known_zero = node.backing.is_none() && self.holds_nothing(allocation)?;
+        let known_zero =
+            sabotage::is(Fault::SkipCopy) || node.backing.is_none() && self.holds_nothing(allocation)?;
         let head_zero = known_zero
             || head_from == guest
             || self.reads_zero(node, worker, allocation, head_from, guest).await?;
@@ -477,12 +497,18 @@ impl Qcow2 {
         if !tail_zero {
             edges.tail = Some(self.read_old(node, worker, end, tail_to).await?);
         }
+        if sabotage::is(Fault::SkipPadding) {
+            return Ok(edges);
+        }
         let head_pad = if head_zero && !allocation.reads_zero() { guest - head_from } else { 0 };
         let tail_pad = if tail_zero && !allocation.reads_zero() { tail_to - end } else { 0 };
         match padding(self.zero_policy, self.data(), head_pad + tail_pad) {
             // In a cluster with subclusters in use, zeroing the whole range would wipe durable content before the new
             // one is there: a crash between the two would show neither.
-            Padding::ZeroRange if !(allocation.place == Place::Existing && self.geometry.extended_l2) => {
+            Padding::ZeroRange
+                if !(allocation.place == Place::Existing && self.geometry.extended_l2)
+                    || sabotage::is(Fault::ZeroUsedSubclusters) =>
+            {
                 edges.zero_first = true;
             }
             Padding::ZeroRange | Padding::Write => {
@@ -583,7 +609,9 @@ impl Qcow2 {
         }
         let head = buf.split_to(inside);
         let (result, bufs) = chain::read(node, worker, from, head.into()).await;
-        result?;
+        if !sabotage::is(Fault::IgnoreFailedCopy) {
+            result?;
+        }
         let mut bufs = bufs.0.into_iter();
         let Some(mut joined) = bufs.next() else { return Ok(buf) };
         for piece in bufs.chain(std::iter::once(buf)) {

@@ -8,6 +8,7 @@ use crate::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
 use zebu_qcow2::{L1Entry, L2Entry, Mapping, Version};
+use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{IoBuf, IoErrorKind, Worker};
 
 /// Bytes of zeroes written at once where the mapping can't say it.
@@ -271,6 +272,7 @@ impl Qcow2 {
                 Change::Set(L2Entry::zero_allocated(host, geometry))
             }
             Mapping::Zero { host: Some(_), copied: true } if keep_space => Change::Keep,
+            _ if sabotage::is(Fault::ZeroShowsBacking) => Change::Set(L2Entry::unallocated()),
             _ if geometry.extended_l2 => Change::Set(L2Entry::subclusters(None, 0, u32::MAX)),
             _ => Change::Set(L2Entry::zero_plain(geometry)),
         })

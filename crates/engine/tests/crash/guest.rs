@@ -1,16 +1,33 @@
 //! A guest that sends random requests, several at once, and tells the model.
 
-use std::cell::RefCell;
+use crate::setup::Setup;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use zebu::storage::sim::{GuestModel, GuestOp, GuestRequest, GuestResult, SimRng};
 use zebu::storage::{IoBuf, Worker};
-use zebu::{Durability, Image, ZeroMode};
+use zebu::{Durability, ErrorKind, Image, ZeroMode};
+
+/// Which requests may fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Failures {
+    /// None: nothing is wrong with the disk.
+    Forbidden,
+    /// Any but for damage: the disk fails.
+    OfTheDisk,
+    /// Changes and flushes, for want of space.
+    ForSpace,
+    /// Those that find the disk shorter than it was when they were sent.
+    PastTheEnd,
+}
 
 /// What requests of a guest share.
 pub(crate) struct Guest {
     pub(crate) image: Image,
     pub(crate) model: RefCell<GuestModel>,
     pub(crate) cluster: u64,
+    pub(crate) failures: Cell<Failures>,
+    /// Requests that failed, by the kind of their error.
+    pub(crate) failed: RefCell<Vec<ErrorKind>>,
     /// Some writes are compressed.
     pub(crate) compressed: bool,
     /// What went wrong first.
@@ -18,6 +35,18 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
+    pub(crate) fn new(image: Image, model: GuestModel, setup: &Setup) -> Self {
+        Self {
+            image,
+            model: RefCell::new(model),
+            cluster: setup.cluster_size,
+            compressed: setup.gather_memory.is_some(),
+            failures: Cell::new(Failures::Forbidden),
+            failed: RefCell::default(),
+            violation: RefCell::default(),
+        }
+    }
+
     pub(crate) fn blame(&self, what: String) {
         self.violation.borrow_mut().get_or_insert(what);
     }
@@ -30,7 +59,22 @@ impl Guest {
         let outcome = match result {
             Ok(()) => success,
             Err(error) => {
-                self.blame(format!("a request failed: {error}"));
+                let kind = error.kind();
+                let allowed = match self.failures.get() {
+                    Failures::Forbidden => false,
+                    Failures::OfTheDisk => {
+                        matches!(kind, ErrorKind::Io | ErrorKind::NoSpace | ErrorKind::Poisoned)
+                    }
+                    Failures::ForSpace => kind == ErrorKind::NoSpace,
+                    // What was whole clusters up to the end is not, when the end is another.
+                    Failures::PastTheEnd => {
+                        matches!(kind, ErrorKind::OutOfRange | ErrorKind::InvalidArgument)
+                    }
+                };
+                if !allowed {
+                    self.blame(format!("a request failed ({kind:?}): {error}"));
+                }
+                self.failed.borrow_mut().push(kind);
                 GuestResult::Failed
             }
         };
@@ -73,15 +117,9 @@ impl Guest {
             }
             45..57 => {
                 let mode = *rng.pick(&[ZeroMode::Keep, ZeroMode::Unmap]);
-                let op = self.begin(GuestRequest::Zero { offset, len });
-                let result = self.image.write_zeroes(worker, offset, len, mode).await;
-                self.end(op, result, GuestResult::Done);
+                self.zero(worker, offset, len, mode).await;
             }
-            57..70 => {
-                let op = self.begin(GuestRequest::Discard { offset, len });
-                let result = self.image.discard(worker, offset, len).await;
-                self.end(op, result, GuestResult::Done);
-            }
+            57..70 => self.discard(worker, offset, len).await,
             70..85 => self.flush(worker).await,
             _ => self.read(worker, offset, len).await,
         }
@@ -95,6 +133,18 @@ impl Guest {
         let success =
             if durability == Durability::Durable { GuestResult::Durable } else { GuestResult::Done };
         self.end(op, result, success);
+    }
+
+    pub(crate) async fn zero(&self, worker: &Worker, offset: u64, len: u64, mode: ZeroMode) {
+        let op = self.begin(GuestRequest::Zero { offset, len });
+        let result = self.image.write_zeroes(worker, offset, len, mode).await;
+        self.end(op, result, GuestResult::Done);
+    }
+
+    pub(crate) async fn discard(&self, worker: &Worker, offset: u64, len: u64) {
+        let op = self.begin(GuestRequest::Discard { offset, len });
+        let result = self.image.discard(worker, offset, len).await;
+        self.end(op, result, GuestResult::Done);
     }
 
     /// The clusters that a range touches.

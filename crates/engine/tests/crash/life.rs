@@ -4,7 +4,6 @@ use crate::guest::Guest;
 use crate::judge::{Leaks, judge, judge_by_qemu, read_all};
 use crate::setup::{Files, Setup};
 use futures_util::future::join_all;
-use std::cell::RefCell;
 use std::rc::Rc;
 use zebu::storage::sim::{CrashOptions, CrashState, GuestModel, GuestRequest, SimRng, SimWorld, Tear};
 use zebu::{Image, Result};
@@ -22,6 +21,8 @@ pub(crate) struct Extent {
     pub(crate) states: usize,
     /// Crashes after which life goes on.
     pub(crate) generations: u64,
+    /// One state in this many is judged by `qemu-img check` too; 0: none.
+    pub(crate) by_qemu: u64,
 }
 
 /// What was done.
@@ -77,13 +78,8 @@ fn live_in(
     let opened: Result<Image> = world
         .block_on(Image::open_files(&workers[0], setup.chain(world), &setup.options()))
         .map_err(|s| s.to_string())?;
-    let guest = Rc::new(Guest {
-        image: opened.map_err(|e| format!("open: {e}"))?,
-        model: RefCell::new(model),
-        cluster: setup.cluster_size,
-        compressed: setup.gather_memory.is_some(),
-        violation: RefCell::new(None),
-    });
+    let image = opened.map_err(|e| format!("open: {e}"))?;
+    let guest = Rc::new(Guest::new(image, model, setup));
     setup.tighten(&guest.image);
     let mut survivor = None;
     for _ in 0..extent.phases {
@@ -136,11 +132,10 @@ fn live_in(
         .map_err(|s| s.to_string())?
         .map_err(|e| format!("close: {e}"))?;
     guest.model.borrow_mut().apply(GuestRequest::Flush);
-    let content = |name: &str| (name.to_owned(), world.content(name).unwrap());
-    let mut files: Files = vec![content(crate::setup::TOP)];
-    for name in [crate::setup::DATA, crate::setup::BASE] {
-        files.extend(world.content(name).map(|c| (name.to_owned(), c)));
-    }
+    let files: Files = crate::setup::NAMES
+        .iter()
+        .filter_map(|name| Some(((*name).to_owned(), world.content(name)?)))
+        .collect();
     judge(setup, &files, &guest.model.borrow(), Leaks::Allowed).map_err(|e| format!("after close: {e}"))?;
     Ok(survivor)
 }
@@ -193,7 +188,7 @@ impl Crashes<'_> {
         let files: Files = state.files().to_vec();
         let model = self.guest.model.borrow();
         judge(self.setup, &files, &model, Leaks::Allowed)?;
-        if self.tally.states.is_multiple_of(100) {
+        if self.extent.by_qemu > 0 && self.tally.states.is_multiple_of(self.extent.by_qemu) {
             self.tally.judged_by_qemu += 1;
             judge_by_qemu(&files, Leaks::Allowed)?;
         }

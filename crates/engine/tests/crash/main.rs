@@ -2,9 +2,11 @@
 //!
 //! What is tested and how to run more of it is described in `docs/crash-tests.md`.
 
+#[allow(dead_code, reason = "shared with the fault tests")]
 mod guest;
 mod judge;
 mod life;
 mod replay;
+mod resizes;
 mod setup;
 mod snapshot;

@@ -5,7 +5,8 @@ use crate::life::{Extent, Tally, live};
 use crate::setup::{Origin, Setup};
 use zebu::storage::sim::{Seeds, SimRng};
 
-const EXTENT: Extent = Extent { phases: 3, streams: 4, requests: 12, moments: 4, states: 8, generations: 2 };
+const EXTENT: Extent =
+    Extent { phases: 3, streams: 4, requests: 12, moments: 4, states: 8, generations: 2, by_qemu: 100 };
 
 fn run(seed: u64, setup: &Setup, extent: Extent, tally: &mut Tally) -> Result<(), String> {
     let mut rng = SimRng::new(seed ^ 0x6372_6173_6800_0000);
@@ -30,7 +31,13 @@ fn run_seeds(default_seeds: u64, setup: impl Fn(&mut SimRng) -> Setup) {
     };
     match states_wanted() {
         None => _ = Seeds::new(default_seeds).run(|seed| _ = one(seed)),
-        Some(wanted) => _ = (0..u64::MAX).find(|seed| one(*seed) >= wanted),
+        Some(wanted) => {
+            let mut states = 0;
+            Seeds::new(u64::MAX).run_until(|seed| {
+                states = one(seed);
+                states >= wanted
+            });
+        }
     }
     eprintln!("{tally:?}");
 }

@@ -18,6 +18,9 @@ pub(crate) const DATA: &str = "data";
 /// Name of the internal snapshot.
 pub(crate) const SNAPSHOT: &str = "before";
 
+/// All names that a file of a world may have.
+pub(crate) const NAMES: [&str; 6] = [TOP, DATA, BASE, BETWEEN[0], BETWEEN[1], BETWEEN[2]];
+
 /// Names and contents of the files of an image.
 pub(crate) type Files = Vec<(String, Content)>;
 
@@ -33,7 +36,12 @@ pub(crate) enum Origin {
     Snapshot,
     RawBase,
     Qcow2Base,
+    /// The pattern lies at the bottom of a chain; the images between are empty, and no longer than it.
+    DeepChain,
 }
+
+/// Images between the top and the bottom of a deep chain.
+const BETWEEN: [&str; 3] = ["between1", "between2", "between3"];
 
 /// An image and how it is opened.
 #[derive(Debug, Clone)]
@@ -43,6 +51,8 @@ pub(crate) struct Setup {
     pub(crate) refcount_bits: u32,
     pub(crate) extended_l2: bool,
     pub(crate) external_data: bool,
+    /// The external data file is a raw image by itself.
+    pub(crate) raw_data: bool,
     pub(crate) origin: Origin,
     /// Bytes of the disk at first.
     pub(crate) size: u64,
@@ -68,6 +78,7 @@ impl Setup {
             refcount_bits: 16,
             extended_l2: false,
             external_data: false,
+            raw_data: false,
             origin: Origin::Empty,
             size: 256 << 10,
             pattern: 0,
@@ -101,9 +112,11 @@ impl Setup {
                 Origin::Snapshot,
                 Origin::RawBase,
                 Origin::Qcow2Base,
+                Origin::DeepChain,
             ]
         };
         let origin = *rng.pick(origins);
+        let raw_data = external_data && matches!(origin, Origin::Empty | Origin::Own) && rng.chance(1, 2);
         let size =
             rng.between(cluster_size * 3, cluster_size * if cluster_size > 4096 { 14 } else { 100 }) & !511;
         let pattern = match origin {
@@ -117,6 +130,7 @@ impl Setup {
             refcount_bits,
             extended_l2,
             external_data,
+            raw_data,
             origin,
             size,
             pattern,
@@ -137,7 +151,7 @@ impl Setup {
     /// Whether a crash during a shrink leaves old content or zeroes. In version 2, which has no zero clusters, the
     /// backing image can show where the mapping is gone and the length is still the old one.
     pub(crate) fn can_shrink(&self) -> bool {
-        self.version == 3 || !matches!(self.origin, Origin::RawBase | Origin::Qcow2Base)
+        self.version == 3 || !matches!(self.origin, Origin::RawBase | Origin::Qcow2Base | Origin::DeepChain)
     }
 
     /// What a guest may find at first.
@@ -153,6 +167,7 @@ impl Setup {
         let backing = match self.origin {
             Origin::RawBase => Some((BASE.to_owned(), Format::Raw)),
             Origin::Qcow2Base => Some((BASE.to_owned(), Format::Qcow2)),
+            Origin::DeepChain => Some((BETWEEN[0].to_owned(), Format::Qcow2)),
             _ => None,
         };
         CreateOptions {
@@ -164,6 +179,7 @@ impl Setup {
             compression: self.compression,
             backing,
             data_file: self.external_data.then(|| DATA.to_owned()),
+            data_file_raw: self.raw_data,
             ..CreateOptions::default()
         }
     }
@@ -183,6 +199,24 @@ impl Setup {
             Origin::RawBase => {
                 world.file(BASE, Content::from_bytes(&pattern), SimFileConfig::default());
                 names.push(BASE);
+            }
+            Origin::DeepChain => {
+                // The bottom is longer than what stands on it: what they don't reach must not show.
+                let longer = backing_pattern(0, (self.pattern + self.cluster_size * 3) as usize);
+                world.file(BASE, Content::from_bytes(&longer), SimFileConfig::default());
+                names.push(BASE);
+                for (i, name) in BETWEEN.iter().enumerate() {
+                    let file = world.file(name, Content::new(), SimFileConfig::default());
+                    names.push(name);
+                    let below = BETWEEN.get(i + 1).map_or((BASE, Format::Raw), |n| (*n, Format::Qcow2));
+                    let options = CreateOptions {
+                        size: Some(self.pattern),
+                        cluster_size: if i == 1 { 512 } else { 4096 },
+                        backing: Some((below.0.to_owned(), below.1)),
+                        ..CreateOptions::default()
+                    };
+                    run(&world, Image::create_in(&worker, &file, &options));
+                }
             }
             Origin::Qcow2Base => {
                 let base = world.file(BASE, Content::new(), SimFileConfig::default());
@@ -231,7 +265,7 @@ impl Setup {
         world
     }
 
-    fn config(&self, name: &str) -> SimFileConfig {
+    pub(crate) fn config(&self, name: &str) -> SimFileConfig {
         if name == TOP && self.direct > 0 {
             SimFileConfig::direct(self.direct)
         } else {
@@ -250,6 +284,12 @@ impl Setup {
             }
             Origin::Qcow2Base => {
                 chain.push(OpenedFile { file: open(BASE), data_file: None, format: Format::Qcow2 });
+            }
+            Origin::DeepChain => {
+                for name in BETWEEN {
+                    chain.push(OpenedFile { file: open(name), data_file: None, format: Format::Qcow2 });
+                }
+                chain.push(OpenedFile { file: open(BASE), data_file: None, format: Format::Raw });
             }
             _ => {}
         }

@@ -3,6 +3,7 @@
 use std::env;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// A range of seeds for a test to run over.
@@ -53,33 +54,74 @@ impl Seeds {
     /// Calls `test` with each seed; returns how many there were. If `test` panics, the seed and the command that
     /// repeats it are printed on standard error, and the panic goes on.
     pub fn run(&self, mut test: impl FnMut(u64)) -> u64 {
+        self.run_until(|seed| {
+            test(seed);
+            false
+        })
+    }
+
+    /// As [`Seeds::run`], until `test` says that it is enough.
+    pub fn run_until(&self, mut test: impl FnMut(u64) -> bool) -> u64 {
         let start = Instant::now();
         let mut ran = 0;
         for seed in self.range.clone() {
             if self.limit.is_some_and(|limit| start.elapsed() >= limit) {
                 break;
             }
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| test(seed))) {
-                eprintln!("seed {seed} failed; to repeat it:\n    {}", replay_command(seed));
-                resume_unwind(panic);
+            match catch_unwind(AssertUnwindSafe(|| test(seed))) {
+                Err(panic) => {
+                    eprintln!("seed {seed} failed; to repeat it:\n    {}", replay_command(seed));
+                    resume_unwind(panic);
+                }
+                Ok(enough) => {
+                    ran += 1;
+                    if enough {
+                        break;
+                    }
+                }
             }
-            ran += 1;
         }
         ran
     }
 }
 
-/// One command that runs the test of this thread with one seed.
+/// One command that runs the test of this thread with one seed. Package, target and profile are those of the running
+/// test: this crate is only the driver.
 fn replay_command(seed: u64) -> String {
+    // Cargo runs a test with the package's directory in its environment; without it, the one of the driver is said.
     let package = env::var("CARGO_PKG_NAME").unwrap_or_else(|_| "zebu-storage".to_owned());
-    let profile = if cfg!(debug_assertions) { "" } else { " --release" };
+    let program = env::current_exe().ok();
+    let target = program.as_deref().and_then(test_target).unwrap_or_default();
+    let profile = program.as_deref().map(profile_flag).unwrap_or_default();
+    let features = if cfg!(feature = "test-faults") { " --features test-faults" } else { "" };
     let thread = std::thread::current();
     // libtest names the thread by the test, unless tests run on the main thread.
-    match thread.name() {
-        Some(test) if test != "main" => {
-            format!("ZEBU_SEED={seed} cargo test{profile} -p {package} -- --exact {test} --nocapture")
-        }
-        _ => format!("ZEBU_SEED={seed} cargo test{profile} -p {package} -- --nocapture"),
+    let test = match thread.name() {
+        Some(test) if test != "main" => format!(" --exact {test}"),
+        _ => String::new(),
+    };
+    format!("ZEBU_SEED={seed} cargo test{profile} -p {package}{features}{target} --{test} --nocapture")
+}
+
+/// ` --test crash` for `target/torture/deps/crash-0123456789abcdef`; nothing for the tests within a library.
+fn test_target(program: &Path) -> Option<String> {
+    let name = program.file_stem()?.to_str()?;
+    let (name, hash) = name.rsplit_once('-')?;
+    let is_hash = hash.len() == 16 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let package = env::var("CARGO_PKG_NAME").unwrap_or_default().replace('-', "_");
+    if !is_hash || name == package {
+        return is_hash.then(|| " --lib".to_owned());
+    }
+    Some(format!(" --test {name}"))
+}
+
+/// The profile that a program in a folder of Cargo's was built with: `target/<profile>/deps/<program>`.
+fn profile_flag(program: &Path) -> String {
+    let folder = program.ancestors().nth(2).and_then(Path::file_name).and_then(|name| name.to_str());
+    match folder {
+        None | Some("debug") => String::new(),
+        Some("release") => " --release".to_owned(),
+        Some(profile) => format!(" --profile {profile}"),
     }
 }
 
@@ -113,6 +155,19 @@ mod tests {
             command.starts_with("ZEBU_SEED=3 cargo test") && command.contains("names_its_seed"),
             "{command}"
         );
+    }
+
+    #[test]
+    fn the_command_names_the_target_and_the_profile() {
+        let program = Path::new("/x/target/torture/deps/crash-0123456789abcdef");
+        assert_eq!(test_target(program).as_deref(), Some(" --test crash"));
+        assert_eq!(profile_flag(program), " --profile torture");
+        assert_eq!(profile_flag(Path::new("target/debug/deps/crash-0123456789abcdef")), "");
+        assert_eq!(profile_flag(Path::new("target/release/deps/crash-0123456789abcdef")), " --release");
+        assert_eq!(test_target(Path::new("crash")), None);
+        // Cargo tells a test its package when it runs it.
+        let command = replay_command(3);
+        assert!(command.contains(" -p zebu-storage") && command.contains(" --lib -- --exact "), "{command}");
     }
 
     #[test]

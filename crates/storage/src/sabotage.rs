@@ -1,0 +1,163 @@
+//! Deliberate faults: each takes one defence away, so that a test can show that it would be missed.
+//!
+//! The feature `test-faults` compiles them in; without it, [`is`] is a constant and costs nothing. One fault is active
+//! per thread, which is one simulated world: threads of other tests feel nothing.
+
+/// A defence that is taken away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Fault {
+    /// Commit: no barrier between new refcount blocks and the table that names them.
+    SkipBarrier0,
+    /// Commit: no barrier between counts, new tables and data, and the links to them.
+    SkipBarrier1,
+    /// Commit: no barrier before the flush is answered and freed space is released.
+    SkipBarrier2,
+    /// Commit: the external data file is not flushed.
+    SkipDataFileBarrier,
+    /// Commit: no barrier between a moved refcount table and the header that names it.
+    SkipMovedTableBarrier,
+    /// Commit: L1 entries and links are written before the tables and counts that they need.
+    L1BeforeItsTable,
+    /// Commit: blocks are written as they are now, not as they were frozen.
+    WriteTheLiveBlock,
+    /// Commit: what was freed since the freeze is released with what was freed before.
+    FreezeFreedLast,
+    /// Commit: after a failure, what was frozen counts as written.
+    ForgetFailedCommit,
+    /// Commit: a failure is not reported to the flush.
+    SwallowCommitError,
+    /// Commit: a flush joins a commit that has frozen already.
+    JoinFrozenCommit,
+    /// Commit: when one write fails, the others are not waited for.
+    LeaveFailedBatch,
+    /// Release: freed clusters go back before the commit that unlinks them.
+    ReleaseWithoutCommit,
+    /// Release: freed clusters go back while requests may use them.
+    ReleaseWithoutGrace,
+    /// Release: the space is free before its punch is over.
+    LowerBeforePunch,
+    /// Write: the entry is set while the data is still on its way.
+    LinkBeforeData,
+    /// Write: the entry is set although the data could not be written.
+    LinkAfterFailedWrite,
+    /// Write: replaced content needs no barrier before its link.
+    ForgetDataBarrier,
+    /// Write: what surrounds a write is not copied.
+    SkipCopy,
+    /// Write: the copy goes on when its read failed.
+    IgnoreFailedCopy,
+    /// Write: recycled space is not padded with zeroes.
+    SkipPadding,
+    /// Write: a used cluster with subclusters is zeroed as a whole before it is written.
+    ZeroUsedSubclusters,
+    /// Write: shared clusters are written in place.
+    WriteSharedInPlace,
+    /// Write: shared L2 tables are changed in place.
+    ChangeSharedTable,
+    /// Write: two allocations of one guest cluster may be in flight.
+    AllocateTwice,
+    /// Write: who waits for an allocation in flight is not woken.
+    ForgetInFlightWaiters,
+    /// Write: data may land on metadata.
+    SkipOverlapCheck,
+    /// Write: the space of a failed write counts as fresh.
+    FailedWriteIsFresh,
+    /// Cache: who waits for a slice is not woken.
+    ForgetLoadWaiters,
+    /// Cache: a slice that a commit is writing may be evicted.
+    EvictInWriting,
+    /// Cache: a change of a slice that a commit is writing is not noted as dirty.
+    ForgetChangeInWriting,
+    /// Cache: a slice is loaded outside any grace period.
+    LoadOutsideGrace,
+    /// Space: a window hands its last cluster out twice.
+    WindowOffByOne,
+    /// Space: recycled space counts as zero.
+    RecycledIsFresh,
+    /// Space: the counts of a window are not raised.
+    SkipRaise,
+    /// Space: a new refcount block does not count itself.
+    UncountedBlock,
+    /// Zeroing: what a backing image holds may show.
+    ZeroShowsBacking,
+    /// Resize: other requests go on meanwhile.
+    ResizeBesideWrites,
+    /// Resize: what the disk grows by is not zeroed.
+    SkipGrowthZeroing,
+    /// Resize: the header keeps the old size.
+    ForgetHeaderSize,
+    /// Resize: after a failure, memory keeps the new size.
+    KeepFailedSize,
+    /// Image: a failed sync is forgotten.
+    ForgetPoison,
+    /// Chain: a shorter image lets what lies below it through.
+    ShowBelowShortImage,
+    /// Storage: a read-modify-write goes on when its read failed.
+    IgnoreFailedBlockRead,
+    /// Storage: read-modify-writes of one block go on beside each other.
+    SkipWriteTable,
+}
+
+#[cfg(feature = "test-faults")]
+mod active {
+    use super::Fault;
+    use std::cell::Cell;
+
+    thread_local! {
+        static ACTIVE: Cell<Option<Fault>> = const { Cell::new(None) };
+        static FELT: Cell<u64> = const { Cell::new(0) };
+        static WINDOW: Cell<u64> = const { Cell::new(u64::MAX) };
+    }
+
+    /// Bytes of an allocation window at most, on this thread.
+    pub fn window_limit() -> u64 {
+        WINDOW.get()
+    }
+
+    /// Sets what [`window_limit`] says on this thread: small windows make refills frequent.
+    pub fn limit_windows(bytes: u64) {
+        WINDOW.set(bytes);
+    }
+
+    /// Whether this defence is taken away on this thread.
+    #[inline]
+    pub fn is(fault: Fault) -> bool {
+        let active = ACTIVE.get() == Some(fault);
+        if active {
+            FELT.set(FELT.get() + 1);
+        }
+        active
+    }
+
+    /// Runs `work` with a defence taken away on this thread, also if it panics. Returns what it returned, and how often
+    /// the place of the fault was passed.
+    pub fn under<T>(fault: Option<Fault>, work: impl FnOnce() -> T) -> (T, u64) {
+        struct Restore(Option<Fault>);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                ACTIVE.set(self.0);
+            }
+        }
+        FELT.set(0);
+        let _restore = Restore(ACTIVE.replace(fault));
+        let value = work();
+        (value, FELT.get())
+    }
+}
+
+#[cfg(feature = "test-faults")]
+pub use active::{is, limit_windows, under, window_limit};
+
+/// No limit: this build has none.
+#[cfg(not(feature = "test-faults"))]
+#[inline(always)]
+pub const fn window_limit() -> u64 {
+    u64::MAX
+}
+
+/// Never: this build has no deliberate faults.
+#[cfg(not(feature = "test-faults"))]
+#[inline(always)]
+pub const fn is(_: Fault) -> bool {
+    false
+}

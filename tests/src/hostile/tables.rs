@@ -1,0 +1,81 @@
+//! What is found when tables are used: entries that are unaligned, past the end, on metadata, or in a circle.
+
+use super::Hostile;
+use super::base::{
+    CLUSTER, DATA, L1, L2, REFBLOCK, REFTABLE, SNAPSHOT_L1, SNAPSHOTS, STREAM, compressed, deflated,
+};
+use super::headers::hostile;
+use crate::patch::{COPIED, header as field};
+
+/// L1 and L2 tables.
+pub const MAPPING: &[Hostile] = hostile! {
+    "run: an L2 table unaligned": p => p.set_u64(L1, (L2 + 512) | COPIED);
+    "run: an L2 table on the header (cloud-hypervisor 8008)": p => p.set_u64(L1, COPIED);
+    "an L2 table that is the L1 table": p => p.set_u64(L1, L1 | COPIED);
+    "an L2 table that is the refcount table": p => p.set_u64(L1, REFTABLE | COPIED);
+    "an L2 table far past the file": p => p.set_u64(L1, (1 << 55) | COPIED);
+    "all bits of an L1 entry": p => p.set_u64(L1, u64::MAX);
+    "run: data unaligned": p => p.set_u64(L2, (DATA + 512) | COPIED);
+    "run: data at offset 0": p => p.set_u64(L2, COPIED);
+    "run: data on the L1 table": p => p.set_u64(L2, L1 | COPIED);
+    "run: data on its own L2 table": p => p.set_u64(L2, L2 | COPIED);
+    "run: data on the refcount table": p => p.set_u64(L2, REFTABLE | COPIED);
+    "run: data on a refcount block": p => p.set_u64(L2, REFBLOCK | COPIED);
+    "run: data on the snapshot table": p => p.set_u64(L2, SNAPSHOTS | COPIED);
+    "run: data on a snapshot's L1 table": p => p.set_u64(L2, SNAPSHOT_L1 | COPIED);
+    "data far past the file": p => p.set_u64(L2, (1 << 55) | COPIED);
+    "two guest clusters on one": p => p.set_u64(L2 + 8, DATA | COPIED);
+    "all bits of an L2 entry": p => p.set_u64(L2, u64::MAX);
+    "the reserved bits of an L2 entry": p => p.set_u64(L2, (0x3f << 56) | DATA | COPIED);
+    "run: a preallocated zero cluster unaligned": p => p.set_u64(L2 + 16, 0x201);
+    "run: a zero cluster in version 2": p => p.set_u32(4, 2);
+    "an L2 table full of one cluster": p => for entry in 0..CLUSTER / 8 { p.set_u64(L2 + entry * 8, DATA | COPIED); };
+    "run: a compressed cluster with a data file": p => p.set_u64(field::INCOMPATIBLE, 4);
+    "cut off within the L2 table": p => p.truncate(L2 + 4);
+    "cut off within the data": p => p.truncate(DATA + 4);
+};
+
+/// Refcounts.
+pub const REFCOUNTS: &[Hostile] = hostile! {
+    "run: a refcount block unaligned": p => p.set_u64(REFTABLE, REFBLOCK + 512);
+    "run: no references in the refcount table": p => p.set_u64(REFTABLE, 0);
+    "run: a refcount block on the header": p => p.set_u64(REFTABLE, 0x1ff);
+    "a refcount block that is the refcount table": p => p.set_u64(REFTABLE, REFTABLE);
+    "a refcount block far past the file": p => p.set_u64(REFTABLE, 1 << 62);
+    "a refcount block for clusters far past the file": p => p.set_u64(REFTABLE + 8 * 8191, REFBLOCK);
+    "a refcount table full of one block": p => for entry in 0..CLUSTER / 8 { p.set_u64(REFTABLE + entry * 8, REFBLOCK); };
+    "the largest refcount of data": p => p.set(REFBLOCK + 10, &[255, 255]);
+    "the largest refcount of every cluster": p => p.set(REFBLOCK, &[255; CLUSTER as usize]);
+    "no refcount for data": p => p.set(REFBLOCK + 10, &[0, 0]);
+    "no refcount at all, so that metadata is taken for free space": p => p.set(REFBLOCK, &[0; 24]);
+    "no refcount for an L2 table": p => p.set(REFBLOCK + 8, &[0, 0]);
+};
+
+/// Snapshots.
+pub const INTERNAL_SNAPSHOTS: &[Hostile] = hostile! {
+    "open 46: 4 GiB of extra data": p => p.set_u32(SNAPSHOTS + 36, u32::MAX);
+    "open 46: 1025 bytes of extra data": p => p.set_u32(SNAPSHOTS + 36, 1025);
+    "open 46: no extra data": p => p.set_u32(SNAPSHOTS + 36, 0);
+    "a snapshot with a long id and name": p => p.set(SNAPSHOTS + 12, &[255; 4]);
+    "a snapshot's L1 table unaligned (CVE-2014-0147)": p => p.set_u64(SNAPSHOTS, SNAPSHOT_L1 + 8);
+    "a snapshot's L1 table far past the file": p => p.set_u64(SNAPSHOTS, 1 << 60);
+    "a snapshot's L1 table above the limit (CVE-2014-0143)": p => p.set_u32(SNAPSHOTS + 8, u32::MAX);
+    "a snapshot's L1 table of 32 MiB": p => p.set_u32(SNAPSHOTS + 8, 4 << 20);
+    "a snapshot's L1 table on the header": p => p.set_u64(SNAPSHOTS, 0);
+    "a snapshot that is the active disk": p => p.set_u64(SNAPSHOTS, L1);
+    "a snapshot of the largest disk": p => p.set_u64(SNAPSHOTS + 48, u64::MAX);
+    "the snapshot table on the L1 table": p => p.set_u64(field::SNAPSHOTS_OFFSET, L1);
+    "the snapshot table on the header": p => p.set_u64(field::SNAPSHOTS_OFFSET, 0);
+};
+
+/// Compressed clusters.
+pub const COMPRESSED: &[Hostile] = hostile! {
+    "a stream of garbage": p => p.set(STREAM, &[0x5a; 512]);
+    "a stream on the header": p => p.set_u64(L2 + 8, compressed(0, 255));
+    "a stream far past the file": p => p.set_u64(L2 + 8, compressed(1 << 53, 255));
+    "a stream cut off": p => p.set(STREAM + 20, &[0; 492]);
+    "a stream of one cluster too little": p => p.set(STREAM, &deflated(&[0x22; 512]));
+    "a bomb: a stream of 16 MiB for one cluster": p => p.set(STREAM, &deflated(&vec![0; 16 << 20])).set_u64(L2 + 8, compressed(STREAM, 255));
+    "a table full of one stream": p => for entry in 0..64 { p.set_u64(L2 + entry * 8, compressed(STREAM, 0)); };
+    "a stream with the copied bit": p => p.set_u64(L2 + 8, COPIED | compressed(STREAM, 0));
+};

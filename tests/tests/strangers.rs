@@ -1,0 +1,402 @@
+//! Images from strangers: every hostile image with every command ends in an error or a correct result, within memory in
+//! proportion to the file and in bounded time; and no trick makes a command open a file that was not allowed.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use zebu_tests::hostile::{self, base, references};
+use zebu_tests::program::{Finished, find, finish, zebu, zebu_program};
+use zebu_tests::scratch::Scratch;
+use zebu_tests::usage::run_measured;
+
+const IMAGE: &str = "image";
+/// Resident memory that a command may have beside 4 times the file's size, KiB.
+const MEMORY_KIB: u64 = 64 << 10;
+
+/// Every command on `image`. Those that write get copies of it.
+fn commands() -> Vec<Vec<&'static str>> {
+    [
+        "info IMAGE -f qcow2",
+        "info IMAGE -f qcow2 --verdict",
+        "check IMAGE -f qcow2",
+        "check copy1 -f qcow2 -r all",
+        "map IMAGE -f qcow2 --output json",
+        "convert -f qcow2 -O raw IMAGE out.raw",
+        "convert -f qcow2 -O qcow2 -c IMAGE out.qcow2",
+        "measure -f qcow2 -O qcow2 IMAGE",
+        "compare -f qcow2 -F qcow2 IMAGE IMAGE",
+    ]
+    .iter()
+    .map(|line| line.split(' ').map(|word| if word == "IMAGE" { IMAGE } else { word }).collect())
+    .chain([
+        vec!["io", "-r", "-f", "qcow2", IMAGE, "-c", "read 0 4M"],
+        vec![
+            "io",
+            "-f",
+            "qcow2",
+            "copy2",
+            "-c",
+            "write -P 1 0 64k",
+            "-c",
+            "write -P 2 64k 4k",
+            "-c",
+            "write -z 128k 64k",
+            "-c",
+            "discard 192k 64k",
+            "-c",
+            "write -P 3 1M 64k",
+            "-c",
+            "flush",
+        ],
+        vec!["resize", "-f", "qcow2", "copy3", "8M"],
+    ])
+    .collect()
+}
+
+/// What is wrong with how a command ended.
+fn fault(out: &Finished, peak_kib: u64, allowed_kib: u64) -> Option<String> {
+    if !matches!(out.code, Some(0..=4 | 63)) {
+        return Some(format!("ended by a signal, a panic, or out of time: {out}"));
+    }
+    if out.stderr.contains("panicked") {
+        return Some(format!("panicked: {out}"));
+    }
+    if out.code != Some(0) && out.stderr.is_empty() && out.stdout.is_empty() {
+        return Some(format!("failed in silence: {out}"));
+    }
+    (peak_kib > allowed_kib).then(|| format!("{peak_kib} KiB resident, {allowed_kib} allowed: {out}"))
+}
+
+/// Runs all commands on one image; all that is wrong.
+fn faults(dir: &Path, name: &str, write: &dyn Fn(&Path)) -> Vec<String> {
+    let mut faults = Vec::new();
+    write(&dir.join(IMAGE));
+    for copy in ["copy1", "copy2", "copy3"] {
+        std::fs::copy(dir.join(IMAGE), dir.join(copy)).expect("scratch is writable");
+    }
+    let before = std::fs::read(dir.join(IMAGE)).expect("just written");
+    let allowed_kib = MEMORY_KIB + 4 * before.len() as u64 / 1024;
+    for words in commands() {
+        let (out, peak_kib) = run_measured(dir, &words);
+        faults.extend(fault(&out, peak_kib, allowed_kib).map(|fault| format!("{name}: {fault}")));
+    }
+    if std::fs::read(dir.join(IMAGE)).expect("still there") != before {
+        faults.push(format!("{name}: a command that only reads has changed the image"));
+    }
+    for made in ["out.raw", "out.qcow2"] {
+        let _ = std::fs::remove_file(dir.join(made));
+    }
+    faults
+}
+
+#[test]
+fn the_intact_image_is_clean_and_reads_as_made() {
+    let scratch = Scratch::new("strangers");
+    std::fs::write(scratch.file(IMAGE), base::image()).expect("scratch is writable");
+    zebu(scratch.path(), ["check", "-f", "qcow2", IMAGE]).ok();
+    let pattern = [
+        "io",
+        "-r",
+        "-f",
+        "qcow2",
+        IMAGE,
+        "-c",
+        "read -P 0x11 0 64k",
+        "-c",
+        "read -P 0x22 64k 64k",
+        "-c",
+        "read -P 0 128k 64k",
+        "-c",
+        "read -P 0x33 192k 64k",
+    ];
+    zebu(scratch.path(), pattern).ok();
+    let info = zebu(scratch.path(), ["info", "-f", "qcow2", IMAGE]).ok();
+    assert!(info.stdout.contains("bitmap"), "{info}");
+    assert_eq!(
+        faults(scratch.path(), "intact", &|path| std::fs::write(path, base::image()).expect("writable")),
+        [""; 0]
+    );
+}
+
+#[test]
+fn hostile_images_end_in_an_error_or_a_result_within_bounds() {
+    let all = hostile::all();
+    let names: BTreeSet<&str> = all.iter().map(|image| image.name).collect();
+    assert_eq!(names.len(), all.len(), "two images have one name");
+    let faults: Vec<String> = std::thread::scope(|scope| {
+        let run = |part: usize| {
+            let scratch = Scratch::new("strangers");
+            let mine = hostile::all().into_iter().skip(part).step_by(2);
+            mine.flat_map(|image| faults(scratch.path(), image.name, &|path| image.write(path)))
+                .collect::<Vec<_>>()
+        };
+        let halves: Vec<_> = (0..2).map(|part| scope.spawn(move || run(part))).collect();
+        halves.into_iter().flat_map(|half| half.join().expect("a fault is returned, not a panic")).collect()
+    });
+    assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n\n"));
+}
+
+/// A way to make a program open a file that its user did not name.
+struct Trick {
+    name: &'static str,
+    format: &'static str,
+    write: Box<dyn Fn(&Path, &Path) + Sync>,
+    /// The named files that may be opened with `local`, in the directory of the image; with `dir=outside`, and with `all`.
+    local: &'static [&'static str],
+    within: &'static [&'static str],
+    all: &'static [&'static str],
+}
+
+/// The tricks. Each closure gets the image to write, and the directory `outside` with the `secret` in it.
+fn tricks() -> Vec<Trick> {
+    fn backing(name: &'static str, text: impl Fn(&Path) -> String + Sync + 'static) -> Trick {
+        let write = move |image: &Path, outside: &Path| references::backing(image, &text(outside), "raw");
+        Trick { name, format: "qcow2", write: Box::new(write), local: &[], within: &[], all: &[] }
+    }
+    fn data(name: &'static str, text: impl Fn(&Path) -> String + Sync + 'static) -> Trick {
+        let write = move |image: &Path, outside: &Path| references::data_file(image, &text(outside));
+        Trick { name, format: "qcow2", write: Box::new(write), local: &[], within: &[], all: &[] }
+    }
+    let secret = |outside: &Path| outside.join("secret").display().to_string();
+    let json = |outside: &Path| {
+        format!("json:{{\"driver\":\"file\",\"filename\":\"{}/secret\"}}", outside.display())
+    };
+    let fixed = |text: &'static str| move |_: &Path| text.to_owned();
+    let (secrets, beside): (&[&str], &[&str]) = (&["outside/secret"], &["inside/base"]);
+    vec![
+        Trick {
+            local: beside,
+            within: beside,
+            all: beside,
+            ..backing("a backing file beside the image", fixed("base"))
+        },
+        Trick { within: secrets, all: secrets, ..backing("an absolute backing file", secret) },
+        Trick {
+            within: secrets,
+            all: secrets,
+            ..backing("a backing file by ..", fixed("../outside/secret"))
+        },
+        Trick {
+            all: secrets,
+            within: secrets,
+            ..backing("a backing file by a link to a file", fixed("link"))
+        },
+        Trick {
+            all: secrets,
+            within: secrets,
+            ..backing("a backing file by a link to a directory", fixed("dirlink/secret"))
+        },
+        backing("a backing file in JSON", json),
+        backing("a backing file over NBD", fixed("nbd://127.0.0.1:1/x")),
+        backing("a backing file by the protocol file", |outside| {
+            format!("file:{}/secret", outside.display())
+        }),
+        Trick { all: &["/proc"], ..backing("a backing file by a descriptor", fixed("/proc/self/fd/0")) },
+        Trick {
+            local: beside,
+            within: beside,
+            all: beside,
+            ..data("a data file beside the image", fixed("base"))
+        },
+        Trick { within: secrets, all: secrets, ..data("an absolute data file", secret) },
+        Trick { within: secrets, all: secrets, ..data("a data file by ..", fixed("../outside/secret")) },
+        data("a data file in JSON", json),
+        data("a data file over NBD", fixed("nbd://127.0.0.1:1/x")),
+        Trick {
+            name: "a qcow2 header in a raw disk",
+            format: "raw",
+            write: Box::new(move |image, outside| references::raw_with_qcow2_header(image, &secret(outside))),
+            local: &[],
+            within: &[],
+            all: &[],
+        },
+        Trick {
+            name: "a VMDK descriptor in a raw disk, probed",
+            format: "",
+            write: Box::new(move |image, outside| references::vmdk_descriptor(image, &secret(outside))),
+            local: &[],
+            within: &[],
+            all: &[],
+        },
+        Trick {
+            name: "a backing file of a backing file",
+            format: "qcow2",
+            write: Box::new(move |image, outside| {
+                references::backing(image, "middle", "qcow2");
+                references::backing(&image.with_file_name("middle"), &secret(outside), "raw");
+            }),
+            local: &["inside/middle"],
+            within: &["inside/middle", "outside/secret"],
+            all: &["inside/middle", "outside/secret"],
+        },
+        Trick {
+            name: "a data file of a backing file",
+            format: "qcow2",
+            write: Box::new(move |image, outside| {
+                references::backing(image, "middle", "qcow2");
+                references::data_file(&image.with_file_name("middle"), &secret(outside));
+            }),
+            local: &["inside/middle"],
+            within: &["inside/middle", "outside/secret"],
+            all: &["inside/middle", "outside/secret"],
+        },
+    ]
+}
+
+/// The system calls of `trace` that open files, make connections or start programs: their line, and the path that a
+/// successful one got at in the end (`-y` shows it behind the descriptor).
+fn opened(trace: &str) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for line in trace.lines() {
+        if line.contains("connect(") || (line.contains("execve(") && !line.contains("zebu")) {
+            found.push((line.to_owned(), line.to_owned()));
+        }
+        let is_open = line.contains("open(")
+            || line.contains("openat(")
+            || line.contains("openat2(")
+            || line.contains("openat2 resumed")
+            || line.contains("openat resumed");
+        let Some((_, result)) = line.rsplit_once(" = ") else { continue };
+        if is_open && let Some((_, path)) = result.split_once('<') {
+            let path = path.rsplit_once('>').map_or(path, |(path, _)| path);
+            found.push((path.trim_end_matches(" (deleted)").to_owned(), line.to_owned()));
+        }
+    }
+    found
+}
+
+/// What every program opens: its libraries, what the kernel tells about itself.
+fn is_of_the_system(path: &str) -> bool {
+    let system = [
+        "/lib",
+        "/usr/lib",
+        "/etc/ld.so",
+        "/proc",
+        "/sys",
+        "/dev/null",
+        "/etc/localtime",
+        "/usr/share/zoneinfo",
+    ];
+    system.iter().any(|prefix| path.starts_with(prefix))
+        || path.contains(".so")
+        || path.starts_with("anon_inode")
+        || path.contains("/target/") && path.contains("/deps/lib")
+}
+
+#[test]
+fn no_trick_opens_a_file_that_was_not_allowed() {
+    let Some(strace) = find("strace") else {
+        eprintln!("skipped: strace is not installed");
+        return;
+    };
+    let scratch = Scratch::new("strangers");
+    let root = std::fs::canonicalize(scratch.path()).expect("just made");
+    // Without the right to trace there is nothing to see.
+    let mut probe = Command::new(&strace);
+    if finish({
+        probe.args(["-f", "true"]);
+        probe
+    })
+    .code
+        != Some(0)
+    {
+        eprintln!("skipped: strace may not trace here");
+        return;
+    }
+    let tricks = tricks();
+    let (faults, used): (Vec<Vec<String>>, Vec<BTreeSet<String>>) = std::thread::scope(|scope| {
+        let (tricks, root, strace) = (&tricks, &root, &strace);
+        let threads: Vec<_> = (0..2)
+            .map(|part| {
+                scope.spawn(move || {
+                    let mine: Vec<&Trick> = tricks.iter().skip(part).step_by(2).collect();
+                    let mut faults = Vec::new();
+                    let mut used = BTreeSet::new();
+                    for (number, trick) in mine.iter().enumerate() {
+                        try_trick(
+                            &root.join(format!("{part}-{number}")),
+                            strace,
+                            trick,
+                            &mut faults,
+                            &mut used,
+                        );
+                    }
+                    (faults, used)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().expect("a fault is returned, not a panic")).unzip()
+    });
+    let faults: Vec<String> = faults.concat();
+    assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n"));
+    // The trace would see it: what was allowed was opened.
+    let used: BTreeSet<String> = used.into_iter().flatten().collect();
+    for file in ["inside/base", "outside/secret", "inside/middle"] {
+        assert!(used.contains(file), "{file} was never opened: the trace is blind ({used:?})");
+    }
+}
+
+fn try_trick(
+    root: &Path,
+    strace: &Path,
+    trick: &Trick,
+    faults: &mut Vec<String>,
+    used: &mut BTreeSet<String>,
+) {
+    let (inside, outside) = (root.join("inside"), root.join("outside"));
+    for dir in [&inside, &outside] {
+        std::fs::create_dir_all(dir).expect("scratch is writable");
+    }
+    for file in [inside.join("base"), outside.join("secret")] {
+        std::fs::write(file, vec![0x77; base::SIZE as usize]).expect("scratch is writable");
+    }
+    std::os::unix::fs::symlink("../outside/secret", inside.join("link")).expect("scratch is writable");
+    std::os::unix::fs::symlink("../outside", inside.join("dirlink")).expect("scratch is writable");
+    (trick.write)(&inside.join(IMAGE), &outside);
+    let within = format!("dir={}", outside.display());
+    let rules: [(&str, &[&str]); 4] =
+        [("none", &[]), ("local", trick.local), (&within, trick.within), ("all", trick.all)];
+    let format = if trick.format.is_empty() { vec![] } else { vec!["-f", trick.format] };
+    // The commands, and whether each follows names at all.
+    let commands: [(&[&str], bool); 9] = [
+        (&["convert", "-O", "raw", IMAGE, "out"], true),
+        (&["io", "-r", IMAGE, "-c", "read 0 1M"], true),
+        (&["info", "--backing-chain", IMAGE], true),
+        (&["map", IMAGE], true),
+        (&["measure", "-O", "qcow2", IMAGE], true),
+        (&["compare", IMAGE, IMAGE], true),
+        (&["check", IMAGE], true),
+        (&["info", IMAGE], false),
+        (&["info", "--verdict", IMAGE], false),
+    ];
+    for (rule, allowed) in rules {
+        let some = if rule == "local" { commands.len() } else { 3 };
+        for (words, follows) in &commands[..some] {
+            let trace = root.join("trace");
+            let mut command = Command::new(strace);
+            command.args(["-f", "-y", "-s", "4096", "-e", "trace=openat,openat2,open,execve,connect", "-o"]);
+            command.arg(&trace).arg(zebu_program()).arg(words[0]).args(["--allow-refs", rule]).args(&format);
+            command.args(&words[1..]).current_dir(&inside);
+            let out = finish(command);
+            let what = format!("{}, --allow-refs {rule}: {}", trick.name, words.join(" "));
+            if !matches!(out.code, Some(0..=4 | 63)) {
+                faults.push(format!("{what}: {out}"));
+            }
+            let trace = std::fs::read_to_string(&trace).unwrap_or_default();
+            let own = [inside.join(IMAGE), inside.clone(), outside.clone(), zebu_program().to_owned()];
+            for (path, line) in opened(&trace) {
+                let file = path.strip_prefix(&format!("{}/", root.display())).map(str::to_owned);
+                let is_own = own.iter().any(|own| own == &PathBuf::from(&path))
+                    || file
+                        .as_ref()
+                        .is_some_and(|f| f.starts_with("inside/out") || f.starts_with("inside/.out"));
+                let named = *follows && file.as_ref().is_some_and(|file| allowed.contains(&file.as_str()));
+                if named {
+                    used.extend(file);
+                } else if !is_own && !is_of_the_system(&path) {
+                    faults.push(format!("{what}: opened {path}\n  {line}"));
+                }
+            }
+        }
+    }
+}
