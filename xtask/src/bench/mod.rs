@@ -1,6 +1,7 @@
 //! The command `bench`: zebu beside what a user would take instead, alternately.
 
 mod allocation;
+mod compressed;
 mod copies;
 mod headline;
 mod lab;
@@ -81,6 +82,8 @@ enum Table {
     Growth,
     /// How recycled clusters are zeroed: write, fallocate, auto
     Recycled,
+    /// Compressed images: making them and reading them in small pieces; beside QEMU's fastest setting (2021)
+    Compress,
 }
 
 impl Table {
@@ -98,6 +101,7 @@ impl Table {
             Table::Readback => "readback",
             Table::Growth => "growth",
             Table::Recycled => "recycled",
+            Table::Compress => "compress",
         }
     }
 
@@ -115,6 +119,7 @@ impl Table {
             Table::Readback => allocation::readback,
             Table::Growth => allocation::growth,
             Table::Recycled => recycled::recycled,
+            Table::Compress => compressed::compress,
         }
     }
 }
