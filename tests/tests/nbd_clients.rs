@@ -339,3 +339,32 @@ fn wrong_command_lines_say_what_is_wrong() {
         assert!(!dir.join("s").exists(), "{out}");
     }
 }
+
+#[test]
+fn sockets_that_were_passed_on_are_served() {
+    let Some(systemd_activate) = find("systemd-socket-activate") else {
+        eprintln!("skipped: there is no systemd-socket-activate");
+        return;
+    };
+    let scratch = Scratch::new("nbd");
+    let dir = scratch.path();
+    zebu(dir, ["create", "-q", "-f", "qcow2", IMAGE, "1M"]).ok();
+    let socket = dir.join("passed.sock");
+    let mut command = std::process::Command::new(systemd_activate);
+    command.arg("-l").arg(&socket).arg(zebu_tests::program::zebu_program());
+    command.args(["serve", "--nbd", "systemd", "-f", "qcow2", IMAGE]).current_dir(dir);
+    let mut server =
+        command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
+    while !socket.exists() {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    let out = run(dir, "nbdinfo", ["--size", &uri]);
+    // The program was replaced by zebu when the first client came.
+    let ended = run(dir, "kill", [&server.id().to_string()]);
+    let status = server.wait().unwrap();
+    assert_eq!(out.ok().stdout, "1048576\n");
+    ended.ok();
+    assert!(status.success(), "{status}");
+    zebu(dir, ["serve", "--nbd", "systemd", "-f", "qcow2", IMAGE]).exits(1);
+}

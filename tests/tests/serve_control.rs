@@ -91,6 +91,10 @@ fn a_disk_grows_under_its_clients() {
     let out = zebu(dir, ["ctl", "ctl.sock", "resize", "nosuch", "1G"]).exits(1);
     assert!(out.stderr.contains("nosuch"), "{out}");
     zebu(dir, ["ctl", "ctl.sock", "flush", "root"]).ok();
+    zebu(dir, ["ctl", "ctl.sock", "cache-size", "root", "4M"]).ok();
+    assert_eq!(old.read(127 * MIB, 512).unwrap(), [3; 512]);
+    let out = zebu(dir, ["ctl", "ctl.sock", "cache-size", "root", "1"]).exits(1);
+    assert!(out.stderr.contains("cache"), "{out}");
     server.stop();
     assert_eq!(qemu.info(dir, IMAGE)["virtual-size"], 128 * MIB);
     qemu.check_clean(dir, IMAGE).unwrap();

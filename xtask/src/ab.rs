@@ -39,6 +39,7 @@ pub(crate) enum Metric {
     MibPerSecond,
     RequestsPerSecond,
     CpuMicrosPerRequest,
+    LatencyP99Micros,
     DeviceReads,
     DeviceWrites,
     /// Extents of a file on its file system, for each GiB of the disk.
@@ -58,6 +59,7 @@ impl Metric {
             Metric::ImageMib => "image (MiB)",
             Metric::MibPerSecond => "MiB/s",
             Metric::RequestsPerSecond => "IOPS",
+            Metric::LatencyP99Micros => "p99 (µs)",
             Metric::CpuMicrosPerRequest => "CPU per request (µs)",
             Metric::DeviceReads => "device reads",
             Metric::DeviceWrites => "device writes",

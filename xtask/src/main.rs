@@ -6,6 +6,7 @@ mod demo;
 mod mount;
 mod process;
 mod setup;
+mod slow_disk;
 mod stats;
 mod suite;
 mod table;

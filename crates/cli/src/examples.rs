@@ -19,7 +19,8 @@ pub(crate) const INFO: &str = "\
 Examples:
   zebu info disk.qcow2
   zebu info --output json --backing-chain overlay.qcow2
-  zebu info -U running.qcow2";
+  zebu info -U running.qcow2
+  zebu info --verdict --output json upload.qcow2";
 
 pub(crate) const CHECK: &str = "\
 Examples:

@@ -59,6 +59,7 @@ mod raw;
 mod refs;
 mod status;
 mod transfer;
+pub mod verdict;
 
 pub use blocking::Blocking;
 pub use compress::{CodecPool, CompressOptions, DeflateWindow};

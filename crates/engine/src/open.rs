@@ -44,7 +44,7 @@ struct Next {
     format: Option<Format>,
 }
 
-fn flags(options: &OpenOptions) -> OpenFlags {
+pub(crate) fn flags(options: &OpenOptions) -> OpenFlags {
     OpenFlags {
         access: match options.access {
             Access::ReadOnly => zebu_storage::Access::ReadOnly,

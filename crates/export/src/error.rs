@@ -1,6 +1,7 @@
 //! Why something can't be exported.
 
 use std::io;
+use std::path::PathBuf;
 
 /// Why something can't be exported.
 #[derive(Debug, thiserror::Error)]
@@ -16,6 +17,14 @@ pub enum ExportError {
         doing: String,
         /// Why it failed.
         source: io::Error,
+    },
+    /// A certificate or key can't be used.
+    #[error("{}: {reason}", path.display())]
+    Tls {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
     },
     /// Two exports have one name.
     #[error("two exports are named '{0}': give each another name")]

@@ -60,15 +60,14 @@ impl Backend {
     pub(crate) fn submit(&mut self, id: OpId, request: Box<OpRequest>) {
         dispatch!(self, b => b.submit(id, request));
     }
-    /// Takes a socket operation over; gives it back, failed, if this backend has none.
+    /// Takes a socket operation over; gives it back if it is over at once (or if this backend has none).
     pub(crate) fn submit_socket(&mut self, id: usize, request: SocketRequest) -> Option<SocketCompletion> {
         match self {
             #[cfg(feature = "io-uring")]
             Self::Uring(b) => b.submit_socket(id, request),
             Self::Threads(b) => b.sockets().submit(id, request),
-            Self::Sim(_) => return Some(SocketCompletion { id, request, result: Err(libc::EOPNOTSUPP) }),
+            Self::Sim(_) => Some(SocketCompletion { id, request, result: Err(libc::EOPNOTSUPP) }),
         }
-        None
     }
     /// Ends a socket operation soon; its completion comes in any case.
     pub(crate) fn cancel_socket(&mut self, id: usize) {

@@ -4,6 +4,7 @@ use crate::blocking::vectors;
 use crate::buf::IoBufs;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
+use smallvec::SmallVec;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -100,7 +101,7 @@ impl SocketRequest {
 
     fn send_some(&mut self) -> rustix::io::Result<usize> {
         let mut skip = self.sent;
-        let mut parts = Vec::new();
+        let mut parts = SmallVec::<[io::IoSlice<'_>; 32]>::new();
         for buf in &self.bufs.0 {
             let bytes = buf.as_slice();
             if skip < bytes.len() {

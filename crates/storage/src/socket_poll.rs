@@ -14,11 +14,13 @@ pub(crate) struct SocketPoll {
 }
 
 impl SocketPoll {
-    pub(crate) fn submit(&mut self, id: usize, mut request: SocketRequest) {
-        match request.attempt() {
-            Some(result) => self.done.push(SocketCompletion { id, request, result }),
-            None => self.waiting.push((id, request)),
+    /// Takes an operation over; gives it back if it is over at once.
+    pub(crate) fn submit(&mut self, id: usize, mut request: SocketRequest) -> Option<SocketCompletion> {
+        if let Some(result) = request.attempt() {
+            return Some(SocketCompletion { id, request, result });
         }
+        self.waiting.push((id, request));
+        None
     }
 
     /// Ends an operation that nobody waits for any more.

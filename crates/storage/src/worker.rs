@@ -318,9 +318,9 @@ impl Worker {
 
     /// Hands a socket operation to the backend.
     pub(crate) fn submit_socket(&self, id: usize, request: SocketRequest) {
-        let refused = self.inner.backend.borrow_mut().submit_socket(id, request);
-        if let Some(refused) = refused {
-            self.inner.sockets.complete(&mut vec![refused]);
+        let over = self.inner.backend.borrow_mut().submit_socket(id, request);
+        if let Some(over) = over {
+            self.inner.sockets.complete_one(over);
         }
     }
 

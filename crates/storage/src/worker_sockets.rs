@@ -32,27 +32,32 @@ impl SocketOps {
     pub(crate) fn complete(&self, done: &mut Vec<SocketCompletion>) -> bool {
         let any = !done.is_empty();
         for completion in done.drain(..) {
-            let id = completion.id;
-            let mut ops = self.0.borrow_mut();
-            match ops.get_mut(id) {
-                Some(State::Waiting(waker)) => {
-                    let waker = waker.take();
-                    ops[id] = State::Over(completion);
-                    drop(ops);
-                    if let Some(waker) = waker {
-                        waker.wake();
-                    }
-                }
-                Some(State::Abandoned) => {
-                    ops.remove(id);
-                    drop(ops);
-                    // Buffers may have owners with destructors of their own.
-                    drop(completion);
-                }
-                Some(State::Over(_)) | None => {}
-            }
+            self.complete_one(completion);
         }
         any
+    }
+
+    /// Wakes who waits for the completion.
+    pub(crate) fn complete_one(&self, completion: SocketCompletion) {
+        let id = completion.id;
+        let mut ops = self.0.borrow_mut();
+        match ops.get_mut(id) {
+            Some(State::Waiting(waker)) => {
+                let waker = waker.take();
+                ops[id] = State::Over(completion);
+                drop(ops);
+                if let Some(waker) = waker {
+                    waker.wake();
+                }
+            }
+            Some(State::Abandoned) => {
+                ops.remove(id);
+                drop(ops);
+                // Buffers may have owners with destructors of their own.
+                drop(completion);
+            }
+            Some(State::Over(_)) | None => {}
+        }
     }
 }
 

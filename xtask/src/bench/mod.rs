@@ -6,11 +6,14 @@ mod copies;
 mod headline;
 mod lab;
 mod load;
+mod mapping;
+mod mapping_images;
 mod opening;
 mod page;
 mod record;
 mod recycled;
 mod requests;
+mod serving;
 
 use crate::ab::Rounds;
 use crate::process::{find, run};
@@ -84,6 +87,18 @@ enum Table {
     Recycled,
     /// Compressed images: making them and reading them in small pieces; beside QEMU's fastest setting (2021)
     Compress,
+    /// Requests over NBD, by depth and connections: IOPS, latency, CPU of the server; beside QEMU's and nbdkit
+    Serve,
+    /// Random requests with a mapping cache that is too small, beside raw, a full cache and QEMU's slices (2017)
+    Mapping,
+    /// The same on a disk that takes 2 ms for a read; how it scales with depth
+    MappingLatency,
+    /// Reads through chains of 1 to 500 images, beside QEMU
+    Chains,
+    /// Two queues on one image in memory, beside one queue
+    Queues,
+    /// Memory of the process for disks of 16 GiB to 64 TiB
+    Memory,
 }
 
 impl Table {
@@ -102,6 +117,12 @@ impl Table {
             Table::Growth => "growth",
             Table::Recycled => "recycled",
             Table::Compress => "compress",
+            Table::Serve => "serve",
+            Table::Mapping => "mapping",
+            Table::MappingLatency => "mapping-latency",
+            Table::Chains => "chains",
+            Table::Queues => "queues",
+            Table::Memory => "memory",
         }
     }
 
@@ -120,6 +141,12 @@ impl Table {
             Table::Growth => allocation::growth,
             Table::Recycled => recycled::recycled,
             Table::Compress => compressed::compress,
+            Table::Serve => serving::serving,
+            Table::Mapping => mapping::mapping,
+            Table::MappingLatency => mapping::latency,
+            Table::Chains => mapping::chains,
+            Table::Queues => mapping::queues,
+            Table::Memory => mapping::memory,
         }
     }
 }

@@ -35,6 +35,14 @@ enum CtlCommand {
         #[arg(value_name = "[+]SIZE", value_parser = growth_argument)]
         size: Growth,
     },
+    /// Change the memory of an image's mapping cache, its backing chain included
+    CacheSize {
+        /// The export; '' is the first one
+        export: String,
+        /// The new size
+        #[arg(value_name = "SIZE", value_parser = size_argument)]
+        size: u64,
+    },
     /// Make durable what clients have written
     Flush {
         /// The export; '' is the first one
@@ -108,6 +116,9 @@ pub(crate) fn run(args: &CtlArgs) -> Result<u8, Failure> {
             };
             server.ask(Command::Resize { export: export.clone(), size })?;
             stdout::print("Image resized.\n")?;
+        }
+        CtlCommand::CacheSize { export, size } => {
+            drop(server.ask(Command::CacheSize { export: export.clone(), size: *size })?);
         }
         CtlCommand::Flush { export } => drop(server.ask(Command::Flush { export: export.clone() })?),
     }

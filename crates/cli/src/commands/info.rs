@@ -6,6 +6,7 @@ use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::output::info_human::image_text;
 use crate::output::info_json::{Fragmentation, ImageNode};
+use crate::output::verdict::{VerdictNode, verdict_text};
 use crate::output::{json, stdout};
 use crate::session::Session;
 use crate::values::{OutputFormat, format_argument};
@@ -13,6 +14,9 @@ use std::ffi::OsString;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use zebu::{Access, CacheMode, Chain, ExtentKind, Format, Image, ImageInfo, Purpose};
+
+/// Exit code of a verdict against the image.
+const UNSAFE: u8 = 2;
 
 /// Arguments of `zebu info`.
 #[derive(Debug, clap::Args)]
@@ -28,6 +32,10 @@ pub(crate) struct InfoArgs {
     /// Also walk the mapping and tell into how many pieces the data lies in the file
     #[arg(long)]
     fragmentation: bool,
+
+    /// Tell whether the image may be handed to a tool that trusts it, and why not (exit code 2); opens no other file
+    #[arg(long, conflicts_with_all = ["backing_chain", "fragmentation"])]
+    verdict: bool,
 
     #[command(flatten)]
     force_share: ForceShareArg,
@@ -54,6 +62,9 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8, Failure> {
         spec.options.sharing = args.force_share.sharing();
     }
     let session = Session::start(&args.engine, spec.aio)?;
+    if args.verdict {
+        return judge(&session, &spec, args.output);
+    }
     let fragmentation = args.fragmentation.then(|| walk(&session, spec.clone())).transpose()?;
     let infos = if args.backing_chain { chain(&session, spec)? } else { vec![inspect(&session, spec)?] };
     let of_first = |index: usize| fragmentation.filter(|_| index == 0);
@@ -80,6 +91,20 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8, Failure> {
     };
     stdout::print(&text)?;
     Ok(0)
+}
+
+/// Prints the verdict. The exit code says whether the image is safe.
+fn judge(session: &Session, spec: &ImageSpec, output: OutputFormat) -> Result<u8, Failure> {
+    let worker = session.worker();
+    let verdict = worker
+        .block_on(zebu::verdict::judge(worker, &spec.path, &spec.options))
+        .map_err(|error| Failure::opening(&spec.path, &error))?;
+    let text = match output {
+        OutputFormat::Human => verdict_text(&verdict),
+        OutputFormat::Json => json::to_text(&VerdictNode::new(&verdict))?,
+    };
+    stdout::print(&text)?;
+    Ok(if verdict.is_safe() { 0 } else { UNSAFE })
 }
 
 /// Looks at the header alone.

@@ -7,7 +7,7 @@ use crate::output::stdout;
 use crate::serve::accept::Door;
 use crate::serve::address::{Address, Bound, SocketFile, bind_unix};
 use crate::serve::signals::Signals;
-use crate::serve::{control, metrics};
+use crate::serve::{control, metrics, sandbox};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::values::{cache_argument, format_argument};
@@ -16,13 +16,14 @@ use std::ffi::OsString;
 use std::fmt;
 use std::future::{pending, poll_fn};
 use std::io::Write as _;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::task::Poll;
 use zebu::storage::Worker;
 use zebu::{Access, CacheMode, Format, Image};
 use zebu_export::fuse::{FuseConfig, FuseMount};
-use zebu_export::nbd::{Listener, NbdConfig, NbdServer};
+use zebu_export::nbd::{Listener, NbdConfig, NbdServer, TlsConfig};
 use zebu_export::vhost::{VhostConfig, VhostUserBlk};
 use zebu_export::{Export, ExportError, Exports, Level, Log, PoolConfig, WorkerPool};
 
@@ -32,8 +33,8 @@ const CLIENTS: &str = "Clients";
 /// Arguments of `zebu serve`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
-    /// Serve NBD clients at this address; may be given more than once
-    #[arg(long, value_name = "unix:PATH|HOST:PORT", help_heading = CLIENTS, required_unless_present_any = ["vhost_user_blk", "fuse"])]
+    /// Serve NBD clients at this address, or at the sockets of a systemd socket unit; may be given more than once
+    #[arg(long, value_name = "unix:PATH|HOST:PORT|systemd", help_heading = CLIENTS, required_unless_present_any = ["vhost_user_blk", "fuse"])]
     nbd: Vec<Address>,
 
     /// Attach an image to a virtual machine monitor as a vhost-user-blk device with this socket; may be given more than
@@ -49,6 +50,18 @@ pub(crate) struct ServeArgs {
     /// Name of an image for clients, in the order of the images [default: empty for one image, else the file name]
     #[arg(long, value_name = "NAME", help_heading = CLIENTS)]
     export_name: Vec<String>,
+
+    /// Serve NBD clients over TLS only, with the certificate (and its chain) in this PEM file
+    #[arg(long, value_name = "FILE", help_heading = CLIENTS, requires = "tls_key")]
+    tls_certificate: Option<PathBuf>,
+
+    /// The certificate's key, a PEM file
+    #[arg(long, value_name = "FILE", help_heading = CLIENTS, requires = "tls_certificate")]
+    tls_key: Option<PathBuf>,
+
+    /// Serve only clients with a certificate that an authority in this PEM file signed
+    #[arg(long, value_name = "FILE", help_heading = CLIENTS, requires = "tls_certificate")]
+    tls_client_ca: Option<PathBuf>,
 
     /// Clients can't write
     #[arg(short, long)]
@@ -90,6 +103,10 @@ pub(crate) struct ServeArgs {
     /// Take commands of `zebu ctl` on this socket
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+
+    /// Keep the right to open files and to connect to others while clients are served
+    #[arg(long)]
+    no_sandbox: bool,
 
     /// What is told on standard error
     #[arg(
@@ -242,13 +259,17 @@ fn serve(
         exports.push(if args.cache.is_direct() { export.without_page_cache() } else { export });
     }
     let exports = Exports::new(exports)?;
+    let config = config(args)?;
     let (listeners, _files) = listen(&args.nbd)?;
+    let (device_listeners, _device_files) = listen_for_front_ends(args)?;
+    let side = side_doors(args)?;
+    // All that is to be opened is open; threads that are made from now on inherit the sandbox.
+    enter_sandbox(args);
     let pool =
         WorkerPool::start(&PoolConfig { threads: args.queues as usize, worker: session.config().clone() })?;
-    let server = NbdServer::start(&pool, exports.clone(), listeners, config(args))?;
-    let (devices, _device_files) = devices(args, &pool, &exports)?;
+    let server = NbdServer::start(&pool, exports.clone(), listeners, config)?;
+    let devices = devices(args, device_listeners, &pool, &exports)?;
     let mounts = mounts(args, &pool, &exports)?;
-    let side = side_doors(args)?;
     stdout::print("ready\n")?;
     let signal = session.worker().block_on(until_signal(session.worker(), signals, &side, &exports));
     server.stop();
@@ -262,31 +283,50 @@ fn serve(
 fn listen(addresses: &[Address]) -> Result<(Vec<Listener>, Vec<SocketFile>), Failure> {
     let (mut listeners, mut files) = (Vec::new(), Vec::new());
     for address in addresses {
-        listeners.push(match address.bind()? {
-            Bound::Tcp(listener) => Listener::tcp(listener)?,
-            Bound::Unix(listener, file) => {
-                files.push(file);
-                Listener::unix(listener)?
-            }
-        });
+        for bound in address.bind()? {
+            listeners.push(match bound {
+                Bound::Tcp(listener) => Listener::tcp(listener)?,
+                Bound::Unix(listener, file) => {
+                    files.extend(file);
+                    Listener::unix(listener)?
+                }
+            });
+        }
     }
     Ok((listeners, files))
 }
 
-/// The vhost-user-blk devices, and the files of their sockets.
+/// The sockets of vhost-user-blk devices, and their files.
+fn listen_for_front_ends(args: &ServeArgs) -> Result<(Vec<UnixListener>, Vec<SocketFile>), Failure> {
+    let bound = args.vhost_user_blk.iter().map(|path| bind_unix(path)).collect::<Result<Vec<_>, _>>()?;
+    Ok(bound.into_iter().unzip())
+}
+
 fn devices(
     args: &ServeArgs,
+    listeners: Vec<UnixListener>,
     pool: &WorkerPool,
     exports: &Exports,
-) -> Result<(Vec<VhostUserBlk>, Vec<SocketFile>), Failure> {
-    let (mut devices, mut files) = (Vec::new(), Vec::new());
-    for (path, export) in args.vhost_user_blk.iter().zip(exports.iter()) {
-        let (listener, file) = bind_unix(path)?;
-        files.push(file);
+) -> Result<Vec<VhostUserBlk>, Failure> {
+    let mut devices = Vec::new();
+    for (listener, export) in listeners.into_iter().zip(exports.iter()) {
         let config = VhostConfig { queues: args.queues as u16, log: log(args) };
         devices.push(VhostUserBlk::start(pool, export, listener, config)?);
     }
-    Ok((devices, files))
+    Ok(devices)
+}
+
+/// Gives up what serving does not need. A kernel that can't leaves the server as it is, and that is told.
+fn enter_sandbox(args: &ServeArgs) {
+    // Who is in a sandbox can't unmount.
+    if args.no_sandbox || !args.fuse.is_empty() {
+        return;
+    }
+    let unix = args.nbd.iter().chain(&args.metrics).filter_map(Address::unix_path);
+    let sockets = unix.chain(args.vhost_user_blk.iter().chain(&args.control).map(PathBuf::as_path));
+    if let Err(reason) = sandbox::enter(sockets) {
+        log(args).write(Level::Info, format_args!("no sandbox: {reason}"));
+    }
 }
 
 fn mounts(args: &ServeArgs, pool: &WorkerPool, exports: &Exports) -> Result<Vec<FuseMount>, Failure> {
@@ -306,12 +346,18 @@ struct SideDoors {
 
 fn side_doors(args: &ServeArgs) -> Result<SideDoors, Failure> {
     let mut files = Vec::new();
-    let metrics = match args.metrics.as_ref().map(Address::bind).transpose()? {
-        Some(Bound::Tcp(listener)) => Some(Door::new(listener)?),
-        Some(Bound::Unix(listener, file)) => {
-            files.push(file);
-            Some(Door::new(listener)?)
+    let metrics = match &args.metrics {
+        Some(Address::Passed) => {
+            return Err(Failure::usage("--metrics needs an address of its own: unix:PATH or HOST:PORT"));
         }
+        Some(address) => match address.bind()?.pop() {
+            Some(Bound::Tcp(listener)) => Some(Door::new(listener)?),
+            Some(Bound::Unix(listener, file)) => {
+                files.extend(file);
+                Some(Door::new(listener)?)
+            }
+            None => None,
+        },
         None => None,
     };
     let control = match &args.control {
@@ -357,16 +403,23 @@ fn log(args: &ServeArgs) -> Log {
     Log::new(args.log_level.level(), write_log)
 }
 
-fn config(args: &ServeArgs) -> NbdConfig {
-    NbdConfig {
+fn config(args: &ServeArgs) -> Result<NbdConfig, Failure> {
+    let tls = match (&args.tls_certificate, &args.tls_key) {
+        (Some(certificate), Some(key)) => {
+            Some(TlsConfig::from_files(certificate, key, args.tls_client_ca.as_deref())?)
+        }
+        _ => None,
+    };
+    Ok(NbdConfig {
         max_clients: args.max_clients as usize,
         max_requests: args.max_requests as usize,
         max_bytes: args.max_request_memory,
         handshake_timeout: args.handshake_timeout,
         idle_timeout: args.idle_timeout,
+        tls,
         log: log(args),
         ..NbdConfig::default()
-    }
+    })
 }
 
 fn write_log(level: Level, message: fmt::Arguments<'_>) {

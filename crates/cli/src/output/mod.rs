@@ -7,3 +7,4 @@ pub(crate) mod json;
 pub(crate) mod map;
 pub(crate) mod stdout;
 pub(crate) mod units;
+pub(crate) mod verdict;

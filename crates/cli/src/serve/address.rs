@@ -1,6 +1,7 @@
 //! Addresses that a server listens on.
 
 use crate::failure::Failure;
+use listenfd::ListenFd;
 use std::fs;
 use std::io;
 use std::net::TcpListener;
@@ -9,19 +10,24 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// `unix:PATH` or `HOST:PORT`.
+/// `unix:PATH`, `HOST:PORT` or `systemd`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Address {
     /// A Unix socket.
     Unix(PathBuf),
     /// A TCP socket; the host `*` stands for all addresses.
     Tcp(String),
+    /// The sockets that whoever started the process passed on (sd_listen_fds(3)).
+    Passed,
 }
 
 impl FromStr for Address {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        if text == "systemd" {
+            return Ok(Self::Passed);
+        }
         if let Some(path) = text.strip_prefix("unix:") {
             return if path.is_empty() {
                 Err("the path is missing".to_owned())
@@ -30,7 +36,7 @@ impl FromStr for Address {
             };
         }
         let Some((host, port)) = text.rsplit_once(':') else {
-            return Err("expected unix:PATH or HOST:PORT".to_owned());
+            return Err("expected unix:PATH, HOST:PORT or systemd".to_owned());
         };
         port.parse::<u16>().map_err(|_| format!("'{port}' is no port number"))?;
         let host = if matches!(host, "*" | "") { "[::]" } else { host };
@@ -40,20 +46,52 @@ impl FromStr for Address {
 
 /// A bound socket of either kind.
 pub(crate) enum Bound {
-    Unix(UnixListener, SocketFile),
+    Unix(UnixListener, Option<SocketFile>),
     Tcp(TcpListener),
 }
 
 impl Address {
-    /// Begins to listen. A socket that a dead server left behind is replaced.
-    pub(crate) fn bind(&self) -> Result<Bound, Failure> {
+    /// The path, if it is a Unix socket.
+    pub(crate) fn unix_path(&self) -> Option<&Path> {
         match self {
-            Address::Unix(path) => bind_unix(path).map(|(listener, file)| Bound::Unix(listener, file)),
+            Address::Unix(path) => Some(path),
+            Address::Tcp(_) | Address::Passed => None,
+        }
+    }
+
+    /// Begins to listen. A socket that a dead server left behind is replaced.
+    pub(crate) fn bind(&self) -> Result<Vec<Bound>, Failure> {
+        let bound = match self {
+            Address::Passed => return passed(),
+            Address::Unix(path) => bind_unix(path).map(|(listener, file)| Bound::Unix(listener, Some(file))),
             Address::Tcp(address) => TcpListener::bind(address)
                 .map(Bound::Tcp)
                 .map_err(|error| Failure::new(format!("could not listen on {address}: {error}"))),
-        }
+        };
+        bound.map(|bound| vec![bound])
     }
+}
+
+/// The sockets that were passed on, which are nobody's to remove.
+fn passed() -> Result<Vec<Bound>, Failure> {
+    let mut descriptors = ListenFd::from_env();
+    let mut all = Vec::new();
+    for index in 0..descriptors.len() {
+        let found = match descriptors.take_tcp_listener(index) {
+            Ok(listener) => listener.map(Bound::Tcp),
+            Err(_) => descriptors
+                .take_unix_listener(index)
+                .map_err(|error| Failure::new(format!("descriptor {index} that was passed on: {error}")))?
+                .map(|listener| Bound::Unix(listener, None)),
+        };
+        all.extend(found);
+    }
+    if all.is_empty() {
+        return Err(Failure::new(
+            "no sockets were passed on (LISTEN_FDS): start it through a systemd socket unit",
+        ));
+    }
+    Ok(all)
 }
 
 /// Binds a Unix socket.
@@ -100,6 +138,7 @@ mod tests {
         assert_eq!("[::1]:1".parse(), tcp("[::1]:1"));
         assert_eq!("*:1".parse(), tcp("[::]:1"));
         assert_eq!(":1".parse(), tcp("[::]:1"));
+        assert_eq!("systemd".parse(), Ok(Address::Passed));
         for wrong in ["unix:", "localhost", "localhost:", "localhost:65536", "localhost:-1", "/run/x.sock"] {
             assert!(wrong.parse::<Address>().is_err(), "{wrong}");
         }

@@ -40,6 +40,13 @@ pub(crate) enum Command {
         /// Bytes.
         size: u64,
     },
+    /// Changes the memory of the mapping cache, for the whole chain.
+    CacheSize {
+        /// The export.
+        export: String,
+        /// Bytes.
+        size: u64,
+    },
     /// Makes what was written durable.
     Flush {
         /// The export.
@@ -88,6 +95,11 @@ async fn execute(worker: &Worker, exports: &Exports, command: Command) -> Result
         }
         Command::Stats { export: Some(name) } => Ok(stats(find(exports, &name)?)),
         Command::Resize { export, size } => resize(worker, find(exports, &export)?, size).await,
+        Command::CacheSize { export, size } => {
+            let image = find(exports, &export)?.image();
+            image.set_cache_size(size).map_err(|error| error.to_string())?;
+            Ok(json!({}))
+        }
         Command::Flush { export } => {
             let export = find(exports, &export)?;
             export.image().flush(worker).await.map_err(|error| error.to_string())?;

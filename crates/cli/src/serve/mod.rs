@@ -4,4 +4,5 @@ pub(crate) mod accept;
 pub(crate) mod address;
 pub(crate) mod control;
 pub(crate) mod metrics;
+pub(crate) mod sandbox;
 pub(crate) mod signals;

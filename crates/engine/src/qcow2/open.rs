@@ -100,7 +100,7 @@ pub(crate) async fn parse(worker: &Worker, file: &File, purpose: zebu_qcow2::Pur
     Ok(Parsed { header, first_block, snapshots, snapshots_len, bitmaps })
 }
 
-async fn read_snapshots(
+pub(crate) async fn read_snapshots(
     worker: &Worker,
     file: &File,
     header: &Header,

@@ -1,5 +1,6 @@
 //! The conversation before the first request.
 
+use super::config::NbdConfig;
 use super::contexts::{Context, Contexts};
 use super::inbox::Inbox;
 use super::option::{
@@ -11,11 +12,12 @@ use super::protocol::{
 };
 use super::reply::ReplyStyle;
 use super::request::{HeaderStyle, MAX_PAYLOAD};
+use super::transport::Transport;
 use crate::export::{Export, Exports};
 use std::io;
 use std::sync::Arc;
 use zebu::Access;
-use zebu::storage::{IoBuf, Socket, Worker};
+use zebu::storage::{IoBuf, Worker};
 
 /// The longest data of an option that is skipped to answer with an error; with more the session ends.
 const MAX_SKIPPED_OPTION: u32 = 1 << 20;
@@ -35,7 +37,8 @@ pub(crate) struct Agreement {
 /// A handshake under way.
 pub(crate) struct Handshake<'a> {
     worker: &'a Worker,
-    socket: &'a Socket,
+    transport: Transport,
+    config: &'a NbdConfig,
     exports: &'a Exports,
     client: HandshakeFlags,
     replies: ReplyStyle,
@@ -55,10 +58,16 @@ fn violation(what: impl Into<String>) -> io::Error {
 }
 
 impl<'a> Handshake<'a> {
-    pub(crate) fn new(worker: &'a Worker, socket: &'a Socket, exports: &'a Exports) -> Self {
+    pub(crate) fn new(
+        worker: &'a Worker,
+        transport: &Transport,
+        exports: &'a Exports,
+        config: &'a NbdConfig,
+    ) -> Self {
         Self {
             worker,
-            socket,
+            transport: transport.clone(),
+            config,
             exports,
             client: HandshakeFlags::empty(),
             replies: ReplyStyle::Simple,
@@ -94,7 +103,7 @@ impl<'a> Handshake<'a> {
             }
             data.resize(header.len as usize, 0);
             inbox.read_exact(&mut data).await?;
-            match self.answer(header.code, &data).await? {
+            match self.answer(header.code, &data, inbox).await? {
                 Next::Option => {}
                 Next::Serve(agreement) => return Ok(Some(*agreement)),
                 Next::Close => return Ok(None),
@@ -102,7 +111,7 @@ impl<'a> Handshake<'a> {
         }
     }
 
-    async fn answer(&mut self, code: u32, data: &[u8]) -> io::Result<Next> {
+    async fn answer(&mut self, code: u32, data: &[u8], inbox: &mut Inbox) -> io::Result<Next> {
         let parsed = match parse_option(code, data) {
             Ok(parsed) => parsed,
             Err(refusal) if code == option::EXPORT_NAME => return Err(violation(refusal.message)),
@@ -111,6 +120,13 @@ impl<'a> Handshake<'a> {
                 return Ok(Next::Option);
             }
         };
+        if self.needs_tls() && !matches!(parsed, ClientOption::Abort | ClientOption::StartTls) {
+            if code == option::EXPORT_NAME {
+                return Err(violation("the client does not use TLS"));
+            }
+            self.refuse(code, OptionReply::TlsRequired, "this server needs TLS").await?;
+            return Ok(Next::Option);
+        }
         match parsed {
             ClientOption::ExportName(name) => return self.export_name(name).await,
             ClientOption::Abort => {
@@ -119,9 +135,7 @@ impl<'a> Handshake<'a> {
                 return Ok(Next::Close);
             }
             ClientOption::List => self.list(code).await?,
-            ClientOption::StartTls => {
-                self.refuse(code, OptionReply::Policy, "this server has no certificate").await?;
-            }
+            ClientOption::StartTls => self.start_tls(code, inbox).await?,
             ClientOption::Info(request) => {
                 self.describe(code, &request).await?;
             }
@@ -149,6 +163,42 @@ impl<'a> Handshake<'a> {
             }
         }
         Ok(Next::Option)
+    }
+
+    /// Whether the client has to begin TLS before anything else.
+    fn needs_tls(&self) -> bool {
+        self.config.has_tls() && !self.transport.is_encrypted()
+    }
+
+    #[cfg(feature = "tls")]
+    async fn start_tls(&mut self, code: u32, inbox: &mut Inbox) -> io::Result<()> {
+        let Some(tls) = &self.config.tls else {
+            return self.refuse(code, OptionReply::Policy, "this server has no certificate").await;
+        };
+        if self.transport.is_encrypted() {
+            return self.refuse(code, OptionReply::Invalid, "TLS is there already").await;
+        }
+        if inbox.has(1) {
+            // It would be taken for something that came encrypted.
+            return Err(violation("the client sent something between its wish for TLS and the answer"));
+        }
+        self.reply(code, OptionReply::Ack, &[]).await?;
+        self.transport = self.transport.start_tls(self.worker, tls).await?;
+        inbox.switch(&self.transport);
+        // Whatever was agreed on before may be somebody else's.
+        self.replies = ReplyStyle::Simple;
+        self.contexts = None;
+        Ok(())
+    }
+
+    #[cfg(not(feature = "tls"))]
+    async fn start_tls(&mut self, code: u32, _: &mut Inbox) -> io::Result<()> {
+        self.refuse(code, OptionReply::Policy, "this server was built without TLS").await
+    }
+
+    /// The connection as it is after the handshake.
+    pub(crate) fn transport(&self) -> &Transport {
+        &self.transport
     }
 
     async fn export_name(&mut self, name: &str) -> io::Result<Next> {
@@ -284,7 +334,7 @@ impl<'a> Handshake<'a> {
     }
 
     async fn send(&self, bytes: &[u8]) -> io::Result<()> {
-        self.worker.send(self.socket, IoBuf::copy_of(bytes).into()).await.0
+        self.transport.send(self.worker, IoBuf::copy_of(bytes).into()).await.0
     }
 }
 

@@ -1,9 +1,10 @@
 //! Receiving: many small things per system call, and large ones straight into their buffers.
 
 use super::peers::Peer;
+use super::transport::Transport;
 use std::io;
 use std::sync::Arc;
-use zebu::storage::{IoBuf, IoBufs, Socket, Worker};
+use zebu::storage::{IoBuf, IoBufs, Worker};
 
 /// Bytes that are received at once beside a payload.
 const STAGING: usize = 128 << 10;
@@ -11,7 +12,7 @@ const STAGING: usize = 128 << 10;
 /// What a client has sent and nobody has looked at yet.
 pub(crate) struct Inbox {
     worker: Worker,
-    socket: Socket,
+    transport: Transport,
     peer: Arc<Peer>,
     staging: IoBuf,
     /// The part of `staging` that holds something.
@@ -24,15 +25,21 @@ fn ended() -> io::Error {
 }
 
 impl Inbox {
-    pub(crate) fn new(worker: &Worker, socket: &Socket, peer: &Arc<Peer>) -> Self {
+    pub(crate) fn new(worker: &Worker, transport: &Transport, peer: &Arc<Peer>) -> Self {
         Self {
             worker: worker.clone(),
-            socket: socket.clone(),
+            transport: transport.clone(),
             peer: Arc::clone(peer),
             staging: IoBuf::zeroed(STAGING),
             start: 0,
             end: 0,
         }
+    }
+
+    /// Goes on with another transport of the same connection.
+    #[cfg(feature = "tls")]
+    pub(crate) fn switch(&mut self, transport: &Transport) {
+        self.transport = transport.clone();
     }
 
     /// Whether [`Inbox::peek`] of so many bytes need not wait.
@@ -101,7 +108,7 @@ impl Inbox {
             let mut bufs = IoBufs::from(payload);
             // Everything that was here has been taken.
             bufs.0.push(std::mem::replace(&mut self.staging, IoBuf::zeroed(0)));
-            let (received, mut bufs) = self.worker.receive(&self.socket, bufs).await;
+            let (received, mut bufs) = self.transport.receive(&self.worker, bufs).await;
             self.staging = bufs.0.pop().unwrap_or_else(|| IoBuf::zeroed(STAGING));
             for part in bufs.0 {
                 // Split off above, so that it fits.
@@ -134,7 +141,7 @@ impl Inbox {
         let mut head = std::mem::replace(&mut self.staging, IoBuf::zeroed(0));
         let mut tail = head;
         head = tail.split_to(self.end);
-        let (received, bufs) = self.worker.receive(&self.socket, tail.into()).await;
+        let (received, bufs) = self.transport.receive(&self.worker, tail.into()).await;
         for part in bufs.0 {
             // Split off above, so that it fits.
             let _ = head.unsplit(part);

@@ -1,5 +1,6 @@
 //! The NBD server: fixed newstyle, structured replies, extended headers, block status.
 
+mod config;
 mod contexts;
 mod gate;
 mod handshake;
@@ -14,7 +15,11 @@ mod request;
 mod server;
 mod session;
 mod status;
+#[cfg(feature = "tls")]
+mod tls;
+mod transport;
 
+pub use config::NbdConfig;
 pub use listener::Listener;
 pub use option::{
     ClientOption, ContextRequest, InfoRequest, MAX_NAME, OptionHeader, OptionRefusal, parse_option,
@@ -23,4 +28,6 @@ pub use protocol::TransmissionFlags;
 pub use request::{
     Command, HeaderStyle, MAX_PAYLOAD, Refusal, RequestHeader, Terms, Verdict, Zeroing, judge,
 };
-pub use server::{NbdConfig, NbdServer};
+pub use server::NbdServer;
+#[cfg(feature = "tls")]
+pub use tls::TlsConfig;

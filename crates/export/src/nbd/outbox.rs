@@ -2,11 +2,12 @@
 
 use super::gate::{Gate, Load};
 use super::peers::Peer;
+use super::transport::Transport;
 use std::cell::RefCell;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
-use zebu::storage::{IoBuf, IoBufs, Socket, Worker};
+use zebu::storage::{IoBuf, IoBufs, Worker};
 
 /// Bytes of memory from which heads are cut.
 const ARENA: usize = 4096;
@@ -76,10 +77,10 @@ impl Outbox {
 
     /// Sends what is queued until it is closed. If the connection breaks, replies go nowhere from then on, and the
     /// other direction ends too.
-    pub(crate) async fn run(&self, socket: &Socket, gate: &Gate, peer: &Arc<Peer>) {
+    pub(crate) async fn run(&self, transport: &Transport, gate: &Gate, peer: &Arc<Peer>) {
         let mut batch = IoBufs::new();
         while let Some(load) = self.next(&mut batch).await {
-            let (result, sent) = self.worker.send(socket, std::mem::take(&mut batch)).await;
+            let (result, sent) = transport.send(&self.worker, std::mem::take(&mut batch)).await;
             batch = sent;
             batch.0.clear();
             peer.touch();

@@ -117,6 +117,8 @@ pub(crate) enum OptionReply {
     Unsupported = (1 << 31) + 1,
     Policy = (1 << 31) + 2,
     Invalid = (1 << 31) + 3,
+    #[cfg_attr(not(feature = "tls"), allow(dead_code))] // only a server with a certificate needs it
+    TlsRequired = (1 << 31) + 5,
     Unknown = (1 << 31) + 6,
     TooBig = (1 << 31) + 9,
 }

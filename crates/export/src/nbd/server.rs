@@ -1,14 +1,16 @@
 //! Taking clients in, and letting them go.
 
+use super::config::NbdConfig;
 use super::gate::Load;
 use super::handshake::Handshake;
 use super::inbox::Inbox;
 use super::listener::Listener;
 use super::peers::{Membership, Peers, TimeLimits};
 use super::session::Session;
+use super::transport::Transport;
 use crate::error::ExportError;
 use crate::export::Exports;
-use crate::log::{Level, Log};
+use crate::log::Level;
 use crate::pool::{PoolHandle, Seat, WorkerPool};
 use crate::stop::Stop;
 use rustix::io::Errno;
@@ -21,39 +23,6 @@ use zebu::storage::Socket;
 const LOOK: Duration = Duration::from_secs(1);
 /// How long to wait when there is nothing to accept with (descriptors, memory).
 const BREATH: Duration = Duration::from_millis(100);
-
-/// Limits of a server.
-#[derive(Debug, Clone)]
-pub struct NbdConfig {
-    /// Clients at once; those beyond are sent away.
-    pub max_clients: usize,
-    /// Requests of one client under way at once; it is not read from meanwhile.
-    pub max_requests: usize,
-    /// Bytes of data of these requests. (One request is served however large it is.)
-    pub max_bytes: u64,
-    /// How long the conversation before the first request may take, in seconds.
-    pub handshake_timeout: u32,
-    /// After how many seconds without a request a client is sent away; `None`: never.
-    pub idle_timeout: Option<u32>,
-    /// How long a server that stops waits for clients to take their replies, in seconds.
-    pub stop_timeout: u32,
-    /// Where messages go.
-    pub log: Log,
-}
-
-impl Default for NbdConfig {
-    fn default() -> Self {
-        Self {
-            max_clients: 1024,
-            max_requests: 512,
-            max_bytes: 32 << 20,
-            handshake_timeout: 10,
-            idle_timeout: None,
-            stop_timeout: 10,
-            log: Log::none(),
-        }
-    }
-}
 
 /// What all of a server's tasks share.
 struct Shared {
@@ -161,15 +130,17 @@ async fn serve(shared: &Shared, socket: &Socket, membership: &Membership, seat: 
         return Ok(());
     }
     let peer = membership.peer();
-    let mut inbox = Inbox::new(&seat.worker, socket, peer);
-    let agreement = Handshake::new(&seat.worker, socket, exports).run(&mut inbox).await?;
+    let plain = Transport::Plain(socket.clone());
+    let mut inbox = Inbox::new(&seat.worker, &plain, peer);
+    let mut handshake = Handshake::new(&seat.worker, &plain, exports, config);
+    let agreement = handshake.run(&mut inbox).await?;
     let Some(agreement) = agreement else { return Ok(()) };
     peer.serves();
     let most = Load { requests: config.max_requests.max(1), bytes: config.max_bytes };
     let export = Arc::clone(&agreement.export);
     export.metrics().client_comes();
     let session = Session::new(seat, agreement, most, peer, stop);
-    let result = session.run(&mut inbox, socket, peer).await;
+    let result = session.run(&mut inbox, handshake.transport(), peer).await;
     export.metrics().client_goes();
     result
 }

@@ -11,6 +11,7 @@ use super::protocol::NbdErrno;
 use super::reply::{Ticket, done_head, error_reply, read_head, status_chunk};
 use super::request::{Command, HeaderStyle, Refusal, RequestHeader, Terms, Verdict, Zeroing, judge};
 use super::status::{RunLimit, block_status};
+use super::transport::Transport;
 use crate::metrics::RequestKind;
 use crate::pool::Seat;
 use crate::stop::Stop;
@@ -19,7 +20,7 @@ use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
-use zebu::storage::{IoBuf, IoBufs, Socket};
+use zebu::storage::{IoBuf, IoBufs};
 use zebu::{Durability, ErrorKind, ZeroMode};
 
 /// Bytes that reading ahead reads at once.
@@ -73,12 +74,12 @@ impl Session {
     pub(crate) async fn run(
         self: &Rc<Self>,
         inbox: &mut Inbox,
-        socket: &Socket,
+        transport: &Transport,
         peer: &Arc<Peer>,
     ) -> io::Result<()> {
         let sender = {
-            let (me, socket, peer) = (Rc::clone(self), socket.clone(), Arc::clone(peer));
-            self.seat.worker.spawn(async move { me.outbox.run(&socket, &me.gate, &peer).await })
+            let (me, transport, peer) = (Rc::clone(self), transport.clone(), Arc::clone(peer));
+            self.seat.worker.spawn(async move { me.outbox.run(&transport, &me.gate, &peer).await })
         };
         let result = self.receive(inbox).await;
         self.gate.empty().await;

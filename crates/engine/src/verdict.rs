@@ -1,0 +1,554 @@
+//! Whether an image may be handed to another tool: one that believes what the image says, guesses its format, and
+//! opens the files that it names. Nothing but the file itself is opened to find out.
+
+use crate::open::{flags, probe};
+use crate::options::{Access, Chain, Format, OpenOptions, Purpose, RefPolicy};
+use crate::qcow2::info::text;
+use crate::qcow2::open::{read_bytes, read_snapshots};
+use crate::{Error, Image, Result};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use zebu_qcow2::extension::Extension;
+use zebu_qcow2::{Autoclear, Compatible, Encryption, FormatError, Header, Incompatible, Warning};
+use zebu_storage::{File, Worker};
+
+/// A disk is called gigantic above this size in bytes...
+pub const GIGANTIC_SIZE: u64 = 16 << 40;
+/// ...if it is also so many times larger than the file.
+pub const GIGANTIC_RATIO: u64 = 1000;
+
+/// Bytes at the start and the end of a disk that are looked at for other formats.
+const SNIFFED: usize = 4096;
+/// Where the incompatible feature bits stand in the header, bytes.
+const INCOMPATIBLE: std::ops::Range<usize> = 72..80;
+
+/// Whether a concern makes the image unsafe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// Worth knowing; the image may be handed on.
+    Note,
+    /// The image must not be handed to a tool that trusts it.
+    Unsafe,
+}
+
+/// What makes the name of a file in an image worse than a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NameTrait {
+    /// A description in JSON, which may name any driver and any file.
+    Json,
+    /// A protocol before a colon: a network address or a device.
+    Protocol,
+    /// An absolute path.
+    Absolute,
+    /// Leaves a directory with `..`.
+    Parent,
+    /// Lies in `/proc`, `/dev` or `/sys`.
+    System,
+    /// Empty, or with control characters, or not UTF-8.
+    Malformed,
+}
+
+impl NameTrait {
+    /// The word for it in machine-readable output.
+    pub fn code(self) -> &'static str {
+        match self {
+            Self::Json => "json",
+            Self::Protocol => "protocol",
+            Self::Absolute => "absolute",
+            Self::Parent => "parent-directory",
+            Self::System => "system-directory",
+            Self::Malformed => "malformed",
+        }
+    }
+
+    fn of(name: &str) -> Vec<Self> {
+        let before_slash = name.split('/').next().unwrap_or_default();
+        let is_json = name.starts_with("json:");
+        let path = Path::new(name);
+        let system = ["/proc", "/dev", "/sys"].iter().any(|dir| path.starts_with(dir));
+        let malformed = name.is_empty() || name.contains(|c: char| c.is_control() || c == '\u{fffd}');
+        [
+            (is_json, Self::Json),
+            (!is_json && before_slash.contains(':'), Self::Protocol),
+            (path.is_absolute(), Self::Absolute),
+            (name.split('/').any(|part| part == ".."), Self::Parent),
+            (system, Self::System),
+            (malformed, Self::Malformed),
+        ]
+        .into_iter()
+        .filter_map(|(holds, word)| holds.then_some(word))
+        .collect()
+    }
+}
+
+/// Where something was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// In the file.
+    InFile,
+    /// On the disk that a guest sees.
+    OnDisk,
+}
+
+/// One thing to know before the image is handed on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Concern {
+    /// It names a backing file.
+    BackingFile {
+        /// As named; what is not UTF-8 is replaced.
+        name: String,
+        /// What is bad about the name.
+        traits: Vec<NameTrait>,
+    },
+    /// It names a backing file and no format of it: the format would be guessed.
+    BackingFormatMissing,
+    /// The format of the backing file is neither qcow2 nor raw.
+    BackingFormat {
+        /// As named.
+        format: String,
+    },
+    /// Guest data is in another file.
+    DataFile {
+        /// As named, if it is.
+        name: Option<String>,
+        /// What is bad about the name.
+        traits: Vec<NameTrait>,
+    },
+    /// The header, or a table that hangs on it, fails a check.
+    Invalid {
+        /// Which.
+        error: String,
+    },
+    /// Features that a program has to know to open the image, and that are not known.
+    UnknownFeatures {
+        /// Which.
+        error: String,
+    },
+    /// Guest data is encrypted, or said to be.
+    Encrypted {
+        /// `aes` or `luks`.
+        method: &'static str,
+    },
+    /// Marked corrupt.
+    Corrupt,
+    /// Not closed properly: its refcounts may be wrong.
+    Dirty,
+    /// Begins (or ends) as a file of another format does: a tool that guesses takes it for one.
+    LooksLike {
+        /// The other format.
+        format: &'static str,
+        /// Where.
+        found: Found,
+    },
+    /// The disk is out of proportion to the file: more than [`GIGANTIC_SIZE`] and [`GIGANTIC_RATIO`] times the file.
+    Gigantic {
+        /// Bytes of the disk.
+        virtual_size: u64,
+        /// Bytes of the file.
+        file_length: u64,
+    },
+    /// Internal snapshots: content that is not on the disk that a guest sees.
+    Snapshots {
+        /// How many.
+        count: u32,
+        /// Bytes of VM state in them.
+        vm_state: u64,
+    },
+    /// Persistent bitmaps.
+    Bitmaps {
+        /// How many; 0 if they were left behind by a program that did not keep them.
+        count: u32,
+    },
+    /// Something in the header that is ignored, as the format demands, because it is not known.
+    UnknownParts {
+        /// What.
+        what: &'static str,
+    },
+    /// The format was guessed from the first bytes, which a guest may have written.
+    Guessed,
+}
+
+impl Concern {
+    /// How bad it is.
+    pub fn severity(&self) -> Severity {
+        match self {
+            Self::Snapshots { .. } | Self::Bitmaps { .. } | Self::UnknownParts { .. } | Self::Guessed => {
+                Severity::Note
+            }
+            _ => Severity::Unsafe,
+        }
+    }
+
+    /// The word for it in machine-readable output; words stay as they are.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::BackingFile { .. } => "backing-file",
+            Self::BackingFormatMissing => "backing-format-missing",
+            Self::BackingFormat { .. } => "backing-format",
+            Self::DataFile { .. } => "data-file",
+            Self::Invalid { .. } => "invalid",
+            Self::UnknownFeatures { .. } => "unknown-features",
+            Self::Encrypted { .. } => "encrypted",
+            Self::Corrupt => "corrupt",
+            Self::Dirty => "dirty",
+            Self::LooksLike { .. } => "looks-like-another-format",
+            Self::Gigantic { .. } => "gigantic",
+            Self::Snapshots { .. } => "snapshots",
+            Self::Bitmaps { .. } => "bitmaps",
+            Self::UnknownParts { .. } => "unknown-parts",
+            Self::Guessed => "format-guessed",
+        }
+    }
+
+    /// The name of the file that the image names.
+    pub fn name(&self) -> Option<&str> {
+        match self {
+            Self::BackingFile { name, .. } => Some(name),
+            Self::DataFile { name, .. } => name.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// What is bad about that name.
+    pub fn traits(&self) -> &[NameTrait] {
+        match self {
+            Self::BackingFile { traits, .. } | Self::DataFile { traits, .. } => traits,
+            _ => &[],
+        }
+    }
+}
+
+impl fmt::Display for Concern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::BackingFile { name, .. } => {
+                write!(f, "names the backing file '{}'{}", name.escape_debug(), Traits(self.traits()))
+            }
+            Self::BackingFormatMissing => {
+                f.write_str("does not name the format of its backing file, which would be guessed")
+            }
+            Self::BackingFormat { format } => {
+                write!(f, "names '{}' as the format of its backing file", format.escape_debug())
+            }
+            Self::DataFile { name: Some(name), .. } => {
+                write!(f, "names the data file '{}'{}", name.escape_debug(), Traits(self.traits()))
+            }
+            Self::DataFile { name: None, .. } => f.write_str("needs a data file and does not name it"),
+            Self::Invalid { error } | Self::UnknownFeatures { error } => {
+                write!(f, "is not valid: {}", error.escape_debug())
+            }
+            Self::Encrypted { method } => write!(f, "is encrypted ({method}): its data can't be looked at"),
+            Self::Corrupt => f.write_str("is marked corrupt (zebu check -r all)"),
+            Self::Dirty => f.write_str("was not closed properly (zebu check -r all)"),
+            Self::LooksLike { format, found: Found::InFile } => {
+                write!(f, "looks like {format}: a tool that guesses the format takes it for that")
+            }
+            Self::LooksLike { format, found: Found::OnDisk } => {
+                write!(f, "has a disk that looks like {format}: a raw copy of it would be taken for that")
+            }
+            Self::Gigantic { virtual_size, file_length } => {
+                write!(f, "has a disk of {virtual_size} bytes in a file of {file_length} bytes")
+            }
+            Self::Snapshots { count, vm_state } => {
+                write!(f, "has {count} internal snapshots with {vm_state} bytes of VM state")
+            }
+            Self::Bitmaps { count: 0 } => f.write_str("has persistent bitmaps that are no longer consistent"),
+            Self::Bitmaps { count } => write!(f, "has {count} persistent bitmaps"),
+            Self::UnknownParts { what } => write!(f, "has unknown {what}, which are ignored"),
+            Self::Guessed => f.write_str("has a format that was guessed (name it with -f)"),
+        }
+    }
+}
+
+/// The words for traits in brackets.
+struct Traits<'a>(&'a [NameTrait]);
+
+impl fmt::Display for Traits<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        let words: Vec<&str> = self.0.iter().map(|word| word.code()).collect();
+        write!(f, " ({})", words.join(", "))
+    }
+}
+
+/// What there is to know before an image is handed to another tool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verdict {
+    /// As opened.
+    pub filename: PathBuf,
+    /// As given, or as guessed.
+    pub format: Format,
+    /// All concerns, the unsafe ones first.
+    pub concerns: Vec<Concern>,
+}
+
+impl Verdict {
+    /// Whether no concern makes the image unsafe.
+    pub fn is_safe(&self) -> bool {
+        self.concerns.iter().all(|concern| concern.severity() < Severity::Unsafe)
+    }
+}
+
+/// Judges the image file at `path`. Of `options`, the format, the cache mode and the sharing count. No file that the
+/// image names is opened.
+///
+/// # Errors
+/// The file can't be opened or read. That it is not a valid image is no error but a concern.
+pub async fn judge(worker: &Worker, path: &Path, options: &OpenOptions) -> Result<Verdict> {
+    let options = OpenOptions {
+        access: Access::ReadOnly,
+        refs: RefPolicy::None,
+        purpose: Purpose::Inspect,
+        chain: Chain::TopOnly,
+        ..options.clone()
+    };
+    let file = File::open(path, &flags(&options)).map_err(|e| Error::from(e).on(path))?;
+    let format = match options.format {
+        Some(format) => format,
+        None => probe(worker, &file).await?,
+    };
+    let mut concerns = Vec::new();
+    match format {
+        Format::Raw => {
+            let (len, start) = (file.len(), SNIFFED.min(file.len() as usize));
+            let first = read_bytes(worker, &file, 0, start).await?;
+            let last = read_bytes(worker, &file, len - start as u64, start).await?;
+            let found = Found::InFile;
+            concerns.extend(sniff(&first, &last).map(|format| Concern::LooksLike { format, found }));
+        }
+        Format::Qcow2 => {
+            if let Some(header) = judge_header(worker, &file, &mut concerns).await? {
+                judge_tables(worker, &file, &header, &mut concerns).await;
+                // What unknown features change is not known either: the disk stays unread.
+                let unknown = concerns.iter().any(|c| matches!(c, Concern::UnknownFeatures { .. }));
+                let looks_like =
+                    if unknown { Ok(None) } else { judge_disk(worker, path, &options, &header).await };
+                match looks_like {
+                    Ok(None) => {}
+                    Ok(Some(format)) => concerns.push(Concern::LooksLike { format, found: Found::OnDisk }),
+                    Err(error) => {
+                        concerns.push(Concern::Invalid { error: error.message().to_owned() });
+                        concerns.dedup();
+                    }
+                }
+            }
+        }
+    }
+    if options.format.is_none() {
+        concerns.push(Concern::Guessed);
+    }
+    concerns.sort_by_key(|concern| std::cmp::Reverse(concern.severity()));
+    Ok(Verdict { filename: path.to_owned(), format, concerns })
+}
+
+/// The header, and what is wrong with it; `None` if it can't be understood.
+async fn judge_header(worker: &Worker, file: &File, concerns: &mut Vec<Concern>) -> Result<Option<Header>> {
+    let first = read_bytes(worker, file, 0, (file.len().min(4096)) as usize).await?;
+    let prefix = match Header::prefix(&first) {
+        Ok(prefix) => prefix,
+        Err(error) => {
+            concerns.push(Concern::Invalid { error: error.to_string() });
+            return Ok(None);
+        }
+    };
+    let mut cluster = read_bytes(worker, file, 0, prefix.cluster_size() as usize).await?;
+    let mut parsed = Header::parse(&cluster, zebu_qcow2::Purpose::Inspect);
+    if let Err(error @ FormatError::UnsupportedFeatures { .. }) = &parsed {
+        concerns.push(Concern::UnknownFeatures { error: error.to_string() });
+        // Without them the rest can be told too.
+        if let Some(bits) = cluster.get_mut(INCOMPATIBLE).and_then(|b| b.first_chunk_mut::<8>()) {
+            *bits = (u64::from_be_bytes(*bits) & Incompatible::KNOWN.bits()).to_be_bytes();
+        }
+        parsed = Header::parse(&cluster, zebu_qcow2::Purpose::Inspect);
+    }
+    let (header, warnings) = match parsed {
+        Ok(parsed) => parsed,
+        Err(error) => {
+            concerns.push(Concern::Invalid { error: error.to_string() });
+            return Ok(None);
+        }
+    };
+    judge_references(&header, concerns);
+    let method = match header.encryption {
+        Encryption::None => None,
+        Encryption::Aes => Some("aes"),
+        Encryption::Luks => Some("luks"),
+        Encryption::Unknown(_) => Some("unknown"),
+    };
+    concerns.extend(method.map(|method| Concern::Encrypted { method }));
+    if header.incompatible().contains(Incompatible::CORRUPT) {
+        concerns.push(Concern::Corrupt);
+    }
+    if header.incompatible().contains(Incompatible::DIRTY) {
+        concerns.push(Concern::Dirty);
+    }
+    let stale = warnings.iter().any(|warning| matches!(warning, Warning::BitmapsInconsistent { .. }));
+    if stale || header.bitmaps().is_some() {
+        let count = header.bitmaps().map_or(0, |bitmaps| bitmaps.bitmap_count);
+        concerns.push(Concern::Bitmaps { count });
+    }
+    let unknown_extension = header.extensions().iter().any(|ext| matches!(ext, Extension::Unknown { .. }));
+    let unknown = [
+        (unknown_extension, "header extensions"),
+        (header.unknown_fields().iter().any(|byte| *byte != 0), "header fields"),
+        (!header.compatible.difference(Compatible::KNOWN).is_empty(), "compatible features"),
+        (!header.autoclear.difference(Autoclear::KNOWN).is_empty(), "autoclear features"),
+    ];
+    concerns.extend(
+        unknown.into_iter().filter(|(there, _)| *there).map(|(_, what)| Concern::UnknownParts { what }),
+    );
+    Ok(Some(header))
+}
+
+/// The files that the header names.
+fn judge_references(header: &Header, concerns: &mut Vec<Concern>) {
+    if let Some(name) = header.backing_file().map(text) {
+        let traits = NameTrait::of(&name);
+        concerns.push(Concern::BackingFile { name, traits });
+        match header.backing_format().map(text) {
+            None => concerns.push(Concern::BackingFormatMissing),
+            Some(format) if matches!(format.as_str(), "qcow2" | "raw") => {}
+            Some(format) => concerns.push(Concern::BackingFormat { format }),
+        }
+    }
+    let name = header.data_file_name().map(text);
+    if header.geometry().external_data
+        || name.is_some()
+        || header.autoclear.contains(Autoclear::RAW_EXTERNAL_DATA)
+    {
+        let traits = name.as_deref().map(NameTrait::of).unwrap_or_default();
+        concerns.push(Concern::DataFile { name, traits });
+    }
+}
+
+/// What hangs on the header, and the proportions.
+async fn judge_tables(worker: &Worker, file: &File, header: &Header, concerns: &mut Vec<Concern>) {
+    let (virtual_size, file_length) = (header.virtual_size(), file.len());
+    if virtual_size > GIGANTIC_SIZE && virtual_size / GIGANTIC_RATIO > file_length {
+        concerns.push(Concern::Gigantic { virtual_size, file_length });
+    }
+    let tables = [
+        ("refcount table", header.refcount_table_offset.0, header.refcount_table_clusters),
+        ("L1 table", header.l1_table_offset.0, header.l1_size),
+        ("snapshot table", header.snapshots_offset.0, header.nb_snapshots),
+    ];
+    for (table, offset, entries) in tables {
+        if entries > 0 && offset > file_length {
+            let error = format!("the {table} lies outside the file");
+            concerns.push(Concern::Invalid { error });
+        } else if entries > 0 && offset == 0 {
+            let error = format!("the {table} lies on the header");
+            concerns.push(Concern::Invalid { error });
+        }
+    }
+    if header.nb_snapshots == 0 {
+        return;
+    }
+    match read_snapshots(worker, file, header, zebu_qcow2::Purpose::Inspect).await {
+        Ok((entries, _)) => {
+            let vm_state =
+                entries.iter().fold(0, |sum: u64, entry| sum.saturating_add(entry.vm_state_size()));
+            concerns.push(Concern::Snapshots { count: header.nb_snapshots, vm_state });
+        }
+        Err(error) => concerns.push(Concern::Invalid { error: error.message().to_owned() }),
+    }
+}
+
+/// What the first bytes of the disk that a guest sees look like, where they can be read from the file alone.
+async fn judge_disk(
+    worker: &Worker,
+    path: &Path,
+    options: &OpenOptions,
+    header: &Header,
+) -> Result<Option<&'static str>> {
+    let len = header.virtual_size().min(SNIFFED as u64) as usize;
+    if header.geometry().external_data || header.encryption != Encryption::None || len == 0 {
+        return Ok(None);
+    }
+    let options = OpenOptions { format: Some(Format::Qcow2), purpose: Purpose::Io, ..options.clone() };
+    let image = Image::open(worker, path, &options).await?;
+    let (result, bufs) = image.read(worker, 0, worker.buffer(len).into()).await;
+    let mut first = vec![0; len];
+    if result.is_ok() {
+        bufs.copy_to(0, &mut first);
+    }
+    // Nothing was written that closing could fail to keep.
+    let _ = image.close(worker).await;
+    result.map(|()| sniff(&first, &[]))
+}
+
+/// The format other than raw that a file with these first and last bytes is taken for.
+fn sniff(first: &[u8], last: &[u8]) -> Option<&'static str> {
+    /// What stands at the start of a file, from an offset on.
+    const STARTS: &[(usize, &[u8], &str)] = &[
+        (0, b"QFI\xfb", "qcow2"),
+        (0, b"KDMV", "vmdk"),
+        (0, b"COWD", "vmdk"),
+        (0, b"QED\0", "qed"),
+        (0, b"vhdxfile", "vhdx"),
+        (0, b"conectix", "vpc"),
+        (0, b"WithoutFreeSpace", "parallels"),
+        (0, b"WithouFreSpacExt", "parallels"),
+        (0, b"Bochs Virtual HD Image", "bochs"),
+        (0, b"#!/bin/sh\n#V2.0 Format", "cloop"),
+        (64, b"\x7f\x10\xda\xbe", "vdi"),
+    ];
+    let starts = STARTS
+        .iter()
+        .find(|(offset, magic, _)| first.get(*offset..).is_some_and(|rest| rest.starts_with(magic)))
+        .map(|(_, _, format)| *format);
+    let trailer = &last[last.len().saturating_sub(512)..];
+    let ends = [(b"conectix".as_slice(), "vpc"), (b"koly", "dmg")];
+    starts
+        .or_else(|| is_vmdk_descriptor(first).then_some("a vmdk descriptor"))
+        .or_else(|| ends.iter().find(|(magic, _)| trailer.starts_with(magic)).map(|(_, format)| *format))
+}
+
+/// Text that names the files of a disk: comments and blank lines, then the version.
+fn is_vmdk_descriptor(first: &[u8]) -> bool {
+    first.starts_with(b"# Disk DescriptorFile")
+        || first
+            .split(|byte| *byte == b'\n')
+            .map(|line| line.trim_ascii())
+            .find(|line| !line.is_empty() && !line.starts_with(b"#"))
+            .is_some_and(|line| line.get(..8).is_some_and(|word| word.eq_ignore_ascii_case(b"version=")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_judged_by_what_other_tools_do_with_them() {
+        for (name, expected) in [
+            ("base.img", vec![]),
+            ("dir/base:1.img", vec![]),
+            ("json:{\"driver\":\"file\"}", vec![NameTrait::Json]),
+            ("nbd://host/x", vec![NameTrait::Protocol]),
+            ("/etc/passwd", vec![NameTrait::Absolute]),
+            ("a/../../x", vec![NameTrait::Parent]),
+            ("/proc/self/fd/3", vec![NameTrait::Absolute, NameTrait::System]),
+            ("a\nb", vec![NameTrait::Malformed]),
+            ("a..b", vec![]),
+        ] {
+            assert_eq!(NameTrait::of(name), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn other_formats_are_seen() {
+        assert_eq!(sniff(b"QFI\xfb\0\0\0\x03", &[]), Some("qcow2"));
+        assert_eq!(
+            sniff(b"# comment\n\nversion=1\nRW 8 FLAT \"/etc/passwd\" 0\n", &[]),
+            Some("a vmdk descriptor")
+        );
+        assert_eq!(sniff(b"# comment\nhello\nversion=1\n", &[]), None);
+        let mut footer = vec![0; 4096];
+        footer[3584..3592].copy_from_slice(b"conectix");
+        assert_eq!(sniff(&[0; 4096], &footer), Some("vpc"));
+        assert_eq!(sniff(&[], &[]), None);
+    }
+}

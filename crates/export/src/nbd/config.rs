@@ -1,0 +1,58 @@
+//! Limits of a server.
+
+#[cfg(feature = "tls")]
+use super::tls::TlsConfig;
+use crate::log::Log;
+
+/// Limits of a server.
+#[derive(Debug, Clone)]
+pub struct NbdConfig {
+    /// Clients at once; those beyond are sent away.
+    pub max_clients: usize,
+    /// Requests of one client under way at once; it is not read from meanwhile.
+    pub max_requests: usize,
+    /// Bytes of data of these requests. (One request is served however large it is.)
+    pub max_bytes: u64,
+    /// How long the conversation before the first request may take, in seconds.
+    pub handshake_timeout: u32,
+    /// After how many seconds without a request a client is sent away; `None`: never.
+    pub idle_timeout: Option<u32>,
+    /// How long a server that stops waits for clients to take their replies, in seconds.
+    pub stop_timeout: u32,
+    /// The certificate of the server; clients must use TLS then.
+    #[cfg(feature = "tls")]
+    pub tls: Option<TlsConfig>,
+    /// Where messages go.
+    pub log: Log,
+}
+
+impl Default for NbdConfig {
+    fn default() -> Self {
+        Self {
+            max_clients: 1024,
+            max_requests: 512,
+            max_bytes: 32 << 20,
+            handshake_timeout: 10,
+            idle_timeout: None,
+            stop_timeout: 10,
+            #[cfg(feature = "tls")]
+            tls: None,
+            log: Log::none(),
+        }
+    }
+}
+
+impl NbdConfig {
+    /// Whether clients must use TLS.
+    #[cfg(feature = "tls")]
+    pub(crate) fn has_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// Whether clients must use TLS.
+    #[cfg(not(feature = "tls"))]
+    #[allow(clippy::unused_self)] // as its counterpart
+    pub(crate) fn has_tls(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,190 @@
+//! TLS on a connection.
+
+use crate::error::ExportError;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig, ServerConnection};
+use std::cell::RefCell;
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+use zebu::storage::{IoBuf, IoBufs, Socket, Worker};
+
+/// Bytes that are received at once: a few records.
+const RECEIVED: usize = 64 << 10;
+/// Bytes that are encrypted before they are sent.
+const ENCRYPTED: usize = 256 << 10;
+
+/// A server's certificate, and whose clients it takes. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct TlsConfig(Arc<ServerConfig>);
+
+impl TlsConfig {
+    /// Reads a certificate with its chain, and its key, from PEM files. With `client_ca`, clients need a certificate
+    /// that one of these authorities signed.
+    ///
+    /// # Errors
+    /// A file can't be read, has not what it should have, or key and certificate do not belong together.
+    pub fn from_files(certificate: &Path, key: &Path, client_ca: Option<&Path>) -> Result<Self, ExportError> {
+        let fail = |path: &Path, error: &dyn std::fmt::Display| ExportError::Tls {
+            path: path.to_owned(),
+            reason: error.to_string(),
+        };
+        let certificates = |path: &Path| {
+            let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+            match read {
+                Ok(list) if list.is_empty() => Err(fail(path, &"there is no certificate in it")),
+                Ok(list) => Ok(list),
+                Err(error) => Err(fail(path, &error)),
+            }
+        };
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| fail(certificate, &error))?;
+        let builder = match client_ca {
+            None => builder.with_no_client_auth(),
+            Some(path) => {
+                let mut roots = RootCertStore::empty();
+                for authority in certificates(path)? {
+                    roots.add(authority).map_err(|error| fail(path, &error))?;
+                }
+                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
+                builder.with_client_cert_verifier(verifier.map_err(|error| fail(path, &error))?)
+            }
+        };
+        let private = PrivateKeyDer::from_pem_file(key).map_err(|error| fail(key, &error))?;
+        let config = builder.with_single_cert(certificates(certificate)?, private);
+        config.map(|config| Self(Arc::new(config))).map_err(|error| fail(certificate, &error))
+    }
+}
+
+/// An encrypted connection. Belongs to one thread; one task may receive while another sends.
+pub(crate) struct TlsStream {
+    socket: Socket,
+    /// Never borrowed across an await.
+    state: RefCell<ServerConnection>,
+    /// What was received and not decrypted yet: the decrypted has to be taken first.
+    records: RefCell<Records>,
+}
+
+/// A part of a buffer.
+struct Records {
+    buf: IoBuf,
+    start: usize,
+    end: usize,
+}
+
+fn violation(error: rustls::Error) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+impl TlsStream {
+    pub(super) async fn accept(worker: &Worker, socket: &Socket, config: &TlsConfig) -> io::Result<Self> {
+        let connection = ServerConnection::new(Arc::clone(&config.0)).map_err(violation)?;
+        let records = RefCell::new(Records { buf: IoBuf::zeroed(0), start: 0, end: 0 });
+        let stream = Self { socket: socket.clone(), state: RefCell::new(connection), records };
+        while stream.state.borrow().is_handshaking() {
+            let received = stream.advance(worker).await;
+            // An answer, or an alert that says why there is none, if anybody listens.
+            let said = stream.send_pending(worker).await;
+            if received? == 0 {
+                let left = "the client left during the handshake";
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, left));
+            }
+            said?;
+        }
+        Ok(stream)
+    }
+
+    pub(super) async fn receive(&self, worker: &Worker, mut bufs: IoBufs) -> (io::Result<usize>, IoBufs) {
+        loop {
+            match self.read_plain(&mut bufs) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // A client that ends without saying so in TLS ends as well.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return (Ok(0), bufs),
+                result => return (result, bufs),
+            }
+            // The end shows at the next look.
+            if let Err(error) = self.advance(worker).await {
+                return (Err(error), bufs);
+            }
+        }
+    }
+
+    /// Takes what is decrypted.
+    fn read_plain(&self, bufs: &mut IoBufs) -> io::Result<usize> {
+        let mut state = self.state.borrow_mut();
+        let mut done = 0;
+        for buf in &mut bufs.0 {
+            let mut part = buf.as_mut_slice();
+            while !part.is_empty() {
+                match state.reader().read(part) {
+                    Ok(0) => return Ok(done),
+                    Ok(count) => {
+                        done += count;
+                        part = &mut part[count..];
+                    }
+                    Err(_) if done > 0 => return Ok(done),
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    /// Decrypts some of what was received, or receives more; 0 at the end.
+    async fn advance(&self, worker: &Worker) -> io::Result<usize> {
+        let is_empty = { self.records.borrow().start == self.records.borrow().end };
+        if is_empty {
+            let (count, mut bufs) = worker.receive(&self.socket, worker.buffer(RECEIVED).into()).await;
+            let buf = bufs.0.pop().unwrap_or_else(|| IoBuf::zeroed(0));
+            *self.records.borrow_mut() = Records { buf, start: 0, end: count? };
+        }
+        let Records { buf, start, end } = &mut *self.records.borrow_mut();
+        let mut rest = &buf.as_slice()[*start..*end];
+        let len = rest.len();
+        let mut state = self.state.borrow_mut();
+        // Of no bytes, it learns that there will be none.
+        state.read_tls(&mut rest)?;
+        *start = *end - rest.len();
+        state.process_new_packets().map_err(violation)?;
+        Ok(len)
+    }
+
+    pub(super) async fn send(&self, worker: &Worker, bufs: IoBufs) -> (io::Result<()>, IoBufs) {
+        for buf in &bufs.0 {
+            for part in buf.as_slice().chunks(ENCRYPTED) {
+                let written = {
+                    let mut state = self.state.borrow_mut();
+                    state.set_buffer_limit(None);
+                    state.writer().write_all(part)
+                };
+                if let Err(error) = written {
+                    return (Err(error), bufs);
+                }
+                let is_much = self.state.borrow().wants_write() && part.len() == ENCRYPTED;
+                if is_much && let Err(error) = self.send_pending(worker).await {
+                    return (Err(error), bufs);
+                }
+            }
+        }
+        (self.send_pending(worker).await, bufs)
+    }
+
+    /// Sends what is encrypted.
+    async fn send_pending(&self, worker: &Worker) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        {
+            let mut state = self.state.borrow_mut();
+            while state.wants_write() {
+                state.write_tls(&mut bytes)?;
+            }
+        }
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        worker.send(&self.socket, IoBuf::copy_of(&bytes).into()).await.0
+    }
+}

@@ -1,0 +1,140 @@
+//! Images for measuring the mapping: what their tables say matters, not what is in their clusters.
+
+use super::lab::{Lab, remove};
+use crate::Outcome;
+use crate::process::run;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// In which order clusters lie in the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Layout {
+    /// As on the virtual disk.
+    Sequential,
+    /// No two neighbours are neighbours: cluster i lies where cluster `i * k mod n` of a sequential image lies, for an
+    /// odd k near the golden section of n, the number of clusters, which is a power of two.
+    Shuffled,
+}
+
+impl Layout {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Layout::Sequential => "sequential",
+            Layout::Shuffled => "shuffled",
+        }
+    }
+}
+
+/// What is in the clusters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Data {
+    /// Nothing: holes of the file.
+    Holes,
+    /// Bytes.
+    Written,
+}
+
+/// A qcow2 image with all clusters allocated, in `dir`.
+pub(super) fn allocated(
+    lab: &Lab,
+    dir: &Path,
+    size: u64,
+    cluster: u64,
+    layout: Layout,
+    data: Data,
+) -> Outcome<PathBuf> {
+    let image = dir.join(format!("{}-{size}-{cluster}.qcow2", layout.name()));
+    let preallocation = if data == Data::Written { "full" } else { "metadata" };
+    let options = format!("cluster_size={cluster},preallocation={preallocation}");
+    run(lab
+        .qemu_img()
+        .args(["create", "-q", "-f", "qcow2", "-o", &options])
+        .arg(&image)
+        .arg(size.to_string()))?;
+    if layout == Layout::Shuffled {
+        shuffle(&image)?;
+    }
+    // What was written to the tables is on the disk, and not in the page cache.
+    crate::process::evict(&image)?;
+    Ok(image)
+}
+
+/// A raw file of the same size.
+pub(super) fn raw(dir: &Path, size: u64, data: Data) -> Outcome<PathBuf> {
+    let file = dir.join(format!("{size}.raw"));
+    let said = |e: std::io::Error| format!("{}: {e}", file.display());
+    File::create(&file).and_then(|f| f.set_len(size)).map_err(said)?;
+    if data == Data::Written {
+        super::lab::fill(&file, size)?;
+    }
+    Ok(file)
+}
+
+/// Gives the entries of all L2 tables another order.
+fn shuffle(image: &Path) -> Outcome {
+    let said = |e: std::io::Error| format!("{}: {e}", image.display());
+    let file = File::options().read(true).write(true).open(image).map_err(said)?;
+    let mut header = [0; 48];
+    file.read_exact_at(&mut header, 0).map_err(said)?;
+    let field = |at: usize, len: usize| header[at..at + len].iter().fold(0u64, |n, b| n << 8 | u64::from(*b));
+    let cluster = 1u64 << field(20, 4);
+    let (entries, l1_offset) = (field(36, 4), field(40, 8));
+    let words = |offset: u64, count: u64| -> Outcome<Vec<u64>> {
+        let mut bytes = vec![0; (count * 8) as usize];
+        file.read_exact_at(&mut bytes, offset).map_err(said)?;
+        Ok(bytes.as_chunks::<8>().0.iter().map(|word| u64::from_be_bytes(*word)).collect())
+    };
+    let tables: Vec<u64> =
+        words(l1_offset, entries)?.iter().map(|entry| entry & 0x00ff_ffff_ffff_fe00).collect();
+    let mut clusters = Vec::new();
+    for table in &tables {
+        clusters.extend(words(*table, cluster / 8)?);
+    }
+    while clusters.last() == Some(&0) {
+        clusters.pop();
+    }
+    let n = clusters.len();
+    if !n.is_power_of_two() {
+        return Err(format!("{}: {n} clusters can't be shuffled", image.display()));
+    }
+    let step = (n as f64 * 0.381_966) as usize | 1;
+    let shuffled: Vec<u8> = (0..n).flat_map(|i| clusters[i * step % n].to_be_bytes()).collect();
+    for (table, bytes) in tables.iter().zip(shuffled.chunks(cluster as usize)) {
+        file.write_all_at(bytes, *table).map_err(said)?;
+    }
+    Ok(())
+}
+
+/// A chain of `images` on a disk of `size` bytes, each with a random part of about `1/images` of its clusters, written
+/// whole. Returns the top.
+pub(super) fn chain(lab: &Lab, dir: &Path, size: u64, cluster: u64, images: u64) -> Outcome<PathBuf> {
+    let mut below: Option<PathBuf> = None;
+    for level in 0..images {
+        let image = dir.join(format!("chain-{images}-{level}.qcow2"));
+        let mut create = lab.zebu();
+        create.args(["create", "-q", "-f", "qcow2", "-o", &format!("cluster_size={cluster}")]);
+        if let Some(below) = &below {
+            create.arg("-b").arg(below).args(["-F", "qcow2"]);
+        }
+        run(create.arg(&image).arg(size.to_string()))?;
+        let mut fill = lab.zebu();
+        fill.args(["bench", "-q", "-w", "--pattern", "7", "--allow-refs", "all"]);
+        fill.arg(format!("--random={}", level + 1));
+        fill.args(["-s", &cluster.to_string(), "-c", &(size / cluster / images).max(1).to_string()]);
+        run(fill.arg(&image))?;
+        below = Some(image);
+    }
+    below.ok_or_else(|| "a chain of no images".to_owned())
+}
+
+/// Removes what [`chain`] made.
+pub(super) fn remove_chain(dir: &Path, images: u64) -> Outcome {
+    (0..images).try_for_each(|level| remove(&dir.join(format!("chain-{images}-{level}.qcow2"))))
+}
+
+/// Copies a file to where it is needed.
+pub(super) fn copy_sparse(from: &Path, to: &Path) -> Outcome {
+    run(Command::new("cp").args(["--sparse=always"]).arg(from).arg(to))
+}
