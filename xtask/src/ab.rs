@@ -44,6 +44,8 @@ pub(crate) enum Metric {
     DeviceWrites,
     /// Extents of a file on its file system, for each GiB of the disk.
     ExtentsPerGib,
+    /// Of the image that was made.
+    ImageMib,
     /// Milliseconds more than the program needs to start and end.
     OverBareMillis,
 }
@@ -54,6 +56,7 @@ impl Metric {
             Metric::WallSeconds => "time (s)",
             Metric::CpuSeconds => "CPU (s)",
             Metric::MaxRssMib => "memory (MiB)",
+            Metric::ImageMib => "image (MiB)",
             Metric::MibPerSecond => "MiB/s",
             Metric::RequestsPerSecond => "IOPS",
             Metric::LatencyP99Micros => "p99 (µs)",

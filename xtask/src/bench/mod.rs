@@ -1,6 +1,7 @@
 //! The command `bench`: zebu beside what a user would take instead, alternately.
 
 mod allocation;
+mod compressed;
 mod copies;
 mod headline;
 mod lab;
@@ -84,6 +85,8 @@ enum Table {
     Growth,
     /// How recycled clusters are zeroed: write, fallocate, auto
     Recycled,
+    /// Compressed images: making them and reading them in small pieces; beside QEMU's fastest setting (2021)
+    Compress,
     /// Requests over NBD, by depth and connections: IOPS, latency, CPU of the server; beside QEMU's and nbdkit
     Serve,
     /// Random requests with a mapping cache that is too small, beside raw, a full cache and QEMU's slices (2017)
@@ -113,6 +116,7 @@ impl Table {
             Table::Readback => "readback",
             Table::Growth => "growth",
             Table::Recycled => "recycled",
+            Table::Compress => "compress",
             Table::Serve => "serve",
             Table::Mapping => "mapping",
             Table::MappingLatency => "mapping-latency",
@@ -136,6 +140,7 @@ impl Table {
             Table::Readback => allocation::readback,
             Table::Growth => allocation::growth,
             Table::Recycled => recycled::recycled,
+            Table::Compress => compressed::compress,
             Table::Serve => serving::serving,
             Table::Mapping => mapping::mapping,
             Table::MappingLatency => mapping::latency,

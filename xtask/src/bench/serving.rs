@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 enum Server {
     Zebu,
     Qemu,
-    /// The raw file, which has no mapping at all.
+    /// The raw file, which has no mapping at all. (It knows no O_DIRECT: it reads through the page cache and tells the
+    /// kernel to forget.)
     Nbdkit,
 }
 

@@ -499,3 +499,164 @@ impl Gatherer {
         state.streams.is_empty() && state.under_way.is_empty() && state.failed.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    /// Host clusters in the order in which a window gives them out; a gap now and then.
+    struct Supply {
+        next: u64,
+        bits: u32,
+        clusters: u64,
+        given: Vec<u64>,
+    }
+
+    impl Supply {
+        fn room(&mut self) -> Option<Room> {
+            let start = self.next;
+            self.next += self.clusters + u64::from(self.given.len() % 3 == 2) * 7;
+            self.given.extend(start..start + self.clusters);
+            let allocated = Allocated { range: start..start + self.clusters, content: Content::Fresh };
+            Some(Room { allocated, buf: IoBuf::zeroed((self.clusters << self.bits) as usize) })
+        }
+    }
+
+    /// What a file and its refcounts become, and what is linked when.
+    #[derive(Default)]
+    struct Model {
+        file: BTreeMap<u64, u8>,
+        refcounts: BTreeMap<u64, u64>,
+        linked: BTreeMap<u64, Stream>,
+    }
+
+    impl Model {
+        fn write(&mut self, gatherer: &Gatherer, mut part: Part, rules: &Rules) {
+            let mut bytes = vec![0; part.bytes.len()];
+            part.bytes.copy_to(0, &mut bytes);
+            if !bytes.is_empty() {
+                assert!(part.host.is_multiple_of(rules.block.min(1 << rules.cluster_bits)));
+            }
+            for (at, byte) in (part.host..).zip(bytes) {
+                assert_eq!(self.file.insert(at, byte), None, "host byte {at} is written twice");
+            }
+            gatherer.written(part.bytes.len());
+            part.bytes = IoBufs::new();
+            for (cluster, count) in part.references.drain(..) {
+                let refcount = self.refcounts.get_mut(&cluster).unwrap();
+                *refcount += count;
+                assert!(*refcount <= rules.refcount_max, "refcount {refcount} of cluster {cluster}");
+            }
+            for (clusters, _) in part.unused.drain(..) {
+                for cluster in clusters {
+                    *self.refcounts.get_mut(&cluster).unwrap() -= 1;
+                }
+            }
+            gatherer.complete(&mut part);
+            for guest in part.complete.drain(..) {
+                let stream = gatherer.stream(guest).unwrap();
+                self.linked.insert(guest, stream);
+                gatherer.linked(guest);
+            }
+            gatherer.end(part, Ok(()));
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
+
+        #[test]
+        fn streams_are_packed_counted_and_linked_when_they_are_written(
+            bits in 9u32..=13,
+            refcount_bits in prop_oneof![Just(1u32), Just(2), Just(16)],
+            clusters in 1u64..20,
+            lengths in proptest::collection::vec((any::<prop::sample::Index>(), 0u8..10), 1..50),
+        ) {
+            let rules = Rules {
+                cluster_bits: bits,
+                refcount_max: (1 << refcount_bits) - 1,
+                offset_end: 1 << 50,
+                block: 4096,
+            };
+            // Segments are whole blocks, as `room` of the driver makes them.
+            let clusters = clusters.next_multiple_of((4096 >> bits).max(1));
+            let mut supply = Supply { next: 64, bits, clusters, given: Vec::new() };
+            let (gatherer, mut model) = (Gatherer::default(), Model::default());
+            let mut contents = Vec::new();
+            for (guest, (len, flush)) in lengths.into_iter().enumerate() {
+                let guest = guest as u64;
+                let bytes = vec![guest as u8 + 1; 1 + len.index((1 << bits) - 1)];
+                let given = supply.given.len();
+                let added = gatherer.add(guest, &bytes, &rules, || supply.room());
+                for cluster in &supply.given[given..] {
+                    model.refcounts.insert(*cluster, 1);
+                }
+                let Added::Done(part) = added else { panic!("there is room") };
+                let offset = gatherer.stream(guest).unwrap().offset;
+                let mut seen = Vec::new();
+                prop_assert!(gatherer.copy_stream(guest, offset, &mut seen) != Place::Memory || seen == bytes);
+                contents.push(bytes);
+                if let Some(part) = part {
+                    model.write(&gatherer, part, &rules);
+                }
+                if flush == 0 {
+                    for part in gatherer.take_all(&rules).0 {
+                        model.write(&gatherer, part, &rules);
+                    }
+                    prop_assert!(gatherer.is_empty());
+                    prop_assert_eq!(model.linked.len(), contents.len());
+                }
+            }
+            for part in gatherer.take_all(&rules).0 {
+                model.write(&gatherer, part, &rules);
+            }
+            if let Some(part) = gatherer.take_rest(&rules) {
+                model.write(&gatherer, part, &rules);
+            }
+            prop_assert!(gatherer.is_empty());
+            prop_assert_eq!(gatherer.state().bytes, 0);
+            let mut counts: BTreeMap<u64, u64> = supply.given.iter().map(|cluster| (*cluster, 0)).collect();
+            for (guest, bytes) in contents.iter().enumerate() {
+                let stream = model.linked[&(guest as u64)];
+                prop_assert_eq!(stream.len as usize, bytes.len());
+                for (at, byte) in (stream.offset..).zip(bytes) {
+                    prop_assert_eq!(model.file.get(&at), Some(byte));
+                }
+                for cluster in stream.offset >> bits..=(stream.offset + stream.len - 1) >> bits {
+                    *counts.get_mut(&cluster).unwrap() += 1;
+                }
+            }
+            // As many references as streams, no more and no fewer.
+            prop_assert_eq!(counts, model.refcounts);
+        }
+    }
+
+    #[test]
+    fn a_failed_part_is_read_from_memory_and_tried_again() {
+        let rules = Rules { cluster_bits: 16, refcount_max: 65535, offset_end: 1 << 50, block: 4096 };
+        let mut supply = Supply { next: 8, bits: 16, clusters: 2, given: Vec::new() };
+        let gatherer = Gatherer::default();
+        let Added::Done(None) = gatherer.add(3, &[7; 5000], &rules, || supply.room()) else { panic!() };
+        let (mut parts, last) = gatherer.take_all(&rules);
+        let offset = gatherer.stream(3).unwrap().offset;
+        let mut bytes = Vec::new();
+        assert_eq!(gatherer.copy_stream(3, offset, &mut bytes), Place::BeingWritten);
+        assert!(gatherer.poll_ended(last, Waker::noop()).is_pending());
+        let error = || Error::new(crate::ErrorKind::NoSpace, "full");
+        gatherer.end(parts.remove(0), Err(error()));
+        assert_eq!(gatherer.copy_stream(3, offset, &mut bytes), Place::Memory);
+        assert_eq!(bytes, [7; 5000]);
+        assert!(matches!(gatherer.poll_ended(last, Waker::noop()), Poll::Ready(Err(_))));
+        assert_eq!(gatherer.poll_memory(1 << 30, Waker::noop()), Poll::Ready(true));
+        let (parts, _) = gatherer.take_all(&rules);
+        let mut model = Model::default();
+        model.refcounts.extend([(8, 1), (9, 1)]);
+        for part in parts {
+            model.write(&gatherer, part, &rules);
+        }
+        assert_eq!(model.linked.len(), 1);
+        assert_eq!(gatherer.poll_memory(1 << 30, Waker::noop()), Poll::Ready(false));
+    }
+}
