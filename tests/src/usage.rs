@@ -20,6 +20,7 @@ pub fn run_measured(dir: &Path, words: &[&str]) -> (Finished, u64) {
     let mut command = Command::new(zebu_program());
     command.args(words).current_dir(dir);
     command.stdin(Stdio::null()).stdout(create(&out)).stderr(create(&err));
+    #[expect(clippy::zombie_processes, reason = "wait4 below waits for it, and tells what it used")]
     let child = command.spawn().unwrap_or_else(|e| panic!("cannot run zebu: {e}"));
     let pid = child.id() as libc::pid_t;
     let started = Instant::now();

@@ -136,11 +136,14 @@ fn hostile_images_end_in_an_error_or_a_result_within_bounds() {
     assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n\n"));
 }
 
+/// Writes an image, given the directory with what it must not reach.
+type Write = dyn Fn(&Path, &Path) + Sync;
+
 /// A way to make a program open a file that its user did not name.
 struct Trick {
     name: &'static str,
     format: &'static str,
-    write: Box<dyn Fn(&Path, &Path) + Sync>,
+    write: Box<Write>,
     /// The named files that may be opened with `local`, in the directory of the image; with `dir=outside`, and with `all`.
     local: &'static [&'static str],
     within: &'static [&'static str],

@@ -107,8 +107,8 @@ pub fn image() -> Vec<u8> {
     set(BITMAPS + 12, &2u32.to_be_bytes());
     set(BITMAPS + 16, &[1, 16, 0, 6]);
     set(BITMAPS + 24, b"bitmap");
-    set(DATA, &[0x11; CLUSTER as usize]);
-    set(DATA_2, &[0x33; CLUSTER as usize]);
-    set(STREAM, &deflated(&[0x22; CLUSTER as usize]));
+    set(DATA, &vec![0x11; CLUSTER as usize]);
+    set(DATA_2, &vec![0x33; CLUSTER as usize]);
+    set(STREAM, &deflated(&vec![0x22; CLUSTER as usize]));
     image
 }
