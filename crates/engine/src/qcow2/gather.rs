@@ -515,12 +515,12 @@ mod tests {
     }
 
     impl Supply {
-        fn room(&mut self) -> Option<Room> {
+        fn room(&mut self) -> Room {
             let start = self.next;
             self.next += self.clusters + u64::from(self.given.len() % 3 == 2) * 7;
             self.given.extend(start..start + self.clusters);
             let allocated = Allocated { range: start..start + self.clusters, content: Content::Fresh };
-            Some(Room { allocated, buf: IoBuf::zeroed((self.clusters << self.bits) as usize) })
+            Room { allocated, buf: IoBuf::zeroed((self.clusters << self.bits) as usize) }
         }
     }
 
@@ -589,7 +589,7 @@ mod tests {
                 let guest = guest as u64;
                 let bytes = vec![guest as u8 + 1; 1 + len.index((1 << bits) - 1)];
                 let given = supply.given.len();
-                let added = gatherer.add(guest, &bytes, &rules, || supply.room());
+                let added = gatherer.add(guest, &bytes, &rules, || Some(supply.room()));
                 for cluster in &supply.given[given..] {
                     model.refcounts.insert(*cluster, 1);
                 }
@@ -638,7 +638,7 @@ mod tests {
         let rules = Rules { cluster_bits: 16, refcount_max: 65535, offset_end: 1 << 50, block: 4096 };
         let mut supply = Supply { next: 8, bits: 16, clusters: 2, given: Vec::new() };
         let gatherer = Gatherer::default();
-        let Added::Done(None) = gatherer.add(3, &[7; 5000], &rules, || supply.room()) else { panic!() };
+        let Added::Done(None) = gatherer.add(3, &[7; 5000], &rules, || Some(supply.room())) else { panic!() };
         let (mut parts, last) = gatherer.take_all(&rules);
         let offset = gatherer.stream(3).unwrap().offset;
         let mut bytes = Vec::new();
