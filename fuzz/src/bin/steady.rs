@@ -1,0 +1,60 @@
+//! The targets for images in a plain loop over seeded random inputs: `cargo run --release --bin steady -- SECONDS [SEED]`.
+//! A panic names the target and the seed; the seed alone replays it. No coverage guides it: cargo-fuzz finds more.
+
+use arbitrary::{Result, Unstructured};
+use std::time::{Duration, Instant};
+use zebu_fuzz::{image, tables};
+
+type Target = fn(&mut Unstructured<'_>) -> Result<()>;
+
+const TARGETS: [(&str, Target); 6] = [
+    ("image_read", image::read),
+    ("image_write", image::write),
+    ("image_compressed", image::compressed),
+    ("header", tables::header),
+    ("snapshot_table", tables::snapshots),
+    ("bitmap_directory", tables::bitmaps),
+];
+
+/// SplitMix64.
+fn next(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Names the input that is under way when a panic passes.
+struct Running(&'static str, u64);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}: seed {}: replay with `cargo run --bin steady -- 0 {}`", self.0, self.1, self.1);
+        }
+    }
+}
+
+fn main() {
+    let mut arguments = std::env::args().skip(1).map(|word| word.parse::<u64>().expect("SECONDS [SEED]"));
+    let time = Duration::from_secs(arguments.next().unwrap_or(60));
+    let first = arguments.next().unwrap_or(1);
+    let started = Instant::now();
+    let mut seed = first;
+    loop {
+        let mut state = seed;
+        let len = next(&mut state) % 600 + 32;
+        let input: Vec<u8> = (0..len).map(|_| next(&mut state) as u8).collect();
+        for (name, target) in TARGETS {
+            let _running = Running(name, seed);
+            // An input that is used up early is as good as one that was never made.
+            let _ = target(&mut Unstructured::new(&input));
+        }
+        seed += 1;
+        if started.elapsed() >= time {
+            break;
+        }
+    }
+    println!("{} inputs, each for {} targets: no fault (seeds {first} to {})", seed - first, TARGETS.len(), seed - 1);
+}

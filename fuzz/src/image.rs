@@ -1,0 +1,196 @@
+//! Images: an intact one with fields, entries and stretches of bytes replaced, used through the whole engine on a
+//! simulated disk.
+
+use crate::base;
+use arbitrary::{Result, Unstructured};
+use zebu::check::{self, CheckOptions};
+use zebu::storage::sim::{Content, SimFileConfig, SimWorld};
+use zebu::storage::{File, IoBuf, Worker};
+use zebu::{Access, Durability, Format, Image, OpenOptions, OpenedFile, ZeroMode};
+
+/// The most extents, and pieces of the disk, that are looked at: a hostile disk is as large as it likes.
+const MOST: usize = 256;
+/// The most bytes of a request.
+const REQUEST: u64 = 256 << 10;
+
+/// Where damage hurts: header, extensions, tables, the stream.
+const PLACES: [(u64, u64); 9] = [
+    (0, 112),
+    (base::EXTENSIONS, 40),
+    (base::REFTABLE, 64),
+    (base::REFBLOCK, 32),
+    (base::L1, 16),
+    (base::L2, 64),
+    (base::SNAPSHOTS, 66),
+    (base::BITMAPS, 30),
+    (base::STREAM, 64),
+];
+
+/// The values that are special to some field.
+const VALUES: [u64; 18] = [
+    0,
+    1,
+    2,
+    0x1ff,
+    0x200,
+    base::REFTABLE,
+    base::REFBLOCK,
+    base::L1,
+    base::L2,
+    base::DATA | 1 << 63,
+    base::L2 | 1 << 63,
+    1 << 31,
+    (1 << 32) - 1,
+    1 << 55,
+    1 << 62,
+    1 << 63,
+    u64::MAX - 0xffff,
+    u64::MAX,
+];
+
+/// An image with up to 16 things changed in it.
+///
+/// # Errors
+/// The input is used up.
+pub fn hostile(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
+    let mut image = base::image();
+    for _ in 0..u.int_in_range(0..=16)? {
+        let (start, len) = *u.choose(&PLACES)?;
+        let at = (start + u.int_in_range(0..=len - 1)?) as usize;
+        match u.int_in_range(0..=5)? {
+            0 => image[at] = u.arbitrary()?,
+            1 => image[at] ^= 1 << u.int_in_range(0..=7)?,
+            2 => {
+                let at = at & !3;
+                let value = if u.arbitrary()? { *u.choose(&VALUES)? as u32 } else { u.arbitrary()? };
+                image[at..at + 4].copy_from_slice(&value.to_be_bytes());
+            }
+            3 | 4 => {
+                let at = at & !7;
+                let value = if u.arbitrary()? { *u.choose(&VALUES)? } else { u.arbitrary()? };
+                image[at..at + 8].copy_from_slice(&value.to_be_bytes());
+            }
+            _ => {
+                let bytes = u.bytes(u.len().min(32))?;
+                image[at..at + bytes.len()].copy_from_slice(bytes);
+            }
+        }
+    }
+    if u.ratio(1, 16)? {
+        image.truncate(u.int_in_range(0..=image.len())?);
+    }
+    Ok(image)
+}
+
+/// Runs `work` with a worker and the image as a file. That it gets stuck is a fault.
+fn on_simulated_disk(image: &[u8], access: zebu::storage::Access, work: impl AsyncFnOnce(&Worker, File)) {
+    let world = SimWorld::new(1);
+    // More space than the image has, but not without end: a hostile image must not fill a disk either.
+    let config = SimFileConfig { access, space: Some(64 << 20), ..SimFileConfig::default() };
+    let file = world.disk().file("image", Content::from_bytes(image), config);
+    let worker = world.worker();
+    if let Err(stuck) = world.block_on(work(&worker, file)) {
+        panic!("{stuck:?}");
+    }
+}
+
+async fn open(worker: &Worker, file: File, access: Access) -> zebu::Result<Image> {
+    let given = OpenedFile { file, data_file: None, format: Format::Qcow2 };
+    Image::open_files(worker, vec![given], &OpenOptions { access, ..OpenOptions::default() }).await
+}
+
+/// Opens, checks, maps and reads an image.
+///
+/// # Errors
+/// The input is used up.
+pub fn read(u: &mut Unstructured<'_>) -> Result<()> {
+    let bytes = hostile(u)?;
+    let piece = *u.choose(&[512, 4096, 65536, REQUEST])?;
+    on_simulated_disk(&bytes, zebu::storage::Access::ReadOnly, async |worker, file| {
+        let _ = check::check_file(worker, &file, &CheckOptions::default()).await;
+        let Ok(image) = open(worker, file, Access::ReadOnly).await else { return };
+        let size = image.virtual_size();
+        let mut at = 0;
+        for _ in 0..MOST {
+            let Ok(extent) = image.extent(worker, at, size - at).await else { break };
+            assert!(extent.offset == at && extent.end() <= size, "{extent:?} at {at} of {size}");
+            if extent.len == 0 {
+                break;
+            }
+            at = extent.end();
+        }
+        for number in 0..MOST as u64 {
+            let Some(at) = number.checked_mul(piece).filter(|at| *at < size) else { break };
+            let len = piece.min(size - at) as usize;
+            let (_, bufs) = image.read(worker, at, IoBuf::zeroed(len).into()).await;
+            assert_eq!(bufs.len(), len);
+        }
+        let _ = image.close(worker).await;
+    });
+    Ok(())
+}
+
+/// Opens an image for writing (a dirty one is repaired on the way), changes it, and reads back what was accepted.
+///
+/// # Errors
+/// The input is used up.
+pub fn write(u: &mut Unstructured<'_>) -> Result<()> {
+    let bytes = hostile(u)?;
+    let mut requests = Vec::new();
+    for _ in 0..u.int_in_range(1..=12)? {
+        let at = u.int_in_range(0..=base::SIZE + 4096)?;
+        let at = if u.arbitrary()? { at & !0xffff } else { at };
+        requests.push((u.int_in_range(0..=4u8)?, at, *u.choose(&[1, 512, 4096, 65536, 100_000])?));
+    }
+    on_simulated_disk(&bytes, zebu::storage::Access::ReadWrite, async |worker, file| {
+        let Ok(image) = open(worker, file.clone(), Access::ReadWrite).await else { return };
+        for (kind, at, len) in requests {
+            match kind {
+                0 | 1 => {
+                    let sent = IoBuf::copy_of(&vec![0xa5; len]).into();
+                    let (written, _) = image.write(worker, at, sent, Durability::Volatile).await;
+                    let (read, bufs) = image.read(worker, at, IoBuf::zeroed(len).into()).await;
+                    if written.is_ok() && read.is_ok() {
+                        let mut back = vec![0; len];
+                        bufs.copy_to(0, &mut back);
+                        assert!(back.iter().all(|byte| *byte == 0xa5), "a write of {len} at {at} is not read back");
+                    }
+                }
+                2 => drop(image.write_zeroes(worker, at, len as u64, ZeroMode::Unmap).await),
+                3 => drop(image.discard(worker, at, len as u64).await),
+                _ => drop(image.flush(worker).await),
+            }
+        }
+        let _ = image.close(worker).await;
+        let _ = check::check_file(worker, &file, &CheckOptions::default()).await;
+    });
+    Ok(())
+}
+
+/// Reads the compressed cluster with a stream and an entry of the input's.
+///
+/// # Errors
+/// The input is used up.
+pub fn compressed(u: &mut Unstructured<'_>) -> Result<()> {
+    let mut image = base::image();
+    let sectors = u.int_in_range(0..=255)?;
+    let skew = u.int_in_range(0..=511)?;
+    let entry = base::compressed(base::STREAM + skew, sectors).to_be_bytes();
+    image[base::L2 as usize + 8..][..8].copy_from_slice(&entry);
+    let zstd: bool = u.arbitrary()?;
+    if zstd {
+        image[79] = 8;
+        image[104] = 1;
+    }
+    let stream = u.bytes(u.len().min(32 << 10))?;
+    let start = (base::STREAM + skew) as usize;
+    image[start..start + stream.len()].copy_from_slice(stream);
+    on_simulated_disk(&image, zebu::storage::Access::ReadOnly, async |worker, file| {
+        let Ok(image) = open(worker, file, Access::ReadOnly).await else { return };
+        for (at, len) in [(base::CLUSTER, 65536), (base::CLUSTER + 1000, 10), (0, 200_000)] {
+            let _ = image.read(worker, at, IoBuf::zeroed(len).into()).await;
+        }
+        let _ = image.close(worker).await;
+    });
+    Ok(())
+}
