@@ -8,6 +8,7 @@ use crate::qcow2::create;
 use crate::qcow2::info::{qcow2_info, text};
 use crate::status::{Extent, ImageInfo, ImageStats};
 use crate::transfer::{FileRange, Transfer, transfer};
+use crate::turnstile::Inside;
 use crate::{Error, ErrorKind, Result, raw, refs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -275,6 +276,18 @@ impl Image {
             .await
     }
 
+    /// Begins a change of the range: waits while somebody is alone with the image, and does what must be done before
+    /// the first change of an opening. The guard is held until the change is linked.
+    async fn begin_change(&self, worker: &Worker, offset: u64, len: u64) -> Result<Inside<'_>> {
+        let inside = self.0.changes.enter(worker.id()).await;
+        // Again: the disk may have become shorter meanwhile.
+        self.check_range(offset, len)?;
+        if let Driver::Qcow2(qcow2) = &self.0.driver {
+            qcow2.before_write(worker).await?;
+        }
+        Ok(inside)
+    }
+
     /// Writes `bufs` at `offset`.
     ///
     /// # Errors
@@ -292,16 +305,12 @@ impl Image {
         let (me, on) = (self.clone(), worker.clone());
         worker
             .spawn(async move {
-                let inside = me.0.changes.enter(on.id()).await;
-                // Again: the disk may have become shorter meanwhile.
-                if let Err(error) = me.check_range(offset, bufs.len() as u64) {
-                    return (Err(error), bufs);
-                }
+                let inside = match me.begin_change(&on, offset, bufs.len() as u64).await {
+                    Ok(inside) => inside,
+                    Err(error) => return (Err(error), bufs),
+                };
                 let (result, bufs) = match &me.0.driver {
-                    Driver::Qcow2(qcow2) => match qcow2.begin_change(&on).await {
-                        Ok(_turn) => qcow2.write(&me.0, &on, offset, bufs).await,
-                        Err(error) => (Err(error), bufs),
-                    },
+                    Driver::Qcow2(qcow2) => qcow2.write(&me.0, &on, offset, bufs).await,
                     Driver::Raw(raw) => raw::write(raw, &on, offset, bufs).await,
                 };
                 drop(inside);
@@ -338,15 +347,12 @@ impl Image {
         let (me, on) = (self.clone(), worker.clone());
         worker
             .spawn(async move {
-                let inside = me.0.changes.enter(on.id()).await;
-                if let Err(error) = me.check_range(offset, bufs.len() as u64) {
-                    return (Err(error), bufs);
-                }
+                let inside = match me.begin_change(&on, offset, bufs.len() as u64).await {
+                    Ok(inside) => inside,
+                    Err(error) => return (Err(error), bufs),
+                };
                 let (result, bufs) = match &me.0.driver {
-                    Driver::Qcow2(qcow2) => match qcow2.begin_change(&on).await {
-                        Ok(_turn) => qcow2.write_compressed(&me.0, &on, offset, bufs).await,
-                        Err(error) => (Err(error), bufs),
-                    },
+                    Driver::Qcow2(qcow2) => qcow2.write_compressed(&me.0, &on, offset, bufs).await,
                     Driver::Raw(_) => {
                         let message = "a raw image can't hold compressed clusters";
                         (Err(Error::new(ErrorKind::Unsupported, message).on(me.path())), bufs)
@@ -371,13 +377,9 @@ impl Image {
         let (me, on) = (self.clone(), worker.clone());
         worker
             .spawn(async move {
-                let inside = me.0.changes.enter(on.id()).await;
-                me.check_range(offset, len)?;
+                let inside = me.begin_change(&on, offset, len).await?;
                 match &me.0.driver {
-                    Driver::Qcow2(qcow2) => {
-                        let _turn = qcow2.begin_change(&on).await?;
-                        qcow2.write_zeroes(&me.0, &on, offset, len, mode).await?;
-                    }
+                    Driver::Qcow2(qcow2) => qcow2.write_zeroes(&me.0, &on, offset, len, mode).await?,
                     Driver::Raw(raw) => raw::write_zeroes(raw, &on, offset, len, mode).await?,
                 }
                 drop(inside);
@@ -395,13 +397,9 @@ impl Image {
         let (me, on) = (self.clone(), worker.clone());
         worker
             .spawn(async move {
-                let inside = me.0.changes.enter(on.id()).await;
-                me.check_range(offset, len)?;
+                let inside = me.begin_change(&on, offset, len).await?;
                 match &me.0.driver {
-                    Driver::Qcow2(qcow2) => {
-                        let _turn = qcow2.begin_change(&on).await?;
-                        qcow2.discard(&me.0, &on, offset, len).await?;
-                    }
+                    Driver::Qcow2(qcow2) => qcow2.discard(&me.0, &on, offset, len).await?,
                     Driver::Raw(raw) => raw::discard(raw, &on, offset, len).await?,
                 }
                 drop(inside);
@@ -452,11 +450,9 @@ impl Image {
         let (me, on) = (self.clone(), worker.clone());
         worker
             .spawn(async move {
-                let _inside = me.0.changes.enter(on.id()).await;
-                me.check_range(offset, source.len)?;
+                let _inside = me.begin_change(&on, offset, source.len).await?;
                 match &me.0.driver {
                     Driver::Qcow2(qcow2) => {
-                        let _turn = qcow2.begin_change(&on).await?;
                         qcow2.transfer_from(&on, how, &source, offset..offset + source.len).await
                     }
                     Driver::Raw(raw) => match transfer(&on, how, &source, &raw.file, offset).await {
@@ -493,7 +489,7 @@ impl Image {
                 };
                 match &me.0.driver {
                     Driver::Qcow2(qcow2) => {
-                        let _turn = qcow2.begin_change(&on).await?;
+                        qcow2.before_write(&on).await?;
                         qcow2.resize(&me.0, &on, new_size, shrink, preallocation).await
                     }
                     Driver::Raw(raw) => {

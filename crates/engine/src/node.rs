@@ -36,7 +36,7 @@ pub(crate) struct Node {
     pub(crate) path: PathBuf,
     pub(crate) driver: Driver,
     pub(crate) backing: Option<Arc<Node>>,
-    /// Requests that change the image enter; a resize is alone.
+    /// Requests that change the image enter; a resize or a snapshot operation is alone.
     pub(crate) changes: Turnstile,
     /// What is known of the chain as a whole, if this is its top.
     pub(crate) view: Option<ChainView>,

@@ -94,10 +94,14 @@ impl Image {
             vm_clock_nsec: new.vm_clock_nsec,
             icount: new.icount,
         };
-        let on = worker.clone();
-        let header = qcow2.clone();
-        let entry = worker.spawn(async move { qcow2.create_snapshot(&on, request).await }).await?;
-        Ok(snapshot_info(&entry, &header.header))
+        let (me, on) = (self.clone(), worker.clone());
+        worker
+            .spawn(async move {
+                let _alone = me.0.changes.alone().await;
+                let entry = qcow2.create_snapshot(&on, request).await?;
+                Ok(snapshot_info(&entry, &qcow2.header))
+            })
+            .await
     }
 
     /// Makes the disk hold what it held when the snapshot was taken, and as large as it was. The snapshot stays. It is
@@ -109,8 +113,13 @@ impl Image {
     pub async fn apply_snapshot(&self, worker: &Worker, which: &SnapshotRef) -> Result<()> {
         let qcow2 = self.snapshot_driver()?;
         qcow2.check_writable()?;
-        let (on, which) = (worker.clone(), which.clone());
-        worker.spawn(async move { qcow2.apply_snapshot(&on, |entries| which.find(entries)).await }).await
+        let (me, on, which) = (self.clone(), worker.clone(), which.clone());
+        worker
+            .spawn(async move {
+                let _alone = me.0.changes.alone().await;
+                qcow2.apply_snapshot(&on, |entries| which.find(entries)).await
+            })
+            .await
     }
 
     /// Deletes a snapshot and gives back the space that only it needed. It is durable when this returns.
@@ -121,7 +130,12 @@ impl Image {
     pub async fn delete_snapshot(&self, worker: &Worker, which: &SnapshotRef) -> Result<()> {
         let qcow2 = self.snapshot_driver()?;
         qcow2.check_writable()?;
-        let (on, which) = (worker.clone(), which.clone());
-        worker.spawn(async move { qcow2.delete_snapshot(&on, |entries| which.find(entries)).await }).await
+        let (me, on, which) = (self.clone(), worker.clone(), which.clone());
+        worker
+            .spawn(async move {
+                let _alone = me.0.changes.alone().await;
+                qcow2.delete_snapshot(&on, |entries| which.find(entries)).await
+            })
+            .await
     }
 }

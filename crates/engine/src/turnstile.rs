@@ -1,4 +1,4 @@
-//! Requests that change an image, and now and then one that must be alone (a resize).
+//! Requests that change an image, and now and then one that must be alone (a resize, a snapshot).
 //!
 //! Entering costs one counter of the worker's own cache line. Whoever wants to be alone shows that first, and then
 //! waits until everybody inside has left; newcomers wait until it is over.

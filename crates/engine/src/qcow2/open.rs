@@ -7,6 +7,7 @@ use crate::qcow2::gather::Gatherer;
 use crate::qcow2::header_block::HeaderBlock;
 use crate::qcow2::index::ChainIndex;
 use crate::qcow2::metadata_map::{Metadata, MetadataMap};
+use crate::qcow2::read_stop::ReadStop;
 use crate::qcow2::refcounts::{RefTable, Refcounts};
 use crate::qcow2::slices::SliceCache;
 use crate::qcow2::snapshots::SnapshotTable;
@@ -242,7 +243,7 @@ impl Qcow2 {
                 offset: header.snapshots_offset.0,
                 len: parsed.snapshots_len,
             })),
-            turns: crate::qcow2::turns::Turns::default(),
+            read_stop: ReadStop::default(),
             bitmaps: parsed.bitmaps.clone(),
             size: AtomicU64::new(size),
             writable,

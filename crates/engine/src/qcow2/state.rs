@@ -10,12 +10,12 @@ use crate::qcow2::grace::Grace;
 use crate::qcow2::header_block::HeaderBlock;
 use crate::qcow2::index::ChainIndex;
 use crate::qcow2::metadata_map::{Metadata, MetadataMap};
+use crate::qcow2::read_stop::ReadStop;
 use crate::qcow2::refcounts::Refcounts;
 use crate::qcow2::slices::SliceCache;
 use crate::qcow2::snapshots::SnapshotTable;
 use crate::qcow2::space::{Content, Space};
 use crate::qcow2::top_table::TopTable;
-use crate::qcow2::turns::Turns;
 use crate::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -77,8 +77,7 @@ pub(crate) struct Qcow2 {
     pub(crate) header: Header,
     pub(crate) header_block: HeaderBlock,
     pub(crate) snapshots: RwLock<Arc<SnapshotTable>>,
-    /// Requests together, or one operation on the whole image alone.
-    pub(crate) turns: Turns,
+    pub(crate) read_stop: ReadStop,
     pub(crate) bitmaps: Vec<BitmapEntry>,
     pub(crate) size: AtomicU64,
     pub(crate) writable: bool,

@@ -36,7 +36,6 @@ impl Qcow2 {
         find: impl Fn(&[SnapshotEntry]) -> Option<usize>,
     ) -> Result<()> {
         self.check_may_have_snapshots()?;
-        let _alone = self.turns.alone().await;
         let table = self.snapshots();
         let entry = find(&table.entries)
             .and_then(|index| table.entries.get(index))

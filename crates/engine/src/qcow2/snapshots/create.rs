@@ -45,7 +45,6 @@ impl Qcow2 {
             let message = format!("a snapshot's name has at most {MAX_NAME} bytes");
             return Err(Error::new(ErrorKind::InvalidArgument, message).on(&self.path));
         }
-        let _alone = self.turns.alone().await;
         self.before_write(worker).await?;
         let count = self.snapshots().entries.len();
         if count >= limits::MAX_SNAPSHOTS as usize {

@@ -15,7 +15,6 @@ impl Qcow2 {
         find: impl Fn(&[SnapshotEntry]) -> Option<usize>,
     ) -> Result<()> {
         self.check_may_have_snapshots()?;
-        let _alone = self.turns.alone().await;
         let table = self.snapshots();
         let index = find(&table.entries)
             .ok_or_else(|| Error::new(ErrorKind::NotFound, "snapshot not found").on(&self.path))?;
