@@ -23,7 +23,7 @@ use crate::socket::{SocketCompletion, SocketOp, SocketRequest};
 use crate::threads::Threads;
 use crate::uring_sockets::{CANCELLATION, SOCKET, UringSockets};
 use foldhash::HashMap;
-use io_uring::squeue::Entry;
+use io_uring::squeue::{Entry, Flags};
 use io_uring::types::{Fd, Fixed, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
 use std::collections::VecDeque;
@@ -41,6 +41,8 @@ const FILES: u32 = 256;
 const BUFFERS: u32 = 64;
 /// Helper threads for what has no opcode.
 const HELPERS: usize = 4;
+/// Reads through the page cache of so many bytes are given to a thread of the kernel's at once.
+const LONG_CACHED_READ: usize = 128 << 10;
 /// The fewest submissions that are handed over before the worker waits.
 const EARLY_BATCH: usize = 4;
 
@@ -284,7 +286,8 @@ impl Uring {
                 on_target!(t => opcode::Fallocate::new(t, request.len).offset(at).mode(mode).build())
             }
         };
-        Some(entry.user_data(index as u64))
+        let flags = if is_long_cached_read(request, slot.done) { Flags::ASYNC } else { Flags::empty() };
+        Some(entry.flags(flags).user_data(index as u64))
     }
 
     pub(crate) fn submit_socket(
@@ -594,6 +597,14 @@ fn target_of(files: &mut FileTable, ring: &IoUring, file: &File) -> Target {
 }
 
 /// Checks that the kernel gets what O_DIRECT asks for.
+/// Whether this is a long read through the page cache. The ring would try it in this thread, again and again as
+/// read-ahead brings the pages in, a few at a time; a thread of the kernel's (io-wq) reads it in one go.
+fn is_long_cached_read(request: &OpRequest, done: usize) -> bool {
+    matches!(request.kind, OpKind::Read)
+        && !request.file.is_direct()
+        && request.bufs.len() - done >= LONG_CACHED_READ
+}
+
 #[cfg(debug_assertions)]
 fn assert_aligned(request: &OpRequest, done: usize) {
     for buf in &request.bufs.0 {

@@ -3,6 +3,7 @@
 
 use super::lab::{Lab, remove, settle};
 use super::load::{LARGE, Load, Program, SMALL, scattering_step};
+use super::peers::{ENGINES, Peer};
 use crate::Outcome;
 use crate::ab::{Metric, Sample, Side};
 use crate::mount::{Kind, Mounted};
@@ -46,6 +47,17 @@ fn first_writes<'a>(lab: &'a Lab, program: Program, label: &str, image: Fresh<'a
     Side { label: label.to_owned(), run: Box::new(run) }
 }
 
+/// Another Rust engine writes a fresh image that QEMU made.
+fn first_writes_of_engine<'a>(lab: &'a Lab, peer: Peer, image: Fresh<'a>, load: Load) -> Side<'a> {
+    let run = move || {
+        image.create(lab, Program::Qemu)?;
+        let figures = load.timed(lab.peers.command(peer, load, &image.path)?)?;
+        remove(&image.path)?;
+        Ok(figures)
+    };
+    Side { label: peer.label().to_owned(), run: Box::new(run) }
+}
+
 fn both<'a>(lab: &'a Lab, image: &Fresh<'a>, load: Load) -> [Side<'a>; 2] {
     [Program::Zebu, Program::Qemu]
         .map(|program| first_writes(lab, program, program.label(), image.clone(), load))
@@ -75,6 +87,15 @@ pub(super) fn preallocation(lab: &Lab) -> Outcome {
             let name = format!("{kind:?}: first 4 KiB writes, 64 KiB clusters, preallocation {mode}");
             lab.compare(&name, both(lab, &of_mode(mode), load))?;
         }
+        for peer in ENGINES {
+            let image = of_mode("off");
+            let sides = [
+                first_writes(lab, Program::Zebu, "zebu", image.clone(), load),
+                first_writes_of_engine(lab, peer, image, load),
+            ];
+            let name = format!("{kind:?}: first 4 KiB writes, preallocation off, beside {}", peer.label());
+            lab.compare(&name, sides)?;
+        }
         let ours = |label: &str, options: &str| {
             first_writes(lab, Program::Zebu, label, image(options.to_owned()), load)
         };
@@ -84,6 +105,7 @@ pub(super) fn preallocation(lab: &Lab) -> Outcome {
             let sides = [ours("hint 1M", "extent_size_hint=1M"), ours("none", "extent_size_hint=0")];
             lab.compare("Xfs: zebu, preallocation off, with and without an extent size hint", sides)?;
         }
+        files_without_space(lab, &mounted, kind, disk, load)?;
         for (cluster, text) in [(1 << 20, "1M"), (2 << 20, "2M")] {
             let disk = cluster * large_clusters;
             let image = Fresh { size: disk, ..image(format!("cluster_size={text}")) };
@@ -92,6 +114,52 @@ pub(super) fn preallocation(lab: &Lab) -> Outcome {
         }
     }
     Ok(())
+}
+
+/// A file that `prepare` makes before each run, written by both programs.
+fn prepared<'a>(
+    lab: &'a Lab,
+    file: &'a Path,
+    format: &'static str,
+    load: Load,
+    prepare: &'a dyn Fn() -> Outcome,
+) -> [Side<'a>; 2] {
+    [Program::Zebu, Program::Qemu].map(|program| {
+        let run = move || {
+            remove(file)?;
+            prepare()?;
+            settle()?;
+            let program = program.command(lab);
+            load.timed(load.command_of_format(program.get_program().as_ref(), file, format))
+        };
+        Side { label: program.label().to_owned(), run: Box::new(run) }
+    })
+}
+
+/// What a file system by itself costs: a raw file without any blocks, and an image that shares all of its own.
+fn files_without_space(lab: &Lab, mounted: &Mounted, kind: Kind, disk: u64, load: Load) -> Outcome {
+    let file = mounted.path().join("prepared");
+    let sparse = || run(Command::new("truncate").arg("-s").arg(disk.to_string()).arg(&file));
+    lab.compare(
+        &format!("{kind:?}: first 4 KiB writes, raw sparse file"),
+        prepared(lab, &file, "raw", load, &sparse),
+    )?;
+    if kind == Kind::Xfs {
+        let base = mounted.path().join("shared.qcow2");
+        run(lab
+            .qemu_img()
+            .args(["create", "-q", "-f", "qcow2", "-o", "preallocation=full"])
+            .arg(&base)
+            .arg("1G"))?;
+        let reflink = || run(Command::new("cp").arg("--reflink=always").arg(&base).arg(&file));
+        let load = scattered(1 << 30, 64 << 10, u64::MAX);
+        lab.compare(
+            "Xfs: first 4 KiB writes, reflinked copy of a full image",
+            prepared(lab, &file, "qcow2", load, &reflink),
+        )?;
+        remove(&base)?;
+    }
+    remove(&file)
 }
 
 /// Copy-on-write of 64 KiB clusters, and of subclusters.

@@ -1,5 +1,6 @@
 //! What every benchmark needs: programs, a folder, sizes, and where results go.
 
+use super::peers::Peers;
 use crate::Outcome;
 use crate::ab::{Comparison, Rounds, Side, alternate};
 use crate::mount::{Kind, Mounted};
@@ -29,6 +30,7 @@ pub(crate) struct Lab {
     /// GiB of the disk images with data in them.
     pub(crate) gib: u64,
     pub(crate) extent: Extent,
+    pub(crate) peers: Peers,
     pub(crate) rounds: Rounds,
     /// Where a table's results go, one file each.
     pub(crate) results: Option<PathBuf>,
@@ -40,8 +42,11 @@ pub(crate) struct Lab {
 
 impl Lab {
     /// Measures two sides alternately; prints and keeps the result. A side that can't run is shown as such, and the
-    /// other benchmarks go on.
+    /// other benchmarks go on. Nothing is measured beside a peer that is not asked for.
     pub(crate) fn compare(&self, name: &str, sides: [Side<'_>; 2]) -> Outcome {
+        if !sides.iter().all(|side| self.peers.take_part(&side.label)) {
+            return Ok(());
+        }
         match alternate(name, self.rounds, sides) {
             Ok(comparison) => self.report(&comparison),
             Err(why) => {

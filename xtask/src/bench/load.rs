@@ -59,8 +59,12 @@ pub(super) fn scattering_step(disk: u64, unit: u64) -> u64 {
 impl Load {
     /// The options that both share; the cache covers the whole disk by default in both.
     pub(super) fn command(&self, program: &Path, image: &Path) -> Command {
+        self.command_of_format(program, image, "qcow2")
+    }
+
+    pub(super) fn command_of_format(&self, program: &Path, image: &Path, format: &str) -> Command {
         let mut command = Command::new(program);
-        command.args(["bench", "-f", "qcow2", "-t", "none", "-i", "io_uring"]);
+        command.args(["bench", "-f", format, "-t", "none", "-i", "io_uring"]);
         command.args(["-d", &self.depth.to_string(), "-c", &self.count.to_string()]);
         command.args(["-s", &self.block.to_string(), "-S", &self.step.to_string()]);
         if self.write {

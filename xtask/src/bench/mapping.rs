@@ -234,33 +234,35 @@ pub(super) fn chains(lab: &Lab) -> Outcome {
 
 const LONG: [(u64, &str); 3] = [(10, "10 images"), (100, "100 images"), (500, "500 images")];
 
-/// Two queues on one image in memory, everything cached.
+/// Two queues on one image in memory, everything cached; and on a raw file, which says what the machine's two cores and
+/// its kernel can do.
 pub(super) fn queues(lab: &Lab) -> Outcome {
     let size = 1 << 30;
-    let memory = Path::new("/dev/shm");
+    let file = Path::new("/dev/shm").join(format!("zebu-bench-{}", std::process::id()));
     let load = reads(size, lab.sized(400_000, 2_000_000), DEPTH);
-    for (layout, name) in [(Layout::Sequential, "extents"), (Layout::Shuffled, "slices")] {
-        let made = allocated(lab, &lab.dir, size, 64 << 10, layout, Data::Holes)?;
-        let image = memory.join(format!("zebu-bench-{}.qcow2", std::process::id()));
-        copy_sparse(&made, &image)?;
+    for (layout, format, name) in [
+        (Layout::Sequential, "qcow2", "all cached (extents)"),
+        (Layout::Shuffled, "qcow2", "all cached (slices)"),
+        (Layout::Sequential, "raw", "a raw file"),
+    ] {
+        let made = match format {
+            "raw" => raw(&lab.dir, size, Data::Holes)?,
+            _ => allocated(lab, &lab.dir, size, 64 << 10, layout, Data::Holes)?,
+        };
+        copy_sparse(&made, &file)?;
         let of = |label: &'static str, queues: &'static str| {
-            let image = image.clone();
+            let file = &file;
             let run = move || {
                 let mut command = lab.zebu();
-                command
-                    .args(["bench", "-f", "qcow2", "-d", "32", "-s", "4k", "--random", "--queues", queues]);
-                load.timed({
-                    command.args(["-c", &load.count.to_string()]).arg(&image);
-                    command
-                })
+                command.args(["bench", "-f", format, "-d", "32", "-s", "4k", "--random", "--queues", queues]);
+                command.args(["-c", &load.count.to_string()]).arg(file);
+                load.timed(command)
             };
             Side { label: label.to_owned(), run: Box::new(run) }
         };
-        let outcome = lab.compare(
-            &format!("in memory, all cached ({name}): two queues beside one"),
-            [of("2 queues", "2"), of("1 queue", "1")],
-        );
-        remove(&image)?;
+        let sides = [of("zebu, 2 queues", "2"), of("zebu, 1 queue", "1")];
+        let outcome = lab.compare(&format!("in memory, {name}: two queues beside one"), sides);
+        remove(&file)?;
         remove(&made)?;
         outcome?;
     }

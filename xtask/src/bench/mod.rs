@@ -1,6 +1,7 @@
 //! The command `bench`: zebu beside what a user would take instead, alternately.
 
 mod allocation;
+mod clock;
 mod compressed;
 mod copies;
 mod headline;
@@ -10,10 +11,12 @@ mod mapping;
 mod mapping_images;
 mod opening;
 mod page;
+mod peers;
 mod record;
 mod recycled;
 mod requests;
 mod serving;
+mod whole;
 
 use crate::ab::Rounds;
 use crate::process::{find, run};
@@ -21,11 +24,12 @@ use crate::setup::{self, Need};
 use crate::toolchain::{cargo, target_dir};
 use crate::{Outcome, root};
 use clap::{Args, ValueEnum};
+use clock::Clock;
 use lab::{Extent, Lab};
+use peers::{Peer, Peers};
 use record::Saved;
 use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 #[derive(Args)]
 pub(crate) struct BenchArgs {
@@ -38,6 +42,9 @@ pub(crate) struct BenchArgs {
     /// The sizes of the published figures (default)
     #[arg(long)]
     full: bool,
+    /// Only beside these (default: all that are there)
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PEER,...")]
+    peers: Vec<Peer>,
     /// Measured rounds of each benchmark
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(3..))]
     rounds: u32,
@@ -99,6 +106,14 @@ enum Table {
     Queues,
     /// Memory of the process for disks of 16 GiB to 64 TiB
     Memory,
+    /// Checking disks of 1 to 16 TiB that are wholly allocated: time and memory; beside QEMU
+    Check,
+    /// Creating and deleting an internal snapshot; beside QEMU
+    Snapshots,
+    /// Opening, and scattered first writes, by size of the disk from 1 GiB to 64 TiB; beside QEMU
+    Sizes,
+    /// Sequential reads of clusters that lie in order, and in none; beside QEMU
+    Fragmentation,
 }
 
 impl Table {
@@ -123,6 +138,10 @@ impl Table {
             Table::Chains => "chains",
             Table::Queues => "queues",
             Table::Memory => "memory",
+            Table::Check => "check",
+            Table::Snapshots => "snapshots",
+            Table::Sizes => "sizes",
+            Table::Fragmentation => "fragmentation",
         }
     }
 
@@ -147,6 +166,10 @@ impl Table {
             Table::Chains => mapping::chains,
             Table::Queues => mapping::queues,
             Table::Memory => mapping::memory,
+            Table::Check => whole::check,
+            Table::Snapshots => whole::snapshots,
+            Table::Sizes => whole::sizes,
+            Table::Fragmentation => whole::fragmentation,
         }
     }
 }
@@ -198,6 +221,7 @@ fn measure(args: &BenchArgs, results: &Path) -> Outcome {
         dir: scratch.path().to_owned(),
         gib: if args.quick { 1 } else { 4 },
         extent,
+        peers: Peers::new(&args.peers),
         rounds: Rounds { measured: args.rounds as usize, warm_up: usize::from(!args.quick) },
         results: args.save.then(|| results.to_owned()),
         table: Cell::new(""),
@@ -209,15 +233,11 @@ fn measure(args: &BenchArgs, results: &Path) -> Outcome {
         lab.rounds.measured
     );
     let tables = if args.tables.is_empty() { Table::value_variants() } else { &args.tables[..] };
-    let begin = Instant::now();
+    let names: Vec<&'static str> = tables.iter().map(|table| table.name()).collect();
+    let mut clock = Clock::new(results, extent);
     for (done, table) in tables.iter().enumerate() {
-        eprintln!(
-            "== {} ({} of {}, {:.0} s so far)",
-            table.name(),
-            done + 1,
-            tables.len(),
-            begin.elapsed().as_secs_f64()
-        );
+        let time = clock.begin(&names[done..]);
+        eprintln!("== {} ({} of {}, {time})", table.name(), done + 1, tables.len());
         lab.begin(table.name())?;
         // One that can't run here must not hide the figures of the others.
         if let Err(error) = table.body()(&lab) {
@@ -225,6 +245,10 @@ fn measure(args: &BenchArgs, results: &Path) -> Outcome {
             lab.not_measured.borrow_mut().push(format!("{}: {error}", table.name()));
         }
         lab::empty(&lab.dir)?;
+        clock.end();
+    }
+    if args.save {
+        clock.save()?;
     }
     let failed = lab.not_measured.into_inner();
     if failed.is_empty() { Ok(()) } else { Err(format!("not measured:\n  {}", failed.join("\n  "))) }

@@ -2,6 +2,7 @@
 
 use super::lab::Lab;
 use super::load::{LARGE, Load, Program, SMALL, scattering_step};
+use super::peers::ENGINES;
 use crate::Outcome;
 use crate::ab::Side;
 use crate::process::{find, measure_ok, output, run, shown};
@@ -20,6 +21,7 @@ pub(super) fn random(lab: &Lab) -> Outcome {
         let what = if write { "writes" } else { "reads" };
         let sides = [Program::Zebu, Program::Qemu].map(|program| load.on(lab, program, &image));
         lab.compare(&format!("4 KiB scattered {what}, depth 32, beside QEMU"), sides)?;
+        beside_engines(lab, &format!("4 KiB scattered {what}, depth 32"), load, &image)?;
         let sides = [zebu_random(lab, &image, load), fio(&raw, load)?];
         lab.compare(&format!("4 KiB random {what}, depth 32, beside fio on raw"), sides)?;
     }
@@ -36,6 +38,16 @@ pub(super) fn sequential(lab: &Lab) -> Outcome {
         let what = if write { "writes" } else { "reads" };
         let sides = [Program::Zebu, Program::Qemu].map(|program| load.on(lab, program, &image));
         lab.compare(&format!("1 MiB sequential {what}, depth 8"), sides)?;
+        beside_engines(lab, &format!("1 MiB sequential {what}, depth 8"), load, &image)?;
+    }
+    Ok(())
+}
+
+/// The load on an image that is there, beside each of the other Rust engines.
+fn beside_engines(lab: &Lab, name: &str, load: Load, image: &Path) -> Outcome {
+    for peer in ENGINES {
+        let sides = [load.on(lab, Program::Zebu, image), lab.peers.side(peer, load, image)];
+        lab.compare(&format!("{name}, beside {}", peer.label()), sides)?;
     }
     Ok(())
 }

@@ -1,0 +1,28 @@
+//! The requests of a run, handed out to whoever is free.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+pub(crate) struct Load {
+    pub(crate) depth: u32,
+    /// Bytes of a request.
+    pub(crate) block: usize,
+    pub(crate) write: bool,
+    count: u64,
+    step: u64,
+    next: AtomicU64,
+}
+
+impl Load {
+    pub(crate) fn new(count: u64, depth: u32, block: usize, step: u64, write: bool) -> Self {
+        Self { depth, block, write, count, step, next: AtomicU64::new(0) }
+    }
+
+    /// The offset of the next request on a disk of `disk` bytes; none if all are given out. As `qemu-img bench` does it,
+    /// offsets start again where a request would reach past the end.
+    pub(crate) fn next(&self, disk: u64) -> Option<u64> {
+        let index = self.next.fetch_add(1, Relaxed);
+        let room = disk.checked_sub(self.block as u64)? + 1;
+        (index < self.count).then(|| (u128::from(index) * u128::from(self.step) % u128::from(room)) as u64)
+            .map(|offset| offset / self.block as u64 * self.block as u64)
+    }
+}

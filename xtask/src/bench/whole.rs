@@ -1,0 +1,137 @@
+//! Work on whole images, by their size: checking, snapshots, opening, reading scattered clusters.
+
+use super::lab::{Lab, remove};
+use super::load::{Load, Program, SMALL};
+use super::mapping_images::{Data, Layout, allocated};
+use crate::Outcome;
+use crate::ab::{Side, sample};
+use crate::mount::{Kind, Mounted};
+use crate::process::{evict, measure_ok, run};
+use std::path::Path;
+use std::process::Command;
+
+/// Clusters of most images, in bytes.
+const CLUSTER: u64 = 64 << 10;
+/// Disks as they grow, in GiB.
+const SIZES: [(u64, &str); 4] = [(1, "1 GiB"), (64, "64 GiB"), (4 << 10, "4 TiB"), (64 << 10, "64 TiB")];
+
+/// A whole process, with nothing of the image in the page cache.
+fn process<'a>(label: &str, program: &'a Path, words: &'a [&'a str], image: &'a Path) -> Side<'a> {
+    let run = move || {
+        evict(image)?;
+        Ok(sample(&measure_ok(Command::new(program).args(words).arg(image))?))
+    };
+    Side { label: label.to_owned(), run: Box::new(run) }
+}
+
+/// Every reference counted: tables of disks that are wholly allocated.
+pub(super) fn check(lab: &Lab) -> Outcome {
+    let xfs = Mounted::new(Kind::Xfs, lab.sized(4, 12) << 30, &lab.dir)?;
+    let sizes = lab.sized(&[(128, CLUSTER, "128 GiB, 64 KiB clusters")][..], &CHECKED[..]);
+    for (gib, cluster, name) in sizes {
+        let image = allocated(lab, &xfs.path(), gib << 30, *cluster, Layout::Sequential, Data::Holes)?;
+        let words = ["check", "-q", "-f", "qcow2"];
+        let sides =
+            [process("zebu", &lab.zebu, &words, &image), process("QEMU", &lab.qemu_img, &words, &image)];
+        lab.compare(&format!("check of {name}, all allocated"), sides)?;
+        remove(&image)?;
+    }
+    Ok(())
+}
+
+const CHECKED: [(u64, u64, &str); 3] = [
+    (1 << 10, CLUSTER, "1 TiB, 64 KiB clusters"),
+    (16 << 10, 2 << 20, "16 TiB, 2 MiB clusters"),
+    (4 << 10, CLUSTER, "4 TiB, 64 KiB clusters"),
+];
+
+/// An internal snapshot, created and deleted.
+pub(super) fn snapshots(lab: &Lab) -> Outcome {
+    let xfs = Mounted::new(Kind::Xfs, 4 << 30, &lab.dir)?;
+    for (gib, name) in lab.sized(&[(64, "64 GiB")][..], &[(64, "64 GiB"), (1 << 10, "1 TiB")][..]) {
+        let image = allocated(lab, &xfs.path(), gib << 30, CLUSTER, Layout::Sequential, Data::Holes)?;
+        for (words, undo, what) in [
+            (["snapshot", "-c", "one"], ["snapshot", "-d", "one"], "create"),
+            (["snapshot", "-d", "one"], ["snapshot", "-c", "one"], "delete"),
+        ] {
+            let side = |program: Program| {
+                let image = &image;
+                let run = move || {
+                    if what == "delete" {
+                        run(program.command(lab).args(undo).arg(image))?;
+                    }
+                    evict(image)?;
+                    let figures = sample(&measure_ok(program.command(lab).args(words).arg(image))?);
+                    if what == "create" {
+                        run(program.command(lab).args(undo).arg(image))?;
+                    }
+                    Ok(figures)
+                };
+                Side { label: program.label().to_owned(), run: Box::new(run) }
+            };
+            let sides = [side(Program::Zebu), side(Program::Qemu)];
+            lab.compare(&format!("{what} a snapshot of {name}, all allocated"), sides)?;
+        }
+        remove(&image)?;
+    }
+    Ok(())
+}
+
+/// What the size of the disk costs: opening it, and requests that scatter over all of it, each first in its L2 table or
+/// near it.
+pub(super) fn sizes(lab: &Lab) -> Outcome {
+    let xfs = Mounted::new(Kind::Xfs, 4 << 30, &lab.dir)?;
+    for (gib, name) in lab.sized(&SIZES[..2], &SIZES[..]) {
+        let image = xfs.path().join("sized.qcow2");
+        let cluster = if *gib > 16 << 10 { 2 << 20 } else { CLUSTER };
+        run(lab
+            .qemu_img()
+            .args(["create", "-q", "-f", "qcow2", "-o", &format!("cluster_size={cluster}")])
+            .arg(&image)
+            .arg(format!("{gib}G")))?;
+        let open = |label, program| process(label, program, OPEN, &image);
+        lab.compare(&format!("open {name}, empty"), [open("zebu", &lab.zebu), qemu_open(lab, &image)])?;
+        let writes = Load {
+            block: SMALL,
+            step: (gib << 30) / 4096 / cluster * cluster,
+            count: 4096,
+            depth: 32,
+            write: true,
+        };
+        let writes = Load { step: writes.step.clamp(cluster, i32::MAX as u64 / cluster * cluster), ..writes };
+        let side = |program: Program| {
+            let image = &image;
+            let run = move || {
+                run(lab
+                    .qemu_img()
+                    .args(["create", "-q", "-f", "qcow2", "-o", &format!("cluster_size={cluster}")])
+                    .arg(image)
+                    .arg(format!("{gib}G")))?;
+                writes.timed(writes.command(program.command(lab).get_program().as_ref(), image))
+            };
+            Side { label: program.label().to_owned(), run: Box::new(run) }
+        };
+        lab.compare(&format!("4096 first writes over {name}"), [side(Program::Zebu), side(Program::Qemu)])?;
+        remove(&image)?;
+    }
+    Ok(())
+}
+
+const OPEN: &[&str] = &["io", "-f", "qcow2", "-r", "-c", "read 512M 4k"];
+
+fn qemu_open<'a>(lab: &'a Lab, image: &'a Path) -> Side<'a> {
+    process("QEMU", &lab.qemu_io, &["-f", "qcow2", "-r", "-c", "read 512M 4k"], image)
+}
+
+/// Sequential reads of 1 MiB from images whose clusters lie in order, and in none.
+pub(super) fn fragmentation(lab: &Lab) -> Outcome {
+    let size = 1 << 30;
+    for layout in [Layout::Sequential, Layout::Shuffled] {
+        let image = allocated(lab, &lab.dir, size, CLUSTER, layout, Data::Written)?;
+        let load = Load { block: 1 << 20, step: 1 << 20, count: size >> 20, depth: 8, write: false };
+        let sides = [Program::Zebu, Program::Qemu].map(|program| load.on(lab, program, &image));
+        lab.compare(&format!("1 MiB sequential reads, clusters {}", layout.name()), sides)?;
+        remove(&image)?;
+    }
+    Ok(())
+}
