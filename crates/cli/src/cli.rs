@@ -1,8 +1,8 @@
 //! The command line as a whole: which commands there are, and what becomes of their results.
 
 use crate::commands::{
-    backup, bench, check, clone, compare, convert, create, ctl, info, io, map, measure, resize, serve,
-    snapshot, verify,
+    amend, backup, bench, check, clone, commit, compare, convert, create, ctl, dd, info, io, map, measure,
+    rebase, resize, serve, snapshot, verify,
 };
 use crate::examples;
 use crate::failure::Failure;
@@ -57,6 +57,20 @@ enum Command {
     /// out what is allocated, 4 an image can't be read.
     #[command(after_help = examples::COMPARE)]
     Compare(compare::CompareArgs),
+    /// Put an image onto another backing file
+    ///
+    /// The disk shows the same afterwards: what the two chains do not share is copied into the image first.
+    #[command(after_help = examples::REBASE)]
+    Rebase(Box<rebase::RebaseArgs>),
+    /// Write what an image holds into its backing file
+    #[command(after_help = examples::COMMIT)]
+    Commit(commit::CommitArgs),
+    /// Copy a part of a disk into a new image
+    #[command(after_help = examples::DD)]
+    Dd(dd::DdArgs),
+    /// Change properties of an image in place: version, refcount width, flags
+    #[command(after_help = examples::AMEND)]
+    Amend(amend::AmendArgs),
     /// Change the size of a disk
     #[command(after_help = examples::RESIZE)]
     Resize(resize::ResizeArgs),
@@ -111,6 +125,10 @@ impl Command {
             Command::Map(_) => "map",
             Command::Measure(_) => "measure",
             Command::Compare(_) => "compare",
+            Command::Amend(_) => "amend",
+            Command::Rebase(_) => "rebase",
+            Command::Commit(_) => "commit",
+            Command::Dd(_) => "dd",
             Command::Resize(_) => "resize",
             Command::Snapshot(_) => "snapshot",
             Command::Clone(_) => "clone",
@@ -134,6 +152,10 @@ impl Command {
             Command::Map(args) => map::run(args),
             Command::Measure(args) => measure::run(args),
             Command::Compare(args) => compare::run(args),
+            Command::Amend(args) => amend::run(args),
+            Command::Rebase(args) => rebase::run(args),
+            Command::Commit(args) => commit::run(args),
+            Command::Dd(args) => dd::run(args),
             Command::Resize(args) => resize::run(args),
             Command::Snapshot(args) => snapshot::run(args),
             Command::Clone(args) => clone::run(args),

@@ -51,6 +51,29 @@ Examples:
   zebu compare disk.raw disk.qcow2
   zebu compare -s -f qcow2 -F qcow2 a.qcow2 b.qcow2";
 
+pub(crate) const REBASE: &str = "\
+Examples:
+  zebu rebase -p -b new-base.qcow2 -F qcow2 overlay.qcow2
+  zebu rebase -b '' overlay.qcow2
+  zebu rebase -u -b moved/base.qcow2 -F qcow2 overlay.qcow2";
+
+pub(crate) const COMMIT: &str = "\
+Examples:
+  zebu commit -p overlay.qcow2
+  zebu commit -d overlay.qcow2
+  zebu commit -b base.qcow2 top.qcow2";
+
+pub(crate) const DD: &str = "\
+Examples:
+  zebu dd if=disk.qcow2 of=first-megabyte.raw bs=1M count=1
+  zebu dd -O qcow2 if=disk.raw of=rest.qcow2 bs=1M skip=1";
+
+pub(crate) const AMEND: &str = "\
+Examples:
+  zebu amend -o compat=1.1 old.qcow2
+  zebu amend -p -o refcount_bits=1 disk.qcow2
+  zebu amend -o help";
+
 pub(crate) const RESIZE: &str = "\
 Examples:
   zebu resize disk.qcow2 40G
@@ -104,4 +127,6 @@ Examples:
 pub(crate) const CTL: &str = "\
 Examples:
   zebu ctl /run/vm1.ctl stats
-  zebu ctl /run/vm1.ctl resize root +10G";
+  zebu ctl /run/vm1.ctl resize root +10G
+  zebu ctl /run/vm1.ctl snapshot-create root before-update
+  zebu ctl /run/vm1.ctl backup-start -w -p --compression-type zstd root monday.qcow2";

@@ -1,6 +1,7 @@
 //! Words on the command line, and what they stand for.
 
 use crate::size::size_argument;
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use zebu::{CacheMode, Format, Preallocation, RefPolicy, ZeroPolicy};
 
@@ -158,6 +159,12 @@ pub(crate) fn reference_argument(text: &str) -> Result<ReferenceRule, String> {
             Some(path) => Ok(ReferenceRule::Directory(PathBuf::from(path))),
         },
     }
+}
+
+/// A rate in bytes per second.
+pub(crate) fn rate_argument(text: &str) -> Result<NonZeroU64, String> {
+    let bytes = size_argument(text).map_err(|error| error.to_string())?;
+    NonZeroU64::new(bytes).ok_or_else(|| "the rate must be above 0".to_owned())
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 use std::time::Instant;
 use zebu_storage::sabotage::{self, Fault};
-use zebu_storage::{Create, File, IoBufs, LockMode, OpenFlags, Worker};
+use zebu_storage::{Create, File, FileId, IoBufs, LockMode, OpenFlags, Worker};
 
 /// An open image with its backing chain. Cheap to clone; shared by all workers.
 ///
@@ -188,7 +188,7 @@ impl Image {
     /// The file system does not answer.
     pub fn info(&self) -> Result<ImageInfo> {
         let node = &self.0;
-        let file = self.image_file();
+        let file = self.0.image_file();
         let mut info = ImageInfo {
             filename: node.path.clone(),
             format: node.format(),
@@ -240,14 +240,6 @@ impl Image {
         }
     }
 
-    /// The image file itself.
-    fn image_file(&self) -> &File {
-        match &self.0.driver {
-            Driver::Qcow2(qcow2) => &qcow2.file,
-            Driver::Raw(raw) => &raw.file,
-        }
-    }
-
     fn check_range(&self, offset: u64, len: u64) -> Result<()> {
         if offset.checked_add(len).is_some_and(|end| end <= self.virtual_size()) {
             return Ok(());
@@ -276,12 +268,13 @@ impl Image {
             .await
     }
 
-    /// Begins a change of the range: waits while somebody is alone with the image, and does what must be done before
-    /// the first change of an opening. The guard is held until the change is linked.
+    /// Begins a change of the range: waits while somebody is alone with the image, has a backup copy what it wants of
+    /// the range, and does what must be done before the first change of an opening. The guard is held until the change is linked.
     async fn begin_change(&self, worker: &Worker, offset: u64, len: u64) -> Result<Inside<'_>> {
         let inside = self.0.changes.enter(worker.id()).await;
         // Again: the disk may have become shorter meanwhile.
         self.check_range(offset, len)?;
+        self.before_change(worker, offset, len).await?;
         if let Driver::Qcow2(qcow2) = &self.0.driver {
             qcow2.before_write(worker).await?;
         }
@@ -408,6 +401,26 @@ impl Image {
             .await
     }
 
+    /// What a change must wait for: a backup that wants the range as it is.
+    #[inline]
+    async fn before_change(&self, worker: &Worker, offset: u64, len: u64) -> Result<()> {
+        match self.0.before_change.get() {
+            None => Ok(()),
+            Some(copy) => {
+                Box::pin(copy.protect(worker, offset..offset + len)).await.map_err(|e| e.on(self.path()))
+            }
+        }
+    }
+
+    /// Fails while a backup wants the disk as it is.
+    pub(crate) fn check_nothing_is_copied(&self, change: &str) -> Result<()> {
+        if self.0.before_change.get().is_none() {
+            return Ok(());
+        }
+        let message = format!("a backup is under way: cancel it before the disk {change}");
+        Err(Error::new(ErrorKind::Exists, message).on(self.path()))
+    }
+
     /// What a completed change owes the cache mode or the caller.
     async fn settle(&self, worker: &Worker, durability: Durability) -> Result<()> {
         let writethrough = match &self.0.driver {
@@ -487,6 +500,9 @@ impl Image {
                 } else {
                     Some(me.0.changes.alone().await)
                 };
+                if new_size < me.virtual_size() {
+                    me.check_nothing_is_copied("becomes smaller")?;
+                }
                 match &me.0.driver {
                     Driver::Qcow2(qcow2) => {
                         qcow2.before_write(&on).await?;
@@ -520,6 +536,17 @@ impl Image {
     /// and copy_file_range.
     pub fn data_file_at(&self, depth: u32) -> Option<&File> {
         self.0.at_depth(depth).map(Node::data_file)
+    }
+
+    /// The files of the images of the chain, from the top down.
+    pub(crate) fn file_ids(&self) -> Vec<FileId> {
+        let mut ids = Vec::new();
+        let mut next = Some(&self.0);
+        while let Some(node) = next {
+            ids.push(node.image_file().id());
+            next = node.backing.as_ref();
+        }
+        ids
     }
 
     /// Commits, returns what the windows did not use, releases the locks. The caller has no request under way.

@@ -41,6 +41,8 @@
 //! # Ok::<(), zebu::Error>(())
 //! ```
 
+mod backing;
+mod before_change;
 mod blocking;
 mod chain;
 pub mod check;
@@ -63,6 +65,8 @@ mod transfer;
 mod turnstile;
 pub mod verdict;
 
+pub use backing::BackingReference;
+pub use before_change::OnCopyError;
 pub use blocking::Blocking;
 pub use compress::{CodecPool, CompressOptions, DeflateWindow};
 pub use error::{Error, ErrorKind, Result};

@@ -1,5 +1,6 @@
 //! An image file in a chain: its driver, and the image that it stands on.
 
+use crate::before_change::BeforeChange;
 use crate::options::{CacheMode, Format};
 use crate::qcow2::index::ChainIndex;
 use crate::qcow2::mapping::Run;
@@ -38,6 +39,8 @@ pub(crate) struct Node {
     pub(crate) backing: Option<Arc<Node>>,
     /// Requests that change the image enter; a resize or a snapshot operation is alone.
     pub(crate) changes: Turnstile,
+    /// What requests that change the image wait for.
+    pub(crate) before_change: BeforeChange,
     /// What is known of the chain as a whole, if this is its top.
     pub(crate) view: Option<ChainView>,
 }
@@ -91,6 +94,14 @@ impl Node {
         match &self.driver {
             Driver::Qcow2(qcow2) => qcow2.map(worker, guest, max_len).await,
             Driver::Raw(_) => Ok((Run::Data { host: guest }, max_len)),
+        }
+    }
+
+    /// The image file itself.
+    pub(crate) fn image_file(&self) -> &File {
+        match &self.driver {
+            Driver::Qcow2(qcow2) => &qcow2.file,
+            Driver::Raw(raw) => &raw.file,
         }
     }
 

@@ -1,5 +1,6 @@
 //! Opening an image with its backing chain.
 
+use crate::before_change::BeforeChange;
 use crate::check;
 use crate::node::{ChainView, Driver, Node, Raw};
 use crate::options::{
@@ -72,27 +73,93 @@ pub(crate) async fn probe(worker: &Worker, file: &File) -> Result<Format> {
 
 /// Opens `path` and what it stands on.
 pub(crate) async fn open_chain(worker: &Worker, path: &Path, options: &OpenOptions) -> Result<Arc<Node>> {
+    let mut next = Some(first_of(path, options)?);
+    let mut links: Vec<Link> = Vec::new();
+    while let Some(found) = next {
+        let link = open_link(worker, &links, found, options).await?;
+        next = next_in_chain(&link, options, Access::ReadOnly)?;
+        links.push(link);
+    }
+    assemble(worker, links, options).await
+}
+
+/// Opens a chain in two: the images above `base`, as if there was nothing below them, and `base` with what it stands
+/// on, for the access of `options`. Without `base`, it is what `path` stands on. `base` may be given as seen from the
+/// working directory or from that of the image that names it.
+pub(crate) async fn open_split(
+    worker: &Worker,
+    path: &Path,
+    base: Option<&Path>,
+    options: &OpenOptions,
+) -> Result<(Arc<Node>, Arc<Node>)> {
+    let mut next = Some(first_of(path, options)?);
+    let mut above: Vec<Link> = Vec::new();
+    let mut found_base = None;
+    while let Some(found) = next {
+        let link = open_link(worker, &above, found, options).await?;
+        next = next_in_chain(&link, options, Access::ReadOnly)?;
+        if let Some(below) = &next
+            && base.is_none_or(|base| is_file(base, &link.path, &below.file))
+        {
+            // Closed first: its locks would be in the way.
+            next = None;
+            found_base = next_in_chain(&link, options, options.access)?;
+        }
+        above.push(link);
+    }
+    let Some(found) = found_base else {
+        let message = match base {
+            None => "Image does not have a backing file".to_owned(),
+            Some(base) => {
+                format!("Did not find '{}' in the backing chain of '{}'", base.display(), path.display())
+            }
+        };
+        return Err(Error::new(ErrorKind::InvalidArgument, message).on(path));
+    };
+    let base_options = OpenOptions { access: options.access, ..backing_options(options) };
+    let mut below: Vec<Link> = Vec::new();
+    next = Some(found);
+    while let Some(found) = next {
+        check_chain(&above, &found.file)?;
+        let link = open_link(worker, &below, found, &base_options).await?;
+        next = next_in_chain(&link, &base_options, Access::ReadOnly)?;
+        below.push(link);
+    }
+    let base = assemble(worker, below, &base_options).await?;
+    Ok((assemble(worker, above, options).await?, base))
+}
+
+/// Whether `name`, given by the user or as an image at `image` would, is the name of `file`.
+fn is_file(name: &Path, image: &Path, file: &File) -> bool {
+    let beside = name.to_str().map(|name| refs::resolve(image, name));
+    let unlocked = OpenFlags { lock: LockMode::None, ..OpenFlags::default() };
+    [Some(name.to_owned()), beside]
+        .into_iter()
+        .flatten()
+        .any(|path| File::open(&path, &unlocked).is_ok_and(|found| found.id() == file.id()))
+}
+
+fn first_of(path: &Path, options: &OpenOptions) -> Result<Next> {
     if options.access == Access::ReadWrite && options.sharing == Sharing::Unlocked {
         let message = "an image that is opened without locks can't be written";
         return Err(Error::new(ErrorKind::InvalidArgument, message).on(path));
     }
     let file = File::open(path, &flags(options)).map_err(|e| Error::from(e).on(path))?;
-    let mut links: Vec<Link> = Vec::new();
-    let mut next = Some(Next { file, path: path.to_owned(), format: options.format });
-    while let Some(Next { file, path, format }) = next {
-        check_chain(&links, &file)?;
-        let link_options = if links.is_empty() { options.clone() } else { backing_options(options) };
-        let format = known_format(worker, &file, format, &link_options).await?;
-        let (file, parsed) = parse_link(worker, file, format, &link_options).await?;
-        let data_file = match &parsed {
-            Some(parsed) => open_data_file(&parsed.header, &path, &link_options)?,
-            None => None,
-        };
-        let link = Link { path, file, parsed, data_file, options: link_options };
-        next = next_in_chain(&link, options)?;
-        links.push(link);
-    }
-    assemble(worker, links, options).await
+    Ok(Next { file, path: path.to_owned(), format: options.format })
+}
+
+/// Looks into a file of the chain; `links` are those above it.
+async fn open_link(worker: &Worker, links: &[Link], found: Next, options: &OpenOptions) -> Result<Link> {
+    let Next { file, path, format } = found;
+    check_chain(links, &file)?;
+    let link_options = if links.is_empty() { options.clone() } else { backing_options(options) };
+    let format = known_format(worker, &file, format, &link_options).await?;
+    let (file, parsed) = parse_link(worker, file, format, &link_options).await?;
+    let data_file = match &parsed {
+        Some(parsed) => open_data_file(&parsed.header, &path, &link_options)?,
+        None => None,
+    };
+    Ok(Link { path, file, parsed, data_file, options: link_options })
 }
 
 /// Opens a chain of files that the caller has opened and locked, the top first.
@@ -200,11 +267,12 @@ fn open_data_file(header: &Header, path: &Path, options: &OpenOptions) -> Result
     Ok(Some(file))
 }
 
-fn next_in_chain(link: &Link, top: &OpenOptions) -> Result<Option<Next>> {
+/// Opens what `link` stands on.
+fn next_in_chain(link: &Link, top: &OpenOptions, access: Access) -> Result<Option<Next>> {
     if top.chain == Chain::TopOnly || top.purpose == Purpose::Inspect {
         return Ok(None);
     }
-    let flags = flags(&backing_options(top));
+    let flags = flags(&OpenOptions { access, ..backing_options(top) });
     if let Some((path, format)) = &link.options.backing {
         if path.as_os_str().is_empty() {
             return Ok(None);
@@ -269,7 +337,14 @@ async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> R
             index,
             members: below.iter().rev().cloned().collect(),
         });
-        below.push(Arc::new(Node { path: link.path, driver, backing, view, changes: Turnstile::default() }));
+        below.push(Arc::new(Node {
+            path: link.path,
+            driver,
+            backing,
+            changes: Turnstile::default(),
+            before_change: BeforeChange::default(),
+            view,
+        }));
     }
     debug_assert_eq!(below.len(), depth);
     let top = below.pop().ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "no image"))?;

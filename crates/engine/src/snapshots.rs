@@ -117,6 +117,7 @@ impl Image {
         worker
             .spawn(async move {
                 let _alone = me.0.changes.alone().await;
+                me.check_nothing_is_copied("goes back to a snapshot")?;
                 qcow2.apply_snapshot(&on, |entries| which.find(entries)).await
             })
             .await

@@ -105,6 +105,20 @@ impl Extension {
         Ok((extension, None))
     }
 
+    /// Bytes that [`Self::append_to`] appends.
+    pub(crate) fn encoded_len(&self) -> u64 {
+        let len = match self {
+            Self::BackingFormat(data)
+            | Self::StaleBitmaps(data)
+            | Self::DataFileName(data)
+            | Self::FeatureTable(FeatureTable(data))
+            | Self::Unknown { data, .. } => data.len(),
+            Self::Bitmaps(_) => BitmapsExtension::SIZE,
+            Self::Luks(pointer) => pointer.encode().len(),
+        };
+        (PREAMBLE as u64).saturating_add(len as u64).saturating_add(padding(len) as u64)
+    }
+
     /// Appends type, length, data and padding.
     pub(crate) fn append_to(&self, out: &mut Vec<u8>) -> Result<(), FormatError> {
         let fixed;

@@ -332,6 +332,28 @@ impl Header {
         Ok(())
     }
 
+    /// Bytes from the start of the file to just past the end marker of the extensions, as [`Self::encode`] writes them.
+    pub fn extensions_end(&self) -> u64 {
+        let area: u64 = self.extensions.iter().map(Extension::encoded_len).fold(0, u64::saturating_add);
+        u64::from(self.header_length()).saturating_add(area).saturating_add(extension::PREAMBLE as u64)
+    }
+
+    /// Where the name of the backing file lies, in bytes from the start of the file; 0 if there is none or it has no
+    /// place yet.
+    pub fn backing_name_offset(&self) -> u64 {
+        self.backing_name_offset
+    }
+
+    /// Has the name of the backing file written at `offset`, if it fits there behind the extensions.
+    pub fn place_backing_name(&mut self, offset: u64) {
+        self.backing_name_offset = offset;
+    }
+
+    /// Leaves out the names of feature bits, which serve programs that do not know them, and nobody else.
+    pub fn drop_feature_table(&mut self) {
+        self.extensions.retain(|extension| !matches!(extension, Extension::FeatureTable(_)));
+    }
+
     /// The extensions in the order in which they are stored.
     pub fn extensions(&self) -> &[Extension] {
         &self.extensions

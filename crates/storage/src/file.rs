@@ -10,6 +10,7 @@ use crate::os_file::OsFile;
 use crate::sim::SimFile;
 use crate::write_table::WriteTable;
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -103,6 +104,13 @@ impl File {
     /// `RESOLVE_NO_MAGICLINKS`): a name that leads outside fails with [`crate::IoErrorKind::Escapes`].
     pub fn open_beneath(dir: &Path, name: &Path, flags: &OpenFlags) -> Result<Self, IoError> {
         let (facts, os) = OsFile::open_beneath(dir, name, flags)?;
+        Ok(Self::from_parts(facts, FileInner::Os(os)))
+    }
+
+    /// Takes a descriptor that another program opened, of a regular file or block device. `path` is what messages call
+    /// it. Locks and truncation are as `flags` say; whether O_DIRECT is used, as the descriptor says.
+    pub fn from_descriptor(fd: OwnedFd, path: &Path, flags: &OpenFlags) -> Result<Self, IoError> {
+        let (facts, os) = OsFile::adopt(path, fd, flags)?;
         Ok(Self::from_parts(facts, FileInner::Os(os)))
     }
 

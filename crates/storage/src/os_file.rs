@@ -59,6 +59,19 @@ impl OsFile {
         Self::from_fd(&path, fd, flags)
     }
 
+    /// Takes a descriptor that another program opened. `flags.access` is what it must allow; whether it is one for
+    /// O_DIRECT is as it was opened.
+    pub(crate) fn adopt(path: &Path, fd: OwnedFd, flags: &OpenFlags) -> Result<(FileFacts, Self), IoError> {
+        let fail = |errno| IoError::of_file(Op::Open, os(errno), path);
+        let status = rustix::fs::fcntl_getfl(&fd).map_err(fail)?;
+        let needed = if flags.access == Access::ReadWrite { OFlags::RDWR } else { OFlags::RDONLY };
+        let given = status & OFlags::RWMODE;
+        if status.intersects(OFlags::APPEND | OFlags::PATH) || (given != needed && given != OFlags::RDWR) {
+            return Err(fail(Errno::BADF).with_detail("the descriptor must be open for reading and writing"));
+        }
+        Self::from_fd(path, fd, &OpenFlags { direct: status.contains(OFlags::DIRECT), ..flags.clone() })
+    }
+
     fn from_fd(path: &Path, fd: OwnedFd, flags: &OpenFlags) -> Result<(FileFacts, Self), IoError> {
         let fail = |errno| IoError::of_file(Op::Open, os(errno), path);
         let stat = rustix::fs::fstat(&fd).map_err(fail)?;

@@ -7,7 +7,7 @@ use crate::output::{json, stdout};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
-use crate::values::{OutputFormat, cache_argument, format_argument};
+use crate::values::{OutputFormat, cache_argument, format_argument, rate_argument};
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
@@ -113,11 +113,6 @@ enum Kind {
 fn memory_argument(text: &str) -> Result<usize, String> {
     let bytes = size_argument(text).map_err(|error| error.to_string())?;
     usize::try_from(bytes).map_err(|_| "that is more than there can be".to_owned())
-}
-
-fn rate_argument(text: &str) -> Result<NonZeroU64, String> {
-    let bytes = size_argument(text).map_err(|error| error.to_string())?;
-    NonZeroU64::new(bytes).ok_or_else(|| "the rate must be above 0".to_owned())
 }
 
 /// The JSON report. Figures are bytes of the virtual disk, but for the length of the file.

@@ -10,7 +10,7 @@ use crate::output::{json, stdout};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
-use crate::values::{Aio, OutputFormat, cache_argument, format_argument};
+use crate::values::{Aio, OutputFormat, cache_argument, format_argument, rate_argument};
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
 use std::ffi::{OsStr, OsString};
@@ -179,11 +179,6 @@ fn buffer_argument(text: &str) -> Result<usize, String> {
     }
 }
 
-fn rate_argument(text: &str) -> Result<NonZeroU64, String> {
-    let bytes = size_argument(text).map_err(|error| error.to_string())?;
-    NonZeroU64::new(bytes).ok_or_else(|| "the rate must be above 0".to_owned())
-}
-
 /// The JSON report. Figures are bytes of the virtual disk.
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -292,6 +287,7 @@ fn convert_to(
         },
         clusters: if args.compress { TargetClusters::Compressed } else { TargetClusters::Plain },
         read_errors: if args.salvage { ReadErrors::Zero } else { ReadErrors::Fail },
+        range: None,
         control: watch.control(),
     };
     options.control.rate_limit = args.rate;

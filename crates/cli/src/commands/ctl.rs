@@ -1,13 +1,25 @@
 //! `zebu ctl`: commands to a running `zebu serve`.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, errno_text};
 use crate::output::{json, stdout};
+use crate::serve::backups::{BackupStart, CompressionName, OnError};
 use crate::serve::control::{Command, Request};
 use crate::size::{parse_size, size_argument};
+use crate::values::{OutputFormat, rate_argument};
+use crate::watch::{ProgressArg, ProgressMode, Watch};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Write};
+use std::fs::OpenOptions;
+use std::io::{BufRead, BufReader, IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::num::NonZeroU64;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::time::Duration;
+
+/// How often a backup that is waited for is asked about.
+const POLL: Duration = Duration::from_millis(100);
 
 /// Arguments of `zebu ctl`.
 #[derive(Debug, clap::Args)]
@@ -48,6 +60,75 @@ enum CtlCommand {
         /// The export; '' is the first one
         export: String,
     },
+    /// Take an internal snapshot of a disk while clients use it
+    SnapshotCreate {
+        /// The export; '' is the first one
+        export: String,
+        /// The name of the snapshot
+        name: String,
+    },
+    /// List the internal snapshots of a disk
+    SnapshotList {
+        /// The export; '' is the first one
+        export: String,
+        /// How the list is printed
+        #[arg(long, value_enum, default_value_t, value_name = "human|json", hide_possible_values = true)]
+        output: OutputFormat,
+    },
+    /// Delete the first internal snapshot of a name
+    SnapshotDelete {
+        /// The export; '' is the first one
+        export: String,
+        /// The name of the snapshot
+        name: String,
+    },
+    /// Copy a disk as it is now into a new image, while clients go on to write
+    ///
+    /// The file is no image before the backup is complete. Without -w, the command returns when the backup has begun.
+    BackupStart(BackupStartArgs),
+    /// Print how far the last backup of a disk is, as JSON
+    BackupQuery {
+        /// The export; '' is the first one
+        export: String,
+    },
+    /// End the backup of a disk; the target is emptied
+    BackupCancel {
+        /// The export; '' is the first one
+        export: String,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct BackupStartArgs {
+    /// The export; '' is the first one
+    export: String,
+
+    /// The new image, a qcow2 one
+    #[arg(value_name = "TARGET")]
+    target: PathBuf,
+
+    /// Compress the clusters of the target
+    #[arg(long, value_enum, value_name = "zlib|zstd", hide_possible_values = true)]
+    compression_type: Option<CompressionName>,
+
+    /// Bytes of a cluster of the target [default: as in the image]
+    #[arg(long, value_name = "SIZE", value_parser = size_argument)]
+    cluster_size: Option<u64>,
+
+    /// What fails when something can't be copied that a client is about to change: the backup, or the client's request
+    #[arg(long, value_enum, default_value_t, value_name = "backup|request", hide_possible_values = true)]
+    on_error: OnError,
+
+    /// Most bytes a second; what clients are about to change is copied at once
+    #[arg(short, long, value_name = "RATE", value_parser = rate_argument)]
+    rate: Option<NonZeroU64>,
+
+    /// Wait until the backup is complete; SIGINT and SIGTERM cancel it
+    #[arg(short, long)]
+    wait: bool,
+
+    #[command(flatten)]
+    progress: ProgressArg,
 }
 
 /// What becomes of the size.
@@ -80,12 +161,28 @@ impl Server {
     }
 
     fn ask(&mut self, command: Command) -> Result<Value, Failure> {
+        self.ask_with(command, None)
+    }
+
+    /// Asks, with a descriptor that comes with the request.
+    fn ask_with(&mut self, command: Command, descriptor: Option<BorrowedFd<'_>>) -> Result<Value, Failure> {
         let name = &self.name;
         let fail = |error: std::io::Error| Failure::new(format!("'{name}': {error}"));
         let mut line = serde_json::to_string(&Request { id: None, command })
             .map_err(|error| Failure::new(error.to_string()))?;
         line.push('\n');
-        self.stream.get_mut().write_all(line.as_bytes()).map_err(fail)?;
+        let mut rest = line.as_bytes();
+        if let Some(descriptor) = descriptor {
+            let descriptors = [descriptor];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+            let stream = self.stream.get_ref();
+            let sent = sendmsg(stream, &[IoSlice::new(rest)], &mut ancillary, SendFlags::NOSIGNAL)
+                .map_err(|error| fail(error.into()))?;
+            rest = &rest[sent..];
+        }
+        self.stream.get_mut().write_all(rest).map_err(fail)?;
         let mut answer = String::new();
         self.stream.read_line(&mut answer).map_err(fail)?;
         let mut answer: Value = serde_json::from_str(&answer)
@@ -121,6 +218,87 @@ pub(crate) fn run(args: &CtlArgs) -> Result<u8, Failure> {
             drop(server.ask(Command::CacheSize { export: export.clone(), size: *size })?);
         }
         CtlCommand::Flush { export } => drop(server.ask(Command::Flush { export: export.clone() })?),
+        CtlCommand::SnapshotCreate { export, name } => {
+            drop(server.ask(Command::SnapshotCreate { export: export.clone(), name: name.clone() })?);
+        }
+        CtlCommand::SnapshotList { export, output } => {
+            let list = server.ask(Command::SnapshotList { export: export.clone() })?;
+            stdout::print(&match output {
+                OutputFormat::Json => json::to_text(&list["snapshots"])?,
+                OutputFormat::Human => snapshot_lines(&list["snapshots"]),
+            })?;
+        }
+        CtlCommand::SnapshotDelete { export, name } => {
+            drop(server.ask(Command::SnapshotDelete { export: export.clone(), name: name.clone() })?);
+        }
+        CtlCommand::BackupStart(start) => return backup(&mut server, start),
+        CtlCommand::BackupQuery { export } => {
+            let state = server.ask(Command::BackupQuery { export: export.clone() })?;
+            stdout::print(&json::to_text(&state)?)?;
+        }
+        CtlCommand::BackupCancel { export } => {
+            drop(server.ask(Command::BackupCancel { export: export.clone() })?);
+        }
     }
     Ok(0)
+}
+
+/// A line for each snapshot: its id and its name.
+fn snapshot_lines(list: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let snapshots = list.as_array().map(Vec::as_slice).unwrap_or_default();
+    let lines: Vec<String> =
+        snapshots.iter().map(|s| format!("{:<9} {}\n", text(&s["id"]), text(&s["name"]))).collect();
+    lines.concat()
+}
+
+/// Begins a backup into a file that is made here: the server itself may not be able to open any.
+fn backup(server: &mut Server, args: &BackupStartArgs) -> Result<u8, Failure> {
+    let target = args.target.display();
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(&args.target);
+    let file = file.map_err(|error| {
+        let reason = errno_text(error.raw_os_error().unwrap_or_default());
+        Failure::new(format!("could not make '{target}': {reason}"))
+    })?;
+    let mut watch = Watch::start(if args.wait { args.progress.mode(false) } else { ProgressMode::None })?;
+    let path = std::path::absolute(&args.target).unwrap_or_else(|_| args.target.clone());
+    let start = Command::BackupStart(BackupStart {
+        export: args.export.clone(),
+        target: path,
+        compression: args.compression_type,
+        cluster_size: args.cluster_size,
+        on_error: args.on_error,
+        rate_limit: args.rate,
+    });
+    let remove = |failure: Failure| {
+        // It was made here, and nothing is in it.
+        let _ = std::fs::remove_file(&args.target);
+        failure
+    };
+    server.ask_with(start, Some(file.as_fd())).map_err(remove)?;
+    drop(file);
+    if !args.wait {
+        return Ok(0);
+    }
+    let export = || args.export.clone();
+    loop {
+        if watch.cancel().is_cancelled() {
+            drop(server.ask(Command::BackupCancel { export: export() })?);
+        }
+        let state = server.ask(Command::BackupQuery { export: export() })?;
+        let bytes = |key: &str| state[key].as_u64().unwrap_or_default();
+        watch.note("copying", bytes("done"), bytes("total"));
+        match state["status"].as_str() {
+            Some("running") => std::thread::sleep(POLL),
+            Some("completed") => {
+                watch.finish();
+                return Ok(0);
+            }
+            Some("cancelled") => return Err(remove(Failure::interrupted())),
+            _ => {
+                let reason = state["error"].as_str().unwrap_or("for an unknown reason");
+                return Err(remove(Failure::new(format!("the backup to '{target}' failed: {reason}"))));
+            }
+        }
+    }
 }

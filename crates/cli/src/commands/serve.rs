@@ -6,6 +6,8 @@ use crate::image_spec::ImageSpec;
 use crate::output::stdout;
 use crate::serve::accept::Door;
 use crate::serve::address::{Address, Bound, SocketFile, bind_unix};
+use crate::serve::backups::Backups;
+use crate::serve::control::Controlled;
 use crate::serve::signals::Signals;
 use crate::serve::{control, metrics, sandbox};
 use crate::session::Session;
@@ -271,7 +273,11 @@ fn serve(
     let devices = devices(args, device_listeners, &pool, &exports)?;
     let mounts = mounts(args, &pool, &exports)?;
     stdout::print("ready\n")?;
-    let signal = session.worker().block_on(until_signal(session.worker(), signals, &side, &exports));
+    let controlled = Controlled { exports, backups: Backups::default() };
+    let worker = session.worker();
+    let signal = worker.block_on(until_signal(worker, signals, &side, &controlled));
+    // First, so that no request of a client waits for a copy any more.
+    worker.block_on(controlled.backups.stop(worker));
     server.stop();
     drop(devices);
     drop(mounts);
@@ -376,16 +382,20 @@ async fn until_signal(
     worker: &Worker,
     signals: &Signals,
     side: &SideDoors,
-    exports: &Exports,
+    controlled: &Controlled,
 ) -> Result<(), Failure> {
     let mut signal = pin!(signals.wait(worker));
     let mut metrics = pin!(side.metrics.as_ref().map_or_else(
         || Either::Right(pending()),
-        |door| Either::Left(door.serve(worker, |client| metrics::answer(worker, client, exports)))
+        |door| Either::Left(door.serve(worker, |client| metrics::answer(
+            worker,
+            client,
+            &controlled.exports
+        )))
     ));
     let mut control = pin!(side.control.as_ref().map_or_else(
         || Either::Right(pending()),
-        |door| Either::Left(door.serve(worker, |client| control::converse(worker, client, exports)))
+        |door| Either::Left(door.serve(worker, |client| control::converse(worker, client, controlled)))
     ));
     poll_fn(|cx| {
         if let Poll::Ready(Err(failure)) = metrics.as_mut().poll(cx) {

@@ -3,9 +3,10 @@
 use crate::failure::Failure;
 use futures_util::stream::{FuturesUnordered, Stream};
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, accept_with};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, accept_with, recvmsg};
 use std::future::{Future, poll_fn};
-use std::io;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::pin::{Pin, pin};
 use std::task::Poll;
@@ -72,12 +73,34 @@ impl Door {
 pub(crate) struct Reader {
     received: Vec<u8>,
     most: usize,
+    descriptors: Descriptors,
+}
+
+/// What becomes of descriptors that come with the bytes.
+enum Descriptors {
+    /// The kernel drops them.
+    Refused,
+    /// The last one is kept until it is taken.
+    Taken(Option<OwnedFd>),
 }
 
 impl Reader {
     /// Nothing is longer than `most` bytes.
     pub(crate) fn new(most: usize) -> Self {
-        Self { received: Vec::new(), most }
+        Self { received: Vec::new(), most, descriptors: Descriptors::Refused }
+    }
+
+    /// The same for a Unix socket, over which a descriptor may come with the bytes.
+    pub(crate) fn with_descriptors(most: usize) -> Self {
+        Self { received: Vec::new(), most, descriptors: Descriptors::Taken(None) }
+    }
+
+    /// The descriptor that came with the bytes up to now, if one did.
+    pub(crate) fn take_descriptor(&mut self) -> Option<OwnedFd> {
+        match &mut self.descriptors {
+            Descriptors::Refused => None,
+            Descriptors::Taken(descriptor) => descriptor.take(),
+        }
     }
 
     /// The next bytes up to `mark`, without it; `None` at the end.
@@ -97,14 +120,41 @@ impl Reader {
             if self.received.len() > self.most {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "too long"));
             }
-            let (count, bufs) = worker.receive(socket, IoBuf::zeroed(4096).into()).await;
-            let count = count?;
-            if count == 0 {
+            if self.receive(worker, socket).await? == 0 {
                 return Ok(None);
             }
-            let start = self.received.len();
+        }
+    }
+
+    /// Receives some bytes; 0 at the end.
+    async fn receive(&mut self, worker: &Worker, socket: &Socket) -> io::Result<usize> {
+        const AT_ONCE: usize = 4096;
+        let start = self.received.len();
+        let Descriptors::Taken(kept) = &mut self.descriptors else {
+            let (count, bufs) = worker.receive(socket, IoBuf::zeroed(AT_ONCE).into()).await;
+            let count = count?;
             self.received.resize(start + count, 0);
             bufs.copy_to(0, &mut self.received[start..]);
+            return Ok(count);
+        };
+        loop {
+            worker.readable(socket).await?;
+            let mut bytes = [0; AT_ONCE];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+            let received = match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags) {
+                Ok(received) => received.bytes,
+                Err(Errno::AGAIN | Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            for message in ancillary.drain() {
+                if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                    *kept = descriptors.last().or(kept.take());
+                }
+            }
+            self.received.extend_from_slice(&bytes[..received]);
+            return Ok(received);
         }
     }
 }

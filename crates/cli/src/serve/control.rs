@@ -1,12 +1,15 @@
 //! The control socket: a request per line, an answer per line, both JSON (docs/control.md).
 
 use super::accept::{Reader, send};
+use super::backups::{BackupStart, Backups};
+use crate::output::info_json;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use zebu::storage::{Socket, Worker};
-use zebu::{Access, Preallocation, Shrink};
+use zebu::{Access, Image, NewSnapshot, Preallocation, Shrink, SnapshotRef};
 use zebu_export::metrics::{KindTotals, RequestKind};
 use zebu_export::{Export, Exports};
 
@@ -52,30 +55,68 @@ pub(crate) enum Command {
         /// The export.
         export: String,
     },
+    /// Takes an internal snapshot.
+    SnapshotCreate {
+        /// The export.
+        export: String,
+        /// Its name.
+        name: String,
+    },
+    /// Lists the internal snapshots.
+    SnapshotList {
+        /// The export.
+        export: String,
+    },
+    /// Deletes an internal snapshot.
+    SnapshotDelete {
+        /// The export.
+        export: String,
+        /// Its name.
+        name: String,
+    },
+    /// Begins to copy the disk as it is now into a new image, in the file whose descriptor comes with the request.
+    BackupStart(BackupStart),
+    /// How far a backup is.
+    BackupQuery {
+        /// The export.
+        export: String,
+    },
+    /// Ends a backup; what there is of the target is given up.
+    BackupCancel {
+        /// The export.
+        export: String,
+    },
+}
+
+/// What requests are about.
+pub(crate) struct Controlled {
+    pub(crate) exports: Exports,
+    pub(crate) backups: Backups,
 }
 
 /// Answers requests until the other side leaves.
-pub(crate) async fn converse(worker: &Worker, socket: Socket, exports: &Exports) {
+pub(crate) async fn converse(worker: &Worker, socket: Socket, controlled: &Controlled) {
     // A connection that breaks has nobody to be told.
-    let _ = answer_all(worker, &socket, exports).await;
+    let _ = answer_all(worker, &socket, controlled).await;
 }
 
-async fn answer_all(worker: &Worker, socket: &Socket, exports: &Exports) -> io::Result<()> {
-    let mut reader = Reader::new(MAX_LINE);
+async fn answer_all(worker: &Worker, socket: &Socket, controlled: &Controlled) -> io::Result<()> {
+    let mut reader = Reader::with_descriptors(MAX_LINE);
     while let Some(line) = reader.until(worker, socket, b"\n").await? {
         if line.iter().all(u8::is_ascii_whitespace) {
             continue;
         }
-        let mut answer = answer(worker, exports, &line).await.to_string();
+        let descriptor = reader.take_descriptor();
+        let mut answer = answer(worker, controlled, &line, descriptor).await.to_string();
         answer.push('\n');
         send(worker, socket, answer.as_bytes()).await?;
     }
     Ok(())
 }
 
-async fn answer(worker: &Worker, exports: &Exports, line: &[u8]) -> Value {
+async fn answer(worker: &Worker, controlled: &Controlled, line: &[u8], descriptor: Option<OwnedFd>) -> Value {
     let (id, result) = match serde_json::from_slice::<Request>(line) {
-        Ok(request) => (request.id, execute(worker, exports, request.command).await),
+        Ok(request) => (request.id, execute(worker, controlled, request.command, descriptor).await),
         Err(error) => (None, Err(format!("not a request: {error}"))),
     };
     let mut answer = match result {
@@ -88,7 +129,12 @@ async fn answer(worker: &Worker, exports: &Exports, line: &[u8]) -> Value {
     answer
 }
 
-async fn execute(worker: &Worker, exports: &Exports, command: Command) -> Result<Value, String> {
+async fn execute(
+    worker: &Worker,
+    Controlled { exports, backups }: &Controlled,
+    command: Command,
+    descriptor: Option<OwnedFd>,
+) -> Result<Value, String> {
     match command {
         Command::Stats { export: None } => {
             Ok(json!({ "exports": exports.iter().map(|e| stats(e)).collect::<Vec<_>>() }))
@@ -105,6 +151,37 @@ async fn execute(worker: &Worker, exports: &Exports, command: Command) -> Result
             export.image().flush(worker).await.map_err(|error| error.to_string())?;
             Ok(json!({}))
         }
+        Command::SnapshotCreate { export, name } => {
+            let image = writable(find(exports, &export)?)?;
+            let taken = image.create_snapshot(worker, NewSnapshot::named(name)).await;
+            let taken = taken.map_err(|error| error.to_string())?;
+            Ok(json!({ "id": taken.id, "name": taken.name }))
+        }
+        Command::SnapshotList { export } => {
+            let snapshots = find(exports, &export)?.image().snapshots();
+            Ok(json!({ "snapshots": info_json::snapshot_list(&snapshots) }))
+        }
+        Command::SnapshotDelete { export, name } => {
+            let image = writable(find(exports, &export)?)?;
+            image
+                .delete_snapshot(worker, &SnapshotRef::Name(name))
+                .await
+                .map_err(|error| error.to_string())?;
+            Ok(json!({}))
+        }
+        Command::BackupStart(start) => {
+            backups.start(worker, find(exports, &start.export)?, &start, descriptor).await?;
+            Ok(json!({}))
+        }
+        Command::BackupQuery { export } => backups.query(find(exports, &export)?),
+        Command::BackupCancel { export } => backups.cancel(worker, find(exports, &export)?).await,
+    }
+}
+
+fn writable(export: &Export) -> Result<&Image, String> {
+    match export.access() {
+        Access::ReadWrite => Ok(export.image()),
+        Access::ReadOnly => Err(format!("the export '{}' is read-only", export.name())),
     }
 }
 
@@ -113,10 +190,7 @@ fn find<'a>(exports: &'a Exports, name: &str) -> Result<&'a Arc<Export>, String>
 }
 
 async fn resize(worker: &Worker, export: &Export, size: u64) -> Result<Value, String> {
-    if export.access() == Access::ReadOnly {
-        return Err(format!("the export '{}' is read-only", export.name()));
-    }
-    let image = export.image();
+    let image = writable(export)?;
     if size < image.virtual_size() {
         let now = image.virtual_size();
         return Err(format!("a disk in use can't become smaller: it has {now} bytes, {size} are asked for"));

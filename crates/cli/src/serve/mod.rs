@@ -2,6 +2,7 @@
 
 pub(crate) mod accept;
 pub(crate) mod address;
+pub(crate) mod backups;
 pub(crate) mod control;
 pub(crate) mod metrics;
 pub(crate) mod sandbox;

@@ -24,10 +24,13 @@ mod report;
 mod snapshots;
 mod source;
 mod sweep;
+mod width;
 
 pub use finding::{Finding, FindingKind, Outcome, Severity, TableKind};
 pub use options::{CheckOptions, CheckPhase, CheckProgress, Repair};
 pub use report::{CheckCounts, CheckReport, RepairReport};
+
+pub(crate) use width::change_refcount_width;
 
 use crate::{Error, ErrorKind, Result, Sharing};
 use examine::{Examination, examine};

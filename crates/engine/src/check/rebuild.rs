@@ -37,17 +37,7 @@ pub(super) async fn rebuild(
     references_end: u64,
     basis: Basis,
 ) -> Result<()> {
-    let len_before = source.file_len();
-    let built = match build(source, inventory, old, references_end, basis).await {
-        Ok(built) => built,
-        Err(error) => {
-            if source.file.kind() != FileKind::BlockDevice && source.file_len() > len_before {
-                // Nothing refers to what was appended. If it cannot be cut off, it stays as unused space.
-                let _ = source.worker.set_len(source.file, len_before).await;
-            }
-            return Err(error);
-        }
-    };
+    let built = build_or_cut(source, inventory, old, references_end, basis).await?;
     let mut bytes = [0; 12];
     bytes[..8].copy_from_slice(&built.table.to_be_bytes());
     bytes[8..].copy_from_slice(&built.table_clusters.to_be_bytes());
@@ -56,6 +46,56 @@ pub(super) async fn rebuild(
     source.header.refcount_table_offset = HostOffset(built.table);
     source.header.refcount_table_clusters = built.table_clusters;
     Ok(())
+}
+
+/// The same with refcounts of `1 << order` bits, into which all counts fit. The table and the width change in one
+/// sector of the header.
+pub(super) async fn rebuild_in_width(
+    source: &mut Source<'_>,
+    inventory: &mut Inventory,
+    old: &RefTable,
+    references_end: u64,
+    order: u32,
+) -> Result<()> {
+    source
+        .header
+        .set_refcount_order(order)
+        .map_err(|e| Error::new(ErrorKind::InvalidArgument, e.to_string()).on(source.file.path()))?;
+    source.geometry = source.header.geometry();
+    let built = build_or_cut(source, inventory, old, references_end, Basis::References).await?;
+    let header = &source.header;
+    // The fields from 48 to 99, in between those that stay.
+    let mut bytes = Vec::with_capacity(52);
+    bytes.extend(built.table.to_be_bytes());
+    bytes.extend(built.table_clusters.to_be_bytes());
+    bytes.extend(header.nb_snapshots.to_be_bytes());
+    bytes.extend(header.snapshots_offset.0.to_be_bytes());
+    bytes.extend(header.incompatible().bits().to_be_bytes());
+    bytes.extend(header.compatible.bits().to_be_bytes());
+    bytes.extend(header.autoclear.bits().to_be_bytes());
+    bytes.extend(order.to_be_bytes());
+    source.write(48, &bytes).await?;
+    source.flush().await
+}
+
+async fn build_or_cut(
+    source: &Source<'_>,
+    inventory: &mut Inventory,
+    old: &RefTable,
+    references_end: u64,
+    basis: Basis,
+) -> Result<Built> {
+    let len_before = source.file_len();
+    match build(source, inventory, old, references_end, basis).await {
+        Ok(built) => Ok(built),
+        Err(error) => {
+            if source.file.kind() != FileKind::BlockDevice && source.file_len() > len_before {
+                // Nothing refers to what was appended. If it cannot be cut off, it stays as unused space.
+                let _ = source.worker.set_len(source.file, len_before).await;
+            }
+            Err(error)
+        }
+    }
 }
 
 /// The durable new table.

@@ -4,24 +4,31 @@
 //! struct with sensible defaults, can be watched and cancelled through a [`JobControl`], and keeps to a bound of
 //! memory that its options state.
 
+mod amend;
 mod backup;
 mod buffers;
 mod clone;
+mod commit;
 mod compare;
 mod convert;
+mod live_backup;
 mod manifest;
 mod map;
 mod measure;
 mod progress;
 mod queue;
 mod rate;
+mod rebase;
 mod staging;
 mod status;
+mod unfinished;
 mod verify;
 mod zeros;
 
+pub use amend::{AmendOptions, amend};
 pub use backup::{BackupOptions, BackupReport, Interrupted, PreviousBackup, SourceErrors, backup};
 pub use clone::{CloneMethod, CloneMode, CloneOptions, CloneReport, clone_image};
+pub use commit::{AfterCommit, CommitOptions, CommitReport, commit, commit_images};
 pub use compare::{
     CompareError, CompareOptions, CompareReport, CompareStage, Comparison, Strictness, compare,
 };
@@ -29,7 +36,10 @@ pub use convert::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyMode, NewTarget, ReadErrors, SkippedRange,
     TargetClusters, TargetContent, convert,
 };
+pub use live_backup::{LiveBackup, LiveBackupOptions, LiveBackupReport};
 pub use map::{MapEntry, MapOptions, Mapper};
 pub use measure::{Measurement, measure_image, measure_size};
 pub use progress::{Cancel, JobControl, Phase, Progress};
+pub use rebase::{RebaseOptions, RebaseReport, rebase};
+pub use unfinished::UnfinishedImage;
 pub use verify::{BadRange, VerifyOptions, VerifyReport, verify};

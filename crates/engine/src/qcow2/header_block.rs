@@ -66,6 +66,20 @@ impl HeaderBlock {
         *self.bytes() = new;
         Ok(())
     }
+
+    /// The block as it was written last.
+    pub(crate) fn copy(&self) -> Vec<u8> {
+        self.bytes().clone()
+    }
+
+    /// Writes `new`, as long as the block, in its place. Fails as [`Self::write`] does.
+    pub(crate) async fn replace(&self, worker: &Worker, file: &File, new: Vec<u8>) -> Result<()> {
+        let _turn = self.gate.enter().await;
+        let (result, _) = worker.write(file, 0, IoBuf::copy_of(&new).into()).await;
+        result.map_err(|e: IoError| Error::from(e).on(file.path()))?;
+        *self.bytes() = new;
+        Ok(())
+    }
 }
 
 impl Qcow2 {

@@ -11,6 +11,7 @@ pub(crate) mod first_write;
 pub(crate) mod gather;
 pub(crate) mod grace;
 pub(crate) mod header_block;
+pub(crate) mod header_rewrite;
 pub(crate) mod index;
 pub(crate) mod inflight;
 pub(crate) mod info;

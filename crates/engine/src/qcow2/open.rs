@@ -249,7 +249,7 @@ impl Qcow2 {
             writable,
             cache_mode: options.cache,
             zero_policy: options.zero_policy,
-            has_backing: place.has_backing,
+            backed: AtomicBool::new(place.has_backing),
             l1: RwLock::new(Arc::new(L1 { table: l1, offset: l1_offset.0 })),
             l2: SliceCache::new(place.store.clone(), Class::Table, slice).watched_by(place.index.clone()),
             index: place.index,

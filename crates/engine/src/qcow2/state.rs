@@ -83,7 +83,8 @@ pub(crate) struct Qcow2 {
     pub(crate) writable: bool,
     pub(crate) cache_mode: CacheMode,
     pub(crate) zero_policy: ZeroPolicy,
-    pub(crate) has_backing: bool,
+    /// See [`Qcow2::has_backing`].
+    pub(crate) backed: AtomicBool,
 
     pub(crate) l1: RwLock<Arc<L1>>,
     pub(crate) l2: SliceCache,
@@ -150,6 +151,16 @@ impl Qcow2 {
 
     pub(crate) fn freed(&self) -> MutexGuard<'_, Vec<Freed>> {
         self.freed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether something shows, or is to show, where nothing is allocated.
+    pub(crate) fn has_backing(&self) -> bool {
+        self.backed.load(Relaxed)
+    }
+
+    /// Says that the image is to get a backing file: what has to be zero must be allocated as such from now on.
+    pub(crate) fn expect_backing(&self) {
+        self.backed.store(true, Relaxed);
     }
 
     /// The file that guest data lies in.

@@ -154,7 +154,7 @@ impl Qcow2 {
             return (Err(error), input);
         }
         // Version 2 has no entry for zeroes in front of a backing image: there a stream of them is as short as any.
-        if (self.geometry.version == Version::V3 || !self.has_backing) && input.is_zero() {
+        if (self.geometry.version == Version::V3 || !self.has_backing()) && input.is_zero() {
             let len = input.len() as u64;
             return (self.write_zeroes(node, worker, guest, len, ZeroMode::Unmap).await, input);
         }

@@ -119,7 +119,7 @@ impl Qcow2 {
             // Where no table exists and nothing shows through, there is nothing to do for the whole table's range.
             let index = self.l1_index(at);
             if L1Entry(self.l1().table.get(index)).table().is_none()
-                && (!self.has_backing || what == Clearing::Drop)
+                && (!self.has_backing() || what == Clearing::Drop)
             {
                 let per_table = self.geometry.guest_bytes_per_l2();
                 at = (at / per_table + 1).saturating_mul(per_table);
@@ -214,7 +214,7 @@ impl Qcow2 {
                 // Until the header says that the disk is shorter, a crash shows these clusters: zeroes are then right
                 // (the future content of what was cut off), the backing image's bytes under flushed data are not.
                 // Version 2 has no way to say it.
-                _ if self.has_backing && geometry.version == Version::V3 => {
+                _ if self.has_backing() && geometry.version == Version::V3 => {
                     Change::Set(if geometry.extended_l2 {
                         L2Entry::subclusters(None, 0, u32::MAX)
                     } else {
@@ -230,7 +230,7 @@ impl Qcow2 {
                 Mapping::Data { .. } => (true, false),
                 Mapping::Subclusters { host, alloc, .. } => (host.is_some() && alloc != 0, false),
                 Mapping::Zero { .. } => (false, true),
-                _ => (false, !self.has_backing),
+                _ => (false, !self.has_backing()),
             };
             if mapped || self.is_raw_external() {
                 data_ranges.push(range.clone());
@@ -247,7 +247,7 @@ impl Qcow2 {
         Ok(match mapping {
             Mapping::Subclusters { host, copied, alloc, zero } => {
                 let mask = self.subcluster_mask(&range, cluster_start);
-                if !self.has_backing && host.is_none() {
+                if !self.has_backing() && host.is_none() {
                     return Ok(Change::Keep);
                 }
                 let (alloc, zero) = (alloc & !mask, zero | mask);
@@ -256,10 +256,10 @@ impl Qcow2 {
                 }
                 Change::Set(L2Entry::subclusters(host, alloc, zero).with_copied(copied && host.is_some()))
             }
-            Mapping::Unallocated if !self.has_backing => Change::Keep,
+            Mapping::Unallocated if !self.has_backing() => Change::Keep,
             Mapping::Zero { host: None, .. } => Change::Keep,
             // Version 2 has no zero entries.
-            _ if geometry.version == Version::V2 => match (self.has_backing, what) {
+            _ if geometry.version == Version::V2 => match (self.has_backing(), what) {
                 (false, _) if whole => Change::Set(L2Entry::unallocated()),
                 (_, Clearing::Discard) => Change::Keep,
                 _ => Change::WriteZeroes,

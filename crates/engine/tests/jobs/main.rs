@@ -4,6 +4,7 @@ mod clone;
 mod compare;
 mod convert;
 mod file_systems;
+mod live_backup;
 mod matrix;
 mod measure;
 mod mounted;

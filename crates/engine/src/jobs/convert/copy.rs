@@ -1,14 +1,14 @@
 //! Moves data: the tasks that take pieces of work from the queue.
 
 use super::compressed;
-use super::job::Job;
+use super::job::{Job, Part};
 use super::options::{ReadErrors, SkippedRange};
 use super::piece::Piece;
 use crate::jobs::buffers::rejoin;
 use crate::jobs::queue::Queue;
 use crate::jobs::zeros::{Run, runs};
 use crate::transfer::{FileRange, Transfer};
-use crate::{Durability, Image, Result, ZeroMode};
+use crate::{Durability, Result, ZeroMode};
 use zebu_storage::{IoBuf, IoBufs, Worker};
 
 /// Does pieces of work until there are no more, with one buffer for all of them. After the job was stopped, pieces are
@@ -36,7 +36,7 @@ async fn do_piece(worker: &Worker, job: &Job, piece: Piece, buffer: IoBuf) -> (R
                 return (Err(error), buffer);
             }
             let part = &job.parts[part];
-            let (read, buffer) = read(worker, job, &part.image, part.start, offset, len, buffer).await;
+            let (read, buffer) = read(worker, job, part, offset, len, buffer).await;
             if let Err(error) = read {
                 return (Err(error), buffer);
             }
@@ -48,21 +48,20 @@ async fn do_piece(worker: &Worker, job: &Job, piece: Piece, buffer: IoBuf) -> (R
     }
 }
 
-/// Reads a piece of a source into the front of the buffer. `start` is where the source lies on the target's disk.
+/// Reads a piece of a source into the front of the buffer. `offset` is on the target's disk.
 async fn read(
     worker: &Worker,
     job: &Job,
-    source: &Image,
-    start: u64,
+    source: &Part,
     offset: u64,
     len: usize,
     mut buffer: IoBuf,
 ) -> (Result<()>, IoBuf) {
     let head = buffer.split_to(len);
-    let (read, head) = source.read(worker, offset - start, head.into()).await;
+    let (read, head) = source.image.read(worker, source.in_source(offset), head.into()).await;
     match read {
         Err(_) if job.read_errors == ReadErrors::Zero => {
-            let head = salvage(worker, job, source, start, offset, head).await;
+            let head = salvage(worker, job, source, offset, head).await;
             (Ok(()), rejoin(head, buffer))
         }
         _ => {
@@ -76,14 +75,7 @@ async fn read(
 const SALVAGE_UNIT: usize = 512;
 
 /// Reads what can be read of a range in ever smaller pieces; the rest becomes zero, and is reported.
-async fn salvage(
-    worker: &Worker,
-    job: &Job,
-    source: &Image,
-    start: u64,
-    offset: u64,
-    mut bufs: IoBufs,
-) -> IoBufs {
+async fn salvage(worker: &Worker, job: &Job, source: &Part, offset: u64, mut bufs: IoBufs) -> IoBufs {
     let mut done = IoBufs::new();
     // Ranges still to be read, the next one last. The first one failed as a whole.
     let mut ranges = vec![bufs.len()];
@@ -98,7 +90,7 @@ async fn salvage(
             failed_whole = false;
             None
         } else {
-            let (read, returned) = source.read(worker, at - start, part).await;
+            let (read, returned) = source.image.read(worker, source.in_source(at), part).await;
             part = returned;
             match read {
                 Ok(()) => {

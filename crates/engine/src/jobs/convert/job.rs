@@ -3,7 +3,7 @@
 use super::options::{ConvertOptions, ConvertReport, CopyMode, ReadErrors, SkippedRange, TargetContent};
 use super::sizing::Sizing;
 use crate::jobs::progress::{Phase, Tracker};
-use crate::{Error, ErrorKind, Image, Result};
+use crate::{Error, ErrorKind, Extent, ExtentKind, Image, Result};
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,16 +16,29 @@ pub(super) struct Part {
     pub(super) start: u64,
     /// Bytes.
     pub(super) len: u64,
+    /// Offset in bytes on the source's disk of what lies at the start.
+    first: u64,
+    /// Depth of the lowest image of its chain, and bytes of that image's disk.
+    lowest: (u32, u64),
 }
 
 impl Part {
     /// Lays the sources out one behind the other.
-    pub(super) fn list(sources: &[Image]) -> Result<Vec<Self>> {
+    pub(super) fn list(sources: &[Image], range: Option<Range<u64>>) -> Result<Vec<Self>> {
         let mut start: u64 = 0;
         let mut parts = Vec::with_capacity(sources.len());
         for image in sources {
-            let len = image.virtual_size();
-            parts.push(Self { image: image.clone(), start, len });
+            let size = image.virtual_size();
+            let range = range.clone().unwrap_or(0..size);
+            let (first, end) = (range.start.min(size), range.end.min(size));
+            let len = end.saturating_sub(first);
+            let mut lowest = (0, size);
+            let mut next = image.backing();
+            while let Some(below) = next {
+                lowest = (lowest.0 + 1, below.virtual_size());
+                next = below.backing();
+            }
+            parts.push(Self { image: image.clone(), start, len, first, lowest });
             start = start.checked_add(len).filter(|&end| i64::try_from(end).is_ok()).ok_or_else(|| {
                 Error::new(ErrorKind::InvalidArgument, "the sources together are larger than a disk can be")
             })?;
@@ -38,6 +51,17 @@ impl Part {
 
     pub(super) fn end(&self) -> u64 {
         self.start + self.len
+    }
+
+    /// The offset on the source's disk of what lies at `offset` of the target's.
+    pub(super) fn in_source(&self, offset: u64) -> u64 {
+        offset - self.start + self.first
+    }
+
+    /// Whether what lies below the whole chain shows there.
+    pub(super) fn shows_what_is_below(&self, extent: &Extent) -> bool {
+        let (depth, size) = self.lowest;
+        extent.kind == ExtentKind::Unallocated && extent.depth == depth && extent.offset < size
     }
 
     /// Whether what the image itself does not hold is read from another file.
@@ -96,7 +120,7 @@ impl Job {
         }
         let shared_backing = match content {
             TargetContent::SharedBacking => target.backing().map_or(0, |backing| backing.virtual_size()),
-            TargetContent::Unknown | TargetContent::Zero => 0,
+            TargetContent::Unknown | TargetContent::Zero | TargetContent::Base => 0,
         };
         // With several threads, regions are small enough that all have work to the end, and large enough that each
         // thread's writes stay together.
@@ -130,10 +154,15 @@ impl Job {
     /// the end of its backing file.)
     pub(super) fn is_zero_unless_written(&self, offset: u64) -> bool {
         match self.content {
-            TargetContent::Unknown => false,
+            TargetContent::Unknown | TargetContent::Base => false,
             TargetContent::Zero => true,
             TargetContent::SharedBacking => offset >= self.shared_backing,
         }
+    }
+
+    /// Whether the target is what the sources stand on.
+    pub(super) fn target_is_base(&self) -> bool {
+        self.content == TargetContent::Base
     }
 
     /// The next range of the disk for the calling thread to copy.

@@ -41,7 +41,7 @@ pub async fn convert(
 ) -> Result<ConvertReport> {
     let compressed = compressed::cluster_size(options, &target)?;
     let sizing = Sizing::of(options, compressed)?;
-    let parts = Part::list(sources)?;
+    let parts = Part::list(sources, options.range.clone())?;
     let total = parts.last().map_or(0, Part::end);
     let (image, content, made) = match target {
         ConvertTarget::New(new) => {

@@ -2,6 +2,7 @@
 
 use crate::jobs::progress::JobControl;
 use crate::{CreateOptions, Error, Image, OpenOptions};
+use std::ops::Range;
 use std::path::PathBuf;
 use zebu_storage::WorkerConfig;
 
@@ -61,6 +62,9 @@ pub struct ConvertOptions {
     pub clusters: TargetClusters,
     /// What happens when the source can't be read.
     pub read_errors: ReadErrors,
+    /// The part of each source that is copied, in bytes of its disk; what lies past its end does not count. All of it
+    /// if `None`.
+    pub range: Option<Range<u64>>,
     /// Watching, slowing and stopping.
     pub control: JobControl,
 }
@@ -76,6 +80,7 @@ impl Default for ConvertOptions {
             copy: CopyMode::Auto,
             clusters: TargetClusters::Plain,
             read_errors: ReadErrors::Fail,
+            range: None,
             control: JobControl::default(),
         }
     }
@@ -92,6 +97,9 @@ pub enum TargetContent {
     /// It is an empty overlay, and its backing file holds what the backing file of the source holds: what the
     /// source's own file does not hold is skipped (`-B`).
     SharedBacking,
+    /// It is what the lowest image of each source stands on, and the sources were opened without it: what none of
+    /// their images holds is skipped, zeroes are written.
+    Base,
 }
 
 /// A target that the job makes.

@@ -36,6 +36,8 @@ struct Rules {
     target_shares_backing: bool,
     /// The source has a backing file.
     source_has_backing: bool,
+    /// The target is what shows through the source here.
+    shows_target: bool,
     /// Zeroes are written out.
     write_zeroes: bool,
 }
@@ -44,7 +46,7 @@ impl Rules {
     fn action(self, extent: &Extent) -> Action {
         let from_backing =
             self.source_has_backing && (extent.depth > 0 || extent.kind == ExtentKind::Unallocated);
-        if self.target_shares_backing && from_backing {
+        if self.target_shares_backing && from_backing || self.shows_target {
             Action::Skip
         } else if !extent.is_zero() || self.write_zeroes {
             Action::Copy
@@ -118,24 +120,26 @@ impl Walker<'_> {
             // Where the target's backing file ends, the rules change.
             let target_shares_backing = position < job.shared_backing;
             let limit = if target_shares_backing { end.min(job.shared_backing) } else { end };
-            let extent = match part.image.extent(self.worker, position - part.start, limit - position).await {
-                Ok(extent) => extent,
-                Err(error) if job.read_errors == ReadErrors::Fail => return Err(error),
-                // Whether it can be read shows when it is read, cluster by cluster.
-                Err(_) => {
-                    let cluster = part.image.cluster_size();
-                    let next = ((position - part.start) / cluster + 1).saturating_mul(cluster);
-                    let until = limit.min(part.start.saturating_add(next));
-                    self.copy(index, position, until).await;
-                    position = until;
-                    continue;
-                }
-            };
+            let extent =
+                match part.image.extent(self.worker, part.in_source(position), limit - position).await {
+                    Ok(extent) => extent,
+                    Err(error) if job.read_errors == ReadErrors::Fail => return Err(error),
+                    // Whether it can be read shows when it is read, cluster by cluster.
+                    Err(_) => {
+                        let cluster = part.image.cluster_size();
+                        let into_cluster = part.in_source(position) % cluster;
+                        let until = limit.min(position.saturating_add(cluster - into_cluster));
+                        self.copy(index, position, until).await;
+                        position = until;
+                        continue;
+                    }
+                };
             let until = limit.min(position.saturating_add(extent.len));
             let rules = Rules {
                 target_is_zero: job.is_zero_unless_written(position),
                 target_shares_backing,
                 source_has_backing,
+                shows_target: job.target_is_base() && part.shows_what_is_below(&extent),
                 write_zeroes: job.sparse_size == 0,
             };
             let (action, until) = whole_clusters(job, rules.action(&extent), position, until, end);
@@ -165,7 +169,7 @@ impl Walker<'_> {
         let job = self.job;
         let source = match extent.kind {
             ExtentKind::Data { host } if !extent.hole => part.image.data_file_at(extent.depth).map(|file| {
-                let into_extent = (start - part.start).saturating_sub(extent.offset);
+                let into_extent = part.in_source(start).saturating_sub(extent.offset);
                 FileRange { file: file.clone(), offset: host.saturating_add(into_extent), len: end - start }
             }),
             _ => None,
@@ -281,6 +285,7 @@ mod tests {
             target_is_zero: true,
             target_shares_backing: false,
             source_has_backing: true,
+            shows_target: false,
             write_zeroes: false,
         };
         let existing = Rules { target_is_zero: false, ..new };

@@ -72,7 +72,12 @@ impl Qcow2 {
 
     /// Makes `shared` the active L1 table, and `size` the size of the disk; returns the entries that were active, whose
     /// references are to be lowered. An error: nothing has changed, or nothing can be written any more.
-    async fn switch_to(self: &Arc<Self>, worker: &Worker, shared: &[u64], size: u64) -> Result<Vec<u64>> {
+    pub(super) async fn switch_to(
+        self: &Arc<Self>,
+        worker: &Worker,
+        shared: &[u64],
+        size: u64,
+    ) -> Result<Vec<u64>> {
         let bits = self.geometry.cluster_bits;
         let old = self.l1();
         let clusters = (shared.len() as u64 * 8).div_ceil(self.geometry.cluster_size());

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | create | dirty bit; counts raised, COPIED cleared in the active tables; L1 copy; snapshot table; header; dirty bit off |
 //! | apply | counts of the snapshot's clusters raised, COPIED cleared in its tables; L1 copy; header (one block: size and L1); counts of the old active clusters lowered |
+//! | empty | an empty L1 table; header; counts of the old active clusters lowered |
 //! | delete | dirty bit; snapshot table; header; counts lowered; COPIED set where a count fell to 1; dirty bit off |
 //!
 //! Guest data needs no protection by the dirty bit in any of them: a COPIED flag that is missing costs a copy, and one
@@ -20,6 +21,7 @@ mod apply;
 mod counts;
 mod create;
 mod delete;
+mod empty;
 mod flags;
 mod table;
 mod walk;

@@ -1,0 +1,196 @@
+//! `zebu amend`: changes properties of an image in place.
+
+use crate::arguments::{EngineArgs, ImageArgs};
+use crate::failure::Failure;
+use crate::keyval::{parse_keyval, parse_size_value, parse_switch};
+use crate::output::stdout;
+use crate::session::Session;
+use crate::values::{cache_argument, format_argument};
+use crate::watch::{ProgressArg, Watch};
+use std::ffi::OsString;
+use std::path::Path;
+use zebu::jobs::{AmendOptions, amend};
+use zebu::{Access, CacheMode, Chain, Format, OpenOptions, Purpose};
+
+/// Arguments of `zebu amend`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct AmendArgs {
+    /// Say nothing but errors
+    #[arg(short, long)]
+    quiet: bool,
+
+    #[command(flatten)]
+    progress: ProgressArg,
+
+    /// Format of the image [default: probed]
+    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    format: Option<Format>,
+
+    /// Cache mode of the image
+    #[arg(short = 't', long, value_name = "CACHE", value_parser = cache_argument, default_value = "writeback")]
+    cache: CacheMode,
+
+    /// What is changed, as key=value,... (-o help lists the keys)
+    #[arg(short, long, value_name = "OPTIONS")]
+    options: Vec<String>,
+
+    #[command(flatten)]
+    image: ImageArgs,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+
+    /// The image file (or options with --image-opts)
+    #[arg(value_name = "FILENAME", required_unless_present = "options")]
+    filename: Option<OsString>,
+}
+
+const HELP: &str = "\
+Amend options for 'qcow2':
+  backing_file=<str>     - May be given as it is (zebu rebase changes it)
+  backing_fmt=<str>      - May be given as it is (zebu rebase changes it)
+  compat=<str>           - Compatibility level (v2 [0.10] or v3 [1.1])
+  data_file=<str>        - File name of an external data file
+  data_file_raw=<bool (on/off)> - The external data file must stay valid as a raw image (off only)
+  lazy_refcounts=<bool (on/off)> - The flag for other programs; zebu never postpones refcount updates
+  refcount_bits=<num>    - Width of a reference count entry in bits
+  size=<size>            - Virtual disk size (larger only; zebu resize --shrink makes disks smaller)
+";
+
+/// What is asked for.
+#[derive(Debug, Default)]
+struct Wanted {
+    options: AmendOptions,
+    backing_file: Option<String>,
+    backing_format: Option<String>,
+}
+
+impl Wanted {
+    fn parse(texts: &[String]) -> Result<Self, String> {
+        let mut wanted = Self::default();
+        for text in texts {
+            for (key, value) in parse_keyval(text).map_err(|error| error.to_string())? {
+                wanted.set(&key, &value)?;
+            }
+        }
+        Ok(wanted)
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
+        let options = &mut self.options;
+        match key {
+            "compat" => {
+                options.version = Some(match value {
+                    "0.10" | "v2" => 2,
+                    "1.1" | "v3" => 3,
+                    _ => return Err(format!("Invalid compatibility level: '{value}'")),
+                });
+            }
+            "size" => options.size = Some(parse_size_value(key, value)?),
+            "refcount_bits" => {
+                options.refcount_bits = Some(
+                    value
+                        .parse()
+                        .map_err(|_| format!("Parameter '{key}' expects a number, not '{value}'"))?,
+                );
+            }
+            "lazy_refcounts" => options.lazy_refcounts = Some(parse_switch(key, value)?),
+            "data_file" => options.data_file = Some(value.to_owned()),
+            "data_file_raw" => options.data_file_raw = Some(parse_switch(key, value)?),
+            "backing_file" => self.backing_file = Some(value.to_owned()),
+            "backing_fmt" => self.backing_format = Some(value.to_owned()),
+            "cluster_size" | "preallocation" | "extended_l2" | "compression_type" | "encryption"
+            | "extent_size_hint" | "nocow" => {
+                return Err(format!(
+                    "Invalid parameter '{key}': this option is only supported for image creation"
+                ));
+            }
+            _ if key.starts_with("encrypt.") => {
+                return Err(format!("Parameter '{key}' is not supported: zebu does not change encryption"));
+            }
+            _ => return Err(format!("Invalid parameter '{key}'")),
+        }
+        Ok(())
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &AmendArgs) -> Result<u8, Failure> {
+    if args.options.iter().any(|text| text == "help" || text == "?") {
+        stdout::print(HELP)?;
+        return Ok(0);
+    }
+    if args.options.is_empty() {
+        return Err(Failure::usage("Must specify options (-o)"));
+    }
+    let Some(filename) = &args.filename else {
+        return Err(Failure::usage("Must specify image file name"));
+    };
+    let wanted = Wanted::parse(&args.options).map_err(Failure::new)?;
+    let spec = args.image.resolve(filename, args.format, args.cache, Access::ReadWrite)?;
+    let session = Session::start(&args.engine, spec.aio)?;
+    let mut watch = Watch::start(args.progress.mode(args.quiet))?;
+    check_backing(&session, &spec.path, &spec.options, &wanted)?;
+    let options = AmendOptions { control: watch.control(), ..wanted.options };
+    let worker = session.worker();
+    let done = worker.block_on(amend(worker, &spec.path, &spec.options, &options));
+    watch.finish();
+    done.map_err(|error| Failure::during("could not amend", &error))?;
+    Ok(0)
+}
+
+/// The backing file can be given, but not changed.
+fn check_backing(
+    session: &Session,
+    path: &Path,
+    options: &OpenOptions,
+    wanted: &Wanted,
+) -> Result<(), Failure> {
+    if wanted.backing_file.is_none() && wanted.backing_format.is_none() {
+        return Ok(());
+    }
+    let options = OpenOptions {
+        access: Access::ReadOnly,
+        purpose: Purpose::Inspect,
+        chain: Chain::TopOnly,
+        ..options.clone()
+    };
+    let worker = session.worker();
+    let info = worker.block_on(async {
+        let image = zebu::Image::open(worker, path, &options).await?;
+        let info = image.info();
+        let _ = image.close(worker).await;
+        info
+    });
+    let info = info.map_err(|error| Failure::opening(path, &error))?;
+    let differs = |wanted: &Option<String>, now: &Option<String>| wanted.is_some() && wanted != now;
+    if differs(&wanted.backing_file, &info.backing_file)
+        || differs(&wanted.backing_format, &info.backing_format)
+    {
+        return Err(Failure::new("Cannot amend the backing file: use zebu rebase instead"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_those_of_qemu_img() {
+        let texts = ["compat=1.1,size=1M".to_owned(), "refcount_bits=8,lazy_refcounts=on".to_owned()];
+        let options = Wanted::parse(&texts).unwrap().options;
+        assert_eq!((options.version, options.size), (Some(3), Some(1 << 20)));
+        assert_eq!((options.refcount_bits, options.lazy_refcounts), (Some(8), Some(true)));
+    }
+
+    #[test]
+    fn other_keys_are_refused_by_name() {
+        for key in
+            ["cluster_size", "preallocation", "encrypt.state", "nosuch", "compat", "size", "refcount_bits"]
+        {
+            let error = Wanted::parse(&[format!("{key}=x")]).unwrap_err();
+            assert!(error.contains(key) || error.contains("compatibility"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! `zebu commit`: writes what an image holds into its backing file.
+
+use crate::arguments::{EngineArgs, ImageArgs};
+use crate::failure::Failure;
+use crate::output::stdout;
+use crate::session::Session;
+use crate::values::{cache_argument, format_argument, rate_argument};
+use crate::watch::{ProgressArg, Watch};
+use std::ffi::OsString;
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use zebu::jobs::{AfterCommit, CommitOptions, commit};
+use zebu::{Access, CacheMode, Format};
+
+/// Arguments of `zebu commit`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct CommitArgs {
+    /// Say nothing but errors
+    #[arg(short, long)]
+    quiet: bool,
+
+    #[command(flatten)]
+    progress: ProgressArg,
+
+    /// Format of the image [default: probed]
+    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    format: Option<Format>,
+
+    /// Cache mode of the images
+    #[arg(short = 't', long, value_name = "CACHE", value_parser = cache_argument, default_value = "writeback")]
+    cache: CacheMode,
+
+    /// The image of the backing chain to commit to; those in between are of no use afterwards (implies -d)
+    #[arg(short, long, value_name = "FILENAME")]
+    base: Option<PathBuf>,
+
+    /// Leave the image as it is, instead of emptying it
+    #[arg(short = 'd', long)]
+    drop: bool,
+
+    /// Most bytes a second
+    #[arg(short, long, value_name = "RATE", value_parser = rate_argument)]
+    rate: Option<NonZeroU64>,
+
+    /// Threads that copy
+    #[arg(long, value_name = "NUM", value_parser = clap::value_parser!(u16).range(1..=64), default_value = "1")]
+    workers: u16,
+
+    #[command(flatten)]
+    image: ImageArgs,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+
+    /// The image file (or options with --image-opts)
+    #[arg(value_name = "FILENAME")]
+    filename: OsString,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &CommitArgs) -> Result<u8, Failure> {
+    let spec = args.image.resolve(&args.filename, args.format, args.cache, Access::ReadWrite)?;
+    let session = Session::start(&args.engine, spec.aio)?;
+    let mut watch = Watch::start(args.progress.mode(args.quiet))?;
+    let mut options = CommitOptions {
+        base: args.base.clone(),
+        after: if args.drop || args.base.is_some() { AfterCommit::Keep } else { AfterCommit::Empty },
+        workers: usize::from(args.workers),
+        worker_config: session.config().clone(),
+        control: watch.control(),
+        ..CommitOptions::default()
+    };
+    options.control.rate_limit = args.rate;
+    let worker = session.worker();
+    let result = worker.block_on(commit(worker, &spec.path, &spec.options, &options));
+    watch.finish();
+    result
+        .map_err(|error| Failure::during(&format!("Could not commit '{}'", spec.path.display()), &error))?;
+    if !args.quiet {
+        stdout::print("Image committed.\n")?;
+    }
+    Ok(0)
+}

@@ -1,0 +1,156 @@
+//! `zebu dd`: copies a part of a disk into a new image.
+
+use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::failure::Failure;
+use crate::session::Session;
+use crate::size::parse_size;
+use crate::values::format_argument;
+use crate::watch::{ProgressArg, Watch};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use zebu::jobs::{ConvertOptions, ConvertTarget, NewTarget, convert};
+use zebu::{Access, CacheMode, CreateOptions, Format, OpenOptions};
+
+/// Arguments of `zebu dd`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DdArgs {
+    #[command(flatten)]
+    progress: ProgressArg,
+
+    /// Format of the input [default: probed]
+    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    format: Option<Format>,
+
+    /// Format of the output
+    #[arg(short = 'O', long, value_name = "FMT", value_parser = format_argument, default_value = "raw")]
+    output_format: Format,
+
+    #[command(flatten)]
+    force_share: ForceShareArg,
+
+    #[command(flatten)]
+    image: ImageArgs,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+
+    /// if=INPUT and of=OUTPUT; bs=SIZE: bytes of a block [default: 512]; skip=N: blocks of the input to leave out;
+    /// count=N: blocks to copy after those [default: up to the end]
+    #[arg(value_name = "OPERANDS", num_args = 1..)]
+    operands: Vec<OsString>,
+}
+
+/// The operands, understood.
+#[derive(Debug, PartialEq, Eq)]
+struct Operands<'a> {
+    input: &'a OsStr,
+    output: &'a OsStr,
+    block: u64,
+    count: Option<u64>,
+    skip: u64,
+}
+
+impl<'a> Operands<'a> {
+    fn parse(operands: &'a [OsString]) -> Result<Self, Failure> {
+        let (mut input, mut output, mut block, mut count, mut skip) = (None, None, 512, None, 0);
+        for operand in operands {
+            let bytes = operand.as_bytes();
+            let unknown = || Failure::usage(format!("unrecognized operand {}", operand.display()));
+            let equals = bytes.iter().position(|&byte| byte == b'=').ok_or_else(unknown)?;
+            let value = OsStr::from_bytes(&bytes[equals + 1..]);
+            match &bytes[..equals] {
+                b"if" => input = Some(value),
+                b"of" => output = Some(value),
+                b"bs" => block = number("bs", value, 1, u64::from(i32::MAX.unsigned_abs()))?,
+                b"count" => count = Some(number("count", value, 0, i64::MAX.unsigned_abs())?),
+                b"skip" => skip = number("skip", value, 0, i64::MAX.unsigned_abs())?,
+                _ => return Err(unknown()),
+            }
+        }
+        match (input, output) {
+            (Some(input), Some(output)) => Ok(Self { input, output, block, count, skip }),
+            _ => Err(Failure::usage("Must specify both input and output files")),
+        }
+    }
+}
+
+fn number(name: &str, value: &OsStr, least: u64, most: u64) -> Result<u64, Failure> {
+    let text = value.to_string_lossy();
+    match parse_size(&text) {
+        Ok(number) if (least..=most).contains(&number) => Ok(number),
+        Ok(_) => {
+            Err(Failure::usage(format!("Invalid {name} specified. Must be between {least} and {most}.")))
+        }
+        Err(_) => Err(Failure::usage(format!("Invalid {name} specified: '{text}'."))),
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &DdArgs) -> Result<u8, Failure> {
+    let operands = Operands::parse(&args.operands)?;
+    let mut spec = args.image.resolve(operands.input, args.format, CacheMode::Writeback, Access::ReadOnly)?;
+    if args.force_share.force_share {
+        spec.options.sharing = args.force_share.sharing();
+    }
+    let session = Session::start(&args.engine, spec.aio)?;
+    let mut watch = Watch::start(args.progress.mode(false))?;
+    let source = session.open(&spec)?;
+    let size = source.virtual_size();
+    let first = operands.skip.saturating_mul(operands.block);
+    if first > size {
+        eprintln!("zebu: {}: cannot skip to specified offset", operands.input.display());
+    }
+    let first = first.min(size);
+    let end = match operands.count {
+        Some(count) => first.saturating_add(count.saturating_mul(operands.block)).min(size),
+        None => size,
+    };
+    let options =
+        ConvertOptions { range: Some(first..end), control: watch.control(), ..ConvertOptions::default() };
+    let target = NewTarget {
+        path: operands.output.into(),
+        create: CreateOptions { format: args.output_format, ..CreateOptions::default() },
+        open: OpenOptions::default(),
+    };
+    let worker = session.worker();
+    let target = ConvertTarget::New(Box::new(target));
+    let result = worker.block_on(convert(worker, std::slice::from_ref(&source), target, &options));
+    watch.finish();
+    session.close(&source, Access::ReadOnly)?;
+    result.map_err(|error| {
+        Failure::during(&format!("could not copy to '{}'", operands.output.display()), &error)
+    })?;
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(operands: &[&str]) -> Result<(u64, Option<u64>, u64), Failure> {
+        let operands: Vec<OsString> = operands.iter().map(OsString::from).collect();
+        Operands::parse(&operands).map(|found| (found.block, found.count, found.skip))
+    }
+
+    #[test]
+    fn operands_are_those_of_dd() {
+        assert_eq!(parse(&["if=a=b", "of=c"]), Ok((512, None, 0)));
+        assert_eq!(parse(&["of=c", "bs=1M", "count=2k", "skip=3", "if=a"]), Ok((1 << 20, Some(2048), 3)));
+    }
+
+    #[test]
+    fn wrong_operands_are_named() {
+        for (operands, word) in [
+            (vec!["if=a"], "both"),
+            (vec!["if=a", "of=b", "seek=1"], "seek"),
+            (vec!["if=a", "of=b", "bs=0"], "bs"),
+            (vec!["if=a", "of=b", "bs=4G"], "bs"),
+            (vec!["if=a", "of=b", "count=1x"], "count"),
+            (vec!["if=a", "of=b", "skip=-1"], "skip"),
+            (vec!["if=a", "of=b", "count"], "count"),
+        ] {
+            let failure = parse(&operands).unwrap_err();
+            assert!(failure.message.unwrap().contains(word), "{operands:?}");
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! `zebu rebase`: puts an image onto another backing file.
+
+use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::backing::{self, BackingSpec};
+use crate::compression::CompressionArgs;
+use crate::failure::Failure;
+use crate::session::Session;
+use crate::values::{cache_argument, format_argument};
+use crate::watch::{ProgressArg, Watch};
+use std::ffi::OsString;
+use std::path::Path;
+use zebu::jobs::{RebaseOptions, TargetClusters, rebase};
+use zebu::{Access, BackingReference, CacheMode, Chain, Format, Image, OpenOptions};
+
+/// Arguments of `zebu rebase`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct RebaseArgs {
+    /// Say nothing but errors
+    #[arg(short, long)]
+    quiet: bool,
+
+    #[command(flatten)]
+    progress: ProgressArg,
+
+    /// Format of the image [default: probed]
+    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    format: Option<Format>,
+
+    /// Cache mode of the image and of what it stands on
+    #[arg(short = 't', long, value_name = "CACHE", value_parser = cache_argument, default_value = "writeback")]
+    cache: CacheMode,
+
+    /// The new backing file, as seen from the image; an empty name: none
+    #[arg(short = 'b', long, value_name = "FILENAME")]
+    backing: Option<String>,
+
+    /// Format of the new backing file
+    #[arg(short = 'F', long, value_name = "FMT", value_parser = format_argument)]
+    backing_format: Option<Format>,
+
+    /// Cache mode of the new backing file
+    #[arg(short = 'T', long, value_name = "CACHE", value_parser = cache_argument, default_value = "writeback")]
+    backing_cache: CacheMode,
+
+    /// Change the name only: the new backing file must hold what the old one holds, or the disk becomes a mixture
+    #[arg(short = 'u', long)]
+    backing_unsafe: bool,
+
+    /// Compress the clusters that are written into the image
+    #[arg(short = 'c', long)]
+    compress: bool,
+
+    #[command(flatten)]
+    compression: CompressionArgs,
+
+    #[command(flatten)]
+    force_share: ForceShareArg,
+
+    #[command(flatten)]
+    image: ImageArgs,
+
+    #[command(flatten)]
+    engine: EngineArgs,
+
+    /// The image file (or options with --image-opts)
+    #[arg(value_name = "FILENAME")]
+    filename: OsString,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &RebaseArgs) -> Result<u8, Failure> {
+    let name = args.backing.as_deref().unwrap_or_default();
+    if args.backing.is_none() && !args.backing_unsafe {
+        return Err(Failure::usage("Must specify backing file (-b) or use unsafe mode (-u)"));
+    }
+    if name.is_empty() && args.backing_format.is_some() {
+        return Err(Failure::usage("a backing format is given, but no backing file"));
+    }
+    if args.force_share.force_share {
+        return Err(Failure::usage(
+            "-U can't be used: an image that is opened without locks can't be written",
+        ));
+    }
+    if let Some(option) = args.compression.given().filter(|_| !args.compress) {
+        return Err(Failure::usage(format!("{option} needs -c")));
+    }
+    if args.compress && args.backing_unsafe {
+        return Err(Failure::usage("-c can't be used with -u: nothing is copied"));
+    }
+    let mut spec = args.image.resolve(&args.filename, args.format, args.cache, Access::ReadWrite)?;
+    spec.options.compress = args.compression.options();
+    if args.backing_unsafe {
+        spec.options.chain = Chain::TopOnly;
+    }
+    let session = Session::start(&args.engine, spec.aio)?;
+    let mut watch = Watch::start(args.progress.mode(args.quiet))?;
+    let reference = reference(args, &session, &spec.path, name)?;
+    let worker = session.worker();
+    if args.backing_unsafe {
+        session.with_image(&spec, |image| {
+            worker.block_on(image.set_backing(worker, reference)).map_err(|error| {
+                Failure::during(&format!("Could not change the backing file to '{name}'"), &error)
+            })
+        })?;
+        return Ok(0);
+    }
+    // First, so that a chain with the image in it is found before its lock is in the way.
+    let new = match &reference {
+        Some(reference) => {
+            Some((open_backing(args, &session, &spec.path, &spec.options, name)?, reference.clone()))
+        }
+        None => None,
+    };
+    let result = session.with_image(&spec, |image| {
+        let options = RebaseOptions {
+            clusters: if args.compress { TargetClusters::Compressed } else { TargetClusters::Plain },
+            control: watch.control(),
+            ..RebaseOptions::default()
+        };
+        let new = new.as_ref().map(|(backing, reference)| (backing, reference.clone()));
+        let done = worker.block_on(rebase(worker, image, new, &options));
+        watch.finish();
+        done.map_err(|error| Failure::during("could not rebase", &error))
+    });
+    if let Some((backing, _)) = &new {
+        session.close(backing, Access::ReadOnly)?;
+    }
+    result?;
+    Ok(0)
+}
+
+/// What the image is to say of its backing file.
+fn reference(
+    args: &RebaseArgs,
+    session: &Session,
+    image: &Path,
+    name: &str,
+) -> Result<Option<BackingReference>, Failure> {
+    if name.is_empty() {
+        return Ok(None);
+    }
+    let spec = BackingSpec { name: name.to_owned(), format: args.backing_format };
+    let format = backing::required_format(session, image, &spec)?;
+    Ok(Some(BackingReference { name: name.to_owned(), format: format.name().to_owned() }))
+}
+
+/// Opens the new backing file, which the user named, wherever it is; what it names in turn, as the policy allows.
+fn open_backing(
+    args: &RebaseArgs,
+    session: &Session,
+    image: &Path,
+    options: &OpenOptions,
+    name: &str,
+) -> Result<Image, Failure> {
+    let path = backing::resolve(image, name);
+    let is_image = |found: std::fs::Metadata| {
+        use std::os::unix::fs::MetadataExt;
+        image.metadata().is_ok_and(|image| (image.dev(), image.ino()) == (found.dev(), found.ino()))
+    };
+    if path.metadata().is_ok_and(is_image) {
+        return Err(Failure::new(format!("'{}': an image can't be its own backing file", image.display())));
+    }
+    let options = OpenOptions {
+        format: args.backing_format,
+        access: Access::ReadOnly,
+        cache: args.backing_cache,
+        snapshot: None,
+        backing: None,
+        data_file: None,
+        ..options.clone()
+    };
+    let worker = session.worker();
+    worker.block_on(Image::open(worker, &path, &options)).map_err(|error| {
+        let failure = Failure::opening(&path, &error);
+        Failure {
+            message: failure.message.map(|text| format!("Could not open new backing file '{name}': {text}")),
+            ..failure
+        }
+    })
+}

@@ -1,0 +1,364 @@
+//! Copying what is about to be changed: the disk as it was at one moment, while guests go on to write.
+//!
+//! As long as a [`CopyBeforeWrite`] is set on an image, every request that changes the image first has the chunks copied
+//! that it touches and that were not copied yet; it waits for that copy only. The disk is dealt with in chunks. One is
+//! *to do*, *busy* (one task reads and writes it, others that need it wait), or *done*; once it is done, it may change.
+
+use crate::node::Node;
+use crate::{Durability, Error, ErrorKind, Image, Result};
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::task::{Poll, Waker};
+use zebu_storage::{IoBuf, Worker};
+
+/// What a failure to copy does to the request that wanted to write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnCopyError {
+    /// Nothing: the backup fails, the guest goes on.
+    #[default]
+    FailBackup,
+    /// The guest's request fails, the backup goes on.
+    FailRequest,
+}
+
+/// How chunks are written into the copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CopyClusters {
+    Plain,
+    Compressed,
+}
+
+/// Where an image keeps the one that is set on it.
+#[derive(Debug, Default)]
+pub(crate) struct BeforeChange {
+    is_set: AtomicBool,
+    copy: RwLock<Option<Arc<CopyBeforeWrite>>>,
+}
+
+impl BeforeChange {
+    /// What is set now: one load for an image that nothing is set on.
+    #[inline]
+    pub(crate) fn get(&self) -> Option<Arc<CopyBeforeWrite>> {
+        if !self.is_set.load(Acquire) {
+            return None;
+        }
+        self.copy.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, new: Option<Arc<CopyBeforeWrite>>) {
+        let mut copy = self.copy.write().unwrap_or_else(PoisonError::into_inner);
+        self.is_set.store(new.is_some(), Release);
+        *copy = new;
+    }
+}
+
+/// See the module.
+pub(crate) struct CopyBeforeWrite {
+    source: Arc<Node>,
+    target: Image,
+    /// Bytes of the disk at the moment that is copied.
+    pub(crate) size: u64,
+    /// Bytes of a chunk: whole clusters of the target.
+    pub(crate) chunk: u64,
+    clusters: CopyClusters,
+    on_error: OnCopyError,
+    /// Copies in flight at most, each with a buffer of a chunk.
+    most_copies: usize,
+    chunks: Mutex<Chunks>,
+    /// Bytes that are dealt with.
+    done: AtomicU64,
+    /// Bytes that were copied because a guest was about to change them.
+    for_guests: AtomicU64,
+    failure: Mutex<Option<Error>>,
+    has_ended: AtomicBool,
+}
+
+impl std::fmt::Debug for CopyBeforeWrite {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CopyBeforeWrite").field("target", &self.target.path()).finish_non_exhaustive()
+    }
+}
+
+struct Chunks {
+    /// A bit for each chunk.
+    done: Vec<u64>,
+    /// Those that are busy, from first to end.
+    busy: BTreeMap<u64, u64>,
+    copies: usize,
+    waiting: Vec<Waker>,
+}
+
+impl Chunks {
+    fn is_done(&self, chunk: u64) -> bool {
+        self.done.get((chunk / 64) as usize).is_none_or(|word| word & (1 << (chunk % 64)) != 0)
+    }
+
+    fn set_done(&mut self, chunk: u64) {
+        if let Some(word) = self.done.get_mut((chunk / 64) as usize) {
+            *word |= 1 << (chunk % 64);
+        }
+    }
+
+    fn is_busy(&self, chunk: u64) -> bool {
+        self.busy.range(..=chunk).next_back().is_some_and(|(_, end)| chunk < *end)
+    }
+}
+
+/// Chunks that one task deals with; those that are not done when it is dropped are to do again.
+struct Claim<'a> {
+    copy: &'a CopyBeforeWrite,
+    chunks: Range<u64>,
+    holds_buffer: bool,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        let mut chunks = self.copy.chunks();
+        chunks.busy.remove(&self.chunks.start);
+        if self.holds_buffer {
+            chunks.copies -= 1;
+        }
+        let waiting = std::mem::take(&mut chunks.waiting);
+        drop(chunks);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// How a copy is set up.
+pub(crate) struct CopySetup {
+    pub(crate) target: Image,
+    pub(crate) chunk: u64,
+    pub(crate) clusters: CopyClusters,
+    pub(crate) on_error: OnCopyError,
+    pub(crate) most_copies: usize,
+}
+
+impl CopyBeforeWrite {
+    /// Takes the disk as it is when all requests that change it and have begun are done.
+    pub(crate) async fn start(source: &Image, setup: CopySetup) -> Result<Arc<Self>> {
+        let node = &source.0;
+        let _alone = node.changes.alone().await;
+        if node.before_change.get().is_some() {
+            let message = "another backup of this image is under way";
+            return Err(Error::new(ErrorKind::Exists, message).on(source.path()));
+        }
+        let size = source.virtual_size();
+        let CopySetup { target, chunk, clusters, on_error, most_copies } = setup;
+        if target.virtual_size() != size {
+            let message =
+                format!("the disk has {size} bytes, and that of the copy {}", target.virtual_size());
+            return Err(Error::new(ErrorKind::InvalidArgument, message).on(source.path()));
+        }
+        let count = size.div_ceil(chunk);
+        let mut done = vec![0_u64; count.div_ceil(64) as usize];
+        // There are no chunks past the end.
+        if let Some(last) = done.last_mut().filter(|_| count % 64 != 0) {
+            *last = u64::MAX << (count % 64);
+        }
+        let copy = Arc::new(Self {
+            source: node.clone(),
+            target,
+            size,
+            chunk,
+            clusters,
+            on_error,
+            most_copies: most_copies.max(1),
+            chunks: Mutex::new(Chunks { done, busy: BTreeMap::new(), copies: 0, waiting: Vec::new() }),
+            done: AtomicU64::new(0),
+            for_guests: AtomicU64::new(0),
+            failure: Mutex::new(None),
+            has_ended: AtomicBool::new(false),
+        });
+        node.before_change.set(Some(copy.clone()));
+        Ok(copy)
+    }
+
+    /// Lets requests go without copying from now on.
+    pub(crate) fn end(&self) {
+        self.has_ended.store(true, Release);
+        let is_own = |set: Arc<Self>| std::ptr::eq(Arc::as_ptr(&set), self);
+        if self.source.before_change.get().is_some_and(is_own) {
+            self.source.before_change.set(None);
+        }
+        let waiting = std::mem::take(&mut self.chunks().waiting);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    /// Waits until no copy is in flight; after the end no further one begins.
+    pub(crate) async fn idle(&self) {
+        poll_fn(|cx| {
+            let mut chunks = self.chunks();
+            if chunks.copies == 0 {
+                return Poll::Ready(());
+            }
+            chunks.waiting.push(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Why the copy can't become whole.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Ends it because it can't become whole.
+    pub(crate) fn fail(&self, error: Error) {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        self.end();
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended.load(Acquire)
+    }
+
+    /// Bytes that are dealt with.
+    pub(crate) fn done(&self) -> u64 {
+        self.done.load(Relaxed)
+    }
+
+    /// Bytes that were copied because a guest was about to change them.
+    pub(crate) fn copied_for_guests(&self) -> u64 {
+        self.for_guests.load(Relaxed)
+    }
+
+    fn chunks(&self) -> MutexGuard<'_, Chunks> {
+        self.chunks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has everything copied that a request on `range` is about to change.
+    pub(crate) async fn protect(&self, worker: &Worker, range: Range<u64>) -> Result<()> {
+        let end = range.end.min(self.size);
+        if range.start >= end {
+            return Ok(());
+        }
+        for chunk in range.start / self.chunk..end.div_ceil(self.chunk) {
+            match self.copy_chunk(worker, chunk).await {
+                Ok(0) => {}
+                // Nobody wants it any more.
+                Err(_) if self.has_ended() => return Ok(()),
+                Ok(bytes) => drop(self.for_guests.fetch_add(bytes, Relaxed)),
+                Err(error) if self.on_error == OnCopyError::FailRequest => {
+                    let message = format!(
+                        "the backup to '{}' failed: {}",
+                        self.target.path().display(),
+                        error.message()
+                    );
+                    return Err(Error::new(error.kind(), message).with_errno(error.errno()));
+                }
+                Err(error) => {
+                    self.fail(error);
+                    return Ok(());
+                }
+            }
+            if self.has_ended() {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies a chunk if it is still to do; gives the bytes copied. When this returns without an error, the chunk is done, or
+    /// everything has ended.
+    pub(crate) async fn copy_chunk(&self, worker: &Worker, chunk: u64) -> Result<u64> {
+        let Some(claim) = self.claim(chunk).await else { return Ok(0) };
+        let start = chunk * self.chunk;
+        let len = self.chunk.min(self.size - start);
+        let source = Image(self.source.clone());
+        let (read, bufs) = source.read(worker, start, IoBuf::zeroed(len as usize).into()).await;
+        read?;
+        let mut bytes = 0;
+        // The copy is empty at first.
+        if !bufs.is_zero() {
+            let (written, _) = match self.clusters {
+                CopyClusters::Plain => self.target.write(worker, start, bufs, Durability::Volatile).await,
+                CopyClusters::Compressed => {
+                    self.target.write_compressed(worker, start, bufs, Durability::Volatile).await
+                }
+            };
+            written?;
+            bytes = len;
+        }
+        self.finish(&claim, chunk..chunk + 1);
+        Ok(bytes)
+    }
+
+    fn finish(&self, claim: &Claim<'_>, done: Range<u64>) {
+        debug_assert!(claim.chunks.start <= done.start && done.end <= claim.chunks.end);
+        let mut chunks = self.chunks();
+        for chunk in done.clone() {
+            chunks.set_done(chunk);
+        }
+        let bytes = (done.end * self.chunk).min(self.size) - done.start * self.chunk;
+        self.done.fetch_add(bytes, Relaxed);
+    }
+
+    /// Waits until a chunk is done, or until it can be dealt with.
+    async fn claim(&self, chunk: u64) -> Option<Claim<'_>> {
+        poll_fn(|cx| {
+            let mut chunks = self.chunks();
+            if chunks.is_done(chunk) || self.has_ended() {
+                return Poll::Ready(None);
+            }
+            if chunks.is_busy(chunk) || chunks.copies >= self.most_copies {
+                chunks.waiting.push(cx.waker().clone());
+                return Poll::Pending;
+            }
+            chunks.busy.insert(chunk, chunk + 1);
+            chunks.copies += 1;
+            Poll::Ready(Some(Claim { copy: self, chunks: chunk..chunk + 1, holds_buffer: true }))
+        })
+        .await
+    }
+
+    /// Looks at the mapping of chunks from `first` on, at most `most` of them, marks those done that are known to be
+    /// zero, and gives those that have to be copied, and the chunk behind them all. Requests that want to change one of
+    /// them meanwhile wait for the mapping only.
+    pub(crate) async fn survey(&self, worker: &Worker, first: u64, most: u64) -> Result<(Vec<u64>, u64)> {
+        let count = self.size.div_ceil(self.chunk);
+        let claim = {
+            let mut chunks = self.chunks();
+            let free = |chunks: &Chunks, chunk| !chunks.is_done(chunk) && !chunks.is_busy(chunk);
+            let mut end = first;
+            while end < count.min(first + most) && free(&chunks, end) {
+                end += 1;
+            }
+            if end == first {
+                // Done, or in somebody's hands: copying it finds out.
+                return Ok((if chunks.is_done(first) { vec![] } else { vec![first] }, first + 1));
+            }
+            chunks.busy.insert(first, end);
+            Claim { copy: self, chunks: first..end, holds_buffer: false }
+        };
+        let source = Image(self.source.clone());
+        let end = (claim.chunks.end * self.chunk).min(self.size);
+        let mut at = first * self.chunk;
+        let (mut wanted, mut zero_from) = (Vec::new(), at);
+        // Chunks that lie in `zero_from..until` as a whole are done; those that the data behind it touches are not.
+        let settle = |from: u64, until: u64| {
+            let first = from.div_ceil(self.chunk);
+            let last = if until >= self.size { count } else { until / self.chunk };
+            if first < last {
+                self.finish(&claim, first..last);
+            }
+        };
+        while at < end {
+            let extent = source.extent(worker, at, end - at).await?;
+            if !extent.is_zero() {
+                settle(zero_from, at);
+                for chunk in at / self.chunk..extent.end().div_ceil(self.chunk) {
+                    if wanted.last().is_none_or(|last| *last < chunk) {
+                        wanted.push(chunk);
+                    }
+                }
+                zero_from = extent.end();
+            }
+            at = extent.end();
+        }
+        settle(zero_from, end);
+        Ok((wanted, claim.chunks.end))
+    }
+}

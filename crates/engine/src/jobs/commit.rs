@@ -1,0 +1,145 @@
+//! Writes what an image holds into an image below it.
+//!
+//! First the base, then the image: as long as the image is not emptied, it shows what it holds, whatever of it is in
+//! the base already; it is emptied when all of it is durable there.
+
+use super::convert::{ConvertOptions, ConvertTarget, TargetContent, convert};
+use super::progress::JobControl;
+use crate::node::Driver;
+use crate::open::open_split;
+use crate::{Access, Error, ErrorKind, Image, OpenOptions, Preallocation, Result, Shrink};
+use std::path::{Path, PathBuf};
+use zebu_storage::{Worker, WorkerConfig};
+
+/// What becomes of the image when its content is in the base.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AfterCommit {
+    /// It is emptied: the base shows everywhere.
+    #[default]
+    Empty,
+    /// It stays as it is (`-d`).
+    Keep,
+}
+
+/// How an image is committed.
+#[derive(Debug, Clone)]
+pub struct CommitOptions {
+    /// The image below to commit to, as seen from the working directory or as the image above it names it. The images
+    /// in between no longer show what they did afterwards. The backing file of the image if `None`.
+    pub base: Option<PathBuf>,
+    /// What becomes of the image; it stays as it is in any case if there are images between it and the base.
+    pub after: AfterCommit,
+    /// Threads that copy, each with a worker of its own; the caller's is the first. At least 1.
+    pub workers: usize,
+    /// How the workers of further threads are made.
+    pub worker_config: WorkerConfig,
+    /// Pieces of work in flight, over all threads. At least 1.
+    pub requests: usize,
+    /// Most bytes of copy buffers, over all threads. At least 64 KiB.
+    pub buffer_memory: usize,
+    /// Watching, slowing and stopping. A commit that is stopped leaves the image as it was, and the base with a part
+    /// of its content.
+    pub control: JobControl,
+}
+
+impl Default for CommitOptions {
+    fn default() -> Self {
+        Self {
+            base: None,
+            after: AfterCommit::Empty,
+            workers: 1,
+            worker_config: WorkerConfig::default(),
+            requests: 8,
+            buffer_memory: 64 << 20,
+            control: JobControl::default(),
+        }
+    }
+}
+
+/// What a commit did. Figures in bytes of the virtual disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CommitReport {
+    /// The base.
+    pub base: PathBuf,
+    /// Of the disk of the image.
+    pub total: u64,
+    /// Moved into the base, in whatever way.
+    pub moved: u64,
+    /// Made zero in the base.
+    pub zeroed: u64,
+    /// What became of the image.
+    pub after: AfterCommit,
+}
+
+/// Zeroes in the content are looked for in runs of so many bytes: smaller ones would only cut the base to pieces.
+const SPARSE_SIZE: u64 = 64 << 10;
+
+/// Commits the image at `path`. It and the base are opened for writing as `open` says, and closed; the base grows if it
+/// is the smaller one.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] if the image has no backing file, or the base is not below it; what opening, reading
+/// and writing fail with. The image shows what it did before, in any case; so does the base up to the point where it
+/// was written.
+pub async fn commit(
+    worker: &Worker,
+    path: &Path,
+    open: &OpenOptions,
+    options: &CommitOptions,
+) -> Result<CommitReport> {
+    let open = OpenOptions { access: Access::ReadWrite, ..open.clone() };
+    let (top, base) = open_split(worker, path, options.base.as_deref(), &open).await?;
+    let (top, base) = (Image(top), Image(base));
+    let done = commit_images(worker, &top, &base, options).await;
+    let closed = top.close(worker).await;
+    let base_closed = base.close(worker).await;
+    let report = done?;
+    closed.and(base_closed)?;
+    Ok(report)
+}
+
+/// Commits `top`, which was opened for writing without `base` or anything below it, to `base`, which was opened for
+/// writing too. Both are to be closed afterwards.
+///
+/// # Errors
+/// As [`commit`].
+pub async fn commit_images(
+    worker: &Worker,
+    top: &Image,
+    base: &Image,
+    options: &CommitOptions,
+) -> Result<CommitReport> {
+    let Driver::Qcow2(qcow2) = &top.0.driver else {
+        let message = "the format raw has no backing files";
+        return Err(Error::new(ErrorKind::Unsupported, message).on(top.path()));
+    };
+    // The names of images between top and base are the user's to look after, as are their contents afterwards.
+    let after = if top.backing().is_some() { AfterCommit::Keep } else { options.after };
+    let size = top.virtual_size();
+    if base.virtual_size() < size {
+        base.resize(worker, size, Shrink::Refuse, Preallocation::Off).await?;
+    }
+    let convert_options = ConvertOptions {
+        workers: options.workers,
+        worker_config: options.worker_config.clone(),
+        requests: options.requests,
+        buffer_memory: options.buffer_memory,
+        sparse_size: SPARSE_SIZE,
+        control: options.control.clone(),
+        ..ConvertOptions::default()
+    };
+    let target = ConvertTarget::Existing { image: base.clone(), content: TargetContent::Base };
+    let copied = convert(worker, std::slice::from_ref(top), target, &convert_options).await?;
+    if after == AfterCommit::Empty {
+        let _alone = top.0.changes.alone().await;
+        qcow2.make_empty(&top.0, worker).await?;
+    }
+    Ok(CommitReport {
+        base: base.path().to_owned(),
+        total: size,
+        moved: copied.written + copied.reflinked + copied.range_copied,
+        zeroed: copied.zeroed,
+        after,
+    })
+}

@@ -1,0 +1,183 @@
+//! A backup of the disk as it is at one moment, while guests go on to write.
+
+use super::convert::TargetClusters;
+use super::progress::{JobControl, Phase, Tracker};
+use super::queue::{CloseOnDrop, Queue};
+use crate::before_change::{CopyBeforeWrite, CopyClusters, CopySetup, OnCopyError};
+use crate::{Error, ErrorKind, Format, Image, Result};
+use std::rc::Rc;
+use std::sync::Arc;
+use zebu_storage::Worker;
+
+/// How a live backup is made.
+#[derive(Debug, Clone)]
+pub struct LiveBackupOptions {
+    /// How clusters of the target are written.
+    pub clusters: TargetClusters,
+    /// What a failure to copy does to a guest's request that needs the copy.
+    pub on_copy_error: OnCopyError,
+    /// Chunks that the backup copies at once, beside those that guests need. At least 1.
+    pub requests: usize,
+    /// Most bytes of buffers, guests' copies included; two chunks are used in any case.
+    pub buffer_memory: usize,
+    /// Watching, slowing and stopping. What guests need is copied at once, whatever the limit.
+    pub control: JobControl,
+}
+
+impl Default for LiveBackupOptions {
+    fn default() -> Self {
+        Self {
+            clusters: TargetClusters::Plain,
+            on_copy_error: OnCopyError::default(),
+            requests: 4,
+            buffer_memory: 32 << 20,
+            control: JobControl::default(),
+        }
+    }
+}
+
+/// What a live backup did, in bytes of the virtual disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct LiveBackupReport {
+    /// Of the disk.
+    pub total: u64,
+    /// Dealt with so far.
+    pub done: u64,
+    /// Copied because a guest was about to change it.
+    pub copied_for_guests: u64,
+}
+
+/// A live backup that has begun. Dropped, it ends, and the target is of no use.
+#[derive(Debug)]
+pub struct LiveBackup {
+    copy: Arc<CopyBeforeWrite>,
+    options: LiveBackupOptions,
+}
+
+/// Bytes of a chunk, unless a cluster of the target is larger.
+const CHUNK: u64 = 64 << 10;
+/// Chunks whose mapping is looked at in one go.
+const SURVEY: u64 = 1024;
+
+impl LiveBackup {
+    /// Takes the disk of `source` as it is when all requests that change it and have begun are done: that is what
+    /// `target` will hold. `target` was just made, with a disk of the same size, and opened for writing. From now on
+    /// requests that change `source` wait for what they change to be copied; [`LiveBackup::run`] copies the rest.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Exists`]: another one is under way; [`ErrorKind::InvalidArgument`]: the sizes differ;
+    /// [`ErrorKind::Unsupported`]: the target can't hold compressed clusters.
+    pub async fn start(source: &Image, target: &Image, options: LiveBackupOptions) -> Result<Self> {
+        let compressed = options.clusters == TargetClusters::Compressed;
+        if compressed && target.format() != Format::Qcow2 {
+            let message = "Compression not supported for this file format";
+            return Err(Error::new(ErrorKind::Unsupported, message).on(target.path()));
+        }
+        if options.requests == 0 {
+            let message = "a backup needs at least one request in flight";
+            return Err(Error::new(ErrorKind::InvalidArgument, message));
+        }
+        let chunk = CHUNK.max(target.cluster_size());
+        let setup = CopySetup {
+            target: target.clone(),
+            chunk,
+            clusters: if compressed { CopyClusters::Compressed } else { CopyClusters::Plain },
+            on_error: options.on_copy_error,
+            most_copies: (options.buffer_memory as u64 / chunk).max(2) as usize,
+        };
+        Ok(Self { copy: CopyBeforeWrite::start(source, setup).await?, options })
+    }
+
+    /// How far it is.
+    pub fn report(&self) -> LiveBackupReport {
+        LiveBackupReport {
+            total: self.copy.size,
+            done: self.copy.done(),
+            copied_for_guests: self.copy.copied_for_guests(),
+        }
+    }
+
+    /// Copies everything that guests have not had copied. Afterwards the target, still to be closed, holds the whole
+    /// disk.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Cancelled`]; what reading the source or writing the target fails with. The target is of no use then,
+    /// and guests are not held up any more.
+    pub async fn run(self, worker: &Worker) -> Result<LiveBackupReport> {
+        let total = self.copy.size;
+        let tracker = Rc::new(Tracker::new(&self.options.control, Phase::Copying, total));
+        let queue: Queue<u64> = Queue::new(2 * self.options.requests);
+        let closer = CloseOnDrop(queue.clone());
+        let movers: Vec<_> = (0..self.options.requests)
+            .map(|_| {
+                let (copy, tracker) = (self.copy.clone(), tracker.clone());
+                let (own, queue) = (worker.clone(), queue.clone());
+                worker.spawn(async move {
+                    while let Some(chunk) = queue.pop().await {
+                        if let Err(error) = copy_one(&own, &copy, &tracker, chunk).await {
+                            copy.fail(error);
+                        }
+                    }
+                })
+            })
+            .collect();
+        let mut next = 0;
+        while next * self.copy.chunk < total && !self.has_stopped(&tracker) {
+            let before = self.copy.done();
+            match self.copy.survey(worker, next, SURVEY).await {
+                Ok((wanted, behind)) => {
+                    tracker.advance(self.copy.done().saturating_sub(before));
+                    for chunk in wanted {
+                        if self.has_stopped(&tracker) {
+                            break;
+                        }
+                        queue.push(chunk).await;
+                    }
+                    next = behind;
+                }
+                Err(error) => self.copy.fail(error),
+            }
+        }
+        drop(closer);
+        for mover in movers {
+            mover.await;
+        }
+        let stopped = self.has_stopped(&tracker);
+        let failure = self.copy.failure();
+        self.copy.end();
+        self.copy.idle().await;
+        match failure {
+            Some(error) => Err(error),
+            None if stopped => Err(Error::new(ErrorKind::Cancelled, "cancelled")),
+            None => {
+                tracker.finish(Some(Phase::Finishing));
+                Ok(self.report())
+            }
+        }
+    }
+
+    fn has_stopped(&self, tracker: &Tracker) -> bool {
+        if let Err(cancelled) = tracker.check() {
+            self.copy.fail(cancelled);
+        }
+        self.copy.has_ended()
+    }
+}
+
+impl Drop for LiveBackup {
+    fn drop(&mut self) {
+        self.copy.end();
+    }
+}
+
+async fn copy_one(worker: &Worker, copy: &CopyBeforeWrite, tracker: &Tracker, chunk: u64) -> Result<()> {
+    tracker.check()?;
+    if copy.has_ended() {
+        return Ok(());
+    }
+    tracker.throttle(worker, copy.chunk).await?;
+    copy.copy_chunk(worker, chunk).await?;
+    tracker.advance(copy.chunk);
+    Ok(())
+}

@@ -1,0 +1,77 @@
+//! An image that is being made in a file of the caller's, and that nobody takes for a whole one before it is.
+
+use crate::node::Driver;
+use crate::qcow2::header_block::Patch;
+use crate::{Access, CreateOptions, Error, Format, Image, OpenOptions, OpenedFile, RefPolicy, Result};
+use zebu_storage::{File, FileKind, Worker};
+
+/// Where the magic number lies in the header.
+const MAGIC_AT: usize = 0;
+
+/// A qcow2 image without its magic number. It is a file of unknown content to everybody else, whatever happens, until
+/// [`UnfinishedImage::finish`].
+#[derive(Debug)]
+pub struct UnfinishedImage {
+    image: Image,
+    file: File,
+}
+
+impl UnfinishedImage {
+    /// Makes an empty image in `file`; what is in it is lost. `create` has the size and no preallocation; what stands
+    /// in `open` about names and locks does not apply.
+    ///
+    /// # Errors
+    /// As [`Image::create_in`] and [`Image::open_files`].
+    pub async fn create(
+        worker: &Worker,
+        file: File,
+        create: &CreateOptions,
+        open: &OpenOptions,
+    ) -> Result<Self> {
+        Image::create_in(worker, &file, create).await?;
+        let options = OpenOptions {
+            format: Some(Format::Qcow2),
+            access: Access::ReadWrite,
+            refs: RefPolicy::None,
+            ..open.clone()
+        };
+        let opened = OpenedFile { file: file.clone(), data_file: None, format: Format::Qcow2 };
+        let image = Image::open_files(worker, vec![opened], &options).await?;
+        let unfinished = Self { image, file };
+        unfinished.write_magic(worker, 0).await?;
+        Ok(unfinished)
+    }
+
+    /// The image, to be written.
+    pub fn image(&self) -> &Image {
+        &self.image
+    }
+
+    /// Makes everything durable, then the magic number, and closes the image.
+    ///
+    /// # Errors
+    /// It stays unfinished then.
+    pub async fn finish(self, worker: &Worker) -> Result<()> {
+        self.image.close(worker).await?;
+        worker.flush(&self.file).await.map_err(|e| Error::from(e).on(self.file.path()))?;
+        self.write_magic(worker, zebu_qcow2::header::MAGIC).await
+    }
+
+    /// Gives it up: a regular file is empty afterwards. No request on it is under way.
+    ///
+    /// # Errors
+    /// The file can't be cut. It is no image in any case.
+    pub async fn discard(self, worker: &Worker) -> Result<()> {
+        if self.file.kind() == FileKind::Regular {
+            worker.set_len(&self.file, 0).await.map_err(|e| Error::from(e).on(self.file.path()))?;
+        }
+        Ok(())
+    }
+
+    async fn write_magic(&self, worker: &Worker, magic: u32) -> Result<()> {
+        if let Driver::Qcow2(qcow2) = &self.image.0.driver {
+            qcow2.header_block.write(worker, &self.file, &[Patch::U32(MAGIC_AT, magic)]).await?;
+        }
+        worker.flush(&self.file).await.map_err(|e| Error::from(e).on(self.file.path()))
+    }
+}

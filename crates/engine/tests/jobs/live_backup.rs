@@ -1,0 +1,118 @@
+//! Backups of a disk in use whose target fails, or is not finished. (The rest is tested over NBD, in `tests/`.)
+
+use crate::support::{Images, on_worker};
+use std::path::Path;
+use zebu::jobs::{LiveBackup, LiveBackupOptions, UnfinishedImage};
+use zebu::storage::{Access as FileAccess, Create, File, IoBuf, LockMode, OpenFlags, Worker};
+use zebu::{Access, CreateOptions, Durability, ErrorKind, Format, Image, OnCopyError, OpenOptions, Shrink};
+
+const SIZE: u64 = 1 << 20;
+
+fn options(access: Access) -> OpenOptions {
+    OpenOptions { format: Some(Format::Qcow2), access, ..OpenOptions::default() }
+}
+
+async fn make(worker: &Worker, path: &Path, access: Access) -> Image {
+    let create = CreateOptions { size: Some(SIZE), ..CreateOptions::default() };
+    Image::create(worker, path, &create).await.unwrap();
+    Image::open(worker, path, &options(access)).await.unwrap()
+}
+
+async fn write(worker: &Worker, image: &Image, offset: u64, byte: u8) -> zebu::Result<()> {
+    let bytes = vec![byte; 65536];
+    image.write(worker, offset, IoBuf::copy_of(&bytes).into(), Durability::Volatile).await.0
+}
+
+async fn first_byte(worker: &Worker, image: &Image, offset: u64) -> u8 {
+    let (read, bufs) = image.read(worker, offset, IoBuf::zeroed(512).into()).await;
+    read.unwrap();
+    let mut bytes = [0; 512];
+    bufs.copy_to(0, &mut bytes);
+    bytes[0]
+}
+
+/// A target that takes no write.
+async fn failing(worker: &Worker, images: &Images, on_copy_error: OnCopyError) -> (Image, LiveBackup) {
+    let source = make(worker, &images.path("disk"), Access::ReadWrite).await;
+    write(worker, &source, 0, 1).await.unwrap();
+    let target = make(worker, &images.path("target"), Access::ReadOnly).await;
+    let options = LiveBackupOptions { on_copy_error, ..LiveBackupOptions::default() };
+    let backup = LiveBackup::start(&source, &target, options).await.unwrap();
+    (source, backup)
+}
+
+#[test]
+fn a_failing_target_ends_the_backup_and_not_the_guest() {
+    let images = Images::new();
+    on_worker(async |worker| {
+        let (source, backup) = failing(worker, &images, OnCopyError::FailBackup).await;
+        write(worker, &source, 0, 2).await.unwrap();
+        assert_eq!(first_byte(worker, &source, 0).await, 2);
+        assert_eq!(backup.run(worker).await.unwrap_err().kind(), ErrorKind::ReadOnly);
+        source.close(worker).await.unwrap();
+    });
+}
+
+#[test]
+fn a_failing_target_fails_the_guest_where_that_is_wanted() {
+    let images = Images::new();
+    on_worker(async |worker| {
+        let (source, backup) = failing(worker, &images, OnCopyError::FailRequest).await;
+        let error = write(worker, &source, 0, 2).await.unwrap_err();
+        assert!(error.to_string().contains("the backup to"), "{error}");
+        assert_eq!(first_byte(worker, &source, 0).await, 1);
+        // What is zero needs no copy.
+        write(worker, &source, 1 << 19, 3).await.unwrap();
+        assert!(source.resize(worker, SIZE / 2, Shrink::Allow, zebu::Preallocation::Off).await.is_err());
+        drop(backup);
+        write(worker, &source, 0, 2).await.unwrap();
+        source.resize(worker, SIZE / 2, Shrink::Allow, zebu::Preallocation::Off).await.unwrap();
+        source.close(worker).await.unwrap();
+    });
+}
+
+#[test]
+fn one_backup_at_a_time_and_of_the_same_size() {
+    let images = Images::new();
+    on_worker(async |worker| {
+        let source = make(worker, &images.path("disk"), Access::ReadWrite).await;
+        let target = make(worker, &images.path("target"), Access::ReadWrite).await;
+        let start = || LiveBackup::start(&source, &target, LiveBackupOptions::default());
+        let first = start().await.unwrap();
+        assert_eq!(start().await.unwrap_err().kind(), ErrorKind::Exists);
+        assert_eq!(first.run(worker).await.unwrap().done, SIZE);
+        source.resize(worker, 2 * SIZE, Shrink::Refuse, zebu::Preallocation::Off).await.unwrap();
+        assert_eq!(start().await.unwrap_err().kind(), ErrorKind::InvalidArgument);
+    });
+}
+
+#[test]
+fn an_unfinished_image_is_none() {
+    let images = Images::new();
+    let path = images.path("target");
+    on_worker(async |worker| {
+        let flags = OpenFlags {
+            access: FileAccess::ReadWrite,
+            create: Create::Truncate,
+            lock: LockMode::Write,
+            ..OpenFlags::default()
+        };
+        let create = CreateOptions { size: Some(SIZE), ..CreateOptions::default() };
+        let begin = async || {
+            let file = File::open(&path, &flags).unwrap();
+            UnfinishedImage::create(worker, file, &create, &OpenOptions::default()).await.unwrap()
+        };
+        let looks_whole = || std::fs::read(&path).unwrap().starts_with(b"QFI\xfb");
+        let unfinished = begin().await;
+        write(worker, unfinished.image(), 0, 9).await.unwrap();
+        unfinished.image().flush(worker).await.unwrap();
+        assert!(!looks_whole());
+        unfinished.finish(worker).await.unwrap();
+        assert!(looks_whole());
+        let image = Image::open(worker, &path, &options(Access::ReadOnly)).await.unwrap();
+        assert_eq!(first_byte(worker, &image, 0).await, 9);
+        drop(image);
+        begin().await.discard(worker).await.unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
+    });
+}

@@ -1,0 +1,406 @@
+//! Backups and snapshots of a disk while clients write to it, through the control socket.
+
+use serde_json::Value;
+use std::path::Path;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::SeqCst};
+use std::time::Duration;
+use zebu_tests::model::difference;
+use zebu_tests::nbd_client::{Client, command};
+use zebu_tests::program::{Finished, zebu};
+use zebu_tests::qemu::Qemu;
+use zebu_tests::random::Random;
+use zebu_tests::scratch::Scratch;
+use zebu_tests::server::Server;
+
+const IMAGE: &str = "disk.qcow2";
+const TARGET: &str = "backup.qcow2";
+const MIB: usize = 1 << 20;
+const SIZE: usize = 24 * MIB + 512;
+const LANES: usize = 3;
+
+fn ctl(dir: &Path, words: &[&str]) -> Finished {
+    zebu(dir, [&["ctl", "ctl.sock"], words].concat())
+}
+
+fn query(dir: &Path) -> Value {
+    serde_json::from_str(&ctl(dir, &["backup-query", ""]).ok().stdout).unwrap()
+}
+
+/// Waits until the backup is over; what is said of it then.
+fn wait(dir: &Path) -> Value {
+    loop {
+        let state = query(dir);
+        if state["status"] != "running" {
+            return state;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn make(dir: &Path, options: &str) {
+    let size = SIZE.to_string();
+    let mut args = vec!["create", "-q", "-f", "qcow2"];
+    if !options.is_empty() {
+        args.extend(["-o", options]);
+    }
+    args.extend([IMAGE, &size]);
+    zebu(dir, args).ok();
+}
+
+fn serve(dir: &Path, options: &str) -> Server {
+    Server::start(dir, &format!("--control ctl.sock {options} -f qcow2 {IMAGE}"))
+}
+
+/// A part of the disk that one client changes, and what is in it.
+struct Lane {
+    client: Client,
+    random: Random,
+    start: usize,
+    model: Vec<u8>,
+}
+
+impl Lane {
+    fn change(&mut self) {
+        let random = &mut self.random;
+        let unit = *random.pick(&[512, 4096, 65536]);
+        let offset = random.below((self.model.len() / unit) as u64) as usize * unit;
+        let most = if random.chance(10) { 40 } else { 4 };
+        let len = (unit * random.between(1, most) as usize).min(self.model.len() - offset);
+        let at = (self.start + offset) as u64;
+        let part = &mut self.model[offset..offset + len];
+        match random.below(8) {
+            0 => {
+                assert_eq!(self.client.call(0, command::WRITE_ZEROES, at, len as u64).unwrap().error, 0);
+                part.fill(0);
+            }
+            1 => {
+                assert_eq!(self.client.call(0, command::TRIM, at, len as u64).unwrap().error, 0);
+                let shown = self.client.read(at, len as u64).unwrap();
+                self.model[offset..offset + len].copy_from_slice(&shown);
+            }
+            _ => {
+                random.fill(part);
+                assert_eq!(self.client.write(0, at, part).unwrap(), 0);
+            }
+        }
+    }
+}
+
+fn lanes(server: &Server, seed: u64) -> Vec<Lane> {
+    let share = SIZE / LANES / 65536 * 65536;
+    (0..LANES)
+        .map(|lane| {
+            let mut client = Client::open(server.socket(), "").unwrap();
+            let start = lane * share;
+            let len = if lane + 1 == LANES { SIZE - start } else { share };
+            let model = client.read(start as u64, len as u64).unwrap();
+            Lane { client, random: Random::new(seed * 10 + lane as u64), start, model }
+        })
+        .collect()
+}
+
+/// Every lane is changed by a thread of its own until `stop`.
+fn change_until(lanes: &mut [Lane], stop: &AtomicBool, work: impl FnOnce()) {
+    std::thread::scope(|scope| {
+        for lane in lanes {
+            scope.spawn(|| {
+                while !stop.load(SeqCst) {
+                    lane.change();
+                }
+            });
+        }
+        work();
+        stop.store(true, SeqCst);
+    });
+}
+
+fn content(lanes: &[Lane]) -> Vec<u8> {
+    lanes.iter().flat_map(|lane| lane.model.clone()).collect()
+}
+
+/// One backup while all lanes are changed: the target holds what the disk held at its start.
+fn case(qemu: &Qemu, seed: u64) {
+    let mut random = Random::new(seed);
+    let scratch = Scratch::new("live-backup");
+    let dir = scratch.path();
+    let shape = *random.pick(&["", "extended_l2=on", "cluster_size=4k", "compat=0.10", "cluster_size=1M"]);
+    make(dir, shape);
+    let cache = *random.pick(&["writeback", "none"]);
+    let server = serve(dir, &format!("-t {cache} --queues {}", random.between(1, 2)));
+    let mut lanes = lanes(&server, seed);
+    for lane in &mut lanes {
+        for _ in 0..12 {
+            lane.change();
+        }
+    }
+    for round in 0..2 {
+        let before = content(&lanes);
+        let target = format!("{round}-{TARGET}");
+        let mut words = vec!["backup-start", "", &target, "-r", "20M"];
+        words.extend(*random.pick(&[
+            &[][..],
+            &["--compression-type", "zlib"],
+            &["--compression-type", "zstd", "--cluster-size", "128k"],
+        ]));
+        ctl(dir, &words).ok();
+        let mut ended = Value::Null;
+        change_until(&mut lanes, &AtomicBool::new(false), || ended = wait(dir));
+        let what = format!("seed {seed}, {shape}, {words:?}");
+        assert_eq!(ended["status"], "completed", "{what}: {ended}");
+        assert!(
+            ended["copied-for-clients"].as_u64().unwrap() > 0,
+            "{what}: no client was in the way: {ended}"
+        );
+        qemu.check_clean(dir, &target).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let copy = qemu.read_all(dir, &target, None);
+        if let Some(text) = difference(0, &before, &copy) {
+            panic!("{what}: {text}");
+        }
+    }
+    let last = content(&lanes);
+    server.stop();
+    qemu.check_clean(dir, IMAGE).unwrap();
+    assert!(qemu.read_all(dir, IMAGE, None) == last, "seed {seed}: the disk itself");
+}
+
+#[test]
+fn a_backup_holds_the_disk_as_it_was_at_its_start() {
+    let Some(qemu) = Qemu::find() else { return };
+    let seeds = std::env::var("ZEBU_LIVE_BACKUP_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3);
+    for seed in 0..seeds {
+        case(&qemu, seed);
+    }
+}
+
+/// Each write is in the backup as a whole or not at all, also one that was under way at the start.
+#[test]
+fn requests_under_way_at_the_start_are_not_torn() {
+    const BLOCK: usize = 256 << 10;
+    const BLOCKS: usize = 16;
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("live-backup");
+    let dir = scratch.path();
+    make(dir, "");
+    let server = serve(dir, "--queues 2");
+    let sent: Vec<AtomicU8> = (0..BLOCKS).map(|_| AtomicU8::new(0)).collect();
+    let done: Vec<AtomicU8> = (0..BLOCKS).map(|_| AtomicU8::new(0)).collect();
+    let stop = AtomicBool::new(false);
+    let ready = Barrier::new(5);
+    std::thread::scope(|scope| {
+        for lane in 0..4 {
+            let (sent, done, stop, ready) = (&sent, &done, &stop, &ready);
+            let mut client = Client::open(server.socket(), "").unwrap();
+            scope.spawn(move || {
+                ready.wait();
+                let mut value = 0;
+                while !stop.load(SeqCst) {
+                    value += 1;
+                    for block in (lane..BLOCKS).step_by(4) {
+                        sent[block].store(value, SeqCst);
+                        assert_eq!(client.write(0, (block * BLOCK) as u64, &vec![value; BLOCK]).unwrap(), 0);
+                        done[block].store(value, SeqCst);
+                    }
+                    if value == 250 {
+                        break;
+                    }
+                }
+            });
+        }
+        ready.wait();
+        std::thread::sleep(Duration::from_millis(50));
+        let least: Vec<u8> = done.iter().map(|value| value.load(SeqCst)).collect();
+        ctl(dir, &["backup-start", "", TARGET]).ok();
+        let most: Vec<u8> = sent.iter().map(|value| value.load(SeqCst)).collect();
+        let ended = wait(dir);
+        stop.store(true, SeqCst);
+        assert_eq!(ended["status"], "completed", "{ended}");
+        let copy = qemu.read_all(dir, TARGET, None);
+        for (block, bytes) in copy.chunks(BLOCK).take(BLOCKS).enumerate() {
+            assert!(bytes.iter().all(|byte| *byte == bytes[0]), "block {block} is torn");
+            assert!((least[block]..=most[block]).contains(&bytes[0]), "block {block} holds {}", bytes[0]);
+        }
+    });
+    server.stop();
+}
+
+#[test]
+fn a_cancelled_backup_leaves_no_image() {
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("live-backup");
+    let dir = scratch.path();
+    make(dir, "");
+    let server = serve(dir, "");
+    let mut lanes = lanes(&server, 1);
+    lanes[0].client.write(0, 0, &vec![7; 4 * MIB]).unwrap();
+    lanes[0].model[..4 * MIB].fill(7);
+    let out = ctl(dir, &["backup-query", ""]).exits(1);
+    assert!(out.stderr.contains("no backup"), "{out}");
+    ctl(dir, &["backup-start", "", TARGET, "-r", "256k"]).ok();
+    assert_eq!(query(dir)["status"], "running");
+    // Nobody takes it for an image yet.
+    zebu(dir, ["info", "-U", "-f", "qcow2", TARGET]).exits(1);
+    let out = ctl(dir, &["backup-start", "", "another.qcow2"]).exits(1);
+    assert!(out.stderr.contains("under way") && !dir.join("another.qcow2").exists(), "{out}");
+    let out = ctl(dir, &["backup-start", "", TARGET]).exits(1);
+    assert!(out.stderr.contains(TARGET) && out.stderr.contains("exists"), "{out}");
+    for lane in &mut lanes {
+        lane.change();
+    }
+    ctl(dir, &["backup-cancel", ""]).ok();
+    assert_eq!(query(dir)["status"], "cancelled");
+    assert_eq!(std::fs::metadata(dir.join(TARGET)).unwrap().len(), 0);
+    // The next one is complete.
+    let before = content(&lanes);
+    ctl(dir, &["backup-start", "-w", "", "second.qcow2"]).ok();
+    assert!(qemu.read_all(dir, "second.qcow2", None) == before);
+    // One that is under way does not keep the server from ending, nor clients from their answers.
+    ctl(dir, &["backup-start", "", "third.qcow2", "-r", "256k"]).ok();
+    for lane in &mut lanes {
+        lane.change();
+    }
+    let last = content(&lanes);
+    server.stop();
+    assert_eq!(std::fs::metadata(dir.join("third.qcow2")).unwrap().len(), 0);
+    qemu.check_clean(dir, IMAGE).unwrap();
+    assert!(qemu.read_all(dir, IMAGE, None) == last);
+}
+
+#[test]
+fn a_killed_server_leaves_the_disk_whole_and_no_backup() {
+    let Some(qemu) = Qemu::find() else { return };
+    for seed in 0..3 {
+        let scratch = Scratch::new("live-backup");
+        let dir = scratch.path();
+        make(dir, "");
+        let server = serve(dir, "");
+        let mut lanes = lanes(&server, seed);
+        for lane in &mut lanes {
+            (0..20).for_each(|_| lane.change());
+        }
+        ctl(dir, &["backup-start", "", TARGET, "-r", "1M", "--compression-type", "zlib"]).ok();
+        for lane in &mut lanes {
+            (0..20).for_each(|_| lane.change());
+            assert_eq!(lane.client.call(0, command::FLUSH, 0, 0).unwrap().error, 0);
+        }
+        let flushed = content(&lanes);
+        server.kill();
+        let mut out = qemu.img(dir, ["check", "-f", "qcow2", IMAGE]);
+        // The kernel may hold the files of a killed process's ring for moments.
+        for _ in 0..40 {
+            if out.stderr.contains("lock") {
+                std::thread::sleep(Duration::from_millis(50));
+                out = qemu.img(dir, ["check", "-f", "qcow2", IMAGE]);
+            }
+        }
+        assert!(matches!(out.code, Some(0 | 3)), "seed {seed}: {out}");
+        assert!(qemu.read_all(dir, IMAGE, None) == flushed, "seed {seed}");
+        qemu.img(dir, ["info", "-f", "qcow2", TARGET]).exits(1);
+    }
+}
+
+#[test]
+fn snapshots_are_taken_while_clients_write() {
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("live-backup");
+    let dir = scratch.path();
+    make(dir, "");
+    let server = serve(dir, "--queues 2");
+    let mut lanes = lanes(&server, 5);
+    let mut taken: Vec<(String, Vec<u8>)> = Vec::new();
+    for round in 0..4 {
+        for lane in &mut lanes {
+            (0..6).for_each(|_| lane.change());
+        }
+        let name = format!("round-{round}");
+        taken.push((name.clone(), content(&lanes)));
+        ctl(dir, &["snapshot-create", "", &name]).ok();
+        // And some while others write, of which nobody can say what they hold, but that nothing breaks.
+        change_until(&mut lanes, &AtomicBool::new(false), || {
+            ctl(dir, &["snapshot-create", "", "passing"]).ok();
+            ctl(dir, &["snapshot-delete", "", "passing"]).ok();
+        });
+    }
+    ctl(dir, &["snapshot-delete", "", "round-1"]).ok();
+    taken.remove(1);
+    let out = ctl(dir, &["snapshot-delete", "", "round-1"]).exits(1);
+    assert!(out.stderr.contains("not found"), "{out}");
+    let list = ctl(dir, &["snapshot-list", "", "--output", "json"]).ok().stdout;
+    let list: Value = serde_json::from_str(&list).unwrap();
+    let names: Vec<&str> = list.as_array().unwrap().iter().map(|s| s["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["round-0", "round-2", "round-3"]);
+    assert!(ctl(dir, &["snapshot-list", ""]).ok().stdout.contains("round-2"));
+    let last = content(&lanes);
+    server.stop();
+    qemu.check_clean(dir, IMAGE).unwrap();
+    assert!(qemu.read_all(dir, IMAGE, None) == last);
+    for (name, content) in taken {
+        assert!(qemu.read_all(dir, IMAGE, Some(&name)) == content, "{name}");
+    }
+}
+
+#[test]
+fn what_a_read_only_export_can_do() {
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("live-backup");
+    let dir = scratch.path();
+    make(dir, "");
+    qemu.io(dir, "", IMAGE, &["write -P 3 1M 1M"]).ok();
+    let server = serve(dir, "--read-only");
+    for words in [&["snapshot-create", "", "x"][..], &["snapshot-delete", "", "x"]] {
+        let out = ctl(dir, words).exits(1);
+        assert!(out.stderr.contains("read-only"), "{out}");
+    }
+    ctl(dir, &["backup-start", "-w", "", TARGET]).ok();
+    let ended = query(dir);
+    assert_eq!((&ended["done"], &ended["copied-for-clients"]), (&ended["total"], &0.into()));
+    server.stop();
+    qemu.check_clean(dir, TARGET).unwrap();
+    assert!(qemu.read_all(dir, TARGET, None) == qemu.read_all(dir, IMAGE, None));
+}
+
+/// Requests of a program that does not speak as zebu does: paths, descriptors of the wrong kind, none at all.
+#[test]
+fn targets_that_can_not_be_written_are_refused() {
+    let scratch = Scratch::new("live-backup");
+    let dir = scratch.path();
+    make(dir, "");
+    let server = serve(dir, "--no-sandbox");
+    let ask = |line: &str| {
+        use std::io::{BufRead, BufReader, Write};
+        let mut stream = std::os::unix::net::UnixStream::connect(dir.join("ctl.sock")).unwrap();
+        stream.write_all(format!("{line}\n").as_bytes()).unwrap();
+        let mut answer = String::new();
+        BufReader::new(stream).read_line(&mut answer).unwrap();
+        serde_json::from_str::<Value>(&answer).unwrap()
+    };
+    let path = |name: &str| dir.join(name).display().to_string();
+    for (line, word) in [
+        (format!(r#"{{"command":"backup-start","export":"","target":"{}"}}"#, path(IMAGE)), "exists"),
+        (
+            format!(r#"{{"command":"backup-start","export":"","target":"{}"}}"#, path("no/such")),
+            "No such file",
+        ),
+        (format!(r#"{{"command":"backup-start","export":"x","target":"{}"}}"#, path("t")), "no export"),
+        (
+            format!(
+                r#"{{"command":"backup-start","export":"","target":"{}","cluster-size":1000}}"#,
+                path("t1")
+            ),
+            "Cluster size",
+        ),
+        (r#"{"command":"backup-cancel","export":""}"#.to_owned(), "no backup"),
+        (r#"{"command":"backup-start","export":""}"#.to_owned(), "target"),
+    ] {
+        let answer = ask(&line);
+        let message = answer["error"]["message"].as_str().unwrap_or_default();
+        // What failed to begin is told as such.
+        assert!(message.contains(word) || word == "no backup", "{line}: {answer}");
+    }
+    let answer =
+        ask(&format!(r#"{{"command":"backup-start","export":"","target":"{}"}}"#, path("made.qcow2")));
+    assert_eq!(answer["result"], Value::Object(serde_json::Map::new()), "{answer}");
+    assert_eq!(wait(dir)["status"], "completed");
+    zebu(dir, ["check", "made.qcow2"]).ok();
+    server.stop();
+}
