@@ -24,6 +24,7 @@ fn commands() -> Vec<Vec<&'static str>> {
         "convert -f qcow2 -O raw IMAGE out.raw",
         "convert -f qcow2 -O qcow2 -c IMAGE out.qcow2",
         "measure -f qcow2 -O qcow2 IMAGE",
+        "bitmap -f qcow2 --add copy4 new",
         "compare -f qcow2 -F qcow2 IMAGE IMAGE",
     ]
     .iter()
@@ -71,7 +72,7 @@ fn fault(out: &Finished, peak_kib: u64, allowed_kib: u64) -> Option<String> {
 fn faults(dir: &Path, name: &str, write: &dyn Fn(&Path)) -> Vec<String> {
     let mut faults = Vec::new();
     write(&dir.join(IMAGE));
-    for copy in ["copy1", "copy2", "copy3"] {
+    for copy in ["copy1", "copy2", "copy3", "copy4"] {
         std::fs::copy(dir.join(IMAGE), dir.join(copy)).expect("scratch is writable");
     }
     let before = std::fs::read(dir.join(IMAGE)).expect("just written");

@@ -1,8 +1,8 @@
 //! The command line as a whole: which commands there are, and what becomes of their results.
 
 use crate::commands::{
-    amend, backup, bench, check, clone, commit, compare, convert, create, ctl, dd, info, io, map, measure,
-    rebase, resize, serve, snapshot, verify,
+    amend, backup, bench, bitmap, check, clone, commit, compare, convert, create, ctl, dd, info, io, map,
+    measure, rebase, resize, serve, snapshot, verify,
 };
 use crate::examples;
 use crate::failure::Failure;
@@ -77,6 +77,9 @@ enum Command {
     /// List, take, apply or delete internal snapshots
     #[command(after_help = examples::SNAPSHOT)]
     Snapshot(snapshot::SnapshotArgs),
+    /// Add, remove, clear, switch on and off, or merge persistent dirty bitmaps; `zebu info` lists them
+    #[command(after_help = examples::BITMAP)]
+    Bitmap(bitmap::BitmapArgs),
     /// Make a writable copy of an image at once
     #[command(after_help = examples::CLONE)]
     Clone(clone::CloneArgs),
@@ -131,6 +134,7 @@ impl Command {
             Command::Dd(_) => "dd",
             Command::Resize(_) => "resize",
             Command::Snapshot(_) => "snapshot",
+            Command::Bitmap(_) => "bitmap",
             Command::Clone(_) => "clone",
             Command::Backup(_) => "backup",
             Command::Verify(_) => "verify",
@@ -158,6 +162,7 @@ impl Command {
             Command::Dd(args) => dd::run(args),
             Command::Resize(args) => resize::run(args),
             Command::Snapshot(args) => snapshot::run(args),
+            Command::Bitmap(args) => bitmap::run(args),
             Command::Clone(args) => clone::run(args),
             Command::Backup(args) => backup::run(args),
             Command::Verify(args) => verify::run(args),

@@ -34,6 +34,7 @@ Examples:
   zebu convert -t none -T none -O raw disk.qcow2 /dev/vg0/disk
   zebu convert -n -O raw disk.qcow2 /dev/vg0/disk
   zebu convert -l before-update -O qcow2 disk.qcow2 old.qcow2
+  zebu convert --bitmaps -O qcow2 disk.qcow2 copy.qcow2
   zebu convert --copy reflink -O qcow2 disk.raw disk.qcow2";
 
 pub(crate) const MAP: &str = "\
@@ -87,6 +88,13 @@ Examples:
   zebu snapshot -a before-update disk.qcow2
   zebu snapshot -d before-update disk.qcow2";
 
+pub(crate) const BITMAP: &str = "\
+Examples:
+  zebu bitmap --add disk.qcow2 backup
+  zebu bitmap --add --disable -g 1M disk.qcow2 frozen
+  zebu bitmap --merge backup -b overlay.qcow2 -F qcow2 disk.qcow2 all
+  zebu bitmap --remove disk.qcow2 backup";
+
 pub(crate) const CLONE: &str = "\
 Examples:
   zebu clone golden.qcow2 vm1.qcow2
@@ -117,6 +125,7 @@ Examples:
   zebu backup disk.qcow2 monday.qcow2 --manifest monday.manifest
   zebu backup disk.qcow2 tuesday.qcow2 --manifest tuesday.manifest \\
       --previous monday.qcow2 --previous-manifest monday.manifest
+  zebu backup disk.qcow2 wednesday.qcow2 --bitmap backup --previous tuesday.qcow2
   zebu backup -f raw --compression-type zstd --rate-limit 100M /dev/vg/lv lv.qcow2 --resume";
 
 pub(crate) const VERIFY: &str = "\
@@ -129,4 +138,5 @@ Examples:
   zebu ctl /run/vm1.ctl stats
   zebu ctl /run/vm1.ctl resize root +10G
   zebu ctl /run/vm1.ctl snapshot-create root before-update
-  zebu ctl /run/vm1.ctl backup-start -w -p --compression-type zstd root monday.qcow2";
+  zebu ctl /run/vm1.ctl backup-start -w -p --compression-type zstd root monday.qcow2
+  zebu ctl /run/vm1.ctl bitmap-add root backup";

@@ -205,7 +205,7 @@ impl Image {
             info.backing_file = qcow2.header.backing_file().map(text);
             info.backing_path = info.backing_file.as_deref().map(|name| refs::resolve(&node.path, name));
             info.backing_format = qcow2.header.backing_format().map(text);
-            info.qcow2 = Some(qcow2_info(&qcow2.header, &qcow2.snapshots().entries, &qcow2.bitmaps));
+            info.qcow2 = Some(qcow2_info(&qcow2.header, &qcow2.snapshots().entries, qcow2.bitmaps.info()));
         }
         Ok(info)
     }
@@ -269,7 +269,8 @@ impl Image {
     }
 
     /// Begins a change of the range: waits while somebody is alone with the image, has a backup copy what it wants of
-    /// the range, and does what must be done before the first change of an opening. The guard is held until the change is linked.
+    /// the range, does what must be done before the first change of an opening, and notes the range in the bitmaps that
+    /// record changes. The guard is held until the change is linked.
     async fn begin_change(&self, worker: &Worker, offset: u64, len: u64) -> Result<Inside<'_>> {
         let inside = self.0.changes.enter(worker.id()).await;
         // Again: the disk may have become shorter meanwhile.
@@ -277,6 +278,7 @@ impl Image {
         self.before_change(worker, offset, len).await?;
         if let Driver::Qcow2(qcow2) = &self.0.driver {
             qcow2.before_write(worker).await?;
+            qcow2.bitmaps.mark(offset, len);
         }
         Ok(inside)
     }

@@ -43,6 +43,7 @@
 
 mod backing;
 mod before_change;
+mod bitmaps;
 mod blocking;
 mod chain;
 pub mod check;
@@ -67,6 +68,7 @@ pub mod verdict;
 
 pub use backing::BackingReference;
 pub use before_change::OnCopyError;
+pub use bitmaps::{BitmapRecording, DirtyBits, NewBitmap};
 pub use blocking::Blocking;
 pub use compress::{CodecPool, CompressOptions, DeflateWindow};
 pub use error::{Error, ErrorKind, Result};

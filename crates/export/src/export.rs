@@ -15,6 +15,7 @@ pub struct Export {
     access: Access,
     cache_is_of_use: bool,
     zeroes_fast: bool,
+    bitmaps: Vec<String>,
     metrics: ExportMetrics,
 }
 
@@ -36,6 +37,7 @@ impl Export {
             access,
             cache_is_of_use: true,
             zeroes_fast,
+            bitmaps: Vec::new(),
             metrics: ExportMetrics::default(),
         }
     }
@@ -49,6 +51,12 @@ impl Export {
     /// Says that reading ahead is of no use, since the image is open with O_DIRECT.
     pub fn without_page_cache(mut self) -> Self {
         self.cache_is_of_use = false;
+        self
+    }
+
+    /// With persistent dirty bitmaps of the image, which clients may look at.
+    pub fn with_bitmaps(mut self, names: impl IntoIterator<Item = String>) -> Self {
+        self.bitmaps = names.into_iter().collect();
         self
     }
 
@@ -70,6 +78,11 @@ impl Export {
     /// Whether clients may write.
     pub fn access(&self) -> Access {
         self.access
+    }
+
+    /// Names of the bitmaps that clients may look at.
+    pub fn bitmaps(&self) -> &[String] {
+        &self.bitmaps
     }
 
     /// What clients did.

@@ -330,6 +330,9 @@ pub enum FormatError {
         /// Bytes of a cluster.
         cluster_size: u64,
     },
+    /// Two extensions that say where the bitmaps are.
+    #[error("bitmaps_ext: the header has more than one bitmaps extension")]
+    BitmapsTwice,
     /// A header field that version 2 does not have.
     #[error("{field} needs version 3 (compat=1.1)")]
     NeedsVersion3 {

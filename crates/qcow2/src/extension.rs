@@ -12,7 +12,7 @@ use crate::version::Version;
 const END: u32 = 0;
 const BACKING_FORMAT: u32 = 0xe279_2aca;
 const FEATURE_TABLE: u32 = 0x6803_f857;
-const BITMAPS: u32 = 0x2385_2875;
+pub(crate) const BITMAPS: u32 = 0x2385_2875;
 const LUKS: u32 = 0x0537_be77;
 const DATA_FILE_NAME: u32 = 0x4441_5441;
 
@@ -160,10 +160,10 @@ fn padding(len: usize) -> usize {
 }
 
 /// Type, length and data of the extensions in `area`, each bounded by `end`. Ends at the end marker.
-struct Walk<'a> {
-    area: ZeroExtended<'a>,
-    at: usize,
-    end: usize,
+pub(crate) struct Walk<'a> {
+    pub(crate) area: ZeroExtended<'a>,
+    pub(crate) at: usize,
+    pub(crate) end: usize,
 }
 
 impl Iterator for Walk<'_> {
@@ -340,7 +340,7 @@ impl BitmapsExtension {
         Ok(Self { bitmap_count, directory_size, directory_offset: HostOffset(directory_offset) })
     }
 
-    fn encode(self) -> Vec<u8> {
+    pub(crate) fn encode(self) -> Vec<u8> {
         let count = self.bitmap_count.to_be_bytes();
         let (size, offset) = (self.directory_size.to_be_bytes(), self.directory_offset.0.to_be_bytes());
         [count.as_slice(), &[0; 4], &size, &offset].concat()

@@ -64,6 +64,7 @@ pub mod extension;
 pub mod features;
 pub mod geometry;
 pub mod header;
+pub mod header_edit;
 mod header_encode;
 mod header_parse;
 pub mod l1;

@@ -58,12 +58,17 @@ pub(crate) struct BackupArgs {
     manifest: Option<PathBuf>,
 
     /// Make an increment: an overlay of this earlier backup, with what has changed since
-    #[arg(long, value_name = "IMAGE", requires = "previous_manifest")]
+    #[arg(long, value_name = "IMAGE")]
     previous: Option<PathBuf>,
 
     /// The manifest of the earlier backup
     #[arg(long, value_name = "FILE", requires = "previous")]
     previous_manifest: Option<PathBuf>,
+
+    /// Have this dirty bitmap of the source say what has changed since the earlier backup: nothing else is read. When the
+    /// backup is complete it is cleared; a full backup adds it if there is none
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["source_snapshot", "force_share"])]
+    bitmap: Option<String>,
 
     /// Memory for buffers, at least 4M and 4 clusters
     #[arg(long, value_name = "SIZE", value_parser = memory_argument, default_value = "64M")]
@@ -128,7 +133,8 @@ struct Report {
     unreadable: u64,
     unreadable_ranges: Vec<UnreadableRange>,
     file_length: u64,
-    disk_hash: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disk_hash: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -140,8 +146,12 @@ struct UnreadableRange {
 
 /// Runs the command.
 pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
-    let mut spec =
-        args.image.resolve(&args.source, args.source_format, args.source_cache, Access::ReadOnly)?;
+    if args.previous.is_some() && args.previous_manifest.is_none() && args.bitmap.is_none() {
+        return Err(Failure::usage("--previous needs --bitmap or --previous-manifest"));
+    }
+    // The bitmap is cleared in the end.
+    let access = if args.bitmap.is_some() { Access::ReadWrite } else { Access::ReadOnly };
+    let mut spec = args.image.resolve(&args.source, args.source_format, args.source_cache, access)?;
     if args.force_share.force_share {
         spec.options.sharing = args.force_share.sharing();
     }
@@ -157,12 +167,11 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     };
     options.compress = args.compression.options();
     options.manifest.clone_from(&args.manifest);
-    options.previous = match (&args.previous, &args.previous_manifest) {
-        (Some(image), Some(manifest)) => {
-            Some(PreviousBackup { image: image.clone(), manifest: manifest.clone() })
-        }
-        _ => None,
-    };
+    options.bitmap.clone_from(&args.bitmap);
+    options.previous = args
+        .previous
+        .as_ref()
+        .map(|image| PreviousBackup { image: image.clone(), manifest: args.previous_manifest.clone() });
     options.refs = spec.options.refs.clone();
     options.buffer_memory = args.buffer_memory;
     options.interrupted = if args.resume { Interrupted::Resume } else { Interrupted::Restart };
@@ -222,7 +231,7 @@ fn json_report(report: &BackupReport) -> Report {
 fn human_text(report: &BackupReport) -> String {
     format!(
         "total {}, resumed at {}, read {}, written {}, zero {}, unchanged {}, unreadable {} (bytes of the disk); file \
-         of {} bytes; disk hash {}\n",
+         of {} bytes; {}\n",
         report.total,
         report.resumed_at,
         report.read,
@@ -231,6 +240,9 @@ fn human_text(report: &BackupReport) -> String {
         report.unchanged,
         report.unreadable,
         report.file_length,
-        report.disk_hash
+        report
+            .disk_hash
+            .as_ref()
+            .map_or("disk hash not known".to_owned(), |hash| format!("disk hash {hash}"))
     )
 }

@@ -17,8 +17,8 @@ use std::ffi::{OsStr, OsString};
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use zebu::jobs::{
-    ConvertOptions, ConvertReport, ConvertTarget, CopyMode, NewTarget, ReadErrors, TargetClusters,
-    TargetContent, convert,
+    ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, NewTarget, ReadErrors,
+    TargetClusters, TargetContent, convert,
 };
 use zebu::{Access, CacheMode, Format, Image, OpenOptions};
 
@@ -127,6 +127,14 @@ pub(crate) struct ConvertArgs {
     #[arg(short = 'r', long, value_name = "RATE", value_parser = rate_argument)]
     rate: Option<NonZeroU64>,
 
+    /// Copy the persistent dirty bitmaps of the source too
+    #[arg(long)]
+    bitmaps: bool,
+
+    /// Leave out bitmaps that are inconsistent
+    #[arg(long, requires = "bitmaps")]
+    skip_broken_bitmaps: bool,
+
     /// Go on where the source can't be read: such ranges become zero, and are listed
     #[arg(long)]
     salvage: bool,
@@ -215,6 +223,17 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
     {
         return Err(Failure::usage(format!("{option} needs -c")));
     }
+    if args.bitmaps && args.files.len() > 2 {
+        return Err(Failure::usage("Copying bitmaps only possible with single source"));
+    }
+    if args.bitmaps && args.source_snapshot.is_some() {
+        return Err(Failure::usage(
+            "Copying bitmaps not possible from a snapshot: they are about the disk as it is now",
+        ));
+    }
+    if args.bitmaps && args.target_format == Format::Raw && !args.no_create {
+        return Err(Failure::usage("Format driver 'raw' does not support bitmaps"));
+    }
     let Some((target, sources)) = args.files.split_last().filter(|(_, sources)| !sources.is_empty()) else {
         return Err(Failure::usage("Must specify image file name: at least one source, and the target"));
     };
@@ -288,6 +307,11 @@ fn convert_to(
         clusters: if args.compress { TargetClusters::Compressed } else { TargetClusters::Plain },
         read_errors: if args.salvage { ReadErrors::Zero } else { ReadErrors::Fail },
         range: None,
+        bitmaps: match (args.bitmaps, args.skip_broken_bitmaps) {
+            (false, _) => CopyBitmaps::No,
+            (true, false) => CopyBitmaps::All,
+            (true, true) => CopyBitmaps::Sound,
+        },
         control: watch.control(),
     };
     options.control.rate_limit = args.rate;

@@ -96,6 +96,35 @@ enum CtlCommand {
         /// The export; '' is the first one
         export: String,
     },
+    /// Print the persistent dirty bitmaps of an image, as JSON
+    Bitmaps {
+        /// The export; '' is the first one
+        export: String,
+    },
+    /// Add a bitmap, which records what clients write from now on
+    BitmapAdd {
+        /// The export; '' is the first one
+        export: String,
+        /// Its name
+        name: String,
+        /// Bytes that a bit stands for, a power of two from 512 [default: the cluster size, but 4k to 64k]
+        #[arg(short, long, value_name = "SIZE", value_parser = size_argument)]
+        granularity: Option<u64>,
+    },
+    /// Remove a bitmap
+    BitmapRemove {
+        /// The export; '' is the first one
+        export: String,
+        /// Its name
+        name: String,
+    },
+    /// Clear a bitmap
+    BitmapClear {
+        /// The export; '' is the first one
+        export: String,
+        /// Its name
+        name: String,
+    },
 }
 
 #[derive(Debug, clap::Args)]
@@ -239,6 +268,20 @@ pub(crate) fn run(args: &CtlArgs) -> Result<u8, Failure> {
         CtlCommand::BackupCancel { export } => {
             drop(server.ask(Command::BackupCancel { export: export.clone() })?);
         }
+        CtlCommand::Bitmaps { export } => {
+            let bitmaps = server.ask(Command::Bitmaps { export: export.clone() })?;
+            stdout::print(&json::to_text(&bitmaps)?)?;
+        }
+        CtlCommand::BitmapAdd { export, name, granularity } => {
+            let (export, name, granularity) = (export.clone(), name.clone(), *granularity);
+            drop(server.ask(Command::BitmapAdd { export, name, granularity })?);
+        }
+        CtlCommand::BitmapRemove { export, name } => {
+            drop(server.ask(Command::BitmapRemove { export: export.clone(), name: name.clone() })?);
+        }
+        CtlCommand::BitmapClear { export, name } => {
+            drop(server.ask(Command::BitmapClear { export: export.clone(), name: name.clone() })?);
+        }
     }
     Ok(0)
 }
@@ -247,9 +290,8 @@ pub(crate) fn run(args: &CtlArgs) -> Result<u8, Failure> {
 fn snapshot_lines(list: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let snapshots = list.as_array().map(Vec::as_slice).unwrap_or_default();
-    let lines: Vec<String> =
-        snapshots.iter().map(|s| format!("{:<9} {}\n", text(&s["id"]), text(&s["name"]))).collect();
-    lines.concat()
+    let line = |s: &Value| format!("{:<9} {}\n", text(&s["id"]), text(&s["name"]));
+    snapshots.iter().map(line).collect::<Vec<_>>().concat()
 }
 
 /// Begins a backup into a file that is made here: the server itself may not be able to open any.

@@ -3,6 +3,7 @@
 pub(crate) mod amend;
 pub(crate) mod backup;
 pub(crate) mod bench;
+pub(crate) mod bitmap;
 pub(crate) mod check;
 pub(crate) mod clone;
 pub(crate) mod commit;

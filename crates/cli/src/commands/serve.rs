@@ -53,6 +53,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "NAME", help_heading = CLIENTS)]
     export_name: Vec<String>,
 
+    /// Let NBD clients look at this persistent dirty bitmap (qemu:dirty-bitmap:NAME); may be given more than once
+    #[arg(long, value_name = "NAME", help_heading = CLIENTS, conflicts_with = "snapshot")]
+    bitmap: Vec<String>,
+
     /// Serve NBD clients over TLS only, with the certificate (and its chain) in this PEM file
     #[arg(long, value_name = "FILE", help_heading = CLIENTS, requires = "tls_key")]
     tls_certificate: Option<PathBuf>,
@@ -255,9 +259,10 @@ fn serve(
     names: &[String],
     opened: &[Opened],
 ) -> Result<(), Failure> {
+    let bitmaps = bitmaps(args, session, opened)?;
     let mut exports = Vec::new();
-    for (Opened { image, access }, name) in opened.iter().zip(names) {
-        let export = Export::new(name, image, *access);
+    for ((Opened { image, access }, name), bitmaps) in opened.iter().zip(names).zip(bitmaps) {
+        let export = Export::new(name, image, *access).with_bitmaps(bitmaps);
         exports.push(if args.cache.is_direct() { export.without_page_cache() } else { export });
     }
     let exports = Exports::new(exports)?;
@@ -283,6 +288,27 @@ fn serve(
     drop(mounts);
     pool.join();
     signal
+}
+
+/// The bitmaps that clients may look at, by image; all of them are in memory then.
+fn bitmaps(args: &ServeArgs, session: &Session, opened: &[Opened]) -> Result<Vec<Vec<String>>, Failure> {
+    let mut by_image = vec![Vec::new(); opened.len()];
+    for name in &args.bitmap {
+        let mut is_there = false;
+        for (Opened { image, .. }, bitmaps) in opened.iter().zip(&mut by_image) {
+            if image.bitmaps().iter().any(|bitmap| bitmap.name == *name) {
+                session.worker().block_on(image.bitmap_bits(session.worker(), name))?;
+                bitmaps.push(name.clone());
+                is_there = true;
+            }
+        }
+        if !is_there {
+            return Err(Failure::new(format!(
+                "Bitmap '{name}' is not found in any image (zebu info lists them)"
+            )));
+        }
+    }
+    Ok(by_image)
 }
 
 /// Listens on all addresses. The files of Unix sockets are removed when the second value is dropped.

@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use zebu::storage::{Socket, Worker};
-use zebu::{Access, Image, NewSnapshot, Preallocation, Shrink, SnapshotRef};
+use zebu::{Access, Image, NewBitmap, NewSnapshot, Preallocation, Shrink, SnapshotRef};
 use zebu_export::metrics::{KindTotals, RequestKind};
 use zebu_export::{Export, Exports};
 
@@ -85,6 +85,35 @@ pub(crate) enum Command {
     BackupCancel {
         /// The export.
         export: String,
+    },
+    /// Tells of the persistent dirty bitmaps.
+    Bitmaps {
+        /// The export.
+        export: String,
+    },
+    /// Adds a bitmap that records writes from now on.
+    BitmapAdd {
+        /// The export.
+        export: String,
+        /// Its name.
+        name: String,
+        /// Bytes that a bit stands for.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        granularity: Option<u64>,
+    },
+    /// Removes a bitmap.
+    BitmapRemove {
+        /// The export.
+        export: String,
+        /// Its name.
+        name: String,
+    },
+    /// Clears a bitmap.
+    BitmapClear {
+        /// The export.
+        export: String,
+        /// Its name.
+        name: String,
     },
 }
 
@@ -175,6 +204,20 @@ async fn execute(
         }
         Command::BackupQuery { export } => backups.query(find(exports, &export)?),
         Command::BackupCancel { export } => backups.cancel(worker, find(exports, &export)?).await,
+        Command::Bitmaps { export } => bitmaps(worker, find(exports, &export)?.image()).await,
+        Command::BitmapAdd { export, name, granularity } => {
+            let new = NewBitmap { granularity, ..NewBitmap::named(name) };
+            let added = find(exports, &export)?.image().add_bitmap(worker, &new).await;
+            added.map(|()| json!({})).map_err(|error| error.to_string())
+        }
+        Command::BitmapRemove { export, name } => {
+            let removed = find(exports, &export)?.image().remove_bitmap(worker, &name).await;
+            removed.map(|()| json!({})).map_err(|error| error.to_string())
+        }
+        Command::BitmapClear { export, name } => {
+            let cleared = find(exports, &export)?.image().clear_bitmap(worker, &name).await;
+            cleared.map(|()| json!({})).map_err(|error| error.to_string())
+        }
     }
 }
 
@@ -183,6 +226,25 @@ fn writable(export: &Export) -> Result<&Image, String> {
         Access::ReadWrite => Ok(export.image()),
         Access::ReadOnly => Err(format!("the export '{}' is read-only", export.name())),
     }
+}
+
+/// The bitmaps of an image, with what is dirty in those that can be used.
+async fn bitmaps(worker: &Worker, image: &Image) -> Result<Value, String> {
+    let mut list = Vec::new();
+    for info in image.bitmaps() {
+        let mut bitmap = json!({
+            "name": info.name,
+            "granularity": info.granularity,
+            "recording": info.auto,
+            "inconsistent": info.in_use,
+        });
+        if !info.in_use {
+            let bits = image.bitmap_bits(worker, &info.name).await.map_err(|error| error.to_string())?;
+            bitmap["dirty-bytes"] = bits.dirty_bytes().into();
+        }
+        list.push(bitmap);
+    }
+    Ok(json!({ "bitmaps": list }))
 }
 
 fn find<'a>(exports: &'a Exports, name: &str) -> Result<&'a Arc<Export>, String> {

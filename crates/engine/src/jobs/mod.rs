@@ -33,7 +33,7 @@ pub use compare::{
     CompareError, CompareOptions, CompareReport, CompareStage, Comparison, Strictness, compare,
 };
 pub use convert::{
-    ConvertOptions, ConvertReport, ConvertTarget, CopyMode, NewTarget, ReadErrors, SkippedRange,
+    ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, NewTarget, ReadErrors, SkippedRange,
     TargetClusters, TargetContent, convert,
 };
 pub use live_backup::{LiveBackup, LiveBackupOptions, LiveBackupReport};

@@ -12,11 +12,16 @@ const ROUNDS: usize = 8;
 impl Qcow2 {
     /// Makes everything durable and the image as small as it can be. The caller has no request under way.
     pub(crate) async fn close(self: &Arc<Self>, worker: &Worker) -> Result<()> {
-        if !self.writable || !self.first_write_done.load(Acquire) {
+        if !self.writable || !self.metadata_prepared.load(Acquire) {
             return Ok(());
         }
         self.check_writable()?;
         self.end_gathering(worker).await?;
+        // If that fails, the bitmaps stay in use; what guests wrote is made durable all the same.
+        let bitmaps = self.close_bitmaps(worker).await;
+        if self.check_writable().is_err() {
+            return bitmaps;
+        }
         self.drain_windows();
         for _ in 0..ROUNDS {
             self.commit(worker).await?;
@@ -25,7 +30,7 @@ impl Qcow2 {
                 break;
             }
         }
-        self.cut_unused_growth(worker).await
+        self.cut_unused_growth(worker).await.and(bitmaps)
     }
 
     /// Whether a commit has anything to do.

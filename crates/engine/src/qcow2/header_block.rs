@@ -82,7 +82,42 @@ impl HeaderBlock {
     }
 }
 
+impl HeaderBlock {
+    /// Changes the block in steps that `edit` makes of it, each durable before the next.
+    async fn edit(
+        &self,
+        qcow2: &Qcow2,
+        worker: &Worker,
+        edit: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
+    ) -> Result<()> {
+        let _turn = self.gate.enter().await;
+        let before = self.bytes().clone();
+        for step in edit(&before)? {
+            let (result, _) = worker.write(&qcow2.file, 0, IoBuf::copy_of(&step).into()).await;
+            if let Err(error) = result {
+                // Which of the steps is on disk is not known.
+                let error = Error::from(error).on(&qcow2.path);
+                qcow2.poison(&error);
+                return Err(error);
+            }
+            qcow2.barrier(worker, &qcow2.file).await?;
+            *self.bytes() = step;
+        }
+        Ok(())
+    }
+}
+
 impl Qcow2 {
+    /// Changes the first block of the image in steps that `edit` makes of it, each durable before the next. An error
+    /// of the disk: nothing can be written any more.
+    pub(crate) async fn edit_header(
+        &self,
+        worker: &Worker,
+        edit: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
+    ) -> Result<()> {
+        self.header_block.edit(self, worker, edit).await
+    }
+
     /// Changes fields of the header. If that fails, the old block is put back, so that disk and memory agree after
     /// the next barrier; if that fails too, what the header says is unknown, and nothing can be written any more.
     pub(crate) async fn write_header(&self, worker: &Worker, patches: &[Patch]) -> Result<()> {

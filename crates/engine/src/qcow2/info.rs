@@ -4,7 +4,6 @@ use crate::qcow2::open::full_cache_bytes;
 use crate::qcow2::state::Qcow2;
 use crate::status::{BitmapInfo, ImageStats, Qcow2Info, SnapshotInfo};
 use std::sync::atomic::Ordering::Relaxed;
-use zebu_qcow2::bitmap::BitmapFlags;
 use zebu_qcow2::snapshot::SnapshotEntry;
 use zebu_qcow2::{Autoclear, Compatible, Encryption, Header, Incompatible};
 
@@ -30,7 +29,7 @@ pub(crate) fn snapshot_info(entry: &SnapshotEntry, header: &Header) -> SnapshotI
 pub(crate) fn qcow2_info(
     header: &Header,
     snapshots: &[SnapshotEntry],
-    bitmaps: &[zebu_qcow2::bitmap::BitmapEntry],
+    bitmaps: Vec<BitmapInfo>,
 ) -> Qcow2Info {
     let geometry = header.geometry();
     let incompatible = header.incompatible();
@@ -47,8 +46,8 @@ pub(crate) fn qcow2_info(
     if incompatible.contains(Incompatible::CORRUPT) {
         limitations.push("marked corrupt: opened for reading only; zebu check -r all".to_owned());
     }
-    if !bitmaps.is_empty() && header.autoclear.contains(Autoclear::BITMAPS) {
-        limitations.push("persistent bitmaps: a write by zebu makes them inconsistent".to_owned());
+    if bitmaps.is_empty() && header.bitmaps().is_some() {
+        limitations.push("a damaged bitmap directory: its bitmaps are lost with the first write".to_owned());
     }
     Qcow2Info {
         version: header.version().number(),
@@ -63,15 +62,7 @@ pub(crate) fn qcow2_info(
         data_file: header.data_file_name().map(text),
         data_file_raw: header.autoclear.contains(Autoclear::RAW_EXTERNAL_DATA),
         snapshots: snapshots.iter().map(|entry| snapshot_info(entry, header)).collect(),
-        bitmaps: bitmaps
-            .iter()
-            .map(|bitmap| BitmapInfo {
-                name: text(&bitmap.name),
-                granularity: 1u64.checked_shl(u32::from(bitmap.granularity_bits)).unwrap_or(0),
-                in_use: bitmap.flags.contains(BitmapFlags::IN_USE),
-                auto: bitmap.flags.contains(BitmapFlags::AUTO),
-            })
-            .collect(),
+        bitmaps,
         full_cache_bytes: full_cache_bytes(header),
         limitations,
     }

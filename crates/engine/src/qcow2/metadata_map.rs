@@ -23,6 +23,8 @@ pub(crate) enum Metadata {
     SnapshotTable,
     InactiveL1,
     BitmapDirectory,
+    BitmapTable,
+    BitmapData,
 }
 
 impl Metadata {
@@ -37,6 +39,8 @@ impl Metadata {
             Metadata::SnapshotTable => "snapshot table",
             Metadata::InactiveL1 => "inactive L1 table",
             Metadata::BitmapDirectory => "bitmap directory",
+            Metadata::BitmapTable => "bitmap table",
+            Metadata::BitmapData => "bitmap",
         }
     }
 }

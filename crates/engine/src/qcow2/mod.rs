@@ -1,6 +1,7 @@
 //! The qcow2 driver. Each file is one concept; [`state`] is what they share.
 
 pub(crate) mod alloc;
+pub(crate) mod bitmaps;
 pub(crate) mod budget;
 pub(crate) mod close;
 pub(crate) mod commit;

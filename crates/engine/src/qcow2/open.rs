@@ -1,6 +1,7 @@
 //! Opening a qcow2 file: header, tables, the rules that hold before any of it is used.
 
 use crate::options::{Access, OpenOptions, Purpose};
+use crate::qcow2::bitmaps::Bitmaps;
 use crate::qcow2::commit::CommitControl;
 use crate::qcow2::decompress::ClusterCache;
 use crate::qcow2::gather::Gatherer;
@@ -244,7 +245,7 @@ impl Qcow2 {
                 len: parsed.snapshots_len,
             })),
             read_stop: ReadStop::default(),
-            bitmaps: parsed.bitmaps.clone(),
+            bitmaps: Bitmaps::found(header.bitmaps(), &parsed.bitmaps, &geometry, header.virtual_size()),
             size: AtomicU64::new(size),
             writable,
             cache_mode: options.cache,
@@ -278,6 +279,7 @@ impl Qcow2 {
             poison: Mutex::default(),
             is_poisoned: AtomicBool::new(false),
             first_write_done: AtomicBool::new(false),
+            metadata_prepared: AtomicBool::new(false),
             first_write_gate: crate::gate::Gate::default(),
             clusters_allocated: AtomicU64::new(0),
             clusters_freed: AtomicU64::new(0),

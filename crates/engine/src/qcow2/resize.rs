@@ -44,12 +44,19 @@ impl Qcow2 {
                     "Preallocation can't be used for shrinking an image",
                 );
             }
-            return self.shrink(node, worker, new_size).await;
-        }
-        if new_size == old_size {
+        } else if new_size == old_size {
             return Ok(());
         }
-        self.grow_disk(node, worker, old_size, new_size, preallocation).await
+        self.prepare_bitmaps_for_resize(worker, new_size).await?;
+        if new_size < old_size {
+            // Should the shrink fail, what it was to cut off may be gone all the same.
+            self.bitmaps.mark(new_size, old_size - new_size);
+            self.shrink(node, worker, new_size).await?;
+        } else {
+            self.grow_disk(node, worker, old_size, new_size, preallocation).await?;
+        }
+        self.resize_bitmaps().await;
+        Ok(())
     }
 
     async fn grow_disk(

@@ -3,6 +3,7 @@
 use crate::compress::CompressOptions;
 use crate::gate::Gate;
 use crate::options::{CacheMode, ZeroPolicy};
+use crate::qcow2::bitmaps::Bitmaps;
 use crate::qcow2::commit::CommitControl;
 use crate::qcow2::decompress::ClusterCache;
 use crate::qcow2::gather::Gatherer;
@@ -24,7 +25,6 @@ use std::sync::atomic::{
     AtomicBool, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use zebu_qcow2::bitmap::BitmapEntry;
 use zebu_qcow2::{Compression, Geometry, GuestOffset, Header};
 use zebu_storage::File;
 use zebu_storage::sabotage::{self, Fault};
@@ -78,7 +78,7 @@ pub(crate) struct Qcow2 {
     pub(crate) header_block: HeaderBlock,
     pub(crate) snapshots: RwLock<Arc<SnapshotTable>>,
     pub(crate) read_stop: ReadStop,
-    pub(crate) bitmaps: Vec<BitmapEntry>,
+    pub(crate) bitmaps: Bitmaps,
     pub(crate) size: AtomicU64,
     pub(crate) writable: bool,
     pub(crate) cache_mode: CacheMode,
@@ -117,6 +117,8 @@ pub(crate) struct Qcow2 {
     pub(crate) is_poisoned: AtomicBool,
     /// The rules that hold before the first write (autoclear bits) were kept.
     pub(crate) first_write_done: AtomicBool,
+    /// Those of them that hold for any change of the file.
+    pub(crate) metadata_prepared: AtomicBool,
     pub(crate) first_write_gate: Gate,
     pub(crate) clusters_allocated: AtomicU64,
     pub(crate) clusters_freed: AtomicU64,

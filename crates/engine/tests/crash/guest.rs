@@ -1,5 +1,6 @@
 //! A guest that sends random requests, several at once, and tells the model.
 
+use crate::bitmaps::Known;
 use crate::setup::Setup;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -30,6 +31,8 @@ pub(crate) struct Guest {
     pub(crate) failed: RefCell<Vec<ErrorKind>>,
     /// Some writes are compressed.
     pub(crate) compressed: bool,
+    /// What the dirty bitmaps of the image have to know.
+    pub(crate) bitmaps: RefCell<Known>,
     /// What went wrong first.
     pub(crate) violation: RefCell<Option<String>>,
 }
@@ -43,6 +46,7 @@ impl Guest {
             compressed: setup.gather_memory.is_some(),
             failures: Cell::new(Failures::Forbidden),
             failed: RefCell::default(),
+            bitmaps: RefCell::default(),
             violation: RefCell::default(),
         }
     }

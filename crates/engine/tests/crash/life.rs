@@ -1,5 +1,6 @@
 //! The life of an image: phases of requests, crashes at random moments, and going on after some of them.
 
+use crate::bitmaps::{Known, judge_bitmaps, none_in_use, operation, tidy};
 use crate::guest::Guest;
 use crate::judge::{Leaks, judge, judge_by_qemu, read_all};
 use crate::setup::{Files, Setup};
@@ -39,6 +40,7 @@ pub(crate) struct Tally {
 struct Survivor {
     files: Files,
     model: GuestModel,
+    bitmaps: Known,
 }
 
 /// Lives a life that begins with `files`. `Err`: what must not be.
@@ -50,11 +52,23 @@ pub(crate) fn live(
     extent: Extent,
     tally: &mut Tally,
 ) -> std::result::Result<(), String> {
+    live_with(setup, files, model, Known::new(), rng, extent, tally)
+}
+
+fn live_with(
+    setup: &Setup,
+    files: &Files,
+    model: GuestModel,
+    bitmaps: Known,
+    rng: &mut SimRng,
+    extent: Extent,
+    tally: &mut Tally,
+) -> std::result::Result<(), String> {
     tally.lives += 1;
     let world = setup.world(files, rng.next_u64());
-    let survivor = live_in(setup, &world, model, rng, extent, tally)?;
+    let survivor = live_in(setup, &world, model, bitmaps, rng, extent, tally)?;
     drop(world);
-    let Some(Survivor { files, mut model }) = survivor else { return Ok(()) };
+    let Some(Survivor { files, mut model, bitmaps }) = survivor else { return Ok(()) };
     if extent.generations == 0 {
         return Ok(());
     }
@@ -63,13 +77,14 @@ pub(crate) fn live(
     model.adopt_len(disk.len() as u64).map_err(|lengths| format!("length {} of {lengths:?}", disk.len()))?;
     model.adopt(0, &disk).map_err(|v| v.to_string())?;
     let extent = Extent { generations: extent.generations - 1, ..extent };
-    live(setup, &files, model, rng, extent, tally).map_err(|e| format!("after recovery: {e}"))
+    live_with(setup, &files, model, bitmaps, rng, extent, tally).map_err(|e| format!("after recovery: {e}"))
 }
 
 fn live_in(
     setup: &Setup,
     world: &SimWorld,
     model: GuestModel,
+    bitmaps: Known,
     rng: &mut SimRng,
     extent: Extent,
     tally: &mut Tally,
@@ -82,7 +97,26 @@ fn live_in(
     let guest = Rc::new(Guest::new(image, model, setup));
     setup.tighten(&guest.image);
     let mut survivor = None;
+    // Of its own, so that a seed means the same with bitmaps and without.
+    let mut bitmap_rng = rng.clone();
+    if setup.bitmaps {
+        guest.bitmaps.replace(bitmaps);
+        world.block_on(tidy(&workers[0], &guest)).map_err(|s| s.to_string())??;
+    }
     for _ in 0..extent.phases {
+        for _ in 0..if setup.bitmaps { bitmap_rng.below(4) } else { 0 } {
+            let mut crashes = Crashes {
+                setup,
+                world,
+                guest: &guest,
+                rng: bitmap_rng.fork(),
+                steps: 60,
+                extent,
+                tally,
+                survivor: &mut survivor,
+            };
+            crashes.during(operation(&workers[0], &guest, bitmap_rng.fork()))??;
+        }
         let streams = (0..extent.streams).map(|i| {
             let worker = workers[i as usize % workers.len()].clone();
             worker.spawn(guest.clone().stream(worker.clone(), rng.fork(), extent.requests))
@@ -136,7 +170,10 @@ fn live_in(
         .iter()
         .filter_map(|name| Some(((*name).to_owned(), world.content(name)?)))
         .collect();
-    judge(setup, &files, &guest.model.borrow(), Leaks::Allowed).map_err(|e| format!("after close: {e}"))?;
+    let disk = judge(setup, &files, &guest.model.borrow(), Leaks::Allowed)
+        .map_err(|e| format!("after close: {e}"))?;
+    none_in_use(setup, &files)?;
+    judge_bitmaps(setup, &files, &guest.bitmaps.borrow(), &disk).map_err(|e| format!("after close: {e}"))?;
     Ok(survivor)
 }
 
@@ -187,13 +224,15 @@ impl Crashes<'_> {
     fn judge(&mut self, state: &CrashState) -> std::result::Result<(), String> {
         let files: Files = state.files().to_vec();
         let model = self.guest.model.borrow();
-        judge(self.setup, &files, &model, Leaks::Allowed)?;
+        let disk = judge(self.setup, &files, &model, Leaks::Allowed)?;
+        let bitmaps = self.guest.bitmaps.borrow();
+        judge_bitmaps(self.setup, &files, &bitmaps, &disk)?;
         if self.extent.by_qemu > 0 && self.tally.states.is_multiple_of(self.extent.by_qemu) {
             self.tally.judged_by_qemu += 1;
             judge_by_qemu(&files, Leaks::Allowed)?;
         }
         if self.survivor.is_none() || self.rng.chance(1, 40) {
-            *self.survivor = Some(Survivor { files, model: model.clone() });
+            *self.survivor = Some(Survivor { files, model: model.clone(), bitmaps: bitmaps.clone() });
         }
         Ok(())
     }

@@ -4,6 +4,8 @@
 
 mod chain_operations;
 #[allow(dead_code, reason = "shared with the fault tests")]
+mod bitmaps;
+#[allow(dead_code, reason = "shared with the fault tests")]
 mod guest;
 mod judge;
 mod life;

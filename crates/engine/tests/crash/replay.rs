@@ -48,6 +48,18 @@ fn a_plain_image_survives_crashes() {
 }
 
 #[test]
+fn bitmaps_know_what_crashes_leave() {
+    run_seeds(20, |rng| {
+        loop {
+            let setup = Setup { bitmaps: true, ..Setup::random(rng) };
+            if setup.version == 3 {
+                return setup;
+            }
+        }
+    });
+}
+
+#[test]
 fn every_image_survives_crashes() {
     run_seeds(60, Setup::random);
 }

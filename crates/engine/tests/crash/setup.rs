@@ -67,6 +67,8 @@ pub(crate) struct Setup {
     /// Memory of the gatherer in bytes; `None`: nothing is written compressed.
     pub(crate) gather_memory: Option<usize>,
     pub(crate) compression: Compression,
+    /// Dirty bitmaps are made and used.
+    pub(crate) bitmaps: bool,
 }
 
 impl Setup {
@@ -89,6 +91,7 @@ impl Setup {
             workers: 2,
             gather_memory: None,
             compression: Compression::Zlib,
+            bitmaps: false,
         }
     }
 
@@ -145,6 +148,7 @@ impl Setup {
                 *rng.pick(&[None, Some(0), Some(16 << 10), Some(8 << 20)])
             },
             compression: if version == 3 && rng.chance(1, 2) { Compression::Zstd } else { Compression::Zlib },
+            bitmaps: version == 3 && (size / 512).is_multiple_of(2),
         }
     }
 

@@ -4,6 +4,9 @@
 
 #[path = "../faults/bench.rs"]
 mod bench;
+#[path = "../crash/bitmaps.rs"]
+#[allow(dead_code, reason = "shared with the crash tests")]
+mod bitmaps;
 #[path = "../faults/full_disk.rs"]
 #[allow(dead_code, reason = "its tests run with the fault tests")]
 mod full_disk;

@@ -269,11 +269,12 @@ impl<'a> Handshake<'a> {
             return self.refuse(code, OptionReply::Unknown, "there is no export of that name").await;
         };
         let (found, id_of): (_, fn(Context) -> u32) = match purpose {
-            Purpose::List => (Contexts::listed(&request.queries), |_| 0),
-            Purpose::Set => (Contexts::chosen(&request.queries), Context::id),
+            Purpose::List => (Contexts::listed(&request.queries, export.bitmaps()), |_| 0),
+            Purpose::Set => (Contexts::chosen(&request.queries, export.bitmaps()), Context::id),
         };
         for context in found.iter() {
-            let data = [&id_of(context).to_be_bytes()[..], context.name().as_bytes()].concat();
+            let data =
+                [&id_of(context).to_be_bytes()[..], context.name(export.bitmaps()).as_bytes()].concat();
             self.reply(code, OptionReply::MetaContext, &data).await?;
         }
         if purpose == Purpose::Set {
@@ -305,7 +306,7 @@ impl<'a> Handshake<'a> {
 
     fn agree(&self, export: Arc<Export>) -> Agreement {
         let contexts = match &self.contexts {
-            Some((of, contexts)) if Arc::ptr_eq(of, &export) => *contexts,
+            Some((of, contexts)) if Arc::ptr_eq(of, &export) => contexts.clone(),
             _ => Contexts::default(),
         };
         Agreement {

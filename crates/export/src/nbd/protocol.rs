@@ -150,3 +150,5 @@ pub(crate) enum NbdErrno {
 pub(crate) const STATE_HOLE: u64 = 1;
 /// `base:allocation`: reads as zero.
 pub(crate) const STATE_ZERO: u64 = 2;
+/// In the context of a dirty bitmap: it was written.
+pub(crate) const STATE_DIRTY: u64 = 1;

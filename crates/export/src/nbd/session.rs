@@ -244,7 +244,8 @@ impl Session {
         let limit = RunLimit { one, compact: self.agreed.requests == HeaderStyle::Compact };
         let Self { seat, agreed, contexts, .. } = &*self;
         let (image, offset) = (agreed.export.image(), pending.ticket.offset);
-        match block_status(image, &seat.worker, offset, len, contexts, limit).await {
+        let bitmaps = agreed.export.bitmaps();
+        match block_status(image, bitmaps, &seat.worker, offset..offset + len, contexts, limit).await {
             Ok(lists) => {
                 self.count(&pending, true);
                 let mut reply = Vec::new();

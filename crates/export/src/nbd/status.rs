@@ -1,10 +1,11 @@
 //! What a range is made of, in the words of metadata contexts.
 
 use super::contexts::Context;
-use super::protocol::{STATE_HOLE, STATE_ZERO};
+use super::protocol::{STATE_DIRTY, STATE_HOLE, STATE_ZERO};
 use super::reply::StatusRun;
+use std::ops::Range;
 use zebu::storage::Worker;
-use zebu::{Extent, ExtentKind, Image, Result};
+use zebu::{DirtyBits, Extent, ExtentKind, Image, Result};
 
 /// Runs of one context in one reply.
 const MAX_RUNS: usize = 4096;
@@ -13,35 +14,32 @@ const MAX_EXTENTS: usize = 16384;
 /// The longest run that a length of 32 bits can tell: whole blocks.
 const MAX_COMPACT: u64 = (1 << 32) - (1 << 16);
 
-/// Walks over the extents of `offset..offset + len` and tells, for each of the contexts, runs from the start of the
-/// range on; at least one each.
+/// Tells, for each of the contexts, runs from the start of `range` on; at least one each. `bitmaps` are those of the
+/// export.
 ///
 /// # Errors
-/// The first extent can't be looked up.
+/// The first extent can't be looked up, or a bitmap is gone.
 pub(crate) async fn block_status(
     image: &Image,
+    bitmaps: &[String],
     worker: &Worker,
-    offset: u64,
-    len: u64,
+    range: Range<u64>,
     contexts: &[Context],
     limit: RunLimit,
 ) -> Result<Vec<Vec<StatusRun>>> {
     let mut lists = vec![Vec::new(); contexts.len()];
-    let (mut at, end) = (offset, offset + len);
-    for _ in 0..MAX_EXTENTS {
-        if at >= end || lists.iter().all(|list| list.len() > limit.runs()) {
-            break;
+    let mut of_extents = false;
+    for (list, context) in lists.iter_mut().zip(contexts) {
+        match context {
+            Context::Bitmap(index) => {
+                let name = bitmaps.get(*index as usize).map_or("", String::as_str);
+                *list = dirty_runs(&image.bitmap_bits(worker, name).await?, range.clone(), limit);
+            }
+            Context::Allocation | Context::Depth => of_extents = true,
         }
-        let extent = match image.extent(worker, at, end - at).await {
-            Ok(extent) => extent,
-            Err(error) if at == offset => return Err(error),
-            // What is known is told; the client comes again for the rest.
-            Err(_) => break,
-        };
-        for (list, context) in lists.iter_mut().zip(contexts) {
-            append(list, StatusRun { len: extent.len, flags: state(&extent, *context) });
-        }
-        at = extent.end();
+    }
+    if of_extents {
+        walk_extents(image, worker, range, contexts, &mut lists, limit).await?;
     }
     for list in &mut lists {
         list.truncate(limit.runs());
@@ -51,6 +49,56 @@ pub(crate) async fn block_status(
         }
     }
     Ok(lists)
+}
+
+/// Walks over the extents of a range and tells their runs, for those contexts that are about extents.
+async fn walk_extents(
+    image: &Image,
+    worker: &Worker,
+    range: Range<u64>,
+    contexts: &[Context],
+    lists: &mut [Vec<StatusRun>],
+    limit: RunLimit,
+) -> Result<()> {
+    let mut at = range.start;
+    for _ in 0..MAX_EXTENTS {
+        let is_full = |(list, context): (&Vec<StatusRun>, &Context)| {
+            matches!(context, Context::Bitmap(_)) || list.len() > limit.runs()
+        };
+        if at >= range.end || lists.iter().zip(contexts).all(is_full) {
+            break;
+        }
+        let extent = match image.extent(worker, at, range.end - at).await {
+            Ok(extent) => extent,
+            Err(error) if at == range.start => return Err(error),
+            // What is known is told; the client comes again for the rest.
+            Err(_) => break,
+        };
+        for (list, context) in lists.iter_mut().zip(contexts) {
+            if let Some(flags) = state(&extent, *context) {
+                append(list, StatusRun { len: extent.len, flags });
+            }
+        }
+        at = extent.end();
+    }
+    Ok(())
+}
+
+/// The runs of a bitmap.
+fn dirty_runs(bits: &DirtyBits, range: Range<u64>, limit: RunLimit) -> Vec<StatusRun> {
+    let mut list = Vec::new();
+    let mut at = range.start;
+    while at < range.end && list.len() <= limit.runs() {
+        let (dirty, end) = match bits.run_at(at) {
+            // The disk has become larger meanwhile: nothing is known of that part.
+            (_, end) if end <= at => (true, range.end),
+            run => run,
+        };
+        let end = end.min(range.end);
+        append(&mut list, StatusRun { len: end - at, flags: if dirty { STATE_DIRTY } else { 0 } });
+        at = end;
+    }
+    list
 }
 
 /// How much one reply may tell.
@@ -72,9 +120,9 @@ impl RunLimit {
     }
 }
 
-/// What a context says of an extent.
-fn state(extent: &Extent, context: Context) -> u64 {
-    match context {
+/// What a context says of an extent, if it is about extents.
+fn state(extent: &Extent, context: Context) -> Option<u64> {
+    Some(match context {
         Context::Allocation => match extent.kind {
             ExtentKind::Data { .. } if extent.hole => STATE_HOLE | STATE_ZERO,
             ExtentKind::Data { .. } | ExtentKind::Compressed => 0,
@@ -85,7 +133,8 @@ fn state(extent: &Extent, context: Context) -> u64 {
             ExtentKind::Unallocated => 0,
             _ => u64::from(extent.depth) + 1,
         },
-    }
+        Context::Bitmap(_) => return None,
+    })
 }
 
 fn append(list: &mut Vec<StatusRun>, run: StatusRun) {
@@ -151,8 +200,8 @@ mod tests {
             (extent(ExtentKind::Zero { host: None }, 0, false), 3, 1),
             (extent(ExtentKind::Unallocated, 1, false), 3, 0),
         ] {
-            assert_eq!(state(&extent, Context::Allocation), allocation, "{extent:?}");
-            assert_eq!(state(&extent, Context::Depth), depth, "{extent:?}");
+            assert_eq!(state(&extent, Context::Allocation), Some(allocation), "{extent:?}");
+            assert_eq!(state(&extent, Context::Depth), Some(depth), "{extent:?}");
         }
     }
 }

@@ -16,6 +16,8 @@ pub(super) struct Chunk {
     pub(super) len: u64,
     /// What the previous backup holds, by cluster.
     pub(super) before: Option<Vec<Digest>>,
+    /// The backup is an overlay of a previous one: what is zero has to be said.
+    pub(super) on_previous: bool,
 }
 
 /// What became of a chunk. Figures in bytes.
@@ -43,6 +45,12 @@ enum Fate {
     Unchanged,
 }
 
+/// A chunk that has not changed since the previous backup.
+pub(super) fn pass_over(chunk: Chunk, options: &BackupOptions) -> Done {
+    let clusters = chunk.len.div_ceil(options.cluster_size);
+    Done { len: chunk.len, clusters, unchanged: chunk.len, digests: chunk.before, ..Done::default() }
+}
+
 pub(super) async fn do_chunk(
     worker: &Worker,
     source: &Image,
@@ -51,7 +59,7 @@ pub(super) async fn do_chunk(
     tracker: &Tracker,
     chunk: Chunk,
 ) -> Result<Done> {
-    let Chunk { offset, len, before } = chunk;
+    let Chunk { offset, len, before, on_previous } = chunk;
     let cluster = options.cluster_size;
     let mut done = Done { len, clusters: len.div_ceil(cluster), ..Done::default() };
     let known_zero = match super::is_known_zero(worker, source, offset, len).await {
@@ -60,7 +68,7 @@ pub(super) async fn do_chunk(
         Err(_) if options.source_errors == SourceErrors::Skip => false,
         Err(error) => return Err(error),
     };
-    if known_zero && before.is_none() {
+    if known_zero && before.is_none() && !on_previous {
         done.zero = len;
         return Ok(done);
     }
@@ -80,6 +88,7 @@ pub(super) async fn do_chunk(
             match (digests.get(index), old) {
                 (new, Some(_)) if new == old => Fate::Unchanged,
                 (Some(Digest::Zero), Some(_)) => Fate::Zero,
+                (Some(Digest::Zero), None) if on_previous => Fate::Zero,
                 (Some(Digest::Zero), None) => Fate::IsZero,
                 _ => Fate::Write,
             }

@@ -4,6 +4,7 @@
 //! and every so often what lies before is made durable and noted there (a checkpoint), which is where an interrupted
 //! backup can go on. Until it is complete the backup has a name that shows that it is not.
 
+mod bitmap;
 mod chunk;
 mod options;
 mod partial;
@@ -13,7 +14,8 @@ pub use options::{BackupOptions, BackupReport, Interrupted, PreviousBackup, Sour
 use super::manifest::{Digest, ManifestReader, ManifestWriter, Subject, check_whole};
 use super::progress::{Phase, Tracker};
 use crate::{Error, ErrorKind, Image, Result};
-use chunk::{Chunk, Done, do_chunk};
+use bitmap::{Changed, Dirty};
+use chunk::{Chunk, Done, do_chunk, pass_over};
 use futures_util::stream::{FuturesOrdered, StreamExt};
 use partial::Partial;
 use zebu_storage::Worker;
@@ -62,8 +64,21 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
     let (chunk, at_once, gather) = divide(options)?;
     let subject = Subject { virtual_size: source.virtual_size(), cluster_size: options.cluster_size };
     let mut previous = None;
-    if let Some(base) = &options.previous {
-        let manifest = base.manifest.clone();
+    if let Some(base) = &options.previous
+        && base.manifest.is_none()
+        && options.bitmap.is_none()
+    {
+        let message = "an increment needs a bitmap of the source, or the manifest of the previous backup";
+        return Err(Error::new(ErrorKind::InvalidArgument, message).on(&base.image));
+    }
+    if options.manifest.is_some() && !options.knows_all_hashes() {
+        let message =
+            "the manifest of an increment needs that of the previous backup: most of the disk is not read";
+        return Err(Error::new(ErrorKind::InvalidArgument, message).on(&options.target));
+    }
+    let mut dirty = Dirty::begin(worker, source, options).await?;
+    if let Some(manifest) = options.previous.as_ref().and_then(|base| base.manifest.clone()) {
+        let path = manifest.clone();
         let unfit = move |found: Subject| {
             (found != subject).then(|| {
                 format!(
@@ -74,9 +89,15 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
             })
         };
         worker.run_blocking(move || check_whole(&manifest, unfit)).await?;
-        previous = Some(ManifestReader::open(&base.manifest)?);
+        previous = Some(ManifestReader::open(&path)?);
     }
     let mut partial = Partial::begin(worker, options, subject, gather).await?;
+    if let (Some(dirty), Some(names), Some(base)) = (&mut dirty, &options.previous, partial.image.backing())
+        && let Err(error) = dirty.compare(worker, source, &base, names).await
+    {
+        partial.leave(worker).await;
+        return Err(error);
+    }
     let tracker = Tracker::new(&options.control, Phase::Copying, subject.virtual_size);
     let mut report =
         BackupReport { total: subject.virtual_size, resumed_at: partial.done, ..BackupReport::default() };
@@ -86,7 +107,8 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
                 previous.next_digest()?;
             }
         }
-        let mut job = Job { worker, source, options, subject, chunk, at_once, tracker: &tracker };
+        let dirty = dirty.as_ref();
+        let mut job = Job { worker, source, options, subject, chunk, at_once, tracker: &tracker, dirty };
         job.run(&mut partial, &mut previous, &mut report).await
     }
     .await;
@@ -96,6 +118,9 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
     }
     tracker.finish(Some(Phase::Finishing));
     (report.file_length, report.disk_hash) = partial.complete(worker, options).await?;
+    if let Some(dirty) = &dirty {
+        dirty.restart(worker, source).await?;
+    }
     Ok(report)
 }
 
@@ -107,6 +132,7 @@ struct Job<'a> {
     chunk: u64,
     at_once: usize,
     tracker: &'a Tracker,
+    dirty: Option<&'a Dirty>,
 }
 
 impl Job<'_> {
@@ -128,7 +154,16 @@ impl Job<'_> {
                     failed = Some(error);
                     break;
                 }
-                let len = self.chunk.min(total - next);
+                let span = self.dirty.and_then(|d| d.span(next, total, self.subject.cluster_size));
+                let (changed, len) = match span {
+                    Some((Changed::No, len)) => {
+                        // What is passed over is no loss if it has to be done again.
+                        checkpoint += len;
+                        (Changed::No, len)
+                    }
+                    Some((Changed::Yes, len)) => (Changed::Yes, len.min(self.chunk)),
+                    None => (Changed::Yes, self.chunk.min(total - next)),
+                };
                 let before = match expected(previous, self.subject, len) {
                     Ok(before) => before,
                     Err(error) => {
@@ -136,16 +171,17 @@ impl Job<'_> {
                         break;
                     }
                 };
-                let chunk = Chunk { offset: next, len, before };
+                let on_previous = self.options.previous.is_some();
+                let chunk = Chunk { offset: next, len, before, on_previous };
                 let image = partial.image.clone();
-                under_way.push_back(do_chunk(
-                    self.worker,
-                    self.source,
-                    image,
-                    self.options,
-                    self.tracker,
-                    chunk,
-                ));
+                let (worker, source, options, tracker) =
+                    (self.worker, self.source, self.options, self.tracker);
+                under_way.push_back(async move {
+                    match changed {
+                        Changed::No => Ok(pass_over(chunk, options)),
+                        Changed::Yes => do_chunk(worker, source, image, options, tracker, chunk).await,
+                    }
+                });
                 next += len;
             }
             match under_way.next().await {

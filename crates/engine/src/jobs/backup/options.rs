@@ -30,8 +30,8 @@ pub enum SourceErrors {
 pub struct PreviousBackup {
     /// The image; the increment names it as its backing file.
     pub image: PathBuf,
-    /// Its manifest.
-    pub manifest: PathBuf,
+    /// Its manifest. By a bitmap, an increment is made without one too; then it has none itself.
+    pub manifest: Option<PathBuf>,
 }
 
 /// How a backup is made.
@@ -49,6 +49,10 @@ pub struct BackupOptions {
     pub compress: CompressOptions,
     /// Where the hashes of all clusters are written to, if anywhere.
     pub manifest: Option<PathBuf>,
+    /// The persistent dirty bitmap that says what has changed since the previous backup; an increment reads nothing
+    /// else. When the backup is complete it is cleared, or added by a full backup if there is none of this name: the
+    /// source has to be open for writing, and nobody else writes to it meanwhile.
+    pub bitmap: Option<String>,
     /// For an increment: what it stands on. Only clusters whose hash has changed are written.
     pub previous: Option<PreviousBackup>,
     /// Which files that the previous backup names in turn may be opened.
@@ -73,6 +77,7 @@ impl BackupOptions {
             compression: Compression::Zlib,
             compress: CompressOptions::default(),
             manifest: None,
+            bitmap: None,
             previous: None,
             refs: RefPolicy::default(),
             buffer_memory: 64 << 20,
@@ -80,6 +85,13 @@ impl BackupOptions {
             source_errors: SourceErrors::default(),
             control: JobControl::default(),
         }
+    }
+}
+
+impl BackupOptions {
+    /// Whether the hash of every cluster is known in the end.
+    pub(super) fn knows_all_hashes(&self) -> bool {
+        self.bitmap.is_none() || self.previous.as_ref().is_none_or(|previous| previous.manifest.is_some())
     }
 }
 
@@ -105,6 +117,7 @@ pub struct BackupReport {
     pub unreadable_ranges: Vec<SkippedRange>,
     /// Bytes of the backup's file.
     pub file_length: u64,
-    /// The BLAKE3 hash of the disk (of the hashes of its clusters).
-    pub disk_hash: String,
+    /// The BLAKE3 hash of the disk (of the hashes of its clusters). None for an increment without a manifest of the
+    /// previous backup: most of it was not read.
+    pub disk_hash: Option<String>,
 }

@@ -135,7 +135,11 @@ impl Partial {
     }
 
     /// Gives the complete backup its name; returns the length of its file and the hash of the disk.
-    pub(super) async fn complete(self, worker: &Worker, options: &BackupOptions) -> Result<(u64, String)> {
+    pub(super) async fn complete(
+        self,
+        worker: &Worker,
+        options: &BackupOptions,
+    ) -> Result<(u64, Option<String>)> {
         self.image.close(worker).await?;
         let hash = self.manifest.finish()?;
         let length = std::fs::metadata(&self.image_path).map_or(0, |found| found.len());
@@ -149,7 +153,7 @@ impl Partial {
             None => std::fs::remove_file(&self.manifest_path)
                 .map_err(|e| from_io(&self.manifest_path, "can't remove the file", &e))?,
         }
-        Ok((length, hash))
+        Ok((length, options.knows_all_hashes().then_some(hash)))
     }
 }
 

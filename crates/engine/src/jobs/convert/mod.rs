@@ -1,5 +1,6 @@
 //! Copies images into a new or an existing one, whatever the formats.
 
+mod bitmaps;
 mod compressed;
 mod copy;
 mod job;
@@ -12,7 +13,7 @@ mod threads;
 mod walk;
 
 pub use options::{
-    ConvertOptions, ConvertReport, ConvertTarget, CopyMode, NewTarget, ReadErrors, SkippedRange,
+    ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, NewTarget, ReadErrors, SkippedRange,
     TargetClusters, TargetContent,
 };
 
@@ -42,6 +43,7 @@ pub async fn convert(
     let compressed = compressed::cluster_size(options, &target)?;
     let sizing = Sizing::of(options, compressed)?;
     let parts = Part::list(sources, options.range.clone())?;
+    let wanted = bitmaps::wanted(sources, options.bitmaps)?;
     let total = parts.last().map_or(0, Part::end);
     let (image, content, made) = match target {
         ConvertTarget::New(new) => {
@@ -54,6 +56,11 @@ pub async fn convert(
     let copied = match &job {
         Ok(job) => threads::run(worker, job, options).await,
         Err(error) => Err(error.clone()),
+    };
+    let copied = match (copied, sources.first()) {
+        // Last, so that what is written here is not recorded in them.
+        (Ok(()), Some(source)) => bitmaps::copy(worker, source, &image, &wanted).await,
+        (copied, _) => copied,
     };
     if let (Ok(()), Ok(job)) = (&copied, &job) {
         job.tracker.finish(Some(Phase::Finishing));

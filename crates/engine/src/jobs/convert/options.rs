@@ -42,6 +42,18 @@ pub enum ReadErrors {
     Zero,
 }
 
+/// What becomes of the persistent dirty bitmaps of the source, which is one image then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CopyBitmaps {
+    /// The target has none of them.
+    #[default]
+    No,
+    /// All are copied; an inconsistent one is an error, before anything is copied.
+    All,
+    /// Those that are consistent are copied.
+    Sound,
+}
+
 /// How images are converted.
 #[derive(Debug, Clone)]
 pub struct ConvertOptions {
@@ -65,6 +77,8 @@ pub struct ConvertOptions {
     /// The part of each source that is copied, in bytes of its disk; what lies past its end does not count. All of it
     /// if `None`.
     pub range: Option<Range<u64>>,
+    /// What becomes of the source's bitmaps.
+    pub bitmaps: CopyBitmaps,
     /// Watching, slowing and stopping.
     pub control: JobControl,
 }
@@ -81,6 +95,7 @@ impl Default for ConvertOptions {
             clusters: TargetClusters::Plain,
             read_errors: ReadErrors::Fail,
             range: None,
+            bitmaps: CopyBitmaps::default(),
             control: JobControl::default(),
         }
     }

@@ -36,6 +36,12 @@ impl Qcow2 {
         find: impl Fn(&[SnapshotEntry]) -> Option<usize>,
     ) -> Result<()> {
         self.check_may_have_snapshots()?;
+        if !self.bitmaps.is_empty() {
+            // They would not know what changes; QEMU refuses too, and with this error.
+            let message = "the image has dirty bitmaps, which an older state would make wrong: remove them first (zebu \
+                           bitmap --remove)";
+            return Err(Error::new(ErrorKind::Unsupported, message).with_errno(16).on(&self.path));
+        }
         let table = self.snapshots();
         let entry = find(&table.entries)
             .and_then(|index| table.entries.get(index))

@@ -67,7 +67,7 @@ impl Qcow2 {
     }
 
     /// Gives the clusters of a table back.
-    pub(super) fn free_table(&self, offset: u64, len: u64) {
+    pub(crate) fn free_table(&self, offset: u64, len: u64) {
         if len > 0 && offset > 0 {
             let first = offset >> self.geometry.cluster_bits;
             let clusters = first..first + len.div_ceil(self.geometry.cluster_size());
@@ -87,7 +87,7 @@ impl Qcow2 {
     }
 
     /// Writes bytes of metadata.
-    pub(super) async fn write_at(&self, worker: &Worker, offset: u64, bytes: &[u8]) -> Result<()> {
+    pub(crate) async fn write_at(&self, worker: &Worker, offset: u64, bytes: &[u8]) -> Result<()> {
         const AT_ONCE: usize = 1 << 20;
         for (index, part) in bytes.chunks(AT_ONCE).enumerate() {
             let at = offset + (index * AT_ONCE) as u64;

@@ -1,0 +1,188 @@
+//! Persistent dirty bitmaps, as the public handle offers them.
+
+use crate::node::Driver;
+use crate::qcow2::bitmaps::{Bits, Recording};
+use crate::qcow2::state::Qcow2;
+use crate::status::BitmapInfo;
+use crate::{Error, ErrorKind, Image, Result};
+use std::ops::Range;
+use std::sync::Arc;
+use zebu_storage::Worker;
+
+/// A bitmap to be added.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewBitmap {
+    /// Its name, 1 to 1023 bytes, unique in the image.
+    pub name: String,
+    /// Bytes that a bit stands for, a power of two from 512 to 2 GiB; `None`: the cluster size, but 4 KiB to 64 KiB.
+    pub granularity: Option<u64>,
+    /// Whether it records writes.
+    pub recording: BitmapRecording,
+}
+
+impl NewBitmap {
+    /// A bitmap of this name that records writes, with the usual granularity.
+    pub fn named(name: impl Into<String>) -> Self {
+        Self { name: name.into(), granularity: None, recording: BitmapRecording::On }
+    }
+}
+
+/// Whether a bitmap records writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BitmapRecording {
+    /// Every change of the disk sets bits.
+    On,
+    /// It stays as it is.
+    Off,
+}
+
+impl From<BitmapRecording> for Recording {
+    fn from(recording: BitmapRecording) -> Self {
+        match recording {
+            BitmapRecording::On => Self::On,
+            BitmapRecording::Off => Self::Off,
+        }
+    }
+}
+
+/// The bits of a bitmap of an open image. For a bitmap that records writes they change with the disk, until it is
+/// cleared or the disk gets another size; then they stay as they were.
+#[derive(Debug, Clone)]
+pub struct DirtyBits(Arc<Bits>);
+
+impl DirtyBits {
+    /// Bytes that a bit stands for.
+    pub fn granularity(&self) -> u64 {
+        1 << self.0.granularity_bits()
+    }
+
+    /// Bytes of the disk.
+    pub fn disk_size(&self) -> u64 {
+        self.0.size()
+    }
+
+    /// Bytes that are dirty.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.0.dirty_bytes()
+    }
+
+    /// The first run of dirty bytes from `offset` on.
+    pub fn next_dirty(&self, offset: u64) -> Option<Range<u64>> {
+        self.0.next_dirty(offset)
+    }
+
+    /// Whether the byte at `offset` is dirty, and where the run of bytes like it ends.
+    pub fn run_at(&self, offset: u64) -> (bool, u64) {
+        self.0.run_at(offset)
+    }
+}
+
+/// Persistent dirty bitmaps. They are changed while other requests of the image are under way: changes of the disk
+/// wait until the operation is done, reads go on. Each operation is durable when it returns; what a bitmap records
+/// meanwhile is stored by [`Image::close`], and after a crash the bitmap is inconsistent: it can only be removed.
+impl Image {
+    fn bitmap_driver(&self) -> Result<Arc<Qcow2>> {
+        match &self.0.driver {
+            Driver::Qcow2(qcow2) => Ok(qcow2.clone()),
+            Driver::Raw(_) => {
+                let message = "the format raw has no bitmaps";
+                Err(Error::new(ErrorKind::Unsupported, message).on(&self.0.path))
+            }
+        }
+    }
+
+    /// The bitmaps of the image. None for raw.
+    pub fn bitmaps(&self) -> Vec<BitmapInfo> {
+        match &self.0.driver {
+            Driver::Qcow2(qcow2) => qcow2.bitmaps.info(),
+            Driver::Raw(_) => Vec::new(),
+        }
+    }
+
+    /// The bits of a bitmap.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::InvalidArgument`] if the bitmap is inconsistent;
+    /// [`ErrorKind::Unsupported`] if it would take too much memory; failures of the file.
+    pub async fn bitmap_bits(&self, worker: &Worker, name: &str) -> Result<DirtyBits> {
+        let (qcow2, on, name) = (self.bitmap_driver()?, worker.clone(), name.to_owned());
+        worker.spawn(async move { qcow2.bitmap_bits(&on, &name).await }).await.map(DirtyBits)
+    }
+
+    /// Adds an empty bitmap.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Exists`]; [`ErrorKind::InvalidArgument`] for a name or granularity that the format does not
+    /// allow, or one that is too fine for the disk; [`ErrorKind::Unsupported`] for raw and version 2, or if it would
+    /// take too much memory; no space, in the header too. The image is as before then.
+    pub async fn add_bitmap(&self, worker: &Worker, new: &NewBitmap) -> Result<()> {
+        let (qcow2, on, new) = (self.bitmap_driver()?, worker.clone(), new.clone());
+        worker
+            .spawn(
+                async move { qcow2.add_bitmap(&on, &new.name, new.granularity, new.recording.into()).await },
+            )
+            .await
+    }
+
+    /// Removes a bitmap, whatever its state.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]; failures of the file.
+    pub async fn remove_bitmap(&self, worker: &Worker, name: &str) -> Result<()> {
+        let (me, qcow2, on, name) = (self.clone(), self.bitmap_driver()?, worker.clone(), name.to_owned());
+        worker
+            .spawn(async move {
+                let _alone = me.0.changes.alone().await;
+                qcow2.remove_bitmap(&on, &name).await
+            })
+            .await
+    }
+
+    /// Clears all bits of a bitmap.
+    ///
+    /// # Errors
+    /// As [`Image::bitmap_bits`].
+    pub async fn clear_bitmap(&self, worker: &Worker, name: &str) -> Result<()> {
+        let (me, qcow2, on, name) = (self.clone(), self.bitmap_driver()?, worker.clone(), name.to_owned());
+        worker
+            .spawn(async move {
+                let _alone = me.0.changes.alone().await;
+                qcow2.clear_bitmap(&on, &name).await
+            })
+            .await
+    }
+
+    /// Has a bitmap record writes from now on, or no longer.
+    ///
+    /// # Errors
+    /// As [`Image::bitmap_bits`].
+    pub async fn set_bitmap_recording(
+        &self,
+        worker: &Worker,
+        name: &str,
+        recording: BitmapRecording,
+    ) -> Result<()> {
+        let (me, qcow2, on, name) = (self.clone(), self.bitmap_driver()?, worker.clone(), name.to_owned());
+        worker
+            .spawn(async move {
+                let _alone = me.0.changes.alone().await;
+                qcow2.set_recording(&on, &name, recording.into()).await
+            })
+            .await
+    }
+
+    /// Marks in a bitmap all that is dirty in `bits`, of this image or another with a disk of the same size.
+    ///
+    /// # Errors
+    /// As [`Image::bitmap_bits`]; [`ErrorKind::InvalidArgument`] for a disk of another size.
+    pub async fn merge_bitmap(&self, worker: &Worker, name: &str, bits: &DirtyBits) -> Result<()> {
+        let (me, qcow2, on) = (self.clone(), self.bitmap_driver()?, worker.clone());
+        let (name, bits) = (name.to_owned(), bits.0.clone());
+        worker
+            .spawn(async move {
+                let _alone = me.0.changes.alone().await;
+                qcow2.merge_bitmap(&on, &name, &bits).await
+            })
+            .await
+    }
+}

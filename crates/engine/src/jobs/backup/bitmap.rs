@@ -1,0 +1,167 @@
+//! Backups by a persistent dirty bitmap: which of the disk has changed since the previous one.
+
+use super::options::{BackupOptions, PreviousBackup};
+use crate::{BitmapRecording, DirtyBits, Error, ErrorKind, Image, NewBitmap, Result};
+use zebu_storage::{IoBuf, IoBufs, Worker};
+
+/// Places at which a bitmap is compared with the disks.
+const SAMPLES: u64 = 64;
+/// Bytes compared at a place.
+const SAMPLE: u64 = 4096;
+/// Bytes of unchanged disk that are passed over at once.
+const SPAN: u64 = 64 << 20;
+
+/// The bitmap of a backup.
+pub(super) struct Dirty {
+    name: String,
+    /// For an increment.
+    bits: Option<DirtyBits>,
+    /// Bytes of the previous backup's disk: what lies behind is not in it.
+    previous_size: u64,
+}
+
+impl Dirty {
+    /// Looks at the bitmap that the options name, before anything is written.
+    pub(super) async fn begin(
+        worker: &Worker,
+        source: &Image,
+        options: &BackupOptions,
+    ) -> Result<Option<Self>> {
+        let Some(name) = &options.bitmap else { return Ok(None) };
+        let refuse = |kind, message: String| Err(Error::new(kind, message).on(source.path()));
+        match source.info()?.qcow2 {
+            None => return refuse(ErrorKind::Unsupported, "the format raw has no bitmaps".to_owned()),
+            Some(qcow2) if qcow2.version < 3 => {
+                return refuse(ErrorKind::Unsupported, "version 2 of qcow2 has no bitmaps".to_owned());
+            }
+            Some(_) => {}
+        }
+        let found = source.bitmaps().into_iter().find(|bitmap| bitmap.name == *name);
+        let dirty = |bits| Self { name: name.clone(), bits, previous_size: 0 };
+        let Some(found) = found else {
+            if options.previous.is_none() {
+                return Ok(Some(dirty(None)));
+            }
+            let message = format!(
+                "there is no bitmap '{name}', so what has changed since the previous backup is not known: make a full \
+                 backup with --bitmap {name}, which adds it"
+            );
+            return refuse(ErrorKind::NotFound, message);
+        };
+        if found.in_use {
+            let message = format!(
+                "bitmap '{name}' is inconsistent: it was not stored after the last writes. Remove it (zebu bitmap \
+                 --remove) and make a full backup, or an increment by --previous-manifest"
+            );
+            return refuse(ErrorKind::InvalidArgument, message);
+        }
+        if !found.auto {
+            let message = format!(
+                "bitmap '{name}' does not record writes (it is disabled), so it does not tell what has changed: enable \
+                 it (zebu bitmap --enable) and make a full backup"
+            );
+            return refuse(ErrorKind::InvalidArgument, message);
+        }
+        let bits = match options.previous {
+            Some(_) => Some(source.bitmap_bits(worker, name).await?),
+            None => None,
+        };
+        Ok(Some(dirty(bits)))
+    }
+
+    /// Refuses a bitmap that can't be of the time since the previous backup: the disk has become shorter, or differs
+    /// where the bitmap says that nothing was written.
+    pub(super) async fn compare(
+        &mut self,
+        worker: &Worker,
+        source: &Image,
+        previous: &Image,
+        names: &PreviousBackup,
+    ) -> Result<()> {
+        let Some(bits) = &self.bits else { return Ok(()) };
+        let size = source.virtual_size();
+        self.previous_size = previous.virtual_size();
+        if self.previous_size > size {
+            let message = format!(
+                "the disk has {size} bytes, that of the previous backup {}: make a full backup",
+                self.previous_size
+            );
+            return Err(Error::new(ErrorKind::InvalidArgument, message).on(source.path()));
+        }
+        for index in 0..SAMPLES {
+            let at = (self.previous_size / SAMPLES * index) & !511;
+            // The next place that was not written.
+            let (dirty, end) = bits.run_at(at);
+            let at = if dirty { end } else { at };
+            let (_, clean_to) = bits.run_at(at.min(size));
+            let len = SAMPLE.min(clean_to.min(self.previous_size).saturating_sub(at));
+            if len == 0 {
+                continue;
+            }
+            if read(worker, source, at, len).await? != read(worker, previous, at, len).await? {
+                let message = format!(
+                    "bitmap '{}' does not belong to '{}': nothing was written at {at} since then, it says, but the \
+                     disks differ there; make a full backup",
+                    self.name,
+                    names.image.display()
+                );
+                return Err(Error::new(ErrorKind::InvalidArgument, message).on(source.path()));
+            }
+        }
+        Ok(())
+    }
+
+    /// How much from `at` on has changed, or has not: which of them, and bytes, in whole clusters of the backup up to the
+    /// end of the disk. `None`: it is a full backup.
+    pub(super) fn span(&self, at: u64, total: u64, cluster: u64) -> Option<(Changed, u64)> {
+        let bits = self.bits.as_ref()?;
+        // A cluster that the previous disk does not fill counts as changed.
+        let limit = if self.previous_size >= total { total } else { self.previous_size / cluster * cluster };
+        if at >= limit {
+            return Some((Changed::Yes, total - at));
+        }
+        let Some(run) = bits.next_dirty(at) else { return Some((Changed::No, (limit - at).min(SPAN))) };
+        let start = (run.start / cluster * cluster).min(limit);
+        if start > at {
+            return Some((Changed::No, (start - at).min(SPAN)));
+        }
+        let end = run.end.max(at + 1).next_multiple_of(cluster);
+        Some((Changed::Yes, end.min(total) - at))
+    }
+
+    /// After a complete backup: what is written from now on is dirty.
+    pub(super) async fn restart(&self, worker: &Worker, source: &Image) -> Result<()> {
+        let exists = source.bitmaps().iter().any(|bitmap| bitmap.name == self.name);
+        let restarted = if exists {
+            source.clear_bitmap(worker, &self.name).await
+        } else {
+            let new = NewBitmap { recording: BitmapRecording::On, ..NewBitmap::named(&self.name) };
+            source.add_bitmap(worker, &new).await
+        };
+        restarted.map_err(|error| {
+            let message = format!(
+                "the backup is complete, but bitmap '{}' could not be cleared: {}; clear it (zebu bitmap --clear) \
+                 before the disk is written, or make the next backup a full one",
+                self.name,
+                error.message()
+            );
+            Error::new(error.kind(), message).on(source.path())
+        })
+    }
+}
+
+/// Whether a part of the disk has changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Changed {
+    Yes,
+    No,
+}
+
+async fn read(worker: &Worker, image: &Image, offset: u64, len: u64) -> Result<Vec<u8>> {
+    let bufs: IoBufs = IoBuf::zeroed(len as usize).into();
+    let (result, bufs) = image.read(worker, offset, bufs).await;
+    result?;
+    let mut bytes = vec![0; len as usize];
+    bufs.copy_to(0, &mut bytes);
+    Ok(bytes)
+}

@@ -1,0 +1,273 @@
+//! Tables and bits from disk, and what must be done before the first write of an opening.
+
+use super::operations::loaded_bytes;
+use super::{Bitmap, Bits, Condition, Loaded, MAX_LOADED};
+use crate::qcow2::metadata_map::Metadata;
+use crate::qcow2::open::read_bytes;
+use crate::qcow2::state::Qcow2;
+use crate::{Error, ErrorKind, Result};
+use futures_util::future::try_join_all;
+use std::ops::Range;
+use std::sync::Arc;
+use zebu_qcow2::bitmap::encode_directory;
+use zebu_qcow2::bitmap::{
+    BitmapCluster, BitmapEntry, BitmapFlags, BitmapTableEntry, data_bytes, table_entries,
+};
+use zebu_storage::Worker;
+
+/// Bytes of bits read at once.
+const AT_ONCE: u64 = 1 << 20;
+/// Clusters of bitmap tables that the overlap check knows at most; a bitmap beyond them can't be used.
+const MAX_TABLE_CLUSTERS: u64 = 1 << 20;
+
+impl Qcow2 {
+    /// Before the first write of an opening: loads the bitmaps that record writes, and marks them in use, durably.
+    /// One that turns out to be damaged is marked too: it can only be removed.
+    pub(crate) async fn prepare_bitmaps(&self, worker: &Worker) -> Result<()> {
+        if self.bitmaps.is_empty() {
+            return Ok(());
+        }
+        let _turn = self.bitmaps.gate.enter().await;
+        let names: Vec<Vec<u8>> = {
+            let state = self.bitmaps.state();
+            state.list.iter().filter(|b| b.recording).map(|b| b.entry.name.clone()).collect()
+        };
+        for name in names {
+            self.load_bitmap(worker, &name).await?;
+        }
+        let mut list = self.bitmaps.state().list.clone();
+        self.mark_in_use(worker, &mut list, |b| b.recording || b.condition == Condition::Inconsistent)
+            .await?;
+        self.bitmaps.record(&list);
+        self.bitmaps.state().list = list;
+        Ok(())
+    }
+
+    /// Marks bitmaps in use in the directory where it lies. Each flag lies within one sector of the disk, and nothing
+    /// that the bitmaps would have to know is written before all of them are durable.
+    pub(super) async fn mark_in_use(
+        &self,
+        worker: &Worker,
+        list: &mut [Bitmap],
+        which: impl Fn(&Bitmap) -> bool,
+    ) -> Result<()> {
+        let Some((offset, _)) = self.bitmaps.state().directory else { return Ok(()) };
+        let mut changed = false;
+        let mut entries: Vec<BitmapEntry> = Vec::with_capacity(list.len());
+        for bitmap in list.iter() {
+            let mut entry = bitmap.entry.clone();
+            if which(bitmap) && !entry.flags.contains(BitmapFlags::IN_USE) {
+                entry.flags |= BitmapFlags::IN_USE;
+                changed = true;
+            }
+            entries.push(entry);
+        }
+        if !changed {
+            return Ok(());
+        }
+        let mut bytes =
+            encode_directory(&entries).map_err(|e| crate::qcow2::open::format_error(&self.path, &e))?;
+        // Whole sectors, with zeroes behind the end, as in a directory that was just made.
+        bytes.resize(bytes.len().next_multiple_of(512), 0);
+        self.write_at(worker, offset, &bytes).await?;
+        self.barrier(worker, &self.file).await?;
+        for (bitmap, entry) in list.iter_mut().zip(entries) {
+            bitmap.entry = entry;
+        }
+        Ok(())
+    }
+
+    /// Tells the overlap check where tables are. A table that lies where something else is, or not in the file, makes
+    /// its bitmap inconsistent.
+    pub(crate) fn note_bitmap_tables(&self) {
+        let file_clusters = self.space().file_clusters;
+        let mut state = self.bitmaps.state();
+        let mut tables: Vec<(Range<u64>, usize)> = (0..)
+            .zip(&state.list)
+            .map(|(index, bitmap)| (self.table_clusters(&bitmap.entry), index))
+            .collect();
+        tables.sort_unstable_by_key(|(clusters, _)| (clusters.start, clusters.end));
+        let (mut end, mut noted) = (1, 0);
+        for (clusters, index) in tables {
+            let Some(bitmap) = state.list.get_mut(index) else { continue };
+            noted += clusters.end - clusters.start;
+            let sound = clusters.start >= end
+                && clusters.end <= file_clusters
+                && noted <= MAX_TABLE_CLUSTERS
+                && self.geometry.is_cluster_aligned(bitmap.entry.table_offset.0)
+                && self.metadata.overlap(clusters.clone()).is_none();
+            if sound {
+                end = clusters.end;
+                self.metadata.insert(clusters, Metadata::BitmapTable);
+            } else {
+                bitmap.condition = Condition::Inconsistent;
+                // It is not followed when the bitmap is removed.
+                bitmap.loaded = Some(Loaded::nothing());
+            }
+        }
+    }
+
+    fn table_clusters(&self, entry: &BitmapEntry) -> Range<u64> {
+        self.clusters_of(entry.table_offset.0, u64::from(entry.table_entries) * 8)
+    }
+
+    pub(super) fn clusters_of(&self, offset: u64, len: u64) -> Range<u64> {
+        let first = offset >> self.geometry.cluster_bits;
+        first..first.saturating_add(len.div_ceil(self.geometry.cluster_size()))
+    }
+
+    pub(super) fn check_bits(&self, bytes: u64) -> Result<()> {
+        if bytes <= MAX_LOADED {
+            return Ok(());
+        }
+        let message = format!(
+            "the bitmaps of the image would take {bytes} bytes of memory, more than {MAX_LOADED}: remove some (zebu \
+             bitmap --remove) or use a coarser granularity"
+        );
+        Err(self.bitmap_error(ErrorKind::Unsupported, message))
+    }
+
+    /// Reads the bits of a bitmap, if that was not done yet. A damaged one becomes inconsistent; an error is one of
+    /// the file. The gate of the bitmaps is held.
+    pub(super) async fn load_bitmap(&self, worker: &Worker, name: &[u8]) -> Result<()> {
+        let size = self.virtual_size();
+        let (bitmap, bytes) = {
+            let state = self.bitmaps.state();
+            (state.list.iter().find(|b| b.entry.name == name).cloned(), loaded_bytes(&state.list))
+        };
+        let Some(bitmap) = bitmap else { return Ok(()) };
+        if bitmap.loaded.is_some() || bitmap.condition != Condition::Sound {
+            return Ok(());
+        }
+        let granularity_bits = bitmap.entry.granularity_bits;
+        self.check_bits(bytes.saturating_add(data_bytes(size, granularity_bits)))?;
+        let found = self.read_bitmap_table(worker, &bitmap.entry).await?;
+        let loaded = match found {
+            None => None,
+            Some((entries, stored)) => {
+                let bits = Bits::new(size, granularity_bits);
+                let needed = table_entries(size, granularity_bits, &self.geometry) as usize;
+                self.read_bits(worker, entries.get(..needed).unwrap_or(&entries), &bits).await?;
+                bits.set_stored();
+                if self.writable {
+                    for clusters in stored.iter().skip(1) {
+                        self.metadata.insert(clusters.clone(), Metadata::BitmapData);
+                    }
+                }
+                Some(Loaded { bits: Arc::new(bits), stored, unstored: false })
+            }
+        };
+        let mut state = self.bitmaps.state();
+        if let Some(bitmap) = state.list.iter_mut().find(|b| b.entry.name == name) {
+            match loaded {
+                Some(loaded) => bitmap.loaded = Some(loaded),
+                None => bitmap.condition = Condition::Inconsistent,
+            }
+        }
+        Ok(())
+    }
+
+    /// The table of a bitmap, and the clusters that belong to it, those of the table first. `None`: it is damaged.
+    pub(super) async fn read_bitmap_table(
+        &self,
+        worker: &Worker,
+        entry: &BitmapEntry,
+    ) -> Result<Option<(Vec<BitmapCluster>, Arc<[Range<u64>]>)>> {
+        let bits = self.geometry.cluster_bits;
+        let (offset, len) = (entry.table_offset.0, u64::from(entry.table_entries) * 8);
+        let file_clusters = self.file.len().div_ceil(self.geometry.cluster_size());
+        let table = self.clusters_of(offset, len);
+        let data_size = u64::from(entry.table_entries).saturating_mul(self.geometry.cluster_size());
+        if table.end > file_clusters || data_size > zebu_qcow2::limits::MAX_BITMAP_DATA_SIZE {
+            return Ok(None);
+        }
+        let bytes = read_bytes(worker, &self.file, offset, len as usize).await?;
+        let mut entries = Vec::new();
+        let mut stored = vec![table];
+        for word in bytes.as_chunks::<8>().0 {
+            let Ok(cluster) = BitmapTableEntry(u64::from_be_bytes(*word)).decode(&self.geometry) else {
+                return Ok(None);
+            };
+            if let BitmapCluster::Data(host) = cluster {
+                let host = host.0 >> bits;
+                if host >= file_clusters || host == 0 {
+                    return Ok(None);
+                }
+                let is_first = stored.len() == 1;
+                match stored.last_mut() {
+                    Some(last) if last.end == host && !is_first => last.end += 1,
+                    _ => stored.push(host..host + 1),
+                }
+            }
+            entries.push(cluster);
+        }
+        // What lies on something else is not the bitmap's, nor is what comes twice.
+        let mut sorted: Vec<&Range<u64>> = stored.iter().collect();
+        sorted.sort_unstable_by_key(|clusters| clusters.start);
+        let twice = sorted.windows(2).any(|pair| matches!(pair, [a, b] if a.end > b.start));
+        let overlaps =
+            stored.iter().skip(1).any(|clusters| self.metadata.overlap(clusters.clone()).is_some());
+        if twice || overlaps {
+            return Ok(None);
+        }
+        Ok(Some((entries, stored.into())))
+    }
+
+    async fn read_bits(&self, worker: &Worker, entries: &[BitmapCluster], bits: &Bits) -> Result<()> {
+        let cluster = self.geometry.cluster_size();
+        let words = cluster / 8;
+        let at_once = (AT_ONCE / cluster).clamp(1, 32) as usize;
+        let mut data = Vec::new();
+        for (first, entry) in (0u64..).map(|index| index * words).zip(entries) {
+            match entry {
+                BitmapCluster::AllZeroes => {}
+                BitmapCluster::AllOnes => {
+                    for word in first..(first + words).min(bits.words()) {
+                        bits.set_word(word, bits.valid(word));
+                    }
+                }
+                BitmapCluster::Data(host) => data.push((first, host.0)),
+            }
+        }
+        for batch in data.chunks(at_once) {
+            let reads = batch.iter().map(|(first, host)| async move {
+                let (result, bufs) =
+                    worker.read(&self.file, *host, worker.buffer(cluster as usize).into()).await;
+                result.map_err(|e| Error::from(e).on(&self.path).at_host(*host))?;
+                let mut bytes = vec![0; cluster as usize];
+                bufs.copy_to(0, &mut bytes);
+                for (word, value) in (*first..).zip(bytes.as_chunks::<8>().0) {
+                    bits.set_word(word, u64::from_le_bytes(*value) & bits.valid(word));
+                }
+                Ok::<(), Error>(())
+            });
+            try_join_all(reads.collect::<Vec<_>>()).await?;
+        }
+        Ok(())
+    }
+
+    /// The bits of the bitmap of this name, read if they were not yet. For one that records writes they change with
+    /// the disk.
+    pub(crate) async fn bitmap_bits(&self, worker: &Worker, name: &str) -> Result<Arc<Bits>> {
+        if self.writable {
+            // What is loaded now is what records the first write; the overlap check has to know the tables before.
+            self.before_metadata_write(worker).await?;
+        }
+        let _turn = self.bitmaps.gate.enter().await;
+        self.sound_bits(worker, name).await
+    }
+
+    /// The same, with the gate of the bitmaps held.
+    pub(super) async fn sound_bits(&self, worker: &Worker, name: &str) -> Result<Arc<Bits>> {
+        let find = || self.find_bitmap(&self.bitmaps.state().list, name).map(|(_, bitmap)| bitmap);
+        let found = find()?;
+        self.check_sound(&found)?;
+        self.load_bitmap(worker, &found.entry.name).await?;
+        let bitmap = find()?;
+        self.check_sound(&bitmap)?;
+        bitmap
+            .loaded
+            .map(|loaded| loaded.bits)
+            .ok_or_else(|| self.bitmap_error(ErrorKind::NotFound, format!("Dirty bitmap '{name}' not found")))
+    }
+}

@@ -1,0 +1,204 @@
+//! Persistent dirty bitmaps: what the image has, tracking while it is written, storing (docs/bitmaps.md).
+//!
+//! A bitmap on disk that is not marked in use has a bit set for everything written since it was cleared. So before
+//! the first write of an opening, the bitmaps that record writes are loaded, and marked in use, durably. (Operations on
+//! bitmaps alone, on an image that nobody writes to, never mark any.) From then on writes set bits in memory. At the
+//! close, and when a bitmap stops recording, its bits are written to new clusters, and
+//! a new directory that names them, no longer in use, takes the place of the old one in the header. A crash before that
+//! leaves the bitmap in use: nobody trusts it any more.
+//!
+//! | file | |
+//! |---|---|
+//! | `bits.rs` | the bits in memory |
+//! | `load.rs` | tables and bits from disk; what must be done before the first write |
+//! | `store.rs` | bits, tables and the directory to disk |
+//! | `operations.rs` | adding, removing, clearing, merging, and what a resize needs |
+
+mod bits;
+mod load;
+mod operations;
+mod store;
+
+pub(crate) use bits::Bits;
+pub(crate) use operations::Recording;
+
+use crate::gate::Gate;
+use crate::qcow2::state::Qcow2;
+use crate::status::BitmapInfo;
+use crate::{Error, ErrorKind, Result};
+use arc_swap::ArcSwapOption;
+use smallvec::SmallVec;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use zebu_qcow2::Geometry;
+use zebu_qcow2::bitmap::{BitmapEntry, BitmapFlags};
+use zebu_qcow2::extension::BitmapsExtension;
+
+/// Bytes of memory that the bits of an image's loaded bitmaps may take, were all of them set: as much as one bitmap
+/// of the largest size that the format's users accept.
+const MAX_LOADED: u64 = zebu_qcow2::limits::MAX_BITMAP_DATA_SIZE;
+
+/// Whether what a bitmap says can be trusted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Condition {
+    Sound,
+    /// Whoever had it in memory did not write it back; or its entry or its table is damaged.
+    Inconsistent,
+}
+
+/// The bits of a bitmap, and the clusters that hold them on disk.
+#[derive(Debug, Clone)]
+pub(crate) struct Loaded {
+    pub(crate) bits: Arc<Bits>,
+    /// Host clusters of the table and of the data that the entry on disk leads to.
+    stored: Arc<[Range<u64>]>,
+    /// What is on disk is not what is in memory, even if no bit was set since.
+    unstored: bool,
+}
+
+impl Loaded {
+    /// No bits, and no clusters.
+    fn nothing() -> Self {
+        Self { bits: Arc::new(Bits::new(0, 9)), stored: Arc::new([]), unstored: false }
+    }
+}
+
+/// A bitmap of the image.
+#[derive(Debug, Clone)]
+pub(crate) struct Bitmap {
+    /// The entry as it is on disk.
+    entry: BitmapEntry,
+    /// It records writes.
+    recording: bool,
+    condition: Condition,
+    loaded: Option<Loaded>,
+}
+
+/// What the header and memory say.
+#[derive(Debug, Default)]
+struct State {
+    /// Offset and bytes of the directory that the header names.
+    directory: Option<(u64, u64)>,
+    list: Vec<Bitmap>,
+}
+
+/// The bitmaps that record writes.
+type Recorders = SmallVec<[Arc<Bits>; 2]>;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Bitmaps {
+    state: Mutex<State>,
+    /// Set while `recorders` has any: changed only while nobody changes the disk.
+    is_recording: AtomicBool,
+    recorders: ArcSwapOption<Recorders>,
+    /// Held while bits are loaded.
+    gate: Gate,
+}
+
+impl Bitmaps {
+    /// As found by opening: the extension, and the entries of the directory; none if it is broken.
+    pub(crate) fn found(
+        extension: Option<BitmapsExtension>,
+        entries: &[BitmapEntry],
+        geometry: &Geometry,
+        size: u64,
+    ) -> Self {
+        let list = entries.iter().map(|entry| {
+            let in_use = entry.flags.contains(BitmapFlags::IN_USE);
+            let sound = !in_use && entry.validate(geometry, size).is_ok();
+            Bitmap {
+                entry: entry.clone(),
+                recording: entry.flags.contains(BitmapFlags::AUTO),
+                condition: if sound { Condition::Sound } else { Condition::Inconsistent },
+                loaded: None,
+            }
+        });
+        let list: Vec<Bitmap> = list.collect();
+        let directory = extension.filter(|_| !list.is_empty());
+        let directory = directory.map(|ext| (ext.directory_offset.0, ext.directory_size));
+        Self { state: Mutex::new(State { directory, list }), ..Self::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the image has any.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.state().list.is_empty()
+    }
+
+    /// What is known without reading any.
+    pub(crate) fn info(&self) -> Vec<BitmapInfo> {
+        self.state().list.iter().map(Bitmap::info).collect()
+    }
+
+    /// Notes that a range of the disk is about to change.
+    #[inline]
+    pub(crate) fn mark(&self, offset: u64, len: u64) {
+        if self.is_recording.load(Relaxed) {
+            self.mark_recorders(offset..offset.saturating_add(len));
+        }
+    }
+
+    fn mark_recorders(&self, range: Range<u64>) {
+        if let Some(recorders) = &*self.recorders.load() {
+            for bits in recorders.iter() {
+                bits.mark(range.clone());
+            }
+        }
+    }
+
+    /// Has writes recorded in the bitmaps of the list that are to record. Nobody changes the disk now.
+    fn record(&self, list: &[Bitmap]) {
+        let recorders: Recorders = list
+            .iter()
+            .filter(|bitmap| bitmap.recording && bitmap.condition == Condition::Sound)
+            .filter_map(|bitmap| bitmap.loaded.as_ref().map(|loaded| loaded.bits.clone()))
+            .collect();
+        self.is_recording.store(!recorders.is_empty(), Relaxed);
+        self.recorders.store((!recorders.is_empty()).then(|| Arc::new(recorders)));
+    }
+}
+
+impl Bitmap {
+    pub(crate) fn info(&self) -> BitmapInfo {
+        BitmapInfo {
+            name: crate::qcow2::info::text(&self.entry.name),
+            granularity: 1u64.checked_shl(u32::from(self.entry.granularity_bits)).unwrap_or(0),
+            in_use: self.condition == Condition::Inconsistent,
+            auto: self.recording,
+        }
+    }
+
+    fn name(&self) -> String {
+        crate::qcow2::info::text(&self.entry.name)
+    }
+}
+
+impl Qcow2 {
+    fn bitmap_error(&self, kind: ErrorKind, message: impl Into<String>) -> Error {
+        Error::new(kind, message).on(&self.path)
+    }
+
+    /// Where the bitmap of this name is in the list.
+    fn find_bitmap(&self, list: &[Bitmap], name: &str) -> Result<(usize, Bitmap)> {
+        let found = (0..).zip(list).find(|(_, bitmap)| bitmap.name() == name);
+        found
+            .map(|(index, bitmap)| (index, bitmap.clone()))
+            .ok_or_else(|| self.bitmap_error(ErrorKind::NotFound, format!("Dirty bitmap '{name}' not found")))
+    }
+
+    fn check_sound(&self, bitmap: &Bitmap) -> Result<()> {
+        if bitmap.condition == Condition::Sound {
+            return Ok(());
+        }
+        let message = format!(
+            "Bitmap '{}' is inconsistent and cannot be used; remove it (zebu bitmap --remove)",
+            bitmap.name()
+        );
+        Err(self.bitmap_error(ErrorKind::InvalidArgument, message))
+    }
+}

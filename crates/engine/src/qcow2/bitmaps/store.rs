@@ -1,0 +1,275 @@
+//! Bits, tables and the directory to disk.
+//!
+//! Nothing is written in place. New data, tables and the directory are counted and durable before the header names
+//! the directory; what they replace is freed after that. A failure before leaves the old directory, in which the
+//! bitmaps that record writes are in use.
+
+use super::{Bitmap, Bits, Condition, Loaded};
+use crate::Result;
+use crate::qcow2::metadata_map::Metadata;
+use crate::qcow2::open::format_error;
+use crate::qcow2::state::{AfterFree, Qcow2};
+use std::ops::Range;
+use std::sync::Arc;
+use zebu_qcow2::HostOffset;
+use zebu_qcow2::bitmap::{BitmapCluster, BitmapFlags, BitmapTableEntry, encode_directory, table_entries};
+use zebu_qcow2::extension::BitmapsExtension;
+use zebu_qcow2::header_edit::set_bitmaps;
+use zebu_storage::Worker;
+
+/// Bytes of bits written at once, or a cluster if that is more.
+const AT_ONCE: u64 = 64 << 10;
+
+/// What may happen to the disk before bitmaps are stored, or marked in use, again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Afterwards {
+    /// It is written: bitmaps that record that stay in use.
+    Written,
+    /// Nothing: all bitmaps are written out.
+    Untouched,
+}
+
+/// Clusters taken for what is being stored; given back if it comes to nothing.
+struct Places<'a> {
+    qcow2: &'a Qcow2,
+    taken: Vec<Range<u64>>,
+}
+
+impl Drop for Places<'_> {
+    fn drop(&mut self) {
+        for clusters in self.taken.drain(..) {
+            self.qcow2.push_freed(clusters, AfterFree::Reuse);
+        }
+    }
+}
+
+impl Qcow2 {
+    /// Makes `list` the bitmaps of the image; `gone` are clusters that are freed beside those of what is replaced.
+    /// Nobody changes the disk meanwhile; what was changed before is durable afterwards, except for what was freed.
+    pub(super) async fn store_bitmaps(
+        self: &Arc<Self>,
+        worker: &Worker,
+        mut list: Vec<Bitmap>,
+        mut gone: Vec<Range<u64>>,
+        afterwards: Afterwards,
+    ) -> Result<()> {
+        let (old, directory) = {
+            let state = self.bitmaps.state();
+            (state.list.clone(), state.directory)
+        };
+        let mut places = Places { qcow2: self, taken: Vec::new() };
+        for bitmap in &mut list {
+            self.store_bitmap(worker, bitmap, afterwards, &mut places).await?;
+        }
+        let same = old.iter().map(|b| &b.entry).eq(list.iter().map(|b| &b.entry));
+        if !same {
+            let entries: Vec<_> = list.iter().map(|bitmap| bitmap.entry.clone()).collect();
+            let new_directory = self.write_directory(worker, &entries, &mut places).await?;
+            self.settle(worker).await?;
+            self.name_directory(worker, new_directory.map(|at| (at, entries.len() as u32))).await?;
+            // The disk refers to them now.
+            places.taken.clear();
+            if let Some((offset, len)) = new_directory {
+                self.note_metadata(offset, len, Metadata::BitmapDirectory);
+            }
+            if let Some((offset, len)) = directory {
+                self.free_table(offset, len);
+            }
+            gone.extend(clusters_gone(&old, &list));
+            for clusters in gone {
+                self.metadata.remove(clusters.clone());
+                self.push_freed(clusters, AfterFree::Reuse);
+            }
+            self.bitmaps.state().directory = new_directory;
+        }
+        for bitmap in list.iter().filter(|bitmap| bitmap.is_complete(afterwards)) {
+            if let Some(loaded) = &bitmap.loaded {
+                loaded.bits.set_stored();
+            }
+        }
+        if afterwards == Afterwards::Written {
+            self.bitmaps.record(&list);
+        }
+        self.bitmaps.state().list = list;
+        Ok(())
+    }
+
+    /// Writes what the entry of a bitmap is to lead to, and makes the entry for it.
+    async fn store_bitmap(
+        self: &Arc<Self>,
+        worker: &Worker,
+        bitmap: &mut Bitmap,
+        afterwards: Afterwards,
+        places: &mut Places<'_>,
+    ) -> Result<()> {
+        if bitmap.condition == Condition::Inconsistent {
+            bitmap.entry.flags |= BitmapFlags::IN_USE;
+            return Ok(());
+        }
+        bitmap.entry.flags.set(BitmapFlags::AUTO, bitmap.recording);
+        let is_complete = bitmap.is_complete(afterwards);
+        let Some(loaded) = &mut bitmap.loaded else { return Ok(()) };
+        bitmap.entry.flags.set(BitmapFlags::IN_USE, !is_complete);
+        if is_complete && (loaded.unstored || loaded.bits.is_changed()) {
+            let table = self.write_bits(worker, &loaded.bits, places).await?;
+            self.write_table(worker, &mut bitmap.entry, loaded, table, places).await?;
+            loaded.unstored = false;
+        } else if bitmap.entry.table_entries == 0 {
+            // It has to have a table, though nobody trusts what it says.
+            let entries = table_entries(loaded.bits.size(), loaded.bits.granularity_bits(), &self.geometry);
+            let table = (vec![BitmapTableEntry::default(); entries.max(1) as usize], Vec::new());
+            self.write_table(worker, &mut bitmap.entry, loaded, table, places).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes the clusters of bits that are neither all clear nor all set; returns the table that leads to them, and
+    /// where they are.
+    async fn write_bits(
+        self: &Arc<Self>,
+        worker: &Worker,
+        bits: &Bits,
+        places: &mut Places<'_>,
+    ) -> Result<(Vec<BitmapTableEntry>, Vec<Range<u64>>)> {
+        let cluster_size = self.geometry.cluster_size();
+        let words = cluster_size / 8;
+        let entries = table_entries(bits.size(), bits.granularity_bits(), &self.geometry).max(1);
+        let mut table = Vec::with_capacity(entries as usize);
+        let mut mixed = Vec::new();
+        // Bytes of disk that a cluster of bits covers.
+        let covered = (cluster_size * 8).saturating_mul(1 << bits.granularity_bits());
+        let mut next = bits.next_dirty(0);
+        for index in 0..entries {
+            let start = index.saturating_mul(covered);
+            if next.as_ref().is_some_and(|run| run.end <= start) {
+                next = bits.next_dirty(start);
+            }
+            if next.as_ref().is_none_or(|run| run.start >= start.saturating_add(covered)) {
+                table.push(BitmapTableEntry::new(BitmapCluster::AllZeroes));
+                continue;
+            }
+            let range = index * words..((index + 1) * words).min(bits.words());
+            let (mut all_clear, mut all_set) = (true, true);
+            for word in range {
+                let value = bits.word(word);
+                all_clear &= value == 0;
+                all_set &= value == bits.valid(word);
+                if !all_clear && !all_set {
+                    break;
+                }
+            }
+            table.push(BitmapTableEntry::new(match (all_clear, all_set) {
+                (true, _) => BitmapCluster::AllZeroes,
+                (false, true) => BitmapCluster::AllOnes,
+                (false, false) => {
+                    mixed.push(index);
+                    BitmapCluster::AllZeroes
+                }
+            }));
+        }
+        let mut data: Vec<Range<u64>> = Vec::new();
+        let at_once = (AT_ONCE / cluster_size).max(1) as usize;
+        for batch in mixed.chunks(at_once) {
+            let allocated = self.allocate_metadata(worker, batch.len() as u64).await?.range;
+            places.taken.push(allocated.clone());
+            let mut bytes = Vec::with_capacity(batch.len() * cluster_size as usize);
+            for (index, cluster) in batch.iter().zip(allocated.clone()) {
+                for word in index * words..(index + 1) * words {
+                    bytes.extend_from_slice(&bits.word(word).to_le_bytes());
+                }
+                let host = HostOffset(cluster << self.geometry.cluster_bits);
+                if let Some(entry) = table.get_mut(*index as usize) {
+                    *entry = BitmapTableEntry::new(BitmapCluster::Data(host));
+                }
+            }
+            self.write_at(worker, allocated.start << self.geometry.cluster_bits, &bytes).await?;
+            data.push(allocated);
+        }
+        Ok((table, data))
+    }
+
+    async fn write_table(
+        self: &Arc<Self>,
+        worker: &Worker,
+        entry: &mut zebu_qcow2::bitmap::BitmapEntry,
+        loaded: &mut Loaded,
+        (table, data): (Vec<BitmapTableEntry>, Vec<Range<u64>>),
+        places: &mut Places<'_>,
+    ) -> Result<()> {
+        let bytes: Vec<u8> = table.iter().flat_map(|entry| entry.0.to_be_bytes()).collect();
+        let place = self.write_whole_clusters(worker, bytes, places).await?;
+        self.metadata.insert(place.clone(), Metadata::BitmapTable);
+        for clusters in &data {
+            self.metadata.insert(clusters.clone(), Metadata::BitmapData);
+        }
+        entry.table_offset = HostOffset(place.start << self.geometry.cluster_bits);
+        entry.table_entries = table.len() as u32;
+        let mut stored = vec![place];
+        stored.extend(data);
+        loaded.stored = stored.into();
+        Ok(())
+    }
+
+    /// Writes a directory of the entries; where it is, and its bytes. None for no entries.
+    async fn write_directory(
+        self: &Arc<Self>,
+        worker: &Worker,
+        entries: &[zebu_qcow2::bitmap::BitmapEntry],
+        places: &mut Places<'_>,
+    ) -> Result<Option<(u64, u64)>> {
+        if entries.is_empty() {
+            return Ok(None);
+        }
+        let bytes = encode_directory(entries).map_err(|e| format_error(&self.path, &e))?;
+        let len = bytes.len() as u64;
+        let place = self.write_whole_clusters(worker, bytes, places).await?;
+        Ok(Some((place.start << self.geometry.cluster_bits, len)))
+    }
+
+    async fn write_whole_clusters(
+        self: &Arc<Self>,
+        worker: &Worker,
+        mut bytes: Vec<u8>,
+        places: &mut Places<'_>,
+    ) -> Result<Range<u64>> {
+        bytes.resize(bytes.len().next_multiple_of(self.geometry.cluster_size() as usize), 0);
+        let clusters = bytes.len() as u64 >> self.geometry.cluster_bits;
+        let place = self.allocate_metadata(worker, clusters).await?.range;
+        places.taken.push(place.clone());
+        self.write_at(worker, place.start << self.geometry.cluster_bits, &bytes).await?;
+        Ok(place)
+    }
+
+    /// Has the header name a directory (offset and bytes, entries), or none, durably.
+    async fn name_directory(&self, worker: &Worker, directory: Option<((u64, u64), u32)>) -> Result<()> {
+        let extension = directory.map(|((offset, size), count)| BitmapsExtension {
+            bitmap_count: count,
+            directory_size: size,
+            directory_offset: HostOffset(offset),
+        });
+        self.edit_header(worker, |block| {
+            set_bitmaps(block, extension).map_err(|e| format_error(&self.path, &e))
+        })
+        .await
+    }
+}
+
+impl Bitmap {
+    /// Whether all that is in memory has to be on disk.
+    fn is_complete(&self, afterwards: Afterwards) -> bool {
+        afterwards == Afterwards::Untouched || !self.recording
+    }
+}
+
+/// Clusters that the entries of `old` lead to and those of `new` don't.
+fn clusters_gone(old: &[Bitmap], new: &[Bitmap]) -> Vec<Range<u64>> {
+    let mut gone = Vec::new();
+    for bitmap in old {
+        let place = (bitmap.entry.table_offset, bitmap.entry.table_entries);
+        let stays = new.iter().any(|b| (b.entry.table_offset, b.entry.table_entries) == place);
+        if !stays && let Some(loaded) = &bitmap.loaded {
+            gone.extend(loaded.stored.iter().cloned());
+        }
+    }
+    gone
+}

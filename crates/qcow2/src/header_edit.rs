@@ -1,0 +1,323 @@
+//! Changing the bitmaps extension of a header in place, step by step.
+//!
+//! A disk may write a block torn: any of its sectors of 512 bytes may hold the new bytes while others hold the old
+//! ones. So a change is a list of whole blocks, each to be written and durable before the next is written. Whichever
+//! sectors of a step are on disk, the header is sound, all that is not about bitmaps is as it was, and the bitmaps are
+//! the old ones, the new ones, or none (the autoclear bit is clear then).
+
+use crate::bytes::{self, ZeroExtended};
+use crate::error::{FormatError, Version3Field};
+use crate::extension::{BITMAPS, BitmapsExtension, PREAMBLE, Walk};
+use crate::features::Autoclear;
+use crate::header::Header;
+use crate::limits;
+use crate::version::Version;
+
+/// Offset of the autoclear bits.
+const AUTOCLEAR_AT: usize = 88;
+/// Offsets of where the backing file name is, and of its length.
+const NAME_PLACE_AT: usize = 8;
+const NAME_LEN_AT: usize = 16;
+/// Bytes of the extension with its preamble.
+const WHOLE: usize = PREAMBLE + BitmapsExtension::SIZE;
+const SECTOR: usize = limits::SECTOR_SIZE as usize;
+
+/// The blocks to write one after the other so that the header in `block` (the first cluster, or its beginning) names
+/// `new` as its bitmaps, or none.
+///
+/// # Errors
+/// [`FormatError::NeedsVersion3`]; [`FormatError::HeaderDoesNotFit`] if there is no room for the extension within the block; what makes the header
+/// unreadable.
+pub fn set_bitmaps(block: &[u8], new: Option<BitmapsExtension>) -> Result<Vec<Vec<u8>>, FormatError> {
+    if Header::prefix(block)?.version == Version::V2 {
+        let refusal = FormatError::NeedsVersion3 { field: Version3Field::Features };
+        return if new.is_some() { Err(refusal) } else { Ok(Vec::new()) };
+    }
+    let mut edit = Edit { block: block.to_vec(), steps: Vec::new() };
+    let area = Area::find(block)?;
+    match (new, area.bitmaps) {
+        (Some(new), Some(at)) => edit.replace(at, &new.encode()),
+        (Some(new), None) => edit.insert(&area, &new.encode())?,
+        (None, Some(at)) => edit.remove(&area, at),
+        (None, None) => edit.set_bit(false),
+    }
+    Ok(edit.steps)
+}
+
+/// Where things lie in the header.
+struct Area {
+    /// The one bitmaps extension.
+    bitmaps: Option<usize>,
+    /// The end marker, if there is one.
+    end: Option<usize>,
+    /// Offset and bytes of the backing file name; offset 0: none.
+    name: (usize, usize),
+}
+
+impl Area {
+    fn find(block: &[u8]) -> Result<Self, FormatError> {
+        let prefix = Header::prefix(block)?;
+        let bytes = ZeroExtended(block);
+        let place = usize::try_from(bytes.u64(NAME_PLACE_AT)).unwrap_or(usize::MAX);
+        let name = (place, bytes.u32(NAME_LEN_AT) as usize);
+        let cluster = prefix.cluster_size() as usize;
+        let limit = if place == 0 { cluster } else { place.min(cluster) };
+        let mut walk = Walk { area: bytes, at: prefix.header_length as usize, end: limit };
+        let (mut bitmaps, mut at, mut count) = (None, walk.at, 0u32);
+        while let Some(item) = walk.next() {
+            let (kind, data) = item?;
+            if kind == BITMAPS {
+                count = count.saturating_add(1);
+                if data.len() != BitmapsExtension::SIZE {
+                    return Err(FormatError::BitmapsLength { len: data.len() as u32 });
+                }
+                bitmaps = Some(at);
+            }
+            at = walk.at;
+        }
+        if count > 1 {
+            return Err(FormatError::BitmapsTwice);
+        }
+        let has_marker = at.checked_add(PREAMBLE).is_some_and(|after| after <= limit);
+        Ok(Self { bitmaps, end: has_marker.then_some(at), name })
+    }
+}
+
+struct Edit {
+    /// What the last step leaves.
+    block: Vec<u8>,
+    steps: Vec<Vec<u8>>,
+}
+
+impl Edit {
+    /// Ends a step, if it changes anything.
+    fn step(&mut self, next: Vec<u8>) {
+        if next != self.block {
+            self.steps.push(next.clone());
+            self.block = next;
+        }
+    }
+
+    fn with_bit(&self, set: bool) -> Vec<u8> {
+        let mut next = self.block.clone();
+        let old = ZeroExtended(&next).u64(AUTOCLEAR_AT);
+        let bit = Autoclear::BITMAPS.bits();
+        let bits = if set { old | bit } else { old & !bit };
+        let _ = bytes::put(&mut next, AUTOCLEAR_AT, &bits.to_be_bytes());
+        next
+    }
+
+    fn set_bit(&mut self, set: bool) {
+        let next = self.with_bit(set);
+        self.step(next);
+    }
+
+    /// Overwrites bytes as one step.
+    fn put(&mut self, at: usize, value: &[u8]) {
+        let mut next = self.block.clone();
+        if bytes::put(&mut next, at, value).is_ok() {
+            self.step(next);
+        }
+    }
+
+    fn replace(&mut self, at: usize, data: &[u8]) {
+        let data_at = at.saturating_add(PREAMBLE);
+        if !in_one_sector(data_at, data.len()) {
+            self.set_bit(false);
+        }
+        self.put(data_at, data);
+        self.set_bit(true);
+    }
+
+    fn insert(&mut self, area: &Area, data: &[u8]) -> Result<(), FormatError> {
+        let room = self.block.len();
+        let full = |needed: usize| FormatError::HeaderDoesNotFit {
+            needed: needed as u64,
+            cluster_size: room as u64,
+        };
+        // Without a marker the name is what ends the extensions: rare, and not worth a way of its own.
+        let Some(end) = area.end else { return Err(full(room.saturating_add(WHOLE))) };
+        if !in_one_sector(end, PREAMBLE) {
+            return Err(full(room.saturating_add(WHOLE)));
+        }
+        let new_end = end.saturating_add(WHOLE);
+        let after = new_end.saturating_add(PREAMBLE);
+        if after > room {
+            return Err(full(after));
+        }
+        self.set_bit(false);
+        let (name_at, name_len) = area.name;
+        if name_at != 0 && name_at < after {
+            // A new place for the name, past everything; only then is its old place free.
+            let old_end = name_at.saturating_add(name_len);
+            let place = old_end.max(after).next_multiple_of(8);
+            let needed = place.saturating_add(name_len);
+            let Some(name) = self.block.get(name_at..old_end).map(<[u8]>::to_vec) else {
+                return Err(full(needed));
+            };
+            if needed > room {
+                return Err(full(needed));
+            }
+            self.put(place, &name);
+            self.put(NAME_PLACE_AT, &(place as u64).to_be_bytes());
+        }
+        // Behind the marker nobody looks.
+        self.put(end.saturating_add(PREAMBLE), &[data, &[0; PREAMBLE]].concat());
+        let preamble = [BITMAPS.to_be_bytes(), (BitmapsExtension::SIZE as u32).to_be_bytes()].concat();
+        self.put(end, &preamble);
+        self.set_bit(true);
+        Ok(())
+    }
+
+    fn remove(&mut self, area: &Area, at: usize) {
+        self.set_bit(false);
+        let next = at.saturating_add(WHOLE);
+        let is_last = area.end.is_none_or(|end| end <= next);
+        if is_last && in_one_sector(at, PREAMBLE) {
+            self.put(at, &[0; PREAMBLE]);
+            return;
+        }
+        let end = area.end.unwrap_or(next).saturating_add(PREAMBLE);
+        // What follows moves up, if that can't be torn. Else the extension stays, without meaning.
+        if in_one_sector(at, end.saturating_sub(at))
+            && let Some(rest) = self.block.get(next..end).map(<[u8]>::to_vec)
+        {
+            self.put(at, &rest);
+        }
+    }
+}
+
+fn in_one_sector(at: usize, len: usize) -> bool {
+    let last = at.saturating_add(len).saturating_sub(1);
+    at.checked_div(SECTOR) == last.checked_div(SECTOR)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::extension::Extension;
+    use crate::header::{NewHeader, Purpose};
+    use crate::offsets::HostOffset;
+    use proptest::prelude::*;
+
+    fn bitmaps(n: u64) -> BitmapsExtension {
+        BitmapsExtension {
+            bitmap_count: n as u32 + 1,
+            directory_size: 32 * (n + 1),
+            directory_offset: HostOffset((n + 5) << 16),
+        }
+    }
+
+    fn block(header: &Header) -> Vec<u8> {
+        let mut block = header.encode().unwrap();
+        block.resize((header.geometry().cluster_size() as usize).min(4096), 0);
+        block
+    }
+
+    fn parse(block: &[u8]) -> Header {
+        Header::parse(block, Purpose::Inspect).unwrap().0
+    }
+
+    /// What is in a header beside bitmaps.
+    fn rest(header: &Header) -> (Vec<Extension>, Option<Vec<u8>>, Autoclear, u64) {
+        let mut extensions = header.extensions().to_vec();
+        extensions.retain(|e| e.kind() != BITMAPS);
+        let name = header.backing_file().map(<[u8]>::to_vec);
+        (extensions, name, header.autoclear - Autoclear::BITMAPS, header.size)
+    }
+
+    /// Goes through all steps, each torn in every way, and returns the last block.
+    fn apply(before: &[u8], new: Option<BitmapsExtension>) -> Vec<u8> {
+        let old = parse(before);
+        let steps = set_bitmaps(before, new).unwrap();
+        let mut block = before.to_vec();
+        for step in steps {
+            let sectors: Vec<usize> = (0..block.len() / 512)
+                .filter(|s| block[s * 512..(s + 1) * 512] != step[s * 512..(s + 1) * 512])
+                .collect();
+            for landed in 0..1 << sectors.len() {
+                let mut torn = block.clone();
+                for (i, s) in sectors.iter().enumerate() {
+                    if landed >> i & 1 == 1 {
+                        torn[s * 512..(s + 1) * 512].copy_from_slice(&step[s * 512..(s + 1) * 512]);
+                    }
+                }
+                let found = parse(&torn);
+                assert_eq!(rest(&found), rest(&old));
+                let found = found.bitmaps();
+                assert!(found.is_none() || found == new || found == old.bitmaps(), "{found:?}");
+            }
+            block = step;
+        }
+        assert_eq!(parse(&block).bitmaps(), new);
+        block
+    }
+
+    fn header(cluster_bits: u32, name: &[u8], more: &[(u32, usize)]) -> Header {
+        let mut header = Header::new(&NewHeader { cluster_bits, ..NewHeader::default() }).unwrap();
+        header.refcount_table_offset = HostOffset(1 << cluster_bits);
+        header.refcount_table_clusters = 1;
+        header.set_backing_file((!name.is_empty()).then_some(name)).unwrap();
+        for (kind, len) in more {
+            header.extensions.push(Extension::Unknown { kind: *kind, data: vec![0x5a; *len] });
+        }
+        header
+    }
+
+    #[test]
+    fn a_name_that_does_not_fit_twice_is_left_where_it_is() {
+        let full = block(&header(9, &[b'n'; 350], &[]));
+        assert!(matches!(set_bitmaps(&full, Some(bitmaps(0))), Err(FormatError::HeaderDoesNotFit { .. })));
+    }
+
+    #[test]
+    fn an_extension_that_was_removed_leaves_no_trace() {
+        let before = block(&header(16, b"base.img", &[]));
+        let with = apply(&before, Some(bitmaps(3)));
+        let without = parse(&apply(&with, None));
+        assert!(without.extensions().iter().all(|e| e.kind() != BITMAPS));
+    }
+
+    #[test]
+    fn a_second_extension_is_an_error() {
+        let mut twice = header(16, b"", &[]);
+        twice.autoclear |= Autoclear::BITMAPS;
+        twice.extensions.push(Extension::Bitmaps(bitmaps(0)));
+        twice.extensions.push(Extension::Bitmaps(bitmaps(1)));
+        assert_eq!(set_bitmaps(&block(&twice), None), Err(FormatError::BitmapsTwice));
+    }
+
+    proptest! {
+        #[test]
+        fn every_torn_step_is_sound(
+            cluster_bits in prop_oneof![Just(9u32), Just(12), Just(16)],
+            name in proptest::collection::vec(b'a'..=b'z', 0..60),
+            more in proptest::collection::vec((1u32..9, 0usize..50), 0..5),
+            bit_alone in any::<bool>(),
+            stale in any::<bool>(),
+        ) {
+            let mut header = header(cluster_bits, &name, &more);
+            if stale {
+                header.extensions.insert(0, Extension::StaleBitmaps(bitmaps(7).encode()));
+            } else if bit_alone {
+                header.autoclear |= Autoclear::BITMAPS;
+            }
+            if header.encode().is_ok() && set_bitmaps(&block(&header), Some(bitmaps(0))).is_ok() {
+                let first = apply(&block(&header), Some(bitmaps(0)));
+                let second = apply(&first, Some(bitmaps(1)));
+                let none = apply(&second, None);
+                apply(&none, Some(bitmaps(2)));
+            }
+        }
+
+        #[test]
+        fn any_bytes_give_a_verdict(mut bytes in proptest::collection::vec(any::<u8>(), 512)) {
+            let _ = set_bitmaps(&bytes, Some(bitmaps(0)));
+            bytes[..8].copy_from_slice(&[0x51, 0x46, 0x49, 0xfb, 0, 0, 0, 3]);
+            bytes[20..24].copy_from_slice(&9u32.to_be_bytes());
+            bytes[100..104].copy_from_slice(&104u32.to_be_bytes());
+            let _ = set_bitmaps(&bytes, Some(bitmaps(0)));
+            let _ = set_bitmaps(&bytes, None);
+        }
+    }
+}
