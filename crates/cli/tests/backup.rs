@@ -155,6 +155,10 @@ fn what_can_not_be_is_refused_and_leaves_nothing() {
     std::fs::write(scratch.file("changed"), text.replacen("\n0 ", "\n0 0", 1)).unwrap();
     std::fs::write(scratch.file("cut"), &text[..text.len() / 2]).unwrap();
     scratch.write("noise", &noise(1, 5000));
+    // The same size, but for some bytes the same content.
+    std::fs::copy(scratch.file("disk"), scratch.file("other")).unwrap();
+    change(&scratch, "other", 5 * MIB, b"something else");
+    scratch.zebu(&words("backup -q -f raw other other.qcow2 --manifest other.manifest")).ok();
     let before = names(&scratch);
     for (line, named) in [
         ("backup -f raw disk a.qcow2", "exists already"),
@@ -172,6 +176,10 @@ fn what_can_not_be_is_refused_and_leaves_nothing() {
         (
             "backup -f raw disk b.qcow2 --cluster-size 4k --previous a.qcow2 --previous-manifest a.manifest",
             "make a full backup",
+        ),
+        (
+            "backup -f raw disk b.qcow2 --previous a.qcow2 --previous-manifest other.manifest",
+            "guest offset 5242880",
         ),
         ("backup -f raw disk b.qcow2 --previous a.qcow2 --previous-manifest changed", "changed"),
         ("backup -f raw disk b.qcow2 --previous a.qcow2 --previous-manifest cut", "cut"),

@@ -103,7 +103,7 @@ const COMMANDS: &[CommandInfo] = &[
         None,
         WritableImage,
         "begin to write, and go on with the next command",
-        " -P  fill the buffer with this byte instead of 0xcd\n -f  the data is durable at the end\n -c  write compressed clusters\n -z  write zeroes\n -u  with -z, space may be given back\n"
+        " -P  fill the buffer with this byte instead of 0xcd\n -f  the data is durable at the end\n -z  write zeroes\n -u  with -z, space may be given back\n"
     ),
     command!(
         Alloc,

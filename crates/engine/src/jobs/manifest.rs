@@ -23,6 +23,8 @@ use std::path::{Path, PathBuf};
 
 /// Longest line that a manifest has, with room to spare.
 const MAX_LINE: u64 = 256;
+/// Lines before the first cluster's.
+const HEAD_LINES: usize = 3;
 /// What a zero cluster counts as.
 const ZERO: [u8; 32] = [0; 32];
 
@@ -76,6 +78,8 @@ pub(super) struct ManifestWriter {
     /// Zero clusters before it that are not written yet.
     zeroes: u64,
     line: String,
+    /// What went wrong first.
+    failed: Option<Error>,
 }
 
 fn hex(bytes: &[u8; 32]) -> String {
@@ -102,6 +106,7 @@ impl ManifestWriter {
             next: 0,
             zeroes: 0,
             line: String::new(),
+            failed: None,
         }
     }
 
@@ -111,16 +116,7 @@ impl ManifestWriter {
     /// # Errors
     /// It is none, or one of another disk.
     pub(super) fn resume(path: &Path, subject: Subject) -> Result<(Self, u64)> {
-        let mut reader = ManifestReader::open(path)?;
-        if reader.subject != subject {
-            return Err(reader.wrong(&format!(
-                "it is of a disk of {} bytes in clusters of {}, this one has {} bytes in clusters of {}",
-                reader.subject.virtual_size,
-                reader.subject.cluster_size,
-                subject.virtual_size,
-                subject.cluster_size
-            )));
-        }
+        let mut reader = ManifestReader::open_for(path, subject)?;
         // What came behind the last checkpoint may be cut off anywhere.
         let (mut at, mut done) = (None, 0);
         while let Ok(Some(line)) = reader.line() {
@@ -165,7 +161,18 @@ impl ManifestWriter {
 
     fn put(&mut self, text: &str) -> Result<()> {
         self.whole.update(text.as_bytes());
-        self.file.write_all(text.as_bytes()).map_err(|e| from_io(&self.path, "can't write the manifest", &e))
+        let written = self.file.write_all(text.as_bytes());
+        self.note(written, "can't write the manifest")
+    }
+
+    /// After a failure nothing more is noted: a checkpoint behind a gap would not be one.
+    fn note(&mut self, result: std::io::Result<()>, what: &str) -> Result<()> {
+        let result = match &self.failed {
+            Some(error) => return Err(error.clone()),
+            None => result.map_err(|e| from_io(&self.path, what, &e)),
+        };
+        self.failed = result.as_ref().err().cloned();
+        result
     }
 
     fn put_zeroes(&mut self) -> Result<()> {
@@ -208,13 +215,12 @@ impl ManifestWriter {
     }
 
     fn sync(&mut self) -> Result<()> {
-        let io = |e: &std::io::Error| from_io(&self.path, "can't make the manifest durable", e);
-        self.file.flush().map_err(|e| io(&e))?;
-        self.file.get_ref().sync_data().map_err(|e| io(&e))
+        let synced = self.file.flush().and_then(|()| self.file.get_ref().sync_data());
+        self.note(synced, "can't make the manifest durable")
     }
 
     /// Ends the manifest and makes it durable; returns the hash of the disk, as text.
-    pub(super) fn finish(mut self) -> Result<String> {
+    pub(super) fn finish(&mut self) -> Result<String> {
         self.put_zeroes()?;
         let disk = self.disk.finalize().to_hex().to_string();
         self.put(&format!("disk {disk}\n"))?;
@@ -279,6 +285,21 @@ impl ManifestReader {
         }
         reader.subject = Subject { virtual_size, cluster_size };
         Ok(reader)
+    }
+
+    /// Opens a manifest that is of this disk.
+    fn open_for(path: &Path, subject: Subject) -> Result<Self> {
+        let reader = Self::open(path)?;
+        if reader.subject == subject {
+            return Ok(reader);
+        }
+        Err(reader.wrong(&format!(
+            "it is of a disk of {} bytes in clusters of {}, this one has {} bytes in clusters of {}",
+            reader.subject.virtual_size,
+            reader.subject.cluster_size,
+            subject.virtual_size,
+            subject.cluster_size
+        )))
     }
 
     fn wrong(&self, why: &str) -> Error {
@@ -408,6 +429,34 @@ pub(super) fn check_whole(path: &Path, unfit: impl FnOnce(Subject) -> Option<Str
     }
     reader.finish()?;
     Ok(subject)
+}
+
+/// Whether a manifest that was not finished has a checkpoint to go on from. One that was cut off within its first lines
+/// has none.
+///
+/// # Errors
+/// It can't be read, or is of another disk.
+pub(super) fn has_checkpoint(path: &Path, subject: Subject) -> Result<bool> {
+    let io = |e: &std::io::Error| from_io(path, "can't open the manifest", e);
+    let mut head = Vec::new();
+    let file = File::open(path).map_err(|e| io(&e))?;
+    file.take(HEAD_LINES as u64 * MAX_LINE).read_to_end(&mut head).map_err(|e| io(&e))?;
+    if head
+        .split_inclusive(|byte| *byte == b'\n')
+        .take(HEAD_LINES)
+        .filter(|line| line.ends_with(b"\n"))
+        .count()
+        < HEAD_LINES
+    {
+        return Ok(false);
+    }
+    let mut reader = ManifestReader::open_for(path, subject)?;
+    while let Ok(Some(line)) = reader.line() {
+        if matches!(line, Line::Checkpoint(_)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 //!
 //! What is tested and how to run more of it is described in `docs/crash-tests.md`.
 
-mod chain_operations;
 #[allow(dead_code, reason = "shared with the fault tests")]
 mod bitmaps;
+mod chain_operations;
 #[allow(dead_code, reason = "shared with the fault tests")]
 mod guest;
 mod judge;

@@ -8,10 +8,11 @@ mod bitmap;
 mod chunk;
 mod options;
 mod partial;
+mod previous;
 
 pub use options::{BackupOptions, BackupReport, Interrupted, PreviousBackup, SourceErrors};
 
-use super::manifest::{Digest, ManifestReader, ManifestWriter, Subject, check_whole};
+use super::manifest::{Digest, ManifestReader, ManifestWriter, Subject};
 use super::progress::{Phase, Tracker};
 use crate::{Error, ErrorKind, Image, Result};
 use bitmap::{Changed, Dirty};
@@ -63,7 +64,6 @@ fn divide(options: &BackupOptions) -> Result<(u64, usize, usize)> {
 pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) -> Result<BackupReport> {
     let (chunk, at_once, gather) = divide(options)?;
     let subject = Subject { virtual_size: source.virtual_size(), cluster_size: options.cluster_size };
-    let mut previous = None;
     if let Some(base) = &options.previous
         && base.manifest.is_none()
         && options.bitmap.is_none()
@@ -76,21 +76,18 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
             "the manifest of an increment needs that of the previous backup: most of the disk is not read";
         return Err(Error::new(ErrorKind::InvalidArgument, message).on(&options.target));
     }
-    let mut dirty = Dirty::begin(worker, source, options).await?;
-    if let Some(manifest) = options.previous.as_ref().and_then(|base| base.manifest.clone()) {
-        let path = manifest.clone();
-        let unfit = move |found: Subject| {
-            (found != subject).then(|| {
-                format!(
-                    "the manifest does not fit: it is of a disk of {} bytes in clusters of {}, the source has {} bytes \
-                     and the backup clusters of {}; make a full backup",
-                    found.virtual_size, found.cluster_size, subject.virtual_size, subject.cluster_size
-                )
-            })
-        };
-        worker.run_blocking(move || check_whole(&manifest, unfit)).await?;
-        previous = Some(ManifestReader::open(&path)?);
+    if let Some((file_length, disk_hash)) = partial::finish_publishing(worker, options, subject).await? {
+        let total = subject.virtual_size;
+        return Ok(BackupReport {
+            total,
+            resumed_at: total,
+            file_length,
+            disk_hash,
+            ..BackupReport::default()
+        });
     }
+    let mut dirty = Dirty::begin(worker, source, options).await?;
+    let mut previous = previous::open(worker, options, subject).await?;
     let mut partial = Partial::begin(worker, options, subject, gather).await?;
     if let (Some(dirty), Some(names), Some(base)) = (&mut dirty, &options.previous, partial.image.backing())
         && let Err(error) = dirty.compare(worker, source, &base, names).await
@@ -187,9 +184,13 @@ impl Job<'_> {
             match under_way.next().await {
                 Some(Ok(chunk)) if failed.is_none() => {
                     done += chunk.len;
-                    account(report, chunk, &mut partial.manifest)?;
-                    self.tracker.advance(done - partial.done);
-                    partial.done = done;
+                    match account(report, chunk, &mut partial.manifest) {
+                        Ok(()) => {
+                            self.tracker.advance(done - partial.done);
+                            partial.done = done;
+                        }
+                        Err(error) => failed = Some(error),
+                    }
                 }
                 // What is under way is waited for, so that nothing writes behind the back of what follows.
                 Some(Ok(_)) => {}

@@ -1,0 +1,80 @@
+//! The backup that an increment stands on: its manifest must be whole, of a disk like the source, and its own.
+
+use super::options::BackupOptions;
+use crate::jobs::manifest::{Digest, ManifestReader, Subject, check_whole};
+use crate::{Error, ErrorKind, Format, Image, OpenOptions, Result};
+use std::path::Path;
+use zebu_storage::Worker;
+
+/// Clusters of the previous backup that are compared with its manifest. To read all of them would take as long as a
+/// full backup.
+const SAMPLES: u64 = 256;
+
+/// Opens the manifest of the previous backup, if there is one.
+///
+/// # Errors
+/// The manifest is damaged, of another disk, or does not say what the previous backup holds (some clusters are looked
+/// at, evenly spread).
+pub(super) async fn open(
+    worker: &Worker,
+    options: &BackupOptions,
+    subject: Subject,
+) -> Result<Option<ManifestReader>> {
+    let Some(base) = &options.previous else { return Ok(None) };
+    let Some(path) = base.manifest.as_deref() else { return Ok(None) };
+    let manifest = path.to_owned();
+    let unfit = move |found: Subject| {
+        (found != subject).then(|| {
+            format!(
+                "the manifest does not fit: it is of a disk of {} bytes in clusters of {}, the source has {} bytes \
+                 and the backup clusters of {}; make a full backup",
+                found.virtual_size, found.cluster_size, subject.virtual_size, subject.cluster_size
+            )
+        })
+    };
+    worker.run_blocking(move || check_whole(&manifest, unfit)).await?;
+    let open = OpenOptions {
+        format: Some(Format::Qcow2),
+        cache: options.cache,
+        refs: options.refs.clone(),
+        ..OpenOptions::default()
+    };
+    let image = Image::open(worker, &base.image, &open).await?;
+    let compared = compare(worker, &image, path, subject).await;
+    let closed = image.close(worker).await;
+    compared?;
+    closed?;
+    ManifestReader::open(path).map(Some)
+}
+
+async fn compare(worker: &Worker, image: &Image, path: &Path, subject: Subject) -> Result<()> {
+    let unfit = |why: String| Err(Error::new(ErrorKind::InvalidArgument, why).on(path));
+    if image.virtual_size() != subject.virtual_size {
+        return unfit(format!(
+            "the manifest is not that of '{}', whose disk has {} bytes",
+            image.path().display(),
+            image.virtual_size()
+        ));
+    }
+    let mut manifest = ManifestReader::open(path)?;
+    let step = (subject.clusters() / SAMPLES).max(1);
+    for cluster in 0..subject.clusters() {
+        let expected = manifest.next_digest()?;
+        if !cluster.is_multiple_of(step) {
+            continue;
+        }
+        let offset = cluster * subject.cluster_size;
+        let len = subject.cluster_size.min(subject.virtual_size - offset) as usize;
+        let (result, bufs) = image.read(worker, offset, worker.buffer(len).into()).await;
+        result?;
+        let mut bytes = vec![0; len];
+        bufs.copy_to(0, &mut bytes);
+        if Digest::of(&bytes) != expected {
+            return unfit(format!(
+                "the manifest is not that of '{}', which holds something else at guest offset {offset}",
+                image.path().display()
+            ));
+        }
+    }
+    Ok(())
+}
