@@ -301,6 +301,7 @@ async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> R
     let full = headers.fold(0u64, |sum, header| sum.saturating_add(full_cache_bytes(header)));
     let interval = options.cache_clean_interval.unwrap_or(DEFAULT_CLEAN_INTERVAL);
     let store = Arc::new(SliceStore::new(u64::MAX, interval));
+    let inflated = Arc::default();
     let index = chain_index(&links, options, &store);
     let mut below: Vec<Arc<Node>> = Vec::new();
     let depth = links.len();
@@ -316,6 +317,7 @@ async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> R
             }
             let place = Place {
                 store: store.clone(),
+                inflated: Arc::clone(&inflated),
                 index: index.clone().filter(|_| is_top),
                 has_backing: backing.is_some(),
                 data_file: link.data_file,

@@ -52,8 +52,8 @@ struct State {
 pub(crate) enum Work {
     /// Compress `input`, with zeroes behind it up to `cluster` bytes.
     Compress { method: Method, input: IoBufs, cluster: usize },
-    /// Inflate one cluster from `input`, after its first `skip` bytes.
-    Inflate { compression: Compression, input: IoBufs, skip: usize, cluster: usize },
+    /// Inflate one cluster from `input`, after its first `skip` bytes, into memory that may be `output`'s.
+    Inflate { compression: Compression, input: IoBufs, skip: usize, cluster: usize, output: Vec<u8> },
 }
 
 /// How work ended.
@@ -99,11 +99,21 @@ impl Work {
         match self {
             Work::Compress { method, input, cluster } => codec::compress(*method, input, *cluster, output)
                 .map_or(Outcome::Incompressible, Outcome::Bytes),
-            Work::Inflate { compression, input, skip, cluster } => {
+            Work::Inflate { compression, input, skip, cluster, .. } => {
                 match codec::inflate(*compression, input, *skip, *cluster, output) {
                     Ok(()) => Outcome::Bytes(*cluster),
                     Err(why) => Outcome::Damaged(why),
                 }
+            }
+        }
+    }
+
+    /// The memory that the result is to have, if it does not matter which.
+    fn take_output(&mut self) -> Option<Vec<u8>> {
+        match self {
+            Work::Compress { .. } => None,
+            Work::Inflate { output, .. } => {
+                Some(std::mem::take(output)).filter(|output| output.capacity() > 0)
             }
         }
     }
@@ -136,18 +146,19 @@ impl CodecPool {
     }
 
     /// Does `work`, once there is a slot.
-    pub(crate) async fn run(&self, worker: &Worker, work: Work) -> Finished {
+    pub(crate) async fn run(&self, worker: &Worker, mut work: Work) -> Finished {
         let shared = self.shared();
+        let given = work.take_output();
         if worker.kind() == WorkerKind::Simulated {
             // Nothing but the simulation may decide when something happens: not another thread, nor a slot of it.
-            let mut output = Vec::new();
+            let mut output = given.unwrap_or_default();
             let outcome = work.execute(&mut output);
             let shared = Arc::clone(shared);
             return Finished { shared, slot: None, input: work.into_input(), outcome, output };
         }
         let slot = shared.slot().await;
         let slot = Abandon { shared, slot };
-        slot.slot.queue(work);
+        slot.slot.queue(work, given);
         if !shared.push(&slot.slot) {
             slot.slot.execute();
         }
@@ -298,8 +309,12 @@ enum Wanted {
 }
 
 impl Slot {
-    fn queue(&self, work: Work) {
-        lock(&self.0).phase = Phase::Queued(work, None);
+    fn queue(&self, work: Work, output: Option<Vec<u8>>) {
+        let mut state = lock(&self.0);
+        state.phase = Phase::Queued(work, None);
+        if let Some(output) = output {
+            state.output = output;
+        }
     }
 
     /// Does the work that is queued, and wakes who waits for it.
@@ -437,9 +452,11 @@ mod tests {
                     let packed = pool.run(worker, compress(content)).await;
                     let input = IoBufs::from(IoBuf::copy_of(packed.output()));
                     drop(packed);
+                    // Memory of any size, with anything in it.
+                    let output = vec![0xee; content[0] as usize * 512];
                     let compression = Compression::Zlib;
-                    let back =
-                        pool.run(worker, Work::Inflate { compression, input, skip: 0, cluster: 4096 }).await;
+                    let work = Work::Inflate { compression, input, skip: 0, cluster: 4096, output };
+                    let back = pool.run(worker, work).await;
                     assert_eq!(back.output(), content);
                 }
             })));

@@ -10,31 +10,47 @@ use crate::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::future::poll_fn;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use zebu_qcow2::CompressedRange;
 use zebu_storage::{IoBuf, IoBufs, Worker};
 
-/// Bytes of inflated clusters kept.
+/// Bytes of inflated clusters kept for a chain, however many images it has.
 const CAPACITY: usize = 4 << 20;
+/// Buffers of clusters that were given up, kept for the next ones: a fresh one costs the kernel its pages.
+const SPARE: usize = 8;
+/// Most bytes of them.
+const SPARE_BYTES: usize = 1 << 20;
 
 /// An inflated cluster.
 pub(crate) type Inflated = Arc<Vec<u8>>;
 
-/// Inflated clusters by the place of their stream.
+/// The inflated clusters of a chain.
 #[derive(Debug, Default)]
-pub(crate) struct ClusterCache {
+pub(crate) struct InflatedClusters {
     state: Mutex<State>,
+    owners: AtomicU32,
 }
+
+/// Those of one image.
+#[derive(Debug)]
+pub(crate) struct ClusterCache {
+    all: Arc<InflatedClusters>,
+    owner: u32,
+}
+
+/// Image, offset and length of a stream.
+type Key = (u32, u64, u64);
 
 #[derive(Debug, Default)]
 struct State {
-    /// By the stream's offset and length in the file.
-    ready: BTreeMap<(u64, u64), Entry>,
+    ready: BTreeMap<Key, Entry>,
     /// Keys in the order in which they are looked at for eviction; some may be gone.
-    clock: VecDeque<(u64, u64)>,
+    clock: VecDeque<Key>,
     bytes: usize,
-    loading: HashMap<CompressedRange, Vec<Waker>>,
+    loading: HashMap<Key, Vec<Waker>>,
+    spare: Vec<Vec<u8>>,
 }
 
 #[derive(Debug)]
@@ -52,17 +68,17 @@ enum Lookup<'a> {
 /// The duty to inflate a cluster; others wait until it is dropped.
 struct Ticket<'a> {
     cache: &'a ClusterCache,
-    stream: CompressedRange,
+    key: Key,
 }
 
 impl State {
-    fn get(&mut self, stream: CompressedRange) -> Option<Inflated> {
-        let entry = self.ready.get_mut(&(stream.offset.0, stream.len))?;
+    fn get(&mut self, key: Key) -> Option<Inflated> {
+        let entry = self.ready.get_mut(&key)?;
         entry.used = true;
         Some(entry.bytes.clone())
     }
 
-    fn insert(&mut self, stream: CompressedRange, bytes: Inflated) {
+    fn insert(&mut self, key: Key, bytes: Inflated) {
         while self.bytes + bytes.len() > CAPACITY {
             let Some(key) = self.clock.pop_front() else { break };
             match self.ready.get_mut(&key) {
@@ -74,7 +90,6 @@ impl State {
                 None => {}
             }
         }
-        let key = (stream.offset.0, stream.len);
         self.bytes += bytes.len();
         match self.ready.insert(key, Entry { bytes, used: false }) {
             Some(before) => self.bytes -= before.bytes.len(),
@@ -82,36 +97,57 @@ impl State {
         }
     }
 
-    fn remove(&mut self, key: (u64, u64)) {
-        if let Some(entry) = self.ready.remove(&key) {
-            self.bytes -= entry.bytes.len();
+    fn remove(&mut self, key: Key) {
+        let Some(entry) = self.ready.remove(&key) else { return };
+        self.bytes -= entry.bytes.len();
+        if self.spare.len() < SPARE
+            && (self.spare.len() + 1) * entry.bytes.len() <= SPARE_BYTES
+            && let Some(buffer) = Arc::into_inner(entry.bytes)
+        {
+            self.spare.push(buffer);
         }
     }
 }
 
 impl ClusterCache {
+    /// That of another image of the chain.
+    pub(crate) fn new(all: Arc<InflatedClusters>) -> Self {
+        let owner = all.owners.fetch_add(1, Relaxed);
+        Self { all, owner }
+    }
+
+    fn key(&self, stream: CompressedRange) -> Key {
+        (self.owner, stream.offset.0, stream.len)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn lookup(&self, stream: CompressedRange) -> Lookup<'_> {
+        let key = self.key(stream);
         poll_fn(|cx| {
             let mut state = self.state();
-            if let Some(bytes) = state.get(stream) {
+            if let Some(bytes) = state.get(key) {
                 return Poll::Ready(Lookup::Ready(bytes));
             }
-            if let Some(waiting) = state.loading.get_mut(&stream) {
+            if let Some(waiting) = state.loading.get_mut(&key) {
                 waiting.push(cx.waker().clone());
                 return Poll::Pending;
             }
-            state.loading.insert(stream, Vec::new());
-            Poll::Ready(Lookup::Mine(Ticket { cache: self, stream }))
+            state.loading.insert(key, Vec::new());
+            Poll::Ready(Lookup::Mine(Ticket { cache: self, key }))
         })
         .await
     }
 
     fn insert(&self, stream: CompressedRange, bytes: Inflated) {
-        self.state().insert(stream, bytes);
+        self.state().insert(self.key(stream), bytes);
+    }
+
+    /// A buffer for a result; what it holds is of no interest.
+    fn buffer(&self) -> Vec<u8> {
+        self.state().spare.pop().unwrap_or_default()
     }
 
     /// Forgets streams that touch these host clusters.
@@ -120,11 +156,11 @@ impl ClusterCache {
         // A descriptor reaches over two clusters at most.
         let first = start.saturating_sub(2 << cluster_bits);
         let mut state = self.state();
-        let touched: Vec<(u64, u64)> = state
+        let touched: Vec<Key> = state
             .ready
-            .range((first, 0)..(end, 0))
+            .range((self.owner, first, 0)..(self.owner, end, 0))
             .map(|(key, _)| *key)
-            .filter(|(offset, len)| offset + len > start)
+            .filter(|(_, offset, len)| offset + len > start)
             .collect();
         for key in touched {
             state.remove(key);
@@ -136,7 +172,7 @@ impl ClusterCache {
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        for waker in self.cache.state().loading.remove(&self.stream).into_iter().flatten() {
+        for waker in self.cache.state().loading.remove(&self.key).into_iter().flatten() {
             waker.wake();
         }
     }
@@ -160,7 +196,7 @@ impl Qcow2 {
             None => self.read_stream(worker, stream, guest).await?,
         };
         let (compression, cluster) = (self.compression, self.geometry.cluster_size() as usize);
-        let work = Work::Inflate { compression, input, skip, cluster };
+        let work = Work::Inflate { compression, input, skip, cluster, output: self.clusters.buffer() };
         let mut done = self.compress.pool.run(worker, work).await;
         if let Outcome::Damaged(why) = done.outcome {
             let message = format!("compressed cluster can't be decompressed: {why}");
@@ -204,34 +240,42 @@ mod tests {
 
     #[test]
     fn the_cache_keeps_to_its_bytes_and_what_was_used_last() {
-        let cache = ClusterCache::default();
+        let cache = ClusterCache::new(Arc::default());
+        let at = |i: u64| cache.key(stream(i << 20));
         let mut state = cache.state();
         let cluster = CAPACITY / 8;
         for i in 0..8 {
-            state.insert(stream(i << 20), Arc::new(vec![i as u8; cluster]));
+            state.insert(at(i), Arc::new(vec![i as u8; cluster]));
         }
-        assert!(state.get(stream(3 << 20)).is_some_and(|bytes| bytes[0] == 3));
+        assert!(state.get(at(3)).is_some_and(|bytes| bytes[0] == 3));
         for i in 8..15 {
-            state.insert(stream(i << 20), Arc::new(vec![i as u8; cluster]));
+            state.insert(at(i), Arc::new(vec![i as u8; cluster]));
             assert!(state.bytes <= CAPACITY && state.ready.len() <= 8);
         }
-        assert!(state.get(stream(3 << 20)).is_some(), "it was used since it was inserted");
-        assert!(state.get(stream(0)).is_none());
+        assert!(state.get(at(3)).is_some(), "it was used since it was inserted");
+        assert!(state.get(at(0)).is_none());
         assert_eq!(state.ready.values().map(|entry| entry.bytes.len()).sum::<usize>(), state.bytes);
     }
 
     #[test]
     fn released_clusters_are_forgotten_and_no_others() {
-        let cache = ClusterCache::default();
+        let all = Arc::new(InflatedClusters::default());
+        let (other, cache) = (ClusterCache::new(all.clone()), ClusterCache::new(all));
         let offsets = [0x1_0000, 0x1_fe00, 0x2_0000, 0x2_8000, 0x3_0000];
         for offset in offsets {
             cache.insert(stream(offset), Arc::new(vec![0; 65536]));
+            other.insert(stream(offset), Arc::new(vec![1; 65536]));
         }
         cache.forget(&(2..3), 16);
         let mut state = cache.state();
-        let left: Vec<bool> = offsets.iter().map(|offset| state.get(stream(*offset)).is_some()).collect();
+        let left: Vec<bool> =
+            offsets.iter().map(|offset| state.get(cache.key(stream(*offset))).is_some()).collect();
         // The second one reaches into the released cluster.
         assert_eq!(left, [true, false, false, false, true]);
-        assert_eq!(state.bytes, 2 * 65536);
+        assert_eq!(state.bytes, 7 * 65536, "those of the other image stay");
+        assert!(
+            offsets.iter().all(|offset| state.get(other.key(stream(*offset))).is_some_and(|b| b[0] == 1))
+        );
+        assert_eq!(state.spare.len(), 3, "their memory is used again");
     }
 }

@@ -3,7 +3,7 @@
 use crate::options::{Access, OpenOptions, Purpose};
 use crate::qcow2::bitmaps::Bitmaps;
 use crate::qcow2::commit::CommitControl;
-use crate::qcow2::decompress::ClusterCache;
+use crate::qcow2::decompress::{ClusterCache, InflatedClusters};
 use crate::qcow2::gather::Gatherer;
 use crate::qcow2::header_block::HeaderBlock;
 use crate::qcow2::index::ChainIndex;
@@ -162,6 +162,7 @@ pub(crate) fn default_cache_bytes(full: u64, tables: u64) -> u64 {
 /// What the chain gives an image.
 pub(crate) struct Place {
     pub(crate) store: Arc<SliceStore>,
+    pub(crate) inflated: Arc<InflatedClusters>,
     /// For the top image.
     pub(crate) index: Option<Arc<ChainIndex>>,
     pub(crate) has_backing: bool,
@@ -268,7 +269,7 @@ impl Qcow2 {
             space: Mutex::new(Space::default()),
             space_gate: crate::gate::Gate::default(),
             metadata: MetadataMap::new(&place.store),
-            clusters: ClusterCache::default(),
+            clusters: ClusterCache::new(place.inflated),
             gatherer: Gatherer::default(),
             compress: options.compress.clone(),
             grace: crate::qcow2::grace::Grace::default(),
