@@ -42,6 +42,16 @@ pub(crate) enum Metric {
     LatencyP99Micros,
     DeviceReads,
     DeviceWrites,
+    /// System calls on the target, seen by strace.
+    TargetReads,
+    TargetWrites,
+    /// Of the writes, those that do not begin and end where 4 KiB blocks do.
+    UnalignedWrites,
+    /// In the page cache after the run.
+    SourceCachedMib,
+    TargetCachedMib,
+    /// Of both files in the page cache, at most, while it ran.
+    PeakCachedMib,
     /// Extents of a file on its file system, for each GiB of the disk.
     ExtentsPerGib,
     /// Of the image that was made.
@@ -61,6 +71,12 @@ impl Metric {
             Metric::RequestsPerSecond => "IOPS",
             Metric::LatencyP99Micros => "p99 (µs)",
             Metric::CpuMicrosPerRequest => "CPU per request (µs)",
+            Metric::TargetReads => "reads of the target",
+            Metric::TargetWrites => "writes to the target",
+            Metric::UnalignedWrites => "unaligned writes",
+            Metric::SourceCachedMib => "source left in the page cache (MiB)",
+            Metric::TargetCachedMib => "target left in the page cache (MiB)",
+            Metric::PeakCachedMib => "page cache while it ran (MiB)",
             Metric::DeviceReads => "device reads",
             Metric::DeviceWrites => "device writes",
             Metric::ExtentsPerGib => "extents per GiB",

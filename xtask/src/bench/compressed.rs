@@ -1,64 +1,241 @@
-//! Compressed images: making them from a real file system, and reading them in small pieces.
+//! Compressed images: making them, what requests that takes, and reading them in small pieces.
 
-use super::lab::{Lab, fill, remove};
-use super::load::{Load, Program, SMALL, scattering_step};
+use super::compressible::Data;
+use super::lab::{Lab, remove};
+use super::load::{LARGE, Load, Program, SMALL, scattering_step};
 use crate::Outcome;
-use crate::ab::{Metric, Side, sample};
-use crate::process::{evict, measure_ok, run};
+use crate::ab::{Metric, Sample, Side, sample};
+use crate::mount::{Kind, Mounted};
+use crate::process::{evict, find, measure_ok, run};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What the file system is made of: programs and their data, as on any root disk.
-const TREES: [&str; 2] = ["/usr/bin", "/usr/share"];
+/// QEMU's fastest way to convert.
+pub(super) const FASTEST: [&str; 3] = ["-m", "16", "-W"];
 
 /// Compressed converts beside QEMU's fastest setting, O_DIRECT beside the page cache, and small reads of the result.
 pub(super) fn compress(lab: &Lab) -> Outcome {
+    beside_qemu(lab)?;
+    beside_itself(lab)?;
+    system_calls(lab)?;
+    device_requests(lab)?;
+    small_reads(lab)
+}
+
+fn beside_qemu(lab: &Lab) -> Outcome {
     let (ours, theirs) = (lab.file("ours"), lab.file("theirs"));
-    let file_system = file_system(lab)?;
-    let ones = lab.file("ones.raw");
-    write_ones(&ones, lab.sized(256 << 20, 1000 << 20))?;
-    let noise = lab.file("noise.raw");
-    fill(&noise, lab.sized(256 << 20, 1 << 30))?;
-    for (source, what) in [(&file_system, "a file system"), (&ones, "ones"), (&noise, "noise")] {
+    for data in [Data::FileSystem, Data::Ones, Data::Noise] {
         for compression in ["zlib", "zstd"] {
+            let name = format!("convert -c of {}, {compression}, O_DIRECT", data.name());
+            if !lab.wants(&name) {
+                continue;
+            }
+            let source = data.file(lab)?;
             let options = format!("compression_type={compression}");
-            let direct = ["-c", "-f", "raw", "-O", "qcow2", "-t", "none", "-o", &options];
-            let fastest: Vec<&str> = direct.into_iter().chain(["-m", "16", "-W"]).collect();
+            let direct = ["-c", "-f", "raw", "-O", "qcow2", "-T", "none", "-t", "none", "-o", &options];
+            let fastest: Vec<&str> = direct.into_iter().chain(FASTEST).collect();
             let sides = [
-                making("zebu", &lab.zebu, &direct, source, &ours),
-                making("QEMU", &lab.qemu_img, &fastest, source, &theirs),
+                making("zebu", &lab.zebu, &direct, &source, &ours),
+                making("QEMU", &lab.qemu_img, &fastest, &source, &theirs),
             ];
-            lab.compare(&format!("convert -c of {what}, {compression}, O_DIRECT"), sides)?;
+            lab.compare_slow(&name, sides)?;
         }
     }
-    let with = |cache| ["-c", "-f", "raw", "-O", "qcow2", "-t", cache];
-    let (direct, cached) = (with("none"), with("writeback"));
-    let sides = [
-        making("-t none", &lab.zebu, &direct, &file_system, &ours),
-        making("-t writeback", &lab.zebu, &cached, &file_system, &theirs),
-    ];
-    lab.compare("convert -c of a file system: O_DIRECT beside the page cache", sides)?;
+    Ok(())
+}
 
-    // The same image for both: what QEMU wrote.
-    remove(&theirs)?;
-    run(lab
-        .qemu_img()
-        .args(["convert", "-c", "-W", "-m", "16", "-f", "raw", "-O", "qcow2"])
-        .arg(&file_system)
-        .arg(&theirs))?;
-    let len = std::fs::metadata(&file_system).map_err(|e| e.to_string())?.len();
-    let load = Load {
-        block: SMALL,
-        step: scattering_step(len, SMALL),
-        count: lab.sized(20_000, 100_000),
-        depth: 32,
-        write: false,
+fn beside_itself(lab: &Lab) -> Outcome {
+    let (ours, theirs) = (lab.file("ours"), lab.file("theirs"));
+    let with = |cache| ["-c", "-f", "raw", "-O", "qcow2", "-T", "none", "-t", cache];
+    let (direct, cached) = (with("none"), with("writeback"));
+    let name = "convert -c of a file system: O_DIRECT beside the page cache";
+    if lab.wants(name) {
+        let source = Data::FileSystem.file(lab)?;
+        let sides = [
+            making("-t none", &lab.zebu, &direct, &source, &ours),
+            making("-t writeback", &lab.zebu, &cached, &source, &theirs),
+        ];
+        lab.compare_slow(name, sides)?;
+    }
+    let name = "convert -c of ones beside reading them, O_DIRECT";
+    if lab.wants(name) {
+        let source = Data::Ones.file(lab)?;
+        let read = || {
+            evict(&source)?;
+            let count = std::fs::metadata(&source).map_err(|e| e.to_string())?.len() / LARGE;
+            let mut command = lab.zebu();
+            command.args([
+                "bench",
+                "-f",
+                "raw",
+                "-t",
+                "none",
+                "-d",
+                "8",
+                "-s",
+                "1M",
+                "-c",
+                &count.to_string(),
+            ]);
+            Ok(sample(&measure_ok(command.arg(&source))?))
+        };
+        let sides = [
+            making("convert -c", &lab.zebu, &direct, &source, &ours),
+            Side { label: "read".into(), run: Box::new(read) },
+        ];
+        lab.compare(name, sides)?;
+    }
+    Ok(())
+}
+
+/// What strace sees of the calls on the target; io_uring would hide them, so both run theirs on threads.
+fn system_calls(lab: &Lab) -> Outcome {
+    let name = "system calls of convert -c on the target, 256 MiB of a file system";
+    if !lab.wants(name) {
+        return Ok(());
+    }
+    let strace = find("strace").ok_or("strace is missing")?;
+    let source = a_part(lab, &Data::FileSystem.file(lab)?)?;
+    let (ours, theirs) = (lab.file("ours"), lab.file("theirs"));
+    let counted = |label: &str, program: &Path, more: Vec<&'static str>, to: &Path| {
+        let (strace, program, source, to) =
+            (strace.clone(), program.to_owned(), source.clone(), to.to_owned());
+        let log = lab.file("strace.log");
+        let run = move || {
+            remove(&to)?;
+            let mut command = Command::new(&strace);
+            command.args(["-f", "-qq", "-y", "-e"]);
+            command
+                .arg("trace=read,write,pread64,pwrite64,preadv,pwritev,preadv2,pwritev2")
+                .arg("-o")
+                .arg(&log);
+            command
+                .arg(&program)
+                .args(["convert", "-c", "-f", "raw", "-O", "qcow2", "-T", "none", "-t", "none"]);
+            measure_ok(command.args(&more).arg(&source).arg(&to))?;
+            let text = std::fs::read_to_string(&log).map_err(|e| format!("{}: {e}", log.display()))?;
+            let mut figures = calls(&text, to.file_name().unwrap_or_default().to_string_lossy().as_ref());
+            let len = std::fs::metadata(&to).map_err(|e| e.to_string())?.len();
+            figures.push((Metric::ImageMib, len as f64 / 1048576.0));
+            Ok(figures)
+        };
+        Side { label: label.to_owned(), run: Box::new(run) }
     };
-    let sides = [Program::Zebu, Program::Qemu].map(|program| load.on(lab, program, &theirs));
-    lab.compare("4 KiB scattered reads of a compressed image, depth 32", sides)?;
-    let load = Load { step: SMALL, ..load };
-    let sides = [Program::Zebu, Program::Qemu].map(|program| load.on(lab, program, &theirs));
-    lab.compare("4 KiB sequential reads of a compressed image, depth 32", sides)
+    let sides = [
+        counted("zebu", &lab.zebu, vec!["-i", "threads"], &ours),
+        counted("QEMU", &lab.qemu_img, FASTEST.to_vec(), &theirs),
+    ];
+    lab.compare_slow(name, sides)
+}
+
+/// Reads and writes of `file` in strace's log, and those of the writes that are not of whole blocks of 4 KiB. (The name
+/// of a new file may be a temporary one, with more before and behind.)
+fn calls(log: &str, file: &str) -> Sample {
+    let (mut reads, mut writes, mut unaligned) = (0.0, 0.0, 0.0);
+    for line in log.lines() {
+        let call = line.trim_start_matches(|c: char| c.is_ascii_digit() || c == ' ');
+        let Some((name, rest)) = call.split_once('(') else { continue };
+        let on_file = rest.split_once('<').and_then(|(_, rest)| rest.split_once('>')).map(|(path, _)| path);
+        if !on_file.and_then(|path| path.rsplit('/').next()).is_some_and(|base| base.contains(file)) {
+            continue;
+        }
+        if name.contains("read") {
+            reads += 1.0;
+        } else {
+            writes += 1.0;
+            let result = line.rsplit("= ").next().and_then(|n| n.trim().parse::<u64>().ok());
+            // The offset is the last argument, but for the flags of the calls that end in 2.
+            let unfinished = rest.split_once(" <unfinished").map(|(arguments, _)| arguments);
+            let arguments =
+                unfinished.or(rest.rsplit_once(')').map(|(arguments, _)| arguments)).unwrap_or_default();
+            let back = usize::from(name.ends_with('2'));
+            let offset = arguments.rsplit(", ").nth(back).and_then(|n| n.parse::<u64>().ok());
+            let whole = |n: Option<u64>| n.is_none_or(|n| n.is_multiple_of(4096));
+            if !(whole(result) && whole(offset)) {
+                unaligned += 1.0;
+            }
+        }
+    }
+    vec![(Metric::TargetReads, reads), (Metric::TargetWrites, writes), (Metric::UnalignedWrites, unaligned)]
+}
+
+/// What the target's own device sees, io_uring included.
+fn device_requests(lab: &Lab) -> Outcome {
+    let name = "block requests of convert -c to the target's device, 256 MiB of a file system";
+    if !lab.wants(name) {
+        return Ok(());
+    }
+    let source = a_part(lab, &Data::FileSystem.file(lab)?)?;
+    let disk = Mounted::new(Kind::Ext4, 2 << 30, &lab.dir)?;
+    let target = disk.path().join("target");
+    let counted = |label: &str, program: PathBuf, more: &'static [&'static str]| {
+        let (disk, source, target) = (&disk, &source, &target);
+        let run = move || {
+            remove(target)?;
+            run(&mut Command::new("sync"))?;
+            let before = disk.requests()?;
+            let mut command = Command::new(&program);
+            command
+                .args(["convert", "-c", "-f", "raw", "-O", "qcow2", "-t", "none", "-T", "none"])
+                .args(more);
+            measure_ok(command.arg(source).arg(target))?;
+            let after = disk.requests()?;
+            let len = std::fs::metadata(target).map_err(|e| e.to_string())?.len();
+            Ok(vec![
+                (Metric::DeviceReads, (after.0 - before.0) as f64),
+                (Metric::DeviceWrites, (after.1 - before.1) as f64),
+                (Metric::ImageMib, len as f64 / 1048576.0),
+            ])
+        };
+        Side { label: label.to_owned(), run: Box::new(run) }
+    };
+    let sides =
+        [counted("zebu", lab.zebu.clone(), &[]), counted("QEMU", lab.qemu_img.clone(), &["-m", "16", "-W"])];
+    lab.compare_slow(name, sides)
+}
+
+/// The first 256 MiB of a file.
+fn a_part(lab: &Lab, file: &Path) -> Outcome<PathBuf> {
+    let part = lab.file("part.raw");
+    if !part.exists() {
+        run(Command::new("dd")
+            .args(["bs=1M", "count=256", "status=none"])
+            .arg(format!("if={}", file.display()))
+            .arg(format!("of={}", part.display())))?;
+    }
+    Ok(part)
+}
+
+/// The same image for both: what QEMU wrote.
+fn small_reads(lab: &Lab) -> Outcome {
+    let rows = ["zlib", "zstd"].map(|compression| {
+        ["scattered", "sequential"].map(|order| {
+            (
+                compression,
+                order,
+                format!("4 KiB {order} reads of a compressed image, {compression}, depth 32"),
+            )
+        })
+    });
+    for (compression, order, name) in rows.into_iter().flatten().filter(|(.., name)| lab.wants(name)) {
+        let image = lab.file(compression);
+        let source = Data::FileSystem.file(lab)?;
+        if !image.exists() {
+            let options = format!("compression_type={compression}");
+            run(lab
+                .qemu_img()
+                .args(["convert", "-c", "-f", "raw", "-O", "qcow2", "-o", &options])
+                .args(FASTEST)
+                .arg(&source)
+                .arg(&image))?;
+        }
+        let len = std::fs::metadata(&source).map_err(|e| e.to_string())?.len();
+        let step = if order == "scattered" { scattering_step(len, SMALL) } else { SMALL };
+        let load = Load { block: SMALL, step, count: lab.sized(10_000, 20_000), depth: 32, write: false };
+        let sides = [Program::Zebu, Program::Qemu].map(|program| load.on(lab, program, &image));
+        lab.compare(&name, sides)?;
+    }
+    Ok(())
 }
 
 /// A convert into a new file, measured with the size of what it made.
@@ -78,26 +255,20 @@ fn making<'a>(label: &str, program: &'a Path, options: &[&str], from: &'a Path, 
     Side { label: label.to_owned(), run: Box::new(run) }
 }
 
-/// An ext4 file system with the machine's own programs and data in it.
-fn file_system(lab: &Lab) -> Outcome<PathBuf> {
-    let (tree, file) = (lab.file("tree"), lab.file("filesystem.raw"));
-    std::fs::create_dir_all(&tree).map_err(|e| format!("{}: {e}", tree.display()))?;
-    for part in lab.sized(&TREES[..1], &TREES[..]) {
-        run(Command::new("cp").arg("-a").arg(part).arg(&tree))?;
-    }
-    let out = std::fs::File::create(&file).map_err(|e| format!("{}: {e}", file.display()))?;
-    out.set_len(lab.sized(1 << 30, 2 << 30)).map_err(|e| format!("{}: {e}", file.display()))?;
-    run(Command::new("mkfs.ext4").args(["-q", "-F", "-d"]).arg(&tree).arg(&file))?;
-    std::fs::remove_dir_all(&tree).map_err(|e| format!("{}: {e}", tree.display()))?;
-    Ok(file)
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn write_ones(file: &Path, len: usize) -> Outcome {
-    let said = |e: std::io::Error| format!("{}: {e}", file.display());
-    let mut out = std::fs::File::create(file).map_err(said)?;
-    let chunk = vec![1; 1 << 20];
-    for _ in 0..len / chunk.len() {
-        std::io::Write::write_all(&mut out, &chunk).map_err(said)?;
+    #[test]
+    fn calls_on_the_target_are_counted() {
+        let log = "12 pwritev(7</a/.ours.zebu-1a2b3c>, [{iov_base=\"<\", iov_len=65536}], 1, 65536) = 65536\n\
+                   12 pread64(5</a/part.raw>, \"x\", 1048576, 0) = 1048576\n\
+                   13 pwrite64(7</a/.ours.zebu-1a2b3c>, \"..\"..., 4096, 512) = 4096\n\
+                   13 pwritev2(7</a/ours>, [{iov_len=100}], 1, 4096, 0) = 100\n\
+                   14 preadv(7</a/ours>, [{iov_len=512}], 1, 0) = 512\n\
+                   15 pwrite64(7</a/ours>, \"()\"..., 4096, 100 <unfinished ...>\n\
+                   15 <... pwrite64 resumed>) = 4096\n";
+        let figures: Vec<f64> = calls(log, "ours").into_iter().map(|(_, value)| value).collect();
+        assert_eq!(figures, [1.0, 4.0, 3.0]);
     }
-    out.sync_all().map_err(said)
 }

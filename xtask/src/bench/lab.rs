@@ -36,6 +36,8 @@ pub(crate) struct Lab {
     pub(crate) results: Option<PathBuf>,
     /// The table that is being measured.
     pub(crate) table: Cell<&'static str>,
+    /// Only rows whose names contain one of these; none: all.
+    pub(crate) rows: Vec<String>,
     /// What could not be measured, with the reason.
     pub(crate) not_measured: RefCell<Vec<String>>,
 }
@@ -44,10 +46,24 @@ impl Lab {
     /// Measures two sides alternately; prints and keeps the result. A side that can't run is shown as such, and the
     /// other benchmarks go on. Nothing is measured beside a peer that is not asked for.
     pub(crate) fn compare(&self, name: &str, sides: [Side<'_>; 2]) -> Outcome {
-        if !sides.iter().all(|side| self.peers.take_part(&side.label)) {
+        self.compare_in(self.rounds, name, sides)
+    }
+
+    /// Whether a row is to be measured.
+    pub(crate) fn wants(&self, name: &str) -> bool {
+        self.rows.is_empty() || self.rows.iter().any(|row| name.contains(row))
+    }
+
+    /// As [`Lab::compare`], for what takes long: three rounds, none before them.
+    pub(crate) fn compare_slow(&self, name: &str, sides: [Side<'_>; 2]) -> Outcome {
+        self.compare_in(Rounds { measured: 3, warm_up: 0 }, name, sides)
+    }
+
+    fn compare_in(&self, rounds: Rounds, name: &str, sides: [Side<'_>; 2]) -> Outcome {
+        if !self.wants(name) || !sides.iter().all(|side| self.peers.take_part(&side.label)) {
             return Ok(());
         }
-        match alternate(name, self.rounds, sides) {
+        match alternate(name, rounds, sides) {
             Ok(comparison) => self.report(&comparison),
             Err(why) => {
                 println!("{name}: not measured: {why}\n");

@@ -1,8 +1,10 @@
 //! The command `bench`: zebu beside what a user would take instead, alternately.
 
 mod allocation;
+mod backups;
 mod clock;
 mod compressed;
+mod compressible;
 mod copies;
 mod headline;
 mod lab;
@@ -11,6 +13,7 @@ mod mapping;
 mod mapping_images;
 mod opening;
 mod page;
+mod page_cache;
 mod peers;
 mod record;
 mod recycled;
@@ -36,6 +39,9 @@ pub(crate) struct BenchArgs {
     /// Only these tables (default: all)
     #[arg(value_enum)]
     tables: Vec<Table>,
+    /// Only the rows whose names contain this; may be given again
+    #[arg(long = "row", value_name = "TEXT", conflicts_with = "save")]
+    rows: Vec<String>,
     /// Small disks: figures within minutes
     #[arg(long, conflicts_with = "full")]
     quick: bool,
@@ -94,6 +100,8 @@ enum Table {
     Recycled,
     /// Compressed images: making them and reading them in small pieces; beside QEMU's fastest setting (2021)
     Compress,
+    /// Compressed backups: page cache, memory, and what they cost others on the disk; beside QEMU and fadvise (2021)
+    Backup,
     /// Requests over NBD, by depth and connections: IOPS, latency, CPU of the server; beside QEMU's and nbdkit
     Serve,
     /// Random requests with a mapping cache that is too small, beside raw, a full cache and QEMU's slices (2017)
@@ -132,6 +140,7 @@ impl Table {
             Table::Growth => "growth",
             Table::Recycled => "recycled",
             Table::Compress => "compress",
+            Table::Backup => "backup",
             Table::Serve => "serve",
             Table::Mapping => "mapping",
             Table::MappingLatency => "mapping-latency",
@@ -160,6 +169,7 @@ impl Table {
             Table::Growth => allocation::growth,
             Table::Recycled => recycled::recycled,
             Table::Compress => compressed::compress,
+            Table::Backup => backups::backup,
             Table::Serve => serving::serving,
             Table::Mapping => mapping::mapping,
             Table::MappingLatency => mapping::latency,
@@ -225,6 +235,7 @@ fn measure(args: &BenchArgs, results: &Path) -> Outcome {
         rounds: Rounds { measured: args.rounds as usize, warm_up: usize::from(!args.quick) },
         results: args.save.then(|| results.to_owned()),
         table: Cell::new(""),
+        rows: args.rows.clone(),
         not_measured: RefCell::default(),
     };
     println!(
