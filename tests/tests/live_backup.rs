@@ -148,6 +148,7 @@ fn case(qemu: &Qemu, seed: u64) {
         change_until(&mut lanes, &AtomicBool::new(false), || ended = wait(dir));
         let what = format!("seed {seed}, {shape}, {words:?}");
         assert_eq!(ended["status"], "completed", "{what}: {ended}");
+        assert_eq!(ended["done"], ended["total"], "{what}: {ended}");
         assert!(
             ended["copied-for-clients"].as_u64().unwrap() > 0,
             "{what}: no client was in the way: {ended}"

@@ -107,6 +107,16 @@ impl Chunks {
     }
 }
 
+/// What the mapping says of chunks.
+pub(crate) struct Survey {
+    /// Those that have to be copied.
+    pub(crate) wanted: Vec<u64>,
+    /// Bytes of the others.
+    pub(crate) settled: u64,
+    /// The chunk behind them all.
+    pub(crate) behind: u64,
+}
+
 /// Chunks that one task deals with; those that are not done when it is dropped are to do again.
 struct Claim<'a> {
     copy: &'a CopyBeforeWrite,
@@ -292,8 +302,7 @@ impl CopyBeforeWrite {
         for chunk in done.clone() {
             chunks.set_done(chunk);
         }
-        let bytes = (done.end * self.chunk).min(self.size) - done.start * self.chunk;
-        self.done.fetch_add(bytes, Relaxed);
+        self.done.fetch_add(self.bytes_of(done), Relaxed);
     }
 
     /// Waits until a chunk is done, or until it can be dealt with.
@@ -314,10 +323,9 @@ impl CopyBeforeWrite {
         .await
     }
 
-    /// Looks at the mapping of chunks from `first` on, at most `most` of them, marks those done that are known to be
-    /// zero, and gives those that have to be copied, and the chunk behind them all. Requests that want to change one of
-    /// them meanwhile wait for the mapping only.
-    pub(crate) async fn survey(&self, worker: &Worker, first: u64, most: u64) -> Result<(Vec<u64>, u64)> {
+    /// Looks at the mapping of chunks from `first` on, at most `most` of them, and marks those done that are known
+    /// to be zero. Requests that want to change one of them meanwhile wait for the mapping only.
+    pub(crate) async fn survey(&self, worker: &Worker, first: u64, most: u64) -> Result<Survey> {
         let count = self.size.div_ceil(self.chunk);
         let claim = {
             let mut chunks = self.chunks();
@@ -328,7 +336,12 @@ impl CopyBeforeWrite {
             }
             if end == first {
                 // Done, or in somebody's hands: copying it finds out.
-                return Ok((if chunks.is_done(first) { vec![] } else { vec![first] }, first + 1));
+                let behind = first + 1;
+                return Ok(if chunks.is_done(first) {
+                    Survey { wanted: Vec::new(), settled: self.bytes_of(first..behind), behind }
+                } else {
+                    Survey { wanted: vec![first], settled: 0, behind }
+                });
             }
             chunks.busy.insert(first, end);
             Claim { copy: self, chunks: first..end, holds_buffer: false }
@@ -359,6 +372,13 @@ impl CopyBeforeWrite {
             at = extent.end();
         }
         settle(zero_from, end);
-        Ok((wanted, claim.chunks.end))
+        let to_copy: u64 = wanted.iter().map(|&chunk| self.bytes_of(chunk..chunk + 1)).sum();
+        let settled = self.bytes_of(claim.chunks.clone()) - to_copy;
+        Ok(Survey { wanted, settled, behind: claim.chunks.end })
+    }
+
+    /// Bytes of chunks; the disk's end may cut the last one short.
+    pub(crate) fn bytes_of(&self, chunks: Range<u64>) -> u64 {
+        (chunks.end * self.chunk).min(self.size) - chunks.start * self.chunk
     }
 }

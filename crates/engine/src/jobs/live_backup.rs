@@ -124,17 +124,16 @@ impl LiveBackup {
             .collect();
         let mut next = 0;
         while next * self.copy.chunk < total && !self.has_stopped(&tracker) {
-            let before = self.copy.done();
             match self.copy.survey(worker, next, SURVEY).await {
-                Ok((wanted, behind)) => {
-                    tracker.advance(self.copy.done().saturating_sub(before));
-                    for chunk in wanted {
+                Ok(survey) => {
+                    tracker.advance(survey.settled);
+                    for chunk in survey.wanted {
                         if self.has_stopped(&tracker) {
                             break;
                         }
                         queue.push(chunk).await;
                     }
-                    next = behind;
+                    next = survey.behind;
                 }
                 Err(error) => self.copy.fail(error),
             }
@@ -178,6 +177,6 @@ async fn copy_one(worker: &Worker, copy: &CopyBeforeWrite, tracker: &Tracker, ch
     }
     tracker.throttle(worker, copy.chunk).await?;
     copy.copy_chunk(worker, chunk).await?;
-    tracker.advance(copy.chunk);
+    tracker.advance(copy.bytes_of(chunk..chunk + 1));
     Ok(())
 }
