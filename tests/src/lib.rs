@@ -12,6 +12,7 @@ pub mod patch;
 pub mod program;
 pub mod qemu;
 pub mod random;
+pub mod recorder;
 pub mod rewriting;
 pub mod run;
 pub mod scratch;

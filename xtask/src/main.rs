@@ -11,6 +11,7 @@ mod stats;
 mod suite;
 mod table;
 mod toolchain;
+mod torture;
 
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
@@ -36,6 +37,8 @@ enum Command {
     Demo(demo::DemoArgs),
     /// Compare zebu with a model and with QEMU over seeded random operations
     Differential(PassThrough),
+    /// Run everything that looks for mistakes by chance, for as long as wanted, and report what was done
+    Torture(torture::TortureArgs),
     /// Measure two commands alternately: `cargo xtask ab -- CMD_A --vs CMD_B`
     Ab(ab::AbArgs),
     /// Tables of measurements beside QEMU and fio
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Command::Test(args) => suite::run_all(&args),
         Command::Demo(args) => demo::run_demo(&args),
         Command::Differential(pass) => suite::differential(&pass.args),
+        Command::Torture(args) => torture::command(&args),
         Command::Ab(args) => ab::run(&args),
         Command::Bench(args) => bench::run_all(&args),
         Command::Deny => toolchain::deny(),

@@ -47,6 +47,7 @@ pub(crate) fn run_all(args: &TestArgs) -> Outcome {
     }
     if !args.quick {
         steps.push(("deliberate faults", Box::new(|| passed(mutants("1")))));
+        steps.push(("torture, a slice", Box::new(|| passed(torture_slice()))));
     }
     if args.long {
         steps.push(("deliberate faults, long", Box::new(|| passed(mutants("10")))));
@@ -109,6 +110,22 @@ fn mutants(rounds: &str) -> Outcome {
         "--test",
         "mutants",
         "killed",
+    ]))
+}
+
+/// Simulated operations, crash states and steps of a commit, over the few seeds that the tests have by themselves.
+fn torture_slice() -> Outcome {
+    run(cargo().args([
+        "test",
+        "--locked",
+        "--package",
+        "zebu",
+        "--features",
+        "test-faults",
+        "--profile",
+        PROFILE,
+        "--test",
+        "torture",
     ]))
 }
 

@@ -10,6 +10,8 @@ mod blocking;
 mod buf;
 #[cfg(feature = "io-uring")]
 mod closed_files;
+#[doc(hidden)]
+pub mod commit_steps;
 mod error;
 mod executor;
 mod file;

@@ -33,6 +33,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
+use zebu_storage::commit_steps::{CommitStep, begins};
 use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{File, IoBuf, Worker};
 
@@ -270,13 +271,16 @@ impl Qcow2 {
             || !frozen.reftable_blocks.is_empty()
             || frozen.moved_reftable.is_some();
         if has_phase_0 {
+            begins(CommitStep::NewRefcountBlocks);
             self.write_new_blocks(worker, frozen).await?;
+            begins(CommitStep::Barrier0);
             if !sabotage::is(Fault::SkipBarrier0) {
                 self.barrier(worker, &self.file).await?;
             }
             if let Some(bytes) = &frozen.moved_reftable {
                 self.write_moved_reftable(worker, reftable, bytes).await?;
             } else {
+                begins(CommitStep::RefcountTableEntries);
                 self.write_blocks(
                     worker,
                     reftable.offset.load(Acquire),
@@ -295,12 +299,16 @@ impl Qcow2 {
         if sabotage::is(Fault::L1BeforeItsTable) {
             self.write_links(worker, frozen).await?;
         }
+        begins(CommitStep::RefcountBlocks);
         self.write_refcounts(worker, frozen).await?;
+        begins(CommitStep::NewTables);
         self.write_new_tables(worker, frozen).await?;
         if has_phase_0 || has_phase_1 || (frozen.needs_data_barrier && has_phase_2) {
             if let Some(data_file) = &self.data_file {
+                begins(CommitStep::BarrierOfDataFile);
                 self.barrier(worker, data_file).await?;
             }
+            begins(CommitStep::Barrier1);
             if !(sabotage::is(Fault::SkipBarrier1) && has_phase_2) {
                 self.barrier(worker, &self.file).await?;
             }
@@ -312,6 +320,7 @@ impl Qcow2 {
         }
         self.write_links(worker, frozen).await?;
         if let Some(data_file) = &self.data_file {
+            begins(CommitStep::BarrierOfDataFile);
             self.barrier(worker, data_file).await?;
             if !has_phase_2 {
                 return Ok(());
@@ -324,6 +333,7 @@ impl Qcow2 {
         if sabotage::is(Fault::SkipBarrier2) {
             return Ok(());
         }
+        begins(CommitStep::Barrier2);
         self.barrier(worker, &self.file).await
     }
 
@@ -374,7 +384,9 @@ impl Qcow2 {
             .enumerate()
             .map(|(i, chunk)| (offset + (i * MAX_WRITE) as u64, IoBuf::copy_of(chunk)))
             .collect();
+        begins(CommitStep::MovedRefcountTable);
         self.write_all(worker, writes).await?;
+        begins(CommitStep::BarrierOfMovedTable);
         if !sabotage::is(Fault::SkipMovedTableBarrier) {
             self.barrier(worker, &self.file).await?;
         }
@@ -383,6 +395,7 @@ impl Qcow2 {
             Patch::U64(field::REFTABLE_OFFSET, offset),
             Patch::U32(field::REFTABLE_CLUSTERS, clusters as u32),
         ];
+        begins(CommitStep::HeaderOfMovedTable);
         self.write_header(worker, &patches).await?;
         reftable.moved.store(false, Relaxed);
         Ok(())
@@ -451,6 +464,7 @@ impl Qcow2 {
         if sabotage::is(Fault::WriteTheLiveBlock) {
             self.take_live_blocks(frozen, &mut writes);
         }
+        begins(CommitStep::Links);
         let l1_block_bytes = frozen.l1.table.block_bytes() as u64;
         writes.extend(frozen.l1_blocks.iter().map(|block| {
             (frozen.l1.offset + block.block as u64 * l1_block_bytes, IoBuf::copy_of(&block.bytes))

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::task::Poll;
 use zebu_storage::Worker;
+use zebu_storage::commit_steps::{CommitStep, begins};
 use zebu_storage::sabotage::{self, Fault};
 
 impl Qcow2 {
@@ -54,6 +55,7 @@ impl Qcow2 {
             }
             if self.file.can_punch() {
                 let (start, len) = (run.start << bits, (run.end - run.start) << bits);
+                begins(CommitStep::Punch);
                 if worker.punch_hole(&self.file, start, len).await.is_ok() {
                     content = Content::Punched;
                 }

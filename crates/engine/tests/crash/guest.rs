@@ -21,6 +21,83 @@ pub(crate) enum Failures {
     PastTheEnd,
 }
 
+/// A request of a guest: offsets and lengths in bytes, multiples of 512.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Request {
+    Write {
+        offset: u64,
+        len: u64,
+        durability: Durability,
+    },
+    /// Whole clusters.
+    WriteCompressed {
+        offset: u64,
+        len: u64,
+        durability: Durability,
+    },
+    Zero {
+        offset: u64,
+        len: u64,
+        mode: ZeroMode,
+    },
+    Discard {
+        offset: u64,
+        len: u64,
+    },
+    Flush,
+    Read {
+        offset: u64,
+        len: u64,
+    },
+}
+
+impl Request {
+    /// Any request to a disk of `len` bytes.
+    pub(crate) fn random(rng: &mut SimRng, len: u64, cluster: u64, compressed: bool) -> Self {
+        let end = len;
+        let (offset, len) = random_range(rng, end, cluster);
+        match rng.below(100) {
+            0..45 => {
+                let durability = if rng.chance(1, 8) { Durability::Durable } else { Durability::Volatile };
+                if compressed && rng.chance(1, 2) {
+                    // The clusters that the range touches.
+                    let start = offset / cluster * cluster;
+                    let end = (offset + len).next_multiple_of(cluster).min(end);
+                    Self::WriteCompressed { offset: start, len: end - start, durability }
+                } else {
+                    Self::Write { offset, len, durability }
+                }
+            }
+            45..57 => Self::Zero { offset, len, mode: *rng.pick(&[ZeroMode::Keep, ZeroMode::Unmap]) },
+            57..70 => Self::Discard { offset, len },
+            70..85 => Self::Flush,
+            _ => Self::Read { offset, len },
+        }
+    }
+}
+
+/// A range of a disk of `len` bytes: often near its start, often whole clusters.
+fn random_range(rng: &mut SimRng, len: u64, cluster: u64) -> (u64, u64) {
+    let sectors = len / 512;
+    let cluster = cluster / 512;
+    let hot = if rng.chance(1, 3) { sectors.min(cluster * 2) } else { sectors };
+    let mut start = rng.below(hot.max(1));
+    let longest = match rng.below(4) {
+        0 => 1,
+        1 => 8,
+        2 => cluster.max(2),
+        _ => cluster * 4,
+    };
+    if rng.chance(1, 3) {
+        start -= start % cluster;
+    }
+    let mut len = rng.between(1, longest);
+    if rng.chance(1, 3) {
+        len = len.next_multiple_of(cluster);
+    }
+    (start * 512, len.min(sectors - start) * 512)
+}
+
 /// What requests of a guest share.
 pub(crate) struct Guest {
     pub(crate) image: Image,
@@ -85,47 +162,39 @@ impl Guest {
         self.model.borrow_mut().end(op, outcome);
     }
 
-    fn range(&self, rng: &mut SimRng) -> (u64, u64) {
-        let sectors = self.model.borrow().len() / 512;
-        let cluster = self.cluster / 512;
-        let hot = if rng.chance(1, 3) { sectors.min(cluster * 2) } else { sectors };
-        let mut start = rng.below(hot.max(1));
-        let longest = match rng.below(4) {
-            0 => 1,
-            1 => 8,
-            2 => cluster.max(2),
-            _ => cluster * 4,
-        };
-        if rng.chance(1, 3) {
-            start -= start % cluster;
-        }
-        let mut len = rng.between(1, longest);
-        if rng.chance(1, 3) {
-            len = len.next_multiple_of(cluster);
-        }
-        (start * 512, len.min(sectors - start) * 512)
-    }
-
     /// One random request.
     pub(crate) async fn request(&self, worker: &Worker, rng: &mut SimRng) {
-        let (offset, len) = self.range(rng);
-        match rng.below(100) {
-            0..45 => {
-                let durability = if rng.chance(1, 8) { Durability::Durable } else { Durability::Volatile };
-                if self.compressed && rng.chance(1, 2) {
-                    let (offset, len) = self.whole_clusters(offset, len);
-                    self.write_compressed(worker, offset, len, durability).await;
-                } else {
-                    self.write(worker, offset, len, durability).await;
-                }
+        let len = self.model.borrow().len();
+        let request = Request::random(rng, len, self.cluster, self.compressed);
+        self.perform(worker, request).await;
+    }
+
+    /// Sends a request and tells the model. What lies past the end of the disk is left out.
+    pub(crate) async fn perform(&self, worker: &Worker, request: Request) {
+        let end = self.model.borrow().len();
+        let cut = |offset: u64, len: u64| (offset.min(end), (offset + len).min(end) - offset.min(end));
+        match request {
+            Request::Write { offset, len, durability } => {
+                let (offset, len) = cut(offset, len);
+                self.write(worker, offset, len, durability).await;
             }
-            45..57 => {
-                let mode = *rng.pick(&[ZeroMode::Keep, ZeroMode::Unmap]);
+            Request::WriteCompressed { offset, len, durability } => {
+                let (offset, len) = cut(offset, len);
+                self.write_compressed(worker, offset, len, durability).await;
+            }
+            Request::Zero { offset, len, mode } => {
+                let (offset, len) = cut(offset, len);
                 self.zero(worker, offset, len, mode).await;
             }
-            57..70 => self.discard(worker, offset, len).await,
-            70..85 => self.flush(worker).await,
-            _ => self.read(worker, offset, len).await,
+            Request::Discard { offset, len } => {
+                let (offset, len) = cut(offset, len);
+                self.discard(worker, offset, len).await;
+            }
+            Request::Flush => self.flush(worker).await,
+            Request::Read { offset, len } => {
+                let (offset, len) = cut(offset, len);
+                self.read(worker, offset, len).await;
+            }
         }
     }
 
@@ -151,14 +220,13 @@ impl Guest {
         self.end(op, result, GuestResult::Done);
     }
 
-    /// The clusters that a range touches.
-    fn whole_clusters(&self, offset: u64, len: u64) -> (u64, u64) {
-        let start = offset / self.cluster * self.cluster;
-        let end = (offset + len).next_multiple_of(self.cluster).min(self.model.borrow().len());
-        (start, end - start)
-    }
-
-    async fn write_compressed(&self, worker: &Worker, offset: u64, len: u64, durability: Durability) {
+    pub(crate) async fn write_compressed(
+        &self,
+        worker: &Worker,
+        offset: u64,
+        len: u64,
+        durability: Durability,
+    ) {
         let op = self.begin(GuestRequest::Write { offset, len });
         let mut bytes = vec![0; len as usize];
         op.value().fill(offset, &mut bytes);

@@ -3,7 +3,7 @@
 use crate::setup::{Files, SNAPSHOT, Setup, TOP};
 use std::process::Command;
 use zebu::check::{CheckOptions, check_file};
-use zebu::storage::sim::{GuestModel, SimFileConfig, SimWorld, backing_pattern};
+use zebu::storage::sim::{Aside, GuestModel, SimFileConfig, SimWorld, backing_pattern};
 use zebu::storage::{IoBuf, Worker};
 use zebu::{Image, OpenOptions};
 
@@ -24,6 +24,7 @@ pub(crate) fn judge(
     model: &GuestModel,
     leaks: Leaks,
 ) -> Result<Vec<u8>, String> {
+    let _aside = Aside::new();
     let world = setup.world(files, 0);
     let worker = world.worker();
     world.block_on(judge_in(setup, &world, &worker, model, leaks)).map_err(|stuck| stuck.to_string())?

@@ -2,8 +2,8 @@
 
 use crate::snapshot;
 use zebu::storage::sim::{
-    Content, DiscardLeaves, GuestConfig, GuestModel, LogKeep, SimConfig, SimFileConfig, SimRng, SimWorld,
-    backing_pattern,
+    Aside, Content, DiscardLeaves, GuestConfig, GuestModel, LogKeep, SimConfig, SimFileConfig, SimRng,
+    SimWorld, backing_pattern,
 };
 use zebu::storage::{IoBuf, Worker};
 use zebu::{
@@ -190,6 +190,7 @@ impl Setup {
 
     /// Makes the image.
     pub(crate) fn make(&self, seed: u64) -> Files {
+        let _aside = Aside::new();
         let world = SimWorld::new(seed);
         let worker = world.worker();
         let top = world.file(TOP, Content::new(), SimFileConfig::default());
@@ -258,11 +259,13 @@ impl Setup {
 
     /// A world with the files in it.
     pub(crate) fn world(&self, files: &Files, seed: u64) -> SimWorld {
-        let world = SimWorld::with_config(&SimConfig {
-            keep_log: LogKeep::Digest,
-            max_steps: 2_000_000,
-            ..SimConfig::seeded(seed)
-        });
+        self.world_keeping(LogKeep::Digest, files, seed)
+    }
+
+    /// The same, with so much of its log.
+    pub(crate) fn world_keeping(&self, keep_log: LogKeep, files: &Files, seed: u64) -> SimWorld {
+        let world =
+            SimWorld::with_config(&SimConfig { keep_log, max_steps: 2_000_000, ..SimConfig::seeded(seed) });
         for (name, content) in files {
             world.file(name, content.clone(), self.config(name));
         }

@@ -14,7 +14,7 @@ use std::rc::Rc;
 use zebu::check::{CheckOptions, FindingKind, Severity, check_file};
 use zebu::storage::Worker;
 use zebu::storage::sim::{
-    CrashOptions, CrashState, GuestModel, Seeds, SimFileConfig, SimRng, SimWorld, Tear,
+    Aside, CrashOptions, CrashState, GuestModel, Seeds, SimFileConfig, SimRng, SimWorld, Tear,
 };
 use zebu::{ErrorKind, Image, NewSnapshot, OpenOptions, SnapshotRef};
 
@@ -148,6 +148,7 @@ impl Life<'_> {
 }
 
 fn judge_crash(setup: &Setup, state: &CrashState, allowed: &Allowed, number: u64) -> Result<(), String> {
+    let _aside = Aside::new();
     let files: Files = state.files().to_vec();
     let world = setup.world(&files, 0);
     let worker = world.worker();

@@ -3,6 +3,7 @@
 //! It decides nothing about *when*: the scheduler above it chooses. It calls no foreign code.
 
 use super::content::BLOCK;
+use super::counts::Counts;
 use super::disk::DiskState;
 use super::fault::{FailedEffect, Fault, FaultPlan};
 use super::log::{LogEvent, LogKeep, SimLog};
@@ -211,6 +212,10 @@ impl Core {
         };
         self.record(LogEvent::Submitted { op, worker, file: number, what: what.clone() });
         let mut fault = self.plan.decide(&info, &mut self.rng);
+        Counts::change(|counts| {
+            counts.operations += 1;
+            counts.failures += u64::from(matches!(fault, Some(Fault::Fail { .. })));
+        });
         if fault.is_none() && matches!(what, SimOp::Read { .. } | SimOp::Write { .. }) {
             let sectors = (info.range.end - info.range.start).div_ceil(512);
             if sectors > 1 && self.rng.chance(u64::from(self.splits), 1000) {

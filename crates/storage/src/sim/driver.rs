@@ -1,6 +1,8 @@
-//! Running a test over many seeds, and saying how to repeat the one that failed.
+//! Running a test over many seeds, saying how to repeat the one that failed, and counting what was done.
 
+use super::counts::Counts;
 use std::env;
+use std::io::Write;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
@@ -11,7 +13,8 @@ use std::time::{Duration, Instant};
 /// Environment variables change it without a rebuild:
 /// - `ZEBU_SEED=17`: only that seed, to repeat a failure;
 /// - `ZEBU_SEEDS=5000` or `ZEBU_SEEDS=1000..6000`: these;
-/// - `ZEBU_SECONDS=300`: seeds from the first on, without end, until the time is over.
+/// - `ZEBU_SECONDS=300`: seeds from the first on, without end, until the time is over;
+/// - `ZEBU_TALLY=path`: a line of JSON is added to that file for each run, with what was counted ([`Counts`]).
 #[derive(Debug, Clone)]
 pub struct Seeds {
     range: Range<u64>,
@@ -63,6 +66,7 @@ impl Seeds {
     /// As [`Seeds::run`], until `test` says that it is enough.
     pub fn run_until(&self, mut test: impl FnMut(u64) -> bool) -> u64 {
         let start = Instant::now();
+        let counted = Counts::now();
         let mut ran = 0;
         for seed in self.range.clone() {
             if self.limit.is_some_and(|limit| start.elapsed() >= limit) {
@@ -71,6 +75,7 @@ impl Seeds {
             match catch_unwind(AssertUnwindSafe(|| test(seed))) {
                 Err(panic) => {
                     eprintln!("seed {seed} failed; to repeat it:\n    {}", replay_command(seed));
+                    tally(ran, Some(seed), Counts::now().since(counted));
                     resume_unwind(panic);
                 }
                 Ok(enough) => {
@@ -81,7 +86,26 @@ impl Seeds {
                 }
             }
         }
+        tally(ran, None, Counts::now().since(counted));
         ran
+    }
+}
+
+/// Adds what a run counted to the file that the environment names.
+fn tally(seeds: u64, failed: Option<u64>, counts: Counts) {
+    let Some(path) = env::var_os("ZEBU_TALLY") else { return };
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or_default();
+    let failed = failed.map_or("null".to_owned(), |seed| seed.to_string());
+    let mut line = format!("{{\"test\":\"{test}\",\"seeds\":{seeds},\"failed_seed\":{failed}");
+    for (name, number) in counts.named() {
+        line += &format!(",\"{name}\":{number}");
+    }
+    line += "}\n";
+    let file = std::fs::OpenOptions::new().append(true).create(true).open(&path);
+    // One write, so that lines of several threads do not mix.
+    if let Err(error) = file.and_then(|mut file| file.write_all(line.as_bytes())) {
+        eprintln!("ZEBU_TALLY={}: {error}", Path::new(&path).display());
     }
 }
 

@@ -1,5 +1,6 @@
 //! What a virtual disk may hold, as its guest is entitled to see it: now, and after a crash.
 
+use super::counts::Counts;
 use super::guest_history::{Entries, Entry, GuestResult, close, mark_durable, possible, settled, survive};
 use super::guest_tag::{Found, GUEST_SECTOR, Value, recognise};
 use smallvec::{SmallVec, smallvec};
@@ -170,6 +171,7 @@ impl GuestModel {
         let number = self.next_op;
         self.next_op += 1;
         assert!(number < 1 << 24, "too many requests for one model");
+        Counts::change(|counts| counts.requests += 1);
         let entry = |value, settles| Entry { op: number, value, begin, end: OPEN, settles, durable: false };
         let mut written = Value::Zero;
         match request {
@@ -313,6 +315,11 @@ impl GuestModel {
     pub fn check_read(&self, read: GuestOp, offset: u64, bytes: &[u8]) -> Result<(), Violation> {
         let begin = self.open.get(&read.number).map_or(0, |open| open.begin);
         self.check_with(offset, bytes, move |e| e.end < begin)
+    }
+
+    /// A number that grows with every beginning and every end: while it stays, what is allowed stays.
+    pub fn moment(&self) -> u64 {
+        self.clock
     }
 
     /// Whether the disk may have this length after a crash at this moment.

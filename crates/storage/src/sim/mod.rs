@@ -10,6 +10,7 @@
 mod backend;
 mod content;
 mod core;
+mod counts;
 mod crash;
 mod disk;
 mod driver;
@@ -27,7 +28,8 @@ mod world;
 
 pub use content::{BLOCK, Content, Space};
 pub use core::{HoldId, Waiting};
-pub use crash::{CrashOptions, CrashState, CrashStates, LogCursor, Tear};
+pub use counts::{Aside, Counts};
+pub use crash::{CrashOptions, CrashState, CrashStates, LogCursor, Possible, Tear};
 pub use disk::SECTOR;
 pub use driver::Seeds;
 pub use fault::{FailedEffect, Fault, FaultPlan, FaultRates, FaultRule};

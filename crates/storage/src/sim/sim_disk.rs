@@ -2,7 +2,7 @@
 
 use super::content::Content;
 use super::core::{Core, FileLimits, HoldId, Waiting};
-use super::crash::{CrashOptions, CrashStates};
+use super::crash::{CrashOptions, CrashStates, Possible};
 use super::fault::{FaultPlan, FaultRule};
 use super::log::{LogEvent, SimLog};
 use super::op::{FileNumber, OpFilter, OpInfo};
@@ -196,6 +196,16 @@ impl SimDisk {
     /// A fingerprint of everything that happened so far. Equal runs have equal digests.
     pub fn digest(&self) -> u64 {
         self.core.borrow().log.digest()
+    }
+
+    /// How many events the log has had so far: while it stays, the disk stays as it is.
+    pub fn events(&self) -> u64 {
+        self.core.borrow().log.count()
+    }
+
+    /// What each sector of the file `name` may hold if the power fails now.
+    pub fn possible(&self, name: &str) -> Option<Possible> {
+        Possible::of(&self.core.borrow().disk.borrow(), name)
     }
 
     /// What the files may hold if the power fails now.

@@ -2,14 +2,17 @@
 
 mod exhaustive;
 mod landing;
+mod possible;
 mod sample;
 
 use super::content::Content;
+use super::counts::Counts;
 use super::disk::{Applied, CopiedRuns, DiskState, FileState};
 use super::log::SimLog;
 use super::op::OpNumber;
 use exhaustive::Exhaustive;
 use landing::{Landing, land};
+pub use possible::Possible;
 use sample::{Candidate, Recipe, Sampler};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -166,6 +169,16 @@ impl Iterator for CrashStates {
     type Item = CrashState;
 
     fn next(&mut self) -> Option<CrashState> {
+        let state = self.next_state();
+        if state.is_some() {
+            Counts::change(|counts| counts.crash_states += 1);
+        }
+        state
+    }
+}
+
+impl CrashStates {
+    fn next_state(&mut self) -> Option<CrashState> {
         match &mut self.plan {
             Plan::Exhaustive { all, next } => {
                 let number = *next;

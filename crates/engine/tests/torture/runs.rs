@@ -1,0 +1,57 @@
+//! The runs over seeds.
+
+use crate::plan::{Plan, Size, Watch};
+use crate::setup::{Origin, Setup};
+use crate::shrink::{outcome, report};
+use zebu::storage::sim::Seeds;
+
+/// Runs the plan of each seed; one that fails is shrunk and shown.
+fn run(default_seeds: u64, plan: impl Fn(u64) -> Plan) {
+    Seeds::new(default_seeds).run(|seed| {
+        let plan = plan(seed);
+        if let Err(violation) = outcome(&plan) {
+            panic!("seed {seed}: {}", report(&plan, &violation));
+        }
+    });
+}
+
+/// Many requests, no crashes: what reads return, what is there at the end.
+#[test]
+fn random_operations() {
+    let size = Size { lives: 1, phases: 4, streams: 6, requests: 150 };
+    run(20, |seed| Plan::random(seed, size, Watch::Reads, |_| true));
+}
+
+/// After each step, every crash state at once.
+#[test]
+fn invariants_at_every_step() {
+    let size = Size { lives: 2, phases: 3, streams: 4, requests: 12 };
+    // The sectors of a disk that writes 4096 bytes as a whole are not independent. All of a disk is looked at in each step.
+    run(15, |seed| {
+        Plan::random(seed, size, Watch::EveryStep, |setup| setup.direct != 4096 && setup.size <= 256 << 10)
+    });
+}
+
+/// The same on small images in small clusters, where the same places are used again and again.
+#[test]
+fn invariants_at_every_step_of_crowded_images() {
+    let size = Size { lives: 2, phases: 3, streams: 5, requests: 25 };
+    run(8, |seed| {
+        Plan::random(seed, size, Watch::EveryStep, |setup| {
+            setup.direct != 4096 && setup.cluster_size <= 4096 && setup.size <= 96 << 10
+        })
+    });
+}
+
+/// Crash states one by one, opened, checked and read as after a real crash, and gone on from.
+#[test]
+fn crash_states() {
+    let size = Size { lives: 3, phases: 3, streams: 4, requests: 12 };
+    let watch = Watch::Crashes { moments: 6, states: 24 };
+    run(8, |seed| Plan { by_qemu: 100, ..Plan::random(seed, size, watch, small) });
+}
+
+/// Images whose states are quickly read.
+fn small(setup: &Setup) -> bool {
+    setup.size <= 512 << 10 && setup.origin != Origin::DeepChain
+}

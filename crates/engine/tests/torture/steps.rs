@@ -1,0 +1,468 @@
+//! Every named step of a commit, with every kind of failure, while every kind of operation is under way.
+//!
+//! For each cell of the table: requests make an epoch that needs the step; a flush commits it; when the step begins, its
+//! first operation on the disk is held, another operation of the guest starts, crash states are taken, and then the
+//! failure strikes. Afterwards nothing acknowledged is lost, everything works again (but after a failed sync, which is
+//! final), and the image is sound. A step that was not reached fails the test: the table has no holes.
+
+use crate::guest::{Failures, Guest};
+use crate::invariants::Invariants;
+use crate::judge::{Leaks, judge, read_all};
+use crate::setup::{Files, NAMES, Origin, Setup, TOP};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use zebu::check::{CheckOptions, check_file};
+use zebu::storage::Worker;
+use zebu::storage::commit_steps::{self, CommitStep};
+use zebu::storage::sabotage;
+use zebu::storage::sim::{
+    Aside, Counts, CrashOptions, FailedEffect, Fault, FaultPlan, FaultRule, GuestModel, GuestRequest,
+    GuestResult, OpClass, OpFilter, Seeds, SimFileConfig, SimRng, SimWorld, Tear,
+};
+use zebu::{Durability, Image, NewSnapshot, SnapshotRef, ZeroMode};
+
+/// EIO and ENOSPC.
+const IO: i32 = 5;
+const FULL: i32 = 28;
+/// Steps of the world for which the step's operation is held.
+const HELD: u64 = 40;
+
+/// What happens to the first operation of the step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Strike {
+    PowerFails,
+    Io,
+    IoInPart,
+    IoAfterAll,
+    NoSpace,
+    TwoParts,
+    Late,
+}
+
+const STRIKES: [(Strike, &str); 7] = [
+    (Strike::PowerFails, "power fails"),
+    (Strike::Io, "EIO"),
+    (Strike::IoInPart, "EIO, part done"),
+    (Strike::IoAfterAll, "EIO, all done"),
+    (Strike::NoSpace, "ENOSPC"),
+    (Strike::TwoParts, "in two parts"),
+    (Strike::Late, "late"),
+];
+
+/// What else is under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Other {
+    WriteFresh,
+    Overwrite,
+    WriteDurable,
+    WriteCompressed,
+    ZeroKeep,
+    ZeroUnmap,
+    Discard,
+    Flush,
+    Read,
+    Grow,
+    Shrink,
+    TakeSnapshot,
+    DeleteSnapshot,
+}
+
+const OTHERS: [(Other, &str); 13] = [
+    (Other::WriteFresh, "write"),
+    (Other::Overwrite, "overwrite"),
+    (Other::WriteDurable, "FUA"),
+    (Other::WriteCompressed, "compressed"),
+    (Other::ZeroKeep, "zero"),
+    (Other::ZeroUnmap, "zero, unmap"),
+    (Other::Discard, "discard"),
+    (Other::Flush, "flush"),
+    (Other::Read, "read"),
+    (Other::Grow, "grow"),
+    (Other::Shrink, "shrink"),
+    (Other::TakeSnapshot, "snapshot"),
+    (Other::DeleteSnapshot, "its deletion"),
+];
+
+impl Other {
+    fn is_of_snapshots(self) -> bool {
+        matches!(self, Self::TakeSnapshot | Self::DeleteSnapshot)
+    }
+}
+
+const STEPS: [CommitStep; 13] = [
+    CommitStep::NewRefcountBlocks,
+    CommitStep::Barrier0,
+    CommitStep::RefcountTableEntries,
+    CommitStep::MovedRefcountTable,
+    CommitStep::BarrierOfMovedTable,
+    CommitStep::HeaderOfMovedTable,
+    CommitStep::RefcountBlocks,
+    CommitStep::NewTables,
+    CommitStep::BarrierOfDataFile,
+    CommitStep::Barrier1,
+    CommitStep::Links,
+    CommitStep::Barrier2,
+    CommitStep::Punch,
+];
+
+fn moves_the_table(step: CommitStep) -> bool {
+    matches!(
+        step,
+        CommitStep::MovedRefcountTable | CommitStep::BarrierOfMovedTable | CommitStep::HeaderOfMovedTable
+    )
+}
+
+/// The kind of the step's operations on the disk.
+fn class(step: CommitStep) -> OpClass {
+    match step {
+        CommitStep::Barrier0
+        | CommitStep::BarrierOfMovedTable
+        | CommitStep::BarrierOfDataFile
+        | CommitStep::Barrier1
+        | CommitStep::Barrier2 => OpClass::Flush,
+        CommitStep::Punch => OpClass::Punch,
+        _ => OpClass::Write,
+    }
+}
+
+/// Whether there is such a thing.
+fn can_be(step: CommitStep, strike: Strike, other: Other) -> bool {
+    let strikes = match (class(step), strike) {
+        // A sync is done or not; the kernel says EIO or ENOSPC.
+        (OpClass::Flush, Strike::IoInPart | Strike::IoAfterAll | Strike::TwoParts)
+        | (OpClass::Punch, Strike::TwoParts) => false,
+        _ => true,
+    };
+    // An image with an external data file has neither compressed clusters nor internal snapshots.
+    let beside = step != CommitStep::BarrierOfDataFile
+        || !(other.is_of_snapshots() || other == Other::WriteCompressed);
+    strikes && beside
+}
+
+/// An image in which the step comes.
+fn setup(step: CommitStep) -> Setup {
+    let plain = Setup { cluster_size: 512, refcount_bits: 64, origin: Origin::Own, ..Setup::plain() };
+    if moves_the_table(step) {
+        // The refcount table of one cluster counts 2 MiB.
+        return Setup { size: 2600 << 10, pattern: 1960 << 10, gather_memory: Some(16 << 10), ..plain };
+    }
+    if step == CommitStep::BarrierOfDataFile {
+        return Setup { size: 128 << 10, pattern: 24 << 10, external_data: true, ..plain };
+    }
+    Setup { size: 160 << 10, pattern: 24 << 10, gather_memory: Some(16 << 10), ..plain }
+}
+
+struct Bench<'a> {
+    setup: &'a Setup,
+    world: &'a SimWorld,
+    workers: Vec<Worker>,
+    guest: Rc<Guest>,
+    other: Other,
+    states: u64,
+}
+
+/// One cell: how many crash states were judged.
+fn cell(
+    step: CommitStep,
+    strike: Strike,
+    other: Other,
+    files: &Files,
+    setup: &Setup,
+    seed: u64,
+) -> Result<u64, String> {
+    let mut rng = SimRng::new(seed ^ 0x7374_6570_7300);
+    sabotage::limit_windows(4096);
+    let world = setup.world(files, rng.next_u64());
+    let workers: Vec<Worker> = (0..2).map(|_| world.worker()).collect();
+    let image = world
+        .block_on(Image::open_files(&workers[0], setup.chain(&world), &setup.options()))
+        .map_err(|stuck| stuck.to_string())?
+        .map_err(|e| format!("open: {e}"))?;
+    let guest = Rc::new(Guest::new(image, setup.model(), setup));
+    let mut bench = Bench { setup, world: &world, workers, guest, other, states: 0 };
+    bench.prepare()?;
+    bench.strike(step, strike, &mut rng)?;
+    bench.afterwards(strike, class(step) == OpClass::Flush)?;
+    Ok(bench.states)
+}
+
+impl Bench<'_> {
+    fn run<T>(&self, work: impl Future<Output = T>) -> Result<T, String> {
+        let value = self.world.block_on(work).map_err(|stuck| stuck.to_string())?;
+        self.guest.violation.borrow_mut().take().map_or(Ok(value), Err)
+    }
+
+    /// The beginning of an epoch that needs the step.
+    fn prepare(&self) -> Result<(), String> {
+        let (guest, worker) = (&self.guest, &self.workers[0]);
+        self.run(async {
+            if self.other == Other::DeleteSnapshot {
+                guest.image.create_snapshot(worker, NewSnapshot::named("old".to_owned())).await.unwrap();
+            }
+            let pattern = self.setup.pattern;
+            // Space that goes back; where a snapshot keeps it, it has to be the epoch's own.
+            guest.write(worker, pattern + 2048, 2048, Durability::Durable).await;
+            guest.discard(worker, pattern + 2048, 1024).await;
+            guest.discard(worker, 1024, 1024).await;
+        })
+    }
+
+    fn strike(&mut self, step: CommitStep, strike: Strike, rng: &mut SimRng) -> Result<(), String> {
+        let filter = match class(step) {
+            OpClass::Flush => OpFilter::of(OpClass::Flush),
+            class => OpFilter::of(class).on_file(TOP),
+        };
+        let fault = match strike {
+            Strike::PowerFails => None,
+            Strike::Io => Some(Fault::Fail { errno: IO, effect: FailedEffect::Nothing }),
+            Strike::IoInPart => Some(Fault::Fail { errno: IO, effect: FailedEffect::Part }),
+            Strike::IoAfterAll => Some(Fault::Fail { errno: IO, effect: FailedEffect::All }),
+            Strike::NoSpace => Some(Fault::Fail { errno: FULL, effect: FailedEffect::Nothing }),
+            Strike::TwoParts => Some(Fault::Split { bytes: 256 }),
+            Strike::Late => Some(Fault::Delay(std::time::Duration::from_millis(20))),
+        };
+        if matches!(strike, Strike::Io | Strike::IoInPart | Strike::IoAfterAll | Strike::NoSpace) {
+            self.guest.failures.set(Failures::OfTheDisk);
+        }
+        let hold = Rc::new(RefCell::new(None));
+        let has_nothing = Rc::new(Cell::new(false));
+        let has_caught = Rc::new(Cell::new(false));
+        let (disk, held, nothing, caught) =
+            (self.world.disk(), hold.clone(), has_nothing.clone(), has_caught.clone());
+        let mut is_over = false;
+        commit_steps::observe(Some(Box::new(move |begun| {
+            if let Some(id) = *held.borrow() {
+                // The next step begins. If nothing was held by then, this one had nothing to do.
+                if !is_over && begun != CommitStep::Punch {
+                    is_over = true;
+                    nothing.set(!caught.get() && disk.held(id).is_empty());
+                }
+            } else if begun == step {
+                if let Some(fault) = fault {
+                    disk.inject(FaultRule::new(filter.clone(), fault).nth(0));
+                }
+                *held.borrow_mut() = Some(disk.hold(filter.clone()));
+            }
+        })));
+        let (guest, worker) = (self.guest.clone(), self.workers[0].clone());
+        // Another L2 table, another refcount block; or so many that the refcount table is too small.
+        let fresh = if moves_the_table(step) { 320 << 10 } else { 40 << 10 };
+        let place = self.setup.pattern + (32 << 10);
+        let ended = Rc::new(Cell::new(0));
+        let flush_ended = ended.clone();
+        drop(self.workers[0].spawn(async move {
+            guest.write(&worker, place, fresh, Durability::Volatile).await;
+            guest.write(&worker, 4096, 512, Durability::Volatile).await;
+            guest.flush(&worker).await;
+            flush_ended.set(flush_ended.get() + 1);
+        }));
+        // The punch comes after the flush: everything is waited for by its own count.
+        let world = self.world;
+        let mut invariants = Invariants::new(self.setup, world);
+        let (mut since, mut is_under_way) = (0, false);
+        let limit = 200_000;
+        for turn in 0.. {
+            let idle = world.step() == zebu::storage::sim::Step::Idle;
+            if let Some(violation) = self.guest.violation.borrow_mut().take() {
+                commit_steps::observe(None);
+                return Err(violation);
+            }
+            if !self.other.is_of_snapshots() && !moves_the_table(step) {
+                invariants.check(&self.guest.model.borrow())?;
+            }
+            let holding = *hold.borrow();
+            if let Some(id) = holding {
+                if !is_under_way {
+                    is_under_way = true;
+                    let (guest, worker) = (self.guest.clone(), self.workers[1].clone());
+                    let other_ended = ended.clone();
+                    let work = beside(guest, worker, self.other, self.setup.pattern);
+                    drop(self.workers[1].spawn(async move {
+                        work.await;
+                        other_ended.set(other_ended.get() + 1);
+                    }));
+                }
+                has_caught.set(has_caught.get() || !world.held(id).is_empty());
+                since += 1;
+                if since == HELD || (idle && since < HELD) {
+                    since = HELD;
+                    let most = if strike == Strike::PowerFails { 16 } else { 4 };
+                    self.crash_states(most, rng.next_u64())?;
+                    world.release(id);
+                } else if since == HELD + 12 && strike == Strike::PowerFails {
+                    self.crash_states(8, rng.next_u64())?;
+                }
+                if since > HELD && idle && ended.get() == 2 {
+                    break;
+                }
+            } else if idle {
+                break;
+            }
+            if turn > limit {
+                return Err("no end in sight".into());
+            }
+        }
+        commit_steps::observe(None);
+        if !is_under_way || has_nothing.get() || !has_caught.get() {
+            return Err(format!("{step:?} was not reached, or had nothing to do"));
+        }
+        if ended.get() != 2 {
+            return Err("a request did not end".into());
+        }
+        world.set_faults(FaultPlan::none());
+        Ok(())
+    }
+
+    fn crash_states(&mut self, most: usize, seed: u64) -> Result<(), String> {
+        let options = CrashOptions { max_states: most, tear: Tear::Sector, seed };
+        for state in self.world.crash_states(&options) {
+            self.states += 1;
+            self.judge(state.files().to_vec()).map_err(|e| format!("crash, {state}: {e}"))?;
+        }
+        Ok(())
+    }
+
+    fn judge(&self, files: Files) -> Result<(), String> {
+        let model = self.guest.model.borrow();
+        if self.other.is_of_snapshots() {
+            return judge_after_repair(self.setup, &files, &model);
+        }
+        judge(self.setup, &files, &model, Leaks::Allowed).map(drop)
+    }
+
+    fn afterwards(&mut self, strike: Strike, on_sync: bool) -> Result<(), String> {
+        let is_final = on_sync && matches!(strike, Strike::Io | Strike::NoSpace);
+        if is_final {
+            return self.crash_states(6, 1);
+        }
+        self.guest.failures.set(Failures::Forbidden);
+        let (guest, worker) = (&self.guest, &self.workers[0]);
+        self.run(guest.flush(worker))?;
+        let len = guest.model.borrow().len().min(guest.image.virtual_size());
+        let op = guest.model.borrow_mut().begin(GuestRequest::Read);
+        let disk = self.run(read_all(worker, &guest.image, len))??;
+        guest.model.borrow().check_read(op, 0, &disk).map_err(|v| format!("read of the whole: {v}"))?;
+        guest.model.borrow_mut().end(op, GuestResult::Done);
+        self.run(guest.image.close(worker))?.map_err(|e| format!("close: {e}"))?;
+        guest.model.borrow_mut().apply(GuestRequest::Flush);
+        let files: Files =
+            NAMES.iter().filter_map(|name| Some(((*name).to_owned(), self.world.content(name)?))).collect();
+        self.judge(files).map_err(|e| format!("after close: {e}"))
+    }
+}
+
+/// What is under way beside the step.
+async fn beside(guest: Rc<Guest>, worker: Worker, other: Other, pattern: u64) {
+    let image = guest.image.clone();
+    let len = guest.model.borrow().len();
+    match other {
+        Other::WriteFresh => guest.write(&worker, len - 8192, 4096, Durability::Volatile).await,
+        Other::Overwrite => guest.write(&worker, 4096, 2048, Durability::Volatile).await,
+        Other::WriteDurable => guest.write(&worker, len - 4096, 1024, Durability::Durable).await,
+        Other::WriteCompressed => guest.write_compressed(&worker, 8192, 1024, Durability::Volatile).await,
+        Other::ZeroKeep => guest.zero(&worker, 4096, 2048, ZeroMode::Keep).await,
+        Other::ZeroUnmap => guest.zero(&worker, 4096, 2048, ZeroMode::Unmap).await,
+        Other::Discard => guest.discard(&worker, 4096, 2048).await,
+        Other::Flush => guest.flush(&worker).await,
+        Other::Read => guest.read(&worker, 0, pattern).await,
+        Other::Grow => guest.resize(&worker, len + 8192).await,
+        Other::Shrink => guest.resize(&worker, len - 8192).await,
+        // Whether it succeeds beside a failure is its own matter; what it must not do is harm.
+        Other::TakeSnapshot => {
+            _ = image.create_snapshot(&worker, NewSnapshot::named("new".to_owned())).await;
+        }
+        Other::DeleteSnapshot => {
+            _ = image.delete_snapshot(&worker, &SnapshotRef::Name("old".to_owned())).await;
+        }
+    }
+}
+
+/// As [`judge`], where flags and counts may disagree until the next opening for writing has mended them, as the dirty bit
+/// announces.
+fn judge_after_repair(setup: &Setup, files: &Files, model: &GuestModel) -> Result<(), String> {
+    let _aside = Aside::new();
+    let world = setup.world(files, 0);
+    let worker = world.worker();
+    let judged = world.block_on(async {
+        let image = Image::open_files(&worker, setup.chain(&world), &setup.options())
+            .await
+            .map_err(|e| format!("open: {e}"))?;
+        let len = image.virtual_size();
+        if !model.may_have_len(len) {
+            return Err(format!("the disk has {len} bytes"));
+        }
+        let disk = read_all(&worker, &image, len).await?;
+        model.check(0, &disk).map_err(|v| v.to_string())?;
+        image.close(&worker).await.map_err(|e| format!("close: {e}"))?;
+        let top = world.open(TOP, SimFileConfig::default()).unwrap();
+        let report =
+            check_file(&worker, &top, &CheckOptions::default()).await.map_err(|e| format!("check: {e}"))?;
+        match report.counts.corruptions + report.counts.check_errors {
+            0 => Ok(()),
+            _ => Err(format!(
+                "check: {:?} {:?}",
+                report.counts,
+                report.findings.first().map(ToString::to_string)
+            )),
+        }
+    });
+    judged.map_err(|stuck| stuck.to_string())?
+}
+
+/// A table of all cells: crash states judged in each. Where nobody asks for the table, every fourth cell is enough.
+#[test]
+fn every_step_survives_every_failure() {
+    let is_whole = std::env::var_os("ZEBU_COVERAGE").is_some();
+    let only = std::env::var("ZEBU_CELL").ok();
+    Seeds::new(1).run(|seed| {
+        let mut rows: Vec<Vec<String>> = Vec::new();
+        let before = Counts::now();
+        for step in STEPS {
+            let setup = setup(step);
+            let files = setup.make(seed);
+            for (strike, strike_name) in STRIKES {
+                let mut row = vec![format!("{step:?}"), strike_name.to_owned()];
+                for (index, (other, other_name)) in OTHERS.into_iter().enumerate() {
+                    let name = format!("{step:?}, {strike_name}, {other_name}");
+                    if !can_be(step, strike, other) {
+                        row.push("–".to_owned());
+                        continue;
+                    }
+                    let in_slice = (rows.len() + index) % 4 == seed as usize % 4;
+                    if only.is_none() && !is_whole && !in_slice
+                        || only.as_ref().is_some_and(|only| *only != name)
+                    {
+                        row.push(String::new());
+                        continue;
+                    }
+                    let judged = cell(step, strike, other, &files, &setup, seed ^ (index as u64) << 32);
+                    commit_steps::observe(None);
+                    let states = judged.unwrap_or_else(|e| {
+                        panic!("{name}: {e}\nthis cell alone: ZEBU_CELL='{name}' and the command below")
+                    });
+                    row.push(states.to_string());
+                }
+                rows.push(row);
+            }
+        }
+        eprintln!("{:?}", Counts::now().since(before));
+        write_table(&rows);
+    });
+}
+
+/// Prints the table, and writes it as JSON where the environment says.
+fn write_table(rows: &[Vec<String>]) {
+    let mut columns = vec!["step".to_owned(), "failure".to_owned()];
+    columns.extend(OTHERS.iter().map(|(_, name)| (*name).to_owned()));
+    for row in std::iter::once(&columns).chain(rows) {
+        eprintln!("{}", row.join(" | "));
+    }
+    let Some(path) = std::env::var_os("ZEBU_COVERAGE") else { return };
+    let list = |row: &Vec<String>| {
+        let cells: Vec<String> = row.iter().map(|cell| format!("\"{cell}\"")).collect();
+        format!("[{}]", cells.join(","))
+    };
+    let rows: Vec<String> = rows.iter().map(list).collect();
+    let text = format!("{{\"columns\":{},\"rows\":[{}]}}\n", list(&columns), rows.join(","));
+    std::fs::write(path, text).unwrap();
+}

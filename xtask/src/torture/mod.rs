@@ -1,0 +1,133 @@
+//! The command `torture`: everything that looks for mistakes by chance, over fresh seeds, for as long as it is told.
+
+mod job;
+mod programs;
+mod record;
+mod report;
+
+use crate::Outcome;
+use clap::Args;
+use job::{JOBS, Job};
+use programs::Programs;
+use report::Report;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Seeds that one piece of work may use: pieces never share any.
+const SEEDS_OF_A_PIECE: u64 = 1_000_000;
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  cargo xtask torture --minutes 10
+  cargo xtask torture --hours 8 --record      # adds the counts to docs/trust.md
+  cargo xtask torture --minutes 2 --only crash_states --lanes 1
+
+A piece that fails is shown with the one command that repeats it, and the rest goes on.")]
+pub(crate) struct TortureArgs {
+    /// How long, in hours
+    #[arg(long, default_value_t = 0.0)]
+    hours: f64,
+    /// How long, in minutes, added to the hours
+    #[arg(long, default_value_t = 0.0)]
+    minutes: f64,
+    /// Pieces at the same time; the processors if not given
+    #[arg(long)]
+    lanes: Option<usize>,
+    /// What the seeds follow from; the time of day if not given
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Only the jobs whose names contain this; may be given several times
+    #[arg(long)]
+    only: Vec<String>,
+    /// Where the report goes, as report.json and report.md
+    #[arg(long, default_value = "target/torture-report")]
+    out: PathBuf,
+    /// Add the counts to docs/trust/runs.jsonl, and write the totals into docs/trust.md
+    #[arg(long)]
+    record: bool,
+}
+
+pub(crate) fn command(args: &TortureArgs) -> Outcome {
+    let time = args.hours * 3600.0 + args.minutes * 60.0;
+    if time.is_nan() || time <= 0.0 || time > 1e7 {
+        return Err("say for how long: --hours H or --minutes M".into());
+    }
+    let chosen: Vec<&Job> = JOBS
+        .iter()
+        .filter(|job| args.only.is_empty() || args.only.iter().any(|part| job.name.contains(part.as_str())))
+        .collect();
+    if chosen.is_empty() {
+        let names: Vec<_> = JOBS.iter().map(|job| job.name).collect();
+        return Err(format!("no job of that name; there are: {}", names.join(", ")));
+    }
+    let programs = Programs::build(&chosen)?;
+    let lanes =
+        args.lanes.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1).max(1);
+    let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs());
+    let seed = args.seed.unwrap_or_else(clock);
+    let out = crate::root().join(&args.out);
+    std::fs::create_dir_all(&out).map_err(|e| format!("{}: {e}", out.display()))?;
+    let total = Duration::from_secs_f64(time);
+    println!("{lanes} lanes, {:.1} minutes, seed {seed}", time / 60.0);
+    let report = Mutex::new(Report::new(seed, lanes));
+    let queue = Mutex::new(Queue::new(chosen, total));
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..lanes {
+            scope.spawn(|| {
+                while start.elapsed() < total {
+                    let next = queue.lock().unwrap_or_else(|e| e.into_inner()).next();
+                    let Some((piece, job)) = next else { break };
+                    let first = seed.wrapping_mul(1_000_000_000).wrapping_add(piece * SEEDS_OF_A_PIECE);
+                    let left = total.saturating_sub(start.elapsed());
+                    let done = job.run(&programs, first, job::share(total).min(left.max(job::SHORTEST)));
+                    println!("{:>7.1} s  {:<48} {}", start.elapsed().as_secs_f64(), job.name, done.brief());
+                    report.lock().unwrap_or_else(|e| e.into_inner()).add(job, done);
+                }
+            });
+        }
+    });
+    let mut report = report.into_inner().unwrap_or_else(|e| e.into_inner());
+    report.finish(start.elapsed());
+    report.write(&out)?;
+    println!("\n{}", report.markdown());
+    println!("report: {}", out.join("report.md").display());
+    if args.record {
+        record::add(&report)?;
+    }
+    report.verdict()
+}
+
+/// What comes next: what is run once first, then the others in turn, each as often as its weight says.
+struct Queue<'a> {
+    once: Vec<&'a Job>,
+    turns: Vec<&'a Job>,
+    pieces: u64,
+    turn: usize,
+}
+
+impl<'a> Queue<'a> {
+    fn new(jobs: Vec<&'a Job>, total: Duration) -> Self {
+        let (mut once, often): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.weight == 0);
+        // Where the time is short, the seeds matter more than what is the same in every run.
+        once.retain(|job| total >= job.worth_it);
+        once.reverse();
+        let rounds = often.iter().map(|job| job.weight).max().unwrap_or(0);
+        let mut turns = Vec::new();
+        for round in 0..rounds {
+            turns.extend(often.iter().filter(|job| job.weight > round));
+        }
+        Self { once, turns, pieces: 0, turn: 0 }
+    }
+
+    fn next(&mut self) -> Option<(u64, &'a Job)> {
+        self.pieces += 1;
+        if let Some(job) = self.once.pop() {
+            return Some((self.pieces, job));
+        }
+        let job = self.turns.get(self.turn % self.turns.len().max(1))?;
+        self.turn += 1;
+        Some((self.pieces, job))
+    }
+}
