@@ -78,6 +78,14 @@ impl Backend {
             Self::Sim(_) => {}
         }
     }
+    /// Somebody waits for a lazy send: it is not to be left to a sleep that only others end.
+    pub(crate) fn hurry_sockets(&mut self) {
+        match self {
+            #[cfg(feature = "io-uring")]
+            Self::Uring(b) => b.hurry_sockets(),
+            Self::Threads(_) | Self::Sim(_) => {}
+        }
+    }
     /// Appends the socket operations that are over. To be called after `reap` or `wait`.
     pub(crate) fn reap_sockets(&mut self, done: &mut Vec<SocketCompletion>) {
         match self {

@@ -41,6 +41,14 @@ pub(crate) enum SocketOp {
     Receive,
     /// All buffers were sent.
     Send,
+    /// As `Send`, with the next system call that the worker makes anyway.
+    SendLazily,
+}
+
+impl SocketOp {
+    pub(crate) fn sends(self) -> bool {
+        matches!(self, SocketOp::Send | SocketOp::SendLazily)
+    }
 }
 
 /// One operation on a socket.
@@ -63,7 +71,7 @@ pub(crate) struct SocketCompletion {
 impl SocketRequest {
     /// Notes that the kernel moved `moved` bytes. The result, or `None` if there is more to send.
     pub(crate) fn after(&mut self, moved: usize) -> Option<Result<usize, i32>> {
-        if self.op != SocketOp::Send {
+        if !self.op.sends() {
             return Some(Ok(moved));
         }
         self.sent += moved;
@@ -84,7 +92,7 @@ impl SocketRequest {
                         self.bufs.0.iter_mut().map(|buf| io::IoSliceMut::new(buf.as_mut_slice())).collect();
                     rustix::io::readv(&self.socket, &mut parts)
                 }
-                SocketOp::Send => self.send_some(),
+                SocketOp::Send | SocketOp::SendLazily => self.send_some(),
             };
             match moved {
                 Ok(moved) => {

@@ -1,6 +1,6 @@
 //! Socket operations of a worker without a ring: tried at once, and again when `ppoll` says that it is worth it.
 
-use crate::socket::{SocketCompletion, SocketOp, SocketRequest};
+use crate::socket::{SocketCompletion, SocketRequest};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ impl SocketPoll {
         self.polls.clear();
         self.polls.push(libc::pollfd { fd: notifier.as_raw_fd(), events: libc::POLLIN, revents: 0 });
         for (_, request) in &self.waiting {
-            let events = if request.op == SocketOp::Send { libc::POLLOUT } else { libc::POLLIN };
+            let events = if request.op.sends() { libc::POLLOUT } else { libc::POLLIN };
             self.polls.push(libc::pollfd { fd: request.socket.as_fd().as_raw_fd(), events, revents: 0 });
         }
         let time = timeout.map(crate::notify::timespec);

@@ -158,6 +158,7 @@ impl Uring {
         let _ = ring.submitter().register_ring_fd();
         let most_in_ring = ring.params().sq_entries() as usize - 2;
         let _ = ring.completion();
+        let sockets = UringSockets::new(ring.params().is_feature_skip_cqe_on_success());
         let mut uring = Self {
             ring,
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
@@ -167,7 +168,7 @@ impl Uring {
             most_in_ring,
             queued: 0,
             backlog: VecDeque::new(),
-            sockets: UringSockets::default(),
+            sockets,
             polling: false,
             multishot: true,
             files: FileTable {
@@ -296,7 +297,8 @@ impl Uring {
         mut request: SocketRequest,
     ) -> Option<SocketCompletion> {
         // There is room to send, as a rule. In the ring it would take another turn to learn that it was sent.
-        if request.op == SocketOp::Send {
+        let is_lazy = request.op == SocketOp::SendLazily && self.sockets.can_be_lazy(&request);
+        if request.op.sends() && !is_lazy {
             self.calls += 1;
             if let Some(result) = request.attempt() {
                 return Some(SocketCompletion { id, request, result });
@@ -308,6 +310,10 @@ impl Uring {
 
     pub(crate) fn cancel_socket(&mut self, id: usize) {
         self.sockets.cancel(&mut self.ring, id);
+    }
+
+    pub(crate) fn hurry_sockets(&mut self) {
+        self.sockets.hurry();
     }
 
     pub(crate) fn reap_sockets(&mut self, done: &mut Vec<SocketCompletion>) {
@@ -351,7 +357,11 @@ impl Uring {
 
     pub(crate) fn wait(&mut self, timeout: Option<Duration>, done: &mut Vec<Completion>) {
         self.queue_all();
-        self.enter(timeout.map_or(Wait::Forever, Wait::AtMost));
+        if self.sockets.take_hurry() {
+            self.enter(Wait::No);
+        } else {
+            self.enter(timeout.map_or(Wait::Forever, Wait::AtMost));
+        }
         self.reap(done);
     }
 
@@ -402,6 +412,15 @@ impl Uring {
             self.in_ring -= 1;
             if let Some(completion) = self.finish(index as usize, result) {
                 done.push(completion);
+            }
+        }
+        if self.sockets.has_lazy() {
+            let submission = self.ring.submission();
+            // The kernel has taken all that was queued, and all its completions were noted above.
+            let is_over = submission.is_empty() && !submission.cq_overflow();
+            drop(submission);
+            if is_over {
+                self.sockets.confirm();
             }
         }
         self.helpers.reap(done);

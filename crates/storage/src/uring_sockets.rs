@@ -1,9 +1,13 @@
 //! Socket operations in a ring. They are told from file operations by a bit of their user data, and do not count
 //! against the ring's limit: most of them wait for a peer, for hours perhaps. (A completion queue that overflows for
 //! that is kept by the kernel.)
+//!
+//! A *lazy* send goes along with the call that waits and makes no completion where it succeeds, or it would end the wait.
+//! It must not wait itself (`MSG_DONTWAIT`) and must take all (`MSG_WAITALL`): so it is over when the kernel took it from
+//! the queue, and a completion in that moment says that it failed or was cut short; then it goes on as an ordinary one.
 
 use crate::socket::{SocketCompletion, SocketOp, SocketRequest};
-use io_uring::squeue::Entry;
+use io_uring::squeue::{Entry, Flags};
 use io_uring::types::Fd;
 use io_uring::{IoUring, opcode};
 use std::os::fd::{AsFd, AsRawFd};
@@ -16,6 +20,8 @@ pub(crate) const CANCELLATION: u64 = u64::MAX - 1;
 /// An operation in the ring, and what the kernel reads its addresses from.
 struct Slot {
     request: Option<SocketRequest>,
+    /// Whether it is in the ring as a lazy send.
+    is_lazy: bool,
     vectors: Vec<libc::iovec>,
     header: libc::msghdr,
 }
@@ -30,19 +36,35 @@ pub(crate) struct UringSockets {
     slots: Vec<Option<Box<Slot>>>,
     in_ring: usize,
     done: Vec<SocketCompletion>,
+    /// The kernel can leave out the completions of what succeeds (since 5.17).
+    can_be_lazy: bool,
+    /// Lazy sends that may not be over.
+    lazy: Vec<usize>,
+    is_hurried: bool,
 }
 
 impl UringSockets {
-    /// Puts the operation into the ring. True if the ring had to be submitted to make room.
+    pub(crate) fn new(can_be_lazy: bool) -> Self {
+        Self { can_be_lazy, ..Self::default() }
+    }
+
+    /// Whether the operation, a lazy send, can be one: the kernel takes all its buffers in one call.
+    pub(crate) fn can_be_lazy(&self, request: &SocketRequest) -> bool {
+        self.can_be_lazy && request.bufs.0.len() <= crate::blocking::MAX_VECTORS
+    }
+
+    /// Puts the operation into the ring.
     pub(crate) fn submit(&mut self, ring: &mut IoUring, id: usize, request: SocketRequest) {
+        let is_lazy = request.op == SocketOp::SendLazily && self.can_be_lazy(&request);
         if self.slots.len() <= id {
             self.slots.resize_with(id + 1, || None);
         }
         let slot = self.slots[id].get_or_insert_with(|| {
             // SAFETY: all zero is a valid msghdr: no name, no vectors, no control data.
             let header = unsafe { std::mem::zeroed() };
-            Box::new(Slot { request: None, vectors: Vec::new(), header })
+            Box::new(Slot { request: None, is_lazy: false, vectors: Vec::new(), header })
         });
+        slot.is_lazy = is_lazy;
         slot.request = Some(request);
         self.place(ring, id);
     }
@@ -64,14 +86,21 @@ impl UringSockets {
                 }
                 _ => opcode::Readv::new(fd, base, count as u32).offset(u64::MAX).build(),
             },
-            SocketOp::Send => {
+            SocketOp::Send | SocketOp::SendLazily => {
                 slot.header.msg_iov = base.cast_mut();
                 slot.header.msg_iovlen = count as _;
-                opcode::SendMsg::new(fd, &raw const slot.header).flags(libc::MSG_NOSIGNAL as u32).build()
+                let lazy = if slot.is_lazy { libc::MSG_DONTWAIT | libc::MSG_WAITALL } else { 0 };
+                let send = opcode::SendMsg::new(fd, &raw const slot.header);
+                let entry = send.flags((libc::MSG_NOSIGNAL | lazy) as u32).build();
+                if slot.is_lazy { entry.flags(Flags::SKIP_SUCCESS) } else { entry }
             }
         };
         if push(ring, &entry.user_data(SOCKET | id as u64)) {
-            self.in_ring += 1;
+            if slot.is_lazy {
+                self.lazy.push(id);
+            } else {
+                self.in_ring += 1;
+            }
         } else if let Some(request) = slot.request.take() {
             self.done.push(SocketCompletion { id, request, result: Err(libc::EAGAIN) });
         }
@@ -89,13 +118,20 @@ impl UringSockets {
     /// Notes a completion of the kernel.
     pub(crate) fn complete(&mut self, ring: &mut IoUring, user_data: u64, result: i32) {
         let id = (user_data & !SOCKET) as usize;
-        self.in_ring -= 1;
         let Some(slot) = self.slots.get_mut(id).and_then(Option::as_mut) else { return };
+        let was_lazy = std::mem::take(&mut slot.is_lazy);
+        if was_lazy {
+            self.lazy.retain(|&other| other != id);
+        } else {
+            self.in_ring -= 1;
+        }
         let Some(request) = slot.request.as_mut() else { return };
         let outcome = match usize::try_from(result) {
             Ok(_) if request.op == SocketOp::Readable => Some(Ok(0)),
+            // Nothing was sent: not the end, but no room.
+            Ok(0) if was_lazy => None,
             Ok(moved) => request.after(moved),
-            Err(_) if result == -libc::EINTR => None,
+            Err(_) if result == -libc::EINTR || was_lazy && result == -libc::EAGAIN => None,
             Err(_) => Some(Err(-result)),
         };
         match outcome {
@@ -106,6 +142,34 @@ impl UringSockets {
                 }
             }
         }
+    }
+
+    /// Whether a lazy send may not be over.
+    pub(crate) fn has_lazy(&self) -> bool {
+        !self.lazy.is_empty()
+    }
+
+    /// The kernel has taken all that was queued, and all its completions were noted: ends the lazy sends, which
+    /// succeeded.
+    pub(crate) fn confirm(&mut self) {
+        for id in self.lazy.drain(..) {
+            let Some(slot) = self.slots.get_mut(id).and_then(Option::as_mut) else { continue };
+            slot.is_lazy = false;
+            if let Some(request) = slot.request.take() {
+                let len = request.bufs.len();
+                self.done.push(SocketCompletion { id, request, result: Ok(len) });
+            }
+        }
+    }
+
+    /// Somebody waits for a lazy send.
+    pub(crate) fn hurry(&mut self) {
+        self.is_hurried = true;
+    }
+
+    /// Whether somebody waits for a lazy send that is not over; said once.
+    pub(crate) fn take_hurry(&mut self) -> bool {
+        std::mem::take(&mut self.is_hurried) && !self.lazy.is_empty()
     }
 
     /// Operations that the kernel has.
@@ -122,7 +186,7 @@ impl UringSockets {
 
     /// Whether [`UringSockets::reap`] would find something.
     pub(crate) fn has_completions(&self) -> bool {
-        !self.done.is_empty()
+        !self.done.is_empty() || !self.lazy.is_empty()
     }
 
     /// Appends what is over.

@@ -324,6 +324,11 @@ impl Worker {
         }
     }
 
+    /// Somebody waits for a lazy send.
+    pub(crate) fn hurry_sockets(&self) {
+        self.inner.backend.borrow_mut().hurry_sockets();
+    }
+
     /// Ends a socket operation that nobody waits for.
     pub(crate) fn cancel_socket(&self, id: usize) {
         self.inner.backend.borrow_mut().cancel_socket(id);

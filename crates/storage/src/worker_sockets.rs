@@ -91,10 +91,22 @@ impl Worker {
         (result.map(drop), bufs)
     }
 
+    /// As [`Worker::send`], for a few bytes after which the worker is likely to wait for something: they go out with
+    /// the system call that waits, or a later one. Whoever awaits the result makes that happen soon; it is there without
+    /// waiting after the worker's next turn, as a rule.
+    pub fn send_lazily(
+        &self,
+        socket: &Socket,
+        bufs: IoBufs,
+    ) -> impl Future<Output = (io::Result<usize>, IoBufs)> + Unpin + '_ {
+        self.socket_operation(socket, SocketOp::SendLazily, bufs)
+    }
+
     fn socket_operation(&self, socket: &Socket, op: SocketOp, bufs: IoBufs) -> SocketOperation<'_> {
+        let is_lazy = op == SocketOp::SendLazily;
         let id = self.socket_ops().0.borrow_mut().insert(State::Waiting(None));
         self.submit_socket(id, SocketRequest { socket: socket.clone(), op, bufs, sent: 0 });
-        SocketOperation { worker: self, id: Some(id) }
+        SocketOperation { worker: self, id: Some(id), is_lazy }
     }
 }
 
@@ -103,6 +115,7 @@ struct SocketOperation<'a> {
     worker: &'a Worker,
     /// `None` when its value was taken.
     id: Option<usize>,
+    is_lazy: bool,
 }
 
 impl Future for SocketOperation<'_> {
@@ -114,6 +127,10 @@ impl Future for SocketOperation<'_> {
         if let Some(State::Waiting(waker)) = ops.get_mut(id) {
             if waker.as_ref().is_none_or(|waker| !waker.will_wake(cx.waker())) {
                 *waker = Some(cx.waker().clone());
+            }
+            drop(ops);
+            if self.is_lazy {
+                self.worker.hurry_sockets();
             }
             return Poll::Pending;
         }

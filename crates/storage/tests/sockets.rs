@@ -2,7 +2,7 @@
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::time::Duration;
-use zebu_storage::{Engine, IoBuf, IoBufs, Socket, Worker, WorkerConfig};
+use zebu_storage::{Engine, IoBuf, IoBufs, Socket, Worker, WorkerConfig, WorkerKind};
 
 fn pair() -> (Socket, Socket) {
     let (a, b) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
@@ -48,6 +48,80 @@ fn more_than_a_socket_holds_arrives_whole() {
         let received = worker.block_on(receive_all(&worker, &b, data.len()));
         worker.block_on(sending).unwrap();
         assert!(received == data);
+    }
+}
+
+#[test]
+fn lazy_sends_go_out_with_the_wait() {
+    for worker in workers() {
+        let (a, b) = pair();
+        let peer = std::thread::spawn(move || {
+            let worker = Worker::new(&WorkerConfig::default()).unwrap();
+            for turn in 0..100 {
+                let received = worker.block_on(receive_all(&worker, &b, 30));
+                assert!(received == pattern(30), "turn {turn}");
+                worker.block_on(worker.send(&b, IoBuf::copy_of(b"x").into())).0.unwrap();
+            }
+        });
+        let calls = worker.stats().syscalls;
+        worker.block_on(async {
+            let mut last = None;
+            for _ in 0..100 {
+                if let Some(last) = last.take() {
+                    let (result, bufs): (std::io::Result<usize>, IoBufs) = last.await;
+                    assert_eq!((result.unwrap(), bufs.len()), (30, 30));
+                }
+                last = Some(worker.send_lazily(&a, IoBuf::copy_of(&pattern(30)).into()));
+                // What wakes this is the answer, which does not come before the bytes have left.
+                receive_all(&worker, &a, 1).await;
+            }
+            assert_eq!(last.unwrap().await.0.unwrap(), 30);
+        });
+        let calls = worker.stats().syscalls - calls;
+        if worker.kind() == WorkerKind::IoUring {
+            assert!(calls <= 150, "{calls} system calls for 100 messages and answers");
+        }
+        peer.join().unwrap();
+    }
+}
+
+#[test]
+fn lazy_sends_that_find_no_room_arrive_whole_and_in_order() {
+    for worker in workers() {
+        let (a, b) = pair();
+        let data = pattern(3_000_000);
+        let sending = {
+            let (worker, data) = (worker.clone(), data.clone());
+            worker.clone().spawn(async move {
+                for part in data.chunks(300_001) {
+                    let mut bufs = IoBufs::new();
+                    part.chunks(100_003).for_each(|part| bufs.push(IoBuf::copy_of(part)));
+                    // Nobody else is there to wake it.
+                    assert_eq!(worker.send_lazily(&a, bufs).await.0.unwrap(), part.len());
+                }
+            })
+        };
+        let received = worker.block_on(async {
+            // Long enough for the socket to be full.
+            worker.sleep(Duration::from_millis(20)).await;
+            receive_all(&worker, &b, data.len()).await
+        });
+        worker.block_on(sending);
+        assert!(received == data);
+    }
+}
+
+#[test]
+fn a_lazy_send_into_a_broken_connection_fails() {
+    for worker in workers() {
+        let (a, b) = pair();
+        drop(a);
+        let error = worker.block_on(worker.send_lazily(&b, IoBuf::zeroed(10).into())).0.unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe);
+        // One that nobody waits for leaves nothing behind.
+        let (a, b) = pair();
+        drop(worker.send_lazily(&b, IoBuf::copy_of(&pattern(10)).into()));
+        assert_eq!(worker.block_on(receive_all(&worker, &a, 10)), pattern(10));
     }
 }
 

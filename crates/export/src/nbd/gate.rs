@@ -44,6 +44,11 @@ impl Gate {
         load
     }
 
+    /// Whether nothing has been taken beside `load`.
+    pub(crate) fn holds_only(&self, load: Load) -> bool {
+        self.now.get() == load
+    }
+
     /// Gives room back: the replies are on their way.
     pub(crate) fn leave(&self, load: Load) {
         let now = self.now.get();
@@ -86,7 +91,10 @@ mod tests {
         assert!(is_ready(gate.enter(1000)), "one request fits always");
         assert!(!is_ready(gate.enter(0)));
         gate.leave(Load { requests: 1, bytes: 1000 });
-        assert!(is_ready(gate.enter(60)) && is_ready(gate.enter(40)));
+        assert!(is_ready(gate.enter(60)));
+        assert!(gate.holds_only(Load { requests: 1, bytes: 60 }));
+        assert!(is_ready(gate.enter(40)));
+        assert!(!gate.holds_only(Load { requests: 1, bytes: 60 }));
         assert!(!is_ready(gate.enter(1)), "bytes");
         assert!(is_ready(gate.enter(0)));
         assert!(!is_ready(gate.enter(0)), "requests");

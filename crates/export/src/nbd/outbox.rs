@@ -1,16 +1,21 @@
-//! Sending: replies are collected while the completions of one turn are looked at, and go out in one call.
+//! Sending: replies are collected while the completions of one turn are looked at, and go out in one call. Small ones
+//! after which nothing is left to do go out with the call that waits for the next request.
 
 use super::gate::{Gate, Load};
 use super::peers::Peer;
 use super::transport::Transport;
 use std::cell::RefCell;
 use std::future::poll_fn;
+use std::io;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 use zebu::storage::{IoBuf, IoBufs, Worker};
 
 /// Bytes of memory from which heads are cut.
 const ARENA: usize = 4096;
+/// Replies of up to so many bytes may be sent lazily: more are worth a system call of their own, and their memory is not
+/// to be held until the next request comes.
+const LAZY: usize = 64 << 10;
 
 /// Replies that wait to be sent. Belongs to one thread.
 pub(crate) struct Outbox {
@@ -79,19 +84,37 @@ impl Outbox {
     /// other direction ends too.
     pub(crate) async fn run(&self, transport: &Transport, gate: &Gate, peer: &Arc<Peer>) {
         let mut batch = IoBufs::new();
-        while let Some(load) = self.next(&mut batch).await {
-            let (result, sent) = transport.send(&self.worker, std::mem::take(&mut batch)).await;
-            batch = sent;
-            batch.0.clear();
-            peer.touch();
-            if result.is_err() {
-                let mut state = self.state.borrow_mut();
-                state.is_broken = true;
-                state.queue.0.clear();
-                drop(state);
-                peer.hang_up();
+        let mut lazy = None;
+        loop {
+            let load = self.next(&mut batch).await;
+            // Nothing may be sent before it is over.
+            if let Some(sending) = lazy.take() {
+                let (result, _): (io::Result<usize>, _) = sending.await;
+                self.note_sent(result.is_ok(), peer);
+            }
+            let Some(load) = load else { return };
+            let is_last = gate.holds_only(load) && (1..=LAZY).contains(&batch.len());
+            if is_last && let Some(socket) = transport.plain() {
+                lazy = Some(self.worker.send_lazily(socket, std::mem::take(&mut batch)));
+                peer.touch();
+            } else {
+                let (result, sent) = transport.send(&self.worker, std::mem::take(&mut batch)).await;
+                batch = sent;
+                batch.0.clear();
+                self.note_sent(result.is_ok(), peer);
             }
             gate.leave(load);
+        }
+    }
+
+    fn note_sent(&self, is_ok: bool, peer: &Peer) {
+        peer.touch();
+        if !is_ok {
+            let mut state = self.state.borrow_mut();
+            state.is_broken = true;
+            state.queue.0.clear();
+            drop(state);
+            peer.hang_up();
         }
     }
 

@@ -36,6 +36,15 @@ impl Transport {
         }
     }
 
+    /// The socket, if bytes go as they are.
+    pub(crate) fn plain(&self) -> Option<&Socket> {
+        match self {
+            Transport::Plain(socket) => Some(socket),
+            #[cfg(feature = "tls")]
+            Transport::Tls(_) => None,
+        }
+    }
+
     /// Begins TLS as a server. Nothing else may use the connection meanwhile.
     ///
     /// # Errors
