@@ -7,3 +7,4 @@ pub(crate) mod control;
 pub(crate) mod metrics;
 pub(crate) mod sandbox;
 pub(crate) mod signals;
+mod system_calls;

@@ -1,5 +1,7 @@
-//! Giving up what a server does not need any more once everything is open: Landlock (since Linux 5.13).
+//! Giving up what a server does not need any more once everything is open: rights to files by Landlock (since Linux
+//! 5.13), then system calls by seccomp.
 
+use super::system_calls;
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, RestrictionStatus,
     Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus,
@@ -9,12 +11,19 @@ use std::path::Path;
 /// The newest rights that are given up, as far as the kernel knows them: files, TCP.
 const NEWEST: ABI = ABI::V4;
 
-/// From now on, this thread and those that it makes can't open, make or remove files, but for removing `sockets`; nor
+/// From now on, the process has the system calls of `system_calls` only, and this thread and those that it makes can't
+/// open, make or remove files, but for removing `sockets`; nor
 /// bind or connect TCP sockets, nor gain rights by running programs. What is open stays usable.
 ///
 /// # Errors
-/// Why the kernel does not do that, in words.
+/// Why the kernel does not do a part of that, in words; the other part is done.
 pub(crate) fn enter<'a>(sockets: impl Iterator<Item = &'a Path>) -> Result<(), String> {
+    let files = give_up_files(sockets);
+    let calls = system_calls::restrict().map_err(|reason| format!("system calls are not filtered: {reason}"));
+    files.and(calls)
+}
+
+fn give_up_files<'a>(sockets: impl Iterator<Item = &'a Path>) -> Result<(), String> {
     let restrict = || -> Result<RestrictionStatus, Box<dyn std::error::Error>> {
         let mut rules = Ruleset::default()
             .set_compatibility(CompatLevel::BestEffort)
@@ -58,7 +67,7 @@ mod tests {
         let address = tcp.local_addr().unwrap();
         // A thread of its own, since there is no way back.
         std::thread::spawn(move || {
-            if let Err(reason) = enter([socket.as_path()].into_iter()) {
+            if let Err(reason) = give_up_files([socket.as_path()].into_iter()) {
                 eprintln!("skipped: {reason}");
                 return;
             }
