@@ -64,6 +64,21 @@ fn counters_count_what_clients_did() {
     assert_eq!(sample(&body, "zebu_clients{export=\"root\"}"), 1);
     assert_eq!(sample(&body, "zebu_requests_in_flight{export=\"root\"}"), 0);
     assert!(sample(&body, "zebu_clusters_allocated_total{export=\"root\"}") >= 10);
+    // What is discarded is in quarantine until a flush.
+    assert_eq!(client.call(0, command::TRIM, 0, 4 * 65536).unwrap().error, 0);
+    let quarantine = |dir: &Path| {
+        let (_, body) = scrape(dir, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+        ["quarantined", "released_total"]
+            .map(|name| sample(&body, &format!("zebu_clusters_{name}{{export=\"root\"}}")))
+    };
+    assert_eq!(quarantine(dir), [4, 0]);
+    client.call(0, command::FLUSH, 0, 0).unwrap();
+    // The release goes on after the flush.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while quarantine(dir) != [0, 4] {
+        assert!(std::time::Instant::now() < deadline, "{:?}", quarantine(dir));
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
     assert_eq!(scrape(dir, "GET /x HTTP/1.1\r\n\r\n").0, "HTTP/1.1 404 Not Found");
     assert_eq!(scrape(dir, "PUT /metrics HTTP/1.1\r\n\r\n").0, "HTTP/1.1 405 Method Not Allowed");
     let stats: Value =
@@ -100,6 +115,28 @@ fn a_disk_grows_under_its_clients() {
     qemu.check_clean(dir, IMAGE).unwrap();
     qemu.io(dir, "-f qcow2", IMAGE, &["read -P 3 127M 512"]).ok();
     zebu(dir, ["ctl", "ctl.sock", "stats"]).exits(1);
+}
+
+/// What the kernel says of the filters of each thread's system calls.
+fn filters(server: &Server) -> Vec<String> {
+    let threads = std::fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap();
+    // One that ends meanwhile has none.
+    let status =
+        threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("status")).ok());
+    let line = |text: String| text.lines().find(|line| line.starts_with("Seccomp:")).map(str::to_owned);
+    status.filter_map(line).map(|line| line["Seccomp:".len()..].trim().to_owned()).collect()
+}
+
+#[test]
+fn all_threads_are_in_the_sandbox_unless_it_is_off() {
+    for (options, mode) in [("--queues 3", "2"), ("--queues 3 --no-sandbox", "0")] {
+        let (_scratch, server) = serve(options);
+        let mut client = Client::open(server.socket(), "root").unwrap();
+        assert_eq!(client.write(0, 0, &[1; 4096]).unwrap(), 0);
+        let filters = filters(&server);
+        assert!(filters.len() > 3 && filters.iter().all(|filter| filter == mode), "{options}: {filters:?}");
+        server.stop();
+    }
 }
 
 #[test]

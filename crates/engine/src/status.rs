@@ -173,6 +173,9 @@ pub struct ImageStats {
     pub clusters_allocated: u64,
     /// Host clusters freed.
     pub clusters_freed: u64,
+    /// Those of them that came out of quarantine: what freed them is durable and their space is punched, free or
+    /// another owner's. The rest waits for the next commit, or for I/O that is under way.
+    pub clusters_released: u64,
     /// Operations of the worker that ran the image's requests, where asked with one.
     pub io: IoStats,
 }

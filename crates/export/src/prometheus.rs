@@ -77,17 +77,33 @@ impl Text {
 
     fn image(&mut self, exports: &Exports) {
         type Value = fn(&zebu::ImageStats) -> u64;
-        let counters: [(&str, &str, &str, Value); 8] = [
+        let counters: [(&str, &str, &str, Value); 12] = [
             ("zebu_cache_hits_total", "counter", "Lookups of a mapping slice in memory.", |s| s.cache_hits),
             ("zebu_cache_misses_total", "counter", "Lookups of one that was not.", |s| s.cache_misses),
             ("zebu_cache_loads_total", "counter", "Mapping slices loaded.", |s| s.cache_loads),
             ("zebu_cache_evictions_total", "counter", "Mapping slices given up.", |s| s.cache_evictions),
+            ("zebu_cache_index_hits_total", "counter", "Lookups that the extent index answered.", |s| {
+                s.index_hits
+            }),
+            ("zebu_cache_limit_bytes", "gauge", "Memory that the mapping cache may take.", |s| s.cache_limit),
             ("zebu_cache_bytes", "gauge", "Memory of the mapping cache in use.", |s| s.cache_bytes),
             ("zebu_commits_total", "counter", "Commits of metadata.", |s| s.commits),
             ("zebu_clusters_allocated_total", "counter", "Host clusters allocated.", |s| {
                 s.clusters_allocated
             }),
             ("zebu_clusters_freed_total", "counter", "Host clusters freed.", |s| s.clusters_freed),
+            (
+                "zebu_clusters_released_total",
+                "counter",
+                "Freed host clusters that came out of quarantine, to be used again.",
+                |s| s.clusters_released,
+            ),
+            (
+                "zebu_clusters_quarantined",
+                "gauge",
+                "Freed host clusters that wait for a commit or for I/O under way.",
+                |s| s.clusters_freed.saturating_sub(s.clusters_released),
+            ),
         ];
         for (name, kind, help, value) in counters {
             self.family(name, kind, help);

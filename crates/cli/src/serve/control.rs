@@ -288,6 +288,7 @@ fn stats(export: &Export) -> Value {
             "commits": counters.commits,
             "clusters-allocated": counters.clusters_allocated,
             "clusters-freed": counters.clusters_freed,
+            "clusters-released": counters.clusters_released,
         },
     })
 }

@@ -87,6 +87,7 @@ impl Qcow2 {
             commits: self.commit.commits.load(Relaxed),
             clusters_allocated: self.clusters_allocated.load(Relaxed),
             clusters_freed: self.clusters_freed.load(Relaxed),
+            clusters_released: self.clusters_released.load(Relaxed),
             ..ImageStats::default()
         }
     }

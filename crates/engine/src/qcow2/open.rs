@@ -284,6 +284,7 @@ impl Qcow2 {
             first_write_gate: crate::gate::Gate::default(),
             clusters_allocated: AtomicU64::new(0),
             clusters_freed: AtomicU64::new(0),
+            clusters_released: AtomicU64::new(0),
             file,
             header,
         });

@@ -9,7 +9,7 @@ use crate::qcow2::state::{AfterFree, Freed, Qcow2};
 use std::future::poll_fn;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::task::Poll;
 use zebu_storage::Worker;
 use zebu_storage::commit_steps::{CommitStep, begins};
@@ -23,6 +23,7 @@ impl Qcow2 {
         }
         for Freed { clusters, then } in freed {
             self.clusters.forget(&clusters, self.geometry.cluster_bits);
+            let count = clusters.end - clusters.start;
             if then == AfterFree::Punch {
                 self.punch_and_free(worker, clusters).await;
             } else {
@@ -32,6 +33,7 @@ impl Qcow2 {
                 };
                 self.lower_and_free(worker, clusters, content).await;
             }
+            self.clusters_released.fetch_add(count, Relaxed);
         }
         self.releases.fetch_sub(1, AcqRel);
         self.commit.wake_all();

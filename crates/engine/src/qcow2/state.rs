@@ -122,6 +122,8 @@ pub(crate) struct Qcow2 {
     pub(crate) first_write_gate: Gate,
     pub(crate) clusters_allocated: AtomicU64,
     pub(crate) clusters_freed: AtomicU64,
+    /// Those of them that came out of quarantine.
+    pub(crate) clusters_released: AtomicU64,
 }
 
 impl std::fmt::Debug for Qcow2 {
