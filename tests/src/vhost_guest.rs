@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserInflight, VhostUserProtocolFeatures};
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
@@ -40,7 +41,6 @@ pub type Descriptor = (u64, u32, u16);
 #[derive(Debug)]
 struct Ring {
     kick: EventFd,
-    /// Only so that the device has somebody to tell.
     call: EventFd,
     available: u16,
     used: u16,
@@ -53,6 +53,7 @@ pub struct VhostGuest {
     front_end: Frontend,
     rings: Vec<Ring>,
     inflight: Option<(VhostUserInflight, File)>,
+    has_event_index: bool,
     /// Bytes of the disk.
     pub size: u64,
 }
@@ -63,7 +64,9 @@ impl VhostGuest {
     /// # Panics
     /// If anything goes wrong.
     pub fn connect(socket: &Path, queues: usize) -> Self {
-        let file = tempfile::tempfile().expect("a file for the memory");
+        // In memory where there is such a folder: nobody else's file system is to be measured.
+        let file = tempfile::tempfile_in("/dev/shm").or_else(|_| tempfile::tempfile());
+        let file = file.expect("a file for the memory");
         file.set_len(MEMORY).expect("resized");
         let mapping =
             MmapRegion::from_file(FileOffset::new(file.try_clone().expect("cloned"), 0), MEMORY as usize);
@@ -78,7 +81,8 @@ impl VhostGuest {
             })
             .collect();
         let front_end = Frontend::connect(socket, queues as u64).expect("connected");
-        let mut guest = Self { memory, file, front_end, rings, inflight: None, size: 0 };
+        let mut guest =
+            Self { memory, file, front_end, rings, inflight: None, has_event_index: false, size: 0 };
         guest.set_up();
         guest
     }
@@ -98,13 +102,15 @@ impl VhostGuest {
         front_end.set_owner().expect("owner");
         let offered = front_end.get_features().expect("features");
         front_end.set_features(offered & FEATURES).expect("features");
+        self.has_event_index = offered & FEATURES & 1 << 29 != 0;
         let protocol = front_end.get_protocol_features().expect("protocol features");
-        let wanted = VhostUserProtocolFeatures::MQ
+        let needed = VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::CONFIG
-            | VhostUserProtocolFeatures::REPLY_ACK
-            | VhostUserProtocolFeatures::INFLIGHT_SHMFD;
-        assert!(protocol.contains(wanted));
-        front_end.set_protocol_features(wanted).expect("protocol features");
+            | VhostUserProtocolFeatures::REPLY_ACK;
+        assert!(protocol.contains(needed), "{protocol:?}");
+        // Other devices may have none.
+        let log = protocol & VhostUserProtocolFeatures::INFLIGHT_SHMFD;
+        front_end.set_protocol_features(needed | log).expect("protocol features");
         front_end.set_hdr_flags(vhost::vhost_user::message::VhostUserHeaderFlag::NEED_REPLY);
         assert!(front_end.get_queue_num().expect("queues") >= self.rings.len() as u64);
         let (_, config) =
@@ -112,7 +118,7 @@ impl VhostGuest {
         self.size = u64::from_le_bytes(config[..8].try_into().expect("8 bytes")) * 512;
         if let Some((log, file)) = &self.inflight {
             front_end.set_inflight_fd(log, file.as_raw_fd()).expect("log");
-        } else {
+        } else if !log.is_empty() {
             let wish = VhostUserInflight::new(0, 0, self.rings.len() as u16, QUEUE);
             self.inflight = Some(front_end.get_inflight_fd(&wish).expect("log"));
         }
@@ -210,30 +216,75 @@ impl VhostGuest {
         self.rings[ring].kick.write(1).expect("kicked");
     }
 
+    /// Whether the device keeps a log of what is in flight.
+    pub fn has_log(&self) -> bool {
+        self.inflight.is_some()
+    }
+
+    /// The heads used since the last look, with what was written; does not wait.
+    pub fn used_now(&mut self, ring: usize) -> Vec<(u16, u32)> {
+        let start = RING * ring as u64 + USED;
+        let mut heads = Vec::new();
+        let index = u16::from_le_bytes(self.get(start + 2, 2).try_into().expect("2 bytes"));
+        while self.rings[ring].used != index {
+            let at = start + 4 + u64::from(self.rings[ring].used % QUEUE) * 8;
+            let bytes = self.get(at, 8);
+            let number =
+                |range: std::ops::Range<usize>| u32::from_le_bytes(bytes[range].try_into().expect("4 bytes"));
+            heads.push((number(0..4) as u16, number(4..8)));
+            self.rings[ring].used = self.rings[ring].used.wrapping_add(1);
+        }
+        heads
+    }
+
+    /// Lets the device tell of the next used head of a ring (event index). False if there is one by now.
+    pub fn ask_for_call(&mut self, ring: usize) -> bool {
+        let used = self.rings[ring].used;
+        let start = RING * ring as u64;
+        self.put(start + AVAILABLE + 4 + u64::from(QUEUE) * 2, &used.to_le_bytes());
+        fence(Ordering::SeqCst);
+        self.get(start + USED + 2, 2) == used.to_le_bytes()
+    }
+
+    /// Whether the device wants to be told that heads are available, of which `new` were made so (event index).
+    pub fn wants_kick(&self, ring: usize, new: u16) -> bool {
+        fence(Ordering::SeqCst);
+        let event = self.get(RING * ring as u64 + USED + 4 + u64::from(QUEUE) * 8, 2);
+        let event = u16::from_le_bytes(event.try_into().expect("2 bytes"));
+        let available = self.rings[ring].available;
+        !self.has_event_index || available.wrapping_sub(event).wrapping_sub(1) < new
+    }
+
+    /// Waits until the device told of used heads of any ring, at most `timeout`.
+    pub fn wait_for_call(&self, timeout: Duration) {
+        let mut polls: Vec<_> = self
+            .rings
+            .iter()
+            .map(|ring| libc::pollfd { fd: ring.call.as_raw_fd(), events: libc::POLLIN, revents: 0 })
+            .collect();
+        // SAFETY: as many pollfds as are said, of descriptors that are open.
+        unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, timeout.as_millis() as i32) };
+        for (poll, ring) in polls.iter().zip(&self.rings) {
+            if poll.revents != 0 {
+                let _ = ring.call.read();
+            }
+        }
+    }
+
     /// The heads used since the last look, with what was written; waits for the first, at most 20 seconds.
     pub fn used(&mut self, ring: usize) -> Vec<(u16, u32)> {
         let deadline = Instant::now() + Duration::from_secs(20);
-        let start = RING * ring as u64 + USED;
-        let mut heads = Vec::new();
-        while heads.is_empty() {
+        loop {
             assert!(Instant::now() < deadline, "nothing is used");
-            let index = u16::from_le_bytes(self.get(start + 2, 2).try_into().expect("2 bytes"));
-            while self.rings[ring].used != index {
-                let at = start + 4 + u64::from(self.rings[ring].used % QUEUE) * 8;
-                let bytes = self.get(at, 8);
-                let number = |range: std::ops::Range<usize>| {
-                    u32::from_le_bytes(bytes[range].try_into().expect("4 bytes"))
-                };
-                heads.push((number(0..4) as u16, number(4..8)));
-                self.rings[ring].used = self.rings[ring].used.wrapping_add(1);
+            let heads = self.used_now(ring);
+            if !heads.is_empty() {
+                return heads;
             }
-            if heads.is_empty() {
-                // So that the device tells again (event index), and is not asked too often.
-                self.put(RING * ring as u64 + AVAILABLE + 4 + u64::from(QUEUE) * 2, &index.to_le_bytes());
-                std::thread::sleep(Duration::from_millis(1));
+            if self.ask_for_call(ring) {
+                // Not relied upon: a device that forgets to tell is found by others.
+                self.wait_for_call(Duration::from_millis(1));
             }
         }
-        heads
     }
 
     /// Puts a request's header, data and status into memory and its chain into the ring's table, from `head` on: three

@@ -245,6 +245,77 @@ for at in range(4):
 }
 
 #[test]
+fn libnbd_negotiates_step_by_step() {
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("nbd");
+    let dir = scratch.path();
+    for name in ["a.qcow2", "b.qcow2"] {
+        qemu.create(dir, name, "qcow2", "", if name == "a.qcow2" { 8 * MIB } else { 16 * MIB });
+    }
+    let server = Server::start(dir, "-f qcow2 a.qcow2 b.qcow2");
+    let socket = server.socket().display().to_string();
+    let script = |lines: &str| {
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut command = std::process::Command::new(tool("nbdsh"));
+        command.env("PATH", format!("/usr/bin:{path}")).current_dir(dir);
+        command.args(["-c", &lines.replace("SOCKET", &socket)]);
+        finish(command).ok();
+    };
+    // Looking at exports before one is chosen; those that are not there; contexts that are not there.
+    script(
+        r"
+h.set_opt_mode(True)
+h.connect_unix('SOCKET')
+assert h.get_protocol() == 'newstyle-fixed' and h.get_structured_replies_negotiated()
+names = []
+assert h.opt_list(lambda name, text: names.append(name)) == 2 and names == ['a.qcow2', 'b.qcow2'], names
+h.set_full_info(True)
+for name, size in (('a.qcow2', 8), ('b.qcow2', 16), ('', 8)):
+    h.set_export_name(name)
+    h.opt_info()
+    assert h.get_size() == size << 20
+    assert h.get_block_size(nbd.SIZE_PREFERRED) == 4096
+h.set_export_name('c.qcow2')
+for call in (h.opt_info, h.opt_go):
+    try:
+        call()
+        assert False, 'no error'
+    except nbd.Error:
+        pass
+h.set_export_name('b.qcow2')
+offered = []
+h.add_meta_context('base:')
+h.opt_list_meta_context(lambda name: offered.append(name))
+assert offered == ['base:allocation'], offered
+h.clear_meta_contexts()
+h.add_meta_context('no:such')
+h.add_meta_context('qemu:allocation-depth')
+h.add_meta_context('base:allocation')
+h.opt_go()
+assert not h.can_meta_context('no:such')
+assert h.can_meta_context('qemu:allocation-depth') and h.can_meta_context('base:allocation')
+seen = set()
+h.block_status(16 << 20, 0, lambda name, *rest: seen.add(name) or 0)
+assert seen == {'qemu:allocation-depth', 'base:allocation'}, seen
+h.shutdown()
+",
+    );
+    // Nothing chosen in the end.
+    script("h.set_opt_mode(True)\nh.connect_unix('SOCKET')\nh.opt_abort()\n");
+    // Many connections, many requests; and one request at a time.
+    let bytes = sparse_raw(dir, "source.raw");
+    zebu(dir, ["create", "-q", "-f", "qcow2", "c.qcow2", "64M"]).ok();
+    server.stop();
+    let server = Server::start(dir, "--queues 2 -f qcow2 c.qcow2");
+    let uri = server.uri("");
+    run(dir, "nbdcopy", ["--connections=8", "--requests=128", "--flush", "source.raw", &uri]).ok();
+    run(dir, "nbdcopy", ["--synchronous", "--no-extents", &uri, "back.raw"]).ok();
+    assert!(std::fs::read(dir.join("back.raw")).unwrap() == bytes);
+    server.stop();
+    qemu.check_clean(dir, "c.qcow2").unwrap();
+}
+
+#[test]
 fn fio_verifies_over_connections_with_trims_and_flushes() {
     let Some(qemu) = Qemu::find() else { return };
     let engines = run_in(Path::new("/"), &tool("fio"), ["--enghelp=nbd"]);

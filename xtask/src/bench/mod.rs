@@ -18,6 +18,7 @@ mod peers;
 mod record;
 mod recycled;
 mod requests;
+mod servers;
 mod serving;
 mod whole;
 
@@ -104,6 +105,10 @@ enum Table {
     Backup,
     /// Requests over NBD, by depth and connections: IOPS, latency, CPU of the server; beside QEMU's and nbdkit
     Serve,
+    /// The same over vhost-user-blk, by rings; beside QEMU's
+    ServeVhostUser,
+    /// The same of the disk as a file (FUSE); beside QEMU's
+    ServeFuse,
     /// Random requests with a mapping cache that is too small, beside raw, a full cache and QEMU's slices (2017)
     Mapping,
     /// The same on a disk that takes 2 ms for a read; how it scales with depth
@@ -142,6 +147,8 @@ impl Table {
             Table::Compress => "compress",
             Table::Backup => "backup",
             Table::Serve => "serve",
+            Table::ServeVhostUser => "serve-vhost-user",
+            Table::ServeFuse => "serve-fuse",
             Table::Mapping => "mapping",
             Table::MappingLatency => "mapping-latency",
             Table::Chains => "chains",
@@ -171,6 +178,8 @@ impl Table {
             Table::Compress => compressed::compress,
             Table::Backup => backups::backup,
             Table::Serve => serving::serving,
+            Table::ServeVhostUser => serving::vhost_user,
+            Table::ServeFuse => serving::fuse,
             Table::Mapping => mapping::mapping,
             Table::MappingLatency => mapping::latency,
             Table::Chains => mapping::chains,

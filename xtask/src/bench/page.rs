@@ -69,6 +69,8 @@ const TABLES: &[(&str, &str, &str)] = &[
     ),
     ("backup", "Compressed backup (February 2021)", "Time, size, and what stays in the page cache."),
     ("serve", "Service", "NBD beside QEMU's storage daemon and nbdkit."),
+    ("serve-vhost-user", "vhost-user-blk", "Beside QEMU's storage daemon, with the same front end."),
+    ("serve-fuse", "The disk as a file (FUSE)", "Beside QEMU's storage daemon, with fio on the file."),
     (
         "mapping-latency",
         "Mapping cache on a slow disk",

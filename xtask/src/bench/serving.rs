@@ -1,25 +1,16 @@
-//! Serving an image over NBD: `zebu serve` beside `qemu-storage-daemon`, and both beside nbdkit on the raw file.
+//! Serving an image over NBD, vhost-user-blk and FUSE: `zebu serve` beside `qemu-storage-daemon`, and over NBD beside
+//! nbdkit on the raw file.
 
 use super::lab::{Extent, Lab};
+use super::servers::{Door, Running, Server};
 use crate::Outcome;
 use crate::ab::{Metric, Sample, Side};
 use crate::process::{find, output, run};
+use crate::toolchain::{cargo, target_dir};
 use serde_json::Value;
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
-
-/// Who serves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Server {
-    Zebu,
-    Qemu,
-    /// The raw file, which has no mapping at all. (It knows no O_DIRECT: it reads through the page cache and tells the
-    /// kernel to forget.)
-    Nbdkit,
-}
+use std::process::Command;
 
 /// What fio asks for.
 #[derive(Debug, Clone, Copy)]
@@ -54,20 +45,20 @@ const ASKS: [Ask; 8] = [
     Ask { name: "1 MiB sequential writes", rw: "write", block: "1M", depth: 4, connections: 1 },
 ];
 
-/// The table: requests per second, latencies, and what the server's CPUs do for each request.
+/// The table of NBD: requests per second, latencies, and what the server's CPUs do for each request.
 pub(super) fn serving(lab: &Lab) -> Outcome {
-    let (image, raw) = (lab.dir.join("served.qcow2"), lab.dir.join("served.raw"));
+    let (image, raw) = (image(lab)?, lab.dir.join("served.raw"));
     let size = format!("{}G", lab.gib);
     run(lab.qemu_img().args(["create", "-q", "-f", "raw", "-o", "preallocation=full"]).arg(&raw).arg(&size))?;
-    run(lab
-        .qemu_img()
-        .args(["create", "-q", "-f", "qcow2", "-o", "preallocation=full"])
-        .arg(&image)
-        .arg(&size))?;
     for ask in ASKS {
         let side = |server: Server, file: &Path| {
             let file = file.to_owned();
-            Side { label: server.label().into(), run: Box::new(move || measure(lab, server, &file, ask)) }
+            let run = move || {
+                let running = Running::start(lab, server, Door::Nbd, &file)?;
+                let uri = format!("--uri=nbd+unix:///?socket={}", running.path().display());
+                measured(&running, || fio(lab, ask, &["--ioengine=nbd", &uri]))
+            };
+            Side { label: server.label().into(), run: Box::new(run) }
         };
         lab.compare(
             &format!("serve: {}", ask.name),
@@ -84,129 +75,121 @@ pub(super) fn serving(lab: &Lab) -> Outcome {
     Ok(())
 }
 
-impl Server {
-    fn label(self) -> &'static str {
-        match self {
-            Server::Zebu => "zebu",
-            Server::Qemu => "QEMU",
-            Server::Nbdkit => "nbdkit",
-        }
+/// The table of vhost-user-blk, with a front end of our own; a ring stands for a connection.
+pub(super) fn vhost_user(lab: &Lab) -> Outcome {
+    let program = "vhost_load";
+    let build = ["build", "--quiet", "--release", "--locked", "--package", "zebu-tests", "--bin", program];
+    run(cargo().args(build))?;
+    let load = target_dir()?.join("release").join(program);
+    let image = image(lab)?;
+    for ask in ASKS {
+        let side = |server: Server| {
+            let (image, load) = (image.clone(), load.clone());
+            let run = move || {
+                let running = Running::start(lab, server, Door::VhostUser(ask.connections as u8), &image)?;
+                measured(&running, || rings(lab, ask, &load, running.path()))
+            };
+            Side { label: server.label().into(), run: Box::new(run) }
+        };
+        let name = format!("serve over vhost-user-blk: {}", ask.name.replace("connections", "rings"));
+        lab.compare(&name, [side(Server::Zebu), side(Server::Qemu)])?;
     }
-
-    fn command(self, lab: &Lab, file: &Path, socket: &Path) -> Command {
-        let (file, socket) = (file.display(), socket.display());
-        match self {
-            Server::Zebu => {
-                let mut command = Command::new(&lab.zebu);
-                command.args(["serve", "-t", "none", "-f", "qcow2", "--nbd", &format!("unix:{socket}")]);
-                command.arg(file.to_string());
-                command
-            }
-            Server::Qemu => {
-                let mut command = Command::new("qemu-storage-daemon");
-                let file = format!("driver=file,node-name=file,filename={file},aio=io_uring,cache.direct=on");
-                command.args(["--blockdev", &file]);
-                command.args(["--blockdev", "driver=qcow2,node-name=disk,file=file"]);
-                command
-                    .args(["--nbd-server", &format!("addr.type=unix,addr.path={socket},max-connections=16")]);
-                command.args(["--export", "type=nbd,id=export,node-name=disk,name=,writable=on"]);
-                command
-            }
-            Server::Nbdkit => {
-                let mut command = Command::new("nbdkit");
-                command.args(["--foreground", "--unix", &socket.to_string(), "file"]);
-                command.args([&format!("file={file}"), "cache=none"]);
-                command
-            }
-        }
-    }
+    fs::remove_file(&image).map_err(|e| format!("{}: {e}", image.display()))
 }
 
-/// A server that runs; ended on drop.
-struct Running {
-    child: Child,
-    socket: PathBuf,
+/// The table of FUSE: fio on the mounted file.
+pub(super) fn fuse(lab: &Lab) -> Outcome {
+    let image = image(lab)?;
+    for ask in ASKS {
+        let side = |server: Server| {
+            let image = image.clone();
+            let run = move || {
+                let running = Running::start(lab, server, Door::Fuse, &image)?;
+                let file = format!("--filename={}", running.path().display());
+                measured(&running, || fio(lab, ask, &["--ioengine=io_uring", "--direct=1", &file]))
+            };
+            Side { label: server.label().into(), run: Box::new(run) }
+        };
+        let name = format!("serve over FUSE: {}", ask.name.replace("connections", "programs"));
+        lab.compare(&name, [side(Server::Zebu), side(Server::Qemu)])?;
+    }
+    fs::remove_file(&image).map_err(|e| format!("{}: {e}", image.display()))
 }
 
-impl Running {
-    fn start(lab: &Lab, server: Server, file: &Path) -> Outcome<Self> {
-        let socket = lab.dir.join("nbd.sock");
-        // One that was killed leaves its socket behind.
-        let _ = fs::remove_file(&socket);
-        let mut command = server.command(lab, file, &socket);
-        command.stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut child = command.spawn().map_err(|e| format!("{}: {e}", server.label()))?;
-        if server == Server::Zebu
-            && let Some(stdout) = child.stdout.take()
-        {
-            BufReader::new(stdout).read_line(&mut String::new()).map_err(|e| e.to_string())?;
-        }
-        let running = Self { child, socket };
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while !running.socket.exists() {
-            if Instant::now() > deadline {
-                return Err(format!("{} does not listen", server.label()));
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        // Between the binding and the listening.
-        std::thread::sleep(Duration::from_millis(200));
-        Ok(running)
-    }
-
-    /// Time that its threads have run, in user and kernel mode; those that ended, and the kernel's for its io_uring,
-    /// count too (proc_pid_stat(5), fields 14 and 15).
-    fn cpu(&self) -> Outcome<Duration> {
-        let path = format!("/proc/{}/stat", self.child.id());
-        let text = fs::read_to_string(&path).map_err(|e| format!("{path}: {e}"))?;
-        let fields = text.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
-        let ticks: u64 = fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
-        // SAFETY: takes a number, touches no memory.
-        let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1);
-        Ok(Duration::from_secs_f64(ticks as f64 / per_second as f64))
-    }
+/// An image whose clusters are all there.
+fn image(lab: &Lab) -> Outcome<PathBuf> {
+    let image = lab.dir.join("served.qcow2");
+    let size = format!("{}G", lab.gib);
+    let mut create = lab.qemu_img();
+    run(create.args(["create", "-q", "-f", "qcow2", "-o", "preallocation=full"]).arg(&image).arg(&size))?;
+    Ok(image)
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        // In good order: a killed one may hold its locks for moments.
-        if run(Command::new("kill").arg(self.child.id().to_string())).is_err() {
-            let _ = self.child.kill();
-        }
-        let _ = self.child.wait();
-    }
+/// What a load found.
+struct Found {
+    requests: f64,
+    iops: f64,
+    p99_nanoseconds: f64,
 }
 
-fn measure(lab: &Lab, server: Server, file: &Path, ask: Ask) -> Outcome<Sample> {
-    let seconds = if lab.extent == Extent::Quick { 2 } else { 10 };
-    let running = Running::start(lab, server, file)?;
+/// Puts a load on a server, and looks at its CPUs before and after.
+fn measured(running: &Running, load: impl FnOnce() -> Outcome<Found>) -> Outcome<Sample> {
     let before = running.cpu()?;
-    let text = output(Command::new("fio").args([
-        "--name=load",
-        "--ioengine=nbd",
-        &format!("--uri=nbd+unix:///?socket={}", running.socket.display()),
+    let found = load()?;
+    let cpu = running.cpu()?.saturating_sub(before);
+    Ok(vec![
+        (Metric::RequestsPerSecond, found.iops),
+        (Metric::LatencyP99Micros, found.p99_nanoseconds / 1000.0),
+        (Metric::CpuMicrosPerRequest, cpu.as_secs_f64() * 1e6 / found.requests.max(1.0)),
+    ])
+}
+
+fn seconds(lab: &Lab) -> u32 {
+    if lab.extent == Extent::Quick { 2 } else { 10 }
+}
+
+fn figure(value: &Value) -> Outcome<f64> {
+    value.as_f64().ok_or_else(|| "the report lacks a figure".to_owned())
+}
+
+fn rings(lab: &Lab, ask: Ask, program: &Path, socket: &Path) -> Outcome<Found> {
+    let bytes = if ask.block == "1M" { 1 << 20 } else { 4096 };
+    let text = output(Command::new(program).arg(socket).args([
+        &format!("--rw={}", ask.rw),
+        &format!("--block={bytes}"),
+        &format!("--depth={}", ask.depth),
+        &format!("--queues={}", ask.connections),
+        &format!("--runtime={}", seconds(lab)),
+    ]))?;
+    let report: Value = serde_json::from_str(&text).map_err(|e| format!("the load's report: {e}"))?;
+    Ok(Found {
+        requests: figure(&report["requests"])?,
+        iops: figure(&report["iops"])?,
+        p99_nanoseconds: figure(&report["p99-ns"])?,
+    })
+}
+
+fn fio(lab: &Lab, ask: Ask, target: &[&str]) -> Outcome<Found> {
+    let text = output(Command::new("fio").arg("--name=load").args(target).args([
+        "--time_based",
         &format!("--rw={}", ask.rw),
         &format!("--bs={}", ask.block),
         &format!("--iodepth={}", ask.depth),
         &format!("--numjobs={}", ask.connections),
         &format!("--size={}G", lab.gib),
-        "--time_based",
-        &format!("--runtime={seconds}"),
+        &format!("--runtime={}", seconds(lab)),
         "--randrepeat=0",
         "--group_reporting",
         "--output-format=json",
     ]))?;
-    let cpu = running.cpu()?.saturating_sub(before);
     // fio may say something before its report.
     let start = text.find('{').ok_or("fio gives no report")?;
     let report: Value = serde_json::from_str(&text[start..]).map_err(|e| format!("fio's report: {e}"))?;
     let side = if ask.rw.ends_with("read") { "read" } else { "write" };
     let figures = &report["jobs"][0][side];
-    let figure = |value: &Value| value.as_f64().ok_or("fio's report lacks a figure");
-    let requests = figure(&figures["total_ios"])?;
-    Ok(vec![
-        (Metric::RequestsPerSecond, figure(&figures["iops"])?),
-        (Metric::LatencyP99Micros, figure(&figures["clat_ns"]["percentile"]["99.000000"])? / 1000.0),
-        (Metric::CpuMicrosPerRequest, cpu.as_secs_f64() * 1e6 / requests.max(1.0)),
-    ])
+    Ok(Found {
+        requests: figure(&figures["total_ios"])?,
+        iops: figure(&figures["iops"])?,
+        p99_nanoseconds: figure(&figures["clat_ns"]["percentile"]["99.000000"])?,
+    })
 }
