@@ -1,19 +1,23 @@
-//! The targets for images in a plain loop over seeded random inputs: `cargo run --release --bin steady -- SECONDS [SEED]`.
+//! The targets in a plain loop over seeded random inputs: `cargo run --release --bin steady -- SECONDS [SEED]
+//! [TARGET...]`.
 //! A panic names the target and the seed; the seed alone replays it. No coverage guides it: cargo-fuzz finds more.
 
 use arbitrary::{Result, Unstructured};
 use std::time::{Duration, Instant};
-use zebu_fuzz::{image, tables};
+use zebu_fuzz::{clients, image, tables};
 
 type Target = fn(&mut Unstructured<'_>) -> Result<()>;
 
-const TARGETS: [(&str, Target); 6] = [
+const TARGETS: [(&str, Target); 9] = [
     ("image_read", image::read),
     ("image_write", image::write),
     ("image_compressed", image::compressed),
     ("header", tables::header),
     ("snapshot_table", tables::snapshots),
     ("bitmap_directory", tables::bitmaps),
+    ("nbd_option", clients::nbd_option),
+    ("nbd_request", clients::nbd_request),
+    ("vhost_request", clients::vhost_request),
 ];
 
 /// SplitMix64.
@@ -37,16 +41,20 @@ impl Drop for Running {
 }
 
 fn main() {
-    let mut arguments = std::env::args().skip(1).map(|word| word.parse::<u64>().expect("SECONDS [SEED]"));
-    let time = Duration::from_secs(arguments.next().unwrap_or(60));
-    let first = arguments.next().unwrap_or(1);
+    let (names, numbers): (Vec<_>, Vec<_>) =
+        std::env::args().skip(1).partition(|word| TARGETS.iter().any(|(name, _)| name == word));
+    let mut numbers = numbers.iter().map(|word| word.parse::<u64>().expect("SECONDS [SEED] [TARGET...]"));
+    let time = Duration::from_secs(numbers.next().unwrap_or(60));
+    let first = numbers.next().unwrap_or(1);
+    let is_chosen = |name: &str| names.is_empty() || names.iter().any(|other| other == name);
+    let targets: Vec<_> = TARGETS.into_iter().filter(|(name, _)| is_chosen(name)).collect();
     let started = Instant::now();
     let mut seed = first;
     loop {
         let mut state = seed;
         let len = next(&mut state) % 600 + 32;
         let input: Vec<u8> = (0..len).map(|_| next(&mut state) as u8).collect();
-        for (name, target) in TARGETS {
+        for &(name, target) in &targets {
             let _running = Running(name, seed);
             // An input that is used up early is as good as one that was never made.
             let _ = target(&mut Unstructured::new(&input));
@@ -56,5 +64,10 @@ fn main() {
             break;
         }
     }
-    println!("{} inputs, each for {} targets: no fault (seeds {first} to {})", seed - first, TARGETS.len(), seed - 1);
+    println!(
+        "{} inputs, each for {} targets: no fault (seeds {first} to {})",
+        seed - first,
+        targets.len(),
+        seed - 1
+    );
 }

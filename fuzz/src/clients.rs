@@ -1,0 +1,139 @@
+//! The parsers of what clients and guests send, on any bytes.
+
+use arbitrary::{Result, Unstructured};
+use zebu_export::nbd::{
+    ClientOption, Command, HeaderStyle, MAX_NAME, MAX_PAYLOAD, OptionHeader, RequestHeader, Terms,
+    TransmissionFlags, Verdict, judge, parse_option,
+};
+use zebu_export::vhost::{Parts, parse_header, split_front, split_last_byte};
+
+/// Bytes in which small numbers, the lengths and counts of the protocol, are frequent.
+fn counted(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for _ in 0..u.int_in_range(0..=12)? {
+        match u.int_in_range(0..=3)? {
+            0 => bytes.extend(u.int_in_range(0..=12u32)?.to_be_bytes()),
+            1 => bytes.extend(u.int_in_range(0..=4u16)?.to_be_bytes()),
+            2 => bytes.extend(u.arbitrary::<u32>()?.to_be_bytes()),
+            _ => {
+                let len = u.int_in_range(0..=12)?;
+                bytes.extend(u.bytes(len)?.iter().map(|byte| byte % 128));
+            }
+        }
+    }
+    Ok(bytes)
+}
+
+/// An option of an NBD client: any bytes are an option or are refused.
+///
+/// # Errors
+/// The input is used up.
+pub fn nbd_option(u: &mut Unstructured<'_>) -> Result<()> {
+    // With its magic in place, or nothing else would be looked at.
+    let mut head = [0; OptionHeader::LEN];
+    u.fill_buffer(&mut head)?;
+    head[..8].copy_from_slice(b"IHAVEOPT");
+    let header = OptionHeader::parse(&head).expect("has its magic");
+    let data = if u.arbitrary()? { counted(u)? } else { u.bytes(u.len())?.to_vec() };
+    match parse_option(header.code % 16, &data) {
+        Ok(ClientOption::ExportName(name)) => assert!(name.len() <= MAX_NAME),
+        Ok(ClientOption::Info(request) | ClientOption::Go(request)) => {
+            assert!(request.export.len() + 2 * request.kinds.len() <= data.len());
+        }
+        Ok(ClientOption::ListMetaContext(request) | ClientOption::SetMetaContext(request)) => {
+            assert!(request.queries.len() <= 256);
+            assert!(request.queries.iter().all(|query| query.len() <= MAX_NAME));
+        }
+        Ok(_) => {}
+        Err(refusal) => assert!(!refusal.message.is_empty()),
+    }
+    Ok(())
+}
+
+/// A request of an NBD client: what is executed lies on the disk, and what is refused says how much to skip.
+///
+/// # Errors
+/// The input is used up.
+pub fn nbd_request(u: &mut Unstructured<'_>) -> Result<()> {
+    let style = if u.arbitrary()? { HeaderStyle::Compact } else { HeaderStyle::Extended };
+    let flags = TransmissionFlags::from_bits_truncate(u.arbitrary()?);
+    // Disks of all sizes, not of huge ones only.
+    let size = u.arbitrary::<u64>()? >> u.int_in_range(0..=63)?;
+    let terms = Terms { style, flags, size, has_contexts: u.arbitrary()? };
+    let len = u.int_in_range(0..=style.header_len())?;
+    let mut header = if u.arbitrary()? { u.bytes(len)?.to_vec() } else { request_near(u, style, size)? };
+    if let Some(magic) = header.get_mut(..4) {
+        let right = if style == HeaderStyle::Compact { 0x2560_9513u32 } else { 0x21e4_1c71 };
+        magic.copy_from_slice(&right.to_be_bytes());
+    }
+    let Some(header) = RequestHeader::parse(style, &header) else {
+        assert!(header.len() < style.header_len());
+        return Ok(());
+    };
+    let is_read_only = flags.contains(TransmissionFlags::READ_ONLY);
+    let is_on_disk = |len: u64| assert!(header.offset.checked_add(len).is_some_and(|end| end <= size));
+    match judge(&header, &terms) {
+        Verdict::Execute(Command::Read { len }) => {
+            assert!(len <= MAX_PAYLOAD);
+            is_on_disk(len.into());
+        }
+        Verdict::Execute(Command::Write { len, .. }) => {
+            assert!(len <= MAX_PAYLOAD && !is_read_only);
+            is_on_disk(len.into());
+        }
+        Verdict::Execute(Command::Trim { len, .. } | Command::WriteZeroes { len, .. }) => {
+            assert!(!is_read_only);
+            is_on_disk(len);
+        }
+        Verdict::Execute(Command::Cache { len } | Command::BlockStatus { len, .. }) => is_on_disk(len),
+        Verdict::Execute(Command::Flush) | Verdict::Disconnect | Verdict::Broken(_) => {}
+        Verdict::Refuse(refusal) => assert!(refusal.skip <= 64 << 20 && !refusal.message.is_empty()),
+    }
+    Ok(())
+}
+
+/// A header of a known command, about a range that ends near the end of the disk or in it.
+fn request_near(u: &mut Unstructured<'_>, style: HeaderStyle, size: u64) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; 4];
+    bytes.extend((u.arbitrary::<u16>()? & u.arbitrary::<u16>()? & 0x3f).to_be_bytes());
+    bytes.extend(u.int_in_range(0..=8u16)?.to_be_bytes());
+    bytes.extend([0; 8]);
+    let offset = u.int_in_range(0..=size)?;
+    let len = (size - offset).wrapping_add(u.int_in_range(0..=2u64)?).wrapping_sub(1);
+    bytes.extend(offset.to_be_bytes());
+    if style == HeaderStyle::Compact {
+        bytes.extend((len as u32).to_be_bytes());
+    } else {
+        bytes.extend(len.to_be_bytes());
+    }
+    Ok(bytes)
+}
+
+/// A request of a guest: headers, and parts of memory that are cut into header, data and status.
+///
+/// # Errors
+/// The input is used up.
+pub fn vhost_request(u: &mut Unstructured<'_>) -> Result<()> {
+    let mut header = [0; 16];
+    u.fill_buffer(&mut header)?;
+    let _ = parse_header(&header);
+    let mut parts = Parts::new();
+    for _ in 0..u.int_in_range(0..=20)? {
+        let len = if u.arbitrary()? { u.int_in_range(0..=20)? } else { u.arbitrary()? };
+        parts.push((u.arbitrary()?, len));
+    }
+    let len = |parts: &Parts| parts.iter().map(|(_, len)| u64::from(*len)).sum::<u64>();
+    let whole = len(&parts);
+    let mut left = whole;
+    if split_last_byte(&mut parts).is_some() {
+        left -= 1;
+    } else {
+        assert_eq!(whole, 0);
+    }
+    assert_eq!(len(&parts), left);
+    match split_front(&mut parts, 16) {
+        Some(head) => assert_eq!((len(&head), len(&parts)), (16, left - 16)),
+        None => assert!(left < 16),
+    }
+    Ok(())
+}
