@@ -86,18 +86,17 @@ impl<'a> Invariants<'a> {
             backing: &self.backing,
             setup: self.setup,
         };
-        let mut pointers = Pointers::new();
+        // A header is one sector: what hangs on it exists with it.
         for header in &headers {
             if !model.may_have_len(header.size) {
                 return Err(format!("the disk may have {} bytes", header.size));
             }
             image.contents(header)?;
-            let mut of_header = image.pointers(header);
-            sum(&mut of_header, &self.of_snapshots);
-            at_most_of(&mut pointers, of_header);
-        }
-        for header in headers.iter().filter(|header| !header.is_dirty) {
-            image.counts_suffice(header, &pointers)?;
+            if !header.is_dirty {
+                let mut pointers = image.pointers(header);
+                sum(&mut pointers, &self.of_snapshots);
+                image.counts_suffice(header, pointers)?;
+            }
         }
         Ok(())
     }
@@ -248,7 +247,7 @@ impl Image<'_> {
         }
     }
 
-    /// How many pointers to each host cluster may exist at once.
+    /// How many pointers to each host cluster may exist at once, but for those of the refcount table.
     fn pointers(&self, header: &Header) -> Pointers {
         let cluster = header.cluster();
         let mut all = Pointers::new();
@@ -260,18 +259,6 @@ impl Image<'_> {
             add(&mut all, at, 1);
         }
         self.add_tables(header, header.l1_offset, header.l1_size, &mut all);
-        // Entries of the refcount table.
-        for sector in clusters(header.reftable_offset, header.reftable_clusters * cluster, SECTOR) {
-            let mut of_sector = Pointers::new();
-            self.top.each(sector, |bytes| {
-                if bytes.iter().any(|byte| *byte != 0) {
-                    let blocks = bytes.chunks(8).map(|entry| word(entry, 0) & !511);
-                    let found = blocks.filter(|block| *block != 0).map(|block| (block / cluster, 1));
-                    at_most_of(&mut of_sector, found.collect());
-                }
-            });
-            sum(&mut all, &of_sector);
-        }
         all
     }
 
@@ -330,22 +317,48 @@ impl Image<'_> {
         all
     }
 
-    /// I1: no cluster has a refcount that may be less than the pointers to it that may be.
-    fn counts_suffice(&self, header: &Header, pointers: &Pointers) -> Result<(), String> {
+    /// The sectors of the refcount table, and for each content that one may have, what that points to.
+    fn blocks(&self, header: &Header) -> BTreeMap<u64, Vec<(Vec<u8>, Pointers)>> {
+        let bytes = header.reftable_clusters * header.cluster();
+        let sectors = clusters(header.reftable_offset, bytes, SECTOR);
+        let pointers = |bytes: Vec<u8>| {
+            let mut found = Pointers::new();
+            for entry in bytes.chunks(8).map(|entry| word(entry, 0) & !511).filter(|block| *block != 0) {
+                add(&mut found, entry / header.cluster(), 1);
+            }
+            (bytes, found)
+        };
+        sectors.map(|s| (s, self.top.variants(s).into_iter().map(pointers).collect())).collect()
+    }
+
+    /// I1: no cluster has a refcount that may be less than the pointers to it that may be. A refcount block is found
+    /// through the sector of the table that points to it: where that sector is the old one, its new pointers are not
+    /// there either.
+    fn counts_suffice(&self, header: &Header, mut pointers: Pointers) -> Result<(), String> {
         let bits = 1_u64 << header.refcount_order;
         let per_block = header.cluster() * 8 / bits;
-        for (&cluster, &count) in pointers {
-            let index = cluster / per_block;
-            if index * 8 >= header.reftable_clusters * header.cluster() {
-                return Err(format!("I1: cluster {cluster:#x} is beyond the refcount table"));
+        let blocks = self.blocks(header);
+        for (_, found) in blocks.values().flatten() {
+            for cluster in found.keys() {
+                pointers.entry(*cluster).or_default();
             }
-            for (block, _) in self.words(header.reftable_offset + index * 8, 1) {
-                let block = block & !511;
+        }
+        for (&cluster, &others) in &pointers {
+            let entry = header.reftable_offset + cluster / per_block * 8;
+            let at_once = |variants: &[(Vec<u8>, Pointers)]| {
+                variants.iter().map(|(_, found)| found.get(&cluster).copied().unwrap_or(0)).max().unwrap_or(0)
+            };
+            let elsewhere: u64 =
+                blocks.iter().filter(|(s, _)| **s != entry / SECTOR).map(|(_, v)| at_once(v)).sum();
+            let Some(variants) = blocks.get(&(entry / SECTOR)) else {
+                return Err(format!("I1: cluster {cluster:#x} is beyond the refcount table"));
+            };
+            for (bytes, found) in variants {
+                let count = others + elsewhere + found.get(&cluster).copied().unwrap_or(0);
+                let block = word(bytes, (entry % SECTOR) as usize) & !511;
                 let at = block * 8 + cluster % per_block * bits;
-                let mut least = u64::MAX;
-                if block == 0 {
-                    least = 0;
-                } else {
+                let mut least = if block == 0 { 0 } else { u64::MAX };
+                if block != 0 {
                     self.top.each(at / 8 / SECTOR, |sector| {
                         let index = (at % (SECTOR * 8) / bits) as usize;
                         let found = zebu_qcow2::refcount::get(sector, index, header.refcount_order);
