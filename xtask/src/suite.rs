@@ -91,7 +91,11 @@ pub(crate) fn differential(args: &[String]) -> Outcome {
 }
 
 fn lints() -> Outcome {
-    run(cargo().args(["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))
+    run(cargo().args(["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))?;
+    // What is there for tests of the tests only.
+    run(cargo()
+        .args(["clippy", "--package", "zebu", "--features", "test-faults", "--all-targets", "--locked"])
+        .args(["--", "-D", "warnings"]))
 }
 
 fn unit_tests(profile: &str) -> Outcome {

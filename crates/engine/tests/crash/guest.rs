@@ -180,7 +180,14 @@ impl Guest {
             }
             Request::WriteCompressed { offset, len, durability } => {
                 let (offset, len) = cut(offset, len);
-                self.write_compressed(worker, offset, len, durability).await;
+                // The end of the disk may have been elsewhere when the request was made up.
+                let mut end = offset + len;
+                if end < self.image.virtual_size() {
+                    end -= end % self.image.cluster_size();
+                }
+                if offset < end {
+                    self.write_compressed(worker, offset, end - offset, durability).await;
+                }
             }
             Request::Zero { offset, len, mode } => {
                 let (offset, len) = cut(offset, len);

@@ -145,12 +145,11 @@ impl Image<'_> {
         for guest in 0..header.size.div_ceil(cluster) {
             for (l1, _) in self.words(header.l1_offset + guest / per_table * 8, 1) {
                 let table = Header::table(l1);
-                let entries = match table {
-                    0 => vec![(0, 0)],
-                    _ => {
-                        let at = table + guest % per_table * header.entry_bytes();
-                        self.words(at, if header.extended_l2 { 2 } else { 1 })
-                    }
+                let entries = if table == 0 {
+                    vec![(0, 0)]
+                } else {
+                    let at = table + guest % per_table * header.entry_bytes();
+                    self.words(at, if header.extended_l2 { 2 } else { 1 })
                 };
                 for (entry, second) in entries {
                     // What reads as nothing of its own, under whatever mapping, is looked at once.

@@ -3,6 +3,9 @@
 //!
 //! What is tested and how to run more of it is described in `docs/trust.md`.
 
+#[path = "../crash/bitmaps.rs"]
+#[allow(dead_code, reason = "shared with the crash tests")]
+mod bitmaps;
 #[path = "../crash/guest.rs"]
 #[allow(dead_code, reason = "shared with the crash tests")]
 mod guest;
