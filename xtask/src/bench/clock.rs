@@ -22,10 +22,7 @@ impl Clock {
     pub(super) fn new(results: &Path, extent: Extent) -> Self {
         let file = results.join("durations.json");
         let known = std::fs::read_to_string(&file).ok().and_then(|text| serde_json::from_str(&text).ok());
-        let extent = match extent {
-            Extent::Quick => "quick",
-            Extent::Full => "full",
-        };
+        let extent = extent.name();
         Self { file, known: known.unwrap_or_default(), extent, begin: Instant::now(), table: None }
     }
 

@@ -40,7 +40,7 @@ fn table(tables: &[Saved]) -> String {
         let mean = (advantages.iter().map(|(a, _)| a.ln()).sum::<f64>() / advantages.len() as f64).exp();
         let _ =
             writeln!(rows, "| {} | {} | {mean:.2}x | {worst:.2}x: {which} |", table.name, advantages.len());
-        let machine = format!("{}: {}", table.date, table.machine);
+        let machine = format!("{} ({} sizes): {}", table.date, table.extent, table.machine);
         if !machines.contains(&machine) {
             machines.push(machine);
         }

@@ -20,6 +20,16 @@ pub(crate) enum Extent {
     Full,
 }
 
+impl Extent {
+    /// As it is asked for on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Extent::Quick => "quick",
+            Extent::Full => "full",
+        }
+    }
+}
+
 /// Programs, a folder of its own, sizes, and the sink of results.
 pub(crate) struct Lab {
     pub(crate) zebu: PathBuf,
@@ -87,7 +97,12 @@ impl Lab {
         let file = folder.join(format!("{table}.jsonl"));
         let said = |e: std::io::Error| format!("{}: {e}", file.display());
         let mut out = std::fs::File::create(&file).map_err(said)?;
-        writeln!(out, "{}", serde_json::json!({ "machine": self.machine()?, "date": date()? })).map_err(said)
+        writeln!(
+            out,
+            "{}",
+            serde_json::json!({ "machine": self.machine()?, "date": date()?, "extent": self.extent.name() })
+        )
+        .map_err(said)
     }
 
     /// `quick` or `full`, by how much is measured.

@@ -167,11 +167,12 @@ fn section(html: &mut String, table: &Saved) -> Outcome {
         .map_or((table.name.as_str(), ""), |(_, title, about)| (*title, *about));
     let _ = writeln!(
         html,
-        "<h2 id=\"{}\">{}</h2>\n<p>{}</p>\n<p><small>{}, {}</small></p>",
+        "<h2 id=\"{}\">{}</h2>\n<p>{}</p>\n<p><small>{}, {} sizes, {}</small></p>",
         text(&table.name),
         text(title),
         text(about),
         text(&table.date),
+        text(&table.extent),
         text(&table.machine)
     );
     if let Some(svg) = plot(table)? {

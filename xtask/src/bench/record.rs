@@ -33,6 +33,8 @@ pub(super) struct Saved {
     pub(super) name: String,
     pub(super) machine: String,
     pub(super) date: String,
+    /// How much was measured: `quick` or `full`.
+    pub(super) extent: String,
     pub(super) cells: Vec<Cell>,
 }
 
@@ -40,6 +42,13 @@ pub(super) struct Saved {
 struct Heading {
     machine: String,
     date: String,
+    #[serde(default = "unstated")]
+    extent: String,
+}
+
+/// Of results that were kept before it was noted.
+fn unstated() -> String {
+    "unstated".into()
 }
 
 impl Cell {
@@ -105,7 +114,7 @@ impl Saved {
             .map(|(i, line)| serde_json::from_str(line).map_err(|e| said(format!("line {}: {e}", i + 2))))
             .collect::<Result<_, _>>()?;
         let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(Self { name, machine: heading.machine, date: heading.date, cells })
+        Ok(Self { name, machine: heading.machine, date: heading.date, extent: heading.extent, cells })
     }
 
     /// All tables of a folder, by name; or the one file.
@@ -184,7 +193,13 @@ mod tests {
     fn only_what_is_worse_by_more_than_the_spread_is_named() {
         let table = |values: &[f64]| {
             let cells = vec![cell("IOPS", values, &[1.0; 3])];
-            vec![Saved { name: "n".into(), machine: String::new(), date: String::new(), cells }]
+            vec![Saved {
+                name: "n".into(),
+                machine: String::new(),
+                date: String::new(),
+                extent: unstated(),
+                cells,
+            }]
         };
         let old = table(&[100.0, 104.0, 96.0]);
         assert!(regressions(&old, &table(&[97.0, 95.0, 99.0])).is_empty());
