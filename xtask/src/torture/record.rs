@@ -15,6 +15,9 @@ pub(super) fn add(report: &Report) -> Outcome {
     let path = root().join(RUNS);
     let said = |e: std::io::Error| format!("{}: {e}", path.display());
     let line = serde_json::to_string(report).map_err(|e| e.to_string())?;
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(said)?;
+    }
     let mut file = std::fs::OpenOptions::new().append(true).create(true).open(&path).map_err(said)?;
     writeln!(file, "{line}").map_err(said)?;
     let text = std::fs::read_to_string(&path).map_err(said)?;

@@ -315,6 +315,7 @@ impl Qcow2 {
             if !has_phase_2 {
                 return Ok(());
             }
+            self.publish(frozen);
             self.write_links(worker, frozen).await?;
             return self.last_barrier(worker).await;
         }
@@ -537,15 +538,19 @@ impl Qcow2 {
         Ok(())
     }
 
-    fn thaw(&self, frozen: &Frozen) {
-        {
-            let mut new_tables = self.new_tables();
-            for (l1_index, table) in &frozen.new_tables {
-                if new_tables.get(l1_index) == Some(table) {
-                    new_tables.remove(l1_index);
-                }
+    /// The new tables are whole on the disk, and from here on may be reachable: a write of an L1 entry that fails may have
+    /// reached the disk all the same. What changes in them after this is written behind the barrier, as in any table.
+    fn publish(&self, frozen: &Frozen) {
+        let mut new_tables = self.new_tables();
+        for (l1_index, table) in &frozen.new_tables {
+            if new_tables.get(l1_index) == Some(table) {
+                new_tables.remove(l1_index);
             }
         }
+    }
+
+    fn thaw(&self, frozen: &Frozen) {
+        self.publish(frozen);
         {
             let mut new_blocks = self.refcounts.new_blocks();
             for index in frozen.new_blocks.keys() {

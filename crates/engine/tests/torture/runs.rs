@@ -43,6 +43,20 @@ fn invariants_at_every_step_of_crowded_images() {
     });
 }
 
+/// The write of a block of the L1 table fails, though the disk has taken it: the new table that it names can be reached.
+#[test]
+fn a_failed_write_of_an_l1_entry_may_have_arrived() {
+    let size = Size { lives: 2, phases: 3, streams: 5, requests: 25 };
+    let crowded =
+        |setup: &Setup| setup.direct != 4096 && setup.cluster_size <= 4096 && setup.size <= 96 << 10;
+    for seed in [1_795_289_335_060_000_121, 1_795_289_335_043_000_063] {
+        let plan = Plan::random(seed, size, Watch::EveryStep, crowded);
+        if let Err(violation) = outcome(&plan) {
+            panic!("seed {seed}: {}", report(&plan, &violation));
+        }
+    }
+}
+
 /// Crash states one by one, opened, checked and read as after a real crash, and gone on from.
 #[test]
 fn crash_states() {
