@@ -6,6 +6,7 @@ use crate::setup::{self, Need};
 use crate::table::Table;
 use crate::toolchain::{self, cargo, target_dir};
 use clap::Args;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// The matrix moves gigabytes: its programs are optimised, with assertions and overflow checks kept.
@@ -108,35 +109,20 @@ fn unit_tests(profile: &str) -> Outcome {
 
 /// Each defence of the engine is taken away in turn and must be missed, so many times over.
 fn mutants(rounds: &str) -> Outcome {
-    run(cargo().env("ZEBU_MUTANT_ROUNDS", rounds).args([
-        "test",
-        "--locked",
-        "--package",
-        "zebu",
-        "--features",
-        "test-faults",
-        "--profile",
-        PROFILE,
-        "--test",
-        "mutants",
-        "killed",
-    ]))
+    run(test_with_faults("mutants").env("ZEBU_MUTANT_ROUNDS", rounds).arg("killed"))
 }
 
 /// Simulated operations, crash states and steps of a commit, over the few seeds that the tests have by themselves.
 fn torture_slice() -> Outcome {
-    run(cargo().args([
-        "test",
-        "--locked",
-        "--package",
-        "zebu",
-        "--features",
-        "test-faults",
-        "--profile",
-        PROFILE,
-        "--test",
-        "torture",
-    ]))
+    run(&mut test_with_faults("torture"))
+}
+
+/// One of the engine's tests that need deliberate faults.
+fn test_with_faults(test: &str) -> Command {
+    let mut command = cargo();
+    command.args(["test", "--locked", "--package", "zebu", "--features", "test-faults"]);
+    command.args(["--profile", PROFILE, "--test", test]);
+    command
 }
 
 fn documentation() -> Outcome {

@@ -89,16 +89,13 @@ pub(super) fn sizes(lab: &Lab) -> Outcome {
             .args(["create", "-q", "-f", "qcow2", "-o", &format!("cluster_size={cluster}")])
             .arg(&image)
             .arg(format!("{gib}G")))?;
-        let open = |label, program| process(label, program, OPEN, &image);
-        lab.compare(&format!("open {name}, empty"), [open("zebu", &lab.zebu), qemu_open(lab, &image)])?;
-        let writes = Load {
-            block: SMALL,
-            step: (gib << 30) / 4096 / cluster * cluster,
-            count: 4096,
-            depth: 32,
-            write: true,
-        };
-        let writes = Load { step: writes.step.clamp(cluster, i32::MAX as u64 / cluster * cluster), ..writes };
+        let sides =
+            [process("zebu", &lab.zebu, OPEN, &image), process("QEMU", &lab.qemu_io, OPEN_QEMU, &image)];
+        lab.compare(&format!("open {name}, empty"), sides)?;
+        // The largest step that qemu-img takes reaches over 8 TiB.
+        let farthest = i32::MAX as u64 / cluster * cluster;
+        let step = ((gib << 30) / WRITES / cluster * cluster).clamp(cluster, farthest);
+        let writes = Load { block: SMALL, step, count: WRITES, depth: 32, write: true };
         let side = |program: Program| {
             let image = &image;
             let run = move || {
@@ -117,11 +114,11 @@ pub(super) fn sizes(lab: &Lab) -> Outcome {
     Ok(())
 }
 
+/// One read, after opening.
 const OPEN: &[&str] = &["io", "-f", "qcow2", "-r", "-c", "read 512M 4k"];
-
-fn qemu_open<'a>(lab: &'a Lab, image: &'a Path) -> Side<'a> {
-    process("QEMU", &lab.qemu_io, &["-f", "qcow2", "-r", "-c", "read 512M 4k"], image)
-}
+const OPEN_QEMU: &[&str] = &["-f", "qcow2", "-r", "-c", "read 512M 4k"];
+/// Scattered first writes.
+const WRITES: u64 = 4096;
 
 /// Sequential reads of 1 MiB from images whose clusters lie in order, and in none.
 pub(super) fn fragmentation(lab: &Lab) -> Outcome {
