@@ -7,7 +7,9 @@
 //!
 //! No host cluster takes more streams than its refcount can say. Until packing has moved on from a cluster, the
 //! reference that its window gave it is kept, so that it can't become free under the hands of the gatherer when the
-//! streams in it are overwritten; with the last part it counts for one of the streams.
+//! streams in it are overwritten; with the last part it counts for one of the streams. Parts are written side by side:
+//! the last one of a cluster waits for the references of those before it, or the overwriting of its streams would
+//! free a cluster to which an earlier part is still on its way.
 //!
 //! Here is the bookkeeping alone, under one lock that is taken last (after a slice's shard, before `space`). What is
 //! done with the parts is in `write_out.rs`.
@@ -55,6 +57,8 @@ pub(crate) struct Part {
     pub(crate) bytes: IoBufs,
     /// References to add, by host cluster.
     pub(crate) references: Vec<(u64, u64)>,
+    /// The host cluster that earlier parts began and in which packing is over with this one.
+    pub(crate) closes: Option<u64>,
     /// References that nothing needs, to be dropped after the write.
     pub(crate) unused: Vec<(Range<u64>, AfterFree)>,
     /// Guest clusters of the streams with bytes in it.
@@ -107,6 +111,8 @@ struct Count {
     streams: u64,
     /// Of these, without a reference of their own so far.
     unreferenced: u64,
+    /// A part with streams of it was cut off, and packing went on in it.
+    kept_open: bool,
 }
 
 /// A run of host clusters that is being filled.
@@ -198,6 +204,7 @@ impl Segment {
             host: self.base,
             bytes: IoBufs::new(),
             references: Vec::new(),
+            closes: None,
             unused: Vec::new(),
             streams: std::mem::take(&mut self.streams),
             complete: Vec::new(),
@@ -207,6 +214,10 @@ impl Segment {
         for (cluster, count) in (self.first..).zip(&mut self.counts) {
             let passed = cut == Cut::End || (cluster + 1) << self.bits <= upto;
             let add = std::mem::take(&mut count.unreferenced);
+            if passed && count.kept_open {
+                part.closes = Some(cluster);
+            }
+            count.kept_open |= add > 0;
             match (passed, count.streams, add) {
                 (true, 0, _) => {
                     // Zeroes may have been written there, behind the last stream of a block.
@@ -236,6 +247,8 @@ struct State {
     under_way: BTreeSet<u64>,
     /// Parts that failed, and why; they are tried again by the next flush.
     failed: Vec<(Part, Error)>,
+    /// References that are not added yet, by host cluster in which packing went on, and how many parts bring them.
+    awaited: BTreeMap<u64, u32>,
     parts_made: u64,
     /// Of the segment and of the parts.
     bytes: usize,
@@ -270,6 +283,9 @@ impl State {
         if part.number == 0 {
             self.parts_made += 1;
             part.number = self.parts_made;
+            for (cluster, _) in &part.references {
+                *self.awaited.entry(*cluster).or_default() += 1;
+            }
         }
         self.under_way.insert(part.number);
         Some(part)
@@ -427,6 +443,36 @@ impl Gatherer {
         self.state().bytes -= bytes;
     }
 
+    /// Notes that the last of a part's references are added.
+    pub(crate) fn referenced(&self, part: &mut Part) {
+        let waiting = {
+            let mut state = self.state();
+            let Some((cluster, _)) = part.references.pop() else { return };
+            match state.awaited.get_mut(&cluster) {
+                Some(parts) if *parts > 1 => *parts -= 1,
+                _ => drop(state.awaited.remove(&cluster)),
+            }
+            std::mem::take(&mut state.waiting)
+        };
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    /// Ready when the cluster that a part closes has the references of all parts before; with the error of one that
+    /// failed before it had added them. The part's own references are added.
+    pub(crate) fn poll_closable(&self, part: &Part, waker: &Waker) -> Poll<Result<()>> {
+        let Some(cluster) = part.closes else { return Poll::Ready(Ok(())) };
+        let mut state = self.state();
+        if !state.awaited.contains_key(&cluster) {
+            return Poll::Ready(Ok(()));
+        }
+        let brings = |part: &Part| part.references.iter().any(|(other, _)| *other == cluster);
+        if let Some((_, error)) = state.failed.iter().find(|(part, _)| brings(part)) {
+            return Poll::Ready(Err(error.clone()));
+        }
+        state.waiting.push(waker.clone());
+        Poll::Pending
+    }
+
     /// Notes that the bytes of a part are written, and finds the streams that are complete with that.
     pub(crate) fn complete(&self, part: &mut Part) {
         let mut state = self.state();
@@ -544,11 +590,13 @@ mod tests {
             }
             gatherer.written(part.bytes.len());
             part.bytes = IoBufs::new();
-            for (cluster, count) in part.references.drain(..) {
+            while let Some((cluster, count)) = part.references.last().copied() {
                 let refcount = self.refcounts.get_mut(&cluster).unwrap();
                 *refcount += count;
                 assert!(*refcount <= rules.refcount_max, "refcount {refcount} of cluster {cluster}");
+                gatherer.referenced(&mut part);
             }
+            assert!(matches!(gatherer.poll_closable(&part, Waker::noop()), Poll::Ready(Ok(()))));
             for (clusters, _) in part.unused.drain(..) {
                 for cluster in clusters {
                     *self.refcounts.get_mut(&cluster).unwrap() -= 1;
@@ -631,6 +679,35 @@ mod tests {
             // As many references as streams, no more and no fewer.
             prop_assert_eq!(counts, model.refcounts);
         }
+    }
+
+    #[test]
+    fn a_cluster_is_not_closed_before_the_references_of_its_earlier_parts_are_there() {
+        let rules = Rules { cluster_bits: 16, refcount_max: 3, offset_end: 1 << 50, block: 4096 };
+        let mut supply = Supply { next: 8, bits: 16, clusters: 2, given: Vec::new() };
+        let gatherer = Gatherer::default();
+        let mut add = |guest| {
+            assert!(matches!(
+                gatherer.add(guest, &[7; 5000], &rules, || Some(supply.room())),
+                Added::Done(None)
+            ))
+        };
+        add(3);
+        let mut early = gatherer.take_all(&rules).0.remove(0);
+        add(4);
+        let late = gatherer.take_rest(&rules).unwrap();
+        assert_eq!((&early.references[..], early.closes), (&[(8, 1)][..], None));
+        assert_eq!((&late.references[..], late.closes), (&[][..], Some(8)));
+        // The window's reference counts for the stream of the late part, which is overwritten as soon as it is linked:
+        // without the early part's own, that would free the cluster.
+        assert!(gatherer.poll_closable(&late, Waker::noop()).is_pending());
+        let error = Error::new(crate::ErrorKind::Io, "refcounts can't be read");
+        gatherer.end(early, Err(error));
+        assert!(matches!(gatherer.poll_closable(&late, Waker::noop()), Poll::Ready(Err(_))));
+        early = gatherer.take_all(&rules).0.remove(0);
+        assert!(gatherer.poll_closable(&late, Waker::noop()).is_pending());
+        gatherer.referenced(&mut early);
+        assert!(matches!(gatherer.poll_closable(&late, Waker::noop()), Poll::Ready(Ok(()))));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Writing gathered parts: bytes, then references, then links.
+//! Writing gathered parts: references, then bytes, then links.
 //!
 //! An entry is set only when the stream's bytes are written and the references of its host clusters are in the
 //! refcount cache, so a commit that freezes the entry freezes the references, too, and its first barrier makes the
@@ -58,6 +58,10 @@ impl Qcow2 {
 
     /// Does what of a part is not done yet.
     async fn settle_part(self: &Arc<Self>, worker: &Worker, part: &mut Part) -> Result<()> {
+        while let Some((cluster, count)) = part.references.last().copied() {
+            self.add_references(worker, cluster, count).await?;
+            self.gatherer.referenced(part);
+        }
         let len = part.bytes.len();
         if len > 0 {
             let guest = part.streams.first().map_or(0, |cluster| cluster << self.geometry.cluster_bits);
@@ -70,10 +74,7 @@ impl Qcow2 {
             drop(bytes);
             self.gatherer.written(len);
         }
-        while let Some((cluster, count)) = part.references.last().copied() {
-            self.add_references(worker, cluster, count).await?;
-            part.references.pop();
-        }
+        poll_fn(|cx| self.gatherer.poll_closable(part, cx.waker())).await?;
         for (clusters, then) in part.unused.drain(..) {
             self.push_freed(clusters, then);
         }

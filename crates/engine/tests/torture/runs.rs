@@ -5,14 +5,16 @@ use crate::setup::{Origin, Setup};
 use crate::shrink::{outcome, report};
 use zebu::storage::sim::Seeds;
 
-/// Runs the plan of each seed; one that fails is shrunk and shown.
+/// Runs the plan of each seed.
 fn run(default_seeds: u64, plan: impl Fn(u64) -> Plan) {
-    Seeds::new(default_seeds).run(|seed| {
-        let plan = plan(seed);
-        if let Err(violation) = outcome(&plan) {
-            panic!("seed {seed}: {}", report(&plan, &violation));
-        }
-    });
+    Seeds::new(default_seeds).run(|seed| run_plan(seed, &plan(seed)));
+}
+
+/// Runs one plan; if it fails it is shrunk and shown.
+fn run_plan(seed: u64, plan: &Plan) {
+    if let Err(violation) = outcome(plan) {
+        panic!("seed {seed}: {}", report(plan, &violation));
+    }
 }
 
 /// Many requests, no crashes: what reads return, what is there at the end.
@@ -20,6 +22,16 @@ fn run(default_seeds: u64, plan: impl Fn(u64) -> Plan) {
 fn random_operations() {
     let size = Size { lives: 1, phases: 4, streams: 6, requests: 150 };
     run(20, |seed| Plan::random(seed, size, Watch::Reads, |_| true));
+}
+
+/// A cluster is written in two parts, and the second is done, linked and overwritten before the first one is.
+#[test]
+fn a_cluster_of_streams_is_not_freed_while_an_earlier_part_is_written() {
+    let size = Size { lives: 1, phases: 4, streams: 6, requests: 150 };
+    run_plan(
+        1_795_289_335_011_000_031,
+        &Plan::random(1_795_289_335_011_000_031, size, Watch::Reads, |_| true),
+    );
 }
 
 /// After each step, every crash state at once.
@@ -50,10 +62,7 @@ fn a_failed_write_of_an_l1_entry_may_have_arrived() {
     let crowded =
         |setup: &Setup| setup.direct != 4096 && setup.cluster_size <= 4096 && setup.size <= 96 << 10;
     for seed in [1_795_289_335_060_000_121, 1_795_289_335_043_000_063] {
-        let plan = Plan::random(seed, size, Watch::EveryStep, crowded);
-        if let Err(violation) = outcome(&plan) {
-            panic!("seed {seed}: {}", report(&plan, &violation));
-        }
+        run_plan(seed, &Plan::random(seed, size, Watch::EveryStep, crowded));
     }
 }
 
