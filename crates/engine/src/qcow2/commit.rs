@@ -20,6 +20,7 @@
 //! A failure before the last barrier keeps the epoch: everything frozen is dirty again and the next flush repeats it.
 //! A failed sync is final: what is durable is unknown.
 
+use crate::qcow2::epochs::Lead;
 use crate::qcow2::header_block::{Patch, field};
 use crate::qcow2::refcounts::{NewBlock, RefTable};
 use crate::qcow2::slices::{FrozenSlice, Pressure, Written};
@@ -28,11 +29,8 @@ use crate::qcow2::top_table::FrozenBlock;
 use crate::{Error, Result};
 use futures_util::future::{join_all, try_join_all};
 use std::collections::BTreeMap;
-use std::future::poll_fn;
-use std::sync::atomic::AtomicU64;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Poll, Waker};
 use zebu_storage::commit_steps::{CommitStep, begins};
 use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{File, IoBuf, Worker};
@@ -41,33 +39,6 @@ use zebu_storage::{File, IoBuf, Worker};
 const MAX_WRITE: usize = 1 << 20;
 /// Metadata writes in flight at once.
 const WRITES_AT_ONCE: usize = 32;
-
-/// Who commits, who waits.
-#[derive(Debug, Default)]
-pub(crate) struct CommitControl {
-    state: Mutex<State>,
-    pub(crate) commits: AtomicU64,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    /// Number of the last epoch that began to commit.
-    started: u64,
-    running: Option<Running>,
-    /// Number of the last epoch whose commit ended, well or not.
-    ended: u64,
-    /// The errors of failed commits that somebody may still ask for.
-    failures: Vec<(u64, Error)>,
-    waiting: Vec<Waker>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Running {
-    /// Started, nothing frozen: a flush may still join.
-    Gathering,
-    /// Copies are taken.
-    Frozen,
-}
 
 /// What a commit froze.
 struct Frozen {
@@ -85,86 +56,6 @@ struct Frozen {
     needs_data_barrier: bool,
 }
 
-impl CommitControl {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The epoch that covers everything linked before the call, and whether the caller has to run its commit.
-    fn join(&self) -> (u64, Lead) {
-        let mut state = self.state();
-        match state.running {
-            None => {
-                state.started += 1;
-                state.running = Some(Running::Gathering);
-                (state.started, Lead::Yes)
-            }
-            Some(Running::Gathering) => (state.started, Lead::No),
-            Some(Running::Frozen) if sabotage::is(Fault::JoinFrozenCommit) => (state.started, Lead::No),
-            Some(Running::Frozen) => (state.started + 1, Lead::No),
-        }
-    }
-
-    /// Wakes everyone who waits for a commit or a release.
-    pub(crate) fn wake_all(&self) {
-        for waker in std::mem::take(&mut self.state().waiting) {
-            waker.wake();
-        }
-    }
-
-    /// Has `waker` woken by the next [`CommitControl::wake_all`] or end of a commit.
-    pub(crate) fn wake_me(&self, waker: &Waker) {
-        self.state().waiting.push(waker.clone());
-    }
-
-    fn set_frozen(&self) {
-        self.state().running = Some(Running::Frozen);
-    }
-
-    fn end(&self, epoch: u64, result: Result<()>) {
-        let waiting = {
-            let mut state = self.state();
-            state.running = None;
-            state.ended = epoch;
-            if let Err(error) = result
-                && !sabotage::is(Fault::SwallowCommitError)
-            {
-                state.failures.push((epoch, error));
-            }
-            state.failures.retain(|(failed, _)| *failed + 16 > epoch);
-            std::mem::take(&mut state.waiting)
-        };
-        for waker in waiting {
-            waker.wake();
-        }
-    }
-
-    /// Waits for the end of `epoch`; `Lead::Yes` if nobody runs it and the caller has to.
-    async fn ended(&self, epoch: u64) -> (Result<()>, Lead) {
-        poll_fn(|cx| {
-            let mut state = self.state();
-            if state.ended >= epoch {
-                let failure = state.failures.iter().find(|(failed, _)| *failed == epoch);
-                return Poll::Ready((failure.map_or(Ok(()), |(_, error)| Err(error.clone())), Lead::No));
-            }
-            if state.running.is_none() && state.started + 1 == epoch {
-                state.started = epoch;
-                state.running = Some(Running::Gathering);
-                return Poll::Ready((Ok(()), Lead::Yes));
-            }
-            state.waiting.push(cx.waker().clone());
-            Poll::Pending
-        })
-        .await
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lead {
-    Yes,
-    No,
-}
-
 impl Qcow2 {
     /// Makes everything that completed before the call durable.
     pub(crate) async fn commit(self: &Arc<Self>, worker: &Worker) -> Result<()> {
@@ -174,9 +65,9 @@ impl Qcow2 {
                 // Detached: the commit goes on whatever becomes of the request that started it.
                 let me = self.clone();
                 let on = worker.clone();
-                drop(worker.spawn(async move { me.run_commit(&on, epoch).await }));
+                drop(worker.spawn(async move { me.run_commit(&on).await }));
             }
-            let (result, next) = self.commit.ended(epoch).await;
+            let (result, next) = self.commit.ended(&epoch).await;
             if next == Lead::No {
                 return result;
             }
@@ -201,13 +92,13 @@ impl Qcow2 {
             let _ = Box::pin(self.commit(worker)).await;
             return;
         }
-        if self.commit.state().running.is_none() {
+        if !self.commit.is_running() {
             let (me, on) = (self.clone(), worker.clone());
             drop(worker.spawn(async move { me.commit(&on).await }));
         }
     }
 
-    async fn run_commit(self: Arc<Self>, worker: &Worker, epoch: u64) {
+    async fn run_commit(self: Arc<Self>, worker: &Worker) {
         self.commit.set_frozen();
         let mut frozen = self.freeze().await;
         let result = match self.check_not_poisoned() {
@@ -229,7 +120,7 @@ impl Qcow2 {
             }
             Err(_) => self.restore(frozen),
         }
-        self.commit.end(epoch, result);
+        self.commit.end(result);
     }
 
     fn check_not_poisoned(&self) -> Result<()> {

@@ -7,6 +7,7 @@ pub(crate) mod close;
 pub(crate) mod commit;
 pub(crate) mod create;
 pub(crate) mod decompress;
+mod epochs;
 pub(crate) mod extents;
 pub(crate) mod first_write;
 pub(crate) mod gather;

@@ -2,8 +2,8 @@
 
 use crate::options::{Access, OpenOptions, Purpose};
 use crate::qcow2::bitmaps::Bitmaps;
-use crate::qcow2::commit::CommitControl;
 use crate::qcow2::decompress::{ClusterCache, InflatedClusters};
+use crate::qcow2::epochs::Epochs;
 use crate::qcow2::gather::Gatherer;
 use crate::qcow2::header_block::HeaderBlock;
 use crate::qcow2::index::ChainIndex;
@@ -276,7 +276,7 @@ impl Qcow2 {
             freed: Mutex::default(),
             releases: AtomicUsize::new(0),
             needs_data_barrier: AtomicBool::new(false),
-            commit: CommitControl::default(),
+            commit: Epochs::default(),
             poison: Mutex::default(),
             is_poisoned: AtomicBool::new(false),
             first_write_done: AtomicBool::new(false),

@@ -4,8 +4,8 @@ use crate::compress::CompressOptions;
 use crate::gate::Gate;
 use crate::options::{CacheMode, ZeroPolicy};
 use crate::qcow2::bitmaps::Bitmaps;
-use crate::qcow2::commit::CommitControl;
 use crate::qcow2::decompress::ClusterCache;
+use crate::qcow2::epochs::Epochs;
 use crate::qcow2::gather::Gatherer;
 use crate::qcow2::grace::Grace;
 use crate::qcow2::header_block::HeaderBlock;
@@ -111,7 +111,7 @@ pub(crate) struct Qcow2 {
     pub(crate) releases: AtomicUsize,
     /// Something was linked whose bytes must be durable before the link.
     pub(crate) needs_data_barrier: AtomicBool,
-    pub(crate) commit: CommitControl,
+    pub(crate) commit: Epochs,
     /// Why nothing can be written any more.
     pub(crate) poison: Mutex<Option<Error>>,
     pub(crate) is_poisoned: AtomicBool,
