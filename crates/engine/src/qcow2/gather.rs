@@ -77,7 +77,7 @@ pub(crate) struct Room {
 /// What became of a stream that was to be added.
 pub(crate) enum Added {
     /// It is in; the part, if any, is to be written.
-    Done(Option<Part>),
+    Done(Option<Box<Part>>),
     /// There is no room to pack into.
     NeedsRoom,
     /// No descriptor can say where it would lie.
@@ -349,7 +349,7 @@ impl Gatherer {
         };
         state.streams.insert(guest, stream);
         self.unlinked.store(state.streams.len(), Release);
-        Added::Done(ended)
+        Added::Done(ended.map(Box::new))
     }
 
     /// The first guest cluster in `clusters` that is not linked yet, with its stream.
@@ -647,7 +647,7 @@ mod tests {
                 prop_assert!(gatherer.copy_stream(guest, offset, &mut seen) != Place::Memory || seen == bytes);
                 contents.push(bytes);
                 if let Some(part) = part {
-                    model.write(&gatherer, part, &rules);
+                    model.write(&gatherer, *part, &rules);
                 }
                 if flush == 0 {
                     for part in gatherer.take_all(&rules).0 {
@@ -687,10 +687,8 @@ mod tests {
         let mut supply = Supply { next: 8, bits: 16, clusters: 2, given: Vec::new() };
         let gatherer = Gatherer::default();
         let mut add = |guest| {
-            assert!(matches!(
-                gatherer.add(guest, &[7; 5000], &rules, || Some(supply.room())),
-                Added::Done(None)
-            ))
+            let added = gatherer.add(guest, &[7; 5000], &rules, || Some(supply.room()));
+            assert!(matches!(added, Added::Done(None)));
         };
         add(3);
         let mut early = gatherer.take_all(&rules).0.remove(0);

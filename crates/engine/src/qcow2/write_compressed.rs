@@ -36,7 +36,7 @@ enum Obstacle {
 /// How a stream was placed.
 enum Placed {
     /// It is gathered; the part, if any, is to be written.
-    Gathered(Option<Part>),
+    Gathered(Option<Box<Part>>),
     /// It has to be written plain.
     Plain,
 }
@@ -185,7 +185,7 @@ impl Qcow2 {
         match placed {
             Ok(Placed::Gathered(part)) => {
                 if let Some(part) = part {
-                    self.start_part(worker, part);
+                    self.start_part(worker, *part);
                 }
                 (Ok(()), input)
             }
