@@ -163,3 +163,49 @@ fn an_interrupted_backup_leaves_the_bitmap_as_it_was() {
     zebu(dir, args).ok();
     same(&qemu, dir, "1.qcow2");
 }
+
+/// What was written after the interruption to a part that was copied before would be in no backup: the bitmap is cleared
+/// at the end.
+#[test]
+fn a_backup_is_not_resumed_when_the_disk_was_written_since() {
+    let Some(qemu) = Qemu::find() else { return };
+    let size = 600 * MIB;
+    for previous in [false, true] {
+        let scratch = Scratch::new("increments");
+        let dir = scratch.path();
+        qemu.create(dir, DISK, "qcow2", "", size);
+        zebu(dir, ["io", "-c", "write -P 3 0 1M", DISK]).ok();
+        let mut args = vec!["backup", "--bitmap", "b", DISK];
+        if previous {
+            zebu(dir, ["backup", "--bitmap", "b", DISK, "0.qcow2"]).ok();
+            args.extend(["--previous", "0.qcow2"]);
+        }
+        args.push("1.qcow2");
+        // Checkpoints come after 256 MiB that are read.
+        zebu(dir, ["io", "-c", "write -P 7 0 300M", DISK]).ok();
+        zebu(dir, ["io", "-c", "write -P 8 400M 1M", DISK]).ok();
+        let slowly = [&args[..], &["-r", "200M"]].concat();
+        let partial = dir.join(".1.qcow2.zebu-partial");
+        let mut child = Command::new(zebu_program())
+            .args(slowly)
+            .current_dir(dir)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // An interrupt lets it note what is done.
+        std::thread::sleep(Duration::from_millis(900));
+        let interrupted = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+        assert!(interrupted.success());
+        child.wait().unwrap();
+        assert!(partial.exists() && !dir.join("1.qcow2").exists());
+        let resume = [&args[..], &["--resume"]].concat();
+        zebu(dir, ["io", "-c", "write -P 9 8k 4k", DISK]).ok();
+        let refused = zebu(dir, &resume).exits(1);
+        assert!(refused.stderr.contains("leave --resume out"), "{}", refused.stderr);
+        // As it was when it was interrupted, it goes on.
+        zebu(dir, ["io", "-c", "write -P 7 8k 4k", DISK]).ok();
+        zebu(dir, &resume).ok();
+        same(&qemu, dir, "1.qcow2");
+    }
+}

@@ -1,6 +1,6 @@
 //! Backups by a persistent dirty bitmap: which of the disk has changed since the previous one.
 
-use super::options::{BackupOptions, PreviousBackup};
+use super::options::{BackupOptions, PreviousBackup, SourceErrors};
 use crate::{BitmapRecording, DirtyBits, Error, ErrorKind, Image, NewBitmap, Result};
 use zebu_storage::{IoBuf, IoBufs, Worker};
 
@@ -8,6 +8,8 @@ use zebu_storage::{IoBuf, IoBufs, Worker};
 const SAMPLES: u64 = 64;
 /// Bytes compared at a place.
 const SAMPLE: u64 = 4096;
+/// Bytes compared at once of what an interrupted backup holds.
+const COMPARED: u64 = 1 << 20;
 /// Bytes of unchanged disk that are passed over at once.
 const SPAN: u64 = 64 << 20;
 
@@ -127,6 +129,50 @@ impl Dirty {
         }
         let end = run.end.max(at + 1).next_multiple_of(cluster);
         Some((Changed::Yes, end.min(total) - at))
+    }
+
+    /// Refuses to go on with a backup whose source was written since it was interrupted: the bitmap does not tell that
+    /// apart from what was written before, and clearing it would hide it from every later increment. `done` bytes of the
+    /// disk are in `partial`.
+    pub(super) async fn compare_done(
+        &self,
+        worker: &Worker,
+        source: &Image,
+        partial: &Image,
+        done: u64,
+        options: &BackupOptions,
+    ) -> Result<()> {
+        let cluster = partial.cluster_size();
+        let mut at = 0;
+        while at < done {
+            options.control.cancel.check()?;
+            let len = match self.span(at, done, cluster) {
+                Some((Changed::No, len)) => {
+                    at += len;
+                    continue;
+                }
+                Some((Changed::Yes, len)) => len.min(COMPARED),
+                None => COMPARED.min(done - at),
+            };
+            let now = match read(worker, source, at, len).await {
+                Ok(now) => now,
+                // It is a hole in the backup already, and reported.
+                Err(_) if options.source_errors == SourceErrors::Skip => {
+                    at += len;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            if now != read(worker, partial, at, len).await? {
+                let message = format!(
+                    "the disk was written between {at} and {} since the backup was interrupted: leave --resume out",
+                    at + len
+                );
+                return Err(Error::new(ErrorKind::InvalidArgument, message).on(source.path()));
+            }
+            at += len;
+        }
+        Ok(())
     }
 
     /// After a complete backup: what is written from now on is dirty.

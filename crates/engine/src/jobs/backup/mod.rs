@@ -89,9 +89,15 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
     let mut dirty = Dirty::begin(worker, source, options).await?;
     let mut previous = previous::open(worker, options, subject).await?;
     let mut partial = Partial::begin(worker, options, subject, gather).await?;
-    if let (Some(dirty), Some(names), Some(base)) = (&mut dirty, &options.previous, partial.image.backing())
-        && let Err(error) = dirty.compare(worker, source, &base, names).await
-    {
+    let compared = async {
+        let Some(dirty) = &mut dirty else { return Ok(()) };
+        if let (Some(names), Some(base)) = (&options.previous, partial.image.backing()) {
+            dirty.compare(worker, source, &base, names).await?;
+        }
+        dirty.compare_done(worker, source, &partial.image, partial.done, options).await
+    }
+    .await;
+    if let Err(error) = compared {
         partial.leave(worker).await;
         return Err(error);
     }
