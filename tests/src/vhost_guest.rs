@@ -2,7 +2,9 @@
 //! from the specifications of virtio (1.2, 2.7 and 5.2) and vhost-user.
 
 use std::fs::File;
+use std::io::Read;
 use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
@@ -53,6 +55,8 @@ pub struct VhostGuest {
     front_end: Frontend,
     rings: Vec<Ring>,
     inflight: Option<(VhostUserInflight, File)>,
+    /// On which the device tells of changes.
+    channel: Option<UnixStream>,
     has_event_index: bool,
     /// Bytes of the disk.
     pub size: u64,
@@ -81,8 +85,16 @@ impl VhostGuest {
             })
             .collect();
         let front_end = Frontend::connect(socket, queues as u64).expect("connected");
-        let mut guest =
-            Self { memory, file, front_end, rings, inflight: None, has_event_index: false, size: 0 };
+        let mut guest = Self {
+            memory,
+            file,
+            front_end,
+            rings,
+            inflight: None,
+            channel: None,
+            has_event_index: false,
+            size: 0,
+        };
         guest.set_up();
         guest
     }
@@ -110,8 +122,14 @@ impl VhostGuest {
         assert!(protocol.contains(needed), "{protocol:?}");
         // Other devices may have none.
         let log = protocol & VhostUserProtocolFeatures::INFLIGHT_SHMFD;
-        front_end.set_protocol_features(needed | log).expect("protocol features");
+        let channel = protocol & VhostUserProtocolFeatures::BACKEND_REQ;
+        front_end.set_protocol_features(needed | log | channel).expect("protocol features");
         front_end.set_hdr_flags(vhost::vhost_user::message::VhostUserHeaderFlag::NEED_REPLY);
+        if !channel.is_empty() {
+            let (ours, theirs) = UnixStream::pair().expect("sockets");
+            front_end.set_backend_request_fd(&theirs).expect("channel");
+            self.channel = Some(ours);
+        }
         assert!(front_end.get_queue_num().expect("queues") >= self.rings.len() as u64);
         let (_, config) =
             front_end.get_config(0, 60, VhostUserConfigFlags::empty(), &[0; 60]).expect("configuration");
@@ -321,6 +339,22 @@ impl VhostGuest {
         assert_eq!(used.len(), 1);
         assert_eq!(used[0].0, 0);
         (self.status(ring, 0), used[0].1)
+    }
+
+    /// Waits until the device says that its configuration changed, at most 20 seconds, and reads the size anew.
+    ///
+    /// # Panics
+    /// If it says something else, or nothing.
+    pub fn wait_for_new_size(&mut self) {
+        let channel = self.channel.as_mut().expect("the device asked for a channel");
+        channel.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+        let mut message = [0; 12];
+        channel.read_exact(&mut message).expect("a message");
+        // VHOST_USER_BACKEND_CONFIG_CHANGE_MSG, version 1, nothing behind it.
+        assert_eq!(message, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+        let (_, config) =
+            self.front_end.get_config(0, 8, VhostUserConfigFlags::empty(), &[0; 8]).expect("configuration");
+        self.size = u64::from_le_bytes(config[..8].try_into().expect("8 bytes")) * 512;
     }
 
     /// Stops a ring; where the device is in the available ring.

@@ -193,6 +193,15 @@ fn hostile_requests_are_refused_and_others_served() {
         guest.kick(0);
         assert_eq!(guest.used(0).len(), 1, "{what}");
     }
+    // More descriptors than the ring has, in a table of their own, that are in order otherwise.
+    let entries = u32::from(QUEUE) + 1;
+    let mut table = vec![(header, 16, 0); entries as usize];
+    table[entries as usize - 1] = (header + 16, 1, WRITE);
+    guest.put_table(2 << 20, &table);
+    guest.put_descriptor(0, 0, VhostGuest::at(2 << 20), entries * 16, INDIRECT, 0);
+    guest.offer(0, 0);
+    guest.kick(0);
+    assert_eq!(guest.used(0), [(0, 0)]);
     // A table in a table.
     guest.put_descriptor(2 << 20, 0, VhostGuest::at(2 << 20), 16, INDIRECT, 0);
     guest.put_descriptor(0, 0, VhostGuest::at(2 << 20), 16, INDIRECT, 0);
@@ -225,6 +234,54 @@ fn hostile_requests_are_refused_and_others_served() {
     let said = server.stop_with_messages();
     assert!(said.contains("broke its ring"), "{said}");
     qemu.check_clean(scratch.path(), IMAGE).unwrap();
+}
+
+#[test]
+fn a_guest_is_told_of_a_new_size() {
+    let scratch = Scratch::new("vhost");
+    create(&scratch);
+    let server = serve(&scratch, "--control ctl.sock");
+    for (at, size) in [(SIZE, "80M"), (80 << 20, "96M")] {
+        let mut guest = VhostGuest::connect(server.socket(), 1);
+        assert_eq!(guest.size, at);
+        zebu(scratch.path(), ["ctl", "ctl.sock", "resize", "root", size]).ok();
+        guest.wait_for_new_size();
+        assert!(guest.size > at);
+        assert_eq!(guest.call(0, IN, guest.size / 512 - 1, 512, WRITE), (OK, 513));
+    }
+    // Nobody is there to be told.
+    zebu(scratch.path(), ["ctl", "ctl.sock", "resize", "root", "100M"]).ok();
+    server.stop();
+}
+
+// The device sleeps, looks, and takes at the very moments in which the driver adds: as guests with several CPUs do.
+#[test]
+fn requests_may_come_while_the_device_looks() {
+    let scratch = Scratch::new("vhost");
+    create(&scratch);
+    let server = serve(&scratch, "--aio threads");
+    let mut guest = VhostGuest::connect(server.socket(), 1);
+    let slots = QUEUE / 3;
+    for slot in 0..slots {
+        guest.put_request(0, slot * 3, GET_ID, 0, (VhostGuest::at(DATA), 20, WRITE));
+        guest.offer(0, slot * 3);
+    }
+    guest.kick(0);
+    let mut served = 0;
+    while served < 100_000 {
+        let used = guest.used(0);
+        for &(head, written) in &used {
+            assert_eq!((guest.status(0, head), written), (OK, 21));
+            guest.offer(0, head);
+            // One by one, so that the device comes to the end of the ring again and again.
+            if guest.wants_kick(0, 1) {
+                guest.kick(0);
+            }
+        }
+        served += used.len();
+    }
+    drop(guest);
+    server.stop();
 }
 
 #[test]

@@ -3,8 +3,13 @@
 use crate::error::ExportError;
 use crate::metrics::ExportMetrics;
 use crate::nbd::MAX_NAME;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use zebu::{Access, Format, Image};
+
+/// Whoever tells clients of a new size.
+pub(crate) trait SizeWatcher: std::fmt::Debug + Send + Sync {
+    fn size_changed(&self);
+}
 
 /// An image under a name.
 #[derive(Debug)]
@@ -17,6 +22,7 @@ pub struct Export {
     zeroes_fast: bool,
     bitmaps: Vec<String>,
     metrics: ExportMetrics,
+    watchers: Mutex<Vec<Weak<dyn SizeWatcher>>>,
 }
 
 impl Export {
@@ -39,6 +45,7 @@ impl Export {
             zeroes_fast,
             bitmaps: Vec::new(),
             metrics: ExportMetrics::default(),
+            watchers: Mutex::default(),
         }
     }
 
@@ -88,6 +95,23 @@ impl Export {
     /// What clients did.
     pub fn metrics(&self) -> &ExportMetrics {
         &self.metrics
+    }
+
+    /// Tells clients that can be told (guests over vhost-user-blk) that the image has a new size. To be called after
+    /// [`Image::resize`].
+    pub fn announce_size(&self) {
+        let watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for watcher in watchers.iter().filter_map(Weak::upgrade) {
+            watcher.size_changed();
+        }
+    }
+
+    /// Has somebody told of new sizes as long as it lives.
+    #[cfg_attr(not(feature = "vhost-user"), expect(dead_code, reason = "other clients can't be told"))]
+    pub(crate) fn watch_size(&self, watcher: Weak<dyn SizeWatcher>) {
+        let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        watchers.retain(|watcher| watcher.strong_count() > 0);
+        watchers.push(watcher);
     }
 
     /// Whether what is read stays in the page cache.

@@ -261,6 +261,7 @@ async fn resize(worker: &Worker, export: &Export, size: u64) -> Result<Value, St
         .resize(worker, size, Shrink::Refuse, Preallocation::Off)
         .await
         .map_err(|error| error.to_string())?;
+    export.announce_size();
     Ok(json!({ "virtual-size": image.virtual_size() }))
 }
 

@@ -1,6 +1,7 @@
 //! vhost-user-blk: a virtio block device for a virtual machine monitor that shares its guest's memory. Requests are read
 //! and written in the guest's memory in place.
 
+mod back_channel;
 mod device;
 mod handler;
 mod inflight;

@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Poll, Waker};
 use std::time::Instant;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
-use vm_memory::{Bytes, GuestAddress};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use zebu::storage::{IoBuf, IoBufs, Socket};
 use zebu::{Access, Durability, ZeroMode};
 
@@ -175,10 +175,7 @@ impl Ring {
             let queue = self.queue.borrow();
             let (table, size) = (queue.desc_table(), queue.size());
             drop(queue);
-            match chain_at(&map, table, size, head) {
-                Some((readable, writable)) => self.start(&map, head, readable, writable),
-                None => self.use_up(&map, head, 0),
-            }
+            self.start(&map, head, chain_at(&map, table, size, head));
         }
     }
 
@@ -188,54 +185,46 @@ impl Ring {
             return;
         }
         let map = self.memory.get();
-        loop {
-            if self.requests.get() > 0 && self.bytes.get() >= MAX_BYTES {
+        // A driver that keeps to the rules has no more heads than that in flight.
+        let most = usize::from(self.queue.borrow().size());
+        for _ in 0..most {
+            let requests = self.requests.get();
+            if requests > 0 && (requests >= most || self.bytes.get() >= MAX_BYTES) {
                 self.is_stalled.set(true);
                 return;
             }
-            let Some(more) = self.take_one(&map) else {
-                let name = self.export.name();
-                self.messages.write(Level::Error, format_args!("a guest of '{name}' broke its ring"));
-                self.is_broken.set(true);
-                return;
-            };
-            if !more {
-                return;
+            let next = take_chain(&mut self.queue.borrow_mut(), map.memory());
+            match next {
+                Some(Next::Chain(head, parts)) => {
+                    if let Some(log) = &self.log {
+                        log.borrow_mut().take(head);
+                    }
+                    self.start(&map, head, parts);
+                }
+                Some(Next::None) => return,
+                None => {
+                    let name = self.export.name();
+                    self.messages.write(Level::Error, format_args!("a guest of '{name}' broke its ring"));
+                    self.is_broken.set(true);
+                    return;
+                }
             }
         }
+        // A guest may add requests as fast as they are refused: others have their turn in between.
+        self.process_later();
     }
 
-    /// Takes a request. False if there is none, and the guest will say when there is; `None` if the ring is broken.
-    fn take_one(self: &Rc<Self>, map: &Arc<GuestMap>) -> Option<bool> {
-        let mut queue = self.queue.borrow_mut();
-        let chain = queue.iter(map.memory()).ok()?.next();
-        let Some(chain) = chain else {
-            // An index that does not lead to a descriptor is no reason to look for ever.
-            let available = queue.avail_idx(map.memory(), Ordering::Acquire).ok()?;
-            if available.0 != queue.next_avail() {
-                return None;
-            }
-            return queue.enable_notification(map.memory()).ok();
-        };
-        let head = chain.head_index();
-        let (mut readable, mut writable) = (Parts::new(), Parts::new());
-        for descriptor in chain {
-            let list = if descriptor.is_write_only() { &mut writable } else { &mut readable };
-            list.push((descriptor.addr().0, descriptor.len()));
-        }
-        drop(queue);
-        if let Some(log) = &self.log {
-            log.borrow_mut().take(head);
-        }
-        self.start(map, head, readable, writable);
-        Some(true)
+    fn process_later(self: &Rc<Self>) {
+        let me = Rc::clone(self);
+        drop(self.seat.worker.spawn(async move { me.process() }));
     }
 
-    /// Starts a request. One without room for a status is only used up.
-    fn start(self: &Rc<Self>, map: &Arc<GuestMap>, head: u16, mut readable: Parts, mut writable: Parts) {
+    /// Starts a request. One without room for a status, or whose chain is none, is only used up.
+    fn start(self: &Rc<Self>, map: &Arc<GuestMap>, head: u16, parts: Option<(Parts, Parts)>) {
         self.requests.set(self.requests.get() + 1);
         self.export.metrics().start(self.seat.thread);
         let since = Instant::now();
+        let (mut readable, mut writable) = parts.unwrap_or_default();
         let status = split_last_byte(&mut writable);
         let mut header = [0; HEADER as usize];
         let has_header =
@@ -366,8 +355,7 @@ impl Ring {
         self.wake();
         if self.is_stalled.replace(false) {
             // In a turn of its own, since this may be called by what it would call.
-            let me = Rc::clone(self);
-            drop(self.seat.worker.spawn(async move { me.process() }));
+            self.process_later();
         }
     }
 
@@ -387,6 +375,43 @@ impl Ring {
             log.borrow_mut().after_used(head, queue.next_used());
         }
     }
+}
+
+/// What an available ring has.
+enum Next {
+    /// A head; what the device may read, and what it may write, unless the chain is too long.
+    Chain(u16, Option<(Parts, Parts)>),
+    /// Nothing more; the guest will say when there is.
+    None,
+}
+
+/// Takes the next chain; `None` if the ring is broken. The guest may make others available at any time.
+fn take_chain(queue: &mut Queue, memory: &GuestMemoryMmap) -> Option<Next> {
+    // What this index says must be there. Looked at later, it may have gone on.
+    let available = queue.avail_idx(memory, Ordering::Acquire).ok()?.0;
+    if available == queue.next_avail() && !queue.enable_notification(memory).ok()? {
+        return Some(Next::None);
+    }
+    let chain = queue.iter(memory).ok()?.next()?;
+    let (head, size) = (chain.head_index(), queue.size());
+    Some(Next::Chain(head, split_chain(chain, size)))
+}
+
+/// What the device may read, and what it may write. `None` if there are more descriptors than a queue of that size allows,
+/// in a table of their own as well (virtio 1.2, 2.7.5.3.1).
+fn split_chain(
+    chain: impl IntoIterator<Item = virtio_queue::desc::split::Descriptor>,
+    size: u16,
+) -> Option<(Parts, Parts)> {
+    let (mut readable, mut writable) = (Parts::new(), Parts::new());
+    for descriptor in chain {
+        if readable.len() + writable.len() >= usize::from(size) {
+            return None;
+        }
+        let list = if descriptor.is_write_only() { &mut writable } else { &mut readable };
+        list.push((descriptor.addr().0, descriptor.len()));
+    }
+    Some((readable, writable))
 }
 
 /// The guest's buffers of a read or write; `None` if they can't be served.
@@ -424,12 +449,7 @@ fn chain_at(map: &GuestMap, table: u64, size: u16, head: u16) -> Option<(Parts, 
     // A queue of one, whose available ring is not looked at.
     let mut descriptors = Vec::new();
     collect(map, GuestAddress(table), size, head, &mut descriptors, Indirect::Allowed)?;
-    let (mut readable, mut writable) = (Parts::new(), Parts::new());
-    for descriptor in descriptors {
-        let list = if descriptor.is_write_only() { &mut writable } else { &mut readable };
-        list.push((descriptor.addr().0, descriptor.len()));
-    }
-    Some((readable, writable))
+    split_chain(descriptors, size)
 }
 
 /// Whether a descriptor may lead to another table.

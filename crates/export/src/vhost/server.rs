@@ -1,15 +1,16 @@
 //! Waiting for front ends, one at a time.
 
+use super::back_channel::BackChannel;
 use super::handler::Handler;
 use crate::error::ExportError;
-use crate::export::Export;
+use crate::export::{Export, SizeWatcher};
 use crate::log::{Level, Log};
 use crate::pool::{PoolHandle, WorkerPool};
 use crate::stop::Stop;
 use rustix::net::Shutdown;
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use vhost::vhost_user::{BackendReqHandler, Error};
 
@@ -106,12 +107,17 @@ impl Shared {
                 }
             };
             log.write(Level::Info, format_args!("a front end of '{}' connects", export.name()));
-            match stream.try_clone() {
-                Ok(clone) => *self.stream() = Some(clone),
-                Err(_) => continue,
-            }
+            let watched = match (stream.try_clone(), stream.try_clone()) {
+                (Ok(clone), Ok(watched)) => {
+                    *self.stream() = Some(clone);
+                    watched
+                }
+                _ => continue,
+            };
             let handler = Handler::new(export, pool, config.queues.max(1), log);
-            match self.talk(stream, handler) {
+            let channel = BackChannel::new();
+            export.watch_size(Arc::downgrade(&channel) as Weak<dyn SizeWatcher>);
+            match self.talk(stream, handler, || channel.look_at_next(&watched)) {
                 Error::Disconnected => {
                     log.write(Level::Info, format_args!("the front end of '{}' leaves", export.name()));
                 }
@@ -124,8 +130,9 @@ impl Shared {
         }
     }
 
-    /// Does what the front end asks until it leaves. The rings stand still then.
-    fn talk(&self, stream: UnixStream, handler: Handler) -> Error {
+    /// Does what the front end asks until it leaves. The rings stand still then. `before_each` is called before a message is
+    /// taken.
+    fn talk(&self, stream: UnixStream, handler: Handler, before_each: impl Fn()) -> Error {
         let handler = Arc::new(Mutex::new(handler));
         let mut requests = BackendReqHandler::from_stream(stream, Arc::clone(&handler));
         let end = loop {
@@ -133,6 +140,7 @@ impl Shared {
             if self.stop.is_thrown() {
                 break Error::Disconnected;
             }
+            before_each();
             // After an error, nobody knows what the front end believes.
             if let Err(error) = requests.handle_request() {
                 break error;
