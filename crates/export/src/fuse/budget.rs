@@ -1,70 +1,94 @@
 //! How much memory requests of the kernel may take.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
 
-/// Bytes that may be taken; waits until there are enough. One request fits always.
-#[derive(Debug, Clone)]
-pub(crate) struct Budget(Arc<Inner>);
+/// Bytes that may be taken; whoever takes waits until there are enough. One request fits always. One task takes, any thread
+/// gives back.
+#[derive(Debug)]
+pub(super) struct Budget(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     most: u64,
-    taken: Mutex<u64>,
-    less: Condvar,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    taken: u64,
+    waiting: Option<Waker>,
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Budget {
-    pub(crate) fn new(most: u64) -> Self {
-        Self(Arc::new(Inner { most, taken: Mutex::new(0), less: Condvar::new() }))
+    pub(super) fn new(most: u64) -> Self {
+        Self(Arc::new(Inner { most, state: Mutex::default() }))
     }
 
     /// Waits for room. The room is given back with the value.
-    pub(crate) fn take(&self, bytes: u64) -> Share {
-        let mut taken = self.0.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        while *taken > 0 && taken.saturating_add(bytes) > self.0.most {
-            taken = self.0.less.wait(taken).unwrap_or_else(PoisonError::into_inner);
-        }
-        *taken += bytes;
-        Share { budget: self.clone(), bytes }
+    pub(super) async fn take(&self, bytes: u64) -> Share {
+        poll_fn(|cx| {
+            let mut state = self.0.lock();
+            if state.taken > 0 && state.taken.saturating_add(bytes) > self.0.most {
+                state.waiting = Some(cx.waker().clone());
+                return Poll::Pending;
+            }
+            state.taken = state.taken.saturating_add(bytes);
+            Poll::Ready(())
+        })
+        .await;
+        Share { budget: Arc::clone(&self.0), bytes }
     }
 }
 
 /// A part of a budget.
 #[derive(Debug)]
-pub(crate) struct Share {
-    budget: Budget,
+pub(super) struct Share {
+    budget: Arc<Inner>,
     bytes: u64,
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        *self.budget.0.taken.lock().unwrap_or_else(PoisonError::into_inner) -= self.bytes;
-        self.budget.0.less.notify_all();
+        let mut state = self.budget.lock();
+        state.taken -= self.bytes;
+        let waiting = state.waiting.take();
+        drop(state);
+        if let Some(waiting) = waiting {
+            waiting.wake();
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::pin::pin;
+    use std::task::Context;
+
+    fn now<T>(future: impl Future<Output = T>) -> Option<T> {
+        match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(value) => Some(value),
+            Poll::Pending => None,
+        }
+    }
 
     #[test]
     fn no_more_is_taken_than_there_is() {
         let budget = Budget::new(100);
-        drop(budget.take(1000));
-        let (now, most) = (AtomicU64::new(0), AtomicU64::new(0));
-        std::thread::scope(|scope| {
-            for _ in 0..8 {
-                scope.spawn(|| {
-                    for _ in 0..200 {
-                        let _share = budget.take(40);
-                        most.fetch_max(now.fetch_add(40, Ordering::SeqCst) + 40, Ordering::SeqCst);
-                        std::thread::yield_now();
-                        now.fetch_sub(40, Ordering::SeqCst);
-                    }
-                });
-            }
-        });
-        assert!(most.load(Ordering::SeqCst) <= 80);
+        let large = now(budget.take(1000)).expect("one request fits always");
+        assert!(now(budget.take(1)).is_none());
+        drop(large);
+        let shares = [now(budget.take(60)).unwrap(), now(budget.take(40)).unwrap()];
+        assert!(now(budget.take(1)).is_none());
+        std::thread::spawn(move || drop(shares)).join().unwrap();
+        assert!(now(budget.take(100)).is_some());
     }
 }

@@ -1,8 +1,10 @@
 //! An image as a file with the bytes of the disk.
 
 mod budget;
+mod device;
 mod extents;
 mod filesystem;
 mod mount;
+mod wire;
 
 pub use mount::{FuseConfig, FuseMount};

@@ -1,18 +1,26 @@
 //! Mounting an image over a file.
 
+use super::device::MAX_WRITE;
 use super::filesystem::ImageFile;
 use crate::error::ExportError;
 use crate::export::Export;
 use crate::log::{Level, Log};
 use crate::pool::WorkerPool;
-use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
+use crate::stop::Stop;
+use fuser::{Config, Filesystem, InitFlags, KernelConfig, MountOption, Session, SessionACL};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 use zebu::Access;
+use zebu::storage::Socket;
+
+/// Requests of one file that the kernel may have under way without anybody waiting for each.
+const BACKGROUND: u16 = 256;
 
 /// How an image is mounted.
 #[derive(Debug, Clone)]
@@ -21,9 +29,28 @@ pub struct FuseConfig {
     pub log: Log,
 }
 
+/// What is agreed on with the kernel when the file is mounted; what comes afterwards is [`ImageFile`]'s.
+#[derive(Debug)]
+struct Handshake;
+
+impl Filesystem for Handshake {
+    fn init(&mut self, _request: &fuser::Request, config: &mut KernelConfig) -> io::Result<()> {
+        // Without it (Linux before 3.10), what a program has in flight goes one by one.
+        let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
+        // Smaller limits of the kernel do as well.
+        let _ = config.set_max_write(MAX_WRITE);
+        let _ = config.set_max_background(BACKGROUND);
+        Ok(())
+    }
+}
+
 /// An image that is mounted as a file. Dropping it unmounts it.
 pub struct FuseMount {
-    session: Option<BackgroundSession>,
+    session: Option<Session<Handshake>>,
+    /// Tells the task that serves to end.
+    stop: Stop,
+    /// Disconnected when it did.
+    ended: Option<Receiver<()>>,
     path: PathBuf,
     /// Whether the file below was made for this.
     is_ours: bool,
@@ -48,7 +75,14 @@ impl FuseMount {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
             Err(error) => return Err(fail(error)),
         };
-        let mut mount = Self { session: None, path: path.to_owned(), is_ours, log: config.log.clone() };
+        let mut mount = Self {
+            session: None,
+            stop: Stop::default(),
+            ended: None,
+            path: path.to_owned(),
+            is_ours,
+            log: config.log.clone(),
+        };
         let metadata = fs::metadata(path).map_err(fail)?;
         if !metadata.is_file() {
             return Err(fail(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
@@ -69,10 +103,18 @@ impl FuseMount {
             options.acl = SessionACL::All;
             options.mount_options.push(MountOption::AutoUnmount);
         }
-        options.n_threads = Some(1);
-        let file = ImageFile::new(export, &pool.handle(), pool.threads());
-        let session = Session::new(file, &path, &options).and_then(Session::spawn).map_err(fail)?;
-        mount.session = Some(session);
+        let session = mount.session.insert(Session::new(Handshake, &path, &options).map_err(fail)?);
+        let device = session.as_fd().try_clone_to_owned().and_then(Socket::new).map_err(fail)?;
+        let file = ImageFile::new(export, &pool.handle(), pool.threads(), &config.log);
+        let stop = mount.stop.clone();
+        // Whatever ends the task drops the sender.
+        let (running, ended) = channel();
+        mount.ended = Some(ended);
+        let handle = pool.handle();
+        handle.spawn_on(handle.least_loaded(), move |seat| async move {
+            let _running: std::sync::mpsc::Sender<()> = running;
+            file.serve(seat, device, stop).await;
+        });
         Ok(mount)
     }
 
@@ -81,19 +123,18 @@ impl FuseMount {
         self.end();
     }
 
-    fn unmount(&self, session: BackgroundSession) {
+    fn unmount(&self, session: &mut Session<Handshake>) {
         let path = self.path.display();
         // The helper that unmounts after a crash is not relied on: it may be gone.
         match unmount(&self.path, UnmountFlags::empty()) {
             Err(Errno::BUSY) => {
                 self.log.write(Level::Warning, format_args!("'{path}' is in use: taken away nevertheless"));
-                // Its users get errors when this process is gone; its thread serves them until then.
+                // Its users get errors when the device is closed.
                 let _ = unmount(&self.path, UnmountFlags::DETACH);
-                drop(session);
             }
             // Done, done by somebody else, or not for us to do: then fusermount does it.
             Ok(()) | Err(_) => {
-                if let Err(error) = session.umount_and_join() {
+                if let Err(error) = session.unmount() {
                     self.log.write(Level::Warning, format_args!("could not unmount '{path}': {error}"));
                 }
             }
@@ -101,8 +142,13 @@ impl FuseMount {
     }
 
     fn end(&mut self) {
-        if let Some(session) = self.session.take() {
-            self.unmount(session);
+        if let Some(mut session) = self.session.take() {
+            self.unmount(&mut session);
+        }
+        self.stop.throw();
+        if let Some(ended) = self.ended.take() {
+            // Nothing is sent: it ends with the task.
+            let _ = ended.recv();
         }
         if std::mem::take(&mut self.is_ours) {
             // It is empty; if it stays, nothing is lost.
