@@ -1,5 +1,5 @@
 //! Serving an image over NBD, vhost-user-blk and FUSE: `zebu serve` beside `qemu-storage-daemon`, and over NBD beside
-//! nbdkit on the raw file.
+//! nbdkit on the raw file. Where more than one request is in flight, fio on the raw file itself says what the disk can do.
 
 use super::lab::{Extent, Lab};
 use super::servers::{Door, Running, Server};
@@ -47,9 +47,7 @@ const ASKS: [Ask; 8] = [
 
 /// The table of NBD: requests per second, latencies, and what the server's CPUs do for each request.
 pub(super) fn serving(lab: &Lab) -> Outcome {
-    let (image, raw) = (image(lab)?, lab.dir.join("served.raw"));
-    let size = format!("{}G", lab.gib);
-    run(lab.qemu_img().args(["create", "-q", "-f", "raw", "-o", "preallocation=full"]).arg(&raw).arg(&size))?;
+    let (image, raw) = (image(lab)?, raw(lab)?);
     for ask in ASKS {
         let side = |server: Server, file: &Path| {
             let file = file.to_owned();
@@ -68,6 +66,10 @@ pub(super) fn serving(lab: &Lab) -> Outcome {
             let name = format!("serve, beside the raw file: {}", ask.name);
             lab.compare(&name, [side(Server::Zebu, &image), side(Server::Nbdkit, &raw)])?;
         }
+        if ask.depth > 1 {
+            let name = format!("serve, beside the disk: {}", ask.name);
+            lab.compare(&name, [side(Server::Zebu, &image), disk(lab, ask, &raw)])?;
+        }
     }
     for file in [image, raw] {
         fs::remove_file(&file).map_err(|e| format!("{}: {e}", file.display()))?;
@@ -81,7 +83,7 @@ pub(super) fn vhost_user(lab: &Lab) -> Outcome {
     let build = ["build", "--quiet", "--release", "--locked", "--package", "zebu-tests", "--bin", program];
     run(cargo().args(build))?;
     let load = target_dir()?.join("release").join(program);
-    let image = image(lab)?;
+    let (image, raw) = (image(lab)?, raw(lab)?);
     for ask in ASKS {
         let side = |server: Server| {
             let (image, load) = (image.clone(), load.clone());
@@ -91,10 +93,17 @@ pub(super) fn vhost_user(lab: &Lab) -> Outcome {
             };
             Side { label: server.label().into(), run: Box::new(run) }
         };
-        let name = format!("serve over vhost-user-blk: {}", ask.name.replace("connections", "rings"));
-        lab.compare(&name, [side(Server::Zebu), side(Server::Qemu)])?;
+        let what = ask.name.replace("connections", "rings");
+        lab.compare(&format!("serve over vhost-user-blk: {what}"), [side(Server::Zebu), side(Server::Qemu)])?;
+        if ask.depth > 1 {
+            let name = format!("serve over vhost-user-blk, beside the disk: {what}");
+            lab.compare(&name, [side(Server::Zebu), disk(lab, ask, &raw)])?;
+        }
     }
-    fs::remove_file(&image).map_err(|e| format!("{}: {e}", image.display()))
+    for file in [image, raw] {
+        fs::remove_file(&file).map_err(|e| format!("{}: {e}", file.display()))?;
+    }
+    Ok(())
 }
 
 /// The table of FUSE: fio on the mounted file.
@@ -123,6 +132,26 @@ fn image(lab: &Lab) -> Outcome<PathBuf> {
     let mut create = lab.qemu_img();
     run(create.args(["create", "-q", "-f", "qcow2", "-o", "preallocation=full"]).arg(&image).arg(&size))?;
     Ok(image)
+}
+
+/// A raw file that is all there.
+fn raw(lab: &Lab) -> Outcome<PathBuf> {
+    let (raw, size) = (lab.dir.join("served.raw"), format!("{}G", lab.gib));
+    run(lab.qemu_img().args(["create", "-q", "-f", "raw", "-o", "preallocation=full"]).arg(&raw).arg(&size))?;
+    Ok(raw)
+}
+
+/// The same load on the raw file, without a server.
+fn disk<'a>(lab: &'a Lab, ask: Ask, raw: &Path) -> Side<'a> {
+    let file = format!("--filename={}", raw.display());
+    let run = move || {
+        let found = fio(lab, ask, &["--ioengine=io_uring", "--direct=1", &file])?;
+        Ok(vec![
+            (Metric::RequestsPerSecond, found.iops),
+            (Metric::LatencyP99Micros, found.p99_nanoseconds / 1000.0),
+        ])
+    };
+    Side { label: "fio, raw file".to_owned(), run: Box::new(run) }
 }
 
 /// What a load found.
