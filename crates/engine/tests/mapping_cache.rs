@@ -211,6 +211,27 @@ fn a_sequential_image_is_known_by_a_few_extents() {
 }
 
 #[test]
+fn writes_alone_make_the_extents_known_too() {
+    let disk = disk(16 << 30, CLUSTER);
+    let options = OpenOptions { access: Access::ReadWrite, ..OpenOptions::default() };
+    let image = disk.open(&options);
+    let write_all = |shift: u64| {
+        disk.worker.block_on(async {
+            for start in (0..16 << 30).step_by(32 << 20) {
+                let data = IoBuf::copy_of(&[9; 512]).into();
+                image.write(&disk.worker, start + shift, data, Durability::Volatile).await.0.unwrap();
+            }
+        });
+    };
+    write_all(0);
+    let loads = image.stats().cache_loads;
+    write_all(5 * CLUSTER);
+    let stats = image.stats();
+    assert_eq!((stats.cache_loads, stats.clusters_allocated), (loads, 0), "the index answers");
+    assert!(stats.index_hits >= 512 && stats.index_bytes < 32 << 10, "{stats:?}");
+}
+
+#[test]
 fn large_disks_open_with_little() {
     let dir = tempfile::tempdir().unwrap();
     let worker = Worker::new(&WorkerConfig::default()).unwrap();

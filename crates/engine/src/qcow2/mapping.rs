@@ -113,7 +113,7 @@ impl Qcow2 {
     }
 
     /// Puts the run around entry `at` into the index if it is a long one. The slice's lock is held.
-    fn index_run(&self, chain_index: &ChainIndex, slice: &Slice, at: usize, guest: u64) {
+    pub(crate) fn index_run(&self, chain_index: &ChainIndex, slice: &Slice, at: usize, guest: u64) {
         let unit = guest >> self.geometry.cluster_bits;
         let Some(place) = self.place_of(slice, at, unit) else { return };
         let cluster = self.geometry.cluster_size();

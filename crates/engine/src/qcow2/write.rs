@@ -272,6 +272,9 @@ impl Qcow2 {
                 if let Some((host, len)) = self.in_place_by_index(guest, len) {
                     return Ok((inside, Plan::InPlace { host, len }));
                 }
+                if let Some(index) = &self.index {
+                    index.extents().top_up();
+                }
                 let Some((mut shard, key, index)) = self.try_lock_slice(guest)? else {
                     drop(inside);
                     Box::pin(self.prepare_slice(worker, guest)).await?;
@@ -347,6 +350,10 @@ impl Qcow2 {
         }
         let run_end = ((first_cluster + clusters) << bits).min(end);
         if let Kind::InPlace { host } = first {
+            // What the top image holds is what the chain holds, whichever slices the index is made of.
+            if let (Some(extents), Some(slice)) = (&self.index, self.l2.peek(shard, key)) {
+                self.index_run(extents, slice, index, guest);
+            }
             let host = host + (guest & (self.geometry.cluster_size() - 1));
             return Ok(Ok(Plan::InPlace { host, len: run_end - guest }));
         }
