@@ -254,36 +254,6 @@ fn a_guest_is_told_of_a_new_size() {
     server.stop();
 }
 
-// The device sleeps, looks, and takes at the very moments in which the driver adds: as guests with several CPUs do.
-#[test]
-fn requests_may_come_while_the_device_looks() {
-    let scratch = Scratch::new("vhost");
-    create(&scratch);
-    let server = serve(&scratch, "--aio threads");
-    let mut guest = VhostGuest::connect(server.socket(), 1);
-    let slots = QUEUE / 3;
-    for slot in 0..slots {
-        guest.put_request(0, slot * 3, GET_ID, 0, (VhostGuest::at(DATA), 20, WRITE));
-        guest.offer(0, slot * 3);
-    }
-    guest.kick(0);
-    let mut served = 0;
-    while served < 100_000 {
-        let used = guest.used(0);
-        for &(head, written) in &used {
-            assert_eq!((guest.status(0, head), written), (OK, 21));
-            guest.offer(0, head);
-            // One by one, so that the device comes to the end of the ring again and again.
-            if guest.wants_kick(0, 1) {
-                guest.kick(0);
-            }
-        }
-        served += used.len();
-    }
-    drop(guest);
-    server.stop();
-}
-
 #[test]
 fn a_read_only_device_is_not_written() {
     let scratch = Scratch::new("vhost");

@@ -491,3 +491,53 @@ fn collect(
     }
     None
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: u16 = 8;
+    const AVAILABLE: u64 = 0x1000;
+    const USED: u64 = 0x2000;
+
+    // As a guest with several CPUs does. (Where the index was looked at twice, ten thousand requests were enough.)
+    #[test]
+    fn requests_may_come_while_the_device_looks() {
+        const REQUESTS: u32 = 300_000;
+        let memory: GuestMemoryMmap = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x4000)]).unwrap();
+        let mut queue = Queue::new(SIZE).unwrap();
+        queue.try_set_avail_ring_address(GuestAddress(AVAILABLE)).unwrap();
+        queue.try_set_used_ring_address(GuestAddress(USED)).unwrap();
+        queue.set_event_idx(true);
+        queue.set_ready(true);
+        let taken = std::sync::atomic::AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Every head is 0: a descriptor of no bytes.
+                for offered in 0..REQUESTS {
+                    while offered - taken.load(Ordering::Acquire) >= u32::from(SIZE) {
+                        std::thread::yield_now();
+                    }
+                    let index = (offered + 1) as u16;
+                    memory.store(index.to_le(), GuestAddress(AVAILABLE + 2), Ordering::Release).unwrap();
+                }
+            });
+            let mut count = 0;
+            while count < REQUESTS {
+                match take_chain(&mut queue, &memory) {
+                    Some(Next::Chain(head, parts)) => {
+                        assert_eq!((head, parts.is_some()), (0, true));
+                        count += 1;
+                        taken.store(count, Ordering::Release);
+                    }
+                    Some(Next::None) => std::thread::yield_now(),
+                    None => {
+                        // Lets the other thread end.
+                        taken.store(REQUESTS, Ordering::Release);
+                        panic!("request {count}: the ring passes for broken");
+                    }
+                }
+            }
+        });
+    }
+}
