@@ -79,7 +79,24 @@ pub fn hostile(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
     if u.ratio(1, 16)? {
         image.truncate(u.int_in_range(0..=image.len())?);
     }
+    if is_shown() {
+        show(&image);
+    }
     Ok(image)
+}
+
+/// Whether what an input means is to be printed, to make a test of it.
+fn is_shown() -> bool {
+    std::env::var_os("ZEBU_FUZZ_SHOW").is_some()
+}
+
+/// Prints what was changed in the intact image, in words of 8 bytes.
+fn show(image: &[u8]) {
+    eprintln!("{} bytes", image.len());
+    let pairs = base::image();
+    for (number, (was, is)) in pairs.chunks(8).zip(image.chunks(8)).enumerate().filter(|(_, (was, is))| was != is) {
+        eprintln!("{:#x}: {was:02x?} is now {is:02x?}", number * 8);
+    }
 }
 
 /// Runs `work` with a worker and the image as a file. That it gets stuck is a fault.
@@ -142,6 +159,9 @@ pub fn write(u: &mut Unstructured<'_>) -> Result<()> {
         let at = if u.arbitrary()? { at & !0xffff } else { at };
         requests.push((u.int_in_range(0..=4u8)?, at, *u.choose(&[1, 512, 4096, 65536, 100_000])?));
     }
+    if is_shown() {
+        eprintln!("requests (0 and 1 write, 2 zeroes, 3 discards, 4 flushes; offset; length): {requests:?}");
+    }
     on_simulated_disk(&bytes, zebu::storage::Access::ReadWrite, async |worker, file| {
         let Ok(image) = open(worker, file.clone(), Access::ReadWrite).await else { return };
         for (kind, at, len) in requests {
@@ -150,6 +170,10 @@ pub fn write(u: &mut Unstructured<'_>) -> Result<()> {
                     let sent = IoBuf::copy_of(&vec![0xa5; len]).into();
                     let (written, _) = image.write(worker, at, sent, Durability::Volatile).await;
                     let (read, bufs) = image.read(worker, at, IoBuf::zeroed(len).into()).await;
+                    if is_shown() {
+                        let place = image.extent(worker, at, 1).await;
+                        eprintln!("write at {at}: {written:?}; read: {read:?}; it lies at {place:?}");
+                    }
                     if written.is_ok() && read.is_ok() {
                         let mut back = vec![0; len];
                         bufs.copy_to(0, &mut back);

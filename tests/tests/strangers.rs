@@ -137,6 +137,29 @@ fn hostile_images_end_in_an_error_or_a_result_within_bounds() {
     assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n\n"));
 }
 
+/// Metadata whose refcounts are 0 looks like free space. A write that takes some of it and fails gives it back; the next
+/// one must not get it.
+#[test]
+fn metadata_that_nobody_counts_is_not_given_away() {
+    let scratch = Scratch::new("strangers");
+    let mut image = base::image();
+    image[base::REFBLOCK as usize..][..24].fill(0);
+    image[base::STREAM as usize..][..64].fill(0xff);
+    std::fs::write(scratch.file(IMAGE), &image).expect("scratch is writable");
+    // The first needs the stream, which is damaged.
+    let commands =
+        ["write -P 0xa5 65556 1", "flush", "write -P 0xa5 3801088 1", "write -P 0xa5 3735552 64k", "flush"];
+    let words = commands.iter().flat_map(|command| ["-c", command]);
+    let out = zebu(scratch.path(), ["io", "-t", "writeback", "-f", "qcow2", IMAGE].into_iter().chain(words));
+    assert_eq!(out.code, Some(1), "{out}");
+    assert!(!out.stdout.contains("wrote"), "acknowledged, and where? {out}");
+    let now = std::fs::read(scratch.file(IMAGE)).expect("still there");
+    for place in [0..112, base::L1 as usize..base::L1 as usize + 8, base::L2 as usize..base::L2 as usize + 64]
+    {
+        assert_eq!(now[place.clone()], image[place.clone()], "{place:x?}");
+    }
+}
+
 /// Writes an image, given the directory with what it must not reach.
 type Write = dyn Fn(&Path, &Path) + Sync;
 
@@ -196,6 +219,15 @@ fn tricks() -> Vec<Trick> {
             format!("file:{}/secret", outside.display())
         }),
         Trick { all: &["/proc"], ..backing("a backing file by a descriptor", fixed("/proc/self/fd/0")) },
+        Trick { all: &["/proc"], ..data("a data file by a descriptor", fixed("/proc/self/fd/0")) },
+        Trick {
+            all: &["/proc"],
+            ..backing("a backing file by the directory of descriptors", fixed("/proc/thread-self/fd/0"))
+        },
+        backing(
+            "a backing file by /proc, from where the image is",
+            fixed("../../../../../../../../proc/self/environ"),
+        ),
         Trick {
             local: beside,
             within: beside,

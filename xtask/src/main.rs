@@ -3,7 +3,11 @@
 mod ab;
 mod bench;
 mod demo;
+mod fuzz;
+mod interleave;
+mod miri;
 mod mount;
+mod nightly;
 mod process;
 mod setup;
 mod slow_disk;
@@ -39,6 +43,12 @@ enum Command {
     Differential(PassThrough),
     /// Run everything that looks for mistakes by chance, for as long as wanted, and report what was done
     Torture(torture::TortureArgs),
+    /// Run the fuzz targets in turns, guided by coverage (nightly Rust)
+    Fuzz(fuzz::FuzzArgs),
+    /// Run threads against each other under schedules chosen to hurt
+    Interleave(interleave::InterleaveArgs),
+    /// Run tests of the format and of the buffers in Miri, which sees undefined behaviour (nightly Rust)
+    Miri(miri::MiriArgs),
     /// Measure two commands alternately: `cargo xtask ab -- CMD_A --vs CMD_B`
     Ab(ab::AbArgs),
     /// Tables of measurements beside QEMU and fio
@@ -66,6 +76,9 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run_demo(&args),
         Command::Differential(pass) => suite::differential(&pass.args),
         Command::Torture(args) => torture::command(&args),
+        Command::Fuzz(args) => fuzz::command(&args),
+        Command::Interleave(args) => interleave::command(&args),
+        Command::Miri(args) => miri::command(&args),
         Command::Ab(args) => ab::run(&args),
         Command::Bench(args) => bench::run_all(&args),
         Command::Deny => toolchain::deny(),

@@ -2,10 +2,12 @@
 //!
 //! Whoever is polled first after the gate was left enters: a waiter whose worker is not polled holds nobody up.
 
+use crate::sync::{Mutex, MutexGuard};
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 use std::task::{Context, Poll, Waker};
+use zebu_storage::sabotage::{self, Fault};
 
 /// The lock. What it protects is named where it is kept.
 #[derive(Debug, Default)]
@@ -29,7 +31,7 @@ impl Gate {
         Enter { gate: self }
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -41,7 +43,8 @@ impl Drop for GateGuard<'_> {
             state.held = false;
             std::mem::take(&mut state.waiting)
         };
-        for waker in waiting {
+        let woken = if sabotage::is(Fault::WakeOneAtGate) { 1 } else { waiting.len() };
+        for waker in waiting.into_iter().take(woken) {
             waker.wake();
         }
     }

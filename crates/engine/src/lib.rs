@@ -51,6 +51,8 @@ mod compress;
 mod error;
 mod gate;
 mod image;
+#[cfg(all(test, shuttle, feature = "test-faults"))]
+mod interleavings;
 pub mod jobs;
 mod node;
 mod open;
@@ -62,6 +64,7 @@ mod raw;
 mod refs;
 mod snapshots;
 mod status;
+mod sync;
 mod transfer;
 mod turnstile;
 pub mod verdict;

@@ -4,12 +4,14 @@
 //! waits until everybody inside has left; newcomers wait until it is over.
 
 use crate::gate::{Gate, GateGuard};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use crate::sync::{Mutex, MutexGuard};
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use std::task::{Poll, Waker};
+use zebu_storage::sabotage::{self, Fault};
 
-const SLOTS: usize = 16;
+const SLOTS: usize = crate::sync::spread(16);
 
 /// Requests inside, of the workers that share the slot.
 #[repr(align(128))]
@@ -52,6 +54,9 @@ impl Turnstile {
     }
 
     fn try_enter(&self, slot: usize) -> Option<Inside<'_>> {
+        if sabotage::is(Fault::LookBeforeCount) {
+            return self.enter_late(slot);
+        }
         // Counted first, then looked: the one who wants to be alone shows it first, then counts.
         self.slots[slot].0.fetch_add(1, SeqCst);
         let inside = Inside { turnstile: self, slot };
@@ -91,10 +96,19 @@ impl Turnstile {
                 return Poll::Ready(());
             }
             self.waiting().push(cx.waker().clone());
-            if self.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+            if self.is_empty() && !sabotage::is(Fault::LookOnce) { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
         alone
+    }
+
+    /// A faulty [`Turnstile::try_enter`]: it looks first, then counts.
+    fn enter_late(&self, slot: usize) -> Option<Inside<'_>> {
+        if self.closed.load(SeqCst) {
+            return None;
+        }
+        self.slots[slot].0.fetch_add(1, SeqCst);
+        Some(Inside { turnstile: self, slot })
     }
 
     fn is_empty(&self) -> bool {

@@ -499,6 +499,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "65,536 entries take minutes")]
     fn too_many_snapshots() {
         let count = limits::MAX_SNAPSHOTS + 1;
         let error = parse_table(&[], count, Purpose::ReadOnly).unwrap_err();

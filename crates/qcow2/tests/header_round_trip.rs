@@ -299,6 +299,7 @@ fn bitmaps_and_their_bit_change_together() {
 
 /// A cluster full of the smallest extensions: bounded results, and no flood of warnings.
 #[test]
+#[cfg_attr(miri, ignore = "160,000 extensions take many minutes")]
 fn a_cluster_full_of_extensions() {
     let mut header = Header::new(&NewHeader { cluster_bits: 21, ..NewHeader::default() }).unwrap();
     header.refcount_table_clusters = 1;

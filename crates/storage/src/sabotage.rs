@@ -64,6 +64,10 @@ pub enum Fault {
     FailedWriteIsFresh,
     /// Cache: who waits for a slice is not woken.
     ForgetLoadWaiters,
+    /// Cache: two load one slice at the same time.
+    LoadTwice,
+    /// Cache: what was derived from a slice that has changed since is kept.
+    KeepStaleDerived,
     /// Cache: a slice that a commit is writing may be evicted.
     EvictInWriting,
     /// Cache: a change of a slice that a commit is writing is not noted as dirty.
@@ -96,6 +100,16 @@ pub enum Fault {
     IgnoreFailedBlockRead,
     /// Storage: read-modify-writes of one block go on beside each other.
     SkipWriteTable,
+    /// Storage: a claim is not shown to the writes that come after it.
+    HideClaim,
+    /// Gate: who leaves wakes one of those who wait, who may have gone.
+    WakeOneAtGate,
+    /// Turnstile: a request looks whether somebody is alone, and then counts itself.
+    LookBeforeCount,
+    /// Turnstile, cache: who waits does not look again after it has said so.
+    LookOnce,
+    /// Grace: the phase is changed once.
+    FlipOnce,
 }
 
 #[cfg(feature = "test-faults")]

@@ -10,12 +10,18 @@
 //! overlapping claims with lower tickets; a write that is noted waits for nothing. So there is no circle, and
 //! nobody is overtaken for ever.
 
+use crate::sabotage::{self, Fault};
 use slab::Slab;
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use std::task::{Context, Poll, Waker};
 
-const SHARDS: usize = 16;
+#[cfg(all(test, shuttle))]
+use shuttle::sync::{Mutex, MutexGuard};
+#[cfg(not(all(test, shuttle)))]
+use std::sync::{Mutex, MutexGuard};
+
+const SHARDS: usize = if cfg!(all(test, shuttle)) { 2 } else { 16 };
 
 /// The order in which claims were made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -97,8 +103,10 @@ impl WriteTable {
             claims.held.push((ticket, range.clone()));
             ticket
         };
-        for shard in &self.shards {
-            lock(&shard.0).claimed.push((ticket, range.clone()));
+        if !sabotage::is(Fault::HideClaim) {
+            for shard in &self.shards {
+                lock(&shard.0).claimed.push((ticket, range.clone()));
+            }
         }
         ticket
     }
@@ -217,5 +225,68 @@ mod tests {
         let fourth = table.claim(200..300);
         table.release(Hold::Claim(third));
         assert!(is_good(&table, fourth, &counts[2]));
+    }
+}
+
+/// Threads under schedules that shuttle chooses, for `cargo xtask interleave`.
+#[cfg(all(test, shuttle, feature = "test-faults"))]
+mod interleavings {
+    use super::*;
+    use crate::sabotage::under;
+    use shuttle::sync::atomic::{AtomicU64, Ordering::SeqCst};
+    use std::panic::catch_unwind;
+    use std::sync::Arc;
+
+    fn schedules() -> usize {
+        std::env::var("ZEBU_SCHEDULES").ok().and_then(|text| text.parse().ok()).unwrap_or(1000)
+    }
+
+    /// One block of two halves. Two read and write back a half each; two write the whole of it.
+    fn one_block() {
+        let table = Arc::new(WriteTable::default());
+        let block: Arc<[AtomicU64; 2]> = Arc::default();
+        let threads: Vec<_> = (0..4u64)
+            .map(|number| {
+                let (table, block) = (table.clone(), block.clone());
+                shuttle::thread::spawn(move || {
+                    let hold = if number < 2 { None } else { table.try_write(number as usize, 0..4096) };
+                    let hold = hold.unwrap_or_else(|| {
+                        let ticket = table.claim(0..4096);
+                        shuttle::future::block_on(std::future::poll_fn(|cx| table.poll_claim(ticket, cx)));
+                        Hold::Claim(ticket)
+                    });
+                    if number < 2 {
+                        let mine = number as usize;
+                        let other = block[1 - mine].load(SeqCst);
+                        block[mine].store(number + 1, SeqCst);
+                        block[1 - mine].store(other, SeqCst);
+                        assert_eq!(block[mine].load(SeqCst), number + 1, "undone while it was claimed");
+                    } else {
+                        let before = [block[0].load(SeqCst), block[1].load(SeqCst)];
+                        block[0].store(before[0].max(number + 1), SeqCst);
+                        block[1].store(before[1].max(number + 1), SeqCst);
+                    }
+                    table.release(hold);
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_read_modify_write_excludes_every_other_write_of_its_block() {
+        shuttle::check_random(one_block, schedules());
+        shuttle::check_pct(one_block, schedules(), 3);
+    }
+
+    #[test]
+    fn a_claim_that_is_not_shown_to_writers_is_caught() {
+        let attempts = schedules().max(1000) * 10;
+        let caught = under(Some(Fault::HideClaim), || {
+            catch_unwind(|| shuttle::check_random(one_block, attempts)).is_err()
+        });
+        assert!(caught.0);
     }
 }

@@ -42,6 +42,8 @@ pub const REFCOUNTS: &[Hostile] = hostile! {
     "run: a refcount block on the header": p => p.set_u64(REFTABLE, 0x1ff);
     "a refcount block that is the refcount table": p => p.set_u64(REFTABLE, REFTABLE);
     "a refcount block far past the file": p => p.set_u64(REFTABLE, 1 << 62);
+    "a refcount block past what an L2 entry can name": p => p.set_u64(REFTABLE, 1 << 56 | REFBLOCK);
+    "no refcount at all, and a damaged stream": p => p.set(REFBLOCK, &[0; 24]).set(STREAM, &[255; 64]);
     "a refcount block for clusters far past the file": p => p.set_u64(REFTABLE + 8 * 8191, REFBLOCK);
     "a refcount table full of one block": p => for entry in 0..CLUSTER / 8 { p.set_u64(REFTABLE + entry * 8, REFBLOCK); };
     "the largest refcount of data": p => p.set(REFBLOCK + 10, &[255, 255]);
@@ -61,12 +63,45 @@ pub const INTERNAL_SNAPSHOTS: &[Hostile] = hostile! {
     "a snapshot's L1 table far past the file": p => p.set_u64(SNAPSHOTS, 1 << 60);
     "a snapshot's L1 table above the limit (CVE-2014-0143)": p => p.set_u32(SNAPSHOTS + 8, u32::MAX);
     "a snapshot's L1 table of 32 MiB": p => p.set_u32(SNAPSHOTS + 8, 4 << 20);
+    "a snapshot's L1 table at the end of all addresses": p => p.set_u64(SNAPSHOTS, u64::MAX);
+    "a snapshot's L1 table of 32 GiB in clusters of 512 bytes": p => p.truncate(0).set(0, &small_clusters(1));
+    "1000 snapshots' L1 tables of 32 GiB in clusters of 512 bytes": p => p.truncate(0).set(0, &small_clusters(1000));
     "a snapshot's L1 table on the header": p => p.set_u64(SNAPSHOTS, 0);
     "a snapshot that is the active disk": p => p.set_u64(SNAPSHOTS, L1);
     "a snapshot of the largest disk": p => p.set_u64(SNAPSHOTS + 48, u64::MAX);
     "the snapshot table on the L1 table": p => p.set_u64(field::SNAPSHOTS_OFFSET, L1);
     "the snapshot table on the header": p => p.set_u64(field::SNAPSHOTS_OFFSET, 0);
 };
+
+/// An empty disk of 4 MiB in clusters of 512 bytes, with snapshots whose L1 tables begin in the file and have as many
+/// entries as can be said.
+fn small_clusters(snapshots: u32) -> Vec<u8> {
+    const CLUSTER: usize = 512;
+    // Header, refcount table, refcount blocks for 1024 clusters, L1 table of 128 entries, then the snapshots.
+    let (blocks, l1, table) = (2, 6, 8);
+    let mut image = vec![0; table * CLUSTER + snapshots as usize * 40];
+    image.resize(image.len().next_multiple_of(CLUSTER), 0);
+    let mut set = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);
+    for (at, value) in
+        [(0, 0x5146_49fb), (4, 3), (20, 9), (36, 128), (56, 1), (60, snapshots), (96, 4), (100, 104u32)]
+    {
+        set(at, &value.to_be_bytes());
+    }
+    for (at, cluster) in [(40, l1), (48, 1), (64, table)] {
+        set(at, &(cluster as u64 * CLUSTER as u64).to_be_bytes());
+    }
+    set(24, &(4u64 << 20).to_be_bytes());
+    for block in 0..4 {
+        set(CLUSTER + block * 8, &((blocks + block) as u64 * CLUSTER as u64).to_be_bytes());
+        set((blocks + block) * CLUSTER, &[0, 1].repeat(CLUSTER / 2));
+    }
+    for number in 0..snapshots as usize {
+        let at = table * CLUSTER + number * 40;
+        set(at, &(((number % 4) * CLUSTER) as u64).to_be_bytes());
+        set(at + 8, &u32::MAX.to_be_bytes());
+    }
+    image
+}
 
 /// Compressed clusters.
 pub const COMPRESSED: &[Hostile] = hostile! {

@@ -46,14 +46,14 @@ impl Programs {
         if with(Kind::Fuzz) {
             run(cargo()
                 .current_dir(root().join("fuzz"))
-                .args(["build", "--quiet", "--locked", "--release", "--bin", "steady", "--target-dir"])
+                .args(["build", "--quiet", "--locked", "--release", "--example", "steady", "--target-dir"])
                 .arg(&fuzz))?;
         }
         Ok(Self {
             tests,
             zebu: built.join("zebu"),
             differential: built.join("differential"),
-            fuzz: fuzz.join("release/steady"),
+            fuzz: fuzz.join("release/examples/steady"),
         })
     }
 

@@ -171,6 +171,9 @@ impl Qcow2 {
         loop {
             // One more cluster than wanted, in case that a refcount block has to come first.
             let Some(mut found) = self.find_free(worker, want + 1, min).await? else { continue };
+            // Metadata whose refcount is 0 is no free space. Were it only kept from writes, a window that is given back
+            // would release it, and the overlap check would forget it.
+            self.check_free(&found.range)?;
             let per_block = self.geometry.refcount_entries_per_block();
             let index = found.range.start / per_block;
             let table = self.refcounts.table();

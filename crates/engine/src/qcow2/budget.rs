@@ -6,7 +6,7 @@
 //! given up while the image is open, and slices that were changed and wait for their commit, when nothing else is left
 //! to give up (commits start long before, see [`crate::qcow2::slices::Pressure`]).
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// See the module. All in bytes.
 #[derive(Debug)]

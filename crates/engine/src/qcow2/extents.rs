@@ -6,12 +6,13 @@
 //! a new entry takes the place of an old one.
 
 use crate::qcow2::store::SliceStore;
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use crate::sync::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
-const SHARDS: usize = 64;
+const SHARDS: usize = crate::sync::spread(64);
 /// Bytes of an entry, with what a tree's nodes keep free.
 const ENTRY_COST: u64 = 48;
 /// Entries that memory is taken for at once.

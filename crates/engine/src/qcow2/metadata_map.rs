@@ -4,10 +4,11 @@
 //! write is refused. Cost is one hashed lookup whatever the size of the image.
 
 use crate::qcow2::store::SliceStore;
+use crate::sync::{RwLock, RwLockWriteGuard};
 use foldhash::fast::FixedState;
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError};
 
 /// Bytes of a place for a cluster in the table.
 const PLACE_BYTES: u64 = 24;

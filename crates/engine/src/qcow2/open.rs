@@ -305,9 +305,7 @@ impl Qcow2 {
         let reftable_bytes = u64::from(header.refcount_table_clusters) * cluster;
         self.note_metadata(header.refcount_table_offset.0, reftable_bytes, Metadata::RefcountTable);
         self.note_metadata(header.snapshots_offset.0, parsed.snapshots_len, Metadata::SnapshotTable);
-        for entry in &parsed.snapshots {
-            self.note_metadata(entry.l1_table_offset.0, u64::from(entry.l1_size) * 8, Metadata::InactiveL1);
-        }
+        self.note_snapshot_tables(&parsed.snapshots);
         if let Some(ext) = header.bitmaps() {
             self.note_metadata(ext.directory_offset.0, ext.directory_size, Metadata::BitmapDirectory);
         }
@@ -315,6 +313,28 @@ impl Qcow2 {
         let mut space = self.space();
         space.file_clusters = clusters;
         space.clusters_at_open = clusters;
+    }
+
+    /// Notes where the L1 tables of snapshots lie. Nobody has checked what the snapshot table says of them: what is past
+    /// the end of the file is left out, and what many of them share is noted once, so that neither memory nor time is
+    /// out of proportion to the file.
+    fn note_snapshot_tables(&self, snapshots: &[SnapshotEntry]) {
+        let (bits, file_end) = (self.geometry.cluster_bits, self.file.len());
+        let mut tables: Vec<_> = snapshots
+            .iter()
+            .map(|entry| {
+                let start = entry.l1_table_offset.0;
+                start..start.saturating_add(u64::from(entry.l1_size) * 8).min(file_end)
+            })
+            .filter(|bytes| !bytes.is_empty())
+            .map(|bytes| bytes.start >> bits..((bytes.end - 1) >> bits) + 1)
+            .collect();
+        tables.sort_unstable_by_key(|clusters| clusters.start);
+        let mut noted = 0;
+        for clusters in tables {
+            self.metadata.insert(clusters.start.max(noted)..clusters.end, Metadata::InactiveL1);
+            noted = noted.max(clusters.end);
+        }
     }
 
     /// Refuses an image without refcounts. Reads no more of the table than up to its first entry.

@@ -2,9 +2,10 @@
 
 use crate::qcow2::grace::GraceGuard;
 use crate::qcow2::state::Qcow2;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 use std::task::{Poll, Waker};
 use zebu_storage::Worker;
 

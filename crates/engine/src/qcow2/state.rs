@@ -239,19 +239,34 @@ impl Qcow2 {
             return Ok(());
         }
         let bits = self.geometry.cluster_bits;
-        let Some((cluster, what)) = self.metadata.overlap(host >> bits..((host + len - 1) >> bits) + 1)
-        else {
-            return Ok(());
+        match self.metadata.overlap(host >> bits..((host + len - 1) >> bits) + 1) {
+            Some((cluster, what)) => Err(self.overlap_found(cluster, what, Some(guest))),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses host clusters that were found free if they hold metadata: the image is corrupt.
+    pub(crate) fn check_free(&self, clusters: &Range<u64>) -> Result<()> {
+        match self.metadata.overlap(clusters.clone()) {
+            Some((cluster, what)) if !sabotage::is(Fault::SkipOverlapCheck) => {
+                Err(self.overlap_found(cluster, what, None))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn overlap_found(&self, cluster: u64, what: Metadata, guest: Option<u64>) -> Error {
+        let message =
+            format!("preventing invalid write on metadata (overlaps with {}); run zebu check", what.name());
+        let error = Error::new(ErrorKind::Corrupt, message)
+            .on(&self.path)
+            .at_host(cluster << self.geometry.cluster_bits);
+        let error = match guest {
+            Some(guest) => error.at_guest(guest),
+            None => error,
         };
-        let error = Error::new(
-            ErrorKind::Corrupt,
-            format!("preventing invalid write on metadata (overlaps with {}); run zebu check", what.name()),
-        )
-        .on(&self.path)
-        .at_guest(guest)
-        .at_host(cluster << bits);
         self.poison(&error);
-        Err(error)
+        error
     }
 
     /// Puts host clusters into quarantine; called after they were unlinked, under the lock that unlinked them.
@@ -275,7 +290,7 @@ impl Qcow2 {
     pub(crate) fn note_metadata(&self, host: u64, len: u64, what: Metadata) {
         if len > 0 {
             let bits = self.geometry.cluster_bits;
-            self.metadata.insert(host >> bits..((host + len - 1) >> bits) + 1, what);
+            self.metadata.insert(host >> bits..(host.saturating_add(len - 1) >> bits) + 1, what);
         }
     }
 }

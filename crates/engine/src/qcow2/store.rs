@@ -8,17 +8,19 @@
 
 use crate::qcow2::budget::Budget;
 use crate::qcow2::inflight::InFlight;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
+use crate::sync::{Mutex, MutexGuard};
 use foldhash::fast::FixedState;
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
+use zebu_storage::sabotage::{self, Fault};
 
 /// Shards of each class.
-const SHARDS: usize = 64;
+const SHARDS: usize = crate::sync::spread(64);
 
 /// Bytes that a slice costs beyond its content: its slot and its place in the hash table, both with the room that
 /// growing arrays keep, and the allocator's own.
@@ -165,7 +167,7 @@ impl Shard {
         if self.contains(id) {
             return Wanted::Present;
         }
-        if let Some(waiting) = self.loading.get_mut(&id) {
+        if let Some(waiting) = self.loading.get_mut(&id).filter(|_| !sabotage::is(Fault::LoadTwice)) {
             if !waiting.iter().any(|w| w.will_wake(waker)) {
                 waiting.push(waker.clone());
             }
@@ -373,6 +375,9 @@ impl SliceStore {
                 }
                 // A load may have ended since: look again after the waker is where its end finds it.
                 self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push(cx.waker().clone());
+                if sabotage::is(Fault::LookOnce) {
+                    return Poll::Pending;
+                }
                 registered = true;
             }
             self.loads.fetch_add(1, AcqRel);

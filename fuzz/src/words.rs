@@ -1,0 +1,94 @@
+//! The parsers of the command: image options, sizes, the lines of `zebu io`.
+
+use crate::image_opts::ImageOpts;
+use crate::image_spec::ImageSpec;
+use crate::numbers::{MAX_REQUEST, lengths, offset, pattern};
+use crate::options::{parse_options, split_words};
+use crate::size::parse_size;
+use arbitrary::{Result, Unstructured};
+use zebu::{Access, OpenOptions};
+
+/// What the parsers look for.
+const WORDS: [&str; 32] = [
+    "driver",
+    "qcow2",
+    "raw",
+    "file",
+    "file.filename",
+    "filename",
+    "cache.direct",
+    "cache.no-flush",
+    "read-only",
+    "on",
+    "off",
+    "force-share",
+    "cache-size",
+    "l2-cache-size",
+    "l2-cache-entry-size",
+    "cache-clean-interval",
+    "backing.driver",
+    "backing.file.filename",
+    "data-file.filename",
+    "discard",
+    "unmap",
+    "zero-policy",
+    "aio",
+    "=",
+    ",",
+    ",,",
+    "0x",
+    "k",
+    "1.5",
+    "18446744073709551615",
+    "-",
+    "--",
+];
+/// The letters of the options of `read` and `write`.
+const LETTERS: &str = "abBcCdfhnpP:qrs:uvzl:";
+
+/// A line of known words, and of any characters.
+fn line(u: &mut Unstructured<'_>) -> Result<String> {
+    let mut line = String::new();
+    for _ in 0..u.int_in_range(0..=16)? {
+        match u.int_in_range(0..=3)? {
+            0 | 1 => line.push_str(u.choose(&WORDS)?),
+            2 => line.push(*u.choose(&[' ', '=', ',', '-', '.', '\t', '0', '7', 'e', 'E', 'T'])?),
+            _ => line.push(u.arbitrary()?),
+        }
+    }
+    Ok(line)
+}
+
+/// Any line is understood or refused in words, and what is understood is within its limits.
+///
+/// # Errors
+/// The input is used up.
+pub fn command(u: &mut Unstructured<'_>) -> Result<()> {
+    let line = line(u)?;
+    let access = if u.arbitrary()? { Access::ReadWrite } else { Access::ReadOnly };
+    for parsed in [ImageOpts::parse(&line), ImageOpts::parse_for(&line, "disk".as_ref())] {
+        let options = OpenOptions { access, ..OpenOptions::default() };
+        let mut spec = ImageSpec { path: "disk".into(), options, aio: None, discard: None };
+        match parsed.and_then(|options| options.apply(&mut spec)) {
+            Ok(()) => assert_eq!(spec.options.access, access, "{line:?}"),
+            Err(message) => assert!(!message.is_empty(), "{line:?}"),
+        }
+    }
+    let words = split_words(&line);
+    for word in &words {
+        if let Ok(bytes) = parse_size(word) {
+            let exact: std::result::Result<u64, _> = word.parse();
+            assert!(exact.is_err() || exact == Ok(bytes), "{word:?} is {bytes}");
+        }
+        assert!(offset(word).is_err() || offset(word) <= Ok(i64::MAX as u64), "{word:?}");
+        let _ = pattern(word);
+    }
+    if let Ok(parsed) = parse_options(&words, LETTERS) {
+        assert!(parsed.operands.len() <= words.len());
+        assert!(parsed.value('P').is_none_or(|value| line.contains(value)));
+    }
+    if let Ok(lengths) = lengths(&words) {
+        assert!(lengths.iter().map(|len| *len as u64).sum::<u64>() <= MAX_REQUEST, "{line:?}");
+    }
+    Ok(())
+}

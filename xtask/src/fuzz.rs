@@ -1,0 +1,199 @@
+//! The command `fuzz`: the fuzz targets in turns, guided by coverage.
+
+use crate::nightly::{TARGET, cargo_nightly, ensure, ensure_subcommand};
+use crate::process::{find, measure, run};
+use crate::table::Table;
+use crate::toolchain::target_dir;
+use crate::{Outcome, root};
+use clap::Args;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// A target's turn.
+const TURN: Duration = Duration::from_secs(60);
+/// What the committed corpus of a target may take, bytes.
+const SEEDS: u64 = 200 << 10;
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  cargo xtask fuzz --minutes 60
+  cargo xtask fuzz --minutes 10 image_write image_read
+  cargo xtask fuzz --minutes 1 --keep           # what was found goes to fuzz/seeds, made small
+
+An input that fails stays in target/fuzz/failures; the program there runs it again:
+  target/fuzz/x86_64-unknown-linux-gnu/release/TARGET FILE")]
+pub(crate) struct FuzzArgs {
+    /// How long, in minutes, of one processor
+    #[arg(long)]
+    minutes: f64,
+    /// Put the inputs that reach something of their own into fuzz/seeds when the time is over
+    #[arg(long)]
+    keep: bool,
+    /// The targets; all if none is named
+    targets: Vec<String>,
+}
+
+/// What a target has done.
+#[derive(Default)]
+struct Done {
+    cpu: Duration,
+    inputs: u64,
+    edges: u64,
+    failures: u64,
+}
+
+pub(crate) fn command(args: &FuzzArgs) -> Outcome {
+    const PLAIN: &str = "without it: cd fuzz && cargo run --release --example steady -- SECONDS";
+    let is_there = ensure(&["rust-src"]).and_then(|()| ensure_subcommand("fuzz"));
+    is_there.map_err(|missing| format!("{missing}\n{PLAIN}"))?;
+    let built = target_dir()?.join("fuzz");
+    let known = targets()?;
+    if let Some(unknown) = args.targets.iter().find(|name| !known.contains(name)) {
+        return Err(format!("there is no target {unknown}; there are: {}", known.join(", ")));
+    }
+    let chosen = if args.targets.is_empty() { known } else { args.targets.clone() };
+    run(cargo_nightly()
+        .current_dir(root().join("fuzz"))
+        .args(["fuzz", "build", "--sanitizer", "none", "--target-dir"])
+        .arg(&built))?;
+    let total = Duration::from_secs_f64((args.minutes * 60.0).clamp(1.0, 1e7));
+    let (start, mut done) = (Instant::now(), BTreeMap::<&str, Done>::new());
+    let turn = TURN.min(total / chosen.len() as u32).max(Duration::from_secs(1));
+    while start.elapsed() < total {
+        for target in &chosen {
+            one_turn(&built, target, turn, done.entry(target).or_default())?;
+        }
+    }
+    if args.keep {
+        for target in &chosen {
+            keep(&built, target)?;
+        }
+    }
+    let mut table = Table::new(["target", "CPU seconds", "inputs", "edges", "failures"]);
+    for (target, done) in &done {
+        let cpu = format!("{:.0}", done.cpu.as_secs_f64());
+        let numbers = [done.inputs, done.edges, done.failures].map(|number| number.to_string());
+        table.row([(*target).to_owned(), cpu].into_iter().chain(numbers));
+    }
+    println!("{}", table.render());
+    match done.values().map(|done| done.failures).sum() {
+        0u64 => Ok(()),
+        failures => Err(format!("{failures} inputs fail, in {}", built.join("failures").display())),
+    }
+}
+
+/// The names of the targets: their files.
+fn targets() -> Outcome<Vec<String>> {
+    let dir = root().join("fuzz/fuzz_targets");
+    let entries = std::fs::read_dir(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+    let mut names: Vec<String> =
+        entries.filter_map(|entry| Some(entry.ok()?.path().file_stem()?.to_str()?.to_owned())).collect();
+    names.sort_unstable();
+    Ok(names)
+}
+
+fn program(built: &Path, target: &str) -> PathBuf {
+    built.join(TARGET).join("release").join(target)
+}
+
+fn dirs(built: &Path, target: &str) -> Outcome<[PathBuf; 3]> {
+    let dirs =
+        [built.join("corpus").join(target), root().join("fuzz/seeds").join(target), built.join("failures")];
+    for dir in &dirs {
+        std::fs::create_dir_all(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+    }
+    Ok(dirs)
+}
+
+fn one_turn(built: &Path, target: &str, turn: Duration, done: &mut Done) -> Outcome {
+    let [corpus, seeds, failures] = dirs(built, target)?;
+    let log = built.join(format!("{target}.log"));
+    // Its log goes to standard error; the failures' names begin with the target's.
+    let shell = find("sh").ok_or("there is no sh")?;
+    let words: [OsString; 8] = [
+        program(built, target).into(),
+        corpus.into(),
+        seeds.into(),
+        format!("-max_total_time={}", turn.as_secs()).into(),
+        "-rss_limit_mb=512".into(),
+        "-timeout=60".into(),
+        "-print_final_stats=1".into(),
+        format!("-artifact_prefix={}/{target}-", failures.display()).into(),
+    ];
+    let mut command = Command::new(shell);
+    command.args(["-c", "log=$1; shift; exec \"$@\" 2>\"$log\"", "sh"]).arg(&log).args(words);
+    let usage = measure(&mut command)?;
+    let said = std::fs::read(&log).map_err(|e| format!("{}: {e}", log.display()))?;
+    let said = String::from_utf8_lossy(&said);
+    done.cpu += usage.cpu;
+    done.inputs += number_after(&said, "stat::number_of_executed_units:").unwrap_or(0);
+    done.edges = done.edges.max(number_after(&said, " cov:").unwrap_or(0));
+    if usage.code != Some(0) {
+        done.failures += 1;
+        let end: Vec<&str> = said.lines().rev().take(40).collect();
+        println!("{target} failed:\n{}", end.into_iter().rev().collect::<Vec<_>>().join("\n"));
+    }
+    Ok(())
+}
+
+/// The number behind the last `label`.
+fn number_after(text: &str, label: &str) -> Option<u64> {
+    text.rsplit_once(label)?.1.split_whitespace().next()?.parse().ok()
+}
+
+/// Replaces the seeds of a target by the smallest inputs that reach all that is reached, as many as may be committed.
+fn keep(built: &Path, target: &str) -> Outcome {
+    let [corpus, seeds, _] = dirs(built, target)?;
+    let merged = built.join("merged");
+    let _ = std::fs::remove_dir_all(&merged);
+    std::fs::create_dir_all(&merged).map_err(|e| format!("{}: {e}", merged.display()))?;
+    run(Command::new(program(built, target))
+        .args(["-merge=1", "-verbosity=0"])
+        .args([&merged, &corpus, &seeds]))?;
+    let said = |e: std::io::Error| format!("{}: {e}", seeds.display());
+    let mut inputs: Vec<(u64, PathBuf)> = std::fs::read_dir(&merged)
+        .map_err(said)?
+        .filter_map(|entry| {
+            let entry = entry.ok()?;
+            Some((entry.metadata().ok()?.len(), entry.path()))
+        })
+        .collect();
+    inputs.sort_unstable();
+    for entry in std::fs::read_dir(&seeds).map_err(said)?.flatten() {
+        // What has a name of its own was a fault once, and stays.
+        let name = entry.file_name();
+        if name.len() == 40 && name.to_string_lossy().bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            std::fs::remove_file(entry.path()).map_err(said)?;
+        }
+    }
+    let mut taken = 0;
+    for (len, path) in inputs {
+        taken += len;
+        if taken > SEEDS {
+            break;
+        }
+        std::fs::copy(&path, seeds.join(path.file_name().unwrap_or_default())).map_err(said)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_found_behind_their_labels() {
+        let log = "#2 INITED cov: 12 ft: 13\n#9 DONE   cov: 57 ft: 80 corp: 3\nstat::number_of_executed_units: 99\n";
+        assert_eq!(number_after(log, " cov:"), Some(57));
+        assert_eq!(number_after(log, "stat::number_of_executed_units:"), Some(99));
+        assert_eq!(number_after(log, "stat::peak_rss_mb:"), None);
+    }
+
+    #[test]
+    fn there_are_targets() {
+        assert!(targets().is_ok_and(|names| names.iter().any(|name| name == "image_write")));
+    }
+}
