@@ -204,7 +204,7 @@ fn a_zebu_that_reads_shares_with_qemu_that_reads() {
     for (options, shared) in
         [(&["io", "-r", "-f", "qcow2", IMAGE][..], true), (&["io", "-r", "-U", "-f", "qcow2", IMAGE], false)]
     {
-        let _holder = Holder::shell(dir, zebu_program(), options);
+        let holder = Holder::shell(dir, zebu_program(), options);
         qemu.img_line(dir, &format!("info {IMAGE}")).ok();
         qemu.io(dir, "-r -f qcow2", IMAGE, &["read 0 512"]).ok();
         zebu(dir, ["info", "-f", "qcow2", IMAGE]).ok();
@@ -214,6 +214,8 @@ fn a_zebu_that_reads_shares_with_qemu_that_reads() {
             shared,
             "a reader with locks keeps writers out, one without does not: {out}"
         );
+        drop(holder);
+        until_free(&qemu, dir, IMAGE);
     }
 }
 
