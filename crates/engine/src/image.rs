@@ -25,6 +25,15 @@ use zebu_storage::{Create, File, FileId, IoBufs, LockMode, OpenFlags, Worker};
 #[derive(Debug, Clone)]
 pub struct Image(pub(crate) Arc<Node>);
 
+fn check_range(node: &Node, offset: u64, len: u64) -> Result<()> {
+    let size = node.virtual_size();
+    if offset.checked_add(len).is_some_and(|end| end <= size) {
+        return Ok(());
+    }
+    let message = format!("{len} bytes reach past the end of the disk at {size}");
+    Err(Error::new(ErrorKind::OutOfRange, message).on(&node.path).at_guest(offset))
+}
+
 impl Image {
     /// Opens an image.
     ///
@@ -241,11 +250,7 @@ impl Image {
     }
 
     fn check_range(&self, offset: u64, len: u64) -> Result<()> {
-        if offset.checked_add(len).is_some_and(|end| end <= self.virtual_size()) {
-            return Ok(());
-        }
-        let message = format!("{len} bytes reach past the end of the disk at {}", self.virtual_size());
-        Err(Error::new(ErrorKind::OutOfRange, message).on(&self.0.path).at_guest(offset))
+        check_range(&self.0, offset, len)
     }
 
     /// Reads `bufs.len()` bytes at `offset`; the whole range must lie on the disk.
@@ -263,6 +268,10 @@ impl Image {
                     Driver::Qcow2(qcow2) => Some(qcow2.begin_read(&on).await),
                     Driver::Raw(_) => None,
                 };
+                // The disk may have become shorter before the read began.
+                if let Err(error) = check_range(&node, offset, bufs.len() as u64) {
+                    return (Err(error), bufs);
+                }
                 chain::read(&node, &on, offset, bufs).await
             })
             .await
@@ -526,11 +535,11 @@ impl Image {
     /// # Errors
     /// A table can't be read or is damaged.
     pub async fn extent(&self, worker: &Worker, offset: u64, len: u64) -> Result<Extent> {
-        self.check_range(offset, len)?;
         let _inside = match &self.0.driver {
             Driver::Qcow2(qcow2) => Some(qcow2.begin_read(worker).await),
             Driver::Raw(_) => None,
         };
+        self.check_range(offset, len)?;
         chain::extent(&self.0, worker, offset, len).await
     }
 

@@ -124,11 +124,17 @@ impl Qcow2 {
     async fn shrink(self: &Arc<Self>, node: &Node, worker: &Worker, new_size: u64) -> Result<()> {
         let old_size = self.virtual_size();
         let first_gone = new_size.next_multiple_of(self.geometry.cluster_size());
-        if first_gone < old_size {
-            self.drop_mapping(node, worker, first_gone..old_size).await?;
-        }
+        // Reads that came before end first: where the mapping has gone, they would find what the backing image holds.
         self.size.store(new_size, Release);
-        if let Err(error) = self.write_size(worker, new_size).await {
+        self.grace.wait().await;
+        let shrunk = async {
+            if first_gone < old_size {
+                self.drop_mapping(node, worker, first_gone..old_size).await?;
+            }
+            self.write_size(worker, new_size).await
+        }
+        .await;
+        if let Err(error) = shrunk {
             self.size.store(old_size, Release);
             return Err(error);
         }

@@ -85,10 +85,21 @@ impl Qcow2 {
     }
 
     async fn zero_edge(self: &Arc<Self>, node: &Node, worker: &Worker, range: Range<u64>) -> Result<()> {
-        if range.is_empty() || chain::is_zero(node, worker, range.start, range.end - range.start).await? {
+        if range.is_empty() {
+            return Ok(());
+        }
+        // While the cluster is being filled its entry does not tell what it will read as: an earlier write in place may
+        // have reached the same host cluster after the filling had zeroed it.
+        let is_settled = !self.is_in_flight(range.start);
+        if is_settled && chain::is_zero(node, worker, range.start, range.end - range.start).await? {
             return Ok(());
         }
         self.write_zero_data(node, worker, range).await
+    }
+
+    fn is_in_flight(&self, guest: u64) -> bool {
+        let (key, _) = self.slice_of(guest);
+        self.l2.lock(key).in_flight.contains(guest >> self.geometry.cluster_bits)
     }
 
     async fn write_zero_data(

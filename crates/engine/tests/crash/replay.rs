@@ -64,6 +64,13 @@ fn every_image_survives_crashes() {
     run_seeds(60, Setup::random);
 }
 
+/// A write fills the old host cluster of zeroes again while an earlier write in place is still on its way there.
+#[test]
+fn zeroes_hold_whatever_lands_late() {
+    let seed = 1_795_298_677_039_000_035;
+    run(seed, &Setup::random(&mut SimRng::new(seed)), EXTENT, &mut Tally::default()).unwrap();
+}
+
 #[test]
 fn the_images_are_sound_before_anything_happens() {
     for seed in 0..40 {

@@ -18,6 +18,12 @@ fn a_resize_is_alone() {
     });
 }
 
+/// A read came before the shrink and is longer than what it leaves: what was zeroed does not show the backing image.
+#[test]
+fn a_read_beside_a_shrink_does_not_see_the_backing_image() {
+    resizes_beside_writes(1_795_298_677_040_001_533).unwrap();
+}
+
 pub(crate) fn resizes_beside_writes(seed: u64) -> Result<(), String> {
     let mut rng = SimRng::new(seed ^ 0x7265_7369_7a65);
     let setup = loop {
