@@ -23,7 +23,7 @@ mount -t sysfs none /sys
 mount -t devtmpfs none /dev
 for module in /modules/*; do insmod $module; done
 fail() { echo "GUEST-FAILED: $1"; poweroff -f; }
-for try in 1 2 3 4 5 6 7 8 9 10; do [ -b /dev/vda ] && break; sleep 1; done
+for try in $(seq 60); do [ -b /dev/vda ] && break; sleep 1; done
 [ -b /dev/vda ] || fail "no disk"
 echo "disk: $(cat /sys/block/vda/size) sectors, queues: $(ls /sys/block/vda/mq | wc -l), serial: $(cat /sys/block/vda/serial)"
 mkdir -p /mnt
