@@ -77,7 +77,7 @@ impl<'a> Claim<'a> {
     }
 
     /// The claim, for an operation to release.
-    fn into_hold(mut self) -> Option<Hold> {
+    pub(crate) fn into_hold(mut self) -> Option<Hold> {
         self.ticket.take().map(Hold::Claim)
     }
 }

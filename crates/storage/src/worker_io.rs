@@ -4,6 +4,7 @@ use crate::buf::IoBufs;
 use crate::error::{IoError, IoErrorKind, Op};
 use crate::file::{Capability, File};
 use crate::file_types::{FileExtent, FileKind};
+use crate::operation::Claim;
 use crate::request::{OpDone, OpKind};
 use crate::unaligned::{self, Fit};
 use crate::worker::Worker;
@@ -12,6 +13,8 @@ use std::ops::Range;
 /// Block devices punch and zero whole logical blocks only; no device has larger ones, and partial discards are of
 /// no use to any.
 const DEVICE_BLOCK: u64 = 4096;
+/// A multiple of the block of every file system: the page cache keeps no part of a block.
+const LARGEST_BLOCK: u64 = 65536;
 /// The most zero bytes written at once.
 const ZEROES: u64 = 1 << 20;
 
@@ -235,7 +238,14 @@ impl Worker {
         if !is_within_limits(len, 0) {
             return Err(fail(IoErrorKind::Os(libc::EFBIG)));
         }
-        let hold = self.hold_write(file, len.min(file.len()), u64::MAX).await;
+        let from = len.min(file.len());
+        let hold = if from.is_multiple_of(LARGEST_BLOCK) {
+            self.hold_write(file, from, u64::MAX).await
+        } else {
+            // The rest of the last block is zeroed through the page cache. ext4 does so without waiting for direct
+            // writes in flight to the block: it fails the next flush with EIO, or writes stale bytes over them.
+            Claim::take(file, from - from % LARGEST_BLOCK..u64::MAX).await.into_hold()
+        };
         let done = self.plain(file, OpKind::SetLen, len, 0, hold).await;
         done.map_err(|errno| fail(IoErrorKind::Os(errno)))?;
         Ok(())

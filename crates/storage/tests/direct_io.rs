@@ -239,6 +239,40 @@ fn an_unaligned_write_extends_a_file_to_its_own_end_only() {
     });
 }
 
+/// ext4 zeroes the rest of the last block in the page cache when a file grows, without waiting for direct writes there:
+/// it says so with EIO at the next flush, or writes the block back over them.
+#[test]
+fn a_file_that_grows_keeps_what_is_being_written_to_its_last_block() {
+    in_each_place(|path| {
+        if is_device(path) {
+            return;
+        }
+        for engine in ENGINES {
+            let worker = worker(engine);
+            let file = fresh(path, Mode::Direct);
+            for round in 0..200u64 {
+                // Whole sectors, so that nothing is padded; the end is within a block of the file system.
+                let end = round * 65536 + 512 * (1 + round % 7);
+                worker.block_on(worker.set_len(&file, end)).unwrap();
+                let blank = IoBuf::zeroed(end as usize % 4096).into();
+                worker.block_on(worker.write(&file, round * 65536, blank)).0.unwrap();
+                let data = pattern(512, round as u32);
+                let write = {
+                    let (worker, file, bufs) = (worker.clone(), file.clone(), IoBuf::copy_of(&data).into());
+                    move || async move { worker.write(&file, end - 512, bufs).await.0 }
+                };
+                let write = worker.spawn(write());
+                worker.block_on(worker.set_len(&file, (round + 1) * 65536)).unwrap();
+                worker.block_on(write).unwrap();
+                worker.block_on(worker.flush(&file)).unwrap();
+                let found = fs::read(path).unwrap();
+                let (from, to) = (end as usize - 512, end as usize);
+                assert!(found.get(from..to) == Some(&data[..]), "{path:?} {engine:?} {round}");
+            }
+        }
+    });
+}
+
 #[test]
 fn the_alignment_is_what_the_kernel_says() {
     in_each_place(|path| {
