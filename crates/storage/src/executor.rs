@@ -361,7 +361,9 @@ impl Executor {
                 // Its owner looks at the flag.
                 continue;
             }
-            header.queued.store(false, Ordering::Release);
+            // A swap, not a store: what the poll reads must not be read before this is seen, or a wake-up in between
+            // would find the task queued still, and be lost.
+            header.queued.swap(false, Ordering::AcqRel);
             if self.headers.borrow().get(header.slot).is_none_or(|current| !Arc::ptr_eq(current, &header)) {
                 continue;
             }

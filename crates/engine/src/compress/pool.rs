@@ -45,7 +45,9 @@ struct State {
     threads: usize,
     idle: usize,
     closed: bool,
-    waiting: VecDeque<Waker>,
+    waiting: VecDeque<(u64, Waker)>,
+    /// Number of the next who waits.
+    next_wait: u64,
 }
 
 /// What is to be done with a cluster.
@@ -193,7 +195,7 @@ impl Drop for Owner {
 impl Shared {
     /// A slot that nobody uses.
     fn slot(&self) -> SlotWait<'_> {
-        SlotWait { shared: self, waker: None }
+        SlotWait { shared: self, number: None }
     }
 
     fn give_back(&self, slot: Arc<Slot>) {
@@ -201,7 +203,7 @@ impl Shared {
         state.free.push(slot);
         let next = state.waiting.pop_front();
         drop(state);
-        if let Some(waker) = next {
+        if let Some((_, waker)) = next {
             waker.wake();
         }
     }
@@ -249,19 +251,19 @@ impl Shared {
     }
 }
 
-/// The wait for a slot. Each slot that is given back wakes one who waits; whoever is woken and dropped before looking
-/// wakes the next.
+/// The wait for a slot. Each slot that is given back wakes one who waits, in the order in which they came; whoever is
+/// woken and dropped before looking wakes the next.
 struct SlotWait<'a> {
     shared: &'a Shared,
-    /// As it was put into the list of those who wait.
-    waker: Option<Waker>,
+    /// Its number in the list of those who wait. (Wakers don't tell them apart: all waits of one task have the same.)
+    number: Option<u64>,
 }
 
 impl SlotWait<'_> {
-    /// Takes the own waker out of the list; false if it was woken already.
+    /// Leaves the list; false if it was woken already, or never waited.
     fn leave(&mut self, state: &mut State) -> bool {
-        let Some(own) = self.waker.take() else { return true };
-        let at = state.waiting.iter().position(|waker| waker.will_wake(&own));
+        let Some(own) = self.number.take() else { return false };
+        let at = state.waiting.iter().position(|(number, _)| *number == own);
         at.and_then(|at| state.waiting.remove(at)).is_some()
     }
 }
@@ -271,31 +273,42 @@ impl Future for SlotWait<'_> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Arc<Slot>> {
         let mut state = lock(&self.shared.state);
-        self.leave(&mut state);
         if let Some(slot) = state.free.pop() {
+            self.leave(&mut state);
             return Poll::Ready(slot);
         }
         if state.slots < self.shared.most_slots {
             state.slots += 1;
+            self.leave(&mut state);
             let state = SlotState { phase: Phase::Free, output: Vec::new() };
             return Poll::Ready(Arc::new(Slot(Mutex::new(state))));
         }
-        state.waiting.push_back(cx.waker().clone());
-        self.waker = Some(cx.waker().clone());
+        let Some(own) = self.number else {
+            let number = state.next_wait;
+            state.next_wait += 1;
+            state.waiting.push_back((number, cx.waker().clone()));
+            self.number = Some(number);
+            return Poll::Pending;
+        };
+        match state.waiting.iter_mut().find(|(number, _)| *number == own) {
+            Some((_, waker)) => waker.clone_from(cx.waker()),
+            // Woken, but somebody else was faster: it is the next.
+            None => state.waiting.push_front((own, cx.waker().clone())),
+        }
         Poll::Pending
     }
 }
 
 impl Drop for SlotWait<'_> {
     fn drop(&mut self) {
-        if self.waker.is_none() {
+        if self.number.is_none() {
             return;
         }
         let next = {
             let mut state = lock(&self.shared.state);
             if self.leave(&mut state) { None } else { state.waiting.pop_front() }
         };
-        if let Some(waker) = next {
+        if let Some((_, waker)) = next {
             waker.wake();
         }
     }
@@ -423,8 +436,11 @@ impl Drop for Finished {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use futures_util::future::join_all;
+    use futures_util::future::{Either, join_all, select};
+    use futures_util::stream::{FuturesOrdered, StreamExt};
     use std::pin::pin;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
     use zebu_storage::{IoBuf, WorkerConfig};
 
     fn compress(content: &[u8]) -> Work {
@@ -464,6 +480,60 @@ mod tests {
             assert_eq!(free, made);
             assert!(made <= (threads * SLOTS_PER_THREAD).max(1));
         }
+    }
+
+    /// Counts its wakes.
+    #[derive(Default)]
+    struct Counting(AtomicUsize);
+
+    impl Wake for Counting {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn waits_of_one_task_are_woken_once_each() {
+        let pool = CodecPool::new(0);
+        let shared = pool.shared();
+        let counting = Arc::new(Counting::default());
+        let waker = Waker::from(Arc::clone(&counting));
+        let mut cx = Context::from_waker(&waker);
+        let Poll::Ready(slot) = pin!(shared.slot()).poll(&mut cx) else { panic!("there is one slot") };
+        let (mut first, mut second) = (pin!(shared.slot()), pin!(shared.slot()));
+        assert!(first.as_mut().poll(&mut cx).is_pending() && second.as_mut().poll(&mut cx).is_pending());
+        shared.give_back(slot);
+        assert_eq!(counting.0.load(Ordering::Relaxed), 1);
+        let Poll::Ready(slot) = first.as_mut().poll(&mut cx) else { panic!("it is its turn") };
+        shared.give_back(slot);
+        assert_eq!(counting.0.load(Ordering::Relaxed), 2, "nobody told the second that there is a slot");
+        assert!(second.as_mut().poll(&mut cx).is_ready());
+    }
+
+    /// Lanes of one task that wait for a slot, have work done, and wait for something else in between.
+    #[test]
+    fn lanes_of_many_tasks_all_come_to_their_end() {
+        let worker = Worker::new(&WorkerConfig::default()).unwrap();
+        let pool = CodecPool::new(2);
+        let content = vec![7; 512];
+        let mut under_way = FuturesOrdered::new();
+        for task in 0..4000 {
+            let (pool, worker, content) = (&pool, &worker, &content);
+            under_way.push_back(join_all((0..8).map(move |lane| async move {
+                for round in 0..1 + (task * 7 + lane * 5) % 3 {
+                    drop(pool.run(worker, compress(content)).await);
+                    if (task + lane + round) % 3 == 0 {
+                        worker.run_blocking(|| ()).await;
+                    }
+                }
+            })));
+            if under_way.len() == 32 {
+                let patience = pin!(worker.sleep(std::time::Duration::from_secs(60)));
+                let ended = worker.block_on(select(under_way.next(), patience));
+                assert!(matches!(ended, Either::Left(_)), "task {task} or one before is never woken");
+            }
+        }
+        worker.block_on(under_way.collect::<Vec<_>>());
     }
 
     #[test]
