@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use zebu_tests::hostile::{self, base, references};
 use zebu_tests::program::{Finished, find, finish, zebu, zebu_program};
+use zebu_tests::qemu::Qemu;
 use zebu_tests::scratch::Scratch;
 use zebu_tests::usage::run_measured;
 
@@ -157,6 +158,47 @@ fn metadata_that_nobody_counts_is_not_given_away() {
     for place in [0..112, base::L1 as usize..base::L1 as usize + 8, base::L2 as usize..base::L2 as usize + 64]
     {
         assert_eq!(now[place.clone()], image[place.clone()], "{place:x?}");
+    }
+}
+
+/// An entry that points past the end of the file, to a cluster that nobody counts: the space is anybody's.
+#[test]
+fn nothing_is_written_past_the_end_of_the_file_where_nothing_is_allocated() {
+    let scratch = Scratch::new("strangers");
+    let mut image = base::image();
+    image[base::L2 as usize + 4] ^= 2;
+    std::fs::write(scratch.file(IMAGE), &image).expect("scratch is writable");
+    for write in ["write -P 0xa5 3328 100000", "write -P 0xa5 0 64k"] {
+        let out = zebu(scratch.path(), ["io", "-t", "writeback", "-f", "qcow2", "-c", write, IMAGE]);
+        assert_eq!(out.code, Some(1), "{out}");
+        assert!(!out.stdout.contains("wrote"), "{out}");
+    }
+    let now = std::fs::read(scratch.file(IMAGE)).expect("still there");
+    let table = base::L2 as usize..(base::L2 + base::CLUSTER) as usize;
+    assert!(now.len() < 1 << 20, "it has grown to {} bytes", now.len());
+    assert!(now[table.clone()] == image[table], "the table has changed");
+}
+
+/// A copy that was cut short: the entry and the refcount are right, the bytes are gone. The cluster can be written, and
+/// growth for other clusters leaves it alone.
+#[test]
+fn a_cluster_that_was_cut_off_can_be_written_again() {
+    let scratch = Scratch::new("strangers");
+    let mut image = base::image();
+    image.truncate(base::DATA_2 as usize);
+    std::fs::write(scratch.file(IMAGE), &image).expect("scratch is writable");
+    let offset = 3 * base::CLUSTER + 3328;
+    for cache in ["writeback", "none"] {
+        let write = format!("write -P 0xa5 {offset} 100000");
+        let out =
+            zebu(scratch.path(), ["io", "-t", cache, "-f", "qcow2", "-c", &write, "-c", "flush", IMAGE]);
+        assert_eq!(out.code, Some(0), "{out}");
+        let read = format!("read -P 0xa5 {offset} 100000");
+        let out = zebu(scratch.path(), ["io", "-r", "-f", "qcow2", "-c", &read, IMAGE]);
+        assert_eq!(out.code, Some(0), "{out}");
+        if let Some(qemu) = Qemu::find() {
+            qemu.io(scratch.path(), "-f qcow2", IMAGE, &[&read]).ok();
+        }
     }
 }
 

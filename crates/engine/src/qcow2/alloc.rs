@@ -290,7 +290,8 @@ impl Qcow2 {
     /// Grows the file by at least `clusters`; the new space is free and fresh.
     async fn grow(&self, worker: &Worker, clusters: u64) -> Result<()> {
         let bits = self.geometry.cluster_bits;
-        let old = self.space().file_clusters;
+        // The file may have come to be longer than what is known of it; it never gets shorter here.
+        let old = self.space().file_clusters.max(self.file.len().div_ceil(self.geometry.cluster_size()));
         let no_space = |what: &str| Error::new(ErrorKind::NoSpace, what.to_owned()).on(&self.path);
         if self.file.kind() == FileKind::BlockDevice {
             return Err(no_space("the block device is full; extend it, or discard data of the guest"));
@@ -316,6 +317,36 @@ impl Qcow2 {
         for run in runs {
             space.free.insert(run, Content::Fresh);
         }
+        Ok(())
+    }
+
+    /// Sees to it that the file reaches to the end of `len` host bytes at `host`, where an entry says that data of
+    /// `guest` is. (A copy of a file may have been cut short.) Where nothing is allocated, it is refused: the space
+    /// would be given to somebody else as well.
+    pub(crate) async fn reach(&self, worker: &Worker, host: u64, len: u64, guest: u64) -> Result<()> {
+        if host + len <= self.file.len()
+            || self.data_file.is_some()
+            || self.file.kind() == FileKind::BlockDevice
+        {
+            return Ok(());
+        }
+        let bits = self.geometry.cluster_bits;
+        let clusters = host >> bits..(host + len).div_ceil(self.geometry.cluster_size());
+        let _turn = self.space_gate.enter().await;
+        if let Some(free) = self.zero_refcount_runs(worker, clusters.clone()).await?.first() {
+            let message =
+                "the mapping points past the end of the file, to a cluster with refcount 0; run zebu check";
+            let error = Error::new(ErrorKind::Corrupt, message).on(&self.path);
+            return Err(error.at_guest(guest).at_host((free.start << bits).max(host)));
+        }
+        if self.file.len() < clusters.end << bits {
+            worker
+                .set_len(&self.file, clusters.end << bits)
+                .await
+                .map_err(|e| Error::from(e).on(&self.path))?;
+        }
+        let mut space = self.space();
+        space.file_clusters = space.file_clusters.max(clusters.end);
         Ok(())
     }
 

@@ -46,6 +46,7 @@ impl Qcow2 {
         Ok(match plan {
             Plan::InPlace { host, len } => {
                 self.check_overlap(host, len, guest)?;
+                self.reach(worker, host, len, guest).await?;
                 Reserved {
                     _inside: inside,
                     guest: guest..guest + len,

@@ -48,12 +48,14 @@ impl Qcow2 {
         match plan {
             Plan::InPlace { host, len } => {
                 self.check_overlap(host, len, guest.start)?;
+                self.reach(worker, host, len, guest.start).await?;
                 Ok(transfer(worker, how, &source.first(len), self.data(), host).await.map(|()| len))
             }
             Plan::Allocated(allocation) => {
                 let end = allocation.guest_range().end.min(guest.end);
                 let (host, len) = (allocation.host_of(guest.start), end - guest.start);
                 self.check_overlap(host, len, guest.start)?;
+                self.reach(worker, host, len, guest.start).await?;
                 if let Err(refusal) = transfer(worker, how, &source.first(len), self.data(), host).await {
                     return Ok(Err(refusal));
                 }

@@ -224,6 +224,9 @@ impl Qcow2 {
         match plan {
             Plan::InPlace { host, len } => {
                 self.check_overlap(host, len, at)?;
+                if host + len > self.data().len() {
+                    Box::pin(self.reach(worker, host, len, at)).await?;
+                }
                 let (result, written) = worker.write(self.data(), host, bufs.split_to(len as usize)).await;
                 done.append(written);
                 result.map_err(Error::from)?;
@@ -438,6 +441,11 @@ impl Qcow2 {
         let write_end = if edges.tail.is_some() { edges.end } else { end };
         if allocation.place == Place::New
             && let Err(error) = self.check_overlap(host, write_end - write_start, guest)
+        {
+            return (Err(error), data);
+        }
+        if allocation.place == Place::Existing
+            && let Err(error) = self.reach(worker, host, write_end - write_start, guest).await
         {
             return (Err(error), data);
         }
