@@ -132,8 +132,13 @@ impl Lab {
         Ok(file)
     }
 
-    /// A file system of its own on a loop device.
+    /// A file system of its own on a loop device, all of whose places take the same time.
     pub(crate) fn file_system(&self, kind: Kind, bytes: u64) -> Outcome<Mounted> {
+        Mounted::written(kind, bytes, &self.dir)
+    }
+
+    /// A file system that is larger than what is written to it.
+    pub(crate) fn sparse_file_system(&self, kind: Kind, bytes: u64) -> Outcome<Mounted> {
         Mounted::new(kind, bytes, &self.dir)
     }
 
