@@ -57,6 +57,8 @@ pub(crate) struct Part {
     pub(crate) bytes: IoBufs,
     /// References to add, by host cluster.
     pub(crate) references: Vec<(u64, u64)>,
+    /// The host cluster in which packing goes on behind it, until the references that the part brings it are added.
+    keeps_open: Option<u64>,
     /// The host cluster that earlier parts began and in which packing is over with this one.
     pub(crate) closes: Option<u64>,
     /// References that nothing needs, to be dropped after the write.
@@ -204,6 +206,7 @@ impl Segment {
             host: self.base,
             bytes: IoBufs::new(),
             references: Vec::new(),
+            keeps_open: None,
             closes: None,
             unused: Vec::new(),
             streams: std::mem::take(&mut self.streams),
@@ -228,7 +231,10 @@ impl Segment {
                 (true, _, 0) => part.unused.push((cluster..cluster + 1, AfterFree::Reuse)),
                 (true, _, 1) | (false, _, 0) => {}
                 (true, _, add) => part.references.push((cluster, add - 1)),
-                (false, _, add) => part.references.push((cluster, add)),
+                (false, _, add) => {
+                    part.references.push((cluster, add));
+                    part.keeps_open = Some(cluster);
+                }
             }
         }
         while self.first < upto >> self.bits && self.counts.pop_front().is_some() {
@@ -247,7 +253,7 @@ struct State {
     under_way: BTreeSet<u64>,
     /// Parts that failed, and why; they are tried again by the next flush.
     failed: Vec<(Part, Error)>,
-    /// References that are not added yet, by host cluster in which packing went on, and how many parts bring them.
+    /// Host clusters in which packing went on behind parts whose references are not added yet, and how many those are.
     awaited: BTreeMap<u64, u32>,
     parts_made: u64,
     /// Of the segment and of the parts.
@@ -283,8 +289,8 @@ impl State {
         if part.number == 0 {
             self.parts_made += 1;
             part.number = self.parts_made;
-            for (cluster, _) in &part.references {
-                *self.awaited.entry(*cluster).or_default() += 1;
+            if let Some(cluster) = part.keeps_open {
+                *self.awaited.entry(cluster).or_default() += 1;
             }
         }
         self.under_way.insert(part.number);
@@ -445,9 +451,13 @@ impl Gatherer {
 
     /// Notes that the last of a part's references are added.
     pub(crate) fn referenced(&self, part: &mut Part) {
+        let Some((cluster, _)) = part.references.pop() else { return };
+        if part.keeps_open != Some(cluster) {
+            return;
+        }
+        part.keeps_open = None;
         let waiting = {
             let mut state = self.state();
-            let Some((cluster, _)) = part.references.pop() else { return };
             match state.awaited.get_mut(&cluster) {
                 Some(parts) if *parts > 1 => *parts -= 1,
                 _ => drop(state.awaited.remove(&cluster)),
@@ -465,8 +475,7 @@ impl Gatherer {
         if !state.awaited.contains_key(&cluster) {
             return Poll::Ready(Ok(()));
         }
-        let brings = |part: &Part| part.references.iter().any(|(other, _)| *other == cluster);
-        if let Some((_, error)) = state.failed.iter().find(|(part, _)| brings(part)) {
+        if let Some((_, error)) = state.failed.iter().find(|(part, _)| part.keeps_open == Some(cluster)) {
             return Poll::Ready(Err(error.clone()));
         }
         state.waiting.push(waker.clone());
