@@ -14,11 +14,13 @@ pub(crate) enum Padding {
     ZeroRange,
 }
 
-/// Bytes of padding up to which one padded write is cheaper than zero-range and a small write. Starting points from
-/// published measurements; a busy host misleads measuring them at run time.
+/// Bytes of padding up to which one padded write is cheaper than zero-range and a small write: the largest cluster for
+/// which writing was faster in `cargo xtask bench recycled` (docs/allocation.md), or what lies between it and the next.
+/// A busy host misleads measuring them at run time.
 fn threshold(fs: FsKind) -> u64 {
     match fs {
         FsKind::Xfs => 128 << 10,
+        FsKind::Ext4 => 64 << 10,
         _ => 32 << 10,
     }
 }
