@@ -186,21 +186,39 @@ pub(crate) async fn extent(top: &Node, worker: &Worker, guest: u64, len: u64) ->
 }
 
 /// Whether `guest..guest + len` is known to read as zero without reading it; what lies past the end of the disk does.
+/// Of data, only that of a raw image is looked up in its file for holes: a file system may walk over every extent of a
+/// fragmented file to answer, and what an image has allocated holds something as a rule.
 pub(crate) async fn is_zero(top: &Node, worker: &Worker, guest: u64, len: u64) -> Result<bool> {
     let end = (guest + len).min(top.virtual_size());
     let mut at = guest;
     while at < end {
-        if let Some(Found::At(Place { kind: PlaceKind::Zero, .. }, len)) =
-            owners::find(top, worker, at, end - at).await
-        {
-            at += len;
-            continue;
+        match owners::find(top, worker, at, end - at).await {
+            Some(Found::At(Place { kind: PlaceKind::Zero, .. }, len)) => {
+                at += len;
+                continue;
+            }
+            Some(Found::At(Place { kind: PlaceKind::Data { .. }, depth }, _))
+                if top
+                    .at_depth(u32::from(depth))
+                    .is_some_and(|node| matches!(node.driver, Driver::Qcow2(_))) =>
+            {
+                return Ok(false);
+            }
+            _ => {}
         }
-        let extent = extent(top, worker, at, end - at).await?;
-        if !extent.is_zero() {
-            return Ok(false);
-        }
-        at = extent.end();
+        let (part, ..) = resolve_by_images(top, 0, worker, at, end - at).await?;
+        at += match part.source {
+            Source::Zero => part.len,
+            Source::File { node, offset } if matches!(node.driver, Driver::Raw(_)) => {
+                let found = worker.extent_at(node.data_file(), offset).await;
+                let found = found.map_err(|e| Error::from(e).on(&node.path))?;
+                if !found.hole {
+                    return Ok(false);
+                }
+                part.len.min(found.len)
+            }
+            Source::File { .. } | Source::Compressed { .. } => return Ok(false),
+        };
     }
     Ok(true)
 }
