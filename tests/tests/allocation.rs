@@ -18,7 +18,7 @@ impl Calls {
     fn of(dir: &Path, program: &Path, args: &[String]) -> Self {
         let strace = find("strace").expect("strace is missing: `cargo xtask setup` installs it");
         let mut command = Command::new(strace);
-        let calls = "trace=fdatasync,fsync,pread64,preadv,pwrite64,pwritev,fallocate,ftruncate";
+        let calls = "trace=fdatasync,fsync,pread64,preadv,pwrite64,pwritev,fallocate,ftruncate,lseek";
         command.args(["-f", "-qq", "-o", "trace", "-e", calls]);
         command.arg(program).args(args).current_dir(dir);
         finish(command).ok();
@@ -105,6 +105,27 @@ fn a_cluster_allocated_by_a_small_write_takes_one_request() {
             calls.0
         );
         qemu.check_clean(dir, "disk.qcow2").expect("clean");
+    }
+}
+
+/// A file system may walk over all extents of a file to say where its next hole is.
+#[test]
+fn first_writes_in_an_overlay_do_not_ask_where_the_base_has_holes() {
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("allocation");
+    let dir = scratch.path();
+    qemu.create(dir, "base.qcow2", "qcow2", "", 16 << 20);
+    qemu.io(dir, "-f qcow2", "base.qcow2", &["write -q -P 5 0 16M"]).ok();
+    for options in ["cluster_size=64k", "cluster_size=128k,extended_l2=on"] {
+        let create = format!("create -q -f qcow2 -o {options} -b base.qcow2 -F qcow2 disk.qcow2");
+        qemu.img_line(dir, &create).ok();
+        let writes = (0..100).map(|i: u64| format!("write -q -P 9 {}k 4k", i * 128));
+        let calls = Calls::of(dir, zebu_program(), &io(writes));
+        assert!(calls.count(&["lseek"]) < 10, "{options}: {} calls of lseek", calls.count(&["lseek"]));
+        let checks = (0..100).flat_map(|i: u64| {
+            [format!("read -q -P 9 {}k 4k", i * 128), format!("read -q -P 5 {}k 124k", i * 128 + 4)]
+        });
+        qemu.io(dir, "-f qcow2", "disk.qcow2", &checks.collect::<Vec<_>>()).ok();
     }
 }
 

@@ -520,7 +520,7 @@ mod tests {
         for task in 0..4000 {
             let (pool, worker, content) = (&pool, &worker, &content);
             under_way.push_back(join_all((0..8).map(move |lane| async move {
-                for round in 0..1 + (task * 7 + lane * 5) % 3 {
+                for round in 0..=(task * 7 + lane * 5) % 3 {
                     drop(pool.run(worker, compress(content)).await);
                     if (task + lane + round) % 3 == 0 {
                         worker.run_blocking(|| ()).await;
