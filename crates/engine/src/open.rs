@@ -350,7 +350,11 @@ async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> R
     }
     debug_assert_eq!(below.len(), depth);
     let top = below.pop().ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "no image"))?;
-    top.set_cache_size(options.cache_size.unwrap_or(default_cache_bytes(full, top.cache_minimum())))?;
+    top.set_cache_size(options.cache_size.unwrap_or(default_cache_bytes(
+        full,
+        top.cache_minimum(),
+        options.access,
+    )))?;
     Ok(top)
 }
 

@@ -154,9 +154,14 @@ pub(crate) fn full_cache_bytes(header: &Header) -> u64 {
 }
 
 /// The budget by default: the whole mapping of a chain up to 32 MiB, at least 1 MiB beside the tables that are held in
-/// any case.
-pub(crate) fn default_cache_bytes(full: u64, tables: u64) -> u64 {
-    full.clamp(MIN_DEFAULT_CACHE, MAX_DEFAULT_CACHE).max(tables + MIN_DEFAULT_CACHE)
+/// any case. Where the chain is written, what a commit holds beside it: a commit begins when a quarter of the budget is
+/// dirty, and should not begin for that alone.
+pub(crate) fn default_cache_bytes(full: u64, tables: u64, access: Access) -> u64 {
+    let wanted = match access {
+        Access::ReadOnly => full,
+        Access::ReadWrite => full.saturating_mul(4),
+    };
+    wanted.clamp(MIN_DEFAULT_CACHE, MAX_DEFAULT_CACHE).max(tables + MIN_DEFAULT_CACHE)
 }
 
 /// What the chain gives an image.
