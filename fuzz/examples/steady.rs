@@ -9,7 +9,7 @@ use zebu_fuzz::{clients, image, tables, words};
 
 type Target = fn(&mut Unstructured<'_>) -> Result<()>;
 
-const TARGETS: [(&str, Target); 10] = [
+const TARGETS: [(&str, Target); 12] = [
     ("image_read", image::read),
     ("image_write", image::write),
     ("image_compressed", image::compressed),
@@ -17,9 +17,11 @@ const TARGETS: [(&str, Target); 10] = [
     ("snapshot_table", tables::snapshots),
     ("bitmap_directory", tables::bitmaps),
     ("command_words", words::command),
+    ("control_line", words::control),
     ("nbd_option", clients::nbd_option),
     ("nbd_request", clients::nbd_request),
     ("vhost_request", clients::vhost_request),
+    ("vhost_ring", clients::vhost_ring),
 ];
 
 /// SplitMix64.

@@ -5,7 +5,7 @@ use zebu_export::nbd::{
     ClientOption, Command, HeaderStyle, MAX_NAME, MAX_PAYLOAD, OptionHeader, RequestHeader, Terms,
     TransmissionFlags, Verdict, judge, parse_option,
 };
-use zebu_export::vhost::{Parts, parse_header, split_front, split_last_byte};
+use zebu_export::vhost::{Parts, look_at_ring, parse_header, split_front, split_last_byte};
 
 /// Bytes in which small numbers, the lengths and counts of the protocol, are frequent.
 fn counted(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
@@ -135,5 +135,46 @@ pub fn vhost_request(u: &mut Unstructured<'_>) -> Result<()> {
         Some(head) => assert_eq!((len(&head), len(&parts)), (16, left - 16)),
         None => assert!(left < 16),
     }
+    Ok(())
+}
+
+/// The rings of a guest, with whatever is in its memory: descriptors that make sense more often than chance would.
+///
+/// # Errors
+/// The input is used up.
+pub fn vhost_ring(u: &mut Unstructured<'_>) -> Result<()> {
+    const TABLE: usize = 0;
+    const AVAILABLE: usize = 0x1000;
+    let size = *u.choose(&[1u16, 2, 4, 8, 256, 3, 0])?;
+    let mut memory = vec![0; 0x3000];
+    let descriptors = u.int_in_range(0..=16usize)?;
+    for index in 0..descriptors {
+        let address: u64 =
+            if u.ratio(3, 4)? { 0x1000 + u64::from(u.arbitrary::<u16>()?) } else { u.arbitrary()? };
+        let len: u32 = if u.ratio(3, 4)? { u.int_in_range(0..=4096)? } else { u.arbitrary()? };
+        // next, write, indirect
+        let flags = u.int_in_range(0..=7u16)?;
+        let next = if u.ratio(7, 8)? { u.int_in_range(0..=16)? } else { u.arbitrary::<u16>()? };
+        let at = TABLE + index * 16;
+        memory[at..at + 8].copy_from_slice(&address.to_le_bytes());
+        memory[at + 8..at + 12].copy_from_slice(&len.to_le_bytes());
+        memory[at + 12..at + 14].copy_from_slice(&flags.to_le_bytes());
+        memory[at + 14..at + 16].copy_from_slice(&next.to_le_bytes());
+    }
+    let offered = u.int_in_range(0..=40u16)?;
+    memory[AVAILABLE + 2..AVAILABLE + 4].copy_from_slice(&offered.to_le_bytes());
+    for entry in 0..usize::from(size) {
+        let head: u16 = if u.ratio(7, 8)? { u.int_in_range(0..=16)? } else { u.arbitrary()? };
+        let at = AVAILABLE + 4 + entry * 2;
+        memory[at..at + 2].copy_from_slice(&head.to_le_bytes());
+    }
+    let wild = u.int_in_range(0..=8)?;
+    for _ in 0..wild {
+        let at = u.int_in_range(0..=memory.len() - 1)?;
+        memory[at] = u.arbitrary()?;
+    }
+    let rings = if u.ratio(7, 8)? { [TABLE as u16, AVAILABLE as u16, 0x2000] } else { u.arbitrary()? };
+    let heads: Vec<u16> = (0..descriptors as u16 + 1).collect();
+    look_at_ring(&memory, rings, size, &heads);
     Ok(())
 }

@@ -5,10 +5,14 @@
 pub mod base;
 pub mod clients;
 pub mod image;
+mod limits;
 pub mod tables;
 pub mod words;
 
 // The command's own parsers, which are in a program and not in a library.
+#[allow(dead_code)]
+#[path = "../../crates/cli/src/serve/control_request.rs"]
+mod control_request;
 #[allow(dead_code)]
 #[path = "../../crates/cli/src/image_opts.rs"]
 mod image_opts;

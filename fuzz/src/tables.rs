@@ -29,7 +29,8 @@ pub fn snapshots(u: &mut Unstructured<'_>) -> Result<()> {
     let count = if u.arbitrary()? { u.int_in_range(0..=8)? } else { u.arbitrary()? };
     let purpose = *u.choose(&PURPOSES)?;
     let bytes = u.bytes(u.len())?;
-    if let Ok(snapshot::ParsedTable::Complete { entries, .. }) = snapshot::parse_table(bytes, count, purpose) {
+    if let Ok(snapshot::ParsedTable::Complete { entries, .. }) = snapshot::parse_table(bytes, count, purpose)
+    {
         assert!(entries.len() <= count as usize);
         assert!(entries.iter().map(|entry| entry.id.len() + entry.name.len()).sum::<usize>() <= bytes.len());
     }

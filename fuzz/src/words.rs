@@ -1,5 +1,6 @@
 //! The parsers of the command: image options, sizes, the lines of `zebu io`.
 
+use crate::control_request::Request;
 use crate::image_opts::ImageOpts;
 use crate::image_spec::ImageSpec;
 use crate::numbers::{MAX_REQUEST, lengths, offset, pattern};
@@ -89,6 +90,74 @@ pub fn command(u: &mut Unstructured<'_>) -> Result<()> {
     }
     if let Ok(lengths) = lengths(&words) {
         assert!(lengths.iter().map(|len| *len as u64).sum::<u64>() <= MAX_REQUEST, "{line:?}");
+    }
+    Ok(())
+}
+
+/// What a line to a server is made of.
+const PIECES: [&str; 40] = [
+    "{",
+    "}",
+    "[",
+    "]",
+    "\"",
+    "\\u0000",
+    ":",
+    ",",
+    "null",
+    "true",
+    "-1",
+    "1e400",
+    "512",
+    "18446744073709551616",
+    "\"id\":",
+    "\"command\":",
+    "\"export\":",
+    "\"name\":",
+    "\"size\":",
+    "\"granularity\":",
+    "\"target\":",
+    "\"compression\":",
+    "\"cluster-size\":",
+    "\"bitmap\":",
+    "\"previous\":",
+    "\"on-error\":",
+    "\"rate-limit\":",
+    "\"stats\"",
+    "\"resize\"",
+    "\"cache-size\"",
+    "\"flush\"",
+    "\"snapshot-create\"",
+    "\"snapshot-list\"",
+    "\"backup-start\"",
+    "\"backup-query\"",
+    "\"bitmaps\"",
+    "\"bitmap-add\"",
+    "\"zstd\"",
+    "\"request\"",
+    "\"a\"",
+];
+
+/// Any line of the control socket is understood or refused in words; what is understood can be said again.
+///
+/// # Errors
+/// The input is used up.
+pub fn control(u: &mut Unstructured<'_>) -> Result<()> {
+    let mut line: Vec<u8> = if u.arbitrary()? { br#"{"command":"#.to_vec() } else { Vec::new() };
+    for _ in 0..u.int_in_range(0..=40)? {
+        if u.ratio(7, 8)? {
+            line.extend_from_slice(u.choose(&PIECES)?.as_bytes());
+        } else {
+            line.push(u.arbitrary()?);
+        }
+    }
+    match Request::parse(&line) {
+        Err(refusal) => assert!(!refusal.message.is_empty()),
+        Ok(request) => {
+            let said = serde_json::to_vec(&request).expect("requests have strings for keys");
+            let again = Request::parse(&said).expect("it was understood before");
+            assert_eq!(format!("{again:?}"), format!("{request:?}"));
+        }
     }
     Ok(())
 }

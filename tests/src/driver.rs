@@ -193,7 +193,13 @@ async fn alone(
     model: &mut Model,
 ) -> Result<(), String> {
     if let Op::Resize { size } = op {
-        match image.resize(worker, size, Shrink::Allow, Preallocation::Off).await {
+        let mode = match size / 512 % 4 {
+            _ if size <= image.virtual_size() => Preallocation::Off,
+            0 => Preallocation::Metadata,
+            1 => Preallocation::Full,
+            _ => Preallocation::Off,
+        };
+        match image.resize(worker, size, Shrink::Allow, mode).await {
             Ok(()) => {
                 model.resize(size);
                 stream.resized(size);

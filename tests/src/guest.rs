@@ -1,6 +1,7 @@
 //! A real guest: QEMU boots Debian's cloud kernel with an initramfs made here, which works on its first disk.
 
 use crate::program::{Finished, find, finish, run_in};
+use rustix::fs::FlockOperation;
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -68,18 +69,8 @@ impl Guest {
     /// # Errors
     /// Something is missing, in words that say what.
     pub fn prepare(cache: &Path) -> Result<Self, String> {
-        fs::create_dir_all(cache).map_err(|e| format!("{}: {e}", cache.display()))?;
         let root = cache.join("root");
-        if !root.join("boot").is_dir() {
-            let package = download(cache)?;
-            // Complete or not there.
-            let fresh = cache.join(format!("fresh-{}", std::process::id()));
-            let words = ["-x", &package, &fresh.display().to_string()];
-            succeed(run_in(cache, &program("dpkg-deb")?, words))?;
-            if fs::rename(&fresh, &root).is_err() {
-                let _ = fs::remove_dir_all(&fresh);
-            }
-        }
+        get_kernel(cache, &root)?;
         let kernel = only(&root.join("boot"), "vmlinuz-")?;
         let modules = only(&root.join("lib/modules"), "")?;
         let initramfs = cache.join(format!("initramfs-{}", std::process::id()));
@@ -129,16 +120,59 @@ fn succeed(finished: Finished) -> Result<Finished, String> {
     if finished.code == Some(0) { Ok(finished) } else { Err(finished.to_string()) }
 }
 
-/// Downloads the kernel's package; its file name in `dir`.
-fn download(dir: &Path) -> Result<String, String> {
-    let depends = succeed(run_in(dir, &program("apt-cache")?, ["depends", "--important", META_PACKAGE]))?;
-    let kernel =
+/// Gets a kernel and unpacks it at `root`, unless it is there. The tests of a program do so one after another.
+fn get_kernel(cache: &Path, root: &Path) -> Result<(), String> {
+    let told = |e: io::Error| format!("{}: {e}", cache.display());
+    fs::create_dir_all(cache).map_err(told)?;
+    let lock = fs::File::create(cache.join("lock")).map_err(told)?;
+    rustix::fs::flock(&lock, FlockOperation::LockExclusive).map_err(|e| told(e.into()))?;
+    if root.join("boot").is_dir() {
+        return Ok(());
+    }
+    let fresh = cache.join("fresh");
+    let mut failures = String::new();
+    for kernel in kernels(cache)? {
+        // What an earlier attempt left is not in the way, and not taken for a package.
+        let _ = fs::remove_dir_all(&fresh);
+        fs::create_dir(&fresh).map_err(told)?;
+        match unpack(&fresh, &kernel) {
+            // Complete or not there.
+            Ok(unpacked) => return fs::rename(unpacked, root).map_err(told),
+            Err(failure) => failures = failures + &failure + "\n",
+        }
+    }
+    Err(failures)
+}
+
+/// Downloads a kernel's package into an empty directory and unpacks it; where to.
+fn unpack(dir: &Path, kernel: &str) -> Result<PathBuf, String> {
+    succeed(run_in(dir, &program("apt-get")?, ["-o", "Acquire::Retries=3", "download", kernel]))?;
+    let package = only(dir, &format!("{kernel}_"))?;
+    let unpacked = dir.join("unpacked");
+    succeed(run_in(dir, &program("dpkg-deb")?, [Path::new("-x"), &package, &unpacked]))?;
+    Ok(unpacked)
+}
+
+/// Packages of kernels: the one that the release means, and a few of the same series for a time when that one can't be
+/// had (an archive in the middle of an update).
+fn kernels(dir: &Path) -> Result<Vec<String>, String> {
+    let apt_cache = program("apt-cache")?;
+    let depends = succeed(run_in(dir, &apt_cache, ["depends", "--important", META_PACKAGE]))?;
+    let meant =
         depends.stdout.lines().find_map(|line| line.trim().strip_prefix("Depends: ")).ok_or_else(|| {
             format!("apt knows no kernel: {META_PACKAGE} depends on nothing (is `apt-get update` due?)")
         })?;
-    succeed(run_in(dir, &program("apt-get")?, ["download", kernel]))?;
-    let package = only(dir, &format!("{kernel}_"))?;
-    Ok(package.file_name().unwrap_or_default().to_string_lossy().into_owned())
+    let series = meant.rfind('.').map_or(meant, |at| &meant[..=at]);
+    let pattern = format!("^{}.*-cloud-amd64$", series.replace('.', "\\."));
+    let known = succeed(run_in(dir, &apt_cache, ["search", "--names-only", &pattern]))?;
+    let mut others: Vec<&str> = known
+        .stdout
+        .lines()
+        .filter_map(|line| line.split(' ').next())
+        .filter(|name| *name != meant)
+        .collect();
+    others.sort_unstable_by(|a, b| b.cmp(a));
+    Ok([meant].into_iter().chain(others.into_iter().take(4)).map(str::to_owned).collect())
 }
 
 /// The only entry of a directory whose name begins so.

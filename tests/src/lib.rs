@@ -1,10 +1,13 @@
 //! What the black-box tests share: programs and scratch directories, images made by QEMU in every shape, a model of a
 //! disk, seeded streams of operations, and a driver that runs them through zebu's library.
 
+pub mod device;
 pub mod driver;
+pub mod growth;
 pub mod guest;
 pub mod hostile;
 pub mod images;
+pub mod lanes;
 pub mod model;
 pub mod mount;
 pub mod nbd_client;

@@ -1,5 +1,6 @@
 //! File systems of their own for tests that need a small or a particular one. Needs root.
 
+use crate::device::LoopDevice;
 use crate::program::{find, finish, is_root};
 use crate::scratch::Scratch;
 use std::path::{Path, PathBuf};
@@ -8,8 +9,9 @@ use std::process::Command;
 /// A mounted file system; gone when dropped.
 #[derive(Debug)]
 pub struct Mounted {
+    // Dropped before the file goes.
+    device: Option<LoopDevice>,
     scratch: Scratch,
-    device: Option<String>,
 }
 
 impl Mounted {
@@ -36,20 +38,9 @@ impl Mounted {
             command
         })
         .ok();
-        if !is_root() {
-            eprintln!("skipped: a loop device needs root");
-            return None;
-        }
-        let mut losetup = Command::new("losetup");
-        losetup.args(["--find", "--show"]).arg(&file);
-        let device = finish(losetup);
-        if device.code != Some(0) {
-            eprintln!("skipped: {device}");
-            return None;
-        }
-        let device = device.stdout.trim().to_owned();
-        let this = Self { scratch, device: Some(device.clone()) };
-        this.mount(&[&device]).then_some(this)
+        let this = Self { device: Some(LoopDevice::over(&file)?), scratch };
+        let is_mounted = this.device.as_ref().is_some_and(|device| this.mount(&[device.name()]));
+        is_mounted.then_some(this)
     }
 
     /// Its root directory.
@@ -65,6 +56,19 @@ impl Mounted {
         let mut command = Command::new("mount");
         command.args(["-o", &format!("remount,{mode}")]).arg(self.path());
         finish(command).ok();
+    }
+
+    /// Unmounts it and mounts it again: only what reached the disk is there then.
+    ///
+    /// # Panics
+    /// If something in it is open, or it has no disk.
+    pub fn mount_again(&self) {
+        let device = self.device.as_ref().expect("a file system on a disk");
+        for (program, args) in [("umount", vec![]), ("mount", vec![device.name()])] {
+            let mut command = Command::new(program);
+            command.args(args).arg(self.path());
+            finish(command).ok();
+        }
     }
 
     fn mount(&self, what: &[&str]) -> bool {
@@ -91,11 +95,6 @@ impl Drop for Mounted {
             let mut umount = Command::new("umount");
             umount.arg("--lazy").arg(self.path());
             finish(umount);
-        }
-        if let Some(device) = &self.device {
-            let mut losetup = Command::new("losetup");
-            losetup.args(["--detach", device]);
-            finish(losetup);
         }
     }
 }

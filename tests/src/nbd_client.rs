@@ -92,9 +92,14 @@ impl Client {
     pub fn open_extended(socket: &Path, export: &str) -> io::Result<Self> {
         let mut client = Self::start(socket)?;
         assert_eq!(client.ask(option::EXTENDED_HEADERS, b"")?.0, ACK);
-        client.extended = true;
-        client.go(export)?;
+        client.go_extended(export)?;
         Ok(client)
+    }
+
+    /// As [`Client::go`], after extended headers were agreed on.
+    pub fn go_extended(&mut self, export: &str) -> io::Result<(u64, u16)> {
+        self.extended = true;
+        self.go(export)
     }
 
     /// Uses an export; its size and flags.

@@ -73,10 +73,18 @@ pub fn run_in<S: AsRef<OsStr>>(dir: &Path, program: &Path, args: impl IntoIterat
 ///
 /// # Panics
 /// If it can't be started.
-pub fn finish(mut command: Command) -> Finished {
+pub fn finish(command: Command) -> Finished {
+    finish_with(command, Stdio::null())
+}
+
+/// As [`finish`], with something on standard input.
+///
+/// # Panics
+/// If it can't be started.
+pub fn finish_with(mut command: Command, stdin: Stdio) -> Finished {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     let line = words.map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" ");
-    let out = command.stdin(Stdio::null()).output().unwrap_or_else(|e| panic!("cannot run {line}: {e}"));
+    let out = command.stdin(stdin).output().unwrap_or_else(|e| panic!("cannot run {line}: {e}"));
     Finished {
         line,
         code: out.status.code(),

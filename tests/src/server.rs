@@ -72,6 +72,26 @@ impl Server {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).map_or(0, Iterator::count)
     }
 
+    /// What the kernel says of the filters of each thread's system calls (proc_pid_status(5)): 2 if there are any.
+    pub fn system_call_filters(&self) -> Vec<String> {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
+        // One that ends meanwhile has none.
+        let status =
+            threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("status")).ok());
+        let line = |text: String| text.lines().find(|line| line.starts_with("Seccomp:")).map(str::to_owned);
+        status.filter_map(line).map(|line| line["Seccomp:".len()..].trim().to_owned()).collect()
+    }
+
+    /// Processes that it has started.
+    pub fn children(&self) -> Vec<u32> {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
+        let children =
+            threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("children")).ok());
+        children
+            .flat_map(|list| list.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>())
+            .collect()
+    }
+
     /// Memory of the process, in KiB.
     pub fn resident_kib(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
@@ -94,8 +114,17 @@ impl Server {
     /// # Panics
     /// If it does not exit with 0.
     #[track_caller]
-    pub fn stop_with_messages(mut self) -> String {
-        self.signal("TERM");
+    pub fn stop_with_messages(self) -> String {
+        self.stop_by("TERM")
+    }
+
+    /// As [`Server::stop_with_messages`], by this signal.
+    ///
+    /// # Panics
+    /// If it does not exit with 0.
+    #[track_caller]
+    pub fn stop_by(mut self, signal: &str) -> String {
+        self.signal(signal);
         let status = self.child.wait().expect("our child");
         let mut stderr = String::new();
         let _ = self.child.stderr.take().expect("piped").read_to_string(&mut stderr);

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
@@ -18,7 +18,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 pub const MEMORY: u64 = 16 << 20;
 /// Where a test may put its data.
 pub const DATA: u64 = 1 << 20;
-/// Entries of a ring.
+/// Entries of a ring, if a test does not ask for others.
 pub const QUEUE: u16 = 128;
 /// Where the guest's memory is, as the guest sees it.
 const BASE: u64 = 0x4000_0000;
@@ -36,6 +36,26 @@ const NEXT: u16 = 1;
 /// Features: version 1, event index, indirect, the device's own, vhost-user's.
 const FEATURES: u64 = 1 << 32 | 1 << 30 | 1 << 29 | 1 << 28 | 0x7fff;
 
+/// The driver uses the event index.
+pub const EVENT_INDEX: u64 = 1 << 29;
+/// The driver flushes what has to be durable.
+pub const HAS_FLUSH: u64 = 1 << 9;
+
+/// What the guest's driver is like.
+#[derive(Debug, Clone, Copy)]
+pub struct Driver {
+    /// Entries of each ring, at most 256.
+    pub entries: u16,
+    /// Features that it does not use though they are offered, as bits.
+    pub declined: u64,
+}
+
+impl Default for Driver {
+    fn default() -> Self {
+        Self { entries: QUEUE, declined: 0 }
+    }
+}
+
 /// A descriptor: offset in memory (or any address, see [`VhostGuest::at`]), length, flags.
 pub type Descriptor = (u64, u32, u16);
 
@@ -48,6 +68,13 @@ struct Ring {
     used: u16,
 }
 
+/// Whether a descriptor can be read, or can within `timeout`.
+fn is_readable(fd: RawFd, timeout: Duration) -> bool {
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one pollfd; a descriptor that is not open is told in `revents`.
+    unsafe { libc::poll(&raw mut poll, 1, timeout.as_millis() as i32) == 1 }
+}
+
 /// A guest, and the memory that outlives the device.
 pub struct VhostGuest {
     memory: GuestMemoryMmap,
@@ -58,6 +85,7 @@ pub struct VhostGuest {
     /// On which the device tells of changes.
     channel: Option<UnixStream>,
     has_event_index: bool,
+    driver: Driver,
     /// Bytes of the disk.
     pub size: u64,
 }
@@ -68,6 +96,14 @@ impl VhostGuest {
     /// # Panics
     /// If anything goes wrong.
     pub fn connect(socket: &Path, queues: usize) -> Self {
+        Self::connect_with(socket, queues, Driver::default())
+    }
+
+    /// As [`VhostGuest::connect`], with another driver.
+    ///
+    /// # Panics
+    /// If anything goes wrong.
+    pub fn connect_with(socket: &Path, queues: usize, driver: Driver) -> Self {
         // In memory where there is such a folder: nobody else's file system is to be measured.
         let file = tempfile::tempfile_in("/dev/shm").or_else(|_| tempfile::tempfile());
         let file = file.expect("a file for the memory");
@@ -93,6 +129,7 @@ impl VhostGuest {
             inflight: None,
             channel: None,
             has_event_index: false,
+            driver,
             size: 0,
         };
         guest.set_up();
@@ -113,8 +150,9 @@ impl VhostGuest {
         let front_end = &mut self.front_end;
         front_end.set_owner().expect("owner");
         let offered = front_end.get_features().expect("features");
-        front_end.set_features(offered & FEATURES).expect("features");
-        self.has_event_index = offered & FEATURES & 1 << 29 != 0;
+        let features = offered & FEATURES & !self.driver.declined;
+        front_end.set_features(features).expect("features");
+        self.has_event_index = features & EVENT_INDEX != 0;
         let protocol = front_end.get_protocol_features().expect("protocol features");
         let needed = VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::CONFIG
@@ -137,7 +175,7 @@ impl VhostGuest {
         if let Some((log, file)) = &self.inflight {
             front_end.set_inflight_fd(log, file.as_raw_fd()).expect("log");
         } else if !log.is_empty() {
-            let wish = VhostUserInflight::new(0, 0, self.rings.len() as u16, QUEUE);
+            let wish = VhostUserInflight::new(0, 0, self.rings.len() as u16, self.driver.entries);
             self.inflight = Some(front_end.get_inflight_fd(&wish).expect("log"));
         }
         let region = VhostUserMemoryRegionInfo {
@@ -150,10 +188,10 @@ impl VhostGuest {
         front_end.set_mem_table(&[region]).expect("memory");
         for (index, ring) in self.rings.iter().enumerate() {
             let start = host + RING * index as u64;
-            front_end.set_vring_num(index, QUEUE).expect("size");
+            front_end.set_vring_num(index, self.driver.entries).expect("size");
             let addresses = VringConfigData {
-                queue_max_size: QUEUE,
-                queue_size: QUEUE,
+                queue_max_size: self.driver.entries,
+                queue_size: self.driver.entries,
                 flags: 0,
                 desc_table_addr: start,
                 used_ring_addr: start + USED,
@@ -219,7 +257,7 @@ impl VhostGuest {
     pub fn offer(&mut self, ring: usize, head: u16) {
         let start = RING * ring as u64 + AVAILABLE;
         let index = self.rings[ring].available;
-        self.put(start + 4 + u64::from(index % QUEUE) * 2, &head.to_le_bytes());
+        self.put(start + 4 + u64::from(index % self.driver.entries) * 2, &head.to_le_bytes());
         self.rings[ring].available = index.wrapping_add(1);
         self.put(start + 2, &self.rings[ring].available.to_le_bytes());
     }
@@ -229,9 +267,30 @@ impl VhostGuest {
         self.put(RING * ring as u64 + AVAILABLE + 2, &index.to_le_bytes());
     }
 
+    /// Says whether the device is to tell of used heads (without the event index: flag NO_INTERRUPT of the available ring).
+    pub fn want_calls(&self, ring: usize, wanted: bool) {
+        self.put(RING * ring as u64 + AVAILABLE, &u16::from(!wanted).to_le_bytes());
+    }
+
+    /// Whether the device told of used heads of a ring since the last look.
+    pub fn was_called(&self, ring: usize) -> bool {
+        is_readable(self.rings[ring].call.as_raw_fd(), Duration::ZERO)
+    }
+
     /// Tells the device.
     pub fn kick(&self, ring: usize) {
         self.rings[ring].kick.write(1).expect("kicked");
+    }
+
+    /// Waits until the device has noticed that it was told, and gives it a moment to look.
+    pub fn wait_for_look(&self, ring: usize) {
+        let fd = self.rings[ring].kick.as_raw_fd();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while is_readable(fd, Duration::ZERO) {
+            assert!(Instant::now() < deadline, "the device does not look");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_millis(50));
     }
 
     /// Whether the device keeps a log of what is in flight.
@@ -245,7 +304,7 @@ impl VhostGuest {
         let mut heads = Vec::new();
         let index = u16::from_le_bytes(self.get(start + 2, 2).try_into().expect("2 bytes"));
         while self.rings[ring].used != index {
-            let at = start + 4 + u64::from(self.rings[ring].used % QUEUE) * 8;
+            let at = start + 4 + u64::from(self.rings[ring].used % self.driver.entries) * 8;
             let bytes = self.get(at, 8);
             let number =
                 |range: std::ops::Range<usize>| u32::from_le_bytes(bytes[range].try_into().expect("4 bytes"));
@@ -255,11 +314,16 @@ impl VhostGuest {
         heads
     }
 
+    /// Whether there are used heads that were not looked at.
+    pub fn has_used(&self, ring: usize) -> bool {
+        self.get(RING * ring as u64 + USED + 2, 2) != self.rings[ring].used.to_le_bytes()
+    }
+
     /// Lets the device tell of the next used head of a ring (event index). False if there is one by now.
     pub fn ask_for_call(&mut self, ring: usize) -> bool {
         let used = self.rings[ring].used;
         let start = RING * ring as u64;
-        self.put(start + AVAILABLE + 4 + u64::from(QUEUE) * 2, &used.to_le_bytes());
+        self.put(start + AVAILABLE + 4 + u64::from(self.driver.entries) * 2, &used.to_le_bytes());
         fence(Ordering::SeqCst);
         self.get(start + USED + 2, 2) == used.to_le_bytes()
     }
@@ -267,7 +331,7 @@ impl VhostGuest {
     /// Whether the device wants to be told that heads are available, of which `new` were made so (event index).
     pub fn wants_kick(&self, ring: usize, new: u16) -> bool {
         fence(Ordering::SeqCst);
-        let event = self.get(RING * ring as u64 + USED + 4 + u64::from(QUEUE) * 8, 2);
+        let event = self.get(RING * ring as u64 + USED + 4 + u64::from(self.driver.entries) * 8, 2);
         let event = u16::from_le_bytes(event.try_into().expect("2 bytes"));
         let available = self.rings[ring].available;
         !self.has_event_index || available.wrapping_sub(event).wrapping_sub(1) < new
@@ -303,6 +367,32 @@ impl VhostGuest {
                 self.wait_for_call(Duration::from_millis(1));
             }
         }
+    }
+
+    /// As [`VhostGuest::used`], but looks only when the device told of something, as guests do. [`VhostGuest::ask_for_call`]
+    /// must have found nothing before.
+    pub fn used_by_call(&mut self, ring: usize) -> Vec<(u16, u32)> {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let mut heads = Vec::new();
+        while heads.is_empty() {
+            while self.rings[ring].call.read().is_err() {
+                let left = deadline.saturating_duration_since(Instant::now());
+                assert!(!left.is_zero(), "the device does not tell");
+                is_readable(self.rings[ring].call.as_raw_fd(), left);
+            }
+            heads = self.used_now(ring);
+            while !self.ask_for_call(ring) {
+                heads.extend(self.used_now(ring));
+            }
+        }
+        heads
+    }
+
+    /// Waits until the device told of used heads of a ring, and forgets that it did.
+    pub fn miss_call(&self, ring: usize) {
+        let call = &self.rings[ring].call;
+        assert!(is_readable(call.as_raw_fd(), Duration::from_secs(20)), "the device does not tell");
+        call.read().expect("there is something");
     }
 
     /// Puts a request's header, data and status into memory and its chain into the ring's table, from `head` on: three

@@ -1,5 +1,6 @@
 //! Backups that are killed at random moments, or meet a full file system: until one is complete there is no file of its
-//! name, and it can be resumed until it is.
+//! name, and it can be resumed until it is. A killed increment leaves the backup that it stands on alone, and the bitmap as
+//! it was; that is only cleared where the increment is complete.
 //!
 //! `ZEBU_KILL_ROUNDS` sets the number of interruptions.
 
@@ -128,6 +129,150 @@ fn a_killed_backup_is_none_and_goes_on() {
         assert_complete(&qemu, &source, dir, &format!("after kill {kills}"));
     }
     eprintln!("{kills} kills, {resumed} of {complete} backups ended by --resume");
+}
+
+const DISK: &str = "disk.qcow2";
+const PREVIOUS: &str = "previous.qcow2";
+/// The disk's image before each backup.
+const KEPT: &str = "kept.qcow2";
+/// What a killed backup has left of the disk's image.
+const LEFT: &str = "left.qcow2";
+
+/// What an increment is made by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum By {
+    Manifest,
+    Bitmap,
+    Both,
+}
+
+impl By {
+    fn command(self, dir: &Path, options: &[&str]) -> Command {
+        let mut command = Command::new(zebu_program());
+        command.args(["backup", "-q", "--previous", PREVIOUS]).args(options);
+        if self != By::Bitmap {
+            command.args(["--previous-manifest", "previous.manifest", "--manifest", MANIFEST]);
+        }
+        if self != By::Manifest {
+            command.args(["--bitmap", "b"]);
+        }
+        command.args([DISK, BACKUP]).current_dir(dir).stdin(Stdio::null()).stderr(Stdio::piped());
+        command
+    }
+}
+
+fn copy(dir: &Path, from: &str, to: &str) {
+    std::fs::copy(dir.join(from), dir.join(to)).unwrap();
+}
+
+/// Images that show what these raw files hold: the previous backup's disk, and the disk as it is.
+struct Expected<'a> {
+    qemu: &'a Qemu,
+    dir: &'a Path,
+}
+
+impl Expected<'_> {
+    fn shows(&self, image: &str, raw: &str, what: &str) {
+        self.qemu.same_content(self.dir, raw, image).unwrap_or_else(|e| panic!("{what}: {e}"));
+        self.qemu.check_clean(self.dir, image).unwrap_or_else(|e| panic!("{what}: {e}"));
+    }
+
+    /// The bitmap tells what has changed since the backup that there is: the next increment by it has the disk. True if
+    /// it was cleared.
+    fn bitmap_tells(&self, what: &str) -> bool {
+        copy(self.dir, DISK, LEFT);
+        let base = if exists(self.dir, BACKUP) { BACKUP } else { PREVIOUS };
+        let line = format!("backup --output json --bitmap b --previous {base} {LEFT} next.qcow2");
+        let out = zebu(self.dir, line.split(' '));
+        assert!(out.code == Some(0), "{what}: {out}");
+        self.shows("next.qcow2", "now.raw", what);
+        std::fs::remove_file(self.dir.join("next.qcow2")).unwrap();
+        let report: serde_json::Value = serde_json::from_str(&out.stdout).unwrap();
+        report["read"] == 0
+    }
+}
+
+#[test]
+fn a_killed_increment_leaves_the_previous_backup_and_the_bitmap() {
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("increment-kill");
+    let dir = scratch.path();
+    let mut random = Random::new(302);
+    make_source(&scratch.file("then.raw"), &mut random);
+    zebu(dir, ["convert", "-f", "raw", "-O", "qcow2", "then.raw", DISK]).ok();
+    zebu(dir, ["backup", "-q", "--bitmap", "b", "--manifest", "previous.manifest", DISK, PREVIOUS]).ok();
+    for _ in 0..30 {
+        let (fill, place) = (random.between(1, 255), random.below(1200) << 20);
+        zebu(dir, ["io", "-c", &format!("write -P {fill} {place} 600k"), DISK]).ok();
+    }
+    zebu(dir, ["convert", "-f", "qcow2", "-O", "raw", DISK, "now.raw"]).ok();
+    copy(dir, DISK, KEPT);
+    let expected = Expected { qemu: &qemu, dir };
+    // How long one takes that nobody kills, by what it is made by.
+    let mut usual = [0; 3];
+    let (mut kills, mut cleared, mut complete) = (0, 0, 0);
+    for round in 0.. {
+        let by = *random.pick(&[By::Manifest, By::Bitmap, By::Bitmap, By::Both]);
+        for name in [BACKUP, MANIFEST] {
+            let _ = std::fs::remove_file(dir.join(name));
+        }
+        copy(dir, KEPT, DISK);
+        for attempt in 0..4 {
+            let resume = attempt == 3 || exists(dir, BACKUP) || attempt > 0 && random.chance(60);
+            let options = if resume { &["--resume"][..] } else { &[] };
+            let start = std::time::Instant::now();
+            let child = by.command(dir, options).spawn().unwrap();
+            let usual = &mut usual[by as usize];
+            let life = if *usual == 0 || attempt == 3 {
+                Duration::from_secs(60)
+            } else {
+                // Names and the bitmap change at the end.
+                let from = if random.chance(50) { *usual * 3 / 4 } else { 0 };
+                Duration::from_micros(random.between(from, *usual))
+            };
+            let code = end_or_kill(child, life);
+            let took = start.elapsed().as_micros() as u64;
+            let what =
+                format!("round {round}, attempt {attempt}, {by:?}, {life:?} of {usual} µs, {options:?}");
+            expected.shows(PREVIOUS, "then.raw", &what);
+            if exists(dir, BACKUP) {
+                expected.shows(BACKUP, "now.raw", &what);
+            }
+            let is_clear = expected.bitmap_tells(&what);
+            assert!(!is_clear || exists(dir, BACKUP), "{what}: cleared without a backup");
+            cleared += u32::from(is_clear);
+            if code == Some(0) {
+                assert_eq!(is_clear, by != By::Manifest, "{what}");
+                *usual = if *usual == 0 { took } else { took.min(*usual) };
+                complete += 1;
+                break;
+            }
+            kills += 1;
+            // With a bitmap, what has its name is not gone on with; what has both names is complete.
+            if exists(dir, BACKUP) && (by != By::Manifest || exists(dir, MANIFEST)) {
+                break;
+            }
+        }
+        if exists(dir, MANIFEST) {
+            zebu(dir, ["verify", "-q", "--manifest", MANIFEST, BACKUP]).ok();
+        }
+        for left in [PARTIAL, ".backup.qcow2.zebu-partial.manifest"] {
+            let _ = std::fs::remove_file(dir.join(left));
+        }
+        if kills >= rounds(14) {
+            break;
+        }
+    }
+    eprintln!("{kills} kills, {complete} increments complete, the bitmap cleared {cleared} times");
+}
+
+/// As [`end`], for one that may be over before.
+fn end_or_kill(mut child: Child, life: Duration) -> Option<i32> {
+    let deadline = std::time::Instant::now() + life;
+    while std::time::Instant::now() < deadline && child.try_wait().unwrap().is_none() {
+        std::thread::sleep(Duration::from_micros(500));
+    }
+    end(child, Duration::ZERO)
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::time::Duration;
 use zebu_tests::program::{zebu, zebu_program};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
+use zebu_tests::recorder::{Failing, Recorder, can_record};
 use zebu_tests::scratch::Scratch;
 
 const DISK: &str = "disk.qcow2";
@@ -206,6 +207,101 @@ fn a_backup_is_not_resumed_when_the_disk_was_written_since() {
         // As it was when it was interrupted, it goes on.
         zebu(dir, ["io", "-c", "write -P 7 8k 4k", DISK]).ok();
         zebu(dir, &resume).ok();
+        same(&qemu, dir, "1.qcow2");
+    }
+}
+
+/// Where the file of the disk holds this byte of what the guest sees.
+fn place(qemu: &Qemu, dir: &Path, guest: u64) -> u64 {
+    let out = qemu.img(dir, ["map", "--output=json", "-f", "qcow2", DISK]).ok();
+    let extents: Vec<Value> = serde_json::from_str(&out.stdout).unwrap();
+    let number = |extent: &Value, key: &str| extent[key].as_u64().unwrap();
+    let extent = extents
+        .iter()
+        .find(|extent| (0..number(extent, "length")).contains(&guest.wrapping_sub(number(extent, "start"))))
+        .unwrap();
+    number(extent, "offset") + guest - number(extent, "start")
+}
+
+fn report(dir: &Path, line: &str) -> Value {
+    let out = zebu(dir, line.split_whitespace()).ok();
+    serde_json::from_str(&out.stdout).unwrap()
+}
+
+/// The hole that a backup has where the disk could not be read is filled by the next one, though nothing was written
+/// there.
+#[test]
+fn what_could_not_be_read_is_in_the_next_increment() {
+    let Some(qemu) = Qemu::find() else { return };
+    if !can_record() {
+        return;
+    }
+    for (earlier, written, options) in [
+        // A full backup that adds the bitmap, one that finds it, an increment; one in larger clusters than the next.
+        (false, false, ""),
+        (true, false, ""),
+        (true, false, "--manifest 1.m"),
+        (true, true, "--previous 0.qcow2"),
+        (true, true, "--previous 0.qcow2 --cluster-size 1M"),
+    ] {
+        let scratch = Scratch::new("increments");
+        let dir = scratch.path();
+        qemu.create(dir, DISK, "qcow2", "", 8 * MIB);
+        zebu(dir, ["io", "-c", "write -P 3 0 8M", DISK]).ok();
+        let disk = Recorder::over(&dir.join(DISK), 512);
+        if earlier {
+            zebu(dir, ["backup", "--bitmap", "b", DISK, "0.qcow2"]).ok();
+        }
+        if written {
+            // What can't be read is in the larger cluster, though it was not written itself.
+            let written = if options.contains("1M") { "write -P 5 3600k 64k" } else { "write -P 6 3M 128k" };
+            zebu(dir, ["io", "-c", written, DISK]).ok();
+        }
+        disk.fail(Some(Failing::ReadsAt(place(&qemu, dir, 3 * MIB + 70_000))));
+        let line = format!("backup --output json --bitmap b --skip-errors {options} {DISK} 1.qcow2");
+        let with_hole = report(dir, &line);
+        assert_eq!(
+            (&with_hole["unreadable"], &with_hole["kept-bitmap"]),
+            (&4096.into(), &"b".into()),
+            "{line}"
+        );
+        disk.fail(None);
+        let next = report(dir, &format!("backup --output json --bitmap b --previous 1.qcow2 {DISK} 2.qcow2"));
+        same(&qemu, dir, "2.qcow2");
+        assert!(next["read"].as_u64().unwrap() <= MIB && next.get("kept-bitmap").is_none(), "{line}: {next}");
+        // All is well again: the bitmap was cleared.
+        let last = report(dir, &format!("backup --output json --bitmap b --previous 2.qcow2 {DISK} 3.qcow2"));
+        assert_eq!(last["read"], 0, "{line}");
+    }
+}
+
+/// Behind what is done, an interrupted backup has written more, which the guest may have changed since.
+#[test]
+fn what_was_written_behind_the_interruption_does_not_stay() {
+    let Some(qemu) = Qemu::find() else { return };
+    if !can_record() {
+        return;
+    }
+    for options in ["", "--previous 0.qcow2", "--previous 0.qcow2 --previous-manifest 0.m --manifest 1.m"] {
+        let scratch = Scratch::new("increments");
+        let dir = scratch.path();
+        qemu.create(dir, DISK, "qcow2", "", 12 * MIB);
+        zebu(dir, ["io", "-c", "write -P 3 0 8M", DISK]).ok();
+        let disk = Recorder::over(&dir.join(DISK), 512);
+        zebu(dir, ["backup", "--bitmap", "b", "--manifest", "0.m", DISK, "0.qcow2"]).ok();
+        zebu(dir, ["io", "-c", "write -P 7 0 8M", DISK]).ok();
+        // All chunks are under way when the third one fails, and are waited for.
+        disk.fail(Some(Failing::ReadsAt(place(&qemu, dir, 5 << 19))));
+        let line = format!("backup --output json --bitmap b {options} {DISK} 1.qcow2");
+        zebu(dir, line.split_whitespace()).exits(1);
+        disk.fail(None);
+        let behind = qemu.read_all(dir, ".1.qcow2.zebu-partial", None).split_off(3 * MIB as usize);
+        assert!(behind[..5 * MIB as usize].iter().all(|byte| *byte == 7), "nothing was written behind");
+        let commands =
+            ["write -z 4M 1M", "discard 5M 1M", "write -P 3 6M 1M", "write -P 9 7M 512k", "write -P 8 9M 1M"];
+        zebu(dir, ["io"].into_iter().chain(commands.iter().flat_map(|c| ["-c", *c])).chain([DISK])).ok();
+        let resumed = report(dir, &format!("{line} --resume"));
+        assert_eq!(resumed["resumed-at"], 2 * MIB, "{options}: {resumed}");
         same(&qemu, dir, "1.qcow2");
     }
 }

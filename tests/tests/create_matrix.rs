@@ -2,9 +2,10 @@
 //! zebu reads what QEMU wrote. What QEMU refuses to create, zebu refuses too.
 
 use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
 use zebu_tests::model::difference;
 use zebu_tests::mount::Mounted;
-use zebu_tests::program::zebu;
+use zebu_tests::program::{find, run_in, zebu};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::scratch::Scratch;
 
@@ -193,16 +194,145 @@ fn raw_images() {
     }
 }
 
+/// Creates an image with `-o options` that can't be had; the one line of the error has all of `words`.
+fn refused(dir: &Path, format: &str, options: &str, size: &str, words: &[&str]) {
+    let out = zebu(dir, ["create", "-q", "-f", format, "-o", options, IMAGE, size]).exits(1);
+    assert_eq!(out.stderr.lines().count(), 1, "{out}");
+    for word in words.iter().chain(&[IMAGE]) {
+        assert!(out.stderr.contains(word), "{word} is missing: {out}");
+    }
+    assert!(!dir.join(IMAGE).exists(), "left behind: {out}");
+}
+
 #[test]
-fn an_extent_size_hint_reaches_xfs() {
+fn a_file_system_that_reserves_nothing_says_what_to_use() {
+    // ext2 has no extents, so it can't reserve space.
+    let Some(ext2) = Mounted::on_loop("mkfs.ext2", 64 << 20) else { return };
+    let dir = ext2.path();
+    for (format, instead) in [("qcow2", "preallocation=full or metadata"), ("raw", "preallocation=full")] {
+        let words = ["can't reserve space (fallocate)", instead];
+        refused(&dir, format, "preallocation=falloc", "4M", &words);
+        // Nor does a disk grow by what can't be had.
+        zebu(&dir, ["create", "-q", "-f", format, IMAGE, "1M"]).ok();
+        let grow = ["resize", "-q", "-f", format, "--preallocation=falloc", IMAGE, "4M"];
+        let out = zebu(&dir, grow).exits(1);
+        assert!([IMAGE, words[0], words[1]].iter().all(|word| out.stderr.contains(word)), "{out}");
+        assert_eq!(info(&dir)["virtual-size"], 1 << 20);
+        std::fs::remove_file(dir.join(IMAGE)).expect("it is ours");
+        let full = ["create", "-q", "-f", format, "-o", "preallocation=full", IMAGE, "4M"];
+        zebu(&dir, full).ok();
+        std::fs::remove_file(dir.join(IMAGE)).expect("it is ours");
+    }
+}
+
+#[test]
+fn a_file_system_that_is_too_small_says_what_to_use() {
+    let Some(ext4) = Mounted::on_loop("mkfs.ext4", 64 << 20) else { return };
+    let Some(tmpfs) = Mounted::tmpfs(16 << 20) else { return };
+    for dir in [ext4.path(), tmpfs.path()] {
+        for (format, instead) in [("qcow2", "preallocation=off or metadata"), ("raw", "preallocation=off")] {
+            let words = ["the file system is full", "free some space", instead];
+            for mode in ["full", "falloc"] {
+                refused(&dir, format, &format!("preallocation={mode}"), "1G", &words);
+                zebu(&dir, ["create", "-q", "-f", format, IMAGE, "1M"]).ok();
+                let option = format!("--preallocation={mode}");
+                let out = zebu(&dir, ["resize", "-q", "-f", format, &option, IMAGE, "1G"]).exits(1);
+                assert!(words.iter().chain(&[IMAGE]).all(|word| out.stderr.contains(word)), "{out}");
+                assert_eq!(info(&dir)["virtual-size"], 1 << 20);
+                if format == "qcow2" {
+                    zebu(&dir, ["check", "-q", IMAGE]).ok();
+                }
+                std::fs::remove_file(dir.join(IMAGE)).expect("it is ours");
+            }
+        }
+        zebu(&dir, ["create", "-q", "-f", "qcow2", "-o", "preallocation=metadata", IMAGE, "1G"]).ok();
+        zebu(&dir, ["check", "-q", IMAGE]).ok();
+    }
+}
+
+fn info(dir: &Path) -> Value {
+    let out = zebu(dir, ["info", "--output=json", IMAGE]).ok();
+    serde_json::from_str(&out.stdout).expect("zebu prints JSON")
+}
+
+/// The hint of the image's file in bytes, as zebu, QEMU and XFS itself tell it.
+fn hint(qemu: &Qemu, dir: &Path) -> u64 {
+    let told = |info: &Value| {
+        let place = "/children/0/info/format-specific/data/extent-size-hint";
+        info.pointer(place).map_or(0, |bytes| bytes.as_u64().expect("a number"))
+    };
+    let found = told(&info(dir));
+    assert_eq!(told(&qemu.info(dir, IMAGE)), found, "QEMU sees another one");
+    let words = zebu(dir, ["info", IMAGE]).ok();
+    assert_eq!(words.stdout.contains(&format!("extent size hint: {found}\n")), found != 0, "{words}");
+    let out = run_in(dir, &xfs_io(), ["-r", "-c", "extsize", IMAGE]).ok();
+    assert!(out.stdout.starts_with(&format!("[{found}] ")), "{found}: {out}");
+    found
+}
+
+fn xfs_io() -> PathBuf {
+    find("xfs_io").expect("xfs_io is missing: `cargo xtask setup` installs it")
+}
+
+#[test]
+fn extent_size_hints_on_xfs() {
     let Some(qemu) = Qemu::find() else { return };
     let Some(xfs) = Mounted::on_loop("mkfs.xfs", 512 << 20) else { return };
-    let dir = xfs.path();
-    zebu(&dir, ["create", "-q", "-f", "qcow2", "-o", "extent_size_hint=4M", IMAGE, "1G"]).ok();
-    let info = qemu.info(&dir, IMAGE);
-    let child = &info["children"][0]["info"]["format-specific"]["data"]["extent-size-hint"];
-    assert_eq!(*child, 4 << 20, "{info:#}");
-    qemu.check_clean(&dir, IMAGE).expect("clean");
+    let inheriting = xfs.path().join("inheriting");
+    std::fs::create_dir(&inheriting).expect("writable");
+    run_in(&inheriting, &xfs_io(), ["-c", "extsize 2m", "."]).ok();
+    for dir in [xfs.path(), inheriting] {
+        for (options, bytes) in [
+            ("size=1G", 1 << 20),
+            ("extent_size_hint=4M", 4 << 20),
+            ("extent_size_hint=64k", 64 << 10),
+            ("extent_size_hint=0", 0),
+        ] {
+            for format in ["qcow2", "raw"] {
+                let size = if options == "size=1G" { None } else { Some("1G") };
+                let words = ["create", "-q", "-f", format, "-o", options, IMAGE].into_iter().chain(size);
+                zebu(&dir, words).ok();
+                assert_eq!(hint(&qemu, &dir), bytes, "{options} in {}", dir.display());
+                if format == "qcow2" {
+                    qemu.check_clean(&dir, IMAGE).expect("clean");
+                }
+                std::fs::remove_file(dir.join(IMAGE)).expect("it is ours");
+            }
+        }
+        for bad in ["extent_size_hint=5000", "extent_size_hint=1G"] {
+            refused(
+                &dir,
+                "qcow2",
+                bad,
+                "1G",
+                &["multiple of the file system's block size", "Invalid argument"],
+            );
+        }
+    }
+}
+
+#[test]
+fn extent_size_hints_elsewhere() {
+    let Some(ext4) = Mounted::on_loop("mkfs.ext4", 64 << 20) else { return };
+    refused(&ext4.path(), "qcow2", "extent_size_hint=1M", "1G", &["extent size hint", "XFS", "leave it out"]);
+    zebu(&ext4.path(), ["create", "-q", "-f", "qcow2", "-o", "extent_size_hint=0", IMAGE, "1G"]).ok();
+}
+
+#[test]
+fn nocow_counts_on_btrfs_and_means_nothing_elsewhere() {
+    let Some(btrfs) = Mounted::on_loop("mkfs.btrfs", 256 << 20) else { return };
+    let Some(ext4) = Mounted::on_loop("mkfs.ext4", 64 << 20) else { return };
+    for (dir, on_btrfs) in [(btrfs.path(), true), (ext4.path(), false)] {
+        for (format, option) in [("qcow2", "on"), ("raw", "on"), ("qcow2", "off")] {
+            let option_text = format!("nocow={option}");
+            zebu(&dir, ["create", "-q", "-f", format, "-o", &option_text, IMAGE, "64M"]).ok();
+            let lsattr = find("lsattr").expect("lsattr is missing: `cargo xtask setup` installs it");
+            let out = run_in(&dir, &lsattr, [IMAGE]).ok();
+            let flags = out.stdout.split_whitespace().next().unwrap_or_default();
+            assert_eq!(flags.contains('C'), on_btrfs && option == "on", "{out}");
+            std::fs::remove_file(dir.join(IMAGE)).expect("it is ours");
+        }
+    }
 }
 
 #[test]

@@ -159,6 +159,33 @@ fn a_killed_server_leaves_no_mount_behind() {
     }
 }
 
+/// A service manager tells all processes of a service to end, at once; and a file may be in use then.
+#[test]
+fn a_server_in_the_sandbox_is_unmounted_by_a_process_that_only_its_end_ends() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new("fuse");
+    let dir = scratch.path();
+    zebu(dir, ["create", "-q", "-f", "qcow2", IMAGE, "1M"]).ok();
+    let server = serve(dir, "");
+    let path = dir.join(FILE);
+    let user = fs::File::open(&path).unwrap();
+    let filters = server.system_call_filters();
+    assert!(filters.len() > 1 && filters.iter().all(|filter| filter == "2"), "{filters:?}");
+    let children = server.children();
+    assert!(!children.is_empty());
+    let pids = children.iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
+    run(dir, &format!("kill -TERM {pids}"));
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(is_mounted(&path), "the server goes on");
+    let said = server.stop_with_messages();
+    assert!(said.contains("in use: taken away nevertheless"), "{said}");
+    assert!(!is_mounted(&path) && !path.exists());
+    let mut byte = [0];
+    assert!(user.read_at(&mut byte, 0).is_err());
+}
+
 #[test]
 fn mounting_over_what_is_no_file_is_refused() {
     let scratch = Scratch::new("fuse");

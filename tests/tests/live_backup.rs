@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::SeqCst};
 use std::time::Duration;
+use zebu_tests::lanes::{change_until, content, lanes};
 use zebu_tests::model::difference;
 use zebu_tests::nbd_client::{Client, command};
 use zebu_tests::program::{Finished, zebu};
@@ -17,7 +18,6 @@ const IMAGE: &str = "disk.qcow2";
 const TARGET: &str = "backup.qcow2";
 const MIB: usize = 1 << 20;
 const SIZE: usize = 24 * MIB + 512;
-const LANES: usize = 3;
 
 fn ctl(dir: &Path, words: &[&str]) -> Finished {
     zebu(dir, [&["ctl", "ctl.sock"], words].concat())
@@ -52,73 +52,6 @@ fn serve(dir: &Path, options: &str) -> Server {
     Server::start(dir, &format!("--control ctl.sock {options} -f qcow2 {IMAGE}"))
 }
 
-/// A part of the disk that one client changes, and what is in it.
-struct Lane {
-    client: Client,
-    random: Random,
-    start: usize,
-    model: Vec<u8>,
-}
-
-impl Lane {
-    fn change(&mut self) {
-        let random = &mut self.random;
-        let unit = *random.pick(&[512, 4096, 65536]);
-        let offset = random.below((self.model.len() / unit) as u64) as usize * unit;
-        let most = if random.chance(10) { 40 } else { 4 };
-        let len = (unit * random.between(1, most) as usize).min(self.model.len() - offset);
-        let at = (self.start + offset) as u64;
-        let part = &mut self.model[offset..offset + len];
-        match random.below(8) {
-            0 => {
-                assert_eq!(self.client.call(0, command::WRITE_ZEROES, at, len as u64).unwrap().error, 0);
-                part.fill(0);
-            }
-            1 => {
-                assert_eq!(self.client.call(0, command::TRIM, at, len as u64).unwrap().error, 0);
-                let shown = self.client.read(at, len as u64).unwrap();
-                self.model[offset..offset + len].copy_from_slice(&shown);
-            }
-            _ => {
-                random.fill(part);
-                assert_eq!(self.client.write(0, at, part).unwrap(), 0);
-            }
-        }
-    }
-}
-
-fn lanes(server: &Server, seed: u64) -> Vec<Lane> {
-    let share = SIZE / LANES / 65536 * 65536;
-    (0..LANES)
-        .map(|lane| {
-            let mut client = Client::open(server.socket(), "").unwrap();
-            let start = lane * share;
-            let len = if lane + 1 == LANES { SIZE - start } else { share };
-            let model = client.read(start as u64, len as u64).unwrap();
-            Lane { client, random: Random::new(seed * 10 + lane as u64), start, model }
-        })
-        .collect()
-}
-
-/// Every lane is changed by a thread of its own until `stop`.
-fn change_until(lanes: &mut [Lane], stop: &AtomicBool, work: impl FnOnce()) {
-    std::thread::scope(|scope| {
-        for lane in lanes {
-            scope.spawn(|| {
-                while !stop.load(SeqCst) {
-                    lane.change();
-                }
-            });
-        }
-        work();
-        stop.store(true, SeqCst);
-    });
-}
-
-fn content(lanes: &[Lane]) -> Vec<u8> {
-    lanes.iter().flat_map(|lane| lane.model.clone()).collect()
-}
-
 /// One backup while all lanes are changed: the target holds what the disk held at its start.
 fn case(qemu: &Qemu, seed: u64) {
     let mut random = Random::new(seed);
@@ -128,7 +61,7 @@ fn case(qemu: &Qemu, seed: u64) {
     make(dir, shape);
     let cache = *random.pick(&["writeback", "none"]);
     let server = serve(dir, &format!("-t {cache} --queues {}", random.between(1, 2)));
-    let mut lanes = lanes(&server, seed);
+    let mut lanes = lanes(&server, SIZE, seed);
     for lane in &mut lanes {
         for _ in 0..12 {
             lane.change();
@@ -232,7 +165,7 @@ fn a_cancelled_backup_leaves_no_image() {
     let dir = scratch.path();
     make(dir, "");
     let server = serve(dir, "");
-    let mut lanes = lanes(&server, 1);
+    let mut lanes = lanes(&server, SIZE, 1);
     lanes[0].client.write(0, 0, &vec![7; 4 * MIB]).unwrap();
     lanes[0].model[..4 * MIB].fill(7);
     let out = ctl(dir, &["backup-query", ""]).exits(1);
@@ -275,7 +208,7 @@ fn a_killed_server_leaves_the_disk_whole_and_no_backup() {
         let dir = scratch.path();
         make(dir, "");
         let server = serve(dir, "");
-        let mut lanes = lanes(&server, seed);
+        let mut lanes = lanes(&server, SIZE, seed);
         for lane in &mut lanes {
             (0..20).for_each(|_| lane.change());
         }
@@ -307,7 +240,7 @@ fn snapshots_are_taken_while_clients_write() {
     let dir = scratch.path();
     make(dir, "");
     let server = serve(dir, "--queues 2");
-    let mut lanes = lanes(&server, 5);
+    let mut lanes = lanes(&server, SIZE, 5);
     let mut taken: Vec<(String, Vec<u8>)> = Vec::new();
     for round in 0..4 {
         for lane in &mut lanes {

@@ -1,5 +1,8 @@
 //! NBD clients that do not keep to the protocol: each gets its error or is sent away, the others are served on.
 
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit, setrlimit};
+use serde_json::Value;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 use zebu_tests::nbd_client::{ACK, Client, ERROR, command, option};
 use zebu_tests::program::zebu;
@@ -79,6 +82,37 @@ fn negotiations_out_of_order_are_refused() {
     client.go("").unwrap();
     assert_eq!(client.read(0, 512).unwrap(), [0; 512]);
     serves(&server);
+    server.stop();
+}
+
+#[test]
+fn a_form_of_replies_is_not_given_up() {
+    const INVALID: u32 = ERROR + 3;
+    const EXTENDED_HEADERS_REQUIRED: u32 = ERROR + 10;
+    let (_scratch, server) = serve("");
+    let mut client = Client::start(server.socket()).unwrap();
+    for (code, expected) in [
+        (option::STRUCTURED_REPLY, ACK),
+        (option::STRUCTURED_REPLY, INVALID),
+        (option::EXTENDED_HEADERS, ACK),
+        (option::EXTENDED_HEADERS, INVALID),
+        (option::STRUCTURED_REPLY, EXTENDED_HEADERS_REQUIRED),
+    ] {
+        assert_eq!(client.ask(code, b"").unwrap().0, expected, "option {code}");
+    }
+    client.go_extended("").unwrap();
+    assert_eq!(client.write(0, 4096, &[6; 512]).unwrap(), 0);
+    assert_eq!(client.read(4096, 512).unwrap(), [6; 512]);
+    // The option that has no errors has no extended headers, either.
+    let mut client = Client::start(server.socket()).unwrap();
+    assert_eq!(client.ask(option::EXTENDED_HEADERS, b"").unwrap().0, ACK);
+    client.option(option::EXPORT_NAME, b"").unwrap();
+    assert!(client.is_closed());
+    let mut client = Client::start(server.socket()).unwrap();
+    assert_eq!(client.ask(option::STRUCTURED_REPLY, b"").unwrap().0, ACK);
+    client.option(option::EXPORT_NAME, b"").unwrap();
+    assert_eq!(client.take(10).unwrap()[..8], SIZE.to_be_bytes());
+    assert_eq!(client.read(4096, 512).unwrap(), [6; 512]);
     server.stop();
 }
 
@@ -259,6 +293,73 @@ fn clients_that_vanish_leave_nothing_behind() {
     assert!(after < resident + (16 << 10), "{after} KiB, {resident} before");
     serves(&server);
     server.stop();
+}
+
+/// Reading all of the disk ahead takes hours.
+#[test]
+fn nothing_is_read_ahead_for_clients_that_left() {
+    const HUGE: u64 = 60 << 40;
+    let scratch = Scratch::new("nbd-malformed");
+    let dir = scratch.path();
+    zebu(dir, ["create", "-q", "-f", "qcow2", "disk.qcow2", "60T"]).ok();
+    let server = Server::start(dir, "--control ctl.sock -f qcow2 disk.qcow2");
+    let clients = || {
+        let stats = zebu(dir, ["ctl", "ctl.sock", "stats"]).ok().stdout;
+        let stats: Value = serde_json::from_str(&stats).unwrap();
+        stats["exports"][0]["clients"].as_u64().unwrap()
+    };
+    let all_leave = |what: &str| {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while clients() > 0 {
+            assert!(Instant::now() < deadline, "{what}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let mut client = Client::open_extended(server.socket(), "").unwrap();
+    client.request(0, command::CACHE, 1, 0, HUGE).unwrap();
+    // It has begun, and others are served meanwhile.
+    serves(&server);
+    drop(client);
+    all_leave("one request");
+    // More than there is room for: the server does not come to see the end of what was sent.
+    let mut client = Client::open_extended(server.socket(), "").unwrap();
+    for cookie in 0..100 {
+        client.request(0, command::CACHE, cookie, 0, HUGE).unwrap();
+    }
+    serves(&server);
+    drop(client);
+    all_leave("many requests");
+    // One that says that it leaves, and waits for the server to close the connection.
+    let mut client = Client::open_extended(server.socket(), "").unwrap();
+    client.request(0, command::CACHE, 1, 0, HUGE).unwrap();
+    client.request(0, command::DISCONNECT, 2, 0, 0).unwrap();
+    all_leave("a farewell");
+    assert!(client.is_closed());
+    server.stop();
+}
+
+#[test]
+fn the_server_has_as_many_descriptors_as_it_may() {
+    let limits = getrlimit(Resource::Nofile);
+    let low = Rlimit { current: Some(limits.maximum.unwrap_or(u64::MAX).min(1000)), ..limits };
+    // Whoever else starts a server meanwhile has no need of more.
+    setrlimit(Resource::Nofile, low).unwrap();
+    let (_scratch, server) = serve("");
+    setrlimit(Resource::Nofile, limits).unwrap();
+    let pid = Pid::from_raw(server.pid() as i32);
+    let found = prlimit(pid, Resource::Nofile, limits).unwrap();
+    assert_eq!(found, Rlimit { current: limits.maximum, ..limits });
+    // Without any left, that is told once, and those who wait are served when there are some again.
+    let none = Rlimit { current: Some(server.descriptors() as u64 + 1), ..limits };
+    prlimit(pid, Resource::Nofile, none).unwrap();
+    let waiting: Vec<_> = (0..4).map(|_| UnixStream::connect(server.socket()).unwrap()).collect();
+    std::thread::sleep(Duration::from_secs(2));
+    prlimit(pid, Resource::Nofile, limits).unwrap();
+    serves(&server);
+    drop(waiting);
+    let said = server.stop_with_messages();
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.contains("cannot accept a client") && said.contains("ulimit -n"), "{said}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use zebu_tests::nbd_client::{Client, command};
-use zebu_tests::program::zebu;
+use zebu_tests::program::{Finished, zebu};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::scratch::Scratch;
 use zebu_tests::server::Server;
@@ -107,9 +107,16 @@ fn a_disk_grows_under_its_clients() {
     assert!(out.stderr.contains("nosuch"), "{out}");
     zebu(dir, ["ctl", "ctl.sock", "flush", "root"]).ok();
     zebu(dir, ["ctl", "ctl.sock", "cache-size", "root", "4M"]).ok();
+    let stats: Value =
+        serde_json::from_str(&zebu(dir, ["ctl", "ctl.sock", "stats", "root"]).ok().stdout).unwrap();
+    assert_eq!(stats["image"]["cache-limit"], 4 * MIB, "{stats}");
+    assert!(stats["image"]["cache-bytes"].as_u64() <= Some(4 * MIB), "{stats}");
     assert_eq!(old.read(127 * MIB, 512).unwrap(), [3; 512]);
-    let out = zebu(dir, ["ctl", "ctl.sock", "cache-size", "root", "1"]).exits(1);
-    assert!(out.stderr.contains("cache"), "{out}");
+    let set = |bytes: u64| zebu(dir, ["ctl", "ctl.sock", "cache-size", "root", &bytes.to_string()]);
+    let least = least_cache(&set(1).exits(1));
+    set(least - 1).exits(1);
+    set(least).ok();
+    assert_eq!(old.read(127 * MIB, 512).unwrap(), [3; 512]);
     server.stop();
     assert_eq!(qemu.info(dir, IMAGE)["virtual-size"], 128 * MIB);
     qemu.check_clean(dir, IMAGE).unwrap();
@@ -117,14 +124,57 @@ fn a_disk_grows_under_its_clients() {
     zebu(dir, ["ctl", "ctl.sock", "stats"]).exits(1);
 }
 
-/// What the kernel says of the filters of each thread's system calls.
-fn filters(server: &Server) -> Vec<String> {
-    let threads = std::fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap();
-    // One that ends meanwhile has none.
-    let status =
-        threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("status")).ok());
-    let line = |text: String| text.lines().find(|line| line.starts_with("Seccomp:")).map(str::to_owned);
-    status.filter_map(line).map(|line| line["Seccomp:".len()..].trim().to_owned()).collect()
+/// What a refusal says is the least.
+fn least_cache(refused: &Finished) -> u64 {
+    let told = refused.stderr.split("at least ").nth(1).and_then(|rest| rest.split(' ').next());
+    told.and_then(|told| told.parse().ok()).unwrap_or_else(|| panic!("{refused}"))
+}
+
+#[test]
+fn a_cache_that_is_too_small_for_the_queues_is_refused() {
+    let scratch = Scratch::new("control");
+    let dir = scratch.path();
+    zebu(dir, ["create", "-q", "-f", "qcow2", IMAGE, "4G"]).ok();
+    let options = |bytes: u64| format!("driver=qcow2,file.filename={IMAGE},cache-size={bytes}");
+    let socket = format!("unix:{}", dir.join("refused.sock").display());
+    let start = |bytes: u64| {
+        zebu(dir, ["serve", "--queues", "16", "--nbd", &socket, "--image-opts", &options(bytes)])
+    };
+    let least = least_cache(&start(1).exits(1));
+    start(least - 1).exits(1);
+    let server = Server::start(dir, &format!("--queues 16 --image-opts {}", options(least)));
+    let mut client = Client::open(server.socket(), "").unwrap();
+    for at in (0..4096 * MIB).step_by(600 * MIB as usize) {
+        assert_eq!(client.write(0, at, &[1; 4096]).unwrap(), 0);
+    }
+    server.stop();
+}
+
+/// Nobody asks for anything, so that no request looks by the way.
+#[test]
+fn an_idle_image_gives_its_memory_back() {
+    let scratch = Scratch::new("control");
+    let dir = scratch.path();
+    zebu(dir, ["create", "-q", "-f", "qcow2", "-o", "preallocation=metadata", IMAGE, "4G"]).ok();
+    let options = format!("driver=qcow2,file.filename={IMAGE},cache-clean-interval=1,extent-index=off");
+    let server = Server::start(dir, &format!("--control ctl.sock --export-name root --image-opts {options}"));
+    let mut client = Client::open(server.socket(), "root").unwrap();
+    for at in (0..4096 * MIB).step_by(32 * MIB as usize) {
+        client.read(at, 4096).unwrap();
+    }
+    let cached = || {
+        let stats = zebu(dir, ["ctl", "ctl.sock", "stats", "root"]).ok().stdout;
+        serde_json::from_str::<Value>(&stats).unwrap()["image"]["cache-bytes"].as_u64().unwrap()
+    };
+    let before = cached();
+    assert!(before > 512 << 10, "{before} bytes");
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while cached() > before / 4 {
+        assert!(std::time::Instant::now() < deadline, "{} of {before} bytes are still there", cached());
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    }
+    client.read(0, 4096).unwrap();
+    server.stop();
 }
 
 #[test]
@@ -133,7 +183,7 @@ fn all_threads_are_in_the_sandbox_unless_it_is_off() {
         let (_scratch, server) = serve(options);
         let mut client = Client::open(server.socket(), "root").unwrap();
         assert_eq!(client.write(0, 0, &[1; 4096]).unwrap(), 0);
-        let filters = filters(&server);
+        let filters = server.system_call_filters();
         assert!(filters.len() > 3 && filters.iter().all(|filter| filter == mode), "{options}: {filters:?}");
         server.stop();
     }

@@ -1,11 +1,14 @@
 //! vhost-user-blk with a front end and a driver of the test's own: what a guest may do, and what it must not.
 
+use serde_json::Value;
 use zebu_tests::program::zebu;
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
 use zebu_tests::scratch::Scratch;
 use zebu_tests::server::Server;
-use zebu_tests::vhost_guest::{DATA, INDIRECT, MEMORY, QUEUE, VhostGuest, WRITE};
+use zebu_tests::vhost_guest::{
+    DATA, Driver, EVENT_INDEX, HAS_FLUSH, INDIRECT, MEMORY, QUEUE, VhostGuest, WRITE,
+};
 
 const IMAGE: &str = "disk.qcow2";
 const SIZE: u64 = 64 << 20;
@@ -193,15 +196,6 @@ fn hostile_requests_are_refused_and_others_served() {
         guest.kick(0);
         assert_eq!(guest.used(0).len(), 1, "{what}");
     }
-    // More descriptors than the ring has, in a table of their own, that are in order otherwise.
-    let entries = u32::from(QUEUE) + 1;
-    let mut table = vec![(header, 16, 0); entries as usize];
-    table[entries as usize - 1] = (header + 16, 1, WRITE);
-    guest.put_table(2 << 20, &table);
-    guest.put_descriptor(0, 0, VhostGuest::at(2 << 20), entries * 16, INDIRECT, 0);
-    guest.offer(0, 0);
-    guest.kick(0);
-    assert_eq!(guest.used(0), [(0, 0)]);
     // A table in a table.
     guest.put_descriptor(2 << 20, 0, VhostGuest::at(2 << 20), 16, INDIRECT, 0);
     guest.put_descriptor(0, 0, VhostGuest::at(2 << 20), 16, INDIRECT, 0);
@@ -213,6 +207,7 @@ fn hostile_requests_are_refused_and_others_served() {
     // A head or an index that the ring does not have ends the ring, but not the device.
     guest.offer(0, 50_000);
     guest.kick(0);
+    guest.wait_for_look(0);
     guest.put(DATA, &[7; 512]);
     assert_eq!(guest.call(1, OUT, 5, 512, 0), (OK, 1));
     assert_eq!(guest.stop(1), 1);
@@ -221,6 +216,7 @@ fn hostile_requests_are_refused_and_others_served() {
     let mut guest = VhostGuest::connect(server.socket(), 2);
     guest.claim_available(0, 30_000);
     guest.kick(0);
+    guest.wait_for_look(0);
     guest.put(DATA, &[7; 512]);
     assert_eq!(guest.call(1, OUT, 5, 512, 0), (OK, 1));
     assert_eq!(guest.stop(1), 1);
@@ -234,6 +230,160 @@ fn hostile_requests_are_refused_and_others_served() {
     let said = server.stop_with_messages();
     assert!(said.contains("broke its ring"), "{said}");
     qemu.check_clean(scratch.path(), IMAGE).unwrap();
+}
+
+/// Writes segments of 512 bytes at sector 0, so many that their table has `descriptors`; the status.
+fn write_segments(guest: &mut VhostGuest, descriptors: u32) -> u8 {
+    let header = VhostGuest::at(VhostGuest::header_of(0, 0));
+    guest.put_request(0, 0, OUT, 0, (0, 0, 0));
+    let mut table = vec![(header, 16, 0)];
+    table.resize(descriptors as usize - 1, (VhostGuest::at(DATA), 512, 0));
+    table.push((header + 16, 1, WRITE));
+    guest.put_table(2 << 20, &table);
+    guest.put_descriptor(0, 0, VhostGuest::at(2 << 20), descriptors * 16, INDIRECT, 0);
+    guest.offer(0, 0);
+    guest.kick(0);
+    assert_eq!(guest.used(0), [(0, 1)], "{descriptors} descriptors");
+    guest.status(0, 0)
+}
+
+// Linux makes as many segments as the device offers (126), however small the ring is.
+#[test]
+fn a_table_may_have_more_descriptors_than_its_ring() {
+    let scratch = Scratch::new("vhost");
+    create(&scratch);
+    let server = serve(&scratch, "");
+    for entries in [16, 64, 256] {
+        let mut guest = VhostGuest::connect_with(server.socket(), 1, Driver { entries, ..Driver::default() });
+        for descriptors in [128, 1024] {
+            let content = [(descriptors / 8 + u32::from(entries)) as u8 | 1; 512];
+            guest.put(DATA, &content);
+            assert_eq!(write_segments(&mut guest, descriptors), OK);
+            for sector in [0, u64::from(descriptors) - 3] {
+                assert_eq!(guest.call(0, IN, sector, 512, WRITE), (OK, 513));
+                assert_eq!(guest.get(DATA, 512), content, "{descriptors} descriptors, sector {sector}");
+            }
+        }
+        // More than that is refused, and said so.
+        guest.put(DATA, &[0xaa; 512]);
+        for descriptors in [1025, 5000] {
+            assert_eq!(write_segments(&mut guest, descriptors), IO_ERROR);
+        }
+        assert_eq!(guest.call(0, IN, 0, 512, WRITE), (OK, 513));
+        assert_ne!(guest.get(DATA, 512), [0xaa; 512], "what is refused is written");
+    }
+    server.stop();
+}
+
+// As if it was killed between the two.
+#[test]
+fn a_guest_is_told_of_what_was_used_before_a_restart() {
+    let scratch = Scratch::new("vhost");
+    create(&scratch);
+    let mut server = serve(&scratch, "");
+    let mut guest = VhostGuest::connect(server.socket(), 1);
+    for round in 0..3u64 {
+        assert!(guest.ask_for_call(0));
+        guest.put_request(0, 0, OUT, round * 8, (VhostGuest::at(DATA), 4096, 0));
+        guest.offer(0, 0);
+        guest.kick(0);
+        while !guest.has_used(0) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        guest.miss_call(0);
+        server.kill();
+        server = serve(&scratch, "");
+        guest.reconnect(server.socket());
+        assert_eq!(guest.used_by_call(0), [(0, 1)], "round {round}");
+        assert_eq!(guest.status(0, 0), OK);
+    }
+    drop(guest);
+    server.stop();
+}
+
+#[test]
+fn a_guest_without_the_event_index_is_told_unless_it_does_not_want_to_be() {
+    let scratch = Scratch::new("vhost");
+    create(&scratch);
+    let server = serve(&scratch, "");
+    let driver = Driver { declined: EVENT_INDEX, ..Driver::default() };
+    let mut guest = VhostGuest::connect_with(server.socket(), 1, driver);
+    for round in 0..300u64 {
+        guest.put(DATA, &[round as u8; 4096]);
+        guest.put_request(0, 0, OUT, round * 8, (VhostGuest::at(DATA), 4096, 0));
+        guest.offer(0, 0);
+        guest.kick(0);
+        let mut used = Vec::new();
+        while used.is_empty() {
+            // A ring that starts tells its guest to look, too.
+            guest.miss_call(0);
+            used = guest.used_now(0);
+        }
+        assert_eq!(used, [(0, 1)], "round {round}");
+        assert_eq!(guest.status(0, 0), OK);
+    }
+    guest.want_calls(0, false);
+    for round in 0..300u64 {
+        guest.put_request(0, 0, IN, round * 8, (VhostGuest::at(DATA), 4096, WRITE));
+        guest.offer(0, 0);
+        guest.kick(0);
+        while !guest.has_used(0) {
+            std::thread::sleep(std::time::Duration::from_micros(100));
+        }
+        assert_eq!(guest.used_now(0), [(0, 4097)], "round {round}");
+        assert!(guest.get(DATA, 4096) == [round as u8; 4096], "round {round}");
+    }
+    assert!(!guest.was_called(0), "a driver that polls was told");
+    drop(guest);
+    server.stop();
+}
+
+// It has no other way to say what must last: a first write has to have its metadata in the file, too.
+#[test]
+fn what_a_guest_without_flushes_writes_is_durable_when_it_is_used() {
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("vhost");
+    create(&scratch);
+    let server = serve(&scratch, "");
+    let driver = Driver { declined: HAS_FLUSH, ..Driver::default() };
+    let mut guest = VhostGuest::connect_with(server.socket(), 1, driver);
+    for number in 0..64u8 {
+        guest.put(DATA, &[number + 1; 4096]);
+        assert_eq!(guest.call(0, OUT, u64::from(number) * 256, 4096, 0), (OK, 1));
+    }
+    guest.put(DATA, &range(0, 256, 1));
+    assert_eq!(guest.call(0, WRITE_ZEROES, 0, 16, 0), (OK, 1));
+    server.kill();
+    let written = (1..64).map(|number| format!("read -q -P {} {}k 4k", number + 1, number * 128));
+    let reads: Vec<String> = written.chain(["read -q -P 0 0 128k".to_owned()]).collect();
+    // What was killed may hold its locks for a moment.
+    qemu.io(scratch.path(), "-U -r -f qcow2", IMAGE, &reads).ok();
+    let out = qemu.img(scratch.path(), ["check", "-U", "-f", "qcow2", IMAGE]);
+    assert!(matches!(out.code, Some(0 | 3)), "{out}");
+}
+
+#[test]
+fn what_is_discarded_and_zeroed_is_counted() {
+    let scratch = Scratch::new("vhost");
+    create(&scratch);
+    let server = serve(&scratch, "--control ctl.sock");
+    let mut guest = VhostGuest::connect(server.socket(), 1);
+    guest.put(DATA, &[range(0, 256, 0), range(2048, 128, 0)].concat());
+    assert_eq!(guest.call(0, DISCARD, 0, 32, 0), (OK, 1));
+    guest.put(DATA, &range(8, 24, 1));
+    assert_eq!(guest.call(0, WRITE_ZEROES, 0, 16, 0), (OK, 1));
+    // One that fails counts no bytes.
+    guest.put(DATA, &range(SIZE / 512, 8, 0));
+    assert_eq!(guest.call(0, WRITE_ZEROES, 0, 16, 0).0, IO_ERROR);
+    assert_eq!(guest.call(0, OUT, 0, 4096, 0), (OK, 1));
+    assert_eq!(guest.call(0, IN, 0, 8192, WRITE), (OK, 8193));
+    let stats = zebu(scratch.path(), ["ctl", "ctl.sock", "stats", "root"]).ok().stdout;
+    let stats: Value = serde_json::from_str(&stats).unwrap();
+    let of = |kind: &str| ["requests", "bytes"].map(|what| stats["requests"][kind][what].as_u64().unwrap());
+    assert_eq!(of("discard"), [1, 384 * 512]);
+    assert_eq!(of("write-zeroes"), [2, 24 * 512]);
+    assert_eq!((of("write"), of("read")), ([1, 4096], [1, 8192]));
+    server.stop();
 }
 
 #[test]
@@ -252,6 +402,53 @@ fn a_guest_is_told_of_a_new_size() {
     // Nobody is there to be told.
     zebu(scratch.path(), ["ctl", "ctl.sock", "resize", "root", "100M"]).ok();
     server.stop();
+}
+
+#[test]
+fn devices_of_one_process_do_not_get_into_each_others_way() {
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("vhost");
+    let dir = scratch.path();
+    create(&scratch);
+    zebu(dir, ["create", "-q", "-f", "qcow2", "first.qcow2", "32M"]).ok();
+    let server = serve(&scratch, "--queues 2 --vhost-user-blk second.sock --export-name second first.qcow2");
+    let mut guests =
+        [server.socket().to_owned(), dir.join("second.sock")].map(|path| VhostGuest::connect(&path, 2));
+    assert_eq!(guests.each_ref().map(|guest| guest.size), [32 << 20, SIZE]);
+    let mut models = guests.each_ref().map(|guest| vec![0; guest.size as usize]);
+    let mut random = Random::new(6);
+    for turn in 0..300 {
+        let which = turn % 2;
+        let (guest, model) = (&mut guests[which], &mut models[which]);
+        let sectors = random.between(1, 128);
+        let sector = random.below(guest.size / 512 - sectors);
+        let bytes = (sector * 512) as usize..((sector + sectors) * 512) as usize;
+        let len = (sectors * 512) as u32;
+        let ring = random.below(2) as usize;
+        if random.chance(60) {
+            random.fill(&mut model[bytes.clone()]);
+            guest.put(DATA, &model[bytes]);
+            assert_eq!(guest.call(ring, OUT, sector, len, 0), (OK, 1));
+        } else {
+            assert_eq!(guest.call(ring, IN, sector, len, WRITE), (OK, len + 1));
+            assert!(guest.get(DATA, len as usize) == model[bytes], "{sectors} sectors at {sector}");
+        }
+        // A guest that goes away is no matter to the other.
+        if turn == 150 {
+            guests[0].reconnect(server.socket());
+        }
+    }
+    for (guest, name) in guests.iter_mut().zip(["root", "second"]) {
+        assert_eq!(guest.call(0, GET_ID, 0, 20, WRITE), (OK, 21));
+        assert!(guest.get(DATA, name.len()) == name.as_bytes(), "{name}");
+        assert_eq!(guest.call(0, FLUSH, 0, 0, 0), (OK, 1));
+    }
+    drop(guests);
+    server.stop();
+    for (name, model) in ["first.qcow2", IMAGE].into_iter().zip(models) {
+        qemu.check_clean(dir, name).unwrap();
+        assert!(qemu.read_all(dir, name, None) == model, "{name}");
+    }
 }
 
 #[test]
@@ -281,6 +478,7 @@ fn what_was_in_flight_is_done_after_a_restart() {
     let mut guest = VhostGuest::connect(server.socket(), 2);
     let slots = QUEUE / 3;
     for round in 0..8u64 {
+        assert!(guest.ask_for_call(0) && guest.ask_for_call(1));
         // Every slot writes a place of its own, with what tells the round.
         for ring in 0..2 {
             for slot in 0..slots {
@@ -301,7 +499,7 @@ fn what_was_in_flight_is_done_after_a_restart() {
             guest.kick(ring);
             let mut heads = Vec::new();
             while heads.len() < usize::from(slots) {
-                heads.extend(guest.used(ring).into_iter().map(|(head, _)| head));
+                heads.extend(guest.used_by_call(ring).into_iter().map(|(head, _)| head));
             }
             heads.sort_unstable();
             assert!(heads.iter().copied().eq((0..slots).map(|slot| slot * 3)), "round {round}: {heads:?}");

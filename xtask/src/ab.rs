@@ -45,6 +45,10 @@ pub(crate) enum Metric {
     /// System calls on the target, seen by strace.
     TargetReads,
     TargetWrites,
+    /// The same that make durable: fdatasync, fsync.
+    TargetSyncs,
+    /// The same that do none of this: fallocate, ftruncate.
+    TargetOthers,
     /// Of the writes, those that do not begin and end where 4 KiB blocks do.
     UnalignedWrites,
     /// In the page cache after the run.
@@ -56,8 +60,14 @@ pub(crate) enum Metric {
     ExtentsPerGib,
     /// Of the image that was made.
     ImageMib,
+    /// Bytes of data in the source, beside those of the image that was made.
+    CompressionRatio,
     /// Milliseconds more than the program needs to start and end.
     OverBareMillis,
+    /// In user mode, seen by callgrind.
+    InstructionsPerRequest,
+    /// Requests per second with many in flight, beside those with one.
+    DepthScaling,
 }
 
 impl Metric {
@@ -73,6 +83,8 @@ impl Metric {
             Metric::CpuMicrosPerRequest => "CPU per request (µs)",
             Metric::TargetReads => "reads of the target",
             Metric::TargetWrites => "writes to the target",
+            Metric::TargetSyncs => "syncs of the target",
+            Metric::TargetOthers => "other calls on the target",
             Metric::UnalignedWrites => "unaligned writes",
             Metric::SourceCachedMib => "source left in the page cache (MiB)",
             Metric::TargetCachedMib => "target left in the page cache (MiB)",
@@ -80,7 +92,10 @@ impl Metric {
             Metric::DeviceReads => "device reads",
             Metric::DeviceWrites => "device writes",
             Metric::ExtentsPerGib => "extents per GiB",
+            Metric::CompressionRatio => "source's data beside the image (x)",
             Metric::OverBareMillis => "over a bare start (ms)",
+            Metric::InstructionsPerRequest => "instructions per request",
+            Metric::DepthScaling => "depth 32 beside depth 1 (x)",
         }
     }
 }
@@ -112,37 +127,72 @@ pub(crate) struct Rounds {
     pub(crate) warm_up: usize,
 }
 
-/// Runs both sides in turn. Which one goes first changes from round to round, so that what the first leaves behind
-/// (caches, a busy disk) hits both alike.
-pub(crate) fn alternate(name: &str, rounds: Rounds, sides: [Side<'_>; 2]) -> Outcome<Comparison> {
-    let [mut a, mut b] = sides;
-    let mut metrics: Vec<(Metric, [Vec<f64>; 2])> = Vec::new();
+/// A row of results: its name, and which two of the sides it compares.
+#[derive(Debug, Clone)]
+pub(crate) struct Row {
+    pub(crate) name: String,
+    pub(crate) pair: [usize; 2],
+}
+
+impl Row {
+    /// Compares the sides at two places.
+    pub(crate) fn of(name: impl Into<String>, pair: [usize; 2]) -> Self {
+        Self { name: name.into(), pair }
+    }
+}
+
+/// Runs all sides in turn, each once a round, and makes the rows of them. Which one goes first changes from round to round,
+/// so that what the first leaves behind (caches, a busy disk) hits all alike. A side that fails does not run again, and its
+/// rows are told with the reason.
+pub(crate) fn compare(rounds: Rounds, mut sides: Vec<Side<'_>>, rows: &[Row]) -> Vec<Outcome<Comparison>> {
+    let empty = |row: &Row| Comparison {
+        name: row.name.clone(),
+        labels: row.pair.map(|place| sides[place].label.clone()),
+        metrics: Vec::new(),
+    };
+    let mut comparisons: Vec<Comparison> = rows.iter().map(empty).collect();
+    let mut failures: Vec<Option<String>> = vec![None; sides.len()];
     for round in 0..rounds.warm_up + rounds.measured {
-        let (first, second);
-        if round % 2 == 0 {
-            first = (a.run)()?;
-            second = (b.run)()?;
-        } else {
-            second = (b.run)()?;
-            first = (a.run)()?;
+        let mut samples = vec![Sample::new(); sides.len()];
+        let mut order: Vec<usize> = (0..sides.len()).collect();
+        if round % 2 != 0 {
+            order.reverse();
         }
-        if round < rounds.warm_up {
-            continue;
+        for place in order {
+            if failures[place].is_none() {
+                match (sides[place].run)() {
+                    Ok(sample) => samples[place] = sample,
+                    Err(why) => failures[place] = Some(why),
+                }
+            }
         }
-        for (metric, value) in first {
-            let Some((_, other)) = second.iter().find(|(m, _)| *m == metric) else { continue };
-            let at = metrics.iter().position(|(m, _)| *m == metric).unwrap_or_else(|| {
-                metrics.push((metric, [Vec::new(), Vec::new()]));
-                metrics.len() - 1
-            });
-            metrics[at].1[0].push(value);
-            metrics[at].1[1].push(*other);
+        if round >= rounds.warm_up {
+            for (row, comparison) in rows.iter().zip(&mut comparisons) {
+                comparison.add(&samples[row.pair[0]], &samples[row.pair[1]]);
+            }
         }
     }
-    Ok(Comparison { name: name.to_owned(), labels: [a.label, b.label], metrics })
+    let judged = |(row, comparison): (&Row, Comparison)| {
+        let failure = row.pair.iter().find_map(|place| failures[*place].clone());
+        failure.map_or(Ok(comparison), Err)
+    };
+    rows.iter().zip(comparisons).map(judged).collect()
 }
 
 impl Comparison {
+    /// Takes in the figures of a round.
+    fn add(&mut self, a: &Sample, b: &Sample) {
+        for (metric, value) in a {
+            let Some((_, other)) = b.iter().find(|(m, _)| m == metric) else { continue };
+            let at = self.metrics.iter().position(|(m, _)| m == metric).unwrap_or_else(|| {
+                self.metrics.push((*metric, [Vec::new(), Vec::new()]));
+                self.metrics.len() - 1
+            });
+            self.metrics[at].1[0].push(*value);
+            self.metrics[at].1[1].push(*other);
+        }
+    }
+
     /// A table: medians with their spread, and the ratio of the first to the second.
     pub(crate) fn render(&self) -> String {
         let [a, b] = &self.labels;
@@ -209,7 +259,9 @@ pub(crate) fn run(args: &AbArgs) -> Outcome {
     };
     println!("A: {}\nB: {}\n", a.join(" "), b.join(" "));
     let rounds = Rounds { measured: args.rounds, warm_up: args.warm_up };
-    let comparison = alternate("A / B", rounds, [side("A", a), side("B", b)])?;
+    let rows = [Row::of("A / B", [0, 1])];
+    let mut compared = compare(rounds, vec![side("A", a), side("B", b)], &rows);
+    let comparison = compared.pop().ok_or("nothing was compared")??;
     println!("{}", comparison.render());
     args.json.as_ref().map_or(Ok(()), |file| comparison.append_to(file))
 }
@@ -239,11 +291,36 @@ mod tests {
             }
         };
         let rounds = Rounds { measured: 3, warm_up: 1 };
-        let c = alternate("t", rounds, [side("a", 1.0), side("b", 10.0)]).expect("runs");
+        let rows = [Row::of("t", [0, 1])];
+        let compared = compare(rounds, vec![side("a", 1.0), side("b", 10.0)], &rows);
+        let c = compared[0].as_ref().expect("runs");
         assert_eq!(*order.borrow(), "abbaabba");
         assert_eq!(c.metrics, [(Metric::WallSeconds, [vec![4.0, 5.0, 8.0], vec![30.0, 60.0, 70.0]])]);
         let lines = c.json_lines();
         assert_eq!((&lines[0]["rounds"], &lines[0]["a"]["median"]), (&json!(3), &json!(5.0)));
+        order.borrow_mut().clear();
+        let sides = vec![side("a", 1.0), side("b", 10.0), side("c", 100.0)];
+        let rows = [Row::of("t", [0, 1]), Row::of("t", [2, 0])];
+        let compared = compare(Rounds { measured: 2, warm_up: 0 }, sides, &rows);
+        assert_eq!(*order.borrow(), "abccba");
+        let figures: Vec<_> = compared.iter().map(|c| &c.as_ref().expect("ran").metrics[..]).collect();
+        assert_eq!(figures[0], [(Metric::WallSeconds, [vec![1.0, 6.0], vec![20.0, 50.0]])]);
+        assert_eq!(figures[1], [(Metric::WallSeconds, [vec![300.0, 400.0], vec![1.0, 6.0]])]);
+    }
+
+    #[test]
+    fn a_side_that_fails_does_not_take_the_others_with_it() {
+        let side = |label: &str, fails: bool| Side {
+            label: label.to_owned(),
+            run: Box::new(move || {
+                if fails { Err("broken".to_owned()) } else { Ok(vec![(Metric::WallSeconds, 1.0)]) }
+            }),
+        };
+        let sides = vec![side("a", false), side("b", true), side("c", false)];
+        let rows = [Row::of("t", [0, 1]), Row::of("t", [0, 2])];
+        let compared = compare(Rounds { measured: 3, warm_up: 0 }, sides, &rows);
+        assert_eq!(compared[0].as_ref().err().map(String::as_str), Some("broken"));
+        assert_eq!(compared[1].as_ref().expect("ran").metrics[0].1, [vec![1.0; 3], vec![1.0; 3]]);
     }
 
     #[test]

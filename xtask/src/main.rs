@@ -2,6 +2,7 @@
 
 mod ab;
 mod bench;
+mod coverage;
 mod demo;
 mod fuzz;
 mod interleave;
@@ -9,6 +10,7 @@ mod miri;
 mod mount;
 mod nightly;
 mod process;
+mod sanitize;
 mod setup;
 mod slow_disk;
 mod stats;
@@ -49,6 +51,10 @@ enum Command {
     Interleave(interleave::InterleaveArgs),
     /// Run tests of the format and of the buffers in Miri, which sees undefined behaviour (nightly Rust)
     Miri(miri::MiriArgs),
+    /// Run tests of storage, engine and servers under AddressSanitizer and ThreadSanitizer (nightly Rust)
+    Sanitize(sanitize::SanitizeArgs),
+    /// Count the lines of the format crate that its tests reach (cargo-llvm-cov)
+    Coverage(coverage::CoverageArgs),
     /// Measure two commands alternately: `cargo xtask ab -- CMD_A --vs CMD_B`
     Ab(ab::AbArgs),
     /// Tables of measurements beside QEMU and fio
@@ -79,6 +85,8 @@ fn main() -> ExitCode {
         Command::Fuzz(args) => fuzz::command(&args),
         Command::Interleave(args) => interleave::command(&args),
         Command::Miri(args) => miri::command(&args),
+        Command::Sanitize(args) => sanitize::command(&args),
+        Command::Coverage(args) => coverage::command(&args),
         Command::Ab(args) => ab::run(&args),
         Command::Bench(args) => bench::run_all(&args),
         Command::Deny => toolchain::deny(),

@@ -2,6 +2,7 @@
 
 use crate::Outcome;
 use crate::process::{find, is_root, output, run};
+use std::cell::Cell;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,8 +18,9 @@ pub(crate) enum Kind {
 
 /// A mounted file system; gone when dropped.
 pub(crate) struct Mounted {
+    kind: Kind,
     device: String,
-    mounted: bool,
+    mounted: Cell<bool>,
     scratch: TempDir,
 }
 
@@ -53,24 +55,33 @@ impl Mounted {
         let mut losetup = Command::new(program("losetup")?);
         let device =
             output(losetup.args(["--find", "--show", "--direct-io=on"]).arg(&file))?.trim().to_owned();
-        let mut this = Self { device, mounted: false, scratch };
+        let this = Self { kind, device, mounted: Cell::new(false), scratch };
         std::fs::create_dir(this.path()).map_err(|e| e.to_string())?;
-        match kind {
-            Kind::Ext4 => output(Command::new(program("mkfs.ext4")?).args([
-                "-q",
-                "-F",
-                "-E",
-                "nodiscard",
-                &this.device,
-            ]))?,
-            Kind::Xfs => output(Command::new(program("mkfs.xfs")?).args(["-q", "-f", "-K", &this.device]))?,
-            Kind::Btrfs => {
-                output(Command::new(program("mkfs.btrfs")?).args(["-q", "-f", "-K", &this.device]))?
-            }
-        };
-        run(Command::new(program("mount")?).arg(&this.device).arg(this.path()))?;
-        this.mounted = true;
+        this.mount_fresh()?;
         Ok(this)
+    }
+
+    /// Makes the file system anew: whoever writes next finds the same places free as the one before did. (The space of a
+    /// file that was removed is not free before the journal's next commit, and an allocator goes on elsewhere.)
+    pub(crate) fn renew(&self) -> Outcome {
+        run(Command::new(program("umount")?).arg(self.path()))?;
+        self.mounted.set(false);
+        self.mount_fresh()
+    }
+
+    fn mount_fresh(&self) -> Outcome {
+        let (make, options): (_, &[&str]) = match self.kind {
+            // Nothing is left for the kernel to initialise while somebody measures.
+            Kind::Ext4 => {
+                ("mkfs.ext4", &["-q", "-F", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0"])
+            }
+            Kind::Xfs => ("mkfs.xfs", &["-q", "-f", "-K"]),
+            Kind::Btrfs => ("mkfs.btrfs", &["-q", "-f", "-K"]),
+        };
+        output(Command::new(program(make)?).args(options).arg(&self.device))?;
+        run(Command::new(program("mount")?).arg(&self.device).arg(self.path()))?;
+        self.mounted.set(true);
+        Ok(())
     }
 
     /// Its root directory.
@@ -99,7 +110,7 @@ impl Drop for Mounted {
                 eprintln!("note: {what} stays behind: {error}");
             }
         };
-        if self.mounted {
+        if self.mounted.get() {
             said("the mount", output(Command::new("umount").arg(self.path())));
         }
         said("the loop device", output(Command::new("losetup").args(["--detach", &self.device])));

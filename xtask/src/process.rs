@@ -5,6 +5,8 @@ use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// A command line in one line of text, for messages.
@@ -40,6 +42,14 @@ pub(crate) fn output(command: &mut Command) -> Outcome<String> {
     }
 }
 
+/// What a command says on both of its outputs; anything but success is an error.
+pub(crate) fn output_of_both(command: &mut Command) -> Outcome<String> {
+    let done =
+        command.stdin(Stdio::null()).output().map_err(|e| format!("cannot run {}: {e}", shown(command)))?;
+    let text = String::from_utf8_lossy(&done.stdout).into_owned() + &String::from_utf8_lossy(&done.stderr);
+    if done.status.success() { Ok(text) } else { Err(format!("{}: {}\n{text}", shown(command), done.status)) }
+}
+
 /// The program `name` on the PATH (and where administrators' programs live, which a user's PATH may lack).
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -62,7 +72,8 @@ pub(crate) struct Usage {
     pub(crate) wall: Duration,
     /// User and system time of it and of the children that it waited for.
     pub(crate) cpu: Duration,
-    /// Largest resident set, in bytes.
+    /// Largest resident set, in bytes (`VmHWM` of proc_pid_status(5)). What `wait4` says includes the program that
+    /// started it.
     pub(crate) max_rss: u64,
     /// Standard output.
     pub(crate) stdout: String,
@@ -79,16 +90,48 @@ pub(crate) fn measure(command: &mut Command) -> Outcome<Usage> {
     command.stdin(Stdio::null()).stdout(for_child);
     let start = Instant::now();
     let child = command.spawn().map_err(|e| said(e, command))?;
+    let peak = Peak::watch(child.id());
     let (status, rusage) = wait4(child.id()).map_err(|e| said(e, command))?;
     let wall = start.elapsed();
+    let max_rss = peak.end();
     let mut stdout = String::new();
     io::Seek::rewind(&mut out)
         .and_then(|()| io::Read::read_to_string(&mut out, &mut stdout))
         .map_err(|e| said(e, command))?;
     let cpu = duration(rusage.ru_utime) + duration(rusage.ru_stime);
-    let max_rss = rusage.ru_maxrss as u64 * 1024;
     let code = libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status));
     Ok(Usage { wall, cpu, max_rss, stdout, code })
+}
+
+/// Looks at the largest resident set of a process while it runs.
+struct Peak {
+    stop: mpsc::Sender<()>,
+    thread: JoinHandle<u64>,
+}
+
+impl Peak {
+    fn watch(pid: u32) -> Self {
+        let (stop, stopped) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let status = format!("/proc/{pid}/status");
+            let mut peak = 0;
+            loop {
+                let text = std::fs::read_to_string(&status).unwrap_or_default();
+                let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+                let kib = line.and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+                peak = peak.max(kib.unwrap_or(0) * 1024);
+                if stopped.recv_timeout(Duration::from_millis(10)) != Err(RecvTimeoutError::Timeout) {
+                    return peak;
+                }
+            }
+        });
+        Self { stop, thread }
+    }
+
+    fn end(self) -> u64 {
+        drop(self.stop);
+        self.thread.join().unwrap_or(0)
+    }
 }
 
 /// As [`measure`]; an exit code other than 0 is an error.

@@ -42,6 +42,8 @@ const TOOLS: &[Tool] = &[
     Tool { program: "fusermount3", package: "fuse3", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "openssl", package: "openssl", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "nbdinfo", package: "libnbd-bin", needs: &[Need::Tests, Need::Everything] },
+    Tool { program: "nbdkit", package: "nbdkit", needs: &[Need::Everything] },
+    Tool { program: "valgrind", package: "valgrind", needs: &[Need::Everything] },
     Tool { program: "nbdsh", package: "python3-libnbd", needs: &[Need::Tests, Need::Everything] },
 ];
 
@@ -104,7 +106,12 @@ fn install(need: Need, packages: &[&'static str]) -> Outcome {
     let rest = missing(need);
     if !rest.is_empty() {
         update();
-        apt_get(&rest, None).map_err(|e| format!("{e}\n       By hand: {by_hand}"))?;
+        if let Err(error) = apt_get(&rest, None) {
+            // An archive that is being updated has other packages than the index said a moment ago.
+            println!("note: {error}; once more with a new index");
+            update();
+            apt_get(&rest, None).map_err(|e| format!("{e}\n       By hand: {by_hand}"))?;
+        }
     }
     match missing(need).as_slice() {
         [] => Ok(()),
@@ -144,7 +151,7 @@ fn update() {
 fn apt_get(packages: &[&str], suite: Option<&str>) -> Outcome {
     let mut command = Command::new("apt-get");
     command.env("DEBIAN_FRONTEND", "noninteractive");
-    command.args(["install", "-y", "-qq", "--no-install-recommends"]);
+    command.args(["-o", "Acquire::Retries=3", "install", "-y", "-qq", "--no-install-recommends"]);
     if let Some(suite) = suite {
         command.args(["-t", suite]);
     }

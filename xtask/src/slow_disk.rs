@@ -11,6 +11,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
 /// Requests whose pauses overlap.
@@ -50,10 +51,24 @@ impl SlowFile {
     }
 }
 
+/// Whether a command succeeds; what it says is of no interest.
+fn succeeds(command: &mut Command) -> bool {
+    command.stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
 impl Drop for SlowFile {
     fn drop(&mut self) {
+        // The kernel may hold the files of a killed process's ring for moments.
+        let is_unmounted = (0..40).any(|_| {
+            let done = succeeds(Command::new("umount").arg(&self.path));
+            if !done {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            done
+        });
         if let Some(session) = self.session.take()
             && let Err(error) = session.umount_and_join()
+            && !is_unmounted
         {
             eprintln!("note: the mount {} stays behind: {error}", self.path.display());
         }

@@ -1,10 +1,11 @@
 //! The command `test`: every check, in the order in which a mistake shows soonest.
 
-use crate::Outcome;
-use crate::process::run;
+use crate::process::{output, run};
 use crate::setup::{self, Need};
 use crate::table::Table;
 use crate::toolchain::{self, cargo, target_dir};
+use crate::torture;
+use crate::{Outcome, root};
 use clap::Args;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -50,7 +51,7 @@ pub(crate) fn run_all(args: &TestArgs) -> Outcome {
     }
     if !args.quick {
         steps.push(("deliberate faults", Box::new(|| passed(mutants("1")))));
-        steps.push(("torture, a slice", Box::new(|| passed(torture_slice()))));
+        steps.push(("torture, five minutes", Box::new(|| passed(torture_slice()))));
     }
     if args.long {
         steps.push(("deliberate faults, long", Box::new(|| passed(mutants("10")))));
@@ -92,6 +93,15 @@ pub(crate) fn differential(args: &[String]) -> Outcome {
 }
 
 fn lints() -> Outcome {
+    // Workspaces of their own, which nothing here builds: their lock files have to follow ours.
+    for dir in ["fuzz", "bench/peers"] {
+        output(cargo().current_dir(root().join(dir)).args([
+            "metadata",
+            "--locked",
+            "--format-version",
+            "1",
+        ]))?;
+    }
     run(cargo().args(["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))?;
     // What is there for tests of the tests only.
     run(cargo()
@@ -112,9 +122,10 @@ fn mutants(rounds: &str) -> Outcome {
     run(test_with_faults("mutants").env("ZEBU_MUTANT_ROUNDS", rounds).arg("killed"))
 }
 
-/// Simulated operations, crash states and steps of a commit, over the few seeds that the tests have by themselves.
+/// That the checks of the simulation see what is wrong; then simulated operations, crash states and steps of a commit.
 fn torture_slice() -> Outcome {
-    run(&mut test_with_faults("torture"))
+    run(test_with_faults("torture").arg("notices"))?;
+    torture::slice()
 }
 
 /// One of the engine's tests that need deliberate faults.

@@ -17,12 +17,12 @@ impl Load {
         Self { depth, block, write, count, step, next: AtomicU64::new(0) }
     }
 
-    /// The offset of the next request on a disk of `disk` bytes; none if all are given out. As `qemu-img bench` does it,
-    /// offsets start again where a request would reach past the end.
+    /// The offset of the next request on a disk of `disk` bytes; none if all are given out. As in `zebu bench`, offsets
+    /// wrap at the disk's size, and a request that would reach over the end is sent to the beginning.
     pub(crate) fn next(&self, disk: u64) -> Option<u64> {
         let index = self.next.fetch_add(1, Relaxed);
-        let room = disk.checked_sub(self.block as u64)? + 1;
-        (index < self.count).then(|| (u128::from(index) * u128::from(self.step) % u128::from(room)) as u64)
-            .map(|offset| offset / self.block as u64 * self.block as u64)
+        let last = disk.checked_sub(self.block as u64)?;
+        let offset = (u128::from(index) * u128::from(self.step) % u128::from(disk)) as u64;
+        (index < self.count).then_some(if offset > last { 0 } else { offset })
     }
 }

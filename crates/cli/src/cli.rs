@@ -7,6 +7,7 @@ use crate::commands::{
 use crate::examples;
 use crate::failure::Failure;
 use crate::manual;
+use crate::serve::unmounter;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::io::Write;
@@ -104,6 +105,9 @@ enum Command {
     /// Look at and change a running `zebu serve`, through the socket of its --control
     #[command(after_help = examples::CTL)]
     Ctl(ctl::CtlArgs),
+    /// Wait for the end of the server that started this, then unmount its files
+    #[command(hide = true)]
+    UnmountInTheEnd(unmounter::UnmountArgs),
     /// Print a completion script for a shell
     #[command(hide = true)]
     Completions {
@@ -142,6 +146,7 @@ impl Command {
             Command::Io(_) => "io",
             Command::Serve(_) => "serve",
             Command::Ctl(_) => "ctl",
+            Command::UnmountInTheEnd(_) => "unmount-in-the-end",
             Command::Completions { .. } => "completions",
             Command::Manpage { .. } => "manpage",
         }
@@ -170,6 +175,7 @@ impl Command {
             Command::Io(args) => io::run(args),
             Command::Serve(args) => serve::run(args),
             Command::Ctl(args) => ctl::run(args),
+            Command::UnmountInTheEnd(args) => Ok(unmounter::run(args)),
             Command::Completions { shell } => manual::completions(Cli::command(), *shell),
             Command::Manpage { directory } => manual::pages(Cli::command(), directory.as_deref()),
         }

@@ -72,7 +72,7 @@ const OPTIONS: &[Described] = &[
     Described {
         name: "nocow",
         value: "bool (on/off)",
-        description: "Turn off copy-on-write of the file on btrfs",
+        description: "Turn off copy-on-write of the file on btrfs (no effect elsewhere)",
         raw: true,
     },
     Described {

@@ -80,6 +80,7 @@ fn phase_name(phase: Phase) -> &'static str {
         Phase::Comparing => "comparing",
         Phase::Measuring => "measuring",
         Phase::Verifying => "verifying",
+        Phase::Reserving => "reserving",
         Phase::Finishing => "finishing",
         _ => "working",
     }

@@ -79,9 +79,11 @@ fn writes_reach_the_image() {
     }
     let scratch = Scratch::new();
     scratch.qemu_img(&words("create -q -f qcow2 a.qcow2 1M")).ok();
-    // 255 requests: offsets wrap one request before the end of the disk.
     scratch.zebu(&words("bench -w --pattern 0x5a -c 255 -d 16 a.qcow2")).ok();
     scratch.qemu_io(&["-c", "read -P 0x5a 0 1020k", "-c", "read -P 0 1020k 4k", "a.qcow2"]).ok();
+    // Scattered over the disk, each place once: 16 KiB times 19 modulo 1 MiB.
+    scratch.zebu(&words("bench -w --pattern 0xa5 -c 64 -s 16k -S 304k -d 16 a.qcow2")).ok();
+    scratch.qemu_io(&["-c", "read -P 0xa5 0 1M", "a.qcow2"]).ok();
     assert_eq!(scratch.qemu_img(&words("check a.qcow2")).code, Some(0));
 }
 
@@ -132,4 +134,43 @@ fn time_ends_a_run() {
     let seconds = report["seconds"].as_f64().unwrap();
     assert!((0.3..5.0).contains(&seconds), "{report:#}");
     assert!(report["requests"].as_u64().unwrap() > 8, "{report:#}");
+}
+
+/// What is told to be the least that the image needs, is that.
+#[test]
+fn the_least_cache_is_told_and_is_enough() {
+    let scratch = Scratch::new();
+    scratch.zebu(&words("create -q -f qcow2 -o preallocation=metadata a.qcow2 4G")).ok();
+    for command in
+        ["bench -c 100 --queues 16 --image-opts", "bench -c 100 -w --image-opts", "map --image-opts"]
+    {
+        for option in ["cache-size", "l2-cache-size"] {
+            let with = |bytes: u64| {
+                let image = format!("driver=qcow2,file.filename=a.qcow2,{option}={bytes}");
+                scratch.zebu(&words(&format!("{command} {image}")))
+            };
+            let told = with(1);
+            assert_eq!(told.code, Some(1), "{told:#?}");
+            let least = told.stderr.split("at least ").nth(1).and_then(|rest| rest.split(' ').next());
+            let least: u64 =
+                least.and_then(|least| least.parse().ok()).unwrap_or_else(|| panic!("{told:#?}"));
+            assert_eq!(with(least - 1).code, Some(1), "{command}, {option}: {} bytes", least - 1);
+            with(least).ok();
+        }
+    }
+}
+
+#[test]
+fn buffers_may_begin_past_a_page() {
+    let scratch = Scratch::new();
+    scratch.write("a.raw", &noise(1, 1 << 20));
+    let report =
+        scratch.zebu(&words("bench -f raw -t none --buffer-offset 512 -s 64k -c 16 --output json a.raw"));
+    assert_eq!(report.ok().json()["requests"], 16);
+    scratch.zebu(&words("bench -f raw -w --pattern 7 --buffer-offset 1k -s 64k -c 16 a.raw")).ok();
+    assert!(std::fs::read(scratch.file("a.raw")).unwrap().iter().all(|byte| *byte == 7));
+    for wrong in ["100", "4k", "-1"] {
+        let ran = scratch.zebu(&words(&format!("bench -f raw --buffer-offset={wrong} a.raw")));
+        ran.fails_naming(1, &["buffer offset"]);
+    }
 }

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Scratch, assert_has_all, qemu, wait_for, words};
+use std::process::Stdio;
 
 /// `-o` options with which qcow2 images are made, and the size.
 const QCOW2: &[(&str, &str)] = &[
@@ -188,14 +189,44 @@ fn quiet_means_quiet() {
 }
 
 #[test]
-fn a_signal_removes_half_an_image() {
+fn progress_is_shown_on_request() {
     let scratch = Scratch::new();
-    let line = words("create -q -f qcow2 -o preallocation=full a.qcow2 64G");
-    let mut child = scratch.command(env!("CARGO_BIN_EXE_zebu"), &line).spawn().unwrap();
-    let grown = || std::fs::metadata(scratch.file("a.qcow2")).is_ok_and(|metadata| metadata.len() > 1 << 20);
-    wait_for("the image to grow", grown);
-    let killed = std::process::Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status();
-    assert!(killed.unwrap().success());
-    assert_eq!(child.wait().unwrap().code(), Some(130));
-    assert!(!scratch.file("a.qcow2").exists());
+    for (format, mode) in [("qcow2", "off"), ("qcow2", "full"), ("raw", "falloc"), ("raw", "full")] {
+        let line = |how: &str| format!("create {how} -f {format} -o preallocation={mode} disk 8M");
+        let ran = scratch.zebu(&words(&line("--progress=json"))).ok();
+        let last: serde_json::Value = serde_json::from_str(ran.stderr.lines().last().unwrap()).unwrap();
+        assert_eq!((&last["done"], &last["total"]), (&(8 << 20).into(), &(8 << 20).into()), "{ran:#?}");
+        let ran = scratch.zebu(&words(&line("-p"))).ok();
+        assert!(ran.stdout.ends_with("    (100.00/100%)\r\n"), "{ran:#?}");
+        let ran = scratch.zebu(&words(&line("-q -p"))).ok();
+        assert_eq!((ran.stdout.as_str(), ran.stderr.as_str()), ("", ""), "-q, but it says something");
+    }
+}
+
+#[test]
+fn a_signal_removes_half_an_image() {
+    use std::os::unix::fs::MetadataExt;
+    for format in ["qcow2", "raw"] {
+        let scratch = Scratch::new();
+        let line = format!("create -f {format} -o preallocation=full --progress=json disk 64G");
+        let child = scratch
+            .command(env!("CARGO_BIN_EXE_zebu"), &words(&line))
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let blocks = || std::fs::metadata(scratch.file("disk")).map_or(0, |metadata| metadata.blocks());
+        wait_for("the image to grow", || blocks() * 512 > 16 << 20);
+        let killed = std::process::Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status();
+        assert!(killed.unwrap().success());
+        let ended = child.wait_with_output().unwrap();
+        assert_eq!(ended.status.code(), Some(130), "{ended:?}");
+        assert!(!scratch.file("disk").exists(), "{format}");
+        let stderr = String::from_utf8_lossy(&ended.stderr).into_owned();
+        let line = stderr.lines().rfind(|line| line.starts_with('{')).expect("a line of progress");
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert_eq!((&line["phase"], &line["total"]), (&"reserving".into(), &(64_u64 << 30).into()), "{line}");
+        let done = line["done"].as_u64().unwrap();
+        assert!(done > 0 && done < 64 << 30, "{line}");
+    }
 }

@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::{Scratch, noise, qemu, words};
+use common::{Scratch, noise, qemu, wait_for, words};
+use std::os::unix::fs::MetadataExt;
 
 #[test]
 fn sizes_messages_and_codes_are_qemus() {
@@ -67,4 +68,47 @@ fn a_raw_image_must_be_called_one() {
     scratch.write("a.raw", &[0; 4096]);
     scratch.zebu(&words("resize a.raw 1M")).fails_naming(1, &["a.raw", "raw"]);
     assert_eq!(scratch.read("a.raw").len(), 4096);
+}
+
+#[test]
+fn progress_is_shown_on_request() {
+    let scratch = Scratch::new();
+    scratch.zebu(&words("create -q -f qcow2 a.qcow2 1M")).ok();
+    let ran = scratch.zebu(&words("resize --preallocation=full --progress=json a.qcow2 8M")).ok();
+    let last: serde_json::Value = serde_json::from_str(ran.stderr.lines().last().unwrap()).unwrap();
+    assert_eq!((&last["done"], &last["total"]), (&(8 << 20).into(), &(8 << 20).into()), "{ran:#?}");
+    let ran = scratch.zebu(&words("resize -p a.qcow2 9M")).ok();
+    assert_eq!(ran.stdout, "    (100.00/100%)\r\nImage resized.\n");
+    assert_eq!(scratch.zebu(&words("resize -q -p a.qcow2 10M")).ok().stdout, "");
+}
+
+#[test]
+fn a_signal_leaves_the_disk_as_it_was() {
+    for (format, name) in [("qcow2", "a.qcow2"), ("raw", "a.raw")] {
+        let scratch = Scratch::new();
+        scratch.zebu(&words(&format!("create -q -f {format} {name} 1M"))).ok();
+        scratch
+            .zebu(
+                &words(&format!("io -f {format} {name} -c"))
+                    .into_iter()
+                    .chain(["write -P 9 0 1M"])
+                    .collect::<Vec<_>>(),
+            )
+            .ok();
+        let line = format!("resize -f {format} --preallocation=full {name} +64G");
+        let mut child = scratch.command(env!("CARGO_BIN_EXE_zebu"), &words(&line)).spawn().unwrap();
+        let blocks = || std::fs::metadata(scratch.file(name)).map_or(0, |metadata| metadata.blocks());
+        wait_for("the image to grow", || blocks() * 512 > 16 << 20);
+        let killed = std::process::Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status();
+        assert!(killed.unwrap().success());
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{format}");
+        let info = scratch.zebu(&words(&format!("info -f {format} --output json {name}"))).ok().json();
+        assert_eq!(info["virtual-size"], 1 << 20, "{info:#}");
+        let read = ["io", "-f", format, "-r", name, "-c", "read -P 9 0 1M"];
+        scratch.zebu(&read).ok();
+        if format == "qcow2" {
+            scratch.zebu(&["check", name]).ok();
+        }
+        assert!(std::fs::metadata(scratch.file(name)).unwrap().len() < 4 << 20, "{format}: not given back");
+    }
 }

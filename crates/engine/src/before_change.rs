@@ -4,8 +4,10 @@
 //! that it touches and that were not copied yet; it waits for that copy only. The disk is dealt with in chunks. One is
 //! *to do*, *busy* (one task reads and writes it, others that need it wait), or *done*; once it is done, it may change.
 
+use crate::lent_bitmap::{Copied, Lent, LiveBitmap};
 use crate::node::Node;
-use crate::{Durability, Error, ErrorKind, Image, Result};
+use crate::qcow2::bitmaps::{Bits, Outcome};
+use crate::{Durability, Error, ErrorKind, Image, Result, ZeroMode};
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::ops::Range;
@@ -29,6 +31,14 @@ pub enum OnCopyError {
 pub(crate) enum CopyClusters {
     Plain,
     Compressed,
+}
+
+/// What the copy shows where nothing was written into it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Beneath {
+    Zeroes,
+    /// An earlier copy.
+    Earlier,
 }
 
 /// Where an image keeps the one that is set on it.
@@ -64,6 +74,7 @@ pub(crate) struct CopyBeforeWrite {
     /// Bytes of a chunk: whole clusters of the target.
     pub(crate) chunk: u64,
     clusters: CopyClusters,
+    beneath: Beneath,
     on_error: OnCopyError,
     /// Copies in flight at most, each with a buffer of a chunk.
     most_copies: usize,
@@ -72,6 +83,7 @@ pub(crate) struct CopyBeforeWrite {
     done: AtomicU64,
     /// Bytes that were copied because a guest was about to change them.
     for_guests: AtomicU64,
+    lent: Option<Lent>,
     failure: Mutex<Option<Error>>,
     has_ended: AtomicBool,
 }
@@ -92,6 +104,45 @@ struct Chunks {
 }
 
 impl Chunks {
+    /// Of a disk of `size` bytes in chunks of `chunk`: all are to do, or those that `marked` touches.
+    fn new(size: u64, chunk: u64, marked: Option<&Bits>) -> Self {
+        let count = size.div_ceil(chunk);
+        let nothing_done = if marked.is_some() { u64::MAX } else { 0 };
+        let mut done = vec![nothing_done; count.div_ceil(64) as usize];
+        let mut at = 0;
+        while let Some(run) = marked.and_then(|bits| bits.next_dirty(at)) {
+            for chunk in run.start / chunk..run.end.div_ceil(chunk) {
+                if let Some(word) = done.get_mut((chunk / 64) as usize) {
+                    *word &= !(1 << (chunk % 64));
+                }
+            }
+            at = run.end;
+        }
+        // There are no chunks past the end.
+        if let Some(last) = done.last_mut().filter(|_| !count.is_multiple_of(64)) {
+            *last |= u64::MAX << (count % 64);
+        }
+        Self { done, busy: BTreeMap::new(), copies: 0, waiting: Vec::new() }
+    }
+
+    /// How many are to do.
+    fn to_do(&self) -> u64 {
+        self.done.iter().map(|word| u64::from(word.count_zeros())).sum()
+    }
+
+    /// The first one from `first` on that is not done; `None`: all behind are.
+    fn next_to_do(&self, first: u64) -> Option<u64> {
+        let mut mask = u64::MAX << (first % 64);
+        for (index, word) in (0..).zip(&self.done).skip((first / 64) as usize) {
+            let to_do = !word & mask;
+            if to_do != 0 {
+                return Some(index * 64 + u64::from(to_do.trailing_zeros()));
+            }
+            mask = u64::MAX;
+        }
+        None
+    }
+
     fn is_done(&self, chunk: u64) -> bool {
         self.done.get((chunk / 64) as usize).is_none_or(|word| word & (1 << (chunk % 64)) != 0)
     }
@@ -144,11 +195,13 @@ pub(crate) struct CopySetup {
     pub(crate) clusters: CopyClusters,
     pub(crate) on_error: OnCopyError,
     pub(crate) most_copies: usize,
+    pub(crate) bitmap: Option<LiveBitmap>,
 }
 
 impl CopyBeforeWrite {
-    /// Takes the disk as it is when all requests that change it and have begun are done.
-    pub(crate) async fn start(source: &Image, setup: CopySetup) -> Result<Arc<Self>> {
+    /// Takes the disk as it is when all requests that change it and have begun are done. What changes the source's
+    /// metadata must not be left half-way: the caller runs this to its end.
+    pub(crate) async fn start(worker: &Worker, source: &Image, setup: CopySetup) -> Result<Arc<Self>> {
         let node = &source.0;
         let _alone = node.changes.alone().await;
         if node.before_change.get().is_some() {
@@ -156,34 +209,50 @@ impl CopyBeforeWrite {
             return Err(Error::new(ErrorKind::Exists, message).on(source.path()));
         }
         let size = source.virtual_size();
-        let CopySetup { target, chunk, clusters, on_error, most_copies } = setup;
+        let CopySetup { target, chunk, clusters, on_error, most_copies, bitmap } = setup;
         if target.virtual_size() != size {
             let message =
                 format!("the disk has {size} bytes, and that of the copy {}", target.virtual_size());
             return Err(Error::new(ErrorKind::InvalidArgument, message).on(source.path()));
         }
-        let count = size.div_ceil(chunk);
-        let mut done = vec![0_u64; count.div_ceil(64) as usize];
-        // There are no chunks past the end.
-        if let Some(last) = done.last_mut().filter(|_| count % 64 != 0) {
-            *last = u64::MAX << (count % 64);
-        }
+        let beneath = match &bitmap {
+            Some(LiveBitmap { copied: Copied::Marked, .. }) => Beneath::Earlier,
+            _ => Beneath::Zeroes,
+        };
+        let lent = match bitmap {
+            Some(bitmap) => Some(Lent::from(worker, source, bitmap).await?),
+            None => None,
+        };
+        let marked = lent.as_ref().filter(|_| beneath == Beneath::Earlier).map(Lent::bits);
+        let chunks = Chunks::new(size, chunk, marked);
+        let is_last_to_do = size > 0 && !chunks.is_done((size - 1) / chunk);
+        let past_the_end = if is_last_to_do { size.next_multiple_of(chunk) - size } else { 0 };
+        let to_do = chunks.to_do() * chunk - past_the_end;
         let copy = Arc::new(Self {
             source: node.clone(),
             target,
             size,
             chunk,
             clusters,
+            beneath,
+            lent,
             on_error,
             most_copies: most_copies.max(1),
-            chunks: Mutex::new(Chunks { done, busy: BTreeMap::new(), copies: 0, waiting: Vec::new() }),
-            done: AtomicU64::new(0),
+            chunks: Mutex::new(chunks),
+            done: AtomicU64::new(size - to_do),
             for_guests: AtomicU64::new(0),
             failure: Mutex::new(None),
             has_ended: AtomicBool::new(false),
         });
         node.before_change.set(Some(copy.clone()));
         Ok(copy)
+    }
+
+    /// Tells the bitmap what became of the copy, which has ended.
+    pub(crate) async fn give_back(&self, outcome: Outcome) {
+        if let Some(lent) = &self.lent {
+            lent.give_back(outcome).await;
+        }
     }
 
     /// Lets requests go without copying from now on.
@@ -280,18 +349,19 @@ impl CopyBeforeWrite {
         let source = Image(self.source.clone());
         let (read, bufs) = source.read(worker, start, IoBuf::zeroed(len as usize).into()).await;
         read?;
-        let mut bytes = 0;
-        // The copy is empty at first.
-        if !bufs.is_zero() {
-            let (written, _) = match self.clusters {
-                CopyClusters::Plain => self.target.write(worker, start, bufs, Durability::Volatile).await,
-                CopyClusters::Compressed => {
-                    self.target.write_compressed(worker, start, bufs, Durability::Volatile).await
-                }
-            };
-            written?;
-            bytes = len;
-        }
+        let written = match (bufs.is_zero(), self.beneath, self.clusters) {
+            (true, Beneath::Zeroes, _) => None,
+            (true, Beneath::Earlier, _) => {
+                Some(self.target.write_zeroes(worker, start, len, ZeroMode::Unmap).await)
+            }
+            (false, _, CopyClusters::Plain) => {
+                Some(self.target.write(worker, start, bufs, Durability::Volatile).await.0)
+            }
+            (false, _, CopyClusters::Compressed) => {
+                Some(self.target.write_compressed(worker, start, bufs, Durability::Volatile).await.0)
+            }
+        };
+        let bytes = if written.transpose()?.is_some() { len } else { 0 };
         self.finish(&claim, chunk..chunk + 1);
         Ok(bytes)
     }
@@ -329,19 +399,20 @@ impl CopyBeforeWrite {
         let count = self.size.div_ceil(self.chunk);
         let claim = {
             let mut chunks = self.chunks();
+            let next = chunks.next_to_do(first).unwrap_or(count);
+            if next > first {
+                return Ok(Survey { wanted: Vec::new(), settled: self.bytes_of(first..next), behind: next });
+            }
             let free = |chunks: &Chunks, chunk| !chunks.is_done(chunk) && !chunks.is_busy(chunk);
             let mut end = first;
             while end < count.min(first + most) && free(&chunks, end) {
                 end += 1;
             }
-            if end == first {
-                // Done, or in somebody's hands: copying it finds out.
-                let behind = first + 1;
-                return Ok(if chunks.is_done(first) {
-                    Survey { wanted: Vec::new(), settled: self.bytes_of(first..behind), behind }
-                } else {
-                    Survey { wanted: vec![first], settled: 0, behind }
-                });
+            // Somebody else may have it in hand: copying it finds out.
+            let has_nothing_to_tell = end == first || self.beneath == Beneath::Earlier;
+            if has_nothing_to_tell {
+                let behind = end.max(first + 1);
+                return Ok(Survey { wanted: (first..behind).collect(), settled: 0, behind });
             }
             chunks.busy.insert(first, end);
             Claim { copy: self, chunks: first..end, holds_buffer: false }

@@ -1,7 +1,7 @@
 //! Persistent dirty bitmaps, as the public handle offers them.
 
 use crate::node::Driver;
-use crate::qcow2::bitmaps::{Bits, Recording};
+use crate::qcow2::bitmaps::{Bits, FirstBits, Recording};
 use crate::qcow2::state::Qcow2;
 use crate::status::BitmapInfo;
 use crate::{Error, ErrorKind, Image, Result};
@@ -48,7 +48,7 @@ impl From<BitmapRecording> for Recording {
 /// The bits of a bitmap of an open image. For a bitmap that records writes they change with the disk, until it is
 /// cleared or the disk gets another size; then they stay as they were.
 #[derive(Debug, Clone)]
-pub struct DirtyBits(Arc<Bits>);
+pub struct DirtyBits(pub(crate) Arc<Bits>);
 
 impl DirtyBits {
     /// Bytes that a bit stands for.
@@ -103,6 +103,7 @@ impl Image {
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`]; [`ErrorKind::InvalidArgument`] if the bitmap is inconsistent;
+    /// [`ErrorKind::Exists`] while a backup of the disk in use works with it;
     /// [`ErrorKind::Unsupported`] if it would take too much memory; failures of the file.
     pub async fn bitmap_bits(&self, worker: &Worker, name: &str) -> Result<DirtyBits> {
         let (qcow2, on, name) = (self.bitmap_driver()?, worker.clone(), name.to_owned());
@@ -116,11 +117,13 @@ impl Image {
     /// allow, or one that is too fine for the disk; [`ErrorKind::Unsupported`] for raw and version 2, or if it would
     /// take too much memory; no space, in the header too. The image is as before then.
     pub async fn add_bitmap(&self, worker: &Worker, new: &NewBitmap) -> Result<()> {
-        let (qcow2, on, new) = (self.bitmap_driver()?, worker.clone(), new.clone());
+        let (me, qcow2, on, new) = (self.clone(), self.bitmap_driver()?, worker.clone(), new.clone());
         worker
-            .spawn(
-                async move { qcow2.add_bitmap(&on, &new.name, new.granularity, new.recording.into()).await },
-            )
+            .spawn(async move {
+                let _alone = me.0.changes.alone().await;
+                let recording = new.recording.into();
+                qcow2.add_bitmap(&on, &new.name, new.granularity, recording, FirstBits::Clear).await
+            })
             .await
     }
 

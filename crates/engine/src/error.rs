@@ -88,6 +88,18 @@ impl Error {
         self
     }
 
+    /// The same in other words, if the disk below is full: `told` makes them from those that say so.
+    pub(crate) fn when_out_of_space(mut self, told: impl FnOnce(&str) -> String) -> Self {
+        let below = match self.0.source.as_ref().map(|e| e.kind) {
+            Some(IoErrorKind::Os(errno::ENOSPC)) => "the file system is full",
+            Some(IoErrorKind::Os(errno::EDQUOT)) => "the disk quota is used up",
+            _ => return self,
+        };
+        self.0.message = told(below);
+        (self.0.guest_offset, self.0.host_offset) = (None, None);
+        self
+    }
+
     /// Names the offset on the virtual disk, in bytes, unless one is named already.
     pub fn at_guest(mut self, offset: u64) -> Self {
         self.0.guest_offset.get_or_insert(offset);

@@ -1,11 +1,14 @@
 //! An open image: the handle that everything else works on.
 
 use crate::chain;
+use crate::jobs::JobControl;
 use crate::node::{Driver, Node};
 use crate::open::{open_chain, open_given, size_lookup};
 use crate::options::*;
 use crate::qcow2::create;
 use crate::qcow2::info::{qcow2_info, text};
+use crate::qcow2::space::Content;
+use crate::reservation::no_room;
 use crate::status::{Extent, ImageInfo, ImageStats};
 use crate::transfer::{FileRange, Transfer, transfer};
 use crate::turnstile::Inside;
@@ -15,7 +18,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 use std::time::Instant;
 use zebu_storage::sabotage::{self, Fault};
-use zebu_storage::{Create, File, FileId, IoBufs, LockMode, OpenFlags, Worker};
+use zebu_storage::{
+    Create, File, FileId, FileKind, FsKind, IoBufs, IoErrorKind, LockMode, OpenFlags, Worker,
+};
 
 /// An open image with its backing chain. Cheap to clone; shared by all workers.
 ///
@@ -60,18 +65,30 @@ impl Image {
     /// # Errors
     /// As [`Image::create`].
     pub async fn create_in(worker: &Worker, file: &File, options: &CreateOptions) -> Result<()> {
-        let size = options.size.and_then(|size| size.checked_next_multiple_of(512)).ok_or_else(|| {
-            Error::new(ErrorKind::InvalidArgument, "Image creation needs a size parameter").on(file.path())
-        })?;
-        let header = create::new_header(options, size).map_err(|e| e.on(file.path()))?;
-        create::write_empty(worker, file, header).await
+        create::in_file(worker, file, options, create::Magic::Written).await
     }
 
     /// Creates an image (a file that exists is cut to nothing first). Does not leave it open.
     ///
     /// # Errors
-    /// No file is left then that was not there before. Options that contradict each other, no space, or the file system can't do what `preallocation` asks.
+    /// No file is left then that was not there before. Options that contradict each other, no space, or the file system
+    /// can't do what `preallocation` asks.
     pub async fn create(worker: &Worker, path: &Path, options: &CreateOptions) -> Result<()> {
+        Self::create_controlled(worker, path, options, &JobControl::default()).await
+    }
+
+    /// The same, watched and stopped by `control`: setting space aside takes long ([`Phase::Reserving`]).
+    ///
+    /// [`Phase::Reserving`]: crate::jobs::Phase::Reserving
+    ///
+    /// # Errors
+    /// As [`Image::create`], or [`ErrorKind::Cancelled`].
+    pub async fn create_controlled(
+        worker: &Worker,
+        path: &Path,
+        options: &CreateOptions,
+        control: &JobControl,
+    ) -> Result<()> {
         let size = match (options.size, &options.backing) {
             (Some(size), _) => size,
             (None, Some((name, format))) => {
@@ -93,14 +110,14 @@ impl Image {
             Format::Qcow2 => Some(create::new_header(options, size).map_err(|e| e.on(path))?),
         };
         let mut made = Vec::new();
-        let created = Self::create_files(worker, path, options, size, header, &mut made).await;
+        let created = Self::create_files(worker, path, options, size, header, control, &mut made).await;
         if created.is_err() {
             // What is left would look like an image. Files that were there before stay.
             for path in made {
                 let _ = std::fs::remove_file(path);
             }
         }
-        created
+        created.map_err(|e| no_room(e, options.preallocation, options.format))
     }
 
     /// Makes the files of a new image; those that were not there before are noted in `made`.
@@ -110,6 +127,7 @@ impl Image {
         options: &CreateOptions,
         size: u64,
         header: Option<zebu_qcow2::Header>,
+        control: &JobControl,
         made: &mut Vec<PathBuf>,
     ) -> Result<()> {
         let mut new_file = |path: &Path| {
@@ -129,16 +147,16 @@ impl Image {
         };
         let file = new_file(path)?;
         let Some(header) = header else {
-            raw::create(worker, &file, size, options.preallocation).await?;
+            raw::create(worker, &file, size, options.preallocation, control).await?;
             return unlock(&file);
         };
         if let Some(name) = &options.data_file {
             let data_path = refs::resolve(path, name);
             let data_file = new_file(&data_path)?;
-            raw::create(worker, &data_file, size, Preallocation::Off).await?;
+            raw::create(worker, &data_file, size, Preallocation::Off, control).await?;
             unlock(&data_file)?;
         }
-        create::write_empty(worker, &file, header).await?;
+        create::write_empty(worker, &file, header, create::Magic::Written).await?;
         unlock(&file)?;
         drop(file);
         let preallocation = match options.preallocation {
@@ -159,7 +177,12 @@ impl Image {
         let image = Self::open(worker, path, &open).await?;
         let Driver::Qcow2(qcow2) = &image.0.driver else { return Ok(()) };
         qcow2.before_write(worker).await?;
-        qcow2.preallocate(&image.0, worker, 0..size, preallocation).await?;
+        // A data file was cut to nothing above; a device can't be.
+        let external = match qcow2.data().kind() {
+            FileKind::BlockDevice => Content::Recycled,
+            _ => Content::Fresh,
+        };
+        qcow2.preallocate(&image.0, worker, 0..size, preallocation, external, control).await?;
         image.close(worker).await
     }
 
@@ -207,7 +230,7 @@ impl Image {
             backing_file: None,
             backing_path: None,
             backing_format: None,
-            extent_size_hint: None,
+            extent_size_hint: file.extent_size_hint(),
             qcow2: None,
         };
         if let Driver::Qcow2(qcow2) = &node.driver {
@@ -223,8 +246,8 @@ impl Image {
     /// filled by use; for a smaller one, what was used least goes at once.
     ///
     /// # Errors
-    /// It is less than the tables that are held in any case, and two slices; the message names the minimum. Nothing
-    /// is changed then.
+    /// It is less than the tables that are held in any case, and a slice for each of [`OpenOptions::queues`] (two at
+    /// least); the message names the minimum. Nothing is changed then.
     pub fn set_cache_size(&self, bytes: u64) -> Result<()> {
         self.0.set_cache_size(bytes)
     }
@@ -500,10 +523,27 @@ impl Image {
         shrink: Shrink,
         preallocation: Preallocation,
     ) -> Result<()> {
+        self.resize_controlled(worker, new_size, shrink, preallocation, &JobControl::default()).await
+    }
+
+    /// The same, watched and stopped by `control`: setting space aside takes long ([`Phase::Reserving`]).
+    ///
+    /// [`Phase::Reserving`]: crate::jobs::Phase::Reserving
+    ///
+    /// # Errors
+    /// As [`Image::resize`], or [`ErrorKind::Cancelled`].
+    pub async fn resize_controlled(
+        &self,
+        worker: &Worker,
+        new_size: u64,
+        shrink: Shrink,
+        preallocation: Preallocation,
+        control: &JobControl,
+    ) -> Result<()> {
         let new_size = new_size.checked_next_multiple_of(512).ok_or_else(|| {
             Error::new(ErrorKind::InvalidArgument, "the image size is too large").on(&self.0.path)
         })?;
-        let (me, on) = (self.clone(), worker.clone());
+        let (me, on, control) = (self.clone(), worker.clone(), control.clone());
         worker
             .spawn(async move {
                 let _alone = if sabotage::is(Fault::ResizeBesideWrites) {
@@ -517,16 +557,17 @@ impl Image {
                 match &me.0.driver {
                     Driver::Qcow2(qcow2) => {
                         qcow2.before_write(&on).await?;
-                        qcow2.resize(&me.0, &on, new_size, shrink, preallocation).await
+                        qcow2.resize(&me.0, &on, new_size, shrink, preallocation, &control).await
                     }
                     Driver::Raw(raw) => {
-                        raw::resize(raw, &on, new_size, shrink, preallocation).await?;
+                        raw::resize(raw, &on, new_size, shrink, preallocation, &control).await?;
                         raw.size.store(new_size, Release);
                         Ok(())
                     }
                 }
             })
             .await
+            .map_err(|e| no_room(e, preallocation, self.format()))
     }
 
     /// The run of one kind that starts at `offset`, at most `len` bytes, through the whole chain; data is looked up
@@ -585,21 +626,31 @@ fn unlock(file: &File) -> Result<()> {
     file.unlock().map_err(|e| Error::from(e).on(file.path()))
 }
 
+/// Sets what file systems know of a file and the image does not.
 fn set_attributes(file: &File, options: &CreateOptions) -> Result<()> {
     const DEFAULT_HINT: u32 = 1 << 20;
-    match options.extent_size_hint {
-        // Silently skipped where the file system has none.
-        None => drop(file.set_extent_size_hint(DEFAULT_HINT)),
-        Some(0) => {}
-        Some(hint) => file.set_extent_size_hint(hint).map_err(|e| {
-            let message = format!("could not set the extent size hint ({e}); only XFS has one: leave it out");
-            Error::new(ErrorKind::Unsupported, message).on(file.path())
+    match (options.extent_size_hint, file.fs()) {
+        // Where it can't be had, the image is as good as any.
+        (None, _) => drop(file.set_extent_size_hint(DEFAULT_HINT)),
+        (Some(0), fs) if fs != FsKind::Xfs => {}
+        (Some(hint), _) => file.set_extent_size_hint(hint).map_err(|e| {
+            if e.kind == IoErrorKind::Unsupported {
+                let message = "there is no extent size hint but on XFS; leave it out";
+                return Error::new(ErrorKind::Unsupported, message).on(file.path());
+            }
+            let message = format!(
+                "XFS takes no extent size hint of {hint} bytes ({}); it must be a multiple of the file system's block \
+                 size and fit into half an allocation group",
+                e.reason()
+            );
+            Error::new(ErrorKind::InvalidArgument, message).on(file.path())
         })?,
     }
-    if options.nocow {
+    // As QEMU has it, nocow asks for nothing where no file is copied on write.
+    if options.nocow && file.fs() == FsKind::Btrfs {
         file.set_nocow().map_err(|e| {
-            let message = format!("could not set nocow ({e}); only btrfs has it: leave it out");
-            Error::new(ErrorKind::Unsupported, message).on(file.path())
+            let message = format!("could not turn copy-on-write off ({}); leave nocow out", e.reason());
+            Error::new(ErrorKind::Io, message).on(file.path())
         })?;
     }
     Ok(())

@@ -54,6 +54,7 @@ mod image;
 #[cfg(all(test, shuttle, feature = "test-faults"))]
 mod interleavings;
 pub mod jobs;
+mod lent_bitmap;
 mod node;
 mod open;
 mod options;
@@ -62,6 +63,7 @@ mod qcow2;
 mod queue;
 mod raw;
 mod refs;
+mod reservation;
 mod snapshots;
 mod status;
 mod sync;

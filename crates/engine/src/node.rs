@@ -127,7 +127,7 @@ impl Node {
         None
     }
 
-    /// The least budget that the chain can be used with: its tables, and two slices.
+    /// The least budget that the chain can be used with: its tables, and a slice for each queue, two at least.
     pub(crate) fn cache_minimum(&self) -> u64 {
         let (mut tables, mut slice, mut node) = (0, 0, Some(self));
         while let Some(this) = node {
@@ -137,7 +137,7 @@ impl Node {
             }
             node = this.backing.as_deref();
         }
-        self.store().map_or(0, |store| store.budget.tables()) + tables + 2 * slice
+        self.store().map_or(0, |store| store.budget.tables() + tables + store.least_slices() * slice)
     }
 
     /// Sets the budget of the chain's mapping, in bytes.
@@ -147,20 +147,26 @@ impl Node {
         if bytes < minimum {
             let message = format!(
                 "a cache of {bytes} bytes is too small for this image: at least {minimum} are needed (its tables \
-                 and two slices; smaller slices need less)"
+                 and {} slices; smaller slices need less)",
+                store.least_slices()
             );
             return Err(Error::new(ErrorKind::InvalidArgument, message).on(&self.path));
         }
         store.budget.set_limit(bytes);
+        if let Some(view) = &self.view {
+            view.index.extents().shrink_to_budget();
+        }
         store.shrink_to_budget();
+        zebu_storage::release_free_memory();
         Ok(())
     }
 
     /// Gives cached mapping up that was not used for the interval set at open, if it is time to look.
     pub(crate) fn tidy(&self, now: Instant) {
-        if let Some(store) = self.store()
-            && store.tidy(now)
-        {
+        let Some(store) = self.store() else { return };
+        let slices = store.tidy(now);
+        let extents = self.view.as_ref().is_some_and(|view| view.index.extents().tidy(now));
+        if slices || extents {
             zebu_storage::release_free_memory();
         }
     }

@@ -6,10 +6,11 @@ use crate::node::{ChainView, Driver, Node, Raw};
 use crate::options::{
     Access, CacheMode, Chain, ExtentIndex, Format, OpenOptions, OpenedFile, Purpose, RefPolicy, Sharing,
 };
+use crate::qcow2::create::Magic;
 use crate::qcow2::index::{ChainIndex, DerivedFrom, MERGED_BYTES};
 use crate::qcow2::info::text;
 use crate::qcow2::open::{
-    Parsed, Place, default_cache_bytes, format_error, full_cache_bytes, parse, read_bytes,
+    Parsed, Place, default_cache_bytes, format_error, full_cache_bytes, parse, parse_with, read_bytes,
 };
 use crate::qcow2::slices::SliceCache;
 use crate::qcow2::state::Qcow2;
@@ -186,6 +187,15 @@ pub(crate) async fn open_given(
     assemble(worker, links, options).await
 }
 
+/// Opens an image that was just made and has no magic number yet, to be written, without what it stands on.
+pub(crate) async fn open_unfinished(worker: &Worker, file: File, options: &OpenOptions) -> Result<Arc<Node>> {
+    let options = OpenOptions { chain: Chain::TopOnly, access: Access::ReadWrite, ..options.clone() };
+    let parsed = parse_with(worker, &file, zebu_qcow2::Purpose::ReadWrite, Magic::Withheld).await?;
+    let path = file.path().to_owned();
+    let link = Link { path, file, parsed: Some(parsed), data_file: None, options: options.clone() };
+    assemble(worker, vec![link], &options).await
+}
+
 /// Refuses chains without end.
 fn check_chain(links: &[Link], file: &File) -> Result<()> {
     let Some(top) = links.first() else { return Ok(()) };
@@ -300,7 +310,7 @@ async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> R
     let headers = links.iter().filter_map(|link| link.parsed.as_ref()).map(|parsed| &parsed.header);
     let full = headers.fold(0u64, |sum, header| sum.saturating_add(full_cache_bytes(header)));
     let interval = options.cache_clean_interval.unwrap_or(DEFAULT_CLEAN_INTERVAL);
-    let store = Arc::new(SliceStore::new(u64::MAX, interval));
+    let store = Arc::new(SliceStore::new(u64::MAX, interval).for_queues(options.queues));
     let inflated = Arc::default();
     let index = chain_index(&links, options, &store);
     let mut below: Vec<Arc<Node>> = Vec::new();

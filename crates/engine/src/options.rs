@@ -146,8 +146,11 @@ pub struct OpenOptions {
     /// An internal snapshot to show instead of the active state (by id, then by name); reading only.
     pub snapshot: Option<String>,
     /// Bytes for the mapping of the whole chain in memory: slices, index, tables. By the disk's size if `None`: all
-    /// of it up to 32 MiB. Less than the tables and two slices is refused.
+    /// of it up to 32 MiB. Less than the tables and a slice for each queue (two at least) is refused.
     pub cache_size: Option<u64>,
+    /// By how many queues (workers) the image will be used at once: the cache has room for a slice of each. 0 and 1 are taken
+    /// for two: a change needs a slice of a table and one of refcounts.
+    pub queues: u32,
     /// How long cached mapping is kept that is not used; 10 minutes if `None`, without end if 0.
     pub cache_clean_interval: Option<Duration>,
     /// Whether long runs are kept in an index of their own.
@@ -219,9 +222,10 @@ pub struct CreateOptions {
     pub data_file_raw: bool,
     /// Preallocation.
     pub preallocation: Preallocation,
-    /// XFS extent size hint in bytes; 0: none. Default 1 MiB, which is silently skipped elsewhere; a given one isn't.
+    /// XFS extent size hint in bytes: a multiple of the file system's block size. 0 takes away what the directory
+    /// hands down. `None`: 1 MiB on XFS. Other file systems have none and refuse any but 0.
     pub extent_size_hint: Option<u32>,
-    /// Sets NOCOW on btrfs.
+    /// Turns copy-on-write of the files off on btrfs; no effect on other file systems.
     pub nocow: bool,
     /// Cache mode used while creating.
     pub cache: CacheMode,

@@ -1,8 +1,11 @@
 //! Raw images: the bytes of the disk.
 
+use crate::jobs::{JobControl, Phase, Tracker};
 use crate::node::Raw;
-use crate::options::{Preallocation, Shrink, ZeroMode};
+use crate::options::{Format, Preallocation, Shrink, ZeroMode};
+use crate::reservation::Reservation;
 use crate::{Error, ErrorKind, Result};
+use std::ops::Range;
 use zebu_storage::{File, FileKind, IoBufs, IoErrorKind, Worker};
 
 /// Sets an empty file up as a disk of `size` bytes.
@@ -11,6 +14,7 @@ pub(crate) async fn create(
     file: &File,
     size: u64,
     preallocation: Preallocation,
+    control: &JobControl,
 ) -> Result<()> {
     let on = |e: zebu_storage::IoError| Error::from(e).on(file.path());
     if file.kind() == FileKind::BlockDevice {
@@ -21,38 +25,35 @@ pub(crate) async fn create(
         return Ok(());
     }
     worker.set_len(file, size).await.map_err(on)?;
-    reserve(worker, file, 0, size, preallocation).await
+    reserve(worker, file, 0..size, preallocation, control).await
 }
 
 async fn reserve(
     worker: &Worker,
     file: &File,
-    start: u64,
-    end: u64,
+    range: Range<u64>,
     preallocation: Preallocation,
+    control: &JobControl,
 ) -> Result<()> {
-    let on = |e: zebu_storage::IoError| Error::from(e).on(file.path());
-    if start >= end {
+    if range.is_empty() || preallocation == Preallocation::Off {
         return Ok(());
     }
+    let tracker = Tracker::new(control, Phase::Reserving, range.end - range.start);
+    let space = Reservation { worker, file, format: Format::Raw, tracker: &tracker };
     match preallocation {
-        Preallocation::Off => Ok(()),
+        Preallocation::Off => {}
         Preallocation::Metadata => {
             let message = "raw images have no metadata to preallocate; use preallocation=falloc or full";
-            Err(Error::new(ErrorKind::InvalidArgument, message).on(file.path()))
+            return Err(Error::new(ErrorKind::InvalidArgument, message).on(file.path()));
         }
-        Preallocation::Falloc => match worker.allocate(file, start, end - start).await {
-            Err(e) if e.kind == IoErrorKind::Unsupported => {
-                let message = "this file system can't reserve space (fallocate); use preallocation=full";
-                Err(Error::new(ErrorKind::Unsupported, message).on(file.path()))
-            }
-            other => other.map_err(on),
-        },
+        Preallocation::Falloc => space.allocate(range).await?,
         Preallocation::Full => {
-            worker.write_zero_bytes(file, start, end - start).await.map_err(on)?;
-            worker.flush(file).await.map_err(on)
+            space.write_zeroes(range).await?;
+            worker.flush(file).await.map_err(|e| Error::from(e).on(file.path()))?;
         }
     }
+    tracker.finish(None);
+    Ok(())
 }
 
 fn check_writable(raw: &Raw) -> Result<()> {
@@ -116,6 +117,7 @@ pub(crate) async fn resize(
     new_size: u64,
     shrink: Shrink,
     preallocation: Preallocation,
+    control: &JobControl,
 ) -> Result<()> {
     check_writable(raw)?;
     let refuse = |kind, message: &str| Err(Error::new(kind, message.to_owned()).on(raw.file.path()));
@@ -130,7 +132,12 @@ pub(crate) async fn resize(
         return refuse(ErrorKind::InvalidArgument, "Preallocation can't be used for shrinking an image");
     }
     worker.set_len(&raw.file, new_size).await.map_err(|e| Error::from(e).on(raw.file.path()))?;
-    reserve(worker, &raw.file, old, new_size, preallocation).await
+    let reserved = reserve(worker, &raw.file, old..new_size, preallocation, control).await;
+    if reserved.is_err() {
+        // The disk keeps its size; should this fail too, the first error tells more.
+        let _ = worker.set_len(&raw.file, old).await;
+    }
+    reserved
 }
 
 /// Makes everything durable.

@@ -81,6 +81,8 @@ pub struct BitmapInfo {
     pub in_use: bool,
     /// Tracks writes.
     pub auto: bool,
+    /// A backup that is under way has what was in it, so that its bits can't be looked at.
+    pub lent: bool,
 }
 
 /// What `info` says of a qcow2 image.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use zebu::storage::{IoBuf, Worker, WorkerConfig};
 use zebu::{
     Access, CreateOptions, Durability, ErrorKind, ExtentIndex, Format, Image, OpenOptions, Preallocation,
+    ZeroMode,
 };
 
 const CLUSTER: u64 = 65536;
@@ -112,6 +113,32 @@ fn what_info_says_is_enough_for_everything() {
 }
 
 #[test]
+fn the_budget_follows_the_size_of_the_disk_unless_it_is_set() {
+    let read_only = OpenOptions { format: Some(Format::Qcow2), ..OpenOptions::default() };
+    let written = OpenOptions { access: Access::ReadWrite, ..read_only.clone() };
+    // (disk, bytes of L2 tables and of refcounts)
+    for (size, mapping) in [(64u64 << 20, 10 << 10), (64 << 30, 10 << 20), (1 << 40, 160 << 20)] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.qcow2");
+        let worker = Worker::new(&WorkerConfig::default()).unwrap();
+        let create = CreateOptions { size: Some(size), ..CreateOptions::default() };
+        worker.block_on(Image::create(&worker, &path, &create)).unwrap();
+        for (options, times) in [(&read_only, 1), (&written, 4)] {
+            let image = worker.block_on(Image::open(&worker, &path, options)).unwrap();
+            let limit = image.stats().cache_limit;
+            let wanted = (times * mapping).clamp(1 << 20, 32 << 20);
+            // What slices cost beyond their content, and tables.
+            assert!((wanted..wanted + wanted / 8 + 65536).contains(&limit), "{size}: {limit}, not {wanted}");
+            let set = OpenOptions { cache_size: Some(3 << 20), ..options.clone() };
+            worker.block_on(image.close(&worker)).unwrap();
+            let image = worker.block_on(Image::open(&worker, &path, &set)).unwrap();
+            assert_eq!(image.stats().cache_limit, 3 << 20);
+            worker.block_on(image.close(&worker)).unwrap();
+        }
+    }
+}
+
+#[test]
 fn too_small_a_budget_is_refused_with_the_least() {
     let disk = disk(1 << 30, CLUSTER);
     let image = disk.open(&slices_alone());
@@ -125,6 +152,18 @@ fn too_small_a_budget_is_refused_with_the_least() {
         assert!(opened.unwrap_err().to_string().contains(&least.to_string()));
     }
     image.set_cache_size(least).unwrap();
+}
+
+#[test]
+fn each_queue_has_room_for_a_slice() {
+    let disk = disk(1 << 30, CLUSTER);
+    let two = disk.open(&slices_alone()).min_cache_size();
+    let options = OpenOptions { queues: 16, ..slices_alone() };
+    let sixteen = disk.open(&options).min_cache_size();
+    assert!((14 * 4096..15 * 4096).contains(&(sixteen - two)), "{two} for two slices, {sixteen} for sixteen");
+    let small = OpenOptions { cache_size: Some(sixteen - 1), ..options };
+    let error = disk.worker.block_on(Image::open(&disk.worker, &disk.path, &small)).unwrap_err();
+    assert!(error.to_string().contains(&sixteen.to_string()), "{error}");
 }
 
 #[test]
@@ -288,37 +327,167 @@ fn damaged_tables_fail_the_requests_that_need_them_and_no_others() {
     }
 }
 
-#[test]
-fn a_slice_that_could_not_be_loaded_is_loaded_when_it_can_be() {
-    let disk = disk(1 << 30, CLUSTER);
-    // The file ends before its last table.
-    let end = l2_table(&disk.path, 1) / CLUSTER * CLUSTER;
-    let file = File::options().write(true).open(&disk.path).unwrap();
-    let whole = std::fs::read(&disk.path).unwrap_or_default();
-    let image = disk.open(&slices_alone());
-    // Cut behind the back of the open image, as a network file system may lose and find its server.
-    file.set_len(end).unwrap();
-    let read = |offset: u64| {
-        let (result, _) = disk.worker.block_on(image.read(&disk.worker, offset, IoBuf::zeroed(512).into()));
-        result
-    };
-    let first = read(600 << 20);
-    file.write_all_at(&whole[end as usize..], end).unwrap();
-    if first.is_err() {
-        read(600 << 20).unwrap();
+const CHANGES: [&str; 6] =
+    ["a part", "the whole", "the whole, compressed", "zeroes", "unmapping zeroes", "a discard"];
+
+/// What a guest can do to a cluster.
+async fn change(worker: &Worker, image: &Image, guest: u64, change: &str) -> zebu::Result<()> {
+    let bytes = |len: u64| IoBuf::copy_of(&vec![7; len as usize]).into();
+    match change {
+        "a part" => image.write(worker, guest + 4096, bytes(512), Durability::Volatile).await.0,
+        "the whole" => image.write(worker, guest, bytes(CLUSTER), Durability::Volatile).await.0,
+        "zeroes" => image.write_zeroes(worker, guest, CLUSTER, ZeroMode::Keep).await,
+        "unmapping zeroes" => image.write_zeroes(worker, guest, CLUSTER, ZeroMode::Unmap).await,
+        "a discard" => image.discard(worker, guest, CLUSTER).await,
+        _ => image.write_compressed(worker, guest, bytes(CLUSTER), Durability::Volatile).await.0,
     }
-    read(0).unwrap();
 }
 
 #[test]
-fn long_chains_are_read_with_one_lookup() {
-    let dir = tempfile::tempdir().unwrap();
-    let worker = Worker::new(&WorkerConfig::default()).unwrap();
-    let (size, depth) = (8u64 << 20, 60u64);
+fn tables_that_lie_on_each_other_are_not_changed() {
+    let table_bytes = 8192 * CLUSTER;
+    let disk = disk(16 * table_bytes, CLUSTER);
+    let copied = 1 << 63;
+    let (l1, reftable) = (get(&disk.path, 40), get(&disk.path, 48));
+    let refblock = get(&disk.path, reftable);
+    // Table 1 is the refcount table, 2 a refcount block, 3 the L1 table, 5 is table 6; 9 is shared, and table 10.
+    for (index, place) in [
+        (1, reftable | copied),
+        (2, refblock | copied),
+        (3, l1 | copied),
+        (5, l2_table(&disk.path, 6) | copied),
+        (9, l2_table(&disk.path, 10)),
+    ] {
+        put(&disk.path, l1 + index * 8, place);
+    }
+    let cluster_at = |offset: u64| {
+        let mut bytes = vec![0; CLUSTER as usize];
+        File::open(&disk.path).unwrap().read_exact_at(&mut bytes, offset).unwrap();
+        bytes
+    };
+    let tables = [l1, reftable, refblock, l2_table(&disk.path, 6), l2_table(&disk.path, 10)];
+    let before = tables.map(cluster_at);
+    let options = OpenOptions { access: Access::ReadWrite, ..slices_alone() };
+    for index in [ExtentIndex::Off, ExtentIndex::On] {
+        let image = disk.open(&OpenOptions { extent_index: index, ..options.clone() });
+        disk.worker.block_on(async {
+            let worker = &disk.worker;
+            for table in [1, 2, 3, 5, 6, 9, 10] {
+                let guest = table * table_bytes + 3 * CLUSTER;
+                for what in CHANGES {
+                    let error = change(worker, &image, guest, what).await.expect_err(what);
+                    assert_eq!(error.kind(), ErrorKind::Corrupt, "table {table}, {what}: {error}");
+                    let named = error.guest_offset().unwrap_or(u64::MAX);
+                    assert!((guest..guest + CLUSTER).contains(&named), "table {table}, {what}: {error}");
+                }
+            }
+            // Others are served.
+            for table in [0, 4, 7, 15] {
+                let bytes = IoBuf::copy_of(&[8; 4096]).into();
+                let offset = table * table_bytes + 9 * CLUSTER;
+                image.write(worker, offset, bytes, Durability::Volatile).await.0.unwrap();
+            }
+            image.flush(worker).await.unwrap();
+            image.close(worker).await.unwrap();
+        });
+    }
+    for (place, before) in tables.into_iter().zip(before) {
+        assert!(cluster_at(place) == before, "what lies at {place} was changed");
+    }
+}
+
+#[test]
+fn entries_that_lead_to_a_table_do_not_have_it_changed() {
+    let disk = disk(1 << 30, CLUSTER);
+    let copied = 1 << 63;
+    let (l1, reftable) = (get(&disk.path, 40), get(&disk.path, 48));
+    let refblock = get(&disk.path, reftable);
+    let table = l2_table(&disk.path, 0);
+    // Clusters of data, one that is zero and keeps its place, and one that may be shared.
+    let entries =
+        [l1 | copied, reftable | copied, refblock | copied | 1, table | copied, l1 | copied | 1, refblock];
+    let cluster_at = |offset: u64| {
+        let mut bytes = vec![0; CLUSTER as usize];
+        File::open(&disk.path).unwrap().read_exact_at(&mut bytes, offset).unwrap();
+        bytes
+    };
+    for what in CHANGES {
+        for (index, entry) in (1..).zip(entries) {
+            put(&disk.path, table + index * 8, entry);
+        }
+        let tables = [l1, reftable];
+        let before = tables.map(cluster_at);
+        let image = disk.open(&OpenOptions { access: Access::ReadWrite, ..slices_alone() });
+        disk.worker.block_on(async {
+            let worker = &disk.worker;
+            for index in 1..=entries.len() as u64 {
+                // One that succeeds has made the entry go.
+                if let Err(error) = change(worker, &image, index * CLUSTER, what).await {
+                    assert_eq!(error.kind(), ErrorKind::Corrupt, "{what}: {error}");
+                }
+            }
+            let bytes = IoBuf::copy_of(&[8; 4096]).into();
+            image.write(worker, 100 * CLUSTER, bytes, Durability::Volatile).await.0.unwrap();
+            image.close(worker).await.unwrap();
+        });
+        for (place, before) in tables.into_iter().zip(before) {
+            assert!(cluster_at(place) == before, "what lies at {place} was changed");
+        }
+        // The refcounts of the tables are what they were: none was given away.
+        for place in [0, l1, reftable, refblock, table] {
+            let mut count = [0; 2];
+            let at = refblock + place / CLUSTER * 2;
+            File::open(&disk.path).unwrap().read_exact_at(&mut count, at).unwrap();
+            assert_eq!(u16::from_be_bytes(count), 1, "of what lies at {place}");
+        }
+    }
+}
+
+#[test]
+fn the_extent_index_gives_its_memory_back() {
+    let disk = disk(4 << 30, CLUSTER);
+    let runs = |image: &Image| image.stats().cache_bytes - image.stats().table_bytes;
+    let options = OpenOptions {
+        format: Some(Format::Qcow2),
+        access: Access::ReadWrite,
+        cache_clean_interval: Some(Duration::from_secs(60)),
+        cache_size: Some(32 << 20),
+        ..OpenOptions::default()
+    };
+    let image = disk.open(&options);
+    // Every tenth cluster goes, so that what is left are runs of nine.
+    disk.worker.block_on(async {
+        for cluster in (0..65536).step_by(10) {
+            image.discard(&disk.worker, cluster * CLUSTER, CLUSTER).await.unwrap();
+        }
+        image.flush(&disk.worker).await.unwrap();
+    });
+    let (start, offsets) = (Instant::now(), || (1..65536).step_by(10).map(|cluster| cluster * CLUSTER));
+    disk.read_all(&image, offsets());
+    image.tidy(start + Duration::from_secs(61));
+    let full = runs(&image);
+    assert!(full > 6000 * 48, "{full} bytes");
+    // A small budget leaves room for slices.
+    let small = 256 << 10;
+    assert!(small < full);
+    image.set_cache_size(small).unwrap();
+    assert!(image.stats().cache_bytes <= small, "{:?}", image.stats());
+    disk.read_all(&image, offsets());
+    image.set_cache_size(32 << 20).unwrap();
+    disk.read_all(&image, offsets());
+    image.tidy(start + Duration::from_secs(130));
+    image.tidy(start + Duration::from_secs(200));
+    assert!(runs(&image) < 10_000, "{} bytes of what nobody used", runs(&image));
+    disk.worker.block_on(image.close(&disk.worker)).unwrap();
+}
+
+/// A chain of images of 4 KiB clusters, in which each holds, filled with its number from 1 on, the clusters that it is
+/// given. The path of the top one.
+fn chain(dir: &Path, worker: &Worker, size: u64, depth: u64, clusters: impl Fn(u64) -> Vec<u64>) -> PathBuf {
     let mut below = None;
     let mut path = PathBuf::new();
     for level in 0..depth {
-        path = dir.path().join(format!("{level}.qcow2"));
+        path = dir.join(format!("{level}.qcow2"));
         let create = CreateOptions {
             size: Some(size),
             cluster_size: 4096,
@@ -327,16 +496,53 @@ fn long_chains_are_read_with_one_lookup() {
         };
         let open = OpenOptions { access: Access::ReadWrite, ..OpenOptions::default() };
         worker.block_on(async {
-            Image::create(&worker, &path, &create).await.unwrap();
-            let image = Image::open(&worker, &path, &open).await.unwrap();
-            for cluster in (level..size / 4096).step_by(depth as usize) {
+            Image::create(worker, &path, &create).await.unwrap();
+            let image = Image::open(worker, &path, &open).await.unwrap();
+            for cluster in clusters(level) {
                 let data = IoBuf::copy_of(&[level as u8 + 1; 4096]).into();
-                image.write(&worker, cluster * 4096, data, Durability::Volatile).await.0.unwrap();
+                image.write(worker, cluster * 4096, data, Durability::Volatile).await.0.unwrap();
             }
-            image.close(&worker).await.unwrap();
+            image.close(worker).await.unwrap();
         });
         below = Some((format!("{level}.qcow2"), Format::Qcow2));
     }
+    path
+}
+
+/// What is known of a chain as a whole stays, however many slices of its images' tables had to be looked at for it.
+#[test]
+fn a_chain_whose_tables_do_not_fit_is_not_asked_twice() {
+    let dir = tempfile::tempdir().unwrap();
+    let worker = Worker::new(&WorkerConfig::default()).unwrap();
+    let (size, depth, cluster) = (128u64 << 20, 24u64, 4096);
+    // A cluster of every slice of each image's tables.
+    let of_each = |level| (0..size / cluster / 512).map(|table| table * 512 + level).collect();
+    let path = chain(dir.path(), &worker, size, depth, of_each);
+    // Room for the merged slices and a few of the others: there are 64 of each image.
+    let open =
+        OpenOptions { format: Some(Format::Qcow2), cache_size: Some(600 << 10), ..OpenOptions::default() };
+    let image = worker.block_on(Image::open(&worker, &path, &open)).unwrap();
+    let read_all = || {
+        for step in 0..size / cluster {
+            let offset = step * 12_289 % (size / cluster) * cluster;
+            let (result, _) = worker.block_on(image.read(&worker, offset, IoBuf::zeroed(512).into()));
+            result.unwrap();
+        }
+        image.stats().cache_loads
+    };
+    let first = read_all();
+    let second = read_all();
+    assert_eq!(second, first, "slices were loaded again");
+    assert!(image.stats().cache_bytes <= 600 << 10);
+}
+
+#[test]
+fn long_chains_are_read_with_one_lookup() {
+    let dir = tempfile::tempdir().unwrap();
+    let worker = Worker::new(&WorkerConfig::default()).unwrap();
+    let (size, depth) = (8u64 << 20, 60u64);
+    let in_turn = |level| (level..size / 4096).step_by(depth as usize).collect();
+    let path = chain(dir.path(), &worker, size, depth, in_turn);
     let open = OpenOptions { access: Access::ReadWrite, ..OpenOptions::default() };
     let image = worker.block_on(Image::open(&worker, &path, &open)).unwrap();
     let check = |clusters: std::ops::Range<u64>| {

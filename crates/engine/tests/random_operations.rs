@@ -162,8 +162,15 @@ fn run(seed: u64, engine: Engine, cache: CacheMode, requests: u64) {
             verify(&image, &worker, &model, seed).await;
             if random.below(2) == 0 {
                 let new = random.below(2 * size).next_multiple_of(512).max(512);
+                let mode = match new / 512 % 4 {
+                    _ if new <= image.virtual_size() => Preallocation::Off,
+                    0 => Preallocation::Metadata,
+                    1 => Preallocation::Falloc,
+                    2 => Preallocation::Full,
+                    _ => Preallocation::Off,
+                };
                 image
-                    .resize(&worker, new, Shrink::Allow, Preallocation::Off)
+                    .resize(&worker, new, Shrink::Allow, mode)
                     .await
                     .unwrap_or_else(|e| panic!("seed {seed}: {e}"));
                 model.resize(new as usize, 0);

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// How important a message is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -26,6 +27,24 @@ impl Level {
             Level::Info => "info",
             Level::Debug => "debug",
         }
+    }
+}
+
+/// How often a message is told that could come many times a second.
+const SELDOM: Duration = Duration::from_secs(60);
+
+/// Lets a message through now and then.
+#[derive(Debug, Default)]
+pub(crate) struct Seldom(Option<Instant>);
+
+impl Seldom {
+    /// Whether the message is to be told now.
+    pub(crate) fn is_due(&mut self, now: Instant) -> bool {
+        let is_due = self.0.is_none_or(|last| now.saturating_duration_since(last) >= SELDOM);
+        if is_due {
+            self.0 = Some(now);
+        }
+        is_due
     }
 }
 
@@ -60,5 +79,18 @@ impl Log {
 impl fmt::Debug for Log {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Log({})", self.most.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_comes_once_a_minute() {
+        let (mut seldom, start) = (Seldom::default(), Instant::now());
+        let told: Vec<u64> =
+            (0..130).filter(|second| seldom.is_due(start + Duration::from_secs(*second))).collect();
+        assert_eq!(told, [0, 60, 120]);
     }
 }

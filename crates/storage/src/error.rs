@@ -87,6 +87,24 @@ impl IoError {
         self
     }
 
+    /// Why it failed, in words: the message without what failed and on which file.
+    pub fn reason(&self) -> String {
+        match (&self.kind, &self.detail) {
+            (IoErrorKind::Os(errno), None) => errno_text(*errno),
+            (IoErrorKind::Os(errno), Some(detail)) => format!("{} ({detail})", errno_text(*errno)),
+            (_, Some(detail)) => detail.clone(),
+            (IoErrorKind::FlushFailedBefore, None) => {
+                "an earlier flush failed, so what is on disk is unknown until it is opened again".to_owned()
+            }
+            (IoErrorKind::Locked, None) => "it is in use by another process".to_owned(),
+            (IoErrorKind::Unsupported, None) => "the file does not support this".to_owned(),
+            (IoErrorKind::NotAFile, None) => "not a regular file or block device".to_owned(),
+            (IoErrorKind::Escapes, None) => {
+                "the name leads outside the directory that it is confined to".to_owned()
+            }
+        }
+    }
+
     /// The errno that the failure amounts to.
     pub fn errno(&self) -> i32 {
         match self.kind {
@@ -136,21 +154,7 @@ impl fmt::Display for IoError {
             Op::CopyRange => write!(f, "could not copy {len} bytes to offset {offset} of {path}")?,
             Op::Setup => write!(f, "could not set up an I/O worker")?,
         }
-        f.write_str(": ")?;
-        match (&self.kind, &self.detail) {
-            (IoErrorKind::Os(errno), None) => f.write_str(&errno_text(*errno)),
-            (IoErrorKind::Os(errno), Some(detail)) => write!(f, "{} ({detail})", errno_text(*errno)),
-            (IoErrorKind::FlushFailedBefore, None) => {
-                f.write_str("an earlier flush failed, so what is on disk is unknown until it is opened again")
-            }
-            (IoErrorKind::Locked, None) => f.write_str("it is in use by another process"),
-            (IoErrorKind::Unsupported, None) => f.write_str("the file does not support this"),
-            (IoErrorKind::NotAFile, None) => f.write_str("not a regular file or block device"),
-            (IoErrorKind::Escapes, None) => {
-                f.write_str("the name leads outside the directory that it is confined to")
-            }
-            (_, Some(detail)) => f.write_str(detail),
-        }
+        write!(f, ": {}", self.reason())
     }
 }
 

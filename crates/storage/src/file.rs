@@ -240,7 +240,15 @@ impl File {
         self.state.flush_failed.store(true, Ordering::Release);
     }
 
-    /// Sets the XFS extent size hint in bytes; `Unsupported` elsewhere.
+    /// The XFS extent size hint in bytes; `None` if the file, or the file system, has none.
+    pub fn extent_size_hint(&self) -> Option<u32> {
+        match &self.state.inner {
+            FileInner::Os(os) if self.fs() == FsKind::Xfs => os.extent_size_hint(),
+            FileInner::Os(_) | FileInner::Sim(_) => None,
+        }
+    }
+
+    /// Sets the XFS extent size hint in bytes (0 takes it away, an inherited one too); `Unsupported` elsewhere.
     pub fn set_extent_size_hint(&self, bytes: u32) -> Result<(), IoError> {
         match &self.state.inner {
             FileInner::Os(os) if self.fs() == FsKind::Xfs => os

@@ -155,14 +155,24 @@ impl OsFile {
         self.lock.release(self.fd.as_fd())
     }
 
-    /// Sets the extent size hint (ioctl_xfs_fsgetxattr(2)).
-    pub(crate) fn set_extent_size_hint(&self, bytes: u32) -> Result<(), i32> {
-        const FS_XFLAG_EXTSIZE: u32 = 0x800;
+    fn attributes(&self) -> Result<FsXattr, i32> {
         let mut attributes = MaybeUninit::<FsXattr>::zeroed();
         // SAFETY: the request writes one `fsxattr`, whose layout `FsXattr` has.
         check(unsafe { libc::ioctl(self.raw_fd(), FS_IOC_FSGETXATTR, attributes.as_mut_ptr()) })?;
         // SAFETY: all-zero bytes are valid, and so is what the kernel wrote: plain integers.
-        let mut attributes = unsafe { attributes.assume_init() };
+        Ok(unsafe { attributes.assume_init() })
+    }
+
+    /// The extent size hint in bytes (ioctl_xfs_fsgetxattr(2)), if there is one.
+    pub(crate) fn extent_size_hint(&self) -> Option<u32> {
+        let attributes = self.attributes().ok()?;
+        let is_set = attributes.xflags & FS_XFLAG_EXTSIZE != 0 && attributes.extsize != 0;
+        is_set.then_some(attributes.extsize)
+    }
+
+    /// Sets the extent size hint, or takes it away.
+    pub(crate) fn set_extent_size_hint(&self, bytes: u32) -> Result<(), i32> {
+        let mut attributes = self.attributes()?;
         attributes.extsize = bytes;
         if bytes == 0 {
             attributes.xflags &= !FS_XFLAG_EXTSIZE;
@@ -204,6 +214,7 @@ struct FsXattr {
     pad: [u8; 8],
 }
 
+const FS_XFLAG_EXTSIZE: u32 = 0x800;
 const FS_IOC_FSGETXATTR: libc::Ioctl = libc::_IOR::<FsXattr>(b'X' as u32, 31);
 const FS_IOC_FSSETXATTR: libc::Ioctl = libc::_IOW::<FsXattr>(b'X' as u32, 32);
 const BLKROGET: libc::Ioctl = libc::_IO(0x12, 94);

@@ -62,6 +62,26 @@ pub enum Fault {
     SkipOverlapCheck,
     /// Write: the space of a failed write counts as fresh.
     FailedWriteIsFresh,
+    /// Compressed: a stream needs no barrier before its link.
+    ForgetStreamBarrier,
+    /// Compressed: more streams are packed into a host cluster than its refcount can say.
+    PackTooMany,
+    /// Compressed: packing in a host cluster ends before the references of its earlier parts are there.
+    CloseEarly,
+    /// Compressed: inflated clusters are kept when the space of their streams is given back.
+    KeepInflated,
+    /// Snapshots: the mapping cache keeps what it knew of tables that were rewritten.
+    KeepMapping,
+    /// Snapshots: the header names a snapshot table that is not durable.
+    NameTableEarly,
+    /// Snapshots: what a deleted snapshot refers to goes back while the header still names the snapshot.
+    LowerBeforeDeletion,
+    /// Bitmaps: no barrier between the marks of use and the first write.
+    SkipBarrierOfMarks,
+    /// Bitmaps: a bitmap that goes on recording is stored as one that is complete.
+    StoreUnfinishedBits,
+    /// Jobs: the magic number is written before the image is whole.
+    MagicFirst,
     /// Cache: who waits for a slice is not woken.
     ForgetLoadWaiters,
     /// Cache: two load one slice at the same time.

@@ -139,10 +139,14 @@ fn file_systems_and_their_attributes() {
             hint.unwrap();
             let output = Command::new("xfs_io").args(["-c", "extsize"]).arg(&path).output().unwrap();
             assert!(String::from_utf8_lossy(&output.stdout).contains("1048576"), "{output:?}");
+            assert_eq!(file.extent_size_hint(), Some(1 << 20));
             file.set_extent_size_hint(0).unwrap();
+            let refused = file.set_extent_size_hint(5000).unwrap_err();
+            assert_eq!(refused.kind, IoErrorKind::Os(libc::EINVAL), "{refused}");
         } else {
             assert_eq!(hint.unwrap_err().kind, IoErrorKind::Unsupported);
         }
+        assert_eq!(file.extent_size_hint(), None);
         if fs == FsKind::Btrfs {
             nocow.unwrap();
             let output = Command::new("lsattr").arg(&path).output().unwrap();

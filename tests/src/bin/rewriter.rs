@@ -47,7 +47,12 @@ struct State {
     plain: bool,
 }
 
-/// One write, so that a kill can't mix lines.
+/// One write, so that a kill leaves whole lines.
+fn complain(error: &dyn std::fmt::Display) {
+    let _ = std::io::stderr().write_all(format!("{error}\n").as_bytes());
+}
+
+/// One write, so that a kill leaves whole lines.
 fn say(line: Line) {
     let text = line.text();
     if std::io::stdout().write_all(text.as_bytes()).and_then(|()| std::io::stdout().flush()).is_err() {
@@ -113,7 +118,7 @@ impl Rewriter {
                 let state = &mut self.clusters.borrow_mut()[*cluster as usize];
                 state.busy = false;
                 if let Err(error) = &result {
-                    eprintln!("{error}");
+                    complain(error);
                     say(Line::Failed { cluster: *cluster });
                 } else {
                     state.plain = kind(*version) == Kind::Plain;
@@ -129,7 +134,7 @@ impl Rewriter {
         say(Line::FlushBegins { number });
         let result = self.image.flush(worker).await;
         if let Err(error) = &result {
-            eprintln!("{error}");
+            complain(error);
         }
         say(if result.is_ok() { Line::Flushed { number } } else { Line::FlushFailed });
         result.is_ok()
@@ -149,7 +154,7 @@ fn main() -> ExitCode {
     let worker = match Worker::new(&WorkerConfig { engine, ..WorkerConfig::default() }) {
         Ok(worker) => worker,
         Err(error) => {
-            eprintln!("{error}");
+            complain(&error);
             return ExitCode::FAILURE;
         }
     };
@@ -192,7 +197,7 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("{error}");
+            complain(&error);
             ExitCode::FAILURE
         }
     }

@@ -52,6 +52,24 @@ pub fn deflated(bytes: &[u8]) -> Vec<u8> {
     stream
 }
 
+/// A zstd frame without its content's size, a window of 2 to the power of `window` bytes, and `len` times `byte` in blocks
+/// of at most 128 KiB (RFC 8878, 3.1.1).
+pub fn zstd_run(window: u32, byte: u8, len: usize) -> Vec<u8> {
+    let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0, ((window - 10) << 3) as u8];
+    let mut left = len;
+    loop {
+        let block = left.min(128 << 10);
+        left -= block;
+        // Its last bit says whether it is the last block, the next two that it is one byte, repeated.
+        let header = (block as u32) << 3 | 1 << 1 | u32::from(left == 0);
+        frame.extend_from_slice(&header.to_le_bytes()[..3]);
+        frame.push(byte);
+        if left == 0 {
+            return frame;
+        }
+    }
+}
+
 /// The image.
 pub fn image() -> Vec<u8> {
     let mut image = vec![0; 12 * CLUSTER as usize];

@@ -2,10 +2,11 @@
 
 use super::Hostile;
 use super::base::{
-    CLUSTER, DATA, L1, L2, REFBLOCK, REFTABLE, SNAPSHOT_L1, SNAPSHOTS, STREAM, compressed, deflated,
+    BITMAP_TABLE, BITMAPS, CLUSTER, DATA, DATA_2, L1, L2, REFBLOCK, REFTABLE, SNAPSHOT_L1, SNAPSHOTS, STREAM,
+    compressed, deflated, zstd_run,
 };
 use super::headers::hostile;
-use crate::patch::{COPIED, header as field};
+use crate::patch::{COPIED, Patch, header as field};
 
 /// L1 and L2 tables.
 pub const MAPPING: &[Hostile] = hostile! {
@@ -31,6 +32,13 @@ pub const MAPPING: &[Hostile] = hostile! {
     "run: a zero cluster in version 2": p => p.set_u32(4, 2);
     "an L2 table full of one cluster": p => for entry in 0..CLUSTER / 8 { p.set_u64(L2 + entry * 8, DATA | COPIED); };
     "run: a compressed cluster with a data file": p => p.set_u64(field::INCOMPATIBLE, 4);
+    "run: data on an L2 table of a snapshot": p => p.set_u64(SNAPSHOT_L1, DATA_2 | COPIED);
+    "run: data on the bitmap directory": p => p.set_u64(L2, BITMAPS | COPIED);
+    "run: data on a bitmap's table": p => p.set_u64(L2, BITMAP_TABLE | COPIED);
+    "run: a subcluster that is data and zero": p => subclusters(p, DATA | COPIED, u64::MAX);
+    "run: subclusters of data with no place": p => subclusters(p, 0, 0xffff_ffff);
+    "run: subclusters of data on the header": p => subclusters(p, COPIED, 0xffff_ffff);
+    "run: a compressed cluster with subclusters": p => subclusters(p, compressed(STREAM, 0), 0x5555);
     "cut off within the L2 table": p => p.truncate(L2 + 4);
     "cut off within the data": p => p.truncate(DATA + 4);
 };
@@ -113,4 +121,22 @@ pub const COMPRESSED: &[Hostile] = hostile! {
     "a bomb: a stream of 16 MiB for one cluster": p => p.set(STREAM, &deflated(&vec![0; 16 << 20])).set_u64(L2 + 8, compressed(STREAM, 255));
     "a table full of one stream": p => for entry in 0..64 { p.set_u64(L2 + entry * 8, compressed(STREAM, 0)); };
     "a stream with the copied bit": p => p.set_u64(L2 + 8, COPIED | compressed(STREAM, 0));
+    "zstd: garbage": p => zstd(p, &[0x5a; 512]);
+    "zstd: a frame of one cluster too little": p => zstd(p, &zstd_run(16, 7, 512));
+    "zstd: a bomb: a frame of 1 GiB for one cluster": p => zstd(p, &zstd_run(30, 0, 1 << 30)).set_u64(L2 + 8, compressed(STREAM, 255));
+    "zstd: a window of 128 MiB": p => zstd(p, &zstd_run(27, 7, CLUSTER as usize));
+    "zstd: a window of 2 TiB": p => zstd(p, &zstd_run(41, 7, CLUSTER as usize));
+    "zstd: frames without content": p => zstd(p, &zstd_run(10, 7, 0).repeat(6000)).set_u64(L2 + 8, compressed(STREAM, 255));
+    "zstd: a frame to be skipped that is longer than the file": p => zstd(p, &[0x50, 0x2a, 0x4d, 0x18, 255, 255, 255, 255]);
+    "zstd: a dictionary that nobody has": p => zstd(p, &[0x28, 0xb5, 0x2f, 0xfd, 3, 0x30, 1, 2, 3, 4, 3, 0, 8, 7]);
 };
+
+/// The image has extended entries, of which the first is these two words and the others say that nothing is there.
+fn subclusters(p: &Patch, entry: u64, bitmap: u64) -> &Patch {
+    p.set_u64(field::INCOMPATIBLE, 16).set(L2, &[0; 256]).set_u64(L2, entry).set_u64(L2 + 8, bitmap)
+}
+
+/// The image says that it is compressed by zstd, and `stream` lies where its only stream does.
+fn zstd<'a>(p: &'a Patch, stream: &[u8]) -> &'a Patch {
+    p.set(field::COMPRESSION_TYPE, &[1]).set_u64(field::INCOMPATIBLE, 8).set(STREAM, stream)
+}

@@ -34,6 +34,16 @@ enum Advice {
     FinalDontNeed,
 }
 
+impl Advice {
+    fn name(self) -> &'static str {
+        match self {
+            Advice::Sequential => "sequential",
+            Advice::DontNeed => "dontneed as it goes",
+            Advice::FinalDontNeed => "dontneed at the end",
+        }
+    }
+}
+
 impl Maker {
     fn label(self) -> &'static str {
         match self {
@@ -43,17 +53,18 @@ impl Maker {
         }
     }
 
-    fn command(self, lab: &Lab, source: &Path, target: &Path) -> Command {
+    fn command(self, lab: &Lab, compression: &str, source: &Path, target: &Path) -> Command {
         let cache = if self == Maker::QemuBuffered { "writeback" } else { "none" };
         let mut command = match self {
             Maker::Zebu => lab.zebu(),
             Maker::QemuDirect | Maker::QemuBuffered => lab.qemu_img(),
         };
         if self == Maker::Zebu {
-            command.args(["backup", "-q", "-f", "raw"]);
+            command.args(["backup", "-q", "-f", "raw", "--compression-type", compression]);
         } else {
             command
                 .args(["convert", "-c", "-f", "raw", "-O", "qcow2", "-T", cache, "-t", cache])
+                .args(["-o", &format!("compression_type={compression}")])
                 .args(FASTEST);
         }
         command.arg(source).arg(target);
@@ -68,29 +79,32 @@ pub(super) fn backup(lab: &Lab) -> Outcome {
     latency(lab)
 }
 
+/// Time, size, and what is left in the page cache.
 fn page_cache(lab: &Lab) -> Outcome {
     let (ours, theirs) = (lab.file("ours"), lab.file("theirs"));
-    for other in [Maker::QemuDirect, Maker::QemuBuffered] {
-        let name = format!("backup of a file system, zlib, beside {}", other.label());
-        if lab.wants(&name) {
-            let source = Data::FileSystem.file(lab)?;
-            let sides = [made_by(lab, Maker::Zebu, &source, &ours), made_by(lab, other, &source, &theirs)];
-            lab.compare_slow(&name, sides)?;
+    for data in [Data::FileSystem, Data::Ones, Data::Noise] {
+        for compression in ["zlib", "zstd"] {
+            let what = |other: &str| format!("backup of {}, {compression}, beside {other}", data.name());
+            let makers = [Maker::QemuDirect, Maker::QemuBuffered];
+            if !makers.iter().any(|maker| lab.wants(&what(maker.label()))) {
+                continue;
+            }
+            let source = data.file(lab)?;
+            let made = |maker, target| made_by(lab, maker, compression, &source, target);
+            let others = makers.map(|maker| (what(maker.label()), made(maker, &theirs)));
+            lab.compare_each(made(Maker::Zebu, &ours), others.into())?;
         }
     }
-    for (advice, what) in [
-        (Advice::Sequential, "sequential"),
-        (Advice::DontNeed, "dontneed as it goes"),
-        (Advice::FinalDontNeed, "dontneed at the end"),
-    ] {
-        let name = format!("backup of a file system beside a plain copy with posix_fadvise: {what}");
-        if lab.wants(&name) {
-            let source = Data::FileSystem.file(lab)?;
-            let sides = [made_by(lab, Maker::Zebu, &source, &ours), copied(advice, &source, &theirs)];
-            lab.compare_slow(&name, sides)?;
-        }
+    let what = |advice: Advice| {
+        format!("backup of a file system beside a plain copy with posix_fadvise: {}", advice.name())
+    };
+    let advices = [Advice::Sequential, Advice::DontNeed, Advice::FinalDontNeed];
+    if !advices.iter().any(|advice| lab.wants(&what(*advice))) {
+        return Ok(());
     }
-    Ok(())
+    let source = Data::FileSystem.file(lab)?;
+    let others = advices.map(|advice| (what(advice), copied(advice, &source, &theirs)));
+    lab.compare_each(made_by(lab, Maker::Zebu, "zlib", &source, &ours), others.into())
 }
 
 /// Memory of a backup of a full disk and of one that is large and empty but for a few places.
@@ -111,39 +125,42 @@ fn memory(lab: &Lab) -> Outcome {
     drop(out);
     let labelled = |label: &str, source, target| Side {
         label: label.to_owned(),
-        ..made_by(lab, Maker::Zebu, source, target)
+        ..made_by(lab, Maker::Zebu, "zlib", source, target)
     };
-    lab.compare_slow(name, [labelled("zebu: full", &full, &ours), labelled("zebu: sparse", &sparse, &other)])
+    lab.compare(name, [labelled("zebu: full", &full, &ours), labelled("zebu: sparse", &sparse, &other)])
 }
 
 /// What another process feels that reads another file of the disk.
 fn latency(lab: &Lab) -> Outcome {
     let (ours, theirs) = (lab.file("ours"), lab.file("theirs"));
-    for other in [None, Some(Maker::QemuDirect), Some(Maker::QemuBuffered)] {
+    let what = |other: Option<Maker>| {
         let beside = other.map_or("an idle machine", Maker::label);
-        let name = format!("4 KiB random reads of another process during a backup, beside {beside}");
-        if !lab.wants(&name) {
-            continue;
-        }
-        let source = Data::FileSystem.file(lab)?;
-        let read = Data::Noise.file(lab)?;
-        let sides = [
-            bothered(lab, Some(Maker::Zebu), &source, &ours, &read),
-            bothered(lab, other, &source, &theirs, &read),
-        ];
-        lab.compare_slow(&name, sides)?;
+        format!("4 KiB random reads of another process during a backup, beside {beside}")
+    };
+    let others = [None, Some(Maker::QemuDirect), Some(Maker::QemuBuffered)];
+    if !others.iter().any(|other| lab.wants(&what(*other))) {
+        return Ok(());
     }
-    Ok(())
+    let source = Data::FileSystem.file(lab)?;
+    let read = Data::Noise.file(lab)?;
+    let others = others.map(|other| (what(other), bothered(lab, other, &source, &theirs, &read)));
+    lab.compare_each(bothered(lab, Some(Maker::Zebu), &source, &ours, &read), others.into())
 }
 
 /// A backup, with what it left.
-fn made_by<'a>(lab: &'a Lab, maker: Maker, source: &Path, target: &Path) -> Side<'a> {
+fn made_by<'a>(
+    lab: &'a Lab,
+    maker: Maker,
+    compression: &'static str,
+    source: &Path,
+    target: &Path,
+) -> Side<'a> {
     let (source, target) = (source.to_owned(), target.to_owned());
     let run = move || {
         remove(&target)?;
         evict(&source)?;
         let files = [source.clone(), target.clone(), partial(&target)];
-        let usage = watched(&files, || measure_ok(&mut maker.command(lab, &source, &target)));
+        let usage = watched(&files, || measure_ok(&mut maker.command(lab, compression, &source, &target)));
         let (usage, peak) = usage?;
         let mut figures = sample(&usage);
         figures.extend(left(&source, &target, peak)?);
@@ -252,7 +269,7 @@ fn bothered<'a>(lab: &'a Lab, maker: Option<Maker>, source: &Path, target: &Path
         let backed_up = match maker {
             Some(maker) => {
                 std::thread::sleep(Duration::from_millis(500));
-                let done = measure_ok(&mut maker.command(lab, &source, &target)).map(drop);
+                let done = measure_ok(&mut maker.command(lab, "zlib", &source, &target)).map(drop);
                 // It reports what it has when it is interrupted.
                 let id = libc::pid_t::try_from(reader.id()).map_err(|e| e.to_string())?;
                 // SAFETY: takes numbers; the process is our child and was not waited for.

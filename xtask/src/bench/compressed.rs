@@ -3,10 +3,12 @@
 use super::compressible::Data;
 use super::lab::{Lab, remove};
 use super::load::{LARGE, Load, Program, SMALL, scattering_step};
+use super::system_calls::calls_on;
 use crate::Outcome;
-use crate::ab::{Metric, Sample, Side, sample};
+use crate::ab::{Metric, Side, sample};
 use crate::mount::{Kind, Mounted};
-use crate::process::{evict, find, measure_ok, run};
+use crate::process::{evict, measure_ok, run};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -38,7 +40,7 @@ fn beside_qemu(lab: &Lab) -> Outcome {
                 making("zebu", &lab.zebu, &direct, &source, &ours),
                 making("QEMU", &lab.qemu_img, &fastest, &source, &theirs),
             ];
-            lab.compare_slow(&name, sides)?;
+            lab.compare(&name, sides)?;
         }
     }
     Ok(())
@@ -55,7 +57,7 @@ fn beside_itself(lab: &Lab) -> Outcome {
             making("-t none", &lab.zebu, &direct, &source, &ours),
             making("-t writeback", &lab.zebu, &cached, &source, &theirs),
         ];
-        lab.compare_slow(name, sides)?;
+        lab.compare(name, sides)?;
     }
     let name = "convert -c of ones beside reading them, O_DIRECT";
     if lab.wants(name) {
@@ -94,27 +96,16 @@ fn system_calls(lab: &Lab) -> Outcome {
     if !lab.wants(name) {
         return Ok(());
     }
-    let strace = find("strace").ok_or("strace is missing")?;
     let source = a_part(lab, &Data::FileSystem.file(lab)?)?;
     let (ours, theirs) = (lab.file("ours"), lab.file("theirs"));
     let counted = |label: &str, program: &Path, more: Vec<&'static str>, to: &Path| {
-        let (strace, program, source, to) =
-            (strace.clone(), program.to_owned(), source.clone(), to.to_owned());
-        let log = lab.file("strace.log");
+        let (program, source, to) = (program.to_owned(), source.clone(), to.to_owned());
         let run = move || {
             remove(&to)?;
-            let mut command = Command::new(&strace);
-            command.args(["-f", "-qq", "-y", "-e"]);
-            command
-                .arg("trace=read,write,pread64,pwrite64,preadv,pwritev,preadv2,pwritev2")
-                .arg("-o")
-                .arg(&log);
-            command
-                .arg(&program)
-                .args(["convert", "-c", "-f", "raw", "-O", "qcow2", "-T", "none", "-t", "none"]);
-            measure_ok(command.args(&more).arg(&source).arg(&to))?;
-            let text = std::fs::read_to_string(&log).map_err(|e| format!("{}: {e}", log.display()))?;
-            let mut figures = calls(&text, to.file_name().unwrap_or_default().to_string_lossy().as_ref());
+            let mut command = Command::new(&program);
+            command.args(["convert", "-c", "-f", "raw", "-O", "qcow2", "-T", "none", "-t", "none"]);
+            command.args(&more).arg(&source).arg(&to);
+            let mut figures = calls_on(lab, &command, &to)?;
             let len = std::fs::metadata(&to).map_err(|e| e.to_string())?.len();
             figures.push((Metric::ImageMib, len as f64 / 1048576.0));
             Ok(figures)
@@ -125,38 +116,7 @@ fn system_calls(lab: &Lab) -> Outcome {
         counted("zebu", &lab.zebu, vec!["-i", "threads"], &ours),
         counted("QEMU", &lab.qemu_img, FASTEST.to_vec(), &theirs),
     ];
-    lab.compare_slow(name, sides)
-}
-
-/// Reads and writes of `file` in strace's log, and those of the writes that are not of whole blocks of 4 KiB. (The name
-/// of a new file may be a temporary one, with more before and behind.)
-fn calls(log: &str, file: &str) -> Sample {
-    let (mut reads, mut writes, mut unaligned) = (0.0, 0.0, 0.0);
-    for line in log.lines() {
-        let call = line.trim_start_matches(|c: char| c.is_ascii_digit() || c == ' ');
-        let Some((name, rest)) = call.split_once('(') else { continue };
-        let on_file = rest.split_once('<').and_then(|(_, rest)| rest.split_once('>')).map(|(path, _)| path);
-        if !on_file.and_then(|path| path.rsplit('/').next()).is_some_and(|base| base.contains(file)) {
-            continue;
-        }
-        if name.contains("read") {
-            reads += 1.0;
-        } else {
-            writes += 1.0;
-            let result = line.rsplit("= ").next().and_then(|n| n.trim().parse::<u64>().ok());
-            // The offset is the last argument, but for the flags of the calls that end in 2.
-            let unfinished = rest.split_once(" <unfinished").map(|(arguments, _)| arguments);
-            let arguments =
-                unfinished.or(rest.rsplit_once(')').map(|(arguments, _)| arguments)).unwrap_or_default();
-            let back = usize::from(name.ends_with('2'));
-            let offset = arguments.rsplit(", ").nth(back).and_then(|n| n.parse::<u64>().ok());
-            let whole = |n: Option<u64>| n.is_none_or(|n| n.is_multiple_of(4096));
-            if !(whole(result) && whole(offset)) {
-                unaligned += 1.0;
-            }
-        }
-    }
-    vec![(Metric::TargetReads, reads), (Metric::TargetWrites, writes), (Metric::UnalignedWrites, unaligned)]
+    lab.compare(name, sides)
 }
 
 /// What the target's own device sees, io_uring included.
@@ -191,7 +151,7 @@ fn device_requests(lab: &Lab) -> Outcome {
     };
     let sides =
         [counted("zebu", lab.zebu.clone(), &[]), counted("QEMU", lab.qemu_img.clone(), &["-m", "16", "-W"])];
-    lab.compare_slow(name, sides)
+    lab.compare(name, sides)
 }
 
 /// The first 256 MiB of a file.
@@ -247,28 +207,13 @@ fn making<'a>(label: &str, program: &'a Path, options: &[&str], from: &'a Path, 
         let mut command = Command::new(program);
         let usage = measure_ok(command.arg("convert").args(&options).arg(from).arg(to))?;
         let mut figures = sample(&usage);
-        let len = |file: &Path| std::fs::metadata(file).map(|found| found.len()).map_err(|e| e.to_string());
-        figures.push((Metric::MibPerSecond, len(from)? as f64 / 1048576.0 / usage.wall.as_secs_f64()));
-        figures.push((Metric::ImageMib, len(to)? as f64 / 1048576.0));
+        let found = |file: &Path| std::fs::metadata(file).map_err(|e| format!("{}: {e}", file.display()));
+        let (source, image) = (found(from)?, found(to)?.len() as f64);
+        figures.push((Metric::MibPerSecond, source.len() as f64 / 1048576.0 / usage.wall.as_secs_f64()));
+        figures.push((Metric::ImageMib, image / 1048576.0));
+        // Blocks are of 512 bytes (stat(2)); what is a hole is no data.
+        figures.push((Metric::CompressionRatio, (source.blocks() * 512) as f64 / image));
         Ok(figures)
     };
     Side { label: label.to_owned(), run: Box::new(run) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn calls_on_the_target_are_counted() {
-        let log = "12 pwritev(7</a/.ours.zebu-1a2b3c>, [{iov_base=\"<\", iov_len=65536}], 1, 65536) = 65536\n\
-                   12 pread64(5</a/part.raw>, \"x\", 1048576, 0) = 1048576\n\
-                   13 pwrite64(7</a/.ours.zebu-1a2b3c>, \"..\"..., 4096, 512) = 4096\n\
-                   13 pwritev2(7</a/ours>, [{iov_len=100}], 1, 4096, 0) = 100\n\
-                   14 preadv(7</a/ours>, [{iov_len=512}], 1, 0) = 512\n\
-                   15 pwrite64(7</a/ours>, \"()\"..., 4096, 100 <unfinished ...>\n\
-                   15 <... pwrite64 resumed>) = 4096\n";
-        let figures: Vec<f64> = calls(log, "ours").into_iter().map(|(_, value)| value).collect();
-        assert_eq!(figures, [1.0, 4.0, 3.0]);
-    }
 }

@@ -1,7 +1,9 @@
-//! The README's table of figures: written from what is saved, between two markers, never by hand.
+//! The README's figures, a plot and a table: written from what is saved, between two markers, never by hand.
 
-use super::record::Saved;
+use super::bars::{Bar, drawn};
+use super::record::{Cell, Saved};
 use crate::Outcome;
+use crate::ab::Metric;
 use std::collections::HashSet;
 use std::fmt::Write;
 use std::path::Path;
@@ -9,44 +11,86 @@ use std::path::Path;
 const BEGIN: &str = "<!-- figures: written by `cargo xtask bench` -->";
 const END: &str = "<!-- end of figures -->";
 
-/// Writes the figures of all tables into the README, if it has the markers.
-pub(super) fn write(readme: &Path, tables: &[Saved]) -> Outcome {
+/// The plot, in the folder of results.
+const PLOT: &str = "headline.svg";
+
+/// What a table says all in all.
+struct Line<'a> {
+    table: &'a Saved,
+    benchmarks: usize,
+    /// Whose rounds scatter too much for a ratio.
+    scatter: usize,
+    /// How many times zebu is better: the geometric mean.
+    mean: f64,
+    best: f64,
+    worst: (f64, &'a str),
+}
+
+/// Writes the figures of all tables into the README, if it has the markers, and the plot into `results`.
+pub(super) fn write(readme: &Path, results: &Path, tables: &[Saved]) -> Outcome {
     let said = |e: std::io::Error| format!("{}: {e}", readme.display());
     let text = std::fs::read_to_string(readme).map_err(said)?;
     let (Some(begin), Some(end)) = (text.find(BEGIN), text.find(END)) else {
         return Err(format!("{}: the markers of the figures are gone", readme.display()));
     };
-    let new = format!("{}{BEGIN}\n\n{}\n{}", &text[..begin], table(tables), &text[end..]);
+    let lines: Vec<Line<'_>> = tables.iter().filter_map(line).collect();
+    let bars = lines.iter().map(|line| Bar {
+        name: format!("{}: mean, worst and best of {}", line.table.name, line.benchmarks - line.scatter),
+        value: line.mean,
+        low: line.worst.0,
+        high: line.best,
+    });
+    let plot = results.join(PLOT);
+    std::fs::write(&plot, drawn(&bars.collect::<Vec<_>>())?)
+        .map_err(|e| format!("{}: {e}", plot.display()))?;
+    let new = format!("{}{BEGIN}\n\n{}\n{}", &text[..begin], table(&lines), &text[end..]);
     std::fs::write(readme, new).map_err(said)
 }
 
-/// One line a table: what zebu's advantage over the peers is, all in all and at worst, in each benchmark's first metric
-/// that has a ratio.
-fn table(tables: &[Saved]) -> String {
+/// What zebu's advantage over the peers is, all in all and at worst, in what each benchmark is about. Benchmarks that
+/// count calls are no measure of speed, and are left out.
+fn line(table: &Saved) -> Option<Line<'_>> {
+    let counts_calls: HashSet<&str> = table
+        .cells
+        .iter()
+        .filter(|cell| cell.metric == Metric::TargetWrites.name())
+        .map(|cell| cell.benchmark.as_str())
+        .collect();
+    let cells: Vec<&Cell> = table
+        .first_cells()
+        .filter(|cell| cell.is_beside_a_peer() && !counts_calls.contains(cell.benchmark.as_str()))
+        .collect();
+    let advantages: Vec<(f64, &str)> = cells
+        .iter()
+        .filter_map(|cell| cell.advantage().map(|a| (a.median, cell.benchmark.as_str())))
+        .collect();
+    let worst = advantages.iter().copied().min_by(|a, b| a.0.total_cmp(&b.0))?;
+    Some(Line {
+        table,
+        benchmarks: cells.len(),
+        scatter: cells.len() - advantages.len(),
+        mean: (advantages.iter().map(|(a, _)| a.ln()).sum::<f64>() / advantages.len() as f64).exp(),
+        best: advantages.iter().map(|(a, _)| *a).fold(worst.0, f64::max),
+        worst,
+    })
+}
+
+/// A row for each table that is beside a peer.
+fn table(lines: &[Line<'_>]) -> String {
     let mut rows = String::new();
     let mut machines: Vec<String> = Vec::new();
-    for table in tables {
-        let mut seen = HashSet::new();
-        let advantages: Vec<(f64, &str)> = table
-            .cells
-            .iter()
-            .filter(|cell| cell.is_beside_a_peer())
-            .filter_map(|cell| cell.advantage().map(|a| (a.median, cell.benchmark.as_str())))
-            .filter(|(_, benchmark)| seen.insert(*benchmark))
-            .collect();
-        let Some((worst, which)) = advantages.iter().copied().min_by(|a, b| a.0.total_cmp(&b.0)) else {
-            continue;
-        };
-        let mean = (advantages.iter().map(|(a, _)| a.ln()).sum::<f64>() / advantages.len() as f64).exp();
+    for Line { table, benchmarks, scatter, mean, worst: (worst, which), .. } in lines {
+        let scatter = if *scatter > 0 { format!(" ({scatter} scatter)") } else { String::new() };
         let _ =
-            writeln!(rows, "| {} | {} | {mean:.2}x | {worst:.2}x: {which} |", table.name, advantages.len());
+            writeln!(rows, "| {} | {benchmarks}{scatter} | {mean:.2}x | {worst:.2}x: {which} |", table.name);
         let machine = format!("{} ({} sizes): {}", table.date, table.extent, table.machine);
         if !machines.contains(&machine) {
             machines.push(machine);
         }
     }
     format!(
-        "| table | benchmarks | zebu better by (geometric mean) | at worst |\n|---|---|---|---|\n{rows}\n\
+        "![How many times better than its peers zebu is, by table](bench/results/{PLOT})\n\n\
+         | table | benchmarks | zebu better by (geometric mean) | at worst |\n|---|---|---|---|\n{rows}\n\
          More is better; beside QEMU or the program named, ratios of medians. {}. Every figure with its spread, and a list \
          of where zebu is behind: [bench/results](bench/results/index.html).\n",
         machines.join("; ")

@@ -2,7 +2,7 @@
 
 use super::peers::Peers;
 use crate::Outcome;
-use crate::ab::{Comparison, Rounds, Side, alternate};
+use crate::ab::{Comparison, Rounds, Row, Side, compare};
 use crate::mount::{Kind, Mounted};
 use crate::process::{output, run};
 use crate::setup;
@@ -41,22 +41,54 @@ pub(crate) struct Lab {
     pub(crate) gib: u64,
     pub(crate) extent: Extent,
     pub(crate) peers: Peers,
-    pub(crate) rounds: Rounds,
+    /// In each of which every side runs once.
+    pub(crate) rounds: usize,
     /// Where a table's results go, one file each.
-    pub(crate) results: Option<PathBuf>,
+    pub(crate) results: PathBuf,
     /// The table that is being measured.
     pub(crate) table: Cell<&'static str>,
     /// Only rows whose names contain one of these; none: all.
     pub(crate) rows: Vec<String>,
+    /// Which zebu is measured.
+    pub(crate) commit: String,
     /// What could not be measured, with the reason.
-    pub(crate) not_measured: RefCell<Vec<String>>,
+    pub(crate) failures: RefCell<Vec<String>>,
 }
 
 impl Lab {
     /// Measures two sides alternately; prints and keeps the result. A side that can't run is shown as such, and the
     /// other benchmarks go on. Nothing is measured beside a peer that is not asked for.
     pub(crate) fn compare(&self, name: &str, sides: [Side<'_>; 2]) -> Outcome {
-        self.compare_in(self.rounds, name, sides)
+        self.compare_all(Vec::from(sides), vec![Row::of(name, [0, 1])])
+    }
+
+    /// Measures one side alternately with some others, and compares it with each: a row for each.
+    pub(crate) fn compare_each(&self, one: Side<'_>, others: Vec<(String, Side<'_>)>) -> Outcome {
+        let (names, others): (Vec<String>, Vec<Side<'_>>) = others.into_iter().unzip();
+        let rows = (1..).zip(names).map(|(place, name)| Row::of(name, [0, place])).collect();
+        self.compare_all([one].into_iter().chain(others).collect(), rows)
+    }
+
+    /// Measures sides in turn, each once a round, and makes the rows of them. What no wanted row needs does not run.
+    pub(crate) fn compare_all(&self, sides: Vec<Side<'_>>, mut rows: Vec<Row>) -> Outcome {
+        rows.retain(|row| {
+            self.wants(&row.name) && row.pair.iter().all(|place| self.peers.take_part(&sides[*place].label))
+        });
+        let (mut places, mut kept) = (vec![0; sides.len()], Vec::new());
+        for (place, side) in sides.into_iter().enumerate() {
+            if rows.iter().any(|row| row.pair.contains(&place)) {
+                places[place] = kept.len();
+                kept.push(side);
+            }
+        }
+        for row in &mut rows {
+            row.pair = row.pair.map(|place| places[place]);
+        }
+        let rounds = Rounds { measured: self.rounds, warm_up: 0 };
+        rows.iter().zip(compare(rounds, kept, &rows)).try_for_each(|(row, compared)| match compared {
+            Ok(comparison) => self.report(&comparison),
+            Err(why) => self.not_measured(&row.name, &why),
+        })
     }
 
     /// Whether a row is to be measured.
@@ -64,43 +96,45 @@ impl Lab {
         self.rows.is_empty() || self.rows.iter().any(|row| name.contains(row))
     }
 
-    /// As [`Lab::compare`], for what takes long: three rounds, none before them.
-    pub(crate) fn compare_slow(&self, name: &str, sides: [Side<'_>; 2]) -> Outcome {
-        self.compare_in(Rounds { measured: 3, warm_up: 0 }, name, sides)
+    /// Prints and keeps the reason why there is no result.
+    pub(crate) fn not_measured(&self, name: &str, why: &str) -> Outcome {
+        println!("{name}: not measured: {why}\n");
+        self.failures.borrow_mut().push(format!("{name}: {why}"));
+        let file = self.results_file();
+        let said = |e: std::io::Error| format!("{}: {e}", file.display());
+        let mut out = std::fs::OpenOptions::new().append(true).open(&file).map_err(said)?;
+        writeln!(out, "{}", serde_json::json!({ "benchmark": name, "not measured": why })).map_err(said)
     }
 
-    fn compare_in(&self, rounds: Rounds, name: &str, sides: [Side<'_>; 2]) -> Outcome {
-        if !self.wants(name) || !sides.iter().all(|side| self.peers.take_part(&side.label)) {
-            return Ok(());
-        }
-        match alternate(name, rounds, sides) {
-            Ok(comparison) => self.report(&comparison),
-            Err(why) => {
-                println!("{name}: not measured: {why}\n");
-                self.not_measured.borrow_mut().push(format!("{name}: {why}"));
-                Ok(())
-            }
-        }
+    /// While the table is being measured.
+    fn results_file(&self) -> PathBuf {
+        self.results.join(format!("{}.jsonl.part", self.table.get()))
+    }
+
+    /// The results of the table take the place of earlier ones: not before they are complete.
+    pub(crate) fn keep(&self) -> Outcome {
+        let part = self.results_file();
+        std::fs::rename(&part, part.with_extension("")).map_err(|e| format!("{}: {e}", part.display()))
     }
 
     /// Prints and keeps a result.
     pub(crate) fn report(&self, comparison: &Comparison) -> Outcome {
         println!("{}", comparison.render());
-        let Some(folder) = &self.results else { return Ok(()) };
-        comparison.append_to(&folder.join(format!("{}.jsonl", self.table.get())))
+        comparison.append_to(&self.results_file())
     }
 
     /// Empties the results of a table and notes the machine in its first line.
     pub(crate) fn begin(&self, table: &'static str) -> Outcome {
         self.table.set(table);
-        let Some(folder) = &self.results else { return Ok(()) };
-        let file = folder.join(format!("{table}.jsonl"));
+        let file = self.results_file();
         let said = |e: std::io::Error| format!("{}: {e}", file.display());
         let mut out = std::fs::File::create(&file).map_err(said)?;
         writeln!(
             out,
             "{}",
-            serde_json::json!({ "machine": self.machine()?, "date": date()?, "extent": self.extent.name() })
+            serde_json::json!({
+                "machine": self.machine()?, "date": date()?, "extent": self.extent.name(), "commit": self.commit
+            })
         )
         .map_err(said)
     }
@@ -153,8 +187,23 @@ impl Lab {
         let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
         let filesystem =
             output(Command::new("findmnt").args(["-no", "FSTYPE,OPTIONS", "-T"]).arg(&self.dir))?;
+        let memory = read("/proc/meminfo");
+        let kib = memory.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next());
+        let gib = kib.and_then(|kib| kib.parse::<f64>().ok()).unwrap_or_default() / 1048576.0;
         let qemu = setup::qemu_version().unwrap_or_default();
-        Ok(format!("Linux {}, {cores} x {model}, {}, {qemu}", kernel.trim(), filesystem.trim()))
+        let first_line = |program: &str, option: &str| {
+            let text = output(Command::new(program).arg(option)).unwrap_or_default();
+            text.lines().next().unwrap_or_default().trim().to_owned()
+        };
+        let others =
+            [first_line("fio", "--version"), first_line("nbdkit", "--version"), first_line("mkfs.xfs", "-V")];
+        let others: Vec<&str> = others.iter().map(String::as_str).filter(|text| !text.is_empty()).collect();
+        Ok(format!(
+            "Linux {}, {cores} x {model}, {gib:.0} GiB, {}, {qemu}, {}",
+            kernel.trim(),
+            filesystem.trim(),
+            others.join(", ")
+        ))
     }
 }
 

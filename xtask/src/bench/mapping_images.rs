@@ -34,6 +34,27 @@ pub(super) enum Data {
     Holes,
     /// Bytes.
     Written,
+    /// Bytes in the first 4 KiB of each `cluster` bytes.
+    FirstBlocks { cluster: u64 },
+}
+
+impl Data {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Data::Holes => "never written",
+            Data::Written => "written",
+            Data::FirstBlocks { .. } => "first blocks written",
+        }
+    }
+}
+
+/// Writes what is to be in a disk that has place for it all.
+fn write(lab: &Lab, file: &Path, format: &str, size: u64, data: Data) -> Outcome {
+    let Data::FirstBlocks { cluster } = data else { return Ok(()) };
+    let mut fill = lab.zebu();
+    fill.args(["bench", "-q", "-w", "-t", "none", "--pattern", "7", "-f", format]);
+    fill.args(["-s", "4k", "-S", &cluster.to_string(), "-c", &(size / cluster).to_string()]);
+    run(fill.arg(file))
 }
 
 /// A qcow2 image with all clusters allocated, in `dir`.
@@ -53,6 +74,7 @@ pub(super) fn allocated(
         .args(["create", "-q", "-f", "qcow2", "-o", &options])
         .arg(&image)
         .arg(size.to_string()))?;
+    write(lab, &image, "qcow2", size, data)?;
     if layout == Layout::Shuffled {
         shuffle(&image)?;
     }
@@ -62,13 +84,14 @@ pub(super) fn allocated(
 }
 
 /// A raw file of the same size.
-pub(super) fn raw(dir: &Path, size: u64, data: Data) -> Outcome<PathBuf> {
-    let file = dir.join(format!("{size}.raw"));
+pub(super) fn raw(lab: &Lab, size: u64, data: Data) -> Outcome<PathBuf> {
+    let file = lab.dir.join(format!("{size}.raw"));
     let said = |e: std::io::Error| format!("{}: {e}", file.display());
     File::create(&file).and_then(|f| f.set_len(size)).map_err(said)?;
     if data == Data::Written {
         super::lab::fill(&file, size)?;
     }
+    write(lab, &file, "raw", size, data)?;
     Ok(file)
 }
 
@@ -115,15 +138,15 @@ pub(super) fn chain(lab: &Lab, dir: &Path, size: u64, cluster: u64, images: u64)
         let image = dir.join(format!("chain-{images}-{level}.qcow2"));
         let mut create = lab.zebu();
         create.args(["create", "-q", "-f", "qcow2", "-o", &format!("cluster_size={cluster}")]);
-        if let Some(below) = &below {
-            create.arg("-b").arg(below).args(["-F", "qcow2"]);
-        }
         run(create.arg(&image).arg(size.to_string()))?;
         let mut fill = lab.zebu();
-        fill.args(["bench", "-q", "-w", "--pattern", "7", "--allow-refs", "all"]);
-        fill.arg(format!("--random={}", level + 1));
+        fill.args(["bench", "-q", "-w", "--pattern", "7"]).arg(format!("--random={}", level + 1));
         fill.args(["-s", &cluster.to_string(), "-c", &(size / cluster / images).max(1).to_string()]);
         run(fill.arg(&image))?;
+        // Afterwards, or each image would be filled through all those below.
+        if let Some(below) = &below {
+            run(lab.zebu().args(["rebase", "-u", "-F", "qcow2", "-b"]).arg(below).arg(&image))?;
+        }
         below = Some(image);
     }
     below.ok_or_else(|| "a chain of no images".to_owned())

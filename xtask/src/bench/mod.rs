@@ -2,28 +2,34 @@
 
 mod allocation;
 mod backups;
+mod bars;
+mod cache_costs;
 mod clock;
 mod compressed;
 mod compressible;
 mod copies;
+mod fio;
 mod headline;
 mod lab;
 mod load;
+mod lookups;
 mod mapping;
 mod mapping_images;
+mod opened;
 mod opening;
 mod page;
 mod page_cache;
 mod peers;
+mod published;
 mod record;
 mod recycled;
 mod requests;
 mod servers;
 mod serving;
+mod system_calls;
 mod whole;
 
-use crate::ab::Rounds;
-use crate::process::{find, run};
+use crate::process::{find, output, run};
 use crate::setup::{self, Need};
 use crate::toolchain::{cargo, target_dir};
 use crate::{Outcome, root};
@@ -34,17 +40,22 @@ use peers::{Peer, Peers};
 use record::Saved;
 use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 #[derive(Args)]
 pub(crate) struct BenchArgs {
-    /// Only these tables (default: all)
+    /// Only these tables (default: those of published figures, and what users compare; some take part only when they
+    /// are named or with --all)
     #[arg(value_enum)]
     tables: Vec<Table>,
+    /// All tables: those, too, that show a promise of zebu's alone
+    #[arg(long, conflicts_with_all = ["tables", "quick"])]
+    all: bool,
     /// Only the rows whose names contain this; may be given again
     #[arg(long = "row", value_name = "TEXT", conflicts_with = "save")]
     rows: Vec<String>,
-    /// Small disks: figures within minutes
-    #[arg(long, conflicts_with = "full")]
+    /// Small disks; unless tables or rows are named, a few rows of most tables: figures within five minutes
+    #[arg(long, conflicts_with_all = ["full", "save"])]
     quick: bool,
     /// The sizes of the published figures (default)
     #[arg(long)]
@@ -53,20 +64,21 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PEER,...")]
     peers: Vec<Peer>,
     /// Measured rounds of each benchmark
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(3..))]
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(5..))]
     rounds: u32,
     /// A folder on the disk to measure (ext4; some 40 GiB free); default: the target directory
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// Write the results into bench/results too, as JSON lines; a table's earlier ones are replaced
+    /// Keep the results in bench/results, and write the README's figures; a table's earlier ones are replaced. (Otherwise
+    /// results and page are in target/bench-results)
     #[arg(long)]
     save: bool,
     /// Only write the page, and the README's figures, from what is saved in bench/results
-    #[arg(long, conflicts_with_all = ["tables", "save", "compare"])]
+    #[arg(long, conflicts_with_all = ["tables", "all", "save", "compare"])]
     page: bool,
     /// Name every figure that is worse than in these earlier results (a table's file, or a folder of them) by more than
     /// its spread
-    #[arg(long, value_name = "OLD", requires = "save")]
+    #[arg(long, value_name = "OLD")]
     compare: Option<PathBuf>,
     /// A zebu to measure instead of this tree's release build
     #[arg(long)]
@@ -89,9 +101,11 @@ enum Table {
     Alignment,
     /// First writes into clusters, by preallocation, on ext4 and XFS; beside QEMU (2020)
     Preallocation,
+    /// First writes into clusters of 1 and 2 MiB, on ext4 and XFS; beside QEMU
+    LargeClusters,
     /// First writes into clusters of overlays, with and without subclusters; beside QEMU
     Overlays,
-    /// First writes by step and cluster size, on ext4 and XFS; beside QEMU (2019)
+    /// First writes by step and cluster size, on ext4 and XFS, and the calls that they take; beside QEMU (2019)
     Clusters,
     /// Reading back what was written at random and by several streams; beside QEMU (2021)
     Readback,
@@ -109,10 +123,16 @@ enum Table {
     ServeVhostUser,
     /// The same of the disk as a file (FUSE); beside QEMU's
     ServeFuse,
-    /// Random requests with a mapping cache that is too small, beside raw, a full cache and QEMU's slices (2017)
+    /// Random requests to 16 GiB with a mapping cache that is too small, beside raw, a full cache and QEMU's slices (2017)
     Mapping,
-    /// The same on a disk that takes 2 ms for a read; how it scales with depth
+    /// The same on a disk of 2 TiB with clusters of 2 MiB
+    MappingLarge,
+    /// What a miss costs by size of the cache, and what small slices cost where everything is cached
+    Caches,
+    /// The same as `mapping` on a disk that takes 2 ms for a read; how it scales with depth
     MappingLatency,
+    /// Instructions of a lookup, by the size of slices (callgrind)
+    Lookups,
     /// Reads through chains of 1 to 500 images, beside QEMU
     Chains,
     /// Two queues on one image in memory, beside one queue
@@ -129,6 +149,37 @@ enum Table {
     Fragmentation,
 }
 
+/// What a quick run has if nothing is named: tables, and which of their rows.
+const QUICK: &[(Table, &[&str])] = &[
+    (Table::Preallocation, &["clusters, preallocation off", "preallocation off beside metadata"]),
+    (Table::Clusters, &["cluster 64k, step 64k", "cluster 1M, step 64k"]),
+    (Table::Mapping, &["reads, beside raw", "reads, beside QEMU"]),
+    (Table::Alignment, &["block requests of convert"]),
+    (Table::Compress, &["convert -c of a file system, zstd", "convert -c of ones, zlib"]),
+    (Table::Random, &["scattered reads, depth 32, beside QEMU"]),
+    (Table::Convert, &["raw to qcow2"]),
+    (Table::Serve, &["serve: 4 KiB random reads, depth 32"]),
+    (Table::Chains, &["chain of 10,"]),
+    (Table::Check, &["check of"]),
+    (Table::Open, &["open"]),
+    (Table::Snapshots, &["create a snapshot"]),
+];
+
+/// What shows a promise of zebu's alone: measured when it is named, or with `--all`.
+const PROMISES: &[Table] = &[
+    Table::LargeClusters,
+    Table::Overlays,
+    Table::Readback,
+    Table::Growth,
+    Table::Recycled,
+    Table::ServeFuse,
+    Table::Caches,
+    Table::MappingLatency,
+    Table::Lookups,
+    Table::Queues,
+    Table::Memory,
+];
+
 impl Table {
     fn name(self) -> &'static str {
         match self {
@@ -139,6 +190,7 @@ impl Table {
             Table::Open => "open",
             Table::Alignment => "alignment",
             Table::Preallocation => "preallocation",
+            Table::LargeClusters => "large-clusters",
             Table::Overlays => "overlays",
             Table::Clusters => "clusters",
             Table::Readback => "readback",
@@ -150,7 +202,10 @@ impl Table {
             Table::ServeVhostUser => "serve-vhost-user",
             Table::ServeFuse => "serve-fuse",
             Table::Mapping => "mapping",
+            Table::MappingLarge => "mapping-large",
+            Table::Caches => "caches",
             Table::MappingLatency => "mapping-latency",
+            Table::Lookups => "lookups",
             Table::Chains => "chains",
             Table::Queues => "queues",
             Table::Memory => "memory",
@@ -170,6 +225,7 @@ impl Table {
             Table::Open => opening::open,
             Table::Alignment => copies::device_requests,
             Table::Preallocation => allocation::preallocation,
+            Table::LargeClusters => allocation::large_clusters,
             Table::Overlays => allocation::overlays,
             Table::Clusters => allocation::clusters,
             Table::Readback => allocation::readback,
@@ -181,10 +237,13 @@ impl Table {
             Table::ServeVhostUser => serving::vhost_user,
             Table::ServeFuse => serving::fuse,
             Table::Mapping => mapping::mapping,
+            Table::MappingLarge => mapping::large,
+            Table::Caches => cache_costs::caches,
             Table::MappingLatency => mapping::latency,
-            Table::Chains => mapping::chains,
-            Table::Queues => mapping::queues,
-            Table::Memory => mapping::memory,
+            Table::Lookups => lookups::lookups,
+            Table::Chains => cache_costs::chains,
+            Table::Queues => cache_costs::queues,
+            Table::Memory => cache_costs::memory,
             Table::Check => whole::check,
             Table::Snapshots => whole::snapshots,
             Table::Sizes => whole::sizes,
@@ -194,18 +253,26 @@ impl Table {
 }
 
 pub(crate) fn run_all(args: &BenchArgs) -> Outcome {
-    let results = root().join("bench/results");
+    let kept = root().join("bench/results");
     if args.page {
-        return publish(&results);
+        return publish(&kept);
     }
     // Read before they may be replaced.
     let old = args.compare.as_deref().map(Saved::read_all).transpose()?;
-    measure(args, &results)?;
+    let results = if args.save { kept.clone() } else { target_dir()?.join("bench-results") };
+    std::fs::create_dir_all(&results).map_err(|e| format!("{}: {e}", results.display()))?;
+    let (tables, rows) = chosen(args);
+    let measured = measure(args, &tables, rows, &results, &kept);
     if args.save {
         publish(&results)?;
+    } else {
+        println!("{}", page::write(&results, &Saved::read_all(&results)?)?.display());
     }
+    measured?;
     let Some(old) = old else { return Ok(()) };
-    let worse = record::regressions(&old, &Saved::read_all(&results)?);
+    let mut new = Saved::read_all(&results)?;
+    new.retain(|saved| tables.iter().any(|table| table.name() == saved.name));
+    let worse = record::regressions(&old, &new)?;
     if worse.is_empty() {
         println!("nothing got worse by more than its spread");
         return Ok(());
@@ -213,15 +280,48 @@ pub(crate) fn run_all(args: &BenchArgs) -> Outcome {
     Err(format!("worse by more than the spread:\n  {}", worse.join("\n  ")))
 }
 
+/// The tables to be measured, and parts of the names of their rows (none: all).
+fn chosen(args: &BenchArgs) -> (Vec<Table>, Vec<String>) {
+    let is_a_choice = args.quick && args.tables.is_empty() && args.rows.is_empty();
+    if is_a_choice {
+        let rows = QUICK.iter().flat_map(|(_, rows)| rows.iter().map(|row| (*row).to_owned()));
+        return (QUICK.iter().map(|(table, _)| *table).collect(), rows.collect());
+    }
+    let tables = if args.tables.is_empty() {
+        let others = |table: &Table| args.all || !PROMISES.contains(table);
+        Table::value_variants().iter().copied().filter(others).collect()
+    } else {
+        args.tables.clone()
+    };
+    (tables, args.rows.clone())
+}
+
 /// The page and the README's figures, from what is saved.
 fn publish(results: &Path) -> Outcome {
     let tables = Saved::read_all(results)?;
     println!("{}", page::write(results, &tables)?.display());
-    headline::write(&root().join("README.md"), &tables)
+    headline::write(&root().join("README.md"), results, &tables)
 }
 
-fn measure(args: &BenchArgs, results: &Path) -> Outcome {
-    setup::ensure(Need::Everything)?;
+/// The commit that is measured, marked if something else was built.
+fn commit(args: &BenchArgs) -> Outcome<String> {
+    let git = |words: &[&str]| output(Command::new("git").arg("-C").arg(root()).args(words));
+    let mut commit = git(&["rev-parse", "--short=12", "HEAD"])?.trim().to_owned();
+    if !git(&["status", "--porcelain", "--untracked-files=no", "--", "crates"])?.is_empty() {
+        commit += ", changed";
+    }
+    if args.zebu.is_some() {
+        commit = format!("built before {commit}");
+    }
+    Ok(commit)
+}
+
+/// Measures tables into `results`. How long each took the last time is known by what was `kept`.
+fn measure(args: &BenchArgs, tables: &[Table], rows: Vec<String>, results: &Path, kept: &Path) -> Outcome {
+    if let Err(missing) = setup::ensure(Need::Everything) {
+        // The tables that need it say so.
+        println!("note: {missing}");
+    }
     let zebu = if let Some(zebu) = &args.zebu {
         zebu.clone()
     } else {
@@ -241,35 +341,38 @@ fn measure(args: &BenchArgs, results: &Path) -> Outcome {
         gib: if args.quick { 1 } else { 4 },
         extent,
         peers: Peers::new(&args.peers),
-        rounds: Rounds { measured: args.rounds as usize, warm_up: usize::from(!args.quick) },
-        results: args.save.then(|| results.to_owned()),
+        rounds: args.rounds as usize,
+        results: results.to_owned(),
         table: Cell::new(""),
-        rows: args.rows.clone(),
-        not_measured: RefCell::default(),
+        rows,
+        commit: commit(args)?,
+        failures: RefCell::default(),
     };
     println!(
         "{}\nmedian ± median deviation [min .. max] of {} alternating rounds\n",
         lab.machine()?,
-        lab.rounds.measured
+        lab.rounds
     );
-    let tables = if args.tables.is_empty() { Table::value_variants() } else { &args.tables[..] };
     let names: Vec<&'static str> = tables.iter().map(|table| table.name()).collect();
-    let mut clock = Clock::new(results, extent);
+    let mut clock = Clock::new(kept, extent);
     for (done, table) in tables.iter().enumerate() {
         let time = clock.begin(&names[done..]);
         eprintln!("== {} ({} of {}, {time})", table.name(), done + 1, tables.len());
         lab.begin(table.name())?;
+        if let Some(published) = published::about(table.name()) {
+            println!("{}", published.text());
+        }
         // One that can't run here must not hide the figures of the others.
         if let Err(error) = table.body()(&lab) {
-            println!("{}: not measured: {error}\n", table.name());
-            lab.not_measured.borrow_mut().push(format!("{}: {error}", table.name()));
+            lab.not_measured(table.name(), &error)?;
         }
+        lab.keep()?;
         lab::empty(&lab.dir)?;
         clock.end();
     }
     if args.save {
         clock.save()?;
     }
-    let failed = lab.not_measured.into_inner();
+    let failed = lab.failures.into_inner();
     if failed.is_empty() { Ok(()) } else { Err(format!("not measured:\n  {}", failed.join("\n  "))) }
 }

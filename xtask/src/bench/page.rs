@@ -1,14 +1,14 @@
 //! The page of results: one self-contained HTML file with plots, written from what is saved and nothing else.
 
-use super::record::{Advantage, Cell, Saved};
+use super::bars::{Bar, drawn};
+use super::published;
+use super::record::{Advantage, Saved};
 use crate::Outcome;
 use crate::table::number;
-use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
 use std::fmt::Write;
 use std::path::Path;
 
-/// What the tables are about, and the figures that were published before, for comparison.
+/// What the tables are about, in the order of the page. What others published is in `published.rs`.
 const TABLES: &[(&str, &str, &str)] = &[
     ("random", "Small requests", "4 KiB reads and writes of allocated clusters, O_DIRECT, depth 32."),
     ("sequential", "Large requests", "1 MiB reads and writes, one after the other, O_DIRECT."),
@@ -23,22 +23,23 @@ const TABLES: &[(&str, &str, &str)] = &[
         "alignment",
         "Alignment (May 2015)",
         "Requests that reach the disk while a 1 GiB image becomes raw. \u{201c}block: enforce minimal 4096 alignment\u{201d} \
-         was about requests that the kernel had to split. Published then: writes of 4 KiB 5 % slower with unaligned buffers, \
-         and twice the requests.",
+         was about requests that the kernel had to split.",
     ),
     (
         "preallocation",
         "First writes, by preallocation (August 2020)",
-        "4 KiB into each of many fresh clusters, depth 32. Published then for QEMU (25 GB, XFS and ext4, IOPS): off 8,139 and \
-         11,688; off without zero-range 2,965 and 2,780; metadata 7,768 and 9,132; falloc 7,742 and 13,108; full 41,389 and \
-         16,351; a raw file 7,277 and 43,260, fallocated 7,299 and 42,810, full 88,404 and 83,197. zebu has no off without \
-         zero-range: a fresh cluster needs no zeroing at all; the table of recycled clusters compares the ways to zero.",
+        "4 KiB into each of many fresh clusters, depth 32. zebu needs no \
+         zeroing of a fresh cluster, with or without zero-range; the table of recycled clusters compares the ways to zero.",
+    ),
+    (
+        "large-clusters",
+        "First writes into large clusters (2020)",
+        "4 KiB into each of 100,000 fresh clusters of 1 and 2 MiB, depth 32, where QEMU zeroes the rest of each.",
     ),
     (
         "overlays",
         "First writes in overlays (October 2019)",
-        "Copy-on-write of clusters, and of subclusters (extended L2). Published for QEMU (IOPS with and without subclusters): \
-         64K clusters 13,341 and 1,671; 128K 12,391 and 870; 1M 2,732 and 215; 2M 1,630 and 214.",
+        "Copy-on-write of clusters, and of subclusters (extended L2).",
     ),
     (
         "clusters",
@@ -55,19 +56,22 @@ const TABLES: &[(&str, &str, &str)] = &[
     (
         "compress",
         "Compressed images (February 2021)",
-        "convert -c beside QEMU's fastest setting (-m 16 -W), and small reads of the result. \u{201c}qcow2: compressed \
-         write cache\u{201d} was about a compressed backup with O_DIRECT. Published then for 1000 MiB of ones: 300 s with \
-         O_DIRECT, 5.7 s through the page cache; with the patch 4.4 s and 5.4 s.",
+        "convert -c beside QEMU's fastest setting (-m 16 -W), and small reads of the result.",
     ),
     ("recycled", "Recycled clusters", "How the rest of a cluster that held data before is zeroed."),
     (
         "mapping",
         "Mapping cache (September 2017)",
-        "Random reads of disks whose mapping does not fit the cache. Published for QEMU (40 GB, 64 KiB clusters, IOPS): with \
-         1 MiB of cache 2,718 with whole tables and 6,545 with slices of 4 KiB; with 3 MiB 5,326 and 12,045; where everything \
-         fits 57,355 and 55,680.",
+        "Random reads of a disk of 16 GiB whose mapping does not fit the cache.",
     ),
-    ("backup", "Compressed backup (February 2021)", "Time, size, and what stays in the page cache."),
+    ("mapping-large", "Mapping cache, large clusters", "The same on a disk of 2 TiB with clusters of 2 MiB."),
+    ("caches", "Sizes of caches and slices", "What a miss costs, and what a hit."),
+    (
+        "backup",
+        "Compressed backup (February 2021)",
+        "Time, size, and what stays in the page cache. \u{201c}qcow2: compressed write cache\u{201d} was about a compressed \
+         backup with O_DIRECT.",
+    ),
     ("serve", "Service", "NBD beside QEMU's storage daemon and nbdkit."),
     ("serve-vhost-user", "vhost-user-blk", "Beside QEMU's storage daemon, with the same front end."),
     ("serve-fuse", "The disk as a file (FUSE)", "Beside QEMU's storage daemon, with fio on the file."),
@@ -76,12 +80,8 @@ const TABLES: &[(&str, &str, &str)] = &[
         "Mapping cache on a slow disk",
         "A file system that takes 2 ms for each read serves both sides.",
     ),
-    (
-        "chains",
-        "Long chains",
-        "Random reads; each image holds a random part of the data. Published (SVD/sQEMU, 2022): RocksDB 48 % faster at a chain \
-         of 500.",
-    ),
+    ("lookups", "Size of slices", "Instructions of a read whose mapping is cached, counted by callgrind."),
+    ("chains", "Long chains", "Random reads; each image holds a random part of the data."),
     ("queues", "Several queues", "One image in memory, so that the disk is not the limit."),
     ("memory", "Memory", "Of the process, by size of the disk."),
     ("check", "Check", "Disks that are wholly allocated; nothing of the image in the page cache."),
@@ -101,6 +101,7 @@ h1,h2{line-height:1.2}
 .scroll{overflow-x:auto}
 table{border-collapse:collapse;font-size:.875rem;width:100%}
 th,td{padding:.3rem .5rem;text-align:right;border-bottom:1px solid #8884;white-space:nowrap}
+table.published{width:auto}
 th:first-child,td:first-child{text-align:left;white-space:normal;min-width:12rem}
 .behind{color:#c02020}
 figure{margin:1rem 0;background:#fff;border-radius:.5rem;padding:.5rem}
@@ -121,7 +122,11 @@ fn page(tables: &[Saved]) -> Outcome<String> {
         "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\n\
          <title>zebu: measured</title><style>{STYLE}</style>\n<h1>zebu: measured</h1>\n\
          <p>Two programs at a time, in turn, on one machine. A bar is the median of the rounds\u{2019} ratios, above 1 when zebu \
-         is better; the line across it spans all rounds. Where the rounds scatter too much, there is no ratio.</p>\n"
+         is better; the line across it spans all rounds. Where the rounds scatter too much, there is no ratio.</p>\n\
+         <p>ext4, XFS and btrfs of the tables are made anew, with the defaults of mkfs and mount, on loop devices with direct \
+         I/O. imago and qcow2-rs are libraries: they take part where a small program of ours can make their requests (small \
+         and large requests, first writes); they have no command that converts, checks or backs up, and no server. nbdkit takes \
+         part in the service over NBD.</p>\n"
     );
     behind(&mut html, tables);
     let known = |name: &str| TABLES.iter().position(|(n, ..)| *n == name).unwrap_or(TABLES.len());
@@ -139,15 +144,10 @@ fn behind(html: &mut String, tables: &[Saved]) {
     html.push_str("<h2>Where zebu is behind</h2>\n");
     let mut rows = String::new();
     for table in tables {
-        for cell in table.cells.iter().filter(|cell| cell.is_beside_a_peer()) {
-            if let Some(advantage) = cell.advantage().filter(Advantage::is_behind) {
-                let (name, metric, peer) = (text(&cell.benchmark), text(&cell.metric), text(&cell.b.label));
-                let _ = writeln!(
-                    rows,
-                    "<tr><td>{name}<td class=behind>{}<td>{metric}<td>{peer}",
-                    shown(&advantage)
-                );
-            }
+        for cell in table.cells.iter().filter(|cell| cell.is_beside_a_peer() && cell.is_behind()) {
+            let (name, metric, peer) = (text(&cell.benchmark), text(&cell.metric), text(&cell.b.label));
+            let shown = cell.advantage_shown();
+            let _ = writeln!(rows, "<tr><td>{name}<td class=behind>{shown}<td>{metric}<td>{peer}");
         }
     }
     if rows.is_empty() {
@@ -167,14 +167,18 @@ fn section(html: &mut String, table: &Saved) -> Outcome {
         .map_or((table.name.as_str(), ""), |(_, title, about)| (*title, *about));
     let _ = writeln!(
         html,
-        "<h2 id=\"{}\">{}</h2>\n<p>{}</p>\n<p><small>{}, {} sizes, {}</small></p>",
+        "<h2 id=\"{}\">{}</h2>\n<p>{}</p>\n<p><small>{}, {} sizes, zebu {}, {}</small></p>",
         text(&table.name),
         text(title),
         text(about),
         text(&table.date),
         text(&table.extent),
+        text(&table.commit),
         text(&table.machine)
     );
+    if let Some(published) = published::about(&table.name) {
+        html.push_str(&published.html());
+    }
     if let Some(svg) = plot(table)? {
         let _ = writeln!(html, "<figure>{svg}</figure>");
     }
@@ -183,84 +187,38 @@ fn section(html: &mut String, table: &Saved) -> Outcome {
         let side = |f: &super::record::Figures| {
             format!("{} {} \u{b1}{}", text(&f.label), number(f.median), number(f.mad))
         };
-        let advantage = cell.advantage();
-        let class = if advantage.is_some_and(|a| a.is_behind()) { " class=behind" } else { "" };
+        let class = if cell.is_behind() { " class=behind" } else { "" };
         let _ = writeln!(
             html,
             "<tr><td>{}<td{class}>{}<td>{}<td>{}<td>{}",
             text(&cell.benchmark),
-            advantage.as_ref().map_or("scatters".into(), shown),
+            cell.advantage_shown(),
             text(&cell.metric),
             side(&cell.a),
             side(&cell.b)
         );
     }
     html.push_str("</table></div>\n");
+    for row in &table.not_measured {
+        let _ = writeln!(html, "<p>Not measured: {}: {}</p>", text(&row.benchmark), text(&row.why));
+    }
     Ok(())
-}
-
-fn shown(advantage: &Advantage) -> String {
-    format!("{:.2}x \u{b1}{:.2}", advantage.median, advantage.mad)
 }
 
 fn text(raw: &str) -> String {
     raw.replace('&', "&amp;").replace('<', "&lt;").replace('"', "&quot;")
 }
 
-/// A bar for each benchmark, of the first of its metrics that has a ratio. Names stand above their bars, so that the plot is
-/// narrow enough for a telephone.
+/// A bar for each benchmark whose first metric has a ratio.
 fn plot(table: &Saved) -> Outcome<Option<String>> {
-    let mut seen = std::collections::HashSet::new();
-    let bars: Vec<(&Cell, Advantage)> = table
-        .cells
-        .iter()
-        .filter_map(|cell| cell.advantage().map(|advantage| (cell, advantage)))
-        .filter(|(cell, _)| seen.insert(&cell.benchmark))
-        .collect();
+    let bars = table.first_cells().filter_map(|cell| {
+        let Advantage { median, min, max, .. } = cell.advantage()?;
+        let name = format!("{}, {}", cell.benchmark, cell.metric);
+        Some(Bar { name, value: median, low: min, high: max })
+    });
+    let bars: Vec<Bar> = bars.collect();
     if bars.is_empty() {
         return Ok(None);
     }
-    let height = bars.len() as u32 * 44 + 40;
-    let right = bars.iter().map(|(_, a)| a.max).fold(2.0, f64::max) * 1.05;
-    let mut svg = String::new();
-    draw(&mut svg, &bars, height, right).map_err(|e| format!("plot of {}: {e}", table.name))?;
-    Ok(Some(svg))
-}
-
-fn draw(
-    svg: &mut String,
-    bars: &[(&Cell, Advantage)],
-    height: u32,
-    right: f64,
-) -> Result<(), Box<dyn std::error::Error>> {
-    const WIDTH: u32 = 460;
-    const LEFT: i32 = 8;
-    let (good, bad) = (RGBColor(46, 125, 80), RGBColor(192, 57, 43));
-    let area = SVGBackend::with_string(svg, (WIDTH, height)).into_drawing_area();
-    let scale = |x: f64| LEFT + (x / right * f64::from(WIDTH as i32 - 2 * LEFT)) as i32;
-    let words = ("sans-serif", 16).into_font();
-    for (i, (cell, advantage)) in bars.iter().enumerate() {
-        let top = i as i32 * 44 + 20;
-        let style = TextStyle::from(words.clone()).pos(Pos::new(HPos::Left, VPos::Bottom));
-        area.draw_text(&cell.benchmark, &style, (LEFT, top))?;
-        let color = if advantage.median >= 1.0 { good } else { bad };
-        area.draw(&Rectangle::new([(LEFT, top + 2), (scale(advantage.median), top + 18)], color.filled()))?;
-        let middle = top + 10;
-        area.draw(&PathElement::new(
-            [(scale(advantage.min), middle), (scale(advantage.max), middle)],
-            BLACK,
-        ))?;
-        let style = TextStyle::from(words.clone()).pos(Pos::new(HPos::Left, VPos::Center));
-        let label = format!("{:.2}x", advantage.median);
-        let after = scale(advantage.max) + 6;
-        let (at, style) =
-            if after > WIDTH as i32 - 50 { (LEFT + 4, style.color(&WHITE)) } else { (after, style) };
-        area.draw_text(&label, &style, (at, middle))?;
-    }
-    let bottom = height as i32 - 18;
-    area.draw(&PathElement::new([(scale(1.0), 0), (scale(1.0), bottom)], BLACK.mix(0.5)))?;
-    let style = TextStyle::from(words).pos(Pos::new(HPos::Center, VPos::Top));
-    area.draw_text("1x", &style, (scale(1.0), bottom))?;
-    area.present()?;
-    Ok(())
+    drawn(&bars).map(Some).map_err(|why| format!("plot of {}: {why}", table.name))
 }

@@ -1,8 +1,10 @@
 //! Results as they are kept: one file a table, JSON lines; the first names the machine.
 
 use crate::Outcome;
+use crate::ab::Metric;
 use crate::stats::Ratio;
 use serde::Deserialize;
+use std::collections::HashSet;
 use std::path::Path;
 
 /// What one side's rounds gave.
@@ -27,6 +29,23 @@ pub(super) struct Cell {
     pub(super) b: Figures,
 }
 
+/// A benchmark that could not run.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(super) struct NotMeasured {
+    pub(super) benchmark: String,
+    /// Why.
+    #[serde(rename = "not measured")]
+    pub(super) why: String,
+}
+
+/// A line of a table's file.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Line {
+    Cell(Cell),
+    NotMeasured(NotMeasured),
+}
+
 /// A table of results.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Saved {
@@ -35,7 +54,10 @@ pub(super) struct Saved {
     pub(super) date: String,
     /// How much was measured: `quick` or `full`.
     pub(super) extent: String,
+    /// Which zebu: a commit.
+    pub(super) commit: String,
     pub(super) cells: Vec<Cell>,
+    pub(super) not_measured: Vec<NotMeasured>,
 }
 
 #[derive(Deserialize)]
@@ -44,6 +66,8 @@ struct Heading {
     date: String,
     #[serde(default = "unstated")]
     extent: String,
+    #[serde(default = "unstated")]
+    commit: String,
 }
 
 /// Of results that were kept before it was noted.
@@ -55,6 +79,10 @@ impl Cell {
     /// How much better `a` is than `b`: above 1 is better, whatever the metric's direction. `None` if the rounds
     /// scatter too much to say.
     pub(super) fn advantage(&self) -> Option<Advantage> {
+        // Nothing is so many times as much as nothing.
+        if self.a.max <= 0.0 || self.b.max <= 0.0 {
+            return None;
+        }
         let ratio = if is_rate(&self.metric) {
             Ratio::of(&self.a.values, &self.b.values)
         } else {
@@ -64,6 +92,23 @@ impl Cell {
             Ratio::Known(s) => Some(Advantage { median: s.median, mad: s.mad, min: s.min, max: s.max }),
             Ratio::Meaningless(_) => None,
         }
+    }
+
+    /// The advantage in words: as a number, or why there is none.
+    pub(super) fn advantage_shown(&self) -> String {
+        match (self.advantage(), self.a.max > 0.0, self.b.max > 0.0) {
+            (Some(Advantage { median, mad, .. }), ..) => format!("{median:.2}x \u{b1}{mad:.2}"),
+            (None, false, false) => "none on either side".to_owned(),
+            (None, false, true) => "none beside some".to_owned(),
+            (None, true, false) => "some beside none".to_owned(),
+            (None, true, true) => "scatters".to_owned(),
+        }
+    }
+
+    /// Whether `a` is worse than `b` by more than the spread.
+    pub(super) fn is_behind(&self) -> bool {
+        let alone_costs = !is_rate(&self.metric) && self.a.min > 0.0 && self.b.max <= 0.0;
+        alone_costs || self.advantage().is_some_and(|advantage| advantage.is_behind())
     }
 
     /// Whether the other side is another program's (and not zebu in another setting).
@@ -91,17 +136,25 @@ pub(super) struct Advantage {
 
 impl Advantage {
     /// Whether it is below 1 by more than its spread.
-    pub(super) fn is_behind(&self) -> bool {
+    fn is_behind(&self) -> bool {
         self.median + self.mad < 1.0
     }
 }
 
 /// Rates are better when larger; times, requests and memory when smaller.
 fn is_rate(metric: &str) -> bool {
-    matches!(metric, "IOPS" | "MiB/s")
+    [Metric::RequestsPerSecond, Metric::MibPerSecond, Metric::DepthScaling, Metric::CompressionRatio]
+        .iter()
+        .any(|rate| rate.name() == metric)
 }
 
 impl Saved {
+    /// What each benchmark is about: the first of its metrics. (The others say what that costs.)
+    pub(super) fn first_cells(&self) -> impl Iterator<Item = &Cell> {
+        let mut seen = HashSet::new();
+        self.cells.iter().filter(move |cell| seen.insert(cell.benchmark.as_str()))
+    }
+
     /// Reads a table's file.
     pub(super) fn read(file: &Path) -> Outcome<Self> {
         let said = |what: String| format!("{}: {what}", file.display());
@@ -109,12 +162,16 @@ impl Saved {
         let mut lines = text.lines();
         let heading = lines.next().ok_or_else(|| said("empty".into()))?;
         let heading: Heading = serde_json::from_str(heading).map_err(|e| said(format!("line 1: {e}")))?;
-        let cells = lines
-            .enumerate()
-            .map(|(i, line)| serde_json::from_str(line).map_err(|e| said(format!("line {}: {e}", i + 2))))
-            .collect::<Result<_, _>>()?;
+        let (mut cells, mut not_measured) = (Vec::new(), Vec::new());
+        for (i, line) in lines.enumerate() {
+            match serde_json::from_str(line).map_err(|e| said(format!("line {}: {e}", i + 2)))? {
+                Line::Cell(cell) => cells.push(cell),
+                Line::NotMeasured(row) => not_measured.push(row),
+            }
+        }
         let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(Self { name, machine: heading.machine, date: heading.date, extent: heading.extent, cells })
+        let Heading { machine, date, extent, commit } = heading;
+        Ok(Self { name, machine, date, extent, commit, cells, not_measured })
     }
 
     /// All tables of a folder, by name; or the one file.
@@ -131,10 +188,24 @@ impl Saved {
 }
 
 /// The cells of `new` that are worse than the same ones of `old`, in words.
-pub(super) fn regressions(old: &[Saved], new: &[Saved]) -> Vec<String> {
+///
+/// # Errors
+/// They are of different sizes: then nothing can be said.
+pub(super) fn regressions(old: &[Saved], new: &[Saved]) -> Outcome<Vec<String>> {
     let mut found = Vec::new();
     for table in new {
         let Some(before) = old.iter().find(|t| t.name == table.name) else { continue };
+        if before.extent != table.extent {
+            let (was, is) = (&before.extent, &table.extent);
+            return Err(format!("{}: results of different sizes ({was} and {is})", table.name));
+        }
+        if before.machine != table.machine {
+            println!("note: {}: another machine, or another state of it: '{}'", table.name, before.machine);
+        }
+        let is_there = |cell: &Cell| table.cells.iter().any(|c| c.benchmark == cell.benchmark);
+        for gone in before.first_cells().filter(|cell| !is_there(cell)) {
+            found.push(format!("{}: {}: was measured, and is not any more", table.name, gone.benchmark));
+        }
         for cell in &table.cells {
             let same = |c: &&Cell| {
                 c.benchmark == cell.benchmark && c.metric == cell.metric && c.a.label == cell.a.label
@@ -153,7 +224,7 @@ pub(super) fn regressions(old: &[Saved], new: &[Saved]) -> Vec<String> {
             }
         }
     }
-    found
+    Ok(found)
 }
 
 #[cfg(test)]
@@ -190,6 +261,19 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_told_from_scatter() {
+        let (none, some) = ([0.0; 3], [4.0; 3]);
+        let shown = |a, b| cell("pages", a, b).advantage_shown();
+        assert_eq!(shown(&none, &none), "none on either side");
+        assert_eq!(
+            (shown(&none, &some), shown(&some, &none)),
+            ("none beside some".into(), "some beside none".into())
+        );
+        assert!(cell("pages", &some, &none).is_behind() && !cell("pages", &none, &some).is_behind());
+        assert!(!cell("IOPS", &some, &none).is_behind(), "more is better");
+    }
+
+    #[test]
     fn only_what_is_worse_by_more_than_the_spread_is_named() {
         let table = |values: &[f64]| {
             let cells = vec![cell("IOPS", values, &[1.0; 3])];
@@ -198,12 +282,18 @@ mod tests {
                 machine: String::new(),
                 date: String::new(),
                 extent: unstated(),
+                commit: unstated(),
                 cells,
+                not_measured: Vec::new(),
             }]
         };
         let old = table(&[100.0, 104.0, 96.0]);
-        assert!(regressions(&old, &table(&[97.0, 95.0, 99.0])).is_empty());
-        assert_eq!(regressions(&old, &table(&[80.0, 81.0, 79.0])).len(), 1);
-        assert!(regressions(&old, &table(&[120.0, 121.0, 119.0])).is_empty());
+        let worse = |new: &[Saved]| regressions(&old, new).unwrap();
+        assert!(worse(&table(&[97.0, 95.0, 99.0])).is_empty());
+        assert_eq!(worse(&table(&[80.0, 81.0, 79.0])).len(), 1);
+        assert!(worse(&table(&[120.0, 121.0, 119.0])).is_empty());
+        let mut smaller = table(&[80.0, 81.0, 79.0]);
+        smaller[0].extent = "quick".into();
+        assert!(regressions(&old, &smaller).unwrap_err().contains("sizes"));
     }
 }

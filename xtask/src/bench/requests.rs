@@ -17,11 +17,9 @@ pub(super) fn random(lab: &Lab) -> Outcome {
     let image = full_image(lab, &raw)?;
     let step = scattering_step(lab.gib << 30, SMALL);
     for write in [false, true] {
-        let load = Load { block: SMALL, step, count: 200_000, depth: DEPTH, write };
+        let load = Load { block: SMALL, step, count: lab.sized(50_000, 200_000), depth: DEPTH, write };
         let what = if write { "writes" } else { "reads" };
-        let sides = [Program::Zebu, Program::Qemu].map(|program| load.on(lab, program, &image));
-        lab.compare(&format!("4 KiB scattered {what}, depth 32, beside QEMU"), sides)?;
-        beside_engines(lab, &format!("4 KiB scattered {what}, depth 32"), load, &image)?;
+        beside_all(lab, &format!("4 KiB scattered {what}, depth 32"), load, &image)?;
         let sides = [zebu_random(lab, &image, load), fio(&raw, load)?];
         lab.compare(&format!("4 KiB random {what}, depth 32, beside fio on raw"), sides)?;
     }
@@ -36,20 +34,17 @@ pub(super) fn sequential(lab: &Lab) -> Outcome {
         let count = (lab.gib << 30) / LARGE;
         let load = Load { block: LARGE, step: LARGE, count, depth: 8, write };
         let what = if write { "writes" } else { "reads" };
-        let sides = [Program::Zebu, Program::Qemu].map(|program| load.on(lab, program, &image));
-        lab.compare(&format!("1 MiB sequential {what}, depth 8"), sides)?;
-        beside_engines(lab, &format!("1 MiB sequential {what}, depth 8"), load, &image)?;
+        beside_all(lab, &format!("1 MiB sequential {what}, depth 8"), load, &image)?;
     }
     Ok(())
 }
 
-/// The load on an image that is there, beside each of the other Rust engines.
-fn beside_engines(lab: &Lab, name: &str, load: Load, image: &Path) -> Outcome {
-    for peer in ENGINES {
-        let sides = [load.on(lab, Program::Zebu, image), lab.peers.side(peer, load, image)];
-        lab.compare(&format!("{name}, beside {}", peer.label()), sides)?;
-    }
-    Ok(())
+/// The load on an image that is there, beside QEMU and each of the other Rust engines.
+fn beside_all(lab: &Lab, name: &str, load: Load, image: &Path) -> Outcome {
+    let qemu = (format!("{name}, beside QEMU"), load.on(lab, Program::Qemu, image));
+    let engines =
+        ENGINES.map(|peer| (format!("{name}, beside {}", peer.label()), lab.peers.side(peer, load, image)));
+    lab.compare_each(load.on(lab, Program::Zebu, image), [qemu].into_iter().chain(engines).collect())
 }
 
 /// A qcow2 image with every cluster allocated and written, made by QEMU.

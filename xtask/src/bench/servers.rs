@@ -102,15 +102,24 @@ pub(super) struct Running {
 
 impl Running {
     pub(super) fn start(lab: &Lab, server: Server, door: Door, file: &Path) -> Outcome<Self> {
-        let path = lab.dir.join("door");
+        let path = Self::place(lab);
+        Self::of(server, server.command(lab, door, file, &path), door, path)
+    }
+
+    /// Where a server's door is.
+    pub(super) fn place(lab: &Lab) -> PathBuf {
+        lab.dir.join("door")
+    }
+
+    /// Runs the command of a server whose door is to be at `path`.
+    pub(super) fn of(server: Server, mut command: Command, door: Door, path: PathBuf) -> Outcome<Self> {
         // One that was killed leaves its socket behind.
         let _ = fs::remove_file(&path);
         let said = |e: std::io::Error| format!("{}: {e}", path.display());
         if door == Door::Fuse {
             fs::write(&path, "").map_err(said)?;
         }
-        let device = fs::metadata(&lab.dir).map_err(said)?.dev();
-        let mut command = server.command(lab, door, file, &path);
+        let device = fs::metadata(path.parent().unwrap_or(Path::new("."))).map_err(said)?.dev();
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = command.spawn().map_err(|e| format!("{}: {e}", server.label()))?;
         if server == Server::Zebu

@@ -1,48 +1,91 @@
 //! Serving an image over NBD, vhost-user-blk and FUSE: `zebu serve` beside `qemu-storage-daemon`, and over NBD beside
 //! nbdkit on the raw file. Where more than one request is in flight, fio on the raw file itself says what the disk can do.
 
-use super::lab::{Extent, Lab};
+use super::fio::{Ask, Found, figure, fio, seconds};
+use super::lab::Lab;
 use super::servers::{Door, Running, Server};
 use crate::Outcome;
 use crate::ab::{Metric, Sample, Side};
-use crate::process::{find, output, run};
+use crate::process::{output, run};
 use crate::toolchain::{cargo, target_dir};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What fio asks for.
-#[derive(Debug, Clone, Copy)]
-struct Ask {
-    name: &'static str,
-    rw: &'static str,
-    block: &'static str,
-    depth: u32,
-    connections: u32,
-}
-
 const ASKS: [Ask; 8] = [
-    Ask { name: "4 KiB random reads, depth 1", rw: "randread", block: "4k", depth: 1, connections: 1 },
-    Ask { name: "4 KiB random reads, depth 32", rw: "randread", block: "4k", depth: 32, connections: 1 },
+    Ask {
+        name: "4 KiB random reads, depth 1",
+        rw: "randread",
+        block: 4096,
+        align: 4096,
+        depth: 1,
+        connections: 1,
+        apart: 0,
+    },
+    Ask {
+        name: "4 KiB random reads, depth 32",
+        rw: "randread",
+        block: 4096,
+        align: 4096,
+        depth: 32,
+        connections: 1,
+        apart: 0,
+    },
     Ask {
         name: "4 KiB random reads, 4 connections x 32",
         rw: "randread",
-        block: "4k",
+        block: 4096,
+        align: 4096,
         depth: 32,
         connections: 4,
+        apart: 0,
     },
-    Ask { name: "4 KiB random writes, depth 1", rw: "randwrite", block: "4k", depth: 1, connections: 1 },
-    Ask { name: "4 KiB random writes, depth 32", rw: "randwrite", block: "4k", depth: 32, connections: 1 },
+    Ask {
+        name: "4 KiB random writes, depth 1",
+        rw: "randwrite",
+        block: 4096,
+        align: 4096,
+        depth: 1,
+        connections: 1,
+        apart: 0,
+    },
+    Ask {
+        name: "4 KiB random writes, depth 32",
+        rw: "randwrite",
+        block: 4096,
+        align: 4096,
+        depth: 32,
+        connections: 1,
+        apart: 0,
+    },
     Ask {
         name: "4 KiB random writes, 4 connections x 32",
         rw: "randwrite",
-        block: "4k",
+        block: 4096,
+        align: 4096,
         depth: 32,
         connections: 4,
+        apart: 0,
     },
-    Ask { name: "1 MiB sequential reads", rw: "read", block: "1M", depth: 4, connections: 1 },
-    Ask { name: "1 MiB sequential writes", rw: "write", block: "1M", depth: 4, connections: 1 },
+    Ask {
+        name: "1 MiB sequential reads",
+        rw: "read",
+        block: 1 << 20,
+        align: 1 << 20,
+        depth: 4,
+        connections: 1,
+        apart: 0,
+    },
+    Ask {
+        name: "1 MiB sequential writes",
+        rw: "write",
+        block: 1 << 20,
+        align: 1 << 20,
+        depth: 4,
+        connections: 1,
+        apart: 0,
+    },
 ];
 
 /// The table of NBD: requests per second, latencies, and what the server's CPUs do for each request.
@@ -54,22 +97,18 @@ pub(super) fn serving(lab: &Lab) -> Outcome {
             let run = move || {
                 let running = Running::start(lab, server, Door::Nbd, &file)?;
                 let uri = format!("--uri=nbd+unix:///?socket={}", running.path().display());
-                measured(&running, || fio(lab, ask, &["--ioengine=nbd", &uri]))
+                measured(&running, || on(lab, ask, &["--ioengine=nbd", &uri]))
             };
             Side { label: server.label().into(), run: Box::new(run) }
         };
-        lab.compare(
-            &format!("serve: {}", ask.name),
-            [side(Server::Zebu, &image), side(Server::Qemu, &image)],
-        )?;
-        if find("nbdkit").is_some() {
-            let name = format!("serve, beside the raw file: {}", ask.name);
-            lab.compare(&name, [side(Server::Zebu, &image), side(Server::Nbdkit, &raw)])?;
-        }
+        let mut others = vec![
+            (format!("serve: {}", ask.name), side(Server::Qemu, &image)),
+            (format!("serve, beside nbdkit on the raw file: {}", ask.name), side(Server::Nbdkit, &raw)),
+        ];
         if ask.depth > 1 {
-            let name = format!("serve, beside the disk: {}", ask.name);
-            lab.compare(&name, [side(Server::Zebu, &image), disk(lab, ask, &raw)])?;
+            others.push((format!("serve, beside the disk: {}", ask.name), disk(lab, ask, &raw)));
         }
+        lab.compare_each(side(Server::Zebu, &image), others)?;
     }
     for file in [image, raw] {
         fs::remove_file(&file).map_err(|e| format!("{}: {e}", file.display()))?;
@@ -94,11 +133,12 @@ pub(super) fn vhost_user(lab: &Lab) -> Outcome {
             Side { label: server.label().into(), run: Box::new(run) }
         };
         let what = ask.name.replace("connections", "rings");
-        lab.compare(&format!("serve over vhost-user-blk: {what}"), [side(Server::Zebu), side(Server::Qemu)])?;
+        let mut others = vec![(format!("serve over vhost-user-blk: {what}"), side(Server::Qemu))];
         if ask.depth > 1 {
             let name = format!("serve over vhost-user-blk, beside the disk: {what}");
-            lab.compare(&name, [side(Server::Zebu), disk(lab, ask, &raw)])?;
+            others.push((name, disk(lab, ask, &raw)));
         }
+        lab.compare_each(side(Server::Zebu), others)?;
     }
     for file in [image, raw] {
         fs::remove_file(&file).map_err(|e| format!("{}: {e}", file.display()))?;
@@ -115,7 +155,7 @@ pub(super) fn fuse(lab: &Lab) -> Outcome {
             let run = move || {
                 let running = Running::start(lab, server, Door::Fuse, &image)?;
                 let file = format!("--filename={}", running.path().display());
-                measured(&running, || fio(lab, ask, &["--ioengine=io_uring", "--direct=1", &file]))
+                measured(&running, || on(lab, ask, &["--ioengine=io_uring", "--direct=1", &file]))
             };
             Side { label: server.label().into(), run: Box::new(run) }
         };
@@ -145,7 +185,7 @@ fn raw(lab: &Lab) -> Outcome<PathBuf> {
 fn disk<'a>(lab: &'a Lab, ask: Ask, raw: &Path) -> Side<'a> {
     let file = format!("--filename={}", raw.display());
     let run = move || {
-        let found = fio(lab, ask, &["--ioengine=io_uring", "--direct=1", &file])?;
+        let found = on(lab, ask, &["--ioengine=io_uring", "--direct=1", &file])?;
         Ok(vec![
             (Metric::RequestsPerSecond, found.iops),
             (Metric::LatencyP99Micros, found.p99_nanoseconds / 1000.0),
@@ -154,11 +194,9 @@ fn disk<'a>(lab: &'a Lab, ask: Ask, raw: &Path) -> Side<'a> {
     Side { label: "fio, raw file".to_owned(), run: Box::new(run) }
 }
 
-/// What a load found.
-struct Found {
-    requests: f64,
-    iops: f64,
-    p99_nanoseconds: f64,
+/// fio on the whole of a disk.
+fn on(lab: &Lab, ask: Ask, target: &[&str]) -> Outcome<Found> {
+    fio(ask, lab.gib << 30, seconds(lab), target)
 }
 
 /// Puts a load on a server, and looks at its CPUs before and after.
@@ -173,19 +211,10 @@ fn measured(running: &Running, load: impl FnOnce() -> Outcome<Found>) -> Outcome
     ])
 }
 
-fn seconds(lab: &Lab) -> u32 {
-    if lab.extent == Extent::Quick { 2 } else { 10 }
-}
-
-fn figure(value: &Value) -> Outcome<f64> {
-    value.as_f64().ok_or_else(|| "the report lacks a figure".to_owned())
-}
-
 fn rings(lab: &Lab, ask: Ask, program: &Path, socket: &Path) -> Outcome<Found> {
-    let bytes = if ask.block == "1M" { 1 << 20 } else { 4096 };
     let text = output(Command::new(program).arg(socket).args([
         &format!("--rw={}", ask.rw),
-        &format!("--block={bytes}"),
+        &format!("--block={}", ask.block),
         &format!("--depth={}", ask.depth),
         &format!("--queues={}", ask.connections),
         &format!("--runtime={}", seconds(lab)),
@@ -195,30 +224,5 @@ fn rings(lab: &Lab, ask: Ask, program: &Path, socket: &Path) -> Outcome<Found> {
         requests: figure(&report["requests"])?,
         iops: figure(&report["iops"])?,
         p99_nanoseconds: figure(&report["p99-ns"])?,
-    })
-}
-
-fn fio(lab: &Lab, ask: Ask, target: &[&str]) -> Outcome<Found> {
-    let text = output(Command::new("fio").arg("--name=load").args(target).args([
-        "--time_based",
-        &format!("--rw={}", ask.rw),
-        &format!("--bs={}", ask.block),
-        &format!("--iodepth={}", ask.depth),
-        &format!("--numjobs={}", ask.connections),
-        &format!("--size={}G", lab.gib),
-        &format!("--runtime={}", seconds(lab)),
-        "--randrepeat=0",
-        "--group_reporting",
-        "--output-format=json",
-    ]))?;
-    // fio may say something before its report.
-    let start = text.find('{').ok_or("fio gives no report")?;
-    let report: Value = serde_json::from_str(&text[start..]).map_err(|e| format!("fio's report: {e}"))?;
-    let side = if ask.rw.ends_with("read") { "read" } else { "write" };
-    let figures = &report["jobs"][0][side];
-    Ok(Found {
-        requests: figure(&figures["total_ios"])?,
-        iops: figure(&figures["iops"])?,
-        p99_nanoseconds: figure(&figures["clat_ns"]["percentile"]["99.000000"])?,
     })
 }

@@ -117,7 +117,10 @@ fn run_queue(
     });
     let tasks: Vec<_> = (0..plan.depth)
         .map(|_| {
-            let mut buffer = worker.buffer(plan.buffer_size);
+            let mut buffer = worker.buffer(plan.buffer_offset + plan.buffer_size);
+            if plan.buffer_offset > 0 {
+                drop(buffer.split_to(plan.buffer_offset));
+            }
             if let Direction::Write { pattern } = plan.direction {
                 buffer.as_mut_slice().fill(pattern);
             }

@@ -55,6 +55,8 @@ pub(crate) struct Plan {
     pub(crate) depth: u32,
     /// Bytes of a request.
     pub(crate) buffer_size: usize,
+    /// Bytes from a page to where a buffer begins, less than a page.
+    pub(crate) buffer_offset: usize,
     /// Bytes between the beginnings of two requests.
     pub(crate) step: u64,
     /// Offset of the first request in bytes.
@@ -79,8 +81,8 @@ pub(crate) struct Offsets {
 
 #[derive(Debug, Clone)]
 enum OffsetKind {
-    /// `next`, then `stride` further, modulo `wrap`.
-    Sequential { next: u64, stride: u64, wrap: u64 },
+    /// `next`, then `stride` further, modulo `wrap`; 0 where a request would reach over the end, behind `last`.
+    Sequential { next: u64, stride: u64, wrap: u64, last: u64 },
     /// `base` and a multiple of `step` below `units`.
     Random { state: u64, base: u64, step: u64, units: u64 },
 }
@@ -89,31 +91,32 @@ impl Plan {
     /// The offsets of queue `queue` (below [`Plan::queues`]) on a disk of `disk_size` bytes. `None` if no request
     /// fits on the disk.
     ///
-    /// Sequential queues interleave: together they send what one queue would. As in qemu-img, offsets wrap at the
-    /// disk's size less one buffer.
+    /// Sequential queues interleave: together they send what one queue would. Offsets wrap at the disk's size, as in
+    /// qemu-img 10.0; a request that would fail there, because it reaches over the end, is sent to the beginning.
     pub(crate) fn offsets(&self, queue: u32, disk_size: u64) -> Option<Offsets> {
-        let wrap = disk_size.checked_sub(self.buffer_size as u64)?;
+        let last = disk_size.checked_sub(self.buffer_size as u64)?;
         let queues = u64::from(self.queues);
         let queue = u64::from(queue);
         let left = self.count.map(|count| count / queues + u64::from(queue < count % queues));
         let kind = match self.order {
             Order::Sequential => {
-                if self.offset > wrap {
+                if self.offset > last {
                     return None;
                 }
-                let wrap = wrap.max(1);
+                let wrap = disk_size.max(1);
                 let modulo = |value: u128| (value % u128::from(wrap)) as u64;
                 OffsetKind::Sequential {
                     next: modulo(u128::from(self.offset) + u128::from(queue) * u128::from(self.step)),
                     stride: modulo(u128::from(queues) * u128::from(self.step)),
                     wrap,
+                    last,
                 }
             }
             Order::Random { seed } => OffsetKind::Random {
                 state: seed.wrapping_add(queue.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
                 base: self.offset,
                 step: self.step,
-                units: wrap.checked_sub(self.offset)? / self.step.max(1) + 1,
+                units: last.checked_sub(self.offset)? / self.step.max(1) + 1,
             },
         };
         Some(Offsets { kind, left })
@@ -128,11 +131,11 @@ impl Offsets {
             *left = left.checked_sub(1)?;
         }
         Some(match &mut self.kind {
-            OffsetKind::Sequential { next, stride, wrap } => {
+            OffsetKind::Sequential { next, stride, wrap, last } => {
                 let offset = *next;
                 let ahead = *wrap - *stride;
                 *next = if offset >= ahead { offset - ahead } else { offset + *stride };
-                offset
+                if offset > *last { 0 } else { offset }
             }
             OffsetKind::Random { state, base, step, units } => {
                 // splitmix64; the high half of a product maps it to a unit without a division.
@@ -158,6 +161,7 @@ mod tests {
             runtime: None,
             depth: 4,
             buffer_size: 4096,
+            buffer_offset: 0,
             step: 4096,
             offset: 0,
             order: Order::Sequential,
@@ -173,19 +177,22 @@ mod tests {
     }
 
     #[test]
-    fn sequential_offsets_wrap_one_buffer_before_the_end() {
-        // qemu-img: offset = (offset + step) % (size - buffer size).
+    fn sequential_offsets_wrap_at_the_end() {
         let plan = plan();
-        assert_eq!(all(&plan, 0, 16384), [0, 4096, 8192, 0, 4096, 8192, 0, 4096, 8192, 0]);
+        assert_eq!(all(&plan, 0, 12288), [0, 4096, 8192, 0, 4096, 8192, 0, 4096, 8192, 0]);
         assert_eq!(all(&plan, 0, 4096), [0; 10]);
+        // The third one would reach over the end.
+        let plan = Plan { step: 3584, count: Some(4), ..plan };
+        assert_eq!(all(&plan, 0, 10240), [0, 3584, 0, 512]);
     }
 
     #[test]
     fn large_steps_wrap_like_small_ones() {
         let plan = Plan { step: 3 << 20, count: Some(50), offset: 512, ..plan() };
-        let wrap = (1 << 20) - 4096;
-        let expected: Vec<u64> = (0..50u64).map(|i| (512 + i * (3 << 20)) % wrap).collect();
-        assert_eq!(all(&plan, 0, 1 << 20), expected);
+        let disk = 1_000_448;
+        let wrapped = (0..50u64).map(|i| (512 + i * (3 << 20)) % disk);
+        let expected: Vec<u64> = wrapped.map(|at| if at + 4096 > disk { 0 } else { at }).collect();
+        assert_eq!(all(&plan, 0, disk), expected);
     }
 
     #[test]

@@ -66,7 +66,7 @@ pub(crate) struct BackupArgs {
     previous_manifest: Option<PathBuf>,
 
     /// Have this dirty bitmap of the source say what has changed since the earlier backup: nothing else is read. When the
-    /// backup is complete it is cleared; a full backup adds it if there is none
+    /// backup is complete it is cleared, unless something could not be read; a full backup adds it if there is none
     #[arg(long, value_name = "NAME", conflicts_with_all = ["source_snapshot", "force_share"])]
     bitmap: Option<String>,
 
@@ -132,6 +132,12 @@ struct Report {
     unchanged: u64,
     unreadable: u64,
     unreadable_ranges: Vec<UnreadableRange>,
+    /// Where those are not all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unreadable_range_count: Option<u64>,
+    /// It was not cleared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kept_bitmap: Option<String>,
     file_length: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     disk_hash: Option<String>,
@@ -196,6 +202,16 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
             range.len, range.offset, range.error
         );
     }
+    if let Some(count) = ranges_in_all(&report) {
+        let more = count - report.unreadable_ranges.len() as u64;
+        eprintln!("zebu: error while reading {more} more ranges");
+    }
+    if let Some(name) = &report.kept_bitmap {
+        eprintln!(
+            "zebu: bitmap '{name}' was not cleared: what could not be read is dirty in it, so that the next increment reads \
+             it again"
+        );
+    }
     if !args.quiet {
         stdout::print(&match args.output {
             OutputFormat::Human => human_text(&report),
@@ -203,6 +219,12 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
         })?;
     }
     Ok(0)
+}
+
+/// How many unreadable ranges there are, if more than are listed.
+fn ranges_in_all(report: &BackupReport) -> Option<u64> {
+    let count = report.unreadable_range_count;
+    (count > report.unreadable_ranges.len() as u64).then_some(count)
 }
 
 fn json_report(report: &BackupReport) -> Report {
@@ -223,6 +245,8 @@ fn json_report(report: &BackupReport) -> Report {
                 error: range.error.to_string(),
             })
             .collect(),
+        unreadable_range_count: ranges_in_all(report),
+        kept_bitmap: report.kept_bitmap.clone(),
         file_length: report.file_length,
         disk_hash: report.disk_hash.clone(),
     }

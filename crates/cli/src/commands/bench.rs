@@ -68,6 +68,10 @@ pub(crate) struct BenchArgs {
     #[arg(short = 's', long, value_name = "SIZE", value_parser = buffer_argument, default_value = "4k")]
     buffer_size: usize,
 
+    /// Begin buffers so many bytes past a page, as those of a guest may (multiples of 512)
+    #[arg(long, value_name = "BYTES", value_parser = buffer_offset_argument, default_value = "0")]
+    buffer_offset: usize,
+
     /// Bytes from the beginning of a request to that of the next one [default: the size of a request]
     #[arg(short = 'S', long, value_name = "SIZE", value_parser = size_argument)]
     step_size: Option<u64>,
@@ -129,6 +133,13 @@ fn buffer_argument(text: &str) -> Result<usize, String> {
     }
 }
 
+fn buffer_offset_argument(text: &str) -> Result<usize, String> {
+    match size_argument(text) {
+        Ok(bytes @ 0..4096) if bytes.is_multiple_of(512) => Ok(bytes as usize),
+        _ => Err("Invalid buffer offset specified. Must be a multiple of 512 below 4096.".to_owned()),
+    }
+}
+
 fn pattern_argument(text: &str) -> Result<u8, String> {
     match size_argument(text) {
         Ok(byte @ 0..=255) => Ok(byte as u8),
@@ -154,6 +165,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<u8, Failure> {
         }
         spec.options.sharing = args.force_share.sharing();
     }
+    spec.options.queues = args.queues;
     if args.no_extent_index {
         spec.options.extent_index = ExtentIndex::Off;
     }
@@ -207,6 +219,7 @@ fn plan(args: &BenchArgs) -> Result<Plan, Failure> {
         runtime: args.runtime,
         depth: args.depth,
         buffer_size: args.buffer_size,
+        buffer_offset: args.buffer_offset,
         step: args.step_size.filter(|&step| step != 0).unwrap_or(args.buffer_size as u64),
         offset: args.offset,
         order: match args.random {

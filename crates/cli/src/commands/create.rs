@@ -8,7 +8,7 @@ use crate::output::stdout;
 use crate::session::Session;
 use crate::size::parse_size;
 use crate::values::format_argument;
-use crate::watch::{ProgressMode, Watch};
+use crate::watch::{ProgressArg, ProgressMode, Watch};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use zebu::{CreateOptions, Format, Image};
@@ -19,6 +19,9 @@ pub(crate) struct CreateArgs {
     /// Say nothing but errors
     #[arg(short, long)]
     quiet: bool,
+
+    #[command(flatten)]
+    progress: ProgressArg,
 
     /// Format of the image
     #[arg(short, long, value_name = "FMT", value_parser = format_argument, default_value = "raw")]
@@ -69,7 +72,7 @@ pub(crate) fn run(args: &CreateArgs) -> Result<u8, Failure> {
     if !args.quiet {
         stdout::print(&format!("{}\n", opts.formatting_line(&args.filename.to_string_lossy(), &create)))?;
     }
-    make(&session, &path, &create)?;
+    make(&session, &path, &create, args.progress.mode(args.quiet))?;
     Ok(0)
 }
 
@@ -126,15 +129,27 @@ fn create_options(
 }
 
 /// Creates the image. When that fails, or a signal stops it, the files that were not there before are removed.
-fn make(session: &Session, path: &Path, create: &CreateOptions) -> Result<(), Failure> {
+fn make(
+    session: &Session,
+    path: &Path,
+    create: &CreateOptions,
+    progress: ProgressMode,
+) -> Result<(), Failure> {
     let data_file = create.data_file.as_deref().map(|name| backing::resolve(path, name));
     let made_here: Vec<&Path> = std::iter::once(path)
         .chain(data_file.as_deref())
         .filter(|file| file.symlink_metadata().is_err())
         .collect();
-    let watch = Watch::start(ProgressMode::None)?;
-    let job = Image::create(session.worker(), path, create);
-    let failure = match session.run_until_cancelled(watch.cancel(), job) {
+    let mut watch = Watch::start(progress)?;
+    let control = watch.control();
+    let job = Image::create_controlled(session.worker(), path, create, &control);
+    let done = session.run_until_cancelled(watch.cancel(), job);
+    if let Some(Ok(())) = done {
+        let size = create.size.unwrap_or(0);
+        watch.note("finishing", size, size);
+    }
+    watch.finish();
+    let failure = match done {
         Some(Ok(())) => return Ok(()),
         Some(Err(error)) => Failure::creating(path, &error),
         None => Failure::interrupted(),

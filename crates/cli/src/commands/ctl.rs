@@ -1,22 +1,26 @@
 //! `zebu ctl`: commands to a running `zebu serve`.
 
+use crate::arguments::EngineArgs;
+use crate::backing;
 use crate::failure::{Failure, errno_text};
 use crate::output::{json, stdout};
-use crate::serve::backups::{BackupStart, CompressionName, OnError};
-use crate::serve::control::{Command, Request};
+use crate::serve::control_request::{BackupStart, Command, CompressionName, OnError, Request};
+use crate::session::Session;
 use crate::size::{parse_size, size_argument};
 use crate::values::{OutputFormat, rate_argument};
 use crate::watch::{ProgressArg, ProgressMode, Watch};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::Value;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, IoSlice, Write};
 use std::mem::MaybeUninit;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+use zebu::Format;
+use zebu::jobs::backing_name;
 
 /// How often a backup that is waited for is asked about.
 const POLL: Duration = Duration::from_millis(100);
@@ -143,6 +147,14 @@ struct BackupStartArgs {
     /// Bytes of a cluster of the target [default: as in the image]
     #[arg(long, value_name = "SIZE", value_parser = size_argument)]
     cluster_size: Option<u64>,
+
+    /// Have a bitmap record what is written from now on; it is added if there is none
+    #[arg(long, value_name = "NAME")]
+    bitmap: Option<String>,
+
+    /// Copy only what the bitmap marks, on top of this backup, the last one that was made with it
+    #[arg(long, value_name = "FILE", requires = "bitmap")]
+    previous: Option<PathBuf>,
 
     /// What fails when something can't be copied that a client is about to change: the backup, or the client's request
     #[arg(long, value_enum, default_value_t, value_name = "backup|request", hide_possible_values = true)]
@@ -294,14 +306,42 @@ fn snapshot_lines(list: &Value) -> String {
     snapshots.iter().map(line).collect::<Vec<_>>().concat()
 }
 
+/// The name by which the target finds the previous backup, which must be an image of a disk that is not larger.
+fn name_of_previous(server: &mut Server, args: &BackupStartArgs, previous: &Path) -> Result<String, Failure> {
+    let session = Session::start(&EngineArgs { aio: None, verbose: false }, None)?;
+    let size = backing::virtual_size(&session, previous, Format::Qcow2)?;
+    let export = server.ask(Command::Stats { export: Some(args.export.clone()) })?;
+    let now = export["virtual-size"].as_u64().unwrap_or_default();
+    if size > now {
+        let previous = previous.display();
+        return Err(Failure::new(format!(
+            "the disk has {now} bytes, that of the previous backup '{previous}' {size}: make a full backup"
+        )));
+    }
+    backing_name(previous, &args.target).map_err(|error| Failure::new(error.to_string()))
+}
+
 /// Begins a backup into a file that is made here: the server itself may not be able to open any.
 fn backup(server: &mut Server, args: &BackupStartArgs) -> Result<u8, Failure> {
     let target = args.target.display();
+    let previous = args.previous.as_deref().map(|previous| name_of_previous(server, args, previous));
+    let previous = previous.transpose()?;
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(&args.target);
     let file = file.map_err(|error| {
         let reason = errno_text(error.raw_os_error().unwrap_or_default());
         Failure::new(format!("could not make '{target}': {reason}"))
     })?;
+    let remove = |failure: Failure| {
+        // It was made here, and nothing is in it.
+        let _ = std::fs::remove_file(&args.target);
+        failure
+    };
+    // Once the backup is complete, its name has to last as its content does.
+    let directory = args.target.parent().filter(|parent| !parent.as_os_str().is_empty());
+    File::open(directory.unwrap_or(Path::new(".")))
+        .and_then(|directory| directory.sync_all())
+        .map_err(|error| Failure::new(format!("could not make the name '{target}' durable: {error}")))
+        .map_err(remove)?;
     let mut watch = Watch::start(if args.wait { args.progress.mode(false) } else { ProgressMode::None })?;
     let path = std::path::absolute(&args.target).unwrap_or_else(|_| args.target.clone());
     let start = Command::BackupStart(BackupStart {
@@ -309,14 +349,11 @@ fn backup(server: &mut Server, args: &BackupStartArgs) -> Result<u8, Failure> {
         target: path,
         compression: args.compression_type,
         cluster_size: args.cluster_size,
+        bitmap: args.bitmap.clone(),
+        previous,
         on_error: args.on_error,
         rate_limit: args.rate,
     });
-    let remove = |failure: Failure| {
-        // It was made here, and nothing is in it.
-        let _ = std::fs::remove_file(&args.target);
-        failure
-    };
     server.ask_with(start, Some(file.as_fd())).map_err(remove)?;
     drop(file);
     if !args.wait {

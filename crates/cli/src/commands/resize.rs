@@ -6,6 +6,7 @@ use crate::output::stdout;
 use crate::session::Session;
 use crate::size::{SizeError, parse_size};
 use crate::values::{format_argument, preallocation_argument};
+use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
 use zebu::{Access, CacheMode, Format, Preallocation, Shrink};
 
@@ -15,6 +16,9 @@ pub(crate) struct ResizeArgs {
     /// Say nothing but errors
     #[arg(short, long)]
     quiet: bool,
+
+    #[command(flatten)]
+    progress: ProgressArg,
 
     /// Format of the image [default: probed; a raw image needs it]
     #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
@@ -97,9 +101,15 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<u8, Failure> {
         }
         let shrink = if args.shrink { Shrink::Allow } else { Shrink::Refuse };
         let worker = session.worker();
-        worker
-            .block_on(image.resize(worker, new_size, shrink, args.preallocation))
-            .map_err(|error| Failure::during("could not resize", &error))
+        let mut watch = Watch::start(args.progress.mode(args.quiet))?;
+        let control = watch.control();
+        let resize = image.resize_controlled(worker, new_size, shrink, args.preallocation, &control);
+        let done = worker.block_on(resize);
+        if done.is_ok() {
+            watch.note("finishing", new_size, new_size);
+        }
+        watch.finish();
+        done.map_err(|error| Failure::during("could not resize", &error))
     })?;
     if !args.quiet {
         stdout::print("Image resized.\n")?;

@@ -9,11 +9,13 @@ use crate::serve::address::{Address, Bound, SocketFile, bind_unix};
 use crate::serve::backups::Backups;
 use crate::serve::control::Controlled;
 use crate::serve::signals::Signals;
-use crate::serve::{control, metrics, sandbox};
+use crate::serve::unmounter::Unmounter;
+use crate::serve::{control, descriptors, metrics, sandbox};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::values::{cache_argument, format_argument};
 use futures_util::future::Either;
+use std::convert::Infallible;
 use std::ffi::OsString;
 use std::fmt;
 use std::future::{pending, poll_fn};
@@ -22,12 +24,16 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::task::Poll;
+use std::time::{Duration, Instant};
 use zebu::storage::Worker;
 use zebu::{Access, CacheMode, Format, Image};
 use zebu_export::fuse::{FuseConfig, FuseMount};
 use zebu_export::nbd::{Listener, NbdConfig, NbdServer, TlsConfig};
 use zebu_export::vhost::{VhostConfig, VhostUserBlk};
 use zebu_export::{Export, ExportError, Exports, Level, Log, PoolConfig, WorkerPool};
+
+/// How often is looked whether an idle image holds memory that it does not use.
+const TIDY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Heading of options about clients, in the help.
 const CLIENTS: &str = "Clients";
@@ -188,6 +194,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<u8, Failure> {
     let names = names(args, &specs)?;
     // Before anything that is to be undone in good order.
     let signals = Signals::watch()?;
+    descriptors::raise_limit();
     let session = Session::start(&args.engine, specs[0].aio)?;
     let mut opened = Vec::new();
     let mut result = Ok(());
@@ -222,6 +229,7 @@ fn specs(args: &ServeArgs) -> Result<Vec<ImageSpec>, Failure> {
     let access = if args.read_only || args.snapshot.is_some() { Access::ReadOnly } else { Access::ReadWrite };
     let open = |name: &OsString| {
         let mut spec = args.image.resolve(name, args.format, args.cache, access)?;
+        spec.options.queues = args.queues;
         if args.snapshot.is_some() {
             spec.options.snapshot.clone_from(&args.snapshot);
         }
@@ -270,13 +278,16 @@ fn serve(
     let (listeners, _files) = listen(&args.nbd)?;
     let (device_listeners, _device_files) = listen_for_front_ends(args)?;
     let side = side_doors(args)?;
+    let mounted = Mounted::start(args, &exports)?;
     // All that is to be opened is open; threads that are made from now on inherit the sandbox.
     enter_sandbox(args);
     let pool =
         WorkerPool::start(&PoolConfig { threads: args.queues as usize, worker: session.config().clone() })?;
     let server = NbdServer::start(&pool, exports.clone(), listeners, config)?;
     let devices = devices(args, device_listeners, &pool, &exports)?;
-    let mounts = mounts(args, &pool, &exports)?;
+    // Dropped before the pool, whose threads wait for what they serve.
+    let mut mounted = mounted;
+    mounted.files.iter_mut().try_for_each(|file| file.serve(&pool))?;
     stdout::print("ready\n")?;
     let controlled = Controlled { exports, backups: Backups::default() };
     let worker = session.worker();
@@ -285,7 +296,7 @@ fn serve(
     worker.block_on(controlled.backups.stop(worker));
     server.stop();
     drop(devices);
-    drop(mounts);
+    drop(mounted);
     pool.join();
     signal
 }
@@ -350,8 +361,7 @@ fn devices(
 
 /// Gives up what serving does not need. A kernel that can't leaves the server as it is, and that is told.
 fn enter_sandbox(args: &ServeArgs) {
-    // Who is in a sandbox can't unmount.
-    if args.no_sandbox || !args.fuse.is_empty() {
+    if args.no_sandbox {
         return;
     }
     let unix = args.nbd.iter().chain(&args.metrics).filter_map(Address::unix_path);
@@ -361,12 +371,46 @@ fn enter_sandbox(args: &ServeArgs) {
     }
 }
 
-fn mounts(args: &ServeArgs, pool: &WorkerPool, exports: &Exports) -> Result<Vec<FuseMount>, Failure> {
-    let mut mounts = Vec::new();
-    for (path, export) in args.fuse.iter().zip(exports.iter()) {
-        mounts.push(FuseMount::start(pool, export, path, FuseConfig { log: log(args) })?);
+/// The images that are mounted as files, until this is dropped.
+struct Mounted<'a> {
+    args: &'a ServeArgs,
+    files: Vec<FuseMount>,
+    /// Who unmounts them, if the server itself may not in the end.
+    unmounter: Option<Unmounter>,
+}
+
+impl<'a> Mounted<'a> {
+    fn start(args: &'a ServeArgs, exports: &Exports) -> Result<Self, Failure> {
+        let mut mounted = Self { args, files: Vec::new(), unmounter: None };
+        for (path, export) in args.fuse.iter().zip(exports.iter()) {
+            // To look at what is mounted there already would wait for it to be served.
+            let is_there = |real: PathBuf| mounted.files.iter().any(|file| file.path() == real);
+            if std::fs::canonicalize(path).is_ok_and(is_there) {
+                return Err(Failure::usage(format!("'{}' is given twice with --fuse", path.display())));
+            }
+            mounted.files.push(FuseMount::over(path, export, FuseConfig { log: log(args) })?);
+        }
+        if !args.no_sandbox && !mounted.files.is_empty() {
+            let started = Unmounter::start(&mounted.files);
+            mounted.unmounter = Some(started.map_err(|error| {
+                let why = format!("could not start what unmounts in the end: {error}");
+                Failure::new(format!("{why} (--no-sandbox does without)"))
+            })?);
+        }
+        Ok(mounted)
     }
-    Ok(mounts)
+}
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        let files = std::mem::take(&mut self.files);
+        if let Some(unmounter) = self.unmounter.take() {
+            for line in unmounter.unmount() {
+                log(self.args).write(Level::Warning, format_args!("{line}"));
+            }
+            files.into_iter().for_each(FuseMount::stop_unmounted);
+        }
+    }
 }
 
 /// Sockets beside those for clients.
@@ -423,7 +467,11 @@ async fn until_signal(
         || Either::Right(pending()),
         |door| Either::Left(door.serve(worker, |client| control::converse(worker, client, controlled)))
     ));
+    let mut tidying = pin!(tidy_now_and_then(worker, controlled));
     poll_fn(|cx| {
+        if let Poll::Ready(never) = tidying.as_mut().poll(cx) {
+            match never {}
+        }
         if let Poll::Ready(Err(failure)) = metrics.as_mut().poll(cx) {
             return Poll::Ready(Err(failure));
         }
@@ -433,6 +481,16 @@ async fn until_signal(
         signal.as_mut().poll(cx)
     })
     .await
+}
+
+/// Gives memory back that the mapping of idle images does not use: requests do so by the way, but there are none then.
+async fn tidy_now_and_then(worker: &Worker, controlled: &Controlled) -> Infallible {
+    loop {
+        worker.sleep(TIDY_INTERVAL).await;
+        for export in controlled.exports.iter() {
+            export.image().tidy(Instant::now());
+        }
+    }
 }
 
 fn log(args: &ServeArgs) -> Log {

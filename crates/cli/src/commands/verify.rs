@@ -64,6 +64,8 @@ struct Report {
     bad: u64,
     bad_ranges: Vec<BadRange>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    gave_up_at: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     disk_hash: Option<String>,
 }
 
@@ -116,6 +118,7 @@ fn json_report(report: VerifyReport) -> Report {
             .into_iter()
             .map(|range| BadRange { start: range.offset, length: range.len, error: range.error.to_string() })
             .collect(),
+        gave_up_at: report.gave_up_at,
         disk_hash: report.disk_hash,
     }
 }
@@ -123,6 +126,9 @@ fn json_report(report: VerifyReport) -> Report {
 fn human_text(report: &VerifyReport) -> String {
     let mut text =
         format!("total {}, read {}, bad {} (bytes of the disk)", report.total, report.read, report.bad);
+    if let Some(offset) = report.gave_up_at {
+        text += &format!("; gave up at offset {offset}: too much of it is bad");
+    }
     if let Some(hash) = &report.disk_hash {
         text += &format!("; disk hash {hash}, as the manifest says");
     }

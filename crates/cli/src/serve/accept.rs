@@ -159,7 +159,70 @@ impl Reader {
     }
 }
 
+/// The value of `work`, or an error if there is none after `limit`.
+pub(crate) async fn within<T>(
+    worker: &Worker,
+    limit: Duration,
+    work: impl Future<Output = io::Result<T>>,
+) -> io::Result<T> {
+    let (mut work, mut over) = (pin!(work), pin!(worker.sleep(limit)));
+    poll_fn(|cx| match work.as_mut().poll(cx) {
+        Poll::Ready(result) => Poll::Ready(result),
+        Poll::Pending => over.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into())),
+    })
+    .await
+}
+
 /// Sends bytes.
 pub(crate) async fn send(worker: &Worker, socket: &Socket, bytes: &[u8]) -> io::Result<()> {
     worker.send(socket, IoBuf::copy_of(bytes).into()).await.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use zebu::storage::WorkerConfig;
+
+    /// Gives a line back, if one comes in time.
+    async fn echo(worker: &Worker, socket: Socket) {
+        let mut reader = Reader::new(100);
+        let line = reader.until(worker, &socket, b"\n");
+        if let Ok(Some(line)) = within(worker, Duration::from_millis(100), line).await {
+            send(worker, &socket, &line).await.unwrap();
+        }
+    }
+
+    #[test]
+    fn connections_that_say_nothing_make_room_for_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let door = Door::new(UnixListener::bind(&path).unwrap()).unwrap();
+        let mut silent: Vec<_> = (0..MOST).map(|_| UnixStream::connect(&path).unwrap()).collect();
+        // Half a line is none.
+        silent[0].write_all(b"half").unwrap();
+        let client = std::thread::spawn(move || {
+            let mut client = UnixStream::connect(&path).unwrap();
+            client.write_all(b"a line\n").unwrap();
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).map(|_| answer)
+        });
+        let worker = Worker::new(&WorkerConfig::default()).unwrap();
+        worker.block_on(async {
+            let mut doors = pin!(door.serve(&worker, |socket| echo(&worker, socket)));
+            let mut over = pin!(async {
+                while !client.is_finished() {
+                    worker.sleep(Duration::from_millis(10)).await;
+                }
+            });
+            poll_fn(|cx| match doors.as_mut().poll(cx) {
+                Poll::Ready(_) => panic!("the door is closed"),
+                Poll::Pending => over.as_mut().poll(cx),
+            })
+            .await;
+        });
+        assert_eq!(client.join().unwrap().unwrap(), "a line");
+        drop(silent);
+    }
 }

@@ -1,69 +1,30 @@
 //! Backups of exports that are served: the disk as it was when the backup began, while clients write.
 
-use serde::{Deserialize, Serialize};
+use super::control_request::{BackupStart, CompressionName, OnError};
 use serde_json::{Value, json};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
-use zebu::jobs::{Cancel, JobControl, LiveBackup, LiveBackupOptions, TargetClusters, UnfinishedImage};
+use zebu::jobs::{
+    Cancel, Copied, JobControl, LiveBackup, LiveBackupOptions, LiveBitmap, Outcome, TargetClusters,
+    UnfinishedImage,
+};
 use zebu::storage::{Access, Create, File, LockMode, OpenFlags, Worker};
-use zebu::{Compression, CreateOptions, ErrorKind, OnCopyError, OpenOptions};
+use zebu::{Compression, CreateOptions, ErrorKind, Format, Image, OnCopyError, OpenOptions};
 use zebu_export::Export;
 
 /// How often it is looked whether a cancelled backup has ended.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// What a backup is asked to be.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) struct BackupStart {
-    /// The export.
-    pub(crate) export: String,
-    /// What the target is called in messages; without a descriptor, the path of a file to be made.
-    pub(crate) target: PathBuf,
-    /// `zlib` or `zstd`: clusters are compressed; plain ones if it is not given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) compression: Option<CompressionName>,
-    /// Bytes of a cluster of the target; as in the image that is exported if it is not given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) cluster_size: Option<u64>,
-    /// What fails when something can't be copied that a client is about to change.
-    #[serde(default)]
-    pub(crate) on_error: OnError,
-    /// Bytes a second at most; what clients are about to change is copied at once.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) rate_limit: Option<NonZeroU64>,
-}
-
-/// How clusters are compressed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum CompressionName {
-    /// Deflate.
-    Zlib,
-    /// Zstandard.
-    Zstd,
-}
-
-/// What fails when something can't be copied that a client is about to change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum OnError {
-    /// The backup; clients do not notice.
-    #[default]
-    Backup,
-    /// The client's request; the backup goes on.
-    Request,
-}
-
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
+    /// The moment that is copied is still to come.
+    Starting,
     Running,
     Completed,
     Cancelled,
@@ -75,12 +36,14 @@ struct Running {
     total: u64,
     done: Arc<AtomicU64>,
     for_guests: Cell<u64>,
+    /// It holds the disk as it is to be.
+    has_begun: Cell<bool>,
     state: RefCell<State>,
 }
 
 impl Running {
     fn is_over(&self) -> bool {
-        *self.state.borrow() != State::Running
+        !matches!(*self.state.borrow(), State::Starting | State::Running)
     }
 }
 
@@ -100,6 +63,15 @@ impl Backups {
         if self.0.borrow().get(export.name()).is_some_and(|last| !last.is_over()) {
             return Err(format!("a backup of the export '{}' is under way", export.name()));
         }
+        let bitmap = start.bitmap.clone().map(|name| LiveBitmap {
+            name,
+            copied: if start.previous.is_some() { Copied::Marked } else { Copied::All },
+        });
+        if bitmap.is_none() && start.previous.is_some() {
+            return Err(
+                "an increment needs a bitmap: it tells what has changed since the previous backup".into()
+            );
+        }
         let was_made = descriptor.is_none();
         let file = target_file(&start.target, descriptor)?;
         let cancel = Cancel::new();
@@ -109,6 +81,7 @@ impl Backups {
         let create = CreateOptions {
             size: Some(total),
             cluster_size: start.cluster_size.unwrap_or_else(|| source.cluster_size().max(64 << 10)),
+            backing: start.previous.clone().map(|name| (name, Format::Qcow2)),
             compression: match start.compression {
                 Some(CompressionName::Zstd) => Compression::Zstd,
                 _ => Compression::Zlib,
@@ -125,6 +98,7 @@ impl Backups {
                 OnError::Backup => OnCopyError::FailBackup,
                 OnError::Request => OnCopyError::FailRequest,
             },
+            bitmap,
             control: JobControl {
                 cancel: cancel.clone(),
                 progress: Some(Arc::new(move |progress| shared.store(progress.done, Relaxed))),
@@ -138,39 +112,34 @@ impl Backups {
             total,
             done,
             for_guests: Cell::new(0),
-            state: RefCell::new(State::Running),
+            has_begun: Cell::new(false),
+            state: RefCell::new(State::Starting),
         });
         self.0.borrow_mut().insert(export.name().to_owned(), running.clone());
-        let begun = async {
-            let target = UnfinishedImage::create(worker, file, &create, &OpenOptions::default()).await?;
-            match LiveBackup::start(source, target.image(), options).await {
-                Ok(backup) => Ok((target, backup)),
-                Err(error) => {
-                    let _ = target.discard(worker).await;
-                    Err(error)
-                }
-            }
+        let job = Job {
+            source: source.clone(),
+            file,
+            create,
+            options,
+            made: was_made.then(|| start.target.clone()),
         };
-        let (target, backup) = match begun.await {
-            Ok(begun) => begun,
-            Err(error) => {
-                if was_made {
-                    let _ = std::fs::remove_file(&start.target);
-                }
-                *running.state.borrow_mut() = State::Failed(error.to_string());
-                return Err(error.to_string());
-            }
-        };
-        let on = worker.clone();
+        let (on, state) = (worker.clone(), running.clone());
+        // It goes on to its end even if the client leaves, or the server stops, while it begins.
         drop(worker.spawn(async move {
-            let ended = finish(&on, target, backup, &running).await;
-            *running.state.borrow_mut() = match ended {
+            let ended = job.run(&on, &state).await;
+            *state.state.borrow_mut() = match ended {
                 Ok(()) => State::Completed,
                 Err(error) if error.kind() == ErrorKind::Cancelled => State::Cancelled,
                 Err(error) => State::Failed(error.to_string()),
             };
         }));
-        Ok(())
+        while *running.state.borrow() == State::Starting {
+            worker.sleep(LOOK).await;
+        }
+        match (running.has_begun.get(), &*running.state.borrow()) {
+            (false, State::Failed(message)) => Err(message.clone()),
+            _ => Ok(()),
+        }
     }
 
     /// How far the last backup of an export is.
@@ -207,28 +176,55 @@ async fn end(worker: &Worker, running: &Running) {
     }
 }
 
-async fn finish(
-    worker: &Worker,
-    target: UnfinishedImage,
-    backup: LiveBackup,
-    running: &Running,
-) -> zebu::Result<()> {
-    match backup.run(worker).await {
-        Ok(report) => {
-            running.for_guests.set(report.copied_for_guests);
-            target.finish(worker).await
-        }
-        Err(error) => {
-            // That this fails, too, adds nothing: the file is no image.
-            let _ = target.discard(worker).await;
-            Err(error)
-        }
+/// One backup, from the file of its target to what became of it.
+struct Job {
+    source: Image,
+    file: File,
+    create: CreateOptions,
+    options: LiveBackupOptions,
+    /// A file that was made for it, which goes if it does not begin.
+    made: Option<PathBuf>,
+}
+
+impl Job {
+    async fn run(self, worker: &Worker, running: &Running) -> zebu::Result<()> {
+        let begun = async {
+            let target =
+                UnfinishedImage::create(worker, self.file, &self.create, &OpenOptions::default()).await?;
+            match LiveBackup::start(worker, &self.source, target.image(), self.options).await {
+                Ok(backup) => Ok((target, backup)),
+                Err(error) => {
+                    let _ = target.discard(worker).await;
+                    Err(error)
+                }
+            }
+        };
+        let (target, backup) = begun.await.inspect_err(|_| {
+            if let Some(made) = &self.made {
+                let _ = std::fs::remove_file(made);
+            }
+        })?;
+        running.has_begun.set(true);
+        *running.state.borrow_mut() = State::Running;
+        let ended = match backup.run(worker).await {
+            Ok(report) => {
+                running.for_guests.set(report.copied_for_guests);
+                target.finish(worker).await
+            }
+            Err(error) => {
+                // That this fails, too, adds nothing: the file is no image.
+                let _ = target.discard(worker).await;
+                Err(error)
+            }
+        };
+        backup.end(if ended.is_ok() { Outcome::Complete } else { Outcome::GivenUp }).await;
+        ended
     }
 }
 
 fn describe(running: &Running) -> Value {
     let (status, error) = match &*running.state.borrow() {
-        State::Running => ("running", None),
+        State::Starting | State::Running => ("running", None),
         State::Completed => ("completed", None),
         State::Cancelled => ("cancelled", None),
         State::Failed(message) => ("failed", Some(message.clone())),

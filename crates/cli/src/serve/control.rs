@@ -1,13 +1,14 @@
 //! The control socket: a request per line, an answer per line, both JSON (docs/control.md).
 
-use super::accept::{Reader, send};
-use super::backups::{BackupStart, Backups};
+use super::accept::{Reader, send, within};
+use super::backups::Backups;
+use super::control_request::{Command, Request};
 use crate::output::info_json;
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 use zebu::storage::{Socket, Worker};
 use zebu::{Access, Image, NewBitmap, NewSnapshot, Preallocation, Shrink, SnapshotRef};
 use zebu_export::metrics::{KindTotals, RequestKind};
@@ -15,107 +16,8 @@ use zebu_export::{Export, Exports};
 
 /// Bytes of a request.
 const MAX_LINE: usize = 64 << 10;
-
-/// A request.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Request {
-    /// Given back with the answer.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) id: Option<Value>,
-    #[serde(flatten)]
-    pub(crate) command: Command,
-}
-
-/// What can be asked for.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(tag = "command", rename_all = "kebab-case", rename_all_fields = "kebab-case")]
-pub(crate) enum Command {
-    /// Counters.
-    Stats {
-        /// Of one export; of all if it is not given.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        export: Option<String>,
-    },
-    /// Makes a disk larger.
-    Resize {
-        /// The export.
-        export: String,
-        /// Bytes.
-        size: u64,
-    },
-    /// Changes the memory of the mapping cache, for the whole chain.
-    CacheSize {
-        /// The export.
-        export: String,
-        /// Bytes.
-        size: u64,
-    },
-    /// Makes what was written durable.
-    Flush {
-        /// The export.
-        export: String,
-    },
-    /// Takes an internal snapshot.
-    SnapshotCreate {
-        /// The export.
-        export: String,
-        /// Its name.
-        name: String,
-    },
-    /// Lists the internal snapshots.
-    SnapshotList {
-        /// The export.
-        export: String,
-    },
-    /// Deletes an internal snapshot.
-    SnapshotDelete {
-        /// The export.
-        export: String,
-        /// Its name.
-        name: String,
-    },
-    /// Begins to copy the disk as it is now into a new image, in the file whose descriptor comes with the request.
-    BackupStart(BackupStart),
-    /// How far a backup is.
-    BackupQuery {
-        /// The export.
-        export: String,
-    },
-    /// Ends a backup; what there is of the target is given up.
-    BackupCancel {
-        /// The export.
-        export: String,
-    },
-    /// Tells of the persistent dirty bitmaps.
-    Bitmaps {
-        /// The export.
-        export: String,
-    },
-    /// Adds a bitmap that records writes from now on.
-    BitmapAdd {
-        /// The export.
-        export: String,
-        /// Its name.
-        name: String,
-        /// Bytes that a bit stands for.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        granularity: Option<u64>,
-    },
-    /// Removes a bitmap.
-    BitmapRemove {
-        /// The export.
-        export: String,
-        /// Its name.
-        name: String,
-    },
-    /// Clears a bitmap.
-    BitmapClear {
-        /// The export.
-        export: String,
-        /// Its name.
-        name: String,
-    },
-}
+/// How long a connection may take to send a line, or to take the answer: it has one of few places.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What requests are about.
 pub(crate) struct Controlled {
@@ -131,22 +33,22 @@ pub(crate) async fn converse(worker: &Worker, socket: Socket, controlled: &Contr
 
 async fn answer_all(worker: &Worker, socket: &Socket, controlled: &Controlled) -> io::Result<()> {
     let mut reader = Reader::with_descriptors(MAX_LINE);
-    while let Some(line) = reader.until(worker, socket, b"\n").await? {
+    while let Some(line) = within(worker, PATIENCE, reader.until(worker, socket, b"\n")).await? {
         if line.iter().all(u8::is_ascii_whitespace) {
             continue;
         }
         let descriptor = reader.take_descriptor();
         let mut answer = answer(worker, controlled, &line, descriptor).await.to_string();
         answer.push('\n');
-        send(worker, socket, answer.as_bytes()).await?;
+        within(worker, PATIENCE, send(worker, socket, answer.as_bytes())).await?;
     }
     Ok(())
 }
 
 async fn answer(worker: &Worker, controlled: &Controlled, line: &[u8], descriptor: Option<OwnedFd>) -> Value {
-    let (id, result) = match serde_json::from_slice::<Request>(line) {
+    let (id, result) = match Request::parse(line) {
         Ok(request) => (request.id, execute(worker, controlled, request.command, descriptor).await),
-        Err(error) => (None, Err(format!("not a request: {error}"))),
+        Err(refusal) => (refusal.id, Err(refusal.message)),
     };
     let mut answer = match result {
         Ok(result) => json!({ "result": result }),
@@ -238,7 +140,9 @@ async fn bitmaps(worker: &Worker, image: &Image) -> Result<Value, String> {
             "recording": info.auto,
             "inconsistent": info.in_use,
         });
-        if !info.in_use {
+        if info.lent {
+            bitmap["in-backup"] = true.into();
+        } else if !info.in_use {
             let bits = image.bitmap_bits(worker, &info.name).await.map_err(|error| error.to_string())?;
             bitmap["dirty-bytes"] = bits.dirty_bytes().into();
         }
@@ -284,8 +188,13 @@ fn stats(export: &Export) -> Value {
             "cache-hits": counters.cache_hits,
             "cache-misses": counters.cache_misses,
             "cache-loads": counters.cache_loads,
+            "cache-read-ahead": counters.cache_read_ahead,
             "cache-evictions": counters.cache_evictions,
             "cache-bytes": counters.cache_bytes,
+            "cache-limit": counters.cache_limit,
+            "table-bytes": counters.table_bytes,
+            "index-hits": counters.index_hits,
+            "index-bytes": counters.index_bytes,
             "commits": counters.commits,
             "clusters-allocated": counters.clusters_allocated,
             "clusters-freed": counters.clusters_freed,
@@ -316,32 +225,4 @@ fn percentile(totals: &KindTotals, percent: u64) -> u64 {
         }
     }
     0
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn requests_are_strict() {
-        let parse = |text: &str| {
-            serde_json::from_str::<Request>(text).map(|request| format!("{:?}", request.command))
-        };
-        assert_eq!(parse(r#"{"command":"stats"}"#).unwrap(), "Stats { export: None }");
-        assert_eq!(
-            parse(r#"{"id":7,"command":"resize","export":"a","size":512}"#).unwrap(),
-            r#"Resize { export: "a", size: 512 }"#
-        );
-        for wrong in [
-            "",
-            "[]",
-            "{}",
-            r#"{"command":"nosuch"}"#,
-            r#"{"command":"resize","export":"a"}"#,
-            r#"{"command":"resize","export":"a","size":-1}"#,
-            r#"{"command":"resize","export":"a","size":"1G"}"#,
-        ] {
-            assert!(parse(wrong).is_err(), "{wrong}");
-        }
-    }
 }

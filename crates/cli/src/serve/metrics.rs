@@ -1,10 +1,7 @@
 //! Counters over HTTP: as much of HTTP as Prometheus uses.
 
-use super::accept::{Reader, send};
-use std::future::{Future, poll_fn};
+use super::accept::{Reader, send, within};
 use std::io;
-use std::pin::pin;
-use std::task::Poll;
 use std::time::Duration;
 use zebu::storage::{Socket, Worker};
 use zebu_export::{Exports, prometheus};
@@ -16,14 +13,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Answers one request.
 pub(crate) async fn answer(worker: &Worker, socket: Socket, exports: &Exports) {
-    let mut work = pin!(respond(worker, &socket, exports));
-    let mut limit = pin!(worker.sleep(PATIENCE));
-    poll_fn(|cx| match work.as_mut().poll(cx) {
-        // Whoever asked is gone, or too slow; there is nobody to tell.
-        Poll::Ready(_) => Poll::Ready(()),
-        Poll::Pending => limit.as_mut().poll(cx),
-    })
-    .await;
+    // Whoever asked is gone, or too slow; there is nobody to tell.
+    let _ = within(worker, PATIENCE, respond(worker, &socket, exports)).await;
 }
 
 async fn respond(worker: &Worker, socket: &Socket, exports: &Exports) -> io::Result<()> {

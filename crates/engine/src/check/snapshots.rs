@@ -7,9 +7,15 @@ use crate::{Error, ErrorKind, Result};
 use zebu_qcow2::limits::{MAX_SNAPSHOTS, MIN_SNAPSHOT_ENTRY};
 use zebu_qcow2::snapshot::{ParsedTable, SnapshotEntry, SnapshotTableFault, encode_table, parse_table};
 use zebu_qcow2::{HostOffset, Purpose, Version};
+use zebu_storage::IoError;
 
 /// Bytes of the table that are read first; more if it is longer.
 const FIRST_READ: u64 = 16 << 10;
+/// How far past the end of the file a table may reach: QEMU takes what is not there for zeroes. With it and the program
+/// itself, a check is resident with less than 64 MiB and the file.
+const PAST_THE_END: u64 = 50 << 20;
+/// Bytes of a read.
+const AT_ONCE: usize = 64 << 10;
 
 /// What the snapshot table holds.
 #[derive(Debug, Default)]
@@ -37,20 +43,25 @@ pub(super) async fn read(source: &Source<'_>, tally: &mut Tally) -> Result<Snaps
     if count == 0 {
         return Ok(SnapshotTable::default());
     }
-    let mut wanted = FIRST_READ;
+    let (mut wanted, mut bytes) = (FIRST_READ, Vec::new());
     loop {
-        source.options.check_cancelled()?;
-        let bytes = match source.read(offset, wanted as usize).await {
-            Ok(bytes) => bytes,
-            Err(error) => {
-                let (table, error) = (TableKind::SnapshotTable, error.to_string());
-                tally.add(FindingKind::Unreadable { table, offset, error }, 1);
-                return Ok(unknown);
+        if let Err(error) = read_up_to(source, offset, wanted as usize, &mut bytes).await? {
+            let (table, error) = (TableKind::SnapshotTable, error.to_string());
+            tally.add(FindingKind::Unreadable { table, offset, error }, 1);
+            return Ok(unknown);
+        }
+        match parse_table(&bytes, count, Purpose::Check) {
+            // The parser bounds what it asks for by the limit of the table and one entry. What lies past the end of the
+            // file is zeroes, which are snapshots of nothing: few of them are worth memory.
+            Ok(ParsedTable::NeedsBytes { at_least }) => {
+                let most = source.file_len().saturating_sub(offset) + PAST_THE_END;
+                if at_least > most {
+                    let reason = "snapshot table reaches past the end of the file".into();
+                    tally.add(FindingKind::SnapshotTableInvalid { reason }, 1);
+                    return Ok(unknown);
+                }
+                wanted = at_least.max((wanted * 4).min(most));
             }
-        };
-        match parse_table(bytes.as_slice(), count, Purpose::Check) {
-            // The parser bounds what it asks for by the limit of the table and one entry.
-            Ok(ParsedTable::NeedsBytes { at_least }) => wanted = at_least.max(wanted * 4),
             Ok(ParsedTable::Complete { entries, len, faults }) => {
                 return Ok(SnapshotTable {
                     repairable: repairable(&entries, &faults, source.geometry.version),
@@ -65,6 +76,25 @@ pub(super) async fn read(source: &Source<'_>, tally: &mut Tally) -> Result<Snaps
             }
         }
     }
+}
+
+/// Goes on reading at `offset` until there are `wanted` bytes, no more memory than they take.
+async fn read_up_to(
+    source: &Source<'_>,
+    offset: u64,
+    wanted: usize,
+    bytes: &mut Vec<u8>,
+) -> Result<Result<(), IoError>> {
+    bytes.reserve_exact(wanted.saturating_sub(bytes.len()));
+    while bytes.len() < wanted {
+        source.options.check_cancelled()?;
+        let len = (wanted - bytes.len()).min(AT_ONCE);
+        match source.read(offset + bytes.len() as u64, len).await {
+            Ok(piece) => bytes.extend_from_slice(piece.as_slice()),
+            Err(error) => return Ok(Err(error)),
+        }
+    }
+    Ok(Ok(()))
 }
 
 fn repairable(

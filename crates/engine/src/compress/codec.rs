@@ -136,7 +136,7 @@ fn inflate_bytes(compression: Compression, input: &[u8], out: &mut [u8]) -> Resu
 mod zstd {
     use super::{Kept, with_kept};
     use std::cell::RefCell;
-    use zstd_safe::{CCtx, CParameter, DCtx, InBuffer, OutBuffer, ResetDirective};
+    use zstd_safe::{CCtx, CParameter, DCtx};
 
     thread_local! {
         static COMPRESSOR: Kept<CCtx<'static>> = const { RefCell::new(None) };
@@ -157,30 +157,22 @@ mod zstd {
         })
     }
 
+    /// Frame by frame, each straight into its place: a decoder of a stream would set aside whatever window a frame asks for
+    /// (128 MiB and more), which a cluster has no use for.
     pub(super) fn inflate(input: &[u8], out: &mut [u8]) -> Result<(), &'static str> {
         INFLATER.with_borrow_mut(|context| {
-            context.reset(ResetDirective::SessionOnly).map_err(|_| "the zstd decoder can't be reset")?;
-            let cluster = out.len();
-            let mut source = InBuffer::around(input);
-            let mut target = OutBuffer::around(out);
-            // A cluster may be several frames; each turn makes progress or ends.
-            loop {
-                let before = (source.pos, target.pos());
-                let left =
-                    context.decompress_stream(&mut target, &mut source).map_err(zstd_safe::get_error_name)?;
-                let full = target.pos() == cluster;
-                // The end of the frame has its checksum, which the decoder has to see.
-                if full && left == 0 {
-                    return Ok(());
+            let (mut rest, mut filled) = (input, 0);
+            // A cluster may be several frames. Each turn takes at least the header of one.
+            while let Some(place) = out.get_mut(filled..).filter(|place| !place.is_empty()) {
+                if rest.is_empty() {
+                    return Err("the zstd stream ends before the cluster is full");
                 }
-                if (source.pos, target.pos()) == before {
-                    return Err(if full {
-                        "the zstd stream does not end with the cluster"
-                    } else {
-                        "the zstd stream ends before the cluster is full"
-                    });
-                }
+                let len = zstd_safe::find_frame_compressed_size(rest).map_err(zstd_safe::get_error_name)?;
+                let (frame, behind) = rest.split_at_checked(len).ok_or("the zstd stream is cut off")?;
+                filled += context.decompress(place, frame).map_err(zstd_safe::get_error_name)?;
+                rest = behind;
             }
+            Ok(())
         })
     }
 }
@@ -262,6 +254,23 @@ mod tests {
         let mut back = Vec::new();
         let input = IoBuf::copy_of(&stream).into();
         assert!(inflate(Compression::Zstd, &input, 0, 4096, &mut back).is_err());
+    }
+
+    #[cfg(feature = "zstd")]
+    #[test]
+    fn a_cluster_of_several_zstd_frames_is_read_whatever_window_they_ask_for() {
+        // RFC 8878, 3.1.1: magic number, no flags, a window of 2 GiB, and a last block that repeats one byte 4096 times.
+        let frame = |byte| [0x28, 0xb5, 0x2f, 0xfd, 0, 0xa8, 0x03, 0x80, 0, byte];
+        // 3.1.2: a frame to be skipped, of one byte.
+        let skipped = [0x50, 0x2a, 0x4d, 0x18, 1, 0, 0, 0, 99];
+        let stream = [&frame(7)[..], &skipped, &frame(8), &[0xee; 100]].concat();
+        let mut out = Vec::new();
+        inflate(Compression::Zstd, &IoBuf::copy_of(&stream).into(), 0, 8192, &mut out).unwrap();
+        assert!(out[..4096] == [7; 4096] && out[4096..] == [8; 4096]);
+        for short in [5, 15, 25] {
+            let cut = IoBuf::copy_of(&stream[..short]).into();
+            assert!(inflate(Compression::Zstd, &cut, 0, 8192, &mut Vec::new()).is_err(), "{short}");
+        }
     }
 
     #[test]

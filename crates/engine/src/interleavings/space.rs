@@ -110,8 +110,11 @@ impl Image {
             drop(turn);
             return self.release().await;
         };
-        let stream = Stream::Data { next_guest_cluster: guest };
-        let leftover = self.space.lock().unwrap().windows.install(stream, Allocated { range, content }, 4);
+        let leftover = {
+            let windows = &mut self.space.lock().unwrap().windows;
+            let stream = windows.stream_of(guest);
+            windows.install(stream, Allocated { range, content }, 4)
+        };
         drop(turn);
         // As in the engine: what no window has room for waits for a grace period with the rest.
         self.freed.lock().unwrap().extend(leftover.into_iter().flat_map(|left| left.range));

@@ -1,9 +1,8 @@
 //! A writable copy of an image, at once.
 
-use super::staging::{NewFiles, directory_of, from_io, publish, reserve_temporary_name};
+use super::backing_name::backing_name;
+use super::staging::{NewFiles, from_io, publish, reserve_temporary_name};
 use crate::{CacheMode, CreateOptions, Error, ErrorKind, Format, Image, OpenOptions, RefPolicy, Result};
-use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use zebu_storage::{Access, Create, File, FileKind, IoErrorKind, LockMode, OpenFlags, Worker};
@@ -167,12 +166,7 @@ async fn reflink(worker: &Worker, image: &Image, target: &Path) -> Result<Option
 
 /// Makes an empty image on top of this one. Gives the name of the backing file as written into it.
 async fn overlay(worker: &Worker, image: &Image, target: &Path, options: &CloneOptions) -> Result<PathBuf> {
-    let backing = backing_name(image.path(), target)
-        .map_err(|error| from_io(image.path(), "can't find out where the image lies", &error))?;
-    let name = backing.to_str().ok_or_else(|| {
-        let message = "the name is not UTF-8, so an image can't refer to it";
-        Error::new(ErrorKind::Unsupported, message).on(image.path())
-    })?;
+    let backing = backing_name(image.path(), target)?;
     let temporary = reserve_temporary_name(target, 0o644)
         .map_err(|error| from_io(target, "can't make a file in the clone's directory", &error))?;
     let mut made = NewFiles(vec![temporary.clone()]);
@@ -180,7 +174,7 @@ async fn overlay(worker: &Worker, image: &Image, target: &Path, options: &CloneO
         format: Format::Qcow2,
         size: Some(image.virtual_size()),
         cluster_size: image.cluster_size(),
-        backing: Some((name.to_owned(), image.format())),
+        backing: Some((backing.clone(), image.format())),
         cache: options.cache,
         refs: RefPolicy::All,
         ..CreateOptions::default()
@@ -189,40 +183,5 @@ async fn overlay(worker: &Worker, image: &Image, target: &Path, options: &CloneO
     let target = target.to_owned();
     worker.run_blocking(move || publish(&temporary, &target, None)).await?;
     made.0.clear();
-    Ok(backing)
-}
-
-/// The image's name for an overlay at `target`: relative if it lies in or below the overlay's directory, so that both
-/// can be moved together and the default policy for references lets it be opened; absolute otherwise.
-fn backing_name(image: &Path, target: &Path) -> io::Result<PathBuf> {
-    let image = std::fs::canonicalize(image)?;
-    let directory = std::fs::canonicalize(directory_of(target))?;
-    Ok(match image.strip_prefix(&directory) {
-        // QEMU takes what is in front of a colon for a protocol, unless a slash comes first.
-        Ok(relative) if relative.as_os_str().as_bytes().contains(&b':') => Path::new(".").join(relative),
-        Ok(relative) => relative.to_owned(),
-        Err(_) => image,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn backing_files_nearby_get_relative_names() {
-        let root = tempfile::tempdir().unwrap();
-        let root = std::fs::canonicalize(root.path()).unwrap();
-        std::fs::create_dir(root.join("sub")).unwrap();
-        for name in ["base", "sub/base", "a:b"] {
-            std::fs::write(root.join(name), b"").unwrap();
-        }
-        let name = |image: &str, target: &str| backing_name(&root.join(image), &root.join(target)).unwrap();
-        assert_eq!(name("base", "new"), Path::new("base"));
-        assert_eq!(name("sub/base", "new"), Path::new("sub/base"));
-        assert_eq!(name("a:b", "new"), Path::new("./a:b"));
-        assert_eq!(name("sub/../base", "new"), Path::new("base"));
-        assert_eq!(name("base", "sub/new"), root.join("base"));
-        assert!(backing_name(&root.join("missing"), &root.join("new")).is_err());
-    }
+    Ok(backing.into())
 }

@@ -4,6 +4,8 @@ use super::convert::TargetClusters;
 use super::progress::{JobControl, Phase, Tracker};
 use super::queue::{CloseOnDrop, Queue};
 use crate::before_change::{CopyBeforeWrite, CopyClusters, CopySetup, OnCopyError};
+pub use crate::lent_bitmap::{Copied, LiveBitmap};
+pub use crate::qcow2::bitmaps::Outcome;
 use crate::{Error, ErrorKind, Format, Image, Result};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,6 +18,8 @@ pub struct LiveBackupOptions {
     pub clusters: TargetClusters,
     /// What a failure to copy does to a guest's request that needs the copy.
     pub on_copy_error: OnCopyError,
+    /// A bitmap of the source that records what is written from the start on, for the next backup.
+    pub bitmap: Option<LiveBitmap>,
     /// Chunks that the backup copies at once, beside those that guests need. At least 1.
     pub requests: usize,
     /// Most bytes of buffers, guests' copies included; two chunks are used in any case.
@@ -29,6 +33,7 @@ impl Default for LiveBackupOptions {
         Self {
             clusters: TargetClusters::Plain,
             on_copy_error: OnCopyError::default(),
+            bitmap: None,
             requests: 4,
             buffer_memory: 32 << 20,
             control: JobControl::default(),
@@ -48,7 +53,8 @@ pub struct LiveBackupReport {
     pub copied_for_guests: u64,
 }
 
-/// A live backup that has begun. Dropped, it ends, and the target is of no use.
+/// A live backup that has begun. Dropped, it ends, and the target is of no use; a bitmap that it works with can't be
+/// used any more and is inconsistent after the image was closed, unless [`LiveBackup::end`] was called.
 #[derive(Debug)]
 pub struct LiveBackup {
     copy: Arc<CopyBeforeWrite>,
@@ -65,10 +71,20 @@ impl LiveBackup {
     /// `target` will hold. `target` was just made, with a disk of the same size, and opened for writing. From now on
     /// requests that change `source` wait for what they change to be copied; [`LiveBackup::run`] copies the rest.
     ///
+    /// With [`LiveBackupOptions::bitmap`], the bitmap is empty at that moment. A target that is to hold only what it marks
+    /// names its backing file and is opened without it ([`crate::Chain::TopOnly`]).
+    ///
     /// # Errors
-    /// [`ErrorKind::Exists`]: another one is under way; [`ErrorKind::InvalidArgument`]: the sizes differ;
-    /// [`ErrorKind::Unsupported`]: the target can't hold compressed clusters.
-    pub async fn start(source: &Image, target: &Image, options: LiveBackupOptions) -> Result<Self> {
+    /// [`ErrorKind::Exists`]: another one is under way; [`ErrorKind::InvalidArgument`]: the sizes differ, or the bitmap
+    /// does not record writes, or is inconsistent; [`ErrorKind::NotFound`]: there is no such bitmap;
+    /// [`ErrorKind::Unsupported`]: the target can't hold compressed clusters, or the source no bitmaps;
+    /// [`ErrorKind::ReadOnly`]: the bitmap can't be changed.
+    pub async fn start(
+        worker: &Worker,
+        source: &Image,
+        target: &Image,
+        options: LiveBackupOptions,
+    ) -> Result<Self> {
         let compressed = options.clusters == TargetClusters::Compressed;
         if compressed && target.format() != Format::Qcow2 {
             let message = "Compression not supported for this file format";
@@ -85,8 +101,16 @@ impl LiveBackup {
             clusters: if compressed { CopyClusters::Compressed } else { CopyClusters::Plain },
             on_error: options.on_copy_error,
             most_copies: (options.buffer_memory as u64 / chunk).max(2) as usize,
+            bitmap: options.bitmap.clone(),
         };
-        Ok(Self { copy: CopyBeforeWrite::start(source, setup).await?, options })
+        let (on, source) = (worker.clone(), source.clone());
+        // A backup that nobody waits for any more ends at once, by its drop.
+        worker
+            .spawn(async move {
+                let copy = CopyBeforeWrite::start(&on, &source, setup).await?;
+                Ok(Self { copy, options })
+            })
+            .await
     }
 
     /// How far it is.
@@ -99,12 +123,12 @@ impl LiveBackup {
     }
 
     /// Copies everything that guests have not had copied. Afterwards the target, still to be closed, holds the whole
-    /// disk.
+    /// disk; once that is durable, or given up, [`LiveBackup::end`] tells the bitmap.
     ///
     /// # Errors
     /// [`ErrorKind::Cancelled`]; what reading the source or writing the target fails with. The target is of no use then,
     /// and guests are not held up any more.
-    pub async fn run(self, worker: &Worker) -> Result<LiveBackupReport> {
+    pub async fn run(&self, worker: &Worker) -> Result<LiveBackupReport> {
         let total = self.copy.size;
         let tracker = Rc::new(Tracker::new(&self.options.control, Phase::Copying, total));
         let queue: Queue<u64> = Queue::new(2 * self.options.requests);
@@ -154,6 +178,13 @@ impl LiveBackup {
                 Ok(self.report())
             }
         }
+    }
+
+    /// Ends it. The bitmap keeps what was written since the start; if the backup was given up, what it held before is
+    /// marked in it again.
+    pub async fn end(self, outcome: Outcome) {
+        self.copy.end();
+        self.copy.give_back(outcome).await;
     }
 
     fn has_stopped(&self, tracker: &Tracker) -> bool {

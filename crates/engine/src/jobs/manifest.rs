@@ -6,25 +6,31 @@
 //! cluster-size 65536
 //! zero 0 16                  clusters 0 to 15 read as zero
 //! 16 6ae1...                 cluster 16, and its BLAKE3 hash
+//! unreadable 77824 4096      these bytes of the disk (offset, length) could not be read: zero in image and hashes
 //! checkpoint 2097152         so many bytes of the disk were durable in the image when this was written
 //! disk 03f2...               BLAKE3 of the hashes of all clusters, in order
 //! end 99c0...                BLAKE3 of all bytes of the manifest before this line
 //! ```
 //!
 //! The last cluster of a disk is hashed as far as the disk reaches. A zero cluster counts in the disk's hash with 32
-//! zero bytes.
+//! zero bytes. What could not be read of the clusters before a checkpoint stands before it, so that a backup that is
+//! resumed knows of it; only manifests of backups that skipped something have such lines.
 
 use crate::jobs::staging::from_io;
 use crate::{Error, ErrorKind, Result};
+use rustix::fs::{Advice, fadvise};
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Longest line that a manifest has, with room to spare.
 const MAX_LINE: u64 = 256;
 /// Lines before the first cluster's.
 const HEAD_LINES: usize = 3;
+/// Bytes that are read between two times that the page cache is told to forget them.
+const FORGET: u64 = 4 << 20;
 /// What a zero cluster counts as.
 const ZERO: [u8; 32] = [0; 32];
 
@@ -111,22 +117,18 @@ impl ManifestWriter {
     }
 
     /// Goes on with a manifest that was not finished, from its last checkpoint; returns also how many bytes of the
-    /// disk that was.
+    /// disk that was. `unreadable` is told what could not be read of them.
     ///
     /// # Errors
     /// It is none, or one of another disk.
-    pub(super) fn resume(path: &Path, subject: Subject) -> Result<(Self, u64)> {
-        let mut reader = ManifestReader::open_for(path, subject)?;
-        // What came behind the last checkpoint may be cut off anywhere.
-        let (mut at, mut done) = (None, 0);
-        while let Ok(Some(line)) = reader.line() {
-            match line {
-                Line::Checkpoint(bytes) => (at, done) = (Some(reader.offset), bytes),
-                Line::Zero { .. } | Line::Cluster { .. } => {}
-                Line::Disk(_) | Line::End(_) => break,
-            }
-        }
-        let Some(end) = at else { return Self::begin(path, subject).map(|writer| (writer, 0)) };
+    pub(super) fn resume(
+        path: &Path,
+        subject: Subject,
+        mut unreadable: impl FnMut(Range<u64>),
+    ) -> Result<(Self, u64)> {
+        let Some((end, done)) = ManifestReader::open_for(path, subject)?.last_checkpoint() else {
+            return Self::begin(path, subject).map(|writer| (writer, 0));
+        };
         let io = |e: &std::io::Error| from_io(path, "can't go on with the manifest", e);
         let mut file = File::options().read(true).write(true).open(path).map_err(|e| io(&e))?;
         file.set_len(end).map_err(|e| io(&e))?;
@@ -137,10 +139,11 @@ impl ManifestWriter {
             match line {
                 Line::Zero { count, .. } => writer.hash_zeroes(count),
                 Line::Cluster { digest, .. } => writer.hash(&digest),
+                Line::Unreadable(range) => unreadable(range),
                 Line::Checkpoint(_) | Line::Disk(_) | Line::End(_) => {}
             }
         }
-        writer.whole = reader.whole;
+        writer.whole = reader.whole.clone();
         if writer.next != done.div_ceil(subject.cluster_size) {
             return Err(reader_error(path, "its last checkpoint does not fit its clusters"));
         }
@@ -207,6 +210,11 @@ impl ManifestWriter {
         Ok(())
     }
 
+    /// Notes a range that could not be read, of the clusters that are added next.
+    pub(super) fn add_unreadable(&mut self, offset: u64, len: u64) -> Result<()> {
+        self.put(&format!("unreadable {offset} {len}\n"))
+    }
+
     /// Notes that `bytes` of the disk are durable in the image, and makes that durable, too.
     pub(super) fn checkpoint(&mut self, bytes: u64) -> Result<()> {
         self.put_zeroes()?;
@@ -216,6 +224,7 @@ impl ManifestWriter {
 
     fn sync(&mut self) -> Result<()> {
         let synced = self.file.flush().and_then(|()| self.file.get_ref().sync_data());
+        forget_pages(self.file.get_ref());
         self.note(synced, "can't make the manifest durable")
     }
 
@@ -231,9 +240,15 @@ impl ManifestWriter {
     }
 }
 
+/// Gives the pages of a file back that nobody has to write any more. To fail at that does no harm.
+fn forget_pages(file: &File) {
+    let _ = fadvise(file, 0, None, Advice::DontNeed);
+}
+
 enum Line {
     Zero { count: u64 },
     Cluster { digest: [u8; 32] },
+    Unreadable(Range<u64>),
     Checkpoint(u64),
     Disk([u8; 32]),
     End([u8; 32]),
@@ -247,6 +262,8 @@ pub(super) struct ManifestReader {
     disk: blake3::Hasher,
     /// Bytes read.
     offset: u64,
+    /// Where of them the page cache was last told that they are not needed.
+    forgotten: u64,
     /// The cluster that the next line is of.
     next: u64,
     pub(super) subject: Subject,
@@ -271,6 +288,7 @@ impl ManifestReader {
             whole: blake3::Hasher::new(),
             disk: blake3::Hasher::new(),
             offset: 0,
+            forgotten: 0,
             next: 0,
             subject: Subject { virtual_size: 0, cluster_size: 1 },
             zeroes: 0,
@@ -318,6 +336,10 @@ impl ManifestReader {
             self.whole.update(&bytes);
         }
         self.offset += bytes.len() as u64;
+        if self.offset - self.forgotten >= FORGET {
+            self.forgotten = self.offset;
+            forget_pages(self.file.get_ref());
+        }
         if bytes.pop() != Some(b'\n') {
             return Err(self.wrong("it ends within a line, or a line is too long"));
         }
@@ -346,6 +368,13 @@ impl ManifestReader {
                 }
                 _ => None,
             },
+            "unreadable" => match (number(second), number(third)) {
+                (Some(start), Some(len)) if len > 0 => start
+                    .checked_add(len)
+                    .filter(|end| *end <= self.subject.virtual_size)
+                    .map(|end| Line::Unreadable(start..end)),
+                _ => None,
+            },
             "checkpoint" => number(second).map(Line::Checkpoint),
             "disk" => hash(second).map(Line::Disk),
             "end" => hash(second).map(Line::End),
@@ -361,6 +390,20 @@ impl ManifestReader {
             return Err(self.wrong(&format!("line '{text}' does not belong there")));
         }
         Ok(parsed)
+    }
+
+    /// Where the last checkpoint ends, in bytes of the manifest, and of how many bytes of the disk it is. What comes
+    /// behind it may be cut off anywhere.
+    fn last_checkpoint(mut self) -> Option<(u64, u64)> {
+        let mut last = None;
+        while let Ok(Some(line)) = self.line() {
+            match line {
+                Line::Checkpoint(bytes) => last = Some((self.offset, bytes)),
+                Line::Zero { .. } | Line::Cluster { .. } | Line::Unreadable(_) => {}
+                Line::Disk(_) | Line::End(_) => break,
+            }
+        }
+        last
     }
 
     /// What the next cluster holds.
@@ -380,7 +423,7 @@ impl ManifestReader {
                     self.disk.update(&digest);
                     return Ok(Digest::Hash(digest));
                 }
-                Some(Line::Checkpoint(_)) => {}
+                Some(Line::Checkpoint(_) | Line::Unreadable(_)) => {}
                 Some(Line::Disk(_) | Line::End(_)) | None => {
                     return Err(
                         self.wrong("it ends before the disk does; the backup may not have been finished")
@@ -395,7 +438,7 @@ impl ManifestReader {
         let mut disk = None;
         loop {
             match self.line()? {
-                Some(Line::Checkpoint(_)) => {}
+                Some(Line::Checkpoint(_) | Line::Unreadable(_)) => {}
                 Some(Line::Disk(found)) => disk = Some(found),
                 Some(Line::End(found)) => {
                     let (Some(disk), true) = (disk, self.whole.finalize() == blake3::Hash::from(found))
@@ -416,6 +459,12 @@ impl ManifestReader {
     }
 }
 
+impl Drop for ManifestReader {
+    fn drop(&mut self) {
+        forget_pages(self.file.get_ref());
+    }
+}
+
 /// Reads a whole manifest and checks it, so that nothing of a damaged one is used. `unfit` says first why it can't be
 /// used for its disk; the work is bounded by a disk that it is used for.
 pub(super) fn check_whole(path: &Path, unfit: impl FnOnce(Subject) -> Option<String>) -> Result<Subject> {
@@ -431,12 +480,26 @@ pub(super) fn check_whole(path: &Path, unfit: impl FnOnce(Subject) -> Option<Str
     Ok(subject)
 }
 
-/// Whether a manifest that was not finished has a checkpoint to go on from. One that was cut off within its first lines
-/// has none.
+/// Tells what of the disk could not be read, by a whole manifest.
+///
+/// # Errors
+/// It can't be read, or is none.
+pub(super) fn unreadable_of(path: &Path, mut unreadable: impl FnMut(Range<u64>)) -> Result<()> {
+    let mut reader = ManifestReader::open(path)?;
+    while let Some(line) = reader.line()? {
+        if let Line::Unreadable(range) = line {
+            unreadable(range);
+        }
+    }
+    Ok(())
+}
+
+/// How many bytes of the disk the last checkpoint is of that a manifest has, if it has one. One that was cut off within
+/// its first lines has none.
 ///
 /// # Errors
 /// It can't be read, or is of another disk.
-pub(super) fn has_checkpoint(path: &Path, subject: Subject) -> Result<bool> {
+pub(super) fn last_checkpoint(path: &Path, subject: Subject) -> Result<Option<u64>> {
     let io = |e: &std::io::Error| from_io(path, "can't open the manifest", e);
     let mut head = Vec::new();
     let file = File::open(path).map_err(|e| io(&e))?;
@@ -448,15 +511,9 @@ pub(super) fn has_checkpoint(path: &Path, subject: Subject) -> Result<bool> {
         .count()
         < HEAD_LINES
     {
-        return Ok(false);
+        return Ok(None);
     }
-    let mut reader = ManifestReader::open_for(path, subject)?;
-    while let Ok(Some(line)) = reader.line() {
-        if matches!(line, Line::Checkpoint(_)) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    Ok(ManifestReader::open_for(path, subject)?.last_checkpoint().map(|(_, done)| done))
 }
 
 #[cfg(test)]
@@ -472,6 +529,9 @@ mod tests {
     fn write(path: &Path) -> String {
         let mut writer = ManifestWriter::begin(path, SUBJECT).unwrap();
         for (i, digest) in digests().into_iter().enumerate() {
+            if [3, 4, 7].contains(&i) {
+                writer.add_unreadable(i as u64 * 4096 + 512, 1024).unwrap();
+            }
             writer.add(digest).unwrap();
             if i == 4 {
                 writer.checkpoint(5 * 4096).unwrap();
@@ -491,6 +551,9 @@ mod tests {
             assert_eq!(reader.next_digest().unwrap(), digest);
         }
         assert_eq!(reader.finish().unwrap(), disk);
+        let mut unreadable = Vec::new();
+        unreadable_of(&path, |range| unreadable.push(range.start)).unwrap();
+        assert_eq!(unreadable, [3 * 4096 + 512, 4 * 4096 + 512, 7 * 4096 + 512]);
     }
 
     #[test]
@@ -521,11 +584,16 @@ mod tests {
         let mut from_checkpoint = 0;
         for len in 0..=whole.len() {
             std::fs::write(&path, &whole[..len]).unwrap();
-            let Ok((mut writer, done)) = ManifestWriter::resume(&path, SUBJECT) else {
+            let mut unreadable = 0;
+            let note = |range: Range<u64>| unreadable += range.end - range.start;
+            let Ok((mut writer, done)) = ManifestWriter::resume(&path, SUBJECT, note) else {
                 assert!(len < 70, "{len} bytes");
                 continue;
             };
             from_checkpoint += usize::from(done == 5 * 4096);
+            // Those before the checkpoint; the rest comes again.
+            assert_eq!(unreadable, if done == 0 { 0 } else { 2 * 1024 });
+            assert_eq!(last_checkpoint(&path, SUBJECT).unwrap(), (done > 0).then_some(done));
             for digest in digests().into_iter().skip((done / 4096) as usize) {
                 writer.add(digest).unwrap();
             }
@@ -534,6 +602,6 @@ mod tests {
         }
         assert!(from_checkpoint > 100);
         let other = Subject { virtual_size: 1 << 20, ..SUBJECT };
-        assert!(ManifestWriter::resume(&path, other).is_err());
+        assert!(ManifestWriter::resume(&path, other, |_| ()).is_err());
     }
 }

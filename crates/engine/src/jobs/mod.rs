@@ -5,6 +5,7 @@
 //! memory that its options state.
 
 mod amend;
+mod backing_name;
 mod backup;
 mod buffers;
 mod clone;
@@ -26,6 +27,7 @@ mod verify;
 mod zeros;
 
 pub use amend::{AmendOptions, amend};
+pub use backing_name::backing_name;
 pub use backup::{BackupOptions, BackupReport, Interrupted, PreviousBackup, SourceErrors, backup};
 pub use clone::{CloneMethod, CloneMode, CloneOptions, CloneReport, clone_image};
 pub use commit::{AfterCommit, CommitOptions, CommitReport, commit, commit_images};
@@ -36,9 +38,10 @@ pub use convert::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, NewTarget, ReadErrors, SkippedRange,
     TargetClusters, TargetContent, convert,
 };
-pub use live_backup::{LiveBackup, LiveBackupOptions, LiveBackupReport};
+pub use live_backup::{Copied, LiveBackup, LiveBackupOptions, LiveBackupReport, LiveBitmap, Outcome};
 pub use map::{MapEntry, MapOptions, Mapper};
 pub use measure::{Measurement, measure_image, measure_size};
+pub(crate) use progress::Tracker;
 pub use progress::{Cancel, JobControl, Phase, Progress};
 pub use rebase::{RebaseOptions, RebaseReport, rebase};
 pub use unfinished::UnfinishedImage;

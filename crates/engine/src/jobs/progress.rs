@@ -21,6 +21,8 @@ pub enum Phase {
     Verifying,
     /// The mapping is walked.
     Measuring,
+    /// Space is set aside for a new disk, or for what is added to one; only that is counted.
+    Reserving,
     /// The target is made durable and gets its name.
     Finishing,
 }
@@ -81,7 +83,7 @@ impl fmt::Debug for JobControl {
 }
 
 /// A running job's side of its [`JobControl`], shared by its threads.
-pub(super) struct Tracker {
+pub(crate) struct Tracker {
     control: JobControl,
     phase: Phase,
     total: u64,
@@ -95,7 +97,7 @@ pub(super) struct Tracker {
 const NAP: Duration = Duration::from_millis(100);
 
 impl Tracker {
-    pub(super) fn new(control: &JobControl, phase: Phase, total: u64) -> Self {
+    pub(crate) fn new(control: &JobControl, phase: Phase, total: u64) -> Self {
         let tracker = Self {
             control: control.clone(),
             phase,
@@ -108,12 +110,12 @@ impl Tracker {
         tracker
     }
 
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         self.control.cancel.check()
     }
 
     /// Adds bytes that are dealt with.
-    pub(super) fn advance(&self, bytes: u64) {
+    pub(crate) fn advance(&self, bytes: u64) {
         self.done.fetch_add(bytes, Ordering::Relaxed);
         let Some(progress) = &self.control.progress else { return };
         let mut reported = match self.reported.try_lock() {
@@ -122,7 +124,8 @@ impl Tracker {
             // Another thread is reporting; it, or the next one, says more than this one could.
             Err(TryLockError::WouldBlock) => return,
         };
-        let done = self.done.load(Ordering::Relaxed);
+        // What is reserved ends with a cluster, which may reach past the end of the disk.
+        let done = self.done.load(Ordering::Relaxed).min(self.total);
         if done > *reported {
             *reported = done;
             progress(Progress { phase: self.phase, done, total: self.total });
@@ -130,7 +133,7 @@ impl Tracker {
     }
 
     /// Reports that all is done, then that `next` begins.
-    pub(super) fn finish(&self, next: Option<Phase>) {
+    pub(crate) fn finish(&self, next: Option<Phase>) {
         let last = *self.reported.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if last < self.total {
             self.report(self.total);
@@ -147,7 +150,7 @@ impl Tracker {
     }
 
     /// Waits until `bytes` may be moved under the rate limit.
-    pub(super) async fn throttle(&self, worker: &Worker, bytes: u64) -> Result<()> {
+    pub(crate) async fn throttle(&self, worker: &Worker, bytes: u64) -> Result<()> {
         let Some(rate) = &self.rate else { return Ok(()) };
         let start = rate.reserve(bytes, Instant::now());
         loop {

@@ -1,8 +1,11 @@
 //! An image that is being made in a file of the caller's, and that nobody takes for a whole one before it is.
 
 use crate::node::Driver;
+use crate::open::open_unfinished;
+use crate::qcow2::create;
 use crate::qcow2::header_block::Patch;
-use crate::{Access, CreateOptions, Error, Format, Image, OpenOptions, OpenedFile, RefPolicy, Result};
+use crate::{CreateOptions, Error, ErrorKind, Image, OpenOptions, Result};
+use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{File, FileKind, Worker};
 
 /// Where the magic number lies in the header.
@@ -18,28 +21,27 @@ pub struct UnfinishedImage {
 
 impl UnfinishedImage {
     /// Makes an empty image in `file`; what is in it is lost. `create` has the size and no preallocation; what stands
-    /// in `open` about names and locks does not apply.
+    /// in `open` about names and locks does not apply. A backing file that `create` names is not opened: nothing of it may
+    /// be needed, so whole clusters have to be written. The file never holds a header with the magic number before the end.
     ///
     /// # Errors
-    /// As [`Image::create_in`] and [`Image::open_files`].
+    /// As [`Image::create_in`] and [`Image::open_files`]; [`ErrorKind::Unsupported`]: an external data file.
     pub async fn create(
         worker: &Worker,
         file: File,
         create: &CreateOptions,
         open: &OpenOptions,
     ) -> Result<Self> {
-        Image::create_in(worker, &file, create).await?;
-        let options = OpenOptions {
-            format: Some(Format::Qcow2),
-            access: Access::ReadWrite,
-            refs: RefPolicy::None,
-            ..open.clone()
-        };
-        let opened = OpenedFile { file: file.clone(), data_file: None, format: Format::Qcow2 };
-        let image = Image::open_files(worker, vec![opened], &options).await?;
-        let unfinished = Self { image, file };
-        unfinished.write_magic(worker, 0).await?;
-        Ok(unfinished)
+        if create.data_file.is_some() {
+            let message = "an image in a file that is given can't have an external data file";
+            return Err(Error::new(ErrorKind::Unsupported, message).on(file.path()));
+        }
+        create::in_file(worker, &file, create, create::Magic::Withheld).await?;
+        let image = Image(open_unfinished(worker, file.clone(), open).await?);
+        if let (Driver::Qcow2(qcow2), true) = (&image.0.driver, create.backing.is_some()) {
+            qcow2.expect_backing();
+        }
+        Ok(Self { image, file })
     }
 
     /// The image, to be written.
@@ -52,6 +54,9 @@ impl UnfinishedImage {
     /// # Errors
     /// It stays unfinished then.
     pub async fn finish(self, worker: &Worker) -> Result<()> {
+        if sabotage::is(Fault::MagicFirst) {
+            self.write_magic(worker, zebu_qcow2::header::MAGIC).await?;
+        }
         self.image.close(worker).await?;
         worker.flush(&self.file).await.map_err(|e| Error::from(e).on(self.file.path()))?;
         self.write_magic(worker, zebu_qcow2::header::MAGIC).await

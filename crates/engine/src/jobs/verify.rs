@@ -1,5 +1,6 @@
 //! Verifies an image: reads every cluster, and compares it with a manifest if there is one.
 
+use super::backup::{is_known_zero, zero_run};
 use super::manifest::{Digest, ManifestReader, Subject, check_whole};
 use super::progress::{JobControl, Phase, Tracker};
 use crate::{Error, ErrorKind, Image, Result};
@@ -47,18 +48,22 @@ pub struct VerifyReport {
     pub bad: u64,
     /// The first of them (at most 1024), in order.
     pub bad_ranges: Vec<BadRange>,
+    /// Where it gave up, in bytes of the virtual disk, because there was too much of that.
+    pub gave_up_at: Option<u64>,
     /// The BLAKE3 hash of the disk, if the image was compared with a manifest and is what it says.
     pub disk_hash: Option<String>,
 }
 
 /// Ranges that are reported one by one.
 const MAX_REPORTED: usize = 1024;
+/// Bad clusters after which it gives up: an image can say of petabytes, each of them, that they can't be read.
+const MAX_BAD: u64 = 1 << 16;
 /// Bytes read at once.
 const CHUNK: u64 = 1 << 20;
 
 /// Reads every cluster of the disk, through the whole chain, and compares it with the manifest.
 ///
-/// Whatever can't be read or is different is counted and does not end the job.
+/// Whatever can't be read or is different is counted and does not end the job, up to 65,536 clusters.
 ///
 /// # Errors
 /// The manifest is damaged or of another disk; [`ErrorKind::Cancelled`].
@@ -85,9 +90,22 @@ pub async fn verify(worker: &Worker, image: &Image, options: &VerifyOptions) -> 
     let mut report = VerifyReport { total, ..VerifyReport::default() };
     let chunk = CHUNK.max(subject.cluster_size);
     let at_once = (options.buffer_memory as u64 / chunk).clamp(1, 32);
-    let mut at = 0;
+    let (mut at, mut bad_clusters) = (0, 0);
     while at < total {
         tracker.check()?;
+        if bad_clusters >= MAX_BAD {
+            report.gave_up_at = Some(at);
+            return Ok(report);
+        }
+        if manifest.is_none() {
+            // Where nothing is expected either, what is known to be zero costs no look at each of its clusters.
+            let zero = zero_run(worker, image, at, total).await / chunk * chunk;
+            if zero > 0 {
+                tracker.advance(zero);
+                at += zero;
+                continue;
+            }
+        }
         let mut batch = Vec::new();
         let mut next = at;
         while next < total && batch.len() < at_once as usize {
@@ -111,6 +129,7 @@ pub async fn verify(worker: &Worker, image: &Image, options: &VerifyOptions) -> 
                 };
                 let len = subject.cluster_size.min(offset + len - start);
                 report.bad += len;
+                bad_clusters += 1;
                 if report.bad_ranges.len() < MAX_REPORTED {
                     report.bad_ranges.push(BadRange { offset: start, len, error });
                 }
@@ -145,7 +164,7 @@ async fn look_at(
     len: u64,
 ) -> Result<Looked> {
     let count = len.div_ceil(subject.cluster_size) as usize;
-    if super::backup::is_known_zero(worker, image, offset, len).await.unwrap_or(false) {
+    if is_known_zero(worker, image, offset, len).await.unwrap_or(false) {
         let clusters = (0..count).map(|_| Ok(Digest::Zero)).collect();
         return Ok(Looked { offset, len, read: 0, clusters });
     }

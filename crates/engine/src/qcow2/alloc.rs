@@ -6,15 +6,18 @@
 
 use crate::qcow2::metadata_map::Metadata;
 use crate::qcow2::refcounts::{NewBlock, RefTable};
-use crate::qcow2::space::{Allocated, Content, Stream};
+use crate::qcow2::space::{Allocated, Content, Space, Stream};
 use crate::qcow2::state::{AfterFree, Qcow2};
 use crate::{Error, ErrorKind, Result};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{Acquire, Relaxed},
+};
 use std::sync::{Arc, PoisonError};
 use zebu_qcow2::limits;
 use zebu_storage::sabotage::{self, Fault};
-use zebu_storage::{FileKind, IoErrorKind, Worker};
+use zebu_storage::{FileKind, FsKind, IoErrorKind, Worker};
 
 /// Bytes of the first window of a stream; the next ones double.
 const WINDOW_MIN: u64 = 64 << 10;
@@ -25,6 +28,28 @@ const GROWTH_MIN: u64 = 1 << 20;
 const GROWTH_MAX: u64 = 64 << 20;
 /// Clusters whose refcounts are looked at, at most, before the file grows instead.
 const SCAN_SLICES: u64 = 16;
+
+/// What a window is wanted for.
+#[derive(Debug, Clone, Copy)]
+enum Purpose {
+    /// Guest data from this guest cluster on.
+    Data { guest_cluster: u64 },
+    /// Tables that need all of their clusters in a row.
+    Metadata,
+    /// Streams of compressed clusters.
+    Compressed,
+}
+
+impl Purpose {
+    /// The stream that it is now, and how many of `count` clusters it needs in a row.
+    fn needs(self, space: &Space, count: u64) -> (Stream, u64) {
+        match self {
+            Purpose::Data { guest_cluster } => (space.windows.stream_of(guest_cluster), 1),
+            Purpose::Metadata => (Stream::Metadata, count),
+            Purpose::Compressed => (Stream::Compressed, 1),
+        }
+    }
+}
 
 impl Qcow2 {
     fn window_min(&self) -> u64 {
@@ -57,8 +82,7 @@ impl Qcow2 {
         if self.gatherer.is_used() {
             return self.make_room(worker).await;
         }
-        let stream = Stream::Data { next_guest_cluster: guest_cluster };
-        self.refill(worker, stream, count).await
+        self.refill(worker, Purpose::Data { guest_cluster }, count).await
     }
 
     /// Host clusters for streams, as many of `count` as follow each other. `None`: call
@@ -71,7 +95,7 @@ impl Qcow2 {
 
     /// Sets up a window for streams. No lock is held and no grace guard.
     pub(crate) async fn refill_compressed(self: &Arc<Self>, worker: &Worker, count: u64) -> Result<()> {
-        self.refill(worker, Stream::Compressed, count).await
+        self.refill(worker, Purpose::Compressed, count).await
     }
 
     /// `count` clusters that follow each other, for a table.
@@ -87,82 +111,145 @@ impl Qcow2 {
             if let Some(allocated) = self.space().windows.take_metadata(count) {
                 return Ok(allocated);
             }
-            self.refill(worker, Stream::Metadata, count).await?;
+            self.refill(worker, Purpose::Metadata, count).await?;
         }
     }
 
-    async fn refill(self: &Arc<Self>, worker: &Worker, stream: Stream, count: u64) -> Result<()> {
-        match self.refill_once(worker, stream, count).await {
-            Err(error) if error.kind() == ErrorKind::NoSpace => {
-                // Space may wait in quarantine, or in the windows of other streams.
-                if self.freed().is_empty() && self.releases.load(Relaxed) == 0 {
-                    return self.refill_from_windows(worker, stream, count, error).await;
-                }
+    /// Gives out-of-space only when nothing is free, nothing is on its way back, and no window has anything left.
+    async fn refill(self: &Arc<Self>, worker: &Worker, purpose: Purpose, count: u64) -> Result<()> {
+        loop {
+            // Read first: what comes back while we look elsewhere is a reason to look again.
+            let released = self.clusters_released.load(Acquire);
+            let error = match self.refill_once(worker, purpose, count).await {
+                Err(error) if error.kind() == ErrorKind::NoSpace => error,
+                other => return other,
+            };
+            if self.space_is_awaited() {
                 self.commit(worker).await?;
-                self.releases_done().await;
-                match self.refill_once(worker, stream, count).await {
-                    Err(error) if error.kind() == ErrorKind::NoSpace => {
-                        self.refill_from_windows(worker, stream, count, error).await
-                    }
-                    other => other,
-                }
+                self.some_are_released(released).await;
             }
-            other => other,
+            if self.clusters_released.load(Acquire) != released {
+                continue;
+            }
+            if self.refill_from_windows(purpose, count).await {
+                return Ok(());
+            }
+            // Another may have taken it from the windows, and given back what it did not need.
+            if self.clusters_released.load(Acquire) == released && !self.space_is_awaited() {
+                return Err(error);
+            }
         }
     }
 
-    /// The last resort: what other windows have left.
-    async fn refill_from_windows(&self, _: &Worker, stream: Stream, count: u64, error: Error) -> Result<()> {
+    /// Whether clusters are on their way back: they wait for a commit, or for the end of one and what follows it.
+    fn space_is_awaited(&self) -> bool {
+        let freed = self.freed();
+        !freed.is_empty() || self.releases.load(Acquire) != 0
+    }
+
+    /// The last resort: what other windows have left. False: nothing that would do.
+    async fn refill_from_windows(&self, purpose: Purpose, count: u64) -> bool {
         let _turn = self.space_gate.enter().await;
         let mut space = self.space();
-        let min = if stream == Stream::Metadata { count } else { 1 };
-        let Some(found) = space.windows.take_any(count) else { return Err(error) };
-        if found.range.end - found.range.start < min {
-            drop(space);
-            self.push_freed(found.range, AfterFree::Untouched(found.content));
-            return Err(error);
-        }
+        let (stream, min) = purpose.needs(&space, count);
+        let Some(found) = space.windows.take_any(count, min) else { return false };
         let leftover = space.windows.install(stream, found, 1);
         drop(space);
         if let Some(leftover) = leftover {
-            self.push_freed(leftover.range, AfterFree::Untouched(leftover.content));
+            self.push_freed(leftover.range, AfterFree::unused(leftover.content));
+        }
+        true
+    }
+
+    async fn refill_once(self: &Arc<Self>, worker: &Worker, purpose: Purpose, count: u64) -> Result<()> {
+        let window_of = |space: &Space| space.windows.first_of(purpose.needs(space, count).0);
+        let before = window_of(&self.space());
+        let _turn = self.space_gate.enter().await;
+        let (stream, min, want) = {
+            let space = self.space();
+            let (stream, min) = purpose.needs(&space, count);
+            if matches!(purpose, Purpose::Data { .. })
+                && (space.windows.has(stream) || window_of(&space) != before)
+            {
+                // Others of the stream waited for the gate, too, and the first of them did it.
+                return Ok(());
+            }
+            let next = space.windows.next_size(stream, self.window_min());
+            (stream, min, next.max(count.min(self.window_max())).max(min))
+        };
+        let window = self.claim(worker, want, min).await?;
+        let window = match self.set_window_aside(worker, stream, window).await {
+            // There may be room for a smaller one.
+            Err(error) if error.kind() == ErrorKind::NoSpace && want > min => {
+                let smaller = self.claim(worker, min, min).await?;
+                self.set_window_aside(worker, stream, smaller).await?
+            }
+            other => other?,
+        };
+        let leftover = self.space().windows.install(stream, window, self.window_max());
+        if let Some(leftover) = leftover {
+            self.push_freed(leftover.range, AfterFree::unused(leftover.content));
         }
         Ok(())
     }
 
-    async fn refill_once(self: &Arc<Self>, worker: &Worker, stream: Stream, count: u64) -> Result<()> {
-        let _turn = self.space_gate.enter().await;
-        let min = match stream {
-            Stream::Metadata => count,
-            Stream::Data { .. } | Stream::Compressed => 1,
-        };
-        let want = {
-            let space = self.space();
-            let next = match stream {
-                Stream::Data { next_guest_cluster } => {
-                    space.windows.next_data_size(next_guest_cluster, self.window_min())
-                }
-                Stream::Metadata | Stream::Compressed => space.windows.next_size(stream, self.window_min()),
-            };
-            next.max(count.min(self.window_max())).max(min)
-        };
-        let allocated = self.claim(worker, want, min).await?;
-        if stream == Stream::Metadata && allocated.content == Content::Fresh {
-            // Reserved now, so that a commit does not run out of space after requests were acknowledged.
-            let bits = self.geometry.cluster_bits;
-            let (start, end) = (allocated.range.start << bits, allocated.range.end << bits);
-            if let Err(e) = worker.allocate(&self.file, start, end - start).await
-                && e.kind != IoErrorKind::Unsupported
-            {
-                self.push_freed(allocated.range, AfterFree::Untouched(allocated.content));
-                return Err(Error::from(e).on(&self.path));
-            }
+    /// Has the file system set room aside for a window, if that is of use. A window for tables that finds none is given
+    /// back. The space gate is held.
+    ///
+    /// Tables: always, so that a commit does not run out of space after requests were acknowledged. Sequential streams
+    /// on ext4, if they fill what they get: writes that each take a piece of a hole wait for each other there, and what
+    /// several streams take in turn lies in pieces.
+    async fn set_window_aside(
+        &self,
+        worker: &Worker,
+        stream: Stream,
+        window: Allocated,
+    ) -> Result<Allocated> {
+        let is_fresh = window.content == Content::Fresh;
+        let is_needed = stream == Stream::Metadata;
+        let is_useful = matches!(stream, Stream::Data { .. })
+            && is_fresh
+            && self.file.fs() == FsKind::Ext4
+            && self.is_roomy.load(Relaxed);
+        let is_wanted = is_needed || is_useful && self.is_filled(worker, stream).await;
+        if !is_wanted {
+            return Ok(window);
         }
-        let leftover = self.space().windows.install(stream, allocated, self.window_max());
-        if let Some(leftover) = leftover {
-            self.push_freed(leftover.range, AfterFree::Untouched(leftover.content));
+        let bits = self.geometry.cluster_bits;
+        let (start, len) = (window.range.start << bits, (window.range.end - window.range.start) << bits);
+        let Err(error) = worker.allocate(&self.file, start, len).await else {
+            self.is_roomy.store(true, Relaxed);
+            return Ok(if is_fresh { Allocated { content: Content::Reserved, ..window } } else { window });
+        };
+        if error.kind == IoErrorKind::Unsupported {
+            return Ok(window);
         }
-        Ok(())
+        let error = Error::from(error).on(&self.path);
+        if error.kind() == ErrorKind::NoSpace && is_fresh {
+            // A part of it may have been set aside. Whoever wants a single cluster needs it more.
+            let _ = worker.punch_hole(&self.file, start, len).await;
+            self.is_roomy.store(false, Relaxed);
+        }
+        if error.kind() == ErrorKind::NoSpace && !is_needed {
+            return Ok(window);
+        }
+        // Nobody saw the window: what counts it was in no commit yet.
+        let runs = self.lower(worker, window.range).await?;
+        let mut space = self.space();
+        for run in runs {
+            space.free.insert_missing(run, window.content);
+        }
+        Err(error)
+    }
+
+    /// Whether the guest fills the clusters of a stream, as the first one of its window shows. (The end of that one may
+    /// still be in flight.) Room set aside for small writes at large steps would be wasted.
+    async fn is_filled(&self, worker: &Worker, stream: Stream) -> bool {
+        let first = self.space().windows.first_of(stream);
+        let Some((first, _)) = first.filter(|(_, content)| content.is_fresh()) else { return false };
+        let start = first << self.geometry.cluster_bits;
+        let extent = worker.extent_at(&self.file, start).await;
+        extent.is_ok_and(|extent| !extent.hole && extent.len >= self.geometry.cluster_size() / 2)
     }
 
     /// Takes `min` to `want` free clusters that follow each other and raises their refcounts. The space gate is held.
@@ -258,6 +345,9 @@ impl Qcow2 {
     async fn scan(&self, worker: &Worker) -> Result<bool> {
         let (from, to) = {
             let space = self.space();
+            if space.free.is_full() {
+                return Ok(false);
+            }
             (space.scanned, space.clusters_at_open)
         };
         if from >= to {
@@ -280,8 +370,7 @@ impl Qcow2 {
             if self.scan(worker).await? {
                 return Ok(true);
             }
-            let space = self.space();
-            if space.scanned >= space.clusters_at_open {
+            if self.can_scan_no_further() {
                 return Ok(false);
             }
         }
@@ -378,8 +467,8 @@ impl Qcow2 {
         let table = old.table.resized((clusters * per_cluster) as usize);
         let moved = Arc::new(RefTable { table, offset: AtomicU64::new(0), moved: AtomicBool::new(true) });
         *self.refcounts.table.write().unwrap_or_else(PoisonError::into_inner) = moved.clone();
-        match self.place_at_end(worker, clusters).await {
-            Ok(start) => {
+        match self.place_long(worker, clusters).await {
+            Ok(Allocated { range: Range { start, .. }, .. }) => {
                 moved.offset.store(start << bits, Relaxed);
                 self.note_metadata(start << bits, clusters << bits, Metadata::RefcountTable);
             }
@@ -400,13 +489,19 @@ impl Qcow2 {
         clusters / (self.geometry.refcount_entries_per_block() - 1) + 2
     }
 
-    /// Claims clusters that follow each other at the end of the file, after the refcount blocks that count them; for
-    /// tables that are longer than a window. The space gate is held.
-    async fn place_at_end(&self, worker: &Worker, clusters: u64) -> Result<u64> {
+    /// Claims clusters that follow each other, after the refcount blocks that count them, for tables that are longer than
+    /// a window: at the end of the file, or wherever there is room on a block device. The space gate is held.
+    async fn place_long(&self, worker: &Worker, clusters: u64) -> Result<Allocated> {
         let per_block = self.geometry.refcount_entries_per_block();
-        let start = self.space().file_clusters;
-        let all = start..start + self.blocks_for(clusters) + clusters;
-        self.grow(worker, all.end - all.start).await?;
+        let wanted = self.blocks_for(clusters) + clusters;
+        let Allocated { range: all, content } = if self.file.kind() == FileKind::BlockDevice {
+            self.find_on_device(worker, wanted).await?
+        } else {
+            let start = self.space().file_clusters;
+            self.grow(worker, wanted).await?;
+            Allocated { range: start..start + wanted, content: Content::Fresh }
+        };
+        let start = all.start;
         if self.zero_refcount_runs(worker, all.clone()).await?.as_slice() != std::slice::from_ref(&all) {
             return Err(Error::new(
                 ErrorKind::Corrupt,
@@ -429,15 +524,41 @@ impl Qcow2 {
         }
         for (host, index) in (start..).zip(&missing) {
             let host = host << self.geometry.cluster_bits;
-            self.refcounts.new_blocks().insert(*index, NewBlock { host, content: Content::Fresh });
+            self.refcounts.new_blocks().insert(*index, NewBlock { host, content });
             table.table.set(*index, host);
             self.note_metadata(host, 1, Metadata::RefcountBlock);
         }
         for index in missing {
             self.raise(worker, counted_by(index)).await?;
         }
-        self.space().free.insert(used.end..all.end, Content::Fresh);
-        Ok(table_start)
+        self.space().free.insert(used.end..all.end, content);
+        Ok(Allocated { range: table_start..used.end, content })
+    }
+
+    /// `clusters` free ones that follow each other, of all that a device has. They stay free.
+    async fn find_on_device(&self, worker: &Worker, clusters: u64) -> Result<Allocated> {
+        loop {
+            self.space().free.unpark();
+            let found = self.space().free.take(clusters, clusters);
+            if let Some((range, content)) = found {
+                self.check_free(&range)?;
+                let found = Allocated { range, content };
+                self.give_back(&found);
+                return Ok(found);
+            }
+            if !self.scan(worker).await? && self.can_scan_no_further() {
+                let message = format!(
+                    "the block device has no {clusters} free clusters in a row, which a table needs; extend it, or \
+                     discard data of the guest"
+                );
+                return Err(Error::new(ErrorKind::NoSpace, message).on(&self.path));
+            }
+        }
+    }
+
+    fn can_scan_no_further(&self) -> bool {
+        let space = self.space();
+        space.scanned >= space.clusters_at_open || space.free.is_full()
     }
 
     /// Clusters that follow each other for a table of any length; what they hold is unspecified but zero if fresh.
@@ -451,15 +572,14 @@ impl Qcow2 {
             }
             self.grow_reftable(worker, last_index).await?;
         }
-        let start = self.place_at_end(worker, count).await?;
-        Ok(Allocated { range: start..start + count, content: Content::Fresh })
+        self.place_long(worker, count).await
     }
 
     /// What the windows have left goes back (before the image is closed, or grows by other means).
     pub(crate) fn drain_windows(&self) {
         let left = self.space().windows.drain();
         for Allocated { range, content } in left {
-            self.push_freed(range, AfterFree::Untouched(content));
+            self.push_freed(range, AfterFree::unused(content));
         }
     }
 }

@@ -30,7 +30,7 @@ use crate::{Error, Result};
 use futures_util::future::{join_all, try_join_all};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use zebu_storage::commit_steps::{CommitStep, begins};
 use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{File, IoBuf, Worker};
@@ -80,9 +80,10 @@ impl Qcow2 {
     /// commit that fails is reported by the next flush, not here: the change itself was made.
     pub(crate) async fn relieve(self: &Arc<Self>, worker: &Worker) {
         if sabotage::is(Fault::ReleaseWithoutCommit) {
-            self.releases.fetch_add(1, Relaxed);
-            let (me, on, freed) = (self.clone(), worker.clone(), std::mem::take(&mut *self.freed()));
-            drop(worker.spawn(async move { me.release(&on, freed).await }));
+            let (me, on, freed) = (self.clone(), worker.clone(), self.take_freed());
+            if !freed.is_empty() {
+                drop(worker.spawn(async move { me.release(&on, freed).await }));
+            }
         }
         let pressure = self.l2.pressure().max(self.refcounts.cache.pressure());
         if pressure == Pressure::None {
@@ -110,10 +111,13 @@ impl Qcow2 {
                 self.commit.commits.fetch_add(1, Relaxed);
                 self.thaw(&frozen);
                 if sabotage::is(Fault::FreezeFreedLast) {
-                    frozen.freed.append(&mut self.freed());
+                    let mut late = self.take_freed();
+                    if !frozen.freed.is_empty() && !late.is_empty() {
+                        self.releases.fetch_sub(1, AcqRel);
+                    }
+                    frozen.freed.append(&mut late);
                 }
                 if !frozen.freed.is_empty() {
-                    self.releases.fetch_add(1, Relaxed);
                     let (me, on) = (self.clone(), worker.clone());
                     drop(worker.spawn(async move { me.release(&on, frozen.freed).await }));
                 }
@@ -127,9 +131,19 @@ impl Qcow2 {
         if self.writable { self.check_writable() } else { Ok(()) }
     }
 
+    /// What is freed, to be released by the caller; counted as a release from now on, so that who runs out of space
+    /// waits for it.
+    fn take_freed(&self) -> Vec<Freed> {
+        let mut freed = self.freed();
+        if !freed.is_empty() {
+            self.releases.fetch_add(1, Relaxed);
+        }
+        std::mem::take(&mut *freed)
+    }
+
     async fn freeze(&self) -> Frozen {
         let mut needs_data_barrier = self.needs_data_barrier.swap(false, Acquire);
-        let freed = std::mem::take(&mut *self.freed());
+        let freed = self.take_freed();
         let l1 = self.l1();
         let l1_blocks = l1.table.freeze();
         let new_tables = self.new_tables().clone();
@@ -250,7 +264,7 @@ impl Qcow2 {
         let mut writes = Vec::new();
         for (index, block) in &frozen.new_blocks {
             let slices = frozen.refcounts.iter().filter(|s| s.key / per_block == *index);
-            if block.content == crate::qcow2::space::Content::Fresh {
+            if block.content.is_fresh() {
                 // The rest of the block reads as zero already.
                 writes.extend(slices.map(|s| {
                     (block.host + s.key % per_block * slice_bytes as u64, IoBuf::copy_of(&s.bytes))
@@ -315,7 +329,7 @@ impl Qcow2 {
         let mut writes = Vec::new();
         for (l1_index, table) in &frozen.new_tables {
             let slices = by_table.get(l1_index).map_or(&[][..], Vec::as_slice);
-            if table.source.is_none() && table.content == crate::qcow2::space::Content::Fresh {
+            if table.source.is_none() && table.content.is_fresh() {
                 writes.extend(blocks_of(slices.iter().copied(), self.l2.block_bytes(), |key| {
                     table.host + key % per_table * slice_bytes as u64
                 }));
@@ -455,13 +469,17 @@ impl Qcow2 {
     fn restore(&self, frozen: Frozen) {
         if sabotage::is(Fault::ForgetFailedCommit) {
             self.thaw(&frozen);
+            self.releases.fetch_sub(usize::from(!frozen.freed.is_empty()), AcqRel);
             return;
         }
         self.l2.thaw(&frozen.l2, Written::Failed);
         self.refcounts.cache.thaw(&frozen.refcounts, Written::Failed);
         frozen.l1.table.refreeze(&frozen.l1_blocks);
         frozen.reftable.table.refreeze(&frozen.reftable_blocks);
-        self.freed().extend(frozen.freed);
+        if !frozen.freed.is_empty() {
+            self.freed().extend(frozen.freed);
+            self.releases.fetch_sub(1, AcqRel);
+        }
         if frozen.needs_data_barrier {
             self.needs_data_barrier.store(true, Relaxed);
         }

@@ -80,15 +80,47 @@ pub(crate) fn new_header(options: &CreateOptions, size: u64) -> Result<Header> {
     Ok(header)
 }
 
+/// Whether a new image is one to everybody from the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Magic {
+    Written,
+    /// Zeroes stand in its place.
+    Withheld,
+}
+
+/// Makes an empty image in `file`; what is in it is lost. `options` has the size.
+pub(crate) async fn in_file(
+    worker: &Worker,
+    file: &File,
+    options: &CreateOptions,
+    magic: Magic,
+) -> Result<()> {
+    let size = options.size.and_then(|size| size.checked_next_multiple_of(512)).ok_or_else(|| {
+        Error::new(ErrorKind::InvalidArgument, "Image creation needs a size parameter").on(file.path())
+    })?;
+    let header = new_header(options, size).map_err(|e| e.on(file.path()))?;
+    write_empty(worker, file, header, magic).await
+}
+
 /// Writes the structures of an empty image into `file`, which is empty.
-pub(crate) async fn write_empty(worker: &Worker, file: &File, mut header: Header) -> Result<()> {
+pub(crate) async fn write_empty(
+    worker: &Worker,
+    file: &File,
+    mut header: Header,
+    magic: Magic,
+) -> Result<()> {
     let path = file.path();
     let invalid = |e: FormatError| format_error(path, &e);
     let geometry = header.geometry();
     let layout =
         FreshLayout::plan(header.virtual_size(), &geometry, layout::Preallocation::Off).map_err(invalid)?;
     layout.apply_to(&mut header);
-    let encoded = header.encode().map_err(invalid)?;
+    let mut encoded = header.encode().map_err(invalid)?;
+    if magic == Magic::Withheld {
+        encoded[..4].fill(0);
+    }
+    // A whole block, as everything else is written.
+    encoded.resize(encoded.len().next_multiple_of(geometry.cluster_size().min(4096) as usize), 0);
     let put = async |offset: u64, bytes: &[u8]| {
         let (result, _) = worker.write(file, offset, IoBuf::copy_of(bytes).into()).await;
         result.map_err(|e| Error::from(e).on(path))

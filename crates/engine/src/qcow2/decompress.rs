@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use zebu_qcow2::CompressedRange;
+use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{IoBuf, IoBufs, Worker};
 
 /// Bytes of inflated clusters kept for a chain, however many images it has.
@@ -152,6 +153,9 @@ impl ClusterCache {
 
     /// Forgets streams that touch these host clusters.
     pub(crate) fn forget(&self, clusters: &Range<u64>, cluster_bits: u32) {
+        if sabotage::is(Fault::KeepInflated) {
+            return;
+        }
         let (start, end) = (clusters.start << cluster_bits, clusters.end << cluster_bits);
         // A descriptor reaches over two clusters at most.
         let first = start.saturating_sub(2 << cluster_bits);
@@ -193,7 +197,7 @@ impl Qcow2 {
         let cluster = guest >> self.geometry.cluster_bits;
         let (input, skip) = match self.gathered_bytes(worker, cluster, stream.offset.0).await? {
             Some(bytes) => (IoBuf::copy_of(&bytes).into(), 0),
-            None => self.read_stream(worker, stream, guest).await?,
+            None => self.read_stream(worker, stream.offset.0..stream.end().0, guest).await?,
         };
         let (compression, cluster) = (self.compression, self.geometry.cluster_size() as usize);
         let work = Work::Inflate { compression, input, skip, cluster, output: self.clusters.buffer() };
@@ -211,21 +215,21 @@ impl Qcow2 {
         Ok(bytes)
     }
 
-    /// The bytes of a stream in the file, behind some that don't belong to it.
-    async fn read_stream(
+    /// The bytes of a stream in the file (host offsets), behind some that don't belong to it.
+    pub(super) async fn read_stream(
         &self,
         worker: &Worker,
-        stream: CompressedRange,
+        stream: Range<u64>,
         guest: u64,
     ) -> Result<(IoBufs, usize)> {
         // Whole blocks of the file, so that O_DIRECT needs no second buffer.
         let block = u64::from(self.file.alignment().offset.max(self.file.alignment().length)).max(1);
-        let start = stream.offset.0 / block * block;
-        let end = stream.end().0.next_multiple_of(block);
+        let start = stream.start / block * block;
+        let end = stream.end.next_multiple_of(block);
         let (result, bufs) =
             worker.read(&self.file, start, worker.buffer((end - start) as usize).into()).await;
         result.map_err(|e| Error::from(e).on(&self.path).at_guest(guest))?;
-        Ok((bufs, (stream.offset.0 - start) as usize))
+        Ok((bufs, (stream.start - start) as usize))
     }
 }
 

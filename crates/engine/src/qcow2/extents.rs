@@ -11,6 +11,7 @@ use crate::sync::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
+use std::time::Instant;
 
 const SHARDS: usize = crate::sync::spread(64);
 /// Bytes of an entry, with what a tree's nodes keep free.
@@ -98,6 +99,8 @@ struct Tree {
     /// Where the search for an entry to replace goes on.
     cursor: u64,
     hits: u64,
+    /// The hits there were when it was last looked whether the tree is used.
+    hits_seen: u64,
 }
 
 #[repr(align(128))]
@@ -119,6 +122,8 @@ pub(crate) struct Extents {
     /// Entries that memory is there for.
     paid: AtomicU64,
     used: AtomicU64,
+    /// When it was last looked which trees are used.
+    tidied: Mutex<Instant>,
 }
 
 impl Extents {
@@ -133,6 +138,7 @@ impl Extents {
             store,
             paid: AtomicU64::new(0),
             used: AtomicU64::new(0),
+            tidied: Mutex::new(Instant::now()),
         }
     }
 
@@ -261,14 +267,54 @@ impl Extents {
     /// Forgets everything, and gives the memory back.
     pub(crate) fn clear(&self) {
         for shard in &self.shards {
-            let mut tree = lock(shard);
-            self.used.fetch_sub(tree.entries.len() as u64, Relaxed);
-            tree.entries = BTreeMap::new();
-            shard.len.store(0, Relaxed);
+            self.empty(shard, &mut lock(shard));
         }
+        self.give_back();
+    }
+
+    fn empty(&self, shard: &Shard, tree: &mut Tree) {
+        self.used.fetch_sub(tree.entries.len() as u64, Relaxed);
+        tree.entries = BTreeMap::new();
+        shard.len.store(0, Relaxed);
+    }
+
+    /// Gives back the memory of entries that are not there. True if there was any.
+    fn give_back(&self) -> bool {
         let used = self.used.load(Relaxed);
         let free = self.paid.swap(used, Relaxed).saturating_sub(used);
         self.store.budget.give_back_index(free * ENTRY_COST);
+        free > 0
+    }
+
+    /// Gives up the trees in which nothing was found since it last did so, if that is long enough ago. True if memory came
+    /// free.
+    pub(crate) fn tidy(&self, now: Instant) -> bool {
+        let interval = self.store.interval();
+        if interval.is_zero() {
+            return false;
+        }
+        {
+            let mut tidied = self.tidied.lock().unwrap_or_else(PoisonError::into_inner);
+            if now.saturating_duration_since(*tidied) < interval {
+                return false;
+            }
+            *tidied = now;
+        }
+        for shard in &self.shards {
+            let mut tree = lock(shard);
+            if tree.hits == tree.hits_seen {
+                self.empty(shard, &mut tree);
+            }
+            tree.hits_seen = tree.hits;
+        }
+        self.give_back()
+    }
+
+    /// Gives up everything if it takes more than its share of the budget, which has become smaller.
+    pub(crate) fn shrink_to_budget(&self) {
+        if self.store.budget.index_is_full(0) {
+            self.clear();
+        }
     }
 
     /// Lookups that found a run.

@@ -22,6 +22,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Release};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
+use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{IoBuf, IoBufs};
 
 /// What the format and the file say about packing.
@@ -87,14 +88,15 @@ pub(crate) enum Added {
 }
 
 /// Where the bytes of a stream are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Place {
     /// They were copied from memory.
     Memory,
     /// Some are being written.
     BeingWritten,
-    /// Some are in the file and some in the segment that is being filled.
-    Split,
+    /// These (host offsets) are in the file; the others, of a part that comes later or failed, were copied to their
+    /// places.
+    Split(Range<u64>),
     /// In the file: linked, or written and not linked yet.
     File,
 }
@@ -159,7 +161,9 @@ impl Segment {
     fn next_start(&self, rules: &Rules) -> u64 {
         let cluster = self.filled >> self.bits;
         match self.counts.get((cluster - self.first) as usize) {
-            Some(count) if count.streams >= rules.refcount_max => (cluster + 1) << self.bits,
+            Some(count) if count.streams >= rules.refcount_max && !sabotage::is(Fault::PackTooMany) => {
+                (cluster + 1) << self.bits
+            }
             _ => self.filled,
         }
     }
@@ -225,7 +229,7 @@ impl Segment {
                 (true, 0, _) => {
                     // Zeroes may have been written there, behind the last stream of a block.
                     let written = cluster << self.bits < upto;
-                    let then = if written { AfterFree::Reuse } else { AfterFree::Untouched(self.content) };
+                    let then = if written { AfterFree::Reuse } else { AfterFree::unused(self.content) };
                     part.unused.push((cluster..cluster + 1, then));
                 }
                 (true, _, 0) => part.unused.push((cluster..cluster + 1, AfterFree::Reuse)),
@@ -295,6 +299,22 @@ impl State {
         }
         self.under_way.insert(part.number);
         Some(part)
+    }
+
+    /// The bytes at host offset `from` that wait to be written, or the first ones behind it: a run of them with its host
+    /// offset.
+    fn memory_from(&self, from: u64) -> Option<(u64, &[u8])> {
+        let open = self.open.iter().map(|segment| (segment.base, std::slice::from_ref(&segment.buf)));
+        let failed = self.failed.iter().map(|(part, _)| (part.host, &part.bytes.0[..]));
+        let runs = open.chain(failed).flat_map(|(host, bufs)| {
+            // A part is one buffer, unless a failed write gave it back in pieces.
+            bufs.iter().scan(host, |at, buf| {
+                let start = *at;
+                *at += buf.len() as u64;
+                Some((start, buf.as_slice()))
+            })
+        });
+        runs.filter(|(start, bytes)| start + bytes.len() as u64 > from).min_by_key(|(start, _)| *start)
     }
 
     /// Ends the segment that is being filled; what of its memory the part does not hold is given up.
@@ -379,7 +399,7 @@ impl Gatherer {
         self.unlinked.store(state.streams.len(), Release);
     }
 
-    /// Copies the stream of guest cluster `guest` that starts at host offset `offset`, if it is in memory.
+    /// Copies what of the stream of guest cluster `guest` that starts at host offset `offset` is in memory.
     pub(crate) fn copy_stream(&self, guest: u64, offset: u64, out: &mut Vec<u8>) -> Place {
         out.clear();
         if self.unlinked.load(Acquire) == 0 {
@@ -390,40 +410,32 @@ impl Gatherer {
             return Place::File;
         };
         let end = offset + stream.len;
-        let in_memory = |at: u64| {
-            let open = state.open.iter().map(|segment| (segment.base, std::slice::from_ref(&segment.buf)));
-            let failed = state.failed.iter().map(|(part, _)| (part.host, &part.bytes.0[..]));
-            open.chain(failed).find_map(|(host, bufs)| {
-                // A part is one buffer, unless a failed write gave it back in pieces.
-                let mut start = host;
-                for buf in bufs {
-                    if at >= start && at < start + buf.len() as u64 {
-                        return buf.as_slice().get((at - start) as usize..);
-                    }
-                    start += buf.len() as u64;
-                }
-                None
-            })
-        };
+        let mut elsewhere: Option<Range<u64>> = None;
         let mut at = offset;
         while at < end {
-            let Some(bytes) = in_memory(at) else {
-                // Parts under way hold their bytes themselves.
-                let open = state
-                    .open
-                    .as_ref()
-                    .is_some_and(|segment| (segment.base..segment.filled).contains(&(end - 1)));
-                return match (state.under_way.is_empty(), open) {
-                    (false, _) => Place::BeingWritten,
-                    (true, true) => Place::Split,
-                    (true, false) => Place::File,
-                };
-            };
-            let take = bytes.len().min((end - at) as usize);
-            out.extend_from_slice(bytes.get(..take).unwrap_or_default());
-            at += take as u64;
+            let memory = state.memory_from(at).filter(|(start, _)| *start < end);
+            if let Some((start, bytes)) = memory
+                && start <= at
+            {
+                let bytes = bytes.get((at - start) as usize..).unwrap_or_default();
+                let take = bytes.len().min((end - at) as usize);
+                out.extend_from_slice(bytes.get(..take).unwrap_or_default());
+                at += take as u64;
+                continue;
+            }
+            // A stream has two parts at most: what is not in memory is its beginning or its end.
+            let next = memory.map_or(end, |(start, _)| start);
+            elsewhere = Some(elsewhere.map_or(at, |range| range.start)..next);
+            out.resize((next - offset) as usize, 0);
+            at = next;
         }
-        Place::Memory
+        match elsewhere {
+            None => Place::Memory,
+            // Parts under way hold their bytes themselves.
+            Some(_) if !state.under_way.is_empty() => Place::BeingWritten,
+            Some(range) if range == (offset..end) => Place::File,
+            Some(range) => Place::Split(range),
+        }
     }
 
     /// Takes everything that waits to be written, in the order in which it was packed, and the number of the last part
@@ -742,5 +754,60 @@ mod tests {
         }
         assert_eq!(model.linked.len(), 1);
         assert_eq!(gatherer.poll_memory(1 << 30, Waker::noop()), Poll::Ready(false));
+    }
+
+    const TWO_CLUSTERS: Rules =
+        Rules { cluster_bits: 16, refcount_max: 65535, offset_end: 1 << 50, block: 4096 };
+
+    /// Packs the streams of guest clusters 3 and 4; the latter reaches from host cluster 8 into 9. The part with its
+    /// beginning, and its offset.
+    fn pack_across(gatherer: &Gatherer, model: &mut Model) -> (Part, u64) {
+        let mut supply = Supply { next: 8, bits: 16, clusters: 1, given: Vec::new() };
+        model.refcounts.extend([(8, 1), (9, 1)]);
+        let mut add =
+            |guest, fill| gatherer.add(guest, &vec![fill; 40_000], &TWO_CLUSTERS, || Some(supply.room()));
+        assert!(matches!(add(3, 1), Added::Done(None)));
+        let Added::Done(Some(head)) = add(4, 2) else { panic!("it begins in the first cluster") };
+        (*head, gatherer.stream(4).unwrap().offset)
+    }
+
+    #[test]
+    fn a_stream_whose_end_could_not_be_written_is_read_from_both_places() {
+        let (gatherer, mut model, rules) = (Gatherer::default(), Model::default(), TWO_CLUSTERS);
+        let (head, offset) = pack_across(&gatherer, &mut model);
+        let mut bytes = Vec::new();
+        assert_eq!(gatherer.copy_stream(4, offset, &mut bytes), Place::BeingWritten);
+        model.write(&gatherer, head, &rules);
+        let in_file = offset..9 << 16;
+        for tail in ["is to be written", "could not be written"] {
+            assert_eq!(
+                gatherer.copy_stream(4, offset, &mut bytes),
+                Place::Split(in_file.clone()),
+                "the end {tail}"
+            );
+            assert_eq!(bytes.len(), 40_000);
+            assert!(bytes[(in_file.end - in_file.start) as usize..].iter().all(|byte| *byte == 2));
+            for part in gatherer.take_all(&rules).0 {
+                gatherer.end(part, Err(Error::new(crate::ErrorKind::NoSpace, "full")));
+            }
+        }
+        for part in gatherer.take_all(&rules).0 {
+            model.write(&gatherer, part, &rules);
+        }
+        assert_eq!(gatherer.copy_stream(4, offset, &mut bytes), Place::File);
+        assert_eq!(model.linked.len(), 2);
+    }
+
+    #[test]
+    fn a_stream_whose_beginning_could_not_be_written_is_read_from_both_places() {
+        let (gatherer, mut model, rules) = (Gatherer::default(), Model::default(), TWO_CLUSTERS);
+        let (head, offset) = pack_across(&gatherer, &mut model);
+        for part in gatherer.take_all(&rules).0 {
+            model.write(&gatherer, part, &rules);
+        }
+        gatherer.end(head, Err(Error::new(crate::ErrorKind::NoSpace, "full")));
+        let mut bytes = Vec::new();
+        assert_eq!(gatherer.copy_stream(4, offset, &mut bytes), Place::Split(9 << 16..offset + 40_000));
+        assert!(bytes[..((9 << 16) - offset) as usize].iter().all(|byte| *byte == 2));
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::qcow2::extents::{MIN_UNITS, Place, PlaceKind};
 use crate::qcow2::index::{ChainIndex, DerivedFrom};
+use crate::qcow2::metadata_map::Metadata;
 use crate::qcow2::slices::{Pattern, Slice};
 use crate::qcow2::state::Qcow2;
 use crate::{Error, ErrorKind, Result};
@@ -286,6 +287,14 @@ impl Qcow2 {
         {
             let message = "L2 table lies outside the file; run zebu check";
             return Err(Error::new(ErrorKind::Corrupt, message).on(&self.path).at_host(offset));
+        }
+        if new_table.is_none() {
+            let cluster = offset >> self.geometry.cluster_bits;
+            let there = self.metadata.overlap(cluster..cluster + 1);
+            if let Some((_, what)) = there.filter(|(_, what)| *what != Metadata::ActiveL2) {
+                let message = format!("L2 table lies where the {} is; run zebu check", what.name());
+                return Err(Error::new(ErrorKind::Corrupt, message).on(&self.path).at_host(offset));
+            }
         }
         let (result, bufs) = worker.read(&self.file, offset, worker.buffer(bytes).into()).await;
         result.map_err(|e| Error::from(e).on(&self.path))?;

@@ -6,12 +6,16 @@
 use crate::qcow2::store::SliceStore;
 use crate::sync::{RwLock, RwLockWriteGuard};
 use foldhash::fast::FixedState;
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
 /// Bytes of a place for a cluster in the table.
 const PLACE_BYTES: u64 = 24;
+
+/// Host clusters, by number.
+pub(crate) type Clusters = HashSet<u64, FixedState>;
 
 /// What a host cluster holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -76,6 +80,22 @@ impl MetadataMap {
         self.store.budget.take_for_tables((map.capacity() - before) as u64 * PLACE_BYTES);
     }
 
+    /// Adds clusters of tables; gives those of them that hold something else, too, or come twice. What was known of a place
+    /// stays known.
+    pub(crate) fn insert_tables(&self, tables: impl Iterator<Item = u64>, what: Metadata) -> Clusters {
+        let mut map = self.write();
+        let before = map.capacity();
+        let mut twice = Clusters::default();
+        for cluster in tables {
+            match map.entry(cluster) {
+                Entry::Vacant(place) => drop(place.insert(what)),
+                Entry::Occupied(_) => drop(twice.insert(cluster)),
+            }
+        }
+        self.store.budget.take_for_tables((map.capacity() - before) as u64 * PLACE_BYTES);
+        twice
+    }
+
     /// Removes clusters.
     pub(crate) fn remove(&self, clusters: Range<u64>) {
         let mut map = self.write();
@@ -111,5 +131,8 @@ mod tests {
         assert_eq!(map.overlap(5..20), Some((7, Metadata::ActiveL2)));
         map.remove(7..8);
         assert_eq!(map.overlap(5..20), Some((8, Metadata::ActiveL2)));
+        let twice = map.insert_tables([0, 30, 31, 30].into_iter(), Metadata::RefcountBlock);
+        assert_eq!(twice, [0, 30].into_iter().collect());
+        assert_eq!(map.overlap(0..1), Some((0, Metadata::Header)));
     }
 }

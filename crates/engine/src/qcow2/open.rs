@@ -2,6 +2,7 @@
 
 use crate::options::{Access, OpenOptions, Purpose};
 use crate::qcow2::bitmaps::Bitmaps;
+use crate::qcow2::create::Magic;
 use crate::qcow2::decompress::{ClusterCache, InflatedClusters};
 use crate::qcow2::epochs::Epochs;
 use crate::qcow2::gather::Gatherer;
@@ -17,10 +18,12 @@ use crate::qcow2::state::{L1, Qcow2};
 use crate::qcow2::store::{Class, SLOT_OVERHEAD, SliceStore};
 use crate::qcow2::top_table::TopTable;
 use crate::{Error, ErrorKind, Result};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Acquire};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use zebu_qcow2::header::MAGIC;
 use zebu_qcow2::snapshot::{self, ParsedTable, SnapshotEntry};
 use zebu_qcow2::{Autoclear, FormatError, Header, L1Entry, bitmap};
 use zebu_storage::{File, FileKind, Worker};
@@ -82,13 +85,25 @@ pub(crate) async fn read_bytes(worker: &Worker, file: &File, offset: u64, len: u
 
 /// Reads and checks the header and the small tables.
 pub(crate) async fn parse(worker: &Worker, file: &File, purpose: zebu_qcow2::Purpose) -> Result<Parsed> {
+    parse_with(worker, file, purpose, Magic::Written).await
+}
+
+/// The same for an image that may have no magic number yet.
+pub(crate) async fn parse_with(
+    worker: &Worker,
+    file: &File,
+    purpose: zebu_qcow2::Purpose,
+    magic: Magic,
+) -> Result<Parsed> {
     let path = file.path();
     let first = read_bytes(worker, file, 0, 4096).await?;
+    let first = with_magic(&first, magic);
     let in_file = (file.len().min(4096) as usize).min(first.len());
     let prefix = Header::prefix(&first[..in_file]).map_err(|e| format_error(path, &e))?;
     let cluster = prefix.cluster_size() as usize;
     let first_cluster = read_bytes(worker, file, 0, cluster).await?;
-    let (header, _warnings) = Header::parse(&first_cluster, purpose).map_err(|e| format_error(path, &e))?;
+    let (header, _warnings) =
+        Header::parse(&with_magic(&first_cluster, magic), purpose).map_err(|e| format_error(path, &e))?;
     let mut first_block = first_cluster;
     first_block.truncate(4096);
     let (snapshots, snapshots_len) = read_snapshots(worker, file, &header, purpose).await?;
@@ -108,6 +123,17 @@ pub(crate) async fn parse(worker: &Worker, file: &File, purpose: zebu_qcow2::Pur
         None => Vec::new(),
     };
     Ok(Parsed { header, first_block, snapshots, snapshots_len, bitmaps })
+}
+
+/// The beginning of a file with the magic number, which may not be there yet.
+fn with_magic(bytes: &[u8], magic: Magic) -> Cow<'_, [u8]> {
+    let mut bytes = Cow::Borrowed(bytes);
+    if magic == Magic::Withheld
+        && let Some(place) = bytes.to_mut().get_mut(..4)
+    {
+        place.copy_from_slice(&MAGIC.to_be_bytes());
+    }
+    bytes
 }
 
 pub(crate) async fn read_snapshots(
@@ -279,11 +305,13 @@ impl Qcow2 {
             compress: options.compress.clone(),
             grace: crate::qcow2::grace::Grace::default(),
             freed: Mutex::default(),
+            is_roomy: AtomicBool::new(true),
             releases: AtomicUsize::new(0),
             needs_data_barrier: AtomicBool::new(false),
             commit: Epochs::default(),
             poison: Mutex::default(),
             is_poisoned: AtomicBool::new(false),
+            claimed_twice: OnceLock::new(),
             first_write_done: AtomicBool::new(false),
             metadata_prepared: AtomicBool::new(false),
             first_write_gate: crate::gate::Gate::default(),
@@ -314,7 +342,11 @@ impl Qcow2 {
         if let Some(ext) = header.bitmaps() {
             self.note_metadata(ext.directory_offset.0, ext.directory_size, Metadata::BitmapDirectory);
         }
-        let clusters = self.file.len().div_ceil(cluster);
+        let clusters = match self.file.kind() {
+            // No table fits into what is left at the end of a device.
+            FileKind::BlockDevice => self.file.len() / cluster,
+            _ => self.file.len().div_ceil(cluster),
+        };
         let mut space = self.space();
         space.file_clusters = clusters;
         space.clusters_at_open = clusters;
@@ -370,10 +402,14 @@ impl Qcow2 {
         read_table(worker, &self.file, offset, &table).await?;
         let bits = self.geometry.cluster_bits;
         let blocks = table.iter_set().filter_map(|(_, entry)| zebu_qcow2::RefTableEntry(entry).block());
-        self.metadata.insert_all(blocks.map(|block| block.0 >> bits), Metadata::RefcountBlock);
+        let mut claimed_twice =
+            self.metadata.insert_tables(blocks.map(|block| block.0 >> bits), Metadata::RefcountBlock);
         let l1 = self.l1();
         let tables = l1.table.iter_set().filter_map(|(_, entry)| L1Entry(entry).table());
-        self.metadata.insert_all(tables.map(|table| table.0 >> bits), Metadata::ActiveL2);
+        claimed_twice
+            .extend(self.metadata.insert_tables(tables.map(|table| table.0 >> bits), Metadata::ActiveL2));
+        // Made once: nothing is there yet.
+        let _ = self.claimed_twice.set(claimed_twice);
         let reftable = RefTable { table, offset: AtomicU64::new(offset), moved: AtomicBool::new(false) };
         *self.refcounts.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(reftable);
         self.l2.store.shrink_to_budget();

@@ -81,7 +81,12 @@ impl Qcow2 {
             Error::new(ErrorKind::Corrupt, format!("{e}; run zebu check -r all")).on(&self.path)
         })?;
         let Some(block) = block else { return Ok(vec![0; slice_bytes].into()) };
+        self.check_own(block.0, Metadata::RefcountBlock)?;
         let offset = block.0 + key % self.slices_per_refblock() * slice_bytes as u64;
+        if offset >= self.file.len().next_multiple_of(self.geometry.cluster_size()) {
+            let message = "refcount block lies outside the file; run zebu check -r all";
+            return Err(Error::new(ErrorKind::Corrupt, message).on(&self.path).at_host(offset));
+        }
         let (result, bufs) = worker.read(&self.file, offset, worker.buffer(slice_bytes).into()).await;
         result.map_err(|e| Error::from(e).on(&self.path))?;
         let mut bytes = vec![0; slice_bytes];

@@ -85,12 +85,24 @@ impl Qcow2 {
 
     /// Waits until no release is under way.
     pub(crate) async fn releases_done(&self) {
+        self.released_until(|| self.releases.load(Acquire) == 0).await;
+    }
+
+    /// Waits until more than `released` clusters were released since the open, or nothing is on its way. (Where one
+    /// commit follows the other, a release is always under way.)
+    pub(crate) async fn some_are_released(&self, released: u64) {
+        let is_enough =
+            || self.clusters_released.load(Acquire) != released || self.releases.load(Acquire) == 0;
+        self.released_until(is_enough).await;
+    }
+
+    async fn released_until(&self, is_enough: impl Fn() -> bool) {
         poll_fn(|cx| {
-            if self.releases.load(Acquire) == 0 {
+            if is_enough() {
                 return Poll::Ready(());
             }
             self.commit.wake_me(cx.waker());
-            if self.releases.load(Acquire) == 0 { Poll::Ready(()) } else { Poll::Pending }
+            if is_enough() { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
     }

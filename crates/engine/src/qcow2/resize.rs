@@ -1,11 +1,14 @@
 //! Changing the size of the virtual disk. The size in the header changes last.
 
+use crate::jobs::JobControl;
 use crate::node::Node;
 use crate::options::{Preallocation, Shrink, ZeroMode};
 use crate::qcow2::header_block::{Patch, field};
 use crate::qcow2::metadata_map::Metadata;
+use crate::qcow2::space::Content;
 use crate::qcow2::state::{AfterFree, L1, Qcow2};
 use crate::{Error, ErrorKind, Result};
+use std::ops::Range;
 use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, PoisonError};
 use zebu_qcow2::{Version, limits};
@@ -21,6 +24,7 @@ impl Qcow2 {
         new_size: u64,
         shrink: Shrink,
         preallocation: Preallocation,
+        control: &JobControl,
     ) -> Result<()> {
         // What is derived ends at the old end of the disk.
         if let Some(index) = &self.index {
@@ -53,7 +57,7 @@ impl Qcow2 {
             self.bitmaps.mark(new_size, old_size - new_size);
             self.shrink(node, worker, new_size).await?;
         } else {
-            self.grow_disk(node, worker, old_size, new_size, preallocation).await?;
+            self.grow_disk(node, worker, old_size, new_size, preallocation, control).await?;
         }
         self.resize_bitmaps().await;
         Ok(())
@@ -66,6 +70,7 @@ impl Qcow2 {
         old_size: u64,
         new_size: u64,
         preallocation: Preallocation,
+        control: &JobControl,
     ) -> Result<()> {
         let too_big = || {
             let message =
@@ -80,15 +85,28 @@ impl Qcow2 {
         if entries > self.l1().table.len() as u64 {
             self.grow_l1(worker, entries).await?;
         }
+        let mut external = Content::Recycled;
         if let Some(data_file) = &self.data_file
             && data_file.kind() != FileKind::BlockDevice
-            && data_file.len() < new_size
         {
-            worker.set_len(data_file, new_size).await.map_err(|e| Error::from(e).on(data_file.path()))?;
+            if data_file.len() <= old_size {
+                external = Content::Fresh;
+            }
+            if data_file.len() < new_size {
+                worker.set_len(data_file, new_size).await.map_err(|e| Error::from(e).on(data_file.path()))?;
+            }
         }
         self.size.store(new_size, Release);
         let grown = async {
-            self.fill_growth(node, worker, old_size, new_size, preallocation).await?;
+            let filled =
+                self.fill_growth(node, worker, old_size..new_size, preallocation, external, control).await;
+            let first_new = old_size.next_multiple_of(self.geometry.cluster_size());
+            if filled.is_err() && preallocation != Preallocation::Off && first_new < new_size {
+                // The header still has the old size: nobody would find what was set aside past it. Should this fail,
+                // the first error tells more.
+                let _ = self.drop_mapping(node, worker, first_new..new_size).await;
+            }
+            filled?;
             self.write_size(worker, new_size).await
         }
         .await;
@@ -104,10 +122,12 @@ impl Qcow2 {
         self: &Arc<Self>,
         node: &Node,
         worker: &Worker,
-        old_size: u64,
-        new_size: u64,
+        growth: Range<u64>,
         preallocation: Preallocation,
+        external: Content,
+        control: &JobControl,
     ) -> Result<()> {
+        let Range { start: old_size, end: new_size } = growth.clone();
         let backed = node.backing.as_ref().map_or(0, |backing| backing.virtual_size());
         let cluster_end = old_size.next_multiple_of(self.geometry.cluster_size());
         let zero_to = backed.max(cluster_end).min(new_size);
@@ -115,8 +135,7 @@ impl Qcow2 {
             self.write_zeroes(node, worker, old_size, zero_to - old_size, ZeroMode::Unmap).await?;
         }
         if preallocation != Preallocation::Off {
-            let start = self.geometry.cluster_start(old_size);
-            self.preallocate(node, worker, start..new_size, preallocation).await?;
+            self.preallocate(node, worker, growth, preallocation, external, control).await?;
         }
         Ok(())
     }

@@ -337,6 +337,7 @@ impl LoadTicket<'_> {
             return;
         }
         shard.insert(self.cache.id(self.key), Slice::new(bytes));
+        self.cache.store.note_added(self.cache.class, self.cache.slice_cost());
         drop(shard);
         room.keep(self.cache.slice_cost());
         // The drop of the ticket wakes those who wait.

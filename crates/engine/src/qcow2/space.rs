@@ -16,6 +16,9 @@ pub(crate) enum Content {
     Punched,
     /// Zeroes: nobody wrote it since this opening grew the file by it.
     Fresh,
+    /// As fresh space, and the file system has set room aside for it. Only a window holds it: what it leaves over is
+    /// punched.
+    Reserved,
 }
 
 impl Content {
@@ -23,7 +26,16 @@ impl Content {
     pub(crate) fn reads_zero(self) -> bool {
         self != Content::Recycled || sabotage::is(Fault::RecycledIsFresh)
     }
+
+    /// Whether it reads as zero after a crash as well.
+    pub(crate) fn is_fresh(self) -> bool {
+        matches!(self, Content::Fresh | Content::Reserved)
+    }
 }
+
+/// Free runs at most: memory does not grow with how scattered free space is. A run beyond them is forgotten until the image
+/// is opened again.
+pub(crate) const MAX_RUNS: usize = 1 << 15;
 
 /// Free runs, by start; runs of equal content that touch are one.
 #[derive(Debug, Default)]
@@ -48,6 +60,7 @@ impl FreeSpace {
         }
         let Range { mut start, mut end } = run;
         self.total += end - start;
+        let entries = self.runs.len();
         if let Some((&before, &(before_end, before_content))) = self.runs.range(..start).next_back() {
             debug_assert!(before_end <= start, "cluster {start} freed twice");
             if before_end == start && before_content == content {
@@ -61,7 +74,26 @@ impl FreeSpace {
             self.runs.remove(&end);
             end = after_end;
         }
-        self.runs.insert(start, (end, content));
+        if entries < MAX_RUNS || self.runs.len() < entries || self.forget_shorter_than(end - start) {
+            self.runs.insert(start, (end, content));
+        } else {
+            self.total -= end - start;
+        }
+    }
+
+    /// Whether there are as many runs as there may be.
+    pub(crate) fn is_full(&self) -> bool {
+        self.runs.len() >= MAX_RUNS
+    }
+
+    /// Forgets a run of those that are looked at first if it is shorter than `clusters`. Long ones are worth the most:
+    /// what the file has just grown by is one.
+    fn forget_shorter_than(&mut self, clusters: u64) -> bool {
+        let first = self.runs.iter().take(64).map(|(&start, &(end, _))| (end - start, start));
+        let Some((len, start)) = first.min().filter(|(len, _)| *len < clusters) else { return false };
+        self.runs.remove(&start);
+        self.total -= len;
+        true
     }
 
     /// Adds what of `run` is not free yet.
@@ -154,11 +186,13 @@ impl FreeSpace {
 /// What a stream of allocations is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stream {
-    /// Guest data; the guest cluster that follows the last allocation.
+    /// Guest data that follows what was written last; the guest cluster that comes next.
     Data {
         /// Guest cluster number.
         next_guest_cluster: u64,
     },
+    /// Guest data that follows nothing.
+    Scattered,
     /// L2 tables and other tables.
     Metadata,
     /// Streams of compressed clusters, packed one behind the other.
@@ -169,6 +203,8 @@ pub(crate) enum Stream {
 #[derive(Debug)]
 pub(crate) struct Window {
     pub(crate) stream: Stream,
+    /// The first host cluster that it had.
+    first: u64,
     /// What is left.
     pub(crate) range: Range<u64>,
     pub(crate) content: Content,
@@ -177,14 +213,23 @@ pub(crate) struct Window {
     last_used: u64,
 }
 
-/// Data windows at most: as many streams stay contiguous.
+/// Windows of sequential streams at most: as many stay contiguous at once.
 const MAX_DATA_WINDOWS: usize = 8;
+/// Ends of scattered allocations that are remembered: what goes on at one of them is a stream.
+const RECENT_ENDS: usize = 32;
+/// Guest clusters by which a request may be ahead of its stream, or behind: those of a queue don't come in order.
+const NEAR_STREAM: u64 = 64;
+/// The same for one that may begin a stream.
+const NEAR_END: u64 = 4;
 
 /// All windows.
 #[derive(Debug, Default)]
 pub(crate) struct Windows {
     windows: Vec<Window>,
     clock: u64,
+    /// A ring, and the place in it that is written next.
+    recent_ends: Vec<u64>,
+    next_end: usize,
 }
 
 /// Clusters handed out.
@@ -198,48 +243,58 @@ pub(crate) struct Allocated {
 
 impl Windows {
     /// Hands out up to `count` clusters that follow each other, for guest data from `guest_cluster` on. `None`: the
-    /// stream needs a new window.
+    /// stream ([`Windows::stream_of`]) needs a new window.
     pub(crate) fn take_data(&mut self, guest_cluster: u64, count: u64) -> Option<Allocated> {
-        let index = self.data_window(guest_cluster)?;
+        let stream = self.stream_of(guest_cluster);
         self.clock += 1;
         let clock = self.clock;
-        let window = self.windows.get_mut(index)?;
+        // A stream that catches up with another has two windows.
+        let window = self.windows.iter_mut().find(|w| w.stream == stream && !w.range.is_empty())?;
         let allocated = cut(window, count)?;
-        let taken = allocated.range.end - allocated.range.start;
-        window.stream = Stream::Data { next_guest_cluster: guest_cluster + taken };
         window.last_used = clock;
+        let end = guest_cluster + (allocated.range.end - allocated.range.start);
+        match &mut window.stream {
+            Stream::Data { next_guest_cluster } => *next_guest_cluster = end.max(*next_guest_cluster),
+            _ => self.remember(end),
+        }
         Some(allocated)
     }
 
-    /// The window whose stream `guest_cluster` continues, else the one that any other allocation shares.
-    fn data_window(&self, guest_cluster: u64) -> Option<usize> {
-        let continues = self.windows.iter().position(|w| {
-            w.stream == Stream::Data { next_guest_cluster: guest_cluster } && !w.range.is_empty()
-        });
-        continues.or_else(|| {
-            let follows_an_empty_one =
-                self.windows.iter().any(|w| w.stream == Stream::Data { next_guest_cluster: guest_cluster });
-            if follows_an_empty_one {
-                return None;
+    /// The stream that guest data from `guest_cluster` on belongs to: one that has a window, or one that begins because
+    /// it goes on where a scattered allocation ended.
+    pub(crate) fn stream_of(&self, guest_cluster: u64) -> Stream {
+        let known = self.windows.iter().filter_map(|w| match w.stream {
+            Stream::Data { next_guest_cluster } => {
+                Some((next_guest_cluster.abs_diff(guest_cluster), w.stream))
             }
-            self.windows
-                .iter()
-                .enumerate()
-                .filter(|(_, w)| matches!(w.stream, Stream::Data { .. }) && !w.range.is_empty())
-                .min_by_key(|(_, w)| w.next_size)
-                .map(|(index, _)| index)
-        })
+            _ => None,
+        });
+        if let Some((_, stream)) = known.filter(|(by, _)| *by < NEAR_STREAM).min_by_key(|(by, _)| *by) {
+            return stream;
+        }
+        if self.recent_ends.iter().any(|end| end.abs_diff(guest_cluster) < NEAR_END) {
+            return Stream::Data { next_guest_cluster: guest_cluster };
+        }
+        Stream::Scattered
+    }
+
+    fn remember(&mut self, end: u64) {
+        match self.recent_ends.get_mut(self.next_end) {
+            Some(oldest) => *oldest = end,
+            None => self.recent_ends.push(end),
+        }
+        self.next_end = (self.next_end + 1) % RECENT_ENDS;
+    }
+
+    /// Whether there is something left for `stream`.
+    pub(crate) fn has(&self, stream: Stream) -> bool {
+        self.windows.iter().any(|w| w.stream == stream && !w.range.is_empty())
     }
 
     /// Hands out up to `count` clusters that follow each other, for streams. `None`: a new window is needed.
     pub(crate) fn take_compressed(&mut self, count: u64) -> Option<Allocated> {
         let window = self.windows.iter_mut().find(|w| w.stream == Stream::Compressed)?;
         cut(window, count)
-    }
-
-    /// Whether there are host clusters for streams.
-    pub(crate) fn has_compressed(&self) -> bool {
-        self.windows.iter().any(|w| w.stream == Stream::Compressed && !w.range.is_empty())
     }
 
     /// Hands out exactly `count` clusters for tables.
@@ -251,43 +306,35 @@ impl Windows {
         cut(window, count)
     }
 
-    /// Clusters that the next window for guest data from `guest_cluster` on should have.
-    pub(crate) fn next_data_size(&self, guest_cluster: u64, start: u64) -> u64 {
-        self.windows
-            .iter()
-            .filter(|w| matches!(w.stream, Stream::Data { .. }))
-            .find(|w| w.stream == Stream::Data { next_guest_cluster: guest_cluster })
-            .or_else(|| {
-                self.windows
-                    .iter()
-                    .filter(|w| matches!(w.stream, Stream::Data { .. }))
-                    .min_by_key(|w| w.next_size)
-            })
-            .map_or(start, |w| w.next_size)
-    }
-
-    /// Clusters that the next window of a stream other than guest data should have.
+    /// Clusters that the next window of a stream should have.
     pub(crate) fn next_size(&self, stream: Stream, start: u64) -> u64 {
         self.windows.iter().find(|w| w.stream == stream).map_or(start, |w| w.next_size)
+    }
+
+    /// The first host cluster of the window that `stream` has, used up or not, and what it held.
+    pub(crate) fn first_of(&self, stream: Stream) -> Option<(u64, Content)> {
+        self.windows.iter().find(|w| w.stream == stream).map(|w| (w.first, w.content))
     }
 
     /// Sets a new window up for `stream`; gives back what is left of the window it replaces, to be freed.
     pub(crate) fn install(&mut self, stream: Stream, space: Allocated, max: u64) -> Option<Allocated> {
         self.clock += 1;
         let len = space.range.end - space.range.start;
+        // A short run, the rest of something, is no reason to begin again with small ones.
+        let next_size = (len * 2).max(self.next_size(stream, 1)).min(max).max(1);
         let window = Window {
             stream,
+            first: space.range.start,
             range: space.range,
             content: space.content,
-            next_size: (len * 2).min(max).max(1),
+            next_size,
             last_used: self.clock,
         };
         let same_stream = self.windows.iter().position(|w| w.stream == stream);
-        let is_data = |w: &Window| matches!(w.stream, Stream::Data { .. });
-        let empty = || self.windows.iter().position(|w| is_data(w) && w.range.is_empty());
         let replaced = match stream {
-            Stream::Metadata | Stream::Compressed => same_stream,
-            Stream::Data { .. } => same_stream.or_else(empty).or_else(|| {
+            Stream::Scattered | Stream::Metadata | Stream::Compressed => same_stream,
+            Stream::Data { .. } => same_stream.or_else(|| {
+                let is_data = |w: &Window| matches!(w.stream, Stream::Data { .. });
                 let data = self.windows.iter().enumerate().filter(|(_, w)| is_data(w));
                 if data.clone().count() < MAX_DATA_WINDOWS {
                     return None;
@@ -313,9 +360,9 @@ impl Windows {
             .collect()
     }
 
-    /// Gives up to `count` clusters out of any window (out of space otherwise).
-    pub(crate) fn take_any(&mut self, count: u64) -> Option<Allocated> {
-        let window = self.windows.iter_mut().find(|w| !w.range.is_empty())?;
+    /// Gives `min` to `count` clusters out of any window (out of space otherwise).
+    pub(crate) fn take_any(&mut self, count: u64, min: u64) -> Option<Allocated> {
+        let window = self.windows.iter_mut().find(|w| w.range.end - w.range.start >= min.max(1))?;
         cut(window, count)
     }
 }
@@ -346,6 +393,21 @@ pub(crate) struct Space {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_does_not_grow_with_how_scattered_free_space_is() {
+        let mut free = FreeSpace::default();
+        for cluster in 0..2 * MAX_RUNS as u64 {
+            free.insert(2 * cluster..2 * cluster + 1, Content::Recycled);
+        }
+        assert_eq!((free.runs.len(), free.total()), (MAX_RUNS, MAX_RUNS as u64));
+        // What the file has grown by is not forgotten for that, nor is what continues a run.
+        let end = 1 << 40;
+        free.insert(end..end + 1000, Content::Fresh);
+        free.insert(end + 1000..end + 1001, Content::Fresh);
+        assert_eq!((free.runs.len(), free.total()), (MAX_RUNS, MAX_RUNS as u64 - 1 + 1001));
+        assert_eq!(free.runs.last_key_value(), Some((&end, &(end + 1001, Content::Fresh))));
+    }
 
     #[test]
     fn touching_runs_of_equal_content_become_one() {
@@ -411,18 +473,101 @@ mod tests {
         assert_eq!(free.tail(11), 11);
     }
 
+    /// Allocates for `guest` as the engine does. Host clusters are taken in the order in which windows ask for them.
+    fn allocate(windows: &mut Windows, end: &mut u64, guest: u64) -> u64 {
+        allocate_many(windows, end, guest, 1).start
+    }
+
+    fn allocate_many(windows: &mut Windows, end: &mut u64, guest: u64, count: u64) -> Range<u64> {
+        loop {
+            if let Some(allocated) = windows.take_data(guest, count) {
+                return allocated.range;
+            }
+            let stream = windows.stream_of(guest);
+            assert!(!windows.has(stream), "nobody would make a window");
+            let size = windows.next_size(stream, 1);
+            let range = *end..*end + size;
+            *end += size;
+            windows.install(stream, Allocated { range, content: Content::Fresh }, 64);
+            assert!(windows.has(stream));
+        }
+    }
+
     #[test]
-    fn two_sequential_streams_stay_contiguous_each() {
+    fn sequential_streams_in_turn_stay_contiguous_each() {
+        for streams in [1u64, 2, 4, 8] {
+            let (mut windows, mut end) = (Windows::default(), 100);
+            let mut last = vec![None; streams as usize];
+            let mut breaks = 0;
+            for step in 0..500 {
+                for (stream, last) in (0..).zip(&mut last) {
+                    let host = allocate(&mut windows, &mut end, stream * 10_000 + step);
+                    if *last != Some(host - 1) {
+                        breaks += 1;
+                    }
+                    *last = Some(host);
+                }
+            }
+            // Windows of 1, 2, 4 .. 64 clusters, then seven more of 64: fourteen, and what came before it was a stream.
+            assert!(breaks <= 16 * streams, "{streams} streams: {breaks} breaks");
+        }
+    }
+
+    #[test]
+    fn a_stream_whose_requests_overtake_each_other_stays_in_its_windows() {
+        let (mut windows, mut end) = (Windows::default(), 0);
+        let order = (0..1000u64).map(|step| if step % 2 == 0 { step + 1 } else { step - 1 });
+        for guest in order {
+            allocate(&mut windows, &mut end, guest);
+            // Scattered requests beside it.
+            allocate(&mut windows, &mut end, 1_000_000 + (guest * 7919) % 100_000 * 64);
+        }
+        let data = windows.windows.iter().filter(|w| matches!(w.stream, Stream::Data { .. })).count();
+        assert!(data <= 2, "{data} windows");
+    }
+
+    /// Both expect the same guest cluster next. What one of them has left is found when the other has nothing.
+    #[test]
+    fn a_stream_that_catches_up_with_another_uses_the_windows_of_both() {
         let mut windows = Windows::default();
-        let fresh = |range| Allocated { range, content: Content::Fresh };
-        windows.install(Stream::Data { next_guest_cluster: 0 }, fresh(100..104), 64);
-        assert_eq!(windows.take_data(0, 1), Some(fresh(100..101)));
-        windows.install(Stream::Data { next_guest_cluster: 1000 }, fresh(200..204), 64);
-        assert_eq!(windows.take_data(1000, 1), Some(fresh(200..201)));
-        assert_eq!(windows.take_data(1, 1), Some(fresh(101..102)));
-        assert_eq!(windows.take_data(1001, 2), Some(fresh(201..203)));
-        assert_eq!(windows.take_data(2, 8), Some(fresh(102..104)));
-        assert_eq!(windows.take_data(4, 1), None, "the stream asks for its own next window");
-        assert_eq!(windows.next_data_size(4, 1), 8);
+        let window =
+            |start: u64, count: u64| Allocated { range: start..start + count, content: Content::Fresh };
+        windows.install(Stream::Data { next_guest_cluster: 1000 }, window(0, 10), 64);
+        windows.install(Stream::Data { next_guest_cluster: 1100 }, window(500, 10), 64);
+        for guest in (1000..1010).chain(1100..1101) {
+            windows.take_data(guest, 1).expect("there is some");
+        }
+        // The first one is used up; its stream gets another window of exactly what brings it to 1101.
+        windows.install(Stream::Data { next_guest_cluster: 1010 }, window(100, 91), 64);
+        assert!(windows.take_data(1010, 91).is_some());
+        let mut found = Vec::new();
+        while let Some(allocated) = windows.take_data(1101 + found.len() as u64, 1) {
+            found.push(allocated.range.start);
+        }
+        assert!(!windows.has(windows.stream_of(1101 + found.len() as u64)), "else nobody makes a new one");
+        assert_eq!(found, (501..510).collect::<Vec<u64>>());
+    }
+
+    #[test]
+    fn streams_that_cross_each_other_always_find_room() {
+        let (mut windows, mut end) = (Windows::default(), 0);
+        let mut next = [0u64, 3, 70, 130, 200, 1000, 1010, 5000, 5070, 9000];
+        for step in 0..100_000u64 {
+            let random = step.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+            let at = &mut next[random as usize % 10];
+            if random / 10 % 64 == 0 {
+                *at = at.saturating_sub(60);
+            }
+            *at += allocate_many(&mut windows, &mut end, *at, random / 640 % 8 + 1).count() as u64;
+        }
+    }
+
+    #[test]
+    fn scattered_requests_share_a_window() {
+        let (mut windows, mut end) = (Windows::default(), 0);
+        for step in 0..1000u64 {
+            let host = allocate(&mut windows, &mut end, (step * 7919) % 100_000 * 64);
+            assert_eq!(host, step, "one behind the other");
+        }
     }
 }

@@ -10,7 +10,7 @@ use crate::qcow2::gather::Gatherer;
 use crate::qcow2::grace::Grace;
 use crate::qcow2::header_block::HeaderBlock;
 use crate::qcow2::index::ChainIndex;
-use crate::qcow2::metadata_map::{Metadata, MetadataMap};
+use crate::qcow2::metadata_map::{Clusters, Metadata, MetadataMap};
 use crate::qcow2::read_stop::ReadStop;
 use crate::qcow2::refcounts::Refcounts;
 use crate::qcow2::slices::SliceCache;
@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{
     AtomicBool, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use zebu_qcow2::{Compression, Geometry, GuestOffset, Header};
 use zebu_storage::File;
 use zebu_storage::sabotage::{self, Fault};
@@ -67,6 +67,13 @@ pub(crate) enum AfterFree {
     Untouched(Content),
 }
 
+impl AfterFree {
+    /// Of what was handed out, or set aside, and not used.
+    pub(crate) fn unused(content: Content) -> Self {
+        if content == Content::Reserved { AfterFree::Punch } else { AfterFree::Untouched(content) }
+    }
+}
+
 /// See the module.
 pub(crate) struct Qcow2 {
     pub(crate) path: PathBuf,
@@ -107,7 +114,9 @@ pub(crate) struct Qcow2 {
     pub(crate) grace: Grace,
     /// Unlinked and not committed. Pushed after the change that unlinked, under the same lock.
     pub(crate) freed: Mutex<Vec<Freed>>,
-    /// Releases of committed clusters under way.
+    /// No attempt to set room aside failed for want of it lately.
+    pub(crate) is_roomy: AtomicBool,
+    /// Releases under way, from the freeze of the commit that frees their clusters on. Raised under the lock of `freed`.
     pub(crate) releases: AtomicUsize,
     /// Something was linked whose bytes must be durable before the link.
     pub(crate) needs_data_barrier: AtomicBool,
@@ -116,6 +125,8 @@ pub(crate) struct Qcow2 {
     pub(crate) poison: Mutex<Option<Error>>,
     pub(crate) is_poisoned: AtomicBool,
     /// The rules that hold before the first write (autoclear bits) were kept.
+    /// Clusters that tables lie in and that something else lies in, too: they are not changed. Set before the first write.
+    pub(crate) claimed_twice: OnceLock<Clusters>,
     pub(crate) first_write_done: AtomicBool,
     /// Those of them that hold for any change of the file.
     pub(crate) metadata_prepared: AtomicBool,
@@ -261,12 +272,25 @@ impl Qcow2 {
         let error = Error::new(ErrorKind::Corrupt, message)
             .on(&self.path)
             .at_host(cluster << self.geometry.cluster_bits);
-        let error = match guest {
-            Some(guest) => error.at_guest(guest),
-            None => error,
-        };
+        // Nothing was written. That an entry of a guest leads here concerns whoever uses it; that the refcounts call it
+        // free, everybody.
+        if let Some(guest) = guest {
+            return error.at_guest(guest);
+        }
         self.poison(&error);
         error
+    }
+
+    /// Refuses a table whose cluster something else lies in, too: changing it would change that.
+    pub(crate) fn check_own(&self, host: u64, what: Metadata) -> Result<()> {
+        let Some(claimed_twice) = self.claimed_twice.get().filter(|clusters| !clusters.is_empty()) else {
+            return Ok(());
+        };
+        if !claimed_twice.contains(&(host >> self.geometry.cluster_bits)) {
+            return Ok(());
+        }
+        let message = format!("the {} lies where something else is, too; run zebu check", what.name());
+        Err(Error::new(ErrorKind::Corrupt, message).on(&self.path).at_host(host))
     }
 
     /// Puts host clusters into quarantine; called after they were unlinked, under the lock that unlinked them.

@@ -257,11 +257,15 @@ pub(crate) struct SliceStore {
     hand: AtomicU64,
     /// Bytes of slices changed since they were last frozen.
     dirty_bytes: AtomicU64,
+    /// Bytes of the slices of [`Class::Derived`].
+    derived_bytes: AtomicU64,
     /// Reservations of loads under way.
     loads: AtomicU64,
     /// Who waits for room.
     waiting: Mutex<Vec<Waker>>,
     interval: Duration,
+    /// By how many it is used at once.
+    queues: u32,
     tidied: Mutex<Instant>,
 }
 
@@ -290,11 +294,23 @@ impl SliceStore {
             owners: AtomicU32::new(0),
             hand: AtomicU64::new(0),
             dirty_bytes: AtomicU64::new(0),
+            derived_bytes: AtomicU64::new(0),
             loads: AtomicU64::new(0),
             waiting: Mutex::default(),
             interval,
+            queues: 1,
             tidied: Mutex::new(Instant::now()),
         }
+    }
+
+    /// For so many queues at once.
+    pub(crate) fn for_queues(self, queues: u32) -> Self {
+        Self { queues, ..self }
+    }
+
+    /// The least number of slices that there has to be room for: a change needs one of a table and one of refcounts.
+    pub(crate) fn least_slices(&self) -> u64 {
+        u64::from(self.queues.max(2))
     }
 
     /// A number that nobody else has.
@@ -318,14 +334,17 @@ impl SliceStore {
     #[inline]
     pub(crate) fn lock(&self, class: Class, id: u64) -> ShardGuard<'_> {
         let in_class = (id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize % SHARDS;
-        let at = if class == Class::Table { in_class } else { SHARDS + in_class };
-        self.shards[at].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[Self::first_of(class) + in_class].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where the shards of a class begin.
+    fn first_of(class: Class) -> usize {
+        if class == Class::Table { 0 } else { SHARDS }
     }
 
     /// The shards of a class, one after the other.
     pub(crate) fn each(&self, class: Class) -> impl Iterator<Item = ShardGuard<'_>> {
-        let start = if class == Class::Table { 0 } else { SHARDS };
-        self.shards[start..start + SHARDS]
+        self.shards[Self::first_of(class)..][..SHARDS]
             .iter()
             .map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -419,18 +438,41 @@ impl SliceStore {
         true
     }
 
+    /// Gives one slice up. Those of tables go first, since making a derived one takes a look into the tables of every image;
+    /// but not as long as derived ones have more than their share.
     fn evict_one(&self) -> bool {
-        let start = self.hand.fetch_add(1, Relaxed) as usize;
-        for i in 0..self.shards.len() {
-            let Some(shard) = self.shards.get((start + i) % self.shards.len()) else { continue };
+        let is_full = self.derived_bytes.load(Relaxed) * 4 > self.budget.for_slices() * 3;
+        let order = if is_full { [Class::Derived, Class::Table] } else { [Class::Table, Class::Derived] };
+        order.into_iter().any(|class| self.evict_one_of(class))
+    }
+
+    fn evict_one_of(&self, class: Class) -> bool {
+        let start = self.hand.fetch_add(1, Relaxed) as usize % SHARDS;
+        let shards = &self.shards[Self::first_of(class)..][..SHARDS];
+        for shard in shards[start..].iter().chain(&shards[..start]) {
             let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(slice) = shard.evict_one() {
                 shard.counters.evictions += 1;
+                drop(shard);
+                self.note_gone(class, slice.cost());
                 self.budget.give_back(slice.cost());
                 return true;
             }
         }
         false
+    }
+
+    /// Notes that a slice was added.
+    pub(crate) fn note_added(&self, class: Class, bytes: u64) {
+        if class == Class::Derived {
+            self.derived_bytes.fetch_add(bytes, Relaxed);
+        }
+    }
+
+    fn note_gone(&self, class: Class, bytes: u64) {
+        if class == Class::Derived {
+            self.derived_bytes.fetch_sub(bytes, Relaxed);
+        }
     }
 
     /// Gives up what is unused until the budget is kept or nothing more can go.
@@ -460,6 +502,7 @@ impl SliceStore {
             }
             freed += shard.remove_if(|id, _| id >> KEY_BITS == u64::from(owner));
         }
+        self.note_gone(class, freed);
         self.budget.give_back(freed);
         self.wake_waiting();
     }
@@ -471,8 +514,14 @@ impl SliceStore {
             freed += shard.remove_if(|id, _| id >> KEY_BITS == u64::from(owner));
             shard.generation += 1;
         }
+        self.note_gone(class, freed);
         self.budget.give_back(freed);
         self.wake_waiting();
+    }
+
+    /// How long what is not used is kept; zero: for ever.
+    pub(crate) fn interval(&self) -> Duration {
+        self.interval
     }
 
     /// Gives up what was not used since the last time it did so, if that is long enough ago. True if anything went.
@@ -488,11 +537,16 @@ impl SliceStore {
             *tidied = now;
         }
         let mut freed = 0;
-        for mut shard in self.each(Class::Table).chain(self.each(Class::Derived)) {
-            let before = shard.slots.len();
-            freed += shard.remove_if(|_, slice| !std::mem::take(&mut slice.used_lately));
-            let gone = before - shard.slots.len();
-            shard.counters.evictions += gone as u64;
+        for class in [Class::Table, Class::Derived] {
+            let mut of_class = 0;
+            for mut shard in self.each(class) {
+                let before = shard.slots.len();
+                of_class += shard.remove_if(|_, slice| !std::mem::take(&mut slice.used_lately));
+                let gone = before - shard.slots.len();
+                shard.counters.evictions += gone as u64;
+            }
+            self.note_gone(class, of_class);
+            freed += of_class;
         }
         self.budget.give_back(freed);
         self.wake_waiting();

@@ -37,10 +37,14 @@ impl Qcow2 {
     }
 
     fn table_of(&self, index: u64) -> Result<Option<HostOffset>> {
-        L1Entry(self.l1().table.get(index)).checked_table(&self.geometry).map_err(|e| {
+        let table = L1Entry(self.l1().table.get(index)).checked_table(&self.geometry).map_err(|e| {
             Error::new(ErrorKind::Corrupt, format!("{e} (L1 index: {index:#x}); run zebu check"))
                 .on(&self.path)
-        })
+        })?;
+        if let Some(table) = table {
+            self.check_own(table.0, Metadata::ActiveL2)?;
+        }
+        Ok(table)
     }
 
     fn has_own_table(&self, index: u64) -> Result<bool> {
@@ -58,7 +62,8 @@ impl Qcow2 {
     pub(crate) fn try_lock_slice(&self, guest: u64) -> Result<Option<(ShardGuard<'_>, u64, usize)>> {
         let (key, index) = self.slice_of(guest);
         let mut shard = self.l2.lock(key);
-        if self.l2.get(&mut shard, key).is_none() || !self.has_own_table(self.l1_index(guest))? {
+        let has_own_table = self.has_own_table(self.l1_index(guest)).map_err(|e| e.at_guest(guest))?;
+        if self.l2.get(&mut shard, key).is_none() || !has_own_table {
             return Ok(None);
         }
         Ok(Some((shard, key, index)))
@@ -66,7 +71,7 @@ impl Qcow2 {
 
     /// Does what [`Qcow2::try_lock_slice`] needs to succeed. It may have to be done again.
     pub(crate) async fn prepare_slice(self: &Arc<Self>, worker: &Worker, guest: u64) -> Result<()> {
-        self.ensure_table(worker, guest).await?;
+        self.ensure_table(worker, guest).await.map_err(|e| e.at_guest(guest))?;
         self.load_slice_of(worker, guest).await
     }
 

@@ -77,9 +77,9 @@ impl Allocation {
         self.clusters.start << bits..self.clusters.end << bits
     }
 
-    /// Whether bytes that are not written read as zero.
-    pub(crate) fn reads_zero(&self) -> bool {
-        self.content.reads_zero()
+    /// What the host clusters hold where nothing is written. Of an external data file nobody knows.
+    pub(crate) fn content(&self) -> Content {
+        self.content
     }
 
     /// Whether the place is the external data file.
@@ -439,9 +439,7 @@ impl Qcow2 {
         let write_start = if edges.head.is_some() { edges.start } else { guest };
         let host = allocation.host_of(write_start);
         let write_end = if edges.tail.is_some() { edges.end } else { end };
-        if allocation.place == Place::New
-            && let Err(error) = self.check_overlap(host, write_end - write_start, guest)
-        {
+        if let Err(error) = self.check_overlap(host, write_end - write_start, guest) {
             return (Err(error), data);
         }
         if allocation.place == Place::Existing
@@ -499,7 +497,7 @@ impl Qcow2 {
         let tail_zero =
             known_zero || tail_to == end || self.reads_zero(node, worker, allocation, end, tail_to).await?;
         let replaces_nothing = allocation.place == Place::New
-            && allocation.content == Content::Fresh
+            && allocation.content.is_fresh()
             && head_zero
             && tail_zero
             && (known_zero || chain::is_zero(node, worker, guest, end - guest).await?);
@@ -515,8 +513,8 @@ impl Qcow2 {
         if sabotage::is(Fault::SkipPadding) {
             return Ok(edges);
         }
-        let head_pad = if head_zero && !allocation.reads_zero() { guest - head_from } else { 0 };
-        let tail_pad = if tail_zero && !allocation.reads_zero() { tail_to - end } else { 0 };
+        let head_pad = if head_zero && !allocation.content.reads_zero() { guest - head_from } else { 0 };
+        let tail_pad = if tail_zero && !allocation.content.reads_zero() { tail_to - end } else { 0 };
         match padding(self.zero_policy, self.data(), head_pad + tail_pad) {
             // In a cluster with subclusters in use, zeroing the whole range would wipe durable content before the new
             // one is there: a crash between the two would show neither.
@@ -539,11 +537,14 @@ impl Qcow2 {
         Ok(edges)
     }
 
-    /// Whether the entries as they were hold no data at all: without a backing image they read as zero.
+    /// Whether the entries as they were hold no data at all: without a backing image they read as zero. (Of an external
+    /// data file, the bytes count as they are.)
     fn holds_nothing(&self, allocation: &Allocation) -> Result<bool> {
-        if allocation.place == Place::External {
-            return Ok(false);
-        }
+        Ok(allocation.place != Place::External && self.replaces_nothing(allocation)?)
+    }
+
+    /// Whether none of the entries as they were refers to data.
+    pub(crate) fn replaces_nothing(&self, allocation: &Allocation) -> Result<bool> {
         for (i, old) in allocation.old.iter().enumerate() {
             let guest = (allocation.clusters.start + i as u64) << self.geometry.cluster_bits;
             match self.decode(*old, guest)? {
@@ -644,19 +645,21 @@ impl Qcow2 {
         if self.geometry.external_data {
             return;
         }
-        match self.decode(entry, guest) {
+        let (clusters, then) = match self.decode(entry, guest) {
             Ok(
                 Mapping::Data { host, .. }
                 | Mapping::Zero { host: Some(host), .. }
                 | Mapping::Subclusters { host: Some(host), .. },
             ) => {
                 let cluster = host.0 >> self.geometry.cluster_bits;
-                self.push_freed(cluster..cluster + 1, then);
+                (cluster..cluster + 1, then)
             }
-            Ok(Mapping::Compressed(stream)) => {
-                self.push_freed(stream.host_clusters(&self.geometry), AfterFree::Reuse);
-            }
-            _ => {}
+            Ok(Mapping::Compressed(stream)) => (stream.host_clusters(&self.geometry), AfterFree::Reuse),
+            _ => return,
+        };
+        // A damaged entry that leads to a table goes; the table stays: it is not data to give away.
+        if self.metadata.overlap(clusters.clone()).is_none() || sabotage::is(Fault::SkipOverlapCheck) {
+            self.push_freed(clusters, then);
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::compress::{Method, Outcome, Work};
 use crate::node::Node;
 use crate::options::ZeroMode;
 use crate::qcow2::gather::{Added, Part, Room};
-use crate::qcow2::space::Allocated;
+use crate::qcow2::space::{Allocated, Stream};
 use crate::qcow2::state::{AfterFree, Qcow2};
 use crate::{Error, ErrorKind, Result};
 use futures_util::future::join_all;
@@ -262,8 +262,8 @@ impl Qcow2 {
         let range = if aligned.is_empty() {
             range
         } else {
-            self.push_freed(range.start..aligned.start, AfterFree::Untouched(content));
-            self.push_freed(aligned.end..range.end, AfterFree::Untouched(content));
+            self.push_freed(range.start..aligned.start, AfterFree::unused(content));
+            self.push_freed(aligned.end..range.end, AfterFree::unused(content));
             aligned
         };
         let buf = worker.buffer(((range.end - range.start) << self.geometry.cluster_bits) as usize);
@@ -273,7 +273,7 @@ impl Qcow2 {
     /// Sees to it that the window has host clusters.
     pub(crate) async fn make_room(self: &Arc<Self>, worker: &Worker) -> Result<()> {
         let _turn = self.gatherer.room_gate.enter().await;
-        if self.space().windows.has_compressed() {
+        if self.space().windows.has(Stream::Compressed) {
             return Ok(());
         }
         self.refill_compressed(worker, self.segment_clusters()).await

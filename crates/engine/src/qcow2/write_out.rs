@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 use zebu_qcow2::{HostOffset, L2Entry, refcount};
 use zebu_storage::Worker;
+use zebu_storage::sabotage::{self, Fault};
 
 /// Bytes of a block that is written once: the largest block of a disk.
 const BLOCK: u64 = 4096;
@@ -74,7 +75,9 @@ impl Qcow2 {
             drop(bytes);
             self.gatherer.written(len);
         }
-        poll_fn(|cx| self.gatherer.poll_closable(part, cx.waker())).await?;
+        if !sabotage::is(Fault::CloseEarly) {
+            poll_fn(|cx| self.gatherer.poll_closable(part, cx.waker())).await?;
+        }
         for (clusters, then) in part.unused.drain(..) {
             self.push_freed(clusters, then);
         }
@@ -127,7 +130,9 @@ impl Qcow2 {
         let entry_size = self.geometry.l2_entry_size as usize;
         let (mut shard, key, index) = self.lock_slice(worker, offset).await?;
         // Under the lock and before the change: whichever commit freezes the change sees the flag.
-        self.needs_data_barrier.store(true, Release);
+        if !sabotage::is(Fault::ForgetStreamBarrier) {
+            self.needs_data_barrier.store(true, Release);
+        }
         let old = self.entry_in(&mut shard, key, index);
         self.l2.change(&mut shard, key, index * entry_size, entry_size, |bytes| {
             let _ = entry.write(bytes, 0, &self.geometry);
@@ -140,7 +145,7 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// The bytes of a stream that is still in memory; `None` if it is in the file.
+    /// The bytes of a stream that is still in memory, or a part of it; `None` if it is in the file.
     pub(crate) async fn gathered_bytes(
         self: &Arc<Self>,
         worker: &Worker,
@@ -152,7 +157,16 @@ impl Qcow2 {
             match self.gatherer.copy_stream(guest, offset, &mut bytes) {
                 Place::Memory => return Ok(Some(bytes)),
                 Place::File => return Ok(None),
-                Place::Split => self.write_out(worker).await?,
+                Place::Split(in_file) => {
+                    let at = (in_file.start - offset) as usize;
+                    let len = (in_file.end - in_file.start) as usize;
+                    let (bufs, skip) =
+                        self.read_stream(worker, in_file, guest << self.geometry.cluster_bits).await?;
+                    if let Some(gap) = bytes.get_mut(at..at + len) {
+                        bufs.copy_to(skip, gap);
+                    }
+                    return Ok(Some(bytes));
+                }
                 Place::BeingWritten => {
                     let mut seen = false;
                     poll_fn(|cx| self.gatherer.poll_change(&mut seen, cx.waker())).await;

@@ -298,7 +298,13 @@ impl Qcow2 {
         (u32::MAX >> (31 - last)) & (u32::MAX << first)
     }
 
-    async fn zero_in_data_file(&self, worker: &Worker, range: Range<u64>, what: Clearing) -> Result<()> {
+    /// Makes `range` of the data file read as zero.
+    pub(crate) async fn zero_in_data_file(
+        &self,
+        worker: &Worker,
+        range: Range<u64>,
+        what: Clearing,
+    ) -> Result<()> {
         let (start, len) = (range.start, range.end - range.start);
         let unsupported = |e: zebu_storage::IoError| {
             if e.kind == IoErrorKind::Unsupported { Ok(()) } else { Err(Error::from(e).on(&self.path)) }

@@ -10,7 +10,8 @@ use zebu::storage::sim::SimRng;
 use zebu::{Access, BitmapRecording, Image, NewBitmap, OpenOptions};
 
 /// What a bitmap has to know: each sector in which the disk differs from what it held at first. Up to what the disk held
-/// when recording ended, or up to now.
+/// when recording ended, or up to now. What had been cut off when recording ended was not there to differ; that the disk
+/// grew again is a change that nobody was to record.
 #[derive(Debug, Clone)]
 pub(crate) struct Segment {
     from: Vec<u8>,
@@ -46,7 +47,10 @@ pub(crate) fn judge_bitmaps(setup: &Setup, files: &Files, known: &Known, disk: &
             let missing = |segments: &[Segment]| {
                 let sectors = (0..disk.len()).step_by(512);
                 sectors.into_iter().find(|at| {
-                    let changed = |s: &Segment| differs(&s.from, s.to.as_deref().unwrap_or(disk), *at);
+                    let changed = |s: &Segment| {
+                        let to = s.to.as_deref().unwrap_or(disk);
+                        *at < to.len() && differs(&s.from, to, *at)
+                    };
                     segments.iter().any(changed) && !bits.run_at(*at as u64).0
                 })
             };

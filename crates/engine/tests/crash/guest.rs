@@ -6,7 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use zebu::storage::sim::{GuestModel, GuestOp, GuestRequest, GuestResult, SimRng};
 use zebu::storage::{IoBuf, Worker};
-use zebu::{Durability, ErrorKind, Image, ZeroMode};
+use zebu::{Durability, ErrorKind, Image, Preallocation, ZeroMode};
 
 /// Which requests may fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -267,7 +267,8 @@ impl Guest {
     /// Changes the length of the disk; nothing else but flushes and reads of what stays may be under way.
     pub(crate) async fn resize(&self, worker: &Worker, len: u64) {
         let op = self.begin(GuestRequest::Resize { len });
-        let result = self.image.resize(worker, len, zebu::Shrink::Allow, zebu::Preallocation::Off).await;
+        let mode = how_to_grow(self.image.virtual_size(), len);
+        let result = self.image.resize(worker, len, zebu::Shrink::Allow, mode).await;
         // A resize is durable when it completes.
         self.end(op, result, GuestResult::Durable);
     }
@@ -280,5 +281,16 @@ impl Guest {
             }
             self.request(&worker, &mut rng).await;
         }
+    }
+}
+
+/// The preallocation of a resize: any, by the new length.
+pub(crate) fn how_to_grow(from: u64, to: u64) -> Preallocation {
+    match to / 512 % 4 {
+        _ if to <= from => Preallocation::Off,
+        0 => Preallocation::Metadata,
+        1 => Preallocation::Falloc,
+        2 => Preallocation::Full,
+        _ => Preallocation::Off,
     }
 }

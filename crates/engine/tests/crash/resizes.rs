@@ -1,12 +1,12 @@
 //! Resizes beside other requests: each is alone, whatever the order, and what a shrink cut off comes back as zeroes.
 
-use crate::guest::{Failures, Guest};
+use crate::guest::{Failures, Guest, how_to_grow};
 use crate::judge::{Leaks, judge, read_all};
 use crate::setup::{Files, Setup};
 use futures_util::future::join_all;
 use std::rc::Rc;
 use zebu::storage::sim::{GuestRequest, GuestResult, Seeds, SimRng};
-use zebu::{Image, Preallocation, Shrink};
+use zebu::{Image, Shrink};
 
 /// Writes that may find the disk shorter than it was when they were sent, while resizes go on.
 #[test]
@@ -22,6 +22,12 @@ fn a_resize_is_alone() {
 #[test]
 fn a_read_beside_a_shrink_does_not_see_the_backing_image() {
     resizes_beside_writes(1_795_298_677_040_001_533).unwrap();
+}
+
+/// Growth with preallocation from within a cluster through which the backing image shows.
+#[test]
+fn a_cluster_that_the_disk_ended_in_may_show_the_backing_image() {
+    resizes_beside_writes(1_795_330_827_010_000_441).unwrap();
 }
 
 pub(crate) fn resizes_beside_writes(seed: u64) -> Result<(), String> {
@@ -54,7 +60,8 @@ pub(crate) fn resizes_beside_writes(seed: u64) -> Result<(), String> {
         let (me, on) = (guest.clone(), workers[round % workers.len()].clone());
         all.push(workers[0].spawn(async move {
             let op = me.model.borrow_mut().begin(GuestRequest::Resize { len });
-            let result = me.image.resize(&on, len, Shrink::Allow, Preallocation::Off).await;
+            let mode = how_to_grow(me.image.virtual_size(), len);
+            let result = me.image.resize(&on, len, Shrink::Allow, mode).await;
             if let Err(error) = &result {
                 me.blame(format!("resize: {error}"));
             }

@@ -5,7 +5,7 @@ use zebu::storage::sim::{
     Aside, Content, DiscardLeaves, GuestConfig, GuestModel, LogKeep, SimConfig, SimFileConfig, SimRng,
     SimWorld, backing_pattern,
 };
-use zebu::storage::{IoBuf, Worker};
+use zebu::storage::{FsKind, IoBuf, Worker};
 use zebu::{
     Access, CompressOptions, Compression, CreateOptions, Durability, Format, Image, OpenOptions, OpenedFile,
     Preallocation, Shrink, ZeroPolicy,
@@ -63,6 +63,8 @@ pub(crate) struct Setup {
     pub(crate) zero_policy: ZeroPolicy,
     /// O_DIRECT alignment of the image file in bytes; 0: buffered.
     pub(crate) direct: u32,
+    /// What the files say that they are on. On XFS nothing may go past a file's end beside something else that does.
+    pub(crate) fs: FsKind,
     pub(crate) workers: usize,
     /// Memory of the gatherer in bytes; `None`: nothing is written compressed.
     pub(crate) gather_memory: Option<usize>,
@@ -88,6 +90,7 @@ impl Setup {
             slice_size: None,
             zero_policy: ZeroPolicy::Auto,
             direct: 0,
+            fs: FsKind::Xfs,
             workers: 2,
             gather_memory: None,
             compression: Compression::Zlib,
@@ -141,6 +144,11 @@ impl Setup {
             slice_size,
             zero_policy: *rng.pick(&[ZeroPolicy::Auto, ZeroPolicy::Write, ZeroPolicy::Fallocate]),
             direct: *rng.pick(&[0, 0, 0, 512, 4096]),
+            fs: match size / 1024 % 3 {
+                0 => FsKind::Ext4,
+                1 => FsKind::Other,
+                _ => FsKind::Xfs,
+            },
             workers: rng.between(1, 3) as usize,
             gather_memory: if external_data {
                 None
@@ -273,11 +281,9 @@ impl Setup {
     }
 
     pub(crate) fn config(&self, name: &str) -> SimFileConfig {
-        if name == TOP && self.direct > 0 {
-            SimFileConfig::direct(self.direct)
-        } else {
-            SimFileConfig::default()
-        }
+        let direct = if name == TOP { self.direct } else { 0 };
+        let config = if direct > 0 { SimFileConfig::direct(direct) } else { SimFileConfig::default() };
+        SimFileConfig { fs: self.fs, ..config }
     }
 
     /// The files of a world as a chain to open.

@@ -37,7 +37,7 @@ async fn failing(worker: &Worker, images: &Images, on_copy_error: OnCopyError) -
     write(worker, &source, 0, 1).await.unwrap();
     let target = make(worker, &images.path("target"), Access::ReadOnly).await;
     let options = LiveBackupOptions { on_copy_error, ..LiveBackupOptions::default() };
-    let backup = LiveBackup::start(&source, &target, options).await.unwrap();
+    let backup = LiveBackup::start(worker, &source, &target, options).await.unwrap();
     (source, backup)
 }
 
@@ -77,7 +77,7 @@ fn one_backup_at_a_time_and_of_the_same_size() {
     on_worker(async |worker| {
         let source = make(worker, &images.path("disk"), Access::ReadWrite).await;
         let target = make(worker, &images.path("target"), Access::ReadWrite).await;
-        let start = || LiveBackup::start(&source, &target, LiveBackupOptions::default());
+        let start = || LiveBackup::start(worker, &source, &target, LiveBackupOptions::default());
         let first = start().await.unwrap();
         assert_eq!(start().await.unwrap_err().kind(), ErrorKind::Exists);
         assert_eq!(first.run(worker).await.unwrap().done, SIZE);

@@ -4,7 +4,7 @@
 
 use crate::streams::Shape::*;
 use crate::streams::Stream::{self, *};
-use crate::{held, hostile, old_content, poison};
+use crate::{closing, held, hostile, old_content, poison, unfinished};
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -136,4 +136,16 @@ mutants! {
     a_failed_block_read_goes_on: IgnoreFailedBlockRead, within 1 of
         [Scenario(old_content::a_read_modify_write_under_o_direct)];
     block_writes_beside_each_other: SkipWriteTable, within 40 of [Crash(Direct)];
+    no_barrier_for_streams: ForgetStreamBarrier, within 80 of [Crash(NarrowCounts)];
+    too_many_streams_in_a_cluster: PackTooMany, within 20 of [Crash(NarrowCounts)];
+    a_cluster_of_streams_is_closed_early: CloseEarly, within 1 of
+        [Scenario(closing::a_cluster_is_not_free_before_an_earlier_part_has_its_references)];
+    inflated_clusters_are_kept: KeepInflated, within 60 of [Crash(Compressed)];
+    rewritten_tables_are_not_forgotten: KeepMapping, within 10 of [Snapshots];
+    a_snapshot_table_is_named_early: NameTableEarly, within 10 of [Snapshots];
+    a_named_snapshot_is_given_back: LowerBeforeDeletion, within 20 of [Snapshots];
+    no_barrier_of_marks: SkipBarrierOfMarks, within 10 of [Marks];
+    unfinished_bits_are_stored: StoreUnfinishedBits, within 20 of [Crash(Bitmaps)];
+    the_magic_number_comes_first: MagicFirst, within 1 of
+        [Scenario(unfinished::an_image_is_none_before_it_is_whole)];
 }

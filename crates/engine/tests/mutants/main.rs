@@ -7,6 +7,7 @@ mod bench;
 #[path = "../crash/bitmaps.rs"]
 #[allow(dead_code, reason = "shared with the crash tests")]
 mod bitmaps;
+mod closing;
 #[path = "../faults/full_disk.rs"]
 #[allow(dead_code, reason = "its tests run with the fault tests")]
 mod full_disk;
@@ -25,6 +26,7 @@ mod killed;
 #[path = "../crash/life.rs"]
 #[allow(dead_code, reason = "shared with the crash tests")]
 mod life;
+mod marks;
 #[path = "../faults/nth_operation.rs"]
 #[allow(dead_code, reason = "its tests run with the fault tests")]
 mod nth_operation;
@@ -41,4 +43,6 @@ mod resizes;
 mod setup;
 #[path = "../crash/snapshot.rs"]
 mod snapshot;
+mod snapshot_lives;
 mod streams;
+mod unfinished;

@@ -3,7 +3,7 @@
 use crate::life::{Extent, Tally, live};
 use crate::nth_operation::{many_failures, one_failure};
 use crate::setup::{Origin, Setup};
-use crate::{full_disk, header_writes, resizes};
+use crate::{full_disk, header_writes, marks, resizes, snapshot_lives};
 use rustix::io::Errno;
 use zebu::storage::sabotage;
 use zebu::storage::sim::{FailedEffect, OpClass, SimRng};
@@ -30,6 +30,12 @@ pub(crate) enum Shape {
     GrowingTable,
     /// Refcounts that need many blocks.
     ManyBlocks,
+    /// With compressed clusters.
+    Compressed,
+    /// With compressed clusters, of which few may share a host cluster.
+    NarrowCounts,
+    /// With dirty bitmaps.
+    Bitmaps,
 }
 
 impl Shape {
@@ -59,6 +65,9 @@ impl Shape {
                 }
                 Shape::Direct => setup.direct == 4096,
                 Shape::TwoSlices => setup.cache_size == Some(2 * (512 + 96)) && setup.slice_size == Some(512),
+                Shape::Compressed => setup.gather_memory.is_some(),
+                Shape::NarrowCounts => setup.gather_memory.is_some() && setup.refcount_bits <= 2,
+                Shape::Bitmaps => setup.bitmaps,
                 Shape::Any | Shape::GrowingTable | Shape::ManyBlocks => true,
             };
             if fits {
@@ -83,6 +92,10 @@ pub(crate) enum Stream {
     Resizes,
     /// A write fails while the disk grows.
     FailedGrowth,
+    /// The first requests to an image with a dirty bitmap, and crashes at random moments.
+    Marks,
+    /// Requests between internal snapshots that come and go, and crashes while they do.
+    Snapshots,
     /// A named scenario, which panics if it is not as it should be.
     Scenario(fn()),
 }
@@ -111,6 +124,8 @@ impl Stream {
                 let effect = [FailedEffect::Nothing, FailedEffect::All][(seed % 2) as usize];
                 header_writes::resize_with_a_failing(OpClass::Write, seed / 2, effect, 4 << 20).map(drop)
             }
+            Stream::Marks => marks::live(seed),
+            Stream::Snapshots => snapshot_lives::live(seed),
             Stream::Scenario(scenario) => {
                 scenario();
                 Ok(())

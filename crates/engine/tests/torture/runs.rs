@@ -17,21 +17,28 @@ fn run_plan(seed: u64, plan: &Plan) {
     }
 }
 
+fn many_requests(seed: u64) -> Plan {
+    Plan::random(seed, Size { lives: 1, phases: 4, streams: 6, requests: 150 }, Watch::Reads, |_| true)
+}
+
 /// Many requests, no crashes: what reads return, what is there at the end.
 #[test]
 fn random_operations() {
-    let size = Size { lives: 1, phases: 4, streams: 6, requests: 150 };
-    run(20, |seed| Plan::random(seed, size, Watch::Reads, |_| true));
+    run(20, many_requests);
 }
 
 /// A cluster is written in two parts, and the second is done, linked and overwritten before the first one is.
 #[test]
 fn a_cluster_of_streams_is_not_freed_while_an_earlier_part_is_written() {
-    let size = Size { lives: 1, phases: 4, streams: 6, requests: 150 };
-    run_plan(
-        1_795_289_335_011_000_031,
-        &Plan::random(1_795_289_335_011_000_031, size, Watch::Reads, |_| true),
-    );
+    let seed = 1_795_289_335_011_000_031;
+    run_plan(seed, &many_requests(seed));
+}
+
+/// The second of the two parts that hold a stream can't be written, and the stream is read.
+#[test]
+fn a_stream_whose_end_could_not_be_written_can_be_read() {
+    let seed = 1_795_361_847_026_000_356;
+    run_plan(seed, &many_requests(seed));
 }
 
 /// After each step, every crash state at once.

@@ -44,8 +44,13 @@ impl Filesystem for Handshake {
     }
 }
 
+fn failure(export: &Export, path: &Path, source: io::Error) -> ExportError {
+    ExportError::Socket { doing: format!("mount '{}' over '{}'", export.name(), path.display()), source }
+}
+
 /// An image that is mounted as a file. Dropping it unmounts it.
 pub struct FuseMount {
+    export: Arc<Export>,
     session: Option<Session<Handshake>>,
     /// Tells the task that serves to end.
     stop: Stop,
@@ -58,37 +63,32 @@ pub struct FuseMount {
 }
 
 impl FuseMount {
-    /// Mounts an export over the regular file `path`, which is made if it is not there.
+    /// Mounts an export over the regular file `path`, which is made if it is not there. Programs that use the file wait until
+    /// it is served ([`FuseMount::serve`]).
     ///
     /// # Errors
     /// The file can't be made or mounted over.
-    pub fn start(
-        pool: &WorkerPool,
-        export: &Arc<Export>,
-        path: &Path,
-        config: FuseConfig,
-    ) -> Result<Self, ExportError> {
-        let doing = || format!("mount '{}' over '{}'", export.name(), path.display());
-        let fail = |source: io::Error| ExportError::Socket { doing: doing(), source };
+    pub fn over(path: &Path, export: &Arc<Export>, config: FuseConfig) -> Result<Self, ExportError> {
+        let fail = |source: io::Error| failure(export, path, source);
         let is_ours = match File::create_new(path) {
             Ok(_) => true,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
             Err(error) => return Err(fail(error)),
         };
         let mut mount = Self {
+            export: Arc::clone(export),
             session: None,
             stop: Stop::default(),
             ended: None,
             path: path.to_owned(),
             is_ours,
-            log: config.log.clone(),
+            log: config.log,
         };
         let metadata = fs::metadata(path).map_err(fail)?;
         if !metadata.is_file() {
             return Err(fail(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
         }
-        let path = fs::canonicalize(path).map_err(fail)?;
-        mount.path.clone_from(&path);
+        mount.path = fs::canonicalize(path).map_err(fail)?;
         let mut options = Config::default();
         options.mount_options = vec![
             MountOption::FSName(export.image().path().display().to_string()),
@@ -103,24 +103,60 @@ impl FuseMount {
             options.acl = SessionACL::All;
             options.mount_options.push(MountOption::AutoUnmount);
         }
-        let session = mount.session.insert(Session::new(Handshake, &path, &options).map_err(fail)?);
-        let device = session.as_fd().try_clone_to_owned().and_then(Socket::new).map_err(fail)?;
-        let file = ImageFile::new(export, &pool.handle(), pool.threads(), &config.log);
-        let stop = mount.stop.clone();
+        mount.session = Some(Session::new(Handshake, &mount.path, &options).map_err(fail)?);
+        Ok(mount)
+    }
+
+    /// Has the workers of `pool` do what programs ask of the file.
+    ///
+    /// # Errors
+    /// There is no descriptor left for it.
+    pub fn serve(&mut self, pool: &WorkerPool) -> Result<(), ExportError> {
+        let Some(session) = &self.session else { return Ok(()) };
+        let device = session.as_fd().try_clone_to_owned().and_then(Socket::new);
+        let device = device.map_err(|error| failure(&self.export, &self.path, error))?;
+        let file = ImageFile::new(&self.export, &pool.handle(), pool.threads(), &self.log);
+        let stop = self.stop.clone();
         // Whatever ends the task drops the sender.
         let (running, ended) = channel();
-        mount.ended = Some(ended);
+        self.ended = Some(ended);
         let handle = pool.handle();
         handle.spawn_on(handle.least_loaded(), move |seat| async move {
             let _running: std::sync::mpsc::Sender<()> = running;
             file.serve(seat, device, stop).await;
         });
-        Ok(mount)
+        Ok(())
+    }
+
+    /// The file, without symbolic links.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether the file that it is mounted over was made for it, and goes with it.
+    pub fn made_its_file(&self) -> bool {
+        self.is_ours
     }
 
     /// Unmounts it. What uses the file still (a loop device, an open descriptor) gets errors from now on.
     pub fn stop(mut self) {
         self.end();
+    }
+
+    /// Ends what another process has unmounted, for one that has given up the right to. The file below stays.
+    pub fn stop_unmounted(mut self) {
+        self.is_ours = false;
+        self.stop_serving();
+        // Looks whether it is mounted still.
+        self.session = None;
+    }
+
+    fn stop_serving(&mut self) {
+        self.stop.throw();
+        if let Some(ended) = self.ended.take() {
+            // Nothing is sent: it ends with the task.
+            let _ = ended.recv();
+        }
     }
 
     fn unmount(&self, session: &mut Session<Handshake>) {
@@ -145,11 +181,7 @@ impl FuseMount {
         if let Some(mut session) = self.session.take() {
             self.unmount(&mut session);
         }
-        self.stop.throw();
-        if let Some(ended) = self.ended.take() {
-            // Nothing is sent: it ends with the task.
-            let _ = ended.recv();
-        }
+        self.stop_serving();
         if std::mem::take(&mut self.is_ours) {
             // It is empty; if it stays, nothing is lost.
             let _ = fs::remove_file(&self.path);

@@ -144,18 +144,8 @@ impl<'a> Handshake<'a> {
                     return Ok(Next::Serve(Box::new(self.agree(export))));
                 }
             }
-            ClientOption::StructuredReply if self.replies == ReplyStyle::Extended => {
-                self.refuse(code, OptionReply::Invalid, "extended headers include structured replies")
-                    .await?;
-            }
-            ClientOption::StructuredReply => {
-                self.replies = ReplyStyle::Structured;
-                self.reply(code, OptionReply::Ack, &[]).await?;
-            }
-            ClientOption::ExtendedHeaders => {
-                self.replies = ReplyStyle::Extended;
-                self.reply(code, OptionReply::Ack, &[]).await?;
-            }
+            ClientOption::StructuredReply => self.choose(code, ReplyStyle::Structured).await?,
+            ClientOption::ExtendedHeaders => self.choose(code, ReplyStyle::Extended).await?,
             ClientOption::ListMetaContext(request) => self.contexts(code, &request, Purpose::List).await?,
             ClientOption::SetMetaContext(request) => self.contexts(code, &request, Purpose::Set).await?,
             ClientOption::Unknown(_) => {
@@ -163,6 +153,27 @@ impl<'a> Handshake<'a> {
             }
         }
         Ok(Next::Option)
+    }
+
+    /// Agrees on a form of replies that can do more than the one before.
+    async fn choose(&mut self, code: u32, wanted: ReplyStyle) -> io::Result<()> {
+        let (reply, message) = match (self.replies, wanted) {
+            (ReplyStyle::Extended, ReplyStyle::Extended) => {
+                (OptionReply::Invalid, "extended headers were agreed on already")
+            }
+            (ReplyStyle::Extended, _) => (
+                OptionReply::ExtendedHeadersRequired,
+                "extended headers were agreed on, which include structured replies",
+            ),
+            (ReplyStyle::Structured, ReplyStyle::Structured) => {
+                (OptionReply::Invalid, "structured replies were agreed on already")
+            }
+            _ => {
+                self.replies = wanted;
+                return self.reply(code, OptionReply::Ack, &[]).await;
+            }
+        };
+        self.refuse(code, reply, message).await
     }
 
     /// Whether the client has to begin TLS before anything else.
@@ -202,6 +213,9 @@ impl<'a> Handshake<'a> {
     }
 
     async fn export_name(&mut self, name: &str) -> io::Result<Next> {
+        if self.replies == ReplyStyle::Extended {
+            return Err(violation("with extended headers, an export is chosen with the option GO"));
+        }
         let Some(export) = self.exports.find(name) else {
             return Err(violation(format!("there is no export '{}'", name.escape_debug())));
         };

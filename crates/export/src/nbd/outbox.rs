@@ -75,11 +75,6 @@ impl Outbox {
         }
     }
 
-    /// Whether the connection broke.
-    pub(crate) fn is_broken(&self) -> bool {
-        self.state.borrow().is_broken
-    }
-
     /// Sends what is queued until it is closed. If the connection breaks, replies go nowhere from then on, and the
     /// other direction ends too.
     pub(crate) async fn run(&self, transport: &Transport, gate: &Gate, peer: &Arc<Peer>) {

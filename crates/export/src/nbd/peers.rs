@@ -1,5 +1,6 @@
 //! The clients of a server, as everybody but their own session sees them.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::Shutdown;
 use slab::Slab;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
@@ -53,6 +54,14 @@ impl Peer {
     /// Ends the connection in both directions.
     pub(crate) fn hang_up(&self) {
         self.shut_down(Shutdown::Both);
+    }
+
+    /// Whether the client closed its side, or the connection ended: what it sent before may not be received yet.
+    pub(crate) fn has_left(&self) -> bool {
+        self.socket.as_ref().is_some_and(|socket| {
+            let mut fds = [PollFd::new(socket, PollFlags::RDHUP)];
+            poll(&mut fds, Some(&Timespec::default())).is_ok_and(|found| found > 0)
+        })
     }
 
     /// Whoever receives finds the end.

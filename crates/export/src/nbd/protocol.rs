@@ -121,6 +121,7 @@ pub(crate) enum OptionReply {
     TlsRequired = (1 << 31) + 5,
     Unknown = (1 << 31) + 6,
     TooBig = (1 << 31) + 9,
+    ExtendedHeadersRequired = (1 << 31) + 10,
 }
 
 /// Types of chunks.

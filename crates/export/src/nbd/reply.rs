@@ -100,7 +100,11 @@ pub(crate) fn error_reply(style: ReplyStyle, ticket: Ticket, errno: NbdErrno, me
     if style == ReplyStyle::Simple {
         return Head::simple(ticket, errno as u32).bytes().to_vec();
     }
-    let message = &message.as_bytes()[..message.len().min(MAX_MESSAGE)];
+    let mut len = message.len().min(MAX_MESSAGE);
+    while !message.is_char_boundary(len) {
+        len -= 1;
+    }
+    let message = &message.as_bytes()[..len];
     let head = Head::last_chunk(style, ticket, chunk::ERROR, 6 + message.len() as u64);
     let mut reply = head.bytes().to_vec();
     reply.extend((errno as u32).to_be_bytes());
@@ -189,6 +193,17 @@ mod tests {
             "6e8a278c 0001 8001 0102030405060708 0000000000001000 000000000000000a 0000001c 0004 66756c6c"
                 .replace(' ', "")
         );
+    }
+
+    #[test]
+    fn messages_that_are_too_long_end_with_a_whole_character() {
+        for (message, len) in
+            [("é".repeat(1000), 1024), (format!("x{}", "é".repeat(1000)), 1023), ("€".repeat(9), 27)]
+        {
+            let reply = error_reply(ReplyStyle::Structured, TICKET, NbdErrno::Io, &message);
+            assert_eq!(reply[24..26], (len as u16).to_be_bytes());
+            assert_eq!(std::str::from_utf8(&reply[26..]).unwrap(), &message[..len]);
+        }
     }
 
     #[test]

@@ -10,13 +10,13 @@ use super::session::Session;
 use super::transport::Transport;
 use crate::error::ExportError;
 use crate::export::Exports;
-use crate::log::Level;
+use crate::log::{Level, Seldom};
 use crate::pool::{PoolHandle, Seat, WorkerPool};
 use crate::stop::Stop;
 use rustix::io::Errno;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use zebu::storage::Socket;
 
 /// How often the watch looks at the clients.
@@ -83,6 +83,7 @@ impl Drop for NbdServer {
 
 async fn accept(shared: Arc<Shared>, listener: &Listener, seat: &Seat) {
     let Shared { config, stop, .. } = &*shared;
+    let mut failures = Seldom::default();
     while let Some(ready) = stop.or(seat.worker.readable(listener.socket())).await {
         if let Err(error) = ready {
             config
@@ -96,13 +97,24 @@ async fn accept(shared: Arc<Shared>, listener: &Listener, seat: &Seat) {
                 Err(Errno::AGAIN) => break,
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(errno) => {
-                    let name = listener.name();
-                    config.log.write(Level::Warning, format_args!("{name}: cannot accept a client: {errno}"));
+                    if failures.is_due(Instant::now()) {
+                        config.log.write(
+                            Level::Warning,
+                            format_args!("{}: cannot accept a client: {}", listener.name(), in_words(errno)),
+                        );
+                    }
                     stop.or(seat.worker.sleep(BREATH)).await;
                     break;
                 }
             }
         }
+    }
+}
+
+fn in_words(errno: Errno) -> String {
+    match errno {
+        Errno::MFILE => format!("{errno}: raise the limit of open files (LimitNOFILE= of a unit, ulimit -n)"),
+        errno => errno.to_string(),
     }
 }
 

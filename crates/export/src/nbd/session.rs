@@ -38,6 +38,8 @@ pub(crate) struct Session {
     peer: Arc<Peer>,
     /// Requests that the image works on.
     executing: Cell<usize>,
+    /// Whether further requests may come.
+    is_receiving: Cell<bool>,
     stop: Stop,
 }
 
@@ -62,6 +64,7 @@ impl Session {
             gate: Gate::new(most),
             peer: Arc::clone(peer),
             executing: Cell::new(0),
+            is_receiving: Cell::new(true),
             outbox: Outbox::new(&seat.worker),
             stop: stop.clone(),
         })
@@ -82,6 +85,7 @@ impl Session {
             self.seat.worker.spawn(async move { me.outbox.run(&transport, &me.gate, &peer).await })
         };
         let result = self.receive(inbox).await;
+        self.is_receiving.set(false);
         self.gate.empty().await;
         self.outbox.close();
         sender.await;
@@ -224,13 +228,14 @@ impl Session {
         self.end(&pending, result.map_err(failure));
     }
 
-    /// Reads a range so that it is in the page cache, and its mapping in ours.
+    /// Reads a range so that it is in the page cache, and its mapping in ours. Ends early when nobody is there any more
+    /// to use it.
     async fn read_ahead(self: Rc<Self>, pending: Pending, len: u64) {
         let mut result = Ok(());
         if self.agreed.export.has_page_cache() {
             let image = self.agreed.export.image();
             let (mut at, end) = (pending.ticket.offset, pending.ticket.offset + len);
-            while at < end && result.is_ok() && !self.stop.is_thrown() && !self.outbox.is_broken() {
+            while at < end && result.is_ok() && self.is_wanted() {
                 let step = (end - at).min(CACHE_STEP);
                 let bufs = self.seat.worker.buffer(step as usize).into();
                 result = image.read(&self.seat.worker, at, bufs).await.0;
@@ -238,6 +243,12 @@ impl Session {
             }
         }
         self.end(&pending, result.map_err(failure));
+    }
+
+    /// Whether the client is there to use what is read ahead. (The receiving side, held back by the gate, may not know yet
+    /// that it left.)
+    fn is_wanted(&self) -> bool {
+        self.is_receiving.get() && !self.stop.is_thrown() && !self.peer.has_left()
     }
 
     async fn block_status(self: Rc<Self>, pending: Pending, len: u64, one: bool) {

@@ -5,6 +5,9 @@ use zebu::Access;
 
 /// Bytes of a sector, the unit of virtio-blk.
 pub(crate) const SECTOR: u64 = 512;
+/// The largest queue, and the most descriptors of a request on any queue: a chain is to have no more than its own queue
+/// (virtio 1.2, 2.7.5.3.1), but Linux puts as many segments as it is offered into an indirect table.
+pub(crate) const MAX_QUEUE: u16 = 1024;
 /// Segments of data in one request: what fits a descriptor table, without header and status.
 const SEG_MAX: u32 = 126;
 /// Ranges in one discard or write-zeroes request.
@@ -15,6 +18,8 @@ const MAX_RANGE_SECTORS: u32 = 1 << 22;
 const PHYSICAL_EXPONENT: u8 = 3;
 /// Bytes of the configuration space that have a meaning.
 const CONFIG_LEN: usize = 60;
+
+const _: () = assert!(SEG_MAX + 2 <= MAX_QUEUE as u32, "requests as they are offered must be served");
 
 /// Feature bits of virtio and virtio-blk.
 pub(crate) mod feature {

@@ -1,6 +1,6 @@
 //! What a front end asks of the device.
 
-use super::device;
+use super::device::{self, MAX_QUEUE};
 use super::inflight::InflightLog;
 use super::memory::{GuestMap, SharedMap};
 use super::ring::{Ring, RingSetup};
@@ -22,8 +22,6 @@ use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut
 use virtio_queue::{Queue, QueueT};
 use zebu::storage::Socket;
 
-/// The largest queue.
-const MAX_QUEUE: u16 = 1024;
 /// Regions of memory.
 const MAX_REGIONS: u64 = 509;
 /// Bytes of configuration space that may be asked for.
@@ -122,6 +120,8 @@ impl Handler {
             Some(call) => Some(call.try_clone().map_err(failed)?),
             None => None,
         }));
+        // What a killed process has used it may not have told of; a call for nothing does no harm.
+        control.call();
         vring.running = Some(Arc::clone(&control));
         let setup = RingSetup {
             export: Arc::clone(&self.export),

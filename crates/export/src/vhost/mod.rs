@@ -12,4 +12,7 @@ mod ring_control;
 mod server;
 
 pub use request::{BlkRequest, Parts, parse_header, split_front, split_last_byte};
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub use ring::fuzzing::look_at_ring;
 pub use server::{VhostConfig, VhostUserBlk};

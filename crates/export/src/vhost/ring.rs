@@ -1,6 +1,6 @@
 //! Serving one ring, on one worker.
 
-use super::device::{MAX_RANGES, SECTOR, feature};
+use super::device::{MAX_QUEUE, MAX_RANGES, SECTOR, feature};
 use super::inflight::RingLog;
 use super::memory::{GuestMap, SharedMap};
 use super::request::{
@@ -18,16 +18,23 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Poll, Waker};
 use std::time::Instant;
+use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use zebu::storage::{IoBuf, IoBufs, Socket};
 use zebu::{Access, Durability, ZeroMode};
+
+#[cfg(feature = "fuzzing")]
+#[path = "ring_fuzzing.rs"]
+pub(crate) mod fuzzing;
 
 /// Bytes of data of one ring in flight at once; one request goes always. (Where a guest's buffers do not suit the disk,
 /// others of that size are needed.)
 const MAX_BYTES: u64 = 64 << 20;
 /// Bytes of data of one request.
 const MAX_REQUEST: u64 = 64 << 20;
+/// The flag of the available ring by which a guest wants not to be told (virtio 1.2, 2.7.7).
+const NO_INTERRUPT: u16 = 1;
 /// Bytes of the name of a device.
 const ID_LEN: usize = 20;
 
@@ -80,10 +87,13 @@ pub(crate) struct Ring {
 struct Pending {
     head: u16,
     map: Arc<GuestMap>,
-    status: u64,
+    /// Where its status goes, if there is room for one.
+    status: Option<u64>,
     kind: RequestKind,
-    /// Bytes of data.
+    /// Bytes of the disk that it is about.
     len: u64,
+    /// Bytes of data in the guest's memory, as counted in the ring.
+    held: u64,
     since: Instant,
 }
 
@@ -160,12 +170,22 @@ impl Ring {
                 return;
             }
             self.is_news.set(false);
-            let map = self.memory.get();
-            // If it can't be found out, the guest is told in any case.
-            if self.queue.borrow_mut().needs_notification(map.memory()).unwrap_or(true) {
+            if self.wants_call() {
                 self.control.call();
             }
         }
+    }
+
+    /// Whether the guest wants to be told of what was used. If it can't be found out, it is told in any case.
+    fn wants_call(&self) -> bool {
+        let (map, mut queue) = (self.memory.get(), self.queue.borrow_mut());
+        let is_wanted = queue.needs_notification(map.memory()).unwrap_or(true);
+        if queue.event_idx_enabled() {
+            return is_wanted;
+        }
+        // virtio-queue leaves the flag to others. What was used is visible before it is read: there is a fence in the call.
+        let flags = map.memory().load::<u16>(GuestAddress(queue.avail_ring()), Ordering::Relaxed);
+        flags.map_or(true, |flags| u16::from_le(flags) & NO_INTERRUPT == 0)
     }
 
     /// Serves requests that an earlier process had taken.
@@ -195,11 +215,16 @@ impl Ring {
             }
             let next = take_chain(&mut self.queue.borrow_mut(), map.memory());
             match next {
-                Some(Next::Chain(head, parts)) => {
+                Some(Next::Chain(head, chain)) => {
                     if let Some(log) = &self.log {
                         log.borrow_mut().take(head);
                     }
-                    self.start(&map, head, parts);
+                    let is_refused = matches!(chain, Chain::TooLong(_));
+                    self.start(&map, head, chain);
+                    if is_refused {
+                        // It took long to follow.
+                        break;
+                    }
                 }
                 Some(Next::None) => return,
                 None => {
@@ -219,13 +244,28 @@ impl Ring {
         drop(self.seat.worker.spawn(async move { me.process() }));
     }
 
-    /// Starts a request. One without room for a status, or whose chain is none, is only used up.
-    fn start(self: &Rc<Self>, map: &Arc<GuestMap>, head: u16, parts: Option<(Parts, Parts)>) {
+    /// Starts a request. One without room for a status is only used up.
+    fn start(self: &Rc<Self>, map: &Arc<GuestMap>, head: u16, chain: Chain) {
         self.requests.set(self.requests.get() + 1);
         self.export.metrics().start(self.seat.thread);
-        let since = Instant::now();
-        let (mut readable, mut writable) = parts.unwrap_or_default();
-        let status = split_last_byte(&mut writable);
+        let mut pending = Pending {
+            head,
+            map: Arc::clone(map),
+            status: None,
+            kind: RequestKind::Other,
+            len: 0,
+            held: 0,
+            since: Instant::now(),
+        };
+        let (mut readable, mut writable) = match chain {
+            Chain::Whole(readable, writable) => (readable, writable),
+            Chain::TooLong(status) => {
+                pending.status = status;
+                self.finish(&pending, Status::IoError, 0);
+                return;
+            }
+        };
+        pending.status = split_last_byte(&mut writable);
         let mut header = [0; HEADER as usize];
         let has_header =
             split_front(&mut readable, HEADER).is_some_and(|parts| map.read_parts(&parts, &mut header));
@@ -235,7 +275,7 @@ impl Ring {
             Some(BlkRequest::Write { .. }) => len(&readable),
             _ => 0,
         };
-        let kind = match request {
+        pending.kind = match request {
             Some(BlkRequest::Read { .. }) => RequestKind::Read,
             Some(BlkRequest::Write { .. }) => RequestKind::Write,
             Some(BlkRequest::Flush) => RequestKind::Flush,
@@ -244,20 +284,15 @@ impl Ring {
             _ => RequestKind::Other,
         };
         self.bytes.set(self.bytes.get() + data);
-        let mut pending = Pending { head, map: Arc::clone(map), status: 0, kind, len: data, since };
-        let Some(status) = status else {
-            self.finish(&pending, None, 0);
-            return;
-        };
-        pending.status = status;
-        let Some(request) = request else {
-            self.finish(&pending, Some(Status::IoError), 0);
+        (pending.len, pending.held) = (data, data);
+        let (Some(_), Some(request)) = (pending.status, request) else {
+            self.finish(&pending, Status::IoError, 0);
             return;
         };
         let writes =
             matches!(request, BlkRequest::Write { .. } | BlkRequest::Discard | BlkRequest::WriteZeroes);
         if writes && self.export.access() == Access::ReadOnly {
-            self.finish(&pending, Some(Status::IoError), 0);
+            self.finish(&pending, Status::IoError, 0);
             return;
         }
         let me = Rc::clone(self);
@@ -268,7 +303,7 @@ impl Ring {
                     let result = me.export.image().read(&me.seat.worker, offset, bufs).await.0;
                     me.end(&pending, &result, data as u32);
                 })),
-                None => self.finish(&pending, Some(Status::IoError), 0),
+                None => self.finish(&pending, Status::IoError, 0),
             },
             BlkRequest::Write { offset } => match data_buffers(map, &readable, data) {
                 Some(bufs) => drop(worker.spawn(async move {
@@ -276,7 +311,7 @@ impl Ring {
                         me.export.image().write(&me.seat.worker, offset, bufs, me.durability).await.0;
                     me.end(&pending, &result, 0);
                 })),
-                None => self.finish(&pending, Some(Status::IoError), 0),
+                None => self.finish(&pending, Status::IoError, 0),
             },
             BlkRequest::Flush => drop(worker.spawn(async move {
                 let result = me.export.image().flush(&me.seat.worker).await;
@@ -288,20 +323,23 @@ impl Ring {
                 let used = name.len().min(ID_LEN);
                 id[..used].copy_from_slice(&name[..used]);
                 match map.write_parts(&writable, &id) {
-                    Some(written) => self.finish(&pending, Some(Status::Ok), written as u32),
-                    None => self.finish(&pending, Some(Status::IoError), 0),
+                    Some(written) => self.finish(&pending, Status::Ok, written as u32),
+                    None => self.finish(&pending, Status::IoError, 0),
                 }
             }
             BlkRequest::Discard | BlkRequest::WriteZeroes => match ranges(map, &mut readable, request) {
-                Ok(ranges) => drop(worker.spawn(async move { me.clear(pending, request, ranges).await })),
-                Err(status) => self.finish(&pending, Some(status), 0),
+                Ok(ranges) => {
+                    pending.len = ranges.iter().map(|range| range.len).sum();
+                    drop(worker.spawn(async move { me.clear(pending, request, ranges).await }));
+                }
+                Err(status) => self.finish(&pending, status, 0),
             },
-            BlkRequest::Unknown => self.finish(&pending, Some(Status::Unsupported), 0),
+            BlkRequest::Unknown => self.finish(&pending, Status::Unsupported, 0),
         }
     }
 
     /// Discards or zeroes ranges.
-    async fn clear(self: Rc<Self>, mut pending: Pending, request: BlkRequest, ranges: Vec<Range>) {
+    async fn clear(self: Rc<Self>, pending: Pending, request: BlkRequest, ranges: Vec<Range>) {
         let (image, worker) = (self.export.image(), &self.seat.worker);
         let mut result = Ok(());
         for Range { offset, len, unmap } in ranges {
@@ -317,40 +355,38 @@ impl Ring {
         if result.is_ok() && self.durability == Durability::Durable {
             result = image.flush(worker).await;
         }
-        pending.len = 0;
         self.end(&pending, &result, 0);
     }
 
     /// Ends a request that the image worked on. `written`: bytes in the guest's buffers, without the status.
     fn end(self: &Rc<Self>, pending: &Pending, result: &zebu::Result<()>, written: u32) {
         match result {
-            Ok(()) => self.finish(pending, Some(Status::Ok), written),
+            Ok(()) => self.finish(pending, Status::Ok, written),
             Err(error) => {
                 let status = match error.kind() {
                     zebu::ErrorKind::Unsupported => Status::Unsupported,
                     _ => Status::IoError,
                 };
                 self.messages.write(Level::Debug, format_args!("{error}"));
-                self.finish(pending, Some(status), 0);
+                self.finish(pending, status, 0);
             }
         }
     }
 
     /// Gives a request back to the guest.
-    fn finish(self: &Rc<Self>, pending: &Pending, status: Option<Status>, written: u32) {
-        let is_ok = status == Some(Status::Ok);
+    fn finish(self: &Rc<Self>, pending: &Pending, status: Status, written: u32) {
+        let is_ok = status == Status::Ok;
         let took = pending.since.elapsed();
         self.export.metrics().end(self.seat.thread, pending.kind, pending.len, is_ok, took);
         let mut written = written;
-        if let Some(status) = status {
-            let address = GuestAddress(pending.status);
-            if pending.map.memory().write_obj(status as u8, address).is_ok() {
-                written += 1;
-            }
+        if let Some(address) = pending.status
+            && pending.map.memory().write_obj(status as u8, GuestAddress(address)).is_ok()
+        {
+            written += 1;
         }
         self.use_up(&pending.map, pending.head, written);
         self.requests.set(self.requests.get() - 1);
-        self.bytes.set(self.bytes.get() - pending.len.min(self.bytes.get()));
+        self.bytes.set(self.bytes.get() - pending.held);
         self.is_news.set(true);
         self.wake();
         if self.is_stalled.replace(false) {
@@ -379,10 +415,19 @@ impl Ring {
 
 /// What an available ring has.
 enum Next {
-    /// A head; what the device may read, and what it may write, unless the chain is too long.
-    Chain(u16, Option<(Parts, Parts)>),
+    /// A head and its chain.
+    Chain(u16, Chain),
     /// Nothing more; the guest will say when there is.
     None,
+}
+
+/// A chain of descriptors, up to its end or to where it is none any more.
+#[derive(Debug, PartialEq, Eq)]
+enum Chain {
+    /// What the device may read, and what it may write.
+    Whole(Parts, Parts),
+    /// More descriptors than a request has; its last byte that the device may write, which is for the status.
+    TooLong(Option<u64>),
 }
 
 /// Takes the next chain; `None` if the ring is broken. The guest may make others available at any time.
@@ -393,25 +438,25 @@ fn take_chain(queue: &mut Queue, memory: &GuestMemoryMmap) -> Option<Next> {
         return Some(Next::None);
     }
     let chain = queue.iter(memory).ok()?.next()?;
-    let (head, size) = (chain.head_index(), queue.size());
-    Some(Next::Chain(head, split_chain(chain, size)))
+    Some(Next::Chain(chain.head_index(), split_chain(chain)))
 }
 
-/// What the device may read, and what it may write. `None` if there are more descriptors than a queue of that size allows,
-/// in a table of their own as well (virtio 1.2, 2.7.5.3.1).
-fn split_chain(
-    chain: impl IntoIterator<Item = virtio_queue::desc::split::Descriptor>,
-    size: u16,
-) -> Option<(Parts, Parts)> {
+/// What the device may read, and what it may write.
+fn split_chain(chain: impl IntoIterator<Item = Descriptor>) -> Chain {
+    let mut chain = chain.into_iter().fuse();
     let (mut readable, mut writable) = (Parts::new(), Parts::new());
-    for descriptor in chain {
-        if readable.len() + writable.len() >= usize::from(size) {
-            return None;
-        }
+    for descriptor in chain.by_ref().take(MAX_QUEUE.into()) {
         let list = if descriptor.is_write_only() { &mut writable } else { &mut readable };
         list.push((descriptor.addr().0, descriptor.len()));
     }
-    Some((readable, writable))
+    let Some(next) = chain.next() else { return Chain::Whole(readable, writable) };
+    let more = std::iter::once(next).chain(chain);
+    // Only the last bytes count, so that no more has to be kept.
+    for descriptor in more.filter(|descriptor| descriptor.is_write_only() && descriptor.len() > 0) {
+        writable.clear();
+        writable.push((descriptor.addr().0, descriptor.len()));
+    }
+    Chain::TooLong(split_last_byte(&mut writable))
 }
 
 /// The guest's buffers of a read or write; `None` if they can't be served.
@@ -445,11 +490,11 @@ fn ranges(map: &GuestMap, readable: &mut Parts, request: BlkRequest) -> Result<V
 }
 
 /// The descriptors of a head, as the queue would give them.
-fn chain_at(map: &GuestMap, table: u64, size: u16, head: u16) -> Option<(Parts, Parts)> {
-    // A queue of one, whose available ring is not looked at.
+fn chain_at(map: &GuestMap, table: u64, size: u16, head: u16) -> Chain {
     let mut descriptors = Vec::new();
-    collect(map, GuestAddress(table), size, head, &mut descriptors, Indirect::Allowed)?;
-    split_chain(descriptors, size)
+    // Where the chain is none any more, the queue ends it as well.
+    let _ = collect(map, GuestAddress(table), size, head, &mut descriptors, Indirect::Allowed);
+    split_chain(descriptors)
 }
 
 /// Whether a descriptor may lead to another table.
@@ -459,13 +504,13 @@ enum Indirect {
     Refused,
 }
 
-/// Follows a chain of descriptors, at most as many as its table has.
+/// Follows a chain of descriptors, at most as many as its table has. `None` where it is none any more.
 fn collect(
     map: &GuestMap,
     table: GuestAddress,
     size: u16,
     head: u16,
-    into: &mut Vec<virtio_queue::desc::split::Descriptor>,
+    into: &mut Vec<Descriptor>,
     indirect: Indirect,
 ) -> Option<()> {
     let mut index = head;
@@ -474,8 +519,7 @@ fn collect(
             return None;
         }
         let address = table.0.checked_add(u64::from(index) * 16)?;
-        let descriptor: virtio_queue::desc::split::Descriptor =
-            map.memory().read_obj(GuestAddress(address)).ok()?;
+        let descriptor: Descriptor = map.memory().read_obj(GuestAddress(address)).ok()?;
         if descriptor.refers_to_indirect_table() {
             if indirect == Indirect::Refused || !descriptor.len().is_multiple_of(16) {
                 return None;
@@ -495,21 +539,113 @@ fn collect(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use vhost::vhost_user::message::VhostUserMemoryRegion;
 
     const SIZE: u16 = 8;
     const AVAILABLE: u64 = 0x1000;
     const USED: u64 = 0x2000;
+    /// A table of its own.
+    const TABLE: u64 = 0x8000;
+    /// Flags of a descriptor.
+    const NEXT: u16 = 1;
+    const WRITE: u16 = 2;
+    const INDIRECT: u16 = 4;
+
+    /// A queue over the start of the memory, with its descriptors at 0.
+    fn queue() -> Queue {
+        let mut queue = Queue::new(SIZE).unwrap();
+        queue.try_set_avail_ring_address(GuestAddress(AVAILABLE)).unwrap();
+        queue.try_set_used_ring_address(GuestAddress(USED)).unwrap();
+        queue.set_event_idx(true);
+        queue.set_ready(true);
+        queue
+    }
+
+    fn put(map: &GuestMap, table: u64, index: u64, descriptor: Descriptor) {
+        map.memory().write_obj(descriptor, GuestAddress(table + index * 16)).unwrap();
+    }
+
+    // Served again after a restart, it must be what it was.
+    #[test]
+    fn a_chain_is_no_longer_than_a_request_and_is_found_again_as_it_was() {
+        let file = tempfile::tempfile().unwrap();
+        let size = 0x20_0000;
+        file.set_len(size).unwrap();
+        let region = VhostUserMemoryRegion {
+            guest_phys_addr: 0,
+            memory_size: size,
+            user_addr: 0x7000_0000,
+            mmap_offset: 0,
+        };
+        let map = GuestMap::of_table(&[region], vec![file]).unwrap();
+        // The last but one of a table can be written, and the last is there for nothing; another may come before both.
+        let in_table = |count: u64| {
+            for index in 0..count {
+                let (len, flags) = match count - 1 - index {
+                    0 => (0, WRITE),
+                    1 => (3, NEXT | WRITE),
+                    _ => (512, NEXT),
+                };
+                put(&map, TABLE, index, Descriptor::new(0x1000 * index, len, flags, index as u16 + 1));
+            }
+            put(&map, 0, 0, Descriptor::new(TABLE, count as u32 * 16, INDIRECT, 0));
+        };
+        let direct = |next: u16| {
+            put(&map, 0, 0, Descriptor::new(0x5000, 16, NEXT, 1));
+            put(&map, 0, 1, Descriptor::new(0x6000, 1, NEXT | WRITE, next));
+            put(&map, 0, 2, Descriptor::new(0x7000, 1, WRITE, 0));
+        };
+        let mut queue = queue();
+        let mut available = 0u16;
+        let mut taken = || {
+            available += 1;
+            map.memory().store(available.to_le(), GuestAddress(AVAILABLE + 2), Ordering::Release).unwrap();
+            let Some(Next::Chain(0, chain)) = take_chain(&mut queue, map.memory()) else {
+                panic!("nothing is taken")
+            };
+            assert_eq!(chain_at(&map, 0, SIZE, 0), chain);
+            chain
+        };
+        let count = |chain: &Chain| match chain {
+            Chain::Whole(readable, writable) => Ok((readable.len(), writable.len())),
+            Chain::TooLong(status) => Err(*status),
+        };
+        for entries in [2, u64::from(SIZE) + 1, 128, MAX_QUEUE.into()] {
+            in_table(entries);
+            assert_eq!(count(&taken()), Ok((entries as usize - 2, 2)));
+        }
+        for entries in [u64::from(MAX_QUEUE) + 1, 2000, 60_000] {
+            in_table(entries);
+            assert_eq!(count(&taken()), Err(Some(0x1000 * (entries - 2) + 2)), "{entries} entries");
+        }
+        // The last place that could be written is among those that fit.
+        in_table(5000);
+        for index in 1000..5000 {
+            put(&map, TABLE, index, Descriptor::new(0, 512, NEXT, index as u16 + 1));
+        }
+        put(&map, TABLE, 900, Descriptor::new(0x9000, 8, NEXT | WRITE, 901));
+        assert_eq!(count(&taken()), Err(Some(0x9007)));
+        put(&map, TABLE, 900, Descriptor::new(0x9000, 8, NEXT, 901));
+        assert_eq!(count(&taken()), Err(None));
+        direct(2);
+        assert_eq!(count(&taken()), Ok((1, 2)));
+        // A chain that goes on where nothing is ends there; a loop ends when the table is through.
+        direct(SIZE);
+        assert_eq!(count(&taken()), Ok((1, 1)));
+        direct(0);
+        assert_eq!(count(&taken()), Ok((4, 4)));
+        // A table in a table.
+        in_table(8);
+        put(&map, TABLE, 3, Descriptor::new(TABLE, 160, INDIRECT, 0));
+        assert_eq!(count(&taken()), Ok((3, 0)));
+    }
 
     // As a guest with several CPUs does. (Where the index was looked at twice, ten thousand requests were enough.)
     #[test]
     fn requests_may_come_while_the_device_looks() {
         const REQUESTS: u32 = 300_000;
         let memory: GuestMemoryMmap = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x4000)]).unwrap();
-        let mut queue = Queue::new(SIZE).unwrap();
-        queue.try_set_avail_ring_address(GuestAddress(AVAILABLE)).unwrap();
-        queue.try_set_used_ring_address(GuestAddress(USED)).unwrap();
-        queue.set_event_idx(true);
-        queue.set_ready(true);
+        let mut queue = queue();
         let taken = std::sync::atomic::AtomicU32::new(0);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -525,8 +661,9 @@ mod tests {
             let mut count = 0;
             while count < REQUESTS {
                 match take_chain(&mut queue, &memory) {
-                    Some(Next::Chain(head, parts)) => {
-                        assert_eq!((head, parts.is_some()), (0, true));
+                    Some(Next::Chain(head, chain)) => {
+                        assert_eq!(head, 0);
+                        assert!(matches!(chain, Chain::Whole(..)));
                         count += 1;
                         taken.store(count, Ordering::Release);
                     }

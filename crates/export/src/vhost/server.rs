@@ -4,7 +4,7 @@ use super::back_channel::BackChannel;
 use super::handler::Handler;
 use crate::error::ExportError;
 use crate::export::{Export, SizeWatcher};
-use crate::log::{Level, Log};
+use crate::log::{Level, Log, Seldom};
 use crate::pool::{PoolHandle, WorkerPool};
 use crate::stop::Stop;
 use rustix::net::Shutdown;
@@ -12,6 +12,7 @@ use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 /// How a device is made.
@@ -95,14 +96,17 @@ impl Shared {
 
     fn run(&self, export: &Arc<Export>, pool: &PoolHandle, config: &VhostConfig) {
         let log = &config.log;
+        let mut failures = Seldom::default();
         while !self.stop.is_thrown() {
             let stream = match self.listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(_) if self.stop.is_thrown() => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => {
-                    log.write(Level::Warning, format_args!("cannot accept a front end: {error}"));
-                    std::thread::sleep(std::time::Duration::from_millis(100));
+                    if failures.is_due(Instant::now()) {
+                        log.write(Level::Warning, format_args!("cannot accept a front end: {error}"));
+                    }
+                    std::thread::sleep(Duration::from_millis(100));
                     continue;
                 }
             };

@@ -299,6 +299,7 @@ impl Core {
                 return self.complete(pending, Err(errno));
             }
             if let Err(errno) = self.admit(&pending) {
+                self.apply_what_fits(&pending);
                 return self.complete(pending, Err(errno));
             }
             if let Some(Fault::Split { bytes }) = pending.fault
@@ -382,6 +383,31 @@ impl Core {
                 }
             }
             FailedEffect::Nothing | FailedEffect::Part => {}
+        }
+    }
+
+    /// An allocation that runs out of space keeps what it got, as on ext4.
+    fn apply_what_fits(&mut self, pending: &Pending) {
+        const BLOCK: u64 = 4096;
+        let limits = self.limits[pending.file.0];
+        let (SimOp::Allocate { offset, .. }, Some(space), true) =
+            (&pending.what, limits.space, limits.allocate)
+        else {
+            return;
+        };
+        let fits = {
+            let disk = self.disk.borrow();
+            let content = &disk.files[pending.file.0].volatile;
+            let room = space.saturating_sub(content.disk_usage());
+            let whole = pending.info.range.end.min(content.len());
+            let mut end = *offset;
+            while end + BLOCK <= whole && content.space_needed(*offset..end + BLOCK) <= room {
+                end += BLOCK;
+            }
+            *offset..end
+        };
+        if !fits.is_empty() {
+            self.record(LogEvent::Applied { op: pending.info.op, range: fits });
         }
     }
 

@@ -1,7 +1,10 @@
 //! Backups by a persistent dirty bitmap: which of the disk has changed since the previous one.
 
 use super::options::{BackupOptions, PreviousBackup, SourceErrors};
+use super::unreadable::Unreadable;
+use crate::qcow2::bitmaps::Bits;
 use crate::{BitmapRecording, DirtyBits, Error, ErrorKind, Image, NewBitmap, Result};
+use std::sync::Arc;
 use zebu_storage::{IoBuf, IoBufs, Worker};
 
 /// Places at which a bitmap is compared with the disks.
@@ -10,6 +13,8 @@ const SAMPLES: u64 = 64;
 const SAMPLE: u64 = 4096;
 /// Bytes compared at once of what an interrupted backup holds.
 const COMPARED: u64 = 1 << 20;
+/// The same where some of it could not be read.
+const COMPARED_BESIDE_HOLES: u64 = 4096;
 /// Bytes of unchanged disk that are passed over at once.
 const SPAN: u64 = 64 << 20;
 
@@ -79,6 +84,7 @@ impl Dirty {
         source: &Image,
         previous: &Image,
         names: &PreviousBackup,
+        errors: SourceErrors,
     ) -> Result<()> {
         let Some(bits) = &self.bits else { return Ok(()) };
         let size = source.virtual_size();
@@ -100,7 +106,12 @@ impl Dirty {
             if len == 0 {
                 continue;
             }
-            if read(worker, source, at, len).await? != read(worker, previous, at, len).await? {
+            let now = match read(worker, source, at, len).await {
+                Ok(now) => now,
+                Err(_) if errors == SourceErrors::Skip => continue,
+                Err(error) => return Err(error),
+            };
+            if now != read(worker, previous, at, len).await? {
                 let message = format!(
                     "bitmap '{}' does not belong to '{}': nothing was written at {at} since then, it says, but the \
                      disks differ there; make a full backup",
@@ -133,7 +144,7 @@ impl Dirty {
 
     /// Refuses to go on with a backup whose source was written since it was interrupted: the bitmap does not tell that
     /// apart from what was written before, and clearing it would hide it from every later increment. `done` bytes of the
-    /// disk are in `partial`.
+    /// disk are in `partial`, but for what could not be read.
     pub(super) async fn compare_done(
         &self,
         worker: &Worker,
@@ -141,6 +152,7 @@ impl Dirty {
         partial: &Image,
         done: u64,
         options: &BackupOptions,
+        unreadable: &mut Unreadable,
     ) -> Result<()> {
         let cluster = partial.cluster_size();
         let mut at = 0;
@@ -154,45 +166,78 @@ impl Dirty {
                 Some((Changed::Yes, len)) => len.min(COMPARED),
                 None => COMPARED.min(done - at),
             };
-            let now = match read(worker, source, at, len).await {
-                Ok(now) => now,
-                // It is a hole in the backup already, and reported.
-                Err(_) if options.source_errors == SourceErrors::Skip => {
-                    at += len;
-                    continue;
-                }
-                Err(error) => return Err(error),
-            };
-            if now != read(worker, partial, at, len).await? {
+            let end = at + len;
+            if !is_as_copied(worker, source, partial, at, len, options.source_errors, unreadable).await? {
                 let message = format!(
-                    "the disk was written between {at} and {} since the backup was interrupted: leave --resume out",
-                    at + len
+                    "the disk was written between {at} and {end} since the backup was interrupted: leave --resume out"
                 );
                 return Err(Error::new(ErrorKind::InvalidArgument, message).on(source.path()));
             }
-            at += len;
+            at = end;
         }
         Ok(())
     }
 
-    /// After a complete backup: what is written from now on is dirty.
-    pub(super) async fn restart(&self, worker: &Worker, source: &Image) -> Result<()> {
-        let exists = source.bitmaps().iter().any(|bitmap| bitmap.name == self.name);
-        let restarted = if exists {
-            source.clear_bitmap(worker, &self.name).await
-        } else {
-            let new = NewBitmap { recording: BitmapRecording::On, ..NewBitmap::named(&self.name) };
-            source.add_bitmap(worker, &new).await
+    fn exists(&self, source: &Image) -> bool {
+        source.bitmaps().iter().any(|bitmap| bitmap.name == self.name)
+    }
+
+    /// What a bitmap is called that was not cleared.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Before a backup with holes gets its name: they become dirty. (A full backup copies what is clean, too, so the bitmap
+    /// as it is would not do.) Then there is no moment in which the backup and a bitmap that hides them go together.
+    pub(super) async fn mark(&self, worker: &Worker, source: &Image, holes: &Arc<Bits>) -> Result<()> {
+        if !self.exists(source) {
+            return Ok(());
+        }
+        self.merge(worker, source, holes).await.map_err(|error| {
+            let message = format!(
+                "what could not be read can't be marked in bitmap '{}': {}; make a full backup without --bitmap",
+                self.name,
+                error.message()
+            );
+            Error::new(error.kind(), message).on(source.path())
+        })
+    }
+
+    async fn merge(&self, worker: &Worker, source: &Image, bits: &Arc<Bits>) -> Result<()> {
+        source.merge_bitmap(worker, &self.name, &DirtyBits(bits.clone())).await
+    }
+
+    /// After a complete backup: what is written from now on is dirty, and the holes are.
+    pub(super) async fn restart(
+        &self,
+        worker: &Worker,
+        source: &Image,
+        holes: Option<&Arc<Bits>>,
+    ) -> Result<()> {
+        let (restarted, what) = match (self.exists(source), holes) {
+            // It keeps what it has: to clear it and mark them again are two steps, and between them they would be hidden.
+            (true, Some(_)) => return Ok(()),
+            (true, None) => (source.clear_bitmap(worker, &self.name).await, "cleared"),
+            (false, holes) => (self.add(worker, source, holes).await, "added"),
         };
         restarted.map_err(|error| {
             let message = format!(
-                "the backup is complete, but bitmap '{}' could not be cleared: {}; clear it (zebu bitmap --clear) \
+                "the backup is complete, but bitmap '{}' could not be {what}: {}; clear it (zebu bitmap --clear) \
                  before the disk is written, or make the next backup a full one",
                 self.name,
                 error.message()
             );
             Error::new(error.kind(), message).on(source.path())
         })
+    }
+
+    async fn add(&self, worker: &Worker, source: &Image, holes: Option<&Arc<Bits>>) -> Result<()> {
+        let new = NewBitmap::named(&self.name);
+        let Some(holes) = holes else { return source.add_bitmap(worker, &new).await };
+        // Disabled until they are in it: an increment is refused by a disabled one.
+        source.add_bitmap(worker, &NewBitmap { recording: BitmapRecording::Off, ..new }).await?;
+        self.merge(worker, source, holes).await?;
+        source.set_bitmap_recording(worker, &self.name, BitmapRecording::On).await
     }
 }
 
@@ -210,4 +255,38 @@ async fn read(worker: &Worker, image: &Image, offset: u64, len: u64) -> Result<V
     let mut bytes = vec![0; len as usize];
     bufs.copy_to(0, &mut bytes);
     Ok(bytes)
+}
+
+/// Whether the disk shows what was copied of it. What could not be read then counts as copied; what can't be read now is
+/// noted, if that is no error.
+async fn is_as_copied(
+    worker: &Worker,
+    source: &Image,
+    partial: &Image,
+    offset: u64,
+    len: u64,
+    errors: SourceErrors,
+    unreadable: &mut Unreadable,
+) -> Result<bool> {
+    let copied = read(worker, partial, offset, len).await?;
+    match read(worker, source, offset, len).await {
+        Ok(now) if now == copied => return Ok(true),
+        Ok(_) if !unreadable.touches(offset..offset + len) => return Ok(false),
+        Err(error) if errors == SourceErrors::Stop => return Err(error),
+        Ok(_) | Err(_) => {}
+    }
+    let mut at = offset;
+    for part in copied.chunks(COMPARED_BESIDE_HOLES as usize) {
+        let end = at + part.len() as u64;
+        if !unreadable.touches(at..end) {
+            match read(worker, source, at, part.len() as u64).await {
+                Ok(now) if now == part => {}
+                Ok(_) => return Ok(false),
+                Err(error) if errors == SourceErrors::Stop => return Err(error),
+                Err(_) => unreadable.doubt(at..end),
+            }
+        }
+        at = end;
+    }
+    Ok(true)
 }

@@ -1,5 +1,6 @@
 //! One chunk of a backup: read, compare, write.
 
+use super::leftovers::Leftovers;
 use super::options::{BackupOptions, SourceErrors};
 use crate::jobs::convert::SkippedRange;
 use crate::jobs::manifest::Digest;
@@ -18,6 +19,8 @@ pub(super) struct Chunk {
     pub(super) before: Option<Vec<Digest>>,
     /// The backup is an overlay of a previous one: what is zero has to be said.
     pub(super) on_previous: bool,
+    /// What has to be written over.
+    pub(super) leftovers: Leftovers,
 }
 
 /// What became of a chunk. Figures in bytes.
@@ -38,7 +41,7 @@ pub(super) struct Done {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Write,
-    /// It has to be made zero: the previous backup shows something else.
+    /// It has to be made zero: the previous backup, or what was left over, shows something else.
     Zero,
     /// It is zero there already.
     IsZero,
@@ -51,6 +54,12 @@ pub(super) fn pass_over(chunk: Chunk, options: &BackupOptions) -> Done {
     Done { len: chunk.len, clusters, unchanged: chunk.len, digests: chunk.before, ..Done::default() }
 }
 
+/// A chunk that is zero, as the backup is where nothing is written.
+pub(super) fn leave_out(chunk: &Chunk, options: &BackupOptions) -> Done {
+    let clusters = chunk.len.div_ceil(options.cluster_size);
+    Done { len: chunk.len, clusters, zero: chunk.len, ..Done::default() }
+}
+
 pub(super) async fn do_chunk(
     worker: &Worker,
     source: &Image,
@@ -59,7 +68,7 @@ pub(super) async fn do_chunk(
     tracker: &Tracker,
     chunk: Chunk,
 ) -> Result<Done> {
-    let Chunk { offset, len, before, on_previous } = chunk;
+    let Chunk { offset, len, before, on_previous, leftovers } = chunk;
     let cluster = options.cluster_size;
     let mut done = Done { len, clusters: len.div_ceil(cluster), ..Done::default() };
     let known_zero = match super::is_known_zero(worker, source, offset, len).await {
@@ -68,7 +77,7 @@ pub(super) async fn do_chunk(
         Err(_) if options.source_errors == SourceErrors::Skip => false,
         Err(error) => return Err(error),
     };
-    if known_zero && before.is_none() && !on_previous {
+    if known_zero && before.is_none() && !on_previous && !leftovers.touch(offset..offset + len) {
         done.zero = len;
         return Ok(done);
     }
@@ -85,10 +94,12 @@ pub(super) async fn do_chunk(
     while !bufs.is_empty() {
         let fate_of = |index: usize| {
             let old = before.as_ref().and_then(|before| before.get(index));
+            let start = offset + index as u64 * cluster;
+            let is_left_over = leftovers.touch(start..start + cluster);
             match (digests.get(index), old) {
-                (new, Some(_)) if new == old => Fate::Unchanged,
+                (new, Some(_)) if new == old && !is_left_over => Fate::Unchanged,
                 (Some(Digest::Zero), Some(_)) => Fate::Zero,
-                (Some(Digest::Zero), None) if on_previous => Fate::Zero,
+                (Some(Digest::Zero), None) if on_previous || is_left_over => Fate::Zero,
                 (Some(Digest::Zero), None) => Fate::IsZero,
                 _ => Fate::Write,
             }

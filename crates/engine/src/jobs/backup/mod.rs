@@ -6,9 +6,12 @@
 
 mod bitmap;
 mod chunk;
+mod claim;
+mod leftovers;
 mod options;
 mod partial;
 mod previous;
+mod unreadable;
 
 pub use options::{BackupOptions, BackupReport, Interrupted, PreviousBackup, SourceErrors};
 
@@ -16,17 +19,20 @@ use super::manifest::{Digest, ManifestReader, ManifestWriter, Subject};
 use super::progress::{Phase, Tracker};
 use crate::{Error, ErrorKind, Image, Result};
 use bitmap::{Changed, Dirty};
-use chunk::{Chunk, Done, do_chunk, pass_over};
+use chunk::{Chunk, Done, do_chunk, leave_out, pass_over};
+use claim::{Claim, check_place};
 use futures_util::stream::{FuturesOrdered, StreamExt};
+use leftovers::Leftovers;
 use partial::Partial;
+use unreadable::Unreadable;
 use zebu_storage::Worker;
 
 /// Bytes of the disk between two checkpoints.
 const CHECKPOINT: u64 = 256 << 20;
+/// Bytes between two looks for long zero runs.
+const LOOK: u64 = 64 << 20;
 /// Bytes read at once, unless clusters are larger.
 const CHUNK: u64 = 1 << 20;
-/// Unreadable ranges that are reported one by one.
-const MAX_REPORTED: usize = 1024;
 /// Smallest memory for buffers.
 const MIN_MEMORY: usize = 4 << 20;
 
@@ -41,6 +47,15 @@ pub(super) async fn is_known_zero(worker: &Worker, image: &Image, offset: u64, l
         at = extent.end();
     }
     Ok(true)
+}
+
+/// Bytes from `at` on, before `end`, that one look at the mapping tells to be zero. What is wrong with the mapping shows to
+/// whoever reads there.
+pub(super) async fn zero_run(worker: &Worker, image: &Image, at: u64, end: u64) -> u64 {
+    match image.extent(worker, at, end - at).await {
+        Ok(extent) if extent.is_zero() => extent.end().min(end) - at,
+        _ => 0,
+    }
 }
 
 /// How memory is divided: for chunks in flight, and for the gatherer.
@@ -76,34 +91,37 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
             "the manifest of an increment needs that of the previous backup: most of the disk is not read";
         return Err(Error::new(ErrorKind::InvalidArgument, message).on(&options.target));
     }
-    if let Some((file_length, disk_hash)) = partial::finish_publishing(worker, options, subject).await? {
-        let total = subject.virtual_size;
-        return Ok(BackupReport {
-            total,
-            resumed_at: total,
-            file_length,
-            disk_hash,
-            ..BackupReport::default()
-        });
+    check_place(&options.target, options.manifest.as_deref())?;
+    let (claim, left) = Claim::take(&options.target)?;
+    let total = subject.virtual_size;
+    let mut unreadable = Unreadable::new(total);
+    let published =
+        partial::finish_publishing(worker, source, options, subject, &claim, left, &mut unreadable).await?;
+    if let Some((file_length, disk_hash)) = published {
+        let mut report =
+            BackupReport { total, resumed_at: total, file_length, disk_hash, ..BackupReport::default() };
+        unreadable.tell(&mut report);
+        return Ok(report);
     }
     let mut dirty = Dirty::begin(worker, source, options).await?;
     let mut previous = previous::open(worker, options, subject).await?;
-    let mut partial = Partial::begin(worker, options, subject, gather).await?;
+    let mut partial =
+        Partial::begin(worker, source, options, subject, gather, claim, left, &mut unreadable).await?;
     let compared = async {
         let Some(dirty) = &mut dirty else { return Ok(()) };
         if let (Some(names), Some(base)) = (&options.previous, partial.image.backing()) {
-            dirty.compare(worker, source, &base, names).await?;
+            dirty.compare(worker, source, &base, names, options.source_errors).await?;
         }
-        dirty.compare_done(worker, source, &partial.image, partial.done, options).await
+        let done = partial.done;
+        dirty.compare_done(worker, source, &partial.image, done, options, &mut unreadable).await
     }
     .await;
     if let Err(error) = compared {
         partial.leave(worker).await;
         return Err(error);
     }
-    let tracker = Tracker::new(&options.control, Phase::Copying, subject.virtual_size);
-    let mut report =
-        BackupReport { total: subject.virtual_size, resumed_at: partial.done, ..BackupReport::default() };
+    let tracker = Tracker::new(&options.control, Phase::Copying, total);
+    let mut report = BackupReport { total, resumed_at: partial.done, ..BackupReport::default() };
     let copied = async {
         if let Some(previous) = &mut previous {
             for _ in 0..partial.done / subject.cluster_size {
@@ -112,7 +130,11 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
         }
         let dirty = dirty.as_ref();
         let mut job = Job { worker, source, options, subject, chunk, at_once, tracker: &tracker, dirty };
-        job.run(&mut partial, &mut previous, &mut report).await
+        job.run(&mut partial, &mut previous, &mut report, &mut unreadable).await?;
+        if let (Some(dirty), Some(holes)) = (dirty, unreadable.bits()) {
+            dirty.mark(worker, source, holes).await?;
+        }
+        Ok(())
     }
     .await;
     if let Err(error) = copied {
@@ -122,8 +144,10 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
     tracker.finish(Some(Phase::Finishing));
     (report.file_length, report.disk_hash) = partial.complete(worker, options).await?;
     if let Some(dirty) = &dirty {
-        dirty.restart(worker, source).await?;
+        dirty.restart(worker, source, unreadable.bits()).await?;
+        report.kept_bitmap = unreadable.bits().map(|_| dirty.name().to_owned());
     }
+    unreadable.tell(&mut report);
     Ok(report)
 }
 
@@ -144,11 +168,13 @@ impl Job<'_> {
         partial: &mut Partial,
         previous: &mut Option<ManifestReader>,
         report: &mut BackupReport,
+        unreadable: &mut Unreadable,
     ) -> Result<()> {
         let total = self.subject.virtual_size;
         let mut under_way = FuturesOrdered::new();
         let (mut next, mut done) = (partial.done, partial.done);
         let mut checkpoint = partial.done + CHECKPOINT;
+        let mut looked_to = next;
         self.tracker.advance(done);
         let mut failed = None;
         loop {
@@ -157,16 +183,20 @@ impl Job<'_> {
                     failed = Some(error);
                     break;
                 }
-                let span = self.dirty.and_then(|d| d.span(next, total, self.subject.cluster_size));
-                let (changed, len) = match span {
-                    Some((Changed::No, len)) => {
-                        // What is passed over is no loss if it has to be done again.
-                        checkpoint += len;
-                        (Changed::No, len)
+                let (mut part, mut len) = self.part(next, &partial.leftovers);
+                if next >= looked_to {
+                    let zero = self.zeroes_to_leave_out(next, &partial.leftovers).await;
+                    looked_to = next + zero.max(LOOK);
+                    if zero > 0 {
+                        (part, len) = (Part::Zero, zero);
                     }
-                    Some((Changed::Yes, len)) => (Changed::Yes, len.min(self.chunk)),
-                    None => (Changed::Yes, self.chunk.min(total - next)),
-                };
+                }
+                match part {
+                    Part::Copied => {}
+                    // What is passed over is no loss if it has to be done again.
+                    Part::Unchanged => checkpoint += len,
+                    Part::Zero => checkpoint = checkpoint.max(next + len),
+                }
                 let before = match expected(previous, self.subject, len) {
                     Ok(before) => before,
                     Err(error) => {
@@ -175,14 +205,16 @@ impl Job<'_> {
                     }
                 };
                 let on_previous = self.options.previous.is_some();
-                let chunk = Chunk { offset: next, len, before, on_previous };
+                let leftovers = partial.leftovers.clone();
+                let chunk = Chunk { offset: next, len, before, on_previous, leftovers };
                 let image = partial.image.clone();
                 let (worker, source, options, tracker) =
                     (self.worker, self.source, self.options, self.tracker);
                 under_way.push_back(async move {
-                    match changed {
-                        Changed::No => Ok(pass_over(chunk, options)),
-                        Changed::Yes => do_chunk(worker, source, image, options, tracker, chunk).await,
+                    match part {
+                        Part::Unchanged => Ok(pass_over(chunk, options)),
+                        Part::Zero => Ok(leave_out(&chunk, options)),
+                        Part::Copied => do_chunk(worker, source, image, options, tracker, chunk).await,
                     }
                 });
                 next += len;
@@ -190,7 +222,7 @@ impl Job<'_> {
             match under_way.next().await {
                 Some(Ok(chunk)) if failed.is_none() => {
                     done += chunk.len;
-                    match account(report, chunk, &mut partial.manifest) {
+                    match account(report, unreadable, chunk, &mut partial.manifest) {
                         Ok(()) => {
                             self.tracker.advance(done - partial.done);
                             partial.done = done;
@@ -216,6 +248,42 @@ impl Job<'_> {
     }
 }
 
+impl Job<'_> {
+    /// Bytes from `at` on, in whole chunks, that are known to be zero and need not be written.
+    async fn zeroes_to_leave_out(&self, at: u64, leftovers: &Leftovers) -> u64 {
+        let end = leftovers.next(at).map_or(self.subject.virtual_size, |run| run.start);
+        if self.options.previous.is_some() || end <= at {
+            return 0;
+        }
+        zero_run(self.worker, self.source, at, end).await / self.chunk * self.chunk
+    }
+
+    /// What is dealt with at once from `at` on, and its bytes.
+    fn part(&self, at: u64, leftovers: &Leftovers) -> (Part, u64) {
+        let total = self.subject.virtual_size;
+        match self.dirty.and_then(|dirty| dirty.span(at, total, self.subject.cluster_size)) {
+            None => (Part::Copied, self.chunk.min(total - at)),
+            Some((Changed::Yes, len)) => (Part::Copied, len.min(self.chunk)),
+            // What is left over would hide the previous backup there.
+            Some((Changed::No, len)) => match leftovers.next(at) {
+                Some(run) if run.start <= at => (Part::Copied, len.min(run.end - at).min(self.chunk)),
+                Some(run) => (Part::Unchanged, len.min(run.start - at)),
+                None => (Part::Unchanged, len),
+            },
+        }
+    }
+}
+
+/// What becomes of a part of the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Copied,
+    /// The previous backup has it.
+    Unchanged,
+    /// It is known to be zero, and so is the backup where nothing is written.
+    Zero,
+}
+
 /// What the previous backup holds in the next `len` bytes.
 fn expected(
     previous: &mut Option<ManifestReader>,
@@ -227,16 +295,19 @@ fn expected(
 }
 
 /// Adds what became of a chunk to report and manifest.
-fn account(report: &mut BackupReport, done: Done, manifest: &mut ManifestWriter) -> Result<()> {
+fn account(
+    report: &mut BackupReport,
+    unreadable: &mut Unreadable,
+    done: Done,
+    manifest: &mut ManifestWriter,
+) -> Result<()> {
     report.read += done.read;
     report.written += done.written;
     report.zero += done.zero;
     report.unchanged += done.unchanged;
     for range in done.unreadable {
-        report.unreadable += range.len;
-        if report.unreadable_ranges.len() < MAX_REPORTED {
-            report.unreadable_ranges.push(range);
-        }
+        manifest.add_unreadable(range.offset, range.len)?;
+        unreadable.note(range);
     }
     if let Some(digests) = done.digests {
         return digests.into_iter().try_for_each(|digest| manifest.add(digest));

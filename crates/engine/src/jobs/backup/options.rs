@@ -51,7 +51,8 @@ pub struct BackupOptions {
     pub manifest: Option<PathBuf>,
     /// The persistent dirty bitmap that says what has changed since the previous backup; an increment reads nothing
     /// else. When the backup is complete it is cleared, or added by a full backup if there is none of this name: the
-    /// source has to be open for writing, and nobody else writes to it meanwhile.
+    /// source has to be open for writing, and nobody else writes to it meanwhile. Where something could not be read
+    /// ([`SourceErrors::Skip`]) it is not cleared, and that is dirty in it.
     pub bitmap: Option<String>,
     /// For an increment: what it stands on. Only clusters whose hash has changed are written.
     pub previous: Option<PreviousBackup>,
@@ -95,7 +96,7 @@ impl BackupOptions {
     }
 }
 
-/// What a backup did. All figures in bytes of the virtual disk, but for the last two.
+/// What a backup did. Figures in bytes of the virtual disk where nothing else is said.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct BackupReport {
@@ -113,8 +114,13 @@ pub struct BackupReport {
     pub unchanged: u64,
     /// Unreadable, zero in the backup.
     pub unreadable: u64,
-    /// The first unreadable ranges (at most 1024), in order.
+    /// The first unreadable ranges (at most 1024), in order. Those from before an interruption are among them.
     pub unreadable_ranges: Vec<SkippedRange>,
+    /// How many there are in all.
+    pub unreadable_range_count: u64,
+    /// The bitmap that was not cleared because something could not be read: that is dirty in it, so that the next
+    /// increment reads it again.
+    pub kept_bitmap: Option<String>,
     /// Bytes of the backup's file.
     pub file_length: u64,
     /// The BLAKE3 hash of the disk (of the hashes of its clusters). None for an increment without a manifest of the

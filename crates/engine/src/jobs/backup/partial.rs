@@ -1,12 +1,17 @@
 //! A backup that is not complete: its files beside the target, and how they get their names.
 
+use super::claim::{Claim, Left, exists};
+use super::leftovers::Leftovers;
 use super::options::{BackupOptions, Interrupted};
+use super::unreadable::Unreadable;
 use crate::check::{CheckOptions, Repair, check};
-use crate::jobs::manifest::{ManifestWriter, Subject, check_whole, has_checkpoint};
-use crate::jobs::staging::{NewFiles, directory_of, from_io, publish};
+use crate::jobs::backing_name::backing_name;
+use crate::jobs::convert::SkippedRange;
+use crate::jobs::manifest::{ManifestWriter, Subject, check_whole, last_checkpoint, unreadable_of};
+use crate::jobs::staging::{NewFiles, from_io, publish};
 use crate::jobs::verify::{VerifyOptions, verify};
 use crate::{Access, CompressOptions, CreateOptions, Error, ErrorKind, Format, Image, OpenOptions, Result};
-use std::ffi::OsString;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use zebu_storage::Worker;
 
@@ -16,37 +21,31 @@ pub(super) struct Partial {
     pub(super) manifest: ManifestWriter,
     /// Bytes of the disk, from its start, that are dealt with.
     pub(super) done: u64,
-    image_path: PathBuf,
-    manifest_path: PathBuf,
+    pub(super) leftovers: Leftovers,
+    claim: Claim,
     /// Something is there to go on from.
     resumable: bool,
 }
 
-/// `.NAME.zebu-partial` and the manifest that belongs to it.
-fn names(target: &Path) -> Result<(PathBuf, PathBuf)> {
-    let Some(name) = target.file_name() else {
-        return Err(Error::new(ErrorKind::InvalidArgument, "the backup needs a file name").on(target));
-    };
-    let mut partial = OsString::from(".");
-    partial.push(name);
-    partial.push(".zebu-partial");
-    let mut manifest = partial.clone();
-    manifest.push(".manifest");
-    let directory = directory_of(target);
-    Ok((directory.join(partial), directory.join(manifest)))
-}
-
-fn exists(path: &Path) -> bool {
-    std::fs::symlink_metadata(path).is_ok()
+/// What an earlier try left out, as far as that is known.
+fn skipped_before(source: &Image, range: Range<u64>) -> SkippedRange {
+    let (offset, len) = (range.start, range.end - range.start);
+    let error = Error::new(ErrorKind::Io, "it could not be read before the backup was interrupted");
+    SkippedRange { offset, len, error: error.on(source.path()).at_guest(offset) }
 }
 
 impl Partial {
-    /// Makes the files, or takes those that an interrupted backup has left.
+    /// Makes the files, or takes those that an interrupted backup has left. What that could not read is noted.
+    #[expect(clippy::too_many_arguments, reason = "what a backup is made of")]
     pub(super) async fn begin(
         worker: &Worker,
+        source: &Image,
         options: &BackupOptions,
         subject: Subject,
         gather_memory: usize,
+        claim: Claim,
+        left: Left,
+        unreadable: &mut Unreadable,
     ) -> Result<Self> {
         for path in std::iter::once(&options.target).chain(&options.manifest) {
             if exists(path) {
@@ -54,12 +53,11 @@ impl Partial {
                 return Err(Error::new(ErrorKind::InvalidArgument, message).on(path));
             }
         }
-        let (image_path, manifest_path) = names(&options.target)?;
+        let (image_path, manifest_path) = (&claim.image, &claim.manifest);
         // Without a checkpoint there is nothing to go on from.
-        let resumed = options.interrupted == Interrupted::Resume
-            && exists(&image_path)
-            && exists(&manifest_path)
-            && has_checkpoint(&manifest_path, subject)?;
+        let resumes = options.interrupted == Interrupted::Resume && left == Left::Manifest;
+        let checkpoint =
+            if resumes && exists(image_path) { last_checkpoint(manifest_path, subject)? } else { None };
         let open = OpenOptions {
             format: Some(Format::Qcow2),
             access: Access::ReadWrite,
@@ -73,16 +71,18 @@ impl Partial {
             ..OpenOptions::default()
         };
         let backing = match &options.previous {
-            Some(previous) => Some((backing_name(&options.target, &previous.image)?, Format::Qcow2)),
+            Some(previous) => Some((backing_name(&previous.image, &options.target)?, Format::Qcow2)),
             None => None,
         };
         // What is made here goes again if the rest fails; another backup to the same target keeps its files.
         let mut made = NewFiles(Vec::new());
-        if resumed {
+        let mut leftovers = Leftovers::default();
+        if let Some(done) = checkpoint {
             // What was under way when it was interrupted may have left clusters behind that nothing refers to.
             let repair =
                 CheckOptions { repair: Repair::Leaks, cache: options.cache, ..CheckOptions::default() };
-            check(worker, &image_path, &repair).await?;
+            check(worker, image_path, &repair).await?;
+            leftovers = Leftovers::find(worker, image_path, options.cache, subject, done).await?;
         } else {
             let create = CreateOptions {
                 size: Some(subject.virtual_size),
@@ -93,19 +93,17 @@ impl Partial {
                 ..CreateOptions::default()
             };
             // A manifest of an earlier attempt must never be found beside the image of this one.
-            if exists(&manifest_path) {
-                remove_durably(&manifest_path)?;
-            }
-            if exists(&image_path) {
-                Image::create(worker, &image_path, &create).await?;
+            claim.forget_earlier()?;
+            if exists(image_path) {
+                Image::create(worker, image_path, &create).await?;
                 made.0.push(image_path.clone());
             } else {
                 made.0.push(image_path.clone());
-                Image::create(worker, &image_path, &create).await?;
+                Image::create(worker, image_path, &create).await?;
             }
             made.0.push(manifest_path.clone());
         }
-        let image = Image::open(worker, &image_path, &open).await?;
+        let image = Image::open(worker, image_path, &open).await?;
         let recorded = image.info()?.backing_file;
         let message =
             if image.virtual_size() != subject.virtual_size || image.cluster_size() != subject.cluster_size {
@@ -117,15 +115,16 @@ impl Partial {
             };
         if let Some(message) = message {
             let _ = image.close(worker).await;
-            return Err(Error::new(ErrorKind::InvalidArgument, message).on(&image_path));
+            return Err(Error::new(ErrorKind::InvalidArgument, message).on(image_path));
         }
-        let (manifest, done) = if resumed {
-            ManifestWriter::resume(&manifest_path, subject)?
+        let (manifest, done) = if checkpoint.is_some() {
+            let note = |range| unreadable.note(skipped_before(source, range));
+            ManifestWriter::resume(manifest_path, subject, note)?
         } else {
-            (ManifestWriter::begin(&manifest_path, subject)?, 0)
+            (ManifestWriter::begin(manifest_path, subject)?, 0)
         };
         made.0.clear();
-        Ok(Self { image, manifest, done, image_path, manifest_path, resumable: done > 0 })
+        Ok(Self { image, manifest, done, leftovers, claim, resumable: done > 0 })
     }
 
     /// Makes what is done durable, and notes it.
@@ -149,8 +148,8 @@ impl Partial {
     /// Removes what nothing can go on from.
     fn give_up(&self) {
         if !self.resumable {
-            let _ = std::fs::remove_file(&self.image_path);
-            let _ = std::fs::remove_file(&self.manifest_path);
+            let _ = std::fs::remove_file(&self.claim.image);
+            let _ = std::fs::remove_file(&self.claim.manifest);
         }
     }
 
@@ -162,16 +161,16 @@ impl Partial {
     ) -> Result<(u64, Option<String>)> {
         let closed = self.image.close(worker).await;
         let hash = closed.and_then(|()| self.manifest.finish()).inspect_err(|_| self.give_up())?;
-        let length = std::fs::metadata(&self.image_path).map_or(0, |found| found.len());
-        let (partial, target) = (self.image_path.clone(), options.target.clone());
+        let length = std::fs::metadata(&self.claim.image).map_or(0, |found| found.len());
+        let (partial, target) = (self.claim.image.clone(), options.target.clone());
         worker.run_blocking(move || publish(&partial, &target, None)).await?;
         match &options.manifest {
             Some(name) => {
-                let (partial, name) = (self.manifest_path, name.clone());
+                let (partial, name) = (self.claim.manifest.clone(), name.clone());
                 worker.run_blocking(move || publish(&partial, &name, None)).await?;
             }
-            None => std::fs::remove_file(&self.manifest_path)
-                .map_err(|e| from_io(&self.manifest_path, "can't remove the file", &e))?,
+            None => std::fs::remove_file(&self.claim.manifest)
+                .map_err(|e| from_io(&self.claim.manifest, "can't remove the file", &e))?,
         }
         Ok((length, options.knows_all_hashes().then_some(hash)))
     }
@@ -184,22 +183,25 @@ impl Partial {
 /// The image is not what the manifest says.
 pub(super) async fn finish_publishing(
     worker: &Worker,
+    source: &Image,
     options: &BackupOptions,
     subject: Subject,
+    claim: &Claim,
+    left: Left,
+    unreadable: &mut Unreadable,
 ) -> Result<Option<(u64, Option<String>)>> {
-    let (image_path, manifest_path) = names(&options.target)?;
     let Some(name) = &options.manifest else { return Ok(None) };
     let is_that = options.interrupted == Interrupted::Resume
         && exists(&options.target)
-        && exists(&manifest_path)
-        && !exists(&image_path)
+        && left == Left::Manifest
+        && !exists(&claim.image)
         && !exists(name)
         // With one, more is to be done than to give a name.
         && options.bitmap.is_none();
     if !is_that {
         return Ok(None);
     }
-    let checked = manifest_path.clone();
+    let (manifest_path, checked) = (claim.manifest.clone(), claim.manifest.clone());
     let unfit = move |found: Subject| (found != subject).then(|| "it is of another disk".to_owned());
     worker.run_blocking(move || check_whole(&checked, unfit)).await?;
     let open = OpenOptions {
@@ -218,33 +220,13 @@ pub(super) async fn finish_publishing(
         let message = "the image is not what the manifest of the interrupted backup says: remove both";
         return Err(Error::new(ErrorKind::Corrupt, message).on(&options.target));
     }
+    unreadable_of(&manifest_path, |range| unreadable.note(skipped_before(source, range)))?;
     let length = std::fs::metadata(&options.target).map_or(0, |found| found.len());
     let name = name.clone();
     worker.run_blocking(move || publish(&manifest_path, &name, None)).await?;
     Ok(Some((length, hash)))
 }
 
-/// Removes a file so that it does not come back after a power failure.
-fn remove_durably(path: &Path) -> Result<()> {
-    let directory = directory_of(path);
-    std::fs::remove_file(path)
-        .and_then(|()| std::fs::File::open(directory)?.sync_all())
-        .map_err(|e| from_io(path, "can't remove the file", &e))
-}
-
 fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).map_err(|e| from_io(path, "can't find the directory", &e))
-}
-
-/// The name by which an increment finds what it stands on: the file name alone if both lie in one directory.
-fn backing_name(target: &Path, previous: &Path) -> Result<String> {
-    let directory = |path: &Path| std::fs::canonicalize(directory_of(path));
-    let beside = matches!((directory(target), directory(previous)), (Ok(a), Ok(b)) if a == b);
-    let name = match previous.file_name() {
-        Some(name) if beside => PathBuf::from(name),
-        _ => absolute(previous)?,
-    };
-    name.into_os_string().into_string().map_err(|_| {
-        Error::new(ErrorKind::InvalidArgument, "the name of the previous backup is not UTF-8").on(previous)
-    })
 }

@@ -47,7 +47,7 @@ pub async fn convert(
     let total = parts.last().map_or(0, Part::end);
     let (image, content, made) = match target {
         ConvertTarget::New(new) => {
-            let (image, content, made) = target::make(worker, *new, total).await?;
+            let (image, content, made) = target::make(worker, *new, total, &options.control).await?;
             (image, content, Some(made))
         }
         ConvertTarget::Existing { image, content } => (image, content, None),

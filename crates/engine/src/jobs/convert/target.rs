@@ -1,6 +1,7 @@
 //! A target that the job makes.
 
 use super::options::{NewTarget, TargetContent};
+use crate::jobs::JobControl;
 use crate::jobs::staging::{NewFiles, directory_of, from_io, publish, reserve_temporary_name};
 use crate::{
     Access, Chain, CreateOptions, Error, ErrorKind, Format, Image, OpenOptions, Preallocation, Purpose,
@@ -25,6 +26,7 @@ pub(super) async fn make(
     worker: &Worker,
     target: NewTarget,
     total: u64,
+    control: &JobControl,
 ) -> Result<(Image, TargetContent, Made)> {
     let NewTarget { path, mut create, open } = target;
     match create.size {
@@ -62,7 +64,7 @@ pub(super) async fn make(
     }
 
     let format = create.format;
-    Image::create(worker, &work_path, &create).await?;
+    Image::create_controlled(worker, &work_path, &create, control).await?;
     let options = OpenOptions {
         format: Some(format),
         access: Access::ReadWrite,

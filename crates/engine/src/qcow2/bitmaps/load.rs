@@ -14,6 +14,7 @@ use zebu_qcow2::bitmap::{
     BitmapCluster, BitmapEntry, BitmapFlags, BitmapTableEntry, data_bytes, table_entries,
 };
 use zebu_storage::Worker;
+use zebu_storage::sabotage::{self, Fault};
 
 /// Bytes of bits read at once.
 const AT_ONCE: u64 = 1 << 20;
@@ -70,7 +71,9 @@ impl Qcow2 {
         // Whole sectors, with zeroes behind the end, as in a directory that was just made.
         bytes.resize(bytes.len().next_multiple_of(512), 0);
         self.write_at(worker, offset, &bytes).await?;
-        self.barrier(worker, &self.file).await?;
+        if !sabotage::is(Fault::SkipBarrierOfMarks) {
+            self.barrier(worker, &self.file).await?;
+        }
         for (bitmap, entry) in list.iter_mut().zip(entries) {
             bitmap.entry = entry;
         }
@@ -254,7 +257,9 @@ impl Qcow2 {
             self.before_metadata_write(worker).await?;
         }
         let _turn = self.bitmaps.gate.enter().await;
-        self.sound_bits(worker, name).await
+        let bits = self.sound_bits(worker, name).await?;
+        self.check_not_lent(&self.find_bitmap(&self.bitmaps.state().list, name)?.1)?;
+        Ok(bits)
     }
 
     /// The same, with the gate of the bitmaps held.

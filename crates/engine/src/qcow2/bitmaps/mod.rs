@@ -12,15 +12,18 @@
 //! | `bits.rs` | the bits in memory |
 //! | `load.rs` | tables and bits from disk; what must be done before the first write |
 //! | `store.rs` | bits, tables and the directory to disk |
+//! | `lend.rs` | bits that a backup of a disk in use works with |
 //! | `operations.rs` | adding, removing, clearing, merging, and what a resize needs |
 
 mod bits;
+mod lend;
 mod load;
 mod operations;
 mod store;
 
 pub(crate) use bits::Bits;
-pub(crate) use operations::Recording;
+pub use lend::Outcome;
+pub(crate) use operations::{FirstBits, Recording};
 
 use crate::gate::Gate;
 use crate::qcow2::state::Qcow2;
@@ -73,6 +76,8 @@ pub(crate) struct Bitmap {
     recording: bool,
     condition: Condition,
     loaded: Option<Loaded>,
+    /// A backup has what was in it.
+    lent: bool,
 }
 
 /// What the header and memory say.
@@ -113,6 +118,7 @@ impl Bitmaps {
                 recording: entry.flags.contains(BitmapFlags::AUTO),
                 condition: if sound { Condition::Sound } else { Condition::Inconsistent },
                 loaded: None,
+                lent: false,
             }
         });
         let list: Vec<Bitmap> = list.collect();
@@ -170,6 +176,7 @@ impl Bitmap {
             granularity: 1u64.checked_shl(u32::from(self.entry.granularity_bits)).unwrap_or(0),
             in_use: self.condition == Condition::Inconsistent,
             auto: self.recording,
+            lent: self.lent,
         }
     }
 

@@ -23,6 +23,15 @@ pub(crate) enum Recording {
     Off,
 }
 
+/// What a new bitmap says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FirstBits {
+    /// That nothing was written.
+    Clear,
+    /// That everything was.
+    Set,
+}
+
 impl Qcow2 {
     /// Runs one operation on the list of bitmaps and stores what it leaves. `loads` is a bitmap that must be
     /// usable, and has its bits in memory then. The operation may name clusters that are to be freed.
@@ -47,13 +56,14 @@ impl Qcow2 {
         self.settle(worker).await
     }
 
-    /// Adds an empty bitmap. `granularity`: bytes, a power of two; by default as QEMU chooses it.
+    /// Adds a bitmap. `granularity`: bytes, a power of two; by default as QEMU chooses it.
     pub(crate) async fn add_bitmap(
         self: &Arc<Self>,
         worker: &Worker,
         name: &str,
         granularity: Option<u64>,
         recording: Recording,
+        first: FirstBits,
     ) -> Result<()> {
         let refuse = |kind, message: String| Err(self.bitmap_error(kind, message));
         if self.geometry.version == Version::V2 {
@@ -89,15 +99,16 @@ impl Qcow2 {
             let size = me.virtual_size();
             me.check_size(name, granularity_bits, size)?;
             me.check_bits(loaded_bytes(list).saturating_add(data_bytes(size, granularity_bits)))?;
+            let bits = Bits::new(size, granularity_bits);
+            if first == FirstBits::Set {
+                bits.mark(0..size);
+            }
             list.push(Bitmap {
                 entry: BitmapEntry::new(name.as_bytes().to_vec(), granularity_bits, BitmapFlags::empty()),
                 recording: recording == Recording::On,
                 condition: Condition::Sound,
-                loaded: Some(Loaded {
-                    bits: Arc::new(Bits::new(me.virtual_size(), granularity_bits)),
-                    stored: Arc::new([]),
-                    unstored: true,
-                }),
+                loaded: Some(Loaded { bits: Arc::new(bits), stored: Arc::new([]), unstored: true }),
+                lent: false,
             });
             Ok(())
         })
@@ -124,6 +135,7 @@ impl Qcow2 {
     pub(crate) async fn remove_bitmap(self: &Arc<Self>, worker: &Worker, name: &str) -> Result<()> {
         self.change_bitmaps(worker, None, async |me, list, gone| {
             let (index, bitmap) = me.find_bitmap(list, name)?;
+            me.check_not_lent(&bitmap)?;
             list.remove(index);
             if bitmap.loaded.is_none()
                 && let Some((_, stored)) = me.read_bitmap_table(worker, &bitmap.entry).await?
@@ -137,7 +149,8 @@ impl Qcow2 {
 
     /// Clears all bits of a bitmap.
     pub(crate) async fn clear_bitmap(self: &Arc<Self>, worker: &Worker, name: &str) -> Result<()> {
-        self.change_bitmaps(worker, Some(name), async |_, list, _| {
+        self.change_bitmaps(worker, Some(name), async |me, list, _| {
+            me.check_not_lent(&me.find_bitmap(list, name)?.1)?;
             if let Some(loaded) = find_mut(list, name).and_then(|bitmap| bitmap.loaded.as_mut()) {
                 let bits = Bits::new(loaded.bits.size(), loaded.bits.granularity_bits());
                 *loaded = Loaded { bits: Arc::new(bits), stored: loaded.stored.clone(), unstored: true };
@@ -154,7 +167,8 @@ impl Qcow2 {
         name: &str,
         recording: Recording,
     ) -> Result<()> {
-        self.change_bitmaps(worker, Some(name), async |_, list, _| {
+        self.change_bitmaps(worker, Some(name), async |me, list, _| {
+            me.check_not_lent(&me.find_bitmap(list, name)?.1)?;
             if let Some(bitmap) = find_mut(list, name) {
                 bitmap.recording = recording == Recording::On;
             }
@@ -235,7 +249,7 @@ impl Qcow2 {
     }
 }
 
-fn find_mut<'l>(list: &'l mut [Bitmap], name: &str) -> Option<&'l mut Bitmap> {
+pub(super) fn find_mut<'l>(list: &'l mut [Bitmap], name: &str) -> Option<&'l mut Bitmap> {
     list.iter_mut().find(|bitmap| bitmap.name() == name)
 }
 

@@ -16,6 +16,7 @@ use zebu_qcow2::bitmap::{BitmapCluster, BitmapFlags, BitmapTableEntry, encode_di
 use zebu_qcow2::extension::BitmapsExtension;
 use zebu_qcow2::header_edit::set_bitmaps;
 use zebu_storage::Worker;
+use zebu_storage::sabotage::{self, Fault};
 
 /// Bytes of bits written at once, or a cluster if that is more.
 const AT_ONCE: u64 = 64 << 10;
@@ -38,6 +39,7 @@ struct Places<'a> {
 impl Drop for Places<'_> {
     fn drop(&mut self) {
         for clusters in self.taken.drain(..) {
+            self.qcow2.metadata.remove(clusters.clone());
             self.qcow2.push_freed(clusters, AfterFree::Reuse);
         }
     }
@@ -255,9 +257,10 @@ impl Qcow2 {
 }
 
 impl Bitmap {
-    /// Whether all that is in memory has to be on disk.
+    /// Whether all that is in memory has to be on disk, and is all that there is.
     fn is_complete(&self, afterwards: Afterwards) -> bool {
-        afterwards == Afterwards::Untouched || !self.recording
+        let is_final = afterwards == Afterwards::Untouched || sabotage::is(Fault::StoreUnfinishedBits);
+        !self.lent && (is_final || !self.recording)
     }
 }
 

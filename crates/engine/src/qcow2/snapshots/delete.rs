@@ -6,6 +6,7 @@ use std::sync::Arc;
 use zebu_qcow2::L1Entry;
 use zebu_qcow2::snapshot::SnapshotEntry;
 use zebu_storage::Worker;
+use zebu_storage::sabotage::{self, Fault};
 
 impl Qcow2 {
     /// Deletes the snapshot that `find` finds, and gives back what only it refers to.
@@ -26,8 +27,13 @@ impl Qcow2 {
         let shared: Vec<u64> = shared.iter().map(|entry| L1Entry(*entry).with_copied(false).0).collect();
         self.announce_inconsistency(worker).await?;
         // From here on an error leaves the dirty bit: the next writer makes counts and flags right.
+        if sabotage::is(Fault::LowerBeforeDeletion) {
+            self.lower_all(worker, &shared).await?;
+        }
         self.replace_snapshots(worker, entries).await?;
-        self.lower_all(worker, &shared).await?;
+        if !sabotage::is(Fault::LowerBeforeDeletion) {
+            self.lower_all(worker, &shared).await?;
+        }
         self.free_table(entry.l1_table_offset.0, u64::from(entry.l1_size) * 8);
         self.settle(worker).await?;
         self.refresh_copied(worker).await?;

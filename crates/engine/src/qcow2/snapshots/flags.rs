@@ -7,6 +7,7 @@ use crate::qcow2::state::Qcow2;
 use std::sync::Arc;
 use zebu_qcow2::{Incompatible, L1Entry, L2Entry, Version};
 use zebu_storage::Worker;
+use zebu_storage::sabotage::{self, Fault};
 
 impl Qcow2 {
     /// Makes the flags of the active tables exact. The counts that they follow are durable, nothing is dirty, and the
@@ -81,7 +82,9 @@ impl Qcow2 {
     /// in that moment: one that loads a slice from the old table must not put it into the cache after this.
     pub(super) async fn forget_mapping(&self) {
         let _stopped = self.stop_reads().await;
-        self.l2.forget_all();
+        if !sabotage::is(Fault::KeepMapping) {
+            self.l2.forget_all();
+        }
     }
 
     /// Announces that counts and flags do not agree for a while: a crash makes the next writer build them anew.

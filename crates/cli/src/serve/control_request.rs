@@ -1,0 +1,251 @@
+//! What a line of the control socket asks for (docs/control.md).
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+
+/// A request.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Request {
+    /// Given back with the answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) id: Option<Value>,
+    #[serde(flatten)]
+    pub(crate) command: Command,
+}
+
+/// What can be asked for.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "kebab-case", rename_all_fields = "kebab-case")]
+pub(crate) enum Command {
+    /// Counters.
+    Stats {
+        /// Of one export; of all if it is not given.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        export: Option<String>,
+    },
+    /// Makes a disk larger.
+    Resize {
+        /// The export.
+        export: String,
+        /// Bytes.
+        size: u64,
+    },
+    /// Changes the memory of the mapping cache, for the whole chain.
+    CacheSize {
+        /// The export.
+        export: String,
+        /// Bytes.
+        size: u64,
+    },
+    /// Makes what was written durable.
+    Flush {
+        /// The export.
+        export: String,
+    },
+    /// Takes an internal snapshot.
+    SnapshotCreate {
+        /// The export.
+        export: String,
+        /// Its name.
+        name: String,
+    },
+    /// Lists the internal snapshots.
+    SnapshotList {
+        /// The export.
+        export: String,
+    },
+    /// Deletes an internal snapshot.
+    SnapshotDelete {
+        /// The export.
+        export: String,
+        /// Its name.
+        name: String,
+    },
+    /// Begins to copy the disk as it is now into a new image, in the file whose descriptor comes with the request.
+    BackupStart(BackupStart),
+    /// How far a backup is.
+    BackupQuery {
+        /// The export.
+        export: String,
+    },
+    /// Ends a backup; what there is of the target is given up.
+    BackupCancel {
+        /// The export.
+        export: String,
+    },
+    /// Tells of the persistent dirty bitmaps.
+    Bitmaps {
+        /// The export.
+        export: String,
+    },
+    /// Adds a bitmap that records writes from now on.
+    BitmapAdd {
+        /// The export.
+        export: String,
+        /// Its name.
+        name: String,
+        /// Bytes that a bit stands for.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        granularity: Option<u64>,
+    },
+    /// Removes a bitmap.
+    BitmapRemove {
+        /// The export.
+        export: String,
+        /// Its name.
+        name: String,
+    },
+    /// Clears a bitmap.
+    BitmapClear {
+        /// The export.
+        export: String,
+        /// Its name.
+        name: String,
+    },
+}
+
+/// What a backup is asked to be.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct BackupStart {
+    /// The export.
+    pub(crate) export: String,
+    /// What the target is called in messages; without a descriptor, the path of a file to be made.
+    pub(crate) target: PathBuf,
+    /// `zlib` or `zstd`: clusters are compressed; plain ones if it is not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) compression: Option<CompressionName>,
+    /// Bytes of a cluster of the target; as in the image that is exported if it is not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cluster_size: Option<u64>,
+    /// A persistent bitmap, empty from the moment that is copied on; without `previous` it is added if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) bitmap: Option<String>,
+    /// The backing file that the target names, a qcow2 image: only what the bitmap marks is copied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) previous: Option<String>,
+    /// What fails when something can't be copied that a client is about to change.
+    #[serde(default)]
+    pub(crate) on_error: OnError,
+    /// Bytes a second at most; what clients are about to change is copied at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) rate_limit: Option<NonZeroU64>,
+}
+
+/// How clusters are compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum CompressionName {
+    /// Deflate.
+    Zlib,
+    /// Zstandard.
+    Zstd,
+}
+
+/// What fails when something can't be copied that a client is about to change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum OnError {
+    /// The backup; clients do not notice.
+    #[default]
+    Backup,
+    /// The client's request; the backup goes on.
+    Request,
+}
+
+/// Why a line is not a request.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    /// Given back with the answer, if it can be told.
+    pub(crate) id: Option<Value>,
+    pub(crate) message: String,
+}
+
+impl Refusal {
+    fn of(id: Option<Value>, error: &serde_json::Error) -> Self {
+        Self { id, message: format!("not a request: {error}") }
+    }
+}
+
+impl Request {
+    /// Reads a line. A field that means nothing is refused: whoever wrote it expects something of it.
+    ///
+    /// # Errors
+    /// Why it is not a request.
+    pub(crate) fn parse(line: &[u8]) -> Result<Self, Refusal> {
+        let fields: Map<String, Value> = serde_json::from_slice(line).map_err(|e| Refusal::of(None, &e))?;
+        let id = fields.get("id").filter(|id| !id.is_null());
+        let because = |error| Refusal::of(id.cloned(), &error);
+        // From the line: of a field that comes twice, the map has one.
+        let request: Self = serde_json::from_slice(line).map_err(because)?;
+        let known = serde_json::to_value(&request).map_err(because)?;
+        let is_known = |name: &str, value: &Value| value.is_null() || known.get(name).is_some();
+        match fields.iter().find(|(name, value)| !is_known(name, value)) {
+            Some((name, _)) => {
+                let message = format!("not a request: this command has no field '{name}'");
+                Err(Refusal { id: request.id, message })
+            }
+            None => Ok(request),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_strict() {
+        let parse =
+            |text: &str| Request::parse(text.as_bytes()).map(|request| format!("{:?}", request.command));
+        assert_eq!(parse(r#"{"command":"stats"}"#).unwrap(), "Stats { export: None }");
+        assert_eq!(
+            parse(r#"{"id":7,"command":"resize","export":"a","size":512}"#).unwrap(),
+            r#"Resize { export: "a", size: 512 }"#
+        );
+        for wrong in [
+            "",
+            "[]",
+            "{}",
+            r#"{"command":"nosuch"}"#,
+            r#"{"command":"resize","export":"a"}"#,
+            r#"{"command":"resize","export":"a","size":-1}"#,
+            r#"{"command":"resize","export":"a","size":"1G"}"#,
+            r#"{"command":"resize","export":"a","size":1,"shrink":true}"#,
+            r#"{"command":"resize","export":"a","size":1,"size":2}"#,
+            r#"{"command":"flush","export":"a"} {}"#,
+        ] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_misspelt_field_is_named() {
+        let line = br#"{"id":4,"command":"bitmap-add","export":"a","name":"b","granulariti":512}"#;
+        let message = "not a request: this command has no field 'granulariti'".to_owned();
+        assert_eq!(Request::parse(line).unwrap_err(), Refusal { id: Some(Value::from(4)), message });
+        let line = br#"{"id":null,"command":"bitmap-add","export":"a","name":"b","granularity":null}"#;
+        assert!(Request::parse(line).is_ok());
+    }
+
+    #[test]
+    fn what_ctl_sends_is_understood() {
+        let request = Request {
+            id: Some(Value::from(1)),
+            command: Command::BackupStart(BackupStart {
+                export: "a".into(),
+                target: "b.qcow2".into(),
+                compression: Some(CompressionName::Zstd),
+                cluster_size: Some(65536),
+                bitmap: Some("c".into()),
+                previous: Some("d.qcow2".into()),
+                on_error: OnError::Request,
+                rate_limit: NonZeroU64::new(5),
+            }),
+        };
+        let line = serde_json::to_vec(&request).unwrap();
+        assert_eq!(format!("{:?}", Request::parse(&line).unwrap()), format!("{request:?}"));
+    }
+}

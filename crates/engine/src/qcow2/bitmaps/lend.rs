@@ -1,0 +1,74 @@
+//! The bits of a bitmap, lent to a backup of a disk in use.
+//!
+//! The backup copies what they mark, or everything, while the bitmap goes on empty and records what is written from then
+//! on. If the backup comes to nothing, what was lent is marked again. Meanwhile the bitmap is in use on disk, and
+//! stays so if the image is closed: what it would hold there is not all that was written.
+
+use super::operations::find_mut;
+use super::{Bitmap, Bits, Loaded};
+use crate::qcow2::state::Qcow2;
+use crate::{ErrorKind, Result};
+use std::sync::Arc;
+use zebu_storage::Worker;
+
+/// What became of the backup that bits were lent to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is complete and durable.
+    Complete,
+    /// There is none.
+    GivenUp,
+}
+
+impl Qcow2 {
+    /// Takes the bits of a bitmap that records writes; it goes on with none set. The caller is alone.
+    pub(crate) async fn lend_bits(self: &Arc<Self>, worker: &Worker, name: &str) -> Result<Arc<Bits>> {
+        // From the first write of an opening on, bitmaps that record are in use on disk.
+        self.before_write(worker).await?;
+        let _turn = self.bitmaps.gate.enter().await;
+        self.sound_bits(worker, name).await?;
+        let mut list = self.bitmaps.state().list.clone();
+        let (_, found) = self.find_bitmap(&list, name)?;
+        self.check_not_lent(&found)?;
+        if !found.recording {
+            let message = format!(
+                "bitmap '{name}' does not record writes (it is disabled), so it does not tell what has changed: enable \
+                 it (zebu bitmap --enable) and make a full backup"
+            );
+            return Err(self.bitmap_error(ErrorKind::InvalidArgument, message));
+        }
+        let lent = find_mut(&mut list, name).and_then(|bitmap| {
+            bitmap.lent = true;
+            let loaded = bitmap.loaded.as_mut()?;
+            let bits = loaded.bits.clone();
+            let empty = Arc::new(Bits::new(bits.size(), bits.granularity_bits()));
+            *loaded = Loaded { bits: empty, stored: loaded.stored.clone(), unstored: true };
+            Some(bits)
+        });
+        let lent = lent.ok_or_else(|| {
+            self.bitmap_error(ErrorKind::NotFound, format!("Dirty bitmap '{name}' not found"))
+        })?;
+        self.bitmaps.record(&list);
+        self.bitmaps.state().list = list;
+        Ok(lent)
+    }
+
+    /// Ends what [`Qcow2::lend_bits`] began.
+    pub(crate) async fn take_bits_back(&self, name: &str, lent: &Bits, outcome: Outcome) {
+        let _turn = self.bitmaps.gate.enter().await;
+        let mut state = self.bitmaps.state();
+        let Some(bitmap) = find_mut(&mut state.list, name) else { return };
+        bitmap.lent = false;
+        if let (Outcome::GivenUp, Some(loaded)) = (outcome, &bitmap.loaded) {
+            loaded.bits.merge(lent);
+        }
+    }
+
+    pub(super) fn check_not_lent(&self, bitmap: &Bitmap) -> Result<()> {
+        if !bitmap.lent {
+            return Ok(());
+        }
+        let message = format!("a backup that is under way works with bitmap '{}'", bitmap.name());
+        Err(self.bitmap_error(ErrorKind::Exists, message))
+    }
+}

@@ -1,0 +1,50 @@
+//! Runs a program, and writes its exit code (-1: it was killed) and the most memory that was resident, in KiB, into a file.
+//! A program that takes longer than the deadline is killed.
+//!
+//! The kernel counts what the starting process has resident for the started one, too: so this one is small.
+
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+fn main() -> ExitCode {
+    let mut words = std::env::args_os().skip(1);
+    let result = words.next();
+    let seconds = words.next().and_then(|word| word.to_str()?.parse().ok());
+    let (Some(result), Some(seconds), Some(program)) = (result, seconds, words.next()) else {
+        eprintln!("usage: measured RESULT SECONDS PROGRAM [ARGUMENT...]");
+        return ExitCode::FAILURE;
+    };
+    let child = match Command::new(&program).args(words).spawn() {
+        Ok(child) => child,
+        Err(error) => {
+            eprintln!("{}: {error}", program.display());
+            return ExitCode::FAILURE;
+        }
+    };
+    let pid = child.id() as libc::pid_t;
+    let started = Instant::now();
+    let (mut status, mut usage) = (0, std::mem::MaybeUninit::<libc::rusage>::zeroed());
+    loop {
+        // SAFETY: the child is ours and is waited for here alone; both pointers are to live memory of their type.
+        let waited = unsafe { libc::wait4(pid, &raw mut status, libc::WNOHANG, usage.as_mut_ptr()) };
+        assert!(waited >= 0, "the child can be waited for");
+        if waited == pid {
+            break;
+        }
+        if started.elapsed() > Duration::from_secs(seconds) {
+            // SAFETY: the child has not been waited for, so the number is still its own.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    // SAFETY: all zeroes are a valid value, and the kernel has filled it in.
+    let usage = unsafe { usage.assume_init() };
+    let code = if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -1 };
+    match std::fs::write(&result, format!("{code} {}", usage.ru_maxrss)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{}: {error}", result.display());
+            ExitCode::FAILURE
+        }
+    }
+}

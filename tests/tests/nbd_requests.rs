@@ -1,0 +1,305 @@
+//! What requests do beyond reading and writing, judged by the protocol's description, by QEMU and by the file.
+
+use serde_json::Value;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use zebu_tests::mount::Mounted;
+use zebu_tests::nbd_client::{ACK, Client, command, option};
+use zebu_tests::program::{Finished, find, finish, zebu};
+use zebu_tests::qemu::Qemu;
+use zebu_tests::scratch::Scratch;
+use zebu_tests::server::Server;
+
+const IMAGE: &str = "disk.qcow2";
+const CLUSTER: u64 = 64 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+const EOVERFLOW: u32 = 75;
+const ENOTSUP: u32 = 95;
+/// Flags of commands.
+const NO_HOLE: u16 = 1 << 1;
+const FAST_ZERO: u16 = 1 << 4;
+const PAYLOAD_LEN: u16 = 1 << 5;
+/// The type of a chunk with 64-bit extents.
+const BLOCK_STATUS_EXT: u16 = 6;
+
+/// What `base:allocation` says of the whole disk, in as many requests as it takes: (bytes, hole, zero).
+fn status(client: &mut Client, context: u32, size: u64) -> Vec<(u64, bool, bool)> {
+    let mut runs: Vec<(u64, bool, bool)> = Vec::new();
+    let mut at = 0;
+    while at < size {
+        client.request(0, command::BLOCK_STATUS, 9, at, size - at).unwrap();
+        let reply = client.reply().unwrap();
+        assert_eq!((reply.kind, reply.error, reply.done), (BLOCK_STATUS_EXT, 0, true), "{reply:?}");
+        let number = |from: usize, len: usize| {
+            reply.data[from..from + len].iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+        };
+        assert_eq!(number(0, 4), u64::from(context));
+        assert_eq!(reply.data.len() as u64, 8 + 16 * number(4, 4));
+        for extent in (8..reply.data.len()).step_by(16) {
+            let (len, flags) = (number(extent, 8), number(extent + 8, 8));
+            assert!(len > 0, "an extent of no bytes at {at}");
+            at += len;
+            let (hole, zero) = (flags & 1 != 0, flags & 2 != 0);
+            match runs.last_mut() {
+                Some(last) if (last.1, last.2) == (hole, zero) => last.0 += len,
+                _ => runs.push((len, hole, zero)),
+            }
+        }
+    }
+    assert_eq!(at, size, "extents end with the disk");
+    runs
+}
+
+#[test]
+fn lengths_of_more_than_4_gib_are_one_request() {
+    const SIZE: u64 = 24 * GIB;
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("nbd-requests");
+    let dir = scratch.path();
+    qemu.create(dir, IMAGE, "qcow2", "", SIZE);
+    let server = Server::start(dir, &format!("-f qcow2 {IMAGE}"));
+    let mut client = Client::start(server.socket()).unwrap();
+    assert_eq!(client.ask(option::EXTENDED_HEADERS, b"").unwrap().0, ACK);
+    let context = client.contexts("", &["base:allocation"]).unwrap()[0];
+    assert_eq!(client.go_extended("").unwrap().0, SIZE);
+
+    // A cluster every 3 GiB, the first at 0.
+    for place in 0..8 {
+        let data = vec![place as u8 + 1; CLUSTER as usize];
+        assert_eq!(client.write(PAYLOAD_LEN, place * 3 * GIB, &data).unwrap(), 0);
+    }
+    // 3 and 6 GiB go with one request of more than 4 GiB, and 15 GiB to the end with another.
+    let end = |reply: zebu_tests::nbd_client::Reply| (reply.error, reply.done);
+    assert_eq!(end(client.call(0, command::WRITE_ZEROES, GIB, 6 * GIB).unwrap()), (0, true));
+    assert_eq!(end(client.call(0, command::TRIM, 14 * GIB, 10 * GIB).unwrap()), (0, true));
+    assert_eq!(end(client.call(0, command::CACHE, 0, SIZE).unwrap()), (0, true));
+    // Data of that size is no request.
+    assert_eq!(client.call(0, command::READ, 0, 5 * GIB).unwrap().error, EOVERFLOW);
+    for (place, byte) in [(0, 1), (3, 0), (6, 0), (9, 4), (12, 5), (15, 0), (21, 0)] {
+        assert!(client.read(place * GIB, CLUSTER).unwrap() == vec![byte; CLUSTER as usize], "at {place} GiB");
+    }
+    let runs = status(&mut client, context, SIZE);
+    let data: Vec<u64> = runs.iter().filter(|(_, hole, zero)| !hole && !zero).map(|(len, ..)| *len).collect();
+    assert_eq!(data, [CLUSTER; 3], "{runs:?}");
+    assert!(runs.iter().any(|(len, ..)| *len > 4 * GIB), "{runs:?}");
+    assert_eq!(client.call(0, command::FLUSH, 0, 0).unwrap().error, 0);
+    drop(client);
+    server.stop();
+    qemu.check_clean(dir, IMAGE).unwrap();
+    // qemu-io reads less than 2 GiB at once.
+    let zeroes = (1..24).filter(|gib| ![9, 12].contains(gib)).map(|gib| format!("read -P 0 {gib}G 1G"));
+    let data = ["read -P 1 0 64k", "read -P 0 64k 1000M", "read -P 4 9G 64k", "read -P 5 12G 64k"];
+    let reads: Vec<String> = data.into_iter().map(str::to_owned).chain(zeroes).collect();
+    qemu.io(dir, "-f qcow2", IMAGE, &reads).ok();
+}
+
+/// Without zero clusters (version 2) zeroes are written, and a client that wants them only if they are cheap is told so.
+#[test]
+fn zeroes_that_are_not_fast_are_refused_if_they_have_to_be() {
+    let Some(qemu) = Qemu::find() else { return };
+    for (options, refused) in [("compat=0.10", true), ("compat=1.1", false)] {
+        let scratch = Scratch::new("nbd-requests");
+        let dir = scratch.path();
+        qemu.create(dir, IMAGE, "qcow2", options, 64 * MIB);
+        qemu.io(dir, "-f qcow2", IMAGE, &["write -q -P 7 0 16M"]).ok();
+        let server = Server::start(dir, &format!("-f qcow2 {IMAGE}"));
+        let mut client = Client::open(server.socket(), "").unwrap();
+        for flags in [FAST_ZERO, FAST_ZERO | NO_HOLE] {
+            let reply = client.call(flags, command::WRITE_ZEROES, MIB, MIB).unwrap();
+            assert_eq!(reply.error, if refused { ENOTSUP } else { 0 }, "{options}, flags {flags:#x}");
+            let byte = if refused { 7 } else { 0 };
+            assert!(client.read(MIB, MIB).unwrap() == vec![byte; MIB as usize], "{options}");
+        }
+        // Who does not ask for speed gets zeroes.
+        assert_eq!(client.call(0, command::WRITE_ZEROES, 2 * MIB, MIB).unwrap().error, 0);
+        drop(client);
+        server.stop();
+        qemu.check_clean(dir, IMAGE).unwrap();
+        qemu.io(dir, "-f qcow2", IMAGE, &["read -P 7 0 1M", "read -P 0 2M 1M", "read -P 7 3M 13M"]).ok();
+    }
+}
+
+/// Zeroes without NO_HOLE give their space back; with it the clusters keep their places, so that a later write there
+/// needs no space.
+#[test]
+fn no_hole_keeps_the_space() {
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("nbd-requests");
+    let dir = scratch.path();
+    let taken = || std::fs::metadata(dir.join(IMAGE)).expect("it is there").blocks() * 512;
+    let places = || -> u64 {
+        let map = qemu.img(dir, ["map", "--output=json", IMAGE]).ok();
+        let map: Value = serde_json::from_str(&map.stdout).expect("JSON");
+        let with_place = |run: &&Value| run["offset"].is_u64();
+        map.as_array()
+            .expect("a list")
+            .iter()
+            .filter(with_place)
+            .filter_map(|run| run["length"].as_u64())
+            .sum()
+    };
+    qemu.create(dir, IMAGE, "qcow2", "", 64 * MIB);
+    qemu.io(dir, "-f qcow2", IMAGE, &["write -q -P 7 0 32M"]).ok();
+    let full = taken();
+    for (flags, kept) in [(NO_HOLE, 32 * MIB), (0, 0)] {
+        let server = Server::start(dir, &format!("-f qcow2 {IMAGE}"));
+        let mut client = Client::open(server.socket(), "").unwrap();
+        assert_eq!(client.call(flags, command::WRITE_ZEROES, 0, 32 * MIB).unwrap().error, 0);
+        assert_eq!(client.call(0, command::FLUSH, 0, 0).unwrap().error, 0);
+        drop(client);
+        server.stop();
+        assert_eq!(places(), kept, "flags {flags:#x}");
+        if kept == 0 {
+            assert!(taken() + 31 * MIB < full, "{} bytes of {full} left", taken());
+        }
+        qemu.io(dir, "-f qcow2", IMAGE, &["read -P 0 0 64M"]).ok();
+        qemu.check_clean(dir, IMAGE).unwrap();
+    }
+}
+
+/// A file system on which writes wait. Goes on when dropped.
+struct Frozen<'a>(&'a Path);
+
+impl<'a> Frozen<'a> {
+    fn new(mount: &'a Path) -> Self {
+        freeze("-f", mount).ok();
+        Self(mount)
+    }
+}
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        freeze("-u", self.0);
+    }
+}
+
+fn freeze(option: &str, mount: &Path) -> Finished {
+    let mut command = Command::new(find("fsfreeze").expect("fsfreeze is missing (util-linux)"));
+    command.arg(option).arg(mount);
+    finish(command)
+}
+
+#[test]
+fn requests_of_one_connection_overtake_each_other() {
+    const WRITES: u64 = 64;
+    let Some(qemu) = Qemu::find() else { return };
+    let Some(mounted) = Mounted::on_loop("mkfs.ext4", 256 << 20) else { return };
+    let scratch = Scratch::new("nbd-requests");
+    let (dir, mount) = (scratch.path(), mounted.path());
+    qemu.create(&mount, IMAGE, "qcow2", "", 64 * MIB);
+    qemu.io(&mount, "-f qcow2", IMAGE, &["write -q -P 7 0 32M"]).ok();
+    let options = format!("--cache none --control ctl.sock -f qcow2 {}", mount.join(IMAGE).display());
+    let server = Server::start(dir, &options);
+    let mut client = Client::open(server.socket(), "").unwrap();
+    // What the first write to an image changes in its header.
+    assert_eq!(client.write(0, 0, &[8; 4096]).unwrap(), 0);
+    assert_eq!(client.call(0, command::FLUSH, 0, 0).unwrap().error, 0);
+    let frozen = Frozen::new(&mount);
+    for number in 0..WRITES {
+        let header = client.header(0, command::WRITE, 1000 + number, (number + 1) * CLUSTER, 4096);
+        client.say(&[&header[..], &[9; 4096]].concat()).unwrap();
+    }
+    let in_flight = || {
+        let stats = zebu(dir, ["ctl", "ctl.sock", "stats", ""]).ok().stdout;
+        serde_json::from_str::<Value>(&stats).unwrap()["in-flight"].as_u64().unwrap()
+    };
+    let start = Instant::now();
+    while in_flight() < WRITES {
+        assert!(start.elapsed() < Duration::from_secs(60), "{} requests under way", in_flight());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // Asked last, answered first, twice.
+    assert!(client.read(16 * MIB, 4096).unwrap() == [7; 4096]);
+    assert_eq!(client.call(0, command::BLOCK_STATUS, 0, 4096).unwrap().error, 22, "no context was chosen");
+    assert!(client.read(40 * MIB, 4096).unwrap() == [0; 4096]);
+    drop(frozen);
+    let mut answered: Vec<u64> = (0..WRITES)
+        .map(|_| {
+            let reply = client.reply().unwrap();
+            assert_eq!(reply.error, 0);
+            reply.cookie
+        })
+        .collect();
+    answered.sort_unstable();
+    assert!(answered.into_iter().eq(1000..1000 + WRITES));
+    drop(client);
+    server.stop();
+    qemu.check_clean(&mount, IMAGE).unwrap();
+    let reads = (1..=WRITES).map(|number| format!("read -q -P 9 {} 4k", number * CLUSTER));
+    qemu.io(&mount, "-f qcow2", IMAGE, &reads.collect::<Vec<_>>()).ok();
+}
+
+/// What a lane of writes was told.
+struct Lane {
+    /// Number of the last write that was acknowledged, from 1 on.
+    acknowledged: u64,
+    /// Number of the last write that was sent.
+    sent: u64,
+}
+
+/// Writes the numbers from 1 on, over and over into 16 clusters, until the server is gone.
+fn write_until_the_end(socket: &Path, lane: u64) -> Lane {
+    let mut client = Client::open(socket, "").unwrap();
+    let mut lane_is = Lane { acknowledged: 0, sent: 0 };
+    loop {
+        lane_is.sent += 1;
+        let data: Vec<u8> = lane_is.sent.to_be_bytes().repeat(512);
+        match client.write(0, place(lane, lane_is.sent), &data) {
+            Ok(0) => lane_is.acknowledged = lane_is.sent,
+            Ok(error) => panic!("lane {lane}: error {error}"),
+            Err(_) => return lane_is,
+        }
+    }
+}
+
+/// Where write `number` of a lane goes.
+fn place(lane: u64, number: u64) -> u64 {
+    (lane * 16 + number % 16) * CLUSTER
+}
+
+/// SIGTERM with requests under way: the server ends well, and what was acknowledged is in an image without a mark.
+#[test]
+fn a_server_that_is_told_to_end_keeps_what_it_acknowledged() {
+    const LANES: u64 = 6;
+    let Some(qemu) = Qemu::find() else { return };
+    for signal in ["TERM", "INT"] {
+        for round in 0..4 {
+            let scratch = Scratch::new("nbd-requests");
+            let dir = scratch.path();
+            qemu.create(dir, IMAGE, "qcow2", "", 64 * MIB);
+            let server = Server::start(dir, &format!("-f qcow2 {IMAGE}"));
+            let lanes: Vec<Lane> = std::thread::scope(|scope| {
+                let socket = server.socket().to_owned();
+                let lanes: Vec<_> = (0..LANES)
+                    .map(|lane| {
+                        let socket = socket.clone();
+                        scope.spawn(move || write_until_the_end(&socket, lane))
+                    })
+                    .collect();
+                std::thread::sleep(Duration::from_millis(100 + 70 * round));
+                let said = server.stop_by(signal);
+                assert!(said.is_empty(), "{said}");
+                lanes.into_iter().map(|lane| lane.join().expect("a lane")).collect()
+            });
+            qemu.check_clean(dir, IMAGE).unwrap();
+            let mut reads = Vec::new();
+            for (lane, found) in (0..LANES).zip(&lanes) {
+                assert!(found.acknowledged > 16, "lane {lane}: {} writes", found.acknowledged);
+                for number in found.acknowledged - 15..=found.acknowledged {
+                    // The write that nobody answered may be there, over the one 16 before it.
+                    if number + 16 > found.sent {
+                        reads.push((place(lane, number), number));
+                    }
+                }
+            }
+            let disk = qemu.read_all(dir, IMAGE, None);
+            for (at, number) in reads {
+                let bytes = &disk[at as usize..at as usize + 4096];
+                assert!(bytes == number.to_be_bytes().repeat(512), "write {number} at {at} is lost");
+            }
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! The command `sanitize`: tests of storage, engine and servers under AddressSanitizer and ThreadSanitizer.
+
+use crate::Outcome;
+use crate::nightly::{TARGET, cargo_nightly, ensure};
+use crate::process::run;
+use crate::toolchain::target_dir;
+use clap::{Args, ValueEnum};
+use std::time::Instant;
+
+#[derive(Args)]
+#[command(
+    after_help = "The standard library is built with the sanitizer too; C code (libdeflate, zstd) is not. Whatever a
+sanitizer reports fails the test program that it is found in."
+)]
+pub(crate) struct SanitizeArgs {
+    /// Which; both if none is named
+    #[arg(value_enum)]
+    sanitizers: Vec<Sanitizer>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Sanitizer {
+    /// Accesses outside of an allocation or after its end, leaks
+    Address,
+    /// Accesses of two threads that nothing orders
+    Thread,
+}
+
+/// Without QEMU, and without the tests that measure memory: a sanitizer's own is many times what they allow.
+const TESTS: [(&str, &[&str]); 3] = [
+    (
+        "zebu-storage",
+        &[
+            "direct_io",
+            "opening",
+            "operations",
+            "read_modify_write",
+            "sim_crash_states",
+            "sim_direct_io",
+            "simulation",
+            "sockets",
+            "workers",
+        ],
+    ),
+    (
+        "zebu",
+        &["bitmaps", "crash", "faults", "jobs", "mapping_cache", "mapping_pressure", "random_operations"],
+    ),
+    ("zebu-export", &[]),
+];
+
+pub(crate) fn command(args: &SanitizeArgs) -> Outcome {
+    ensure(&["rust-src"])?;
+    let chosen = if args.sanitizers.is_empty() { Sanitizer::value_variants() } else { &args.sanitizers };
+    for sanitizer in chosen {
+        let start = Instant::now();
+        let name = match sanitizer {
+            Sanitizer::Address => "address",
+            Sanitizer::Thread => "thread",
+        };
+        for (package, tests) in TESTS {
+            let mut command = cargo_nightly();
+            command.args(["test", "--locked", "-Zbuild-std", "--target", TARGET, "--profile", "torture"]);
+            command.args(["--no-fail-fast", "--package", package, "--lib", "--target-dir"]);
+            command.arg(target_dir()?.join(name));
+            for test in tests {
+                command.args(["--test", test]);
+            }
+            command.env("RUSTFLAGS", format!("-Zsanitizer={name}"));
+            command.env("TSAN_OPTIONS", "halt_on_error=1:second_deadlock_stack=1");
+            run(&mut command)?;
+        }
+        println!("{name}: nothing found, in {:.0} s", start.elapsed().as_secs_f64());
+    }
+    Ok(())
+}
