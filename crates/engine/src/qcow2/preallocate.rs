@@ -77,7 +77,7 @@ impl Qcow2 {
     /// image holds: it is left alone then.
     ///
     /// With subclusters a backing image shows through; without them a cluster that has a place hides it, so that it has
-    /// to read as zero. `external`: what an external data file holds there.
+    /// to read as zero. `external`: what an external data file holds in `range`.
     pub(crate) async fn preallocate(
         self: &Arc<Self>,
         node: &Node,
@@ -124,7 +124,14 @@ impl Qcow2 {
                 .on(&self.path)
                 .at_guest(guest.start));
             }
-            let content = if allocation.is_external() { external } else { allocation.content() };
+            let content = if !allocation.is_external() {
+                allocation.content()
+            } else if guest.start < range.start {
+                // Before the old end there may be what a write left that was never linked.
+                Content::Recycled
+            } else {
+                external
+            };
             // What is behind subclusters that are not allocated nobody sees.
             self.set_aside(&space, &reserved, mode, shows_through || content.reads_zero()).await?;
             if shows_through {

@@ -81,6 +81,16 @@ fn crash_states() {
     run(8, |seed| Plan { by_qemu: 100, ..Plan::random(seed, size, watch, small) });
 }
 
+/// A write that a crash undid left its data in the raw data file, in the cluster in which the disk ended; growing the disk
+/// with preallocation links that cluster.
+#[test]
+fn a_growing_disk_does_not_show_a_write_that_a_crash_undid() {
+    let size = Size { lives: 3, phases: 3, streams: 4, requests: 12 };
+    let watch = Watch::Crashes { moments: 6, states: 24 };
+    let seed = 3_736_494_680_047_000_022;
+    run_plan(seed, &Plan { by_qemu: 100, ..Plan::random(seed, size, watch, small) });
+}
+
 /// Images whose states are quickly read.
 fn small(setup: &Setup) -> bool {
     setup.size <= 512 << 10 && setup.origin != Origin::DeepChain
