@@ -6,13 +6,11 @@ mod record;
 mod report;
 
 use crate::Outcome;
-use crate::process::output;
 use clap::Args;
 use job::{JOBS, Job};
 use programs::Programs;
 use report::Report;
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -50,25 +48,19 @@ pub(crate) struct TortureArgs {
     record: bool,
 }
 
-/// What every run of all checks has of it: other seeds for each commit, so that in the end many are tried, and a commit that
-/// fails fails again.
+/// What every run of all checks has of it: the same seeds each time, so that what fails there is what a change did. Fresh
+/// seeds are for the runs that somebody looks at.
 pub(crate) fn slice() -> Outcome {
+    const SEED: u64 = 1;
     command(&TortureArgs {
         hours: 0.0,
         minutes: 5.0,
         lanes: None,
-        seed: seed_of_commit(),
+        seed: Some(SEED),
         only: Vec::new(),
         out: PathBuf::from("target/torture-report"),
         record: false,
     })
-}
-
-/// The beginning of the commit's name; `None` where there is no repository.
-fn seed_of_commit() -> Option<u64> {
-    let head =
-        output(Command::new("git").arg("-C").arg(crate::root()).args(["rev-parse", "--short=8", "HEAD"]));
-    u64::from_str_radix(head.ok()?.trim(), 16).ok()
 }
 
 pub(crate) fn command(args: &TortureArgs) -> Outcome {
