@@ -154,16 +154,26 @@ pub fn read(u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Host clusters that are in use and have refcount 0.
-async fn called_free(worker: &Worker, file: &File) -> Vec<u64> {
-    let Ok(report) = check::check_file(worker, file, &CheckOptions::default()).await else {
-        return Vec::new();
-    };
-    let clusters = report.findings.iter().filter_map(|finding| match finding.kind {
-        FindingKind::RefcountTooLow { cluster, refcount: 0, .. } => Some(cluster),
-        _ => None,
+/// Host clusters of the image that are in use and have refcount 0 once it is opened for writing (a dirty one is repaired
+/// then).
+fn called_free(bytes: &[u8]) -> Vec<u64> {
+    let mut found = Vec::new();
+    on_a_world(bytes, zebu::storage::Access::ReadWrite, async |worker, file| {
+        let Ok(_image) = open(worker, file.clone(), Access::ReadWrite).await else { return };
+        let Ok(report) = check::check_file(worker, &file, &CheckOptions::default()).await else { return };
+        found.extend(report.findings.iter().filter_map(|finding| match finding.kind {
+            FindingKind::RefcountTooLow { cluster, refcount: 0, .. } => Some(cluster),
+            _ => None,
+        }));
     });
-    clusters.collect()
+    found
+}
+
+/// An accepted write that was not read back.
+struct Lost {
+    what: String,
+    /// Host clusters of the first byte that differs, all of which the write found there.
+    in_place: Vec<u64>,
 }
 
 /// Host clusters where a range of the disk lies.
@@ -195,33 +205,15 @@ pub fn write(u: &mut Unstructured<'_>) -> Result<()> {
     if is_shown() {
         eprintln!("requests (0 and 1 write, 2 zeroes, 3 discards, 4 flushes; offset; length): {requests:?}");
     }
+    let mut lost = None;
     on_simulated_disk(&bytes, zebu::storage::Access::ReadWrite, async |worker, file| {
         let Ok(image) = open(worker, file.clone(), Access::ReadWrite).await else { return };
-        // A dirty one is repaired by now.
-        let called_free = called_free(worker, &file).await;
         for (kind, at, len) in requests {
             match kind {
                 0 | 1 => {
-                    let before = places(worker, &image, at, len as u64).await;
-                    let sent = IoBuf::copy_of(&vec![0xa5; len]).into();
-                    let (written, _) = image.write(worker, at, sent, Durability::Volatile).await;
-                    let (read, bufs) = image.read(worker, at, IoBuf::zeroed(len).into()).await;
-                    if is_shown() {
-                        let place = image.extent(worker, at, 1).await;
-                        eprintln!("write at {at}: {written:?}; read: {read:?}; it lies at {place:?}");
-                    }
-                    if written.is_ok() && read.is_ok() {
-                        let mut back = vec![0; len];
-                        bufs.copy_to(0, &mut back);
-                        let lost = back.iter().position(|byte| *byte != 0xa5);
-                        if let Some(lost) = lost.map(|index| at + index as u64) {
-                            // It was written in place, into a cluster that is free by what the image says: another
-                            // cluster of the same request may have got it. Only a check can know.
-                            let place = places(worker, &image, lost, 1).await;
-                            let is_excused = !place.is_empty()
-                                && place.iter().all(|at| before.contains(at) && called_free.contains(at));
-                            assert!(is_excused, "a write of {len} at {at} is not read back at {lost}");
-                        }
+                    lost = write_and_read(worker, &image, at, len).await;
+                    if lost.is_some() {
+                        return;
                     }
                 }
                 2 => drop(image.write_zeroes(worker, at, len as u64, ZeroMode::Unmap).await),
@@ -232,7 +224,36 @@ pub fn write(u: &mut Unstructured<'_>) -> Result<()> {
         let _ = image.close(worker).await;
         let _ = check::check_file(worker, &file, &CheckOptions::default()).await;
     });
+    if let Some(Lost { what, in_place }) = lost {
+        // It was written in place, into a cluster that is free by what the image says: another cluster of the same request
+        // may have got it. Only a check can know.
+        let called_free = called_free(&bytes);
+        let is_excused = !in_place.is_empty() && in_place.iter().all(|at| called_free.contains(at));
+        assert!(is_excused, "{what}");
+    }
     Ok(())
+}
+
+async fn write_and_read(worker: &Worker, image: &Image, at: u64, len: usize) -> Option<Lost> {
+    let before = places(worker, image, at, len as u64).await;
+    let sent = IoBuf::copy_of(&vec![0xa5; len]).into();
+    let (written, _) = image.write(worker, at, sent, Durability::Volatile).await;
+    let (read, bufs) = image.read(worker, at, IoBuf::zeroed(len).into()).await;
+    if is_shown() {
+        let place = image.extent(worker, at, 1).await;
+        eprintln!("write at {at}: {written:?}; read: {read:?}; it lies at {place:?}");
+    }
+    if written.is_err() || read.is_err() {
+        return None;
+    }
+    let mut back = vec![0; len];
+    bufs.copy_to(0, &mut back);
+    let lost = at + back.iter().position(|byte| *byte != 0xa5)? as u64;
+    let mut in_place = places(worker, image, lost, 1).await;
+    if !in_place.iter().all(|at| before.contains(at)) {
+        in_place.clear();
+    }
+    Some(Lost { what: format!("a write of {len} at {at} is not read back at {lost}"), in_place })
 }
 
 /// Reads the compressed cluster with a stream and an entry of the input's.

@@ -3,7 +3,7 @@
 
 use super::lab::{Extent, Lab, remove, settle};
 use super::load::{LARGE, Load, Program, SMALL, scattering_step};
-use super::peers::{ENGINES, Peer};
+use super::peers::{ENGINES, Peer, row};
 use super::system_calls::calls_on;
 use crate::Outcome;
 use crate::ab::{Metric, Row, Sample, Side};
@@ -91,6 +91,14 @@ fn first_writes_of_engine<'a>(lab: &'a Lab, peer: Peer, image: Fresh<'a>, load: 
     Side { label: peer.label().to_owned(), run: Box::new(run) }
 }
 
+/// First writes beside those of the other Rust engines.
+fn beside_engines(lab: &Lab, name: &str, image: &Fresh<'_>, load: Load) -> Outcome {
+    let ours = first_writes(lab, Program::Zebu, "zebu", image.clone(), load);
+    let engines =
+        ENGINES.map(|peer| (row(name, peer), first_writes_of_engine(lab, peer, image.clone(), load)));
+    lab.compare_each(ours, Vec::from(engines))
+}
+
 fn both<'a>(lab: &'a Lab, image: &Fresh<'a>, load: Load) -> [Side<'a>; 2] {
     [Program::Zebu, Program::Qemu]
         .map(|program| first_writes(lab, program, program.label(), image.clone(), load))
@@ -138,17 +146,17 @@ pub(super) fn preallocation(lab: &Lab) -> Outcome {
             rows.push(Row::of(name, [0, 5]));
         }
         lab.compare_all(sides, rows)?;
-        for mode in ["falloc", "full"] {
-            lab.compare(&what(mode), both(lab, &of_mode(mode), load))?;
+        lab.compare(&what("falloc"), both(lab, &of_mode("falloc"), load))?;
+        if lab.wants(&what("full")) {
+            // Written again it is as it was: one image for all.
+            let full = of_mode("full");
+            full.create(lab, Program::Qemu)?;
+            lab.compare(&what("full"), prepared(lab, &full.path, "qcow2", load, &|| Ok(())))?;
         }
-        // A quarter of the writes: these take minutes otherwise.
-        let quarter = Load { count: load.count / 4, ..load };
-        let ours = first_writes(lab, Program::Zebu, "zebu", of_mode("off"), quarter);
-        let engines = ENGINES.map(|peer| {
-            let name = format!("{kind:?}: first 4 KiB writes, preallocation off, beside {}", peer.label());
-            (name, first_writes_of_engine(lab, peer, of_mode("off"), quarter))
-        });
-        lab.compare_each(ours, Vec::from(engines))?;
+        // A tenth of the writes: these take minutes otherwise.
+        let tenth = Load { count: load.count / 10, ..load };
+        let name = format!("{kind:?}: first 4 KiB writes, preallocation off");
+        beside_engines(lab, &name, &of_mode("off"), tenth)?;
         files_without_space(lab, &mounted, kind, disk, load)?;
     }
     Ok(())
@@ -304,6 +312,9 @@ pub(super) fn clusters(lab: &Lab) -> Outcome {
             let load = Load { block: SMALL, step: bytes, count, depth: DEPTH, write: true };
             let name = format!("{kind:?}: {shown} first writes of 4 KiB, cluster {cluster}, step {step}");
             lab.compare(&name, both(lab, &image, load))?;
+            if kind == Kind::Ext4 && cluster == "64k" && step != "1M" {
+                beside_engines(lab, &name, &image, load)?;
+            }
         }
         calls_of_first_writes(lab, kind, &mounted)?;
         if kind == Kind::Ext4 {

@@ -8,6 +8,7 @@ use super::lab::{Lab, remove};
 use super::load::{Load, Program, SMALL, scattering_step};
 use super::mapping_images::{Data, Layout, allocated, chain, copy_sparse, raw, remove_chain};
 use super::opened::Opened;
+use super::peers::{ENGINES, Peer, row};
 use crate::Outcome;
 use crate::ab::Side;
 use crate::mount::Kind;
@@ -83,15 +84,22 @@ pub(super) fn chains(lab: &Lab) -> Outcome {
     for (images, label) in &LONG[..lab.sized(1, LONG.len())] {
         let top = chain(lab, &lab.dir, size, cluster, *images)?;
         let name = format!("reads through a chain of {images}");
-        let others = vec![
+        let mut others = vec![
             (format!("{name}, beside one image"), side(Program::Zebu, "zebu, 1 image", &one, 1)),
-            (format!("{name}, beside QEMU"), side(Program::Qemu, "QEMU", &top, *images)),
+            (row(&name, Peer::Qemu), side(Program::Qemu, "QEMU", &top, *images)),
         ];
+        if *images <= SHORT {
+            let few = reads(size, count / (10 + images), DEPTH);
+            others.extend(ENGINES.map(|peer| (row(&name, peer), lab.peers.side(peer, few, &top))));
+        }
         lab.compare_each(side(Program::Zebu, label, &top, *images), others)?;
         remove_chain(&lab.dir, *images)?;
     }
     remove_chain(&lab.dir, 1)
 }
+
+/// Images of the longest chain that the other Rust engines read.
+const SHORT: u64 = 10;
 
 const LONG: [(u64, &str); 3] =
     [(10, "zebu, 10 images"), (100, "zebu, 100 images"), (500, "zebu, 500 images")];

@@ -2,7 +2,8 @@
 
 use super::compressible::Data;
 use super::lab::{Lab, remove};
-use super::load::{LARGE, Load, Program, SMALL, scattering_step};
+use super::load::{LARGE, Load, SMALL, scattering_step};
+use super::peers::{beside_all, wants_beside_all};
 use super::system_calls::calls_on;
 use crate::Outcome;
 use crate::ab::{Metric, Side, sample};
@@ -177,7 +178,9 @@ fn small_reads(lab: &Lab) -> Outcome {
             )
         })
     });
-    for (compression, order, name) in rows.into_iter().flatten().filter(|(.., name)| lab.wants(name)) {
+    for (compression, order, name) in
+        rows.into_iter().flatten().filter(|(.., name)| wants_beside_all(lab, name))
+    {
         let image = lab.file(compression);
         let source = Data::FileSystem.file(lab)?;
         if !image.exists() {
@@ -192,8 +195,7 @@ fn small_reads(lab: &Lab) -> Outcome {
         let len = std::fs::metadata(&source).map_err(|e| e.to_string())?.len();
         let step = if order == "scattered" { scattering_step(len, SMALL) } else { SMALL };
         let load = Load { block: SMALL, step, count: lab.sized(10_000, 20_000), depth: 32, write: false };
-        let sides = [Program::Zebu, Program::Qemu].map(|program| load.on(lab, program, &image));
-        lab.compare(&name, sides)?;
+        beside_all(lab, &name, load, &image)?;
     }
     Ok(())
 }

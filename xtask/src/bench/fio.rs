@@ -1,6 +1,5 @@
 //! fio, and what it finds.
 
-use super::lab::{Extent, Lab};
 use crate::Outcome;
 use crate::process::output;
 use serde_json::Value;
@@ -30,11 +29,6 @@ pub(super) struct Found {
     pub(super) requests: f64,
     pub(super) iops: f64,
     pub(super) p99_nanoseconds: f64,
-}
-
-/// How long one load lasts.
-pub(super) fn seconds(lab: &Lab) -> u32 {
-    if lab.extent == Extent::Quick { 1 } else { 2 }
 }
 
 pub(super) fn figure(value: &Value) -> Outcome<f64> {

@@ -4,7 +4,7 @@
 use super::fio::Ask;
 use super::lab::{Extent, Lab, remove};
 use super::load::SMALL;
-use super::mapping_images::{Data, Layout, allocated, raw};
+use super::mapping_images::{Data, Layout, allocated, raw, shuffle};
 use super::opened::Opened;
 use crate::Outcome;
 use crate::ab::Row;
@@ -34,6 +34,13 @@ struct Shape {
     cluster: u64,
     budget: u64,
     name: &'static str,
+}
+
+impl Shape {
+    /// The name of a row.
+    fn row(&self, layout: Layout, data: Data, rest: &str) -> String {
+        format!("{}, {}, {}: {rest}", self.name, layout.name(), data.name())
+    }
 }
 
 const SHAPES: [Shape; 2] = [
@@ -78,75 +85,76 @@ pub(super) fn large(lab: &Lab) -> Outcome {
 }
 
 fn of_shape(lab: &Lab, shape: Shape) -> Outcome {
-    sequential(lab, shape, Data::Holes)?;
-    shuffled(lab, shape)?;
-    if lab.extent == Extent::Full {
-        sequential(lab, shape, Data::Written)?;
-    }
-    Ok(())
+    never_written(lab, shape)?;
+    written(lab, shape)
 }
 
-/// Clusters that lie as on the virtual disk.
-fn sequential(lab: &Lab, shape: Shape, data: Data) -> Outcome {
-    let Shape { size, cluster, budget, name } = shape;
-    // Of a disk that is larger than what there is, the first block of each cluster is written and read.
-    let align = if data == Data::Written && size > 1 << 40 { cluster } else { SMALL };
-    let data = if align == cluster { Data::FirstBlocks { cluster } } else { data };
-    let reads = Ask { align, ..READS };
-    let raw = raw(lab, size, data)?;
-    let image = allocated(lab, &lab.dir, size, cluster, Layout::Sequential, data)?;
-    let what = |rest: &str| format!("{name}, sequential, {}: {rest}", data.name());
+/// Clusters that lie as on the virtual disk, and hold nothing: what the mapping costs, without the disk.
+fn never_written(lab: &Lab, shape: Shape) -> Outcome {
+    let Shape { size, cluster, budget, .. } = shape;
+    let raw = raw(lab, size, Data::Holes)?;
+    let image = allocated(lab, &lab.dir, size, cluster, Layout::Sequential, Data::Holes)?;
+    let what = |rest: &str| shape.row(Layout::Sequential, Data::Holes, rest);
     let small = || Opened::zebu("zebu", &image, budget);
     let qemu = || Opened::qemu(&image, budget);
-    let mut sides =
-        vec![small(), Opened::zebu("zebu, all cached", &image, EVERYTHING), Opened::raw(&raw), qemu()];
-    let mut rows = vec![
-        ("reads, beside a full cache", [0, 1]),
-        ("reads, beside raw", [0, 2]),
-        ("reads, beside QEMU", [0, 3]),
+    let mut sides = vec![
+        small(),
+        Opened::zebu("zebu, all cached", &image, EVERYTHING),
+        Opened::raw(&raw),
+        qemu(),
+        qemu().with_slices_of(cluster).labelled("QEMU, whole tables"),
+        Opened::qemu(&image, EVERYTHING).labelled("QEMU, all cached"),
     ];
-    if data == Data::Holes {
-        sides.push(qemu().with_slices_of(cluster).labelled("QEMU, whole tables"));
-        rows.push(("reads, beside QEMU with whole tables", [0, 4]));
-        sides.push(Opened::qemu(&image, EVERYTHING).labelled("QEMU, all cached"));
-        rows.push(("reads, all cached, beside QEMU", [1, 5]));
-        // Two whole tables of 2 MiB and what they cost are more than the other budget.
-        if cluster < 1 << 20 {
-            sides.push(small().with_slices_of(cluster).labelled("zebu, whole tables"));
-            rows.push(("reads, slices of 4 KiB beside whole tables", [0, 6]));
-        }
+    let mut rows = Vec::from(IN_ORDER);
+    rows.push(("reads, beside QEMU with whole tables", [0, 4]));
+    rows.push(("reads, all cached, beside QEMU", [1, 5]));
+    // Two whole tables of 2 MiB and what they cost are more than the other budget.
+    if cluster < 1 << 20 {
+        sides.push(small().with_slices_of(cluster).labelled("zebu, whole tables"));
+        rows.push(("reads, slices of 4 KiB beside whole tables", [0, 6]));
     }
-    compare_all(lab, what, (reads, size), sides, &rows)?;
-    if data == Data::Holes {
-        // The best case of a small cache: what is read at a time lies close together.
-        let near = Ask { connections: JOBS, depth: 1, apart: size / u64::from(JOBS), ..reads };
-        let sides = vec![small(), Opened::raw(&raw), qemu()];
-        let rows = [
-            ("reads of 32 jobs in 32 MiB each, beside raw", [0, 1]),
-            ("reads of 32 jobs in 32 MiB each, beside QEMU", [0, 2]),
-        ];
-        compare_all(lab, what, (near, NEAR), sides, &rows)?;
-        // What writes fill are holes no more: they come last.
-        let writes = Ask { rw: "randwrite", ..reads };
-        compare(lab, &what("writes, beside raw"), writes, size, [small(), Opened::raw(&raw)])?;
-    }
+    compare_all(lab, what, (READS, size), sides, &rows)?;
+    // The best case of a small cache: what is read at a time lies close together.
+    let near = Ask { connections: JOBS, depth: 1, apart: size / u64::from(JOBS), ..READS };
+    let sides = vec![small(), Opened::raw(&raw), qemu()];
+    let rows = [
+        ("reads of 32 jobs in 32 MiB each, beside raw", [0, 1]),
+        ("reads of 32 jobs in 32 MiB each, beside QEMU", [0, 2]),
+    ];
+    compare_all(lab, what, (near, NEAR), sides, &rows)?;
+    // What writes fill are holes no more: they come last.
+    let writes = Ask { rw: "randwrite", ..READS };
+    compare(lab, &what("writes, beside raw"), writes, size, [small(), Opened::raw(&raw)])?;
     remove(&image)?;
     remove(&raw)
 }
 
-/// No two neighbours are neighbours in the file.
-fn shuffled(lab: &Lab, shape: Shape) -> Outcome {
-    let Shape { size, cluster, budget, name } = shape;
-    // What the raw file reads has to come from the disk, as slices do: holes cost next to nothing.
-    let data = Data::FirstBlocks { cluster };
-    let reads = Ask { align: cluster, ..READS };
+/// What is beside a small cache wherever clusters lie in order: places of sides.
+const IN_ORDER: [(&str, [usize; 2]); 3] =
+    [("reads, beside a full cache", [0, 1]), ("reads, beside raw", [0, 2]), ("reads, beside QEMU", [0, 3])];
+
+/// Clusters with data, first in order, then so that no two neighbours are neighbours in the file.
+fn written(lab: &Lab, shape: Shape) -> Outcome {
+    let Shape { size, cluster, budget, .. } = shape;
+    // Of a disk that is larger than what there is, the first block of each cluster is written and read.
+    let data = match lab.extent {
+        Extent::Full if size <= 1 << 40 => Data::Written,
+        _ => Data::FirstBlocks { cluster },
+    };
+    let reads = Ask { align: if data == Data::Written { SMALL } else { cluster }, ..READS };
     let raw = raw(lab, size, data)?;
-    let image = allocated(lab, &lab.dir, size, cluster, Layout::Shuffled, data)?;
-    let what = |rest: &str| format!("{name}, shuffled, {}: {rest}", data.name());
+    let image = allocated(lab, &lab.dir, size, cluster, Layout::Sequential, data)?;
     let small = || Opened::zebu("zebu", &image, budget);
+    let qemu = || Opened::qemu(&image, budget);
+    if lab.extent == Extent::Full {
+        let what = |rest: &str| shape.row(Layout::Sequential, data, rest);
+        let full = Opened::zebu("zebu, all cached", &image, EVERYTHING);
+        compare_all(lab, what, (reads, size), vec![small(), full, Opened::raw(&raw), qemu()], &IN_ORDER)?;
+    }
+    shuffle(&image)?;
+    let what = |rest: &str| shape.row(Layout::Shuffled, data, rest);
     let slices = Opened::zebu("zebu, slices alone", &image, budget).without_index();
     let little = || Opened::zebu("zebu, slices alone", &image, LITTLE).without_index();
-    let qemu = || Opened::qemu(&image, budget);
     let sides = vec![
         small(),
         slices,

@@ -75,11 +75,10 @@ pub(super) fn allocated(
         .arg(&image)
         .arg(size.to_string()))?;
     write(lab, &image, "qcow2", size, data)?;
-    if layout == Layout::Shuffled {
-        shuffle(&image)?;
+    match layout {
+        Layout::Shuffled => shuffle(&image)?,
+        Layout::Sequential => crate::process::evict(&image)?,
     }
-    // What was written to the tables is on the disk, and not in the page cache.
-    crate::process::evict(&image)?;
     Ok(image)
 }
 
@@ -95,8 +94,8 @@ pub(super) fn raw(lab: &Lab, size: u64, data: Data) -> Outcome<PathBuf> {
     Ok(file)
 }
 
-/// Gives the entries of all L2 tables another order.
-fn shuffle(image: &Path) -> Outcome {
+/// Gives the entries of all L2 tables another order. What was written to them is on the disk then, and not in the page cache.
+pub(super) fn shuffle(image: &Path) -> Outcome {
     let said = |e: std::io::Error| format!("{}: {e}", image.display());
     let file = File::options().read(true).write(true).open(image).map_err(said)?;
     let mut header = [0; 48];
@@ -127,7 +126,7 @@ fn shuffle(image: &Path) -> Outcome {
     for (table, bytes) in tables.iter().zip(shuffled.chunks(cluster as usize)) {
         file.write_all_at(bytes, *table).map_err(said)?;
     }
-    Ok(())
+    crate::process::evict(image)
 }
 
 /// A chain of `images` on a disk of `size` bytes, each with a random part of about `1/images` of its clusters, written

@@ -9,6 +9,9 @@ use crate::ab::{Metric, Sample, Side};
 use std::path::Path;
 use std::process::Command;
 
+/// How long one load lasts: more rounds tell more than longer loads.
+const SECONDS: u32 = 1;
+
 /// How an image is opened, and by whom.
 #[derive(Debug, Clone)]
 pub(super) struct Opened<'a> {
@@ -131,12 +134,12 @@ impl<'a> Opened<'a> {
         Running::of(server, command, Door::Nbd, door)
     }
 
-    /// Serves it to fio, which asks for `seconds`.
-    fn serve(&self, lab: &Lab, ask: Ask, size: u64, seconds: u32) -> Outcome<(Found, f64)> {
+    /// Serves it to fio.
+    fn serve(&self, lab: &Lab, ask: Ask, size: u64) -> Outcome<(Found, f64)> {
         let running = self.server(lab)?;
         let uri = format!("--uri=nbd+unix:///?socket={}", running.path().display());
         let before = running.cpu()?;
-        let found = fio(ask, size, seconds, &["--ioengine=nbd", &uri])?;
+        let found = fio(ask, size, SECONDS, &["--ioengine=nbd", &uri])?;
         let cpu = running.cpu()?.saturating_sub(before).as_secs_f64();
         Ok((found, cpu * 1e6 / found.requests.max(1.0)))
     }
@@ -145,7 +148,7 @@ impl<'a> Opened<'a> {
     pub(super) fn served(self, lab: &'a Lab, ask: Ask, size: u64) -> Side<'a> {
         let label = self.label.to_owned();
         let run = move || -> Outcome<Sample> {
-            let (found, cpu) = self.serve(lab, ask, size, lab.sized(1, 2))?;
+            let (found, cpu) = self.serve(lab, ask, size)?;
             Ok(vec![
                 (Metric::RequestsPerSecond, found.iops),
                 (Metric::LatencyP99Micros, found.p99_nanoseconds / 1000.0),
@@ -159,8 +162,8 @@ impl<'a> Opened<'a> {
     pub(super) fn scaled(self, lab: &'a Lab, ask: Ask, size: u64) -> Side<'a> {
         let label = self.label.to_owned();
         let run = move || -> Outcome<Sample> {
-            let (one, _) = self.serve(lab, Ask { depth: 1, ..ask }, size, lab.sized(1, 2))?;
-            let (many, _) = self.serve(lab, ask, size, lab.sized(1, 2))?;
+            let (one, _) = self.serve(lab, Ask { depth: 1, ..ask }, size)?;
+            let (many, _) = self.serve(lab, ask, size)?;
             Ok(vec![(Metric::DepthScaling, many.iops / one.iops.max(f64::MIN_POSITIVE))])
         };
         Side { label, run: Box::new(run) }

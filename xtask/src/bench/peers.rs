@@ -1,6 +1,7 @@
 //! The programs and libraries that zebu is measured beside, and which of them are asked for.
 
-use super::load::Load;
+use super::lab::Lab;
+use super::load::{Load, Program};
 use crate::ab::Side;
 use crate::process::{output, run};
 use crate::toolchain::{cargo, target_dir};
@@ -84,6 +85,23 @@ impl Peers {
 
 /// The two Rust engines that a table can ask.
 pub(super) const ENGINES: [Peer; 2] = [Peer::Imago, Peer::Qcow2Rs];
+
+/// The load on an image that is there, beside QEMU and each of the other Rust engines.
+pub(super) fn beside_all(lab: &Lab, name: &str, load: Load, image: &Path) -> Outcome {
+    let qemu = (row(name, Peer::Qemu), load.on(lab, Program::Qemu, image));
+    let engines = ENGINES.map(|peer| (row(name, peer), lab.peers.side(peer, load, image)));
+    lab.compare_each(load.on(lab, Program::Zebu, image), [qemu].into_iter().chain(engines).collect())
+}
+
+/// Whether [`beside_all`] would measure anything.
+pub(super) fn wants_beside_all(lab: &Lab, name: &str) -> bool {
+    [Peer::Qemu].into_iter().chain(ENGINES).any(|peer| lab.wants(&row(name, peer)))
+}
+
+/// The name of a row beside a peer.
+pub(super) fn row(name: &str, peer: Peer) -> String {
+    format!("{name}, beside {}", peer.label())
+}
 
 fn build() -> Result<PathBuf, String> {
     let target = target_dir()?.join("peers");

@@ -1,8 +1,8 @@
 //! Reads and writes of allocated clusters: `zebu bench` beside `qemu-img bench` and fio.
 
 use super::lab::Lab;
-use super::load::{LARGE, Load, Program, SMALL, scattering_step};
-use super::peers::ENGINES;
+use super::load::{LARGE, Load, SMALL, scattering_step};
+use super::peers::beside_all;
 use crate::Outcome;
 use crate::ab::Side;
 use crate::process::{find, measure_ok, output, run, shown};
@@ -37,14 +37,6 @@ pub(super) fn sequential(lab: &Lab) -> Outcome {
         beside_all(lab, &format!("1 MiB sequential {what}, depth 8"), load, &image)?;
     }
     Ok(())
-}
-
-/// The load on an image that is there, beside QEMU and each of the other Rust engines.
-fn beside_all(lab: &Lab, name: &str, load: Load, image: &Path) -> Outcome {
-    let qemu = (format!("{name}, beside QEMU"), load.on(lab, Program::Qemu, image));
-    let engines =
-        ENGINES.map(|peer| (format!("{name}, beside {}", peer.label()), lab.peers.side(peer, load, image)));
-    lab.compare_each(load.on(lab, Program::Zebu, image), [qemu].into_iter().chain(engines).collect())
 }
 
 /// A qcow2 image with every cluster allocated and written, made by QEMU.

@@ -1,7 +1,7 @@
 //! Serving an image over NBD, vhost-user-blk and FUSE: `zebu serve` beside `qemu-storage-daemon`, and over NBD beside
 //! nbdkit on the raw file. Where more than one request is in flight, fio on the raw file itself says what the disk can do.
 
-use super::fio::{Ask, Found, figure, fio, seconds};
+use super::fio::{Ask, Found, figure, fio};
 use super::lab::Lab;
 use super::servers::{Door, Running, Server};
 use crate::Outcome;
@@ -197,6 +197,11 @@ fn disk<'a>(lab: &'a Lab, ask: Ask, raw: &Path) -> Side<'a> {
 /// fio on the whole of a disk.
 fn on(lab: &Lab, ask: Ask, target: &[&str]) -> Outcome<Found> {
     fio(ask, lab.gib << 30, seconds(lab), target)
+}
+
+/// How long one load lasts, in seconds: the CPU time of a server is known in hundredths of one.
+fn seconds(lab: &Lab) -> u32 {
+    lab.sized(1, 2)
 }
 
 /// Puts a load on a server, and looks at its CPUs before and after.

@@ -3,6 +3,7 @@
 use super::lab::{Lab, remove};
 use super::load::{Load, Program, SMALL};
 use super::mapping_images::{Data, Layout, allocated};
+use super::peers::beside_all;
 use crate::Outcome;
 use crate::ab::{Side, sample};
 use crate::mount::{Kind, Mounted};
@@ -126,8 +127,7 @@ pub(super) fn fragmentation(lab: &Lab) -> Outcome {
     for layout in [Layout::Sequential, Layout::Shuffled] {
         let image = allocated(lab, &lab.dir, size, CLUSTER, layout, Data::Written)?;
         let load = Load { block: 1 << 20, step: 1 << 20, count: size >> 20, depth: 8, write: false };
-        let sides = [Program::Zebu, Program::Qemu].map(|program| load.on(lab, program, &image));
-        lab.compare(&format!("1 MiB sequential reads, clusters {}", layout.name()), sides)?;
+        beside_all(lab, &format!("1 MiB sequential reads, clusters {}", layout.name()), load, &image)?;
         remove(&image)?;
     }
     Ok(())

@@ -1,5 +1,6 @@
 //! The codecs: one cluster in, one stream out, and back. Contexts belong to the thread and are reused.
 
+use super::filled;
 use std::cell::RefCell;
 use zebu_qcow2::Compression;
 use zebu_storage::IoBufs;
@@ -52,16 +53,20 @@ pub(super) fn compress(method: Method, input: &IoBufs, cluster: usize, out: &mut
     let room = if matches!(method, Method::NarrowDeflate { .. }) { cluster + cluster / 8 + 64 } else { most };
     out.resize(room, 0);
     let len = match &input.0[..] {
-        [one] if one.len() == cluster => compress_bytes(method, one.as_slice(), out),
+        [one] if one.len() == cluster => compress_cluster(method, one.as_slice(), out),
         _ => JOINED.with_borrow_mut(|joined| {
             joined.clear();
             joined.resize(cluster, 0);
             let len = input.len().min(cluster);
             input.copy_to(0, joined.get_mut(..len)?);
-            compress_bytes(method, joined, out)
+            compress_cluster(method, joined, out)
         }),
     };
     len.filter(|len| *len <= most)
+}
+
+fn compress_cluster(method: Method, input: &[u8], out: &mut [u8]) -> Option<usize> {
+    filled::compress(method, input, out, |out| compress_bytes(method, input, out))
 }
 
 fn compress_bytes(method: Method, input: &[u8], out: &mut [u8]) -> Option<usize> {
@@ -270,6 +275,17 @@ mod tests {
         for short in [5, 15, 25] {
             let cut = IoBuf::copy_of(&stream[..short]).into();
             assert!(inflate(Compression::Zstd, &cut, 0, 8192, &mut Vec::new()).is_err(), "{short}");
+        }
+    }
+
+    #[test]
+    fn clusters_full_of_one_byte_come_back_again_and_again() {
+        for (method, compression) in methods() {
+            for byte in [255, 255, 1, 255] {
+                for cluster in [512, 65536, 65536] {
+                    round_trip(method, compression, &vec![byte; cluster], cluster).unwrap();
+                }
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! Compressing and inflating clusters: the codecs, and the threads that run them.
 
 mod codec;
+mod filled;
 mod options;
 mod pool;
 

@@ -1,9 +1,9 @@
 //! The gatherer: compressed streams on their way to the file, packed byte by byte into host clusters in memory.
 //!
-//! A *segment* is a run of host clusters that is being filled; a *part* is what of it is written in one go: all of it
-//! when it is full, or what there is at a flush, after which packing goes on at the next block, so that a block that
-//! is durable is never written again. A stream is linked when all parts that hold bytes of it are written; it may
-//! reach from one segment into the next, if that follows it in the file.
+//! A *segment* is a run of host clusters that is being filled (`segment.rs`); a *part* is what of it is written in one
+//! go: all of it when it is full, or what there is at a flush, after which packing goes on at the next block, so that a
+//! block that is durable is never written again. A stream is linked when all parts that hold bytes of it are written; it
+//! may reach from one segment into the next, if that follows it in the file.
 //!
 //! No host cluster takes more streams than its refcount can say. Until packing has moved on from a cluster, the
 //! reference that its window gave it is kept, so that it can't become free under the hands of the gatherer when the
@@ -14,28 +14,13 @@
 //! Here is the bookkeeping alone, under one lock that is taken last (after a slice's shard, before `space`). What is
 //! done with the parts is in `write_out.rs`.
 
-use crate::qcow2::space::{Allocated, Content};
-use crate::qcow2::state::AfterFree;
+use crate::qcow2::segment::{Cut, Part, Room, Rules, Segment};
 use crate::{Error, Result};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Release};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
-use zebu_storage::sabotage::{self, Fault};
-use zebu_storage::{IoBuf, IoBufs};
-
-/// What the format and the file say about packing.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Rules {
-    pub(crate) cluster_bits: u32,
-    /// Streams that one host cluster may hold.
-    pub(crate) refcount_max: u64,
-    /// Host offset that no stream may reach.
-    pub(crate) offset_end: u64,
-    /// Bytes of a block: what was written up to a block's end is never written again.
-    pub(crate) block: u64,
-}
 
 /// A stream that is not linked yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,35 +31,6 @@ pub(crate) struct Stream {
     pub(crate) len: u64,
     /// Parts with bytes of it that are not written yet.
     parts: u8,
-}
-
-/// What is written in one go, with what has to happen then.
-#[derive(Debug)]
-pub(crate) struct Part {
-    number: u64,
-    /// Offset in the file of the bytes.
-    pub(crate) host: u64,
-    /// Whole blocks; empty once they are written.
-    pub(crate) bytes: IoBufs,
-    /// References to add, by host cluster.
-    pub(crate) references: Vec<(u64, u64)>,
-    /// The host cluster in which packing goes on behind it, until the references that the part brings it are added.
-    keeps_open: Option<u64>,
-    /// The host cluster that earlier parts began and in which packing is over with this one.
-    pub(crate) closes: Option<u64>,
-    /// References that nothing needs, to be dropped after the write.
-    pub(crate) unused: Vec<(Range<u64>, AfterFree)>,
-    /// Guest clusters of the streams with bytes in it.
-    pub(crate) streams: Vec<u64>,
-    /// Guest clusters of streams whose bytes are all written.
-    pub(crate) complete: Vec<u64>,
-}
-
-/// Host clusters to be filled next.
-pub(crate) struct Room {
-    pub(crate) allocated: Allocated,
-    /// As many bytes.
-    pub(crate) buf: IoBuf,
 }
 
 /// What became of a stream that was to be added.
@@ -101,160 +57,13 @@ pub(crate) enum Place {
     File,
 }
 
-/// How a segment's part is cut off.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Cut {
-    /// Packing goes on behind it.
-    Flush,
-    /// Nothing more goes into the segment.
-    End,
-}
-
-#[derive(Debug, Clone, Copy, Default)]
-struct Count {
-    streams: u64,
-    /// Of these, without a reference of their own so far.
-    unreferenced: u64,
-    /// A part with streams of it was cut off, and packing went on in it.
-    kept_open: bool,
-}
-
-/// A run of host clusters that is being filled.
-#[derive(Debug)]
-struct Segment {
-    /// Host offset of the first byte of `buf`.
-    base: u64,
-    /// Host offset behind the last stream.
-    filled: u64,
-    /// Host offset of the end.
-    end: u64,
-    buf: IoBuf,
-    content: Content,
-    /// Host cluster of the first of `counts`.
-    first: u64,
-    counts: VecDeque<Count>,
-    /// Guest clusters with bytes from `base` on.
-    streams: Vec<u64>,
-    bits: u32,
-}
-
-impl Segment {
-    fn new(room: Room, bits: u32) -> Self {
-        let Room { allocated: Allocated { range, content }, buf } = room;
-        let base = range.start << bits;
-        debug_assert_eq!(buf.len() as u64, (range.end - range.start) << bits);
-        Self {
-            base,
-            filled: base,
-            end: range.end << bits,
-            buf,
-            content,
-            first: range.start,
-            counts: range.clone().map(|_| Count::default()).collect(),
-            streams: Vec::new(),
-            bits,
-        }
-    }
-
-    /// Where the next stream starts: behind the last one, or in the next cluster if the one there holds as many as it
-    /// may.
-    fn next_start(&self, rules: &Rules) -> u64 {
-        let cluster = self.filled >> self.bits;
-        match self.counts.get((cluster - self.first) as usize) {
-            Some(count) if count.streams >= rules.refcount_max && !sabotage::is(Fault::PackTooMany) => {
-                (cluster + 1) << self.bits
-            }
-            _ => self.filled,
-        }
-    }
-
-    /// Puts bytes of the stream of guest cluster `guest` at host offset `at`.
-    fn put(&mut self, guest: u64, at: u64, bytes: &[u8]) {
-        let end = at + bytes.len() as u64;
-        // What is skipped because a cluster is full of streams must not show what the buffer held before.
-        let (gap, start) = ((self.filled - self.base) as usize, (at - self.base) as usize);
-        let into = self.buf.as_mut_slice();
-        if let Some(gap) = into.get_mut(gap..start) {
-            gap.fill(0);
-        }
-        if let Some(place) = into.get_mut(start..start + bytes.len()) {
-            place.copy_from_slice(bytes);
-        }
-        for cluster in at >> self.bits..=(end - 1) >> self.bits {
-            if let Some(count) = self.counts.get_mut((cluster - self.first) as usize) {
-                count.streams += 1;
-                count.unreferenced += 1;
-            }
-        }
-        self.filled = end;
-        self.streams.push(guest);
-    }
-
-    /// Cuts off what was filled, in whole blocks.
-    fn cut(&mut self, cut: Cut, rules: &Rules) -> Part {
-        let mut upto = self.base;
-        if self.filled > self.base {
-            upto = self.filled.next_multiple_of(rules.block).min(self.end);
-        }
-        // A cluster that can take no more streams has no reference to spare for being kept open.
-        let last = self.counts.get(((upto >> self.bits) - self.first) as usize);
-        if last.is_some_and(|count| count.streams >= rules.refcount_max) {
-            upto = ((upto >> self.bits) + 1) << self.bits;
-        }
-        let mut bytes = self.buf.split_to((upto - self.base) as usize);
-        if let Some(gap) = bytes.as_mut_slice().get_mut((self.filled - self.base) as usize..) {
-            gap.fill(0);
-        }
-        let mut part = Part {
-            number: 0,
-            host: self.base,
-            bytes: IoBufs::new(),
-            references: Vec::new(),
-            keeps_open: None,
-            closes: None,
-            unused: Vec::new(),
-            streams: std::mem::take(&mut self.streams),
-            complete: Vec::new(),
-        };
-        part.bytes.push(bytes);
-        (self.base, self.filled) = (upto, upto);
-        for (cluster, count) in (self.first..).zip(&mut self.counts) {
-            let passed = cut == Cut::End || (cluster + 1) << self.bits <= upto;
-            let add = std::mem::take(&mut count.unreferenced);
-            if passed && count.kept_open {
-                part.closes = Some(cluster);
-            }
-            count.kept_open |= add > 0;
-            match (passed, count.streams, add) {
-                (true, 0, _) => {
-                    // Zeroes may have been written there, behind the last stream of a block.
-                    let written = cluster << self.bits < upto;
-                    let then = if written { AfterFree::Reuse } else { AfterFree::unused(self.content) };
-                    part.unused.push((cluster..cluster + 1, then));
-                }
-                (true, _, 0) => part.unused.push((cluster..cluster + 1, AfterFree::Reuse)),
-                (true, _, 1) | (false, _, 0) => {}
-                (true, _, add) => part.references.push((cluster, add - 1)),
-                (false, _, add) => {
-                    part.references.push((cluster, add));
-                    part.keeps_open = Some(cluster);
-                }
-            }
-        }
-        while self.first < upto >> self.bits && self.counts.pop_front().is_some() {
-            self.first += 1;
-        }
-        part
-    }
-}
-
 #[derive(Debug, Default)]
 struct State {
     open: Option<Segment>,
     /// By guest cluster.
     streams: BTreeMap<u64, Stream>,
-    /// Numbers of the parts that are being written and linked.
-    under_way: BTreeSet<u64>,
+    /// By their numbers, the parts that are being written and linked: the host offsets of what is written.
+    under_way: BTreeMap<u64, Range<u64>>,
     /// Parts that failed, and why; they are tried again by the next flush.
     failed: Vec<(Part, Error)>,
     /// Host clusters in which packing went on behind parts whose references are not added yet, and how many those are.
@@ -297,7 +106,7 @@ impl State {
                 *self.awaited.entry(cluster).or_default() += 1;
             }
         }
-        self.under_way.insert(part.number);
+        self.under_way.insert(part.number, part.host..part.host + part.bytes.len() as u64);
         Some(part)
     }
 
@@ -429,12 +238,15 @@ impl Gatherer {
             out.resize((next - offset) as usize, 0);
             at = next;
         }
-        match elsewhere {
-            None => Place::Memory,
-            // Parts under way hold their bytes themselves.
-            Some(_) if !state.under_way.is_empty() => Place::BeingWritten,
-            Some(range) if range == (offset..end) => Place::File,
-            Some(range) => Place::Split(range),
+        let Some(range) = elsewhere else { return Place::Memory };
+        // Parts under way hold their bytes themselves.
+        let is_in = |part: &Range<u64>| part.start < range.end && range.start < part.end;
+        if state.under_way.values().any(is_in) {
+            Place::BeingWritten
+        } else if range == (offset..end) {
+            Place::File
+        } else {
+            Place::Split(range)
         }
     }
 
@@ -523,7 +335,7 @@ impl Gatherer {
     /// Ready when no part up to `number` is under way; with the error of a part that failed.
     pub(crate) fn poll_ended(&self, number: u64, waker: &Waker) -> Poll<Result<()>> {
         let mut state = self.state();
-        if state.under_way.first().is_some_and(|first| *first <= number) {
+        if state.under_way.first_key_value().is_some_and(|(first, _)| *first <= number) {
             state.waiting.push(waker.clone());
             return Poll::Pending;
         }
@@ -570,8 +382,9 @@ impl Gatherer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::qcow2::space::{Allocated, Content};
     use proptest::prelude::*;
-    use std::collections::BTreeMap;
+    use zebu_storage::{IoBuf, IoBufs};
 
     /// Host clusters in the order in which a window gives them out; a gap now and then.
     struct Supply {
@@ -796,6 +609,21 @@ mod tests {
         }
         assert_eq!(gatherer.copy_stream(4, offset, &mut bytes), Place::File);
         assert_eq!(model.linked.len(), 2);
+    }
+
+    #[test]
+    fn a_stream_in_the_file_is_read_while_the_parts_of_others_are_written() {
+        let gatherer = Gatherer::default();
+        let (mut head, _) = pack_across(&gatherer, &mut Model::default());
+        let mut bytes = Vec::new();
+        let offset = gatherer.stream(3).unwrap().offset;
+        assert_eq!(gatherer.copy_stream(3, offset, &mut bytes), Place::BeingWritten);
+        let (tails, _) = gatherer.take_all(&TWO_CLUSTERS);
+        assert_eq!(tails.len(), 1);
+        // Written, and not linked yet.
+        gatherer.complete(&mut head);
+        gatherer.end(head, Ok(()));
+        assert_eq!(gatherer.copy_stream(3, offset, &mut bytes), Place::File);
     }
 
     #[test]

@@ -7,7 +7,8 @@
 use crate::compress::{Method, Outcome, Work};
 use crate::node::Node;
 use crate::options::ZeroMode;
-use crate::qcow2::gather::{Added, Part, Room};
+use crate::qcow2::gather::Added;
+use crate::qcow2::segment::{Part, Room};
 use crate::qcow2::space::{Allocated, Stream};
 use crate::qcow2::state::{AfterFree, Qcow2};
 use crate::{Error, ErrorKind, Result};

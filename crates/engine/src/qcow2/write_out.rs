@@ -5,7 +5,8 @@
 //! bytes durable (invariants I1 and I3). A part that fails keeps what it has not done yet; the old content of its
 //! guest clusters is what the file shows until it succeeds (I4), and the next flush tries again and says why not.
 
-use crate::qcow2::gather::{Part, Place, Rules};
+use crate::qcow2::gather::Place;
+use crate::qcow2::segment::{Part, Rules};
 use crate::qcow2::state::Qcow2;
 use crate::{Error, ErrorKind, Result};
 use std::future::poll_fn;
