@@ -124,7 +124,7 @@ fn never_written(lab: &Lab, shape: Shape) -> Outcome {
     compare_all(lab, what, (near, NEAR), sides, &rows)?;
     // What writes fill are holes no more: they come last.
     let writes = Ask { rw: "randwrite", ..READS };
-    compare(lab, &what("writes, beside raw"), writes, size, [small(), Opened::raw(&raw)])?;
+    compare(lab, &what(WRITES), writes, size, [small(), Opened::raw(&raw)])?;
     remove(&image)?;
     remove(&raw)
 }
@@ -132,6 +132,17 @@ fn never_written(lab: &Lab, shape: Shape) -> Outcome {
 /// What is beside a small cache wherever clusters lie in order: places of sides.
 const IN_ORDER: [(&str, [usize; 2]); 3] =
     [("reads, beside a full cache", [0, 1]), ("reads, beside raw", [0, 2]), ("reads, beside QEMU", [0, 3])];
+
+/// The same wherever no two neighbours are neighbours.
+const SHUFFLED: [(&str, [usize; 2]); 5] = [
+    ("reads, beside raw", [0, 2]),
+    ("reads, beside QEMU", [0, 3]),
+    ("reads, beside QEMU with whole tables", [0, 4]),
+    ("reads, no index, beside raw", [1, 2]),
+    ("reads, no index, beside QEMU", [1, 3]),
+];
+const BY_DEPTH: &str = "by depth, misses, beside raw";
+const WRITES: &str = "writes, beside raw";
 
 /// Clusters with data, first in order, then so that no two neighbours are neighbours in the file.
 fn written(lab: &Lab, shape: Shape) -> Outcome {
@@ -142,6 +153,13 @@ fn written(lab: &Lab, shape: Shape) -> Outcome {
         _ => Data::FirstBlocks { cluster },
     };
     let reads = Ask { align: if data == Data::Written { SMALL } else { cluster }, ..READS };
+    let mut shuffled = SHUFFLED.iter().map(|(rest, _)| *rest).chain([BY_DEPTH, WRITES]);
+    let mut in_order = IN_ORDER.iter().map(|(rest, _)| *rest);
+    let is_wanted = shuffled.any(|rest| lab.wants(&shape.row(Layout::Shuffled, data, rest)))
+        || in_order.any(|rest| lab.wants(&shape.row(Layout::Sequential, data, rest)));
+    if !is_wanted {
+        return Ok(());
+    }
     let raw = raw(lab, size, data)?;
     let image = allocated(lab, &lab.dir, size, cluster, Layout::Sequential, data)?;
     let small = || Opened::zebu("zebu", &image, budget);
@@ -162,17 +180,10 @@ fn written(lab: &Lab, shape: Shape) -> Outcome {
         qemu(),
         qemu().with_slices_of(cluster).labelled("QEMU, whole tables"),
     ];
-    let rows = [
-        ("reads, beside raw", [0, 2]),
-        ("reads, beside QEMU", [0, 3]),
-        ("reads, beside QEMU with whole tables", [0, 4]),
-        ("reads, no index, beside raw", [1, 2]),
-        ("reads, no index, beside QEMU", [1, 3]),
-    ];
-    compare_all(lab, what, (reads, size), sides, &rows)?;
-    by_depth(lab, &what("by depth, misses, beside raw"), reads, size, [little(), Opened::raw(&raw)])?;
+    compare_all(lab, what, (reads, size), sides, &SHUFFLED)?;
+    by_depth(lab, &what(BY_DEPTH), reads, size, [little(), Opened::raw(&raw)])?;
     let writes = Ask { rw: "randwrite", ..reads };
-    compare(lab, &what("writes, beside raw"), writes, size, [small(), Opened::raw(&raw)])?;
+    compare(lab, &what(WRITES), writes, size, [small(), Opened::raw(&raw)])?;
     remove(&image)?;
     remove(&raw)
 }

@@ -49,7 +49,7 @@ const CHECKED: [(u64, u64, &str); 3] = [
 /// An internal snapshot, created and deleted.
 pub(super) fn snapshots(lab: &Lab) -> Outcome {
     let xfs = Mounted::new(Kind::Xfs, 4 << 30, &lab.dir)?;
-    for (gib, name) in lab.sized(&[(64, "64 GiB")][..], &[(64, "64 GiB"), (1 << 10, "1 TiB")][..]) {
+    for (gib, name) in lab.sized(&[(64, "64 GiB")][..], &[(64, "64 GiB"), (256, "256 GiB")][..]) {
         let image = allocated(lab, &xfs.path(), gib << 30, CLUSTER, Layout::Sequential, Data::Holes)?;
         for (words, undo, what) in [
             (["snapshot", "-c", "one"], ["snapshot", "-d", "one"], "create"),
@@ -81,7 +81,8 @@ pub(super) fn snapshots(lab: &Lab) -> Outcome {
 /// What the size of the disk costs: opening it, and requests that scatter over all of it, each first in its L2 table or
 /// near it.
 pub(super) fn sizes(lab: &Lab) -> Outcome {
-    let xfs = Mounted::new(Kind::Xfs, 4 << 30, &lab.dir)?;
+    // Room for the clusters of the largest disk, each set aside as a whole.
+    let xfs = Mounted::new(Kind::Xfs, 16 << 30, &lab.dir)?;
     for (gib, name) in lab.sized(&SIZES[..2], &SIZES[..]) {
         let image = xfs.path().join("sized.qcow2");
         let cluster = if *gib > 16 << 10 { 2 << 20 } else { CLUSTER };
