@@ -7,6 +7,7 @@
 
 mod cache;
 mod gates;
+mod gather;
 mod space;
 
 use std::future::Future;

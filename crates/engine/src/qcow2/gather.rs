@@ -15,11 +15,12 @@
 //! done with the parts is in `write_out.rs`.
 
 use crate::qcow2::segment::{Cut, Part, Room, Rules, Segment};
+use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Release};
+use crate::sync::{Mutex, MutexGuard};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Release};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use std::task::{Poll, Waker};
 
 /// A stream that is not linked yet.

@@ -27,7 +27,7 @@ pub(crate) mod read_stop;
 pub(crate) mod refcounts;
 pub(crate) mod release;
 pub(crate) mod resize;
-mod segment;
+pub(crate) mod segment;
 pub(crate) mod slices;
 pub(crate) mod snapshots;
 pub(crate) mod space;

@@ -23,7 +23,7 @@ pub(crate) struct Rules {
 /// What is written in one go, with what has to happen then.
 #[derive(Debug)]
 pub(crate) struct Part {
-    pub(super) number: u64,
+    pub(crate) number: u64,
     /// Offset in the file of the bytes.
     pub(crate) host: u64,
     /// Whole blocks; empty once they are written.
@@ -31,7 +31,7 @@ pub(crate) struct Part {
     /// References to add, by host cluster.
     pub(crate) references: Vec<(u64, u64)>,
     /// The host cluster in which packing goes on behind it, until the references that the part brings it are added.
-    pub(super) keeps_open: Option<u64>,
+    pub(crate) keeps_open: Option<u64>,
     /// The host cluster that earlier parts began and in which packing is over with this one.
     pub(crate) closes: Option<u64>,
     /// References that nothing needs, to be dropped after the write.
@@ -51,7 +51,7 @@ pub(crate) struct Room {
 
 /// How a segment's part is cut off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Cut {
+pub(crate) enum Cut {
     /// Packing goes on behind it.
     Flush,
     /// Nothing more goes into the segment.
@@ -69,14 +69,14 @@ struct Count {
 
 /// A run of host clusters that is being filled.
 #[derive(Debug)]
-pub(super) struct Segment {
+pub(crate) struct Segment {
     /// Host offset of the first byte of `buf`.
-    pub(super) base: u64,
+    pub(crate) base: u64,
     /// Host offset behind the last stream.
     filled: u64,
     /// Host offset of the end.
-    pub(super) end: u64,
-    pub(super) buf: IoBuf,
+    pub(crate) end: u64,
+    pub(crate) buf: IoBuf,
     content: Content,
     /// Host cluster of the first of `counts`.
     first: u64,
@@ -87,7 +87,7 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    pub(super) fn new(room: Room, bits: u32) -> Self {
+    pub(crate) fn new(room: Room, bits: u32) -> Self {
         let Room { allocated: Allocated { range, content }, buf } = room;
         let base = range.start << bits;
         debug_assert_eq!(buf.len() as u64, (range.end - range.start) << bits);
@@ -106,7 +106,7 @@ impl Segment {
 
     /// Where the next stream starts: behind the last one, or in the next cluster if the one there holds as many as it
     /// may.
-    pub(super) fn next_start(&self, rules: &Rules) -> u64 {
+    pub(crate) fn next_start(&self, rules: &Rules) -> u64 {
         let cluster = self.filled >> self.bits;
         match self.counts.get((cluster - self.first) as usize) {
             Some(count) if count.streams >= rules.refcount_max && !sabotage::is(Fault::PackTooMany) => {
@@ -117,7 +117,7 @@ impl Segment {
     }
 
     /// Puts bytes of the stream of guest cluster `guest` at host offset `at`.
-    pub(super) fn put(&mut self, guest: u64, at: u64, bytes: &[u8]) {
+    pub(crate) fn put(&mut self, guest: u64, at: u64, bytes: &[u8]) {
         let end = at + bytes.len() as u64;
         // What is skipped because a cluster is full of streams must not show what the buffer held before.
         let (gap, start) = ((self.filled - self.base) as usize, (at - self.base) as usize);
@@ -139,7 +139,7 @@ impl Segment {
     }
 
     /// Cuts off what was filled, in whole blocks.
-    pub(super) fn cut(&mut self, cut: Cut, rules: &Rules) -> Part {
+    pub(crate) fn cut(&mut self, cut: Cut, rules: &Rules) -> Part {
         let mut upto = self.base;
         if self.filled > self.base {
             upto = self.filled.next_multiple_of(rules.block).min(self.end);
