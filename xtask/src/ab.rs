@@ -127,6 +127,14 @@ pub(crate) struct Rounds {
     pub(crate) warm_up: usize,
 }
 
+/// Why a row has no result.
+#[derive(Debug, Clone)]
+pub(crate) struct CannotRun {
+    /// The side that can't.
+    pub(crate) label: String,
+    pub(crate) why: String,
+}
+
 /// A row of results: its name, and which two of the sides it compares.
 #[derive(Debug, Clone)]
 pub(crate) struct Row {
@@ -144,7 +152,11 @@ impl Row {
 /// Runs all sides in turn, each once a round, and makes the rows of them. Which one goes first changes from round to round,
 /// so that what the first leaves behind (caches, a busy disk) hits all alike. A side that fails does not run again, and its
 /// rows are told with the reason.
-pub(crate) fn compare(rounds: Rounds, mut sides: Vec<Side<'_>>, rows: &[Row]) -> Vec<Outcome<Comparison>> {
+pub(crate) fn compare(
+    rounds: Rounds,
+    mut sides: Vec<Side<'_>>,
+    rows: &[Row],
+) -> Vec<Result<Comparison, CannotRun>> {
     let empty = |row: &Row| Comparison {
         name: row.name.clone(),
         labels: row.pair.map(|place| sides[place].label.clone()),
@@ -173,8 +185,11 @@ pub(crate) fn compare(rounds: Rounds, mut sides: Vec<Side<'_>>, rows: &[Row]) ->
         }
     }
     let judged = |(row, comparison): (&Row, Comparison)| {
-        let failure = row.pair.iter().find_map(|place| failures[*place].clone());
-        failure.map_or(Ok(comparison), Err)
+        let failed = |place: &usize| {
+            let why = failures[*place].clone()?;
+            Some(CannotRun { label: sides[*place].label.clone(), why })
+        };
+        row.pair.iter().find_map(failed).map_or(Ok(comparison), Err)
     };
     rows.iter().zip(comparisons).map(judged).collect()
 }
@@ -261,7 +276,7 @@ pub(crate) fn run(args: &AbArgs) -> Outcome {
     let rounds = Rounds { measured: args.rounds, warm_up: args.warm_up };
     let rows = [Row::of("A / B", [0, 1])];
     let mut compared = compare(rounds, vec![side("A", a), side("B", b)], &rows);
-    let comparison = compared.pop().ok_or("nothing was compared")??;
+    let comparison = compared.pop().ok_or("nothing was compared")?.map_err(|failed| failed.why)?;
     println!("{}", comparison.render());
     args.json.as_ref().map_or(Ok(()), |file| comparison.append_to(file))
 }
@@ -319,7 +334,8 @@ mod tests {
         let sides = vec![side("a", false), side("b", true), side("c", false)];
         let rows = [Row::of("t", [0, 1]), Row::of("t", [0, 2])];
         let compared = compare(Rounds { measured: 3, warm_up: 0 }, sides, &rows);
-        assert_eq!(compared[0].as_ref().err().map(String::as_str), Some("broken"));
+        let failed = compared[0].as_ref().err().map(|failed| (failed.label.as_str(), failed.why.as_str()));
+        assert_eq!(failed, Some(("b", "broken")));
         assert_eq!(compared[1].as_ref().expect("ran").metrics[0].1, [vec![1.0; 3], vec![1.0; 3]]);
     }
 

@@ -14,8 +14,13 @@ pub(crate) struct InterleaveArgs {
     /// Schedules of each kind for each test
     #[arg(long, default_value_t = 10_000)]
     schedules: u32,
-    /// Only the tests whose names contain this
-    filter: Option<String>,
+    /// Only this scenario (`gather`), or a test of it (`gather::streams`)
+    scenario: Option<String>,
+}
+
+/// What every run of all checks has of it.
+pub(crate) fn slice() -> Outcome {
+    command(&InterleaveArgs { schedules: 300, scenario: None })
 }
 
 pub(crate) fn command(args: &InterleaveArgs) -> Outcome {
@@ -24,7 +29,7 @@ pub(crate) fn command(args: &InterleaveArgs) -> Outcome {
     command.args(["test", "--locked", "--package", "zebu-storage", "--package", "zebu", "--lib"]);
     command.args(["--features", "test-faults", "--profile", "torture", "--target-dir"]);
     command.arg(target_dir()?.join("interleave"));
-    command.args(["--", "interleavings::"]).args(args.filter.as_ref());
+    command.arg("--").arg(format!("interleavings::{}", args.scenario.as_deref().unwrap_or_default()));
     command.env("RUSTFLAGS", "--cfg shuttle").env("ZEBU_SCHEDULES", args.schedules.to_string());
     // It warns of orders weaker than `SeqCst`, of which it knows none, and says where each caught panic was.
     command.env("SHUTTLE_SILENCE_WARNINGS", "1").env("RUST_BACKTRACE", "0");

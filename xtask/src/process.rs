@@ -136,10 +136,21 @@ impl Peak {
 
 /// As [`measure`]; an exit code other than 0 is an error.
 pub(crate) fn measure_ok(command: &mut Command) -> Outcome<Usage> {
-    let usage = measure(command)?;
+    let said = |e: io::Error, c: &Command| format!("cannot run {}: {e}", shown(c));
+    let mut err = tempfile::tempfile().map_err(|e| said(e, command))?;
+    let for_child = err.try_clone().map_err(|e| said(e, command))?;
+    let usage = measure(command.stderr(for_child))?;
     match usage.code {
         Some(0) => Ok(usage),
-        Some(code) => Err(format!("{}: exit code {code}", shown(command))),
+        Some(code) => {
+            let mut bytes = Vec::new();
+            io::Seek::rewind(&mut err)
+                .and_then(|()| io::Read::read_to_end(&mut err, &mut bytes))
+                .map_err(|e| said(e, command))?;
+            let text = String::from_utf8_lossy(&bytes);
+            let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it does not say why");
+            Err(format!("{}: exit code {code}: {last}", shown(command)))
+        }
         None => Err(format!("{}: ended by a signal", shown(command))),
     }
 }

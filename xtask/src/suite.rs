@@ -1,5 +1,6 @@
 //! The command `test`: every check, in the order in which a mistake shows soonest.
 
+use crate::interleave;
 use crate::process::{output, run};
 use crate::setup::{self, Need};
 use crate::table::Table;
@@ -52,6 +53,7 @@ pub(crate) fn run_all(args: &TestArgs) -> Outcome {
     if !args.quick {
         steps.push(("deliberate faults", Box::new(|| passed(mutants("1")))));
         steps.push(("torture, five minutes", Box::new(|| passed(torture_slice()))));
+        steps.push(("chosen schedules", Box::new(|| passed(interleave::slice()))));
     }
     if args.long {
         steps.push(("deliberate faults, long", Box::new(|| passed(mutants("10")))));

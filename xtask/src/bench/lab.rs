@@ -2,7 +2,7 @@
 
 use super::peers::Peers;
 use crate::Outcome;
-use crate::ab::{Comparison, Rounds, Row, Side, compare};
+use crate::ab::{CannotRun, Comparison, Rounds, Row, Side, compare};
 use crate::mount::{Kind, Mounted};
 use crate::process::{output, run};
 use crate::setup;
@@ -87,7 +87,13 @@ impl Lab {
         let rounds = Rounds { measured: self.rounds, warm_up: 0 };
         rows.iter().zip(compare(rounds, kept, &rows)).try_for_each(|(row, compared)| match compared {
             Ok(comparison) => self.report(&comparison),
-            Err(why) => self.not_measured(&row.name, &why),
+            Err(CannotRun { label, why }) => {
+                // What another engine can't do is its own affair.
+                if !Peers::is_engine(&label) {
+                    self.failures.borrow_mut().push(format!("{}: {why}", row.name));
+                }
+                self.not_measured(&row.name, &why)
+            }
         })
     }
 
@@ -99,7 +105,6 @@ impl Lab {
     /// Prints and keeps the reason why there is no result.
     pub(crate) fn not_measured(&self, name: &str, why: &str) -> Outcome {
         println!("{name}: not measured: {why}\n");
-        self.failures.borrow_mut().push(format!("{name}: {why}"));
         let file = self.results_file();
         let said = |e: std::io::Error| format!("{}: {e}", file.display());
         let mut out = std::fs::OpenOptions::new().append(true).open(&file).map_err(said)?;

@@ -364,6 +364,7 @@ fn measure(args: &BenchArgs, tables: &[Table], rows: Vec<String>, results: &Path
         }
         // One that can't run here must not hide the figures of the others.
         if let Err(error) = table.body()(&lab) {
+            lab.failures.borrow_mut().push(format!("{}: {error}", table.name()));
             lab.not_measured(table.name(), &error)?;
         }
         lab.keep()?;

@@ -55,6 +55,11 @@ impl Peers {
         self.chosen.contains(&peer)
     }
 
+    /// Whether a side with this label is one of the other Rust engines.
+    pub(super) fn is_engine(label: &str) -> bool {
+        Peer::of(label).is_some_and(|peer| ENGINES.contains(&peer))
+    }
+
     /// Whether a side with this label takes part: zebu's own always do.
     pub(super) fn take_part(&self, label: &str) -> bool {
         Peer::of(label).is_none_or(|peer| self.has(peer))

@@ -18,8 +18,8 @@ const RULES: Rules = Rules { cluster_bits: 10, refcount_max: 65535, offset_end: 
 const ROOM: u64 = 2;
 const CLUSTERS: u64 = 16;
 const WRITERS: u64 = 2;
-/// Streams of each writer, and their bytes.
-const STREAMS: u64 = 3;
+/// Streams of each writer, and their bytes: more than fit into a segment, so that writers end some.
+const STREAMS: u64 = 5;
 const LEN: usize = 300;
 
 /// A cluster of the file.

@@ -12,13 +12,13 @@ use crate::setup::{Files, NAMES, Origin, Setup, TOP};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use zebu::check::{CheckOptions, check_file};
-use zebu::storage::Worker;
 use zebu::storage::commit_steps::{self, CommitStep};
 use zebu::storage::sabotage;
 use zebu::storage::sim::{
     Aside, Counts, CrashOptions, FailedEffect, Fault, FaultPlan, FaultRule, GuestModel, GuestRequest,
     GuestResult, OpClass, OpFilter, Seeds, SimFileConfig, SimRng, SimWorld, Tear,
 };
+use zebu::storage::{IoBuf, Worker};
 use zebu::{Durability, Image, NewBitmap, NewSnapshot, SnapshotRef, ZeroMode};
 
 /// EIO and ENOSPC.
@@ -64,12 +64,13 @@ enum Other {
     Grow,
     Shrink,
     TakeSnapshot,
+    ApplySnapshot,
     DeleteSnapshot,
     AddBitmap,
     ClearBitmap,
 }
 
-const OTHERS: [(Other, &str); 15] = [
+const OTHERS: [(Other, &str); 16] = [
     (Other::WriteFresh, "write"),
     (Other::Overwrite, "overwrite"),
     (Other::WriteDurable, "FUA"),
@@ -82,6 +83,7 @@ const OTHERS: [(Other, &str); 15] = [
     (Other::Grow, "grow"),
     (Other::Shrink, "shrink"),
     (Other::TakeSnapshot, "snapshot"),
+    (Other::ApplySnapshot, "going back to it"),
     (Other::DeleteSnapshot, "its deletion"),
     (Other::AddBitmap, "bitmap"),
     (Other::ClearBitmap, "its clearing"),
@@ -89,7 +91,7 @@ const OTHERS: [(Other, &str); 15] = [
 
 impl Other {
     fn is_of_snapshots(self) -> bool {
-        matches!(self, Self::TakeSnapshot | Self::DeleteSnapshot)
+        matches!(self, Self::TakeSnapshot | Self::ApplySnapshot | Self::DeleteSnapshot)
     }
 
     /// Whether it makes something that the invariants at every step do not look at.
@@ -388,12 +390,22 @@ async fn beside(guest: Rc<Guest>, worker: Worker, other: Other, pattern: u64) {
         Other::TakeSnapshot => {
             _ = image.create_snapshot(&worker, NewSnapshot::named("new".to_owned())).await;
         }
+        Other::ApplySnapshot => _ = go_back(&image, &worker, pattern).await,
         Other::DeleteSnapshot => {
             _ = image.delete_snapshot(&worker, &SnapshotRef::Name("old".to_owned())).await;
         }
         Other::AddBitmap => _ = image.add_bitmap(&worker, &bitmap("new")).await,
         Other::ClearBitmap => _ = image.clear_bitmap(&worker, "old").await,
     }
+}
+
+/// Takes a snapshot, writes the disk's bytes again, to other clusters, and goes back: the disk stays as it is throughout.
+async fn go_back(image: &Image, worker: &Worker, len: u64) -> zebu::Result<()> {
+    image.create_snapshot(worker, NewSnapshot::named("new".to_owned())).await?;
+    let (read, bufs) = image.read(worker, 0, IoBuf::zeroed(len as usize).into()).await;
+    read?;
+    image.write(worker, 0, bufs, Durability::Volatile).await.0?;
+    image.apply_snapshot(worker, &SnapshotRef::Name("new".to_owned())).await
 }
 
 /// As [`judge`], where flags and counts may disagree until the next opening for writing has mended them, as the dirty bit
