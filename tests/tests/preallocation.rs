@@ -83,6 +83,35 @@ fn growth_over_a_longer_data_file_reads_as_zero() {
     }
 }
 
+/// A raw data file holds the disk by itself, where the disk grew over what the file had behind its end, too.
+#[test]
+fn a_grown_raw_data_file_holds_the_disk_by_itself() {
+    let Some(qemu) = Qemu::find() else { return };
+    for mode in ["off", "metadata"] {
+        let scratch = Scratch::new("preallocation");
+        let dir = scratch.path();
+        for (image, data) in [("disk.qcow2", "data.bin"), ("qemu.qcow2", "qemu.bin")] {
+            let options = format!("data_file={data},data_file_raw=on");
+            qemu.img_line(dir, &format!("create -q -f qcow2 -o {options} {image} 1M")).ok();
+            qemu.io(dir, "-f qcow2", image, &["write -q -P 7 100k 500k"]).ok();
+            let mut bytes = std::fs::read(scratch.file(data)).expect("readable");
+            bytes.resize(4 << 20, 0x55);
+            std::fs::write(scratch.file(data), bytes).expect("writable");
+        }
+        zebu_line(dir, &format!("resize -q -f qcow2 --preallocation={mode} disk.qcow2 3M"));
+        qemu.img_line(dir, &format!("resize -q -f qcow2 --preallocation={mode} qemu.qcow2 3M")).ok();
+        qemu.check_clean(dir, "disk.qcow2").unwrap_or_else(|e| panic!("{mode}: {e}"));
+        qemu.io(dir, "-f qcow2", "disk.qcow2", &["read -P 7 100k 500k", "read -P 0 1M 2M"]).ok();
+        qemu.io(dir, "-f raw", "data.bin", &["read -P 7 100k 500k", "read -P 0 1M 2M"]).ok();
+        let allocated = |image: &str| {
+            let checked = qemu.img_line(dir, &format!("check -f qcow2 --output=json {image}")).ok();
+            let json: serde_json::Value = serde_json::from_str(&checked.stdout).expect("JSON");
+            (json["allocated-clusters"].clone(), json["total-clusters"].clone())
+        };
+        assert_eq!(allocated("disk.qcow2"), allocated("qemu.qcow2"), "{mode}");
+    }
+}
+
 /// With subclusters, places can be set aside while the base still shows through; as QEMU does it.
 #[test]
 fn an_overlay_with_subclusters_can_be_preallocated() {

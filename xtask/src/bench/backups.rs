@@ -4,6 +4,7 @@ use super::compressed::FASTEST;
 use super::compressible::Data;
 use super::lab::{Lab, remove};
 use super::page_cache::{cached_mib, watched};
+use super::record::NOBODY;
 use crate::Outcome;
 use crate::ab::{Metric, Sample, Side, sample};
 use crate::process::{evict, find, measure_ok, shown};
@@ -289,5 +290,5 @@ fn bothered<'a>(lab: &'a Lab, maker: Option<Maker>, source: &Path, target: &Path
         let nanos = json["jobs"][0]["read"]["clat_ns"]["percentile"]["99.000000"].as_f64();
         Ok(vec![(Metric::LatencyP99Micros, nanos.ok_or("fio's report has no percentiles")? / 1000.0)])
     };
-    Side { label: maker.map_or("idle", Maker::label).to_owned(), run: Box::new(run) }
+    Side { label: maker.map_or(NOBODY, Maker::label).to_owned(), run: Box::new(run) }
 }

@@ -206,7 +206,7 @@ impl Lab {
         Ok(format!(
             "Linux {}, {cores} x {model}, {gib:.0} GiB, {}, {qemu}, {}",
             kernel.trim(),
-            filesystem.trim(),
+            filesystem.split_whitespace().collect::<Vec<_>>().join(" "),
             others.join(", ")
         ))
     }

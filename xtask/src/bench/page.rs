@@ -125,8 +125,8 @@ fn page(tables: &[Saved]) -> Outcome<String> {
          is better; the line across it spans all rounds. Where the rounds scatter too much, there is no ratio.</p>\n\
          <p>ext4, XFS and btrfs of the tables are made anew, with the defaults of mkfs and mount, on loop devices with direct \
          I/O. imago and qcow2-rs are libraries: they take part where a small program of ours can make their requests (small \
-         and large requests, first writes); they have no command that converts, checks or backs up, and no server. nbdkit takes \
-         part in the service over NBD.</p>\n"
+         and large requests, first writes, compressed images, chains, fragmented images); they have no command that converts, \
+         checks or backs up, and no server. nbdkit takes part in the service over NBD.</p>\n"
     );
     behind(&mut html, tables);
     let known = |name: &str| TABLES.iter().position(|(n, ..)| *n == name).unwrap_or(TABLES.len());
@@ -147,7 +147,10 @@ fn behind(html: &mut String, tables: &[Saved]) {
         for cell in table.cells.iter().filter(|cell| cell.is_beside_a_peer() && cell.is_behind()) {
             let (name, metric, peer) = (text(&cell.benchmark), text(&cell.metric), text(&cell.b.label));
             let shown = cell.advantage_shown();
-            let _ = writeln!(rows, "<tr><td>{name}<td class=behind>{shown}<td>{metric}<td>{peer}");
+            let _ = writeln!(
+                rows,
+                "<tr><td>{name}<br><small>{metric}, beside {peer}</small><td class=behind>{shown}"
+            );
         }
     }
     if rows.is_empty() {
@@ -155,7 +158,7 @@ fn behind(html: &mut String, tables: &[Saved]) {
     } else {
         let _ = writeln!(
             html,
-            "<div class=scroll><table><tr><th>benchmark<th>better by<th>metric<th>beside\n{rows}</table></div>"
+            "<div class=scroll><table><tr><th>benchmark<th>better by\n{rows}</table></div>"
         );
     }
 }

@@ -111,9 +111,9 @@ impl Cell {
         alone_costs || self.advantage().is_some_and(|advantage| advantage.is_behind())
     }
 
-    /// Whether the other side is another program's (and not zebu in another setting).
+    /// Whether the other side is another program's (and not zebu in another setting, or nobody).
     pub(super) fn is_beside_a_peer(&self) -> bool {
-        self.a.label.starts_with("zebu") && !self.b.label.starts_with("zebu")
+        self.a.label.starts_with("zebu") && !self.b.label.starts_with("zebu") && self.b.label != NOBODY
     }
 
     /// Whether this run's `a` is worse than an earlier one's by more than the spread of both.
@@ -124,6 +124,9 @@ impl Cell {
         lost > spread.max(old.a.median.abs() * 0.01)
     }
 }
+
+/// The label of a side on which nothing runs.
+pub(super) const NOBODY: &str = "idle";
 
 /// A ratio of which more is better.
 #[derive(Debug, Clone, Copy, PartialEq)]

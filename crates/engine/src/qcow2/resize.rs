@@ -96,6 +96,11 @@ impl Qcow2 {
                 worker.set_len(data_file, new_size).await.map_err(|e| Error::from(e).on(data_file.path()))?;
             }
         }
+        // A raw data file has every cluster at its own place: what nobody mapped would be there for one reader only.
+        let preallocation = match preallocation {
+            Preallocation::Off if self.is_raw_external() => Preallocation::Metadata,
+            other => other,
+        };
         self.size.store(new_size, Release);
         let grown = async {
             let filled =
