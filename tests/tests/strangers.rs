@@ -15,7 +15,7 @@ const IMAGE: &str = "image";
 /// Resident memory that a command may have beside 4 times the file's size, KiB.
 const MEMORY_KIB: u64 = 64 << 10;
 
-/// How long a command may take: so long, and longer by a second for each MiB of the file.
+/// Processor time that a command may take: so much, and a second more for each MiB of the file.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// Reads the image as a whole; what it makes is compared with what QEMU makes of the image.

@@ -156,10 +156,8 @@ fn behind(html: &mut String, tables: &[Saved]) {
     if rows.is_empty() {
         html.push_str("<p>Nowhere by more than the spread of the rounds.</p>\n");
     } else {
-        let _ = writeln!(
-            html,
-            "<div class=scroll><table><tr><th>benchmark<th>better by\n{rows}</table></div>"
-        );
+        let _ =
+            writeln!(html, "<div class=scroll><table><tr><th>benchmark<th>better by\n{rows}</table></div>");
     }
 }
 
