@@ -33,6 +33,8 @@ struct Cluster {
 #[derive(Default)]
 struct Image {
     gatherer: Gatherer,
+    /// Guest clusters whose streams were packed.
+    packed: Mutex<Vec<u64>>,
     clusters: Mutex<Vec<Cluster>>,
 }
 
@@ -53,7 +55,9 @@ impl Image {
     }
 
     async fn write(&self, guest: u64) {
-        match self.gatherer.add(guest, &[content(guest); LEN], &RULES, || self.room()) {
+        let added = self.gatherer.add(guest, &[content(guest); LEN], &RULES, || self.room());
+        self.packed.lock().unwrap().push(guest);
+        match added {
             Added::Done(Some(part)) => self.write_out(*part).await,
             Added::Done(None) => {}
             Added::NeedsRoom | Added::OutOfReach => panic!("there is room"),
@@ -61,6 +65,14 @@ impl Image {
     }
 
     async fn write_out(&self, mut part: Part) {
+        while let Some((cluster, count)) = part.references.last().copied() {
+            let mut clusters = self.clusters.lock().unwrap();
+            let cluster = &mut clusters[cluster as usize];
+            assert!(!cluster.was_freed, "a cluster was given away while a part was on its way to it");
+            cluster.references += count;
+            drop(clusters);
+            self.gatherer.referenced(&mut part);
+        }
         let mut bytes = vec![0; part.bytes.len()];
         part.bytes.copy_to(0, &mut bytes);
         let mut clusters = self.clusters.lock().unwrap();
@@ -73,14 +85,6 @@ impl Image {
         drop(clusters);
         self.gatherer.written(part.bytes.len());
         part.bytes = IoBufs::new();
-        while let Some((cluster, count)) = part.references.last().copied() {
-            let mut clusters = self.clusters.lock().unwrap();
-            let cluster = &mut clusters[cluster as usize];
-            assert!(!cluster.was_freed, "a cluster was given away while a part was on its way to it");
-            cluster.references += count;
-            drop(clusters);
-            self.gatherer.referenced(&mut part);
-        }
         if !sabotage::is(Fault::CloseEarly) {
             poll_fn(|cx| self.gatherer.poll_closable(&part, cx.waker())).await.unwrap();
         }
@@ -104,11 +108,15 @@ impl Image {
     }
 
     async fn flush(&self) {
+        let packed = self.packed.lock().unwrap().clone();
         let (parts, last) = self.gatherer.take_all(&RULES);
         for part in parts {
             self.write_out(part).await;
         }
         poll_fn(|cx| self.gatherer.poll_ended(last, cx.waker())).await.unwrap();
+        for guest in packed {
+            assert!(self.gatherer.stream(guest).is_none(), "a flush has linked what was packed before");
+        }
     }
 
     async fn read(&self, guest: u64) {
