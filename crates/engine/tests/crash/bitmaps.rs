@@ -21,6 +21,15 @@ pub(crate) struct Segment {
 /// By name, what a bitmap may be about: one of the alternatives, all of its segments.
 pub(crate) type Known = BTreeMap<String, Vec<Vec<Segment>>>;
 
+/// The disk is about to have `len` bytes: what bitmaps say of changes that are over goes with what is cut off, and does not
+/// come back when the disk grows again.
+pub(crate) fn cut_off(known: &mut Known, len: u64) {
+    let segments = known.values_mut().flatten().flatten();
+    for to in segments.filter_map(|segment| segment.to.as_mut()) {
+        to.truncate(usize::try_from(len).unwrap_or(usize::MAX));
+    }
+}
+
 fn differs(from: &[u8], to: &[u8], at: usize) -> bool {
     let sector = |bytes: &[u8]| {
         let mut sector = bytes.get(at..bytes.len().min(at + 512)).unwrap_or_default().to_vec();

@@ -268,6 +268,7 @@ impl Guest {
     pub(crate) async fn resize(&self, worker: &Worker, len: u64) {
         let op = self.begin(GuestRequest::Resize { len });
         let mode = how_to_grow(self.image.virtual_size(), len);
+        crate::bitmaps::cut_off(&mut self.bitmaps.borrow_mut(), len);
         let result = self.image.resize(worker, len, zebu::Shrink::Allow, mode).await;
         // A resize is durable when it completes.
         self.end(op, result, GuestResult::Durable);
