@@ -148,7 +148,9 @@ pub(crate) fn measure_ok(command: &mut Command) -> Outcome<Usage> {
                 .and_then(|()| io::Read::read_to_end(&mut err, &mut bytes))
                 .map_err(|e| said(e, command))?;
             let text = String::from_utf8_lossy(&bytes);
-            let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it does not say why");
+            // A panic ends with a note on backtraces.
+            let says_why = |line: &&str| !line.trim().is_empty() && !line.starts_with("note:");
+            let last = text.lines().rfind(says_why).unwrap_or("it does not say why");
             Err(format!("{}: exit code {code}: {last}", shown(command)))
         }
         None => Err(format!("{}: ended by a signal", shown(command))),

@@ -112,7 +112,7 @@ fn scattered(disk: u64, cluster: u64, count: u64) -> Load {
 
 /// The table of 2020.
 pub(super) fn preallocation(lab: &Lab) -> Outcome {
-    let (disk, count) = lab.sized((1 << 30, 6_000), (8 << 30, 100_000));
+    let (disk, count) = lab.sized((1 << 30, 6_000), (8 << 30, 50_000));
     for kind in FILE_SYSTEMS {
         let mounted = lab.file_system(kind, disk + (2 << 30))?;
         let image = |options: String| Fresh {
@@ -153,10 +153,10 @@ pub(super) fn preallocation(lab: &Lab) -> Outcome {
             full.create(lab, Program::Qemu)?;
             lab.compare(&what("full"), prepared(lab, &full.path, "qcow2", load, &|| Ok(())))?;
         }
-        // A tenth of the writes: these take minutes otherwise.
-        let tenth = Load { count: load.count / 10, ..load };
+        // A fifth of the writes: these take minutes otherwise.
+        let fewer = Load { count: load.count / 5, ..load };
         let name = format!("{kind:?}: first 4 KiB writes, preallocation off");
-        beside_engines(lab, &name, &of_mode("off"), tenth)?;
+        beside_engines(lab, &name, &of_mode("off"), fewer)?;
         files_without_space(lab, &mounted, kind, disk, load)?;
     }
     Ok(())

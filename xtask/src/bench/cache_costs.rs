@@ -66,19 +66,21 @@ fn smaller_slices(lab: &Lab) -> Outcome {
 
 /// Chains of images that each hold a random part of the data.
 pub(super) fn chains(lab: &Lab) -> Outcome {
-    let (size, count) = lab.sized((1 << 30, 200_000), (4 << 30, 1_000_000));
+    let (size, count) = lab.sized((1 << 30, 200_000), (4 << 30, 300_000));
     let cluster = 64 << 10;
-    // What zebu reads first fills the index; QEMU looks at every image each time, so fewer reads tell as much.
+    // What zebu reads first fills the index; the others look at every image each time, so fewer reads tell as much.
+    let load = |program, images: u64| {
+        reads(size, if program == Program::Zebu { count } else { count / (10 + images) }, DEPTH)
+    };
     let side = |program, label: &'static str, file: &PathBuf, images: u64| {
-        let file = file.clone();
-        let load = reads(size, if program == Program::Zebu { count } else { count / (10 + images) }, DEPTH);
+        let (file, load) = (file.clone(), load(program, images));
         let run = move || {
             let mut opened = Opened::zebu(label, &file, 32 << 20);
             opened.program = program;
             let more: &[&str] = if program == Program::Zebu { &["--allow-refs", "all"] } else { &[] };
             load.timed(opened.with(more).bench(lab, load))
         };
-        Side { label: label.to_owned(), run: Box::new(run) }
+        Side { label: format!("{label}, {} reads", load.count), run: Box::new(run) }
     };
     let one = chain(lab, &lab.dir, size, cluster, 1)?;
     for (images, label) in &LONG[..lab.sized(1, LONG.len())] {
@@ -89,8 +91,11 @@ pub(super) fn chains(lab: &Lab) -> Outcome {
             (row(&name, Peer::Qemu), side(Program::Qemu, "QEMU", &top, *images)),
         ];
         if *images <= SHORT {
-            let few = reads(size, count / (10 + images), DEPTH);
-            others.extend(ENGINES.map(|peer| (row(&name, peer), lab.peers.side(peer, few, &top))));
+            let few = load(Program::Qemu, *images);
+            others.extend(ENGINES.map(|peer| {
+                let side = lab.peers.side(peer, few, &top);
+                (row(&name, peer), Side { label: format!("{}, {} reads", side.label, few.count), ..side })
+            }));
         }
         lab.compare_each(side(Program::Zebu, label, &top, *images), others)?;
         remove_chain(&lab.dir, *images)?;

@@ -51,7 +51,7 @@ impl Data {
 /// Copies files of the trees, in the order of their names, until there are `bytes` of them: so many that the file
 /// system is nearly full of them.
 fn make_file_system(lab: &Lab, file: &Path) -> Outcome {
-    let (tree, size) = (lab.file("tree"), lab.sized::<u64>(512 << 20, 2 << 30));
+    let (tree, size) = (lab.file("tree"), lab.sized::<u64>(512 << 20, 1 << 30));
     std::fs::create_dir_all(&tree).map_err(|e| format!("{}: {e}", tree.display()))?;
     let most = size / 10 * 8;
     // cp would follow its list to the end: the list is cut instead.

@@ -156,7 +156,8 @@ fn written(lab: &Lab, shape: Shape) -> Outcome {
     let mut shuffled = SHUFFLED.iter().map(|(rest, _)| *rest).chain([BY_DEPTH, WRITES]);
     let mut in_order = IN_ORDER.iter().map(|(rest, _)| *rest);
     let is_wanted = shuffled.any(|rest| lab.wants(&shape.row(Layout::Shuffled, data, rest)))
-        || in_order.any(|rest| lab.wants(&shape.row(Layout::Sequential, data, rest)));
+        || lab.extent == Extent::Full
+            && in_order.any(|rest| lab.wants(&shape.row(Layout::Sequential, data, rest)));
     if !is_wanted {
         return Ok(());
     }

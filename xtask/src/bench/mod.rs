@@ -374,6 +374,7 @@ fn measure(args: &BenchArgs, tables: &[Table], rows: Vec<String>, results: &Path
     if args.save {
         clock.save()?;
     }
-    let failed = lab.failures.into_inner();
+    let mut failed = lab.failures.into_inner();
+    failed.extend(lab.peers.not_built().map(|why| format!("the other Rust engines: {why}")));
     if failed.is_empty() { Ok(()) } else { Err(format!("not measured:\n  {}", failed.join("\n  "))) }
 }

@@ -65,6 +65,11 @@ impl Peers {
         Peer::of(label).is_none_or(|peer| self.has(peer))
     }
 
+    /// Why the other Rust engines' program could not be built, if somebody asked for it: no fault of theirs.
+    pub(super) fn not_built(&self) -> Option<&str> {
+        self.program.get()?.as_ref().err().map(String::as_str)
+    }
+
     fn program(&self) -> Outcome<&Path> {
         self.program.get_or_init(build).as_deref().map_err(Clone::clone)
     }
