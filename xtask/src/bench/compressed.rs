@@ -194,7 +194,7 @@ fn small_reads(lab: &Lab) -> Outcome {
         }
         let len = std::fs::metadata(&source).map_err(|e| e.to_string())?.len();
         let step = if order == "scattered" { scattering_step(len, SMALL) } else { SMALL };
-        let load = Load { block: SMALL, step, count: lab.sized(10_000, 20_000), depth: 32, write: false };
+        let load = Load { block: SMALL, step, count: 10_000, depth: 32, write: false };
         beside_all(lab, &name, load, &image)?;
     }
     Ok(())

@@ -48,6 +48,9 @@ const SHAPES: [Shape; 2] = [
     Shape { size: 2 << 40, cluster: 2 << 20, budget: 4 << 20, name: "2 TiB, 2 MiB clusters, 4 MiB" },
 ];
 
+/// The most blocks that are written one by one: more of a sparse file take minutes.
+const MOST_BLOCKS: u64 = 1 << 17;
+
 /// More than the mapping of any of them needs.
 const EVERYTHING: u64 = 256 << 20;
 
@@ -147,12 +150,13 @@ const WRITES: &str = "writes, beside raw";
 /// Clusters with data, first in order, then so that no two neighbours are neighbours in the file.
 fn written(lab: &Lab, shape: Shape) -> Outcome {
     let Shape { size, cluster, budget, .. } = shape;
-    // Of a disk that is larger than what there is, the first block of each cluster is written and read.
+    // Of a disk that is larger than what there is, the first block of every so many clusters is written and read: as many
+    // of each table as of any other.
     let data = match lab.extent {
         Extent::Full if size <= 1 << 40 => Data::Written,
-        _ => Data::FirstBlocks { cluster },
+        _ => Data::FirstBlocks { step: cluster * (size / cluster / MOST_BLOCKS).max(1) },
     };
-    let reads = Ask { align: if data == Data::Written { SMALL } else { cluster }, ..READS };
+    let reads = Ask { align: if let Data::FirstBlocks { step } = data { step } else { SMALL }, ..READS };
     let mut shuffled = SHUFFLED.iter().map(|(rest, _)| *rest).chain([BY_DEPTH, WRITES]);
     let mut in_order = IN_ORDER.iter().map(|(rest, _)| *rest);
     let is_wanted = shuffled.any(|rest| lab.wants(&shape.row(Layout::Shuffled, data, rest)))

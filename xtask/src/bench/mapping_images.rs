@@ -34,8 +34,8 @@ pub(super) enum Data {
     Holes,
     /// Bytes.
     Written,
-    /// Bytes in the first 4 KiB of each `cluster` bytes.
-    FirstBlocks { cluster: u64 },
+    /// Bytes in the first 4 KiB of every `step` bytes.
+    FirstBlocks { step: u64 },
 }
 
 impl Data {
@@ -50,10 +50,10 @@ impl Data {
 
 /// Writes what is to be in a disk that has place for it all.
 fn write(lab: &Lab, file: &Path, format: &str, size: u64, data: Data) -> Outcome {
-    let Data::FirstBlocks { cluster } = data else { return Ok(()) };
+    let Data::FirstBlocks { step } = data else { return Ok(()) };
     let mut fill = lab.zebu();
     fill.args(["bench", "-q", "-w", "-t", "none", "--pattern", "7", "-f", format]);
-    fill.args(["-s", "4k", "-S", &cluster.to_string(), "-c", &(size / cluster).to_string()]);
+    fill.args(["-s", "4k", "-S", &step.to_string(), "-c", &(size / step).to_string()]);
     run(fill.arg(file))
 }
 

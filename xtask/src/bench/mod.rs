@@ -370,9 +370,9 @@ fn measure(args: &BenchArgs, tables: &[Table], rows: Vec<String>, results: &Path
         lab.keep()?;
         lab::empty(&lab.dir)?;
         clock.end();
-    }
-    if args.save {
-        clock.save()?;
+        if args.save {
+            clock.save()?;
+        }
     }
     let mut failed = lab.failures.into_inner();
     failed.extend(lab.peers.not_built().map(|why| format!("the other Rust engines: {why}")));

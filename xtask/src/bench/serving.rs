@@ -196,12 +196,13 @@ fn disk<'a>(lab: &'a Lab, ask: Ask, raw: &Path) -> Side<'a> {
 
 /// fio on the whole of a disk.
 fn on(lab: &Lab, ask: Ask, target: &[&str]) -> Outcome<Found> {
-    fio(ask, lab.gib << 30, seconds(lab), target)
+    fio(ask, lab.gib << 30, seconds(lab, ask), target)
 }
 
-/// How long one load lasts, in seconds: the CPU time of a server is known in hundredths of one.
-fn seconds(lab: &Lab) -> u32 {
-    lab.sized(1, 2)
+/// How long a load lasts, in seconds: the CPU time of a server is known in hundredths of one, and with one request in flight
+/// it needs little.
+fn seconds(lab: &Lab, ask: Ask) -> u32 {
+    lab.sized(1, if ask.depth == 1 { 2 } else { 1 })
 }
 
 /// Puts a load on a server, and looks at its CPUs before and after.
@@ -222,7 +223,7 @@ fn rings(lab: &Lab, ask: Ask, program: &Path, socket: &Path) -> Outcome<Found> {
         &format!("--block={}", ask.block),
         &format!("--depth={}", ask.depth),
         &format!("--queues={}", ask.connections),
-        &format!("--runtime={}", seconds(lab)),
+        &format!("--runtime={}", seconds(lab, ask)),
     ]))?;
     let report: Value = serde_json::from_str(&text).map_err(|e| format!("the load's report: {e}"))?;
     Ok(Found {
