@@ -4,7 +4,7 @@ use super::bars::{Bar, drawn};
 use super::record::{Cell, Saved};
 use crate::Outcome;
 use crate::ab::Metric;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt::Write;
 use std::path::Path;
 
@@ -78,21 +78,40 @@ fn line(table: &Saved) -> Option<Line<'_>> {
 /// A row for each table that is beside a peer.
 fn table(lines: &[Line<'_>]) -> String {
     let mut rows = String::new();
-    let mut machines: Vec<String> = Vec::new();
     for Line { table, benchmarks, scatter, mean, worst: (worst, which), .. } in lines {
         let scatter = if *scatter > 0 { format!(" ({scatter} scatter)") } else { String::new() };
         let _ =
             writeln!(rows, "| {} | {benchmarks}{scatter} | {mean:.2}x | {worst:.2}x: {which} |", table.name);
-        let machine = format!("{} ({} sizes): {}", table.date, table.extent, table.machine);
-        if !machines.contains(&machine) {
-            machines.push(machine);
-        }
     }
     format!(
         "![How many times better than its peers zebu is, by table](bench/results/{PLOT})\n\n\
          | table | benchmarks | zebu better by (geometric mean) | at worst |\n|---|---|---|---|\n{rows}\n\
-         More is better; beside QEMU or the program named, ratios of medians. {}. Every figure with its spread, and a list \
+         More is better; beside QEMU or the program named, ratios of medians. {} Every figure with its spread, and a list \
          of where zebu is behind: [bench/results](bench/results/index.html).\n",
-        machines.join("; ")
+        machines(lines.iter().map(|line| line.table))
     )
+}
+
+/// Which tables were measured where, and when: the machine of most of them first.
+fn machines<'a>(tables: impl Iterator<Item = &'a Saved>) -> String {
+    let mut machines: Vec<(String, Vec<&Saved>)> = Vec::new();
+    for table in tables {
+        let words: Vec<&str> = table.machine.split_whitespace().collect();
+        let machine = format!("{} sizes: {}", table.extent, words.join(" "));
+        match machines.iter_mut().find(|(known, _)| *known == machine) {
+            Some((_, of_machine)) => of_machine.push(table),
+            None => machines.push((machine, vec![table])),
+        }
+    }
+    machines.sort_by_key(|(_, tables)| std::cmp::Reverse(tables.len()));
+    let mut text = String::new();
+    for (place, (machine, tables)) in machines.iter().enumerate() {
+        let dates: BTreeSet<&str> = tables.iter().map(|table| table.date.as_str()).collect();
+        let names: Vec<&str> = tables.iter().map(|table| table.name.as_str()).collect();
+        let which = if place == 0 { "Measured".to_owned() } else { names.join(", ") };
+        let dates: Vec<&str> = dates.into_iter().collect();
+        let but = if place == 0 && machines.len() > 1 { ", but for those named below" } else { "" };
+        let _ = write!(text, "{which} {}, {machine}{but}. ", dates.join(" and "));
+    }
+    text.trim_end().to_owned()
 }

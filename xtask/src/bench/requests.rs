@@ -17,7 +17,7 @@ pub(super) fn random(lab: &Lab) -> Outcome {
     let image = full_image(lab, &raw)?;
     let step = scattering_step(lab.gib << 30, SMALL);
     for write in [false, true] {
-        let load = Load { block: SMALL, step, count: lab.sized(50_000, 200_000), depth: DEPTH, write };
+        let load = Load { block: SMALL, step, count: lab.sized(50_000, 100_000), depth: DEPTH, write };
         let what = if write { "writes" } else { "reads" };
         beside_all(lab, &format!("4 KiB scattered {what}, depth 32"), load, &image)?;
         let sides = [zebu_random(lab, &image, load), fio(&raw, load)?];
@@ -31,7 +31,8 @@ pub(super) fn sequential(lab: &Lab) -> Outcome {
     let raw = lab.raw_file()?;
     let image = full_image(lab, &raw)?;
     for write in [false, true] {
-        let count = (lab.gib << 30) / LARGE;
+        // Half of the disk takes seconds.
+        let count = (lab.gib << 30) / 2 / LARGE;
         let load = Load { block: LARGE, step: LARGE, count, depth: 8, write };
         let what = if write { "writes" } else { "reads" };
         beside_all(lab, &format!("1 MiB sequential {what}, depth 8"), load, &image)?;
