@@ -1,11 +1,13 @@
 //! The command `fuzz`: the fuzz targets in turns, guided by coverage.
 
+use crate::kept::{Kept, Origin};
 use crate::nightly::{TARGET, cargo_nightly, ensure, ensure_subcommand};
 use crate::process::{find, measure, run};
-use crate::table::Table;
+use crate::table::{Table, grouped};
 use crate::toolchain::target_dir;
 use crate::{Outcome, root};
 use clap::Args;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -22,6 +24,7 @@ const SEEDS: u64 = 200 << 10;
   cargo xtask fuzz --minutes 60
   cargo xtask fuzz --minutes 10 image_write image_read
   cargo xtask fuzz --minutes 1 --keep           # what was found goes to fuzz/seeds, made small
+  cargo xtask fuzz --minutes 60 --record        # adds the counts to docs/fuzzing.md
 
 An input that fails stays in target/fuzz/failures; the program there runs it again:
   target/fuzz/x86_64-unknown-linux-gnu/release/TARGET FILE")]
@@ -32,17 +35,37 @@ pub(crate) struct FuzzArgs {
     /// Put the inputs that reach something of their own into fuzz/seeds when the time is over
     #[arg(long)]
     keep: bool,
+    /// Add the counts to docs/fuzzing/runs.jsonl, and write the sums into docs/fuzzing.md
+    #[arg(long)]
+    record: bool,
     /// The targets; all if none is named
     targets: Vec<String>,
 }
 
+const KEPT: Kept = Kept {
+    runs: "docs/fuzzing/runs.jsonl",
+    page: "docs/fuzzing.md",
+    begin: "<!-- counts: written by `cargo xtask fuzz --record` -->",
+    end: "<!-- end of counts -->",
+};
+
 /// What a target has done.
-#[derive(Default)]
+#[derive(Debug, Default, Clone, Copy, Serialize, Deserialize)]
 struct Done {
-    cpu: Duration,
+    /// Of a processor.
+    seconds: f64,
     inputs: u64,
+    /// Places of the code that were reached.
     edges: u64,
     failures: u64,
+}
+
+/// What is kept of a run.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Run {
+    date: String,
+    commit: String,
+    targets: BTreeMap<String, Done>,
 }
 
 pub(crate) fn command(args: &FuzzArgs) -> Outcome {
@@ -60,11 +83,12 @@ pub(crate) fn command(args: &FuzzArgs) -> Outcome {
         .args(["fuzz", "build", "--sanitizer", "none", "--target-dir"])
         .arg(&built))?;
     let total = Duration::from_secs_f64((args.minutes * 60.0).clamp(1.0, 1e7));
-    let (start, mut done) = (Instant::now(), BTreeMap::<&str, Done>::new());
+    let Origin { date, commit } = Origin::now(&["crates", "fuzz/src", "fuzz/fuzz_targets"]);
+    let (start, mut done) = (Instant::now(), BTreeMap::<String, Done>::new());
     let turn = TURN.min(total / chosen.len() as u32).max(Duration::from_secs(1));
     while start.elapsed() < total {
         for target in &chosen {
-            one_turn(&built, target, turn, done.entry(target).or_default())?;
+            one_turn(&built, target, turn, done.entry(target.clone()).or_default())?;
         }
     }
     if args.keep {
@@ -74,15 +98,59 @@ pub(crate) fn command(args: &FuzzArgs) -> Outcome {
     }
     let mut table = Table::new(["target", "CPU seconds", "inputs", "edges", "failures"]);
     for (target, done) in &done {
-        let cpu = format!("{:.0}", done.cpu.as_secs_f64());
+        let cpu = format!("{:.0}", done.seconds);
         let numbers = [done.inputs, done.edges, done.failures].map(|number| number.to_string());
-        table.row([(*target).to_owned(), cpu].into_iter().chain(numbers));
+        table.row([target.clone(), cpu].into_iter().chain(numbers));
     }
     println!("{}", table.render());
-    match done.values().map(|done| done.failures).sum() {
-        0u64 => Ok(()),
+    let failures: u64 = done.values().map(|done| done.failures).sum();
+    if args.record {
+        KEPT.add(&Run { date, commit, targets: done }, sums)?;
+    }
+    match failures {
+        0 => Ok(()),
         failures => Err(format!("{failures} inputs fail, in {}", built.join("failures").display())),
     }
+}
+
+/// What all runs have done, by target, and by the commit that was run.
+fn sums(runs: &[Run]) -> String {
+    let mut targets = BTreeMap::<&str, Done>::new();
+    let mut commits = Vec::<(&Run, Done)>::new();
+    for run in runs {
+        if !commits.iter().any(|(of, _)| (&of.date, &of.commit) == (&run.date, &run.commit)) {
+            commits.push((run, Done::default()));
+        }
+        for (target, done) in &run.targets {
+            let of_commit =
+                commits.iter_mut().find(|(of, _)| (&of.date, &of.commit) == (&run.date, &run.commit));
+            let sums = [targets.entry(target).or_default()].into_iter().chain(of_commit.map(|(_, sum)| sum));
+            for sum in sums {
+                sum.seconds += done.seconds;
+                sum.inputs += done.inputs;
+                sum.edges = sum.edges.max(done.edges);
+                sum.failures += done.failures;
+            }
+        }
+    }
+    let minutes = |done: &Done| grouped((done.seconds / 60.0).round() as u64);
+    let mut text =
+        "| target | CPU minutes | inputs | edges | failures |\n|---|---:|---:|---:|---:|\n".to_owned();
+    let mut all = Done::default();
+    for (target, done) in &targets {
+        let (inputs, edges) = (grouped(done.inputs), grouped(done.edges));
+        text += &format!("| `{target}` | {} | {inputs} | {edges} | {} |\n", minutes(done), done.failures);
+        all.seconds += done.seconds;
+        all.inputs += done.inputs;
+        all.failures += done.failures;
+    }
+    text += &format!("| all | {} | {} | | {} |\n", minutes(&all), grouped(all.inputs), all.failures);
+    text += "\n| date | commit | CPU minutes | inputs | failures |\n|---|---|---:|---:|---:|\n";
+    for (Run { date, commit, .. }, done) in &commits {
+        let inputs = grouped(done.inputs);
+        text += &format!("| {date} | {commit} | {} | {inputs} | {} |\n", minutes(done), done.failures);
+    }
+    text
 }
 
 /// The names of the targets: their files.
@@ -128,7 +196,7 @@ fn one_turn(built: &Path, target: &str, turn: Duration, done: &mut Done) -> Outc
     let usage = measure(&mut command)?;
     let said = std::fs::read(&log).map_err(|e| format!("{}: {e}", log.display()))?;
     let said = String::from_utf8_lossy(&said);
-    done.cpu += usage.cpu;
+    done.seconds += usage.cpu.as_secs_f64();
     done.inputs += number_after(&said, "stat::number_of_executed_units:").unwrap_or(0);
     done.edges = done.edges.max(number_after(&said, " cov:").unwrap_or(0));
     if usage.code != Some(0) {
@@ -190,6 +258,20 @@ mod tests {
         assert_eq!(number_after(log, " cov:"), Some(57));
         assert_eq!(number_after(log, "stat::number_of_executed_units:"), Some(99));
         assert_eq!(number_after(log, "stat::peak_rss_mb:"), None);
+    }
+
+    #[test]
+    fn runs_of_one_commit_are_added_up() {
+        let done = Done { seconds: 90.0, inputs: 1500, edges: 7, failures: 1 };
+        let run = |commit: &str, target: &str| Run {
+            date: "2026-01-01".into(),
+            commit: commit.into(),
+            targets: [(target.to_owned(), done)].into(),
+        };
+        let text = sums(&[run("a", "header"), run("a", "image_read"), run("b", "header")]);
+        assert!(text.contains("| `header` | 3 | 3,000 | 7 | 2 |"), "{text}");
+        assert!(text.contains("| all | 5 | 4,500 | | 3 |"), "{text}");
+        assert!(text.contains("| 2026-01-01 | a | 3 | 3,000 | 2 |"), "{text}");
     }
 
     #[test]

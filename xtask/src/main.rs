@@ -6,6 +6,7 @@ mod coverage;
 mod demo;
 mod fuzz;
 mod interleave;
+mod kept;
 mod miri;
 mod mount;
 mod nightly;

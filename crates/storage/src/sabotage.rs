@@ -108,6 +108,8 @@ pub enum Fault {
     ResizeBesideWrites,
     /// Resize: what the disk grows by is not zeroed.
     SkipGrowthZeroing,
+    /// Resize: the cluster in which the disk of a raw data file ended counts as what the disk grows by.
+    OldEndIsFresh,
     /// Resize: the header keeps the old size.
     ForgetHeaderSize,
     /// Resize: after a failure, memory keeps the new size.

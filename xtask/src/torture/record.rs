@@ -1,45 +1,21 @@
 //! Keeping the counts of runs: one line for each in `docs/trust/runs.jsonl`, their sums in `docs/trust.md`.
 
-use super::report::{Report, coverage_table, grouped, totals};
-use crate::{Outcome, root};
+use super::report::{Report, coverage_table, totals};
+use crate::Outcome;
+use crate::kept::Kept;
+use crate::table::grouped;
 use std::collections::BTreeMap;
-use std::io::Write;
 
-const RUNS: &str = "docs/trust/runs.jsonl";
-const PAGE: &str = "docs/trust.md";
-const BEGIN: &str = "<!-- counts: written by `cargo xtask torture --record` -->";
-const END: &str = "<!-- end of counts -->";
+const KEPT: Kept = Kept {
+    runs: "docs/trust/runs.jsonl",
+    page: "docs/trust.md",
+    begin: "<!-- counts: written by `cargo xtask torture --record` -->",
+    end: "<!-- end of counts -->",
+};
 
 /// Adds a run, and writes the sums anew.
 pub(super) fn add(report: &Report) -> Outcome {
-    let path = root().join(RUNS);
-    let said = |e: std::io::Error| format!("{}: {e}", path.display());
-    let line = serde_json::to_string(report).map_err(|e| e.to_string())?;
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder).map_err(said)?;
-    }
-    let mut file = std::fs::OpenOptions::new().append(true).create(true).open(&path).map_err(said)?;
-    writeln!(file, "{line}").map_err(said)?;
-    let text = std::fs::read_to_string(&path).map_err(said)?;
-    let runs = text
-        .lines()
-        .filter(|line| !line.trim().is_empty())
-        .map(|line| serde_json::from_str(line).map_err(|e| format!("{RUNS}: {e}")))
-        .collect::<Outcome<Vec<Report>>>()?;
-    let page = root().join(PAGE);
-    let said = |e: std::io::Error| format!("{}: {e}", page.display());
-    let old = std::fs::read_to_string(&page).map_err(said)?;
-    let new = between_markers(&old, &sums(&runs))?;
-    std::fs::write(&page, new).map_err(said)?;
-    println!("added to {RUNS} and {PAGE}");
-    Ok(())
-}
-
-fn between_markers(page: &str, text: &str) -> Outcome<String> {
-    let missing = || format!("{PAGE} has no place for the counts, between {BEGIN:?} and {END:?}");
-    let (before, rest) = page.split_once(BEGIN).ok_or_else(missing)?;
-    let (_, after) = rest.split_once(END).ok_or_else(missing)?;
-    Ok(format!("{before}{BEGIN}\n\n{text}\n{END}{after}"))
+    KEPT.add(report, sums)
 }
 
 /// The runs of one commit on one day.
@@ -107,14 +83,6 @@ fn sums(runs: &[Report]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_what_is_between_the_markers_changes() {
-        let page = format!("a\n{BEGIN}\nold\n{END}\nb\n");
-        let new = between_markers(&page, "new\n").unwrap();
-        assert_eq!(new, format!("a\n{BEGIN}\n\nnew\n\n{END}\nb\n"));
-        assert!(between_markers("nothing", "new").is_err());
-    }
 
     #[test]
     fn runs_of_one_commit_are_added_up() {

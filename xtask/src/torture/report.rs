@@ -1,14 +1,13 @@
 //! What a run did, as JSON and as Markdown.
 
 use super::job::{Done, Job, Kind};
-use crate::process::output;
-use crate::table::Table;
-use crate::{Outcome, root};
+use crate::Outcome;
+use crate::kept::Origin;
+use crate::table::{Table, grouped};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 /// Everything that is known of a run.
@@ -46,15 +45,10 @@ pub(super) const SAID: [(&str, &str); 9] = [
 
 impl Report {
     pub(super) fn new(seed: u64, lanes: usize) -> Self {
-        let said = |command: &mut Command| output(command.current_dir(root())).ok();
-        let commit = said(Command::new("git").args(["rev-parse", "--short=12", "HEAD"]));
-        let changed =
-            said(Command::new("git").args(["status", "--porcelain", "--untracked-files=no", "crates"]));
-        let dirty = if changed.is_some_and(|text| !text.trim().is_empty()) { "-dirty" } else { "" };
-        let date = said(Command::new("date").args(["-u", "+%F"]));
+        let Origin { date, commit } = Origin::now(&["crates"]);
         Self {
-            date: date.unwrap_or_default().trim().to_owned(),
-            commit: commit.map_or("unknown".to_owned(), |text| text.trim().to_owned() + dirty),
+            date,
+            commit,
             seed,
             lanes,
             seconds: 0,
@@ -145,19 +139,6 @@ impl Report {
     }
 }
 
-/// `1234567` as `1,234,567`.
-pub(super) fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 /// The numbers as a table in Markdown.
 pub(super) fn totals(totals: &BTreeMap<String, u64>) -> String {
     let mut text = "| | |\n|---|---:|\n".to_owned();
@@ -183,14 +164,6 @@ pub(super) fn coverage_table(coverage: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn digits_are_grouped() {
-        assert_eq!(grouped(0), "0");
-        assert_eq!(grouped(999), "999");
-        assert_eq!(grouped(1000), "1,000");
-        assert_eq!(grouped(1_234_567), "1,234,567");
-    }
 
     #[test]
     fn a_coverage_table_has_a_line_for_each_row() {

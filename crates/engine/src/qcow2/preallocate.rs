@@ -14,6 +14,7 @@ use crate::{Error, ErrorKind, Result};
 use std::ops::Range;
 use std::sync::Arc;
 use zebu_storage::Worker;
+use zebu_storage::sabotage::{self, Fault};
 
 /// Guest bytes with a host range of their own, in which the caller puts their content before it links them.
 pub(crate) struct Reserved<'a> {
@@ -126,7 +127,7 @@ impl Qcow2 {
             }
             let content = if !allocation.is_external() {
                 allocation.content()
-            } else if guest.start < range.start {
+            } else if guest.start < range.start && !sabotage::is(Fault::OldEndIsFresh) {
                 // Before the old end there may be what a write left that was never linked.
                 Content::Recycled
             } else {

@@ -140,26 +140,31 @@ impl Guest {
         let outcome = match result {
             Ok(()) => success,
             Err(error) => {
-                let kind = error.kind();
-                let allowed = match self.failures.get() {
-                    Failures::Forbidden => false,
-                    Failures::OfTheDisk => {
-                        matches!(kind, ErrorKind::Io | ErrorKind::NoSpace | ErrorKind::Poisoned)
-                    }
-                    Failures::ForSpace => kind == ErrorKind::NoSpace,
-                    // What was whole clusters up to the end is not, when the end is another.
-                    Failures::PastTheEnd => {
-                        matches!(kind, ErrorKind::OutOfRange | ErrorKind::InvalidArgument)
-                    }
-                };
-                if !allowed {
-                    self.blame(format!("a request failed ({kind:?}): {error}"));
-                }
-                self.failed.borrow_mut().push(kind);
+                self.note_failure(&error);
                 GuestResult::Failed
             }
         };
         self.model.borrow_mut().end(op, outcome);
+    }
+
+    /// Notes that something failed: nothing but what may fail now.
+    pub(crate) fn note_failure(&self, error: &zebu::Error) {
+        let kind = error.kind();
+        let allowed = match self.failures.get() {
+            Failures::Forbidden => false,
+            Failures::OfTheDisk => {
+                matches!(kind, ErrorKind::Io | ErrorKind::NoSpace | ErrorKind::Poisoned)
+            }
+            Failures::ForSpace => kind == ErrorKind::NoSpace,
+            // What was whole clusters up to the end is not, when the end is another.
+            Failures::PastTheEnd => {
+                matches!(kind, ErrorKind::OutOfRange | ErrorKind::InvalidArgument)
+            }
+        };
+        if !allowed {
+            self.blame(format!("a request failed ({kind:?}): {error}"));
+        }
+        self.failed.borrow_mut().push(kind);
     }
 
     /// One random request.

@@ -7,7 +7,6 @@ use crate::setup::{Files, Setup};
 use futures_util::future::join_all;
 use std::rc::Rc;
 use zebu::storage::sim::{CrashOptions, CrashState, GuestModel, GuestRequest, SimRng, SimWorld, Tear};
-use zebu::{Image, Result};
 
 /// How much of everything.
 #[derive(Debug, Clone, Copy)]
@@ -90,11 +89,7 @@ fn live_in(
     tally: &mut Tally,
 ) -> std::result::Result<Option<Survivor>, String> {
     let workers: Vec<_> = (0..setup.workers).map(|_| world.worker()).collect();
-    let opened: Result<Image> = world
-        .block_on(Image::open_files(&workers[0], setup.chain(world), &setup.options()))
-        .map_err(|s| s.to_string())?;
-    let image = opened.map_err(|e| format!("open: {e}"))?;
-    let guest = Rc::new(Guest::new(image, model, setup));
+    let guest = Rc::new(Guest::new(setup.open(world, &workers[0])?, model, setup));
     setup.tighten(&guest.image);
     let mut survivor = None;
     // Of its own, so that a seed means the same with bitmaps and without.

@@ -309,6 +309,14 @@ impl Setup {
         chain
     }
 
+    /// The image in a world, opened for writing.
+    pub(crate) fn open(&self, world: &SimWorld, worker: &Worker) -> Result<Image, String> {
+        world
+            .block_on(Image::open_files(worker, self.chain(world), &self.options()))
+            .map_err(|stuck| stuck.to_string())?
+            .map_err(|e| format!("open: {e}"))
+    }
+
     /// Gives an opened image no more cache than the setup says, but as much as it needs.
     pub(crate) fn tighten(&self, image: &Image) {
         if let Some(bytes) = self.cache_size {

@@ -9,7 +9,6 @@ use crate::guest::Guest;
 use crate::judge::{judge_by_qemu, read_all};
 use crate::setup::{Files, Setup, TOP};
 use futures_util::future::join_all;
-use std::cell::RefCell;
 use std::rc::Rc;
 use zebu::check::{CheckOptions, FindingKind, Severity, check_file};
 use zebu::storage::Worker;
@@ -222,20 +221,8 @@ fn live(seed: u64) -> Result<u64, String> {
     let files = setup.make(seed);
     let world = setup.world(&files, rng.next_u64());
     let workers: Vec<Worker> = (0..setup.workers).map(|_| world.worker()).collect();
-    let image = world
-        .block_on(Image::open_files(&workers[0], setup.chain(&world), &setup.options()))
-        .map_err(|s| s.to_string())?
-        .map_err(|e| e.to_string())?;
-    let guest = Rc::new(Guest {
-        image,
-        model: RefCell::new(setup.model()),
-        cluster: setup.cluster_size,
-        compressed: setup.gather_memory.is_some(),
-        bitmaps: RefCell::default(),
-        violation: RefCell::new(None),
-        failures: std::cell::Cell::new(crate::guest::Failures::Forbidden),
-        failed: RefCell::default(),
-    });
+    let image = setup.open(&world, &workers[0])?;
+    let guest = Rc::new(Guest::new(image, setup.model(), &setup));
     let mut life = Life { setup: &setup, world: &world, workers, guest, taken: Vec::new(), rng, states: 0 };
     for _ in 0..6 {
         life.requests().map_err(|e| format!("{e}\n{setup:?}"))?;
@@ -270,20 +257,8 @@ fn requests_go_on_beside_snapshot_operations() {
         let files = setup.make(seed);
         let world = setup.world(&files, rng.next_u64());
         let workers: Vec<Worker> = (0..3).map(|_| world.worker()).collect();
-        let image = world
-            .block_on(Image::open_files(&workers[0], setup.chain(&world), &setup.options()))
-            .unwrap()
-            .unwrap();
-        let guest = Rc::new(Guest {
-            image: image.clone(),
-            model: RefCell::new(setup.model()),
-            cluster: setup.cluster_size,
-            compressed: setup.gather_memory.is_some(),
-            bitmaps: RefCell::default(),
-            violation: RefCell::new(None),
-            failures: std::cell::Cell::new(crate::guest::Failures::Forbidden),
-            failed: RefCell::default(),
-        });
+        let image = setup.open(&world, &workers[0]).unwrap();
+        let guest = Rc::new(Guest::new(image.clone(), setup.model(), &setup));
         let mut tasks: Vec<_> = (0..4_usize)
             .map(|i| {
                 let worker = workers[i % workers.len()].clone();

@@ -4,7 +4,7 @@
 
 use crate::streams::Shape::*;
 use crate::streams::Stream::{self, *};
-use crate::{closing, held, hostile, old_content, poison, unfinished};
+use crate::{closing, held, hostile, old_content, poison, undone, unfinished};
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -128,6 +128,8 @@ mutants! {
     a_resize_is_not_alone: ResizeBesideWrites, within 1 of
         [Scenario(held::a_resize_waits_for_writes_and_writes_for_it)];
     growth_is_not_zeroed: SkipGrowthZeroing, within 40 of [Resizes];
+    an_old_end_counts_as_new: OldEndIsFresh, within 1 of
+        [Scenario(undone::a_growing_disk_does_not_show_a_write_that_a_crash_undid)];
     the_header_keeps_the_old_size: ForgetHeaderSize, within 20 of [Crash(Any)];
     a_failed_growth_stays_in_memory: KeepFailedSize, within 40 of [FailedGrowth];
     a_failed_sync_is_forgotten: ForgetPoison, within 1 of

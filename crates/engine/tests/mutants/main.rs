@@ -45,4 +45,5 @@ mod setup;
 mod snapshot;
 mod snapshot_lives;
 mod streams;
+mod undone;
 mod unfinished;

@@ -7,7 +7,6 @@ use crate::judge::{Leaks, judge};
 use crate::setup::{Files, NAMES, Origin, Setup};
 use futures_util::future::join_all;
 use std::rc::Rc;
-use zebu::Image;
 use zebu::storage::Worker;
 use zebu::storage::sim::{CrashOptions, SimRng, SimWorld, Tear};
 
@@ -69,10 +68,7 @@ fn with_bitmap(setup: &Setup, seed: u64, rng: &mut SimRng) -> Result<(Files, Kno
 fn opened(setup: &Setup, files: &Files, seed: u64) -> Result<(SimWorld, Vec<Worker>, Rc<Guest>), String> {
     let world = setup.world(files, seed);
     let workers: Vec<_> = (0..setup.workers).map(|_| world.worker()).collect();
-    let image = world
-        .block_on(Image::open_files(&workers[0], setup.chain(&world), &setup.options()))
-        .map_err(|stuck| stuck.to_string())?
-        .map_err(|e| format!("open: {e}"))?;
+    let image = setup.open(&world, &workers[0])?;
     setup.tighten(&image);
     let guest = Rc::new(Guest::new(image, setup.model(), setup));
     Ok((world, workers, guest))

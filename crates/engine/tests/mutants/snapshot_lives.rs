@@ -52,10 +52,7 @@ pub(crate) fn live(seed: u64) -> Result<(), String> {
     };
     let world = setup.world(&setup.make(seed), rng.next_u64());
     let workers: Vec<_> = (0..setup.workers).map(|_| world.worker()).collect();
-    let image = world
-        .block_on(Image::open_files(&workers[0], setup.chain(&world), &setup.options()))
-        .map_err(|stuck| stuck.to_string())?
-        .map_err(|e| format!("open: {e}"))?;
+    let image = setup.open(&world, &workers[0])?;
     setup.tighten(&image);
     let guest = Rc::new(Guest::new(image, setup.model(), &setup));
     let mut life = Life { setup: &setup, world: &world, workers, guest, taken: Vec::new(), rng };

@@ -26,6 +26,8 @@ const IO: i32 = 5;
 const FULL: i32 = 28;
 /// Steps of the world for which the step's operation is held.
 const HELD: u64 = 40;
+/// Steps of the world between crash states of what goes on after the step.
+const LATER: u64 = 50;
 
 /// What happens to the first operation of the step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -184,10 +186,7 @@ fn cell(
     let mut rng = SimRng::new(seed ^ 0x7374_6570_7300);
     let world = setup.world(files, rng.next_u64());
     let workers: Vec<Worker> = (0..2).map(|_| world.worker()).collect();
-    let image = world
-        .block_on(Image::open_files(&workers[0], setup.chain(&world), &setup.options()))
-        .map_err(|stuck| stuck.to_string())?
-        .map_err(|e| format!("open: {e}"))?;
+    let image = setup.open(&world, &workers[0])?;
     let guest = Rc::new(Guest::new(image, setup.model(), setup));
     let mut bench = Bench { setup, world: &world, workers, guest, other, states: 0 };
     bench.prepare()?;
@@ -306,6 +305,13 @@ impl Bench<'_> {
                     world.release(id);
                 } else if since == HELD + 12 && strike == Strike::PowerFails {
                     self.crash_states(8, rng.next_u64())?;
+                } else if strike == Strike::PowerFails
+                    && self.other.is_of_snapshots()
+                    && since > HELD
+                    && since % LATER == 0
+                {
+                    // These wait for the step; what they do themselves comes after it.
+                    self.crash_states(2, rng.next_u64())?;
                 }
                 if since > HELD && idle && ended.get() == 2 {
                     break;
@@ -386,16 +392,31 @@ async fn beside(guest: Rc<Guest>, worker: Worker, other: Other, pattern: u64) {
         Other::Read => guest.read(&worker, 0, pattern).await,
         Other::Grow => guest.resize(&worker, len + 8192).await,
         Other::Shrink => guest.resize(&worker, len - 8192).await,
-        // Whether it succeeds beside a failure is its own matter; what it must not do is harm.
+        Other::TakeSnapshot
+        | Other::ApplySnapshot
+        | Other::DeleteSnapshot
+        | Other::AddBitmap
+        | Other::ClearBitmap => {
+            if let Err(error) = change_whole(&image, &worker, other, pattern).await {
+                guest.note_failure(&error);
+            }
+        }
+    }
+}
+
+/// What is under way and no request of a guest.
+async fn change_whole(image: &Image, worker: &Worker, other: Other, pattern: u64) -> zebu::Result<()> {
+    match other {
         Other::TakeSnapshot => {
-            _ = image.create_snapshot(&worker, NewSnapshot::named("new".to_owned())).await;
+            image.create_snapshot(worker, NewSnapshot::named("new".to_owned())).await.map(drop)
         }
-        Other::ApplySnapshot => _ = go_back(&image, &worker, pattern).await,
+        Other::ApplySnapshot => go_back(image, worker, pattern).await,
         Other::DeleteSnapshot => {
-            _ = image.delete_snapshot(&worker, &SnapshotRef::Name("old".to_owned())).await;
+            image.delete_snapshot(worker, &SnapshotRef::Name("old".to_owned())).await.map(drop)
         }
-        Other::AddBitmap => _ = image.add_bitmap(&worker, &bitmap("new")).await,
-        Other::ClearBitmap => _ = image.clear_bitmap(&worker, "old").await,
+        Other::AddBitmap => image.add_bitmap(worker, &bitmap("new")).await.map(drop),
+        Other::ClearBitmap => image.clear_bitmap(worker, "old").await.map(drop),
+        _ => unreachable!("{other:?} is a request"),
     }
 }
 
