@@ -1,6 +1,6 @@
 //! The command `fuzz`: the fuzz targets in turns, guided by coverage.
 
-use crate::kept::{Kept, Origin};
+use crate::kept::{Kept, Origin, by_origin};
 use crate::nightly::{TARGET, cargo_nightly, ensure, ensure_subcommand};
 use crate::process::{find, measure, run};
 use crate::table::{Table, grouped};
@@ -8,7 +8,7 @@ use crate::toolchain::target_dir;
 use crate::{Outcome, root};
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -57,14 +57,24 @@ struct Done {
     inputs: u64,
     /// Places of the code that were reached.
     edges: u64,
+    /// Turns that a failing input ended; a target has no turn after one.
     failures: u64,
+}
+
+impl Done {
+    fn add(&mut self, other: &Self) {
+        self.seconds += other.seconds;
+        self.inputs += other.inputs;
+        self.edges = self.edges.max(other.edges);
+        self.failures += other.failures;
+    }
 }
 
 /// What is kept of a run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Run {
-    date: String,
-    commit: String,
+    #[serde(flatten)]
+    origin: Origin,
     targets: BTreeMap<String, Done>,
 }
 
@@ -78,24 +88,14 @@ pub(crate) fn command(args: &FuzzArgs) -> Outcome {
         return Err(format!("there is no target {unknown}; there are: {}", known.join(", ")));
     }
     let chosen = if args.targets.is_empty() { known } else { args.targets.clone() };
+    let origin = Origin::now()?;
     run(cargo_nightly()
         .current_dir(root().join("fuzz"))
         .args(["fuzz", "build", "--sanitizer", "none", "--target-dir"])
         .arg(&built))?;
     let total = Duration::from_secs_f64((args.minutes * 60.0).clamp(1.0, 1e7));
-    let Origin { date, commit } = Origin::now(&["crates", "fuzz/src", "fuzz/fuzz_targets"]);
-    let (start, mut done) = (Instant::now(), BTreeMap::<String, Done>::new());
-    let turn = TURN.min(total / chosen.len() as u32).max(Duration::from_secs(1));
-    while start.elapsed() < total {
-        for target in &chosen {
-            one_turn(&built, target, turn, done.entry(target.clone()).or_default())?;
-        }
-    }
-    if args.keep {
-        for target in &chosen {
-            keep(&built, target)?;
-        }
-    }
+    let mut done = chosen.iter().map(|target| (target.clone(), Done::default())).collect();
+    let fuzzed = take_turns(&built, &chosen, total, &mut done);
     let mut table = Table::new(["target", "CPU seconds", "inputs", "edges", "failures"]);
     for (target, done) in &done {
         let cpu = format!("{:.0}", done.seconds);
@@ -104,34 +104,47 @@ pub(crate) fn command(args: &FuzzArgs) -> Outcome {
     }
     println!("{}", table.render());
     let failures: u64 = done.values().map(|done| done.failures).sum();
-    if args.record {
-        KEPT.add(&Run { date, commit, targets: done }, sums)?;
-    }
-    match failures {
+    let verdict = fuzzed.and_then(|()| match failures {
         0 => Ok(()),
         failures => Err(format!("{failures} inputs fail, in {}", built.join("failures").display())),
+    });
+    let recorded = if args.record { KEPT.add(&Run { origin, targets: done }, sums) } else { Ok(()) };
+    let kept = if args.keep { chosen.iter().try_for_each(|target| keep(&built, target)) } else { Ok(()) };
+    let errors: Vec<String> = [verdict, recorded, kept].into_iter().filter_map(Result::err).collect();
+    if errors.is_empty() { Ok(()) } else { Err(errors.join("\n")) }
+}
+
+/// Gives each target its turn until the time is over. One that has failed gets no more turns: it would fail at once,
+/// over what it found.
+fn take_turns(
+    built: &Path,
+    chosen: &[String],
+    total: Duration,
+    done: &mut BTreeMap<String, Done>,
+) -> Outcome {
+    let start = Instant::now();
+    let turn = TURN.min(total / chosen.len() as u32).max(Duration::from_secs(1));
+    let mut failed = BTreeSet::new();
+    while start.elapsed() < total && failed.len() < chosen.len() {
+        for target in chosen {
+            if failed.contains(target) {
+                continue;
+            }
+            let of_turn = one_turn(built, target, turn)?;
+            if of_turn.failures > 0 {
+                failed.insert(target);
+            }
+            done.entry(target.clone()).or_default().add(&of_turn);
+        }
     }
+    Ok(())
 }
 
 /// What all runs have done, by target, and by the commit that was run.
 fn sums(runs: &[Run]) -> String {
     let mut targets = BTreeMap::<&str, Done>::new();
-    let mut commits = Vec::<(&Run, Done)>::new();
-    for run in runs {
-        if !commits.iter().any(|(of, _)| (&of.date, &of.commit) == (&run.date, &run.commit)) {
-            commits.push((run, Done::default()));
-        }
-        for (target, done) in &run.targets {
-            let of_commit =
-                commits.iter_mut().find(|(of, _)| (&of.date, &of.commit) == (&run.date, &run.commit));
-            let sums = [targets.entry(target).or_default()].into_iter().chain(of_commit.map(|(_, sum)| sum));
-            for sum in sums {
-                sum.seconds += done.seconds;
-                sum.inputs += done.inputs;
-                sum.edges = sum.edges.max(done.edges);
-                sum.failures += done.failures;
-            }
-        }
+    for (target, done) in runs.iter().flat_map(|run| &run.targets) {
+        targets.entry(target).or_default().add(done);
     }
     let minutes = |done: &Done| grouped((done.seconds / 60.0).round() as u64);
     let mut text =
@@ -140,15 +153,15 @@ fn sums(runs: &[Run]) -> String {
     for (target, done) in &targets {
         let (inputs, edges) = (grouped(done.inputs), grouped(done.edges));
         text += &format!("| `{target}` | {} | {inputs} | {edges} | {} |\n", minutes(done), done.failures);
-        all.seconds += done.seconds;
-        all.inputs += done.inputs;
-        all.failures += done.failures;
+        all.add(done);
     }
     text += &format!("| all | {} | {} | | {} |\n", minutes(&all), grouped(all.inputs), all.failures);
     text += "\n| date | commit | CPU minutes | inputs | failures |\n|---|---|---:|---:|---:|\n";
-    for (Run { date, commit, .. }, done) in &commits {
-        let inputs = grouped(done.inputs);
-        text += &format!("| {date} | {commit} | {} | {inputs} | {} |\n", minutes(done), done.failures);
+    for (Origin { date, commit }, runs) in by_origin(runs, |run| &run.origin) {
+        let mut sum = Done::default();
+        runs.iter().flat_map(|run| run.targets.values()).for_each(|done| sum.add(done));
+        let inputs = grouped(sum.inputs);
+        text += &format!("| {date} | {commit} | {} | {inputs} | {} |\n", minutes(&sum), sum.failures);
     }
     text
 }
@@ -176,9 +189,10 @@ fn dirs(built: &Path, target: &str) -> Outcome<[PathBuf; 3]> {
     Ok(dirs)
 }
 
-fn one_turn(built: &Path, target: &str, turn: Duration, done: &mut Done) -> Outcome {
+fn one_turn(built: &Path, target: &str, turn: Duration) -> Outcome<Done> {
     let [corpus, seeds, failures] = dirs(built, target)?;
-    let log = built.join(format!("{target}.log"));
+    // Two runs may be at the same target.
+    let log = built.join(format!("{target}-{}.log", std::process::id()));
     // Its log goes to standard error; the failures' names begin with the target's.
     let shell = find("sh").ok_or("there is no sh")?;
     let words: [OsString; 8] = [
@@ -196,15 +210,24 @@ fn one_turn(built: &Path, target: &str, turn: Duration, done: &mut Done) -> Outc
     let usage = measure(&mut command)?;
     let said = std::fs::read(&log).map_err(|e| format!("{}: {e}", log.display()))?;
     let said = String::from_utf8_lossy(&said);
-    done.seconds += usage.cpu.as_secs_f64();
-    done.inputs += number_after(&said, "stat::number_of_executed_units:").unwrap_or(0);
-    done.edges = done.edges.max(number_after(&said, " cov:").unwrap_or(0));
-    if usage.code != Some(0) {
-        done.failures += 1;
+    let is_failure = usage.code != Some(0);
+    if is_failure {
         let end: Vec<&str> = said.lines().rev().take(40).collect();
         println!("{target} failed:\n{}", end.into_iter().rev().collect::<Vec<_>>().join("\n"));
     }
-    Ok(())
+    let number = |label: &str| match number_after(&said, label) {
+        // What fails while the seeds are read has no final figures.
+        None if !is_failure => Err(format!("{}: there is no {label:?} in it", log.display())),
+        number => Ok(number.unwrap_or(0)),
+    };
+    let done = Done {
+        seconds: usage.cpu.as_secs_f64(),
+        inputs: number("stat::number_of_executed_units:")?,
+        edges: number(" cov:")?,
+        failures: u64::from(is_failure),
+    };
+    let _ = std::fs::remove_file(&log);
+    Ok(done)
 }
 
 /// The number behind the last `label`.
@@ -215,7 +238,7 @@ fn number_after(text: &str, label: &str) -> Option<u64> {
 /// Replaces the seeds of a target by the smallest inputs that reach all that is reached, as many as may be committed.
 fn keep(built: &Path, target: &str) -> Outcome {
     let [corpus, seeds, _] = dirs(built, target)?;
-    let merged = built.join("merged");
+    let merged = built.join(format!("merged-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&merged);
     std::fs::create_dir_all(&merged).map_err(|e| format!("{}: {e}", merged.display()))?;
     run(Command::new(program(built, target))
@@ -245,7 +268,7 @@ fn keep(built: &Path, target: &str) -> Outcome {
         }
         std::fs::copy(&path, seeds.join(path.file_name().unwrap_or_default())).map_err(said)?;
     }
-    Ok(())
+    std::fs::remove_dir_all(&merged).map_err(|e| format!("{}: {e}", merged.display()))
 }
 
 #[cfg(test)]
@@ -264,14 +287,23 @@ mod tests {
     fn runs_of_one_commit_are_added_up() {
         let done = Done { seconds: 90.0, inputs: 1500, edges: 7, failures: 1 };
         let run = |commit: &str, target: &str| Run {
-            date: "2026-01-01".into(),
-            commit: commit.into(),
+            origin: Origin { date: "2026-01-01".into(), commit: commit.into() },
             targets: [(target.to_owned(), done)].into(),
         };
         let text = sums(&[run("a", "header"), run("a", "image_read"), run("b", "header")]);
         assert!(text.contains("| `header` | 3 | 3,000 | 7 | 2 |"), "{text}");
         assert!(text.contains("| all | 5 | 4,500 | | 3 |"), "{text}");
         assert!(text.contains("| 2026-01-01 | a | 3 | 3,000 | 2 |"), "{text}");
+    }
+
+    #[test]
+    fn the_page_says_what_was_run() {
+        assert!(
+            KEPT.is_up_to_date(sums),
+            "{}: what is between the markers is not of {}",
+            KEPT.page,
+            KEPT.runs
+        );
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod interleave;
 mod kept;
 mod miri;
 mod mount;
+mod mutants;
 mod nightly;
 mod process;
 mod sanitize;
@@ -54,6 +55,8 @@ enum Command {
     Miri(miri::MiriArgs),
     /// Run tests of storage, engine and servers under AddressSanitizer and ThreadSanitizer (nightly Rust)
     Sanitize(sanitize::SanitizeArgs),
+    /// Change the commit, the allocator and the cache in every way that cargo-mutants knows, and see which tests notice
+    Mutants(mutants::MutantsArgs),
     /// Count the lines of the format crate that its tests reach (cargo-llvm-cov)
     Coverage(coverage::CoverageArgs),
     /// Measure two commands alternately: `cargo xtask ab -- CMD_A --vs CMD_B`
@@ -87,6 +90,7 @@ fn main() -> ExitCode {
         Command::Interleave(args) => interleave::command(&args),
         Command::Miri(args) => miri::command(&args),
         Command::Sanitize(args) => sanitize::command(&args),
+        Command::Mutants(args) => mutants::command(&args),
         Command::Coverage(args) => coverage::command(&args),
         Command::Ab(args) => ab::run(&args),
         Command::Bench(args) => bench::run_all(&args),

@@ -6,6 +6,7 @@ mod record;
 mod report;
 
 use crate::Outcome;
+use crate::kept::Origin;
 use clap::Args;
 use job::{JOBS, Job};
 use programs::Programs;
@@ -76,6 +77,11 @@ pub(crate) fn command(args: &TortureArgs) -> Outcome {
         let names: Vec<_> = JOBS.iter().map(|job| job.name).collect();
         return Err(format!("no job of that name; there are: {}", names.join(", ")));
     }
+    let origin = match Origin::now() {
+        // Only what is kept has to say where it comes from.
+        Err(_) if !args.record => Origin::unknown(),
+        origin => origin?,
+    };
     let programs = Programs::build(&chosen)?;
     let lanes =
         args.lanes.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1).max(1);
@@ -85,7 +91,7 @@ pub(crate) fn command(args: &TortureArgs) -> Outcome {
     std::fs::create_dir_all(&out).map_err(|e| format!("{}: {e}", out.display()))?;
     let total = Duration::from_secs_f64(time);
     println!("{lanes} lanes, {:.1} minutes, seed {seed}", time / 60.0);
-    let report = Mutex::new(Report::new(seed, lanes));
+    let report = Mutex::new(Report::new(origin, seed, lanes));
     let queue = Mutex::new(Queue::new(chosen, total));
     let start = Instant::now();
     std::thread::scope(|scope| {
@@ -108,10 +114,8 @@ pub(crate) fn command(args: &TortureArgs) -> Outcome {
     report.write(&out)?;
     println!("\n{}", report.markdown());
     println!("report: {}", out.join("report.md").display());
-    if args.record {
-        record::add(&report)?;
-    }
-    report.verdict()
+    let recorded = if args.record { record::add(&report) } else { Ok(()) };
+    report.verdict().and(recorded)
 }
 
 /// What comes next: what is run once first, then the others in turn, each as often as its weight says.

@@ -13,10 +13,8 @@ use std::time::Duration;
 /// Everything that is known of a run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Report {
-    /// The day, UTC.
-    pub(super) date: String,
-    /// What was tested; with `-dirty` if files had been changed since.
-    pub(super) commit: String,
+    #[serde(flatten)]
+    pub(super) origin: Origin,
     pub(super) seed: u64,
     pub(super) lanes: usize,
     pub(super) seconds: u64,
@@ -44,11 +42,9 @@ pub(super) const SAID: [(&str, &str); 9] = [
 ];
 
 impl Report {
-    pub(super) fn new(seed: u64, lanes: usize) -> Self {
-        let Origin { date, commit } = Origin::now(&["crates"]);
+    pub(super) fn new(origin: Origin, seed: u64, lanes: usize) -> Self {
         Self {
-            date,
-            commit,
+            origin,
             seed,
             lanes,
             seconds: 0,
@@ -105,8 +101,8 @@ impl Report {
     pub(super) fn markdown(&self) -> String {
         let mut text = format!(
             "# Torture report\n\n{}, commit {}, seed {}, {} lanes, {} s. Failures: {}.\n\n{}\n",
-            self.date,
-            self.commit,
+            self.origin.date,
+            self.origin.commit,
             self.seed,
             self.lanes,
             self.seconds,

@@ -1,0 +1,122 @@
+//! Running the tests with one change active.
+
+use super::{Judged, Verdict};
+use crate::{Outcome, root};
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// A changed program may take so many times as long as the unchanged one, and this.
+const PATIENCE: u32 = 3;
+const PATIENCE_MORE: Duration = Duration::from_secs(20);
+/// Address space of a program, KiB: a change that takes memory without end takes it from nobody else.
+const MEMORY_KIB: u64 = 8 << 20;
+
+/// A test program, and what it does without a change.
+struct Program {
+    name: String,
+    path: PathBuf,
+    takes: Duration,
+    reaches: BTreeSet<u32>,
+}
+
+/// All test programs, the fastest first.
+pub(super) struct Suite {
+    programs: Vec<Program>,
+}
+
+/// How a program ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Passed,
+    Failed,
+    Stuck,
+}
+
+impl Suite {
+    /// Runs each program without a change; all tests have to pass.
+    pub(super) fn measure(place: &Path, programs: &[(String, PathBuf)]) -> Outcome<Self> {
+        let mut measured = Vec::new();
+        for (name, path) in programs {
+            let reached = place.join(format!("reached-{name}"));
+            let _ = std::fs::remove_file(&reached);
+            let start = Instant::now();
+            let end = run(path, ("ZEBU_CHANGES_REACHED", reached.as_os_str()), Duration::from_secs(1800))?;
+            if end != End::Passed {
+                return Err(format!("{name} fails without a change: {}", path.display()));
+            }
+            let reaches: BTreeSet<u32> = std::fs::read_to_string(&reached)
+                .unwrap_or_default()
+                .lines()
+                .filter_map(|line| line.parse().ok())
+                .collect();
+            let takes = start.elapsed();
+            println!("{name}: {:.1} s, reaches {}", takes.as_secs_f64(), reaches.len());
+            measured.push(Program { name: name.clone(), path: path.clone(), takes, reaches });
+        }
+        measured.sort_by_key(|program| program.takes);
+        Ok(Self { programs: measured })
+    }
+
+    /// The verdict on a change; its name is the caller's to say.
+    pub(super) fn judge(&self, number: u32) -> Outcome<Judged> {
+        let start = Instant::now();
+        let mut verdict = Verdict::NotReached;
+        let mut by = None;
+        for program in self.programs.iter().filter(|program| program.reaches.contains(&number)) {
+            let limit = program.takes * PATIENCE + PATIENCE_MORE;
+            verdict = match run(&program.path, ("ZEBU_CHANGE", number.to_string().as_ref()), limit)? {
+                End::Passed => Verdict::Survived,
+                End::Failed => Verdict::Caught,
+                End::Stuck => Verdict::Stuck,
+            };
+            if verdict != Verdict::Survived {
+                by = Some(program.name.clone());
+                break;
+            }
+        }
+        Ok(Judged { name: String::new(), verdict, by, seconds: start.elapsed().as_secs_f64() })
+    }
+}
+
+/// Runs a test program until a test fails, all have passed, or the time is over.
+fn run(program: &Path, variable: (&str, &std::ffi::OsStr), limit: Duration) -> Outcome<End> {
+    let said = |e: std::io::Error| format!("cannot run {}: {e}", program.display());
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("ulimit -v {MEMORY_KIB} -c 0; exec \"$0\" 2>/dev/null")]).arg(program);
+    command.current_dir(root().join("crates/engine")).env(variable.0, variable.1).process_group(0);
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(said)?;
+    let lines = BufReader::new(child.stdout.take().ok_or("no output")?).lines();
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
+    let deadline = Instant::now() + limit;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match receiver.recv_timeout(left) {
+            Ok(line) if line.ends_with(" ... FAILED") => {
+                kill(&mut child);
+                return Ok(End::Failed);
+            }
+            Ok(_) => {}
+            Err(RecvTimeoutError::Timeout) => {
+                kill(&mut child);
+                return Ok(End::Stuck);
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                let status = child.wait().map_err(said)?;
+                return Ok(if status.success() { End::Passed } else { End::Failed });
+            }
+        }
+    }
+}
+
+/// Ends a program, and what it has started.
+fn kill(child: &mut Child) {
+    // SAFETY: a process group of ours, whose leader has not been waited for; no memory is touched.
+    unsafe { libc::kill(-(child.id() as libc::pid_t), libc::SIGKILL) };
+    let _ = child.wait();
+}

@@ -1,0 +1,211 @@
+//! The command `mutants`: the changes of the code that cargo-mutants thinks of, all of them built at once.
+//!
+//! `cargo mutants` builds the engine and its tests anew for each change, which takes longer than most tests need to
+//! notice it. Here a copy of the tree gets all changes, and the environment says which one is active.
+
+mod judge;
+mod schema;
+mod tree;
+
+use crate::Outcome;
+use crate::nightly::ensure_subcommand;
+use crate::process::output;
+use crate::table::Table;
+use crate::toolchain::{cargo, target_dir};
+use clap::Args;
+use judge::Suite;
+use schema::Change;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io::Write;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use tree::ChangedTree;
+
+#[derive(Args)]
+#[command(after_help = "Needs cargo install --locked cargo-mutants. Which files: .cargo/mutants.toml.
+
+Examples:
+  cargo xtask mutants --lanes 2
+  cargo xtask mutants commit.rs                 # changes whose name holds these words
+  cargo xtask mutants --survivors               # those again that no test noticed the last time
+
+What became of each change stays in target/mutants/outcomes.jsonl.")]
+pub(crate) struct MutantsArgs {
+    /// How many changes at a time
+    #[arg(long, default_value_t = 1)]
+    lanes: usize,
+    /// Only those that no test noticed the last time
+    #[arg(long)]
+    survivors: bool,
+    /// Go on where a run was stopped: leave out what has a verdict
+    #[arg(long, conflicts_with = "survivors")]
+    resume: bool,
+    /// Only changes whose name holds one of these
+    names: Vec<String>,
+}
+
+/// What became of a change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Verdict {
+    /// A test failed.
+    Caught,
+    /// A test came to no end.
+    Stuck,
+    /// All tests passed.
+    Survived,
+    /// No test came by.
+    NotReached,
+    /// It does not compile.
+    Unviable,
+    /// It can't be chosen when the program runs: of a constant, or a field that is left out.
+    LeftOut,
+}
+
+impl Verdict {
+    const ALL: [Self; 6] =
+        [Self::Caught, Self::Stuck, Self::Survived, Self::NotReached, Self::Unviable, Self::LeftOut];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Caught => "caught",
+            Self::Stuck => "stuck",
+            Self::Survived => "survived",
+            Self::NotReached => "not reached",
+            Self::Unviable => "does not compile",
+            Self::LeftOut => "left out",
+        }
+    }
+
+    /// Whether somebody has to look at it.
+    fn is_open(self) -> bool {
+        matches!(self, Self::Survived | Self::NotReached | Self::LeftOut)
+    }
+}
+
+/// What is kept of a change.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Judged {
+    name: String,
+    verdict: Verdict,
+    /// The program that noticed it.
+    by: Option<String>,
+    /// Of all programs that ran.
+    seconds: f64,
+}
+
+pub(crate) fn command(args: &MutantsArgs) -> Outcome {
+    ensure_subcommand("mutants")?;
+    let place = target_dir()?.join("mutants");
+    std::fs::create_dir_all(&place).map_err(|e| format!("{}: {e}", place.display()))?;
+    let kept = place.join("outcomes.jsonl");
+    let earlier = if args.survivors || args.resume { read(&kept)? } else { HashMap::new() };
+    let changes = changes()?;
+    let wanted = |change: &Change| {
+        let named = args.names.is_empty() || args.names.iter().any(|name| change.name.contains(name));
+        let before = earlier.get(&change.name).map(|judged| judged.verdict);
+        named && if args.survivors { before.is_some_and(Verdict::is_open) } else { before.is_none() }
+    };
+    let chosen: BTreeSet<u32> =
+        changes.iter().filter(|(_, change)| wanted(change)).map(|(number, _)| *number).collect();
+    let tree = ChangedTree::build(&place, &changes)?;
+    let suite = Suite::measure(&place, tree.programs())?;
+    let open = if args.survivors || args.resume {
+        std::fs::OpenOptions::new().append(true).create(true).open(&kept)
+    } else {
+        std::fs::File::create(&kept)
+    };
+    let log = Mutex::new(open.map_err(|e| format!("{}: {e}", kept.display()))?);
+    let queue: Vec<u32> = chosen.into_iter().collect();
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let lane = || -> Outcome {
+            while let Some(number) = queue.get(next.fetch_add(1, Relaxed)) {
+                let judged = match tree.outcome_of_building(*number) {
+                    Some(verdict) => Judged { name: String::new(), verdict, by: None, seconds: 0.0 },
+                    None => suite.judge(*number)?,
+                };
+                let judged = Judged { name: changes[number].name.clone(), ..judged };
+                println!("{}: {}", judged.verdict.name(), judged.name);
+                let line = serde_json::to_string(&judged).map_err(|e| e.to_string())?;
+                let mut log = log.lock().map_err(|_| "a lane has panicked")?;
+                writeln!(log, "{line}").map_err(|e| format!("{}: {e}", kept.display()))?;
+            }
+            Ok(())
+        };
+        let lanes: Vec<_> = (0..args.lanes.max(1)).map(|_| scope.spawn(lane)).collect();
+        lanes.into_iter().try_for_each(|lane| lane.join().map_err(|_| "a lane has panicked")?)
+    })?;
+    let judged = read(&kept)?;
+    println!("{}", report(judged.values()));
+    Ok(())
+}
+
+/// All changes, with numbers.
+fn changes() -> Outcome<BTreeMap<u32, Change>> {
+    let list = output(cargo().args(["mutants", "--list", "--json"]))?;
+    let changes: Vec<Change> =
+        serde_json::from_str(&list).map_err(|e| format!("cargo mutants --list: {e}"))?;
+    Ok((0..).zip(changes).collect())
+}
+
+/// The last verdict on each change.
+fn read(kept: &Path) -> Outcome<HashMap<String, Judged>> {
+    let text = match std::fs::read_to_string(kept) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+        text => text.map_err(|e| format!("{}: {e}", kept.display()))?,
+    };
+    let lines = text.lines().map(serde_json::from_str::<Judged>);
+    lines
+        .map(|judged| judged.map(|judged| (judged.name.clone(), judged)))
+        .collect::<Result<_, _>>()
+        .map_err(|e| format!("{}: {e}", kept.display()))
+}
+
+/// What somebody has to look at, and how many there are of each verdict in each file.
+fn report<'a>(judged: impl Iterator<Item = &'a Judged>) -> String {
+    let mut files = BTreeMap::<String, BTreeMap<Verdict, u64>>::new();
+    let mut open = Vec::new();
+    for judged in judged {
+        let file = judged.name.split(':').next().unwrap_or_default();
+        let file = file.rsplit('/').next().unwrap_or_default();
+        *files.entry(file.to_owned()).or_default().entry(judged.verdict).or_default() += 1;
+        if judged.verdict.is_open() {
+            open.push(format!("{}: {}", judged.verdict.name(), judged.name));
+        }
+    }
+    open.sort_unstable();
+    let mut table = Table::new(std::iter::once("file").chain(Verdict::ALL.map(Verdict::name)));
+    let mut all = BTreeMap::<Verdict, u64>::new();
+    let cells = |counts: &BTreeMap<Verdict, u64>| {
+        Verdict::ALL.map(|verdict| counts.get(&verdict).copied().unwrap_or(0).to_string())
+    };
+    for (file, counts) in &files {
+        table.row(std::iter::once(file.clone()).chain(cells(counts)));
+        for (verdict, count) in counts {
+            *all.entry(*verdict).or_default() += count;
+        }
+    }
+    table.row(std::iter::once("all".to_owned()).chain(cells(&all)));
+    format!("{}\n\n{}", open.join("\n"), table.render())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_names_what_somebody_has_to_look_at() {
+        let judged = |name: &str, verdict| Judged { name: name.into(), verdict, by: None, seconds: 1.0 };
+        let all = [
+            judged("src/a.rs:1:2: replace f with ()", Verdict::Caught),
+            judged("src/a.rs:3:4: replace + with -", Verdict::Survived),
+            judged("src/b.rs:3:4: replace + with -", Verdict::Unviable),
+        ];
+        let text = report(all.iter());
+        assert!(text.starts_with("survived: src/a.rs:3:4: replace + with -\n\n"), "{text}");
+        assert!(text.lines().last().is_some_and(|line| line.starts_with("all")), "{text}");
+    }
+}

@@ -1,0 +1,176 @@
+//! A copy of the tree with all changes in it, and its test programs.
+
+use super::Verdict;
+use super::schema::{Change, Schema, schema};
+use crate::process::{output, shown};
+use crate::toolchain::cargo;
+use crate::{Outcome, root};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The crate that is changed, and where it says which change is active.
+const CRATE: &str = "crates/engine/src";
+const ACTIVE: &str = include_str!("active.rs");
+/// Of the engine's tests, those of the deliberate faults: they ask what a seed does without them.
+const NOT_RUN: &str = "mutants";
+
+/// The copy, built.
+pub(super) struct ChangedTree {
+    unviable: BTreeSet<u32>,
+    left_out: BTreeSet<u32>,
+    programs: Vec<(String, PathBuf)>,
+}
+
+impl ChangedTree {
+    /// Copies the tree to `place`, changes and builds it; what does not compile is taken out.
+    pub(super) fn build(place: &Path, changes: &BTreeMap<u32, Change>) -> Outcome<Self> {
+        let tree = place.join("tree");
+        copy(&tree)?;
+        let lib = Path::new(CRATE).join("lib.rs");
+        let text = read(&root().join(&lib))?;
+        write(&tree.join(lib), &format!("{text}\nmod changed;\n"))?;
+        write(&tree.join(CRATE).join("changed.rs"), ACTIVE)?;
+        let mut unviable = BTreeSet::new();
+        loop {
+            let schemas = schemas(&tree, changes, &unviable)?;
+            let found = do_not_compile(place, &tree, &schemas)?;
+            if found.is_empty() {
+                let left_out = schemas.values().flat_map(|schema| schema.left_out.iter().copied()).collect();
+                return Ok(Self { unviable, left_out, programs: programs(place, &tree)? });
+            }
+            println!("{} changes do not compile", found.len());
+            unviable.extend(found);
+        }
+    }
+
+    /// The verdict on a change that is not in the programs.
+    pub(super) fn outcome_of_building(&self, number: u32) -> Option<Verdict> {
+        if self.unviable.contains(&number) {
+            Some(Verdict::Unviable)
+        } else {
+            self.left_out.contains(&number).then_some(Verdict::LeftOut)
+        }
+    }
+
+    /// Names and paths of the test programs.
+    pub(super) fn programs(&self) -> &[(String, PathBuf)] {
+        &self.programs
+    }
+}
+
+fn read(path: &Path) -> Outcome<String> {
+    std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+/// Writes what is not there yet: what stays the same is not built again.
+fn write(path: &Path, text: &str) -> Outcome {
+    if std::fs::read_to_string(path).is_ok_and(|old| old == text) {
+        return Ok(());
+    }
+    std::fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+/// What git knows of the tree, with the changes that are not committed.
+fn copy(tree: &Path) -> Outcome {
+    let list = output(Command::new("git").current_dir(root()).args(["ls-files", "-z"]))?;
+    for name in list.split('\0').filter(|name| !name.is_empty()) {
+        let (from, to) = (root().join(name), tree.join(name));
+        let said = |e: std::io::Error| format!("{}: {e}", to.display());
+        // Changed files get their text later.
+        let Ok(bytes) = std::fs::read(&from) else { continue };
+        if name.starts_with(CRATE) && to.exists() || std::fs::read(&to).is_ok_and(|old| old == bytes) {
+            continue;
+        }
+        if let Some(folder) = to.parent() {
+            std::fs::create_dir_all(folder).map_err(said)?;
+        }
+        std::fs::write(&to, bytes).map_err(said)?;
+    }
+    Ok(())
+}
+
+/// Changes the sources; by their names.
+fn schemas(
+    tree: &Path,
+    changes: &BTreeMap<u32, Change>,
+    unviable: &BTreeSet<u32>,
+) -> Outcome<BTreeMap<String, Schema>> {
+    let mut files = BTreeMap::<&str, Vec<(u32, &Change)>>::new();
+    for (number, change) in changes {
+        let of_file = files.entry(&change.file).or_default();
+        if !unviable.contains(number) {
+            of_file.push((*number, change));
+        }
+    }
+    let mut schemas = BTreeMap::new();
+    for (file, changes) in files {
+        let schema = schema(&read(&root().join(file))?, &changes).map_err(|e| format!("{file}: {e}"))?;
+        write(&tree.join(file), &schema.text)?;
+        schemas.insert(file.to_owned(), schema);
+    }
+    Ok(schemas)
+}
+
+fn cargo_in(place: &Path, tree: &Path, command: &str) -> Command {
+    let mut cargo = cargo();
+    cargo.current_dir(tree).args([command, "--locked", "--profile", "torture", "--message-format=json"]);
+    cargo.args(["--package", "zebu", "--features", "test-faults", "--target-dir"]).arg(place.join("build"));
+    // Changed code is not tidy.
+    cargo.env("RUSTFLAGS", "--cap-lints=allow").stdin(Stdio::null());
+    cargo
+}
+
+/// The numbers of the changes that the compiler refuses.
+fn do_not_compile(place: &Path, tree: &Path, schemas: &BTreeMap<String, Schema>) -> Outcome<BTreeSet<u32>> {
+    let mut check = cargo_in(place, tree, "check");
+    let out = check.arg("--lib").output().map_err(|e| format!("cannot run {}: {e}", shown(&check)))?;
+    let (mut found, mut other) = (BTreeSet::new(), Vec::new());
+    for line in String::from_utf8_lossy(&out.stdout).lines() {
+        let Ok(message) = serde_json::from_str::<Value>(line) else { continue };
+        let message = &message["message"];
+        if message["level"] != "error" {
+            continue;
+        }
+        let spans = message["spans"].as_array().into_iter().flatten();
+        let numbers: Vec<u32> = spans.filter_map(|span| changed_at(span, schemas)).collect();
+        if numbers.is_empty() && message["spans"].as_array().is_some_and(|spans| !spans.is_empty()) {
+            other.push(message["rendered"].as_str().unwrap_or_default().to_owned());
+        }
+        found.extend(numbers);
+    }
+    if found.is_empty() && !out.status.success() {
+        return Err(format!("the changed engine does not compile:\n{}", other.join("\n")));
+    }
+    Ok(found)
+}
+
+/// The change whose code a span lies in.
+fn changed_at(span: &Value, schemas: &BTreeMap<String, Schema>) -> Option<u32> {
+    let file = span["file_name"].as_str()?;
+    let (_, schema) = schemas.iter().find(|(name, _)| file.ends_with(name.as_str()))?;
+    let start = usize::try_from(span["byte_start"].as_u64()?).ok()?;
+    schema.changed.iter().find(|(range, _)| range.contains(&start)).map(|(_, number)| *number)
+}
+
+/// Builds the test programs; cargo says where they are.
+fn programs(place: &Path, tree: &Path) -> Outcome<Vec<(String, PathBuf)>> {
+    let mut test = cargo_in(place, tree, "test");
+    test.args(["--no-run", "--lib", "--tests"]).stderr(Stdio::inherit());
+    let out = test.output().map_err(|e| format!("cannot run {}: {e}", shown(&test)))?;
+    if !out.status.success() {
+        return Err(format!("{}: {}", shown(&test), out.status));
+    }
+    let mut programs = Vec::new();
+    for line in String::from_utf8_lossy(&out.stdout).lines() {
+        let Ok(message) = serde_json::from_str::<Value>(line) else { continue };
+        if let (Some(name), Some(program)) =
+            (message["target"]["name"].as_str(), message["executable"].as_str())
+            && name != NOT_RUN
+        {
+            programs.push((name.to_owned(), PathBuf::from(program)));
+        }
+    }
+    Ok(programs)
+}
