@@ -23,3 +23,4 @@ mod shrink;
 #[path = "../crash/snapshot.rs"]
 mod snapshot;
 mod steps;
+mod whole;

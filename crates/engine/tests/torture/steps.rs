@@ -9,6 +9,7 @@ use crate::guest::{Failures, Guest};
 use crate::invariants::Invariants;
 use crate::judge::{Leaks, judge, read_all};
 use crate::setup::{Files, NAMES, Origin, Setup, TOP};
+use crate::whole::{Change, Whole};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use zebu::check::{CheckOptions, check_file};
@@ -19,7 +20,7 @@ use zebu::storage::sim::{
     GuestResult, OpClass, OpFilter, Seeds, SimFileConfig, SimRng, SimWorld, Tear,
 };
 use zebu::storage::{IoBuf, Worker};
-use zebu::{Durability, Image, NewBitmap, NewSnapshot, SnapshotRef, ZeroMode};
+use zebu::{Durability, ErrorKind, Image, OpenOptions, ZeroMode};
 
 /// EIO and ENOSPC.
 const IO: i32 = 5;
@@ -27,7 +28,7 @@ const FULL: i32 = 28;
 /// Steps of the world for which the step's operation is held.
 const HELD: u64 = 40;
 /// Steps of the world between crash states of what goes on after the step.
-const LATER: u64 = 50;
+const LATER: u64 = 8;
 
 /// What happens to the first operation of the step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,11 +66,8 @@ enum Other {
     Read,
     Grow,
     Shrink,
-    TakeSnapshot,
-    ApplySnapshot,
-    DeleteSnapshot,
-    AddBitmap,
-    ClearBitmap,
+    /// No request of a guest.
+    Whole(Change),
 }
 
 const OTHERS: [(Other, &str); 16] = [
@@ -84,21 +82,32 @@ const OTHERS: [(Other, &str); 16] = [
     (Other::Read, "read"),
     (Other::Grow, "grow"),
     (Other::Shrink, "shrink"),
-    (Other::TakeSnapshot, "snapshot"),
-    (Other::ApplySnapshot, "going back to it"),
-    (Other::DeleteSnapshot, "its deletion"),
-    (Other::AddBitmap, "bitmap"),
-    (Other::ClearBitmap, "its clearing"),
+    (Other::Whole(Change::TakeSnapshot), "snapshot"),
+    (Other::Whole(Change::GoBack), "going back to it"),
+    (Other::Whole(Change::DeleteSnapshot), "its deletion"),
+    (Other::Whole(Change::AddBitmap), "bitmap"),
+    (Other::Whole(Change::ClearBitmap), "its clearing"),
 ];
+
+impl Strike {
+    /// How those that have to be told of it are told; `None` if nothing fails.
+    fn failure(self) -> Option<ErrorKind> {
+        match self {
+            Self::Io | Self::IoInPart | Self::IoAfterAll => Some(ErrorKind::Io),
+            Self::NoSpace => Some(ErrorKind::NoSpace),
+            Self::PowerFails | Self::TwoParts | Self::Late => None,
+        }
+    }
+}
 
 impl Other {
     fn is_of_snapshots(self) -> bool {
-        matches!(self, Self::TakeSnapshot | Self::ApplySnapshot | Self::DeleteSnapshot)
+        matches!(self, Self::Whole(change) if change.is_of_snapshots())
     }
 
     /// Whether it makes something that the invariants at every step do not look at.
     fn is_beyond_the_invariants(self) -> bool {
-        self.is_of_snapshots() || matches!(self, Self::AddBitmap | Self::ClearBitmap)
+        matches!(self, Self::Whole(_))
     }
 }
 
@@ -171,6 +180,7 @@ struct Bench<'a> {
     workers: Vec<Worker>,
     guest: Rc<Guest>,
     other: Other,
+    whole: Rc<Whole>,
     states: u64,
 }
 
@@ -188,10 +198,16 @@ fn cell(
     let workers: Vec<Worker> = (0..2).map(|_| world.worker()).collect();
     let image = setup.open(&world, &workers[0])?;
     let guest = Rc::new(Guest::new(image, setup.model(), setup));
-    let mut bench = Bench { setup, world: &world, workers, guest, other, states: 0 };
+    let whole = Rc::new(Whole::new(guest.clone(), setup.pattern));
+    let mut bench = Bench { setup, world: &world, workers, guest, other, whole, states: 0 };
     bench.prepare()?;
     bench.strike(step, strike, &mut rng)?;
-    bench.afterwards(strike, class(step) == OpClass::Flush)?;
+    bench.judge_failures(step, strike)?;
+    if class(step) == OpClass::Flush && strike.failure().is_some() {
+        bench.afterwards_nothing_is_written()?;
+    } else {
+        bench.afterwards()?;
+    }
     Ok(bench.states)
 }
 
@@ -205,14 +221,14 @@ impl Bench<'_> {
     fn prepare(&self) -> Result<(), String> {
         let (guest, worker) = (&self.guest, &self.workers[0]);
         self.run(async {
-            if self.other == Other::DeleteSnapshot {
-                guest.image.create_snapshot(worker, NewSnapshot::named("old".to_owned())).await.unwrap();
+            if self.other == Other::Whole(Change::DeleteSnapshot) {
+                self.whole.take_old_snapshot(worker).await;
             }
             let pattern = self.setup.pattern;
             // Space that goes back; where a snapshot keeps it, it has to be the epoch's own.
             guest.write(worker, pattern + 2048, 2048, Durability::Durable).await;
-            if self.other == Other::ClearBitmap {
-                guest.image.add_bitmap(worker, &bitmap("old")).await.unwrap();
+            if self.other == Other::Whole(Change::ClearBitmap) {
+                self.whole.add_old_bitmap(worker).await;
                 // A window that begins within a refcount block: else all that is dirty is new.
                 guest.write(worker, pattern + (16 << 10), 8192, Durability::Durable).await;
             }
@@ -235,7 +251,7 @@ impl Bench<'_> {
             Strike::TwoParts => Some(Fault::Split { bytes: 256 }),
             Strike::Late => Some(Fault::Delay(std::time::Duration::from_millis(20))),
         };
-        if matches!(strike, Strike::Io | Strike::IoInPart | Strike::IoAfterAll | Strike::NoSpace) {
+        if strike.failure().is_some() {
             self.guest.failures.set(Failures::OfTheDisk);
         }
         let hold = Rc::new(RefCell::new(None));
@@ -273,7 +289,7 @@ impl Bench<'_> {
         // The punch comes after the flush: everything is waited for by its own count.
         let world = self.world;
         let mut invariants = Invariants::new(self.setup, world);
-        let (mut since, mut is_under_way) = (0, false);
+        let (mut since, mut is_under_way, mut has_later) = (0, false, false);
         let limit = 200_000;
         for turn in 0.. {
             let idle = world.step() == zebu::storage::sim::Step::Idle;
@@ -290,7 +306,7 @@ impl Bench<'_> {
                     is_under_way = true;
                     let (guest, worker) = (self.guest.clone(), self.workers[1].clone());
                     let other_ended = ended.clone();
-                    let work = beside(guest, worker, self.other, self.setup.pattern);
+                    let work = beside(guest, self.whole.clone(), worker, self.other, self.setup.pattern);
                     drop(self.workers[1].spawn(async move {
                         work.await;
                         other_ended.set(other_ended.get() + 1);
@@ -306,12 +322,13 @@ impl Bench<'_> {
                 } else if since == HELD + 12 && strike == Strike::PowerFails {
                     self.crash_states(8, rng.next_u64())?;
                 } else if strike == Strike::PowerFails
-                    && self.other.is_of_snapshots()
+                    && self.whole.is_under_way()
                     && since > HELD
                     && since % LATER == 0
                 {
-                    // These wait for the step; what they do themselves comes after it.
-                    self.crash_states(2, rng.next_u64())?;
+                    // It waits for the step; what it does itself comes after.
+                    self.crash_states(1, rng.next_u64())?;
+                    has_later = true;
                 }
                 if since > HELD && idle && ended.get() == 2 {
                     break;
@@ -330,6 +347,9 @@ impl Bench<'_> {
         if ended.get() != 2 {
             return Err("a request did not end".into());
         }
+        if strike == Strike::PowerFails && self.other.is_beyond_the_invariants() && !has_later {
+            return Err("nothing was looked at of what came after the step".into());
+        }
         world.set_faults(FaultPlan::none());
         Ok(())
     }
@@ -346,18 +366,91 @@ impl Bench<'_> {
     fn judge(&self, files: Files) -> Result<(), String> {
         let model = self.guest.model.borrow();
         if self.other.is_of_snapshots() {
-            return judge_after_repair(self.setup, &files, &model);
+            return self.judge_after_repair(&files, &model);
         }
         judge(self.setup, &files, &model, Leaks::Allowed).map(drop)
     }
 
-    fn afterwards(&mut self, strike: Strike, on_sync: bool) -> Result<(), String> {
-        let is_final = on_sync && matches!(strike, Strike::Io | Strike::NoSpace);
-        if is_final {
-            return self.crash_states(6, 1);
+    /// As [`judge`], with snapshots, and where flags and counts may disagree until the next opening for writing has mended
+    /// them, as the dirty bit announces.
+    fn judge_after_repair(&self, files: &Files, model: &GuestModel) -> Result<(), String> {
+        let _aside = Aside::new();
+        let world = self.setup.world(files, 0);
+        let worker = world.worker();
+        let judged = world.block_on(async {
+            let open = async |options: &OpenOptions| {
+                let image = Image::open_files(&worker, self.setup.chain(&world), options).await;
+                image.map_err(|e| format!("open: {e}"))
+            };
+            let image = open(&self.setup.options()).await?;
+            let len = image.virtual_size();
+            if !model.may_have_len(len) {
+                return Err(format!("the disk has {len} bytes"));
+            }
+            let disk = read_all(&worker, &image, len).await?;
+            model.check(0, &disk).map_err(|v| v.to_string())?;
+            let snapshots = image.snapshots();
+            image.close(&worker).await.map_err(|e| format!("close: {e}"))?;
+            for snapshot in snapshots {
+                let options = OpenOptions { snapshot: Some(snapshot.name.clone()), ..OpenOptions::default() };
+                let image = open(&options).await?;
+                let bytes = read_all(&worker, &image, image.virtual_size()).await?;
+                self.whole.judge_snapshot(model, &snapshot.name, &bytes)?;
+            }
+            let top = world.open(TOP, SimFileConfig::default()).unwrap();
+            let report = check_file(&worker, &top, &CheckOptions::default())
+                .await
+                .map_err(|e| format!("check: {e}"))?;
+            match report.counts.corruptions + report.counts.check_errors {
+                0 => Ok(()),
+                _ => Err(format!(
+                    "check: {:?} {:?}",
+                    report.counts,
+                    report.findings.first().map(ToString::to_string)
+                )),
+            }
+        });
+        judged.map_err(|stuck| stuck.to_string())?
+    }
+
+    /// Whoever waits for a step that fails is told so, as what it was; nobody is told of anything else.
+    fn judge_failures(&self, step: CommitStep, strike: Strike) -> Result<(), String> {
+        let failed = self.guest.failed.borrow();
+        let poisons = class(step) == OpClass::Flush && strike.failure().is_some();
+        let is_right =
+            |kind: &ErrorKind| Some(*kind) == strike.failure() || (poisons && *kind == ErrorKind::Poisoned);
+        if let Some(wrong) = failed.iter().find(|kind| !is_right(kind)) {
+            return Err(format!("a request failed with {wrong:?}"));
         }
+        // Space that is not given back to the file system is no failure.
+        let has_to_be_told = strike.failure().is_some() && step != CommitStep::Punch;
+        if has_to_be_told && !failed.iter().any(|kind| Some(*kind) == strike.failure()) {
+            return Err("nobody was told that it failed".into());
+        }
+        Ok(())
+    }
+
+    /// After a failed sync.
+    fn afterwards_nothing_is_written(&mut self) -> Result<(), String> {
+        let (image, worker) = (&self.guest.image, &self.workers[0]);
+        let (written, flushed) = self.run(async {
+            let bytes = IoBuf::zeroed(512).into();
+            (image.write(worker, 0, bytes, Durability::Volatile).await.0, image.flush(worker).await)
+        })?;
+        for (what, result) in [("write", written), ("flush", flushed)] {
+            if !result.as_ref().is_err_and(|e| e.kind() == ErrorKind::Poisoned) {
+                return Err(format!("a {what} after a failed sync: {result:?}"));
+            }
+        }
+        self.crash_states(6, 1)
+    }
+
+    fn afterwards(&mut self) -> Result<(), String> {
         self.guest.failures.set(Failures::Forbidden);
         let (guest, worker) = (&self.guest, &self.workers[0]);
+        if let Other::Whole(change) = self.other {
+            self.run(self.whole.must_have_done(worker, change))??;
+        }
         self.run(guest.flush(worker))?;
         let len = guest.model.borrow().len().min(guest.image.virtual_size());
         let op = guest.model.borrow_mut().begin(GuestRequest::Read);
@@ -372,13 +465,8 @@ impl Bench<'_> {
     }
 }
 
-fn bitmap(name: &str) -> NewBitmap {
-    NewBitmap { granularity: Some(512), ..NewBitmap::named(name.to_owned()) }
-}
-
 /// What is under way beside the step.
-async fn beside(guest: Rc<Guest>, worker: Worker, other: Other, pattern: u64) {
-    let image = guest.image.clone();
+async fn beside(guest: Rc<Guest>, whole: Rc<Whole>, worker: Worker, other: Other, pattern: u64) {
     let len = guest.model.borrow().len();
     match other {
         Other::WriteFresh => guest.write(&worker, len - 8192, 4096, Durability::Volatile).await,
@@ -392,73 +480,8 @@ async fn beside(guest: Rc<Guest>, worker: Worker, other: Other, pattern: u64) {
         Other::Read => guest.read(&worker, 0, pattern).await,
         Other::Grow => guest.resize(&worker, len + 8192).await,
         Other::Shrink => guest.resize(&worker, len - 8192).await,
-        Other::TakeSnapshot
-        | Other::ApplySnapshot
-        | Other::DeleteSnapshot
-        | Other::AddBitmap
-        | Other::ClearBitmap => {
-            if let Err(error) = change_whole(&image, &worker, other, pattern).await {
-                guest.note_failure(&error);
-            }
-        }
+        Other::Whole(change) => whole.begin(&worker, change).await,
     }
-}
-
-/// What is under way and no request of a guest.
-async fn change_whole(image: &Image, worker: &Worker, other: Other, pattern: u64) -> zebu::Result<()> {
-    match other {
-        Other::TakeSnapshot => {
-            image.create_snapshot(worker, NewSnapshot::named("new".to_owned())).await.map(drop)
-        }
-        Other::ApplySnapshot => go_back(image, worker, pattern).await,
-        Other::DeleteSnapshot => {
-            image.delete_snapshot(worker, &SnapshotRef::Name("old".to_owned())).await.map(drop)
-        }
-        Other::AddBitmap => image.add_bitmap(worker, &bitmap("new")).await.map(drop),
-        Other::ClearBitmap => image.clear_bitmap(worker, "old").await.map(drop),
-        _ => unreachable!("{other:?} is a request"),
-    }
-}
-
-/// Takes a snapshot, writes the disk's bytes again, to other clusters, and goes back: the disk stays as it is throughout.
-async fn go_back(image: &Image, worker: &Worker, len: u64) -> zebu::Result<()> {
-    image.create_snapshot(worker, NewSnapshot::named("new".to_owned())).await?;
-    let (read, bufs) = image.read(worker, 0, IoBuf::zeroed(len as usize).into()).await;
-    read?;
-    image.write(worker, 0, bufs, Durability::Volatile).await.0?;
-    image.apply_snapshot(worker, &SnapshotRef::Name("new".to_owned())).await
-}
-
-/// As [`judge`], where flags and counts may disagree until the next opening for writing has mended them, as the dirty bit
-/// announces.
-fn judge_after_repair(setup: &Setup, files: &Files, model: &GuestModel) -> Result<(), String> {
-    let _aside = Aside::new();
-    let world = setup.world(files, 0);
-    let worker = world.worker();
-    let judged = world.block_on(async {
-        let image = Image::open_files(&worker, setup.chain(&world), &setup.options())
-            .await
-            .map_err(|e| format!("open: {e}"))?;
-        let len = image.virtual_size();
-        if !model.may_have_len(len) {
-            return Err(format!("the disk has {len} bytes"));
-        }
-        let disk = read_all(&worker, &image, len).await?;
-        model.check(0, &disk).map_err(|v| v.to_string())?;
-        image.close(&worker).await.map_err(|e| format!("close: {e}"))?;
-        let top = world.open(TOP, SimFileConfig::default()).unwrap();
-        let report =
-            check_file(&worker, &top, &CheckOptions::default()).await.map_err(|e| format!("check: {e}"))?;
-        match report.counts.corruptions + report.counts.check_errors {
-            0 => Ok(()),
-            _ => Err(format!(
-                "check: {:?} {:?}",
-                report.counts,
-                report.findings.first().map(ToString::to_string)
-            )),
-        }
-    });
-    judged.map_err(|stuck| stuck.to_string())?
 }
 
 /// A table of all cells: crash states judged in each. Where nobody asks for the table, every fourth cell is enough.
