@@ -68,6 +68,12 @@ pub enum Fault {
     PackTooMany,
     /// Compressed: packing in a host cluster ends before the references of its earlier parts are there.
     CloseEarly,
+    /// Compressed: a part that failed is not tried again.
+    ForgetFailedPart,
+    /// Compressed: whoever waits for the references of a part goes on waiting when it has failed.
+    WaitForFailedPart,
+    /// Compressed: a part that failed has another number when it is tried again.
+    RenumberFailedPart,
     /// Compressed: inflated clusters are kept when the space of their streams is given back.
     KeepInflated,
     /// Snapshots: the mapping cache keeps what it knew of tables that were rewritten.

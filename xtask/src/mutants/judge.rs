@@ -87,7 +87,9 @@ impl Suite {
 fn run(program: &Path, variable: (&str, &std::ffi::OsStr), limit: Duration) -> Outcome<End> {
     let said = |e: std::io::Error| format!("cannot run {}: {e}", program.display());
     let mut command = Command::new("sh");
-    command.args(["-c", &format!("ulimit -c 0; ulimit -v {MEMORY_KIB}; exec \"$0\" 2>/dev/null")]).arg(program);
+    command
+        .args(["-c", &format!("ulimit -c 0; ulimit -v {MEMORY_KIB}; exec \"$0\" 2>/dev/null")])
+        .arg(program);
     command.current_dir(root().join("crates/engine")).env(variable.0, variable.1).process_group(0);
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(said)?;
     let lines = BufReader::new(child.stdout.take().ok_or("no output")?).lines();

@@ -27,8 +27,9 @@ impl ChangedTree {
     /// Copies the tree to `place`, changes and builds it; what does not compile is taken out.
     pub(super) fn build(place: &Path, changes: &BTreeMap<u32, Change>) -> Outcome<Self> {
         let tree = place.join("tree");
-        copy(&tree)?;
         let lib = Path::new(CRATE).join("lib.rs");
+        let changed = changes.values().map(|change| Path::new(&change.file)).chain([lib.as_path()]).collect();
+        copy(&tree, &changed)?;
         let text = read(&root().join(&lib))?;
         write(&tree.join(lib), &format!("{text}\nmod changed;\n"))?;
         write(&tree.join(CRATE).join("changed.rs"), ACTIVE)?;
@@ -72,15 +73,23 @@ fn write(path: &Path, text: &str) -> Outcome {
     std::fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()))
 }
 
-/// What git knows of the tree, with the changes that are not committed.
-fn copy(tree: &Path) -> Outcome {
-    let list = output(Command::new("git").current_dir(root()).args(["ls-files", "-z"]))?;
+/// The files of the tree but for those that git ignores, with the changes that are not committed.
+///
+/// `changed` files get their text later.
+fn copy(tree: &Path, changed: &BTreeSet<&Path>) -> Outcome {
+    let list = output(Command::new("git").current_dir(root()).args([
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ]))?;
     for name in list.split('\0').filter(|name| !name.is_empty()) {
         let (from, to) = (root().join(name), tree.join(name));
         let said = |e: std::io::Error| format!("{}: {e}", to.display());
-        // Changed files get their text later.
         let Ok(bytes) = std::fs::read(&from) else { continue };
-        if name.starts_with(CRATE) && to.exists() || std::fs::read(&to).is_ok_and(|old| old == bytes) {
+        let is_changed = changed.contains(Path::new(name)) && to.exists();
+        if is_changed || std::fs::read(&to).is_ok_and(|old| old == bytes) {
             continue;
         }
         if let Some(folder) = to.parent() {

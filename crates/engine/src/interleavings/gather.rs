@@ -1,18 +1,21 @@
-//! The gatherer: streams that are packed by two, flushed by a third and read by a fourth.
+//! The gatherer: streams that are packed by two, flushed by two others, one of whom reads them.
 //!
-//! Parts are written here as `write_out.rs` writes them, to a file in memory. What is linked is overwritten at once, which
+//! Parts are settled as in the image (`write_out.rs`), to a file in memory. What is linked is overwritten at once, which
 //! is when its references go. Some fail: they stay gathered, and the next flush tries again.
 
 use super::{block_on, explore, is_caught, spawn};
 use crate::qcow2::gather::{Added, Gatherer, Place, Stream};
 use crate::qcow2::segment::{Part, Room, Rules};
 use crate::qcow2::space::{Allocated, Content};
+use crate::qcow2::state::AfterFree;
+use crate::qcow2::write_out::{Destination, settle};
 use crate::sync::Mutex;
 use crate::{Error, ErrorKind, Result};
 use futures_util::future::join_all;
 use std::future::poll_fn;
+use std::ops::Range;
 use std::sync::Arc;
-use zebu_storage::sabotage::{self, Fault};
+use zebu_storage::sabotage::Fault;
 use zebu_storage::{IoBuf, IoBufs};
 
 /// Two blocks to a cluster, so that packing goes on in clusters of which a part is written.
@@ -92,57 +95,8 @@ impl Image {
     }
 
     async fn write_out(&self, mut part: Part) {
-        let result = self.settle(&mut part).await;
+        let result = settle(&mut part, &self.gatherer, self).await;
         self.gatherer.end(part, result);
-    }
-
-    async fn settle(&self, part: &mut Part) -> Result<()> {
-        while let Some((cluster, count)) = part.references.last().copied() {
-            self.allow_change()?;
-            let mut clusters = self.clusters.lock().unwrap();
-            let cluster = &mut clusters[cluster as usize];
-            assert!(!cluster.was_freed, "a cluster was given away while a part was on its way to it");
-            cluster.references += count;
-            assert!(cluster.references <= self.rules.refcount_max, "more than a refcount can say");
-            drop(clusters);
-            self.gatherer.referenced(part);
-        }
-        if part.bytes.len() > 0 {
-            self.allow_change()?;
-            self.write_bytes(part);
-        }
-        if !sabotage::is(Fault::CloseEarly) {
-            poll_fn(|cx| self.gatherer.poll_closable(part, cx.waker())).await?;
-        }
-        for (clusters, _) in std::mem::take(&mut part.unused) {
-            clusters.for_each(|cluster| self.drop_reference(cluster));
-        }
-        self.gatherer.complete(part);
-        while let Some(guest) = part.complete.last().copied() {
-            self.allow_change()?;
-            let stream = self.gatherer.stream(guest).unwrap();
-            self.gatherer.linked(guest);
-            let last = (stream.offset + stream.len - 1) >> self.rules.cluster_bits;
-            (stream.offset >> self.rules.cluster_bits..=last)
-                .for_each(|cluster| self.drop_reference(cluster));
-            part.complete.pop();
-        }
-        Ok(())
-    }
-
-    fn write_bytes(&self, part: &mut Part) {
-        let mut bytes = vec![0; part.bytes.len()];
-        part.bytes.copy_to(0, &mut bytes);
-        let mut clusters = self.clusters.lock().unwrap();
-        for (at, byte) in (part.host..).zip(bytes) {
-            let cluster = &mut clusters[(at >> self.rules.cluster_bits) as usize];
-            assert!(!cluster.was_freed, "host byte {at} is written after its cluster was given away");
-            let place = &mut cluster.bytes[at as usize % (1 << self.rules.cluster_bits)];
-            assert_eq!(place.replace(byte), None, "host byte {at} is written twice");
-        }
-        drop(clusters);
-        self.gatherer.written(part.bytes.len());
-        part.bytes = IoBufs::new();
     }
 
     fn drop_reference(&self, cluster: u64) {
@@ -163,6 +117,19 @@ impl Image {
         }
         assert!(ended.is_ok() || !self.failing.is_empty(), "{ended:?}");
         ended.is_ok()
+    }
+
+    /// Flushes until it succeeds, with nobody beside it: it fails only where the file does.
+    fn flush_alone(&self) {
+        loop {
+            let before = *self.changes.lock().unwrap();
+            if block_on(self.flush()) {
+                return;
+            }
+            let after = *self.changes.lock().unwrap();
+            let has_failed = self.failing.iter().any(|number| (before + 1..=after).contains(number));
+            assert!(has_failed, "what has failed before is tried again");
+        }
     }
 
     async fn read(&self, guest: u64) {
@@ -193,6 +160,45 @@ impl Image {
     }
 }
 
+impl Destination for Image {
+    async fn add_references(&self, cluster: u64, count: u64) -> Result<()> {
+        self.allow_change()?;
+        let cluster = &mut self.clusters.lock().unwrap()[cluster as usize];
+        assert!(!cluster.was_freed, "a cluster was given away while a part was on its way to it");
+        cluster.references += count;
+        assert!(cluster.references <= self.rules.refcount_max, "more than a refcount can say");
+        Ok(())
+    }
+
+    async fn write_bytes(&self, part: &mut Part) -> Result<()> {
+        self.allow_change()?;
+        let mut bytes = vec![0; part.bytes.len()];
+        part.bytes.copy_to(0, &mut bytes);
+        let mut clusters = self.clusters.lock().unwrap();
+        for (at, byte) in (part.host..).zip(bytes) {
+            let cluster = &mut clusters[(at >> self.rules.cluster_bits) as usize];
+            assert!(!cluster.was_freed, "host byte {at} is written after its cluster was given away");
+            let place = &mut cluster.bytes[at as usize % (1 << self.rules.cluster_bits)];
+            assert_eq!(place.replace(byte), None, "host byte {at} is written twice");
+        }
+        part.bytes = IoBufs::new();
+        Ok(())
+    }
+
+    fn give_back(&self, clusters: Range<u64>, _: AfterFree) {
+        clusters.for_each(|cluster| self.drop_reference(cluster));
+    }
+
+    async fn link(&self, guest: u64) -> Result<()> {
+        self.allow_change()?;
+        let stream = self.gatherer.stream(guest).unwrap();
+        self.gatherer.linked(guest);
+        let last = (stream.offset + stream.len - 1) >> self.rules.cluster_bits;
+        (stream.offset >> self.rules.cluster_bits..=last).for_each(|cluster| self.drop_reference(cluster));
+        Ok(())
+    }
+}
+
 fn pack_flush_and_read(rules: Rules, failing: &'static [u32]) {
     let image = Arc::new(Image::new(rules, failing));
     let mut threads: Vec<_> = (0..WRITERS)
@@ -208,6 +214,8 @@ fn pack_flush_and_read(rules: Rules, failing: &'static [u32]) {
         .collect();
     let theirs = image.clone();
     threads.push(spawn(move || {
+        // Beside the other flushes: what failed in one may be taken by another.
+        block_on(theirs.flush());
         for guest in 0..WRITERS * STREAMS {
             block_on(theirs.read(guest));
         }
@@ -218,14 +226,11 @@ fn pack_flush_and_read(rules: Rules, failing: &'static [u32]) {
     for thread in threads {
         thread.join().unwrap();
     }
-    // As often as something fails, and once more.
-    let flush =
-        || assert!((0..=failing.len()).any(|_| block_on(image.flush())), "what failed is tried again");
-    flush();
+    image.flush_alone();
     if let Some(rest) = image.gatherer.take_rest(&rules) {
         block_on(image.write_out(rest));
     }
-    flush();
+    image.flush_alone();
     assert!(image.gatherer.is_empty());
     let kept = image.clusters.lock().unwrap().iter().filter(|cluster| cluster.references > 0).count();
     assert_eq!(kept, 0, "as many references as streams");
@@ -240,18 +245,38 @@ fn streams_are_written_once_and_keep_their_clusters_until_they_are_overwritten()
     explore(streams);
 }
 
+fn streams_of_failing_parts() {
+    pack_flush_and_read(WIDE, &[1, 4, 5, 9]);
+}
+
 #[test]
 fn streams_of_parts_that_fail_are_written_by_the_next_flush() {
-    explore(|| pack_flush_and_read(WIDE, &[1, 4, 5, 9]));
+    explore(streams_of_failing_parts);
+}
+
+fn narrow_streams() {
+    pack_flush_and_read(NARROW, &[]);
 }
 
 #[test]
 fn streams_in_clusters_with_narrow_refcounts_keep_them() {
-    explore(|| pack_flush_and_read(NARROW, &[]));
+    explore(narrow_streams);
     explore(|| pack_flush_and_read(NARROW, &[2, 3, 8]));
 }
 
 #[test]
 fn a_cluster_that_is_closed_early_is_caught() {
     is_caught(Fault::CloseEarly, streams);
+}
+
+#[test]
+fn more_streams_than_a_refcount_can_say_are_caught() {
+    is_caught(Fault::PackTooMany, narrow_streams);
+}
+
+#[test]
+fn what_becomes_of_a_part_that_failed_is_noticed() {
+    is_caught(Fault::ForgetFailedPart, streams_of_failing_parts);
+    is_caught(Fault::WaitForFailedPart, streams_of_failing_parts);
+    is_caught(Fault::RenumberFailedPart, streams_of_failing_parts);
 }

@@ -22,6 +22,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::PoisonError;
 use std::task::{Poll, Waker};
+use zebu_storage::sabotage::{self, Fault};
 
 /// A stream that is not linked yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,6 +107,9 @@ impl State {
             if let Some(cluster) = part.keeps_open {
                 *self.awaited.entry(cluster).or_default() += 1;
             }
+        } else if sabotage::is(Fault::RenumberFailedPart) {
+            self.parts_made += 1;
+            part.number = self.parts_made;
         }
         self.under_way.insert(part.number, part.host..part.host + part.bytes.len() as u64);
         Some(part)
@@ -300,7 +304,8 @@ impl Gatherer {
         if !state.awaited.contains_key(&cluster) {
             return Poll::Ready(Ok(()));
         }
-        if let Some((_, error)) = state.failed.iter().find(|(part, _)| part.keeps_open == Some(cluster)) {
+        let of_failed = state.failed.iter().find(|(part, _)| part.keeps_open == Some(cluster));
+        if let Some((_, error)) = of_failed.filter(|_| !sabotage::is(Fault::WaitForFailedPart)) {
             return Poll::Ready(Err(error.clone()));
         }
         state.waiting.push(waker.clone());
@@ -325,7 +330,9 @@ impl Gatherer {
         let waiting = {
             let mut state = self.state();
             state.under_way.remove(&part.number);
-            if let Err(error) = result {
+            if let Err(error) = result
+                && !sabotage::is(Fault::ForgetFailedPart)
+            {
                 state.failed.push((part, error));
             }
             std::mem::take(&mut state.waiting)

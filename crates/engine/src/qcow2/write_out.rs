@@ -5,11 +5,12 @@
 //! bytes durable (invariants I1 and I3). A part that fails keeps what it has not done yet; the old content of its
 //! guest clusters is what the file shows until it succeeds (I4), and the next flush tries again and says why not.
 
-use crate::qcow2::gather::Place;
+use crate::qcow2::gather::{Gatherer, Place};
 use crate::qcow2::segment::{Part, Rules};
-use crate::qcow2::state::Qcow2;
+use crate::qcow2::state::{AfterFree, Qcow2};
 use crate::{Error, ErrorKind, Result};
 use std::future::poll_fn;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 use zebu_qcow2::{HostOffset, L2Entry, refcount};
@@ -18,6 +19,73 @@ use zebu_storage::sabotage::{self, Fault};
 
 /// Bytes of a block that is written once: the largest block of a disk.
 const BLOCK: u64 = 4096;
+
+/// Where a part goes: the image, or what tests have in its place.
+pub(crate) trait Destination {
+    /// Counts so many streams more in a host cluster.
+    async fn add_references(&self, cluster: u64, count: u64) -> Result<()>;
+    /// Writes the part's bytes, and takes them out of it.
+    async fn write_bytes(&self, part: &mut Part) -> Result<()>;
+    /// Gives back host clusters without streams.
+    fn give_back(&self, clusters: Range<u64>, then: AfterFree);
+    /// Makes the guest cluster refer to its stream, and tells the gatherer.
+    async fn link(&self, guest: u64) -> Result<()>;
+}
+
+/// Does what of a part is not done yet.
+pub(crate) async fn settle(part: &mut Part, gatherer: &Gatherer, to: &impl Destination) -> Result<()> {
+    while let Some((cluster, count)) = part.references.last().copied() {
+        to.add_references(cluster, count).await?;
+        gatherer.referenced(part);
+    }
+    let len = part.bytes.len();
+    if len > 0 {
+        to.write_bytes(part).await?;
+        gatherer.written(len);
+    }
+    if !sabotage::is(Fault::CloseEarly) {
+        poll_fn(|cx| gatherer.poll_closable(part, cx.waker())).await?;
+    }
+    for (clusters, then) in part.unused.drain(..) {
+        to.give_back(clusters, then);
+    }
+    gatherer.complete(part);
+    while let Some(guest) = part.complete.last().copied() {
+        to.link(guest).await?;
+        part.complete.pop();
+    }
+    Ok(())
+}
+
+struct OnDisk<'a> {
+    image: &'a Arc<Qcow2>,
+    worker: &'a Worker,
+}
+
+impl Destination for OnDisk<'_> {
+    async fn add_references(&self, cluster: u64, count: u64) -> Result<()> {
+        self.image.add_references(self.worker, cluster, count).await
+    }
+
+    async fn write_bytes(&self, part: &mut Part) -> Result<()> {
+        let Self { image, worker } = self;
+        let guest = part.streams.first().map_or(0, |cluster| cluster << image.geometry.cluster_bits);
+        image.check_overlap(part.host, part.bytes.len() as u64, guest)?;
+        let (result, bytes) = worker.write(&image.file, part.host, std::mem::take(&mut part.bytes)).await;
+        result.map_err(|error| {
+            part.bytes = bytes;
+            Error::from(error).on(&image.path).at_host(part.host)
+        })
+    }
+
+    fn give_back(&self, clusters: Range<u64>, then: AfterFree) {
+        self.image.push_freed(clusters, then);
+    }
+
+    async fn link(&self, guest: u64) -> Result<()> {
+        self.image.link_stream(self.worker, guest).await
+    }
+}
 
 impl Qcow2 {
     /// How streams are packed in this image.
@@ -51,43 +119,11 @@ impl Qcow2 {
 
     /// Has a part written by a task of its own, whatever becomes of the request that filled it.
     pub(crate) fn start_part(self: &Arc<Self>, worker: &Worker, mut part: Part) {
-        let (me, on) = (self.clone(), worker.clone());
+        let (image, on) = (self.clone(), worker.clone());
         drop(worker.spawn(async move {
-            let result = me.settle_part(&on, &mut part).await;
-            me.gatherer.end(part, result);
+            let result = settle(&mut part, &image.gatherer, &OnDisk { image: &image, worker: &on }).await;
+            image.gatherer.end(part, result);
         }));
-    }
-
-    /// Does what of a part is not done yet.
-    async fn settle_part(self: &Arc<Self>, worker: &Worker, part: &mut Part) -> Result<()> {
-        while let Some((cluster, count)) = part.references.last().copied() {
-            self.add_references(worker, cluster, count).await?;
-            self.gatherer.referenced(part);
-        }
-        let len = part.bytes.len();
-        if len > 0 {
-            let guest = part.streams.first().map_or(0, |cluster| cluster << self.geometry.cluster_bits);
-            self.check_overlap(part.host, len as u64, guest)?;
-            let (result, bytes) = worker.write(&self.file, part.host, std::mem::take(&mut part.bytes)).await;
-            if let Err(error) = result {
-                part.bytes = bytes;
-                return Err(Error::from(error).on(&self.path).at_host(part.host));
-            }
-            drop(bytes);
-            self.gatherer.written(len);
-        }
-        if !sabotage::is(Fault::CloseEarly) {
-            poll_fn(|cx| self.gatherer.poll_closable(part, cx.waker())).await?;
-        }
-        for (clusters, then) in part.unused.drain(..) {
-            self.push_freed(clusters, then);
-        }
-        self.gatherer.complete(part);
-        while let Some(guest) = part.complete.last().copied() {
-            self.link_stream(worker, guest).await?;
-            part.complete.pop();
-        }
-        Ok(())
     }
 
     /// Raises the refcount of a cluster that has one, for `count` streams in it.
@@ -138,7 +174,7 @@ impl Qcow2 {
         self.l2.change(&mut shard, key, index * entry_size, entry_size, |bytes| {
             let _ = entry.write(bytes, 0, &self.geometry);
         });
-        self.free_entry(old, offset, crate::qcow2::state::AfterFree::Reuse);
+        self.free_entry(old, offset, AfterFree::Reuse);
         self.gatherer.linked(guest);
         let waiting = shard.in_flight.end(guest);
         drop(shard);
