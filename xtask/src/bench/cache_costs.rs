@@ -64,50 +64,56 @@ fn smaller_slices(lab: &Lab) -> Outcome {
     remove(&image)
 }
 
+/// A chain, and how often it is read beside an engine that may look into every image for each read.
+struct Chain {
+    images: u64,
+    label: &'static str,
+    /// By both sides; their first reads, which load tables of every image, are among them.
+    reads: u64,
+    /// Whether the other Rust engines read it, too.
+    is_short: bool,
+}
+
+const CHAINS: [Chain; 3] = [
+    Chain { images: 10, label: "zebu, 10 images", reads: 300_000, is_short: true },
+    Chain { images: 100, label: "zebu, 100 images", reads: 60_000, is_short: false },
+    Chain { images: 500, label: "zebu, 500 images", reads: 3_000, is_short: false },
+];
+
 /// Chains of images that each hold a random part of the data.
 pub(super) fn chains(lab: &Lab) -> Outcome {
-    let (size, count) = lab.sized((1 << 30, 200_000), (4 << 30, 300_000));
+    let (size, many) = lab.sized((1 << 30, 200_000), (4 << 30, 300_000));
     let cluster = 64 << 10;
-    // What zebu reads first fills the index; the others look at every image each time, so fewer reads tell as much.
-    let load = |program, images: u64| {
-        reads(size, if program == Program::Zebu { count } else { count / (10 + images) }, DEPTH)
-    };
-    let side = |program, label: &'static str, file: &PathBuf, images: u64| {
-        let (file, load) = (file.clone(), load(program, images));
+    let side = |program, label: &'static str, file: &PathBuf, count: u64| {
+        let (file, load) = (file.clone(), reads(size, count, DEPTH));
         let run = move || {
             let mut opened = Opened::zebu(label, &file, 32 << 20);
             opened.program = program;
             let more: &[&str] = if program == Program::Zebu { &["--allow-refs", "all"] } else { &[] };
             load.timed(opened.with(more).bench(lab, load))
         };
-        Side { label: format!("{label}, {} reads", load.count), run: Box::new(run) }
+        Side { label: format!("{label}, {count} reads"), run: Box::new(run) }
     };
     let one = chain(lab, &lab.dir, size, cluster, 1)?;
-    for (images, label) in &LONG[..lab.sized(1, LONG.len())] {
+    for Chain { images, label, reads: few, is_short } in &CHAINS[..lab.sized(1, CHAINS.len())] {
         let top = chain(lab, &lab.dir, size, cluster, *images)?;
         let name = format!("reads through a chain of {images}");
-        let mut others = vec![
-            (format!("{name}, beside one image"), side(Program::Zebu, "zebu, 1 image", &one, 1)),
-            (row(&name, Peer::Qemu), side(Program::Qemu, "QEMU", &top, *images)),
-        ];
-        if *images <= SHORT {
-            let few = load(Program::Qemu, *images);
+        let few = lab.sized(many / 10, *few);
+        let sides =
+            [side(Program::Zebu, label, &top, many), side(Program::Zebu, "zebu, 1 image", &one, many)];
+        lab.compare(&format!("{name}, beside one image"), sides)?;
+        let mut others = vec![(row(&name, Peer::Qemu), side(Program::Qemu, "QEMU", &top, few))];
+        if *is_short {
             others.extend(ENGINES.map(|peer| {
-                let side = lab.peers.side(peer, few, &top);
-                (row(&name, peer), Side { label: format!("{}, {} reads", side.label, few.count), ..side })
+                let side = lab.peers.side(peer, reads(size, few, DEPTH), &top);
+                (row(&name, peer), Side { label: format!("{}, {few} reads", side.label), ..side })
             }));
         }
-        lab.compare_each(side(Program::Zebu, label, &top, *images), others)?;
+        lab.compare_each(side(Program::Zebu, label, &top, few), others)?;
         remove_chain(&lab.dir, *images)?;
     }
     remove_chain(&lab.dir, 1)
 }
-
-/// Images of the longest chain that the other Rust engines read.
-const SHORT: u64 = 10;
-
-const LONG: [(u64, &str); 3] =
-    [(10, "zebu, 10 images"), (100, "zebu, 100 images"), (500, "zebu, 500 images")];
 
 /// Two queues on one image in memory, everything cached; and on a raw file, which says what the machine's two cores and
 /// its kernel can do.
