@@ -153,11 +153,12 @@ impl Node {
             return Err(Error::new(ErrorKind::InvalidArgument, message).on(&self.path));
         }
         store.budget.set_limit(bytes);
-        if let Some(view) = &self.view {
-            view.index.extents().shrink_to_budget();
+        let extents = self.view.as_ref().is_some_and(|view| view.index.extents().shrink_to_budget());
+        let slices = store.shrink_to_budget();
+        // Looks through all memory of the process: an image that is just opened has given nothing up.
+        if slices || extents {
+            zebu_storage::release_free_memory();
         }
-        store.shrink_to_budget();
-        zebu_storage::release_free_memory();
         Ok(())
     }
 

@@ -210,10 +210,14 @@ pub(super) fn regressions(old: &[Saved], new: &[Saved]) -> Outcome<Vec<String>> 
             found.push(format!("{}: {}: was measured, and is not any more", table.name, gone.benchmark));
         }
         for cell in &table.cells {
-            let same = |c: &&Cell| {
-                c.benchmark == cell.benchmark && c.metric == cell.metric && c.a.label == cell.a.label
-            };
-            if let Some(was) = before.cells.iter().find(same)
+            let of_row =
+                || before.cells.iter().filter(|c| c.benchmark == cell.benchmark && c.metric == cell.metric);
+            let same = of_row().find(|was| was.a.label == cell.a.label);
+            if let (None, Some(was)) = (same, of_row().next()) {
+                let (row, is, was) = (&cell.benchmark, &cell.a.label, &was.a.label);
+                println!("note: {}: {row}: not compared, '{is}' was '{was}'", table.name);
+            }
+            if let Some(was) = same
                 && cell.is_worse_than(was)
             {
                 found.push(format!(

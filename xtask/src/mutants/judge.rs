@@ -8,11 +8,12 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A changed program may take so many times as long as the unchanged one, and this.
-const PATIENCE: u32 = 3;
-const PATIENCE_MORE: Duration = Duration::from_secs(20);
+const PATIENCE: u32 = 4;
+const PATIENCE_MORE: Duration = Duration::from_secs(5);
 /// Address space of a program, KiB: a change that takes memory without end takes it from nobody else.
 const MEMORY_KIB: u64 = 8 << 20;
 
@@ -22,9 +23,25 @@ struct Program {
     path: PathBuf,
     takes: Duration,
     reaches: BTreeSet<u32>,
+    done: Mutex<Done>,
 }
 
-/// All test programs, the fastest first.
+/// What a program has done so far.
+#[derive(Default)]
+struct Done {
+    noticed: u32,
+    took: Duration,
+}
+
+impl Program {
+    /// How many changes it has noticed in a second of its time; before the first, as if it were about to.
+    fn rate(&self) -> f64 {
+        let done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        f64::from(done.noticed + 1) / (done.took + self.takes).as_secs_f64()
+    }
+}
+
+/// All test programs.
 pub(super) struct Suite {
     programs: Vec<Program>,
 }
@@ -56,9 +73,9 @@ impl Suite {
                 .collect();
             let takes = start.elapsed();
             println!("{name}: {:.1} s, reaches {}", takes.as_secs_f64(), reaches.len());
-            measured.push(Program { name: name.clone(), path: path.clone(), takes, reaches });
+            let done = Mutex::default();
+            measured.push(Program { name: name.clone(), path: path.clone(), takes, reaches, done });
         }
-        measured.sort_by_key(|program| program.takes);
         Ok(Self { programs: measured })
     }
 
@@ -67,14 +84,22 @@ impl Suite {
         let start = Instant::now();
         let mut verdict = Verdict::NotReached;
         let mut by = None;
-        for program in self.programs.iter().filter(|program| program.reaches.contains(&number)) {
+        // Those first that have noticed the most.
+        let mut programs: Vec<_> =
+            self.programs.iter().filter(|program| program.reaches.contains(&number)).collect();
+        programs.sort_by(|a, b| b.rate().total_cmp(&a.rate()));
+        for program in programs {
+            let begun = Instant::now();
             let limit = program.takes * PATIENCE + PATIENCE_MORE;
             verdict = match run(&program.path, ("ZEBU_CHANGE", number.to_string().as_ref()), limit)? {
                 End::Passed => Verdict::Survived,
                 End::Failed => Verdict::Caught,
                 End::Stuck => Verdict::Stuck,
             };
+            let mut done = program.done.lock().unwrap_or_else(PoisonError::into_inner);
+            done.took += begun.elapsed();
             if verdict != Verdict::Survived {
+                done.noticed += 1;
                 by = Some(program.name.clone());
                 break;
             }

@@ -29,7 +29,8 @@ use tree::ChangedTree;
 Examples:
   cargo xtask mutants --lanes 2
   cargo xtask mutants commit.rs                 # changes whose name holds these words
-  cargo xtask mutants --survivors               # those again that no test noticed the last time
+  cargo xtask mutants --tests zebu,torture      # by some tests; then by all what these did not notice:
+  cargo xtask mutants --survivors
 
 What became of each change stays in target/mutants/outcomes.jsonl.")]
 pub(crate) struct MutantsArgs {
@@ -42,6 +43,9 @@ pub(crate) struct MutantsArgs {
     /// Go on where a run was stopped: leave out what has a verdict
     #[arg(long, conflicts_with = "survivors")]
     resume: bool,
+    /// Only these test programs (`zebu` is that of the unit tests); all if none is named
+    #[arg(long, value_delimiter = ',')]
+    tests: Vec<String>,
     /// Only changes whose name holds one of these
     names: Vec<String>,
 }
@@ -111,7 +115,17 @@ pub(crate) fn command(args: &MutantsArgs) -> Outcome {
     let chosen: BTreeSet<u32> =
         changes.iter().filter(|(_, change)| wanted(change)).map(|(number, _)| *number).collect();
     let tree = ChangedTree::build(&place, &changes)?;
-    let suite = Suite::measure(&place, tree.programs())?;
+    let programs: Vec<_> = tree
+        .programs()
+        .iter()
+        .filter(|(name, _)| args.tests.is_empty() || args.tests.contains(name))
+        .cloned()
+        .collect();
+    if let Some(unknown) = args.tests.iter().find(|name| !programs.iter().any(|(known, _)| known == *name)) {
+        let known: Vec<&str> = tree.programs().iter().map(|(name, _)| name.as_str()).collect();
+        return Err(format!("there is no test program {unknown}; there are: {}", known.join(", ")));
+    }
+    let suite = Suite::measure(&place, &programs)?;
     let open = if args.survivors || args.resume {
         std::fs::OpenOptions::new().append(true).create(true).open(&kept)
     } else {

@@ -310,11 +310,14 @@ impl Extents {
         self.give_back()
     }
 
-    /// Gives up everything if it takes more than its share of the budget, which has become smaller.
-    pub(crate) fn shrink_to_budget(&self) {
+    /// Gives up everything if it takes more than its share of the budget, which has become smaller. True if memory came
+    /// free.
+    pub(crate) fn shrink_to_budget(&self) -> bool {
+        let has_entries = self.used.load(Relaxed) > 0;
         if self.store.budget.index_is_full(0) {
             self.clear();
         }
+        has_entries && self.used.load(Relaxed) == 0
     }
 
     /// Lookups that found a run.

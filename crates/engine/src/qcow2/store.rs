@@ -475,10 +475,14 @@ impl SliceStore {
         }
     }
 
-    /// Gives up what is unused until the budget is kept or nothing more can go.
-    pub(crate) fn shrink_to_budget(&self) {
-        while self.budget.is_exceeded() && self.evict_one() {}
+    /// Gives up what is unused until the budget is kept or nothing more can go. True if memory came free.
+    pub(crate) fn shrink_to_budget(&self) -> bool {
+        let mut has_given_up = false;
+        while self.budget.is_exceeded() && self.evict_one() {
+            has_given_up = true;
+        }
         self.wake_waiting();
+        has_given_up
     }
 
     fn wake_waiting(&self) {

@@ -90,7 +90,6 @@ fn live_in(
 ) -> std::result::Result<Option<Survivor>, String> {
     let workers: Vec<_> = (0..setup.workers).map(|_| world.worker()).collect();
     let guest = Rc::new(Guest::new(setup.open(world, &workers[0])?, model, setup));
-    setup.tighten(&guest.image);
     let mut survivor = None;
     // Of its own, so that a seed means the same with bitmaps and without.
     let mut bitmap_rng = rng.clone();

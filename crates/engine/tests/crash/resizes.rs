@@ -5,8 +5,8 @@ use crate::judge::{Leaks, judge, read_all};
 use crate::setup::{Files, Setup};
 use futures_util::future::join_all;
 use std::rc::Rc;
+use zebu::Shrink;
 use zebu::storage::sim::{GuestRequest, GuestResult, Seeds, SimRng};
-use zebu::{Image, Shrink};
 
 /// Writes that may find the disk shorter than it was when they were sent, while resizes go on.
 #[test]
@@ -41,11 +41,7 @@ pub(crate) fn resizes_beside_writes(seed: u64) -> Result<(), String> {
     let files = setup.make(seed);
     let world = setup.world(&files, rng.next_u64());
     let workers: Vec<_> = (0..setup.workers).map(|_| world.worker()).collect();
-    let image = world
-        .block_on(Image::open_files(&workers[0], setup.chain(&world), &setup.options()))
-        .unwrap()
-        .unwrap();
-    setup.tighten(&image);
+    let image = setup.open(&world, &workers[0]).unwrap();
     let guest = Rc::new(Guest::new(image, setup.model(), &setup));
     // Writes past a new end are refused; that is no failure of the disk.
     guest.failures.set(Failures::PastTheEnd);

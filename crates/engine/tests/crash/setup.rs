@@ -309,12 +309,14 @@ impl Setup {
         chain
     }
 
-    /// The image in a world, opened for writing.
+    /// The image in a world, opened for writing, with no more cache than the setup says.
     pub(crate) fn open(&self, world: &SimWorld, worker: &Worker) -> Result<Image, String> {
-        world
+        let image = world
             .block_on(Image::open_files(worker, self.chain(world), &self.options()))
             .map_err(|stuck| stuck.to_string())?
-            .map_err(|e| format!("open: {e}"))
+            .map_err(|e| format!("open: {e}"))?;
+        self.tighten(&image);
+        Ok(image)
     }
 
     /// Gives an opened image no more cache than the setup says, but as much as it needs.

@@ -5,7 +5,6 @@ use crate::judge::{Leaks, judge, read_all};
 use crate::setup::{Files, Setup};
 use futures_util::future::join_all;
 use std::rc::Rc;
-use zebu::Image;
 use zebu::storage::Worker;
 use zebu::storage::sim::{CrashOptions, GuestRequest, GuestResult, SimRng, SimWorld, Tear};
 
@@ -25,11 +24,7 @@ impl Bench {
     pub(crate) fn with_files(setup: &Setup, files: &Files, seed: u64) -> Self {
         let world = setup.world(files, seed);
         let workers: Vec<_> = (0..setup.workers).map(|_| world.worker()).collect();
-        let image = world
-            .block_on(Image::open_files(&workers[0], setup.chain(&world), &setup.options()))
-            .unwrap()
-            .unwrap();
-        setup.tighten(&image);
+        let image = setup.open(&world, &workers[0]).unwrap();
         let guest = Rc::new(Guest::new(image, setup.model(), setup));
         Self { setup: setup.clone(), world, workers, guest }
     }

@@ -109,11 +109,7 @@ pub(crate) fn a_cluster_is_not_free_before_an_earlier_part_has_its_references() 
     };
     let world = setup.world(&setup.make(1), 1);
     let workers = [world.worker(), world.worker()];
-    let image = world
-        .block_on(Image::open_files(&workers[0], setup.chain(&world), &setup.options()))
-        .unwrap()
-        .unwrap();
-    setup.tighten(&image);
+    let image = setup.open(&world, &workers[0]).unwrap();
     let disk = world.block_on(read_all(&workers[0], &image, setup.size)).unwrap().unwrap();
     let disk = Rc::new(RefCell::new(disk));
     let bench = Bench { world, workers, image, disk, rng: RefCell::new(SimRng::new(1)) };

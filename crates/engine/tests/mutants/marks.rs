@@ -69,7 +69,6 @@ fn opened(setup: &Setup, files: &Files, seed: u64) -> Result<(SimWorld, Vec<Work
     let world = setup.world(files, seed);
     let workers: Vec<_> = (0..setup.workers).map(|_| world.worker()).collect();
     let image = setup.open(&world, &workers[0])?;
-    setup.tighten(&image);
     let guest = Rc::new(Guest::new(image, setup.model(), setup));
     Ok((world, workers, guest))
 }

@@ -53,7 +53,6 @@ pub(crate) fn live(seed: u64) -> Result<(), String> {
     let world = setup.world(&setup.make(seed), rng.next_u64());
     let workers: Vec<_> = (0..setup.workers).map(|_| world.worker()).collect();
     let image = setup.open(&world, &workers[0])?;
-    setup.tighten(&image);
     let guest = Rc::new(Guest::new(image, setup.model(), &setup));
     let mut life = Life { setup: &setup, world: &world, workers, guest, taken: Vec::new(), rng };
     life.live().map_err(|e| format!("{e}\n{setup:?}"))

@@ -8,13 +8,13 @@ use crate::setup::{Files, NAMES, Origin, Setup};
 use futures_util::future::join_all;
 use std::fmt;
 use std::rc::Rc;
+use zebu::ErrorKind;
 use zebu::storage::Worker;
 use zebu::storage::sabotage;
 use zebu::storage::sim::{
     CrashOptions, CrashState, FaultPlan, FaultRates, GuestModel, GuestRequest, GuestResult, LogKeep, SimRng,
     SimWorld, Tear,
 };
-use zebu::{ErrorKind, Image};
 
 /// What is looked at while a plan runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -198,12 +198,7 @@ impl Life<'_> {
     ) -> Result<Option<(Files, GuestModel)>, String> {
         let setup = &self.plan.setup;
         let workers: Vec<Worker> = (0..setup.workers).map(|_| self.world.worker()).collect();
-        let image = self
-            .world
-            .block_on(Image::open_files(&workers[0], setup.chain(self.world), &setup.options()))
-            .map_err(|stuck| stuck.to_string())?
-            .map_err(|e| format!("open: {e}"))?;
-        setup.tighten(&image);
+        let image = setup.open(self.world, &workers[0])?;
         let guest = Rc::new(Guest::new(image, model, setup));
         if self.plan.fails() {
             guest.failures.set(Failures::OfTheDisk);
