@@ -22,6 +22,7 @@
 
 use crate::qcow2::epochs::Lead;
 use crate::qcow2::header_block::{Patch, field};
+use crate::qcow2::metadata_writes::{blocks_of, in_pieces, joined};
 use crate::qcow2::refcounts::{NewBlock, RefTable};
 use crate::qcow2::slices::{FrozenSlice, Pressure, Written};
 use crate::qcow2::state::{Freed, L1, NewTable, Qcow2};
@@ -285,13 +286,8 @@ impl Qcow2 {
 
     async fn write_moved_reftable(&self, worker: &Worker, reftable: &RefTable, bytes: &[u8]) -> Result<()> {
         let offset = reftable.offset.load(Acquire);
-        let writes = bytes
-            .chunks(MAX_WRITE)
-            .enumerate()
-            .map(|(i, chunk)| (offset + (i * MAX_WRITE) as u64, IoBuf::copy_of(chunk)))
-            .collect();
         begins(CommitStep::MovedRefcountTable);
-        self.write_all(worker, writes).await?;
+        self.write_all(worker, in_pieces(offset, bytes, MAX_WRITE)).await?;
         begins(CommitStep::BarrierOfMovedTable);
         if !sabotage::is(Fault::SkipMovedTableBarrier) {
             self.barrier(worker, &self.file).await?;
@@ -411,22 +407,8 @@ impl Qcow2 {
     }
 
     /// Writes pieces of metadata, neighbours together, several at once.
-    async fn write_all(&self, worker: &Worker, mut writes: Vec<(u64, IoBuf)>) -> Result<()> {
-        writes.sort_unstable_by_key(|(offset, _)| *offset);
-        let mut merged: Vec<(u64, zebu_storage::IoBufs)> = Vec::new();
-        for (offset, buf) in writes {
-            match merged.last_mut() {
-                Some((start, bufs))
-                    if *start + bufs.len() as u64 == offset
-                        && bufs.len() + buf.len() <= MAX_WRITE
-                        && bufs.0.len() < 256 =>
-                {
-                    bufs.push(buf);
-                }
-                _ => merged.push((offset, buf.into())),
-            }
-        }
-        let mut merged = merged.into_iter().peekable();
+    async fn write_all(&self, worker: &Worker, writes: Vec<(u64, IoBuf)>) -> Result<()> {
+        let mut merged = joined(writes, MAX_WRITE).into_iter().peekable();
         while merged.peek().is_some() {
             let batch = merged.by_ref().take(WRITES_AT_ONCE).map(|(offset, bufs)| async move {
                 let (result, _) = worker.write(&self.file, offset, bufs).await;
@@ -484,24 +466,4 @@ impl Qcow2 {
             self.needs_data_barrier.store(true, Relaxed);
         }
     }
-}
-
-/// The dirty blocks of slices with their places in the file.
-fn blocks_of<'a>(
-    slices: impl Iterator<Item = &'a FrozenSlice>,
-    block_bytes: usize,
-    place: impl Fn(u64) -> u64,
-) -> Vec<(u64, IoBuf)> {
-    let mut writes = Vec::new();
-    for slice in slices {
-        let start = place(slice.key);
-        for block in slice.dirty.iter() {
-            let at = block * block_bytes;
-            let end = (at + block_bytes).min(slice.bytes.len());
-            if let Some(bytes) = slice.bytes.get(at..end) {
-                writes.push((start + at as u64, IoBuf::copy_of(bytes)));
-            }
-        }
-    }
-    writes
 }

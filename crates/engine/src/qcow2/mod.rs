@@ -19,6 +19,7 @@ pub(crate) mod inflight;
 pub(crate) mod info;
 pub(crate) mod mapping;
 pub(crate) mod metadata_map;
+mod metadata_writes;
 pub(crate) mod open;
 pub(crate) mod padding;
 pub(crate) mod preallocate;

@@ -5,6 +5,7 @@
 #[allow(dead_code, reason = "shared with the fault tests")]
 mod bitmaps;
 mod chain_operations;
+mod commits;
 #[allow(dead_code, reason = "shared with the fault tests")]
 mod guest;
 mod judge;
