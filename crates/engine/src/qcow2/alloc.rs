@@ -266,7 +266,13 @@ impl Qcow2 {
             let table = self.refcounts.table();
             if index >= table.table.len() as u64 {
                 self.give_back(&found);
-                self.grow_reftable(worker, index).await?;
+                match self.grow_reftable(worker, index).await {
+                    // Nothing can count those; there may be others.
+                    Err(error) if error.kind() == ErrorKind::NoSpace => {
+                        self.space().free.park_from(self.refcounts.table().table.len() as u64 * per_block);
+                    }
+                    grown => grown?,
+                }
                 continue;
             }
             let needs_block = table.table.get(index) == 0;

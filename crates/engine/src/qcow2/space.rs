@@ -113,6 +113,16 @@ impl FreeSpace {
         self.parked.push((run, content));
     }
 
+    /// Sets aside what is free from cluster `first` on.
+    pub(crate) fn park_from(&mut self, first: u64) {
+        let behind = self.runs.iter().filter(|(_, (end, _))| *end > first);
+        let runs: Vec<_> = behind.map(|(&start, &(end, content))| (start.max(first)..end, content)).collect();
+        for (run, content) in runs {
+            self.remove(run.clone());
+            self.insert_parked(run, content);
+        }
+    }
+
     /// Brings the runs set aside back; false if there were none.
     pub(crate) fn unpark(&mut self) -> bool {
         let parked = std::mem::take(&mut self.parked);

@@ -24,3 +24,4 @@ mod refusals;
 mod setup;
 #[path = "../crash/snapshot.rs"]
 mod snapshot;
+mod space;
