@@ -5,7 +5,7 @@ use crate::nightly::{TARGET, cargo_nightly, ensure, ensure_subcommand};
 use crate::process::{find, measure, run};
 use crate::table::{Table, grouped};
 use crate::toolchain::target_dir;
-use crate::{Outcome, root};
+use crate::{Outcome, all, root};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,6 +18,9 @@ use std::time::{Duration, Instant};
 const TURN: Duration = Duration::from_secs(60);
 /// What the committed corpus of a target may take, bytes.
 const SEEDS: u64 = 200 << 10;
+
+/// The codes with which libFuzzer ends for an input: it took too long, took too much memory, failed.
+const FAILED: [i32; 3] = [70, 71, 77];
 
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -88,7 +91,7 @@ pub(crate) fn command(args: &FuzzArgs) -> Outcome {
         return Err(format!("there is no target {unknown}; there are: {}", known.join(", ")));
     }
     let chosen = if args.targets.is_empty() { known } else { args.targets.clone() };
-    let origin = Origin::now()?;
+    let origin = if args.record { Origin::now()? } else { Origin::or_unknown() };
     run(cargo_nightly()
         .current_dir(root().join("fuzz"))
         .args(["fuzz", "build", "--sanitizer", "none", "--target-dir"])
@@ -110,8 +113,7 @@ pub(crate) fn command(args: &FuzzArgs) -> Outcome {
     });
     let recorded = if args.record { KEPT.add(&Run { origin, targets: done }, sums) } else { Ok(()) };
     let kept = if args.keep { chosen.iter().try_for_each(|target| keep(&built, target)) } else { Ok(()) };
-    let errors: Vec<String> = [verdict, recorded, kept].into_iter().filter_map(Result::err).collect();
-    if errors.is_empty() { Ok(()) } else { Err(errors.join("\n")) }
+    all([verdict, recorded, kept])
 }
 
 /// Gives each target its turn until the time is over. One that has failed gets no more turns: it would fail at once,
@@ -214,6 +216,13 @@ fn one_turn(built: &Path, target: &str, turn: Duration) -> Outcome<Done> {
     if is_failure {
         let end: Vec<&str> = said.lines().rev().take(40).collect();
         println!("{target} failed:\n{}", end.into_iter().rev().collect::<Vec<_>>().join("\n"));
+        if !usage.code.is_some_and(|code| FAILED.contains(&code)) {
+            return Err(format!(
+                "{target} did not run to its end (exit code {:?}): {}",
+                usage.code,
+                log.display()
+            ));
+        }
     }
     let number = |label: &str| match number_after(&said, label) {
         // What fails while the seeds are read has no final figures.
@@ -238,12 +247,12 @@ fn number_after(text: &str, label: &str) -> Option<u64> {
 /// Replaces the seeds of a target by the smallest inputs that reach all that is reached, as many as may be committed.
 fn keep(built: &Path, target: &str) -> Outcome {
     let [corpus, seeds, _] = dirs(built, target)?;
-    let merged = built.join(format!("merged-{}", std::process::id()));
-    let _ = std::fs::remove_dir_all(&merged);
-    std::fs::create_dir_all(&merged).map_err(|e| format!("{}: {e}", merged.display()))?;
-    run(Command::new(program(built, target))
-        .args(["-merge=1", "-verbosity=0"])
-        .args([&merged, &corpus, &seeds]))?;
+    let merged = tempfile::tempdir_in(built).map_err(|e| format!("{}: {e}", built.display()))?;
+    run(Command::new(program(built, target)).args(["-merge=1", "-verbosity=0"]).args([
+        merged.path(),
+        &corpus,
+        &seeds,
+    ]))?;
     let said = |e: std::io::Error| format!("{}: {e}", seeds.display());
     let mut inputs: Vec<(u64, PathBuf)> = std::fs::read_dir(&merged)
         .map_err(said)?
@@ -268,7 +277,7 @@ fn keep(built: &Path, target: &str) -> Outcome {
         }
         std::fs::copy(&path, seeds.join(path.file_name().unwrap_or_default())).map_err(said)?;
     }
-    std::fs::remove_dir_all(&merged).map_err(|e| format!("{}: {e}", merged.display()))
+    Ok(())
 }
 
 #[cfg(test)]

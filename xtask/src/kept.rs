@@ -17,7 +17,7 @@ pub(crate) struct Origin {
     pub(crate) commit: String,
 }
 
-/// What no run depends on.
+/// What no run depends on, and seeds: a run goes on from what earlier ones have found.
 const NOT_RUN: [&str; 4] = [":!docs", ":!bench/results", ":!fuzz/seeds", ":!*.md"];
 
 impl Origin {
@@ -31,9 +31,9 @@ impl Origin {
         Ok(Self { date: date.trim().to_owned(), commit: format!("{}{dirty}", commit.trim()) })
     }
 
-    /// Of a tree without git.
-    pub(crate) fn unknown() -> Self {
-        Self { date: "unknown".into(), commit: "unknown".into() }
+    /// The same, of a run that is not kept: the tree may be without git.
+    pub(crate) fn or_unknown() -> Self {
+        Self::now().unwrap_or_else(|_| Self { date: "unknown".into(), commit: "unknown".into() })
     }
 }
 

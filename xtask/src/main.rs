@@ -28,6 +28,12 @@ use std::process::ExitCode;
 /// What every command returns: an error is a text that says what to do.
 type Outcome<T = ()> = Result<T, String>;
 
+/// What failed of several things, each of which is done whatever became of the others.
+fn all<const N: usize>(outcomes: [Outcome; N]) -> Outcome {
+    let errors: Vec<String> = outcomes.into_iter().filter_map(Result::err).collect();
+    if errors.is_empty() { Ok(()) } else { Err(errors.join("\n")) }
+}
+
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "zebu's developer commands")]
 struct Cli {

@@ -1,6 +1,6 @@
 //! Running the tests with one change active.
 
-use super::{Judged, Verdict};
+use super::{Finding, Verdict};
 use crate::{Outcome, root};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -11,7 +11,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A changed program may take so many times as long as the unchanged one, and this.
+/// A changed program may take so many times as long as the unchanged one, for each that runs beside it, and this.
 const PATIENCE: u32 = 4;
 const PATIENCE_MORE: Duration = Duration::from_secs(5);
 /// Address space of a program, KiB: a change that takes memory without end takes it from nobody else.
@@ -44,6 +44,7 @@ impl Program {
 /// All test programs.
 pub(super) struct Suite {
     programs: Vec<Program>,
+    lanes: u32,
 }
 
 /// How a program ended.
@@ -55,8 +56,8 @@ enum End {
 }
 
 impl Suite {
-    /// Runs each program without a change; all tests have to pass.
-    pub(super) fn measure(place: &Path, programs: &[(String, PathBuf)]) -> Outcome<Self> {
+    /// Runs each program without a change; all tests have to pass. Later as many run at a time as there are `lanes`.
+    pub(super) fn measure(place: &Path, programs: &[(String, PathBuf)], lanes: usize) -> Outcome<Self> {
         let mut measured = Vec::new();
         for (name, path) in programs {
             let reached = place.join(format!("reached-{name}"));
@@ -76,11 +77,11 @@ impl Suite {
             let done = Mutex::default();
             measured.push(Program { name: name.clone(), path: path.clone(), takes, reaches, done });
         }
-        Ok(Self { programs: measured })
+        Ok(Self { programs: measured, lanes: u32::try_from(lanes).map_err(|e| e.to_string())? })
     }
 
-    /// The verdict on a change; its name is the caller's to say.
-    pub(super) fn judge(&self, number: u32) -> Outcome<Judged> {
+    /// What the programs say of a change.
+    pub(super) fn judge(&self, number: u32) -> Outcome<Finding> {
         let start = Instant::now();
         let mut verdict = Verdict::NotReached;
         let mut by = None;
@@ -90,7 +91,7 @@ impl Suite {
         programs.sort_by(|a, b| b.rate().total_cmp(&a.rate()));
         for program in programs {
             let begun = Instant::now();
-            let limit = program.takes * PATIENCE + PATIENCE_MORE;
+            let limit = program.takes * PATIENCE * self.lanes + PATIENCE_MORE;
             verdict = match run(&program.path, ("ZEBU_CHANGE", number.to_string().as_ref()), limit)? {
                 End::Passed => Verdict::Survived,
                 End::Failed => Verdict::Caught,
@@ -104,7 +105,7 @@ impl Suite {
                 break;
             }
         }
-        Ok(Judged { name: String::new(), verdict, by, seconds: start.elapsed().as_secs_f64() })
+        Ok(Finding { verdict, by, seconds: start.elapsed().as_secs_f64() })
     }
 }
 

@@ -7,11 +7,11 @@ mod judge;
 mod schema;
 mod tree;
 
-use crate::Outcome;
 use crate::nightly::ensure_subcommand;
 use crate::process::output;
 use crate::table::Table;
 use crate::toolchain::{cargo, target_dir};
+use crate::{Outcome, root};
 use clap::Args;
 use judge::Suite;
 use schema::Change;
@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::Write;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use tree::ChangedTree;
@@ -32,7 +33,7 @@ Examples:
   cargo xtask mutants --tests zebu,torture      # by some tests; then by all what these did not notice:
   cargo xtask mutants --survivors
 
-What became of each change stays in target/mutants/outcomes.jsonl.")]
+What became of each change stays in target/mutants/outcomes.jsonl until its source is changed.")]
 pub(crate) struct MutantsArgs {
     /// How many changes at a time
     #[arg(long, default_value_t = 1)]
@@ -64,7 +65,8 @@ enum Verdict {
     NotReached,
     /// It does not compile.
     Unviable,
-    /// It can't be chosen when the program runs: of a constant, or a field that is left out.
+    /// It can't be chosen when the program runs: of a constant, a field that is left out, an iterator that is returned, a
+    /// condition joined with `let`.
     LeftOut,
 }
 
@@ -89,10 +91,9 @@ impl Verdict {
     }
 }
 
-/// What is kept of a change.
+/// What was found out about a change.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Judged {
-    name: String,
+struct Finding {
     verdict: Verdict,
     /// The program that noticed it.
     by: Option<String>,
@@ -100,17 +101,30 @@ struct Judged {
     seconds: f64,
 }
 
+/// What is kept of a change.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Judged {
+    name: String,
+    /// The git object of the source that the name's line and column are of.
+    source: String,
+    #[serde(flatten)]
+    finding: Finding,
+}
+
 pub(crate) fn command(args: &MutantsArgs) -> Outcome {
     ensure_subcommand("mutants")?;
     let place = target_dir()?.join("mutants");
     std::fs::create_dir_all(&place).map_err(|e| format!("{}: {e}", place.display()))?;
     let kept = place.join("outcomes.jsonl");
-    let earlier = if args.survivors || args.resume { read(&kept)? } else { HashMap::new() };
     let changes = changes()?;
+    let sources = sources(&changes)?;
+    let earlier = read(&kept, &changes, &sources)?;
     let wanted = |change: &Change| {
         let named = args.names.is_empty() || args.names.iter().any(|name| change.name.contains(name));
-        let before = earlier.get(&change.name).map(|judged| judged.verdict);
-        named && if args.survivors { before.is_some_and(Verdict::is_open) } else { before.is_none() }
+        let before = earlier.get(&change.name).map(|judged| judged.finding.verdict);
+        named
+            && (!args.survivors || before.is_some_and(Verdict::is_open))
+            && !(args.resume && before.is_some())
     };
     let chosen: BTreeSet<u32> =
         changes.iter().filter(|(_, change)| wanted(change)).map(|(number, _)| *number).collect();
@@ -125,24 +139,22 @@ pub(crate) fn command(args: &MutantsArgs) -> Outcome {
         let known: Vec<&str> = tree.programs().iter().map(|(name, _)| name.as_str()).collect();
         return Err(format!("there is no test program {unknown}; there are: {}", known.join(", ")));
     }
-    let suite = Suite::measure(&place, &programs)?;
-    let open = if args.survivors || args.resume {
-        std::fs::OpenOptions::new().append(true).create(true).open(&kept)
-    } else {
-        std::fs::File::create(&kept)
-    };
+    let suite = Suite::measure(&place, &programs, args.lanes.max(1))?;
+    let open = std::fs::OpenOptions::new().append(true).create(true).open(&kept);
     let log = Mutex::new(open.map_err(|e| format!("{}: {e}", kept.display()))?);
     let queue: Vec<u32> = chosen.into_iter().collect();
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         let lane = || -> Outcome {
             while let Some(number) = queue.get(next.fetch_add(1, Relaxed)) {
-                let judged = match tree.outcome_of_building(*number) {
-                    Some(verdict) => Judged { name: String::new(), verdict, by: None, seconds: 0.0 },
+                let finding = match tree.outcome_of_building(*number) {
+                    Some(verdict) => Finding { verdict, by: None, seconds: 0.0 },
                     None => suite.judge(*number)?,
                 };
-                let judged = Judged { name: changes[number].name.clone(), ..judged };
-                println!("{}: {}", judged.verdict.name(), judged.name);
+                let change = &changes[number];
+                let source = sources.get(&change.file).cloned().unwrap_or_default();
+                let judged = Judged { name: change.name.clone(), source, finding };
+                println!("{}: {}", judged.finding.verdict.name(), judged.name);
                 let line = serde_json::to_string(&judged).map_err(|e| e.to_string())?;
                 let mut log = log.lock().map_err(|_| "a lane has panicked")?;
                 writeln!(log, "{line}").map_err(|e| format!("{}: {e}", kept.display()))?;
@@ -152,7 +164,7 @@ pub(crate) fn command(args: &MutantsArgs) -> Outcome {
         let lanes: Vec<_> = (0..args.lanes.max(1)).map(|_| scope.spawn(lane)).collect();
         lanes.into_iter().try_for_each(|lane| lane.join().map_err(|_| "a lane has panicked")?)
     })?;
-    let judged = read(&kept)?;
+    let judged = read(&kept, &changes, &sources)?;
     println!("{}", report(judged.values()));
     Ok(())
 }
@@ -165,17 +177,33 @@ fn changes() -> Outcome<BTreeMap<u32, Change>> {
     Ok((0..).zip(changes).collect())
 }
 
-/// The last verdict on each change.
-fn read(kept: &Path) -> Outcome<HashMap<String, Judged>> {
+/// The git objects of the files that are changed, as they are now.
+fn sources(changes: &BTreeMap<u32, Change>) -> Outcome<BTreeMap<String, String>> {
+    let files: BTreeSet<&String> = changes.values().map(|change| &change.file).collect();
+    let objects = output(Command::new("git").current_dir(root()).arg("hash-object").args(&files))?;
+    Ok(files.into_iter().cloned().zip(objects.lines().map(str::to_owned)).collect())
+}
+
+/// The last verdict on each of `changes`, if its source is still the same.
+fn read(
+    kept: &Path,
+    changes: &BTreeMap<u32, Change>,
+    sources: &BTreeMap<String, String>,
+) -> Outcome<HashMap<String, Judged>> {
     let text = match std::fs::read_to_string(kept) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
         text => text.map_err(|e| format!("{}: {e}", kept.display()))?,
     };
-    let lines = text.lines().map(serde_json::from_str::<Judged>);
-    lines
-        .map(|judged| judged.map(|judged| (judged.name.clone(), judged)))
-        .collect::<Result<_, _>>()
-        .map_err(|e| format!("{}: {e}", kept.display()))
+    let source_of: HashMap<&String, Option<&String>> =
+        changes.values().map(|change| (&change.name, sources.get(&change.file))).collect();
+    let mut last = HashMap::new();
+    for line in text.lines() {
+        let judged: Judged = serde_json::from_str(line).map_err(|e| format!("{}: {e}", kept.display()))?;
+        if source_of.get(&judged.name).is_some_and(|source| *source == Some(&judged.source)) {
+            last.insert(judged.name.clone(), judged);
+        }
+    }
+    Ok(last)
 }
 
 /// What somebody has to look at, and how many there are of each verdict in each file.
@@ -185,9 +213,9 @@ fn report<'a>(judged: impl Iterator<Item = &'a Judged>) -> String {
     for judged in judged {
         let file = judged.name.split(':').next().unwrap_or_default();
         let file = file.rsplit('/').next().unwrap_or_default();
-        *files.entry(file.to_owned()).or_default().entry(judged.verdict).or_default() += 1;
-        if judged.verdict.is_open() {
-            open.push(format!("{}: {}", judged.verdict.name(), judged.name));
+        *files.entry(file.to_owned()).or_default().entry(judged.finding.verdict).or_default() += 1;
+        if judged.finding.verdict.is_open() {
+            open.push(format!("{}: {}", judged.finding.verdict.name(), judged.name));
         }
     }
     open.sort_unstable();
@@ -212,7 +240,11 @@ mod tests {
 
     #[test]
     fn a_report_names_what_somebody_has_to_look_at() {
-        let judged = |name: &str, verdict| Judged { name: name.into(), verdict, by: None, seconds: 1.0 };
+        let judged = |name: &str, verdict| Judged {
+            name: name.into(),
+            source: String::new(),
+            finding: Finding { verdict, by: None, seconds: 1.0 },
+        };
         let all = [
             judged("src/a.rs:1:2: replace f with ()", Verdict::Caught),
             judged("src/a.rs:3:4: replace + with -", Verdict::Survived),

@@ -43,7 +43,7 @@ pub(super) struct Schema {
     pub(super) text: String,
     /// Where the changed code of each number is in the text, bytes.
     pub(super) changed: Vec<(Range<usize>, u32)>,
-    /// Changes that can't be chosen when the program runs: of constants, and fields that are left out.
+    /// Changes that can't be chosen when the program runs ([`Verdict::LeftOut`](super::Verdict::LeftOut)).
     pub(super) left_out: Vec<u32>,
 }
 

@@ -6,15 +6,17 @@ use crate::process::{output, shown};
 use crate::toolchain::cargo;
 use crate::{Outcome, root};
 use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The crate that is changed, and where it says which change is active.
 const CRATE: &str = "crates/engine/src";
+const CHANGED: &str = "crates/engine/src/changed.rs";
 const ACTIVE: &str = include_str!("active.rs");
 /// Of the engine's tests, those of the deliberate faults: they ask what a seed does without them.
-const NOT_RUN: &str = "mutants";
+const LEFT_OUT_TESTS: &str = "mutants";
 
 /// The copy, built.
 pub(super) struct ChangedTree {
@@ -24,20 +26,22 @@ pub(super) struct ChangedTree {
 }
 
 impl ChangedTree {
-    /// Copies the tree to `place`, changes and builds it; what does not compile is taken out.
+    /// Copies the tree to `place`, changes and builds it; what does not compile is taken out, and known the next time.
     pub(super) fn build(place: &Path, changes: &BTreeMap<u32, Change>) -> Outcome<Self> {
         let tree = place.join("tree");
+        let refused = Refused { path: place.join("refused.json") };
         let lib = Path::new(CRATE).join("lib.rs");
         let changed = changes.values().map(|change| Path::new(&change.file)).chain([lib.as_path()]).collect();
-        copy(&tree, &changed)?;
+        let sources = copy(&tree, &changed)?;
         let text = read(&root().join(&lib))?;
         write(&tree.join(lib), &format!("{text}\nmod changed;\n"))?;
-        write(&tree.join(CRATE).join("changed.rs"), ACTIVE)?;
-        let mut unviable = BTreeSet::new();
+        write(&tree.join(CHANGED), ACTIVE)?;
+        let mut unviable = refused.of(sources, changes);
         loop {
             let schemas = schemas(&tree, changes, &unviable)?;
             let found = do_not_compile(place, &tree, &schemas)?;
             if found.is_empty() {
+                refused.keep(sources, &unviable, changes)?;
                 let left_out = schemas.values().flat_map(|schema| schema.left_out.iter().copied()).collect();
                 return Ok(Self { unviable, left_out, programs: programs(place, &tree)? });
             }
@@ -61,6 +65,30 @@ impl ChangedTree {
     }
 }
 
+/// What the compiler refused of the changes of these sources.
+struct Refused {
+    path: PathBuf,
+}
+
+impl Refused {
+    fn of(&self, sources: u64, changes: &BTreeMap<u32, Change>) -> BTreeSet<u32> {
+        let text = std::fs::read(&self.path).unwrap_or_default();
+        let kept = serde_json::from_slice::<(u64, BTreeSet<String>)>(&text).ok();
+        let Some((_, refused)) = kept.filter(|(of, _)| *of == sources) else { return BTreeSet::new() };
+        changes
+            .iter()
+            .filter(|(_, change)| refused.contains(&change.name))
+            .map(|(number, _)| *number)
+            .collect()
+    }
+
+    fn keep(&self, sources: u64, refused: &BTreeSet<u32>, changes: &BTreeMap<u32, Change>) -> Outcome {
+        let names: BTreeSet<&String> =
+            refused.iter().filter_map(|number| Some(&changes.get(number)?.name)).collect();
+        write(&self.path, &serde_json::to_string(&(sources, names)).map_err(|e| e.to_string())?)
+    }
+}
+
 fn read(path: &Path) -> Outcome<String> {
     std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
 }
@@ -75,8 +103,9 @@ fn write(path: &Path, text: &str) -> Outcome {
 
 /// The files of the tree but for those that git ignores, with the changes that are not committed.
 ///
-/// `changed` files get their text later.
-fn copy(tree: &Path, changed: &BTreeSet<&Path>) -> Outcome {
+/// `changed` files get their text later. Returns a number that stands for the sources of the crates, without their tests,
+/// and for what decides which changes there are.
+fn copy(tree: &Path, changed: &BTreeSet<&Path>) -> Outcome<u64> {
     let list = output(Command::new("git").current_dir(root()).args([
         "ls-files",
         "-z",
@@ -84,10 +113,17 @@ fn copy(tree: &Path, changed: &BTreeSet<&Path>) -> Outcome {
         "--others",
         "--exclude-standard",
     ]))?;
+    let mut sources = DefaultHasher::new();
+    let mut there = HashSet::from([tree.join(CHANGED)]);
     for name in list.split('\0').filter(|name| !name.is_empty()) {
         let (from, to) = (root().join(name), tree.join(name));
         let said = |e: std::io::Error| format!("{}: {e}", to.display());
         let Ok(bytes) = std::fs::read(&from) else { continue };
+        there.insert(to.clone());
+        if name.contains("/src/") || Path::new(name).extension().is_some_and(|extension| extension == "toml")
+        {
+            (name, &bytes).hash(&mut sources);
+        }
         let is_changed = changed.contains(Path::new(name)) && to.exists();
         if is_changed || std::fs::read(&to).is_ok_and(|old| old == bytes) {
             continue;
@@ -96,6 +132,21 @@ fn copy(tree: &Path, changed: &BTreeSet<&Path>) -> Outcome {
             std::fs::create_dir_all(folder).map_err(said)?;
         }
         std::fs::write(&to, bytes).map_err(said)?;
+    }
+    remove_all_but(&there, tree)?;
+    Ok(sources.finish())
+}
+
+/// Removes files of `folder`: cargo takes whatever it finds for a test.
+fn remove_all_but(there: &HashSet<PathBuf>, folder: &Path) -> Outcome {
+    let said = |e: std::io::Error| format!("{}: {e}", folder.display());
+    for entry in std::fs::read_dir(folder).map_err(said)? {
+        let path = entry.map_err(said)?.path();
+        if path.is_dir() {
+            remove_all_but(there, &path)?;
+        } else if !there.contains(&path) {
+            std::fs::remove_file(&path).map_err(said)?;
+        }
     }
     Ok(())
 }
@@ -142,8 +193,16 @@ fn do_not_compile(place: &Path, tree: &Path, schemas: &BTreeMap<String, Schema>)
         if message["level"] != "error" {
             continue;
         }
-        let spans = message["spans"].as_array().into_iter().flatten();
-        let numbers: Vec<u32> = spans.filter_map(|span| changed_at(span, schemas)).collect();
+        // Where the error is; only if no change lies there, what it has to do with.
+        let spans = |primary: bool| {
+            let spans = message["spans"].as_array().into_iter().flatten();
+            let chosen = spans.filter(move |span| span["is_primary"] == primary);
+            chosen.filter_map(|span| changed_at(span, schemas)).collect::<Vec<u32>>()
+        };
+        let mut numbers = spans(true);
+        if numbers.is_empty() {
+            numbers = spans(false);
+        }
         if numbers.is_empty() && message["spans"].as_array().is_some_and(|spans| !spans.is_empty()) {
             other.push(message["rendered"].as_str().unwrap_or_default().to_owned());
         }
@@ -176,7 +235,7 @@ fn programs(place: &Path, tree: &Path) -> Outcome<Vec<(String, PathBuf)>> {
         let Ok(message) = serde_json::from_str::<Value>(line) else { continue };
         if let (Some(name), Some(program)) =
             (message["target"]["name"].as_str(), message["executable"].as_str())
-            && name != NOT_RUN
+            && name != LEFT_OUT_TESTS
         {
             programs.push((name.to_owned(), PathBuf::from(program)));
         }

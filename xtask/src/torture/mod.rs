@@ -5,8 +5,8 @@ mod programs;
 mod record;
 mod report;
 
-use crate::Outcome;
 use crate::kept::Origin;
+use crate::{Outcome, all};
 use clap::Args;
 use job::{JOBS, Job};
 use programs::Programs;
@@ -77,11 +77,7 @@ pub(crate) fn command(args: &TortureArgs) -> Outcome {
         let names: Vec<_> = JOBS.iter().map(|job| job.name).collect();
         return Err(format!("no job of that name; there are: {}", names.join(", ")));
     }
-    let origin = match Origin::now() {
-        // Only what is kept has to say where it comes from.
-        Err(_) if !args.record => Origin::unknown(),
-        origin => origin?,
-    };
+    let origin = if args.record { Origin::now()? } else { Origin::or_unknown() };
     let programs = Programs::build(&chosen)?;
     let lanes =
         args.lanes.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1).max(1);
@@ -115,7 +111,7 @@ pub(crate) fn command(args: &TortureArgs) -> Outcome {
     println!("\n{}", report.markdown());
     println!("report: {}", out.join("report.md").display());
     let recorded = if args.record { record::add(&report) } else { Ok(()) };
-    report.verdict().and(recorded)
+    all([report.verdict(), recorded])
 }
 
 /// What comes next: what is run once first, then the others in turn, each as often as its weight says.
