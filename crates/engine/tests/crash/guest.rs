@@ -250,9 +250,16 @@ impl Guest {
     }
 
     pub(crate) async fn flush(&self, worker: &Worker) {
+        self.try_flush(worker).await;
+    }
+
+    /// Whether it was done.
+    pub(crate) async fn try_flush(&self, worker: &Worker) -> bool {
         let op = self.begin(GuestRequest::Flush);
         let result = self.image.flush(worker).await;
+        let is_done = result.is_ok();
         self.end(op, result, GuestResult::Done);
+        is_done
     }
 
     pub(crate) async fn read(&self, worker: &Worker, offset: u64, len: u64) {

@@ -181,6 +181,8 @@ struct Bench<'a> {
     guest: Rc<Guest>,
     other: Other,
     whole: Rc<Whole>,
+    /// Whether the flush that makes the commit said that it was done.
+    has_flushed: Rc<Cell<bool>>,
     states: u64,
 }
 
@@ -199,7 +201,8 @@ fn cell(
     let image = setup.open(&world, &workers[0])?;
     let guest = Rc::new(Guest::new(image, setup.model(), setup));
     let whole = Rc::new(Whole::new(guest.clone(), setup.pattern));
-    let mut bench = Bench { setup, world: &world, workers, guest, other, whole, states: 0 };
+    let has_flushed = Rc::default();
+    let mut bench = Bench { setup, world: &world, workers, guest, other, whole, has_flushed, states: 0 };
     bench.prepare()?;
     bench.strike(step, strike, &mut rng)?;
     bench.judge_failures(step, strike)?;
@@ -279,16 +282,18 @@ impl Bench<'_> {
         let fresh = if moves_the_table(step) { 320 << 10 } else { 40 << 10 };
         let place = self.setup.pattern + (32 << 10);
         let ended = Rc::new(Cell::new(0));
-        let flush_ended = ended.clone();
+        let (flush_ended, has_flushed) = (ended.clone(), self.has_flushed.clone());
         drop(self.workers[0].spawn(async move {
             guest.write(&worker, place, fresh, Durability::Volatile).await;
             guest.write(&worker, 4096, 512, Durability::Volatile).await;
-            guest.flush(&worker).await;
+            let is_done = guest.try_flush(&worker).await;
+            has_flushed.set(is_done);
             flush_ended.set(flush_ended.get() + 1);
         }));
         // The punch comes after the flush: everything is waited for by its own count.
         let world = self.world;
         let mut invariants = Invariants::new(self.setup, world);
+        let has_invariants = !self.other.is_beyond_the_invariants() && !moves_the_table(step);
         let (mut since, mut is_under_way, mut has_later) = (0, false, false);
         let limit = 200_000;
         for turn in 0.. {
@@ -297,7 +302,7 @@ impl Bench<'_> {
                 commit_steps::observe(None);
                 return Err(violation);
             }
-            if !self.other.is_beyond_the_invariants() && !moves_the_table(step) {
+            if has_invariants {
                 invariants.check(&self.guest.model.borrow())?;
             }
             let holding = *hold.borrow();
@@ -321,6 +326,8 @@ impl Bench<'_> {
                     world.release(id);
                 } else if since == HELD + 12 && strike == Strike::PowerFails {
                     self.crash_states(8, rng.next_u64())?;
+                } else if since == HELD + 12 && !has_invariants {
+                    self.crash_states(2, rng.next_u64())?;
                 } else if strike == Strike::PowerFails
                     && self.whole.is_under_way()
                     && since > HELD
@@ -351,6 +358,9 @@ impl Bench<'_> {
             return Err("nothing was looked at of what came after the step".into());
         }
         world.set_faults(FaultPlan::none());
+        if !has_invariants {
+            self.crash_states(4, rng.next_u64())?;
+        }
         Ok(())
     }
 
@@ -365,15 +375,33 @@ impl Bench<'_> {
 
     fn judge(&self, files: Files) -> Result<(), String> {
         let model = self.guest.model.borrow();
-        if self.other.is_of_snapshots() {
-            return self.judge_after_repair(&files, &model);
+        match self.other {
+            Other::Whole(change) if change.is_of_snapshots() => {
+                return self.judge_after_repair(&files, &model, change);
+            }
+            // Bits that were being recorded are not to be trusted after a crash; the bitmap is there.
+            Other::Whole(Change::AddBitmap) => self.judge_bitmaps(&files, Change::AddBitmap)?,
+            _ => {}
         }
         judge(self.setup, &files, &model, Leaks::Allowed).map(drop)
     }
 
+    fn judge_bitmaps(&self, files: &Files, change: Change) -> Result<(), String> {
+        let _aside = Aside::new();
+        let world = self.setup.world(files, 0);
+        let worker = world.worker();
+        let judged = world.block_on(async {
+            let options = OpenOptions::default();
+            let image = Image::open_files(&worker, self.setup.chain(&world), &options).await;
+            let image = image.map_err(|e| format!("open: {e}"))?;
+            self.whole.judge_image(&worker, &image, change).await
+        });
+        judged.map_err(|stuck| stuck.to_string())?
+    }
+
     /// As [`judge`], with snapshots, and where flags and counts may disagree until the next opening for writing has mended
     /// them, as the dirty bit announces.
-    fn judge_after_repair(&self, files: &Files, model: &GuestModel) -> Result<(), String> {
+    fn judge_after_repair(&self, files: &Files, model: &GuestModel, change: Change) -> Result<(), String> {
         let _aside = Aside::new();
         let world = self.setup.world(files, 0);
         let worker = world.worker();
@@ -389,6 +417,7 @@ impl Bench<'_> {
             }
             let disk = read_all(&worker, &image, len).await?;
             model.check(0, &disk).map_err(|v| v.to_string())?;
+            self.whole.judge_image(&worker, &image, change).await?;
             let snapshots = image.snapshots();
             image.close(&worker).await.map_err(|e| format!("close: {e}"))?;
             for snapshot in snapshots {
@@ -413,7 +442,8 @@ impl Bench<'_> {
         judged.map_err(|stuck| stuck.to_string())?
     }
 
-    /// Whoever waits for a step that fails is told so, as what it was; nobody is told of anything else.
+    /// The flush that makes the commit is told of what failed, as what it was; nobody is told of anything else. (Others that
+    /// wait may have had it done once more.)
     fn judge_failures(&self, step: CommitStep, strike: Strike) -> Result<(), String> {
         let failed = self.guest.failed.borrow();
         let poisons = class(step) == OpClass::Flush && strike.failure().is_some();
@@ -426,6 +456,9 @@ impl Bench<'_> {
         let has_to_be_told = strike.failure().is_some() && step != CommitStep::Punch;
         if has_to_be_told && !failed.iter().any(|kind| Some(*kind) == strike.failure()) {
             return Err("nobody was told that it failed".into());
+        }
+        if self.has_flushed.get() == has_to_be_told {
+            return Err(format!("the flush said that it was done: {}", self.has_flushed.get()));
         }
         Ok(())
     }
@@ -461,6 +494,9 @@ impl Bench<'_> {
         guest.model.borrow_mut().apply(GuestRequest::Flush);
         let files: Files =
             NAMES.iter().filter_map(|name| Some(((*name).to_owned(), self.world.content(name)?))).collect();
+        if self.other == Other::Whole(Change::ClearBitmap) {
+            self.judge_bitmaps(&files, Change::ClearBitmap).map_err(|e| format!("after close: {e}"))?;
+        }
         self.judge(files).map_err(|e| format!("after close: {e}"))
     }
 }

@@ -38,6 +38,8 @@ pub(crate) struct Whole {
     old: RefCell<Vec<u8>>,
     /// The new snapshot may hold what a read may return that begins with it.
     new: Cell<Option<GuestOp>>,
+    /// Where the disk's first cluster lay then.
+    place: Cell<Option<u64>>,
     is_under_way: Cell<bool>,
     result: RefCell<Option<zebu::Result<()>>>,
 }
@@ -49,6 +51,7 @@ impl Whole {
             pattern,
             old: RefCell::default(),
             new: Cell::new(None),
+            place: Cell::new(None),
             is_under_way: Cell::new(false),
             result: RefCell::default(),
         }
@@ -94,6 +97,7 @@ impl Whole {
 
     async fn take(&self, worker: &Worker) -> zebu::Result<()> {
         self.new.set(Some(self.guest.model.borrow_mut().begin(GuestRequest::Read)));
+        self.place.set(first_cluster(&self.guest.image, worker).await?);
         self.guest.image.create_snapshot(worker, snapshot(NEW)).await.map(drop)
     }
 
@@ -103,13 +107,14 @@ impl Whole {
         if !has_snapshot(image, NEW) {
             self.take(worker).await?;
         }
-        let place = first_cluster(image, worker).await;
         let (read, bufs) = image.read(worker, 0, IoBuf::zeroed(self.pattern as usize).into()).await;
         read?;
         image.write(worker, 0, bufs, Durability::Volatile).await.0?;
-        let elsewhere = first_cluster(image, worker).await;
+        if first_cluster(image, worker).await? == self.place.get() {
+            self.guest.blame("a write went to a cluster of the snapshot".to_owned());
+        }
         image.apply_snapshot(worker, &SnapshotRef::Name(NEW.to_owned())).await?;
-        if first_cluster(image, worker).await == elsewhere || elsewhere == place {
+        if first_cluster(image, worker).await? != self.place.get() {
             self.guest.blame("the disk has not gone back to the snapshot's clusters".to_owned());
         }
         Ok(())
@@ -120,20 +125,35 @@ impl Whole {
         let image = &self.guest.image;
         let result = self.result.borrow_mut().take();
         if let Err(error) = result.ok_or("the operation was not begun")? {
-            if change != Change::GoBack && self.is_done(worker, change).await? {
+            if change != Change::GoBack && self.is_done(worker, image, change).await? {
                 return Err(format!("{change:?} failed ({error}), and is done"));
             }
             self.make(worker, change).await.map_err(|e| format!("{change:?} once more: {e}"))?;
         }
-        if !self.is_done(worker, change).await? {
-            let has: Vec<String> = image.snapshots().into_iter().map(|snapshot| snapshot.name).collect();
-            return Err(format!("{change:?} is done, and is not; snapshots: {has:?}"));
+        *self.result.borrow_mut() = Some(Ok(()));
+        self.judge_image(worker, image, change).await
+    }
+
+    /// Once the operation has said that it is done, it is in whatever is left of the image.
+    pub(crate) async fn judge_image(
+        &self,
+        worker: &Worker,
+        image: &Image,
+        change: Change,
+    ) -> Result<(), String> {
+        let has_said_so = matches!(*self.result.borrow(), Some(Ok(())));
+        if has_said_so && !self.is_done(worker, image, change).await? {
+            let snapshots: Vec<String> =
+                image.snapshots().into_iter().map(|snapshot| snapshot.name).collect();
+            let bitmaps: Vec<String> = image.bitmaps().into_iter().map(|bitmap| bitmap.name).collect();
+            return Err(format!(
+                "{change:?} is done, and is not; snapshots: {snapshots:?}, bitmaps: {bitmaps:?}"
+            ));
         }
         Ok(())
     }
 
-    async fn is_done(&self, worker: &Worker, change: Change) -> Result<bool, String> {
-        let image = &self.guest.image;
+    async fn is_done(&self, worker: &Worker, image: &Image, change: Change) -> Result<bool, String> {
         Ok(match change {
             Change::TakeSnapshot | Change::GoBack => has_snapshot(image, NEW),
             Change::DeleteSnapshot => !has_snapshot(image, OLD),
@@ -171,9 +191,9 @@ fn has_snapshot(image: &Image, name: &str) -> bool {
 }
 
 /// Where the first byte of the disk lies.
-async fn first_cluster(image: &Image, worker: &Worker) -> Option<u64> {
-    match image.extent(worker, 0, 1).await.ok()?.kind {
+async fn first_cluster(image: &Image, worker: &Worker) -> zebu::Result<Option<u64>> {
+    Ok(match image.extent(worker, 0, 1).await?.kind {
         ExtentKind::Data { host } => Some(host),
         _ => None,
-    }
+    })
 }
