@@ -264,12 +264,12 @@ impl Extents {
         }
     }
 
-    /// Forgets everything, and gives the memory back.
-    pub(crate) fn clear(&self) {
+    /// Forgets everything, and gives the memory back. True if there was any.
+    pub(crate) fn clear(&self) -> bool {
         for shard in &self.shards {
             self.empty(shard, &mut lock(shard));
         }
-        self.give_back();
+        self.give_back()
     }
 
     fn empty(&self, shard: &Shard, tree: &mut Tree) {
@@ -313,11 +313,7 @@ impl Extents {
     /// Gives up everything if it takes more than its share of the budget, which has become smaller. True if memory came
     /// free.
     pub(crate) fn shrink_to_budget(&self) -> bool {
-        let has_entries = self.used.load(Relaxed) > 0;
-        if self.store.budget.index_is_full(0) {
-            self.clear();
-        }
-        has_entries && self.used.load(Relaxed) == 0
+        self.store.budget.index_is_full(0) && self.clear()
     }
 
     /// Lookups that found a run.

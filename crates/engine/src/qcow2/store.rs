@@ -574,3 +574,42 @@ impl Drop for Room<'_> {
         self.store.wake_waiting();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dirty_blocks_of_the_largest_slices_are_told_apart() {
+        let blocks = [0, 1, 5, 63, 64, 100, 127, 128, 4095];
+        let mut dirty = DirtyBlocks::default();
+        assert!(dirty.is_empty());
+        for block in blocks.into_iter().rev() {
+            dirty.set(block);
+            assert!(!dirty.is_empty());
+        }
+        dirty.set(63);
+        assert_eq!(dirty.iter().collect::<Vec<_>>(), blocks);
+    }
+
+    #[test]
+    fn the_hand_passes_what_was_looked_at_and_what_is_dirty() {
+        let mut shard = Shard::default();
+        for id in 0..9 {
+            shard.insert(id, Slice::new(vec![id as u8; 512].into()));
+        }
+        for id in [0, 3, 6] {
+            shard.get(id);
+        }
+        for id in [1, 4] {
+            shard.peek(id).unwrap().dirty.set(0);
+        }
+        let evicted: Vec<u8> = std::iter::from_fn(|| Some(shard.evict_one()?.bytes[0])).collect();
+        assert_eq!(evicted.len(), 7, "{evicted:?}");
+        let (mut unused, mut looked_at) = (evicted[..4].to_vec(), evicted[4..].to_vec());
+        unused.sort_unstable();
+        looked_at.sort_unstable();
+        assert_eq!((unused, looked_at), (vec![2, 5, 7, 8], vec![0, 3, 6]));
+        assert!(shard.contains(1) && shard.contains(4));
+    }
+}

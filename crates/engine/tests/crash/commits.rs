@@ -68,3 +68,20 @@ fn new_blocks_and_tables_of_several_slices_are_written_to_their_places() {
         guest.flush(worker).await;
     });
 }
+
+/// Entries in blocks all over a slice change, few of them in each commit.
+#[test]
+fn changed_blocks_far_from_each_other_in_one_table_are_written() {
+    let setup = Setup { cluster_size: 65536, slice_size: Some(65536), size: 64 << 20, ..Setup::plain() };
+    survives(&setup, &setup.make(1), async |guest, worker| {
+        for round in 0..3 {
+            for offset in [0, 5, 9, 31, 37, 63] {
+                guest.write(worker, offset << 20, 4096 << round, Durability::Volatile).await;
+            }
+            guest.flush(worker).await;
+            guest.discard(worker, 9 << 20, 65536).await;
+            guest.zero(worker, 37 << 20, 65536, ZeroMode::Unmap).await;
+            guest.flush(worker).await;
+        }
+    });
+}

@@ -125,6 +125,8 @@ impl Setup {
         let raw_data = external_data && matches!(origin, Origin::Empty | Origin::Own) && rng.chance(1, 2);
         let size =
             rng.between(cluster_size * 3, cluster_size * if cluster_size > 4096 { 14 } else { 100 }) & !511;
+        // Some tables are longer than a block or two.
+        let size = if cluster_size <= 4096 && size / 512 % 8 == 5 { size * 6 } else { size };
         let pattern = match origin {
             Origin::Empty | Origin::Preallocated => 0,
             _ => rng.between(size / 3, size) & !511,
