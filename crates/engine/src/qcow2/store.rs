@@ -612,4 +612,101 @@ mod tests {
         assert_eq!((unused, looked_at), (vec![2, 5, 7, 8], vec![0, 3, 6]));
         assert!(shard.contains(1) && shard.contains(4));
     }
+
+    const SLICE: usize = 512;
+    const COST: u64 = SLICE as u64 + SLOT_OVERHEAD;
+
+    fn add(store: &SliceStore, class: Class, owner: u32, key: u64) -> u64 {
+        let id = SliceStore::id(owner, key);
+        store.spare_room(COST).unwrap().keep(COST);
+        store.lock(class, id).insert(id, Slice::new(vec![0; SLICE].into()));
+        store.note_added(class, COST);
+        id
+    }
+
+    fn has(store: &SliceStore, class: Class, id: u64) -> bool {
+        store.lock(class, id).contains(id)
+    }
+
+    #[test]
+    fn an_owner_leaves_nothing_behind_and_takes_nothing_with_it() {
+        let store = SliceStore::new(64 * COST, Duration::ZERO);
+        for class in [Class::Table, Class::Derived] {
+            let (ended, other) = (store.new_owner(), store.new_owner());
+            let of = |owner| (0..16).map(move |key| (owner, key));
+            let ids: Vec<u64> =
+                of(ended).chain(of(other)).map(|(owner, key)| add(&store, class, owner, key)).collect();
+            for id in &ids {
+                let mut shard = store.lock(class, *id);
+                let slice = shard.peek(*id).unwrap();
+                match id % 3 {
+                    0 => slice.in_writing = true,
+                    1 => slice.dirty.set(0),
+                    _ => continue,
+                }
+                shard.note_dirty(*id);
+            }
+            store.end_owner(class, ended);
+            let left: Vec<u64> = ids.iter().copied().filter(|id| has(&store, class, *id)).collect();
+            assert_eq!(left, ids[16..]);
+            assert_eq!(store.budget.used(), 16 * COST);
+            let dirty =
+                |owner| store.each(class).map(|mut shard| shard.take_dirty(owner).len()).sum::<usize>();
+            assert_eq!((dirty(ended), dirty(other)), (0, ids[16..].iter().filter(|id| *id % 3 != 2).count()));
+            store.end_owner(class, other);
+            assert_eq!((store.budget.used(), store.derived_bytes.load(Relaxed)), (0, 0));
+        }
+    }
+
+    #[test]
+    fn what_is_clean_is_forgotten_and_its_memory_given_back() {
+        let store = SliceStore::new(64 * COST, Duration::ZERO);
+        let (owner, other) = (store.new_owner(), store.new_owner());
+        let ids: Vec<u64> = (0..8).map(|key| add(&store, Class::Derived, owner, key)).collect();
+        add(&store, Class::Derived, other, 0);
+        store.lock(Class::Derived, ids[3]).peek(ids[3]).unwrap().dirty.set(0);
+        let before: Vec<u64> = store.each(Class::Derived).map(|shard| shard.generation).collect();
+        store.forget(Class::Derived, owner);
+        let left: Vec<u64> = ids.iter().copied().filter(|id| has(&store, Class::Derived, *id)).collect();
+        assert_eq!(left, [ids[3]]);
+        assert_eq!((store.budget.used(), store.derived_bytes.load(Relaxed)), (2 * COST, 2 * COST));
+        let after = store.each(Class::Derived).map(|shard| shard.generation);
+        assert!(after.zip(before).all(|(after, before)| after > before));
+    }
+
+    #[test]
+    fn what_is_not_used_for_an_interval_goes() {
+        let interval = Duration::from_secs(10);
+        let store = SliceStore::new(64 * COST, interval);
+        let begin = Instant::now();
+        *store.tidied.lock().unwrap() = begin;
+        let ids: Vec<u64> = (0..8).map(|key| add(&store, Class::Table, 0, key)).collect();
+        let almost = Duration::from_nanos(1);
+        assert!(!store.tidy(begin + interval - almost), "too early");
+        assert!(!store.tidy(begin + interval), "all of them were new");
+        store.lock(Class::Table, ids[5]).get(ids[5]);
+        assert!(!store.tidy(begin + interval * 2 - almost), "too early");
+        assert!(store.tidy(begin + interval * 2));
+        let left: Vec<u64> = ids.iter().copied().filter(|id| has(&store, Class::Table, *id)).collect();
+        assert_eq!((left, store.budget.used()), (vec![ids[5]], COST));
+        assert_eq!(store.each(Class::Table).map(|shard| shard.counters.evictions).sum::<u64>(), 7);
+        assert!(store.tidy(begin + interval * 3));
+        assert!(!store.tidy(begin + interval * 4), "nothing is left");
+    }
+
+    #[test]
+    fn slices_of_tables_go_first_until_derived_ones_have_more_than_their_share() {
+        let store = SliceStore::new(8 * COST, Duration::ZERO);
+        for key in 0..7 {
+            add(&store, Class::Derived, 0, key);
+        }
+        add(&store, Class::Table, 1, 0);
+        let derived = || store.derived_bytes.load(Relaxed) / COST;
+        assert!(store.evict_one());
+        assert_eq!(derived(), 6, "seven of eight are more than three quarters");
+        assert!(store.evict_one());
+        assert_eq!((derived(), store.budget.used()), (6, 6 * COST), "six are not");
+        assert!(store.evict_one());
+        assert_eq!(derived(), 5, "no table is left");
+    }
 }
