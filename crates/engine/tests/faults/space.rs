@@ -141,3 +141,31 @@ fn a_cluster_past_the_end_that_nobody_counts_is_not_written() {
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
     assert!(error.to_string().contains("refcount 0"), "{error}");
 }
+
+/// Of plain clusters, in an image without compressed ones and in one with them, where all share a window.
+#[test]
+fn clusters_that_come_and_go_are_counted() {
+    for gather_memory in [None, Some(16 << 10)] {
+        let bench = Bench::new(&Setup { workers: 1, gather_memory, ..Setup::plain() }, 1);
+        if gather_memory.is_some() {
+            let write = bench.guest.write_compressed(&bench.workers[0], 128 << 10, 4096, Durability::Durable);
+            bench.world.block_on(write).unwrap();
+        }
+        let counts = || {
+            let stats = bench.guest.image.stats();
+            (stats.clusters_allocated, stats.clusters_released)
+        };
+        let before = counts();
+        for _ in 0..2 {
+            write(&bench, 0, 16 << 10);
+            bench.flush().unwrap();
+        }
+        assert_eq!(counts(), (before.0 + 4, before.1));
+        discard(&bench, 0, 12 << 10);
+        bench.flush().unwrap();
+        // The space goes back after the flush.
+        bench.read_whole().unwrap();
+        assert_eq!(counts(), (before.0 + 4, before.1 + 3));
+        closed(&bench);
+    }
+}
