@@ -104,7 +104,9 @@ impl Qcow2 {
         worker: &Worker,
         count: u64,
     ) -> Result<Allocated> {
-        if count > self.window_min() && count > 1 {
+        // A window lies within what one refcount block counts, which may have to come first.
+        let is_large = count > self.window_min() || count >= self.geometry.refcount_entries_per_block();
+        if is_large && count > 1 {
             return self.claim_large(worker, count).await;
         }
         loop {

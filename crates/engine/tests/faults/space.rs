@@ -6,7 +6,7 @@ use crate::judge::{Leaks, judge};
 use crate::setup::{Files, Setup, TOP};
 use zebu::storage::IoBuf;
 use zebu::storage::sim::{GuestRequest, SimFileConfig};
-use zebu::{Durability, ErrorKind};
+use zebu::{Durability, ErrorKind, NewSnapshot, SnapshotRef};
 
 /// Clusters and counts so that the refcount table is long for what it counts: 64 entries in each of its clusters, each of
 /// them for 64 clusters.
@@ -79,6 +79,40 @@ fn a_refcount_table_that_moved_leaves_its_place_to_others() {
     assert_eq!(free_clusters(&bench), 0, "free clusters that the refcount table can count");
     bench.read_whole().unwrap();
     closed(&bench);
+}
+
+/// It moves seven times, and each time its refcount blocks are new.
+#[test]
+fn a_refcount_table_grows_with_the_file() {
+    let bench = Bench::new(&small_clusters(40 << 20), 1);
+    for offset in (0..bench.setup.size).step_by(512 << 10) {
+        write(&bench, offset, 512 << 10);
+        if offset % (4 << 20) == 0 {
+            bench.flush().unwrap();
+        }
+    }
+    bench.read_whole().unwrap();
+    closed(&bench);
+}
+
+/// L1 tables of snapshots, of as many clusters as a refcount block counts, and one less, and more.
+#[test]
+fn a_table_as_long_as_what_a_refcount_block_counts_is_counted_whole() {
+    for clusters in [62, 63, 64, 65, 96, 130] {
+        let bench = Bench::new(&small_clusters(clusters << 21), 1);
+        for round in 0..4 {
+            write(&bench, round << 20, 64 << 10);
+            let snapshot = NewSnapshot::named(format!("snapshot {round}"));
+            let made = bench.guest.image.create_snapshot(&bench.workers[0], snapshot);
+            bench.world.block_on(made).unwrap().unwrap();
+        }
+        let gone = SnapshotRef::Name("snapshot 1".to_owned());
+        let deleted = bench.guest.image.delete_snapshot(&bench.workers[0], &gone);
+        bench.world.block_on(deleted).unwrap().unwrap();
+        write(&bench, 0, 4 << 20);
+        bench.flush().unwrap();
+        closed(&bench);
+    }
 }
 
 /// The free clusters of an image that is opened are looked for little by little. Where the file may not grow, the last
