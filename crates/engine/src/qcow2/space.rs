@@ -444,6 +444,52 @@ mod tests {
     }
 
     #[test]
+    fn the_longest_run_is_taken_where_none_fits() {
+        let mut free = FreeSpace::default();
+        for run in [1..4, 10..30, 40..45] {
+            free.insert(run, Content::Recycled);
+        }
+        assert_eq!(free.take(100, 2), Some((10..30, Content::Recycled)));
+        assert_eq!(free.take(100, 5), Some((40..45, Content::Recycled)));
+        assert_eq!((free.take(100, 4), free.total()), (None, 3));
+    }
+
+    #[test]
+    fn what_is_parked_is_not_found_until_it_is_brought_back() {
+        let mut free = FreeSpace::default();
+        assert!(!free.unpark());
+        for run in [1..4, 6..20, 30..31] {
+            free.insert(run, Content::Fresh);
+        }
+        free.park_from(10);
+        free.insert_parked(50..52, Content::Recycled);
+        assert_eq!((free.total(), free.take(10, 4)), (7, Some((6..10, Content::Fresh))));
+        assert_eq!((free.take(10, 4), free.take(10, 1)), (None, Some((1..4, Content::Fresh))));
+        assert!(free.unpark());
+        assert!(!free.unpark());
+        let runs: Vec<_> = std::iter::from_fn(|| free.take(100, 1)).collect();
+        let fresh = |run| (run, Content::Fresh);
+        assert_eq!(runs, [fresh(10..20), (50..52, Content::Recycled), fresh(30..31)]);
+        assert_eq!(free.total(), 0);
+    }
+
+    #[test]
+    fn of_the_first_runs_the_shortest_is_forgotten_for_a_longer_one() {
+        let mut free = FreeSpace::default();
+        for number in 0..MAX_RUNS as u64 {
+            let len = if number == 7 { 2 } else { 3 };
+            free.insert(number * 10..number * 10 + len, Content::Recycled);
+        }
+        let before = free.total();
+        let beyond = 10 * MAX_RUNS as u64;
+        free.insert(beyond..beyond + 2, Content::Recycled);
+        assert_eq!((free.is_full(), free.total()), (true, before), "no longer than the shortest");
+        free.insert(beyond..beyond + 5, Content::Recycled);
+        assert_eq!(free.total(), before - 2 + 5);
+        assert!(!free.runs.contains_key(&70));
+    }
+
+    #[test]
     fn a_scan_adds_only_what_is_not_known() {
         let mut free = FreeSpace::default();
         free.insert(3..5, Content::Punched);
@@ -471,6 +517,12 @@ mod tests {
         assert_eq!(free.total(), 10);
         assert_eq!(free.take(100, 1), Some((0..5, Content::Recycled)));
         assert_eq!(free.take(100, 1), Some((25..30, Content::Fresh)));
+        free.insert(0..10, Content::Recycled);
+        free.insert(20..30, Content::Fresh);
+        for edge in [0..5, 25..30, 10..20, 5..10, 20..25] {
+            free.remove(edge);
+        }
+        assert!(free.runs.is_empty() && free.total() == 0);
     }
 
     #[test]
