@@ -681,11 +681,11 @@ mod tests {
         let begin = Instant::now();
         *store.tidied.lock().unwrap() = begin;
         let ids: Vec<u64> = (0..8).map(|key| add(&store, Class::Table, 0, key)).collect();
-        let almost = Duration::from_nanos(1);
-        assert!(!store.tidy(begin + interval - almost), "too early");
+        let almost = Duration::from_nanos(9_999_999_999);
+        assert!(!store.tidy(begin + almost), "too early");
         assert!(!store.tidy(begin + interval), "all of them were new");
         store.lock(Class::Table, ids[5]).get(ids[5]);
-        assert!(!store.tidy(begin + interval * 2 - almost), "too early");
+        assert!(!store.tidy(begin + interval + almost), "too early");
         assert!(store.tidy(begin + interval * 2));
         let left: Vec<u64> = ids.iter().copied().filter(|id| has(&store, Class::Table, *id)).collect();
         assert_eq!((left, store.budget.used()), (vec![ids[5]], COST));
