@@ -1,7 +1,10 @@
 //! Running programs, and the command `zebu` among them.
 
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 use std::ffi::OsStr;
 use std::fmt;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -82,8 +85,7 @@ pub fn finish(command: Command) -> Finished {
 /// # Panics
 /// If it can't be started.
 pub fn finish_with(mut command: Command, stdin: Stdio) -> Finished {
-    let words = std::iter::once(command.get_program()).chain(command.get_args());
-    let line = words.map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    let line = line_of(&command);
     let out = command.stdin(stdin).output().unwrap_or_else(|e| panic!("cannot run {line}: {e}"));
     Finished {
         line,
@@ -91,6 +93,11 @@ pub fn finish_with(mut command: Command, stdin: Stdio) -> Finished {
         stdout: String::from_utf8_lossy(&out.stdout).into_owned(),
         stderr: String::from_utf8_lossy(&out.stderr).into_owned(),
     }
+}
+
+fn line_of(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
 
 /// The program `name` on the PATH.
@@ -108,6 +115,32 @@ pub fn find(name: &str) -> Option<PathBuf> {
 /// If it has not been built.
 pub fn zebu<S: AsRef<OsStr>>(dir: &Path, args: impl IntoIterator<Item = S>) -> Finished {
     run_in(dir, zebu_program(), args)
+}
+
+/// As [`fn@zebu`], interrupted (SIGINT) as soon as its progress says that `bytes` are done, or at its end.
+///
+/// # Panics
+/// If it has not been built.
+pub fn zebu_interrupted(dir: &Path, args: &[&str], bytes: u64) -> Finished {
+    let mut command = Command::new(zebu_program());
+    command.args(args).arg("--progress=json").current_dir(dir).stdin(Stdio::null());
+    let line = line_of(&command);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("zebu");
+    let lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+    let mut lines = lines.map(|line| line.expect("text"));
+    let done = |line: &str| serde_json::from_str::<Value>(line).ok()?["done"].as_u64();
+    let mut stderr = String::new();
+    for line in lines.by_ref() {
+        stderr += &format!("{line}\n");
+        if done(&line).is_some_and(|done| done >= bytes) {
+            break;
+        }
+    }
+    // One that has ended is still there until it is waited for.
+    kill_process(Pid::from_child(&child), Signal::INT).expect("a process");
+    lines.for_each(|line| stderr += &format!("{line}\n"));
+    let code = child.wait().expect("a process").code();
+    Finished { line, code, stdout: String::new(), stderr }
 }
 
 /// As [`fn@zebu`], with 256 MiB of private memory and 20 seconds of time: a hostile image gets no more. What goes past

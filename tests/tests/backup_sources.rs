@@ -2,12 +2,11 @@
 
 use serde_json::Value;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
+use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 use zebu_tests::device::LoopDevice;
-use zebu_tests::program::{zebu, zebu_program};
+use zebu_tests::program::{zebu, zebu_interrupted};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
 use zebu_tests::recorder::{Failing, Recorder, can_record};
@@ -118,18 +117,10 @@ fn what_was_skipped_before_an_interruption_is_reported_after_it() {
     let mut bytes = disk(&scratch.file("disk.raw"), 8);
     let source = Recorder::over(&scratch.file("disk.raw"), 512);
     source.fail(Some(Failing::ReadsAt(BAD as u64)));
-    let line =
-        "backup --progress=json -f raw --skip-errors -r 1M --manifest full.manifest disk.raw full.qcow2";
-    let mut command = Command::new(zebu_program());
-    let mut child = command.args(line.split(' ')).current_dir(dir).stderr(Stdio::piped()).spawn().unwrap();
+    let line = "backup -f raw --skip-errors -r 1M --manifest full.manifest disk.raw full.qcow2";
     // It lies in the first MiB.
-    let mut said = BufReader::new(child.stderr.take().unwrap()).lines().map(|line| line.unwrap());
-    let done = |line: String| serde_json::from_str::<Value>(&line).ok()?["done"].as_u64();
-    assert!(said.by_ref().filter_map(done).any(|done| done >= MIB));
-    let id = child.id().to_string();
-    assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
-    assert!(said.any(|line| line.contains("interrupted")));
-    assert!(!child.wait().unwrap().success());
+    let words: Vec<&str> = line.split(' ').collect();
+    zebu_interrupted(dir, &words, MIB).exits(130);
     let start = BAD / BLOCK * BLOCK;
     let noted = std::fs::read_to_string(dir.join(".full.qcow2.zebu-partial.manifest")).unwrap();
     assert!(noted.contains(&format!("\nunreadable {start} {BLOCK}\n")) && noted.contains("\ncheckpoint "));

@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
-use zebu_tests::program::{zebu, zebu_program};
+use zebu_tests::program::{zebu, zebu_interrupted, zebu_program};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
 use zebu_tests::recorder::{Failing, Recorder, can_record};
@@ -187,18 +187,8 @@ fn a_backup_is_not_resumed_when_the_disk_was_written_since() {
         zebu(dir, ["io", "-c", "write -P 8 400M 1M", DISK]).ok();
         let slowly = [&args[..], &["-r", "200M"]].concat();
         let partial = dir.join(".1.qcow2.zebu-partial");
-        let mut child = Command::new(zebu_program())
-            .args(slowly)
-            .current_dir(dir)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
         // An interrupt lets it note what is done.
-        std::thread::sleep(Duration::from_millis(900));
-        let interrupted = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-        assert!(interrupted.success());
-        child.wait().unwrap();
+        zebu_interrupted(dir, &slowly, 64 * MIB).exits(130);
         assert!(partial.exists() && !dir.join("1.qcow2").exists());
         let resume = [&args[..], &["--resume"]].concat();
         zebu(dir, ["io", "-c", "write -P 9 8k 4k", DISK]).ok();

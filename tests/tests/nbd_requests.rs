@@ -4,6 +4,7 @@ use serde_json::Value;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 use zebu_tests::mount::Mounted;
 use zebu_tests::nbd_client::{ACK, Client, command, option};
@@ -241,7 +242,8 @@ struct Lane {
 }
 
 /// Writes the numbers from 1 on, over and over into 16 clusters, until the server is gone.
-fn write_until_the_end(socket: &Path, lane: u64) -> Lane {
+/// Says when each of the clusters has been written.
+fn write_until_the_end(socket: &Path, lane: u64, began: &Sender<()>) -> Lane {
     let mut client = Client::open(socket, "").unwrap();
     let mut lane_is = Lane { acknowledged: 0, sent: 0 };
     loop {
@@ -251,6 +253,9 @@ fn write_until_the_end(socket: &Path, lane: u64) -> Lane {
             Ok(0) => lane_is.acknowledged = lane_is.sent,
             Ok(error) => panic!("lane {lane}: error {error}"),
             Err(_) => return lane_is,
+        }
+        if lane_is.sent == 17 {
+            let _ = began.send(());
         }
     }
 }
@@ -273,13 +278,18 @@ fn a_server_that_is_told_to_end_keeps_what_it_acknowledged() {
             let server = Server::start(dir, &format!("-f qcow2 {IMAGE}"));
             let lanes: Vec<Lane> = std::thread::scope(|scope| {
                 let socket = server.socket().to_owned();
+                let (began, all) = channel();
                 let lanes: Vec<_> = (0..LANES)
                     .map(|lane| {
-                        let socket = socket.clone();
-                        scope.spawn(move || write_until_the_end(&socket, lane))
+                        let (socket, began) = (socket.clone(), began.clone());
+                        scope.spawn(move || write_until_the_end(&socket, lane, &began))
                     })
                     .collect();
-                std::thread::sleep(Duration::from_millis(100 + 70 * round));
+                // What is missing is told below, when the server has ended.
+                for _ in 0..LANES {
+                    let _ = all.recv_timeout(Duration::from_secs(60));
+                }
+                std::thread::sleep(Duration::from_millis(70 * round));
                 let said = server.stop_by(signal);
                 assert!(said.is_empty(), "{said}");
                 lanes.into_iter().map(|lane| lane.join().expect("a lane")).collect()
