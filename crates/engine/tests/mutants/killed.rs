@@ -8,6 +8,7 @@ use crate::{closing, held, hostile, old_content, poison, undone, unfinished};
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::Once;
 use zebu::storage::sabotage::{Fault, under};
 use zebu::storage::sim::OpClass;
@@ -150,4 +151,35 @@ mutants! {
     unfinished_bits_are_stored: StoreUnfinishedBits, within 20 of [Crash(Bitmaps)];
     the_magic_number_comes_first: MagicFirst, within 1 of
         [Scenario(unfinished::an_image_is_none_before_it_is_whole)];
+}
+
+/// The places that take each of the defences away, as they are written: no fault may be there that nothing catches.
+#[test]
+fn each_fault_has_to_be_caught_somewhere() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let read = |file: &Path| std::fs::read_to_string(file).unwrap();
+    let faults = read(&crates.join("storage/src/sabotage.rs"));
+    let (_, faults) = faults.split_once("pub enum Fault {\n").unwrap();
+    let (faults, _) = faults.split_once("\n}\n").unwrap();
+    let faults: Vec<&str> = faults.lines().filter_map(|line| line.trim().strip_suffix(',')).collect();
+    assert!(
+        faults.len() > 50 && faults.contains(&"SkipBarrier0") && faults.contains(&"FlipOnce"),
+        "{faults:?}"
+    );
+    let mut tests = read(&crates.join("engine/tests/mutants/killed.rs"));
+    tests += &read(&crates.join("storage/src/write_table.rs"));
+    for file in std::fs::read_dir(crates.join("engine/src/interleavings")).unwrap() {
+        tests += &read(&file.unwrap().path());
+    }
+    let is_caught = |fault: &&str| {
+        [
+            format!(": {fault}, within "),
+            format!("is_caught(Fault::{fault}, "),
+            format!("under(Some(Fault::{fault}), "),
+        ]
+        .iter()
+        .any(|place| tests.contains(place))
+    };
+    let not_caught: Vec<&str> = faults.into_iter().filter(|fault| !is_caught(fault)).collect();
+    assert!(not_caught.is_empty(), "{not_caught:?}");
 }
