@@ -16,6 +16,9 @@ const PATIENCE: u32 = 4;
 const PATIENCE_MORE: Duration = Duration::from_secs(5);
 /// Address space of a program, KiB: a change that takes memory without end takes it from nobody else.
 const MEMORY_KIB: u64 = 8 << 20;
+/// Bytes of the file system that are left to others: one that writes without end is ended before.
+const SPACE_LEFT: u64 = 8 << 30;
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// A test program, and what it does without a change.
 struct Program {
@@ -45,6 +48,8 @@ impl Program {
 pub(super) struct Suite {
     programs: Vec<Program>,
     lanes: u32,
+    /// Where the programs have their files.
+    place: PathBuf,
 }
 
 /// How a program ended.
@@ -63,7 +68,8 @@ impl Suite {
             let reached = place.join(format!("reached-{name}"));
             let _ = std::fs::remove_file(&reached);
             let start = Instant::now();
-            let end = run(path, ("ZEBU_CHANGES_REACHED", reached.as_os_str()), Duration::from_secs(1800))?;
+            let variable = ("ZEBU_CHANGES_REACHED", reached.as_os_str());
+            let end = run(path, variable, place, Duration::from_secs(1800))?;
             if end != End::Passed {
                 return Err(format!("{name} fails without a change: {}", path.display()));
             }
@@ -77,7 +83,8 @@ impl Suite {
             let done = Mutex::default();
             measured.push(Program { name: name.clone(), path: path.clone(), takes, reaches, done });
         }
-        Ok(Self { programs: measured, lanes: u32::try_from(lanes).map_err(|e| e.to_string())? })
+        let lanes = u32::try_from(lanes).map_err(|e| e.to_string())?;
+        Ok(Self { programs: measured, lanes, place: place.to_owned() })
     }
 
     /// What the programs say of a change.
@@ -92,7 +99,8 @@ impl Suite {
         for program in programs {
             let begun = Instant::now();
             let limit = program.takes * PATIENCE * self.lanes + PATIENCE_MORE;
-            verdict = match run(&program.path, ("ZEBU_CHANGE", number.to_string().as_ref()), limit)? {
+            let variable = number.to_string();
+            verdict = match run(&program.path, ("ZEBU_CHANGE", variable.as_ref()), &self.place, limit)? {
                 End::Passed => Verdict::Survived,
                 End::Failed => Verdict::Caught,
                 End::Stuck => Verdict::Stuck,
@@ -109,37 +117,48 @@ impl Suite {
     }
 }
 
-/// Runs a test program until a test fails, all have passed, or the time is over.
-fn run(program: &Path, variable: (&str, &std::ffi::OsStr), limit: Duration) -> Outcome<End> {
+/// Runs a test program until a test fails, all have passed, the time is over, or its files have filled the file system.
+/// Of these, none is left in `place`, however it ends.
+fn run(program: &Path, variable: (&str, &std::ffi::OsStr), place: &Path, limit: Duration) -> Outcome<End> {
     let said = |e: std::io::Error| format!("cannot run {}: {e}", program.display());
+    let scratch = tempfile::tempdir_in(place).map_err(said)?;
+    if space_left(place)? < SPACE_LEFT {
+        return Err(format!("{}: less than {} GiB are left", place.display(), SPACE_LEFT >> 30));
+    }
     let mut command = Command::new("sh");
     command
         .args(["-c", &format!("ulimit -c 0; ulimit -v {MEMORY_KIB}; exec \"$0\" 2>/dev/null")])
         .arg(program);
     command.current_dir(root().join("crates/engine")).env(variable.0, variable.1).process_group(0);
+    command.env("TMPDIR", scratch.path());
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(said)?;
     let lines = BufReader::new(child.stdout.take().ok_or("no output")?).lines();
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
     let deadline = Instant::now() + limit;
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        match receiver.recv_timeout(left) {
+        match receiver.recv_timeout(LOOK_EVERY) {
             Ok(line) if line.ends_with(" ... FAILED") => {
                 kill(&mut child);
                 return Ok(End::Failed);
-            }
-            Ok(_) => {}
-            Err(RecvTimeoutError::Timeout) => {
-                kill(&mut child);
-                return Ok(End::Stuck);
             }
             Err(RecvTimeoutError::Disconnected) => {
                 let status = child.wait().map_err(said)?;
                 return Ok(if status.success() { End::Passed } else { End::Failed });
             }
+            Ok(_) | Err(RecvTimeoutError::Timeout) => {}
+        }
+        if Instant::now() > deadline || space_left(place)? < SPACE_LEFT {
+            kill(&mut child);
+            return Ok(End::Stuck);
         }
     }
+}
+
+/// Bytes that the file system of `place` can still take.
+fn space_left(place: &Path) -> Outcome<u64> {
+    let found = rustix::fs::statvfs(place).map_err(|e| format!("{}: {e}", place.display()))?;
+    Ok(found.f_bavail * found.f_frsize)
 }
 
 /// Ends a program, and what it has started.
