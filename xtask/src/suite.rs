@@ -124,9 +124,11 @@ fn mutants(rounds: &str) -> Outcome {
     run(test_with_faults("mutants").env("ZEBU_MUTANT_ROUNDS", rounds).arg("killed"))
 }
 
-/// That the checks of the simulation see what is wrong; then simulated operations, crash states and steps of a commit.
+/// That the checks of the simulation see what is wrong, and limits that take large files otherwise; then simulated
+/// operations, crash states and steps of a commit.
 fn torture_slice() -> Outcome {
     run(test_with_faults("torture").arg("notices"))?;
+    run(test_with_faults("faults").arg("space"))?;
     torture::slice()
 }
 

@@ -149,6 +149,7 @@ mod active {
         static ACTIVE: Cell<Option<Fault>> = const { Cell::new(None) };
         static FELT: Cell<u64> = const { Cell::new(0) };
         static WINDOW: Cell<u64> = const { Cell::new(u64::MAX) };
+        static REFCOUNT_TABLE: Cell<u64> = const { Cell::new(u64::MAX) };
     }
 
     /// Bytes of an allocation window at most, on this thread.
@@ -159,6 +160,16 @@ mod active {
     /// Sets what [`window_limit`] says on this thread: small windows make refills frequent.
     pub fn limit_windows(bytes: u64) {
         WINDOW.set(bytes);
+    }
+
+    /// Bytes of a refcount table at most, on this thread.
+    pub fn refcount_table_limit() -> u64 {
+        REFCOUNT_TABLE.get()
+    }
+
+    /// Sets what [`refcount_table_limit`] says on this thread: that of the format is reached by files of 32 GiB and more.
+    pub fn limit_refcount_tables(bytes: u64) {
+        REFCOUNT_TABLE.set(bytes);
     }
 
     /// Whether this defence is taken away on this thread.
@@ -188,12 +199,19 @@ mod active {
 }
 
 #[cfg(feature = "test-faults")]
-pub use active::{is, limit_windows, under, window_limit};
+pub use active::{is, limit_refcount_tables, limit_windows, refcount_table_limit, under, window_limit};
 
 /// No limit: this build has none.
 #[cfg(not(feature = "test-faults"))]
 #[inline(always)]
 pub const fn window_limit() -> u64 {
+    u64::MAX
+}
+
+/// No limit but that of the format: this build has no other.
+#[cfg(not(feature = "test-faults"))]
+#[inline(always)]
+pub const fn refcount_table_limit() -> u64 {
     u64::MAX
 }
 

@@ -257,9 +257,11 @@ impl Qcow2 {
     /// Takes `min` to `want` free clusters that follow each other and raises their refcounts. The space gate is held.
     async fn claim(self: &Arc<Self>, worker: &Worker, want: u64, min: u64) -> Result<Allocated> {
         self.space().free.unpark();
+        let mut uncounted = None;
         loop {
             // One more cluster than wanted, in case that a refcount block has to come first.
-            let Some(mut found) = self.find_free(worker, want + 1, min).await? else { continue };
+            let found = self.find_free(worker, want + 1, min, uncounted.as_ref()).await?;
+            let Some(mut found) = found else { continue };
             // Metadata whose refcount is 0 is no free space. Were it only kept from writes, a window that is given back
             // would release it, and the overlap check would forget it.
             self.check_free(&found.range)?;
@@ -269,9 +271,10 @@ impl Qcow2 {
             if index >= table.table.len() as u64 {
                 self.give_back(&found);
                 match self.grow_reftable(worker, index).await {
-                    // Nothing can count those; there may be others.
+                    // Nothing can count those; there may be others, but not where the file grows.
                     Err(error) if error.kind() == ErrorKind::NoSpace => {
                         self.space().free.park_from(self.refcounts.table().table.len() as u64 * per_block);
+                        uncounted = Some(error);
                     }
                     grown => grown?,
                 }
@@ -318,9 +321,16 @@ impl Qcow2 {
         self.space().free.insert_parked(run, content);
     }
 
-    /// Free clusters: known ones first, then what a bounded scan of the refcounts finds, then growth. `None`: look
-    /// again (something was found out meanwhile).
-    async fn find_free(&self, worker: &Worker, want: u64, min: u64) -> Result<Option<Allocated>> {
+    /// Free clusters: known ones first, then what a bounded scan of the refcounts finds, then growth, unless nothing
+    /// can count what is at the end of the file, as `uncounted` says. `None`: look again (something was found out
+    /// meanwhile).
+    async fn find_free(
+        &self,
+        worker: &Worker,
+        want: u64,
+        min: u64,
+        uncounted: Option<&Error>,
+    ) -> Result<Option<Allocated>> {
         let usable = min.max(want / 8);
         if let Some((range, content)) = self.space().free.take(want, usable) {
             return Ok(Some(Allocated { range, content }));
@@ -328,7 +338,11 @@ impl Qcow2 {
         if self.scan(worker).await? {
             return Ok(None);
         }
-        match self.grow(worker, want).await {
+        let grown = match uncounted {
+            Some(error) => Err(error.clone()),
+            None => self.grow(worker, want).await,
+        };
+        match grown {
             Ok(()) => Ok(None),
             Err(error) if error.kind() == ErrorKind::NoSpace => {
                 let taken = self.space().free.take(want, min);
@@ -339,7 +353,7 @@ impl Qcow2 {
                     return Ok(None);
                 }
                 // The file may grow by less than a window.
-                if want > min + 1 && self.grow(worker, min + 1).await.is_ok() {
+                if uncounted.is_none() && want > min + 1 && self.grow(worker, min + 1).await.is_ok() {
                     let taken = self.space().free.take(min + 1, min);
                     return Ok(taken.map(|(range, content)| Allocated { range, content }));
                 }
@@ -453,9 +467,10 @@ impl Qcow2 {
         let per_cluster = self.geometry.reftable_entries_per_cluster();
         let old = self.refcounts.table();
         let old_entries = old.table.len() as u64;
-        let max_clusters = limits::MAX_REFTABLE_SIZE >> bits;
+        let max_clusters = limits::MAX_REFTABLE_SIZE.min(sabotage::refcount_table_limit()) >> bits;
         // Room for what the table and its own refcount blocks add at the end of the file.
-        let wanted = (index + 1).max(old_entries + old_entries / 2);
+        let ahead = (old_entries + old_entries / 2).min(max_clusters * per_cluster);
+        let wanted = (index + 1).max(ahead);
         let mut clusters = wanted.div_ceil(per_cluster);
         loop {
             let last = self.space().file_clusters + clusters + self.blocks_for(clusters);

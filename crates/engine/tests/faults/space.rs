@@ -5,6 +5,8 @@ use crate::guest::Failures;
 use crate::judge::{Leaks, judge};
 use crate::setup::{Files, Setup, TOP};
 use zebu::storage::IoBuf;
+#[cfg(feature = "test-faults")]
+use zebu::storage::sabotage;
 use zebu::storage::sim::{GuestRequest, SimFileConfig};
 use zebu::{Durability, ErrorKind, NewSnapshot, SnapshotRef};
 
@@ -93,6 +95,34 @@ fn a_refcount_table_grows_with_the_file() {
     }
     bench.read_whole().unwrap();
     closed(&bench);
+}
+
+/// Where the refcount table can't get any longer, what it counts is used to the end, and no file grows in vain.
+#[cfg(feature = "test-faults")]
+#[test]
+fn a_refcount_table_of_the_largest_size_ends_the_growth_of_the_file() {
+    // Two clusters of entries: 4 MiB are counted.
+    sabotage::limit_refcount_tables(1024);
+    let counted = 4 << 20;
+    let bench = Bench::new(&small_clusters(8 << 20), 1);
+    bench.world.open(TOP, SimFileConfig { max_len: Some(256 << 20), ..SimFileConfig::default() });
+    bench.guest.failures.set(Failures::ForSpace);
+    for offset in (0..bench.setup.size).step_by(4096) {
+        write(&bench, offset, 4096);
+    }
+    assert!(!bench.guest.failed.borrow().is_empty(), "the file was never full");
+    bench.guest.failures.set(Failures::Forbidden);
+    bench.flush().unwrap();
+    let len = bench.world.content(TOP).unwrap().len();
+    assert!(len < 2 * counted, "the file has {len} bytes");
+    assert!(free_clusters(&bench) < 8, "{} are counted and free", free_clusters(&bench));
+    // There is room again.
+    discard(&bench, 0, 1 << 20);
+    bench.flush().unwrap();
+    write(&bench, 512 << 10, 256 << 10);
+    bench.read_whole().unwrap();
+    closed(&bench);
+    sabotage::limit_refcount_tables(u64::MAX);
 }
 
 /// L1 tables of snapshots, of as many clusters as a refcount block counts, and one less, and more.
