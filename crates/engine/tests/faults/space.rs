@@ -145,6 +145,28 @@ fn a_table_as_long_as_what_a_refcount_block_counts_is_counted_whole() {
     }
 }
 
+/// Files of all lengths around the one from which on the table does not fit into what the refcount table counts.
+#[test]
+fn a_long_table_at_the_border_of_what_the_refcount_table_counts_is_counted_whole() {
+    // One cluster of 64 entries counts 64 * 64 clusters; the L1 table has 64.
+    let counted = 64 * 64;
+    let setup = small_clusters(64 << 21);
+    for distance in 60..74 {
+        let bench = Bench::new(&setup, 1);
+        write(&bench, 0, 4096);
+        let mut files = closed(&bench);
+        let (_, top) = files.iter_mut().find(|(name, _)| name == TOP).unwrap();
+        top.set_len((counted - distance) * setup.cluster_size);
+        let bench = opened_again(&bench, &files);
+        let made = bench.guest.image.create_snapshot(&bench.workers[0], NewSnapshot::named("then"));
+        bench.world.block_on(made).unwrap().unwrap();
+        write(&bench, 0, 64 << 10);
+        bench.flush().unwrap();
+        bench.crash_states(1, 4).unwrap();
+        closed(&bench);
+    }
+}
+
 /// The free clusters of an image that is opened are looked for little by little. Where the file may not grow, the last
 /// one is found before a request is refused.
 #[test]
