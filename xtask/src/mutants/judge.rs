@@ -16,8 +16,11 @@ const PATIENCE: u32 = 4;
 const PATIENCE_MORE: Duration = Duration::from_secs(5);
 /// Address space of a program, KiB: a change that takes memory without end takes it from nobody else.
 const MEMORY_KIB: u64 = 8 << 20;
-/// Bytes of the file system that are left to others: one that writes without end is ended before.
+/// Bytes on the file system that a program may take, and that are left to others: one that writes without end is ended.
+const SPACE_TAKEN: u64 = 16 << 30;
 const SPACE_LEFT: u64 = 8 << 30;
+/// How long what was removed may take to be free again.
+const SPACE_COMES: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// A test program, and what it does without a change.
@@ -117,14 +120,12 @@ impl Suite {
     }
 }
 
-/// Runs a test program until a test fails, all have passed, the time is over, or its files have filled the file system.
+/// Runs a test program until a test fails, all have passed, the time is over, or its files take too much.
 /// Of these, none is left in `place`, however it ends.
 fn run(program: &Path, variable: (&str, &std::ffi::OsStr), place: &Path, limit: Duration) -> Outcome<End> {
     let said = |e: std::io::Error| format!("cannot run {}: {e}", program.display());
     let scratch = tempfile::tempdir_in(place).map_err(said)?;
-    if space_left(place)? < SPACE_LEFT {
-        return Err(format!("{}: less than {} GiB are left", place.display(), SPACE_LEFT >> 30));
-    }
+    let space = space_for(place)?;
     let mut command = Command::new("sh");
     command
         .args(["-c", &format!("ulimit -c 0; ulimit -v {MEMORY_KIB}; exec \"$0\" 2>/dev/null")])
@@ -148,10 +149,26 @@ fn run(program: &Path, variable: (&str, &std::ffi::OsStr), place: &Path, limit: 
             }
             Ok(_) | Err(RecvTimeoutError::Timeout) => {}
         }
-        if Instant::now() > deadline || space_left(place)? < SPACE_LEFT {
+        if Instant::now() > deadline || space_left(place)? < space.saturating_sub(SPACE_TAKEN).max(SPACE_LEFT)
+        {
             kill(&mut child);
             return Ok(End::Stuck);
         }
+    }
+}
+
+/// Bytes that the file system of `place` can take, once there are some to take.
+fn space_for(place: &Path) -> Outcome<u64> {
+    let deadline = Instant::now() + SPACE_COMES;
+    loop {
+        let left = space_left(place)?;
+        if left >= SPACE_LEFT + SPACE_TAKEN {
+            return Ok(left);
+        }
+        if Instant::now() > deadline {
+            return Err(format!("{}: {} GiB are left, too few", place.display(), left >> 30));
+        }
+        std::thread::sleep(LOOK_EVERY);
     }
 }
 
