@@ -97,6 +97,45 @@ fn a_refcount_table_grows_with_the_file() {
     closed(&bench);
 }
 
+/// A mapping that points to where the refcount table will have moved to is no way to write to the table.
+#[test]
+fn a_refcount_table_that_moved_is_written_by_nobody_else() {
+    let (guest, fills) = (6 << 20, 3 << 20);
+    let table = |bench: &Bench| {
+        let top = bench.world.content(TOP).unwrap();
+        u64::from_be_bytes(top.bytes(48..56).try_into().unwrap())
+    };
+    let setup = small_clusters(8 << 20);
+    let bench = Bench::new(&setup, 1);
+    write(&bench, guest, 512);
+    let mut files = closed(&bench);
+    let moves = |files: &Files| {
+        let bench = opened_again(&bench, files);
+        let before = table(&bench);
+        write(&bench, 0, fills);
+        bench.flush().unwrap();
+        assert_ne!(table(&bench), before);
+        bench
+    };
+    let moved = table(&moves(&files));
+    // The entry of the guest's cluster, of 64 in each table.
+    let (_, top) = files.iter_mut().find(|(name, _)| name == TOP).unwrap();
+    let word = |at: u64| u64::from_be_bytes(top.bytes(at..at + 8).try_into().unwrap());
+    let offset = |entry: u64| entry & 0x00ff_ffff_ffff_fe00;
+    let cluster = guest / setup.cluster_size;
+    let entry = offset(word(word(40) + cluster / 64 * 8)) + cluster % 64 * 8;
+    assert_ne!(offset(word(entry)), 0);
+    top.write(entry, &(moved | 1 << 63).to_be_bytes());
+    let bench = moves(&files);
+    assert_eq!(table(&bench), moved);
+    let data = IoBuf::copy_of(&[7; 512]).into();
+    let written = bench.guest.image.write(&bench.workers[0], guest, data, Durability::Volatile);
+    let (result, _) = bench.world.block_on(written).unwrap();
+    let error = result.expect_err("a write on the refcount table");
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    assert!(error.to_string().contains("refcount table"), "{error}");
+}
+
 /// Where the refcount table can't get any longer, what it counts is used to the end, and no file grows in vain.
 #[cfg(feature = "test-faults")]
 #[test]
