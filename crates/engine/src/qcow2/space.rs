@@ -625,6 +625,19 @@ mod tests {
     }
 
     #[test]
+    fn the_last_ends_of_scattered_requests_are_known_and_no_more() {
+        let mut windows = Windows::default();
+        let end = |number: u64| number * 1000;
+        for number in 0..100 {
+            windows.remember(end(number));
+        }
+        assert_eq!(windows.recent_ends.len(), RECENT_ENDS);
+        let known = |number| matches!(windows.stream_of(end(number)), Stream::Data { .. });
+        let known: Vec<u64> = (0..100).filter(|number| known(*number)).collect();
+        assert!(known.into_iter().eq(100 - RECENT_ENDS as u64..100));
+    }
+
+    #[test]
     fn scattered_requests_share_a_window() {
         let (mut windows, mut end) = (Windows::default(), 0);
         for step in 0..1000u64 {
