@@ -32,7 +32,7 @@ const FAILED: [i32; 3] = [70, 71, 77];
 An input that fails stays in target/fuzz/failures; the program there runs it again:
   target/fuzz/x86_64-unknown-linux-gnu/release/TARGET FILE")]
 pub(crate) struct FuzzArgs {
-    /// How long, in minutes, of one processor
+    /// How long, in minutes of the clock, on one processor
     #[arg(long)]
     minutes: f64,
     /// Put the inputs that reach something of their own into fuzz/seeds when the time is over
