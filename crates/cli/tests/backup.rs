@@ -213,6 +213,7 @@ fn what_can_not_be_is_refused_and_leaves_nothing() {
         ("backup -f raw missing b.qcow2", "missing"),
         ("backup -f raw disk no/b.qcow2", "no/"),
         ("backup -f raw disk b.qcow2 --cluster-size 3k", "luster size"),
+        ("backup -f raw disk b.qcow2 --cluster-size 7E", "luster size"),
         ("backup -f raw disk b.qcow2 --compression-level 99", "level 99"),
         ("backup -f raw disk b.qcow2 --buffer-memory 1M", "buffer memory"),
         ("backup -f raw disk b.qcow2 --previous a.qcow2", "--previous-manifest"),

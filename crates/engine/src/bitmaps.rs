@@ -1,7 +1,7 @@
 //! Persistent dirty bitmaps, as the public handle offers them.
 
 use crate::node::Driver;
-use crate::qcow2::bitmaps::{Bits, FirstBits, Recording};
+use crate::qcow2::bitmaps::{Bits, CopiedBitmap, FirstBits, Recording};
 use crate::qcow2::state::Qcow2;
 use crate::status::BitmapInfo;
 use crate::{Error, ErrorKind, Image, Result};
@@ -123,6 +123,32 @@ impl Image {
                 let _alone = me.0.changes.alone().await;
                 let recording = new.recording.into();
                 qcow2.add_bitmap(&on, &new.name, new.granularity, recording, FirstBits::Clear).await
+            })
+            .await
+    }
+
+    /// Adds bitmaps of another image with a disk of the same size, with what they say. One that recorded writes there
+    /// does so here.
+    pub(crate) async fn copy_bitmaps(
+        &self,
+        worker: &Worker,
+        from: &Self,
+        which: &[BitmapInfo],
+    ) -> Result<()> {
+        let (qcow2, theirs, on) = (self.bitmap_driver()?, from.bitmap_driver()?, worker.clone());
+        let (me, which) = (self.clone(), which.to_vec());
+        worker
+            .spawn(async move {
+                let names = which.iter().map(|bitmap| bitmap.name.as_str()).collect();
+                let bits = theirs.bits_of_bitmaps(&on, &names).await?;
+                let copies = which.iter().map(|BitmapInfo { name, auto, .. }| {
+                    let bits = bits.get(name).cloned().ok_or_else(|| theirs.no_bitmap(name))?;
+                    let recording = if *auto { Recording::On } else { Recording::Off };
+                    Ok(CopiedBitmap { name: name.clone(), recording, bits })
+                });
+                let copies = copies.collect::<Result<Vec<_>>>()?;
+                let _alone = me.0.changes.alone().await;
+                qcow2.add_copies(&on, &copies).await
             })
             .await
     }

@@ -488,6 +488,7 @@ fn sniff(first: &[u8], last: &[u8]) -> Option<&'static str> {
         (0, b"KDMV", "vmdk"),
         (0, b"COWD", "vmdk"),
         (0, b"QED\0", "qed"),
+        (0, b"LUKS\xba\xbe", "luks"),
         (0, b"vhdxfile", "vhdx"),
         (0, b"conectix", "vpc"),
         (0, b"WithoutFreeSpace", "parallels"),
@@ -541,6 +542,7 @@ mod tests {
     #[test]
     fn other_formats_are_seen() {
         assert_eq!(sniff(b"QFI\xfb\0\0\0\x03", &[]), Some("qcow2"));
+        assert_eq!(sniff(b"LUKS\xba\xbe\0\x01", &[]), Some("luks"));
         assert_eq!(
             sniff(b"# comment\n\nversion=1\nRW 8 FLAT \"/etc/passwd\" 0\n", &[]),
             Some("a vmdk descriptor")

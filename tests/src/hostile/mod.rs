@@ -3,6 +3,7 @@
 
 pub mod base;
 pub mod headers;
+pub mod many;
 pub mod references;
 pub mod tables;
 
@@ -38,6 +39,7 @@ pub fn all() -> Vec<Hostile> {
         tables::REFCOUNTS,
         tables::INTERNAL_SNAPSHOTS,
         tables::COMPRESSED,
+        many::ALL,
     ]
     .concat()
 }

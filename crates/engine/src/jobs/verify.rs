@@ -97,10 +97,15 @@ pub async fn verify(worker: &Worker, image: &Image, options: &VerifyOptions) -> 
             report.gave_up_at = Some(at);
             return Ok(report);
         }
-        if manifest.is_none() {
-            // Where nothing is expected either, what is known to be zero costs no look at each of its clusters.
-            let zero = zero_run(worker, image, at, total).await / chunk * chunk;
+        // Where nothing else is expected, what is known to be zero costs no look at each of its clusters.
+        let zeroes_expected = manifest.as_ref().map_or(u64::MAX, ManifestReader::zeroes_ahead);
+        if zeroes_expected > 0 {
+            let end = zeroes_expected.saturating_mul(subject.cluster_size).saturating_add(at).min(total);
+            let zero = zero_run(worker, image, at, end).await / chunk * chunk;
             if zero > 0 {
+                if let Some(manifest) = &mut manifest {
+                    manifest.pass_zeroes(zero / subject.cluster_size);
+                }
                 tracker.advance(zero);
                 at += zero;
                 continue;

@@ -104,8 +104,9 @@ pub(crate) async fn parse_with(
     let first_cluster = read_bytes(worker, file, 0, cluster).await?;
     let (header, _warnings) =
         Header::parse(&with_magic(&first_cluster, magic), purpose).map_err(|e| format_error(path, &e))?;
-    let mut first_block = first_cluster;
-    first_block.truncate(4096);
+    // A copy: of a chain, every image's is held until all are open.
+    let first_block = first_cluster.get(..4096).unwrap_or(&first_cluster).to_vec();
+    drop(first_cluster);
     let (snapshots, snapshots_len) = read_snapshots(worker, file, &header, purpose).await?;
     let bitmaps = match header.bitmaps() {
         Some(ext) => {

@@ -24,6 +24,7 @@ use claim::{Claim, check_place};
 use futures_util::stream::{FuturesOrdered, StreamExt};
 use leftovers::Leftovers;
 use partial::Partial;
+use std::ops::RangeInclusive;
 use unreadable::Unreadable;
 use zebu_storage::Worker;
 
@@ -33,6 +34,8 @@ const CHECKPOINT: u64 = 256 << 20;
 const LOOK: u64 = 64 << 20;
 /// Bytes read at once, unless clusters are larger.
 const CHUNK: u64 = 1 << 20;
+/// Bytes that a cluster of the format may have.
+const CLUSTER_SIZES: RangeInclusive<u64> = 512..=2 << 20;
 /// Smallest memory for buffers.
 const MIN_MEMORY: usize = 4 << 20;
 
@@ -60,6 +63,10 @@ pub(super) async fn zero_run(worker: &Worker, image: &Image, at: u64, end: u64) 
 
 /// How memory is divided: for chunks in flight, and for the gatherer.
 fn divide(options: &BackupOptions) -> Result<(u64, usize, usize)> {
+    if !options.cluster_size.is_power_of_two() || !CLUSTER_SIZES.contains(&options.cluster_size) {
+        let message = "Cluster size must be a power of two between 512 and 2048k";
+        return Err(Error::new(ErrorKind::InvalidArgument, message).on(&options.target));
+    }
     let chunk = CHUNK.max(options.cluster_size);
     let least = MIN_MEMORY.max(4 * chunk as usize);
     if options.buffer_memory < least {
@@ -175,6 +182,8 @@ impl Job<'_> {
         let (mut next, mut done) = (partial.done, partial.done);
         let mut checkpoint = partial.done + CHECKPOINT;
         let mut looked_to = next;
+        // Something was, since the last checkpoint.
+        let mut copied = false;
         self.tracker.advance(done);
         let mut failed = None;
         loop {
@@ -192,10 +201,10 @@ impl Job<'_> {
                     }
                 }
                 match part {
-                    Part::Copied => {}
+                    Part::Copied => copied = true,
+                    Part::Zero if copied => checkpoint = checkpoint.max(next + len),
                     // What is passed over is no loss if it has to be done again.
-                    Part::Unchanged => checkpoint += len,
-                    Part::Zero => checkpoint = checkpoint.max(next + len),
+                    Part::Unchanged | Part::Zero => checkpoint += len,
                 }
                 let before = match expected(previous, self.subject, len) {
                     Ok(before) => before,
@@ -242,6 +251,7 @@ impl Job<'_> {
                     }
                     partial.checkpoint(self.worker).await?;
                     checkpoint = done + CHECKPOINT;
+                    copied = false;
                 }
             }
         }

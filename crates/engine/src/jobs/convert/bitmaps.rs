@@ -1,7 +1,7 @@
 //! Taking the persistent dirty bitmaps of the source along.
 
 use super::options::CopyBitmaps;
-use crate::{BitmapInfo, BitmapRecording, Error, ErrorKind, Image, NewBitmap, Result};
+use crate::{BitmapInfo, Error, ErrorKind, Image, Result};
 use zebu_storage::Worker;
 
 /// The bitmaps that are to be copied.
@@ -31,18 +31,8 @@ pub(super) async fn copy(
     target: &Image,
     bitmaps: &[BitmapInfo],
 ) -> Result<()> {
-    for bitmap in bitmaps {
-        let bits = source.bitmap_bits(worker, &bitmap.name).await?;
-        let new = NewBitmap {
-            name: bitmap.name.clone(),
-            granularity: Some(bitmap.granularity),
-            recording: BitmapRecording::Off,
-        };
-        target.add_bitmap(worker, &new).await?;
-        target.merge_bitmap(worker, &bitmap.name, &bits).await?;
-        if bitmap.auto {
-            target.set_bitmap_recording(worker, &bitmap.name, BitmapRecording::On).await?;
-        }
+    if bitmaps.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    target.copy_bitmaps(worker, source, bitmaps).await
 }

@@ -4,10 +4,31 @@ use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// Words of a chunk: 4 KiB, made when the first of its bits is set.
-const CHUNK_WORDS: u64 = 512;
+/// Words of a chunk: the bits of the smallest cluster, so that a table that says of each cluster whether all of its bits
+/// are set takes no more than a few times its own size.
+const CHUNK_WORDS: u64 = 64;
+const CHUNK_BITS: u64 = CHUNK_WORDS * 64;
 
-type Chunk = Box<[AtomicU64; CHUNK_WORDS as usize]>;
+/// Bits of which some were set. No bit is ever cleared.
+#[derive(Debug)]
+enum Chunk {
+    /// All were, at once.
+    Set,
+    Mixed(Box<[AtomicU64; CHUNK_WORDS as usize]>),
+}
+
+impl Chunk {
+    fn clear() -> Self {
+        Self::Mixed(Box::new([const { AtomicU64::new(0) }; CHUNK_WORDS as usize]))
+    }
+
+    fn word(&self, word: u64) -> u64 {
+        match self {
+            Self::Set => u64::MAX,
+            Self::Mixed(words) => words[(word % CHUNK_WORDS) as usize].load(Relaxed),
+        }
+    }
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -62,7 +83,30 @@ impl Bits {
         }
     }
 
-    fn set_bits(&self, bits: Range<u64>) {
+    /// Sets bits of those that there are.
+    pub(crate) fn set_bits(&self, bits: Range<u64>) {
+        let end = bits.end.min(self.count());
+        let mut at = bits.start;
+        while at < end {
+            let next = (at / CHUNK_BITS + 1) * CHUNK_BITS;
+            let is_whole = at.is_multiple_of(CHUNK_BITS) && next <= end;
+            if !is_whole || !self.set_chunk(at / CHUNK_BITS) {
+                self.set_words(at..next.min(end));
+            }
+            at = next;
+        }
+    }
+
+    /// Sets all bits of a chunk; false if some of them have words of their own.
+    fn set_chunk(&self, chunk: u64) -> bool {
+        let Some(slot) = self.chunks.get(chunk as usize) else { return true };
+        if slot.set(Chunk::Set).is_ok() {
+            self.changed.store(true, Relaxed);
+        }
+        matches!(slot.get(), Some(Chunk::Set))
+    }
+
+    fn set_words(&self, bits: Range<u64>) {
         for word in bits.start / 64..bits.end.div_ceil(64) {
             let from = bits.start.saturating_sub(word * 64).min(63);
             let to = (bits.end - word * 64).min(64);
@@ -77,8 +121,8 @@ impl Bits {
             return;
         }
         let Some(slot) = self.chunks.get((word / CHUNK_WORDS) as usize) else { return };
-        let chunk = slot.get_or_init(|| Box::new([const { AtomicU64::new(0) }; CHUNK_WORDS as usize]));
-        let word = &chunk[(word % CHUNK_WORDS) as usize];
+        let Chunk::Mixed(words) = slot.get_or_init(Chunk::clear) else { return };
+        let word = &words[(word % CHUNK_WORDS) as usize];
         if word.load(Relaxed) & mask != mask {
             word.fetch_or(mask, Relaxed);
             self.changed.store(true, Relaxed);
@@ -87,8 +131,11 @@ impl Bits {
 
     /// The 64 bits of a word; those past the end are clear.
     pub(crate) fn word(&self, word: u64) -> u64 {
-        let chunk = self.chunks.get((word / CHUNK_WORDS) as usize).and_then(OnceLock::get);
-        chunk.map_or(0, |chunk| chunk[(word % CHUNK_WORDS) as usize].load(Relaxed))
+        self.chunk_of(word).map_or(0, |chunk| chunk.word(word))
+    }
+
+    fn chunk_of(&self, word: u64) -> Option<&Chunk> {
+        self.chunks.get((word / CHUNK_WORDS) as usize)?.get()
     }
 
     /// Words in all.
@@ -119,10 +166,13 @@ impl Bits {
         let mut word = from / 64;
         let mut mask = u64::MAX << (from % 64);
         while word * 64 < count {
-            if set && mask == u64::MAX && word.is_multiple_of(CHUNK_WORDS) {
-                // A chunk that was never made has no bit set.
-                let chunk = self.chunks.get((word / CHUNK_WORDS) as usize).and_then(OnceLock::get);
-                if chunk.is_none() {
+            if mask == u64::MAX && word.is_multiple_of(CHUNK_WORDS) {
+                let has_none = match self.chunk_of(word) {
+                    None => set,
+                    Some(Chunk::Set) => !set,
+                    Some(Chunk::Mixed(_)) => false,
+                };
+                if has_none {
                     word += CHUNK_WORDS;
                     continue;
                 }
@@ -165,8 +215,15 @@ impl Bits {
     /// Marks all that is dirty in `other`, as far as this disk goes.
     pub(crate) fn merge(&self, other: &Self) {
         if other.granularity_bits == self.granularity_bits {
-            for word in 0..other.words().min(self.words()) {
-                self.set_word(word, other.word(word) & self.valid(word));
+            let words = other.words().min(self.words());
+            for (index, slot) in (0u64..).zip(&other.chunks) {
+                let word = index * CHUNK_WORDS;
+                match slot.get() {
+                    None => {}
+                    Some(Chunk::Set) => self.set_bits(index * CHUNK_BITS..(index + 1) * CHUNK_BITS),
+                    Some(chunk) => (word..words.min(word + CHUNK_WORDS))
+                        .for_each(|word| self.set_word(word, chunk.word(word) & self.valid(word))),
+                }
             }
             return;
         }
@@ -271,5 +328,34 @@ mod tests {
         assert_eq!(bits.next_dirty(0), Some((1 << 46) - (1 << 16)..1 << 46));
         assert_eq!(bits.run_at(5), (false, (1 << 46) - (1 << 16)));
         assert_eq!(bits.chunks.iter().filter(|c| c.get().is_some()).count(), 1);
+    }
+
+    #[test]
+    fn a_disk_of_which_all_was_written_costs_no_words() {
+        let mixed =
+            |bits: &Bits| bits.chunks.iter().filter(|c| matches!(c.get(), Some(Chunk::Mixed(_)))).count();
+        let size = (1 << 40) + 512;
+        let bits = Bits::new(size, 16);
+        bits.mark(0..size);
+        assert!(bits.is_changed());
+        assert_eq!((mixed(&bits), bits.dirty_bytes()), (1, size), "the last one is not whole");
+        bits.set_stored();
+        bits.mark(5 << 30..9 << 30);
+        assert!(!bits.is_changed(), "nothing was new");
+        let (longer, shorter) = (bits.resized(2 << 40), bits.resized(1 << 39));
+        assert_eq!((mixed(&longer), longer.dirty_bytes()), (1, size.next_multiple_of(1 << 16)));
+        assert_eq!((mixed(&shorter), shorter.dirty_bytes()), (0, 1 << 39));
+    }
+
+    #[test]
+    fn a_chunk_that_has_words_is_filled_by_them() {
+        let granule = 1 << 16;
+        let bits = Bits::new(3 * CHUNK_BITS * granule, 16);
+        bits.mark((CHUNK_BITS + 3) * granule..(CHUNK_BITS + 4) * granule);
+        bits.set_stored();
+        bits.mark(granule..(3 * CHUNK_BITS - 1) * granule);
+        assert!(bits.is_changed());
+        assert_eq!(bits.next_dirty(0), Some(granule..(3 * CHUNK_BITS - 1) * granule));
+        assert_eq!(bits.run_at(0), (false, granule));
     }
 }

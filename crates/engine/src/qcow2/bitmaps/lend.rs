@@ -45,9 +45,7 @@ impl Qcow2 {
             *loaded = Loaded { bits: empty, stored: loaded.stored.clone(), unstored: true };
             Some(bits)
         });
-        let lent = lent.ok_or_else(|| {
-            self.bitmap_error(ErrorKind::NotFound, format!("Dirty bitmap '{name}' not found"))
-        })?;
+        let lent = lent.ok_or_else(|| self.no_bitmap(name))?;
         self.bitmaps.record(&list);
         self.bitmaps.state().list = list;
         Ok(lent)

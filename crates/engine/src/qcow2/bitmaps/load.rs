@@ -7,8 +7,10 @@ use crate::qcow2::open::read_bytes;
 use crate::qcow2::state::Qcow2;
 use crate::{Error, ErrorKind, Result};
 use futures_util::future::try_join_all;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use zebu_qcow2::bitmap::encode_directory;
 use zebu_qcow2::bitmap::{
     BitmapCluster, BitmapEntry, BitmapFlags, BitmapTableEntry, data_bytes, table_entries,
@@ -29,13 +31,7 @@ impl Qcow2 {
             return Ok(());
         }
         let _turn = self.bitmaps.gate.enter().await;
-        let names: Vec<Vec<u8>> = {
-            let state = self.bitmaps.state();
-            state.list.iter().filter(|b| b.recording).map(|b| b.entry.name.clone()).collect()
-        };
-        for name in names {
-            self.load_bitmap(worker, &name).await?;
-        }
+        self.load_bitmaps(worker, |bitmap| bitmap.recording).await?;
         let mut list = self.bitmaps.state().list.clone();
         self.mark_in_use(worker, &mut list, |b| b.recording || b.condition == Condition::Inconsistent)
             .await?;
@@ -83,7 +79,11 @@ impl Qcow2 {
     /// Tells the overlap check where tables are. A table that lies where something else is, or not in the file, makes
     /// its bitmap inconsistent.
     pub(crate) fn note_bitmap_tables(&self) {
-        let file_clusters = self.space().file_clusters;
+        let file_clusters = if self.writable {
+            self.space().file_clusters
+        } else {
+            self.file.len().div_ceil(self.geometry.cluster_size())
+        };
         let mut state = self.bitmaps.state();
         let mut tables: Vec<(Range<u64>, usize)> = (0..)
             .zip(&state.list)
@@ -130,44 +130,46 @@ impl Qcow2 {
         Err(self.bitmap_error(ErrorKind::Unsupported, message))
     }
 
-    /// Reads the bits of a bitmap, if that was not done yet. A damaged one becomes inconsistent; an error is one of
-    /// the file. The gate of the bitmaps is held.
-    pub(super) async fn load_bitmap(&self, worker: &Worker, name: &[u8]) -> Result<()> {
-        let size = self.virtual_size();
-        let (bitmap, bytes) = {
-            let state = self.bitmaps.state();
-            (state.list.iter().find(|b| b.entry.name == name).cloned(), loaded_bytes(&state.list))
-        };
-        let Some(bitmap) = bitmap else { return Ok(()) };
-        if bitmap.loaded.is_some() || bitmap.condition != Condition::Sound {
-            return Ok(());
+    /// Reads the bits of those bitmaps that are not in memory yet. A damaged one becomes inconsistent; an error is one
+    /// of the file. The gate of the bitmaps is held.
+    pub(super) async fn load_bitmaps(&self, worker: &Worker, which: impl Fn(&Bitmap) -> bool) -> Result<()> {
+        if !self.writable && !self.bitmaps.are_tables_noted.swap(true, Relaxed) {
+            self.note_bitmap_tables();
         }
-        let granularity_bits = bitmap.entry.granularity_bits;
-        self.check_bits(bytes.saturating_add(data_bytes(size, granularity_bits)))?;
-        let found = self.read_bitmap_table(worker, &bitmap.entry).await?;
-        let loaded = match found {
-            None => None,
-            Some((entries, stored)) => {
-                let bits = Bits::new(size, granularity_bits);
-                let needed = table_entries(size, granularity_bits, &self.geometry) as usize;
-                self.read_bits(worker, entries.get(..needed).unwrap_or(&entries), &bits).await?;
-                bits.set_stored();
-                if self.writable {
-                    for clusters in stored.iter().skip(1) {
-                        self.metadata.insert(clusters.clone(), Metadata::BitmapData);
-                    }
-                }
-                Some(Loaded { bits: Arc::new(bits), stored, unstored: false })
-            }
+        let (missing, mut bytes): (Vec<(usize, BitmapEntry)>, u64) = {
+            let state = self.bitmaps.state();
+            let missing = (0..).zip(&state.list).filter(|(_, bitmap)| {
+                bitmap.loaded.is_none() && bitmap.condition == Condition::Sound && which(bitmap)
+            });
+            (missing.map(|(index, b)| (index, b.entry.clone())).collect(), loaded_bytes(&state.list))
         };
-        let mut state = self.bitmaps.state();
-        if let Some(bitmap) = state.list.iter_mut().find(|b| b.entry.name == name) {
+        for (index, entry) in missing {
+            bytes = bytes.saturating_add(data_bytes(self.virtual_size(), entry.granularity_bits));
+            self.check_bits(bytes)?;
+            let loaded = self.load_bitmap(worker, &entry).await?;
+            let mut state = self.bitmaps.state();
+            let Some(bitmap) = state.list.get_mut(index) else { continue };
             match loaded {
                 Some(loaded) => bitmap.loaded = Some(loaded),
                 None => bitmap.condition = Condition::Inconsistent,
             }
         }
         Ok(())
+    }
+
+    /// What an entry leads to. `None`: it is damaged.
+    async fn load_bitmap(&self, worker: &Worker, entry: &BitmapEntry) -> Result<Option<Loaded>> {
+        let (size, granularity_bits) = (self.virtual_size(), entry.granularity_bits);
+        let Some((entries, stored)) = self.read_bitmap_table(worker, entry).await? else { return Ok(None) };
+        let bits = Bits::new(size, granularity_bits);
+        let needed = table_entries(size, granularity_bits, &self.geometry) as usize;
+        self.read_bits(worker, entries.get(..needed).unwrap_or(&entries), &bits).await?;
+        bits.set_stored();
+        // So that no other bitmap has them, too.
+        for clusters in stored.iter().skip(1) {
+            self.metadata.insert(clusters.clone(), Metadata::BitmapData);
+        }
+        Ok(Some(Loaded { bits: Arc::new(bits), stored, unstored: false }))
     }
 
     /// The table of a bitmap, and the clusters that belong to it, those of the table first. `None`: it is damaged.
@@ -224,11 +226,7 @@ impl Qcow2 {
         for (first, entry) in (0u64..).map(|index| index * words).zip(entries) {
             match entry {
                 BitmapCluster::AllZeroes => {}
-                BitmapCluster::AllOnes => {
-                    for word in first..(first + words).min(bits.words()) {
-                        bits.set_word(word, bits.valid(word));
-                    }
-                }
+                BitmapCluster::AllOnes => bits.set_bits(first * 64..(first + words) * 64),
                 BitmapCluster::Data(host) => data.push((first, host.0)),
             }
         }
@@ -262,17 +260,37 @@ impl Qcow2 {
         Ok(bits)
     }
 
+    /// The bits of all bitmaps of these names.
+    pub(crate) async fn bits_of_bitmaps(
+        &self,
+        worker: &Worker,
+        names: &HashSet<&str>,
+    ) -> Result<HashMap<String, Arc<Bits>>> {
+        if self.writable {
+            self.before_metadata_write(worker).await?;
+        }
+        let _turn = self.bitmaps.gate.enter().await;
+        self.load_bitmaps(worker, |bitmap| names.contains(bitmap.name().as_str())).await?;
+        let mut found = HashMap::new();
+        for bitmap in &self.bitmaps.state().list {
+            let name = bitmap.name();
+            if names.contains(name.as_str()) {
+                self.check_sound(bitmap)?;
+                self.check_not_lent(bitmap)?;
+                found.extend(bitmap.loaded.as_ref().map(|loaded| (name, loaded.bits.clone())));
+            }
+        }
+        Ok(found)
+    }
+
     /// The same, with the gate of the bitmaps held.
     pub(super) async fn sound_bits(&self, worker: &Worker, name: &str) -> Result<Arc<Bits>> {
         let find = || self.find_bitmap(&self.bitmaps.state().list, name).map(|(_, bitmap)| bitmap);
         let found = find()?;
         self.check_sound(&found)?;
-        self.load_bitmap(worker, &found.entry.name).await?;
+        self.load_bitmaps(worker, |bitmap| bitmap.entry.name == found.entry.name).await?;
         let bitmap = find()?;
         self.check_sound(&bitmap)?;
-        bitmap
-            .loaded
-            .map(|loaded| loaded.bits)
-            .ok_or_else(|| self.bitmap_error(ErrorKind::NotFound, format!("Dirty bitmap '{name}' not found")))
+        bitmap.loaded.map(|loaded| loaded.bits).ok_or_else(|| self.no_bitmap(name))
     }
 }

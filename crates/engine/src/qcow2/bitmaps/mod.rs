@@ -23,7 +23,7 @@ mod store;
 
 pub(crate) use bits::Bits;
 pub use lend::Outcome;
-pub(crate) use operations::{FirstBits, Recording};
+pub(crate) use operations::{CopiedBitmap, FirstBits, Recording};
 
 use crate::gate::Gate;
 use crate::qcow2::state::Qcow2;
@@ -100,6 +100,9 @@ pub(crate) struct Bitmaps {
     recorders: ArcSwapOption<Recorders>,
     /// Held while bits are loaded.
     gate: Gate,
+    /// It is known where the tables of an image that is only read lie. (For one that is written, that comes before the
+    /// first change.)
+    are_tables_noted: AtomicBool,
 }
 
 impl Bitmaps {
@@ -193,9 +196,11 @@ impl Qcow2 {
     /// Where the bitmap of this name is in the list.
     fn find_bitmap(&self, list: &[Bitmap], name: &str) -> Result<(usize, Bitmap)> {
         let found = (0..).zip(list).find(|(_, bitmap)| bitmap.name() == name);
-        found
-            .map(|(index, bitmap)| (index, bitmap.clone()))
-            .ok_or_else(|| self.bitmap_error(ErrorKind::NotFound, format!("Dirty bitmap '{name}' not found")))
+        found.map(|(index, bitmap)| (index, bitmap.clone())).ok_or_else(|| self.no_bitmap(name))
+    }
+
+    pub(crate) fn no_bitmap(&self, name: &str) -> Error {
+        self.bitmap_error(ErrorKind::NotFound, format!("Dirty bitmap '{name}' not found"))
     }
 
     fn check_sound(&self, bitmap: &Bitmap) -> Result<()> {

@@ -5,6 +5,7 @@ use super::store::Afterwards;
 use super::{Bitmap, Bits, Condition, Loaded};
 use crate::qcow2::state::Qcow2;
 use crate::{ErrorKind, Result};
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
@@ -30,6 +31,60 @@ pub(crate) enum FirstBits {
     Clear,
     /// That everything was.
     Set,
+}
+
+/// A bitmap that is to say what another does.
+pub(crate) struct CopiedBitmap {
+    pub(crate) name: String,
+    pub(crate) recording: Recording,
+    pub(crate) bits: Arc<Bits>,
+}
+
+/// A list of bitmaps that gets some more.
+struct Adding<'a> {
+    qcow2: &'a Qcow2,
+    list: &'a mut Vec<Bitmap>,
+    names: HashSet<Vec<u8>>,
+    /// Memory that their bits may take, bytes.
+    bytes: u64,
+}
+
+impl<'a> Adding<'a> {
+    fn to(qcow2: &'a Qcow2, list: &'a mut Vec<Bitmap>) -> Self {
+        let names = list.iter().map(|bitmap| bitmap.entry.name.clone()).collect();
+        let bytes = loaded_bytes(list);
+        Self { qcow2, list, names, bytes }
+    }
+
+    /// Adds one, if it may be there.
+    fn add(
+        &mut self,
+        name: &str,
+        granularity_bits: u8,
+        recording: Recording,
+        bits: impl FnOnce() -> Bits,
+    ) -> Result<()> {
+        let (qcow2, size) = (self.qcow2, self.qcow2.virtual_size());
+        let refuse = |kind, message: String| Err(qcow2.bitmap_error(kind, message));
+        if !self.names.insert(name.as_bytes().to_vec()) {
+            return refuse(ErrorKind::Exists, format!("Bitmap already exists: {name}"));
+        }
+        if self.list.len() >= MAX_BITMAPS as usize {
+            let message = "Maximum number of persistent bitmaps is already reached";
+            return refuse(ErrorKind::NoSpace, message.to_owned());
+        }
+        qcow2.check_size(name, granularity_bits, size)?;
+        self.bytes = self.bytes.saturating_add(data_bytes(size, granularity_bits));
+        qcow2.check_bits(self.bytes)?;
+        self.list.push(Bitmap {
+            entry: BitmapEntry::new(name.as_bytes().to_vec(), granularity_bits, BitmapFlags::empty()),
+            recording: recording == Recording::On,
+            condition: Condition::Sound,
+            loaded: Some(Loaded { bits: Arc::new(bits()), stored: Arc::new([]), unstored: true }),
+            lent: false,
+        });
+        Ok(())
+    }
 }
 
 impl Qcow2 {
@@ -65,14 +120,7 @@ impl Qcow2 {
         recording: Recording,
         first: FirstBits,
     ) -> Result<()> {
-        let refuse = |kind, message: String| Err(self.bitmap_error(kind, message));
-        if self.geometry.version == Version::V2 {
-            return refuse(ErrorKind::Unsupported, "Cannot store dirty bitmaps in qcow2 v2 files".to_owned());
-        }
-        if name.is_empty() || name.len() > MAX_BITMAP_NAME as usize {
-            let message = format!("the name of a bitmap has 1 to {MAX_BITMAP_NAME} bytes");
-            return refuse(ErrorKind::InvalidArgument, message);
-        }
+        self.check_name(name)?;
         let granularity_bits = match granularity {
             None => default_granularity_bits(&self.geometry),
             Some(bytes) => {
@@ -80,39 +128,63 @@ impl Qcow2 {
                 let range = MIN_BITMAP_GRANULARITY_BITS..=MAX_BITMAP_GRANULARITY_BITS;
                 if !bytes.is_power_of_two() || !range.contains(&bits) {
                     let message = "the granularity of a bitmap is a power of two from 512 to 2147483648";
-                    return refuse(ErrorKind::InvalidArgument, message.to_owned());
+                    return Err(self.bitmap_error(ErrorKind::InvalidArgument, message));
                 }
                 bits
             }
         };
         self.change_bitmaps(worker, None, async |me, list, _| {
-            if list.iter().any(|bitmap| bitmap.entry.name == name.as_bytes()) {
-                let message = format!("Bitmap already exists: {name}");
-                return Err(me.bitmap_error(ErrorKind::Exists, message));
-            }
-            if list.len() >= MAX_BITMAPS as usize {
-                return Err(me.bitmap_error(
-                    ErrorKind::NoSpace,
-                    "Maximum number of persistent bitmaps is already reached",
-                ));
-            }
             let size = me.virtual_size();
-            me.check_size(name, granularity_bits, size)?;
-            me.check_bits(loaded_bytes(list).saturating_add(data_bytes(size, granularity_bits)))?;
-            let bits = Bits::new(size, granularity_bits);
-            if first == FirstBits::Set {
-                bits.mark(0..size);
+            Adding::to(me, list).add(name, granularity_bits, recording, || {
+                let bits = Bits::new(size, granularity_bits);
+                if first == FirstBits::Set {
+                    bits.mark(0..size);
+                }
+                bits
+            })
+        })
+        .await
+    }
+
+    /// Adds bitmaps that say what others do, of a disk of the same size: all of them, or none.
+    pub(crate) async fn add_copies(self: &Arc<Self>, worker: &Worker, copies: &[CopiedBitmap]) -> Result<()> {
+        copies.iter().try_for_each(|copy| self.check_name(&copy.name))?;
+        self.change_bitmaps(worker, None, async |me, list, _| {
+            let size = me.virtual_size();
+            let mut adding = Adding::to(me, list);
+            for copy in copies {
+                me.check_same_size(&copy.bits)?;
+                let granularity_bits = copy.bits.granularity_bits();
+                adding.add(&copy.name, granularity_bits, copy.recording, || copy.bits.resized(size))?;
             }
-            list.push(Bitmap {
-                entry: BitmapEntry::new(name.as_bytes().to_vec(), granularity_bits, BitmapFlags::empty()),
-                recording: recording == Recording::On,
-                condition: Condition::Sound,
-                loaded: Some(Loaded { bits: Arc::new(bits), stored: Arc::new([]), unstored: true }),
-                lent: false,
-            });
             Ok(())
         })
         .await
+    }
+
+    /// Fails if the image can have no bitmap of that name, whatever it has.
+    fn check_name(&self, name: &str) -> Result<()> {
+        if self.geometry.version == Version::V2 {
+            let message = "Cannot store dirty bitmaps in qcow2 v2 files";
+            return Err(self.bitmap_error(ErrorKind::Unsupported, message));
+        }
+        if name.is_empty() || name.len() > MAX_BITMAP_NAME as usize {
+            let message = format!("the name of a bitmap has 1 to {MAX_BITMAP_NAME} bytes");
+            return Err(self.bitmap_error(ErrorKind::InvalidArgument, message));
+        }
+        Ok(())
+    }
+
+    /// Fails for bits of a disk of another size.
+    fn check_same_size(&self, other: &Bits) -> Result<()> {
+        let (size, theirs) = (self.virtual_size(), other.size());
+        if theirs == size {
+            return Ok(());
+        }
+        let message = format!(
+            "Bitmaps are of different sizes (destination size is {size}, source size is {theirs}) and can't be merged"
+        );
+        Err(self.bitmap_error(ErrorKind::InvalidArgument, message))
     }
 
     /// Fails if a bitmap over `size` bytes of disk is larger than the format's users accept.
@@ -185,15 +257,7 @@ impl Qcow2 {
         other: &Arc<Bits>,
     ) -> Result<()> {
         self.change_bitmaps(worker, Some(name), async |me, list, _| {
-            let size = me.virtual_size();
-            if other.size() != size {
-                let message = format!(
-                    "Bitmaps are of different sizes (destination size is {size}, source size is {}) and can't be \
-                     merged",
-                    other.size()
-                );
-                return Err(me.bitmap_error(ErrorKind::InvalidArgument, message));
-            }
+            me.check_same_size(other)?;
             if let Some(loaded) = find_mut(list, name).and_then(|bitmap| bitmap.loaded.as_mut()) {
                 loaded.bits.merge(other);
             }
@@ -211,9 +275,9 @@ impl Qcow2 {
             self.check_sound(bitmap)?;
             self.check_size(&bitmap.name(), bitmap.entry.granularity_bits, new_size)?;
             bytes = bytes.saturating_add(data_bytes(new_size, bitmap.entry.granularity_bits));
-            self.load_bitmap(worker, &bitmap.entry.name).await?;
         }
         self.check_bits(bytes)?;
+        self.load_bitmaps(worker, |_| true).await?;
         let mut list = self.bitmaps.state().list.clone();
         list.iter().try_for_each(|bitmap| self.check_sound(bitmap))?;
         self.mark_in_use(worker, &mut list, |_| true).await?;

@@ -9,6 +9,7 @@ use crate::Result;
 use crate::qcow2::metadata_map::Metadata;
 use crate::qcow2::open::format_error;
 use crate::qcow2::state::{AfterFree, Qcow2};
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 use zebu_qcow2::HostOffset;
@@ -266,11 +267,13 @@ impl Bitmap {
 
 /// Clusters that the entries of `old` lead to and those of `new` don't.
 fn clusters_gone(old: &[Bitmap], new: &[Bitmap]) -> Vec<Range<u64>> {
+    let place = |bitmap: &Bitmap| (bitmap.entry.table_offset.0, bitmap.entry.table_entries);
+    let stay: HashSet<_> = new.iter().map(place).collect();
     let mut gone = Vec::new();
     for bitmap in old {
-        let place = (bitmap.entry.table_offset, bitmap.entry.table_entries);
-        let stays = new.iter().any(|b| (b.entry.table_offset, b.entry.table_entries) == place);
-        if !stays && let Some(loaded) = &bitmap.loaded {
+        if !stay.contains(&place(bitmap))
+            && let Some(loaded) = &bitmap.loaded
+        {
             gone.extend(loaded.stored.iter().cloned());
         }
     }
