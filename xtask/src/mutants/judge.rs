@@ -124,8 +124,8 @@ impl Suite {
 /// Of these, none is left in `place`, however it ends.
 fn run(program: &Path, variable: (&str, &std::ffi::OsStr), place: &Path, limit: Duration) -> Outcome<End> {
     let said = |e: std::io::Error| format!("cannot run {}: {e}", program.display());
-    let scratch = tempfile::tempdir_in(place).map_err(said)?;
     let space = space_for(place)?;
+    let scratch = tempfile::tempdir_in(place).map_err(said)?;
     let mut command = Command::new("sh");
     command
         .args(["-c", &format!("ulimit -c 0; ulimit -v {MEMORY_KIB}; exec \"$0\" 2>/dev/null")])
