@@ -194,6 +194,21 @@ fn a_gigantic_disk_in_a_small_file_is_unsafe() {
     verdict(&scratch, NAME).ok();
 }
 
+/// Each entry describes 512 MiB.
+#[test]
+fn a_table_that_stands_for_many_is_unsafe() {
+    let scratch = Scratch::new();
+    scratch.zebu(&words(&format!("create -q -f qcow2 {NAME} 2G"))).ok();
+    let data = |guest: &str| format!("write {guest} 64k");
+    scratch.zebu(&["io", "-f", "qcow2", "-c", &data("0"), "-c", &data("1G"), NAME]).ok();
+    verdict(&scratch, NAME).ok();
+    let file = scratch.read(NAME);
+    let l1 = u64::from_be_bytes(file[40..48].try_into().expect("eight bytes")) as usize;
+    let first = file[l1..l1 + 8].to_vec();
+    patch(&scratch, NAME, l1 + 8, &first);
+    is_unsafe(&scratch, NAME, &["shared-tables"]);
+}
+
 #[test]
 fn a_table_outside_of_the_file_is_unsafe() {
     let scratch = fresh("");

@@ -307,8 +307,12 @@ fn next_in_chain(link: &Link, top: &OpenOptions, access: Access) -> Result<Optio
 }
 
 async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> Result<Arc<Node>> {
-    let headers = links.iter().filter_map(|link| link.parsed.as_ref()).map(|parsed| &parsed.header);
-    let full = headers.fold(0u64, |sum, header| sum.saturating_add(full_cache_bytes(header)));
+    let (mut full, mut in_files) = (0u64, 0u64);
+    for link in &links {
+        let mapping = link.parsed.as_ref().map_or(0, |parsed| full_cache_bytes(&parsed.header));
+        full = full.saturating_add(mapping);
+        in_files = in_files.saturating_add(link.file.len());
+    }
     let interval = options.cache_clean_interval.unwrap_or(DEFAULT_CLEAN_INTERVAL);
     let store = Arc::new(SliceStore::new(u64::MAX, interval).for_queues(options.queues));
     let inflated = Arc::default();
@@ -362,6 +366,7 @@ async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> R
     let top = below.pop().ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "no image"))?;
     top.set_cache_size(options.cache_size.unwrap_or(default_cache_bytes(
         full,
+        in_files,
         top.cache_minimum(),
         options.access,
     )))?;

@@ -4,12 +4,12 @@
 use crate::open::{flags, probe};
 use crate::options::{Access, Chain, Format, OpenOptions, Purpose, RefPolicy};
 use crate::qcow2::info::text;
-use crate::qcow2::open::{read_bytes, read_snapshots};
+use crate::qcow2::open::{TABLE_STEP, read_bytes, read_snapshots};
 use crate::{Error, Image, Result};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use zebu_qcow2::extension::Extension;
-use zebu_qcow2::{Autoclear, Compatible, Encryption, FormatError, Header, Incompatible, Warning};
+use zebu_qcow2::{Autoclear, Compatible, Encryption, FormatError, Header, Incompatible, L1Entry, Warning};
 use zebu_storage::{File, Worker};
 
 /// A disk is called gigantic above this size in bytes...
@@ -148,6 +148,12 @@ pub enum Concern {
         /// Bytes of the file.
         file_length: u64,
     },
+    /// Entries of the L1 table that lead to one L2 table: a small file that describes a disk full of data, which whoever
+    /// reads all of it goes over. No writer makes such an image.
+    SharedTables {
+        /// How many entries lead to a table of an entry before them.
+        count: u64,
+    },
     /// Internal snapshots: content that is not on the disk that a guest sees.
     Snapshots {
         /// How many.
@@ -194,6 +200,7 @@ impl Concern {
             Self::Dirty => "dirty",
             Self::LooksLike { .. } => "looks-like-another-format",
             Self::Gigantic { .. } => "gigantic",
+            Self::SharedTables { .. } => "shared-tables",
             Self::Snapshots { .. } => "snapshots",
             Self::Bitmaps { .. } => "bitmaps",
             Self::UnknownParts { .. } => "unknown-parts",
@@ -250,6 +257,11 @@ impl fmt::Display for Concern {
             Self::Gigantic { virtual_size, file_length } => {
                 write!(f, "has a disk of {virtual_size} bytes in a file of {file_length} bytes")
             }
+            Self::SharedTables { count } => write!(
+                f,
+                "has {count} entries of the L1 table that lead to the L2 table of another entry: it describes more data \
+                 than the file can hold (zebu check)"
+            ),
             Self::Snapshots { count, vm_state } => {
                 write!(f, "has {count} internal snapshots with {vm_state} bytes of VM state")
             }
@@ -444,6 +456,11 @@ async fn judge_tables(worker: &Worker, file: &File, header: &Header, concerns: &
             concerns.push(Concern::Invalid { error });
         }
     }
+    match shared_tables(worker, file, header).await {
+        Ok(0) => {}
+        Ok(count) => concerns.push(Concern::SharedTables { count }),
+        Err(error) => concerns.push(Concern::Invalid { error: error.message().to_owned() }),
+    }
     if header.nb_snapshots == 0 {
         return;
     }
@@ -455,6 +472,24 @@ async fn judge_tables(worker: &Worker, file: &File, header: &Header, concerns: &
         }
         Err(error) => concerns.push(Concern::Invalid { error: error.message().to_owned() }),
     }
+}
+
+/// Entries of the L1 table that lead to a table that an entry before them leads to.
+async fn shared_tables(worker: &Worker, file: &File, header: &Header) -> Result<u64> {
+    let start = header.l1_table_offset.0.min(file.len());
+    let end = start.saturating_add(u64::from(header.l1_size) * 8).min(file.len());
+    let (mut tables, mut at) = (Vec::new(), start);
+    while at < end {
+        let len = (end - at).min(TABLE_STEP as u64);
+        let bytes = read_bytes(worker, file, at, len as usize).await?;
+        let entries = bytes.as_chunks::<8>().0.iter().map(|entry| L1Entry(u64::from_be_bytes(*entry)));
+        tables.extend(entries.filter_map(|entry| entry.table()));
+        at += len;
+    }
+    let all = tables.len();
+    tables.sort_unstable();
+    tables.dedup();
+    Ok((all - tables.len()) as u64)
 }
 
 /// What the first bytes of the disk that a guest sees look like, where they can be read from the file alone.

@@ -1,7 +1,8 @@
-//! Small files that claim much: bits that are all set, bitmaps by the thousand, the largest disks.
+//! Small files that claim much: bits that are all set, bitmaps by the thousand, the largest disks, tables that stand for
+//! many.
 
 use super::Hostile;
-use super::base::{BITMAP_TABLE, BITMAPS, CLUSTER, EXTENSIONS, REFBLOCK};
+use super::base::{BITMAP_TABLE, BITMAPS, CLUSTER, EXTENSIONS, L2, REFBLOCK};
 use super::headers::hostile;
 use crate::patch::{Patch, header as field};
 
@@ -17,6 +18,8 @@ pub const ALL: &[Hostile] = hostile! {
     "10 bitmaps of 512 MiB with one table": p => one_table_of_set_bits(p, 10);
     "20,000 bitmaps with one table": p => bitmaps(p, 20_000, 1, 16);
     "an empty disk of 64 TiB": p => empty_disk(p, 64 * TIB);
+    "4,096 L1 entries that lead to one L2 table of zeroes": p => one_table_for_all(p, 4096, |_| 1);
+    "64 L1 entries that lead to one L2 table of many runs": p => one_table_for_all(p, 64, |cluster| cluster % 2);
 };
 
 /// The disk has as many bytes, and nothing in it.
@@ -25,6 +28,18 @@ fn empty_disk(p: &Patch, size: u64) {
     p.set_u64(field::SIZE, size).set_u32(field::L1_SIZE, entries as u32).set_u64(field::L1_TABLE_OFFSET, END);
     p.truncate((END + entries * 8).next_multiple_of(CLUSTER));
     count_clusters(p, END, entries * 8);
+}
+
+/// A disk whose L1 entries all lead to one table, which says the same of each part of it.
+fn one_table_for_all(p: &Patch, entries: u64, l2_entry: fn(u64) -> u64) {
+    empty_disk(p, entries * (CLUSTER / 8) * CLUSTER);
+    for entry in 0..entries {
+        p.set_u64(END + entry * 8, L2);
+    }
+    for cluster in 0..CLUSTER / 8 {
+        p.set_u64(L2 + cluster * 8, l2_entry(cluster));
+    }
+    p.set(REFBLOCK + L2 / CLUSTER * 2, &(entries as u16).to_be_bytes());
 }
 
 /// Bits for granules of 512 bytes of a disk of 2 TiB, all set, in bitmaps that have the same table.

@@ -36,7 +36,7 @@ const MAX_DEFAULT_CACHE: u64 = 32 << 20;
 /// Bytes that the overlap check needs for each table, at most.
 const METADATA_PLACE: u64 = 48;
 /// Bytes of a table read at once.
-const TABLE_STEP: usize = 1 << 20;
+pub(crate) const TABLE_STEP: usize = 1 << 20;
 
 /// Bytes read at once from a snapshot table.
 const SNAPSHOT_TABLE_STEP: u64 = 64 << 10;
@@ -182,10 +182,11 @@ pub(crate) fn full_cache_bytes(header: &Header) -> u64 {
 
 /// The budget by default: the whole mapping of a chain up to 32 MiB, at least 1 MiB beside the tables that are held in
 /// any case. Where the chain is written, what a commit holds beside it: a commit begins when a quarter of the budget is
-/// dirty, and should not begin for that alone.
-pub(crate) fn default_cache_bytes(full: u64, tables: u64, access: Access) -> u64 {
+/// dirty, and should not begin for that alone. Where it is only read, its files will not grow: `in_files` bytes, which
+/// hold all tables, are not cached in more than twice as many.
+pub(crate) fn default_cache_bytes(full: u64, in_files: u64, tables: u64, access: Access) -> u64 {
     let wanted = match access {
-        Access::ReadOnly => full,
+        Access::ReadOnly => full.min(in_files.saturating_mul(2)),
         Access::ReadWrite => full.saturating_mul(4),
     };
     wanted.clamp(MIN_DEFAULT_CACHE, MAX_DEFAULT_CACHE).max(tables + MIN_DEFAULT_CACHE)
