@@ -217,6 +217,7 @@ fn hostile_images_end_in_an_error_or_a_result_within_bounds() {
     assert_eq!(names.len(), all.len(), "two images have one name");
     // To look at some: ZEBU_HOSTILE=words of their names.
     let some = std::env::var("ZEBU_HOSTILE").unwrap_or_default();
+    assert!(all.iter().any(|image| image.name.contains(&some)), "no image has '{some}' in its name");
     let run = |part: usize| {
         let scratch = Scratch::new("strangers");
         let chosen = all.iter().filter(|image| image.name.contains(&some));

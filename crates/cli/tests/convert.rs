@@ -196,6 +196,32 @@ fn options_that_do_not_work_are_refused_by_name() {
     }
 }
 
+/// Each has a table of one cluster; the directory is written once, not once more for each of them.
+#[test]
+fn many_bitmaps_are_copied_at_once_or_not_at_all() {
+    const MANY: u64 = 300;
+    let bitmaps = |scratch: &Scratch, name: &str| {
+        let info = scratch.zebu(&["info", "--output", "json", name]).ok().json();
+        info["format-specific"]["data"]["bitmaps"].as_array().map_or(0, Vec::len) as u64
+    };
+    let scratch = Scratch::new();
+    scratch.zebu(&words("create -q -f qcow2 a.qcow2 1M")).ok();
+    for number in 0..MANY {
+        scratch.zebu(&words(&format!("bitmap --add a.qcow2 b{number:03}"))).ok();
+    }
+    scratch.zebu(&words("convert --bitmaps -O qcow2 a.qcow2 out")).ok();
+    assert_eq!(bitmaps(&scratch, "out"), MANY);
+    scratch.zebu(&words("check out")).ok();
+    let len = scratch.file("out").metadata().unwrap().len();
+    assert!(len <= (MANY + 32) * 65536, "{len}");
+
+    scratch.zebu(&words("create -q -f qcow2 target 1M")).ok();
+    scratch.zebu(&words("bitmap --add target b150")).ok();
+    scratch.zebu(&words("convert -n --bitmaps -O qcow2 a.qcow2 target")).fails_naming(1, &["b150"]);
+    assert_eq!(bitmaps(&scratch, "target"), 1);
+    scratch.zebu(&words("check target")).ok();
+}
+
 #[test]
 fn reports_are_printed_on_request() {
     let scratch = Scratch::new();

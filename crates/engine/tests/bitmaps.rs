@@ -168,6 +168,75 @@ fn damaged_directories_and_tables_do_no_harm() {
     }
 }
 
+/// The bits are asked for before anything is read: the bitmap is refused, and not the disk.
+#[test]
+fn a_bitmap_that_lies_on_a_table_of_the_disk_does_not_keep_it_from_being_read() {
+    let bytes = sound(65536);
+    let (_, directory, tables) = places(&bytes);
+    let l1 = u64_at(&bytes, 40);
+    let l2 = u64_at(&bytes, l1) & !(1 << 63);
+    for damaged_at in [directory, tables[0]] {
+        let mut damaged = bytes.clone();
+        damaged[damaged_at..damaged_at + 8].copy_from_slice(&(l2 as u64).to_be_bytes());
+        let world = SimWorld::new(1);
+        world.file(NAME, Content::from_bytes(&damaged), SimFileConfig::default());
+        let worker = world.worker();
+        run(&world, async {
+            let image = open(&world, &worker, Access::ReadOnly).await.unwrap();
+            assert!(image.bitmap_bits(&worker, "fine").await.is_err());
+            assert_eq!(image.bitmap_bits(&worker, "b").await.unwrap().next_dirty(0), Some(0..131_072));
+            let disk = read(&image, &worker, 0, SIZE as usize).await;
+            let written = |at: usize| at < 100_000 || (3 << 20..(3 << 20) + 700).contains(&at);
+            assert!((0..).zip(&disk).all(|(at, byte)| *byte == if written(at) { 7 } else { 0 }));
+            image.close(&worker).await.unwrap();
+        });
+    }
+}
+
+/// Together they would be more than is loaded; the damaged one is not.
+#[test]
+fn a_damaged_bitmap_does_not_count_for_memory() {
+    const SIZE: u64 = 1 << 39;
+    let world = SimWorld::new(1);
+    let worker = world.worker();
+    let file = world.file(NAME, Content::new(), SimFileConfig::default());
+    let create = CreateOptions { size: Some(SIZE), cluster_size: 2 << 20, ..CreateOptions::default() };
+    run(&world, Image::create_in(&worker, &file, &create)).unwrap();
+    for name in ["a", "b", "c", "d", "e"] {
+        run(&world, async {
+            let image = open(&world, &worker, Access::ReadWrite).await?;
+            let (granularity, recording) = (Some(512), BitmapRecording::Off);
+            image.add_bitmap(&worker, &NewBitmap { name: name.to_owned(), granularity, recording }).await?;
+            image.close(&worker).await
+        })
+        .unwrap();
+    }
+    let content = world.content(NAME).unwrap();
+    let mut bytes = vec![0; content.len() as usize];
+    content.read(0, &mut bytes);
+    let extension = (104..4096).step_by(8).find(|at| bytes[*at..at + 4] == [0x23, 0x85, 0x28, 0x75]).unwrap();
+    let directory = u64_at(&bytes, extension + 24);
+    // Each records: 640 MiB of bits.
+    for entry in 0..5 {
+        bytes[directory + entry * 32 + 15] |= 2;
+    }
+    let first_write = |bytes: &[u8]| {
+        let world = SimWorld::new(1);
+        world.file(NAME, Content::from_bytes(bytes), SimFileConfig::default());
+        let worker = world.worker();
+        run(&world, async {
+            let image = open(&world, &worker, Access::ReadWrite).await.unwrap();
+            let written = write(&image, &worker, 0, 512).await;
+            image.close(&worker).await.unwrap();
+            written
+        })
+    };
+    assert_eq!(first_write(&bytes).unwrap_err().kind(), ErrorKind::Unsupported);
+    let table = u64_at(&bytes, directory);
+    bytes[table + 7] = 2;
+    first_write(&bytes).unwrap();
+}
+
 #[test]
 fn more_bits_than_memory_may_take_are_refused() {
     let world = SimWorld::new(1);

@@ -56,6 +56,8 @@ pub struct VerifyReport {
 
 /// Ranges that are reported one by one.
 const MAX_REPORTED: usize = 1024;
+/// Clusters of zeroes that are passed over at once; between, cancelling is looked for.
+const MAX_PASSED: u64 = 1 << 20;
 /// Bad clusters after which it gives up: an image can say of petabytes, each of them, that they can't be read.
 const MAX_BAD: u64 = 1 << 16;
 /// Bytes read at once.
@@ -100,7 +102,11 @@ pub async fn verify(worker: &Worker, image: &Image, options: &VerifyOptions) -> 
         // Where nothing else is expected, what is known to be zero costs no look at each of its clusters.
         let zeroes_expected = manifest.as_ref().map_or(u64::MAX, ManifestReader::zeroes_ahead);
         if zeroes_expected > 0 {
-            let end = zeroes_expected.saturating_mul(subject.cluster_size).saturating_add(at).min(total);
+            let end = zeroes_expected
+                .min(MAX_PASSED)
+                .saturating_mul(subject.cluster_size)
+                .saturating_add(at)
+                .min(total);
             let zero = zero_run(worker, image, at, end).await / chunk * chunk;
             if zero > 0 {
                 if let Some(manifest) = &mut manifest {

@@ -47,16 +47,18 @@ impl Leftovers {
 }
 
 async fn scan(worker: &Worker, image: &Image, subject: Subject, done: u64) -> Result<Leftovers> {
-    let bits = Bits::new(subject.virtual_size, subject.cluster_size.trailing_zeros() as u8);
+    let mut bits = None;
     let end = image.virtual_size().min(subject.virtual_size);
-    let (mut at, mut any) = (done, false);
+    let mut at = done;
     while at < end {
         let extent = image.extent(worker, at, end - at).await?;
         if extent.kind != ExtentKind::Unallocated {
-            bits.mark(at..extent.end());
-            any = true;
+            bits.get_or_insert_with(|| {
+                Arc::new(Bits::new(subject.virtual_size, subject.cluster_size.trailing_zeros() as u8))
+            })
+            .mark(at..extent.end());
         }
         at = extent.end();
     }
-    Ok(Leftovers(any.then(|| Arc::new(bits))))
+    Ok(Leftovers(bits))
 }

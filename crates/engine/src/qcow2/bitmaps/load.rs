@@ -11,6 +11,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use zebu_qcow2::L1Entry;
 use zebu_qcow2::bitmap::encode_directory;
 use zebu_qcow2::bitmap::{
     BitmapCluster, BitmapEntry, BitmapFlags, BitmapTableEntry, data_bytes, table_entries,
@@ -84,12 +85,21 @@ impl Qcow2 {
         } else {
             self.file.len().div_ceil(self.geometry.cluster_size())
         };
+        if !self.writable {
+            // What a guest's data is found through comes first: a bitmap that lies on it is not followed.
+            let tables = self.l1();
+            let tables = tables.table.iter_set().filter_map(|(_, entry)| L1Entry(entry).table());
+            let tables = tables.map(|table| table.0 >> self.geometry.cluster_bits);
+            let in_file = tables.filter(|cluster| *cluster < file_clusters);
+            // Two entries with one table are the check's to report.
+            let _ = self.metadata.insert_tables(in_file, Metadata::ActiveL2);
+        }
         let mut state = self.bitmaps.state();
         let mut tables: Vec<(Range<u64>, usize)> = (0..)
             .zip(&state.list)
             .map(|(index, bitmap)| (self.table_clusters(&bitmap.entry), index))
             .collect();
-        tables.sort_unstable_by_key(|(clusters, _)| (clusters.start, clusters.end));
+        tables.sort_unstable_by_key(|(clusters, index)| (clusters.start, clusters.end, *index));
         let (mut end, mut noted) = (1, 0);
         for (clusters, index) in tables {
             let Some(bitmap) = state.list.get_mut(index) else { continue };
@@ -144,13 +154,16 @@ impl Qcow2 {
             (missing.map(|(index, b)| (index, b.entry.clone())).collect(), loaded_bytes(&state.list))
         };
         for (index, entry) in missing {
-            bytes = bytes.saturating_add(data_bytes(self.virtual_size(), entry.granularity_bits));
-            self.check_bits(bytes)?;
+            let with_it = bytes.saturating_add(data_bytes(self.virtual_size(), entry.granularity_bits));
+            self.check_bits(with_it)?;
             let loaded = self.load_bitmap(worker, &entry).await?;
             let mut state = self.bitmaps.state();
             let Some(bitmap) = state.list.get_mut(index) else { continue };
             match loaded {
-                Some(loaded) => bitmap.loaded = Some(loaded),
+                Some(loaded) => {
+                    bitmap.loaded = Some(loaded);
+                    bytes = with_it;
+                }
                 None => bitmap.condition = Condition::Inconsistent,
             }
         }
