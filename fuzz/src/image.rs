@@ -7,15 +7,15 @@ use arbitrary::{Result, Unstructured};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use zebu::check::{self, CheckOptions, FindingKind};
-use zebu::storage::sim::{Content, SimFileConfig, SimWorld};
 use zebu::storage::{File, IoBuf, Worker};
 use zebu::{Access, Durability, Extent, ExtentKind, Format, Image, OpenOptions, OpenedFile, ZeroMode};
+use zebu_sim::{Content, SimFileConfig, SimWorld};
 
 /// The most extents, and pieces of the disk, that are looked at: a hostile disk is as large as it likes.
 const MOST: usize = 256;
 /// The most bytes of a request.
 const REQUEST: u64 = 256 << 10;
-/// What requests write.
+/// The byte that requests write.
 const WRITTEN: u8 = 0xa5;
 
 /// Where damage hurts: header, extensions, tables, the stream.
@@ -158,16 +158,16 @@ pub fn read(u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Who refers to a host cluster that has fewer counts than references.
+/// References to a host cluster that has fewer counts than references.
 struct Sharers {
     /// Offsets of the guest clusters that lie there.
     guests: BTreeSet<u64>,
     cluster_size: u64,
-    /// What else does: metadata, tables of snapshots.
+    /// Other references: metadata, tables of snapshots.
     others: u64,
 }
 
-/// Who shares `cluster` after `requests`, if it has fewer counts than references then.
+/// The references to `cluster` after `requests`, if it has fewer counts than references then.
 fn sharers(bytes: &[u8], requests: &[Request], cluster: u64) -> Option<Sharers> {
     let mut found = None;
     on_a_world(bytes, zebu::storage::Access::ReadWrite, async |worker, file| {
@@ -267,7 +267,7 @@ struct Write {
     byte: u8,
 }
 
-/// What is done to the disk.
+/// A request to the disk.
 #[derive(Debug, Clone, Copy)]
 enum Request {
     Write(Write),

@@ -1,4 +1,4 @@
-//! What an input may cost: memory and time in proportion to the size of the file, whatever the file claims.
+//! The cost that an input may have: memory and time in proportion to the size of the file, whatever the file claims.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::alloc::{GlobalAlloc, Layout, System};

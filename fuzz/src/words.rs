@@ -1,15 +1,12 @@
 //! The parsers of the command: image options, sizes, the lines of `zebu io`.
 
-use crate::control_request::Request;
-use crate::image_opts::ImageOpts;
-use crate::image_spec::ImageSpec;
-use crate::numbers::{MAX_REQUEST, lengths, offset, pattern};
-use crate::options::{parse_options, split_words};
-use crate::size::parse_size;
 use arbitrary::{Result, Unstructured};
 use zebu::{Access, OpenOptions};
+use zebu_cli::fuzzing::{
+    MAX_REQUEST, control_request, image_options, io_options, lengths, offset, pattern, size, split_words,
+};
 
-/// What the parsers look for.
+/// Words that the parsers look for.
 const WORDS: [&str; 32] = [
     "driver",
     "qcow2",
@@ -67,26 +64,25 @@ fn line(u: &mut Unstructured<'_>) -> Result<String> {
 pub fn command(u: &mut Unstructured<'_>) -> Result<()> {
     let line = line(u)?;
     let access = if u.arbitrary()? { Access::ReadWrite } else { Access::ReadOnly };
-    for parsed in [ImageOpts::parse(&line), ImageOpts::parse_for(&line, "disk".as_ref())] {
+    for disk in [None, Some("disk".as_ref())] {
         let options = OpenOptions { access, ..OpenOptions::default() };
-        let mut spec = ImageSpec { path: "disk".into(), options, aio: None, discard: None };
-        match parsed.and_then(|options| options.apply(&mut spec)) {
-            Ok(()) => assert_eq!(spec.options.access, access, "{line:?}"),
+        match image_options(&line, disk, options) {
+            Ok(options) => assert_eq!(options.access, access, "{line:?}"),
             Err(message) => assert!(!message.is_empty(), "{line:?}"),
         }
     }
     let words = split_words(&line);
     for word in &words {
-        if let Ok(bytes) = parse_size(word) {
+        if let Some(bytes) = size(word) {
             let exact: std::result::Result<u64, _> = word.parse();
             assert!(exact.is_err() || exact == Ok(bytes), "{word:?} is {bytes}");
         }
         assert!(offset(word).is_err() || offset(word) <= Ok(i64::MAX as u64), "{word:?}");
         let _ = pattern(word);
     }
-    if let Ok(parsed) = parse_options(&words, LETTERS) {
-        assert!(parsed.operands.len() <= words.len());
-        assert!(parsed.value('P').is_none_or(|value| line.contains(value)));
+    if let Some((operands, value)) = io_options(&words, LETTERS, 'P') {
+        assert!(operands <= words.len());
+        assert!(value.is_none_or(|value| line.contains(value)));
     }
     if let Ok(lengths) = lengths(&words) {
         assert!(lengths.iter().map(|len| *len as u64).sum::<u64>() <= MAX_REQUEST, "{line:?}");
@@ -94,7 +90,7 @@ pub fn command(u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What a line to a server is made of.
+/// Pieces of a line to a server.
 const PIECES: [&str; 40] = [
     "{",
     "}",
@@ -151,12 +147,11 @@ pub fn control(u: &mut Unstructured<'_>) -> Result<()> {
             line.push(u.arbitrary()?);
         }
     }
-    match Request::parse(&line) {
-        Err(refusal) => assert!(!refusal.message.is_empty()),
-        Ok(request) => {
-            let said = serde_json::to_vec(&request).expect("requests have strings for keys");
-            let again = Request::parse(&said).expect("it was understood before");
-            assert_eq!(format!("{again:?}"), format!("{request:?}"));
+    match control_request(&line) {
+        Err(message) => assert!(!message.is_empty()),
+        Ok((request, said)) => {
+            let (again, _) = control_request(&said).expect("it was understood before");
+            assert_eq!(again, request);
         }
     }
     Ok(())

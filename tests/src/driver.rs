@@ -16,7 +16,7 @@ pub struct Setup {
     pub depth: usize,
     /// How the image is opened.
     pub options: OpenOptions,
-    /// What discarding does on this image.
+    /// The effect of a discard on this image.
     pub discard: DiscardRule,
     /// Whether the image may refuse to change its size (version 2 with snapshots).
     pub resize: ResizeRule,

@@ -1,4 +1,4 @@
-//! What once lost data on XFS: many writes in flight that make a file grow, beside requests that zero and give back
+//! A load that once lost data on XFS: many writes in flight that make a file grow, beside requests that zero and give back
 //! other parts of it.
 
 use crate::driver;
@@ -13,7 +13,7 @@ use zebu::{
     Access, CacheMode, CreateOptions, Durability, Error, Format, Image, OpenOptions, ZeroMode, ZeroPolicy,
 };
 
-/// What is promised is kept by the block.
+/// The unit of promises, bytes.
 const BLOCK: u64 = 4096;
 /// Bytes of the larger writes.
 const LARGE: u64 = 64 << 10;
@@ -31,7 +31,7 @@ const LAG: u64 = 32;
 pub struct Growth {
     /// Bytes of a cluster, 64 KiB or more.
     pub cluster: u64,
-    /// Who does the I/O.
+    /// The engine of the I/O.
     pub engine: Engine,
     /// How recycled clusters are zeroed.
     pub zero_policy: ZeroPolicy,
@@ -47,7 +47,7 @@ impl fmt::Display for Growth {
     }
 }
 
-/// What an image must hold by what was acknowledged: for each block the seed of its bytes; 0 for zeroes.
+/// The content that acknowledged requests promise: for each block the seed of its bytes; 0 for zeroes.
 #[derive(Debug)]
 pub struct Promises(Vec<u32>);
 

@@ -13,7 +13,7 @@ const META_PACKAGE: &str = "linux-image-cloud-amd64";
 /// In the order in which they need each other; those that a kernel has built in are no files.
 const MODULES: [&str; 6] =
     ["virtio_ring", "virtio", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk"];
-/// What the guest says when its work went well.
+/// The guest's message when its work went well.
 pub const PASSED: &str = "GUEST-PASSED";
 
 /// The first process of the guest. `step` is on the kernel's command line.

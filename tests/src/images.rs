@@ -5,7 +5,7 @@ use crate::random::Random;
 use std::fmt;
 use std::path::Path;
 
-/// What an image has besides plain clusters.
+/// A feature of an image besides plain clusters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Feature {
     /// Nothing.
@@ -80,7 +80,7 @@ pub struct Shape {
     pub cluster: u64,
     /// Width of a refcount.
     pub refcount_bits: u32,
-    /// What else it has.
+    /// The feature besides.
     pub feature: Feature,
 }
 

@@ -14,7 +14,7 @@ pub struct Lane {
     pub client: Client,
     random: Random,
     start: usize,
-    /// What is in it.
+    /// Its content.
     pub model: Vec<u8>,
 }
 
@@ -75,7 +75,7 @@ pub fn change_until(lanes: &mut [Lane], stop: &AtomicBool, work: impl FnOnce()) 
     });
 }
 
-/// What the whole disk holds.
+/// The content of the whole disk.
 pub fn content(lanes: &[Lane]) -> Vec<u8> {
     lanes.iter().flat_map(|lane| lane.model.clone()).collect()
 }

@@ -1,4 +1,4 @@
-//! What the black-box tests share: programs and scratch directories, images made by QEMU in every shape, a model of a
+//! Helpers of the black-box tests: programs and scratch directories, images made by QEMU in every shape, a model of a
 //! disk, seeded streams of operations, and a driver that runs them through zebu's library.
 
 pub mod device;
@@ -8,6 +8,7 @@ pub mod guest;
 pub mod hostile;
 pub mod images;
 pub mod lanes;
+pub mod message_fuzz;
 pub mod model;
 pub mod mount;
 pub mod nbd_client;
@@ -21,5 +22,8 @@ pub mod run;
 pub mod scratch;
 pub mod server;
 pub mod stream;
+#[cfg(target_arch = "x86_64")]
+pub mod taken_over;
+pub mod thread_stress;
 pub mod usage;
 pub mod vhost_guest;

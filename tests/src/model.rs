@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// What a discard must do.
+/// The required effect of a discard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiscardRule {
     /// Whole clusters read as zero afterwards.

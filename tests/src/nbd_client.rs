@@ -49,7 +49,7 @@ pub struct Client {
 /// A chunk of a reply, or a simple reply (of type 0).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply {
-    /// Whose it is.
+    /// The request that it answers.
     pub cookie: u64,
     /// Type of the chunk.
     pub kind: u16,
@@ -57,7 +57,7 @@ pub struct Reply {
     pub done: bool,
     /// The error, or 0.
     pub error: u32,
-    /// What follows.
+    /// The data that follows.
     pub data: Vec<u8>,
 }
 

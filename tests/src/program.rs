@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// What a finished program left.
+/// The output and exit code of a finished program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finished {
     /// The command line, for messages.

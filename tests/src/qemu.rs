@@ -63,7 +63,7 @@ impl Qemu {
         self.img(dir, args).ok();
     }
 
-    /// What `info` says.
+    /// The answer of `info`.
     pub fn info(&self, dir: &Path, image: &str) -> Value {
         let out = self.img(dir, ["info", "-U", "--output=json", image]).ok();
         serde_json::from_str(&out.stdout).expect("qemu-img prints JSON")

@@ -25,7 +25,7 @@ pub enum Event {
     Write {
         /// Where.
         offset: u64,
-        /// What.
+        /// The bytes written.
         data: Vec<u8>,
     },
     /// The file got another length.
@@ -34,7 +34,7 @@ pub enum Event {
     Sync,
 }
 
-/// What fails.
+/// The operation that fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failing {
     /// Reads that touch the byte at this offset, with EIO.
@@ -108,7 +108,7 @@ impl Recorder {
         self.tape().events.len()
     }
 
-    /// What was recorded so far.
+    /// The recording so far.
     pub fn recording(&self) -> Recording {
         let tape = self.tape();
         Recording { start: tape.start.clone(), events: tape.events.clone() }
@@ -125,7 +125,7 @@ impl Drop for Recorder {
     }
 }
 
-/// What happened to a file from a beginning on.
+/// The events of a file from a beginning on.
 #[derive(Debug, Clone)]
 pub struct Recording {
     start: Vec<u8>,
@@ -158,7 +158,7 @@ impl Recording {
         places
     }
 
-    /// What the file holds when a process is killed before the event `at`: all that was done, in order.
+    /// The content of the file when a process is killed before the event `at`: all that was done, in order.
     pub fn killed(&self, at: usize) -> Vec<u8> {
         self.made(at, |_, _| true)
     }

@@ -48,21 +48,21 @@ pub fn content(version: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// What the rewriter says, one line each, before or after it does it. A version belongs to one cluster.
+/// A message of the rewriter, one line each, before or after it does it. A version belongs to one cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Line {
     /// It is about to write this version of a cluster.
     Begin {
         /// Number of the cluster.
         cluster: u64,
-        /// What it will hold.
+        /// The version that it will hold.
         version: u64,
     },
     /// The write was acknowledged.
     Done {
         /// Number of the cluster.
         cluster: u64,
-        /// What it holds.
+        /// The version that it holds.
         version: u64,
     },
     /// The write failed.
@@ -113,7 +113,7 @@ impl Line {
     }
 }
 
-/// What a cluster may hold.
+/// The possible contents of a cluster.
 #[derive(Debug, Clone, Default)]
 struct Cluster {
     /// The version that a flush made durable, or that was found last.

@@ -128,7 +128,7 @@ fn message(cause: &(dyn Any + Send)) -> &str {
     text.or_else(|| cause.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }
 
-/// What writing an image must not change: its snapshots, and the files below it.
+/// Content that writing an image must not change: its snapshots, and the files below it.
 struct Kept(Vec<(String, Vec<u8>)>);
 
 impl Kept {

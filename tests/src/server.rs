@@ -1,15 +1,21 @@
 //! A running `zebu serve`.
 
 use crate::program::{find, zebu_program};
+use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
 
 /// A running `zebu serve`, with an NBD socket in its directory. Killed on drop.
 #[derive(Debug)]
 pub struct Server {
     child: Child,
     socket: PathBuf,
+    /// Takes what it says, so that it never waits for that.
+    listener: Option<JoinHandle<String>>,
 }
 
 impl Server {
@@ -23,6 +29,53 @@ impl Server {
         command.arg("serve").arg("--nbd").arg(format!("unix:{}", socket.display()));
         command.args(options.split_whitespace()).current_dir(dir);
         Self::spawn(command, socket)
+    }
+
+    /// As [`Server::start`], with another variable in its environment.
+    ///
+    /// # Panics
+    /// If it does not become ready.
+    pub fn start_with(dir: &Path, variable: (&str, &str), options: &str) -> Self {
+        let socket = dir.join("nbd.sock");
+        let mut command = Command::new(zebu_program());
+        command.arg("serve").arg("--nbd").arg(format!("unix:{}", socket.display()));
+        command.args(options.split_whitespace()).current_dir(dir).env(variable.0, variable.1);
+        Self::spawn(command, socket)
+    }
+
+    /// As [`Server::start`], run by nohup(1): SIGHUP is ignored from the start.
+    ///
+    /// # Panics
+    /// If it does not become ready.
+    pub fn start_without_hangups(dir: &Path, options: &str) -> Self {
+        let socket = dir.join("nbd.sock");
+        let mut command = Command::new(find("nohup").expect("nohup"));
+        command.arg(zebu_program()).arg("serve").arg("--nbd").arg(format!("unix:{}", socket.display()));
+        command.args(options.split_whitespace()).current_dir(dir);
+        Self::spawn(command, socket)
+    }
+
+    /// As [`Server::start`], as the leader of a session with a terminal.
+    ///
+    /// # Panics
+    /// If it does not become ready.
+    pub fn start_in_terminal(dir: &Path, options: &str) -> (Self, Terminal) {
+        let socket = dir.join("nbd.sock");
+        let mut command = Command::new(zebu_program());
+        command.arg("serve").arg("--nbd").arg(format!("unix:{}", socket.display()));
+        command.args(options.split_whitespace()).current_dir(dir);
+        let (ours, theirs) = terminal();
+        let number = theirs.as_raw_fd();
+        let lead = move || {
+            // SAFETY: both are system calls that a process may make between fork and exec; `number` is open there.
+            let is_led = unsafe { libc::setsid() >= 0 && libc::ioctl(number, libc::TIOCSCTTY, 0) == 0 };
+            if is_led { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+        };
+        // SAFETY: `lead` makes system calls only.
+        unsafe { command.pre_exec(lead) };
+        let server = Self::spawn(command, socket);
+        drop(theirs);
+        (server, Terminal(ours))
     }
 
     /// As [`Server::start`], with a vhost-user-blk device instead.
@@ -49,7 +102,18 @@ impl Server {
             let _ = child.stderr.take().expect("piped").read_to_string(&mut stderr);
             panic!("{command:?} is not ready: {line}{stderr}");
         }
-        Self { child, socket }
+        let mut stderr = child.stderr.take().expect("piped");
+        let listener = std::thread::spawn(move || {
+            let mut said = Vec::new();
+            let _ = stderr.read_to_end(&mut said);
+            String::from_utf8_lossy(&said).into_owned()
+        });
+        Self { child, socket, listener: Some(listener) }
+    }
+
+    /// Its standard error, once it has ended.
+    fn said(&mut self) -> String {
+        self.listener.take().map(|listener| listener.join().expect("it listens")).unwrap_or_default()
     }
 
     /// The socket.
@@ -72,7 +136,7 @@ impl Server {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).map_or(0, Iterator::count)
     }
 
-    /// What the kernel says of the filters of each thread's system calls (proc_pid_status(5)): 2 if there are any.
+    /// The filters of each thread's system calls, as the kernel tells (proc_pid_status(5)): 2 if there are any.
     pub fn system_call_filters(&self) -> Vec<String> {
         let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
         // One that ends meanwhile has none.
@@ -99,6 +163,32 @@ impl Server {
         line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).unwrap_or(0)
     }
 
+    /// Names of its threads.
+    ///
+    /// # Panics
+    /// If it is gone.
+    pub fn threads(&self) -> Vec<String> {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid())).expect("it runs");
+        let names =
+            threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("comm")).ok());
+        names.map(|name| name.trim().to_owned()).collect()
+    }
+
+    /// Time of the processor that it has used, in clock ticks (proc_pid_stat(5), fields 14 and 15).
+    ///
+    /// # Panics
+    /// If it is gone.
+    pub fn processor_ticks(&self) -> u64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("it runs");
+        let behind_name = stat.rsplit_once(')').expect("a name").1;
+        behind_name
+            .split_whitespace()
+            .skip(11)
+            .take(2)
+            .map(|ticks| ticks.parse::<u64>().expect("a number"))
+            .sum()
+    }
+
     /// Asks it to end, and waits for that.
     ///
     /// # Panics
@@ -115,7 +205,7 @@ impl Server {
     /// If it does not exit with 0.
     #[track_caller]
     pub fn stop_with_messages(self) -> String {
-        self.stop_by("TERM")
+        self.stop_by(Signal::TERM)
     }
 
     /// As [`Server::stop_with_messages`], by this signal.
@@ -123,14 +213,50 @@ impl Server {
     /// # Panics
     /// If it does not exit with 0.
     #[track_caller]
-    pub fn stop_by(mut self, signal: &str) -> String {
+    pub fn stop_by(mut self, signal: Signal) -> String {
         self.signal(signal);
         let status = self.child.wait().expect("our child");
-        let mut stderr = String::new();
-        let _ = self.child.stderr.take().expect("piped").read_to_string(&mut stderr);
+        let stderr = self.said();
         assert!(status.success(), "{status}: {stderr}");
         assert!(!self.socket.exists(), "the socket is left behind");
         stderr
+    }
+
+    /// Sends a signal, and waits as [`Server::wait`] does.
+    ///
+    /// # Panics
+    /// If it does not end within a minute.
+    #[track_caller]
+    pub fn end_by(self, signal: Signal) -> (Option<i32>, String) {
+        self.signal(signal);
+        self.wait()
+    }
+
+    /// Waits until it has ended by itself or by a signal that was sent. Its exit code, `None` if a signal killed it, and what
+    /// it wrote to standard error.
+    ///
+    /// # Panics
+    /// If it does not end within a minute.
+    #[track_caller]
+    pub fn wait(mut self) -> (Option<i32>, String) {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("our child") {
+                break status;
+            }
+            assert!(std::time::Instant::now() < deadline, "it does not end");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        };
+        (status.code(), self.said())
+    }
+
+    /// Its exit code and what it wrote to standard error, if it has ended; `None` for a code if a signal killed it.
+    ///
+    /// # Panics
+    /// If the system does not tell.
+    pub fn has_ended(&mut self) -> Option<(Option<i32>, String)> {
+        let status = self.child.try_wait().expect("our child")?;
+        Some((status.code(), self.said()))
     }
 
     /// Kills it on the spot.
@@ -140,11 +266,41 @@ impl Server {
     }
 
     /// Sends a signal.
-    pub fn signal(&self, name: &str) {
-        let pid = self.pid().to_string();
-        let sent = Command::new(find("kill").expect("kill")).args(["-s", name, &pid]).status();
-        assert!(sent.expect("kill runs").success());
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("our child");
     }
+}
+
+/// The terminal of a server.
+#[derive(Debug)]
+pub struct Terminal(OwnedFd);
+
+impl Terminal {
+    /// Closes it, as a window or a connection that ends does.
+    pub fn close(self) {
+        drop(self.0);
+    }
+}
+
+/// A terminal, from both sides.
+fn terminal() -> (OwnedFd, OwnedFd) {
+    let (mut ours, mut theirs) = (-1, -1);
+    // SAFETY: two places for descriptors; the others may be null.
+    let made = unsafe {
+        libc::openpty(
+            &raw mut ours,
+            &raw mut theirs,
+            std::ptr::null_mut(),
+            std::ptr::null(),
+            std::ptr::null(),
+        )
+    };
+    assert_eq!(made, 0, "no terminal: {}", std::io::Error::last_os_error());
+    // SAFETY: they were made just now, and are nobody else's.
+    let [ours, theirs] = [ours, theirs].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+    // The server must not hold our side open.
+    rustix::io::fcntl_setfd(&ours, rustix::io::FdFlags::CLOEXEC).expect("ours");
+    (ours, theirs)
 }
 
 impl Drop for Server {

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
@@ -41,7 +41,7 @@ pub const EVENT_INDEX: u64 = 1 << 29;
 /// The driver flushes what has to be durable.
 pub const HAS_FLUSH: u64 = 1 << 9;
 
-/// What the guest's driver is like.
+/// Properties of the guest's driver.
 #[derive(Debug, Clone, Copy)]
 pub struct Driver {
     /// Entries of each ring, at most 256.
@@ -445,6 +445,72 @@ impl VhostGuest {
         let (_, config) =
             self.front_end.get_config(0, 8, VhostUserConfigFlags::empty(), &[0; 8]).expect("configuration");
         self.size = u64::from_le_bytes(config[..8].try_into().expect("8 bytes")) * 512;
+    }
+
+    /// Gives a ring another call descriptor, of whatever kind.
+    ///
+    /// # Errors
+    /// The device does not take it.
+    pub fn set_call(&mut self, ring: usize, fd: OwnedFd) -> vhost::Result<()> {
+        // SAFETY: the descriptor is ours to give.
+        self.rings[ring].call = unsafe { EventFd::from_raw_fd(fd.into_raw_fd()) };
+        self.front_end.set_vring_call(ring, &self.rings[ring].call)
+    }
+
+    /// Gives a ring another kick descriptor, of whatever kind.
+    ///
+    /// # Errors
+    /// The device does not take it.
+    pub fn set_kick(&mut self, ring: usize, fd: OwnedFd) -> vhost::Result<()> {
+        // SAFETY: the descriptor is ours to give.
+        self.rings[ring].kick = unsafe { EventFd::from_raw_fd(fd.into_raw_fd()) };
+        self.front_end.set_vring_kick(ring, &self.rings[ring].kick)
+    }
+
+    /// Gives a ring a descriptor that is signalled when the ring breaks.
+    ///
+    /// # Panics
+    /// If the device does not take it.
+    pub fn watch_errors(&mut self, ring: usize) -> EventFd {
+        let error = EventFd::new(EFD_NONBLOCK).expect("eventfd");
+        self.front_end.set_vring_err(ring, &error).expect("taken");
+        error
+    }
+
+    /// Chooses protocol features.
+    ///
+    /// # Errors
+    /// The device does not take them.
+    pub fn choose_protocol_features(&mut self, features: VhostUserProtocolFeatures) -> vhost::Result<()> {
+        self.front_end.set_protocol_features(features)
+    }
+
+    /// Takes all memory away that the device has mapped. The guest itself must not touch it any more.
+    ///
+    /// # Panics
+    /// If it can't be cut.
+    pub fn cut_memory(&self) {
+        self.file.set_len(0).expect("cut");
+    }
+
+    /// Takes the log of what is in flight away.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn cut_log(&self) {
+        self.inflight.as_ref().expect("a log").1.set_len(0).expect("cut");
+    }
+
+    /// Waits until the device has closed the connection.
+    ///
+    /// # Panics
+    /// If it does not within 20 seconds.
+    pub fn wait_for_end(&mut self) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while self.front_end.get_queue_num().is_ok() {
+            assert!(Instant::now() < deadline, "the connection is open");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Stops a ring; where the device is in the available ring.

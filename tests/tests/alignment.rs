@@ -19,7 +19,7 @@ struct Transfer {
     offset: u64,
 }
 
-/// What one program did with the files that it opened with O_DIRECT.
+/// The requests of one program to the files that it opened with O_DIRECT.
 #[derive(Debug, Default)]
 struct Trace {
     single: Vec<Transfer>,

@@ -26,7 +26,7 @@ const CHANGES: [(&str, &str); 8] = [
     ("cluster_size=4k", "size=64M"),
 ];
 
-/// What of an image is changed: version, width of refcounts, size.
+/// The changed properties of an image: version, width of refcounts, size.
 fn properties(qemu: &Qemu, dir: &Path, image: &str) -> (String, u64, u64) {
     let info = qemu.info(dir, image);
     let data = &info["format-specific"]["data"];

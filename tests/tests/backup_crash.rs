@@ -58,7 +58,7 @@ fn assert_complete(qemu: &Qemu, source: &Path, dir: &Path, what: &str) {
     zebu(dir, ["verify", "-q", "--manifest", MANIFEST, BACKUP]).ok();
 }
 
-/// What a process that is gone has left.
+/// Checks what a process that is gone has left.
 fn assert_whole_or_partial(qemu: &Qemu, source: &Path, dir: &Path, what: &str) {
     if exists(dir, BACKUP) {
         // Its name is the last thing but one that it gets: it is complete, and durable.
@@ -135,10 +135,10 @@ const DISK: &str = "disk.qcow2";
 const PREVIOUS: &str = "previous.qcow2";
 /// The disk's image before each backup.
 const KEPT: &str = "kept.qcow2";
-/// What a killed backup has left of the disk's image.
+/// The name of the image that a killed backup has left.
 const LEFT: &str = "left.qcow2";
 
-/// What an increment is made by.
+/// The source of an increment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum By {
     Manifest,

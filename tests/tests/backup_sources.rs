@@ -1,4 +1,4 @@
-//! What `zebu backup` reads from: block devices, snapshots, disks that can't be read in part; and how much memory it takes.
+//! Sources of `zebu backup`: block devices, snapshots, disks that can't be read in part; and how much memory it takes.
 
 use serde_json::Value;
 use std::fs::File;
@@ -15,7 +15,7 @@ use zebu_tests::usage::run_measured;
 
 const MIB: u64 = 1 << 20;
 const BLOCK: usize = 4096;
-/// What can't be read.
+/// The byte that can't be read.
 const BAD: usize = (450 << 10) + 5000;
 
 /// Noise, text and holes.
@@ -139,7 +139,7 @@ fn what_was_skipped_before_an_interruption_is_reported_after_it() {
     zebu(dir, ["verify", "--manifest", "full.manifest", "full.qcow2"]).ok();
 }
 
-/// What a backup takes beside its buffers (docs/backup.md), KiB.
+/// Memory of a backup beside its buffers (docs/guide/backup.md), KiB.
 const BESIDE_BUFFERS_KIB: u64 = 32 << 10;
 
 #[test]
@@ -171,7 +171,7 @@ fn memory_is_that_of_the_buffers_whatever_the_size_of_the_disk() {
     }
 }
 
-/// What the contexts of the highest levels take for clusters of 2 MiB, KiB for each core (docs/backup.md).
+/// Memory of the highest levels' contexts for clusters of 2 MiB, KiB for each core (docs/guide/backup.md).
 const LARGEST_CONTEXT_KIB: u64 = 32 << 10;
 
 #[test]

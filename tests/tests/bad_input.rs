@@ -164,7 +164,7 @@ fn a_gigantic_header_field_costs_neither_time_nor_memory() {
     }
 }
 
-/// What is done to an image.
+/// A change of an image.
 type Damage = fn(&Patch);
 
 #[test]

@@ -165,7 +165,7 @@ fn an_interrupted_backup_leaves_the_bitmap_as_it_was() {
     same(&qemu, dir, "1.qcow2");
 }
 
-/// What was written after the interruption to a part that was copied before would be in no backup: the bitmap is cleared
+/// Data written after the interruption to a part that was copied before would be in no backup: the bitmap is cleared
 /// at the end.
 #[test]
 fn a_backup_is_not_resumed_when_the_disk_was_written_since() {

@@ -1,8 +1,10 @@
 //! Images on block devices, which can't grow, and which hold what somebody left there. QEMU judges.
 
-use zebu_tests::device::Device;
+use serde_json::Value;
+use zebu_tests::device::{Device, LoopDevice};
 use zebu_tests::program::zebu;
 use zebu_tests::qemu::Qemu;
+use zebu_tests::scratch::Scratch;
 
 fn io(device: &Device, commands: &[&str]) {
     let name = device.name();
@@ -80,6 +82,7 @@ fn preallocated_clusters_read_as_zero() {
             zebu(dir, ["create", "-q", "-f", "qcow2", "-o", &format!("preallocation={mode}"), name, "4M"]);
         if mode == "falloc" && created.code != Some(0) {
             // A device need not know how to reserve space.
+            assert!(created.stderr.contains("Unsupported preallocation mode 'falloc'"), "{created}");
             assert!(created.stderr.contains("preallocation=full"), "{created}");
         } else {
             created.ok();
@@ -92,5 +95,107 @@ fn preallocated_clusters_read_as_zero() {
         let options = format!("preallocation={mode},data_file={}", data.name());
         zebu(dir, ["create", "-q", "-f", "qcow2", "-o", &options, "image.qcow2", "4M"]).ok();
         qemu.io(dir, "-f qcow2", "image.qcow2", &["read -P 0 0 4M"]).ok();
+    }
+}
+
+/// Space on a device is set aside by writing it, or the mode is refused with QEMU's words, before anything is changed.
+#[test]
+fn a_device_is_thick_or_refuses_to_be() {
+    const SIZE: u64 = 8 << 20;
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("thick");
+    let (dir, file) = (scratch.path(), scratch.file("device.bin"));
+    std::fs::write(&file, b"").expect("writable");
+    let sparse = |len| {
+        let opened = std::fs::File::options().write(true).open(&file).expect("there");
+        opened.set_len(0).and_then(|()| opened.set_len(len)).expect("writable");
+    };
+    sparse(2 * SIZE);
+    let Some(device) = LoopDevice::over(&file) else { return };
+    let name = device.name();
+    let used = || {
+        use std::os::unix::fs::MetadataExt;
+        std::fs::File::open(name).and_then(|device| device.sync_all()).expect("a device");
+        std::fs::metadata(&file).expect("there").blocks() * 512
+    };
+    // Data, and zeroes of both kinds: stored and holes.
+    let mut source = vec![7; SIZE as usize];
+    source[1 << 20..3 << 20].fill(0);
+    std::fs::write(scratch.file("source.raw"), &source).expect("writable");
+    let holes = std::fs::File::options().write(true).open(scratch.file("source.raw")).expect("there");
+    holes.set_len(5 << 20).and_then(|()| holes.set_len(SIZE)).expect("writable");
+
+    for line in [
+        "convert -f raw -O raw -o preallocation=falloc source.raw DEVICE",
+        "create -f raw -o preallocation=falloc DEVICE 8M",
+    ] {
+        let line = line.replace("DEVICE", name);
+        let (ours, theirs) = (zebu(dir, line.split_whitespace()), qemu.img_line(dir, &line));
+        assert_eq!((ours.code, theirs.code), (Some(1), Some(1)), "{ours} {theirs}");
+        for ran in [&ours, &theirs] {
+            assert!(ran.stderr.contains("Unsupported preallocation mode 'falloc'"), "{ran}");
+        }
+    }
+    for line in [
+        "convert -f raw -O qcow2 -o preallocation=falloc source.raw DEVICE",
+        "create -f qcow2 -o preallocation=falloc DEVICE 8M",
+    ] {
+        let ran = zebu(dir, line.replace("DEVICE", name).split_whitespace());
+        assert_eq!(ran.code, Some(1), "{ran}");
+        assert!(ran.stderr.contains("Unsupported preallocation mode 'falloc'"), "{ran}");
+    }
+    assert_eq!(used(), 0, "refused modes wrote something");
+
+    for (format, line) in [
+        ("raw", "create -q -f raw -o preallocation=full DEVICE 8M"),
+        ("raw", "convert -f raw -O raw -o preallocation=full source.raw DEVICE"),
+        ("qcow2", "create -q -f qcow2 -o preallocation=full DEVICE 8M"),
+        ("qcow2", "convert -f raw -O qcow2 -o preallocation=full source.raw DEVICE"),
+    ] {
+        sparse(2 * SIZE);
+        zebu(dir, line.replace("DEVICE", name).split_whitespace()).ok();
+        assert!(used() >= SIZE, "{line}: {} bytes are set aside", used());
+        if format == "qcow2" {
+            qemu.check_clean(dir, name).expect("clean");
+        }
+        let expected = if line.starts_with("create") {
+            vec![0; SIZE as usize]
+        } else {
+            std::fs::read(scratch.file("source.raw")).expect("there")
+        };
+        qemu.img_line(dir, &format!("convert -f {format} -O raw {name} copy.raw")).ok();
+        let copy = std::fs::read(scratch.file("copy.raw")).expect("there");
+        assert!(copy[..SIZE as usize] == expected, "{line}");
+    }
+    // Without it, zeroes are given back.
+    sparse(2 * SIZE);
+    zebu(dir, ["convert", "-f", "raw", "-O", "raw", "source.raw", name]).ok();
+    assert!(used() < SIZE, "{}", used());
+}
+
+/// The size that `measure` predicts is enough, however large the clusters are and whatever is written at the same time.
+#[test]
+fn an_image_fits_where_measure_says_that_it_does() {
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("measured");
+    let (dir, file) = (scratch.path(), scratch.file("device.bin"));
+    // Nothing of it can be left out.
+    std::fs::write(scratch.file("source.raw"), vec![7; 41 << 20]).expect("writable");
+    for options in
+        ["cluster_size=64k", "cluster_size=2M", "cluster_size=2M,extended_l2=on", "cluster_size=1M"]
+    {
+        let line = format!("measure --output json -f raw -O qcow2 -o {options} source.raw");
+        let said: Value =
+            serde_json::from_str(&zebu(dir, line.split_whitespace()).ok().stdout).expect("JSON");
+        let required = said["required"].as_u64().expect("a number");
+        std::fs::write(&file, b"").expect("writable");
+        std::fs::File::options().write(true).open(&file).and_then(|f| f.set_len(required)).expect("writable");
+        let Some(device) = LoopDevice::over(&file) else { return };
+        for copying in ["", "-m 2", "", "-m 16 --workers 4", "", "-S 0", "", "--buffer-memory 2M"] {
+            let line = format!("convert {copying} -f raw -O qcow2 -o {options} source.raw {}", device.name());
+            zebu(dir, line.split_whitespace()).ok();
+        }
+        let line = format!("compare -f raw -F qcow2 source.raw {}", device.name());
+        qemu.img_line(dir, &line).ok();
     }
 }

@@ -227,6 +227,25 @@ fn what_both_chains_read_from_one_image_is_not_read() {
     assert_eq!(own, 128 << 10);
 }
 
+/// One file in two formats is two disks.
+#[test]
+fn a_backing_file_in_another_format_is_another_one() {
+    let Some(qemu) = Qemu::find() else { return };
+    for (before, after) in [("raw", "qcow2"), ("qcow2", "raw")] {
+        let scratch = Scratch::new("chains");
+        let dir = scratch.path();
+        qemu.create(dir, "base", "qcow2", "", 1 << 20);
+        qemu.io(dir, "-f qcow2", "base", &["write -P 3 0 1M"]).ok();
+        qemu.create(dir, "top", "qcow2", &format!("backing_file=base,backing_fmt={before}"), 1 << 20);
+        qemu.io(dir, "-f qcow2", "top", &["write -P 4 512k 64k"]).ok();
+        let shown = qemu.read_all(dir, "top", None);
+        zebu(dir, ["rebase", "-f", "qcow2", "-b", "base", "-F", after, "top"]).ok();
+        assert_eq!(qemu.info(dir, "top")["backing-filename-format"], after);
+        assert!(qemu.read_all(dir, "top", None) == shown, "from {before} to {after}");
+        qemu.check_clean(dir, "top").unwrap();
+    }
+}
+
 #[test]
 fn a_committed_image_gives_its_space_back() {
     let Some(qemu) = Qemu::find() else { return };

@@ -3,6 +3,7 @@
 //!
 //! `ZEBU_KILL_ROUNDS` sets the number of rounds.
 
+use rustix::process::{Pid, Signal, kill_process};
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -43,7 +44,7 @@ struct Subject {
     dir: PathBuf,
     cluster_size: usize,
     versions: Vec<u64>,
-    /// What the internal snapshot holds, if there is one.
+    /// The content of the internal snapshot, if there is one.
     snapshot: Option<Vec<u64>>,
     /// The greatest version so far.
     last: u64,
@@ -92,7 +93,7 @@ impl Subject {
         plain.map(|(index, _)| index.to_string()).collect::<Vec<_>>().join(",")
     }
 
-    /// What is found, after whatever happened: it must be what `disk` says, and an image that is whole but for leaks.
+    /// Checks an image after a kill or an error: it must be what `disk` says, and an image that is whole but for leaks.
     fn check(&mut self, qemu: &Qemu, disk: &Disk, random: &mut Random, what: &str) {
         let check = unlocked(|| qemu.img(&self.dir, ["check", "-f", "qcow2", IMAGE]));
         assert!(matches!(check.code, Some(0 | 3)), "{what}: {check}");
@@ -148,14 +149,14 @@ fn listen(child: &mut Child, disk: &mut Disk, last: &mut u64, mut each: impl FnM
 fn run_and_kill(subject: &mut Subject, seed: u64, life: Duration) -> Disk {
     let mut disk = Disk::new(&subject.versions, subject.cluster_size);
     let mut child = subject.rewriter(seed);
-    let id = child.id().to_string();
+    let id = Pid::from_child(&child);
     let mut killer = None;
     listen(&mut child, &mut disk, &mut subject.last, |_| {
         killer.get_or_insert_with(|| {
-            let id = id.clone();
             std::thread::spawn(move || {
                 std::thread::sleep(life);
-                Command::new("kill").args(["-KILL", &id]).status().unwrap()
+                // One that has ended by itself is found below.
+                let _ = kill_process(id, Signal::KILL);
             })
         });
     });
@@ -281,7 +282,7 @@ fn a_full_file_system_leaves_old_or_new_clusters() {
         // Then it is killed, or gets space and goes on to its end.
         let (killed, patience) = (random.chance(50), random.between(1, 30));
         let mut stdin = child.stdin.take();
-        let (id, mut ended, start) = (child.id().to_string(), None, Instant::now());
+        let (id, mut ended, start) = (Pid::from_child(&child), None, Instant::now());
         let mut flushed_before = 0;
         listen(&mut child, &mut disk, &mut subject.last, |disk| {
             let enough = disk.failures > patience || start.elapsed() > Duration::from_secs(1);
@@ -289,7 +290,7 @@ fn a_full_file_system_leaves_old_or_new_clusters() {
                 ended = Some(());
                 flushed_before = disk.flushed;
                 if killed {
-                    Command::new("kill").args(["-KILL", &id]).status().unwrap();
+                    kill_process(id, Signal::KILL).unwrap();
                 } else {
                     std::fs::remove_file(&filler).unwrap();
                     stdin.take();

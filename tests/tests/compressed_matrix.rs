@@ -191,7 +191,7 @@ fn version_3_zstd() {
     matrix(3, Compression::Zstd);
 }
 
-/// What QEMU does once per compressed cluster (a read, and a write of a few KiB) does not happen at all: a new image is
+/// A read and a small write, as QEMU does them once per compressed cluster, do not happen at all: a new image is
 /// filled without reading from it, in aligned writes of whole host clusters.
 #[test]
 fn filling_an_image_takes_no_reads_and_a_write_per_host_cluster_at_most() {

@@ -187,6 +187,23 @@ fn a_server_in_the_sandbox_is_unmounted_by_a_process_that_only_its_end_ends() {
 }
 
 #[test]
+fn root_needs_no_helper_to_mount() {
+    if !can_mount() || !is_root() {
+        return;
+    }
+    let scratch = Scratch::new("fuse");
+    let dir = scratch.path();
+    zebu(dir, ["create", "-q", "-f", "qcow2", IMAGE, "1M"]).ok();
+    let absent = ("FUSERMOUNT_PATH", "/nonexistent/fusermount3");
+    for options in ["", "--no-sandbox"] {
+        let server = Server::start_with(dir, absent, &format!("--fuse {FILE} {options} -f qcow2 {IMAGE}"));
+        assert_eq!(fs::metadata(dir.join(FILE)).unwrap().len(), MIB);
+        server.stop();
+        assert!(!is_mounted(&dir.join(FILE)));
+    }
+}
+
+#[test]
 fn mounting_over_what_is_no_file_is_refused() {
     let scratch = Scratch::new("fuse");
     let dir = scratch.path();

@@ -293,6 +293,25 @@ fn what_a_read_only_export_can_do() {
     assert!(qemu.read_all(dir, TARGET, None) == qemu.read_all(dir, IMAGE, None));
 }
 
+#[test]
+fn names_with_a_protocol_are_no_targets() {
+    let scratch = Scratch::new("live-backup");
+    let dir = scratch.path();
+    make(dir, "");
+    let server = serve(dir, "");
+    for words in [
+        &["backup-start", "", "nbd:host"][..],
+        &["backup-start", "--bitmap", "b", "--previous", "ssh:x", "", TARGET],
+    ] {
+        let refused = ctl(dir, words).exits(1);
+        assert!(refused.stderr.contains("Unknown protocol"), "{refused}");
+    }
+    assert!(!dir.join("nbd:host").exists() && !dir.join(TARGET).exists());
+    ctl(dir, &["backup-start", "-w", "", "file:a:b.qcow2"]).ok();
+    zebu(dir, ["check", "-q", "./a:b.qcow2"]).ok();
+    server.stop();
+}
+
 /// Requests of a program that does not speak as zebu does: paths, descriptors of the wrong kind, none at all.
 #[test]
 fn targets_that_can_not_be_written_are_refused() {

@@ -45,7 +45,7 @@ fn dirty_bytes(dir: &Path) -> u64 {
     said["bitmaps"][0]["dirty-bytes"].as_u64().unwrap()
 }
 
-/// What QEMU reads from a backup, and that it is sound.
+/// Checks that a backup is sound, and what QEMU reads from it.
 fn holds(qemu: &Qemu, dir: &Path, backup: &str, expected: &[u8], what: &str) {
     qemu.check_clean(dir, backup).unwrap_or_else(|e| panic!("{what}: {e}"));
     if let Some(text) = difference(0, expected, &qemu.read_all(dir, backup, None)) {

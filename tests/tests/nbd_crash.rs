@@ -26,10 +26,10 @@ const WRITES: usize = 16;
 const FLUSHES: usize = 2;
 /// The flag of a write that is durable when it is answered.
 const FUA: u16 = 1;
-/// What the server must offer for all this: FUA, and several connections.
+/// Flags that the server must offer: FUA, and several connections.
 const OFFERED: u16 = 1 << 3 | 1 << 8;
 
-/// What makes writes durable. Either alone as well, since each of them covers up for the other.
+/// Means that make writes durable. Either alone as well, since each of them covers up for the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Means {
     Flushes,
@@ -37,7 +37,7 @@ enum Means {
     Both,
 }
 
-/// What is known of one block: it holds the number of its last write, or of a later one that was sent.
+/// The state of one block: it holds the number of its last write, or of a later one that was sent.
 #[derive(Debug, Clone, Copy, Default)]
 struct Block {
     /// The last write that was answered, on any connection, before a flush was sent that was answered; or with FUA.
@@ -57,7 +57,7 @@ enum Request {
     Flush { covered: Vec<u64> },
 }
 
-/// What was answered, over all rounds.
+/// Counts of answers, over all rounds.
 #[derive(Debug, Default)]
 struct Answered {
     flushes: u64,

@@ -1,6 +1,6 @@
 //! NBD clients that do not keep to the protocol: each gets its error or is sent away, the others are served on.
 
-use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit, setrlimit};
 use serde_json::Value;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -145,8 +145,8 @@ fn requests_out_of_order_are_refused() {
             (command::READ, 0, u64::MAX, 512, EINVAL),
             (command::READ, 0, 0, (32 << 20) + 1, EOVERFLOW),
             (command::READ, 1 << 9, 0, 512, EINVAL),
-            (command::TRIM, 0, SIZE, 512, ENOSPC),
-            (command::TRIM, 0, u64::MAX - 511, 512, ENOSPC),
+            (command::TRIM, 0, SIZE, 512, EINVAL),
+            (command::TRIM, 0, u64::MAX - 511, 512, EINVAL),
             (command::WRITE_ZEROES, 0, SIZE - 512, 1024, ENOSPC),
             (command::WRITE_ZEROES, 1 << 2, 0, 512, EINVAL),
             (command::CACHE, 0, SIZE, 512, EINVAL),
@@ -168,7 +168,7 @@ fn requests_out_of_order_are_refused() {
         assert_eq!(client.call(0, command::TRIM, SIZE, 0).unwrap().error, 0);
         if extended {
             let too_long = client.call(0, command::TRIM, 0, 1 << 40).unwrap();
-            assert_eq!(too_long.error, ENOSPC);
+            assert_eq!(too_long.error, EINVAL);
             // A payload where none belongs is skipped.
             client.request(1 << 5, command::BLOCK_STATUS, 2, 0, 100).unwrap();
             client.say(&[7; 100]).unwrap();
@@ -248,6 +248,68 @@ fn a_client_that_never_reads_is_held_back() {
     let start = Instant::now();
     server.stop();
     assert!(start.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn clients_that_never_read_leave_memory_to_others() {
+    let (_scratch, server) = serve("--max-memory 64M --queues 2");
+    let greedy: Vec<Client> = (0..60)
+        .map(|_| {
+            let mut client = Client::open(server.socket(), "").unwrap();
+            client.request(0, command::READ, 1, 0, 32 << 20).unwrap();
+            client
+        })
+        .collect();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while server.resident_kib() < 30 << 10 {
+        assert!(Instant::now() < deadline, "the first reply is not ready");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // Their own shares are there for others.
+    for _ in 0..20 {
+        serves(&server);
+    }
+    let resident = server.resident_kib();
+    assert!(resident < 110 << 10, "{resident} KiB");
+    // Whoever leaves makes room.
+    drop(greedy);
+    let mut client = Client::open(server.socket(), "").unwrap();
+    assert_eq!(client.read(0, 32 << 20).unwrap().len(), 32 << 20);
+    server.stop();
+}
+
+#[test]
+fn requests_that_wait_for_memory_do_not_keep_a_server_from_its_end() {
+    let (_scratch, server) = serve("--max-memory 64M");
+    let pid = server.pid();
+    let greedy: Vec<Client> = (0..100)
+        .map(|_| {
+            let mut client = Client::open(server.socket(), "").unwrap();
+            client.request(0, command::READ, 1, 0, 32 << 20).unwrap();
+            client
+        })
+        .collect();
+    server.signal(Signal::TERM);
+    server.wait();
+    assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
+    // Most were told by the end of the connection that nobody works on their requests.
+    let answered = greedy.into_iter().filter_map(|mut client| client.take(4).ok()).count();
+    assert!(answered <= 2, "{answered} of them");
+}
+
+#[test]
+fn connections_have_no_more_than_half_of_the_memory() {
+    let (_scratch, server) = serve("--max-memory 64M");
+    let clients: Vec<Client> = (0..256).map(|_| Client::open(server.socket(), "").unwrap()).collect();
+    assert!(Client::open(server.socket(), "").is_err());
+    drop(clients);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while Client::open(server.socket(), "").is_err() {
+        assert!(Instant::now() < deadline, "nobody is let in any more");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let said = server.stop_with_messages();
+    assert!(said.contains("connections take half of 64 MiB"), "{said}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
-//! What requests do beyond reading and writing, judged by the protocol's description, by QEMU and by the file.
+//! Effects of requests beyond reading and writing, judged by the protocol's description, by QEMU and by the file.
 
+use rustix::process::Signal;
 use serde_json::Value;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -8,7 +9,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 use zebu_tests::mount::Mounted;
 use zebu_tests::nbd_client::{ACK, Client, command, option};
-use zebu_tests::program::{Finished, find, finish, zebu};
+use zebu_tests::program::{Finished, find, finish, run_in, zebu};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::scratch::Scratch;
 use zebu_tests::server::Server;
@@ -26,7 +27,7 @@ const PAYLOAD_LEN: u16 = 1 << 5;
 /// The type of a chunk with 64-bit extents.
 const BLOCK_STATUS_EXT: u16 = 6;
 
-/// What `base:allocation` says of the whole disk, in as many requests as it takes: (bytes, hole, zero).
+/// The answer of `base:allocation` for the whole disk, in as many requests as it takes: (bytes, hole, zero).
 fn status(client: &mut Client, context: u32, size: u64) -> Vec<(u64, bool, bool)> {
     let mut runs: Vec<(u64, bool, bool)> = Vec::new();
     let mut at = 0;
@@ -240,7 +241,7 @@ fn requests_of_one_connection_overtake_each_other() {
     qemu.io(&mount, "-f qcow2", IMAGE, &reads.collect::<Vec<_>>()).ok();
 }
 
-/// What a lane of writes was told.
+/// The answers to a lane of writes.
 struct Lane {
     /// Number of the last write that was acknowledged, from 1 on.
     acknowledged: u64,
@@ -272,12 +273,12 @@ fn place(lane: u64, number: u64) -> u64 {
     (lane * 16 + number % 16) * CLUSTER
 }
 
-/// SIGTERM with requests under way: the server ends well, and what was acknowledged is in an image without a mark.
+/// Signals that end it, with requests under way: the server ends well, and what was acknowledged is in an image without a mark.
 #[test]
 fn a_server_that_is_told_to_end_keeps_what_it_acknowledged() {
     const LANES: u64 = 6;
     let Some(qemu) = Qemu::find() else { return };
-    for signal in ["TERM", "INT"] {
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         for round in 0..4 {
             let scratch = Scratch::new("nbd-requests");
             let dir = scratch.path();
@@ -318,5 +319,81 @@ fn a_server_that_is_told_to_end_keeps_what_it_acknowledged() {
                 assert!(bytes == number.to_be_bytes().repeat(512), "write {number} at {at} is lost");
             }
         }
+    }
+}
+
+/// A client that takes its reply late gets all of it from a server that was told to end meanwhile.
+#[test]
+fn a_reply_that_is_under_way_arrives_whole() {
+    const LEN: usize = 32 << 20;
+    for options in ["--aio io_uring", "--aio threads"] {
+        let scratch = Scratch::new("nbd-requests");
+        zebu(scratch.path(), ["create", "-q", "-f", "qcow2", IMAGE, "64M"]).ok();
+        let server = Server::start(scratch.path(), &format!("{options} -f qcow2 {IMAGE}"));
+        let mut client = Client::open(server.socket(), "").unwrap();
+        client.write(0, 0, &[5; 4096]).unwrap();
+        client.request(0, command::READ, 7, 0, LEN as u64).unwrap();
+        // The first bytes of the reply: the rest waits for us.
+        let head = client.take(4).unwrap();
+        server.signal(Signal::TERM);
+        std::thread::sleep(Duration::from_millis(200));
+        let mut reply = head;
+        reply.extend(client.take(16 + 8 + LEN).unwrap());
+        assert_eq!(reply[..4], 0x668e_33efu32.to_be_bytes());
+        assert!(reply[28..28 + 4096] == [5; 4096] && reply[28 + 4096..].iter().all(|byte| *byte == 0));
+        assert_eq!(server.wait(), (Some(0), String::new()), "{options}");
+    }
+}
+
+#[test]
+fn a_second_signal_ends_the_server_at_once_and_says_what_is_lost() {
+    let scratch = Scratch::new("nbd-requests");
+    zebu(scratch.path(), ["create", "-q", "-f", "qcow2", IMAGE, "64M"]).ok();
+    let server = Server::start(scratch.path(), &format!("--export-name disk -f qcow2 {IMAGE}"));
+    let mut client = Client::open(server.socket(), "disk").unwrap();
+    client.write(0, 0, &vec![5; 65536]).unwrap();
+    assert_eq!(client.call(0, command::FLUSH, 0, 0).unwrap().error, 0);
+    client.write(0, 0, &[6; 4096]).unwrap();
+    // The server waits for this one to be taken.
+    client.request(0, command::READ, 7, 0, 32 << 20).unwrap();
+    client.take(4).unwrap();
+    let began = std::time::Instant::now();
+    server.signal(Signal::HUP);
+    std::thread::sleep(Duration::from_millis(300));
+    server.signal(Signal::TERM);
+    let (code, said) = server.wait();
+    assert!(began.elapsed() < Duration::from_secs(8), "it waited for its client");
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("'disk': up to 4096 bytes"), "{said}");
+}
+
+#[test]
+fn a_hangup_that_was_ignored_before_stays_ignored() {
+    let scratch = Scratch::new("nbd-requests");
+    zebu(scratch.path(), ["create", "-q", "-f", "qcow2", IMAGE, "64M"]).ok();
+    let server = Server::start_without_hangups(scratch.path(), &format!("-f qcow2 {IMAGE}"));
+    server.signal(Signal::HUP);
+    let mut client = Client::open(server.socket(), "").unwrap();
+    client.write(0, 0, &[5; 4096]).unwrap();
+    server.stop();
+}
+
+#[test]
+fn a_file_that_may_not_grow_is_an_error_of_the_request() {
+    let scratch = Scratch::new("nbd-requests");
+    zebu(scratch.path(), ["create", "-q", "-f", "qcow2", IMAGE, "64M"]).ok();
+    for options in ["--aio io_uring", "--aio threads"] {
+        let server = Server::start(scratch.path(), &format!("{options} -f qcow2 {IMAGE}"));
+        let limit = ["--pid", &server.pid().to_string(), "--fsize=4000000"].map(str::to_owned);
+        run_in(scratch.path(), &find("prlimit").unwrap(), limit).ok();
+        let mut client = Client::open(server.socket(), "").unwrap();
+        let errors: Vec<u32> =
+            (0..8).map(|mib| client.write(0, mib * MIB, &vec![5; MIB as usize]).unwrap()).collect();
+        assert_eq!(errors[0], 0);
+        assert!(errors.iter().any(|error| *error != 0), "{errors:?}");
+        assert_eq!(client.read(0, 10).unwrap(), [5; 10]);
+        drop(client);
+        server.signal(Signal::TERM);
+        server.wait();
     }
 }

@@ -18,7 +18,7 @@ const TICK: Duration = Duration::from_millis(50);
 /// Bytes that a slow reader takes at once.
 const SIP: usize = 700;
 
-/// What a slow client is slow at.
+/// The habit of a slow client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Habit {
     /// Asks for much and takes it in sips.
@@ -36,7 +36,7 @@ const HABITS: [Habit; 4] = [Habit::Sips, Habit::Dribbles, Habit::Negotiates, Hab
 struct Slow {
     habit: Habit,
     client: Client,
-    /// What is still to be said.
+    /// The bytes still to be sent.
     words: Vec<u8>,
 }
 

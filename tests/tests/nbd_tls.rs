@@ -100,8 +100,39 @@ fn clients_with_certificates_are_served() {
         client.say(&[0x55; 1000]).unwrap();
         assert!(client.is_closed());
         nbd(dir, "nbdinfo", &["--size", &uri]).ok();
-        server.stop();
+        // Of all that was wrong, the first handshake that failed is told.
+        let said = server.stop_with_messages();
+        assert!(said.contains("is sent away: TLS: ") && said.lines().count() == 1, "{said}");
     }
+}
+
+#[test]
+fn a_client_with_a_certificate_of_version_1_is_told_of_in_the_log() {
+    let scratch = Scratch::new("tls");
+    let dir = scratch.path();
+    certificates(dir);
+    let request = "req -newkey rsa:2048 -nodes -subj /CN=old -keyout old-key.pem -out old.csr";
+    let sign =
+        "x509 -req -in old.csr -CA ca-cert.pem -CAkey ca-key.pem -CAcreateserial -days 2 -out old-cert.pem";
+    for line in [request, sign] {
+        openssl(dir, line);
+    }
+    std::fs::create_dir(dir.join("old")).unwrap();
+    for (from, to) in [
+        ("ca-cert.pem", "ca-cert.pem"),
+        ("old-cert.pem", "client-cert.pem"),
+        ("old-key.pem", "client-key.pem"),
+    ] {
+        std::fs::copy(dir.join(from), dir.join("old").join(to)).unwrap();
+    }
+    zebu(dir, ["create", "-q", "-f", "qcow2", "disk.qcow2", "1M"]).ok();
+    let tls = "--tls-certificate server-cert.pem --tls-key server-key.pem --tls-client-ca ca-cert.pem";
+    let server = Server::start(dir, &format!("{tls} -f qcow2 disk.qcow2"));
+    let socket = server.socket().display();
+    let uri = format!("nbds+unix://localhost/?socket={socket}&tls-certificates={}/old", dir.display());
+    nbd(dir, "nbdinfo", &["--size", &uri]).exits(1);
+    let said = server.stop_with_messages();
+    assert!(said.contains("X.509 version 1") && said.contains("warning: client of process"), "{said}");
 }
 
 #[test]

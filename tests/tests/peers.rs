@@ -1,4 +1,4 @@
-//! What other writers of qcow2 get, or got, wrong: one test for each case, named after it. QEMU is the judge.
+//! Mistakes of other writers of qcow2: one test for each case, named after it. QEMU is the judge.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;

@@ -69,7 +69,7 @@ fn growth_with_preallocation_leaves_what_shows_through_the_cluster_that_the_disk
     }
 }
 
-/// What lies behind the end of a raw data file that is longer than the disk is no part of the disk.
+/// The rest of a raw data file that is longer than the disk is no part of the disk.
 #[test]
 fn growth_over_a_longer_data_file_reads_as_zero() {
     let Some(qemu) = Qemu::find() else { return };

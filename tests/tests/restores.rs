@@ -1,4 +1,4 @@
-//! What zebu compresses, QEMU restores: `convert -c` and `backup` in every cluster size, compression, version and window,
+//! QEMU restores what zebu compresses: `convert -c` and `backup` in every cluster size, compression, version and window,
 //! read by `qemu-img convert`, checked clean.
 //!
 //! `ZEBU_OLD_QEMU_IMG` names an older qemu-img (such as Debian 12's 7.2), which then has to read them, too.

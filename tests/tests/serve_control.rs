@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use zebu_tests::nbd_client::{Client, command};
@@ -9,6 +10,7 @@ use zebu_tests::program::{Finished, zebu};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::scratch::Scratch;
 use zebu_tests::server::Server;
+use zebu_tests::vhost_guest::VhostGuest;
 
 const IMAGE: &str = "disk.qcow2";
 const MIB: u64 = 1 << 20;
@@ -124,7 +126,7 @@ fn a_disk_grows_under_its_clients() {
     zebu(dir, ["ctl", "ctl.sock", "stats"]).exits(1);
 }
 
-/// What a refusal says is the least.
+/// The minimum that a refusal names.
 fn least_cache(refused: &Finished) -> u64 {
     let told = refused.stderr.split("at least ").nth(1).and_then(|rest| rest.split(' ').next());
     told.and_then(|told| told.parse().ok()).unwrap_or_else(|| panic!("{refused}"))
@@ -189,6 +191,63 @@ fn all_threads_are_in_the_sandbox_unless_it_is_off() {
     }
 }
 
+/// The name of an export could be a line of its own, or codes for a terminal.
+#[test]
+fn messages_are_lines_without_codes_whatever_names_are_in_them() {
+    let scratch = Scratch::new("control");
+    zebu(scratch.path(), ["create", "-q", "-f", "qcow2", IMAGE, "64M"]).ok();
+    let name = "x\u{1b}[31m\u{9b}y";
+    let options =
+        format!("--log-level debug --export-name {name} --vhost-user-blk vhost.sock -f qcow2 {IMAGE}");
+    let server = Server::start(scratch.path(), &options);
+    drop(VhostGuest::connect(&scratch.file("vhost.sock"), 1));
+    assert!(Client::open(server.socket(), "\u{1b}[2J\nzebu: error: none").is_err());
+    let messages = server.stop_with_messages();
+    assert!(messages.contains("a front end of 'x\\u{1b}[31m\\u{9b}y' connects"), "{messages:?}");
+    assert!(messages.lines().all(|line| line.starts_with("zebu: ")), "{messages:?}");
+    assert!(!messages.replace('\n', "").contains(char::is_control), "{messages:?}");
+}
+
+#[test]
+fn sockets_are_for_those_who_are_named() {
+    let mode = |dir: &Path, name: &str| {
+        let metadata = std::fs::metadata(dir.join(name)).unwrap();
+        (metadata.permissions().mode() & 0o777, metadata.gid())
+    };
+    // SAFETY: numbers only. The umask is what servers inherit.
+    let umask = unsafe { libc::umask(0) };
+    // SAFETY: no arguments.
+    let own = unsafe { libc::getegid() };
+    let (scratch, server) = serve("");
+    for name in ["nbd.sock", "ctl.sock", "metrics.sock"] {
+        assert_eq!(mode(scratch.path(), name), (0o600, own), "{name}");
+    }
+    server.stop();
+    let (scratch, server) = serve(&format!("--socket-mode 0666 --socket-group {own}"));
+    for (name, expected) in [("nbd.sock", 0o666), ("ctl.sock", 0o600), ("metrics.sock", 0o666)] {
+        assert_eq!(mode(scratch.path(), name), (expected, own), "{name}");
+    }
+    server.stop();
+    // SAFETY: as above.
+    unsafe { libc::umask(umask) };
+}
+
+#[test]
+fn silent_connections_keep_nobody_from_metrics_and_control() {
+    let (scratch, server) = serve("");
+    let dir = scratch.path();
+    let silent: Vec<UnixStream> = ["ctl.sock", "metrics.sock"]
+        .iter()
+        .flat_map(|name| (0..40).map(move |_| UnixStream::connect(dir.join(name)).unwrap()))
+        .collect();
+    let began = std::time::Instant::now();
+    zebu(dir, ["ctl", "ctl.sock", "flush", "root"]).ok();
+    assert_eq!(scrape(dir, "GET /metrics HTTP/1.1\r\n\r\n").0, "HTTP/1.1 200 OK");
+    assert!(began.elapsed() < std::time::Duration::from_secs(8));
+    drop(silent);
+    server.stop();
+}
+
 #[test]
 fn lines_that_are_no_requests_are_refused() {
     let (scratch, server) = serve("--read-only");
@@ -219,4 +278,22 @@ fn lines_that_are_no_requests_are_refused() {
     let mut rest = Vec::new();
     assert!((&stream).read_to_end(&mut rest).is_err() || rest.is_empty());
     server.stop();
+}
+
+#[test]
+fn the_socket_of_a_killed_server_is_taken_over_at_once() {
+    let scratch = Scratch::new("control");
+    let dir = scratch.path();
+    zebu(dir, ["create", "-q", "-f", "qcow2", IMAGE, "64M"]).ok();
+    let options = format!("--export-name root -f qcow2 {IMAGE}");
+    let mut server = Server::start(dir, &options);
+    for round in 0..20 {
+        // Its ring holds the socket for as long as a client's requests, which the kernel gives up after its end.
+        let mut clients: Vec<_> = (0..8).map(|_| Client::open(server.socket(), "root").unwrap()).collect();
+        for (client, at) in clients.iter_mut().zip(0..) {
+            assert_eq!(client.write(0, at * MIB, &vec![round; 65536]).unwrap(), 0);
+        }
+        server.kill();
+        server = Server::start(dir, &options);
+    }
 }

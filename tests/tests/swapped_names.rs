@@ -12,7 +12,7 @@ const IMAGE: &str = "image";
 /// Writes an image that refers to a name.
 type Refer = fn(&Path, &str);
 
-/// What is beside the image, and what is not; no byte in common.
+/// Bytes of the file beside the image, and of the file elsewhere; no byte in common.
 const BESIDE: u8 = 0x77;
 const SECRET: u8 = 0x99;
 

@@ -1,6 +1,9 @@
 //! vhost-user-blk with a front end and a driver of the test's own: what a guest may do, and what it must not.
 
+use rustix::event::{EventfdFlags, eventfd};
 use serde_json::Value;
+use std::os::fd::OwnedFd;
+use zebu_tests::nbd_client::Client;
 use zebu_tests::program::zebu;
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
@@ -205,9 +208,11 @@ fn hostile_requests_are_refused_and_others_served() {
     assert_eq!(guest.call(0, IN, 0, 512, WRITE), (OK, 513));
     assert_eq!(guest.get(DATA, 512), [0; 512]);
     // A head or an index that the ring does not have ends the ring, but not the device.
+    let error = guest.watch_errors(0);
     guest.offer(0, 50_000);
     guest.kick(0);
     guest.wait_for_look(0);
+    assert_eq!(error.read().expect("the front end is told"), 1);
     guest.put(DATA, &[7; 512]);
     assert_eq!(guest.call(1, OUT, 5, 512, 0), (OK, 1));
     assert_eq!(guest.stop(1), 1);
@@ -516,4 +521,188 @@ fn what_was_in_flight_is_done_after_a_restart() {
     server.stop();
     let out = qemu.img(scratch.path(), ["check", "-f", "qcow2", IMAGE]);
     assert!(matches!(out.code, Some(0 | 3)), "{out}");
+}
+
+// The server goes on meanwhile: what it took is done for the guest that is there still.
+#[test]
+fn a_front_end_that_reconnects_in_the_middle_finds_every_request_used_once() {
+    let Some(qemu) = Qemu::find() else { return };
+    for options in ["--queues 2 -t none", "--queues 2 --aio threads"] {
+        let scratch = Scratch::new("vhost");
+        create(&scratch);
+        let mut random = Random::new(12);
+        let server = serve(&scratch, options);
+        let mut guest = VhostGuest::connect(server.socket(), 2);
+        let slots = QUEUE / 3;
+        for round in 0..20u64 {
+            for ring in 0..2 {
+                for slot in 0..slots {
+                    let number = ring as u64 * u64::from(slots) + u64::from(slot);
+                    let data = DATA + number * 4096;
+                    guest.put(data, &[(round * 29 + number) as u8; 4096]);
+                    guest.put_request(ring, slot * 3, OUT, number * 136, (VhostGuest::at(data), 4096, 0));
+                    guest.offer(ring, slot * 3);
+                }
+                guest.kick(ring);
+            }
+            std::thread::sleep(std::time::Duration::from_micros(random.below(2000)));
+            guest.reconnect(server.socket());
+            for ring in 0..2 {
+                guest.kick(ring);
+                let mut heads = Vec::new();
+                while heads.len() < usize::from(slots) {
+                    heads.extend(guest.used(ring).into_iter().map(|(head, _)| head));
+                }
+                heads.sort_unstable();
+                assert!(
+                    heads.iter().copied().eq((0..slots).map(|slot| slot * 3)),
+                    "round {round}: {heads:?}"
+                );
+                assert!((0..slots).all(|slot| guest.status(ring, slot * 3) == OK), "round {round}");
+                assert!(!guest.has_used(ring), "round {round}: something is used twice");
+            }
+            for number in 0..u64::from(slots) * 2 {
+                assert_eq!(guest.call(0, IN, number * 136, 4096, WRITE), (OK, 4097));
+                assert!(guest.get(DATA, 4096) == [(round * 29 + number) as u8; 4096], "round {round}");
+            }
+        }
+        drop(guest);
+        server.stop();
+        qemu.check_clean(scratch.path(), IMAGE).unwrap();
+    }
+}
+
+#[test]
+fn protocol_features_that_were_not_offered_are_refused() {
+    use vhost::vhost_user::message::VhostUserProtocolFeatures;
+    let scratch = Scratch::new("vhost");
+    create(&scratch);
+    let server = serve(&scratch, "");
+    let mut guest = VhostGuest::connect(server.socket(), 1);
+    let page_faults = VhostUserProtocolFeatures::REPLY_ACK | VhostUserProtocolFeatures::PAGEFAULT;
+    let _ = guest.choose_protocol_features(page_faults);
+    guest.wait_for_end();
+    let said = server.stop_with_messages();
+    assert!(said.contains("not offered"), "{said}");
+}
+
+/// A server with a device and an image of somebody else, over NBD.
+fn serve_two(options: &str) -> (Scratch, Server, Client) {
+    let scratch = Scratch::new("vhost");
+    create(&scratch);
+    zebu(scratch.path(), ["create", "-q", "-f", "qcow2", "other.qcow2", "64M"]).ok();
+    let two = format!("--nbd unix:other.sock --export-name root --export-name other {options}");
+    let server = Server::start_vhost_user(scratch.path(), &format!("{two} -f qcow2 {IMAGE} other.qcow2"));
+    let client = Client::open(&scratch.file("other.sock"), "other").unwrap();
+    (scratch, server, client)
+}
+
+const BOTH_ENGINES: [&str; 2] = ["--aio io_uring", "--aio threads"];
+
+#[test]
+fn a_call_descriptor_that_is_full_and_blocking_holds_nobody_up() {
+    for options in BOTH_ENGINES {
+        let (_scratch, server, mut other) = serve_two(options);
+        let mut guest = VhostGuest::connect(server.socket(), 1);
+        let full = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        let shared = rustix::io::dup(&full).unwrap();
+        guest.set_call(0, full).unwrap();
+        // Whatever the device made of it.
+        rustix::io::ioctl_fionbio(&shared, false).unwrap();
+        for _ in 0..3 {
+            assert_eq!(guest.call(0, GET_ID, 0, 20, WRITE), (OK, 21), "{options}");
+            assert_eq!(other.write(0, 0, &[7; 4096]).unwrap(), 0);
+        }
+        // In the sandbox, too, the kernel signals without a thread for it.
+        assert!(!server.threads().contains(&"zebu-event".to_owned()));
+        drop(guest);
+        server.stop();
+    }
+}
+
+#[test]
+fn a_kick_descriptor_that_is_made_blocking_holds_nobody_up() {
+    for options in BOTH_ENGINES {
+        let (_scratch, server, mut other) = serve_two(options);
+        let mut guest = VhostGuest::connect(server.socket(), 1);
+        let kick = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let shared = rustix::io::dup(&kick).unwrap();
+        guest.set_kick(0, kick).unwrap();
+        rustix::io::ioctl_fionbio(&shared, false).unwrap();
+        for _ in 0..3 {
+            assert_eq!(guest.call(0, GET_ID, 0, 20, WRITE), (OK, 21), "{options}");
+            assert_eq!(other.write(0, 0, &[7; 4096]).unwrap(), 0);
+        }
+        drop(guest);
+        server.stop();
+    }
+}
+
+#[test]
+fn descriptors_that_are_no_eventfds_are_refused() {
+    let (_scratch, server, mut other) = serve_two("");
+    let pipes: [fn() -> OwnedFd; 2] =
+        [|| std::io::pipe().unwrap().1.into(), || std::fs::File::open("/dev/zero").unwrap().into()];
+    for pipe in pipes {
+        let mut guest = VhostGuest::connect(server.socket(), 1);
+        assert!(guest.set_call(0, pipe()).is_err());
+        guest.wait_for_end();
+        let mut guest = VhostGuest::connect(server.socket(), 1);
+        assert!(guest.set_kick(0, pipe()).is_err());
+        guest.wait_for_end();
+    }
+    assert_eq!(other.write(0, 0, &[7; 4096]).unwrap(), 0);
+    let messages = server.stop_with_messages();
+    assert_eq!(messages.lines().filter(|line| line.contains("is no eventfd")).count(), 4, "{messages}");
+}
+
+#[test]
+fn kicks_for_nothing_take_little_of_the_processor() {
+    for options in BOTH_ENGINES {
+        let (_scratch, server, mut other) = serve_two(options);
+        let mut guest = VhostGuest::connect(server.socket(), 1);
+        // Each look takes one of it.
+        let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE).unwrap();
+        rustix::io::write(&kick, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        guest.set_kick(0, kick).unwrap();
+        let before = server.processor_ticks();
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        let ticks = server.processor_ticks() - before;
+        assert!(ticks < 40, "{ticks} hundredths of a second: {options}");
+        assert_eq!(other.write(0, 0, &[7; 4096]).unwrap(), 0);
+        drop(guest);
+        server.stop();
+    }
+}
+
+#[test]
+fn memory_that_a_front_end_takes_away_ends_its_device_alone() {
+    let Some(qemu) = Qemu::find() else { return };
+    for options in BOTH_ENGINES {
+        for cut in [VhostGuest::cut_memory, VhostGuest::cut_log] {
+            let (scratch, server, mut other) = serve_two(options);
+            let mut guest = VhostGuest::connect(server.socket(), 1);
+            assert_eq!(guest.call(0, GET_ID, 0, 20, WRITE), (OK, 21));
+            assert_eq!(other.write(0, 65536, &vec![7; 65536]).unwrap(), 0);
+            guest.put_request(0, 0, OUT, 0, (VhostGuest::at(DATA), 4096, 0));
+            guest.offer(0, 0);
+            cut(&guest);
+            guest.kick(0);
+            guest.wait_for_end();
+            assert_eq!(other.write(0, 1 << 20, &vec![8; 65536]).unwrap(), 0);
+            drop(guest);
+            // The next front end is served.
+            let mut guest = VhostGuest::connect(server.socket(), 1);
+            assert_eq!(guest.call(0, GET_ID, 0, 20, WRITE), (OK, 21));
+            drop(guest);
+            let messages = server.stop_with_messages();
+            assert_eq!(messages.matches("took away memory").count(), 1, "{options}: {messages}");
+            let mut model = vec![0; SIZE as usize];
+            model[65536..131072].fill(7);
+            model[1 << 20..(1 << 20) + 65536].fill(8);
+            assert!(qemu.read_all(scratch.path(), "other.qcow2", None) == model);
+            qemu.check_clean(scratch.path(), IMAGE).unwrap();
+        }
+    }
 }

@@ -2,11 +2,12 @@
 
 use crate::failure::Failure;
 use crate::image_opts::ImageOpts;
-use crate::image_spec::ImageSpec;
+use crate::image_spec::{ForceShare, ImageSpec};
+use crate::local_name::local_path;
+use crate::reference_defaults::allowed_references;
 use crate::size::size_argument;
 use crate::values::{
-    Aio, ReferenceRule, aio_argument, reference_argument, reference_policy, slice_size_argument,
-    zero_policy_argument,
+    Aio, ReferenceRule, aio_argument, reference_argument, slice_size_argument, zero_policy_argument,
 };
 use clap::Args;
 use std::ffi::OsStr;
@@ -18,7 +19,7 @@ const OPENING: &str = "Opening images";
 /// Heading of options about what runs the I/O.
 const RUNNING: &str = "Running I/O";
 
-/// What opens an image: how the name is read, how the mapping is cached, what the image may refer to.
+/// Options that open an image: how the name is read, how the mapping is cached, which files the image may refer to.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ImageArgs {
     /// The file name is a list of options, such as `driver=qcow2,file.filename=disk.qcow2,l2-cache-size=1M`
@@ -45,10 +46,10 @@ pub(crate) struct ImageArgs {
     pub(crate) allow_refs: Vec<ReferenceRule>,
 }
 
-/// What runs the I/O.
+/// The option for the engine of the I/O.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct EngineArgs {
-    /// What runs the I/O; io_uring falls back to threads where the kernel refuses it (`native`: the same as io_uring)
+    /// Engine of the I/O; io_uring falls back to threads where the kernel refuses it (`native`: the same as io_uring)
     #[arg(short = 'i', long, help_heading = RUNNING, value_name = "io_uring|threads|native", value_parser = aio_argument)]
     pub(crate) aio: Option<Aio>,
 
@@ -62,13 +63,24 @@ pub(crate) struct EngineArgs {
 pub(crate) struct ForceShareArg {
     /// Open without locks, to look at an image that another program is writing; what is read may be inconsistent
     #[arg(short = 'U', long, help_heading = OPENING)]
-    pub(crate) force_share: bool,
+    force_share: bool,
 }
 
 impl ForceShareArg {
-    /// As the engine's word.
-    pub(crate) fn sharing(self) -> Sharing {
-        if self.force_share { Sharing::Unlocked } else { Sharing::Locked }
+    /// As if the option was given.
+    pub(crate) const GIVEN: Self = Self { force_share: true };
+
+    /// Whether the option is given.
+    pub(crate) fn is_given(self) -> bool {
+        self.force_share
+    }
+
+    /// Opens an image without locks if the option says so. Image options may have said it already.
+    pub(crate) fn apply(self, spec: &mut ImageSpec) {
+        spec.force_share = ForceShare::Offered;
+        if self.force_share {
+            spec.options.sharing = Sharing::Unlocked;
+        }
     }
 }
 
@@ -88,11 +100,13 @@ impl ImageArgs {
                 format,
                 access,
                 cache,
-                refs: reference_policy(&self.allow_refs).map_err(Failure::usage)?,
+                refs: allowed_references(&self.allow_refs)?,
                 ..OpenOptions::default()
             },
             aio: None,
             discard: None,
+            called_raw: "-f raw",
+            force_share: ForceShare::Missing,
         };
         if self.image_opts {
             if format.is_some() {
@@ -102,7 +116,9 @@ impl ImageArgs {
                 .ok_or_else(|| "image options must be valid UTF-8".to_owned())
                 .and_then(ImageOpts::parse)
                 .and_then(|opts| opts.apply(&mut spec))
-                .map_err(|reason| Failure::new(format!("Could not open '{}': {reason}", name.display())))?;
+                .map_err(|reason| Failure::opening_name(name, &reason))?;
+        } else {
+            spec.path = local_path(name).map_err(|reason| Failure::opening_name(name, &reason))?;
         }
         if let Some(bytes) = self.cache_size {
             spec.options.cache_size = Some(bytes);

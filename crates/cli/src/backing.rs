@@ -1,10 +1,11 @@
 //! The backing file that the user gives to a new image.
 
 use crate::failure::Failure;
+use crate::local_name::local_name;
 use crate::session::Session;
 use crate::values::format_argument;
 use std::path::{Path, PathBuf};
-use zebu::{Chain, Format, Image, OpenOptions, Purpose};
+use zebu::{Chain, ErrorKind, Format, Image, OpenOptions, Purpose};
 
 /// A backing file as given by the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,12 +16,31 @@ pub(crate) struct BackingSpec {
     pub(crate) format: Option<Format>,
 }
 
+/// Whether the name of a backing file has to lead to a local file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CheckName {
+    /// It has: the file is opened.
+    Local,
+    /// Any name is written into the image as it is given (`-u`).
+    Unsafe,
+}
+
+/// The name to write for one that was given.
+pub(crate) fn found_as(name: &str, check: CheckName) -> Result<String, Failure> {
+    match check {
+        CheckName::Local => local_name(name)
+            .map_err(|reason| Failure::new(format!("Could not open the backing file '{name}': {reason}"))),
+        CheckName::Unsafe => Ok(name.to_owned()),
+    }
+}
+
 /// Joins the ways of giving a backing file: `-b` (`-B`) with `-F`, and `-o backing_file=,backing_fmt=`.
 pub(crate) fn join(
     option: Option<&str>,
     option_format: Option<Format>,
     create_file: Option<&str>,
     create_format: Option<&str>,
+    check: CheckName,
 ) -> Result<Option<BackingSpec>, Failure> {
     let named_format = create_format
         .map(format_argument)
@@ -39,7 +59,7 @@ pub(crate) fn join(
         (a, b) => a.or(b),
     };
     match name {
-        Some(name) => Ok(Some(BackingSpec { name: name.to_owned(), format })),
+        Some(name) => Ok(Some(BackingSpec { name: found_as(name, check)?, format })),
         None if format.is_some() => Err(Failure::usage("a backing format is given, but no backing file")),
         None => Ok(None),
     }
@@ -62,6 +82,7 @@ pub(crate) fn required_format(
     let path = resolve(image, &backing.name);
     let detected = match header(session, &path, None) {
         Ok(found) => format!("; '{}' looks like {}: add -F {1}", path.display(), found.format().name()),
+        Err(error) if error.kind() == ErrorKind::ForeignFormat => format!("; {error} (-F raw)"),
         Err(_) => "; add -F FMT".to_owned(),
     };
     Err(Failure::new(format!("{}: Backing file specified without backing format{detected}", image.display())))
@@ -69,16 +90,16 @@ pub(crate) fn required_format(
 
 /// Bytes of the disk of a backing file, looking at its header only.
 pub(crate) fn virtual_size(session: &Session, path: &Path, format: Format) -> Result<u64, Failure> {
-    header(session, path, Some(format)).map(|image| image.virtual_size())
+    let image = header(session, path, Some(format)).map_err(|error| Failure::opening(path, &error))?;
+    Ok(image.virtual_size())
 }
 
-fn header(session: &Session, path: &Path, format: Option<Format>) -> Result<Image, Failure> {
+fn header(session: &Session, path: &Path, format: Option<Format>) -> Result<Image, zebu::Error> {
     let options =
         OpenOptions { format, purpose: Purpose::Inspect, chain: Chain::TopOnly, ..OpenOptions::default() };
     let worker = session.worker();
     worker.block_on(async {
-        let image =
-            Image::open(worker, path, &options).await.map_err(|error| Failure::opening(path, &error))?;
+        let image = Image::open(worker, path, &options).await?;
         // Nothing was written: that the header could be read is all that matters.
         let _ = image.close(worker).await;
         Ok(image)
@@ -98,11 +119,12 @@ mod tests {
 
     #[test]
     fn both_ways_of_giving_a_backing_file_agree_or_fail() {
-        let joined = join(Some("a"), Some(Format::Raw), Some("a"), Some("raw")).unwrap().unwrap();
+        let joined =
+            join(Some("a"), Some(Format::Raw), Some("a"), Some("raw"), CheckName::Local).unwrap().unwrap();
         assert_eq!(joined, BackingSpec { name: "a".into(), format: Some(Format::Raw) });
-        assert!(join(Some("a"), None, Some("b"), None).is_err());
-        assert!(join(None, Some(Format::Raw), None, None).is_err());
-        assert!(join(None, None, Some("a"), Some("vmdk")).is_err());
-        assert_eq!(join(None, None, None, None).unwrap(), None);
+        assert!(join(Some("a"), None, Some("b"), None, CheckName::Local).is_err());
+        assert!(join(None, Some(Format::Raw), None, None, CheckName::Local).is_err());
+        assert!(join(None, None, Some("a"), Some("vmdk"), CheckName::Local).is_err());
+        assert_eq!(join(None, None, None, None, CheckName::Local).unwrap(), None);
     }
 }

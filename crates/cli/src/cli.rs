@@ -1,15 +1,18 @@
 //! The command line as a whole: which commands there are, and what becomes of their results.
 
 use crate::commands::{
-    amend, backup, bench, bitmap, check, clone, commit, compare, convert, create, ctl, dd, info, io, map,
-    measure, rebase, resize, serve, snapshot, verify,
+    amend, backup, bench, bitmap, check, clone, commit, compare, convert, create, ctl, dd, info,
+    install_names, io, map, measure, rebase, resize, serve, snapshot, verify,
 };
 use crate::examples;
 use crate::failure::Failure;
 use crate::manual;
+use crate::program::{self, Program};
+use crate::qemu_names;
 use crate::serve::unmounter;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
+use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -43,7 +46,7 @@ enum Command {
     /// Exit codes: 0 no errors, 1 the check could not be done, 2 errors, 3 leaks only, 63 the format has no checks.
     #[command(after_help = examples::CHECK)]
     Check(check::CheckArgs),
-    /// Copy images into a new or an existing one, of any format
+    /// Copy images of the formats qcow2 and raw into a new or an existing one
     #[command(after_help = examples::CONVERT, override_usage = "zebu convert [OPTIONS] SOURCE... TARGET")]
     Convert(Box<convert::ConvertArgs>),
     /// Tell what each range of a disk is made of
@@ -105,6 +108,11 @@ enum Command {
     /// Look at and change a running `zebu serve`, through the socket of its --control
     #[command(after_help = examples::CTL)]
     Ctl(ctl::CtlArgs),
+    /// Make links of the names `qemu-img` and `qemu-io` to this binary
+    ///
+    /// Called by such a name, it behaves as that program does: its grammar, its messages, its exit codes.
+    #[command(after_help = examples::INSTALL_NAMES)]
+    InstallNames(install_names::InstallNamesArgs),
     /// Wait for the end of the server that started this, then unmount its files
     #[command(hide = true)]
     UnmountInTheEnd(unmounter::UnmountArgs),
@@ -117,7 +125,7 @@ enum Command {
     /// Print the manual page of zebu, or write all manual pages into a directory
     #[command(hide = true)]
     Manpage {
-        /// The directory
+        /// The directory; it is made if it is missing
         directory: Option<std::path::PathBuf>,
     },
 }
@@ -146,6 +154,7 @@ impl Command {
             Command::Io(_) => "io",
             Command::Serve(_) => "serve",
             Command::Ctl(_) => "ctl",
+            Command::InstallNames(_) => "install-names",
             Command::UnmountInTheEnd(_) => "unmount-in-the-end",
             Command::Completions { .. } => "completions",
             Command::Manpage { .. } => "manpage",
@@ -175,6 +184,7 @@ impl Command {
             Command::Io(args) => io::run(args),
             Command::Serve(args) => serve::run(args),
             Command::Ctl(args) => ctl::run(args),
+            Command::InstallNames(args) => install_names::run(args),
             Command::UnmountInTheEnd(args) => Ok(unmounter::run(args)),
             Command::Completions { shell } => manual::completions(Cli::command(), *shell),
             Command::Manpage { directory } => manual::pages(Cli::command(), directory.as_deref()),
@@ -182,19 +192,33 @@ impl Command {
     }
 }
 
-/// Reads the command line, runs the command, prints what went wrong.
+/// Reads the command line of the program that was called, runs the command, prints what went wrong.
 pub(crate) fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(error) => return report_usage(&error),
-    };
-    match cli.command.run() {
-        Ok(code) => ExitCode::from(code),
-        Err(failure) => report(&failure, Some(cli.command.name())),
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let called = arguments.first().map_or(Program::Zebu, |path| Program::by_path(path));
+    program::set(called);
+    match called {
+        Program::Zebu => match Cli::try_parse_from(arguments) {
+            Ok(cli) => cli.finish(),
+            Err(error) => report_usage(&error),
+        },
+        Program::QemuImg => qemu_names::qemu_img(arguments),
+        Program::QemuIo => qemu_names::qemu_io(arguments),
     }
 }
 
-fn report(failure: &Failure, command: Option<&str>) -> ExitCode {
+impl Cli {
+    /// Runs the command and prints what went wrong.
+    pub(crate) fn finish(&self) -> ExitCode {
+        match self.command.run() {
+            Ok(code) => ExitCode::from(code),
+            Err(failure) => report(&failure, Some(self.command.name())),
+        }
+    }
+}
+
+/// Prints what went wrong; the exit code is the failure's.
+pub(crate) fn report(failure: &Failure, command: Option<&str>) -> ExitCode {
     // There is nobody left to tell if standard error is gone.
     let _ = std::io::stderr().write_all(failure.text(command).as_bytes());
     ExitCode::from(failure.exit)
@@ -202,6 +226,14 @@ fn report(failure: &Failure, command: Option<&str>) -> ExitCode {
 
 /// Help and version go to standard output; a wrong command line is told as every failure is.
 fn report_usage(error: &clap::Error) -> ExitCode {
+    report_usage_as(error, |error, _| Failure::usage(usage_message(error)))
+}
+
+/// The same, where a wrong command line has the words of `failure`.
+pub(crate) fn report_usage_as(
+    error: &clap::Error,
+    failure: impl FnOnce(&clap::Error, Option<&str>) -> Failure,
+) -> ExitCode {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         return match error.print() {
             Ok(()) => ExitCode::SUCCESS,
@@ -209,11 +241,11 @@ fn report_usage(error: &clap::Error) -> ExitCode {
         };
     }
     let command = std::env::args().nth(1).filter(|name| Cli::command().find_subcommand(name).is_some());
-    report(&Failure::usage(usage_message(error)), command.as_deref())
+    report(&failure(error, command.as_deref()), command.as_deref())
 }
 
 /// clap's message without its prefix, its usage and its tips: they take several lines, and the help has them.
-fn usage_message(error: &clap::Error) -> String {
+pub(crate) fn usage_message(error: &clap::Error) -> String {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
         || error.kind() == ErrorKind::MissingSubcommand
     {

@@ -25,7 +25,7 @@ impl CompressionArgs {
         }
     }
 
-    /// What the engine is told.
+    /// The options for the engine.
     pub(crate) fn options(&self) -> CompressOptions {
         CompressOptions {
             level: self.compression_level,

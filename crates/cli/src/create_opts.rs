@@ -1,6 +1,7 @@
 //! `-o`: how a new image is made, for `create`, `convert` and `measure`.
 
-use crate::keyval::{asks_for_help, parse_keyval, parse_size_value, parse_switch};
+use crate::keyval::{asks_for_help, parse_options, parse_size_value, parse_switch};
+use crate::local_name::local_name;
 use crate::values::preallocation_argument;
 use std::fmt::Write as _;
 use zebu::{Compression, CreateOptions, Format, Preallocation};
@@ -90,7 +91,7 @@ const OPTIONS: &[Described] = &[
     Described { name: "size", value: "size", description: "Virtual disk size", raw: true },
 ];
 
-/// What `-o` said, each option if it was given.
+/// Values of `-o`, each option if it was given.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct CreateOpts {
     pub(crate) size: Option<u64>,
@@ -111,7 +112,7 @@ pub(crate) struct CreateOpts {
     refcount_bits: Option<u32>,
 }
 
-/// What a list of `-o` arguments amounts to.
+/// The meaning of a list of `-o` arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ParsedOpts {
     /// Options to use.
@@ -128,7 +129,7 @@ impl CreateOpts {
         }
         let mut opts = Self::default();
         for argument in arguments {
-            for (key, value) in parse_keyval(argument).map_err(|error| error.to_string())? {
+            for (key, value) in parse_options(argument).map_err(|error| error.to_string())? {
                 opts.set(&key, &value, format)?;
             }
         }
@@ -178,7 +179,10 @@ impl CreateOpts {
                     }
                 });
             }
-            "data_file" => self.data_file = Some(value.to_owned()),
+            "data_file" => {
+                self.data_file =
+                    Some(local_name(value).map_err(|reason| format!("Parameter '{key}': {reason}"))?);
+            }
             "data_file_raw" => self.data_file_raw = Some(parse_switch(key, value)?),
             "extended_l2" => self.extended_l2 = Some(parse_switch(key, value)?),
             "extent_size_hint" => {

@@ -133,6 +133,11 @@ Examples:
   zebu verify monday.qcow2
   zebu verify --manifest monday.manifest monday.qcow2";
 
+pub(crate) const INSTALL_NAMES: &str = "\
+Examples:
+  zebu install-names /opt/zebu/bin
+  PATH=/opt/zebu/bin:$PATH qemu-img info disk.qcow2";
+
 pub(crate) const CTL: &str = "\
 Examples:
   zebu ctl /run/vm1.ctl stats

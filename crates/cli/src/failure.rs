@@ -1,6 +1,10 @@
 //! Why a command failed: what is printed, and the exit code.
 
+use crate::output::printable::printable;
+use crate::program;
+use rustix::io::Errno;
 use std::error::Error as _;
+use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::path::Path;
 use zebu::ErrorKind;
@@ -14,7 +18,7 @@ pub(crate) const EXIT_INTERRUPTED: u8 = 130;
 /// A failed command. Printed as one line on standard error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
-    /// What happened, on which file, and what to do; nothing is printed if `None`.
+    /// The event, the file and the remedy; nothing is printed if `None`.
     pub(crate) message: Option<String>,
     /// Exit code of the process.
     pub(crate) exit: u8,
@@ -27,6 +31,8 @@ pub(crate) struct Failure {
 pub(crate) enum FailureKind {
     /// The command line can't be understood.
     Usage,
+    /// An option is unknown, or lacks its value. QEMU's parser names the command in front of the message.
+    Option,
     /// The command was understood and failed.
     Runtime,
 }
@@ -40,6 +46,11 @@ impl Failure {
     /// A wrong command line.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self { message: Some(message.into()), exit: EXIT_FAILURE, kind: FailureKind::Usage }
+    }
+
+    /// An option that is unknown, or lacks its value.
+    pub(crate) fn option(message: impl Into<String>) -> Self {
+        Self { message: Some(message.into()), exit: EXIT_FAILURE, kind: FailureKind::Option }
     }
 
     /// A failure that needs no words any more.
@@ -56,15 +67,30 @@ impl Failure {
     /// An image that can't be opened. The file that failed is named first, even where it is not `image` itself but
     /// one that it refers to.
     pub(crate) fn opening(image: &Path, error: &zebu::Error) -> Self {
-        Self::naming("open", image, error)
+        Self::naming("open", image, error, remedy(error))
+    }
+
+    /// The same with a remedy that only the command line knows, such as " (-f raw)".
+    pub(crate) fn opening_with_remedy(image: &Path, error: &zebu::Error, remedy: &str) -> Self {
+        Self::naming("open", image, error, remedy)
+    }
+
+    /// A name that can't be the name of an image to open.
+    pub(crate) fn opening_name(name: &OsStr, reason: &str) -> Self {
+        Self::new(format!("Could not open '{}': {reason}", name.display()))
+    }
+
+    /// A name that can't be the name of an image to make.
+    pub(crate) fn creating_name(name: &OsStr, reason: &str) -> Self {
+        Self::new(format!("Could not create '{}': {reason}", name.display()))
     }
 
     /// An image that can't be made.
     pub(crate) fn creating(image: &Path, error: &zebu::Error) -> Self {
-        Self::naming("create", image, error)
+        Self::naming("create", image, error, remedy(error))
     }
 
-    fn naming(verb: &str, image: &Path, error: &zebu::Error) -> Self {
+    fn naming(verb: &str, image: &Path, error: &zebu::Error, remedy: &str) -> Self {
         if error.kind() == ErrorKind::Cancelled {
             return Self::interrupted();
         }
@@ -74,7 +100,7 @@ impl Failure {
         } else {
             message.push_str(&reason(error, image));
         }
-        message.push_str(remedy(error));
+        message.push_str(remedy);
         Self::new(message)
     }
 
@@ -93,17 +119,19 @@ impl Failure {
         Self::new("interrupted").with_exit(EXIT_INTERRUPTED)
     }
 
-    /// What goes to standard error, line ends included: one line, and the hint at the help after a usage error.
+    /// The text for standard error, line ends included: one line, and the hint at the help after a usage error.
     pub(crate) fn text(&self, command: Option<&str>) -> String {
         let Some(message) = &self.message else { return String::new() };
-        let mut text = format!("zebu: {}\n", one_line(message));
-        if self.kind == FailureKind::Usage {
-            match command {
-                Some(name) => {
-                    let _ = writeln!(text, "Try 'zebu {name} --help' for more information");
-                }
-                None => text.push_str("Try 'zebu --help' for more information\n"),
-            }
+        let program = program::called();
+        let full = match command {
+            Some(command) => format!("{} {command}", program.name()),
+            None => program.name().to_owned(),
+        };
+        let name = if self.kind == FailureKind::Option { &full } else { program.name() };
+        let mut text = format!("{name}: {}\n", printable(message));
+        if self.kind != FailureKind::Runtime {
+            let information = if program.is_qemu() { "info" } else { "information" };
+            let _ = writeln!(text, "Try '{full} --help' for more {information}");
         }
         text
     }
@@ -129,9 +157,13 @@ impl From<IoError> for Failure {
 /// Why `image`, which the caller has named already, can't be opened or made.
 fn reason(error: &zebu::Error, image: &Path) -> String {
     let below = error.source().and_then(|source| source.downcast_ref::<IoError>());
-    if let Some(IoError { op: Op::Open | Op::Lock, kind, path, detail, .. }) = below
+    if let Some(IoError { op: op @ (Op::Open | Op::Lock), kind, path, detail, .. }) = below
         && path == image
     {
+        if let (Op::Open, IoErrorKind::Os(errno), true) = (op, kind, program::called().is_qemu()) {
+            // QEMU's layers each say it.
+            return format!("Could not open '{}': {}", image.display(), errno_text(*errno));
+        }
         match (kind, detail) {
             (IoErrorKind::Os(errno), None) => return errno_text(*errno),
             (IoErrorKind::Os(errno), Some(detail)) => return format!("{} ({detail})", errno_text(*errno)),
@@ -150,33 +182,25 @@ pub(crate) fn errno_text(errno: i32) -> String {
     text.split(" (os error").next().unwrap_or(&text).to_owned()
 }
 
-/// What the user of the command can do, where the library, which knows no options, can't say it.
+/// The remedy for a user of the command, where the library, which knows no options, can't say it.
 fn remedy(error: &zebu::Error) -> &'static str {
     let text = error.message();
     match error.kind() {
-        ErrorKind::Locked if !text.contains("-U") => {
-            " (stop that program first; to read all the same, there is -U)"
-        }
+        ErrorKind::Locked => " (stop that program first)",
+        ErrorKind::ForeignFormat => " (-f raw)",
         ErrorKind::ReferenceRefused if !text.contains("--allow-refs") => {
             " (--allow-refs says which files an image may name)"
         }
+        ErrorKind::ReferenceRefused if !program::called().is_qemu() => {
+            " (ZEBU_ALLOW_REFS and /etc/zebu/refs widen what is allowed)"
+        }
         ErrorKind::Poisoned => " (open the image again after the disk below it is repaired)",
+        ErrorKind::NoSpace if error.errno() == Errno::FBIG.raw_os_error() => {
+            " (the limit on the size of files, ulimit -f, or the file system does not allow more)"
+        }
         ErrorKind::NoSpace if !text.contains("free") => " (free some space and try again)",
         _ => "",
     }
-}
-
-/// Control characters, line ends included, as escapes: a hostile file name can't write a second line.
-fn one_line(text: &str) -> String {
-    let mut line = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() {
-            line.extend(c.escape_default());
-        } else {
-            line.push(c);
-        }
-    }
-    line
 }
 
 #[cfg(test)]

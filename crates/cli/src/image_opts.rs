@@ -4,6 +4,7 @@
 
 use crate::image_spec::ImageSpec;
 use crate::keyval::{parse_keyval, parse_size_value, parse_switch};
+use crate::local_name::local_path;
 use crate::values::{
     Aio, Discard, aio_argument, discard_argument, format_argument, slice_size_argument, zero_policy_argument,
 };
@@ -30,6 +31,16 @@ pub(crate) struct ImageOpts {
     data_file: Option<PathBuf>,
     backing_file: Option<PathBuf>,
     backing_format: Option<Format>,
+    /// Files whose driver is named: their names are paths, whatever they look like.
+    plain: Vec<NamedFile>,
+}
+
+/// One of the files that the pairs name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NamedFile {
+    Image,
+    DataFile,
+    Backing,
 }
 
 /// Keys that QEMU has and zebu refuses, with the reason.
@@ -74,6 +85,18 @@ impl ImageOpts {
         for (key, value) in &pairs {
             opts.set(key, value)?;
         }
+        for (file, key, path) in [
+            (NamedFile::Image, "file.filename", &mut opts.filename),
+            (NamedFile::DataFile, "data-file.filename", &mut opts.data_file),
+            (NamedFile::Backing, "backing.file.filename", &mut opts.backing_file),
+        ] {
+            if let Some(path) = path
+                && !opts.plain.contains(&file)
+            {
+                *path =
+                    local_path(path.as_os_str()).map_err(|reason| format!("Parameter '{key}': {reason}"))?;
+            }
+        }
         if opts.backing_format.is_some() && opts.backing_file.is_none() {
             return Err("Parameter 'backing.driver' needs 'backing.file.filename'".to_owned());
         }
@@ -83,12 +106,19 @@ impl ImageOpts {
     fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
         match key {
             "driver" => match value {
-                "file" | "host_device" => self.format = Some(Format::Raw),
+                "file" | "host_device" => {
+                    self.format = Some(Format::Raw);
+                    self.plain.push(NamedFile::Image);
+                }
                 _ => self.format = Some(format_argument(value)?),
             },
             "filename" | "file.filename" => set_once(&mut self.filename, key, PathBuf::from(value))?,
             "file.driver" | "data-file.driver" | "backing.file.driver" => match value {
-                "file" | "host_device" => {}
+                "file" | "host_device" => self.plain.push(match key {
+                    "file.driver" => NamedFile::Image,
+                    "data-file.driver" => NamedFile::DataFile,
+                    _ => NamedFile::Backing,
+                }),
                 _ => return Err(format!("Parameter '{key}': there is no driver '{value}' (there is file)")),
             },
             "cache.direct" | "file.cache.direct" => self.cache_direct = Some(parse_switch(key, value)?),
@@ -164,6 +194,7 @@ impl ImageOpts {
         if let Some(path) = self.backing_file {
             options.backing = Some((path, self.backing_format));
         }
+        spec.called_raw = "driver=raw";
         spec.aio = self.aio.or(spec.aio);
         spec.discard = self.discard.or(spec.discard);
         Ok(())
@@ -197,6 +228,7 @@ fn cache_mode(mode: CacheMode, direct: Option<bool>, no_flush: Option<bool>) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::image_spec::ForceShare;
     use zebu::OpenOptions;
 
     fn spec(access: Access) -> ImageSpec {
@@ -205,6 +237,8 @@ mod tests {
             options: OpenOptions { access, ..OpenOptions::default() },
             aio: None,
             discard: None,
+            called_raw: "driver=raw",
+            force_share: ForceShare::Missing,
         }
     }
 

@@ -1,8 +1,9 @@
 //! How a command opens one image.
 
+use crate::failure::Failure;
 use crate::values::{Aio, Discard};
 use std::path::PathBuf;
-use zebu::OpenOptions;
+use zebu::{Access, ErrorKind, OpenOptions};
 
 /// How a command opens one image, once everything on the command line has been looked at.
 #[derive(Debug, Clone)]
@@ -11,8 +12,42 @@ pub(crate) struct ImageSpec {
     pub(crate) path: PathBuf,
     /// How it is opened.
     pub(crate) options: OpenOptions,
-    /// What the image options say about the engine of the I/O.
+    /// The engine of the I/O, from the image options.
     pub(crate) aio: Option<Aio>,
-    /// What the image options say about discards.
+    /// The treatment of discards, from the image options.
     pub(crate) discard: Option<Discard>,
+    /// How the command line says that the image is raw.
+    pub(crate) called_raw: &'static str,
+    /// Whether the command can read the image without locks.
+    pub(crate) force_share: ForceShare,
+}
+
+/// Whether a command has `-U` for an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum ForceShare {
+    /// It has not.
+    #[default]
+    Missing,
+    /// It has.
+    Offered,
+}
+
+impl ImageSpec {
+    /// Why the image can't be opened, and which option of this command line is a remedy.
+    pub(crate) fn failure(&self, error: &zebu::Error) -> Failure {
+        let is_named = error.image() == Some(&self.path);
+        let remedy = match error.kind() {
+            ErrorKind::ForeignFormat if is_named => format!(" ({})", self.called_raw),
+            ErrorKind::ForeignFormat => {
+                " (zebu rebase -u -F raw names the format in the image above it)".to_owned()
+            }
+            ErrorKind::Locked
+                if self.force_share == ForceShare::Offered && self.options.access == Access::ReadOnly =>
+            {
+                " (stop that program first; to read all the same, there is -U)".to_owned()
+            }
+            _ => return Failure::opening(&self.path, error),
+        };
+        Failure::opening_with_remedy(&self.path, error, &remedy)
+    }
 }

@@ -24,6 +24,13 @@ impl std::error::Error for KeyvalError {}
 
 /// The pairs of a list in their order. Empty items are skipped.
 pub(crate) fn parse_keyval(text: &str) -> Result<Vec<(String, String)>, KeyvalError> {
+    split_pairs(text, |item| Err(KeyvalError::NoValue(item)))
+}
+
+fn split_pairs(
+    text: &str,
+    without_value: impl Fn(String) -> Result<(String, String), KeyvalError>,
+) -> Result<Vec<(String, String)>, KeyvalError> {
     let mut pairs = Vec::new();
     for item in split_items(text) {
         if item.is_empty() {
@@ -32,10 +39,15 @@ pub(crate) fn parse_keyval(text: &str) -> Result<Vec<(String, String)>, KeyvalEr
         match item.split_once('=') {
             Some(("", _)) => return Err(KeyvalError::NoKey(item)),
             Some((key, value)) => pairs.push((key.to_owned(), value.to_owned())),
-            None => return Err(KeyvalError::NoValue(item)),
+            None => pairs.push(without_value(item)?),
         }
     }
     Ok(pairs)
+}
+
+/// The pairs of a list of options: one without `=` is a switch that is on, as with qemu-img.
+pub(crate) fn parse_options(text: &str) -> Result<Vec<(String, String)>, KeyvalError> {
+    split_pairs(text, |switch| Ok((switch, "on".to_owned())))
 }
 
 /// Whether a `-o` argument asks for the list of options instead of giving some.
@@ -103,6 +115,13 @@ mod tests {
     fn items_without_name_or_value_are_refused() {
         assert_eq!(parse_keyval("a=1,b"), Err(KeyvalError::NoValue("b".into())));
         assert_eq!(parse_keyval("=1"), Err(KeyvalError::NoKey("=1".into())));
+    }
+
+    #[test]
+    fn an_option_without_a_value_is_on() {
+        let pairs = parse_options("compat=1.1,lazy_refcounts").unwrap();
+        assert_eq!(pairs[1], ("lazy_refcounts".to_owned(), "on".to_owned()));
+        assert_eq!(parse_options("=1"), Err(KeyvalError::NoKey("=1".into())));
     }
 
     #[test]

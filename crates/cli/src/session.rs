@@ -3,7 +3,9 @@
 use crate::arguments::EngineArgs;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
+use crate::output::stderr;
 use crate::values::Aio;
+use crate::watch::{ProgressMode, Watch};
 use std::future::Future;
 use std::pin::pin;
 use std::task::Poll;
@@ -38,7 +40,7 @@ impl Session {
         config.threads = config.threads.max(depth.min(64) as usize);
         let worker = Worker::new(&config)?;
         if args.verbose {
-            eprintln!("zebu: {}", describe_worker(&worker));
+            stderr::tell(&describe_worker(&worker));
         }
         Ok(Self { worker, config })
     }
@@ -57,7 +59,7 @@ impl Session {
     pub(crate) fn open(&self, spec: &ImageSpec) -> Result<Image, Failure> {
         self.worker
             .block_on(Image::open(&self.worker, &spec.path, &spec.options))
-            .map_err(|error| Failure::opening(&spec.path, &error))
+            .map_err(|error| spec.failure(&error))
     }
 
     /// Runs `work` with an open image and closes it, whether or not `work` succeeded. Of two failures the first is
@@ -67,6 +69,11 @@ impl Session {
         spec: &ImageSpec,
         work: impl FnOnce(&Image) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
+        // A signal that came between would leave an image that is written without its last tables and bitmaps.
+        let _watch = match spec.options.access {
+            Access::ReadWrite => Some(Watch::start(ProgressMode::None)?),
+            Access::ReadOnly => None,
+        };
         let image = self.open(spec)?;
         let result = work(&image);
         let closed = self.close(&image, spec.options.access);
@@ -117,7 +124,7 @@ pub(crate) fn worker_config(args: &EngineArgs, image_aio: Option<Aio>) -> Worker
     }
 }
 
-/// What runs the I/O, and why it is not io_uring.
+/// The engine of the I/O, and why it is not io_uring.
 fn describe_worker(worker: &Worker) -> String {
     let kind = match worker.kind() {
         WorkerKind::IoUring => "I/O runs on io_uring",

@@ -1,6 +1,8 @@
 //! Words on the command line, and what they stand for.
 
 use crate::size::size_argument;
+use clap::builder::{PossibleValue, TypedValueParser};
+use std::ffi::OsStr;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use zebu::{CacheMode, Format, Preallocation, RefPolicy, ZeroPolicy};
@@ -15,7 +17,7 @@ pub(crate) enum OutputFormat {
     Json,
 }
 
-/// What runs the I/O, as the user asks for it.
+/// The engine of the I/O, as the user asks for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Aio {
     /// io_uring, or threads where it is refused.
@@ -34,7 +36,7 @@ impl Aio {
     }
 }
 
-/// What becomes of discards.
+/// The treatment of discards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Discard {
     /// Nothing is done.
@@ -56,7 +58,7 @@ pub(crate) enum ReferenceRule {
     All,
 }
 
-/// All `--allow-refs` together.
+/// Policy that all `--allow-refs` make together.
 pub(crate) fn reference_policy(rules: &[ReferenceRule]) -> Result<RefPolicy, &'static str> {
     if rules.contains(&ReferenceRule::None) {
         if rules.iter().any(|rule| *rule != ReferenceRule::None) {
@@ -75,6 +77,40 @@ pub(crate) fn reference_policy(rules: &[ReferenceRule]) -> Result<RefPolicy, &'s
         })
         .collect();
     if directories.is_empty() { Ok(RefPolicy::Local) } else { Ok(RefPolicy::Within(directories)) }
+}
+
+/// A parser of words that completions can offer.
+#[derive(Clone)]
+pub(crate) struct Words<T> {
+    parse: fn(&str) -> Result<T, String>,
+    words: &'static [&'static str],
+}
+
+impl<T: Clone + Send + Sync + 'static> TypedValueParser for Words<T> {
+    type Value = T;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        argument: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<T, clap::Error> {
+        self.parse.parse_ref(command, argument, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(self.words.iter().map(PossibleValue::new)))
+    }
+}
+
+/// Formats, for an option.
+pub(crate) fn formats() -> Words<Format> {
+    Words { parse: format_argument, words: &["qcow2", "raw"] }
+}
+
+/// Cache modes, for an option.
+pub(crate) fn caches() -> Words<CacheMode> {
+    Words { parse: cache_argument, words: &["none", "writeback", "writethrough", "directsync", "unsafe"] }
 }
 
 /// A format by its name.
@@ -161,10 +197,14 @@ pub(crate) fn reference_argument(text: &str) -> Result<ReferenceRule, String> {
     }
 }
 
-/// A rate in bytes per second.
-pub(crate) fn rate_argument(text: &str) -> Result<NonZeroU64, String> {
+/// A rate in bytes per second, or none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rate(pub(crate) Option<NonZeroU64>);
+
+/// A rate in bytes per second. 0 is no limit, as with qemu-img.
+pub(crate) fn rate_argument(text: &str) -> Result<Rate, String> {
     let bytes = size_argument(text).map_err(|error| error.to_string())?;
-    NonZeroU64::new(bytes).ok_or_else(|| "the rate must be above 0".to_owned())
+    Ok(Rate(NonZeroU64::new(bytes)))
 }
 
 #[cfg(test)]

@@ -1,16 +1,21 @@
 //! Watching a job from outside: progress on request, and signals that stop it.
 
-use crate::failure::Failure;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use crate::failure::{EXIT_INTERRUPTED, Failure};
+use crate::progress_bar::{Pace, Shown, line};
+use crate::stop_signals::stop_signals;
+use crate::values::OutputFormat;
 use serde::Serialize;
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGUSR1};
+use signal_hook::flag::register_conditional_shutdown;
 use signal_hook::iterator::{Handle, Signals};
+use signal_hook::{SigId, low_level};
 use std::io::{IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use zebu::jobs::{Cancel, JobControl, Phase};
+use zebu::jobs::{Cancel, JobControl, Phase, remove_unfinished_files};
 
 /// How often progress is shown.
 const TICK: Duration = Duration::from_millis(200);
@@ -18,7 +23,8 @@ const TICK: Duration = Duration::from_millis(200);
 /// `-p`, `--progress`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum ProgressMode {
-    /// A bar on a terminal; else the percentage, as qemu-img prints it.
+    /// A bar on a terminal; the percentage, as qemu-img prints it, where standard output is a pipe or standard error is no
+    /// terminal.
     Auto,
     /// A bar with rate and time left, on standard error.
     Bar,
@@ -31,7 +37,7 @@ pub(crate) enum ProgressMode {
 /// The option, for the commands that have it.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct ProgressArg {
-    /// Show progress: a bar on a terminal, percentages on standard output otherwise, or as WHEN says
+    /// Show progress: a bar on a terminal, percentages on standard output if it is a pipe, or as WHEN says
     #[arg(
         short,
         long,
@@ -45,6 +51,17 @@ pub(crate) struct ProgressArg {
 }
 
 impl ProgressArg {
+    /// The same beside a report in `output`: standard output has room for JSON alone.
+    pub(crate) fn beside(self, output: OutputFormat) -> Self {
+        match (self.progress, output) {
+            (Some(ProgressMode::Auto), OutputFormat::Json) if std::io::stderr().is_terminal() => {
+                Self { progress: Some(ProgressMode::Bar) }
+            }
+            (Some(ProgressMode::Auto), OutputFormat::Json) => Self { progress: Some(ProgressMode::Json) },
+            _ => self,
+        }
+    }
+
     /// How progress is shown; not at all for a quiet command.
     pub(crate) fn mode(self, quiet: bool) -> ProgressMode {
         if quiet { ProgressMode::None } else { self.progress.unwrap_or(ProgressMode::None) }
@@ -77,10 +94,13 @@ impl Shared {
 fn phase_name(phase: Phase) -> &'static str {
     match phase {
         Phase::Copying => "copying",
-        Phase::Comparing => "comparing",
+        Phase::Comparing | Phase::ComparingRefcounts => "comparing",
         Phase::Measuring => "measuring",
         Phase::Verifying => "verifying",
         Phase::Reserving => "reserving",
+        Phase::CountingReferences => "counting",
+        Phase::CheckingFlags => "flags",
+        Phase::RebuildingRefcounts => "rebuilding",
         Phase::Finishing => "finishing",
         _ => "working",
     }
@@ -114,9 +134,36 @@ struct JsonLine {
     seconds_left: Option<u64>,
 }
 
-/// Watches one job. While it lives, SIGINT and SIGTERM throw the job's switch, and SIGUSR1 prints how far it is.
+/// How long a signal counts as the same one: `timeout`, shells and terminals send it to the process and to its group.
+const SAME: Duration = Duration::from_secs(1);
+
+/// The answer to a signal that asks the command to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    /// The job's switch is thrown, and it ends when its requests in flight have completed.
+    Cancel,
+    /// Nothing more.
+    Wait,
+    /// The process ends at once.
+    End,
+}
+
+/// The answer to `signal`; `asked`: how long ago the first SIGINT or SIGTERM came.
+fn answer(signal: i32, asked: Option<Duration>) -> Answer {
+    match asked {
+        None => Answer::Cancel,
+        // A terminal that closes insists on nothing.
+        Some(ago) if signal == SIGHUP || ago < SAME => Answer::Wait,
+        Some(_) => Answer::End,
+    }
+}
+
+/// Watches one job. While it lives, SIGHUP, SIGINT and SIGTERM throw the job's switch, unless they were ignored when the
+/// program was started, and SIGUSR1 prints how far it is.
 pub(crate) struct Watch {
     cancel: Cancel,
+    /// Handlers that end the process immediately if removing its files does not end.
+    last_resort: Vec<SigId>,
     shared: Arc<Shared>,
     signals: Handle,
     signal_thread: Option<JoinHandle<()>>,
@@ -129,25 +176,43 @@ struct Display {
 }
 
 impl Watch {
-    /// Begins to watch. A second SIGINT or SIGTERM ends the process at once.
+    /// Begins to watch. Another SIGINT or SIGTERM, a second later, ends the process at once, without what it has not
+    /// finished.
     pub(crate) fn start(mode: ProgressMode) -> Result<Self, Failure> {
         let cancel = Cancel::new();
         let shared = Arc::new(Shared::default());
         let started = Instant::now();
-        let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1])
-            .map_err(|error| Failure::new(format!("could not watch for signals: {error}")))?;
+        let fail = |error: std::io::Error| Failure::new(format!("could not watch for signals: {error}"));
+        let stop = stop_signals();
+        let mut signals = Signals::new(stop.iter().chain(&[SIGUSR1])).map_err(fail)?;
         let handle = signals.handle();
+        let ending = Arc::new(AtomicBool::new(false));
+        let mut last_resort = Vec::new();
+        for signal in stop.into_iter().filter(|signal| *signal != SIGHUP) {
+            let exit = i32::from(EXIT_INTERRUPTED);
+            last_resort.push(register_conditional_shutdown(signal, exit, Arc::clone(&ending)).map_err(fail)?);
+        }
         let signal_thread = {
             let cancel = cancel.clone();
             let shared = Arc::clone(&shared);
             std::thread::spawn(move || {
+                let mut asked: Option<Instant> = None;
                 for signal in &mut signals {
                     if signal == SIGUSR1 {
                         let _ = writeln!(std::io::stderr(), "    ({:.2}/100%)", shared.load().percent());
-                    } else if cancel.is_cancelled() {
-                        std::process::exit(i32::from(crate::failure::EXIT_INTERRUPTED));
-                    } else {
-                        cancel.cancel();
+                        continue;
+                    }
+                    match answer(signal, asked.map(|at| at.elapsed())) {
+                        Answer::Cancel => cancel.cancel(),
+                        Answer::Wait => {}
+                        Answer::End => {
+                            ending.store(true, Ordering::SeqCst);
+                            remove_unfinished_files();
+                            std::process::exit(i32::from(EXIT_INTERRUPTED));
+                        }
+                    }
+                    if signal != SIGHUP {
+                        asked.get_or_insert_with(Instant::now);
                     }
                 }
             })
@@ -164,7 +229,7 @@ impl Watch {
             });
             Display { stop, thread }
         });
-        Ok(Self { cancel, shared, signals: handle, signal_thread: Some(signal_thread), display })
+        Ok(Self { cancel, last_resort, shared, signals: handle, signal_thread: Some(signal_thread), display })
     }
 
     /// The switch that signals throw.
@@ -206,6 +271,9 @@ impl Drop for Watch {
     fn drop(&mut self) {
         self.finish();
         self.signals.close();
+        for id in self.last_resort.drain(..) {
+            low_level::unregister(id);
+        }
         if let Some(thread) = self.signal_thread.take() {
             let _ = thread.join();
         }
@@ -217,31 +285,41 @@ fn style(mode: ProgressMode) -> Option<Style> {
         ProgressMode::None => None,
         ProgressMode::Bar => Some(Style::Bar),
         ProgressMode::Json => Some(Style::Json),
-        ProgressMode::Auto if std::io::stderr().is_terminal() => Some(Style::Bar),
+        ProgressMode::Auto if std::io::stderr().is_terminal() && !is_pipe() => Some(Style::Bar),
         ProgressMode::Auto => Some(Style::Percent),
     }
+}
+
+/// Whether a program reads what is printed: it waits for the percentages that qemu-img prints.
+fn is_pipe() -> bool {
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileTypeExt;
+    let opened = std::io::stdout().as_fd().try_clone_to_owned().map(std::fs::File::from);
+    opened.and_then(|file| file.metadata()).is_ok_and(|found| {
+        let kind = found.file_type();
+        kind.is_fifo() || kind.is_socket()
+    })
+}
+
+/// Columns of the terminal that the bar is on.
+fn width() -> Option<usize> {
+    rustix::termios::tcgetwinsize(std::io::stderr()).ok().map(|size| usize::from(size.ws_col))
 }
 
 /// Shows one state after the other.
 struct Painter {
     style: Style,
     started: Instant,
-    bar: Option<ProgressBar>,
-    /// What was printed last, so that a job that stands still prints nothing new.
+    pace: Pace,
+    /// Columns that the last line took.
+    drawn: usize,
+    /// The last output, so that a job that stands still prints nothing new.
     last: Option<(u64, &'static str)>,
 }
 
 impl Painter {
     fn new(style: Style, started: Instant) -> Self {
-        let bar = (style == Style::Bar).then(|| {
-            let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr_with_hz(10));
-            let template = "{msg:>10} {bar:30} {percent:>3}% {decimal_bytes_per_sec:>12} {eta:>5} left";
-            if let Ok(parsed) = ProgressStyle::with_template(template) {
-                bar.set_style(parsed);
-            }
-            bar
-        });
-        Self { style, started, bar, last: None }
+        Self { style, started, pace: Pace::default(), drawn: 0, last: None }
     }
 
     fn show(&mut self, now: Snapshot) {
@@ -250,11 +328,9 @@ impl Painter {
         }
         match self.style {
             Style::Bar => {
-                if let Some(bar) = &self.bar {
-                    bar.set_length(now.total);
-                    bar.set_position(now.done);
-                    bar.set_message(now.phase);
-                }
+                self.pace.note(Instant::now(), now.done);
+                let rate = self.pace.rate();
+                self.draw(line(Shown { phase: now.phase, done: now.done, total: now.total, rate }, width()));
             }
             Style::Json => {
                 if self.is_news(now) {
@@ -273,14 +349,33 @@ impl Painter {
     }
 
     fn finish(&mut self, now: Snapshot) {
-        self.show(now);
-        match (self.style, &self.bar) {
-            (Style::Bar, Some(bar)) => bar.finish(),
-            (Style::Percent, _) => {
+        match self.style {
+            Style::Bar => {
+                // A job that was too short for a line needs none.
+                if now.total > 0 {
+                    self.pace = Pace::default();
+                    self.show(now);
+                }
+                if self.drawn > 0 {
+                    let _ = writeln!(std::io::stderr());
+                }
+            }
+            Style::Json => self.show(now),
+            Style::Percent => {
+                self.show(now);
                 let _ = writeln!(std::io::stdout());
             }
-            _ => {}
         }
+    }
+
+    /// Puts a line over the last one.
+    fn draw(&mut self, line: String) {
+        let columns = line.chars().count();
+        let rest = " ".repeat(self.drawn.saturating_sub(columns));
+        self.drawn = columns;
+        let mut out = std::io::stderr().lock();
+        let _ = write!(out, "\r{line}{rest}\r{line}");
+        let _ = out.flush();
     }
 
     fn is_news(&mut self, now: Snapshot) -> bool {
@@ -308,6 +403,19 @@ impl Painter {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_signal_sent_twice_is_one_and_a_later_one_insists() {
+        use signal_hook::consts::{SIGINT, SIGTERM};
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            assert_eq!(answer(signal, None), Answer::Cancel);
+            assert_eq!(answer(signal, Some(Duration::from_millis(5))), Answer::Wait);
+        }
+        for signal in [SIGINT, SIGTERM] {
+            assert_eq!(answer(signal, Some(SAME)), Answer::End);
+        }
+        assert_eq!(answer(SIGHUP, Some(Duration::from_secs(9))), Answer::Wait);
+    }
 
     #[test]
     fn percentages_are_bounded() {

@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::{Scratch, noise, qemu, wait_for, words};
+use common::{Scratch, noise, qemu, send, wait_for, words};
+use rustix::process::Signal;
 use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -10,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
-/// What a zstd frame begins with (RFC 8878).
+/// The first bytes of a zstd frame (RFC 8878).
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
 /// A raw disk of some MiB whose first and last parts hold data, half of it noise.
@@ -120,7 +121,7 @@ fn an_interrupted_backup_is_none_and_can_be_resumed() {
     if !qemu() {
         return;
     }
-    for signal in ["TERM", "KILL"] {
+    for signal in [Signal::TERM, Signal::KILL] {
         let scratch = Scratch::new();
         // The first checkpoint comes after 256 MiB; what lies behind takes long.
         disk(&scratch, "disk", 300);
@@ -134,15 +135,14 @@ fn an_interrupted_backup_is_none_and_can_be_resumed() {
             assert!(Instant::now() < deadline, "no checkpoint");
             std::thread::sleep(Duration::from_millis(20));
         }
-        let id = child.id().to_string();
-        assert!(Command::new("kill").args(["-s", signal, &id]).status().unwrap().success());
+        send(&child, signal);
         assert!(!child.wait().unwrap().success());
         let left = [".out.qcow2.zebu-partial", ".out.qcow2.zebu-partial.manifest", "disk"];
-        assert_eq!(names(&scratch), left, "{signal}");
+        assert_eq!(names(&scratch), left, "{signal:?}");
 
         let line = "backup -f raw disk out.qcow2 --manifest out.manifest --resume --output json";
         let report = scratch.zebu(&words(line)).ok().json();
-        assert!(report["resumed-at"].as_u64().unwrap() >= 256 * MIB, "{signal}: {report:#}");
+        assert!(report["resumed-at"].as_u64().unwrap() >= 256 * MIB, "{signal:?}: {report:#}");
         scratch.qemu_img(&words("compare -f raw disk out.qcow2")).ok();
         scratch.qemu_img(&words("check out.qcow2")).ok();
         scratch.zebu(&words("verify --manifest out.manifest out.qcow2")).ok();
@@ -151,6 +151,143 @@ fn an_interrupted_backup_is_none_and_can_be_resumed() {
         assert_eq!(again["disk-hash"], report["disk-hash"]);
         assert_eq!(names(&scratch), ["disk", "out.manifest", "out.qcow2", "whole.qcow2"]);
     }
+}
+
+/// Starts a backup and stops it when its first checkpoint is there, which is after 256 MiB of disk.
+fn interrupt(scratch: &Scratch, line: &str) {
+    let line = format!("{line} --rate-limit 3M");
+    let child = scratch.command(env!("CARGO_BIN_EXE_zebu"), &words(&line)).stderr(Stdio::null()).spawn();
+    let mut child = child.unwrap();
+    let manifest = scratch.file(".out.qcow2.zebu-partial.manifest");
+    wait_for("a checkpoint", || {
+        std::fs::read_to_string(&manifest).is_ok_and(|text| text.contains("checkpoint"))
+    });
+    send(&child, Signal::KILL);
+    child.wait().unwrap();
+}
+
+/// Makes the manifest that was left one of the first version, which does not tell what it is of.
+fn forget_source(scratch: &Scratch) {
+    let name = ".out.qcow2.zebu-partial.manifest";
+    let text = String::from_utf8(scratch.read(name)).unwrap();
+    let old: String = text.split_inclusive('\n').filter(|line| !line.starts_with("source ")).collect();
+    assert_ne!(old, text);
+    scratch.write(name, old.replacen("zebu-manifest 2", "zebu-manifest 1", 1).as_bytes());
+}
+
+#[test]
+fn a_backup_does_not_go_on_with_another_disk() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    disk(&scratch, "disk", 300);
+    disk(&scratch, "other", 300);
+    // As far as the checkpoint they differ in one part of several.
+    change(&scratch, "other", 2 * MIB, &noise(5, 1 << 20));
+    let line = "backup -q -f raw DISK out.qcow2 --manifest out.manifest";
+    let on = |disk: &str| line.replace("DISK", disk);
+    let resume = |disk: &str| scratch.zebu(&words(&format!("{} --resume", on(disk))));
+    interrupt(&scratch, &on("disk"));
+    let left = names(&scratch);
+    resume("other").fails_naming(1, &["other", "of another image", "leave --resume out"]);
+    assert_eq!(names(&scratch), left);
+
+    // The name is no proof, and a manifest of the first version has none.
+    std::fs::rename(scratch.file("disk"), scratch.file("right")).unwrap();
+    std::fs::rename(scratch.file("other"), scratch.file("disk")).unwrap();
+    let elsewhere = ["disk", "holds something else", "leave --resume out"];
+    resume("disk").fails_naming(1, &elsewhere);
+    forget_source(&scratch);
+    resume("disk").fails_naming(1, &elsewhere);
+
+    // The disk that it is of may be renamed.
+    resume("right").ok();
+    scratch.qemu_img(&words("compare -f raw right out.qcow2")).ok();
+    scratch.zebu(&words("verify -q --manifest out.manifest out.qcow2")).ok();
+
+    // Nor does one that is complete but for the name of its manifest go to another disk.
+    std::fs::rename(scratch.file("out.manifest"), scratch.file(".out.qcow2.zebu-partial.manifest")).unwrap();
+    resume("disk").fails_naming(1, &elsewhere);
+    resume("right").ok();
+}
+
+#[test]
+fn a_backup_does_not_go_on_with_another_snapshot() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    disk(&scratch, "disk", 300);
+    scratch.qemu_img(&words("convert -f raw -O qcow2 disk d.qcow2")).ok();
+    for name in ["one", "two"] {
+        scratch.qemu_img(&["snapshot", "-c", name, "d.qcow2"]).ok();
+    }
+    let line = "backup -q -f qcow2 d.qcow2 out.qcow2";
+    interrupt(&scratch, &format!("{line} -l one"));
+    for other in ["-l two", ""] {
+        let ran = scratch.zebu(&words(&format!("{line} {other} --resume")));
+        ran.fails_naming(1, &["d.qcow2", "another snapshot"]);
+    }
+    // The image may be written meanwhile.
+    scratch.qemu_io(&["-c", "write -P 9 0 8M", "d.qcow2"]).ok();
+    scratch.zebu(&words(&format!("{line} -l one --resume"))).ok();
+    scratch.qemu_img(&words("compare -f raw disk out.qcow2")).ok();
+}
+
+#[test]
+fn an_increment_that_knows_changes_only_does_not_become_one_with_hashes() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    disk(&scratch, "disk", 300);
+    scratch.qemu_img(&words("convert -f raw -O qcow2 disk d.qcow2")).ok();
+    scratch.zebu(&words("backup -q d.qcow2 full.qcow2 --manifest full.manifest --bitmap b")).ok();
+    // What is made zero is passed at once; the rest takes longer than the checkpoint.
+    scratch.qemu_io(&["-c", "write -z 0 280M", "-c", "write -P 5 290M 10M", "d.qcow2"]).ok();
+    let line = "backup -q d.qcow2 out.qcow2 --previous full.qcow2";
+    interrupt(&scratch, &format!("{line} --bitmap b"));
+    let with_hashes = format!("{line} --resume --previous-manifest full.manifest --manifest out.manifest");
+    scratch.zebu(&words(&with_hashes)).fails_naming(1, &["d.qcow2", "with other options"]);
+    scratch.zebu(&words(&format!("{line} --bitmap b --resume"))).ok();
+    scratch.qemu_img(&words("compare d.qcow2 out.qcow2")).ok();
+}
+
+#[test]
+fn zeroes_cost_nothing_however_many_they_are() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    // 60 PiB: one step for each of its clusters would take minutes, one for each MiB hours.
+    scratch.qemu_img(&words("create -q -f qcow2 -o cluster_size=2M huge.qcow2 60P")).ok();
+    let fill = |pattern: u8, place: &str| {
+        let write = format!("write -P {pattern} {place} 64k");
+        scratch.qemu_io(&["-f", "qcow2", "-c", &write, "huge.qcow2"]).ok();
+    };
+    fill(3, "1M");
+    fill(4, "30P");
+    let options = "--cluster-size 2M --bitmap b";
+    scratch.zebu(&words(&format!("backup -q huge.qcow2 a.qcow2 --manifest a.manifest {options}"))).ok();
+    fill(5, "50P");
+    fill(6, "30P");
+    let on = "--previous a.qcow2 --previous-manifest a.manifest --cluster-size 2M";
+    scratch.zebu(&words(&format!("backup -q huge.qcow2 b.qcow2 --manifest b.manifest {on}"))).ok();
+    let by_bitmap = "--previous a.qcow2 --cluster-size 2M --bitmap b";
+    scratch.zebu(&words(&format!("backup -q huge.qcow2 c.qcow2 {by_bitmap}"))).ok();
+    for (image, expected) in [("a", [3, 4, 0]), ("b", [3, 6, 5]), ("c", [3, 6, 5])] {
+        let image = format!("{image}.qcow2");
+        for (pattern, place) in expected.into_iter().zip(["1M", "30P", "50P"]) {
+            let read = format!("read -P {pattern} {place} 64k");
+            let ran = scratch.qemu_io(&["-f", "qcow2", "-c", &read, &image]).ok();
+            assert!(!ran.stdout.contains("verification failed"), "{image} {place}: {ran:#?}");
+        }
+    }
+    for image in ["a", "b"] {
+        scratch.zebu(&words(&format!("verify -q --manifest {image}.manifest {image}.qcow2"))).ok();
+    }
+    assert_eq!(scratch.zebu(&words("verify -q --manifest a.manifest b.qcow2")).code, Some(2));
 }
 
 /// A directory that no file of the scratch directory can be renamed to, if there is one.
@@ -267,4 +404,42 @@ fn damage_is_found_and_can_be_skipped() {
     assert_eq!(report.json()["unreadable"], bad, "{report:#?}");
     assert!(report.stderr.contains("error while reading"), "{report:#?}");
     scratch.zebu(&words("verify b.qcow2")).ok();
+}
+
+/// Clusters behind the end of the file read as zero, which is not what was written. QEMU says of which cuts that is so.
+#[test]
+fn an_image_that_was_cut_short_is_not_well() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let mut bytes = noise(5, 2 << 20);
+    bytes[1 << 20..(1 << 20) + 300_000].fill(0);
+    scratch.write("disk", &bytes);
+    let mut seen = [false; 2];
+    for cluster in [4096, 65536] {
+        let line = format!("convert -f raw -O qcow2 -o cluster_size={cluster} disk whole.qcow2");
+        scratch.qemu_img(&words(&line)).ok();
+        let whole = scratch.read("whole.qcow2");
+        for cut in [1, 100, cluster - 1, cluster, cluster + 1, 200_000, 1_000_000] {
+            scratch.write("cut.qcow2", &whole[..whole.len() - cut]);
+            let overlay =
+                format!("create -q -f qcow2 -o cluster_size={cluster} -b cut.qcow2 -F qcow2 top.qcow2");
+            scratch.qemu_img(&words(&overlay)).ok();
+            // An image that has its own clusters and an overlay that has none are read alike.
+            for name in ["cut.qcow2", "top.qcow2"] {
+                let judged = scratch.qemu_img(&words("check --output json cut.qcow2"));
+                let is_whole = judged.json()["corruptions"].is_null();
+                let ran = scratch.zebu(&words(&format!("verify --output json {name}")));
+                let what = format!("{cut} bytes of clusters of {cluster} missing: {ran:?}");
+                assert_eq!(ran.code, Some(if is_whole { 0 } else { 2 }), "{what}");
+                let bad = ran.json()["bad"].as_u64().unwrap();
+                let missing = cut / cluster * cluster;
+                assert_eq!(bad, missing as u64, "{what}");
+                seen[usize::from(is_whole)] = true;
+            }
+        }
+        std::fs::remove_file(scratch.file("whole.qcow2")).unwrap();
+    }
+    assert_eq!(seen, [true; 2]);
 }

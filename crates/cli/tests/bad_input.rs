@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Background, Scratch, qemu, words};
+use common::{Background, Scratch, noise, qemu, words};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::process::Command;
 
@@ -238,4 +238,274 @@ fn full_disks() {
     );
     scratch.run("bash", &["-c", &script]).fails_naming(1, &["out"]);
     assert!(!scratch.file("out").exists());
+}
+
+/// A file, and the words that tell what it is.
+type Foreign = (&'static str, &'static str);
+
+/// Images of other formats and packed files, made by the programs that they belong to.
+fn foreign_files(scratch: &Scratch) -> Vec<Foreign> {
+    scratch.write("disk.raw", &[noise(3, 64 << 10), vec![0; 960 << 10]].concat());
+    let mut files = vec![];
+    for (name, options) in [
+        ("sparse.vmdk", "-O vmdk"),
+        ("stream.vmdk", "-O vmdk -o subformat=streamOptimized"),
+        ("flat.vmdk", "-O vmdk -o subformat=monolithicFlat"),
+        ("dynamic.vdi", "-O vdi"),
+        ("static.vdi", "-O vdi -o static=on"),
+        ("dynamic.vpc", "-O vpc"),
+        ("fixed.vpc", "-O vpc -o subformat=fixed,force_size=on"),
+        ("a.vhdx", "-O vhdx"),
+        ("a.qed", "-O qed"),
+        ("a.parallels", "-O parallels"),
+        ("a.qcow", "-O qcow"),
+    ] {
+        scratch.qemu_img(&words(&format!("convert -f raw {options} disk.raw {name}"))).ok();
+        files.push((name, name.split('.').next_back().unwrap()));
+    }
+    scratch
+        .qemu_img(&words(
+            "create -q -f luks --object secret,id=s,data=x -o key-secret=s,iter-time=10 a.luks 1M",
+        ))
+        .ok();
+    files.push(("a.luks", "luks"));
+    for (program, name) in
+        [("gzip", "gzip"), ("xz", "xz"), ("zstd", "zstd"), ("bzip2", "bzip2"), ("lz4", "lz4")]
+    {
+        let output = scratch.command(program, &["-c", "disk.raw"]).output();
+        // What is not installed has its magic number at least.
+        let bytes = match output {
+            Ok(output) if output.status.success() => output.stdout,
+            _ => match name {
+                "lz4" => b"\x04\x22\x4d\x18\x64\x40\xa7".to_vec(),
+                "zstd" => b"\x28\xb5\x2f\xfd\x04\x58".to_vec(),
+                "bzip2" => b"BZh91AY&SY\0\0\0\0".to_vec(),
+                _ => panic!("{program} is needed"),
+            },
+        };
+        scratch.write(name, &bytes);
+        files.push((name, name));
+    }
+    // No program here writes these.
+    scratch.write("bochs", &[b"Bochs Virtual HD Image\0\0".as_slice(), &[0; 4096]].concat());
+    scratch.write(
+        "cloop",
+        b"#!/bin/sh\n#V2.0 Format\nmodprobe cloop file=$0 && mount -r -t iso9660 /dev/cloop $1\n",
+    );
+    scratch.write("dmg", &[&[0; 8192][..], b"koly\0\0\0\x04\0\0\x02\0", &[0; 500]].concat());
+    files.extend([("bochs", "bochs"), ("cloop", "cloop"), ("dmg", "dmg")]);
+    files
+}
+
+#[test]
+fn images_of_other_formats_are_not_taken_for_raw() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    for (file, format) in foreign_files(&scratch) {
+        let before = scratch.read(file);
+        for line in READERS.iter().chain(&[
+            "map --output=json FILE",
+            "convert -O qcow2 disk.raw FILE out",
+            "dd if=FILE of=out",
+            "backup FILE out",
+            "clone FILE out",
+            "resize FILE 8M",
+            "io -c length FILE",
+            "io -r -c length FILE",
+            "snapshot -l FILE",
+            "verify FILE",
+            "serve --nbd unix:socket FILE",
+            "serve --read-only --nbd unix:socket FILE",
+        ]) {
+            let code = match line.split(' ').next() {
+                Some("compare") => 2,
+                Some("check") => 63,
+                _ => 1,
+            };
+            let ran = scratch.zebu(&words(&line.replace("FILE", file)));
+            ran.fails_naming(code, &[file, format, "another tool", "-f raw"]);
+            assert!(!scratch.file("out").exists(), "{line} left something behind");
+        }
+        assert_eq!(scratch.read(file), before, "{file} was changed");
+        // The bytes are the disk, if the user says so.
+        scratch.zebu(&words(&format!("info -f raw {file}"))).ok();
+        scratch.zebu(&words(&format!("convert -f raw -O raw {file} out"))).ok();
+        scratch.qemu_img(&words(&format!("compare -f raw -F raw {file} out"))).ok();
+        scratch.zebu(&words(&format!("info --image-opts driver=raw,file.filename={file}"))).ok();
+        std::fs::remove_file(scratch.file("out")).unwrap();
+    }
+    let ran = scratch.zebu(&words("compare disk.raw sparse.vmdk"));
+    ran.fails_naming(2, &["sparse.vmdk", "-F raw"]);
+    let ran = scratch.zebu(&words("info --image-opts file.filename=sparse.vmdk"));
+    ran.fails_naming(1, &["sparse.vmdk", "driver=raw"]);
+}
+
+#[test]
+fn a_backing_file_of_another_format_is_not_taken_for_raw() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.write("disk.raw", &noise(5, 1 << 20));
+    scratch.qemu_img(&words("convert -f raw -O vdi disk.raw base.vdi")).ok();
+    scratch.zebu(&words("create -q -f qcow2 -F raw -b disk.raw top.qcow2")).ok();
+    // An image without the format of its backing file: QEMU does not make one any more.
+    let mut top = scratch.read("top.qcow2");
+    let at = top.windows(4).position(|bytes| bytes == 0xe279_2acau32.to_be_bytes()).unwrap();
+    top[at..at + 4].copy_from_slice(&0x1234_5678u32.to_be_bytes());
+    scratch.write("top.qcow2", &top);
+    scratch.zebu(&words("convert -O raw top.qcow2 out")).ok();
+    std::fs::remove_file(scratch.file("out")).unwrap();
+    std::fs::rename(scratch.file("base.vdi"), scratch.file("disk.raw")).unwrap();
+    for line in ["convert -O raw top.qcow2 out", "map top.qcow2", "io -c length top.qcow2"] {
+        scratch.zebu(&words(line)).fails_naming(1, &["disk.raw", "vdi", "rebase -u"]);
+        assert!(!scratch.file("out").exists());
+    }
+    // As its own format asks for, and as `create` tells.
+    scratch.zebu(&words("create -q -f qcow2 -b disk.raw b.qcow2")).fails_naming(1, &["disk.raw", "vdi"]);
+    scratch.zebu(&words("rebase -u -b disk.raw -F raw top.qcow2")).ok();
+    scratch.zebu(&words("convert -O raw top.qcow2 out")).ok();
+}
+
+#[test]
+fn disks_with_a_boot_sector_stay_raw() {
+    let scratch = Scratch::new();
+    let mut sector = vec![0; 1 << 20];
+    sector[510..512].copy_from_slice(&[0x55, 0xaa]);
+    let end = sector.len() - 512;
+    let mut gpt = sector.clone();
+    gpt[512..520].copy_from_slice(b"EFI PART");
+    gpt[end..end + 8].copy_from_slice(b"EFI PART");
+    let text = b"# a file of text\nversions=1\nBZhip\n".to_vec();
+    for (name, bytes) in [
+        ("mbr", sector.clone()),
+        ("gpt", gpt),
+        ("zeroes", vec![0; 1 << 20]),
+        ("empty", vec![]),
+        ("text", text),
+        ("fat", [b"\xeb\x3c\x90MSDOS5.0".as_slice(), &sector].concat()),
+        ("gz", [b"\x1f\x8b\xff".as_slice(), &sector].concat()),
+        ("bz", [b"BZh9something".as_slice(), &sector].concat()),
+        ("koly", [b"koly".as_slice(), &sector].concat()),
+        ("inside", [&sector[..4096], b"conectix", &sector].concat()),
+    ] {
+        scratch.write(name, &bytes);
+        let info = scratch.zebu(&words(&format!("info --output=json {name}"))).ok();
+        assert_eq!(info.json()["format"], "raw", "{name}");
+    }
+}
+
+#[test]
+fn names_with_a_protocol_are_no_local_files() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.zebu(&words("create -q -f qcow2 a.qcow2 1M")).ok();
+    scratch.zebu(&words("create -q -f qcow2 -b a.qcow2 -F qcow2 top.qcow2")).ok();
+    scratch.zebu(&words("bitmap --add top.qcow2 one")).ok();
+    let names = [
+        "rbd:image",
+        "ssh:x",
+        "nbd:localhost:10809",
+        "iscsi:x",
+        "json:{}",
+        "http://host/x",
+        "nbd+unix:///?socket=s",
+        "nosuch:file",
+    ];
+    for name in names {
+        let protocol = name.split(':').next().unwrap();
+        // A file of that name is no reason to open it.
+        if !name.contains('/') {
+            scratch.write(name, &scratch.read("a.qcow2"));
+        }
+        for line in [
+            "info NAME",
+            "info -f qcow2 NAME",
+            "check NAME",
+            "map NAME",
+            "measure -O qcow2 NAME",
+            "compare NAME a.qcow2",
+            "compare a.qcow2 NAME",
+            "convert NAME out",
+            "convert a.qcow2 NAME",
+            "convert -n a.qcow2 NAME",
+            "convert -O qcow2 -B NAME -F qcow2 top.qcow2 out",
+            "convert -O qcow2 -o data_file=NAME a.qcow2 out",
+            "create -f raw NAME 1M",
+            "create -f qcow2 -b NAME -F qcow2 out",
+            "create -f qcow2 -o backing_file=NAME,backing_fmt=raw out",
+            "create -f qcow2 -o data_file=NAME out 1M",
+            "dd if=NAME of=out",
+            "dd if=a.qcow2 of=NAME",
+            "rebase -b NAME -F qcow2 top.qcow2",
+            "rebase -u -b a.qcow2 -F qcow2 NAME",
+            "commit NAME",
+            "commit -b NAME top.qcow2",
+            "amend -o compat=1.1 NAME",
+            "resize NAME 2M",
+            "snapshot -l NAME",
+            "bitmap --add NAME two",
+            "bitmap --merge one -b NAME -F qcow2 top.qcow2 two",
+            "clone NAME out",
+            "clone a.qcow2 NAME",
+            "backup NAME out",
+            "backup a.qcow2 NAME",
+            "verify NAME",
+            "bench -c 1 NAME",
+            "io -c length NAME",
+            "serve --nbd unix:socket NAME",
+            "info --image-opts driver=qcow2,file.filename=NAME",
+        ] {
+            let ran = scratch.zebu(&words(&line.replace("NAME", name)));
+            let code = if line.starts_with("compare") { 2 } else { 1 };
+            ran.fails_naming(code, &[&format!("protocol '{protocol}'"), &format!("'./{name}'")]);
+            assert!(!scratch.file("out").exists(), "{line}");
+        }
+        assert_eq!(scratch.file(name).exists(), !name.contains('/'));
+        if !name.contains('/') {
+            assert!(scratch.read(name) == scratch.read("a.qcow2"));
+            // The remedy.
+            scratch.zebu(&words(&format!("info ./{name}"))).ok();
+            let plain = format!("driver=qcow2,file.driver=file,file.filename={name}");
+            scratch.zebu(&["info", "--image-opts", &plain]).ok();
+            std::fs::remove_file(scratch.file(name)).unwrap();
+        }
+        // Only written down, for a program that has the protocol.
+        let made = scratch.zebu(&["create", "-q", "-f", "qcow2", "-u", "-b", name, "-F", "raw", "out", "1M"]);
+        made.ok();
+        let info = scratch.zebu(&words("info --output=json out")).ok().json();
+        assert_eq!(info["backing-filename"], *name);
+        std::fs::remove_file(scratch.file("out")).unwrap();
+    }
+}
+
+#[test]
+fn the_protocol_of_files_is_left_out() {
+    if !qemu() {
+        return;
+    }
+    let (ours, theirs) = (Scratch::new(), Scratch::new());
+    for line in [
+        "create -q -f qcow2 file:a:b.qcow2 1M",
+        "info file:a:b.qcow2",
+        "convert -O raw ./a:b.qcow2 file:out.raw",
+        "convert -O qcow2 -n file:out.raw file:a:b.qcow2",
+        "create -q -f qcow2 -b file:out.raw -F raw top.qcow2",
+        "convert -O raw top.qcow2 file:second.raw",
+        "compare file:out.raw second.raw",
+    ] {
+        ours.zebu(&words(line)).ok();
+        theirs.qemu_img(&words(line)).ok();
+    }
+    let names = |scratch: &Scratch| {
+        let mut names: Vec<_> =
+            std::fs::read_dir(scratch.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(&ours), names(&theirs));
 }

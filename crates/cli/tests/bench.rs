@@ -136,7 +136,7 @@ fn time_ends_a_run() {
     assert!(report["requests"].as_u64().unwrap() > 8, "{report:#}");
 }
 
-/// What is told to be the least that the image needs, is that.
+/// The minimum that a refusal names is enough.
 #[test]
 fn the_least_cache_is_told_and_is_enough() {
     let scratch = Scratch::new();

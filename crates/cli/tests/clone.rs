@@ -52,3 +52,36 @@ fn programs_get_json() {
     assert_eq!((&report["method"], &report["virtual-size"]), (&"overlay".into(), &(1 << 20).into()));
     assert_eq!(scratch.zebu(&words("clone -q a.qcow2 out2")).ok().stdout, "");
 }
+
+/// Whether the file system of the tests shares blocks is not known, but such images are never shared.
+#[test]
+fn a_reflink_that_can_not_be_is_an_error_and_no_overlay() {
+    let scratch = Scratch::new();
+    scratch.zebu(&words("create -q -f qcow2 a.qcow2 1M")).ok();
+    scratch.zebu(&words("create -q -f qcow2 -b a.qcow2 -F qcow2 top.qcow2")).ok();
+    scratch.zebu(&words("create -q -f qcow2 -o data_file=data split.qcow2 1M")).ok();
+    for (source, reason) in [("top.qcow2", "backing file"), ("split.qcow2", "data file")] {
+        let ran = scratch.zebu(&["clone", "--mode", "reflink", source, "out"]);
+        ran.fails_naming(1, &["Could not clone", source, "reflink", reason]);
+        let mut names: Vec<_> =
+            std::fs::read_dir(scratch.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["a.qcow2", "data", "split.qcow2", "top.qcow2"]);
+        // The way that was taken is told, and why, to people and to programs.
+        let ran = scratch.zebu(&["clone", source, "out"]).ok();
+        assert!(ran.stdout.contains("overlay") && ran.stdout.contains(reason), "{ran:#?}");
+        let report = scratch.zebu(&["clone", "--output", "json", source, "again"]).ok().json();
+        assert_eq!(report["method"], "overlay");
+        assert!(report["reason"].as_str().unwrap().contains(reason), "{report}");
+        for name in ["out", "again"] {
+            std::fs::remove_file(scratch.file(name)).unwrap();
+        }
+    }
+    let ran = scratch.zebu(&words("clone --mode reflink a.qcow2 out"));
+    if ran.code == Some(0) {
+        assert!(ran.stdout.contains("by reflink"), "{ran:#?}");
+    } else {
+        ran.fails_naming(1, &["Could not clone", "a.qcow2", "reflink"]);
+        assert!(!scratch.file("out").exists());
+    }
+}

@@ -2,8 +2,9 @@
 
 mod common;
 
-use common::{Background, Scratch, noise, qemu, wait_for, words};
-use std::process::{Command, Stdio};
+use common::{Background, Scratch, noise, qemu, send, wait_for, words};
+use rustix::process::Signal;
+use std::process::Stdio;
 
 /// An image with data, zeroes, holes, a compressed cluster and a snapshot.
 fn source(scratch: &Scratch) {
@@ -250,7 +251,7 @@ fn the_source_is_not_its_own_target() {
 
 #[test]
 fn a_signal_removes_what_was_made() {
-    for signal in ["INT", "TERM"] {
+    for signal in [Signal::INT, Signal::TERM] {
         let scratch = Scratch::new();
         scratch.write("big.raw", &noise(1, 64 << 20));
         // A rate that takes a minute leaves time for the signal.
@@ -263,16 +264,11 @@ fn a_signal_removes_what_was_made() {
             .spawn()
             .unwrap();
         wait_for("the temporary file", || !left_over(&scratch).is_empty());
-        let kill = |name: &str| {
-            assert!(
-                Command::new("kill").args(["-s", name, &child.id().to_string()]).status().unwrap().success()
-            );
-        };
-        kill("USR1");
+        send(&child, Signal::USR1);
         std::thread::sleep(std::time::Duration::from_millis(300));
-        kill(signal);
+        send(&child, signal);
         let status = child.wait().unwrap();
-        assert_eq!(status.code(), Some(130), "SIG{signal}");
+        assert_eq!(status.code(), Some(130), "{signal:?}");
         assert_eq!(left_over(&scratch), Vec::<String>::new());
         assert!(!scratch.file("out").exists());
         let mut text = String::new();
@@ -280,6 +276,110 @@ fn a_signal_removes_what_was_made() {
         assert!(text.contains("/100%)"), "SIGUSR1 printed nothing: {text}");
         assert!(text.ends_with("zebu: interrupted\n"), "{text}");
     }
+}
+
+/// Starts a job that takes minutes and waits until it has made a file; `ignoring` are signals that it starts with.
+fn slow_job(scratch: &Scratch, job: &str, ignoring: &str) -> std::process::Child {
+    let line = format!("trap '' {ignoring}; exec \"$0\" $1");
+    let line = if ignoring.is_empty() { "exec \"$0\" $1" } else { &line };
+    let child = scratch
+        .command("sh", &["-c", line, env!("CARGO_BIN_EXE_zebu"), job])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    wait_for("the temporary file", || !left_over(scratch).is_empty());
+    child
+}
+
+#[test]
+fn whatever_ends_a_job_nothing_is_left() {
+    for job in [
+        "convert -r 1M -f raw -O raw big.raw out",
+        "convert -r 1M -f raw -O qcow2 -o data_file=out.data big.raw out",
+        "convert -r 1M -c -f raw -O qcow2 big.raw out",
+        "backup -r 1M -f raw big.raw out",
+    ] {
+        // As a closing terminal, timeout(1) and an impatient user send them.
+        for signals in
+            [&[Signal::HUP][..], &[Signal::HUP; 3], &[Signal::TERM; 2], &[Signal::INT, Signal::HUP]]
+        {
+            let scratch = Scratch::new();
+            scratch.write("big.raw", &noise(1, 64 << 20));
+            let child = slow_job(&scratch, job, "");
+            for signal in signals {
+                send(&child, *signal);
+            }
+            let output = child.wait_with_output().unwrap();
+            let text = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(130), "{job} {signals:?}: {text}");
+            assert_eq!(text, "zebu: interrupted\n", "{job} {signals:?}");
+            let mut left = left_over(&scratch);
+            // What a backup goes on from is no rubbish.
+            left.retain(|name| !name.starts_with(".out.zebu-partial"));
+            assert_eq!(left, Vec::<String>::new(), "{job} {signals:?}");
+            for name in ["out", "out.data"] {
+                assert!(!scratch.file(name).exists(), "{job} {signals:?}: {name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_signal_that_was_ignored_at_the_start_stays_ignored() {
+    for (name, signal) in [("HUP", Signal::HUP), ("INT", Signal::INT)] {
+        let scratch = Scratch::new();
+        scratch.write("big.raw", &noise(1, 3 << 20));
+        let child = slow_job(&scratch, "convert -r 1M -f raw -O raw big.raw out", name);
+        send(&child, signal);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{name}: {output:?}");
+        assert_eq!(scratch.read("out"), scratch.read("big.raw"));
+    }
+}
+
+#[test]
+fn a_file_that_may_not_grow_so_far_is_an_error() {
+    let scratch = Scratch::new();
+    scratch.write("big.raw", &noise(1, 4 << 20));
+    for job in [
+        "convert -f raw -O raw big.raw out",
+        "convert -f raw -O qcow2 big.raw out",
+        "convert -c -f raw -O qcow2 big.raw out",
+        "convert --aio threads -f raw -O qcow2 big.raw out",
+        "backup -f raw big.raw out",
+        "dd -f raw -O raw if=big.raw of=out",
+        "create -f raw out 4M",
+        "create -f qcow2 -o preallocation=full out 4M",
+    ] {
+        let limited = ["--fsize=1000000", env!("CARGO_BIN_EXE_zebu")];
+        let arguments: Vec<&str> = limited.into_iter().chain(job.split(' ')).collect();
+        let ran = scratch.run("prlimit", &arguments);
+        ran.fails_naming(1, &["out", "File too large"]);
+        let names: Vec<String> = std::fs::read_dir(scratch.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        assert_eq!(names, ["big.raw"], "{job}");
+    }
+}
+
+#[test]
+fn nobody_reads_the_messages() {
+    let scratch = Scratch::new();
+    scratch.write("a.raw", &noise(1, 1 << 20));
+    // Data beyond its end reads as an error in no image but one whose file is cut.
+    scratch.zebu(&words("convert -f raw -O qcow2 a.raw cut.qcow2")).ok();
+    let bytes = scratch.read("cut.qcow2");
+    scratch.write("cut.qcow2", &bytes[..bytes.len() / 2]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let status = scratch
+        .command(env!("CARGO_BIN_EXE_zebu"), &words("convert --verbose --salvage -O raw cut.qcow2 out"))
+        .stderr(writer)
+        .status()
+        .unwrap();
+    assert_eq!(status.code(), Some(0));
+    assert!(scratch.file("out").exists());
 }
 
 #[test]
@@ -351,4 +451,141 @@ fn a_compressed_image_takes_the_changes_of_an_overlay() {
     scratch.zebu(&words("convert -c -n -O qcow2 top out")).ok();
     scratch.qemu_img(&words("compare top out")).ok();
     scratch.qemu_img(&words("check out")).ok();
+}
+
+#[test]
+fn a_raw_image_has_no_snapshots() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.write("reference.raw", &vec![7; 1 << 20]);
+    scratch.zebu(&words("create -q -f qcow2 a.qcow2 1M")).ok();
+    scratch.zebu(&words("snapshot -c one a.qcow2")).ok();
+    let theirs = scratch.qemu_img(&words("convert -l nosuch -f raw -O raw reference.raw out"));
+    assert_eq!(theirs.code, Some(1), "{theirs:#?}");
+    for line in [
+        "convert -l nosuch -O raw reference.raw out",
+        "convert -l nosuch -f raw -O raw reference.raw out",
+        "convert -l snapshot.name=one -f raw -O qcow2 a.qcow2 out",
+        "measure -l nosuch -O qcow2 reference.raw",
+        "measure -f raw -l one -O qcow2 a.qcow2",
+        "backup -l nosuch reference.raw out",
+        "backup -f raw -l one a.qcow2 out",
+        "serve -f raw --snapshot one --nbd unix:socket a.qcow2",
+    ] {
+        let ran = scratch.run("timeout", &[&["10", env!("CARGO_BIN_EXE_zebu")], &words(line)[..]].concat());
+        ran.fails_naming(1, &["raw", "snapshot"]);
+        assert_eq!(left_over(&scratch), Vec::<String>::new(), "{line}");
+        assert!(!scratch.file("out").exists(), "{line}");
+    }
+    // What else only a qcow2 image has.
+    for (key, word) in [("data-file.filename", "data file"), ("backing.file.filename", "backing file")] {
+        let line = format!("info --image-opts driver=raw,file.filename=reference.raw,{key}=a.qcow2");
+        scratch.zebu(&words(&line)).fails_naming(1, &["reference.raw", "raw", word]);
+        assert_eq!(scratch.qemu_img(&words(&line)).code, Some(1));
+    }
+}
+
+/// Images, and other names of them.
+fn linked(scratch: &Scratch) {
+    scratch.write("base.raw", &noise(11, 1 << 20));
+    scratch.zebu(&words("convert -f raw -O qcow2 base.raw a.qcow2")).ok();
+    scratch.zebu(&words("create -q -f qcow2 -b a.qcow2 -F qcow2 top.qcow2")).ok();
+    scratch.zebu(&words("create -q -f qcow2 -o data_file=data.raw split.qcow2 1M")).ok();
+    scratch.zebu(&["io", "-f", "qcow2", "-c", "write -P 9 0 1M", "split.qcow2"]).ok();
+    for (file, link) in [("a.qcow2", "hard.qcow2"), ("base.raw", "hard.raw"), ("data.raw", "hard.data")] {
+        std::fs::hard_link(scratch.file(file), scratch.file(link)).unwrap();
+    }
+    std::os::unix::fs::symlink("a.qcow2", scratch.file("soft.qcow2")).unwrap();
+}
+
+#[test]
+fn no_file_of_a_source_is_a_target_under_any_name() {
+    let scratch = Scratch::new();
+    linked(&scratch);
+    let files = ["base.raw", "a.qcow2", "top.qcow2", "split.qcow2", "data.raw"];
+    let before: Vec<Vec<u8>> = files.iter().map(|file| scratch.read(file)).collect();
+    for line in [
+        "convert -U -f raw -O qcow2 base.raw hard.raw",
+        "convert -U -O qcow2 a.qcow2 a.qcow2",
+        "convert -O qcow2 a.qcow2 a.qcow2",
+        "convert -U -O raw a.qcow2 soft.qcow2",
+        "convert -U -O qcow2 top.qcow2 hard.qcow2",
+        "convert -U -n -O qcow2 top.qcow2 hard.qcow2",
+        "convert -U -n -f raw -O raw base.raw hard.raw",
+        "convert -U -O raw split.qcow2 hard.data",
+        "convert -U -f raw -O qcow2 -o data_file=hard.raw base.raw out",
+        "convert -U -O qcow2 base.raw top.qcow2 a.qcow2",
+        "dd -U if=top.qcow2 of=hard.qcow2",
+        "dd -U -f raw -O raw bs=512 count=1 if=base.raw of=hard.raw",
+    ] {
+        let ran = scratch.zebu(&words(line));
+        ran.fails_naming(1, &[]);
+        assert!(ran.stderr.contains("a file of the source"), "{line}: {ran:#?}");
+    }
+    // Nor is a new image what it is made of.
+    for line in [
+        "create -q -f qcow2 -b a.qcow2 -F qcow2 a.qcow2",
+        "create -q -f qcow2 -b a.qcow2 -F qcow2 hard.qcow2",
+        "create -q -f qcow2 -u -b a.qcow2 -F qcow2 soft.qcow2 1M",
+        "create -q -f qcow2 -o data_file=a.qcow2 a.qcow2 1M",
+        "create -q -f qcow2 -o data_file=hard.qcow2 a.qcow2 1M",
+        "create -q -f qcow2 -o data_file=out out 1M",
+        "create -q -f qcow2 -b base.raw -F raw -o data_file=hard.raw out",
+        "convert -f raw -O qcow2 -B a.qcow2 -F qcow2 base.raw hard.qcow2",
+        "convert -f raw -O qcow2 -o data_file=./out base.raw out",
+        "rebase -b hard.qcow2 -F qcow2 a.qcow2",
+        "rebase -u -b hard.qcow2 -F qcow2 a.qcow2",
+    ] {
+        let ran = scratch.zebu(&words(line));
+        ran.fails_naming(1, &[]);
+        assert!(ran.stderr.contains("data file") || ran.stderr.contains("backing file"), "{line}: {ran:#?}");
+        assert!(!scratch.file("out").exists(), "{line}");
+    }
+    for (file, before) in files.iter().zip(before) {
+        assert!(scratch.read(file) == before, "{file} was changed");
+    }
+    // What is only read may be shared.
+    scratch.zebu(&words("convert -O qcow2 -B a.qcow2 -F qcow2 top.qcow2 out")).ok();
+    scratch.zebu(&words("convert -n -B a.qcow2 -O qcow2 top.qcow2 out")).ok();
+}
+
+#[test]
+fn locks_are_to_be_gone_around_only_where_that_destroys_nothing() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.qemu_img(&words("create -q -f qcow2 a.qcow2 1M")).ok();
+    scratch.qemu_img(&words("create -q -f qcow2 b.qcow2 1M")).ok();
+    let _machine = Background::with_prompt(scratch.command("qemu-io", &["a.qcow2"]), "qemu-io> ");
+    for (line, hint) in [
+        ("convert -O raw a.qcow2 out", true),
+        ("compare a.qcow2 b.qcow2", true),
+        ("map a.qcow2", true),
+        ("backup a.qcow2 out", true),
+        ("io -r -c length a.qcow2", true),
+        ("io -c length a.qcow2", false),
+        ("bench -w -c 1 a.qcow2", false),
+        ("bench -c 1 a.qcow2", true),
+        ("check -r all a.qcow2", false),
+        ("convert -O qcow2 b.qcow2 a.qcow2", false),
+        ("convert -n -O qcow2 b.qcow2 a.qcow2", false),
+        ("dd -O qcow2 if=b.qcow2 of=a.qcow2", false),
+        ("create -f qcow2 a.qcow2 1M", false),
+        ("resize a.qcow2 2M", false),
+        ("snapshot -c one a.qcow2", false),
+        ("clone a.qcow2 out", false),
+        ("amend -o compat=1.1 a.qcow2", false),
+        ("bitmap --add a.qcow2 one", false),
+        ("commit a.qcow2", false),
+        ("rebase -u -b b.qcow2 -F qcow2 a.qcow2", false),
+        ("serve --nbd unix:socket a.qcow2", false),
+        ("serve --read-only --nbd unix:socket a.qcow2", false),
+    ] {
+        let ran = scratch.zebu(&words(line));
+        ran.fails_naming(if line.starts_with("compare") { 2 } else { 1 }, &["a.qcow2", "lock"]);
+        assert_eq!(ran.stderr.contains("-U"), hint, "{line}: {ran:#?}");
+    }
 }

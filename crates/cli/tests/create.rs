@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{Scratch, assert_has_all, qemu, wait_for, words};
+use common::{Scratch, assert_has_all, qemu, send, wait_for, words};
+use rustix::process::Signal;
+use std::process::Child;
 use std::process::Stdio;
 
 /// `-o` options with which qcow2 images are made, and the size.
@@ -217,8 +219,7 @@ fn a_signal_removes_half_an_image() {
             .unwrap();
         let blocks = || std::fs::metadata(scratch.file("disk")).map_or(0, |metadata| metadata.blocks());
         wait_for("the image to grow", || blocks() * 512 > 16 << 20);
-        let killed = std::process::Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status();
-        assert!(killed.unwrap().success());
+        send(&child, Signal::INT);
         let ended = child.wait_with_output().unwrap();
         assert_eq!(ended.status.code(), Some(130), "{ended:?}");
         assert!(!scratch.file("disk").exists(), "{format}");
@@ -228,5 +229,33 @@ fn a_signal_removes_half_an_image() {
         assert_eq!((&line["phase"], &line["total"]), (&"reserving".into(), &(64_u64 << 30).into()), "{line}");
         let done = line["done"].as_u64().unwrap();
         assert!(done > 0 && done < 64 << 30, "{line}");
+    }
+}
+
+/// Of two that make one file at a time, the one that finds it locked leaves the other's alone.
+#[test]
+fn a_file_that_another_program_makes_meanwhile_is_not_removed() {
+    for _ in 0..4 {
+        let scratch = Scratch::new();
+        let start = || {
+            let line = words("create -q -f raw -o preallocation=full disk 64G");
+            scratch.command(env!("CARGO_BIN_EXE_zebu"), &line).stderr(Stdio::null()).spawn().unwrap()
+        };
+        let mut both = [start(), start()];
+        let has_ended = |child: &mut Child| child.try_wait().unwrap().is_some();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while !both.iter_mut().any(has_ended) {
+            assert!(std::time::Instant::now() < deadline, "neither finds the file locked");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        let there = scratch.file("disk").exists();
+        for child in &mut both {
+            if !has_ended(child) {
+                send(child, Signal::INT);
+            }
+        }
+        let codes = both.map(|mut child| child.wait().unwrap().code().unwrap());
+        assert!(there, "removed by the other: {codes:?}");
+        assert!(codes.contains(&1) && codes.contains(&130), "{codes:?}");
     }
 }

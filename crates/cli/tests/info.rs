@@ -196,3 +196,50 @@ fn fragmentation_is_counted_on_request() {
     assert!(text.contains("fragmentation: 256 KiB of data in 3 pieces\n"), "{text}");
     assert!(scratch.zebu(&words("info --output json a.qcow2")).ok().json().get("fragmentation").is_none());
 }
+
+/// Names as an image from a stranger may have them: with codes that a terminal obeys, and a line end.
+const HOSTILE: &str = "x\u{1b}[31m\nimage fake\u{9b}2J";
+
+#[test]
+fn names_in_an_image_do_not_reach_the_terminal_as_they_are() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch
+        .qemu_img(&["create", "-q", "-f", "qcow2", "-u", "-b", HOSTILE, "-F", "qcow2", "a.qcow2", "1M"])
+        .ok();
+    scratch.qemu_img(&["create", "-q", "-f", "qcow2", HOSTILE, "1M"]).ok();
+    scratch.qemu_img(&["snapshot", "-c", HOSTILE, HOSTILE]).ok();
+    scratch.qemu_io(&["-c", "write 0 64k", HOSTILE]).ok();
+    scratch.qemu_img(&["bitmap", "--add", HOSTILE, HOSTILE]).ok();
+    scratch
+        .zebu(&["create", "-q", "-f", "qcow2", "-o", &format!("data_file={HOSTILE}.raw"), "d.qcow2", "1M"])
+        .ok();
+    for arguments in [
+        vec!["info", "a.qcow2"],
+        vec!["info", "--backing-chain", "a.qcow2"],
+        vec!["info", "--verdict", "a.qcow2"],
+        vec!["info", "d.qcow2"],
+        vec!["info", HOSTILE],
+        vec!["snapshot", "-l", HOSTILE],
+        vec!["map", HOSTILE],
+        vec!["map", "a.qcow2"],
+        vec!["map", "d.qcow2"],
+        vec!["check", HOSTILE],
+        vec!["clone", HOSTILE, "clone"],
+        vec!["compare", HOSTILE, "a.qcow2"],
+        vec!["io", "-c", "open -o nosuch=1 x\u{1b}[31m", "-c", "info", HOSTILE],
+        vec!["bitmap", "--add", HOSTILE, HOSTILE],
+        vec!["snapshot", "-d", "\u{1b}[31m", HOSTILE],
+    ] {
+        let ran = scratch.zebu(&arguments);
+        for text in [&ran.stdout, &ran.stderr] {
+            assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{arguments:?}: {ran:#?}");
+            assert!(!text.contains("\nimage fake"), "{arguments:?}: {ran:#?}");
+        }
+    }
+    // Programs get the name itself.
+    let info = scratch.zebu(&words("info --output=json a.qcow2")).ok().json();
+    assert_eq!(info["backing-filename"], HOSTILE);
+}

@@ -2,8 +2,9 @@
 
 mod common;
 
-use common::{Scratch, noise, qemu, words};
-use std::io::Write;
+use common::{Scratch, noise, qemu, send, words};
+use rustix::process::Signal;
+use std::io::{Read, Write};
 use std::process::Stdio;
 
 /// Output with times and rates masked, and the programs' names made equal.
@@ -339,6 +340,46 @@ fn commands_come_from_standard_input_too() {
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(text.starts_with("zebu> "), "{text}");
         assert_eq!(text.contains("1 MiB\n"), input.starts_with("length"), "{text}");
+    }
+}
+
+/// Whether at a prompt or between two commands: what was written is in the image, and bitmaps were stored.
+#[test]
+fn a_signal_closes_the_image_first() {
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        for commands in [&[][..], &["-c", "write -P 7 0 64k", "-c", "sleep 100000", "-c", "write 0 1M"]] {
+            let scratch = Scratch::new();
+            scratch.zebu(&words("create -q -f qcow2 a.qcow2 1M")).ok();
+            scratch.zebu(&words("bitmap --add a.qcow2 changes")).ok();
+            let arguments = [&["io"], commands, &["a.qcow2"]].concat();
+            let mut command = scratch.command(env!("CARGO_BIN_EXE_zebu"), &arguments);
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            let mut child = command.spawn().unwrap();
+            let mut stdin = child.stdin.take().unwrap();
+            if commands.is_empty() {
+                stdin.write_all(b"write -P 7 0 64k\nlen").unwrap();
+            }
+            let mut stdout = child.stdout.take().unwrap();
+            let mut text = Vec::new();
+            while !String::from_utf8_lossy(&text).contains("ops/sec") {
+                let mut byte = [0];
+                stdout.read_exact(&mut byte).unwrap();
+                text.extend(byte);
+            }
+            send(&child, signal);
+            let output = child.wait_with_output().unwrap();
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(130), "{signal:?} {commands:?}: {output:?}");
+            assert_eq!(stderr, "zebu: interrupted\n");
+            let info = scratch.zebu(&words("info --output json a.qcow2")).ok().json();
+            let bitmap = &info["format-specific"]["data"]["bitmaps"][0];
+            assert_eq!(
+                (&bitmap["name"], &bitmap["flags"]),
+                (&"changes".into(), &serde_json::json!(["auto"]))
+            );
+            scratch.zebu(&["io", "-r", "-c", "read -P 7 0 64k", "-c", "read -P 0 64k 960k", "a.qcow2"]).ok();
+            scratch.zebu(&words("check a.qcow2")).ok();
+        }
     }
 }
 

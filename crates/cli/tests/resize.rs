@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::{Scratch, noise, qemu, wait_for, words};
+use common::{Scratch, noise, qemu, send, wait_for, words};
+use rustix::process::Signal;
 use std::os::unix::fs::MetadataExt;
 
 #[test]
@@ -22,6 +23,14 @@ fn sizes_messages_and_codes_are_qemus() {
         ("a.qcow2", "resize --preallocation=full a.qcow2 +3M"),
         ("a.qcow2", "resize --preallocation=most a.qcow2 +3M"),
         ("a.qcow2", "resize a.qcow2 +1x"),
+        ("a.qcow2", "resize a.qcow2 100000001"),
+        ("a.qcow2", "resize a.qcow2 +1"),
+        ("a.qcow2", "resize --shrink a.qcow2 1000001"),
+        ("a.qcow2", "amend -o size=100000001 a.qcow2"),
+        ("a.qcow2", "resize --preallocation=falloc a.qcow2 64M"),
+        ("a.qcow2", "resize --preallocation=falloc a.qcow2 1M"),
+        ("a.raw", "resize -f raw a.raw 2000001"),
+        ("a.raw", "resize -f raw --preallocation=full a.raw 1M"),
         ("a.qcow2", "resize a.qcow2"),
         ("a.qcow2", "resize missing.qcow2 1M"),
         ("a.raw", "resize -f raw a.raw 2M"),
@@ -99,8 +108,7 @@ fn a_signal_leaves_the_disk_as_it_was() {
         let mut child = scratch.command(env!("CARGO_BIN_EXE_zebu"), &words(&line)).spawn().unwrap();
         let blocks = || std::fs::metadata(scratch.file(name)).map_or(0, |metadata| metadata.blocks());
         wait_for("the image to grow", || blocks() * 512 > 16 << 20);
-        let killed = std::process::Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status();
-        assert!(killed.unwrap().success());
+        send(&child, Signal::INT);
         assert_eq!(child.wait().unwrap().code(), Some(130), "{format}");
         let info = scratch.zebu(&words(&format!("info -f {format} --output json {name}"))).ok().json();
         assert_eq!(info["virtual-size"], 1 << 20, "{info:#}");

@@ -59,6 +59,28 @@ fn completions_exist_for_shells() {
             assert!(script.contains(command), "{shell}: {command}");
         }
     }
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = scratch.zebu(&["completions", shell]).ok().stdout;
+        for hidden in ["unmount-in-the-end", "manpage", "__help"] {
+            assert!(!script.contains(hidden), "{shell} lists {hidden}");
+        }
+    }
+    // What bash offers after an option that takes one of a few words.
+    for (line, offered) in [
+        ("zebu convert -f", vec!["qcow2", "raw"]),
+        ("zebu convert -O", vec!["qcow2", "raw"]),
+        ("zebu create -F", vec!["qcow2", "raw"]),
+        ("zebu convert -t", vec!["none", "writeback", "writethrough", "directsync", "unsafe"]),
+        ("zebu dd --output-format", vec!["qcow2", "raw"]),
+    ] {
+        let script = format!(
+            "source <({} completions bash); COMP_WORDS=({line} ''); COMP_CWORD=3; _zebu zebu '' '{}'; echo ${{COMPREPLY[@]}}",
+            env!("CARGO_BIN_EXE_zebu"),
+            line.split(' ').next_back().unwrap()
+        );
+        let ran = scratch.run("bash", &["-c", &script]);
+        assert_eq!(words(&ran.stdout), offered, "{line}: {ran:#?}");
+    }
     let script = scratch.zebu(&["completions", "bash"]).ok().stdout;
     scratch.write("zebu.bash", script.as_bytes());
     assert_eq!(scratch.run("bash", &["-n", "zebu.bash"]).code, Some(0));
@@ -67,14 +89,15 @@ fn completions_exist_for_shells() {
 #[test]
 fn there_is_a_manual_page_for_every_command() {
     let scratch = Scratch::new();
-    std::fs::create_dir(scratch.file("man")).unwrap();
-    scratch.zebu(&["manpage", "man"]).ok();
+    scratch.zebu(&["manpage", "share/man"]).ok();
     for name in COMMANDS.iter().map(|command| format!("zebu-{command}")).chain(["zebu".to_owned()]) {
-        let page = String::from_utf8(scratch.read(&format!("man/{name}.1"))).unwrap();
+        let page = String::from_utf8(scratch.read(&format!("share/man/{name}.1"))).unwrap();
         assert!(page.contains(".TH") && page.contains(".SH SYNOPSIS"), "{name}");
     }
     assert!(scratch.zebu(&["manpage"]).ok().stdout.contains(".TH zebu"));
-    scratch.zebu(&["manpage", "nodir"]).fails_naming(1, &["nodir"]);
+    scratch.zebu(&["manpage", "share/man"]).ok();
+    scratch.write("file", b"");
+    scratch.zebu(&["manpage", "file/man"]).fails_naming(1, &["file/man"]);
 }
 
 #[test]
@@ -97,4 +120,67 @@ fn a_reader_that_goes_away_is_no_panic() {
     );
     let ran = scratch.run("bash", &["-c", &script]);
     assert_eq!(ran.stderr, "", "{ran:#?}");
+}
+
+#[test]
+fn help_lists_no_option_that_is_refused() {
+    let scratch = Scratch::new();
+    let help = scratch.zebu(&words("rebase --help")).ok().stdout;
+    assert!(!help.contains("-U") && !help.contains("force-share"), "{help}");
+    scratch.zebu(&words("rebase -U -b '' a.qcow2")).fails_naming(1, &["-U can't be used"]);
+    assert!(!scratch.zebu(&words("--help")).ok().stdout.contains("any format"));
+}
+
+/// Runs a line of shell on a terminal of so many columns. Gives what the terminal got.
+fn on_terminal(scratch: &Scratch, columns: u16, line: &str) -> String {
+    let script = format!("stty cols {columns} rows 24; {line}");
+    let ran = scratch.run("script", &["-q", "-e", "-c", &script, "/dev/null"]);
+    assert_eq!(ran.code, Some(0), "{ran:#?}");
+    ran.stdout
+}
+
+#[test]
+fn the_bar_fits_the_terminal() {
+    let scratch = Scratch::new();
+    scratch.write("disk.raw", &common::noise(4, 48 << 20));
+    let zebu = env!("CARGO_BIN_EXE_zebu");
+    for columns in [20, 40, 80, 200] {
+        let line = format!("{zebu} convert -p --copy buffers -r 24M -f raw -O raw disk.raw out");
+        let screen = on_terminal(&scratch, columns, &line);
+        let lines: Vec<&str> =
+            screen.split(['\r', '\n']).map(str::trim_end).filter(|l| !l.is_empty()).collect();
+        assert!(lines.len() > 2, "{screen:?}");
+        for line in &lines {
+            assert!(line.chars().count() < columns.into(), "{columns}: {line:?}");
+            assert!(line.contains('%'), "{line:?}");
+            assert!(
+                !line.contains("0 B/s") && !line.contains(" MB/s") && !line.contains(" 0s left"),
+                "{line:?}"
+            );
+        }
+        // Each is drawn over the one before, in one line of the screen.
+        assert_eq!(screen.matches('\n').count(), 1, "{screen:?}");
+        assert!(!screen.contains('\u{1b}'), "{screen:?}");
+        assert!(lines.last().unwrap().contains("100%"), "{screen:?}");
+        assert_eq!(columns >= 40, screen.contains("MiB/s"), "{screen:?}");
+        std::fs::remove_file(scratch.file("out")).unwrap();
+    }
+}
+
+#[test]
+fn percentages_go_to_the_program_that_reads_them() {
+    let scratch = Scratch::new();
+    scratch.write("disk.raw", &common::noise(4, 1 << 20));
+    let zebu = env!("CARGO_BIN_EXE_zebu");
+    let screen = on_terminal(&scratch, 80, &format!("{zebu} convert -p -f raw disk.raw out | cat > read"));
+    assert_eq!(screen, "");
+    assert!(String::from_utf8(scratch.read("read")).unwrap().ends_with("    (100.00/100%)\r\n"));
+    // A report for programs is not mixed with them.
+    let line = format!("{zebu} convert -p --output=json -f raw disk.raw out | cat > read");
+    assert!(on_terminal(&scratch, 80, &line).contains("100%"));
+    let report: serde_json::Value = serde_json::from_slice(&scratch.read("read")).unwrap();
+    assert_eq!(report["total"], 1 << 20);
+    let ran = scratch.zebu(&words("convert -p --output=json -f raw disk.raw out")).ok();
+    assert_eq!(ran.json()["total"], 1 << 20);
+    assert!(ran.stderr.contains("\"percent\":100.0"), "{ran:#?}");
 }

@@ -1,9 +1,7 @@
 //! The backing file that an image names, as the public handle changes it.
 
-use crate::node::Driver;
 use crate::qcow2::state::Qcow2;
 use crate::{Error, ErrorKind, Image, Result};
-use std::sync::Arc;
 use zebu_qcow2::{Autoclear, Header};
 use zebu_storage::Worker;
 
@@ -17,17 +15,6 @@ pub struct BackingReference {
 }
 
 impl Image {
-    /// The driver, if the image is of the format qcow2.
-    pub(crate) fn qcow2(&self, what: &str) -> Result<&Arc<Qcow2>> {
-        match &self.0.driver {
-            Driver::Qcow2(qcow2) => Ok(qcow2),
-            Driver::Raw(_) => {
-                let message = format!("the format raw has no {what}");
-                Err(Error::new(ErrorKind::Unsupported, message).on(&self.0.path))
-            }
-        }
-    }
-
     /// Makes the image name another backing file, or none. What was written before is durable before the name changes,
     /// and the change is durable when this returns; a crash leaves the old name or the new one. Nothing is copied, and
     /// this handle goes on to read through the chain that it was opened with: close it and open the image again.
@@ -37,18 +24,15 @@ impl Image {
     /// external data file, which excludes a backing file; [`ErrorKind::NoSpace`]: the header has no room for the name.
     pub async fn set_backing(&self, worker: &Worker, backing: Option<BackingReference>) -> Result<()> {
         let qcow2 = self.qcow2("backing files")?.clone();
-        let (me, on) = (self.clone(), worker.clone());
-        worker
-            .spawn(async move {
-                let _alone = me.0.changes.alone().await;
-                qcow2.rewrite_header(&on, |header| change(header, &qcow2, backing)).await
-            })
-            .await
+        self.alone(worker, async move |_, on| {
+            qcow2.rewrite_header(on, |header| change(header, &qcow2, backing)).await
+        })
+        .await
     }
 }
 
 fn change(header: &mut Header, qcow2: &Qcow2, backing: Option<BackingReference>) -> Result<()> {
-    let invalid = |message: String| Error::new(ErrorKind::InvalidArgument, message).on(&qcow2.path);
+    let invalid = |message: String| Error::new(ErrorKind::InvalidArgument, message).on(qcow2.path());
     if backing.is_some() && header.autoclear.contains(Autoclear::RAW_EXTERNAL_DATA) {
         let message = "an image whose external data file is raw can't have a backing file";
         return Err(invalid(message.to_owned()));

@@ -1,10 +1,9 @@
 //! Persistent dirty bitmaps, as the public handle offers them.
 
 use crate::node::Driver;
-use crate::qcow2::bitmaps::{Bits, CopiedBitmap, FirstBits, Recording};
-use crate::qcow2::state::Qcow2;
+use crate::qcow2::bitmaps::{BitmapChange, Bits, CopiedBitmap, FirstBits, Recording};
 use crate::status::BitmapInfo;
-use crate::{Error, ErrorKind, Image, Result};
+use crate::{Image, Result};
 use std::ops::Range;
 use std::sync::Arc;
 use zebu_storage::Worker;
@@ -81,20 +80,10 @@ impl DirtyBits {
 /// wait until the operation is done, reads go on. Each operation is durable when it returns; what a bitmap records
 /// meanwhile is stored by [`Image::close`], and after a crash the bitmap is inconsistent: it can only be removed.
 impl Image {
-    fn bitmap_driver(&self) -> Result<Arc<Qcow2>> {
-        match &self.0.driver {
-            Driver::Qcow2(qcow2) => Ok(qcow2.clone()),
-            Driver::Raw(_) => {
-                let message = "the format raw has no bitmaps";
-                Err(Error::new(ErrorKind::Unsupported, message).on(&self.0.path))
-            }
-        }
-    }
-
     /// The bitmaps of the image. None for raw.
     pub fn bitmaps(&self) -> Vec<BitmapInfo> {
         match &self.0.driver {
-            Driver::Qcow2(qcow2) => qcow2.bitmaps.info(),
+            Driver::Qcow2(qcow2) => qcow2.bitmaps().info(),
             Driver::Raw(_) => Vec::new(),
         }
     }
@@ -102,29 +91,30 @@ impl Image {
     /// The bits of a bitmap.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]; [`ErrorKind::InvalidArgument`] if the bitmap is inconsistent;
-    /// [`ErrorKind::Exists`] while a backup of the disk in use works with it;
-    /// [`ErrorKind::Unsupported`] if it would take too much memory; failures of the file.
+    /// [`crate::ErrorKind::NotFound`]; [`crate::ErrorKind::InvalidArgument`] if the bitmap is inconsistent;
+    /// [`crate::ErrorKind::Exists`] while a backup of the disk in use works with it;
+    /// [`crate::ErrorKind::Unsupported`] if it would take too much memory; failures of the file.
     pub async fn bitmap_bits(&self, worker: &Worker, name: &str) -> Result<DirtyBits> {
-        let (qcow2, on, name) = (self.bitmap_driver()?, worker.clone(), name.to_owned());
-        worker.spawn(async move { qcow2.bitmap_bits(&on, &name).await }).await.map(DirtyBits)
+        let (qcow2, name) = (self.qcow2("bitmaps")?.clone(), name.to_owned());
+        self.on_own_worker(worker, move |_, on| async move { qcow2.bitmap_bits(&on, &name).await })
+            .await
+            .map(DirtyBits)
     }
 
     /// Adds an empty bitmap.
     ///
     /// # Errors
-    /// [`ErrorKind::Exists`]; [`ErrorKind::InvalidArgument`] for a name or granularity that the format does not
-    /// allow, or one that is too fine for the disk; [`ErrorKind::Unsupported`] for raw and version 2, or if it would
+    /// [`crate::ErrorKind::Exists`]; [`crate::ErrorKind::InvalidArgument`] for a name or granularity that the format does not
+    /// allow, or one that is too fine for the disk; [`crate::ErrorKind::Unsupported`] for raw and version 2, or if it would
     /// take too much memory; no space, in the header too. The image is as before then.
     pub async fn add_bitmap(&self, worker: &Worker, new: &NewBitmap) -> Result<()> {
-        let (me, qcow2, on, new) = (self.clone(), self.bitmap_driver()?, worker.clone(), new.clone());
-        worker
-            .spawn(async move {
-                let _alone = me.0.changes.alone().await;
-                let recording = new.recording.into();
-                qcow2.add_bitmap(&on, &new.name, new.granularity, recording, FirstBits::Clear).await
-            })
-            .await
+        let (qcow2, new) = (self.qcow2("bitmaps")?.clone(), new.clone());
+        self.alone(worker, async move |_, on| {
+            let (recording, first) = (new.recording.into(), FirstBits::Clear);
+            let (name, granularity) = (new.name.as_str(), new.granularity);
+            qcow2.change_bitmaps(on, BitmapChange::Add { name, granularity, recording, first }).await
+        })
+        .await
     }
 
     /// Adds bitmaps of another image with a disk of the same size, with what they say. One that recorded writes there
@@ -135,35 +125,30 @@ impl Image {
         from: &Self,
         which: &[BitmapInfo],
     ) -> Result<()> {
-        let (qcow2, theirs, on) = (self.bitmap_driver()?, from.bitmap_driver()?, worker.clone());
-        let (me, which) = (self.clone(), which.to_vec());
-        worker
-            .spawn(async move {
-                let names = which.iter().map(|bitmap| bitmap.name.as_str()).collect();
-                let bits = theirs.bits_of_bitmaps(&on, &names).await?;
-                let copies = which.iter().map(|BitmapInfo { name, auto, .. }| {
-                    let bits = bits.get(name).cloned().ok_or_else(|| theirs.no_bitmap(name))?;
-                    let recording = if *auto { Recording::On } else { Recording::Off };
-                    Ok(CopiedBitmap { name: name.clone(), recording, bits })
-                });
-                let copies = copies.collect::<Result<Vec<_>>>()?;
-                let _alone = me.0.changes.alone().await;
-                qcow2.add_copies(&on, &copies).await
-            })
-            .await
+        let (qcow2, theirs, which) =
+            (self.qcow2("bitmaps")?.clone(), from.qcow2("bitmaps")?.clone(), which.to_vec());
+        self.on_own_worker(worker, move |me, on| async move {
+            let names = which.iter().map(|bitmap| bitmap.name.as_str()).collect();
+            let bits = theirs.bits_of_bitmaps(&on, &names).await?;
+            let copies = which.iter().map(|BitmapInfo { name, auto, .. }| {
+                let bits = bits.get(name).cloned().ok_or_else(|| theirs.no_bitmap(name))?;
+                let recording = if *auto { Recording::On } else { Recording::Off };
+                Ok(CopiedBitmap::new(name.clone(), recording, bits))
+            });
+            let copies = copies.collect::<Result<Vec<_>>>()?;
+            let _alone = me.0.alone(&on).await;
+            qcow2.change_bitmaps(&on, BitmapChange::AddCopies(&copies)).await
+        })
+        .await
     }
 
     /// Removes a bitmap, whatever its state.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]; failures of the file.
+    /// [`crate::ErrorKind::NotFound`]; failures of the file.
     pub async fn remove_bitmap(&self, worker: &Worker, name: &str) -> Result<()> {
-        let (me, qcow2, on, name) = (self.clone(), self.bitmap_driver()?, worker.clone(), name.to_owned());
-        worker
-            .spawn(async move {
-                let _alone = me.0.changes.alone().await;
-                qcow2.remove_bitmap(&on, &name).await
-            })
+        let (qcow2, name) = (self.qcow2("bitmaps")?.clone(), name.to_owned());
+        self.alone(worker, async move |_, on| qcow2.change_bitmaps(on, BitmapChange::Remove(&name)).await)
             .await
     }
 
@@ -172,12 +157,8 @@ impl Image {
     /// # Errors
     /// As [`Image::bitmap_bits`].
     pub async fn clear_bitmap(&self, worker: &Worker, name: &str) -> Result<()> {
-        let (me, qcow2, on, name) = (self.clone(), self.bitmap_driver()?, worker.clone(), name.to_owned());
-        worker
-            .spawn(async move {
-                let _alone = me.0.changes.alone().await;
-                qcow2.clear_bitmap(&on, &name).await
-            })
+        let (qcow2, name) = (self.qcow2("bitmaps")?.clone(), name.to_owned());
+        self.alone(worker, async move |_, on| qcow2.change_bitmaps(on, BitmapChange::Clear(&name)).await)
             .await
     }
 
@@ -191,27 +172,23 @@ impl Image {
         name: &str,
         recording: BitmapRecording,
     ) -> Result<()> {
-        let (me, qcow2, on, name) = (self.clone(), self.bitmap_driver()?, worker.clone(), name.to_owned());
-        worker
-            .spawn(async move {
-                let _alone = me.0.changes.alone().await;
-                qcow2.set_recording(&on, &name, recording.into()).await
-            })
-            .await
+        let (qcow2, name) = (self.qcow2("bitmaps")?.clone(), name.to_owned());
+        self.alone(worker, async move |_, on| {
+            qcow2.change_bitmaps(on, BitmapChange::Record(&name, recording.into())).await
+        })
+        .await
     }
 
     /// Marks in a bitmap all that is dirty in `bits`, of this image or another with a disk of the same size.
     ///
     /// # Errors
-    /// As [`Image::bitmap_bits`]; [`ErrorKind::InvalidArgument`] for a disk of another size.
+    /// As [`Image::bitmap_bits`]; [`crate::ErrorKind::InvalidArgument`] for a disk of another size.
     pub async fn merge_bitmap(&self, worker: &Worker, name: &str, bits: &DirtyBits) -> Result<()> {
-        let (me, qcow2, on) = (self.clone(), self.bitmap_driver()?, worker.clone());
+        let qcow2 = self.qcow2("bitmaps")?.clone();
         let (name, bits) = (name.to_owned(), bits.0.clone());
-        worker
-            .spawn(async move {
-                let _alone = me.0.changes.alone().await;
-                qcow2.merge_bitmap(&on, &name, &bits).await
-            })
-            .await
+        self.alone(worker, async move |_, on| {
+            qcow2.change_bitmaps(on, BitmapChange::Merge(&name, &bits)).await
+        })
+        .await
     }
 }

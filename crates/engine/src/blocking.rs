@@ -3,6 +3,7 @@
 use crate::options::{Durability, OpenOptions, Preallocation, Shrink, ZeroMode};
 use crate::{Error, Image, Result};
 use std::path::Path;
+use std::time::Duration;
 use zebu_storage::{IoBuf, Worker, WorkerConfig};
 
 /// An image with a worker of its own, whose calls return when they are done. Belongs to one thread; several can share
@@ -43,6 +44,13 @@ impl Blocking {
         worker.block_on(Image::create(&worker, path, options))
     }
 
+    fn run<T>(&self, request: impl Future<Output = T>) -> T {
+        let value = self.worker.block_on(request);
+        // What was begun by the way, such as reading ahead, ends now: until the next call nobody polls the worker.
+        self.worker.drain(Duration::ZERO);
+        value
+    }
+
     /// The image, for other workers.
     pub fn image(&self) -> &Image {
         &self.image
@@ -51,7 +59,7 @@ impl Blocking {
     /// Fills `buf` from `offset` on.
     pub fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         let pooled = self.worker.buffer(buf.len());
-        let (result, bufs) = self.worker.block_on(self.image.read(&self.worker, offset, pooled.into()));
+        let (result, bufs) = self.run(self.image.read(&self.worker, offset, pooled.into()));
         result?;
         bufs.copy_to(0, buf);
         Ok(())
@@ -60,32 +68,32 @@ impl Blocking {
     /// Writes `buf` at `offset`.
     pub fn write(&self, offset: u64, buf: &[u8]) -> Result<()> {
         let data = IoBuf::copy_of(buf).into();
-        self.worker.block_on(self.image.write(&self.worker, offset, data, Durability::Volatile)).0
+        self.run(self.image.write(&self.worker, offset, data, Durability::Volatile)).0
     }
 
     /// See [`Image::write_zeroes`].
     pub fn write_zeroes(&self, offset: u64, len: u64, mode: ZeroMode) -> Result<()> {
-        self.worker.block_on(self.image.write_zeroes(&self.worker, offset, len, mode))
+        self.run(self.image.write_zeroes(&self.worker, offset, len, mode))
     }
 
     /// See [`Image::discard`].
     pub fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.worker.block_on(self.image.discard(&self.worker, offset, len))
+        self.run(self.image.discard(&self.worker, offset, len))
     }
 
     /// See [`Image::flush`].
     pub fn flush(&self) -> Result<()> {
-        self.worker.block_on(self.image.flush(&self.worker))
+        self.run(self.image.flush(&self.worker))
     }
 
     /// See [`Image::resize`].
     pub fn resize(&self, new_size: u64, shrink: Shrink) -> Result<()> {
-        self.worker.block_on(self.image.resize(&self.worker, new_size, shrink, Preallocation::Off))
+        self.run(self.image.resize(&self.worker, new_size, shrink, Preallocation::Off))
     }
 
     /// See [`Image::close`].
     pub fn close(self) -> Result<()> {
-        self.worker.block_on(self.image.close(&self.worker))
+        self.run(self.image.close(&self.worker))
     }
 }
 

@@ -2,9 +2,11 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use zebu_qcow2::FormatError;
+use zebu_qcow2::limits::MAX_CLUSTER_BITS;
 use zebu_storage::{IoError, IoErrorKind};
 
-/// What kind of failure it is.
+/// The kind of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -16,8 +18,12 @@ pub enum ErrorKind {
     Corrupt,
     /// The image is valid but uses something that is not implemented, named in the message.
     Unsupported,
+    /// No format was given, and the file looks like one that can't be read, named in the message.
+    ForeignFormat,
     /// Another program uses the image.
     Locked,
+    /// A request is in the way that has not ended for half a minute: its worker may not be polled.
+    Busy,
     /// An argument is out of range or contradicts another.
     InvalidArgument,
     /// The image names another file that may not be opened under the given policy.
@@ -30,7 +36,7 @@ pub enum ErrorKind {
     Poisoned,
     /// The operation was cancelled.
     Cancelled,
-    /// What was asked for by name (a snapshot, a bitmap) is not in the image.
+    /// Something asked for by name (a snapshot, a bitmap) is not in the image.
     NotFound,
     /// A name that has to be new is taken.
     Exists,
@@ -60,8 +66,9 @@ impl Error {
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         let errno = match kind {
             ErrorKind::NoSpace => errno::ENOSPC,
-            ErrorKind::Unsupported => errno::ENOTSUP,
+            ErrorKind::Unsupported | ErrorKind::ForeignFormat => errno::ENOTSUP,
             ErrorKind::Locked => errno::EAGAIN,
+            ErrorKind::Busy => errno::EBUSY,
             ErrorKind::InvalidArgument => errno::EINVAL,
             ErrorKind::ReferenceRefused => errno::EPERM,
             ErrorKind::ReadOnly => errno::EACCES,
@@ -118,7 +125,7 @@ impl Error {
         self
     }
 
-    /// What kind of failure.
+    /// The kind of failure.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
@@ -197,6 +204,7 @@ mod errno {
     pub(super) const EEXIST: i32 = 17;
     pub(super) const EIO: i32 = 5;
     pub(super) const EAGAIN: i32 = 11;
+    pub(super) const EBUSY: i32 = 16;
     pub(super) const EACCES: i32 = 13;
     pub(super) const EINVAL: i32 = 22;
     pub(super) const EFBIG: i32 = 27;
@@ -204,4 +212,24 @@ mod errno {
     pub(super) const ENOTSUP: i32 = 95;
     pub(super) const EDQUOT: i32 = 122;
     pub(super) const ECANCELED: i32 = 125;
+}
+
+/// The engine's error for one of the format. `Unsupported` is what the format document allows and zebu doesn't do;
+/// what the document forbids is `Corrupt`. The errno is that of QEMU.
+pub(crate) fn format_error(path: &Path, error: &FormatError) -> Error {
+    let kind = match error {
+        FormatError::UnsupportedVersion { .. }
+        | FormatError::UnknownCompression { .. }
+        | FormatError::UnsupportedFeatures { .. }
+        | FormatError::UnsupportedEncryption { .. }
+        | FormatError::AesEncrypted
+        | FormatError::LuksEncrypted => ErrorKind::Unsupported,
+        // Clusters have 512 bytes at least; that they have 2 MiB at most is a limit of programs.
+        FormatError::UnsupportedClusterSize { cluster_bits } if *cluster_bits > MAX_CLUSTER_BITS => {
+            ErrorKind::Unsupported
+        }
+        FormatError::CorruptImage => ErrorKind::ReadOnly,
+        _ => ErrorKind::Corrupt,
+    };
+    Error::new(kind, error.to_string()).with_errno(error.errno()).on(path)
 }

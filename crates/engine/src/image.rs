@@ -1,26 +1,24 @@
 //! An open image: the handle that everything else works on.
 
 use crate::chain;
-use crate::jobs::JobControl;
 use crate::node::{Driver, Node};
-use crate::open::{open_chain, open_given, size_lookup};
+use crate::open::{open_chain, open_given};
 use crate::options::*;
-use crate::qcow2::create;
-use crate::qcow2::info::{qcow2_info, text};
-use crate::qcow2::space::Content;
+use crate::progress::JobControl;
+use crate::qcow2::life::info::qcow2_info;
+use crate::qcow2::state::Qcow2;
+use crate::qcow2::text::text;
 use crate::reservation::no_room;
 use crate::status::{Extent, ImageInfo, ImageStats};
+use crate::sync::atomic::Ordering::Release;
+use crate::sync::{Inside, with_long_patience};
 use crate::transfer::{FileRange, Transfer, transfer};
-use crate::turnstile::Inside;
 use crate::{Error, ErrorKind, Result, raw, refs};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Release;
 use std::time::Instant;
 use zebu_storage::sabotage::{self, Fault};
-use zebu_storage::{
-    Create, File, FileId, FileKind, FsKind, IoBufs, IoErrorKind, LockMode, OpenFlags, Worker,
-};
+use zebu_storage::{File, FileId, IoBufs, Worker};
 
 /// An open image with its backing chain. Cheap to clone; shared by all workers.
 ///
@@ -29,6 +27,13 @@ use zebu_storage::{
 /// stays allocated (a check reports it as leaked).
 #[derive(Debug, Clone)]
 pub struct Image(pub(crate) Arc<Node>);
+
+/// How clusters are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Clusters {
+    Plain,
+    Compressed,
+}
 
 fn check_range(node: &Node, offset: u64, len: u64) -> Result<()> {
     let size = node.virtual_size();
@@ -46,7 +51,7 @@ impl Image {
     /// The file can't be opened or locked, is damaged, uses what zebu doesn't implement, or names a file that the
     /// policy doesn't allow.
     pub async fn open(worker: &Worker, path: &Path, options: &OpenOptions) -> Result<Self> {
-        open_chain(worker, path, options).await.map(Self)
+        open_chain(&worker.uncounted(), path, options).await.map(Self)
     }
 
     /// Opens a chain of files that the caller has opened: the top first, then what it stands on. No other file is
@@ -56,134 +61,7 @@ impl Image {
     /// # Errors
     /// As [`Image::open`].
     pub async fn open_files(worker: &Worker, images: Vec<OpenedFile>, options: &OpenOptions) -> Result<Self> {
-        open_given(worker, images, options).await.map(Self)
-    }
-
-    /// Makes an empty qcow2 image in a file that the caller has opened; what is in it is lost. `size` must be given;
-    /// no preallocation.
-    ///
-    /// # Errors
-    /// As [`Image::create`].
-    pub async fn create_in(worker: &Worker, file: &File, options: &CreateOptions) -> Result<()> {
-        create::in_file(worker, file, options, create::Magic::Written).await
-    }
-
-    /// Creates an image (a file that exists is cut to nothing first). Does not leave it open.
-    ///
-    /// # Errors
-    /// No file is left then that was not there before. Options that contradict each other, no space, or the file system
-    /// can't do what `preallocation` asks.
-    pub async fn create(worker: &Worker, path: &Path, options: &CreateOptions) -> Result<()> {
-        Self::create_controlled(worker, path, options, &JobControl::default()).await
-    }
-
-    /// The same, watched and stopped by `control`: setting space aside takes long ([`Phase::Reserving`]).
-    ///
-    /// [`Phase::Reserving`]: crate::jobs::Phase::Reserving
-    ///
-    /// # Errors
-    /// As [`Image::create`], or [`ErrorKind::Cancelled`].
-    pub async fn create_controlled(
-        worker: &Worker,
-        path: &Path,
-        options: &CreateOptions,
-        control: &JobControl,
-    ) -> Result<()> {
-        let size = match (options.size, &options.backing) {
-            (Some(size), _) => size,
-            (None, Some((name, format))) => {
-                let backing_path = refs::resolve(path, name);
-                let backing = Self::open(worker, &backing_path, &size_lookup(&options.refs, *format)).await?;
-                backing.virtual_size()
-            }
-            (None, None) => {
-                return Err(
-                    Error::new(ErrorKind::InvalidArgument, "Image creation needs a size parameter").on(path)
-                );
-            }
-        };
-        let size = size
-            .checked_next_multiple_of(512)
-            .ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "the image size is too large").on(path))?;
-        let header = match options.format {
-            Format::Raw => None,
-            Format::Qcow2 => Some(create::new_header(options, size).map_err(|e| e.on(path))?),
-        };
-        let mut made = Vec::new();
-        let created = Self::create_files(worker, path, options, size, header, control, &mut made).await;
-        if created.is_err() {
-            // What is left would look like an image. Files that were there before stay.
-            for path in made {
-                let _ = std::fs::remove_file(path);
-            }
-        }
-        created.map_err(|e| no_room(e, options.preallocation, options.format))
-    }
-
-    /// Makes the files of a new image; those that were not there before are noted in `made`.
-    async fn create_files(
-        worker: &Worker,
-        path: &Path,
-        options: &CreateOptions,
-        size: u64,
-        header: Option<zebu_qcow2::Header>,
-        control: &JobControl,
-        made: &mut Vec<PathBuf>,
-    ) -> Result<()> {
-        let mut new_file = |path: &Path| {
-            let flags = OpenFlags {
-                access: zebu_storage::Access::ReadWrite,
-                direct: options.cache.is_direct(),
-                create: Create::Truncate,
-                lock: LockMode::Write,
-                no_flush: options.cache == CacheMode::Unsafe,
-            };
-            let was_there = path.symlink_metadata().is_ok();
-            let file = File::open(path, &flags).map_err(|e| Error::from(e).on(path))?;
-            if !was_there {
-                made.push(path.to_owned());
-            }
-            set_attributes(&file, options).map(|()| file)
-        };
-        let file = new_file(path)?;
-        let Some(header) = header else {
-            raw::create(worker, &file, size, options.preallocation, control).await?;
-            return unlock(&file);
-        };
-        if let Some(name) = &options.data_file {
-            let data_path = refs::resolve(path, name);
-            let data_file = new_file(&data_path)?;
-            raw::create(worker, &data_file, size, Preallocation::Off, control).await?;
-            unlock(&data_file)?;
-        }
-        create::write_empty(worker, &file, header, create::Magic::Written).await?;
-        unlock(&file)?;
-        drop(file);
-        let preallocation = match options.preallocation {
-            // A raw data file has every cluster at its own place from the start.
-            Preallocation::Off if options.data_file_raw => Preallocation::Metadata,
-            other => other,
-        };
-        if preallocation == Preallocation::Off {
-            return Ok(());
-        }
-        let open = OpenOptions {
-            format: Some(Format::Qcow2),
-            access: Access::ReadWrite,
-            cache: options.cache,
-            refs: RefPolicy::All,
-            ..OpenOptions::default()
-        };
-        let image = Self::open(worker, path, &open).await?;
-        let Driver::Qcow2(qcow2) = &image.0.driver else { return Ok(()) };
-        qcow2.before_write(worker).await?;
-        // A data file was cut to nothing above; a device can't be.
-        let external = match qcow2.data().kind() {
-            FileKind::BlockDevice => Content::Recycled,
-            _ => Content::Fresh,
-        };
-        qcow2.preallocate(&image.0, worker, 0..size, preallocation, external, control).await?;
-        image.close(worker).await
+        open_given(&worker.uncounted(), images, options).await.map(Self)
     }
 
     /// The file name it was opened by.
@@ -204,7 +82,7 @@ impl Image {
     /// Bytes of a cluster (for raw: 65536), the natural unit of work.
     pub fn cluster_size(&self) -> u64 {
         match &self.0.driver {
-            Driver::Qcow2(qcow2) => qcow2.geometry.cluster_size(),
+            Driver::Qcow2(qcow2) => qcow2.geometry().cluster_size(),
             Driver::Raw(_) => 65536,
         }
     }
@@ -214,7 +92,7 @@ impl Image {
         self.0.backing.clone().map(Self)
     }
 
-    /// What `info` says.
+    /// Everything that `info` tells.
     ///
     /// # Errors
     /// The file system does not answer.
@@ -234,10 +112,11 @@ impl Image {
             qcow2: None,
         };
         if let Driver::Qcow2(qcow2) = &node.driver {
-            info.backing_file = qcow2.header.backing_file().map(text);
+            info.backing_file = qcow2.header().backing_file().map(text);
             info.backing_path = info.backing_file.as_deref().map(|name| refs::resolve(&node.path, name));
-            info.backing_format = qcow2.header.backing_format().map(text);
-            info.qcow2 = Some(qcow2_info(&qcow2.header, &qcow2.snapshots().entries, qcow2.bitmaps.info()));
+            info.backing_format = qcow2.header().backing_format().map(text);
+            info.qcow2 =
+                Some(qcow2_info(qcow2.header(), qcow2.snapshots().entries(), qcow2.bitmaps().info()));
         }
         Ok(info)
     }
@@ -276,6 +155,49 @@ impl Image {
         check_range(&self.0, offset, len)
     }
 
+    /// Runs an operation that is alone with the image by the worker of the image's own: requests wait for its end, which
+    /// must not depend on whether the caller's worker is polled.
+    pub(crate) async fn on_own_worker<T, F>(
+        &self,
+        worker: &Worker,
+        work: impl FnOnce(Self, Worker) -> F + Send + 'static,
+    ) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + 'static,
+    {
+        let me = self.clone();
+        if !self.0.is_writable() {
+            let on = worker.uncounted();
+            return worker.spawn(async move { work(me, on).await }).await;
+        }
+        self.0.own_worker().run(worker, &self.0.path, move |on| work(me, on)).await
+    }
+
+    /// Runs an operation on the image's own worker while no request that changes the image is under way.
+    pub(crate) async fn alone<T: Send + 'static>(
+        &self,
+        worker: &Worker,
+        work: impl AsyncFnOnce(&Self, &Worker) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.on_own_worker(worker, move |me, on| async move {
+            let _alone = me.0.alone(&on).await;
+            work(&me, &on).await
+        })
+        .await
+    }
+
+    /// The driver, if the image is of the format qcow2.
+    pub(crate) fn qcow2(&self, what: &str) -> Result<&Arc<Qcow2>> {
+        match &self.0.driver {
+            Driver::Qcow2(qcow2) => Ok(qcow2),
+            Driver::Raw(_) => {
+                let message = format!("the format raw has no {what}");
+                Err(Error::new(ErrorKind::Unsupported, message).on(&self.0.path))
+            }
+        }
+    }
+
     /// Reads `bufs.len()` bytes at `offset`; the whole range must lie on the disk.
     ///
     /// # Errors
@@ -284,11 +206,11 @@ impl Image {
         if let Err(error) = self.check_range(offset, bufs.len() as u64) {
             return (Err(error), bufs);
         }
-        let (node, on) = (self.0.clone(), worker.clone());
+        let (node, on) = (self.0.clone(), worker.uncounted());
         worker
             .spawn(async move {
                 let _inside = match &node.driver {
-                    Driver::Qcow2(qcow2) => Some(qcow2.begin_read(&on).await),
+                    Driver::Qcow2(qcow2) => Some(qcow2.readers().begin(&on).await),
                     Driver::Raw(_) => None,
                 };
                 // The disk may have become shorter before the read began.
@@ -305,12 +227,13 @@ impl Image {
     /// record changes. The guard is held until the change is linked.
     async fn begin_change(&self, worker: &Worker, offset: u64, len: u64) -> Result<Inside<'_>> {
         let inside = self.0.changes.enter(worker.id()).await;
+        self.0.check_open()?;
         // Again: the disk may have become shorter meanwhile.
         self.check_range(offset, len)?;
         self.before_change(worker, offset, len).await?;
         if let Driver::Qcow2(qcow2) = &self.0.driver {
-            qcow2.before_write(worker).await?;
-            qcow2.bitmaps.mark(offset, len);
+            qcow2.prepare_write(worker).await?;
+            qcow2.bitmaps().mark(offset, len);
         }
         Ok(inside)
     }
@@ -326,28 +249,7 @@ impl Image {
         bufs: IoBufs,
         durability: Durability,
     ) -> (Result<()>, IoBufs) {
-        if let Err(error) = self.check_range(offset, bufs.len() as u64) {
-            return (Err(error), bufs);
-        }
-        let (me, on) = (self.clone(), worker.clone());
-        worker
-            .spawn(async move {
-                let inside = match me.begin_change(&on, offset, bufs.len() as u64).await {
-                    Ok(inside) => inside,
-                    Err(error) => return (Err(error), bufs),
-                };
-                let (result, bufs) = match &me.0.driver {
-                    Driver::Qcow2(qcow2) => qcow2.write(&me.0, &on, offset, bufs).await,
-                    Driver::Raw(raw) => raw::write(raw, &on, offset, bufs).await,
-                };
-                drop(inside);
-                let result = match result {
-                    Ok(()) => me.settle(&on, durability).await,
-                    error => error,
-                };
-                (result, bufs)
-            })
-            .await
+        self.write_as(worker, Clusters::Plain, offset, bufs, durability).await
     }
 
     /// Writes `bufs` at `offset` as compressed clusters; those that don't become shorter are written plain, those that
@@ -368,19 +270,35 @@ impl Image {
         bufs: IoBufs,
         durability: Durability,
     ) -> (Result<()>, IoBufs) {
+        self.write_as(worker, Clusters::Compressed, offset, bufs, durability).await
+    }
+
+    /// Writes `bufs` at `offset` as clusters of one kind.
+    pub(crate) async fn write_as(
+        &self,
+        worker: &Worker,
+        clusters: Clusters,
+        offset: u64,
+        bufs: IoBufs,
+        durability: Durability,
+    ) -> (Result<()>, IoBufs) {
         if let Err(error) = self.check_range(offset, bufs.len() as u64) {
             return (Err(error), bufs);
         }
-        let (me, on) = (self.clone(), worker.clone());
+        let (me, on) = (self.clone(), worker.uncounted());
         worker
             .spawn(async move {
                 let inside = match me.begin_change(&on, offset, bufs.len() as u64).await {
                     Ok(inside) => inside,
                     Err(error) => return (Err(error), bufs),
                 };
-                let (result, bufs) = match &me.0.driver {
-                    Driver::Qcow2(qcow2) => qcow2.write_compressed(&me.0, &on, offset, bufs).await,
-                    Driver::Raw(_) => {
+                let (result, bufs) = match (&me.0.driver, clusters) {
+                    (Driver::Qcow2(qcow2), Clusters::Plain) => qcow2.write(&me.0, &on, offset, bufs).await,
+                    (Driver::Qcow2(qcow2), Clusters::Compressed) => {
+                        qcow2.write_compressed(&me.0, &on, offset, bufs).await
+                    }
+                    (Driver::Raw(raw), Clusters::Plain) => raw::write(raw, &on, offset, bufs).await,
+                    (Driver::Raw(_), Clusters::Compressed) => {
                         let message = "a raw image can't hold compressed clusters";
                         (Err(Error::new(ErrorKind::Unsupported, message).on(me.path())), bufs)
                     }
@@ -401,7 +319,7 @@ impl Image {
     /// A part may read as zero then.
     pub async fn write_zeroes(&self, worker: &Worker, offset: u64, len: u64, mode: ZeroMode) -> Result<()> {
         self.check_range(offset, len)?;
-        let (me, on) = (self.clone(), worker.clone());
+        let (me, on) = (self.clone(), worker.uncounted());
         worker
             .spawn(async move {
                 let inside = me.begin_change(&on, offset, len).await?;
@@ -421,7 +339,7 @@ impl Image {
     /// A part may read as zero then.
     pub async fn discard(&self, worker: &Worker, offset: u64, len: u64) -> Result<()> {
         self.check_range(offset, len)?;
-        let (me, on) = (self.clone(), worker.clone());
+        let (me, on) = (self.clone(), worker.uncounted());
         worker
             .spawn(async move {
                 let inside = me.begin_change(&on, offset, len).await?;
@@ -435,14 +353,12 @@ impl Image {
             .await
     }
 
-    /// What a change must wait for: a backup that wants the range as it is.
+    /// Waits for a backup that wants the range as it is.
     #[inline]
     async fn before_change(&self, worker: &Worker, offset: u64, len: u64) -> Result<()> {
         match self.0.before_change.get() {
             None => Ok(()),
-            Some(copy) => {
-                Box::pin(copy.protect(worker, offset..offset + len)).await.map_err(|e| e.on(self.path()))
-            }
+            Some(hook) => hook(worker.uncounted(), offset..offset + len).await.map_err(|e| e.on(self.path())),
         }
     }
 
@@ -455,10 +371,10 @@ impl Image {
         Err(Error::new(ErrorKind::Exists, message).on(self.path()))
     }
 
-    /// What a completed change owes the cache mode or the caller.
+    /// Flushes after a completed change, if the cache mode or the caller asks for it.
     async fn settle(&self, worker: &Worker, durability: Durability) -> Result<()> {
         let writethrough = match &self.0.driver {
-            Driver::Qcow2(qcow2) => qcow2.cache_mode.is_writethrough(),
+            Driver::Qcow2(qcow2) => qcow2.cache_mode().is_writethrough(),
             Driver::Raw(raw) => raw.cache_mode.is_writethrough(),
         };
         if durability == Durability::Durable || writethrough {
@@ -474,9 +390,12 @@ impl Image {
     /// Nothing is known to be durable. An error of the disk's flush itself is final for writing until the image is
     /// opened again; out of space is not.
     pub async fn flush(&self, worker: &Worker) -> Result<()> {
+        // The commit is a task of its own.
+        let worker = &worker.uncounted();
         self.tidy(Instant::now());
+        self.0.check_open()?;
         match &self.0.driver {
-            Driver::Qcow2(qcow2) if qcow2.writable => qcow2.flush(worker).await,
+            Driver::Qcow2(qcow2) if qcow2.is_writable() => qcow2.flush(worker).await,
             Driver::Raw(raw) if raw.file.is_writable() => {
                 worker.flush(&raw.file).await.map_err(|e| Error::from(e).on(&self.0.path))
             }
@@ -494,7 +413,7 @@ impl Image {
         offset: u64,
     ) -> Result<(u64, Option<Error>)> {
         self.check_range(offset, source.len)?;
-        let (me, on) = (self.clone(), worker.clone());
+        let (me, on) = (self.clone(), worker.uncounted());
         worker
             .spawn(async move {
                 let _inside = me.begin_change(&on, offset, source.len).await?;
@@ -511,8 +430,9 @@ impl Image {
             .await
     }
 
-    /// Changes the size of the virtual disk to `new_size` bytes (rounded up to 512). Requests that change the image
-    /// and have begun end first; later ones wait until it is over. Reads and flushes go on.
+    /// Changes the size of the virtual disk to `new_size` bytes, for qcow2 a multiple of 512. A raw image gets exactly this
+    /// length; its disk ends at the next multiple of 512. Requests that change the image and have begun end first; later
+    /// ones wait until it is over. Reads and flushes go on.
     ///
     /// # Errors
     /// The size is as before, unless the last write of the header fails.
@@ -540,34 +460,34 @@ impl Image {
         preallocation: Preallocation,
         control: &JobControl,
     ) -> Result<()> {
-        let new_size = new_size.checked_next_multiple_of(512).ok_or_else(|| {
-            Error::new(ErrorKind::InvalidArgument, "the image size is too large").on(&self.0.path)
-        })?;
-        let (me, on, control) = (self.clone(), worker.clone(), control.clone());
-        worker
-            .spawn(async move {
-                let _alone = if sabotage::is(Fault::ResizeBesideWrites) {
-                    None
-                } else {
-                    Some(me.0.changes.alone().await)
-                };
-                if new_size < me.virtual_size() {
-                    me.check_nothing_is_copied("becomes smaller")?;
+        let refuse = |message: &str| Error::new(ErrorKind::InvalidArgument, message).on(&self.0.path);
+        let disk_size =
+            new_size.checked_next_multiple_of(512).ok_or_else(|| refuse("the image size is too large"))?;
+        if self.format() == Format::Qcow2 && new_size != disk_size {
+            return Err(refuse("The new size must be a multiple of 512"));
+        }
+        let control = control.clone();
+        self.on_own_worker(worker, move |me, on| async move {
+            let _alone =
+                if sabotage::is(Fault::ResizeBesideWrites) { None } else { Some(me.0.alone(&on).await) };
+            me.0.check_open()?;
+            if disk_size < me.virtual_size() {
+                me.check_nothing_is_copied("becomes smaller")?;
+            }
+            match &me.0.driver {
+                Driver::Qcow2(qcow2) => {
+                    qcow2.prepare_write(&on).await?;
+                    qcow2.resize(&me.0, &on, new_size, shrink, preallocation, &control).await
                 }
-                match &me.0.driver {
-                    Driver::Qcow2(qcow2) => {
-                        qcow2.before_write(&on).await?;
-                        qcow2.resize(&me.0, &on, new_size, shrink, preallocation, &control).await
-                    }
-                    Driver::Raw(raw) => {
-                        raw::resize(raw, &on, new_size, shrink, preallocation, &control).await?;
-                        raw.size.store(new_size, Release);
-                        Ok(())
-                    }
+                Driver::Raw(raw) => {
+                    raw::resize(raw, &on, new_size, shrink, preallocation, &control).await?;
+                    raw.size.store(disk_size, Release);
+                    Ok(())
                 }
-            })
-            .await
-            .map_err(|e| no_room(e, preallocation, self.format()))
+            }
+        })
+        .await
+        .map_err(|e| no_room(e, preallocation, self.format()))
     }
 
     /// The run of one kind that starts at `offset`, at most `len` bytes, through the whole chain; data is looked up
@@ -576,12 +496,17 @@ impl Image {
     /// # Errors
     /// A table can't be read or is damaged.
     pub async fn extent(&self, worker: &Worker, offset: u64, len: u64) -> Result<Extent> {
-        let _inside = match &self.0.driver {
-            Driver::Qcow2(qcow2) => Some(qcow2.begin_read(worker).await),
-            Driver::Raw(_) => None,
-        };
-        self.check_range(offset, len)?;
-        chain::extent(&self.0, worker, offset, len).await
+        let (me, on) = (self.clone(), worker.uncounted());
+        worker
+            .spawn(async move {
+                let _inside = match &me.0.driver {
+                    Driver::Qcow2(qcow2) => Some(qcow2.readers().begin(&on).await),
+                    Driver::Raw(_) => None,
+                };
+                me.check_range(offset, len)?;
+                chain::extent(&me.0, &on, offset, len).await
+            })
+            .await
     }
 
     /// The file that extents of `depth` with a host offset lie in (image file or external data file), for reflink
@@ -601,57 +526,47 @@ impl Image {
         ids
     }
 
-    /// Commits, returns what the windows did not use, releases the locks. The caller has no request under way.
+    /// Commits, returns what the windows did not use, releases the locks. Requests that change the image and have begun end
+    /// first; later ones fail. A second close does nothing, and has the result of the first.
     ///
     /// # Errors
-    /// As [`Image::flush`].
+    /// As [`Image::flush`]. [`ErrorKind::Busy`]: another request does not end; nothing is closed.
     pub async fn close(&self, worker: &Worker) -> Result<()> {
+        let (me, on) = (self.clone(), worker.uncounted());
+        worker.spawn(async move { me.close_alone(&on).await }).await
+    }
+
+    async fn close_alone(&self, worker: &Worker) -> Result<()> {
+        let alone = if sabotage::is(Fault::CloseBesideRequests) {
+            None
+        } else {
+            let alone = self.0.changes.alone(worker, async || {});
+            Some(with_long_patience(worker, alone).await.ok_or_else(|| {
+                let message = "the image can't be closed, because a request has not ended for half a minute; poll or \
+                               drop its worker";
+                Error::new(ErrorKind::Busy, message).on(&self.0.path)
+            })?)
+        };
+        if let Some(result) = self.0.closed() {
+            return result.clone();
+        }
         let result = match &self.0.driver {
             Driver::Qcow2(qcow2) => qcow2.close(worker).await,
             Driver::Raw(raw) => raw::close(raw, worker).await,
         };
+        self.0.note_closed(result.clone());
+        // Operations that wait on the image's own worker to be alone get their turn, and fail. They are waited for, so this
+        // must not be alone any more.
+        let _alone = alone.filter(|_| sabotage::is(Fault::IdleWhileAlone));
+        self.0.own_worker().idle().await;
         let mut node = Some(&self.0);
         while let Some(this) = node {
             if let Driver::Qcow2(qcow2) = &this.driver {
-                let _ = qcow2.file.unlock();
+                let _ = qcow2.file().unlock();
             }
             let _ = this.data_file().unlock();
             node = this.backing.as_ref();
         }
         result
     }
-}
-
-fn unlock(file: &File) -> Result<()> {
-    file.unlock().map_err(|e| Error::from(e).on(file.path()))
-}
-
-/// Sets what file systems know of a file and the image does not.
-fn set_attributes(file: &File, options: &CreateOptions) -> Result<()> {
-    const DEFAULT_HINT: u32 = 1 << 20;
-    match (options.extent_size_hint, file.fs()) {
-        // Where it can't be had, the image is as good as any.
-        (None, _) => drop(file.set_extent_size_hint(DEFAULT_HINT)),
-        (Some(0), fs) if fs != FsKind::Xfs => {}
-        (Some(hint), _) => file.set_extent_size_hint(hint).map_err(|e| {
-            if e.kind == IoErrorKind::Unsupported {
-                let message = "there is no extent size hint but on XFS; leave it out";
-                return Error::new(ErrorKind::Unsupported, message).on(file.path());
-            }
-            let message = format!(
-                "XFS takes no extent size hint of {hint} bytes ({}); it must be a multiple of the file system's block \
-                 size and fit into half an allocation group",
-                e.reason()
-            );
-            Error::new(ErrorKind::InvalidArgument, message).on(file.path())
-        })?,
-    }
-    // As QEMU has it, nocow asks for nothing where no file is copied on write.
-    if options.nocow && file.fs() == FsKind::Btrfs {
-        file.set_nocow().map_err(|e| {
-            let message = format!("could not turn copy-on-write off ({}); leave nocow out", e.reason());
-            Error::new(ErrorKind::Io, message).on(file.path())
-        })?;
-    }
-    Ok(())
 }

@@ -48,38 +48,55 @@ mod blocking;
 mod chain;
 pub mod check;
 mod compress;
+mod create;
 mod error;
-mod gate;
+mod extents;
+mod foreign;
 mod image;
-#[cfg(all(test, shuttle, feature = "test-faults"))]
+mod image_worker;
+#[cfg(all(test, shuttle))]
 mod interleavings;
 pub mod jobs;
-mod lent_bitmap;
 mod node;
 mod open;
 mod options;
-mod owners;
+mod progress;
 mod qcow2;
 mod queue;
+mod rate_limit;
 mod raw;
 mod refs;
 mod reservation;
+mod same_file;
 mod snapshots;
 mod status;
 mod sync;
 mod transfer;
-mod turnstile;
 pub mod verdict;
 
 pub use backing::BackingReference;
-pub use before_change::OnCopyError;
 pub use bitmaps::{BitmapRecording, DirtyBits, NewBitmap};
 pub use blocking::Blocking;
 pub use compress::{CodecPool, CompressOptions, DeflateWindow};
 pub use error::{Error, ErrorKind, Result};
+pub use extents::Extents;
 pub use image::Image;
+pub use open::probe;
 pub use options::*;
 pub use queue::{Completion, Queue, Request};
 pub use snapshots::{NewSnapshot, SnapshotRef};
 pub use status::*;
-pub use zebu_storage as storage;
+
+/// Workers, buffers and files: what is asked for, and given, wherever an image does I/O.
+pub mod storage {
+    pub use zebu_storage::{
+        Access, Alignment, Background, Create, Engine, File, FileExtent, FileId, FileKind, FsKind, IoBuf,
+        IoBufs, IoError, IoErrorKind, IoMemory, IoStats, JoinHandle, LockMode, Op, OpenFlags, PAGE, Running,
+        Vanished, Worker, WorkerConfig, WorkerKind,
+    };
+}
+
+/// The example on the first page compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

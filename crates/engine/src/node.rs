@@ -1,18 +1,20 @@
 //! An image file in a chain: its driver, and the image that it stands on.
 
 use crate::before_change::BeforeChange;
+use crate::chain::map::ChainMap;
+use crate::image_worker::ImageWorker;
 use crate::options::{CacheMode, Format};
-use crate::qcow2::index::ChainIndex;
-use crate::qcow2::mapping::Run;
-use crate::qcow2::slices::SliceCache;
+use crate::qcow2::cache::slice_cache::SliceCache;
+use crate::qcow2::cache::slice_store::SliceStore;
+use crate::qcow2::map::mapping::Run;
 use crate::qcow2::state::Qcow2;
-use crate::qcow2::store::SliceStore;
-use crate::turnstile::Turnstile;
+use crate::sync::atomic::{AtomicU64, Ordering::Acquire};
+use crate::sync::{Alone, OnceLock, RequestBarrier};
 use crate::{Error, ErrorKind, Result};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Acquire};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{File, Worker};
 
 /// A raw image: the bytes of the disk.
@@ -22,33 +24,37 @@ pub(crate) struct Raw {
     /// Bytes of the virtual disk.
     pub(crate) size: AtomicU64,
     pub(crate) cache_mode: CacheMode,
+    /// Runs operations that are alone with the image.
+    pub(crate) own_worker: ImageWorker,
 }
 
-/// What understands the file.
+/// The driver of the file.
 #[derive(Debug)]
 pub(crate) enum Driver {
     Qcow2(Arc<Qcow2>),
     Raw(Raw),
 }
 
-/// See the module.
+/// An open file of a chain, with its driver.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) path: PathBuf,
     pub(crate) driver: Driver,
     pub(crate) backing: Option<Arc<Node>>,
     /// Requests that change the image enter; a resize or a snapshot operation is alone.
-    pub(crate) changes: Turnstile,
-    /// What requests that change the image wait for.
+    pub(crate) changes: RequestBarrier,
+    /// The result of the close, once the image was closed through this handle or a clone of it.
+    pub(crate) closed: OnceLock<Result<()>>,
+    /// The hook that requests wait for before they change the image.
     pub(crate) before_change: BeforeChange,
-    /// What is known of the chain as a whole, if this is its top.
+    /// The view of the chain as a whole, if this is its top.
     pub(crate) view: Option<ChainView>,
 }
 
 /// A chain as seen from its top.
 #[derive(Debug)]
 pub(crate) struct ChainView {
-    pub(crate) index: Arc<ChainIndex>,
+    pub(crate) map: Arc<ChainMap>,
     /// Merged slices, where there is a backing chain.
     pub(crate) merged: Option<SliceCache>,
     /// The images below the top, so that each is reached in one step.
@@ -97,10 +103,59 @@ impl Node {
         }
     }
 
+    /// The worker of the image's own.
+    pub(crate) fn own_worker(&self) -> &ImageWorker {
+        match &self.driver {
+            Driver::Qcow2(qcow2) => qcow2.own_worker(),
+            Driver::Raw(raw) => &raw.own_worker,
+        }
+    }
+
+    /// Waits until no request that changes the image is under way, and keeps new ones out. What the operation will have
+    /// to wait for, as reads that hold space back, is waited for before that.
+    pub(crate) async fn alone(&self, worker: &Worker) -> Alone<'_> {
+        let reads = async || {
+            if let Driver::Qcow2(qcow2) = &self.driver {
+                qcow2.readers().wait().await;
+            }
+        };
+        self.changes.alone(worker, reads).await
+    }
+
+    /// Says that nothing may be changed any more, because the image was closed with `result`.
+    pub(crate) fn note_closed(&self, result: Result<()>) {
+        let _ = self.closed.set(result);
+        if let Driver::Qcow2(qcow2) = &self.driver {
+            qcow2.files().refuse_changes(self.closed_error());
+        }
+    }
+
+    /// The result of the close, if the image was closed.
+    pub(crate) fn closed(&self) -> Option<&Result<()>> {
+        self.closed.get().filter(|_| !sabotage::is(Fault::CloseBesideRequests))
+    }
+
+    fn closed_error(&self) -> Error {
+        Error::new(ErrorKind::InvalidArgument, "the image was closed; open it again").on(&self.path)
+    }
+
+    /// Fails if the image was closed.
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if self.closed().is_some() { Err(self.closed_error()) } else { Ok(()) }
+    }
+
+    /// Whether the image was opened for writing.
+    pub(crate) fn is_writable(&self) -> bool {
+        match &self.driver {
+            Driver::Qcow2(qcow2) => qcow2.is_writable(),
+            Driver::Raw(raw) => raw.file.is_writable(),
+        }
+    }
+
     /// The image file itself.
     pub(crate) fn image_file(&self) -> &File {
         match &self.driver {
-            Driver::Qcow2(qcow2) => &qcow2.file,
+            Driver::Qcow2(qcow2) => qcow2.file(),
             Driver::Raw(raw) => &raw.file,
         }
     }
@@ -120,7 +175,7 @@ impl Node {
         let mut node = Some(self);
         while let Some(this) = node {
             if let Driver::Qcow2(qcow2) = &this.driver {
-                return Some(&qcow2.l2.store);
+                return Some(qcow2.active_map().store());
             }
             node = this.backing.as_deref();
         }
@@ -133,11 +188,11 @@ impl Node {
         while let Some(this) = node {
             if let Driver::Qcow2(qcow2) = &this.driver {
                 tables += qcow2.tables_for_writing();
-                slice = slice.max(qcow2.l2.slice_cost());
+                slice = slice.max(qcow2.active_map().slices().slice_cost());
             }
             node = this.backing.as_deref();
         }
-        self.store().map_or(0, |store| store.budget.tables() + tables + store.least_slices() * slice)
+        self.store().map_or(0, |store| store.budget().tables() + tables + store.least_slices() * slice)
     }
 
     /// Sets the budget of the chain's mapping, in bytes.
@@ -152,8 +207,8 @@ impl Node {
             );
             return Err(Error::new(ErrorKind::InvalidArgument, message).on(&self.path));
         }
-        store.budget.set_limit(bytes);
-        let extents = self.view.as_ref().is_some_and(|view| view.index.extents().shrink_to_budget());
+        store.budget().set_limit(bytes);
+        let extents = self.view.as_ref().is_some_and(|view| view.map.extents().shrink_to_budget());
         let slices = store.shrink_to_budget();
         // Looks through all memory of the process: an image that is just opened has given nothing up.
         if slices || extents {
@@ -166,16 +221,23 @@ impl Node {
     pub(crate) fn tidy(&self, now: Instant) {
         let Some(store) = self.store() else { return };
         let slices = store.tidy(now);
-        let extents = self.view.as_ref().is_some_and(|view| view.index.extents().tidy(now));
+        let extents = self.view.as_ref().is_some_and(|view| view.map.extents().tidy(now));
         if slices || extents {
             zebu_storage::release_free_memory();
         }
     }
 }
 
+/// How long the end of the last handle waits for what the image's worker has under way.
+const PATIENCE_AT_END: Duration = Duration::from_secs(5);
+
 impl Drop for Node {
-    /// A chain may be a thousand images long: it is taken down in a loop, not in a recursion.
+    /// Unlocks the file before the next opening, unless the disk does not answer. A chain may be a thousand images long: it is
+    /// closed in a loop, not in a recursion.
     fn drop(&mut self) {
+        if let Some(own) = self.own_worker().get() {
+            own.block_until_idle(PATIENCE_AT_END);
+        }
         let mut next = self.backing.take();
         while let Some(node) = next {
             next = Arc::into_inner(node).and_then(|mut node| node.backing.take());

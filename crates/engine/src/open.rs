@@ -1,26 +1,27 @@
 //! Opening an image with its backing chain.
 
 use crate::before_change::BeforeChange;
+use crate::chain::map::{ChainMap, DerivedFrom, MERGED_BYTES};
 use crate::check;
+use crate::error::format_error;
+use crate::foreign::{Guess, guess};
+use crate::image_worker::ImageWorker;
 use crate::node::{ChainView, Driver, Node, Raw};
 use crate::options::{
     Access, CacheMode, Chain, ExtentIndex, Format, OpenOptions, OpenedFile, Purpose, RefPolicy, Sharing,
 };
-use crate::qcow2::create::Magic;
-use crate::qcow2::index::{ChainIndex, DerivedFrom, MERGED_BYTES};
-use crate::qcow2::info::text;
-use crate::qcow2::open::{
-    Parsed, Place, default_cache_bytes, format_error, full_cache_bytes, parse, parse_with, read_bytes,
-};
-use crate::qcow2::slices::SliceCache;
+use crate::qcow2::cache::slice_cache::SliceCache;
+use crate::qcow2::cache::slice_store::{Class, SliceStore};
+use crate::qcow2::life::create::Magic;
+use crate::qcow2::life::open::{Parsed, Place, default_cache_bytes, full_cache_bytes, parse, parse_with};
 use crate::qcow2::state::Qcow2;
-use crate::qcow2::store::{Class, SliceStore};
+use crate::qcow2::text::text;
 use crate::refs::{self, Role};
-use crate::turnstile::Turnstile;
+use crate::sync::atomic::AtomicU64;
+use crate::sync::{OnceLock, RequestBarrier};
 use crate::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use zebu_qcow2::header::DataFileOption;
 use zebu_qcow2::{FormatError, Header, Incompatible};
@@ -40,7 +41,7 @@ struct Link {
     options: OpenOptions,
 }
 
-/// What comes next in the chain.
+/// The next image of the chain.
 struct Next {
     file: File,
     path: PathBuf,
@@ -65,11 +66,22 @@ pub(crate) fn flags(options: &OpenOptions) -> OpenFlags {
     }
 }
 
-/// The format of a file that nobody named.
-pub(crate) async fn probe(worker: &Worker, file: &File) -> Result<Format> {
-    let first = read_bytes(worker, file, 0, 512).await?;
-    let is_qcow2 = first.starts_with(&zebu_qcow2::header::MAGIC.to_be_bytes());
-    Ok(if is_qcow2 { Format::Qcow2 } else { Format::Raw })
+/// The format of a file that nobody named, by its first and last bytes.
+///
+/// # Errors
+/// [`ErrorKind::ForeignFormat`]: it is an image of another format, or a packed file. The bytes of such a file are a disk
+/// only if the caller says so, by [`Format::Raw`].
+pub async fn probe(worker: &Worker, file: &File) -> Result<Format> {
+    match guess(worker, file).await? {
+        Guess::Known(format) => Ok(format),
+        Guess::Foreign(foreign) => {
+            let message = format!(
+                "it looks like {foreign}, which can't be read: make qcow2 or raw of it with another tool first, or say that \
+                 its very bytes are the disk"
+            );
+            Err(Error::new(ErrorKind::ForeignFormat, message).on(file.path()))
+        }
+    }
 }
 
 /// Opens `path` and what it stands on.
@@ -157,7 +169,7 @@ async fn open_link(worker: &Worker, links: &[Link], found: Next, options: &OpenO
     let format = known_format(worker, &file, format, &link_options).await?;
     let (file, parsed) = parse_link(worker, file, format, &link_options).await?;
     let data_file = match &parsed {
-        Some(parsed) => open_data_file(&parsed.header, &path, &link_options)?,
+        Some(parsed) => open_data_file(parsed.header(), &path, &link_options)?,
         None => None,
     };
     Ok(Link { path, file, parsed, data_file, options: link_options })
@@ -176,9 +188,9 @@ pub(crate) async fn open_given(
         let (file, parsed) = parse_link(worker, file, format, &link_options).await?;
         if let Some(parsed) = &parsed {
             let given = if data_file.is_some() { DataFileOption::Given } else { DataFileOption::NotGiven };
-            let required = parsed.header.geometry().external_data;
+            let required = parsed.header().geometry().external_data;
             if required != data_file.is_some() {
-                parsed.header.check_data_file(given).map_err(|e| format_error(file.path(), &e))?;
+                parsed.header().check_data_file(given).map_err(|e| format_error(file.path(), &e))?;
                 return Err(format_error(file.path(), &FormatError::DataFileRequired));
             }
         }
@@ -242,6 +254,7 @@ async fn parse_link(
     options: &OpenOptions,
 ) -> Result<(File, Option<Parsed>)> {
     if format == Format::Raw {
+        refuse_what_raw_has_not(&file, options)?;
         return Ok((file, None));
     }
     let purpose = match (options.purpose, options.access) {
@@ -250,13 +263,26 @@ async fn parse_link(
         (_, Access::ReadOnly) => zebu_qcow2::Purpose::ReadOnly,
     };
     let mut parsed = parse(worker, &file, purpose).await?;
-    let is_dirty = parsed.header.incompatible().contains(Incompatible::DIRTY);
+    let is_dirty = parsed.header().incompatible().contains(Incompatible::DIRTY);
     if options.access == Access::ReadWrite && is_dirty {
-        parsed.header.check_not_encrypted().map_err(|e| format_error(file.path(), &e))?;
+        parsed.header().check_not_encrypted().map_err(|e| format_error(file.path(), &e))?;
         check::rebuild_refcounts(worker, &file, &check::CheckOptions::default()).await?;
         parsed = parse(worker, &file, purpose).await?;
     }
     Ok((file, Some(parsed)))
+}
+
+/// A raw image is the bytes of its disk and nothing else.
+fn refuse_what_raw_has_not(file: &File, options: &OpenOptions) -> Result<()> {
+    let OpenOptions { snapshot, data_file, backing, .. } = options;
+    let what = match (snapshot, data_file, backing) {
+        (Some(name), ..) => format!("there is no snapshot '{name}'"),
+        (_, Some(_), _) => "it takes no data file".to_owned(),
+        (_, _, Some((path, _))) if !path.as_os_str().is_empty() => "it takes no backing file".to_owned(),
+        _ => return Ok(()),
+    };
+    let message = format!("a raw image has the bytes of its disk alone: {what}");
+    Err(Error::new(ErrorKind::InvalidArgument, message).on(file.path()))
 }
 
 fn open_data_file(header: &Header, path: &Path, options: &OpenOptions) -> Result<Option<File>> {
@@ -290,7 +316,7 @@ fn next_in_chain(link: &Link, top: &OpenOptions, access: Access) -> Result<Optio
         let file = File::open(path, &flags).map_err(|e| Error::from(e).on(path))?;
         return Ok(Some(Next { file, path: path.clone(), format: *format }));
     }
-    let Some(header) = link.parsed.as_ref().map(|parsed| &parsed.header) else { return Ok(None) };
+    let Some(header) = link.parsed.as_ref().map(Parsed::header) else { return Ok(None) };
     let Some(name) = header.backing_file() else { return Ok(None) };
     let (file, path) = refs::open(&link.path, &text(name), Role::BackingFile, &top.refs, &flags)?;
     let format = match header.backing_format().map(text).as_deref() {
@@ -309,7 +335,7 @@ fn next_in_chain(link: &Link, top: &OpenOptions, access: Access) -> Result<Optio
 async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> Result<Arc<Node>> {
     let (mut full, mut in_files) = (0u64, 0u64);
     for link in &links {
-        let mapping = link.parsed.as_ref().map_or(0, |parsed| full_cache_bytes(&parsed.header));
+        let mapping = link.parsed.as_ref().map_or(0, |parsed| full_cache_bytes(parsed.header()));
         full = full.saturating_add(mapping);
         in_files = in_files.saturating_add(link.file.len());
     }
@@ -326,16 +352,19 @@ async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> R
             let mut link_options = link.options;
             if !is_top {
                 // The size that was asked for may be larger than a cluster of this image.
-                let cluster = parsed.header.geometry().cluster_size().min(u64::from(u32::MAX)) as u32;
+                let cluster = parsed.header().geometry().cluster_size().min(u64::from(u32::MAX)) as u32;
                 link_options.slice_size = link_options.slice_size.map(|size| size.min(cluster));
             }
-            let place = Place {
-                store: store.clone(),
-                inflated: Arc::clone(&inflated),
-                index: index.clone().filter(|_| is_top),
-                has_backing: backing.is_some(),
-                data_file: link.data_file,
-            };
+            let mut place = Place::new(store.clone(), Arc::clone(&inflated));
+            if is_top {
+                place = place.at_top(index.clone());
+            }
+            if backing.is_some() {
+                place = place.above_backing();
+            }
+            if let Some(data_file) = link.data_file {
+                place = place.with_data_file(data_file);
+            }
             Driver::Qcow2(Qcow2::open(worker, link.file, parsed, &link_options, place).await?)
         } else {
             let size = link.file.len();
@@ -344,20 +373,22 @@ async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> R
                 file: link.file,
                 size: AtomicU64::new(size.next_multiple_of(512)),
                 cache_mode: options.cache,
+                own_worker: ImageWorker::default(),
             })
         };
         let view = index.clone().filter(|_| is_top).map(|index| ChainView {
             merged: index
                 .merged_owner()
                 .map(|owner| SliceCache::of_owner(store.clone(), Class::Derived, owner, MERGED_BYTES)),
-            index,
+            map: index,
             members: below.iter().rev().cloned().collect(),
         });
         below.push(Arc::new(Node {
             path: link.path,
             driver,
             backing,
-            changes: Turnstile::default(),
+            changes: RequestBarrier::default(),
+            closed: OnceLock::new(),
             before_change: BeforeChange::default(),
             view,
         }));
@@ -374,15 +405,15 @@ async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> R
 }
 
 /// The index of a chain whose top is a qcow2 image.
-fn chain_index(links: &[Link], options: &OpenOptions, store: &Arc<SliceStore>) -> Option<Arc<ChainIndex>> {
-    let header = &links.first()?.parsed.as_ref()?.header;
+fn chain_index(links: &[Link], options: &OpenOptions, store: &Arc<SliceStore>) -> Option<Arc<ChainMap>> {
+    let header = links.first()?.parsed.as_ref()?.header();
     if options.extent_index == ExtentIndex::Off || options.purpose == Purpose::Inspect {
         return None;
     }
     let geometry = header.geometry();
     let from = if links.len() > 1 { DerivedFrom::Chain } else { DerivedFrom::Tables };
     let (bits, entry) = (geometry.cluster_bits, u64::from(geometry.l2_entry_size));
-    Some(Arc::new(ChainIndex::new(store.clone(), header.virtual_size(), bits, entry, from)))
+    Some(Arc::new(ChainMap::new(store.clone(), header.virtual_size(), bits, entry, from)))
 }
 
 /// The policy that lets a caller look up what a new image is to stand on.

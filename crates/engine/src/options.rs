@@ -33,7 +33,7 @@ pub enum Access {
     ReadWrite,
 }
 
-/// What happens between a write and the disk (`-t`).
+/// Caches between a write and the disk (`-t`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CacheMode {
     /// O_DIRECT.
@@ -106,7 +106,7 @@ pub enum Chain {
     TopOnly,
 }
 
-/// What the image is opened for.
+/// The purpose of an opening.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Purpose {
     /// Reading and, with [`Access::ReadWrite`], writing guest data.
@@ -129,7 +129,8 @@ pub enum ExtentIndex {
 /// How an image is opened.
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
-    /// The format; probed if `None` (a raw image that was probed is only opened for reading).
+    /// The format; probed if `None`. A raw image that was probed is only opened for reading, and what looks like an image
+    /// of another format or like a packed file is refused ([`crate::ErrorKind::ForeignFormat`]).
     pub format: Option<Format>,
     /// Reading or writing.
     pub access: Access,
@@ -266,7 +267,7 @@ pub enum Durability {
     Durable,
 }
 
-/// What zeroing does with allocated space.
+/// The treatment of allocated space when zeroing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ZeroMode {
     /// The space stays allocated.

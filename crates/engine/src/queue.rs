@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::Duration;
 use zebu_storage::{IoBufs, Worker};
 
-/// What is asked of an image. Offsets and lengths in bytes.
+/// A request to an image. Offsets and lengths in bytes.
 #[non_exhaustive]
 pub enum Request {
     /// Fill the buffers.
@@ -34,7 +34,7 @@ pub enum Request {
         offset: u64,
         /// How much.
         len: u64,
-        /// What becomes of the space.
+        /// The treatment of the space.
         mode: ZeroMode,
     },
     /// Give a range up.
@@ -122,7 +122,7 @@ impl Queue {
 
     /// Takes a request over. Its I/O starts with the next [`Queue::poll`] or [`Queue::wait`].
     pub fn submit(&self, request: Request, user_data: u64) {
-        let (image, worker, shared) = (self.image.clone(), self.worker.clone(), self.shared.clone());
+        let (image, worker, shared) = (self.image.clone(), self.worker.uncounted(), self.shared.clone());
         shared.running.set(shared.running.get() + 1);
         drop(self.worker.spawn(async move {
             let (result, bufs) = run(&image, &worker, request).await;
@@ -170,7 +170,9 @@ impl Queue {
 }
 
 impl AsFd for Queue {
-    /// Readable when [`Queue::poll`] has something to do.
+    /// Readable when [`Queue::poll`] has something to do. It is always the same, so an event loop registers it once. It may
+    /// be read, as an eventfd is, before [`Queue::poll`] (see "Event loops" in the documentation of
+    /// [`crate::storage`]).
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.worker.as_fd()
     }

@@ -1,9 +1,9 @@
 //! Raw images: the bytes of the disk.
 
-use crate::jobs::{JobControl, Phase, Tracker};
 use crate::node::Raw;
 use crate::options::{Format, Preallocation, Shrink, ZeroMode};
-use crate::reservation::Reservation;
+use crate::progress::{JobControl, Phase, Tracker};
+use crate::reservation::{Reservation, check_mode};
 use crate::{Error, ErrorKind, Result};
 use std::ops::Range;
 use zebu_storage::{File, FileKind, IoBufs, IoErrorKind, Worker};
@@ -22,7 +22,8 @@ pub(crate) async fn create(
             let message = format!("the device holds {} bytes, {size} are needed", file.len());
             return Err(Error::new(ErrorKind::NoSpace, message).on(file.path()));
         }
-        return Ok(());
+        check_mode(file, Format::Raw, preallocation)?;
+        return reserve(worker, file, 0..size, preallocation, control).await;
     }
     worker.set_len(file, size).await.map_err(on)?;
     reserve(worker, file, 0..size, preallocation, control).await
@@ -125,11 +126,14 @@ pub(crate) async fn resize(
     if raw.file.kind() == FileKind::BlockDevice && new_size != old {
         return refuse(ErrorKind::Unsupported, "Cannot resize device files");
     }
+    if new_size <= old && preallocation != Preallocation::Off {
+        return refuse(ErrorKind::InvalidArgument, "Preallocation can only be used for growing images");
+    }
+    if new_size == old {
+        return Ok(());
+    }
     if new_size < old && shrink == Shrink::Refuse {
         return refuse(ErrorKind::InvalidArgument, "Use the --shrink option to perform a shrink operation.");
-    }
-    if new_size < old && preallocation != Preallocation::Off {
-        return refuse(ErrorKind::InvalidArgument, "Preallocation can't be used for shrinking an image");
     }
     worker.set_len(&raw.file, new_size).await.map_err(|e| Error::from(e).on(raw.file.path()))?;
     let reserved = reserve(worker, &raw.file, old..new_size, preallocation, control).await;

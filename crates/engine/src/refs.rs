@@ -25,7 +25,7 @@ fn is_plain_path(name: &str) -> bool {
     !name.is_empty() && !before_slash.contains(':')
 }
 
-/// What a file is to the image that names it.
+/// The role of a file for the image that names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     BackingFile,

@@ -1,17 +1,17 @@
 //! Setting space in a file aside, in steps between which the job is watched and can be stopped.
 
-use crate::jobs::Tracker;
 use crate::options::{Format, Preallocation};
+use crate::progress::Tracker;
 use crate::{Error, ErrorKind, Result};
 use std::ops::Range;
-use zebu_storage::{File, FsKind, IoError, IoErrorKind, Worker};
+use zebu_storage::{File, FileKind, FsKind, IoError, IoErrorKind, Worker};
 
 /// Bytes that one fallocate reserves. It writes nothing, so even many are done soon.
 const ALLOCATE_STEP: u64 = 256 << 20;
 /// Bytes of zeroes written between two looks at the switch.
 const WRITE_STEP: u64 = 4 << 20;
 
-/// What the space is taken from, and who watches.
+/// A reservation of space in a file, and its progress.
 pub(crate) struct Reservation<'a> {
     pub(crate) worker: &'a Worker,
     pub(crate) file: &'a File,
@@ -49,18 +49,34 @@ impl Reservation<'_> {
         if e.kind != IoErrorKind::Unsupported {
             return Error::from(e).on(self.file.path());
         }
-        let fs = match self.file.fs() {
-            FsKind::Tmpfs => "tmpfs",
-            FsKind::Btrfs => "btrfs",
-            _ => "this file system",
-        };
-        let instead = match self.format {
-            Format::Raw => "full",
-            Format::Qcow2 => "full or metadata",
-        };
-        let message = format!("{fs} can't reserve space (fallocate); use preallocation={instead}");
-        Error::new(ErrorKind::Unsupported, message).on(self.file.path())
+        cannot_reserve(self.file, self.format)
     }
+}
+
+/// Refuses a mode that the file can never have, before anything of it is changed.
+pub(crate) fn check_mode(file: &File, format: Format, mode: Preallocation) -> Result<()> {
+    match (mode, file.kind()) {
+        (Preallocation::Falloc, FileKind::BlockDevice) => Err(cannot_reserve(file, format)),
+        _ => Ok(()),
+    }
+}
+
+/// The words that QEMU has for it come first: programs look for them to try another mode.
+fn cannot_reserve(file: &File, format: Format) -> Error {
+    let what = match (file.kind(), file.fs()) {
+        (FileKind::BlockDevice, _) => "a block device",
+        (_, FsKind::Tmpfs) => "tmpfs",
+        (_, FsKind::Btrfs) => "btrfs",
+        _ => "this file system",
+    };
+    let instead = match format {
+        Format::Raw => "full",
+        Format::Qcow2 => "full or metadata",
+    };
+    let message = format!(
+        "Unsupported preallocation mode 'falloc': {what} can't reserve space (fallocate); use preallocation={instead}"
+    );
+    Error::new(ErrorKind::Unsupported, message).on(file.path())
 }
 
 /// `range` in pieces that end at multiples of `step`, so that only its own edges can be unaligned.

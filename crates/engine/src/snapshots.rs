@@ -1,11 +1,9 @@
 //! Internal snapshots, as the public handle offers them.
 
 use crate::node::Driver;
-use crate::qcow2::info::snapshot_info;
+use crate::qcow2::life::info::snapshot_info;
 use crate::qcow2::snapshots::SnapshotRequest;
-use crate::qcow2::state::Qcow2;
-use crate::{Error, ErrorKind, Image, Result, SnapshotInfo};
-use std::sync::Arc;
+use crate::{Image, Result, SnapshotInfo};
 use std::time::{SystemTime, UNIX_EPOCH};
 use zebu_qcow2::snapshot::SnapshotEntry;
 use zebu_storage::Worker;
@@ -56,21 +54,11 @@ impl SnapshotRef {
 /// Internal snapshots. They are taken, applied and deleted while other requests of the image are under way: changes
 /// wait until the operation is done, reads go on.
 impl Image {
-    fn snapshot_driver(&self) -> Result<Arc<Qcow2>> {
-        match &self.0.driver {
-            Driver::Qcow2(qcow2) => Ok(qcow2.clone()),
-            Driver::Raw(_) => {
-                let message = "the format raw has no internal snapshots";
-                Err(Error::new(ErrorKind::Unsupported, message).on(&self.0.path))
-            }
-        }
-    }
-
     /// The snapshots in the image, oldest first. None for raw.
     pub fn snapshots(&self) -> Vec<SnapshotInfo> {
         match &self.0.driver {
             Driver::Qcow2(qcow2) => {
-                qcow2.snapshots().entries.iter().map(|entry| snapshot_info(entry, &qcow2.header)).collect()
+                qcow2.snapshots().entries().iter().map(|entry| snapshot_info(entry, qcow2.header())).collect()
             }
             Driver::Raw(_) => Vec::new(),
         }
@@ -80,63 +68,49 @@ impl Image {
     /// when this returns, and so is everything that was written before.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] with an external data file, or if a refcount is too narrow to count one more
-    /// reference; [`ErrorKind::InvalidArgument`] for a name that is too long; no space; the limits of the format. The
+    /// [`crate::ErrorKind::Unsupported`] with an external data file, or if a refcount is too narrow to count one more
+    /// reference; [`crate::ErrorKind::InvalidArgument`] for a name that is too long; no space; the limits of the format. The
     /// image is as before then.
     pub async fn create_snapshot(&self, worker: &Worker, new: NewSnapshot) -> Result<SnapshotInfo> {
-        let qcow2 = self.snapshot_driver()?;
+        let qcow2 = self.qcow2("internal snapshots")?.clone();
         qcow2.check_writable()?;
         let date = new.date.unwrap_or_else(SystemTime::now);
         let date = date.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let request = SnapshotRequest {
-            name: new.name.into_bytes(),
-            date: (u32::try_from(date.as_secs()).unwrap_or(u32::MAX), date.subsec_nanos()),
-            vm_clock_nsec: new.vm_clock_nsec,
-            icount: new.icount,
-        };
-        let (me, on) = (self.clone(), worker.clone());
-        worker
-            .spawn(async move {
-                let _alone = me.0.changes.alone().await;
-                let entry = qcow2.create_snapshot(&on, request).await?;
-                Ok(snapshot_info(&entry, &qcow2.header))
-            })
-            .await
+        let request = SnapshotRequest::new(new.name, date, new.vm_clock_nsec, new.icount);
+        self.alone(worker, async move |_, on| {
+            let entry = qcow2.create_snapshot(on, request).await?;
+            Ok(snapshot_info(&entry, qcow2.header()))
+        })
+        .await
     }
 
     /// Makes the disk hold what it held when the snapshot was taken, and as large as it was. The snapshot stays. It is
     /// durable when this returns.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]; [`ErrorKind::Unsupported`] if a refcount is too narrow to count one more reference; no
-    /// space; damage. The disk is as before then, unless the last steps fail, which only leak space.
+    /// [`crate::ErrorKind::NotFound`]; [`crate::ErrorKind::Unsupported`] if a refcount is too narrow to count one more reference, or if the
+    /// image has bitmaps, which an older state would make wrong; no space; damage. The disk is as before then, unless the last steps fail, which only leak space.
     pub async fn apply_snapshot(&self, worker: &Worker, which: &SnapshotRef) -> Result<()> {
-        let qcow2 = self.snapshot_driver()?;
+        let qcow2 = self.qcow2("internal snapshots")?.clone();
         qcow2.check_writable()?;
-        let (me, on, which) = (self.clone(), worker.clone(), which.clone());
-        worker
-            .spawn(async move {
-                let _alone = me.0.changes.alone().await;
-                me.check_nothing_is_copied("goes back to a snapshot")?;
-                qcow2.apply_snapshot(&on, |entries| which.find(entries)).await
-            })
-            .await
+        let which = which.clone();
+        self.alone(worker, async move |me, on| {
+            me.check_nothing_is_copied("goes back to a snapshot")?;
+            qcow2.apply_snapshot(on, |entries| which.find(entries)).await
+        })
+        .await
     }
 
     /// Deletes a snapshot and gives back the space that only it needed. It is durable when this returns.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]; a failure on the way may leave the image marked dirty: the next writer makes its counts
+    /// [`crate::ErrorKind::NotFound`]; a failure on the way may leave the image marked dirty: the next writer makes its counts
     /// right.
     pub async fn delete_snapshot(&self, worker: &Worker, which: &SnapshotRef) -> Result<()> {
-        let qcow2 = self.snapshot_driver()?;
+        let qcow2 = self.qcow2("internal snapshots")?.clone();
         qcow2.check_writable()?;
-        let (me, on, which) = (self.clone(), worker.clone(), which.clone());
-        worker
-            .spawn(async move {
-                let _alone = me.0.changes.alone().await;
-                qcow2.delete_snapshot(&on, |entries| which.find(entries)).await
-            })
+        let which = which.clone();
+        self.alone(worker, async move |_, on| qcow2.delete_snapshot(on, |entries| which.find(entries)).await)
             .await
     }
 }

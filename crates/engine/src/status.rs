@@ -1,10 +1,10 @@
-//! What a range of a virtual disk is made of.
+//! The state of ranges of a virtual disk.
 
 use crate::Format;
 use std::path::PathBuf;
 use zebu_storage::IoStats;
 
-/// What is stored for a range.
+/// The kind of storage behind a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExtentKind {
     /// Data in the file at this offset.
@@ -32,7 +32,7 @@ pub struct Extent {
     pub len: u64,
     /// Which image it comes from: 0 is the opened one, 1 its backing file, and so on.
     pub depth: u32,
-    /// What is stored.
+    /// The kind of storage.
     pub kind: ExtentKind,
     /// For data in a file: a hole there, so that it reads as zero without being read.
     pub hole: bool,
@@ -85,7 +85,7 @@ pub struct BitmapInfo {
     pub lent: bool,
 }
 
-/// What `info` says of a qcow2 image.
+/// Facts that `info` tells about a qcow2 image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Qcow2Info {
     /// 2 or 3.
@@ -116,11 +116,11 @@ pub struct Qcow2Info {
     pub bitmaps: Vec<BitmapInfo>,
     /// Bytes of cache that hold the whole mapping.
     pub full_cache_bytes: u64,
-    /// What is in the image that zebu can read but not write, or not at all; each in words.
+    /// Content of the image that zebu can read but not write, or not at all; each in words.
     pub limitations: Vec<String>,
 }
 
-/// What is known of an opened image without reading guest data.
+/// Facts about an opened image that need no guest data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageInfo {
     /// As opened.
@@ -155,7 +155,7 @@ pub struct ImageStats {
     pub cache_misses: u64,
     /// Slices loaded.
     pub cache_loads: u64,
-    /// Those of them that were loaded ahead of use.
+    /// Slices that were loaded ahead of use.
     pub cache_read_ahead: u64,
     /// Slices given up for others, or because they were not used.
     pub cache_evictions: u64,
@@ -175,7 +175,7 @@ pub struct ImageStats {
     pub clusters_allocated: u64,
     /// Host clusters freed.
     pub clusters_freed: u64,
-    /// Those of them that came out of quarantine: what freed them is durable and their space is punched, free or
+    /// Freed clusters that left quarantine: what freed them is durable and their space is punched, free or
     /// another owner's. The rest waits for the next commit, or for I/O that is under way.
     pub clusters_released: u64,
     /// Operations of the worker that ran the image's requests, where asked with one.

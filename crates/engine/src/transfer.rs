@@ -23,7 +23,7 @@ pub(crate) struct FileRange {
 }
 
 impl FileRange {
-    /// What is left behind the first `skip` bytes.
+    /// The rest behind the first `skip` bytes.
     pub(crate) fn from(&self, skip: u64) -> Self {
         let skip = skip.min(self.len);
         Self { file: self.file.clone(), offset: self.offset + skip, len: self.len - skip }

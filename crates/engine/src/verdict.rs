@@ -1,14 +1,17 @@
 //! Whether an image may be handed to another tool: one that believes what the image says, guesses its format, and
 //! opens the files that it names. Nothing but the file itself is opened to find out.
 
-use crate::open::{flags, probe};
+use crate::foreign::{Guess, Kind, SNIFFED, guess, recognise};
+use crate::open::flags;
 use crate::options::{Access, Chain, Format, OpenOptions, Purpose, RefPolicy};
-use crate::qcow2::info::text;
-use crate::qcow2::open::{TABLE_STEP, read_bytes, read_snapshots};
+use crate::qcow2::life::open::read_snapshots;
+use crate::qcow2::read_tables::{TABLE_STEP, read_bytes};
+use crate::qcow2::text::text;
 use crate::{Error, Image, Result};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use zebu_qcow2::extension::Extension;
+use zebu_qcow2::header::MAGIC;
 use zebu_qcow2::{Autoclear, Compatible, Encryption, FormatError, Header, Incompatible, L1Entry, Warning};
 use zebu_storage::{File, Worker};
 
@@ -17,8 +20,6 @@ pub const GIGANTIC_SIZE: u64 = 16 << 40;
 /// ...if it is also so many times larger than the file.
 pub const GIGANTIC_RATIO: u64 = 1000;
 
-/// Bytes at the start and the end of a disk that are looked at for other formats.
-const SNIFFED: usize = 4096;
 /// Where the incompatible feature bits stand in the header, bytes.
 const INCOMPATIBLE: std::ops::Range<usize> = 72..80;
 
@@ -31,7 +32,7 @@ pub enum Severity {
     Unsafe,
 }
 
-/// What makes the name of a file in an image worse than a name.
+/// A trait that makes the name of a file in an image worse than a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NameTrait {
     /// A description in JSON, which may name any driver and any file.
@@ -98,7 +99,7 @@ pub enum Concern {
     BackingFile {
         /// As named; what is not UTF-8 is replaced.
         name: String,
-        /// What is bad about the name.
+        /// The bad traits of the name.
         traits: Vec<NameTrait>,
     },
     /// It names a backing file and no format of it: the format would be guessed.
@@ -112,7 +113,7 @@ pub enum Concern {
     DataFile {
         /// As named, if it is.
         name: Option<String>,
-        /// What is bad about the name.
+        /// The bad traits of the name.
         traits: Vec<NameTrait>,
     },
     /// The header, or a table that hangs on it, fails a check.
@@ -168,7 +169,7 @@ pub enum Concern {
     },
     /// Something in the header that is ignored, as the format demands, because it is not known.
     UnknownParts {
-        /// What.
+        /// The ignored part, in words.
         what: &'static str,
     },
     /// The format was guessed from the first bytes, which a guest may have written.
@@ -217,7 +218,7 @@ impl Concern {
         }
     }
 
-    /// What is bad about that name.
+    /// The bad traits of that name.
     pub fn traits(&self) -> &[NameTrait] {
         match self {
             Self::BackingFile { traits, .. } | Self::DataFile { traits, .. } => traits,
@@ -286,7 +287,7 @@ impl fmt::Display for Traits<'_> {
     }
 }
 
-/// What there is to know before an image is handed to another tool.
+/// The verdict on an image before it is handed to another tool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
     /// As opened.
@@ -309,7 +310,7 @@ impl Verdict {
 ///
 /// # Errors
 /// The file can't be opened or read. That it is not a valid image is no error but a concern.
-pub async fn judge(worker: &Worker, path: &Path, options: &OpenOptions) -> Result<Verdict> {
+pub async fn assess(worker: &Worker, path: &Path, options: &OpenOptions) -> Result<Verdict> {
     let options = OpenOptions {
         access: Access::ReadOnly,
         refs: RefPolicy::None,
@@ -320,24 +321,29 @@ pub async fn judge(worker: &Worker, path: &Path, options: &OpenOptions) -> Resul
     let file = File::open(path, &flags(&options)).map_err(|e| Error::from(e).on(path))?;
     let format = match options.format {
         Some(format) => format,
-        None => probe(worker, &file).await?,
+        None => match guess(worker, &file).await? {
+            Guess::Known(format) => format,
+            Guess::Foreign(_) => Format::Raw,
+        },
     };
     let mut concerns = Vec::new();
     match format {
         Format::Raw => {
-            let (len, start) = (file.len(), SNIFFED.min(file.len() as usize));
-            let first = read_bytes(worker, &file, 0, start).await?;
-            let last = read_bytes(worker, &file, len - start as u64, start).await?;
+            let looks_like = match guess(worker, &file).await? {
+                Guess::Known(Format::Raw) => None,
+                Guess::Known(Format::Qcow2) => Some(Format::Qcow2.name()),
+                Guess::Foreign(foreign) => Some(foreign.name),
+            };
             let found = Found::InFile;
-            concerns.extend(sniff(&first, &last).map(|format| Concern::LooksLike { format, found }));
+            concerns.extend(looks_like.map(|format| Concern::LooksLike { format, found }));
         }
         Format::Qcow2 => {
-            if let Some(header) = judge_header(worker, &file, &mut concerns).await? {
-                judge_tables(worker, &file, &header, &mut concerns).await;
+            if let Some(header) = assess_header(worker, &file, &mut concerns).await? {
+                assess_tables(worker, &file, &header, &mut concerns).await;
                 // What unknown features change is not known either: the disk stays unread.
                 let unknown = concerns.iter().any(|c| matches!(c, Concern::UnknownFeatures { .. }));
                 let looks_like =
-                    if unknown { Ok(None) } else { judge_disk(worker, path, &options, &header).await };
+                    if unknown { Ok(None) } else { assess_disk(worker, path, &options, &header).await };
                 match looks_like {
                     Ok(None) => {}
                     Ok(Some(format)) => concerns.push(Concern::LooksLike { format, found: Found::OnDisk }),
@@ -357,7 +363,7 @@ pub async fn judge(worker: &Worker, path: &Path, options: &OpenOptions) -> Resul
 }
 
 /// The header, and what is wrong with it; `None` if it can't be understood.
-async fn judge_header(worker: &Worker, file: &File, concerns: &mut Vec<Concern>) -> Result<Option<Header>> {
+async fn assess_header(worker: &Worker, file: &File, concerns: &mut Vec<Concern>) -> Result<Option<Header>> {
     let first = read_bytes(worker, file, 0, (file.len().min(4096)) as usize).await?;
     let prefix = match Header::prefix(&first) {
         Ok(prefix) => prefix,
@@ -383,7 +389,7 @@ async fn judge_header(worker: &Worker, file: &File, concerns: &mut Vec<Concern>)
             return Ok(None);
         }
     };
-    judge_references(&header, concerns);
+    assess_references(&header, concerns);
     let method = match header.encryption {
         Encryption::None => None,
         Encryption::Aes => Some("aes"),
@@ -416,7 +422,7 @@ async fn judge_header(worker: &Worker, file: &File, concerns: &mut Vec<Concern>)
 }
 
 /// The files that the header names.
-fn judge_references(header: &Header, concerns: &mut Vec<Concern>) {
+fn assess_references(header: &Header, concerns: &mut Vec<Concern>) {
     if let Some(name) = header.backing_file().map(text) {
         let traits = NameTrait::of(&name);
         concerns.push(Concern::BackingFile { name, traits });
@@ -436,8 +442,8 @@ fn judge_references(header: &Header, concerns: &mut Vec<Concern>) {
     }
 }
 
-/// What hangs on the header, and the proportions.
-async fn judge_tables(worker: &Worker, file: &File, header: &Header, concerns: &mut Vec<Concern>) {
+/// Judges the tables below the header, and the proportions.
+async fn assess_tables(worker: &Worker, file: &File, header: &Header, concerns: &mut Vec<Concern>) {
     let (virtual_size, file_length) = (header.virtual_size(), file.len());
     if virtual_size > GIGANTIC_SIZE && virtual_size / GIGANTIC_RATIO > file_length {
         concerns.push(Concern::Gigantic { virtual_size, file_length });
@@ -492,8 +498,8 @@ async fn shared_tables(worker: &Worker, file: &File, header: &Header) -> Result<
     Ok((all - tables.len()) as u64)
 }
 
-/// What the first bytes of the disk that a guest sees look like, where they can be read from the file alone.
-async fn judge_disk(
+/// Judges the first bytes of the guest's disk, where they can be read from the file alone.
+async fn assess_disk(
     worker: &Worker,
     path: &Path,
     options: &OpenOptions,
@@ -512,45 +518,16 @@ async fn judge_disk(
     }
     // Nothing was written that closing could fail to keep.
     let _ = image.close(worker).await;
-    result.map(|()| sniff(&first, &[]))
+    result.map(|()| taken_for(&first))
 }
 
-/// The format other than raw that a file with these first and last bytes is taken for.
-fn sniff(first: &[u8], last: &[u8]) -> Option<&'static str> {
-    /// What stands at the start of a file, from an offset on.
-    const STARTS: &[(usize, &[u8], &str)] = &[
-        (0, b"QFI\xfb", "qcow2"),
-        (0, b"KDMV", "vmdk"),
-        (0, b"COWD", "vmdk"),
-        (0, b"QED\0", "qed"),
-        (0, b"LUKS\xba\xbe", "luks"),
-        (0, b"vhdxfile", "vhdx"),
-        (0, b"conectix", "vpc"),
-        (0, b"WithoutFreeSpace", "parallels"),
-        (0, b"WithouFreSpacExt", "parallels"),
-        (0, b"Bochs Virtual HD Image", "bochs"),
-        (0, b"#!/bin/sh\n#V2.0 Format", "cloop"),
-        (64, b"\x7f\x10\xda\xbe", "vdi"),
-    ];
-    let starts = STARTS
-        .iter()
-        .find(|(offset, magic, _)| first.get(*offset..).is_some_and(|rest| rest.starts_with(magic)))
-        .map(|(_, _, format)| *format);
-    let trailer = &last[last.len().saturating_sub(512)..];
-    let ends = [(b"conectix".as_slice(), "vpc"), (b"koly", "dmg")];
-    starts
-        .or_else(|| is_vmdk_descriptor(first).then_some("a vmdk descriptor"))
-        .or_else(|| ends.iter().find(|(magic, _)| trailer.starts_with(magic)).map(|(_, format)| *format))
-}
-
-/// Text that names the files of a disk: comments and blank lines, then the version.
-fn is_vmdk_descriptor(first: &[u8]) -> bool {
-    first.starts_with(b"# Disk DescriptorFile")
-        || first
-            .split(|byte| *byte == b'\n')
-            .map(|line| line.trim_ascii())
-            .find(|line| !line.is_empty() && !line.starts_with(b"#"))
-            .is_some_and(|line| line.get(..8).is_some_and(|word| word.eq_ignore_ascii_case(b"version=")))
+/// The format other than raw that a disk with these first bytes is taken for by a tool that guesses. Packed files are
+/// none: no tool takes a disk for one.
+fn taken_for(first: &[u8]) -> Option<&'static str> {
+    if first.starts_with(&MAGIC.to_be_bytes()) {
+        return Some(Format::Qcow2.name());
+    }
+    recognise(first, &[]).filter(|format| format.kind == Kind::Image).map(|format| format.name)
 }
 
 #[cfg(test)]
@@ -572,20 +549,5 @@ mod tests {
         ] {
             assert_eq!(NameTrait::of(name), expected, "{name}");
         }
-    }
-
-    #[test]
-    fn other_formats_are_seen() {
-        assert_eq!(sniff(b"QFI\xfb\0\0\0\x03", &[]), Some("qcow2"));
-        assert_eq!(sniff(b"LUKS\xba\xbe\0\x01", &[]), Some("luks"));
-        assert_eq!(
-            sniff(b"# comment\n\nversion=1\nRW 8 FLAT \"/etc/passwd\" 0\n", &[]),
-            Some("a vmdk descriptor")
-        );
-        assert_eq!(sniff(b"# comment\nhello\nversion=1\n", &[]), None);
-        let mut footer = vec![0; 4096];
-        footer[3584..3592].copy_from_slice(b"conectix");
-        assert_eq!(sniff(&[0; 4096], &footer), Some("vpc"));
-        assert_eq!(sniff(&[], &[]), None);
     }
 }

@@ -1,11 +1,11 @@
 //! Dirty bitmaps of damaged images: errors, no panic, no endless loop, and what a guest reads stays what it was.
 
-use zebu::storage::sim::{Content, SimFileConfig, SimRng, SimWorld};
 use zebu::storage::{IoBuf, Worker};
 use zebu::{
     Access, BitmapRecording, CreateOptions, Durability, ErrorKind, Format, Image, NewBitmap, OpenOptions,
     OpenedFile, Preallocation, Shrink,
 };
+use zebu_sim::{Content, SimFileConfig, SimRng, SimWorld};
 
 const SIZE: u64 = 4 << 20;
 const NAME: &str = "top";

@@ -21,7 +21,7 @@ fn reset_peak() {
 }
 
 /// Checks, and says by how many bytes that raised the memory in use at most.
-fn measured(path: &Path, options: &CheckOptions<'_>) -> (CheckReport, u64) {
+fn measured(path: &Path, options: &CheckOptions) -> (CheckReport, u64) {
     let worker = Worker::new(&WorkerConfig::default()).unwrap();
     reset_peak();
     let before = peak();

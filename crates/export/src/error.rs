@@ -13,7 +13,7 @@ pub enum ExportError {
     /// A socket or a mount point can't be used.
     #[error("could not {doing}: {source}")]
     Socket {
-        /// What was attempted, on which address or path.
+        /// The attempted action, with its address or path.
         doing: String,
         /// Why it failed.
         source: io::Error,
@@ -23,7 +23,7 @@ pub enum ExportError {
     Tls {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
     /// Two exports have one name.

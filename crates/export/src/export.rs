@@ -1,12 +1,14 @@
-//! What is exported.
+//! Exports: images under names.
 
 use crate::error::ExportError;
 use crate::metrics::ExportMetrics;
 use crate::nbd::MAX_NAME;
+use crate::stop::Stop;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use zebu::storage::Worker;
 use zebu::{Access, Format, Image};
 
-/// Whoever tells clients of a new size.
+/// A server that tells clients of a new size.
 pub(crate) trait SizeWatcher: std::fmt::Debug + Send + Sync {
     fn size_changed(&self);
 }
@@ -23,6 +25,10 @@ pub struct Export {
     bitmaps: Vec<String>,
     metrics: ExportMetrics,
     watchers: Mutex<Vec<Weak<dyn SizeWatcher>>>,
+    /// Thrown when it is closed by a fault.
+    closed: Stop,
+    #[cfg(test)]
+    fault: std::sync::atomic::AtomicUsize,
 }
 
 impl Export {
@@ -46,6 +52,9 @@ impl Export {
             bitmaps: Vec::new(),
             metrics: ExportMetrics::default(),
             watchers: Mutex::default(),
+            closed: Stop::default(),
+            #[cfg(test)]
+            fault: std::sync::atomic::AtomicUsize::new(0),
         }
     }
 
@@ -79,7 +88,39 @@ impl Export {
 
     /// The image.
     pub fn image(&self) -> &Image {
+        #[cfg(test)]
+        self.count_down();
         &self.image
+    }
+
+    /// Has the use of the image panic that is the `number`th from now on.
+    #[cfg(test)]
+    pub(crate) fn panic_at(&self, number: usize) {
+        self.fault.store(number, std::sync::atomic::Ordering::SeqCst);
+    }
+
+    #[cfg(test)]
+    fn count_down(&self) {
+        use std::sync::atomic::Ordering::SeqCst;
+        let left = self.fault.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1));
+        assert!(left != Ok(1), "as intended, in a request");
+    }
+
+    /// Whether a fault of the server's own (a panic) closed it: nobody is served any more, what was flushed is safe.
+    pub fn is_closed(&self) -> bool {
+        self.closed.is_thrown()
+    }
+
+    /// Nobody knows what a request has left half-way that panicked: from now on nobody is served.
+    pub(crate) fn close_if_panicking(&self) {
+        if std::thread::panicking() {
+            self.closed.throw();
+        }
+    }
+
+    /// Thrown when it is closed.
+    pub(crate) fn closed(&self) -> &Stop {
+        &self.closed
     }
 
     /// Whether clients may write.
@@ -92,9 +133,20 @@ impl Export {
         &self.bitmaps
     }
 
-    /// What clients did.
+    /// Counters of the clients' requests.
     pub fn metrics(&self) -> &ExportMetrics {
         &self.metrics
+    }
+
+    /// Makes all durable that was written before, and counts that.
+    ///
+    /// # Errors
+    /// Errors of the image's flush.
+    pub async fn flush(&self, worker: &Worker) -> zebu::Result<()> {
+        let mark = self.metrics.mark();
+        self.image.flush(worker).await?;
+        self.metrics.is_durable(mark);
+        Ok(())
     }
 
     /// Tells clients that can be told (guests over vhost-user-blk) that the image has a new size. To be called after
@@ -146,12 +198,13 @@ impl Exports {
         Ok(Self(exports.into_iter().map(Arc::new).collect()))
     }
 
-    /// The export of that name.
+    /// The export of that name, unless it is closed.
     pub fn find(&self, name: &str) -> Option<&Arc<Export>> {
         self.0
             .iter()
             .find(|export| export.name == name)
             .or_else(|| if name.is_empty() { self.0.first() } else { None })
+            .filter(|export| !export.is_closed())
     }
 
     /// All, in order.

@@ -36,17 +36,22 @@ mod error;
 mod export;
 #[cfg(feature = "fuse")]
 pub mod fuse;
+mod inflight_limit;
 mod log;
+mod memory_budget;
 pub mod metrics;
 pub mod nbd;
 mod pool;
 mod prometheus;
 mod stop;
+#[cfg(test)]
+mod test_wait;
 #[cfg(feature = "vhost-user")]
 pub mod vhost;
 
 pub use error::ExportError;
 pub use export::{Export, Exports};
 pub use log::{Level, Log};
+pub use memory_budget::{DEFAULT_MEMORY, MIN_MEMORY, MemoryBudget};
 pub use pool::{PoolConfig, WorkerPool};
 pub use prometheus::prometheus;

@@ -1,4 +1,4 @@
-//! What a server tells of itself.
+//! The log of a server.
 
 use std::fmt;
 use std::sync::Arc;

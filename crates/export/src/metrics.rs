@@ -66,9 +66,15 @@ struct Shard {
 pub struct ExportMetrics {
     shards: [Shard; SHARDS],
     clients: AtomicU64,
+    /// Of the changed bytes, those that a flush has covered.
+    flushed: AtomicU64,
 }
 
-/// What was counted of one kind of request.
+/// How much was changed when a flush began.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Mark(u64);
+
+/// Counters of one kind of request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct KindTotals {
@@ -104,6 +110,29 @@ impl ExportMetrics {
         let nanoseconds = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         counters.nanoseconds.fetch_add(nanoseconds, Relaxed);
         counters.buckets[bucket(nanoseconds)].fetch_add(1, Relaxed);
+    }
+
+    /// To be asked for before a flush begins.
+    pub(crate) fn mark(&self) -> Mark {
+        Mark(self.changed())
+    }
+
+    /// Notes that changes before the mark are durable.
+    pub(crate) fn is_durable(&self, Mark(changed): Mark) {
+        self.flushed.fetch_max(changed, Relaxed);
+    }
+
+    /// Bytes of all successful writes, discards and zeroing.
+    fn changed(&self) -> u64 {
+        let kinds = [RequestKind::Write, RequestKind::Discard, RequestKind::WriteZeroes];
+        let counters = self.shards.iter().flat_map(|shard| kinds.map(|kind| &shard.kinds[kind as usize]));
+        counters.map(|counters| counters.bytes.load(Relaxed)).sum()
+    }
+
+    /// Bytes of writes, discards and zeroing that succeeded and that no flush has covered. (Some may be durable all the
+    /// same: writes with FUA, and what was committed for other reasons.)
+    pub fn unflushed(&self) -> u64 {
+        self.changed().saturating_sub(self.flushed.load(Relaxed))
     }
 
     /// Counts a client that comes.
@@ -161,6 +190,25 @@ mod tests {
         {
             assert_eq!(bucket(nanoseconds), expected, "{nanoseconds}");
         }
+    }
+
+    #[test]
+    fn a_flush_covers_what_was_written_before_it_began() {
+        let metrics = ExportMetrics::default();
+        let write = |bytes| metrics.end(0, RequestKind::Write, bytes, true, Duration::ZERO);
+        write(100);
+        let (first, second) = (metrics.mark(), metrics.mark());
+        write(10);
+        assert_eq!(metrics.unflushed(), 110);
+        metrics.is_durable(second);
+        assert_eq!(metrics.unflushed(), 10);
+        let third = metrics.mark();
+        metrics.is_durable(third);
+        metrics.is_durable(first);
+        assert_eq!(metrics.unflushed(), 0);
+        metrics.end(0, RequestKind::Write, 5, false, Duration::ZERO);
+        metrics.end(0, RequestKind::Read, 5, true, Duration::ZERO);
+        assert_eq!(metrics.unflushed(), 0);
     }
 
     #[test]

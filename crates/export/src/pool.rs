@@ -4,6 +4,7 @@ use crate::error::ExportError;
 use crate::stop::Stop;
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,7 +29,17 @@ impl Default for PoolConfig {
 }
 
 type LocalTask = Pin<Box<dyn Future<Output = ()>>>;
-type Job = Box<dyn FnOnce(Seat) -> LocalTask + Send>;
+type Start = Box<dyn FnOnce(Seat) -> LocalTask + Send>;
+
+/// A task that was sent and not begun.
+struct Job {
+    start: Start,
+    weight: usize,
+}
+
+/// Tasks that serve a client count where the next client goes; those that wait for clients do not.
+const SERVING: usize = 1;
+const WAITING: usize = 0;
 
 /// Where a task runs.
 #[derive(Clone)]
@@ -38,11 +49,11 @@ pub(crate) struct Seat {
     pub(crate) thread: usize,
 }
 
-/// What a thread and those who send it tasks share.
+/// State that a thread shares with those who send it tasks.
 #[derive(Default)]
 struct Mailbox {
     state: Mutex<Mail>,
-    /// Tasks that were sent and are not over.
+    /// Tasks that were sent, serve somebody, and are not over.
     load: AtomicUsize,
 }
 
@@ -63,16 +74,30 @@ impl Mailbox {
 pub(crate) struct PoolHandle(Arc<[Mailbox]>);
 
 impl PoolHandle {
-    /// Runs a task on the thread `thread` (modulo their number). `task` is called there.
+    /// Runs a task that serves somebody on the thread `thread` (modulo their number). `task` is called there.
     pub(crate) fn spawn_on<F: Future<Output = ()> + 'static>(
         &self,
         thread: usize,
         task: impl FnOnce(Seat) -> F + Send + 'static,
     ) {
+        self.send(thread, SERVING, Box::new(move |seat| Box::pin(task(seat))));
+    }
+
+    /// Runs a task that waits for clients or looks after them. It makes its thread no busier for
+    /// [`PoolHandle::least_loaded`].
+    pub(crate) fn spawn_waiting<F: Future<Output = ()> + 'static>(
+        &self,
+        thread: usize,
+        task: impl FnOnce(Seat) -> F + Send + 'static,
+    ) {
+        self.send(thread, WAITING, Box::new(move |seat| Box::pin(task(seat))));
+    }
+
+    fn send(&self, thread: usize, weight: usize, start: Start) {
         let mailbox = &self.0[thread % self.0.len()];
-        mailbox.load.fetch_add(1, Ordering::Relaxed);
+        mailbox.load.fetch_add(weight, Ordering::Relaxed);
         let mut mail = mailbox.lock();
-        mail.jobs.push(Box::new(move |seat| Box::pin(task(seat))));
+        mail.jobs.push(Job { start, weight });
         let waker = mail.waker.take();
         drop(mail);
         if let Some(waker) = waker {
@@ -80,7 +105,7 @@ impl PoolHandle {
         }
     }
 
-    /// The thread with the fewest tasks.
+    /// The thread that serves the fewest.
     pub(crate) fn least_loaded(&self) -> usize {
         let loads = self.0.iter().map(|mailbox| mailbox.load.load(Ordering::Relaxed)).enumerate();
         loads.min_by_key(|&(_, load)| load).map_or(0, |(thread, _)| thread)
@@ -112,7 +137,10 @@ impl WorkerPool {
                 let worker = Worker::new(&config);
                 let _ = ready.send(worker.as_ref().map(drop).map_err(ToString::to_string));
                 if let Ok(worker) = worker {
-                    worker.block_on(run(&Seat { worker: worker.clone(), thread }, &handle, &stop));
+                    let (seat, running) = (Seat { worker: worker.uncounted(), thread }, Running::default());
+                    // A task that panics ends alone.
+                    let serve = || worker.block_on(run(&seat, &handle, &stop, &running));
+                    while catch_unwind(AssertUnwindSafe(serve)).is_err() {}
                 }
             });
             pool.threads.push(spawned.map_err(|error| ExportError::Thread(error.to_string()))?);
@@ -155,10 +183,12 @@ impl Drop for WorkerPool {
     }
 }
 
+/// Tasks of a thread that are not over, and who waits for their end.
+type Running = Rc<(Cell<usize>, Cell<Option<Waker>>)>;
+
 /// A thread: takes its mail until the pool ends and no task is left.
-async fn run(seat: &Seat, handle: &PoolHandle, stop: &Stop) {
+async fn run(seat: &Seat, handle: &PoolHandle, stop: &Stop, running: &Running) {
     let mailbox = &handle.0[seat.thread];
-    let running = Rc::new((Cell::new(0usize), Cell::new(None::<Waker>)));
     let mut stopped = std::pin::pin!(stop.wait());
     let mut is_stopped = false;
     poll_fn(|cx| {
@@ -168,11 +198,12 @@ async fn run(seat: &Seat, handle: &PoolHandle, stop: &Stop) {
         drop(mail);
         for job in jobs {
             running.0.set(running.0.get() + 1);
-            let task = job(seat.clone());
-            let ended = Ended { handle: handle.clone(), thread: seat.thread, running: Rc::clone(&running) };
+            let (handle, running) = (handle.clone(), Rc::clone(running));
+            let ended = Ended { handle, thread: seat.thread, weight: job.weight, running };
+            let seat_of_task = seat.clone();
             drop(seat.worker.spawn(async move {
                 let _ended = ended;
-                task.await;
+                (job.start)(seat_of_task).await;
             }));
         }
         is_stopped = is_stopped || stopped.as_mut().poll(cx).is_ready();
@@ -189,16 +220,64 @@ async fn run(seat: &Seat, handle: &PoolHandle, stop: &Stop) {
 struct Ended {
     handle: PoolHandle,
     thread: usize,
-    running: Rc<(Cell<usize>, Cell<Option<Waker>>)>,
+    weight: usize,
+    running: Running,
 }
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        self.handle.0[self.thread].load.fetch_sub(1, Ordering::Relaxed);
+        self.handle.0[self.thread].load.fetch_sub(self.weight, Ordering::Relaxed);
         let (count, waker) = &*self.running;
         count.set(count.get() - 1);
         if let Some(waker) = waker.take() {
             waker.wake();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_that_panics_ends_alone() {
+        let pool = WorkerPool::start(&PoolConfig::default()).unwrap();
+        let (handle, stop) = (pool.handle(), Stop::default());
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let (before, waits) = (sender.clone(), stop.clone());
+        handle.spawn_on(0, move |_| async move {
+            waits.wait().await;
+            before.send("was there").unwrap();
+        });
+        handle.spawn_on(0, |_| async { panic!("as intended, in a task") });
+        let start: fn(Seat) -> std::future::Ready<()> = |_| panic!("as intended, while it starts");
+        handle.spawn_on(0, start);
+        handle.spawn_on(0, move |_| async move { sender.send("came later").unwrap() });
+        assert_eq!(receiver.recv(), Ok("came later"));
+        stop.throw();
+        assert_eq!(receiver.recv(), Ok("was there"));
+        pool.join();
+        assert_eq!(handle.0[0].load.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn clients_are_spread_over_all_threads_from_the_first_one_on() {
+        let pool = WorkerPool::start(&PoolConfig { threads: 2, ..PoolConfig::default() }).unwrap();
+        let (handle, stop) = (pool.handle(), Stop::default());
+        // A listener and the watch, as every server has them.
+        for _ in 0..2 {
+            let stop = stop.clone();
+            handle.spawn_waiting(0, move |_| async move { stop.wait().await });
+        }
+        let taken = [(); 4].map(|()| {
+            let (thread, stop) = (handle.least_loaded(), stop.clone());
+            handle.spawn_on(thread, move |_| async move { stop.wait().await });
+            thread
+        });
+        // First, or a pool that is dropped by a panic waits for ever.
+        stop.throw();
+        pool.join();
+        assert_eq!(taken, [0, 1, 0, 1]);
+        assert!(handle.0.iter().all(|mailbox| mailbox.load.load(Ordering::Relaxed) == 0));
     }
 }

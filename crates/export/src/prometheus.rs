@@ -1,11 +1,12 @@
 //! Counters in Prometheus' text format (version 0.0.4).
 
 use crate::export::Exports;
+use crate::memory_budget::MemoryBudget;
 use crate::metrics::{LATENCY_BUCKETS, RequestKind};
 use std::fmt::Write as _;
 
-/// All counters of all exports.
-pub fn prometheus(exports: &Exports) -> String {
+/// All counters of all exports, and of the memory of NBD clients.
+pub fn prometheus(exports: &Exports, memory: &MemoryBudget) -> String {
     let mut text = Text(String::new());
     text.family("zebu_requests_total", "counter", "Requests of clients that ended.");
     text.kinds(exports, "zebu_requests_total", |totals| totals.requests);
@@ -25,6 +26,15 @@ pub fn prometheus(exports: &Exports) -> String {
     text.family("zebu_disk_bytes", "gauge", "Size of the virtual disk.");
     text.gauges(exports, "zebu_disk_bytes", |export| export.image().virtual_size());
     text.image(exports);
+    let of_memory: [(&str, &str, u64); 3] = [
+        ("zebu_memory_bytes", "Memory of clients and of their requests.", memory.used()),
+        ("zebu_memory_limit_bytes", "What they may take.", memory.limit()),
+        ("zebu_memory_waiting", "Clients that wait for memory.", memory.waiting() as u64),
+    ];
+    for (name, help, value) in of_memory {
+        text.family(name, "gauge", help);
+        let _ = writeln!(text.0, "{name} {value}");
+    }
     text.0
 }
 
@@ -139,7 +149,7 @@ mod tests {
             metrics.start(0);
             metrics.end(0, RequestKind::Read, 10, true, Duration::from_micros(microseconds));
         }
-        let text = prometheus(&exports);
+        let text = prometheus(&exports, &MemoryBudget::default());
         let label = "{export=\"a\\\"b\",kind=\"read\"";
         for line in [
             format!("zebu_requests_total{label}}} 4"),

@@ -238,7 +238,7 @@ impl BitmapTableEntry {
         }
     }
 
-    /// What the entry says.
+    /// Decodes the entry.
     ///
     /// # Errors
     /// [`EntryError::BitmapTable`] for reserved bits or an offset that is not a cluster boundary.

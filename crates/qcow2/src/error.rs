@@ -561,7 +561,7 @@ impl FormatError {
         }
     }
 
-    /// What the user can do about it, where there is something.
+    /// The remedy for the user, where there is one.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::SnapshotExtraTooLarge { .. } | Self::SnapshotTableTooBig => {

@@ -45,7 +45,7 @@ pub enum Extension {
     },
 }
 
-/// What the meaning of extensions depends on.
+/// Facts that the meaning of extensions depends on.
 pub(crate) struct Context<'a> {
     pub(crate) geometry: &'a Geometry,
     pub(crate) encryption: Encryption,

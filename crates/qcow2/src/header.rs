@@ -19,7 +19,7 @@ pub(crate) const V3_MIN_LENGTH: u32 = 104;
 /// Bytes of the optional fields that this crate writes: compression type and padding.
 const KNOWN_TAIL: usize = 8;
 
-/// What an image is opened for. It decides which damage is refused.
+/// The purpose of opening an image. It decides which damage is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Purpose {
     /// Reading guest data.
@@ -50,7 +50,7 @@ impl Prefix {
     }
 }
 
-/// What a new image is to be. See [`Header::new`].
+/// Parameters of a new image. See [`Header::new`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NewHeader {
     /// Version of the format.
@@ -434,7 +434,7 @@ impl Header {
         }
     }
 
-    /// What must change in the header before the first write to an image that was not tracked: unknown autoclear
+    /// Makes the changes that the first write to an image needs: unknown autoclear
     /// bits go, and a stale bitmaps extension with them. Its clusters are leaked then, as in QEMU.
     ///
     /// Returns whether anything changed.

@@ -84,7 +84,7 @@ impl Area {
 }
 
 struct Edit {
-    /// What the last step leaves.
+    /// The block after the last step.
     block: Vec<u8>,
     steps: Vec<Vec<u8>>,
 }
@@ -218,7 +218,7 @@ mod tests {
         Header::parse(block, Purpose::Inspect).unwrap().0
     }
 
-    /// What is in a header beside bitmaps.
+    /// The content of a header beside bitmaps.
     fn rest(header: &Header) -> (Vec<Extension>, Option<Vec<u8>>, Autoclear, u64) {
         let mut extensions = header.extensions().to_vec();
         extensions.retain(|e| e.kind() != BITMAPS);

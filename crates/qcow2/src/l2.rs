@@ -25,7 +25,7 @@ pub struct L2Entry {
     pub bitmap: u64,
 }
 
-/// What an L2 entry says about its cluster.
+/// The state of a cluster, as its L2 entry says.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Mapping {
     /// Nothing here: the backing file shows through, or zeroes.
@@ -141,7 +141,7 @@ impl L2Entry {
         (offset != 0 || first_of_data_file).then_some(HostOffset(offset))
     }
 
-    /// What the entry says. The order of tests is the format's: compressed first, then zero, then the offset.
+    /// Decodes the entry. The order of tests is the format's: compressed first, then zero, then the offset.
     /// Reserved bits are ignored, as QEMU does: see [`Self::reserved_bits`].
     ///
     /// # Errors

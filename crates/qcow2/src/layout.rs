@@ -1,4 +1,4 @@
-//! What a new image looks like, and how large an image gets: sizes that depend on each other, since refcount
+//! The layout of a new image, and the size of any image: numbers that depend on each other, since refcount
 //! blocks count themselves.
 
 use crate::error::FormatError;

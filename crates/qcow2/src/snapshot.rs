@@ -171,7 +171,7 @@ impl SnapshotEntry {
     }
 }
 
-/// What a repair has to mend in a snapshot table. Only found with [`Purpose::Check`]; an error otherwise.
+/// A fault of a snapshot table that a repair mends. Only found with [`Purpose::Check`]; an error otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum SnapshotTableFault {
@@ -198,7 +198,7 @@ pub enum ParsedTable {
         entries: Vec<SnapshotEntry>,
         /// Bytes of the table on disk.
         len: u64,
-        /// What a repair has to mend.
+        /// Faults for a repair.
         faults: Vec<SnapshotTableFault>,
     },
     /// The table goes on: parse again with more of it. Each call starts at the first entry, so give at least twice as

@@ -2,7 +2,7 @@
 
 use crate::geometry::Geometry;
 
-/// What is wrong with a table that the header points at.
+/// A fault of a table that the header points at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum TableFault {
     TooLarge,

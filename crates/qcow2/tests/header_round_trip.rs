@@ -1,4 +1,4 @@
-//! What is parsed is written back as it was: headers that no program of today writes included.
+//! A parsed header is written back as it was, also one that no program of today writes.
 
 use proptest::prelude::*;
 use zebu_qcow2::extension::{BitmapsExtension, Extension, FeatureTable};

@@ -152,7 +152,7 @@ const DAMAGES: &[Damage] = &[
     damage("dirty bit", "lazy_refcounts=on", |b| u64_at(b, 72, 1)),
 ];
 
-/// What our side says about an image: the header, then what it points at, as an engine would go on.
+/// Our verdict on an image: the header, then what it points at, as an engine would go on.
 fn our_verdict(file: &[u8], purpose: Purpose) -> Result<(), FormatError> {
     let (header, _warnings) = Header::parse(file, purpose)?;
     if purpose != Purpose::Inspect {
@@ -178,7 +178,7 @@ fn our_verdict(file: &[u8], purpose: Purpose) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// What QEMU says when it opens the image, `Err` with its text.
+/// QEMU's verdict when it opens the image; `Err` has its text.
 fn qemu_verdict(path: &Path, purpose: Purpose) -> Result<(), String> {
     let output = match purpose {
         Purpose::ReadOnly => common::run("qemu-io", &["-r", "-f", "qcow2", "-c", "length"], &[path], &[]),

@@ -14,26 +14,23 @@
 //! A backend never calls back into the worker or its tasks, and is never called from within a completion.
 
 use crate::memory::FixedBuffer;
-use crate::request::{Completion, OpId, OpRequest};
-use crate::sim::SimBackend;
+use crate::request::{Completion, Job, OpId, OpRequest};
+use crate::simulated::{Door, SimulatedQueue};
 use crate::socket::{SocketCompletion, SocketRequest};
 use crate::threads::Threads;
 #[cfg(feature = "io-uring")]
 use crate::uring::Uring;
 use crate::worker_types::WorkerKind;
-use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// A piece of computation for another thread.
-pub(crate) type Job = Box<dyn FnOnce() + Send>;
-
-/// What does the work of a worker.
+/// The implementation of a worker's I/O.
 #[allow(clippy::large_enum_variant)] // one for each worker, where it stays
 pub(crate) enum Backend {
     #[cfg(feature = "io-uring")]
     Uring(Uring),
     Threads(Threads),
-    Sim(SimBackend),
+    #[cfg_attr(not(feature = "simulated"), expect(dead_code))] // never made
+    Sim(Door<dyn SimulatedQueue>),
 }
 
 /// Calls the same method of whichever backend it is.
@@ -55,6 +52,15 @@ impl Backend {
             Self::Uring(_) => WorkerKind::IoUring,
             Self::Threads(_) => WorkerKind::Threads,
             Self::Sim(_) => WorkerKind::Simulated,
+        }
+    }
+    /// The simulated queue, if it is one.
+    pub(crate) fn simulated(&self) -> Option<&dyn SimulatedQueue> {
+        match self {
+            #[cfg(feature = "io-uring")]
+            Self::Uring(_) => None,
+            Self::Threads(_) => None,
+            Self::Sim(queue) => Some(&**queue),
         }
     }
     pub(crate) fn submit(&mut self, id: OpId, request: Box<OpRequest>) {
@@ -123,11 +129,16 @@ impl Backend {
             Self::Sim(_) => 0,
         }
     }
-    /// Readable when there is something to reap or the notifier was signalled.
-    pub(crate) fn as_fd(&mut self) -> BorrowedFd<'_> {
-        dispatch!(self, b => b.as_fd())
+    /// From now on, completions that come between turns show in the notifier's signal.
+    pub(crate) fn watch(&mut self) {
+        match self {
+            #[cfg(feature = "io-uring")]
+            Self::Uring(b) => b.watch(),
+            // They notify.
+            Self::Threads(_) | Self::Sim(_) => {}
+        }
     }
-    /// Begins a turn: the descriptor need not show what comes during it.
+    /// Begins a turn: the signal need not show what comes during it.
     pub(crate) fn signal_off(&mut self) {
         match self {
             #[cfg(feature = "io-uring")]
@@ -135,7 +146,7 @@ impl Backend {
             Self::Threads(_) | Self::Sim(_) => {}
         }
     }
-    /// Ends a turn: the descriptor shows what comes from now on, and what came and was not reaped.
+    /// Ends a turn: the signal shows what comes from now on, and what came and was not reaped.
     pub(crate) fn signal_on(&mut self) {
         match self {
             #[cfg(feature = "io-uring")]

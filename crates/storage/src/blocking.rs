@@ -92,7 +92,7 @@ pub(crate) fn vectors(bufs: &mut IoBufs, done: usize) -> impl Iterator<Item = li
     left.take(MAX_VECTORS)
 }
 
-/// What follows from the kernel having moved `moved` bytes more: the end, an errno, or (`None`) another call for the
+/// The next step after the kernel moved `moved` bytes more: the end, an errno, or (`None`) another call for the
 /// rest. At the end of the file, fills what is left of a read with zeroes.
 pub(crate) fn after_transfer(
     request: &mut OpRequest,

@@ -15,7 +15,7 @@ pub use crate::memory::PAGE;
 /// readable and writable.
 pub unsafe trait IoMemory: Send + Sync + 'static {}
 
-/// What keeps the bytes of a view alive.
+/// The owner that keeps the bytes of a view alive.
 enum Owner {
     /// Views of no bytes need no memory.
     Nobody,

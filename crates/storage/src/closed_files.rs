@@ -1,8 +1,9 @@
 //! How a ring learns that a file was closed, to give up the reference that its table of files holds.
 
 use crate::notify::Notifier;
+use crate::sync::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// Numbers of files that were closed since the ring last looked. Files die on any thread; only the ring's own thread
 /// may change its table.
@@ -19,22 +20,22 @@ impl ClosedFiles {
 
     /// Notes that the file is closed, and wakes the ring's worker.
     pub(crate) fn add(&self, number: u64) {
-        self.numbers.lock().unwrap_or_else(PoisonError::into_inner).push(number);
+        self.numbers.lock().push(number);
         self.any.store(true, Ordering::Release);
         self.notifier.notify();
     }
 
-    /// What was added since the last call; costs one load if nothing was.
+    /// Takes the files that were added since the last call; costs one load if there are none.
     pub(crate) fn take(&self) -> Vec<u64> {
         if self.any.load(Ordering::Relaxed) && self.any.swap(false, Ordering::AcqRel) {
-            std::mem::take(&mut *self.numbers.lock().unwrap_or_else(PoisonError::into_inner))
+            std::mem::take(&mut *self.numbers.lock())
         } else {
             Vec::new()
         }
     }
 }
 
-/// What a file knows of the rings that use it.
+/// The rings that use a file.
 pub(crate) struct RingUsers {
     /// Differs between all files that this process ever opened; never 0.
     number: u64,
@@ -56,7 +57,7 @@ impl RingUsers {
 
     /// Has a ring told when the file is closed.
     pub(crate) fn add(&self, ring: &Arc<ClosedFiles>) {
-        let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rings = self.rings.lock();
         // Those whose only owner is this list are gone.
         rings.retain(|ring| Arc::strong_count(ring) > 1);
         rings.push(Arc::clone(ring));
@@ -65,7 +66,7 @@ impl RingUsers {
 
 impl Drop for RingUsers {
     fn drop(&mut self) {
-        for ring in std::mem::take(self.rings.get_mut().unwrap_or_else(PoisonError::into_inner)) {
+        for ring in std::mem::take(self.rings.get_mut()) {
             ring.add(self.number);
         }
     }

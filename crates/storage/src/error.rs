@@ -1,4 +1,4 @@
-//! What can go wrong below the engine.
+//! Errors below the engine.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -58,7 +58,7 @@ pub enum IoErrorKind {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct IoError {
-    /// What failed.
+    /// The operation that failed.
     pub op: Op,
     /// Why.
     pub kind: IoErrorKind,

@@ -5,14 +5,15 @@
 //! executor's own thread a wake is a push to a plain queue, elsewhere one to a locked queue and a notification.
 
 use crate::notify::Notifier;
+use crate::sync::Mutex;
 use slab::Slab;
 use std::cell::{Cell, RefCell, UnsafeCell};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
 /// A number for each thread, never used twice.
@@ -33,8 +34,6 @@ struct Mailbox {
     notifier: Arc<Notifier>,
     /// Whether the executor is gone.
     closed: AtomicBool,
-    /// Whether an event loop watches the descriptor, so that a wake by the owner outside of a turn must show there.
-    watched: AtomicBool,
 }
 
 // SAFETY: `local` is accessed only by the thread `owner` (checked by number in `push`; `Executor`, which does the
@@ -52,11 +51,9 @@ impl Mailbox {
             // SAFETY: this is the owner's thread, and no other reference to the queue exists during the call:
             // all accesses are single operations of `VecDeque` that call no foreign code.
             unsafe { (*self.local.get()).push_back(header) };
-            if self.watched.load(Ordering::Relaxed) {
-                self.notifier.notify_if_idle();
-            }
+            self.notifier.notify_event_loop();
         } else {
-            match &mut *self.remote.lock().unwrap_or_else(PoisonError::into_inner) {
+            match &mut *self.remote.lock() {
                 Some(remote) => remote.push(header),
                 None => return,
             }
@@ -91,7 +88,7 @@ impl Wake for Header {
     }
 }
 
-/// What a task is to its executor.
+/// A task, as its executor sees it.
 trait Run {
     /// Polls the future; true when it is over.
     fn run(&self) -> bool;
@@ -99,7 +96,7 @@ trait Run {
     fn cancel(&self);
 }
 
-/// What a task is to its [`JoinHandle`].
+/// A task, as its [`JoinHandle`] sees it.
 trait Join<T> {
     fn poll_join(&self, cx: &mut Context<'_>) -> Poll<T>;
 }
@@ -263,7 +260,6 @@ impl Executor {
             remote: Mutex::new(Some(Vec::new())),
             notifier,
             closed: AtomicBool::new(false),
-            watched: AtomicBool::new(false),
         };
         Self { mailbox: Arc::new(mailbox), tasks: RefCell::default(), headers: RefCell::default() }
     }
@@ -326,22 +322,16 @@ impl Executor {
         unsafe { !(*self.mailbox.local.get()).is_empty() }
     }
 
-    /// From now on, an event loop watches the notifier's descriptor.
-    pub(crate) fn set_watched(&self) {
-        self.mailbox.watched.store(true, Ordering::Relaxed);
-        self.show_ready();
-    }
-
-    /// Makes the descriptor readable if an event loop watches it and tasks are ready.
+    /// Tells an event loop if tasks are ready.
     pub(crate) fn show_ready(&self) {
-        if self.mailbox.watched.load(Ordering::Relaxed) && self.has_ready() {
-            self.mailbox.notifier.notify_if_idle();
+        if self.has_ready() {
+            self.mailbox.notifier.notify_event_loop();
         }
     }
 
     /// Takes over what other threads have woken. To be called when the notifier was signalled.
     pub(crate) fn absorb_remote(&self) {
-        let mut remote = self.mailbox.remote.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut remote = self.mailbox.remote.lock();
         if let Some(remote) = &mut *remote {
             // SAFETY: the owner's thread, a single operation; `drain` of a vector calls no foreign code.
             unsafe { (*self.mailbox.local.get()).extend(remote.drain(..)) };
@@ -395,7 +385,7 @@ impl Drop for Executor {
     fn drop(&mut self) {
         self.cancel_all();
         self.mailbox.closed.store(true, Ordering::Release);
-        let remote = self.mailbox.remote.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let remote = self.mailbox.remote.lock().take();
         // SAFETY: the owner's thread, a single operation.
         let local = unsafe { std::mem::take(&mut *self.mailbox.local.get()) };
         // Headers refer to the mailbox: whoever still holds a waker must not find a queue to put it into.
@@ -532,7 +522,7 @@ mod tests {
         }
         while executor.live_tasks() > 0 {
             executor.run_ready();
-            if executor.live_tasks() > 0 && notifier.end_turn() {
+            if executor.live_tasks() > 0 && notifier.fall_asleep() {
                 notifier.wait_readable(None);
             }
             notifier.begin_turn();

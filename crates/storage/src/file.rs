@@ -3,35 +3,23 @@
 #[cfg(feature = "io-uring")]
 use crate::closed_files::RingUsers;
 use crate::error::{IoError, IoErrorKind, Op};
-use crate::file_types::{Access, Alignment, FileId, FileKind, FsKind, LockMode, OpenFlags};
+use crate::file_types::{Access, Alignment, FileFacts, FileId, FileKind, FsKind, LockMode, OpenFlags};
 #[cfg(debug_assertions)]
 use crate::growth_check::GrowthCheck;
 use crate::os_file::OsFile;
-use crate::sim::SimFile;
+use crate::simulated::{Door, SimulatedFile};
 use crate::write_table::WriteTable;
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 /// Where a file's bytes are.
 pub(crate) enum FileInner {
     Os(OsFile),
-    Sim(SimFile),
-}
-
-/// What is known about a file from its opening on.
-pub(crate) struct FileFacts {
-    pub(crate) path: PathBuf,
-    pub(crate) id: FileId,
-    pub(crate) kind: FileKind,
-    pub(crate) fs: FsKind,
-    pub(crate) access: Access,
-    pub(crate) direct: bool,
-    pub(crate) no_flush: bool,
-    pub(crate) alignment: Alignment,
-    pub(crate) len: u64,
+    #[cfg_attr(not(feature = "simulated"), expect(dead_code))] // never made
+    Sim(Door<SimulatedFile>),
 }
 
 /// A kind of fallocate that the kernel may refuse for a file, once and for all.
@@ -75,7 +63,7 @@ impl fmt::Debug for File {
 
 impl File {
     /// A file whose bytes are at `inner`.
-    pub(crate) fn from_parts(facts: FileFacts, inner: FileInner) -> Self {
+    fn from_parts(facts: FileFacts, inner: FileInner) -> Self {
         let len = AtomicU64::new(facts.len);
         let writes = facts.direct.then(Box::default);
         Self {
@@ -114,6 +102,12 @@ impl File {
         Ok(Self::from_parts(facts, FileInner::Os(os)))
     }
 
+    /// A file of a simulated world.
+    #[cfg(feature = "simulated")]
+    pub fn simulated(facts: FileFacts, at: SimulatedFile) -> Self {
+        Self::from_parts(facts, FileInner::Sim(Door::new(at)))
+    }
+
     /// The name it was opened by.
     pub fn path(&self) -> &Path {
         &self.state.facts.path
@@ -124,7 +118,7 @@ impl File {
         self.state.facts.id
     }
 
-    /// What it is.
+    /// The kind of the file.
     pub fn kind(&self) -> FileKind {
         self.state.facts.kind
     }
@@ -179,12 +173,12 @@ impl File {
                 os.disk_usage().map_err(|errno| self.error(Op::Seek, IoErrorKind::Os(errno)))
             }
             FileInner::Sim(sim) => {
-                sim.disk_usage().map_err(|errno| self.error(Op::Seek, IoErrorKind::Os(errno)))
+                (sim.disk_usage)(**sim).map_err(|errno| self.error(Op::Seek, IoErrorKind::Os(errno)))
             }
         }
     }
 
-    /// What requests must keep to.
+    /// The alignment that requests must keep to.
     pub fn alignment(&self) -> Alignment {
         self.state.facts.alignment
     }
@@ -285,14 +279,23 @@ impl File {
         &self.state.rings
     }
 
-    /// Where its bytes are.
-    pub(crate) fn inner(&self) -> &FileInner {
-        &self.state.inner
+    /// Its place in a simulated world, if it has one.
+    #[doc(hidden)]
+    pub fn in_simulation(&self) -> Option<SimulatedFile> {
+        self.simulated_file().copied()
+    }
+
+    /// Its place in a simulated world, if it has one.
+    pub(crate) fn simulated_file(&self) -> Option<&SimulatedFile> {
+        match &self.state.inner {
+            FileInner::Os(_) => None,
+            FileInner::Sim(sim) => Some(sim),
+        }
     }
 
     /// The descriptor, if it is a file of the system.
     pub(crate) fn os(&self) -> Option<&OsFile> {
-        match self.inner() {
+        match &self.state.inner {
             FileInner::Os(os) => Some(os),
             FileInner::Sim(_) => None,
         }

@@ -1,5 +1,7 @@
 //! How a file is opened and what is known about one: plain values.
 
+use std::path::PathBuf;
+
 /// Reading only, or reading and writing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
@@ -20,7 +22,7 @@ pub enum Create {
     New,
 }
 
-/// Who else may use the file meanwhile (QEMU's lock bytes).
+/// The users that are allowed beside this one (QEMU's lock bytes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LockMode {
     /// No lock taken or tested (`-U`; reading only).
@@ -60,7 +62,7 @@ impl Default for OpenFlags {
     }
 }
 
-/// What a [`crate::File`] is.
+/// The kind of a [`crate::File`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileKind {
     /// A regular file.
@@ -86,7 +88,7 @@ pub enum FsKind {
     Other,
 }
 
-/// What the kernel asks of requests. All three are powers of two, in bytes; 1 without O_DIRECT.
+/// The alignment that the kernel asks of requests. All three are powers of two, in bytes; 1 without O_DIRECT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Alignment {
     /// Of addresses in memory.
@@ -115,4 +117,26 @@ pub struct FileExtent {
     pub len: u64,
     /// Whether the run is a hole (reads as zero).
     pub hole: bool,
+}
+
+/// Properties of a file that do not change while it is open, and its length at first.
+pub struct FileFacts {
+    /// The name in messages.
+    pub path: PathBuf,
+    /// Identity.
+    pub id: FileId,
+    /// Kind.
+    pub kind: FileKind,
+    /// File system.
+    pub fs: FsKind,
+    /// Reading only or both.
+    pub access: Access,
+    /// O_DIRECT.
+    pub direct: bool,
+    /// `cache=unsafe`: flushes do nothing.
+    pub no_flush: bool,
+    /// The alignment that requests keep to.
+    pub alignment: Alignment,
+    /// Length in bytes.
+    pub len: u64,
 }

@@ -4,8 +4,8 @@
 //! nothing here writes, zeroes or allocates past the end while another request that does is in flight: whoever wants
 //! to write much beyond the end grows the file first.
 
+use crate::sync::Mutex;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
 
 /// The requests in flight that go past the end of one file.
 #[derive(Default)]
@@ -19,7 +19,7 @@ impl GrowthCheck {
     /// # Panics
     /// If another is in flight.
     pub(crate) fn begin(&self, range: Range<u64>) {
-        let mut in_flight = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut in_flight = self.in_flight.lock();
         if let Some(other) = in_flight.first().cloned() {
             drop(in_flight);
             panic!("{range:?} and {other:?} both go past the end of the file at once: grow it first");
@@ -29,6 +29,6 @@ impl GrowthCheck {
 
     /// The request is over.
     pub(crate) fn end(&self) {
-        self.in_flight.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.in_flight.lock().clear();
     }
 }

@@ -5,13 +5,21 @@
 //! To find a conflict, one asks (`F_OFD_GETLK`) whether an *exclusive* lock would be refused: on `200 + i` for each
 //! way of one's own, on `100 + i` for each way that one denies others. One takes one's locks first and asks then, so
 //! of two openers at the same time at least one sees the other.
+//!
+//! The locks belong to an open file of their own, which no ring ever has: the kernel takes a ring apart some time after
+//! its process has ended, 50 to 200 ms when it was killed with I/O in flight, and keeps the files in it until then. An
+//! open file that only the process has ends with the process, and so do its locks. It is opened by the descriptor, not
+//! by the name, which may lead elsewhere by now. Where it can't be had (a sandbox, no `/proc`, no right to read), or
+//! where who handed the descriptor over has locked it already, the locks are those of the file itself.
 
 use crate::error::{IoError, IoErrorKind, Op};
 use crate::file_types::LockMode;
+use crate::sync::Mutex;
+use rustix::fs::{CWD, Mode, OFlags};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// Ways to use an image, by bit, with QEMU's names. (Bit 2 is "write unchanged", which nothing here uses.)
@@ -26,7 +34,8 @@ const USED: i64 = 100;
 /// First byte of the locks of ways denied to others.
 const DENIED: i64 = 200;
 
-/// How long an opener tries: the ring of a process that was killed can hold its files for tens of milliseconds.
+/// How long an opener tries: another may be about to close, and where a lock belongs to a file that is in a ring, it
+/// outlives a process that was killed for up to 200 ms.
 const PATIENCE: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -63,17 +72,25 @@ enum Refusal {
     Os(i32),
 }
 
-/// The locks held through one descriptor.
+/// The locks held on one file.
 #[derive(Default)]
 pub(crate) struct FileLock {
     held: Mutex<Ways>,
+    /// The open file that the locks belong to, from the first lock on; `None`: the file itself.
+    own: OnceLock<Option<OwnedFd>>,
 }
 
 impl FileLock {
     /// Changes to the locks of `mode`; if that fails, the old ones are still held. Tries for up to a second.
-    pub(crate) fn set(&self, fd: BorrowedFd<'_>, path: &Path, mode: LockMode) -> Result<(), IoError> {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn set(&self, file: BorrowedFd<'_>, path: &Path, mode: LockMode) -> Result<(), IoError> {
+        let mut held = self.held.lock();
         let wanted = Ways::of(mode);
+        if wanted == *held {
+            return Ok(());
+        }
+        let own =
+            self.own.get_or_init(|| open_again(file).filter(|own| !is_locked_itself(file, own.as_fd())));
+        let fd = own.as_ref().map_or(file, AsFd::as_fd);
         let start = Instant::now();
         loop {
             match change(fd, *held, wanted) {
@@ -94,11 +111,28 @@ impl FileLock {
     }
 
     /// Gives up all locks.
-    pub(crate) fn release(&self, fd: BorrowedFd<'_>) -> Result<(), i32> {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn release(&self, file: BorrowedFd<'_>) -> Result<(), i32> {
+        let mut held = self.held.lock();
+        let fd = self.own.get().and_then(Option::as_ref).map_or(file, AsFd::as_fd);
         let ways = std::mem::take(&mut *held);
         ways.bytes().try_for_each(|byte| set_byte(fd, byte, libc::F_UNLCK))
     }
+}
+
+/// Another open file of the same file. For reading is enough: all locks are shared ones.
+fn open_again(file: BorrowedFd<'_>) -> Option<OwnedFd> {
+    let link = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let own = rustix::fs::openat(CWD, link, flags, Mode::empty()).ok()?;
+    let (file, same) = (rustix::fs::fstat(file).ok()?, rustix::fs::fstat(&own).ok()?);
+    ((file.st_dev, file.st_ino) == (same.st_dev, same.st_ino)).then_some(own)
+}
+
+/// Whether the file itself, by whoever opened it, has locks that would keep another open file out.
+fn is_locked_itself(file: BorrowedFd<'_>, own: BorrowedFd<'_>) -> bool {
+    // A lock that others see and the file itself does not is its own.
+    let is_its_own = |byte| is_locked(own, byte) == Ok(true) && is_locked(file, byte) == Ok(false);
+    WAYS.iter().any(|&(bit, _)| is_its_own(USED + i64::from(bit)) || is_its_own(DENIED + i64::from(bit)))
 }
 
 fn change(fd: BorrowedFd<'_>, held: Ways, wanted: Ways) -> Result<(), Refusal> {

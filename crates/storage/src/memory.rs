@@ -1,11 +1,12 @@
 //! Page-aligned allocations, the ground below buffers.
 
+use crate::sync::Mutex;
 use std::alloc::{self, Layout};
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Alignment in bytes of every buffer that this crate allocates.
 pub const PAGE: usize = 4096;
@@ -221,9 +222,9 @@ impl FreeList {
     }
 
     fn pop(&self, class: usize) -> Option<RegionRef> {
-        let piece = self.pieces.get(class).and_then(|pieces| lock(pieces).pop());
+        let piece = self.pieces.get(class).and_then(|pieces| pieces.lock().pop());
         let region = piece.or_else(|| {
-            let whole = lock(&self.wholes[class]).pop()?;
+            let whole = self.wholes[class].lock().pop()?;
             self.kept.fetch_sub(whole.len, Ordering::Relaxed);
             Some(whole)
         })?;
@@ -252,7 +253,7 @@ impl FreeList {
             let start = unsafe { memory.start.add(piece * len) };
             Arc::new(Region { start, len, fixed: Some(fixed), _memory: Arc::clone(&memory), home: None })
         });
-        lock(&self.pieces[class]).extend(pieces);
+        self.pieces[class].lock().extend(pieces);
         true
     }
 
@@ -269,24 +270,20 @@ impl FreeList {
             Arc::new(Region { start, len, fixed: None, _memory: Arc::clone(&memory), home: None })
         });
         self.kept.fetch_add(HUGE, Ordering::Relaxed);
-        lock(&self.wholes[class]).extend(pieces);
+        self.wholes[class].lock().extend(pieces);
         true
     }
 
     fn put(&self, region: Arc<Region>) {
         let len = region.len;
         if region.fixed.is_some() {
-            lock(&self.pieces[class_of(len)]).push(region);
+            self.pieces[class_of(len)].lock().push(region);
         } else if self.kept.fetch_add(len, Ordering::Relaxed) + len <= self.limit {
-            lock(&self.wholes[class_of(len)]).push(region);
+            self.wholes[class_of(len)].lock().push(region);
         } else {
             self.kept.fetch_sub(len, Ordering::Relaxed);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The class whose regions hold `len` bytes; `CLASSES` or more if none does.

@@ -1,66 +1,126 @@
 //! How other threads, and event loops, learn that a worker has something to do.
+//!
+//! There are two eventfds. A worker that sleeps within a turn waits for one that nobody else has. Event loops get the
+//! other, the *signal*, which they may register once and read whenever they like: nothing but their being woken depends
+//! on its counter. The ring of a worker raises the same signal for its completions.
+//!
+//! One descriptor of epoll over the ring's signal and the notifier's would do as well, but could not be read, as users of
+//! eventfds are used to, and costs two more wake-ups within the kernel. What does not do is to have the ring signal what
+//! it learns by polling the notifier: the kernel does not raise an eventfd from within a write to an eventfd, but later,
+//! 10 ms and more, and since Linux 6.11 (`io_eventfd_do_signal`) only the first time in the life of the ring.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-/// The worker is outside of its turns: it will not look before someone calls it or the descriptor is readable.
-const IDLE: u8 = 1;
+/// The worker sleeps within a turn.
+const ASLEEP: u8 = 1;
+/// The worker is between its turns: it will not look before someone calls it.
+const OUTSIDE: u8 = 2;
 /// There is something to look at.
-const PENDING: u8 = 2;
+const PENDING: u8 = 4;
 
-/// A flag with a descriptor. The descriptor (an eventfd) is written only if the worker is idle, exactly once per
-/// change from idle to idle-and-pending, and read exactly once when such a worker begins a turn. So a wake-up of a
-/// worker that is running costs no system call, and the descriptor is readable just while an idle worker has
-/// something pending.
+/// A flag with descriptors. The event is written only if the worker sleeps, exactly once per change to
+/// asleep-and-pending, and read exactly once when such a worker wakes. The signal is written when something becomes
+/// pending between turns, if an event loop watches it. So a wake-up of a worker that is running costs no system call.
 pub(crate) struct Notifier {
     state: AtomicU8,
     event: OwnedFd,
+    signal: OwnedFd,
+    watched: AtomicBool,
+}
+
+fn eventfd(flags: libc::c_int) -> io::Result<OwnedFd> {
+    // SAFETY: plain system call.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | flags) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Adds one to the counter of an eventfd.
+fn raise(fd: &OwnedFd) {
+    let one = 1u64.to_ne_bytes();
+    // SAFETY: `one` is 8 readable bytes. It fails only if the counter is full, and then the descriptor is readable.
+    let _ = unsafe { libc::write(fd.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+}
+
+/// Takes the counter of an eventfd.
+fn take(fd: &OwnedFd) {
+    let mut counter = [0; 8];
+    loop {
+        // SAFETY: `counter` is 8 writable bytes.
+        let read = unsafe { libc::read(fd.as_raw_fd(), counter.as_mut_ptr().cast(), counter.len()) };
+        if read >= 0 || io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+            break;
+        }
+    }
 }
 
 impl Notifier {
     pub(crate) fn new() -> io::Result<Self> {
-        // SAFETY: plain system call.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
+        Ok(Self {
+            state: AtomicU8::new(OUTSIDE),
+            event: eventfd(0)?,
+            signal: eventfd(libc::EFD_NONBLOCK)?,
+            watched: AtomicBool::new(false),
+        })
+    }
+
+    /// The descriptor that event loops watch. It is kept up from [`Notifier::watch`] on.
+    pub(crate) fn signal(&self) -> BorrowedFd<'_> {
+        self.signal.as_fd()
+    }
+
+    /// From now on, an event loop watches the signal.
+    pub(crate) fn watch(&self) {
+        self.watched.store(true, Ordering::SeqCst);
+        // Either this sees what is pending, or who made it pending sees that the signal is watched.
+        if self.state.load(Ordering::SeqCst) == OUTSIDE | PENDING {
+            self.raise_signal();
         }
-        // SAFETY: a new descriptor that nobody else owns.
-        let event = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(Self { state: AtomicU8::new(IDLE), event })
+    }
+
+    pub(crate) fn is_watched(&self) -> bool {
+        self.watched.load(Ordering::SeqCst)
+    }
+
+    /// Makes the signal readable.
+    pub(crate) fn raise_signal(&self) {
+        raise(&self.signal);
     }
 
     /// Tells the worker to look at its queues. What it shall find must have been stored before.
     pub(crate) fn notify(&self) {
-        if self.state.fetch_or(PENDING, Ordering::AcqRel) == IDLE {
-            let one = 1u64.to_ne_bytes();
-            // SAFETY: `one` is 8 readable bytes. It can fail only if the counter is about to overflow, and the
-            // counter never exceeds 1.
-            let _ = unsafe { libc::write(self.event.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+        match self.state.fetch_or(PENDING, Ordering::SeqCst) {
+            ASLEEP => raise(&self.event),
+            OUTSIDE if self.is_watched() => self.raise_signal(),
+            _ => {}
         }
     }
 
-    /// As [`Notifier::notify`], for the worker's own thread: within a turn it knows by itself.
-    pub(crate) fn notify_if_idle(&self) {
-        if self.state.load(Ordering::Relaxed) == IDLE {
+    /// As [`Notifier::notify`], for the worker's own thread: within a turn it knows by itself, and between turns
+    /// only an event loop needs to be told.
+    pub(crate) fn notify_event_loop(&self) {
+        if self.state.load(Ordering::Relaxed) == OUTSIDE && self.watched.load(Ordering::Relaxed) {
             self.notify();
         }
     }
 
-    /// Begins a turn of the worker: whatever was notified before is to be looked at now.
+    /// Begins a turn of the worker, or goes on with it after a sleep: whatever was notified before is to be looked at
+    /// now.
     pub(crate) fn begin_turn(&self) {
-        if self.state.swap(0, Ordering::AcqRel) == IDLE | PENDING {
-            let mut counter = [0; 8];
+        let before = self.state.swap(0, Ordering::SeqCst);
+        if before == ASLEEP | PENDING {
             // The one who made it pending has written or is about to, so this waits for moments at most; without
             // it the descriptor would stay readable.
-            loop {
-                // SAFETY: `counter` is 8 writable bytes.
-                let read =
-                    unsafe { libc::read(self.event.as_raw_fd(), counter.as_mut_ptr().cast(), counter.len()) };
-                if read >= 0 || io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-                    break;
-                }
-            }
+            take(&self.event);
+        }
+        if before & OUTSIDE != 0 && self.is_watched() {
+            // Who made it pending may be about to write still: the event loop is woken once for nothing then.
+            take(&self.signal);
         }
     }
 
@@ -71,21 +131,20 @@ impl Notifier {
             && self.state.compare_exchange(PENDING, 0, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Ends a turn. False if something was notified meanwhile: then the turn goes on.
+    /// Lets the worker sleep within its turn. False if something was notified meanwhile: then the turn goes on.
     #[must_use]
-    pub(crate) fn end_turn(&self) -> bool {
-        self.state.compare_exchange(0, IDLE, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    pub(crate) fn fall_asleep(&self) -> bool {
+        self.state.compare_exchange(0, ASLEEP, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// Ends a turn for one that will not wait: what was notified meanwhile makes the descriptor readable.
+    /// Ends a turn: what was notified meanwhile makes the signal readable.
     pub(crate) fn leave_turn(&self) {
-        if !self.end_turn() {
-            self.state.store(IDLE, Ordering::Release);
-            self.notify();
+        if self.state.fetch_or(OUTSIDE, Ordering::SeqCst) & PENDING != 0 && self.is_watched() {
+            self.raise_signal();
         }
     }
 
-    /// Waits until the descriptor is readable, at most `timeout`.
+    /// Waits until a worker that fell asleep was notified, at most `timeout`.
     pub(crate) fn wait_readable(&self, timeout: Option<std::time::Duration>) {
         let mut poll = libc::pollfd { fd: self.event.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let time = timeout.map(timespec);
@@ -97,6 +156,7 @@ impl Notifier {
 }
 
 impl AsFd for Notifier {
+    /// Readable when a worker that fell asleep was notified.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
@@ -115,29 +175,47 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn readable(notifier: &Notifier) -> bool {
-        let mut poll = libc::pollfd { fd: notifier.event.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    fn readable(fd: BorrowedFd<'_>) -> bool {
+        let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one pollfd, no waiting.
         unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
     }
 
     #[test]
-    fn readable_just_while_idle_and_pending() {
+    fn the_event_is_readable_just_while_asleep_and_pending() {
         let notifier = Notifier::new().unwrap();
-        assert!(!readable(&notifier));
         notifier.notify();
-        notifier.notify();
-        assert!(readable(&notifier));
         notifier.begin_turn();
-        assert!(!readable(&notifier) && !notifier.take_pending());
+        assert!(!notifier.take_pending());
         notifier.notify();
-        assert!(!readable(&notifier), "a running worker needs no system call");
-        assert!(!notifier.end_turn(), "but may not go to sleep");
-        assert!(notifier.take_pending() && notifier.end_turn());
+        assert!(!readable(notifier.as_fd()), "a running worker needs no system call");
+        assert!(!notifier.fall_asleep(), "but may not go to sleep");
+        assert!(notifier.take_pending() && notifier.fall_asleep());
+        notifier.notify();
+        notifier.notify();
+        assert!(readable(notifier.as_fd()) && !readable(notifier.signal()));
         notifier.begin_turn();
+        assert!(!readable(notifier.as_fd()));
+    }
+
+    #[test]
+    fn the_signal_shows_what_comes_between_turns() {
+        let notifier = Notifier::new().unwrap();
         notifier.notify();
+        assert!(!readable(notifier.signal()), "nobody watches");
+        notifier.watch();
+        assert!(readable(notifier.signal()), "what came before shows");
+        notifier.begin_turn();
+        assert!(!readable(notifier.signal()));
+        notifier.notify();
+        assert!(!readable(notifier.signal()));
         notifier.leave_turn();
-        assert!(readable(&notifier));
+        assert!(readable(notifier.signal()) && !readable(notifier.as_fd()));
+        notifier.begin_turn();
+        notifier.leave_turn();
+        assert!(!readable(notifier.signal()));
+        notifier.notify_event_loop();
+        assert!(readable(notifier.signal()));
     }
 
     #[test]
@@ -153,9 +231,9 @@ mod tests {
         });
         let mut seen = 0;
         while seen < 20_000 {
-            if notifier.end_turn() {
+            if notifier.fall_asleep() {
                 notifier.wait_readable(Some(Duration::from_secs(20)));
-                assert!(readable(&notifier), "slept although something had been sent");
+                assert!(readable(notifier.as_fd()), "slept although something had been sent");
             }
             notifier.begin_turn();
             seen = sent.load(Ordering::SeqCst);

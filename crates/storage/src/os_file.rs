@@ -2,8 +2,9 @@
 
 use crate::align;
 use crate::error::{IoError, IoErrorKind, Op};
-use crate::file::FileFacts;
-use crate::file_types::{Access, Alignment, Create, FileId, FileKind, FsKind, LockMode, OpenFlags};
+use crate::file_types::{
+    Access, Alignment, Create, FileFacts, FileId, FileKind, FsKind, LockMode, OpenFlags,
+};
 use crate::lock::FileLock;
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -198,7 +199,7 @@ impl AsFd for OsFile {
 
 impl Drop for OsFile {
     fn drop(&mut self) {
-        // A duplicate in a ring may keep the open file alive a little longer; the locks end now.
+        // A duplicate in a ring may keep the open file alive a little longer; the locks, if they are its, end now.
         let _ = self.lock.release(self.fd.as_fd());
     }
 }

@@ -5,7 +5,7 @@
 //! whatever the caller dropped meanwhile, memory that the kernel (or a simulated disk) may still touch stays alive.
 //! Every request gets exactly one completion. Completions may come in any order.
 //!
-//! What a backend does for each [`OpKind`] (`offset` and `len` in bytes; failures are errno values):
+//! The work of a backend for each [`OpKind`] (`offset` and `len` in bytes; failures are errno values):
 //!
 //! | kind | work | success |
 //! |---|---|---|
@@ -28,14 +28,18 @@ use crate::file::File;
 use crate::file_types::FileExtent;
 use crate::write_table::Hold;
 
+/// A piece of computation for another thread.
+pub type Job = Box<dyn FnOnce() + Send>;
+
 /// Names an operation of one worker while it is in flight. Ids are small and reused: a backend may use them as an
 /// index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct OpId(pub(crate) usize);
+pub struct OpId(pub usize);
 
-/// What is to be done; see the table in the module's documentation.
+/// The kind of work; see the table in the module's documentation.
 #[derive(Clone)]
-pub(crate) enum OpKind {
+#[allow(missing_docs)] // the table has them
+pub enum OpKind {
     Read,
     Write,
     Flush,
@@ -49,13 +53,17 @@ pub(crate) enum OpKind {
 }
 
 /// One operation on one file.
-pub(crate) struct OpRequest {
-    pub(crate) file: File,
-    pub(crate) kind: OpKind,
-    pub(crate) offset: u64,
-    pub(crate) len: u64,
+pub struct OpRequest {
+    /// The file, whose bytes the backend knows where to find.
+    pub file: File,
+    /// The work.
+    pub kind: OpKind,
+    /// Bytes from the beginning of the file.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
     /// Empty for all but `Read` and `Write`.
-    pub(crate) bufs: IoBufs,
+    pub bufs: IoBufs,
     /// The place in the file's table of writes, to be released at the operation's end.
     hold: Option<Hold>,
     /// Whether the file's growth check knows of it.
@@ -115,18 +123,42 @@ impl Drop for OpRequest {
     }
 }
 
-/// What a successful operation yields.
+/// The result of a successful operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum OpDone {
+pub enum OpDone {
+    /// Nothing but success.
     Done,
+    /// Bytes copied.
     Copied(u64),
+    /// The run that was asked for.
     Extent(FileExtent),
 }
 
 /// The end of an operation.
-pub(crate) struct Completion {
-    pub(crate) id: OpId,
-    pub(crate) request: Box<OpRequest>,
-    /// What came of it, or the errno.
-    pub(crate) result: Result<OpDone, i32>,
+pub struct Completion {
+    /// The operation.
+    pub id: OpId,
+    /// The same box that was submitted.
+    pub request: Box<OpRequest>,
+    /// The result, or the errno.
+    pub result: Result<OpDone, i32>,
+}
+
+impl Completion {
+    /// Notes what the operation's end means for its file, also when nobody waits for it any more.
+    pub(crate) fn note_in_file(&self) {
+        let Self { request, result, .. } = self;
+        let file = &request.file;
+        match (&request.kind, result) {
+            (OpKind::Write | OpKind::ZeroRange | OpKind::Allocate | OpKind::CloneRange { .. }, Ok(_)) => {
+                file.raise_len(request.offset.saturating_add(request.len));
+            }
+            (OpKind::CopyRange { .. }, Ok(OpDone::Copied(copied))) if *copied > 0 => {
+                file.raise_len(request.offset.saturating_add(*copied));
+            }
+            (OpKind::SetLen, Ok(_)) => file.store_len(request.offset),
+            (OpKind::Flush, Err(_)) => file.set_flush_failed(),
+            _ => {}
+        }
+    }
 }

@@ -18,6 +18,8 @@ pub enum Fault {
     SkipMovedTableBarrier,
     /// Commit: L1 entries and links are written before the tables and counts that they need.
     L1BeforeItsTable,
+    /// Commit: the new tables are copied before the slices that say which of them matter.
+    FreezeTablesFirst,
     /// Commit: blocks are written as they are now, not as they were frozen.
     WriteTheLiveBlock,
     /// Commit: what was freed since the freeze is released with what was freed before.
@@ -30,6 +32,8 @@ pub enum Fault {
     JoinFrozenCommit,
     /// Commit: when one write fails, the others are not waited for.
     LeaveFailedBatch,
+    /// Commit, release: they run on the worker of the request that started them.
+    RunOnCaller,
     /// Release: freed clusters go back before the commit that unlinks them.
     ReleaseWithoutCommit,
     /// Release: freed clusters go back while requests may use them.
@@ -90,6 +94,12 @@ pub enum Fault {
     MagicFirst,
     /// Cache: who waits for a slice is not woken.
     ForgetLoadWaiters,
+    /// Cache: a slice may be read from the place of a table that is not written yet.
+    LookAtNewTablesFirst,
+    /// Cache: a slice may be evicted before who loaded it has looked at it.
+    LoadUnpinned,
+    /// Cache: room that was not there is given back all the same.
+    GiveBackUntaken,
     /// Cache: two load one slice at the same time.
     LoadTwice,
     /// Cache: what was derived from a slice that has changed since is kept.
@@ -100,6 +110,8 @@ pub enum Fault {
     ForgetChangeInWriting,
     /// Cache: a slice is loaded outside any grace period.
     LoadOutsideGrace,
+    /// Space: what is set aside may be found free a second time.
+    ForgetSetAside,
     /// Space: a window hands its last cluster out twice.
     WindowOffByOne,
     /// Space: recycled space counts as zero.
@@ -112,6 +124,8 @@ pub enum Fault {
     ZeroShowsBacking,
     /// Resize: other requests go on meanwhile.
     ResizeBesideWrites,
+    /// Resize: what was derived while the disk had its old end stays when it has grown.
+    KeepOldEnd,
     /// Resize: what the disk grows by is not zeroed.
     SkipGrowthZeroing,
     /// Resize: the cluster in which the disk of a raw data file ended counts as what the disk grows by.
@@ -131,13 +145,21 @@ pub enum Fault {
     /// Storage: a claim is not shown to the writes that come after it.
     HideClaim,
     /// Gate: who leaves wakes one of those who wait, who may have gone.
-    WakeOneAtGate,
+    WakeOneAtMutex,
     /// Turnstile: a request looks whether somebody is alone, and then counts itself.
     LookBeforeCount,
     /// Turnstile, cache: who waits does not look again after it has said so.
     LookOnce,
     /// Grace: the phase is changed once.
     FlipOnce,
+    /// Patience: a request that never ends is waited for without a bound.
+    WaitWithoutBound,
+    /// Close: requests that are under way are not waited for, and later ones are not refused.
+    CloseBesideRequests,
+    /// Close: it waits for the image's own worker while it keeps operations there from being alone.
+    IdleWhileAlone,
+    /// Snapshots: one that the header names gives its references back, if a write fails after that.
+    LowerNamedSnapshot,
 }
 
 #[cfg(feature = "test-faults")]

@@ -2,7 +2,7 @@
 
 use crate::blocking::vectors;
 use crate::buf::IoBufs;
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags};
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 use smallvec::SmallVec;
 use std::io;
@@ -12,7 +12,17 @@ use std::sync::Arc;
 /// A descriptor that a [`crate::Worker`] can wait on, receive from and send to: a stream socket, a listening socket, a
 /// pipe, an eventfd. Cheap to clone; closed with its last clone.
 #[derive(Debug, Clone)]
-pub struct Socket(Arc<OwnedFd>);
+pub struct Socket {
+    fd: Arc<OwnedFd>,
+    holder: Holder,
+}
+
+/// Other holders of the open file, and with it of the flag that says whether it is non-blocking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Holder {
+    OursAlone,
+    Others,
+}
 
 impl Socket {
     /// Takes the descriptor over and makes it non-blocking.
@@ -20,19 +30,42 @@ impl Socket {
     /// # Errors
     /// The kernel refuses that.
     pub fn new(fd: impl Into<OwnedFd>) -> io::Result<Self> {
-        let fd = fd.into();
+        Self::held_by(Holder::OursAlone, fd.into())
+    }
+
+    /// As [`Socket::new`], for an eventfd that another process holds as well and may make blocking again. Receiving
+    /// from it never waits in a system call, since Linux 5.8.
+    ///
+    /// # Errors
+    /// As for [`Socket::new`].
+    pub fn shared_with_others(fd: impl Into<OwnedFd>) -> io::Result<Self> {
+        Self::held_by(Holder::Others, fd.into())
+    }
+
+    fn held_by(holder: Holder, fd: OwnedFd) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&fd, true)?;
-        Ok(Self(Arc::new(fd)))
+        Ok(Self { fd: Arc::new(fd), holder })
+    }
+
+    /// Receives what there is.
+    fn read(&self, parts: &mut [io::IoSliceMut<'_>]) -> rustix::io::Result<usize> {
+        if self.holder == Holder::Others {
+            match rustix::io::preadv2(self, parts, u64::MAX, ReadWriteFlags::NOWAIT) {
+                Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
+                result => return result,
+            }
+        }
+        rustix::io::readv(self, parts)
     }
 }
 
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 }
 
-/// What is waited for.
+/// The event that is waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SocketOp {
     /// There is something to receive or accept, or the end.
@@ -90,7 +123,7 @@ impl SocketRequest {
                 SocketOp::Receive => {
                     let mut parts: Vec<_> =
                         self.bufs.0.iter_mut().map(|buf| io::IoSliceMut::new(buf.as_mut_slice())).collect();
-                    rustix::io::readv(&self.socket, &mut parts)
+                    self.socket.read(&mut parts)
                 }
                 SocketOp::Send | SocketOp::SendLazily => self.send_some(),
             };

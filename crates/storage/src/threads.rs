@@ -1,15 +1,15 @@
 //! The thread-pool backend: each operation is done by system calls on a thread of a small pool.
 
-use crate::backend::Job;
 use crate::blocking;
 use crate::notify::Notifier;
-use crate::request::{Completion, OpId, OpRequest};
+use crate::request::{Completion, Job, OpId, OpRequest};
 use crate::socket::SocketCompletion;
 use crate::socket_poll::SocketPoll;
+use crate::sync::{Condvar, Mutex};
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// An idle thread ends after this time.
@@ -20,7 +20,7 @@ enum Work {
     Job(Job),
 }
 
-/// What the worker and the pool's threads share.
+/// State that the worker and the pool's threads share.
 struct Shared {
     queue: Mutex<Queue>,
     /// Signalled when there is work, or no more to come.
@@ -38,11 +38,6 @@ struct Queue {
     threads: usize,
     idle: usize,
     closed: bool,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while it holds one of these locks; if it did, the data would still be whole.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A pool of threads with one owner.
@@ -91,7 +86,7 @@ impl Threads {
         if self.queued.is_empty() {
             return;
         }
-        let mut queue = lock(&self.shared.queue);
+        let mut queue = self.shared.queue.lock();
         let added = self.queued.len();
         queue.work.extend(self.queued.drain(..));
         let wake = added.min(queue.idle);
@@ -112,7 +107,7 @@ impl Threads {
         }
         if alone {
             // The system has no thread to give: this one does the work.
-            while let Some(work) = { lock(&self.shared.queue).work.pop_front() } {
+            while let Some(work) = { self.shared.queue.lock().work.pop_front() } {
                 do_work(&self.shared, work);
             }
         }
@@ -120,7 +115,7 @@ impl Threads {
 
     pub(crate) fn reap(&mut self, done: &mut Vec<Completion>) {
         if self.in_flight > 0 {
-            let mut ours = lock(&self.shared.done);
+            let mut ours = self.shared.done.lock();
             self.in_flight -= ours.len();
             done.append(&mut ours);
         }
@@ -136,7 +131,7 @@ impl Threads {
         self.reap(done);
     }
 
-    /// The socket operations, which this thread does itself. They do not show in [`Threads::as_fd`].
+    /// The socket operations, which this thread does itself. They do not show in the notifier's signal.
     pub(crate) fn sockets(&mut self) -> &mut SocketPoll {
         &mut self.sockets
     }
@@ -149,7 +144,7 @@ impl Threads {
 
     /// Whether [`Threads::reap`] would find something.
     pub(crate) fn has_completions(&self) -> bool {
-        self.in_flight > 0 && !lock(&self.shared.done).is_empty()
+        self.in_flight > 0 && !self.shared.done.lock().is_empty()
     }
 
     /// Ends a turn: what came during it and was not reaped must not be forgotten, although it was notified.
@@ -170,37 +165,33 @@ impl Threads {
     pub(crate) fn syscalls(&self) -> u64 {
         self.shared.calls.load(Ordering::Relaxed)
     }
-
-    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
-        self.shared.notifier.as_fd()
-    }
 }
 
 impl Drop for Threads {
     fn drop(&mut self) {
         // The threads finish what is queued; requests keep their buffers and files themselves.
-        lock(&self.shared.queue).closed = true;
+        self.shared.queue.lock().closed = true;
         self.shared.more.notify_all();
     }
 }
 
 fn run_thread(shared: &Shared) {
-    let mut queue = lock(&shared.queue);
+    let mut queue = shared.queue.lock();
     loop {
         if let Some(work) = queue.work.pop_front() {
             drop(queue);
             do_work(shared, work);
-            queue = lock(&shared.queue);
+            queue = shared.queue.lock();
             continue;
         }
         if queue.closed {
             break;
         }
         queue.idle += 1;
-        let waited;
-        (queue, waited) = shared.more.wait_timeout(queue, IDLE).unwrap_or_else(PoisonError::into_inner);
+        let is_over;
+        (queue, is_over) = shared.more.wait_timeout(queue, IDLE);
         queue.idle -= 1;
-        if waited.timed_out() && queue.work.is_empty() {
+        if is_over && queue.work.is_empty() {
             break;
         }
     }
@@ -213,7 +204,7 @@ fn do_work(shared: &Shared, work: Work) {
             let mut calls = 0;
             let result = blocking::execute(&mut request, &mut calls);
             shared.calls.fetch_add(calls, Ordering::Relaxed);
-            lock(&shared.done).push(Completion { id, request, result });
+            shared.done.lock().push(Completion { id, request, result });
         }
         Work::Job(job) => {
             job();

@@ -68,7 +68,7 @@ fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
-/// What `piece` of the file and the request that begins at `offset` have in common: where it lies in a buffer of the
+/// The overlap of `piece` of the file and the request that begins at `offset`: where it lies in a buffer of the
 /// piece, and where in the request's buffers.
 fn common(piece: &Range<u64>, offset: u64, len: u64) -> (Range<usize>, usize) {
     let (from, to) = (piece.start.max(offset), piece.end.min(offset + len));
@@ -125,7 +125,7 @@ pub(crate) async fn write(
     offset: u64,
     bufs: IoBufs,
 ) -> (Result<(), i32>, IoBufs) {
-    let (theirs, file) = (worker.clone(), file.clone());
+    let (theirs, file) = (worker.uncounted(), file.clone());
     worker
         .spawn(async move {
             let result = read_modify_write(&theirs, &file, offset, &bufs).await;

@@ -8,19 +8,20 @@
 //! copying between files) is done by a few helper threads. The worker's notifier is polled in the ring, so that waiting
 //! on the ring is waiting on everything.
 //!
-//! For event loops the ring signals an eventfd. (The ring's own descriptor will not do: work that the kernel keeps
-//! until this thread asks for it, `IORING_SETUP_DEFER_TASKRUN`, wakes nobody who polls it.) The signal is off during
-//! turns, when the worker looks by itself.
+//! For event loops the ring raises the notifier's signal. (The ring's own descriptor will not do: work that the kernel
+//! keeps until this thread asks for it, `IORING_SETUP_DEFER_TASKRUN`, wakes nobody who polls it.) The ring's part of it
+//! is off during turns, when the worker looks by itself; outside of turns the notifier raises the signal, not the ring
+//! by its poll of the notifier (see the module `notify`).
 
-use crate::backend::Job;
 use crate::blocking;
 use crate::closed_files::ClosedFiles;
 use crate::file::File;
 use crate::memory::{FixedBuffer, Region};
 use crate::notify::Notifier;
-use crate::request::{Completion, OpDone, OpId, OpKind, OpRequest};
+use crate::request::{Completion, Job, OpDone, OpId, OpKind, OpRequest};
 use crate::socket::{SocketCompletion, SocketOp, SocketRequest};
 use crate::threads::Threads;
+use crate::uring_rights::restrict;
 use crate::uring_sockets::{CANCELLATION, SOCKET, UringSockets};
 use foldhash::HashMap;
 use io_uring::squeue::{Entry, Flags};
@@ -28,7 +29,7 @@ use io_uring::types::{Fd, Fixed, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
@@ -52,7 +53,7 @@ struct Slot {
     request: Option<Box<OpRequest>>,
     /// Bytes transferred so far.
     done: usize,
-    /// What the kernel reads the addresses from when it takes the submission; kept for its capacity.
+    /// Arrays from which the kernel reads the addresses when it takes the submission; kept for their capacity.
     vectors: Vec<libc::iovec>,
 }
 
@@ -64,6 +65,16 @@ unsafe impl Send for Slot {}
 enum Target {
     Registered(Fixed),
     Descriptor(Fd),
+}
+
+/// Whether an event loop watches the notifier's signal.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Watched {
+    No,
+    /// The kernel raises the signal.
+    ByKernel,
+    /// The kernel refused to: the signal stays readable while anything is under way.
+    ByHand,
 }
 
 /// How long to wait for a completion.
@@ -84,7 +95,7 @@ pub(crate) struct Uring {
     /// Operations in the ring.
     in_ring: usize,
     most_in_ring: usize,
-    /// Those of them that were not handed over yet.
+    /// Operations in the ring that were not handed over yet.
     queued: usize,
     /// Operations that wait for a place in the ring.
     backlog: VecDeque<usize>,
@@ -97,9 +108,7 @@ pub(crate) struct Uring {
     /// Whether buffers can be registered, and how many are.
     can_register_buffers: bool,
     buffers: u32,
-    /// What event loops watch, and whether one does.
-    signal: OwnedFd,
-    watched: bool,
+    watched: Watched,
     calls: u64,
 }
 
@@ -151,11 +160,14 @@ impl Uring {
                 reason: "io_uring_setup: the kernel's is too old".to_owned(),
             });
         }
-        let signal = new_eventfd().map_err(|error| Refused::new("eventfd", &error))?;
+        restrict(&ring).map_err(|error| Refused::new("io_uring_register", &error))?;
         let usable = ring.submitter().register_files_sparse(FILES).is_ok();
         let can_register_buffers = ring.submitter().register_buffers_sparse(BUFFERS).is_ok();
         // Only a shortcut for the kernel.
         let _ = ring.submitter().register_ring_fd();
+        ring.submitter()
+            .register_enable_rings()
+            .map_err(|error| Refused::new("io_uring_register", &error))?;
         let most_in_ring = ring.params().sq_entries() as usize - 2;
         let _ = ring.completion();
         let sockets = UringSockets::new(ring.params().is_feature_skip_cqe_on_success());
@@ -181,8 +193,7 @@ impl Uring {
             notifier,
             can_register_buffers,
             buffers: 0,
-            signal,
-            watched: false,
+            watched: Watched::No,
             calls: 0,
         };
         // A filter may allow the set-up and refuse this.
@@ -461,44 +472,38 @@ impl Uring {
         self.calls + self.helpers.syscalls()
     }
 
-    pub(crate) fn as_fd(&mut self) -> BorrowedFd<'_> {
-        if !self.watched {
-            self.watched = self.ring.submitter().register_eventfd(self.signal.as_raw_fd()).is_ok();
+    pub(crate) fn watch(&mut self) {
+        if self.watched == Watched::No {
+            let signal = self.notifier.signal().as_raw_fd();
+            let registered = self.ring.submitter().register_eventfd(signal).is_ok();
+            self.watched = if registered { Watched::ByKernel } else { Watched::ByHand };
             self.signal_on();
         }
-        if self.watched {
-            return self.signal.as_fd();
-        }
-        // SAFETY: the ring keeps its descriptor open as long as it lives.
-        unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
     }
 
     /// Begins a turn: whatever made the signal readable is looked at now.
     pub(crate) fn signal_off(&mut self) {
-        if self.watched {
+        if self.watched == Watched::ByKernel {
             self.ring.completion().disable_eventfd();
-            let mut counter = [0; 8];
-            // SAFETY: `counter` is 8 writable bytes. The descriptor does not wait; it is empty afterwards either way.
-            let _ =
-                unsafe { libc::read(self.signal.as_raw_fd(), counter.as_mut_ptr().cast(), counter.len()) };
         }
     }
 
     /// Ends a turn: what comes from now on makes the signal readable, as does what came already.
     pub(crate) fn signal_on(&mut self) {
-        if self.watched {
-            self.ring.completion().enable_eventfd();
-            // Either the kernel sees the signal on, or the completion is seen here.
-            fence(Ordering::SeqCst);
-            if !self.ring.completion().is_empty()
-                || self.kernel_has_work()
-                || self.helpers.has_completions()
-                || self.sockets.has_completions()
-            {
-                let one = 1u64.to_ne_bytes();
-                // SAFETY: `one` is 8 readable bytes. It fails only if the counter is full, so readable.
-                let _ = unsafe { libc::write(self.signal.as_raw_fd(), one.as_ptr().cast(), one.len()) };
-            }
+        if self.watched == Watched::No {
+            return;
+        }
+        self.ring.completion().enable_eventfd();
+        // Either the kernel sees the signal on, or the completion is seen here.
+        fence(Ordering::SeqCst);
+        let by_hand = self.watched == Watched::ByHand && self.in_flight() + self.sockets.in_ring() > 0;
+        if by_hand
+            || !self.ring.completion().is_empty()
+            || self.kernel_has_work()
+            || self.helpers.has_completions()
+            || self.sockets.has_completions()
+        {
+            self.notifier.raise_signal();
         }
     }
 
@@ -557,20 +562,10 @@ impl Drop for Uring {
     }
 }
 
-fn new_eventfd() -> io::Result<OwnedFd> {
-    // SAFETY: a plain system call.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a new descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// A ring with as many of the wished-for properties as the kernel has.
+/// A ring with as many of the wished-for properties as the kernel has, not enabled yet.
 fn build(entries: u32) -> io::Result<IoUring> {
     let mut builder = IoUring::builder();
-    builder.setup_submit_all().setup_clamp();
+    builder.setup_r_disabled().setup_submit_all().setup_clamp();
     // 6.1: completions are processed in this thread, when it asks; and nobody else submits.
     builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
     let error = match builder.build(entries) {
@@ -580,11 +575,11 @@ fn build(entries: u32) -> io::Result<IoUring> {
     };
     // 5.19: completions do not interrupt this thread.
     let mut builder = IoUring::builder();
-    builder.setup_submit_all().setup_clamp().setup_coop_taskrun().setup_taskrun_flag();
+    builder.setup_r_disabled().setup_submit_all().setup_clamp().setup_coop_taskrun().setup_taskrun_flag();
     match builder.build(entries) {
         Ok(ring) => Ok(ring),
         Err(_) if error.raw_os_error() == Some(libc::EINVAL) => {
-            IoUring::builder().setup_clamp().build(entries)
+            IoUring::builder().setup_r_disabled().setup_clamp().build(entries)
         }
         Err(error) => Err(error),
     }
@@ -615,7 +610,6 @@ fn target_of(files: &mut FileTable, ring: &IoUring, file: &File) -> Target {
     Target::Registered(Fixed(place))
 }
 
-/// Checks that the kernel gets what O_DIRECT asks for.
 /// Whether this is a long read through the page cache. The ring would try it in this thread, again and again as
 /// read-ahead brings the pages in, a few at a time; a thread of the kernel's (io-wq) reads it in one go.
 fn is_long_cached_read(request: &OpRequest, done: usize) -> bool {
@@ -624,6 +618,7 @@ fn is_long_cached_read(request: &OpRequest, done: usize) -> bool {
         && request.bufs.len() - done >= LONG_CACHED_READ
 }
 
+/// Checks that the kernel gets what O_DIRECT asks for.
 #[cfg(debug_assertions)]
 fn assert_aligned(request: &OpRequest, done: usize) {
     for buf in &request.bufs.0 {

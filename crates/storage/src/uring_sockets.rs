@@ -22,6 +22,9 @@ struct Slot {
     request: Option<SocketRequest>,
     /// Whether it is in the ring as a lazy send.
     is_lazy: bool,
+    /// Whether the ring waits for the descriptor in its place: an operation that was woken for nothing ends with EAGAIN,
+    /// since the descriptor is non-blocking.
+    is_polled: bool,
     vectors: Vec<libc::iovec>,
     header: libc::msghdr,
 }
@@ -62,7 +65,7 @@ impl UringSockets {
         let slot = self.slots[id].get_or_insert_with(|| {
             // SAFETY: all zero is a valid msghdr: no name, no vectors, no control data.
             let header = unsafe { std::mem::zeroed() };
-            Box::new(Slot { request: None, is_lazy: false, vectors: Vec::new(), header })
+            Box::new(Slot { request: None, is_lazy: false, is_polled: false, vectors: Vec::new(), header })
         });
         slot.is_lazy = is_lazy;
         slot.request = Some(request);
@@ -76,6 +79,10 @@ impl UringSockets {
         let fd = Fd(request.socket.as_fd().as_raw_fd());
         let (base, count) = (slot.vectors.as_ptr(), slot.vectors.len());
         let entry = match request.op {
+            op if slot.is_polled => {
+                let events = if op.sends() { libc::POLLOUT } else { libc::POLLIN };
+                opcode::PollAdd::new(fd, events as u32).build()
+            }
             SocketOp::Readable => opcode::PollAdd::new(fd, libc::POLLIN as u32).build(),
             // As for sockets, `read` does for pipes and eventfds.
             SocketOp::Receive => match slot.vectors.first() {
@@ -120,6 +127,7 @@ impl UringSockets {
         let id = (user_data & !SOCKET) as usize;
         let Some(slot) = self.slots.get_mut(id).and_then(Option::as_mut) else { return };
         let was_lazy = std::mem::take(&mut slot.is_lazy);
+        let was_polled = std::mem::take(&mut slot.is_polled);
         if was_lazy {
             self.lazy.retain(|&other| other != id);
         } else {
@@ -127,11 +135,17 @@ impl UringSockets {
         }
         let Some(request) = slot.request.as_mut() else { return };
         let outcome = match usize::try_from(result) {
+            // The operation itself says what is wrong, if anything.
+            Ok(_) if was_polled => None,
             Ok(_) if request.op == SocketOp::Readable => Some(Ok(0)),
             // Nothing was sent: not the end, but no room.
             Ok(0) if was_lazy => None,
             Ok(moved) => request.after(moved),
             Err(_) if result == -libc::EINTR || was_lazy && result == -libc::EAGAIN => None,
+            Err(_) if result == -libc::EAGAIN => {
+                slot.is_polled = true;
+                None
+            }
             Err(_) => Some(Err(-result)),
         };
         match outcome {

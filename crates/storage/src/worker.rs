@@ -7,31 +7,37 @@
 //! backend has to do); operations are numbered, and the number's slot in `ops` says who waits for it.
 //!
 //! # The end
-//! The last handle that is dropped drives all tasks and operations to their end first. Handles inside of tasks count,
-//! so a worker whose tasks have handles lives on; such a worker is driven to its end when its thread ends.
+//! The last counted handle that is dropped drives all tasks and operations to their end first. Tasks have handles that do
+//! not count ([`Worker::spawn_with`]), or no worker with a task would ever end. A task that holds a counted handle
+//! keeps its worker alive; such a worker is driven to its end when its thread ends.
 
-use crate::backend::{Backend, Job};
+#[cfg(feature = "simulated")]
+mod simulated;
+
+use crate::backend::Backend;
 use crate::buf::IoBuf;
 use crate::error::{IoError, IoErrorKind, Op};
 use crate::executor::{Executor, JoinHandle};
 use crate::memory::FreeList;
 use crate::notify::Notifier;
-use crate::request::{Completion, OpDone, OpId, OpKind, OpRequest};
+use crate::request::{Completion, Job, OpDone, OpId, OpRequest};
 use crate::socket::{SocketCompletion, SocketRequest};
+use crate::socket_ops::SocketOps;
+use crate::sync::Mutex;
 use crate::threads::Threads;
 #[cfg(feature = "io-uring")]
 use crate::uring::Uring;
-use crate::worker_sockets::SocketOps;
+use crate::worker_id::WorkerId;
 use crate::worker_types::{Engine, IoStats, WorkerConfig, WorkerKind};
 use slab::Slab;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -41,11 +47,31 @@ const PATIENCE_AT_END: Duration = Duration::from_secs(5);
 /// A handle to the worker of this thread; cheap to clone, not `Send`.
 ///
 /// Dropping the last handle runs the tasks that are left and waits for the operations in flight. Tasks that wait
-/// for something that no operation of this worker will bring are given five seconds, then they are dropped. A
-/// handle held by a task counts too: use [`Worker::drain`] to be sure that nothing is left.
+/// for something that no operation or timer of this worker will bring are given five seconds without any news, then
+/// they are dropped. A task that goes on for ever must be told to end before.
+///
+/// Tasks get handles that do not count, from [`Worker::spawn_with`] or [`Worker::uncounted`]. A task that captures a
+/// counted handle, from [`Clone`], puts the end of its worker off until the task is over or its thread ends.
 #[derive(Clone)]
 pub struct Worker {
     inner: Rc<Inner>,
+    /// Shared by the handles that count.
+    _counted: Option<Rc<Counted>>,
+}
+
+/// Drives the worker to its end when the last handle that counts is dropped.
+struct Counted {
+    inner: Rc<Inner>,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        // Within a turn, whoever makes the turn has a handle or goes on to the end by itself; and the task that dropped
+        // this one could not end in here.
+        if self.inner.turns.get() == 0 {
+            self.inner.end();
+        }
+    }
 }
 
 struct Inner {
@@ -64,6 +90,8 @@ struct Inner {
     pool: Arc<FreeList>,
     stats: Cell<IoStats>,
     fallback_reason: Option<String>,
+    /// Makes another worker of the same simulated world.
+    sibling: Option<MakeWorker>,
     /// Turns within each other: more than 1 when a task calls `block_on` or `poll`.
     turns: Cell<u32>,
 }
@@ -71,49 +99,12 @@ struct Inner {
 /// When a timer fires, and a number that tells timers of the same time apart.
 type TimerKey = (Duration, u64);
 
-/// Who waits for an operation.
+/// The state of an operation: who waits for it.
 enum OpState {
     Waiting(Option<Waker>),
     Over(Completion),
     /// Nobody any more; its completion is thrown away.
     Abandoned,
-}
-
-/// The number of a worker, the smallest that is free; given back on drop. A simulated world counts its own workers,
-/// so that a run does not depend on what else the process does.
-struct WorkerId {
-    number: usize,
-    given_back: bool,
-}
-
-static WORKER_IDS: Mutex<Vec<bool>> = Mutex::new(Vec::new());
-
-impl WorkerId {
-    fn take() -> Self {
-        let mut used = WORKER_IDS.lock().unwrap_or_else(PoisonError::into_inner);
-        let id = used.iter().position(|used| !used).unwrap_or(used.len());
-        if id == used.len() {
-            used.push(true);
-        } else {
-            used[id] = true;
-        }
-        Self { number: id, given_back: true }
-    }
-
-    fn of_world(number: usize) -> Self {
-        Self { number, given_back: false }
-    }
-}
-
-impl Drop for WorkerId {
-    fn drop(&mut self) {
-        if !self.given_back {
-            return;
-        }
-        if let Some(used) = WORKER_IDS.lock().unwrap_or_else(PoisonError::into_inner).get_mut(self.number) {
-            *used = false;
-        }
-    }
 }
 
 /// The workers of a thread, to be driven to their end when the thread ends.
@@ -144,6 +135,9 @@ impl Drop for OfThread {
     }
 }
 
+/// Makes a worker.
+type MakeWorker = Box<dyn Fn() -> Worker>;
+
 impl Worker {
     /// A worker for this thread.
     pub fn new(config: &WorkerConfig) -> Result<Self, IoError> {
@@ -161,23 +155,19 @@ impl Worker {
         };
         let backend =
             ring.unwrap_or_else(|| Backend::Threads(Threads::new(config.threads, Arc::clone(&notifier))));
-        Ok(Self::with_backend(backend, notifier, config.pool_bytes, fallback_reason))
+        Ok(Self::with_backend(backend, notifier, config.pool_bytes, fallback_reason, None))
     }
 
     /// A worker on `backend`, which wakes it through `notifier`.
-    pub(crate) fn with_backend(
+    fn with_backend(
         backend: Backend,
         notifier: Arc<Notifier>,
         pool_bytes: usize,
         fallback_reason: Option<String>,
+        sibling: Option<MakeWorker>,
     ) -> Self {
         let inner = Rc::new(Inner {
-            id: match &backend {
-                Backend::Sim(sim) => WorkerId::of_world(sim.number()),
-                Backend::Threads(_) => WorkerId::take(),
-                #[cfg(feature = "io-uring")]
-                Backend::Uring(_) => WorkerId::take(),
-            },
+            id: backend.simulated().map_or_else(WorkerId::take, |queue| WorkerId::of_world(queue.number())),
             executor: Executor::new(Arc::clone(&notifier)),
             notifier,
             backend: RefCell::new(backend),
@@ -190,10 +180,20 @@ impl Worker {
             pool: FreeList::new(pool_bytes),
             stats: Cell::default(),
             fallback_reason,
+            sibling,
             turns: Cell::new(0),
         });
-        OfThread::add(&inner);
-        Self { inner }
+        if inner.backend.borrow().kind() != WorkerKind::Simulated {
+            // A simulated one ends when its world says so.
+            OfThread::add(&inner);
+        }
+        let counted = Some(Rc::new(Counted { inner: Rc::clone(&inner) }));
+        Self { inner, _counted: counted }
+    }
+
+    /// Another worker of the same simulated world; none of a real one.
+    pub(crate) fn simulated_sibling(&self) -> Option<Self> {
+        self.inner.sibling.as_ref().map(|make| make())
     }
 
     /// Which completion queue it has.
@@ -212,8 +212,34 @@ impl Worker {
         self.inner.id.number
     }
 
+    /// A handle that does not count, for tasks of this worker; its clones do not count either. It can be used as long as
+    /// it lives, but nobody drives what is begun with it after the last counted handle was dropped, but the thread's
+    /// end.
+    #[must_use]
+    pub fn uncounted(&self) -> Self {
+        Self { inner: Rc::clone(&self.inner), _counted: None }
+    }
+
+    /// Runs the future that `task` makes as a task of its own ([`Worker::spawn`]). `task` is called at once, with a
+    /// handle that does not count.
+    ///
+    /// ```
+    /// use zebu_storage::{Worker, WorkerConfig};
+    ///
+    /// let worker = Worker::new(&WorkerConfig::default())?;
+    /// let task = worker.spawn_with(|on| async move { on.buffer(4096).len() });
+    /// assert_eq!(worker.block_on(task), 4096);
+    /// # Ok::<(), zebu_storage::IoError>(())
+    /// ```
+    pub fn spawn_with<F>(&self, task: impl FnOnce(Self) -> F) -> JoinHandle<F::Output>
+    where
+        F: Future<Output: 'static> + 'static,
+    {
+        self.spawn(task(self.uncounted()))
+    }
+
     /// Runs `future` as a task of its own until it is done, whoever waits for it. It is first polled at the
-    /// worker's next turn.
+    /// worker's next turn. A future that needs the worker is better given to [`Worker::spawn_with`].
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
         self.inner.executor.spawn(future)
     }
@@ -266,15 +292,18 @@ impl Worker {
         self.inner.drain(patience)
     }
 
-    /// A descriptor that is readable when [`Worker::poll`] has something to do. Timers ([`Worker::sleep`]) do not
-    /// show in it: see [`Worker::next_timer`].
+    /// A descriptor, always the same, that is readable when [`Worker::poll`] has something to do: see the
+    /// documentation of the crate. Timers ([`Worker::sleep`]) do not show in it: see [`Worker::next_timer`]. Nor do
+    /// operations on sockets, unless the worker has an io_uring and the socket is no eventfd.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
-        self.inner.executor.set_watched();
-        let mut backend = self.inner.backend.borrow_mut();
+        let inner = &*self.inner;
+        let mut backend = inner.backend.borrow_mut();
         backend.submit_queued();
-        let fd = backend.as_fd().as_raw_fd();
-        // SAFETY: the descriptor belongs to the backend (or its notifier), which `self` keeps and never replaces.
-        unsafe { BorrowedFd::borrow_raw(fd) }
+        backend.watch();
+        drop(backend);
+        inner.notifier.watch();
+        inner.executor.show_ready();
+        inner.notifier.signal()
     }
 
     /// How long until the next timer fires, for an event loop's own timeout; `None` if there is no timer.
@@ -308,6 +337,7 @@ impl Worker {
     pub(crate) fn operate(&self, request: Box<OpRequest>) -> Operation<'_> {
         let id = OpId(self.inner.ops.borrow_mut().insert(OpState::Waiting(None)));
         self.inner.backend.borrow_mut().submit(id, request);
+        self.inner.notifier.notify_event_loop();
         Operation { inner: &self.inner, id: Some(id) }
     }
 
@@ -322,6 +352,7 @@ impl Worker {
         if let Some(over) = over {
             self.inner.sockets.complete_one(over);
         }
+        self.inner.notifier.notify_event_loop();
     }
 
     /// Somebody waits for a lazy send.
@@ -345,7 +376,7 @@ impl Worker {
         let theirs = Arc::clone(&outcome);
         let job: Job = Box::new(move || {
             let result = catch_unwind(AssertUnwindSafe(work));
-            let mut outcome = theirs.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut outcome = theirs.lock();
             let before = std::mem::replace(&mut *outcome, Outcome::Over(result));
             drop(outcome);
             if let Outcome::Running(Some(waker)) = before {
@@ -353,8 +384,9 @@ impl Worker {
             }
         });
         self.inner.backend.borrow_mut().run_blocking(job);
+        self.inner.notifier.notify_event_loop();
         let result = std::future::poll_fn(|cx| {
-            let mut outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut outcome = outcome.lock();
             match std::mem::replace(&mut *outcome, Outcome::Running(Some(cx.waker().clone()))) {
                 Outcome::Running(_) => Poll::Pending,
                 Outcome::Over(result) => Poll::Ready(result),
@@ -362,27 +394,6 @@ impl Worker {
         })
         .await;
         result.unwrap_or_else(|panic| resume_unwind(panic))
-    }
-
-    /// Whether a task is to be polled.
-    pub(crate) fn has_ready(&self) -> bool {
-        self.inner.executor.has_ready()
-    }
-
-    /// Tasks that are not over.
-    pub(crate) fn live_tasks(&self) -> usize {
-        self.inner.executor.live_tasks()
-    }
-
-    /// Starts the operations taken over outside of a turn.
-    pub(crate) fn submit_queued(&self) {
-        self.inner.backend.borrow_mut().submit_queued();
-    }
-
-    /// Drops all tasks and timers where they stand. Operations in flight are abandoned.
-    pub(crate) fn cancel_tasks(&self) {
-        self.inner.executor.cancel_all();
-        self.inner.timers.take();
     }
 
     /// Waits.
@@ -437,7 +448,7 @@ impl Inner {
 
     /// Submits, and waits for a completion, a wake-up, the next timer, or the timeout.
     fn sleep(&self, timeout: Option<Duration>) {
-        if !self.notifier.end_turn() {
+        if !self.notifier.fall_asleep() {
             return;
         }
         let timeout = match (timeout, self.next_timer()) {
@@ -455,7 +466,7 @@ impl Inner {
     fn complete(&self, mut done: Vec<Completion>) -> bool {
         let any = !done.is_empty() | self.complete_sockets();
         for mut completion in done.drain(..) {
-            note_result(&completion);
+            completion.note_in_file();
             completion.request.settle();
             let id = completion.id.0;
             let mut ops = self.ops.borrow_mut();
@@ -559,10 +570,9 @@ impl Inner {
             }
         }
     }
-}
 
-impl Drop for Inner {
-    fn drop(&mut self) {
+    /// The same, for a destructor.
+    fn end(&self) {
         if let Err(panic) = self.finish()
             && !std::thread::panicking()
         {
@@ -571,20 +581,9 @@ impl Drop for Inner {
     }
 }
 
-/// What every operation's end means for its file, also when nobody waits for it any more.
-fn note_result(completion: &Completion) {
-    let Completion { request, result, .. } = completion;
-    let file = &request.file;
-    match (&request.kind, result) {
-        (OpKind::Write | OpKind::ZeroRange | OpKind::Allocate | OpKind::CloneRange { .. }, Ok(_)) => {
-            file.raise_len(request.offset.saturating_add(request.len));
-        }
-        (OpKind::CopyRange { .. }, Ok(OpDone::Copied(copied))) if *copied > 0 => {
-            file.raise_len(request.offset.saturating_add(*copied));
-        }
-        (OpKind::SetLen, Ok(_)) => file.store_len(request.offset),
-        (OpKind::Flush, Err(_)) => file.set_flush_failed(),
-        _ => {}
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -669,6 +668,8 @@ impl Future for Timer<'_> {
         });
         self.key = Some(key);
         self.inner.timers.borrow_mut().insert(key, cx.waker().clone());
+        // The event loop has to look at the time again.
+        self.inner.notifier.notify_event_loop();
         Poll::Pending
     }
 }

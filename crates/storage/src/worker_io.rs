@@ -18,12 +18,12 @@ const LARGEST_BLOCK: u64 = 65536;
 /// The most zero bytes written at once.
 const ZEROES: u64 = 1 << 20;
 
-/// What an operation on a file failed with.
+/// The error of an operation on a file.
 fn error(file: &File, op: Op, kind: IoErrorKind, offset: u64, len: u64) -> IoError {
     IoError { op, kind, path: file.path().to_owned(), offset, len, detail: None }
 }
 
-/// Whether the errno means that the file cannot do this at all (Q3.5's map).
+/// Whether the errno means that the file cannot do this at all.
 fn is_refusal(errno: i32) -> bool {
     matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV | libc::ENOTTY)
 }

@@ -2,70 +2,18 @@
 
 use crate::buf::IoBufs;
 use crate::socket::{Socket, SocketCompletion, SocketOp, SocketRequest};
+use crate::socket_ops::State;
 use crate::worker::Worker;
-use slab::Slab;
-use std::cell::RefCell;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
-
-/// Who waits for an operation.
-enum State {
-    Waiting(Option<Waker>),
-    Over(SocketCompletion),
-    /// Nobody any more.
-    Abandoned,
-}
-
-/// The socket operations of a worker that are not over, or whose end nobody has taken yet.
-#[derive(Default)]
-pub(crate) struct SocketOps(RefCell<Slab<State>>);
-
-impl SocketOps {
-    /// Whether there is none.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.borrow().is_empty()
-    }
-
-    /// Wakes who waits for the completions.
-    pub(crate) fn complete(&self, done: &mut Vec<SocketCompletion>) -> bool {
-        let any = !done.is_empty();
-        for completion in done.drain(..) {
-            self.complete_one(completion);
-        }
-        any
-    }
-
-    /// Wakes who waits for the completion.
-    pub(crate) fn complete_one(&self, completion: SocketCompletion) {
-        let id = completion.id;
-        let mut ops = self.0.borrow_mut();
-        match ops.get_mut(id) {
-            Some(State::Waiting(waker)) => {
-                let waker = waker.take();
-                ops[id] = State::Over(completion);
-                drop(ops);
-                if let Some(waker) = waker {
-                    waker.wake();
-                }
-            }
-            Some(State::Abandoned) => {
-                ops.remove(id);
-                drop(ops);
-                // Buffers may have owners with destructors of their own.
-                drop(completion);
-            }
-            Some(State::Over(_)) | None => {}
-        }
-    }
-}
+use std::task::{Context, Poll};
 
 impl Worker {
     /// Waits until there is something to receive from (or to accept at) `socket`, or its end.
     ///
     /// # Errors
-    /// What `poll` says of the descriptor, or that this worker is a simulated one.
+    /// The answer of `poll` for the descriptor, or that this worker is a simulated one.
     pub async fn readable(&self, socket: &Socket) -> io::Result<()> {
         self.socket_operation(socket, SocketOp::Readable, IoBufs::new()).await.0.map(drop)
     }

@@ -11,15 +11,10 @@
 //! nobody is overtaken for ever.
 
 use crate::sabotage::{self, Fault};
+use crate::sync::{Mutex, WaitList};
 use slab::Slab;
 use std::ops::Range;
-use std::sync::PoisonError;
-use std::task::{Context, Poll, Waker};
-
-#[cfg(all(test, shuttle))]
-use shuttle::sync::{Mutex, MutexGuard};
-#[cfg(not(all(test, shuttle)))]
-use std::sync::{Mutex, MutexGuard};
+use std::task::{Context, Poll};
 
 const SHARDS: usize = if cfg!(all(test, shuttle)) { 2 } else { 16 };
 
@@ -54,7 +49,7 @@ struct Noted {
     /// The claims of the whole table.
     claimed: Vec<(Ticket, Range<u64>)>,
     /// Claims that wait for a write here.
-    waiting: Vec<Waker>,
+    waiting: WaitList,
 }
 
 #[derive(Default)]
@@ -62,32 +57,18 @@ struct Claims {
     tickets: u64,
     held: Vec<(Ticket, Range<u64>)>,
     /// Claims that wait for another.
-    waiting: Vec<Waker>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    waiting: WaitList,
 }
 
 fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-fn wait_with(waiting: &mut Vec<Waker>, cx: &Context<'_>) {
-    if !waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
-        waiting.push(cx.waker().clone());
-    }
-}
-
-fn wake_all(waiting: Vec<Waker>) {
-    waiting.into_iter().for_each(Waker::wake);
-}
-
 impl WriteTable {
     /// Notes a write of whole blocks by a worker; `None` if a claim is in its way. Then the write has to claim too.
     pub(crate) fn try_write(&self, worker: usize, range: Range<u64>) -> Option<Hold> {
         let shard = worker % SHARDS;
-        let mut noted = lock(&self.shards[shard].0);
+        let mut noted = self.shards[shard].0.lock();
         if noted.claimed.iter().any(|(_, claimed)| overlap(claimed, &range)) {
             return None;
         }
@@ -97,7 +78,7 @@ impl WriteTable {
     /// Claims a range. The claim is good once [`WriteTable::poll_claim`] says so, and must be released either way.
     pub(crate) fn claim(&self, range: Range<u64>) -> Ticket {
         let ticket = {
-            let mut claims = lock(&self.claims);
+            let mut claims = self.claims.lock();
             let ticket = Ticket(claims.tickets);
             claims.tickets += 1;
             claims.held.push((ticket, range.clone()));
@@ -105,7 +86,7 @@ impl WriteTable {
         };
         if !sabotage::is(Fault::HideClaim) {
             for shard in &self.shards {
-                lock(&shard.0).claimed.push((ticket, range.clone()));
+                shard.0.lock().claimed.push((ticket, range.clone()));
             }
         }
         ticket
@@ -114,22 +95,22 @@ impl WriteTable {
     /// Ready when nothing overlaps the claim that was there before it.
     pub(crate) fn poll_claim(&self, ticket: Ticket, cx: &Context<'_>) -> Poll<()> {
         let range = {
-            let mut claims = lock(&self.claims);
+            let mut claims = self.claims.lock();
             let Some(range) =
                 claims.held.iter().find(|(held, _)| *held == ticket).map(|(_, range)| range.clone())
             else {
                 return Poll::Ready(());
             };
             if claims.held.iter().any(|(held, other)| *held < ticket && overlap(other, &range)) {
-                wait_with(&mut claims.waiting, cx);
+                claims.waiting.add(cx.waker());
                 return Poll::Pending;
             }
             range
         };
         for shard in &self.shards {
-            let mut noted = lock(&shard.0);
+            let mut noted = shard.0.lock();
             if noted.writes.iter().any(|(_, write)| overlap(write, &range)) {
-                wait_with(&mut noted.waiting, cx);
+                noted.waiting.add(cx.waker());
                 return Poll::Pending;
             }
         }
@@ -140,23 +121,23 @@ impl WriteTable {
     pub(crate) fn release(&self, hold: Hold) {
         match hold {
             Hold::Write { shard, slot } => {
-                let mut noted = lock(&self.shards[shard].0);
+                let mut noted = self.shards[shard].0.lock();
                 noted.writes.remove(slot);
                 if !noted.waiting.is_empty() {
-                    let waiting = std::mem::take(&mut noted.waiting);
+                    let waiting = noted.waiting.take();
                     drop(noted);
-                    wake_all(waiting);
+                    waiting.wake();
                 }
             }
             Hold::Claim(ticket) => {
                 for shard in &self.shards {
-                    lock(&shard.0).claimed.retain(|(claimed, _)| *claimed != ticket);
+                    shard.0.lock().claimed.retain(|(claimed, _)| *claimed != ticket);
                 }
-                let mut claims = lock(&self.claims);
+                let mut claims = self.claims.lock();
                 claims.held.retain(|(held, _)| *held != ticket);
-                let waiting = std::mem::take(&mut claims.waiting);
+                let waiting = claims.waiting.take();
                 drop(claims);
-                wake_all(waiting);
+                waiting.wake();
             }
         }
     }
@@ -167,7 +148,7 @@ mod tests {
     use super::*;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::task::Wake;
+    use std::task::{Wake, Waker};
 
     #[derive(Default)]
     struct Count(AtomicUsize);

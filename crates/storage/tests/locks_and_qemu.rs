@@ -5,10 +5,13 @@ mod fixtures;
 use fixtures::or_skip;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use zebu_storage::{Access, File, IoError, IoErrorKind, LockMode, OpenFlags};
+use zebu_storage::{
+    Access, Engine, File, IoBuf, IoError, IoErrorKind, LockMode, OpenFlags, Worker, WorkerConfig,
+};
 
 fn open(path: &Path, lock: LockMode) -> Result<File, IoError> {
     let access = if lock == LockMode::Write { Access::ReadWrite } else { Access::ReadOnly };
@@ -172,4 +175,132 @@ fn we_keep_qemu_out_and_in_the_same_words() {
         assert!(words.contains(said) && own.contains(said), "{words} / {own}");
     }
     drop(theirs);
+}
+
+/// The first of QEMU's lock bytes that anybody has locked.
+fn locked_byte(path: &Path) -> Option<i64> {
+    let file = fs::File::open(path).unwrap();
+    // SAFETY: a structure of integers, for which zero is valid.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as libc::c_short;
+    (lock.l_start, lock.l_len) = (100, 200);
+    // A byte that can't be locked for writing: asked as for a write lock, which a read-only descriptor may.
+    // SAFETY: the command takes a pointer to one `flock`.
+    assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) }, 0);
+    (lock.l_type != libc::F_UNLCK as libc::c_short).then_some(lock.l_start)
+}
+
+/// How the program to be killed has its image.
+const HOLDERS: [&str; 4] = ["buffered", "direct", "descriptor", "read-only"];
+
+const HOLDER: &str = "ZEBU_LOCK_HOLDER";
+
+/// Not a test, but the program that is killed: it has an image open and its ring full of requests.
+#[test]
+#[ignore = "run by `a_killed_program_leaves_no_lock`"]
+fn a_program_to_be_killed() {
+    let Some(holder) = std::env::var_os(HOLDER) else { return };
+    let path = PathBuf::from(std::env::var_os("ZEBU_LOCK_IMAGE").unwrap());
+    let holder = holder.to_str().unwrap();
+    let access = if holder == "read-only" { Access::ReadOnly } else { Access::ReadWrite };
+    let lock = if holder == "read-only" { LockMode::Read } else { LockMode::Write };
+    let flags = OpenFlags { access, lock, direct: holder == "direct", ..OpenFlags::default() };
+    let file = if holder == "descriptor" {
+        let opened = fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        File::from_descriptor(OwnedFd::from(opened), &path, &flags).unwrap()
+    } else {
+        File::open(&path, &flags).unwrap()
+    };
+    let worker = Worker::new(&WorkerConfig { engine: Engine::IoUring, ..WorkerConfig::default() }).unwrap();
+    for i in 0..64u64 {
+        let file = file.clone();
+        drop(worker.spawn_with(|on| async move {
+            loop {
+                let buf = IoBuf::zeroed(65_536).into();
+                if access == Access::ReadOnly {
+                    on.read(&file, i % 8 * 65_536, buf).await.0.unwrap();
+                } else {
+                    on.write(&file, i % 8 * 65_536, buf).await.0.unwrap();
+                    on.flush(&file).await.unwrap();
+                }
+            }
+        }));
+    }
+    for _ in 0..8 {
+        worker.wait(None);
+    }
+    println!("begun");
+    worker.block_on(std::future::pending::<()>());
+}
+
+#[test]
+fn a_killed_program_leaves_no_lock() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = dir.path().join("image");
+    fs::write(&path, vec![1; 8 * 65_536]).unwrap();
+    for holder in HOLDERS {
+        let rounds = 50 / HOLDERS.len() + 1;
+        let left: Vec<_> = (0..rounds).filter_map(|_| lock_left_by(holder, &path)).collect();
+        assert!(left.is_empty(), "{holder}: in {} of {rounds} rounds byte {}", left.len(), left[0]);
+        drop(open(&path, LockMode::Write).unwrap());
+    }
+}
+
+/// Kills a program that has the image open; says which byte is locked once it has ended.
+fn lock_left_by(holder: &str, path: &Path) -> Option<i64> {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_program_to_be_killed", "--ignored", "--nocapture"])
+        .env(HOLDER, holder)
+        .env("ZEBU_LOCK_IMAGE", path)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("begun")), "{holder}");
+    assert!(locked_byte(path).is_some(), "{holder}: it was locked");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    locked_byte(path)
+}
+
+#[test]
+fn a_lock_goes_with_the_file_and_not_its_name() {
+    let (dir, path) = image();
+    let holder = open(&path, LockMode::Write).unwrap();
+    let elsewhere = dir.path().join("elsewhere");
+    fs::rename(&path, &elsewhere).unwrap();
+    fs::write(&path, vec![0; 65_536]).unwrap();
+    drop(open(&path, LockMode::Write).unwrap());
+    assert!(locked_byte(&elsewhere).is_some());
+    holder.set_lock(LockMode::Read).unwrap();
+    drop(open(&elsewhere, LockMode::Read).unwrap());
+    assert_eq!(open(&elsewhere, LockMode::Write).unwrap_err().kind, IoErrorKind::Locked);
+    drop(holder);
+    assert_eq!(locked_byte(&elsewhere), None);
+}
+
+#[test]
+fn a_descriptor_whose_owner_has_locked_it_is_taken() {
+    // Whoever hands over a descriptor may have QEMU's locks on it already; they are no conflict with ours.
+    let (_dir, path) = image();
+    let given = fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    for byte in [100, 101, 103, 201, 203] {
+        // SAFETY: a structure of integers, for which zero is valid.
+        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+        lock.l_type = libc::F_RDLCK as libc::c_short;
+        (lock.l_start, lock.l_len) = (byte, 1);
+        // SAFETY: the command takes a pointer to one `flock`.
+        assert_eq!(unsafe { libc::fcntl(given.as_raw_fd(), libc::F_OFD_SETLK, &raw mut lock) }, 0);
+    }
+    let flags = OpenFlags { access: Access::ReadWrite, lock: LockMode::Write, ..OpenFlags::default() };
+    let file = File::from_descriptor(given.try_clone().unwrap().into(), &path, &flags).unwrap();
+    assert!(open(&path, LockMode::Read).is_err());
+    drop(file);
+    // Two handles to one opened file exclude each other otherwise.
+    let given = fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let take = || File::from_descriptor(given.try_clone().unwrap().into(), &path, &flags);
+    let first = take().unwrap();
+    assert_eq!(take().unwrap_err().kind, IoErrorKind::Locked);
+    drop(first);
+    drop(take().unwrap());
 }

@@ -1,4 +1,4 @@
-//! What may be opened, how, and what is said otherwise.
+//! Opening files: which may be opened, how, and the errors otherwise.
 
 mod fixtures;
 

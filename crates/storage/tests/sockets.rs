@@ -1,6 +1,6 @@
 //! Socket operations of workers: both kinds of worker do the same.
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, socketpair};
 use std::time::Duration;
 use zebu_storage::{Engine, IoBuf, IoBufs, Socket, Worker, WorkerConfig, WorkerKind};
 
@@ -220,5 +220,34 @@ fn many_that_wait_leave_room_for_files() {
                 assert_eq!(task.await, 1);
             }
         });
+    }
+}
+
+// A change of the socket's state wakes whoever waits for it, though nothing can be moved.
+#[test]
+fn operations_that_were_woken_for_nothing_go_on() {
+    for worker in workers() {
+        let (a, b) = pair();
+        let data = pattern(3_000_000);
+        let (sender, socket, bufs) = (worker.clone(), a.clone(), IoBufs::from(IoBuf::copy_of(&data)));
+        let sending = worker.spawn(async move { sender.send(&socket, bufs).await.0 });
+        let received = worker.block_on(async {
+            let mut all = receive_all(&worker, &b, 100_000).await;
+            rustix::net::shutdown(&a, Shutdown::Read).unwrap();
+            worker.sleep(Duration::from_millis(20)).await;
+            all.extend(receive_all(&worker, &b, data.len() - 100_000).await);
+            all
+        });
+        worker.block_on(sending).unwrap();
+        assert!(received == data);
+
+        let (a, b) = pair();
+        let (receiver, socket) = (worker.clone(), a.clone());
+        let receiving = worker.spawn(async move { receive_all(&receiver, &socket, 5).await });
+        worker.block_on(worker.sleep(Duration::from_millis(5)));
+        rustix::net::shutdown(&a, Shutdown::Write).unwrap();
+        worker.block_on(worker.sleep(Duration::from_millis(20)));
+        worker.block_on(worker.send(&b, IoBuf::copy_of(b"bytes").into())).0.unwrap();
+        assert_eq!(worker.block_on(receiving), b"bytes");
     }
 }

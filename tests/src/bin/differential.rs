@@ -99,7 +99,7 @@ fn main() -> ExitCode {
     if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What the options leave open, the seed chooses.
+/// Makes a case: the options' choices, and the seed's where they are open.
 fn case(options: &Options, shape: Option<Shape>, seed: u64) -> Case {
     let chosen = Case::chosen_by(seed, options.ops);
     Case {

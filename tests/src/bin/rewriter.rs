@@ -30,7 +30,7 @@ struct Options {
     plain: String,
 }
 
-/// What the streams of requests share.
+/// State that the streams of requests share.
 struct Rewriter {
     image: Image,
     cluster_size: usize,
@@ -43,7 +43,7 @@ struct Rewriter {
 #[derive(Debug, Clone, Copy, Default)]
 struct State {
     busy: bool,
-    /// What is there may be stored plain.
+    /// Whether the cluster may be stored plain.
     plain: bool,
 }
 

@@ -12,7 +12,7 @@ use zebu_tests::vhost_guest::{DATA, MEMORY, QUEUE, VhostGuest, WRITE};
 struct Options {
     /// The device's socket
     socket: PathBuf,
-    /// What is asked for
+    /// Pattern of the requests
     #[arg(long, value_enum, default_value_t = Pattern::Randread)]
     rw: Pattern,
     /// Bytes of a request, a multiple of 512

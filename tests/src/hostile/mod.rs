@@ -13,9 +13,9 @@ use std::path::Path;
 /// One hostile image.
 #[derive(Debug, Clone, Copy)]
 pub struct Hostile {
-    /// What it is, in words.
+    /// The damage, in words.
     pub name: &'static str,
-    /// What is done to the intact image.
+    /// The damage of the intact image.
     pub damage: fn(&Patch),
 }
 

@@ -1,4 +1,4 @@
-//! What is found when tables are used: entries that are unaligned, past the end, on metadata, or in a circle.
+//! Damage that is found when tables are used: entries that are unaligned, past the end, on metadata, or in a circle.
 
 use super::Hostile;
 use super::base::{

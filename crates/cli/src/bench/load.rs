@@ -13,7 +13,7 @@ use zebu::jobs::Cancel;
 use zebu::storage::{IoBufs, IoStats, Worker, WorkerConfig};
 use zebu::{Durability, Image, Result};
 
-/// What was measured, over all queues.
+/// Measurements, over all queues.
 #[derive(Clone, Default)]
 pub(crate) struct Measured {
     /// Requests that completed.
@@ -26,7 +26,7 @@ pub(crate) struct Measured {
     pub(crate) cpu: Duration,
     /// Latencies in nanoseconds.
     pub(crate) latency: Histogram,
-    /// What the workers did within that time.
+    /// The workers' counters within that time.
     pub(crate) io: IoStats,
 }
 
@@ -144,7 +144,7 @@ fn run_queue(
     })
 }
 
-/// What the tasks of one queue share. All of them run on one thread.
+/// State that the tasks of one queue share. All of them run on one thread.
 struct Queue {
     image: Image,
     worker: Worker,

@@ -1,4 +1,4 @@
-//! What a benchmark sends: how many requests, where, in which order.
+//! The requests of a benchmark: how many, where, in which order.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ pub(crate) enum Direction {
     },
 }
 
-/// What happens with requests in flight when a flush is due.
+/// The treatment of requests in flight when a flush is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Drain {
     /// They complete first.
@@ -28,7 +28,7 @@ pub(crate) enum Drain {
 pub(crate) struct FlushEvery {
     /// Requests of a queue between two flushes, at least 1.
     pub(crate) requests: u64,
-    /// What requests in flight do.
+    /// The treatment of requests in flight.
     pub(crate) drain: Drain,
 }
 

@@ -2,10 +2,10 @@
 
 use crate::arguments::{EngineArgs, ImageArgs};
 use crate::failure::Failure;
-use crate::keyval::{parse_keyval, parse_size_value, parse_switch};
+use crate::keyval::{parse_options, parse_size_value, parse_switch};
 use crate::output::stdout;
 use crate::session::Session;
-use crate::values::{cache_argument, format_argument};
+use crate::values::{caches, formats};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
 use std::path::Path;
@@ -23,14 +23,14 @@ pub(crate) struct AmendArgs {
     progress: ProgressArg,
 
     /// Format of the image [default: probed]
-    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    #[arg(short, long, value_name = "FMT", value_parser = formats())]
     format: Option<Format>,
 
     /// Cache mode of the image
-    #[arg(short = 't', long, value_name = "CACHE", value_parser = cache_argument, default_value = "writeback")]
+    #[arg(short = 't', long, value_name = "CACHE", value_parser = caches(), default_value = "writeback")]
     cache: CacheMode,
 
-    /// What is changed, as key=value,... (-o help lists the keys)
+    /// Changes, as key=value,... (-o help lists the keys)
     #[arg(short, long, value_name = "OPTIONS")]
     options: Vec<String>,
 
@@ -57,7 +57,7 @@ Amend options for 'qcow2':
   size=<size>            - Virtual disk size (larger only; zebu resize --shrink makes disks smaller)
 ";
 
-/// What is asked for.
+/// The properties that are asked for.
 #[derive(Debug, Default)]
 struct Wanted {
     options: AmendOptions,
@@ -69,7 +69,7 @@ impl Wanted {
     fn parse(texts: &[String]) -> Result<Self, String> {
         let mut wanted = Self::default();
         for text in texts {
-            for (key, value) in parse_keyval(text).map_err(|error| error.to_string())? {
+            for (key, value) in parse_options(text).map_err(|error| error.to_string())? {
                 wanted.set(&key, &value)?;
             }
         }

@@ -3,15 +3,15 @@
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::compression::CompressionArgs;
 use crate::failure::Failure;
-use crate::output::{json, stdout};
+use crate::local_name::path_argument;
+use crate::output::{json, stderr, stdout};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
-use crate::values::{OutputFormat, cache_argument, format_argument, rate_argument};
+use crate::values::{OutputFormat, Rate, caches, formats, rate_argument};
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
-use std::num::NonZeroU64;
 use std::path::PathBuf;
 use zebu::jobs::{BackupOptions, BackupReport, Interrupted, PreviousBackup, SourceErrors, backup};
 use zebu::{Access, CacheMode, Compression, Format};
@@ -27,7 +27,7 @@ pub(crate) struct BackupArgs {
     progress: ProgressArg,
 
     /// Format of the source [default: probed]
-    #[arg(short = 'f', long, value_name = "FMT", value_parser = format_argument)]
+    #[arg(short = 'f', long, value_name = "FMT", value_parser = formats())]
     source_format: Option<Format>,
 
     /// Back this internal snapshot up, given by its id or name
@@ -35,11 +35,11 @@ pub(crate) struct BackupArgs {
     source_snapshot: Option<String>,
 
     /// Cache mode of the source
-    #[arg(short = 'T', long, value_name = "CACHE", value_parser = cache_argument, default_value = "none")]
+    #[arg(short = 'T', long, value_name = "CACHE", value_parser = caches(), default_value = "none")]
     source_cache: CacheMode,
 
     /// Cache mode of the backup
-    #[arg(short = 't', long, value_name = "CACHE", value_parser = cache_argument, default_value = "none")]
+    #[arg(short = 't', long, value_name = "CACHE", value_parser = caches(), default_value = "none")]
     target_cache: CacheMode,
 
     /// Bytes of a cluster of the backup: a power of two from 512 to 2M
@@ -58,7 +58,7 @@ pub(crate) struct BackupArgs {
     manifest: Option<PathBuf>,
 
     /// Make an increment: an overlay of this earlier backup, with what has changed since
-    #[arg(long, value_name = "IMAGE")]
+    #[arg(long, value_name = "IMAGE", value_parser = path_argument())]
     previous: Option<PathBuf>,
 
     /// The manifest of the earlier backup
@@ -74,9 +74,9 @@ pub(crate) struct BackupArgs {
     #[arg(long, value_name = "SIZE", value_parser = memory_argument, default_value = "64M")]
     buffer_memory: usize,
 
-    /// Read at most so many bytes a second
+    /// Read at most so many bytes a second; 0: no limit
     #[arg(short = 'r', long, value_name = "RATE", value_parser = rate_argument)]
-    rate_limit: Option<NonZeroU64>,
+    rate_limit: Option<Rate>,
 
     /// Go on with a backup to the same target that was interrupted; the source must not have changed since
     #[arg(long)]
@@ -104,7 +104,7 @@ pub(crate) struct BackupArgs {
     source: OsString,
 
     /// The backup; it must not exist
-    #[arg(value_name = "TARGET")]
+    #[arg(value_name = "TARGET", value_parser = path_argument())]
     target: PathBuf,
 }
 
@@ -158,12 +158,10 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     // The bitmap is cleared in the end.
     let access = if args.bitmap.is_some() { Access::ReadWrite } else { Access::ReadOnly };
     let mut spec = args.image.resolve(&args.source, args.source_format, args.source_cache, access)?;
-    if args.force_share.force_share {
-        spec.options.sharing = args.force_share.sharing();
-    }
+    args.force_share.apply(&mut spec);
     spec.options.snapshot = args.source_snapshot.as_deref().map(snapshot_name).transpose()?;
     let session = Session::start(&args.engine, spec.aio)?;
-    let mut watch = Watch::start(args.progress.mode(args.quiet))?;
+    let mut watch = Watch::start(args.progress.beside(args.output).mode(args.quiet))?;
     let mut options = BackupOptions::new(&args.target);
     options.cache = args.target_cache;
     options.cluster_size = args.cluster_size;
@@ -183,7 +181,7 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     options.interrupted = if args.resume { Interrupted::Resume } else { Interrupted::Restart };
     options.source_errors = if args.skip_errors { SourceErrors::Skip } else { SourceErrors::Stop };
     options.control = watch.control();
-    options.control.rate_limit = args.rate_limit;
+    options.control.rate_limit = args.rate_limit.and_then(|rate| rate.0);
     let report = session.with_image(&spec, |image| {
         let worker = session.worker();
         let result = worker.block_on(backup(worker, image, &options));
@@ -197,20 +195,20 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
         })
     })?;
     for range in &report.unreadable_ranges {
-        eprintln!(
-            "zebu: error while reading {} bytes at offset {}: {}",
+        stderr::tell(&format!(
+            "error while reading {} bytes at offset {}: {}",
             range.len, range.offset, range.error
-        );
+        ));
     }
     if let Some(count) = ranges_in_all(&report) {
         let more = count - report.unreadable_ranges.len() as u64;
-        eprintln!("zebu: error while reading {more} more ranges");
+        stderr::tell(&format!("error while reading {more} more ranges"));
     }
     if let Some(name) = &report.kept_bitmap {
-        eprintln!(
-            "zebu: bitmap '{name}' was not cleared: what could not be read is dirty in it, so that the next increment reads \
+        stderr::tell(&format!(
+            "bitmap '{name}' was not cleared: what could not be read is dirty in it, so that the next increment reads \
              it again"
-        );
+        ));
     }
     if !args.quiet {
         stdout::print(&match args.output {

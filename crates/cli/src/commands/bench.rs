@@ -8,7 +8,7 @@ use crate::output::units::size_exact;
 use crate::output::{json, stdout};
 use crate::session::Session;
 use crate::size::size_argument;
-use crate::values::{OutputFormat, cache_argument, format_argument};
+use crate::values::{OutputFormat, caches, formats};
 use crate::watch::{ProgressMode, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
@@ -29,7 +29,7 @@ pub(crate) struct BenchArgs {
     quiet: bool,
 
     /// Format of the image [default: probed; writing to a raw image needs it]
-    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    #[arg(short, long, value_name = "FMT", value_parser = formats())]
     format: Option<Format>,
 
     /// Cache mode of the image
@@ -37,7 +37,7 @@ pub(crate) struct BenchArgs {
         short = 't',
         long,
         value_name = "CACHE",
-        value_parser = cache_argument,
+        value_parser = caches(),
         default_value = "writeback"
     )]
     cache: CacheMode,
@@ -159,12 +159,10 @@ pub(crate) fn run(args: &BenchArgs) -> Result<u8, Failure> {
     let plan = plan(args)?;
     let access = if args.write { Access::ReadWrite } else { Access::ReadOnly };
     let mut spec = args.image.resolve(&args.filename, args.format, args.cache, access)?;
-    if args.force_share.force_share {
-        if args.write {
-            return Err(Failure::usage("-U (--force-share) is for reading only: it can't be used with -w"));
-        }
-        spec.options.sharing = args.force_share.sharing();
+    if args.force_share.is_given() && args.write {
+        return Err(Failure::usage("-U (--force-share) is for reading only: it can't be used with -w"));
     }
+    args.force_share.apply(&mut spec);
     spec.options.queues = args.queues;
     if args.no_extent_index {
         spec.options.extent_index = ExtentIndex::Off;
@@ -253,7 +251,7 @@ fn announcement(plan: &Plan) -> String {
     text
 }
 
-/// What the image's mapping did during the run.
+/// Counters of the image's mapping during the run.
 #[derive(Debug, Clone, Copy, Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct Activity {

@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::session::Session;
 use crate::size::size_argument;
-use crate::values::format_argument;
+use crate::values::formats;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use std::ffi::OsString;
@@ -26,11 +26,11 @@ pub(crate) struct BitmapArgs {
     source_file: Option<OsString>,
 
     /// Format of the image whose bitmap is merged [default: probed]
-    #[arg(short = 'F', long, value_name = "FMT", value_parser = format_argument, requires = "source_file")]
+    #[arg(short = 'F', long, value_name = "FMT", value_parser = formats(), requires = "source_file")]
     source_format: Option<Format>,
 
     /// Format of the image [default: probed]
-    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    #[arg(short, long, value_name = "FMT", value_parser = formats())]
     format: Option<Format>,
 
     #[command(flatten)]

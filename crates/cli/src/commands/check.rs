@@ -5,22 +5,19 @@ use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::output::{check as report_text, stdout};
 use crate::session::Session;
-use crate::values::{OutputFormat, cache_argument, format_argument};
+use crate::values::{OutputFormat, caches, formats};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
 use std::io::Write;
-use zebu::check::{CheckOptions, CheckPhase, CheckProgress, Repair, check};
-use zebu::storage::{File, IoBuf, IoBufs, IoError, LockMode, OpenFlags};
-use zebu::{Access, CacheMode, Format, OpenOptions, ZeroPolicy};
+use zebu::check::{CheckOptions, Repair, check};
+use zebu::storage::{File, LockMode, OpenFlags};
+use zebu::{Access, CacheMode, ErrorKind, Format, OpenOptions, ZeroPolicy, probe};
 
 /// The format has nothing to check.
 const EXIT_NOT_SUPPORTED: u8 = 63;
 
 /// Most bytes that counting takes if --cache-size doesn't say otherwise.
 const DEFAULT_MEMORY: usize = 256 << 20;
-
-/// The first bytes of every qcow2 image.
-const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
 
 /// Arguments of `zebu check`.
 #[derive(Debug, clap::Args)]
@@ -33,7 +30,7 @@ pub(crate) struct CheckArgs {
     progress: ProgressArg,
 
     /// Format of the image [default: probed]
-    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    #[arg(short, long, value_name = "FMT", value_parser = formats())]
     format: Option<Format>,
 
     /// Cache mode of the image
@@ -41,7 +38,7 @@ pub(crate) struct CheckArgs {
         short = 'T',
         long,
         value_name = "CACHE",
-        value_parser = cache_argument,
+        value_parser = caches(),
         default_value = "writeback"
     )]
     cache: CacheMode,
@@ -79,23 +76,18 @@ enum RepairArg {
 
 /// Runs the command.
 pub(crate) fn run(args: &CheckArgs) -> Result<u8, Failure> {
-    if args.force_share.force_share && args.repair.is_some() {
+    if args.force_share.is_given() && args.repair.is_some() {
         return Err(Failure::usage("-U (--force-share) is for reading only: it can't be used with -r"));
     }
     let access = if args.repair.is_some() { Access::ReadWrite } else { Access::ReadOnly };
     let mut spec = args.image.resolve(&args.filename, args.format, args.cache, access)?;
-    if args.force_share.force_share {
-        spec.options.sharing = args.force_share.sharing();
-    }
+    args.force_share.apply(&mut spec);
     refuse_what_a_check_never_uses(&spec)?;
     let session = Session::start(&args.engine, spec.aio)?;
     if format_of(&session, &spec)? == Format::Raw {
         return Err(Failure::new("This image format does not support checks").with_exit(EXIT_NOT_SUPPORTED));
     }
-    let mut watch = Watch::start(args.progress.mode(args.quiet))?;
-    let cancel = watch.cancel().clone();
-    let progress = |state: CheckProgress| watch.note(phase_name(state.phase), state.done, state.total);
-    let cancelled = || cancel.is_cancelled();
+    let mut watch = Watch::start(args.progress.beside(args.output).mode(args.quiet))?;
     let options = CheckOptions {
         repair: match args.repair {
             None => Repair::None,
@@ -108,8 +100,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<u8, Failure> {
             .options
             .cache_size
             .map_or(DEFAULT_MEMORY, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
-        progress: Some(&progress),
-        cancelled: Some(&cancelled),
+        control: watch.control(),
         ..CheckOptions::default()
     };
     let result = session.worker().block_on(check(session.worker(), &spec.path, &options));
@@ -141,30 +132,17 @@ fn refuse_what_a_check_never_uses(spec: &ImageSpec) -> Result<(), Failure> {
     }
 }
 
-/// The format as given, or as the first bytes of the file tell. Nothing but these is looked at: a header that is
-/// damaged behind them can still be checked.
+/// The format as given, or as the first and last bytes of the file tell. Nothing but these is looked at: a header that
+/// is damaged behind them can still be checked.
 fn format_of(session: &Session, spec: &ImageSpec) -> Result<Format, Failure> {
     if let Some(format) = spec.options.format {
         return Ok(format);
     }
     let worker = session.worker();
-    let opening = |error: IoError| Failure::opening(&spec.path, &zebu::Error::from(error).on(&spec.path));
     let flags = OpenFlags { lock: LockMode::None, ..OpenFlags::default() };
-    let file = File::open(&spec.path, &flags).map_err(opening)?;
-    let buffer = IoBufs::from(IoBuf::zeroed(QCOW2_MAGIC.len()));
-    let (result, buffer) = worker.block_on(worker.read(&file, 0, buffer));
-    result.map_err(opening)?;
-    let mut magic = [0; QCOW2_MAGIC.len()];
-    buffer.copy_to(0, &mut magic);
-    Ok(if magic == QCOW2_MAGIC { Format::Qcow2 } else { Format::Raw })
-}
-
-fn phase_name(phase: CheckPhase) -> &'static str {
-    match phase {
-        CheckPhase::Counting => "counting",
-        CheckPhase::Comparing => "comparing",
-        CheckPhase::Flags => "flags",
-        CheckPhase::Rebuilding => "rebuilding",
-        _ => "checking",
-    }
+    let opened = File::open(&spec.path, &flags).map_err(|error| zebu::Error::from(error).on(&spec.path));
+    opened.and_then(|file| worker.block_on(probe(worker, &file))).map_err(|error| {
+        let failure = spec.failure(&error);
+        if error.kind() == ErrorKind::ForeignFormat { failure.with_exit(EXIT_NOT_SUPPORTED) } else { failure }
+    })
 }

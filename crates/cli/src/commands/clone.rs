@@ -2,16 +2,17 @@
 
 use crate::arguments::EngineArgs;
 use crate::failure::Failure;
+use crate::local_name::path_argument;
+use crate::output::printable::printable;
 use crate::output::{json, stdout};
+use crate::reference_defaults::allowed_references;
 use crate::session::Session;
-use crate::values::{
-    OutputFormat, ReferenceRule, cache_argument, format_argument, reference_argument, reference_policy,
-};
+use crate::values::{OutputFormat, ReferenceRule, caches, formats, reference_argument};
 use crate::watch::{ProgressMode, Watch};
 use serde::Serialize;
 use std::path::PathBuf;
 use zebu::jobs::{CloneMethod, CloneMode, CloneOptions, CloneReport, clone_image};
-use zebu::{CacheMode, Format};
+use zebu::{CacheMode, ErrorKind, Format};
 
 /// Arguments of `zebu clone`.
 #[derive(Debug, clap::Args)]
@@ -25,7 +26,7 @@ pub(crate) struct CloneArgs {
     mode: Mode,
 
     /// Format of the source [default: probed]
-    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    #[arg(short, long, value_name = "FMT", value_parser = formats())]
     format: Option<Format>,
 
     /// Cache mode of both files
@@ -33,7 +34,7 @@ pub(crate) struct CloneArgs {
         short = 't',
         long,
         value_name = "CACHE",
-        value_parser = cache_argument,
+        value_parser = caches(),
         default_value = "writeback"
     )]
     cache: CacheMode,
@@ -50,11 +51,11 @@ pub(crate) struct CloneArgs {
     engine: EngineArgs,
 
     /// The image to copy
-    #[arg(value_name = "SOURCE")]
+    #[arg(value_name = "SOURCE", value_parser = path_argument())]
     source: PathBuf,
 
     /// The copy; it must not exist
-    #[arg(value_name = "TARGET")]
+    #[arg(value_name = "TARGET", value_parser = path_argument())]
     target: PathBuf,
 }
 
@@ -93,7 +94,7 @@ pub(crate) fn run(args: &CloneArgs) -> Result<u8, Failure> {
         },
         format: args.format,
         cache: args.cache,
-        refs: reference_policy(&args.allow_refs).map_err(Failure::usage)?,
+        refs: allowed_references(&args.allow_refs)?,
     };
     if args.target.symlink_metadata().is_ok() {
         return Err(Failure::new(format!(
@@ -105,12 +106,12 @@ pub(crate) fn run(args: &CloneArgs) -> Result<u8, Failure> {
     let watch = Watch::start(ProgressMode::None)?;
     let job = clone_image(session.worker(), &args.source, &args.target, &options);
     let Some(result) = session.run_until_cancelled(watch.cancel(), job) else {
-        // The target did not exist before, so what is there now was made here; nothing there is fine too.
-        let _ = std::fs::remove_file(&args.target);
+        // What was begun is gone with the job. A file of the target's name is complete, or another program's.
         return Err(Failure::interrupted());
     };
     let report = result.map_err(|error| {
-        if error.image() == Some(&args.source) {
+        let no_reflink = args.mode == Mode::Reflink && error.kind() == ErrorKind::Unsupported;
+        if error.image() == Some(&args.source) && !no_reflink {
             Failure::opening(&args.source, &error)
         } else {
             Failure::during(&format!("Could not clone '{}'", args.source.display()), &error)
@@ -126,12 +127,13 @@ pub(crate) fn run(args: &CloneArgs) -> Result<u8, Failure> {
 }
 
 fn human_text(args: &CloneArgs, report: &CloneReport) -> String {
-    let target = args.target.display();
+    let target = args.target.to_string_lossy();
+    let target = printable(&target);
     match &report.method {
         CloneMethod::Reflink => format!("Cloned to '{target}' by reflink: the files are independent.\n"),
         CloneMethod::Overlay { backing, reason } => format!(
             "Cloned to '{target}' as an overlay ({reason}): '{}' must not be changed or moved while it is used.\n",
-            backing.display()
+            printable(&backing.to_string_lossy())
         ),
     }
 }

@@ -2,12 +2,12 @@
 
 use crate::arguments::{EngineArgs, ImageArgs};
 use crate::failure::Failure;
+use crate::local_name::path_argument;
 use crate::output::stdout;
 use crate::session::Session;
-use crate::values::{cache_argument, format_argument, rate_argument};
+use crate::values::{Rate, caches, formats, rate_argument};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
-use std::num::NonZeroU64;
 use std::path::PathBuf;
 use zebu::jobs::{AfterCommit, CommitOptions, commit};
 use zebu::{Access, CacheMode, Format};
@@ -23,24 +23,24 @@ pub(crate) struct CommitArgs {
     progress: ProgressArg,
 
     /// Format of the image [default: probed]
-    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    #[arg(short, long, value_name = "FMT", value_parser = formats())]
     format: Option<Format>,
 
     /// Cache mode of the images
-    #[arg(short = 't', long, value_name = "CACHE", value_parser = cache_argument, default_value = "writeback")]
+    #[arg(short = 't', long, value_name = "CACHE", value_parser = caches(), default_value = "writeback")]
     cache: CacheMode,
 
     /// The image of the backing chain to commit to; those in between are of no use afterwards (implies -d)
-    #[arg(short, long, value_name = "FILENAME")]
+    #[arg(short, long, value_name = "FILENAME", value_parser = path_argument())]
     base: Option<PathBuf>,
 
     /// Leave the image as it is, instead of emptying it
     #[arg(short = 'd', long)]
     drop: bool,
 
-    /// Most bytes a second
+    /// Most bytes a second; 0: no limit
     #[arg(short, long, value_name = "RATE", value_parser = rate_argument)]
-    rate: Option<NonZeroU64>,
+    rate: Option<Rate>,
 
     /// Threads that copy
     #[arg(long, value_name = "NUM", value_parser = clap::value_parser!(u16).range(1..=64), default_value = "1")]
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &CommitArgs) -> Result<u8, Failure> {
         control: watch.control(),
         ..CommitOptions::default()
     };
-    options.control.rate_limit = args.rate;
+    options.control.rate_limit = args.rate.and_then(|rate| rate.0);
     let worker = session.worker();
     let result = worker.block_on(commit(worker, &spec.path, &spec.options, &options));
     watch.finish();

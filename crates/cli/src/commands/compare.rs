@@ -1,10 +1,10 @@
 //! `zebu compare`: whether two images show a guest the same bytes.
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
-use crate::failure::Failure;
+use crate::failure::{Failure, FailureKind};
 use crate::output::{json, stdout};
 use crate::session::Session;
-use crate::values::{OutputFormat, cache_argument, format_argument};
+use crate::values::{OutputFormat, caches, formats};
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
@@ -33,11 +33,11 @@ pub(crate) struct CompareArgs {
     progress: ProgressArg,
 
     /// Format of the first image [default: probed]
-    #[arg(short = 'f', long, value_name = "FMT", value_parser = format_argument)]
+    #[arg(short = 'f', long, value_name = "FMT", value_parser = formats())]
     a_format: Option<Format>,
 
     /// Format of the second image [default: probed]
-    #[arg(short = 'F', long, value_name = "FMT", value_parser = format_argument)]
+    #[arg(short = 'F', long, value_name = "FMT", value_parser = formats())]
     b_format: Option<Format>,
 
     /// Sizes and allocated ranges must be equal too
@@ -49,7 +49,7 @@ pub(crate) struct CompareArgs {
         short = 'T',
         long,
         value_name = "CACHE",
-        value_parser = cache_argument,
+        value_parser = caches(),
         default_value = "writeback"
     )]
     cache: CacheMode,
@@ -88,14 +88,18 @@ struct Report {
 
 /// Runs the command.
 pub(crate) fn run(args: &CompareArgs) -> Result<u8, Failure> {
-    let mut specs = [
-        args.image.resolve(&args.first, args.a_format, args.cache, Access::ReadOnly)?,
-        args.image.resolve(&args.second, args.b_format, args.cache, Access::ReadOnly)?,
-    ];
+    let resolve = |name, format| {
+        args.image.resolve(name, format, args.cache, Access::ReadOnly).map_err(|failure| match failure.kind {
+            FailureKind::Runtime => failure.with_exit(EXIT_OPEN),
+            FailureKind::Usage | FailureKind::Option => failure,
+        })
+    };
+    let mut specs = [resolve(&args.first, args.a_format)?, resolve(&args.second, args.b_format)?];
+    if !args.image.image_opts {
+        specs[1].called_raw = "-F raw";
+    }
     for spec in &mut specs {
-        if args.force_share.force_share {
-            spec.options.sharing = args.force_share.sharing();
-        }
+        args.force_share.apply(spec);
     }
     if let (Some(first), Some(second)) = (specs[0].aio, specs[1].aio)
         && first != second
@@ -103,7 +107,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<u8, Failure> {
         return Err(Failure::usage("both images are read by one I/O engine: their 'aio' options contradict"));
     }
     let session = Session::start(&args.engine, specs[0].aio.or(specs[1].aio))?;
-    let mut watch = Watch::start(args.progress.mode(args.quiet))?;
+    let mut watch = Watch::start(args.progress.beside(args.output).mode(args.quiet))?;
     let open = |index: usize| session.open(&specs[index]).map_err(|failure| failure.with_exit(EXIT_OPEN));
     let (first, second) = (open(0)?, open(1)?);
     let options = CompareOptions {

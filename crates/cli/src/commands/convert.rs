@@ -1,20 +1,20 @@
 //! `zebu convert`: copies images into a new or an existing one.
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
-use crate::backing;
+use crate::backing::{self, CheckName};
 use crate::compression::CompressionArgs;
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
-use crate::output::{json, stdout};
+use crate::local_name::local_path;
+use crate::output::{json, stderr, stdout};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
-use crate::values::{Aio, OutputFormat, cache_argument, format_argument, rate_argument};
+use crate::values::{Aio, OutputFormat, Rate, caches, formats, rate_argument};
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
 use std::ffi::{OsStr, OsString};
-use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use zebu::jobs::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, NewTarget, ReadErrors,
@@ -33,11 +33,11 @@ pub(crate) struct ConvertArgs {
     progress: ProgressArg,
 
     /// Format of the sources [default: probed]
-    #[arg(short = 'f', long, value_name = "FMT", value_parser = format_argument)]
+    #[arg(short = 'f', long, value_name = "FMT", value_parser = formats())]
     source_format: Option<Format>,
 
     /// Format of the target
-    #[arg(short = 'O', long, value_name = "FMT", value_parser = format_argument, default_value = "raw")]
+    #[arg(short = 'O', long, value_name = "FMT", value_parser = formats(), default_value = "raw")]
     target_format: Format,
 
     /// Options of the new image, as key=value,... (-o help lists them)
@@ -49,7 +49,7 @@ pub(crate) struct ConvertArgs {
         short = 'T',
         long,
         value_name = "CACHE",
-        value_parser = cache_argument,
+        value_parser = caches(),
         default_value = "writeback"
     )]
     source_cache: CacheMode,
@@ -59,7 +59,7 @@ pub(crate) struct ConvertArgs {
         short = 't',
         long,
         value_name = "CACHE",
-        value_parser = cache_argument,
+        value_parser = caches(),
         default_value = "unsafe"
     )]
     target_cache: CacheMode,
@@ -73,7 +73,7 @@ pub(crate) struct ConvertArgs {
     backing: Option<String>,
 
     /// Format of the backing file of the target
-    #[arg(short = 'F', long, value_name = "FMT", value_parser = format_argument)]
+    #[arg(short = 'F', long, value_name = "FMT", value_parser = formats())]
     backing_format: Option<Format>,
 
     /// Write into a target that exists; everything in it is overwritten
@@ -123,9 +123,9 @@ pub(crate) struct ConvertArgs {
     #[arg(short = 'W', long)]
     oob_writes: bool,
 
-    /// Copy at most so many bytes a second
+    /// Copy at most so many bytes a second; 0: no limit
     #[arg(short = 'r', long, value_name = "RATE", value_parser = rate_argument)]
-    rate: Option<NonZeroU64>,
+    rate: Option<Rate>,
 
     /// Copy the persistent dirty bitmaps of the source too
     #[arg(long)]
@@ -200,6 +200,8 @@ struct Report {
     zeroed: u64,
     unreadable: u64,
     unreadable_ranges: Vec<UnreadableRange>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    skipped_bitmaps: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -243,25 +245,35 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
         return Err(Failure::usage("all images are read by one I/O engine: their 'aio' options contradict"));
     }
     let session = Session::start(&args.engine, engines.first().copied())?;
-    let mut watch = Watch::start(args.progress.mode(args.quiet))?;
+    let mut watch = Watch::start(args.progress.beside(args.output.unwrap_or_default()).mode(args.quiet))?;
     let images = specs.iter().map(|spec| session.open(spec)).collect::<Result<Vec<Image>, _>>()?;
+    let skipped = skipped_bitmaps(args, &images);
     let report = convert_to(args, &opts, &session, &mut watch, &images, target);
     for image in &images {
         session.close(image, Access::ReadOnly)?;
     }
     let report = report?;
+    for name in &skipped {
+        stderr::tell(&format!("warning: Skipping inconsistent bitmap '{name}'"));
+    }
     for range in &report.unreadable_ranges {
-        eprintln!(
-            "zebu: error while reading {} bytes at offset {}: {}",
+        stderr::tell(&format!(
+            "error while reading {} bytes at offset {}: {}",
             range.len, range.offset, range.error
-        );
+        ));
     }
     match args.output {
-        Some(OutputFormat::Json) => stdout::print(&json::to_text(&json_report(&report))?)?,
+        Some(OutputFormat::Json) => stdout::print(&json::to_text(&json_report(&report, skipped))?)?,
         Some(OutputFormat::Human) if !args.quiet => stdout::print(&human_text(&report))?,
         _ => {}
     }
     Ok(0)
+}
+
+/// The bitmaps that `--skip-broken-bitmaps` leaves out.
+fn skipped_bitmaps(args: &ConvertArgs, images: &[Image]) -> Vec<String> {
+    let bitmaps = images.iter().filter(|_| args.skip_broken_bitmaps).flat_map(Image::bitmaps);
+    bitmaps.filter(|bitmap| bitmap.in_use).map(|bitmap| bitmap.name).collect()
 }
 
 fn source_specs(args: &ConvertArgs, sources: &[OsString]) -> Result<Vec<ImageSpec>, Failure> {
@@ -274,9 +286,7 @@ fn source_specs(args: &ConvertArgs, sources: &[OsString]) -> Result<Vec<ImageSpe
         .map(|source| {
             let mut spec =
                 args.image.resolve(source, args.source_format, args.source_cache, Access::ReadOnly)?;
-            if args.force_share.force_share {
-                spec.options.sharing = args.force_share.sharing();
-            }
+            args.force_share.apply(&mut spec);
             spec.options.snapshot.clone_from(&snapshot);
             Ok(spec)
         })
@@ -314,7 +324,7 @@ fn convert_to(
         },
         control: watch.control(),
     };
-    options.control.rate_limit = args.rate;
+    options.control.rate_limit = args.rate.and_then(|rate| rate.0);
     let worker = session.worker();
     let run = |target: ConvertTarget| worker.block_on(convert(worker, images, target, &options));
     let result = if args.no_create {
@@ -324,10 +334,18 @@ fn convert_to(
             (false, true) => TargetContent::SharedBacking,
             (false, false) => TargetContent::Unknown,
         };
-        session
-            .with_image(&spec, |image| Ok(run(ConvertTarget::Existing { image: image.clone(), content })))?
+        let mut copied = None;
+        let done = session.with_image(&spec, |image| {
+            copied = Some(run(ConvertTarget::Existing { image: image.clone(), content }));
+            Ok(())
+        });
+        // What the job failed with is told, not that what it left can't be finished either.
+        if !matches!(copied, Some(Err(_))) {
+            done?;
+        }
+        copied.unwrap_or_else(|| Ok(ConvertReport::default()))
     } else {
-        run(ConvertTarget::New(Box::new(new_target(args, opts, session, Path::new(target))?)))
+        run(ConvertTarget::New(Box::new(new_target(args, opts, session, target)?)))
     };
     watch.finish();
     result.map_err(|error| match error.image() {
@@ -363,8 +381,9 @@ fn new_target(
     args: &ConvertArgs,
     opts: &CreateOpts,
     session: &Session,
-    target: &Path,
+    target: &OsStr,
 ) -> Result<NewTarget, Failure> {
+    let target = &local_path(target).map_err(|reason| Failure::creating_name(target, &reason))?;
     let mut create = opts.create_options(args.target_format);
     create.cache = args.target_cache;
     let spec = args.image.clone();
@@ -376,6 +395,7 @@ fn new_target(
         args.backing_format,
         opts.backing_file.as_deref(),
         opts.backing_format.as_deref(),
+        CheckName::Local,
     )?;
     if let Some(backing) = backing {
         if args.target_format == Format::Raw {
@@ -403,7 +423,7 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path).map_err(|error| Failure::new(format!("'{}': {error}", path.display())))
 }
 
-fn json_report(report: &ConvertReport) -> Report {
+fn json_report(report: &ConvertReport, skipped_bitmaps: Vec<String>) -> Report {
     Report {
         total: report.total,
         read: report.read,
@@ -422,6 +442,7 @@ fn json_report(report: &ConvertReport) -> Report {
                 error: range.error.to_string(),
             })
             .collect(),
+        skipped_bitmaps,
     }
 }
 
@@ -446,12 +467,15 @@ mod tests {
 
     #[test]
     fn sizes_of_options_are_checked() {
+        use std::num::NonZeroU64;
         assert_eq!(sparse_argument("0"), Ok(0));
         assert_eq!(sparse_argument("64k"), Ok(65536));
         assert!(sparse_argument("1000").is_err());
         assert!(sparse_argument("1x").is_err());
         assert_eq!(buffer_argument("1M"), Ok(1 << 20));
         assert!(buffer_argument("4k").is_err());
-        assert!(rate_argument("0").is_err());
+        assert_eq!(rate_argument("0"), Ok(Rate(None)));
+        assert_eq!(rate_argument("1k"), Ok(Rate(NonZeroU64::new(1024))));
+        assert!(rate_argument("-1").is_err() && rate_argument("").is_err());
     }
 }

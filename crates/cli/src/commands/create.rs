@@ -1,16 +1,17 @@
 //! `zebu create`: makes an image.
 
 use crate::arguments::EngineArgs;
-use crate::backing;
+use crate::backing::{self, CheckName};
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::failure::Failure;
+use crate::local_name::local_path;
 use crate::output::stdout;
 use crate::session::Session;
 use crate::size::parse_size;
-use crate::values::format_argument;
+use crate::values::formats;
 use crate::watch::{ProgressArg, ProgressMode, Watch};
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use zebu::{CreateOptions, Format, Image};
 
 /// Arguments of `zebu create`.
@@ -24,7 +25,7 @@ pub(crate) struct CreateArgs {
     progress: ProgressArg,
 
     /// Format of the image
-    #[arg(short, long, value_name = "FMT", value_parser = format_argument, default_value = "raw")]
+    #[arg(short, long, value_name = "FMT", value_parser = formats(), default_value = "raw")]
     format: Format,
 
     /// Options of the format, as key=value,... (-o help lists them)
@@ -36,7 +37,7 @@ pub(crate) struct CreateArgs {
     backing: Option<String>,
 
     /// Format of the backing file
-    #[arg(short = 'F', long, value_name = "FMT", value_parser = format_argument)]
+    #[arg(short = 'F', long, value_name = "FMT", value_parser = formats())]
     backing_format: Option<Format>,
 
     /// Do not look at the backing file; it need not exist, and SIZE must be given
@@ -66,7 +67,8 @@ pub(crate) fn run(args: &CreateArgs) -> Result<u8, Failure> {
         }
         ParsedOpts::Use(opts) => opts,
     };
-    let path = PathBuf::from(&args.filename);
+    let path =
+        local_path(&args.filename).map_err(|reason| Failure::creating_name(&args.filename, &reason))?;
     let session = Session::start(&args.engine, None)?;
     let create = create_options(args, &opts, &session, &path)?;
     if !args.quiet {
@@ -104,6 +106,7 @@ fn create_options(
         args.backing_format,
         opts.backing_file.as_deref(),
         opts.backing_format.as_deref(),
+        if args.backing_unsafe { CheckName::Unsafe } else { CheckName::Local },
     )?;
     if let Some(backing) = backing {
         if args.format == Format::Raw {
@@ -128,7 +131,8 @@ fn create_options(
     Ok(create)
 }
 
-/// Creates the image. When that fails, or a signal stops it, the files that were not there before are removed.
+/// Creates the image. When a signal stops it, the files that were not there before are removed. (When it fails, those that
+/// it made are gone already. Another program's, made at the same time, are not ours to remove.)
 fn make(
     session: &Session,
     path: &Path,
@@ -149,14 +153,12 @@ fn make(
         watch.note("finishing", size, size);
     }
     watch.finish();
-    let failure = match done {
-        Some(Ok(())) => return Ok(()),
-        Some(Err(error)) => Failure::creating(path, &error),
-        None => Failure::interrupted(),
-    };
+    if let Some(created) = done {
+        return created.map_err(|error| Failure::creating(path, &error));
+    }
     for file in made_here {
         // It may never have come into being.
         let _ = std::fs::remove_file(file);
     }
-    Err(failure)
+    Err(Failure::interrupted())
 }

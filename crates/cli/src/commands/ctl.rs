@@ -3,18 +3,19 @@
 use crate::arguments::EngineArgs;
 use crate::backing;
 use crate::failure::{Failure, errno_text};
+use crate::local_name::path_argument;
+use crate::output::printable::printable;
 use crate::output::{json, stdout};
 use crate::serve::control_request::{BackupStart, Command, CompressionName, OnError, Request};
 use crate::session::Session;
 use crate::size::{parse_size, size_argument};
-use crate::values::{OutputFormat, rate_argument};
+use crate::values::{OutputFormat, Rate, rate_argument};
 use crate::watch::{ProgressArg, ProgressMode, Watch};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::Value;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, IoSlice, Write};
 use std::mem::MaybeUninit;
-use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -137,7 +138,7 @@ struct BackupStartArgs {
     export: String,
 
     /// The new image, a qcow2 one
-    #[arg(value_name = "TARGET")]
+    #[arg(value_name = "TARGET", value_parser = path_argument())]
     target: PathBuf,
 
     /// Compress the clusters of the target
@@ -153,16 +154,16 @@ struct BackupStartArgs {
     bitmap: Option<String>,
 
     /// Copy only what the bitmap marks, on top of this backup, the last one that was made with it
-    #[arg(long, value_name = "FILE", requires = "bitmap")]
+    #[arg(long, value_name = "FILE", requires = "bitmap", value_parser = path_argument())]
     previous: Option<PathBuf>,
 
-    /// What fails when something can't be copied that a client is about to change: the backup, or the client's request
+    /// The side that fails if a chunk can't be copied before a client changes it: the backup, or the client's request
     #[arg(long, value_enum, default_value_t, value_name = "backup|request", hide_possible_values = true)]
     on_error: OnError,
 
-    /// Most bytes a second; what clients are about to change is copied at once
+    /// Most bytes a second (0: no limit); what clients are about to change is copied at once
     #[arg(short, long, value_name = "RATE", value_parser = rate_argument)]
-    rate: Option<NonZeroU64>,
+    rate: Option<Rate>,
 
     /// Wait until the backup is complete; SIGINT and SIGTERM cancel it
     #[arg(short, long)]
@@ -172,7 +173,7 @@ struct BackupStartArgs {
     progress: ProgressArg,
 }
 
-/// What becomes of the size.
+/// A change of the size.
 #[derive(Debug, Clone, Copy)]
 enum Growth {
     To(u64),
@@ -300,7 +301,7 @@ pub(crate) fn run(args: &CtlArgs) -> Result<u8, Failure> {
 
 /// A line for each snapshot: its id and its name.
 fn snapshot_lines(list: &Value) -> String {
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let text = |value: &Value| printable(value.as_str().unwrap_or_default()).into_owned();
     let snapshots = list.as_array().map(Vec::as_slice).unwrap_or_default();
     let line = |s: &Value| format!("{:<9} {}\n", text(&s["id"]), text(&s["name"]));
     snapshots.iter().map(line).collect::<Vec<_>>().concat()
@@ -352,7 +353,7 @@ fn backup(server: &mut Server, args: &BackupStartArgs) -> Result<u8, Failure> {
         bitmap: args.bitmap.clone(),
         previous,
         on_error: args.on_error,
-        rate_limit: args.rate,
+        rate_limit: args.rate.and_then(|rate| rate.0),
     });
     server.ask_with(start, Some(file.as_fd())).map_err(remove)?;
     drop(file);

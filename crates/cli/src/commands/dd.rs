@@ -2,9 +2,11 @@
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::failure::Failure;
+use crate::local_name::local_path;
+use crate::output::stderr;
 use crate::session::Session;
 use crate::size::parse_size;
-use crate::values::format_argument;
+use crate::values::formats;
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -18,11 +20,11 @@ pub(crate) struct DdArgs {
     progress: ProgressArg,
 
     /// Format of the input [default: probed]
-    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    #[arg(short, long, value_name = "FMT", value_parser = formats())]
     format: Option<Format>,
 
     /// Format of the output
-    #[arg(short = 'O', long, value_name = "FMT", value_parser = format_argument, default_value = "raw")]
+    #[arg(short = 'O', long, value_name = "FMT", value_parser = formats(), default_value = "raw")]
     output_format: Format,
 
     #[command(flatten)]
@@ -89,16 +91,14 @@ fn number(name: &str, value: &OsStr, least: u64, most: u64) -> Result<u64, Failu
 pub(crate) fn run(args: &DdArgs) -> Result<u8, Failure> {
     let operands = Operands::parse(&args.operands)?;
     let mut spec = args.image.resolve(operands.input, args.format, CacheMode::Writeback, Access::ReadOnly)?;
-    if args.force_share.force_share {
-        spec.options.sharing = args.force_share.sharing();
-    }
+    args.force_share.apply(&mut spec);
     let session = Session::start(&args.engine, spec.aio)?;
     let mut watch = Watch::start(args.progress.mode(false))?;
     let source = session.open(&spec)?;
     let size = source.virtual_size();
     let first = operands.skip.saturating_mul(operands.block);
     if first > size {
-        eprintln!("zebu: {}: cannot skip to specified offset", operands.input.display());
+        stderr::tell(&format!("{}: cannot skip to specified offset", operands.input.display()));
     }
     let first = first.min(size);
     let end = match operands.count {
@@ -108,7 +108,8 @@ pub(crate) fn run(args: &DdArgs) -> Result<u8, Failure> {
     let options =
         ConvertOptions { range: Some(first..end), control: watch.control(), ..ConvertOptions::default() };
     let target = NewTarget {
-        path: operands.output.into(),
+        path: local_path(operands.output)
+            .map_err(|reason| Failure::creating_name(operands.output, &reason))?,
         create: CreateOptions { format: args.output_format, ..CreateOptions::default() },
         open: OpenOptions::default(),
     };

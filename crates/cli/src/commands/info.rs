@@ -9,7 +9,7 @@ use crate::output::info_json::{Fragmentation, ImageNode};
 use crate::output::verdict::{VerdictNode, verdict_text};
 use crate::output::{json, stdout};
 use crate::session::Session;
-use crate::values::{OutputFormat, format_argument};
+use crate::values::{OutputFormat, formats};
 use std::ffi::OsString;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ const UNSAFE: u8 = 2;
 #[derive(Debug, clap::Args)]
 pub(crate) struct InfoArgs {
     /// Format of the image [default: probed]
-    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    #[arg(short, long, value_name = "FMT", value_parser = formats())]
     format: Option<Format>,
 
     /// Open the backing files and tell about each of them too
@@ -58,12 +58,10 @@ pub(crate) struct InfoArgs {
 /// Runs the command.
 pub(crate) fn run(args: &InfoArgs) -> Result<u8, Failure> {
     let mut spec = args.image.resolve(&args.filename, args.format, CacheMode::Writeback, Access::ReadOnly)?;
-    if args.force_share.force_share {
-        spec.options.sharing = args.force_share.sharing();
-    }
+    args.force_share.apply(&mut spec);
     let session = Session::start(&args.engine, spec.aio)?;
     if args.verdict {
-        return judge(&session, &spec, args.output);
+        return assess(&session, &spec, args.output);
     }
     let fragmentation = args.fragmentation.then(|| walk(&session, spec.clone())).transpose()?;
     let infos = if args.backing_chain { chain(&session, spec)? } else { vec![inspect(&session, spec)?] };
@@ -94,10 +92,10 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8, Failure> {
 }
 
 /// Prints the verdict. The exit code says whether the image is safe.
-fn judge(session: &Session, spec: &ImageSpec, output: OutputFormat) -> Result<u8, Failure> {
+fn assess(session: &Session, spec: &ImageSpec, output: OutputFormat) -> Result<u8, Failure> {
     let worker = session.worker();
     let verdict = worker
-        .block_on(zebu::verdict::judge(worker, &spec.path, &spec.options))
+        .block_on(zebu::verdict::assess(worker, &spec.path, &spec.options))
         .map_err(|error| Failure::opening(&spec.path, &error))?;
     let text = match output {
         OutputFormat::Human => verdict_text(&verdict),
@@ -137,18 +135,13 @@ fn walk(session: &Session, mut spec: ImageSpec) -> Result<Fragmentation, Failure
     session.with_image(&spec, |image| {
         let worker = session.worker();
         let mut found = Fragmentation::default();
-        let (mut at, mut expected) = (0, None);
-        while at < image.virtual_size() {
-            let extent = worker.block_on(image.extent(worker, at, image.virtual_size() - at))?;
-            if extent.len == 0 {
-                break;
-            }
+        let (mut extents, mut expected) = (image.extents(0..image.virtual_size()), None);
+        while let Some(extent) = worker.block_on(extents.next(worker))? {
             if let ExtentKind::Data { host } = extent.kind {
                 found.data_bytes += extent.len;
                 found.extents += u64::from(expected != Some(host));
                 expected = Some(host + extent.len);
             }
-            at = extent.end();
         }
         Ok(found)
     })

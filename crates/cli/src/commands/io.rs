@@ -5,7 +5,8 @@ use crate::failure::{EXIT_FAILURE, Failure};
 use crate::io::shell::{run_commands, run_prompt};
 use crate::io::state::{OpenDefaults, State};
 use crate::session::Session;
-use crate::values::{Discard, cache_argument, discard_argument, format_argument};
+use crate::values::{Discard, caches, discard_argument, formats};
+use crate::watch::{ProgressMode, Watch};
 use std::cell::{Cell, RefCell};
 use std::ffi::OsString;
 use std::rc::Rc;
@@ -22,7 +23,7 @@ pub(crate) struct IoArgs {
     cmd: Vec<String>,
 
     /// Format of the image [default: probed; writing to a raw image needs it]
-    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    #[arg(short, long, value_name = "FMT", value_parser = formats())]
     format: Option<Format>,
 
     /// Open for reading only
@@ -34,10 +35,10 @@ pub(crate) struct IoArgs {
     nocache: bool,
 
     /// Cache mode of the image [default: writethrough]
-    #[arg(short = 't', long, value_name = "CACHE", value_parser = cache_argument)]
+    #[arg(short = 't', long, value_name = "CACHE", value_parser = caches())]
     cache: Option<CacheMode>,
 
-    /// What becomes of discards
+    /// Treatment of discards
     #[arg(short, long, value_name = "ignore|unmap", value_parser = discard_argument, default_value = "unmap")]
     discard: Discard,
 
@@ -70,11 +71,11 @@ pub(crate) fn run(args: &IoArgs) -> Result<u8, Failure> {
         format: args.format,
         cache: if args.nocache { CacheMode::None } else { args.cache.unwrap_or(CacheMode::Writethrough) },
         access: if args.read_only { Access::ReadOnly } else { Access::ReadWrite },
-        sharing: args.force_share.sharing(),
+        force_share: args.force_share,
         discard: args.discard,
         misalign: if args.misalign { MISALIGNMENT } else { 0 },
     };
-    if args.force_share.force_share && !args.read_only {
+    if args.force_share.is_given() && !args.read_only {
         return Err(Failure::usage("-U (--force-share) is for reading only: add -r"));
     }
     let spec = args.filename.as_deref().map(|name| defaults.spec(name)).transpose()?;
@@ -83,6 +84,7 @@ pub(crate) fn run(args: &IoArgs) -> Result<u8, Failure> {
     let defaults = OpenDefaults { image: ImageArgs { image_opts: false, ..defaults.image }, ..defaults };
     let mut state = State {
         session,
+        watch: Watch::start(ProgressMode::None)?,
         defaults,
         open: None,
         pending: RefCell::new(Vec::new()),

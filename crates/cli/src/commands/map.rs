@@ -3,10 +3,11 @@
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::failure::Failure;
 use crate::output::map::{LinePosition, TABLE_HEADER, json_end, json_line, table_row};
+use crate::output::printable::printable;
 use crate::output::stdout;
 use crate::session::Session;
 use crate::size::size_argument;
-use crate::values::{OutputFormat, format_argument};
+use crate::values::{OutputFormat, formats};
 use std::ffi::OsString;
 use std::path::Path;
 use zebu::jobs::{MapOptions, Mapper};
@@ -19,7 +20,7 @@ const PIECE: usize = 64 << 10;
 #[derive(Debug, clap::Args)]
 pub(crate) struct MapArgs {
     /// Format of the image [default: probed]
-    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    #[arg(short, long, value_name = "FMT", value_parser = formats())]
     format: Option<Format>,
 
     /// Begin at this offset
@@ -51,9 +52,7 @@ pub(crate) struct MapArgs {
 /// Runs the command.
 pub(crate) fn run(args: &MapArgs) -> Result<u8, Failure> {
     let mut spec = args.image.resolve(&args.filename, args.format, CacheMode::Writeback, Access::ReadOnly)?;
-    if args.force_share.force_share {
-        spec.options.sharing = args.force_share.sharing();
-    }
+    args.force_share.apply(&mut spec);
     let session = Session::start(&args.engine, spec.aio)?;
     session.with_image(&spec, |image| {
         let options = MapOptions { start: args.start_offset, max_length: args.max_length };
@@ -83,7 +82,7 @@ fn print_table(session: &Session, mapper: &mut Mapper) -> Result<(), Failure> {
 
 /// A file name as the user would write it: without the `./` of names in the directory itself.
 fn shown_name(path: &Path) -> String {
-    path.strip_prefix(".").unwrap_or(path).display().to_string()
+    printable(&path.strip_prefix(".").unwrap_or(path).to_string_lossy()).into_owned()
 }
 
 fn print_json(session: &Session, mapper: &mut Mapper) -> Result<(), Failure> {

@@ -7,7 +7,7 @@ use crate::output::{json, stdout};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
-use crate::values::{OutputFormat, format_argument};
+use crate::values::{OutputFormat, formats};
 use crate::watch::{ProgressMode, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
@@ -19,7 +19,7 @@ use zebu::{Access, CacheMode, Format};
 #[derive(Debug, clap::Args)]
 pub(crate) struct MeasureArgs {
     /// Format of the image that would be made
-    #[arg(short = 'O', long, value_name = "FMT", value_parser = format_argument, default_value = "raw")]
+    #[arg(short = 'O', long, value_name = "FMT", value_parser = formats(), default_value = "raw")]
     target_format: Format,
 
     /// Options that it would be made with (-o help lists them)
@@ -31,7 +31,7 @@ pub(crate) struct MeasureArgs {
     size: Option<u64>,
 
     /// Format of FILENAME [default: probed]
-    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    #[arg(short, long, value_name = "FMT", value_parser = formats())]
     format: Option<Format>,
 
     /// Measure this internal snapshot of FILENAME
@@ -81,9 +81,7 @@ pub(crate) fn run(args: &MeasureArgs) -> Result<u8, Failure> {
         (Some(filename), None) => {
             let mut spec =
                 args.image.resolve(filename, args.format, CacheMode::Writeback, Access::ReadOnly)?;
-            if args.force_share.force_share {
-                spec.options.sharing = args.force_share.sharing();
-            }
+            args.force_share.apply(&mut spec);
             spec.options.snapshot = args.snapshot.as_deref().map(snapshot_name).transpose()?;
             let session = Session::start(&args.engine, spec.aio)?;
             let watch = Watch::start(ProgressMode::None)?;

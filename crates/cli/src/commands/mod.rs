@@ -13,6 +13,7 @@ pub(crate) mod create;
 pub(crate) mod ctl;
 pub(crate) mod dd;
 pub(crate) mod info;
+pub(crate) mod install_names;
 pub(crate) mod io;
 pub(crate) mod map;
 pub(crate) mod measure;

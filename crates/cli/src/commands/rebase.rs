@@ -1,11 +1,11 @@
 //! `zebu rebase`: puts an image onto another backing file.
 
-use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
-use crate::backing::{self, BackingSpec};
+use crate::arguments::{EngineArgs, ImageArgs};
+use crate::backing::{self, BackingSpec, CheckName};
 use crate::compression::CompressionArgs;
 use crate::failure::Failure;
 use crate::session::Session;
-use crate::values::{cache_argument, format_argument};
+use crate::values::{caches, formats};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
 use std::path::Path;
@@ -23,11 +23,11 @@ pub(crate) struct RebaseArgs {
     progress: ProgressArg,
 
     /// Format of the image [default: probed]
-    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    #[arg(short, long, value_name = "FMT", value_parser = formats())]
     format: Option<Format>,
 
     /// Cache mode of the image and of what it stands on
-    #[arg(short = 't', long, value_name = "CACHE", value_parser = cache_argument, default_value = "writeback")]
+    #[arg(short = 't', long, value_name = "CACHE", value_parser = caches(), default_value = "writeback")]
     cache: CacheMode,
 
     /// The new backing file, as seen from the image; an empty name: none
@@ -35,11 +35,11 @@ pub(crate) struct RebaseArgs {
     backing: Option<String>,
 
     /// Format of the new backing file
-    #[arg(short = 'F', long, value_name = "FMT", value_parser = format_argument)]
+    #[arg(short = 'F', long, value_name = "FMT", value_parser = formats())]
     backing_format: Option<Format>,
 
     /// Cache mode of the new backing file
-    #[arg(short = 'T', long, value_name = "CACHE", value_parser = cache_argument, default_value = "writeback")]
+    #[arg(short = 'T', long, value_name = "CACHE", value_parser = caches(), default_value = "writeback")]
     backing_cache: CacheMode,
 
     /// Change the name only: the new backing file must hold what the old one holds, or the disk becomes a mixture
@@ -53,8 +53,9 @@ pub(crate) struct RebaseArgs {
     #[command(flatten)]
     compression: CompressionArgs,
 
-    #[command(flatten)]
-    force_share: ForceShareArg,
+    /// Refused: an image that is opened without locks can't be written
+    #[arg(short = 'U', long, hide = true)]
+    force_share: bool,
 
     #[command(flatten)]
     image: ImageArgs,
@@ -69,14 +70,15 @@ pub(crate) struct RebaseArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &RebaseArgs) -> Result<u8, Failure> {
-    let name = args.backing.as_deref().unwrap_or_default();
+    let check = if args.backing_unsafe { CheckName::Unsafe } else { CheckName::Local };
+    let name = &backing::found_as(args.backing.as_deref().unwrap_or_default(), check)?;
     if args.backing.is_none() && !args.backing_unsafe {
         return Err(Failure::usage("Must specify backing file (-b) or use unsafe mode (-u)"));
     }
     if name.is_empty() && args.backing_format.is_some() {
         return Err(Failure::usage("a backing format is given, but no backing file"));
     }
-    if args.force_share.force_share {
+    if args.force_share {
         return Err(Failure::usage(
             "-U can't be used: an image that is opened without locks can't be written",
         ));
@@ -129,7 +131,7 @@ pub(crate) fn run(args: &RebaseArgs) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// What the image is to say of its backing file.
+/// The new reference to a backing file.
 fn reference(
     args: &RebaseArgs,
     session: &Session,
@@ -138,6 +140,13 @@ fn reference(
 ) -> Result<Option<BackingReference>, Failure> {
     if name.is_empty() {
         return Ok(None);
+    }
+    let is_image = |found: std::fs::Metadata| {
+        use std::os::unix::fs::MetadataExt;
+        image.metadata().is_ok_and(|image| (image.dev(), image.ino()) == (found.dev(), found.ino()))
+    };
+    if backing::resolve(image, name).metadata().is_ok_and(is_image) {
+        return Err(Failure::new(format!("'{}': an image can't be its own backing file", image.display())));
     }
     let spec = BackingSpec { name: name.to_owned(), format: args.backing_format };
     let format = backing::required_format(session, image, &spec)?;
@@ -153,13 +162,6 @@ fn open_backing(
     name: &str,
 ) -> Result<Image, Failure> {
     let path = backing::resolve(image, name);
-    let is_image = |found: std::fs::Metadata| {
-        use std::os::unix::fs::MetadataExt;
-        image.metadata().is_ok_and(|image| (image.dev(), image.ino()) == (found.dev(), found.ino()))
-    };
-    if path.metadata().is_ok_and(is_image) {
-        return Err(Failure::new(format!("'{}': an image can't be its own backing file", image.display())));
-    }
     let options = OpenOptions {
         format: args.backing_format,
         access: Access::ReadOnly,

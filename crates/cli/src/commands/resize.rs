@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::output::stdout;
 use crate::session::Session;
 use crate::size::{SizeError, parse_size};
-use crate::values::{format_argument, preallocation_argument};
+use crate::values::{formats, preallocation_argument};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
 use zebu::{Access, CacheMode, Format, Preallocation, Shrink};
@@ -21,7 +21,7 @@ pub(crate) struct ResizeArgs {
     progress: ProgressArg,
 
     /// Format of the image [default: probed; a raw image needs it]
-    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    #[arg(short, long, value_name = "FMT", value_parser = formats())]
     format: Option<Format>,
 
     /// Allow the disk to become smaller: what lies past the new end is lost
@@ -52,7 +52,7 @@ pub(crate) struct ResizeArgs {
     size: SizeChange,
 }
 
-/// What becomes of the size.
+/// A change of the size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SizeChange {
     To(u64),
@@ -89,15 +89,15 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<u8, Failure> {
     session.with_image(&spec, |image| {
         let current = image.virtual_size();
         let new_size = args.size.apply(current)?;
+        if new_size <= current && args.preallocation != Preallocation::Off {
+            return Err(Failure::new("Preallocation can only be used for growing images"));
+        }
         if new_size < current && !args.shrink {
             return Err(Failure::new(format!(
                 "Use the --shrink option to perform a shrink operation. (All data past the new end of '{}' will be \
                  lost.)",
                 spec.path.display()
             )));
-        }
-        if new_size < current && args.preallocation != Preallocation::Off {
-            return Err(Failure::new("Preallocation can't be used for shrinking an image"));
         }
         let shrink = if args.shrink { Shrink::Allow } else { Shrink::Refuse };
         let worker = session.worker();

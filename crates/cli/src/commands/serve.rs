@@ -3,17 +3,21 @@
 use crate::arguments::{EngineArgs, ImageArgs};
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
+use crate::output::printable::printable;
 use crate::output::stdout;
 use crate::serve::accept::Door;
-use crate::serve::address::{Address, Bound, SocketFile, bind_unix};
+use crate::serve::address::{
+    Address, Bound, SocketAccess, SocketFile, bind_unix, group_argument, mode_argument, numbered_path,
+};
 use crate::serve::backups::Backups;
 use crate::serve::control::Controlled;
-use crate::serve::signals::Signals;
+use crate::serve::signals::{Counted, Signals};
 use crate::serve::unmounter::Unmounter;
-use crate::serve::{control, descriptors, metrics, sandbox};
+use crate::serve::{control, descriptors, isolate, metrics, sandbox};
 use crate::session::Session;
 use crate::size::size_argument;
-use crate::values::{cache_argument, format_argument};
+use crate::snapshot_name::snapshot_name;
+use crate::values::{caches, formats};
 use futures_util::future::Either;
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -25,21 +29,26 @@ use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
-use zebu::storage::Worker;
+use zebu::storage::{Background, Worker, WorkerKind};
 use zebu::{Access, CacheMode, Format, Image};
 use zebu_export::fuse::{FuseConfig, FuseMount};
 use zebu_export::nbd::{Listener, NbdConfig, NbdServer, TlsConfig};
 use zebu_export::vhost::{VhostConfig, VhostUserBlk};
-use zebu_export::{Export, ExportError, Exports, Level, Log, PoolConfig, WorkerPool};
+use zebu_export::{
+    Export, ExportError, Exports, Level, Log, MIN_MEMORY, MemoryBudget, PoolConfig, WorkerPool,
+};
 
 /// How often is looked whether an idle image holds memory that it does not use.
 const TIDY_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Backups at once whose targets have a ring each in the sandbox; those of further ones make do with threads.
+const BACKUPS_WITH_RINGS: usize = 4;
 
 /// Heading of options about clients, in the help.
 const CLIENTS: &str = "Clients";
 
 /// Arguments of `zebu serve`.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub(crate) struct ServeArgs {
     /// Serve NBD clients at this address, or at the sockets of a systemd socket unit; may be given more than once
     #[arg(long, value_name = "unix:PATH|HOST:PORT|systemd", help_heading = CLIENTS, required_unless_present_any = ["vhost_user_blk", "fuse"])]
@@ -75,11 +84,20 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE", help_heading = CLIENTS, requires = "tls_certificate")]
     tls_client_ca: Option<PathBuf>,
 
+    /// Permissions of the Unix sockets that are made for clients and for --metrics, in octal, whatever the umask is; the
+    /// socket of --control is for the server's user alone
+    #[arg(long, value_name = "MODE", help_heading = CLIENTS, value_parser = mode_argument, default_value = "0600")]
+    socket_mode: u32,
+
+    /// Group of these sockets, a number or a name in /etc/group [default: the server's]
+    #[arg(long, value_name = "GROUP", help_heading = CLIENTS, value_parser = group_argument)]
+    socket_group: Option<u32>,
+
     /// Clients can't write
     #[arg(short, long)]
     read_only: bool,
 
-    /// Show this internal snapshot (id or name) instead of the active state; clients can't write
+    /// Show this internal snapshot (id or name, snapshot.id=ID, snapshot.name=NAME) instead of the active state; clients can't write
     #[arg(short = 'l', long, value_name = "NAME")]
     snapshot: Option<String>,
 
@@ -88,7 +106,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "NUM", value_parser = clap::value_parser!(u32).range(1..=256), default_value = "1")]
     queues: u32,
 
-    /// Connections at once; further ones are closed at once
+    /// Connections at the same time; further ones are closed immediately
     #[arg(long, value_name = "NUM", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..=1_000_000), default_value = "1024")]
     max_clients: u32,
 
@@ -99,6 +117,11 @@ pub(crate) struct ServeArgs {
     /// Memory for the data of these requests, per connection
     #[arg(long, value_name = "SIZE", help_heading = CLIENTS, value_parser = size_argument, default_value = "32M")]
     max_request_memory: u64,
+
+    /// Memory for all clients and their requests: connections of NBD, rings of vhost-user-blk, files; divided fairly, at
+    /// least 64M
+    #[arg(long, value_name = "SIZE", help_heading = CLIENTS, value_parser = size_argument, default_value = "512M")]
+    max_memory: u64,
 
     /// Close connections that have not chosen an export after so long
     #[arg(long, value_name = "SECONDS", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..), default_value = "10")]
@@ -116,11 +139,20 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 
+    /// Serve each image by a process of its own. The addresses of --nbd are in the order of the images then, too; the
+    /// sockets of --control and --metrics get .1, .2 and so on behind their paths, or the ports from the given one on
+    #[arg(long)]
+    isolate: bool,
+
+    /// The image that this process serves, of those that --isolate has
+    #[arg(long = isolate::ONLY_IMAGE, value_name = "NUM", hide = true, requires = "isolate")]
+    only_image: Option<usize>,
+
     /// Keep the right to open files and to connect to others while clients are served
     #[arg(long)]
     no_sandbox: bool,
 
-    /// What is told on standard error
+    /// Amount of messages on standard error
     #[arg(
         long,
         value_enum,
@@ -131,7 +163,7 @@ pub(crate) struct ServeArgs {
     log_level: LogLevel,
 
     /// Format of the images [default: probed; writing to a raw image needs it]
-    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    #[arg(short, long, value_name = "FMT", value_parser = formats())]
     format: Option<Format>,
 
     /// Cache mode of the images
@@ -139,7 +171,7 @@ pub(crate) struct ServeArgs {
         short = 't',
         long,
         value_name = "CACHE",
-        value_parser = cache_argument,
+        value_parser = caches(),
         default_value = "writeback"
     )]
     cache: CacheMode,
@@ -192,13 +224,73 @@ struct Opened {
 pub(crate) fn run(args: &ServeArgs) -> Result<u8, Failure> {
     let specs = specs(args)?;
     let names = names(args, &specs)?;
+    if !args.isolate {
+        return serve_images(args, &specs, &names, Counted::Own);
+    }
+    let Some(number) = args.only_image else {
+        each_has_an_address(args, &names)?;
+        return isolate::run(&names);
+    };
+    let (Some(spec), Some(name)) = (specs.get(number), names.get(number)) else {
+        return Err(Failure::usage(format!("there is no image {number}")));
+    };
+    let own = only(args, number)?;
+    serve_images(&own, std::slice::from_ref(spec), std::slice::from_ref(name), Counted::FromStarter)
+}
+
+/// With a process for each image, each must be found by clients, and by its own.
+fn each_has_an_address(args: &ServeArgs, names: &[String]) -> Result<(), Failure> {
+    if args.nbd.contains(&Address::Passed) {
+        return Err(Failure::usage(
+            "--isolate does not take the sockets of a systemd unit (--nbd systemd): use a unit for each image",
+        ));
+    }
+    if args.nbd.len() > names.len() {
+        return Err(Failure::usage(format!(
+            "--isolate has an address of --nbd for each image, in their order: {} are given, but {} images",
+            args.nbd.len(),
+            names.len()
+        )));
+    }
+    let most = args.nbd.len().max(args.vhost_user_blk.len()).max(args.fuse.len());
+    if let Some(name) = names.get(most) {
+        return Err(Failure::usage(format!(
+            "--isolate needs an address for each image, in their order: '{name}' has no --nbd, --vhost-user-blk or --fuse"
+        )));
+    }
+    Ok(())
+}
+
+/// The arguments of the process that serves one image.
+fn only(args: &ServeArgs, number: usize) -> Result<ServeArgs, Failure> {
+    fn nth<T: Clone>(list: &[T], number: usize) -> Vec<T> {
+        list.get(number).cloned().into_iter().collect()
+    }
+    Ok(ServeArgs {
+        nbd: nth(&args.nbd, number),
+        vhost_user_blk: nth(&args.vhost_user_blk, number),
+        fuse: nth(&args.fuse, number),
+        filenames: nth(&args.filenames, number),
+        metrics: args.metrics.as_ref().map(|address| address.numbered(number)).transpose()?,
+        control: args.control.as_ref().map(|path| numbered_path(path, number)),
+        ..args.clone()
+    })
+}
+
+/// Serves images by this process.
+fn serve_images(
+    args: &ServeArgs,
+    specs: &[ImageSpec],
+    names: &[String],
+    counted: Counted,
+) -> Result<u8, Failure> {
     // Before anything that is to be undone in good order.
-    let signals = Signals::watch()?;
+    let signals = Signals::watch(counted)?;
     descriptors::raise_limit();
     let session = Session::start(&args.engine, specs[0].aio)?;
     let mut opened = Vec::new();
     let mut result = Ok(());
-    for spec in &specs {
+    for spec in specs {
         match session.open(spec) {
             Ok(image) => opened.push(Opened { image, access: spec.options.access }),
             Err(failure) => {
@@ -208,7 +300,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<u8, Failure> {
         }
     }
     if result.is_ok() {
-        result = serve(args, &session, &signals, &names, &opened);
+        result = serve(args, &session, &signals, names, &opened);
     }
     for Opened { image, access } in &opened {
         let closed = session.close(image, *access);
@@ -230,8 +322,8 @@ fn specs(args: &ServeArgs) -> Result<Vec<ImageSpec>, Failure> {
     let open = |name: &OsString| {
         let mut spec = args.image.resolve(name, args.format, args.cache, access)?;
         spec.options.queues = args.queues;
-        if args.snapshot.is_some() {
-            spec.options.snapshot.clone_from(&args.snapshot);
+        if let Some(snapshot) = &args.snapshot {
+            spec.options.snapshot = Some(snapshot_name(snapshot)?);
         }
         Ok(spec)
     };
@@ -274,22 +366,29 @@ fn serve(
         exports.push(if args.cache.is_direct() { export.without_page_cache() } else { export });
     }
     let exports = Exports::new(exports)?;
+    if !args.cache.is_writethrough() {
+        signals.tell_of(&exports);
+    }
     let config = config(args)?;
-    let (listeners, _files) = listen(&args.nbd)?;
+    let (listeners, _files) = listen(args)?;
     let (device_listeners, _device_files) = listen_for_front_ends(args)?;
     let side = side_doors(args)?;
-    let mounted = Mounted::start(args, &exports)?;
-    // All that is to be opened is open; threads that are made from now on inherit the sandbox.
-    enter_sandbox(args);
+    let mounted = Mounted::start(args, &exports, &config.memory)?;
     let pool =
         WorkerPool::start(&PoolConfig { threads: args.queues as usize, worker: session.config().clone() })?;
+    if !args.no_sandbox {
+        start_image_workers(args, session, opened)?;
+        // All that is to be opened is open, all rings are there. The threads that are there enter as well.
+        enter_sandbox(args);
+    }
+    let memory = config.memory.clone();
     let server = NbdServer::start(&pool, exports.clone(), listeners, config)?;
-    let devices = devices(args, device_listeners, &pool, &exports)?;
+    let devices = devices(args, device_listeners, &pool, &exports, &memory)?;
     // Dropped before the pool, whose threads wait for what they serve.
     let mut mounted = mounted;
     mounted.files.iter_mut().try_for_each(|file| file.serve(&pool))?;
     stdout::print("ready\n")?;
-    let controlled = Controlled { exports, backups: Backups::default() };
+    let controlled = Controlled { exports, backups: Backups::default(), memory };
     let worker = session.worker();
     let signal = worker.block_on(until_signal(worker, signals, &side, &controlled));
     // First, so that no request of a client waits for a copy any more.
@@ -322,11 +421,15 @@ fn bitmaps(args: &ServeArgs, session: &Session, opened: &[Opened]) -> Result<Vec
     Ok(by_image)
 }
 
+fn socket_access(args: &ServeArgs) -> SocketAccess {
+    SocketAccess { mode: args.socket_mode, group: args.socket_group }
+}
+
 /// Listens on all addresses. The files of Unix sockets are removed when the second value is dropped.
-fn listen(addresses: &[Address]) -> Result<(Vec<Listener>, Vec<SocketFile>), Failure> {
+fn listen(args: &ServeArgs) -> Result<(Vec<Listener>, Vec<SocketFile>), Failure> {
     let (mut listeners, mut files) = (Vec::new(), Vec::new());
-    for address in addresses {
-        for bound in address.bind()? {
+    for address in &args.nbd {
+        for bound in address.bind(socket_access(args))? {
             listeners.push(match bound {
                 Bound::Tcp(listener) => Listener::tcp(listener)?,
                 Bound::Unix(listener, file) => {
@@ -341,7 +444,9 @@ fn listen(addresses: &[Address]) -> Result<(Vec<Listener>, Vec<SocketFile>), Fai
 
 /// The sockets of vhost-user-blk devices, and their files.
 fn listen_for_front_ends(args: &ServeArgs) -> Result<(Vec<UnixListener>, Vec<SocketFile>), Failure> {
-    let bound = args.vhost_user_blk.iter().map(|path| bind_unix(path)).collect::<Result<Vec<_>, _>>()?;
+    let access = socket_access(args);
+    let bound = args.vhost_user_blk.iter().map(|path| bind_unix(path, access));
+    let bound = bound.collect::<Result<Vec<_>, _>>()?;
     Ok(bound.into_iter().unzip())
 }
 
@@ -350,24 +455,37 @@ fn devices(
     listeners: Vec<UnixListener>,
     pool: &WorkerPool,
     exports: &Exports,
+    memory: &MemoryBudget,
 ) -> Result<Vec<VhostUserBlk>, Failure> {
     let mut devices = Vec::new();
     for (listener, export) in listeners.into_iter().zip(exports.iter()) {
-        let config = VhostConfig { queues: args.queues as u16, log: log(args) };
+        let config = VhostConfig { queues: args.queues as u16, memory: memory.clone(), log: log(args) };
         devices.push(VhostUserBlk::start(pool, export, listener, config)?);
     }
     Ok(devices)
 }
 
-/// Gives up what serving does not need. A kernel that can't leaves the server as it is, and that is told.
-fn enter_sandbox(args: &ServeArgs) {
-    if args.no_sandbox {
-        return;
+/// Starts what images begin with their first change, and targets of backups: no ring can be made in the sandbox.
+fn start_image_workers(args: &ServeArgs, session: &Session, opened: &[Opened]) -> Result<(), Failure> {
+    if session.worker().kind() != WorkerKind::IoUring {
+        return Ok(());
     }
+    let changing = opened.iter().filter(|opened| opened.access == Access::ReadWrite).count();
+    let targets = if args.control.is_some() { opened.len().min(BACKUPS_WITH_RINGS) } else { 0 };
+    Background::start_ahead(session.worker(), changing + targets)
+        .map_err(|error| Failure::during("could not start the workers of the images", &error.into()))
+}
+
+/// Gives up what serving does not need. What the kernel can't keep the server from is told.
+fn enter_sandbox(args: &ServeArgs) {
     let unix = args.nbd.iter().chain(&args.metrics).filter_map(Address::unix_path);
     let sockets = unix.chain(args.vhost_user_blk.iter().chain(&args.control).map(PathBuf::as_path));
-    if let Err(reason) = sandbox::enter(sockets) {
-        log(args).write(Level::Info, format_args!("no sandbox: {reason}"));
+    let sandbox::Outcome { failures, missing } = sandbox::enter(sockets);
+    for failure in failures {
+        log(args).write(Level::Warning, format_args!("the sandbox is not whole (--no-sandbox): {failure}"));
+    }
+    for what in missing {
+        log(args).write(Level::Info, format_args!("the sandbox of this kernel does not refuse {what}"));
     }
 }
 
@@ -375,12 +493,12 @@ fn enter_sandbox(args: &ServeArgs) {
 struct Mounted<'a> {
     args: &'a ServeArgs,
     files: Vec<FuseMount>,
-    /// Who unmounts them, if the server itself may not in the end.
+    /// The process that unmounts them, if the server itself may not in the end.
     unmounter: Option<Unmounter>,
 }
 
 impl<'a> Mounted<'a> {
-    fn start(args: &'a ServeArgs, exports: &Exports) -> Result<Self, Failure> {
+    fn start(args: &'a ServeArgs, exports: &Exports, memory: &MemoryBudget) -> Result<Self, Failure> {
         let mut mounted = Self { args, files: Vec::new(), unmounter: None };
         for (path, export) in args.fuse.iter().zip(exports.iter()) {
             // To look at what is mounted there already would wait for it to be served.
@@ -388,7 +506,8 @@ impl<'a> Mounted<'a> {
             if std::fs::canonicalize(path).is_ok_and(is_there) {
                 return Err(Failure::usage(format!("'{}' is given twice with --fuse", path.display())));
             }
-            mounted.files.push(FuseMount::over(path, export, FuseConfig { log: log(args) })?);
+            let config = FuseConfig { memory: memory.clone(), log: log(args) };
+            mounted.files.push(FuseMount::over(path, export, config)?);
         }
         if !args.no_sandbox && !mounted.files.is_empty() {
             let started = Unmounter::start(&mounted.files);
@@ -426,7 +545,7 @@ fn side_doors(args: &ServeArgs) -> Result<SideDoors, Failure> {
         Some(Address::Passed) => {
             return Err(Failure::usage("--metrics needs an address of its own: unix:PATH or HOST:PORT"));
         }
-        Some(address) => match address.bind()?.pop() {
+        Some(address) => match address.bind(socket_access(args))?.pop() {
             Some(Bound::Tcp(listener)) => Some(Door::new(listener)?),
             Some(Bound::Unix(listener, file)) => {
                 files.extend(file);
@@ -438,7 +557,7 @@ fn side_doors(args: &ServeArgs) -> Result<SideDoors, Failure> {
     };
     let control = match &args.control {
         Some(path) => {
-            let (listener, file) = bind_unix(path)?;
+            let (listener, file) = bind_unix(path, SocketAccess::OWNER)?;
             files.push(file);
             Some(Door::new(listener)?)
         }
@@ -457,15 +576,15 @@ async fn until_signal(
     let mut signal = pin!(signals.wait(worker));
     let mut metrics = pin!(side.metrics.as_ref().map_or_else(
         || Either::Right(pending()),
-        |door| Either::Left(door.serve(worker, |client| metrics::answer(
-            worker,
-            client,
-            &controlled.exports
-        )))
+        |door| Either::Left(
+            door.serve(worker, |client, place| { metrics::answer(worker, client, place, controlled) })
+        )
     ));
     let mut control = pin!(side.control.as_ref().map_or_else(
         || Either::Right(pending()),
-        |door| Either::Left(door.serve(worker, |client| control::converse(worker, client, controlled)))
+        |door| Either::Left(
+            door.serve(worker, |client, place| control::converse(worker, client, place, controlled))
+        )
     ));
     let mut tidying = pin!(tidy_now_and_then(worker, controlled));
     poll_fn(|cx| {
@@ -504,7 +623,14 @@ fn config(args: &ServeArgs) -> Result<NbdConfig, Failure> {
         }
         _ => None,
     };
+    if args.max_memory < MIN_MEMORY {
+        return Err(Failure::usage(format!(
+            "--max-memory needs at least {} MiB: half of it for the largest request",
+            MIN_MEMORY >> 20
+        )));
+    }
     Ok(NbdConfig {
+        memory: MemoryBudget::new(args.max_memory),
         max_clients: args.max_clients as usize,
         max_requests: args.max_requests as usize,
         max_bytes: args.max_request_memory,
@@ -517,6 +643,7 @@ fn config(args: &ServeArgs) -> Result<NbdConfig, Failure> {
 }
 
 fn write_log(level: Level, message: fmt::Arguments<'_>) {
-    // There is nobody left to tell if standard error is gone.
-    let _ = writeln!(std::io::stderr(), "zebu: {}: {message}", level.name());
+    // Names in it may be a client's; a message stays one line. There is nobody left to tell if standard error is gone.
+    let message = message.to_string();
+    let _ = writeln!(std::io::stderr(), "zebu: {}: {}", level.name(), printable(&message));
 }

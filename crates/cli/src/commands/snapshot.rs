@@ -4,7 +4,7 @@ use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::failure::Failure;
 use crate::output::{info_human, info_json, json, stdout};
 use crate::session::Session;
-use crate::values::{OutputFormat, format_argument};
+use crate::values::{OutputFormat, formats};
 use std::ffi::OsString;
 use zebu::{Access, CacheMode, Chain, Format, NewSnapshot, Purpose, SnapshotRef};
 
@@ -32,7 +32,7 @@ pub(crate) struct SnapshotArgs {
     quiet: bool,
 
     /// Format of the image [default: probed]
-    #[arg(short, long, value_name = "FMT", value_parser = format_argument)]
+    #[arg(short, long, value_name = "FMT", value_parser = formats())]
     format: Option<Format>,
 
     /// How the list is printed
@@ -53,7 +53,7 @@ pub(crate) struct SnapshotArgs {
     filename: OsString,
 }
 
-/// What is to be done.
+/// The action.
 enum Action<'a> {
     List,
     Create(&'a str),
@@ -83,7 +83,7 @@ pub(crate) fn run(args: &SnapshotArgs) -> Result<u8, Failure> {
     let action = args.action()?;
     let access = if matches!(action, Action::List) { Access::ReadOnly } else { Access::ReadWrite };
     let mut spec = args.image.resolve(&args.filename, args.format, CacheMode::Writeback, access)?;
-    spec.options.sharing = args.force_share.sharing();
+    args.force_share.apply(&mut spec);
     // What the image stands on plays no part.
     spec.options.chain = Chain::TopOnly;
     if matches!(action, Action::List) {

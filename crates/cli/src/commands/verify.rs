@@ -2,9 +2,9 @@
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::failure::Failure;
-use crate::output::{json, stdout};
+use crate::output::{json, stderr, stdout};
 use crate::session::Session;
-use crate::values::{OutputFormat, cache_argument, format_argument};
+use crate::values::{OutputFormat, caches, formats};
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
@@ -26,11 +26,11 @@ pub(crate) struct VerifyArgs {
     progress: ProgressArg,
 
     /// Format of the image [default: probed]
-    #[arg(short = 'f', long, value_name = "FMT", value_parser = format_argument)]
+    #[arg(short = 'f', long, value_name = "FMT", value_parser = formats())]
     format: Option<Format>,
 
     /// Cache mode
-    #[arg(short = 'T', long, value_name = "CACHE", value_parser = cache_argument, default_value = "none")]
+    #[arg(short = 'T', long, value_name = "CACHE", value_parser = caches(), default_value = "none")]
     cache: CacheMode,
 
     /// Compare with this manifest, as zebu backup wrote it
@@ -79,11 +79,9 @@ struct BadRange {
 /// Runs the command.
 pub(crate) fn run(args: &VerifyArgs) -> Result<u8, Failure> {
     let mut spec = args.image.resolve(&args.file, args.format, args.cache, Access::ReadOnly)?;
-    if args.force_share.force_share {
-        spec.options.sharing = args.force_share.sharing();
-    }
+    args.force_share.apply(&mut spec);
     let session = Session::start(&args.engine, spec.aio)?;
-    let mut watch = Watch::start(args.progress.mode(args.quiet))?;
+    let mut watch = Watch::start(args.progress.beside(args.output).mode(args.quiet))?;
     let options = VerifyOptions {
         manifest: args.manifest.clone(),
         control: watch.control(),
@@ -97,7 +95,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<u8, Failure> {
             .map_err(|error| Failure::during(&format!("could not verify '{}'", spec.path.display()), &error))
     })?;
     for range in &report.bad_ranges {
-        eprintln!("zebu: {} bytes at offset {}: {}", range.len, range.offset, range.error);
+        stderr::tell(&format!("{} bytes at offset {}: {}", range.len, range.offset, range.error));
     }
     if !args.quiet {
         stdout::print(&match args.output {

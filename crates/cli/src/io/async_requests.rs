@@ -14,7 +14,7 @@ use std::time::Instant;
 use zebu::storage::IoBufs;
 use zebu::{Durability, ZeroMode};
 
-/// What qemu-io has to test its own accounting.
+/// The option with which qemu-io tests its own accounting.
 const INVALID_REQUEST: (char, &str) = ('i', "requests are not accounted");
 
 /// Runs `request` beside the commands that follow; it yields what it has to tell.

@@ -3,6 +3,7 @@
 use super::table::CommandInfo;
 use super::words::{OptionError, Parsed, parse_options};
 use crate::failure::Failure;
+use crate::output::printable::printable;
 use crate::output::stdout;
 use std::io::Write;
 
@@ -17,10 +18,10 @@ pub(crate) enum Outcome {
     Quit,
 }
 
-/// What one command has to work with.
+/// Arguments and state of one command.
 pub(crate) struct Call<'a> {
     pub(crate) info: &'static CommandInfo,
-    /// What follows the name of the command.
+    /// The words after the name of the command.
     pub(crate) words: Vec<&'a str>,
 }
 
@@ -59,7 +60,7 @@ pub(crate) fn fail(message: &str) -> Result<Outcome, Failure> {
 /// Prints a message on standard error.
 pub(crate) fn tell_error(message: &str) {
     // Where standard error is gone, there is nobody to tell it to.
-    let _ = writeln!(std::io::stderr(), "{message}");
+    let _ = writeln!(std::io::stderr(), "{}", printable(message));
 }
 
 /// Tells a failure as the whole command would, and goes on.

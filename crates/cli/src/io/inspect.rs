@@ -65,19 +65,17 @@ pub(crate) fn alloc(state: &State, open: &OpenImage, call: &Call<'_>) -> Result<
     };
     let end = start.saturating_add(count).min(open.image.virtual_size());
     let (mut allocated, mut seen) = (0, 0);
-    let mut at = start;
-    while at < end {
-        let extent =
-            match state.session.worker().block_on(open.image.extent(state.session.worker(), at, end - at)) {
-                Ok(extent) if extent.len > 0 => extent,
-                Ok(_) => break,
-                Err(error) => return fail(&format!("is_allocated failed: {}", errno_text(error.errno()))),
-            };
+    let (worker, mut extents) = (state.session.worker(), open.image.extents(start..end));
+    loop {
+        let extent = match worker.block_on(extents.next(worker)) {
+            Ok(Some(extent)) => extent,
+            Ok(None) => break,
+            Err(error) => return fail(&format!("is_allocated failed: {}", errno_text(error.errno()))),
+        };
         seen += extent.len;
         if is_allocated(&extent) {
             allocated += extent.len;
         }
-        at = extent.end();
     }
     stdout::print(&format!("{allocated}/{seen} bytes allocated at offset {}\n", size_exact(start as f64)))?;
     Ok(Outcome::Done)
@@ -87,12 +85,12 @@ pub(crate) fn map(state: &State, open: &OpenImage) -> Result<Outcome, Failure> {
     let size = open.image.virtual_size();
     let mut text = String::new();
     let (mut run_start, mut run_allocated) = (0, None);
-    let mut at = 0;
-    while at < size {
-        let worker = state.session.worker();
-        let extent = match worker.block_on(open.image.extent(worker, at, size - at)) {
-            Ok(extent) if extent.len > 0 => extent,
-            Ok(_) => break,
+    let (worker, mut extents) = (state.session.worker(), open.image.extents(0..size));
+    loop {
+        let at = extents.position();
+        let extent = match worker.block_on(extents.next(worker)) {
+            Ok(Some(extent)) => extent,
+            Ok(None) => break,
             Err(error) => {
                 stdout::print(&text)?;
                 return fail(&format!(
@@ -110,10 +108,9 @@ pub(crate) fn map(state: &State, open: &OpenImage) -> Result<Outcome, Failure> {
             _ => {}
         }
         run_allocated = Some(allocated);
-        at = extent.end();
     }
     if let Some(allocated) = run_allocated {
-        push_run(&mut text, run_start, at, allocated);
+        push_run(&mut text, run_start, extents.position(), allocated);
     }
     stdout::print(&text)?;
     Ok(Outcome::Done)

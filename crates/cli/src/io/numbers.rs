@@ -3,10 +3,10 @@
 use crate::size::{SizeError, parse_size};
 
 /// Most bytes of one request: QEMU's limit, 2^31 less a sector and a bit.
-pub(crate) const MAX_REQUEST: u64 = 2_147_483_136;
+pub const MAX_REQUEST: u64 = 2_147_483_136;
 
 /// An offset or a length, below 2^63.
-pub(crate) fn offset(text: &str) -> Result<u64, String> {
+pub fn offset(text: &str) -> Result<u64, String> {
     match parse_size(text) {
         Ok(bytes) if i64::try_from(bytes).is_ok() => Ok(bytes),
         Ok(_) | Err(SizeError::TooLarge) => Err(format!("Parsing error: argument too large -- {text}")),
@@ -17,7 +17,7 @@ pub(crate) fn offset(text: &str) -> Result<u64, String> {
 }
 
 /// A byte to fill with or to look for; decimal, hexadecimal with `0x`, octal with `0`.
-pub(crate) fn pattern(text: &str) -> Result<u8, String> {
+pub fn pattern(text: &str) -> Result<u8, String> {
     let number = if let Some(hex) = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         u8::from_str_radix(hex, 16)
     } else if text.len() > 1 && text.starts_with('0') {
@@ -29,7 +29,7 @@ pub(crate) fn pattern(text: &str) -> Result<u8, String> {
 }
 
 /// The lengths of a vectored request, together at most [`MAX_REQUEST`].
-pub(crate) fn lengths(texts: &[&str]) -> Result<Vec<usize>, String> {
+pub fn lengths(texts: &[&str]) -> Result<Vec<usize>, String> {
     let mut total = 0;
     texts
         .iter()

@@ -2,18 +2,20 @@
 
 use super::call::{Call, Outcome, tell_error, tell_failure};
 use super::state::{OpenDefaults, State};
+use crate::arguments::ForceShareArg;
 use crate::failure::Failure;
 use crate::image_opts::ImageOpts;
 use crate::image_spec::ImageSpec;
+use crate::program;
 use crate::values::{cache_argument, discard_argument};
 use std::ffi::OsStr;
 use std::path::Path;
-use zebu::{Access, CacheMode, Sharing};
+use zebu::{Access, CacheMode};
 
 pub(crate) fn open(state: &mut State, call: &Call<'_>) -> Result<Outcome, Failure> {
     let Some(parsed) = call.options("rsCnkUi:t:d:o:")? else { return Ok(Outcome::Failed) };
     if state.open.is_some() {
-        tell_error("zebu: file open already, try 'help close'");
+        tell_error(&format!("{}: file open already, try 'help close'", program::called().name()));
         return Ok(Outcome::Failed);
     }
     for (letter, reason) in [
@@ -23,7 +25,8 @@ pub(crate) fn open(state: &mut State, call: &Call<'_>) -> Result<Outcome, Failur
         ('i', "choose the I/O engine when zebu is started"),
     ] {
         if parsed.has(letter) {
-            tell_error(&format!("zebu: open: option -{letter} is not supported: {reason}"));
+            let program = program::called().name();
+            tell_error(&format!("{program}: open: option -{letter} is not supported: {reason}"));
             return Ok(Outcome::Failed);
         }
     }
@@ -33,7 +36,7 @@ pub(crate) fn open(state: &mut State, call: &Call<'_>) -> Result<Outcome, Failur
         defaults.cache = CacheMode::None;
     }
     if parsed.has('U') {
-        defaults.sharing = Sharing::Unlocked;
+        defaults.force_share = ForceShareArg::GIVEN;
     }
     if let Some(text) = parsed.value('t') {
         match cache_argument(text) {

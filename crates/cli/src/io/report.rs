@@ -1,4 +1,4 @@
-//! What requests print: their amount and rate, and dumps of what was read.
+//! Reports of requests: their amount and rate, and dumps of the bytes read.
 
 use crate::output::units::size_exact;
 use std::fmt::Write as _;
@@ -15,7 +15,7 @@ pub(crate) enum ReportStyle {
     Quiet,
 }
 
-/// What a finished request did: `read`, `wrote`, `discard`.
+/// A finished request in words: `read`, `wrote`, `discard`.
 pub(crate) fn request_text(
     verb: &str,
     offset: u64,

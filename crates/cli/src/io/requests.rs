@@ -12,9 +12,9 @@ use std::time::Instant;
 use zebu::storage::IoBufs;
 use zebu::{Durability, Error, Format, Shrink, ZeroMode};
 
-/// What buffers hold before a read.
+/// The content of buffers before a read.
 pub(crate) const READ_FILL: u8 = 0xab;
-/// What buffers hold for a write, if not told otherwise.
+/// The content of buffers for a write, if not told otherwise.
 pub(crate) const WRITE_FILL: u8 = 0xcd;
 
 /// How a request is told.
@@ -59,7 +59,7 @@ pub(crate) fn bytes_of(bufs: &IoBufs) -> Vec<u8> {
     bytes
 }
 
-/// What is compared after a read.
+/// A comparison after a read.
 struct Verification {
     byte: u8,
     offset: u64,

@@ -7,7 +7,13 @@ use super::words::split_words;
 use super::{async_requests, inspect, open_commands, requests};
 use crate::failure::{EXIT_FAILURE, Failure};
 use crate::output::stdout;
-use std::io::{BufRead, Write};
+use crate::program;
+use crate::stop_signals::stop_signals;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsFd;
 use zebu::Access;
 
 /// Runs one line.
@@ -25,7 +31,7 @@ pub(crate) fn execute(state: &mut State, line: &str) -> Result<Outcome, Failure>
             return Ok(Outcome::Failed);
         }
         (Needs::WritableImage, Some(open)) if open.spec.options.access == Access::ReadOnly => {
-            tell_error("zebu: Block node is read-only");
+            tell_error(&format!("{}: Block node is read-only", program::called().name()));
             return Ok(Outcome::Failed);
         }
         _ => {}
@@ -92,8 +98,8 @@ fn sleep(state: &State, call: &Call<'_>) -> Result<Outcome, Failure> {
     let Some(&word) = call.words.first() else { return Ok(Outcome::Failed) };
     match word.parse::<u64>() {
         Ok(milliseconds) => {
-            let worker = state.session.worker();
-            worker.block_on(worker.sleep(std::time::Duration::from_millis(milliseconds)));
+            let nap = state.session.worker().sleep(std::time::Duration::from_millis(milliseconds));
+            state.session.run_until_cancelled(state.watch.cancel(), nap);
             Ok(Outcome::Done)
         }
         Err(_) => fail(&format!("{word} is not a valid number")),
@@ -107,7 +113,13 @@ fn sigraise(call: &Call<'_>) -> Result<Outcome, Failure> {
     };
     // What was printed so far must not be lost with the process.
     let _ = std::io::stdout().flush();
-    match rustix::process::kill_process(rustix::process::getpid(), signal) {
+    // This is how a crash is made, so those that end the program in good order otherwise do not.
+    let raised = if stop_signals().contains(&signal.as_raw()) {
+        signal_hook::low_level::emulate_default_handler(signal.as_raw())
+    } else {
+        rustix::process::kill_process(rustix::process::getpid(), signal).map_err(Into::into)
+    };
+    match raised {
         Ok(()) => Ok(Outcome::Done),
         Err(error) => fail(&format!("could not raise signal {word}: {error}")),
     }
@@ -122,6 +134,7 @@ pub(crate) fn run_commands(state: &mut State, commands: &[String]) -> Result<boo
             Outcome::Failed => all_done = false,
             Outcome::Quit => break,
         }
+        state.check_signals()?;
     }
     Ok(all_done)
 }
@@ -129,21 +142,66 @@ pub(crate) fn run_commands(state: &mut State, commands: &[String]) -> Result<boo
 /// Reads commands from standard input, with a prompt. True if all succeeded.
 pub(crate) fn run_prompt(state: &mut State) -> Result<bool, Failure> {
     let mut all_done = true;
-    let mut input = std::io::stdin().lock();
+    let mut input = Lines::of_standard_input().map_err(unreadable)?;
     loop {
-        stdout::print("zebu> ")?;
-        let mut line = Vec::new();
-        let length = input
-            .read_until(b'\n', &mut line)
-            .map_err(|error| Failure::new(format!("could not read commands from standard input: {error}")))?;
-        if length == 0 {
+        stdout::print(&format!("{}> ", program::called().name()))?;
+        let Some(line) = input.next(state)? else {
             stdout::print("\n")?;
             return Ok(all_done);
-        }
+        };
         match execute(state, String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r']))? {
             Outcome::Done => {}
             Outcome::Failed => all_done = false,
             Outcome::Quit => return Ok(all_done),
+        }
+        state.check_signals()?;
+    }
+}
+
+/// How often a program that waits for a command looks whether a signal came.
+const SIGNAL_POLL: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+
+fn unreadable(error: impl std::fmt::Display) -> Failure {
+    Failure::new(format!("could not read commands from standard input: {error}"))
+}
+
+/// The lines of standard input.
+struct Lines(BufReader<File>);
+
+impl Lines {
+    fn of_standard_input() -> std::io::Result<Self> {
+        let file = std::io::stdin().as_fd().try_clone_to_owned()?;
+        Ok(Self(BufReader::new(file.into())))
+    }
+
+    /// The next line with its end, once there is one; `None` at the end of the input.
+    fn next(&mut self, state: &State) -> Result<Option<Vec<u8>>, Failure> {
+        let mut line = Vec::new();
+        loop {
+            if self.0.buffer().is_empty() {
+                self.wait(state)?;
+            }
+            let found = self.0.fill_buf().map_err(unreadable)?;
+            let end = found.iter().position(|&byte| byte == b'\n').map(|at| at + 1);
+            let taken = end.unwrap_or(found.len());
+            line.extend(&found[..taken]);
+            self.0.consume(taken);
+            if end.is_some() || taken == 0 {
+                return Ok(Some(line).filter(|line| !line.is_empty()));
+            }
+        }
+    }
+
+    /// Waits until something can be read, or fails because a signal came.
+    fn wait(&self, state: &State) -> Result<(), Failure> {
+        loop {
+            state.check_signals()?;
+            let mut input = [PollFd::new(self.0.get_ref(), PollFlags::IN)];
+            match poll(&mut input, Some(&SIGNAL_POLL)) {
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(_) => return Ok(()),
+                Err(error) => return Err(unreadable(error)),
+            }
         }
     }
 }

@@ -1,15 +1,16 @@
-//! What commands share: the open image, and how it was opened.
+//! State that commands share: the open image, and how it was opened.
 
-use crate::arguments::ImageArgs;
+use crate::arguments::{ForceShareArg, ImageArgs};
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::session::Session;
 use crate::values::Discard;
+use crate::watch::Watch;
 use std::cell::{Cell, RefCell};
 use std::ffi::OsStr;
 use std::rc::Rc;
 use zebu::storage::{IoBuf, JoinHandle};
-use zebu::{Access, CacheMode, Format, Image, Sharing};
+use zebu::{Access, CacheMode, Format, Image};
 
 /// How images are opened, if a command does not say it otherwise.
 #[derive(Debug, Clone)]
@@ -18,7 +19,7 @@ pub(crate) struct OpenDefaults {
     pub(crate) format: Option<Format>,
     pub(crate) cache: CacheMode,
     pub(crate) access: Access,
-    pub(crate) sharing: Sharing,
+    pub(crate) force_share: ForceShareArg,
     pub(crate) discard: Discard,
     /// Bytes that buffers lie past an aligned address.
     pub(crate) misalign: usize,
@@ -28,9 +29,7 @@ impl OpenDefaults {
     /// How `name` is opened.
     pub(crate) fn spec(&self, name: &OsStr) -> Result<ImageSpec, Failure> {
         let mut spec = self.image.resolve(name, self.format, self.cache, self.access)?;
-        if self.sharing == Sharing::Unlocked {
-            spec.options.sharing = Sharing::Unlocked;
-        }
+        self.force_share.apply(&mut spec);
         Ok(spec)
     }
 }
@@ -42,7 +41,7 @@ pub(crate) struct OpenImage {
 }
 
 impl OpenImage {
-    /// What becomes of discards.
+    /// The treatment of discards.
     pub(crate) fn discard(&self, defaults: &OpenDefaults) -> Discard {
         self.spec.discard.unwrap_or(defaults.discard)
     }
@@ -51,6 +50,8 @@ impl OpenImage {
 /// The state between commands.
 pub(crate) struct State {
     pub(crate) session: Session,
+    /// A signal ends the program between two commands, so that the image is closed.
+    pub(crate) watch: Watch,
     pub(crate) defaults: OpenDefaults,
     pub(crate) open: Option<OpenImage>,
     /// Asynchronous requests that may still run.
@@ -60,6 +61,11 @@ pub(crate) struct State {
 }
 
 impl State {
+    /// Fails once a signal has asked the program to end.
+    pub(crate) fn check_signals(&self) -> Result<(), Failure> {
+        if self.watch.cancel().is_cancelled() { Err(Failure::interrupted()) } else { Ok(()) }
+    }
+
     /// Opens an image; another one must not be open.
     pub(crate) fn open(&mut self, spec: ImageSpec) -> Result<(), Failure> {
         let image = self.session.open(&spec).map_err(|failure| Failure {

@@ -40,7 +40,7 @@ pub(crate) enum Needs {
     WritableImage,
 }
 
-/// What is known of a command before it runs.
+/// Properties of a command, known before it runs.
 #[derive(Debug)]
 pub(crate) struct CommandInfo {
     pub(crate) name: Name,
@@ -234,7 +234,7 @@ pub(crate) fn find(word: &str) -> Option<&'static CommandInfo> {
     COMMANDS.iter().find(|command| command.text == word || command.alias == Some(word))
 }
 
-/// What is said of a word that is no command.
+/// The message about a word that is no command.
 pub(crate) fn unknown(word: &str) -> String {
     match REFUSED.iter().find(|(name, _)| *name == word) {
         Some((_, reason)) => format!("command \"{word}\" is not supported: {reason}"),

@@ -1,7 +1,7 @@
 //! One line of commands, taken apart: words, options and operands.
 
 /// The words of a line.
-pub(crate) fn split_words(line: &str) -> Vec<&str> {
+pub fn split_words(line: &str) -> Vec<&str> {
     line.split(' ')
         .map(|word| word.trim_matches(['\t', '\r', '\n']))
         .filter(|word| !word.is_empty())
@@ -12,7 +12,7 @@ pub(crate) fn split_words(line: &str) -> Vec<&str> {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Parsed<'a> {
     options: Vec<(char, &'a str)>,
-    /// What is no option, in order.
+    /// Words that are no options, in order.
     pub(crate) operands: Vec<&'a str>,
 }
 

@@ -1,5 +1,6 @@
 //! The report of `check`, as QEMU words it.
 
+use super::printable::printable;
 use crate::failure::Failure;
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -116,12 +117,12 @@ pub(crate) fn json_text(report: &CheckReport, filename: &str) -> Result<String, 
     })
 }
 
-/// What was found, a line each, for standard error.
+/// Findings, a line each, for standard error.
 pub(crate) fn findings_text(report: &CheckReport) -> String {
     let mut out = String::new();
     if let Some(repair) = &report.repair {
         for finding in &repair.findings {
-            let _ = writeln!(out, "{finding}");
+            let _ = writeln!(out, "{}", printable(&finding.to_string()));
         }
         push_left_out(&mut out, repair.findings_left_out);
         if repair.rebuilt {
@@ -129,7 +130,7 @@ pub(crate) fn findings_text(report: &CheckReport) -> String {
         }
     }
     for finding in &report.findings {
-        let _ = writeln!(out, "{finding}");
+        let _ = writeln!(out, "{}", printable(&finding.to_string()));
     }
     push_left_out(&mut out, report.findings_left_out);
     out

@@ -1,6 +1,7 @@
 //! The text of `info`: QEMU's lines, and zebu's own below them.
 
 use super::info_json::{Fragmentation, bitmap_flags, compat_text, full_backing_name, whole_sectors};
+use super::printable::printable;
 use super::units::size_short;
 use crate::create_opts::compression_name;
 use std::fmt::Write as _;
@@ -10,7 +11,8 @@ use zebu::{ImageInfo, Qcow2Info, SnapshotInfo};
 pub(crate) fn image_text(info: &ImageInfo, protocol: &str, fragmentation: Option<Fragmentation>) -> String {
     let mut out = String::new();
     let qcow2 = info.qcow2.as_ref();
-    let filename = info.filename.display();
+    let filename = info.filename.to_string_lossy();
+    let filename = printable(&filename);
     let _ = writeln!(out, "image: {filename}");
     let _ = writeln!(out, "file format: {}", info.format.name());
     let _ = writeln!(out, "virtual size: {} ({} bytes)", size_short(info.virtual_size), info.virtual_size);
@@ -25,14 +27,14 @@ pub(crate) fn image_text(info: &ImageInfo, protocol: &str, fragmentation: Option
         }
     }
     if let Some(backing) = &info.backing_file {
-        let _ = write!(out, "backing file: {backing}");
+        let _ = write!(out, "backing file: {}", printable(backing));
         if let Some(path) = full_backing_name(info).filter(|path| path != backing) {
-            let _ = write!(out, " (actual path: {path})");
+            let _ = write!(out, " (actual path: {})", printable(&path));
         }
         out.push('\n');
     }
     if let Some(format) = &info.backing_format {
-        let _ = writeln!(out, "backing file format: {format}");
+        let _ = writeln!(out, "backing file format: {}", printable(format));
     }
     if let Some(qcow2) = qcow2 {
         push_snapshots(&mut out, &qcow2.snapshots);
@@ -51,7 +53,7 @@ pub(crate) fn image_text(info: &ImageInfo, protocol: &str, fragmentation: Option
     if let Some(qcow2) = qcow2 {
         let _ = writeln!(out, "full cache size: {}", size_short(qcow2.full_cache_bytes));
         for limitation in &qcow2.limitations {
-            let _ = writeln!(out, "limitation: {limitation}");
+            let _ = writeln!(out, "limitation: {}", printable(limitation));
         }
     }
     if let Some(Fragmentation { data_bytes, extents }) = fragmentation {
@@ -76,7 +78,7 @@ pub(crate) fn push_qcow2(out: &mut String, info: &Qcow2Info) {
             for (number, flag) in bitmap_flags(bitmap).iter().enumerate() {
                 let _ = writeln!(out, "                [{number}]: {flag}");
             }
-            let _ = writeln!(out, "            name: {}", bitmap.name);
+            let _ = writeln!(out, "            name: {}", printable(&bitmap.name));
             let _ = writeln!(out, "            granularity: {}", bitmap.granularity);
         }
     }
@@ -85,7 +87,7 @@ pub(crate) fn push_qcow2(out: &mut String, info: &Qcow2Info) {
         let _ = writeln!(out, "    encrypt:\n        format: {format}");
     }
     if let Some(file) = &info.data_file {
-        let _ = writeln!(out, "    data file: {file}");
+        let _ = writeln!(out, "    data file: {}", printable(file));
         let _ = writeln!(out, "    data file raw: {}", info.data_file_raw);
     }
     if v3 {
@@ -116,8 +118,8 @@ fn push_snapshots(out: &mut String, snapshots: &[SnapshotInfo]) {
         let _ = writeln!(
             out,
             "{:<7} {:<16} {:>8} {:>19} {:>15} {icount:>10}",
-            snapshot.id,
-            snapshot.name,
+            printable(&snapshot.id),
+            printable(&snapshot.name),
             size_short(snapshot.vm_state_size),
             utc_text(snapshot.date_sec),
             clock_text(snapshot.vm_clock_nsec),

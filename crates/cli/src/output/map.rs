@@ -45,7 +45,7 @@ pub(crate) enum LinePosition {
     Later,
 }
 
-/// What closes the JSON array, after at least one extent or none.
+/// The end of the JSON array, after at least one extent or none.
 pub(crate) fn json_end(position: LinePosition) -> &'static str {
     match position {
         LinePosition::First => "[]\n",

@@ -1,10 +1,12 @@
-//! What commands print: the formats, apart from the commands that fill them.
+//! Output of commands: the formats, apart from the commands that fill them.
 
 pub(crate) mod check;
 pub(crate) mod info_human;
 pub(crate) mod info_json;
 pub(crate) mod json;
 pub(crate) mod map;
+pub(crate) mod printable;
+pub(crate) mod stderr;
 pub(crate) mod stdout;
 pub(crate) mod units;
 pub(crate) mod verdict;

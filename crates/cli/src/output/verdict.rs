@@ -1,6 +1,7 @@
-//! What `info --verdict` prints.
+//! Output of `info --verdict`.
 
 use super::json::path_text;
+use super::printable::printable;
 use serde::Serialize;
 use zebu::verdict::{Concern, Severity, Verdict};
 
@@ -52,10 +53,10 @@ fn severity(concern: &Concern) -> &'static str {
 /// The verdict as text: a line for each concern.
 pub(crate) fn verdict_text(verdict: &Verdict) -> String {
     let name = path_text(&verdict.filename);
-    let mut text = format!("image: {}\nfile format: {}\n", name.escape_debug(), verdict.format.name());
+    let mut text = format!("image: {}\nfile format: {}\n", printable(&name), verdict.format.name());
     text += if verdict.is_safe() { "verdict: safe\n" } else { "verdict: unsafe\n" };
     for concern in &verdict.concerns {
-        text += &format!("{}: the image {concern}\n", severity(concern));
+        text += &format!("{}: the image {}\n", severity(concern), printable(&concern.to_string()));
     }
     text
 }

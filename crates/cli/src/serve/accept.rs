@@ -1,22 +1,53 @@
 //! A socket beside those for clients, served by the worker of the main thread.
 
 use crate::failure::Failure;
-use futures_util::stream::{FuturesUnordered, Stream};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, accept_with, recvmsg};
+use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::pin::{Pin, pin};
+use std::rc::Rc;
 use std::task::Poll;
-use std::time::Duration;
-use zebu::storage::{IoBuf, Socket, Worker};
+use std::time::{Duration, Instant};
+use zebu_storage::{IoBuf, Socket, Worker};
 
-/// Connections at once; others wait.
+/// Connections at once. Beyond that, the one that has been waited for longest makes room.
 const MOST: usize = 16;
 /// How long to wait when there is nothing to accept with.
 const BREATH: Duration = Duration::from_millis(100);
+
+/// The place of a connection among the others.
+pub(crate) struct Place(Cell<Option<Instant>>);
+
+impl Place {
+    fn new() -> Rc<Self> {
+        Rc::new(Self(Cell::new(Some(Instant::now()))))
+    }
+
+    /// The server works on what was asked: the connection keeps its place.
+    pub(crate) fn works(&self) {
+        self.0.set(None);
+    }
+
+    /// The other side has to send or to receive something.
+    pub(crate) fn waits(&self) {
+        self.0.set(Some(Instant::now()));
+    }
+
+    /// Since when the other side is waited for.
+    fn waits_since(&self) -> Option<Instant> {
+        self.0.get()
+    }
+}
+
+/// A connection under way.
+struct Client<F> {
+    place: Rc<Place>,
+    conversation: Pin<Box<F>>,
+}
 
 /// A listening socket.
 pub(crate) struct Door(Socket);
@@ -31,20 +62,18 @@ impl Door {
     pub(crate) async fn serve<F: Future<Output = ()>>(
         &self,
         worker: &Worker,
-        serve: impl Fn(Socket) -> F,
+        serve: impl Fn(Socket, Rc<Place>) -> F,
     ) -> Result<(), Failure> {
-        let mut clients = FuturesUnordered::new();
+        let mut clients: Vec<Client<F>> = Vec::new();
         loop {
-            let has_room = clients.len() < MOST;
+            let may_accept = has_room(&clients);
             let mut ready = pin!(async {
-                if has_room { worker.readable(&self.0).await } else { std::future::pending().await }
+                if may_accept { worker.readable(&self.0).await } else { std::future::pending().await }
             });
             let came = poll_fn(|cx| {
-                while let Poll::Ready(Some(())) = Pin::new(&mut clients).poll_next(cx) {
-                    if clients.len() + 1 == MOST {
-                        // There is room again.
-                        return Poll::Ready(None);
-                    }
+                clients.retain_mut(|client| client.conversation.as_mut().poll(cx).is_pending());
+                if !may_accept && has_room(&clients) {
+                    return Poll::Ready(None);
                 }
                 ready.as_mut().poll(cx).map(Some)
             })
@@ -56,16 +85,40 @@ impl Door {
                 }
                 Some(Ok(())) => {}
             }
+            if !has_room(&clients) {
+                // Those that were waited for have sent something meanwhile.
+                continue;
+            }
             match accept_with(&self.0, SocketFlags::CLOEXEC) {
                 Ok(fd) => {
                     if let Ok(socket) = Socket::new(fd) {
-                        clients.push(serve(socket));
+                        make_room(&mut clients);
+                        let place = Place::new();
+                        let conversation = Box::pin(serve(socket, Rc::clone(&place)));
+                        clients.push(Client { place, conversation });
                     }
                 }
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
                 Err(_) => worker.sleep(BREATH).await,
             }
         }
+    }
+}
+
+/// Whether there is a place for one more, if need be that of one that is waited for.
+fn has_room<F>(clients: &[Client<F>]) -> bool {
+    clients.len() < MOST || clients.iter().any(|client| client.place.waits_since().is_some())
+}
+
+/// Closes the connection that has been waited for longest, if there is no other place.
+fn make_room<F>(clients: &mut Vec<Client<F>>) {
+    if clients.len() < MOST {
+        return;
+    }
+    let waiting =
+        clients.iter().enumerate().filter_map(|(at, client)| Some((client.place.waits_since()?, at)));
+    if let Some((_, at)) = waiting.min() {
+        clients.remove(at);
     }
 }
 
@@ -76,7 +129,7 @@ pub(crate) struct Reader {
     descriptors: Descriptors,
 }
 
-/// What becomes of descriptors that come with the bytes.
+/// The treatment of descriptors that come with the bytes.
 enum Descriptors {
     /// The kernel drops them.
     Refused,
@@ -183,37 +236,48 @@ mod tests {
     use super::*;
     use std::io::{Read, Write};
     use std::os::unix::net::{UnixListener, UnixStream};
+    use std::path::Path;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
     use zebu::storage::WorkerConfig;
 
-    /// Gives a line back, if one comes in time.
-    async fn echo(worker: &Worker, socket: Socket) {
+    /// Gives a line back; `wait` is answered when the switch is thrown.
+    async fn echo(worker: &Worker, socket: Socket, place: Rc<Place>, switch: &Cell<bool>) {
         let mut reader = Reader::new(100);
-        let line = reader.until(worker, &socket, b"\n");
-        if let Ok(Some(line)) = within(worker, Duration::from_millis(100), line).await {
-            send(worker, &socket, &line).await.unwrap();
+        let Ok(Some(line)) = reader.until(worker, &socket, b"\n").await else { return };
+        place.works();
+        while line == b"wait" && !switch.get() {
+            worker.sleep(Duration::from_millis(5)).await;
         }
+        send(worker, &socket, &line).await.unwrap();
     }
 
-    #[test]
-    fn connections_that_say_nothing_make_room_for_others() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("socket");
-        let door = Door::new(UnixListener::bind(&path).unwrap()).unwrap();
-        let mut silent: Vec<_> = (0..MOST).map(|_| UnixStream::connect(&path).unwrap()).collect();
-        // Half a line is none.
-        silent[0].write_all(b"half").unwrap();
-        let client = std::thread::spawn(move || {
-            let mut client = UnixStream::connect(&path).unwrap();
-            client.write_all(b"a line\n").unwrap();
-            let mut answer = String::new();
-            client.read_to_string(&mut answer).map(|_| answer)
-        });
+    fn ask(path: &Path, line: &str) -> String {
+        let mut client = UnixStream::connect(path).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        client.write_all(line.as_bytes()).unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    /// Serves the door until the thread has ended. The thread may throw the switch.
+    fn serve_until<T: Send + 'static>(
+        path: &Path,
+        clients: impl FnOnce(&AtomicBool) -> T + Send + 'static,
+    ) -> T {
+        let door = Door::new(UnixListener::bind(path).unwrap()).unwrap();
+        let thrown = Arc::new(AtomicBool::new(false));
+        let theirs = Arc::clone(&thrown);
+        let thread = std::thread::spawn(move || clients(&theirs));
         let worker = Worker::new(&WorkerConfig::default()).unwrap();
+        let switch = Cell::new(false);
         worker.block_on(async {
-            let mut doors = pin!(door.serve(&worker, |socket| echo(&worker, socket)));
+            let mut doors = pin!(door.serve(&worker, |socket, place| echo(&worker, socket, place, &switch)));
             let mut over = pin!(async {
-                while !client.is_finished() {
-                    worker.sleep(Duration::from_millis(10)).await;
+                while !thread.is_finished() {
+                    worker.sleep(Duration::from_millis(5)).await;
+                    switch.set(thrown.load(Relaxed));
                 }
             });
             poll_fn(|cx| match doors.as_mut().poll(cx) {
@@ -222,7 +286,41 @@ mod tests {
             })
             .await;
         });
-        assert_eq!(client.join().unwrap().unwrap(), "a line");
-        drop(silent);
+        thread.join().unwrap()
+    }
+
+    #[test]
+    fn connections_that_say_nothing_make_room_for_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let at = path.clone();
+        serve_until(&path, move |_| {
+            let mut silent: Vec<_> = (0..3 * MOST).map(|_| UnixStream::connect(&at).unwrap()).collect();
+            // Half a line is none.
+            silent[2 * MOST + 1].write_all(b"half").unwrap();
+            for _ in 0..MOST {
+                assert_eq!(ask(&at, "a line\n"), "a line");
+            }
+        });
+    }
+
+    #[test]
+    fn connections_that_are_worked_for_keep_their_places() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let at = path.clone();
+        serve_until(&path, move |switch| {
+            let busy: Vec<_> = (0..MOST)
+                .map(|_| {
+                    let at = at.clone();
+                    std::thread::spawn(move || ask(&at, "wait\n"))
+                })
+                .collect();
+            let others = std::thread::spawn(move || ask(&at, "a line\n"));
+            std::thread::sleep(Duration::from_millis(100));
+            switch.store(true, Relaxed);
+            assert!(busy.into_iter().all(|thread| thread.join().unwrap() == "wait"));
+            assert_eq!(others.join().unwrap(), "a line");
+        });
     }
 }

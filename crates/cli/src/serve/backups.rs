@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use zebu::jobs::{
-    Cancel, Copied, JobControl, LiveBackup, LiveBackupOptions, LiveBitmap, Outcome, TargetClusters,
-    UnfinishedImage,
+    Cancel, Copied, JobControl, LiveBackup, LiveBackupOptions, LiveBitmap, OnCopyError, Outcome,
+    TargetClusters, UnfinishedImage,
 };
 use zebu::storage::{Access, Create, File, LockMode, OpenFlags, Worker};
-use zebu::{Compression, CreateOptions, ErrorKind, Format, Image, OnCopyError, OpenOptions};
+use zebu::{Compression, CreateOptions, ErrorKind, Format, Image, OpenOptions};
 use zebu_export::Export;
 
 /// How often it is looked whether a cancelled backup has ended.

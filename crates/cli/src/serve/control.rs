@@ -1,45 +1,55 @@
-//! The control socket: a request per line, an answer per line, both JSON (docs/control.md).
+//! The control socket: a request per line, an answer per line, both JSON (docs/guide/serving.md).
 
-use super::accept::{Reader, send, within};
+use super::accept::{Place, Reader, send, within};
 use super::backups::Backups;
 use super::control_request::{Command, Request};
 use crate::output::info_json;
 use serde_json::{Value, json};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use zebu::storage::{Socket, Worker};
 use zebu::{Access, Image, NewBitmap, NewSnapshot, Preallocation, Shrink, SnapshotRef};
 use zebu_export::metrics::{KindTotals, RequestKind};
-use zebu_export::{Export, Exports};
+use zebu_export::{Export, Exports, MemoryBudget};
+use zebu_storage::{Socket, Worker};
 
 /// Bytes of a request.
 const MAX_LINE: usize = 64 << 10;
 /// How long a connection may take to send a line, or to take the answer: it has one of few places.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What requests are about.
+/// The subjects of requests: exports and their images.
 pub(crate) struct Controlled {
     pub(crate) exports: Exports,
     pub(crate) backups: Backups,
+    pub(crate) memory: MemoryBudget,
 }
 
 /// Answers requests until the other side leaves.
-pub(crate) async fn converse(worker: &Worker, socket: Socket, controlled: &Controlled) {
+pub(crate) async fn converse(worker: &Worker, socket: Socket, place: Rc<Place>, controlled: &Controlled) {
     // A connection that breaks has nobody to be told.
-    let _ = answer_all(worker, &socket, controlled).await;
+    let _ = answer_all(worker, &socket, &place, controlled).await;
 }
 
-async fn answer_all(worker: &Worker, socket: &Socket, controlled: &Controlled) -> io::Result<()> {
+async fn answer_all(
+    worker: &Worker,
+    socket: &Socket,
+    place: &Place,
+    controlled: &Controlled,
+) -> io::Result<()> {
     let mut reader = Reader::with_descriptors(MAX_LINE);
     while let Some(line) = within(worker, PATIENCE, reader.until(worker, socket, b"\n")).await? {
         if line.iter().all(u8::is_ascii_whitespace) {
+            // It has said nothing, and its time goes on.
             continue;
         }
         let descriptor = reader.take_descriptor();
+        place.works();
         let mut answer = answer(worker, controlled, &line, descriptor).await.to_string();
         answer.push('\n');
+        place.waits();
         within(worker, PATIENCE, send(worker, socket, answer.as_bytes())).await?;
     }
     Ok(())
@@ -62,7 +72,7 @@ async fn answer(worker: &Worker, controlled: &Controlled, line: &[u8], descripto
 
 async fn execute(
     worker: &Worker,
-    Controlled { exports, backups }: &Controlled,
+    Controlled { exports, backups, .. }: &Controlled,
     command: Command,
     descriptor: Option<OwnedFd>,
 ) -> Result<Value, String> {
@@ -79,7 +89,7 @@ async fn execute(
         }
         Command::Flush { export } => {
             let export = find(exports, &export)?;
-            export.image().flush(worker).await.map_err(|error| error.to_string())?;
+            export.flush(worker).await.map_err(|error| error.to_string())?;
             Ok(json!({}))
         }
         Command::SnapshotCreate { export, name } => {

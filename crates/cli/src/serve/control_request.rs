@@ -1,4 +1,4 @@
-//! What a line of the control socket asks for (docs/control.md).
+//! Requests: lines of the control socket (docs/guide/serving.md).
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -15,7 +15,7 @@ pub(crate) struct Request {
     pub(crate) command: Command,
 }
 
-/// What can be asked for.
+/// The commands.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case", rename_all_fields = "kebab-case")]
 pub(crate) enum Command {
@@ -106,13 +106,13 @@ pub(crate) enum Command {
     },
 }
 
-/// What a backup is asked to be.
+/// Arguments of a backup.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct BackupStart {
     /// The export.
     pub(crate) export: String,
-    /// What the target is called in messages; without a descriptor, the path of a file to be made.
+    /// The name of the target in messages; without a descriptor, the path of a file to be made.
     pub(crate) target: PathBuf,
     /// `zlib` or `zstd`: clusters are compressed; plain ones if it is not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -126,7 +126,7 @@ pub(crate) struct BackupStart {
     /// The backing file that the target names, a qcow2 image: only what the bitmap marks is copied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) previous: Option<String>,
-    /// What fails when something can't be copied that a client is about to change.
+    /// The side that fails if a chunk can't be copied before a client changes it.
     #[serde(default)]
     pub(crate) on_error: OnError,
     /// Bytes a second at most; what clients are about to change is copied at once.
@@ -144,7 +144,7 @@ pub(crate) enum CompressionName {
     Zstd,
 }
 
-/// What fails when something can't be copied that a client is about to change.
+/// The side that fails if a chunk can't be copied before a client changes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum OnError {

@@ -1,10 +1,12 @@
 //! Counters over HTTP: as much of HTTP as Prometheus uses.
 
-use super::accept::{Reader, send, within};
+use super::accept::{Place, Reader, send, within};
+use super::control::Controlled;
 use std::io;
+use std::rc::Rc;
 use std::time::Duration;
-use zebu::storage::{Socket, Worker};
-use zebu_export::{Exports, prometheus};
+use zebu_export::prometheus;
+use zebu_storage::{Socket, Worker};
 
 /// Bytes of a request's head.
 const MAX_HEAD: usize = 8 << 10;
@@ -12,16 +14,16 @@ const MAX_HEAD: usize = 8 << 10;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Answers one request.
-pub(crate) async fn answer(worker: &Worker, socket: Socket, exports: &Exports) {
+pub(crate) async fn answer(worker: &Worker, socket: Socket, _place: Rc<Place>, controlled: &Controlled) {
     // Whoever asked is gone, or too slow; there is nobody to tell.
-    let _ = within(worker, PATIENCE, respond(worker, &socket, exports)).await;
+    let _ = within(worker, PATIENCE, respond(worker, &socket, controlled)).await;
 }
 
-async fn respond(worker: &Worker, socket: &Socket, exports: &Exports) -> io::Result<()> {
+async fn respond(worker: &Worker, socket: &Socket, controlled: &Controlled) -> io::Result<()> {
     let Some(head) = Reader::new(MAX_HEAD).until(worker, socket, b"\r\n\r\n").await? else { return Ok(()) };
     let line = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
     let (status, body) = match line.split(|byte| *byte == b' ').collect::<Vec<_>>()[..] {
-        [b"GET", b"/metrics" | b"/", ..] => ("200 OK", prometheus(exports)),
+        [b"GET", b"/metrics" | b"/", ..] => ("200 OK", prometheus(&controlled.exports, &controlled.memory)),
         [b"GET", ..] => ("404 Not Found", "/metrics is all there is\n".to_owned()),
         _ => ("405 Method Not Allowed", "only GET is understood\n".to_owned()),
     };

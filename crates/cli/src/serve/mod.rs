@@ -1,4 +1,4 @@
-//! What `zebu serve` is made of.
+//! Parts of `zebu serve`.
 
 pub(crate) mod accept;
 pub(crate) mod address;
@@ -6,6 +6,7 @@ pub(crate) mod backups;
 pub(crate) mod control;
 pub(crate) mod control_request;
 pub(crate) mod descriptors;
+pub(crate) mod isolate;
 pub(crate) mod metrics;
 pub(crate) mod sandbox;
 pub(crate) mod signals;

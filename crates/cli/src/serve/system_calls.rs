@@ -2,12 +2,17 @@
 //!
 //! A call that is refused fails with EPERM and ends nobody: a server with a guest on it is not to die because a library
 //! tries something new. Files are Landlock's subject: what opens them is let through to it, so that it can say no. What
-//! a ring is asked for is no system call and not seen here; Landlock sees it.
+//! a ring is asked for is no system call and not seen here: the rings that are there refuse by themselves what serving
+//! does not need (`storage/uring_rights.rs`), and new ones can't be made.
 
-use seccompiler::{BackendError, BpfProgram, SeccompAction, SeccompFilter, apply_filter_all_threads};
+use seccompiler::{
+    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, apply_filter_all_threads,
+};
 use std::collections::BTreeMap;
+use zebu_storage::RING_REGISTRATIONS;
 
-/// What is let through on every architecture.
+/// System calls that are allowed on every architecture.
 const ALLOWED: &[libc::c_long] = &[
     // Open files.
     libc::SYS_read,
@@ -33,7 +38,6 @@ const ALLOWED: &[libc::c_long] = &[
     libc::SYS_fstatfs,
     libc::SYS_fcntl,
     libc::SYS_flock,
-    libc::SYS_ioctl,
     libc::SYS_close,
     libc::SYS_dup,
     libc::SYS_dup3,
@@ -47,9 +51,11 @@ const ALLOWED: &[libc::c_long] = &[
     libc::SYS_getcwd,
     libc::SYS_getdents64,
     // Completion queues and waiting.
-    libc::SYS_io_uring_setup,
     libc::SYS_io_uring_enter,
-    libc::SYS_io_uring_register,
+    // Signals to the front ends of vhost-user (`storage/foreign_event.rs`).
+    libc::SYS_io_setup,
+    libc::SYS_io_submit,
+    libc::SYS_io_getevents,
     libc::SYS_eventfd2,
     libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl,
@@ -75,7 +81,6 @@ const ALLOWED: &[libc::c_long] = &[
     libc::SYS_setsockopt,
     libc::SYS_getsockname,
     libc::SYS_getpeername,
-    libc::SYS_socketpair,
     // Memory; the log of requests in flight is a memory file.
     libc::SYS_brk,
     libc::SYS_mmap,
@@ -88,7 +93,6 @@ const ALLOWED: &[libc::c_long] = &[
     libc::SYS_membarrier,
     libc::SYS_memfd_create,
     // Threads and signals.
-    libc::SYS_clone,
     libc::SYS_clone3,
     libc::SYS_futex,
     libc::SYS_set_robust_list,
@@ -106,8 +110,6 @@ const ALLOWED: &[libc::c_long] = &[
     libc::SYS_getgid,
     libc::SYS_getegid,
     libc::SYS_getcpu,
-    libc::SYS_tgkill,
-    libc::SYS_tkill,
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
@@ -118,7 +120,6 @@ const ALLOWED: &[libc::c_long] = &[
     // About the machine and the process.
     libc::SYS_getrandom,
     libc::SYS_getrusage,
-    libc::SYS_prlimit64,
     libc::SYS_sysinfo,
     libc::SYS_times,
     libc::SYS_uname,
@@ -145,21 +146,69 @@ const OLDER: &[libc::c_long] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER: &[libc::c_long] = &[];
 
+/// New namespaces, which a process without rights may make with a user namespace.
+const NAMESPACES: u64 = (libc::CLONE_NEWUSER
+    | libc::CLONE_NEWNS
+    | libc::CLONE_NEWNET
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWCGROUP) as u64;
+/// Characters put into the input of a terminal, which whoever reads it next takes for typed ones.
+const TYPING: [u64; 2] = [TIOCSTI, TIOCLINUX];
+/// As in <asm-generic/ioctls.h>. (The types of libc's constants differ between C libraries.)
+const TIOCSTI: u64 = 0x5412;
+const TIOCLINUX: u64 = 0x541c;
+
+/// System calls that are allowed with some arguments only.
+fn by_arguments() -> Result<Vec<(libc::c_long, Vec<SeccompRule>)>, BackendError> {
+    use SeccompCmpOp::{Eq, MaskedEq, Ne};
+    let this = u64::from(std::process::id());
+    let is = |argument, op, value| SeccompCondition::new(argument, SeccompCmpArgLen::Dword, op, value);
+    let stream = libc::SOCK_STREAM as u64;
+    let register = |&what: &u8| SeccompRule::new(vec![is(1, Eq, what.into())?]);
+    Ok(vec![
+        // Signals to threads of this process.
+        (libc::SYS_tgkill, vec![SeccompRule::new(vec![is(0, Eq, this)?])?]),
+        // Limits of this process.
+        (
+            libc::SYS_prlimit64,
+            vec![SeccompRule::new(vec![is(0, Eq, 0)?])?, SeccompRule::new(vec![is(0, Eq, this)?])?],
+        ),
+        // Datagram sockets could send to any address that has a path.
+        (libc::SYS_socketpair, vec![SeccompRule::new(vec![is(1, MaskedEq(0xf), stream)?])?]),
+        (libc::SYS_io_uring_register, RING_REGISTRATIONS.iter().map(register).collect::<Result<_, _>>()?),
+        (libc::SYS_clone, vec![SeccompRule::new(vec![is(0, MaskedEq(NAMESPACES), 0)?])?]),
+        (libc::SYS_ioctl, vec![SeccompRule::new(vec![is(1, Ne, TYPING[0])?, is(1, Ne, TYPING[1])?])?]),
+    ])
+}
+
 /// From now on, no thread of this process can make other system calls: run programs, make sockets and connect them,
 /// mount, change its identity, look into other processes, load code into the kernel.
 ///
 /// # Errors
 /// Why the kernel (or the architecture) does not do that, in words.
 pub(crate) fn restrict() -> Result<(), String> {
-    apply_filter_all_threads(&program()?).map_err(|error| error.to_string())
+    for program in programs()? {
+        apply_filter_all_threads(&program).map_err(|error| error.to_string())?;
+    }
+    Ok(())
 }
 
-fn program() -> Result<BpfProgram, String> {
+/// The filters. The last one lets no further ones be installed.
+fn programs() -> Result<[BpfProgram; 2], String> {
     let architecture = std::env::consts::ARCH.try_into().map_err(in_words)?;
-    let rules: BTreeMap<i64, Vec<_>> = ALLOWED.iter().chain(OLDER).map(|&call| (call, Vec::new())).collect();
+    let mut rules: BTreeMap<i64, Vec<_>> =
+        ALLOWED.iter().chain(OLDER).map(|&call| (call, Vec::new())).collect();
+    rules.extend(by_arguments().map_err(in_words)?);
     let refused = SeccompAction::Errno(libc::EPERM as u32);
-    let filter = SeccompFilter::new(rules, refused, SeccompAction::Allow, architecture).map_err(in_words)?;
-    filter.try_into().map_err(in_words)
+    let most = SeccompFilter::new(rules, refused, SeccompAction::Allow, architecture).map_err(in_words)?;
+    // Its arguments lie in memory, where a filter does not look. A library that is told that there is no such call
+    // uses `clone`.
+    let newer = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
+    let unknown = SeccompAction::Errno(libc::ENOSYS as u32);
+    let newer = SeccompFilter::new(newer, SeccompAction::Allow, unknown, architecture).map_err(in_words)?;
+    Ok([newer.try_into().map_err(in_words)?, most.try_into().map_err(in_words)?])
 }
 
 fn in_words(error: BackendError) -> String {
@@ -171,17 +220,25 @@ mod tests {
     use super::*;
     use std::io::ErrorKind::PermissionDenied;
     use std::net::{TcpListener, TcpStream};
-    use std::os::unix::net::UnixStream;
+    use std::os::unix::net::{UnixDatagram, UnixStream};
     use std::process::Command;
 
     #[test]
     fn what_a_server_needs_goes_on_and_the_rest_is_refused() {
-        let listener = TcpListener::bind("localhost:0").unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
+        let parent = rustix::process::getppid();
         // A thread of its own, and that one only.
         std::thread::spawn(move || {
-            seccompiler::apply_filter(&program().unwrap()).unwrap();
+            for program in programs().unwrap() {
+                seccompiler::apply_filter(&program).unwrap();
+            }
+            let limits = rustix::process::Rlimit { current: Some(100), maximum: Some(100) };
             let refused = [
+                rustix::process::prlimit(parent, rustix::process::Resource::Nofile, limits)
+                    .map(drop)
+                    .map_err(Into::into),
+                UnixDatagram::pair().map(drop),
                 TcpStream::connect(address).map(drop),
                 Command::new("true").spawn().map(drop),
                 rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::URG)

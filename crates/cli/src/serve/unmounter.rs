@@ -19,7 +19,7 @@ use zebu_export::fuse::FuseMount;
 
 /// The name of the command that it runs.
 const COMMAND: &str = "unmount-in-the-end";
-/// What it says when it waits, and last.
+/// Its messages: when it waits, and last.
 const WAITING: &str = "waiting";
 const DONE: &str = "done";
 

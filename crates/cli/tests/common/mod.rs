@@ -1,6 +1,7 @@
 //! Running `zebu` beside QEMU's programs, each in a directory of its own.
 #![allow(dead_code, reason = "each test file uses a part of this")]
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// What a program printed, and how it ended.
+/// The output of a program, and how it ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Ran {
     pub(crate) code: Option<i32>,
@@ -140,6 +141,12 @@ impl Drop for Background {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// Sends a signal to a program that was not waited for yet.
+#[track_caller]
+pub(crate) fn send(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).unwrap();
 }
 
 /// Waits until `condition` holds; fails after ten seconds.

@@ -7,14 +7,14 @@ use crate::Result;
 use zebu_qcow2::bitmap::{BitmapEntry, parse_directory};
 use zebu_qcow2::limits::MAX_BITMAP_TABLE_ENTRIES;
 
-/// What the bitmaps use.
+/// Clusters that the bitmaps use.
 #[derive(Debug, Default)]
 pub(super) struct Bitmaps {
     /// Offset and bytes of the directory, if there is one.
     pub(super) directory: Option<(u64, u64)>,
     /// Offset and bytes of each bitmap's table.
     pub(super) tables: Vec<(u64, u64)>,
-    /// What the bitmaps use is not wholly known.
+    /// Whether some clusters of the bitmaps are unknown.
     pub(super) unknown: bool,
 }
 

@@ -1,12 +1,12 @@
 //! Comparing the counts with the refcounts in the image, and correcting those in place.
 
 use super::finding::{FindingKind, TableKind};
-use super::options::CheckPhase;
 use super::refmap::RefMap;
 use super::reftable::{Block, RefTable, block_shift};
 use super::report::Tally;
 use super::source::{Content, Source};
 use crate::Result;
+use crate::progress::Phase;
 use std::ops::Range;
 use zebu_qcow2::refcount;
 
@@ -15,9 +15,9 @@ use zebu_qcow2::refcount;
 pub(super) enum Correct {
     /// None.
     Nothing,
-    /// Those that are too high.
+    /// Counts that are too high.
     High,
-    /// Those that are too low.
+    /// Counts that are too low.
     Low,
     /// Both.
     Both,
@@ -32,7 +32,7 @@ impl Correct {
     }
 }
 
-/// What a comparison says besides its findings.
+/// The result of a comparison besides its findings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Comparison {
     /// One past the highest cluster with a reference or a refcount.
@@ -121,7 +121,7 @@ pub(super) async fn compare(
             }
         }
         done += 1;
-        source.options.report_progress(CheckPhase::Comparing, done, total);
+        source.options.control.report(Phase::ComparingRefcounts, done, total);
     }
     Ok(comparer.result)
 }

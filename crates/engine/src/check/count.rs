@@ -2,16 +2,17 @@
 
 use super::finding::{FindingKind, TableKind};
 use super::inventory::{Inventory, L1_PIECE, L2Ref};
-use super::options::{CheckPhase, Repair};
+use super::options::Repair;
 use super::refmap::RefMap;
 use super::reftable::{RefTable, table_clusters};
 use super::report::Tally;
 use super::source::{Content, Source};
 use crate::Result;
+use crate::progress::Phase;
 use zebu_qcow2::bitmap::{BitmapCluster, BitmapTableEntry};
 use zebu_qcow2::{CompressedRange, GuestOffset, L2Entry};
 
-/// What is known besides the counts.
+/// The result of counting besides the counts.
 #[derive(Debug, Default)]
 pub(super) struct Walk {
     /// Some active entry's COPIED flag must be looked at, whatever the counts say.
@@ -26,7 +27,7 @@ pub(super) struct Walk {
 /// Counts the references to the host clusters from `start` on, as far as the memory allows (see
 /// [`RefMap::end`]), and fills in which L2 tables have their cluster for themselves.
 ///
-/// What is wrong with entries goes to `tally`. The refcount blocks of `reftable` count, the table itself too.
+/// Damage of entries goes to `tally`. The refcount blocks of `reftable` count, the table itself too.
 pub(super) async fn count(
     source: &Source<'_>,
     inventory: &mut Inventory,
@@ -76,8 +77,8 @@ async fn count_bitmaps(
         let weight = span.weight.total();
         let mut at = span.start;
         while at < span.end {
-            source.options.check_cancelled()?;
             let len = (span.end - at).min(L1_PIECE);
+            source.take_turn(len).await?;
             let piece = match source.read(at, len.next_multiple_of(8) as usize).await {
                 Ok(piece) => piece,
                 Err(error) => {
@@ -138,7 +139,7 @@ async fn count_l2_tables(
             }
         }
         done += 1;
-        source.options.report_progress(CheckPhase::Counting, done, total);
+        source.options.control.report(Phase::CountingReferences, done, total);
     }
     Ok(())
 }

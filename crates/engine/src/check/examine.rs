@@ -55,7 +55,7 @@ struct NewSnapshotTable {
     repairs: Vec<FindingKind>,
 }
 
-/// What counting and comparing everything has shown.
+/// The result of counting and comparing everything.
 #[derive(Default)]
 struct State {
     comparison: Comparison,

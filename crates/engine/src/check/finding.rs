@@ -1,4 +1,4 @@
-//! What a check finds, one variant for each kind of damage.
+//! Findings of a check, one variant for each kind of damage.
 
 use std::fmt;
 
@@ -274,6 +274,16 @@ pub enum FindingKind {
         /// How many are too many.
         count: u32,
     },
+    /// An entry of the snapshot table is not one that a program writes: a length in it, or in one before it, is damaged.
+    /// The table is left as it is, and nothing that a snapshot may use is freed.
+    SnapshotEntryDoubtful {
+        /// Place in the snapshot table.
+        index: u32,
+        /// Its supposed id.
+        id: String,
+        /// Its supposed name.
+        name: String,
+    },
     /// The snapshot table cannot be read, so that what its snapshots use is not known.
     SnapshotTableInvalid {
         /// Why.
@@ -340,7 +350,7 @@ impl FindingKind {
 /// Damage that was found, with the number of times it counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// What and where.
+    /// The kind of damage, and its place.
     pub kind: FindingKind,
     /// How often it was met (a table that several snapshots share is met once for each).
     pub times: u64,
@@ -478,6 +488,11 @@ impl fmt::Display for FindingKind {
             Self::SnapshotsOverhanging { count } => {
                 write!(f, "{count} overhanging snapshots (the snapshot table is too big)")
             }
+            Self::SnapshotEntryDoubtful { index, id, name } => write!(
+                f,
+                "snapshot table entry {index} (ID '{id}', name '{name}') is damaged, and with it where the entries behind \
+                 it begin; the snapshots are left alone, and nothing is freed (zebu convert copies the active disk)"
+            ),
             Self::SnapshotTableInvalid { reason } => write!(f, "failed to read the snapshot table: {reason}"),
             Self::BitmapDirectoryInvalid { reason } => write!(f, "broken bitmap directory: {reason}"),
             Self::BitmapTableEntry { offset, entry } => {

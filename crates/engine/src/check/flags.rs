@@ -6,11 +6,11 @@
 use super::count::for_each_entry;
 use super::finding::{FindingKind, TableKind};
 use super::inventory::{Inventory, L1_PIECE};
-use super::options::CheckPhase;
 use super::refmap::RefMap;
 use super::report::Tally;
 use super::source::{Content, Source};
 use crate::Result;
+use crate::progress::Phase;
 use std::ops::Range;
 use zebu_qcow2::{L1Entry, L2Entry};
 
@@ -50,8 +50,8 @@ async fn check_l1(
     let end = (start + u64::from(source.header.l1_size) * 8).min(source.file_len());
     let mut at = start;
     while at < end {
-        source.options.check_cancelled()?;
         let len = (end - at).min(L1_PIECE);
+        source.take_turn(len).await?;
         // A piece that cannot be read was reported when references were counted.
         if let Ok(piece) = source.read(at, len.next_multiple_of(8) as usize).await {
             let old = piece.as_slice();
@@ -142,7 +142,7 @@ async fn check_l2(
             tables.recycle(bytes);
         }
         done += 1;
-        source.options.report_progress(CheckPhase::Flags, done, total);
+        source.options.control.report(Phase::CheckingFlags, done, total);
     }
     Ok(())
 }

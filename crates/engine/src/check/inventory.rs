@@ -1,4 +1,4 @@
-//! What the header leads to, found once: regions of metadata and the L2 tables, each with the number of times that
+//! Everything that the header leads to, found once: regions of metadata and the L2 tables, each with the number of times that
 //! something refers to it.
 
 use super::bitmaps::{self, Bitmaps};
@@ -160,8 +160,8 @@ impl Inventory {
         let mut compact_at = 2 * self.l2.len().max(1 << 16);
         let mut at = span.start;
         while at < span.end {
-            source.options.check_cancelled()?;
             let len = (span.end - at).min(L1_PIECE);
+            source.take_turn(len).await?;
             let piece = match source.read(at, len.next_multiple_of(8) as usize).await {
                 Ok(piece) => piece,
                 Err(error) => {

@@ -6,7 +6,7 @@
 //! and the COPIED flags with those. Each L2 table is read once, many at a time; memory is bounded, and no table can
 //! make it loop: what is reachable in many ways is looked at once and counted by the number of ways.
 //!
-//! What is found, what is repaired and in which order is described in `docs/check.md`.
+//! Findings, repairs and their order are described in `docs/design/check.md`.
 
 mod bitmaps;
 mod compare;
@@ -27,7 +27,7 @@ mod sweep;
 mod width;
 
 pub use finding::{Finding, FindingKind, Outcome, Severity, TableKind};
-pub use options::{CheckOptions, CheckPhase, CheckProgress, Repair};
+pub use options::{CheckOptions, Repair};
 pub use report::{CheckCounts, CheckReport, RepairReport};
 
 pub(crate) use width::change_refcount_width;
@@ -43,10 +43,10 @@ use zebu_storage::{Access, Create, File, LockMode, OpenFlags, Worker};
 /// Files that the image names (backing file, data file) are not opened.
 ///
 /// # Errors
-/// Those of opening and locking the file, [`ErrorKind::Corrupt`] or [`ErrorKind::Unsupported`] if the header is
+/// The errors of opening and locking the file, [`ErrorKind::Corrupt`] or [`ErrorKind::Unsupported`] if the header is
 /// refused, [`ErrorKind::Cancelled`], and failed writes of a repair. Damage is no error but part of the report, and
 /// so are tables that cannot be read.
-pub async fn check(worker: &Worker, path: &Path, options: &CheckOptions<'_>) -> Result<CheckReport> {
+pub async fn check(worker: &Worker, path: &Path, options: &CheckOptions) -> Result<CheckReport> {
     let repairing = options.repair != Repair::None;
     let lock = match (repairing, options.sharing) {
         (true, _) => LockMode::Write,
@@ -74,7 +74,7 @@ pub async fn check(worker: &Worker, path: &Path, options: &CheckOptions<'_>) -> 
 ///
 /// # Errors
 /// As [`check`], and [`ErrorKind::ReadOnly`] for a repair of a file that was opened for reading.
-pub async fn check_file(worker: &Worker, file: &File, options: &CheckOptions<'_>) -> Result<CheckReport> {
+pub async fn check_file(worker: &Worker, file: &File, options: &CheckOptions) -> Result<CheckReport> {
     if options.repair == Repair::None {
         return Ok(examine(&mut Source::open(worker, file, options).await?).await?.into_report());
     }
@@ -107,11 +107,7 @@ pub async fn check_file(worker: &Worker, file: &File, options: &CheckOptions<'_>
 /// # Errors
 /// As [`check_file`], and [`ErrorKind::Corrupt`] if the image has damage that leaves its refcounts unknown, or a
 /// corruption that cannot be repaired. [`CheckOptions::repair`] means nothing here.
-pub async fn rebuild_refcounts(
-    worker: &Worker,
-    file: &File,
-    options: &CheckOptions<'_>,
-) -> Result<CheckReport> {
+pub async fn rebuild_refcounts(worker: &Worker, file: &File, options: &CheckOptions) -> Result<CheckReport> {
     let options = CheckOptions { repair: Repair::All, ..options.clone() };
     let report = check_file(worker, file, &options).await?;
     if !report.is_clean() {

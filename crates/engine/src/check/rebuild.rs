@@ -5,18 +5,18 @@
 
 use super::count::count;
 use super::inventory::Inventory;
-use super::options::CheckPhase;
 use super::refmap::RefMap;
 use super::reftable::{Block, RefTable, block_shift, table_clusters};
 use super::report::Tally;
 use super::source::Source;
+use crate::progress::Phase;
 use crate::{Error, ErrorKind, Result};
 use std::ops::Range;
 use zebu_qcow2::limits::MAX_REFTABLE_SIZE;
 use zebu_qcow2::{HostOffset, RefTableEntry, refcount};
 use zebu_storage::FileKind;
 
-/// What the new refcounts are made of.
+/// The source of the new refcounts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Basis {
     /// The references found.
@@ -141,10 +141,10 @@ async fn build(
         let blocks = builder.blocks_of(&map);
         let total = blocks.len() as u64;
         for (done, block) in blocks.into_iter().enumerate() {
-            source.options.check_cancelled()?;
+            source.options.control.cancel.check()?;
             let range = (block << shift).max(map.start())..((block + 1) << shift).min(map.end());
             builder.add(&map, block, range).await?;
-            source.options.report_progress(CheckPhase::Rebuilding, done as u64 + 1, total);
+            source.options.control.report(Phase::RebuildingRefcounts, done as u64 + 1, total);
         }
         if map.end() == u64::MAX || map.end() >= builder.base {
             break;

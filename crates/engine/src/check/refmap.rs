@@ -12,7 +12,7 @@ const CHUNK_BITS: u32 = CHUNK.trailing_zeros();
 /// Bytes that the directory needs for a chunk, about.
 const CHUNK_OVERHEAD: usize = 48;
 
-/// What is known of one cluster.
+/// Facts about one cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Cell {
     /// References to the cluster.
@@ -272,7 +272,7 @@ impl RefMap {
         self.last = (u64::MAX, 0);
     }
 
-    /// What is known of `cluster`; nothing for clusters outside the map.
+    /// Facts about `cluster`; none for clusters outside the map.
     #[inline]
     pub(super) fn get(&self, cluster: u64) -> Cell {
         if cluster < self.start || cluster >= self.end {

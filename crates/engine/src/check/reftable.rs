@@ -13,7 +13,7 @@ use zebu_qcow2::{Geometry, RefTableEntry};
 /// only reported.
 const MAX_REPEATED: u64 = 64;
 
-/// What a refcount table entry leads to.
+/// The target of a refcount table entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Block {
     /// No block: all refcounts are 0.
@@ -77,7 +77,7 @@ impl RefTable {
         self.entries.len() as u64
     }
 
-    /// What entry `index` leads to.
+    /// The target of entry `index`.
     pub(super) fn block(&self, source: &Source<'_>, index: u64) -> Block {
         let entry = self.entries.get(index as usize).copied().unwrap_or_default();
         match entry.block() {

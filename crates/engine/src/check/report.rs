@@ -34,7 +34,7 @@ pub struct CheckCounts {
 pub struct CheckReport {
     /// The state of the image now; the `_fixed` numbers are of the repair.
     pub counts: CheckCounts,
-    /// What still stands, the first [`super::CheckOptions::max_findings`] of it.
+    /// Findings that remain, the first [`super::CheckOptions::max_findings`] of them.
     pub findings: Vec<Finding>,
     /// Findings that were only counted.
     pub findings_left_out: u64,
@@ -42,12 +42,12 @@ pub struct CheckReport {
     pub repair: Option<RepairReport>,
 }
 
-/// What a repair met and did.
+/// The result of a repair.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RepairReport {
-    /// What still stood when it ended, and what it had repaired.
+    /// Counts of what remained when it ended, and of what it had repaired.
     pub counts: CheckCounts,
-    /// What was found and repaired, in order, bounded as in the report.
+    /// Findings and repairs, in order, bounded as in the report.
     pub findings: Vec<Finding>,
     /// Findings that were only counted.
     pub findings_left_out: u64,
@@ -125,7 +125,7 @@ impl Tally {
         counts.corruptions.saturating_add(counts.leaks).saturating_add(counts.check_errors)
     }
 
-    /// What was repaired.
+    /// The number of repairs.
     pub(super) fn repaired(&self) -> u64 {
         self.counts.corruptions_fixed.saturating_add(self.counts.leaks_fixed)
     }

@@ -1,9 +1,11 @@
 //! The image file as a check sees it: the header, tables read ahead in order, small synchronous writes.
 
 use super::options::CheckOptions;
+use crate::error::format_error;
+use crate::progress::Throttle;
 use crate::{Error, ErrorKind, Result};
 use std::collections::VecDeque;
-use zebu_qcow2::{Autoclear, FormatError, Geometry, Header, Incompatible, Purpose};
+use zebu_qcow2::{Autoclear, Geometry, Header, Incompatible, Purpose};
 use zebu_storage::{File, FileExtent, FileKind, IoBuf, IoBufs, IoError, JoinHandle, Worker};
 
 /// Bytes that suffice for [`Header::prefix`].
@@ -13,41 +15,32 @@ const PREFIX_BYTES: usize = 512;
 pub(super) struct Source<'a> {
     pub(super) worker: &'a Worker,
     pub(super) file: &'a File,
-    pub(super) options: &'a CheckOptions<'a>,
+    pub(super) options: &'a CheckOptions,
     pub(super) header: Header,
     pub(super) geometry: Geometry,
-}
-
-/// The error of the engine for a header that is refused.
-fn refused(error: &FormatError) -> Error {
-    let kind = match error {
-        FormatError::UnsupportedVersion { .. }
-        | FormatError::UnsupportedClusterSize { .. }
-        | FormatError::UnknownCompression { .. }
-        | FormatError::UnsupportedFeatures { .. }
-        | FormatError::UnsupportedSubclusterSize { .. }
-        | FormatError::RefcountWidthTooLarge
-        | FormatError::UnsupportedEncryption { .. } => ErrorKind::Unsupported,
-        _ => ErrorKind::Corrupt,
-    };
-    Error::new(kind, error.to_string())
+    throttle: Throttle,
 }
 
 impl<'a> Source<'a> {
     /// Reads the header.
-    pub(super) async fn open(
-        worker: &'a Worker,
-        file: &'a File,
-        options: &'a CheckOptions<'a>,
-    ) -> Result<Self> {
+    pub(super) async fn open(worker: &'a Worker, file: &'a File, options: &'a CheckOptions) -> Result<Self> {
         let failed = |e: IoError| Error::from(e).on(file.path());
         let prefix = read(worker, file, 0, PREFIX_BYTES).await.map_err(failed)?;
-        let prefix = Header::prefix(prefix.as_slice()).map_err(|e| refused(&e).on(file.path()))?;
+        let prefix = Header::prefix(prefix.as_slice()).map_err(|e| format_error(file.path(), &e))?;
         let first = read(worker, file, 0, prefix.cluster_size() as usize).await.map_err(failed)?;
         let (header, _) =
-            Header::parse(first.as_slice(), Purpose::Check).map_err(|e| refused(&e).on(file.path()))?;
+            Header::parse(first.as_slice(), Purpose::Check).map_err(|e| format_error(file.path(), &e))?;
         let geometry = header.geometry();
-        Ok(Self { worker, file, options, header, geometry })
+        let throttle = Throttle::new(&options.control);
+        Ok(Self { worker, file, options, header, geometry, throttle })
+    }
+
+    /// Waits until `bytes` may be read under the rate limit.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Cancelled`].
+    pub(super) async fn take_turn(&self, bytes: u64) -> Result<()> {
+        self.throttle.wait(self.worker, bytes).await
     }
 
     /// Bytes of the file.
@@ -156,7 +149,7 @@ async fn read(worker: &Worker, file: &File, offset: u64, len: usize) -> Result<I
     }
 }
 
-/// What a table holds.
+/// The content of a table.
 pub(super) enum Content {
     /// Nothing but zeroes.
     Zero,
@@ -188,10 +181,15 @@ impl<T, I: Iterator<Item = (u64, T)>> Tables<'_, T, I> {
     /// # Errors
     /// [`ErrorKind::Cancelled`].
     pub(super) async fn next(&mut self) -> Result<Option<(T, Content)>> {
-        self.source.options.check_cancelled()?;
+        self.source.options.control.cancel.check()?;
         while self.in_flight.len() < self.source.options.parallel.max(1) {
             let Some((offset, tag)) = self.items.next() else { break };
-            let reading = if self.is_zero(offset).await { Reading::Zero } else { self.start(offset) };
+            let reading = if self.is_zero(offset).await {
+                Reading::Zero
+            } else {
+                self.source.take_turn(self.len as u64).await?;
+                self.start(offset)
+            };
             self.in_flight.push_back((tag, reading));
         }
         let Some((tag, reading)) = self.in_flight.pop_front() else { return Ok(None) };
@@ -211,7 +209,7 @@ impl<T, I: Iterator<Item = (u64, T)>> Tables<'_, T, I> {
     }
 
     fn start(&mut self, offset: u64) -> Reading {
-        let (worker, file) = (self.source.worker.clone(), self.source.file.clone());
+        let (worker, file) = (self.source.worker.uncounted(), self.source.file.clone());
         let buf = self.free.pop().unwrap_or_else(|| worker.buffer(self.len));
         Reading::Started(
             self.source.worker.spawn(async move { worker.read(&file, offset, IoBufs::from(buf)).await }),

@@ -23,7 +23,7 @@ pub(crate) async fn change_refcount_width(
     worker: &Worker,
     file: &File,
     order: u32,
-    options: &CheckOptions<'_>,
+    options: &CheckOptions,
 ) -> Result<()> {
     let options = CheckOptions { repair: Repair::None, ..options.clone() };
     let counts = examine(&mut Source::open(worker, file, &options).await?).await?.tally.counts;

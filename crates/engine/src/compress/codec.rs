@@ -1,21 +1,10 @@
 //! The codecs: one cluster in, one stream out, and back. Contexts belong to the thread and are reused.
 
-use super::filled;
+use super::constant_clusters;
+use super::method::Method;
 use std::cell::RefCell;
 use zebu_qcow2::Compression;
 use zebu_storage::IoBufs;
-
-/// How a cluster is compressed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Method {
-    /// Raw deflate, distances up to 32 KiB; levels 1 to 12.
-    Deflate { level: u8 },
-    /// Raw deflate, distances up to 4 KiB; levels 1 to 9.
-    NarrowDeflate { level: u8 },
-    /// One zstd frame with content size and checksum; levels 1 to 22.
-    #[cfg(feature = "zstd")]
-    Zstd { level: u8 },
-}
 
 /// A context that was made for a level, and is made again for another.
 type Kept<T> = RefCell<Option<(u8, T)>>;
@@ -66,7 +55,7 @@ pub(super) fn compress(method: Method, input: &IoBufs, cluster: usize, out: &mut
 }
 
 fn compress_cluster(method: Method, input: &[u8], out: &mut [u8]) -> Option<usize> {
-    filled::compress(method, input, out, |out| compress_bytes(method, input, out))
+    constant_clusters::compress(method, input, out, |out| compress_bytes(method, input, out))
 }
 
 fn compress_bytes(method: Method, input: &[u8], out: &mut [u8]) -> Option<usize> {

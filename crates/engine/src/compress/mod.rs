@@ -1,11 +1,12 @@
 //! Compressing and inflating clusters: the codecs, and the threads that run them.
 
 mod codec;
-mod filled;
+mod constant_clusters;
+mod method;
 mod options;
 mod pool;
 
-pub(crate) use codec::Method;
+pub(crate) use method::Method;
 pub use options::{CompressOptions, DeflateWindow};
 pub use pool::CodecPool;
 pub(crate) use pool::{Outcome, Work};

@@ -1,6 +1,6 @@
 //! How clusters are compressed.
 
-use super::codec::Method;
+use super::method::Method;
 use super::pool::CodecPool;
 use crate::{Error, ErrorKind, Result};
 use zebu_qcow2::Compression;

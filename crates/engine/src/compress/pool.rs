@@ -3,15 +3,18 @@
 //! A request takes a slot, which has room for one cluster's result, waits for its work to be done, and gives the
 //! slot back: slots are made once and reused, and whoever finds none waits for one (back-pressure).
 
-use super::codec::{self, Method};
+use super::codec;
+use super::method::Method;
+use crate::sync::{Clock, with_patience};
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::pin::{Pin, pin};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use zebu_qcow2::Compression;
+use zebu_storage::sync::{Condvar, Mutex};
 use zebu_storage::{IoBufs, Worker, WorkerKind};
 
 /// Slots per thread: one that is worked on, and enough behind it that no thread waits for a worker's turn.
@@ -42,6 +45,8 @@ struct State {
     free: Vec<Arc<Slot>>,
     /// Slots that exist.
     slots: usize,
+    /// How often one was given back.
+    given_back: u64,
     threads: usize,
     idle: usize,
     closed: bool,
@@ -50,7 +55,7 @@ struct State {
     next_wait: u64,
 }
 
-/// What is to be done with a cluster.
+/// The work on a cluster.
 pub(crate) enum Work {
     /// Compress `input`, with zeroes behind it up to `cluster` bytes.
     Compress { method: Method, input: IoBufs, cluster: usize },
@@ -83,11 +88,6 @@ enum Phase {
     Done(IoBufs, Outcome),
     /// Nobody waits for the result any more.
     Abandoned,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each critical section leaves its state whole, so a panic elsewhere does not matter.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Work {
@@ -158,14 +158,14 @@ impl CodecPool {
             let shared = Arc::clone(shared);
             return Finished { shared, slot: None, input: work.into_input(), outcome, output };
         }
-        let slot = shared.slot().await;
+        let slot = shared.take_slot(worker).await;
         let slot = Abandon { shared, slot };
         slot.slot.queue(work, given);
         if !shared.push(&slot.slot) {
             slot.slot.execute();
         }
         let (input, outcome) = poll_fn(|cx| slot.slot.poll(cx.waker())).await;
-        let output = std::mem::take(&mut lock(&slot.slot.0).output);
+        let output = std::mem::take(&mut slot.slot.0.lock().output);
         Finished { shared: Arc::clone(shared), slot: Some(Arc::clone(&slot.slot)), input, outcome, output }
     }
 }
@@ -187,8 +187,15 @@ impl fmt::Debug for CodecPool {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        lock(&self.0.state).closed = true;
+        self.0.state.lock().closed = true;
         self.0.work.notify_all();
+    }
+}
+
+impl State {
+    fn new_slot(&mut self) -> Arc<Slot> {
+        self.slots += 1;
+        Arc::new(Slot(Mutex::new(SlotState { phase: Phase::Free, output: Vec::new() })))
     }
 }
 
@@ -198,8 +205,30 @@ impl Shared {
         SlotWait { shared: self, number: None }
     }
 
+    /// The same for a request. Slots belong to requests until these look at their results, and some of those may belong to
+    /// workers that are not polled: where none is given back for as long as patience lasts, there is one more.
+    async fn take_slot(&self, clock: &impl Clock) -> Arc<Slot> {
+        let mut slot = pin!(self.slot());
+        let mut given_back = self.state.lock().given_back;
+        loop {
+            if let Some(slot) = with_patience(clock, slot.as_mut()).await {
+                return slot;
+            }
+            let mut state = self.state.lock();
+            if state.given_back == given_back {
+                return state.free.pop().unwrap_or_else(|| state.new_slot());
+            }
+            given_back = state.given_back;
+        }
+    }
+
     fn give_back(&self, slot: Arc<Slot>) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
+        state.given_back += 1;
+        if state.slots > self.most_slots {
+            state.slots -= 1;
+            return;
+        }
         state.free.push(slot);
         let next = state.waiting.pop_front();
         drop(state);
@@ -213,7 +242,7 @@ impl Shared {
         if self.most_threads == 0 {
             return false;
         }
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.idle <= state.queue.len() && state.threads < self.most_threads {
             let shared = Arc::clone(self);
             let thread = std::thread::Builder::new().name("zebu-codec".to_owned());
@@ -231,21 +260,21 @@ impl Shared {
     }
 
     fn run_thread(&self) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         loop {
             if let Some(slot) = state.queue.pop_front() {
                 drop(state);
                 if slot.execute() == Wanted::No {
                     self.give_back(slot);
                 }
-                state = lock(&self.state);
+                state = self.state.lock();
                 continue;
             }
             if state.closed {
                 return;
             }
             state.idle += 1;
-            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.work.wait(state);
             state.idle -= 1;
         }
     }
@@ -272,16 +301,14 @@ impl Future for SlotWait<'_> {
     type Output = Arc<Slot>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Arc<Slot>> {
-        let mut state = lock(&self.shared.state);
+        let mut state = self.shared.state.lock();
         if let Some(slot) = state.free.pop() {
             self.leave(&mut state);
             return Poll::Ready(slot);
         }
         if state.slots < self.shared.most_slots {
-            state.slots += 1;
             self.leave(&mut state);
-            let state = SlotState { phase: Phase::Free, output: Vec::new() };
-            return Poll::Ready(Arc::new(Slot(Mutex::new(state))));
+            return Poll::Ready(state.new_slot());
         }
         let Some(own) = self.number else {
             let number = state.next_wait;
@@ -305,7 +332,7 @@ impl Drop for SlotWait<'_> {
             return;
         }
         let next = {
-            let mut state = lock(&self.shared.state);
+            let mut state = self.shared.state.lock();
             if self.leave(&mut state) { None } else { state.waiting.pop_front() }
         };
         if let Some((_, waker)) = next {
@@ -323,7 +350,7 @@ enum Wanted {
 
 impl Slot {
     fn queue(&self, work: Work, output: Option<Vec<u8>>) {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         state.phase = Phase::Queued(work, None);
         if let Some(output) = output {
             state.output = output;
@@ -333,7 +360,7 @@ impl Slot {
     /// Does the work that is queued, and wakes who waits for it.
     fn execute(&self) -> Wanted {
         let (work, mut output) = {
-            let mut state = lock(&self.0);
+            let mut state = self.0.lock();
             match std::mem::replace(&mut state.phase, Phase::Free) {
                 Phase::Queued(work, waker) => {
                     state.phase = Phase::Running(waker);
@@ -345,7 +372,7 @@ impl Slot {
         };
         let outcome = work.execute(&mut output);
         let input = work.into_input();
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         state.output = output;
         match std::mem::replace(&mut state.phase, Phase::Free) {
             Phase::Running(waker) => {
@@ -361,7 +388,7 @@ impl Slot {
     }
 
     fn poll(&self, waker: &Waker) -> Poll<(IoBufs, Outcome)> {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         match std::mem::replace(&mut state.phase, Phase::Free) {
             Phase::Done(input, outcome) => return Poll::Ready((input, outcome)),
             Phase::Queued(work, _) => state.phase = Phase::Queued(work, Some(waker.clone())),
@@ -380,7 +407,7 @@ struct Abandon<'a> {
 
 impl Drop for Abandon<'_> {
     fn drop(&mut self) {
-        let mut state = lock(&self.slot.0);
+        let mut state = self.slot.0.lock();
         match std::mem::replace(&mut state.phase, Phase::Free) {
             Phase::Queued(..) | Phase::Running(_) => state.phase = Phase::Abandoned,
             // Done, and nobody took the result.
@@ -427,7 +454,7 @@ impl Finished {
 impl Drop for Finished {
     fn drop(&mut self) {
         if let Some(slot) = self.slot.take() {
-            lock(&slot.0).output = std::mem::take(&mut self.output);
+            slot.0.lock().output = std::mem::take(&mut self.output);
             self.shared.give_back(slot);
         }
     }
@@ -438,7 +465,6 @@ mod tests {
     use super::*;
     use futures_util::future::{Either, join_all, select};
     use futures_util::stream::{FuturesOrdered, StreamExt};
-    use std::pin::pin;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Wake;
     use zebu_storage::{IoBuf, WorkerConfig};
@@ -451,14 +477,18 @@ mod tests {
         }
     }
 
+    fn worker() -> Worker {
+        Worker::new(&WorkerConfig::default()).unwrap()
+    }
+
     fn free_slots(pool: &CodecPool) -> (usize, usize) {
-        let state = lock(&pool.shared().state);
+        let state = pool.shared().state.lock();
         (state.free.len(), state.slots)
     }
 
     #[test]
     fn more_work_than_slots_gets_done_and_slots_are_reused() {
-        let worker = Worker::new(&WorkerConfig::default()).unwrap();
+        let worker = worker();
         for threads in [0, 1, 3] {
             let pool = CodecPool::new(threads);
             let contents: Vec<Vec<u8>> = (0..40u8).map(|i| vec![i; 4096]).collect();
@@ -513,7 +543,7 @@ mod tests {
     /// Lanes of one task that wait for a slot, have work done, and wait for something else in between.
     #[test]
     fn lanes_of_many_tasks_all_come_to_their_end() {
-        let worker = Worker::new(&WorkerConfig::default()).unwrap();
+        let worker = worker();
         let pool = CodecPool::new(2);
         let content = vec![7; 512];
         let mut under_way = FuturesOrdered::new();
@@ -537,8 +567,31 @@ mod tests {
     }
 
     #[test]
+    fn a_worker_that_is_not_polled_keeps_no_slot_from_others() {
+        let (idle, worker) = (worker(), worker());
+        let pool = CodecPool::new(1);
+        let asked: Vec<_> = (0..3 * SLOTS_PER_THREAD)
+            .map(|_| {
+                let pool = pool.clone();
+                idle.spawn_with(|on| async move { drop(pool.run(&on, compress(&[7; 512])).await) })
+            })
+            .collect();
+        // Some of them have a slot now, and others are the next to get one. None looks again.
+        idle.poll();
+        for _ in 0..3 * SLOTS_PER_THREAD {
+            let patience = pin!(worker.sleep(std::time::Duration::from_secs(60)));
+            let run = pin!(pool.run(&worker, compress(&[1; 512])));
+            let ended = worker.block_on(select(run, patience));
+            assert!(matches!(ended, Either::Left(_)), "slots that nobody uses are not to be had");
+        }
+        idle.block_on(join_all(asked));
+        let (free, made) = free_slots(&pool);
+        assert_eq!((free, made), (SLOTS_PER_THREAD, SLOTS_PER_THREAD));
+    }
+
+    #[test]
     fn work_that_nobody_waits_for_gives_its_slot_back() {
-        let worker = Worker::new(&WorkerConfig::default()).unwrap();
+        let worker = worker();
         let pool = CodecPool::new(1);
         for _ in 0..50 {
             let content = vec![7; 1 << 16];

@@ -2,13 +2,16 @@
 
 use super::{block_on, explore, explore_fairly, is_caught, spawn};
 use crate::Result;
-use crate::qcow2::index::{ChainIndex, DerivedFrom, MERGED_BYTES};
-use crate::qcow2::slices::{SliceCache, Written};
-use crate::qcow2::store::{Class, SLOT_OVERHEAD, SliceStore};
+use crate::chain::map::{ChainMap, DerivedFrom, MERGED_BYTES};
+use crate::chain::place::{Place, PlaceKind};
+use crate::qcow2::cache::shard::SLOT_OVERHEAD;
+use crate::qcow2::cache::slice_cache::{SliceCache, Slot, Written};
+use crate::qcow2::cache::slice_store::{Class, SliceStore};
 use crate::sync::Mutex;
+use crate::sync::Standing;
 use crate::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use zebu_storage::sabotage::Fault;
 
 const SLICE: usize = 512;
@@ -26,16 +29,16 @@ type Disk = Mutex<Vec<[u8; SLICE]>>;
 
 async fn load(disk: &Disk, key: u64) -> Result<Box<[u8]>> {
     shuttle::future::yield_now().await;
-    Ok(disk.lock().unwrap()[key as usize].into())
+    Ok(disk.lock()[key as usize].into())
 }
 
-/// What byte 0 of slice `key` is, loading it as often as it takes.
+/// Byte 0 of slice `key`, loading it as often as it takes.
 async fn first_byte(cache: &SliceCache, disk: &Disk, key: u64) -> u8 {
     loop {
         if let Some(slice) = cache.get(&mut cache.lock(key), key) {
-            return slice.bytes[0];
+            return slice.bytes()[0];
         }
-        cache.ensure(key, || load(disk, key)).await.unwrap();
+        cache.ensure(&Standing, key, || load(disk, key)).await.unwrap();
     }
 }
 
@@ -47,13 +50,13 @@ fn same_slice() {
         .map(|_| {
             let (cache, loads) = (cache.clone(), loads.clone());
             spawn(move || {
-                block_on(cache.ensure(7, || async {
+                block_on(cache.ensure(&Standing, 7, || async {
                     loads.fetch_add(1, SeqCst);
                     shuttle::future::yield_now().await;
                     Ok(vec![7; SLICE].into())
                 }))
                 .unwrap();
-                assert_eq!(cache.get(&mut cache.lock(7), 7).unwrap().bytes[0], 7);
+                assert_eq!(cache.get(&mut cache.lock(7), 7).unwrap().bytes()[0], 7);
             })
         })
         .collect();
@@ -86,7 +89,7 @@ fn failed_load() {
         .map(|_| {
             let (cache, attempts) = (cache.clone(), attempts.clone());
             spawn(move || {
-                let loaded = block_on(cache.ensure(7, || async {
+                let loaded = block_on(cache.ensure(&Standing, 7, || async {
                     shuttle::future::yield_now().await;
                     if attempts.fetch_add(1, SeqCst) == 0 {
                         return Err(crate::Error::new(crate::ErrorKind::Corrupt, "the first fails"));
@@ -121,9 +124,9 @@ fn no_room() {
         thread.join().unwrap();
     }
     store.shrink_to_budget();
-    assert!(!store.budget.is_exceeded());
+    assert!(!store.budget().is_exceeded());
     drop(cache);
-    assert_eq!(store.budget.used(), 0, "what was taken was given back");
+    assert_eq!(store.budget().used(), 0, "what was taken was given back");
 }
 
 #[test]
@@ -170,7 +173,7 @@ fn commit_beside_changes() {
             for _ in 0..4 {
                 shuttle::thread::yield_now();
             }
-            disk.lock().unwrap()[slice.key as usize].copy_from_slice(&slice.bytes);
+            disk.lock()[slice.key() as usize].copy_from_slice(slice.bytes());
         }
         cache.thaw(&frozen, Written::Durable);
     };
@@ -180,7 +183,7 @@ fn commit_beside_changes() {
     writer.join().unwrap();
     presser.join().unwrap();
     commit();
-    assert_eq!(disk.lock().unwrap()[0][0], CHANGES, "the last commit holds every change");
+    assert_eq!(disk.lock()[0][0], CHANGES, "the last commit holds every change");
     assert_eq!(cache.dirty_slices(), 0);
 }
 
@@ -202,19 +205,19 @@ fn a_change_forgotten_while_its_slice_is_written_is_caught() {
 /// One changes a slice while two make what is derived from it.
 fn derived_beside_a_change() {
     let store = store(1 << 20);
-    let index = Arc::new(ChainIndex::new(store.clone(), 1 << 30, 16, 8, DerivedFrom::Chain));
+    let index = Arc::new(ChainMap::new(store.clone(), 1 << 30, 16, 8, DerivedFrom::Chain));
     let owner = index.merged_owner().unwrap();
     let merged = Arc::new(SliceCache::of_owner(store.clone(), Class::Derived, owner, MERGED_BYTES));
     let tables = Arc::new(SliceCache::new(store.clone(), Class::Table, SLICE).watched_by(Some(index)));
-    block_on(tables.ensure(0, || async { Ok(vec![1; SLICE].into()) })).unwrap();
+    block_on(tables.ensure(&Standing, 0, || async { Ok(vec![1; SLICE].into()) })).unwrap();
     let makers: Vec<_> = (0..2)
         .map(|_| {
             let (tables, merged, store) = (tables.clone(), merged.clone(), store.clone());
             spawn(move || {
-                let Some(ticket) = block_on(merged.want(0)) else { return };
+                let Slot::Vacant(ticket) = block_on(merged.want(&Standing, 0)) else { return };
                 let room = store.derived_room(merged.slice_cost()).unwrap();
-                let generation = merged.lock(0).generation;
-                let value = tables.get(&mut tables.lock(0), 0).unwrap().bytes[0];
+                let generation = merged.lock(0).generation();
+                let value = tables.get(&mut tables.lock(0), 0).unwrap().bytes()[0];
                 ticket.finish_derived(vec![value; MERGED_BYTES].into(), room, generation);
             })
         })
@@ -229,7 +232,7 @@ fn derived_beside_a_change() {
     // Unknown (0) or right, never what was before.
     let mut shard = merged.lock(0);
     if let Some(slice) = merged.get(&mut shard, 0) {
-        assert_ne!(slice.bytes[0], 1, "what was derived is older than the table");
+        assert_ne!(slice.bytes()[0], 1, "what was derived is older than the table");
     }
 }
 
@@ -241,4 +244,83 @@ fn what_is_derived_is_never_older_than_the_table() {
 #[test]
 fn what_is_derived_from_an_old_table_and_kept_is_caught() {
     is_caught(Fault::KeepStaleDerived, derived_beside_a_change);
+}
+
+/// One wants a slice and looks at it; another presses everything out of the cache.
+fn pressed_out() {
+    let store = store(2 * SLICE as u64 + SLOT_OVERHEAD);
+    let cache = cache(&store);
+    let disk: Arc<Disk> = Arc::new(Mutex::new((0..2).map(|key| [key; SLICE]).collect()));
+    let presses = {
+        let store = store.clone();
+        spawn(move || {
+            for _ in 0..2 {
+                drop(block_on(store.room(&Standing, SLICE as u64)));
+                store.budget().set_limit(0);
+                store.shrink_to_budget();
+            }
+        })
+    };
+    block_on(async {
+        let _pin = cache.ensure(&Standing, 1, || load(&disk, 1)).await.unwrap();
+        assert!(cache.get(&mut cache.lock(1), 1).is_some(), "it was loaded for this look");
+    });
+    presses.join().unwrap();
+}
+
+#[test]
+fn a_slice_stays_until_who_loaded_it_has_looked() {
+    explore(pressed_out);
+}
+
+#[test]
+fn a_slice_that_does_not_stay_is_caught() {
+    is_caught(Fault::LoadUnpinned, pressed_out);
+}
+
+/// Two want room for what is derived, and there is none.
+fn no_room_for_derived() {
+    let store = store(MERGED_BYTES as u64);
+    store.budget().take(MERGED_BYTES as u64);
+    let other = {
+        let store = store.clone();
+        spawn(move || assert!(store.derived_room(512).is_none()))
+    };
+    assert!(store.derived_room(512).is_none());
+    other.join().unwrap();
+    assert_eq!(store.budget().used(), MERGED_BYTES as u64);
+}
+
+#[test]
+fn room_that_is_not_there_is_not_given_back() {
+    explore(no_room_for_derived);
+}
+
+#[test]
+fn room_given_back_untaken_is_caught() {
+    is_caught(Fault::GiveBackUntaken, no_room_for_derived);
+}
+
+/// One adds a long run to the index and finds it, another one forgets everything and then what is not used.
+fn index_is_cleared() {
+    let interval = Duration::from_secs(1);
+    let store = Arc::new(SliceStore::new(1 << 20, interval));
+    let index = Arc::new(ChainMap::new(store.clone(), 1 << 30, 16, 8, DerivedFrom::Tables));
+    index.extents().top_up();
+    let theirs = index.clone();
+    let adds = spawn(move || {
+        let place = Place { kind: PlaceKind::Data { host: 1 << 30, copied: false }, depth: 0 };
+        theirs.extents().insert(0..8, place);
+        theirs.find(0, 512);
+    });
+    index.clear();
+    index.extents().tidy(Instant::now() + 2 * interval);
+    adds.join().unwrap();
+    index.clear();
+    assert_eq!((store.budget().index(), store.budget().used()), (0, 0));
+}
+
+#[test]
+fn memory_of_the_index_is_given_back_once() {
+    explore(index_is_cleared);
 }

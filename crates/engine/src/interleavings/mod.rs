@@ -1,4 +1,4 @@
-//! What threads do to each other, under schedules that shuttle chooses: at random, and (PCT) with a few switches at the
+//! Effects of threads on each other, under schedules that shuttle chooses: at random, and (PCT) with a few switches at the
 //! worst places. Every lock and every atomic of [`crate::sync`] is a place where another thread may go on; when all wait,
 //! that is an error, so that a wake-up which is lost is seen at once.
 //!
@@ -6,9 +6,9 @@
 //! test has a counterpart that takes a defence away and must fail.
 
 mod cache;
-mod gates;
-mod gather;
 mod space;
+mod stream_packer;
+mod sync;
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};

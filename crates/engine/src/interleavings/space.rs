@@ -1,34 +1,42 @@
 //! The bookkeeping of host clusters: windows, allocations in flight, what is freed and given back after a grace period.
 //!
-//! The writers here do with the engine's own parts what `write.rs`, `alloc.rs` and `release.rs` do, without a disk.
+//! The writers here do with the engine's own parts what `write/`, `alloc.rs` and `quarantine.rs` do, without a disk.
 
 use super::{block_on, explore, is_caught, spawn};
-use crate::gate::Gate;
-use crate::qcow2::grace::Grace;
-use crate::qcow2::slices::SliceCache;
-use crate::qcow2::space::{Allocated, Content, Space, Stream};
-use crate::qcow2::store::{Class, SliceStore};
+use crate::qcow2::cache::slice_cache::SliceCache;
+use crate::qcow2::cache::slice_store::{Class, SliceStore};
+use crate::qcow2::space::free::{Allocated, FreeSpace, SpaceContent};
+use crate::qcow2::space::windows::Windows;
+use crate::sync::AsyncMutex;
 use crate::sync::Mutex;
+use crate::sync::ReadEpochs;
 use crate::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::future::poll_fn;
+use std::panic::catch_unwind;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
-use zebu_storage::sabotage::Fault;
+use zebu_storage::sabotage::{Fault, under};
 
 const GUESTS: u64 = 2;
 const HOSTS: u64 = 8;
+
+#[derive(Default)]
+struct Space {
+    free: FreeSpace,
+    windows: Windows,
+}
 
 struct Image {
     /// Its shard guards what is in flight.
     slices: SliceCache,
     space: Mutex<Space>,
-    space_gate: Gate,
-    grace: Grace,
+    space_mutex: AsyncMutex,
+    readers: ReadEpochs,
     /// The host cluster of each guest cluster.
     mapping: Mutex<Vec<Option<u64>>>,
     freed: Mutex<Vec<u64>>,
-    /// What each host cluster holds: one more than its guest cluster.
+    /// The content of each host cluster: one more than its guest cluster.
     contents: Vec<AtomicU64>,
     /// How many allocations of each guest cluster are in flight.
     in_flight: Vec<AtomicU64>,
@@ -38,12 +46,12 @@ impl Image {
     fn new() -> Arc<Self> {
         let store = Arc::new(SliceStore::new(1 << 20, Duration::ZERO));
         let mut space = Space::default();
-        space.free.insert(0..HOSTS, Content::Fresh);
+        space.free.insert(0..HOSTS, SpaceContent::Fresh);
         Arc::new(Self {
             slices: SliceCache::new(store, Class::Table, 512),
             space: Mutex::new(space),
-            space_gate: Gate::default(),
-            grace: Grace::default(),
+            space_mutex: AsyncMutex::default(),
+            readers: ReadEpochs::default(),
             mapping: Mutex::new(vec![None; GUESTS as usize]),
             freed: Mutex::default(),
             contents: (0..HOSTS).map(|_| AtomicU64::new(0)).collect(),
@@ -54,21 +62,21 @@ impl Image {
     /// Writes a guest cluster to a new place, as every write of a shared or compressed cluster does.
     async fn write(&self, worker: usize, guest: u64) {
         loop {
-            let inside = self.grace.enter(worker);
+            let inside = self.readers.enter(worker);
             let allocated = {
                 let mut shard = self.slices.lock(0);
-                if shard.in_flight.contains(guest) {
+                if shard.in_flight().contains(guest) {
                     drop((shard, inside));
                     self.not_in_flight(guest).await;
                     continue;
                 }
-                let allocated = self.space.lock().unwrap().windows.take_data(guest, 1);
+                let allocated = self.space.lock().windows.take_data(guest, 1);
                 if allocated.is_some() {
-                    shard.in_flight.begin(guest);
+                    shard.in_flight().begin(guest);
                 }
                 allocated
             };
-            let Some(Allocated { range, .. }) = allocated else {
+            let Some(range) = allocated.map(Allocated::into_range) else {
                 drop(inside);
                 self.refill(guest).await;
                 continue;
@@ -80,21 +88,19 @@ impl Image {
             self.in_flight[guest as usize].fetch_sub(1, SeqCst);
             let waiting = {
                 let mut shard = self.slices.lock(0);
-                if let Some(old) = self.mapping.lock().unwrap()[guest as usize].replace(host) {
-                    self.freed.lock().unwrap().push(old);
+                if let Some(old) = self.mapping.lock()[guest as usize].replace(host) {
+                    self.freed.lock().push(old);
                 }
-                shard.in_flight.end(guest)
+                shard.in_flight().end(guest)
             };
-            for waker in waiting {
-                waker.wake();
-            }
+            waiting.wake();
             return;
         }
     }
 
     async fn not_in_flight(&self, guest: u64) {
         poll_fn(|cx| {
-            if self.slices.lock(0).in_flight.wait(guest, cx.waker()) {
+            if self.slices.lock(0).in_flight().wait(guest, cx.waker()) {
                 Poll::Pending
             } else {
                 Poll::Ready(())
@@ -104,35 +110,37 @@ impl Image {
     }
 
     async fn refill(&self, guest: u64) {
-        let turn = self.space_gate.enter().await;
-        let found = self.space.lock().unwrap().free.take(2, 1);
+        let turn = self.space_mutex.lock().await;
+        let found = self.space.lock().free.take(2, 1);
         let Some((range, content)) = found else {
             drop(turn);
+            // What another one is about to give back needs its turn, which PCT would not have to give it.
+            shuttle::future::yield_now().await;
             return self.release().await;
         };
         let leftover = {
-            let windows = &mut self.space.lock().unwrap().windows;
+            let windows = &mut self.space.lock().windows;
             let stream = windows.stream_of(guest);
-            windows.install(stream, Allocated { range, content }, 4)
+            windows.install(stream, Allocated::new(range, content), 4)
         };
         drop(turn);
         // As in the engine: what no window has room for waits for a grace period with the rest.
-        self.freed.lock().unwrap().extend(leftover.into_iter().flat_map(|left| left.range));
+        self.freed.lock().extend(leftover.into_iter().flat_map(Allocated::into_range));
     }
 
     async fn release(&self) {
-        let freed = std::mem::take(&mut *self.freed.lock().unwrap());
-        self.grace.wait().await;
-        let _turn = self.space_gate.enter().await;
+        let freed = std::mem::take(&mut *self.freed.lock());
+        self.readers.wait().await;
+        let _turn = self.space_mutex.lock().await;
         for host in freed {
             self.contents[host as usize].store(0, SeqCst);
-            self.space.lock().unwrap().free.insert(host..host + 1, Content::Recycled);
+            self.space.lock().free.insert(host..host + 1, SpaceContent::Recycled);
         }
     }
 
     fn read(&self, worker: usize, guest: u64) {
-        let _inside = self.grace.enter(worker);
-        let host = self.mapping.lock().unwrap()[guest as usize];
+        let _inside = self.readers.enter(worker);
+        let host = self.mapping.lock()[guest as usize];
         if let Some(host) = host {
             let content = self.contents[host as usize].load(SeqCst);
             assert_eq!(content, guest + 1, "host cluster {host} was given away while it was read");
@@ -141,10 +149,10 @@ impl Image {
 
     /// Every host cluster is in one place.
     fn check(&self) {
-        let mut space = self.space.lock().unwrap();
-        let mut all: Vec<u64> = self.freed.lock().unwrap().clone();
-        all.extend(self.mapping.lock().unwrap().iter().flatten());
-        all.extend(space.windows.drain().into_iter().flat_map(|window| window.range));
+        let mut space = self.space.lock();
+        let mut all: Vec<u64> = self.freed.lock().clone();
+        all.extend(self.mapping.lock().iter().flatten());
+        all.extend(space.windows.drain().into_iter().flat_map(Allocated::into_range));
         while let Some((run, _)) = space.free.take(HOSTS, 1) {
             all.extend(run);
         }
@@ -189,4 +197,24 @@ fn a_host_cluster_is_in_one_place_and_stays_while_it_is_used() {
 #[test]
 fn a_window_that_hands_a_cluster_out_twice_is_caught() {
     is_caught(Fault::WindowOffByOne, writers);
+}
+
+/// A run that is set aside is found free by a scan. One thread is enough for that.
+fn set_aside_and_found() {
+    let mut free = FreeSpace::default();
+    free.set_aside(10..20, SpaceContent::Recycled);
+    free.insert_missing(0..30, SpaceContent::Recycled);
+    free.restore();
+    assert_eq!(free.total(), 30);
+}
+
+#[test]
+fn a_run_that_is_set_aside_is_free_once() {
+    set_aside_and_found();
+}
+
+#[test]
+fn a_run_that_is_free_twice_is_caught() {
+    let (result, _) = under(Some(Fault::ForgetSetAside), || catch_unwind(set_aside_and_found));
+    assert!(result.is_err());
 }

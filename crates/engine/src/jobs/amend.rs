@@ -3,25 +3,25 @@
 //! Each property changes with one sector of the header, when everything that the new one needs is durable; a crash
 //! leaves the image as it was before one of the steps.
 
-use super::progress::{JobControl, Phase, Tracker};
 use crate::check::{CheckOptions, change_refcount_width};
 use crate::open::flags;
+use crate::progress::{JobControl, Phase, Tracker};
 use crate::qcow2::state::Qcow2;
 use crate::{
-    Access, Durability, Error, ErrorKind, Extent, ExtentKind, Format, Image, OpenOptions, Preallocation,
-    Result, Shrink,
+    Access, Durability, Error, ErrorKind, ExtentKind, Format, Image, OpenOptions, Preallocation, Result,
+    Shrink,
 };
 use std::path::Path;
 use std::sync::Arc;
 use zebu_qcow2::{Autoclear, Compatible, FormatError, Header, Incompatible, Version};
 use zebu_storage::{File, IoBuf, Worker};
 
-/// What is changed; `None` stays as it is.
+/// The properties to change; `None` stays as it is.
 #[derive(Debug, Clone, Default)]
 pub struct AmendOptions {
     /// 2 (`compat=0.10`) or 3 (`compat=1.1`).
     pub version: Option<u32>,
-    /// Bytes of the virtual disk, not less than now; rounded up to 512.
+    /// Bytes of the virtual disk, not less than now; a multiple of 512.
     pub size: Option<u64>,
     /// Bits of a refcount: 1, 2, 4, ... 64; 16 in version 2.
     pub refcount_bits: Option<u32>,
@@ -62,7 +62,7 @@ pub async fn amend(worker: &Worker, path: &Path, open: &OpenOptions, options: &A
             let message = "amend can't make a disk smaller: use zebu resize --shrink";
             return Err(Error::new(ErrorKind::Unsupported, message).on(path));
         }
-        Ok(qcow2.geometry)
+        Ok(*qcow2.geometry())
     })
     .await?;
     if version == Some(Version::V3) && now.version == Version::V2 {
@@ -108,12 +108,12 @@ pub async fn amend(worker: &Worker, path: &Path, open: &OpenOptions, options: &A
     Ok(())
 }
 
-/// What can be said without changing anything.
+/// Refuses changes that can be refused before anything is changed.
 fn check(qcow2: &Arc<Qcow2>, options: &AmendOptions, version: Option<Version>) -> Result<()> {
-    let refuse = |kind, message: &str| Err(Error::new(kind, message.to_owned()).on(&qcow2.path));
+    let refuse = |kind, message: &str| Err(Error::new(kind, message.to_owned()).on(qcow2.path()));
     let (invalid, unsupported) = (ErrorKind::InvalidArgument, ErrorKind::Unsupported);
     qcow2.check_writable()?;
-    let geometry = qcow2.geometry;
+    let geometry = *qcow2.geometry();
     let end = version.unwrap_or(geometry.version);
     let bits = options.refcount_bits.unwrap_or(1 << geometry.refcount_order);
     if !bits.is_power_of_two() || bits > 64 {
@@ -152,17 +152,17 @@ fn check(qcow2: &Arc<Qcow2>, options: &AmendOptions, version: Option<Version>) -
         if geometry.extended_l2 {
             return refuse(unsupported, "Cannot downgrade an image with extended L2 entries");
         }
-        if qcow2.compression != zebu_qcow2::Compression::Zlib {
+        if qcow2.header().compression() != zebu_qcow2::Compression::Zlib {
             return refuse(unsupported, "Cannot downgrade an image with a compression type other than zlib");
         }
-        if !qcow2.snapshots().entries.is_empty() {
+        if !qcow2.snapshots().entries().is_empty() {
             return refuse(
                 unsupported,
                 "Cannot downgrade an image with internal snapshots (zebu does not look for zero clusters in them): \
                  delete them first",
             );
         }
-        if qcow2.header.bitmaps().is_some() {
+        if qcow2.header().bitmaps().is_some() {
             return refuse(unsupported, "Cannot downgrade an image with bitmaps: remove them first");
         }
     }
@@ -174,19 +174,18 @@ async fn write_zeroes_out(worker: &Worker, image: &Image, control: &JobControl) 
     let size = image.virtual_size();
     let tracker = Tracker::new(control, Phase::Copying, size);
     let cluster = image.cluster_size();
-    let mut at = 0;
-    while at < size {
+    let mut extents = image.extents(0..size);
+    while let Some(extent) = extents.next(worker).await? {
         tracker.check()?;
-        let extent: Extent = image.extent(worker, at, size - at).await?;
         let is_flagged = extent.depth == 0 && matches!(extent.kind, ExtentKind::Zero { .. });
         if is_flagged && image.backing().is_none() {
             // Where nothing shows from below, what is not allocated is zero too.
             let qcow2 = image.qcow2("zero clusters")?;
-            let _alone = image.0.changes.alone().await;
-            qcow2.before_write(worker).await?;
-            qcow2.drop_mapping(&image.0, worker, at..extent.end()).await?;
+            let _alone = image.0.alone(worker).await;
+            qcow2.prepare_write(worker).await?;
+            qcow2.drop_mapping(&image.0, worker, extent.offset..extent.end()).await?;
         } else if is_flagged {
-            let mut from = at;
+            let mut from = extent.offset;
             while from < extent.end() {
                 tracker.check()?;
                 let len = (extent.end() - from).min(ZEROES.next_multiple_of(cluster));
@@ -196,7 +195,6 @@ async fn write_zeroes_out(worker: &Worker, image: &Image, control: &JobControl) 
             }
         }
         tracker.advance(extent.len);
-        at = extent.end();
     }
     tracker.finish(Some(Phase::Finishing));
     Ok(())
@@ -210,15 +208,7 @@ async fn change_width(
     control: &JobControl,
 ) -> Result<()> {
     let file = File::open(path, &flags(open)).map_err(|e| Error::from(e).on(path))?;
-    let (cancel, progress) = (control.cancel.clone(), control.progress.clone());
-    let report = move |now: crate::check::CheckProgress| {
-        if let Some(progress) = &progress {
-            progress(super::Progress { phase: Phase::Measuring, done: now.done, total: now.total });
-        }
-    };
-    let is_cancelled = || cancel.is_cancelled();
-    let options =
-        CheckOptions { progress: Some(&report), cancelled: Some(&is_cancelled), ..CheckOptions::default() };
+    let options = CheckOptions { control: control.clone(), ..CheckOptions::default() };
     let done = change_refcount_width(worker, &file, order, &options).await;
     let unlocked = file.unlock().map_err(|e| Error::from(e).on(path));
     done.and(unlocked)
@@ -232,7 +222,7 @@ async fn rewrite(
 ) -> Result<()> {
     with_image(worker, path, open, async |image| {
         let qcow2 = image.qcow2("properties to be changed")?;
-        let _alone = image.0.changes.alone().await;
+        let _alone = image.0.alone(worker).await;
         let wrong = |e: FormatError| Error::new(ErrorKind::Unsupported, e.to_string()).on(path);
         qcow2.rewrite_header(worker, |header| change(header).map_err(wrong)).await
     })

@@ -140,7 +140,8 @@ async fn reflink(worker: &Worker, image: &Image, target: &Path) -> Result<Option
         std::fs::metadata(file.path()).map_or(0o600, |found| found.permissions().mode() & 0o777 | 0o600);
     let temporary = reserve_temporary_name(target, mode)
         .map_err(|error| from_io(target, "can't make a file in the clone's directory", &error))?;
-    let mut made = NewFiles(vec![temporary.clone()]);
+    let mut made = NewFiles::default();
+    made.add(&temporary);
     let flags = OpenFlags {
         access: Access::ReadWrite,
         create: Create::No,
@@ -160,7 +161,7 @@ async fn reflink(worker: &Worker, image: &Image, target: &Path) -> Result<Option
     drop(copy);
     let target = target.to_owned();
     worker.run_blocking(move || publish(&temporary, &target, None)).await?;
-    made.0.clear();
+    made.keep();
     Ok(None)
 }
 
@@ -169,7 +170,8 @@ async fn overlay(worker: &Worker, image: &Image, target: &Path, options: &CloneO
     let backing = backing_name(image.path(), target)?;
     let temporary = reserve_temporary_name(target, 0o644)
         .map_err(|error| from_io(target, "can't make a file in the clone's directory", &error))?;
-    let mut made = NewFiles(vec![temporary.clone()]);
+    let mut made = NewFiles::default();
+    made.add(&temporary);
     let create = CreateOptions {
         format: Format::Qcow2,
         size: Some(image.virtual_size()),
@@ -182,6 +184,6 @@ async fn overlay(worker: &Worker, image: &Image, target: &Path, options: &CloneO
     Image::create(worker, &temporary, &create).await?;
     let target = target.to_owned();
     worker.run_blocking(move || publish(&temporary, &target, None)).await?;
-    made.0.clear();
+    made.keep();
     Ok(backing.into())
 }

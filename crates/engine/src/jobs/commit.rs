@@ -4,14 +4,13 @@
 //! the base already; it is emptied when all of it is durable there.
 
 use super::convert::{ConvertOptions, ConvertTarget, TargetContent, convert};
-use super::progress::JobControl;
-use crate::node::Driver;
 use crate::open::open_split;
-use crate::{Access, Error, ErrorKind, Image, OpenOptions, Preallocation, Result, Shrink};
+use crate::progress::JobControl;
+use crate::{Access, Image, OpenOptions, Preallocation, Result, Shrink};
 use std::path::{Path, PathBuf};
 use zebu_storage::{Worker, WorkerConfig};
 
-/// What becomes of the image when its content is in the base.
+/// The treatment of the image when its content is in the base.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AfterCommit {
     /// It is emptied: the base shows everywhere.
@@ -27,7 +26,7 @@ pub struct CommitOptions {
     /// The image below to commit to, as seen from the working directory or as the image above it names it. The images
     /// in between no longer show what they did afterwards. The backing file of the image if `None`.
     pub base: Option<PathBuf>,
-    /// What becomes of the image; it stays as it is in any case if there are images between it and the base.
+    /// The treatment of the image; it stays as it is in any case if there are images between it and the base.
     pub after: AfterCommit,
     /// Threads that copy, each with a worker of its own; the caller's is the first. At least 1.
     pub workers: usize,
@@ -56,7 +55,7 @@ impl Default for CommitOptions {
     }
 }
 
-/// What a commit did. Figures in bytes of the virtual disk.
+/// The result of a commit. Figures in bytes of the virtual disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CommitReport {
@@ -68,7 +67,7 @@ pub struct CommitReport {
     pub moved: u64,
     /// Made zero in the base.
     pub zeroed: u64,
-    /// What became of the image.
+    /// The treatment of the image.
     pub after: AfterCommit,
 }
 
@@ -79,7 +78,7 @@ const SPARSE_SIZE: u64 = 64 << 10;
 /// is the smaller one.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if the image has no backing file, or the base is not below it; what opening, reading
+/// [`crate::ErrorKind::InvalidArgument`] if the image has no backing file, or the base is not below it; what opening, reading
 /// and writing fail with. The image shows what it did before, in any case; so does the base up to the point where it
 /// was written.
 pub async fn commit(
@@ -110,15 +109,12 @@ pub async fn commit_images(
     base: &Image,
     options: &CommitOptions,
 ) -> Result<CommitReport> {
-    let Driver::Qcow2(qcow2) = &top.0.driver else {
-        let message = "the format raw has no backing files";
-        return Err(Error::new(ErrorKind::Unsupported, message).on(top.path()));
-    };
+    let qcow2 = top.qcow2("backing files")?;
     // The names of images between top and base are the user's to look after, as are their contents afterwards.
     let after = if top.backing().is_some() { AfterCommit::Keep } else { options.after };
     let size = top.virtual_size();
     if base.virtual_size() < size {
-        base.resize(worker, size, Shrink::Refuse, Preallocation::Off).await?;
+        base.resize(worker, size.next_multiple_of(512), Shrink::Refuse, Preallocation::Off).await?;
     }
     let convert_options = ConvertOptions {
         workers: options.workers,
@@ -132,8 +128,8 @@ pub async fn commit_images(
     let target = ConvertTarget::Existing { image: base.clone(), content: TargetContent::Base };
     let copied = convert(worker, std::slice::from_ref(top), target, &convert_options).await?;
     if after == AfterCommit::Empty {
-        let _alone = top.0.changes.alone().await;
-        qcow2.make_empty(&top.0, worker).await?;
+        let qcow2 = qcow2.clone();
+        top.alone(worker, async move |top, on| qcow2.make_empty(&top.0, on).await).await?;
     }
     Ok(CommitReport {
         base: base.path().to_owned(),

@@ -1,10 +1,12 @@
 //! Whether two images show a guest the same bytes.
 
 use super::buffers::{join, rejoin};
-use super::progress::{JobControl, Phase, Tracker};
-use super::queue::{CloseOnDrop, Queue};
+use super::pipeline;
+use super::queue::Queue;
 use super::status::{Layer, Status};
+use super::two_disks::TwoDisks;
 use super::zeros::{first_difference, first_nonzero};
+use crate::progress::{JobControl, Phase, Tracker};
 
 use crate::{Error, ErrorKind, Extent, ExtentKind, Image};
 use std::cell::RefCell;
@@ -13,7 +15,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use zebu_storage::{IoBuf, Worker};
 
-/// What has to be equal.
+/// The properties that have to be equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Strictness {
     /// The bytes that a guest reads; what only the larger image has must read as zero.
@@ -26,7 +28,7 @@ pub enum Strictness {
 /// How images are compared.
 #[derive(Debug, Clone)]
 pub struct CompareOptions {
-    /// What has to be equal.
+    /// The properties that have to be equal.
     pub strictness: Strictness,
     /// Pairs of reads in flight, at least 1.
     pub requests: usize,
@@ -47,7 +49,7 @@ impl Default for CompareOptions {
     }
 }
 
-/// What a comparison found.
+/// The outcome of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Comparison {
     /// No difference of the kind asked for.
@@ -59,7 +61,7 @@ pub enum Comparison {
     },
     /// The sizes differ (only with [`Strictness::Allocation`]).
     SizeMismatch,
-    /// What is allocated differs (only with [`Strictness::Allocation`]).
+    /// Different ranges are allocated (only with [`Strictness::Allocation`]).
     StatusMismatch {
         /// The lowest offset in bytes where it does.
         offset: u64,
@@ -69,7 +71,7 @@ pub enum Comparison {
 /// The result of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CompareReport {
-    /// What was found.
+    /// The outcome.
     pub result: Comparison,
     /// Virtual sizes in bytes of the first and the second image. Where they differ and the result is
     /// [`Comparison::Identical`], the larger image's tail reads as zero.
@@ -153,20 +155,11 @@ pub async fn compare(
         tracker: Tracker::new(&options.control, Phase::Comparing, total),
         finding: RefCell::new(None),
     });
-    let queue = Queue::new(2 * tasks);
-    let closer = CloseOnDrop(queue.clone());
-    let readers: Vec<_> = (0..tasks)
-        .map(|_| {
-            let (job, worker, queue) = (Rc::clone(&job), worker.clone(), queue.clone());
-            let task = worker.clone();
-            task.spawn(async move { job.read_pieces(&worker, &queue).await })
-        })
-        .collect();
-    job.walk(worker, &queue).await;
-    drop(closer);
-    for reader in readers {
-        reader.await;
-    }
+    let reader = |own: Worker, queue| {
+        let job = Rc::clone(&job);
+        async move { job.read_pieces(&own, &queue).await }
+    };
+    pipeline::run(worker, tasks, reader, async |queue| job.walk(worker, queue).await).await;
 
     let result = match job.finding.take() {
         None => Comparison::Identical,
@@ -210,7 +203,7 @@ struct Job {
     strictness: Strictness,
     chunk: usize,
     tracker: Tracker,
-    /// What was found at the lowest offset so far.
+    /// The finding at the lowest offset so far.
     finding: RefCell<Option<(u64, Finding)>>,
 }
 
@@ -234,34 +227,27 @@ impl Job {
 
     /// Walks both mappings in step, and queues what has to be read in order of offset.
     async fn walk(&self, worker: &Worker, queue: &Queue<Piece>) {
-        let end = self.sizes[0].max(self.sizes[1]);
-        let mut extents: [Option<Extent>; 2] = [None, None];
-        let mut position = 0;
+        let walks = [0, 1].map(|side| self.images[side].extents(0..self.sizes[side]));
+        let mut disks = TwoDisks::new(walks, self.sizes[0].max(self.sizes[1]));
         let mut pending: Option<Piece> = None;
-        'walk: while position < end {
+        loop {
             if let Err(error) = self.tracker.check() {
                 self.fail(0, CompareStage::Control, None, error);
                 return;
             }
+            let mut position = disks.position();
             if self.is_decided_below(position) {
                 return;
             }
-            for (side, found) in extents.iter_mut().enumerate() {
-                if position >= self.sizes[side] {
-                    *found = None;
-                } else if found.is_none_or(|extent| extent.end() <= position) {
-                    let left = self.sizes[side] - position;
-                    match self.images[side].extent(worker, position, left).await {
-                        Ok(extent) => *found = Some(extent),
-                        Err(error) => {
-                            self.fail(position, CompareStage::Status, Some(side), error);
-                            // What is still to be read lies below this offset, and decides first.
-                            break 'walk;
-                        }
-                    }
+            let (until, extents) = match disks.next(worker).await {
+                Ok(Some(step)) => (step.end, step.extents),
+                Ok(None) => break,
+                Err((side, error)) => {
+                    self.fail(position, CompareStage::Status, Some(side), error);
+                    // What is still to be read lies below this offset, and decides first.
+                    break;
                 }
-            }
-            let until = extents.iter().flatten().map(Extent::end).min().unwrap_or(end).min(end);
+            };
             if self.strictness == Strictness::Allocation && !is_allocated_alike(&extents, &self.chains) {
                 self.record(position, Finding::Result(Comparison::StatusMismatch { offset: position }));
                 break;
@@ -276,7 +262,6 @@ impl Job {
             };
             let Some(sides) = sides else {
                 self.tracker.advance(until - position);
-                position = until;
                 continue;
             };
             // Pieces end at multiples of the chunk, so that reads stay aligned, and grow over extents that are to be

@@ -1,7 +1,7 @@
-//! What each range of a virtual disk is made of, adjacent equal ranges merged, as `qemu-img map` shows it.
+//! The kinds of the ranges of a virtual disk, adjacent equal ranges merged, as `qemu-img map` shows them.
 
 use super::status::{Layer, Status, depth_of};
-use crate::{Image, Result};
+use crate::{Extents, Image, Result};
 use std::path::Path;
 use zebu_storage::Worker;
 
@@ -52,9 +52,8 @@ pub struct Mapper {
     image: Image,
     /// The images of the chain; read when the walk begins.
     chain: Vec<Layer>,
-    /// Where the next lookup starts: the end of `pending`, if there is one.
-    position: u64,
-    end: u64,
+    /// The next one begins at the end of `pending`, if there is one.
+    extents: Extents,
     /// Found, and perhaps to be continued by the next extent.
     pending: Option<MapEntry>,
 }
@@ -64,7 +63,12 @@ impl Mapper {
     pub fn new(image: &Image, options: MapOptions) -> Self {
         let size = image.virtual_size();
         let end = options.max_length.map_or(size, |most| options.start.saturating_add(most).min(size));
-        Self { image: image.clone(), chain: Vec::new(), position: options.start, end, pending: None }
+        Self {
+            extents: image.extents(options.start..end),
+            image: image.clone(),
+            chain: Vec::new(),
+            pending: None,
+        }
     }
 
     /// The next entry, `None` at the end. After an error the walk may be continued: it looks at the same place again.
@@ -72,13 +76,11 @@ impl Mapper {
         if self.chain.is_empty() {
             self.chain = Layer::chain(&self.image)?;
         }
-        while self.position < self.end {
-            let left = self.end - self.position;
-            let extent = self.image.extent(worker, self.position, left).await?;
+        while let Some(extent) = self.extents.next(worker).await? {
             let status = Status::of(&extent, &self.chain);
             let found = MapEntry {
-                start: self.position,
-                length: extent.len.min(left),
+                start: extent.offset,
+                length: extent.len,
                 depth: depth_of(&extent, &self.chain),
                 present: status.present,
                 zero: status.zero,
@@ -86,7 +88,6 @@ impl Mapper {
                 compressed: status.compressed,
                 offset: status.offset,
             };
-            self.position += found.length;
             match &mut self.pending {
                 Some(last)
                     if last.depth == found.depth && last.status().continues_with(last.length, &status) =>

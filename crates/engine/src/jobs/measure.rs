@@ -1,7 +1,7 @@
 //! How large an image file would become.
 
-use super::progress::{JobControl, Phase, Tracker};
 use super::status::{Layer, Status};
+use crate::progress::{JobControl, Phase, Tracker};
 use crate::{CreateOptions, Error, ErrorKind, Format, Image, Preallocation, Qcow2Info, Result};
 use zebu_qcow2::geometry::{DataLocation, Geometry, L2Format};
 use zebu_qcow2::{FormatError, Version, layout, limits};
@@ -10,8 +10,8 @@ use zebu_storage::Worker;
 /// Bytes that a new image file needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Measurement {
-    /// To hold what the source holds now. Tables are counted as if every cluster were allocated, so the file may
-    /// become a little smaller, never larger.
+    /// To hold what the source holds now. Tables are counted as if every cluster were allocated, so it may become a little
+    /// less, never more: a block device of that size is enough. A file may be longer than that, with holes.
     pub required: u64,
     /// When every cluster of the disk is allocated.
     pub fully_allocated: u64,
@@ -122,22 +122,21 @@ async fn count_data(worker: &Worker, image: &Image, cluster: u64, control: &JobC
     let chain = Layer::chain(image)?;
     let tracker = Tracker::new(control, Phase::Measuring, size);
     let mut bytes: u64 = 0;
-    let mut position = 0;
-    while position < size {
+    let mut extents = image.extents(0..size);
+    while let Some(extent) = extents.next(worker).await? {
         tracker.check()?;
-        let extent = image.extent(worker, position, size - position).await?;
         let end = extent.end().min(size);
         let next = if Status::of(&extent, &chain).zero {
             end
         } else {
             // The clusters that the extent touches; what follows in the last of them doesn't count again.
-            let first = position / cluster * cluster;
+            let first = extent.offset / cluster * cluster;
             let behind = end.div_ceil(cluster).saturating_mul(cluster);
             bytes = bytes.saturating_add(behind - first);
             behind.min(size)
         };
-        tracker.advance(next - position);
-        position = next;
+        tracker.advance(next - extent.offset);
+        extents.skip_to(next);
     }
     tracker.finish(None);
     Ok(bytes)

@@ -12,20 +12,23 @@ mod clone;
 mod commit;
 mod compare;
 mod convert;
+mod disk_hash;
 mod live_backup;
 mod manifest;
 mod map;
 mod measure;
-mod progress;
+mod origin;
+mod pipeline;
 mod queue;
-mod rate;
 mod rebase;
 mod staging;
 mod status;
+mod two_disks;
 mod unfinished;
 mod verify;
 mod zeros;
 
+pub use crate::progress::{Cancel, JobControl, Phase, Progress};
 pub use amend::{AmendOptions, amend};
 pub use backing_name::backing_name;
 pub use backup::{BackupOptions, BackupReport, Interrupted, PreviousBackup, SourceErrors, backup};
@@ -38,11 +41,12 @@ pub use convert::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, NewTarget, ReadErrors, SkippedRange,
     TargetClusters, TargetContent, convert,
 };
-pub use live_backup::{Copied, LiveBackup, LiveBackupOptions, LiveBackupReport, LiveBitmap, Outcome};
+pub use live_backup::{
+    Copied, LiveBackup, LiveBackupOptions, LiveBackupReport, LiveBitmap, OnCopyError, Outcome,
+};
 pub use map::{MapEntry, MapOptions, Mapper};
 pub use measure::{Measurement, measure_image, measure_size};
-pub(crate) use progress::Tracker;
-pub use progress::{Cancel, JobControl, Phase, Progress};
 pub use rebase::{RebaseOptions, RebaseReport, rebase};
+pub use staging::remove_unfinished_files;
 pub use unfinished::UnfinishedImage;
 pub use verify::{BadRange, VerifyOptions, VerifyReport, verify};

@@ -1,10 +1,11 @@
 //! A bounded queue between the tasks of one thread: one task maps, several move data.
 
+use crate::sync::WaitList;
 use std::cell::{RefCell, RefMut};
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::rc::Rc;
-use std::task::{Poll, Waker};
+use std::task::Poll;
 
 struct State<T> {
     items: VecDeque<T>,
@@ -12,15 +13,7 @@ struct State<T> {
     closed: bool,
     /// Tasks that wait for an item, for room, or for either to become impossible. Everyone is woken at every
     /// change and looks again: there are about as many tasks as requests in flight.
-    waiting: Vec<Waker>,
-}
-
-impl<T> State<T> {
-    fn wait(&mut self, waker: &Waker) {
-        if !self.waiting.iter().any(|w| w.will_wake(waker)) {
-            self.waiting.push(waker.clone());
-        }
-    }
+    waiting: WaitList,
 }
 
 /// The queue; clones are the same one.
@@ -32,11 +25,11 @@ impl<T> Clone for Queue<T> {
     }
 }
 
-/// Wakes everyone, with the state given back first: a waker is foreign code.
+/// Wakes all who wait, with the state given back first.
 fn wake_all<T>(mut state: RefMut<'_, State<T>>) {
-    let waiting = std::mem::take(&mut state.waiting);
+    let waiting = state.waiting.take();
     drop(state);
-    waiting.into_iter().for_each(Waker::wake);
+    waiting.wake();
 }
 
 impl<T> Queue<T> {
@@ -47,7 +40,7 @@ impl<T> Queue<T> {
             items: VecDeque::with_capacity(capacity),
             capacity,
             closed: false,
-            waiting: Vec::new(),
+            waiting: WaitList::default(),
         })))
     }
 
@@ -60,7 +53,7 @@ impl<T> Queue<T> {
                 return Poll::Ready(false);
             }
             if state.items.len() == state.capacity {
-                state.wait(context.waker());
+                state.waiting.add(context.waker());
                 return Poll::Pending;
             }
             if let Some(item) = item.take() {
@@ -83,7 +76,7 @@ impl<T> Queue<T> {
             if state.closed {
                 return Poll::Ready(None);
             }
-            state.wait(context.waker());
+            state.waiting.add(context.waker());
             Poll::Pending
         })
         .await
@@ -113,7 +106,7 @@ mod tests {
     use std::pin::pin;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::task::{Context, Wake};
+    use std::task::{Context, Wake, Waker};
 
     struct Count(AtomicUsize);
     impl Wake for Count {

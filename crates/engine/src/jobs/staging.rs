@@ -1,6 +1,8 @@
 //! New files: under a temporary name until they are complete, removed if they do not get there.
 
 use crate::{Error, ErrorKind, Result};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -8,9 +10,45 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use zebu_storage::sync::{Mutex, MutexGuard};
+
+/// The files of all [`NewFiles`] of this process.
+static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+fn unfinished() -> MutexGuard<'static, Vec<PathBuf>> {
+    UNFINISHED.lock()
+}
+
+/// Removes all files that jobs of this process have made and not finished, for a program that ends at once, without
+/// its jobs. The parts of a backup that can be resumed stay.
+pub fn remove_unfinished_files() {
+    for path in unfinished().drain(..) {
+        // There is nobody to tell, and nothing to do about it.
+        let _ = std::fs::remove_file(path);
+    }
+}
 
 /// Files that were made and are not wanted unless the job succeeds.
-pub(super) struct NewFiles(pub(super) Vec<PathBuf>);
+#[derive(Default)]
+pub(super) struct NewFiles(Vec<PathBuf>);
+
+impl NewFiles {
+    /// Adds a file that was made, or is about to be.
+    pub(super) fn add(&mut self, path: &Path) {
+        unfinished().push(path.to_owned());
+        self.0.push(path.to_owned());
+    }
+
+    /// Lets all of them stay.
+    pub(super) fn keep(&mut self) {
+        for path in self.0.drain(..) {
+            let mut unfinished = unfinished();
+            if let Some(at) = unfinished.iter().position(|other| *other == path) {
+                unfinished.swap_remove(at);
+            }
+        }
+    }
+}
 
 impl Drop for NewFiles {
     fn drop(&mut self) {
@@ -18,6 +56,7 @@ impl Drop for NewFiles {
             // There is nobody to tell, and nothing to do about it.
             let _ = std::fs::remove_file(path);
         }
+        self.keep();
     }
 }
 
@@ -29,16 +68,30 @@ pub(super) fn publish(temporary: &Path, path: &Path, data_file: Option<&Path>) -
             .and_then(|file| file.sync_all())
             .map_err(|error| from_io(file, "can't make the file durable", &error))?;
     }
-    if std::fs::symlink_metadata(path).is_ok() {
-        let message = "another program made a file of this name meanwhile";
-        return Err(Error::new(ErrorKind::Io, message).on(path));
+    match rename_to_new(temporary, path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            let message = "another program made a file of this name meanwhile";
+            return Err(Error::new(ErrorKind::Io, message).on(path));
+        }
+        renamed => renamed.map_err(|error| from_io(path, "can't rename the complete image", &error))?,
     }
-    std::fs::rename(temporary, path)
-        .map_err(|error| from_io(path, "can't rename the complete image", &error))?;
     let directory = directory_of(path);
     std::fs::File::open(directory)
         .and_then(|directory| directory.sync_all())
         .map_err(|error| from_io(directory, "can't make the new name durable", &error))
+}
+
+/// Renames a file to a name that nothing has. Two programs that do so at a time don't both succeed, unless the file system
+/// can't say so (NFS).
+fn rename_to_new(from: &Path, to: &Path) -> io::Result<()> {
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {}
+        renamed => return Ok(renamed?),
+    }
+    if std::fs::symlink_metadata(to).is_ok() {
+        return Err(io::ErrorKind::AlreadyExists.into());
+    }
+    std::fs::rename(from, to)
 }
 
 pub(super) fn directory_of(path: &Path) -> &Path {
@@ -119,11 +172,55 @@ mod tests {
     }
 
     #[test]
+    fn of_many_at_a_time_one_gets_the_name() {
+        const MANY: usize = 4;
+        for round in 0..200 {
+            let directory = tempfile::tempdir().unwrap();
+            let start = std::sync::Barrier::new(MANY);
+            let (to, start) = (&directory.path().join("name"), &start);
+            let published = std::thread::scope(|scope| {
+                let threads = [0; MANY].map(|_| {
+                    scope.spawn(move || {
+                        let from = reserve_temporary_name(to, 0o600).unwrap();
+                        start.wait();
+                        publish(&from, to, None).is_ok()
+                    })
+                });
+                threads
+                    .map(|thread| thread.join().unwrap())
+                    .into_iter()
+                    .filter(|published| *published)
+                    .count()
+            });
+            assert_eq!(published, 1, "round {round}");
+        }
+    }
+
+    #[test]
     fn files_that_are_not_wanted_are_removed() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("a");
         std::fs::write(&file, b"").unwrap();
-        drop(NewFiles(vec![file.clone(), directory.path().join("never made")]));
+        let mut made = NewFiles::default();
+        made.add(&file);
+        made.add(&directory.path().join("never made"));
+        drop(made);
         assert!(!file.exists());
+        assert!(!unfinished().iter().any(|path| path.starts_with(directory.path())));
+    }
+
+    #[test]
+    fn files_that_are_kept_are_not_removed_by_a_program_that_ends() {
+        let directory = tempfile::tempdir().unwrap();
+        let (kept, lost) = (directory.path().join("a"), directory.path().join("b"));
+        std::fs::write(&kept, b"").unwrap();
+        let mut made = NewFiles::default();
+        made.add(&kept);
+        made.add(&lost);
+        assert!(unfinished().contains(&kept) && unfinished().contains(&lost));
+        made.keep();
+        assert!(!unfinished().contains(&kept) && !unfinished().contains(&lost));
+        drop(made);
+        assert!(kept.exists());
     }
 }

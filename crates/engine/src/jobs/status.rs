@@ -2,7 +2,7 @@
 
 use crate::{Extent, ExtentKind, Format, Image, Result};
 
-/// What is said of a range. The fields have the meaning of the JSON keys of `qemu-img map`.
+/// The facts of a range. The fields have the meaning of the JSON keys of `qemu-img map`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Status {
     pub(super) present: bool,

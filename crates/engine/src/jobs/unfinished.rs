@@ -2,8 +2,8 @@
 
 use crate::node::Driver;
 use crate::open::open_unfinished;
-use crate::qcow2::create;
-use crate::qcow2::header_block::Patch;
+use crate::qcow2::header::block::{OnFailure, Patch};
+use crate::qcow2::life::create;
 use crate::{CreateOptions, Error, ErrorKind, Image, OpenOptions, Result};
 use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{File, FileKind, Worker};
@@ -75,7 +75,7 @@ impl UnfinishedImage {
 
     async fn write_magic(&self, worker: &Worker, magic: u32) -> Result<()> {
         if let Driver::Qcow2(qcow2) = &self.image.0.driver {
-            qcow2.header_block.write(worker, &self.file, &[Patch::U32(MAGIC_AT, magic)]).await?;
+            qcow2.change_header(worker, &[Patch::U32(MAGIC_AT, magic)], OnFailure::Restore).await?;
         }
         worker.flush(&self.file).await.map_err(|e| Error::from(e).on(self.file.path()))
     }

@@ -1,10 +1,12 @@
 //! Verifies an image: reads every cluster, and compares it with a manifest if there is one.
 
-use super::backup::{is_known_zero, zero_run};
 use super::manifest::{Digest, ManifestReader, Subject, check_whole};
-use super::progress::{JobControl, Phase, Tracker};
-use crate::{Error, ErrorKind, Image, Result};
-use futures_util::future::join_all;
+use super::pipeline::InOrder;
+use super::zeros::is_known_zero;
+use crate::node::Driver;
+use crate::progress::{JobControl, Phase, Tracker};
+use crate::{Error, ErrorKind, Extent, ExtentKind, Image, Result};
+use std::ops::Range;
 use std::path::PathBuf;
 use zebu_storage::Worker;
 
@@ -25,18 +27,18 @@ impl Default for VerifyOptions {
     }
 }
 
-/// What is wrong with a range.
+/// A range that is wrong.
 #[derive(Debug, Clone)]
 pub struct BadRange {
     /// Offset in bytes on the virtual disk.
     pub offset: u64,
     /// Bytes.
     pub len: u64,
-    /// What.
+    /// The reason.
     pub error: Error,
 }
 
-/// What a verification found.
+/// The result of a verification.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct VerifyReport {
@@ -63,9 +65,10 @@ const MAX_BAD: u64 = 1 << 16;
 /// Bytes read at once.
 const CHUNK: u64 = 1 << 20;
 
-/// Reads every cluster of the disk, through the whole chain, and compares it with the manifest.
+/// Reads every cluster of the disk, through the whole chain, and compares it with the manifest. A cluster of which its
+/// qcow2 file holds nothing, because the file was cut short, reads as zero and counts as bad.
 ///
-/// Whatever can't be read or is different is counted and does not end the job, up to 65,536 clusters.
+/// Clusters that can't be read or are different are counted. They end the job when there are 65,536 of them.
 ///
 /// # Errors
 /// The manifest is damaged or of another disk; [`ErrorKind::Cancelled`].
@@ -80,8 +83,9 @@ pub async fn verify(worker: &Worker, image: &Image, options: &VerifyOptions) -> 
                 format!("the manifest is of another disk: it has {other} bytes, that of '{name}' has {total}")
             })
         };
-        worker.run_blocking(move || check_whole(&checked, unfit)).await?;
-        manifest = Some(ManifestReader::open(path)?);
+        let cancel = options.control.cancel.clone();
+        worker.run_blocking(move || check_whole(&checked, &cancel, unfit)).await?;
+        manifest = Some(ManifestReader::open(path, &options.control.cancel)?);
     }
     let subject = manifest
         .as_ref()
@@ -89,65 +93,19 @@ pub async fn verify(worker: &Worker, image: &Image, options: &VerifyOptions) -> 
             manifest.subject
         });
     let tracker = Tracker::new(&options.control, Phase::Verifying, total);
-    let mut report = VerifyReport { total, ..VerifyReport::default() };
+    let report = VerifyReport { total, ..VerifyReport::default() };
     let chunk = CHUNK.max(subject.cluster_size);
-    let at_once = (options.buffer_memory as u64 / chunk).clamp(1, 32);
-    let (mut at, mut bad_clusters) = (0, 0);
-    while at < total {
-        tracker.check()?;
-        if bad_clusters >= MAX_BAD {
-            report.gave_up_at = Some(at);
-            return Ok(report);
-        }
-        // Where nothing else is expected, what is known to be zero costs no look at each of its clusters.
-        let zeroes_expected = manifest.as_ref().map_or(u64::MAX, ManifestReader::zeroes_ahead);
-        if zeroes_expected > 0 {
-            let end = zeroes_expected
-                .min(MAX_PASSED)
-                .saturating_mul(subject.cluster_size)
-                .saturating_add(at)
-                .min(total);
-            let zero = zero_run(worker, image, at, end).await / chunk * chunk;
-            if zero > 0 {
-                if let Some(manifest) = &mut manifest {
-                    manifest.pass_zeroes(zero / subject.cluster_size);
-                }
-                tracker.advance(zero);
-                at += zero;
-                continue;
-            }
-        }
-        let mut batch = Vec::new();
-        let mut next = at;
-        while next < total && batch.len() < at_once as usize {
-            let len = chunk.min(total - next);
-            batch.push(look_at(worker, image, &tracker, subject, next, len));
-            next += len;
-        }
-        for looked in join_all(batch).await {
-            let Looked { offset, len, read, clusters } = looked?;
-            report.read += read;
-            for (index, found) in clusters.into_iter().enumerate() {
-                let start = offset + index as u64 * subject.cluster_size;
-                let expected = manifest.as_mut().map(ManifestReader::next_digest).transpose()?;
-                let error = match (found, expected) {
-                    (Ok(found), Some(expected)) if found != expected => {
-                        let message = "the cluster is not what the manifest says";
-                        Error::new(ErrorKind::Corrupt, message).on(image.path()).at_guest(start)
-                    }
-                    (Err(error), _) => error,
-                    _ => continue,
-                };
-                let len = subject.cluster_size.min(offset + len - start);
-                report.bad += len;
-                bad_clusters += 1;
-                if report.bad_ranges.len() < MAX_REPORTED {
-                    report.bad_ranges.push(BadRange { offset: start, len, error });
-                }
-            }
-            tracker.advance(len);
-        }
-        at = next;
+    let at_once = (options.buffer_memory as u64 / chunk).clamp(1, 32) as usize;
+    let mut job =
+        Job { worker, image, tracker: &tracker, subject, chunk, at_once, manifest, report, bad_clusters: 0 };
+    let mut looks = InOrder::new(at_once);
+    let looked = job.run(&mut looks).await;
+    // Whoever closes the image has no request under way.
+    looks.idle().await;
+    looked?;
+    let Job { manifest, mut report, .. } = job;
+    if report.gave_up_at.is_some() {
+        return Ok(report);
     }
     if let Some(manifest) = manifest {
         let hash = manifest.finish()?;
@@ -157,13 +115,145 @@ pub async fn verify(worker: &Worker, image: &Image, options: &VerifyOptions) -> 
     Ok(report)
 }
 
-/// What a range holds.
+/// A running verification.
+struct Job<'a> {
+    worker: &'a Worker,
+    image: &'a Image,
+    tracker: &'a Tracker,
+    subject: Subject,
+    /// Bytes read at once.
+    chunk: u64,
+    /// Chunks under way at once.
+    at_once: usize,
+    manifest: Option<ManifestReader>,
+    report: VerifyReport,
+    bad_clusters: u64,
+}
+
+impl<'a> Job<'a> {
+    /// Looks at the whole disk, or up to where it gives up.
+    async fn run(&mut self, looks: &mut InOrder<'a, Looked>) -> Result<()> {
+        let total = self.report.total;
+        let (mut at, mut next_look_for_zeroes) = (0, 0);
+        loop {
+            while at < total && looks.has_room() {
+                self.tracker.check()?;
+                if at >= next_look_for_zeroes {
+                    let zero = self.pass_zeroes(at).await?;
+                    if zero > 0 {
+                        at += zero;
+                        continue;
+                    }
+                    next_look_for_zeroes = at + self.chunk * self.at_once as u64;
+                }
+                let len = self.chunk.min(total - at);
+                let expected = self.expected(len)?;
+                let (worker, image, tracker, subject) = (self.worker, self.image, self.tracker, self.subject);
+                looks.begin(look_at(worker, image, tracker, subject, at..at + len, expected));
+                at += len;
+            }
+            let Some(looked) = looks.next().await else { return Ok(()) };
+            let end = self.account(looked?);
+            if self.bad_clusters >= MAX_BAD && end < total {
+                self.report.gave_up_at = Some(end);
+                return Ok(());
+            }
+        }
+    }
+
+    /// Passes over clusters from `at` on that are known to be zero, where nothing else is expected: they cost no look at
+    /// each of them. Gives their bytes.
+    async fn pass_zeroes(&mut self, at: u64) -> Result<u64> {
+        let cluster = self.subject.cluster_size;
+        let expected = self.manifest.as_ref().map_or(u64::MAX, ManifestReader::zeroes_ahead);
+        if expected == 0 {
+            return Ok(0);
+        }
+        let end = expected.min(MAX_PASSED).saturating_mul(cluster).saturating_add(at).min(self.report.total);
+        let zero = zeroes(self.worker, self.image, at, end).await / self.chunk * self.chunk;
+        if let Some(manifest) = self.manifest.as_mut().filter(|_| zero > 0) {
+            manifest.pass_zeroes(zero / cluster)?;
+        }
+        self.tracker.advance(zero);
+        Ok(zero)
+    }
+
+    /// Takes from the manifest what the next `len` bytes hold, by cluster.
+    fn expected(&mut self, len: u64) -> Result<Option<Vec<Digest>>> {
+        let Some(manifest) = &mut self.manifest else { return Ok(None) };
+        (0..len.div_ceil(self.subject.cluster_size))
+            .map(|_| manifest.next_digest())
+            .collect::<Result<_>>()
+            .map(Some)
+    }
+
+    /// Adds what was found to the report; gives the offset just past it.
+    fn account(&mut self, looked: Looked) -> u64 {
+        let Looked { range, read, clusters, expected } = looked;
+        self.report.read += read;
+        let mut expected = expected.map(Vec::into_iter);
+        for (start, found) in range.clone().step_by(self.subject.cluster_size as usize).zip(clusters) {
+            let error = match (found, expected.as_mut().and_then(Iterator::next)) {
+                (Ok(found), Some(expected)) if found != expected => {
+                    let message = "the cluster is not what the manifest says";
+                    Error::new(ErrorKind::Corrupt, message).on(self.image.path()).at_guest(start)
+                }
+                (Err(error), _) => error,
+                _ => continue,
+            };
+            let len = self.subject.cluster_size.min(range.end - start);
+            self.report.bad += len;
+            self.bad_clusters += 1;
+            if self.report.bad_ranges.len() < MAX_REPORTED {
+                self.report.bad_ranges.push(BadRange { offset: start, len, error });
+            }
+        }
+        self.tracker.advance(range.end - range.start);
+        range.end
+    }
+}
+
+/// The part of an extent that its file is too short for, to whole clusters. (External data files and raw ones may end
+/// before the disk does.)
+fn cut_off(image: &Image, extent: &Extent) -> Option<Range<u64>> {
+    let ExtentKind::Data { host } = extent.kind else { return None };
+    let node = image.0.at_depth(extent.depth)?;
+    let Driver::Qcow2(qcow2) = &node.driver else { return None };
+    if node.data_file().id() != qcow2.file().id() {
+        return None;
+    }
+    let end = qcow2.file().len().checked_next_multiple_of(qcow2.geometry().cluster_size())?;
+    let start = extent.offset.saturating_add(end.saturating_sub(host));
+    (start < extent.end()).then(|| start..extent.end())
+}
+
+/// Bytes from `at` on, before `end`, that one look at the mapping tells to be zero and to be there.
+async fn zeroes(worker: &Worker, image: &Image, at: u64, end: u64) -> u64 {
+    match image.extent(worker, at, end - at).await {
+        Ok(extent) if extent.is_zero() && cut_off(image, &extent).is_none() => extent.end().min(end) - at,
+        _ => 0,
+    }
+}
+
+/// The parts of a range that are cut off. What is wrong with the mapping shows to whoever reads there.
+async fn parts_cut_off(worker: &Worker, image: &Image, range: Range<u64>) -> Vec<Range<u64>> {
+    let mut extents = image.extents(range);
+    let mut parts = Vec::new();
+    while let Ok(Some(extent)) = extents.next(worker).await {
+        parts.extend(cut_off(image, &extent));
+    }
+    parts
+}
+
+/// A range that was looked at.
 struct Looked {
-    offset: u64,
-    len: u64,
+    range: Range<u64>,
+    /// Bytes that were read.
     read: u64,
-    /// Of each cluster.
+    /// The digests found, by cluster.
     clusters: Vec<Result<Digest>>,
+    /// The digests in the manifest, by cluster.
+    expected: Option<Vec<Digest>>,
 }
 
 async fn look_at(
@@ -171,32 +261,51 @@ async fn look_at(
     image: &Image,
     tracker: &Tracker,
     subject: Subject,
-    offset: u64,
-    len: u64,
+    range: Range<u64>,
+    expected: Option<Vec<Digest>>,
 ) -> Result<Looked> {
+    let (read, mut clusters) = read_clusters(worker, image, tracker, subject, range.clone()).await?;
+    for part in parts_cut_off(worker, image, range.clone()).await {
+        for (start, cluster) in range.clone().step_by(subject.cluster_size as usize).zip(&mut clusters) {
+            if cluster.is_ok() && start < part.end && part.start < start + subject.cluster_size {
+                let message = "the file was cut short: it ends before this cluster";
+                *cluster = Err(Error::new(ErrorKind::Corrupt, message).on(image.path()).at_guest(start));
+            }
+        }
+    }
+    Ok(Looked { range, read, clusters, expected })
+}
+
+/// Bytes that were read of a range, and what was found, by cluster.
+async fn read_clusters(
+    worker: &Worker,
+    image: &Image,
+    tracker: &Tracker,
+    subject: Subject,
+    range: Range<u64>,
+) -> Result<(u64, Vec<Result<Digest>>)> {
+    let (offset, len) = (range.start, range.end - range.start);
     let count = len.div_ceil(subject.cluster_size) as usize;
     if is_known_zero(worker, image, offset, len).await.unwrap_or(false) {
-        let clusters = (0..count).map(|_| Ok(Digest::Zero)).collect();
-        return Ok(Looked { offset, len, read: 0, clusters });
+        return Ok((0, (0..count).map(|_| Ok(Digest::Zero)).collect()));
     }
     tracker.throttle(worker, len).await?;
     let (result, bufs) = image.read(worker, offset, worker.buffer(len as usize).into()).await;
     if result.is_ok()
         && let [buf] = &bufs.0[..]
     {
-        let clusters =
-            buf.as_slice().chunks(subject.cluster_size as usize).map(|c| Ok(Digest::of(c))).collect();
-        return Ok(Looked { offset, len, read: len, clusters });
+        let clusters = buf.as_slice().chunks(subject.cluster_size as usize);
+        return Ok((len, clusters.map(|bytes| Ok(Digest::of(bytes))).collect()));
     }
     drop(bufs);
     // Which of the clusters it is.
     let mut clusters = Vec::with_capacity(count);
-    for start in (offset..offset + len).step_by(subject.cluster_size as usize) {
-        let part = subject.cluster_size.min(offset + len - start) as usize;
+    for start in range.clone().step_by(subject.cluster_size as usize) {
+        let part = subject.cluster_size.min(range.end - start) as usize;
         let (result, bufs) = image.read(worker, start, worker.buffer(part).into()).await;
         let mut bytes = vec![0; part];
         bufs.copy_to(0, &mut bytes);
         clusters.push(result.map(|()| Digest::of(&bytes)));
     }
-    Ok(Looked { offset, len, read: len, clusters })
+    Ok((len, clusters))
 }

@@ -1,4 +1,7 @@
-//! Finding zeroes in data that was read.
+//! Finding zeroes: in data that was read, and by the mapping alone.
+
+use crate::{Image, Result};
+use zebu_storage::Worker;
 
 /// Bytes looked at in one step of the scan: the compiler turns the inner loop into a few vector instructions, and
 /// data that is not zero is left after one step.
@@ -95,6 +98,26 @@ pub(super) fn first_difference(a: &[u8], b: &[u8]) -> Option<usize> {
     // Slices compare at the speed of memcmp; it only doesn't say where. Narrow down in blocks, then byte by byte.
     let block = a.chunks(4096).zip(b.chunks(4096)).position(|(x, y)| x != y)? * 4096;
     a[block..].iter().zip(&b[block..]).position(|(x, y)| x != y).map(|at| block + at)
+}
+
+/// Whether a range reads as zero, as far as the mapping knows.
+pub(super) async fn is_known_zero(worker: &Worker, image: &Image, offset: u64, len: u64) -> Result<bool> {
+    let mut extents = image.extents(offset..offset + len);
+    while let Some(extent) = extents.next(worker).await? {
+        if !extent.is_zero() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Bytes from `at` on, before `end`, that one look at the mapping tells to be zero. What is wrong with the mapping shows to
+/// whoever reads there.
+pub(super) async fn zero_run(worker: &Worker, image: &Image, at: u64, end: u64) -> u64 {
+    match image.extent(worker, at, end - at).await {
+        Ok(extent) if extent.is_zero() => extent.end().min(end) - at,
+        _ => 0,
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use crate::support::{TestImage, skipped};
 use zebu::check::{CheckOptions, CheckReport, FindingKind, Repair, check_file};
 use zebu::storage::FileKind;
-use zebu::storage::sim::{
+use zebu_sim::{
     Content, CrashOptions, FailedEffect, Fault, FaultRule, LogCursor, OpClass, OpFilter, SimFileConfig,
     SimWorld,
 };
@@ -21,7 +21,7 @@ fn word(bytes: &[u8], at: u64) -> u64 {
     u64::from_be_bytes(out)
 }
 
-/// What a guest sees with this L1 table: an image without backing file, compression and subclusters.
+/// The disk of a guest with this L1 table: an image without backing file, compression and subclusters.
 fn disk(image: &[u8], l1: u64) -> Vec<u8> {
     let cluster = 1u64 << (word(image, 20) >> 32);
     let (size, per_table) = (word(image, 24), cluster / 8);

@@ -5,5 +5,6 @@ mod crash;
 mod damage;
 mod hostile;
 mod random_damage;
+mod refused_headers;
 mod repair;
 mod support;

@@ -56,7 +56,7 @@ fn tables(image: &TestImage) -> Vec<(&'static str, u64, u64)> {
 /// The reserved bits of an L2 entry that QEMU's check looks at; ours knows that bit 0 may be one too.
 const QEMU_RESERVED: u64 = 0x3f00_0000_0000_01fe;
 
-/// What only we look for, see `damage.rs`.
+/// Whether only our check looks for it, see `damage.rs`.
 fn only_ours(kind: &FindingKind) -> bool {
     matches!(kind, FindingKind::L2ReservedBits { entry, .. } if entry & QEMU_RESERVED == 0)
 }
@@ -202,7 +202,7 @@ fn repairs() {
     assert!(both > rounds && ours_only > 0, "{both} repaired by both, {ours_only} by us alone");
 }
 
-/// What is found is said in words, up to the bound, and all of it counted.
+/// Findings are told in words, up to the bound, and all of them counted.
 #[test]
 fn findings_are_bounded() {
     if skipped() {

@@ -1,13 +1,15 @@
 //! Repairs: QEMU finds nothing wrong afterwards, and the disk shows what it showed.
 
 use crate::support::{Random, TestImage, on_worker, qemu_img, skipped};
+use std::sync::{Arc, Mutex};
 use zebu::check::{CheckOptions, Repair, check_file, rebuild_refcounts};
+use zebu::jobs::{JobControl, Progress};
 use zebu::storage::{Access, Create, File, LockMode, OpenFlags};
 use zebu::{CacheMode, ErrorKind};
 
 const COPIED: u64 = 1 << 63;
 
-/// What is damaged, and how.
+/// Damage: its name, and the function that does it.
 type Damage<'a> = (&'a str, &'a dyn Fn(&TestImage));
 
 fn filled(options: &str) -> TestImage {
@@ -42,7 +44,7 @@ fn mends(damaged: &TestImage, intact: &TestImage, repair: Repair, what: &str) {
     mends_with(damaged, intact, &CheckOptions { repair, ..CheckOptions::default() }, what);
 }
 
-fn mends_with(damaged: &TestImage, intact: &TestImage, options: &CheckOptions<'_>, what: &str) {
+fn mends_with(damaged: &TestImage, intact: &TestImage, options: &CheckOptions, what: &str) {
     let before = damaged.check();
     assert!(!before.is_clean(), "{what}: nothing is wrong");
     let report = damaged.check_with(options);
@@ -396,8 +398,8 @@ fn a_repair_needs_write_access_and_can_be_cancelled() {
     assert_eq!(error.kind(), ErrorKind::ReadOnly);
     file.unlock().unwrap();
 
-    let cancelled = || true;
-    let options = CheckOptions { cancelled: Some(&cancelled), ..CheckOptions::default() };
+    let options = CheckOptions::default();
+    options.control.cancel.cancel();
     let error =
         on_worker(async |worker| zebu::check::check(worker, &image.path(), &options).await.unwrap_err());
     assert_eq!(error.kind(), ErrorKind::Cancelled);
@@ -409,10 +411,12 @@ fn progress_goes_up_to_the_end() {
         return;
     }
     let image = filled("cluster_size=512");
-    let seen = std::cell::RefCell::new(Vec::new());
-    let progress = |progress| seen.borrow_mut().push(progress);
-    image.check_with(&CheckOptions { progress: Some(&progress), ..CheckOptions::default() });
-    let seen = seen.into_inner();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let sink = seen.clone();
+    let progress = move |progress: Progress| sink.lock().unwrap().push(progress);
+    let control = JobControl { progress: Some(Arc::new(progress)), ..JobControl::default() };
+    image.check_with(&CheckOptions { control, ..CheckOptions::default() });
+    let seen = seen.lock().unwrap();
     for pair in seen.windows(2) {
         assert!(pair[0].phase != pair[1].phase || pair[0].done < pair[1].done);
     }

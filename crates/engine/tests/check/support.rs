@@ -1,4 +1,4 @@
-//! What the tests of the check share: images made by QEMU, bytes to damage, and QEMU's verdict.
+//! Helpers of the tests of the check: images made by QEMU, bytes to damage, and QEMU's verdict.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -198,7 +198,7 @@ impl TestImage {
         self.word(at as u64 + 8 + 16)
     }
 
-    /// What `qemu-img check` with these arguments says.
+    /// The verdict of `qemu-img check` with these arguments.
     pub(crate) fn qemu_check(&self, args: &[&str]) -> Verdict {
         let path = self.path();
         let luks = format!("driver=qcow2,file.filename={},encrypt.key-secret=s0", path.display());
@@ -228,17 +228,17 @@ impl TestImage {
         Verdict { code: output.status.code().unwrap_or(-1), counts, said }
     }
 
-    /// What our check says.
+    /// The verdict of our check.
     pub(crate) fn check(&self) -> CheckReport {
         self.check_with(&CheckOptions::default())
     }
 
-    /// What our check says after a repair.
+    /// The verdict of our check after a repair.
     pub(crate) fn repair(&self, repair: Repair) -> CheckReport {
         self.check_with(&CheckOptions { repair, ..CheckOptions::default() })
     }
 
-    pub(crate) fn check_with(&self, options: &CheckOptions<'_>) -> CheckReport {
+    pub(crate) fn check_with(&self, options: &CheckOptions) -> CheckReport {
         on_worker(async |worker| check(worker, &self.path(), options).await).unwrap()
     }
 

@@ -14,7 +14,7 @@ fn compare_two(a: (&Path, &str), b: (&Path, &str), options: &CompareOptions) -> 
     })
 }
 
-/// What `qemu-img compare` says: its exit code and the offset of a difference in the content.
+/// The answer of `qemu-img compare`: its exit code and the offset of a difference in the content.
 fn oracle(a: (&Path, &str), b: (&Path, &str), strict: bool) -> (i32, Option<u64>) {
     let mut args = vec!["compare", "-f", a.1, "-F", b.1];
     args.extend(strict.then_some("-s"));

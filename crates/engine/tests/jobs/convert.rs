@@ -1,5 +1,6 @@
 //! `convert` between raw images and options that concern every target.
 
+use crate::mounted::Mounted;
 use crate::support::{
     Images, Seeded, assert_same_bytes, disk, disk_usage, on_worker, qemu_img, text, write_sparse,
 };
@@ -244,6 +245,30 @@ fn the_rate_limit_holds() {
 }
 
 #[test]
+fn a_reflink_that_is_refused_costs_nothing_of_the_rate() {
+    let Some(no_reflinks) = Mounted::tmpfs(16 << 20) else { return };
+    let (source, target) = (no_reflinks.path("source"), no_reflinks.path("target"));
+    std::fs::write(&source, vec![1; 1 << 20]).unwrap();
+    // A first piece may always move. Charged twice, it waits for 12 days; the switch ends that.
+    let control = JobControl { rate_limit: std::num::NonZeroU64::new(1), ..JobControl::default() };
+    let (cancel, ended) = (control.cancel.clone(), Arc::new(Mutex::new(false)));
+    let over = Arc::clone(&ended);
+    let switch = std::thread::spawn(move || {
+        let begin = Instant::now();
+        while !*over.lock().unwrap() && begin.elapsed() < Duration::from_secs(30) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        cancel.cancel();
+    });
+    let options = ConvertOptions { control, ..ConvertOptions::default() };
+    let report = convert_raw(&[&source], &target, &options);
+    *ended.lock().unwrap() = true;
+    switch.join().unwrap();
+    let report = report.unwrap();
+    assert_eq!((report.written, report.reflinked), (1 << 20, 0));
+}
+
+#[test]
 fn progress_ends_at_the_total() {
     let images = Images::new();
     let (source, target) = (images.path("source"), images.path("target"));
@@ -287,7 +312,7 @@ fn a_source_is_never_its_own_target() {
     let bytes = disk(8, 5000);
     write_sparse(&source, &bytes);
     let error = convert_raw(&[&source], &source, &ConvertOptions::default()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Locked);
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert_same_bytes(&std::fs::read(&source).unwrap(), &bytes, "source");
 }
 

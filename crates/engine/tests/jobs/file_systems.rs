@@ -2,12 +2,13 @@
 
 use crate::mounted::Mounted;
 use crate::support::{Images, assert_same_bytes, disk, on_worker, qemu_img, text, write_sparse};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use zebu::jobs::{
     CloneMethod, CloneMode, CloneOptions, ConvertOptions, ConvertReport, ConvertTarget, CopyMode, NewTarget,
-    clone_image, convert,
+    ReadErrors, clone_image, convert,
 };
-use zebu::{CacheMode, CreateOptions, ErrorKind, Format, Image, OpenOptions, Result};
+use zebu::{CacheMode, CreateOptions, ErrorKind, Format, Image, OpenOptions, Preallocation, Result};
 
 fn convert_one(
     source: (&Path, Format),
@@ -101,6 +102,104 @@ fn the_kernel_copies_ranges_into_every_format() {
         assert_same_bytes(&std::fs::read(&back).unwrap(), &bytes, &format!("{format:?}"));
         for file in [target, back] {
             std::fs::remove_file(file).unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_the_kernel_does_not_copy_goes_through_buffers() {
+    let images = Images::new();
+    let Some(other) = Mounted::tmpfs(64 << 20) else { return };
+    let source = images.path("source");
+    std::fs::write(&source, vec![3; (40 << 20) + 512]).unwrap();
+    for format in [Format::Raw, Format::Qcow2] {
+        let target = other.path("target");
+        let report = convert_one((&source, Format::Raw), (&target, format), &with(CopyMode::Range)).unwrap();
+        assert_eq!((report.range_copied, report.written), (0, (40 << 20) + 512), "{format:?}");
+        let name = if format == Format::Raw { "raw" } else { "qcow2" };
+        qemu_img(&["compare", "-f", "raw", "-F", name, text(&source), text(&target)]);
+        // Nothing was set aside for what the kernel refused. (What the file has grown by ahead of use takes no blocks.)
+        assert!(std::fs::metadata(&target).unwrap().blocks() * 512 < 41 << 20);
+        std::fs::remove_file(target).unwrap();
+    }
+}
+
+/// To share a block that can't be read is not to save it.
+#[test]
+fn what_can_not_be_read_is_salvaged_where_blocks_can_be_shared() {
+    let images = Images::new();
+    let image = images.path("fs");
+    let Some(btrfs) = Mounted::btrfs(&image, 300 << 20) else { return };
+    let bytes: Vec<u8> = (0..4u32 << 20).flat_map(|n| (n / 64).to_le_bytes()).collect();
+    std::fs::write(btrfs.path("source"), &bytes).unwrap();
+    btrfs.used();
+    drop(btrfs);
+    // A byte of the only copy changes, so that its checksum is wrong.
+    let place = 3 << 20;
+    let mut device = std::fs::read(&image).unwrap();
+    let wanted = &bytes[place..place + 1024];
+    let block = device.chunks(4096).position(|block| block.starts_with(wanted)).unwrap();
+    device[block * 4096] ^= 1;
+    std::fs::write(&image, device).unwrap();
+    let Some(btrfs) = Mounted::btrfs_again(&image) else { return };
+    let source = btrfs.path("source");
+    assert!(std::fs::read(&source).is_err());
+    for format in [Format::Raw, Format::Qcow2] {
+        let target = btrfs.path("target");
+        let salvage = ConvertOptions { read_errors: ReadErrors::Zero, ..ConvertOptions::default() };
+        let report = convert_one((&source, Format::Raw), (&target, format), &salvage).unwrap();
+        assert_eq!((report.unreadable, report.reflinked), (4096, 0), "{format:?}");
+        assert_eq!(report.unreadable_ranges[0].offset, place as u64);
+        let back = btrfs.path("back");
+        convert_one((&target, format), (&back, Format::Raw), &with(CopyMode::Buffers)).unwrap();
+        let mut expected = bytes.clone();
+        expected[place..place + 4096].fill(0);
+        assert_same_bytes(&std::fs::read(&back).unwrap(), &expected, "salvaged");
+        for copy in [CopyMode::Reflink, CopyMode::Range] {
+            let options = ConvertOptions { copy, ..salvage.clone() };
+            let error =
+                convert_one((&source, Format::Raw), (&btrfs.path("none"), format), &options).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{copy:?}");
+        }
+        for file in [target, back] {
+            std::fs::remove_file(file).unwrap();
+        }
+    }
+}
+
+#[test]
+fn space_that_was_set_aside_is_not_given_up_for_shared_blocks() {
+    let images = Images::new();
+    let Some(xfs) = Mounted::xfs(&images.path("fs"), 400 << 20) else { return };
+    let source = xfs.path("source");
+    std::fs::write(&source, vec![5; 20 << 20]).unwrap();
+    let empty = xfs.used();
+    for preallocation in [Preallocation::Falloc, Preallocation::Full] {
+        for format in [Format::Raw, Format::Qcow2] {
+            let target = xfs.path("target");
+            // What was removed is free some time after.
+            let mut before = xfs.used();
+            for _ in 0..200 {
+                if before <= empty + (1 << 20) {
+                    break;
+                }
+                std::thread::sleep(std::time::Duration::from_millis(50));
+                before = xfs.used();
+            }
+            on_worker(async |worker| {
+                let open = OpenOptions { format: Some(Format::Raw), ..OpenOptions::default() };
+                let image = Image::open(worker, &source, &open).await.unwrap();
+                let new = NewTarget {
+                    path: target.clone(),
+                    create: CreateOptions { format, preallocation, ..CreateOptions::default() },
+                    open: OpenOptions::default(),
+                };
+                let target = ConvertTarget::New(Box::new(new));
+                convert(worker, &[image], target, &ConvertOptions::default()).await.unwrap()
+            });
+            let grown = xfs.used().saturating_sub(before);
+            assert!(grown >= 20 << 20, "{preallocation:?} {format:?}: {grown} bytes more in use");
+            std::fs::remove_file(&target).unwrap();
         }
     }
 }

@@ -2,9 +2,9 @@
 
 use crate::support::{Images, on_worker};
 use std::path::Path;
-use zebu::jobs::{LiveBackup, LiveBackupOptions, UnfinishedImage};
+use zebu::jobs::{LiveBackup, LiveBackupOptions, OnCopyError, UnfinishedImage};
 use zebu::storage::{Access as FileAccess, Create, File, IoBuf, LockMode, OpenFlags, Worker};
-use zebu::{Access, CreateOptions, Durability, ErrorKind, Format, Image, OnCopyError, OpenOptions, Shrink};
+use zebu::{Access, CreateOptions, Durability, ErrorKind, Format, Image, OpenOptions, Shrink};
 
 const SIZE: u64 = 1 << 20;
 

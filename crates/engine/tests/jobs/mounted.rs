@@ -39,6 +39,21 @@ impl Mounted {
         Self::mount(name, "xfs", "loop")
     }
 
+    /// A btrfs in a file of so many bytes (at least 256 MiB).
+    pub(crate) fn btrfs(image: &Path, bytes: u64) -> Option<Self> {
+        std::fs::File::create(image).unwrap().set_len(bytes).unwrap();
+        if !run("mkfs.btrfs", &["-q", image.to_str().unwrap()]) {
+            eprintln!("not tested: mkfs.btrfs (package btrfs-progs) does not run");
+            return None;
+        }
+        Self::btrfs_again(image)
+    }
+
+    /// One that was made before.
+    pub(crate) fn btrfs_again(image: &Path) -> Option<Self> {
+        Self::mount(image.to_str().unwrap(), "btrfs", "loop")
+    }
+
     /// A path in it.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)

@@ -1,4 +1,4 @@
-//! What the tests of jobs share: QEMU's tools as the oracle, and images to work on.
+//! Helpers of the tests of jobs: QEMU's tools as the oracle, and images to work on.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -132,7 +132,7 @@ pub(crate) fn disk_usage(path: &Path) -> u64 {
     std::fs::metadata(path).unwrap().blocks() * 512
 }
 
-/// What a guest reads, as QEMU sees it.
+/// The disk of a guest, as QEMU reads it.
 pub(crate) fn guest_bytes(image: &Path, format: &str) -> Vec<u8> {
     if format == "raw" {
         return std::fs::read(image).unwrap();

@@ -4,9 +4,10 @@
 use super::wire::{MAX_HEAD, Request, WRITE_HEAD, answer_header, parse};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::Errno;
+use std::cell::Cell;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::AsFd;
-use zebu::storage::{IoBuf, IoBufs, Socket, Worker};
+use zebu_storage::{IoBuf, IoBufs, Socket, Worker};
 
 /// Bytes of one write of the kernel.
 pub(super) const MAX_WRITE: u32 = 1 << 20;
@@ -24,7 +25,7 @@ pub(super) struct Requests {
     data: IoBuf,
 }
 
-/// What came.
+/// A message from the kernel.
 pub(super) enum Arrival {
     /// A request; the data of a write, and the bytes of memory that it takes.
     Request(Request, IoBuf, u64),
@@ -86,26 +87,44 @@ impl Requests {
     }
 }
 
-/// Where a request's answer goes. A request whose program is gone has nobody to be answered: errors are not told.
+/// Where a request's answer goes. A request whose program is gone has nobody to be answered: errors are not told. Dropped
+/// without one, by a panic, it is answered with an error: its program would wait for ever.
 pub(super) struct Answer {
     device: Socket,
     unique: u64,
+    is_given: Cell<bool>,
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        if !self.is_given.get() {
+            self.give(&answer_header(self.unique, Errno::IO.raw_os_error(), 0), &[]);
+        }
+    }
 }
 
 impl Answer {
     pub(super) fn to(requests: &Requests, request: Request) -> Self {
-        Self { device: requests.device.clone(), unique: request.unique }
+        Self { device: requests.device.clone(), unique: request.unique, is_given: Cell::new(false) }
     }
 
     pub(super) fn error(self, errno: Errno) {
-        let header = answer_header(self.unique, errno.raw_os_error(), 0);
-        let _ = rustix::io::write(self.device.as_fd(), &header);
+        self.give(&answer_header(self.unique, errno.raw_os_error(), 0), &[]);
     }
 
     pub(super) fn ok(self, bytes: &[u8]) {
-        let header = answer_header(self.unique, 0, bytes.len());
+        self.give(&answer_header(self.unique, 0, bytes.len()), bytes);
+    }
+
+    /// There is none: the kernel waits for nothing.
+    pub(super) fn none(self) {
+        self.is_given.set(true);
+    }
+
+    fn give(&self, header: &[u8], bytes: &[u8]) {
+        self.is_given.set(true);
         // The kernel takes an answer in one call, whole.
-        let _ = rustix::io::writev(self.device.as_fd(), &[IoSlice::new(&header), IoSlice::new(bytes)]);
+        let _ = rustix::io::writev(self.device.as_fd(), &[IoSlice::new(header), IoSlice::new(bytes)]);
     }
 
     /// With what was read.

@@ -3,7 +3,7 @@
 use zebu::storage::Worker;
 use zebu::{Image, Result};
 
-/// What is looked for.
+/// The wanted kind of extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
     Data,
@@ -14,16 +14,14 @@ pub(crate) enum Wanted {
 /// no data, or `offset` is not on the disk.
 pub(crate) async fn seek(image: &Image, worker: &Worker, offset: u64, wanted: Wanted) -> Result<Option<u64>> {
     let size = image.virtual_size();
-    let mut at = offset;
-    if at >= size {
+    if offset >= size {
         return Ok(None);
     }
-    while at < size {
-        let extent = image.extent(worker, at, size - at).await?;
+    let mut extents = image.extents(offset..size);
+    while let Some(extent) = extents.next(worker).await? {
         if extent.is_zero() == (wanted == Wanted::Hole) {
-            return Ok(Some(at));
+            return Ok(Some(extent.offset));
         }
-        at = extent.end();
     }
     Ok((wanted == Wanted::Hole).then_some(size))
 }

@@ -1,11 +1,12 @@
 //! The file and what the kernel asks of it.
 
-use super::budget::{Budget, Share};
 use super::device::{Answer, Arrival, Requests};
 use super::extents::{Wanted, seek};
 use super::wire::{self, Ask, Attributes, Request};
 use crate::export::Export;
+use crate::inflight_limit::{InflightLimit, Load};
 use crate::log::{Level, Log};
+use crate::memory_budget::Account;
 use crate::metrics::RequestKind;
 use crate::pool::{PoolHandle, Seat};
 use crate::stop::Stop;
@@ -14,8 +15,8 @@ use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-use zebu::storage::{IoBuf, Socket};
 use zebu::{Access, Durability, ErrorKind, Format, Image, ZeroMode};
+use zebu_storage::{IoBuf, Socket};
 
 /// Bytes of data in flight; the kernel's further requests wait.
 const MAX_BYTES: u64 = 64 << 20;
@@ -52,18 +53,21 @@ impl ImageFile {
 
     /// Does what the kernel asks until the file is unmounted, or until it is told to stop. Requests that it took may go on
     /// afterwards.
-    pub(super) async fn serve(self, seat: Seat, device: Socket, stop: Stop) {
+    pub(super) async fn serve(self, seat: Seat, device: Socket, account: Account, stop: Stop) {
         let (export, log) = (Arc::clone(&self.export), self.log.clone());
-        if let Err(error) = self.serve_until(seat, device, stop).await {
+        if let Err(error) = self.serve_until(seat, device, account, stop).await {
             let name = export.name();
             log.write(Level::Error, format_args!("the file of '{name}' can't be served: {error}"));
         }
     }
 
-    async fn serve_until(self, seat: Seat, device: Socket, stop: Stop) -> io::Result<()> {
+    async fn serve_until(self, seat: Seat, device: Socket, account: Account, stop: Stop) -> io::Result<()> {
         let mut requests = Requests::new(&seat.worker, &device)?;
-        let server = FileServer { file: self, seat, budget: Budget::new(MAX_BYTES), next: Cell::new(0) };
-        while server.take_some(&mut requests).await? {
+        let limit = InflightLimit::new(Load { requests: usize::MAX, bytes: MAX_BYTES }, account);
+        let server = FileServer { file: self, seat, limit: Arc::new(limit), next: Cell::new(0) };
+        // What is taken and waits for memory in the end is answered with an error.
+        // Where more is always there, `or` would never look at the switch.
+        while !stop.is_thrown() && stop.or(server.take_some(&mut requests)).await.transpose()? == Some(true) {
             match stop.or(requests.wait()).await {
                 Some(result) => result?,
                 None => break,
@@ -99,7 +103,7 @@ impl ImageFile {
 struct FileServer {
     file: ImageFile,
     seat: Seat,
-    budget: Budget,
+    limit: Arc<InflightLimit>,
     /// The thread for the next request.
     next: Cell<usize>,
 }
@@ -123,7 +127,7 @@ impl FileServer {
     async fn start(&self, Request { ask, .. }: Request, answer: Answer, data: IoBuf, memory: u64) {
         let file = &self.file;
         match ask {
-            Ask::Forget => {}
+            Ask::Forget => answer.none(),
             Ask::Close => answer.ok(&[]),
             Ask::Unknown => answer.error(Errno::NOSYS),
             Ask::GetAttr => answer.ok(&file.attributes()),
@@ -197,7 +201,11 @@ impl FileServer {
         bytes: u64,
         work: impl FnOnce(Job) -> F + Send + 'static,
     ) {
-        let share = self.budget.take(bytes).await;
+        if self.file.export.is_closed() {
+            // Dropped, the work answers with an error.
+            return;
+        }
+        let share = Share { load: self.limit.enter(bytes).await, limit: Arc::clone(&self.limit) };
         let thread = self.next.get() % self.file.threads;
         self.next.set(thread + 1);
         let (export, since) = (Arc::clone(&self.file.export), Instant::now());
@@ -213,6 +221,18 @@ impl FileServer {
     }
 }
 
+/// Room for a request, given back when this is dropped.
+struct Share {
+    limit: Arc<InflightLimit>,
+    load: Load,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.limit.leave(self.load);
+    }
+}
+
 /// A request under way.
 struct Job {
     export: Arc<Export>,
@@ -220,6 +240,12 @@ struct Job {
     kind: RequestKind,
     since: Instant,
     _share: Share,
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.export.close_if_panicking();
+    }
 }
 
 impl Job {
@@ -246,7 +272,7 @@ impl Job {
     }
 
     async fn flush(self, answer: Answer) {
-        let result = self.image().flush(&self.seat.worker).await;
+        let result = self.export.flush(&self.seat.worker).await;
         self.finish(answer, 0, result);
     }
 

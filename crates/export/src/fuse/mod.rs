@@ -1,6 +1,5 @@
 //! An image as a file with the bytes of the disk.
 
-mod budget;
 mod device;
 mod extents;
 mod filesystem;

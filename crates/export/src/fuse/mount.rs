@@ -5,6 +5,7 @@ use super::filesystem::ImageFile;
 use crate::error::ExportError;
 use crate::export::Export;
 use crate::log::{Level, Log};
+use crate::memory_budget::{Due, MemoryBudget};
 use crate::pool::WorkerPool;
 use crate::stop::Stop;
 use fuser::{Config, Filesystem, InitFlags, KernelConfig, MountOption, Session, SessionACL};
@@ -17,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use zebu::Access;
-use zebu::storage::Socket;
+use zebu_storage::Socket;
 
 /// Requests of one file that the kernel may have under way without anybody waiting for each.
 const BACKGROUND: u16 = 256;
@@ -25,11 +26,13 @@ const BACKGROUND: u16 = 256;
 /// How an image is mounted.
 #[derive(Debug, Clone)]
 pub struct FuseConfig {
+    /// Memory of all clients, in which the requests of those who use the file take part.
+    pub memory: MemoryBudget,
     /// Where messages go.
     pub log: Log,
 }
 
-/// What is agreed on with the kernel when the file is mounted; what comes afterwards is [`ImageFile`]'s.
+/// The agreement with the kernel when the file is mounted; later requests are [`ImageFile`]'s.
 #[derive(Debug)]
 struct Handshake;
 
@@ -45,7 +48,12 @@ impl Filesystem for Handshake {
 }
 
 fn failure(export: &Export, path: &Path, source: io::Error) -> ExportError {
-    ExportError::Socket { doing: format!("mount '{}' over '{}'", export.name(), path.display()), source }
+    let image = export.image().path().display();
+    ExportError::Socket { doing: format!("mount '{image}' over '{}'", path.display()), source }
+}
+
+fn has_helper(options: &Config) -> bool {
+    options.mount_options.contains(&MountOption::AutoUnmount)
 }
 
 /// An image that is mounted as a file. Dropping it unmounts it.
@@ -59,6 +67,7 @@ pub struct FuseMount {
     path: PathBuf,
     /// Whether the file below was made for this.
     is_ours: bool,
+    memory: MemoryBudget,
     log: Log,
 }
 
@@ -82,6 +91,7 @@ impl FuseMount {
             ended: None,
             path: path.to_owned(),
             is_ours,
+            memory: config.memory,
             log: config.log,
         };
         let metadata = fs::metadata(path).map_err(fail)?;
@@ -103,7 +113,18 @@ impl FuseMount {
             options.acl = SessionACL::All;
             options.mount_options.push(MountOption::AutoUnmount);
         }
-        mount.session = Some(Session::new(Handshake, &mount.path, &options).map_err(fail)?);
+        let mounted = Session::new(Handshake, &mount.path, &options);
+        let mounted = match mounted {
+            // The helper is not installed, which root can do without.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && has_helper(&options) => {
+                options.mount_options.retain(|option| *option != MountOption::AutoUnmount);
+                let what = "without fusermount3 (of the package fuse3) a killed server stays mounted outside of the sandbox";
+                mount.log.write(Level::Info, format_args!("'{}': {what}", mount.path.display()));
+                Session::new(Handshake, &mount.path, &options)
+            }
+            mounted => mounted,
+        };
+        mount.session = Some(mounted.map_err(fail)?);
         Ok(mount)
     }
 
@@ -115,6 +136,13 @@ impl FuseMount {
         let Some(session) = &self.session else { return Ok(()) };
         let device = session.as_fd().try_clone_to_owned().and_then(Socket::new);
         let device = device.map_err(|error| failure(&self.export, &self.path, error))?;
+        // A buffer for the next write, and the largest request.
+        let due = Due { fixed: MAX_WRITE.into(), reserve: MAX_WRITE.into() };
+        let account = self.memory.admit(due, Arc::default()).ok_or_else(|| {
+            let full =
+                io::Error::new(io::ErrorKind::OutOfMemory, "clients have half of the memory by being there");
+            failure(&self.export, &self.path, full)
+        })?;
         let file = ImageFile::new(&self.export, &pool.handle(), pool.threads(), &self.log);
         let stop = self.stop.clone();
         // Whatever ends the task drops the sender.
@@ -123,7 +151,7 @@ impl FuseMount {
         let handle = pool.handle();
         handle.spawn_on(handle.least_loaded(), move |seat| async move {
             let _running: std::sync::mpsc::Sender<()> = running;
-            file.serve(seat, device, stop).await;
+            file.serve(seat, device, account, stop).await;
         });
         Ok(())
     }
@@ -168,8 +196,10 @@ impl FuseMount {
                 // Its users get errors when the device is closed.
                 let _ = unmount(&self.path, UnmountFlags::DETACH);
             }
-            // Done, done by somebody else, or not for us to do: then fusermount does it.
-            Ok(()) | Err(_) => {
+            // Lets go of the helper, if there is one; nothing is left to be done.
+            Ok(()) => drop(session.unmount()),
+            // Done by somebody else, or not for us to do: then fusermount does it.
+            Err(_) => {
                 if let Err(error) = session.unmount() {
                     self.log.write(Level::Warning, format_args!("could not unmount '{path}': {error}"));
                 }

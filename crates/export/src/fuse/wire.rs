@@ -16,7 +16,7 @@ const ROOT: u64 = 1;
 /// The type of a regular file, in a mode.
 const REGULAR: u32 = 0o100_000;
 
-/// What a SETATTR wants to change (`FATTR_*`).
+/// Attributes that a SETATTR wants to change (`FATTR_*`).
 const ATTR_MODE: u32 = 1;
 const ATTR_UID: u32 = 1 << 1;
 const ATTR_GID: u32 = 1 << 2;
@@ -26,7 +26,7 @@ const ATTR_SIZE: u32 = 1 << 3;
 const OPEN_DIRECT_IO: u32 = 1;
 const OPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 
-/// What is asked for. Offsets and lengths in bytes.
+/// A request. Offsets and lengths in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ask {
     GetAttr,
@@ -138,7 +138,7 @@ pub(crate) fn answer_header(unique: u64, errno: i32, len: usize) -> [u8; ANSWER_
     bytes
 }
 
-/// What the kernel is told of the file.
+/// Attributes of the file, for the kernel.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Attributes {
     /// Bytes.

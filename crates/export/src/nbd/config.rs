@@ -3,6 +3,7 @@
 #[cfg(feature = "tls")]
 use super::tls::TlsConfig;
 use crate::log::Log;
+use crate::memory_budget::MemoryBudget;
 
 /// Limits of a server.
 #[derive(Debug, Clone)]
@@ -13,6 +14,8 @@ pub struct NbdConfig {
     pub max_requests: usize,
     /// Bytes of data of these requests. (One request is served however large it is.)
     pub max_bytes: u64,
+    /// Memory of all clients: their connections, and the data of their requests and replies.
+    pub memory: MemoryBudget,
     /// How long the conversation before the first request may take, in seconds.
     pub handshake_timeout: u32,
     /// After how many seconds without a request a client is sent away; `None`: never.
@@ -32,6 +35,7 @@ impl Default for NbdConfig {
             max_clients: 1024,
             max_requests: 512,
             max_bytes: 32 << 20,
+            memory: MemoryBudget::default(),
             handshake_timeout: 10,
             idle_timeout: None,
             stop_timeout: 10,

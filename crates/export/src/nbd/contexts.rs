@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-/// What comes before the name of a bitmap in that of its context.
+/// The prefix of a bitmap's name in that of its context.
 const BITMAP: &str = "qemu:dirty-bitmap:";
 
 /// A metadata context.
@@ -12,7 +12,7 @@ pub(crate) enum Context {
     Allocation,
     /// Which image of the chain a range comes from: 0 none, 1 the exported one, 2 its backing file, and so on.
     Depth,
-    /// What is dirty in a bitmap, by its place among those of the export.
+    /// The dirty ranges of a bitmap, by its place among those of the export.
     Bitmap(u32),
 }
 

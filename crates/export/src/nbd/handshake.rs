@@ -24,7 +24,7 @@ const MAX_SKIPPED_OPTION: u32 = 1 << 20;
 /// Block size that suits every image.
 const PREFERRED_BLOCK: u32 = 4096;
 
-/// What was agreed on.
+/// The result of a handshake.
 #[derive(Debug, Clone)]
 pub(crate) struct Agreement {
     pub(crate) export: Arc<Export>,
@@ -46,7 +46,7 @@ pub(crate) struct Handshake<'a> {
     contexts: Option<(Arc<Export>, Contexts)>,
 }
 
-/// What follows an option.
+/// The next step after an option.
 enum Next {
     Option,
     Serve(Box<Agreement>),
@@ -353,7 +353,7 @@ impl<'a> Handshake<'a> {
     }
 }
 
-/// What metadata contexts are asked for.
+/// The purpose of asking for metadata contexts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Purpose {
     List,

@@ -9,7 +9,7 @@ use zebu::storage::{IoBuf, IoBufs, Worker};
 /// Bytes that are received at once beside a payload.
 const STAGING: usize = 128 << 10;
 
-/// What a client has sent and nobody has looked at yet.
+/// Bytes that a client has sent and that were not processed yet.
 pub(crate) struct Inbox {
     worker: Worker,
     transport: Transport,

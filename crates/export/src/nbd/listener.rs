@@ -2,10 +2,12 @@
 
 use crate::error::ExportError;
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, accept_with, sockopt};
+use rustix::net::{SocketAddrAny, SocketFlags, acceptfrom_with, sockopt};
+use std::net::SocketAddr;
 use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
-use zebu::storage::Socket;
+use zebu_storage::Socket;
 
 /// A listening socket.
 #[derive(Debug, Clone)]
@@ -42,7 +44,7 @@ impl Listener {
         Self::new(listener.into(), name, Kind::Tcp)
     }
 
-    fn new(fd: std::os::fd::OwnedFd, name: String, kind: Kind) -> Result<Self, ExportError> {
+    fn new(fd: OwnedFd, name: String, kind: Kind) -> Result<Self, ExportError> {
         match Socket::new(fd) {
             Ok(socket) => Ok(Self { socket, name, kind }),
             Err(source) => Err(ExportError::Socket { doing: format!("listen on {name}"), source }),
@@ -58,17 +60,32 @@ impl Listener {
         &self.socket
     }
 
-    /// A client that has come, if one has.
+    /// A client that has come, if one has, and who it is, for messages.
     ///
     /// # Errors
     /// EAGAIN if none has; others, such as a lack of descriptors, may pass.
-    pub(crate) fn accept(&self) -> Result<Socket, Errno> {
-        let fd = accept_with(&self.socket, SocketFlags::CLOEXEC)?;
+    pub(crate) fn accept(&self) -> Result<(Socket, String), Errno> {
+        let (fd, address) = acceptfrom_with(&self.socket, SocketFlags::CLOEXEC)?;
         if self.kind == Kind::Tcp {
             // Replies are not to wait for each other; vanished clients are to be noticed in the end.
             let _ = sockopt::set_tcp_nodelay(&fd, true);
             let _ = sockopt::set_socket_keepalive(&fd, true);
         }
-        Socket::new(fd).map_err(|error| error.raw_os_error().map_or(Errno::INVAL, Errno::from_raw_os_error))
+        let name = name_of(&fd, address);
+        let socket = Socket::new(fd);
+        let socket =
+            socket.map_err(|error| error.raw_os_error().map_or(Errno::INVAL, Errno::from_raw_os_error))?;
+        Ok((socket, name))
+    }
+}
+
+/// The address of a client, or the process that a Unix socket's client was when it connected.
+fn name_of(socket: &OwnedFd, address: Option<SocketAddrAny>) -> String {
+    match address.map(SocketAddr::try_from) {
+        Some(Ok(address)) => address.to_string(),
+        _ => match sockopt::socket_peercred(socket) {
+            Ok(peer) => format!("of process {} (user {})", peer.pid.as_raw_nonzero(), peer.uid.as_raw()),
+            Err(_) => "at a Unix socket".to_owned(),
+        },
     }
 }

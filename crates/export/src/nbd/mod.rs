@@ -2,7 +2,6 @@
 
 mod config;
 mod contexts;
-mod gate;
 mod handshake;
 mod inbox;
 mod listener;

@@ -9,7 +9,7 @@ pub(crate) const MAX_OPTION_DATA: usize = 64 << 10;
 /// Metadata contexts that one option may ask for.
 const MAX_QUERIES: u32 = 256;
 
-/// What precedes an option's data.
+/// The header in front of an option's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OptionHeader {
     /// Number of the option.
@@ -145,7 +145,7 @@ fn context_request<'a>(at: &mut Cursor<'a>) -> Result<ContextRequest<'a>, Option
     Ok(ContextRequest { export, queries })
 }
 
-/// What is left of some bytes.
+/// The unread rest of some bytes.
 struct Cursor<'a>(&'a [u8]);
 
 impl<'a> Cursor<'a> {

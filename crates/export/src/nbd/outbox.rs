@@ -1,9 +1,9 @@
 //! Sending: replies are collected while the completions of one turn are looked at, and go out in one call. Small ones
 //! after which nothing is left to do go out with the call that waits for the next request.
 
-use super::gate::{Gate, Load};
 use super::peers::Peer;
 use super::transport::Transport;
+use crate::inflight_limit::{InflightLimit, Load};
 use std::cell::RefCell;
 use std::future::poll_fn;
 use std::io;
@@ -25,7 +25,7 @@ pub(crate) struct Outbox {
 
 struct State {
     queue: IoBufs,
-    /// What the queued replies give back to the gate.
+    /// The load that the queued replies give back to the limit.
     load: Load,
     arena: IoBuf,
     waker: Option<Waker>,
@@ -64,6 +64,20 @@ impl Outbox {
         }
     }
 
+    /// A request has vanished: what it took is given back, and no further reply is sent.
+    pub(crate) fn give_up(&self, load: Load) {
+        // Taken if the panic came from in here; then nothing is sent any more in any case.
+        let Ok(mut state) = self.state.try_borrow_mut() else { return };
+        state.is_broken = true;
+        state.queue.0.clear();
+        state.load.add(load);
+        let waker = state.waker.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
     /// Lets [`Outbox::run`] end when everything is sent.
     pub(crate) fn close(&self) {
         let mut state = self.state.borrow_mut();
@@ -77,7 +91,7 @@ impl Outbox {
 
     /// Sends what is queued until it is closed. If the connection breaks, replies go nowhere from then on, and the
     /// other direction ends too.
-    pub(crate) async fn run(&self, transport: &Transport, gate: &Gate, peer: &Arc<Peer>) {
+    pub(crate) async fn run(&self, transport: &Transport, limit: &InflightLimit, peer: &Arc<Peer>) {
         let mut batch = IoBufs::new();
         let mut lazy = None;
         loop {
@@ -88,7 +102,7 @@ impl Outbox {
                 self.note_sent(result.is_ok(), peer);
             }
             let Some(load) = load else { return };
-            let is_last = gate.holds_only(load) && (1..=LAZY).contains(&batch.len());
+            let is_last = limit.holds_only(load) && (1..=LAZY).contains(&batch.len());
             if is_last && let Some(socket) = transport.plain() {
                 lazy = Some(self.worker.send_lazily(socket, std::mem::take(&mut batch)));
                 peer.touch();
@@ -98,7 +112,7 @@ impl Outbox {
                 batch.0.clear();
                 self.note_sent(result.is_ok(), peer);
             }
-            gate.leave(load);
+            limit.leave(load);
         }
     }
 

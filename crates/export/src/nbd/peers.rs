@@ -1,11 +1,12 @@
 //! The clients of a server, as everybody but their own session sees them.
 
+use crate::export::Export;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::Shutdown;
 use slab::Slab;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use zebu::storage::Socket;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use zebu_storage::Socket;
 
 /// One client.
 #[derive(Debug)]
@@ -16,7 +17,11 @@ pub(crate) struct Peer {
     /// Looks since something was, or since it came.
     quiet: AtomicU32,
     is_serving: AtomicBool,
+    /// The export, once it is chosen.
+    export: OnceLock<Arc<Export>>,
     requests: AtomicUsize,
+    /// Bytes of memory that its requests take.
+    held: Arc<AtomicU64>,
 }
 
 impl Peer {
@@ -26,7 +31,9 @@ impl Peer {
             is_active: AtomicBool::new(false),
             quiet: AtomicU32::new(0),
             is_serving: AtomicBool::new(false),
+            export: OnceLock::new(),
             requests: AtomicUsize::new(0),
+            held: Arc::default(),
         }
     }
 
@@ -45,8 +52,18 @@ impl Peer {
         self.requests.store(requests, Relaxed);
     }
 
+    /// Where its account says what it holds.
+    pub(crate) fn held(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.held)
+    }
+
     /// The handshake is over.
-    pub(crate) fn serves(&self) {
+    pub(crate) fn serves(&self, export: &Arc<Export>) {
+        let _ = self.export.set(Arc::clone(export));
+        self.begin_serving();
+    }
+
+    fn begin_serving(&self) {
         self.quiet.store(0, Relaxed);
         self.is_serving.store(true, Relaxed);
     }
@@ -64,7 +81,7 @@ impl Peer {
         })
     }
 
-    /// Whoever receives finds the end.
+    /// Ends the receiving side: a receiver finds the end.
     fn stop_receiving(&self) {
         self.shut_down(Shutdown::Read);
     }
@@ -85,7 +102,8 @@ impl Peer {
         let is_busy = is_serving && (was_active || self.requests.load(Relaxed) > 0);
         self.quiet.store(if is_busy { 0 } else { quiet }, Relaxed);
         let limit = if is_serving { limits.idle } else { limits.handshake };
-        !is_busy && limit.is_some_and(|limit| quiet >= limit)
+        let is_in_the_way = limits.memory_is_short && self.held.load(Relaxed) > 0;
+        !is_busy && (limit.is_some_and(|limit| quiet >= limit) || is_in_the_way && quiet >= STUCK)
     }
 }
 
@@ -94,7 +112,12 @@ impl Peer {
 pub(crate) struct TimeLimits {
     pub(crate) handshake: Option<u32>,
     pub(crate) idle: Option<u32>,
+    /// Others wait for memory.
+    pub(crate) memory_is_short: bool,
 }
+
+/// For so many seconds a client may hold memory that others wait for, without taking replies or sending its data.
+const STUCK: u32 = 30;
 
 /// All clients.
 #[derive(Debug, Default)]
@@ -125,6 +148,13 @@ impl Peers {
         let peers = self.lock();
         let over = peers.iter().filter(|(_, peer)| peer.look(limits)).map(|(_, peer)| peer.hang_up());
         over.count()
+    }
+
+    /// Ends the connections to an export that was closed.
+    pub(crate) fn leave_closed(&self) {
+        let peers = self.lock();
+        let of_closed = peers.iter().filter(|(_, peer)| peer.export.get().is_some_and(|of| of.is_closed()));
+        of_closed.for_each(|(_, peer)| peer.hang_up());
     }
 
     /// No client's further requests are received.
@@ -164,19 +194,34 @@ mod tests {
 
     #[test]
     fn slow_handshakes_and_idle_clients_come_to_their_end() {
-        let limits = TimeLimits { handshake: Some(3), idle: Some(2) };
+        let limits = TimeLimits { handshake: Some(3), idle: Some(2), memory_is_short: false };
         let peer = Peer::for_test();
         peer.touch();
         assert_eq!([0; 3].map(|_| peer.look(&limits)), [false, false, true], "activity does not help");
         let peer = Peer::for_test();
         peer.look(&limits);
-        peer.serves();
+        peer.begin_serving();
         peer.touch();
         assert_eq!([0; 3].map(|_| peer.look(&limits)), [false, false, true]);
         peer.set_requests(1);
         assert!(!peer.look(&limits), "a slow disk is not the client's fault");
         peer.set_requests(0);
         assert!(!peer.look(&limits));
-        assert!(!peer.look(&TimeLimits { handshake: Some(1), idle: None }));
+        assert!(!peer.look(&TimeLimits { handshake: Some(1), idle: None, memory_is_short: false }));
+    }
+
+    #[test]
+    fn clients_that_hold_memory_which_others_wait_for_come_to_their_end() {
+        let peer = Peer::for_test();
+        peer.begin_serving();
+        let turns = |peer: &Peer, memory_is_short| {
+            peer.touch();
+            let limits = TimeLimits { handshake: None, idle: None, memory_is_short };
+            (0..100).position(|_| peer.look(&limits))
+        };
+        assert_eq!(turns(&peer, true), None, "it holds nothing");
+        peer.held().store(1000, Relaxed);
+        assert_eq!(turns(&peer, false), None, "nobody waits");
+        assert_eq!(turns(&peer, true), Some(STUCK as usize));
     }
 }

@@ -20,7 +20,7 @@ pub(crate) const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 pub(crate) const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
 bitflags! {
-    /// What both sides say before the first option. (A server's word has 16 bits, a client's 32.)
+    /// Flags that both sides send before the first option. (A server's word has 16 bits, a client's 32.)
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub(crate) struct HandshakeFlags: u32 {
         /// Options may fail.
@@ -29,7 +29,7 @@ bitflags! {
         const NO_ZEROES = 1 << 1;
     }
 
-    /// What an export can do.
+    /// Capabilities of an export.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct TransmissionFlags: u16 {
         /// Always set.

@@ -76,7 +76,7 @@ impl Head {
     }
 }
 
-/// What precedes `len` bytes that were read.
+/// The header in front of `len` bytes that were read.
 pub(crate) fn read_head(style: ReplyStyle, ticket: Ticket, len: u32) -> Head {
     match style {
         ReplyStyle::Simple => Head::simple(ticket, 0),
@@ -118,7 +118,7 @@ pub(crate) fn error_reply(style: ReplyStyle, ticket: Ticket, errno: NbdErrno, me
 pub(crate) struct StatusRun {
     /// Bytes.
     pub(crate) len: u64,
-    /// What the context says of them.
+    /// Their state in the context.
     pub(crate) flags: u64,
 }
 

@@ -58,12 +58,12 @@ impl RequestHeader {
     }
 }
 
-/// What the request is judged by.
+/// The terms by which a request is judged.
 #[derive(Debug, Clone, Copy)]
 pub struct Terms {
     /// Form of the headers.
     pub style: HeaderStyle,
-    /// What the export can do, as it was told to the client.
+    /// Capabilities of the export, as they were told to the client.
     pub flags: TransmissionFlags,
     /// Bytes of the disk now.
     pub size: u64,
@@ -127,7 +127,7 @@ pub enum Command {
     },
 }
 
-/// What is to be done with a request.
+/// The treatment of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// Do it.
@@ -198,7 +198,9 @@ fn judge_command(
     let (len, fua) = (header.len, flags.contains(CommandFlags::FUA));
     let is_on_disk = header.offset.checked_add(len).is_some_and(|end| end <= terms.size);
     if !is_on_disk && header.command != command::FLUSH {
-        let errno = if writes { NbdErrno::NoSpace } else { NbdErrno::Invalid };
+        // A trim asks for no space.
+        let takes_space = matches!(header.command, command::WRITE | command::WRITE_ZEROES);
+        let errno = if takes_space { NbdErrno::NoSpace } else { NbdErrno::Invalid };
         return Err((errno, "the request reaches past the end of the disk"));
     }
     let payload = || match u32::try_from(len) {
@@ -310,7 +312,7 @@ mod tests {
     fn ranges_past_the_end_are_refused_and_their_payload_skipped() {
         let terms = terms(HeaderStyle::Compact);
         for command in [0, 4, 5, 6, 7] {
-            let expected = if matches!(command, 4 | 6) { NbdErrno::NoSpace } else { NbdErrno::Invalid };
+            let expected = if command == 6 { NbdErrno::NoSpace } else { NbdErrno::Invalid };
             for (offset, len) in
                 [(SIZE, 1), (SIZE - 1, 2), (u64::MAX, 1), (u64::MAX, u64::MAX), (0, SIZE + 1)]
             {

@@ -1,36 +1,55 @@
 //! Taking clients in, and letting them go.
 
 use super::config::NbdConfig;
-use super::gate::Load;
 use super::handshake::Handshake;
 use super::inbox::Inbox;
 use super::listener::Listener;
 use super::peers::{Membership, Peers, TimeLimits};
 use super::session::Session;
-use super::transport::Transport;
+use super::transport::{Transport, is_tls_failure};
 use crate::error::ExportError;
 use crate::export::Exports;
+use crate::inflight_limit::{InflightLimit, Load};
 use crate::log::{Level, Seldom};
+use crate::memory_budget::Due;
 use crate::pool::{PoolHandle, Seat, WorkerPool};
 use crate::stop::Stop;
 use rustix::io::Errno;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use zebu::storage::Socket;
+use zebu_storage::Socket;
 
 /// How often the watch looks at the clients.
 const LOOK: Duration = Duration::from_secs(1);
 /// How long to wait when there is nothing to accept with (descriptors, memory).
 const BREATH: Duration = Duration::from_millis(100);
 
-/// What all of a server's tasks share.
+/// Bytes that a connection takes for what it receives.
+const CONNECTION: u64 = 128 << 10;
+/// Bytes that TLS takes beside them.
+const TLS: u64 = 128 << 10;
+
+/// State that all of a server's tasks share.
 struct Shared {
     exports: Exports,
     config: NbdConfig,
     peers: Arc<Peers>,
     pool: PoolHandle,
     stop: Stop,
+    /// When it was told last that TLS or a lack of memory sent a client away.
+    failures: Mutex<Seldom>,
+}
+
+impl Shared {
+    /// How important it is that a client was sent away for this. A TLS handshake that fails, and too little memory, are
+    /// matters of how the server or the client is set up, and told by themselves, unless strangers do so all the time.
+    fn level_of(&self, error: &io::Error) -> Level {
+        let is_matter_of_setup = is_tls_failure(error) || error.kind() == io::ErrorKind::OutOfMemory;
+        let is_news = is_matter_of_setup
+            && self.failures.lock().unwrap_or_else(PoisonError::into_inner).is_due(Instant::now());
+        if is_news { Level::Warning } else { Level::Info }
+    }
 }
 
 /// A server that takes clients in. Dropping it stops it, too.
@@ -53,13 +72,14 @@ impl NbdServer {
             peers: Arc::default(),
             pool: pool.handle(),
             stop: Stop::default(),
+            failures: Mutex::default(),
         });
         for listener in listeners {
             let of = Arc::clone(&shared);
-            shared.pool.spawn_on(0, move |seat| async move { accept(of, &listener, &seat).await });
+            shared.pool.spawn_waiting(0, move |seat| async move { accept(of, &listener, &seat).await });
         }
         let of = Arc::clone(&shared);
-        shared.pool.spawn_on(0, move |seat| async move { watch(&of, &seat).await });
+        shared.pool.spawn_waiting(0, move |seat| async move { watch(&of, &seat).await });
         Ok(Self(shared))
     }
 
@@ -84,7 +104,10 @@ impl Drop for NbdServer {
 async fn accept(shared: Arc<Shared>, listener: &Listener, seat: &Seat) {
     let Shared { config, stop, .. } = &*shared;
     let mut failures = Seldom::default();
-    while let Some(ready) = stop.or(seat.worker.readable(listener.socket())).await {
+    // A client that is there already makes the socket readable at once: `or` would never look at the switch.
+    while !stop.is_thrown()
+        && let Some(ready) = stop.or(seat.worker.readable(listener.socket())).await
+    {
         if let Err(error) = ready {
             config
                 .log
@@ -93,7 +116,7 @@ async fn accept(shared: Arc<Shared>, listener: &Listener, seat: &Seat) {
         }
         while !stop.is_thrown() {
             match listener.accept() {
-                Ok(socket) => welcome(&shared, socket, listener),
+                Ok((socket, client)) => welcome(&shared, socket, client, listener),
                 Err(Errno::AGAIN) => break,
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(errno) => {
@@ -118,7 +141,7 @@ fn in_words(errno: Errno) -> String {
     }
 }
 
-fn welcome(shared: &Arc<Shared>, socket: Socket, listener: &Listener) {
+fn welcome(shared: &Arc<Shared>, socket: Socket, client: String, listener: &Listener) {
     let Shared { config, peers, pool, .. } = &**shared;
     let Some(membership) = peers.admit(&socket, config.max_clients) else {
         let most = config.max_clients;
@@ -128,10 +151,13 @@ fn welcome(shared: &Arc<Shared>, socket: Socket, listener: &Listener) {
     let of = Arc::clone(shared);
     pool.spawn_on(pool.least_loaded(), move |seat| async move {
         let log = &of.config.log;
-        log.write(Level::Debug, format_args!("client {socket:?} connects"));
+        log.write(Level::Debug, format_args!("client {client} connects"));
         match serve(&of, &socket, &membership, &seat).await {
-            Ok(()) => log.write(Level::Debug, format_args!("client {socket:?} leaves")),
-            Err(error) => log.write(Level::Info, format_args!("client {socket:?} is sent away: {error}")),
+            Ok(()) => log.write(Level::Debug, format_args!("client {client} leaves")),
+            Err(error) => {
+                let level = of.level_of(&error);
+                log.write(level, format_args!("client {client} is sent away: {error}"));
+            }
         }
     });
 }
@@ -142,16 +168,21 @@ async fn serve(shared: &Shared, socket: &Socket, membership: &Membership, seat: 
         return Ok(());
     }
     let peer = membership.peer();
+    let fixed = CONNECTION + if config.has_tls() { TLS } else { 0 };
+    let account = config.memory.admit(Due { fixed, reserve: 0 }, peer.held()).ok_or_else(|| {
+        let most = config.memory.limit() >> 20;
+        io::Error::new(io::ErrorKind::OutOfMemory, format!("connections take half of {most} MiB"))
+    })?;
     let plain = Transport::Plain(socket.clone());
     let mut inbox = Inbox::new(&seat.worker, &plain, peer);
     let mut handshake = Handshake::new(&seat.worker, &plain, exports, config);
     let agreement = handshake.run(&mut inbox).await?;
     let Some(agreement) = agreement else { return Ok(()) };
-    peer.serves();
+    peer.serves(&agreement.export);
     let most = Load { requests: config.max_requests.max(1), bytes: config.max_bytes };
     let export = Arc::clone(&agreement.export);
     export.metrics().client_comes();
-    let session = Session::new(seat, agreement, most, peer, stop);
+    let session = Session::new(seat, agreement, InflightLimit::new(most, account), peer, stop);
     let result = session.run(&mut inbox, handshake.transport(), peer).await;
     export.metrics().client_goes();
     result
@@ -160,8 +191,19 @@ async fn serve(shared: &Shared, socket: &Socket, membership: &Membership, seat: 
 /// Sends clients away whose time is over. In the end, waits for all to leave.
 async fn watch(shared: &Shared, seat: &Seat) {
     let Shared { config, peers, stop, .. } = shared;
-    let limits = TimeLimits { handshake: Some(config.handshake_timeout.max(1)), idle: config.idle_timeout };
+    let handshake = Some(config.handshake_timeout.max(1));
+    let mut told = Vec::new();
     while stop.or(seat.worker.sleep(LOOK)).await.is_some() {
+        for export in shared.exports.iter().filter(|export| export.is_closed()) {
+            peers.leave_closed();
+            if !told.contains(&export.name()) {
+                told.push(export.name());
+                let what = "is closed by a fault of the server's own; others go on";
+                config.log.write(Level::Error, format_args!("the export '{}' {what}", export.name()));
+            }
+        }
+        let memory_is_short = config.memory.waiting() > 0;
+        let limits = TimeLimits { handshake, idle: config.idle_timeout, memory_is_short };
         let over = peers.look(&limits);
         if over > 0 {
             config.log.write(Level::Info, format_args!("sent {over} clients away, whose time was over"));
@@ -176,4 +218,144 @@ async fn watch(shared: &Shared, seat: &Seat) {
         left = left.saturating_sub(step);
     }
     peers.hang_up();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::export::Export;
+    use crate::log::Log;
+    use crate::pool::PoolConfig;
+    use std::io::{Read, Write};
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::path::Path;
+    use zebu::storage::{Engine, Worker, WorkerConfig};
+    use zebu::{Access, Format, Image, OpenOptions};
+
+    const SIZE: usize = 1 << 20;
+    const BLOCK: usize = 4096;
+
+    /// A client that has chosen an export, by the oldest way there is.
+    fn client(socket: &Path, name: &str) -> io::Result<UnixStream> {
+        let mut stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+        stream.read_exact(&mut [0; 18])?;
+        let mut choice = vec![0, 0, 0, 3];
+        choice.extend(b"IHAVEOPT");
+        choice.extend([0, 0, 0, 1]);
+        choice.extend((name.len() as u32).to_be_bytes());
+        choice.extend(name.as_bytes());
+        stream.write_all(&choice)?;
+        stream.read_exact(&mut [0; 10])?;
+        Ok(stream)
+    }
+
+    fn ask(stream: &mut UnixStream, command: u16, payload: &[u8], answer: usize) -> io::Result<Vec<u8>> {
+        let mut request = 0x2560_9513_u32.to_be_bytes().to_vec();
+        request.extend([0, 0]);
+        request.extend(command.to_be_bytes());
+        request.extend([0; 16]);
+        let len = if command == 3 { 0 } else { BLOCK as u32 };
+        request.extend(len.to_be_bytes());
+        request.extend(payload);
+        stream.write_all(&request)?;
+        let mut reply = vec![0; 16 + answer];
+        stream.read_exact(&mut reply)?;
+        assert_eq!(reply[4..8], [0; 4]);
+        Ok(reply.split_off(16))
+    }
+
+    fn read(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
+        ask(stream, 0, &[], BLOCK)
+    }
+
+    // Workers without a ring find the listening socket readable without waiting.
+    #[test]
+    fn a_client_that_comes_while_a_server_stops_does_not_hold_it_up() {
+        for engine in [Engine::Auto, Engine::Threads] {
+            let dir = tempfile::tempdir().unwrap();
+            let worker = WorkerConfig { engine, ..WorkerConfig::default() };
+            let of_image = Worker::new(&worker).unwrap();
+            let path = dir.path().join("a");
+            std::fs::write(&path, vec![7; SIZE]).unwrap();
+            let options = OpenOptions { format: Some(Format::Raw), ..OpenOptions::default() };
+            let image = of_image.block_on(Image::open(&of_image, &path, &options)).unwrap();
+            let exports = Exports::new(vec![Export::new("a", &image, Access::ReadOnly)]).unwrap();
+            let socket = dir.path().join("socket");
+            let listener = Listener::unix(UnixListener::bind(&socket).unwrap()).unwrap();
+            let pool = WorkerPool::start(&PoolConfig { worker, ..PoolConfig::default() }).unwrap();
+            let server = NbdServer::start(&pool, exports, vec![listener], NbdConfig::default()).unwrap();
+            // The thread is busy until a client waits and the server is told to stop.
+            let (busy, is_busy) = std::sync::mpsc::channel();
+            let (go_on, may_go_on) = std::sync::mpsc::channel::<()>();
+            pool.handle().spawn_waiting(0, move |_| async move {
+                busy.send(()).unwrap();
+                let _ = may_go_on.recv();
+            });
+            is_busy.recv().unwrap();
+            let client = UnixStream::connect(&socket).unwrap();
+            server.stop();
+            drop(go_on);
+            let (ended, has_ended) = std::sync::mpsc::channel();
+            std::thread::spawn(move || {
+                pool.join();
+                ended.send(()).unwrap();
+            });
+            let in_time = has_ended.recv_timeout(Duration::from_secs(30));
+            assert!(in_time.is_ok(), "{engine:?}: the server does not end");
+            drop(client);
+        }
+    }
+
+    /// In the task that takes requests (1), and in that of a request (2).
+    #[test]
+    fn a_panic_closes_its_export_and_others_go_on() {
+        for place in [1, 2] {
+            let dir = tempfile::tempdir().unwrap();
+            let worker = Worker::new(&WorkerConfig::default()).unwrap();
+            let images = ["a", "b"].map(|name| {
+                let path = dir.path().join(name);
+                std::fs::write(&path, vec![7; SIZE]).unwrap();
+                let options = OpenOptions {
+                    access: Access::ReadWrite,
+                    format: Some(Format::Raw),
+                    ..OpenOptions::default()
+                };
+                worker.block_on(Image::open(&worker, &path, &options)).unwrap()
+            });
+            let exports = [("a", &images[0]), ("b", &images[1])];
+            let exports = exports.map(|(name, image)| Export::new(name, image, Access::ReadWrite));
+            let exports = Exports::new(exports.into()).unwrap();
+            let socket = dir.path().join("socket");
+            let listener = Listener::unix(UnixListener::bind(&socket).unwrap()).unwrap();
+            let (sender, messages) = std::sync::mpsc::channel();
+            let log = Log::new(Level::Error, move |_, message| sender.send(message.to_string()).unwrap());
+            let config = NbdConfig { log, ..NbdConfig::default() };
+            let pool = WorkerPool::start(&PoolConfig::default()).unwrap();
+            let server = NbdServer::start(&pool, exports.clone(), vec![listener], config).unwrap();
+            let [mut first, mut second, mut other] =
+                ["a", "a", "b"].map(|name| client(&socket, name).unwrap());
+            for stream in [&mut first, &mut second, &mut other] {
+                assert_eq!(read(stream).unwrap(), [7; BLOCK]);
+            }
+            ask(&mut other, 1, &[8; BLOCK], 0).unwrap();
+            let export = Arc::clone(exports.find("a").unwrap());
+            export.panic_at(place);
+            assert!(read(&mut first).is_err(), "{place}: a request that panicked is answered");
+            assert_eq!(second.read(&mut [0; 1]).unwrap_or(0), 0, "{place}: who else uses the export stays");
+            assert!(client(&socket, "a").is_err() && export.is_closed() && exports.find("a").is_none());
+            assert_eq!(read(&mut other).unwrap(), [8; BLOCK]);
+            ask(&mut other, 3, &[], 0).unwrap();
+            assert_eq!(read(&mut client(&socket, "b").unwrap()).unwrap(), [8; BLOCK]);
+            server.stop();
+            drop((first, second, other));
+            pool.join();
+            assert_eq!(messages.try_iter().count(), 1, "{place}: it is told once");
+            assert_eq!(server.clients(), 0);
+            assert_eq!(export.metrics().in_flight(), 0, "{place}");
+            for image in &images {
+                worker.block_on(image.close(&worker)).unwrap();
+            }
+        }
+    }
 }

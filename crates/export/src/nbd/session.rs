@@ -2,7 +2,6 @@
 //! are sent by another task, all that came together at once.
 
 use super::contexts::Context;
-use super::gate::{Gate, Load};
 use super::handshake::Agreement;
 use super::inbox::Inbox;
 use super::outbox::Outbox;
@@ -12,6 +11,7 @@ use super::reply::{Ticket, done_head, error_reply, read_head, status_chunk};
 use super::request::{Command, HeaderStyle, Refusal, RequestHeader, Terms, Verdict, Zeroing, judge};
 use super::status::{RunLimit, block_status};
 use super::transport::Transport;
+use crate::inflight_limit::{InflightLimit, Load};
 use crate::metrics::RequestKind;
 use crate::pool::Seat;
 use crate::stop::Stop;
@@ -33,7 +33,7 @@ pub(crate) struct Session {
     seat: Seat,
     agreed: Agreement,
     contexts: Vec<Context>,
-    gate: Gate,
+    limit: InflightLimit,
     outbox: Outbox,
     peer: Arc<Peer>,
     /// Requests that the image works on.
@@ -43,8 +43,10 @@ pub(crate) struct Session {
     stop: Stop,
 }
 
-/// A request under way.
+/// A request under way. One that is dropped before it is over has panicked.
 struct Pending {
+    session: Rc<Session>,
+    is_over: Cell<bool>,
     ticket: Ticket,
     kind: RequestKind,
     /// Bytes of the disk that it is about.
@@ -53,15 +55,40 @@ struct Pending {
     since: Instant,
 }
 
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if !self.is_over.get() {
+            self.session.vanished(self);
+        }
+    }
+}
+
+/// Lets the sender of replies end with the session, however that ends.
+struct Closing<'a>(&'a Session);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        self.0.agreed.export.close_if_panicking();
+        self.0.is_receiving.set(false);
+        self.0.outbox.close();
+    }
+}
+
 type Failure = (NbdErrno, String);
 
 impl Session {
-    pub(crate) fn new(seat: &Seat, agreed: Agreement, most: Load, peer: &Arc<Peer>, stop: &Stop) -> Rc<Self> {
+    pub(crate) fn new(
+        seat: &Seat,
+        agreed: Agreement,
+        limit: InflightLimit,
+        peer: &Arc<Peer>,
+        stop: &Stop,
+    ) -> Rc<Self> {
         Rc::new(Self {
             seat: seat.clone(),
             contexts: agreed.contexts.iter().collect(),
             agreed,
-            gate: Gate::new(most),
+            limit,
             peer: Arc::clone(peer),
             executing: Cell::new(0),
             is_receiving: Cell::new(true),
@@ -82,12 +109,13 @@ impl Session {
     ) -> io::Result<()> {
         let sender = {
             let (me, transport, peer) = (Rc::clone(self), transport.clone(), Arc::clone(peer));
-            self.seat.worker.spawn(async move { me.outbox.run(&transport, &me.gate, &peer).await })
+            self.seat.worker.spawn(async move { me.outbox.run(&transport, &me.limit, &peer).await })
         };
+        let closing = Closing(self);
         let result = self.receive(inbox).await;
         self.is_receiving.set(false);
-        self.gate.empty().await;
-        self.outbox.close();
+        self.limit.empty().await;
+        drop(closing);
         sender.await;
         result
     }
@@ -115,20 +143,36 @@ impl Session {
         Ok(())
     }
 
-    async fn refuse(&self, header: RequestHeader, refusal: Refusal, inbox: &mut Inbox) -> io::Result<()> {
+    async fn refuse(
+        self: &Rc<Self>,
+        header: RequestHeader,
+        refusal: Refusal,
+        inbox: &mut Inbox,
+    ) -> io::Result<()> {
         inbox.skip(refusal.skip).await?;
-        let pending = self.begin(header, RequestKind::Other, 0, 0).await;
+        let pending = self.begin(header, RequestKind::Other, 0, 0).await?;
         self.fail(&pending, (refusal.errno, refusal.message.to_owned()));
         Ok(())
     }
 
     /// Waits for room, and counts a request in. `len`: bytes of the disk; `bytes`: of memory.
-    async fn begin(&self, header: RequestHeader, kind: RequestKind, len: u64, bytes: u64) -> Pending {
-        let load = self.gate.enter(bytes).await;
+    ///
+    /// # Errors
+    /// The server ends first: the request is not begun, and the connection closed.
+    async fn begin(
+        self: &Rc<Self>,
+        header: RequestHeader,
+        kind: RequestKind,
+        len: u64,
+        bytes: u64,
+    ) -> io::Result<Pending> {
+        let ends = || io::Error::new(io::ErrorKind::ConnectionAborted, "the server ends");
+        let load = self.stop.or(self.limit.enter(bytes)).await.ok_or_else(ends)?;
         self.agreed.export.metrics().start(self.seat.thread);
         self.set_executing(self.executing.get() + 1);
         let ticket = Ticket { cookie: header.cookie, offset: header.offset };
-        Pending { ticket, kind, len, load, since: Instant::now() }
+        let (session, is_over) = (Rc::clone(self), Cell::new(false));
+        Ok(Pending { session, is_over, ticket, kind, len, load, since: Instant::now() })
     }
 
     /// Takes a request over. Its payload has been received when this returns.
@@ -142,12 +186,12 @@ impl Session {
         let worker = &self.seat.worker;
         match command {
             Command::Read { len } => {
-                let pending = self.begin(header, RequestKind::Read, len.into(), len.into()).await;
+                let pending = self.begin(header, RequestKind::Read, len.into(), len.into()).await?;
                 let bufs = IoBufs::from(worker.buffer(len as usize));
                 drop(worker.spawn(async move { me.read(pending, bufs).await }));
             }
             Command::Write { len, fua } => {
-                let pending = self.begin(header, RequestKind::Write, len.into(), len.into()).await;
+                let pending = self.begin(header, RequestKind::Write, len.into(), len.into()).await?;
                 // Until it has sent its payload, the client is waited for, and not the image.
                 self.set_executing(self.executing.get() - 1);
                 let payload = inbox.read_payload(worker.buffer(len as usize)).await;
@@ -163,14 +207,14 @@ impl Session {
                 drop(worker.spawn(async move { me.write(pending, payload, fua).await }));
             }
             Command::Flush => {
-                let pending = self.begin(header, RequestKind::Flush, 0, 0).await;
+                let pending = self.begin(header, RequestKind::Flush, 0, 0).await?;
                 drop(worker.spawn(async move {
-                    let result = me.agreed.export.image().flush(&me.seat.worker).await;
+                    let result = me.agreed.export.flush(&me.seat.worker).await;
                     me.end(&pending, result.map_err(failure));
                 }));
             }
             Command::Trim { len, fua } => {
-                let pending = self.begin(header, RequestKind::Discard, len, 0).await;
+                let pending = self.begin(header, RequestKind::Discard, len, 0).await?;
                 drop(worker.spawn(async move {
                     let result = me.agreed.export.image().discard(&me.seat.worker, header.offset, len).await;
                     let result = me.settle(result, fua).await;
@@ -178,16 +222,16 @@ impl Session {
                 }));
             }
             Command::WriteZeroes { len, zeroing, fua } => {
-                let pending = self.begin(header, RequestKind::WriteZeroes, len, 0).await;
+                let pending = self.begin(header, RequestKind::WriteZeroes, len, 0).await?;
                 drop(worker.spawn(async move { me.write_zeroes(pending, zeroing, fua).await }));
             }
             Command::Cache { len } => {
-                let pending = self.begin(header, RequestKind::Other, 0, CACHE_STEP).await;
+                let pending = self.begin(header, RequestKind::Other, 0, CACHE_STEP).await?;
                 drop(worker.spawn(async move { me.read_ahead(pending, len).await }));
             }
             Command::BlockStatus { len, one } => {
                 let bytes = STATUS_BYTES * self.contexts.len() as u64;
-                let pending = self.begin(header, RequestKind::Other, 0, bytes).await;
+                let pending = self.begin(header, RequestKind::Other, 0, bytes).await?;
                 drop(worker.spawn(async move { me.block_status(pending, len, one).await }));
             }
         }
@@ -245,7 +289,7 @@ impl Session {
         self.end(&pending, result.map_err(failure));
     }
 
-    /// Whether the client is there to use what is read ahead. (The receiving side, held back by the gate, may not know yet
+    /// Whether the client is there to use what is read ahead. (The receiving side, held back by the limit, may not know yet
     /// that it left.)
     fn is_wanted(&self) -> bool {
         self.is_receiving.get() && !self.stop.is_thrown() && !self.peer.has_left()
@@ -270,10 +314,10 @@ impl Session {
         }
     }
 
-    /// What FUA asks for beside the request.
+    /// Flushes after the request, if it has FUA.
     async fn settle(&self, result: zebu::Result<()>, fua: bool) -> zebu::Result<()> {
         result?;
-        if fua { self.agreed.export.image().flush(&self.seat.worker).await } else { Ok(()) }
+        if fua { self.agreed.export.flush(&self.seat.worker).await } else { Ok(()) }
     }
 
     /// Answers a request without data.
@@ -299,9 +343,18 @@ impl Session {
         self.peer.set_requests(requests);
     }
 
+    /// A request ended without a result: its client can't be told of anything any more.
+    fn vanished(&self, pending: &Pending) {
+        self.agreed.export.close_if_panicking();
+        self.count(pending, false);
+        self.outbox.give_up(pending.load);
+        self.peer.hang_up();
+    }
+
     fn count(&self, pending: &Pending, is_ok: bool) {
-        let Pending { kind, len, since, .. } = pending;
-        self.set_executing(self.executing.get() - 1);
+        let Pending { kind, len, since, is_over, .. } = pending;
+        is_over.set(true);
+        self.set_executing(self.executing.get().saturating_sub(1));
         self.agreed.export.metrics().end(self.seat.thread, *kind, *len, is_ok, since.elapsed());
     }
 }

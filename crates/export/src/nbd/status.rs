@@ -1,4 +1,4 @@
-//! What a range is made of, in the words of metadata contexts.
+//! The state of a range, in the words of metadata contexts.
 
 use super::contexts::Context;
 use super::protocol::{STATE_DIRTY, STATE_HOLE, STATE_ZERO};
@@ -60,26 +60,25 @@ async fn walk_extents(
     lists: &mut [Vec<StatusRun>],
     limit: RunLimit,
 ) -> Result<()> {
-    let mut at = range.start;
+    let mut extents = image.extents(range.clone());
     for _ in 0..MAX_EXTENTS {
         let is_full = |(list, context): (&Vec<StatusRun>, &Context)| {
             matches!(context, Context::Bitmap(_)) || list.len() > limit.runs()
         };
-        if at >= range.end || lists.iter().zip(contexts).all(is_full) {
+        if lists.iter().zip(contexts).all(is_full) {
             break;
         }
-        let extent = match image.extent(worker, at, range.end - at).await {
-            Ok(extent) => extent,
-            Err(error) if at == range.start => return Err(error),
-            // What is known is told; the client comes again for the rest.
-            Err(_) => break,
+        let extent = match extents.next(worker).await {
+            Ok(Some(extent)) => extent,
+            Err(error) if extents.position() == range.start => return Err(error),
+            // After an error, what is known is told; the client comes again for the rest.
+            Ok(None) | Err(_) => break,
         };
         for (list, context) in lists.iter_mut().zip(contexts) {
             if let Some(flags) = state(&extent, *context) {
                 append(list, StatusRun { len: extent.len, flags });
             }
         }
-        at = extent.end();
     }
     Ok(())
 }
@@ -120,7 +119,7 @@ impl RunLimit {
     }
 }
 
-/// What a context says of an extent, if it is about extents.
+/// The state of an extent in a context, if the context is about extents.
 fn state(extent: &Extent, context: Context) -> Option<u64> {
     Some(match context {
         Context::Allocation => match extent.kind {

@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::io::{self, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
-use zebu::storage::{IoBuf, IoBufs, Socket, Worker};
+use zebu_storage::{IoBuf, IoBufs, Socket, Worker};
 
 /// Bytes that are received at once: a few records.
 const RECEIVED: usize = 64 << 10;
@@ -65,7 +65,7 @@ pub(crate) struct TlsStream {
     socket: Socket,
     /// Never borrowed across an await.
     state: RefCell<ServerConnection>,
-    /// What was received and not decrypted yet: the decrypted has to be taken first.
+    /// Bytes that were received and not decrypted yet: the decrypted has to be taken first.
     records: RefCell<Records>,
 }
 
@@ -76,8 +76,19 @@ struct Records {
     end: usize,
 }
 
+/// Why a client was not let in, or what it did wrong later.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct TlsFailure(String);
+
 fn violation(error: rustls::Error) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, error)
+    let mut text = format!("TLS: {error}");
+    // The library keeps the kind of the error to itself, but for its name.
+    if text.contains("UnsupportedCertVersion") {
+        "TLS: its certificate is X.509 version 1, and version 3 is needed (openssl x509 -req makes version 3 with -extfile)"
+            .clone_into(&mut text);
+    }
+    io::Error::new(io::ErrorKind::InvalidData, TlsFailure(text))
 }
 
 impl TlsStream {

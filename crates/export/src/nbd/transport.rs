@@ -1,11 +1,11 @@
-//! What carries a connection's bytes: its socket, or TLS on it.
+//! The transport of a connection's bytes: its socket, or TLS on it.
 
 #[cfg(feature = "tls")]
-use super::tls::{TlsConfig, TlsStream};
+use super::tls::{TlsConfig, TlsFailure, TlsStream};
 use std::io;
 #[cfg(feature = "tls")]
 use std::rc::Rc;
-use zebu::storage::{IoBufs, Socket, Worker};
+use zebu_storage::{IoBufs, Socket, Worker};
 
 /// A connection's way to send and receive. Cheap to clone; one clone may receive while another sends.
 #[derive(Clone)]
@@ -63,4 +63,16 @@ impl Transport {
     pub(crate) fn is_encrypted(&self) -> bool {
         !matches!(self, Transport::Plain(_))
     }
+}
+
+/// Whether a client was not let in by TLS.
+#[cfg(feature = "tls")]
+pub(crate) fn is_tls_failure(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<TlsFailure>())
+}
+
+/// Whether a client was not let in by TLS.
+#[cfg(not(feature = "tls"))]
+pub(crate) fn is_tls_failure(_: &io::Error) -> bool {
+    false
 }

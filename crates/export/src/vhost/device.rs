@@ -1,4 +1,4 @@
-//! What the device tells of itself: feature bits and configuration space (virtio 1.2, 5.2).
+//! The description of the device: feature bits and configuration space (virtio 1.2, 5.2).
 
 use crate::export::Export;
 use zebu::Access;

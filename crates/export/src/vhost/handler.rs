@@ -1,16 +1,20 @@
-//! What a front end asks of the device.
+//! Requests of a front end to the device.
 
+use super::config::VhostConfig;
 use super::device::{self, MAX_QUEUE};
 use super::inflight::InflightLog;
 use super::memory::{GuestMap, SharedMap};
+use super::own_memory::LARGEST;
 use super::ring::{Ring, RingSetup};
 use super::ring_control::RingControl;
 use crate::export::Export;
 use crate::log::{Level, Log};
+use crate::memory_budget::{Due, MemoryBudget};
 use crate::pool::PoolHandle;
 use rustix::fs::MemfdFlags;
 use std::fs::File;
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use vhost::vhost_user::message::{
@@ -20,8 +24,10 @@ use vhost::vhost_user::message::{
 };
 use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 use virtio_queue::{Queue, QueueT};
-use zebu::storage::Socket;
+use zebu_storage::{ForeignEvent, Socket, is_eventfd};
 
+/// Memory that a ring takes by being there.
+const RING: u64 = 16 << 10;
 /// Regions of memory.
 const MAX_REGIONS: u64 = 509;
 /// Bytes of configuration space that may be asked for.
@@ -35,7 +41,8 @@ struct Vring {
     addresses: Option<(u64, u64, u64)>,
     next_avail: u16,
     kick: Option<Socket>,
-    call: Option<File>,
+    call: Option<Arc<ForeignEvent>>,
+    error: Option<Arc<ForeignEvent>>,
     is_enabled: bool,
     running: Option<Arc<RingControl>>,
 }
@@ -43,13 +50,32 @@ struct Vring {
 /// The device of one front end.
 pub(crate) struct Handler {
     export: Arc<Export>,
+    connection: Arc<UnixStream>,
     pool: PoolHandle,
     messages: Log,
+    /// Of all clients of the process.
+    budget: MemoryBudget,
     features: u64,
-    protocol: u64,
     memory: SharedMap,
     inflight: Option<InflightLog>,
     vrings: Vec<Vring>,
+}
+
+/// A descriptor to be signalled.
+fn event(fd: Option<File>, what: &str) -> Result<Option<Arc<ForeignEvent>>> {
+    let event = fd.map(ForeignEvent::new).transpose();
+    Ok(event.map_err(|error| failed(format!("the {what} descriptor: {error}")))?.map(Arc::new))
+}
+
+/// The protocol features of a device.
+fn offered() -> VhostUserProtocolFeatures {
+    VhostUserProtocolFeatures::MQ
+        | VhostUserProtocolFeatures::CONFIG
+        | VhostUserProtocolFeatures::BACKEND_REQ
+        | VhostUserProtocolFeatures::REPLY_ACK
+        | VhostUserProtocolFeatures::INFLIGHT_SHMFD
+        | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+        | VhostUserProtocolFeatures::RESET_DEVICE
 }
 
 fn failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
@@ -57,16 +83,22 @@ fn failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
 }
 
 impl Handler {
-    pub(crate) fn new(export: &Arc<Export>, pool: &PoolHandle, queues: u16, messages: &Log) -> Self {
+    pub(crate) fn new(
+        export: &Arc<Export>,
+        connection: UnixStream,
+        pool: &PoolHandle,
+        config: &VhostConfig,
+    ) -> Self {
         Self {
             export: Arc::clone(export),
+            connection: Arc::new(connection),
             pool: pool.clone(),
-            messages: messages.clone(),
+            messages: config.log.clone(),
+            budget: config.memory.clone(),
             features: 0,
-            protocol: 0,
             memory: SharedMap::default(),
             inflight: None,
-            vrings: (0..queues).map(|_| Vring::default()).collect(),
+            vrings: (0..config.queues.max(1)).map(|_| Vring::default()).collect(),
         }
     }
 
@@ -95,6 +127,8 @@ impl Handler {
         else {
             return Ok(());
         };
+        let account = self.budget.admit(Due { fixed: RING, reserve: LARGEST }, Arc::default());
+        let account = account.ok_or_else(|| failed("clients have half of the memory by being there"))?;
         let map = self.memory.get();
         let (descriptors, used, available) = addresses;
         let mut queue = Queue::new(MAX_QUEUE).map_err(failed)?;
@@ -116,12 +150,9 @@ impl Handler {
             // The log knows better than a front end whose device went away: what was taken is used or in flight.
             queue.set_next_avail(used.wrapping_add(again.len() as u16));
         }
-        let control = Arc::new(RingControl::new(match &vring.call {
-            Some(call) => Some(call.try_clone().map_err(failed)?),
-            None => None,
-        }));
+        let control = Arc::new(RingControl::new(&self.connection, vring.call.clone(), vring.error.clone()));
         // What a killed process has used it may not have told of; a call for nothing does no harm.
-        control.call();
+        control.call().map_err(failed)?;
         vring.running = Some(Arc::clone(&control));
         let setup = RingSetup {
             export: Arc::clone(&self.export),
@@ -133,6 +164,7 @@ impl Handler {
             again: again.unwrap_or_default(),
             control,
             messages: self.messages.clone(),
+            account,
         };
         self.pool.spawn_on(index, move |seat| Ring::run(seat, setup));
         Ok(())
@@ -251,7 +283,11 @@ impl VhostUserBackendReqHandlerMut for Handler {
             // Without it, rings would have to be looked at all the time.
             return Err(failed("a ring needs a kick descriptor"));
         };
-        let kick = Socket::new(file).map_err(failed)?;
+        // What is no eventfd may be readable for ever.
+        if !is_eventfd(&file) {
+            return Err(failed("the kick descriptor is no eventfd"));
+        }
+        let kick = Socket::shared_with_others(file).map_err(failed)?;
         let vring = self.vring(index.into())?;
         vring.stop();
         vring.kick = Some(kick);
@@ -259,33 +295,36 @@ impl VhostUserBackendReqHandlerMut for Handler {
     }
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        let call = event(fd, "call")?;
         let vring = self.vring(index.into())?;
         if let Some(running) = &vring.running {
-            let call = fd.as_ref().map(File::try_clone).transpose().map_err(failed)?;
-            running.set_call(call);
+            running.set_call(call.clone());
             // What was used in between was told to nobody.
-            running.call();
+            running.call().map_err(failed)?;
         }
-        vring.call = fd;
+        vring.call = call;
         Ok(())
     }
 
-    fn set_vring_err(&mut self, index: u8, _fd: Option<File>) -> Result<()> {
-        self.vring(index.into()).map(drop)
+    fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        let error = event(fd, "error")?;
+        let vring = self.vring(index.into())?;
+        if let Some(running) = &vring.running {
+            running.set_error(error.clone());
+        }
+        vring.error = error;
+        Ok(())
     }
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
-        Ok(VhostUserProtocolFeatures::MQ
-            | VhostUserProtocolFeatures::CONFIG
-            | VhostUserProtocolFeatures::BACKEND_REQ
-            | VhostUserProtocolFeatures::REPLY_ACK
-            | VhostUserProtocolFeatures::INFLIGHT_SHMFD
-            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
-            | VhostUserProtocolFeatures::RESET_DEVICE)
+        Ok(offered())
     }
 
     fn set_protocol_features(&mut self, features: u64) -> Result<()> {
-        self.protocol = features;
+        // The crate that speaks the protocol keeps them.
+        if features & !offered().bits() != 0 {
+            return Err(failed(format!("protocol features that were not offered: {features:#x}")));
+        }
         Ok(())
     }
 
@@ -339,7 +378,7 @@ impl VhostUserBackendReqHandlerMut for Handler {
         let (offset, len) = (inflight.mmap_offset, inflight.mmap_size);
         let log =
             InflightLog::map(file, offset, len, inflight.num_queues, inflight.queue_size).map_err(failed)?;
-        self.inflight = Some(log.ok_or(Error::InvalidParam)?);
+        self.inflight = Some(log);
         Ok(())
     }
 

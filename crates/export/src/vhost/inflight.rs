@@ -1,11 +1,13 @@
 //! The log of requests in flight, in memory that the front end keeps while this process is away (vhost-user,
 //! "Inflight I/O tracking", split rings).
 
+use super::foreign_memory;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
-use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
+use vm_memory::{Bytes, MmapRegion, VolatileMemory};
+use zebu_storage::MappingGuard;
 
 /// Bytes before the first entry: features u64, version u16, number of entries u16, last batch head u16, used index u16.
 const HEADER: usize = 16;
@@ -15,6 +17,8 @@ const VERSION_AT: usize = 8;
 const COUNT_AT: usize = 10;
 const LAST_AT: usize = 12;
 const USED_AT: usize = 14;
+/// Where an entry has the head that was used before it.
+const NEXT: usize = 6;
 /// The version of this layout.
 const VERSION: u16 = 1;
 /// Rings begin at multiples of this.
@@ -25,10 +29,17 @@ fn ring_len(queue_size: u16) -> usize {
     (HEADER + ENTRY * queue_size as usize).next_multiple_of(ALIGN)
 }
 
+/// The memory of a log.
+struct LogMemory {
+    /// Before the mapping, to be dropped before it.
+    guard: MappingGuard,
+    mapping: MmapRegion,
+}
+
 /// The log of all rings of a device.
 #[derive(Clone)]
 pub(crate) struct InflightLog {
-    memory: Arc<MmapRegion>,
+    memory: Arc<LogMemory>,
     rings: u16,
     queue_size: u16,
 }
@@ -39,23 +50,16 @@ impl InflightLog {
         rings as u64 * ring_len(queue_size) as u64
     }
 
-    /// Maps a log. `None` if it is too small for its rings or lies past the file's end.
-    pub(crate) fn map(
-        file: File,
-        offset: u64,
-        len: u64,
-        rings: u16,
-        queue_size: u16,
-    ) -> io::Result<Option<Self>> {
-        let end = offset.checked_add(len);
-        if len < Self::len_for(rings, queue_size)
-            || end.is_none_or(|end| file.metadata().is_ok_and(|m| m.len() < end))
-        {
-            return Ok(None);
+    /// Maps a log.
+    ///
+    /// # Errors
+    /// It is too small for its rings, lies past the file's end, or can't be mapped.
+    pub(crate) fn map(file: File, offset: u64, len: u64, rings: u16, queue_size: u16) -> io::Result<Self> {
+        if len < Self::len_for(rings, queue_size) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the log is too small for its rings"));
         }
-        let memory =
-            MmapRegion::from_file(FileOffset::new(file, offset), len as usize).map_err(io::Error::other)?;
-        Ok(Some(Self { memory: Arc::new(memory), rings, queue_size }))
+        let (guard, mapping) = foreign_memory::map(file, offset, len)?;
+        Ok(Self { memory: Arc::new(LogMemory { guard, mapping }), rings, queue_size })
     }
 
     /// The log of one ring; `None` if the log is not for so many rings or so large a queue.
@@ -70,7 +74,7 @@ impl InflightLog {
 
 /// The log of one ring.
 pub(crate) struct RingLog {
-    memory: Arc<MmapRegion>,
+    memory: Arc<LogMemory>,
     start: usize,
     entries: u16,
     next_counter: u64,
@@ -86,23 +90,31 @@ impl RingLog {
     /// when an earlier user of the log ended, in the order in which they were taken; `None` if there was none.
     pub(crate) fn begin(&mut self, used: u16) -> Option<Vec<u16>> {
         if self.read::<u16>(VERSION_AT) != VERSION {
-            // Fresh: all zero.
+            // Fresh: all zero. If it is not, nothing of it counts.
+            for head in 0..self.entries {
+                self.write(entry_at(head), 0u8);
+            }
             self.write(COUNT_AT, self.entries);
             self.write(USED_AT, used);
             self.write(VERSION_AT, VERSION);
             return None;
         }
-        if self.read::<u16>(USED_AT) != used {
-            // The process ended after the guest could see the last request as used, and before it was noted here.
-            let last = self.read::<u16>(LAST_AT);
-            if last < self.entries {
-                self.write(entry_at(last), 0u8);
+        // The process ended after the guest could see these as used, and before it was noted here. (A device of other makers
+        // may use several at once; the front end may say anything.)
+        let unnoted = used.wrapping_sub(self.read::<u16>(USED_AT)).min(self.entries);
+        let mut last = self.read::<u16>(LAST_AT);
+        for _ in 0..unnoted {
+            if last >= self.entries {
+                break;
             }
-            self.write(USED_AT, used);
+            self.write(entry_at(last), 0u8);
+            last = self.read::<u16>(entry_at(last) + NEXT);
         }
+        self.write(USED_AT, used);
         let in_flight = |head: &u16| self.read::<u8>(entry_at(*head)) != 0;
         let mut heads: Vec<u16> = (0..self.entries).filter(in_flight).collect();
-        heads.sort_by_key(|head| self.read::<u64>(entry_at(*head) + 8));
+        // The front end may change the counters meanwhile: each is read once.
+        heads.sort_by_cached_key(|head| self.read::<u64>(entry_at(*head) + 8));
         self.next_counter =
             heads.last().map_or(0, |head| self.read::<u64>(entry_at(*head) + 8).wrapping_add(1));
         Some(heads)
@@ -122,7 +134,7 @@ impl RingLog {
     pub(crate) fn before_used(&mut self, head: u16) {
         if head < self.entries {
             let last = self.read::<u16>(LAST_AT);
-            self.write(entry_at(head) + 6, last);
+            self.write(entry_at(head) + NEXT, last);
             self.write(LAST_AT, head);
             fence(Ordering::Release);
         }
@@ -138,14 +150,19 @@ impl RingLog {
         }
     }
 
+    /// Whether the front end has taken the log away.
+    pub(crate) fn has_vanished(&self) -> bool {
+        self.memory.guard.has_vanished()
+    }
+
     fn read<T: vm_memory::ByteValued + Default>(&self, at: usize) -> T {
         // Checked against the size of the mapping when it was made.
-        self.memory.as_volatile_slice().read_obj(self.start + at).unwrap_or_default()
+        self.memory.mapping.as_volatile_slice().read_obj(self.start + at).unwrap_or_default()
     }
 
     fn write<T: vm_memory::ByteValued>(&self, at: usize, value: T) {
         // As above: it can't fail.
-        let _ = self.memory.as_volatile_slice().write_obj(value, self.start + at);
+        let _ = self.memory.mapping.as_volatile_slice().write_obj(value, self.start + at);
     }
 }
 
@@ -157,7 +174,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let len = InflightLog::len_for(2, 8);
         file.set_len(len).unwrap();
-        InflightLog::map(file, 0, len, 2, 8).unwrap().unwrap()
+        InflightLog::map(file, 0, len, 2, 8).unwrap()
     }
 
     #[test]
@@ -183,6 +200,40 @@ mod tests {
         assert_eq!(log.ring(1, 8).unwrap().begin(42), Some(vec![5, 0, 3]));
     }
 
+    // As another device leaves it, which uses several at once.
+    #[test]
+    fn all_that_the_guest_saw_as_used_is_over() {
+        let log = log();
+        let mut ring = log.ring(0, 8).unwrap();
+        ring.begin(10);
+        for head in 0..6 {
+            ring.take(head);
+        }
+        for head in [4, 1, 3] {
+            ring.before_used(head);
+        }
+        assert_eq!(log.ring(0, 8).unwrap().begin(13), Some(vec![0, 2, 5]));
+    }
+
+    #[test]
+    fn logs_that_lie_end() {
+        let log = log();
+        let mut ring = log.ring(0, 8).unwrap();
+        ring.begin(0);
+        ring.take(3);
+        // A circle, and more than there are.
+        ring.write(entry_at(3) + NEXT, 3u16);
+        ring.write(LAST_AT, 3u16);
+        assert_eq!(log.ring(0, 8).unwrap().begin(60_000), Some(Vec::new()));
+        ring.take(3);
+        ring.write(LAST_AT, 50_000u16);
+        assert_eq!(log.ring(0, 8).unwrap().begin(9), Some(vec![3]));
+        // Of an unknown version, nothing counts.
+        ring.write(VERSION_AT, 7u16);
+        assert_eq!(log.ring(0, 8).unwrap().begin(9), None);
+        assert_eq!(log.ring(0, 8).unwrap().begin(9), Some(Vec::new()));
+    }
+
     #[test]
     fn logs_that_are_too_small_are_refused() {
         let file = || {
@@ -191,10 +242,10 @@ mod tests {
             file
         };
         let len = InflightLog::len_for(1, 8);
-        assert!(InflightLog::map(file(), 0, len - 1, 1, 8).unwrap().is_none());
-        assert!(InflightLog::map(file(), 4096, len, 1, 8).unwrap().is_none());
-        assert!(InflightLog::map(file(), u64::MAX, len, 1, 8).unwrap().is_none());
-        let log = InflightLog::map(file(), 0, len, 1, 8).unwrap().unwrap();
+        assert!(InflightLog::map(file(), 0, len - 1, 1, 8).is_err());
+        assert!(InflightLog::map(file(), 4096, len, 1, 8).is_err());
+        assert!(InflightLog::map(file(), u64::MAX, len, 1, 8).is_err());
+        let log = InflightLog::map(file(), 0, len, 1, 8).unwrap();
         assert!(log.ring(0, 16).is_none() && log.ring(1, 8).is_none());
         let mut ring = log.ring(0, 8).unwrap();
         ring.begin(0);

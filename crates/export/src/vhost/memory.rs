@@ -1,18 +1,19 @@
 //! The guest's memory, as the front end shares it.
 
+use super::foreign_memory;
 use super::request::Parts;
 use std::fs::File;
 use std::sync::{Arc, PoisonError, RwLock};
 use vhost::vhost_user::message::{VhostUserMemoryRegion, VhostUserSingleMemoryRegion};
 use vhost::vhost_user::{Error, Result};
-use vm_memory::{
-    Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestRegionMmap, MmapRegion,
-};
-use zebu::storage::{IoBuf, IoBufs, IoMemory};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestRegionMmap};
+use zebu_storage::{IoBuf, IoBufs, IoMemory, MappingGuard};
 
 /// A run of guest memory, and where the front end sees it.
 #[derive(Clone)]
 struct Region {
+    /// Before the mapping, to be dropped before it.
+    guard: Arc<MappingGuard>,
     mapping: Arc<GuestRegionMmap>,
     guest: u64,
     front_end: u64,
@@ -22,13 +23,13 @@ struct Region {
 /// The guest's memory at one time. What is in flight keeps it mapped.
 #[derive(Default)]
 pub(crate) struct GuestMap {
+    /// With the guards of the mappings, which are dropped before `memory`.
     regions: Vec<Region>,
     memory: GuestMemoryMmap,
 }
 
-// SAFETY: the mappings live as long as the value, are readable and writable, and never move. (A front end that cuts its
-// file short afterwards can end this process by SIGBUS, as it can any that maps its memory; it can't make it go wrong
-// otherwise.)
+// SAFETY: the mappings live as long as the value, are readable and writable, and never move. (If the front
+// end cuts its file short, their guards put zero pages in their place.)
 unsafe impl IoMemory for GuestMap {}
 
 impl GuestMap {
@@ -82,6 +83,11 @@ impl GuestMap {
         Ok(GuestAddress(region.guest + (front_end - region.front_end)))
     }
 
+    /// Whether the front end has taken some of it away, or the system can't give its pages: it reads as zero then.
+    pub(crate) fn has_vanished(&self) -> bool {
+        self.regions.iter().any(|region| region.guard.has_vanished())
+    }
+
     pub(crate) fn memory(&self) -> &GuestMemoryMmap {
         &self.memory
     }
@@ -129,17 +135,13 @@ impl GuestMap {
 
 fn map(entry: &VhostUserMemoryRegion, file: File) -> Result<Region> {
     let (guest, front_end, size) = (entry.guest_phys_addr, entry.user_addr, entry.memory_size);
-    let fail = |error: std::io::Error| Error::ReqHandlerError(error);
-    let len = usize::try_from(size).map_err(|_| Error::InvalidParam)?;
-    // Past its end there is nothing, and touching it would end the process.
-    let end = entry.mmap_offset.checked_add(size).ok_or(Error::InvalidParam)?;
-    if len == 0 || front_end.checked_add(size).is_none() || file.metadata().map_err(fail)?.len() < end {
+    if front_end.checked_add(size).is_none() {
         return Err(Error::InvalidParam);
     }
-    let mapping = MmapRegion::from_file(FileOffset::new(file, entry.mmap_offset), len)
-        .map_err(|error| fail(std::io::Error::other(error)))?;
+    let (guard, mapping) =
+        foreign_memory::map(file, entry.mmap_offset, size).map_err(Error::ReqHandlerError)?;
     let mapping = GuestRegionMmap::new(mapping, GuestAddress(guest)).ok_or(Error::InvalidParam)?;
-    Ok(Region { mapping: Arc::new(mapping), guest, front_end, size })
+    Ok(Region { guard: Arc::new(guard), mapping: Arc::new(mapping), guest, front_end, size })
 }
 
 /// The guest's memory as it is now, shared by the rings of a device.

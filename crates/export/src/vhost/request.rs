@@ -21,7 +21,7 @@ const RANGE_UNMAP: u32 = 1;
 /// Runs of guest memory: address and length.
 pub type Parts = SmallVec<[(u64, u32); 4]>;
 
-/// What is asked for. Offsets in bytes.
+/// A request. Offsets in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BlkRequest {

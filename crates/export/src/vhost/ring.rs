@@ -1,14 +1,17 @@
 //! Serving one ring, on one worker.
 
-use super::device::{MAX_QUEUE, MAX_RANGES, SECTOR, feature};
+use super::chain::{Chain, Next, chain_at, take_chain};
+use super::device::{MAX_RANGES, SECTOR, feature};
 use super::inflight::RingLog;
 use super::memory::{GuestMap, SharedMap};
+use super::own_memory::own_memory;
 use super::request::{
     BlkRequest, HEADER, Parts, RANGE, Range, len, parse_header, parse_range, split_front, split_last_byte,
 };
 use super::ring_control::RingControl;
 use crate::export::Export;
 use crate::log::{Level, Log};
+use crate::memory_budget::Account;
 use crate::metrics::RequestKind;
 use crate::pool::Seat;
 use std::cell::{Cell, RefCell};
@@ -17,24 +20,28 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Poll, Waker};
-use std::time::Instant;
-use virtio_queue::desc::split::Descriptor;
-use virtio_queue::{Queue, QueueOwnedT, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
-use zebu::storage::{IoBuf, IoBufs, Socket};
+use std::time::{Duration, Instant};
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress};
 use zebu::{Access, Durability, ZeroMode};
+use zebu_storage::{IoBuf, IoBufs, Socket};
 
 #[cfg(feature = "fuzzing")]
 #[path = "ring_fuzzing.rs"]
 pub(crate) mod fuzzing;
 
-/// Bytes of data of one ring in flight at once; one request goes always. (Where a guest's buffers do not suit the disk,
-/// others of that size are needed.)
+/// Bytes of data of one ring in flight at once; one request goes always.
 const MAX_BYTES: u64 = 64 << 20;
 /// Bytes of data of one request.
 const MAX_REQUEST: u64 = 64 << 20;
 /// The flag of the available ring by which a guest wants not to be told (virtio 1.2, 2.7.7).
 const NO_INTERRUPT: u16 = 1;
+/// Bytes of a kick.
+const KICK: usize = 8;
+/// So many kicks may bring nothing before the ring takes its time.
+const FOR_NOTHING: u32 = 64;
+/// How long it takes then.
+const BREATH: Duration = Duration::from_millis(1);
 /// Bytes of the name of a device.
 const ID_LEN: usize = 20;
 
@@ -47,7 +54,7 @@ enum Status {
     Unsupported = 2,
 }
 
-/// What a ring is served with.
+/// Everything that is needed to serve a ring.
 pub(crate) struct RingSetup {
     pub(crate) export: Arc<Export>,
     pub(crate) memory: SharedMap,
@@ -60,6 +67,8 @@ pub(crate) struct RingSetup {
     pub(crate) again: Vec<u16>,
     pub(crate) control: Arc<RingControl>,
     pub(crate) messages: Log,
+    /// Of the memory of all clients.
+    pub(crate) account: Account,
 }
 
 /// A ring that is being served. Belongs to one thread.
@@ -72,19 +81,28 @@ pub(crate) struct Ring {
     control: Arc<RingControl>,
     durability: Durability,
     messages: Log,
+    account: Account,
+    /// The next request waits for memory.
+    is_waiting: Cell<bool>,
     requests: Cell<usize>,
     bytes: Cell<u64>,
     /// Requests wait for room.
     is_stalled: Cell<bool>,
     is_broken: Cell<bool>,
+    /// The guest's memory is gone, and that was told.
+    is_gone: Cell<bool>,
+    /// Requests that were taken.
+    taken: Cell<u64>,
     /// Something was used and the guest not told yet.
     is_news: Cell<bool>,
     is_ending: Cell<bool>,
     waker: Cell<Option<Waker>>,
 }
 
-/// A request under way.
+/// A request under way. One that is dropped before it is over has panicked.
 struct Pending {
+    ring: Rc<Ring>,
+    is_over: Cell<bool>,
     head: u16,
     map: Arc<GuestMap>,
     /// Where its status goes, if there is room for one.
@@ -94,7 +112,35 @@ struct Pending {
     len: u64,
     /// Bytes of data in the guest's memory, as counted in the ring.
     held: u64,
+    /// Bytes of the server's own memory, as taken from the budget.
+    own: u64,
     since: Instant,
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if !self.is_over.get() {
+            self.ring.vanished(self);
+        }
+    }
+}
+
+/// Says that a ring stands still, whichever way it ends: somebody waits for it.
+struct Ending(Rc<Ring>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let ring = &self.0;
+        ring.export.metrics().client_goes();
+        if std::thread::panicking() {
+            ring.export.close_if_panicking();
+            ring.is_ending.set(true);
+            ring.wake();
+            ring.control.hang_up();
+        }
+        let next = ring.queue.try_borrow().map_or(0, |queue| queue.next_avail());
+        ring.control.has_ended(next);
+    }
 }
 
 impl Ring {
@@ -111,39 +157,92 @@ impl Ring {
             control: setup.control,
             durability: if has_flush { Durability::Volatile } else { Durability::Durable },
             messages: setup.messages,
+            account: setup.account,
+            is_waiting: Cell::new(false),
             requests: Cell::new(0),
             bytes: Cell::new(0),
             is_stalled: Cell::new(false),
             is_broken: Cell::new(false),
+            is_gone: Cell::new(false),
+            taken: Cell::new(0),
             is_news: Cell::new(false),
             is_ending: Cell::new(false),
             waker: Cell::new(None),
         });
         ring.export.metrics().client_comes();
+        let _ending = Ending(Rc::clone(&ring));
         let teller = {
             let ring = Rc::clone(&ring);
             let worker = ring.seat.worker.clone();
             worker.spawn(async move { ring.tell().await })
         };
-        ring.serve_again(setup.again);
-        let mut counter = IoBufs::from(IoBuf::zeroed(8));
-        while !ring.control.stop.is_thrown() {
-            ring.process();
-            let kicked = ring.seat.worker.receive(&setup.kick, counter);
-            let Some((result, bufs)) = ring.control.stop.or(kicked).await else { break };
-            counter = bufs;
-            if let Err(error) = result {
-                ring.messages.write(Level::Error, format_args!("a ring's kick can't be read: {error}"));
-                ring.control.stop.wait().await;
-                break;
-            }
-        }
+        ring.serve_again(setup.again).await;
+        ring.serve(&setup.kick).await;
         ring.is_ending.set(true);
         ring.wake();
         teller.await;
-        ring.export.metrics().client_goes();
-        let next = ring.queue.borrow().next_avail();
-        ring.control.has_ended(next);
+    }
+
+    /// A request ended without a result. The device of this front end ends.
+    fn vanished(&self, pending: &Pending) {
+        self.export.close_if_panicking();
+        let took = pending.since.elapsed();
+        self.export.metrics().end(self.seat.thread, pending.kind, pending.len, false, took);
+        self.requests.set(self.requests.get() - 1);
+        self.bytes.set(self.bytes.get() - pending.held);
+        self.account.give(pending.own);
+        self.is_broken.set(true);
+        self.control.hang_up();
+        self.wake();
+    }
+
+    /// Takes requests whenever the guest kicks, until the ring is told to stop.
+    async fn serve(self: &Rc<Self>, kick: &Socket) {
+        let (control, worker) = (&self.control, &self.seat.worker);
+        let mut counter = IoBufs::from(IoBuf::zeroed(KICK));
+        let mut for_nothing = 0;
+        while !control.stop.is_thrown() {
+            let before = self.taken.get();
+            self.process();
+            let brought = self.taken.get() != before;
+            for_nothing = if brought { 0 } else { for_nothing + 1 };
+            // A semaphore with a large count stays readable for hours.
+            if for_nothing > FOR_NOTHING && control.stop.or(worker.sleep(BREATH)).await.is_none() {
+                return;
+            }
+            let Some((result, bufs)) = control.stop.or(worker.receive(kick, counter)).await else { return };
+            counter = bufs;
+            let problem = match result {
+                Ok(KICK) => continue,
+                Ok(bytes) => format!("it gives {bytes} bytes"),
+                Err(error) => error.to_string(),
+            };
+            self.give_up(format_args!("a kick of '{}' can't be read: {problem}", self.export.name()));
+            control.stop.wait().await;
+        }
+    }
+
+    /// Takes no more requests, and ends the connection to the front end.
+    fn give_up(&self, why: std::fmt::Arguments<'_>) {
+        self.breaks(why);
+        self.control.hang_up();
+    }
+
+    /// Takes no more requests.
+    fn breaks(&self, why: std::fmt::Arguments<'_>) {
+        self.is_broken.set(true);
+        self.messages.write(Level::Error, why);
+        self.control.tell_of_error();
+    }
+
+    /// Gives up if the guest's memory is gone.
+    fn look_after(&self, map: &GuestMap) {
+        let log_vanished = self.log.as_ref().is_some_and(|log| log.borrow().has_vanished());
+        if (map.has_vanished() || log_vanished) && !self.is_gone.replace(true) {
+            let name = self.export.name();
+            let what = "took away memory that it had shared (or the system can't give its pages)";
+            self.give_up(format_args!("the front end of '{name}' {what}: its connection is closed"));
+        }
     }
 
     fn wake(&self) {
@@ -170,8 +269,12 @@ impl Ring {
                 return;
             }
             self.is_news.set(false);
-            if self.wants_call() {
-                self.control.call();
+            if self.wants_call()
+                && let Err(error) = self.control.call()
+                && !self.is_broken.get()
+            {
+                let name = self.export.name();
+                self.give_up(format_args!("a guest of '{name}' can't be told of its requests: {error}"));
             }
         }
     }
@@ -188,20 +291,42 @@ impl Ring {
         flags.map_or(true, |flags| u16::from_le(flags) & NO_INTERRUPT == 0)
     }
 
-    /// Serves requests that an earlier process had taken.
-    fn serve_again(self: &Rc<Self>, heads: Vec<u16>) {
-        let map = self.memory.get();
+    /// Serves requests that an earlier process had taken. Told to stop, it leaves the others to the next one: they stay in
+    /// the log.
+    async fn serve_again(self: &Rc<Self>, heads: Vec<u16>) {
         for head in heads {
-            let queue = self.queue.borrow();
-            let (table, size) = (queue.desc_table(), queue.size());
-            drop(queue);
-            self.start(&map, head, chain_at(&map, table, size, head));
+            let (table, size) = {
+                let queue = self.queue.borrow();
+                (queue.desc_table(), queue.size())
+            };
+            let map = self.memory.get();
+            let chain = chain_at(&map, table, size, head);
+            let own = own_memory(&chain);
+            if self.control.stop.or(self.account.take(own)).await.is_none() {
+                return;
+            }
+            self.start(&map, head, chain, own);
         }
+    }
+
+    /// Goes on when there is memory for the next request.
+    fn wait_for_memory(self: &Rc<Self>, own: u64) {
+        self.is_waiting.set(true);
+        let me = Rc::clone(self);
+        drop(self.seat.worker.spawn(async move {
+            let is_there = me.control.stop.or(me.account.take(own)).await.is_some();
+            me.is_waiting.set(false);
+            if is_there {
+                me.account.give(own);
+                me.process();
+            }
+        }));
     }
 
     /// Takes all requests that there is room for.
     fn process(self: &Rc<Self>) {
-        if self.is_broken.get() || self.is_ending.get() || self.control.stop.is_thrown() {
+        let is_over = self.is_broken.get() || self.is_ending.get() || self.control.stop.is_thrown();
+        if is_over || self.is_waiting.get() {
             return;
         }
         let map = self.memory.get();
@@ -214,13 +339,28 @@ impl Ring {
                 return;
             }
             let next = take_chain(&mut self.queue.borrow_mut(), map.memory());
+            self.look_after(&map);
+            if self.is_gone.get() {
+                return;
+            }
             match next {
                 Some(Next::Chain(head, chain)) => {
+                    let own = own_memory(&chain);
+                    if !self.account.try_take(own) {
+                        // It stays in the ring, and is looked at again then.
+                        let mut queue = self.queue.borrow_mut();
+                        let back = queue.next_avail().wrapping_sub(1);
+                        queue.set_next_avail(back);
+                        drop(queue);
+                        self.wait_for_memory(own);
+                        return;
+                    }
+                    self.taken.set(self.taken.get() + 1);
                     if let Some(log) = &self.log {
                         log.borrow_mut().take(head);
                     }
                     let is_refused = matches!(chain, Chain::TooLong(_));
-                    self.start(&map, head, chain);
+                    self.start(&map, head, chain, own);
                     if is_refused {
                         // It took long to follow.
                         break;
@@ -229,8 +369,7 @@ impl Ring {
                 Some(Next::None) => return,
                 None => {
                     let name = self.export.name();
-                    self.messages.write(Level::Error, format_args!("a guest of '{name}' broke its ring"));
-                    self.is_broken.set(true);
+                    self.breaks(format_args!("a guest of '{name}' broke its ring"));
                     return;
                 }
             }
@@ -245,16 +384,19 @@ impl Ring {
     }
 
     /// Starts a request. One without room for a status is only used up.
-    fn start(self: &Rc<Self>, map: &Arc<GuestMap>, head: u16, chain: Chain) {
+    fn start(self: &Rc<Self>, map: &Arc<GuestMap>, head: u16, chain: Chain, own: u64) {
         self.requests.set(self.requests.get() + 1);
         self.export.metrics().start(self.seat.thread);
         let mut pending = Pending {
+            ring: Rc::clone(self),
+            is_over: Cell::new(false),
             head,
             map: Arc::clone(map),
             status: None,
             kind: RequestKind::Other,
             len: 0,
             held: 0,
+            own,
             since: Instant::now(),
         };
         let (mut readable, mut writable) = match chain {
@@ -314,7 +456,7 @@ impl Ring {
                 None => self.finish(&pending, Status::IoError, 0),
             },
             BlkRequest::Flush => drop(worker.spawn(async move {
-                let result = me.export.image().flush(&me.seat.worker).await;
+                let result = me.export.flush(&me.seat.worker).await;
                 me.end(&pending, &result, 0);
             })),
             BlkRequest::GetId => {
@@ -353,7 +495,7 @@ impl Ring {
             }
         }
         if result.is_ok() && self.durability == Durability::Durable {
-            result = image.flush(worker).await;
+            result = self.export.flush(worker).await;
         }
         self.end(&pending, &result, 0);
     }
@@ -378,6 +520,7 @@ impl Ring {
         let is_ok = status == Status::Ok;
         let took = pending.since.elapsed();
         self.export.metrics().end(self.seat.thread, pending.kind, pending.len, is_ok, took);
+        pending.is_over.set(true);
         let mut written = written;
         if let Some(address) = pending.status
             && pending.map.memory().write_obj(status as u8, GuestAddress(address)).is_ok()
@@ -385,8 +528,10 @@ impl Ring {
             written += 1;
         }
         self.use_up(&pending.map, pending.head, written);
+        self.look_after(&pending.map);
         self.requests.set(self.requests.get() - 1);
         self.bytes.set(self.bytes.get() - pending.held);
+        self.account.give(pending.own);
         self.is_news.set(true);
         self.wake();
         if self.is_stalled.replace(false) {
@@ -403,60 +548,13 @@ impl Ring {
         }
         if queue.add_used(map.memory(), head, written).is_err() {
             let name = self.export.name();
-            self.messages.write(Level::Error, format_args!("a guest of '{name}' took its used ring away"));
-            self.is_broken.set(true);
+            self.breaks(format_args!("a guest of '{name}' took its used ring away"));
             return;
         }
         if let Some(log) = &self.log {
             log.borrow_mut().after_used(head, queue.next_used());
         }
     }
-}
-
-/// What an available ring has.
-enum Next {
-    /// A head and its chain.
-    Chain(u16, Chain),
-    /// Nothing more; the guest will say when there is.
-    None,
-}
-
-/// A chain of descriptors, up to its end or to where it is none any more.
-#[derive(Debug, PartialEq, Eq)]
-enum Chain {
-    /// What the device may read, and what it may write.
-    Whole(Parts, Parts),
-    /// More descriptors than a request has; its last byte that the device may write, which is for the status.
-    TooLong(Option<u64>),
-}
-
-/// Takes the next chain; `None` if the ring is broken. The guest may make others available at any time.
-fn take_chain(queue: &mut Queue, memory: &GuestMemoryMmap) -> Option<Next> {
-    // What this index says must be there. Looked at later, it may have gone on.
-    let available = queue.avail_idx(memory, Ordering::Acquire).ok()?.0;
-    if available == queue.next_avail() && !queue.enable_notification(memory).ok()? {
-        return Some(Next::None);
-    }
-    let chain = queue.iter(memory).ok()?.next()?;
-    Some(Next::Chain(chain.head_index(), split_chain(chain)))
-}
-
-/// What the device may read, and what it may write.
-fn split_chain(chain: impl IntoIterator<Item = Descriptor>) -> Chain {
-    let mut chain = chain.into_iter().fuse();
-    let (mut readable, mut writable) = (Parts::new(), Parts::new());
-    for descriptor in chain.by_ref().take(MAX_QUEUE.into()) {
-        let list = if descriptor.is_write_only() { &mut writable } else { &mut readable };
-        list.push((descriptor.addr().0, descriptor.len()));
-    }
-    let Some(next) = chain.next() else { return Chain::Whole(readable, writable) };
-    let more = std::iter::once(next).chain(chain);
-    // Only the last bytes count, so that no more has to be kept.
-    for descriptor in more.filter(|descriptor| descriptor.is_write_only() && descriptor.len() > 0) {
-        writable.clear();
-        writable.push((descriptor.addr().0, descriptor.len()));
-    }
-    Chain::TooLong(split_last_byte(&mut writable))
 }
 
 /// The guest's buffers of a read or write; `None` if they can't be served.
@@ -487,194 +585,4 @@ fn ranges(map: &GuestMap, readable: &mut Parts, request: BlkRequest) -> Result<V
         ranges.push(range);
     }
     Ok(ranges)
-}
-
-/// The descriptors of a head, as the queue would give them.
-fn chain_at(map: &GuestMap, table: u64, size: u16, head: u16) -> Chain {
-    let mut descriptors = Vec::new();
-    // Where the chain is none any more, the queue ends it as well.
-    let _ = collect(map, GuestAddress(table), size, head, &mut descriptors, Indirect::Allowed);
-    split_chain(descriptors)
-}
-
-/// Whether a descriptor may lead to another table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Indirect {
-    Allowed,
-    Refused,
-}
-
-/// Follows a chain of descriptors, at most as many as its table has. `None` where it is none any more.
-fn collect(
-    map: &GuestMap,
-    table: GuestAddress,
-    size: u16,
-    head: u16,
-    into: &mut Vec<Descriptor>,
-    indirect: Indirect,
-) -> Option<()> {
-    let mut index = head;
-    for _ in 0..size {
-        if index >= size {
-            return None;
-        }
-        let address = table.0.checked_add(u64::from(index) * 16)?;
-        let descriptor: Descriptor = map.memory().read_obj(GuestAddress(address)).ok()?;
-        if descriptor.refers_to_indirect_table() {
-            if indirect == Indirect::Refused || !descriptor.len().is_multiple_of(16) {
-                return None;
-            }
-            let entries = u16::try_from(descriptor.len() / 16).ok()?;
-            return collect(map, descriptor.addr(), entries, 0, into, Indirect::Refused);
-        }
-        into.push(descriptor);
-        if !descriptor.has_next() {
-            return Some(());
-        }
-        index = descriptor.next();
-    }
-    None
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use vhost::vhost_user::message::VhostUserMemoryRegion;
-
-    const SIZE: u16 = 8;
-    const AVAILABLE: u64 = 0x1000;
-    const USED: u64 = 0x2000;
-    /// A table of its own.
-    const TABLE: u64 = 0x8000;
-    /// Flags of a descriptor.
-    const NEXT: u16 = 1;
-    const WRITE: u16 = 2;
-    const INDIRECT: u16 = 4;
-
-    /// A queue over the start of the memory, with its descriptors at 0.
-    fn queue() -> Queue {
-        let mut queue = Queue::new(SIZE).unwrap();
-        queue.try_set_avail_ring_address(GuestAddress(AVAILABLE)).unwrap();
-        queue.try_set_used_ring_address(GuestAddress(USED)).unwrap();
-        queue.set_event_idx(true);
-        queue.set_ready(true);
-        queue
-    }
-
-    fn put(map: &GuestMap, table: u64, index: u64, descriptor: Descriptor) {
-        map.memory().write_obj(descriptor, GuestAddress(table + index * 16)).unwrap();
-    }
-
-    // Served again after a restart, it must be what it was.
-    #[test]
-    fn a_chain_is_no_longer_than_a_request_and_is_found_again_as_it_was() {
-        let file = tempfile::tempfile().unwrap();
-        let size = 0x20_0000;
-        file.set_len(size).unwrap();
-        let region = VhostUserMemoryRegion {
-            guest_phys_addr: 0,
-            memory_size: size,
-            user_addr: 0x7000_0000,
-            mmap_offset: 0,
-        };
-        let map = GuestMap::of_table(&[region], vec![file]).unwrap();
-        // The last but one of a table can be written, and the last is there for nothing; another may come before both.
-        let in_table = |count: u64| {
-            for index in 0..count {
-                let (len, flags) = match count - 1 - index {
-                    0 => (0, WRITE),
-                    1 => (3, NEXT | WRITE),
-                    _ => (512, NEXT),
-                };
-                put(&map, TABLE, index, Descriptor::new(0x1000 * index, len, flags, index as u16 + 1));
-            }
-            put(&map, 0, 0, Descriptor::new(TABLE, count as u32 * 16, INDIRECT, 0));
-        };
-        let direct = |next: u16| {
-            put(&map, 0, 0, Descriptor::new(0x5000, 16, NEXT, 1));
-            put(&map, 0, 1, Descriptor::new(0x6000, 1, NEXT | WRITE, next));
-            put(&map, 0, 2, Descriptor::new(0x7000, 1, WRITE, 0));
-        };
-        let mut queue = queue();
-        let mut available = 0u16;
-        let mut taken = || {
-            available += 1;
-            map.memory().store(available.to_le(), GuestAddress(AVAILABLE + 2), Ordering::Release).unwrap();
-            let Some(Next::Chain(0, chain)) = take_chain(&mut queue, map.memory()) else {
-                panic!("nothing is taken")
-            };
-            assert_eq!(chain_at(&map, 0, SIZE, 0), chain);
-            chain
-        };
-        let count = |chain: &Chain| match chain {
-            Chain::Whole(readable, writable) => Ok((readable.len(), writable.len())),
-            Chain::TooLong(status) => Err(*status),
-        };
-        for entries in [2, u64::from(SIZE) + 1, 128, MAX_QUEUE.into()] {
-            in_table(entries);
-            assert_eq!(count(&taken()), Ok((entries as usize - 2, 2)));
-        }
-        for entries in [u64::from(MAX_QUEUE) + 1, 2000, 60_000] {
-            in_table(entries);
-            assert_eq!(count(&taken()), Err(Some(0x1000 * (entries - 2) + 2)), "{entries} entries");
-        }
-        // The last place that could be written is among those that fit.
-        in_table(5000);
-        for index in 1000..5000 {
-            put(&map, TABLE, index, Descriptor::new(0, 512, NEXT, index as u16 + 1));
-        }
-        put(&map, TABLE, 900, Descriptor::new(0x9000, 8, NEXT | WRITE, 901));
-        assert_eq!(count(&taken()), Err(Some(0x9007)));
-        put(&map, TABLE, 900, Descriptor::new(0x9000, 8, NEXT, 901));
-        assert_eq!(count(&taken()), Err(None));
-        direct(2);
-        assert_eq!(count(&taken()), Ok((1, 2)));
-        // A chain that goes on where nothing is ends there; a loop ends when the table is through.
-        direct(SIZE);
-        assert_eq!(count(&taken()), Ok((1, 1)));
-        direct(0);
-        assert_eq!(count(&taken()), Ok((4, 4)));
-        // A table in a table.
-        in_table(8);
-        put(&map, TABLE, 3, Descriptor::new(TABLE, 160, INDIRECT, 0));
-        assert_eq!(count(&taken()), Ok((3, 0)));
-    }
-
-    // As a guest with several CPUs does. (Where the index was looked at twice, ten thousand requests were enough.)
-    #[test]
-    fn requests_may_come_while_the_device_looks() {
-        const REQUESTS: u32 = 300_000;
-        let memory: GuestMemoryMmap = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x4000)]).unwrap();
-        let mut queue = queue();
-        let taken = std::sync::atomic::AtomicU32::new(0);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                // Every head is 0: a descriptor of no bytes.
-                for offered in 0..REQUESTS {
-                    while offered - taken.load(Ordering::Acquire) >= u32::from(SIZE) {
-                        std::thread::yield_now();
-                    }
-                    let index = (offered + 1) as u16;
-                    memory.store(index.to_le(), GuestAddress(AVAILABLE + 2), Ordering::Release).unwrap();
-                }
-            });
-            let mut count = 0;
-            while count < REQUESTS {
-                match take_chain(&mut queue, &memory) {
-                    Some(Next::Chain(head, chain)) => {
-                        assert_eq!(head, 0);
-                        assert!(matches!(chain, Chain::Whole(..)));
-                        count += 1;
-                        taken.store(count, Ordering::Release);
-                    }
-                    Some(Next::None) => std::thread::yield_now(),
-                    None => {
-                        // Lets the other thread end.
-                        taken.store(REQUESTS, Ordering::Release);
-                        panic!("request {count}: the ring passes for broken");
-                    }
-                }
-            }
-        });
-    }
 }

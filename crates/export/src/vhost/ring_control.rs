@@ -1,14 +1,18 @@
-//! What the thread that talks to the front end and the task that serves a ring share.
+//! State shared by the thread that talks to the front end and the task that serves a ring.
 
 use crate::stop::Stop;
-use std::fs::File;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use zebu_storage::ForeignEvent;
 
 /// A running ring, as the front end's thread sees it.
-#[derive(Default)]
 pub(crate) struct RingControl {
     pub(crate) stop: Stop,
-    call: Mutex<Option<File>>,
+    /// The connection to the front end.
+    connection: Arc<UnixStream>,
+    call: Mutex<Option<Arc<ForeignEvent>>>,
+    error: Mutex<Option<Arc<ForeignEvent>>>,
     /// The next index of the available ring, once the ring stands still.
     end: Mutex<Option<u16>>,
     ended: Condvar,
@@ -19,20 +23,50 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl RingControl {
-    pub(crate) fn new(call: Option<File>) -> Self {
-        Self { call: Mutex::new(call), ..Self::default() }
+    pub(crate) fn new(
+        connection: &Arc<UnixStream>,
+        call: Option<Arc<ForeignEvent>>,
+        error: Option<Arc<ForeignEvent>>,
+    ) -> Self {
+        Self {
+            stop: Stop::default(),
+            connection: Arc::clone(connection),
+            call: Mutex::new(call),
+            error: Mutex::new(error),
+            end: Mutex::default(),
+            ended: Condvar::new(),
+        }
+    }
+
+    /// Ends the connection, and with it the device of this front end.
+    pub(crate) fn hang_up(&self) {
+        // Fails only if the front end did it first.
+        let _ = self.connection.shutdown(std::net::Shutdown::Both);
     }
 
     /// Changes how the guest is told of used requests.
-    pub(crate) fn set_call(&self, call: Option<File>) {
+    pub(crate) fn set_call(&self, call: Option<Arc<ForeignEvent>>) {
         *lock(&self.call) = call;
     }
 
-    /// Tells the guest that requests were used.
-    pub(crate) fn call(&self) {
-        if let Some(call) = &*lock(&self.call) {
-            // It fails only if the counter is full; then the guest has been told already.
-            let _ = rustix::io::write(call, &1u64.to_ne_bytes());
+    /// Tells the guest that requests were used, whatever the front end did to the descriptor, and without waiting.
+    ///
+    /// # Errors
+    /// The kernel lacks memory for it.
+    pub(crate) fn call(&self) -> io::Result<()> {
+        lock(&self.call).as_ref().map_or(Ok(()), |call| call.signal())
+    }
+
+    /// Changes how the front end is told of errors.
+    pub(crate) fn set_error(&self, error: Option<Arc<ForeignEvent>>) {
+        *lock(&self.error) = error;
+    }
+
+    /// Tells the front end that the ring is broken, if it wants to know.
+    pub(crate) fn tell_of_error(&self) {
+        if let Some(error) = &*lock(&self.error) {
+            // It is in the log as well.
+            let _ = error.signal();
         }
     }
 

@@ -1,8 +1,7 @@
-//! What is taken from a ring whose memory is whatever a guest left there, up to the I/O: for fuzzing alone.
+//! Fuzzing of a ring whose memory is whatever a guest left there, up to the I/O.
 
-use super::{
-    Chain, GuestMap, MAX_QUEUE, Next, Queue, QueueT, chain_at, data_buffers, len, ranges, take_chain,
-};
+use super::{Chain, GuestMap, Next, Queue, QueueT, chain_at, data_buffers, len, ranges, take_chain};
+use crate::vhost::device::MAX_QUEUE;
 use crate::vhost::request::{BlkRequest, HEADER, parse_header, split_front, split_last_byte};
 use std::fs::File;
 use std::io::Write;

@@ -1,10 +1,11 @@
 //! Waiting for front ends, one at a time.
 
 use super::back_channel::BackChannel;
+use super::config::VhostConfig;
 use super::handler::Handler;
 use crate::error::ExportError;
 use crate::export::{Export, SizeWatcher};
-use crate::log::{Level, Log, Seldom};
+use crate::log::{Level, Seldom};
 use crate::pool::{PoolHandle, WorkerPool};
 use crate::stop::Stop;
 use rustix::net::Shutdown;
@@ -15,27 +16,28 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
-/// How a device is made.
-#[derive(Debug, Clone)]
-pub struct VhostConfig {
-    /// Rings, at least one; each is served by one thread of the pool.
-    pub queues: u16,
-    /// Where messages go.
-    pub log: Log,
-}
-
-impl Default for VhostConfig {
-    fn default() -> Self {
-        Self { queues: 1, log: Log::none() }
-    }
-}
-
-/// What the device's owner and its thread share.
+/// State that the device's owner and its thread share.
 struct Shared {
     listener: UnixListener,
     /// The front end that is connected.
     stream: Mutex<Option<UnixStream>>,
     stop: Stop,
+}
+
+/// Lets front ends find nobody, and closes the export, where the device's thread ends by a panic.
+struct Closing<'a> {
+    shared: &'a Shared,
+    export: &'a Export,
+}
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        self.export.close_if_panicking();
+        if self.export.is_closed() {
+            let _ = rustix::net::shutdown(&self.shared.listener, Shutdown::Both);
+            self.shared.send_away();
+        }
+    }
 }
 
 /// A vhost-user-blk device. Dropping it stops it.
@@ -57,9 +59,18 @@ impl VhostUserBlk {
     ) -> Result<Self, ExportError> {
         let shared = Arc::new(Shared { listener, stream: Mutex::default(), stop: Stop::default() });
         let (of, export, pool) = (Arc::clone(&shared), Arc::clone(export), pool.handle());
+        let (watched, of_closed) = (Arc::clone(&shared), Arc::clone(&export));
+        pool.spawn_waiting(0, move |_| async move {
+            if watched.stop.or(of_closed.closed().wait()).await.is_some() {
+                watched.send_away();
+            }
+        });
         let thread = std::thread::Builder::new()
             .name("zebu-vhost".to_owned())
-            .spawn(move || of.run(&export, &pool, &config))
+            .spawn(move || {
+                let _closing = Closing { shared: &of, export: &export };
+                of.run(&export, &pool, &config);
+            })
             .map_err(|error| ExportError::Thread(error.to_string()))?;
         Ok(Self { shared, thread: Some(thread) })
     }
@@ -73,9 +84,7 @@ impl VhostUserBlk {
         self.shared.stop.throw();
         // Whoever waits for either finds its end.
         let _ = rustix::net::shutdown(&self.shared.listener, Shutdown::Both);
-        if let Some(stream) = &*self.shared.stream() {
-            let _ = stream.shutdown(std::net::Shutdown::Both);
-        }
+        self.shared.send_away();
         if let Some(thread) = self.thread.take() {
             // A panic was reported when it happened.
             let _ = thread.join();
@@ -92,6 +101,13 @@ impl Drop for VhostUserBlk {
 impl Shared {
     fn stream(&self) -> std::sync::MutexGuard<'_, Option<UnixStream>> {
         self.stream.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the connection to the front end.
+    fn send_away(&self) {
+        if let Some(stream) = &*self.stream() {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
     }
 
     fn run(&self, export: &Arc<Export>, pool: &PoolHandle, config: &VhostConfig) {
@@ -111,17 +127,19 @@ impl Shared {
                 }
             };
             log.write(Level::Info, format_args!("a front end of '{}' connects", export.name()));
-            let watched = match (stream.try_clone(), stream.try_clone()) {
-                (Ok(clone), Ok(watched)) => {
-                    *self.stream() = Some(clone);
-                    watched
-                }
-                _ => continue,
-            };
-            let handler = Handler::new(export, pool, config.queues.max(1), log);
+            let clones = (stream.try_clone(), stream.try_clone(), stream.try_clone());
+            let (Ok(clone), Ok(watched), Ok(connection)) = clones else { continue };
+            *self.stream() = Some(clone);
+            if export.is_closed() {
+                let name = export.name();
+                log.write(Level::Warning, format_args!("a front end of '{name}' is sent away: it is closed"));
+                *self.stream() = None;
+                continue;
+            }
+            let handler = Handler::new(export, connection, pool, config);
             let channel = BackChannel::new();
             export.watch_size(Arc::downgrade(&channel) as Weak<dyn SizeWatcher>);
-            match self.talk(stream, handler, || channel.look_at_next(&watched)) {
+            let tell = |end: &Error| match end {
                 Error::Disconnected => {
                     log.write(Level::Info, format_args!("the front end of '{}' leaves", export.name()));
                 }
@@ -129,14 +147,15 @@ impl Shared {
                 error => {
                     log.write(Level::Warning, format_args!("the front end of '{}': {error}", export.name()));
                 }
-            }
+            };
+            self.talk(stream, handler, || channel.look_at_next(&watched), tell);
             *self.stream() = None;
         }
     }
 
     /// Does what the front end asks until it leaves. The rings stand still then. `before_each` is called before a message is
-    /// taken.
-    fn talk(&self, stream: UnixStream, handler: Handler, before_each: impl Fn()) -> Error {
+    /// taken, `tell` with the reason of the end, before the connection is closed.
+    fn talk(&self, stream: UnixStream, handler: Handler, before_each: impl Fn(), tell: impl Fn(&Error)) {
         let handler = Arc::new(Mutex::new(handler));
         let mut requests = BackendReqHandler::from_stream(stream, Arc::clone(&handler));
         let end = loop {
@@ -151,6 +170,6 @@ impl Shared {
             }
         };
         handler.lock().unwrap_or_else(PoisonError::into_inner).stop_rings();
-        end
+        tell(&end);
     }
 }

@@ -2,9 +2,11 @@
 
 use super::options::{BackupOptions, PreviousBackup, SourceErrors};
 use super::unreadable::Unreadable;
+use super::zero_run;
 use crate::qcow2::bitmaps::Bits;
 use crate::{BitmapRecording, DirtyBits, Error, ErrorKind, Image, NewBitmap, Result};
 use std::sync::Arc;
+use zebu_qcow2::limits::MAX_BITMAP_DATA_SIZE;
 use zebu_storage::{IoBuf, IoBufs, Worker};
 
 /// Places at which a bitmap is compared with the disks.
@@ -15,8 +17,6 @@ const SAMPLE: u64 = 4096;
 const COMPARED: u64 = 1 << 20;
 /// The same where some of it could not be read.
 const COMPARED_BESIDE_HOLES: u64 = 4096;
-/// Bytes of unchanged disk that are passed over at once.
-const SPAN: u64 = 64 << 20;
 
 /// The bitmap of a backup.
 pub(super) struct Dirty {
@@ -133,10 +133,10 @@ impl Dirty {
         if at >= limit {
             return Some((Changed::Yes, total - at));
         }
-        let Some(run) = bits.next_dirty(at) else { return Some((Changed::No, (limit - at).min(SPAN))) };
+        let Some(run) = bits.next_dirty(at) else { return Some((Changed::No, limit - at)) };
         let start = (run.start / cluster * cluster).min(limit);
         if start > at {
-            return Some((Changed::No, (start - at).min(SPAN)));
+            return Some((Changed::No, start - at));
         }
         let end = run.end.max(at + 1).next_multiple_of(cluster);
         Some((Changed::Yes, end.min(total) - at))
@@ -163,9 +163,16 @@ impl Dirty {
                     at += len;
                     continue;
                 }
-                Some((Changed::Yes, len)) => len.min(COMPARED),
-                None => COMPARED.min(done - at),
+                Some((Changed::Yes, len)) => len,
+                None => done - at,
             };
+            let zero = zero_run(worker, source, at, at + len).await;
+            let zero = if zero == 0 { 0 } else { zero_run(worker, partial, at, at + zero).await };
+            if zero > 0 {
+                at += zero;
+                continue;
+            }
+            let len = len.min(COMPARED);
             let end = at + len;
             if !is_as_copied(worker, source, partial, at, len, options.source_errors, unreadable).await? {
                 let message = format!(
@@ -182,7 +189,7 @@ impl Dirty {
         source.bitmaps().iter().any(|bitmap| bitmap.name == self.name)
     }
 
-    /// What a bitmap is called that was not cleared.
+    /// The name of a bitmap that was not cleared.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
@@ -232,13 +239,19 @@ impl Dirty {
     }
 
     async fn add(&self, worker: &Worker, source: &Image, holes: Option<&Arc<Bits>>) -> Result<()> {
-        let new = NewBitmap::named(&self.name);
+        let new = NewBitmap { granularity: granularity(source), ..NewBitmap::named(&self.name) };
         let Some(holes) = holes else { return source.add_bitmap(worker, &new).await };
         // Disabled until they are in it: an increment is refused by a disabled one.
         source.add_bitmap(worker, &NewBitmap { recording: BitmapRecording::Off, ..new }).await?;
         self.merge(worker, source, holes).await?;
         source.set_bitmap_recording(worker, &self.name, BitmapRecording::On).await
     }
+}
+
+/// The granularity of a new bitmap where the usual one would make it larger than the format's users accept.
+fn granularity(source: &Image) -> Option<u64> {
+    let least = source.virtual_size().div_ceil(8 * MAX_BITMAP_DATA_SIZE).next_power_of_two();
+    (least > source.cluster_size().clamp(4 << 10, 64 << 10)).then_some(least)
 }
 
 /// Whether a part of the disk has changed.

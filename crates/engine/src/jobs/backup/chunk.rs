@@ -4,7 +4,8 @@ use super::leftovers::Leftovers;
 use super::options::{BackupOptions, SourceErrors};
 use crate::jobs::convert::SkippedRange;
 use crate::jobs::manifest::Digest;
-use crate::jobs::progress::Tracker;
+use crate::jobs::zeros::is_known_zero;
+use crate::progress::Tracker;
 use crate::{Durability, Image, Result, ZeroMode};
 use zebu_storage::{IoBuf, IoBufs, Worker};
 
@@ -15,15 +16,15 @@ const SKIP_UNIT: usize = 4096;
 pub(super) struct Chunk {
     pub(super) offset: u64,
     pub(super) len: u64,
-    /// What the previous backup holds, by cluster.
+    /// The digests of the previous backup, by cluster.
     pub(super) before: Option<Vec<Digest>>,
     /// The backup is an overlay of a previous one: what is zero has to be said.
     pub(super) on_previous: bool,
-    /// What has to be written over.
+    /// The clusters that have to be written over.
     pub(super) leftovers: Leftovers,
 }
 
-/// What became of a chunk. Figures in bytes.
+/// The result of a chunk. Figures in bytes.
 #[derive(Default)]
 pub(super) struct Done {
     pub(super) len: u64,
@@ -37,7 +38,7 @@ pub(super) struct Done {
     pub(super) unreadable: Vec<SkippedRange>,
 }
 
-/// What is done with a cluster.
+/// The treatment of a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Write,
@@ -71,7 +72,7 @@ pub(super) async fn do_chunk(
     let Chunk { offset, len, before, on_previous, leftovers } = chunk;
     let cluster = options.cluster_size;
     let mut done = Done { len, clusters: len.div_ceil(cluster), ..Done::default() };
-    let known_zero = match super::is_known_zero(worker, source, offset, len).await {
+    let known_zero = match is_known_zero(worker, source, offset, len).await {
         Ok(known_zero) => known_zero,
         // What of it can be read shows when it is read.
         Err(_) if options.source_errors == SourceErrors::Skip => false,

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use zebu_storage::{Access, Create, File, FileId, IoErrorKind, LockMode, OpenFlags};
 
-/// Who finds the manifest gone or made anew again and again gives up.
+/// Tries, after which a backup gives up that finds the manifest gone or made anew.
 const MAX_ATTEMPTS: usize = 100;
 
 /// The names of the partial image and its manifest. While there is this, no other backup touches either: the lock is on
@@ -19,7 +19,7 @@ pub(super) struct Claim {
     lock: File,
 }
 
-/// What an earlier backup has left.
+/// The files that an earlier backup has left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Left {
     Manifest,
@@ -162,9 +162,10 @@ fn try_to_rename(target: &Path, manifest: &Path) -> Result<()> {
             .map_err(|e| from_io(directory_of(beside), "can't make a file in the directory", &e))
     };
     let from = make(target)?;
-    let mut made = NewFiles(vec![from.clone()]);
+    let mut made = NewFiles::default();
+    made.add(&from);
     let to = make(manifest)?;
-    made.0.push(to.clone());
+    made.add(&to);
     match std::fs::rename(from, to) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {

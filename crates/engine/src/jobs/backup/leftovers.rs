@@ -1,4 +1,4 @@
-//! What an interrupted backup has written behind its last checkpoint. The disk may have changed there since, and what is
+//! The clusters that an interrupted backup has written behind its last checkpoint. The disk may have changed there since, and what is
 //! zero or unchanged now is otherwise left out: it has to be written over what is there.
 
 use crate::jobs::manifest::Subject;
@@ -49,16 +49,14 @@ impl Leftovers {
 async fn scan(worker: &Worker, image: &Image, subject: Subject, done: u64) -> Result<Leftovers> {
     let mut bits = None;
     let end = image.virtual_size().min(subject.virtual_size);
-    let mut at = done;
-    while at < end {
-        let extent = image.extent(worker, at, end - at).await?;
+    let mut extents = image.extents(done..end);
+    while let Some(extent) = extents.next(worker).await? {
         if extent.kind != ExtentKind::Unallocated {
             bits.get_or_insert_with(|| {
                 Arc::new(Bits::new(subject.virtual_size, subject.cluster_size.trailing_zeros() as u8))
             })
-            .mark(at..extent.end());
+            .mark(extent.offset..extent.end());
         }
-        at = extent.end();
     }
     Ok(Leftovers(bits))
 }

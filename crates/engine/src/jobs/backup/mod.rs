@@ -11,23 +11,28 @@ mod leftovers;
 mod options;
 mod partial;
 mod previous;
+mod samples;
 mod unreadable;
 
 pub use options::{BackupOptions, BackupReport, Interrupted, PreviousBackup, SourceErrors};
 
 use super::manifest::{Digest, ManifestReader, ManifestWriter, Subject};
-use super::progress::{Phase, Tracker};
+use super::pipeline::InOrder;
+use super::zeros::zero_run;
+use crate::progress::{Phase, Tracker};
 use crate::{Error, ErrorKind, Image, Result};
 use bitmap::{Changed, Dirty};
 use chunk::{Chunk, Done, do_chunk, leave_out, pass_over};
 use claim::{Claim, check_place};
-use futures_util::stream::{FuturesOrdered, StreamExt};
 use leftovers::Leftovers;
 use partial::Partial;
+use samples::compare_samples;
 use std::ops::RangeInclusive;
 use unreadable::Unreadable;
 use zebu_storage::Worker;
 
+/// Bytes of unchanged disk whose digests are taken from the previous manifest at once.
+const SPAN: u64 = 64 << 20;
 /// Bytes of the disk between two checkpoints.
 const CHECKPOINT: u64 = 256 << 20;
 /// Bytes between two looks for long zero runs.
@@ -39,29 +44,7 @@ const CLUSTER_SIZES: RangeInclusive<u64> = 512..=2 << 20;
 /// Smallest memory for buffers.
 const MIN_MEMORY: usize = 4 << 20;
 
-/// Whether a range reads as zero, as far as the mapping knows.
-pub(super) async fn is_known_zero(worker: &Worker, image: &Image, offset: u64, len: u64) -> Result<bool> {
-    let mut at = offset;
-    while at < offset + len {
-        let extent = image.extent(worker, at, offset + len - at).await?;
-        if !extent.is_zero() {
-            return Ok(false);
-        }
-        at = extent.end();
-    }
-    Ok(true)
-}
-
-/// Bytes from `at` on, before `end`, that one look at the mapping tells to be zero. What is wrong with the mapping shows to
-/// whoever reads there.
-pub(super) async fn zero_run(worker: &Worker, image: &Image, at: u64, end: u64) -> u64 {
-    match image.extent(worker, at, end - at).await {
-        Ok(extent) if extent.is_zero() => extent.end().min(end) - at,
-        _ => 0,
-    }
-}
-
-/// How memory is divided: for chunks in flight, and for the gatherer.
+/// How memory is divided: for chunks in flight, and for the packer.
 fn divide(options: &BackupOptions) -> Result<(u64, usize, usize)> {
     if !options.cluster_size.is_power_of_two() || !CLUSTER_SIZES.contains(&options.cluster_size) {
         let message = "Cluster size must be a power of two between 512 and 2048k";
@@ -115,6 +98,10 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
     let mut partial =
         Partial::begin(worker, source, options, subject, gather, claim, left, &mut unreadable).await?;
     let compared = async {
+        if partial.done > 0 && options.knows_all_hashes() {
+            let (manifest, done) = (&partial.claim.manifest, partial.done);
+            compare_samples(worker, source, manifest, done, options, &unreadable).await?;
+        }
         let Some(dirty) = &mut dirty else { return Ok(()) };
         if let (Some(names), Some(base)) = (&options.previous, partial.image.backing()) {
             dirty.compare(worker, source, &base, names, options.source_errors).await?;
@@ -131,9 +118,7 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
     let mut report = BackupReport { total, resumed_at: partial.done, ..BackupReport::default() };
     let copied = async {
         if let Some(previous) = &mut previous {
-            for _ in 0..partial.done / subject.cluster_size {
-                previous.next_digest()?;
-            }
+            previous.pass(partial.done / subject.cluster_size)?;
         }
         let dirty = dirty.as_ref();
         let mut job = Job { worker, source, options, subject, chunk, at_once, tracker: &tracker, dirty };
@@ -178,7 +163,7 @@ impl Job<'_> {
         unreadable: &mut Unreadable,
     ) -> Result<()> {
         let total = self.subject.virtual_size;
-        let mut under_way = FuturesOrdered::new();
+        let mut under_way = InOrder::new(self.at_once);
         let (mut next, mut done) = (partial.done, partial.done);
         let mut checkpoint = partial.done + CHECKPOINT;
         let mut looked_to = next;
@@ -187,26 +172,38 @@ impl Job<'_> {
         self.tracker.advance(done);
         let mut failed = None;
         loop {
-            while failed.is_none() && next < total && next < checkpoint && under_way.len() < self.at_once {
+            while failed.is_none() && next < total && next < checkpoint && under_way.has_room() {
                 if let Err(error) = self.tracker.check() {
                     failed = Some(error);
                     break;
                 }
                 let (mut part, mut len) = self.part(next, &partial.leftovers);
                 if next >= looked_to {
-                    let zero = self.zeroes_to_leave_out(next, &partial.leftovers).await;
+                    let (zero, what) = match previous {
+                        Some(previous) => {
+                            let zero = self.zeroes_as_before(next, &partial.leftovers, previous).await;
+                            (zero, Part::ZeroAsBefore)
+                        }
+                        None => (self.zeroes_to_leave_out(next, &partial.leftovers).await, Part::Zero),
+                    };
                     looked_to = next + zero.max(LOOK);
                     if zero > 0 {
-                        (part, len) = (Part::Zero, zero);
+                        (part, len) = (what, zero);
                     }
                 }
                 match part {
                     Part::Copied => copied = true,
-                    Part::Zero if copied => checkpoint = checkpoint.max(next + len),
+                    Part::Zero | Part::ZeroAsBefore if copied => checkpoint = checkpoint.max(next + len),
                     // What is passed over is no loss if it has to be done again.
-                    Part::Unchanged | Part::Zero => checkpoint += len,
+                    Part::Unchanged | Part::Zero | Part::ZeroAsBefore => checkpoint += len,
                 }
-                let before = match expected(previous, self.subject, len) {
+                let before = match (part, previous.as_mut()) {
+                    (Part::ZeroAsBefore, Some(previous)) => {
+                        previous.pass_zeroes(len / self.subject.cluster_size).map(|()| None)
+                    }
+                    _ => expected(previous, self.subject, len),
+                };
+                let before = match before {
                     Ok(before) => before,
                     Err(error) => {
                         failed = Some(error);
@@ -219,9 +216,9 @@ impl Job<'_> {
                 let image = partial.image.clone();
                 let (worker, source, options, tracker) =
                     (self.worker, self.source, self.options, self.tracker);
-                under_way.push_back(async move {
+                under_way.begin(async move {
                     match part {
-                        Part::Unchanged => Ok(pass_over(chunk, options)),
+                        Part::Unchanged | Part::ZeroAsBefore => Ok(pass_over(chunk, options)),
                         Part::Zero => Ok(leave_out(&chunk, options)),
                         Part::Copied => do_chunk(worker, source, image, options, tracker, chunk).await,
                     }
@@ -268,23 +265,40 @@ impl Job<'_> {
         zero_run(self.worker, self.source, at, end).await / self.chunk * self.chunk
     }
 
-    /// What is dealt with at once from `at` on, and its bytes.
+    /// How much of unchanged disk is passed over at once: all, where no digests are kept of it.
+    fn pass_at_once(&self, len: u64) -> u64 {
+        if self.options.knows_all_hashes() { len.min(SPAN) } else { len }
+    }
+
+    /// The same of an increment, where they are zero in the previous backup as well.
+    async fn zeroes_as_before(&self, at: u64, leftovers: &Leftovers, previous: &ManifestReader) -> u64 {
+        let expected = previous.zeroes_ahead().saturating_mul(self.subject.cluster_size);
+        let end = leftovers.next(at).map_or(self.subject.virtual_size, |run| run.start);
+        let end = end.min(at.saturating_add(expected));
+        if end <= at {
+            0
+        } else {
+            zero_run(self.worker, self.source, at, end).await / self.chunk * self.chunk
+        }
+    }
+
+    /// The part that is dealt with at once from `at` on, and its bytes.
     fn part(&self, at: u64, leftovers: &Leftovers) -> (Part, u64) {
         let total = self.subject.virtual_size;
         match self.dirty.and_then(|dirty| dirty.span(at, total, self.subject.cluster_size)) {
             None => (Part::Copied, self.chunk.min(total - at)),
             Some((Changed::Yes, len)) => (Part::Copied, len.min(self.chunk)),
             // What is left over would hide the previous backup there.
-            Some((Changed::No, len)) => match leftovers.next(at) {
-                Some(run) if run.start <= at => (Part::Copied, len.min(run.end - at).min(self.chunk)),
-                Some(run) => (Part::Unchanged, len.min(run.start - at)),
-                None => (Part::Unchanged, len),
+            Some((Changed::No, len)) => match (self.pass_at_once(len), leftovers.next(at)) {
+                (len, Some(run)) if run.start <= at => (Part::Copied, len.min(run.end - at).min(self.chunk)),
+                (len, Some(run)) => (Part::Unchanged, len.min(run.start - at)),
+                (len, None) => (Part::Unchanged, len),
             },
         }
     }
 }
 
-/// What becomes of a part of the disk.
+/// The treatment of a part of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     Copied,
@@ -292,9 +306,11 @@ enum Part {
     Unchanged,
     /// It is known to be zero, and so is the backup where nothing is written.
     Zero,
+    /// It is known to be zero, and so is the previous backup.
+    ZeroAsBefore,
 }
 
-/// What the previous backup holds in the next `len` bytes.
+/// The digests of the previous backup for the next `len` bytes.
 fn expected(
     previous: &mut Option<ManifestReader>,
     subject: Subject,
@@ -322,6 +338,5 @@ fn account(
     if let Some(digests) = done.digests {
         return digests.into_iter().try_for_each(|digest| manifest.add(digest));
     }
-    manifest.add_zeroes(done.clusters);
-    Ok(())
+    manifest.add_zeroes(done.clusters)
 }

@@ -1,7 +1,7 @@
-//! What a backup is asked to do, and what it says that it did.
+//! Options and report of a backup.
 
 use crate::jobs::convert::SkippedRange;
-use crate::jobs::progress::JobControl;
+use crate::progress::JobControl;
 use crate::{CacheMode, CompressOptions, Compression, RefPolicy};
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ pub enum Interrupted {
     Resume,
 }
 
-/// What happens when the source can't be read.
+/// The answer to a source that can't be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SourceErrors {
     /// The backup fails.
@@ -60,9 +60,9 @@ pub struct BackupOptions {
     pub refs: RefPolicy,
     /// Bytes of buffers: of reads, and of what is gathered. At least 4 clusters and 4 MiB.
     pub buffer_memory: usize,
-    /// What becomes of an earlier backup to the same target that was interrupted.
+    /// The treatment of an earlier backup to the same target that was interrupted.
     pub interrupted: Interrupted,
-    /// What happens when the source can't be read.
+    /// The answer to a source that can't be read.
     pub source_errors: SourceErrors,
     /// Watching, slowing and stopping.
     pub control: JobControl,
@@ -96,7 +96,7 @@ impl BackupOptions {
     }
 }
 
-/// What a backup did. Figures in bytes of the virtual disk where nothing else is said.
+/// The result of a backup. Figures in bytes of the virtual disk where nothing else is said.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct BackupReport {

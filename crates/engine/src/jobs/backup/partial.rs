@@ -3,11 +3,15 @@
 use super::claim::{Claim, Left, exists};
 use super::leftovers::Leftovers;
 use super::options::{BackupOptions, Interrupted};
+use super::samples::compare_samples;
 use super::unreadable::Unreadable;
 use crate::check::{CheckOptions, Repair, check};
 use crate::jobs::backing_name::backing_name;
 use crate::jobs::convert::SkippedRange;
-use crate::jobs::manifest::{ManifestWriter, Subject, check_whole, last_checkpoint, unreadable_of};
+use crate::jobs::manifest::{
+    Coverage, ManifestWriter, Preamble, Subject, check_whole, last_checkpoint, preamble_of, unreadable_of,
+};
+use crate::jobs::origin::Origin;
 use crate::jobs::staging::{NewFiles, from_io, publish};
 use crate::jobs::verify::{VerifyOptions, verify};
 use crate::{Access, CompressOptions, CreateOptions, Error, ErrorKind, Format, Image, OpenOptions, Result};
@@ -15,19 +19,19 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use zebu_storage::Worker;
 
-/// See the module.
+/// An incomplete backup that is worked on.
 pub(super) struct Partial {
     pub(super) image: Image,
     pub(super) manifest: ManifestWriter,
     /// Bytes of the disk, from its start, that are dealt with.
     pub(super) done: u64,
     pub(super) leftovers: Leftovers,
-    claim: Claim,
+    pub(super) claim: Claim,
     /// Something is there to go on from.
     resumable: bool,
 }
 
-/// What an earlier try left out, as far as that is known.
+/// A range that an earlier try left out, as far as that is known.
 fn skipped_before(source: &Image, range: Range<u64>) -> SkippedRange {
     let (offset, len) = (range.start, range.end - range.start);
     let error = Error::new(ErrorKind::Io, "it could not be read before the backup was interrupted");
@@ -58,6 +62,12 @@ impl Partial {
         let resumes = options.interrupted == Interrupted::Resume && left == Left::Manifest;
         let checkpoint =
             if resumes && exists(image_path) { last_checkpoint(manifest_path, subject)? } else { None };
+        let coverage = if options.knows_all_hashes() { Coverage::All } else { Coverage::Changes };
+        let preamble = Preamble { origin: Some(Origin::of(source)), coverage };
+        let checkpoint = match checkpoint {
+            Some((done, begun)) => check_preamble(&begun, &preamble, source).map(|()| Some(done))?,
+            None => None,
+        };
         let open = OpenOptions {
             format: Some(Format::Qcow2),
             access: Access::ReadWrite,
@@ -75,7 +85,7 @@ impl Partial {
             None => None,
         };
         // What is made here goes again if the rest fails; another backup to the same target keeps its files.
-        let mut made = NewFiles(Vec::new());
+        let mut made = NewFiles::default();
         let mut leftovers = Leftovers::default();
         if let Some(done) = checkpoint {
             // What was under way when it was interrupted may have left clusters behind that nothing refers to.
@@ -96,12 +106,12 @@ impl Partial {
             claim.forget_earlier()?;
             if exists(image_path) {
                 Image::create(worker, image_path, &create).await?;
-                made.0.push(image_path.clone());
+                made.add(image_path);
             } else {
-                made.0.push(image_path.clone());
+                made.add(image_path);
                 Image::create(worker, image_path, &create).await?;
             }
-            made.0.push(manifest_path.clone());
+            made.add(manifest_path);
         }
         let image = Image::open(worker, image_path, &open).await?;
         let recorded = image.info()?.backing_file;
@@ -119,11 +129,11 @@ impl Partial {
         }
         let (manifest, done) = if checkpoint.is_some() {
             let note = |range| unreadable.note(skipped_before(source, range));
-            ManifestWriter::resume(manifest_path, subject, note)?
+            ManifestWriter::resume(manifest_path, subject, &preamble, &options.control.cancel, note)?
         } else {
-            (ManifestWriter::begin(manifest_path, subject)?, 0)
+            (ManifestWriter::begin(manifest_path, subject, &preamble)?, 0)
         };
-        made.0.clear();
+        made.keep();
         Ok(Self { image, manifest, done, leftovers, claim, resumable: done > 0 })
     }
 
@@ -203,7 +213,11 @@ pub(super) async fn finish_publishing(
     }
     let (manifest_path, checked) = (claim.manifest.clone(), claim.manifest.clone());
     let unfit = move |found: Subject| (found != subject).then(|| "it is of another disk".to_owned());
-    worker.run_blocking(move || check_whole(&checked, unfit)).await?;
+    let cancel = options.control.cancel.clone();
+    worker.run_blocking(move || check_whole(&checked, &cancel, unfit)).await?;
+    if let Some(origin) = preamble_of(&manifest_path)?.origin {
+        origin.check(&Origin::of(source), source.path())?;
+    }
     let open = OpenOptions {
         format: Some(Format::Qcow2),
         cache: options.cache,
@@ -211,7 +225,11 @@ pub(super) async fn finish_publishing(
         ..OpenOptions::default()
     };
     let image = Image::open(worker, &options.target, &open).await?;
-    let verify_options = VerifyOptions { manifest: Some(manifest_path.clone()), ..VerifyOptions::default() };
+    let verify_options = VerifyOptions {
+        manifest: Some(manifest_path.clone()),
+        control: options.control.clone(),
+        ..VerifyOptions::default()
+    };
     let verified = verify(worker, &image, &verify_options).await;
     let closed = image.close(worker).await;
     let hash = verified?.disk_hash;
@@ -221,10 +239,23 @@ pub(super) async fn finish_publishing(
         return Err(Error::new(ErrorKind::Corrupt, message).on(&options.target));
     }
     unreadable_of(&manifest_path, |range| unreadable.note(skipped_before(source, range)))?;
+    compare_samples(worker, source, &manifest_path, subject.virtual_size, options, unreadable).await?;
     let length = std::fs::metadata(&options.target).map_or(0, |found| found.len());
     let name = name.clone();
     worker.run_blocking(move || publish(&manifest_path, &name, None)).await?;
     Ok(Some((length, hash)))
+}
+
+/// Refuses to go on with what `begun` is of, if that is not what is backed up now.
+fn check_preamble(begun: &Preamble, now: &Preamble, source: &Image) -> Result<()> {
+    let (Some(origin), Some(now_origin)) = (&begun.origin, &now.origin) else { return Ok(()) };
+    origin.check(now_origin, source.path())?;
+    if begun.coverage != now.coverage {
+        let message = "the interrupted backup was made with other options (--bitmap, --previous-manifest): give the same \
+                       ones, or leave --resume out";
+        return Err(Error::new(ErrorKind::InvalidArgument, message).on(source.path()));
+    }
+    Ok(())
 }
 
 fn absolute(path: &Path) -> Result<PathBuf> {

@@ -2,6 +2,7 @@
 
 use super::options::BackupOptions;
 use crate::jobs::manifest::{Digest, ManifestReader, Subject, check_whole};
+use crate::progress::Cancel;
 use crate::{Error, ErrorKind, Format, Image, OpenOptions, Result};
 use std::path::Path;
 use zebu_storage::Worker;
@@ -32,7 +33,8 @@ pub(super) async fn open(
             )
         })
     };
-    worker.run_blocking(move || check_whole(&manifest, unfit)).await?;
+    let cancel = options.control.cancel.clone();
+    worker.run_blocking(move || check_whole(&manifest, &cancel, unfit)).await?;
     let open = OpenOptions {
         format: Some(Format::Qcow2),
         cache: options.cache,
@@ -40,14 +42,20 @@ pub(super) async fn open(
         ..OpenOptions::default()
     };
     let image = Image::open(worker, &base.image, &open).await?;
-    let compared = compare(worker, &image, path, subject).await;
+    let compared = compare(worker, &image, path, subject, &options.control.cancel).await;
     let closed = image.close(worker).await;
     compared?;
     closed?;
-    ManifestReader::open(path).map(Some)
+    ManifestReader::open(path, &options.control.cancel).map(Some)
 }
 
-async fn compare(worker: &Worker, image: &Image, path: &Path, subject: Subject) -> Result<()> {
+async fn compare(
+    worker: &Worker,
+    image: &Image,
+    path: &Path,
+    subject: Subject,
+    cancel: &Cancel,
+) -> Result<()> {
     let unfit = |why: String| Err(Error::new(ErrorKind::InvalidArgument, why).on(path));
     if image.virtual_size() != subject.virtual_size {
         return unfit(format!(
@@ -56,13 +64,14 @@ async fn compare(worker: &Worker, image: &Image, path: &Path, subject: Subject) 
             image.virtual_size()
         ));
     }
-    let mut manifest = ManifestReader::open(path)?;
+    let mut manifest = ManifestReader::open(path, cancel)?;
     let step = (subject.clusters() / SAMPLES).max(1);
-    for cluster in 0..subject.clusters() {
+    let mut passed = 0;
+    for cluster in (0..subject.clusters()).step_by(usize::try_from(step).unwrap_or(usize::MAX)) {
+        cancel.check()?;
+        manifest.pass(cluster - passed)?;
         let expected = manifest.next_digest()?;
-        if !cluster.is_multiple_of(step) {
-            continue;
-        }
+        passed = cluster + 1;
         let offset = cluster * subject.cluster_size;
         let len = subject.cluster_size.min(subject.virtual_size - offset) as usize;
         let (result, bufs) = image.read(worker, offset, worker.buffer(len).into()).await;

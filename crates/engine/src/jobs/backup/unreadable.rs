@@ -1,4 +1,4 @@
-//! What a backup could not read of its source.
+//! The ranges of its source that a backup could not read.
 
 use super::options::BackupReport;
 use crate::jobs::convert::SkippedRange;
@@ -11,7 +11,7 @@ const MAX_REPORTED: usize = 1024;
 /// log2 of the bytes that a bit stands for.
 const GRANULARITY_BITS: u8 = 16;
 
-/// See the module.
+/// The ranges that could not be read.
 pub(super) struct Unreadable {
     /// Bytes of the disk.
     disk: u64,
@@ -45,7 +45,7 @@ impl Unreadable {
         self.bits.get_or_insert_with(|| Arc::new(Bits::new(disk, GRANULARITY_BITS))).mark(range);
     }
 
-    /// What the backup may not hold as the disk does; `None`: nothing.
+    /// The ranges in which the backup may differ from the disk; `None`: there are none.
     pub(super) fn bits(&self) -> Option<&Arc<Bits>> {
         self.bits.as_ref()
     }

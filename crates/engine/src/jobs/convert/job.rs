@@ -2,12 +2,13 @@
 
 use super::options::{ConvertOptions, ConvertReport, CopyMode, ReadErrors, SkippedRange, TargetContent};
 use super::sizing::Sizing;
-use crate::jobs::progress::{Phase, Tracker};
+use crate::progress::{Phase, Tracker};
 use crate::{Error, ErrorKind, Extent, ExtentKind, Image, Result};
 use std::num::NonZeroU64;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use zebu_storage::sync::Mutex;
 
 /// A source, and where it lies on the target's disk.
 pub(super) struct Part {
@@ -99,11 +100,6 @@ pub(super) struct Job {
     report: Mutex<ConvertReport>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What the mutexes here guard is whole after every statement, so a panic elsewhere can't have left half of it.
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
 impl Job {
     pub(super) fn new(
         parts: Vec<Part>,
@@ -112,6 +108,7 @@ impl Job {
         options: &ConvertOptions,
         sizing: Sizing,
         compressed: Option<NonZeroU64>,
+        copy: CopyMode,
     ) -> Result<Arc<Self>> {
         let total = parts.last().map_or(0, Part::end);
         if target.virtual_size() < total {
@@ -135,7 +132,7 @@ impl Job {
             target,
             content,
             shared_backing,
-            copy: if compressed.is_some() { CopyMode::Buffers } else { options.copy },
+            copy,
             compressed,
             read_errors: options.read_errors,
             sparse_size: options.sparse_size as usize,
@@ -175,7 +172,7 @@ impl Job {
 
     /// Stops the job with an error; the first one counts.
     pub(super) fn fail(&self, error: Error) {
-        lock(&self.failure).get_or_insert(error);
+        self.failure.lock().get_or_insert(error);
         self.stopped.store(true, Ordering::Relaxed);
     }
 
@@ -194,17 +191,17 @@ impl Job {
 
     /// The result so far.
     pub(super) fn outcome(&self) -> Result<()> {
-        lock(&self.failure).clone().map_or(Ok(()), Err)
+        self.failure.lock().clone().map_or(Ok(()), Err)
     }
 
     /// Counts what was done.
     pub(super) fn count(&self, add: impl FnOnce(&mut ConvertReport)) {
-        add(&mut lock(&self.report));
+        add(&mut self.report.lock());
     }
 
     /// Notes a range of the target that is zero because the source could not be read.
     pub(super) fn count_unreadable(&self, range: SkippedRange) {
-        let mut report = lock(&self.report);
+        let mut report = self.report.lock();
         report.unreadable += range.len;
         report.unreadable_ranges.push(range);
         if report.unreadable_ranges.len() >= 2 * MAX_REPORTED_RANGES {
@@ -213,7 +210,7 @@ impl Job {
     }
 
     pub(super) fn report(&self) -> ConvertReport {
-        let mut report = lock(&self.report).clone();
+        let mut report = self.report.lock().clone();
         tidy(&mut report.unreadable_ranges);
         report
     }

@@ -4,10 +4,11 @@ mod bitmaps;
 mod compressed;
 mod copy;
 mod job;
+mod offload;
 mod options;
 mod piece;
-mod place;
 mod sizing;
+mod source_conflict;
 mod target;
 mod threads;
 mod walk;
@@ -17,11 +18,30 @@ pub use options::{
     TargetClusters, TargetContent,
 };
 
-use super::progress::Phase;
-use crate::{Image, Result};
+use crate::progress::Phase;
+use crate::{Error, ErrorKind, Image, Preallocation, Result};
 use job::{Job, Part};
 use sizing::Sizing;
+use source_conflict::check_open_target;
 use zebu_storage::Worker;
+
+/// How data is moved. Shared blocks are none that were set aside: to write one takes space that may not be there. And what
+/// is shared is not read, so that nobody knows whether it can be.
+fn copy_mode(options: &ConvertOptions, target: &ConvertTarget, compresses: bool) -> Result<CopyMode> {
+    let wanted = options.copy;
+    if options.read_errors == ReadErrors::Zero && matches!(wanted, CopyMode::Reflink | CopyMode::Range) {
+        let message = "Cannot use copy offloading in salvaging mode: all has to be read";
+        return Err(Error::new(ErrorKind::InvalidArgument, message));
+    }
+    let sets_aside = match target {
+        ConvertTarget::New(new) => {
+            matches!(new.create.preallocation, Preallocation::Falloc | Preallocation::Full)
+        }
+        ConvertTarget::Existing { .. } => false,
+    };
+    let reads_all = compresses || options.read_errors == ReadErrors::Zero;
+    Ok(if reads_all || wanted == CopyMode::Auto && sets_aside { CopyMode::Buffers } else { wanted })
+}
 
 /// Copies `sources`, one behind the other, into `target`.
 ///
@@ -31,7 +51,7 @@ use zebu_storage::Worker;
 /// A snapshot is converted by opening its image with [`crate::OpenOptions::snapshot`].
 ///
 /// # Errors
-/// [`crate::ErrorKind::InvalidArgument`] for options out of range and for a target that is too small,
+/// [`crate::ErrorKind::InvalidArgument`] for options out of range and for a target that is too small or a file of a source,
 /// [`crate::ErrorKind::Cancelled`], and whatever the images' requests fail with. After an error the content of an existing
 /// target is undefined; of a new one nothing is left.
 pub async fn convert(
@@ -41,18 +61,22 @@ pub async fn convert(
     options: &ConvertOptions,
 ) -> Result<ConvertReport> {
     let compressed = compressed::cluster_size(options, &target)?;
-    let sizing = Sizing::of(options, compressed)?;
+    let sizing = Sizing::of(options, compressed, target.cluster_size())?;
     let parts = Part::list(sources, options.range.clone())?;
     let wanted = bitmaps::wanted(sources, options.bitmaps)?;
     let total = parts.last().map_or(0, Part::end);
+    let copy = copy_mode(options, &target, compressed.is_some())?;
     let (image, content, made) = match target {
         ConvertTarget::New(new) => {
-            let (image, content, made) = target::make(worker, *new, total, &options.control).await?;
+            let (image, content, made) = target::make(worker, sources, *new, total, &options.control).await?;
             (image, content, Some(made))
         }
-        ConvertTarget::Existing { image, content } => (image, content, None),
+        ConvertTarget::Existing { image, content } => {
+            check_open_target(sources, &image)?;
+            (image, content, None)
+        }
     };
-    let job = Job::new(parts, image.clone(), content, options, sizing, compressed);
+    let job = Job::new(parts, image.clone(), content, options, sizing, compressed, copy);
     let copied = match &job {
         Ok(job) => threads::run(worker, job, options).await,
         Err(error) => Err(error.clone()),

@@ -1,7 +1,8 @@
-//! What a conversion is asked to do, and what it says that it did.
+//! Options and report of a conversion.
 
-use crate::jobs::progress::JobControl;
-use crate::{CreateOptions, Error, Image, OpenOptions};
+use crate::progress::JobControl;
+use crate::{CreateOptions, Error, Format, Image, OpenOptions};
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::path::PathBuf;
 use zebu_storage::WorkerConfig;
@@ -15,7 +16,8 @@ pub enum CopyMode {
     /// Reflink; an error where the file system can't. What no reflink can express (compressed clusters, edges that
     /// are not block-aligned) still goes through buffers.
     Reflink,
-    /// copy_file_range, with the same exceptions as for `Reflink`.
+    /// copy_file_range, with the same exceptions as for `Reflink`; buffers where the kernel does not copy from one file to
+    /// the other.
     Range,
     /// Reads and writes.
     Buffers,
@@ -32,17 +34,18 @@ pub enum TargetClusters {
     Compressed,
 }
 
-/// What happens when the source can't be read.
+/// The answer to a source that can't be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ReadErrors {
     /// The job fails.
     #[default]
     Fail,
-    /// The smallest unreadable ranges become zero in the target, and are reported (`--salvage`).
+    /// The smallest unreadable ranges become zero in the target, and are reported (`--salvage`). All is read, so nothing is
+    /// shared: a block that can't be read would be none the better for it.
     Zero,
 }
 
-/// What becomes of the persistent dirty bitmaps of the source, which is one image then.
+/// The treatment of the persistent dirty bitmaps of the source, which is one image then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CopyBitmaps {
     /// The target has none of them.
@@ -50,7 +53,7 @@ pub enum CopyBitmaps {
     No,
     /// All are copied; an inconsistent one is an error, before anything is copied.
     All,
-    /// Those that are consistent are copied.
+    /// Copies the consistent ones.
     Sound,
 }
 
@@ -72,12 +75,12 @@ pub struct ConvertOptions {
     pub copy: CopyMode,
     /// How clusters of the target are written.
     pub clusters: TargetClusters,
-    /// What happens when the source can't be read.
+    /// The answer to a source that can't be read.
     pub read_errors: ReadErrors,
     /// The part of each source that is copied, in bytes of its disk; what lies past its end does not count. All of it
     /// if `None`.
     pub range: Option<Range<u64>>,
-    /// What becomes of the source's bitmaps.
+    /// The treatment of the source's bitmaps.
     pub bitmaps: CopyBitmaps,
     /// Watching, slowing and stopping.
     pub control: JobControl,
@@ -101,7 +104,7 @@ impl Default for ConvertOptions {
     }
 }
 
-/// What an existing target holds before the job.
+/// The content of an existing target before the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TargetContent {
     /// Anything: zeroes are written too.
@@ -140,9 +143,20 @@ pub enum ConvertTarget {
     Existing {
         /// The image; at least as large as the sources together.
         image: Image,
-        /// What it holds.
+        /// Its content.
         content: TargetContent,
     },
+}
+
+impl ConvertTarget {
+    /// Bytes of its clusters; `None`: the format has none.
+    pub(super) fn cluster_size(&self) -> Option<NonZeroU64> {
+        let (format, bytes) = match self {
+            Self::New(new) => (new.create.format, new.create.cluster_size),
+            Self::Existing { image, .. } => (image.format(), image.cluster_size()),
+        };
+        NonZeroU64::new(bytes).filter(|_| format == Format::Qcow2)
+    }
 }
 
 /// A range of the source that could not be read.
@@ -156,7 +170,7 @@ pub struct SkippedRange {
     pub error: Error,
 }
 
-/// What a conversion did. All figures in bytes of the virtual disk.
+/// The result of a conversion. All figures in bytes of the virtual disk.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct ConvertReport {

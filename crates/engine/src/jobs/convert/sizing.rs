@@ -23,8 +23,14 @@ const CHUNK_UNIT: usize = 64 << 10;
 const MAX_SPARSE_SIZE: u64 = 32 << 20;
 
 impl Sizing {
-    /// `cluster`: bytes of clusters that pieces must not divide, a power of two.
-    pub(super) fn of(options: &ConvertOptions, cluster: Option<NonZeroU64>) -> Result<Self> {
+    /// `compressed`: bytes of clusters that pieces must not divide, a power of two. `plain`: of those that they do not divide
+    /// if there is memory for it. (Two pieces of one new cluster at a time may each set one aside, and a device has room for
+    /// one.)
+    pub(super) fn of(
+        options: &ConvertOptions,
+        compressed: Option<NonZeroU64>,
+        plain: Option<NonZeroU64>,
+    ) -> Result<Self> {
         let invalid = |message: String| Err(Error::new(ErrorKind::InvalidArgument, message));
         if options.workers == 0 || options.requests == 0 {
             return invalid("convert needs at least one worker and one request in flight".into());
@@ -38,17 +44,20 @@ impl Sizing {
                 "invalid sparse size {sparse}: valid are multiples of 512 up to 32M; 0 writes everything"
             ));
         }
-        let sparse = (sparse as usize).next_multiple_of(CHUNK_UNIT);
+        let bytes_of = |cluster: Option<NonZeroU64>| cluster.map_or(0, |cluster| cluster.get() as usize);
+        let least = CHUNK_UNIT.max(bytes_of(compressed));
+        if least > options.buffer_memory {
+            return invalid(format!("compressing clusters of {least} bytes needs as much buffer memory"));
+        }
+        let whole = least.max(bytes_of(plain));
+        let chunk_of = |unit: usize| unit.max((sparse as usize).next_multiple_of(unit));
+        let unit = if chunk_of(whole) <= options.buffer_memory { whole } else { least };
+        let sparse = chunk_of(unit);
         if sparse > options.buffer_memory {
             return invalid(format!(
                 "a sparse size of {} needs buffer memory of at least {sparse} bytes",
                 options.sparse_size
             ));
-        }
-        let unit = cluster.map_or(CHUNK_UNIT, |cluster| CHUNK_UNIT.max(cluster.get() as usize));
-        let sparse = sparse.next_multiple_of(unit);
-        if unit > options.buffer_memory {
-            return invalid(format!("compressing clusters of {unit} bytes needs as much buffer memory"));
         }
         let share = options.buffer_memory / options.requests / unit * unit;
         let chunk = share.clamp(unit, MAX_CHUNK.max(unit)).max(sparse);
@@ -66,12 +75,32 @@ impl Sizing {
 mod tests {
     use super::*;
 
+    fn check_sizing(options: &ConvertOptions, compressed: Option<NonZeroU64>, plain: Option<NonZeroU64>) {
+        let memory = options.buffer_memory;
+        let least = compressed.map_or(CHUNK_UNIT, |cluster| CHUNK_UNIT.max(cluster.get() as usize));
+        let Ok(sizing) = Sizing::of(options, compressed, plain) else {
+            assert!(
+                (options.sparse_size as usize).next_multiple_of(least).max(least) > memory,
+                "{options:?}"
+            );
+            return;
+        };
+        assert!(sizing.chunk * sizing.tasks <= memory, "{options:?}");
+        assert!(sizing.chunk as u64 >= options.sparse_size && sizing.chunk.is_multiple_of(least));
+        let whole = plain.map_or(0, |cluster| cluster.get() as usize);
+        assert!(sizing.chunk.is_multiple_of(whole.max(1)) || whole + options.sparse_size as usize > memory);
+        assert!(sizing.threads >= 1 && (1..=options.requests).contains(&sizing.tasks));
+        let all: usize = (0..sizing.threads).map(|thread| sizing.tasks_of(thread)).sum();
+        assert_eq!(all, sizing.tasks);
+        assert!((0..sizing.threads).all(|thread| sizing.tasks_of(thread) > 0));
+    }
+
     #[test]
     fn buffers_never_exceed_their_bound() {
         for requests in [1, 3, 8, 16, 100] {
             for workers in [1, 2, 5, 16] {
-                for buffer_memory in [64 << 10, 100 << 10, 1 << 20, 10_000_000, 64 << 20] {
-                    for sparse_size in [0, 512, 4096, 65536 + 512, 1 << 20] {
+                for buffer_memory in [64 << 10, 100 << 10, 1 << 20, 3 << 20, 10_000_000, 64 << 20] {
+                    for sparse_size in [0, 512, 4096, 65536 + 512, 1 << 20, 3 << 20] {
                         let options = ConvertOptions {
                             workers,
                             requests,
@@ -79,18 +108,10 @@ mod tests {
                             sparse_size,
                             ..Default::default()
                         };
-                        let Ok(sizing) = Sizing::of(&options, None) else {
-                            assert!(sparse_size as usize + CHUNK_UNIT > buffer_memory);
-                            continue;
-                        };
-                        assert!(sizing.chunk * sizing.tasks <= buffer_memory, "{options:?}");
-                        assert!(
-                            sizing.chunk as u64 >= sparse_size && sizing.chunk.is_multiple_of(CHUNK_UNIT)
-                        );
-                        assert!(sizing.threads >= 1 && sizing.tasks <= requests);
-                        let all: usize = (0..sizing.threads).map(|thread| sizing.tasks_of(thread)).sum();
-                        assert_eq!(all, sizing.tasks);
-                        assert!((0..sizing.threads).all(|thread| sizing.tasks_of(thread) > 0));
+                        for cluster in [512, 64 << 10, 2 << 20].map(NonZeroU64::new) {
+                            check_sizing(&options, cluster, None);
+                            check_sizing(&options, None, cluster);
+                        }
                     }
                 }
             }
@@ -108,7 +129,7 @@ mod tests {
             ConvertOptions { sparse_size: 1 << 20, buffer_memory: 1 << 19, ..Default::default() },
         ] {
             assert_eq!(
-                Sizing::of(&options, None).unwrap_err().kind(),
+                Sizing::of(&options, None, None).unwrap_err().kind(),
                 ErrorKind::InvalidArgument,
                 "{options:?}"
             );

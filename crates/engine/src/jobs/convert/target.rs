@@ -1,8 +1,10 @@
 //! A target that the job makes.
 
 use super::options::{NewTarget, TargetContent};
-use crate::jobs::JobControl;
+use super::source_conflict::check_target;
 use crate::jobs::staging::{NewFiles, directory_of, from_io, publish, reserve_temporary_name};
+use crate::progress::JobControl;
+use crate::same_file::{self, FilePlace};
 use crate::{
     Access, Chain, CreateOptions, Error, ErrorKind, Format, Image, OpenOptions, Preallocation, Purpose,
     Result,
@@ -21,9 +23,10 @@ pub(super) struct Made {
     data_file: Option<PathBuf>,
 }
 
-/// Makes the target for `total` bytes and opens it for writing.
+/// Makes the target for the `total` bytes of `sources` and opens it for writing.
 pub(super) async fn make(
     worker: &Worker,
+    sources: &[Image],
     target: NewTarget,
     total: u64,
     control: &JobControl,
@@ -39,6 +42,11 @@ pub(super) async fn make(
         None => create.size = Some(total),
     }
     let data_file = create.data_file.as_ref().map(|name| directory_of(&path).join(name));
+    // Before anything is made: a target that exists is cut to nothing, and locks are not taken by all.
+    same_file::check_new(&path, &create)?;
+    for file in std::iter::once(&path).chain(&data_file) {
+        check_target(sources, file, &FilePlace::of(file))?;
+    }
     let storage = data_file.as_ref().unwrap_or(&path).clone();
     let content = if create.backing.is_some() {
         TargetContent::SharedBacking
@@ -48,23 +56,23 @@ pub(super) async fn make(
         TargetContent::Zero
     };
 
-    let mut files = NewFiles(Vec::new());
+    let mut files = NewFiles::default();
     let (work_path, names) = if std::fs::symlink_metadata(&path).is_ok() {
         (path, None)
     } else {
         let temporary = reserve_temporary_name(&path, 0o644)
             .map_err(|error| from_io(&path, "can't make a file in the target's directory", &error))?;
-        files.0.push(temporary.clone());
+        files.add(&temporary);
         (temporary.clone(), Some((temporary, path)))
     };
-    if let Some(data_file) = &data_file
-        && std::fs::symlink_metadata(data_file).is_err()
-    {
-        files.0.push(data_file.clone());
-    }
+    let new_data_file = data_file.as_deref().filter(|file| std::fs::symlink_metadata(file).is_err());
 
     let format = create.format;
+    // If it fails, what it made is gone again; somebody else's file of that name is not ours to remove.
     Image::create_controlled(worker, &work_path, &create, control).await?;
+    if let Some(data_file) = new_data_file {
+        files.add(data_file);
+    }
     let options = OpenOptions {
         format: Some(format),
         access: Access::ReadWrite,
@@ -94,14 +102,19 @@ impl Made {
             let data_file = self.data_file.take();
             worker.run_blocking(move || publish(&temporary, &path, data_file.as_deref())).await?;
         }
-        self.files.0.clear();
+        self.files.keep();
         Ok(())
     }
 }
 
 /// Whether what lies in the target's storage before the job shows in ranges that the job does not write.
 fn shows_its_storage(create: &CreateOptions) -> bool {
-    create.format == Format::Raw || create.data_file_raw || create.preallocation != Preallocation::Off
+    match create.preallocation {
+        // All of it was overwritten with zeroes, and is not to be given back for them.
+        Preallocation::Full => false,
+        Preallocation::Off => create.format == Format::Raw || create.data_file_raw,
+        Preallocation::Metadata | Preallocation::Falloc => true,
+    }
 }
 
 fn is_device(path: &Path) -> bool {

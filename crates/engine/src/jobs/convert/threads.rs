@@ -4,11 +4,12 @@ use super::copy::copy_pieces;
 use super::job::Job;
 use super::options::ConvertOptions;
 use super::walk::walk;
-use crate::jobs::queue::{CloseOnDrop, Queue};
+use crate::jobs::pipeline;
 use crate::{Error, ErrorKind, Result};
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Poll, Waker};
+use zebu_storage::sync::Mutex;
 use zebu_storage::{Worker, WorkerConfig};
 
 /// Does the whole job: the calling thread is one of its threads.
@@ -24,24 +25,18 @@ pub(super) async fn run(worker: &Worker, job: &Arc<Job>, options: &ConvertOption
     job.outcome()
 }
 
-/// What one thread does: one task walks the mapping, the others move what it finds.
+/// Does the share of one thread: one task walks the mapping, the others move the data that it finds.
 async fn run_share(worker: &Worker, job: &Arc<Job>, thread: usize) {
-    let tasks = job.sizing.tasks_of(thread);
-    let queue = Queue::new(2 * tasks);
-    let closer = CloseOnDrop(queue.clone());
-    let movers: Vec<_> = (0..tasks)
-        .map(|_| {
-            let (own, job, queue) = (worker.clone(), Arc::clone(job), queue.clone());
-            worker.spawn(async move { copy_pieces(&own, &job, &queue).await })
-        })
-        .collect();
-    if let Err(error) = walk(worker, job, &queue).await {
-        job.fail(error);
-    }
-    drop(closer);
-    for mover in movers {
-        mover.await;
-    }
+    let mover = |own: Worker, queue| {
+        let job = Arc::clone(job);
+        async move { copy_pieces(&own, &job, &queue).await }
+    };
+    pipeline::run(worker, job.sizing.tasks_of(thread), mover, async |queue| {
+        if let Err(error) = walk(worker, job, queue).await {
+            job.fail(error);
+        }
+    })
+    .await;
 }
 
 fn start_thread(job: &Arc<Job>, thread: usize, config: &WorkerConfig, others: &Arc<Others>) {
@@ -71,13 +66,13 @@ struct Running {
 
 impl Others {
     fn enter(others: &Arc<Self>, job: &Arc<Job>) -> Ticket {
-        others.0.lock().unwrap_or_else(PoisonError::into_inner).threads += 1;
+        others.0.lock().threads += 1;
         Ticket { others: Arc::clone(others), job: Arc::clone(job) }
     }
 
     async fn wait(&self) {
         poll_fn(|context| {
-            let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut running = self.0.lock();
             if running.threads == 0 {
                 return Poll::Ready(());
             }
@@ -99,7 +94,7 @@ impl Drop for Ticket {
         if std::thread::panicking() {
             self.job.fail(Error::new(ErrorKind::Io, "a thread of the conversion panicked"));
         }
-        let mut running = self.others.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = self.others.0.lock();
         running.threads -= 1;
         let waiting = running.waiting.take();
         drop(running);

@@ -1,9 +1,9 @@
 //! Walks the sources' mappings and decides what is done with each range.
 
 use super::job::{Job, Part};
+use super::offload::{Offload, Offloader};
 use super::options::ReadErrors;
 use super::piece::Piece;
-use super::place::{Placement, Placer};
 use crate::jobs::queue::Queue;
 use crate::transfer::FileRange;
 use crate::{Extent, ExtentKind, Result};
@@ -16,7 +16,7 @@ const MAX_RANGE: u64 = 16 << 20;
 /// many bytes. The scan finds the zeroes again, so the target gets no byte more.
 const MAX_GAP: u64 = 32 << 10;
 
-/// What is done with a range.
+/// The treatment of a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Action {
     /// Nothing: the target shows the right bytes already.
@@ -27,7 +27,7 @@ enum Action {
     Copy,
 }
 
-/// What the decision needs to know.
+/// The facts that the treatment depends on.
 #[derive(Debug, Clone, Copy)]
 struct Rules {
     /// The target reads as zero where nothing is written.
@@ -73,7 +73,7 @@ fn whole_clusters(job: &Job, action: Action, start: u64, until: u64, end: u64) -
 
 /// Queues everything that is to be done in the regions that this thread gets, in order of offset.
 pub(super) async fn walk(worker: &Worker, job: &Job, queue: &Queue<Piece>) -> Result<()> {
-    let mut walker = Walker { worker, job, queue, pending: None, placer: Placer::new() };
+    let mut walker = Walker { worker, job, queue, pending: None, offloader: Offloader::new() };
     while let Some(region) = job.claim() {
         for (index, part) in job.parts.iter().enumerate() {
             let (start, end) = (region.start.max(part.start), region.end.min(part.end()));
@@ -92,7 +92,7 @@ struct Walker<'a> {
     queue: &'a Queue<Piece>,
     /// A copy that the next range may still extend.
     pending: Option<PendingCopy>,
-    placer: Placer,
+    offloader: Offloader,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -150,7 +150,7 @@ impl Walker<'_> {
                     }
                 }
                 Action::Zero => self.zero(position, until).await,
-                Action::Copy => self.place_or_copy(index, part, &extent, position, until).await?,
+                Action::Copy => self.offload_or_copy(index, part, &extent, position, until).await?,
             }
             position = until;
         }
@@ -158,7 +158,7 @@ impl Walker<'_> {
     }
 
     /// Moves a range the cheapest way that is wanted and possible.
-    async fn place_or_copy(
+    async fn offload_or_copy(
         &mut self,
         index: usize,
         part: &Part,
@@ -179,26 +179,26 @@ impl Walker<'_> {
             return Ok(());
         };
         // The edges that the way taken could not express go through buffers.
-        match self.placer.place(self.worker, job, &source, start).await? {
-            Placement::Buffers => self.copy(index, start, end).await,
-            Placement::Shared(placed) => {
-                let len = placed.end - placed.start;
+        match self.offloader.offload(self.worker, job, &source, start).await? {
+            Offload::Nothing => self.copy(index, start, end).await,
+            Offload::Shared(offloaded) => {
+                let len = offloaded.end - offloaded.start;
                 job.count(|report| report.reflinked += len);
                 job.tracker.advance(len);
-                self.copy(index, start, placed.start).await;
-                self.copy(index, placed.end, end).await;
+                self.copy(index, start, offloaded.start).await;
+                self.copy(index, offloaded.end, end).await;
             }
-            Placement::Range(placed) => {
-                self.copy(index, start, placed.start).await;
+            Offload::Range(offloaded) => {
+                self.copy(index, start, offloaded.start).await;
                 self.emit_pending().await;
-                let mut at = placed.start;
-                while at < placed.end && !job.is_stopped() {
-                    let part = source.from(at - start).first((placed.end - at).min(MAX_RANGE));
+                let mut at = offloaded.start;
+                while at < offloaded.end && !job.is_stopped() {
+                    let part = source.from(at - start).first((offloaded.end - at).min(MAX_RANGE));
                     let len = part.len;
                     self.queue.push(Piece::Range { source: part, offset: at }).await;
                     at += len;
                 }
-                self.copy(index, placed.end, end).await;
+                self.copy(index, offloaded.end, end).await;
             }
         }
         Ok(())
@@ -274,7 +274,7 @@ impl Walker<'_> {
 mod tests {
     use super::*;
 
-    /// What qemu-img does in each case: its convert skips what reads as zero in a target known to be zero, and with
+    /// The cases as qemu-img decides them: its convert skips what reads as zero in a target known to be zero, and with
     /// `-B` what the top image does not hold.
     #[test]
     fn ranges_are_skipped_only_where_the_target_shows_the_same() {

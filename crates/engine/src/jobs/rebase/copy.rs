@@ -1,6 +1,6 @@
 //! Compares what both chains hold, and writes what the image would lose.
 
-use super::Job;
+use super::job::Job;
 use super::walk::{Piece, Sides};
 use crate::jobs::buffers::{join, rejoin};
 use crate::jobs::queue::Queue;
@@ -8,7 +8,7 @@ use crate::jobs::zeros::is_zero;
 use crate::{Durability, Image, Result, ZeroMode};
 use zebu_storage::{IoBuf, IoBufs, Worker};
 
-/// What becomes of a unit.
+/// The treatment of a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     /// Both chains show the same.
@@ -86,7 +86,8 @@ impl Job {
                     result = self.zero(worker, at, bytes as u64).await;
                 }
                 Fate::Zero | Fate::Write => {
-                    (result, part) = self.write(worker, at, part).await;
+                    let written = self.image.write_as(worker, self.clusters, at, part, Durability::Volatile);
+                    (result, part) = written.await;
                     self.count(|report| report.written += bytes as u64);
                 }
             }
@@ -98,14 +99,6 @@ impl Job {
         }
         done.append(rest);
         (result, [rejoin(done, old), new])
-    }
-
-    async fn write(&self, worker: &Worker, offset: u64, bufs: IoBufs) -> (Result<()>, IoBufs) {
-        if self.compressed {
-            self.image.write_compressed(worker, offset, bufs, Durability::Volatile).await
-        } else {
-            self.image.write(worker, offset, bufs, Durability::Volatile).await
-        }
     }
 
     async fn zero(&self, worker: &Worker, offset: u64, len: u64) -> Result<()> {

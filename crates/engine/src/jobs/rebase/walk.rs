@@ -1,7 +1,8 @@
 //! Walks both mappings and decides what has to be looked at.
 
-use super::Job;
+use super::job::Job;
 use crate::jobs::queue::Queue;
+use crate::jobs::two_disks::{Step, TwoDisks};
 use crate::{Extent, ExtentKind, Result};
 use zebu_storage::Worker;
 
@@ -25,7 +26,7 @@ pub(super) enum Piece {
     Zero { offset: u64, len: u64 },
 }
 
-/// What a range needs.
+/// The need of a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Need {
     Nothing,
@@ -45,24 +46,13 @@ impl Job {
     /// Queues everything that is to be done, in order of offset.
     pub(super) async fn walk(&self, worker: &Worker, queue: &Queue<Piece>) -> Result<()> {
         let mut walker = Walker { job: self, queue, pending: None };
-        let mut extents: [Option<Extent>; 2] = [None, None];
-        let mut at = 0;
-        while at < self.total && !self.is_stopped() {
-            for (side, found) in extents.iter_mut().enumerate() {
-                let (image, size) = match side {
-                    0 => (Some(&self.image), self.total),
-                    _ => (self.new.as_ref(), self.new_size),
-                };
-                let Some(image) = image.filter(|_| at < size) else {
-                    *found = None;
-                    continue;
-                };
-                if found.is_none_or(|extent| extent.end() <= at) {
-                    *found = Some(image.extent(worker, at, size - at).await?);
-                }
-            }
-            let until = extents.iter().flatten().map(Extent::end).min().unwrap_or(self.total).min(self.total);
-            at = match self.need(&extents) {
+        let new = self.new.as_ref().unwrap_or(&self.image).extents(0..self.new_size);
+        let mut disks = TwoDisks::new([self.image.extents(0..self.total), new], self.total);
+        while !self.is_stopped()
+            && let Some(Step { start: at, end: until, extents }) =
+                disks.next(worker).await.map_err(|(_, error)| error)?
+        {
+            let end = match self.need(&extents) {
                 Need::Nothing => {
                     self.skip(until - at);
                     until
@@ -80,6 +70,7 @@ impl Job {
                     }
                 }
             };
+            disks.go_on_at(end);
         }
         walker.emit_pending().await;
         Ok(())

@@ -1,8 +1,8 @@
 //! The bits of one bitmap in memory: one for each granule of the disk, set without a lock.
 
+use crate::sync::OnceLock;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::ops::Range;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// Words of a chunk: the bits of the smallest cluster, so that a table that says of each cluster whether all of its bits
 /// are set takes no more than a few times its own size.
@@ -30,7 +30,7 @@ impl Chunk {
     }
 }
 
-/// See the module.
+/// The bits of one bitmap, in memory.
 #[derive(Debug)]
 pub(crate) struct Bits {
     granularity_bits: u8,

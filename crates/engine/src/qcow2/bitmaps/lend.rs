@@ -11,7 +11,7 @@ use crate::{ErrorKind, Result};
 use std::sync::Arc;
 use zebu_storage::Worker;
 
-/// What became of the backup that bits were lent to.
+/// The end of the backup that bits were lent to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// It is complete and durable.
@@ -21,13 +21,13 @@ pub enum Outcome {
 }
 
 impl Qcow2 {
-    /// Takes the bits of a bitmap that records writes; it goes on with none set. The caller is alone.
-    pub(crate) async fn lend_bits(self: &Arc<Self>, worker: &Worker, name: &str) -> Result<Arc<Bits>> {
-        // From the first write of an opening on, bitmaps that record are in use on disk.
-        self.before_write(worker).await?;
-        let _turn = self.bitmaps.gate.enter().await;
+    /// Takes the bits of a bitmap that records writes; it goes on with none set. The caller is alone, and has prepared the
+    /// image for writes.
+    pub(crate) async fn lend_recorded(&self, worker: &Worker, name: &str) -> Result<Arc<Bits>> {
+        debug_assert!(self.header.preparation().is_done(), "bitmaps that record are not in use on disk");
+        let _turn = self.bitmaps.gate.lock().await;
         self.sound_bits(worker, name).await?;
-        let mut list = self.bitmaps.state().list.clone();
+        let mut list = self.bitmaps.list();
         let (_, found) = self.find_bitmap(&list, name)?;
         self.check_not_lent(&found)?;
         if !found.recording {
@@ -47,13 +47,13 @@ impl Qcow2 {
         });
         let lent = lent.ok_or_else(|| self.no_bitmap(name))?;
         self.bitmaps.record(&list);
-        self.bitmaps.state().list = list;
+        self.bitmaps.set_list(list);
         Ok(lent)
     }
 
     /// Ends what [`Qcow2::lend_bits`] began.
     pub(crate) async fn take_bits_back(&self, name: &str, lent: &Bits, outcome: Outcome) {
-        let _turn = self.bitmaps.gate.enter().await;
+        let _turn = self.bitmaps.gate.lock().await;
         let mut state = self.bitmaps.state();
         let Some(bitmap) = find_mut(&mut state.list, name) else { return };
         bitmap.lent = false;

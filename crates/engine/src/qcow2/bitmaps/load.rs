@@ -2,15 +2,15 @@
 
 use super::operations::loaded_bytes;
 use super::{Bitmap, Bits, Condition, Loaded, MAX_LOADED};
-use crate::qcow2::metadata_map::Metadata;
-use crate::qcow2::open::read_bytes;
+use crate::qcow2::read_tables::read_bytes;
+use crate::qcow2::space::overlap_check::Metadata;
 use crate::qcow2::state::Qcow2;
+use crate::sync::atomic::Ordering::Relaxed;
 use crate::{Error, ErrorKind, Result};
 use futures_util::future::try_join_all;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use zebu_qcow2::L1Entry;
 use zebu_qcow2::bitmap::encode_directory;
 use zebu_qcow2::bitmap::{
@@ -31,13 +31,13 @@ impl Qcow2 {
         if self.bitmaps.is_empty() {
             return Ok(());
         }
-        let _turn = self.bitmaps.gate.enter().await;
+        let _turn = self.bitmaps.gate.lock().await;
         self.load_bitmaps(worker, |bitmap| bitmap.recording).await?;
-        let mut list = self.bitmaps.state().list.clone();
+        let mut list = self.bitmaps.list();
         self.mark_in_use(worker, &mut list, |b| b.recording || b.condition == Condition::Inconsistent)
             .await?;
         self.bitmaps.record(&list);
-        self.bitmaps.state().list = list;
+        self.bitmaps.set_list(list);
         Ok(())
     }
 
@@ -64,12 +64,12 @@ impl Qcow2 {
             return Ok(());
         }
         let mut bytes =
-            encode_directory(&entries).map_err(|e| crate::qcow2::open::format_error(&self.path, &e))?;
+            encode_directory(&entries).map_err(|e| crate::error::format_error(self.path(), &e))?;
         // Whole sectors, with zeroes behind the end, as in a directory that was just made.
         bytes.resize(bytes.len().next_multiple_of(512), 0);
-        self.write_at(worker, offset, &bytes).await?;
+        self.files.write_at(worker, offset, &bytes).await?;
         if !sabotage::is(Fault::SkipBarrierOfMarks) {
-            self.barrier(worker, &self.file).await?;
+            self.files.barrier(worker, self.file()).await?;
         }
         for (bitmap, entry) in list.iter_mut().zip(entries) {
             bitmap.entry = entry;
@@ -80,19 +80,19 @@ impl Qcow2 {
     /// Tells the overlap check where tables are. A table that lies where something else is, or not in the file, makes
     /// its bitmap inconsistent.
     pub(crate) fn note_bitmap_tables(&self) {
-        let file_clusters = if self.writable {
-            self.space().file_clusters
+        let file_clusters = if self.is_writable() {
+            self.space.file_clusters()
         } else {
-            self.file.len().div_ceil(self.geometry.cluster_size())
+            self.file().len().div_ceil(self.geometry.cluster_size())
         };
-        if !self.writable {
+        if !self.is_writable() {
             // What a guest's data is found through comes first: a bitmap that lies on it is not followed.
-            let tables = self.l1();
-            let tables = tables.table.iter_set().filter_map(|(_, entry)| L1Entry(entry).table());
+            let l1 = self.map.l1();
+            let tables = l1.table().iter_set().filter_map(|(_, entry)| L1Entry(entry).table());
             let tables = tables.map(|table| table.0 >> self.geometry.cluster_bits);
             let in_file = tables.filter(|cluster| *cluster < file_clusters);
             // Two entries with one table are the check's to report.
-            let _ = self.metadata.insert_tables(in_file, Metadata::ActiveL2);
+            let _ = self.space.overlap().insert_tables(in_file, Metadata::ActiveL2);
         }
         let mut state = self.bitmaps.state();
         let mut tables: Vec<(Range<u64>, usize)> = (0..)
@@ -108,10 +108,10 @@ impl Qcow2 {
                 && clusters.end <= file_clusters
                 && noted <= MAX_TABLE_CLUSTERS
                 && self.geometry.is_cluster_aligned(bitmap.entry.table_offset.0)
-                && self.metadata.overlap(clusters.clone()).is_none();
+                && self.space.overlap().first_of(clusters.clone()).is_none();
             if sound {
                 end = clusters.end;
-                self.metadata.insert(clusters, Metadata::BitmapTable);
+                self.space.overlap().insert(clusters, Metadata::BitmapTable);
             } else {
                 bitmap.condition = Condition::Inconsistent;
                 // It is not followed when the bitmap is removed.
@@ -143,7 +143,7 @@ impl Qcow2 {
     /// Reads the bits of those bitmaps that are not in memory yet. A damaged one becomes inconsistent; an error is one
     /// of the file. The gate of the bitmaps is held.
     pub(super) async fn load_bitmaps(&self, worker: &Worker, which: impl Fn(&Bitmap) -> bool) -> Result<()> {
-        if !self.writable && !self.bitmaps.are_tables_noted.swap(true, Relaxed) {
+        if !self.is_writable() && !self.bitmaps.are_tables_noted.swap(true, Relaxed) {
             self.note_bitmap_tables();
         }
         let (missing, mut bytes): (Vec<(usize, BitmapEntry)>, u64) = {
@@ -170,7 +170,7 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// What an entry leads to. `None`: it is damaged.
+    /// Reads the bits that an entry leads to. `None`: it is damaged.
     async fn load_bitmap(&self, worker: &Worker, entry: &BitmapEntry) -> Result<Option<Loaded>> {
         let (size, granularity_bits) = (self.virtual_size(), entry.granularity_bits);
         let Some((entries, stored)) = self.read_bitmap_table(worker, entry).await? else { return Ok(None) };
@@ -180,7 +180,7 @@ impl Qcow2 {
         bits.set_stored();
         // So that no other bitmap has them, too.
         for clusters in stored.iter().skip(1) {
-            self.metadata.insert(clusters.clone(), Metadata::BitmapData);
+            self.space.overlap().insert(clusters.clone(), Metadata::BitmapData);
         }
         Ok(Some(Loaded { bits: Arc::new(bits), stored, unstored: false }))
     }
@@ -193,13 +193,13 @@ impl Qcow2 {
     ) -> Result<Option<(Vec<BitmapCluster>, Arc<[Range<u64>]>)>> {
         let bits = self.geometry.cluster_bits;
         let (offset, len) = (entry.table_offset.0, u64::from(entry.table_entries) * 8);
-        let file_clusters = self.file.len().div_ceil(self.geometry.cluster_size());
+        let file_clusters = self.file().len().div_ceil(self.geometry.cluster_size());
         let table = self.clusters_of(offset, len);
         let data_size = u64::from(entry.table_entries).saturating_mul(self.geometry.cluster_size());
         if table.end > file_clusters || data_size > zebu_qcow2::limits::MAX_BITMAP_DATA_SIZE {
             return Ok(None);
         }
-        let bytes = read_bytes(worker, &self.file, offset, len as usize).await?;
+        let bytes = read_bytes(worker, self.file(), offset, len as usize).await?;
         let mut entries = Vec::new();
         let mut stored = vec![table];
         for word in bytes.as_chunks::<8>().0 {
@@ -224,7 +224,7 @@ impl Qcow2 {
         sorted.sort_unstable_by_key(|clusters| clusters.start);
         let twice = sorted.windows(2).any(|pair| matches!(pair, [a, b] if a.end > b.start));
         let overlaps =
-            stored.iter().skip(1).any(|clusters| self.metadata.overlap(clusters.clone()).is_some());
+            stored.iter().skip(1).any(|clusters| self.space.overlap().first_of(clusters.clone()).is_some());
         if twice || overlaps {
             return Ok(None);
         }
@@ -246,8 +246,8 @@ impl Qcow2 {
         for batch in data.chunks(at_once) {
             let reads = batch.iter().map(|(first, host)| async move {
                 let (result, bufs) =
-                    worker.read(&self.file, *host, worker.buffer(cluster as usize).into()).await;
-                result.map_err(|e| Error::from(e).on(&self.path).at_host(*host))?;
+                    worker.read(self.file(), *host, worker.buffer(cluster as usize).into()).await;
+                result.map_err(|e| Error::from(e).on(self.path()).at_host(*host))?;
                 let mut bytes = vec![0; cluster as usize];
                 bufs.copy_to(0, &mut bytes);
                 for (word, value) in (*first..).zip(bytes.as_chunks::<8>().0) {
@@ -260,32 +260,26 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// The bits of the bitmap of this name, read if they were not yet. For one that records writes they change with
-    /// the disk.
-    pub(crate) async fn bitmap_bits(&self, worker: &Worker, name: &str) -> Result<Arc<Bits>> {
-        if self.writable {
-            // What is loaded now is what records the first write; the overlap check has to know the tables before.
-            self.before_metadata_write(worker).await?;
-        }
-        let _turn = self.bitmaps.gate.enter().await;
+    /// The bits of the bitmap of this name, read if they were not yet. The overlap check knows where the tables are.
+    pub(crate) async fn read_bits_of(&self, worker: &Worker, name: &str) -> Result<Arc<Bits>> {
+        self.assert_bits_may_be_read();
+        let _turn = self.bitmaps.gate.lock().await;
         let bits = self.sound_bits(worker, name).await?;
-        self.check_not_lent(&self.find_bitmap(&self.bitmaps.state().list, name)?.1)?;
+        self.check_not_lent(&self.find_bitmap(&self.bitmaps.list(), name)?.1)?;
         Ok(bits)
     }
 
-    /// The bits of all bitmaps of these names.
-    pub(crate) async fn bits_of_bitmaps(
+    /// The bits of all bitmaps of these names. The overlap check knows where the tables are.
+    pub(crate) async fn read_bits_of_all(
         &self,
         worker: &Worker,
         names: &HashSet<&str>,
     ) -> Result<HashMap<String, Arc<Bits>>> {
-        if self.writable {
-            self.before_metadata_write(worker).await?;
-        }
-        let _turn = self.bitmaps.gate.enter().await;
+        self.assert_bits_may_be_read();
+        let _turn = self.bitmaps.gate.lock().await;
         self.load_bitmaps(worker, |bitmap| names.contains(bitmap.name().as_str())).await?;
         let mut found = HashMap::new();
-        for bitmap in &self.bitmaps.state().list {
+        for bitmap in &self.bitmaps.list() {
             let name = bitmap.name();
             if names.contains(name.as_str()) {
                 self.check_sound(bitmap)?;
@@ -296,9 +290,16 @@ impl Qcow2 {
         Ok(found)
     }
 
-    /// The same, with the gate of the bitmaps held.
+    fn assert_bits_may_be_read(&self) {
+        debug_assert!(
+            !self.is_writable() || self.header.preparation().is_metadata_done(),
+            "where the tables of bitmaps are is not noted"
+        );
+    }
+
+    /// The bits of one bitmap, with the gate of the bitmaps held.
     pub(super) async fn sound_bits(&self, worker: &Worker, name: &str) -> Result<Arc<Bits>> {
-        let find = || self.find_bitmap(&self.bitmaps.state().list, name).map(|(_, bitmap)| bitmap);
+        let find = || self.find_bitmap(&self.bitmaps.list(), name).map(|(_, bitmap)| bitmap);
         let found = find()?;
         self.check_sound(&found)?;
         self.load_bitmaps(worker, |bitmap| bitmap.entry.name == found.entry.name).await?;

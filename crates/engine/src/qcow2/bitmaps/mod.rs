@@ -1,4 +1,4 @@
-//! Persistent dirty bitmaps: what the image has, tracking while it is written, storing (docs/bitmaps.md).
+//! Persistent dirty bitmaps: what the image has, tracking while it is written, storing (docs/guide/command.md).
 //!
 //! A bitmap on disk that is not marked in use has a bit set for everything written since it was cleared. So before
 //! the first write of an opening, the bitmaps that record writes are loaded, and marked in use, durably. (Operations on
@@ -10,12 +10,16 @@
 //! | file | |
 //! |---|---|
 //! | `bits.rs` | the bits in memory |
+//! | `find.rs` | a bitmap by its name, and whether it can be used |
 //! | `load.rs` | tables and bits from disk; what must be done before the first write |
 //! | `store.rs` | bits, tables and the directory to disk |
 //! | `lend.rs` | bits that a backup of a disk in use works with |
 //! | `operations.rs` | adding, removing, clearing, merging, and what a resize needs |
+//!
+//! Requests come through `bitmap_changes.rs` beside this folder, which prepares the file first.
 
 mod bits;
+mod find;
 mod lend;
 mod load;
 mod operations;
@@ -23,17 +27,16 @@ mod store;
 
 pub(crate) use bits::Bits;
 pub use lend::Outcome;
-pub(crate) use operations::{CopiedBitmap, FirstBits, Recording};
+pub(crate) use operations::{BitmapChange, CopiedBitmap, FirstBits, Recording};
 
-use crate::gate::Gate;
-use crate::qcow2::state::Qcow2;
+use crate::qcow2::text::text;
 use crate::status::BitmapInfo;
-use crate::{Error, ErrorKind, Result};
-use arc_swap::ArcSwapOption;
+use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use crate::sync::{ArcCell, AsyncMutex};
+use crate::sync::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use zebu_qcow2::Geometry;
 use zebu_qcow2::bitmap::{BitmapEntry, BitmapFlags};
 use zebu_qcow2::extension::BitmapsExtension;
@@ -46,17 +49,17 @@ const MAX_LOADED: u64 = zebu_qcow2::limits::MAX_BITMAP_DATA_SIZE;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Condition {
     Sound,
-    /// Whoever had it in memory did not write it back; or its entry or its table is damaged.
+    /// A program that had it in memory did not write it back; or its entry or its table is damaged.
     Inconsistent,
 }
 
 /// The bits of a bitmap, and the clusters that hold them on disk.
 #[derive(Debug, Clone)]
 pub(crate) struct Loaded {
-    pub(crate) bits: Arc<Bits>,
+    bits: Arc<Bits>,
     /// Host clusters of the table and of the data that the entry on disk leads to.
     stored: Arc<[Range<u64>]>,
-    /// What is on disk is not what is in memory, even if no bit was set since.
+    /// The bits on disk are not those in memory, even if no bit was set since.
     unstored: bool,
 }
 
@@ -80,7 +83,7 @@ pub(crate) struct Bitmap {
     lent: bool,
 }
 
-/// What the header and memory say.
+/// The bitmaps by the header and by memory.
 #[derive(Debug, Default)]
 struct State {
     /// Offset and bytes of the directory that the header names.
@@ -91,15 +94,15 @@ struct State {
 /// The bitmaps that record writes.
 type Recorders = SmallVec<[Arc<Bits>; 2]>;
 
-/// See the module.
+/// The bitmaps of an open image.
 #[derive(Debug, Default)]
 pub(crate) struct Bitmaps {
     state: Mutex<State>,
     /// Set while `recorders` has any: changed only while nobody changes the disk.
     is_recording: AtomicBool,
-    recorders: ArcSwapOption<Recorders>,
+    recorders: ArcCell<Recorders>,
     /// Held while bits are loaded.
-    gate: Gate,
+    gate: AsyncMutex,
     /// It is known where the tables of an image that is only read lie. (For one that is written, that comes before the
     /// first change.)
     are_tables_noted: AtomicBool,
@@ -131,7 +134,17 @@ impl Bitmaps {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
+    }
+
+    /// The bitmaps as they are now.
+    fn list(&self) -> Vec<Bitmap> {
+        self.state().list.clone()
+    }
+
+    /// Replaces the bitmaps. The gate is held.
+    fn set_list(&self, list: Vec<Bitmap>) {
+        self.state().list = list;
     }
 
     /// Whether the image has any.
@@ -139,7 +152,7 @@ impl Bitmaps {
         self.state().list.is_empty()
     }
 
-    /// What is known without reading any.
+    /// The facts that are known without reading any bitmap.
     pub(crate) fn info(&self) -> Vec<BitmapInfo> {
         self.state().list.iter().map(Bitmap::info).collect()
     }
@@ -153,10 +166,8 @@ impl Bitmaps {
     }
 
     fn mark_recorders(&self, range: Range<u64>) {
-        if let Some(recorders) = &*self.recorders.load() {
-            for bits in recorders.iter() {
-                bits.mark(range.clone());
-            }
+        for bits in self.recorders.load().iter() {
+            bits.mark(range.clone());
         }
     }
 
@@ -168,14 +179,14 @@ impl Bitmaps {
             .filter_map(|bitmap| bitmap.loaded.as_ref().map(|loaded| loaded.bits.clone()))
             .collect();
         self.is_recording.store(!recorders.is_empty(), Relaxed);
-        self.recorders.store((!recorders.is_empty()).then(|| Arc::new(recorders)));
+        self.recorders.store(recorders);
     }
 }
 
 impl Bitmap {
     pub(crate) fn info(&self) -> BitmapInfo {
         BitmapInfo {
-            name: crate::qcow2::info::text(&self.entry.name),
+            name: text(&self.entry.name),
             granularity: 1u64.checked_shl(u32::from(self.entry.granularity_bits)).unwrap_or(0),
             in_use: self.condition == Condition::Inconsistent,
             auto: self.recording,
@@ -184,33 +195,6 @@ impl Bitmap {
     }
 
     fn name(&self) -> String {
-        crate::qcow2::info::text(&self.entry.name)
-    }
-}
-
-impl Qcow2 {
-    fn bitmap_error(&self, kind: ErrorKind, message: impl Into<String>) -> Error {
-        Error::new(kind, message).on(&self.path)
-    }
-
-    /// Where the bitmap of this name is in the list.
-    fn find_bitmap(&self, list: &[Bitmap], name: &str) -> Result<(usize, Bitmap)> {
-        let found = (0..).zip(list).find(|(_, bitmap)| bitmap.name() == name);
-        found.map(|(index, bitmap)| (index, bitmap.clone())).ok_or_else(|| self.no_bitmap(name))
-    }
-
-    pub(crate) fn no_bitmap(&self, name: &str) -> Error {
-        self.bitmap_error(ErrorKind::NotFound, format!("Dirty bitmap '{name}' not found"))
-    }
-
-    fn check_sound(&self, bitmap: &Bitmap) -> Result<()> {
-        if bitmap.condition == Condition::Sound {
-            return Ok(());
-        }
-        let message = format!(
-            "Bitmap '{}' is inconsistent and cannot be used; remove it (zebu bitmap --remove)",
-            bitmap.name()
-        );
-        Err(self.bitmap_error(ErrorKind::InvalidArgument, message))
+        text(&self.entry.name)
     }
 }

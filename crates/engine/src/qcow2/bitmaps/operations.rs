@@ -8,7 +8,6 @@ use crate::{ErrorKind, Result};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Acquire;
 use zebu_qcow2::Version;
 use zebu_qcow2::bitmap::{BitmapEntry, BitmapFlags, data_bytes, default_granularity_bits, table_entries};
 use zebu_qcow2::limits::{
@@ -24,7 +23,7 @@ pub(crate) enum Recording {
     Off,
 }
 
-/// What a new bitmap says.
+/// The first content of a new bitmap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FirstBits {
     /// That nothing was written.
@@ -35,9 +34,16 @@ pub(crate) enum FirstBits {
 
 /// A bitmap that is to say what another does.
 pub(crate) struct CopiedBitmap {
-    pub(crate) name: String,
-    pub(crate) recording: Recording,
-    pub(crate) bits: Arc<Bits>,
+    name: String,
+    recording: Recording,
+    bits: Arc<Bits>,
+}
+
+impl CopiedBitmap {
+    /// A bitmap of this name that says what `bits` do.
+    pub(crate) fn new(name: String, recording: Recording, bits: Arc<Bits>) -> Self {
+        Self { name, recording, bits }
+    }
 }
 
 /// A list of bitmaps that gets some more.
@@ -87,79 +93,159 @@ impl<'a> Adding<'a> {
     }
 }
 
+/// A change of the list of bitmaps.
+pub(crate) enum BitmapChange<'a> {
+    /// Adds a bitmap. `granularity`: bytes, a power of two; by default as QEMU chooses it.
+    Add { name: &'a str, granularity: Option<u64>, recording: Recording, first: FirstBits },
+    /// Adds bitmaps that say what others do, of a disk of the same size: all of them, or none.
+    AddCopies(&'a [CopiedBitmap]),
+    /// Removes a bitmap, whatever its state.
+    Remove(&'a str),
+    /// Clears all bits of a bitmap.
+    Clear(&'a str),
+    /// Has a bitmap record writes from now on, or no longer.
+    Record(&'a str, Recording),
+    /// Marks in a bitmap all that is dirty in others' bits, which are of a disk of the same size.
+    Merge(&'a str, &'a Bits),
+}
+
+impl BitmapChange<'_> {
+    /// The bitmap that must be usable, and whose bits are needed.
+    fn changed_bits(&self) -> Option<&str> {
+        match self {
+            Self::Clear(name) | Self::Record(name, _) | Self::Merge(name, _) => Some(name),
+            Self::Add { .. } | Self::AddCopies(_) | Self::Remove(_) => None,
+        }
+    }
+}
+
 impl Qcow2 {
-    /// Runs one operation on the list of bitmaps and stores what it leaves. `loads` is a bitmap that must be
-    /// usable, and has its bits in memory then. The operation may name clusters that are to be freed.
-    async fn change_bitmaps(
+    /// Refuses a change that the image can't have whatever bitmaps it has. The file is not touched.
+    pub(crate) fn check_bitmap_change(&self, change: &BitmapChange<'_>) -> Result<()> {
+        match change {
+            BitmapChange::Add { name, granularity, .. } => {
+                self.check_name(name)?;
+                self.granularity_bits(*granularity).map(drop)
+            }
+            BitmapChange::AddCopies(copies) => copies.iter().try_for_each(|copy| self.check_name(&copy.name)),
+            BitmapChange::Remove(_)
+            | BitmapChange::Clear(_)
+            | BitmapChange::Record(..)
+            | BitmapChange::Merge(..) => Ok(()),
+        }
+    }
+
+    fn granularity_bits(&self, granularity: Option<u64>) -> Result<u8> {
+        let Some(bytes) = granularity else { return Ok(default_granularity_bits(&self.geometry)) };
+        let bits = bytes.trailing_zeros() as u8;
+        let range = MIN_BITMAP_GRANULARITY_BITS..=MAX_BITMAP_GRANULARITY_BITS;
+        if !bytes.is_power_of_two() || !range.contains(&bits) {
+            let message = "the granularity of a bitmap is a power of two from 512 to 2147483648";
+            return Err(self.bitmap_error(ErrorKind::InvalidArgument, message));
+        }
+        Ok(bits)
+    }
+
+    /// Makes a change that was let through by [`Qcow2::check_bitmap_change`], and stores what it leaves. The caller is
+    /// alone, and has prepared the file for changes.
+    pub(crate) async fn make_bitmap_change(
         self: &Arc<Self>,
         worker: &Worker,
-        loads: Option<&str>,
-        change: impl AsyncFnOnce(&Arc<Self>, &mut Vec<Bitmap>, &mut Vec<Range<u64>>) -> Result<()>,
+        change: BitmapChange<'_>,
     ) -> Result<()> {
-        self.check_writable()?;
-        self.before_metadata_write(worker).await?;
-        let _turn = self.bitmaps.gate.enter().await;
-        if let Some(name) = loads {
+        debug_assert!(self.header.preparation().is_metadata_done(), "the file is not prepared for changes");
+        let _turn = self.bitmaps.gate.lock().await;
+        if let Some(name) = change.changed_bits() {
             self.sound_bits(worker, name).await?;
         }
-        let mut list = self.bitmaps.state().list.clone();
+        let mut list = self.bitmaps.list();
         let mut gone = Vec::new();
-        change(self, &mut list, &mut gone).await?;
+        match change {
+            BitmapChange::Add { name, granularity, recording, first } => {
+                self.add_bitmap(&mut list, name, granularity, recording, first)?;
+            }
+            BitmapChange::AddCopies(copies) => self.add_copies(&mut list, copies)?,
+            BitmapChange::Remove(name) => gone = self.remove_bitmap(worker, &mut list, name).await?,
+            BitmapChange::Clear(name) => self.clear_bitmap(&mut list, name)?,
+            BitmapChange::Record(name, recording) => self.set_recording(&mut list, name, recording)?,
+            BitmapChange::Merge(name, other) => self.merge_bitmap(&mut list, name, other)?,
+        }
         let afterwards =
-            if self.first_write_done.load(Acquire) { Afterwards::Written } else { Afterwards::Untouched };
+            if self.header.preparation().is_done() { Afterwards::Written } else { Afterwards::Untouched };
         self.store_bitmaps(worker, list, gone, afterwards).await?;
         self.settle(worker).await
     }
 
-    /// Adds a bitmap. `granularity`: bytes, a power of two; by default as QEMU chooses it.
-    pub(crate) async fn add_bitmap(
-        self: &Arc<Self>,
-        worker: &Worker,
+    fn add_bitmap(
+        &self,
+        list: &mut Vec<Bitmap>,
         name: &str,
         granularity: Option<u64>,
         recording: Recording,
         first: FirstBits,
     ) -> Result<()> {
-        self.check_name(name)?;
-        let granularity_bits = match granularity {
-            None => default_granularity_bits(&self.geometry),
-            Some(bytes) => {
-                let bits = bytes.trailing_zeros() as u8;
-                let range = MIN_BITMAP_GRANULARITY_BITS..=MAX_BITMAP_GRANULARITY_BITS;
-                if !bytes.is_power_of_two() || !range.contains(&bits) {
-                    let message = "the granularity of a bitmap is a power of two from 512 to 2147483648";
-                    return Err(self.bitmap_error(ErrorKind::InvalidArgument, message));
-                }
-                bits
+        let (size, granularity_bits) = (self.virtual_size(), self.granularity_bits(granularity)?);
+        Adding::to(self, list).add(name, granularity_bits, recording, || {
+            let bits = Bits::new(size, granularity_bits);
+            if first == FirstBits::Set {
+                bits.mark(0..size);
             }
-        };
-        self.change_bitmaps(worker, None, async |me, list, _| {
-            let size = me.virtual_size();
-            Adding::to(me, list).add(name, granularity_bits, recording, || {
-                let bits = Bits::new(size, granularity_bits);
-                if first == FirstBits::Set {
-                    bits.mark(0..size);
-                }
-                bits
-            })
+            bits
         })
-        .await
     }
 
-    /// Adds bitmaps that say what others do, of a disk of the same size: all of them, or none.
-    pub(crate) async fn add_copies(self: &Arc<Self>, worker: &Worker, copies: &[CopiedBitmap]) -> Result<()> {
-        copies.iter().try_for_each(|copy| self.check_name(&copy.name))?;
-        self.change_bitmaps(worker, None, async |me, list, _| {
-            let size = me.virtual_size();
-            let mut adding = Adding::to(me, list);
-            for copy in copies {
-                me.check_same_size(&copy.bits)?;
-                let granularity_bits = copy.bits.granularity_bits();
-                adding.add(&copy.name, granularity_bits, copy.recording, || copy.bits.resized(size))?;
-            }
-            Ok(())
-        })
-        .await
+    fn add_copies(&self, list: &mut Vec<Bitmap>, copies: &[CopiedBitmap]) -> Result<()> {
+        let size = self.virtual_size();
+        let mut adding = Adding::to(self, list);
+        for copy in copies {
+            self.check_same_size(&copy.bits)?;
+            let granularity_bits = copy.bits.granularity_bits();
+            adding.add(&copy.name, granularity_bits, copy.recording, || copy.bits.resized(size))?;
+        }
+        Ok(())
+    }
+
+    /// Removes a bitmap; gives the clusters that are to be freed if they are not in memory.
+    async fn remove_bitmap(
+        &self,
+        worker: &Worker,
+        list: &mut Vec<Bitmap>,
+        name: &str,
+    ) -> Result<Vec<Range<u64>>> {
+        let (index, bitmap) = self.find_bitmap(list, name)?;
+        self.check_not_lent(&bitmap)?;
+        list.remove(index);
+        if bitmap.loaded.is_none()
+            && let Some((_, stored)) = self.read_bitmap_table(worker, &bitmap.entry).await?
+        {
+            return Ok(stored.to_vec());
+        }
+        Ok(Vec::new())
+    }
+
+    fn clear_bitmap(&self, list: &mut [Bitmap], name: &str) -> Result<()> {
+        self.check_not_lent(&self.find_bitmap(list, name)?.1)?;
+        if let Some(loaded) = find_mut(list, name).and_then(|bitmap| bitmap.loaded.as_mut()) {
+            let bits = Bits::new(loaded.bits.size(), loaded.bits.granularity_bits());
+            *loaded = Loaded { bits: Arc::new(bits), stored: loaded.stored.clone(), unstored: true };
+        }
+        Ok(())
+    }
+
+    fn set_recording(&self, list: &mut [Bitmap], name: &str, recording: Recording) -> Result<()> {
+        self.check_not_lent(&self.find_bitmap(list, name)?.1)?;
+        if let Some(bitmap) = find_mut(list, name) {
+            bitmap.recording = recording == Recording::On;
+        }
+        Ok(())
+    }
+
+    fn merge_bitmap(&self, list: &mut [Bitmap], name: &str, other: &Bits) -> Result<()> {
+        self.check_same_size(other)?;
+        if let Some(loaded) = find_mut(list, name).and_then(|bitmap| bitmap.loaded.as_mut()) {
+            loaded.bits.merge(other);
+        }
+        Ok(())
     }
 
     /// Fails if the image can have no bitmap of that name, whatever it has.
@@ -203,73 +289,10 @@ impl Qcow2 {
         Err(self.bitmap_error(ErrorKind::InvalidArgument, message))
     }
 
-    /// Removes a bitmap, whatever its state.
-    pub(crate) async fn remove_bitmap(self: &Arc<Self>, worker: &Worker, name: &str) -> Result<()> {
-        self.change_bitmaps(worker, None, async |me, list, gone| {
-            let (index, bitmap) = me.find_bitmap(list, name)?;
-            me.check_not_lent(&bitmap)?;
-            list.remove(index);
-            if bitmap.loaded.is_none()
-                && let Some((_, stored)) = me.read_bitmap_table(worker, &bitmap.entry).await?
-            {
-                gone.extend(stored.iter().cloned());
-            }
-            Ok(())
-        })
-        .await
-    }
-
-    /// Clears all bits of a bitmap.
-    pub(crate) async fn clear_bitmap(self: &Arc<Self>, worker: &Worker, name: &str) -> Result<()> {
-        self.change_bitmaps(worker, Some(name), async |me, list, _| {
-            me.check_not_lent(&me.find_bitmap(list, name)?.1)?;
-            if let Some(loaded) = find_mut(list, name).and_then(|bitmap| bitmap.loaded.as_mut()) {
-                let bits = Bits::new(loaded.bits.size(), loaded.bits.granularity_bits());
-                *loaded = Loaded { bits: Arc::new(bits), stored: loaded.stored.clone(), unstored: true };
-            }
-            Ok(())
-        })
-        .await
-    }
-
-    /// Has a bitmap record writes from now on, or no longer.
-    pub(crate) async fn set_recording(
-        self: &Arc<Self>,
-        worker: &Worker,
-        name: &str,
-        recording: Recording,
-    ) -> Result<()> {
-        self.change_bitmaps(worker, Some(name), async |me, list, _| {
-            me.check_not_lent(&me.find_bitmap(list, name)?.1)?;
-            if let Some(bitmap) = find_mut(list, name) {
-                bitmap.recording = recording == Recording::On;
-            }
-            Ok(())
-        })
-        .await
-    }
-
-    /// Marks in a bitmap all that is dirty in `other`, which is of a disk of the same size.
-    pub(crate) async fn merge_bitmap(
-        self: &Arc<Self>,
-        worker: &Worker,
-        name: &str,
-        other: &Arc<Bits>,
-    ) -> Result<()> {
-        self.change_bitmaps(worker, Some(name), async |me, list, _| {
-            me.check_same_size(other)?;
-            if let Some(loaded) = find_mut(list, name).and_then(|bitmap| bitmap.loaded.as_mut()) {
-                loaded.bits.merge(other);
-            }
-            Ok(())
-        })
-        .await
-    }
-
     /// Before the size of the disk changes: all bitmaps are in memory, and in use on disk, since their size follows.
     pub(crate) async fn prepare_bitmaps_for_resize(&self, worker: &Worker, new_size: u64) -> Result<()> {
-        let _turn = self.bitmaps.gate.enter().await;
-        let list = self.bitmaps.state().list.clone();
+        let _turn = self.bitmaps.gate.lock().await;
+        let list = self.bitmaps.list();
         let mut bytes = 0u64;
         for bitmap in &list {
             self.check_sound(bitmap)?;
@@ -278,17 +301,17 @@ impl Qcow2 {
         }
         self.check_bits(bytes)?;
         self.load_bitmaps(worker, |_| true).await?;
-        let mut list = self.bitmaps.state().list.clone();
+        let mut list = self.bitmaps.list();
         list.iter().try_for_each(|bitmap| self.check_sound(bitmap))?;
         self.mark_in_use(worker, &mut list, |_| true).await?;
-        self.bitmaps.state().list = list;
+        self.bitmaps.set_list(list);
         Ok(())
     }
 
     /// Gives the bitmaps the size of the disk. What a bitmap that records writes did not cover before is dirty in it.
     pub(crate) async fn resize_bitmaps(&self) {
-        let _turn = self.bitmaps.gate.enter().await;
-        let mut list = self.bitmaps.state().list.clone();
+        let _turn = self.bitmaps.gate.lock().await;
+        let mut list = self.bitmaps.list();
         let size = self.virtual_size();
         for bitmap in &mut list {
             let Some(loaded) = &mut bitmap.loaded else { continue };
@@ -299,13 +322,13 @@ impl Qcow2 {
             *loaded = Loaded { bits: Arc::new(bits), stored: loaded.stored.clone(), unstored: true };
         }
         self.bitmaps.record(&list);
-        self.bitmaps.state().list = list;
+        self.bitmaps.set_list(list);
     }
 
     /// At the close: writes out all that is in memory.
     pub(crate) async fn close_bitmaps(self: &Arc<Self>, worker: &Worker) -> Result<()> {
-        let _turn = self.bitmaps.gate.enter().await;
-        let list = self.bitmaps.state().list.clone();
+        let _turn = self.bitmaps.gate.lock().await;
+        let list = self.bitmaps.list();
         if list.is_empty() {
             return Ok(());
         }

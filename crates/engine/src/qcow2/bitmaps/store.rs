@@ -6,9 +6,11 @@
 
 use super::{Bitmap, Bits, Condition, Loaded};
 use crate::Result;
-use crate::qcow2::metadata_map::Metadata;
-use crate::qcow2::open::format_error;
-use crate::qcow2::state::{AfterFree, Qcow2};
+use crate::error::format_error;
+use crate::qcow2::header::block::OnFailure;
+use crate::qcow2::space::overlap_check::Metadata;
+use crate::qcow2::space::quarantine::FreeMode;
+use crate::qcow2::state::Qcow2;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,7 +24,7 @@ use zebu_storage::sabotage::{self, Fault};
 /// Bytes of bits written at once, or a cluster if that is more.
 const AT_ONCE: u64 = 64 << 10;
 
-/// What may happen to the disk before bitmaps are stored, or marked in use, again.
+/// The state of the disk when bitmaps are stored or marked in use the next time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Afterwards {
     /// It is written: bitmaps that record that stay in use.
@@ -40,8 +42,8 @@ struct Places<'a> {
 impl Drop for Places<'_> {
     fn drop(&mut self) {
         for clusters in self.taken.drain(..) {
-            self.qcow2.metadata.remove(clusters.clone());
-            self.qcow2.push_freed(clusters, AfterFree::Reuse);
+            self.qcow2.space.overlap().remove(clusters.clone());
+            self.qcow2.space.quarantine().push(clusters, FreeMode::Reuse);
         }
     }
 }
@@ -73,15 +75,15 @@ impl Qcow2 {
             // The disk refers to them now.
             places.taken.clear();
             if let Some((offset, len)) = new_directory {
-                self.note_metadata(offset, len, Metadata::BitmapDirectory);
+                self.space.note_metadata(offset, len, Metadata::BitmapDirectory);
             }
             if let Some((offset, len)) = directory {
-                self.free_table(offset, len);
+                self.space.free_table(offset, len);
             }
             gone.extend(clusters_gone(&old, &list));
             for clusters in gone {
-                self.metadata.remove(clusters.clone());
-                self.push_freed(clusters, AfterFree::Reuse);
+                self.space.overlap().remove(clusters.clone());
+                self.space.quarantine().push(clusters, FreeMode::Reuse);
             }
             self.bitmaps.state().directory = new_directory;
         }
@@ -93,7 +95,7 @@ impl Qcow2 {
         if afterwards == Afterwards::Written {
             self.bitmaps.record(&list);
         }
-        self.bitmaps.state().list = list;
+        self.bitmaps.set_list(list);
         Ok(())
     }
 
@@ -173,7 +175,7 @@ impl Qcow2 {
         let mut data: Vec<Range<u64>> = Vec::new();
         let at_once = (AT_ONCE / cluster_size).max(1) as usize;
         for batch in mixed.chunks(at_once) {
-            let allocated = self.allocate_metadata(worker, batch.len() as u64).await?.range;
+            let allocated = self.allocate_metadata(worker, batch.len() as u64).await?.into_range();
             places.taken.push(allocated.clone());
             let mut bytes = Vec::with_capacity(batch.len() * cluster_size as usize);
             for (index, cluster) in batch.iter().zip(allocated.clone()) {
@@ -185,7 +187,7 @@ impl Qcow2 {
                     *entry = BitmapTableEntry::new(BitmapCluster::Data(host));
                 }
             }
-            self.write_at(worker, allocated.start << self.geometry.cluster_bits, &bytes).await?;
+            self.files.write_at(worker, allocated.start << self.geometry.cluster_bits, &bytes).await?;
             data.push(allocated);
         }
         Ok((table, data))
@@ -201,9 +203,9 @@ impl Qcow2 {
     ) -> Result<()> {
         let bytes: Vec<u8> = table.iter().flat_map(|entry| entry.0.to_be_bytes()).collect();
         let place = self.write_whole_clusters(worker, bytes, places).await?;
-        self.metadata.insert(place.clone(), Metadata::BitmapTable);
+        self.space.overlap().insert(place.clone(), Metadata::BitmapTable);
         for clusters in &data {
-            self.metadata.insert(clusters.clone(), Metadata::BitmapData);
+            self.space.overlap().insert(clusters.clone(), Metadata::BitmapData);
         }
         entry.table_offset = HostOffset(place.start << self.geometry.cluster_bits);
         entry.table_entries = table.len() as u32;
@@ -223,7 +225,7 @@ impl Qcow2 {
         if entries.is_empty() {
             return Ok(None);
         }
-        let bytes = encode_directory(entries).map_err(|e| format_error(&self.path, &e))?;
+        let bytes = encode_directory(entries).map_err(|e| format_error(self.path(), &e))?;
         let len = bytes.len() as u64;
         let place = self.write_whole_clusters(worker, bytes, places).await?;
         Ok(Some((place.start << self.geometry.cluster_bits, len)))
@@ -237,9 +239,9 @@ impl Qcow2 {
     ) -> Result<Range<u64>> {
         bytes.resize(bytes.len().next_multiple_of(self.geometry.cluster_size() as usize), 0);
         let clusters = bytes.len() as u64 >> self.geometry.cluster_bits;
-        let place = self.allocate_metadata(worker, clusters).await?.range;
+        let place = self.allocate_metadata(worker, clusters).await?.into_range();
         places.taken.push(place.clone());
-        self.write_at(worker, place.start << self.geometry.cluster_bits, &bytes).await?;
+        self.files.write_at(worker, place.start << self.geometry.cluster_bits, &bytes).await?;
         Ok(place)
     }
 
@@ -250,10 +252,11 @@ impl Qcow2 {
             directory_size: size,
             directory_offset: HostOffset(offset),
         });
-        self.edit_header(worker, |block| {
-            set_bitmaps(block, extension).map_err(|e| format_error(&self.path, &e))
-        })
-        .await
+        self.header
+            .change_in_steps(worker, OnFailure::Poison, |block| {
+                set_bitmaps(block, extension).map_err(|e| format_error(self.path(), &e))
+            })
+            .await
     }
 }
 

@@ -1,15 +1,17 @@
 //! Going back to a snapshot.
 
-use crate::qcow2::header_block::{Patch, field};
-use crate::qcow2::metadata_map::Metadata;
-use crate::qcow2::open::{format_error, read_table};
+use crate::error::format_error;
+use crate::qcow2::cache::resident_table::ResidentTable;
+use crate::qcow2::header::block::{OnFailure, Patch, field};
+use crate::qcow2::map::active_map::L1;
+use crate::qcow2::read_tables::read_table;
+use crate::qcow2::replace_table::{TableReplacement, Unnamed};
 use crate::qcow2::snapshots::counts::Flags;
 use crate::qcow2::snapshots::walk::entries_of;
-use crate::qcow2::state::{AfterFree, L1, Qcow2};
-use crate::qcow2::top_table::TopTable;
+use crate::qcow2::space::overlap_check::Metadata;
+use crate::qcow2::state::Qcow2;
 use crate::{Error, ErrorKind, Result};
-use std::sync::atomic::Ordering::Release;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use zebu_qcow2::L1Entry;
 use zebu_qcow2::snapshot::SnapshotEntry;
 use zebu_storage::Worker;
@@ -17,15 +19,16 @@ use zebu_storage::Worker;
 impl Qcow2 {
     /// The L1 table of a snapshot as it is on disk.
     pub(super) async fn read_snapshot_l1(&self, worker: &Worker, entry: &SnapshotEntry) -> Result<Vec<u64>> {
-        entry.check_l1(&self.geometry).map_err(|e| format_error(&self.path, &e))?;
-        if entry.l1_size > 0 && entry.l1_table_offset.0 >= self.file.len() {
+        entry.check_l1(&self.geometry).map_err(|e| format_error(self.path(), &e))?;
+        if entry.l1_size > 0 && entry.l1_table_offset.0 >= self.file().len() {
             let message = "the snapshot's L1 table lies outside the file; run zebu check";
             return Err(Error::new(ErrorKind::Corrupt, message)
-                .on(&self.path)
+                .on(self.path())
                 .at_host(entry.l1_table_offset.0));
         }
-        let table = TopTable::new(entry.l1_size as usize, self.l1().table.block_bytes(), &self.l2.store);
-        read_table(worker, &self.file, entry.l1_table_offset.0, &table).await?;
+        let table =
+            ResidentTable::new(entry.l1_size as usize, self.map.l1().table().block_bytes(), self.map.store());
+        read_table(worker, self.file(), entry.l1_table_offset.0, &table).await?;
         Ok(entries_of(&table))
     }
 
@@ -40,18 +43,18 @@ impl Qcow2 {
             // They would not know what changes; QEMU refuses too, and with this error.
             let message = "the image has dirty bitmaps, which an older state would make wrong: remove them first (zebu \
                            bitmap --remove)";
-            return Err(Error::new(ErrorKind::Unsupported, message).with_errno(16).on(&self.path));
+            return Err(Error::new(ErrorKind::Unsupported, message).with_errno(16).on(self.path()));
         }
         let table = self.snapshots();
-        let entry = find(&table.entries)
-            .and_then(|index| table.entries.get(index))
-            .ok_or_else(|| Error::new(ErrorKind::NotFound, "snapshot not found").on(&self.path))?;
-        self.before_write(worker).await?;
+        let entry = find(table.entries())
+            .and_then(|index| table.entries().get(index))
+            .ok_or_else(|| Error::new(ErrorKind::NotFound, "snapshot not found").on(self.path()))?;
+        self.prepare_write(worker).await?;
         self.settle(worker).await?;
         let size = entry.disk_size().unwrap_or(self.virtual_size());
         let too_small = || {
             let message = "the snapshot's L1 table is too small for its disk; run zebu check";
-            Error::new(ErrorKind::Corrupt, message).on(&self.path)
+            Error::new(ErrorKind::Corrupt, message).on(self.path())
         };
         let needed = self.geometry.l1_entries_for(size).ok_or_else(too_small)?;
         let mut shared = self.read_snapshot_l1(worker, entry).await?;
@@ -84,50 +87,33 @@ impl Qcow2 {
         shared: &[u64],
         size: u64,
     ) -> Result<Vec<u64>> {
-        let bits = self.geometry.cluster_bits;
-        let old = self.l1();
-        let clusters = (shared.len() as u64 * 8).div_ceil(self.geometry.cluster_size());
-        let place = match clusters {
-            0 => None,
-            clusters => Some(self.allocate_metadata(worker, clusters).await?),
-        };
-        let offset = place.as_ref().map_or(old.offset, |place| place.range.start << bits);
-        let table = TopTable::new(shared.len(), old.table.block_bytes(), &self.l2.store);
+        let old = self.map.l1();
+        let table = ResidentTable::new(shared.len(), old.table().block_bytes(), self.map.store());
         table.fill(0, &shared.iter().flat_map(|entry| entry.to_be_bytes()).collect::<Vec<u8>>());
-        let prepared = async {
-            let mut bytes = table.to_bytes();
-            bytes.resize((clusters << bits) as usize, 0);
-            self.write_at(worker, offset, &bytes).await?;
-            self.settle(worker).await
+        let mut new = TableReplacement::new(table.to_bytes(), Metadata::ActiveL1, OnFailure::Poison);
+        if !shared.is_empty() {
+            new = new.in_place_of(old.offset(), old.table().len() as u64 * 8);
         }
-        .await;
-        if let Err(error) = prepared {
-            if let Some(place) = place {
-                self.push_freed(place.range, AfterFree::Reuse);
-            }
-            return Err(error);
-        }
-        let old_entries = entries_of(&old.table);
-        {
-            let _stopped = self.stop_reads().await;
-            let patches = [
+        let switch = async |new: Unnamed<'_>| -> Result<Vec<u64>> {
+            let old_entries = entries_of(old.table());
+            let offset = new.offset().unwrap_or(old.offset());
+            let _stopped = self.readers.stop(worker).await;
+            new.change_header(&[
                 Patch::U64(field::SIZE, size),
                 Patch::U32(field::L1_SIZE, shared.len() as u32),
                 Patch::U64(field::L1_OFFSET, offset),
-            ];
-            self.switch_header(worker, &patches).await?;
-            self.size.store(size, Release);
-            *self.l1.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(L1 { table, offset });
+            ])
+            .await?;
+            self.disk.set_size(size);
+            self.map.replace_l1(L1::new(table, offset));
             // What was loaded ahead of reads from the old tables does not come after this.
-            self.grace.wait().await;
-            self.l2.forget_all();
-        }
-        self.note_metadata(offset, shared.len() as u64 * 8, Metadata::ActiveL1);
+            self.readers.wait().await;
+            self.map.slices().forget_all();
+            Ok(old_entries)
+        };
+        let old_entries = self.replace_table(worker, new, async || self.settle(worker).await, switch).await?;
         for table in shared.iter().filter_map(|entry| L1Entry(*entry).table()) {
-            self.note_metadata(table.0, 1, Metadata::ActiveL2);
-        }
-        if place.is_some() {
-            self.free_table(old.offset, old_entries.len() as u64 * 8);
+            self.space.note_metadata(table.0, 1, Metadata::ActiveL2);
         }
         Ok(old_entries)
     }

@@ -1,7 +1,8 @@
 //! Changing the refcounts of everything that an L1 table refers to, in batches sorted by host cluster.
 
 use crate::qcow2::snapshots::walk::{Table, Walk};
-use crate::qcow2::state::{AfterFree, Qcow2};
+use crate::qcow2::space::quarantine::FreeMode;
+use crate::qcow2::state::Qcow2;
 use crate::{Error, ErrorKind, Result};
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use zebu_storage::Worker;
 /// Host clusters of a batch, about: a chunk of tables more.
 const BATCH: usize = 1 << 16;
 
-/// What is done to the tables that are walked.
+/// The change of the tables that are walked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Flags {
     /// They are left as they are.
@@ -48,12 +49,12 @@ impl Qcow2 {
                 }
             };
             if let Err(Stopped { raised, error }) = self.raise_batch(worker, &batch).await {
-                self.push_references(batch.get(..raised).unwrap_or_default(), AfterFree::Reuse);
+                self.push_references(batch.get(..raised).unwrap_or_default(), FreeMode::Reuse);
                 self.undo_raises(worker, entries, batches).await;
                 return Err(error);
             }
             batches += 1;
-            self.relieve(worker).await;
+            self.throttle_dirty(worker).await;
         }
     }
 
@@ -62,7 +63,7 @@ impl Qcow2 {
         let mut walk = Walk::new(self, entries);
         for _ in 0..batches {
             let Ok(batch) = self.next_batch(worker, &mut walk, Flags::Keep).await else { return };
-            self.push_references(&batch, AfterFree::Reuse);
+            self.push_references(&batch, FreeMode::Reuse);
             if self.settle(worker).await.is_err() {
                 return;
             }
@@ -78,7 +79,7 @@ impl Qcow2 {
             if batch.is_empty() {
                 return Ok(());
             }
-            self.push_references(&batch, AfterFree::Punch);
+            self.push_references(&batch, FreeMode::Punch);
             self.settle(worker).await?;
         }
     }
@@ -110,13 +111,13 @@ impl Qcow2 {
         worker: &Worker,
         tables: impl Iterator<Item = &'t Table>,
     ) -> Result<()> {
-        let writes = tables.map(|table| self.write_at(worker, table.host, &table.bytes));
+        let writes = tables.map(|table| self.files.write_at(worker, table.host, &table.bytes));
         futures_util::future::try_join_all(writes.collect::<Vec<_>>()).await.map(drop)
     }
 
     /// Raises the counts of sorted host clusters, a cluster that comes n times by n.
     async fn raise_batch(&self, worker: &Worker, batch: &[u64]) -> Result<(), Stopped> {
-        let per_slice = self.refcounts_per_slice();
+        let per_slice = self.space.refcounts_per_slice();
         let mut done = 0;
         while let Some(first) = batch.get(done) {
             let slice = first / per_slice;
@@ -133,8 +134,9 @@ impl Qcow2 {
     async fn raise_in_slice(&self, worker: &Worker, clusters: &[u64]) -> Result<()> {
         let (Some(first), order) = (clusters.first(), self.geometry.refcount_order) else { return Ok(()) };
         let outcome = self
+            .space
             .with_refcounts(worker, *first, |cache, shard, key, first_index| {
-                let mut bytes = cache.get(shard, key)?.bytes.clone();
+                let mut bytes = cache.get(shard, key)?.bytes().to_vec();
                 for cluster in clusters {
                     let index = first_index + (cluster - first) as usize;
                     let old = refcount::get(&bytes, index, order)?;
@@ -171,7 +173,7 @@ impl Qcow2 {
                     self.geometry.refcount_max()
                 )
             };
-            let error = Error::new(kind, message).on(&self.path);
+            let error = Error::new(kind, message).on(self.path());
             // What QEMU's commands answer to an overflow.
             let error = if kind == ErrorKind::Corrupt { error } else { error.with_errno(22) };
             error.at_host(cluster << self.geometry.cluster_bits)
@@ -179,7 +181,7 @@ impl Qcow2 {
     }
 
     /// Puts sorted references in quarantine, one decrease for each.
-    fn push_references(&self, sorted: &[u64], then: AfterFree) {
+    fn push_references(&self, sorted: &[u64], then: FreeMode) {
         let mut layer = sorted.to_vec();
         while !layer.is_empty() {
             let mut again = Vec::new();
@@ -190,13 +192,13 @@ impl Qcow2 {
                     Some(run) if run.end == cluster + 1 => again.push(cluster),
                     _ => {
                         if let Some(run) = run.replace(cluster..cluster + 1) {
-                            self.push_freed(run, then);
+                            self.space.quarantine().push(run, then);
                         }
                     }
                 }
             }
             if let Some(run) = run {
-                self.push_freed(run, then);
+                self.space.quarantine().push(run, then);
             }
             layer = again;
         }
@@ -204,7 +206,7 @@ impl Qcow2 {
 
     /// The counts of sorted host clusters.
     pub(super) async fn counts_of(&self, worker: &Worker, sorted: &[u64]) -> Result<Vec<u64>> {
-        let per_slice = self.refcounts_per_slice();
+        let per_slice = self.space.refcounts_per_slice();
         let order = self.geometry.refcount_order;
         let mut counts = Vec::with_capacity(sorted.len());
         while let Some(first) = sorted.get(counts.len()) {
@@ -213,10 +215,11 @@ impl Qcow2 {
             let group = rest.partition_point(|cluster| cluster / per_slice == slice);
             let clusters = rest.get(..group).unwrap_or_default();
             let found: Vec<u64> = self
+                .space
                 .with_refcounts(worker, *first, |cache, shard, key, first_index| {
                     let slice = cache.get(shard, key)?;
                     let count = |cluster: &u64| {
-                        refcount::get(&slice.bytes, first_index + (cluster - first) as usize, order)
+                        refcount::get(slice.bytes(), first_index + (cluster - first) as usize, order)
                     };
                     Some(clusters.iter().map(|cluster| count(cluster).unwrap_or(0)).collect())
                 })

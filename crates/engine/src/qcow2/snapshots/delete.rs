@@ -17,11 +17,11 @@ impl Qcow2 {
     ) -> Result<()> {
         self.check_may_have_snapshots()?;
         let table = self.snapshots();
-        let index = find(&table.entries)
-            .ok_or_else(|| Error::new(ErrorKind::NotFound, "snapshot not found").on(&self.path))?;
-        let mut entries = table.entries.clone();
+        let index = find(table.entries())
+            .ok_or_else(|| Error::new(ErrorKind::NotFound, "snapshot not found").on(self.path()))?;
+        let mut entries = table.entries().to_vec();
         let entry = entries.remove(index);
-        self.before_write(worker).await?;
+        self.prepare_write(worker).await?;
         self.settle(worker).await?;
         let shared = self.read_snapshot_l1(worker, &entry).await?;
         let shared: Vec<u64> = shared.iter().map(|entry| L1Entry(*entry).with_copied(false).0).collect();
@@ -34,7 +34,7 @@ impl Qcow2 {
         if !sabotage::is(Fault::LowerBeforeDeletion) {
             self.lower_all(worker, &shared).await?;
         }
-        self.free_table(entry.l1_table_offset.0, u64::from(entry.l1_size) * 8);
+        self.space.free_table(entry.l1_table_offset.0, u64::from(entry.l1_size) * 8);
         self.settle(worker).await?;
         self.refresh_copied(worker).await?;
         self.settle(worker).await?;

@@ -11,8 +11,8 @@ impl Qcow2 {
     /// stay. A crash shows the disk as it was or empty, and leaks space at most. `node` was opened without a backing
     /// image: what is given up would have to stay zero otherwise while it is. The caller is alone.
     pub(crate) async fn make_empty(self: &Arc<Self>, node: &Node, worker: &Worker) -> Result<()> {
-        self.before_write(worker).await?;
-        if let Some(data_file) = &self.data_file {
+        self.prepare_write(worker).await?;
+        if let Some(data_file) = self.data_file() {
             // Nothing counts references into the data file: the entries are all there is.
             self.drop_mapping(node, worker, 0..self.virtual_size()).await?;
             self.settle(worker).await?;
@@ -22,7 +22,7 @@ impl Qcow2 {
             };
         }
         self.settle(worker).await?;
-        let entries = vec![0; self.l1().table.len()];
+        let entries = vec![0; self.map.l1().table().len()];
         let before = self.switch_to(worker, &entries, self.virtual_size()).await?;
         self.lower_all(worker, &before).await?;
         self.settle(worker).await

@@ -1,7 +1,7 @@
 //! COPIED flags of the active tables, made exact: set where the count is 1, clear where it is not. And the dirty bit.
 
 use crate::Result;
-use crate::qcow2::header_block::{Patch, field};
+use crate::qcow2::header::block::{OnFailure, Patch, field};
 use crate::qcow2::snapshots::walk::{Table, Walk, entries_of, host_of};
 use crate::qcow2::state::Qcow2;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ impl Qcow2 {
     /// Makes the flags of the active tables exact. The counts that they follow are durable, nothing is dirty, and the
     /// caller is alone. Tables that are shared are left alone: what they refer to is shared as well, and has no flag.
     pub(super) async fn refresh_copied(self: &Arc<Self>, worker: &Worker) -> Result<()> {
-        let l1 = self.l1();
-        let mut entries = entries_of(&l1.table);
+        let l1 = self.map.l1();
+        let mut entries = entries_of(l1.table());
         self.refresh_l1(worker, &mut entries).await?;
         let own: Vec<u64> = entries.iter().map(|e| if L1Entry(*e).copied() { *e } else { 0 }).collect();
         let mut walk = Walk::new(self, &own);
@@ -31,7 +31,7 @@ impl Qcow2 {
             }
             self.write_tables(worker, changed.iter()).await?;
         }
-        self.forget_mapping().await;
+        self.forget_mapping(worker).await;
         Ok(())
     }
 
@@ -45,13 +45,13 @@ impl Qcow2 {
         places.sort_unstable();
         let clusters: Vec<u64> = places.iter().map(|(cluster, _)| *cluster).collect();
         let counts = self.counts_of(worker, &clusters).await?;
-        let l1 = self.l1();
+        let l1 = self.map.l1();
         for ((_, index), count) in places.into_iter().zip(counts) {
             if let Some(entry) = entries.get_mut(index)
                 && L1Entry(*entry).copied() != (count == 1)
             {
                 *entry = L1Entry(*entry).with_copied(count == 1).0;
-                l1.table.set(index as u64, *entry);
+                l1.table().set(index as u64, *entry);
             }
         }
         Ok(())
@@ -80,29 +80,30 @@ impl Qcow2 {
 
     /// Empties the mapping cache, after tables were rewritten in the file. Nothing of it is dirty. No read is under way
     /// in that moment: one that loads a slice from the old table must not put it into the cache after this.
-    pub(super) async fn forget_mapping(&self) {
-        let _stopped = self.stop_reads().await;
+    pub(super) async fn forget_mapping(&self, worker: &Worker) {
+        let _stopped = self.readers.stop(worker).await;
         if !sabotage::is(Fault::KeepMapping) {
-            self.l2.forget_all();
+            self.map.slices().forget_all();
         }
     }
 
     /// Announces that counts and flags do not agree for a while: a crash makes the next writer build them anew.
     /// Version 2 can't say it.
     pub(super) async fn announce_inconsistency(&self, worker: &Worker) -> Result<()> {
-        self.set_dirty_bit(worker, self.header.incompatible() | Incompatible::DIRTY).await
+        self.set_dirty_bit(worker, self.header.opened().incompatible() | Incompatible::DIRTY).await
     }
 
     /// Takes [`Qcow2::announce_inconsistency`] back: everything is durable.
     pub(super) async fn end_inconsistency(&self, worker: &Worker) -> Result<()> {
-        self.set_dirty_bit(worker, self.header.incompatible() - Incompatible::DIRTY).await
+        self.set_dirty_bit(worker, self.header.opened().incompatible() - Incompatible::DIRTY).await
     }
 
     async fn set_dirty_bit(&self, worker: &Worker, bits: Incompatible) -> Result<()> {
         if self.geometry.version == Version::V2 {
             return Ok(());
         }
-        self.header_block.write(worker, &self.file, &[Patch::U64(field::INCOMPATIBLE, bits.bits())]).await?;
-        self.barrier(worker, &self.file).await
+        let patches = [Patch::U64(field::INCOMPATIBLE, bits.bits())];
+        self.header.change(worker, &patches, OnFailure::Restore).await?;
+        self.files.barrier(worker, self.file()).await
     }
 }

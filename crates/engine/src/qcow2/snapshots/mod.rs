@@ -1,6 +1,6 @@
 //! Internal snapshots: making them, going back to them, deleting them, while the image is open.
 //!
-//! The caller of each is alone ([`crate::turnstile`]): changes wait until it is done, reads go on but for the moment in
+//! The caller of each is alone ([`crate::sync::RequestBarrier`]): changes wait until it is done, reads go on but for the moment in
 //! which the mapping cache is emptied. It begins with nothing dirty in memory, so that tables can be read and
 //! rewritten in the file directly, many at once; reference counts go through the cache, a batch at a time, and reach
 //! the disk by commits.
@@ -23,6 +23,7 @@ mod create;
 mod delete;
 mod empty;
 mod flags;
+mod replace;
 mod table;
 mod walk;
 

@@ -1,7 +1,7 @@
 //! Going through the L2 tables of an L1 table, and what their entries refer to.
 
+use crate::qcow2::cache::resident_table::ResidentTable;
 use crate::qcow2::state::Qcow2;
-use crate::qcow2::top_table::TopTable;
 use crate::{Error, ErrorKind, Result};
 use futures_util::future::try_join_all;
 use zebu_qcow2::{GuestOffset, L1Entry, L2Entry, Mapping};
@@ -45,7 +45,7 @@ impl<'a> Walk<'a> {
             self.next += 1;
             let table = L1Entry(*entry).checked_table(geometry).map_err(|e| {
                 let message = format!("{e} (L1 index: {l1_index:#x}); run zebu check");
-                Error::new(ErrorKind::Corrupt, message).on(&self.qcow2.path)
+                Error::new(ErrorKind::Corrupt, message).on(self.qcow2.path())
             })?;
             if let Some(table) = table {
                 wanted.push((l1_index, table.0));
@@ -113,7 +113,7 @@ pub(super) fn host_of(mapping: &Mapping) -> Option<u64> {
 }
 
 /// All entries of an L1 table.
-pub(super) fn entries_of(table: &TopTable) -> Vec<u64> {
+pub(super) fn entries_of(table: &ResidentTable) -> Vec<u64> {
     let mut entries = vec![0; table.len()];
     for (index, entry) in table.iter_set() {
         if let Some(place) = entries.get_mut(index) {
@@ -127,12 +127,12 @@ impl Qcow2 {
     /// An L2 table as it is on disk.
     async fn read_whole_table(&self, worker: &Worker, host: u64) -> Result<Vec<u8>> {
         let len = self.geometry.cluster_size() as usize;
-        if host >= self.file.len() {
+        if host >= self.file().len() {
             let message = "L2 table lies outside the file; run zebu check";
-            return Err(Error::new(ErrorKind::Corrupt, message).on(&self.path).at_host(host));
+            return Err(Error::new(ErrorKind::Corrupt, message).on(self.path()).at_host(host));
         }
-        let (result, bufs) = worker.read(&self.file, host, worker.buffer(len).into()).await;
-        result.map_err(|e| Error::from(e).on(&self.path).at_host(host))?;
+        let (result, bufs) = worker.read(self.file(), host, worker.buffer(len).into()).await;
+        result.map_err(|e| Error::from(e).on(self.path()).at_host(host))?;
         let mut bytes = vec![0; len];
         bufs.copy_to(0, &mut bytes);
         Ok(bytes)

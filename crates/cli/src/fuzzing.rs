@@ -1,0 +1,53 @@
+//! The parsers of the command, as the project's fuzz targets call them.
+
+use crate::image_opts::ImageOpts;
+use crate::image_spec::{ForceShare, ImageSpec};
+use crate::io::words;
+use crate::serve::control_request::Request;
+use std::path::Path;
+use zebu::OpenOptions;
+
+pub use crate::io::numbers::{MAX_REQUEST, lengths, offset, pattern};
+pub use crate::io::words::split_words;
+
+/// Applies the image options in `text` to `options`. With `disk` it is as for a command that names its file beside them.
+///
+/// # Errors
+/// The message for the user.
+pub fn image_options(text: &str, disk: Option<&Path>, options: OpenOptions) -> Result<OpenOptions, String> {
+    let parsed = disk.map_or_else(|| ImageOpts::parse(text), |disk| ImageOpts::parse_for(text, disk))?;
+    let mut spec = ImageSpec {
+        path: "disk".into(),
+        options,
+        aio: None,
+        discard: None,
+        called_raw: "",
+        force_share: ForceShare::Offered,
+    };
+    parsed.apply(&mut spec)?;
+    Ok(spec.options)
+}
+
+/// Bytes, from a number with or without a unit.
+pub fn size(text: &str) -> Option<u64> {
+    crate::size::parse_size(text).ok()
+}
+
+/// Reads the options of a line of `zebu io`: how many words are no option, and the value of the option `letter`.
+pub fn io_options<'a>(words: &[&'a str], letters: &str, letter: char) -> Option<(usize, Option<&'a str>)> {
+    let parsed = words::parse_options(words, letters).ok()?;
+    Some((parsed.operands.len(), parsed.value(letter)))
+}
+
+/// Reads a line of the control socket: the request for people, and as a line again.
+///
+/// # Errors
+/// The message for the client.
+///
+/// # Panics
+/// If a request can't be written.
+pub fn control_request(line: &[u8]) -> Result<(String, Vec<u8>), String> {
+    let request = Request::parse(line).map_err(|refusal| refusal.message)?;
+    let again = serde_json::to_vec(&request).expect("requests have strings for keys");
+    Ok((format!("{request:?}"), again))
+}

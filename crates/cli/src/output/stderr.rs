@@ -1,0 +1,11 @@
+//! Standard error, beside the failure that ends a command.
+
+use super::printable::printable;
+use crate::program;
+use std::io::Write;
+
+/// Writes a line for people: what they should know of, though the command goes on.
+pub(crate) fn tell(message: &str) {
+    // There is nobody left to tell if standard error is gone.
+    let _ = writeln!(std::io::stderr(), "{}: {}", program::called().name(), printable(message));
+}

@@ -1,0 +1,71 @@
+//! The program that this process stands for, by the name it was called by.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::sync::OnceLock;
+
+/// A program whose command line the one binary reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Program {
+    /// zebu under its own name, and under every name that is not one of the others.
+    Zebu,
+    /// `qemu-img`.
+    QemuImg,
+    /// `qemu-io`.
+    QemuIo,
+}
+
+static CALLED: OnceLock<Program> = OnceLock::new();
+
+impl Program {
+    /// All names that a link to the binary can have, but its own.
+    pub(crate) const LINKS: [Program; 2] = [Program::QemuImg, Program::QemuIo];
+
+    /// Program that is called by `path`: the file's name counts.
+    pub(crate) fn by_path(path: &OsStr) -> Self {
+        let name = Path::new(path).file_name().unwrap_or(path);
+        Self::LINKS.into_iter().find(|program| name == program.name()).unwrap_or(Program::Zebu)
+    }
+
+    /// Name that the program is called by, and that its messages begin with.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Program::Zebu => "zebu",
+            Program::QemuImg => "qemu-img",
+            Program::QemuIo => "qemu-io",
+        }
+    }
+
+    /// Whether QEMU's own grammar, defaults and messages are asked for.
+    pub(crate) fn is_qemu(self) -> bool {
+        self != Program::Zebu
+    }
+}
+
+/// Sets the program of this process, once, before anything is read or printed.
+pub(crate) fn set(program: Program) {
+    CALLED.get_or_init(|| program);
+}
+
+/// Program of this process.
+pub(crate) fn called() -> Program {
+    *CALLED.get().unwrap_or(&Program::Zebu)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_the_file_counts() {
+        for (path, program) in [
+            ("/usr/local/bin/qemu-img", Program::QemuImg),
+            ("qemu-io", Program::QemuIo),
+            ("./zebu", Program::Zebu),
+            ("qemu-img.real", Program::Zebu),
+            ("", Program::Zebu),
+        ] {
+            assert_eq!(Program::by_path(OsStr::new(path)), program, "{path}");
+        }
+    }
+}

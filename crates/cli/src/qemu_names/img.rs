@@ -1,0 +1,95 @@
+//! `qemu-img`: the commands that it has, of zebu's.
+
+use super::{VERSION, trace_argument, usage, with_qemu_grammar};
+use crate::cli::{self, Cli};
+use crate::failure::Failure;
+use clap::{CommandFactory, FromArgMatches};
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+/// Commands of qemu-img, in the order of its help.
+const COMMANDS: [&str; 16] = [
+    "amend", "bench", "bitmap", "check", "commit", "compare", "convert", "create", "dd", "info", "map",
+    "measure", "rebase", "resize", "snapshot", "help",
+];
+
+/// Formats and protocols, in the form that scripts look for.
+const FORMATS: &str = "Supported formats: file host_device qcow2 raw";
+
+/// Reads the command line as qemu-img does, and runs the command.
+pub(crate) fn main(arguments: Vec<OsString>) -> ExitCode {
+    let matches = match command().try_get_matches_from(leading(arguments)) {
+        Ok(matches) => matches,
+        Err(error) => return cli::report_usage_as(&error, usage::failure),
+    };
+    match Cli::from_arg_matches(&matches) {
+        Ok(cli) => cli.finish(),
+        Err(error) => cli::report(&Failure::usage(cli::usage_message(&error)), None),
+    }
+}
+
+/// The command line with what may stand before the command brought into the form that the parser knows.
+fn leading(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    if arguments.get(1).is_some_and(|argument| argument == "--") {
+        arguments.remove(1);
+    }
+    arguments
+}
+
+fn command() -> clap::Command {
+    let commands = Cli::command();
+    let known = commands.get_subcommands().filter(|command| COMMANDS.contains(&command.get_name()));
+    with_qemu_grammar(clap::Command::new("qemu-img"))
+        .about(format!("qemu-img {VERSION}\nQEMU's disk image utility, by zebu"))
+        .override_usage("qemu-img [standard options] command [command options]")
+        .after_help(FORMATS)
+        .disable_help_subcommand(true)
+        .subcommand_required(true)
+        .arg(trace_argument())
+        .subcommands(known.map(|command| command.clone().after_help(FORMATS)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<clap::ArgMatches, clap::Error> {
+        command().try_get_matches_from(leading(line.split(' ').map(OsString::from).collect()))
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn an_option_that_is_given_twice_counts_as_given_last() {
+        let matches = parse("qemu-img convert -p -t writeback -T none -t none -O raw -O qcow2 a b").unwrap();
+        let convert = matches.subcommand_matches("convert").unwrap();
+        let format = convert.get_one::<zebu::Format>("target_format");
+        assert_eq!(format, Some(&zebu::Format::Qcow2));
+    }
+
+    #[test]
+    fn options_may_be_cut_short_and_stand_anywhere() {
+        for line in [
+            "qemu-img info --out=json a",
+            "qemu-img info --backing a",
+            "qemu-img info a --output json -fqcow2",
+            "qemu-img -T qcow2_* info a",
+            "qemu-img --trace enable=bdrv_* info a",
+            "qemu-img -- info a",
+            "qemu-img info -U -U a",
+            "qemu-img check -q -q a",
+        ] {
+            assert!(parse(line).is_ok(), "{line}: {}", parse(line).unwrap_err());
+        }
+    }
+
+    #[test]
+    fn commands_of_zebu_alone_are_not_there() {
+        for line in ["qemu-img serve a", "qemu-img clone a b", "qemu-img backup a b", "qemu-img io a"] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! `qemu-io`: the options that it has, of `zebu io`.
+
+use super::{VERSION, trace_argument, usage, with_qemu_grammar};
+use crate::cli;
+use crate::commands::io::{self, IoArgs};
+use crate::failure::Failure;
+use clap::{Args, FromArgMatches};
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+/// Reads the command line as qemu-io does, and runs it.
+pub(crate) fn main(arguments: Vec<OsString>) -> ExitCode {
+    let matches = match command().try_get_matches_from(arguments) {
+        Ok(matches) => matches,
+        Err(error) => return cli::report_usage_as(&error, usage::failure),
+    };
+    let outcome = IoArgs::from_arg_matches(&matches)
+        .map_err(|error| Failure::usage(cli::usage_message(&error)))
+        .and_then(|args| io::run(&args));
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => cli::report(&failure, None),
+    }
+}
+
+fn command() -> clap::Command {
+    with_qemu_grammar(IoArgs::augment_args(clap::Command::new("qemu-io")))
+        .about(format!("qemu-io {VERSION}\nQEMU's disk exerciser, by zebu"))
+        .arg(trace_argument())
+        .after_help("See 'qemu-io -c help' for the commands.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_of_qemu_io_are_taken() {
+        command().debug_assert();
+        for line in [
+            "qemu-io -f qcow2 -f raw -c length -c quit a",
+            "qemu-io --cache none --read-only -U a",
+            "qemu-io --cmd length -n -T bdrv_* a",
+            "qemu-io -i threads -d unmap -m a",
+        ] {
+            let parsed = command().try_get_matches_from(line.split(' '));
+            assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());
+        }
+    }
+}

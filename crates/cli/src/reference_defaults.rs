@@ -1,0 +1,104 @@
+//! Defaults of `--allow-refs`: the environment and a file widen what images may name.
+
+use crate::failure::Failure;
+use crate::program;
+use crate::values::{ReferenceRule, reference_argument, reference_policy};
+use std::path::Path;
+use zebu::RefPolicy;
+
+/// Variable with rules, separated by commas.
+const VARIABLE: &str = "ZEBU_ALLOW_REFS";
+/// File with a rule a line. Empty lines, and lines that begin with `#`, say nothing.
+const FILE: &str = "/etc/zebu/refs";
+
+/// Policy of a command line whose `--allow-refs` are `given`.
+///
+/// # Errors
+/// The rules contradict each other, or as [`default_rules`].
+pub(crate) fn allowed_references(given: &[ReferenceRule]) -> Result<RefPolicy, Failure> {
+    let rules = if given.is_empty() { default_rules()? } else { given.to_vec() };
+    reference_policy(&rules).map_err(Failure::usage)
+}
+
+/// Rules where the command line has none.
+///
+/// Under QEMU's names every plain path may be opened, as QEMU does. Under its own name zebu starts from `local`.
+///
+/// # Errors
+/// A rule of the variable or of the file can't be read. The message names the place.
+fn default_rules() -> Result<Vec<ReferenceRule>, Failure> {
+    if program::called().is_qemu() {
+        return Ok(vec![ReferenceRule::All]);
+    }
+    let mut rules = match std::env::var_os(VARIABLE) {
+        None => Vec::new(),
+        Some(text) => {
+            let text = text.to_str().ok_or_else(|| Failure::new(format!("{VARIABLE} is not valid UTF-8")))?;
+            rules_of(text.split(','), |_| VARIABLE.to_owned())?
+        }
+    };
+    match std::fs::read_to_string(FILE) {
+        Ok(text) => rules.extend(rules_of_file(&text, Path::new(FILE))?),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(Failure::new(format!("{FILE}: {error}"))),
+    }
+    Ok(rules)
+}
+
+fn rules_of_file(text: &str, file: &Path) -> Result<Vec<ReferenceRule>, Failure> {
+    let lines = text.lines().map(|line| if line.trim_start().starts_with('#') { "" } else { line });
+    rules_of(lines, |index| format!("{}:{}", file.display(), index + 1))
+}
+
+/// The rules among `items`; `place` names where an item stands.
+fn rules_of<'a>(
+    items: impl Iterator<Item = &'a str>,
+    place: impl Fn(usize) -> String,
+) -> Result<Vec<ReferenceRule>, Failure> {
+    let mut rules = Vec::new();
+    for (index, item) in items.enumerate() {
+        let item = item.trim();
+        if item.is_empty() {
+            continue;
+        }
+        // Only a whole path says which directory is meant, wherever the command is run.
+        let rule = match reference_argument(item) {
+            _ if item.starts_with('/') => ReferenceRule::Directory(item.into()),
+            Ok(ReferenceRule::Directory(path)) if path.is_relative() => {
+                return Err(Failure::new(format!(
+                    "{}: '{item}': the directory must be absolute",
+                    place(index)
+                )));
+            }
+            Ok(rule) => rule,
+            Err(reason) => return Err(Failure::new(format!("{}: '{item}': {reason}", place(index)))),
+        };
+        rules.push(rule);
+    }
+    Ok(rules)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules(text: &str) -> Result<Vec<ReferenceRule>, String> {
+        rules_of_file(text, Path::new("refs")).map_err(|failure| failure.message.unwrap_or_default())
+    }
+
+    #[test]
+    fn a_line_is_a_rule_or_a_directory() {
+        let directory = |path: &str| ReferenceRule::Directory(path.into());
+        assert_eq!(
+            rules("# bases\n/srv/images\n\ndir=/var/lib/nova/_base\nlocal\n"),
+            Ok(vec![directory("/srv/images"), directory("/var/lib/nova/_base"), ReferenceRule::Local])
+        );
+        assert_eq!(rules(""), Ok(vec![]));
+    }
+
+    #[test]
+    fn a_wrong_line_is_named() {
+        assert!(rules("/a\nanything\n").unwrap_err().starts_with("refs:2: 'anything': expected none, local"));
+        assert!(rules("dir=base").unwrap_err().contains("must be absolute"));
+    }
+}

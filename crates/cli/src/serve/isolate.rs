@@ -1,0 +1,186 @@
+//! A process for each export (`--isolate`), and the one that starts them: it takes nothing from clients, tells the others of
+//! signals, and tells its user when one of them has ended.
+//!
+//! Signals go on as bytes over a pipe. A terminal or a service manager may signal all processes at once; each of these
+//! must take it once, since a second one ends a server at once. They are in process groups of their own, and don't count
+//! what comes as a signal (`signals.rs`). The pipe's end, as when this process was killed, ends them in good order.
+
+use super::signals::{FROM_STARTER, is_ignored};
+use crate::failure::{EXIT_FAILURE, Failure};
+use crate::output::printable::printable;
+use crate::output::stdout;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::low_level::pipe;
+use std::ffi::OsString;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::Builder;
+
+/// The option that tells a process which image it serves.
+pub(crate) const ONLY_IMAGE: &str = "only-image";
+/// The message of a server when clients can connect.
+const READY: &str = "ready";
+
+/// An event for the process that starts the others.
+enum Event {
+    /// Clients of this one can connect.
+    Ready,
+    /// A signal has come.
+    Signal,
+    /// One has ended.
+    Ended(usize, io::Result<ExitStatus>),
+}
+
+/// Serves each image by a process of its own, until all have ended. `names` are those of the exports.
+pub(crate) fn run(names: &[String]) -> Result<u8, Failure> {
+    let (sender, events) = channel();
+    watch_signals(&sender).map_err(|error| Failure::new(format!("could not watch for signals: {error}")))?;
+    let mut group = Group::default();
+    let started = names.iter().enumerate().try_for_each(|(number, name)| group.start(number, name, &sender));
+    if let Err(failure) = started {
+        group.end();
+        group.wait(&events);
+        return Err(failure);
+    }
+    group.wait(&events);
+    match group.failure {
+        None => Ok(0),
+        // Each process has said what became of it.
+        Some(failure) => Err(failure),
+    }
+}
+
+/// Has the signals that end a server come as events.
+fn watch_signals(events: &Sender<Event>) -> io::Result<()> {
+    let (mut signals, theirs) = UnixStream::pair()?;
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
+        if signal != SIGHUP || !is_ignored(SIGHUP) {
+            pipe::register(signal, theirs.try_clone()?)?;
+        }
+    }
+    let events = events.clone();
+    let forward = move || {
+        let mut byte = [0];
+        while signals.read_exact(&mut byte).is_ok() && events.send(Event::Signal).is_ok() {}
+    };
+    Builder::new().name("zebu-signals".to_owned()).spawn(forward).map(drop)
+}
+
+/// The processes of all exports.
+#[derive(Default)]
+struct Group {
+    members: Vec<Member>,
+    /// Members that have not ended.
+    left: usize,
+    ready: usize,
+    /// They were told to end.
+    is_ending: bool,
+    failure: Option<Failure>,
+}
+
+/// A process, as the one that started it has it.
+struct Member {
+    name: String,
+    /// A byte for each signal.
+    told: ChildStdin,
+}
+
+impl Group {
+    fn start(&mut self, number: usize, name: &str, events: &Sender<Event>) -> Result<(), Failure> {
+        let fail =
+            |error: io::Error| Failure::new(format!("could not start the process of '{name}': {error}"));
+        let mut child = command(number).spawn().map_err(fail)?;
+        let (Some(told), Some(said)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(fail(io::ErrorKind::BrokenPipe.into()));
+        };
+        self.members.push(Member { name: name.to_owned(), told });
+        self.left += 1;
+        let events = events.clone();
+        let watch = move || watch(number, child, &mut BufReader::new(said), &events);
+        Builder::new().name("zebu-export".to_owned()).spawn(watch).map(drop).map_err(fail)
+    }
+
+    /// Takes what happens until all have ended.
+    fn wait(&mut self, events: &Receiver<Event>) {
+        while self.left > 0 {
+            match events.recv() {
+                Ok(Event::Ready) => self.is_ready(),
+                Ok(Event::Signal) => self.end(),
+                Ok(Event::Ended(number, status)) => self.has_ended(number, &status),
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn is_ready(&mut self) {
+        self.ready += 1;
+        if self.ready == self.members.len()
+            && !self.is_ending
+            && let Err(failure) = stdout::print(&format!("{READY}\n"))
+        {
+            self.failure = Some(failure);
+            self.end();
+        }
+    }
+
+    /// Tells all of a signal: the first ends them in good order, the second at once.
+    fn end(&mut self) {
+        self.is_ending = true;
+        for member in &mut self.members {
+            // One that has ended takes no more.
+            let _ = member.told.write_all(&[FROM_STARTER]);
+        }
+    }
+
+    fn has_ended(&mut self, number: usize, status: &io::Result<ExitStatus>) {
+        self.left -= 1;
+        let name = printable(&self.members[number].name);
+        let how = match status {
+            Ok(status) if status.success() => "in good order".to_owned(),
+            Ok(status) => match status.signal() {
+                Some(signal) => format!("by signal {signal}: what was not flushed may be lost"),
+                None => format!("with exit code {}", status.code().unwrap_or(-1)),
+            },
+            Err(error) => format!("in an unknown way: {error}"),
+        };
+        if !status.as_ref().is_ok_and(ExitStatus::success) {
+            self.failure.get_or_insert(Failure::silent(EXIT_FAILURE));
+        }
+        let are_all_ready = self.ready == self.members.len();
+        if !self.is_ending || status.as_ref().is_ok_and(|status| status.signal().is_some()) {
+            let others = if self.left > 0 && are_all_ready { "; the others go on" } else { "" };
+            let message = format!("zebu: error: the process of '{name}' has ended {how}{others}\n");
+            // There is nobody left to tell if standard error is gone.
+            let _ = io::stderr().write_all(message.as_bytes());
+        }
+        if !self.is_ending && !are_all_ready {
+            // As without --isolate: all images are served, or none.
+            self.failure.get_or_insert(Failure::silent(EXIT_FAILURE));
+            self.end();
+        }
+    }
+}
+
+/// This program again, for one image.
+fn command(number: usize) -> Command {
+    let mut words = std::env::args_os().skip(1);
+    let mut command = Command::new("/proc/self/exe");
+    command.args(words.next());
+    // Before all others: what follows `--` is no option.
+    command.arg(OsString::from(format!("--{ONLY_IMAGE}={number}"))).args(words);
+    command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command
+}
+
+/// Tells of a process when it is ready and when it has ended.
+fn watch(number: usize, mut child: Child, said: &mut impl BufRead, events: &Sender<Event>) {
+    let mut line = String::new();
+    if said.read_line(&mut line).is_ok() && line.trim_end() == READY {
+        let _ = events.send(Event::Ready);
+    }
+    let status = child.wait();
+    let _ = events.send(Event::Ended(number, status));
+}

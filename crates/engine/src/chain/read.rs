@@ -1,0 +1,199 @@
+//! Reading through a backing chain: a loop over the images, never a recursion.
+
+use crate::chain::lookup;
+use crate::chain::place::{Lookup, Place, PlaceKind};
+use crate::node::{Driver, Node};
+use crate::qcow2::map::mapping::Run;
+use crate::status::{Extent, ExtentKind};
+use crate::{Error, Result};
+use futures_util::future::join_all;
+use zebu_storage::sabotage::{self, Fault};
+use zebu_storage::{IoBufs, Worker};
+
+/// Parts of one request in flight at once.
+const PARTS_AT_ONCE: usize = 32;
+
+/// A run of guest bytes with the image that owns it.
+struct Owned<'a> {
+    node: &'a Node,
+    /// Of the image in the chain: 0 is the top.
+    depth: u32,
+    run: Run,
+    len: u64,
+}
+
+/// The first run of `guest..guest + len` of the chain.
+async fn resolve<'a>(top: &'a Node, worker: &Worker, guest: u64, len: u64) -> Result<Owned<'a>> {
+    let (depth, len) = match lookup::find(top, worker, guest, len).await {
+        (Lookup::Hit(Place { kind, depth }), len) => {
+            let run = match kind {
+                PlaceKind::Zero => Run::Zero { host: None },
+                PlaceKind::Data { host, .. } => Run::Data { host },
+            };
+            let depth = u32::from(depth);
+            match top.at_depth(depth) {
+                Some(node) => return Ok(Owned { node, depth, run, len }),
+                None => (0, len),
+            }
+        }
+        (Lookup::Below(depth), len) => (u32::from(depth), len),
+        (Lookup::Miss, _) => (0, len),
+    };
+    resolve_by_images(top, depth, worker, guest, len).await
+}
+
+/// The same, asking the images one after the other from `depth` on.
+async fn resolve_by_images<'a>(
+    top: &'a Node,
+    mut depth: u32,
+    worker: &Worker,
+    guest: u64,
+    mut len: u64,
+) -> Result<Owned<'a>> {
+    let mut node = top.at_depth(depth).unwrap_or(top);
+    loop {
+        let (run, run_len) = node.map(worker, guest, len).await?;
+        len = len.min(run_len);
+        // What a shorter image does not reach reads as zero, whatever lies below it.
+        if run == Run::Unallocated
+            && let Some(backing) = &node.backing
+            && (guest < node.virtual_size() || sabotage::is(Fault::ShowBelowShortImage))
+        {
+            node = backing;
+            depth += 1;
+            continue;
+        }
+        return Ok(Owned { node, depth, run, len });
+    }
+}
+
+/// Reads `bufs.len()` bytes at `guest`, which lie on the disk of `top`.
+pub(crate) async fn read(top: &Node, worker: &Worker, guest: u64, bufs: IoBufs) -> (Result<()>, IoBufs) {
+    let total = bufs.len() as u64;
+    if total == 0 {
+        return (Ok(()), bufs);
+    }
+    let first = match resolve(top, worker, guest, total).await {
+        Ok(found) => found,
+        Err(error) => return (Err(error), bufs),
+    };
+    if first.len == total {
+        return read_owned(first, worker, guest, bufs).await;
+    }
+    Box::pin(read_in_parts(top, worker, guest, bufs, first)).await
+}
+
+/// Reads what comes from several places, beginning with `first`; some parts at once, in batches.
+async fn read_in_parts(
+    top: &Node,
+    worker: &Worker,
+    guest: u64,
+    mut bufs: IoBufs,
+    first: Owned<'_>,
+) -> (Result<()>, IoBufs) {
+    let end = guest + bufs.len() as u64;
+    let mut done = IoBufs::new();
+    let mut at = guest;
+    let mut next = Some(first);
+    let mut failed = None;
+    while at < end && failed.is_none() {
+        let mut batch = Vec::new();
+        while at < end && batch.len() < PARTS_AT_ONCE {
+            let part = match next.take() {
+                Some(part) => part,
+                None => match resolve(top, worker, at, end - at).await {
+                    Ok(part) => part,
+                    Err(error) => {
+                        failed = Some(error);
+                        break;
+                    }
+                },
+            };
+            let (start, len) = (at, part.len);
+            at += len;
+            batch.push(read_owned(part, worker, start, bufs.split_to(len as usize)));
+        }
+        for (result, part_bufs) in join_all(batch).await {
+            done.append(part_bufs);
+            if let Err(error) = result {
+                failed.get_or_insert(error);
+            }
+        }
+    }
+    done.append(bufs);
+    (failed.map_or(Ok(()), Err), done)
+}
+
+/// Reads the run at `guest`.
+async fn read_owned(owned: Owned<'_>, worker: &Worker, guest: u64, mut bufs: IoBufs) -> (Result<()>, IoBufs) {
+    let node = owned.node;
+    match owned.run {
+        Run::Unallocated | Run::Zero { .. } => {
+            let len = bufs.len();
+            bufs.fill(0, len, 0);
+            (Ok(()), bufs)
+        }
+        Run::Data { host } => {
+            let (result, bufs) = worker.read(node.data_file(), host, bufs).await;
+            (result.map_err(|e| Error::from(e).on(&node.path)), bufs)
+        }
+        Run::Compressed { stream } => {
+            let Driver::Qcow2(qcow2) = &node.driver else { return (Ok(()), bufs) };
+            match qcow2.read_compressed(worker, stream, guest).await {
+                Ok(cluster) => {
+                    let start = (guest & (qcow2.geometry().cluster_size() - 1)) as usize;
+                    if let Some(bytes) = cluster.get(start..start + bufs.len()) {
+                        bufs.copy_from(0, bytes);
+                    }
+                    (Ok(()), bufs)
+                }
+                Err(error) => (Err(error), bufs),
+            }
+        }
+    }
+}
+
+/// The run of one kind at `guest`, at most `len` bytes, which lie on the disk of `top`; data is looked up in its file
+/// for holes. The images are asked: the chain's map does not tell space that is kept for zeroes, nor zeroes from
+/// nothing.
+pub(crate) async fn extent(top: &Node, worker: &Worker, guest: u64, len: u64) -> Result<Extent> {
+    let Owned { node, depth, run, len } = resolve_by_images(top, 0, worker, guest, len).await?;
+    let kind = match run {
+        Run::Unallocated => ExtentKind::Unallocated,
+        Run::Zero { host } => ExtentKind::Zero { host },
+        Run::Data { host } => ExtentKind::Data { host },
+        Run::Compressed { .. } => ExtentKind::Compressed,
+    };
+    let mut extent = Extent { offset: guest, len, depth, kind, hole: false };
+    if let Run::Data { host } = run {
+        let found =
+            worker.extent_at(node.data_file(), host).await.map_err(|e| Error::from(e).on(&node.path))?;
+        extent.len = extent.len.min(found.len);
+        extent.hole = found.hole;
+    }
+    Ok(extent)
+}
+
+/// Whether `guest..guest + len` is known to read as zero without reading it. What lies past the end of the disk does.
+/// Of data, only that of a raw image is looked up in its file for holes: a file system may walk over every extent of a
+/// fragmented file to answer, and what an image has allocated holds something as a rule.
+pub(crate) async fn is_zero(top: &Node, worker: &Worker, guest: u64, len: u64) -> Result<bool> {
+    let end = (guest + len).min(top.virtual_size());
+    let mut at = guest;
+    while at < end {
+        let Owned { node, run, len, .. } = resolve(top, worker, at, end - at).await?;
+        at += match run {
+            Run::Unallocated | Run::Zero { .. } => len,
+            Run::Data { host } if matches!(node.driver, Driver::Raw(_)) => {
+                let found = worker.extent_at(node.data_file(), host).await;
+                let found = found.map_err(|e| Error::from(e).on(&node.path))?;
+                if !found.hole {
+                    return Ok(false);
+                }
+                len.min(found.len)
+            }
+            Run::Data { .. } | Run::Compressed { .. } => return Ok(false),
+        };
+    }
+    Ok(true)
+}

@@ -1,0 +1,179 @@
+//! Making images: their files, and what file systems are told of them.
+
+use crate::node::Driver;
+use crate::open::size_lookup;
+use crate::options::*;
+use crate::progress::JobControl;
+use crate::qcow2::life::create;
+use crate::qcow2::space::free::SpaceContent;
+use crate::reservation::{check_mode, no_room};
+use crate::{Error, ErrorKind, Image, Result, raw, refs, same_file};
+use std::path::{Path, PathBuf};
+use zebu_storage::{Create, File, FileKind, FsKind, IoErrorKind, LockMode, OpenFlags, Worker};
+
+impl Image {
+    /// Makes an empty qcow2 image in a file that the caller has opened; what is in it is lost. `size` must be given;
+    /// no preallocation.
+    ///
+    /// # Errors
+    /// As [`Image::create`].
+    pub async fn create_in(worker: &Worker, file: &File, options: &CreateOptions) -> Result<()> {
+        create::in_file(&worker.uncounted(), file, options, create::Magic::Written).await
+    }
+
+    /// Creates an image (a file that exists is cut to nothing first). Does not leave it open.
+    ///
+    /// # Errors
+    /// No file is left then that was not there before. Options that contradict each other, no space, or the file system
+    /// can't do what `preallocation` asks.
+    pub async fn create(worker: &Worker, path: &Path, options: &CreateOptions) -> Result<()> {
+        Self::create_controlled(worker, path, options, &JobControl::default()).await
+    }
+
+    /// The same, watched and stopped by `control`: setting space aside takes long ([`Phase::Reserving`]).
+    ///
+    /// [`Phase::Reserving`]: crate::jobs::Phase::Reserving
+    ///
+    /// # Errors
+    /// As [`Image::create`], or [`ErrorKind::Cancelled`].
+    pub async fn create_controlled(
+        worker: &Worker,
+        path: &Path,
+        options: &CreateOptions,
+        control: &JobControl,
+    ) -> Result<()> {
+        same_file::check_new(path, options)?;
+        let size = match (options.size, &options.backing) {
+            (Some(size), _) => size,
+            (None, Some((name, format))) => {
+                let backing_path = refs::resolve(path, name);
+                let backing = Self::open(worker, &backing_path, &size_lookup(&options.refs, *format)).await?;
+                backing.virtual_size()
+            }
+            (None, None) => {
+                return Err(
+                    Error::new(ErrorKind::InvalidArgument, "Image creation needs a size parameter").on(path)
+                );
+            }
+        };
+        let size = size
+            .checked_next_multiple_of(512)
+            .ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "the image size is too large").on(path))?;
+        let header = match options.format {
+            Format::Raw => None,
+            Format::Qcow2 => Some(create::new_header(options, size).map_err(|e| e.on(path))?),
+        };
+        let mut made = Vec::new();
+        let created = Self::create_files(worker, path, options, size, header, control, &mut made).await;
+        if created.is_err() {
+            // What is left would look like an image. Files that were there before stay.
+            for path in made {
+                let _ = std::fs::remove_file(path);
+            }
+        }
+        created.map_err(|e| no_room(e, options.preallocation, options.format))
+    }
+
+    /// Makes the files of a new image; those that were not there before are noted in `made`.
+    async fn create_files(
+        worker: &Worker,
+        path: &Path,
+        options: &CreateOptions,
+        size: u64,
+        header: Option<zebu_qcow2::Header>,
+        control: &JobControl,
+        made: &mut Vec<PathBuf>,
+    ) -> Result<()> {
+        let mut new_file = |path: &Path| {
+            let flags = OpenFlags {
+                access: zebu_storage::Access::ReadWrite,
+                direct: options.cache.is_direct(),
+                create: Create::Truncate,
+                lock: LockMode::Write,
+                no_flush: options.cache == CacheMode::Unsafe,
+            };
+            let was_there = path.symlink_metadata().is_ok();
+            let file = File::open(path, &flags).map_err(|e| Error::from(e).on(path))?;
+            if !was_there {
+                made.push(path.to_owned());
+            }
+            set_attributes(&file, options).map(|()| file)
+        };
+        let file = new_file(path)?;
+        let Some(header) = header else {
+            raw::create(worker, &file, size, options.preallocation, control).await?;
+            return unlock(&file);
+        };
+        if let Some(name) = &options.data_file {
+            let data_path = refs::resolve(path, name);
+            let data_file = new_file(&data_path)?;
+            check_mode(&data_file, Format::Qcow2, options.preallocation)?;
+            raw::create(worker, &data_file, size, Preallocation::Off, control).await?;
+            unlock(&data_file)?;
+        } else {
+            check_mode(&file, Format::Qcow2, options.preallocation)?;
+        }
+        create::write_empty(worker, &file, header, create::Magic::Written).await?;
+        unlock(&file)?;
+        drop(file);
+        let preallocation = match options.preallocation {
+            // A raw data file has every cluster at its own place from the start.
+            Preallocation::Off if options.data_file_raw => Preallocation::Metadata,
+            other => other,
+        };
+        if preallocation == Preallocation::Off {
+            return Ok(());
+        }
+        let open = OpenOptions {
+            format: Some(Format::Qcow2),
+            access: Access::ReadWrite,
+            cache: options.cache,
+            refs: RefPolicy::All,
+            ..OpenOptions::default()
+        };
+        let image = Self::open(worker, path, &open).await?;
+        let Driver::Qcow2(qcow2) = &image.0.driver else { return Ok(()) };
+        qcow2.prepare_write(worker).await?;
+        // A data file was cut to nothing above; a device can't be.
+        let external = match qcow2.data().kind() {
+            FileKind::BlockDevice => SpaceContent::Recycled,
+            _ => SpaceContent::Fresh,
+        };
+        qcow2.preallocate(&image.0, worker, 0..size, preallocation, external, control).await?;
+        image.close(worker).await
+    }
+}
+
+fn unlock(file: &File) -> Result<()> {
+    file.unlock().map_err(|e| Error::from(e).on(file.path()))
+}
+
+/// Sets what file systems know of a file and the image does not.
+fn set_attributes(file: &File, options: &CreateOptions) -> Result<()> {
+    const DEFAULT_HINT: u32 = 1 << 20;
+    match (options.extent_size_hint, file.fs()) {
+        // Where it can't be had, the image is as good as any.
+        (None, _) => drop(file.set_extent_size_hint(DEFAULT_HINT)),
+        (Some(0), fs) if fs != FsKind::Xfs => {}
+        (Some(hint), _) => file.set_extent_size_hint(hint).map_err(|e| {
+            if e.kind == IoErrorKind::Unsupported {
+                let message = "there is no extent size hint but on XFS; leave it out";
+                return Error::new(ErrorKind::Unsupported, message).on(file.path());
+            }
+            let message = format!(
+                "XFS takes no extent size hint of {hint} bytes ({}); it must be a multiple of the file system's block \
+                 size and fit into half an allocation group",
+                e.reason()
+            );
+            Error::new(ErrorKind::InvalidArgument, message).on(file.path())
+        })?,
+    }
+    // As QEMU has it, nocow asks for nothing where no file is copied on write.
+    if options.nocow && file.fs() == FsKind::Btrfs {
+        file.set_nocow().map_err(|e| {
+            let message = format!("could not turn copy-on-write off ({}); leave nocow out", e.reason());
+            Error::new(ErrorKind::Io, message).on(file.path())
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,71 @@
+//! The worker of an image's own: commits, releases, parts of packed streams, refills of windows, and operations that are
+//! alone with the image run here.
+//!
+//! Others wait for all of these, so none of them may depend on whether the worker that happened to start it is polled. A
+//! request's own reads and writes stay on its own worker: who stops polling that one holds up the requests that overlap
+//! its own, and operations that have to wait until it has ended.
+//!
+//! The cost is a hop to another thread and back for each flush and each operation alone. A flush waits for the disk
+//! anyway, and a window or a table is made once for many requests.
+
+use crate::sync::{Mutex, OnceLock};
+use crate::{Error, ErrorKind, Result};
+use std::future::Future;
+use std::path::Path;
+use zebu_storage::{Background, Worker};
+
+/// A worker of the image's own. It starts with the first change of an opening.
+#[derive(Debug, Default)]
+pub(crate) struct ImageWorker {
+    started: OnceLock<Background>,
+    starting: Mutex<()>,
+}
+
+impl ImageWorker {
+    /// The worker, started beside `worker` if it is not there yet.
+    pub(crate) fn start(&self, worker: &Worker) -> Result<&Background> {
+        if let Some(started) = self.started.get() {
+            return Ok(started);
+        }
+        let _one = self.starting.lock();
+        if self.started.get().is_none() {
+            let started = Background::beside(worker).map_err(Error::from)?;
+            let _ = self.started.set(started);
+        }
+        self.started.get().ok_or_else(|| Error::new(ErrorKind::Io, "the image's worker did not start"))
+    }
+
+    /// The worker, if something was changed.
+    pub(crate) fn get(&self) -> Option<&Background> {
+        self.started.get()
+    }
+
+    /// Waits until nothing that was begun here is under way.
+    pub(crate) async fn idle(&self) {
+        if let Some(started) = self.started.get() {
+            started.idle().await;
+        }
+    }
+
+    /// Runs `work` here, to its end whoever waits for it.
+    ///
+    /// # Errors
+    /// The worker can't be started, or the work panicked.
+    pub(crate) async fn run<T, F>(
+        &self,
+        worker: &Worker,
+        path: &Path,
+        work: impl FnOnce(Worker) -> F + Send + 'static,
+    ) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + 'static,
+    {
+        self.start(worker).map_err(|e| e.on(path))?.run(work).await.unwrap_or_else(|_| Err(vanished(path)))
+    }
+}
+
+/// Why something has no result.
+pub(crate) fn vanished(path: &Path) -> Error {
+    Error::new(ErrorKind::Poisoned, "an operation of the image ended without a result, by a panic").on(path)
+}

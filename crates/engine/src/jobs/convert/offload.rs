@@ -1,0 +1,162 @@
+//! Sharing or moving file ranges in the kernel, where files and offsets allow it.
+
+use super::job::Job;
+use super::options::CopyMode;
+use crate::transfer::{FileRange, Transfer};
+use crate::{Error, ErrorKind, Format, Result};
+use std::ops::Range;
+use zebu_storage::{FileId, Worker};
+
+/// The part of a range that the kernel moves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Offload {
+    /// Nothing of it is: it goes through buffers.
+    Nothing,
+    /// This part of it (offsets on the target's disk, within the range) is shared already.
+    Shared(Range<u64>),
+    /// This part of it the kernel can copy.
+    Range(Range<u64>),
+}
+
+/// Block size of file systems with reflinks, as far as known: ranges are cut to it. A file system with larger blocks
+/// refuses, and its ranges go through buffers.
+const BLOCK: u64 = 4096;
+/// Smallest range for which a reflink is tried unasked: a smaller one costs the file system more than copying it, and
+/// leaves both files in pieces.
+const WORTHWHILE: u64 = 64 << 10;
+/// Most bytes shared by one call: so many pass between two looks at a cancellation.
+const MAX_CLONE: u64 = 256 << 20;
+
+/// Chooses the way for each range.
+pub(super) struct Offloader {
+    /// Files that can't share blocks with the target, or of which the kernel copies nothing into it.
+    refused: Vec<FileId>,
+    /// Files of which the kernel copies.
+    copied: Vec<FileId>,
+}
+
+/// The part of `start..end` that consists of whole units.
+fn whole_units(start: u64, end: u64, unit: u64) -> Option<Range<u64>> {
+    let start = start.checked_next_multiple_of(unit)?;
+    let end = end / unit * unit;
+    (start < end).then_some(start..end)
+}
+
+impl Offloader {
+    pub(super) fn new() -> Self {
+        Self { refused: Vec::new(), copied: Vec::new() }
+    }
+
+    /// Moves what it can of a range that goes to `offset` of the target's disk, or says how the caller does.
+    pub(super) async fn offload(
+        &mut self,
+        worker: &Worker,
+        job: &Job,
+        source: &FileRange,
+        offset: u64,
+    ) -> Result<Offload> {
+        // In a raw image, a guest offset is a file offset; elsewhere, clusters are what can be offloaded.
+        let unit = match job.target.format() {
+            Format::Raw => 1,
+            Format::Qcow2 => job.target.cluster_size(),
+        };
+        let end = offset.saturating_add(source.len);
+        let smallest = match job.copy {
+            CopyMode::Buffers => return Ok(Offload::Nothing),
+            CopyMode::Range => {
+                let Some(whole) = whole_units(offset, end, unit) else { return Ok(Offload::Nothing) };
+                let first =
+                    source.from(whole.start - offset).first(unit.max(BLOCK).min(whole.end - whole.start));
+                let copies = self.copies(worker, job, first, whole.start).await?;
+                return Ok(if copies { Offload::Range(whole) } else { Offload::Nothing });
+            }
+            // Who asked for a fully allocated target wants no shared blocks, unless that was asked for, too.
+            CopyMode::Auto if job.sparse_size == 0 => return Ok(Offload::Nothing),
+            CopyMode::Auto => WORTHWHILE,
+            CopyMode::Reflink => BLOCK,
+        };
+        // The blocks of both files must lie alike, which those of clusters smaller than a block do not.
+        let unit = if unit == 1 { BLOCK } else { unit };
+        if unit < BLOCK || source.offset % BLOCK != offset % BLOCK || self.refused.contains(&source.file.id())
+        {
+            return Ok(Offload::Nothing);
+        }
+        match whole_units(offset, end, unit) {
+            Some(whole) if whole.end - whole.start >= smallest => {
+                self.share(worker, job, source, offset, whole).await
+            }
+            _ => Ok(Offload::Nothing),
+        }
+    }
+
+    /// Whether the kernel copies from a file into the target: the first range of each file is tried. (Between two file
+    /// systems it mostly does not.)
+    async fn copies(&mut self, worker: &Worker, job: &Job, first: FileRange, offset: u64) -> Result<bool> {
+        let id = first.file.id();
+        if self.refused.contains(&id) || self.copied.contains(&id) {
+            return Ok(self.copied.contains(&id));
+        }
+        match job.target.transfer_from(worker, Transfer::Copy, first, offset).await? {
+            (_, None) => self.copied.push(id),
+            (_, Some(refusal)) if refusal.kind() == ErrorKind::Unsupported => self.refused.push(id),
+            (_, Some(error)) => return Err(error),
+        }
+        Ok(self.copied.contains(&id))
+    }
+
+    /// Shares the blocks of `whole`, a part of the source's range, which goes to `offset`.
+    async fn share(
+        &mut self,
+        worker: &Worker,
+        job: &Job,
+        source: &FileRange,
+        offset: u64,
+        whole: Range<u64>,
+    ) -> Result<Offload> {
+        let mut at = whole.start;
+        while at < whole.end && !job.is_stopped() {
+            let part = source.from(at - offset).first((whole.end - at).min(MAX_CLONE));
+            // What is refused goes through buffers, which are charged for themselves.
+            job.tracker.wait_for_rate(worker).await?;
+            let (shared, refusal) = job.target.transfer_from(worker, Transfer::Share, part, at).await?;
+            job.tracker.charge(shared);
+            at += shared;
+            if let Some(refusal) = refusal {
+                if job.copy == CopyMode::Reflink {
+                    return Err(refused(source, job, &refusal));
+                }
+                self.refused.push(source.file.id());
+                break;
+            }
+        }
+        Ok(if at > whole.start { Offload::Shared(whole.start..at) } else { Offload::Nothing })
+    }
+}
+
+/// The error of a job that may only share blocks.
+fn refused(source: &FileRange, job: &Job, refusal: &Error) -> Error {
+    let kind = match refusal.kind() {
+        ErrorKind::NoSpace => ErrorKind::NoSpace,
+        _ => ErrorKind::Unsupported,
+    };
+    let source = source.file.path().display();
+    let message = format!("can't share blocks with '{source}': {refusal}; use --copy=auto to copy instead");
+    Error::new(kind, message).on(job.target.path())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_units_are_offloaded() {
+        assert_eq!(whole_units(0, 65536, BLOCK), Some(0..65536));
+        assert_eq!(whole_units(4196, 14196, BLOCK), Some(8192..12288));
+        assert_eq!(whole_units(4196, 12196, BLOCK), None);
+        assert_eq!(whole_units(0, 4095, BLOCK), None);
+        assert_eq!(whole_units(u64::MAX - 100, u64::MAX - 50, BLOCK), None);
+        assert_eq!(whole_units(8192, 208_192, 65536), Some(65536..196608));
+        assert_eq!(whole_units(8192, 108_192, 65536), None);
+        assert_eq!(whole_units(100, 101, 1), Some(100..101));
+    }
+}

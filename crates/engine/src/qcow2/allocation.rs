@@ -1,0 +1,99 @@
+//! Allocation of host clusters by requests: windows are refilled, and whoever finds no space waits for quarantine to end.
+
+use crate::qcow2::space::alloc::WindowFor;
+use crate::qcow2::space::free::Allocated;
+use crate::qcow2::state::Qcow2;
+use crate::sync::with_long_patience;
+use crate::{Error, ErrorKind, Result};
+use std::sync::Arc;
+use zebu_storage::Worker;
+
+impl Qcow2 {
+    /// `count` clusters that follow each other, for a table.
+    pub(crate) async fn allocate_metadata(
+        self: &Arc<Self>,
+        worker: &Worker,
+        count: u64,
+    ) -> Result<Allocated> {
+        if self.space.is_large_table(count) {
+            return self
+                .on_own_worker(worker, move |me, on| async move { me.space.claim_large(&on, count).await })
+                .await;
+        }
+        loop {
+            if let Some(allocated) = self.space.try_allocate_tables(count) {
+                return Ok(allocated);
+            }
+            self.refill(worker, WindowFor::Metadata, count).await?;
+        }
+    }
+
+    /// Sets up a window. No lock is held and no epoch guard. Gives out-of-space only when nothing is free, nothing is on
+    /// its way back, and no window has anything left.
+    pub(crate) async fn refill(
+        self: &Arc<Self>,
+        worker: &Worker,
+        wanted: WindowFor,
+        count: u64,
+    ) -> Result<()> {
+        let quarantine = self.space.quarantine();
+        loop {
+            // Read first: what comes back while we look elsewhere is a reason to look again.
+            let released = quarantine.released();
+            let error = match self.refill_once(worker, wanted, count).await {
+                Err(error) if error.kind() == ErrorKind::NoSpace => error,
+                other => return other,
+            };
+            if quarantine.has_any() {
+                self.commit(worker).await?;
+                let some = quarantine.some_are_released(released);
+                if with_long_patience(worker, some).await.is_none() {
+                    if self.space.refill_from_windows(wanted, count).await {
+                        return Ok(());
+                    }
+                    let message = "no space is left but what was given back, and a read of that has not ended for half a \
+                                   minute; poll or drop its worker";
+                    return Err(Error::new(ErrorKind::NoSpace, message).on(self.path()));
+                }
+            }
+            if quarantine.released() != released {
+                continue;
+            }
+            if self.space.refill_from_windows(wanted, count).await {
+                return Ok(());
+            }
+            // Another may have taken it from the windows, and given back what it did not need.
+            if quarantine.released() == released && !quarantine.has_any() {
+                return Err(error);
+            }
+        }
+    }
+
+    async fn refill_once(self: &Arc<Self>, worker: &Worker, wanted: WindowFor, count: u64) -> Result<()> {
+        let before = self.space.window_for(wanted, count);
+        self.on_own_worker(worker, move |me, on| async move {
+            me.space.refill_unless_done(&on, wanted, count, before).await
+        })
+        .await
+    }
+
+    /// Makes the file reach to the end of `len` host bytes at `host`, where an entry says that data of `guest` is. (A copy
+    /// of a file may have been cut short.) Where nothing is allocated, it is refused: the space would be given to somebody
+    /// else as well.
+    pub(crate) async fn ensure_file_covers(
+        self: &Arc<Self>,
+        worker: &Worker,
+        host: u64,
+        len: u64,
+        guest: u64,
+    ) -> Result<()> {
+        if self.space.is_in_file(host, len) {
+            return Ok(());
+        }
+        self.on_own_worker(
+            worker,
+            move |me, on| async move { me.space.extend_to(&on, host, len, guest).await },
+        )
+        .await
+    }
+}

@@ -1,0 +1,53 @@
+//! The disk that a guest sees: its size, and how it is written.
+
+use crate::options::{CacheMode, ZeroPolicy};
+use crate::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+/// The disk as its guest sees it.
+#[derive(Debug)]
+pub(crate) struct GuestDisk {
+    size: AtomicU64,
+    has_backing: AtomicBool,
+    cache_mode: CacheMode,
+    zero_policy: ZeroPolicy,
+}
+
+impl GuestDisk {
+    pub(crate) fn new(size: u64, has_backing: bool, cache_mode: CacheMode, zero_policy: ZeroPolicy) -> Self {
+        let (size, has_backing) = (AtomicU64::new(size), AtomicBool::new(has_backing));
+        Self { size, has_backing, cache_mode, zero_policy }
+    }
+
+    /// Bytes of the virtual disk.
+    #[inline]
+    pub(crate) fn size(&self) -> u64 {
+        self.size.load(Acquire)
+    }
+
+    pub(crate) fn set_size(&self, size: u64) {
+        self.size.store(size, Release);
+    }
+
+    /// Whether something shows, or is to show, where nothing is allocated.
+    #[inline]
+    pub(crate) fn has_backing(&self) -> bool {
+        self.has_backing.load(Relaxed)
+    }
+
+    /// Announces a backing file: what has to be zero must be allocated as such from now on.
+    pub(crate) fn expect_backing(&self) {
+        self.has_backing.store(true, Relaxed);
+    }
+
+    pub(crate) fn cache_mode(&self) -> CacheMode {
+        self.cache_mode
+    }
+
+    #[inline]
+    pub(crate) fn zero_policy(&self) -> ZeroPolicy {
+        self.zero_policy
+    }
+}

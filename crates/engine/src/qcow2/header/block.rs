@@ -1,0 +1,138 @@
+//! The header of an open image, and the fields of it that change meanwhile.
+//!
+//! The first block of the file is kept as it was read and patched in place: one block is written, nothing is encoded
+//! anew, so that unknown fields, extensions and names stay byte for byte what they were. Invariant I5: a header
+//! change touches one block.
+
+use crate::qcow2::files::ImageFiles;
+use crate::qcow2::header::preparation::Preparation;
+use crate::sync::{AsyncMutex, Mutex, MutexGuard};
+use crate::{Error, Result};
+use zebu_qcow2::Header;
+use zebu_storage::{IoBuf, Worker};
+
+/// Offsets of the fields (qcow2 specification, "Header").
+pub(crate) mod field {
+    pub(crate) const SIZE: usize = 24;
+    pub(crate) const L1_SIZE: usize = 36;
+    pub(crate) const L1_OFFSET: usize = 40;
+    pub(crate) const REFTABLE_OFFSET: usize = 48;
+    pub(crate) const REFTABLE_CLUSTERS: usize = 56;
+    pub(crate) const NB_SNAPSHOTS: usize = 60;
+    pub(crate) const SNAPSHOTS_OFFSET: usize = 64;
+    pub(crate) const INCOMPATIBLE: usize = 72;
+    pub(crate) const AUTOCLEAR: usize = 88;
+}
+
+/// A change of one field.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Patch {
+    U32(usize, u32),
+    U64(usize, u64),
+}
+
+/// The state of the disk after a change of the header that failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OnFailure {
+    /// The old block is written again, so that disk and memory agree after the next barrier. If that fails too, the
+    /// header on disk is unknown, and writing stops.
+    Restore,
+    /// The header on disk is unknown, and more hangs on it than the block: writing stops.
+    Poison,
+}
+
+/// The header. See the module.
+#[derive(Debug)]
+pub(crate) struct ImageHeader {
+    files: ImageFiles,
+    opened: Header,
+    block: Mutex<Vec<u8>>,
+    /// Held while the block is written.
+    mutex: AsyncMutex,
+    preparation: Preparation,
+}
+
+impl ImageHeader {
+    /// `block`: the first min(4096, cluster) bytes of the file, padded with zeroes past its end.
+    pub(crate) fn new(files: ImageFiles, opened: Header, block: Vec<u8>) -> Self {
+        let (block, mutex) = (Mutex::new(block), AsyncMutex::default());
+        Self { files, opened, block, mutex, preparation: Preparation::default() }
+    }
+
+    /// The header as it was when the image was opened.
+    pub(crate) fn opened(&self) -> &Header {
+        &self.opened
+    }
+
+    /// Work before the first write.
+    pub(crate) fn preparation(&self) -> &Preparation {
+        &self.preparation
+    }
+
+    pub(super) fn files(&self) -> &ImageFiles {
+        &self.files
+    }
+
+    fn block(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.block.lock()
+    }
+
+    /// Applies `patches` in one write. Not durable until the file is flushed.
+    pub(crate) async fn change(
+        &self,
+        worker: &Worker,
+        patches: &[Patch],
+        on_failure: OnFailure,
+    ) -> Result<()> {
+        let _turn = self.mutex.lock().await;
+        let mut new = self.block().clone();
+        for patch in patches {
+            let (at, value): (usize, &[u8]) = match patch {
+                Patch::U32(at, value) => (*at, &value.to_be_bytes()),
+                Patch::U64(at, value) => (*at, &value.to_be_bytes()),
+            };
+            if let Some(field) = new.get_mut(at..at + value.len()) {
+                field.copy_from_slice(value);
+            }
+        }
+        self.write(worker, new, on_failure).await
+    }
+
+    /// Changes the block in the steps that `steps` makes of it, each durable before the next.
+    pub(crate) async fn change_in_steps(
+        &self,
+        worker: &Worker,
+        on_failure: OnFailure,
+        steps: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
+    ) -> Result<()> {
+        let _turn = self.mutex.lock().await;
+        let before = self.block().clone();
+        for step in steps(&before)? {
+            self.write(worker, step, on_failure).await?;
+            self.files.barrier(worker, self.files.file()).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes `new`, as long as the block, in its place. The mutex is held.
+    async fn write(&self, worker: &Worker, new: Vec<u8>, on_failure: OnFailure) -> Result<()> {
+        let file = self.files.file();
+        let (written, _) = worker.write(file, 0, IoBuf::copy_of(&new).into()).await;
+        let Err(error) = written else {
+            *self.block() = new;
+            return Ok(());
+        };
+        let error = Error::from(error).on(self.files.path());
+        let is_known = match on_failure {
+            OnFailure::Poison => false,
+            OnFailure::Restore => {
+                let old = IoBuf::copy_of(&self.block());
+                worker.write(file, 0, old.into()).await.0.is_ok()
+            }
+        };
+        if !is_known {
+            self.files.poison(&error);
+        }
+        Err(error)
+    }
+}

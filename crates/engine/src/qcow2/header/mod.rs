@@ -1,0 +1,5 @@
+//! The header of an open image: its first block, and the changes of it.
+
+pub(crate) mod block;
+pub(crate) mod preparation;
+mod rewrite;

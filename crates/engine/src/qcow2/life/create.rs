@@ -1,0 +1,145 @@
+//! Creating a qcow2 file.
+
+use crate::error::format_error;
+use crate::options::{CreateOptions, Preallocation};
+use crate::{Error, ErrorKind, Result};
+use zebu_qcow2::layout::{self, FreshLayout};
+use zebu_qcow2::{Autoclear, Compatible, DataLocation, FormatError, Header, L2Format, NewHeader, Version};
+use zebu_storage::{File, IoBuf, Worker};
+
+/// The header of a new image, without the places of its tables.
+pub(crate) fn new_header(options: &CreateOptions, size: u64) -> Result<Header> {
+    let refuse = |message: &str| Err(Error::new(ErrorKind::InvalidArgument, message.to_owned()));
+    let version = match options.version {
+        2 => Version::V2,
+        3 => Version::V3,
+        other => return refuse(&format!("Invalid compatibility level: '{other}'")),
+    };
+    if !options.cluster_size.is_power_of_two() || !(512..=2 << 20).contains(&options.cluster_size) {
+        return refuse("Cluster size must be a power of two between 512 and 2048k");
+    }
+    if !options.refcount_bits.is_power_of_two() || options.refcount_bits > 64 {
+        return refuse("Refcount width must be a power of two and may not exceed 64 bits");
+    }
+    if version == Version::V2 {
+        if options.refcount_bits != 16 {
+            return refuse(
+                "Different refcount widths than 16 bits require compatibility level 1.1 or above (use version=v3 or greater)",
+            );
+        }
+        if options.compression != crate::Compression::Zlib {
+            return refuse(
+                "Non-zlib compression type is only supported with compatibility level 1.1 and above (use version=v3 or greater)",
+            );
+        }
+        if options.extended_l2 || options.lazy_refcounts || options.data_file.is_some() {
+            return refuse(
+                "Extended L2 entries, lazy refcounts and external data files require compatibility level 1.1 and above (use version=v3 or greater)",
+            );
+        }
+    }
+    if options.extended_l2 && options.cluster_size < 16384 {
+        return refuse("Extended L2 entries are only supported with cluster sizes of at least 16384 bytes");
+    }
+    if options.data_file_raw && options.data_file.is_none() {
+        return refuse("data-file-raw requires data-file");
+    }
+    if options.data_file_raw && options.backing.is_some() {
+        return refuse("Backing file and data-file-raw cannot be used at the same time");
+    }
+    if options.preallocation != Preallocation::Off && options.backing.is_some() && !options.extended_l2 {
+        return refuse(
+            "Backing file and preallocation can only be used at the same time if extended_l2 is on",
+        );
+    }
+    let invalid =
+        |e: FormatError| Error::new(ErrorKind::InvalidArgument, e.to_string()).with_errno(e.errno());
+    let mut compatible = Compatible::empty();
+    compatible.set(Compatible::LAZY_REFCOUNTS, options.lazy_refcounts);
+    let mut autoclear = Autoclear::empty();
+    autoclear.set(Autoclear::RAW_EXTERNAL_DATA, options.data_file_raw);
+    let mut header = Header::new(&NewHeader {
+        version,
+        cluster_bits: options.cluster_size.trailing_zeros(),
+        refcount_order: options.refcount_bits.trailing_zeros(),
+        size,
+        l2_format: if options.extended_l2 { L2Format::Extended } else { L2Format::Standard },
+        data: if options.data_file.is_some() { DataLocation::External } else { DataLocation::InImage },
+        compression: options.compression,
+        compatible,
+        autoclear,
+    })
+    .map_err(invalid)?;
+    if let Some((name, format)) = &options.backing {
+        header.set_backing_file(Some(name.as_bytes())).map_err(invalid)?;
+        header.set_backing_format(Some(format.name().as_bytes())).map_err(invalid)?;
+    }
+    if let Some(name) = &options.data_file {
+        header.set_data_file_name(Some(name.as_bytes()));
+    }
+    Ok(header)
+}
+
+/// Whether a new image is one to everybody from the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Magic {
+    Written,
+    /// Zeroes stand in its place.
+    Withheld,
+}
+
+/// Makes an empty image in `file`; what is in it is lost. `options` has the size.
+pub(crate) async fn in_file(
+    worker: &Worker,
+    file: &File,
+    options: &CreateOptions,
+    magic: Magic,
+) -> Result<()> {
+    let size = options.size.and_then(|size| size.checked_next_multiple_of(512)).ok_or_else(|| {
+        Error::new(ErrorKind::InvalidArgument, "Image creation needs a size parameter").on(file.path())
+    })?;
+    let header = new_header(options, size).map_err(|e| e.on(file.path()))?;
+    write_empty(worker, file, header, magic).await
+}
+
+/// Writes the structures of an empty image into `file`, which is empty.
+pub(crate) async fn write_empty(
+    worker: &Worker,
+    file: &File,
+    mut header: Header,
+    magic: Magic,
+) -> Result<()> {
+    let path = file.path();
+    let invalid = |e: FormatError| format_error(path, &e);
+    let geometry = header.geometry();
+    let layout =
+        FreshLayout::plan(header.virtual_size(), &geometry, layout::Preallocation::Off).map_err(invalid)?;
+    layout.apply_to(&mut header);
+    let mut encoded = header.encode().map_err(invalid)?;
+    if magic == Magic::Withheld {
+        encoded[..4].fill(0);
+    }
+    // A whole block, as everything else is written.
+    encoded.resize(encoded.len().next_multiple_of(geometry.cluster_size().min(4096) as usize), 0);
+    let put = async |offset: u64, bytes: &[u8]| {
+        let (result, _) = worker.write(file, offset, IoBuf::copy_of(bytes).into()).await;
+        result.map_err(|e| Error::from(e).on(path))
+    };
+    // The last structure is the L1 table; what is not written of it is a hole.
+    let end = layout.l1_offset.0 + u64::from(layout.l1_entries) * 8;
+    let end = end.max(layout.total_clusters * geometry.cluster_size());
+    if file.kind() == zebu_storage::FileKind::BlockDevice {
+        worker.write_zero_bytes(file, 0, end).await.map_err(|e| Error::from(e).on(path))?;
+    } else {
+        worker.set_len(file, end).await.map_err(|e| Error::from(e).on(path))?;
+    }
+    put(layout.reftable_offset.0, &layout.reftable()).await?;
+    for index in 0..layout.refcounts.blocks {
+        if let Some(block) = layout.refblock(index) {
+            put(layout.refblocks_offset.0 + index * geometry.cluster_size(), &block).await?;
+        }
+    }
+    worker.flush(file).await.map_err(|e| Error::from(e).on(path))?;
+    put(0, &encoded).await?;
+    worker.flush(file).await.map_err(|e| Error::from(e).on(path))
+}

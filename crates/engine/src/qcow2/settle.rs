@@ -1,0 +1,32 @@
+//! Making everything durable, and changes of the header that come after it.
+
+use crate::Result;
+use crate::qcow2::state::Qcow2;
+use std::sync::Arc;
+use zebu_qcow2::Header;
+use zebu_storage::Worker;
+
+impl Qcow2 {
+    /// Makes everything that was linked and everything that was freed durable, and everything written before with
+    /// them; afterwards nothing is dirty. The caller is alone.
+    pub(crate) async fn settle(self: &Arc<Self>, worker: &Worker) -> Result<()> {
+        self.end_packing(worker).await?;
+        self.commit_until_clean(worker).await?;
+        self.files.barrier(worker, self.file()).await
+    }
+
+    /// Changes the header on disk. Everything that was done before is durable before the change is, and the change is
+    /// when this returns. What this opening knows of the header stays as it was: it is to be closed. The caller is
+    /// alone.
+    pub(crate) async fn rewrite_header(
+        self: &Arc<Self>,
+        worker: &Worker,
+        change: impl FnOnce(&mut Header) -> Result<()>,
+    ) -> Result<()> {
+        self.check_writable()?;
+        if self.header.preparation().is_done() {
+            self.settle(worker).await?;
+        }
+        self.header.rewrite(worker, change).await
+    }
+}

@@ -1,0 +1,243 @@
+//! Growth of the image file and of the refcount table, ahead of use.
+
+use crate::qcow2::space::HostSpace;
+use crate::qcow2::space::free::{Allocated, SpaceContent};
+use crate::qcow2::space::overlap_check::Metadata;
+use crate::qcow2::space::quarantine::FreeMode;
+use crate::qcow2::space::refcounts::{NewBlock, RefTable};
+use crate::{Error, ErrorKind, Result};
+use std::ops::Range;
+use std::sync::Arc;
+use zebu_qcow2::limits;
+use zebu_storage::sabotage;
+use zebu_storage::{FileKind, Worker};
+
+/// Growth of the file in bytes: a sixteenth of it, within these.
+const GROWTH_MIN: u64 = 1 << 20;
+const GROWTH_MAX: u64 = 64 << 20;
+
+impl HostSpace {
+    /// Grows the file by at least `clusters`; the new space is free and fresh.
+    pub(super) async fn grow(&self, worker: &Worker, clusters: u64) -> Result<()> {
+        let bits = self.geometry.cluster_bits;
+        // The file may have come to be longer than what is known of it; it never gets shorter here.
+        let old =
+            self.pool().file_clusters.max(self.files.file().len().div_ceil(self.geometry.cluster_size()));
+        let no_space = |what: &str| Error::new(ErrorKind::NoSpace, what.to_owned()).on(self.files.path());
+        if self.files.file().kind() == FileKind::BlockDevice {
+            return Err(no_space("the block device is full; extend it, or discard data of the guest"));
+        }
+        let extra = ((old << bits) / 16).clamp(GROWTH_MIN, GROWTH_MAX) >> bits;
+        let max = limits::HOST_OFFSET_END >> bits;
+        let mut new = (old + clusters.max(extra)).min(max);
+        if new < old + clusters {
+            return Err(no_space("the image file has reached the largest size of the format"));
+        }
+        loop {
+            match worker.set_len(self.files.file(), new << bits).await {
+                Ok(()) => break,
+                // A limit on the file's size: the growth ahead of use is not worth failing for.
+                Err(_) if new > old + clusters => new = old + clusters,
+                Err(e) => return Err(Error::from(e).on(self.files.path())),
+            }
+        }
+        // A crash, or a writer that leaves references past the end, may have left counts there.
+        let runs = self.zero_refcount_runs(worker, old..new).await?;
+        let mut pool = self.pool();
+        pool.file_clusters = new;
+        for run in runs {
+            pool.free.insert(run, SpaceContent::Fresh);
+        }
+        Ok(())
+    }
+
+    /// Makes the file reach to the end of `len` host bytes at `host`, where data of `guest` is, if they are in use.
+    pub(crate) async fn extend_to(&self, worker: &Worker, host: u64, len: u64, guest: u64) -> Result<()> {
+        let bits = self.geometry.cluster_bits;
+        let clusters = host >> bits..(host + len).div_ceil(self.geometry.cluster_size());
+        let _turn = self.space_mutex.lock().await;
+        if let Some(free) = self.zero_refcount_runs(worker, clusters.clone()).await?.first() {
+            let message =
+                "the mapping points past the end of the file, to a cluster with refcount 0; run zebu check";
+            let error = Error::new(ErrorKind::Corrupt, message).on(self.files.path());
+            return Err(error.at_guest(guest).at_host((free.start << bits).max(host)));
+        }
+        if self.files.file().len() < clusters.end << bits {
+            worker
+                .set_len(self.files.file(), clusters.end << bits)
+                .await
+                .map_err(|e| Error::from(e).on(self.files.path()))?;
+        }
+        let mut pool = self.pool();
+        pool.file_clusters = pool.file_clusters.max(clusters.end);
+        Ok(())
+    }
+
+    /// Moves the refcount table to a larger place, so that it has an entry `index`. `space_mutex` is held.
+    pub(super) async fn grow_reftable(&self, worker: &Worker, index: u64) -> Result<()> {
+        let bits = self.geometry.cluster_bits;
+        let per_cluster = self.geometry.reftable_entries_per_cluster();
+        let old = self.refcounts.table();
+        let old_entries = old.entries().len() as u64;
+        let max_clusters = limits::MAX_REFTABLE_SIZE.min(sabotage::refcount_table_limit()) >> bits;
+        // Room for what the table and its own refcount blocks add at the end of the file.
+        let ahead = (old_entries + old_entries / 2).min(max_clusters * per_cluster);
+        let wanted = (index + 1).max(ahead);
+        let mut clusters = wanted.div_ceil(per_cluster);
+        loop {
+            let last = self.pool().file_clusters + clusters + self.blocks_for(clusters);
+            let needed = (last / self.geometry.refcount_entries_per_block() + 1).div_ceil(per_cluster);
+            if needed <= clusters {
+                break;
+            }
+            clusters = needed;
+        }
+        if clusters > max_clusters {
+            return Err(Error::new(
+                ErrorKind::NoSpace,
+                "the refcount table has reached the largest size of the format; use larger clusters",
+            )
+            .on(self.files.path()));
+        }
+        let table = old.entries().resized((clusters * per_cluster) as usize);
+        let moved = Arc::new(RefTable::unplaced(table));
+        self.refcounts.set_table(moved.clone());
+        match self.place_long(worker, clusters).await {
+            Ok(Allocated { range: Range { start, .. }, .. }) => {
+                moved.place(start << bits);
+                self.note_metadata(start << bits, clusters << bits, Metadata::RefcountTable);
+            }
+            Err(error) => {
+                self.refcounts.set_table(old);
+                return Err(error);
+            }
+        }
+        let old_first = old.offset() >> bits;
+        let old_clusters = old_entries.div_ceil(per_cluster);
+        self.overlap.remove(old_first..old_first + old_clusters);
+        self.quarantine.push(old_first..old_first + old_clusters, FreeMode::Reuse);
+        Ok(())
+    }
+
+    /// Refcount blocks that `clusters` more clusters at the end of the file may need, at most.
+    fn blocks_for(&self, clusters: u64) -> u64 {
+        clusters / (self.geometry.refcount_entries_per_block() - 1) + 2
+    }
+
+    /// Claims clusters that follow each other, after the refcount blocks that count them, for tables that are longer than
+    /// a window: at the end of the file, or wherever there is room on a block device. `space_mutex` is held.
+    async fn place_long(&self, worker: &Worker, clusters: u64) -> Result<Allocated> {
+        let per_block = self.geometry.refcount_entries_per_block();
+        let wanted = self.blocks_for(clusters) + clusters;
+        let Allocated { range: all, content } = if self.files.file().kind() == FileKind::BlockDevice {
+            self.find_on_device(worker, wanted).await?
+        } else {
+            let start = self.pool().file_clusters;
+            self.grow(worker, wanted).await?;
+            Allocated { range: start..start + wanted, content: SpaceContent::Fresh }
+        };
+        let start = all.start;
+        if self.zero_refcount_runs(worker, all.clone()).await?.as_slice() != std::slice::from_ref(&all) {
+            return Err(Error::new(
+                ErrorKind::Corrupt,
+                "refcounts past the end of the file are not 0; run zebu check -r all",
+            )
+            .on(self.files.path()));
+        }
+        self.pool().free.remove(all.clone());
+        let table = self.refcounts.table();
+        // A block may lie in front of what it counts; whatever order they have, all of them count zeroes at first.
+        let (missing, existing): (Vec<u64>, Vec<u64>) = (all.start / per_block..=(all.end - 1) / per_block)
+            .partition(|index| table.entries().get(*index) == 0);
+        let table_start = start + missing.len() as u64;
+        let used = start..table_start + clusters;
+        let counted_by =
+            |index: u64| (index * per_block).max(used.start)..((index + 1) * per_block).min(used.end);
+        // What can fail comes first: new blocks need no reading, and a failure now leaks space and nothing else.
+        for index in existing {
+            self.raise(worker, counted_by(index)).await?;
+        }
+        for (host, index) in (start..).zip(&missing) {
+            let host = host << self.geometry.cluster_bits;
+            self.refcounts.new_blocks().insert(*index, NewBlock { host, content });
+            table.entries().set(*index, host);
+            self.note_metadata(host, 1, Metadata::RefcountBlock);
+        }
+        for index in missing {
+            self.raise(worker, counted_by(index)).await?;
+        }
+        self.pool().free.insert(used.end..all.end, content);
+        Ok(Allocated { range: table_start..used.end, content })
+    }
+
+    /// `clusters` free ones that follow each other, of all that a device has. They stay free.
+    async fn find_on_device(&self, worker: &Worker, clusters: u64) -> Result<Allocated> {
+        loop {
+            self.pool().free.restore();
+            let found = self.pool().free.take(clusters, clusters);
+            if let Some((range, content)) = found {
+                self.check_free(&range)?;
+                let found = Allocated { range, content };
+                self.give_back(&found);
+                return Ok(found);
+            }
+            if !self.scan(worker).await? && self.can_scan_no_further() {
+                let message = format!(
+                    "the block device has no {clusters} free clusters in a row, which a table needs; extend it, or \
+                     discard data of the guest"
+                );
+                return Err(Error::new(ErrorKind::NoSpace, message).on(self.files.path()));
+            }
+        }
+    }
+
+    /// Clusters that follow each other for a table of any length; what they hold is unspecified but zero if fresh.
+    pub(crate) async fn claim_large(&self, worker: &Worker, count: u64) -> Result<Allocated> {
+        let _turn = self.space_mutex.lock().await;
+        loop {
+            let end = self.pool().file_clusters + count + self.blocks_for(count);
+            let last_index = end / self.geometry.refcount_entries_per_block();
+            if last_index < self.refcounts.table().entries().len() as u64 {
+                break;
+            }
+            self.grow_reftable(worker, last_index).await?;
+        }
+        self.place_long(worker, count).await
+    }
+
+    /// Whether `len` host bytes at `host` lie within the file, or it does not matter whether they do.
+    pub(crate) fn is_in_file(&self, host: u64, len: u64) -> bool {
+        let file = self.files.file();
+        host + len <= file.len() || self.files.data_file().is_some() || file.kind() == FileKind::BlockDevice
+    }
+
+    /// Makes the file reach to the end of its last cluster, before anything is written past its end.
+    pub(crate) async fn round_file_up(&self, worker: &Worker) -> Result<()> {
+        let end = self.file_clusters() << self.geometry.cluster_bits;
+        let file = self.files.file();
+        if file.kind() != FileKind::BlockDevice && file.len() < end {
+            worker.set_len(file, end).await.map_err(|e| Error::from(e).on(self.files.path()))?;
+        }
+        Ok(())
+    }
+
+    /// Removes free space at the end of the file, but nothing that was there at open.
+    pub(crate) async fn cut_unused_growth(&self, worker: &Worker) -> Result<()> {
+        if self.files.file().kind() == FileKind::BlockDevice {
+            return Ok(());
+        }
+        let end = {
+            let mut pool = self.pool();
+            pool.free.restore();
+            let used = pool.free.tail(pool.file_clusters).max(pool.clusters_at_open);
+            if used >= pool.file_clusters {
+                return Ok(());
+            }
+            let cut = used..pool.file_clusters;
+            pool.free.remove(cut);
+            pool.file_clusters = used;
+            used << self.geometry.cluster_bits
+        };
+        worker.set_len(self.files.file(), end).await.map_err(|e| Error::from(e).on(self.files.path()))
+    }
+}

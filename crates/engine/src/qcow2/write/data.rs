@@ -1,0 +1,87 @@
+//! A write of guest data.
+
+use crate::node::Node;
+use crate::qcow2::state::Qcow2;
+use crate::qcow2::write::allocation::{Allocation, DataBarrier, Filled};
+use crate::qcow2::write::plan::Plan;
+use crate::{Error, Result};
+use std::sync::Arc;
+use zebu_storage::sabotage::{self, Fault};
+use zebu_storage::{IoBufs, Worker};
+
+impl Qcow2 {
+    /// Writes `bufs` at `guest`; the range lies on the disk.
+    pub(crate) async fn write(
+        self: &Arc<Self>,
+        node: &Node,
+        worker: &Worker,
+        guest: u64,
+        mut bufs: IoBufs,
+    ) -> (Result<()>, IoBufs) {
+        let mut done = IoBufs::new();
+        let mut at = guest;
+        while !bufs.is_empty() {
+            let step = self.write_step(node, worker, at, &mut bufs, &mut done).await;
+            match step {
+                Ok(len) => at += len,
+                Err(error) => {
+                    done.append(bufs);
+                    return (Err(error.on(self.path()).at_guest(at)), done);
+                }
+            }
+        }
+        self.throttle_dirty(worker).await;
+        (Ok(()), done)
+    }
+
+    async fn write_step(
+        self: &Arc<Self>,
+        node: &Node,
+        worker: &Worker,
+        at: u64,
+        bufs: &mut IoBufs,
+        done: &mut IoBufs,
+    ) -> Result<u64> {
+        let want = bufs.len() as u64;
+        let (_inside, plan) = self.plan(worker, at, want).await?;
+        match plan {
+            Plan::InPlace { host, len } => {
+                self.space.check_overlap(host, len, at)?;
+                if host + len > self.data().len() {
+                    Box::pin(self.ensure_file_covers(worker, host, len, at)).await?;
+                }
+                let (result, written) = worker.write(self.data(), host, bufs.split_to(len as usize)).await;
+                done.append(written);
+                result.map_err(Error::from)?;
+                Ok(len)
+            }
+            // Boxed, as all that is long and rare here: the task of a write in place stays small, and cheap to make.
+            Plan::Allocated(allocation) => {
+                let end = allocation.guest_range().end.min(at + want);
+                let data = bufs.split_to((end - at) as usize);
+                let (result, data) = Box::pin(self.fill_and_link(node, worker, allocation, at, data)).await;
+                done.append(data);
+                result.map(|()| end - at)
+            }
+        }
+    }
+
+    async fn fill_and_link(
+        self: &Arc<Self>,
+        node: &Node,
+        worker: &Worker,
+        allocation: Allocation,
+        at: u64,
+        data: IoBufs,
+    ) -> (Result<()>, IoBufs) {
+        match self.fill(node, worker, &allocation, at, data).await {
+            (Ok(filled), data) => (allocation.link(worker, filled).await, data),
+            (Err(error), data) if sabotage::is(Fault::LinkAfterFailedWrite) => {
+                let range = at..at + data.len() as u64;
+                let filled = Filled::new(range, DataBarrier::Needed);
+                (allocation.link(worker, filled).await.and(Err(error)), data)
+            }
+            (Err(error), data) => (Err(error), data),
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Requests that change an image, and operations that must be alone with it.
+
+use crate::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use crate::sync::{AsyncMutex, AsyncMutexGuard, Clock, EpochGuard, GrowingPatience, ReadEpochs, WaitQueue};
+use zebu_storage::sabotage::{self, Fault};
+
+/// A readers-writer lock between requests (together) and an operation (alone: a resize, a snapshot).
+///
+/// A request costs one counter in the worker's own cache line. An operation first waits, with the barrier open, for the
+/// requests inside: one whose worker is not polled keeps the operation waiting, and nobody else. Then it closes the
+/// barrier and waits for those that came meanwhile; later ones wait until it is over. If one of these takes long, it
+/// opens the barrier again and begins anew.
+#[derive(Debug, Default)]
+pub(crate) struct RequestBarrier {
+    inside: ReadEpochs,
+    closed: AtomicBool,
+    waiting: WaitQueue,
+    one_alone: AsyncMutex,
+}
+
+/// A request that is inside.
+#[derive(Debug)]
+pub(crate) struct Inside<'a> {
+    _counted: EpochGuard<'a>,
+}
+
+/// The barrier is closed; dropping this opens it.
+#[derive(Debug)]
+struct Closed<'a>(&'a RequestBarrier);
+
+/// The operation that is alone.
+#[derive(Debug)]
+pub(crate) struct Alone<'a> {
+    _closed: Closed<'a>,
+    _one: AsyncMutexGuard<'a>,
+}
+
+impl RequestBarrier {
+    fn is_open(&self) -> bool {
+        !self.closed.load(SeqCst)
+    }
+
+    fn try_enter(&self, worker: usize) -> Option<Inside<'_>> {
+        let trusts_a_look_before = sabotage::is(Fault::LookBeforeCount) && self.is_open();
+        // Counted first, then looked: the operation closes first, then counts.
+        let inside = Inside { _counted: self.inside.enter(worker) };
+        (trusts_a_look_before || self.is_open()).then_some(inside)
+    }
+
+    /// Enters; waits while an operation is alone. `worker` spreads the counters. A request that is inside must not wait
+    /// for anything that needs to be alone.
+    pub(crate) async fn enter(&self, worker: usize) -> Inside<'_> {
+        if let Some(inside) = self.try_enter(worker) {
+            return inside;
+        }
+        self.waiting.until(|| if self.is_open() { self.try_enter(worker) } else { None }).await
+    }
+
+    /// Waits until no request is inside, and for `others`, which the operation has to wait for as well. Keeps requests out
+    /// until the guard is dropped.
+    pub(crate) async fn alone(&self, clock: &impl Clock, others: impl AsyncFn()) -> Alone<'_> {
+        let one = self.one_alone.lock().await;
+        let wait = async || {
+            self.inside.wait().await;
+            others().await;
+        };
+        let mut patience = GrowingPatience::new();
+        loop {
+            wait().await;
+            let closed = self.close();
+            if patience.outlasts(clock, wait).await {
+                return Alone { _closed: closed, _one: one };
+            }
+        }
+    }
+
+    fn close(&self) -> Closed<'_> {
+        self.closed.store(true, SeqCst);
+        Closed(self)
+    }
+}
+
+impl Drop for Closed<'_> {
+    fn drop(&mut self) {
+        self.0.closed.store(false, SeqCst);
+        self.0.waiting.wake_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::Standing;
+    use crate::sync::atomic::AtomicU64;
+    use std::future::poll_fn;
+    use std::pin::pin;
+    use std::sync::Arc;
+    use std::task::{Context, Poll, Wake, Waker};
+
+    fn poll<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
+        future.poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    async fn nothing() {}
+
+    #[test]
+    fn whoever_is_alone_waits_for_those_inside_and_keeps_newcomers_out() {
+        let barrier = RequestBarrier::default();
+        let Poll::Ready(first) = poll(pin!(barrier.enter(0))) else { panic!("nobody is alone") };
+        let mut alone = pin!(barrier.alone(&Standing, nothing));
+        assert!(poll(alone.as_mut()).is_pending());
+        let Poll::Ready(second) = poll(pin!(barrier.enter(17))) else {
+            panic!("it waits with the door open")
+        };
+        drop(first);
+        assert!(poll(alone.as_mut()).is_pending());
+        let mut late = pin!(barrier.enter(17));
+        drop(second);
+        let Poll::Ready(alone) = poll(alone) else { panic!("everybody has left") };
+        assert!(poll(late.as_mut()).is_pending());
+        let mut another = pin!(barrier.alone(&Standing, nothing));
+        assert!(poll(another.as_mut()).is_pending());
+        drop(alone);
+        let Poll::Ready(late) = poll(late) else { panic!("nobody is alone any more") };
+        assert!(poll(another.as_mut()).is_pending());
+        drop(late);
+        assert!(poll(another.as_mut()).is_ready());
+    }
+
+    /// Patience is over as often as the count says.
+    struct Hasty(std::cell::Cell<u32>);
+    impl Clock for Hasty {
+        async fn patience(&self) {
+            match self.0.get().checked_sub(1) {
+                Some(left) => self.0.set(left),
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    #[test]
+    fn who_is_inside_for_long_keeps_nobody_else_out() {
+        let barrier = RequestBarrier::default();
+        let hasty = Hasty(std::cell::Cell::new(1));
+        let is_held = std::cell::Cell::new(false);
+        // The first wait is over at once; the second one, behind the closed door, is not.
+        let held = async || {
+            poll_fn(|cx| {
+                if is_held.replace(true) && hasty.0.get() > 0 {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                Poll::Ready(())
+            })
+            .await;
+        };
+        let Poll::Ready(inside) = poll(pin!(barrier.enter(0))) else { panic!("nobody is alone") };
+        let mut alone = pin!(barrier.alone(&hasty, held));
+        assert!(poll(alone.as_mut()).is_pending());
+        assert!(poll(pin!(barrier.enter(1))).is_ready());
+        drop(inside);
+        assert!(poll(alone.as_mut()).is_ready(), "it opened the door and began anew");
+        assert_eq!(hasty.0.get(), 0);
+    }
+
+    #[test]
+    fn a_wait_that_is_given_up_lets_the_others_in() {
+        let barrier = RequestBarrier::default();
+        let held = async || std::future::pending().await;
+        let Poll::Ready(_inside) = poll(pin!(barrier.enter(0))) else { panic!("nobody is alone") };
+        {
+            let mut alone = pin!(barrier.alone(&Standing, held));
+            assert!(poll(alone.as_mut()).is_pending());
+        }
+        assert!(poll(pin!(barrier.enter(1))).is_ready());
+        assert!(poll(pin!(barrier.alone(&Standing, nothing))).is_pending());
+    }
+
+    struct Unpark(std::thread::Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let mut future = pin!(future);
+        loop {
+            if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                return value;
+            }
+            std::thread::park();
+        }
+    }
+
+    #[test]
+    fn threads_never_meet_the_one_who_is_alone() {
+        let barrier = RequestBarrier::default();
+        let (inside, alone) = (AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for worker in 0..3 {
+                let (barrier, inside, alone) = (&barrier, &inside, &alone);
+                scope.spawn(move || {
+                    for round in 0..2000 {
+                        if round % 20 == worker {
+                            let _alone = block_on(barrier.alone(&Standing, nothing));
+                            alone.fetch_add(1, SeqCst);
+                            assert_eq!((inside.load(SeqCst), alone.load(SeqCst)), (0, 1));
+                            alone.fetch_sub(1, SeqCst);
+                        } else {
+                            let _inside = block_on(barrier.enter(worker));
+                            inside.fetch_add(1, SeqCst);
+                            assert_eq!(alone.load(SeqCst), 0);
+                            inside.fetch_sub(1, SeqCst);
+                        }
+                    }
+                });
+            }
+        });
+    }
+}

@@ -1,0 +1,15 @@
+//! The engine on the simulated disk: power failures at any moment, faults, operations that are late.
+//!
+//! `docs/testing.md` tells what is tested, and how to run more of it.
+
+pub(crate) mod bitmaps;
+mod chain_operations;
+mod commits;
+pub(crate) mod guest;
+pub(crate) mod judge;
+pub(crate) mod life;
+mod replay;
+pub(crate) mod resizes;
+pub(crate) mod setup;
+pub(crate) mod snapshot;
+mod snapshot_operations;

@@ -1,0 +1,17 @@
+//! The engine on a simulated disk that fails: every kind of operation, at every place, once or for good.
+//!
+//! `docs/testing.md` tells what is tested, and how to run more of it.
+
+pub(crate) mod bench;
+pub(crate) mod full_disk;
+pub(crate) mod growth;
+pub(crate) mod header_writes;
+pub(crate) mod held;
+pub(crate) mod idle;
+pub(crate) mod nth_operation;
+pub(crate) mod old_content;
+pub(crate) mod poison;
+mod refusals;
+pub(crate) mod snapshots;
+mod space;
+pub(crate) mod unending;

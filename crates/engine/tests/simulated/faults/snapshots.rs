@@ -1,0 +1,50 @@
+//! A write that fails while a snapshot is taken.
+
+use crate::crash::judge::read_all;
+use crate::crash::setup::{Origin, Setup, TOP};
+use crate::faults::bench::Bench;
+use rustix::io::Errno;
+use zebu::{Durability, NewSnapshot, SnapshotRef};
+use zebu_sim::{FailedEffect, Fault, FaultPlan, FaultRule, OpClass, OpFilter};
+
+const SIZE: u64 = 64 << 10;
+
+/// Any one write fails. A snapshot that the header names keeps what it shows, whatever is written afterwards.
+#[test]
+pub(crate) fn a_named_snapshot_keeps_its_references() {
+    let mut failed_late = 0;
+    for nth in 0..40 {
+        let setup = Setup { origin: Origin::Own, size: SIZE, pattern: SIZE, ..Setup::plain() };
+        let bench = Bench::new(&setup, nth);
+        let (image, worker) = (&bench.guest.image, &bench.workers[0]);
+        let take =
+            |name| bench.world.block_on(image.create_snapshot(worker, NewSnapshot::named(name))).unwrap();
+        let read = || bench.world.block_on(read_all(worker, image, SIZE)).unwrap().unwrap();
+        let overwrite = || {
+            let write = bench.guest.write(worker, 0, SIZE, Durability::Durable);
+            bench.world.block_on(write).unwrap();
+        };
+        take("one").unwrap();
+        overwrite();
+        let shown = read();
+
+        let failure = Fault::Fail { errno: Errno::IO.raw_os_error(), effect: FailedEffect::Nothing };
+        let rule = FaultRule::new(OpFilter::of(OpClass::Write).on_file(TOP), failure).nth(nth);
+        bench.world.set_faults(FaultPlan::none().with(rule));
+        let taken = take("two");
+        bench.world.set_faults(FaultPlan::none());
+        let is_named = image.snapshots().iter().any(|snapshot| snapshot.name == "two");
+        assert!(taken.is_err() || is_named);
+        if !is_named || bench.world.block_on(image.flush(worker)).unwrap().is_err() {
+            continue;
+        }
+        failed_late += u64::from(taken.is_err());
+        // What lost its references would be freed, and written over.
+        (0..4).for_each(|_| overwrite());
+        let two = SnapshotRef::Name("two".to_owned());
+        bench.world.block_on(image.apply_snapshot(worker, &two)).unwrap().unwrap();
+        assert!(read() == shown, "the snapshot shows something else, write {nth} failed: {taken:?}");
+        bench.world.block_on(image.close(worker)).unwrap().unwrap();
+    }
+    assert!(failed_late > 0, "no write failed after the header named the snapshot: the test shows nothing");
+}

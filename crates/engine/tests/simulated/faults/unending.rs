@@ -1,0 +1,194 @@
+//! A request that never ends, because its worker is not polled: what needs its end waits for half a minute, and says so.
+
+use crate::crash::guest::Failures;
+use crate::crash::setup::{Origin, Setup, TOP};
+use crate::faults::bench::Bench;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use zebu::{Durability, ErrorKind, NewSnapshot};
+use zebu_sim::SimFileConfig;
+use zebu_storage::Worker;
+
+const CLUSTER: u64 = 4096;
+const CLUSTERS: u64 = 64;
+
+fn bench(seed: u64) -> Bench {
+    let setup = Setup {
+        origin: Origin::Own,
+        size: CLUSTERS * CLUSTER,
+        pattern: 48 * CLUSTER,
+        workers: 3,
+        ..Setup::plain()
+    };
+    Bench::new(&setup, seed)
+}
+
+/// The result of work on a worker.
+type Outcome<T> = Rc<RefCell<Option<T>>>;
+
+fn begin<T: 'static>(worker: &Worker, work: impl Future<Output = T> + 'static) -> Outcome<T> {
+    let outcome = Outcome::default();
+    let theirs = outcome.clone();
+    drop(worker.spawn(async move { *theirs.borrow_mut() = Some(work.await) }));
+    outcome
+}
+
+fn end<T>(bench: &Bench, outcome: &Outcome<T>, what: &str) -> T {
+    let ended = bench.world.run_until(|| outcome.borrow().is_some());
+    assert!(ended.is_ok(), "{what}: {}", ended.unwrap_err());
+    outcome.borrow_mut().take().expect("it has ended")
+}
+
+/// Worker 0 begins a read, and stops being polled after `steps` steps.
+fn sleeping_read(bench: &Bench, steps: u64) -> Outcome<()> {
+    let (guest, on) = (bench.guest.clone(), bench.workers[0].clone());
+    let read = begin(&bench.workers[0], async move { guest.read(&on, 0, 16 * CLUSTER).await });
+    for _ in 0..steps {
+        bench.world.step();
+    }
+    bench.world.pause(0);
+    read
+}
+
+fn nothing_is_wrong(bench: Bench) {
+    assert_eq!(bench.guest.violation.borrow().as_deref(), None);
+    bench.read_whole().unwrap();
+    bench.close().unwrap();
+}
+
+/// The disk is full but for what was given back, which somebody still reads.
+#[test]
+pub(crate) fn a_full_disk_is_not_waited_for_without_end() {
+    let mut refused = 0;
+    for steps in 0..12 {
+        let bench = bench(steps);
+        let worker = &bench.workers[1];
+        bench.guest.failures.set(Failures::ForSpace);
+        let read = sleeping_read(&bench, steps);
+        let len = bench.world.content(TOP).unwrap().len();
+        bench.world.open(TOP, SimFileConfig { max_len: Some(len), ..SimFileConfig::default() });
+        bench.world.block_on(bench.guest.discard(worker, 0, 16 * CLUSTER)).unwrap();
+        let (guest, on) = (bench.guest.clone(), worker.clone());
+        let writes = begin(worker, async move {
+            for cluster in 48..CLUSTERS {
+                guest.write(&on, cluster * CLUSTER, CLUSTER, Durability::Volatile).await;
+            }
+        });
+        end(&bench, &writes, "writes on a full disk");
+        refused += u64::from(bench.guest.failed.borrow().contains(&ErrorKind::NoSpace));
+        bench.world.open(TOP, SimFileConfig::default());
+        bench.world.resume(0);
+        end(&bench, &read, "the read");
+        nothing_is_wrong(bench);
+    }
+    assert!(refused > 0, "no write needed what was read: the test shows nothing");
+}
+
+/// Operations that wait to be alone when the image is closed end with an error, and the close with its own result.
+#[test]
+pub(crate) fn a_close_waits_for_no_operation_that_waits_for_it() {
+    for steps in 0..40 {
+        let bench = bench(steps);
+        let image = bench.guest.image.clone();
+        let (guest, on) = (bench.guest.clone(), bench.workers[0].clone());
+        bench
+            .world
+            .block_on(async move { guest.write(&on, 50 * CLUSTER, CLUSTER, Durability::Volatile).await })
+            .unwrap();
+        let snapshots: Vec<_> = (0..2)
+            .map(|number| {
+                let (image, on) = (image.clone(), bench.workers[number].clone());
+                begin(&bench.workers[number], async move {
+                    let name = if number == 0 { "one" } else { "two" };
+                    image.create_snapshot(&on, NewSnapshot::named(name)).await.map(drop)
+                })
+            })
+            .collect();
+        for _ in 0..steps {
+            bench.world.step();
+        }
+        let (closing, on) = (image.clone(), bench.workers[2].clone());
+        let closed = begin(&bench.workers[2], async move { closing.close(&on).await });
+        end(&bench, &closed, "a close beside operations that wait to be alone").unwrap();
+        for snapshot in &snapshots {
+            // Taken before the close, or refused because of it.
+            if let Err(error) = end(&bench, snapshot, "a snapshot beside a close") {
+                assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+            }
+        }
+        let again = begin(&bench.workers[2], {
+            let (image, on) = (image.clone(), bench.workers[2].clone());
+            async move { image.close(&on).await }
+        });
+        end(&bench, &again, "a second close").unwrap();
+        nothing_is_wrong(bench);
+    }
+}
+
+/// A close waits for the writes before it, says so when one does not end, and after it nothing is changed any more.
+#[test]
+pub(crate) fn a_close_has_no_writes_beside_it() {
+    let mut met = 0;
+    for steps in 0..12 {
+        let bench = bench(steps);
+        let (guest, on) = (bench.guest.clone(), bench.workers[0].clone());
+        let is_over = Rc::new(Cell::new(false));
+        let flag = is_over.clone();
+        let write = begin(&bench.workers[0], async move {
+            guest.write(&on, 50 * CLUSTER, 2 * CLUSTER, Durability::Volatile).await;
+            flag.set(true);
+        });
+        for _ in 0..steps {
+            bench.world.step();
+        }
+        bench.world.pause(0);
+        let image = bench.guest.image.clone();
+        let close = |worker: &Worker| {
+            let (image, on) = (image.clone(), worker.clone());
+            begin(worker, async move { image.close(&on).await })
+        };
+        if !is_over.get() {
+            let Err(refused) = end(&bench, &close(&bench.workers[1]), "a close beside a write that sleeps")
+            else {
+                assert!(steps == 0, "the write had begun");
+                continue;
+            };
+            assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
+            met += 1;
+            bench.world.block_on(image.flush(&bench.workers[1])).unwrap().unwrap();
+        }
+        let closing = close(&bench.workers[1]);
+        bench.world.resume(0);
+        end(&bench, &closing, "a close beside a write").unwrap();
+        assert!(is_over.get(), "the image is closed, and a write is under way");
+        end(&bench, &write, "the write");
+        // Another program may have it now.
+        let (result, _) = bench
+            .world
+            .block_on(image.write(
+                &bench.workers[0],
+                0,
+                zebu_storage::IoBuf::zeroed(512).into(),
+                Durability::Volatile,
+            ))
+            .unwrap();
+        assert_eq!(result.map_err(|error| error.kind()), Err(ErrorKind::InvalidArgument));
+        let snapshot = image.create_snapshot(&bench.workers[0], NewSnapshot::named("late"));
+        assert!(bench.world.block_on(snapshot).unwrap().is_err());
+        assert!(bench.world.block_on(image.flush(&bench.workers[0])).unwrap().is_err());
+        assert!(
+            bench
+                .world
+                .block_on(image.resize(
+                    &bench.workers[0],
+                    80 * CLUSTER,
+                    zebu::Shrink::Refuse,
+                    zebu::Preallocation::Off
+                ))
+                .unwrap()
+                .is_err()
+        );
+        nothing_is_wrong(bench);
+    }
+    assert!(met > 0, "the write was over each time: the test shows nothing");
+}

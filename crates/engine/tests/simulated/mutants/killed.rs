@@ -1,0 +1,197 @@
+//! Every deliberate fault is caught within a stated number of seeds, and the same seed passes without it.
+//!
+//! `ZEBU_MUTANT_ROUNDS=10` asks for ten catches of each, from ten ranges of seeds.
+
+use crate::faults::{growth, held, idle, old_content, poison, snapshots, unending};
+use crate::mutants::streams::Shape::*;
+use crate::mutants::streams::Stream::{self, *};
+use crate::mutants::{hostile, undone, unfinished};
+use rustix::io::Errno;
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Once;
+use zebu_sim::OpClass;
+use zebu_storage::sabotage::{Fault, under};
+
+thread_local! {
+    static QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a stream; a panic is a catch like any other, and says nothing on the terminal.
+fn outcome(fault: Option<Fault>, stream: Stream, seed: u64) -> (Result<(), String>, u64) {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if !QUIET.get() {
+                usual(info);
+            }
+        }));
+    });
+    QUIET.set(true);
+    let mut felt = 0;
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        let (result, times) = under(fault, || {
+            catch_unwind(AssertUnwindSafe(|| stream.run(seed))).unwrap_or_else(|panic| {
+                let text = panic.downcast_ref::<String>().cloned();
+                Err(text
+                    .or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()))
+                    .unwrap_or_default())
+            })
+        });
+        felt = times;
+        result
+    }));
+    QUIET.set(false);
+    (result.unwrap_or_else(|_| Err("a panic while it was taken down".to_owned())), felt)
+}
+
+/// Requires that `fault` is caught by one of `streams` within `seeds` seeds.
+fn is_caught(fault: Fault, streams: &[Stream], seeds: u64) {
+    let rounds: u64 = std::env::var("ZEBU_MUTANT_ROUNDS").map_or(1, |text| text.parse().unwrap());
+    for round in 0..rounds {
+        let first = round * 100_000;
+        let mut felt = 0;
+        let caught = (first..first + seeds).find_map(|seed| {
+            streams.iter().find_map(|stream| {
+                let (result, times) = outcome(Some(fault), *stream, seed);
+                felt += times;
+                result.err().map(|violation| (seed, *stream, violation))
+            })
+        });
+        let Some((seed, stream, violation)) = caught else {
+            panic!("{fault:?} survives {seeds} seeds of {streams:?} (its place was passed {felt} times)");
+        };
+        let brief: String = violation.lines().next().unwrap_or_default().chars().take(150).collect();
+        eprintln!("{fault:?}: caught with seed {seed} of {stream:?}: {brief}");
+        if let (Err(violation), _) = outcome(None, stream, seed) {
+            panic!("seed {seed} of {stream:?} fails without {fault:?} as well: {violation}");
+        }
+        if matches!(stream, Scenario(_)) {
+            break;
+        }
+    }
+}
+
+macro_rules! mutants {
+    ($($name:ident: $fault:ident, within $seeds:literal of [$($stream:expr),+];)+) => {
+        $(
+            #[test]
+            fn $name() {
+                is_caught(Fault::$fault, &[$($stream),+], $seeds);
+            }
+        )+
+    };
+}
+
+mutants! {
+    barrier_0: SkipBarrier0, within 60 of [Crash(ManyBlocks)];
+    barrier_1: SkipBarrier1, within 20 of [Crash(Any)];
+    barrier_2: SkipBarrier2, within 20 of [Crash(Any)];
+    barrier_of_the_data_file: SkipDataFileBarrier, within 20 of [Crash(External)];
+    barrier_of_a_moved_table: SkipMovedTableBarrier, within 30 of [Crash(GrowingTable)];
+    l1_before_its_table: L1BeforeItsTable, within 20 of [Crash(Any)];
+    the_live_block_is_written: WriteTheLiveBlock, within 60 of [Crash(Any)];
+    freed_is_frozen_last: FreezeFreedLast, within 60 of [Crash(Any)];
+    a_failed_commit_is_forgotten: ForgetFailedCommit, within 60 of [Fails(OpClass::Write, Errno::NOSPC)];
+    a_commit_error_is_swallowed: SwallowCommitError, within 150 of [Fails(OpClass::Write, Errno::NOSPC), Full];
+    a_flush_joins_a_frozen_commit: JoinFrozenCommit, within 20 of [Crash(Any)];
+    a_failed_batch_is_left: LeaveFailedBatch, within 1 of
+        [Scenario(held::a_write_of_a_failed_commit_never_lands_on_a_later_one)];
+    commits_run_on_the_callers_worker: RunOnCaller, within 1 of
+        [Scenario(idle::a_worker_that_is_not_polled_holds_up_nobody_else)];
+    unending_requests_are_waited_for: WaitWithoutBound, within 1 of
+        [Scenario(unending::a_full_disk_is_not_waited_for_without_end)];
+    closed_beside_requests: CloseBesideRequests, within 1 of
+        [Scenario(unending::a_close_has_no_writes_beside_it)];
+    a_close_is_alone_while_it_waits: IdleWhileAlone, within 1 of
+        [Scenario(unending::a_close_waits_for_no_operation_that_waits_for_it)];
+    a_named_snapshot_loses_its_references: LowerNamedSnapshot, within 1 of
+        [Scenario(snapshots::a_named_snapshot_keeps_its_references)];
+    released_without_commit: ReleaseWithoutCommit, within 20 of [Crash(Any)];
+    released_without_grace: ReleaseWithoutGrace, within 1 of
+        [Scenario(held::a_cluster_is_not_used_again_while_it_is_read)];
+    free_before_the_punch: LowerBeforePunch, within 60 of [Crash(Any)];
+    linked_before_the_data: LinkBeforeData, within 20 of [Crash(Any)];
+    linked_after_a_failed_write: LinkAfterFailedWrite, within 150 of [Fails(OpClass::Write, Errno::IO)];
+    no_barrier_for_replaced_data: ForgetDataBarrier, within 60 of [Crash(Any)];
+    nothing_is_copied: SkipCopy, within 10 of [Crash(Backed)];
+    a_failed_copy_goes_on: IgnoreFailedCopy, within 150 of [Fails(OpClass::Read, Errno::IO)];
+    nothing_is_padded: SkipPadding, within 20 of [Crash(Any)];
+    used_subclusters_are_zeroed: ZeroUsedSubclusters, within 60 of [Crash(Subclusters)];
+    shared_clusters_are_written: WriteSharedInPlace, within 10 of [Crash(Snapshot)];
+    shared_tables_are_changed: ChangeSharedTable, within 10 of [Crash(Snapshot)];
+    two_allocations_of_a_cluster: AllocateTwice, within 20 of [Crash(Any)];
+    waiters_for_an_allocation_sleep_on: ForgetInFlightWaiters, within 20 of [Crash(Any)];
+    data_on_metadata: SkipOverlapCheck, within 1 of
+        [Scenario(hostile::data_that_would_land_on_metadata_is_refused)];
+    a_failed_write_leaves_fresh_space: FailedWriteIsFresh, within 600 of [ManyFail];
+    evicted_while_written: EvictInWriting, within 40 of [Crash(TwoSlices)];
+    changes_while_written_are_forgotten: ForgetChangeInWriting, within 20 of [Crash(Any)];
+    a_slice_is_loaded_outside_grace: LoadOutsideGrace, within 1 of
+        [Scenario(held::a_table_is_not_used_again_while_a_slice_is_read_from_it)];
+    a_window_is_off_by_one: WindowOffByOne, within 5 of [Crash(Any)];
+    recycled_space_counts_as_zero: RecycledIsFresh, within 20 of [Crash(Any)];
+    windows_are_not_raised: SkipRaise, within 5 of [Crash(Any)];
+    a_block_does_not_count_itself: UncountedBlock, within 20 of [Crash(ManyBlocks)];
+    zeroes_show_the_backing_image: ZeroShowsBacking, within 10 of [Crash(Backed)];
+    a_resize_is_not_alone: ResizeBesideWrites, within 1 of
+        [Scenario(held::a_resize_waits_for_writes_and_writes_for_it)];
+    what_has_the_old_end_is_kept: KeepOldEnd, within 1 of
+        [Scenario(growth::growing_beside_reads_shows_nothing_of_the_backing_file)];
+    growth_is_not_zeroed: SkipGrowthZeroing, within 40 of [Resizes];
+    an_old_end_counts_as_new: OldEndIsFresh, within 1 of
+        [Scenario(undone::a_growing_disk_does_not_show_a_write_that_a_crash_undid)];
+    the_header_keeps_the_old_size: ForgetHeaderSize, within 20 of [Crash(Any)];
+    a_failed_growth_stays_in_memory: KeepFailedSize, within 40 of [FailedGrowth];
+    a_failed_sync_is_forgotten: ForgetPoison, within 1 of
+        [Scenario(poison::a_failed_sync_is_final_until_the_image_is_opened_again)];
+    a_short_image_lets_through: ShowBelowShortImage, within 10 of [Crash(DeepChain)];
+    a_failed_block_read_goes_on: IgnoreFailedBlockRead, within 1 of
+        [Scenario(old_content::a_read_modify_write_under_o_direct)];
+    block_writes_beside_each_other: SkipWriteTable, within 40 of [Crash(Direct)];
+    no_barrier_for_streams: ForgetStreamBarrier, within 80 of [Crash(NarrowCounts)];
+    too_many_streams_in_a_cluster: PackTooMany, within 20 of [Crash(NarrowCounts)];
+    inflated_clusters_are_kept: KeepInflated, within 60 of [Crash(Compressed)];
+    rewritten_tables_are_not_forgotten: KeepMapping, within 10 of [Snapshots];
+    a_snapshot_table_is_named_early: NameTableEarly, within 10 of [Snapshots];
+    a_named_snapshot_is_given_back: LowerBeforeDeletion, within 20 of [Snapshots];
+    no_barrier_of_marks: SkipBarrierOfMarks, within 10 of [Marks];
+    unfinished_bits_are_stored: StoreUnfinishedBits, within 20 of [Crash(Bitmaps)];
+    the_magic_number_comes_first: MagicFirst, within 1 of
+        [Scenario(unfinished::an_image_is_none_before_it_is_whole)];
+}
+
+/// The places that take each of the defences away, as they are written: no fault may be there that nothing catches.
+#[test]
+fn each_fault_has_to_be_caught_somewhere() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let read = |file: &Path| std::fs::read_to_string(file).unwrap();
+    let faults = read(&crates.join("storage/src/sabotage.rs"));
+    let (_, faults) = faults.split_once("pub enum Fault {\n").unwrap();
+    let (faults, _) = faults.split_once("\n}\n").unwrap();
+    let faults: Vec<&str> = faults.lines().filter_map(|line| line.trim().strip_suffix(',')).collect();
+    assert!(
+        faults.len() > 50 && faults.contains(&"SkipBarrier0") && faults.contains(&"FlipOnce"),
+        "{faults:?}"
+    );
+    let mut tests = read(&crates.join("engine/tests/simulated/mutants/killed.rs"));
+    tests += &read(&crates.join("storage/src/write_table.rs"));
+    tests += &read(&crates.join("engine/tests/simulated/schedules/caught.rs"));
+    for file in std::fs::read_dir(crates.join("engine/src/interleavings")).unwrap() {
+        tests += &read(&file.unwrap().path());
+    }
+    let is_caught = |fault: &&str| {
+        [
+            format!(": {fault}, within "),
+            format!("is_caught(Fault::{fault}, "),
+            format!("under(Some(Fault::{fault}), "),
+            format!("fault: Fault::{fault},"),
+        ]
+        .iter()
+        .any(|place| tests.contains(place))
+    };
+    let not_caught: Vec<&str> = faults.into_iter().filter(|fault| !is_caught(fault)).collect();
+    assert!(not_caught.is_empty(), "{not_caught:?}");
+}

@@ -1,0 +1,137 @@
+//! The random streams that mutants run against.
+
+use crate::crash::life::{Extent, Tally, live};
+use crate::crash::resizes;
+use crate::crash::setup::{Origin, Setup};
+use crate::faults::nth_operation::{many_failures, one_failure};
+use crate::faults::{full_disk, header_writes};
+use crate::mutants::{marks, snapshot_lives};
+use rustix::io::Errno;
+use zebu_sim::{FailedEffect, OpClass, SimRng};
+use zebu_storage::sabotage;
+
+/// Which images the crash replay runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Shape {
+    Any,
+    /// With an external data file.
+    External,
+    /// With clusters and tables that a snapshot shares.
+    Snapshot,
+    /// With a backing image.
+    Backed,
+    /// A chain of five images, the ones between shorter than the last.
+    DeepChain,
+    /// Version 3 with subclusters, zeroed by the file system.
+    Subclusters,
+    /// O_DIRECT in blocks that are larger than a sector.
+    Direct,
+    /// A cache of two slices.
+    TwoSlices,
+    /// A refcount table that has to grow.
+    GrowingTable,
+    /// Refcounts that need many blocks.
+    ManyBlocks,
+    /// With compressed clusters.
+    Compressed,
+    /// With compressed clusters, of which few may share a host cluster.
+    NarrowCounts,
+    /// With dirty bitmaps.
+    Bitmaps,
+}
+
+impl Shape {
+    fn setup(self, rng: &mut SimRng) -> Setup {
+        if self == Shape::GrowingTable {
+            let mut setup =
+                Setup { cluster_size: 512, refcount_bits: 64, origin: Origin::Own, ..Setup::plain() };
+            (setup.size, setup.pattern) = (2600 << 10, 1900 << 10);
+            return setup;
+        }
+        if self == Shape::ManyBlocks {
+            let mut setup = Setup { cluster_size: 512, refcount_bits: 64, ..Setup::plain() };
+            setup.size = rng.between(100, 300) << 9;
+            return setup;
+        }
+        loop {
+            let setup = Setup::random(rng);
+            let fits = match self {
+                Shape::External => setup.external_data,
+                Shape::Snapshot => setup.origin == Origin::Snapshot,
+                Shape::Backed => matches!(setup.origin, Origin::RawBase | Origin::Qcow2Base),
+                Shape::DeepChain => setup.origin == Origin::DeepChain,
+                Shape::Subclusters => {
+                    setup.extended_l2
+                        && !setup.external_data
+                        && setup.zero_policy == zebu::ZeroPolicy::Fallocate
+                }
+                Shape::Direct => setup.direct == 4096,
+                Shape::TwoSlices => setup.cache_size == Some(2 * (512 + 96)) && setup.slice_size == Some(512),
+                Shape::Compressed => setup.gather_memory.is_some(),
+                Shape::NarrowCounts => setup.gather_memory.is_some() && setup.refcount_bits <= 2,
+                Shape::Bitmaps => setup.bitmaps,
+                Shape::Any | Shape::GrowingTable | Shape::ManyBlocks => true,
+            };
+            if fits {
+                return setup;
+            }
+        }
+    }
+}
+
+/// One kind of stream.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Stream {
+    /// Requests, and crashes at random moments.
+    Crash(Shape),
+    /// Requests, and one operation of the disk fails.
+    Fails(OpClass, Errno),
+    /// Requests, and everything fails now and then.
+    ManyFail,
+    /// Requests while the disk is full.
+    Full,
+    /// Requests beside resizes.
+    Resizes,
+    /// A write fails while the disk grows.
+    FailedGrowth,
+    /// The first requests to an image with a dirty bitmap, and crashes at random moments.
+    Marks,
+    /// Requests between internal snapshots that come and go, and crashes while they do.
+    Snapshots,
+    /// A named scenario, which panics if it is not as it should be.
+    Scenario(fn()),
+}
+
+const EXTENT: Extent =
+    Extent { phases: 3, streams: 4, requests: 12, moments: 8, states: 12, generations: 1, by_qemu: 0 };
+
+impl Stream {
+    /// Runs it with one seed. `Err`: what must not be.
+    pub(crate) fn run(self, seed: u64) -> Result<(), String> {
+        // Windows of one cluster, of some, or as they are.
+        sabotage::limit_windows([1, 4096, u64::MAX][(seed % 3) as usize]);
+        match self {
+            Stream::Crash(shape) => {
+                let mut rng = SimRng::new(seed ^ 0x6d75_7461_6e74);
+                let setup = shape.setup(&mut rng);
+                let files = setup.make(seed);
+                live(&setup, &files, setup.model(), &mut rng, EXTENT, &mut Tally::default())
+                    .map_err(|e| format!("{e}\n{setup:?}"))
+            }
+            Stream::Fails(class, errno) => one_failure(seed, class, errno).map(drop),
+            Stream::ManyFail => many_failures(seed),
+            Stream::Full => full_disk::fill_up(seed).map(drop),
+            Stream::Resizes => resizes::resizes_beside_writes(seed),
+            Stream::FailedGrowth => {
+                let effect = [FailedEffect::Nothing, FailedEffect::All][(seed % 2) as usize];
+                header_writes::resize_with_a_failing(OpClass::Write, seed / 2, effect, 4 << 20).map(drop)
+            }
+            Stream::Marks => marks::live(seed),
+            Stream::Snapshots => snapshot_lives::live(seed),
+            Stream::Scenario(scenario) => {
+                scenario();
+                Ok(())
+            }
+        }
+    }
+}

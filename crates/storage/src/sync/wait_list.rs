@@ -1,0 +1,83 @@
+//! Lists of tasks that wait for one thing.
+
+use std::task::Waker;
+
+/// The wakers of tasks that wait for a change of what the same lock guards.
+///
+/// A task looks, adds its waker, and returns `Pending`, all under the lock. Whoever makes the change takes all wakers
+/// under the lock and wakes them after it: a waker is foreign code. All are woken and look again, so that a task that
+/// is not polled any more holds nobody up.
+#[derive(Debug, Default)]
+pub struct WaitList(Vec<Waker>);
+
+/// Wakers that were taken from a [`WaitList`].
+#[derive(Debug, Default)]
+#[must_use = "tasks that are not woken wait for ever"]
+pub struct Wakers(Vec<Waker>);
+
+impl WaitList {
+    /// Adds the waker of a task. A task that is in the list already is not added again.
+    pub fn add(&mut self, waker: &Waker) {
+        if !self.0.iter().any(|other| other.will_wake(waker)) {
+            self.0.push(waker.clone());
+        }
+    }
+
+    /// Takes all wakers.
+    pub fn take(&mut self) -> Wakers {
+        Wakers(std::mem::take(&mut self.0))
+    }
+
+    /// Whether nobody waits.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Wakers {
+    /// Adds those of another list.
+    pub fn and(mut self, other: Wakers) -> Self {
+        self.0.extend(other.0);
+        self
+    }
+
+    /// Wakes them all. No lock may be held.
+    pub fn wake(self) {
+        self.0.into_iter().for_each(Waker::wake);
+    }
+
+    /// A faulty [`Wakers::wake`]: only the first is woken.
+    #[doc(hidden)]
+    pub fn wake_first(self) {
+        self.0.into_iter().take(1).for_each(Waker::wake);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+    use std::task::Wake;
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_task_is_woken_once_however_often_it_was_added() {
+        let counts: [Arc<Count>; 2] = Default::default();
+        let mut list = WaitList::default();
+        for count in counts.iter().chain(&counts) {
+            list.add(&Waker::from(Arc::clone(count)));
+        }
+        list.take().wake();
+        assert!(list.is_empty());
+        assert_eq!(counts.map(|count| count.0.load(SeqCst)), [1, 1]);
+    }
+}

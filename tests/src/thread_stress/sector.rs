@@ -1,0 +1,136 @@
+//! The content of a sector, which tells which write it is from and where it belongs.
+
+use crate::random::Random;
+
+/// Bytes of a sector: what is written and judged as one.
+pub const SECTOR: usize = 512;
+/// Words of a sector.
+const WORDS: usize = SECTOR / 8;
+/// The value of a sector of zeroes. No write has it.
+pub const ZERO: u64 = 0;
+
+/// The content found in a sector.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Seen {
+    /// One value as a whole: that of a write, or [`ZERO`].
+    Value(u64),
+    /// No value that belongs here.
+    Torn(Box<[u8; SECTOR]>),
+}
+
+/// Makes values: each says whose write it is, and no two are the same.
+#[derive(Debug, Clone)]
+pub struct Values {
+    high: u64,
+    next: u64,
+}
+
+impl Values {
+    /// The values of one writer (below 255) of a case.
+    pub fn new(seed: u64, writer: u64) -> Self {
+        // A bit of each, so that what another case left behind is not taken for ours.
+        let case = Random::new(seed).below(0xffff) + 1;
+        Self { high: case << 48 | (writer + 1) << 40, next: 0 }
+    }
+
+    /// A new value. One in four sectors is noise, which does not become shorter by compression.
+    pub fn next_value(&mut self) -> u64 {
+        self.next += 1;
+        self.high | self.next
+    }
+}
+
+/// The writer of a value, and which of its values it is.
+pub fn name(value: u64) -> String {
+    if value == ZERO {
+        return "zeroes".to_owned();
+    }
+    format!("value {} of writer {}", value & 0xff_ffff_ffff, ((value >> 40) & 0xff).wrapping_sub(1))
+}
+
+fn word(value: u64, sector: u64, index: usize) -> u64 {
+    let place = sector ^ value.rotate_left(20);
+    match index {
+        0 => value,
+        1 => place,
+        _ if value.is_multiple_of(4) => Random::new(value ^ sector << 24 ^ index as u64).bits(),
+        _ if index.is_multiple_of(2) => value,
+        _ => place,
+    }
+}
+
+/// Fills whole sectors, of which the first has this number.
+pub fn fill(bytes: &mut [u8], value: u64, first: u64) {
+    if value == ZERO {
+        bytes.fill(0);
+        return;
+    }
+    for (sector, bytes) in (first..).zip(bytes.chunks_exact_mut(SECTOR)) {
+        for (index, bytes) in bytes.chunks_exact_mut(8).enumerate() {
+            bytes.copy_from_slice(&word(value, sector, index).to_le_bytes());
+        }
+    }
+}
+
+/// Tells what a sector holds.
+pub fn look(bytes: &[u8], sector: u64) -> Seen {
+    let words: Vec<u64> =
+        bytes.chunks_exact(8).map(|bytes| u64::from_le_bytes(bytes.try_into().unwrap_or_default())).collect();
+    let value = words[0];
+    let is_whole = if value == ZERO {
+        words.iter().all(|word| *word == 0)
+    } else {
+        (0..WORDS).all(|index| words[index] == word(value, sector, index))
+    };
+    if is_whole { Seen::Value(value) } else { Seen::Torn(Box::new(bytes.try_into().unwrap_or([0; SECTOR]))) }
+}
+
+/// Tells what whole sectors hold.
+pub fn look_at_all(bytes: &[u8], first: u64) -> Vec<Seen> {
+    (first..).zip(bytes.chunks_exact(SECTOR)).map(|(sector, bytes)| look(bytes, sector)).collect()
+}
+
+/// Whether each word of a torn sector is from one of `values`.
+pub fn is_made_of(bytes: &[u8; SECTOR], sector: u64, values: &[u64]) -> bool {
+    bytes.chunks_exact(8).enumerate().all(|(index, bytes)| {
+        let found = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
+        values.iter().any(|value| match *value {
+            ZERO => found == 0,
+            value => found == word(value, sector, index),
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sector_tells_its_value_and_its_place() {
+        let mut values = Values::new(7, 3);
+        for _ in 0..8 {
+            let value = values.next_value();
+            let mut bytes = [0; 2 * SECTOR];
+            fill(&mut bytes, value, 40);
+            assert_eq!(look_at_all(&bytes, 40), [Seen::Value(value), Seen::Value(value)]);
+            assert!(matches!(look(&bytes[..SECTOR], 41), Seen::Torn(_)), "a sector in a wrong place");
+            bytes[SECTOR - 1] ^= 1;
+            assert!(matches!(look(&bytes[..SECTOR], 40), Seen::Torn(_)), "a byte that changed");
+        }
+        assert_eq!(look(&[0; SECTOR], 9), Seen::Value(ZERO));
+    }
+
+    #[test]
+    fn a_torn_sector_is_made_of_what_was_there() {
+        let mut values = Values::new(7, 3);
+        let (old, new) = (values.next_value(), values.next_value());
+        let mut bytes = [0; SECTOR];
+        fill(&mut bytes, old, 5);
+        let mut newer = [0; SECTOR];
+        fill(&mut newer, new, 5);
+        bytes[..200].copy_from_slice(&newer[..200]);
+        assert!(is_made_of(&bytes, 5, &[old, new]));
+        assert!(!is_made_of(&bytes, 5, &[old]));
+        assert!(!is_made_of(&bytes, 6, &[old, new]));
+    }
+}

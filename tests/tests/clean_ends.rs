@@ -1,0 +1,123 @@
+//! Servers that end under load, by a signal or with their terminal: what was acknowledged is on the disk, and whoever was not
+//! answered finds the end of the connection. `ZEBU_CLEAN_END_ROUNDS` of each kind are done.
+
+use rustix::process::Signal;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Duration;
+use zebu_tests::nbd_client::{Client, command};
+use zebu_tests::program::zebu;
+use zebu_tests::qemu::Qemu;
+use zebu_tests::random::Random;
+use zebu_tests::scratch::Scratch;
+use zebu_tests::server::Server;
+
+const IMAGE: &str = "disk.qcow2";
+const BLOCK: usize = 4096;
+const CLIENTS: u64 = 4;
+/// Blocks of each client, every one of which is written once at most.
+const BLOCKS: u64 = 4096;
+/// Requests of a client in flight.
+const DEPTH: u64 = 8;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Term,
+    Hangup,
+    Terminal,
+}
+
+fn rounds() -> u64 {
+    std::env::var("ZEBU_CLEAN_END_ROUNDS").map_or(2, |rounds| rounds.parse().expect("a number"))
+}
+
+fn content(block: u64) -> Vec<u8> {
+    (block + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes().repeat(BLOCK / 8)
+}
+
+/// Writes its blocks until the connection ends; those that were acknowledged.
+fn write(socket: &Path, number: u64) -> BTreeSet<u64> {
+    let mut acknowledged = BTreeSet::new();
+    let Ok(mut client) = Client::open(socket, "") else { return acknowledged };
+    let (mut sent, mut takes) = (0, true);
+    loop {
+        while takes && sent < BLOCKS && sent < acknowledged.len() as u64 + DEPTH {
+            let block = number * BLOCKS + sent;
+            let mut bytes = client.header(0, command::WRITE, block, block * BLOCK as u64, BLOCK as u64);
+            bytes.extend(content(block));
+            takes = client.say(&bytes).is_ok();
+            sent += u64::from(takes);
+        }
+        // Whoever has nothing left to do waits for the end, too.
+        match client.reply() {
+            Ok(reply) => {
+                assert_eq!(reply.error, 0, "a request that was taken fails");
+                assert!(acknowledged.insert(reply.cookie), "{} is answered twice", reply.cookie);
+            }
+            // Not a client that waits for an answer in vain.
+            Err(error) => {
+                assert_ne!(error.kind(), std::io::ErrorKind::WouldBlock, "neither an answer nor the end");
+                return acknowledged;
+            }
+        }
+    }
+}
+
+fn one(qemu: &Qemu, end: End, options: &str, seed: u64) -> usize {
+    let scratch = Scratch::new("ends");
+    let dir = scratch.path();
+    zebu(dir, ["create", "-q", "-f", "qcow2", IMAGE, "64M"]).ok();
+    let options = format!("{options} --queues 2 -f qcow2 {IMAGE}");
+    let mut terminal = None;
+    let server = if end == End::Terminal {
+        let (server, its_terminal) = Server::start_in_terminal(dir, &options);
+        terminal = Some(its_terminal);
+        server
+    } else {
+        Server::start(dir, &options)
+    };
+    let socket = server.socket().to_owned();
+    let acknowledged = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|number| {
+                let socket = &socket;
+                scope.spawn(move || write(socket, number))
+            })
+            .collect();
+        std::thread::sleep(Duration::from_micros(5_000 + Random::new(seed).below(60_000)));
+        let (code, said) = match end {
+            End::Term => server.end_by(Signal::TERM),
+            End::Hangup => server.end_by(Signal::HUP),
+            End::Terminal => {
+                terminal.take().expect("a terminal").close();
+                server.wait()
+            }
+        };
+        assert_eq!(code, Some(0), "{end:?}, seed {seed}: {said}");
+        assert!(!socket.exists(), "the socket is left behind");
+        let parts: Vec<BTreeSet<u64>> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+        parts.into_iter().flatten().collect::<BTreeSet<u64>>()
+    });
+    qemu.check_clean(dir, IMAGE).unwrap();
+    let disk = qemu.read_all(dir, IMAGE, None);
+    for &block in &acknowledged {
+        let at = block as usize * BLOCK;
+        assert!(disk[at..at + BLOCK] == content(block), "{end:?}, seed {seed}: block {block} is lost");
+    }
+    acknowledged.len()
+}
+
+#[test]
+fn what_was_acknowledged_is_there_and_nobody_waits_for_an_answer_in_vain() {
+    let Some(qemu) = Qemu::find() else { return };
+    for end in [End::Term, End::Hangup, End::Terminal] {
+        let mut acknowledged = 0;
+        for round in 0..rounds() {
+            let options =
+                ["--aio io_uring -t none", "--aio threads", "--aio io_uring", "--aio threads -t none"];
+            acknowledged += one(&qemu, end, options[(round % 4) as usize], round);
+        }
+        println!("{end:?}: {} rounds, {acknowledged} writes acknowledged, all there", rounds());
+        assert!(acknowledged > 0, "{end:?}: nobody was served");
+    }
+}
