@@ -1,13 +1,14 @@
 //! The command `coverage`: how many lines of the format crate its own tests reach.
 
 use crate::nightly::ensure_subcommand;
-use crate::process::run;
-use crate::table::Table;
-use crate::toolchain::{cargo, target_dir};
-use crate::{Outcome, root};
 use clap::Args;
 use std::collections::BTreeMap;
 use std::path::Path;
+use zebu_bench::Outcome;
+use zebu_bench::process::run;
+use zebu_bench::table::Table;
+use zebu_bench::workspace::root;
+use zebu_bench::workspace::{cargo, target_dir};
 
 #[derive(Args)]
 #[command(after_help = "Needs cargo install --locked cargo-llvm-cov, and rustup component add llvm-tools.

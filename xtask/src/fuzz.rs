@@ -1,11 +1,8 @@
 //! The command `fuzz`: the fuzz targets in turns, guided by coverage.
 
-use crate::kept::{Kept, Origin, by_origin};
+use crate::all;
 use crate::nightly::{TARGET, cargo_nightly, ensure, ensure_subcommand};
-use crate::process::{find, measure, run};
-use crate::table::{Table, grouped};
-use crate::toolchain::target_dir;
-use crate::{Outcome, all, root};
+use crate::run_log::{Kept, Origin, by_origin};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,10 +10,15 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
+use zebu_bench::Outcome;
+use zebu_bench::process::{find, measure, run};
+use zebu_bench::table::{Table, grouped};
+use zebu_bench::workspace::root;
+use zebu_bench::workspace::target_dir;
 
 /// A target's turn.
 const TURN: Duration = Duration::from_secs(60);
-/// What the committed corpus of a target may take, bytes.
+/// Bytes that the committed corpus of a target may take.
 const SEEDS: u64 = 200 << 10;
 
 /// The codes with which libFuzzer ends for an input: it took too long, took too much memory, failed.
@@ -27,7 +29,7 @@ const FAILED: [i32; 3] = [70, 71, 77];
   cargo xtask fuzz --minutes 60
   cargo xtask fuzz --minutes 10 image_write image_read
   cargo xtask fuzz --minutes 1 --keep           # what was found goes to fuzz/seeds, made small
-  cargo xtask fuzz --minutes 60 --record        # adds the counts to docs/fuzzing.md
+  cargo xtask fuzz --minutes 60 --record        # adds the counts to docs/records.md
 
 An input that fails stays in target/fuzz/failures; the program there runs it again:
   target/fuzz/x86_64-unknown-linux-gnu/release/TARGET FILE")]
@@ -38,7 +40,7 @@ pub(crate) struct FuzzArgs {
     /// Put the inputs that reach something of their own into fuzz/seeds when the time is over
     #[arg(long)]
     keep: bool,
-    /// Add the counts to docs/fuzzing/runs.jsonl, and write the sums into docs/fuzzing.md
+    /// Add the counts to docs/records/fuzz.jsonl, and write the sums into docs/records.md
     #[arg(long)]
     record: bool,
     /// The targets; all if none is named
@@ -46,13 +48,13 @@ pub(crate) struct FuzzArgs {
 }
 
 const KEPT: Kept = Kept {
-    runs: "docs/fuzzing/runs.jsonl",
-    page: "docs/fuzzing.md",
-    begin: "<!-- counts: written by `cargo xtask fuzz --record` -->",
-    end: "<!-- end of counts -->",
+    runs: "docs/records/fuzz.jsonl",
+    page: "docs/records.md",
+    begin: "<!-- fuzz: written by `cargo xtask fuzz --record` -->",
+    end: "<!-- end of fuzz -->",
 };
 
-/// What a target has done.
+/// Counts of a target.
 #[derive(Debug, Default, Clone, Copy, Serialize, Deserialize)]
 struct Done {
     /// Of a processor.
@@ -73,7 +75,7 @@ impl Done {
     }
 }
 
-/// What is kept of a run.
+/// A kept run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Run {
     #[serde(flatten)]
@@ -142,7 +144,7 @@ fn take_turns(
     Ok(())
 }
 
-/// What all runs have done, by target, and by the commit that was run.
+/// Sums of all runs, by target, and by the commit that was run.
 fn sums(runs: &[Run]) -> String {
     let mut targets = BTreeMap::<&str, Done>::new();
     for (target, done) in runs.iter().flat_map(|run| &run.targets) {

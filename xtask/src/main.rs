@@ -1,35 +1,29 @@
 //! Developer commands: `cargo xtask help`.
 
-mod ab;
-mod bench;
 mod coverage;
-mod demo;
 mod fuzz;
 mod interleave;
-mod kept;
+mod messages;
 mod miri;
-mod mount;
 mod mutants;
 mod nightly;
-mod process;
+mod run_log;
 mod sanitize;
 mod setup;
-mod slow_disk;
-mod stats;
 mod suite;
-mod table;
+mod test_programs;
+mod threads;
 mod toolchain;
 mod torture;
 
 use clap::{Args, Parser, Subcommand};
-use std::path::PathBuf;
+use setup::Need;
 use std::process::ExitCode;
+use zebu_bench::{Outcome, ab, bench, demo};
+use zebu_source::structure;
 
-/// What every command returns: an error is a text that says what to do.
-type Outcome<T = ()> = Result<T, String>;
-
-/// What failed of several things, each of which is done whatever became of the others.
-fn all<const N: usize>(outcomes: [Outcome; N]) -> Outcome {
+/// The failures among several things, each of which is done whatever became of the others.
+fn all(outcomes: impl IntoIterator<Item = Outcome>) -> Outcome {
     let errors: Vec<String> = outcomes.into_iter().filter_map(Result::err).collect();
     if errors.is_empty() { Ok(()) } else { Err(errors.join("\n")) }
 }
@@ -55,8 +49,14 @@ enum Command {
     Torture(torture::TortureArgs),
     /// Run the fuzz targets in turns, guided by coverage (nightly Rust)
     Fuzz(fuzz::FuzzArgs),
+    /// Send sequences of messages to running servers that are built with AddressSanitizer (nightly Rust)
+    Messages(messages::MessagesArgs),
     /// Run threads against each other under schedules chosen to hurt
     Interleave(interleave::InterleaveArgs),
+    /// Circles of files that import each other: there shall be none
+    Structure,
+    /// Run real threads that share an image, and judge what each saw and what a kill leaves
+    Threads(threads::ThreadsArgs),
     /// Run tests of the format and of the buffers in Miri, which sees undefined behaviour (nightly Rust)
     Miri(miri::MiriArgs),
     /// Run tests of storage, engine and servers under AddressSanitizer and ThreadSanitizer (nightly Rust)
@@ -89,17 +89,26 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Setup => setup::command(),
         Command::Test(args) => suite::run_all(&args),
-        Command::Demo(args) => demo::run_demo(&args),
+        Command::Demo(args) => setup::ensure(Need::Demo).and_then(|()| demo::command(&args)),
         Command::Differential(pass) => suite::differential(&pass.args),
         Command::Torture(args) => torture::command(&args),
         Command::Fuzz(args) => fuzz::command(&args),
+        Command::Messages(args) => messages::command(&args),
         Command::Interleave(args) => interleave::command(&args),
+        Command::Threads(args) => threads::command(&args),
         Command::Miri(args) => miri::command(&args),
         Command::Sanitize(args) => sanitize::command(&args),
         Command::Mutants(args) => mutants::command(&args),
         Command::Coverage(args) => coverage::command(&args),
-        Command::Ab(args) => ab::run(&args),
-        Command::Bench(args) => bench::run_all(&args),
+        Command::Ab(args) => ab::command(&args),
+        Command::Bench(args) => {
+            if let Err(missing) = setup::ensure(Need::Everything) {
+                // The tables that need it say so.
+                println!("note: {missing}");
+            }
+            bench::command(&args)
+        }
+        Command::Structure => structure::command(),
         Command::Deny => toolchain::deny(),
         Command::Msrv => toolchain::msrv(),
         Command::Musl => toolchain::musl(),
@@ -111,10 +120,4 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// The root of the workspace.
-fn root() -> PathBuf {
-    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    here.parent().map_or(here.clone(), PathBuf::from)
 }

@@ -1,11 +1,11 @@
 //! The command `miri`: tests of the format crate and of the buffers, interpreted by Miri, which sees undefined behaviour.
 
-use crate::Outcome;
 use crate::nightly::{cargo_nightly, ensure};
-use crate::process::run;
-use crate::toolchain::target_dir;
 use clap::Args;
 use std::time::Instant;
+use zebu_bench::Outcome;
+use zebu_bench::process::run;
+use zebu_bench::workspace::target_dir;
 
 #[derive(Args)]
 #[command(
@@ -18,7 +18,7 @@ pub(crate) struct MiriArgs {
     cases: u32,
 }
 
-/// What of the storage crate runs without a kernel: the buffers and where they come from, and the two structures that
+/// Parts of the storage crate that run without a kernel: the buffers and where they come from, and the two structures that
 /// hand wake-ups and claims from thread to thread.
 const STORAGE: &[&str] = &["buf::", "memory::", "align::", "unaligned::", "write_table::", "executor::"];
 

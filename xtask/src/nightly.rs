@@ -1,11 +1,11 @@
-//! What only nightly Rust has: Miri, coverage to guide the fuzzing.
+//! Commands that need nightly Rust: Miri, coverage to guide the fuzzing.
 
-use crate::Outcome;
-use crate::process::output;
-use crate::toolchain::cargo;
 use std::process::Command;
+use zebu_bench::Outcome;
+use zebu_bench::process::output;
+use zebu_bench::workspace::cargo;
 
-/// What the fuzzing is built for.
+/// The target that the fuzzing is built for.
 pub(crate) const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Requires nightly Rust with these components. The error says how to get what is missing.

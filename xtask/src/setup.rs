@@ -1,12 +1,12 @@
 //! Installing what tests and measurements need, or saying what is missing and how to get it.
 
-use crate::Outcome;
-use crate::process::{find, is_root, output, run};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use zebu_bench::Outcome;
+use zebu_bench::process::{find, is_root, qemu_version, run};
 
-/// What is about to be done.
+/// The purpose of the set-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Need {
     /// The demo: only what makes a file system image.
@@ -43,7 +43,6 @@ const TOOLS: &[Tool] = &[
     Tool { program: "openssl", package: "openssl", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "nbdinfo", package: "libnbd-bin", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "nbdkit", package: "nbdkit", needs: &[Need::Everything] },
-    Tool { program: "valgrind", package: "valgrind", needs: &[Need::Everything] },
     Tool { program: "nbdsh", package: "python3-libnbd", needs: &[Need::Tests, Need::Everything] },
 ];
 
@@ -62,12 +61,6 @@ pub(crate) fn command() -> Outcome {
     ensure(Need::Everything)?;
     println!("all there: {}", qemu_version().unwrap_or_else(|| "no QEMU".into()));
     Ok(())
-}
-
-/// The first line of `qemu-img --version`, if it is installed.
-pub(crate) fn qemu_version() -> Option<String> {
-    let text = output(Command::new(find("qemu-img")?).arg("--version")).ok()?;
-    text.lines().next().map(String::from)
 }
 
 fn missing(need: Need) -> Vec<&'static str> {

@@ -1,34 +1,33 @@
 //! The command `test`: every check, in the order in which a mistake shows soonest.
 
+use crate::all;
 use crate::interleave;
-use crate::process::{output, run};
 use crate::setup::{self, Need};
-use crate::table::Table;
-use crate::toolchain::{self, cargo, target_dir};
+use crate::test_programs::{Qemu, TestProgram, TestPrograms, cargo_test, targets_without_qemu};
+use crate::toolchain;
 use crate::torture;
-use crate::{Outcome, root};
 use clap::Args;
 use std::process::Command;
 use std::time::{Duration, Instant};
-
-/// The matrix moves gigabytes: its programs are optimised, with assertions and overflow checks kept.
-const PROFILE: &str = "torture";
+use zebu_bench::Outcome;
+use zebu_bench::process::{output, run};
+use zebu_bench::table::Table;
+use zebu_bench::workspace::cargo;
+use zebu_bench::workspace::root;
+use zebu_source::structure;
 
 #[derive(Args)]
 pub(crate) struct TestArgs {
-    /// Leave out the matrix against QEMU, the static binary and the oldest supported Rust
+    /// Leave out the matrix against QEMU, the static binary and the oldest supported Rust; install nothing
     #[arg(long, conflicts_with = "long")]
     quick: bool,
-    /// Run the long random-operation comparison too: 200 seeds, 200,000 operations and more
+    /// Run the long ones too: torture on all processors, each deliberate fault ten times, 250 seeds of random operations
     #[arg(long)]
     long: bool,
-    /// Run only what needs no QEMU
+    /// Run only what needs no QEMU (with `--quick`, too)
     #[arg(long)]
     skip_qemu: bool,
 }
-
-/// One step: what it is called and what it does.
-type Step<'a> = (&'a str, Box<dyn Fn() -> Outcome<Verdict> + 'a>);
 
 /// How a step ended, if not with an error.
 enum Verdict {
@@ -36,65 +35,127 @@ enum Verdict {
     Skipped(String),
 }
 
-pub(crate) fn run_all(args: &TestArgs) -> Outcome {
-    let with_qemu = !args.quick && !args.skip_qemu;
-    // What the matrix needs is built anyway, and the simulated crashes run many times faster in it.
-    let profile = if with_qemu { PROFILE } else { "dev" };
-    let mut steps: Vec<Step<'_>> = vec![
-        ("format", Box::new(|| passed(run(cargo().args(["fmt", "--all", "--check"]))))),
-        ("lints", Box::new(|| passed(lints()))),
-        ("unit and integration tests", Box::new(move || passed(unit_tests(profile)))),
-        ("documentation", Box::new(|| passed(documentation()))),
+/// A step: its name and its work.
+struct Step {
+    name: &'static str,
+    work: Box<dyn Fn() -> Outcome<Verdict> + Send>,
+}
+
+/// A step that can't be skipped.
+fn step(name: &'static str, work: impl Fn() -> Outcome + Send + 'static) -> Step {
+    Step { name, work: Box::new(move || work().map(|()| Verdict::Passed)) }
+}
+
+/// A step that says itself whether it could be done.
+fn optional(name: &'static str, work: fn() -> Outcome<Verdict>) -> Step {
+    Step { name, work: Box::new(work) }
+}
+
+/// Steps that run one after the other.
+type Lane = Vec<Step>;
+
+/// All steps. The lanes of a stage run side by side.
+///
+/// A second lane is for compilers and for computations on one thread. Servers and clients whose time is watched have
+/// the machine to themselves.
+fn stages(args: &TestArgs) -> Vec<Vec<Lane>> {
+    let qemu = if args.skip_qemu { Qemu::LeftOut } else { Qemu::Asked };
+    let with_matrix = !args.quick && qemu == Qemu::Asked;
+    let mut first = Vec::new();
+    if with_matrix {
+        first.push(step("set-up", || setup::ensure(Need::Tests)));
+    }
+    first.push(step("format", || run(cargo().args(["fmt", "--all", "--check"]))));
+    first.push(step("circles of files", structure::command));
+    first.push(step("lints", lints));
+    if args.quick {
+        first.push(step("unit and integration tests", move || quick_tests(qemu)));
+        first.push(step("documentation", documentation));
+        return vec![vec![first]];
+    }
+    first.push(step("build of all tests", || TestPrograms::build().map(drop)));
+    first.push(step("unit and integration tests", move || unit_tests(qemu)));
+    if with_matrix {
+        first.push(step("matrix against QEMU", matrix));
+    }
+    let beside = vec![
+        step("documentation", documentation),
+        optional("oldest supported Rust", oldest_rust),
+        optional("static binary", static_binary),
+        step("chosen schedules", interleave::slice),
     ];
-    if with_qemu {
-        steps.insert(0, ("set-up", Box::new(|| passed(setup::ensure(Need::Tests)))));
-        steps.push(("matrix against QEMU", Box::new(|| passed(matrix()))));
-    }
-    if !args.quick {
-        steps.push(("deliberate faults", Box::new(|| passed(mutants("1")))));
-        steps.push(("torture, five minutes", Box::new(|| passed(torture_slice()))));
-        steps.push(("chosen schedules", Box::new(|| passed(interleave::slice()))));
-    }
+    let mut stages =
+        vec![vec![first], vec![vec![step("torture, three minutes", move || torture::slice(qemu))], beside]];
     if args.long {
-        steps.push(("deliberate faults, long", Box::new(|| passed(mutants("10")))));
-        let long = ["--seeds", "250", "--ops", "1000"].map(String::from);
-        steps.push(("random operations, long", Box::new(move || passed(differential(&long)))));
+        let mut long = vec![
+            step("torture, five minutes on all processors", move || torture::long_slice(qemu)),
+            step("deliberate faults, ten times", move || faults_ten_times(qemu)),
+        ];
+        if with_matrix {
+            let random = || differential(&["--seeds", "250", "--ops", "1000"].map(String::from));
+            long.push(step("random operations, long", random));
+        }
+        stages.push(vec![long]);
     }
-    if !args.quick {
-        steps.push(("static binary", Box::new(static_binary)));
-        steps.push(("oldest supported Rust", Box::new(oldest_rust)));
-    }
+    stages
+}
+
+pub(crate) fn run_all(args: &TestArgs) -> Outcome {
     let mut table = Table::new(["step", "time", ""]);
-    let mut failure = None;
-    for (name, step) in steps {
-        println!("== {name}");
-        let start = Instant::now();
-        let verdict = step();
-        let said = match &verdict {
-            Ok(Verdict::Passed) => "ok".to_owned(),
-            Ok(Verdict::Skipped(why)) => format!("skipped: {why}"),
-            Err(_) => "FAILED".to_owned(),
-        };
-        table.row([name.to_owned(), seconds(start.elapsed()), said]);
-        if let Err(error) = verdict {
-            failure = Some(format!("{name}: {error}"));
+    let mut failures = Vec::new();
+    for lanes in stages(args) {
+        let ended: Vec<Vec<Ended>> = std::thread::scope(|scope| {
+            let lanes: Vec<_> = lanes.into_iter().map(|lane| scope.spawn(move || run_lane(&lane))).collect();
+            lanes.into_iter().map(|lane| lane.join().expect("a step returns its failure")).collect()
+        });
+        for step in ended.into_iter().flatten() {
+            table.row([step.name.to_owned(), seconds(step.took), step.said]);
+            failures.extend(step.error.map(|error| format!("{}: {error}", step.name)));
+        }
+        if !failures.is_empty() {
             break;
         }
     }
     println!("\n{}", table.render());
-    failure.map_or(Ok(()), Err)
+    if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
+}
+
+/// The end of a step.
+struct Ended {
+    name: &'static str,
+    took: Duration,
+    said: String,
+    error: Option<String>,
+}
+
+/// Runs steps until one fails.
+fn run_lane(lane: &[Step]) -> Vec<Ended> {
+    let mut ended = Vec::new();
+    for Step { name, work } in lane {
+        println!("== {name}");
+        let start = Instant::now();
+        let (said, error) = match work() {
+            Ok(Verdict::Passed) => ("ok".to_owned(), None),
+            Ok(Verdict::Skipped(why)) => (format!("skipped: {why}"), None),
+            Err(error) => ("FAILED".to_owned(), Some(error)),
+        };
+        let failed = error.is_some();
+        ended.push(Ended { name, took: start.elapsed(), said, error });
+        if failed {
+            break;
+        }
+    }
+    ended
 }
 
 /// The random-operation comparison by itself; `args` go to its runner.
 pub(crate) fn differential(args: &[String]) -> Outcome {
-    build_command()?;
-    run(cargo()
-        .args(["run", "--quiet", "--locked", "--package", "zebu-tests", "--bin", "differential"])
-        .args(["--profile", PROFILE, "--"])
-        .args(args))
+    let tests = TestPrograms::build()?;
+    run(Command::new(tests.binary("differential")).env("ZEBU_BIN", tests.binary("zebu")).args(args))
 }
 
 fn lints() -> Outcome {
+    zebu_source::prose::check()?;
     // Workspaces of their own, which nothing here builds: their lock files have to follow ours.
     for dir in ["fuzz", "bench/peers"] {
         output(cargo().current_dir(root().join(dir)).args([
@@ -104,40 +165,58 @@ fn lints() -> Outcome {
             "1",
         ]))?;
     }
-    run(cargo().args(["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))?;
-    // What is there for tests of the tests only.
-    run(cargo()
-        .args(["clippy", "--package", "zebu", "--features", "test-faults", "--all-targets", "--locked"])
-        .args(["--", "-D", "warnings"]))
+    run(cargo().args(["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))
 }
 
-fn unit_tests(profile: &str) -> Outcome {
-    run(cargo().args(["test", "--workspace", "--locked", "--exclude", "zebu-tests"]).args([
-        "--profile",
-        profile,
-        "--no-fail-fast",
-    ]))
+/// The tests that show a mistake soonest, without optimisation.
+fn quick_tests(qemu: Qemu) -> Outcome {
+    let tests = || {
+        let mut command = cargo();
+        command.args(["test", "--workspace", "--locked", "--exclude", "zebu-tests", "--no-fail-fast"]);
+        qemu.tell(&mut command);
+        command
+    };
+    let left_out = ["--", "--skip", "mutants::", "--skip", "torture::"];
+    match qemu {
+        Qemu::Asked => run(tests().args(left_out)),
+        Qemu::LeftOut => {
+            let chosen = run(tests().args(targets_without_qemu()?).args(left_out));
+            all([chosen, run(tests().arg("--doc"))])
+        }
+    }
 }
 
-/// Each defence of the engine is taken away in turn and must be missed, so many times over.
-fn mutants(rounds: &str) -> Outcome {
-    run(test_with_faults("mutants").env("ZEBU_MUTANT_ROUNDS", rounds).arg("killed"))
+/// All tests but those against QEMU: also that each deliberate fault is caught. The steps of a commit are left to the
+/// torture run.
+fn unit_tests(qemu: Qemu) -> Outcome {
+    let tests = TestPrograms::build()?;
+    let run_one = |program: &TestProgram| {
+        println!("-- {}", program.shown());
+        run(qemu.tell(&mut program.command()).args(["--skip", torture::STEPS_OF_A_COMMIT]))
+    };
+    let is_left_out =
+        |program: &TestProgram| program.is_black_box() || (qemu == Qemu::LeftOut && program.needs_qemu());
+    let programs = tests.all().iter().filter(|program| !is_left_out(program)).map(run_one);
+    all(programs.chain(std::iter::once_with(|| run(cargo_test().arg("--doc")))))
 }
 
-/// That the checks of the simulation see what is wrong, and limits that take large files otherwise; then simulated
-/// operations, crash states and steps of a commit.
-fn torture_slice() -> Outcome {
-    run(test_with_faults("torture").arg("notices"))?;
-    run(test_with_faults("faults").arg("space"))?;
-    torture::slice()
+/// The tests against QEMU.
+fn matrix() -> Outcome {
+    let tests = TestPrograms::build()?;
+    let run_one = |program: &TestProgram| {
+        println!("-- {}", program.shown());
+        run(program.command().env("ZEBU_BIN", tests.binary("zebu")))
+    };
+    all(tests.all().iter().filter(|program| program.is_black_box()).map(run_one))
 }
 
-/// One of the engine's tests that need deliberate faults.
-fn test_with_faults(test: &str) -> Command {
-    let mut command = cargo();
-    command.args(["test", "--locked", "--package", "zebu", "--features", "test-faults"]);
-    command.args(["--profile", PROFILE, "--test", test]);
-    command
+/// Each defence of the engine is taken away in turn and must be missed, ten times over.
+fn faults_ten_times(qemu: Qemu) -> Outcome {
+    let tests = TestPrograms::build()?;
+    run(qemu
+        .tell(&mut tests.of("simulated")?.command())
+        .env("ZEBU_MUTANT_ROUNDS", "10")
+        .arg("mutants::killed::"))
 }
 
 fn documentation() -> Outcome {
@@ -150,40 +229,18 @@ fn documentation() -> Outcome {
     ]))
 }
 
-fn build_command() -> Outcome {
-    run(cargo().args(["build", "--quiet", "--locked", "--package", "zebu-cli", "--profile", PROFILE]))
-}
-
-fn matrix() -> Outcome {
-    build_command()?;
-    let binary = target_dir()?.join(PROFILE).join("zebu");
-    run(cargo().env("ZEBU_BIN", binary).args([
-        "test",
-        "--locked",
-        "--package",
-        "zebu-tests",
-        "--profile",
-        PROFILE,
-        "--no-fail-fast",
-    ]))
-}
-
 fn static_binary() -> Outcome<Verdict> {
     match toolchain::musl_obstacle() {
         Some(obstacle) => Ok(Verdict::Skipped(obstacle)),
-        None => passed(toolchain::musl()),
+        None => toolchain::musl().map(|()| Verdict::Passed),
     }
 }
 
 fn oldest_rust() -> Outcome<Verdict> {
     match toolchain::msrv_obstacle() {
         Some(obstacle) => Ok(Verdict::Skipped(obstacle)),
-        None => passed(toolchain::msrv()),
+        None => toolchain::msrv().map(|()| Verdict::Passed),
     }
-}
-
-fn passed(outcome: Outcome) -> Outcome<Verdict> {
-    outcome.map(|()| Verdict::Passed)
 }
 
 fn seconds(duration: Duration) -> String {

@@ -1,8 +1,9 @@
-//! What needs another toolchain or tool: the oldest supported Rust, the static binary, cargo-deny.
+//! Commands that need another toolchain or tool: the oldest supported Rust, the static binary, cargo-deny.
 
-use crate::process::{find, output, run};
-use crate::{Outcome, root};
 use std::process::Command;
+use zebu_bench::Outcome;
+use zebu_bench::process::{find, output, run};
+use zebu_bench::workspace::{cargo, root, target_dir};
 
 const MUSL: &str = "x86_64-unknown-linux-musl";
 
@@ -25,7 +26,18 @@ pub(crate) fn msrv() -> Outcome {
         return Err(obstacle);
     }
     let toolchain = format!("+{}", rust_version()?);
-    run(cargo().args([toolchain.as_str(), "check", "--workspace", "--exclude", "xtask", "--locked"]))
+    run(cargo().args([
+        toolchain.as_str(),
+        "check",
+        "--workspace",
+        "--exclude",
+        "xtask",
+        "--exclude",
+        "zebu-bench",
+        "--exclude",
+        "zebu-source",
+        "--locked",
+    ]))
 }
 
 fn rust_version() -> Outcome<String> {
@@ -87,26 +99,6 @@ pub(crate) fn deny() -> Outcome {
         return Ok(());
     }
     run(cargo().args(["deny", "check", "--disable-fetch", "advisories"]))
-}
-
-/// Cargo, in the workspace.
-pub(crate) fn cargo() -> Command {
-    let mut command = Command::new("cargo");
-    command.current_dir(root());
-    // What `cargo run` sets for this process would choose its toolchain and directories for the child.
-    command.env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO_MANIFEST_DIR");
-    command
-}
-
-/// Where cargo builds.
-pub(crate) fn target_dir() -> Outcome<std::path::PathBuf> {
-    let text = output(cargo().args(["metadata", "--no-deps", "--format-version", "1"]))?;
-    let metadata: serde_json::Value =
-        serde_json::from_str(&text).map_err(|e| format!("cargo metadata: {e}"))?;
-    metadata["target_directory"]
-        .as_str()
-        .map(Into::into)
-        .ok_or_else(|| "cargo metadata: no target directory".into())
 }
 
 #[cfg(test)]

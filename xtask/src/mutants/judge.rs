@@ -1,7 +1,7 @@
 //! Running the tests with one change active.
 
-use super::{Finding, Verdict};
-use crate::{Outcome, root};
+use super::tree::TestProgram;
+use super::verdict::{Finding, Verdict};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -10,6 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use zebu_bench::Outcome;
+use zebu_bench::workspace::root;
 
 /// A changed program may take so many times as long as the unchanged one, for each that runs beside it, and this.
 const PATIENCE: u32 = 4;
@@ -27,12 +29,13 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 struct Program {
     name: String,
     path: PathBuf,
+    filter: &'static str,
     takes: Duration,
     reaches: BTreeSet<u32>,
     done: Mutex<Done>,
 }
 
-/// What a program has done so far.
+/// Progress of a program so far.
 #[derive(Default)]
 struct Done {
     noticed: u32,
@@ -65,14 +68,14 @@ enum End {
 
 impl Suite {
     /// Runs each program without a change; all tests have to pass. Later as many run at a time as there are `lanes`.
-    pub(super) fn measure(place: &Path, programs: &[(String, PathBuf)], lanes: usize) -> Outcome<Self> {
+    pub(super) fn measure(place: &Path, programs: &[TestProgram], lanes: usize) -> Outcome<Self> {
         let mut measured = Vec::new();
-        for (name, path) in programs {
+        for TestProgram { name, path, filter } in programs {
             let reached = place.join(format!("reached-{name}"));
             let _ = std::fs::remove_file(&reached);
             let start = Instant::now();
             let variable = ("ZEBU_CHANGES_REACHED", reached.as_os_str());
-            let end = run(path, variable, place, Duration::from_secs(1800))?;
+            let end = run(path, filter, variable, place, Duration::from_secs(1800))?;
             if end != End::Passed {
                 return Err(format!("{name} fails without a change: {}", path.display()));
             }
@@ -84,13 +87,13 @@ impl Suite {
             let takes = start.elapsed();
             println!("{name}: {:.1} s, reaches {}", takes.as_secs_f64(), reaches.len());
             let done = Mutex::default();
-            measured.push(Program { name: name.clone(), path: path.clone(), takes, reaches, done });
+            measured.push(Program { name: name.clone(), path: path.clone(), filter, takes, reaches, done });
         }
         let lanes = u32::try_from(lanes).map_err(|e| e.to_string())?;
         Ok(Self { programs: measured, lanes, place: place.to_owned() })
     }
 
-    /// What the programs say of a change.
+    /// The verdict of the programs on a change.
     pub(super) fn judge(&self, number: u32) -> Outcome<Finding> {
         let start = Instant::now();
         let mut verdict = Verdict::NotReached;
@@ -103,7 +106,13 @@ impl Suite {
             let begun = Instant::now();
             let limit = program.takes * PATIENCE * self.lanes + PATIENCE_MORE;
             let variable = number.to_string();
-            verdict = match run(&program.path, ("ZEBU_CHANGE", variable.as_ref()), &self.place, limit)? {
+            verdict = match run(
+                &program.path,
+                program.filter,
+                ("ZEBU_CHANGE", variable.as_ref()),
+                &self.place,
+                limit,
+            )? {
                 End::Passed => Verdict::Survived,
                 End::Failed => Verdict::Caught,
                 End::Stuck => Verdict::Stuck,
@@ -122,14 +131,21 @@ impl Suite {
 
 /// Runs a test program until a test fails, all have passed, the time is over, or its files take too much.
 /// Of these, none is left in `place`, however it ends.
-fn run(program: &Path, variable: (&str, &std::ffi::OsStr), place: &Path, limit: Duration) -> Outcome<End> {
+fn run(
+    program: &Path,
+    filter: &str,
+    variable: (&str, &std::ffi::OsStr),
+    place: &Path,
+    limit: Duration,
+) -> Outcome<End> {
     let said = |e: std::io::Error| format!("cannot run {}: {e}", program.display());
     let space = space_for(place)?;
     let scratch = tempfile::tempdir_in(place).map_err(said)?;
     let mut command = Command::new("sh");
     command
-        .args(["-c", &format!("ulimit -c 0; ulimit -v {MEMORY_KIB}; exec \"$0\" 2>/dev/null")])
-        .arg(program);
+        .args(["-c", &format!("ulimit -c 0; ulimit -v {MEMORY_KIB}; exec \"$0\" \"$1\" 2>/dev/null")])
+        .arg(program)
+        .arg(filter);
     command.current_dir(root().join("crates/engine")).env(variable.0, variable.1).process_group(0);
     command.env("TMPDIR", scratch.path());
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(said)?;

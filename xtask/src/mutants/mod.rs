@@ -4,17 +4,12 @@
 //! notice it. Here a copy of the tree gets all changes, and the environment says which one is active.
 
 mod judge;
-mod schema;
 mod tree;
+mod verdict;
 
 use crate::nightly::ensure_subcommand;
-use crate::process::output;
-use crate::table::Table;
-use crate::toolchain::{cargo, target_dir};
-use crate::{Outcome, root};
 use clap::Args;
 use judge::Suite;
-use schema::Change;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::Write;
@@ -23,6 +18,13 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use tree::ChangedTree;
+use verdict::{Finding, Verdict};
+use zebu_bench::Outcome;
+use zebu_bench::process::output;
+use zebu_bench::table::Table;
+use zebu_bench::workspace::root;
+use zebu_bench::workspace::{cargo, target_dir};
+use zebu_source::schema::Change;
 
 #[derive(Args)]
 #[command(after_help = "Needs cargo install --locked cargo-mutants. Which files: .cargo/mutants.toml.
@@ -51,57 +53,7 @@ pub(crate) struct MutantsArgs {
     names: Vec<String>,
 }
 
-/// What became of a change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Verdict {
-    /// A test failed.
-    Caught,
-    /// A test came to no end.
-    Stuck,
-    /// All tests passed.
-    Survived,
-    /// No test came by.
-    NotReached,
-    /// It does not compile.
-    Unviable,
-    /// It can't be chosen when the program runs: of a constant, a field that is left out, an iterator that is returned, a
-    /// condition joined with `let`.
-    LeftOut,
-}
-
-impl Verdict {
-    const ALL: [Self; 6] =
-        [Self::Caught, Self::Stuck, Self::Survived, Self::NotReached, Self::Unviable, Self::LeftOut];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Caught => "caught",
-            Self::Stuck => "stuck",
-            Self::Survived => "survived",
-            Self::NotReached => "not reached",
-            Self::Unviable => "does not compile",
-            Self::LeftOut => "left out",
-        }
-    }
-
-    /// Whether somebody has to look at it.
-    fn is_open(self) -> bool {
-        matches!(self, Self::Survived | Self::NotReached | Self::LeftOut)
-    }
-}
-
-/// What was found out about a change.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct Finding {
-    verdict: Verdict,
-    /// The program that noticed it.
-    by: Option<String>,
-    /// Of all programs that ran.
-    seconds: f64,
-}
-
-/// What is kept of a change.
+/// A kept verdict on a change.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Judged {
     name: String,
@@ -132,11 +84,11 @@ pub(crate) fn command(args: &MutantsArgs) -> Outcome {
     let programs: Vec<_> = tree
         .programs()
         .iter()
-        .filter(|(name, _)| args.tests.is_empty() || args.tests.contains(name))
+        .filter(|program| args.tests.is_empty() || args.tests.contains(&program.name))
         .cloned()
         .collect();
-    if let Some(unknown) = args.tests.iter().find(|name| !programs.iter().any(|(known, _)| known == *name)) {
-        let known: Vec<&str> = tree.programs().iter().map(|(name, _)| name.as_str()).collect();
+    if let Some(unknown) = args.tests.iter().find(|name| !programs.iter().any(|known| known.name == **name)) {
+        let known: Vec<&str> = tree.programs().iter().map(|program| program.name.as_str()).collect();
         return Err(format!("there is no test program {unknown}; there are: {}", known.join(", ")));
     }
     let suite = Suite::measure(&place, &programs, args.lanes.max(1))?;
@@ -206,7 +158,7 @@ fn read(
     Ok(last)
 }
 
-/// What somebody has to look at, and how many there are of each verdict in each file.
+/// The survivors, which somebody has to look at, and the counts of each verdict in each file.
 fn report<'a>(judged: impl Iterator<Item = &'a Judged>) -> String {
     let mut files = BTreeMap::<String, BTreeMap<Verdict, u64>>::new();
     let mut open = Vec::new();

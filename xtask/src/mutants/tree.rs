@@ -1,28 +1,40 @@
 //! A copy of the tree with all changes in it, and its test programs.
 
-use super::Verdict;
-use super::schema::{Change, Schema, schema};
-use crate::process::{output, shown};
-use crate::toolchain::cargo;
-use crate::{Outcome, root};
+use super::verdict::Verdict;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use zebu_bench::Outcome;
+use zebu_bench::process::{output, shown};
+use zebu_bench::workspace::cargo;
+use zebu_bench::workspace::root;
+use zebu_source::schema::{Change, Schema, schema};
 
 /// The crate that is changed, and where it says which change is active.
 const CRATE: &str = "crates/engine/src";
 const CHANGED: &str = "crates/engine/src/changed.rs";
 const ACTIVE: &str = include_str!("active.rs");
-/// Of the engine's tests, those of the deliberate faults: they ask what a seed does without them.
-const LEFT_OUT_TESTS: &str = "mutants";
+/// The program with the simulated tests, and its modules that judge a change, each by itself. The deliberate faults are
+/// left out: they ask what a seed does without them.
+const SIMULATED: &str = "simulated";
+const JUDGES: [&str; 3] = ["crash::", "faults::", "torture::"];
+
+/// A test program, or a part of one.
+#[derive(Clone)]
+pub(super) struct TestProgram {
+    pub(super) name: String,
+    pub(super) path: PathBuf,
+    /// Runs tests alone whose names have this in them.
+    pub(super) filter: &'static str,
+}
 
 /// The copy, built.
 pub(super) struct ChangedTree {
     unviable: BTreeSet<u32>,
     left_out: BTreeSet<u32>,
-    programs: Vec<(String, PathBuf)>,
+    programs: Vec<TestProgram>,
 }
 
 impl ChangedTree {
@@ -59,13 +71,12 @@ impl ChangedTree {
         }
     }
 
-    /// Names and paths of the test programs.
-    pub(super) fn programs(&self) -> &[(String, PathBuf)] {
+    pub(super) fn programs(&self) -> &[TestProgram] {
         &self.programs
     }
 }
 
-/// What the compiler refused of the changes of these sources.
+/// The changes of these sources that the compiler refused.
 struct Refused {
     path: PathBuf,
 }
@@ -176,7 +187,7 @@ fn schemas(
 fn cargo_in(place: &Path, tree: &Path, command: &str) -> Command {
     let mut cargo = cargo();
     cargo.current_dir(tree).args([command, "--locked", "--profile", "torture", "--message-format=json"]);
-    cargo.args(["--package", "zebu", "--features", "test-faults", "--target-dir"]).arg(place.join("build"));
+    cargo.args(["--package", "zebu", "--target-dir"]).arg(place.join("build"));
     // Changed code is not tidy.
     cargo.env("RUSTFLAGS", "--cap-lints=allow").stdin(Stdio::null());
     cargo
@@ -223,7 +234,7 @@ fn changed_at(span: &Value, schemas: &BTreeMap<String, Schema>) -> Option<u32> {
 }
 
 /// Builds the test programs; cargo says where they are.
-fn programs(place: &Path, tree: &Path) -> Outcome<Vec<(String, PathBuf)>> {
+fn programs(place: &Path, tree: &Path) -> Outcome<Vec<TestProgram>> {
     let mut test = cargo_in(place, tree, "test");
     test.args(["--no-run", "--lib", "--tests"]).stderr(Stdio::inherit());
     let out = test.output().map_err(|e| format!("cannot run {}: {e}", shown(&test)))?;
@@ -233,11 +244,19 @@ fn programs(place: &Path, tree: &Path) -> Outcome<Vec<(String, PathBuf)>> {
     let mut programs = Vec::new();
     for line in String::from_utf8_lossy(&out.stdout).lines() {
         let Ok(message) = serde_json::from_str::<Value>(line) else { continue };
-        if let (Some(name), Some(program)) =
-            (message["target"]["name"].as_str(), message["executable"].as_str())
-            && name != LEFT_OUT_TESTS
-        {
-            programs.push((name.to_owned(), PathBuf::from(program)));
+        let (Some(name), Some(path)) =
+            (message["target"]["name"].as_str(), message["executable"].as_str().map(PathBuf::from))
+        else {
+            continue;
+        };
+        if name == SIMULATED {
+            programs.extend(JUDGES.map(|filter| TestProgram {
+                name: filter.trim_end_matches(':').to_owned(),
+                path: path.clone(),
+                filter,
+            }));
+        } else {
+            programs.push(TestProgram { name: name.to_owned(), path, filter: "" });
         }
     }
     Ok(programs)

@@ -1,30 +1,21 @@
-//! What can be run: tests over seeds, the comparison with QEMU, the fuzz targets, the hostile images.
+//! Kinds of work: tests over seeds, the comparison with QEMU, the fuzz targets, the hostile images.
 
-use super::programs::Programs;
-use crate::root;
+use super::programs::{Kind, Programs};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+use zebu_bench::workspace::root;
 
 /// No piece is shorter: it would begin and end with nothing between.
 pub(super) const SHORTEST: Duration = Duration::from_secs(2);
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Which program, and what of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// A test of the engine that runs over seeds: the test's target and name.
-    Seeds { target: &'static str, test: &'static str },
-    /// All tests of a target of the engine whose names contain this.
-    Tests { target: &'static str, filter: &'static str },
-    /// The same, of `zebu-tests`.
-    BlackBox { target: &'static str },
-    /// `cargo xtask differential`.
-    Differential,
-    /// The fuzz targets in a plain loop.
-    Fuzz,
-}
+/// Every step of a commit with every failure.
+pub(crate) const STEPS_OF_A_COMMIT: &str = "torture::steps::every_step_survives_every_failure";
+
+/// The simulated tests of the deliberate faults.
+const FAULTS: &str = "mutants::killed::";
 
 /// One thing to run, again and again or once.
 pub(super) struct Job {
@@ -32,12 +23,12 @@ pub(super) struct Job {
     pub(super) kind: Kind,
     /// How often in a round; 0: once, at the beginning.
     pub(super) weight: u32,
-    /// What runs once is left out of shorter runs.
+    /// The least length of a run: work that runs once is left out of shorter runs.
     pub(super) worth_it: Duration,
 }
 
-const fn seeds(name: &'static str, target: &'static str, test: &'static str, weight: u32) -> Job {
-    Job { name, kind: Kind::Seeds { target, test }, weight, worth_it: Duration::ZERO }
+const fn seeds(name: &'static str, test: &'static str, weight: u32) -> Job {
+    Job { name, kind: Kind::Seeds { test }, weight, worth_it: Duration::ZERO }
 }
 
 const fn once(name: &'static str, kind: Kind, worth_it: u64) -> Job {
@@ -46,12 +37,8 @@ const fn once(name: &'static str, kind: Kind, worth_it: u64) -> Job {
 
 /// All jobs. Weights: crash states are the dearest to make.
 pub(super) const JOBS: &[Job] = &[
-    once(
-        "steps of a commit",
-        Kind::Seeds { target: "torture", test: "steps::every_step_survives_every_failure" },
-        0,
-    ),
-    once("mutants", Kind::Tests { target: "mutants", filter: "killed" }, 600),
+    once("steps of a commit", Kind::Seeds { test: STEPS_OF_A_COMMIT }, 0),
+    once("mutants", Kind::Faults, 600),
     once("hostile images", Kind::BlackBox { target: "strangers" }, 600),
     once("losses of QEMU", Kind::BlackBox { target: "losses" }, 600),
     once("real files behind a recording layer", Kind::BlackBox { target: "recorded" }, 1800),
@@ -60,45 +47,42 @@ pub(super) const JOBS: &[Job] = &[
     once("backups killed, full disks", Kind::BlackBox { target: "backup_crash" }, 1800),
     once("chain operations", Kind::BlackBox { target: "chain_operations" }, 1800),
     once("full disks", Kind::BlackBox { target: "full_disk" }, 1800),
-    seeds("crash states", "torture", "runs::crash_states", 9),
-    seeds("random operations", "torture", "runs::random_operations", 4),
-    seeds("invariants at every step", "torture", "runs::invariants_at_every_step", 2),
+    seeds("crash states", "torture::runs::crash_states", 9),
+    seeds("random operations", "torture::runs::random_operations", 4),
+    seeds("invariants at every step", "torture::runs::invariants_at_every_step", 2),
     seeds(
         "invariants at every step, crowded",
-        "torture",
-        "runs::invariants_at_every_step_of_crowded_images",
+        "torture::runs::invariants_at_every_step_of_crowded_images",
         2,
     ),
-    seeds("crashes of every image", "crash", "replay::every_image_survives_crashes", 1),
-    seeds("requests beside resizes", "crash", "resizes::a_resize_is_alone", 1),
+    seeds("crashes of every image", "crash::replay::every_image_survives_crashes", 1),
+    seeds("requests beside resizes", "crash::resizes::a_resize_is_alone", 1),
     seeds(
         "crashes of snapshot operations",
-        "crash",
-        "snapshot_operations::snapshots_survive_crashes_of_what_is_done_to_them",
+        "crash::snapshot_operations::snapshots_survive_crashes_of_what_is_done_to_them",
         1,
     ),
     seeds(
         "requests beside snapshots",
-        "crash",
-        "snapshot_operations::requests_go_on_beside_snapshot_operations",
+        "crash::snapshot_operations::requests_go_on_beside_snapshot_operations",
         1,
     ),
-    seeds("a write fails", "faults", "nth_operation::a_write_fails", 1),
-    seeds("a read fails", "faults", "nth_operation::a_read_fails", 1),
-    seeds("a sync fails", "faults", "nth_operation::a_sync_fails", 1),
-    seeds("no space for a write", "faults", "nth_operation::a_write_finds_no_space", 1),
-    seeds("everything fails", "faults", "nth_operation::everything_fails_now_and_then", 1),
+    seeds("a write fails", "faults::nth_operation::a_write_fails", 1),
+    seeds("a read fails", "faults::nth_operation::a_read_fails", 1),
+    seeds("a sync fails", "faults::nth_operation::a_sync_fails", 1),
+    seeds("no space for a write", "faults::nth_operation::a_write_finds_no_space", 1),
+    seeds("everything fails", "faults::nth_operation::everything_fails_now_and_then", 1),
     Job { name: "differential", kind: Kind::Differential, weight: 1, worth_it: Duration::ZERO },
     Job { name: "fuzz", kind: Kind::Fuzz, weight: 3, worth_it: Duration::ZERO },
 ];
 
-/// What a piece did.
+/// Counts of a piece of work.
 #[derive(Debug, Default)]
 pub(super) struct Done {
     pub(super) counts: BTreeMap<String, u64>,
     /// A table that the piece made.
     pub(super) coverage: Option<Value>,
-    /// What it said, if it failed.
+    /// Its output, if it failed.
     pub(super) failure: Option<String>,
 }
 
@@ -127,12 +111,10 @@ impl Job {
     pub(super) fn run(&self, programs: &Programs, first: u64, time: Duration) -> Done {
         let start = Instant::now();
         let mut done = match self.kind {
-            Kind::Seeds { target, test } => seeds_of(programs, target, test, first, time, self.weight == 0),
-            Kind::Tests { target, filter } => tests_of(engine_test(programs, target).args([filter])),
+            Kind::Seeds { test } => seeds_of(programs, test, first, time, self.weight == 0),
+            Kind::Faults => programs.simulated().map_or_else(failed, |mut tests| tests_of(tests.arg(FAULTS))),
             Kind::BlackBox { target } => {
-                let mut command = Command::new(programs.test(target));
-                command.current_dir(root().join("tests")).env("ZEBU_BIN", programs.zebu());
-                tests_of(&mut command)
+                programs.black_box(target).map_or_else(failed, |mut tests| tests_of(&mut tests))
             }
             Kind::Differential => differential(programs, first, time),
             Kind::Fuzz => fuzz(programs, first, time),
@@ -141,14 +123,6 @@ impl Job {
         done.counts.insert("pieces".into(), 1);
         done
     }
-}
-
-fn engine_test(programs: &Programs, target: &str) -> Command {
-    let mut command = Command::new(programs.test(target));
-    // As cargo sets them: a failing seed says which command repeats it.
-    let package = root().join("crates/engine");
-    command.current_dir(&package).env("CARGO_PKG_NAME", "zebu").env("CARGO_MANIFEST_DIR", package);
-    command
 }
 
 fn output(command: &mut Command) -> Result<(bool, String), String> {
@@ -161,20 +135,16 @@ fn failed(what: String) -> Done {
     Done { failure: Some(what), ..Done::default() }
 }
 
-fn seeds_of(
-    programs: &Programs,
-    target: &str,
-    test: &str,
-    first: u64,
-    time: Duration,
-    as_many_as_it_has: bool,
-) -> Done {
+fn seeds_of(programs: &Programs, test: &str, first: u64, time: Duration, as_many_as_it_has: bool) -> Done {
     let files = match tempfile::tempdir() {
         Ok(dir) => dir,
         Err(e) => return failed(e.to_string()),
     };
     let (tally, coverage) = (files.path().join("tally"), files.path().join("coverage"));
-    let mut command = engine_test(programs, target);
+    let mut command = match programs.simulated() {
+        Ok(command) => command,
+        Err(e) => return failed(e),
+    };
     command.args(["--exact", test, "--nocapture", "--test-threads", "1"]);
     command.env("ZEBU_TALLY", &tally).env("ZEBU_COVERAGE", &coverage);
     command.env_remove("ZEBU_SEED").env_remove("ZEBU_SEEDS").env_remove("ZEBU_SECONDS");

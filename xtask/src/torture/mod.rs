@@ -5,15 +5,18 @@ mod programs;
 mod record;
 mod report;
 
-use crate::kept::Origin;
-use crate::{Outcome, all};
+use crate::all;
+use crate::run_log::Origin;
+use crate::test_programs::Qemu;
 use clap::Args;
+pub(crate) use job::STEPS_OF_A_COMMIT;
 use job::{JOBS, Job};
 use programs::Programs;
 use report::Report;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use zebu_bench::Outcome;
 
 /// Seeds that one piece of work may use: pieces never share any.
 const SEEDS_OF_A_PIECE: u64 = 1_000_000;
@@ -21,8 +24,8 @@ const SEEDS_OF_A_PIECE: u64 = 1_000_000;
 #[derive(Args)]
 #[command(after_help = "Examples:
   cargo xtask torture --minutes 10
-  cargo xtask torture --hours 8 --record      # adds the counts to docs/trust.md
-  cargo xtask torture --minutes 2 --only crash_states --lanes 1
+  cargo xtask torture --hours 8 --record      # adds the counts to docs/records.md
+  cargo xtask torture --minutes 2 --only 'crash states' --lanes 1
 
 A piece that fails is shown with the one command that repeats it, and the rest goes on.")]
 pub(crate) struct TortureArgs {
@@ -35,30 +38,45 @@ pub(crate) struct TortureArgs {
     /// Pieces at the same time; the processors if not given
     #[arg(long)]
     lanes: Option<usize>,
-    /// What the seeds follow from; the time of day if not given
+    /// Number that the seeds follow from; the time of day if not given
     #[arg(long)]
     seed: Option<u64>,
     /// Only the jobs whose names contain this; may be given several times
     #[arg(long)]
     only: Vec<String>,
+    /// Leave out the jobs that need QEMU
+    #[arg(long)]
+    skip_qemu: bool,
     /// Where the report goes, as report.json and report.md
     #[arg(long, default_value = "target/torture-report")]
     out: PathBuf,
-    /// Add the counts to docs/trust/runs.jsonl, and write the totals into docs/trust.md
+    /// Add the counts to docs/records/torture.jsonl, and write the totals into docs/records.md
     #[arg(long)]
     record: bool,
 }
 
-/// What every run of all checks has of it: the same seeds each time, so that what fails there is what a change did. Fresh
+/// The part that every run of all checks has: the same seeds each time, so that what fails there is what a change did. Fresh
 /// seeds are for the runs that somebody looks at.
-pub(crate) fn slice() -> Outcome {
+///
+/// One lane: it runs beside other work.
+pub(crate) fn slice(qemu: Qemu) -> Outcome {
+    fixed(3.0, Some(1), qemu)
+}
+
+/// More of the same seeds.
+pub(crate) fn long_slice(qemu: Qemu) -> Outcome {
+    fixed(5.0, None, qemu)
+}
+
+fn fixed(minutes: f64, lanes: Option<usize>, qemu: Qemu) -> Outcome {
     const SEED: u64 = 1;
     command(&TortureArgs {
         hours: 0.0,
-        minutes: 5.0,
-        lanes: None,
+        minutes,
+        lanes,
         seed: Some(SEED),
         only: Vec::new(),
+        skip_qemu: qemu == Qemu::LeftOut,
         out: PathBuf::from("target/torture-report"),
         record: false,
     })
@@ -69,21 +87,25 @@ pub(crate) fn command(args: &TortureArgs) -> Outcome {
     if time.is_nan() || time <= 0.0 || time > 1e7 {
         return Err("say for how long: --hours H or --minutes M".into());
     }
-    let chosen: Vec<&Job> = JOBS
+    let qemu = if args.skip_qemu { Qemu::LeftOut } else { Qemu::Asked };
+    let possible: Vec<&Job> =
+        JOBS.iter().filter(|job| qemu == Qemu::Asked || !job.kind.needs_qemu()).collect();
+    let chosen: Vec<&Job> = possible
         .iter()
+        .copied()
         .filter(|job| args.only.is_empty() || args.only.iter().any(|part| job.name.contains(part.as_str())))
         .collect();
     if chosen.is_empty() {
-        let names: Vec<_> = JOBS.iter().map(|job| job.name).collect();
+        let names: Vec<_> = possible.iter().map(|job| job.name).collect();
         return Err(format!("no job of that name; there are: {}", names.join(", ")));
     }
     let origin = if args.record { Origin::now()? } else { Origin::or_unknown() };
-    let programs = Programs::build(&chosen)?;
+    let programs = Programs::build(&chosen.iter().map(|job| job.kind).collect::<Vec<_>>(), qemu)?;
     let lanes =
         args.lanes.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1).max(1);
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs());
     let seed = args.seed.unwrap_or_else(clock);
-    let out = crate::root().join(&args.out);
+    let out = zebu_bench::workspace::root().join(&args.out);
     std::fs::create_dir_all(&out).map_err(|e| format!("{}: {e}", out.display()))?;
     let total = Duration::from_secs_f64(time);
     println!("{lanes} lanes, {:.1} minutes, seed {seed}", time / 60.0);
@@ -114,7 +136,7 @@ pub(crate) fn command(args: &TortureArgs) -> Outcome {
     all([report.verdict(), recorded])
 }
 
-/// What comes next: what is run once first, then the others in turn, each as often as its weight says.
+/// The queue of work: what is run once first, then the others in turn, each as often as its weight says.
 struct Queue<'a> {
     once: Vec<&'a Job>,
     turns: Vec<&'a Job>,

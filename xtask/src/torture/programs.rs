@@ -1,65 +1,87 @@
 //! Building what a run needs, once.
 
-use super::job::{Job, Kind};
-use crate::Outcome;
-use crate::process::{run, shown};
-use crate::root;
-use crate::toolchain::{cargo, target_dir};
-use serde_json::Value;
-use std::collections::BTreeMap;
+use crate::test_programs::{Qemu, TestPrograms};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::Command;
+use zebu_bench::Outcome;
+use zebu_bench::process::run;
+use zebu_bench::workspace::{cargo, root, target_dir};
 
-/// Optimised, with assertions and overflow checks kept.
-const PROFILE: &str = "torture";
+/// The engine's tests on the simulated disk.
+const SIMULATED: &str = "simulated";
 
-/// Where the built programs are.
+/// Which program, and what of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A simulated test of the engine that runs over seeds.
+    Seeds { test: &'static str },
+    /// Every deliberate fault, which the simulated tests must catch.
+    Faults,
+    /// All tests of a target of `zebu-tests`.
+    BlackBox { target: &'static str },
+    /// `cargo xtask differential`.
+    Differential,
+    /// The fuzz targets in a plain loop.
+    Fuzz,
+}
+
+impl Kind {
+    /// Whether it is one of the tests against QEMU, which pass without having looked where QEMU is left out.
+    pub(super) fn needs_qemu(self) -> bool {
+        match self {
+            Self::BlackBox { .. } | Self::Differential => true,
+            Self::Seeds { .. } | Self::Faults | Self::Fuzz => false,
+        }
+    }
+}
+
+/// The built programs.
 pub(super) struct Programs {
-    tests: BTreeMap<&'static str, PathBuf>,
+    tests: TestPrograms,
+    qemu: Qemu,
     zebu: PathBuf,
     differential: PathBuf,
     fuzz: PathBuf,
 }
 
 impl Programs {
-    /// Builds what `jobs` need.
-    pub(super) fn build(jobs: &[&Job]) -> Outcome<Self> {
-        let (mut engine, mut black_box) = (Vec::new(), Vec::new());
-        for job in jobs {
-            match job.kind {
-                Kind::Seeds { target, .. } | Kind::Tests { target, .. } => engine.push(target),
-                Kind::BlackBox { target } => black_box.push(target),
-                Kind::Differential | Kind::Fuzz => {}
+    /// Builds what jobs of these kinds need.
+    pub(super) fn build(kinds: &[Kind], qemu: Qemu) -> Outcome<Self> {
+        let tests = TestPrograms::build()?;
+        for kind in kinds {
+            if let Kind::BlackBox { target } = kind {
+                tests.of(target)?;
             }
         }
-        let mut tests = BTreeMap::new();
-        tests.extend(test_programs("zebu", &["--features", "test-faults"], &mut engine)?);
-        tests.extend(test_programs("zebu-tests", &[], &mut black_box)?);
-        let built = target_dir()?.join(PROFILE);
-        let with = |kind| jobs.iter().any(|job| job.kind == kind);
-        if with(Kind::Differential) || !black_box.is_empty() {
-            let package = ["build", "--quiet", "--locked", "--profile", PROFILE, "--package"];
-            run(cargo().args(package).arg("zebu-cli"))?;
-            run(cargo().args(package).args(["zebu-tests", "--bin", "differential"]))?;
-        }
+        tests.of(SIMULATED)?;
         let fuzz = target_dir()?.join("fuzz");
-        if with(Kind::Fuzz) {
+        if kinds.contains(&Kind::Fuzz) {
             run(cargo()
                 .current_dir(root().join("fuzz"))
                 .args(["build", "--quiet", "--locked", "--release", "--example", "steady", "--target-dir"])
                 .arg(&fuzz))?;
         }
         Ok(Self {
+            zebu: tests.binary("zebu"),
+            differential: tests.binary("differential"),
             tests,
-            zebu: built.join("zebu"),
-            differential: built.join("differential"),
+            qemu,
             fuzz: fuzz.join("release/examples/steady"),
         })
     }
 
-    /// The program of a test target.
-    pub(super) fn test(&self, target: &str) -> &Path {
-        self.tests.get(target).map_or(Path::new("not-built"), PathBuf::as_path)
+    /// A command that runs the engine's simulated tests.
+    pub(super) fn simulated(&self) -> Outcome<Command> {
+        let mut command = self.tests.of(SIMULATED)?.command();
+        self.qemu.tell(&mut command);
+        Ok(command)
+    }
+
+    /// A command that runs the tests of a target of `zebu-tests`.
+    pub(super) fn black_box(&self, target: &str) -> Outcome<Command> {
+        let mut command = self.tests.of(target)?.command();
+        command.env("ZEBU_BIN", &self.zebu);
+        Ok(command)
     }
 
     pub(super) fn zebu(&self) -> &Path {
@@ -72,44 +94,5 @@ impl Programs {
 
     pub(super) fn fuzz(&self) -> &Path {
         &self.fuzz
-    }
-}
-
-/// Builds test targets of a package; cargo says where they are.
-fn test_programs(
-    package: &str,
-    more: &[&str],
-    targets: &mut Vec<&'static str>,
-) -> Outcome<BTreeMap<&'static str, PathBuf>> {
-    targets.sort_unstable();
-    targets.dedup();
-    if targets.is_empty() {
-        return Ok(BTreeMap::new());
-    }
-    let mut command = cargo();
-    command.args(["test", "--no-run", "--locked", "--profile", PROFILE, "--message-format=json"]);
-    command.args(["--package", package]).args(more);
-    for target in &*targets {
-        command.args(["--test", target]);
-    }
-    let out = command
-        .stderr(Stdio::inherit())
-        .output()
-        .map_err(|e| format!("cannot run {}: {e}", shown(&command)))?;
-    if !out.status.success() {
-        return Err(format!("{}: {}", shown(&command), out.status));
-    }
-    let mut found = BTreeMap::new();
-    for line in String::from_utf8_lossy(&out.stdout).lines() {
-        let Ok(message) = serde_json::from_str::<Value>(line) else { continue };
-        let name = message["target"]["name"].as_str().unwrap_or_default();
-        let program = message["executable"].as_str();
-        if let (Some(target), Some(program)) = (targets.iter().find(|t| **t == name), program) {
-            found.insert(*target, PathBuf::from(program));
-        }
-    }
-    match targets.iter().find(|target| !found.contains_key(*target)) {
-        Some(target) => Err(format!("cargo built no program for the test {target}")),
-        None => Ok(found),
     }
 }

@@ -1,14 +1,15 @@
-//! What a run did, as JSON and as Markdown.
+//! The report of a run, as JSON and as Markdown.
 
-use super::job::{Done, Job, Kind};
-use crate::Outcome;
-use crate::kept::Origin;
-use crate::table::{Table, grouped};
+use super::job::{Done, Job};
+use super::programs::Kind;
+use crate::run_log::Origin;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
+use zebu_bench::Outcome;
+use zebu_bench::table::{Table, grouped};
 
 /// Everything that is known of a run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -61,7 +62,7 @@ impl Report {
             *of_job.entry(name.clone()).or_default() += number;
             let total = match (job.kind, name.as_str()) {
                 (Kind::Differential, "requests") => "differential",
-                (Kind::Tests { target: "mutants", .. }, "tests") => "mutants",
+                (Kind::Faults, "tests") => "mutants",
                 (_, "milliseconds" | "pieces") => continue,
                 (_, name) => name,
             };

@@ -11,11 +11,15 @@ use syn::visit::{self, Visit};
 
 /// A change, as `cargo mutants --list --json` says it.
 #[derive(Debug, Clone, Deserialize)]
-pub(super) struct Change {
-    pub(super) name: String,
-    pub(super) file: String,
-    pub(super) genre: String,
-    pub(super) replacement: String,
+pub struct Change {
+    /// Its place and what it does.
+    pub name: String,
+    /// The file, from the root of the workspace.
+    pub file: String,
+    /// The word of cargo-mutants for its kind.
+    pub genre: String,
+    /// The new code.
+    pub replacement: String,
     span: Span,
 }
 
@@ -39,16 +43,17 @@ impl Place {
 
 /// A source with its changes.
 #[derive(Debug, Default)]
-pub(super) struct Schema {
-    pub(super) text: String,
+pub struct Schema {
+    /// The source with the changes.
+    pub text: String,
     /// Where the changed code of each number is in the text, bytes.
-    pub(super) changed: Vec<(Range<usize>, u32)>,
-    /// Changes that can't be chosen when the program runs ([`Verdict::LeftOut`](super::Verdict::LeftOut)).
-    pub(super) left_out: Vec<u32>,
+    pub changed: Vec<(Range<usize>, u32)>,
+    /// Changes that can't be chosen when the program runs (a verdict of its own).
+    pub left_out: Vec<u32>,
 }
 
 /// Puts the changes with their numbers into `source`.
-pub(super) fn schema(source: &str, changes: &[(u32, &Change)]) -> Result<Schema, String> {
+pub fn schema(source: &str, changes: &[(u32, &Change)]) -> Result<Schema, String> {
     let file = syn::parse_file(source).map_err(|e| format!("{e} at {:?}", e.span().start()))?;
     let mut places = Places { lines: Lines::of(source), found: HashMap::new(), constant: 0 };
     places.visit_file(&file);
@@ -89,13 +94,13 @@ pub(super) fn schema(source: &str, changes: &[(u32, &Change)]) -> Result<Schema,
     Ok(schema)
 }
 
-/// What a change asks for.
+/// The edit that a change asks for.
 #[derive(Debug)]
 struct Edit {
     /// The expression, or the place that something is inserted at.
     at: Range<usize>,
     number: u32,
-    /// What is inserted, or stands in the expression's place; and what of it is the changed code.
+    /// The text that is inserted, or stands in the expression's place; and what of it is the changed code.
     text: String,
     changed: Range<usize>,
 }
@@ -180,7 +185,7 @@ impl Lines {
     }
 }
 
-/// What is at a place.
+/// The code at a place.
 enum Found {
     Operator {
         whole: Range<usize>,

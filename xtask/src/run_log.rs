@@ -1,15 +1,16 @@
-//! What is kept of long runs: a line of JSON for each, and a place in a document for what all of them have done.
+//! Records of long runs: a line of JSON for each, and a place in a document for what all of them have done.
 
-use crate::process::output;
-use crate::{Outcome, root};
 use rustix::fs::FlockOperation;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::Command;
+use zebu_bench::Outcome;
+use zebu_bench::process::output;
+use zebu_bench::workspace::root;
 
-/// What was run, and on which day (UTC).
+/// The commit that was run, and the day (UTC).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Origin {
     pub(crate) date: String,
@@ -17,7 +18,7 @@ pub(crate) struct Origin {
     pub(crate) commit: String,
 }
 
-/// What no run depends on, and seeds: a run goes on from what earlier ones have found.
+/// Paths that no run depends on, and seeds: a run goes on from what earlier ones have found.
 const NOT_RUN: [&str; 4] = [":!docs", ":!bench/results", ":!fuzz/seeds", ":!*.md"];
 
 impl Origin {

@@ -1,0 +1,198 @@
+//! One build for all tests: the whole workspace, optimised, with assertions and overflow checks kept.
+//!
+//! Packages or targets that are named alone have other features of what they share, so that everything below them would
+//! be built once more. Whoever needs a test program builds all of them, and runs those that it wants.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use zebu_bench::Outcome;
+use zebu_bench::process::{output, shown};
+use zebu_bench::workspace::{cargo, target_dir};
+
+/// The matrix moves gigabytes, and simulated crashes are counted in thousands.
+pub(crate) const PROFILE: &str = "torture";
+
+/// The package of the tests against QEMU.
+const BLACK_BOX: &str = "zebu-tests";
+
+/// Package and target of tests that all compare with QEMU: they can't be told to pass without it.
+const BESIDE_QEMU: (&str, &str) = ("zebu", "jobs");
+
+/// Whether tests may ask QEMU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Qemu {
+    Asked,
+    LeftOut,
+}
+
+impl Qemu {
+    /// Tells it to tests, or to a command that runs some.
+    pub(crate) fn tell(self, command: &mut Command) -> &mut Command {
+        if self == Self::LeftOut {
+            command.env("ZEBU_SKIP_QEMU", "1");
+        }
+        command
+    }
+}
+
+/// A program that runs the tests of one target.
+pub(crate) struct TestProgram {
+    package: String,
+    /// The directory of the package.
+    directory: PathBuf,
+    target: String,
+    /// The source file of the target's root.
+    source: PathBuf,
+    path: PathBuf,
+}
+
+impl TestProgram {
+    /// A command that runs it as `cargo test` does.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(&self.path);
+        // A seed that fails says which command repeats it.
+        command.env("CARGO_PKG_NAME", &self.package).env("CARGO_MANIFEST_DIR", &self.directory);
+        command.current_dir(&self.directory);
+        command
+    }
+
+    /// Whether it compares with QEMU, or starts servers.
+    pub(crate) fn is_black_box(&self) -> bool {
+        self.package == BLACK_BOX
+    }
+
+    /// Whether it compares with QEMU throughout, or starts servers.
+    pub(crate) fn needs_qemu(&self) -> bool {
+        self.is_black_box() || (self.package.as_str(), self.target.as_str()) == BESIDE_QEMU
+    }
+
+    /// The package and the source file, for people.
+    pub(crate) fn shown(&self) -> String {
+        let source = self.source.strip_prefix(&self.directory).unwrap_or(&self.source);
+        format!("{}: {}", self.package, source.display())
+    }
+}
+
+/// The tests of the workspace, built.
+pub(crate) struct TestPrograms {
+    all: Vec<TestProgram>,
+    folder: PathBuf,
+}
+
+impl TestPrograms {
+    pub(crate) fn build() -> Outcome<Self> {
+        let mut command = cargo_test();
+        command.args(["--no-run", "--message-format=json-render-diagnostics"]);
+        let out = command
+            .stderr(Stdio::inherit())
+            .output()
+            .map_err(|e| format!("cannot run {}: {e}", shown(&command)))?;
+        if !out.status.success() {
+            return Err(format!("{}: {}", shown(&command), out.status));
+        }
+        let said = String::from_utf8_lossy(&out.stdout);
+        let all = said.lines().filter_map(|line| test_program(&serde_json::from_str(line).ok()?)).collect();
+        Ok(Self { all, folder: target_dir()?.join(PROFILE) })
+    }
+
+    pub(crate) fn all(&self) -> &[TestProgram] {
+        &self.all
+    }
+
+    /// The test program of this target.
+    pub(crate) fn of(&self, target: &str) -> Outcome<&TestProgram> {
+        let found = self.all.iter().find(|program| program.target == target);
+        found.ok_or_else(|| format!("there is no test {target}"))
+    }
+
+    /// A program that the tests start: the command `zebu`, or one of the package of the tests.
+    pub(crate) fn binary(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+}
+
+/// `cargo test` for the whole workspace.
+pub(crate) fn cargo_test() -> Command {
+    let mut command = cargo();
+    command.args(["test", "--workspace", "--locked", "--profile", PROFILE]);
+    command
+}
+
+/// Arguments of `cargo test` that choose all targets but those that need QEMU. Cargo can't leave a target out.
+pub(crate) fn targets_without_qemu() -> Outcome<Vec<String>> {
+    let text = output(cargo().args(["metadata", "--no-deps", "--format-version", "1"]))?;
+    let metadata: Value = serde_json::from_str(&text).map_err(|e| format!("cargo metadata: {e}"))?;
+    let mut arguments = vec!["--lib".to_owned(), "--bins".to_owned()];
+    for package in metadata["packages"].as_array().into_iter().flatten() {
+        for target in package["targets"].as_array().into_iter().flatten() {
+            let names = package["name"].as_str().zip(target["name"].as_str());
+            let Some((package, name)) = names.filter(|_| target["kind"][0] == "test") else { continue };
+            if package != BLACK_BOX && (package, name) != BESIDE_QEMU {
+                arguments.extend(["--test".to_owned(), name.to_owned()]);
+            }
+        }
+    }
+    Ok(arguments)
+}
+
+/// The test program that a message of Cargo is about.
+fn test_program(message: &Value) -> Option<TestProgram> {
+    if message["profile"]["test"] != true {
+        return None;
+    }
+    let manifest = Path::new(message["manifest_path"].as_str()?);
+    let directory = manifest.parent()?.to_owned();
+    Some(TestProgram {
+        package: package(message["package_id"].as_str()?)?.to_owned(),
+        directory,
+        target: message["target"]["name"].as_str()?.to_owned(),
+        source: message["target"]["src_path"].as_str()?.into(),
+        path: message["executable"].as_str()?.into(),
+    })
+}
+
+/// The name in the identity of a package: `path+file:///x/crates/engine#zebu@0.1.0`, or without the name where it is
+/// that of the folder: `path+file:///x/xtask#0.1.0`.
+fn package(id: &str) -> Option<&str> {
+    let (place, version) = id.rsplit_once('#')?;
+    match version.split_once('@') {
+        Some((name, _)) => Some(name),
+        None => place.rsplit_once('/').map(|(_, folder)| folder),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_package_is_named_by_its_identity_or_its_folder() {
+        assert_eq!(package("path+file:///x/crates/engine#zebu@0.1.0"), Some("zebu"));
+        assert_eq!(package("path+file:///x/xtask#0.1.0"), Some("xtask"));
+        assert_eq!(package("zebu"), None);
+    }
+
+    #[test]
+    fn targets_that_need_qemu_can_be_left_out() {
+        let arguments = targets_without_qemu().unwrap();
+        let has = |name: &str| arguments.iter().any(|argument| argument == name);
+        assert!(has("simulated") && has("qemu_verdicts"), "{arguments:?}");
+        assert!(!has(BESIDE_QEMU.1) && !has("strangers"), "{arguments:?}");
+    }
+
+    #[test]
+    fn only_tests_are_test_programs() {
+        let message = |test: bool| {
+            serde_json::json!({
+                "reason": "compiler-artifact", "package_id": "path+file:///x/tests#zebu-tests@0.1.0",
+                "manifest_path": "/x/tests/Cargo.toml", "profile": { "test": test },
+                "target": { "name": "fuse", "src_path": "/x/tests/tests/fuse.rs" }, "executable": "/x/target/fuse-1",
+            })
+        };
+        assert!(test_program(&message(false)).is_none());
+        let program = test_program(&message(true)).unwrap();
+        assert!(program.is_black_box() && program.needs_qemu());
+        assert_eq!(program.shown(), "zebu-tests: tests/fuse.rs");
+    }
+}
