@@ -1,0 +1,83 @@
+//! fio: what it is asked, and what it finds.
+
+use crate::Outcome;
+use crate::metric::{Metric, Sample};
+use crate::process::output;
+use serde_json::Value;
+use std::process::Command;
+
+/// A load of fio, for a while.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ask {
+    /// fio's word.
+    pub(crate) rw: &'static str,
+    /// Bytes of a request.
+    pub(crate) block: u64,
+    /// Offsets are multiples of so many bytes.
+    pub(crate) align: u64,
+    pub(crate) depth: u32,
+    /// Connections, each with `depth` requests in flight.
+    pub(crate) connections: u32,
+    /// Bytes between the places where connections begin; 0: all ask everywhere.
+    pub(crate) apart: u64,
+}
+
+impl Ask {
+    /// 4 KiB at random, over one connection.
+    pub(crate) const fn random(rw: &'static str, depth: u32) -> Self {
+        Self { rw, block: 4096, align: 4096, depth, connections: 1, apart: 0 }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Found {
+    pub(crate) requests: f64,
+    pub(crate) iops: f64,
+    pub(crate) p99_nanoseconds: f64,
+}
+
+impl Found {
+    pub(crate) fn sample(self) -> Sample {
+        vec![
+            (Metric::RequestsPerSecond, self.iops),
+            (Metric::LatencyP99Micros, self.p99_nanoseconds / 1000.0),
+        ]
+    }
+}
+
+/// Has fio ask `target` (arguments that say what and how) for `seconds`, all over the first `size` bytes.
+pub(crate) fn fio(ask: Ask, size: u64, seconds: u32, target: &[&str]) -> Outcome<Found> {
+    let text = output(Command::new("fio").arg("--name=load").args(target).args([
+        "--time_based",
+        &format!("--rw={}", ask.rw),
+        &format!("--bs={}", ask.block),
+        &format!("--blockalign={}", ask.align),
+        &format!("--iodepth={}", ask.depth),
+        &format!("--numjobs={}", ask.connections),
+        &format!("--size={size}"),
+        &format!("--offset_increment={}", ask.apart),
+        &format!("--runtime={seconds}"),
+        "--randrepeat=0",
+        // Else it keeps a map of all blocks of the disk.
+        "--norandommap",
+        "--group_reporting",
+        "--output-format=json",
+    ]))?;
+    let job = &report(&text)?["jobs"][0];
+    let figures = &job[if ask.rw.ends_with("read") { "read" } else { "write" }];
+    Ok(Found {
+        requests: figure(&figures["total_ios"])?,
+        iops: figure(&figures["iops"])?,
+        p99_nanoseconds: figure(&figures["clat_ns"]["percentile"]["99.000000"])?,
+    })
+}
+
+/// fio's report; it may say something before it.
+pub(crate) fn report(text: &str) -> Outcome<Value> {
+    let start = text.find('{').ok_or("fio gives no report")?;
+    serde_json::from_str(&text[start..]).map_err(|e| format!("fio's report: {e}"))
+}
+
+pub(crate) fn figure(value: &Value) -> Outcome<f64> {
+    value.as_f64().ok_or_else(|| "the report lacks a figure".to_owned())
+}

@@ -1,0 +1,216 @@
+//! Running other programs, with what they cost.
+
+use crate::Outcome;
+use std::ffi::OsStr;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A command line in one line of text, for messages.
+pub fn shown(command: &Command) -> String {
+    std::iter::once(command.get_program()).chain(command.get_args()).map(quoted).collect::<Vec<_>>().join(" ")
+}
+
+fn quoted(word: &OsStr) -> String {
+    let text = word.to_string_lossy();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        text.into_owned()
+    } else {
+        format!("'{}'", text.replace('\'', "'\\''"))
+    }
+}
+
+/// Runs a command with its output shown; anything but success is an error.
+pub fn run(command: &mut Command) -> Outcome {
+    let status = command.status().map_err(|e| format!("cannot run {}: {e}", shown(command)))?;
+    if status.success() { Ok(()) } else { Err(format!("{}: {status}", shown(command))) }
+}
+
+/// Runs a command and returns what it printed; on failure the error holds what it said.
+pub fn output(command: &mut Command) -> Outcome<String> {
+    let out =
+        command.stdin(Stdio::null()).output().map_err(|e| format!("cannot run {}: {e}", shown(command)))?;
+    if out.status.success() {
+        Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+    } else {
+        let said = String::from_utf8_lossy(&out.stderr);
+        Err(format!("{}: {}: {}", shown(command), out.status, said.trim()))
+    }
+}
+
+/// The program `name` on the PATH (and where administrators' programs live, which a user's PATH may lack).
+pub fn find(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .map(|dir| dir.join(name))
+        .find(|file| file.is_file())
+}
+
+/// The first line of `qemu-img --version`, if it is installed.
+pub fn qemu_version() -> Option<String> {
+    let text = output(Command::new(find("qemu-img")?).arg("--version")).ok()?;
+    text.lines().next().map(String::from)
+}
+
+/// Whether this process is root.
+pub fn is_root() -> bool {
+    // SAFETY: takes nothing, touches no memory, can't fail.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// The cost of a finished command.
+#[derive(Debug, Clone)]
+pub struct Usage {
+    /// From start to exit.
+    pub wall: Duration,
+    /// User and system time of it and of the children that it waited for.
+    pub cpu: Duration,
+    /// Largest resident set, in bytes (`VmHWM` of proc_pid_status(5)). The figure of `wait4` includes the program that
+    /// started it.
+    pub max_rss: u64,
+    /// Standard output.
+    pub stdout: String,
+    /// Exit code; `None` if a signal ended it.
+    pub code: Option<i32>,
+}
+
+/// Runs a command to its end and measures it. Standard output is kept (through a file, so that a full pipe never
+/// holds the command up); standard error is shown.
+pub fn measure(command: &mut Command) -> Outcome<Usage> {
+    let said = |e: io::Error, c: &Command| format!("cannot run {}: {e}", shown(c));
+    let mut out = tempfile::tempfile().map_err(|e| said(e, command))?;
+    let for_child = out.try_clone().map_err(|e| said(e, command))?;
+    command.stdin(Stdio::null()).stdout(for_child);
+    let start = Instant::now();
+    let child = command.spawn().map_err(|e| said(e, command))?;
+    let peak = Peak::watch(child.id());
+    let (status, rusage) = wait4(child.id()).map_err(|e| said(e, command))?;
+    let wall = start.elapsed();
+    let max_rss = peak.end();
+    let mut stdout = String::new();
+    io::Seek::rewind(&mut out)
+        .and_then(|()| io::Read::read_to_string(&mut out, &mut stdout))
+        .map_err(|e| said(e, command))?;
+    let cpu = duration(rusage.ru_utime) + duration(rusage.ru_stime);
+    let code = libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status));
+    Ok(Usage { wall, cpu, max_rss, stdout, code })
+}
+
+/// Looks at the largest resident set of a process while it runs.
+struct Peak {
+    stop: mpsc::Sender<()>,
+    thread: JoinHandle<u64>,
+}
+
+impl Peak {
+    fn watch(pid: u32) -> Self {
+        let (stop, stopped) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let status = format!("/proc/{pid}/status");
+            let mut peak = 0;
+            loop {
+                let text = std::fs::read_to_string(&status).unwrap_or_default();
+                let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+                let kib = line.and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+                peak = peak.max(kib.unwrap_or(0) * 1024);
+                if stopped.recv_timeout(Duration::from_millis(10)) != Err(RecvTimeoutError::Timeout) {
+                    return peak;
+                }
+            }
+        });
+        Self { stop, thread }
+    }
+
+    fn end(self) -> u64 {
+        drop(self.stop);
+        self.thread.join().unwrap_or(0)
+    }
+}
+
+/// As [`measure`]; an exit code other than 0 is an error.
+pub fn measure_ok(command: &mut Command) -> Outcome<Usage> {
+    let said = |e: io::Error, c: &Command| format!("cannot run {}: {e}", shown(c));
+    let mut err = tempfile::tempfile().map_err(|e| said(e, command))?;
+    let for_child = err.try_clone().map_err(|e| said(e, command))?;
+    let usage = measure(command.stderr(for_child))?;
+    match usage.code {
+        Some(0) => Ok(usage),
+        Some(code) => {
+            let mut bytes = Vec::new();
+            io::Seek::rewind(&mut err)
+                .and_then(|()| io::Read::read_to_end(&mut err, &mut bytes))
+                .map_err(|e| said(e, command))?;
+            let text = String::from_utf8_lossy(&bytes);
+            // A panic ends with a note on backtraces.
+            let says_why = |line: &&str| !line.trim().is_empty() && !line.starts_with("note:");
+            let last = text.lines().rfind(says_why).unwrap_or("it does not say why");
+            Err(format!("{}: exit code {code}: {last}", shown(command)))
+        }
+        None => Err(format!("{}: ended by a signal", shown(command))),
+    }
+}
+
+fn duration(t: libc::timeval) -> Duration {
+    Duration::new(t.tv_sec as u64, t.tv_usec as u32 * 1000)
+}
+
+fn wait4(pid: u32) -> io::Result<(libc::c_int, libc::rusage)> {
+    let mut status = 0;
+    let mut rusage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    loop {
+        // SAFETY: both pointers are to live, writable values of the types that wait4 wants.
+        let got = unsafe { libc::wait4(pid as libc::pid_t, &raw mut status, 0, rusage.as_mut_ptr()) };
+        if got == pid as libc::pid_t {
+            // SAFETY: zeroed is a valid rusage already, and wait4 filled it in.
+            return Ok((status, unsafe { rusage.assume_init() }));
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+/// Writes `path`'s data to the disk and drops it from the page cache, so that a measurement starts cold.
+pub fn evict(path: &Path) -> Outcome {
+    use std::os::fd::AsRawFd;
+    let said = |e: io::Error| format!("{}: {e}", path.display());
+    let file = std::fs::File::open(path).map_err(said)?;
+    file.sync_all().map_err(said)?;
+    // SAFETY: the descriptor is open for the whole call; the call touches no memory of ours.
+    match unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) } {
+        0 => Ok(()),
+        errno => Err(said(io::Error::from_raw_os_error(errno))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn measures_exit_code_output_and_cpu() {
+        let usage = measure(
+            Command::new("sh")
+                .args(["-c", "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; echo hi; exit 3"]),
+        )
+        .expect("sh runs");
+        assert_eq!(usage.code, Some(3));
+        assert_eq!(usage.stdout, "hi\n");
+        assert!(usage.cpu > Duration::ZERO && usage.cpu <= usage.wall * 2);
+        assert!(usage.max_rss > 100 * 1024);
+        assert!(measure_ok(&mut Command::new("false")).is_err());
+    }
+
+    #[test]
+    fn quotes_only_what_a_shell_would_split() {
+        let mut command = Command::new("zebu");
+        command.args(["io", "-c", "read 0 4k", "it's"]);
+        assert_eq!(shown(&command), r"zebu io -c 'read 0 4k' 'it'\''s'");
+    }
+}
