@@ -118,6 +118,8 @@ pub enum Fault {
     RecycledIsFresh,
     /// Space: the counts of a window are not raised.
     SkipRaise,
+    /// Space: a window whose counts could not all be raised keeps those that were, and is given back.
+    KeepRaised,
     /// Space: a new refcount block does not count itself.
     UncountedBlock,
     /// Zeroing: what a backing image holds may show.

@@ -130,18 +130,32 @@ impl HostSpace {
         Ok(runs)
     }
 
-    /// Raises the refcounts of clusters that are 0 now to 1. The caller holds `space_mutex` and saw them 0.
+    /// Raises the refcounts of clusters that are 0 now to 1: all of them or, after an error, none. The caller holds
+    /// `space_mutex` and saw them 0.
     pub(crate) async fn raise(&self, worker: &Worker, range: Range<u64>) -> Result<()> {
-        self.change_refcounts(worker, range, Change::Raise).await
+        let Err(stopped) = self.change_refcounts(worker, range.clone(), Change::Raise).await else {
+            return Ok(());
+        };
+        // Nothing is read for it: a slice that was changed stays in memory until a commit, which `space_mutex` keeps out.
+        let raised = if sabotage::is(Fault::KeepRaised) { 0..0 } else { range.start..stopped.at };
+        if let Err(undone) = self.change_refcounts(worker, raised, Change::Lower).await {
+            self.files.poison(&undone.error);
+        }
+        Err(stopped.error)
     }
 
     /// Lowers refcounts by one each; returns the runs that are 0 now.
     pub(crate) async fn lower(&self, worker: &Worker, range: Range<u64>) -> Result<Vec<Range<u64>>> {
-        self.change_refcounts(worker, range.clone(), Change::Lower).await?;
+        self.change_refcounts(worker, range.clone(), Change::Lower).await.map_err(|stopped| stopped.error)?;
         self.zero_refcount_runs(worker, range).await
     }
 
-    async fn change_refcounts(&self, worker: &Worker, range: Range<u64>, change: Change) -> Result<()> {
+    async fn change_refcounts(
+        &self,
+        worker: &Worker,
+        range: Range<u64>,
+        change: Change,
+    ) -> std::result::Result<(), Stopped> {
         let per_slice = self.refcounts_per_slice();
         let order = self.geometry.refcount_order;
         let mut at = range.start;
@@ -176,7 +190,8 @@ impl HostSpace {
                         })
                         .then_some(Ok(()))
                 })
-                .await?;
+                .await
+                .map_err(|error| Stopped { at, error })?;
             if outcome.is_err() {
                 let message = match change {
                     Change::Raise => "a cluster that was free has a refcount now; run zebu check",
@@ -186,7 +201,7 @@ impl HostSpace {
                     .on(self.files.path())
                     .at_host(at << self.geometry.cluster_bits);
                 self.files.poison(&error);
-                return Err(error);
+                return Err(Stopped { at, error });
             }
             at = end;
         }
@@ -216,4 +231,10 @@ impl HostSpace {
 enum Change {
     Raise,
     Lower,
+}
+
+/// The error that ended a change of counts, and the first cluster whose count was not changed.
+struct Stopped {
+    at: u64,
+    error: Error,
 }

@@ -13,5 +13,5 @@ pub(crate) mod old_content;
 pub(crate) mod poison;
 mod refusals;
 pub(crate) mod snapshots;
-mod space;
+pub(crate) mod space;
 pub(crate) mod unending;

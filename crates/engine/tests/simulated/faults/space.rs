@@ -6,7 +6,7 @@ use crate::crash::setup::{Files, Setup, TOP};
 use crate::faults::bench::Bench;
 use zebu::storage::IoBuf;
 use zebu::{Durability, ErrorKind, NewSnapshot, SnapshotRef};
-use zebu_sim::{GuestRequest, SimFileConfig};
+use zebu_sim::{FailedEffect, Fault, FaultPlan, FaultRule, GuestRequest, OpClass, OpFilter, SimFileConfig};
 use zebu_storage::sabotage;
 
 /// Clusters and counts so that the refcount table is long for what it counts: 64 entries in each of its clusters, each of
@@ -291,4 +291,44 @@ fn clusters_that_come_and_go_are_counted() {
         assert_eq!(counts(), (before.0 + 4, before.1 + 3));
         closed(&bench);
     }
+}
+
+/// A window whose counts lie in several slices: one of them can't be read, the others are raised already. What is given back
+/// then is free by its counts, too, or the next window would call the image corrupt.
+#[test]
+pub(crate) fn a_window_that_could_not_be_counted_is_given_back_whole() {
+    let setup = Setup {
+        cluster_size: 4096,
+        refcount_bits: 64,
+        slice_size: Some(512),
+        cache_size: Some(1216),
+        workers: 1,
+        size: 4 << 20,
+        ..Setup::plain()
+    };
+    // The counts of a small window lie in one slice.
+    sabotage::limit_windows(u64::MAX);
+    let mut failed = 0;
+    for nth in 0..30 {
+        let bench = Bench::new(&setup, nth);
+        let fault =
+            Fault::Fail { errno: rustix::io::Errno::IO.raw_os_error(), effect: FailedEffect::Nothing };
+        let rule = FaultRule::new(OpFilter::of(OpClass::Read).on_file(TOP), fault).nth(nth);
+        bench.world.set_faults(FaultPlan::none().with(rule));
+        bench.guest.failures.set(Failures::OfTheDisk);
+        for offset in (0..1 << 20).step_by(64 << 10) {
+            write(&bench, offset, 64 << 10);
+        }
+        failed += bench.guest.failed.borrow().len();
+        bench.world.set_faults(FaultPlan::none());
+        bench.guest.failures.set(Failures::Forbidden);
+        for offset in (0..setup.size).step_by(64 << 10) {
+            write(&bench, offset, 64 << 10);
+        }
+        bench.read_whole().unwrap();
+        let violation = bench.guest.violation.borrow_mut().take();
+        assert_eq!(violation, None, "read {nth} failed");
+        bench.close().unwrap();
+    }
+    assert!(failed > 0, "no failure was felt");
 }

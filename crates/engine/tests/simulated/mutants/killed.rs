@@ -2,7 +2,7 @@
 //!
 //! `ZEBU_MUTANT_ROUNDS=10` asks for ten catches of each, from ten ranges of seeds.
 
-use crate::faults::{growth, held, idle, old_content, poison, snapshots, unending};
+use crate::faults::{growth, held, idle, old_content, poison, snapshots, space, unending};
 use crate::mutants::streams::Shape::*;
 use crate::mutants::streams::Stream::{self, *};
 use crate::mutants::{hostile, undone, unfinished};
@@ -134,6 +134,8 @@ mutants! {
     a_window_is_off_by_one: WindowOffByOne, within 5 of [Crash(Any)];
     recycled_space_counts_as_zero: RecycledIsFresh, within 20 of [Crash(Any)];
     windows_are_not_raised: SkipRaise, within 5 of [Crash(Any)];
+    a_window_is_given_back_half_counted: KeepRaised, within 1 of
+        [Scenario(space::a_window_that_could_not_be_counted_is_given_back_whole)];
     a_block_does_not_count_itself: UncountedBlock, within 20 of [Crash(ManyBlocks)];
     zeroes_show_the_backing_image: ZeroShowsBacking, within 10 of [Crash(Backed)];
     a_resize_is_not_alone: ResizeBesideWrites, within 1 of
