@@ -137,6 +137,7 @@ impl WorkerPool {
                 let worker = Worker::new(&config);
                 let _ = ready.send(worker.as_ref().map(drop).map_err(ToString::to_string));
                 if let Ok(worker) = worker {
+                    worker.promise_to_drive();
                     let (seat, running) = (Seat { worker: worker.uncounted(), thread }, Running::default());
                     // A task that panics ends alone.
                     let serve = || worker.block_on(run(&seat, &handle, &stop, &running));

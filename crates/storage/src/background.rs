@@ -101,6 +101,7 @@ impl Background {
     pub fn beside(worker: &Worker) -> Result<Self, IoError> {
         let shared = Arc::new(Shared::default());
         if let Some(own) = worker.simulated_sibling() {
+            own.promise_to_drive();
             let (on, taken) = (own.clone(), Arc::clone(&shared));
             drop(own.spawn(async move { taken.take_jobs(&on).await }));
             return Ok(Self { shared, place: Place::World });
@@ -207,6 +208,7 @@ fn start_thread(
     let (ready, is_ready) = mpsc::channel();
     let body = move || match Worker::new(&config) {
         Ok(own) => {
+            own.promise_to_drive();
             let _ = ready.send(Ok(()));
             drop(ready);
             body(own);

@@ -94,6 +94,8 @@ struct Inner {
     sibling: Option<MakeWorker>,
     /// Turns within each other: more than 1 when a task calls `block_on` or `poll`.
     turns: Cell<u32>,
+    /// Its thread has promised to drive it.
+    driven: Cell<bool>,
 }
 
 /// When a timer fires, and a number that tells timers of the same time apart.
@@ -182,6 +184,7 @@ impl Worker {
             fallback_reason,
             sibling,
             turns: Cell::new(0),
+            driven: Cell::new(false),
         });
         if inner.backend.borrow().kind() != WorkerKind::Simulated {
             // A simulated one ends when its world says so.
@@ -242,6 +245,21 @@ impl Worker {
     /// worker's next turn. A future that needs the worker is better given to [`Worker::spawn_with`].
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
         self.inner.executor.spawn(future)
+    }
+
+    /// Promises that this thread drives the worker (by [`Worker::block_on`], [`Worker::poll`] or [`Worker::wait`]) whenever
+    /// there is something to do, until all of its tasks are over ([`Worker::drain`]), and does not block in between.
+    ///
+    /// Work that others may wait for, such as the commit of an image, then runs here when a request of this worker asks for
+    /// it. Otherwise it is handed to a thread of the image's own and back, which takes some ten microseconds more.
+    /// A thread that breaks the promise holds up everybody who uses the same images.
+    pub fn promise_to_drive(&self) {
+        self.inner.driven.set(true);
+    }
+
+    /// Whether [`Worker::promise_to_drive`] was called.
+    pub fn is_driven(&self) -> bool {
+        self.inner.driven.get()
     }
 
     /// Runs `future` and all tasks until `future` is done.

@@ -13,6 +13,9 @@ use zebu::jobs::Cancel;
 use zebu::storage::{IoBufs, IoStats, Worker, WorkerConfig};
 use zebu::{Durability, Image, Result};
 
+/// How long work that goes on without a request is waited for at the end, if nothing comes of it.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
+
 /// Measurements, over all queues.
 #[derive(Clone, Default)]
 pub(crate) struct Measured {
@@ -127,11 +130,14 @@ fn run_queue(
             worker.spawn(Rc::clone(&queue).requests(IoBufs::from(buffer)))
         })
         .collect();
+    worker.promise_to_drive();
     worker.block_on(async {
         for task in tasks {
             task.await;
         }
     });
+    // What goes on without a request, a commit for example, ends before this thread waits for others.
+    worker.drain(DRAIN_PATIENCE);
     if let Some(error) = queue.error.take() {
         return Err(error);
     }

@@ -108,10 +108,11 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Has the commit run that the caller leads, by the image's worker.
+    /// Has the commit run that the caller leads: by the caller's worker if its thread has promised to drive it, else by the
+    /// image's.
     fn start_commit(self: &Arc<Self>, worker: &Worker) {
         let led = LedCommit { image: self.clone(), has_ended: false };
-        if sabotage::is(Fault::RunOnCaller) {
+        if worker.is_driven() || sabotage::is(Fault::RunOnCaller) {
             let on = worker.uncounted();
             drop(worker.spawn(async move {
                 let result = led.image.clone().run_commit(&on).await;

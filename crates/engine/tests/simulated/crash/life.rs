@@ -88,7 +88,7 @@ fn live_in(
     extent: Extent,
     tally: &mut Tally,
 ) -> std::result::Result<Option<Survivor>, String> {
-    let workers: Vec<_> = (0..setup.workers).map(|_| world.worker()).collect();
+    let workers = setup.make_workers(world);
     let guest = Rc::new(Guest::new(setup.open(world, &workers[0])?, model, setup));
     let mut survivor = None;
     // Of its own, so that a seed means the same with bitmaps and without.

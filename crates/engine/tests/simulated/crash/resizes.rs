@@ -41,7 +41,7 @@ pub(crate) fn resizes_beside_writes(seed: u64) -> Result<(), String> {
     };
     let files = setup.make(seed);
     let world = setup.world(&files, rng.next_u64());
-    let workers: Vec<_> = (0..setup.workers).map(|_| world.worker()).collect();
+    let workers = setup.make_workers(&world);
     let image = setup.open(&world, &workers[0]).unwrap();
     let guest = Rc::new(Guest::new(image, setup.model(), &setup));
     // Writes past a new end are refused; that is no failure of the disk.

@@ -74,6 +74,14 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
+    /// The workers of the guest's requests. Every other one leads its commits itself, as the threads of a server do; the
+    /// others leave them to the image's own worker.
+    pub(crate) fn make_workers(&self, world: &SimWorld) -> Vec<Worker> {
+        let workers: Vec<_> = (0..self.workers).map(|_| world.worker()).collect();
+        workers.iter().skip(1).step_by(2).for_each(Worker::promise_to_drive);
+        workers
+    }
+
     /// The simplest image.
     pub(crate) fn plain() -> Self {
         Self {

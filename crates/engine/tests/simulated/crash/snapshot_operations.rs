@@ -221,7 +221,7 @@ fn live(seed: u64) -> Result<u64, String> {
     let setup = setup(&mut rng);
     let files = setup.make(seed);
     let world = setup.world(&files, rng.next_u64());
-    let workers: Vec<Worker> = (0..setup.workers).map(|_| world.worker()).collect();
+    let workers = setup.make_workers(&world);
     let image = setup.open(&world, &workers[0])?;
     let guest = Rc::new(Guest::new(image, setup.model(), &setup));
     let mut life = Life { setup: &setup, world: &world, workers, guest, taken: Vec::new(), rng, states: 0 };

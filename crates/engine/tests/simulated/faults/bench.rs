@@ -23,7 +23,7 @@ impl Bench {
 
     pub(crate) fn with_files(setup: &Setup, files: &Files, seed: u64) -> Self {
         let world = setup.world(files, seed);
-        let workers: Vec<_> = (0..setup.workers).map(|_| world.worker()).collect();
+        let workers = setup.make_workers(&world);
         let image = setup.open(&world, &workers[0]).unwrap();
         let guest = Rc::new(Guest::new(image, setup.model(), setup));
         Self { setup: setup.clone(), world, workers, guest }

@@ -67,7 +67,7 @@ fn with_bitmap(setup: &Setup, seed: u64, rng: &mut SimRng) -> Result<(Files, Kno
 
 fn opened(setup: &Setup, files: &Files, seed: u64) -> Result<(SimWorld, Vec<Worker>, Rc<Guest>), String> {
     let world = setup.world(files, seed);
-    let workers: Vec<_> = (0..setup.workers).map(|_| world.worker()).collect();
+    let workers = setup.make_workers(&world);
     let image = setup.open(&world, &workers[0])?;
     let guest = Rc::new(Guest::new(image, setup.model(), setup));
     Ok((world, workers, guest))

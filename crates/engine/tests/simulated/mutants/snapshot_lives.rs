@@ -51,7 +51,7 @@ pub(crate) fn live(seed: u64) -> Result<(), String> {
         }
     };
     let world = setup.world(&setup.make(seed), rng.next_u64());
-    let workers: Vec<_> = (0..setup.workers).map(|_| world.worker()).collect();
+    let workers = setup.make_workers(&world);
     let image = setup.open(&world, &workers[0])?;
     let guest = Rc::new(Guest::new(image, setup.model(), &setup));
     let mut life = Life { setup: &setup, world: &world, workers, guest, taken: Vec::new(), rng };

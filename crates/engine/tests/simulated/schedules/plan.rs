@@ -68,6 +68,11 @@ pub(crate) enum Op {
 }
 
 impl Op {
+    /// Whether its worker stands still from then on.
+    pub(crate) fn leaves(&self) -> bool {
+        matches!(self, Self::FlushAndLeave(_) | Self::FlushThenLeave)
+    }
+
     /// Its name in tables.
     pub(crate) fn name(&self) -> &'static str {
         match self {

@@ -197,7 +197,7 @@ impl Life<'_> {
         is_last: bool,
     ) -> Result<Option<(Files, GuestModel)>, String> {
         let setup = &self.plan.setup;
-        let workers: Vec<Worker> = (0..setup.workers).map(|_| self.world.worker()).collect();
+        let workers = setup.make_workers(self.world);
         let image = setup.open(self.world, &workers[0])?;
         let guest = Rc::new(Guest::new(image, model, setup));
         if self.plan.fails() {
