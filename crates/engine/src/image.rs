@@ -378,7 +378,7 @@ impl Image {
             Driver::Raw(raw) => raw.cache_mode.is_writethrough(),
         };
         if durability == Durability::Durable || writethrough {
-            Box::pin(self.flush(worker)).await
+            Box::pin(self.flush_or_closed(worker)).await
         } else {
             Ok(())
         }
@@ -394,12 +394,21 @@ impl Image {
         let worker = &worker.uncounted();
         self.tidy(Instant::now());
         self.0.check_open()?;
-        match &self.0.driver {
+        self.flush_or_closed(worker).await
+    }
+
+    /// Flushes what completed before the call. A close that comes first or meanwhile makes it durable as well.
+    async fn flush_or_closed(&self, worker: &Worker) -> Result<()> {
+        let flushed = match &self.0.driver {
             Driver::Qcow2(qcow2) if qcow2.is_writable() => qcow2.flush(worker).await,
             Driver::Raw(raw) if raw.file.is_writable() => {
                 worker.flush(&raw.file).await.map_err(|e| Error::from(e).on(&self.0.path))
             }
             Driver::Qcow2(_) | Driver::Raw(_) => Ok(()),
+        };
+        match (flushed, self.0.closed()) {
+            (Err(_), Some(closed)) => closed.clone(),
+            (flushed, _) => flushed,
         }
     }
 
@@ -527,7 +536,7 @@ impl Image {
     }
 
     /// Commits, returns what the windows did not use, releases the locks. Requests that change the image and have begun end
-    /// first; later ones fail. A second close does nothing, and has the result of the first.
+    /// first; later ones fail. A second close has the result of the first, and the locks are released when it returns, too.
     ///
     /// # Errors
     /// As [`Image::flush`]. [`ErrorKind::Busy`]: another request does not end; nothing is closed.
@@ -547,14 +556,18 @@ impl Image {
                 Error::new(ErrorKind::Busy, message).on(&self.0.path)
             })?)
         };
-        if let Some(result) = self.0.closed() {
-            return result.clone();
-        }
-        let result = match &self.0.driver {
-            Driver::Qcow2(qcow2) => qcow2.close(worker).await,
-            Driver::Raw(raw) => raw::close(raw, worker).await,
+        let earlier = self.0.closed().cloned();
+        let result = match (earlier, &self.0.driver) {
+            (Some(earlier), _) => earlier,
+            (None, driver) => {
+                let result = match driver {
+                    Driver::Qcow2(qcow2) => qcow2.close(worker).await,
+                    Driver::Raw(raw) => raw::close(raw, worker).await,
+                };
+                self.0.note_closed(result.clone());
+                result
+            }
         };
-        self.0.note_closed(result.clone());
         // Operations that wait on the image's own worker to be alone get their turn, and fail. They are waited for, so this
         // must not be alone any more.
         let _alone = alone.filter(|_| sabotage::is(Fault::IdleWhileAlone));

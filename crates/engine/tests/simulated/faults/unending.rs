@@ -192,3 +192,36 @@ pub(crate) fn a_close_has_no_writes_beside_it() {
     }
     assert!(met > 0, "the write was over each time: the test shows nothing");
 }
+
+/// A flush that begins before a close has ended has what was written made durable by either, and is not called failed.
+#[test]
+fn a_flush_beside_a_close_does_not_fail() {
+    let (mut beside, mut refused) = (0, false);
+    for steps in 0..80 {
+        let bench = bench(steps);
+        let write = bench.guest.write(&bench.workers[0], 50 * CLUSTER, CLUSTER, Durability::Volatile);
+        bench.world.block_on(write).unwrap();
+        let image = bench.guest.image.clone();
+        let (closer, on) = (image.clone(), bench.workers[1].clone());
+        let close = begin(&bench.workers[1], async move { closer.close(&on).await });
+        for _ in 0..steps {
+            bench.world.step();
+        }
+        let on = bench.workers[0].clone();
+        let flush = begin(&bench.workers[0], async move { image.flush(&on).await });
+        let flushed = end(&bench, &flush, "the flush");
+        end(&bench, &close, "the close").unwrap();
+        match flushed {
+            Ok(()) => {
+                assert!(!refused, "{steps} steps: an earlier flush was refused");
+                beside += 1;
+            }
+            // The close has done its work, and tells its caller next.
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{steps} steps: {error}");
+                refused = true;
+            }
+        }
+    }
+    assert!(refused && beside > 10, "{beside} flushes beside a close");
+}
