@@ -1,6 +1,6 @@
 //! Building what a run needs, once.
 
-use crate::test_programs::{Qemu, TestPrograms};
+use crate::test_programs::{PROFILE, Qemu, TestPrograms};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use zebu_bench::Outcome;
@@ -54,19 +54,18 @@ impl Programs {
             }
         }
         tests.of(SIMULATED)?;
-        let fuzz = target_dir()?.join("fuzz");
         if kinds.contains(&Kind::Fuzz) {
-            run(cargo()
-                .current_dir(root().join("fuzz"))
-                .args(["build", "--quiet", "--locked", "--release", "--example", "steady", "--target-dir"])
-                .arg(&fuzz))?;
+            // In the profile and the directory of the tests: most of what it depends on is built already.
+            let mut build = cargo();
+            build.current_dir(root().join("fuzz")).args(["build", "--quiet", "--locked", "--example", "steady"]);
+            run(build.args(["--profile", PROFILE, "--target-dir"]).arg(target_dir()?))?;
         }
         Ok(Self {
             zebu: tests.binary("zebu"),
             differential: tests.binary("differential"),
             tests,
             qemu,
-            fuzz: fuzz.join("release/examples/steady"),
+            fuzz: target_dir()?.join(PROFILE).join("examples/steady"),
         })
     }
 
