@@ -5,17 +5,19 @@
 use arbitrary::{Result, Unstructured};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use zebu_fuzz::{clients, image, tables, words};
+use zebu_fuzz::{clients, image, luks, tables, words};
 
 type Target = fn(&mut Unstructured<'_>) -> Result<()>;
 
-const TARGETS: [(&str, Target); 12] = [
+const TARGETS: [(&str, Target); 14] = [
     ("image_read", image::read),
     ("image_write", image::write),
     ("image_compressed", image::compressed),
     ("header", tables::header),
     ("snapshot_table", tables::snapshots),
     ("bitmap_directory", tables::bitmaps),
+    ("luks1", luks::luks1),
+    ("luks2", luks::luks2),
     ("command_words", words::command),
     ("control_line", words::control),
     ("nbd_option", clients::nbd_option),

@@ -6,5 +6,6 @@ pub mod base;
 pub mod clients;
 pub mod image;
 mod limits;
+pub mod luks;
 pub mod tables;
 pub mod words;

@@ -38,6 +38,7 @@ const TOOLS: &[Tool] = &[
         package: "qemu-system-x86",
         needs: &[Need::Tests, Need::Everything],
     },
+    Tool { program: "cryptsetup", package: "cryptsetup-bin", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "busybox", package: "busybox-static", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "fusermount3", package: "fuse3", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "openssl", package: "openssl", needs: &[Need::Tests, Need::Everything] },

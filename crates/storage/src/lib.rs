@@ -79,6 +79,7 @@ mod foreign_event;
 #[cfg(debug_assertions)]
 mod growth_check;
 mod lock;
+mod locked_memory;
 mod mapping_guard;
 mod memory;
 mod notify;
@@ -117,6 +118,7 @@ pub use executor::JoinHandle;
 pub use file::File;
 pub use file_types::{Access, Alignment, Create, FileExtent, FileId, FileKind, FsKind, LockMode, OpenFlags};
 pub use foreign_event::{ForeignEvent, is_eventfd};
+pub use locked_memory::{LockedBox, LockedBytes};
 pub use mapping_guard::MappingGuard;
 pub use release::release_free_memory;
 pub use socket::Socket;

@@ -1,0 +1,159 @@
+//! Encryption of sectors in place.
+
+use crate::block_cipher::{BLOCK, Block16, Direction};
+use crate::cbc_sectors::Cbc;
+use crate::cipher_spec::{BlockCipher, CipherSpec, Mode};
+use crate::error::LuksError;
+use crate::limits::SECTOR;
+use crate::xts_sectors::Xts;
+use aes::{Aes128, Aes192, Aes256};
+use cipher::KeyInit;
+use serpent::Serpent;
+use sha2::{Digest, Sha256};
+use std::fmt;
+use twofish::Twofish;
+use zebu_storage::LockedBox;
+use zeroize::Zeroizing;
+
+/// Expanded keys of a cipher `C`, and of the cipher `E` with a key of 256 bits, which ESSIV uses.
+enum Keyed<C, E> {
+    Xts(Xts<C>),
+    Cbc(Cbc<C, E>),
+}
+
+impl<C: Block16 + KeyInit, E: Block16 + KeyInit> Keyed<C, E> {
+    fn new(mode: Mode, key: &[u8]) -> Option<Self> {
+        if mode.is_xts() {
+            let (data, tweak) = key.split_at_checked(key.len() / 2)?;
+            let (data, tweak) = (C::new_from_slice(data).ok()?, C::new_from_slice(tweak).ok()?);
+            return Some(Self::Xts(Xts { data, tweak }));
+        }
+        let essiv = if mode == Mode::CbcEssivSha256 {
+            let salt = Zeroizing::new(Sha256::digest(key));
+            Some(E::new_from_slice(&salt).ok()?)
+        } else {
+            None
+        };
+        Some(Self::Cbc(Cbc { data: C::new_from_slice(key).ok()?, essiv }))
+    }
+
+    fn sector(&self, direction: Direction, vector: [u8; BLOCK], sector: &mut [u8]) {
+        match self {
+            Self::Xts(xts) => xts.sector(direction, vector, sector),
+            Self::Cbc(cbc) => cbc.sector(direction, vector, sector),
+        }
+    }
+}
+
+enum Schedule {
+    Aes128(Keyed<Aes128, Aes256>),
+    Aes192(Keyed<Aes192, Aes256>),
+    Aes256(Keyed<Aes256, Aes256>),
+    Serpent(Keyed<Serpent, Serpent>),
+    Twofish(Keyed<Twofish, Twofish>),
+}
+
+/// A cipher with its key, in locked memory. Sectors are encrypted and decrypted in place.
+pub struct SectorCipher {
+    spec: CipherSpec,
+    sector_size: usize,
+    schedule: LockedBox<Schedule>,
+}
+
+impl SectorCipher {
+    /// A cipher for sectors of 512 bytes.
+    ///
+    /// # Errors
+    /// [`LuksError::KeyLength`] if `key` has another length than `spec` says; [`LuksError::Memory`].
+    pub fn new(spec: CipherSpec, key: &[u8]) -> Result<Self, LuksError> {
+        Self::with_sector_size(spec, key, SECTOR as u32)
+    }
+
+    /// A cipher for sectors of `sector_size` bytes: a power of two from 512 to 4096.
+    ///
+    /// # Errors
+    /// As [`SectorCipher::new`], and [`LuksError::Field`] for another sector size.
+    pub fn with_sector_size(spec: CipherSpec, key: &[u8], sector_size: u32) -> Result<Self, LuksError> {
+        if !matches!(sector_size, 512 | 1024 | 2048 | 4096) {
+            return Err(LuksError::field(
+                "sector_size",
+                format!("{sector_size} is none of 512, 1024, 2048, 4096"),
+            ));
+        }
+        let wrong_len = || LuksError::KeyLength { cipher: spec.to_string(), len: key.len() };
+        if key.len() != spec.key_len() {
+            return Err(wrong_len());
+        }
+        let mode = spec.mode();
+        let block_key = if mode.is_xts() { key.len() / 2 } else { key.len() };
+        let schedule = match (spec.cipher(), block_key) {
+            (BlockCipher::Aes, 16) => Keyed::new(mode, key).map(Schedule::Aes128),
+            (BlockCipher::Aes, 24) => Keyed::new(mode, key).map(Schedule::Aes192),
+            (BlockCipher::Aes, _) => Keyed::new(mode, key).map(Schedule::Aes256),
+            (BlockCipher::Serpent, _) => Keyed::new(mode, key).map(Schedule::Serpent),
+            (BlockCipher::Twofish, _) => Keyed::new(mode, key).map(Schedule::Twofish),
+        };
+        let schedule = LockedBox::new(schedule.ok_or_else(wrong_len)?)
+            .map_err(|error| LuksError::key_memory(size_of::<Schedule>(), error))?;
+        Ok(Self { spec, sector_size: sector_size as usize, schedule })
+    }
+
+    /// The cipher, its mode and the length of its key.
+    pub fn spec(&self) -> CipherSpec {
+        self.spec
+    }
+
+    /// Bytes of a sector: what is encrypted with one initialization vector.
+    pub fn sector_size(&self) -> usize {
+        self.sector_size
+    }
+
+    /// Encrypts whole sectors in place. `first` is the number of the first, in units of 512 bytes whatever the sector size.
+    ///
+    /// # Errors
+    /// [`LuksError::PartialBlock`] if `data` is no whole number of blocks of 16 bytes; nothing is changed then. A last sector may be
+    /// cut short between blocks.
+    pub fn encrypt(&self, first: u64, data: &mut [u8]) -> Result<(), LuksError> {
+        self.run(Direction::Encrypt, first, data)
+    }
+
+    /// Decrypts whole sectors in place; see [`SectorCipher::encrypt`].
+    ///
+    /// # Errors
+    /// As [`SectorCipher::encrypt`].
+    pub fn decrypt(&self, first: u64, data: &mut [u8]) -> Result<(), LuksError> {
+        self.run(Direction::Decrypt, first, data)
+    }
+
+    fn run(&self, direction: Direction, first: u64, data: &mut [u8]) -> Result<(), LuksError> {
+        if !data.len().is_multiple_of(BLOCK) {
+            return Err(LuksError::PartialBlock { len: data.len() });
+        }
+        let is_short = matches!(self.spec.mode(), Mode::XtsPlain | Mode::CbcPlain);
+        let per_sector = self.sector_size as u64 / SECTOR;
+        for (index, sector) in (0u64..).zip(data.chunks_mut(self.sector_size)) {
+            let number = first.wrapping_add(index.wrapping_mul(per_sector));
+            let number = if is_short { number & u64::from(u32::MAX) } else { number };
+            let mut vector = [0; BLOCK];
+            vector[..8].copy_from_slice(&number.to_le_bytes());
+            match &*self.schedule {
+                Schedule::Aes128(keyed) => keyed.sector(direction, vector, sector),
+                Schedule::Aes192(keyed) => keyed.sector(direction, vector, sector),
+                Schedule::Aes256(keyed) => keyed.sector(direction, vector, sector),
+                Schedule::Serpent(keyed) => keyed.sector(direction, vector, sector),
+                Schedule::Twofish(keyed) => keyed.sector(direction, vector, sector),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Says the cipher, not the key.
+impl fmt::Debug for SectorCipher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SectorCipher")
+            .field("spec", &self.spec)
+            .field("sector_size", &self.sector_size)
+            .finish_non_exhaustive()
+    }
+}
