@@ -24,3 +24,15 @@ pub fn pbkdf2_iterations(hash: HashName, key_len: usize, target: Duration) -> u3
         iterations *= 4;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_time_is_more_iterations_and_none_too_few() {
+        assert_eq!(pbkdf2_iterations(HashName::Sha256, 64, Duration::ZERO), MIN_ITERATIONS);
+        // A machine that hashes a thousand times slower than any of today would be needed.
+        assert!(pbkdf2_iterations(HashName::Sha1, 16, Duration::from_secs(30)) > 10 * MIN_ITERATIONS);
+    }
+}
