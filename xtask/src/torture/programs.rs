@@ -57,7 +57,13 @@ impl Programs {
         if kinds.contains(&Kind::Fuzz) {
             // In the profile and the directory of the tests: most of what it depends on is built already.
             let mut build = cargo();
-            build.current_dir(root().join("fuzz")).args(["build", "--quiet", "--locked", "--example", "steady"]);
+            build.current_dir(root().join("fuzz")).args([
+                "build",
+                "--quiet",
+                "--locked",
+                "--example",
+                "steady",
+            ]);
             run(build.args(["--profile", PROFILE, "--target-dir"]).arg(target_dir()?))?;
         }
         Ok(Self {
