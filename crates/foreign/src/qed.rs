@@ -62,7 +62,10 @@ pub(crate) fn open(files: &dyn Files) -> Result<Disk> {
     } else {
         let (at, len) = (u64::from(le32(&header, 56)), u64::from(le32(&header, 60)));
         let in_header = at.saturating_add(len) <= cluster.start(u64::from(header_clusters));
-        ensure!(in_header && len <= MAX_NAME, "the name of the QED backing file does not lie in the header");
+        ensure!(
+            in_header && len > 0 && len <= MAX_NAME,
+            "the name of the QED backing file does not lie in the header"
+        );
         let name =
             String::from_utf8_lossy(&source.vec(at, len, "the name of the QED backing file")?).into_owned();
         let format = if features & BACKING_IS_RAW == 0 { ParentFormat::Unknown } else { ParentFormat::Raw };

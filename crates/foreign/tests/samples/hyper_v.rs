@@ -95,11 +95,15 @@ pub fn set_vhdx_sum(image: &mut [u8], at: usize, len: usize) {
 }
 
 const MIB: usize = 1 << 20;
-/// Where things lie: log, metadata, table, first block, and the bitmap.
+/// Offset of the log.
 pub const LOG: usize = MIB;
+/// Offset of the metadata.
 pub const METADATA: usize = 2 * MIB;
+/// Offset of the block allocation table.
 pub const TABLE: usize = 3 * MIB;
+/// Offset of the first block.
 pub const BLOCK: usize = 4 * MIB;
+/// Offset of the bitmap.
 pub const BITMAP: usize = 5 * MIB;
 /// The log's GUID.
 const LOG_GUID: [u8; 16] = [0x77; 16];
@@ -147,6 +151,8 @@ fn vhdx_with(flags: u32, locator: &[u8], states: [u64; 3]) -> Vec<u8> {
         ("CAA16737-FA36-4D43-B3B6-33F0AA44E76B", &parameters),
         ("2FA54224-CD1B-4876-B211-5DBED83BF4B8", &size),
         ("8141BF1D-A96F-4709-BA47-F233A8FAAB5F", &sector),
+        ("CDA348C7-445D-4471-9CC9-E9885251C556", &sector),
+        ("BECA12AB-B2E6-4523-93EF-C309E000C746", &[0x66; 16]),
     ];
     if !locator.is_empty() {
         items.push(("A8D35F2D-B30B-454D-ABF7-D3D84834AB0C", locator));

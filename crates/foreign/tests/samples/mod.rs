@@ -3,6 +3,7 @@
 
 use std::sync::LazyLock;
 
+pub mod cases;
 mod crc32c;
 pub mod hyper_v;
 pub mod packed;
