@@ -5,7 +5,7 @@
 use arbitrary::{Result, Unstructured};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use zebu_fuzz::{clients, image, tables, words};
+use zebu_fuzz::{clients, foreign, image, tables, words};
 
 type Target = fn(&mut Unstructured<'_>) -> Result<()>;
 
@@ -13,6 +13,7 @@ const TARGETS: [(&str, Target); 12] = [
     ("image_read", image::read),
     ("image_write", image::write),
     ("image_compressed", image::compressed),
+    ("foreign_image", foreign::image),
     ("header", tables::header),
     ("snapshot_table", tables::snapshots),
     ("bitmap_directory", tables::bitmaps),

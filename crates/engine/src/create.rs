@@ -1,6 +1,6 @@
 //! Making images: their files, and what file systems are told of them.
 
-use crate::image::convert_first;
+use crate::foreign_image::convert_first;
 use crate::node::Driver;
 use crate::open::size_lookup;
 use crate::options::*;

@@ -1,9 +1,9 @@
 //! Images of other programs: their tables are looked up through a cache of pages, and their packed units are inflated.
 
 use crate::compress::{CodecPool, Outcome, Work};
-use crate::file_pages::{FilePages, PAGE, Pages};
+use crate::file_pages::{FilePages, Pages};
 use crate::image_worker::ImageWorker;
-use crate::options::OpenOptions;
+use crate::options::{Format, OpenOptions};
 use crate::qcow2::cache::inflated_clusters::{ClusterCache, Inflated, Inflation};
 use crate::qcow2::map::mapping::Run;
 use crate::sync::AsyncMutex;
@@ -32,6 +32,15 @@ pub(crate) struct ForeignImage {
     pool: CodecPool,
     one_large: AsyncMutex,
     own_worker: ImageWorker,
+}
+
+/// The refusal to change an image of a format that is only read.
+pub(crate) fn convert_first(format: Format) -> Error {
+    let message = format!(
+        "images in the format {} can be read, not written: convert the image to qcow2 or raw first",
+        format.name()
+    );
+    Error::new(ErrorKind::Unsupported, message)
 }
 
 /// The engine's error for one of a parser. Its place is named if it has one.
@@ -166,5 +175,3 @@ impl ForeignImage {
         Ok(bytes)
     }
 }
-
-const _: () = assert!(PAGE.is_power_of_two());

@@ -1,6 +1,7 @@
 //! An open image: the handle that everything else works on.
 
 use crate::chain;
+use crate::foreign_image::convert_first;
 use crate::node::{Driver, Node};
 use crate::open::{open_chain, open_given};
 use crate::options::*;
@@ -33,15 +34,6 @@ pub struct Image(pub(crate) Arc<Node>);
 pub(crate) enum Clusters {
     Plain,
     Compressed,
-}
-
-/// The refusal to change an image of a format that is only read.
-pub(crate) fn convert_first(format: Format) -> Error {
-    let message = format!(
-        "images in the format {} can be read, not written: convert the image to qcow2 or raw first",
-        format.name()
-    );
-    Error::new(ErrorKind::Unsupported, message)
 }
 
 fn check_range(node: &Node, offset: u64, len: u64) -> Result<()> {

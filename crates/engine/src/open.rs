@@ -5,8 +5,7 @@ use crate::chain::map::{ChainMap, DerivedFrom, MERGED_BYTES};
 use crate::check;
 use crate::error::format_error;
 use crate::foreign::{Guess, guess};
-use crate::foreign_image::{ForeignImage, parse_from};
-use crate::image::convert_first;
+use crate::foreign_image::{ForeignImage, convert_first, parse_from};
 use crate::image_worker::ImageWorker;
 use crate::node::{ChainView, Driver, Node, Raw};
 use crate::options::{

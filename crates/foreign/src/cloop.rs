@@ -3,10 +3,10 @@
 //! Integers are big endian. The rules are those of QEMU's `block/cloop.c`, with smaller limits.
 
 use crate::bytes::be32;
-use crate::disk::{self, Disk};
 use crate::error::{Error, Result, ensure, require};
 use crate::files::{FileIndex, Files, Source};
 use crate::limits::MAX_PACKED_UNIT;
+use crate::opened::Opened;
 use crate::run::{Kind, Packed, Packing, Run};
 use crate::units::Unit;
 
@@ -23,7 +23,7 @@ pub(crate) struct Map {
     blocks: u32,
 }
 
-pub(crate) fn open(files: &dyn Files) -> Result<Disk> {
+pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
     let source = Source::image(files);
     let start: [u8; 23] = source.array(0, "the cloop header")?;
     ensure!(start.starts_with(MAGIC), "Image not in cloop format, version 2");
@@ -35,8 +35,8 @@ pub(crate) fn open(files: &dyn Files) -> Result<Disk> {
     source.check(TABLE, u64::from(blocks).saturating_add(1).saturating_mul(8), "the cloop offset table")?;
     let block = Unit::new(u64::from(block)).ok_or_else(|| Error::damaged("cloop blocks are empty"))?;
     let size = block.start(u64::from(blocks));
-    let map = disk::Map::Cloop(Map { block, blocks });
-    Ok(Disk { size, unit: block.bytes(), variant: "cloop", parent: None, identity: None, map })
+    let map = Map { block, blocks };
+    Ok(Opened { size, unit: block.bytes(), variant: "cloop", parent: None, identity: None, map })
 }
 
 impl Map {

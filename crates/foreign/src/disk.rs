@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::files::Files;
 use crate::limits::MAX_DISK;
+use crate::opened::Opened;
 use crate::parent::{Identity, Parent};
 use crate::run::{Kind, Run};
 use crate::{cloop, dmg, parallels, qcow1, qed, vdi, vhdx, vmdk, vpc};
@@ -62,7 +63,7 @@ impl Format {
 
 /// The tables of an image.
 #[derive(Debug, Clone)]
-pub(crate) enum Map {
+enum Map {
     Vmdk(vmdk::Map),
     Vhdx(Box<vhdx::Map>),
     Vpc(vpc::Map),
@@ -77,12 +78,12 @@ pub(crate) enum Map {
 /// An image: its size, and its map.
 #[derive(Debug, Clone)]
 pub struct Disk {
-    pub(crate) size: u64,
-    pub(crate) unit: u64,
-    pub(crate) variant: &'static str,
-    pub(crate) parent: Option<Parent>,
-    pub(crate) identity: Option<Identity>,
-    pub(crate) map: Map,
+    size: u64,
+    unit: u64,
+    variant: &'static str,
+    parent: Option<Parent>,
+    identity: Option<Identity>,
+    map: Map,
 }
 
 /// The names of the files that the image consists of beside the image file, in order: those of a VMDK descriptor, as they
@@ -103,21 +104,25 @@ impl Disk {
     /// # Errors
     /// They are damaged, or use what is not implemented.
     pub fn open(format: Format, files: &dyn Files) -> Result<Self> {
-        let disk = match format {
-            Format::Vmdk => vmdk::open(files),
-            Format::Vhdx => vhdx::open(files),
-            Format::Vpc => vpc::open(files),
-            Format::Vdi => vdi::open(files),
-            Format::Qed => qed::open(files),
-            Format::Parallels => parallels::open(files),
-            Format::Qcow => qcow1::open(files),
-            Format::Cloop => cloop::open(files),
-            Format::Dmg => dmg::open(files),
-        }?;
-        if disk.size > MAX_DISK {
-            return Err(Error::unsupported(format!("a disk of {} bytes is too large", disk.size)));
+        Self::of(match format {
+            Format::Vmdk => vmdk::open(files)?.map(Map::Vmdk),
+            Format::Vhdx => vhdx::open(files)?.map(|map| Map::Vhdx(Box::new(map))),
+            Format::Vpc => vpc::open(files)?.map(Map::Vpc),
+            Format::Vdi => vdi::open(files)?.map(Map::Vdi),
+            Format::Qed => qed::open(files)?.map(Map::Qed),
+            Format::Parallels => parallels::open(files)?.map(Map::Parallels),
+            Format::Qcow => qcow1::open(files)?.map(Map::Qcow),
+            Format::Cloop => cloop::open(files)?.map(Map::Cloop),
+            Format::Dmg => dmg::open(files)?.map(Map::Dmg),
+        })
+    }
+
+    fn of(opened: Opened<Map>) -> Result<Self> {
+        let Opened { size, unit, variant, parent, identity, map } = opened;
+        if size > MAX_DISK {
+            return Err(Error::unsupported(format!("a disk of {size} bytes is too large")));
         }
-        Ok(disk)
+        Ok(Self { size, unit, variant, parent, identity, map })
     }
 
     /// Reads the headers of an image without the files that it names. The sizes are those that the image file tells, and of
@@ -127,7 +132,7 @@ impl Disk {
     /// As [`Disk::open`].
     pub fn inspect(format: Format, files: &dyn Files) -> Result<Self> {
         match format {
-            Format::Vmdk => vmdk::inspect(files),
+            Format::Vmdk => Self::of(vmdk::inspect(files)?.map(Map::Vmdk)),
             _ => Self::open(format, files),
         }
     }

@@ -4,10 +4,10 @@
 //! name. The rules are those of QEMU's `block/dmg.c`, with smaller limits.
 
 use crate::bytes::{be32, be64};
-use crate::disk::{self, Disk};
 use crate::error::{Error, Result, ensure, require};
 use crate::files::{FileIndex, Files, Source};
 use crate::limits::{MAX_PACKED_UNIT, MAX_PROPERTY_LIST};
+use crate::opened::Opened;
 use crate::run::{Kind, Packed, Packing, Run};
 
 /// The first bytes of the last 512 of the file.
@@ -41,7 +41,7 @@ pub(crate) struct Map {
     size: u64,
 }
 
-pub(crate) fn open(files: &dyn Files) -> Result<Disk> {
+pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
     let source = Source::image(files);
     let trailer_at = source.len().saturating_sub(TRAILER_BYTES);
     let trailer: [u8; TRAILER_BYTES as usize] = source.array(trailer_at, "the DMG trailer")?;
@@ -68,8 +68,8 @@ pub(crate) fn open(files: &dyn Files) -> Result<Disk> {
     }
     ensure!(end <= size, "the chunks of the DMG reach past the end of the disk at {size}");
     let unit = chunks.iter().map(|chunk| chunk.len).max().unwrap_or_default().min(MAX_PACKED_UNIT);
-    let map = disk::Map::Dmg(Map { chunks, size });
-    Ok(Disk { size, unit, variant: "dmg", parent: None, identity: None, map })
+    let map = Map { chunks, size };
+    Ok(Opened { size, unit, variant: "dmg", parent: None, identity: None, map })
 }
 
 /// The tables of chunks in the property list.

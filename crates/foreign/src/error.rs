@@ -1,6 +1,6 @@
 //! Why an image can't be read.
 
-use crate::files::{FileIndex, Missing};
+use crate::place::{FileIndex, Missing};
 
 /// Shorthand.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -3,9 +3,9 @@
 //! Integers are little endian. Rules: QEMU's `docs/interop/parallels.rst`.
 
 use crate::bytes::{le32, le64};
-use crate::disk::{self, Disk};
 use crate::error::{Error, Result, ensure, require};
 use crate::files::{FileIndex, Files, Source};
+use crate::opened::Opened;
 use crate::run::{Kind, Run};
 use crate::units::{Unit, data};
 
@@ -26,7 +26,7 @@ pub(crate) struct Map {
     entry_unit: u64,
 }
 
-pub(crate) fn open(files: &dyn Files) -> Result<Disk> {
+pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
     let source = Source::image(files);
     let header: [u8; HEADER as usize] = source.array(0, "the Parallels header")?;
     let extended = header.starts_with(EXTENDED_MAGIC);
@@ -44,8 +44,8 @@ pub(crate) fn open(files: &dyn Files) -> Result<Disk> {
     let entries = le32(&header, 32);
     source.check(HEADER, u64::from(entries).saturating_mul(4), "the Parallels block table")?;
     let entry_unit = if extended { block.bytes() } else { 512 };
-    let map = disk::Map::Parallels(Map { size, block, entries, entry_unit });
-    Ok(Disk { size, unit: block.bytes(), variant: "dynamic", parent: None, identity: None, map })
+    let map = Map { size, block, entries, entry_unit };
+    Ok(Opened { size, unit: block.bytes(), variant: "dynamic", parent: None, identity: None, map })
 }
 
 impl Map {

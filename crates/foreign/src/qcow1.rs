@@ -3,10 +3,10 @@
 //! Integers are big endian. The rules are those of QEMU's `block/qcow.c`.
 
 use crate::bytes::{be32, be64};
-use crate::disk::{self, Disk};
 use crate::error::{Error, Result, ensure, require};
 use crate::files::{FileIndex, Files, Source};
 use crate::limits::MAX_NAME;
+use crate::opened::Opened;
 use crate::parent::{Parent, ParentFormat};
 use crate::run::{Kind, Packed, Packing, Run};
 use crate::units::{Unit, data};
@@ -27,7 +27,7 @@ pub(crate) struct Map {
     l1: u64,
 }
 
-pub(crate) fn open(files: &dyn Files) -> Result<Disk> {
+pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
     let source = Source::image(files);
     let header: [u8; 48] = source.array(0, "the qcow header")?;
     ensure!(header.starts_with(MAGIC), "Image not in qcow format");
@@ -59,8 +59,8 @@ pub(crate) fn open(files: &dyn Files) -> Result<Disk> {
     };
     let size =
         size.checked_next_multiple_of(512).ok_or_else(|| Error::damaged("the qcow disk is too large"))?;
-    let map = disk::Map::Qcow(Map { size, cluster_bits, cluster, entries, l1 });
-    Ok(Disk { size, unit: cluster.bytes(), variant: "qcow", parent, identity: None, map })
+    let map = Map { size, cluster_bits, cluster, entries, l1 };
+    Ok(Opened { size, unit: cluster.bytes(), variant: "qcow", parent, identity: None, map })
 }
 
 impl Map {

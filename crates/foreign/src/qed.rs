@@ -3,10 +3,10 @@
 //! Integers are little endian. Rules: QEMU's `docs/interop/qed_spec.rst`.
 
 use crate::bytes::{le32, le64};
-use crate::disk::{self, Disk};
 use crate::error::{Error, Result, ensure, require};
 use crate::files::{FileIndex, Files, Source};
 use crate::limits::MAX_NAME;
+use crate::opened::Opened;
 use crate::parent::{Parent, ParentFormat};
 use crate::run::{Kind, Run};
 use crate::units::{Unit, data};
@@ -29,7 +29,7 @@ pub(crate) struct Map {
     l1: u64,
 }
 
-pub(crate) fn open(files: &dyn Files) -> Result<Disk> {
+pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
     let source = Source::image(files);
     let header: [u8; 64] = source.array(0, "the QED header")?;
     ensure!(header.starts_with(MAGIC), "Image not in QED format");
@@ -71,8 +71,8 @@ pub(crate) fn open(files: &dyn Files) -> Result<Disk> {
         let format = if features & BACKING_IS_RAW == 0 { ParentFormat::Unknown } else { ParentFormat::Raw };
         Some(Parent { name, format, identities: Vec::new() })
     };
-    let map = disk::Map::Qed(Map { size, cluster, table_bytes, entries, l1 });
-    Ok(Disk { size, unit: cluster.bytes(), variant: "qed", parent, identity: None, map })
+    let map = Map { size, cluster, table_bytes, entries, l1 };
+    Ok(Opened { size, unit: cluster.bytes(), variant: "qed", parent, identity: None, map })
 }
 
 impl Map {

@@ -4,9 +4,9 @@
 //! two from 4 KiB to 256 MiB.
 
 use crate::bytes::{array, le32, le64};
-use crate::disk::{self, Disk};
 use crate::error::{Error, Result, ensure, require};
 use crate::files::{FileIndex, Files, Source};
+use crate::opened::Opened;
 use crate::run::{Kind, Run};
 use crate::units::{Unit, data};
 
@@ -28,7 +28,7 @@ pub(crate) struct Map {
     blocks: u32,
 }
 
-pub(crate) fn open(files: &dyn Files) -> Result<Disk> {
+pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
     let source = Source::image(files);
     let header: [u8; 512] = source.array(0, "the VDI header")?;
     let signature = le32(&header, 0x40);
@@ -70,8 +70,8 @@ pub(crate) fn open(files: &dyn Files) -> Result<Disk> {
     source.check(table, u64::from(blocks).saturating_mul(4), "the VDI block map")?;
     let size =
         size.checked_next_multiple_of(512).ok_or_else(|| Error::damaged("the VDI disk is too large"))?;
-    let map = disk::Map::Vdi(Map { size, block, table, data, blocks });
-    Ok(Disk { size, unit: block.bytes(), variant, parent: None, identity: None, map })
+    let map = Map { size, block, table, data, blocks };
+    Ok(Opened { size, unit: block.bytes(), variant, parent: None, identity: None, map })
 }
 
 impl Map {

@@ -3,10 +3,10 @@
 //! Integers are big endian. Rules: Microsoft's "Virtual Hard Disk Image Format Specification", version 1.0.
 
 use crate::bytes::{array, be16, be32, be64, utf16};
-use crate::disk::{self, Disk};
 use crate::error::{Error, Result, ensure, require};
 use crate::files::{FileIndex, Files, Source};
 use crate::limits::MAX_NAME;
+use crate::opened::Opened;
 use crate::parent::{Identity, Parent, ParentFormat, with_slashes};
 use crate::run::{Kind, Run};
 use crate::units::{Unit, data};
@@ -71,7 +71,7 @@ fn check_footer(footer: &[u8; 512], at: u64) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn open(files: &dyn Files) -> Result<Disk> {
+pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
     let source = Source::image(files);
     let first: [u8; 512] = source.array(0, "the VHD footer")?;
     if first.starts_with(COOKIE) && matches!(be32(&first, 60), 3 | 4) {
@@ -94,8 +94,8 @@ pub(crate) fn open(files: &dyn Files) -> Result<Disk> {
         "the VHD disk of {size} bytes does not fit in a file of {}: it is cut off",
         source.len()
     );
-    let map = disk::Map::Vpc(Map::Fixed { size });
-    Ok(Disk {
+    let map = Map::Fixed { size };
+    Ok(Opened {
         size,
         unit: 0,
         variant: "fixed",
@@ -105,7 +105,7 @@ pub(crate) fn open(files: &dyn Files) -> Result<Disk> {
     })
 }
 
-fn open_dynamic(source: Source<'_>, footer: &[u8; 512]) -> Result<Disk> {
+fn open_dynamic(source: Source<'_>, footer: &[u8; 512]) -> Result<Opened<Map>> {
     check_footer(footer, 0)?;
     let differencing = be32(footer, 60) == 4;
     let at = be64(footer, 16);
@@ -130,8 +130,8 @@ fn open_dynamic(source: Source<'_>, footer: &[u8; 512]) -> Result<Disk> {
     source.check(table, u64::from(entries).saturating_mul(4), "the block allocation table of the VHD")?;
     let parent = if differencing { Some(parent(source, &header)?) } else { None };
     let bitmap = (block.bytes() / 512).div_ceil(8).next_multiple_of(512);
-    let map = disk::Map::Vpc(Map::Blocks(Blocks { size, block, table, entries, bitmap, differencing }));
-    Ok(Disk {
+    let map = Map::Blocks(Blocks { size, block, table, entries, bitmap, differencing });
+    Ok(Opened {
         size,
         unit: block.bytes(),
         variant: if differencing { "differencing" } else { "dynamic" },

@@ -92,7 +92,7 @@ pub(super) async fn words_of(
                         words.set(at..at + len, depth, Lookup::Hit(Place { kind, depth }));
                     }
                     Run::Compressed { .. } | Run::Elsewhere { .. } | Run::Packed(_) => {
-                        words.set(at..at + len, depth, Lookup::Below(depth))
+                        words.set(at..at + len, depth, Lookup::Below(depth));
                     }
                 }
                 at += len;

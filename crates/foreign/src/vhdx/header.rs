@@ -5,6 +5,8 @@ use crate::crc32c::crc32c;
 use crate::error::{Error, Result, ensure, require};
 use crate::files::Source;
 
+/// The unit of places in the file, bytes.
+pub(super) const MIB: u64 = 1 << 20;
 /// Where the headers lie, and how long they are.
 const PLACES: [u64; 2] = [64 << 10, 128 << 10];
 const BYTES: usize = 4096;

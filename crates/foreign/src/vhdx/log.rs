@@ -3,8 +3,7 @@
 //! It is a ring of entries. Each tells at which entry the changes begin that were not carried out when it was written (the
 //! tail). The valid entry with the highest number from whose tail an unbroken sequence leads to it is the head.
 
-use super::MIB;
-use super::header::is_valid;
+use super::header::{MIB, is_valid};
 use super::overlay::Overlay;
 use crate::bytes::{array, le32, le64};
 use crate::error::{Error, Result, ensure, require};

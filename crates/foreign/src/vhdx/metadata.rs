@@ -112,7 +112,7 @@ fn parse_locator(item: &[u8]) -> Result<Parent> {
         let value = || text(le32(entry, 4), le16(entry, 10));
         match key.as_str() {
             "parent_linkage" | "parent_linkage2" => {
-                identities.extend(parse_guid(&value()?).map(Identity::Uuid))
+                identities.extend(parse_guid(&value()?).map(Identity::Uuid));
             }
             "relative_path" => *relative = Some(value()?),
             "volume_path" => *volume = Some(value()?),

@@ -11,18 +11,17 @@ mod overlay;
 mod region;
 
 use crate::bytes::equal_bits;
-use crate::disk::{self, Disk};
 use crate::error::{Error, Result, ensure, require};
 use crate::files::{FileIndex, Files, Source};
+use crate::opened::Opened;
 use crate::parent::Identity;
 use crate::run::{Kind, Run};
 use crate::units::{Unit, data};
+use header::MIB;
 use overlay::{Overlay, Patched};
 
 /// The first bytes of the file.
 pub const MAGIC: &[u8; 8] = b"vhdxfile";
-/// The unit of places in the file, bytes.
-const MIB: u64 = 1 << 20;
 /// Sectors that one block of the sector bitmap describes.
 const SECTORS_PER_BITMAP: u64 = 1 << 23;
 /// States of a block.
@@ -43,7 +42,7 @@ pub(crate) struct Map {
     overlay: Overlay,
 }
 
-pub(crate) fn open(files: &dyn Files) -> Result<Disk> {
+pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
     let source = Source::image(files);
     let magic: [u8; 8] = source.array(0, "the VHDX file identifier")?;
     ensure!(magic == *MAGIC, "Image not in VHDX format");
@@ -82,13 +81,13 @@ pub(crate) fn open(files: &dyn Files) -> Result<Disk> {
     };
     let has_parent = metadata.has_parent;
     let map = Map { size, block, sector: metadata.sector, chunk, table, has_parent, overlay };
-    Ok(Disk {
+    Ok(Opened {
         size,
         unit: block_bytes,
         variant,
         parent: metadata.parent,
         identity: Some(Identity::Uuid(header.data_write_guid)),
-        map: disk::Map::Vhdx(Box::new(map)),
+        map,
     })
 }
 

@@ -1,7 +1,6 @@
 //! The region table: where the block allocation table and the metadata are.
 
-use super::MIB;
-use super::header::is_valid;
+use super::header::{MIB, is_valid};
 use crate::bytes::{array, le32, le64};
 use crate::error::{Error, Result, ensure, require};
 use crate::files::Source;

@@ -7,22 +7,16 @@ mod descriptor;
 mod sesparse;
 mod sparse;
 
-use crate::disk::{self, Disk};
 use crate::error::{Error, Result, ensure};
 use crate::files::{FileIndex, Files, Source};
 use crate::limits::MAX_DESCRIPTOR;
+use crate::opened::Opened;
 use crate::parent::{Identity, Parent, ParentFormat, with_slashes};
 use crate::run::{Kind, Run};
 use crate::units::{advanced, data};
 use descriptor::{Descriptor, ExtentKind};
 use sparse::Header;
-
-/// The first bytes of a sparse extent.
-pub const SPARSE_MAGIC: &[u8; 4] = b"KDMV";
-/// The first bytes of a sparse extent of ESX 3.
-pub const COWD_MAGIC: &[u8; 4] = b"COWD";
-/// The first line of a descriptor as VMware writes it.
-pub const DESCRIPTOR_LINE: &[u8] = b"# Disk DescriptorFile";
+pub use sparse::{COWD_MAGIC, SPARSE_MAGIC};
 
 /// A part of the disk.
 #[derive(Debug, Clone)]
@@ -93,19 +87,19 @@ pub(crate) fn extent_files(files: &dyn Files) -> Result<Vec<String>> {
     }
 }
 
-pub(crate) fn open(files: &dyn Files) -> Result<Disk> {
+pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
     read(files, add_extent)
 }
 
 /// Reads the image file alone: extents that it names are as long as it says.
-pub(crate) fn inspect(files: &dyn Files) -> Result<Disk> {
+pub(crate) fn inspect(files: &dyn Files) -> Result<Opened<Map>> {
     read(files, |_, _, extent, extents| push(extents, extent.len, Content::Zero))
 }
 
 /// Adds a described extent to those before it.
 type Add = fn(&dyn Files, FileIndex, &descriptor::Extent, &mut Vec<Extent>) -> Result<()>;
 
-fn read(files: &dyn Files, add_extent: Add) -> Result<Disk> {
+fn read(files: &dyn Files, add_extent: Add) -> Result<Opened<Map>> {
     let image = Source::image(files);
     let mut extents = Vec::new();
     let (descriptor, variant) = match layout(files)? {
@@ -143,8 +137,8 @@ fn read(files: &dyn Files, add_extent: Add) -> Result<Disk> {
     });
     let parent = descriptor.as_ref().map(parent).transpose()?.flatten();
     let identity = descriptor.as_ref().and_then(|descriptor| descriptor.cid).map(Identity::Cid);
-    let map = disk::Map::Vmdk(Map { extents });
-    Ok(Disk { size, unit: unit.unwrap_or_default(), variant, parent, identity, map })
+    let map = Map { extents };
+    Ok(Opened { size, unit: unit.unwrap_or_default(), variant, parent, identity, map })
 }
 
 fn push(extents: &mut Vec<Extent>, len: u64, content: Content) -> Result<()> {

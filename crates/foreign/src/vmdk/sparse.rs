@@ -7,6 +7,10 @@ use crate::limits::MAX_PACKED_UNIT;
 use crate::run::{Kind, Packed, Packing, Run};
 use crate::units::{Unit, data};
 
+/// The first bytes of a sparse extent.
+pub const SPARSE_MAGIC: &[u8; 4] = b"KDMV";
+/// The first bytes of a sparse extent of ESX 3.
+pub const COWD_MAGIC: &[u8; 4] = b"COWD";
 /// Flags of the header.
 const ZERO_GRAINS: u32 = 1 << 2;
 const COMPRESSED: u32 = 1 << 16;
@@ -60,7 +64,7 @@ impl Header {
     }
 
     fn parse(bytes: &[u8]) -> Result<Self> {
-        ensure!(bytes.starts_with(super::SPARSE_MAGIC), "the VMDK header has the wrong magic number");
+        ensure!(bytes.starts_with(SPARSE_MAGIC), "the VMDK header has the wrong magic number");
         let version = le32(bytes, 4);
         require!((1..=3).contains(&version), "Unsupported VMDK version {version}");
         let flags = le32(bytes, 8);
@@ -125,7 +129,7 @@ impl Tables {
     /// Those of an extent of ESX 3.
     pub(super) fn cowd(files: &dyn Files, file: FileIndex) -> Result<Self> {
         let header: [u8; 44] = Source::new(files, file).array(0, "the COWD header")?;
-        ensure!(header.starts_with(super::COWD_MAGIC), "the COWD header has the wrong magic number");
+        ensure!(header.starts_with(COWD_MAGIC), "the COWD header has the wrong magic number");
         let version = le32(&header, 4);
         require!(version == 1, "Unsupported COWD version {version}");
         let field = |at| u64::from(le32(&header, at));
