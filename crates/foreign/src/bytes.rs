@@ -40,11 +40,3 @@ pub(crate) fn equal_bits(bytes: &[u8], first: usize, is_set: fn(u8, usize) -> bo
     let Some(value) = bits.next() else { return (false, 0) };
     (value, bits.take_while(|bit| *bit == value).fold(1, |count: u64, _| count.saturating_add(1)))
 }
-
-/// Overwrites `bytes` from `at` on; what does not fit is left out.
-#[cfg(test)]
-pub(crate) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
-    for (to, from) in bytes.iter_mut().skip(at).zip(value) {
-        *to = *from;
-    }
-}
