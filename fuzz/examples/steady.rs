@@ -5,14 +5,15 @@
 use arbitrary::{Result, Unstructured};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use zebu_fuzz::{clients, image, luks, tables, words};
+use zebu_fuzz::{clients, foreign, image, luks, tables, words};
 
 type Target = fn(&mut Unstructured<'_>) -> Result<()>;
 
-const TARGETS: [(&str, Target); 14] = [
+const TARGETS: [(&str, Target); 15] = [
     ("image_read", image::read),
     ("image_write", image::write),
     ("image_compressed", image::compressed),
+    ("foreign_image", foreign::image),
     ("header", tables::header),
     ("snapshot_table", tables::snapshots),
     ("bitmap_directory", tables::bitmaps),

@@ -4,6 +4,7 @@
 #[path = "../../tests/src/hostile/base.rs"]
 pub mod base;
 pub mod clients;
+pub mod foreign;
 pub mod image;
 mod limits;
 pub mod luks;

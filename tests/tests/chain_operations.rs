@@ -348,7 +348,7 @@ fn refusals_leave_everything_as_it_was() {
         ("rebase -b above.qcow2 -F qcow2 top.qcow2", vec!["lock"]),
         ("rebase -f raw -b base.qcow2 -F qcow2 base.raw", vec!["raw", "backing files"]),
         ("rebase -u -c -b base.qcow2 -F qcow2 top.qcow2", vec!["-c"]),
-        ("rebase -b base.qcow2 -F vmdk top.qcow2", vec!["vmdk"]),
+        ("rebase -b base.qcow2 -F vmdk top.qcow2", vec!["VMDK"]),
         (&format!("rebase -u -b {long} -F raw top.qcow2"), vec!["too long"]),
         ("commit base.qcow2", vec!["does not have a backing file"]),
         ("commit orphan.qcow2", vec!["gone.qcow2"]),

@@ -323,6 +323,14 @@ fn tricks() -> Vec<Trick> {
         let write = move |image: &Path, outside: &Path| references::data_file(image, &text(outside));
         Trick { name, format: "qcow2", write: Box::new(write), local: &[], within: &[], all: &[] }
     }
+    fn vmdk(
+        name: &'static str,
+        format: &'static str,
+        text: impl Fn(&Path) -> String + Sync + 'static,
+    ) -> Trick {
+        let write = move |image: &Path, outside: &Path| references::vmdk_descriptor(image, &text(outside));
+        Trick { name, format, write: Box::new(write), local: &[], within: &[], all: &[] }
+    }
     let secret = |outside: &Path| outside.join("secret").display().to_string();
     let json = |outside: &Path| {
         format!("json:{{\"driver\":\"file\",\"filename\":\"{}/secret\"}}", outside.display())
@@ -389,13 +397,45 @@ fn tricks() -> Vec<Trick> {
             within: &[],
             all: &[],
         },
+        // What CVE-2022-47951 and CVE-2024-44082 are made of.
         Trick {
-            name: "a VMDK descriptor in a raw disk, probed",
-            format: "",
-            write: Box::new(move |image, outside| references::vmdk_descriptor(image, &secret(outside))),
+            within: secrets,
+            all: secrets,
+            ..vmdk("a VMDK descriptor in a raw disk, probed", "", secret)
+        },
+        Trick {
+            local: beside,
+            within: beside,
+            all: beside,
+            ..vmdk("an extent beside it", "vmdk", fixed("base"))
+        },
+        Trick {
+            within: secrets,
+            all: secrets,
+            ..vmdk("an extent by ..", "vmdk", fixed("../outside/secret"))
+        },
+        Trick {
+            within: secrets,
+            all: secrets,
+            ..vmdk("an extent by a link to a file", "vmdk", fixed("link"))
+        },
+        Trick { all: secrets, ..vmdk("an extent by a descriptor", "vmdk", fixed("/proc/self/fd/0")) },
+        Trick {
+            all: &["/proc/self/environ"],
+            ..vmdk("an extent by /proc", "vmdk", fixed("../../../../../../../../proc/self/environ"))
+        },
+        vmdk("an extent over NBD", "vmdk", fixed("nbd://127.0.0.1:1/x")),
+        vmdk("an extent in JSON", "vmdk", |_| "json:{}".to_owned()),
+        vmdk("an extent by the protocol file", "vmdk", |outside| {
+            format!("file:{}/secret", outside.display())
+        }),
+        Trick {
+            name: "a parent of a VMDK",
+            format: "vmdk",
+            write: Box::new(move |image, outside| references::vmdk_child(image, &secret(outside))),
             local: &[],
-            within: &[],
-            all: &[],
+            within: secrets,
+            all: secrets,
         },
         Trick {
             name: "a backing file of a backing file",

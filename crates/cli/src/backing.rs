@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(joined, BackingSpec { name: "a".into(), format: Some(Format::Raw) });
         assert!(join(Some("a"), None, Some("b"), None, CheckName::Local).is_err());
         assert!(join(None, Some(Format::Raw), None, None, CheckName::Local).is_err());
-        assert!(join(None, None, Some("a"), Some("vmdk"), CheckName::Local).is_err());
+        assert!(join(None, None, Some("a"), Some("nosuch"), CheckName::Local).is_err());
         assert_eq!(join(None, None, None, None, CheckName::Local).unwrap(), None);
     }
 }

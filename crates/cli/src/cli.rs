@@ -298,7 +298,7 @@ mod tests {
             vec!["zebu", "create", "--nosuch"],
             vec!["zebu", "create"],
             vec!["zebu", "compare", "a"],
-            vec!["zebu", "info", "-f", "vmdk", "a"],
+            vec!["zebu", "info", "-f", "nosuch", "a"],
             vec!["zebu", "bench", "--native", "--aio", "threads", "a"],
         ] {
             let error = Cli::try_parse_from(&arguments).unwrap_err();

@@ -103,9 +103,18 @@ impl<T: Clone + Send + Sync + 'static> TypedValueParser for Words<T> {
     }
 }
 
-/// Formats, for an option.
+/// Names of formats, those that can be written first.
+const FORMATS: &[&str] =
+    &["qcow2", "raw", "vmdk", "vhdx", "vpc", "vdi", "qed", "parallels", "qcow", "cloop", "dmg"];
+
+/// Formats that are read, for an option.
 pub(crate) fn formats() -> Words<Format> {
-    Words { parse: format_argument, words: &["qcow2", "raw"] }
+    Words { parse: format_argument, words: FORMATS }
+}
+
+/// Formats that are written, for an option.
+pub(crate) fn target_formats() -> Words<Format> {
+    Words { parse: target_format_argument, words: &["qcow2", "raw"] }
 }
 
 /// Cache modes, for an option.
@@ -115,11 +124,17 @@ pub(crate) fn caches() -> Words<CacheMode> {
 
 /// A format by its name.
 pub(crate) fn format_argument(text: &str) -> Result<Format, String> {
-    match text {
-        "qcow2" => Ok(Format::Qcow2),
-        "raw" => Ok(Format::Raw),
-        _ => Err(format!("Unknown file format '{text}' (there are qcow2 and raw)")),
+    Format::from_name(text)
+        .ok_or_else(|| format!("Unknown file format '{text}' (there are {})", FORMATS.join(", ")))
+}
+
+/// A format that can be written, by its name.
+fn target_format_argument(text: &str) -> Result<Format, String> {
+    let format = format_argument(text)?;
+    if format.is_writable() {
+        return Ok(format);
     }
+    Err(format!("images in the format {text} can be read, not written (qcow2 and raw can be)"))
 }
 
 /// A cache mode by its name.
@@ -250,6 +265,11 @@ mod tests {
         assert_eq!(cache_argument("directsync"), Ok(CacheMode::Directsync));
         assert!(cache_argument("foo").unwrap_err().starts_with("Invalid cache option: foo"));
         assert_eq!(aio_argument("native"), Ok(Aio::IoUring));
-        assert!(format_argument("vmdk").unwrap_err().starts_with("Unknown file format 'vmdk'"));
+        assert!(format_argument("nosuch").unwrap_err().starts_with("Unknown file format 'nosuch'"));
+        assert!(FORMATS.iter().all(|name| format_argument(name).is_ok_and(|format| format.name() == *name)));
+        let written: Vec<&str> =
+            FORMATS.iter().copied().filter(|name| target_format_argument(name).is_ok()).collect();
+        assert_eq!(written, ["qcow2", "raw"]);
+        assert!(target_format_argument("vdi").unwrap_err().contains("not written"));
     }
 }

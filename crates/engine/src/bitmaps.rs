@@ -84,7 +84,7 @@ impl Image {
     pub fn bitmaps(&self) -> Vec<BitmapInfo> {
         match &self.0.driver {
             Driver::Qcow2(qcow2) => qcow2.bitmaps().info(),
-            Driver::Raw(_) => Vec::new(),
+            Driver::Raw(_) | Driver::Foreign(_) => Vec::new(),
         }
     }
 

@@ -1,5 +1,6 @@
 //! Making images: their files, and what file systems are told of them.
 
+use crate::foreign_image::convert_first;
 use crate::node::Driver;
 use crate::open::size_lookup;
 use crate::options::*;
@@ -61,6 +62,7 @@ impl Image {
             .ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "the image size is too large").on(path))?;
         let header = match options.format {
             Format::Raw => None,
+            Format::Foreign(_) => return Err(convert_first(options.format).on(path)),
             Format::Qcow2 => Some(create::new_header(options, size).map_err(|e| e.on(path))?),
         };
         let mut made = Vec::new();

@@ -1,5 +1,5 @@
-//! Formats that are recognised and not read: images of other programs, and packed files. One table of magic numbers, for
-//! probing and for verdicts.
+//! Formats that are recognised: images of other programs, some of which are read, and packed files. One table of magic
+//! numbers, for probing and for verdicts.
 
 use crate::qcow2::read_tables::read_bytes;
 use crate::{Format, Result};
@@ -18,7 +18,7 @@ pub(crate) enum Kind {
     Packed,
 }
 
-/// A format that is not read.
+/// A format that is recognised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Foreign {
     /// The name of the format.
@@ -80,7 +80,7 @@ const ENDS: &[(&[u8], Foreign)] = &[(b"conectix", image("vpc")), (b"koly", image
 /// Bytes of the last part of a file that holds such a footer. Old versions of Virtual PC wrote one byte less.
 const FOOTERS: [usize; 2] = [512, 511];
 
-/// The format that is not read of a file with these first and last bytes. `last` may be empty if the end is not known.
+/// The format, other than qcow2, of a file with these first and last bytes. `last` may be empty if the end is not known.
 pub(crate) fn recognise(first: &[u8], last: &[u8]) -> Option<Foreign> {
     let starts = STARTS
         .iter()
@@ -127,14 +127,17 @@ fn is_bzip2(first: &[u8]) -> bool {
 
 /// Guesses the format of a file by its first and last bytes.
 pub(crate) async fn guess(worker: &Worker, file: &File) -> Result<Guess> {
+    let known = |foreign: Foreign| match Format::from_name(foreign.name) {
+        Some(format) if foreign.kind == Kind::Image => Guess::Known(format),
+        _ => Guess::Foreign(foreign),
+    };
     let (len, sniffed) = (file.len(), SNIFFED.min(file.len() as usize));
     let first = read_bytes(worker, file, 0, sniffed).await?;
     if first.starts_with(&zebu_qcow2::header::MAGIC.to_be_bytes()) {
-        let known = Guess::Known(Format::Qcow2);
-        return Ok(recognise(&first, &[]).map_or(known, Guess::Foreign));
+        return Ok(recognise(&first, &[]).map_or(Guess::Known(Format::Qcow2), known));
     }
     let last = read_bytes(worker, file, len - sniffed as u64, sniffed).await?;
-    Ok(recognise(&first, &last).map_or(Guess::Known(Format::Raw), Guess::Foreign))
+    Ok(recognise(&first, &last).map_or(Guess::Known(Format::Raw), known))
 }
 
 #[cfg(test)]

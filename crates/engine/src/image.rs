@@ -1,6 +1,7 @@
 //! An open image: the handle that everything else works on.
 
 use crate::chain;
+use crate::foreign_image::convert_first;
 use crate::node::{Driver, Node};
 use crate::open::{open_chain, open_given};
 use crate::options::*;
@@ -9,7 +10,7 @@ use crate::qcow2::life::info::qcow2_info;
 use crate::qcow2::state::Qcow2;
 use crate::qcow2::text::text;
 use crate::reservation::no_room;
-use crate::status::{Extent, ImageInfo, ImageStats};
+use crate::status::{Extent, ForeignInfo, ImageInfo, ImageStats};
 use crate::sync::atomic::Ordering::Release;
 use crate::sync::{Inside, with_long_patience};
 use crate::transfer::{FileRange, Transfer, transfer};
@@ -84,6 +85,7 @@ impl Image {
         match &self.0.driver {
             Driver::Qcow2(qcow2) => qcow2.geometry().cluster_size(),
             Driver::Raw(_) => 65536,
+            Driver::Foreign(foreign) => foreign.unit_of_work(),
         }
     }
 
@@ -110,7 +112,20 @@ impl Image {
             backing_format: None,
             extent_size_hint: file.extent_size_hint(),
             qcow2: None,
+            foreign: None,
         };
+        if let Driver::Foreign(foreign) = &node.driver {
+            let disk = foreign.disk();
+            info.backing_file = disk.parent().map(|parent| parent.name.clone());
+            info.backing_path = info.backing_file.as_deref().map(|name| refs::resolve(&node.path, name));
+            info.backing_format = disk.parent().and_then(|parent| match parent.format {
+                zebu_foreign::ParentFormat::Same => Some(disk.format().name().to_owned()),
+                zebu_foreign::ParentFormat::Raw => Some("raw".to_owned()),
+                zebu_foreign::ParentFormat::Unknown => None,
+            });
+            let unit = Some(disk.unit()).filter(|unit| *unit > 0);
+            info.foreign = Some(ForeignInfo { variant: disk.variant(), unit });
+        }
         if let Driver::Qcow2(qcow2) = &node.driver {
             info.backing_file = qcow2.header().backing_file().map(text);
             info.backing_path = info.backing_file.as_deref().map(|name| refs::resolve(&node.path, name));
@@ -147,7 +162,7 @@ impl Image {
     pub fn stats(&self) -> ImageStats {
         match &self.0.driver {
             Driver::Qcow2(qcow2) => qcow2.stats(),
-            Driver::Raw(_) => ImageStats::default(),
+            Driver::Raw(_) | Driver::Foreign(_) => ImageStats::default(),
         }
     }
 
@@ -191,8 +206,8 @@ impl Image {
     pub(crate) fn qcow2(&self, what: &str) -> Result<&Arc<Qcow2>> {
         match &self.0.driver {
             Driver::Qcow2(qcow2) => Ok(qcow2),
-            Driver::Raw(_) => {
-                let message = format!("the format raw has no {what}");
+            Driver::Raw(_) | Driver::Foreign(_) => {
+                let message = format!("the format {} has no {what}", self.format().name());
                 Err(Error::new(ErrorKind::Unsupported, message).on(&self.0.path))
             }
         }
@@ -211,7 +226,7 @@ impl Image {
             .spawn(async move {
                 let _inside = match &node.driver {
                     Driver::Qcow2(qcow2) => Some(qcow2.readers().begin(&on).await),
-                    Driver::Raw(_) => None,
+                    Driver::Raw(_) | Driver::Foreign(_) => None,
                 };
                 // The disk may have become shorter before the read began.
                 if let Err(error) = check_range(&node, offset, bufs.len() as u64) {
@@ -222,10 +237,17 @@ impl Image {
             .await
     }
 
+    /// Fails if images of this format are only read.
+    fn check_writable_format(&self) -> Result<()> {
+        let format = self.format();
+        if format.is_writable() { Ok(()) } else { Err(convert_first(format).on(self.path())) }
+    }
+
     /// Begins a change of the range: waits while somebody is alone with the image, has a backup copy what it wants of
     /// the range, does what must be done before the first change of an opening, and notes the range in the bitmaps that
     /// record changes. The guard is held until the change is linked.
     async fn begin_change(&self, worker: &Worker, offset: u64, len: u64) -> Result<Inside<'_>> {
+        self.check_writable_format()?;
         let inside = self.0.changes.enter(worker.id()).await;
         self.0.check_open()?;
         // Again: the disk may have become shorter meanwhile.
@@ -298,6 +320,7 @@ impl Image {
                         qcow2.write_compressed(&me.0, &on, offset, bufs).await
                     }
                     (Driver::Raw(raw), Clusters::Plain) => raw::write(raw, &on, offset, bufs).await,
+                    (Driver::Foreign(_), _) => (Err(convert_first(me.format()).on(me.path())), bufs),
                     (Driver::Raw(_), Clusters::Compressed) => {
                         let message = "a raw image can't hold compressed clusters";
                         (Err(Error::new(ErrorKind::Unsupported, message).on(me.path())), bufs)
@@ -326,6 +349,7 @@ impl Image {
                 match &me.0.driver {
                     Driver::Qcow2(qcow2) => qcow2.write_zeroes(&me.0, &on, offset, len, mode).await?,
                     Driver::Raw(raw) => raw::write_zeroes(raw, &on, offset, len, mode).await?,
+                    Driver::Foreign(_) => return Err(convert_first(me.format()).on(me.path())),
                 }
                 drop(inside);
                 me.settle(&on, Durability::Volatile).await
@@ -346,6 +370,7 @@ impl Image {
                 match &me.0.driver {
                     Driver::Qcow2(qcow2) => qcow2.discard(&me.0, &on, offset, len).await?,
                     Driver::Raw(raw) => raw::discard(raw, &on, offset, len).await?,
+                    Driver::Foreign(_) => return Err(convert_first(me.format()).on(me.path())),
                 }
                 drop(inside);
                 me.settle(&on, Durability::Volatile).await
@@ -376,6 +401,7 @@ impl Image {
         let writethrough = match &self.0.driver {
             Driver::Qcow2(qcow2) => qcow2.cache_mode().is_writethrough(),
             Driver::Raw(raw) => raw.cache_mode.is_writethrough(),
+            Driver::Foreign(_) => false,
         };
         if durability == Durability::Durable || writethrough {
             Box::pin(self.flush_or_closed(worker)).await
@@ -404,7 +430,7 @@ impl Image {
             Driver::Raw(raw) if raw.file.is_writable() => {
                 worker.flush(&raw.file).await.map_err(|e| Error::from(e).on(&self.0.path))
             }
-            Driver::Qcow2(_) | Driver::Raw(_) => Ok(()),
+            Driver::Qcow2(_) | Driver::Raw(_) | Driver::Foreign(_) => Ok(()),
         };
         match (flushed, self.0.closed()) {
             (Err(_), Some(closed)) => closed.clone(),
@@ -434,6 +460,7 @@ impl Image {
                         Ok(()) => Ok((source.len, None)),
                         Err(refusal) => Ok((0, Some(refusal))),
                     },
+                    Driver::Foreign(_) => Err(convert_first(me.format()).on(me.path())),
                 }
             })
             .await
@@ -493,6 +520,7 @@ impl Image {
                     raw.size.store(disk_size, Release);
                     Ok(())
                 }
+                Driver::Foreign(_) => Err(convert_first(me.format()).on(me.path())),
             }
         })
         .await
@@ -510,7 +538,7 @@ impl Image {
             .spawn(async move {
                 let _inside = match &me.0.driver {
                     Driver::Qcow2(qcow2) => Some(qcow2.readers().begin(&on).await),
-                    Driver::Raw(_) => None,
+                    Driver::Raw(_) | Driver::Foreign(_) => None,
                 };
                 me.check_range(offset, len)?;
                 chain::extent(&me.0, &on, offset, len).await
@@ -563,6 +591,7 @@ impl Image {
                 let result = match driver {
                     Driver::Qcow2(qcow2) => qcow2.close(worker).await,
                     Driver::Raw(raw) => raw::close(raw, worker).await,
+                    Driver::Foreign(_) => Ok(()),
                 };
                 self.0.note_closed(result.clone());
                 result
@@ -578,6 +607,9 @@ impl Image {
                 let _ = qcow2.file().unlock();
             }
             let _ = this.data_file().unlock();
+            for file in this.other_files() {
+                let _ = file.unlock();
+            }
             node = this.backing.as_ref();
         }
         result

@@ -51,7 +51,9 @@ mod compress;
 mod create;
 mod error;
 mod extents;
+mod file_pages;
 mod foreign;
+mod foreign_image;
 mod image;
 mod image_worker;
 #[cfg(all(test, shuttle))]

@@ -2,6 +2,7 @@
 
 use crate::before_change::BeforeChange;
 use crate::chain::map::ChainMap;
+use crate::foreign_image::ForeignImage;
 use crate::image_worker::ImageWorker;
 use crate::options::{CacheMode, Format};
 use crate::qcow2::cache::slice_cache::SliceCache;
@@ -33,6 +34,7 @@ pub(crate) struct Raw {
 pub(crate) enum Driver {
     Qcow2(Arc<Qcow2>),
     Raw(Raw),
+    Foreign(Box<ForeignImage>),
 }
 
 /// An open file of a chain, with its driver.
@@ -66,6 +68,7 @@ impl Node {
         match &self.driver {
             Driver::Qcow2(_) => Format::Qcow2,
             Driver::Raw(_) => Format::Raw,
+            Driver::Foreign(foreign) => Format::Foreign(foreign.disk().format()),
         }
     }
 
@@ -74,6 +77,7 @@ impl Node {
         match &self.driver {
             Driver::Qcow2(qcow2) => qcow2.virtual_size(),
             Driver::Raw(raw) => raw.size.load(Acquire),
+            Driver::Foreign(foreign) => foreign.disk().virtual_size(),
         }
     }
 
@@ -100,6 +104,7 @@ impl Node {
         match &self.driver {
             Driver::Qcow2(qcow2) => qcow2.map(worker, guest, max_len).await,
             Driver::Raw(_) => Ok((Run::Data { host: guest }, max_len)),
+            Driver::Foreign(foreign) => foreign.map(worker, guest, max_len).await,
         }
     }
 
@@ -108,6 +113,7 @@ impl Node {
         match &self.driver {
             Driver::Qcow2(qcow2) => qcow2.own_worker(),
             Driver::Raw(raw) => &raw.own_worker,
+            Driver::Foreign(foreign) => foreign.own_worker(),
         }
     }
 
@@ -149,6 +155,7 @@ impl Node {
         match &self.driver {
             Driver::Qcow2(qcow2) => qcow2.is_writable(),
             Driver::Raw(raw) => raw.file.is_writable(),
+            Driver::Foreign(_) => false,
         }
     }
 
@@ -157,7 +164,21 @@ impl Node {
         match &self.driver {
             Driver::Qcow2(qcow2) => qcow2.file(),
             Driver::Raw(raw) => &raw.file,
+            Driver::Foreign(foreign) => foreign.file(0),
         }
+    }
+
+    /// The files that the image consists of beside the image file, if it is of a format of another program.
+    pub(crate) fn other_files(&self) -> &[File] {
+        match &self.driver {
+            Driver::Foreign(foreign) => foreign.other_files(),
+            Driver::Qcow2(_) | Driver::Raw(_) => &[],
+        }
+    }
+
+    /// One of these files: 1 is the first.
+    pub(crate) fn file(&self, number: u32) -> Option<&File> {
+        self.other_files().get((number as usize).checked_sub(1)?)
     }
 
     /// The file that guest data lies in.
@@ -165,6 +186,7 @@ impl Node {
         match &self.driver {
             Driver::Qcow2(qcow2) => qcow2.data(),
             Driver::Raw(raw) => &raw.file,
+            Driver::Foreign(foreign) => foreign.file(0),
         }
     }
 }

@@ -5,10 +5,12 @@ use crate::chain::map::{ChainMap, DerivedFrom, MERGED_BYTES};
 use crate::check;
 use crate::error::format_error;
 use crate::foreign::{Guess, guess};
+use crate::foreign_image::{ForeignImage, convert_first, parse_from};
 use crate::image_worker::ImageWorker;
 use crate::node::{ChainView, Driver, Node, Raw};
 use crate::options::{
-    Access, CacheMode, Chain, ExtentIndex, Format, OpenOptions, OpenedFile, Purpose, RefPolicy, Sharing,
+    Access, CacheMode, Chain, ExtentIndex, ForeignFormat, Format, OpenOptions, OpenedFile, Purpose,
+    RefPolicy, Sharing,
 };
 use crate::qcow2::cache::slice_cache::SliceCache;
 use crate::qcow2::cache::slice_store::{Class, SliceStore};
@@ -23,6 +25,7 @@ use crate::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use zebu_foreign::{Disk, ParentFormat, extent_files};
 use zebu_qcow2::header::DataFileOption;
 use zebu_qcow2::{FormatError, Header, Incompatible};
 use zebu_storage::{Create, File, LockMode, OpenFlags, Worker};
@@ -37,6 +40,7 @@ struct Link {
     path: PathBuf,
     file: File,
     parsed: Option<Parsed>,
+    foreign: Option<Box<ForeignImage>>,
     data_file: Option<File>,
     options: OpenOptions,
 }
@@ -167,12 +171,23 @@ async fn open_link(worker: &Worker, links: &[Link], found: Next, options: &OpenO
     check_chain(links, &file)?;
     let link_options = if links.is_empty() { options.clone() } else { backing_options(options) };
     let format = known_format(worker, &file, format, &link_options).await?;
+    if let Format::Foreign(format) = format {
+        let foreign = open_foreign(worker, file.clone(), &path, format, &link_options).await?;
+        return Ok(Link {
+            path,
+            file,
+            parsed: None,
+            foreign: Some(foreign),
+            data_file: None,
+            options: link_options,
+        });
+    }
     let (file, parsed) = parse_link(worker, file, format, &link_options).await?;
     let data_file = match &parsed {
         Some(parsed) => open_data_file(parsed.header(), &path, &link_options)?,
         None => None,
     };
-    Ok(Link { path, file, parsed, data_file, options: link_options })
+    Ok(Link { path, file, parsed, foreign: None, data_file, options: link_options })
 }
 
 /// Opens a chain of files that the caller has opened and locked, the top first.
@@ -185,6 +200,13 @@ pub(crate) async fn open_given(
     for OpenedFile { file, data_file, format } in images {
         check_chain(&links, &file)?;
         let link_options = if links.is_empty() { options.clone() } else { backing_options(options) };
+        if let Format::Foreign(format) = format {
+            let path = file.path().to_owned();
+            let options = OpenOptions { refs: RefPolicy::None, ..link_options };
+            let foreign = Some(open_foreign(worker, file.clone(), &path, format, &options).await?);
+            links.push(Link { path, file, parsed: None, foreign, data_file: None, options });
+            continue;
+        }
         let (file, parsed) = parse_link(worker, file, format, &link_options).await?;
         if let Some(parsed) = &parsed {
             let given = if data_file.is_some() { DataFileOption::Given } else { DataFileOption::NotGiven };
@@ -194,7 +216,8 @@ pub(crate) async fn open_given(
                 return Err(format_error(file.path(), &FormatError::DataFileRequired));
             }
         }
-        links.push(Link { path: file.path().to_owned(), file, parsed, data_file, options: link_options });
+        let path = file.path().to_owned();
+        links.push(Link { path, file, parsed, foreign: None, data_file, options: link_options });
     }
     assemble(worker, links, options).await
 }
@@ -204,7 +227,9 @@ pub(crate) async fn open_unfinished(worker: &Worker, file: File, options: &OpenO
     let options = OpenOptions { chain: Chain::TopOnly, access: Access::ReadWrite, ..options.clone() };
     let parsed = parse_with(worker, &file, zebu_qcow2::Purpose::ReadWrite, Magic::Withheld).await?;
     let path = file.path().to_owned();
-    let link = Link { path, file, parsed: Some(parsed), data_file: None, options: options.clone() };
+    let options_of_link = options.clone();
+    let link =
+        Link { path, file, parsed: Some(parsed), foreign: None, data_file: None, options: options_of_link };
     assemble(worker, vec![link], &options).await
 }
 
@@ -254,7 +279,7 @@ async fn parse_link(
     options: &OpenOptions,
 ) -> Result<(File, Option<Parsed>)> {
     if format == Format::Raw {
-        refuse_what_raw_has_not(&file, options)?;
+        refuse_what_raw_has_not(&file, format, options)?;
         return Ok((file, None));
     }
     let purpose = match (options.purpose, options.access) {
@@ -272,8 +297,69 @@ async fn parse_link(
     Ok((file, Some(parsed)))
 }
 
-/// A raw image is the bytes of its disk and nothing else.
-fn refuse_what_raw_has_not(file: &File, options: &OpenOptions) -> Result<()> {
+/// Opens an image of another program, with the files that it names.
+async fn open_foreign(
+    worker: &Worker,
+    file: File,
+    path: &Path,
+    format: ForeignFormat,
+    options: &OpenOptions,
+) -> Result<Box<ForeignImage>> {
+    if options.access == Access::ReadWrite {
+        return Err(convert_first(Format::Foreign(format)).on(path));
+    }
+    refuse_what_raw_has_not(&file, Format::Foreign(format), options)?;
+    let mut files = vec![file];
+    if options.purpose == Purpose::Inspect {
+        let disk = parse_from(worker, &files, None, |pages| Disk::inspect(format, pages)).await?;
+        return Ok(Box::new(ForeignImage::new(disk, files, options)));
+    }
+    let names = parse_from(worker, &files, None, |pages| extent_files(format, pages)).await?;
+    for name in names {
+        let (extent, _) = refs::open(path, &name, Role::Extent, &options.refs, &flags(options))?;
+        files.push(extent);
+    }
+    let disk = parse_from(worker, &files, None, |pages| Disk::open(format, pages)).await?;
+    Ok(Box::new(ForeignImage::new(disk, files, options)))
+}
+
+/// What an image of another program stands on.
+fn parent_of(
+    link: &Link,
+    foreign: &ForeignImage,
+    refs: &RefPolicy,
+    flags: &OpenFlags,
+) -> Result<Option<Next>> {
+    let Some(parent) = foreign.disk().parent() else { return Ok(None) };
+    let (file, path) = refs::open(&link.path, &parent.name, Role::BackingFile, refs, flags)?;
+    let format = match parent.format {
+        ParentFormat::Same => Some(Format::Foreign(foreign.disk().format())),
+        ParentFormat::Raw => Some(Format::Raw),
+        ParentFormat::Unknown => None,
+    };
+    Ok(Some(Next { file, path, format }))
+}
+
+/// Fails if an image of another program stands on another state of its parent than it was made for.
+fn check_parents(links: &[Link]) -> Result<()> {
+    for pair in links.windows(2) {
+        let [child, below] = pair else { continue };
+        let Some(parent) = child.foreign.as_ref().and_then(|child| child.disk().parent()) else { continue };
+        let identity = below.foreign.as_ref().and_then(|below| below.disk().identity());
+        if !parent.identities.is_empty() && !identity.is_some_and(|found| parent.identities.contains(&found))
+        {
+            let message = format!(
+                "the parent '{}' is not the image that this one was made for, or it was changed since",
+                below.path.display()
+            );
+            return Err(Error::new(ErrorKind::Corrupt, message).on(&child.path));
+        }
+    }
+    Ok(())
+}
+
+/// A raw image is the bytes of its disk and nothing else; images of other programs tell the rest themselves.
+fn refuse_what_raw_has_not(file: &File, format: Format, options: &OpenOptions) -> Result<()> {
     let OpenOptions { snapshot, data_file, backing, .. } = options;
     let what = match (snapshot, data_file, backing) {
         (Some(name), ..) => format!("there is no snapshot '{name}'"),
@@ -281,7 +367,11 @@ fn refuse_what_raw_has_not(file: &File, options: &OpenOptions) -> Result<()> {
         (_, _, Some((path, _))) if !path.as_os_str().is_empty() => "it takes no backing file".to_owned(),
         _ => return Ok(()),
     };
-    let message = format!("a raw image has the bytes of its disk alone: {what}");
+    let message = if format == Format::Raw {
+        format!("a raw image has the bytes of its disk alone: {what}")
+    } else {
+        format!("this can't be asked of an image in the format {}: {what}", format.name())
+    };
     Err(Error::new(ErrorKind::InvalidArgument, message).on(file.path()))
 }
 
@@ -316,6 +406,9 @@ fn next_in_chain(link: &Link, top: &OpenOptions, access: Access) -> Result<Optio
         let file = File::open(path, &flags).map_err(|e| Error::from(e).on(path))?;
         return Ok(Some(Next { file, path: path.clone(), format: *format }));
     }
+    if let Some(foreign) = &link.foreign {
+        return parent_of(link, foreign, &top.refs, &flags);
+    }
     let Some(header) = link.parsed.as_ref().map(Parsed::header) else { return Ok(None) };
     let Some(name) = header.backing_file() else { return Ok(None) };
     let (file, path) = refs::open(&link.path, &text(name), Role::BackingFile, &top.refs, &flags)?;
@@ -323,16 +416,17 @@ fn next_in_chain(link: &Link, top: &OpenOptions, access: Access) -> Result<Optio
         None => None,
         Some("qcow2") => Some(Format::Qcow2),
         Some("raw" | "file" | "host_device") => Some(Format::Raw),
-        Some(other) => {
+        Some(other) => Some(Format::from_name(other).ok_or_else(|| {
             let message =
                 format!("the format '{other}' of the backing file '{}' is not supported", path.display());
-            return Err(Error::new(ErrorKind::Unsupported, message).on(&link.path));
-        }
+            Error::new(ErrorKind::Unsupported, message).on(&link.path)
+        })?),
     };
     Ok(Some(Next { file, path, format }))
 }
 
 async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> Result<Arc<Node>> {
+    check_parents(&links)?;
     let (mut full, mut in_files) = (0u64, 0u64);
     for link in &links {
         let mapping = link.parsed.as_ref().map_or(0, |parsed| full_cache_bytes(parsed.header()));
@@ -366,6 +460,8 @@ async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> R
                 place = place.with_data_file(data_file);
             }
             Driver::Qcow2(Qcow2::open(worker, link.file, parsed, &link_options, place).await?)
+        } else if let Some(foreign) = link.foreign {
+            Driver::Foreign(foreign)
         } else {
             let size = link.file.len();
             // A disk ends at a sector; the rest of the last one reads as zero.

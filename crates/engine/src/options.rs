@@ -11,7 +11,12 @@ pub enum Format {
     Qcow2,
     /// The bytes of the disk.
     Raw,
+    /// A format of another program; such images are only read.
+    Foreign(ForeignFormat),
 }
+
+/// Formats of other programs.
+pub use zebu_foreign::Format as ForeignFormat;
 
 impl Format {
     /// The name as in `-f`.
@@ -19,7 +24,22 @@ impl Format {
         match self {
             Format::Qcow2 => "qcow2",
             Format::Raw => "raw",
+            Format::Foreign(format) => format.name(),
         }
+    }
+
+    /// The format of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "qcow2" => Some(Format::Qcow2),
+            "raw" => Some(Format::Raw),
+            _ => ForeignFormat::ALL.into_iter().find(|format| format.name() == name).map(Format::Foreign),
+        }
+    }
+
+    /// Whether images in the format can be made and written.
+    pub fn is_writable(self) -> bool {
+        !matches!(self, Format::Foreign(_))
     }
 }
 

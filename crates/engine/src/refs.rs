@@ -30,6 +30,7 @@ fn is_plain_path(name: &str) -> bool {
 pub(crate) enum Role {
     BackingFile,
     DataFile,
+    Extent,
 }
 
 impl Role {
@@ -37,6 +38,7 @@ impl Role {
         match self {
             Role::BackingFile => "backing file",
             Role::DataFile => "data file",
+            Role::Extent => "extent file",
         }
     }
 }

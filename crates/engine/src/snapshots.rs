@@ -60,7 +60,7 @@ impl Image {
             Driver::Qcow2(qcow2) => {
                 qcow2.snapshots().entries().iter().map(|entry| snapshot_info(entry, qcow2.header())).collect()
             }
-            Driver::Raw(_) => Vec::new(),
+            Driver::Raw(_) | Driver::Foreign(_) => Vec::new(),
         }
     }
 

@@ -12,6 +12,13 @@ pub enum ExtentKind {
         /// Offset in bytes, in the image file or the external data file.
         host: u64,
     },
+    /// Data in one of the files that the image consists of, beside the image file (extents of a VMDK).
+    Elsewhere {
+        /// The file: 1 is the first that the image names.
+        file: u32,
+        /// Offset in bytes, in that file.
+        host: u64,
+    },
     /// Compressed clusters.
     Compressed,
     /// Reads as zero; space may be kept for it at this offset.
@@ -143,6 +150,17 @@ pub struct ImageInfo {
     pub extent_size_hint: Option<u32>,
     /// For qcow2.
     pub qcow2: Option<Qcow2Info>,
+    /// For a format of another program.
+    pub foreign: Option<ForeignInfo>,
+}
+
+/// Facts of an image of another program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ForeignInfo {
+    /// The kind of image within its format, as QEMU's option `subformat` calls it.
+    pub variant: &'static str,
+    /// Bytes of the unit of allocation, if there is one.
+    pub unit: Option<u64>,
 }
 
 /// Counters of an image.

@@ -2,14 +2,16 @@
 //! opens the files that it names. Nothing but the file itself is opened to find out.
 
 use crate::foreign::{Guess, Kind, SNIFFED, guess, recognise};
+use crate::foreign_image::parse_from;
 use crate::open::flags;
-use crate::options::{Access, Chain, Format, OpenOptions, Purpose, RefPolicy};
+use crate::options::{Access, Chain, ForeignFormat, Format, OpenOptions, Purpose, RefPolicy};
 use crate::qcow2::life::open::read_snapshots;
 use crate::qcow2::read_tables::{TABLE_STEP, read_bytes};
 use crate::qcow2::text::text;
 use crate::{Error, Image, Result};
 use std::fmt;
 use std::path::{Path, PathBuf};
+use zebu_foreign::{Disk, ParentFormat, extent_files};
 use zebu_qcow2::extension::Extension;
 use zebu_qcow2::header::MAGIC;
 use zebu_qcow2::{Autoclear, Compatible, Encryption, FormatError, Header, Incompatible, L1Entry, Warning};
@@ -331,12 +333,13 @@ pub async fn assess(worker: &Worker, path: &Path, options: &OpenOptions) -> Resu
         Format::Raw => {
             let looks_like = match guess(worker, &file).await? {
                 Guess::Known(Format::Raw) => None,
-                Guess::Known(Format::Qcow2) => Some(Format::Qcow2.name()),
+                Guess::Known(other) => Some(other.name()),
                 Guess::Foreign(foreign) => Some(foreign.name),
             };
             let found = Found::InFile;
             concerns.extend(looks_like.map(|format| Concern::LooksLike { format, found }));
         }
+        Format::Foreign(format) => assess_foreign(worker, &file, format, &mut concerns).await,
         Format::Qcow2 => {
             if let Some(header) = assess_header(worker, &file, &mut concerns).await? {
                 assess_tables(worker, &file, &header, &mut concerns).await;
@@ -360,6 +363,36 @@ pub async fn assess(worker: &Worker, path: &Path, options: &OpenOptions) -> Resu
     }
     concerns.sort_by_key(|concern| std::cmp::Reverse(concern.severity()));
     Ok(Verdict { filename: path.to_owned(), format, concerns })
+}
+
+/// An image of another program: its headers, and the files that it names.
+async fn assess_foreign(worker: &Worker, file: &File, format: ForeignFormat, concerns: &mut Vec<Concern>) {
+    let files = std::slice::from_ref(file);
+    let disk = parse_from(worker, files, None, |pages| Disk::inspect(format, pages)).await;
+    let names = parse_from(worker, files, None, |pages| extent_files(format, pages)).await;
+    let (disk, names) = match (disk, names) {
+        (Ok(disk), Ok(names)) => (disk, names),
+        (Err(error), _) | (_, Err(error)) => {
+            concerns.push(Concern::Invalid { error: error.message().to_owned() });
+            return;
+        }
+    };
+    if let Some(parent) = disk.parent() {
+        let name = parent.name.clone();
+        let traits = NameTrait::of(&name);
+        concerns.push(Concern::BackingFile { name, traits });
+        if parent.format == ParentFormat::Unknown {
+            concerns.push(Concern::BackingFormatMissing);
+        }
+    }
+    for name in names {
+        let traits = NameTrait::of(&name);
+        concerns.push(Concern::DataFile { name: Some(name), traits });
+    }
+    let (virtual_size, file_length) = (disk.virtual_size(), file.len());
+    if virtual_size > GIGANTIC_SIZE && virtual_size / GIGANTIC_RATIO > file_length {
+        concerns.push(Concern::Gigantic { virtual_size, file_length });
+    }
 }
 
 /// The header, and what is wrong with it; `None` if it can't be understood.

@@ -40,6 +40,7 @@ impl Export {
         let info = image.info().ok();
         let zeroes_fast = match image.format() {
             Format::Qcow2 => info.and_then(|info| info.qcow2).is_some_and(|qcow2| qcow2.version >= 3),
+            Format::Foreign(_) => false,
             Format::Raw => std::fs::metadata(image.path()).is_ok_and(|metadata| metadata.is_file()),
         };
         Self {

@@ -2,6 +2,8 @@
 //! where the trick is from (a CVE, a check at open, a check at run time).
 
 pub mod base;
+#[path = "../../../crates/foreign/tests/samples/mod.rs"]
+pub mod foreign_samples;
 pub mod headers;
 pub mod many;
 pub mod references;

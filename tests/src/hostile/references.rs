@@ -43,6 +43,19 @@ pub fn vmdk_descriptor(path: &Path, name: &str) {
     let text = format!(
         "# Disk DescriptorFile\nversion=1\ncreateType=\"monolithicFlat\"\nRW 8192 FLAT \"{name}\" 0\n"
     );
+    write_padded(path, text);
+}
+
+/// A VMDK that names a parent.
+pub fn vmdk_child(path: &Path, name: &str) {
+    let text = format!(
+        "# Disk DescriptorFile\nversion=1\nparentCID=12345678\nparentFileNameHint=\"{name}\"\n\
+         createType=\"monolithicFlat\"\nRW 8192 ZERO\n"
+    );
+    write_padded(path, text);
+}
+
+fn write_padded(path: &Path, text: String) {
     let mut bytes = text.into_bytes();
     bytes.resize(65536, 0);
     std::fs::write(path, bytes).unwrap_or_else(|e| panic!("{}: {e}", path.display()));

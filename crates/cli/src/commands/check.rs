@@ -84,7 +84,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<u8, Failure> {
     args.force_share.apply(&mut spec);
     refuse_what_a_check_never_uses(&spec)?;
     let session = Session::start(&args.engine, spec.aio)?;
-    if format_of(&session, &spec)? == Format::Raw {
+    if format_of(&session, &spec)? != Format::Qcow2 {
         return Err(Failure::new("This image format does not support checks").with_exit(EXIT_NOT_SUPPORTED));
     }
     let mut watch = Watch::start(args.progress.beside(args.output).mode(args.quiet))?;

@@ -11,7 +11,7 @@ use crate::output::{json, stderr, stdout};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
-use crate::values::{Aio, OutputFormat, Rate, caches, formats, rate_argument};
+use crate::values::{Aio, OutputFormat, Rate, caches, formats, rate_argument, target_formats};
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
 use std::ffi::{OsStr, OsString};
@@ -37,7 +37,7 @@ pub(crate) struct ConvertArgs {
     source_format: Option<Format>,
 
     /// Format of the target
-    #[arg(short = 'O', long, value_name = "FMT", value_parser = formats(), default_value = "raw")]
+    #[arg(short = 'O', long, value_name = "FMT", value_parser = target_formats(), default_value = "raw")]
     target_format: Format,
 
     /// Options of the new image, as key=value,... (-o help lists them)

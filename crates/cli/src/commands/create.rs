@@ -8,7 +8,7 @@ use crate::local_name::local_path;
 use crate::output::stdout;
 use crate::session::Session;
 use crate::size::parse_size;
-use crate::values::formats;
+use crate::values::{formats, target_formats};
 use crate::watch::{ProgressArg, ProgressMode, Watch};
 use std::ffi::OsString;
 use std::path::Path;
@@ -25,7 +25,7 @@ pub(crate) struct CreateArgs {
     progress: ProgressArg,
 
     /// Format of the image
-    #[arg(short, long, value_name = "FMT", value_parser = formats(), default_value = "raw")]
+    #[arg(short, long, value_name = "FMT", value_parser = target_formats(), default_value = "raw")]
     format: Format,
 
     /// Options of the format, as key=value,... (-o help lists them)

@@ -6,7 +6,7 @@ use crate::local_name::local_path;
 use crate::output::stderr;
 use crate::session::Session;
 use crate::size::parse_size;
-use crate::values::formats;
+use crate::values::{formats, target_formats};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -24,7 +24,7 @@ pub(crate) struct DdArgs {
     format: Option<Format>,
 
     /// Format of the output
-    #[arg(short = 'O', long, value_name = "FMT", value_parser = formats(), default_value = "raw")]
+    #[arg(short = 'O', long, value_name = "FMT", value_parser = target_formats(), default_value = "raw")]
     output_format: Format,
 
     #[command(flatten)]

@@ -258,6 +258,7 @@ fn zeroes_quickly(open: &OpenImage, start: u64, length: u64) -> bool {
         Format::Raw => {
             open.image.data_file_at(0).is_some_and(|file| file.can_zero_range() || file.can_punch())
         }
+        Format::Foreign(_) => false,
         Format::Qcow2 => {
             let cluster = open.image.cluster_size().max(1);
             let end = start.saturating_add(length);

@@ -26,6 +26,9 @@ pub(crate) fn image_text(info: &ImageInfo, protocol: &str, fragmentation: Option
             out.push_str("cleanly shut down: no\n");
         }
     }
+    if let Some(unit) = info.foreign.and_then(|foreign| foreign.unit) {
+        let _ = writeln!(out, "cluster_size: {unit}");
+    }
     if let Some(backing) = &info.backing_file {
         let _ = write!(out, "backing file: {}", printable(backing));
         if let Some(path) = full_backing_name(info).filter(|path| path != backing) {
@@ -40,6 +43,9 @@ pub(crate) fn image_text(info: &ImageInfo, protocol: &str, fragmentation: Option
         push_snapshots(&mut out, &qcow2.snapshots);
         out.push_str("Format specific information:\n");
         push_qcow2(&mut out, qcow2);
+    }
+    if let Some(foreign) = info.foreign {
+        let _ = writeln!(out, "Format specific information:\n    variant: {}", foreign.variant);
     }
     let _ = writeln!(out, "Child node '/file':");
     let _ = writeln!(out, "    filename: {filename}");

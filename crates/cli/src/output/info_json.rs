@@ -143,7 +143,7 @@ impl ImageNode {
             format: info.format.name(),
             virtual_size: info.virtual_size,
             actual_size: info.actual_size,
-            cluster_size: qcow2.map(|q| q.cluster_size),
+            cluster_size: qcow2.map(|q| q.cluster_size).or(info.foreign.and_then(|foreign| foreign.unit)),
             dirty_flag: qcow2.is_some_and(|q| q.dirty),
             encrypted: qcow2.and_then(|q| q.encryption).map(|_| true),
             backing_filename: info.backing_file.clone(),

@@ -91,7 +91,9 @@ pub(super) async fn words_of(
                         let kind = PlaceKind::Data { host, copied: false };
                         words.set(at..at + len, depth, Lookup::Hit(Place { kind, depth }));
                     }
-                    Run::Compressed { .. } => words.set(at..at + len, depth, Lookup::Below(depth)),
+                    Run::Compressed { .. } | Run::Elsewhere { .. } | Run::Packed(_) => {
+                        words.set(at..at + len, depth, Lookup::Below(depth));
+                    }
                 }
                 at += len;
             }

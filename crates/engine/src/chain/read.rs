@@ -150,6 +150,24 @@ async fn read_owned(owned: Owned<'_>, worker: &Worker, guest: u64, mut bufs: IoB
                 Err(error) => (Err(error), bufs),
             }
         }
+        Run::Elsewhere { file, host } => {
+            let Driver::Foreign(foreign) = &node.driver else { return (Ok(()), bufs) };
+            let (result, bufs) = worker.read(foreign.file(file), host, bufs).await;
+            (result.map_err(|e| Error::from(e).on(foreign.file(file).path())), bufs)
+        }
+        Run::Packed(packed) => {
+            let Driver::Foreign(foreign) = &node.driver else { return (Ok(()), bufs) };
+            match foreign.read_packed(worker, packed).await {
+                Ok(unit) => {
+                    let start = (guest - packed.start) as usize;
+                    if let Some(bytes) = unit.get(start..start + bufs.len()) {
+                        bufs.copy_from(0, bytes);
+                    }
+                    (Ok(()), bufs)
+                }
+                Err(error) => (Err(error.at_guest(guest)), bufs),
+            }
+        }
     }
 }
 
@@ -162,12 +180,17 @@ pub(crate) async fn extent(top: &Node, worker: &Worker, guest: u64, len: u64) ->
         Run::Unallocated => ExtentKind::Unallocated,
         Run::Zero { host } => ExtentKind::Zero { host },
         Run::Data { host } => ExtentKind::Data { host },
-        Run::Compressed { .. } => ExtentKind::Compressed,
+        Run::Compressed { .. } | Run::Packed(_) => ExtentKind::Compressed,
+        Run::Elsewhere { file, host } => ExtentKind::Elsewhere { file, host },
     };
     let mut extent = Extent { offset: guest, len, depth, kind, hole: false };
-    if let Run::Data { host } = run {
-        let found =
-            worker.extent_at(node.data_file(), host).await.map_err(|e| Error::from(e).on(&node.path))?;
+    let place = match run {
+        Run::Data { host } => Some((node.data_file(), host)),
+        Run::Elsewhere { file, host } => node.file(file).map(|file| (file, host)),
+        _ => None,
+    };
+    if let Some((file, host)) = place {
+        let found = worker.extent_at(file, host).await.map_err(|e| Error::from(e).on(file.path()))?;
         extent.len = extent.len.min(found.len);
         extent.hole = found.hole;
     }
@@ -192,7 +215,9 @@ pub(crate) async fn is_zero(top: &Node, worker: &Worker, guest: u64, len: u64) -
                 }
                 len.min(found.len)
             }
-            Run::Data { .. } | Run::Compressed { .. } => return Ok(false),
+            Run::Data { .. } | Run::Compressed { .. } | Run::Elsewhere { .. } | Run::Packed(_) => {
+                return Ok(false);
+            }
         };
     }
     Ok(true)

@@ -1,7 +1,7 @@
 //! The codecs: one cluster in, one stream out, and back. Contexts belong to the thread and are reused.
 
 use super::constant_clusters;
-use super::method::Method;
+use super::method::{Method, Packing};
 use std::cell::RefCell;
 use zebu_qcow2::Compression;
 use zebu_storage::IoBufs;
@@ -86,23 +86,55 @@ fn compress_bytes(method: Method, input: &[u8], out: &mut [u8]) -> Option<usize>
 }
 
 /// Inflates one cluster from `input`, whose first `skip` bytes are not part of the stream, into `out`; what follows
-/// the stream is ignored. Work and memory are bounded by `cluster`.
+/// the stream is ignored. Work and memory are bounded by `cluster`. Returns how many bytes there are: a cluster, or for
+/// packings of other formats at most so many.
 pub(super) fn inflate(
-    compression: Compression,
+    packing: Packing,
     input: &IoBufs,
     skip: usize,
     cluster: usize,
     out: &mut Vec<u8>,
-) -> Result<(), &'static str> {
+) -> Result<usize, &'static str> {
     out.resize(cluster, 0);
     match &input.0[..] {
-        [one] => inflate_bytes(compression, one.as_slice().get(skip..).unwrap_or_default(), out),
+        [one] => inflate_packed(packing, one.as_slice().get(skip..).unwrap_or_default(), out),
         _ => JOINED.with_borrow_mut(|joined| {
             joined.clear();
             joined.resize(input.len().saturating_sub(skip), 0);
             input.copy_to(skip, joined);
-            inflate_bytes(compression, joined, out)
+            inflate_packed(packing, joined, out)
         }),
+    }
+}
+
+fn inflate_packed(packing: Packing, input: &[u8], out: &mut [u8]) -> Result<usize, &'static str> {
+    match packing {
+        Packing::Cluster(compression) => inflate_bytes(compression, input, out).map(|()| out.len()),
+        Packing::Zlib => {
+            let inflated = INFLATER.with_borrow_mut(|inflater| inflater.zlib_decompress(input, out));
+            inflated.map_err(|error| match error {
+                libdeflater::DecompressionError::BadData => "the zlib stream is damaged",
+                libdeflater::DecompressionError::InsufficientSpace => {
+                    "the zlib stream holds more than its unit"
+                }
+            })
+        }
+        Packing::Bzip2 => bunzip2(input, out),
+    }
+}
+
+fn bunzip2(input: &[u8], out: &mut [u8]) -> Result<usize, &'static str> {
+    let mut decoder = bzip2::Decompress::new(false);
+    loop {
+        let (read, filled) = (decoder.total_in() as usize, decoder.total_out() as usize);
+        let (rest, place) =
+            (input.get(read..).unwrap_or_default(), out.get_mut(filled..).unwrap_or_default());
+        match decoder.decompress(rest, place) {
+            Ok(bzip2::Status::StreamEnd) => return Ok(decoder.total_out() as usize),
+            Ok(_) if decoder.total_in() as usize > read || decoder.total_out() as usize > filled => {}
+            Ok(_) if filled == out.len() => return Err("the bzip2 stream holds more than its unit"),
+            Ok(_) | Err(_) => return Err("the bzip2 stream is damaged"),
+        }
     }
 }
 
@@ -187,7 +219,8 @@ mod tests {
         stored.extend_from_slice(&stream[..len]);
         stored.extend_from_slice(&[0xa5; 300]);
         let mut back = Vec::new();
-        inflate(compression, &IoBuf::copy_of(&stored).into(), 7, cluster, &mut back).unwrap();
+        inflate(Packing::Cluster(compression), &IoBuf::copy_of(&stored).into(), 7, cluster, &mut back)
+            .unwrap();
         assert!(back[..content.len()] == *content && back[content.len()..].iter().all(|&b| b == 0));
         Some(len)
     }
@@ -247,7 +280,7 @@ mod tests {
         *stream.last_mut().unwrap() ^= 1;
         let mut back = Vec::new();
         let input = IoBuf::copy_of(&stream).into();
-        assert!(inflate(Compression::Zstd, &input, 0, 4096, &mut back).is_err());
+        assert!(inflate(Packing::Cluster(Compression::Zstd), &input, 0, 4096, &mut back).is_err());
     }
 
     #[cfg(feature = "zstd")]
@@ -259,11 +292,15 @@ mod tests {
         let skipped = [0x50, 0x2a, 0x4d, 0x18, 1, 0, 0, 0, 99];
         let stream = [&frame(7)[..], &skipped, &frame(8), &[0xee; 100]].concat();
         let mut out = Vec::new();
-        inflate(Compression::Zstd, &IoBuf::copy_of(&stream).into(), 0, 8192, &mut out).unwrap();
+        inflate(Packing::Cluster(Compression::Zstd), &IoBuf::copy_of(&stream).into(), 0, 8192, &mut out)
+            .unwrap();
         assert!(out[..4096] == [7; 4096] && out[4096..] == [8; 4096]);
         for short in [5, 15, 25] {
             let cut = IoBuf::copy_of(&stream[..short]).into();
-            assert!(inflate(Compression::Zstd, &cut, 0, 8192, &mut Vec::new()).is_err(), "{short}");
+            assert!(
+                inflate(Packing::Cluster(Compression::Zstd), &cut, 0, 8192, &mut Vec::new()).is_err(),
+                "{short}"
+            );
         }
     }
 
@@ -287,7 +324,10 @@ mod tests {
             let len = compress(method, &input, 8192, &mut stream).unwrap();
             let stored = || IoBufs::from(IoBuf::copy_of(&stream[..len]));
             for cluster in [4096, 16384] {
-                assert!(inflate(compression, &stored(), 0, cluster, &mut Vec::new()).is_err(), "{method:?}");
+                assert!(
+                    inflate(Packing::Cluster(compression), &stored(), 0, cluster, &mut Vec::new()).is_err(),
+                    "{method:?}"
+                );
             }
         }
     }
@@ -310,7 +350,7 @@ mod tests {
         fn damaged_streams_are_errors_or_clusters(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
             for (_, compression) in methods() {
                 let mut out = Vec::new();
-                let _ = inflate(compression, &IoBuf::copy_of(&bytes).into(), 0, 4096, &mut out);
+                let _ = inflate(Packing::Cluster(compression), &IoBuf::copy_of(&bytes).into(), 0, 4096, &mut out);
                 prop_assert_eq!(out.len(), 4096);
             }
         }

@@ -1,4 +1,27 @@
-//! The ways to compress a cluster.
+//! The ways to compress a cluster, and those in which one may be packed.
+
+use zebu_qcow2::Compression;
+
+/// How a unit of a disk is packed: clusters, and the grains, blocks and chunks of other formats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Packing {
+    /// As the clusters of a qcow2 image are.
+    Cluster(Compression),
+    /// Deflate in a zlib wrapper.
+    Zlib,
+    /// bzip2.
+    Bzip2,
+}
+
+impl From<zebu_foreign::Packing> for Packing {
+    fn from(packing: zebu_foreign::Packing) -> Self {
+        match packing {
+            zebu_foreign::Packing::Deflate => Self::Cluster(Compression::Zlib),
+            zebu_foreign::Packing::Zlib => Self::Zlib,
+            zebu_foreign::Packing::Bzip2 => Self::Bzip2,
+        }
+    }
+}
 
 /// How a cluster is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

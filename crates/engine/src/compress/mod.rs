@@ -6,7 +6,7 @@ mod method;
 mod options;
 mod pool;
 
-pub(crate) use method::Method;
+pub(crate) use method::{Method, Packing};
 pub use options::{CompressOptions, DeflateWindow};
 pub use pool::CodecPool;
 pub(crate) use pool::{Outcome, Work};

@@ -4,7 +4,7 @@
 //! slot back: slots are made once and reused, and whoever finds none waits for one (back-pressure).
 
 use super::codec;
-use super::method::Method;
+use super::method::{Method, Packing};
 use crate::sync::{Clock, with_patience};
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,7 +13,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
-use zebu_qcow2::Compression;
 use zebu_storage::sync::{Condvar, Mutex};
 use zebu_storage::{IoBufs, Worker, WorkerKind};
 
@@ -60,7 +59,7 @@ pub(crate) enum Work {
     /// Compress `input`, with zeroes behind it up to `cluster` bytes.
     Compress { method: Method, input: IoBufs, cluster: usize },
     /// Inflate one cluster from `input`, after its first `skip` bytes, into memory that may be `output`'s.
-    Inflate { compression: Compression, input: IoBufs, skip: usize, cluster: usize, output: Vec<u8> },
+    Inflate { packing: Packing, input: IoBufs, skip: usize, cluster: usize, output: Vec<u8> },
 }
 
 /// How work ended.
@@ -101,9 +100,9 @@ impl Work {
         match self {
             Work::Compress { method, input, cluster } => codec::compress(*method, input, *cluster, output)
                 .map_or(Outcome::Incompressible, Outcome::Bytes),
-            Work::Inflate { compression, input, skip, cluster, .. } => {
-                match codec::inflate(*compression, input, *skip, *cluster, output) {
-                    Ok(()) => Outcome::Bytes(*cluster),
+            Work::Inflate { packing, input, skip, cluster, .. } => {
+                match codec::inflate(*packing, input, *skip, *cluster, output) {
+                    Ok(len) => Outcome::Bytes(len),
                     Err(why) => Outcome::Damaged(why),
                 }
             }
@@ -500,8 +499,14 @@ mod tests {
                     drop(packed);
                     // Memory of any size, with anything in it.
                     let output = vec![0xee; content[0] as usize * 512];
-                    let compression = Compression::Zlib;
-                    let work = Work::Inflate { compression, input, skip: 0, cluster: 4096, output };
+                    let compression = zebu_qcow2::Compression::Zlib;
+                    let work = Work::Inflate {
+                        packing: Packing::Cluster(compression),
+                        input,
+                        skip: 0,
+                        cluster: 4096,
+                        output,
+                    };
                     let back = pool.run(worker, work).await;
                     assert_eq!(back.output(), content);
                 }

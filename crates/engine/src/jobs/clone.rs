@@ -126,6 +126,9 @@ async fn clone_open_image(
 /// Shares all blocks of the image's file with a new one. `Some`: why that can't be done, in words.
 async fn reflink(worker: &Worker, image: &Image, target: &Path) -> Result<Option<String>> {
     let info = image.info()?;
+    if !image.format().is_writable() {
+        return Ok(Some(format!("images in the format {} can't be written", image.format().name())));
+    }
     if info.backing_file.is_some() {
         return Ok(Some("the image has a backing file".into()));
     }

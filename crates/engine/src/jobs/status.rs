@@ -68,6 +68,7 @@ impl Status {
         let Layer { format, tells_holes, .. } = chain.get(extent.depth as usize).copied().unwrap_or(unknown);
         let (present, data, compressed, offset) = match extent.kind {
             ExtentKind::Data { host } => (true, !extent.hole || format == Format::Qcow2, false, Some(host)),
+            ExtentKind::Elsewhere { host, .. } => (true, !extent.hole, false, Some(host)),
             ExtentKind::Compressed => (true, true, true, None),
             ExtentKind::Zero { host } => (true, false, false, host),
             ExtentKind::Unallocated => (false, false, false, None),

@@ -123,8 +123,8 @@ impl RunLimit {
 fn state(extent: &Extent, context: Context) -> Option<u64> {
     Some(match context {
         Context::Allocation => match extent.kind {
-            ExtentKind::Data { .. } if extent.hole => STATE_HOLE | STATE_ZERO,
-            ExtentKind::Data { .. } | ExtentKind::Compressed => 0,
+            ExtentKind::Data { .. } | ExtentKind::Elsewhere { .. } if extent.hole => STATE_HOLE | STATE_ZERO,
+            ExtentKind::Data { .. } | ExtentKind::Elsewhere { .. } | ExtentKind::Compressed => 0,
             ExtentKind::Zero { host: Some(_) } => STATE_ZERO,
             ExtentKind::Zero { host: None } | ExtentKind::Unallocated => STATE_HOLE | STATE_ZERO,
         },

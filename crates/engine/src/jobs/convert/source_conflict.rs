@@ -28,7 +28,8 @@ pub(super) fn check_open_target(sources: &[Image], target: &Image) -> Result<()>
 fn reads_from(image: &Image, file: FileId) -> bool {
     let mut node: Option<&Node> = Some(&image.0);
     while let Some(this) = node {
-        if this.image_file().id() == file || this.data_file().id() == file {
+        let mut files = [this.image_file(), this.data_file()].into_iter().chain(this.other_files());
+        if files.any(|known| known.id() == file) {
             return true;
         }
         node = this.backing.as_deref();

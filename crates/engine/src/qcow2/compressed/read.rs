@@ -1,7 +1,7 @@
 //! Reading compressed clusters. Inflating is the codec pool's work: several clusters are inflated at once, and the worker
 //! goes on meanwhile.
 
-use crate::compress::{Outcome, Work};
+use crate::compress::{Outcome, Packing, Work};
 use crate::qcow2::cache::inflated_clusters::{Inflated, Inflation};
 use crate::qcow2::state::Qcow2;
 use crate::{Error, ErrorKind, Result};
@@ -29,7 +29,8 @@ impl Qcow2 {
         };
         let (compression, cluster) =
             (self.header.opened().compression(), self.geometry.cluster_size() as usize);
-        let work = Work::Inflate { compression, input, skip, cluster, output: self.inflated.buffer() };
+        let packing = Packing::Cluster(compression);
+        let work = Work::Inflate { packing, input, skip, cluster, output: self.inflated.buffer() };
         let mut done = self.compressed.options().pool.run(worker, work).await;
         if let Outcome::Damaged(why) = done.outcome {
             let message = format!("compressed cluster can't be decompressed: {why}");

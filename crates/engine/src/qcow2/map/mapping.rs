@@ -28,6 +28,10 @@ pub(crate) enum Run {
     Data { host: u64 },
     /// A compressed cluster; the run lies within it.
     Compressed { stream: CompressedRange },
+    /// Data at this offset of one of the files that the image consists of, beside the image file.
+    Elsewhere { file: u32, host: u64 },
+    /// A compressed unit of an image of another program; the run lies within it.
+    Packed(zebu_foreign::Packed),
 }
 
 impl Run {

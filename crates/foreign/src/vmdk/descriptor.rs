@@ -1,0 +1,206 @@
+//! The text that describes a disk.
+
+use crate::error::{Error, Result, ensure, printable, require};
+use crate::limits::MAX_EXTENT_FILES;
+
+/// The kind of storage of an extent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ExtentKind {
+    /// Zeroes, without a file.
+    Zero,
+    /// The bytes of the disk, from this offset of the file on, in bytes.
+    Flat { offset: u64 },
+    /// A sparse extent: the file says of which kind.
+    Sparse,
+    /// A seSparse extent.
+    SeSparse,
+}
+
+/// An extent as it is described.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Extent {
+    /// Bytes of the disk.
+    pub(super) len: u64,
+    pub(super) kind: ExtentKind,
+    /// The name of its file; none for zeroes.
+    pub(super) name: Option<String>,
+}
+
+/// What is known from the text.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Descriptor {
+    /// The content's number.
+    pub(super) cid: Option<u32>,
+    /// The parent's content's number, if there is a parent.
+    pub(super) parent_cid: Option<u32>,
+    pub(super) parent_name: Option<String>,
+    create_type: String,
+    pub(super) extents: Vec<Extent>,
+}
+
+/// The number that stands for no parent.
+const NO_PARENT: u32 = u32::MAX;
+
+impl Descriptor {
+    pub(super) fn parse(text: &str) -> Result<Self> {
+        let mut found = Self::default();
+        let mut has_version = false;
+        for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            if let Some(extent) = Extent::parse(line)? {
+                found.extents.push(extent);
+                continue;
+            }
+            let Some((key, value)) = line.split_once('=') else { continue };
+            let value = value.trim().trim_matches('"');
+            let number = || {
+                u32::from_str_radix(value, 16).map_err(|_| {
+                    Error::damaged(format!("the VMDK descriptor has a bad line: {}", printable(line)))
+                })
+            };
+            match key.trim() {
+                "CID" => found.cid = Some(number()?),
+                "parentCID" => found.parent_cid = Some(number()?).filter(|cid| *cid != NO_PARENT),
+                "parentFileNameHint" => found.parent_name = Some(value.to_owned()),
+                "createType" => value.clone_into(&mut found.create_type),
+                "version" => has_version = true,
+                key if key.eq_ignore_ascii_case("version") => has_version = true,
+                "encoding" => {
+                    let known = ["UTF-8", "windows-1252", "US-ASCII"];
+                    require!(
+                        known.iter().any(|name| name.eq_ignore_ascii_case(value)) || text.is_ascii(),
+                        "the VMDK descriptor is encoded in '{}'",
+                        printable(value)
+                    );
+                }
+                _ => {}
+            }
+        }
+        ensure!(has_version, "Image not in VMDK format: the descriptor tells no version");
+        Ok(found)
+    }
+
+    /// The kind of disk, for a descriptor that names extents.
+    pub(super) fn variant(&self) -> Result<&'static str> {
+        const KNOWN: [&str; 7] = [
+            "monolithicSparse",
+            "monolithicFlat",
+            "twoGbMaxExtentSparse",
+            "twoGbMaxExtentFlat",
+            "vmfs",
+            "vmfsSparse",
+            "seSparse",
+        ];
+        require!(!self.create_type.is_empty(), "the VMDK descriptor tells no createType");
+        let known = KNOWN.iter().find(|known| **known == self.create_type);
+        known.copied().ok_or_else(|| {
+            Error::unsupported(format!("Unsupported image type '{}'", printable(&self.create_type)))
+        })
+    }
+
+    /// The files that are named, each once.
+    pub(super) fn files(&self) -> Result<Vec<String>> {
+        let mut names: Vec<String> = Vec::new();
+        for name in self.extents.iter().filter_map(|extent| extent.name.as_ref()) {
+            if !names.contains(name) {
+                require!(
+                    names.len() < MAX_EXTENT_FILES,
+                    "the VMDK descriptor names more than {MAX_EXTENT_FILES} files"
+                );
+                names.push(name.clone());
+            }
+        }
+        Ok(names)
+    }
+}
+
+impl Extent {
+    /// A line like `RW 4192256 SPARSE "disk-s001.vmdk"`; none if it is another line.
+    fn parse(line: &str) -> Result<Option<Self>> {
+        let mut words = line.splitn(2, char::is_whitespace);
+        let access = words.next().unwrap_or_default();
+        let rest = words.next().unwrap_or_default().trim_start();
+        match access {
+            "RW" | "RDONLY" => {}
+            "NOACCESS" => {
+                return Err(Error::unsupported("the VMDK has an extent that may not be read (NOACCESS)"));
+            }
+            _ => return Ok(None),
+        }
+        let bad = || Error::damaged(format!("Invalid extent line: {}", printable(line)));
+        let (sectors, rest) = rest.split_once(char::is_whitespace).ok_or_else(bad)?;
+        let len =
+            sectors.parse().ok().and_then(|sectors: u64| sectors.checked_mul(512)).filter(|len| *len > 0);
+        let len = len.ok_or_else(bad)?;
+        let rest = rest.trim_start();
+        let (kind, rest) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+        if kind == "ZERO" {
+            return Ok(Some(Self { len, kind: ExtentKind::Zero, name: None }));
+        }
+        let quoted = rest.trim_start().strip_prefix('"').ok_or_else(bad)?;
+        let (name, behind) = quoted.split_once('"').ok_or_else(bad)?;
+        let name = Some(name.to_owned()).filter(|name| !name.is_empty());
+        ensure!(name.is_some(), "Invalid extent line: {}", printable(line));
+        let behind = behind.split_whitespace().next();
+        let offset =
+            behind.map(|sectors| sectors.parse().ok().and_then(|sectors: u64| sectors.checked_mul(512)));
+        let kind = match (kind, offset) {
+            ("FLAT", Some(Some(offset))) => ExtentKind::Flat { offset },
+            ("VMFS", None | Some(Some(0))) => ExtentKind::Flat { offset: 0 },
+            ("SPARSE" | "VMFSSPARSE", None) => ExtentKind::Sparse,
+            ("SESPARSE", None) => ExtentKind::SeSparse,
+            ("FLAT" | "VMFS" | "SPARSE" | "VMFSSPARSE" | "SESPARSE", _) => return Err(bad()),
+            (other, _) => {
+                return Err(Error::unsupported(format!(
+                    "VMDK extents of type {} are not supported",
+                    printable(other)
+                )));
+            }
+        };
+        Ok(Some(Self { len, kind, name }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "# Disk DescriptorFile\nversion=1\nCID=123a\nparentCID=ffffffff\n\
+        createType=\"twoGbMaxExtentSparse\"\n\nRW 4192256 SPARSE \"a b-s001.vmdk\"\nRDONLY 8 FLAT \"x\" 16\n\
+        RW 5 ZERO\nRW 4192256 SPARSE \"a b-s001.vmdk\"\nddb.adapterType = \"ide\"\n";
+
+    #[test]
+    fn lines_are_understood() {
+        let found = Descriptor::parse(TEXT).unwrap();
+        assert_eq!(
+            (found.cid, found.parent_cid, found.variant().unwrap()),
+            (Some(0x123a), None, "twoGbMaxExtentSparse")
+        );
+        assert_eq!(found.files().unwrap(), ["a b-s001.vmdk", "x"]);
+        let kinds: Vec<_> = found.extents.iter().map(|extent| (extent.len / 512, extent.kind)).collect();
+        let sparse = (4192256, ExtentKind::Sparse);
+        assert_eq!(kinds, [sparse, (8, ExtentKind::Flat { offset: 8192 }), (5, ExtentKind::Zero), sparse]);
+    }
+
+    #[test]
+    fn damaged_lines_are_errors() {
+        for line in [
+            "RW",
+            "RW x FLAT \"a\" 0",
+            "RW 0 FLAT \"a\" 0",
+            "RW -1 FLAT \"a\" 0",
+            "RW 99999999999999999999 FLAT \"a\" 0",
+            "RW 36028797018963968 FLAT \"a\" 0",
+            "RW 1 FLAT \"a\"",
+            "RW 1 FLAT \"a\" -1",
+            "RW 1 FLAT \"\" 0",
+            "RW 1 FLAT \"a",
+            "RW 1 SPARSE \"a\" 8",
+            "RW 1 VMFSRDM \"a\"",
+            "NOACCESS 1 ZERO",
+            "CID=xyz",
+        ] {
+            assert!(Descriptor::parse(&format!("version=1\n{line}\n")).is_err(), "{line}");
+        }
+        assert!(Descriptor::parse("CID=1\n").is_err());
+    }
+}
