@@ -9,7 +9,7 @@ use zebu_fuzz::{clients, image, luks, tables, words};
 
 type Target = fn(&mut Unstructured<'_>) -> Result<()>;
 
-const TARGETS: [(&str, Target); 14] = [
+const TARGETS: [(&str, Target); 15] = [
     ("image_read", image::read),
     ("image_write", image::write),
     ("image_compressed", image::compressed),
@@ -21,6 +21,7 @@ const TARGETS: [(&str, Target); 14] = [
     ("command_words", words::command),
     ("control_line", words::control),
     ("nbd_option", clients::nbd_option),
+    ("nbd_reply", clients::nbd_reply),
     ("nbd_request", clients::nbd_request),
     ("vhost_request", clients::vhost_request),
     ("vhost_ring", clients::vhost_ring),
