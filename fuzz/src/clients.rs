@@ -50,7 +50,7 @@ pub fn nbd_option(u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What a server sends to the NBD client: every request has one answer, and none has more than was asked for.
+/// Replies to the NBD client: every request has one answer, and none has more than was asked for.
 ///
 /// # Errors
 /// The input is used up.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// What happens to one connection. Counts are bytes from the server.
+/// A mishap of one connection. Counts are bytes from the server.
 #[derive(Debug, Clone, Copy)]
 pub enum Fault {
     /// Nothing.

@@ -88,12 +88,18 @@ impl ImageOpts {
         for (key, value) in &pairs {
             opts.set(key, value)?;
         }
-        for (nbd, key, file) in [
-            (std::mem::take(&mut opts.nbd), "file.filename", &mut opts.filename),
-            (std::mem::take(&mut opts.nbd_backing), "backing.file.filename", &mut opts.backing_file),
+        for (nbd, key, slot, file) in [
+            (std::mem::take(&mut opts.nbd), "file.filename", &mut opts.filename, NamedFile::Image),
+            (
+                std::mem::take(&mut opts.nbd_backing),
+                "backing.file.filename",
+                &mut opts.backing_file,
+                NamedFile::Backing,
+            ),
         ] {
             if let Some(name) = nbd.finish()? {
-                set_once(file, key, name.note()?)?;
+                set_once(slot, key, name.note()?)?;
+                opts.plain.push(file);
             }
         }
         for (file, key, path) in [

@@ -66,7 +66,7 @@ pub(crate) fn is_remote(path: &Path) -> bool {
     names.as_ref().is_some_and(|names| names.contains_key(path))
 }
 
-/// Who opens names for the engine; `given` are the `--allow-refs` of the command line.
+/// The opener of names for the engine; `given` are the `--allow-refs` of the command line.
 ///
 /// # Errors
 /// As of the defaults of `--allow-refs`.

@@ -139,7 +139,7 @@ pub struct OpenOptions {
     pub cache: CacheMode,
     /// Which named files may be opened.
     pub refs: RefPolicy,
-    /// Who opens names that lead to no local file, and which of them an image may name.
+    /// The opener of names that lead to no local file, and which of them an image may name.
     pub remote: Remote,
     /// Whether locks are taken.
     pub sharing: Sharing,

@@ -26,7 +26,7 @@ pub enum RemoteRefs {
     /// None.
     #[default]
     None,
-    /// Those that begin with one of these, up to a `/` or `?`.
+    /// Names that begin with one of these, up to a `/` or `?`.
     Prefixes(Vec<String>),
     /// All.
     All,
@@ -61,7 +61,7 @@ fn leaves_directory(name: &str) -> bool {
     plain.split(['/', '\\', '?', '&', '=', ':']).any(|part| part == "..")
 }
 
-/// Who opens names that lead to no local file. By default nobody does.
+/// The opener of names that lead to no local file. By default there is none.
 #[derive(Clone, Default)]
 pub struct Remote {
     opener: Option<Arc<dyn OpenRemote>>,
@@ -74,7 +74,7 @@ impl fmt::Debug for Remote {
     }
 }
 
-/// What a policy says of a name that stands in an image.
+/// The fate of a name that stands in an image.
 pub(crate) enum RemoteReference {
     /// It is no name of the opener's.
     NotRemote,

@@ -219,17 +219,15 @@ impl Completer {
 
     /// Answers the operation; errors are errno values. An answer of the wrong kind, or a short one, counts as EIO.
     pub fn finish(mut self, result: Result<StorageDone, i32>) {
-        let result = result.and_then(|done| match (self.op, done) {
-            (StorageOp::Read { len, .. } | StorageOp::Write { len, .. }, StorageDone::Moved(moved))
-                if moved == len =>
-            {
-                Ok(done)
-            }
-            (StorageOp::Read { .. } | StorageOp::Write { .. }, _) => Err(libc::EIO),
-            (StorageOp::ExtentAt { .. }, StorageDone::Extent { len: 1.., .. }) => Ok(done),
-            (StorageOp::ExtentAt { .. }, _) => Err(libc::EIO),
-            (_, StorageDone::Done) => Ok(done),
-            _ => Err(libc::EIO),
+        let result = result.and_then(|done| {
+            let fits = match (self.op, done) {
+                (StorageOp::Read { len, .. } | StorageOp::Write { len, .. }, done) => {
+                    done == StorageDone::Moved(len)
+                }
+                (StorageOp::ExtentAt { .. }, done) => matches!(done, StorageDone::Extent { len: 1.., .. }),
+                (_, done) => done == StorageDone::Done,
+            };
+            if fits { Ok(done) } else { Err(libc::EIO) }
         });
         // An errno is positive; another number would be taken for success somewhere.
         self.end_with(result.map_err(|errno| if errno > 0 { errno } else { libc::EIO }));

@@ -23,7 +23,7 @@ pub struct CheckOptions {
     pub repair: Repair,
     /// Cache mode of the file.
     pub cache: CacheMode,
-    /// Who opens a name that leads to no local file.
+    /// The opener of a name that leads to no local file.
     pub remote: Remote,
     /// Whether locks are taken. A repair always takes them.
     pub sharing: Sharing,

@@ -19,10 +19,12 @@ const MOST_BYTES: u64 = 64 << 20;
 const RECEIVED: usize = 128 << 10;
 /// Data of at least so many bytes goes straight to the request's memory.
 const STRAIGHT: u64 = 16 << 10;
+/// Under TLS, the most times that is received before something is sent.
+const MOST_ROUNDS: usize = 16;
 /// The most pieces of one system call that sends.
 const MOST_PIECES: usize = 64;
 
-/// What the connection needs to know of its export.
+/// Limits and form of requests to an export.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Terms {
     pub(super) style: Style,
@@ -74,7 +76,7 @@ impl From<Breach> for Lost {
     }
 }
 
-/// Told of answers to changes and flushes.
+/// An observer of changes and flushes.
 pub(super) trait Watcher {
     /// A flush or change is about to be sent; false fails it with EIO.
     fn may_send(&self, request: &mut Request) -> bool;
@@ -82,7 +84,7 @@ pub(super) trait Watcher {
     fn succeeded(&self, request: &Request);
 }
 
-/// What is to be sent of a request.
+/// A request on its way out.
 struct Outgoing {
     head: RequestHead,
     cookie: u64,
@@ -90,7 +92,7 @@ struct Outgoing {
     sent: usize,
 }
 
-/// What the next bytes are.
+/// The meaning of the next bytes.
 enum Expect {
     Head,
     /// Data of a read. The part before `at` was received.
@@ -133,6 +135,8 @@ pub(super) struct Connection<'a, W> {
     start: usize,
     end: usize,
     expect: Expect,
+    /// Whether more may have arrived than the socket shows.
+    has_more: bool,
 }
 
 impl<'a, W: Watcher> Connection<'a, W> {
@@ -159,6 +163,7 @@ impl<'a, W: Watcher> Connection<'a, W> {
             start: 0,
             end: 0,
             expect: Expect::Head,
+            has_more: false,
         }
     }
 
@@ -213,13 +218,23 @@ impl<'a, W: Watcher> Connection<'a, W> {
         ];
         // Without a deadline the bell wakes.
         let left = next.map(|deadline| deadline - now + Duration::from_millis(1));
+        let left = if self.has_more { Some(Duration::ZERO) } else { left };
         let timeout = left.and_then(|left| Timespec::try_from(left).ok());
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(io::Error::from(error).into()),
         }
-        if fds[0].revents().intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
-            self.receive()?;
+        if self.has_more || fds[0].revents().intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
+            self.has_more = false;
+            let mut rounds = 0;
+            // What TLS has decrypted does not make the socket readable.
+            while self.receive()? && self.stream.buffers_input() {
+                rounds += 1;
+                if rounds == MOST_ROUNDS {
+                    self.has_more = true;
+                    break;
+                }
+            }
         }
         Ok(())
     }
@@ -311,34 +326,31 @@ impl<'a, W: Watcher> Connection<'a, W> {
         }
     }
 
-    /// Takes what has arrived.
-    fn receive(&mut self) -> Result<(), Lost> {
-        let read = match self.straight_memory() {
-            Some(cookie_and_len) => self.receive_straight(cookie_and_len),
-            None => {
-                if self.start > 0 {
-                    self.input.copy_within(self.start..self.end, 0);
-                    self.end -= self.start;
-                    self.start = 0;
-                }
-                let read = self.stream.read(&mut self.input[self.end..]);
-                if let Ok(read) = read {
-                    self.end += read;
-                }
-                read
+    /// Takes what has arrived; false if nothing has.
+    fn receive(&mut self) -> Result<bool, Lost> {
+        let read = if let Some(cookie) = self.straight_memory() {
+            self.receive_straight(cookie)
+        } else {
+            if self.start > 0 {
+                self.input.copy_within(self.start..self.end, 0);
+                self.end -= self.start;
+                self.start = 0;
             }
+            let read = self.stream.read(&mut self.input[self.end..]);
+            self.end += read.as_ref().map_or(0, |read| *read);
+            read
         };
         match read {
             Ok(0) => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
-            Ok(_) => self.parse(),
+            Ok(_) => self.parse().map(|()| true),
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
-                Ok(())
+                Ok(false)
             }
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Whether the next bytes are enough data to go straight to their place.
+    /// The cookie of the read whose data comes next, if it is enough to go straight to its place.
     fn straight_memory(&self) -> Option<u64> {
         match self.expect {
             Expect::Data { cookie, at, end, .. } if self.start == self.end && end - at >= STRAIGHT => {
@@ -532,7 +544,7 @@ impl<'a, W: Watcher> Connection<'a, W> {
             self.watcher.succeeded(&request);
         }
         if let Next::Again(request) = request.end_part() {
-            self.begin(request);
+            self.begin(*request);
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! An export as a storage: its threads, their connections, and what they may promise.
 
-use super::address::NbdAddress;
+use super::address::{Endpoint, NbdAddress};
 use super::connection::{Connection, Lost, Terms, Watcher};
 use super::handshake::{self, Export};
 use super::protocol::{BASE_ALLOCATION, STATE_ZERO, command, command_flag, export};
@@ -80,7 +80,7 @@ struct Shared {
 struct Durability {
     /// Changes that were answered since the disk was opened.
     changes: u64,
-    /// Those of them that a flush has covered.
+    /// Changes that a flush has covered.
     flushed: u64,
     /// A connection broke while answered changes were not flushed.
     is_lost: bool,
@@ -99,8 +99,8 @@ impl NbdDisk {
             None => None,
             Some(files) => {
                 let host = match &address.endpoint {
-                    super::Endpoint::Tcp { host, .. } => host.as_str(),
-                    super::Endpoint::Unix(_) => "localhost",
+                    Endpoint::Tcp { host, .. } => host.as_str(),
+                    Endpoint::Unix(_) => "localhost",
                 };
                 Some(Tls::load(files, host).map_err(|reason| fail(libc::EINVAL, reason))?)
             }

@@ -32,7 +32,7 @@ pub struct Answers {
     pub end: String,
 }
 
-/// Nobody that has to be told.
+/// An observer that notes nothing.
 struct Nobody;
 
 impl Watcher for Nobody {

@@ -1,4 +1,4 @@
-//! What client and server agree on before the first request.
+//! Agreement of client and server before the first request.
 
 use super::address::NbdAddress;
 use super::protocol::{

@@ -15,10 +15,10 @@ pub struct StatusRun {
     pub flags: u64,
 }
 
-/// Whoever waits for runs.
+/// A callback for runs.
 pub(super) type RunsWanted = Box<dyn FnOnce(Result<Vec<StatusRun>, i32>) + Send>;
 
-/// Whoever waits for the answer.
+/// The way to give the answer.
 pub(super) enum Answer {
     Storage(Completer),
     /// `None` once answered.
@@ -50,12 +50,12 @@ pub(super) struct Request {
     pub(super) is_sent: bool,
 }
 
-/// What follows when a part is over.
+/// The step after the end of a part.
 pub(super) enum Next {
     /// The request is answered.
     Over,
     /// Another part is to be asked for.
-    Again(Request),
+    Again(Box<Request>),
 }
 
 impl Request {
@@ -165,7 +165,7 @@ impl Request {
         self.done += self.part.end - self.part.start;
         let total = self.range.end - self.range.start;
         if self.done < total && self.command != command::BLOCK_STATUS {
-            return Next::Again(self);
+            return Next::Again(Box::new(self));
         }
         self.succeed();
         Next::Over

@@ -100,7 +100,7 @@ impl Stream {
         let mut connection = tls.connection().map_err(io::Error::other)?;
         while connection.is_handshaking() {
             self.set_timeout()?;
-            connection.complete_io(&mut self.socket)?;
+            connection.complete_io(&mut self.socket).map_err(late_if_blocked)?;
         }
         self.tls = Some(Box::new(connection));
         Ok(())
@@ -169,11 +169,11 @@ impl Stream {
     pub(super) fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.set_timeout()?;
         match &mut self.tls {
-            None => self.socket.write_all(bytes),
+            None => self.socket.write_all(bytes).map_err(late_if_blocked),
             Some(tls) => {
                 tls.writer().write_all(bytes)?;
                 while tls.wants_write() {
-                    tls.write_tls(&mut self.socket)?;
+                    tls.write_tls(&mut self.socket).map_err(late_if_blocked)?;
                 }
                 Ok(())
             }
@@ -197,6 +197,11 @@ impl Stream {
         Ok(taken)
     }
 
+    /// Whether bytes can have arrived that the socket does not show.
+    pub(super) fn buffers_input(&self) -> bool {
+        self.tls.is_some()
+    }
+
     /// Whether TLS has bytes for the socket.
     pub(super) fn holds_back(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.wants_write())
@@ -214,6 +219,11 @@ impl AsFd for Stream {
 
 fn late() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the server does not answer")
+}
+
+/// During the handshake, a socket only blocks when its time is over.
+fn late_if_blocked(error: io::Error) -> io::Error {
+    if error.kind() == io::ErrorKind::WouldBlock { late() } else { error }
 }
 
 fn time_left(until: Instant) -> io::Result<Duration> {

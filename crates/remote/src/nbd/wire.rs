@@ -34,7 +34,7 @@ pub(super) struct Head {
     pub(super) kind: HeadKind,
 }
 
-/// What a head says.
+/// The two kinds of heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HeadKind {
     /// A whole reply, with an NBD error number or 0.
@@ -99,10 +99,16 @@ pub(super) fn check_content_len(style: Style, kind: u16, len: u64) -> Result<usi
         chunk::NONE => len == 0,
         chunk::OFFSET_HOLE => len == 12,
         chunk::BLOCK_STATUS => {
-            style == Style::Structured && len >= 12 && (len - 4) % 8 == 0 && (len - 4) / 8 <= MOST_RUNS
+            style == Style::Structured
+                && len >= 12
+                && (len - 4).is_multiple_of(8)
+                && (len - 4) / 8 <= MOST_RUNS
         }
         chunk::BLOCK_STATUS_EXTENDED => {
-            style == Style::Extended && len >= 24 && (len - 8) % 16 == 0 && (len - 8) / 16 <= MOST_RUNS
+            style == Style::Extended
+                && len >= 24
+                && (len - 8).is_multiple_of(16)
+                && (len - 8) / 16 <= MOST_RUNS
         }
         _ if kind & chunk::ERROR_BIT != 0 => (6..=6 + LONGEST_TEXT + 8).contains(&len),
         _ => return Err(Breach("a chunk of an unknown type")),
