@@ -99,13 +99,12 @@ fn open(name: RemoteName, flags: &OpenFlags) -> Result<File, IoError> {
     let url = name.address.to_string();
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
     let known = opened.iter().find(|(known, _)| *known == name).map(|(_, disk)| Arc::clone(disk));
-    let disk = match known {
-        Some(disk) => disk,
-        None => {
-            let disk = Arc::new(NbdDisk::open(name.address.clone(), name.options.clone())?);
-            opened.push((name, Arc::clone(&disk)));
-            disk
-        }
+    let disk = if let Some(disk) = known {
+        disk
+    } else {
+        let disk = Arc::new(NbdDisk::open(name.address.clone(), name.options.clone())?);
+        opened.push((name, Arc::clone(&disk)));
+        disk
     };
     File::from_storage(disk, &url, flags)
 }
