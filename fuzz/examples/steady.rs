@@ -22,6 +22,7 @@ const TARGETS: [(&str, Target); 15] = [
     ("command_words", words::command),
     ("control_line", words::control),
     ("nbd_option", clients::nbd_option),
+    ("nbd_reply", clients::nbd_reply),
     ("nbd_request", clients::nbd_request),
     ("vhost_request", clients::vhost_request),
     ("vhost_ring", clients::vhost_ring),

@@ -1,4 +1,4 @@
-//! The parsers of what clients and guests send, on any bytes.
+//! The parsers of what clients, guests and servers send, on any bytes.
 
 use arbitrary::{Result, Unstructured};
 use zebu_export::nbd::{
@@ -47,6 +47,47 @@ pub fn nbd_option(u: &mut Unstructured<'_>) -> Result<()> {
         Ok(_) => {}
         Err(refusal) => assert!(!refusal.message.is_empty()),
     }
+    Ok(())
+}
+
+/// Replies to the NBD client: every request has one answer, and none has more than was asked for.
+///
+/// # Errors
+/// The input is used up.
+pub fn nbd_reply(u: &mut Unstructured<'_>) -> Result<()> {
+    const KINDS: [u16; 8] = [0, 1, 2, 5, 6, 0x8001, 0x8002, 99];
+    let style = u.int_in_range(0..=2u8)?;
+    let mut bytes = Vec::new();
+    for _ in 0..u.int_in_range(0..=8)? {
+        let cookie = u.int_in_range(1..=4u64)?;
+        let payload = if u.arbitrary()? { counted(u)? } else { vec![1; u.int_in_range(0..=5000)?] };
+        if u.ratio(1, 4)? {
+            bytes.extend(0x6744_6698u32.to_be_bytes());
+            bytes.extend(u.int_in_range(0..=110u32)?.to_be_bytes());
+            bytes.extend(cookie.to_be_bytes());
+            bytes.extend(payload);
+            continue;
+        }
+        let offset = (!u.ratio(1, 4)?).then_some(u.int_in_range(4000..=8200u64)?);
+        let len = (payload.len() + offset.map_or(0, |_| 8)) as u64;
+        let len = if u.ratio(1, 8)? { u.arbitrary()? } else { len };
+        let magic = if style == 2 { 0x6e8a_278cu32 } else { 0x668e_33ef };
+        bytes.extend(magic.to_be_bytes());
+        bytes.extend(u.int_in_range(0..=1u16)?.to_be_bytes());
+        bytes.extend(u.choose(&KINDS)?.to_be_bytes());
+        bytes.extend(cookie.to_be_bytes());
+        if style == 2 {
+            bytes.extend(offset.unwrap_or(0).to_be_bytes());
+            bytes.extend(len.to_be_bytes());
+        } else {
+            bytes.extend((len as u32).to_be_bytes());
+        }
+        bytes.extend(offset.into_iter().flat_map(u64::to_be_bytes));
+        bytes.extend(payload);
+    }
+    let found = zebu_remote::nbd::fuzzing::answers(style, &bytes);
+    assert!(found.read.is_some_and(|read| read.is_err() || read.is_ok_and(|bytes| bytes.len() == 4096)));
+    assert!(found.runs.is_some_and(|runs| runs.is_err() || runs.is_ok_and(|runs| !runs.is_empty())));
     Ok(())
 }
 

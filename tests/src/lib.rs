@@ -3,6 +3,7 @@
 
 pub mod device;
 pub mod driver;
+pub mod fault_proxy;
 pub mod growth;
 pub mod guest;
 pub mod hostile;

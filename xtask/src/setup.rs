@@ -43,7 +43,7 @@ const TOOLS: &[Tool] = &[
     Tool { program: "fusermount3", package: "fuse3", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "openssl", package: "openssl", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "nbdinfo", package: "libnbd-bin", needs: &[Need::Tests, Need::Everything] },
-    Tool { program: "nbdkit", package: "nbdkit", needs: &[Need::Everything] },
+    Tool { program: "nbdkit", package: "nbdkit", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "nbdsh", package: "python3-libnbd", needs: &[Need::Tests, Need::Everything] },
 ];
 

@@ -3,8 +3,8 @@
 use crate::failure::Failure;
 use crate::image_opts::ImageOpts;
 use crate::image_spec::{ForceShare, ImageSpec};
-use crate::local_name::local_path;
 use crate::reference_defaults::allowed_references;
+use crate::remote_names::{image_path, opener};
 use crate::size::size_argument;
 use crate::values::{
     Aio, ReferenceRule, aio_argument, reference_argument, slice_size_argument, zero_policy_argument,
@@ -41,8 +41,9 @@ pub(crate) struct ImageArgs {
     /// Which files that an image names (backing file, data file) may be opened; may be given more than once.
     ///
     /// `local`, the default: plain paths within the directory of the image that names them. `dir=PATH`: within that
-    /// directory too. `all`: any plain path. `none`: no file.
-    #[arg(long, help_heading = OPENING, value_name = "none|local|dir=PATH|all", value_parser = reference_argument)]
+    /// directory too. `prefix=URL`: disks over the network whose name begins so. `all`: any plain path, and any disk over
+    /// the network. `none`: no file.
+    #[arg(long, help_heading = OPENING, value_name = "none|local|dir=PATH|prefix=URL|all", value_parser = reference_argument)]
     pub(crate) allow_refs: Vec<ReferenceRule>,
 }
 
@@ -101,6 +102,7 @@ impl ImageArgs {
                 access,
                 cache,
                 refs: allowed_references(&self.allow_refs)?,
+                remote: opener(&self.allow_refs)?,
                 ..OpenOptions::default()
             },
             aio: None,
@@ -118,7 +120,7 @@ impl ImageArgs {
                 .and_then(|opts| opts.apply(&mut spec))
                 .map_err(|reason| Failure::opening_name(name, &reason))?;
         } else {
-            spec.path = local_path(name).map_err(|reason| Failure::opening_name(name, &reason))?;
+            spec.path = image_path(name).map_err(|reason| Failure::opening_name(name, &reason))?;
         }
         if let Some(bytes) = self.cache_size {
             spec.options.cache_size = Some(bytes);

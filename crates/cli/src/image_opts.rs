@@ -4,7 +4,8 @@
 
 use crate::image_spec::ImageSpec;
 use crate::keyval::{parse_keyval, parse_size_value, parse_switch};
-use crate::local_name::local_path;
+use crate::nbd_opts::NbdOpts;
+use crate::remote_names::image_path;
 use crate::values::{
     Aio, Discard, aio_argument, discard_argument, format_argument, slice_size_argument, zero_policy_argument,
 };
@@ -31,6 +32,8 @@ pub(crate) struct ImageOpts {
     data_file: Option<PathBuf>,
     backing_file: Option<PathBuf>,
     backing_format: Option<Format>,
+    nbd: NbdOpts,
+    nbd_backing: NbdOpts,
     /// Files whose driver is named: their names are paths, whatever they look like.
     plain: Vec<NamedFile>,
 }
@@ -85,6 +88,20 @@ impl ImageOpts {
         for (key, value) in &pairs {
             opts.set(key, value)?;
         }
+        for (nbd, key, slot, file) in [
+            (std::mem::take(&mut opts.nbd), "file.filename", &mut opts.filename, NamedFile::Image),
+            (
+                std::mem::take(&mut opts.nbd_backing),
+                "backing.file.filename",
+                &mut opts.backing_file,
+                NamedFile::Backing,
+            ),
+        ] {
+            if let Some(name) = nbd.finish()? {
+                set_once(slot, key, name.note()?)?;
+                opts.plain.push(file);
+            }
+        }
         for (file, key, path) in [
             (NamedFile::Image, "file.filename", &mut opts.filename),
             (NamedFile::DataFile, "data-file.filename", &mut opts.data_file),
@@ -94,7 +111,7 @@ impl ImageOpts {
                 && !opts.plain.contains(&file)
             {
                 *path =
-                    local_path(path.as_os_str()).map_err(|reason| format!("Parameter '{key}': {reason}"))?;
+                    image_path(path.as_os_str()).map_err(|reason| format!("Parameter '{key}': {reason}"))?;
             }
         }
         if opts.backing_format.is_some() && opts.backing_file.is_none() {
@@ -110,8 +127,14 @@ impl ImageOpts {
                     self.format = Some(Format::Raw);
                     self.plain.push(NamedFile::Image);
                 }
+                "nbd" => {
+                    self.format = Some(Format::Raw);
+                    self.nbd.name();
+                }
                 _ => self.format = Some(format_argument(value)?),
             },
+            "file.driver" if value == "nbd" => self.nbd.name(),
+            "backing.file.driver" if value == "nbd" => self.nbd_backing.name(),
             "filename" | "file.filename" => set_once(&mut self.filename, key, PathBuf::from(value))?,
             "file.driver" | "data-file.driver" | "backing.file.driver" => match value {
                 "file" | "host_device" => self.plain.push(match key {
@@ -119,7 +142,11 @@ impl ImageOpts {
                     "data-file.driver" => NamedFile::DataFile,
                     _ => NamedFile::Backing,
                 }),
-                _ => return Err(format!("Parameter '{key}': there is no driver '{value}' (there is file)")),
+                _ => {
+                    return Err(format!(
+                        "Parameter '{key}': there is no driver '{value}' (there are file and nbd)"
+                    ));
+                }
             },
             "cache.direct" | "file.cache.direct" => self.cache_direct = Some(parse_switch(key, value)?),
             "cache.no-flush" | "file.cache.no-flush" => self.cache_no_flush = Some(parse_switch(key, value)?),
@@ -155,6 +182,7 @@ impl ImageOpts {
             "backing.filename" | "backing.file.filename" => {
                 set_once(&mut self.backing_file, key, PathBuf::from(value))?;
             }
+            _ if self.takes_nbd(key, value)? => {}
             _ => {
                 return Err(match REFUSED.iter().find(|(name, _)| *name == key) {
                     Some((_, reason)) => format!("Parameter '{key}' is not supported: {reason}"),
@@ -163,6 +191,14 @@ impl ImageOpts {
             }
         }
         Ok(())
+    }
+
+    /// Whether it is a key of NBD, which is noted then.
+    fn takes_nbd(&mut self, key: &str, value: &str) -> Result<bool, String> {
+        if let Some(key) = key.strip_prefix("backing.file.") {
+            return self.nbd_backing.take(key, value);
+        }
+        self.nbd.take(key.strip_prefix("file.").unwrap_or(key), value)
     }
 
     /// Puts what was given over what the command wants.
@@ -280,7 +316,10 @@ mod tests {
             ("file.filename=a,l2-cache-size=1x", "'l2-cache-size'"),
             ("file.filename=a,read-only=maybe", "'read-only'"),
             ("file.filename=a,l2-cache-entry-size=5", "'l2-cache-entry-size'"),
-            ("file.filename=a,file.driver=nbd", "'file.driver'"),
+            ("file.filename=a,file.driver=ssh", "'file.driver'"),
+            ("file.driver=nbd", "server.host"),
+            ("file.filename=a,file.export=x", "'export'"),
+            ("file.driver=nbd,file.host=h,file.filename=a", "file.filename"),
             ("file.filename=a,file.filename=b", "'file.filename'"),
             ("file.filename=a,backing.driver=raw", "'backing.driver'"),
         ] {

@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::program;
 use crate::values::{ReferenceRule, reference_argument, reference_policy};
 use std::path::Path;
-use zebu::RefPolicy;
+use zebu::{RefPolicy, RemoteRefs};
 
 /// Variable with rules, separated by commas.
 const VARIABLE: &str = "ZEBU_ALLOW_REFS";
@@ -18,6 +18,26 @@ const FILE: &str = "/etc/zebu/refs";
 pub(crate) fn allowed_references(given: &[ReferenceRule]) -> Result<RefPolicy, Failure> {
     let rules = if given.is_empty() { default_rules()? } else { given.to_vec() };
     reference_policy(&rules).map_err(Failure::usage)
+}
+
+/// Names with a protocol that images may name, where the `--allow-refs` of the command line are `given`.
+///
+/// Under QEMU's names plain paths are open by default, but nothing in an image leads to the network unless a rule says so.
+///
+/// # Errors
+/// As [`default_rules`].
+pub(crate) fn remote_references(given: &[ReferenceRule]) -> Result<RemoteRefs, Failure> {
+    let rules = match given {
+        [] if program::called().is_qemu() => Vec::new(),
+        [] => default_rules()?,
+        given => given.to_vec(),
+    };
+    if rules.contains(&ReferenceRule::All) {
+        return Ok(RemoteRefs::All);
+    }
+    let prefix = |rule| if let ReferenceRule::Prefix(url) = rule { Some(url) } else { None };
+    let prefixes: Vec<String> = rules.into_iter().filter_map(prefix).collect();
+    Ok(if prefixes.is_empty() { RemoteRefs::None } else { RemoteRefs::Prefixes(prefixes) })
 }
 
 /// Rules where the command line has none.

@@ -4,6 +4,7 @@ use crate::arguments::EngineArgs;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::output::stderr;
+use crate::remote_names;
 use crate::values::Aio;
 use crate::watch::{ProgressMode, Watch};
 use std::future::Future;
@@ -21,6 +22,7 @@ const CANCEL_POLL: Duration = Duration::from_millis(50);
 pub(crate) struct Session {
     worker: Worker,
     config: WorkerConfig,
+    verbose: bool,
 }
 
 impl Session {
@@ -42,7 +44,7 @@ impl Session {
         if args.verbose {
             stderr::tell(&describe_worker(&worker));
         }
-        Ok(Self { worker, config })
+        Ok(Self { worker, config, verbose: args.verbose })
     }
 
     /// The worker.
@@ -113,6 +115,14 @@ impl Session {
             })
             .await
         })
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if self.verbose {
+            remote_names::tell_transfers();
+        }
     }
 }
 

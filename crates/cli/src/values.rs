@@ -54,6 +54,8 @@ pub(crate) enum ReferenceRule {
     Local,
     /// `dir=PATH`.
     Directory(PathBuf),
+    /// `prefix=URL`.
+    Prefix(String),
     /// `all`.
     All,
 }
@@ -205,9 +207,10 @@ pub(crate) fn reference_argument(text: &str) -> Result<ReferenceRule, String> {
         "none" => Ok(ReferenceRule::None),
         "local" => Ok(ReferenceRule::Local),
         "all" => Ok(ReferenceRule::All),
-        _ => match text.strip_prefix("dir=") {
-            Some("") | None => Err("expected none, local, dir=PATH or all".to_owned()),
-            Some(path) => Ok(ReferenceRule::Directory(PathBuf::from(path))),
+        _ => match text.split_once('=') {
+            Some(("dir", path)) if !path.is_empty() => Ok(ReferenceRule::Directory(PathBuf::from(path))),
+            Some(("prefix", url)) if url.contains(':') => Ok(ReferenceRule::Prefix(url.to_owned())),
+            _ => Err("expected none, local, dir=PATH, prefix=URL or all".to_owned()),
         },
     }
 }

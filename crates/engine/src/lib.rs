@@ -68,6 +68,7 @@ mod queue;
 mod rate_limit;
 mod raw;
 mod refs;
+mod remote;
 mod reservation;
 mod same_file;
 mod snapshots;
@@ -86,15 +87,17 @@ pub use image::Image;
 pub use open::probe;
 pub use options::*;
 pub use queue::{Completion, Queue, Request};
+pub use remote::{OpenRemote, Remote, RemoteRefs};
 pub use snapshots::{NewSnapshot, SnapshotRef};
 pub use status::*;
 
 /// Workers, buffers and files: what is asked for, and given, wherever an image does I/O.
 pub mod storage {
     pub use zebu_storage::{
-        Access, Alignment, Background, Create, Engine, File, FileExtent, FileId, FileKind, FsKind, IoBuf,
-        IoBufs, IoError, IoErrorKind, IoMemory, IoStats, JoinHandle, LockMode, Op, OpenFlags, PAGE, Running,
-        Vanished, Worker, WorkerConfig, WorkerKind,
+        Access, Alignment, Background, Completer, Create, Engine, File, FileExtent, FileId, FileKind, FsKind,
+        IoBuf, IoBufs, IoError, IoErrorKind, IoMemory, IoStats, JoinHandle, LockMode, Op, OpenFlags, PAGE,
+        Running, Storage, StorageAbilities, StorageDone, StorageOp, Vanished, Worker, WorkerConfig,
+        WorkerKind,
     };
 }
 

@@ -161,7 +161,7 @@ fn first_of(path: &Path, options: &OpenOptions) -> Result<Next> {
         let message = "an image that is opened without locks can't be written";
         return Err(Error::new(ErrorKind::InvalidArgument, message).on(path));
     }
-    let file = File::open(path, &flags(options)).map_err(|e| Error::from(e).on(path))?;
+    let file = options.remote.open(path, &flags(options)).map_err(|e| Error::from(e).on(path))?;
     Ok(Next { file, path: path.to_owned(), format: options.format })
 }
 
@@ -386,10 +386,10 @@ fn open_data_file(header: &Header, path: &Path, options: &OpenOptions) -> Result
     }
     let flags = flags(options);
     if let Some(given) = &options.data_file {
-        return Ok(Some(File::open(given, &flags).map_err(|e| Error::from(e).on(given))?));
+        return Ok(Some(options.remote.open(given, &flags).map_err(|e| Error::from(e).on(given))?));
     }
     let name = header.data_file_name().map(text).unwrap_or_default();
-    let (file, _) = refs::open(path, &name, Role::DataFile, &options.refs, &flags)?;
+    let (file, _) = refs::open(path, &name, Role::DataFile, options, &flags)?;
     Ok(Some(file))
 }
 
@@ -403,7 +403,7 @@ fn next_in_chain(link: &Link, top: &OpenOptions, access: Access) -> Result<Optio
         if path.as_os_str().is_empty() {
             return Ok(None);
         }
-        let file = File::open(path, &flags).map_err(|e| Error::from(e).on(path))?;
+        let file = top.remote.open(path, &flags).map_err(|e| Error::from(e).on(path))?;
         return Ok(Some(Next { file, path: path.clone(), format: *format }));
     }
     if let Some(foreign) = &link.foreign {
@@ -411,7 +411,7 @@ fn next_in_chain(link: &Link, top: &OpenOptions, access: Access) -> Result<Optio
     }
     let Some(header) = link.parsed.as_ref().map(Parsed::header) else { return Ok(None) };
     let Some(name) = header.backing_file() else { return Ok(None) };
-    let (file, path) = refs::open(&link.path, &text(name), Role::BackingFile, &top.refs, &flags)?;
+    let (file, path) = refs::open(&link.path, &text(name), Role::BackingFile, top, &flags)?;
     let format = match header.backing_format().map(text).as_deref() {
         None => None,
         Some("qcow2") => Some(Format::Qcow2),

@@ -1,6 +1,7 @@
 //! How images are opened, created and changed: plain structs, filled in once.
 
 use crate::compress::CompressOptions;
+use crate::remote::Remote;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -90,7 +91,7 @@ pub enum RefPolicy {
     Local,
     /// As `Local`, and plain paths within these directories.
     Within(Vec<PathBuf>),
-    /// Any plain path. (Names with a protocol or `json:` name no plain path; zebu has no driver for them.)
+    /// Any plain path. (Names with a protocol are no plain paths: [`crate::RemoteRefs`] has them.)
     All,
 }
 
@@ -158,6 +159,8 @@ pub struct OpenOptions {
     pub cache: CacheMode,
     /// Which named files may be opened.
     pub refs: RefPolicy,
+    /// The opener of names that lead to no local file, and which of them an image may name.
+    pub remote: Remote,
     /// Whether locks are taken.
     pub sharing: Sharing,
     /// Whether backing files are opened.

@@ -1,6 +1,7 @@
 //! Which files an image may make us open.
 
-use crate::options::RefPolicy;
+use crate::options::{OpenOptions, RefPolicy};
+use crate::remote::RemoteReference;
 use crate::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
 use zebu_storage::{File, OpenFlags};
@@ -48,15 +49,47 @@ fn refused(image: &Path, name: &str, role: Role, remedy: &str) -> Error {
     Error::new(ErrorKind::ReferenceRefused, message).on(image)
 }
 
-/// Opens the file `name` that `image` names, if `policy` allows it. The directory that confines it can't be left, by
+/// The URL that a relative name in the image at the URL `image` means; `None` where there is no such thing.
+fn beside_url(image: &str, name: &str) -> Option<String> {
+    if image.contains(['?', '#']) || name.starts_with('/') {
+        return None;
+    }
+    let authority = image.find("://")? + 3;
+    let directory = image.rfind('/').filter(|slash| *slash >= authority)?;
+    Some(format!("{}{name}", &image[..=directory]))
+}
+
+/// Opens the file `name` that `image` names, if the policies of `options` allow it. The directory that confines it can't be left, by
 /// `..`, by an absolute name, or by a symbolic link swapped in meanwhile (openat2, `RESOLVE_BENEATH`).
 pub(crate) fn open(
     image: &Path,
     name: &str,
     role: Role,
-    policy: &RefPolicy,
+    options: &OpenOptions,
     flags: &OpenFlags,
 ) -> Result<(File, PathBuf)> {
+    let OpenOptions { refs: policy, remote, .. } = options;
+    let image_url = image.to_str().filter(|image| remote.is_name(image));
+    let url = match image_url {
+        Some(image_url) if is_plain_path(name) && !name.starts_with('/') => {
+            let remedy = "a name is only relative to a URL with a path: name the file with --image-opts";
+            Some(beside_url(image_url, name).ok_or_else(|| refused(image, name, role, remedy))?)
+        }
+        _ => None,
+    };
+    let url = url.as_deref().unwrap_or(name);
+    match remote.open_reference(url, flags) {
+        RemoteReference::NotRemote => {}
+        RemoteReference::Opened(opened) => {
+            let file = opened.map_err(|e| failed(image, name, role, e))?;
+            let path = file.path().to_owned();
+            return Ok((file, path));
+        }
+        RemoteReference::Refused => {
+            let remedy = "names with a protocol need --allow-refs prefix=URL or --allow-refs all";
+            return Err(refused(image, name, role, remedy));
+        }
+    }
     if !is_plain_path(name) {
         return Err(refused(
             image,
@@ -73,11 +106,13 @@ pub(crate) fn open(
         }
         RefPolicy::None => (Vec::new(), "allow it with --allow-refs local".to_owned()),
         RefPolicy::Local => (
-            vec![directory(image).to_owned()],
+            if image_url.is_some() { Vec::new() } else { vec![directory(image).to_owned()] },
             format!("allow it with --allow-refs dir={} or --allow-refs all", directory(&path).display()),
         ),
         RefPolicy::Within(allowed) => (
-            std::iter::once(directory(image).to_owned()).chain(allowed.iter().cloned()).collect(),
+            (image_url.is_none().then(|| directory(image).to_owned()).into_iter())
+                .chain(allowed.iter().cloned())
+                .collect(),
             format!("allow it with --allow-refs dir={} or --allow-refs all", directory(&path).display()),
         ),
     };
@@ -123,6 +158,15 @@ mod tests {
         }
         for name in ["base.img", "/abs/base:1.img", "./a:b", "dir/a:b"] {
             assert!(is_plain_path(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn names_are_relative_to_a_url_with_a_path() {
+        assert_eq!(beside_url("http://h/d/a.qcow2", "b").as_deref(), Some("http://h/d/b"));
+        assert_eq!(beside_url("nbd://h/a", "../b").as_deref(), Some("nbd://h/../b"));
+        for image in ["nbd+unix:///a?socket=s", "nbd:h:1", "http://h"] {
+            assert_eq!(beside_url(image, "b"), None, "{image}");
         }
     }
 

@@ -320,7 +320,7 @@ pub async fn assess(worker: &Worker, path: &Path, options: &OpenOptions) -> Resu
         chain: Chain::TopOnly,
         ..options.clone()
     };
-    let file = File::open(path, &flags(&options)).map_err(|e| Error::from(e).on(path))?;
+    let file = options.remote.open(path, &flags(&options)).map_err(|e| Error::from(e).on(path))?;
     let format = match options.format {
         Some(format) => format,
         None => match guess(worker, &file).await? {

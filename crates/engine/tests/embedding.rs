@@ -1,5 +1,7 @@
 //! Programs with a loop of their own, and what their workers leave behind.
 
+mod in_memory;
+
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};

@@ -64,7 +64,26 @@ impl Backend {
         }
     }
     pub(crate) fn submit(&mut self, id: OpId, request: Box<OpRequest>) {
+        if request.file.storage().is_some() {
+            match self {
+                #[cfg(feature = "io-uring")]
+                Self::Uring(b) => b.submit_to_storage(id, request),
+                Self::Threads(b) => b.submit_to_storage(id, request),
+                // A simulated world has its own clock, and knows only its own files.
+                Self::Sim(b) => b.submit(id, request),
+            }
+            return;
+        }
         dispatch!(self, b => b.submit(id, request));
+    }
+    /// The worker ends: storages of programs are asked to answer.
+    pub(crate) fn cancel_storages(&mut self) {
+        match self {
+            #[cfg(feature = "io-uring")]
+            Self::Uring(b) => b.cancel_storages(),
+            Self::Threads(b) => b.cancel_storages(),
+            Self::Sim(_) => {}
+        }
     }
     /// Takes a socket operation over; gives it back if it is over at once (or if this backend has none).
     pub(crate) fn submit_socket(&mut self, id: usize, request: SocketRequest) -> Option<SocketCompletion> {

@@ -76,13 +76,13 @@ impl std::error::Error for IoError {}
 
 impl IoError {
     /// An error about a whole file.
-    pub(crate) fn of_file(op: Op, kind: IoErrorKind, path: impl Into<PathBuf>) -> Self {
+    pub fn of_file(op: Op, kind: IoErrorKind, path: impl Into<PathBuf>) -> Self {
         Self { op, kind, path: path.into(), offset: 0, len: 0, detail: None }
     }
 
     /// The same error with words that say more.
     #[must_use]
-    pub(crate) fn with_detail(mut self, detail: impl Into<String>) -> Self {
+    pub fn with_detail(mut self, detail: impl Into<String>) -> Self {
         self.detail = Some(detail.into());
         self
     }

@@ -8,6 +8,7 @@ use crate::file_types::{Access, Alignment, FileFacts, FileId, FileKind, FsKind, 
 use crate::growth_check::GrowthCheck;
 use crate::os_file::OsFile;
 use crate::simulated::{Door, SimulatedFile};
+use crate::storage::{Storage, StorageAbilities};
 use crate::write_table::WriteTable;
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -20,6 +21,7 @@ pub(crate) enum FileInner {
     Os(OsFile),
     #[cfg_attr(not(feature = "simulated"), expect(dead_code))] // never made
     Sim(Door<SimulatedFile>),
+    Foreign(Arc<dyn Storage>),
 }
 
 /// A kind of fallocate that the kernel may refuse for a file, once and for all.
@@ -65,7 +67,9 @@ impl File {
     /// A file whose bytes are at `inner`.
     fn from_parts(facts: FileFacts, inner: FileInner) -> Self {
         let len = AtomicU64::new(facts.len);
-        let writes = facts.direct.then(Box::default);
+        // Parts of blocks are this crate's business wherever nobody below takes them.
+        let writes =
+            (facts.direct || facts.alignment.offset.max(facts.alignment.length) > 1).then(Box::default);
         Self {
             state: Arc::new(State {
                 facts,
@@ -100,6 +104,48 @@ impl File {
     pub fn from_descriptor(fd: OwnedFd, path: &Path, flags: &OpenFlags) -> Result<Self, IoError> {
         let (facts, os) = OsFile::adopt(path, fd, flags)?;
         Ok(Self::from_parts(facts, FileInner::Os(os)))
+    }
+
+    /// A file whose bytes are in `storage`. `name` is what messages call it. Of `flags`, the access and
+    /// [`OpenFlags::no_flush`] count: locks are the storage's business, and so is who makes it.
+    ///
+    /// # Errors
+    /// [`IoErrorKind::Os`] with EROFS: it is to be written, and the storage can't. EINVAL: its alignment is not of powers
+    /// of two.
+    pub fn from_storage(storage: Arc<dyn Storage>, name: &str, flags: &OpenFlags) -> Result<Self, IoError> {
+        let fail = |errno| IoError::of_file(Op::Open, IoErrorKind::Os(errno), name);
+        let (abilities, alignment) = (storage.abilities(), storage.alignment());
+        let Alignment { memory, offset, length } = alignment;
+        if ![memory, offset, length].iter().all(|unit| unit.is_power_of_two()) {
+            return Err(fail(libc::EINVAL));
+        }
+        if flags.access == Access::ReadWrite && !abilities.contains(StorageAbilities::WRITE) {
+            return Err(fail(libc::EROFS).with_detail("open it for reading only"));
+        }
+        let can_resize = abilities.contains(StorageAbilities::SET_LEN);
+        let facts = FileFacts {
+            path: name.into(),
+            // No device of the system has this number.
+            id: FileId { dev: u64::MAX, ino: storage.identity() },
+            kind: if can_resize { FileKind::Foreign } else { FileKind::BlockDevice },
+            fs: FsKind::Other,
+            access: flags.access,
+            direct: false,
+            no_flush: flags.no_flush,
+            alignment,
+            len: storage.len(),
+        };
+        let file = Self::from_parts(facts, FileInner::Foreign(storage));
+        for (ability, capability) in [
+            (StorageAbilities::PUNCH, Capability::Punch),
+            (StorageAbilities::ZERO_RANGE, Capability::ZeroRange),
+            (StorageAbilities::ALLOCATE, Capability::Allocate),
+        ] {
+            if !abilities.contains(ability) {
+                file.refuse(capability);
+            }
+        }
+        Ok(file)
     }
 
     /// A file of a simulated world.
@@ -175,6 +221,8 @@ impl File {
             FileInner::Sim(sim) => {
                 (sim.disk_usage)(**sim).map_err(|errno| self.error(Op::Seek, IoErrorKind::Os(errno)))
             }
+            // As of a block device: whoever has the bytes knows.
+            FileInner::Foreign(_) => Ok(0),
         }
     }
 
@@ -187,7 +235,7 @@ impl File {
     pub fn set_lock(&self, mode: LockMode) -> Result<(), IoError> {
         match &self.state.inner {
             FileInner::Os(os) => os.set_lock(self.path(), mode),
-            FileInner::Sim(_) => Ok(()),
+            FileInner::Sim(_) | FileInner::Foreign(_) => Ok(()),
         }
     }
 
@@ -195,7 +243,7 @@ impl File {
     pub fn unlock(&self) -> Result<(), IoError> {
         match &self.state.inner {
             FileInner::Os(os) => os.unlock().map_err(|errno| self.error(Op::Lock, IoErrorKind::Os(errno))),
-            FileInner::Sim(_) => Ok(()),
+            FileInner::Sim(_) | FileInner::Foreign(_) => Ok(()),
         }
     }
 
@@ -238,7 +286,7 @@ impl File {
     pub fn extent_size_hint(&self) -> Option<u32> {
         match &self.state.inner {
             FileInner::Os(os) if self.fs() == FsKind::Xfs => os.extent_size_hint(),
-            FileInner::Os(_) | FileInner::Sim(_) => None,
+            FileInner::Os(_) | FileInner::Sim(_) | FileInner::Foreign(_) => None,
         }
     }
 
@@ -248,7 +296,9 @@ impl File {
             FileInner::Os(os) if self.fs() == FsKind::Xfs => os
                 .set_extent_size_hint(bytes)
                 .map_err(|errno| self.error(Op::Allocate, IoErrorKind::Os(errno))),
-            FileInner::Os(_) | FileInner::Sim(_) => Err(self.error(Op::Allocate, IoErrorKind::Unsupported)),
+            FileInner::Os(_) | FileInner::Sim(_) | FileInner::Foreign(_) => {
+                Err(self.error(Op::Allocate, IoErrorKind::Unsupported))
+            }
         }
     }
 
@@ -258,7 +308,9 @@ impl File {
             FileInner::Os(os) if self.fs() == FsKind::Btrfs => {
                 os.set_nocow().map_err(|errno| self.error(Op::Allocate, IoErrorKind::Os(errno)))
             }
-            FileInner::Os(_) | FileInner::Sim(_) => Err(self.error(Op::Allocate, IoErrorKind::Unsupported)),
+            FileInner::Os(_) | FileInner::Sim(_) | FileInner::Foreign(_) => {
+                Err(self.error(Op::Allocate, IoErrorKind::Unsupported))
+            }
         }
     }
 
@@ -288,7 +340,7 @@ impl File {
     /// Its place in a simulated world, if it has one.
     pub(crate) fn simulated_file(&self) -> Option<&SimulatedFile> {
         match &self.state.inner {
-            FileInner::Os(_) => None,
+            FileInner::Os(_) | FileInner::Foreign(_) => None,
             FileInner::Sim(sim) => Some(sim),
         }
     }
@@ -297,7 +349,15 @@ impl File {
     pub(crate) fn os(&self) -> Option<&OsFile> {
         match &self.state.inner {
             FileInner::Os(os) => Some(os),
-            FileInner::Sim(_) => None,
+            FileInner::Sim(_) | FileInner::Foreign(_) => None,
+        }
+    }
+
+    /// The storage that a program brought, if its bytes are there.
+    pub(crate) fn storage(&self) -> Option<&Arc<dyn Storage>> {
+        match &self.state.inner {
+            FileInner::Os(_) | FileInner::Sim(_) => None,
+            FileInner::Foreign(storage) => Some(storage),
         }
     }
 

@@ -71,6 +71,8 @@ pub enum FileKind {
     BlockDevice,
     /// A simulated file.
     Simulated,
+    /// A storage that a program brought and whose length can change. (One of fixed length counts as a block device.)
+    Foreign,
 }
 
 /// The file system below, as far as it matters for a choice.

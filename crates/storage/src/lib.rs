@@ -2,6 +2,7 @@
 //!
 //! A [`Worker`] belongs to one thread: it owns a completion queue (an io_uring or a thread pool), the operations in flight with their buffers, a pool of page-aligned buffers, and a small local executor
 //! on which the engine's plain `async fn`s run. A [`File`] is shared by all workers.
+//! Its bytes are in a local file, on a block device, or wherever a [`Storage`] has them.
 //!
 //! # Event loops and other executors
 //! A worker does nothing by itself: its thread calls [`Worker::block_on`], or [`Worker::poll`] whenever the descriptor
@@ -71,6 +72,7 @@ mod buf;
 mod closed_files;
 #[doc(hidden)]
 pub mod commit_steps;
+mod completions;
 mod error;
 mod executor;
 mod file;
@@ -94,6 +96,8 @@ pub mod simulated;
 mod socket;
 mod socket_ops;
 mod socket_poll;
+mod storage;
+mod storage_request;
 pub mod sync;
 mod thread_rights;
 mod threads;
@@ -122,6 +126,7 @@ pub use locked_memory::{LockedBox, LockedBytes};
 pub use mapping_guard::MappingGuard;
 pub use release::release_free_memory;
 pub use socket::Socket;
+pub use storage::{Completer, Storage, StorageAbilities, StorageDone, StorageOp};
 pub use thread_rights::{RING_REGISTRATIONS, landlock_version, restrict_all_threads};
 pub use worker::Worker;
 pub use worker_types::{Engine, IoStats, WorkerConfig, WorkerKind};

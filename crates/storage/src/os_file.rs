@@ -105,7 +105,7 @@ impl OsFile {
         }
         let fs = match kind {
             FileKind::Regular => file_system(&file.fd).map_err(fail)?,
-            FileKind::BlockDevice | FileKind::Simulated => FsKind::Other,
+            FileKind::BlockDevice | FileKind::Simulated | FileKind::Foreign => FsKind::Other,
         };
         let len = match kind {
             FileKind::BlockDevice => rustix::fs::seek(&file.fd, rustix::fs::SeekFrom::End(0)),

@@ -1,15 +1,18 @@
 //! The thread-pool backend: each operation is done by system calls on a thread of a small pool.
 
 use crate::blocking;
+use crate::completions::Completions;
 use crate::notify::Notifier;
 use crate::request::{Completion, Job, OpId, OpRequest};
 use crate::socket::SocketCompletion;
 use crate::socket_poll::SocketPoll;
+use crate::storage::Storage;
+use crate::storage_request;
 use crate::sync::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// An idle thread ends after this time.
@@ -25,7 +28,7 @@ struct Shared {
     queue: Mutex<Queue>,
     /// Signalled when there is work, or no more to come.
     more: Condvar,
-    done: Mutex<Vec<Completion>>,
+    done: Arc<Completions>,
     notifier: Arc<Notifier>,
     /// Jobs that are not over.
     jobs: AtomicUsize,
@@ -50,6 +53,10 @@ pub(crate) struct Threads {
     in_flight: usize,
     sockets: SocketPoll,
     start: Instant,
+    /// Storages of programs that have operations of this worker.
+    storages: Vec<Weak<dyn Storage>>,
+    /// The worker ends.
+    ending: Arc<AtomicBool>,
 }
 
 impl Threads {
@@ -59,7 +66,7 @@ impl Threads {
             shared: Arc::new(Shared {
                 queue: Mutex::default(),
                 more: Condvar::new(),
-                done: Mutex::default(),
+                done: Arc::new(Completions::new(Arc::clone(&notifier))),
                 notifier,
                 jobs: AtomicUsize::new(0),
                 calls: AtomicU64::new(0),
@@ -69,12 +76,39 @@ impl Threads {
             in_flight: 0,
             sockets: SocketPoll::default(),
             start: Instant::now(),
+            storages: Vec::new(),
+            ending: Arc::default(),
         }
     }
 
     pub(crate) fn submit(&mut self, id: OpId, request: Box<OpRequest>) {
         self.in_flight += 1;
         self.queued.push(Work::Operation(id, request));
+    }
+
+    /// Hands a request to a storage that a program brought.
+    pub(crate) fn submit_to_storage(&mut self, id: OpId, request: Box<OpRequest>) {
+        let Some(storage) = request.file.storage().cloned() else {
+            self.submit(id, request);
+            return;
+        };
+        self.in_flight += 1;
+        let storage_at = Arc::downgrade(&storage);
+        if !self.storages.iter().any(|known| known.ptr_eq(&storage_at)) {
+            self.storages.retain(|known| known.strong_count() > 0);
+            self.storages.push(storage_at);
+        }
+        storage_request::submit(&*storage, id, request, &self.shared.done, &self.ending);
+    }
+
+    /// The worker ends: storages with operations under way are asked to answer them.
+    pub(crate) fn cancel_storages(&mut self) {
+        self.ending.store(true, Ordering::Release);
+        if self.in_flight > 0 {
+            for storage in self.storages.iter().filter_map(Weak::upgrade) {
+                storage.cancel();
+            }
+        }
     }
 
     pub(crate) fn run_blocking(&mut self, job: Job) {
@@ -115,9 +149,7 @@ impl Threads {
 
     pub(crate) fn reap(&mut self, done: &mut Vec<Completion>) {
         if self.in_flight > 0 {
-            let mut ours = self.shared.done.lock();
-            self.in_flight -= ours.len();
-            done.append(&mut ours);
+            self.in_flight -= self.shared.done.take(done);
         }
     }
 
@@ -144,7 +176,7 @@ impl Threads {
 
     /// Whether [`Threads::reap`] would find something.
     pub(crate) fn has_completions(&self) -> bool {
-        self.in_flight > 0 && !self.shared.done.lock().is_empty()
+        self.in_flight > 0 && !self.shared.done.is_empty()
     }
 
     /// Ends a turn: what came during it and was not reaped must not be forgotten, although it was notified.
@@ -204,12 +236,12 @@ fn do_work(shared: &Shared, work: Work) {
             let mut calls = 0;
             let result = blocking::execute(&mut request, &mut calls);
             shared.calls.fetch_add(calls, Ordering::Relaxed);
-            shared.done.lock().push(Completion { id, request, result });
+            shared.done.push(Completion { id, request, result });
         }
         Work::Job(job) => {
             job();
             shared.jobs.fetch_sub(1, Ordering::AcqRel);
+            shared.notifier.notify();
         }
     }
-    shared.notifier.notify();
 }

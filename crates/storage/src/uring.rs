@@ -202,6 +202,15 @@ impl Uring {
         Ok(uring)
     }
 
+    /// Hands a request to a storage that a program brought.
+    pub(crate) fn submit_to_storage(&mut self, id: OpId, request: Box<OpRequest>) {
+        self.helpers.submit_to_storage(id, request);
+    }
+
+    pub(crate) fn cancel_storages(&mut self) {
+        self.helpers.cancel_storages();
+    }
+
     pub(crate) fn submit(&mut self, id: OpId, request: Box<OpRequest>) {
         match request.kind {
             OpKind::Read

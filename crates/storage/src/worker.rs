@@ -96,6 +96,8 @@ struct Inner {
     turns: Cell<u32>,
     /// Its thread has promised to drive it.
     driven: Cell<bool>,
+    /// The end has begun.
+    ending: Cell<bool>,
 }
 
 /// When a timer fires, and a number that tells timers of the same time apart.
@@ -185,6 +187,7 @@ impl Worker {
             sibling,
             turns: Cell::new(0),
             driven: Cell::new(false),
+            ending: Cell::new(false),
         });
         if inner.backend.borrow().kind() != WorkerKind::Simulated {
             // A simulated one ends when its world says so.
@@ -552,6 +555,9 @@ impl Inner {
             if in_flight == 0 && self.executor.live_tasks() == 0 {
                 return true;
             }
+            if self.ending.get() {
+                self.backend.borrow_mut().cancel_storages();
+            }
             let sure_to_come = in_flight > 0 || !self.timers.borrow().is_empty();
             if sure_to_come {
                 self.sleep(None);
@@ -573,6 +579,7 @@ impl Inner {
             WorkerKind::Simulated => Duration::ZERO,
             WorkerKind::IoUring | WorkerKind::Threads => PATIENCE_AT_END,
         };
+        self.ending.set(true);
         let mut result = Ok(());
         loop {
             let drained = catch_unwind(AssertUnwindSafe(|| {

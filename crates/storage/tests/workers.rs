@@ -1,5 +1,7 @@
 //! Workers themselves: wake-ups, event loops, small rings, the ends of workers and files, refused rings.
 
+mod storages;
+
 use std::cell::Cell;
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};

@@ -10,7 +10,7 @@ use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
 use std::io::Write;
 use zebu::check::{CheckOptions, Repair, check};
-use zebu::storage::{File, LockMode, OpenFlags};
+use zebu::storage::{LockMode, OpenFlags};
 use zebu::{Access, CacheMode, ErrorKind, Format, OpenOptions, ZeroPolicy, probe};
 
 /// The format has nothing to check.
@@ -96,6 +96,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<u8, Failure> {
         },
         cache: spec.options.cache,
         sharing: spec.options.sharing,
+        remote: spec.options.remote.clone(),
         memory: spec
             .options
             .cache_size
@@ -140,7 +141,8 @@ fn format_of(session: &Session, spec: &ImageSpec) -> Result<Format, Failure> {
     }
     let worker = session.worker();
     let flags = OpenFlags { lock: LockMode::None, ..OpenFlags::default() };
-    let opened = File::open(&spec.path, &flags).map_err(|error| zebu::Error::from(error).on(&spec.path));
+    let opened =
+        spec.options.remote.open(&spec.path, &flags).map_err(|error| zebu::Error::from(error).on(&spec.path));
     opened.and_then(|file| worker.block_on(probe(worker, &file))).map_err(|error| {
         let failure = spec.failure(&error);
         if error.kind() == ErrorKind::ForeignFormat { failure.with_exit(EXIT_NOT_SUPPORTED) } else { failure }

@@ -8,6 +8,7 @@ use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::local_name::local_path;
 use crate::output::{json, stderr, stdout};
+use crate::remote_names::{image_path, is_remote, transfers};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
@@ -202,6 +203,19 @@ struct Report {
     unreadable_ranges: Vec<UnreadableRange>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     skipped_bitmaps: Vec<String>,
+    /// What went over the network.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remote: Option<RemoteTransfers>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct RemoteTransfers {
+    requests: u64,
+    read_bytes: u64,
+    written_bytes: u64,
+    retries: u64,
+    reconnections: u64,
 }
 
 #[derive(Serialize)]
@@ -327,7 +341,9 @@ fn convert_to(
     options.control.rate_limit = args.rate.and_then(|rate| rate.0);
     let worker = session.worker();
     let run = |target: ConvertTarget| worker.block_on(convert(worker, images, target, &options));
-    let result = if args.no_create {
+    // What is on a server is there already.
+    let is_there = args.no_create || image_path(target).is_ok_and(|path| is_remote(&path));
+    let result = if is_there {
         let spec = existing_target(args, opts, target)?;
         let content = match (args.target_is_zero, args.backing.is_some()) {
             (true, _) => TargetContent::Zero,
@@ -443,6 +459,13 @@ fn json_report(report: &ConvertReport, skipped_bitmaps: Vec<String>) -> Report {
             })
             .collect(),
         skipped_bitmaps,
+        remote: transfers().map(|all| RemoteTransfers {
+            requests: all.requests,
+            read_bytes: all.read_bytes,
+            written_bytes: all.written_bytes,
+            retries: all.retries,
+            reconnections: all.reconnects,
+        }),
     }
 }
 

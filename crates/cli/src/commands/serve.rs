@@ -5,6 +5,7 @@ use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::output::printable::printable;
 use crate::output::stdout;
+use crate::remote_names::is_remote;
 use crate::serve::accept::Door;
 use crate::serve::address::{
     Address, Bound, SocketAccess, SocketFile, bind_unix, group_argument, mode_argument, numbered_path,
@@ -321,6 +322,13 @@ fn specs(args: &ServeArgs) -> Result<Vec<ImageSpec>, Failure> {
     let access = if args.read_only || args.snapshot.is_some() { Access::ReadOnly } else { Access::ReadWrite };
     let open = |name: &OsString| {
         let mut spec = args.image.resolve(name, args.format, args.cache, access)?;
+        if !args.no_sandbox && is_remote(&spec.path) {
+            return Err(Failure::usage(format!(
+                "'{}' is a disk over the network, and nothing can connect in the sandbox when the connection breaks: add \
+                 --no-sandbox",
+                spec.path.display()
+            )));
+        }
         spec.options.queues = args.queues;
         if let Some(snapshot) = &args.snapshot {
             spec.options.snapshot = Some(snapshot_name(snapshot)?);

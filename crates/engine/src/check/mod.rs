@@ -60,7 +60,7 @@ pub async fn check(worker: &Worker, path: &Path, options: &CheckOptions) -> Resu
         lock,
         no_flush: options.cache == crate::CacheMode::Unsafe,
     };
-    let file = File::open(path, &flags).map_err(|e| Error::from(e).on(path))?;
+    let file = options.remote.open(path, &flags).map_err(|e| Error::from(e).on(path))?;
     let result = check_file(worker, &file, options).await;
     let unlocked = file.unlock().map_err(|e| Error::from(e).on(path));
     let report = result?;

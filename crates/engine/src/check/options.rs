@@ -1,7 +1,7 @@
 //! How an image is checked, and how a caller watches it.
 
 use crate::progress::JobControl;
-use crate::{CacheMode, Sharing};
+use crate::{CacheMode, Remote, Sharing};
 
 /// The extent of a repair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -23,6 +23,8 @@ pub struct CheckOptions {
     pub repair: Repair,
     /// Cache mode of the file.
     pub cache: CacheMode,
+    /// The opener of a name that leads to no local file.
+    pub remote: Remote,
     /// Whether locks are taken. A repair always takes them.
     pub sharing: Sharing,
     /// Reads of tables in flight, at least 1.
@@ -43,6 +45,7 @@ impl Default for CheckOptions {
         Self {
             repair: Repair::None,
             cache: CacheMode::default(),
+            remote: Remote::default(),
             sharing: Sharing::default(),
             parallel: 16,
             memory: 256 << 20,

@@ -8,9 +8,7 @@
 //! have no place in `Backend` and `FileInner`: these are as large, and each match on them branches as often, as if there
 //! were no such variant. A build without the feature checks it by the size.
 //!
-//! A storage that is no local file and has no clock of its own (remote, in memory) needs a door for files alone: a
-//! variant of `FileInner` beside this one. Operations would reach it as the same [`OpRequest`]s, from whichever queue
-//! the worker has, and come back as the same [`Completion`]s.
+//! A storage that is no local file and has no clock of its own (remote, in memory) is a [`crate::Storage`] instead.
 
 mod door;
 mod file;

@@ -1,0 +1,20 @@
+//! Disks over the network.
+//!
+//! A disk here is a [`zebu_storage::Storage`]: [`zebu_storage::File::from_storage`] makes a file of it, which the engine
+//! opens as any other. Each disk has threads and sockets of its own, and no async runtime.
+//!
+//! | feature | names | |
+//! |---|---|---|
+//! | `nbd` | `nbd://HOST[:PORT]/EXPORT`, `nbd+unix:///EXPORT?socket=PATH`, `nbds://`, `nbds+unix://`, QEMU's `nbd:HOST:PORT[:exportname=NAME]` and `nbd:unix:PATH[:exportname=NAME]` | [`nbd::NbdDisk`] |
+//!
+//! A server is not trusted: whatever it sends, a request ends with an answer or with EIO at its deadline, and memory
+//! stays bounded.
+
+mod error;
+#[cfg(feature = "nbd")]
+pub mod nbd;
+mod percent;
+mod stats;
+
+pub use error::RemoteError;
+pub use stats::{RemoteStats, StatsSnapshot};

@@ -1,0 +1,217 @@
+//! A request of the disk's user, and the part of it that a connection is asked for.
+
+use super::coverage::Coverage;
+use super::protocol::{command, command_flag};
+use std::ops::Range;
+use std::time::Instant;
+use zebu_storage::{Completer, StorageDone, StorageOp};
+
+/// A run of one state, as a block status lists it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StatusRun {
+    /// Bytes.
+    pub len: u64,
+    /// State, whose meaning is the context's.
+    pub flags: u64,
+}
+
+/// A callback for runs.
+pub(super) type RunsWanted = Box<dyn FnOnce(Result<Vec<StatusRun>, i32>) + Send>;
+
+/// The way to give the answer.
+pub(super) enum Answer {
+    Storage(Completer),
+    /// `None` once answered.
+    Runs(Option<RunsWanted>),
+}
+
+/// A request that has no answer yet.
+pub(super) struct Request {
+    pub(super) command: u16,
+    pub(super) flags: u16,
+    /// Bytes of the disk.
+    pub(super) range: Range<u64>,
+    /// The metadata context of a block status.
+    pub(super) context: u32,
+    /// From then on, the answer is EIO.
+    pub(super) deadline: Instant,
+    answer: Answer,
+    /// Bytes from the beginning that are over.
+    done: u64,
+    /// The part that the connection was asked for.
+    pub(super) part: Range<u64>,
+    pub(super) covered: Coverage,
+    pub(super) runs: Vec<StatusRun>,
+    /// The NBD error of the part, or 0.
+    pub(super) error: u32,
+    /// Of a flush: the number of changes that it covers.
+    pub(super) covers: u64,
+    /// Whether all of it was sent.
+    pub(super) is_sent: bool,
+}
+
+/// The step after the end of a part.
+pub(super) enum Next {
+    /// The request is answered.
+    Over,
+    /// Another part is to be asked for.
+    Again(Box<Request>),
+}
+
+impl Request {
+    pub(super) fn new(
+        command: u16,
+        flags: u16,
+        range: Range<u64>,
+        deadline: Instant,
+        answer: Answer,
+    ) -> Self {
+        Self {
+            command,
+            flags,
+            context: 0,
+            deadline,
+            answer,
+            done: 0,
+            part: range.start..range.start,
+            range,
+            covered: Coverage::default(),
+            runs: Vec::new(),
+            error: 0,
+            covers: 0,
+            is_sent: false,
+        }
+    }
+
+    /// Sets about the next part, of `most` bytes at most.
+    pub(super) fn begin_part(&mut self, most: u64) {
+        let start = self.range.start + self.done;
+        self.part = start..self.range.end.min(start.saturating_add(most));
+        self.covered.clear();
+        self.runs.clear();
+        self.error = 0;
+        self.is_sent = false;
+    }
+
+    /// Whether it changes the disk.
+    pub(super) fn is_change(&self) -> bool {
+        matches!(self.command, command::WRITE | command::WRITE_ZEROES)
+    }
+
+    /// Whether a change is durable when it is answered.
+    pub(super) fn is_durable(&self) -> bool {
+        self.flags & command_flag::FUA != 0
+    }
+
+    /// Bytes of payload of the part.
+    pub(super) fn payload_len(&self) -> usize {
+        if self.command == command::WRITE { (self.part.end - self.part.start) as usize } else { 0 }
+    }
+
+    /// Calls `with` with the pieces of the part's payload from `from` on, in order.
+    pub(super) fn payload<'a>(&'a self, from: usize, mut with: impl FnMut(&'a [u8])) {
+        let Answer::Storage(done) = &self.answer else { return };
+        let mut skip = self.done as usize + from;
+        let mut left = self.payload_len().saturating_sub(from);
+        for buf in &done.bufs().0 {
+            let bytes = buf.as_slice();
+            let start = skip.min(bytes.len());
+            skip -= start;
+            let piece = &bytes[start..bytes.len().min(start.saturating_add(left))];
+            left -= piece.len();
+            if !piece.is_empty() {
+                with(piece);
+            }
+            if left == 0 {
+                break;
+            }
+        }
+    }
+
+    /// The memory for what a read receives at `offset` of the disk: at most `most` bytes in one piece. The range must lie
+    /// in the part.
+    pub(super) fn memory_at(&mut self, offset: u64, most: u64) -> &mut [u8] {
+        let Answer::Storage(done) = &mut self.answer else { return &mut [] };
+        let mut skip = (offset - self.range.start) as usize;
+        for buf in &mut done.bufs_mut().0 {
+            if skip < buf.len() {
+                let end = buf.len().min(skip.saturating_add(most as usize));
+                return &mut buf.as_mut_slice()[skip..end];
+            }
+            skip -= buf.len();
+        }
+        &mut []
+    }
+
+    /// Sets a part of a read to zero.
+    pub(super) fn zero(&mut self, offset: u64, len: u64) {
+        let at = (offset - self.range.start) as usize;
+        if let Answer::Storage(done) = &mut self.answer {
+            done.bufs_mut().fill(at, len as usize, 0);
+        }
+    }
+
+    /// The part is over: answers the request, or says what is left of it.
+    pub(super) fn end_part(mut self) -> Next {
+        if self.error != 0 {
+            let errno = errno_of(self.error);
+            self.fail(errno);
+            return Next::Over;
+        }
+        if self.command == command::READ && !self.covered.is(&self.part) {
+            self.fail(libc::EIO);
+            return Next::Over;
+        }
+        self.done += self.part.end - self.part.start;
+        let total = self.range.end - self.range.start;
+        if self.done < total && self.command != command::BLOCK_STATUS {
+            return Next::Again(Box::new(self));
+        }
+        self.succeed();
+        Next::Over
+    }
+
+    fn succeed(mut self) {
+        let runs = std::mem::take(&mut self.runs);
+        match self.answer {
+            Answer::Runs(wanted) => {
+                if let Some(wanted) = wanted {
+                    wanted(if runs.is_empty() { Err(libc::EIO) } else { Ok(runs) });
+                }
+            }
+            Answer::Storage(done) => {
+                let result = match done.op() {
+                    StorageOp::Read { len, .. } | StorageOp::Write { len, .. } => StorageDone::Moved(len),
+                    _ => StorageDone::Done,
+                };
+                done.finish(Ok(result));
+            }
+        }
+    }
+
+    /// Answers with an errno.
+    pub(super) fn fail(self, errno: i32) {
+        match self.answer {
+            Answer::Storage(done) => done.finish(Err(errno)),
+            Answer::Runs(wanted) => {
+                if let Some(wanted) = wanted {
+                    wanted(Err(errno));
+                }
+            }
+        }
+    }
+}
+
+/// The errno for an error number of the protocol.
+fn errno_of(error: u32) -> i32 {
+    match error {
+        1 => libc::EPERM,
+        12 => libc::ENOMEM,
+        22 => libc::EINVAL,
+        28 => libc::ENOSPC,
+        75 => libc::EOVERFLOW,
+        95 => libc::EOPNOTSUPP,
+        // As a server should take what it does not know.
+        _ => libc::EIO,
+    }
+}
