@@ -71,13 +71,19 @@ mod buf;
 mod closed_files;
 #[doc(hidden)]
 pub mod commit_steps;
+mod detached_worker;
 mod error;
 mod executor;
 mod file;
 mod file_types;
 mod foreign_event;
+mod fork_mark;
 #[cfg(debug_assertions)]
 mod growth_check;
+#[cfg(feature = "vm-memory")]
+mod guest_memory;
+mod lender;
+mod lent;
 mod lock;
 mod locked_memory;
 mod mapping_guard;
@@ -87,6 +93,7 @@ mod operation;
 mod os_file;
 mod release;
 mod request;
+mod ring;
 #[doc(hidden)]
 pub mod sabotage;
 #[doc(hidden)]
@@ -95,6 +102,7 @@ mod socket;
 mod socket_ops;
 mod socket_poll;
 pub mod sync;
+mod system_calls;
 mod thread_rights;
 mod threads;
 mod unaligned;
@@ -113,15 +121,21 @@ mod write_table;
 
 pub use background::{Background, Running, Vanished};
 pub use buf::{IoBuf, IoBufs, IoMemory, PAGE};
+pub use detached_worker::DetachedWorker;
 pub use error::{IoError, IoErrorKind, Op};
 pub use executor::JoinHandle;
 pub use file::File;
 pub use file_types::{Access, Alignment, Create, FileExtent, FileId, FileKind, FsKind, LockMode, OpenFlags};
 pub use foreign_event::{ForeignEvent, is_eventfd};
 pub use locked_memory::{LockedBox, LockedBytes};
+pub use fork_mark::ForkMark;
+#[cfg(feature = "vm-memory")]
+pub use guest_memory::GuestBuffers;
+pub use lent::{lend, lend_mut};
 pub use mapping_guard::MappingGuard;
 pub use release::release_free_memory;
 pub use socket::Socket;
+pub use system_calls::{SYSTEM_CALLS, SYSTEM_CALLS_TO_REFUSE};
 pub use thread_rights::{RING_REGISTRATIONS, landlock_version, restrict_all_threads};
 pub use worker::Worker;
 pub use worker_types::{Engine, IoStats, WorkerConfig, WorkerKind};
