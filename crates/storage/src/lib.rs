@@ -127,11 +127,11 @@ pub use executor::JoinHandle;
 pub use file::File;
 pub use file_types::{Access, Alignment, Create, FileExtent, FileId, FileKind, FsKind, LockMode, OpenFlags};
 pub use foreign_event::{ForeignEvent, is_eventfd};
-pub use locked_memory::{LockedBox, LockedBytes};
 pub use fork_mark::ForkMark;
 #[cfg(feature = "vm-memory")]
 pub use guest_memory::GuestBuffers;
 pub use lent::{lend, lend_mut};
+pub use locked_memory::{LockedBox, LockedBytes};
 pub use mapping_guard::MappingGuard;
 pub use release::release_free_memory;
 pub use socket::Socket;

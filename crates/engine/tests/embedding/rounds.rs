@@ -68,7 +68,7 @@ fn register(epoll: &OwnedFd, fds: &[BorrowedFd<'_>]) {
 }
 
 #[test]
-fn a_loop_of_epoll_alone_loses_nothing() {
+fn loops_of_epoll_alone_lose_nothing() {
     for engine in ENGINES {
         let dir = tempfile::tempdir().unwrap();
         let path = create(dir.path());
