@@ -216,7 +216,7 @@ impl ZebuIo {
 
     /// Has what was begun start. What ends by the way is taken later: the notifier shows it.
     fn start(&mut self) -> io::Result<()> {
-        self.seat.queue()?.worker().poll();
+        self.seat.queue()?.start();
         Ok(())
     }
 

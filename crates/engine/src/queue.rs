@@ -78,7 +78,8 @@ pub struct Completion {
 
 /// Requests of one thread on an image. Requests may complete in any order.
 ///
-/// A queue makes progress only in [`Queue::poll`] and [`Queue::wait`] (and when the worker is polled by other means).
+/// A queue makes progress only in its methods but [`Queue::submit`] (and when the worker is polled by other means, after which
+/// what has ended does not show in the descriptor).
 ///
 /// Dropping it lets the requests under way run to their end; their buffers are kept until then. If the queue has a worker of
 /// its own ([`QueueBuilder`]), or the last handle to it, the drop waits for this.
@@ -156,7 +157,7 @@ impl Queue {
         &self.image
     }
 
-    /// Takes a request over. Its I/O starts with the next [`Queue::poll`] or [`Queue::wait`], together with that of all
+    /// Takes a request over. Its I/O starts with the next [`Queue::poll`], [`Queue::start`] or [`Queue::wait`], together with that of all
     /// requests since the last one: a batch is several calls of this, and one poll.
     ///
     /// In a child of fork(2) the request fails at once ([`ErrorKind::InvalidArgument`]).
@@ -207,6 +208,14 @@ impl Queue {
             self.turn();
             self.shared.done.borrow_mut().pop_front()
         })
+    }
+
+    /// Starts what was submitted, and leaves what has ended for later: the descriptor is readable then.
+    pub fn start(&self) {
+        self.turn();
+        if !self.shared.done.borrow().is_empty() {
+            self.worker.show();
+        }
     }
 
     fn turn(&self) {

@@ -345,6 +345,12 @@ impl Worker {
         all
     }
 
+    /// Makes the descriptor ([`Worker::as_fd`]) readable until the next [`Worker::poll`], for whoever has kept something back
+    /// that the event loop is to look at.
+    pub fn show(&self) {
+        self.inner.notifier.raise_signal();
+    }
+
     /// How long until the next timer fires, for an event loop's own timeout; `None` if there is no timer.
     pub fn next_timer(&self) -> Option<Duration> {
         self.inner.next_timer()
