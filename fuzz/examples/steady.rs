@@ -9,7 +9,7 @@ use zebu_fuzz::{clients, foreign, image, luks, tables, words};
 
 type Target = fn(&mut Unstructured<'_>) -> Result<()>;
 
-const TARGETS: [(&str, Target); 15] = [
+const TARGETS: [(&str, Target); 16] = [
     ("image_read", image::read),
     ("image_write", image::write),
     ("image_compressed", image::compressed),

@@ -1,7 +1,10 @@
 //! Threads that share an image: a few fixed seeds, and every scenario once. `cargo xtask threads` runs as many as wanted.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::time::Duration;
+use zebu::storage::{Engine, IoBuf, Worker, WorkerConfig};
+use zebu::{Access, CreateOptions, Disk, Durability, ErrorKind, OpenOptions, Queue, Request};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::thread_stress::judge::Verdict;
 use zebu_tests::thread_stress::runner::Runner;
@@ -52,4 +55,70 @@ scenarios! {
     a_thread_that_ended_holds_nobody_up: EndedThread,
     an_idle_blocking_handle_holds_up_no_flush: IdleBlockingFlush,
     an_idle_blocking_handle_holds_up_no_close: IdleBlockingClose,
+}
+
+/// What a child of fork(2) finds out about what its parent made: 0 if all is as documented.
+fn looked_at_by_a_child(disk: Disk, queue: Queue, worker: &Worker) -> i32 {
+    let refused = |result: zebu::Result<()>| result.is_err_and(|e| e.kind() == ErrorKind::InvalidArgument);
+    let mut done = Vec::new();
+    queue.submit(Request::Flush, 7);
+    queue.wait(&mut done, None);
+    let checks = [
+        refused(disk.write(0, &[2; 512])),
+        refused(disk.read(0, &mut [0; 512])),
+        refused(disk.flush()),
+        refused(disk.close()),
+        refused(disk.run(async |_, _| Ok(()))),
+        done.pop().is_some_and(|completion| completion.user_data == 7 && refused(completion.result)),
+        catch_unwind(AssertUnwindSafe(|| worker.poll())).is_err(),
+    ];
+    drop((queue, disk));
+    checks.iter().position(|passed| !passed).map_or(0, |which| which as i32 + 1)
+}
+
+#[test]
+fn a_child_of_a_fork_gets_errors_and_leaves_its_parent_alone() {
+    for engine in [Engine::Threads, Engine::IoUring] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.qcow2");
+        Disk::create(&path, &CreateOptions { size: Some(1 << 20), ..CreateOptions::default() }).unwrap();
+        let options = OpenOptions { access: Access::ReadWrite, ..OpenOptions::default() };
+        let disk = Disk::builder().engine(engine).open(&path, &options).unwrap();
+        let queue = disk.queue().engine(engine).build().unwrap();
+        let worker = Worker::new(&WorkerConfig { engine, ..WorkerConfig::default() }).unwrap();
+        disk.write(0, &[1; 512]).unwrap();
+        // Some of it is under way.
+        for i in 0..8 {
+            let bufs = IoBuf::copy_of(&[1; 4096]).into();
+            let write = Request::Write { offset: i * 65536, bufs, durability: Durability::Volatile };
+            queue.submit(write, i);
+        }
+        let mut done = Vec::new();
+        queue.poll(&mut done);
+        // SAFETY: the child does what this test is about: it calls the library, which notices, and ends by `_exit`. Its
+        // allocator is usable after a fork (glibc, musl). An alarm ends a child that hangs.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above.
+            unsafe { libc::alarm(60) };
+            let (disk, queue) = (disk, queue);
+            let code = looked_at_by_a_child(disk, queue, &worker);
+            drop(worker);
+            // SAFETY: as above.
+            unsafe { libc::_exit(code) };
+        }
+        let mut status = -1;
+        // SAFETY: plain system call with a place for the result.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "{engine:?}");
+        while queue.pending() > 0 {
+            queue.wait(&mut done, None);
+        }
+        assert!(done.len() == 8 && done.iter().all(|completion| completion.result.is_ok()));
+        // The locks are still there.
+        assert_eq!(Disk::open(&path, &options).unwrap_err().kind(), ErrorKind::Locked);
+        disk.write(512, &[1; 512]).unwrap();
+        drop(queue);
+        disk.close().unwrap();
+    }
 }

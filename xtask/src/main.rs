@@ -75,6 +75,15 @@ enum Command {
     Msrv,
     /// Build the static musl binary
     Musl,
+    /// Pack the crates that are published and build what was packed
+    Publish(PublishArgs),
+}
+
+#[derive(Args)]
+struct PublishArgs {
+    /// Upload nothing
+    #[arg(long)]
+    dry_run: bool,
 }
 
 #[derive(Args)]
@@ -112,6 +121,10 @@ fn main() -> ExitCode {
         Command::Deny => toolchain::deny(),
         Command::Msrv => toolchain::msrv(),
         Command::Musl => toolchain::musl(),
+        Command::Publish(PublishArgs { dry_run: true }) => toolchain::publish(),
+        Command::Publish(PublishArgs { dry_run: false }) => {
+            Err("only `cargo xtask publish --dry-run` is done here; `cargo publish` uploads".to_owned())
+        }
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

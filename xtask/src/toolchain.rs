@@ -49,6 +49,15 @@ fn rust_version() -> Outcome<String> {
         .ok_or_else(|| "Cargo.toml states no rust-version".into())
 }
 
+/// Packs the crates that are published as they would be, in their order, and builds each from what was packed.
+pub(crate) fn publish() -> Outcome {
+    let packages = PUBLISHED.iter().flat_map(|name| ["--package", name]);
+    run(cargo().args(["package", "--locked", "--allow-dirty"]).args(packages))
+}
+
+/// The crates that are published, each after those that it needs.
+const PUBLISHED: [&str; 5] = ["zebu-qcow2", "zebu-storage", "zebu", "zebu-export", "zebu-cli"];
+
 /// Why the static binary can't be built here, or `None`.
 pub(crate) fn musl_obstacle() -> Option<String> {
     if find("musl-gcc").is_none() {

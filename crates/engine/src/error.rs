@@ -197,6 +197,14 @@ impl From<IoError> for Error {
     }
 }
 
+impl From<Error> for std::io::Error {
+    /// An error of the kind that the errno stands for, with the whole message. It has no `raw_os_error`: the errno is that of
+    /// the inner error ([`Error::errno`]).
+    fn from(error: Error) -> Self {
+        Self::new(Self::from_raw_os_error(error.errno()).kind(), error)
+    }
+}
+
 /// The errno values that the engine needs, as Linux numbers them.
 mod errno {
     pub(super) const EPERM: i32 = 1;

@@ -15,6 +15,7 @@ use crate::sync::atomic::Ordering::Release;
 use crate::sync::{Inside, with_long_patience};
 use crate::transfer::{FileRange, Transfer, transfer};
 use crate::{Error, ErrorKind, Result, raw, refs};
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -544,6 +545,25 @@ impl Image {
                 chain::extent(&me.0, &on, offset, len).await
             })
             .await
+    }
+
+    /// The descriptors of the files of the whole chain, for lists of those that a jail keeps open.
+    pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let mut files = Vec::new();
+        let mut next = Some(&self.0);
+        while let Some(node) = next {
+            files.push(node.image_file());
+            if !std::ptr::eq(node.data_file(), node.image_file()) {
+                files.push(node.data_file());
+            }
+            next = node.backing.as_ref();
+        }
+        files.into_iter().flat_map(File::descriptors).collect()
+    }
+
+    /// Whether [`Image::close`] has ended, with or without an error.
+    pub fn is_closed(&self) -> bool {
+        self.0.closed().is_some()
     }
 
     /// The file that extents of `depth` with a host offset lie in (image file or external data file), for reflink

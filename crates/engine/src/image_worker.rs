@@ -14,7 +14,7 @@ use crate::sync::{Mutex, OnceLock};
 use crate::{Error, ErrorKind, Result};
 use std::future::Future;
 use std::path::Path;
-use zebu_storage::{Background, Worker};
+use zebu_storage::{Background, Engine, IoError, Worker};
 
 /// A worker of the image's own. It starts with the first change of an opening.
 #[derive(Debug, Default)]
@@ -26,12 +26,21 @@ pub(crate) struct ImageWorker {
 impl ImageWorker {
     /// The worker, started beside `worker` if it is not there yet.
     pub(crate) fn start(&self, worker: &Worker) -> Result<&Background> {
+        self.start_as(|| Background::beside(worker))
+    }
+
+    /// The worker, started while the caller may still do so.
+    pub(crate) fn start_ahead(&self, engine: Engine) -> Result<()> {
+        self.start_as(|| Background::small(engine)).map(drop)
+    }
+
+    fn start_as(&self, start: impl FnOnce() -> Result<Background, IoError>) -> Result<&Background> {
         if let Some(started) = self.started.get() {
             return Ok(started);
         }
         let _one = self.starting.lock();
         if self.started.get().is_none() {
-            let started = Background::beside(worker).map_err(Error::from)?;
+            let started = start().map_err(Error::from)?;
             let _ = self.started.set(started);
         }
         self.started.get().ok_or_else(|| Error::new(ErrorKind::Io, "the image's worker did not start"))

@@ -3,10 +3,18 @@
 //! An [`Image`] is shared by any number of workers; a [`storage::Worker`] belongs to one thread and runs requests on
 //! its own completion queue. Three ways to use them, none of which needs a runtime:
 //!
-//! - event loops: [`Queue`] (submit, poll, a descriptor to wait on);
-//! - waiting: [`Blocking`];
+//! - event loops: [`Queue`] (submit, poll, a descriptor to wait on), made by a [`QueueBuilder`] or on a worker;
+//! - waiting: [`Disk`], from any thread, and [`block_on`] for what else is to be waited for;
 //! - futures: the methods of [`Image`] are plain `async fn`s. The worker makes progress when it is polled, so another
 //!   executor drives it beside its own tasks:
+//!
+//! Commits, releases of freed space, snapshots and changes of size run on a thread of the image's own, which the first change
+//! starts. A worker that is not polled holds up the requests that overlap its own, and nobody else.
+//!
+//! # Features
+//! - `io-uring` (default): without it, threads do all I/O.
+//! - `zstd` (default): compressed clusters by zstd, with a C library. Without it, such images are refused by name.
+//! - `vm-memory`: buffers in a guest's memory, `storage::GuestBuffers`.
 //!
 //! ```
 //! use std::future::Future;
@@ -44,11 +52,11 @@
 mod backing;
 mod before_change;
 mod bitmaps;
-mod blocking;
 mod chain;
 pub mod check;
 mod compress;
 mod create;
+mod disk;
 mod error;
 mod extents;
 mod file_pages;
@@ -79,25 +87,47 @@ pub mod verdict;
 
 pub use backing::BackingReference;
 pub use bitmaps::{BitmapRecording, DirtyBits, NewBitmap};
-pub use blocking::Blocking;
 pub use compress::{CodecPool, CompressOptions, DeflateWindow};
+pub use disk::{Disk, DiskBuilder, DiskExtents, DiskJob};
 pub use error::{Error, ErrorKind, Result};
 pub use extents::Extents;
 pub use image::Image;
 pub use open::probe;
 pub use options::*;
-pub use queue::{Completion, Queue, Request};
+pub use queue::{Completion, DetachedQueue, Queue, QueueBuilder, Request};
 pub use remote::{OpenRemote, Remote, RemoteRefs};
 pub use snapshots::{NewSnapshot, SnapshotRef};
 pub use status::*;
 
+/// Runs a future on a worker of its own, on this thread, and waits for its result. For work that needs no [`Disk`], such as
+/// the functions of [`jobs`] that open images themselves.
+///
+/// ```
+/// use zebu::{CreateOptions, Image};
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("disk.qcow2");
+/// let create = CreateOptions { size: Some(1 << 20), ..CreateOptions::default() };
+/// zebu::block_on(async |worker| Image::create(&worker, &path, &create).await)?;
+/// # Ok::<(), zebu::Error>(())
+/// ```
+///
+/// # Errors
+/// Those of the work; the system gives no descriptor.
+pub fn block_on<T>(work: impl AsyncFnOnce(storage::Worker) -> Result<T>) -> Result<T> {
+    let worker = storage::Worker::new(&storage::WorkerConfig::default()).map_err(Error::from)?;
+    worker.promise_to_drive();
+    worker.block_on(work(worker.clone()))
+}
+
 /// Workers, buffers and files: what is asked for, and given, wherever an image does I/O.
 pub mod storage {
+    #[cfg(feature = "vm-memory")]
+    pub use zebu_storage::GuestBuffers;
     pub use zebu_storage::{
-        Access, Alignment, Background, Completer, Create, Engine, File, FileExtent, FileId, FileKind, FsKind,
-        IoBuf, IoBufs, IoError, IoErrorKind, IoMemory, IoStats, JoinHandle, LockMode, Op, OpenFlags, PAGE,
-        Running, Storage, StorageAbilities, StorageDone, StorageOp, Vanished, Worker, WorkerConfig,
-        WorkerKind,
+        Access, Alignment, Background, Completer, Create, DetachedWorker, Engine, File, FileExtent, FileId,
+        FileKind, FsKind, IoBuf, IoBufs, IoError, IoErrorKind, IoMemory, IoStats, JoinHandle, LockMode, Op,
+        OpenFlags, PAGE, Running, SYSTEM_CALLS, SYSTEM_CALLS_TO_REFUSE, Storage, StorageAbilities,
+        StorageDone, StorageOp, Vanished, Worker, WorkerConfig, WorkerKind,
     };
 }
 

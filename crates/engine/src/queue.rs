@@ -1,15 +1,22 @@
 //! The surface for event loops: submit requests, poll completions, wait on a descriptor.
 
+mod builder;
+
+pub use builder::{DetachedQueue, QueueBuilder};
+
 use crate::options::{Durability, ZeroMode};
-use crate::{Image, Result};
+use crate::{Error, ErrorKind, Image, Result};
+use std::any::Any;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 use zebu_storage::{IoBufs, Worker};
 
 /// A request to an image. Offsets and lengths in bytes.
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum Request {
     /// Fill the buffers.
@@ -48,7 +55,18 @@ pub enum Request {
     Flush,
 }
 
+impl Request {
+    /// The buffers, given back.
+    fn into_bufs(self) -> IoBufs {
+        match self {
+            Self::Read { bufs, .. } | Self::Write { bufs, .. } => bufs,
+            Self::WriteZeroes { .. } | Self::Discard { .. } | Self::Flush => IoBufs::new(),
+        }
+    }
+}
+
 /// A request that has ended.
+#[derive(Debug)]
 pub struct Completion {
     /// As given to [`Queue::submit`].
     pub user_data: u64,
@@ -60,8 +78,13 @@ pub struct Completion {
 
 /// Requests of one thread on an image. Requests may complete in any order.
 ///
-/// A queue makes progress only in [`Queue::poll`] and [`Queue::wait`] (and when the worker is polled by other means).
-/// Dropping it lets the requests under way run to their end; their buffers are kept until then.
+/// A queue makes progress only in its methods but [`Queue::submit`] (and when the worker is polled by other means, after which
+/// what has ended does not show in the descriptor).
+///
+/// Dropping it lets the requests under way run to their end; their buffers are kept until then. If the queue has a worker of
+/// its own ([`QueueBuilder`]), or the last handle to it, the drop waits for this.
+///
+/// A queue belongs to one thread. One that is made on another thread than uses it comes from a [`QueueBuilder`].
 ///
 /// ```
 /// use std::os::fd::AsFd;
@@ -94,11 +117,16 @@ pub struct Completion {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Queue {
-    image: Image,
     worker: Worker,
+    image: Image,
     shared: Rc<Shared>,
     polls: std::cell::Cell<u32>,
+    /// Dropped after the worker, whose end lets the requests end.
+    _open: Option<KeptOpen>,
 }
+
+/// Something that keeps the image open while it lives.
+type KeptOpen = Arc<dyn Any + Send + Sync>;
 
 /// One poll in so many looks at the clock for memory to give back.
 const POLLS_PER_LOOK: u32 = 64;
@@ -112,16 +140,35 @@ struct Shared {
 impl Queue {
     /// A queue for `image`, run by `worker`.
     pub fn new(image: &Image, worker: &Worker) -> Self {
-        Self {
-            image: image.clone(),
-            worker: worker.clone(),
-            shared: Rc::default(),
-            polls: std::cell::Cell::new(0),
-        }
+        Self::keeping_open(image.clone(), worker.clone(), None)
     }
 
-    /// Takes a request over. Its I/O starts with the next [`Queue::poll`] or [`Queue::wait`].
+    fn keeping_open(image: Image, worker: Worker, open: Option<KeptOpen>) -> Self {
+        Self { worker, image, shared: Rc::default(), polls: std::cell::Cell::new(0), _open: open }
+    }
+
+    /// The worker that runs it.
+    pub fn worker(&self) -> &Worker {
+        &self.worker
+    }
+
+    /// The image.
+    pub fn image(&self) -> &Image {
+        &self.image
+    }
+
+    /// Takes a request over. Its I/O starts with the next [`Queue::poll`], [`Queue::start`] or [`Queue::wait`], together with that of all
+    /// requests since the last one: a batch is several calls of this, and one poll.
+    ///
+    /// In a child of fork(2) the request fails at once ([`ErrorKind::InvalidArgument`]).
     pub fn submit(&self, request: Request, user_data: u64) {
+        if !self.worker.is_of_this_process() {
+            let message = "the queue was made by the parent of this process; make one after fork()";
+            let result = Err(Error::new(ErrorKind::InvalidArgument, message).on(self.image.path()));
+            let bufs = request.into_bufs();
+            self.shared.done.borrow_mut().push_back(Completion { user_data, result, bufs });
+            return;
+        }
         let (image, worker, shared) = (self.image.clone(), self.worker.uncounted(), self.shared.clone());
         shared.running.set(shared.running.get() + 1);
         drop(self.worker.spawn(async move {
@@ -131,6 +178,14 @@ impl Queue {
         }));
     }
 
+    /// The descriptors of the queue and of the image's files, for lists of those that a jail keeps open. The worker of the
+    /// image's own and its files have more, which are used by their own threads.
+    pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let mut all = self.image.descriptors();
+        all.extend(self.worker.descriptors());
+        all
+    }
+
     /// Requests that were submitted and not handed back yet.
     pub fn pending(&self) -> usize {
         self.shared.running.get() + self.shared.done.borrow().len()
@@ -138,15 +193,40 @@ impl Queue {
 
     /// Does what can be done without waiting and appends what has ended; returns how many that are.
     pub fn poll(&self, done: &mut Vec<Completion>) -> usize {
+        self.turn();
+        let mut ended = self.shared.done.borrow_mut();
+        let count = ended.len();
+        done.extend(ended.drain(..));
+        count
+    }
+
+    /// The next request that has ended, if there is one: does what can be done without waiting only if none was left by the
+    /// last call. For loops that take completions one by one, until there is none.
+    pub fn next_completion(&self) -> Option<Completion> {
+        let left = self.shared.done.borrow_mut().pop_front();
+        left.or_else(|| {
+            self.turn();
+            self.shared.done.borrow_mut().pop_front()
+        })
+    }
+
+    /// Starts what was submitted, and leaves what has ended for later: the descriptor is readable then.
+    pub fn start(&self) {
+        self.turn();
+        if !self.shared.done.borrow().is_empty() {
+            self.worker.show();
+        }
+    }
+
+    fn turn(&self) {
+        if !self.worker.is_of_this_process() {
+            return;
+        }
         self.polls.set(self.polls.get().wrapping_add(1));
         if self.polls.get().is_multiple_of(POLLS_PER_LOOK) {
             self.image.tidy(std::time::Instant::now());
         }
         self.worker.poll();
-        let mut ended = self.shared.done.borrow_mut();
-        let count = ended.len();
-        done.extend(ended.drain(..));
-        count
     }
 
     /// As [`Queue::poll`], but waits for the first completion, at most `timeout`.
@@ -154,7 +234,7 @@ impl Queue {
         let start = std::time::Instant::now();
         loop {
             let count = self.poll(done);
-            if count > 0 || self.shared.running.get() == 0 {
+            if count > 0 || self.shared.running.get() == 0 || !self.worker.is_of_this_process() {
                 return count;
             }
             let left = match timeout {
@@ -169,8 +249,26 @@ impl Queue {
     }
 }
 
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Queue")
+            .field("image", &self.image.path())
+            .field("pending", &self.pending())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        if !self.worker.is_of_this_process() {
+            // The image is the parent's, and its locks may be held by threads that are not here.
+            std::mem::forget(self.image.clone());
+        }
+    }
+}
+
 impl AsFd for Queue {
-    /// Readable when [`Queue::poll`] has something to do. It is always the same, so an event loop registers it once. It may
+    /// Readable when [`Queue::poll`] has something to do: the eventfd of [`QueueBuilder::event_fd`], if one was given. It is always the same, so an event loop registers it once. It may
     /// be read, as an eventfd is, before [`Queue::poll`] (see "Event loops" in the documentation of
     /// [`crate::storage`]).
     fn as_fd(&self) -> BorrowedFd<'_> {

@@ -135,14 +135,14 @@ mod tests {
     use super::*;
     use crate::Export;
     use std::time::Duration;
-    use zebu::{Access, Blocking, CreateOptions, OpenOptions};
+    use zebu::{Access, CreateOptions, Disk, OpenOptions};
 
     #[test]
     fn histograms_are_cumulative_and_labels_are_escaped() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk.qcow2");
-        Blocking::create(&path, &CreateOptions { size: Some(1 << 20), ..CreateOptions::default() }).unwrap();
-        let disk = Blocking::open(&path, &OpenOptions::default()).unwrap();
+        Disk::create(&path, &CreateOptions { size: Some(1 << 20), ..CreateOptions::default() }).unwrap();
+        let disk = Disk::open(&path, &OpenOptions::default()).unwrap();
         let exports = Exports::new(vec![Export::new("a\"b", disk.image(), Access::ReadOnly)]).unwrap();
         let metrics = exports.iter().next().unwrap().metrics();
         for microseconds in [1, 3, 3, 100_000_000] {

@@ -15,12 +15,14 @@
 
 use crate::memory::FixedBuffer;
 use crate::request::{Completion, Job, OpId, OpRequest};
+use crate::ring::Ring;
 use crate::simulated::{Door, SimulatedQueue};
 use crate::socket::{SocketCompletion, SocketRequest};
 use crate::threads::Threads;
 #[cfg(feature = "io-uring")]
 use crate::uring::Uring;
 use crate::worker_types::WorkerKind;
+use std::os::fd::RawFd;
 use std::time::Duration;
 
 /// The implementation of a worker's I/O.
@@ -46,6 +48,22 @@ macro_rules! dispatch {
 }
 
 impl Backend {
+    #[cfg(feature = "io-uring")]
+    pub(crate) fn of_ring(ring: Ring) -> Self {
+        Self::Uring(ring)
+    }
+    #[cfg(not(feature = "io-uring"))]
+    pub(crate) fn of_ring(ring: Ring) -> Self {
+        match ring {}
+    }
+    /// The descriptor that it waits on, if it has one.
+    pub(crate) fn descriptor(&self) -> Option<RawFd> {
+        match self {
+            #[cfg(feature = "io-uring")]
+            Self::Uring(ring) => Some(ring.descriptor()),
+            Self::Threads(_) | Self::Sim(_) => None,
+        }
+    }
     pub(crate) fn kind(&self) -> WorkerKind {
         match self {
             #[cfg(feature = "io-uring")]

@@ -7,6 +7,7 @@
 //! after the other.
 
 use crate::error::{IoError, IoErrorKind, Op};
+use crate::fork_mark::ForkMark;
 use crate::sync::{Condvar, Mutex, MutexGuard, WaitList};
 use crate::worker::Worker;
 use crate::worker_types::{Engine, WorkerConfig, WorkerKind};
@@ -16,8 +17,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::mpsc;
-use std::task::{Context, Poll, Waker};
-use std::thread::{JoinHandle, ThreadId};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{JoinHandle, Thread, ThreadId};
 use std::time::Duration;
 
 /// Operations in the ring of a background worker.
@@ -40,6 +41,7 @@ static IDLE: Mutex<Vec<Ahead>> = Mutex::new(Vec::new());
 pub struct Background {
     shared: Arc<Shared>,
     place: Place,
+    made_in: ForkMark,
 }
 
 /// Where a background worker is.
@@ -94,6 +96,10 @@ struct State {
 pub struct Vanished;
 
 impl Background {
+    fn at(place: Place, shared: Arc<Shared>) -> Self {
+        Self { shared, place, made_in: ForkMark::here() }
+    }
+
     /// Starts a worker of the same kind as `worker`.
     ///
     /// # Errors
@@ -104,15 +110,34 @@ impl Background {
             own.promise_to_drive();
             let (on, taken) = (own.clone(), Arc::clone(&shared));
             drop(own.spawn(async move { taken.take_jobs(&on).await }));
-            return Ok(Self { shared, place: Place::World });
+            return Ok(Self::at(Place::World, shared));
         }
         if let Some(ahead) = Ahead::take(worker.kind()) {
             ahead.give(Arc::clone(&shared));
-            return Ok(Self { shared, place: Place::Ahead(ahead.thread) });
+            return Ok(Self::at(Place::Ahead(ahead.thread), shared));
         }
         let taken = Arc::clone(&shared);
-        let thread = start_thread(worker.kind(), move |own| taken.serve(&own))?;
-        Ok(Self { shared, place: Place::Own(thread) })
+        let thread = start_thread(&config_beside(worker.kind()), move |own| taken.serve(&own))?;
+        Ok(Self::at(Place::Own(thread), shared))
+    }
+
+    /// Starts a worker of a small kind, for whoever has none to start it beside.
+    ///
+    /// # Errors
+    /// As of [`Background::start`].
+    pub fn small(engine: Engine) -> Result<Self, IoError> {
+        Self::start(&WorkerConfig { engine, depth: DEPTH, threads: THREADS, pool_bytes: POOL_BYTES })
+    }
+
+    /// Starts a worker, for whoever has none to start it beside.
+    ///
+    /// # Errors
+    /// The system gives no thread or no descriptor, or not the engine that is asked for.
+    pub fn start(config: &WorkerConfig) -> Result<Self, IoError> {
+        let shared = Arc::new(Shared::default());
+        let taken = Arc::clone(&shared);
+        let thread = start_thread(config, move |own| taken.serve(&own))?;
+        Ok(Self::at(Place::Own(thread), shared))
     }
 
     /// Starts `count` workers of the same kind as `worker` that are used, one after the other, before others are started.
@@ -123,7 +148,7 @@ impl Background {
     pub fn start_ahead(worker: &Worker, count: usize) -> Result<(), IoError> {
         for _ in 0..count {
             // The thread stays; nobody waits for its end.
-            drop(start_thread(worker.kind(), |own| Ahead::of(&own).run(&own))?);
+            drop(start_thread(&config_beside(worker.kind()), |own| Ahead::of(&own).run(&own))?);
         }
         Ok(())
     }
@@ -186,6 +211,11 @@ impl Background {
         drop(self.shared.quiet.wait_timeout_while(self.shared.lock(), patience, is_busy));
     }
 
+    /// Whether the caller is the background thread itself.
+    pub fn is_this_thread(&self) -> bool {
+        self.thread() == Some(std::thread::current().id())
+    }
+
     fn thread(&self) -> Option<ThreadId> {
         match &self.place {
             Place::World => None,
@@ -195,16 +225,21 @@ impl Background {
     }
 }
 
-/// Starts a thread with a worker of a kind, and waits until the worker is there.
-fn start_thread(
-    kind: WorkerKind,
-    body: impl FnOnce(Worker) + Send + 'static,
-) -> Result<JoinHandle<()>, IoError> {
+/// The configuration of one beside a worker of a kind.
+fn config_beside(kind: WorkerKind) -> WorkerConfig {
     let engine = match kind {
         WorkerKind::Threads => Engine::Threads,
         WorkerKind::IoUring | WorkerKind::Simulated => Engine::Auto,
     };
-    let config = WorkerConfig { engine, depth: DEPTH, threads: THREADS, pool_bytes: POOL_BYTES };
+    WorkerConfig { engine, depth: DEPTH, threads: THREADS, pool_bytes: POOL_BYTES }
+}
+
+/// Starts a thread with a worker, and waits until the worker is there.
+fn start_thread(
+    config: &WorkerConfig,
+    body: impl FnOnce(Worker) + Send + 'static,
+) -> Result<JoinHandle<()>, IoError> {
+    let config = config.clone();
     let (ready, is_ready) = mpsc::channel();
     let body = move || match Worker::new(&config) {
         Ok(own) => {
@@ -276,6 +311,12 @@ impl Ahead {
 
 impl Drop for Background {
     fn drop(&mut self) {
+        if !self.made_in.is_here() {
+            // The thread is the parent's.
+            std::mem::forget(std::mem::replace(&mut self.place, Place::World));
+            std::mem::forget(Arc::clone(&self.shared));
+            return;
+        }
         let taker = {
             let mut state = self.shared.lock();
             state.is_closed = true;
@@ -398,6 +439,37 @@ impl<T> Drop for Sender<T> {
 /// Work that was sent to a [`Background`]; as a future, its result. Dropping it changes nothing for the work.
 #[must_use = "dropping it is fine; then nobody learns the result"]
 pub struct Running<T>(Arc<Mutex<Outcome<T>>>);
+
+impl<T> Running<T> {
+    /// Blocks the thread until the result is there.
+    ///
+    /// # Errors
+    /// [`Vanished`].
+    pub fn wait(mut self) -> Result<T, Vanished> {
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let mut context = Context::from_waker(&waker);
+        loop {
+            if let Poll::Ready(result) = Pin::new(&mut self).poll(&mut context) {
+                return result;
+            }
+            std::thread::park();
+        }
+    }
+
+    /// Whether the result is there, or never will be.
+    pub fn is_over(&self) -> bool {
+        !matches!(*self.0.lock(), Outcome::Awaited(_))
+    }
+}
+
+/// Wakes a thread that waits for a result.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
 
 impl<T> Future for Running<T> {
     type Output = Result<T, Vanished>;

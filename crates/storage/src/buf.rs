@@ -1,5 +1,6 @@
 //! Memory for I/O: page-aligned, exclusively owned views that can be split and joined without copying.
 
+use crate::lender::Lender;
 use crate::memory::{Region, RegionRef};
 use smallvec::SmallVec;
 use std::fmt;
@@ -21,6 +22,10 @@ enum Owner {
     Nobody,
     Region(RegionRef),
     Foreign(Arc<dyn IoMemory>),
+    /// Of a caller that waits.
+    Lent(Arc<Lender>),
+    /// The same, not to be changed.
+    LentToRead(Arc<Lender>),
 }
 
 impl Owner {
@@ -29,6 +34,8 @@ impl Owner {
             Self::Nobody => Self::Nobody,
             Self::Region(region) => Self::Region(region.clone()),
             Self::Foreign(memory) => Self::Foreign(Arc::clone(memory)),
+            Self::Lent(lender) => Self::Lent(Arc::clone(lender)),
+            Self::LentToRead(lender) => Self::LentToRead(Arc::clone(lender)),
         }
     }
 
@@ -36,6 +43,7 @@ impl Owner {
         match (self, other) {
             (Self::Region(a), Self::Region(b)) => a.is_same(b),
             (Self::Foreign(a), Self::Foreign(b)) => std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b)),
+            (Self::Lent(a), Self::Lent(b)) | (Self::LentToRead(a), Self::LentToRead(b)) => Arc::ptr_eq(a, b),
             _ => false,
         }
     }
@@ -102,6 +110,33 @@ impl IoBuf {
         }
     }
 
+    /// A view of bytes that a caller lends.
+    ///
+    /// # Safety
+    /// As of [`IoBuf::from_memory`], with the lender as the owner.
+    pub(crate) unsafe fn lent(lender: Arc<Lender>, ptr: *mut u8, len: usize) -> Self {
+        match NonNull::new(ptr) {
+            Some(start) if len > 0 => Self { owner: Owner::Lent(lender), start, len },
+            _ => Self::empty(),
+        }
+    }
+
+    /// The same, of bytes that are only read.
+    ///
+    /// # Safety
+    /// As of [`IoBuf::from_memory`], but that others may read the bytes as well, and nobody may change them.
+    pub(crate) unsafe fn lent_to_read(lender: Arc<Lender>, ptr: *const u8, len: usize) -> Self {
+        match NonNull::new(ptr.cast_mut()) {
+            Some(start) if len > 0 => Self { owner: Owner::LentToRead(lender), start, len },
+            _ => Self::empty(),
+        }
+    }
+
+    /// Whether the bytes must not be changed.
+    pub(crate) fn is_read_only(&self) -> bool {
+        matches!(self.owner, Owner::LentToRead(_))
+    }
+
     /// Bytes in the view.
     pub fn len(&self) -> usize {
         self.len
@@ -119,7 +154,11 @@ impl IoBuf {
     }
 
     /// The bytes, to change.
+    ///
+    /// # Panics
+    /// If they were lent to be read only ([`crate::lend`]).
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        assert!(!self.is_read_only(), "bytes that were lent to be read are not to be changed");
         // SAFETY: as in `as_slice`; `&mut self` makes the access exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
@@ -167,7 +206,8 @@ impl IoBuf {
         self.start.as_ptr()
     }
 
-    /// Address of the first byte, for the kernel to write to.
+    /// Address of the first byte, for the kernel: to write to, unless the bytes are read only (`Worker::operate` sees to
+    /// that).
     pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
         self.start.as_ptr()
     }
@@ -177,7 +217,7 @@ impl IoBuf {
     pub(crate) fn region(&self) -> Option<&Region> {
         match &self.owner {
             Owner::Region(region) => Some(region),
-            Owner::Nobody | Owner::Foreign(_) => None,
+            Owner::Nobody | Owner::Foreign(_) | Owner::Lent(_) | Owner::LentToRead(_) => None,
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::simulated::{Door, SimulatedFile};
 use crate::storage::{Storage, StorageAbilities};
 use crate::write_table::WriteTable;
 use std::fmt;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -346,6 +346,12 @@ impl File {
     }
 
     /// The descriptor, if it is a file of the system.
+    /// Its descriptors, for lists of those that a jail keeps open: one for data, and one for locks if it is locked. None if it
+    /// is no file of the system.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.os().into_iter().flat_map(OsFile::descriptors)
+    }
+
     pub(crate) fn os(&self) -> Option<&OsFile> {
         match &self.state.inner {
             FileInner::Os(os) => Some(os),

@@ -73,13 +73,19 @@ mod closed_files;
 #[doc(hidden)]
 pub mod commit_steps;
 mod completions;
+mod detached_worker;
 mod error;
 mod executor;
 mod file;
 mod file_types;
 mod foreign_event;
+mod fork_mark;
 #[cfg(debug_assertions)]
 mod growth_check;
+#[cfg(feature = "vm-memory")]
+mod guest_memory;
+mod lender;
+mod lent;
 mod lock;
 mod locked_memory;
 mod mapping_guard;
@@ -89,6 +95,7 @@ mod operation;
 mod os_file;
 mod release;
 mod request;
+mod ring;
 #[doc(hidden)]
 pub mod sabotage;
 #[doc(hidden)]
@@ -99,6 +106,7 @@ mod socket_poll;
 mod storage;
 mod storage_request;
 pub mod sync;
+mod system_calls;
 mod thread_rights;
 mod threads;
 mod unaligned;
@@ -117,16 +125,22 @@ mod write_table;
 
 pub use background::{Background, Running, Vanished};
 pub use buf::{IoBuf, IoBufs, IoMemory, PAGE};
+pub use detached_worker::DetachedWorker;
 pub use error::{IoError, IoErrorKind, Op};
 pub use executor::JoinHandle;
 pub use file::File;
 pub use file_types::{Access, Alignment, Create, FileExtent, FileId, FileKind, FsKind, LockMode, OpenFlags};
 pub use foreign_event::{ForeignEvent, is_eventfd};
+pub use fork_mark::ForkMark;
+#[cfg(feature = "vm-memory")]
+pub use guest_memory::GuestBuffers;
+pub use lent::{lend, lend_mut};
 pub use locked_memory::{LockedBox, LockedBytes};
 pub use mapping_guard::MappingGuard;
 pub use release::release_free_memory;
 pub use socket::Socket;
 pub use storage::{Completer, Storage, StorageAbilities, StorageDone, StorageOp};
+pub use system_calls::{SYSTEM_CALLS, SYSTEM_CALLS_TO_REFUSE};
 pub use thread_rights::{RING_REGISTRATIONS, landlock_version, restrict_all_threads};
 pub use worker::Worker;
 pub use worker_types::{Engine, IoStats, WorkerConfig, WorkerKind};

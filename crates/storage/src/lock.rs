@@ -81,6 +81,11 @@ pub(crate) struct FileLock {
 }
 
 impl FileLock {
+    /// The descriptor of the open file that the locks belong to, if that is another one.
+    pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.own.get()?.as_ref().map(AsFd::as_fd)
+    }
+
     /// Changes to the locks of `mode`; if that fails, the old ones are still held. Tries for up to a second.
     pub(crate) fn set(&self, file: BorrowedFd<'_>, path: &Path, mode: LockMode) -> Result<(), IoError> {
         let mut held = self.held.lock();

@@ -9,6 +9,7 @@
 //! it learns by polling the notifier: the kernel does not raise an eventfd from within a write to an eventfd, but later,
 //! 10 ms and more, and since Linux 6.11 (`io_eventfd_do_signal`) only the first time in the life of the ring.
 
+use crate::foreign_event::is_eventfd;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -61,10 +62,25 @@ fn take(fd: &OwnedFd) {
 
 impl Notifier {
     pub(crate) fn new() -> io::Result<Self> {
+        Self::with_signal(eventfd(libc::EFD_NONBLOCK)?)
+    }
+
+    /// A notifier whose signal is an eventfd of somebody else. It does not block from then on, for its other holders
+    /// neither: the signal is read here when it may be empty.
+    pub(crate) fn with_foreign_signal(signal: OwnedFd) -> io::Result<Self> {
+        if !is_eventfd(&signal) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let flags = rustix::fs::fcntl_getfl(&signal)?;
+        rustix::fs::fcntl_setfl(&signal, flags | rustix::fs::OFlags::NONBLOCK)?;
+        Self::with_signal(signal)
+    }
+
+    fn with_signal(signal: OwnedFd) -> io::Result<Self> {
         Ok(Self {
             state: AtomicU8::new(OUTSIDE),
             event: eventfd(0)?,
-            signal: eventfd(libc::EFD_NONBLOCK)?,
+            signal,
             watched: AtomicBool::new(false),
         })
     }
@@ -72,6 +88,11 @@ impl Notifier {
     /// The descriptor that event loops watch. It is kept up from [`Notifier::watch`] on.
     pub(crate) fn signal(&self) -> BorrowedFd<'_> {
         self.signal.as_fd()
+    }
+
+    /// Its descriptors.
+    pub(crate) fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        [self.event.as_fd(), self.signal.as_fd()]
     }
 
     /// From now on, an event loop watches the signal.

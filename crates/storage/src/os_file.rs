@@ -138,6 +138,11 @@ impl OsFile {
         Ok((facts, file))
     }
 
+    /// All that it has.
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        std::iter::once(self.fd.as_fd()).chain(self.lock.descriptor())
+    }
+
     pub(crate) fn raw_fd(&self) -> RawFd {
         self.fd.as_raw_fd()
     }

@@ -29,7 +29,7 @@ use io_uring::types::{Fd, Fixed, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
@@ -143,12 +143,21 @@ impl Refused {
     }
 }
 
+/// Which thread submits to a ring.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Submitter {
+    /// The one that makes it, which the kernel is told.
+    Maker,
+    /// Some other one, later.
+    Other,
+}
+
 impl Uring {
     /// A ring for about `depth` operations at a time.
-    pub(crate) fn new(depth: u32, notifier: Arc<Notifier>) -> Result<Self, Refused> {
+    pub(crate) fn new(depth: u32, notifier: Arc<Notifier>, submitter: Submitter) -> Result<Self, Refused> {
         static NUMBERS: AtomicU64 = AtomicU64::new(1);
         let entries = depth.clamp(8, 16_384).next_power_of_two();
-        let mut ring = build(entries).map_err(|error| Refused::new("io_uring_setup", &error))?;
+        let mut ring = build(entries, submitter).map_err(|error| Refused::new("io_uring_setup", &error))?;
         let features = ring.params();
         // Waiting with a timeout (5.11); completions are never dropped, vectors are read at submission (5.5).
         if !(features.is_feature_ext_arg()
@@ -163,8 +172,10 @@ impl Uring {
         restrict(&ring).map_err(|error| Refused::new("io_uring_register", &error))?;
         let usable = ring.submitter().register_files_sparse(FILES).is_ok();
         let can_register_buffers = ring.submitter().register_buffers_sparse(BUFFERS).is_ok();
-        // Only a shortcut for the kernel.
-        let _ = ring.submitter().register_ring_fd();
+        if submitter == Submitter::Maker {
+            // Only a shortcut for the kernel, and for this thread.
+            let _ = ring.submitter().register_ring_fd();
+        }
         ring.submitter()
             .register_enable_rings()
             .map_err(|error| Refused::new("io_uring_register", &error))?;
@@ -196,8 +207,10 @@ impl Uring {
             watched: Watched::No,
             calls: 0,
         };
+        if submitter == Submitter::Maker {
+            uring.poll_notifier();
+        }
         // A filter may allow the set-up and refuse this.
-        uring.poll_notifier();
         uring.ring.submit().map_err(|error| Refused::new("io_uring_enter", &error))?;
         Ok(uring)
     }
@@ -481,6 +494,11 @@ impl Uring {
         self.calls + self.helpers.syscalls()
     }
 
+    /// The ring's descriptor.
+    pub(crate) fn descriptor(&self) -> RawFd {
+        self.ring.as_raw_fd()
+    }
+
     pub(crate) fn watch(&mut self) {
         if self.watched == Watched::No {
             let signal = self.notifier.signal().as_raw_fd();
@@ -572,25 +590,25 @@ impl Drop for Uring {
 }
 
 /// A ring with as many of the wished-for properties as the kernel has, not enabled yet.
-fn build(entries: u32) -> io::Result<IoUring> {
-    let mut builder = IoUring::builder();
-    builder.setup_r_disabled().setup_submit_all().setup_clamp();
-    // 6.1: completions are processed in this thread, when it asks; and nobody else submits.
-    builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
-    let error = match builder.build(entries) {
-        Ok(ring) => return Ok(ring),
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => error,
-        Err(error) => return Err(error),
-    };
+fn build(entries: u32, submitter: Submitter) -> io::Result<IoUring> {
+    if submitter == Submitter::Maker {
+        let mut builder = IoUring::builder();
+        builder.setup_r_disabled().setup_submit_all().setup_clamp();
+        // 6.1: completions are processed in this thread, when it asks; and nobody else submits.
+        builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
+        match builder.build(entries) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+            result => return result,
+        }
+    }
     // 5.19: completions do not interrupt this thread.
     let mut builder = IoUring::builder();
     builder.setup_r_disabled().setup_submit_all().setup_clamp().setup_coop_taskrun().setup_taskrun_flag();
     match builder.build(entries) {
-        Ok(ring) => Ok(ring),
-        Err(_) if error.raw_os_error() == Some(libc::EINVAL) => {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
             IoUring::builder().setup_r_disabled().setup_clamp().build(entries)
         }
-        Err(error) => Err(error),
+        result => result,
     }
 }
 

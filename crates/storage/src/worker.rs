@@ -18,17 +18,17 @@ use crate::backend::Backend;
 use crate::buf::IoBuf;
 use crate::error::{IoError, IoErrorKind, Op};
 use crate::executor::{Executor, JoinHandle};
+use crate::fork_mark::ForkMark;
 use crate::memory::FreeList;
 use crate::notify::Notifier;
-use crate::request::{Completion, Job, OpDone, OpId, OpRequest};
+use crate::request::{Completion, Job, OpDone, OpId, OpKind, OpRequest};
+use crate::ring::{Ring, Submitter, ring};
 use crate::socket::{SocketCompletion, SocketRequest};
 use crate::socket_ops::SocketOps;
 use crate::sync::Mutex;
 use crate::threads::Threads;
-#[cfg(feature = "io-uring")]
-use crate::uring::Uring;
 use crate::worker_id::WorkerId;
-use crate::worker_types::{Engine, IoStats, WorkerConfig, WorkerKind};
+use crate::worker_types::{IoStats, WorkerConfig, WorkerKind};
 use slab::Slab;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -66,6 +66,11 @@ struct Counted {
 
 impl Drop for Counted {
     fn drop(&mut self) {
+        if !self.inner.made_in.is_here() {
+            // What is in flight is the parent's. A lock may be held by a thread that is not here.
+            std::mem::forget(Rc::clone(&self.inner));
+            return;
+        }
         // Within a turn, whoever makes the turn has a handle or goes on to the end by itself; and the task that dropped
         // this one could not end in here.
         if self.inner.turns.get() == 0 {
@@ -98,6 +103,7 @@ struct Inner {
     driven: Cell<bool>,
     /// The end has begun.
     ending: Cell<bool>,
+    made_in: ForkMark,
 }
 
 /// When a timer fires, and a number that tells timers of the same time apart.
@@ -145,21 +151,21 @@ type MakeWorker = Box<dyn Fn() -> Worker>;
 impl Worker {
     /// A worker for this thread.
     pub fn new(config: &WorkerConfig) -> Result<Self, IoError> {
-        let fail = |error: std::io::Error| {
-            IoError::of_file(Op::Setup, IoErrorKind::Os(error.raw_os_error().unwrap_or(libc::EIO)), "")
-        };
-        let notifier = Arc::new(Notifier::new().map_err(fail)?);
-        let (ring, fallback_reason) = match config.engine {
-            Engine::Threads => (None, None),
-            Engine::Auto => match ring(config, &notifier) {
-                Ok(ring) => (Some(ring), None),
-                Err(refused) => (None, refused.detail.or_else(|| Some("there is no io_uring".to_owned()))),
-            },
-            Engine::IoUring => (Some(ring(config, &notifier)?), None),
-        };
-        let backend =
-            ring.unwrap_or_else(|| Backend::Threads(Threads::new(config.threads, Arc::clone(&notifier))));
-        Ok(Self::with_backend(backend, notifier, config.pool_bytes, fallback_reason, None))
+        let notifier = Arc::new(Notifier::new().map_err(|error| no_notifier(&error))?);
+        let (ring, fallback_reason) = ring(config, &notifier, Submitter::Maker)?;
+        Ok(Self::on_ring(ring, config, notifier, fallback_reason))
+    }
+
+    /// A worker on a ring, or on threads if there is none.
+    pub(crate) fn on_ring(
+        ring: Option<Ring>,
+        config: &WorkerConfig,
+        notifier: Arc<Notifier>,
+        fallback_reason: Option<String>,
+    ) -> Self {
+        let threads = || Backend::Threads(Threads::new(config.threads, Arc::clone(&notifier)));
+        let backend = ring.map_or_else(threads, Backend::of_ring);
+        Self::with_backend(backend, notifier, config.pool_bytes, fallback_reason, None)
     }
 
     /// A worker on `backend`, which wakes it through `notifier`.
@@ -188,6 +194,7 @@ impl Worker {
             turns: Cell::new(0),
             driven: Cell::new(false),
             ending: Cell::new(false),
+            made_in: ForkMark::here(),
         });
         if inner.backend.borrow().kind() != WorkerKind::Simulated {
             // A simulated one ends when its world says so.
@@ -327,6 +334,26 @@ impl Worker {
         inner.notifier.signal()
     }
 
+    /// Whether this is the process that made the worker, and not a child of it by fork(2), where it can't be used.
+    pub fn is_of_this_process(&self) -> bool {
+        self.inner.made_in.is_here()
+    }
+
+    /// The descriptors that the worker itself has, for lists of those that a jail keeps open. Files are not among them.
+    pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let mut all = self.inner.notifier.descriptors().to_vec();
+        let ring = self.inner.backend.borrow().descriptor();
+        // SAFETY: the ring is the worker's as long as it lives.
+        all.extend(ring.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) }));
+        all
+    }
+
+    /// Makes the descriptor ([`Worker::as_fd`]) readable until the next [`Worker::poll`], for whoever has kept something back
+    /// that the event loop is to look at.
+    pub fn show(&self) {
+        self.inner.notifier.raise_signal();
+    }
+
     /// How long until the next timer fires, for an event loop's own timeout; `None` if there is no timer.
     pub fn next_timer(&self) -> Option<Duration> {
         self.inner.next_timer()
@@ -356,6 +383,10 @@ impl Worker {
     /// Hands an operation to the backend and waits for its completion. The operation is under way from this call
     /// on; dropping the future abandons it.
     pub(crate) fn operate(&self, request: Box<OpRequest>) -> Operation<'_> {
+        assert!(
+            !matches!(request.kind, OpKind::Read) || request.bufs.0.iter().all(|buf| !buf.is_read_only()),
+            "nothing is read into bytes that were lent to be read"
+        );
         let id = OpId(self.inner.ops.borrow_mut().insert(OpState::Waiting(None)));
         self.inner.backend.borrow_mut().submit(id, request);
         self.inner.notifier.notify_event_loop();
@@ -423,19 +454,8 @@ impl Worker {
     }
 }
 
-/// A ring, or why there is none.
-#[cfg(feature = "io-uring")]
-fn ring(config: &WorkerConfig, notifier: &Arc<Notifier>) -> Result<Backend, IoError> {
-    let refused = match Uring::new(config.depth, Arc::clone(notifier)) {
-        Ok(ring) => return Ok(Backend::Uring(ring)),
-        Err(refused) => refused,
-    };
-    Err(IoError::of_file(Op::Setup, IoErrorKind::Os(refused.errno), "").with_detail(refused.reason))
-}
-
-#[cfg(not(feature = "io-uring"))]
-fn ring(_: &WorkerConfig, _: &Arc<Notifier>) -> Result<Backend, IoError> {
-    Err(IoError::of_file(Op::Setup, IoErrorKind::Unsupported, "").with_detail("built without io_uring"))
+pub(crate) fn no_notifier(error: &std::io::Error) -> IoError {
+    IoError::of_file(Op::Setup, IoErrorKind::Os(error.raw_os_error().unwrap_or(libc::EIO)), "")
 }
 
 impl Inner {
@@ -444,6 +464,7 @@ impl Inner {
     }
 
     fn begin_turn(&self) -> Turn<'_> {
+        assert!(self.made_in.is_here(), "a worker can't be used by a child of fork(): make another one");
         let depth = self.turns.get();
         if depth == 0 {
             self.backend.borrow_mut().signal_off();
@@ -574,6 +595,9 @@ impl Inner {
 
     /// The end: all tasks and operations are over afterwards. A task that panics ends alone; its panic is returned.
     fn finish(&self) -> std::thread::Result<()> {
+        if !self.made_in.is_here() {
+            return Ok(());
+        }
         let patience = match self.backend.borrow().kind() {
             // Its other workers run on this thread, if at all.
             WorkerKind::Simulated => Duration::ZERO,

@@ -10,35 +10,12 @@ use seccompiler::{
     SeccompRule, apply_filter_all_threads,
 };
 use std::collections::BTreeMap;
-use zebu_storage::RING_REGISTRATIONS;
+use zebu_storage::{RING_REGISTRATIONS, SYSTEM_CALLS};
 
-/// System calls that are allowed on every architecture.
+/// System calls of a server, beside those of its workers, on every architecture.
 const ALLOWED: &[libc::c_long] = &[
-    // Open files.
-    libc::SYS_read,
-    libc::SYS_write,
-    libc::SYS_readv,
-    libc::SYS_writev,
-    libc::SYS_pread64,
-    libc::SYS_pwrite64,
-    libc::SYS_preadv,
-    libc::SYS_pwritev,
-    libc::SYS_preadv2,
-    libc::SYS_pwritev2,
-    libc::SYS_lseek,
-    libc::SYS_fsync,
-    libc::SYS_fdatasync,
-    libc::SYS_ftruncate,
-    libc::SYS_fallocate,
-    libc::SYS_fadvise64,
-    libc::SYS_copy_file_range,
-    libc::SYS_fstat,
-    libc::SYS_newfstatat,
-    libc::SYS_statx,
-    libc::SYS_fstatfs,
-    libc::SYS_fcntl,
+    // Open files, and waiting.
     libc::SYS_flock,
-    libc::SYS_close,
     libc::SYS_dup,
     libc::SYS_dup3,
     // Paths, of which Landlock has the say.
@@ -50,24 +27,16 @@ const ALLOWED: &[libc::c_long] = &[
     libc::SYS_unlinkat,
     libc::SYS_getcwd,
     libc::SYS_getdents64,
-    // Completion queues and waiting.
-    libc::SYS_io_uring_enter,
     // Signals to the front ends of vhost-user (`storage/foreign_event.rs`).
     libc::SYS_io_setup,
     libc::SYS_io_submit,
     libc::SYS_io_getevents,
-    libc::SYS_eventfd2,
     libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_pwait2,
-    libc::SYS_ppoll,
     libc::SYS_pselect6,
     libc::SYS_pipe2,
-    libc::SYS_nanosleep,
-    libc::SYS_clock_nanosleep,
-    libc::SYS_clock_gettime,
-    libc::SYS_clock_getres,
     libc::SYS_gettimeofday,
     // Sockets that are there, and their clients.
     libc::SYS_accept,
@@ -82,43 +51,18 @@ const ALLOWED: &[libc::c_long] = &[
     libc::SYS_getsockname,
     libc::SYS_getpeername,
     // Memory; the log of requests in flight is a memory file.
-    libc::SYS_brk,
-    libc::SYS_mmap,
-    libc::SYS_munmap,
-    libc::SYS_mremap,
-    libc::SYS_madvise,
-    libc::SYS_mprotect,
     libc::SYS_mlock,
     libc::SYS_munlock,
-    libc::SYS_membarrier,
     libc::SYS_memfd_create,
     // Threads and signals.
-    libc::SYS_clone3,
-    libc::SYS_futex,
-    libc::SYS_set_robust_list,
     libc::SYS_get_robust_list,
-    libc::SYS_set_tid_address,
-    libc::SYS_rseq,
-    libc::SYS_prctl,
-    libc::SYS_sched_yield,
-    libc::SYS_sched_getaffinity,
     libc::SYS_sched_setaffinity,
-    libc::SYS_getpid,
-    libc::SYS_gettid,
     libc::SYS_getuid,
     libc::SYS_geteuid,
     libc::SYS_getgid,
     libc::SYS_getegid,
     libc::SYS_getcpu,
-    libc::SYS_rt_sigaction,
-    libc::SYS_rt_sigprocmask,
-    libc::SYS_rt_sigreturn,
-    libc::SYS_sigaltstack,
-    libc::SYS_restart_syscall,
-    libc::SYS_exit,
-    libc::SYS_exit_group,
     // About the machine and the process.
-    libc::SYS_getrandom,
     libc::SYS_getrusage,
     libc::SYS_sysinfo,
     libc::SYS_times,
@@ -199,7 +143,7 @@ pub(crate) fn restrict() -> Result<(), String> {
 fn programs() -> Result<[BpfProgram; 2], String> {
     let architecture = std::env::consts::ARCH.try_into().map_err(in_words)?;
     let mut rules: BTreeMap<i64, Vec<_>> =
-        ALLOWED.iter().chain(OLDER).map(|&call| (call, Vec::new())).collect();
+        SYSTEM_CALLS.iter().chain(ALLOWED).chain(OLDER).map(|&call| (call, Vec::new())).collect();
     rules.extend(by_arguments().map_err(in_words)?);
     let refused = SeccompAction::Errno(libc::EPERM as u32);
     let most = SeccompFilter::new(rules, refused, SeccompAction::Allow, architecture).map_err(in_words)?;

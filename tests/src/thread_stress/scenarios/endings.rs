@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 use zebu::storage::{IoBuf, Worker};
-use zebu::{Blocking, CreateOptions, Durability, Image};
+use zebu::{CreateOptions, Disk, Durability, Image};
 
 const SIZE: u64 = 1 << 30;
 
@@ -184,8 +184,8 @@ pub(super) fn ended_thread(stage: &mut Stage) {
 pub(super) fn idle_blocking_flush(stage: &mut Stage) {
     let size = 1 << 40;
     let path = stage.image();
-    must("create", Blocking::create(&path, &CreateOptions { size: Some(size), ..CreateOptions::default() }));
-    let disk = must("open", Blocking::open(&path, &shared(Some(2_000_000))));
+    must("create", Disk::create(&path, &CreateOptions { size: Some(size), ..CreateOptions::default() }));
+    let disk = must("open", Disk::open(&path, &shared(Some(2_000_000))));
     // So many tables that some of them have to be written meanwhile.
     let count = 100 + stage.random.below(100);
     for index in 0..count {
@@ -206,8 +206,8 @@ pub(super) fn idle_blocking_flush(stage: &mut Stage) {
 
 pub(super) fn idle_blocking_close(stage: &mut Stage) {
     let path = stage.image();
-    must("create", Blocking::create(&path, &CreateOptions { size: Some(SIZE), ..CreateOptions::default() }));
-    let disk = must("open", Blocking::open(&path, &shared(Some(2_000_000))));
+    must("create", Disk::create(&path, &CreateOptions { size: Some(SIZE), ..CreateOptions::default() }));
+    let disk = must("open", Disk::open(&path, &shared(Some(2_000_000))));
     must("write", disk.write(0, &vec![1; 4 << 20]));
     must("flush", disk.flush());
     must("discard", disk.discard(0, 4 << 20));

@@ -35,9 +35,9 @@ pub enum Scenario {
     DroppedRelease,
     /// A thread ends while its flush waits for another worker.
     EndedThread,
-    /// A thread with a `Blocking` is idle while another one flushes.
+    /// A thread with a `Disk` is idle while another one flushes.
     IdleBlockingFlush,
-    /// A thread with a `Blocking` is idle while another one closes the image.
+    /// A thread with a `Disk` is idle while another one closes the image.
     IdleBlockingClose,
 }
 

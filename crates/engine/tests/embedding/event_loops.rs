@@ -2,6 +2,7 @@
 
 mod in_memory;
 
+use super::ENGINES;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
@@ -17,7 +18,6 @@ use std::time::Duration;
 use zebu::storage::{Engine, IoBuf, Worker, WorkerConfig};
 use zebu::{Access, CreateOptions, Durability, Image, OpenOptions, Queue, Request};
 
-const ENGINES: [Engine; 2] = [Engine::Threads, Engine::IoUring];
 /// Longer than anything here takes on a machine with other work.
 const AGES: Duration = Duration::from_secs(60);
 

@@ -1,0 +1,47 @@
+//! An event loop (epoll) with a queue beside its other descriptors.
+//!
+//! ```sh
+//! cargo run --example event_loop -- disk.qcow2
+//! ```
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use zebu::storage::IoBuf;
+use zebu::{CreateOptions, Disk, Durability, OpenOptions, Request};
+
+/// What the loop calls the queue's descriptor. Others would have other numbers.
+const QUEUE: u64 = 1;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let path = PathBuf::from(std::env::args_os().nth(1).unwrap_or_else(|| "disk.qcow2".into()));
+    Disk::create(&path, &CreateOptions { size: Some(1 << 30), ..CreateOptions::default() })?;
+    let options = OpenOptions { access: zebu::Access::ReadWrite, ..OpenOptions::default() };
+    let disk = Disk::open(&path, &options)?;
+    // This thread never blocks but in `epoll::wait`.
+    let queue = disk.queue().depth(64).promise_to_drive().build()?;
+
+    let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+    epoll::add(&epoll, queue.as_fd(), EventData::new_u64(QUEUE), EventFlags::IN)?;
+
+    for i in 0..128 {
+        let bufs = IoBuf::copy_of(&[i as u8; 4096]).into();
+        queue.submit(Request::Write { offset: i * 65536, bufs, durability: Durability::Volatile }, i);
+    }
+    queue.submit(Request::Flush, 128);
+    let mut events = Vec::with_capacity(8);
+    while queue.pending() > 0 {
+        rustix::io::retry_on_intr(|| epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), None))?;
+        for event in events.drain(..) {
+            if event.data.u64() == QUEUE {
+                while let Some(completion) = queue.next_completion() {
+                    completion.result?;
+                    println!("request {} has ended", completion.user_data);
+                }
+            }
+        }
+    }
+    drop(queue);
+    disk.close()?;
+    Ok(())
+}

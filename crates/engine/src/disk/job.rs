@@ -1,0 +1,82 @@
+//! Long work on a disk's thread.
+
+use super::Disk;
+use crate::image_worker::vanished;
+use crate::{Image, Result};
+use std::fmt;
+use zebu_storage::{Running, Worker};
+
+/// Jobs and other futures of the crate, on the disk's thread. Requests of other threads go on beside them.
+impl Disk {
+    /// Runs a future on the disk's thread and waits for its result. Jobs take their progress, cancelling and rate in their
+    /// options ([`JobControl`](crate::jobs::JobControl)).
+    ///
+    /// ```
+    /// use zebu::jobs::{BackupOptions, backup};
+    /// use zebu::{CreateOptions, Disk, OpenOptions};
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("disk.qcow2");
+    /// # Disk::create(&path, &CreateOptions { size: Some(1 << 20), ..CreateOptions::default() })?;
+    /// let disk = Disk::open(&path, &OpenOptions::default())?;
+    /// let options = BackupOptions::new(dir.path().join("copy.qcow2"));
+    /// let report = disk.run(async move |image, worker| backup(&worker, &image, &options).await)?;
+    /// # let _ = report;
+    /// # Ok::<(), zebu::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of the work; misuse ("Misuse" of [`Disk`]).
+    pub fn run<T: Send + 'static>(
+        &self,
+        work: impl AsyncFnOnce(Image, Worker) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.0.run(work)
+    }
+
+    /// Runs a future on the disk's thread, whether somebody waits for it or not. It keeps the disk open; after
+    /// [`Disk::close`] it fails.
+    ///
+    /// # Errors
+    /// Misuse ("Misuse" of [`Disk`]).
+    pub fn start<T: Send + 'static>(
+        &self,
+        work: impl AsyncFnOnce(Image, Worker) -> Result<T> + Send + 'static,
+    ) -> Result<DiskJob<T>> {
+        self.0.check_usable()?;
+        let image = self.image().clone();
+        let running = self.0.own.run(move |worker| async move { work(image, worker).await });
+        Ok(DiskJob { disk: self.clone(), running })
+    }
+}
+
+/// Work that [`Disk::start`] began. Dropping it changes nothing for the work. It keeps the disk open.
+#[must_use = "dropping it is fine; then nobody learns the result"]
+pub struct DiskJob<T> {
+    disk: Disk,
+    running: Running<Result<T>>,
+}
+
+impl<T> DiskJob<T> {
+    /// Whether it is over.
+    pub fn is_over(&self) -> bool {
+        self.running.is_over()
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// Those of the work; misuse ("Misuse" of [`Disk`]).
+    pub fn wait(self) -> Result<T> {
+        self.disk.0.check_reachable()?;
+        self.running.wait().unwrap_or_else(|_| Err(vanished(self.disk.path())))
+    }
+}
+
+impl<T> fmt::Debug for DiskJob<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DiskJob")
+            .field("disk", &self.disk)
+            .field("is_over", &self.is_over())
+            .finish_non_exhaustive()
+    }
+}

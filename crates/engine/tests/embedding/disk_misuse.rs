@@ -1,0 +1,137 @@
+//! What a disk makes of callers that do what they should not.
+
+use super::{ENGINES, create, for_writing, must_be_clean, open};
+use rustix::process::{Resource, Rlimit, setrlimit};
+use std::process::Command;
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use zebu::jobs::{BackupOptions, JobControl, backup};
+use zebu::{Disk, ErrorKind, Shrink, ZeroMode};
+
+#[test]
+fn a_closed_disk_answers_with_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = create(dir.path());
+    let disk = open(ENGINES[0], &path);
+    disk.write(0, &[1; 512]).unwrap();
+    disk.close().unwrap();
+    disk.close().unwrap();
+    let mut extents = disk.extents(0..512);
+    let errors = [
+        disk.read(0, &mut [0; 512]),
+        disk.write(0, &[0; 512]),
+        disk.flush(),
+        disk.write_zeroes(0, 512, ZeroMode::Keep),
+        disk.discard(0, 512),
+        disk.resize(1 << 20, Shrink::Allow),
+        disk.run(async |_, _| Ok(())),
+        disk.start(async |_, _| Ok(())).map(drop),
+        disk.info().map(drop),
+        extents.next().unwrap().map(drop),
+    ];
+    for error in errors {
+        assert_eq!(error.unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+    must_be_clean(&path);
+}
+
+#[test]
+fn ranges_past_the_end_are_refused_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = open(ENGINES[1], &create(dir.path()));
+    for offset in [(64 << 20) - 511, u64::MAX - 100] {
+        let mut buf = [7; 512];
+        assert_eq!(disk.read(offset, &mut buf).unwrap_err().kind(), ErrorKind::OutOfRange);
+        assert_eq!(disk.write(offset, &buf).unwrap_err().kind(), ErrorKind::OutOfRange);
+        assert_eq!(buf, [7; 512]);
+    }
+}
+
+#[test]
+fn the_disks_own_thread_is_told_instead_of_waiting_for_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = create(dir.path());
+    let disk = open(ENGINES[1], &path);
+    let theirs = disk.clone();
+    disk.run(async move |_, _| {
+        for result in [theirs.flush(), theirs.read(0, &mut [0; 512]), theirs.close()] {
+            assert_eq!(result.unwrap_err().kind(), ErrorKind::Busy);
+        }
+        Ok(())
+    })
+    .unwrap();
+    // The last handle goes there: the image is closed all the same.
+    let (go, went) = mpsc::channel::<()>();
+    let theirs = disk.clone();
+    let job = disk.start(async move |_, _| {
+        went.recv().unwrap();
+        drop(theirs);
+        Ok(())
+    });
+    drop((job, disk));
+    go.send(()).unwrap();
+    let start = Instant::now();
+    let disk = loop {
+        match Disk::open(&path, &for_writing()) {
+            Ok(disk) => break disk,
+            Err(error) => assert!(error.kind() == ErrorKind::Locked && start.elapsed().as_secs() < 60),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    disk.close().unwrap();
+}
+
+#[test]
+fn a_function_of_the_caller_that_panics_ends_its_job_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = create(dir.path());
+    let disk = open(ENGINES[1], &path);
+    disk.write(0, &vec![1; 65536]).unwrap();
+    let mut options = BackupOptions::new(dir.path().join("copy.qcow2"));
+    options.control =
+        JobControl { progress: Some(Arc::new(|_| panic!("as intended"))), ..JobControl::default() };
+    let error =
+        disk.run(async move |image, worker| Box::pin(backup(&worker, &image, &options)).await).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Poisoned);
+    let error = disk.run(async |_, _| -> zebu::Result<()> { panic!("as intended") }).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Poisoned);
+    disk.write(65536, &vec![1; 65536]).unwrap();
+    disk.close().unwrap();
+    must_be_clean(&path);
+}
+
+/// In a process of its own, whose files can't grow any more from some time on.
+#[test]
+fn the_error_of_a_close_by_dropping_is_told() {
+    const CHILD: &str = "ZEBU_TEST_DISK_DROP";
+    if std::env::var_os(CHILD).is_none() {
+        let this = std::env::current_exe().unwrap();
+        // The signal that comes with the limit is ignored; the system call fails.
+        let status = Command::new("sh")
+            .args(["-c", r#"trap "" XFSZ; exec "$0" "$@""#])
+            .arg(this)
+            .args(["--exact", "disk_misuse::the_error_of_a_close_by_dropping_is_told"])
+            .env(CHILD, "1")
+            .status()
+            .unwrap();
+        assert!(status.success());
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = create(dir.path());
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let hears = told.clone();
+    let disk = Disk::builder()
+        .on_drop_error(move |error| {
+            hears.lock().unwrap().push(error.kind());
+            panic!("which is nobody's trouble");
+        })
+        .open(&path, &for_writing())
+        .unwrap();
+    disk.write(0, &[1; 4096]).unwrap();
+    setrlimit(Resource::Fsize, Rlimit { current: Some(0), maximum: None }).unwrap();
+    drop(disk);
+    setrlimit(Resource::Fsize, Rlimit { current: None, maximum: None }).unwrap();
+    assert_eq!(*told.lock().unwrap(), [ErrorKind::NoSpace]);
+}

@@ -1,0 +1,35 @@
+//! The library in the hands of other programs: a disk that waits, loops and executors of their own, queues that travel.
+
+mod disk;
+mod disk_misuse;
+mod event_loops;
+mod queues;
+mod rounds;
+mod tokio_tasks;
+
+use std::path::{Path, PathBuf};
+use zebu::storage::Engine;
+use zebu::{Access, CreateOptions, Disk, OpenOptions};
+
+const ENGINES: [Engine; 2] = [Engine::Threads, Engine::IoUring];
+
+/// A new image of 64 MiB.
+fn create(dir: &Path) -> PathBuf {
+    let path = dir.join("disk.qcow2");
+    Disk::create(&path, &CreateOptions { size: Some(64 << 20), ..CreateOptions::default() }).unwrap();
+    path
+}
+
+fn for_writing() -> OpenOptions {
+    OpenOptions { access: Access::ReadWrite, ..OpenOptions::default() }
+}
+
+fn open(engine: Engine, path: &Path) -> Disk {
+    Disk::builder().engine(engine).open(path, &for_writing()).unwrap()
+}
+
+/// Fails if the image has leaks or damage.
+fn must_be_clean(path: &Path) {
+    let report = Disk::check(path, &zebu::check::CheckOptions::default()).unwrap();
+    assert!(report.is_clean() && report.counts.leaks == 0, "{report:?}");
+}
