@@ -90,9 +90,9 @@ pub use status::*;
 /// Workers, buffers and files: what is asked for, and given, wherever an image does I/O.
 pub mod storage {
     pub use zebu_storage::{
-        Access, Alignment, Background, Create, Engine, File, FileExtent, FileId, FileKind, FsKind, IoBuf,
-        IoBufs, IoError, IoErrorKind, IoMemory, IoStats, JoinHandle, LockMode, Op, OpenFlags, PAGE, Running,
-        Vanished, Worker, WorkerConfig, WorkerKind,
+        Access, Alignment, Background, CacheChoice, CacheUse, Create, Engine, File, FileExtent, FileId,
+        FileKind, FsKind, IoBuf, IoBufs, IoError, IoErrorKind, IoMemory, IoStats, JoinHandle, LockMode, Op,
+        OpenFlags, PAGE, Running, Vanished, Worker, WorkerConfig, WorkerKind,
     };
 }
 

@@ -8,12 +8,13 @@ use crate::file_types::{Access, Alignment, FileFacts, FileId, FileKind, FsKind, 
 use crate::growth_check::GrowthCheck;
 use crate::os_file::OsFile;
 use crate::simulated::{Door, SimulatedFile};
+use crate::write_behind::WriteBehind;
 use crate::write_table::WriteTable;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// Where a file's bytes are.
 pub(crate) enum FileInner {
@@ -22,13 +23,14 @@ pub(crate) enum FileInner {
     Sim(Door<SimulatedFile>),
 }
 
-/// A kind of fallocate that the kernel may refuse for a file, once and for all.
+/// A kind of request that the kernel may refuse for a file, once and for all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Capability {
     Punch = 1,
     ZeroRange = 2,
     Allocate = 4,
+    DontCache = 8,
 }
 
 struct State {
@@ -41,6 +43,8 @@ struct State {
     flush_failed: AtomicBool,
     /// The writes in flight, under O_DIRECT.
     writes: Option<Box<WriteTable>>,
+    /// Set if pages of the file are not to stay in the page cache.
+    behind: OnceLock<WriteBehind>,
     #[cfg(debug_assertions)]
     growth: GrowthCheck,
     inner: FileInner,
@@ -75,6 +79,7 @@ impl File {
                 refused: AtomicU8::new(0),
                 flush_failed: AtomicBool::new(false),
                 writes,
+                behind: OnceLock::new(),
                 #[cfg(debug_assertions)]
                 growth: GrowthCheck::default(),
                 inner,
@@ -260,6 +265,18 @@ impl File {
             }
             FileInner::Os(_) | FileInner::Sim(_) => Err(self.error(Op::Allocate, IoErrorKind::Unsupported)),
         }
+    }
+
+    /// Has the pages of the file dropped from the page cache when they are written, from now on.
+    pub(crate) fn drop_written_pages(&self) {
+        if !self.is_direct() && self.os().is_some() {
+            self.state.behind.get_or_init(WriteBehind::default);
+        }
+    }
+
+    /// The ranges that were written; `None` if the page cache may keep its pages, or has none.
+    pub(crate) fn behind(&self) -> Option<&WriteBehind> {
+        self.state.behind.get()
     }
 
     /// The writes in flight; `None` without O_DIRECT, where the kernel takes care of parts of blocks.

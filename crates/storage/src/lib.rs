@@ -67,6 +67,7 @@ mod backend;
 mod background;
 mod blocking;
 mod buf;
+mod cache_use;
 #[cfg(feature = "io-uring")]
 mod closed_files;
 #[doc(hidden)]
@@ -109,10 +110,12 @@ mod worker_id;
 mod worker_io;
 mod worker_sockets;
 mod worker_types;
+mod write_behind;
 mod write_table;
 
 pub use background::{Background, Running, Vanished};
 pub use buf::{IoBuf, IoBufs, IoMemory, PAGE};
+pub use cache_use::{CacheChoice, CacheUse};
 pub use error::{IoError, IoErrorKind, Op};
 pub use executor::JoinHandle;
 pub use file::File;

@@ -13,6 +13,7 @@ mod commit;
 mod compare;
 mod convert;
 mod disk_hash;
+mod file_snapshot;
 mod live_backup;
 mod manifest;
 mod map;
@@ -41,6 +42,7 @@ pub use convert::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, NewTarget, ReadErrors, SkippedRange,
     TargetClusters, TargetContent, convert,
 };
+pub use file_snapshot::{NewFile, file_snapshot};
 pub use live_backup::{
     Copied, LiveBackup, LiveBackupOptions, LiveBackupReport, LiveBitmap, OnCopyError, Outcome,
 };
