@@ -233,8 +233,8 @@ impl Worker {
         Self { reads_uncached: true, ..self.clone() }
     }
 
-    /// Whether reads leave no page in the page cache.
-    pub(crate) fn reads_uncached(&self) -> bool {
+    /// Whether reads leave no page in the page cache ([`Worker::reading_uncached`]).
+    pub fn reads_uncached(&self) -> bool {
         self.reads_uncached
     }
 
