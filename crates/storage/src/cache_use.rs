@@ -84,7 +84,7 @@ impl File {
             CacheChoice::Kept => CacheUse::Kept,
             CacheChoice::Past | CacheChoice::Direct | CacheChoice::DontCache => {
                 file.drop_written_pages();
-                if file.can_read_uncached() { CacheUse::DontCache } else { CacheUse::DropBehind }
+                if file.can_be_uncached() { CacheUse::DontCache } else { CacheUse::DropBehind }
             }
         };
         Ok((file, taken))
@@ -95,18 +95,15 @@ impl File {
         match self.os() {
             _ if self.is_direct() => CacheUse::Direct,
             Some(os) if is_in_memory(os.as_fd()) => CacheUse::Memory,
-            _ if self.can_read_uncached() => CacheUse::DontCache,
+            _ if self.can_be_uncached() => CacheUse::DontCache,
             _ => CacheUse::DropBehind,
         }
     }
 
     /// Whether the file takes requests with `RWF_DONTCACHE`. The first time, the kernel is asked by a read past the end.
-    pub(crate) fn can_read_uncached(&self) -> bool {
+    pub(crate) fn can_be_uncached(&self) -> bool {
         let Some(os) = self.os().filter(|_| !self.is_direct()) else { return false };
-        if self.can(Capability::DontCache) && !takes_dontcache(os.as_fd()) {
-            self.refuse(Capability::DontCache);
-        }
-        self.can(Capability::DontCache)
+        self.can(Capability::DontCache) && self.takes_dontcache(|| takes_dontcache(os.as_fd()))
     }
 }
 
@@ -146,7 +143,10 @@ fn takes_dontcache(fd: BorrowedFd<'_>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::buf::IoBuf;
     use crate::file_types::{Access, LockMode};
+    use crate::worker::Worker;
+    use crate::worker_types::WorkerConfig;
 
     fn adopt(dir: &Path, choice: CacheChoice) -> Result<(File, CacheUse), IoError> {
         let path = dir.join("file");
@@ -171,6 +171,44 @@ mod tests {
             let error = adopt(dir.path(), choice).unwrap_err();
             assert!(error.to_string().contains("writeback"), "{error}");
         }
+    }
+
+    /// Pages of a file in the page cache.
+    fn pages(path: &Path) -> u64 {
+        let out = std::process::Command::new("fincore").args(["-n", "-o", "PAGES"]).arg(path).output();
+        String::from_utf8_lossy(&out.expect("util-linux is installed").stdout).trim().parse().unwrap_or(0)
+    }
+
+    /// As on kernels without `RWF_DONTCACHE`.
+    #[test]
+    fn what_is_written_behind_does_not_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, taken) = adopt(dir.path(), CacheChoice::Past).unwrap();
+        if taken == CacheUse::Memory {
+            eprintln!("skipped: temporary files are in memory");
+            return;
+        }
+        drop(file);
+        let (file, _) = adopt(dir.path(), CacheChoice::DontCache).unwrap();
+        file.refuse(Capability::DontCache);
+        let path = dir.path().join("file");
+        let worker = Worker::new(&WorkerConfig::default()).unwrap();
+        worker.block_on(async {
+            for piece in 0..40 {
+                let mut buf = IoBuf::zeroed(1 << 20);
+                buf.as_mut_slice().fill(7);
+                worker.write(&file, piece << 20, buf.into()).await.0.unwrap();
+            }
+            let before = pages(&path);
+            assert!(before <= 24 * 256, "{before} pages are more than three batches");
+            worker.flush(&file).await.unwrap();
+            assert_eq!(pages(&path), 0);
+            let (read, bufs) =
+                worker.reading_uncached().read(&file, 5 << 20, IoBuf::zeroed(1 << 20).into()).await;
+            read.unwrap();
+            assert!(!bufs.is_zero());
+            assert!(pages(&path) < 256, "what was read, apart from what the kernel read ahead");
+        });
     }
 
     #[test]

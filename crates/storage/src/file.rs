@@ -43,6 +43,8 @@ struct State {
     flush_failed: AtomicBool,
     /// The writes in flight, under O_DIRECT.
     writes: Option<Box<WriteTable>>,
+    /// Whether the kernel said that it takes `RWF_DONTCACHE`, once it was asked.
+    takes_dontcache: OnceLock<bool>,
     /// Set if pages of the file are not to stay in the page cache.
     behind: OnceLock<WriteBehind>,
     #[cfg(debug_assertions)]
@@ -79,6 +81,7 @@ impl File {
                 refused: AtomicU8::new(0),
                 flush_failed: AtomicBool::new(false),
                 writes,
+                takes_dontcache: OnceLock::new(),
                 behind: OnceLock::new(),
                 #[cfg(debug_assertions)]
                 growth: GrowthCheck::default(),
@@ -265,6 +268,11 @@ impl File {
             }
             FileInner::Os(_) | FileInner::Sim(_) => Err(self.error(Op::Allocate, IoErrorKind::Unsupported)),
         }
+    }
+
+    /// Whether the kernel takes `RWF_DONTCACHE`; `ask` finds out, once.
+    pub(crate) fn takes_dontcache(&self, ask: impl FnOnce() -> bool) -> bool {
+        *self.state.takes_dontcache.get_or_init(ask)
     }
 
     /// Has the pages of the file dropped from the page cache when they are written, from now on.

@@ -34,7 +34,7 @@ impl Worker {
         let leaves_nothing =
             file.os().is_some() && (file.behind().is_some() || (is_read && self.reads_uncached()));
         let mut request = Box::new(OpRequest::new(file.clone(), kind, offset, len, bufs, hold));
-        request.uncached = leaves_nothing && file.can_read_uncached();
+        request.uncached = leaves_nothing && file.can_be_uncached();
         let was_uncached = request.uncached;
         let (mut request, mut result) = self.operate(request).await;
         let mut bufs = std::mem::take(&mut request.bufs);
@@ -45,7 +45,7 @@ impl Worker {
             (request, result) = self.operate(Box::new(again)).await;
             bufs = std::mem::take(&mut request.bufs);
         }
-        if leaves_nothing && !file.is_direct() && !file.can(Capability::DontCache) && result.is_ok() {
+        if leaves_nothing && !file.is_direct() && result.is_ok() && !file.can_be_uncached() {
             self.drop_behind(file, offset..offset + len, is_read).await;
         }
         (result.map(drop), bufs)

@@ -107,10 +107,11 @@ mod tests {
         let behind = WriteBehind::default();
         assert_eq!(behind.note(0..BATCH / 2), None);
         // Neighbours become one range.
-        let first = vec![0..BATCH];
+        let one = |range: Range<u64>| Vec::from_iter([range]);
+        let first = one(0..BATCH);
         assert_eq!(behind.note(BATCH / 2..BATCH), Some(Due { begin: first.clone(), drop: Vec::new() }));
         let due = behind.note(3 * BATCH..4 * BATCH);
-        assert_eq!(due, Some(Due { begin: vec![3 * BATCH..4 * BATCH], drop: first }));
+        assert_eq!(due, Some(Due { begin: one(3 * BATCH..4 * BATCH), drop: first }));
     }
 
     #[test]

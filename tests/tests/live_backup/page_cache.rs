@@ -1,4 +1,4 @@
-//! What a backup leaves in the page cache: nothing, in every way but the one that is asked to.
+//! Pages that a backup leaves in the page cache: none, in every way but the one that is asked to.
 
 use super::{IMAGE, MIB, TARGET, ctl, make, query, serve, wait};
 use serde_json::Value;

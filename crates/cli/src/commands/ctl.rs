@@ -169,7 +169,7 @@ struct BackupStartArgs {
     #[arg(short, long, value_name = "RATE", value_parser = rate_argument)]
     rate: Option<Rate>,
 
-    /// What the target leaves in the page cache: nothing (O_DIRECT), nothing that is written already, everything
+    /// Pages of the target in the page cache: none (O_DIRECT), none that are written already, or all
     /// [default: the first of these that its file system can do]
     #[arg(short = 't', value_enum, value_name = "none|dontcache|writeback", hide_possible_values = true)]
     cache: Option<TargetCache>,

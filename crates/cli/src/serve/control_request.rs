@@ -141,18 +141,18 @@ pub(crate) struct BackupStart {
     pub(crate) cache: Option<TargetCache>,
 }
 
-/// What the target of a backup leaves in the page cache.
+/// Pages of the target of a backup that stay in the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 #[value(rename_all = "kebab-case")]
 pub(crate) enum TargetCache {
-    /// Nothing: O_DIRECT.
+    /// None: O_DIRECT.
     None,
-    /// Nothing that is written already.
+    /// None that are written already.
     #[serde(rename = "dontcache")]
     #[value(name = "dontcache")]
     DontCache,
-    /// Everything.
+    /// All.
     Writeback,
 }
 
