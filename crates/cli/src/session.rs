@@ -47,6 +47,11 @@ impl Session {
         Ok(Self { worker, config, verbose: args.verbose })
     }
 
+    /// Has reads leave no page in the page cache that was not there before.
+    pub(crate) fn read_uncached(&mut self) {
+        self.worker = self.worker.reading_uncached();
+    }
+
     /// The worker.
     pub(crate) fn worker(&self) -> &Worker {
         &self.worker

@@ -4,7 +4,8 @@ mod common;
 
 use common::{Background, Scratch, noise, qemu, send, wait_for, words};
 use rustix::process::Signal;
-use std::process::Stdio;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 /// An image with data, zeroes, holes, a compressed cluster and a snapshot.
 fn source(scratch: &Scratch) {
@@ -588,4 +589,50 @@ fn locks_are_to_be_gone_around_only_where_that_destroys_nothing() {
         ran.fails_naming(if line.starts_with("compare") { 2 } else { 1 }, &["a.qcow2", "lock"]);
         assert_eq!(ran.stderr.contains("-U"), hint, "{line}: {ran:#?}");
     }
+}
+
+/// Pages of a file in the page cache.
+fn cached_pages(path: &Path) -> u64 {
+    let output = Command::new("fincore").args(["-n", "-o", "PAGES"]).arg(path).output().unwrap();
+    String::from_utf8_lossy(&output.stdout).trim().parse().unwrap()
+}
+
+fn drop_pages(path: &Path) {
+    let file = std::fs::File::open(path).unwrap();
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+}
+
+/// Without options, the page cache holds no more of the files afterwards than before.
+#[test]
+fn nothing_stays_in_the_page_cache_unasked() {
+    let scratch = Scratch::new();
+    scratch.write("a.raw", &noise(1, 8 << 20));
+    let (source, target) = (scratch.file("a.raw"), scratch.file("b"));
+    drop_pages(&source);
+    if cached_pages(&source) > 0 {
+        eprintln!("skipped: temporary files are in memory");
+        return;
+    }
+    for (command, is_asked) in [
+        ("convert --copy buffers -f raw -O qcow2 a.raw b", false),
+        ("convert --copy buffers -f raw -O raw a.raw b", false),
+        ("convert --copy buffers -f raw -O qcow2 -o cluster_size=512 a.raw b", false),
+        ("convert -c -f raw -O qcow2 a.raw b", false),
+        ("convert --copy buffers --workers 2 -f raw -O qcow2 a.raw b", false),
+        ("dd -f raw if=a.raw of=b", false),
+        ("convert --copy buffers -t writeback -f raw -O qcow2 a.raw b", true),
+    ] {
+        drop_pages(&source);
+        let found = cached_pages(&source);
+        scratch.zebu(&words(command)).ok();
+        assert_eq!(cached_pages(&target) > 1024, is_asked, "{command}: {} pages", cached_pages(&target));
+        assert!(is_asked || cached_pages(&target) == 0, "{command}: {} pages", cached_pages(&target));
+        // The format was looked for in the first block.
+        let left = cached_pages(&source) - found;
+        assert!(left <= 32, "{command}: {left} pages of the source");
+        std::fs::remove_file(&target).unwrap();
+    }
+    let told = scratch.zebu(&words("convert -v -f raw -O qcow2 a.raw b")).ok();
+    assert!(told.stderr.contains("writes to the target"), "{told:#?}");
 }

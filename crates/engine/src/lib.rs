@@ -124,10 +124,10 @@ pub mod storage {
     #[cfg(feature = "vm-memory")]
     pub use zebu_storage::GuestBuffers;
     pub use zebu_storage::{
-        Access, Alignment, Background, Completer, Create, DetachedWorker, Engine, File, FileExtent, FileId,
-        FileKind, FsKind, IoBuf, IoBufs, IoError, IoErrorKind, IoMemory, IoStats, JoinHandle, LockMode, Op,
-        OpenFlags, PAGE, Running, SYSTEM_CALLS, SYSTEM_CALLS_TO_REFUSE, Storage, StorageAbilities,
-        StorageDone, StorageOp, Vanished, Worker, WorkerConfig, WorkerKind,
+        Access, Alignment, Background, CacheChoice, CacheUse, Completer, Create, DetachedWorker, Engine,
+        File, FileExtent, FileId, FileKind, FsKind, IoBuf, IoBufs, IoError, IoErrorKind, IoMemory, IoStats,
+        JoinHandle, LockMode, Op, OpenFlags, PAGE, Running, SYSTEM_CALLS, SYSTEM_CALLS_TO_REFUSE, Storage,
+        StorageAbilities, StorageDone, StorageOp, Vanished, Worker, WorkerConfig, WorkerKind,
     };
 }
 

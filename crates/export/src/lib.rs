@@ -52,6 +52,6 @@ pub mod vhost;
 pub use error::ExportError;
 pub use export::{Export, Exports};
 pub use log::{Level, Log};
-pub use memory_budget::{DEFAULT_MEMORY, MIN_MEMORY, MemoryBudget};
+pub use memory_budget::{DEFAULT_MEMORY, MIN_MEMORY, MemoryBudget, Reserved};
 pub use pool::{PoolConfig, WorkerPool};
 pub use prometheus::prometheus;

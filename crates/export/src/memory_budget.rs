@@ -67,6 +67,23 @@ impl MemoryBudget {
         self.0.waiting.load(SeqCst)
     }
 
+    /// Takes memory for a job of the server's own, for as long as the result lives: `wanted` bytes, but no more than half of
+    /// what idle connections may still have, so that jobs never keep clients out. `None` if that is less than `least`.
+    pub fn reserve(&self, wanted: u64, least: u64) -> Option<Reserved> {
+        let most = self.0.limit / 2;
+        let mut now = self.0.fixed.load(SeqCst);
+        loop {
+            let bytes = wanted.min(most.saturating_sub(now) / 2);
+            if bytes < least {
+                return None;
+            }
+            match self.0.fixed.compare_exchange(now, now + bytes, SeqCst, SeqCst) {
+                Ok(_) => return Some(Reserved { budget: Arc::clone(&self.0), bytes }),
+                Err(other) => now = other,
+            }
+        }
+    }
+
     /// Takes a client in; `None` if those that are there have half of the memory by being there. `held` says what its
     /// requests take.
     pub(crate) fn admit(&self, due: Due, held: Arc<AtomicU64>) -> Option<Account> {
@@ -76,6 +93,27 @@ impl MemoryBudget {
         self.0.fixed.fetch_update(SeqCst, SeqCst, add).ok()?;
         self.0.clients.fetch_add(1, SeqCst);
         Some(Account { budget: Arc::clone(&self.0), due, held })
+    }
+}
+
+/// Memory of a job of the server's own; given back when dropped.
+#[derive(Debug)]
+pub struct Reserved {
+    budget: Arc<Inner>,
+    bytes: u64,
+}
+
+impl Reserved {
+    /// Bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.budget.fixed.fetch_sub(self.bytes, SeqCst);
+        self.budget.wake_all();
     }
 }
 
@@ -235,6 +273,19 @@ mod tests {
 
     fn client(budget: &MemoryBudget) -> Account {
         budget.admit(Due::default(), Arc::default()).unwrap()
+    }
+
+    #[test]
+    fn jobs_share_what_clients_leave_and_keep_none_out() {
+        let budget = MemoryBudget::new(64 * MIB);
+        let jobs: Vec<Reserved> = std::iter::from_fn(|| budget.reserve(32 * MIB, MIB)).collect();
+        let bytes: Vec<u64> = jobs.iter().map(|job| job.bytes() / MIB).collect();
+        assert_eq!(bytes, [16, 8, 4, 2, 1]);
+        assert_eq!(budget.used(), 31 * MIB);
+        assert!(takes(&client(&budget), 16 * MIB), "a client gets in beside them");
+        drop(jobs);
+        assert_eq!(budget.used(), 0);
+        assert_eq!(budget.reserve(MIB, MIB).map(|job| job.bytes()), Some(MIB));
     }
 
     #[test]

@@ -9,12 +9,13 @@ use crate::growth_check::GrowthCheck;
 use crate::os_file::OsFile;
 use crate::simulated::{Door, SimulatedFile};
 use crate::storage::{Storage, StorageAbilities};
+use crate::write_behind::WriteBehind;
 use crate::write_table::WriteTable;
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// Where a file's bytes are.
 pub(crate) enum FileInner {
@@ -24,13 +25,14 @@ pub(crate) enum FileInner {
     Foreign(Arc<dyn Storage>),
 }
 
-/// A kind of fallocate that the kernel may refuse for a file, once and for all.
+/// A kind of request that the kernel may refuse for a file, once and for all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Capability {
     Punch = 1,
     ZeroRange = 2,
     Allocate = 4,
+    DontCache = 8,
 }
 
 struct State {
@@ -43,6 +45,10 @@ struct State {
     flush_failed: AtomicBool,
     /// The writes in flight, under O_DIRECT.
     writes: Option<Box<WriteTable>>,
+    /// Whether the kernel said that it takes `RWF_DONTCACHE`, once it was asked.
+    takes_dontcache: OnceLock<bool>,
+    /// Set if pages of the file are not to stay in the page cache.
+    behind: OnceLock<WriteBehind>,
     #[cfg(debug_assertions)]
     growth: GrowthCheck,
     inner: FileInner,
@@ -79,6 +85,8 @@ impl File {
                 refused: AtomicU8::new(0),
                 flush_failed: AtomicBool::new(false),
                 writes,
+                takes_dontcache: OnceLock::new(),
+                behind: OnceLock::new(),
                 #[cfg(debug_assertions)]
                 growth: GrowthCheck::default(),
                 inner,
@@ -312,6 +320,23 @@ impl File {
                 Err(self.error(Op::Allocate, IoErrorKind::Unsupported))
             }
         }
+    }
+
+    /// Whether the kernel takes `RWF_DONTCACHE`; `ask` finds out, once.
+    pub(crate) fn takes_dontcache(&self, ask: impl FnOnce() -> bool) -> bool {
+        *self.state.takes_dontcache.get_or_init(ask)
+    }
+
+    /// Has the pages of the file dropped from the page cache when they are written, from now on.
+    pub(crate) fn drop_written_pages(&self) {
+        if !self.is_direct() && self.os().is_some() {
+            self.state.behind.get_or_init(WriteBehind::default);
+        }
+    }
+
+    /// The ranges that were written; `None` if the page cache may keep its pages, or has none.
+    pub(crate) fn behind(&self) -> Option<&WriteBehind> {
+        self.state.behind.get()
     }
 
     /// The writes in flight; `None` without O_DIRECT, where the kernel takes care of parts of blocks.

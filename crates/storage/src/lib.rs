@@ -68,6 +68,7 @@ mod backend;
 mod background;
 mod blocking;
 mod buf;
+mod cache_use;
 #[cfg(feature = "io-uring")]
 mod closed_files;
 #[doc(hidden)]
@@ -121,10 +122,12 @@ mod worker_id;
 mod worker_io;
 mod worker_sockets;
 mod worker_types;
+mod write_behind;
 mod write_table;
 
 pub use background::{Background, Running, Vanished};
 pub use buf::{IoBuf, IoBufs, IoMemory, PAGE};
+pub use cache_use::{CacheChoice, CacheUse};
 pub use detached_worker::DetachedWorker;
 pub use error::{IoError, IoErrorKind, Op};
 pub use executor::JoinHandle;

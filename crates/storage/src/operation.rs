@@ -1,11 +1,13 @@
 //! Single operations of a worker, as the kernel gets them, with what keeps writes apart.
 
 use crate::buf::IoBufs;
-use crate::file::File;
+use crate::file::{Capability, File};
 use crate::request::{OpDone, OpKind, OpRequest};
 use crate::worker::Worker;
+use crate::write_behind::drop_pages;
 use crate::write_table::{Hold, Ticket};
 use std::ops::Range;
+use std::os::fd::AsFd;
 
 impl Worker {
     /// Reads or writes `bufs`, which keep to the file's alignment. `hold` is released with the operation's end, even
@@ -29,9 +31,49 @@ impl Worker {
                 stats.write_bytes += len;
             }
         });
-        let request = Box::new(OpRequest::new(file.clone(), kind, offset, len, bufs, hold));
-        let (mut request, result) = self.operate(request).await;
-        (result.map(drop), std::mem::take(&mut request.bufs))
+        let leaves_nothing =
+            file.os().is_some() && (file.behind().is_some() || (is_read && self.reads_uncached()));
+        let mut request = Box::new(OpRequest::new(file.clone(), kind, offset, len, bufs, hold));
+        request.uncached = leaves_nothing && file.can_be_uncached();
+        let was_uncached = request.uncached;
+        let (mut request, mut result) = self.operate(request).await;
+        let mut bufs = std::mem::take(&mut request.bufs);
+        if was_uncached && result == Err(libc::EOPNOTSUPP) {
+            // A file system may take it for some requests only. Without O_DIRECT there is no place to hold.
+            file.refuse(Capability::DontCache);
+            let again = OpRequest::new(file.clone(), request.kind.clone(), offset, len, bufs, None);
+            (request, result) = self.operate(Box::new(again)).await;
+            bufs = std::mem::take(&mut request.bufs);
+        }
+        if leaves_nothing && !file.is_direct() && result.is_ok() && !file.can_be_uncached() {
+            self.drop_behind(file, offset..offset + len, is_read).await;
+        }
+        (result.map(drop), bufs)
+    }
+
+    /// Drops the pages of a read, or begins to write behind what was written.
+    async fn drop_behind(&self, file: &File, range: Range<u64>, is_read: bool) {
+        let on = file.clone();
+        if is_read {
+            let drop = move || on.os().map(|os| drop_pages(os.as_fd(), range.start, range.end - range.start));
+            self.run_blocking(drop).await;
+        } else if let Some(due) = file.behind().and_then(|behind| behind.note(range)) {
+            let work = move || {
+                if let Some(Err(_)) = on.os().map(|os| due.execute(os.as_fd())) {
+                    // The kernel has told of the loss, and will not tell again.
+                    on.set_flush_failed();
+                }
+            };
+            self.run_blocking(work).await;
+        }
+    }
+
+    /// Drops all pages of a file that are durable, if none of them is to stay.
+    pub(crate) async fn drop_durable(&self, file: &File) {
+        if file.behind().is_some() {
+            let on = file.clone();
+            self.run_blocking(move || on.os().map(|os| drop_pages(os.as_fd(), 0, 0))).await;
+        }
     }
 
     /// An operation without buffers; the errno if it failed. `hold` is released with its end.

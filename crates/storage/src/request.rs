@@ -64,6 +64,8 @@ pub struct OpRequest {
     pub len: u64,
     /// Empty for all but `Read` and `Write`.
     pub bufs: IoBufs,
+    /// Whether the page cache is not to keep it (`RWF_DONTCACHE`); of `Read` and `Write`.
+    pub(crate) uncached: bool,
     /// The place in the file's table of writes, to be released at the operation's end.
     hold: Option<Hold>,
     /// Whether the file's growth check knows of it.
@@ -99,10 +101,16 @@ impl OpRequest {
             offset,
             len,
             bufs,
+            uncached: false,
             hold,
             #[cfg(debug_assertions)]
             grows,
         }
+    }
+
+    /// The flags of preadv2(2) for a transfer.
+    pub(crate) fn transfer_flags(&self) -> i32 {
+        if self.uncached { libc::RWF_DONTCACHE } else { 0 }
     }
 
     /// Others may write the range again.

@@ -24,6 +24,7 @@ pub const SYSTEM_CALLS: &[core::ffi::c_long] = &[
     libc::SYS_ftruncate,
     libc::SYS_fallocate,
     libc::SYS_fadvise64,
+    libc::SYS_sync_file_range,
     libc::SYS_copy_file_range,
     libc::SYS_fstat,
     libc::SYS_newfstatat,

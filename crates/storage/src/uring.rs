@@ -278,6 +278,7 @@ impl Uring {
         let target = target_of(&mut self.files, &self.ring, &request.file);
         let at = request.offset + slot.done as u64;
         let is_read = matches!(request.kind, OpKind::Read);
+        let rw = request.transfer_flags();
         macro_rules! on_target {
             ($target:ident => $entry:expr) => {
                 match target {
@@ -295,22 +296,26 @@ impl Uring {
                     let base = buf.as_mut_ptr().wrapping_add(slot.done);
                     match (is_read, fixed) {
                         (true, Some(FixedBuffer { index, .. })) => {
-                            on_target!(t => opcode::ReadFixed::new(t, base, len, index).offset(at).build())
+                            on_target!(t => opcode::ReadFixed::new(t, base, len, index).offset(at).rw_flags(rw).build())
                         }
                         (false, Some(FixedBuffer { index, .. })) => {
-                            on_target!(t => opcode::WriteFixed::new(t, base, len, index).offset(at).build())
+                            on_target!(t => opcode::WriteFixed::new(t, base, len, index).offset(at).rw_flags(rw).build())
                         }
-                        (true, None) => on_target!(t => opcode::Read::new(t, base, len).offset(at).build()),
-                        (false, None) => on_target!(t => opcode::Write::new(t, base, len).offset(at).build()),
+                        (true, None) => {
+                            on_target!(t => opcode::Read::new(t, base, len).offset(at).rw_flags(rw).build())
+                        }
+                        (false, None) => {
+                            on_target!(t => opcode::Write::new(t, base, len).offset(at).rw_flags(rw).build())
+                        }
                     }
                 } else {
                     slot.vectors.clear();
                     slot.vectors.extend(blocking::vectors(&mut request.bufs, slot.done));
                     let (base, count) = (slot.vectors.as_ptr(), slot.vectors.len() as u32);
                     if is_read {
-                        on_target!(t => opcode::Readv::new(t, base, count).offset(at).build())
+                        on_target!(t => opcode::Readv::new(t, base, count).offset(at).rw_flags(rw).build())
                     } else {
-                        on_target!(t => opcode::Writev::new(t, base, count).offset(at).build())
+                        on_target!(t => opcode::Writev::new(t, base, count).offset(at).rw_flags(rw).build())
                     }
                 }
             }

@@ -55,6 +55,8 @@ const PATIENCE_AT_END: Duration = Duration::from_secs(5);
 #[derive(Clone)]
 pub struct Worker {
     inner: Rc<Inner>,
+    /// Whether reads through this handle leave no page in the page cache.
+    reads_uncached: bool,
     /// Shared by the handles that count.
     _counted: Option<Rc<Counted>>,
 }
@@ -201,7 +203,7 @@ impl Worker {
             OfThread::add(&inner);
         }
         let counted = Some(Rc::new(Counted { inner: Rc::clone(&inner) }));
-        Self { inner, _counted: counted }
+        Self { inner, reads_uncached: false, _counted: counted }
     }
 
     /// Another worker of the same simulated world; none of a real one.
@@ -230,7 +232,20 @@ impl Worker {
     /// end.
     #[must_use]
     pub fn uncounted(&self) -> Self {
-        Self { inner: Rc::clone(&self.inner), _counted: None }
+        Self { inner: Rc::clone(&self.inner), reads_uncached: self.reads_uncached, _counted: None }
+    }
+
+    /// A handle whose reads leave no page in the page cache that was not there before, its clones' and tasks' included.
+    /// Where the kernel has no `RWF_DONTCACHE` (Linux 6.14) for the file, pages of what was read are dropped, also those
+    /// that were there.
+    #[must_use]
+    pub fn reading_uncached(&self) -> Self {
+        Self { reads_uncached: true, ..self.clone() }
+    }
+
+    /// Whether reads leave no page in the page cache ([`Worker::reading_uncached`]).
+    pub fn reads_uncached(&self) -> bool {
+        self.reads_uncached
     }
 
     /// Runs the future that `task` makes as a task of its own ([`Worker::spawn`]). `task` is called at once, with a

@@ -100,6 +100,7 @@ impl Worker {
         if file.has_flush_failed() {
             return Err(fail(IoErrorKind::FlushFailedBefore));
         }
+        self.drop_durable(file).await;
         Ok(())
     }
 

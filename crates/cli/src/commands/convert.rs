@@ -19,7 +19,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use zebu::jobs::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, NewTarget, ReadErrors,
-    TargetClusters, TargetContent, convert,
+    TargetClusters, TargetContent, UnaskedWrites, convert, drop_pages,
 };
 use zebu::{Access, CacheMode, Format, Image, OpenOptions};
 
@@ -45,25 +45,13 @@ pub(crate) struct ConvertArgs {
     #[arg(short = 'o', long, value_name = "OPTIONS")]
     target_options: Vec<String>,
 
-    /// Cache mode of the sources
-    #[arg(
-        short = 'T',
-        long,
-        value_name = "CACHE",
-        value_parser = caches(),
-        default_value = "writeback"
-    )]
-    source_cache: CacheMode,
+    /// Cache mode of the sources [default: through the page cache, which keeps no more of them than it had]
+    #[arg(short = 'T', long, value_name = "CACHE", value_parser = caches())]
+    source_cache: Option<CacheMode>,
 
-    /// Cache mode of the target
-    #[arg(
-        short = 't',
-        long,
-        value_name = "CACHE",
-        value_parser = caches(),
-        default_value = "unsafe"
-    )]
-    target_cache: CacheMode,
+    /// Cache mode of the target [default: none where its file system can, else one write at a time; unsafe with -n]
+    #[arg(short = 't', long, value_name = "CACHE", value_parser = caches())]
+    target_cache: Option<CacheMode>,
 
     /// Convert this internal snapshot, given by its id or name
     #[arg(short = 'l', long, value_name = "SNAPSHOT")]
@@ -108,9 +96,9 @@ pub(crate) struct ConvertArgs {
     #[arg(short = 'C', long, conflicts_with = "copy")]
     copy_range_offloading: bool,
 
-    /// Pieces of work in flight
-    #[arg(short = 'm', long, value_name = "NUM", value_parser = clap::value_parser!(u16).range(1..=256), default_value = "8")]
-    parallel: u16,
+    /// Pieces of work in flight [default: 8; 1 if the target is written through the page cache unasked]
+    #[arg(short = 'm', long, value_name = "NUM", value_parser = clap::value_parser!(u16).range(1..=256))]
+    parallel: Option<u16>,
 
     /// Threads that copy
     #[arg(long, value_name = "NUM", value_parser = clap::value_parser!(u16).range(1..=64), default_value = "1")]
@@ -258,7 +246,10 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
     if engines.iter().any(|engine| *engine != engines[0]) {
         return Err(Failure::usage("all images are read by one I/O engine: their 'aio' options contradict"));
     }
-    let session = Session::start(&args.engine, engines.first().copied())?;
+    let mut session = Session::start(&args.engine, engines.first().copied())?;
+    if args.source_cache.is_none() {
+        session.read_uncached();
+    }
     let mut watch = Watch::start(args.progress.beside(args.output.unwrap_or_default()).mode(args.quiet))?;
     let images = specs.iter().map(|spec| session.open(spec)).collect::<Result<Vec<Image>, _>>()?;
     let skipped = skipped_bitmaps(args, &images);
@@ -298,8 +289,12 @@ fn source_specs(args: &ConvertArgs, sources: &[OsString]) -> Result<Vec<ImageSpe
     sources
         .iter()
         .map(|source| {
-            let mut spec =
-                args.image.resolve(source, args.source_format, args.source_cache, Access::ReadOnly)?;
+            let mut spec = args.image.resolve(
+                source,
+                args.source_format,
+                args.source_cache.unwrap_or_default(),
+                Access::ReadOnly,
+            )?;
             args.force_share.apply(&mut spec);
             spec.options.snapshot.clone_from(&snapshot);
             Ok(spec)
@@ -318,7 +313,7 @@ fn convert_to(
     let mut options = ConvertOptions {
         workers: usize::from(args.workers),
         worker_config: session.config().clone(),
-        requests: usize::from(args.parallel),
+        requests: usize::from(args.parallel.unwrap_or(8)),
         buffer_memory: args.buffer_memory,
         sparse_size: args.sparse_size,
         copy: match args.copy {
@@ -340,7 +335,6 @@ fn convert_to(
     };
     options.control.rate_limit = args.rate.and_then(|rate| rate.0);
     let worker = session.worker();
-    let run = |target: ConvertTarget| worker.block_on(convert(worker, images, target, &options));
     // What is on a server is there already.
     let is_there = args.no_create || image_path(target).is_ok_and(|path| is_remote(&path));
     let result = if is_there {
@@ -352,7 +346,8 @@ fn convert_to(
         };
         let mut copied = None;
         let done = session.with_image(&spec, |image| {
-            copied = Some(run(ConvertTarget::Existing { image: image.clone(), content }));
+            let target = ConvertTarget::Existing { image: image.clone(), content };
+            copied = Some(worker.block_on(convert(worker, images, target, &options)));
             Ok(())
         });
         // What the job failed with is told, not that what it left can't be finished either.
@@ -361,7 +356,27 @@ fn convert_to(
         }
         copied.unwrap_or_else(|| Ok(ConvertReport::default()))
     } else {
-        run(ConvertTarget::New(Box::new(new_target(args, opts, session, target)?)))
+        let mut target = new_target(args, opts, session, target)?;
+        let unasked = args
+            .target_cache
+            .is_none()
+            .then(|| UnaskedWrites::of(&target.path, opts.create_options(args.target_format).cluster_size));
+        if let Some(unasked) = unasked {
+            unasked.apply(&mut target);
+            if unasked == UnaskedWrites::OneBuffered && args.parallel.is_none() {
+                options.requests = 1;
+            }
+            if args.engine.verbose {
+                stderr::tell(&format!("writes to the target: {}", describe(unasked)));
+            }
+        }
+        let path = target.path.clone();
+        let converted =
+            worker.block_on(convert(worker, images, ConvertTarget::New(Box::new(target)), &options));
+        if converted.is_ok() && unasked == Some(UnaskedWrites::OneBuffered) {
+            drop_pages(&path);
+        }
+        converted
     };
     watch.finish();
     result.map_err(|error| match error.image() {
@@ -370,6 +385,15 @@ fn convert_to(
         }
         _ => Failure::during(&format!("error while converting to '{}'", target.display()), &error),
     })
+}
+
+fn describe(writes: UnaskedWrites) -> &'static str {
+    match writes {
+        UnaskedWrites::Direct => "O_DIRECT",
+        UnaskedWrites::OneBuffered => {
+            "one at a time through the page cache, whose pages are dropped at the end"
+        }
+    }
 }
 
 /// How a target is opened that exists.
@@ -384,7 +408,8 @@ fn existing_target(args: &ConvertArgs, opts: &CreateOpts, target: &OsStr) -> Res
     }
     let image = ImageArgs { image_opts: args.target_image_opts, ..args.image.clone() };
     let format = (!args.target_image_opts).then_some(args.target_format);
-    let mut spec = image.resolve(target, format, args.target_cache, Access::ReadWrite)?;
+    let mut spec =
+        image.resolve(target, format, args.target_cache.unwrap_or(CacheMode::Unsafe), Access::ReadWrite)?;
     spec.options.compress = args.compression.options();
     if spec.aio.is_some() || spec.discard.is_some() {
         return Err(Failure::usage("'aio' and 'discard' can't be set for the target alone: use --aio"));
@@ -401,10 +426,15 @@ fn new_target(
 ) -> Result<NewTarget, Failure> {
     let target = &local_path(target).map_err(|reason| Failure::creating_name(target, &reason))?;
     let mut create = opts.create_options(args.target_format);
-    create.cache = args.target_cache;
+    create.cache = args.target_cache.unwrap_or(CacheMode::Unsafe);
     let spec = args.image.clone();
     let mut open = ImageArgs { image_opts: false, ..spec }
-        .resolve(target.as_os_str(), Some(args.target_format), args.target_cache, Access::ReadWrite)?
+        .resolve(
+            target.as_os_str(),
+            Some(args.target_format),
+            args.target_cache.unwrap_or(CacheMode::Unsafe),
+            Access::ReadWrite,
+        )?
         .options;
     let backing = backing::join(
         args.backing.as_deref(),

@@ -5,8 +5,8 @@ use crate::backing;
 use crate::failure::{Failure, errno_text};
 use crate::local_name::path_argument;
 use crate::output::printable::printable;
-use crate::output::{json, stdout};
-use crate::serve::control_request::{BackupStart, Command, CompressionName, OnError, Request};
+use crate::output::{json, stderr, stdout};
+use crate::serve::control_request::{BackupStart, Command, CompressionName, OnError, Request, TargetCache};
 use crate::session::Session;
 use crate::size::{parse_size, size_argument};
 use crate::values::{OutputFormat, Rate, rate_argument};
@@ -21,7 +21,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zebu::Format;
-use zebu::jobs::backing_name;
+use zebu::jobs::{NewFile, backing_name};
 
 /// How often a backup that is waited for is asked about.
 const POLL: Duration = Duration::from_millis(100);
@@ -65,12 +65,16 @@ enum CtlCommand {
         /// The export; '' is the first one
         export: String,
     },
-    /// Take an internal snapshot of a disk while clients use it
+    /// Take a snapshot of a disk while clients use it: within the image, or as a file that shares its blocks
     SnapshotCreate {
         /// The export; '' is the first one
         export: String,
-        /// The name of the snapshot
-        name: String,
+        /// The name of an internal snapshot
+        #[arg(required_unless_present = "to", conflicts_with = "to")]
+        name: Option<String>,
+        /// A new file on the same file system, which must be able to share blocks (XFS, btrfs)
+        #[arg(long, value_name = "FILE", value_parser = path_argument())]
+        to: Option<PathBuf>,
     },
     /// List the internal snapshots of a disk
     SnapshotList {
@@ -164,6 +168,11 @@ struct BackupStartArgs {
     /// Most bytes a second (0: no limit); what clients are about to change is copied at once
     #[arg(short, long, value_name = "RATE", value_parser = rate_argument)]
     rate: Option<Rate>,
+
+    /// Pages of the target in the page cache: none (O_DIRECT), none that are written already, or all
+    /// [default: the first of these that its file system can do]
+    #[arg(short = 't', value_enum, value_name = "none|dontcache|writeback", hide_possible_values = true)]
+    cache: Option<TargetCache>,
 
     /// Wait until the backup is complete; SIGINT and SIGTERM cancel it
     #[arg(short, long)]
@@ -260,8 +269,10 @@ pub(crate) fn run(args: &CtlArgs) -> Result<u8, Failure> {
             drop(server.ask(Command::CacheSize { export: export.clone(), size: *size })?);
         }
         CtlCommand::Flush { export } => drop(server.ask(Command::Flush { export: export.clone() })?),
-        CtlCommand::SnapshotCreate { export, name } => {
-            drop(server.ask(Command::SnapshotCreate { export: export.clone(), name: name.clone() })?);
+        CtlCommand::SnapshotCreate { export, to: Some(to), .. } => snapshot_to(&mut server, export, to)?,
+        CtlCommand::SnapshotCreate { export, name, to: None } => {
+            let (export, name) = (export.clone(), name.clone());
+            drop(server.ask(Command::SnapshotCreate { export, name, to: None })?);
         }
         CtlCommand::SnapshotList { export, output } => {
             let list = server.ask(Command::SnapshotList { export: export.clone() })?;
@@ -297,6 +308,17 @@ pub(crate) fn run(args: &CtlArgs) -> Result<u8, Failure> {
         }
     }
     Ok(0)
+}
+
+/// Takes a snapshot into a file that is made here, and that gets its name when it is complete and durable.
+fn snapshot_to(server: &mut Server, export: &str, to: &Path) -> Result<(), Failure> {
+    let fail = |error: zebu::Error| Failure::new(error.to_string());
+    let (new, file) = NewFile::reserve(to).map_err(fail)?;
+    let path = std::path::absolute(to).unwrap_or_else(|_| to.to_owned());
+    let command = Command::SnapshotCreate { export: export.to_owned(), name: None, to: Some(path) };
+    server.ask_with(command, Some(file.as_fd()))?;
+    drop(file);
+    new.publish().map_err(fail)
 }
 
 /// A line for each snapshot: its id and its name.
@@ -354,9 +376,13 @@ fn backup(server: &mut Server, args: &BackupStartArgs) -> Result<u8, Failure> {
         previous,
         on_error: args.on_error,
         rate_limit: args.rate.and_then(|rate| rate.0),
+        cache: args.cache,
     });
-    server.ask_with(start, Some(file.as_fd())).map_err(remove)?;
+    let begun = server.ask_with(start, Some(file.as_fd())).map_err(remove)?;
     drop(file);
+    if begun["target-cache"] == "memory" && args.cache.is_none() {
+        stderr::tell(&format!("'{target}' is on a file system in memory: the page cache is its only place"));
+    }
     if !args.wait {
         return Ok(0);
     }

@@ -10,7 +10,7 @@ use crate::values::{formats, target_formats};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use zebu::jobs::{ConvertOptions, ConvertTarget, NewTarget, convert};
+use zebu::jobs::{ConvertOptions, ConvertTarget, NewTarget, UnaskedWrites, convert, drop_pages};
 use zebu::{Access, CacheMode, CreateOptions, Format, OpenOptions};
 
 /// Arguments of `zebu dd`.
@@ -92,7 +92,8 @@ pub(crate) fn run(args: &DdArgs) -> Result<u8, Failure> {
     let operands = Operands::parse(&args.operands)?;
     let mut spec = args.image.resolve(operands.input, args.format, CacheMode::Writeback, Access::ReadOnly)?;
     args.force_share.apply(&mut spec);
-    let session = Session::start(&args.engine, spec.aio)?;
+    let mut session = Session::start(&args.engine, spec.aio)?;
+    session.read_uncached();
     let mut watch = Watch::start(args.progress.mode(false))?;
     let source = session.open(&spec)?;
     let size = source.virtual_size();
@@ -105,14 +106,20 @@ pub(crate) fn run(args: &DdArgs) -> Result<u8, Failure> {
         Some(count) => first.saturating_add(count.saturating_mul(operands.block)).min(size),
         None => size,
     };
-    let options =
+    let mut options =
         ConvertOptions { range: Some(first..end), control: watch.control(), ..ConvertOptions::default() };
-    let target = NewTarget {
+    let mut target = NewTarget {
         path: local_path(operands.output)
             .map_err(|reason| Failure::creating_name(operands.output, &reason))?,
         create: CreateOptions { format: args.output_format, ..CreateOptions::default() },
         open: OpenOptions::default(),
     };
+    let unasked = UnaskedWrites::of(&target.path, target.create.cluster_size);
+    unasked.apply(&mut target);
+    if unasked == UnaskedWrites::OneBuffered {
+        options.requests = 1;
+    }
+    let path = target.path.clone();
     let worker = session.worker();
     let target = ConvertTarget::New(Box::new(target));
     let result = worker.block_on(convert(worker, std::slice::from_ref(&source), target, &options));
@@ -121,6 +128,9 @@ pub(crate) fn run(args: &DdArgs) -> Result<u8, Failure> {
     result.map_err(|error| {
         Failure::during(&format!("could not copy to '{}'", operands.output.display()), &error)
     })?;
+    if unasked == UnaskedWrites::OneBuffered {
+        drop_pages(&path);
+    }
     Ok(0)
 }
 

@@ -1,10 +1,12 @@
 //! Backups of exports that are served: the disk as it was when the backup began, while clients write.
 
-use super::control_request::{BackupStart, CompressionName, OnError};
+use super::control_request::{BackupStart, CompressionName, OnError, TargetCache};
+use crate::failure::errno_text;
 use serde_json::{Value, json};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -14,12 +16,16 @@ use zebu::jobs::{
     Cancel, Copied, JobControl, LiveBackup, LiveBackupOptions, LiveBitmap, OnCopyError, Outcome,
     TargetClusters, UnfinishedImage,
 };
-use zebu::storage::{Access, Create, File, LockMode, OpenFlags, Worker};
-use zebu::{Compression, CreateOptions, ErrorKind, Format, Image, OpenOptions};
-use zebu_export::Export;
+use zebu::storage::{Access, CacheChoice, CacheUse, Create, File, LockMode, OpenFlags, Worker};
+use zebu::{CompressOptions, Compression, CreateOptions, ErrorKind, Format, Image, OpenOptions};
+use zebu_export::{Export, MemoryBudget, Reserved};
 
 /// How often it is looked whether a cancelled backup has ended.
 const LOOK: Duration = Duration::from_millis(5);
+/// Bytes of buffers that a backup has if there is room for them.
+const MEMORY: u64 = 40 << 20;
+/// The least that it begins with, for clusters of up to 512 KiB.
+const LEAST_MEMORY: u64 = 4 << 20;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
@@ -38,6 +44,10 @@ struct Running {
     for_guests: Cell<u64>,
     /// It holds the disk as it is to be.
     has_begun: Cell<bool>,
+    target_cache: CacheUse,
+    source_cache: Cell<Option<CacheUse>>,
+    /// Bytes of its buffers.
+    memory: u64,
     state: RefCell<State>,
 }
 
@@ -59,7 +69,8 @@ impl Backups {
         export: &Export,
         start: &BackupStart,
         descriptor: Option<OwnedFd>,
-    ) -> Result<(), String> {
+        memory: &MemoryBudget,
+    ) -> Result<Value, String> {
         if self.0.borrow().get(export.name()).is_some_and(|last| !last.is_over()) {
             return Err(format!("a backup of the export '{}' is under way", export.name()));
         }
@@ -72,15 +83,24 @@ impl Backups {
                 "an increment needs a bitmap: it tells what has changed since the previous backup".into()
             );
         }
+        let cluster_size = start.cluster_size.unwrap_or_else(|| export.image().cluster_size().max(64 << 10));
+        // Two chunks of copies, and as much that is packed.
+        let least = LEAST_MEMORY.max(cluster_size.saturating_mul(8).min(MEMORY));
+        let memory = memory.reserve(MEMORY, least).ok_or_else(|| {
+            format!(
+                "a backup needs {least} bytes of memory, and other backups and clients have it: wait for one to end, or \
+                 start the server with a larger --max-memory"
+            )
+        })?;
         let was_made = descriptor.is_none();
-        let file = target_file(&start.target, descriptor)?;
+        let (file, target_cache) = target_file(&start.target, descriptor, start.cache)?;
         let cancel = Cancel::new();
         let done = Arc::new(AtomicU64::new(0));
         let source = export.image();
         let total = source.virtual_size();
         let create = CreateOptions {
             size: Some(total),
-            cluster_size: start.cluster_size.unwrap_or_else(|| source.cluster_size().max(64 << 10)),
+            cluster_size,
             backing: start.previous.clone().map(|name| (name, Format::Qcow2)),
             compression: match start.compression {
                 Some(CompressionName::Zstd) => Compression::Zstd,
@@ -99,6 +119,7 @@ impl Backups {
                 OnError::Request => OnCopyError::FailRequest,
             },
             bitmap,
+            buffer_memory: usize::try_from(memory.bytes() - memory.bytes() / 5).unwrap_or(usize::MAX),
             control: JobControl {
                 cancel: cancel.clone(),
                 progress: Some(Arc::new(move |progress| shared.store(progress.done, Relaxed))),
@@ -113,6 +134,9 @@ impl Backups {
             done,
             for_guests: Cell::new(0),
             has_begun: Cell::new(false),
+            target_cache,
+            source_cache: Cell::new(None),
+            memory: memory.bytes(),
             state: RefCell::new(State::Starting),
         });
         self.0.borrow_mut().insert(export.name().to_owned(), running.clone());
@@ -122,6 +146,7 @@ impl Backups {
             create,
             options,
             made: was_made.then(|| start.target.clone()),
+            memory,
         };
         let (on, state) = (worker.clone(), running.clone());
         // It goes on to its end even if the client leaves, or the server stops, while it begins.
@@ -138,7 +163,7 @@ impl Backups {
         }
         match (running.has_begun.get(), &*running.state.borrow()) {
             (false, State::Failed(message)) => Err(message.clone()),
-            _ => Ok(()),
+            _ => Ok(ways(&running)),
         }
     }
 
@@ -184,13 +209,21 @@ struct Job {
     options: LiveBackupOptions,
     /// A file that was made for it, which goes if it does not begin.
     made: Option<PathBuf>,
+    /// Held to its end.
+    memory: Reserved,
 }
 
 impl Job {
     async fn run(self, worker: &Worker, running: &Running) -> zebu::Result<()> {
         let begun = async {
-            let target =
-                UnfinishedImage::create(worker, self.file, &self.create, &OpenOptions::default()).await?;
+            let open = OpenOptions {
+                compress: CompressOptions {
+                    gather_memory: usize::try_from(self.memory.bytes() / 5).unwrap_or(usize::MAX),
+                    ..CompressOptions::default()
+                },
+                ..OpenOptions::default()
+            };
+            let target = UnfinishedImage::create(worker, self.file, &self.create, &open).await?;
             match LiveBackup::start(worker, &self.source, target.image(), self.options).await {
                 Ok(backup) => Ok((target, backup)),
                 Err(error) => {
@@ -204,6 +237,7 @@ impl Job {
                 let _ = std::fs::remove_file(made);
             }
         })?;
+        running.source_cache.set(Some(backup.source_cache_use()));
         running.has_begun.set(true);
         *running.state.borrow_mut() = State::Running;
         let ended = match backup.run(worker).await {
@@ -222,6 +256,15 @@ impl Job {
     }
 }
 
+/// How the data moves.
+fn ways(running: &Running) -> Value {
+    let mut ways = json!({ "target-cache": running.target_cache.name(), "memory": running.memory });
+    if let Some(source) = running.source_cache.get() {
+        ways["source-cache"] = source.name().into();
+    }
+    ways
+}
+
 fn describe(running: &Running) -> Value {
     let (status, error) = match &*running.state.borrow() {
         State::Starting | State::Running => ("running", None),
@@ -234,6 +277,9 @@ fn describe(running: &Running) -> Value {
         "total": running.total,
         "done": running.done.load(Relaxed),
     });
+    if let (Value::Object(described), Value::Object(ways)) = (&mut described, ways(running)) {
+        described.extend(ways);
+    }
     if status == "completed" {
         described["copied-for-clients"] = running.for_guests.get().into();
     }
@@ -243,17 +289,40 @@ fn describe(running: &Running) -> Value {
     described
 }
 
-/// The file that the client opened, or one that is made.
-fn target_file(path: &Path, descriptor: Option<OwnedFd>) -> Result<File, String> {
+/// The file that the client opened, or one that is made; how it is written.
+fn target_file(
+    path: &Path,
+    descriptor: Option<OwnedFd>,
+    cache: Option<TargetCache>,
+) -> Result<(File, CacheUse), String> {
     let flags = OpenFlags {
         access: Access::ReadWrite,
         create: Create::Truncate,
         lock: LockMode::Write,
         ..OpenFlags::default()
     };
-    match descriptor {
-        Some(descriptor) => File::from_descriptor(descriptor, path, &flags),
-        None => File::open(path, &OpenFlags { create: Create::New, ..flags }),
-    }
-    .map_err(|error| error.to_string())
+    let choice = match cache {
+        None => CacheChoice::Past,
+        Some(TargetCache::None) => CacheChoice::Direct,
+        Some(TargetCache::DontCache) => CacheChoice::DontCache,
+        Some(TargetCache::Writeback) => CacheChoice::Kept,
+    };
+    let (descriptor, made) = match descriptor {
+        Some(descriptor) => (descriptor, false),
+        None => (make(path)?, true),
+    };
+    File::from_descriptor_past_cache(descriptor, path, &flags, choice).map_err(|error| {
+        if made {
+            let _ = std::fs::remove_file(path);
+        }
+        error.to_string()
+    })
+}
+
+fn make(path: &Path) -> Result<OwnedFd, String> {
+    let made = std::fs::OpenOptions::new().read(true).write(true).create_new(true).mode(0o644).open(path);
+    made.map(OwnedFd::from).map_err(|error| {
+        let reason = error.raw_os_error().map_or_else(|| error.to_string(), errno_text);
+        format!("could not make '{}': {reason}", path.display())
+    })
 }

@@ -7,9 +7,11 @@ use crate::output::info_json;
 use serde_json::{Value, json};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+use zebu::storage::{File, FileKind, LockMode, OpenFlags};
 use zebu::{Access, Image, NewBitmap, NewSnapshot, Preallocation, Shrink, SnapshotRef};
 use zebu_export::metrics::{KindTotals, RequestKind};
 use zebu_export::{Export, Exports, MemoryBudget};
@@ -72,7 +74,7 @@ async fn answer(worker: &Worker, controlled: &Controlled, line: &[u8], descripto
 
 async fn execute(
     worker: &Worker,
-    Controlled { exports, backups, .. }: &Controlled,
+    Controlled { exports, backups, memory }: &Controlled,
     command: Command,
     descriptor: Option<OwnedFd>,
 ) -> Result<Value, String> {
@@ -92,7 +94,16 @@ async fn execute(
             export.flush(worker).await.map_err(|error| error.to_string())?;
             Ok(json!({}))
         }
-        Command::SnapshotCreate { export, name } => {
+        Command::SnapshotCreate { export, name: None, to: Some(to) } => {
+            let descriptor = descriptor
+                .ok_or("a snapshot in a file needs the descriptor of a new file with the request, as `zebu ctl` sends it")?;
+            file_snapshot(worker, find(exports, &export)?.image(), descriptor, &to).await
+        }
+        Command::SnapshotCreate { name, to, .. } if name.is_some() == to.is_some() => {
+            Err("a snapshot has either a name or a file that it goes to".into())
+        }
+        Command::SnapshotCreate { export, name, .. } => {
+            let name = name.unwrap_or_default();
             let image = writable(find(exports, &export)?)?;
             let taken = image.create_snapshot(worker, NewSnapshot::named(name)).await;
             let taken = taken.map_err(|error| error.to_string())?;
@@ -111,8 +122,7 @@ async fn execute(
             Ok(json!({}))
         }
         Command::BackupStart(start) => {
-            backups.start(worker, find(exports, &start.export)?, &start, descriptor).await?;
-            Ok(json!({}))
+            backups.start(worker, find(exports, &start.export)?, &start, descriptor, memory).await
         }
         Command::BackupQuery { export } => backups.query(find(exports, &export)?),
         Command::BackupCancel { export } => backups.cancel(worker, find(exports, &export)?).await,
@@ -131,6 +141,23 @@ async fn execute(
             cleared.map(|()| json!({})).map_err(|error| error.to_string())
         }
     }
+}
+
+/// Shares the blocks of an image with a file that the client has made.
+async fn file_snapshot(
+    worker: &Worker,
+    image: &Image,
+    descriptor: OwnedFd,
+    to: &Path,
+) -> Result<Value, String> {
+    let flags =
+        OpenFlags { access: zebu::storage::Access::ReadWrite, lock: LockMode::Write, ..OpenFlags::default() };
+    let copy = File::from_descriptor(descriptor, to, &flags).map_err(|error| error.to_string())?;
+    if copy.kind() != FileKind::Regular || !copy.is_empty() {
+        return Err(format!("'{}' is no empty file: a snapshot needs a new one", to.display()));
+    }
+    let taken = zebu::jobs::file_snapshot(worker, image, copy, to).await;
+    taken.map(|()| json!({})).map_err(|error| error.to_string())
 }
 
 fn writable(export: &Export) -> Result<&Image, String> {

@@ -44,12 +44,16 @@ pub(crate) enum Command {
         /// The export.
         export: String,
     },
-    /// Takes an internal snapshot.
+    /// Takes a snapshot: one within the image by `name`, or a file that shares its blocks by `to`.
     SnapshotCreate {
         /// The export.
         export: String,
         /// Its name.
-        name: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
+        /// The name that the file is to have whose descriptor comes with the request.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        to: Option<PathBuf>,
     },
     /// Lists the internal snapshots.
     SnapshotList {
@@ -132,6 +136,24 @@ pub(crate) struct BackupStart {
     /// Bytes a second at most; what clients are about to change is copied at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rate_limit: Option<NonZeroU64>,
+    /// How the target is written; past the page cache, in the best way that the file has, if it is not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cache: Option<TargetCache>,
+}
+
+/// Pages of the target of a backup that stay in the page cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+#[value(rename_all = "kebab-case")]
+pub(crate) enum TargetCache {
+    /// None: O_DIRECT.
+    None,
+    /// None that are written already.
+    #[serde(rename = "dontcache")]
+    #[value(name = "dontcache")]
+    DontCache,
+    /// All.
+    Writeback,
 }
 
 /// How clusters are compressed.
@@ -243,6 +265,7 @@ mod tests {
                 previous: Some("d.qcow2".into()),
                 on_error: OnError::Request,
                 rate_limit: NonZeroU64::new(5),
+                cache: Some(TargetCache::DontCache),
             }),
         };
         let line = serde_json::to_vec(&request).unwrap();

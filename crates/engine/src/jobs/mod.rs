@@ -13,11 +13,13 @@ mod commit;
 mod compare;
 mod convert;
 mod disk_hash;
+mod file_snapshot;
 mod live_backup;
 mod manifest;
 mod map;
 mod measure;
 mod origin;
+mod page_cache;
 mod pipeline;
 mod queue;
 mod rebase;
@@ -41,11 +43,13 @@ pub use convert::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, NewTarget, ReadErrors, SkippedRange,
     TargetClusters, TargetContent, convert,
 };
+pub use file_snapshot::{NewFile, file_snapshot};
 pub use live_backup::{
     Copied, LiveBackup, LiveBackupOptions, LiveBackupReport, LiveBitmap, OnCopyError, Outcome,
 };
 pub use map::{MapEntry, MapOptions, Mapper};
 pub use measure::{Measurement, measure_image, measure_size};
+pub use page_cache::{UnaskedWrites, drop_pages};
 pub use rebase::{RebaseOptions, RebaseReport, rebase};
 pub use staging::remove_unfinished_files;
 pub use unfinished::UnfinishedImage;

@@ -15,6 +15,19 @@ impl Qcow2 {
         self.files.barrier(worker, self.file()).await
     }
 
+    /// As [`Qcow2::settle`], and gives back what was set aside, so that the file holds nothing that the image does not
+    /// use. Later writes set space aside again. The caller is alone.
+    pub(crate) async fn settle_as_closed(self: &Arc<Self>, worker: &Worker) -> Result<()> {
+        self.check_writable()?;
+        if !self.header.preparation().is_metadata_done() {
+            return Ok(());
+        }
+        self.end_packing(worker).await?;
+        self.space.drain_windows();
+        self.commit_until_clean(worker).await?;
+        self.files.barrier(worker, self.file()).await
+    }
+
     /// Changes the header on disk. Everything that was done before is durable before the change is, and the change is
     /// when this returns. What this opening knows of the header stays as it was: it is to be closed. The caller is
     /// alone.

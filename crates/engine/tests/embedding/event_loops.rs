@@ -1,7 +1,5 @@
 //! Programs with a loop of their own, and what their workers leave behind.
 
-mod in_memory;
-
 use super::ENGINES;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -21,7 +19,7 @@ use zebu::{Access, CreateOptions, Durability, Image, OpenOptions, Queue, Request
 /// Longer than anything here takes on a machine with other work.
 const AGES: Duration = Duration::from_secs(60);
 
-fn worker(engine: Engine) -> Worker {
+pub(super) fn worker(engine: Engine) -> Worker {
     Worker::new(&WorkerConfig { engine, ..WorkerConfig::default() }).unwrap()
 }
 

@@ -3,6 +3,7 @@
 mod disk;
 mod disk_misuse;
 mod event_loops;
+mod in_memory;
 mod queues;
 mod rounds;
 mod tokio_tasks;

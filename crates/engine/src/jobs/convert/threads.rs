@@ -17,7 +17,7 @@ pub(super) async fn run(worker: &Worker, job: &Arc<Job>, options: &ConvertOption
     let abandoned = AbandonOnDrop(Some(Arc::clone(job)));
     let others = Arc::new(Others::default());
     for thread in 1..job.sizing.threads {
-        start_thread(job, thread, &options.worker_config, &others);
+        start_thread(job, thread, worker, &options.worker_config, &others);
     }
     run_share(worker, job, 0).await;
     others.wait().await;
@@ -39,12 +39,17 @@ async fn run_share(worker: &Worker, job: &Arc<Job>, thread: usize) {
     .await;
 }
 
-fn start_thread(job: &Arc<Job>, thread: usize, config: &WorkerConfig, others: &Arc<Others>) {
+/// Starts a thread whose reads treat the page cache as those of `first` do.
+fn start_thread(job: &Arc<Job>, thread: usize, first: &Worker, config: &WorkerConfig, others: &Arc<Others>) {
+    let reads_uncached = first.reads_uncached();
     let ticket = Others::enter(others, job);
     let (own_job, config) = (Arc::clone(job), config.clone());
     let body = move || {
         match Worker::new(&config) {
-            Ok(worker) => worker.block_on(run_share(&worker, &own_job, thread)),
+            Ok(worker) => {
+                let reader = if reads_uncached { worker.reading_uncached() } else { worker.clone() };
+                worker.block_on(run_share(&reader, &own_job, thread));
+            }
             Err(error) => own_job.fail(error.into()),
         }
         drop(ticket);

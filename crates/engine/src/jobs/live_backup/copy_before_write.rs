@@ -38,7 +38,7 @@ pub(super) enum Beneath {
 
 /// A copy of a disk as it was at one moment, while guests change the disk.
 pub(super) struct CopyBeforeWrite {
-    source: Arc<Node>,
+    pub(super) source: Arc<Node>,
     target: Image,
     /// Bytes of the disk at the moment that is copied.
     pub(super) size: u64,
@@ -326,7 +326,8 @@ impl CopyBeforeWrite {
         let start = chunk * self.chunk;
         let len = self.chunk.min(self.size - start);
         let source = Image(self.source.clone());
-        let (read, bufs) = source.read(worker, start, IoBuf::zeroed(len as usize).into()).await;
+        let reader = worker.reading_uncached();
+        let (read, bufs) = source.read(&reader, start, IoBuf::zeroed(len as usize).into()).await;
         read?;
         let written = match (bufs.is_zero(), self.beneath) {
             (true, Beneath::Zeroes) => None,

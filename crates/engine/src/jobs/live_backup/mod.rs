@@ -16,7 +16,7 @@ use crate::{Error, ErrorKind, Format, Image, Result};
 use copy_before_write::{CopyBeforeWrite, CopySetup};
 use std::rc::Rc;
 use std::sync::Arc;
-use zebu_storage::Worker;
+use zebu_storage::{CacheUse, Worker};
 
 /// How a live backup is made.
 #[derive(Debug, Clone)]
@@ -126,6 +126,11 @@ impl LiveBackup {
             done: self.copy.done(),
             copied_for_guests: self.copy.copied_for_guests(),
         }
+    }
+
+    /// The way in which the source's own file is read: nothing of it stays in the page cache that was not there.
+    pub fn source_cache_use(&self) -> CacheUse {
+        self.copy.source.data_file().uncached_reads()
     }
 
     /// Copies everything that guests have not had copied. Afterwards the target, still to be closed, holds the whole

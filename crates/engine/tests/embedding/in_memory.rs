@@ -1,6 +1,7 @@
 //! The whole engine on a disk in memory that a program brought.
 
-use super::{ENGINES, worker};
+use super::ENGINES;
+use super::event_loops::worker;
 use std::process::Command;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
