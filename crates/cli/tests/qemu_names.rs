@@ -300,17 +300,13 @@ fn qemu_nbd_serves_in_the_background_and_lists_what_it_serves() {
     names.run("qemu-io -f qcow2 -c 'read -P 5 0 64k' a.qcow2").ok();
 }
 
-#[test]
-fn qemu_nbd_ends_with_its_last_client_and_keeps_the_image_with_a_temporary_overlay() {
-    if !qemu() {
-        return;
-    }
-    let names = Names::new();
+/// Serves `a.raw` until a client has run `commands`.
+fn serve_raw_once(names: &Names, options: &[&str], commands: &str) {
     let dir = names.dir();
-    names.run("qemu-img create -q -f raw a.raw 1M").ok();
     let socket = dir.join("socket");
     let mut server = Command::new(names.0.path().join("qemu-nbd"))
-        .args(["-s", "-f", "raw", "a.raw", "-k"])
+        .args(options)
+        .args(["-f", "raw", "a.raw", "-k"])
         .arg(&socket)
         .current_dir(&dir)
         .stdin(Stdio::null())
@@ -321,11 +317,44 @@ fn qemu_nbd_ends_with_its_last_client_and_keeps_the_image_with_a_temporary_overl
         assert!(begun.elapsed().as_secs() < 30, "there is no socket");
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    let client =
-        format!("-f raw -c 'write -P 5 0 64k' -c 'read -P 5 0 64k' nbd+unix:///?socket={}", socket.display());
+    let client = format!("-f raw -d unmap {commands} nbd+unix:///?socket={}", socket.display());
     run(OsStr::new("qemu-io"), &client, &dir).ok();
     assert_eq!(server.wait().unwrap().code(), Some(0));
-    assert_eq!(std::fs::read(dir.join("a.raw")).unwrap(), vec![0; 1 << 20]);
+}
+
+#[test]
+fn qemu_nbd_ends_with_its_last_client_and_keeps_the_image_with_a_temporary_overlay() {
+    if !qemu() {
+        return;
+    }
+    let names = Names::new();
+    names.run("qemu-img create -q -f raw a.raw 1M").ok();
+    serve_raw_once(&names, &["-s"], "-c 'write -P 5 0 64k' -c 'read -P 5 0 64k'");
+    assert_eq!(std::fs::read(names.dir().join("a.raw")).unwrap(), vec![0; 1 << 20]);
+}
+
+#[test]
+fn qemu_nbd_gives_space_back_only_where_it_is_told_to() {
+    use std::os::unix::fs::MetadataExt;
+    if !qemu() {
+        return;
+    }
+    let names = Names::new();
+    let image = names.dir().join("a.raw");
+    for (options, commands, is_smaller) in [
+        (&[][..], "-c 'discard 0 512k'", false),
+        (&["--discard=unmap"], "-c 'discard 0 512k'", true),
+        (&["--discard=unmap"], "-c 'write -P 0 0 512k'", false),
+        (&["--discard=unmap", "--detect-zeroes=unmap"], "-c 'write -P 0 0 512k'", true),
+    ] {
+        std::fs::write(&image, vec![7; 1 << 20]).unwrap();
+        std::fs::File::open(&image).unwrap().sync_all().unwrap();
+        let before = image.metadata().unwrap().blocks();
+        serve_raw_once(&names, options, commands);
+        std::fs::File::open(&image).unwrap().sync_all().unwrap();
+        let after = image.metadata().unwrap().blocks();
+        assert_eq!(after < before, is_smaller, "{options:?} {commands}: {before} {after}");
+    }
 }
 
 /// Services limit memory, processor time and descriptors of the programs that they call.

@@ -214,7 +214,7 @@ pub(crate) struct ServeArgs {
     #[arg(value_name = "FILENAME", required = true)]
     filenames: Vec<OsString>,
 
-    /// What standard output is told
+    /// The line on standard output when clients can connect
     #[arg(skip)]
     pub(crate) announce: Announce,
 }
