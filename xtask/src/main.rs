@@ -3,6 +3,7 @@
 mod coverage;
 mod fuzz;
 mod interleave;
+mod iotests;
 mod messages;
 mod miri;
 mod mutants;
@@ -53,6 +54,8 @@ enum Command {
     Messages(messages::MessagesArgs),
     /// Run threads against each other under schedules chosen to hurt
     Interleave(interleave::InterleaveArgs),
+    /// Run tests of QEMU's own suite on zebu under QEMU's names
+    Iotests(iotests::IotestsArgs),
     /// Circles of files that import each other: there shall be none
     Structure,
     /// Run real threads that share an image, and judge what each saw and what a kill leaves
@@ -117,6 +120,7 @@ fn main() -> ExitCode {
             }
             bench::command(&args)
         }
+        Command::Iotests(args) => iotests::command(&args),
         Command::Structure => structure::command(),
         Command::Deny => toolchain::deny(),
         Command::Msrv => toolchain::msrv(),

@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use crate::image_opts::ImageOpts;
 use crate::image_spec::{ForceShare, ImageSpec};
+use crate::json_name::parse_json_name;
 use crate::reference_defaults::allowed_references;
 use crate::remote_names::{image_path, opener};
 use crate::size::size_argument;
@@ -107,6 +108,7 @@ impl ImageArgs {
             },
             aio: None,
             discard: None,
+            detect_zeroes: None,
             called_raw: "-f raw",
             force_share: ForceShare::Missing,
         };
@@ -119,6 +121,12 @@ impl ImageArgs {
                 .and_then(ImageOpts::parse)
                 .and_then(|opts| opts.apply(&mut spec))
                 .map_err(|reason| Failure::opening_name(name, &reason))?;
+        } else if let Some(pairs) = name.to_str().and_then(parse_json_name) {
+            pairs
+                .and_then(|pairs| ImageOpts::from_pairs(&pairs))
+                .and_then(|opts| opts.apply(&mut spec))
+                .map_err(|reason| Failure::opening_name(name, &reason))?;
+            spec.options.format = spec.options.format.or(format);
         } else {
             spec.path = image_path(name).map_err(|reason| Failure::opening_name(name, &reason))?;
         }

@@ -108,7 +108,7 @@ enum Command {
     /// Look at and change a running `zebu serve`, through the socket of its --control
     #[command(after_help = examples::CTL)]
     Ctl(ctl::CtlArgs),
-    /// Make links of the names `qemu-img` and `qemu-io` to this binary
+    /// Make links of the names `qemu-img`, `qemu-io` and `qemu-nbd` to this binary
     ///
     /// Called by such a name, it behaves as that program does: its grammar, its messages, its exit codes.
     #[command(after_help = examples::INSTALL_NAMES)]
@@ -204,6 +204,7 @@ pub(crate) fn main() -> ExitCode {
         },
         Program::QemuImg => qemu_names::qemu_img(arguments),
         Program::QemuIo => qemu_names::qemu_io(arguments),
+        Program::QemuNbd => qemu_names::qemu_nbd(arguments),
     }
 }
 

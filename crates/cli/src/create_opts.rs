@@ -245,9 +245,12 @@ impl CreateOpts {
                 let _ = write!(line, " compat={compat}");
             }
             if let Some((file, format)) = &create.backing {
+                // As it would be given again.
+                let file = file.replace(',', ",,");
                 let _ = write!(line, " backing_file={file} backing_fmt={}", format.name());
             }
             if let Some(file) = &create.data_file {
+                let file = file.replace(',', ",,");
                 let _ = write!(line, " data_file={file}");
             }
             if let Some(raw) = self.data_file_raw {

@@ -21,6 +21,7 @@ pub fn image_options(text: &str, disk: Option<&Path>, options: OpenOptions) -> R
         options,
         aio: None,
         discard: None,
+        detect_zeroes: None,
         called_raw: "",
         force_share: ForceShare::Offered,
     };

@@ -5,13 +5,14 @@
 use crate::image_spec::ImageSpec;
 use crate::keyval::{parse_keyval, parse_size_value, parse_switch};
 use crate::nbd_opts::NbdOpts;
+use crate::program;
 use crate::remote_names::image_path;
 use crate::values::{
     Aio, Discard, aio_argument, discard_argument, format_argument, slice_size_argument, zero_policy_argument,
 };
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use zebu::{Access, CacheMode, ExtentIndex, Format, Sharing, ZeroPolicy};
+use zebu::{Access, CacheMode, ExtentIndex, Format, Sharing, ZeroMode, ZeroPolicy};
 
 /// The pairs of one image, understood.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -34,6 +35,16 @@ pub(crate) struct ImageOpts {
     backing_format: Option<Format>,
     nbd: NbdOpts,
     nbd_backing: NbdOpts,
+    /// The disk is shown as if the image named no backing file.
+    without_backing: bool,
+    /// `cache-size`, `l2-cache-size` and `refcount-cache-size`, under QEMU's names.
+    cache_sizes: [Option<u64>; 3],
+    /// `overlap-check` and `overlap-check.template`, under QEMU's names.
+    overlap_check: [Option<String>; 2],
+    /// No lock is taken (`locking=off`).
+    unlocked: bool,
+    /// Zeroes in writes are zeroed, in this way.
+    detect_zeroes: Option<ZeroMode>,
     /// Files whose driver is named: their names are paths, whatever they look like.
     plain: Vec<NamedFile>,
 }
@@ -65,10 +76,37 @@ const REFUSED: &[(&str, &str)] = &[
     ("auto-read-only", "an image is opened as the command needs it"),
 ];
 
+/// Values of `overlap-check`.
+const OVERLAP_CHECKS: [&str; 4] = ["none", "constant", "cached", "all"];
+/// Parts of the overlap check that QEMU can switch on and off.
+const OVERLAP_PARTS: [&str; 9] = [
+    "main-header",
+    "active-l1",
+    "active-l2",
+    "refcount-table",
+    "refcount-block",
+    "snapshot-table",
+    "inactive-l1",
+    "inactive-l2",
+    "bitmap-directory",
+];
+/// QEMU counts clusters of the refcount cache in 31 bits; the smallest has 512 bytes.
+const MAX_REFCOUNT_CACHE: u64 = 1 << 40;
+
+/// A switch, refused in QEMU's words.
+fn qemu_switch(key: &str, value: &str) -> Result<bool, String> {
+    parse_switch(key, value).map_err(|_| format!("Parameter '{key}' expects 'on' or 'off'"))
+}
+
 impl ImageOpts {
     /// Reads the pairs. The error names the key and says what is wrong with it.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let opts = Self::parse_pairs(text)?;
+        Self::from_pairs(&parse_keyval(text).map_err(|error| error.to_string())?)
+    }
+
+    /// Reads pairs that were taken apart already.
+    pub(crate) fn from_pairs(pairs: &[(String, String)]) -> Result<Self, String> {
+        let opts = Self::read(pairs)?;
         if opts.filename.is_none() {
             return Err("A file must be specified: add file.filename=NAME".to_owned());
         }
@@ -77,16 +115,15 @@ impl ImageOpts {
 
     /// Reads the pairs for a file that is known already.
     pub(crate) fn parse_for(text: &str, file: &Path) -> Result<Self, String> {
-        let mut opts = Self::parse_pairs(text)?;
+        let mut opts = Self::read(&parse_keyval(text).map_err(|error| error.to_string())?)?;
         set_once(&mut opts.filename, "file.filename", file.to_owned())?;
         Ok(opts)
     }
 
-    fn parse_pairs(text: &str) -> Result<Self, String> {
-        let pairs = parse_keyval(text).map_err(|error| error.to_string())?;
+    fn read(pairs: &[(String, String)]) -> Result<Self, String> {
         let mut opts = Self::default();
-        for (key, value) in &pairs {
-            opts.set(key, value)?;
+        for (key, value) in without_idle_raw(pairs) {
+            opts.set(&key, &value)?;
         }
         for (nbd, key, slot, file) in [
             (std::mem::take(&mut opts.nbd), "file.filename", &mut opts.filename, NamedFile::Image),
@@ -102,6 +139,7 @@ impl ImageOpts {
                 opts.plain.push(file);
             }
         }
+        opts.check_cache_sizes()?;
         for (file, key, path) in [
             (NamedFile::Image, "file.filename", &mut opts.filename),
             (NamedFile::DataFile, "data-file.filename", &mut opts.data_file),
@@ -121,6 +159,9 @@ impl ImageOpts {
     }
 
     fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
+        if program::called().is_qemu() && self.set_as_qemu(key, value)? {
+            return Ok(());
+        }
         match key {
             "driver" => match value {
                 "file" | "host_device" => {
@@ -177,7 +218,10 @@ impl ImageOpts {
             "zero-policy" => self.zero_policy = Some(zero_policy_argument(value)?),
             "aio" | "file.aio" => self.aio = Some(aio_argument(value)?),
             "discard" | "file.discard" => self.discard = Some(discard_argument(value)?),
-            "data-file.filename" => set_once(&mut self.data_file, key, PathBuf::from(value))?,
+            "backing" if value.is_empty() => self.without_backing = true,
+            "data-file.filename" | "data-file.file.filename" => {
+                set_once(&mut self.data_file, key, PathBuf::from(value))?;
+            }
             "backing.driver" => self.backing_format = Some(format_argument(value)?),
             "backing.filename" | "backing.file.filename" => {
                 set_once(&mut self.backing_file, key, PathBuf::from(value))?;
@@ -199,6 +243,90 @@ impl ImageOpts {
             return self.nbd_backing.take(key, value);
         }
         self.nbd.take(key.strip_prefix("file.").unwrap_or(key), value)
+    /// Reads a key that QEMU's programs have and zebu's own names refuse. It is checked as QEMU does; that these have no
+    /// effect here, the guide says. True if it was one.
+    fn set_as_qemu(&mut self, key: &str, value: &str) -> Result<bool, String> {
+        match key {
+            "lazy-refcounts"
+            | "pass-discard-snapshot"
+            | "pass-discard-other"
+            | "discard-no-unref"
+            | "auto-read-only"
+            | "file.auto-read-only" => drop(qemu_switch(key, value)?),
+            "pass-discard-request" => {
+                let mode = if qemu_switch(key, value)? { Discard::Unmap } else { Discard::Ignore };
+                self.discard = Some(mode);
+            }
+            "read-only" | "force-share" | "cache.direct" | "cache.no-flush" => {
+                qemu_switch(key, value)?;
+                return Ok(false);
+            }
+            "node-name" | "file.node-name" | "backing.node-name" | "backing.file.node-name" => {}
+            "file.locking" | "locking" => match value {
+                "auto" | "on" => {}
+                "off" => self.unlocked = true,
+                _ => return Err(format!("Parameter '{key}' does not accept value '{value}'")),
+            },
+            "detect-zeroes" => match value {
+                "off" => {}
+                "on" => self.detect_zeroes = Some(ZeroMode::Keep),
+                "unmap" => self.detect_zeroes = Some(ZeroMode::Unmap),
+                _ => return Err(format!("Parameter '{key}' does not accept value '{value}'")),
+            },
+            "cache-size" => self.cache_sizes[0] = Some(parse_size_value(key, value)?),
+            "l2-cache-size" => self.cache_sizes[1] = Some(parse_size_value(key, value)?),
+            "refcount-cache-size" => {
+                let bytes = parse_size_value(key, value)?;
+                if bytes >= MAX_REFCOUNT_CACHE {
+                    return Err("Refcount cache size too big".to_owned());
+                }
+                self.cache_sizes[2] = Some(bytes);
+            }
+            "overlap-check" | "overlap-check.template" => {
+                if !OVERLAP_CHECKS.contains(&value) {
+                    return Err(format!(
+                        "Unsupported value '{value}' for qcow2 option 'overlap-check'. Allowed are any of the following: {}",
+                        OVERLAP_CHECKS.join(", ")
+                    ));
+                }
+                self.overlap_check[usize::from(key != "overlap-check")] = Some(value.to_owned());
+                if let [Some(check), Some(template)] = &self.overlap_check
+                    && check != template
+                {
+                    return Err(format!(
+                        "Conflicting values for qcow2 options 'overlap-check' ('{check}') and 'overlap-check.template' \
+                         ('{template}')"
+                    ));
+                }
+            }
+            _ => match key.strip_prefix("overlap-check.") {
+                Some(part) if OVERLAP_PARTS.contains(&part) => drop(qemu_switch(key, value)?),
+                _ => return Ok(false),
+            },
+        }
+        Ok(true)
+    }
+
+    /// The budget of all caches, of the three sizes that QEMU has.
+    fn check_cache_sizes(&mut self) -> Result<(), String> {
+        match self.cache_sizes {
+            [Some(_), Some(_), Some(_)] => {
+                return Err(
+                    "cache-size, l2-cache-size and refcount-cache-size may not be set at the same time"
+                        .to_owned(),
+                );
+            }
+            [Some(all), Some(l2), _] if l2 > all => {
+                return Err("l2-cache-size may not exceed cache-size".to_owned());
+            }
+            [Some(all), _, Some(refcounts)] if refcounts > all => {
+                return Err("refcount-cache-size may not exceed cache-size".to_owned());
+            }
+            [Some(all), ..] => self.cache_size = Some(all),
+            [None, Some(l2), refcounts] => self.cache_size = Some(l2.saturating_add(refcounts.unwrap_or(0))),
+            [None, None, _] => {}
+        }
+        Ok(())
     }
 
     /// Puts what was given over what the command wants.
@@ -215,7 +343,12 @@ impl ImageOpts {
             }
             options.access = Access::ReadOnly;
         }
-        if self.force_share {
+        if self.unlocked && options.access == Access::ReadWrite {
+            return Err(
+                "Parameter 'locking=off' is for reading only: two writers destroy an image".to_owned()
+            );
+        }
+        if self.force_share || self.unlocked {
             if options.access == Access::ReadWrite {
                 return Err("Parameter 'force-share=on' is for reading only".to_owned());
             }
@@ -229,12 +362,36 @@ impl ImageOpts {
         options.data_file = self.data_file.or(options.data_file.take());
         if let Some(path) = self.backing_file {
             options.backing = Some((path, self.backing_format));
+        } else if self.without_backing {
+            options.backing = Some((PathBuf::new(), None));
         }
         spec.called_raw = "driver=raw";
         spec.aio = self.aio.or(spec.aio);
         spec.discard = self.discard.or(spec.discard);
+        spec.detect_zeroes = self.detect_zeroes.or(spec.detect_zeroes);
         Ok(())
     }
+}
+
+/// The pairs where `file.driver=raw` stands for the file below it: a raw node without offset and size changes nothing.
+fn without_idle_raw(pairs: &[(String, String)]) -> Vec<(String, String)> {
+    let mut pairs = pairs.to_vec();
+    for _ in 0..pairs.len() {
+        let is_raw = pairs.iter().any(|(key, value)| key == "file.driver" && value == "raw");
+        let is_plain = pairs.iter().all(|(key, _)| {
+            key.strip_prefix("file.").is_none_or(|below| below == "driver" || below.starts_with("file."))
+        });
+        if !is_raw || !is_plain {
+            break;
+        }
+        pairs.retain(|(key, _)| key != "file.driver");
+        for (key, _) in &mut pairs {
+            if let Some(below) = key.strip_prefix("file.file.") {
+                *key = format!("file.{below}");
+            }
+        }
+    }
+    pairs
 }
 
 fn set_once<T>(slot: &mut Option<T>, key: &str, value: T) -> Result<(), String> {
@@ -273,6 +430,7 @@ mod tests {
             options: OpenOptions { access, ..OpenOptions::default() },
             aio: None,
             discard: None,
+            detect_zeroes: None,
             called_raw: "driver=raw",
             force_share: ForceShare::Missing,
         }

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::values::{Aio, Discard};
 use std::path::PathBuf;
-use zebu::{Access, ErrorKind, OpenOptions};
+use zebu::{Access, ErrorKind, OpenOptions, ZeroMode};
 
 /// How a command opens one image, once everything on the command line has been looked at.
 #[derive(Debug, Clone)]
@@ -16,6 +16,8 @@ pub(crate) struct ImageSpec {
     pub(crate) aio: Option<Aio>,
     /// The treatment of discards, from the image options.
     pub(crate) discard: Option<Discard>,
+    /// How zeroes in writes are zeroed, if they are looked for.
+    pub(crate) detect_zeroes: Option<ZeroMode>,
     /// How the command line says that the image is raw.
     pub(crate) called_raw: &'static str,
     /// Whether the command can read the image without locks.

@@ -13,13 +13,15 @@ pub(crate) enum Program {
     QemuImg,
     /// `qemu-io`.
     QemuIo,
+    /// `qemu-nbd`.
+    QemuNbd,
 }
 
 static CALLED: OnceLock<Program> = OnceLock::new();
 
 impl Program {
     /// All names that a link to the binary can have, but its own.
-    pub(crate) const LINKS: [Program; 2] = [Program::QemuImg, Program::QemuIo];
+    pub(crate) const LINKS: [Program; 3] = [Program::QemuImg, Program::QemuIo, Program::QemuNbd];
 
     /// Program that is called by `path`: the file's name counts.
     pub(crate) fn by_path(path: &OsStr) -> Self {
@@ -33,6 +35,7 @@ impl Program {
             Program::Zebu => "zebu",
             Program::QemuImg => "qemu-img",
             Program::QemuIo => "qemu-io",
+            Program::QemuNbd => "qemu-nbd",
         }
     }
 
@@ -61,6 +64,7 @@ mod tests {
         for (path, program) in [
             ("/usr/local/bin/qemu-img", Program::QemuImg),
             ("qemu-io", Program::QemuIo),
+            ("bin/qemu-nbd", Program::QemuNbd),
             ("./zebu", Program::Zebu),
             ("qemu-img.real", Program::Zebu),
             ("", Program::Zebu),

@@ -3,8 +3,10 @@
 use crate::arguments::EngineArgs;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
+use crate::output::printable::printable;
 use crate::output::stderr;
 use crate::remote_names;
+use crate::program::{self, Program};
 use crate::values::Aio;
 use crate::watch::{ProgressMode, Watch};
 use std::future::Future;
@@ -13,7 +15,7 @@ use std::task::Poll;
 use std::time::Duration;
 use zebu::jobs::Cancel;
 use zebu::storage::{Worker, WorkerConfig, WorkerKind};
-use zebu::{Access, Image};
+use zebu::{Access, Chain, Format, Image, OpenOptions, Purpose, Sharing};
 
 /// How often work that can't look at a switch itself is asked whether it was cancelled.
 const CANCEL_POLL: Duration = Duration::from_millis(50);
@@ -64,9 +66,49 @@ impl Session {
 
     /// Opens an image; the failure names it.
     pub(crate) fn open(&self, spec: &ImageSpec) -> Result<Image, Failure> {
+        if spec.detect_zeroes.is_some() && spec.options.access == Access::ReadWrite {
+            return Err(Failure::opening_name(
+                spec.path.as_os_str(),
+                "Parameter 'detect-zeroes' is not supported by this command",
+            ));
+        }
+        let mut options = spec.options.clone();
+        if program::called().is_qemu() {
+            self.guess_raw(spec, &mut options);
+        }
         self.worker
-            .block_on(Image::open(&self.worker, &spec.path, &spec.options))
+            .block_on(Image::open(&self.worker, &spec.path, &options))
             .map_err(|error| spec.failure(&error))
+    }
+
+    /// Takes a file that looks like no image for raw where nobody named the format, and warns, as QEMU's programs do. Not
+    /// for qemu-nbd: its clients could write a header that is taken for another format the next time.
+    fn guess_raw(&self, spec: &ImageSpec, options: &mut OpenOptions) {
+        let is_asked = options.format.is_none() && options.access == Access::ReadWrite;
+        if !is_asked || program::called() == Program::QemuNbd {
+            return;
+        }
+        let reading = OpenOptions {
+            access: Access::ReadOnly,
+            sharing: Sharing::Unlocked,
+            chain: Chain::TopOnly,
+            purpose: Purpose::Inspect,
+            ..options.clone()
+        };
+        let guessed = self.worker.block_on(async {
+            let image = Image::open(&self.worker, &spec.path, &reading).await.ok()?;
+            let format = image.format();
+            let _ = image.close(&self.worker).await;
+            Some(format)
+        });
+        if guessed == Some(Format::Raw) {
+            stderr::warn(&format!(
+                "WARNING: Image format was not specified for '{}' and probing guessed raw.\n         Specify the 'raw' \
+                 format explicitly (-f raw): it may be taken for another one next time.",
+                printable(&spec.path.to_string_lossy())
+            ));
+            options.format = Some(Format::Raw);
+        }
     }
 
     /// Runs `work` with an open image and closes it, whether or not `work` succeeded. Of two failures the first is

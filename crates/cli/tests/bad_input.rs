@@ -385,7 +385,7 @@ fn names_with_a_protocol_are_no_local_files() {
     scratch.zebu(&words("create -q -f qcow2 a.qcow2 1M")).ok();
     scratch.zebu(&words("create -q -f qcow2 -b a.qcow2 -F qcow2 top.qcow2")).ok();
     scratch.zebu(&words("bitmap --add top.qcow2 one")).ok();
-    let names = ["rbd:image", "ssh:x", "iscsi:x", "json:{}", "http://host/x", "nosuch:file"];
+    let names = ["rbd:image", "ssh:x", "iscsi:x", "http://host/x", "nosuch:file"];
     for name in names {
         let protocol = name.split(':').next().unwrap();
         // A file of that name is no reason to open it.
@@ -478,4 +478,25 @@ fn the_protocol_of_files_is_left_out() {
         names
     };
     assert_eq!(names(&ours), names(&theirs));
+}
+
+#[test]
+fn names_in_json_lead_to_no_file_of_that_name() {
+    let scratch = Scratch::new();
+    scratch.zebu(&words("create -q -f qcow2 a.qcow2 1M")).ok();
+    for (name, told) in [
+        ("json:{}", "A file must be specified"),
+        ("json:{", "Could not parse the JSON options"),
+        ("json:[]", "Invalid JSON object given"),
+        ("json:{\"driver\":\"nbd\"}", "nbd"),
+        ("json:{\"file.filename\":\"a.qcow2\",\"nosuch\":1}", "'nosuch'"),
+        ("json:{\"file.filename\":{\"a\":1}}", "'file.filename.a'"),
+    ] {
+        scratch.write(name, b"something");
+        scratch.zebu(&["info", name]).fails_naming(1, &[told]);
+        scratch.zebu(&["convert", "a.qcow2", name]).fails_naming(1, &["protocol 'json'"]);
+        assert_eq!(scratch.read(name), b"something");
+    }
+    let name = "json:{\"driver\":\"qcow2\",\"file\":{\"driver\":\"file\",\"filename\":\"a.qcow2\"},\"backing\":null}";
+    assert_eq!(scratch.zebu(&["info", "--output=json", name]).ok().json()["virtual-size"], 1 << 20);
 }

@@ -76,7 +76,9 @@ fn words(line: &str) -> Vec<String> {
 #[test]
 fn scripts_find_the_version_that_they_look_for() {
     let names = Names::new();
-    for (program, option) in [("qemu-img", "--version"), ("qemu-img", "-V"), ("qemu-io", "--version")] {
+    for (program, option) in
+        [("qemu-img", "--version"), ("qemu-img", "-V"), ("qemu-io", "--version"), ("qemu-nbd", "-V")]
+    {
         let ran = names.run(&format!("{program} {option}")).ok();
         assert!(ran.stdout.starts_with(&format!("{program} version 10.2.2 (zebu ")), "{ran:?}");
     }
@@ -166,4 +168,225 @@ fn the_environment_widens_what_an_image_may_name() {
     let (code, message) = map(Some("everything".to_owned()));
     assert_eq!(code, Some(1));
     assert!(message.contains("ZEBU_ALLOW_REFS: 'everything': expected none, local"), "{message}");
+}
+
+/// A command line of `qemu_calls.txt`.
+struct Call<'a> {
+    program: &'a str,
+    arguments: String,
+    /// Its result, if it makes or changes an image.
+    image: Option<&'a str>,
+}
+
+fn calls<'a>(text: &'a str, dir: &Path) -> Vec<Call<'a>> {
+    let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines
+        .map(|line| {
+            let (_, call) = line.split_once(": ").unwrap();
+            let (call, image) =
+                call.split_once(" => ").map_or((call, None), |(call, image)| (call, Some(image)));
+            let (program, arguments) = call.split_once(' ').unwrap_or((call, ""));
+            Call { program, arguments: arguments.replace("$PWD", dir.to_str().unwrap()), image }
+        })
+        .collect()
+}
+
+/// The JSON of a report, without what depends on how the file system keeps a file, and on where its end lies.
+fn report(stdout: &str) -> serde_json::Value {
+    fn leave_out(value: &mut serde_json::Value) {
+        match value {
+            serde_json::Value::Object(members) => {
+                for key in ["actual-size", "image-end-offset", "offset", "date-sec", "date-nsec", "children"]
+                {
+                    members.remove(key);
+                }
+                // The directories differ.
+                for key in ["filename", "full-backing-filename", "backing-filename"] {
+                    if let Some(name) = members.get_mut(key) {
+                        let text = name.as_str().unwrap_or_default();
+                        *name = text.rsplit('/').next().unwrap_or_default().into();
+                    }
+                }
+                members.values_mut().for_each(leave_out);
+            }
+            serde_json::Value::Array(items) => items.iter_mut().for_each(leave_out),
+            _ => {}
+        }
+    }
+    let mut value = serde_json::from_str(stdout).unwrap_or_default();
+    leave_out(&mut value);
+    value
+}
+
+#[test]
+fn callers_get_what_they_get_from_qemu() {
+    if !qemu() {
+        return;
+    }
+    let names = Names::new();
+    let dirs = [names.dir(), names.0.path().join("qemu")];
+    for dir in &dirs {
+        for below in ["images", "instances", "100"] {
+            std::fs::create_dir_all(dir.join(below)).unwrap();
+        }
+    }
+    let text = include_str!("qemu_calls.txt");
+    let mut differences = Vec::new();
+    for (ours, theirs) in calls(text, &dirs[0]).iter().zip(calls(text, &dirs[1])) {
+        let line = format!("{} {}", ours.program, ours.arguments);
+        let program = names.0.path().join(ours.program);
+        let mine = run(program.as_os_str(), &ours.arguments, &dirs[0]);
+        let expected = run(OsStr::new(theirs.program), &theirs.arguments, &dirs[1]);
+        if mine.code != expected.code {
+            differences.push(format!("{line}: {mine:#?} {expected:#?}"));
+            continue;
+        }
+        if line.contains("--out") && report(&mine.stdout) != report(&expected.stdout) {
+            differences.push(format!("{line}: {}\n{}", mine.stdout, expected.stdout));
+        }
+        if let Some(image) = ours.image {
+            let pair = dirs.each_ref().map(|dir| format!("'{}'", dir.join(image).display())).join(" ");
+            let compared = run(OsStr::new("qemu-img"), &format!("compare {pair}"), &dirs[1]);
+            if compared.code != Some(0) {
+                differences.push(format!("{line}: the disks of {image} differ: {compared:#?}"));
+            }
+        }
+    }
+    assert!(differences.is_empty(), "{} lines differ:\n{}", differences.len(), differences.join("\n"));
+}
+
+/// Ends a server by its number when the test ends, if it has not ended.
+struct Ended(PathBuf);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        if let Ok(number) = std::fs::read_to_string(&self.0) {
+            let _ = Command::new("kill").arg(number.trim()).status();
+        }
+    }
+}
+
+#[test]
+fn qemu_nbd_serves_in_the_background_and_lists_what_it_serves() {
+    if !qemu() {
+        return;
+    }
+    let names = Names::new();
+    let dir = names.dir();
+    names.run("qemu-img create -q -f qcow2 a.qcow2 1M").ok();
+    let (socket, number) = (dir.join("socket"), dir.join("number"));
+    let _ended = Ended(number.clone());
+    let serve = format!(
+        "qemu-nbd -t --fork --pid-file={} -k {} -x name -D text -f qcow2 a.qcow2",
+        number.display(),
+        socket.display()
+    );
+    let ran = names.run(&serve).ok();
+    assert_eq!((ran.stdout.as_str(), ran.stderr.as_str()), ("", ""));
+    let list = format!("-L -k {}", socket.display());
+    let ours = names.run(&format!("qemu-nbd {list}")).ok();
+    assert_eq!(ours, run(OsStr::new("qemu-nbd"), &list, &dir).ok());
+    let uri = format!("nbd+unix:///name?socket={}", socket.display());
+    run(OsStr::new("qemu-io"), &format!("-f raw -c 'write -P 5 0 64k' {uri}"), &dir).ok();
+    let process = std::fs::read_to_string(&number).unwrap();
+    assert!(Command::new("kill").arg(process.trim()).status().unwrap().success());
+    let begun = std::time::Instant::now();
+    while Path::new("/proc").join(process.trim()).exists() {
+        assert!(begun.elapsed().as_secs() < 30, "the server does not end");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    std::fs::remove_file(&number).unwrap();
+    assert!(!socket.exists());
+    names.run("qemu-io -f qcow2 -c 'read -P 5 0 64k' a.qcow2").ok();
+}
+
+/// Serves `a.raw` until a client has run `commands`.
+fn serve_raw_once(names: &Names, options: &[&str], commands: &str) {
+    let dir = names.dir();
+    let socket = dir.join("socket");
+    let mut server = Command::new(names.0.path().join("qemu-nbd"))
+        .args(options)
+        .args(["-f", "raw", "a.raw", "-k"])
+        .arg(&socket)
+        .current_dir(&dir)
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    let begun = std::time::Instant::now();
+    while !socket.exists() {
+        assert!(begun.elapsed().as_secs() < 30, "there is no socket");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let client = format!("-f raw -d unmap {commands} nbd+unix:///?socket={}", socket.display());
+    run(OsStr::new("qemu-io"), &client, &dir).ok();
+    assert_eq!(server.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn qemu_nbd_ends_with_its_last_client_and_keeps_the_image_with_a_temporary_overlay() {
+    if !qemu() {
+        return;
+    }
+    let names = Names::new();
+    names.run("qemu-img create -q -f raw a.raw 1M").ok();
+    serve_raw_once(&names, &["-s"], "-c 'write -P 5 0 64k' -c 'read -P 5 0 64k'");
+    assert_eq!(std::fs::read(names.dir().join("a.raw")).unwrap(), vec![0; 1 << 20]);
+}
+
+#[test]
+fn qemu_nbd_gives_space_back_only_where_it_is_told_to() {
+    use std::os::unix::fs::MetadataExt;
+    if !qemu() {
+        return;
+    }
+    let names = Names::new();
+    let image = names.dir().join("a.raw");
+    for (options, commands, is_smaller) in [
+        (&[][..], "-c 'discard 0 512k'", false),
+        (&["--discard=unmap"], "-c 'discard 0 512k'", true),
+        (&["--discard=unmap"], "-c 'write -P 0 0 512k'", false),
+        (&["--discard=unmap", "--detect-zeroes=unmap"], "-c 'write -P 0 0 512k'", true),
+    ] {
+        std::fs::write(&image, vec![7; 1 << 20]).unwrap();
+        std::fs::File::open(&image).unwrap().sync_all().unwrap();
+        let before = image.metadata().unwrap().blocks();
+        serve_raw_once(&names, options, commands);
+        std::fs::File::open(&image).unwrap().sync_all().unwrap();
+        let after = image.metadata().unwrap().blocks();
+        assert_eq!(after < before, is_smaller, "{options:?} {commands}: {before} {after}");
+    }
+}
+
+/// Services limit memory, processor time and descriptors of the programs that they call.
+#[test]
+fn programs_run_within_the_limits_of_services() {
+    let names = Names::new();
+    let limited = |limits: &str, line: &str| {
+        run(OsStr::new("prlimit"), &format!("{limits} -- {}/{line}", names.0.path().display()), &names.dir())
+    };
+    for limits in ["--as=1073741824 --cpu=30", "--nofile=64", "--nofile=32 --memlock=0"] {
+        for line in [
+            "qemu-img create -q -f qcow2 a.qcow2 64T",
+            "qemu-io -f qcow2 -c 'write -P 1 1T 64k' a.qcow2",
+            "qemu-img info --output=json a.qcow2",
+            "qemu-img convert -f qcow2 -O qcow2 a.qcow2 b.qcow2",
+            "qemu-img check b.qcow2",
+            "qemu-img compare a.qcow2 b.qcow2",
+        ] {
+            let ran = limited(limits, line);
+            assert_eq!(ran.code, Some(0), "{limits} {line}: {ran:#?}");
+        }
+    }
+}
+
+#[test]
+fn programs_run_with_their_standard_descriptors_closed() {
+    let names = Names::new();
+    names.run("qemu-img create -q -f qcow2 a.qcow2 1M").ok();
+    for line in ["convert -f qcow2 -O raw a.qcow2 b.raw", "check -q a.qcow2", "resize -q a.qcow2 2M"] {
+        let script = format!("exec {}/qemu-img {line} <&- >&- 2>&-", names.0.path().display());
+        let status = Command::new("sh").args(["-c", &script]).current_dir(names.dir()).status().unwrap();
+        assert_eq!(status.code(), Some(0), "{line}");
+    }
+    assert_eq!(std::fs::read(names.dir().join("b.raw")).unwrap(), vec![0; 1 << 20]);
 }

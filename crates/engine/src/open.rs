@@ -316,7 +316,7 @@ async fn open_foreign(
     }
     let names = parse_from(worker, &files, None, |pages| extent_files(format, pages)).await?;
     for name in names {
-        let (extent, _) = refs::open(path, &name, Role::Extent, &options.refs, &flags(options))?;
+        let (extent, _) = refs::open(path, &name, Role::Extent, options, &flags(options))?;
         files.push(extent);
     }
     let disk = parse_from(worker, &files, None, |pages| Disk::open(format, pages)).await?;
@@ -327,11 +327,11 @@ async fn open_foreign(
 fn parent_of(
     link: &Link,
     foreign: &ForeignImage,
-    refs: &RefPolicy,
+    options: &OpenOptions,
     flags: &OpenFlags,
 ) -> Result<Option<Next>> {
     let Some(parent) = foreign.disk().parent() else { return Ok(None) };
-    let (file, path) = refs::open(&link.path, &parent.name, Role::BackingFile, refs, flags)?;
+    let (file, path) = refs::open(&link.path, &parent.name, Role::BackingFile, options, flags)?;
     let format = match parent.format {
         ParentFormat::Same => Some(Format::Foreign(foreign.disk().format())),
         ParentFormat::Raw => Some(Format::Raw),
@@ -407,7 +407,7 @@ fn next_in_chain(link: &Link, top: &OpenOptions, access: Access) -> Result<Optio
         return Ok(Some(Next { file, path: path.clone(), format: *format }));
     }
     if let Some(foreign) = &link.foreign {
-        return parent_of(link, foreign, &top.refs, &flags);
+        return parent_of(link, foreign, top, &flags);
     }
     let Some(header) = link.parsed.as_ref().map(Parsed::header) else { return Ok(None) };
     let Some(name) = header.backing_file() else { return Ok(None) };

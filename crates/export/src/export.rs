@@ -6,11 +6,21 @@ use crate::nbd::MAX_NAME;
 use crate::stop::Stop;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use zebu::storage::Worker;
-use zebu::{Access, Format, Image};
+use zebu::{Access, Format, Image, ZeroMode};
 
 /// A server that tells clients of a new size.
 pub(crate) trait SizeWatcher: std::fmt::Debug + Send + Sync {
     fn size_changed(&self);
+}
+
+/// Treatment of clients' requests to give space back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Discards {
+    /// The image gives the space back.
+    #[default]
+    Unmap,
+    /// The space stays allocated: a trim does nothing, and zeroing keeps it.
+    Ignore,
 }
 
 /// An image under a name.
@@ -23,6 +33,8 @@ pub struct Export {
     cache_is_of_use: bool,
     zeroes_fast: bool,
     bitmaps: Vec<String>,
+    discards: Discards,
+    zero_detection: Option<ZeroMode>,
     metrics: ExportMetrics,
     watchers: Mutex<Vec<Weak<dyn SizeWatcher>>>,
     /// Thrown when it is closed by a fault.
@@ -51,6 +63,8 @@ impl Export {
             cache_is_of_use: true,
             zeroes_fast,
             bitmaps: Vec::new(),
+            discards: Discards::Unmap,
+            zero_detection: None,
             metrics: ExportMetrics::default(),
             watchers: Mutex::default(),
             closed: Stop::default(),
@@ -74,6 +88,18 @@ impl Export {
     /// With persistent dirty bitmaps of the image, which clients may look at.
     pub fn with_bitmaps(mut self, names: impl IntoIterator<Item = String>) -> Self {
         self.bitmaps = names.into_iter().collect();
+        self
+    }
+
+    /// With this treatment of trims over NBD.
+    pub fn with_discards(mut self, discards: Discards) -> Self {
+        self.discards = discards;
+        self
+    }
+
+    /// Has writes over NBD that consist of zeroes become zeroing, in this way.
+    pub fn with_zero_detection(mut self, mode: ZeroMode) -> Self {
+        self.zero_detection = Some(mode);
         self
     }
 
@@ -132,6 +158,16 @@ impl Export {
     /// Names of the bitmaps that clients may look at.
     pub fn bitmaps(&self) -> &[String] {
         &self.bitmaps
+    }
+
+    /// Treatment of trims.
+    pub fn discards(&self) -> Discards {
+        self.discards
+    }
+
+    /// How writes of zeroes are zeroed, if they are looked for.
+    pub fn zero_detection(&self) -> Option<ZeroMode> {
+        self.zero_detection
     }
 
     /// Counters of the clients' requests.

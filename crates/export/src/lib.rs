@@ -50,7 +50,7 @@ mod test_wait;
 pub mod vhost;
 
 pub use error::ExportError;
-pub use export::{Export, Exports};
+pub use export::{Discards, Export, Exports};
 pub use log::{Level, Log};
 pub use memory_budget::{DEFAULT_MEMORY, MIN_MEMORY, MemoryBudget, Reserved};
 pub use pool::{PoolConfig, WorkerPool};

@@ -4,6 +4,7 @@ use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::output::{check as report_text, stdout};
+use crate::program;
 use crate::session::Session;
 use crate::values::{OutputFormat, caches, formats};
 use crate::watch::{ProgressArg, Watch};
@@ -18,6 +19,9 @@ const EXIT_NOT_SUPPORTED: u8 = 63;
 
 /// Most bytes that counting takes if --cache-size doesn't say otherwise.
 const DEFAULT_MEMORY: usize = 256 << 20;
+
+/// Findings that are told under QEMU's names, whose programs tell of all.
+const QEMU_FINDINGS: usize = 100_000;
 
 /// Arguments of `zebu check`.
 #[derive(Debug, clap::Args)]
@@ -101,6 +105,11 @@ pub(crate) fn run(args: &CheckArgs) -> Result<u8, Failure> {
             .options
             .cache_size
             .map_or(DEFAULT_MEMORY, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
+        max_findings: if program::called().is_qemu() {
+            QEMU_FINDINGS
+        } else {
+            CheckOptions::default().max_findings
+        },
         control: watch.control(),
         ..CheckOptions::default()
     };

@@ -9,6 +9,7 @@ use crate::output::info_json::{Fragmentation, ImageNode};
 use crate::output::verdict::{VerdictNode, verdict_text};
 use crate::output::{json, stdout};
 use crate::remote_names::is_remote;
+use crate::program;
 use crate::session::Session;
 use crate::values::{OutputFormat, formats};
 use std::ffi::OsString;
@@ -65,7 +66,11 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8, Failure> {
         return assess(&session, &spec, args.output);
     }
     let fragmentation = args.fragmentation.then(|| walk(&session, spec.clone())).transpose()?;
-    let infos = if args.backing_chain { chain(&session, spec)? } else { vec![inspect(&session, spec)?] };
+    let infos = if args.backing_chain {
+        chain(&session, spec).map_err(loop_alone)?
+    } else {
+        vec![inspect(&session, spec)?]
+    };
     let of_first = |index: usize| fragmentation.filter(|_| index == 0);
     let text = match args.output {
         OutputFormat::Human => {
@@ -128,6 +133,18 @@ fn chain(session: &Session, spec: ImageSpec) -> Result<Vec<ImageInfo>, Failure> 
         }
         Ok(infos)
     })
+}
+
+/// The failure in the words of qemu-img, which tells of a loop without naming the image again.
+fn loop_alone(failure: Failure) -> Failure {
+    let told = failure
+        .message
+        .as_deref()
+        .filter(|text| program::called().is_qemu() && text.ends_with("' creates an infinite loop."));
+    match told.and_then(|text| text.rfind("Backing file '").map(|at| text[at..].to_owned())) {
+        Some(message) => Failure::new(message),
+        None => failure,
+    }
 }
 
 /// Walks the mapping of the image alone, without its backing files.

@@ -6,6 +6,7 @@ use crate::image_spec::ImageSpec;
 use crate::output::printable::printable;
 use crate::output::stdout;
 use crate::remote_names::is_remote;
+use crate::program;
 use crate::serve::accept::Door;
 use crate::serve::address::{
     Address, Bound, SocketAccess, SocketFile, bind_unix, group_argument, mode_argument, numbered_path,
@@ -18,7 +19,7 @@ use crate::serve::{control, descriptors, isolate, metrics, sandbox};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
-use crate::values::{caches, formats};
+use crate::values::{Discard, caches, discard_argument, formats};
 use futures_util::future::Either;
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -31,16 +32,19 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 use zebu::storage::{Background, Worker, WorkerKind};
-use zebu::{Access, CacheMode, Format, Image};
+use zebu::{Access, CacheMode, Format, Image, ZeroMode};
 use zebu_export::fuse::{FuseConfig, FuseMount};
-use zebu_export::nbd::{Listener, NbdConfig, NbdServer, TlsConfig};
+use zebu_export::nbd::{Listener, NbdConfig, NbdServer, TlsConfig, WhenFull};
 use zebu_export::vhost::{VhostConfig, VhostUserBlk};
 use zebu_export::{
-    Export, ExportError, Exports, Level, Log, MIN_MEMORY, MemoryBudget, PoolConfig, WorkerPool,
+    Discards, Export, ExportError, Exports, Level, Log, MIN_MEMORY, MemoryBudget, PoolConfig, WorkerPool,
 };
 
 /// How often is looked whether an idle image holds memory that it does not use.
 const TIDY_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How often is looked whether the last client has left.
+const CLIENTS_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Backups at once whose targets have a ring each in the sandbox; those of further ones make do with threads.
 const BACKUPS_WITH_RINGS: usize = 4;
@@ -68,6 +72,30 @@ pub(crate) struct ServeArgs {
     /// Name of an image for clients, in the order of the images [default: empty for one image, else the file name]
     #[arg(long, value_name = "NAME", help_heading = CLIENTS)]
     export_name: Vec<String>,
+
+    /// Text for people that NBD clients are told about the images
+    #[arg(long, value_name = "TEXT", help_heading = CLIENTS)]
+    description: Option<String>,
+
+    /// End when the last NBD client has left, as on SIGTERM
+    #[arg(long, help_heading = CLIENTS, requires = "nbd", conflicts_with = "isolate")]
+    until_last_client: bool,
+
+    /// Let NBD clients beyond --max-clients wait instead of closing their connections
+    #[arg(long, help_heading = CLIENTS)]
+    queue_clients: bool,
+
+    /// Write the number of the server's process into this file when clients can connect
+    #[arg(long, value_name = "FILE", conflicts_with = "isolate")]
+    pid_file: Option<PathBuf>,
+
+    /// Treatment of trims by NBD clients
+    #[arg(long, value_name = "ignore|unmap", value_parser = discard_argument, default_value = "unmap", help_heading = CLIENTS)]
+    discard: Discard,
+
+    /// Look for zeroes in what NBD clients write, and zero the range instead (unmap: giving its space back)
+    #[arg(long, value_enum, value_name = "off|on|unmap", hide_possible_values = true, default_value_t, help_heading = CLIENTS)]
+    detect_zeroes: DetectZeroes,
 
     /// Let NBD clients look at this persistent dirty bitmap (qemu:dirty-bitmap:NAME); may be given more than once
     #[arg(long, value_name = "NAME", help_heading = CLIENTS, conflicts_with = "snapshot")]
@@ -186,6 +214,35 @@ pub(crate) struct ServeArgs {
     /// The image files (or options with --image-opts)
     #[arg(value_name = "FILENAME", required = true)]
     filenames: Vec<OsString>,
+
+    /// The line on standard output when clients can connect
+    #[arg(skip)]
+    pub(crate) announce: Announce,
+}
+
+/// The line on standard output when clients can connect.
+pub(crate) const READY: &str = "ready";
+
+/// Whether standard output is told that clients can connect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Announce {
+    /// It is, by the line [`READY`].
+    #[default]
+    Ready,
+    /// It is not.
+    Nothing,
+}
+
+/// Whether zeroes are looked for in writes, and what becomes of the space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub(crate) enum DetectZeroes {
+    /// They are not.
+    #[default]
+    Off,
+    /// They are; the space stays allocated.
+    On,
+    /// They are; the space is given back.
+    Unmap,
 }
 
 /// How much is told.
@@ -371,7 +428,7 @@ fn serve(
     let mut exports = Vec::new();
     for ((Opened { image, access }, name), bitmaps) in opened.iter().zip(names).zip(bitmaps) {
         let export = Export::new(name, image, *access).with_bitmaps(bitmaps);
-        exports.push(if args.cache.is_direct() { export.without_page_cache() } else { export });
+        exports.push(configured(args, export));
     }
     let exports = Exports::new(exports)?;
     if !args.cache.is_writethrough() {
@@ -384,6 +441,7 @@ fn serve(
     let mounted = Mounted::start(args, &exports, &config.memory)?;
     let pool =
         WorkerPool::start(&PoolConfig { threads: args.queues as usize, worker: session.config().clone() })?;
+    write_pid_file(args)?;
     if !args.no_sandbox {
         start_image_workers(args, session, opened)?;
         // All that is to be opened is open, all rings are there. The threads that are there enter as well.
@@ -395,10 +453,13 @@ fn serve(
     // Dropped before the pool, whose threads wait for what they serve.
     let mut mounted = mounted;
     mounted.files.iter_mut().try_for_each(|file| file.serve(&pool))?;
-    stdout::print("ready\n")?;
+    if args.announce == Announce::Ready {
+        stdout::print(&format!("{READY}\n"))?;
+    }
     let controlled = Controlled { exports, backups: Backups::default(), memory };
     let worker = session.worker();
-    let signal = worker.block_on(until_signal(worker, signals, &side, &controlled));
+    let clients = args.until_last_client.then_some(&server);
+    let signal = worker.block_on(until_signal(worker, signals, clients, &side, &controlled));
     // First, so that no request of a client waits for a copy any more.
     worker.block_on(controlled.backups.stop(worker));
     server.stop();
@@ -406,6 +467,25 @@ fn serve(
     drop(mounted);
     pool.join();
     signal
+}
+
+/// The export with what the command line says of all of them.
+fn configured(args: &ServeArgs, mut export: Export) -> Export {
+    if args.cache.is_direct() {
+        export = export.without_page_cache();
+    }
+    if args.discard == Discard::Ignore {
+        export = export.with_discards(Discards::Ignore);
+    }
+    export = match args.detect_zeroes {
+        DetectZeroes::Off => export,
+        DetectZeroes::On => export.with_zero_detection(ZeroMode::Keep),
+        DetectZeroes::Unmap => export.with_zero_detection(ZeroMode::Unmap),
+    };
+    match &args.description {
+        Some(text) => export.with_description(text),
+        None => export,
+    }
 }
 
 /// The bitmaps that clients may look at, by image; all of them are in memory then.
@@ -574,14 +654,25 @@ fn side_doors(args: &ServeArgs) -> Result<SideDoors, Failure> {
     Ok(SideDoors { metrics, control, _files: files })
 }
 
-/// Serves the side doors until a signal comes.
+/// Serves the side doors until a signal comes, or until the last one of `clients` has left.
 async fn until_signal(
     worker: &Worker,
     signals: &Signals,
+    clients: Option<&NbdServer>,
     side: &SideDoors,
     controlled: &Controlled,
 ) -> Result<(), Failure> {
     let mut signal = pin!(signals.wait(worker));
+    let mut last_client = pin!(async {
+        match clients {
+            None => pending().await,
+            Some(server) => {
+                while !server.have_all_left() {
+                    worker.sleep(CLIENTS_INTERVAL).await;
+                }
+            }
+        }
+    });
     let mut metrics = pin!(side.metrics.as_ref().map_or_else(
         || Either::Right(pending()),
         |door| Either::Left(
@@ -605,6 +696,9 @@ async fn until_signal(
         if let Poll::Ready(Err(failure)) = control.as_mut().poll(cx) {
             return Poll::Ready(Err(failure));
         }
+        if last_client.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Ok(()));
+        }
         signal.as_mut().poll(cx)
     })
     .await
@@ -618,6 +712,12 @@ async fn tidy_now_and_then(worker: &Worker, controlled: &Controlled) -> Infallib
             export.image().tidy(Instant::now());
         }
     }
+}
+
+fn write_pid_file(args: &ServeArgs) -> Result<(), Failure> {
+    let Some(path) = &args.pid_file else { return Ok(()) };
+    std::fs::write(path, format!("{}\n", std::process::id()))
+        .map_err(|error| Failure::new(format!("could not write the pid file '{}': {error}", path.display())))
 }
 
 fn log(args: &ServeArgs) -> Log {
@@ -640,6 +740,7 @@ fn config(args: &ServeArgs) -> Result<NbdConfig, Failure> {
     Ok(NbdConfig {
         memory: MemoryBudget::new(args.max_memory),
         max_clients: args.max_clients as usize,
+        when_full: if args.queue_clients { WhenFull::Wait } else { WhenFull::SendAway },
         max_requests: args.max_requests as usize,
         max_bytes: args.max_request_memory,
         handshake_timeout: args.handshake_timeout,
@@ -653,5 +754,11 @@ fn config(args: &ServeArgs) -> Result<NbdConfig, Failure> {
 fn write_log(level: Level, message: fmt::Arguments<'_>) {
     // Names in it may be a client's; a message stays one line. There is nobody left to tell if standard error is gone.
     let message = message.to_string();
-    let _ = writeln!(std::io::stderr(), "zebu: {}: {}", level.name(), printable(&message));
+    let _ = writeln!(
+        std::io::stderr(),
+        "{}: {}: {}",
+        program::called().name(),
+        level.name(),
+        printable(&message)
+    );
 }

@@ -303,8 +303,14 @@ fn write_bufs(
     let worker = state.session.worker();
     let begun = Instant::now();
     let (result, _bufs) = worker.block_on(async {
+        let zeroing = open.spec.detect_zeroes.filter(|_| bytes_of(&bufs).iter().all(|&byte| byte == 0));
         if parsed.has('c') {
             open.image.write_compressed(worker, start, bufs, durability).await
+        } else if let Some(mode) = zeroing {
+            match (open.image.write_zeroes(worker, start, length, mode).await, durability) {
+                (Ok(()), Durability::Durable) => (open.image.flush(worker).await, bufs),
+                (result, _) => (result, bufs),
+            }
         } else {
             open.image.write(worker, start, bufs, durability).await
         }

@@ -3,11 +3,13 @@
 use crate::arguments::{ForceShareArg, ImageArgs};
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
+use crate::program;
 use crate::session::Session;
 use crate::values::Discard;
 use crate::watch::Watch;
 use std::cell::{Cell, RefCell};
 use std::ffi::OsStr;
+use std::path::Path;
 use std::rc::Rc;
 use zebu::storage::{IoBuf, JoinHandle};
 use zebu::{Access, CacheMode, Format, Image};
@@ -60,6 +62,12 @@ pub(crate) struct State {
     pub(crate) output_failed: Rc<Cell<bool>>,
 }
 
+/// The message about an image that can't be opened, without the name that stands before it already: as qemu-io has it.
+fn plain<'a>(path: &Path, message: &'a str) -> &'a str {
+    let named = format!("Could not open '{}': ", path.display());
+    message.strip_prefix(&named).filter(|_| program::called().is_qemu()).unwrap_or(message)
+}
+
 impl State {
     /// Fails once a signal has asked the program to end.
     pub(crate) fn check_signals(&self) -> Result<(), Failure> {
@@ -68,10 +76,12 @@ impl State {
 
     /// Opens an image; another one must not be open.
     pub(crate) fn open(&mut self, spec: ImageSpec) -> Result<(), Failure> {
-        let image = self.session.open(&spec).map_err(|failure| Failure {
-            message: failure
-                .message
-                .map(|message| format!("can't open device {}: {message}", spec.path.display())),
+        // The commands look for zeroes themselves.
+        let opened = ImageSpec { detect_zeroes: None, ..spec.clone() };
+        let image = self.session.open(&opened).map_err(|failure| Failure {
+            message: failure.message.map(|message| {
+                format!("can't open device {}: {}", spec.path.display(), plain(&spec.path, &message))
+            }),
             ..failure
         })?;
         self.open = Some(OpenImage { image, spec });

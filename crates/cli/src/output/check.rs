@@ -2,6 +2,7 @@
 
 use super::printable::printable;
 use crate::failure::Failure;
+use crate::program;
 use serde::Serialize;
 use std::fmt::Write as _;
 use zebu::check::{CheckCounts, CheckReport};
@@ -87,8 +88,11 @@ struct ImageCheck<'a> {
     fragmented_clusters: u64,
     #[serde(skip_serializing_if = "is_zero")]
     compressed_clusters: u64,
-    findings: Vec<String>,
-    findings_left_out: u64,
+    /// QEMU's report has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    findings: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    findings_left_out: Option<u64>,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes fields by reference")]
@@ -99,6 +103,7 @@ fn is_zero(value: &u64) -> bool {
 /// The report for programs.
 pub(crate) fn json_text(report: &CheckReport, filename: &str) -> Result<String, Failure> {
     let counts = &report.counts;
+    let with_own_keys = !program::called().is_qemu();
     super::json::to_text(&ImageCheck {
         filename,
         format: "qcow2",
@@ -112,8 +117,8 @@ pub(crate) fn json_text(report: &CheckReport, filename: &str) -> Result<String, 
         allocated_clusters: counts.allocated_clusters,
         fragmented_clusters: counts.fragmented_clusters,
         compressed_clusters: counts.compressed_clusters,
-        findings: report.findings.iter().map(ToString::to_string).collect(),
-        findings_left_out: report.findings_left_out,
+        findings: with_own_keys.then(|| report.findings.iter().map(ToString::to_string).collect()),
+        findings_left_out: with_own_keys.then_some(report.findings_left_out),
     })
 }
 

@@ -4,6 +4,7 @@ use super::info_json::{Fragmentation, bitmap_flags, compat_text, full_backing_na
 use super::printable::printable;
 use super::units::size_short;
 use crate::create_opts::compression_name;
+use crate::program;
 use std::fmt::Write as _;
 use zebu::{ImageInfo, Qcow2Info, SnapshotInfo};
 
@@ -56,7 +57,7 @@ pub(crate) fn image_text(info: &ImageInfo, protocol: &str, fragmentation: Option
     if let Some(bytes) = info.extent_size_hint.filter(|&bytes| bytes != 0) {
         let _ = writeln!(out, "    Format specific information:\n        extent size hint: {bytes}");
     }
-    if let Some(qcow2) = qcow2 {
+    if let Some(qcow2) = qcow2.filter(|_| !program::called().is_qemu()) {
         let _ = writeln!(out, "full cache size: {}", size_short(qcow2.full_cache_bytes));
         for limitation in &qcow2.limitations {
             let _ = writeln!(out, "limitation: {}", printable(limitation));

@@ -3,6 +3,7 @@
 use super::json::path_text;
 use crate::backing::resolve;
 use crate::create_opts::compression_name;
+use crate::program;
 use serde::Serialize;
 use zebu::{ImageInfo, Qcow2Info, SnapshotInfo};
 
@@ -137,6 +138,7 @@ impl ImageNode {
         fragmentation: Option<Fragmentation>,
     ) -> Self {
         let qcow2 = info.qcow2.as_ref();
+        let with_own_keys = !program::called().is_qemu();
         let filename = path_text(&info.filename);
         Self {
             filename: filename.clone(),
@@ -165,8 +167,8 @@ impl ImageNode {
                     children: Vec::new(),
                 },
             }],
-            full_cache_size: qcow2.map(|q| q.full_cache_bytes),
-            limitations: qcow2.map(|q| q.limitations.clone()),
+            full_cache_size: qcow2.filter(|_| with_own_keys).map(|q| q.full_cache_bytes),
+            limitations: qcow2.filter(|_| with_own_keys).map(|q| q.limitations.clone()),
             fragmentation,
         }
     }

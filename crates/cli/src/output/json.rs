@@ -1,11 +1,20 @@
 //! JSON as QEMU lays it out: an indent of 4 spaces.
 
 use super::printable::is_control;
+use super::qemu_json;
 use crate::failure::Failure;
+use crate::program;
 use serde::Serialize;
 
 /// `value` as text, with a line end.
+///
+/// Under QEMU's names it has QEMU's layout to the letter.
 pub(crate) fn to_text(value: &impl Serialize) -> Result<String, Failure> {
+    if program::called().is_qemu() {
+        let value = serde_json::to_value(value)
+            .map_err(|error| Failure::new(format!("could not put the result into JSON: {error}")))?;
+        return Ok(escape(&(qemu_json::text(&value) + "\n")));
+    }
     let mut bytes = Vec::new();
     let formatter = serde_json::ser::PrettyFormatter::with_indent(b"    ");
     let mut serializer = serde_json::Serializer::with_formatter(&mut bytes, formatter);

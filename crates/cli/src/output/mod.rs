@@ -6,6 +6,7 @@ pub(crate) mod info_json;
 pub(crate) mod json;
 pub(crate) mod map;
 pub(crate) mod printable;
+pub(crate) mod qemu_json;
 pub(crate) mod stderr;
 pub(crate) mod stdout;
 pub(crate) mod units;

@@ -9,3 +9,8 @@ pub(crate) fn tell(message: &str) {
     // There is nobody left to tell if standard error is gone.
     let _ = writeln!(std::io::stderr(), "{}: {}", program::called().name(), printable(message));
 }
+
+/// Writes a warning as it stands, which may take several lines.
+pub(crate) fn warn(message: &str) {
+    let _ = writeln!(std::io::stderr(), "{message}");
+}

@@ -1,6 +1,6 @@
 //! `qemu-img`: the commands that it has, of zebu's.
 
-use super::{VERSION, trace_argument, usage, with_qemu_grammar};
+use super::{VERSION, parse, trace_argument, usage, with_qemu_grammar};
 use crate::cli::{self, Cli};
 use crate::failure::Failure;
 use clap::{CommandFactory, FromArgMatches};
@@ -18,7 +18,7 @@ const FORMATS: &str = "Supported formats: file host_device qcow2 raw";
 
 /// Reads the command line as qemu-img does, and runs the command.
 pub(crate) fn main(arguments: Vec<OsString>) -> ExitCode {
-    let matches = match command().try_get_matches_from(leading(arguments)) {
+    let matches = match parse(&command(), leading(arguments)) {
         Ok(matches) => matches,
         Err(error) => return cli::report_usage_as(&error, usage::failure),
     };
@@ -30,8 +30,17 @@ pub(crate) fn main(arguments: Vec<OsString>) -> ExitCode {
 
 /// The command line with what may stand before the command brought into the form that the parser knows.
 fn leading(mut arguments: Vec<OsString>) -> Vec<OsString> {
-    if arguments.get(1).is_some_and(|argument| argument == "--") {
-        arguments.remove(1);
+    let mut at = 1;
+    while let Some(word) = arguments.get(at) {
+        match word.to_str() {
+            Some("--") => {
+                arguments.remove(at);
+                break;
+            }
+            Some("-T" | "--trace") => at += 2,
+            Some(word) if word.starts_with("-T") || word.starts_with("--trace=") => at += 1,
+            _ => break,
+        }
     }
     arguments
 }
@@ -54,7 +63,7 @@ mod tests {
     use super::*;
 
     fn parse(line: &str) -> Result<clap::ArgMatches, clap::Error> {
-        command().try_get_matches_from(leading(line.split(' ').map(OsString::from).collect()))
+        super::parse(&command(), leading(line.split(' ').map(OsString::from).collect()))
     }
 
     #[test]
@@ -79,8 +88,12 @@ mod tests {
             "qemu-img -T qcow2_* info a",
             "qemu-img --trace enable=bdrv_* info a",
             "qemu-img -- info a",
+            "qemu-img -T qcow2_* -- info a",
+            "qemu-img --trace=x -Ty -- info -- a",
             "qemu-img info -U -U a",
             "qemu-img check -q -q a",
+            "qemu-img create -f foo -fqcow2 a 1M",
+            "qemu-img info --format=foo --format raw a",
         ] {
             assert!(parse(line).is_ok(), "{line}: {}", parse(line).unwrap_err());
         }

@@ -1,6 +1,6 @@
 //! `qemu-io`: the options that it has, of `zebu io`.
 
-use super::{VERSION, trace_argument, usage, with_qemu_grammar};
+use super::{VERSION, parse, trace_argument, usage, with_qemu_grammar};
 use crate::cli;
 use crate::commands::io::{self, IoArgs};
 use crate::failure::Failure;
@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 /// Reads the command line as qemu-io does, and runs it.
 pub(crate) fn main(arguments: Vec<OsString>) -> ExitCode {
-    let matches = match command().try_get_matches_from(arguments) {
+    let matches = match parse(&command(), arguments) {
         Ok(matches) => matches,
         Err(error) => return cli::report_usage_as(&error, usage::failure),
     };

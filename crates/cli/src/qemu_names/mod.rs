@@ -5,12 +5,16 @@
 
 mod img;
 mod io;
+mod nbd;
 mod usage;
 
 pub(crate) use img::main as qemu_img;
 pub(crate) use io::main as qemu_io;
+pub(crate) use nbd::main as qemu_nbd;
 
-use clap::{Arg, ArgAction, Command};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use std::ffi::OsString;
 
 /// Text after the program's name in the answer to `--version`; scripts look for its first words. It names the release of
 /// QEMU whose behaviour the names stand for.
@@ -42,4 +46,45 @@ fn trace_argument() -> Arg {
         .value_name("PATTERN")
         .action(ArgAction::Append)
         .help("Taken and without effect: there are no trace events")
+}
+
+/// Reads a command line as getopt does: a value that can't be understood does not matter if the option is given again.
+fn parse(command: &Command, mut arguments: Vec<OsString>) -> Result<ArgMatches, clap::Error> {
+    loop {
+        let error = match command.clone().try_get_matches_from(&arguments) {
+            Ok(matches) => return Ok(matches),
+            Err(error) => error,
+        };
+        match overridden(&error, &arguments) {
+            Some(range) => drop(arguments.drain(range)),
+            None => return Err(error),
+        }
+    }
+}
+
+/// Words of the option that `error` is about, if it is given again behind them.
+fn overridden(error: &clap::Error, arguments: &[OsString]) -> Option<std::ops::Range<usize>> {
+    if !matches!(error.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue) {
+        return None;
+    }
+    let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue) else { return None };
+    let value = value.as_str();
+    let words: Vec<&str> = arguments.iter().map(|word| word.to_str().unwrap_or_default()).collect();
+    // The ways to write an option with a value: `-f V`, `--format V`; `-fV`; `--format=V`.
+    let option = |at: usize| -> Option<(&str, &str, usize)> {
+        let word = words[at];
+        if let Some((name, value)) = word.split_once('=').filter(|_| word.starts_with("--")) {
+            return Some((name, value, 1));
+        }
+        if word.starts_with("--") || word.len() == 2 && word.starts_with('-') {
+            return Some((word, words.get(at + 1)?, 2));
+        }
+        let value = word.get(2..).filter(|_| word.starts_with('-'))?;
+        Some((&word[..2], value, 1))
+    };
+    let (at, (name, _, count)) = (1..words.len())
+        .filter_map(|at| option(at).map(|found| (at, found)))
+        .find(|(_, (_, found, _))| *found == value)?;
+    let again = (at + count..words.len()).any(|later| option(later).is_some_and(|(other, ..)| other == name));
+    again.then_some(at..at + count)
 }

@@ -113,7 +113,7 @@ async fn share(worker: &Worker, image: &Image, copy: &File, path: &Path) -> Resu
         Driver::Raw(raw) if raw.file.is_writable() => {
             worker.flush(&raw.file).await.map_err(|error| Error::from(error).on(image.path()))?;
         }
-        Driver::Qcow2(_) | Driver::Raw(_) => {}
+        Driver::Qcow2(_) | Driver::Raw(_) | Driver::Foreign(_) => {}
     }
     let file = image.0.image_file();
     worker.clone_range(file, 0, copy, 0, file.len()).await.map_err(|error| match error.kind {

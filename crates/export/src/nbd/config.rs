@@ -5,11 +5,23 @@ use super::tls::TlsConfig;
 use crate::log::Log;
 use crate::memory_budget::MemoryBudget;
 
+/// Treatment of clients that come when there are as many as may be at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WhenFull {
+    /// Their connections are closed.
+    #[default]
+    SendAway,
+    /// They wait in the queue of the listening socket until another leaves.
+    Wait,
+}
+
 /// Limits of a server.
 #[derive(Debug, Clone)]
 pub struct NbdConfig {
-    /// Clients at once; those beyond are sent away.
+    /// Clients at once.
     pub max_clients: usize,
+    /// Treatment of those beyond.
+    pub when_full: WhenFull,
     /// Requests of one client under way at once; it is not read from meanwhile.
     pub max_requests: usize,
     /// Bytes of data of these requests. (One request is served however large it is.)
@@ -33,6 +45,7 @@ impl Default for NbdConfig {
     fn default() -> Self {
         Self {
             max_clients: 1024,
+            when_full: WhenFull::SendAway,
             max_requests: 512,
             max_bytes: 32 << 20,
             memory: MemoryBudget::default(),

@@ -301,8 +301,11 @@ impl<'a> Handshake<'a> {
         let mut flags = TransmissionFlags::HAS_FLAGS
             | TransmissionFlags::SEND_FLUSH
             | TransmissionFlags::SEND_FUA
-            | TransmissionFlags::SEND_CACHE
-            | TransmissionFlags::CAN_MULTI_CONN;
+            | TransmissionFlags::SEND_CACHE;
+        if self.config.max_clients > 1 {
+            // A second connection of the only client would wait for the first one to end.
+            flags |= TransmissionFlags::CAN_MULTI_CONN;
+        }
         flags |= match export.access() {
             Access::ReadOnly => TransmissionFlags::READ_ONLY,
             Access::ReadWrite => {

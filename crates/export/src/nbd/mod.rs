@@ -18,7 +18,7 @@ mod status;
 mod tls;
 mod transport;
 
-pub use config::NbdConfig;
+pub use config::{NbdConfig, WhenFull};
 pub use listener::Listener;
 pub use option::{
     ClientOption, ContextRequest, InfoRequest, MAX_NAME, OptionHeader, OptionRefusal, parse_option,

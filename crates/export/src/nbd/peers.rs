@@ -4,8 +4,11 @@ use crate::export::Export;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::Shutdown;
 use slab::Slab;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::future::{Future, poll_fn};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Poll, Waker};
 use zebu_storage::Socket;
 
 /// One client.
@@ -121,11 +124,17 @@ const STUCK: u32 = 30;
 
 /// All clients.
 #[derive(Debug, Default)]
-pub(crate) struct Peers(Mutex<Slab<Arc<Peer>>>);
+pub(crate) struct Peers {
+    present: Mutex<Slab<Arc<Peer>>>,
+    /// Clients that had chosen an export and have left.
+    left: AtomicUsize,
+    /// Woken when one leaves.
+    waiting: Mutex<Vec<Waker>>,
+}
 
 impl Peers {
     fn lock(&self) -> MutexGuard<'_, Slab<Arc<Peer>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.present.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes a client in; `None` if there are `most` already.
@@ -141,6 +150,24 @@ impl Peers {
 
     pub(crate) fn len(&self) -> usize {
         self.lock().len()
+    }
+
+    /// Whether a client was served, and none is there any more.
+    pub(crate) fn have_all_left(&self) -> bool {
+        self.len() == 0 && self.left.load(Acquire) > 0
+    }
+
+    /// Waits until there are fewer than `most`.
+    pub(crate) fn room(&self, most: usize) -> impl Future<Output = ()> {
+        poll_fn(move |context| {
+            let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.len() < most {
+                return Poll::Ready(());
+            }
+            waiting.retain(|waker| !waker.will_wake(context.waker()));
+            waiting.push(context.waker().clone());
+            Poll::Pending
+        })
     }
 
     /// Looks at all clients and ends those whose time is over; says how many that are.
@@ -184,7 +211,12 @@ impl Membership {
 
 impl Drop for Membership {
     fn drop(&mut self) {
+        if self.peer.is_serving.load(Relaxed) {
+            self.peers.left.fetch_add(1, Release);
+        }
         self.peers.lock().try_remove(self.key);
+        let waiting = std::mem::take(&mut *self.peers.waiting.lock().unwrap_or_else(PoisonError::into_inner));
+        waiting.into_iter().for_each(Waker::wake);
     }
 }
 

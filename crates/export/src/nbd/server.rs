@@ -1,6 +1,6 @@
 //! Taking clients in, and letting them go.
 
-use super::config::NbdConfig;
+use super::config::{NbdConfig, WhenFull};
 use super::handshake::Handshake;
 use super::inbox::Inbox;
 use super::listener::Listener;
@@ -88,6 +88,11 @@ impl NbdServer {
         self.0.peers.len()
     }
 
+    /// Whether a client has been served, and none is connected any more.
+    pub fn have_all_left(&self) -> bool {
+        self.0.peers.have_all_left()
+    }
+
     /// Takes no more clients and no more requests; those under way are answered. [`WorkerPool::join`] waits for that.
     pub fn stop(&self) {
         self.0.stop.throw();
@@ -102,7 +107,7 @@ impl Drop for NbdServer {
 }
 
 async fn accept(shared: Arc<Shared>, listener: &Listener, seat: &Seat) {
-    let Shared { config, stop, .. } = &*shared;
+    let Shared { config, stop, peers, .. } = &*shared;
     let mut failures = Seldom::default();
     // A client that is there already makes the socket readable at once: `or` would never look at the switch.
     while !stop.is_thrown()
@@ -115,6 +120,9 @@ async fn accept(shared: Arc<Shared>, listener: &Listener, seat: &Seat) {
             return;
         }
         while !stop.is_thrown() {
+            if config.when_full == WhenFull::Wait && stop.or(peers.room(config.max_clients)).await.is_none() {
+                return;
+            }
             match listener.accept() {
                 Ok((socket, client)) => welcome(&shared, socket, client, listener),
                 Err(Errno::AGAIN) => break,

@@ -11,6 +11,7 @@ use super::reply::{Ticket, done_head, error_reply, read_head, status_chunk};
 use super::request::{Command, HeaderStyle, Refusal, RequestHeader, Terms, Verdict, Zeroing, judge};
 use super::status::{RunLimit, block_status};
 use super::transport::Transport;
+use crate::export::Discards;
 use crate::inflight_limit::{InflightLimit, Load};
 use crate::metrics::RequestKind;
 use crate::pool::Seat;
@@ -216,7 +217,12 @@ impl Session {
             Command::Trim { len, fua } => {
                 let pending = self.begin(header, RequestKind::Discard, len, 0).await?;
                 drop(worker.spawn(async move {
-                    let result = me.agreed.export.image().discard(&me.seat.worker, header.offset, len).await;
+                    let result = match me.agreed.export.discards() {
+                        Discards::Unmap => {
+                            me.agreed.export.image().discard(&me.seat.worker, header.offset, len).await
+                        }
+                        Discards::Ignore => Ok(()),
+                    };
                     let result = me.settle(result, fua).await;
                     me.end(&pending, result.map_err(failure));
                 }));
@@ -254,8 +260,14 @@ impl Session {
     async fn write(self: Rc<Self>, pending: Pending, payload: IoBuf, fua: bool) {
         let durability = if fua { Durability::Durable } else { Durability::Volatile };
         let image = self.agreed.export.image();
-        let (result, _) =
-            image.write(&self.seat.worker, pending.ticket.offset, payload.into(), durability).await;
+        let (worker, offset) = (&self.seat.worker, pending.ticket.offset);
+        let zeroing = self.agreed.export.zero_detection().filter(|_| is_zero(payload.as_slice()));
+        let result = if let Some(mode) = zeroing {
+            let result = image.write_zeroes(worker, offset, pending.len, mode).await;
+            self.settle(result, fua).await
+        } else {
+            image.write(worker, offset, payload.into(), durability).await.0
+        };
         self.end(&pending, result.map_err(failure));
     }
 
@@ -265,7 +277,8 @@ impl Session {
             self.fail(&pending, (NbdErrno::NotSupported, message));
             return;
         }
-        let mode = if zeroing.keep { ZeroMode::Keep } else { ZeroMode::Unmap };
+        let keeps = zeroing.keep || self.agreed.export.discards() == Discards::Ignore;
+        let mode = if keeps { ZeroMode::Keep } else { ZeroMode::Unmap };
         let image = self.agreed.export.image();
         let result = image.write_zeroes(&self.seat.worker, pending.ticket.offset, pending.len, mode).await;
         let result = self.settle(result, fua).await;
@@ -357,6 +370,10 @@ impl Session {
         self.set_executing(self.executing.get().saturating_sub(1));
         self.agreed.export.metrics().end(self.seat.thread, *kind, *len, is_ok, since.elapsed());
     }
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|&byte| byte == 0)
 }
 
 /// An error in the protocol's words.

@@ -1,0 +1,431 @@
+//! `qemu-nbd`: its command line, brought into that of `zebu serve`.
+
+use super::{VERSION, parse, trace_argument, usage, with_qemu_grammar};
+use crate::cli;
+use crate::commands::serve::{self, Announce, ServeArgs};
+use crate::failure::{EXIT_FAILURE, Failure};
+use crate::keyval::{parse_keyval, parse_switch};
+use crate::nbd_list::{self, Server};
+use crate::temporary_overlay::TemporaryOverlay;
+use clap::{ArgAction, Args, FromArgMatches};
+use std::ffi::{OsStr, OsString};
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+/// Port of NBD (IANA).
+const PORT: u16 = 10809;
+/// Option of a server that `--fork` has started.
+const DETACHED: &str = "detached";
+/// Clients at once of `-e 0`, which sets no limit.
+const WITHOUT_LIMIT: u32 = 1_000_000;
+
+/// Arguments of `qemu-nbd`.
+#[derive(Debug, Args)]
+struct NbdArgs {
+    /// Port to listen on [default: 10809]
+    #[arg(short, long, value_name = "PORT")]
+    port: Option<u16>,
+
+    /// Interface to bind to [default: 0.0.0.0]
+    #[arg(short, long, value_name = "IFACE")]
+    bind: Option<String>,
+
+    /// Unix socket to listen on, an absolute path
+    #[arg(short = 'k', long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+
+    /// Clients at the same time; further ones wait (0: no limit) [default: 1]
+    #[arg(short = 'e', long, value_name = "NUM")]
+    shared: Option<String>,
+
+    /// Don't exit on the last connection
+    #[arg(short = 't', long)]
+    persistent: bool,
+
+    /// Say more on standard error
+    #[arg(short, long)]
+    verbose: bool,
+
+    /// Name of the export [default: empty]
+    #[arg(short = 'x', long, value_name = "NAME")]
+    export_name: Option<String>,
+
+    /// Text for people about the export
+    #[arg(short = 'D', long, value_name = "TEXT")]
+    description: Option<String>,
+
+    /// Seconds that a client's handshake may take (0: no limit) [default: 10]
+    #[arg(long, value_name = "N")]
+    handshake_limit: Option<u32>,
+
+    /// Expose the allocation depth, which is always done
+    #[arg(short = 'A', long)]
+    allocation_depth: bool,
+
+    /// Expose a persistent dirty bitmap; may be given more than once
+    #[arg(short = 'B', long, value_name = "NAME", action = ArgAction::Append)]
+    bitmap: Vec<String>,
+
+    /// List the exports of another server
+    #[arg(short = 'L', long)]
+    list: bool,
+
+    /// Object for the other options: tls-creds-x509
+    #[arg(long, value_name = "TYPE,ID=ID,...", action = ArgAction::Append)]
+    object: Vec<String>,
+
+    /// Serve over TLS, with the object of this id
+    #[arg(long, value_name = "ID")]
+    tls_creds: Option<String>,
+
+    /// Start the server in the background and exit once clients can connect
+    #[arg(long)]
+    fork: bool,
+
+    /// This process is the server that another one has started
+    #[arg(long = DETACHED, hide = true)]
+    detached: bool,
+
+    /// File for the server's process ID
+    #[arg(long, value_name = "PATH")]
+    pid_file: Option<PathBuf>,
+
+    /// Connect FILE to a device of the kernel, which is not supported
+    #[arg(short, long, value_name = "DEV")]
+    connect: Option<PathBuf>,
+
+    /// Disconnect a device of the kernel, which is not supported
+    #[arg(short, long, value_name = "DEV")]
+    disconnect: Option<PathBuf>,
+
+    /// Image format
+    #[arg(short, long, value_name = "FORMAT")]
+    format: Option<String>,
+
+    /// Export read-only
+    #[arg(short, long)]
+    read_only: bool,
+
+    /// Keep what clients write in a temporary file, and FILE as it is
+    #[arg(short, long)]
+    snapshot: bool,
+
+    /// Export an internal snapshot, read-only: 'snapshot.id=ID', 'snapshot.name=NAME' or 'ID_OR_NAME'
+    #[arg(short, long, value_name = "SNAPSHOT_PARAM")]
+    load_snapshot: Option<String>,
+
+    /// Leave the host's page cache out
+    #[arg(short, long)]
+    nocache: bool,
+
+    /// Cache mode: none, writeback (default), writethrough, directsync, unsafe
+    #[arg(long, value_name = "MODE")]
+    cache: Option<String>,
+
+    /// Engine of the I/O: io_uring, threads, native
+    #[arg(long, value_name = "MODE")]
+    aio: Option<String>,
+
+    /// Treatment of clients' trims: ignore (default), unmap
+    #[arg(long, value_name = "MODE")]
+    discard: Option<String>,
+
+    /// Zeroes in clients' writes are written (off), zeroed (on), or given back (unmap)
+    #[arg(long, value_name = "MODE")]
+    detect_zeroes: Option<String>,
+
+    /// FILE is a full set of image options
+    #[arg(long)]
+    image_opts: bool,
+
+    /// The image
+    #[arg(value_name = "FILE")]
+    files: Vec<OsString>,
+}
+
+/// Reads the command line as qemu-nbd does, and runs it.
+pub(crate) fn main(arguments: Vec<OsString>) -> ExitCode {
+    let matches = match parse(&command(), arguments.clone()) {
+        Ok(matches) => matches,
+        Err(error) => return cli::report_usage_as(&error, usage::failure),
+    };
+    let outcome = NbdArgs::from_arg_matches(&matches)
+        .map_err(|error| Failure::usage(cli::usage_message(&error)))
+        .and_then(|args| run(&args, &arguments));
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => cli::report(&failure, None),
+    }
+}
+
+fn command() -> clap::Command {
+    with_qemu_grammar(NbdArgs::augment_args(clap::Command::new("qemu-nbd")))
+        .about(format!("qemu-nbd {VERSION}\nQEMU Disk Network Block Device Utility, by zebu"))
+        .override_usage("qemu-nbd [OPTIONS] FILE\n       qemu-nbd -L [OPTIONS]")
+        .arg(trace_argument())
+}
+
+fn run(args: &NbdArgs, arguments: &[OsString]) -> Result<u8, Failure> {
+    if args.connect.is_some() || args.disconnect.is_some() {
+        return Err(Failure::new("Kernel /dev/nbdN support not available: -c and -d are not supported"));
+    }
+    if args.socket.as_ref().is_some_and(|path| path.is_relative()) {
+        return Err(Failure::new("socket path must be absolute"));
+    }
+    if args.list {
+        return list(args);
+    }
+    let [file] = args.files.as_slice() else { return Err(Failure::usage("Invalid number of arguments")) };
+    if args.fork && !args.detached {
+        return start_detached(arguments);
+    }
+    if args.detached {
+        // Fails only where this process leads a session already.
+        let _ = rustix::process::setsid();
+    }
+    let overlay = args.snapshot.then(|| overlay(args, file)).transpose()?;
+    let mut words = words(args)?;
+    if let Some(overlay) = &overlay {
+        words.extend(["--format", "qcow2", "--allow-refs", "all", "--"].map(OsString::from));
+        words.push(overlay.path().into());
+    } else {
+        words.extend(args.format.iter().flat_map(|format| ["--format".into(), format.into()]));
+        words.extend(args.image_opts.then(|| "--image-opts".into()));
+        words.push("--".into());
+        words.push(file.clone());
+    }
+    let serve = ServeArgs::augment_args(clap::Command::new("qemu-nbd").args_override_self(true));
+    let matches = serve.try_get_matches_from(words).map_err(|error| usage::failure(&error, None))?;
+    let mut serve =
+        ServeArgs::from_arg_matches(&matches).map_err(|error| Failure::usage(cli::usage_message(&error)))?;
+    serve.announce = if args.detached { Announce::Ready } else { Announce::Nothing };
+    serve::run(&serve)
+}
+
+fn list(args: &NbdArgs) -> Result<u8, Failure> {
+    if !args.files.is_empty() {
+        return Err(Failure::new("List mode is incompatible with a file name"));
+    }
+    if args.export_name.is_some() || args.description.is_some() {
+        return Err(Failure::new("List mode is incompatible with export settings"));
+    }
+    if args.tls_creds.is_some() {
+        return Err(Failure::new("--tls-creds can't be used with -L: a list over TLS is not supported"));
+    }
+    let server = if let Some(path) = &args.socket {
+        Server::Unix(path.clone())
+    } else {
+        let host = args.bind.clone().unwrap_or_else(|| "localhost".to_owned());
+        Server::Tcp(host, args.port.unwrap_or(PORT))
+    };
+    nbd_list::run(&server)
+}
+
+/// The command line of `zebu serve`, without the image.
+fn words(args: &NbdArgs) -> Result<Vec<OsString>, Failure> {
+    let mut words: Vec<OsString> = vec!["serve".into(), "--nbd".into(), address(args)?];
+    let shared: u32 = match args.shared.as_deref() {
+        None => 1,
+        Some(text) => {
+            text.parse().map_err(|_| Failure::new(format!("Invalid shared device number '{text}'")))?
+        }
+    };
+    let shared = if shared == 0 { WITHOUT_LIMIT } else { shared.min(WITHOUT_LIMIT) };
+    let mut add = |name: &str, value: &OsStr| {
+        words.push(format!("--{name}").into());
+        words.push(value.to_owned());
+    };
+    add("max-clients", shared.to_string().as_ref());
+    add("discard", args.discard.as_deref().unwrap_or("ignore").as_ref());
+    if let Some(seconds) = args.handshake_limit {
+        add("handshake-timeout", if seconds == 0 { u32::MAX } else { seconds }.to_string().as_ref());
+    }
+    match (args.nocache, &args.cache) {
+        (true, Some(_)) => return Err(Failure::new("-n and --cache can only be specified once")),
+        (true, None) => add("cache", "none".as_ref()),
+        (false, Some(mode)) => add("cache", mode.as_ref()),
+        (false, None) => {}
+    }
+    let given = [
+        ("export-name", &args.export_name),
+        ("description", &args.description),
+        ("snapshot", &args.load_snapshot),
+        ("aio", &args.aio),
+        ("detect-zeroes", &args.detect_zeroes),
+    ];
+    for (name, value) in given {
+        if let Some(value) = value {
+            add(name, value.as_ref());
+        }
+    }
+    if let Some(path) = &args.pid_file {
+        add("pid-file", path.as_ref());
+    }
+    for name in &args.bitmap {
+        add("bitmap", name.as_ref());
+    }
+    if args.verbose {
+        add("log-level", "info".as_ref());
+    }
+    if let Some(id) = &args.tls_creds {
+        for (name, path) in tls_files(id, &args.object)? {
+            add(name, path.as_ref());
+        }
+    } else if let Some(object) = args.object.first() {
+        tls_object(object)?;
+    }
+    let unmaps = matches!(args.discard.as_deref(), Some("unmap" | "on"));
+    if args.detect_zeroes.as_deref() == Some("unmap") && !unmaps {
+        return Err(Failure::new(
+            "setting detect-zeroes to unmap is not allowed without setting discard operation to unmap",
+        ));
+    }
+    words.push("--queue-clients".into());
+    words.extend((!args.persistent).then(|| "--until-last-client".into()));
+    words.extend(args.read_only.then(|| "--read-only".into()));
+    Ok(words)
+}
+
+fn address(args: &NbdArgs) -> Result<OsString, Failure> {
+    let Some(path) = &args.socket else {
+        let host = args.bind.as_deref().unwrap_or("0.0.0.0");
+        let port = args.port.unwrap_or(PORT);
+        let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        return Ok(address.into());
+    };
+    if args.port.is_some() || args.bind.is_some() {
+        return Err(Failure::new("-k can't be used with -p or -b"));
+    }
+    let mut address = OsString::from("unix:");
+    address.push(path);
+    Ok(address)
+}
+
+/// The pairs of an `--object`, which must be of a type that is there.
+fn tls_object(object: &str) -> Result<Vec<(String, String)>, Failure> {
+    let (kind, rest) = object.split_once(',').unwrap_or((object, ""));
+    if kind != "tls-creds-x509" {
+        return Err(Failure::new(format!("--object {kind} is not supported (there is tls-creds-x509)")));
+    }
+    let pairs = parse_keyval(rest).map_err(|error| Failure::new(format!("--object: {error}")))?;
+    for (key, value) in &pairs {
+        match key.as_str() {
+            "id" | "dir" => {}
+            "verify-peer" => drop(parse_switch(key, value).map_err(Failure::new)?),
+            "endpoint" if value == "server" => {}
+            "endpoint" => {
+                return Err(Failure::new(format!(
+                    "--object: Parameter 'endpoint' must be server, not '{value}'"
+                )));
+            }
+            _ => return Err(Failure::new(format!("--object: Parameter '{key}' is not supported"))),
+        }
+    }
+    Ok(pairs)
+}
+
+/// Options of `zebu serve`, with the files of the TLS credentials `id`.
+fn tls_files(id: &str, objects: &[String]) -> Result<Vec<(&'static str, PathBuf)>, Failure> {
+    for object in objects {
+        let pairs = tls_object(object)?;
+        let value =
+            |key: &str| pairs.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value.as_str());
+        if value("id") != Some(id) {
+            continue;
+        }
+        let Some(directory) = value("dir").map(Path::new) else {
+            return Err(Failure::new("--object: Parameter 'dir' is missing"));
+        };
+        let mut files = vec![
+            ("tls-certificate", directory.join("server-cert.pem")),
+            ("tls-key", directory.join("server-key.pem")),
+        ];
+        let verifies =
+            value("verify-peer").is_none_or(|value| parse_switch("verify-peer", value) == Ok(true));
+        if verifies {
+            files.push(("tls-client-ca", directory.join("ca-cert.pem")));
+        }
+        return Ok(files);
+    }
+    Err(Failure::new(format!("Failed to get TLS creds: No TLS credentials with id '{id}'")))
+}
+
+/// The temporary overlay of `-s`.
+fn overlay(args: &NbdArgs, file: &OsStr) -> Result<TemporaryOverlay, Failure> {
+    if args.image_opts {
+        return Err(Failure::new("-s can't be used with --image-opts"));
+    }
+    TemporaryOverlay::over(file, args.format.as_deref())
+}
+
+/// Starts the server as a process of its own, and waits until clients can connect.
+fn start_detached(arguments: &[OsString]) -> Result<u8, Failure> {
+    let fail = |error: std::io::Error| Failure::new(format!("Failed to fork: {error}"));
+    let binary = std::env::current_exe().map_err(fail)?;
+    let name = arguments.first().cloned().unwrap_or_else(|| "qemu-nbd".into());
+    let mut child = Command::new(binary)
+        .arg0(name)
+        .arg(format!("--{DETACHED}"))
+        .args(arguments.iter().skip(1))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(fail)?;
+    // The server must not hold the caller's standard error open: who reads it waits for its end.
+    let errors = child.stderr.take().map(|mut errors| {
+        std::thread::spawn(move || drop(std::io::copy(&mut errors, &mut std::io::stderr())))
+    });
+    let mut said = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        // At its end the server has failed, and has said why.
+        let _ = BufReader::new(stdout).read_line(&mut said);
+    }
+    if said.trim_end() == serve::READY {
+        return Ok(0);
+    }
+    let ended = child.wait().map_err(fail)?;
+    // It has told all that there was, or panicked, which has been told as well.
+    let _ = errors.map(std::thread::JoinHandle::join);
+    Err(Failure::silent(ended.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(EXIT_FAILURE)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(line: &str) -> NbdArgs {
+        let matches = parse(&command(), line.split(' ').map(OsString::from).collect()).unwrap();
+        NbdArgs::from_arg_matches(&matches).unwrap()
+    }
+
+    #[test]
+    fn options_become_those_of_serve() {
+        command().debug_assert();
+        let line = "qemu-nbd -t -k /s -e 4 -x name -D text -r -n --aio=threads -f qcow2 -B b0 -B b1 a";
+        let words = words(&args(line)).unwrap();
+        let mut line: Vec<&str> = words.iter().map(|word| word.to_str().unwrap()).collect();
+        line.push("a");
+        let serve = ServeArgs::augment_args(clap::Command::new("serve"));
+        assert!(serve.try_get_matches_from(&line).is_ok(), "{line:?}");
+        for pair in [["--nbd", "unix:/s"], ["--max-clients", "4"], ["--cache", "none"], ["--bitmap", "b1"]] {
+            assert!(line.windows(2).any(|found| found == pair), "{pair:?}: {line:?}");
+        }
+        assert!(!line.contains(&"--until-last-client"));
+    }
+
+    #[test]
+    fn credentials_are_files_of_a_directory() {
+        let objects = ["tls-creds-x509,id=a,endpoint=server,dir=/d,verify-peer=off".to_owned()];
+        let files = tls_files("a", &objects).unwrap();
+        assert_eq!(files[0], ("tls-certificate", PathBuf::from("/d/server-cert.pem")));
+        assert_eq!(files.len(), 2);
+        assert!(tls_files("b", &objects).unwrap_err().message.unwrap().contains("No TLS credentials"));
+        let psk = ["tls-creds-psk,id=a,dir=/d".to_owned()];
+        assert!(
+            tls_files("a", &psk).unwrap_err().message.unwrap().contains("tls-creds-psk is not supported")
+        );
+    }
+}

@@ -1,0 +1,68 @@
+//! A temporary image over another one, for programs that may change a disk without keeping the changes (`-s`).
+
+use crate::failure::Failure;
+use crate::local_name::local_path;
+use crate::values::format_argument;
+use rustix::fs::{Mode, OFlags, open, unlink};
+use std::ffi::OsStr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use zebu::storage::{Worker, WorkerConfig};
+use zebu::{CreateOptions, Format, Image, OpenOptions, RefPolicy};
+
+/// An overlay without a name: its space is given back when nobody has it open any more, however the program ends.
+pub(crate) struct TemporaryOverlay {
+    path: PathBuf,
+    _file: OwnedFd,
+}
+
+impl TemporaryOverlay {
+    /// Makes an overlay over `file`, in the directory for temporary files.
+    ///
+    /// # Errors
+    /// `file` is no image, or can't be opened; there is no place for the overlay; /proc is not mounted.
+    pub(crate) fn over(file: &OsStr, format: Option<&str>) -> Result<Self, Failure> {
+        let base = local_path(file).map_err(|reason| Failure::opening_name(file, &reason))?;
+        let format = format.map(format_argument).transpose().map_err(Failure::new)?;
+        let worker = Worker::new(&WorkerConfig::default())?;
+        let format = format_of(&worker, &base, format)?;
+        let absolute = std::fs::canonicalize(&base)
+            .map_err(|error| Failure::opening_name(base.as_os_str(), &error.to_string()))?;
+        let Some(name) = absolute.to_str() else {
+            return Err(Failure::opening_name(base.as_os_str(), "its path is not valid UTF-8"));
+        };
+        let directory = std::env::var_os("TMPDIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from);
+        let place = directory.join(format!(".zebu-overlay-{}", std::process::id()));
+        let options = CreateOptions {
+            backing: Some((name.to_owned(), format)),
+            refs: RefPolicy::All,
+            ..CreateOptions::default()
+        };
+        let made = worker.block_on(Image::create(&worker, &place, &options));
+        made.map_err(|error| Failure::creating(&place, &error))?;
+        let opened = open(&place, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        let removed = unlink(&place);
+        let file = opened
+            .and_then(|file| removed.map(|()| file))
+            .map_err(|error| Failure::new(format!("Could not open '{}': {error}", place.display())))?;
+        Ok(Self { path: PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())), _file: file })
+    }
+
+    /// Name by which this process can open it.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// The format of the image below, which is probed if it is not given.
+fn format_of(worker: &Worker, base: &Path, format: Option<Format>) -> Result<Format, Failure> {
+    let options = OpenOptions { format, refs: RefPolicy::All, ..OpenOptions::default() };
+    worker
+        .block_on(async {
+            let image = Image::open(worker, base, &options).await?;
+            let format = image.format();
+            image.close(worker).await?;
+            Ok(format)
+        })
+        .map_err(|error| Failure::opening(base, &error))
+}
