@@ -243,6 +243,8 @@ impl ImageOpts {
             return self.nbd_backing.take(key, value);
         }
         self.nbd.take(key.strip_prefix("file.").unwrap_or(key), value)
+    }
+
     /// Reads a key that QEMU's programs have and zebu's own names refuse. It is checked as QEMU does; that these have no
     /// effect here, the guide says. True if it was one.
     fn set_as_qemu(&mut self, key: &str, value: &str) -> Result<bool, String> {

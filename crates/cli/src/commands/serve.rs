@@ -5,8 +5,8 @@ use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::output::printable::printable;
 use crate::output::stdout;
-use crate::remote_names::is_remote;
 use crate::program;
+use crate::remote_names::is_remote;
 use crate::serve::accept::Door;
 use crate::serve::address::{
     Address, Bound, SocketAccess, SocketFile, bind_unix, group_argument, mode_argument, numbered_path,
