@@ -194,7 +194,7 @@ fn chunks_of_a_dmg_that_make_no_sense_are_refused() {
     }
 }
 
-/// Who wrote a VHD decides which of its two sizes counts.
+/// The writer of a VHD decides which of its two sizes counts.
 #[test]
 fn the_size_of_a_vhd_follows_its_writer() {
     let size = 5000 * 512u64;
