@@ -171,20 +171,17 @@ fn disks_on_real_servers_are_targets() {
     let dirty = vec![0xee; content.len()];
     for (name, format) in [("qemu-nbd", "raw"), ("nbdkit", "raw"), ("zebu", "raw"), ("qemu-nbd", "qcow2")] {
         std::fs::write(dir.join("target.raw"), &dirty).unwrap();
-        let (_foreign, ours, uri) = match name {
-            "zebu" => {
-                let server = Server::start(dir, "--queues 2 -f raw target.raw");
-                let uri = uri(server.socket());
-                (None, Some(server), uri)
-            }
-            _ => {
-                let server = match name {
-                    "nbdkit" => Foreign::nbdkit(dir, "file target.raw"),
-                    _ => Foreign::qemu(dir, "--shared=8 --discard=unmap -f raw target.raw"),
-                };
-                let uri = server.uri();
-                (Some(server), None, uri)
-            }
+        let (_foreign, ours, uri) = if name == "zebu" {
+            let server = Server::start(dir, "--queues 2 -f raw target.raw");
+            let uri = uri(server.socket());
+            (None, Some(server), uri)
+        } else {
+            let server = match name {
+                "nbdkit" => Foreign::nbdkit(dir, "file target.raw"),
+                _ => Foreign::qemu(dir, "--shared=8 --discard=unmap -f raw target.raw"),
+            };
+            let uri = server.uri();
+            (Some(server), None, uri)
         };
         if format == "qcow2" {
             // An image in the export, as on a block device.
