@@ -216,7 +216,7 @@ impl Worker {
         self.inner.backend.borrow().kind()
     }
 
-    /// Why io_uring is not used although [`Engine::Auto`] would have preferred it.
+    /// Why io_uring is not used although [`Auto`](crate::Engine::Auto) would have preferred it.
     pub fn fallback_reason(&self) -> Option<String> {
         self.inner.fallback_reason.clone()
     }
