@@ -57,7 +57,7 @@ scenarios! {
     an_idle_blocking_handle_holds_up_no_close: IdleBlockingClose,
 }
 
-/// What a child of fork(2) finds out about what its parent made: 0 if all is as documented.
+/// Uses what its parent made, in a child of fork(2). Returns 0 if all is as documented.
 fn looked_at_by_a_child(disk: Disk, queue: Queue, worker: &Worker) -> i32 {
     let refused = |result: zebu::Result<()>| result.is_err_and(|e| e.kind() == ErrorKind::InvalidArgument);
     let mut done = Vec::new();

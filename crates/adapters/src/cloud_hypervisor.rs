@@ -172,11 +172,11 @@ impl AsyncDiskFile for ZebuDisk {
 /// Parts of the guest's memory: addresses and lengths in bytes.
 type Parts = Vec<(GuestAddress, usize)>;
 
-/// What is to be told of a request when it ends.
+/// The completion of a request, made up when it begins.
 struct Told {
     user_data: Option<u64>,
     bytes: usize,
-    /// What a read has changed.
+    /// The memory that a read has changed.
     changed: Parts,
 }
 

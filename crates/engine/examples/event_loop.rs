@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use zebu::storage::IoBuf;
 use zebu::{CreateOptions, Disk, Durability, OpenOptions, Request};
 
-/// What the loop calls the queue's descriptor. Others would have other numbers.
+/// The number of the queue's descriptor in the loop. Others would have other numbers.
 const QUEUE: u64 = 1;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -323,7 +323,7 @@ async fn open_foreign(
     Ok(Box::new(ForeignImage::new(disk, files, options)))
 }
 
-/// What an image of another program stands on.
+/// The parent that an image of another program names, opened.
 fn parent_of(
     link: &Link,
     foreign: &ForeignImage,

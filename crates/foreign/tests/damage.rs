@@ -217,7 +217,7 @@ fn the_size_of_a_vhd_follows_its_writer() {
     }
 }
 
-/// What is missing is told; what is left is not read as something else.
+/// An error tells of what is missing; the rest is not read as something else.
 #[test]
 fn images_that_are_cut_off_end_in_errors_or_in_their_disk() {
     for (name, sample) in samples::all() {

@@ -191,7 +191,7 @@ struct Report {
     unreadable_ranges: Vec<UnreadableRange>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     skipped_bitmaps: Vec<String>,
-    /// What went over the network.
+    /// Counts of what went over the network.
     #[serde(skip_serializing_if = "Option::is_none")]
     remote: Option<RemoteTransfers>,
 }

@@ -1,4 +1,4 @@
-//! What a disk makes of callers that do what they should not.
+//! Callers that do what they should not, and the errors that a disk gives them.
 
 use super::{ENGINES, create, for_writing, must_be_clean, open};
 use rustix::process::{Resource, Rlimit, setrlimit};

@@ -11,7 +11,7 @@ pub(super) const MIB: u64 = 1 << 20;
 const PLACES: [u64; 2] = [64 << 10, 128 << 10];
 const BYTES: usize = 4096;
 
-/// What counts of the header.
+/// The fields of the header that are used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Header {
     sequence: u64,

@@ -26,7 +26,7 @@ pub(super) struct Extent {
     pub(super) name: Option<String>,
 }
 
-/// What is known from the text.
+/// The facts that the text states.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Descriptor {
     /// The content's number.

@@ -126,7 +126,7 @@ impl Tables {
         Self::new(files, file, sectors, grain, entries, header.directory, grains, zero_grains)
     }
 
-    /// Those of an extent of ESX 3.
+    /// An extent of ESX 3, by its header.
     pub(super) fn cowd(files: &dyn Files, file: FileIndex) -> Result<Self> {
         let header: [u8; 44] = Source::new(files, file).array(0, "the COWD header")?;
         ensure!(header.starts_with(COWD_MAGIC), "the COWD header has the wrong magic number");
