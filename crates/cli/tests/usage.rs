@@ -66,10 +66,11 @@ fn completions_exist_for_shells() {
         }
     }
     // What bash offers after an option that takes one of a few words.
+    let read = words("qcow2 raw vmdk vhdx vpc vdi qed parallels qcow cloop dmg");
     for (line, offered) in [
-        ("zebu convert -f", vec!["qcow2", "raw"]),
+        ("zebu convert -f", read.clone()),
         ("zebu convert -O", vec!["qcow2", "raw"]),
-        ("zebu create -F", vec!["qcow2", "raw"]),
+        ("zebu create -F", read),
         ("zebu convert -t", vec!["none", "writeback", "writethrough", "directsync", "unsafe"]),
         ("zebu dd --output-format", vec!["qcow2", "raw"]),
     ] {
