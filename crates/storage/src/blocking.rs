@@ -131,8 +131,8 @@ fn transfer(request: &mut OpRequest, fd: libc::c_int, calls: &mut u64) -> Result
             // and which only this thread has access to.
             let moved = unsafe {
                 match (is_read, &vectors[..]) {
-                    (true, _) if flags != 0 => libc::preadv64v2(fd, base, count, at, flags),
-                    (false, _) if flags != 0 => libc::pwritev64v2(fd, base, count, at, flags),
+                    (true, _) if flags != 0 => libc::preadv2(fd, base, count, at, flags),
+                    (false, _) if flags != 0 => libc::pwritev2(fd, base, count, at, flags),
                     (true, [one]) => libc::pread64(fd, one.iov_base, one.iov_len, at),
                     (false, [one]) => libc::pwrite64(fd, one.iov_base, one.iov_len, at),
                     (true, _) => libc::preadv64(fd, base, count, at),
