@@ -58,7 +58,7 @@ pub(crate) struct Shown {
 }
 
 /// The line for a terminal of `width` columns, which never fills the last one: many terminals go to the next line then.
-/// What does not fit is left out, the percentage last.
+/// Parts that do not fit are left out, the percentage last.
 pub(crate) fn line(shown: Shown, width: Option<usize>) -> String {
     let room = width.filter(|width| *width > 0).unwrap_or(USUAL_WIDTH).saturating_sub(1);
     let done = shown.done.min(shown.total);

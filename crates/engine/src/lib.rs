@@ -112,7 +112,7 @@ pub use status::*;
 /// ```
 ///
 /// # Errors
-/// Those of the work; the system gives no descriptor.
+/// Errors of the work; the system gives no descriptor.
 pub fn block_on<T>(work: impl AsyncFnOnce(storage::Worker) -> Result<T>) -> Result<T> {
     let worker = storage::Worker::new(&storage::WorkerConfig::default()).map_err(Error::from)?;
     worker.promise_to_drive();

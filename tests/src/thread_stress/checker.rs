@@ -178,7 +178,7 @@ pub struct Unexplained {
 /// Judges a sector by all that was seen of it. `changes` begin with what was there before all others.
 ///
 /// # Errors
-/// What can't be explained by any order.
+/// An observation that no order explains.
 pub fn judge(number: u64, changes: &[Change], looks: &[Look]) -> Result<(), Unexplained> {
     let sector = Sector::new(number, changes, looks);
     for look in looks {

@@ -25,7 +25,7 @@ impl Disk {
     /// ```
     ///
     /// # Errors
-    /// Those of the work; misuse ("Misuse" of [`Disk`]).
+    /// Errors of the work; misuse ("Misuse" of [`Disk`]).
     pub fn run<T: Send + 'static>(
         &self,
         work: impl AsyncFnOnce(Image, Worker) -> Result<T> + Send + 'static,
@@ -65,7 +65,7 @@ impl<T> DiskJob<T> {
     /// Waits for its end.
     ///
     /// # Errors
-    /// Those of the work; misuse ("Misuse" of [`Disk`]).
+    /// Errors of the work; misuse ("Misuse" of [`Disk`]).
     pub fn wait(self) -> Result<T> {
         self.disk.0.check_reachable()?;
         self.running.wait().unwrap_or_else(|_| Err(vanished(self.disk.path())))

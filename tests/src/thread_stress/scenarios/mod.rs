@@ -107,7 +107,7 @@ impl Scenario {
     /// Judges what it left: QEMU finds no errors, and reads what was expected.
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// The fault, in words.
     pub fn judge(self, qemu: &Qemu, dir: &Path) -> Result<(), String> {
         if dir.join(stage::EXPECTED).exists() {
             qemu.same_content(dir, stage::EXPECTED, stage::IMAGE)?;

@@ -215,7 +215,7 @@ impl SliceCache {
     }
 
     /// Makes `key` present, and keeps it so until the pin is dropped: loads it with `load` unless somebody does already.
-    /// What fails to load is not kept: the next one tries again.
+    /// A failed load is not kept: the next one tries again.
     pub(crate) async fn ensure<F>(
         &self,
         clock: &impl Clock,
