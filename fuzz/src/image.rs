@@ -123,8 +123,8 @@ fn on_a_world(image: &[u8], access: zebu::storage::Access, work: impl AsyncFnOnc
 }
 
 async fn open(worker: &Worker, file: File, access: Access) -> zebu::Result<Image> {
-    let given = OpenedFile { file, data_file: None, format: Format::Qcow2 };
-    Image::open_files(worker, vec![given], &OpenOptions { access, ..OpenOptions::default() }).await
+    let given = OpenedFile::new(file, Format::Qcow2);
+    Image::open_files(worker, vec![given], &OpenOptions::default().access(access)).await
 }
 
 /// Opens, checks, maps and reads an image.

@@ -6,7 +6,9 @@ use zebu_luks::{
 };
 
 /// Keys are tried too, so they may cost little.
-const LIMITS: Limits = Limits { pbkdf2_iterations: 50, argon2_memory: 64, argon2_work: 256 };
+fn limits() -> Limits {
+    Limits::default().pbkdf2_iterations(50).argon2_memory(64).argon2_work(256)
+}
 
 /// The same bytes each time, so that an input alone replays a fault.
 struct Counting(u8);
@@ -25,12 +27,7 @@ impl Random for Counting {
 fn good() -> &'static [u8] {
     static GOOD: std::sync::OnceLock<Vec<u8>> = std::sync::OnceLock::new();
     GOOD.get_or_init(|| {
-        let options = Luks1Options {
-            cipher: CipherSpec::AES_256_XTS,
-            hash: HashName::Sha256,
-            slot_iterations: 1,
-            digest_iterations: 1,
-        };
+        let options = Luks1Options::new(CipherSpec::AES_256_XTS, HashName::Sha256, 1);
         Luks1Header::create(&options, b"one", &mut Counting(1)).expect("a good device").2
     })
 }
@@ -45,8 +42,8 @@ pub fn luks1(u: &mut Unstructured<'_>) -> Result<()> {
         let at = u.choose_index(header.len())?;
         header[at] = u.arbitrary()?;
     }
-    let Ok(header) = Luks1Header::parse(&header, &LIMITS) else { return Ok(()) };
-    let again = Luks1Header::parse(&header.encode(), &LIMITS).expect("what was taken is taken again");
+    let Ok(header) = Luks1Header::parse(&header, &limits()) else { return Ok(()) };
+    let again = Luks1Header::parse(&header.encode(), &limits()).expect("what was taken is taken again");
     assert_eq!(again, header);
     for slot in header.active_slots() {
         let range = header.material(slot).expect("an active slot");
@@ -63,8 +60,8 @@ pub fn luks1(u: &mut Unstructured<'_>) -> Result<()> {
 /// The input is used up.
 pub fn luks2(u: &mut Unstructured<'_>) -> Result<()> {
     let bytes = u.bytes(u.len())?;
-    let _ = Luks2Header::parse(bytes, &LIMITS);
-    let Ok(metadata) = Luks2Metadata::parse(bytes, 16384, &LIMITS) else { return Ok(()) };
+    let _ = Luks2Header::parse(bytes, &limits());
+    let Ok(metadata) = Luks2Metadata::parse(bytes, 16384, &limits()) else { return Ok(()) };
     for slot in metadata.slots() {
         let range = slot.material();
         assert!(range.start >= 32768 && range.end <= metadata.segment().offset);

@@ -65,7 +65,7 @@ pub fn command(u: &mut Unstructured<'_>) -> Result<()> {
     let line = line(u)?;
     let access = if u.arbitrary()? { Access::ReadWrite } else { Access::ReadOnly };
     for disk in [None, Some("disk".as_ref())] {
-        let options = OpenOptions { access, ..OpenOptions::default() };
+        let options = OpenOptions::default().access(access);
         match image_options(&line, disk, options) {
             Ok(options) => assert_eq!(options.access, access, "{line:?}"),
             Err(message) => assert!(!message.is_empty(), "{line:?}"),

@@ -34,12 +34,8 @@ pub enum ResizeRule {
 impl Setup {
     /// Page cache, depth 8.
     pub fn new(engine: Engine, cache: CacheMode) -> Self {
-        let options = OpenOptions {
-            format: Some(zebu::Format::Qcow2),
-            access: Access::ReadWrite,
-            cache,
-            ..OpenOptions::default()
-        };
+        let options =
+            OpenOptions::default().format(Some(zebu::Format::Qcow2)).access(Access::ReadWrite).cache(cache);
         Self { engine, depth: 8, options, discard: DiscardRule::WholeClustersZero, resize: ResizeRule::Works }
     }
 }
@@ -49,11 +45,11 @@ impl Setup {
 /// # Panics
 /// If there is no worker to be had.
 pub fn worker(engine: Engine) -> Worker {
-    let config = WorkerConfig { engine, ..WorkerConfig::default() };
+    let config = WorkerConfig::default().engine(engine);
     Worker::new(&config).unwrap_or_else(|refused| {
         assert!(engine == Engine::IoUring, "no worker: {refused}");
         eprintln!("note: io_uring refused ({refused}); threads instead");
-        Worker::new(&WorkerConfig { engine: Engine::Threads, ..config }).expect("threads always work")
+        Worker::new(&config.engine(Engine::Threads)).expect("threads always work")
     })
 }
 

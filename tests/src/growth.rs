@@ -79,18 +79,16 @@ impl Growth {
     /// A request failed.
     pub fn run(&self, path: &Path) -> Result<Promises, String> {
         assert!(self.steps * self.cluster <= ZONE, "zones overlap");
-        let config = WorkerConfig { engine: self.engine, depth: 128, threads: 32, ..WorkerConfig::default() };
+        let config = WorkerConfig::default().engine(self.engine).depth(128).threads(32);
         let worker = Worker::new(&config).unwrap_or_else(|_| driver::worker(self.engine));
         worker.block_on(self.drive(&worker, path)).map_err(|e| e.to_string())
     }
 
     async fn drive(&self, worker: &Worker, path: &Path) -> Result<Promises, Error> {
-        let create = CreateOptions {
-            size: Some(DISK),
-            cluster_size: self.cluster,
-            extent_size_hint: self.extent_size_hint,
-            ..CreateOptions::default()
-        };
+        let create = CreateOptions::default()
+            .size(Some(DISK))
+            .cluster_size(self.cluster)
+            .extent_size_hint(self.extent_size_hint);
         Image::create(worker, path, &create).await?;
         let image = Image::open(worker, path, &self.open(Access::ReadWrite)).await?;
         let mut promises = Promises(vec![0; (DISK / BLOCK) as usize]);
@@ -116,13 +114,11 @@ impl Growth {
     }
 
     fn open(&self, access: Access) -> OpenOptions {
-        OpenOptions {
-            format: Some(Format::Qcow2),
-            access,
-            cache: CacheMode::None,
-            zero_policy: self.zero_policy,
-            ..OpenOptions::default()
-        }
+        OpenOptions::default()
+            .format(Some(Format::Qcow2))
+            .access(access)
+            .cache(CacheMode::None)
+            .zero_policy(self.zero_policy)
     }
 
     /// The requests of one step. No two that are in flight at once touch the same block.

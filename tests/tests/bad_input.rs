@@ -440,11 +440,8 @@ fn qemu_refuses_an_image_that_zebu_writes() {
     let Some(qemu) = Qemu::find() else { return };
     let scratch = image(&qemu, "");
     let worker = zebu_tests::driver::worker(zebu::storage::Engine::Auto);
-    let options = zebu::OpenOptions {
-        format: Some(zebu::Format::Qcow2),
-        access: zebu::Access::ReadWrite,
-        ..zebu::OpenOptions::default()
-    };
+    let options =
+        zebu::OpenOptions::default().format(Some(zebu::Format::Qcow2)).access(zebu::Access::ReadWrite);
     let image = worker
         .block_on(zebu::Image::open(&worker, &scratch.file(IMAGE), &options))
         .unwrap_or_else(|e| panic!("{e}"));

@@ -97,7 +97,7 @@ async fn stream(image: Image, worker: Worker, disk: Rc<RefCell<Disk>>, mut rando
 fn run(qemu: &Qemu, case: &Case, seed: u64) {
     let scratch = Scratch::new("compressed");
     let path = scratch.file("disk.qcow2");
-    let worker = Worker::new(&WorkerConfig { engine: case.engine, ..WorkerConfig::default() }).unwrap();
+    let worker = Worker::new(&WorkerConfig::default().engine(case.engine)).unwrap();
     let len = case.create.size.unwrap();
     let cluster = case.create.cluster_size as usize;
     // Making content takes most of the time.
@@ -112,13 +112,11 @@ fn run(qemu: &Qemu, case: &Case, seed: u64) {
         Image::create(&worker, &path, &case.create).await.unwrap();
         // Twice, so that the second opening packs into what the first one has left.
         for _ in 0..2 {
-            let options = OpenOptions {
-                format: Some(Format::Qcow2),
-                access: Access::ReadWrite,
-                cache: case.cache,
-                compress: case.compress.clone(),
-                ..OpenOptions::default()
-            };
+            let options = OpenOptions::default()
+                .format(Some(Format::Qcow2))
+                .access(Access::ReadWrite)
+                .cache(case.cache)
+                .compress(case.compress.clone());
             let image = Image::open(&worker, &path, &options).await.unwrap();
             let streams: Vec<_> = (0..6)
                 .map(|_| {
@@ -151,22 +149,19 @@ fn matrix(version: u32, compression: Compression) {
                     continue;
                 }
                 seed += 1;
-                let create = CreateOptions {
+                let create = CreateOptions::default()
                     // The last cluster is cut short.
-                    size: Some(cluster_size * if cluster_bits > 18 { 6 } else { 60 } + 512),
-                    cluster_size,
-                    version,
-                    refcount_bits,
-                    extended_l2,
-                    compression,
-                    ..CreateOptions::default()
-                };
-                let compress = CompressOptions {
-                    level: (seed % 2 == 0).then_some(1),
-                    window: if seed % 3 == 0 { DeflateWindow::FourKib } else { DeflateWindow::Full },
-                    gather_memory: [0, 64 << 10, 8 << 20][seed as usize % 3],
-                    pool: CodecPool::new(seed as usize % 3),
-                };
+                    .size(cluster_size * if cluster_bits > 18 { 6 } else { 60 } + 512)
+                    .cluster_size(cluster_size)
+                    .version(version)
+                    .refcount_bits(refcount_bits)
+                    .extended_l2(extended_l2)
+                    .compression(compression);
+                let compress = CompressOptions::default()
+                    .level((seed % 2 == 0).then_some(1))
+                    .window(if seed % 3 == 0 { DeflateWindow::FourKib } else { DeflateWindow::Full })
+                    .gather_memory([0, 64 << 10, 8 << 20][seed as usize % 3])
+                    .pool(CodecPool::new(seed as usize % 3));
                 let cache = if seed % 2 == 0 { CacheMode::None } else { CacheMode::Writeback };
                 let engine = if seed % 4 < 2 { Engine::Threads } else { Engine::Auto };
                 eprintln!("seed {seed}: {create:?} {compress:?} {cache:?} {engine:?}");
@@ -201,14 +196,12 @@ fn filling_an_image_takes_no_reads_and_a_write_per_host_cluster_at_most() {
     let path = scratch.file("disk.qcow2");
     let worker = Worker::new(&WorkerConfig::default()).unwrap();
     worker.block_on(async {
-        let create = CreateOptions { size: Some(CLUSTER * CLUSTERS), ..CreateOptions::default() };
+        let create = CreateOptions::default().size(Some(CLUSTER * CLUSTERS));
         Image::create(&worker, &path, &create).await.unwrap();
-        let options = OpenOptions {
-            format: Some(Format::Qcow2),
-            access: Access::ReadWrite,
-            cache: CacheMode::None,
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default()
+            .format(Some(Format::Qcow2))
+            .access(Access::ReadWrite)
+            .cache(CacheMode::None);
         let image = Image::open(&worker, &path, &options).await.unwrap();
         let before = worker.stats();
         let mut random = Random::new(7);

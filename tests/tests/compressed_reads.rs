@@ -23,11 +23,9 @@ fn make(worker: &Worker, path: &Path, compression: Compression) -> Vec<u8> {
         random.fill(&mut cluster[..20_000]);
     }
     worker.block_on(async {
-        let create =
-            CreateOptions { size: Some(CLUSTER * CLUSTERS), compression, ..CreateOptions::default() };
+        let create = CreateOptions::default().size(Some(CLUSTER * CLUSTERS)).compression(compression);
         Image::create(worker, path, &create).await.unwrap();
-        let options =
-            OpenOptions { format: Some(Format::Qcow2), access: Access::ReadWrite, ..OpenOptions::default() };
+        let options = OpenOptions::default().format(Some(Format::Qcow2)).access(Access::ReadWrite);
         let image = Image::open(worker, path, &options).await.unwrap();
         let bufs = IoBuf::copy_of(&bytes).into();
         image.write_compressed(worker, 0, bufs, Durability::Volatile).await.0.unwrap();
@@ -44,13 +42,9 @@ fn a_cluster_that_is_read_in_pieces_is_inflated_once() {
         for engine in [Engine::Auto, Engine::Threads] {
             let scratch = Scratch::new("compressed-reads");
             let path = scratch.file("disk.qcow2");
-            let worker = Worker::new(&WorkerConfig { engine, ..WorkerConfig::default() }).unwrap();
+            let worker = Worker::new(&WorkerConfig::default().engine(engine)).unwrap();
             let bytes = make(&worker, &path, compression);
-            let options = OpenOptions {
-                format: Some(Format::Qcow2),
-                cache: CacheMode::Writeback,
-                ..OpenOptions::default()
-            };
+            let options = OpenOptions::default().format(Some(Format::Qcow2)).cache(CacheMode::Writeback);
             worker.block_on(async {
                 let image = Image::open(&worker, &path, &options).await.unwrap();
                 let read = async |at: u64| {
@@ -114,7 +108,7 @@ fn a_damaged_stream_is_an_error_at_its_offset_and_nowhere_else() {
             let image = Patch::open(&path);
             // Bits 0 to 53 of the entry, for clusters of 64 KiB.
             image.set(image.u64(image.l2_entry(DAMAGED)) & ((1 << 54) - 1), stream);
-            let options = OpenOptions { format: Some(Format::Qcow2), ..OpenOptions::default() };
+            let options = OpenOptions::default().format(Some(Format::Qcow2));
             worker.block_on(async {
                 let image = Image::open(&worker, &path, &options).await.unwrap();
                 for cluster in 0..CLUSTERS {

@@ -103,12 +103,10 @@ fn check(dir: &Path, image: &str, format: &str, expected: &[u8], random: &mut Ra
     {
         return Err(info.to_string());
     }
-    let options = OpenOptions {
-        format: Format::from_name(format),
-        access: Access::ReadOnly,
-        cache: *random.pick(&[CacheMode::Writeback, CacheMode::None]),
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default()
+        .format(Format::from_name(format))
+        .access(Access::ReadOnly)
+        .cache(*random.pick(&[CacheMode::Writeback, CacheMode::None]));
     by_library(&dir.join(image), &options, expected, random)
 }
 

@@ -51,12 +51,7 @@ fn fills_up(qemu: &Qemu, dir: &Path, options: &str, cache: CacheMode) {
     zebu(dir, ["create", "-q", "-f", "qcow2", "-o", options, "disk.qcow2", &DISK.to_string()]).ok();
     let ballast = leave_room(dir);
     let worker = Worker::new(&WorkerConfig::default()).expect("a worker");
-    let open = OpenOptions {
-        format: Some(Format::Qcow2),
-        access: Access::ReadWrite,
-        cache,
-        ..OpenOptions::default()
-    };
+    let open = OpenOptions::default().format(Some(Format::Qcow2)).access(Access::ReadWrite).cache(cache);
     let image = worker.block_on(Image::open(&worker, &dir.join("disk.qcow2"), &open)).expect("opens");
     let write = |number: u64| {
         let buf = IoBuf::copy_of(&vec![pattern(number); LEN as usize]);

@@ -18,13 +18,11 @@ fn matrix(version: u32, cluster: u64) {
         let scratch = Scratch::new("read");
         shape.make(&qemu, scratch.path(), random.bits());
         let expected = qemu.read_all(scratch.path(), IMAGE, None);
-        let options = OpenOptions {
-            format: Some(Format::Qcow2),
-            access: Access::ReadOnly,
-            cache: *random.pick(&[CacheMode::Writeback, CacheMode::None]),
-            cache_size: *random.pick(&[None, Some(64 << 10)]),
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default()
+            .format(Some(Format::Qcow2))
+            .access(Access::ReadOnly)
+            .cache(*random.pick(&[CacheMode::Writeback, CacheMode::None]))
+            .cache_size(*random.pick(&[None, Some(64 << 10)]));
         for engine in [Engine::IoUring, Engine::Threads] {
             by_library(&scratch, &options, engine, &expected, &mut random)
                 .unwrap_or_else(|what| panic!("{shape}, {engine:?}, {options:?}: {what}"));
@@ -33,7 +31,7 @@ fn matrix(version: u32, cluster: u64) {
         if shape.feature == Feature::Snapshot {
             for name in SNAPSHOTS {
                 let expected = qemu.read_all(scratch.path(), IMAGE, Some(name));
-                let options = OpenOptions { snapshot: Some(name.to_owned()), ..options.clone() };
+                let options = options.clone().snapshot(Some(name.to_owned()));
                 by_library(&scratch, &options, Engine::Auto, &expected, &mut random)
                     .unwrap_or_else(|what| panic!("{shape}, snapshot {name}: {what}"));
                 by_command(&scratch, &["-l", name], &expected)

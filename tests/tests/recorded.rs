@@ -163,13 +163,11 @@ fn what_was_flushed_is_on_the_file_at_every_moment() {
         qemu.create(dir, IMAGE, "qcow2", creation, SIZE);
         let recorder = Recorder::over(&dir.join(IMAGE), 512);
         let engine = *rng.pick(&[Engine::IoUring, Engine::Threads]);
-        let options = OpenOptions {
-            format: Some(Format::Qcow2),
-            access: Access::ReadWrite,
-            cache: *rng.pick(&[CacheMode::Writeback, CacheMode::None]),
-            cache_size: *rng.pick(&[None, Some(16 << 10)]),
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default()
+            .format(Some(Format::Qcow2))
+            .access(Access::ReadWrite)
+            .cache(*rng.pick(&[CacheMode::Writeback, CacheMode::None]))
+            .cache_size(*rng.pick(&[None, Some(16 << 10)]));
         let moments = drive(&dir.join(IMAGE), &recorder, &options, engine, &mut rng);
         let recording = recorder.recording();
         for Moment { position, model } in moments {

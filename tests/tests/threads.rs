@@ -81,11 +81,11 @@ fn a_child_of_a_fork_gets_errors_and_leaves_its_parent_alone() {
     for engine in [Engine::Threads, Engine::IoUring] {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk.qcow2");
-        Disk::create(&path, &CreateOptions { size: Some(1 << 20), ..CreateOptions::default() }).unwrap();
-        let options = OpenOptions { access: Access::ReadWrite, ..OpenOptions::default() };
+        Disk::create(&path, &CreateOptions::default().size(Some(1 << 20))).unwrap();
+        let options = OpenOptions::default().access(Access::ReadWrite);
         let disk = Disk::builder().engine(engine).open(&path, &options).unwrap();
         let queue = disk.queue().engine(engine).build().unwrap();
-        let worker = Worker::new(&WorkerConfig { engine, ..WorkerConfig::default() }).unwrap();
+        let worker = Worker::new(&WorkerConfig::default().engine(engine)).unwrap();
         disk.write(0, &[1; 512]).unwrap();
         // Some of it is under way.
         for i in 0..8 {

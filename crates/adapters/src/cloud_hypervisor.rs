@@ -373,9 +373,9 @@ mod tests {
         let rounds = std::env::var("ZEBU_EMBEDDING_ROUNDS").map_or(100, |rounds| rounds.parse().unwrap());
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk.qcow2");
-        Disk::create(&path, &CreateOptions { size: Some(64 << 20), ..CreateOptions::default() }).unwrap();
+        Disk::create(&path, &CreateOptions::default().size(Some(64 << 20))).unwrap();
         let memory = Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4 << 20)]).unwrap());
-        let options = OpenOptions { access: Access::ReadWrite, ..OpenOptions::default() };
+        let options = OpenOptions::default().access(Access::ReadWrite);
         let disk = ZebuDisk::open(&path, &options, memory.clone()).unwrap();
         let threads: Vec<_> = (0..2)
             .map(|queue| {

@@ -98,14 +98,12 @@ impl ImageArgs {
     ) -> Result<ImageSpec, Failure> {
         let mut spec = ImageSpec {
             path: PathBuf::from(name),
-            options: OpenOptions {
-                format,
-                access,
-                cache,
-                refs: allowed_references(&self.allow_refs)?,
-                remote: opener(&self.allow_refs)?,
-                ..OpenOptions::default()
-            },
+            options: OpenOptions::default()
+                .format(format)
+                .access(access)
+                .cache(cache)
+                .refs(allowed_references(&self.allow_refs)?)
+                .remote(opener(&self.allow_refs)?),
             aio: None,
             discard: None,
             detect_zeroes: None,

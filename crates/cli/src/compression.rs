@@ -27,10 +27,10 @@ impl CompressionArgs {
 
     /// The options for the engine.
     pub(crate) fn options(&self) -> CompressOptions {
-        CompressOptions {
-            level: self.compression_level,
-            window: if self.strict_deflate { DeflateWindow::FourKib } else { DeflateWindow::Full },
-            ..CompressOptions::default()
-        }
+        CompressOptions::default().level(self.compression_level).window(if self.strict_deflate {
+            DeflateWindow::FourKib
+        } else {
+            DeflateWindow::Full
+        })
     }
 }

@@ -215,7 +215,7 @@ impl CreateOpts {
 
     /// The options of the engine; the backing file is put in by the command, which has looked at it.
     pub(crate) fn create_options(&self, format: Format) -> CreateOptions {
-        let mut create = CreateOptions { format, size: self.size, ..CreateOptions::default() };
+        let mut create = CreateOptions::default().format(format).size(self.size);
         create.cluster_size = self.cluster_size.unwrap_or(create.cluster_size);
         create.version = self.version.unwrap_or(create.version);
         create.refcount_bits = self.refcount_bits.unwrap_or(create.refcount_bits);
@@ -240,7 +240,7 @@ impl CreateOpts {
             if let Some(mode) = self.preallocation {
                 let _ = write!(line, " preallocation={}", preallocation_name(mode));
             }
-            let _ = write!(line, " compression_type={} size={size}", compression_name(create.compression));
+            let _ = write!(line, " compression_type={} size={size}", create.compression.name());
             if let Some(compat) = &self.compat {
                 let _ = write!(line, " compat={compat}");
             }
@@ -285,14 +285,6 @@ fn preallocation_name(mode: Preallocation) -> &'static str {
         Preallocation::Metadata => "metadata",
         Preallocation::Falloc => "falloc",
         Preallocation::Full => "full",
-    }
-}
-
-/// The name as in `-o compression_type=`.
-pub(crate) fn compression_name(compression: Compression) -> &'static str {
-    match compression {
-        Compression::Zlib => "zlib",
-        Compression::Zstd => "zstd",
     }
 }
 

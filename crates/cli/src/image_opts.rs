@@ -429,7 +429,7 @@ mod tests {
     fn spec(access: Access) -> ImageSpec {
         ImageSpec {
             path: "unset".into(),
-            options: OpenOptions { access, ..OpenOptions::default() },
+            options: OpenOptions::default().access(access),
             aio: None,
             discard: None,
             detect_zeroes: None,

@@ -112,12 +112,13 @@ fn open(name: RemoteName, flags: &OpenFlags) -> Result<File, IoError> {
 /// Figures of all disks over the network that this command opened, added up; `None` if there was none.
 pub(crate) fn transfers() -> Option<StatsSnapshot> {
     let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    opened.iter().map(|(_, disk)| disk.stats()).reduce(|all, one| StatsSnapshot {
-        requests: all.requests + one.requests,
-        read_bytes: all.read_bytes + one.read_bytes,
-        written_bytes: all.written_bytes + one.written_bytes,
-        retries: all.retries + one.retries,
-        reconnects: all.reconnects + one.reconnects,
+    opened.iter().map(|(_, disk)| disk.stats()).reduce(|mut all, one| {
+        all.requests += one.requests;
+        all.read_bytes += one.read_bytes;
+        all.written_bytes += one.written_bytes;
+        all.retries += one.retries;
+        all.reconnects += one.reconnects;
+        all
     })
 }
 
@@ -125,7 +126,7 @@ pub(crate) fn transfers() -> Option<StatsSnapshot> {
 pub(crate) fn tell_transfers() {
     let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
     for (_, disk) in opened.iter() {
-        let StatsSnapshot { requests, read_bytes, written_bytes, retries, reconnects } = disk.stats();
+        let StatsSnapshot { requests, read_bytes, written_bytes, retries, reconnects, .. } = disk.stats();
         let name = disk.name();
         stderr::tell(&format!(
             "{name}: {requests} requests, {read_bytes} bytes read, {written_bytes} bytes written, {retries} retries, \

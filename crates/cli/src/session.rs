@@ -88,13 +88,12 @@ impl Session {
         if !is_asked || program::called() == Program::QemuNbd {
             return;
         }
-        let reading = OpenOptions {
-            access: Access::ReadOnly,
-            sharing: Sharing::Unlocked,
-            chain: Chain::TopOnly,
-            purpose: Purpose::Inspect,
-            ..options.clone()
-        };
+        let reading = options
+            .clone()
+            .access(Access::ReadOnly)
+            .sharing(Sharing::Unlocked)
+            .chain(Chain::TopOnly)
+            .purpose(Purpose::Inspect);
         let guessed = self.worker.block_on(async {
             let image = Image::open(&self.worker, &spec.path, &reading).await.ok()?;
             let format = image.format();
@@ -175,10 +174,7 @@ impl Drop for Session {
 
 /// How workers are made for this command line.
 pub(crate) fn worker_config(args: &EngineArgs, image_aio: Option<Aio>) -> WorkerConfig {
-    WorkerConfig {
-        engine: args.aio.or(image_aio).unwrap_or(Aio::IoUring).engine(),
-        ..WorkerConfig::default()
-    }
+    WorkerConfig::default().engine(args.aio.or(image_aio).unwrap_or(Aio::IoUring).engine())
 }
 
 /// The engine of the I/O, and why it is not io_uring.
@@ -186,7 +182,7 @@ fn describe_worker(worker: &Worker) -> String {
     let kind = match worker.kind() {
         WorkerKind::IoUring => "I/O runs on io_uring",
         WorkerKind::Threads => "I/O runs on threads",
-        WorkerKind::Simulated => "I/O runs on a simulated disk",
+        _ => "I/O runs on a simulated disk",
     };
     match worker.fallback_reason() {
         Some(reason) => format!("{kind}; io_uring is not used: {reason}"),

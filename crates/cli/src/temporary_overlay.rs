@@ -33,11 +33,7 @@ impl TemporaryOverlay {
         };
         let directory = std::env::var_os("TMPDIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from);
         let place = directory.join(format!(".zebu-overlay-{}", std::process::id()));
-        let options = CreateOptions {
-            backing: Some((name.to_owned(), format)),
-            refs: RefPolicy::All,
-            ..CreateOptions::default()
-        };
+        let options = CreateOptions::default().backing(Some((name.to_owned(), format))).refs(RefPolicy::All);
         let made = worker.block_on(Image::create(&worker, &place, &options));
         made.map_err(|error| Failure::creating(&place, &error))?;
         let opened = open(&place, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
@@ -56,7 +52,7 @@ impl TemporaryOverlay {
 
 /// The format of the image below, which is probed if it is not given.
 fn format_of(worker: &Worker, base: &Path, format: Option<Format>) -> Result<Format, Failure> {
-    let options = OpenOptions { format, refs: RefPolicy::All, ..OpenOptions::default() };
+    let options = OpenOptions::default().format(format).refs(RefPolicy::All);
     worker
         .block_on(async {
             let image = Image::open(worker, base, &options).await?;

@@ -240,17 +240,16 @@ impl Watch {
     /// For the job.
     pub(crate) fn control(&self) -> JobControl {
         let shared = Arc::clone(&self.shared);
-        JobControl {
-            cancel: self.cancel.clone(),
-            progress: Some(Arc::new(move |progress| {
+        JobControl::default()
+            .cancel(self.cancel.clone())
+            .progress(move |progress| {
                 shared.store(Snapshot {
                     phase: phase_name(progress.phase),
                     done: progress.done,
                     total: progress.total,
                 });
-            })),
-            rate_limit: None,
-        }
+            })
+            .rate_limit(None)
     }
 
     /// Notes how far work is that has no [`JobControl`].

@@ -15,8 +15,8 @@ const QUEUE: u64 = 1;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = PathBuf::from(std::env::args_os().nth(1).unwrap_or_else(|| "disk.qcow2".into()));
-    Disk::create(&path, &CreateOptions { size: Some(1 << 30), ..CreateOptions::default() })?;
-    let options = OpenOptions { access: zebu::Access::ReadWrite, ..OpenOptions::default() };
+    Disk::create(&path, &CreateOptions::default().size(Some(1 << 30)))?;
+    let options = OpenOptions::default().access(zebu::Access::ReadWrite);
     let disk = Disk::open(&path, &options)?;
     // This thread never blocks but in `epoll::wait`.
     let queue = disk.queue().depth(64).promise_to_drive().build()?;

@@ -14,8 +14,8 @@ use zebu::{Access, CreateOptions, Disk, Durability, OpenOptions, Request};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = PathBuf::from(std::env::args_os().nth(1).unwrap_or_else(|| "disk.qcow2".into()));
-    Disk::create(&path, &CreateOptions { size: Some(1 << 30), ..CreateOptions::default() })?;
-    let options = OpenOptions { access: Access::ReadWrite, ..OpenOptions::default() };
+    Disk::create(&path, &CreateOptions::default().size(Some(1 << 30)))?;
+    let options = OpenOptions::default().access(Access::ReadWrite);
     let disk = Disk::open(&path, &options)?;
 
     let memory = Arc::new(GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 16 << 20)])?);

@@ -35,9 +35,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let tasks = LocalSet::new();
     tasks.spawn_local(drive(worker.clone()));
     tasks.block_on(&runtime, async {
-        Image::create(&worker, &path, &CreateOptions { size: Some(1 << 30), ..CreateOptions::default() })
-            .await?;
-        let options = OpenOptions { access: Access::ReadWrite, ..OpenOptions::default() };
+        Image::create(&worker, &path, &CreateOptions::default().size(Some(1 << 30))).await?;
+        let options = OpenOptions::default().access(Access::ReadWrite);
         let image = Image::open(&worker, &path, &options).await?;
         let writes = (0..16u64).map(|i| {
             let (image, worker) = (image.clone(), worker.clone());

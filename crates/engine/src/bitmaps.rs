@@ -10,6 +10,7 @@ use zebu_storage::Worker;
 
 /// A bitmap to be added.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct NewBitmap {
     /// Its name, 1 to 1023 bytes, unique in the image.
     pub name: String,
@@ -18,6 +19,12 @@ pub struct NewBitmap {
     /// Whether it records writes.
     pub recording: BitmapRecording,
 }
+
+zebu_storage::option_setters!(NewBitmap {
+    name: impl Into<String>,
+    granularity: impl Into<Option<u64>>,
+    recording: BitmapRecording,
+});
 
 impl NewBitmap {
     /// A bitmap of this name that records writes, with the usual granularity.
@@ -28,6 +35,7 @@ impl NewBitmap {
 
 /// Whether a bitmap records writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum BitmapRecording {
     /// Every change of the disk sets bits.
     On,

@@ -87,13 +87,12 @@ impl Image {
         made: &mut Vec<PathBuf>,
     ) -> Result<()> {
         let mut new_file = |path: &Path| {
-            let flags = OpenFlags {
-                access: zebu_storage::Access::ReadWrite,
-                direct: options.cache.is_direct(),
-                create: Create::Truncate,
-                lock: LockMode::Write,
-                no_flush: options.cache == CacheMode::Unsafe,
-            };
+            let flags = OpenFlags::default()
+                .access(zebu_storage::Access::ReadWrite)
+                .direct(options.cache.is_direct())
+                .create(Create::Truncate)
+                .lock(LockMode::Write)
+                .no_flush(options.cache == CacheMode::Unsafe);
             let was_there = path.symlink_metadata().is_ok();
             let file = File::open(path, &flags).map_err(|e| Error::from(e).on(path))?;
             if !was_there {

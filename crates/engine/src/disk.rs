@@ -26,8 +26,8 @@ use zebu_storage::{Background, Engine, ForkMark, Worker, WorkerConfig};
 ///
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let path = dir.path().join("disk.qcow2");
-/// Disk::create(&path, &CreateOptions { size: Some(1 << 20), ..CreateOptions::default() })?;
-/// let disk = Disk::open(&path, &OpenOptions { access: Access::ReadWrite, ..OpenOptions::default() })?;
+/// Disk::create(&path, &CreateOptions::default().size(Some(1 << 20)))?;
+/// let disk = Disk::open(&path, &OpenOptions::default().access(Access::ReadWrite))?;
 /// disk.write(4096, b"hello")?;
 /// disk.flush()?;
 /// let mut back = [0; 5];
@@ -69,7 +69,7 @@ type OnDropError = Arc<dyn Fn(&Error) + Send + Sync>;
 /// use zebu::{CreateOptions, Disk, OpenOptions};
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let path = dir.path().join("disk.qcow2");
-/// # Disk::create(&path, &CreateOptions { size: Some(1 << 20), ..CreateOptions::default() })?;
+/// # Disk::create(&path, &CreateOptions::default().size(Some(1 << 20)))?;
 /// let disk = Disk::builder()
 ///     .on_drop_error(|error| eprintln!("not closed: {error}"))
 ///     .open(&path, &OpenOptions::default())?;

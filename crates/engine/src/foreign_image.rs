@@ -1,6 +1,6 @@
 //! Images of other programs: their tables are looked up through a cache of pages, and their packed units are inflated.
 
-use crate::compress::{CodecPool, Outcome, Work};
+use crate::compress::{CodecPool, Outcome, Packing, Work};
 use crate::file_pages::{FilePages, Pages};
 use crate::image_worker::ImageWorker;
 use crate::options::{Format, OpenOptions};
@@ -136,6 +136,7 @@ impl ForeignImage {
     /// The inflated bytes of a unit, as far as the disk reaches at least.
     pub(crate) async fn read_packed(&self, worker: &Worker, packed: Packed) -> Result<Inflated> {
         let stream = CompressedRange { offset: HostOffset(packed.offset), len: packed.len };
+        let packing = Packing::try_from(packed.packing).map_err(|e| e.on(self.file(packed.file.0).path()))?;
         let cache = &self.inflated[packed.file.0 as usize];
         let ticket = match cache.lookup(worker, stream).await {
             Inflation::Ready(bytes) => return Ok(bytes),
@@ -151,7 +152,7 @@ impl ForeignImage {
         let (result, input) = worker.read(file, start, buffer.into()).await;
         result.map_err(|e| Error::from(e).on(file.path()))?;
         let work = Work::Inflate {
-            packing: packed.packing.into(),
+            packing,
             input,
             skip: (packed.offset - start) as usize,
             cluster: packed.unit as usize,

@@ -122,7 +122,7 @@ impl Image {
             info.backing_format = disk.parent().and_then(|parent| match parent.format {
                 zebu_foreign::ParentFormat::Same => Some(disk.format().name().to_owned()),
                 zebu_foreign::ParentFormat::Raw => Some("raw".to_owned()),
-                zebu_foreign::ParentFormat::Unknown => None,
+                _ => None,
             });
             let unit = Some(disk.unit()).filter(|unit| *unit > 0);
             info.foreign = Some(ForeignInfo { variant: disk.variant(), unit });

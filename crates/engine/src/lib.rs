@@ -39,7 +39,7 @@
 //! # let path = dir.path().join("disk.qcow2");
 //! let worker = Worker::new(&WorkerConfig::default())?;
 //! run(&worker, async {
-//!     Image::create(&worker, &path, &CreateOptions { size: Some(65536), ..CreateOptions::default() }).await?;
+//!     Image::create(&worker, &path, &CreateOptions::default().size(Some(65536))).await?;
 //!     let image = Image::open(&worker, &path, &OpenOptions::default()).await?;
 //!     let (result, bufs) = image.read(&worker, 0, IoBuf::zeroed(512).into()).await;
 //!     result?;
@@ -106,7 +106,7 @@ pub use status::*;
 /// use zebu::{CreateOptions, Image};
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let path = dir.path().join("disk.qcow2");
-/// let create = CreateOptions { size: Some(1 << 20), ..CreateOptions::default() };
+/// let create = CreateOptions::default().size(Some(1 << 20));
 /// zebu::block_on(async |worker| Image::create(&worker, &path, &create).await)?;
 /// # Ok::<(), zebu::Error>(())
 /// ```

@@ -53,21 +53,17 @@ struct Next {
 }
 
 pub(crate) fn flags(options: &OpenOptions) -> OpenFlags {
-    OpenFlags {
-        access: match options.access {
-            Access::ReadOnly => zebu_storage::Access::ReadOnly,
-            Access::ReadWrite => zebu_storage::Access::ReadWrite,
-        },
-        direct: options.cache.is_direct(),
-        create: Create::No,
-        lock: match (options.sharing, options.access, options.purpose) {
+    OpenFlags::default()
+        .access(options.access)
+        .direct(options.cache.is_direct())
+        .create(Create::No)
+        .lock(match (options.sharing, options.access, options.purpose) {
             (Sharing::Unlocked, ..) => LockMode::None,
             (_, Access::ReadWrite, _) => LockMode::Write,
             (_, _, Purpose::Inspect) => LockMode::Inspect,
             (..) => LockMode::Read,
-        },
-        no_flush: options.cache == CacheMode::Unsafe,
-    }
+        })
+        .no_flush(options.cache == CacheMode::Unsafe)
 }
 
 /// The format of a file that nobody named, by its first and last bytes.
@@ -149,7 +145,7 @@ pub(crate) async fn open_split(
 /// Whether `name`, given by the user or as an image at `image` would, is the name of `file`.
 fn is_file(name: &Path, image: &Path, file: &File) -> bool {
     let beside = name.to_str().map(|name| refs::resolve(image, name));
-    let unlocked = OpenFlags { lock: LockMode::None, ..OpenFlags::default() };
+    let unlocked = OpenFlags::default().lock(LockMode::None);
     [Some(name.to_owned()), beside]
         .into_iter()
         .flatten()
@@ -335,7 +331,7 @@ fn parent_of(
     let format = match parent.format {
         ParentFormat::Same => Some(Format::Foreign(foreign.disk().format())),
         ParentFormat::Raw => Some(Format::Raw),
-        ParentFormat::Unknown => None,
+        _ => None,
     };
     Ok(Some(Next { file, path, format }))
 }

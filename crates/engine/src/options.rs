@@ -7,6 +7,7 @@ use std::time::Duration;
 
 /// The format of an image file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Format {
     /// qcow2, versions 2 and 3.
     Qcow2,
@@ -44,18 +45,11 @@ impl Format {
     }
 }
 
-/// Reading only, or reading and writing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Access {
-    /// Nothing is written, the header included.
-    #[default]
-    ReadOnly,
-    /// Guest data and metadata may be written.
-    ReadWrite,
-}
+pub use zebu_storage::Access;
 
 /// Caches between a write and the disk (`-t`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum CacheMode {
     /// O_DIRECT.
     None,
@@ -83,6 +77,7 @@ impl CacheMode {
 
 /// Which files that an image names (backing file, data file) may be opened.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum RefPolicy {
     /// None.
     None,
@@ -97,6 +92,7 @@ pub enum RefPolicy {
 
 /// How a recycled cluster, of which a request writes a part, gets its zeroes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum ZeroPolicy {
     /// By size of the padding and file system.
     #[default]
@@ -149,6 +145,7 @@ pub enum ExtentIndex {
 
 /// How an image is opened.
 #[derive(Debug, Clone, Default)]
+#[non_exhaustive]
 pub struct OpenOptions {
     /// The format; probed if `None`. A raw image that was probed is only opened for reading, and what looks like an image
     /// of another format or like a packed file is refused ([`crate::ErrorKind::ForeignFormat`]).
@@ -191,8 +188,30 @@ pub struct OpenOptions {
     pub compress: CompressOptions,
 }
 
+zebu_storage::option_setters!(OpenOptions {
+    format: impl Into<Option<Format>>,
+    access: Access,
+    cache: CacheMode,
+    refs: RefPolicy,
+    remote: Remote,
+    sharing: Sharing,
+    chain: Chain,
+    purpose: Purpose,
+    snapshot: impl Into<Option<String>>,
+    cache_size: impl Into<Option<u64>>,
+    queues: u32,
+    cache_clean_interval: impl Into<Option<Duration>>,
+    extent_index: ExtentIndex,
+    slice_size: impl Into<Option<u32>>,
+    zero_policy: ZeroPolicy,
+    backing: impl Into<Option<(PathBuf, Option<Format>)>>,
+    data_file: impl Into<Option<PathBuf>>,
+    compress: CompressOptions,
+});
+
 /// A file that the caller has opened, and locked as it sees fit, to be an image of a chain.
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct OpenedFile {
     /// The image file.
     pub file: zebu_storage::File,
@@ -200,6 +219,15 @@ pub struct OpenedFile {
     pub data_file: Option<zebu_storage::File>,
     /// Its format.
     pub format: Format,
+}
+
+zebu_storage::option_setters!(OpenedFile { data_file: impl Into<Option<zebu_storage::File>> });
+
+impl OpenedFile {
+    /// The image file and its format, without an external data file.
+    pub fn new(file: zebu_storage::File, format: Format) -> Self {
+        Self { file, data_file: None, format }
+    }
 }
 
 /// How space is set aside when an image is made or grown.
@@ -221,6 +249,7 @@ pub use zebu_qcow2::Compression;
 
 /// How an image is created.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct CreateOptions {
     /// Format.
     pub format: Format,
@@ -256,6 +285,25 @@ pub struct CreateOptions {
     /// Which files may be opened to look up the backing file's size.
     pub refs: RefPolicy,
 }
+
+zebu_storage::option_setters!(CreateOptions {
+    format: Format,
+    size: impl Into<Option<u64>>,
+    cluster_size: u64,
+    version: u32,
+    refcount_bits: u32,
+    extended_l2: bool,
+    compression: Compression,
+    lazy_refcounts: bool,
+    backing: impl Into<Option<(String, Format)>>,
+    data_file: impl Into<Option<String>>,
+    data_file_raw: bool,
+    preallocation: Preallocation,
+    extent_size_hint: impl Into<Option<u32>>,
+    nocow: bool,
+    cache: CacheMode,
+    refs: RefPolicy,
+});
 
 impl Default for CreateOptions {
     fn default() -> Self {

@@ -38,6 +38,7 @@ pub enum Phase {
 
 /// How far a job is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Progress {
     /// The present phase.
     pub phase: Phase,
@@ -73,6 +74,7 @@ impl Cancel {
 
 /// How a caller watches and steers a job.
 #[derive(Clone, Default)]
+#[non_exhaustive]
 pub struct JobControl {
     /// Stops the job.
     pub cancel: Cancel,
@@ -80,6 +82,20 @@ pub struct JobControl {
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
     /// Most bytes a second that the job moves, averaged; no limit if `None`.
     pub rate_limit: Option<NonZeroU64>,
+}
+
+zebu_storage::option_setters!(JobControl {
+    cancel: Cancel,
+    rate_limit: impl Into<Option<NonZeroU64>>,
+});
+
+impl JobControl {
+    /// Sets [`progress`](#structfield.progress).
+    #[must_use]
+    pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        self.progress = Some(Arc::new(progress));
+        self
+    }
 }
 
 impl fmt::Debug for JobControl {

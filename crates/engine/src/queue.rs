@@ -67,6 +67,7 @@ impl Request {
 
 /// A request that has ended.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Completion {
     /// As given to [`Queue::submit`].
     pub user_data: u64,
@@ -95,9 +96,9 @@ pub struct Completion {
 /// # let path = dir.path().join("disk.qcow2");
 /// let worker = Worker::new(&WorkerConfig::default())?;
 /// let image = worker.block_on(async {
-///     let create = CreateOptions { size: Some(1 << 20), ..CreateOptions::default() };
+///     let create = CreateOptions::default().size(Some(1 << 20));
 ///     Image::create(&worker, &path, &create).await?;
-///     let open = OpenOptions { access: Access::ReadWrite, ..OpenOptions::default() };
+///     let open = OpenOptions::default().access(Access::ReadWrite);
 ///     Image::open(&worker, &path, &open).await
 /// })?;
 /// let queue = Queue::new(&image, &worker);

@@ -22,6 +22,7 @@ pub trait OpenRemote: Send + Sync {
 
 /// Which names with a protocol an image may name. Plain paths are [`crate::RefPolicy`]'s.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum RemoteRefs {
     /// None.
     #[default]

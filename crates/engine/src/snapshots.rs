@@ -10,6 +10,7 @@ use zebu_storage::Worker;
 
 /// A snapshot to be taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct NewSnapshot {
     /// Its name, at most 255 bytes; it need not be unique, and its id, which is, is chosen by the image.
     pub name: String,
@@ -21,6 +22,13 @@ pub struct NewSnapshot {
     pub icount: Option<u64>,
 }
 
+zebu_storage::option_setters!(NewSnapshot {
+    name: impl Into<String>,
+    date: impl Into<Option<SystemTime>>,
+    vm_clock_nsec: u64,
+    icount: impl Into<Option<u64>>,
+});
+
 impl NewSnapshot {
     /// A snapshot of this name, taken now.
     pub fn named(name: impl Into<String>) -> Self {
@@ -30,6 +38,7 @@ impl NewSnapshot {
 
 /// Which snapshot is meant. Of several with one name it is the first.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum SnapshotRef {
     /// The one with this id.
     Id(String),

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use zebu_storage::IoStats;
 
 /// The kind of storage behind a range.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum ExtentKind {
     /// Data in the file at this offset.
     Data {
@@ -27,11 +28,13 @@ pub enum ExtentKind {
         host: Option<u64>,
     },
     /// Nothing in any image of the chain: reads as zero.
+    #[default]
     Unallocated,
 }
 
 /// A run of the virtual disk of one kind, all from one image of the chain.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Extent {
     /// Offset in bytes on the virtual disk.
     pub offset: u64,
@@ -58,6 +61,7 @@ impl Extent {
 
 /// An internal snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SnapshotInfo {
     /// Id, a decimal number in text.
     pub id: String,
@@ -79,6 +83,7 @@ pub struct SnapshotInfo {
 
 /// A persistent bitmap.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct BitmapInfo {
     /// Name.
     pub name: String,
@@ -94,6 +99,7 @@ pub struct BitmapInfo {
 
 /// Facts that `info` tells about a qcow2 image.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Qcow2Info {
     /// 2 or 3.
     pub version: u32,
@@ -129,6 +135,7 @@ pub struct Qcow2Info {
 
 /// Facts about an opened image that need no guest data.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ImageInfo {
     /// As opened.
     pub filename: PathBuf,
@@ -156,6 +163,7 @@ pub struct ImageInfo {
 
 /// Facts of an image of another program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ForeignInfo {
     /// The kind of image within its format, as QEMU's option `subformat` calls it.
     pub variant: &'static str,

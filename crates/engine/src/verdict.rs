@@ -27,7 +27,7 @@ const INCOMPATIBLE: std::ops::Range<usize> = 72..80;
 
 /// Whether a concern makes the image unsafe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Severity {
+pub enum ConcernLevel {
     /// Worth knowing; the image may be handed on.
     Note,
     /// The image must not be handed to a tool that trusts it.
@@ -36,6 +36,7 @@ pub enum Severity {
 
 /// A trait that makes the name of a file in an image worse than a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum NameTrait {
     /// A description in JSON, which may name any driver and any file.
     Json,
@@ -86,6 +87,7 @@ impl NameTrait {
 
 /// Where something was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Found {
     /// In the file.
     InFile,
@@ -180,12 +182,12 @@ pub enum Concern {
 
 impl Concern {
     /// How bad it is.
-    pub fn severity(&self) -> Severity {
+    pub fn severity(&self) -> ConcernLevel {
         match self {
             Self::Snapshots { .. } | Self::Bitmaps { .. } | Self::UnknownParts { .. } | Self::Guessed => {
-                Severity::Note
+                ConcernLevel::Note
             }
-            _ => Severity::Unsafe,
+            _ => ConcernLevel::Unsafe,
         }
     }
 
@@ -291,6 +293,7 @@ impl fmt::Display for Traits<'_> {
 
 /// The verdict on an image before it is handed to another tool.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Verdict {
     /// As opened.
     pub filename: PathBuf,
@@ -303,7 +306,7 @@ pub struct Verdict {
 impl Verdict {
     /// Whether no concern makes the image unsafe.
     pub fn is_safe(&self) -> bool {
-        self.concerns.iter().all(|concern| concern.severity() < Severity::Unsafe)
+        self.concerns.iter().all(|concern| concern.severity() < ConcernLevel::Unsafe)
     }
 }
 

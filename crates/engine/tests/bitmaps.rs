@@ -11,12 +11,12 @@ const SIZE: u64 = 4 << 20;
 const NAME: &str = "top";
 
 fn options(access: Access) -> OpenOptions {
-    OpenOptions { format: Some(Format::Qcow2), access, ..OpenOptions::default() }
+    OpenOptions::default().format(Some(Format::Qcow2)).access(access)
 }
 
 async fn open(world: &SimWorld, worker: &Worker, access: Access) -> zebu::Result<Image> {
     let file = world.open(NAME, SimFileConfig::default()).unwrap();
-    let chain = vec![OpenedFile { file, data_file: None, format: Format::Qcow2 }];
+    let chain = vec![OpenedFile::new(file, Format::Qcow2)];
     Image::open_files(worker, chain, &options(access)).await
 }
 
@@ -42,7 +42,7 @@ fn sound(cluster_size: u64) -> Vec<u8> {
     let worker = world.worker();
     let file = world.file(NAME, Content::new(), SimFileConfig::default());
     run(&world, async {
-        let create = CreateOptions { size: Some(SIZE), cluster_size, ..CreateOptions::default() };
+        let create = CreateOptions::default().size(Some(SIZE)).cluster_size(cluster_size);
         Image::create_in(&worker, &file, &create).await?;
         let image = open(&world, &worker, Access::ReadWrite).await?;
         for (name, granularity, recording) in [
@@ -50,7 +50,7 @@ fn sound(cluster_size: u64) -> Vec<u8> {
             ("b", 65536, BitmapRecording::On),
             ("off", 4096, BitmapRecording::Off),
         ] {
-            let new = NewBitmap { name: name.to_owned(), granularity: Some(granularity), recording };
+            let new = NewBitmap::named(name.to_owned()).granularity(Some(granularity)).recording(recording);
             image.add_bitmap(&worker, &new).await?;
         }
         write(&image, &worker, 0, 100_000).await?;
@@ -200,13 +200,18 @@ fn a_damaged_bitmap_does_not_count_for_memory() {
     let world = SimWorld::new(1);
     let worker = world.worker();
     let file = world.file(NAME, Content::new(), SimFileConfig::default());
-    let create = CreateOptions { size: Some(SIZE), cluster_size: 2 << 20, ..CreateOptions::default() };
+    let create = CreateOptions::default().size(Some(SIZE)).cluster_size(2 << 20);
     run(&world, Image::create_in(&worker, &file, &create)).unwrap();
     for name in ["a", "b", "c", "d", "e"] {
         run(&world, async {
             let image = open(&world, &worker, Access::ReadWrite).await?;
             let (granularity, recording) = (Some(512), BitmapRecording::Off);
-            image.add_bitmap(&worker, &NewBitmap { name: name.to_owned(), granularity, recording }).await?;
+            image
+                .add_bitmap(
+                    &worker,
+                    &NewBitmap::named(name.to_owned()).granularity(granularity).recording(recording),
+                )
+                .await?;
             image.close(&worker).await
         })
         .unwrap();
@@ -243,11 +248,11 @@ fn more_bits_than_memory_may_take_are_refused() {
     let worker = world.worker();
     let file = world.file(NAME, Content::new(), SimFileConfig::default());
     run(&world, async {
-        let create = CreateOptions { size: Some(1 << 39), cluster_size: 2 << 20, ..CreateOptions::default() };
+        let create = CreateOptions::default().size(Some(1 << 39)).cluster_size(2 << 20);
         Image::create_in(&worker, &file, &create).await.unwrap();
         let image = open(&world, &worker, Access::ReadWrite).await.unwrap();
         let add = async |name: &str, granularity| {
-            let new = NewBitmap { granularity: Some(granularity), ..NewBitmap::named(name) };
+            let new = NewBitmap::named(name).granularity(Some(granularity));
             image.add_bitmap(&worker, &new).await
         };
         add("a", 512).await.unwrap();

@@ -98,7 +98,7 @@ fn memory_follows_what_is_in_use() {
     }
     std::fs::write(&path, image).unwrap();
     std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
-    let small = CheckOptions { memory: 4 << 20, ..CheckOptions::default() };
+    let small = CheckOptions::default().memory(4 << 20);
     let (report, grown) = measured(&path, &small);
     assert_eq!(report.exit_code(), 2);
     assert!(grown < 24 * MIB, "{grown} bytes with a budget of 4 MiB");

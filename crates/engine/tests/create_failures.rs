@@ -11,7 +11,7 @@ fn create(path: &Path, options: &CreateOptions) -> Result<()> {
 
 /// More than any file system here has: the tables' or the data's growth fails after the file was made.
 fn too_large() -> CreateOptions {
-    CreateOptions { format: Format::Raw, size: Some(i64::MAX as u64 / 512 * 512), ..CreateOptions::default() }
+    CreateOptions::default().format(Format::Raw).size(Some(i64::MAX as u64 / 512 * 512))
 }
 
 #[test]
@@ -29,15 +29,12 @@ fn what_was_made_goes_and_what_was_there_stays() {
 fn a_data_file_goes_with_its_image() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("new.qcow2");
-    let options = CreateOptions {
-        size: Some(1 << 20),
+    let options = CreateOptions::default()
+        .size(1 << 20)
         // Made after the image file; raw images know no such thing.
-        data_file: Some("no/such/folder/data".to_owned()),
-        ..CreateOptions::default()
-    };
+        .data_file("no/such/folder/data".to_owned());
     create(&path, &options).unwrap_err();
-    let too_large =
-        CreateOptions { data_file: Some("data".to_owned()), format: Format::Qcow2, ..too_large() };
+    let too_large = too_large().data_file(Some("data".to_owned())).format(Format::Qcow2);
     create(&path, &too_large).unwrap_err();
     let left: Vec<_> =
         std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();

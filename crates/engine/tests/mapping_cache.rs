@@ -23,18 +23,16 @@ fn disk(size: u64, cluster_size: u64) -> Disk {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.qcow2");
     let worker = Worker::new(&WorkerConfig::default()).unwrap();
-    let options = CreateOptions {
-        size: Some(size),
-        cluster_size,
-        preallocation: Preallocation::Metadata,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default()
+        .size(Some(size))
+        .cluster_size(cluster_size)
+        .preallocation(Preallocation::Metadata);
     worker.block_on(Image::create(&worker, &path, &options)).unwrap();
     Disk { _dir: dir, path, worker }
 }
 
 fn slices_alone() -> OpenOptions {
-    OpenOptions { format: Some(Format::Qcow2), extent_index: ExtentIndex::Off, ..OpenOptions::default() }
+    OpenOptions::default().format(Some(Format::Qcow2)).extent_index(ExtentIndex::Off)
 }
 
 impl Disk {
@@ -82,7 +80,7 @@ fn l2_table(path: &Path, index: u64) -> u64 {
 fn the_budget_is_kept_with_many_reads_at_once() {
     let disk = disk(4 << 30, CLUSTER);
     for slice_size in [512, 4096, 65536] {
-        let image = disk.open(&OpenOptions { slice_size: Some(slice_size), ..slices_alone() });
+        let image = disk.open(&slices_alone().slice_size(Some(slice_size)));
         image.set_cache_size(image.min_cache_size()).unwrap();
         for round in 0..8u64 {
             let offsets = (0..32).map(|i| (i * 977 + round * 131) * 3 * CLUSTER % (4 << 30));
@@ -97,7 +95,7 @@ fn the_budget_is_kept_with_many_reads_at_once() {
 fn what_info_says_is_enough_for_everything() {
     let disk = disk(2 << 30, 4096);
     let full = disk.open(&slices_alone()).info().unwrap().qcow2.unwrap().full_cache_bytes;
-    let image = disk.open(&OpenOptions { cache_size: Some(full), ..slices_alone() });
+    let image = disk.open(&slices_alone().cache_size(Some(full)));
     // An entry of 8 bytes for each cluster of 4 KiB, 512 of them in a slice.
     let slices = (2 << 30) / 4096 / 512;
     for _ in 0..2 {
@@ -114,14 +112,14 @@ fn what_info_says_is_enough_for_everything() {
 
 #[test]
 fn the_budget_follows_the_size_of_the_disk_unless_it_is_set() {
-    let read_only = OpenOptions { format: Some(Format::Qcow2), ..OpenOptions::default() };
-    let written = OpenOptions { access: Access::ReadWrite, ..read_only.clone() };
+    let read_only = OpenOptions::default().format(Some(Format::Qcow2));
+    let written = read_only.clone().access(Access::ReadWrite);
     // (disk, bytes of L2 tables and of refcounts)
     for (size, mapping) in [(64u64 << 20, 10u64 << 10), (64 << 30, 10 << 20), (1 << 40, 160 << 20)] {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk.qcow2");
         let worker = Worker::new(&WorkerConfig::default()).unwrap();
-        let create = CreateOptions { size: Some(size), ..CreateOptions::default() };
+        let create = CreateOptions::default().size(Some(size));
         worker.block_on(Image::create(&worker, &path, &create)).unwrap();
         // What is only read will not grow: there is no more to cache than the file holds.
         for (options, has_tables, wanted) in
@@ -136,7 +134,7 @@ fn the_budget_follows_the_size_of_the_disk_unless_it_is_set() {
             let wanted = wanted.clamp(1 << 20, 32 << 20);
             // What slices cost beyond their content, and tables.
             assert!((wanted..wanted + wanted / 8 + 65536).contains(&limit), "{size}: {limit}, not {wanted}");
-            let set = OpenOptions { cache_size: Some(3 << 20), ..options.clone() };
+            let set = options.clone().cache_size(Some(3 << 20));
             worker.block_on(image.close(&worker)).unwrap();
             let image = worker.block_on(Image::open(&worker, &path, &set)).unwrap();
             assert_eq!(image.stats().cache_limit, 3 << 20);
@@ -154,7 +152,7 @@ fn too_small_a_budget_is_refused_with_the_least() {
         let error = image.set_cache_size(bytes).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert!(error.to_string().contains(&least.to_string()), "{error}");
-        let options = OpenOptions { cache_size: Some(bytes), ..slices_alone() };
+        let options = slices_alone().cache_size(Some(bytes));
         let opened = disk.worker.block_on(Image::open(&disk.worker, &disk.path, &options));
         assert!(opened.unwrap_err().to_string().contains(&least.to_string()));
     }
@@ -165,10 +163,10 @@ fn too_small_a_budget_is_refused_with_the_least() {
 fn each_queue_has_room_for_a_slice() {
     let disk = disk(1 << 30, CLUSTER);
     let two = disk.open(&slices_alone()).min_cache_size();
-    let options = OpenOptions { queues: 16, ..slices_alone() };
+    let options = slices_alone().queues(16);
     let sixteen = disk.open(&options).min_cache_size();
     assert!((14 * 4096..15 * 4096).contains(&(sixteen - two)), "{two} for two slices, {sixteen} for sixteen");
-    let small = OpenOptions { cache_size: Some(sixteen - 1), ..options };
+    let small = options.cache_size(Some(sixteen - 1));
     let error = disk.worker.block_on(Image::open(&disk.worker, &disk.path, &small)).unwrap_err();
     assert!(error.to_string().contains(&sixteen.to_string()), "{error}");
 }
@@ -189,7 +187,7 @@ fn a_smaller_budget_takes_effect_at_once() {
 #[test]
 fn what_is_not_used_for_a_while_goes() {
     let disk = disk(4 << 30, CLUSTER);
-    let options = OpenOptions { cache_clean_interval: Some(Duration::from_secs(60)), ..slices_alone() };
+    let options = slices_alone().cache_clean_interval(Some(Duration::from_secs(60)));
     let image = disk.open(&options);
     disk.read_all(&image, (0..64).map(|i| i * 512 * CLUSTER));
     let (full, start) = (image.stats().cache_bytes, Instant::now());
@@ -235,7 +233,7 @@ fn slices_are_read_ahead_of_a_sequence() {
 #[test]
 fn a_sequential_image_is_known_by_a_few_extents() {
     let disk = disk(16 << 30, CLUSTER);
-    let options = OpenOptions { access: Access::ReadWrite, ..OpenOptions::default() };
+    let options = OpenOptions::default().access(Access::ReadWrite);
     let image = disk.open(&options);
     for start in (0..16 << 30).step_by(64 << 20) {
         disk.read_all(&image, (0..2).map(|i| start + i * (32 << 20)));
@@ -259,7 +257,7 @@ fn a_sequential_image_is_known_by_a_few_extents() {
 #[test]
 fn writes_alone_make_the_extents_known_too() {
     let disk = disk(16 << 30, CLUSTER);
-    let options = OpenOptions { access: Access::ReadWrite, ..OpenOptions::default() };
+    let options = OpenOptions::default().access(Access::ReadWrite);
     let image = disk.open(&options);
     let write_all = |shift: u64| {
         disk.worker.block_on(async {
@@ -283,10 +281,9 @@ fn large_disks_open_with_little() {
     let worker = Worker::new(&WorkerConfig::default()).unwrap();
     for tib in [16, 64] {
         let path = dir.path().join(format!("{tib}.qcow2"));
-        let options = CreateOptions { size: Some(tib << 40), ..CreateOptions::default() };
+        let options = CreateOptions::default().size(Some(tib << 40));
         worker.block_on(Image::create(&worker, &path, &options)).unwrap();
-        let open =
-            OpenOptions { format: Some(Format::Qcow2), access: Access::ReadWrite, ..OpenOptions::default() };
+        let open = OpenOptions::default().format(Some(Format::Qcow2)).access(Access::ReadWrite);
         let image = worker.block_on(Image::open(&worker, &path, &open)).unwrap();
         let stats = image.stats();
         assert!(stats.table_bytes < 1 << 20, "{stats:?}");
@@ -314,7 +311,7 @@ fn damaged_tables_fail_the_requests_that_need_them_and_no_others() {
     put(&disk.path, l1 + 24, l2_table(&disk.path, 4) | copied);
     put(&disk.path, l2_table(&disk.path, 5) + 8 * 100, 512 | copied);
     for index in [ExtentIndex::On, ExtentIndex::Off] {
-        let image = disk.open(&OpenOptions { extent_index: index, ..slices_alone() });
+        let image = disk.open(&slices_alone().extent_index(index));
         let read =
             |offset: u64| disk.worker.block_on(image.read(&disk.worker, offset, IoBuf::zeroed(512).into())).0;
         for offset in [table_bytes + 7 * CLUSTER, 2 * table_bytes + 512, 5 * table_bytes + 100 * CLUSTER] {
@@ -374,9 +371,9 @@ fn tables_that_lie_on_each_other_are_not_changed() {
     };
     let tables = [l1, reftable, refblock, l2_table(&disk.path, 6), l2_table(&disk.path, 10)];
     let before = tables.map(cluster_at);
-    let options = OpenOptions { access: Access::ReadWrite, ..slices_alone() };
+    let options = slices_alone().access(Access::ReadWrite);
     for index in [ExtentIndex::Off, ExtentIndex::On] {
-        let image = disk.open(&OpenOptions { extent_index: index, ..options.clone() });
+        let image = disk.open(&options.clone().extent_index(index));
         disk.worker.block_on(async {
             let worker = &disk.worker;
             for table in [1, 2, 3, 5, 6, 9, 10] {
@@ -424,7 +421,7 @@ fn entries_that_lead_to_a_table_do_not_have_it_changed() {
         }
         let tables = [l1, reftable];
         let before = tables.map(cluster_at);
-        let image = disk.open(&OpenOptions { access: Access::ReadWrite, ..slices_alone() });
+        let image = disk.open(&slices_alone().access(Access::ReadWrite));
         disk.worker.block_on(async {
             let worker = &disk.worker;
             for index in 1..=entries.len() as u64 {
@@ -454,13 +451,11 @@ fn entries_that_lead_to_a_table_do_not_have_it_changed() {
 fn the_extent_index_gives_its_memory_back() {
     let disk = disk(4 << 30, CLUSTER);
     let runs = |image: &Image| image.stats().cache_bytes - image.stats().table_bytes;
-    let options = OpenOptions {
-        format: Some(Format::Qcow2),
-        access: Access::ReadWrite,
-        cache_clean_interval: Some(Duration::from_secs(60)),
-        cache_size: Some(32 << 20),
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default()
+        .format(Some(Format::Qcow2))
+        .access(Access::ReadWrite)
+        .cache_clean_interval(Some(Duration::from_secs(60)))
+        .cache_size(Some(32 << 20));
     let image = disk.open(&options);
     // Every tenth cluster goes, so that what is left are runs of nine.
     disk.worker.block_on(async {
@@ -500,13 +495,8 @@ fn chain(dir: &Path, worker: &Worker, size: u64, depth: u64, clusters: impl Fn(u
     let mut path = PathBuf::new();
     for level in 0..depth {
         path = dir.join(format!("{level}.qcow2"));
-        let create = CreateOptions {
-            size: Some(size),
-            cluster_size: 4096,
-            backing: below.take(),
-            ..CreateOptions::default()
-        };
-        let open = OpenOptions { access: Access::ReadWrite, ..OpenOptions::default() };
+        let create = CreateOptions::default().size(Some(size)).cluster_size(4096).backing(below.take());
+        let open = OpenOptions::default().access(Access::ReadWrite);
         worker.block_on(async {
             Image::create(worker, &path, &create).await.unwrap();
             let image = Image::open(worker, &path, &open).await.unwrap();
@@ -531,8 +521,7 @@ fn a_chain_whose_tables_do_not_fit_is_not_asked_twice() {
     let of_each = |level| (0..size / cluster / 512).map(|table| table * 512 + level).collect();
     let path = chain(dir.path(), &worker, size, depth, of_each);
     // Room for the merged slices and a few of the others: there are 64 of each image.
-    let open =
-        OpenOptions { format: Some(Format::Qcow2), cache_size: Some(600 << 10), ..OpenOptions::default() };
+    let open = OpenOptions::default().format(Some(Format::Qcow2)).cache_size(Some(600 << 10));
     let image = worker.block_on(Image::open(&worker, &path, &open)).unwrap();
     let read_all = || {
         for step in 0..size / cluster {
@@ -555,7 +544,7 @@ fn long_chains_are_read_with_one_lookup() {
     let (size, depth) = (8u64 << 20, 60u64);
     let in_turn = |level| (level..size / 4096).step_by(depth as usize).collect();
     let path = chain(dir.path(), &worker, size, depth, in_turn);
-    let open = OpenOptions { access: Access::ReadWrite, ..OpenOptions::default() };
+    let open = OpenOptions::default().access(Access::ReadWrite);
     let image = worker.block_on(Image::open(&worker, &path, &open)).unwrap();
     let check = |clusters: std::ops::Range<u64>| {
         for cluster in clusters {

@@ -109,15 +109,13 @@ fn make_chain(worker: &Worker, random: &mut Random, depth: usize, cluster: u64, 
         let format = if raw { Format::Raw } else { Format::Qcow2 };
         let name = format!("{level}.img");
         top = dir.path().join(&name);
-        let options = CreateOptions {
-            format,
-            size: Some(size as u64),
-            cluster_size: if extended_l2 && is_top { cluster_size.max(16384) } else { cluster_size },
-            extended_l2: extended_l2 && is_top,
-            backing: below.take(),
-            ..CreateOptions::default()
-        };
-        let open = OpenOptions { format: Some(format), access: Access::ReadWrite, ..OpenOptions::default() };
+        let options = CreateOptions::default()
+            .format(format)
+            .size(Some(size as u64))
+            .cluster_size(if extended_l2 && is_top { cluster_size.max(16384) } else { cluster_size })
+            .extended_l2(extended_l2 && is_top)
+            .backing(below.take());
+        let open = OpenOptions::default().format(Some(format)).access(Access::ReadWrite);
         worker.block_on(async {
             Image::create(worker, &top, &options).await.unwrap();
             let image = Image::open(worker, &top, &open).await.unwrap();
@@ -133,13 +131,11 @@ fn make_chain(worker: &Worker, random: &mut Random, depth: usize, cluster: u64, 
 
 /// Opens with room for two slices.
 async fn open_tight(worker: &Worker, path: &Path, slice_size: Option<u32>, index: ExtentIndex) -> Image {
-    let options = OpenOptions {
-        format: Some(Format::Qcow2),
-        access: Access::ReadWrite,
-        slice_size,
-        extent_index: index,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default()
+        .format(Some(Format::Qcow2))
+        .access(Access::ReadWrite)
+        .slice_size(slice_size)
+        .extent_index(index);
     let image = Image::open(worker, path, &options).await.unwrap();
     image.set_cache_size(image.min_cache_size()).unwrap();
     image

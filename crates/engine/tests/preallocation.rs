@@ -18,7 +18,7 @@ fn control(stop_at: u64) -> (JobControl, Arc<Mutex<Vec<Progress>>>) {
             switch.cancel();
         }
     };
-    (JobControl { cancel, progress: Some(Arc::new(progress)), rate_limit: None }, seen)
+    (JobControl::default().cancel(cancel).progress(progress).rate_limit(None), seen)
 }
 
 fn worker() -> Worker {
@@ -32,7 +32,7 @@ fn modes() -> impl Iterator<Item = (Format, Preallocation)> {
 }
 
 fn options(format: Format, preallocation: Preallocation) -> CreateOptions {
-    CreateOptions { format, preallocation, size: Some(SIZE - 512), ..CreateOptions::default() }
+    CreateOptions::default().format(format).preallocation(preallocation).size(Some(SIZE - 512))
 }
 
 fn assert_goes_up_to(total: u64, seen: &[Progress], what: &str) {
@@ -70,7 +70,7 @@ fn what_is_being_made_is_removed_when_stopped() {
 }
 
 async fn grow(worker: &Worker, path: &Path, format: Format, control: &JobControl) -> zebu::Result<()> {
-    let open = OpenOptions { format: Some(format), access: Access::ReadWrite, ..OpenOptions::default() };
+    let open = OpenOptions::default().format(Some(format)).access(Access::ReadWrite);
     let image = Image::open(worker, path, &open).await.unwrap();
     let data = IoBuf::copy_of(&[7; 4096]).into();
     image.write(worker, SIZE - 8192, data, Durability::Volatile).await.0.unwrap();

@@ -119,7 +119,7 @@ fn run(seed: u64, engine: Engine, cache: CacheMode, requests: u64) {
     let mut random = Random(seed);
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.qcow2");
-    let worker = Worker::new(&WorkerConfig { engine, ..WorkerConfig::default() }).unwrap();
+    let worker = Worker::new(&WorkerConfig::default().engine(engine)).unwrap();
     let version = random.one_of(&[2, 3, 3]);
     let extended_l2 = version == 3 && random.below(3) == 0;
     let cluster_size = if extended_l2 {
@@ -128,28 +128,24 @@ fn run(seed: u64, engine: Engine, cache: CacheMode, requests: u64) {
         random.one_of(&[512, 4096, 65536, 2 << 20])
     };
     let size = random.one_of(&[100_000u64, 1 << 20, 5 << 20]).next_multiple_of(512);
-    let options = CreateOptions {
-        size: Some(size),
-        cluster_size,
-        version,
-        refcount_bits: if version == 2 { 16 } else { random.one_of(&[1, 2, 8, 16, 64]) },
-        extended_l2,
-        preallocation: random.one_of(&[Preallocation::Off, Preallocation::Off, Preallocation::Metadata]),
-        cache,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default()
+        .size(Some(size))
+        .cluster_size(cluster_size)
+        .version(version)
+        .refcount_bits(if version == 2 { 16 } else { random.one_of(&[1, 2, 8, 16, 64]) })
+        .extended_l2(extended_l2)
+        .preallocation(random.one_of(&[Preallocation::Off, Preallocation::Off, Preallocation::Metadata]))
+        .cache(cache);
     worker.block_on(async {
         Image::create(&worker, &path, &options).await.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
         let mut model = vec![0u8; size as usize];
         for _ in 0..3 {
-            let open = OpenOptions {
-                format: Some(Format::Qcow2),
-                access: Access::ReadWrite,
-                cache,
-                slice_size: random.one_of(&[None, Some(512)]),
-                extent_index: random.one_of(&[ExtentIndex::On, ExtentIndex::On, ExtentIndex::Off]),
-                ..OpenOptions::default()
-            };
+            let open = OpenOptions::default()
+                .format(Some(Format::Qcow2))
+                .access(Access::ReadWrite)
+                .cache(cache)
+                .slice_size(random.one_of(&[None, Some(512)]))
+                .extent_index(random.one_of(&[ExtentIndex::On, ExtentIndex::On, ExtentIndex::Off]));
             let image =
                 Image::open(&worker, &path, &open).await.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
             if random.below(2) == 0 {
@@ -256,23 +252,19 @@ fn run_concurrently(seed: u64, cache: CacheMode) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.qcow2");
     let extended_l2 = random.below(3) == 0;
-    let options = CreateOptions {
-        size: Some(4 << 20),
-        cluster_size: if extended_l2 { 65536 } else { random.one_of(&[512, 4096, 65536]) },
-        extended_l2,
-        refcount_bits: random.one_of(&[1, 16, 64]),
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default()
+        .size(Some(4 << 20))
+        .cluster_size(if extended_l2 { 65536 } else { random.one_of(&[512, 4096, 65536]) })
+        .extended_l2(extended_l2)
+        .refcount_bits(random.one_of(&[1, 16, 64]));
     let worker = Worker::new(&WorkerConfig::default()).unwrap();
     worker.block_on(Image::create(&worker, &path, &options)).unwrap();
     let mut model = vec![0u8; 4 << 20];
     for _ in 0..2 {
-        let open = OpenOptions {
-            access: Access::ReadWrite,
-            cache,
-            extent_index: random.one_of(&[ExtentIndex::On, ExtentIndex::On, ExtentIndex::Off]),
-            ..OpenOptions::default()
-        };
+        let open = OpenOptions::default()
+            .access(Access::ReadWrite)
+            .cache(cache)
+            .extent_index(random.one_of(&[ExtentIndex::On, ExtentIndex::On, ExtentIndex::Off]));
         let image = worker.block_on(Image::open(&worker, &path, &open)).unwrap();
         if random.below(2) == 0 {
             image.set_cache_size(image.min_cache_size()).unwrap();

@@ -15,6 +15,7 @@ pub(crate) trait SizeWatcher: std::fmt::Debug + Send + Sync {
 
 /// Treatment of clients' requests to give space back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Discards {
     /// The image gives the space back.
     #[default]
@@ -52,8 +53,8 @@ impl Export {
         let info = image.info().ok();
         let zeroes_fast = match image.format() {
             Format::Qcow2 => info.and_then(|info| info.qcow2).is_some_and(|qcow2| qcow2.version >= 3),
-            Format::Foreign(_) => false,
             Format::Raw => std::fs::metadata(image.path()).is_ok_and(|metadata| metadata.is_file()),
+            _ => false,
         };
         Self {
             name: name.into(),

@@ -14,9 +14,9 @@
 //! # let (path, socket) = (dir.path().join("disk.qcow2"), dir.path().join("nbd.sock"));
 //! let worker = Worker::new(&WorkerConfig::default())?;
 //! let image = worker.block_on(async {
-//!     let create = CreateOptions { size: Some(1 << 20), ..CreateOptions::default() };
+//!     let create = CreateOptions::default().size(Some(1 << 20));
 //!     Image::create(&worker, &path, &create).await?;
-//!     let open = OpenOptions { access: Access::ReadWrite, ..OpenOptions::default() };
+//!     let open = OpenOptions::default().access(Access::ReadWrite);
 //!     Image::open(&worker, &path, &open).await
 //! })?;
 //!

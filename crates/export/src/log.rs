@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 /// How important a message is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[non_exhaustive]
 pub enum Level {
     /// Something failed.
     Error,

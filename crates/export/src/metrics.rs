@@ -5,6 +5,7 @@ use std::time::Duration;
 
 /// Kinds of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum RequestKind {
     /// Reading.
     Read,

@@ -15,12 +15,15 @@ use zebu::storage::{Worker, WorkerConfig};
 
 /// How a pool is made.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct PoolConfig {
     /// Threads, at least one.
     pub threads: usize,
     /// The worker of each.
     pub worker: WorkerConfig,
 }
+
+zebu_storage::option_setters!(PoolConfig { threads: usize, worker: WorkerConfig });
 
 impl Default for PoolConfig {
     fn default() -> Self {

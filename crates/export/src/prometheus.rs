@@ -141,7 +141,7 @@ mod tests {
     fn histograms_are_cumulative_and_labels_are_escaped() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk.qcow2");
-        Disk::create(&path, &CreateOptions { size: Some(1 << 20), ..CreateOptions::default() }).unwrap();
+        Disk::create(&path, &CreateOptions::default().size(Some(1 << 20))).unwrap();
         let disk = Disk::open(&path, &OpenOptions::default()).unwrap();
         let exports = Exports::new(vec![Export::new("a\"b", disk.image(), Access::ReadOnly)]).unwrap();
         let metrics = exports.iter().next().unwrap().metrics();

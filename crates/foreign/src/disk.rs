@@ -10,6 +10,7 @@ use crate::{cloop, dmg, parallels, qcow1, qed, vdi, vhdx, vmdk, vpc};
 
 /// A format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Format {
     /// VMware.
     Vmdk,

@@ -2,6 +2,7 @@
 
 /// A mark of one state of an image, by which its children know it again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Identity {
     /// VMDK: a number that changes with the content.
     Cid(u32),
@@ -11,6 +12,7 @@ pub enum Identity {
 
 /// The format of a parent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ParentFormat {
     /// That of the image itself.
     Same,
@@ -22,6 +24,7 @@ pub enum ParentFormat {
 
 /// The parent as the image names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Parent {
     /// Path, with slashes; a relative one is relative to the directory of the image. It is not checked in any way.
     pub name: String,

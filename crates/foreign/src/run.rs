@@ -4,6 +4,7 @@ use crate::files::FileIndex;
 
 /// How a packed unit is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Packing {
     /// Deflate without a wrapper (RFC 1951).
     Deflate,

@@ -9,6 +9,7 @@ const MODES: &str = "xts-plain64, xts-plain, cbc-plain64, cbc-plain, cbc-essiv:s
 
 /// A block cipher of 16-byte blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum BlockCipher {
     /// AES, with keys of 128, 192 or 256 bits.
     Aes,
@@ -31,6 +32,7 @@ impl BlockCipher {
 
 /// How a sector's blocks are chained, and how its initialization vector comes about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Mode {
     /// XTS; the tweak is the sector's number in 64 bits.
     XtsPlain64,

@@ -9,6 +9,7 @@ const HASHES: &str = "sha1, sha256, sha512";
 
 /// A hash function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum HashName {
     /// SHA-1.
     Sha1,

@@ -10,6 +10,7 @@ use zeroize::Zeroize;
 
 /// A kind of Argon2 (RFC 9106).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Argon2Kind {
     /// Memory is used in an order that does not depend on the passphrase.
     Argon2i,
@@ -51,6 +52,7 @@ impl Argon2Cost {
 
 /// A key derivation function with its costs and salt.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Kdf {
     /// PBKDF2.
     Pbkdf2 {

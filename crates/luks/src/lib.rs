@@ -6,12 +6,7 @@
 //! ```
 //! use zebu_luks::{CipherSpec, HashName, LastKey, Limits, Luks1Header, Luks1Options, SystemRandom};
 //!
-//! let options = Luks1Options {
-//!     cipher: CipherSpec::AES_256_XTS,
-//!     hash: HashName::Sha256,
-//!     slot_iterations: 1000,
-//!     digest_iterations: 1000,
-//! };
+//! let options = Luks1Options::new(CipherSpec::AES_256_XTS, HashName::Sha256, 1000);
 //! let (_, _, device) = Luks1Header::create(&options, b"first", &mut SystemRandom)?;
 //!
 //! let header = Luks1Header::parse(&device, &Limits::default())?;

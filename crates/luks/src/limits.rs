@@ -15,6 +15,7 @@ pub(crate) const SECTOR: u64 = 512;
 
 /// Costs that a header may ask for. A header can't be trusted before a key fits it, and to try a key costs what it says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Limits {
     /// Most PBKDF2 iterations of a key slot or a digest. The default, 50 million, is a minute or less for each slot.
     pub pbkdf2_iterations: u64,
@@ -23,6 +24,8 @@ pub struct Limits {
     /// Most passes of Argon2, times KiB of its memory. The default is 64 passes over 1 GiB.
     pub argon2_work: u64,
 }
+
+zebu_storage::option_setters!(Limits { pbkdf2_iterations: u64, argon2_memory: u64, argon2_work: u64 });
 
 impl Default for Limits {
     fn default() -> Self {

@@ -20,6 +20,7 @@ const ALIGNMENT: u64 = 4096;
 
 /// A new header's cipher and costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Luks1Options {
     /// The cipher of the data and of the key material.
     pub cipher: CipherSpec,
@@ -29,6 +30,15 @@ pub struct Luks1Options {
     pub slot_iterations: u32,
     /// PBKDF2 iterations of the master key's digest; 0 counts as 1.
     pub digest_iterations: u32,
+}
+
+zebu_storage::option_setters!(Luks1Options { slot_iterations: u32, digest_iterations: u32 });
+
+impl Luks1Options {
+    /// As many iterations ([`crate::MIN_ITERATIONS`] at least) for the first key slot and for the digest.
+    pub fn new(cipher: CipherSpec, hash: HashName, iterations: u32) -> Self {
+        Self { cipher, hash, slot_iterations: iterations, digest_iterations: iterations }
+    }
 }
 
 impl Luks1Options {

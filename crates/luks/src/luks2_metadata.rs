@@ -68,6 +68,7 @@ impl Luks2Slot {
 
 /// The encrypted data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Luks2Segment {
     /// Byte at which the data begins.
     pub offset: u64,

@@ -222,6 +222,7 @@ pub(crate) fn find_feature_table(header: ZeroExtended<'_>, start: usize, end: us
 
 /// The set of feature bits that an entry of the feature name table is about.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub enum FeatureSet {
     /// Incompatible features.
     Incompatible,

@@ -63,6 +63,7 @@ impl Autoclear {
 
 /// How compressed clusters are coded; one type for the whole image.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
 pub enum Compression {
     /// A raw deflate stream (RFC 1951) per cluster.
     #[default]

@@ -34,6 +34,7 @@ pub enum Purpose {
 
 /// The first fields of the header: what must be known to read the rest of it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub struct Prefix {
     /// Version of the format.
     pub version: Version,
@@ -52,6 +53,7 @@ impl Prefix {
 
 /// Parameters of a new image. See [`Header::new`].
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct NewHeader {
     /// Version of the format.
     pub version: Version,
@@ -90,10 +92,36 @@ impl Default for NewHeader {
     }
 }
 
+macro_rules! setters {
+    ($($field:ident: $given:ty),*) => {
+        impl NewHeader {$(
+            #[doc = concat!("Sets [`", stringify!($field), "`](#structfield.", stringify!($field), ").")]
+            #[must_use]
+            pub fn $field(mut self, $field: $given) -> Self {
+                self.$field = $field;
+                self
+            }
+        )*}
+    };
+}
+
+setters!(
+    version: Version,
+    cluster_bits: u32,
+    refcount_order: u32,
+    size: u64,
+    l2_format: L2Format,
+    data: DataLocation,
+    compression: Compression,
+    compatible: Compatible,
+    autoclear: Autoclear
+);
+
 /// The header with its extensions and the backing file name: all that the first cluster holds.
 ///
 /// Fields and extensions without a meaning to this crate are kept and written back byte for byte.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Header {
     pub(crate) geometry: Geometry,
     /// Virtual size in bytes as stored; [`Self::virtual_size`] is what the guest sees.
@@ -508,6 +536,7 @@ pub enum DataFileOption {
 /// Whether a header must be written back.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[must_use]
+#[non_exhaustive]
 pub enum HeaderChange {
     /// It is as it was.
     Unchanged,

@@ -24,7 +24,7 @@
 //! use zebu_qcow2::layout::{FreshLayout, Preallocation};
 //! use zebu_qcow2::{GuestOffset, Header, L1Entry, Purpose};
 //!
-//! let mut header = Header::new(&NewHeader { size: 1 << 30, ..NewHeader::default() })?;
+//! let mut header = Header::new(&NewHeader::default().size(1 << 30))?;
 //! let layout = FreshLayout::plan(header.size, &header.geometry(), Preallocation::Off)?;
 //! layout.apply_to(&mut header);
 //!

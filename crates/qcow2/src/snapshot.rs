@@ -26,6 +26,7 @@ const NO_ICOUNT: u64 = u64::MAX;
 
 /// One internal snapshot.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct SnapshotEntry {
     /// Host offset of the snapshot's L1 table.
     pub l1_table_offset: HostOffset,

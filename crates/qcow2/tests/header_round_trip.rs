@@ -12,20 +12,18 @@ fn any_new_header() -> impl Strategy<Value = NewHeader> {
     (any::<bool>(), 9u32..=21, 0u32..=6, any::<u64>(), any::<[bool; 3]>(), any::<[u64; 2]>()).prop_map(
         |(v3, cluster_bits, order, size, [extended, external, zstd], [compatible, autoclear])| {
             if !v3 {
-                return NewHeader { version: Version::V2, cluster_bits, size, ..NewHeader::default() };
+                return NewHeader::default().version(Version::V2).cluster_bits(cluster_bits).size(size);
             }
             let extended = extended && cluster_bits >= 14;
-            NewHeader {
-                version: Version::V3,
-                cluster_bits,
-                refcount_order: order,
-                size,
-                l2_format: if extended { L2Format::Extended } else { L2Format::Standard },
-                data: if external { DataLocation::External } else { DataLocation::InImage },
-                compression: if zstd { Compression::Zstd } else { Compression::Zlib },
-                compatible: Compatible::from_bits_retain(compatible),
-                autoclear: Autoclear::from_bits_retain(autoclear).difference(Autoclear::KNOWN),
-            }
+            NewHeader::default()
+                .cluster_bits(cluster_bits)
+                .refcount_order(order)
+                .size(size)
+                .l2_format(if extended { L2Format::Extended } else { L2Format::Standard })
+                .data(if external { DataLocation::External } else { DataLocation::InImage })
+                .compression(if zstd { Compression::Zstd } else { Compression::Zlib })
+                .compatible(Compatible::from_bits_retain(compatible))
+                .autoclear(Autoclear::from_bits_retain(autoclear).difference(Autoclear::KNOWN))
         },
     )
 }
@@ -190,8 +188,7 @@ fn unknown_parts_are_kept_byte_for_byte() {
 /// The oldest images have the name right behind the header, and no end marker.
 #[test]
 fn a_name_without_an_end_marker() {
-    let mut header =
-        Header::new(&NewHeader { version: Version::V2, cluster_bits: 9, ..NewHeader::default() }).unwrap();
+    let mut header = Header::new(&NewHeader::default().version(Version::V2).cluster_bits(9)).unwrap();
     header.refcount_table_clusters = 1;
     let mut bytes = header.encode().unwrap();
     bytes[8..16].copy_from_slice(&72u64.to_be_bytes());
@@ -209,7 +206,7 @@ fn a_name_without_an_end_marker() {
 
 #[test]
 fn what_does_not_fit_is_refused_before_anything_is_written() {
-    let mut header = Header::new(&NewHeader { cluster_bits: 9, ..NewHeader::default() }).unwrap();
+    let mut header = Header::new(&NewHeader::default().cluster_bits(9)).unwrap();
     header.set_backing_file(Some(&[b'n'; 512 - 112 - 8])).unwrap();
     assert_eq!(header.encode().unwrap().len(), 512);
     header.set_backing_file(Some(&[b'n'; 512 - 112 - 8 + 1])).unwrap();
@@ -244,16 +241,16 @@ fn fields_follow_the_version() {
     assert_eq!(header.extensions(), [Extension::FeatureTable(FeatureTable::standard())]);
 
     for (new, words) in [
-        (NewHeader { compression: Compression::Zstd, ..NewHeader::default() }, "compression"),
-        (NewHeader { refcount_order: 3, ..NewHeader::default() }, "refcount width"),
-        (NewHeader { data: DataLocation::External, ..NewHeader::default() }, "feature bit"),
+        (NewHeader::default().compression(Compression::Zstd), "compression"),
+        (NewHeader::default().refcount_order(3), "refcount width"),
+        (NewHeader::default().data(DataLocation::External), "feature bit"),
     ] {
         let mut header = Header::new(&new).unwrap();
         let before = header.clone();
         let error = header.set_version(Version::V2).unwrap_err();
         assert!(error.to_string().contains(words), "{error}");
         assert_eq!(header, before);
-        assert!(Header::new(&NewHeader { version: Version::V2, ..new }).is_err());
+        assert!(Header::new(&new.version(Version::V2)).is_err());
     }
 }
 
@@ -274,7 +271,7 @@ fn compression_type_and_its_bit_change_together() {
 
 #[test]
 fn geometry_follows_the_feature_bits() {
-    let mut header = Header::new(&NewHeader { cluster_bits: 13, ..NewHeader::default() }).unwrap();
+    let mut header = Header::new(&NewHeader::default().cluster_bits(13)).unwrap();
     assert_eq!(
         header.set_incompatible(Incompatible::EXTENDED_L2),
         Err(FormatError::UnsupportedSubclusterSize { subcluster_size: 256 })
@@ -301,7 +298,7 @@ fn bitmaps_and_their_bit_change_together() {
 #[test]
 #[cfg_attr(miri, ignore = "160,000 extensions take many minutes")]
 fn a_cluster_full_of_extensions() {
-    let mut header = Header::new(&NewHeader { cluster_bits: 21, ..NewHeader::default() }).unwrap();
+    let mut header = Header::new(&NewHeader::default().cluster_bits(21)).unwrap();
     header.refcount_table_clusters = 1;
     let mut bytes = header.encode().unwrap();
     bytes.truncate(112);

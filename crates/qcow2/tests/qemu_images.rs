@@ -89,20 +89,17 @@ fn a_luks_image_is_described_and_kept() {
 #[test]
 fn new_headers_equal_those_of_qemu() {
     let Some(scratch) = Scratch::new() else { return };
-    let default = NewHeader { size: 100 << 20, ..NewHeader::default() };
+    let default = NewHeader::default().size(100 << 20);
     let cases: Vec<(&str, NewHeader)> = vec![
         ("", default.clone()),
-        ("compat=0.10", NewHeader { version: Version::V2, ..default.clone() }),
-        ("cluster_size=512", NewHeader { cluster_bits: 9, ..default.clone() }),
-        ("cluster_size=4k", NewHeader { cluster_bits: 12, ..default.clone() }),
-        ("cluster_size=8k", NewHeader { cluster_bits: 13, ..default.clone() }),
-        (
-            "cluster_size=2M,refcount_bits=1",
-            NewHeader { cluster_bits: 21, refcount_order: 0, ..default.clone() },
-        ),
-        ("lazy_refcounts=on", NewHeader { compatible: Compatible::LAZY_REFCOUNTS, ..default.clone() }),
-        ("compression_type=zstd", NewHeader { compression: Compression::Zstd, ..default.clone() }),
-        ("extended_l2=on", NewHeader { l2_format: L2Format::Extended, ..default.clone() }),
+        ("compat=0.10", default.clone().version(Version::V2)),
+        ("cluster_size=512", default.clone().cluster_bits(9)),
+        ("cluster_size=4k", default.clone().cluster_bits(12)),
+        ("cluster_size=8k", default.clone().cluster_bits(13)),
+        ("cluster_size=2M,refcount_bits=1", default.clone().cluster_bits(21).refcount_order(0)),
+        ("lazy_refcounts=on", default.clone().compatible(Compatible::LAZY_REFCOUNTS)),
+        ("compression_type=zstd", default.clone().compression(Compression::Zstd)),
+        ("extended_l2=on", default.clone().l2_format(L2Format::Extended)),
         ("backing_file=base,backing_fmt=raw", default.clone()),
     ];
     for (options, new) in cases {
@@ -178,13 +175,13 @@ fn planned_images_check_clean_in_qemu() {
             let g = geometry(cluster_bits, order, l2);
             let size = (3 << 20) + 1024;
             let layout = FreshLayout::plan(size, &g, preallocation).unwrap();
-            let mut header = Header::new(&NewHeader {
-                cluster_bits,
-                refcount_order: order,
-                l2_format: l2,
-                size,
-                ..NewHeader::default()
-            })
+            let mut header = Header::new(
+                &NewHeader::default()
+                    .cluster_bits(cluster_bits)
+                    .refcount_order(order)
+                    .l2_format(l2)
+                    .size(size),
+            )
             .unwrap();
             layout.apply_to(&mut header);
             let mut file = vec![0; (layout.total_clusters * g.cluster_size()) as usize];

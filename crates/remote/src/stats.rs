@@ -14,6 +14,7 @@ pub struct RemoteStats {
 
 /// The counters at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct StatsSnapshot {
     /// Requests that were sent, retries among them.
     pub requests: u64,

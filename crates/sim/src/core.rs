@@ -521,7 +521,7 @@ impl Core {
 /// Whether the request suits O_DIRECT: `EINVAL` if not, as from the kernel.
 fn aligned(alignment: &Alignment, request: &OpRequest) -> Result<(), i32> {
     let multiple = |value: u64, of: u32| value.is_multiple_of(u64::from(of.max(1)));
-    let memory = request.bufs.0.iter().all(|buf| {
+    let memory = request.bufs.parts().iter().all(|buf| {
         multiple(buf.as_ptr() as usize as u64, alignment.memory)
             && multiple(buf.len() as u64, alignment.length)
     });

@@ -230,7 +230,38 @@ impl fmt::Debug for IoBuf {
 
 /// A list of buffers that one vectored operation reads into or writes from, in order.
 #[derive(Debug)]
-pub struct IoBufs(pub SmallVec<[IoBuf; 2]>);
+pub struct IoBufs(pub(crate) SmallVec<[IoBuf; 2]>);
+
+/// The buffers of [`IoBufs`], one after the other.
+#[derive(Debug)]
+pub struct IoBufsIntoIter(smallvec::IntoIter<[IoBuf; 2]>);
+
+impl Iterator for IoBufsIntoIter {
+    type Item = IoBuf;
+    fn next(&mut self) -> Option<IoBuf> {
+        self.0.next()
+    }
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.0.size_hint()
+    }
+}
+
+impl ExactSizeIterator for IoBufsIntoIter {}
+
+impl IntoIterator for IoBufs {
+    type Item = IoBuf;
+    type IntoIter = IoBufsIntoIter;
+    fn into_iter(self) -> IoBufsIntoIter {
+        IoBufsIntoIter(self.0.into_iter())
+    }
+}
+
+/// Each buffer stays by itself, neighbours in memory too.
+impl FromIterator<IoBuf> for IoBufs {
+    fn from_iter<I: IntoIterator<Item = IoBuf>>(bufs: I) -> Self {
+        Self(bufs.into_iter().collect())
+    }
+}
 
 impl From<IoBuf> for IoBufs {
     fn from(buf: IoBuf) -> Self {
@@ -244,6 +275,31 @@ impl IoBufs {
     /// No buffers.
     pub fn new() -> Self {
         Self(SmallVec::new())
+    }
+
+    /// The buffers, in order.
+    pub fn parts(&self) -> &[IoBuf] {
+        &self.0
+    }
+
+    /// The buffers, in order, to be changed.
+    pub fn parts_mut(&mut self) -> &mut [IoBuf] {
+        &mut self.0
+    }
+
+    /// Appends one buffer, which stays by itself. [`Self::push`] joins neighbours in memory.
+    pub fn push_part(&mut self, part: IoBuf) {
+        self.0.push(part);
+    }
+
+    /// Drops all buffers; the list keeps its room.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Takes the last buffer away.
+    pub fn pop_part(&mut self) -> Option<IoBuf> {
+        self.0.pop()
     }
 
     /// Bytes in all buffers.

@@ -11,6 +11,7 @@ use std::path::Path;
 
 /// The way that a caller asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum CacheChoice {
     /// The first that the file has of [`CacheUse::Direct`], [`CacheUse::DontCache`], [`CacheUse::DropBehind`].
     #[default]
@@ -25,6 +26,7 @@ pub enum CacheChoice {
 
 /// The way that the bytes of a file take, and what it leaves in the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum CacheUse {
     /// O_DIRECT: they are never in the page cache.
     Direct,

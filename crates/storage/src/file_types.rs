@@ -3,16 +3,18 @@
 use std::path::PathBuf;
 
 /// Reading only, or reading and writing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Access {
-    /// O_RDONLY.
+    /// Nothing is written, an image's header included (O_RDONLY).
+    #[default]
     ReadOnly,
-    /// O_RDWR.
+    /// Data and metadata may be written (O_RDWR).
     ReadWrite,
 }
 
 /// Whether a file is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Create {
     /// It must exist.
     No,
@@ -24,6 +26,7 @@ pub enum Create {
 
 /// The users that are allowed beside this one (QEMU's lock bytes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LockMode {
     /// No lock taken or tested (`-U`; reading only).
     None,
@@ -37,6 +40,7 @@ pub enum LockMode {
 
 /// How a file is opened.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct OpenFlags {
     /// Reading only or both.
     pub access: Access,
@@ -49,6 +53,14 @@ pub struct OpenFlags {
     /// `cache=unsafe`: flushes do nothing.
     pub no_flush: bool,
 }
+
+crate::option_setters!(OpenFlags {
+    access: Access,
+    direct: bool,
+    create: Create,
+    lock: LockMode,
+    no_flush: bool,
+});
 
 impl Default for OpenFlags {
     fn default() -> Self {
@@ -64,6 +76,7 @@ impl Default for OpenFlags {
 
 /// The kind of a [`crate::File`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum FileKind {
     /// A regular file.
     Regular,
@@ -77,6 +90,7 @@ pub enum FileKind {
 
 /// The file system below, as far as it matters for a choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum FsKind {
     /// ext2, ext3, ext4.
     Ext4,

@@ -62,6 +62,8 @@
 //! assert_eq!(value, 42);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+// The doors for a simulated disk, which are public with the feature only.
+#![cfg_attr(not(feature = "simulated"), allow(unreachable_pub))]
 
 mod align;
 mod backend;
@@ -93,14 +95,18 @@ mod mapping_guard;
 mod memory;
 mod notify;
 mod operation;
+mod option_setters;
 mod os_file;
 mod release;
 mod request;
 mod ring;
 #[doc(hidden)]
 pub mod sabotage;
+#[cfg(feature = "simulated")]
 #[doc(hidden)]
 pub mod simulated;
+#[cfg(not(feature = "simulated"))]
+mod simulated;
 mod socket;
 mod socket_ops;
 mod socket_poll;
@@ -126,7 +132,7 @@ mod write_behind;
 mod write_table;
 
 pub use background::{Background, Running, Vanished};
-pub use buf::{IoBuf, IoBufs, IoMemory, PAGE};
+pub use buf::{IoBuf, IoBufs, IoBufsIntoIter, IoMemory, PAGE};
 pub use cache_use::{CacheChoice, CacheUse};
 pub use detached_worker::DetachedWorker;
 pub use error::{IoError, IoErrorKind, Op};

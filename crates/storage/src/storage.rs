@@ -51,13 +51,13 @@
 //! }
 //!
 //! let worker = Worker::new(&WorkerConfig::default())?;
-//! let flags = OpenFlags { access: zebu_storage::Access::ReadWrite, ..OpenFlags::default() };
+//! let flags = OpenFlags::default().access(zebu_storage::Access::ReadWrite);
 //! let file = File::from_storage(Arc::new(Memory(Mutex::default())), "a disk in memory", &flags)?;
 //! worker.block_on(async {
 //!     worker.write(&file, 512, IoBuf::copy_of(b"zebu").into()).await.0?;
 //!     let (read, bufs) = worker.read(&file, 510, IoBuf::zeroed(8).into()).await;
 //!     read?;
-//!     assert_eq!(bufs.0[0].as_slice(), b"\0\0zebu\0\0");
+//!     assert_eq!(bufs.parts()[0].as_slice(), b"\0\0zebu\0\0");
 //!     worker.flush(&file).await
 //! })?;
 //! # Ok::<(), zebu_storage::IoError>(())

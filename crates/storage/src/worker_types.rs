@@ -2,6 +2,7 @@
 
 /// Which completion queue is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Engine {
     /// io_uring, or threads where the kernel or a seccomp filter refuses it.
     #[default]
@@ -14,6 +15,7 @@ pub enum Engine {
 
 /// How a worker is made.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct WorkerConfig {
     /// The completion queue.
     pub engine: Engine,
@@ -25,6 +27,8 @@ pub struct WorkerConfig {
     pub pool_bytes: usize,
 }
 
+crate::option_setters!(WorkerConfig { engine: Engine, depth: u32, threads: usize, pool_bytes: usize });
+
 impl Default for WorkerConfig {
     fn default() -> Self {
         Self { engine: Engine::Auto, depth: 256, threads: 16, pool_bytes: 8 << 20 }
@@ -33,6 +37,7 @@ impl Default for WorkerConfig {
 
 /// Which completion queue a worker has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum WorkerKind {
     /// io_uring.
     IoUring,

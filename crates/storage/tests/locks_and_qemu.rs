@@ -15,7 +15,7 @@ use zebu_storage::{
 
 fn open(path: &Path, lock: LockMode) -> Result<File, IoError> {
     let access = if lock == LockMode::Write { Access::ReadWrite } else { Access::ReadOnly };
-    File::open(path, &OpenFlags { access, lock, ..OpenFlags::default() })
+    File::open(path, &OpenFlags::default().access(access).lock(lock))
 }
 
 fn image() -> (tempfile::TempDir, PathBuf) {
@@ -67,7 +67,7 @@ fn openers_exclude_each_other_as_in_the_table() {
 #[test]
 fn a_lock_is_changed_and_given_up() {
     let (_dir, path) = image();
-    let flags = OpenFlags { access: Access::ReadWrite, lock: LockMode::Read, ..OpenFlags::default() };
+    let flags = OpenFlags::default().access(Access::ReadWrite).lock(LockMode::Read);
     let (a, b) = (File::open(&path, &flags).unwrap(), open(&path, LockMode::Read).unwrap());
     assert_eq!(a.set_lock(LockMode::Write).unwrap_err().kind, IoErrorKind::Locked);
     // What it had, it still has: a writer is kept out.
@@ -204,14 +204,14 @@ fn a_program_to_be_killed() {
     let holder = holder.to_str().unwrap();
     let access = if holder == "read-only" { Access::ReadOnly } else { Access::ReadWrite };
     let lock = if holder == "read-only" { LockMode::Read } else { LockMode::Write };
-    let flags = OpenFlags { access, lock, direct: holder == "direct", ..OpenFlags::default() };
+    let flags = OpenFlags::default().access(access).lock(lock).direct(holder == "direct");
     let file = if holder == "descriptor" {
         let opened = fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
         File::from_descriptor(OwnedFd::from(opened), &path, &flags).unwrap()
     } else {
         File::open(&path, &flags).unwrap()
     };
-    let worker = Worker::new(&WorkerConfig { engine: Engine::IoUring, ..WorkerConfig::default() }).unwrap();
+    let worker = Worker::new(&WorkerConfig::default().engine(Engine::IoUring)).unwrap();
     for i in 0..64u64 {
         let file = file.clone();
         drop(worker.spawn_with(|on| async move {
@@ -292,7 +292,7 @@ fn a_descriptor_whose_owner_has_locked_it_is_taken() {
         // SAFETY: the command takes a pointer to one `flock`.
         assert_eq!(unsafe { libc::fcntl(given.as_raw_fd(), libc::F_OFD_SETLK, &raw mut lock) }, 0);
     }
-    let flags = OpenFlags { access: Access::ReadWrite, lock: LockMode::Write, ..OpenFlags::default() };
+    let flags = OpenFlags::default().access(Access::ReadWrite).lock(LockMode::Write);
     let file = File::from_descriptor(given.try_clone().unwrap().into(), &path, &flags).unwrap();
     assert!(open(&path, LockMode::Read).is_err());
     drop(file);

@@ -17,7 +17,7 @@ fn read_only() -> OpenFlags {
 }
 
 fn read_write() -> OpenFlags {
-    OpenFlags { access: Access::ReadWrite, lock: LockMode::Write, ..OpenFlags::default() }
+    OpenFlags::default().access(Access::ReadWrite).lock(LockMode::Write)
 }
 
 fn opened(path: &Path, flags: &OpenFlags) -> Result<(), IoError> {
@@ -38,7 +38,7 @@ fn only_files_and_block_devices_are_opened_and_nothing_hangs() {
         ("/dev/null".into(), "character device"),
     ];
     for (path, word) in cases {
-        for flags in [read_only(), read_write(), OpenFlags { direct: true, ..read_only() }] {
+        for flags in [read_only(), read_write(), read_only().direct(true)] {
             let error = opened(&path, &flags).unwrap_err();
             let text = error.to_string();
             assert_eq!(error.op, Op::Open, "{text}");
@@ -59,7 +59,7 @@ fn only_files_and_block_devices_are_opened_and_nothing_hangs() {
 fn creation_makes_cuts_and_refuses() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("f");
-    let new = OpenFlags { create: Create::New, ..read_write() };
+    let new = read_write().create(Create::New);
     opened(&path, &new).unwrap();
     // As many bits of 0644 as the umask leaves.
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & !0o644 & 0o777, 0);
@@ -67,7 +67,7 @@ fn creation_makes_cuts_and_refuses() {
     fs::write(&path, b"something").unwrap();
     assert_eq!(File::open(&path, &read_only()).unwrap().len(), 9);
 
-    let truncate = OpenFlags { create: Create::Truncate, ..read_write() };
+    let truncate = read_write().create(Create::Truncate);
     let holder = File::open(&path, &read_write()).unwrap();
     assert_eq!(opened(&path, &truncate).unwrap_err().kind, IoErrorKind::Locked);
     assert_eq!(fs::read(&path).unwrap(), b"something", "not cut before it is locked");
@@ -121,7 +121,7 @@ fn names_in_images_do_not_lead_out_of_their_directory() {
         assert_eq!(error.kind, IoErrorKind::Escapes, "{error}");
     }
     assert_eq!(beneath("absent").unwrap_err().kind, IoErrorKind::Os(libc::ENOENT));
-    let new = OpenFlags { create: Create::New, ..read_write() };
+    let new = read_write().create(Create::New);
     drop(File::open_beneath(&inside, Path::new("made"), &new).unwrap());
     assert!(inside.join("made").exists());
 }
@@ -183,7 +183,7 @@ fn a_file_system_without_fallocate_modes_is_remembered() {
 fn o_direct_is_refused_in_words_where_there_is_none() {
     // Since Linux 6.6, tmpfs accepts it.
     let path = Path::new("/proc/self/status");
-    let error = opened(path, &OpenFlags { direct: true, lock: LockMode::None, ..read_only() }).unwrap_err();
+    let error = opened(path, &read_only().direct(true).lock(LockMode::None)).unwrap_err();
     assert_eq!(error.kind, IoErrorKind::Unsupported, "{error}");
     assert!(error.to_string().contains("O_DIRECT"), "{error}");
 }
@@ -191,7 +191,7 @@ fn o_direct_is_refused_in_words_where_there_is_none() {
 #[test]
 fn flushes_of_an_unsafe_file_do_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let flags = OpenFlags { create: Create::New, no_flush: true, ..read_write() };
+    let flags = read_write().create(Create::New).no_flush(true);
     let file = File::open(&dir.path().join("f"), &flags).unwrap();
     let worker = worker(Engine::Auto);
     worker.block_on(worker.flush(&file)).unwrap();

@@ -6,16 +6,14 @@ use std::time::Duration;
 use zebu_storage::{Access, Create, Engine, File, IoBuf, IoBufs, OpenFlags, Worker, WorkerConfig};
 
 fn worker(engine: Engine) -> Worker {
-    Worker::new(&WorkerConfig { engine, ..WorkerConfig::default() }).unwrap()
+    Worker::new(&WorkerConfig::default().engine(engine)).unwrap()
 }
 
 fn open_new(path: &Path) -> File {
-    let flags = OpenFlags {
-        access: Access::ReadWrite,
-        create: Create::New,
-        lock: zebu_storage::LockMode::Write,
-        ..OpenFlags::default()
-    };
+    let flags = OpenFlags::default()
+        .access(Access::ReadWrite)
+        .create(Create::New)
+        .lock(zebu_storage::LockMode::Write);
     File::open(path, &flags).unwrap()
 }
 

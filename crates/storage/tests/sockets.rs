@@ -11,7 +11,7 @@ fn pair() -> (Socket, Socket) {
 
 fn workers() -> Vec<Worker> {
     [Engine::Auto, Engine::Threads]
-        .map(|engine| Worker::new(&WorkerConfig { engine, ..WorkerConfig::default() }).unwrap())
+        .map(|engine| Worker::new(&WorkerConfig::default().engine(engine)).unwrap())
         .into()
 }
 
@@ -186,7 +186,7 @@ fn many_that_wait_leave_room_for_files() {
     let path = dir.path().join("file");
     std::fs::write(&path, pattern(8192)).unwrap();
     for engine in [Engine::Auto, Engine::Threads] {
-        let config = WorkerConfig { engine, depth: 8, ..WorkerConfig::default() };
+        let config = WorkerConfig::default().engine(engine).depth(8);
         let worker = Worker::new(&config).unwrap();
         let pairs: Vec<_> = (0..200).map(|_| pair()).collect();
         let waiting: Vec<_> = pairs
@@ -198,20 +198,17 @@ fn many_that_wait_leave_room_for_files() {
             .collect();
         let file = zebu_storage::File::open(
             &path,
-            &zebu_storage::OpenFlags {
-                access: zebu_storage::Access::ReadOnly,
-                direct: false,
-                create: zebu_storage::Create::No,
-                lock: zebu_storage::LockMode::None,
-                no_flush: false,
-            },
+            &zebu_storage::OpenFlags::default()
+                .access(zebu_storage::Access::ReadOnly)
+                .create(zebu_storage::Create::No)
+                .lock(zebu_storage::LockMode::None),
         )
         .unwrap();
         worker.block_on(async {
             for _ in 0..50 {
                 let (result, bufs) = worker.read(&file, 0, IoBuf::zeroed(8192).into()).await;
                 result.unwrap();
-                assert!(bufs.0[0].as_slice() == pattern(8192));
+                assert!(bufs.parts()[0].as_slice() == pattern(8192));
             }
             for (a, _) in &pairs {
                 worker.send(a, IoBuf::copy_of(b"x").into()).await.0.unwrap();

@@ -17,16 +17,11 @@ use zebu_storage::{
 const ENGINES: [Engine; 2] = [Engine::Threads, Engine::IoUring];
 
 fn worker(engine: Engine) -> Worker {
-    Worker::new(&WorkerConfig { engine, ..WorkerConfig::default() }).unwrap()
+    Worker::new(&WorkerConfig::default().engine(engine)).unwrap()
 }
 
 fn open_new(path: &Path) -> File {
-    let flags = OpenFlags {
-        access: Access::ReadWrite,
-        create: Create::New,
-        lock: LockMode::Write,
-        ..OpenFlags::default()
-    };
+    let flags = OpenFlags::default().access(Access::ReadWrite).create(Create::New).lock(LockMode::Write);
     File::open(path, &flags).unwrap()
 }
 
@@ -390,8 +385,7 @@ fn more_operations_than_the_ring_holds() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("f");
     let file = open_new(&path);
-    let worker =
-        Worker::new(&WorkerConfig { engine: Engine::IoUring, depth: 8, ..WorkerConfig::default() }).unwrap();
+    let worker = Worker::new(&WorkerConfig::default().engine(Engine::IoUring).depth(8)).unwrap();
     worker.block_on(async {
         worker.set_len(&file, 1000 * 4096).await.unwrap();
         let handles: Vec<_> = (0..1000u64)
@@ -632,7 +626,7 @@ fn threads_stand_in_where_a_filter_refuses_the_ring() {
         for call in [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter] {
             std::thread::spawn(move || {
                 refuse(call, errno);
-                let config = WorkerConfig { engine: Engine::IoUring, ..WorkerConfig::default() };
+                let config = WorkerConfig::default().engine(Engine::IoUring);
                 let error = Worker::new(&config).err().expect("refused");
                 assert_eq!(error.errno(), errno);
                 let worker = worker(Engine::Auto);

@@ -151,24 +151,22 @@ fn main() -> ExitCode {
         ended.store(true, Ordering::Relaxed);
     });
     let engine = *random.pick(&[Engine::Auto, Engine::Threads]);
-    let worker = match Worker::new(&WorkerConfig { engine, ..WorkerConfig::default() }) {
+    let worker = match Worker::new(&WorkerConfig::default().engine(engine)) {
         Ok(worker) => worker,
         Err(error) => {
             complain(&error);
             return ExitCode::FAILURE;
         }
     };
-    let open = OpenOptions {
-        format: Some(Format::Qcow2),
-        access: Access::ReadWrite,
-        cache: *random.pick(&[CacheMode::None, CacheMode::Writeback]),
-        compress: CompressOptions {
-            level: Some(1),
-            gather_memory: *random.pick(&[0, 64 << 10, 8 << 20]),
-            ..CompressOptions::default()
-        },
-        ..OpenOptions::default()
-    };
+    let open = OpenOptions::default()
+        .format(Some(Format::Qcow2))
+        .access(Access::ReadWrite)
+        .cache(*random.pick(&[CacheMode::None, CacheMode::Writeback]))
+        .compress(CompressOptions::default().level(Some(1)).gather_memory(*random.pick(&[
+            0,
+            64 << 10,
+            8 << 20,
+        ])));
     let ended = worker.block_on(async {
         let image = Image::open(&worker, &options.image, &open).await?;
         let cluster_size = image.cluster_size() as usize;

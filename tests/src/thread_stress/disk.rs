@@ -50,15 +50,13 @@ pub fn initial(case: &Case) -> Vec<u64> {
 
 /// How the image is opened.
 pub fn options(case: &Case) -> OpenOptions {
-    OpenOptions {
-        format: Some(Format::Qcow2),
-        access: Access::ReadWrite,
-        cache: case.cache,
-        refs: RefPolicy::All,
-        queues: case.engines.len() as u32 + 1,
-        slice_size: case.slice_size,
-        ..OpenOptions::default()
-    }
+    OpenOptions::default()
+        .format(Some(Format::Qcow2))
+        .access(Access::ReadWrite)
+        .cache(case.cache)
+        .refs(RefPolicy::All)
+        .queues(case.engines.len() as u32 + 1)
+        .slice_size(case.slice_size)
 }
 
 /// Makes the files of a case in a directory.
@@ -74,9 +72,9 @@ pub async fn make(worker: &Worker, dir: &Path, case: &Case) -> Result<()> {
             Base::Qcow2(cluster) => (Format::Qcow2, cluster),
         };
         let size = Some(len * SECTOR as u64);
-        let options = CreateOptions { format, size, cluster_size, ..CreateOptions::default() };
+        let options = CreateOptions::default().format(format).size(size).cluster_size(cluster_size);
         Image::create(worker, &path, &options).await?;
-        let open = OpenOptions { format: Some(format), access: Access::ReadWrite, ..OpenOptions::default() };
+        let open = OpenOptions::default().format(Some(format)).access(Access::ReadWrite);
         let image = Image::open(worker, &path, &open).await?;
         for (first, count, value) in base_runs(case) {
             let mut buffer = IoBuf::zeroed(count as usize * SECTOR);
@@ -87,18 +85,16 @@ pub async fn make(worker: &Worker, dir: &Path, case: &Case) -> Result<()> {
         image.close(worker).await?;
         backing = Some((BASE.to_owned(), format));
     }
-    let options = CreateOptions {
-        size: Some(case.sectors * SECTOR as u64),
-        cluster_size: case.cluster,
-        extended_l2: case.extended_l2,
-        refcount_bits: case.refcount_bits,
-        backing,
-        data_file: (case.data != Data::Inside).then(|| DATA.to_owned()),
-        data_file_raw: case.data == Data::ExternalRaw,
-        preallocation: case.preallocation,
-        cache: if case.cache.is_direct() { CacheMode::None } else { CacheMode::Writeback },
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::default()
+        .size(Some(case.sectors * SECTOR as u64))
+        .cluster_size(case.cluster)
+        .extended_l2(case.extended_l2)
+        .refcount_bits(case.refcount_bits)
+        .backing(backing)
+        .data_file((case.data != Data::Inside).then(|| DATA.to_owned()))
+        .data_file_raw(case.data == Data::ExternalRaw)
+        .preallocation(case.preallocation)
+        .cache(if case.cache.is_direct() { CacheMode::None } else { CacheMode::Writeback });
     Image::create(worker, &dir.join(IMAGE), &options).await
 }
 

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use zebu::storage::{Engine, IoBuf, Worker};
-use zebu::{Access, Error, Image, NewBitmap, NewSnapshot, OpenOptions, Preallocation, Shrink, SnapshotRef};
+use zebu::{Access, Error, Image, NewBitmap, NewSnapshot, Preallocation, Shrink, SnapshotRef};
 
 /// State of the operator over the rounds of a case.
 pub struct Operator {
@@ -119,12 +119,10 @@ impl Operator {
 
     /// The content of a snapshot, read by another handle, which knows nothing of what the first one has cached.
     async fn read_snapshot(&self, worker: &Worker, name: &str) -> Result<Vec<Seen>, Error> {
-        let options = OpenOptions {
-            access: Access::ReadOnly,
-            sharing: zebu::Sharing::Unlocked,
-            snapshot: Some(name.to_owned()),
-            ..disk::options(&self.case)
-        };
+        let options = disk::options(&self.case)
+            .access(Access::ReadOnly)
+            .sharing(zebu::Sharing::Unlocked)
+            .snapshot(Some(name.to_owned()));
         let image = Image::open(worker, &self.dir.join(disk::IMAGE), &options).await?;
         let size = image.virtual_size();
         let mut seen = Vec::new();

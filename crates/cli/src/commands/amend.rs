@@ -131,7 +131,7 @@ pub(crate) fn run(args: &AmendArgs) -> Result<u8, Failure> {
     let session = Session::start(&args.engine, spec.aio)?;
     let mut watch = Watch::start(args.progress.mode(args.quiet))?;
     check_backing(&session, &spec.path, &spec.options, &wanted)?;
-    let options = AmendOptions { control: watch.control(), ..wanted.options };
+    let options = wanted.options.control(watch.control());
     let worker = session.worker();
     let done = worker.block_on(amend(worker, &spec.path, &spec.options, &options));
     watch.finish();
@@ -149,12 +149,7 @@ fn check_backing(
     if wanted.backing_file.is_none() && wanted.backing_format.is_none() {
         return Ok(());
     }
-    let options = OpenOptions {
-        access: Access::ReadOnly,
-        purpose: Purpose::Inspect,
-        chain: Chain::TopOnly,
-        ..options.clone()
-    };
+    let options = options.clone().access(Access::ReadOnly).purpose(Purpose::Inspect).chain(Chain::TopOnly);
     let worker = session.worker();
     let info = worker.block_on(async {
         let image = zebu::Image::open(worker, path, &options).await?;

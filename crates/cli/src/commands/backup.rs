@@ -175,7 +175,7 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     options.previous = args
         .previous
         .as_ref()
-        .map(|image| PreviousBackup { image: image.clone(), manifest: args.previous_manifest.clone() });
+        .map(|image| PreviousBackup::new(image.clone()).manifest(args.previous_manifest.clone()));
     options.refs = spec.options.refs.clone();
     options.buffer_memory = args.buffer_memory;
     options.interrupted = if args.resume { Interrupted::Resume } else { Interrupted::Restart };

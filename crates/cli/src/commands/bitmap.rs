@@ -168,7 +168,7 @@ fn act(
     let (worker, name) = (session.worker(), args.bitmap.as_str());
     let result = match action {
         Action::Add => {
-            let new = NewBitmap { granularity: args.granularity, ..NewBitmap::named(name) };
+            let new = NewBitmap::named(name).granularity(args.granularity);
             worker.block_on(image.add_bitmap(worker, &new))
         }
         Action::Remove => worker.block_on(image.remove_bitmap(worker, name)),

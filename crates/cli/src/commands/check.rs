@@ -92,27 +92,26 @@ pub(crate) fn run(args: &CheckArgs) -> Result<u8, Failure> {
         return Err(Failure::new("This image format does not support checks").with_exit(EXIT_NOT_SUPPORTED));
     }
     let mut watch = Watch::start(args.progress.beside(args.output).mode(args.quiet))?;
-    let options = CheckOptions {
-        repair: match args.repair {
+    let options = CheckOptions::default()
+        .repair(match args.repair {
             None => Repair::None,
             Some(RepairArg::Leaks) => Repair::Leaks,
             Some(RepairArg::All) => Repair::All,
-        },
-        cache: spec.options.cache,
-        sharing: spec.options.sharing,
-        remote: spec.options.remote.clone(),
-        memory: spec
-            .options
-            .cache_size
-            .map_or(DEFAULT_MEMORY, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
-        max_findings: if program::called().is_qemu() {
+        })
+        .cache(spec.options.cache)
+        .sharing(spec.options.sharing)
+        .remote(spec.options.remote.clone())
+        .memory(
+            spec.options
+                .cache_size
+                .map_or(DEFAULT_MEMORY, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
+        )
+        .max_findings(if program::called().is_qemu() {
             QEMU_FINDINGS
         } else {
             CheckOptions::default().max_findings
-        },
-        control: watch.control(),
-        ..CheckOptions::default()
-    };
+        })
+        .control(watch.control());
     let result = session.worker().block_on(check(session.worker(), &spec.path, &options));
     let report = result.map_err(|error| Failure::opening(&spec.path, &error))?;
     watch.finish();
@@ -149,7 +148,7 @@ fn format_of(session: &Session, spec: &ImageSpec) -> Result<Format, Failure> {
         return Ok(format);
     }
     let worker = session.worker();
-    let flags = OpenFlags { lock: LockMode::None, ..OpenFlags::default() };
+    let flags = OpenFlags::default().lock(LockMode::None);
     let opened =
         spec.options.remote.open(&spec.path, &flags).map_err(|error| zebu::Error::from(error).on(&spec.path));
     opened.and_then(|file| worker.block_on(probe(worker, &file))).map_err(|error| {

@@ -86,16 +86,15 @@ struct Report {
 
 /// Runs the command.
 pub(crate) fn run(args: &CloneArgs) -> Result<u8, Failure> {
-    let options = CloneOptions {
-        mode: match args.mode {
+    let options = CloneOptions::default()
+        .mode(match args.mode {
             Mode::Auto => CloneMode::Auto,
             Mode::Reflink => CloneMode::Reflink,
             Mode::Overlay => CloneMode::Overlay,
-        },
-        format: args.format,
-        cache: args.cache,
-        refs: allowed_references(&args.allow_refs)?,
-    };
+        })
+        .format(args.format)
+        .cache(args.cache)
+        .refs(allowed_references(&args.allow_refs)?);
     if args.target.symlink_metadata().is_ok() {
         return Err(Failure::new(format!(
             "'{}' exists already: remove it first, or give another name",
@@ -135,6 +134,7 @@ fn human_text(args: &CloneArgs, report: &CloneReport) -> String {
             "Cloned to '{target}' as an overlay ({reason}): '{}' must not be changed or moved while it is used.\n",
             printable(&backing.to_string_lossy())
         ),
+        other => format!("Cloned to '{target}' ({other:?}).\n"),
     }
 }
 
@@ -144,6 +144,7 @@ fn json_report(args: &CloneArgs, report: CloneReport) -> Report {
         CloneMethod::Overlay { backing, reason } => {
             ("overlay", Some(json::path_text(&backing)), Some(reason))
         }
+        _ => ("other", None, None),
     };
     Report {
         filename: json::path_text(&args.target),

@@ -62,14 +62,12 @@ pub(crate) fn run(args: &CommitArgs) -> Result<u8, Failure> {
     let spec = args.image.resolve(&args.filename, args.format, args.cache, Access::ReadWrite)?;
     let session = Session::start(&args.engine, spec.aio)?;
     let mut watch = Watch::start(args.progress.mode(args.quiet))?;
-    let mut options = CommitOptions {
-        base: args.base.clone(),
-        after: if args.drop || args.base.is_some() { AfterCommit::Keep } else { AfterCommit::Empty },
-        workers: usize::from(args.workers),
-        worker_config: session.config().clone(),
-        control: watch.control(),
-        ..CommitOptions::default()
-    };
+    let mut options = CommitOptions::default()
+        .base(args.base.clone())
+        .after(if args.drop || args.base.is_some() { AfterCommit::Keep } else { AfterCommit::Empty })
+        .workers(usize::from(args.workers))
+        .worker_config(session.config().clone())
+        .control(watch.control());
     options.control.rate_limit = args.rate.and_then(|rate| rate.0);
     let worker = session.worker();
     let result = worker.block_on(commit(worker, &spec.path, &spec.options, &options));

@@ -110,11 +110,9 @@ pub(crate) fn run(args: &CompareArgs) -> Result<u8, Failure> {
     let mut watch = Watch::start(args.progress.beside(args.output).mode(args.quiet))?;
     let open = |index: usize| session.open(&specs[index]).map_err(|failure| failure.with_exit(EXIT_OPEN));
     let (first, second) = (open(0)?, open(1)?);
-    let options = CompareOptions {
-        strictness: if args.strict { Strictness::Allocation } else { Strictness::Content },
-        control: watch.control(),
-        ..CompareOptions::default()
-    };
+    let options = CompareOptions::default()
+        .strictness(if args.strict { Strictness::Allocation } else { Strictness::Content })
+        .control(watch.control());
     let worker = session.worker();
     let result = worker.block_on(compare(worker, &first, &second, &options));
     watch.finish();

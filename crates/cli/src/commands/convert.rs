@@ -21,7 +21,7 @@ use zebu::jobs::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, NewTarget, ReadErrors,
     TargetClusters, TargetContent, UnaskedWrites, convert, drop_pages,
 };
-use zebu::{Access, CacheMode, Format, Image, OpenOptions};
+use zebu::{Access, CacheMode, Format, Image};
 
 /// Arguments of `zebu convert`.
 #[derive(Debug, clap::Args)]
@@ -310,29 +310,28 @@ fn convert_to(
     images: &[Image],
     target: &OsStr,
 ) -> Result<ConvertReport, Failure> {
-    let mut options = ConvertOptions {
-        workers: usize::from(args.workers),
-        worker_config: session.config().clone(),
-        requests: usize::from(args.parallel.unwrap_or(8)),
-        buffer_memory: args.buffer_memory,
-        sparse_size: args.sparse_size,
-        copy: match args.copy {
+    let mut options = ConvertOptions::default()
+        .workers(usize::from(args.workers))
+        .worker_config(session.config().clone())
+        .requests(usize::from(args.parallel.unwrap_or(8)))
+        .buffer_memory(args.buffer_memory)
+        .sparse_size(args.sparse_size)
+        .copy(match args.copy {
             _ if args.copy_range_offloading => CopyMode::Range,
             Copy::Auto => CopyMode::Auto,
             Copy::Reflink => CopyMode::Reflink,
             Copy::Range => CopyMode::Range,
             Copy::Buffers => CopyMode::Buffers,
-        },
-        clusters: if args.compress { TargetClusters::Compressed } else { TargetClusters::Plain },
-        read_errors: if args.salvage { ReadErrors::Zero } else { ReadErrors::Fail },
-        range: None,
-        bitmaps: match (args.bitmaps, args.skip_broken_bitmaps) {
+        })
+        .clusters(if args.compress { TargetClusters::Compressed } else { TargetClusters::Plain })
+        .read_errors(if args.salvage { ReadErrors::Zero } else { ReadErrors::Fail })
+        .range(None)
+        .bitmaps(match (args.bitmaps, args.skip_broken_bitmaps) {
             (false, _) => CopyBitmaps::No,
             (true, false) => CopyBitmaps::All,
             (true, true) => CopyBitmaps::Sound,
-        },
-        control: watch.control(),
-    };
+        })
+        .control(watch.control());
     options.control.rate_limit = args.rate.and_then(|rate| rate.0);
     let worker = session.worker();
     // What is on a server is there already.
@@ -458,11 +457,9 @@ fn new_target(
     if let Some(name) = &create.data_file {
         open.data_file = Some(absolute(&backing::resolve(target, name))?);
     }
-    Ok(NewTarget {
-        path: target.to_owned(),
-        create,
-        open: OpenOptions { snapshot: None, compress: args.compression.options(), ..open },
-    })
+    Ok(NewTarget::new(target.to_owned())
+        .create(create)
+        .open(open.snapshot(None).compress(args.compression.options())))
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {

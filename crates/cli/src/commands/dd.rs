@@ -106,14 +106,12 @@ pub(crate) fn run(args: &DdArgs) -> Result<u8, Failure> {
         Some(count) => first.saturating_add(count.saturating_mul(operands.block)).min(size),
         None => size,
     };
-    let mut options =
-        ConvertOptions { range: Some(first..end), control: watch.control(), ..ConvertOptions::default() };
-    let mut target = NewTarget {
-        path: local_path(operands.output)
-            .map_err(|reason| Failure::creating_name(operands.output, &reason))?,
-        create: CreateOptions { format: args.output_format, ..CreateOptions::default() },
-        open: OpenOptions::default(),
-    };
+    let mut options = ConvertOptions::default().range(Some(first..end)).control(watch.control());
+    let mut target = NewTarget::new(
+        local_path(operands.output).map_err(|reason| Failure::creating_name(operands.output, &reason))?,
+    )
+    .create(CreateOptions::default().format(args.output_format))
+    .open(OpenOptions::default());
     let unasked = UnaskedWrites::of(&target.path, target.create.cluster_size);
     unasked.apply(&mut target);
     if unasked == UnaskedWrites::OneBuffered {

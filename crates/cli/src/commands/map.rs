@@ -55,7 +55,7 @@ pub(crate) fn run(args: &MapArgs) -> Result<u8, Failure> {
     args.force_share.apply(&mut spec);
     let session = Session::start(&args.engine, spec.aio)?;
     session.with_image(&spec, |image| {
-        let options = MapOptions { start: args.start_offset, max_length: args.max_length };
+        let options = MapOptions::default().start(args.start_offset).max_length(args.max_length);
         let mut mapper = Mapper::new(image, options);
         match args.output {
             OutputFormat::Human => print_table(&session, &mut mapper),

@@ -118,11 +118,9 @@ pub(crate) fn run(args: &RebaseArgs) -> Result<u8, Failure> {
         if args.compress && image.format() == Format::Raw {
             return Err(Failure::new("Compression not supported for this file format"));
         }
-        let options = RebaseOptions {
-            clusters: if args.compress { TargetClusters::Compressed } else { TargetClusters::Plain },
-            control: watch.control(),
-            ..RebaseOptions::default()
-        };
+        let options = RebaseOptions::default()
+            .clusters(if args.compress { TargetClusters::Compressed } else { TargetClusters::Plain })
+            .control(watch.control());
         let new = new.as_ref().map(|(backing, reference)| (backing, reference.clone()));
         let done = worker.block_on(rebase(worker, image, new, &options));
         watch.finish();
@@ -167,15 +165,14 @@ fn open_backing(
     name: &str,
 ) -> Result<Image, Failure> {
     let path = backing::resolve(image, name);
-    let options = OpenOptions {
-        format: args.backing_format,
-        access: Access::ReadOnly,
-        cache: args.backing_cache,
-        snapshot: None,
-        backing: None,
-        data_file: None,
-        ..options.clone()
-    };
+    let options = options
+        .clone()
+        .format(args.backing_format)
+        .access(Access::ReadOnly)
+        .cache(args.backing_cache)
+        .snapshot(None)
+        .backing(None)
+        .data_file(None);
     let worker = session.worker();
     worker.block_on(Image::open(worker, &path, &options)).map_err(|error| {
         let failure = Failure::opening(&path, &error);

@@ -439,8 +439,9 @@ fn serve(
     let (device_listeners, _device_files) = listen_for_front_ends(args)?;
     let side = side_doors(args)?;
     let mounted = Mounted::start(args, &exports, &config.memory)?;
-    let pool =
-        WorkerPool::start(&PoolConfig { threads: args.queues as usize, worker: session.config().clone() })?;
+    let pool = WorkerPool::start(
+        &PoolConfig::default().threads(args.queues as usize).worker(session.config().clone()),
+    )?;
     write_pid_file(args)?;
     if !args.no_sandbox {
         start_image_workers(args, session, opened)?;
@@ -547,7 +548,7 @@ fn devices(
 ) -> Result<Vec<VhostUserBlk>, Failure> {
     let mut devices = Vec::new();
     for (listener, export) in listeners.into_iter().zip(exports.iter()) {
-        let config = VhostConfig { queues: args.queues as u16, memory: memory.clone(), log: log(args) };
+        let config = VhostConfig::default().queues(args.queues as u16).memory(memory.clone()).log(log(args));
         devices.push(VhostUserBlk::start(pool, export, listener, config)?);
     }
     Ok(devices)
@@ -594,7 +595,7 @@ impl<'a> Mounted<'a> {
             if std::fs::canonicalize(path).is_ok_and(is_there) {
                 return Err(Failure::usage(format!("'{}' is given twice with --fuse", path.display())));
             }
-            let config = FuseConfig { memory: memory.clone(), log: log(args) };
+            let config = FuseConfig::default().memory(memory.clone()).log(log(args));
             mounted.files.push(FuseMount::over(path, export, config)?);
         }
         if !args.no_sandbox && !mounted.files.is_empty() {
@@ -737,18 +738,16 @@ fn config(args: &ServeArgs) -> Result<NbdConfig, Failure> {
             MIN_MEMORY >> 20
         )));
     }
-    Ok(NbdConfig {
-        memory: MemoryBudget::new(args.max_memory),
-        max_clients: args.max_clients as usize,
-        when_full: if args.queue_clients { WhenFull::Wait } else { WhenFull::SendAway },
-        max_requests: args.max_requests as usize,
-        max_bytes: args.max_request_memory,
-        handshake_timeout: args.handshake_timeout,
-        idle_timeout: args.idle_timeout,
-        tls,
-        log: log(args),
-        ..NbdConfig::default()
-    })
+    Ok(NbdConfig::default()
+        .memory(MemoryBudget::new(args.max_memory))
+        .max_clients(args.max_clients as usize)
+        .when_full(if args.queue_clients { WhenFull::Wait } else { WhenFull::SendAway })
+        .max_requests(args.max_requests as usize)
+        .max_bytes(args.max_request_memory)
+        .handshake_timeout(args.handshake_timeout)
+        .idle_timeout(args.idle_timeout)
+        .tls(tls)
+        .log(log(args)))
 }
 
 fn write_log(level: Level, message: fmt::Arguments<'_>) {

@@ -102,7 +102,7 @@ pub(crate) fn run(args: &SnapshotArgs) -> Result<u8, Failure> {
         }
         Action::Create(name) => {
             // What qemu-img stores for a machine that does not run.
-            let new = NewSnapshot { icount: Some(0), ..NewSnapshot::named(name) };
+            let new = NewSnapshot::named(name).icount(Some(0));
             worker
                 .block_on(image.create_snapshot(worker, new))
                 .map(drop)

@@ -82,11 +82,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<u8, Failure> {
     args.force_share.apply(&mut spec);
     let session = Session::start(&args.engine, spec.aio)?;
     let mut watch = Watch::start(args.progress.beside(args.output).mode(args.quiet))?;
-    let options = VerifyOptions {
-        manifest: args.manifest.clone(),
-        control: watch.control(),
-        ..VerifyOptions::default()
-    };
+    let options = VerifyOptions::default().manifest(args.manifest.clone()).control(watch.control());
     let report = session.with_image(&spec, |image| {
         let worker = session.worker();
         let result = worker.block_on(verify(worker, image, &options));

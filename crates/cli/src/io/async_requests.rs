@@ -38,7 +38,7 @@ fn range(parsed: &Parsed<'_>) -> Option<Result<(u64, Vec<usize>), String>> {
 fn buffers(state: &State, lengths: &[usize], byte: u8) -> IoBufs {
     let mut bufs = IoBufs::new();
     for &length in lengths {
-        bufs.0.push(state.buffer(length, byte));
+        bufs.push_part(state.buffer(length, byte));
     }
     bufs
 }

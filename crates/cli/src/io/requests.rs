@@ -47,7 +47,7 @@ fn failed(verb: &str, error: &Error) -> Result<Outcome, Failure> {
 fn buffers(state: &State, lengths: &[usize], byte: u8) -> IoBufs {
     let mut bufs = IoBufs::new();
     for &length in lengths {
-        bufs.0.push(state.buffer(length, byte));
+        bufs.push_part(state.buffer(length, byte));
     }
     bufs
 }
@@ -199,7 +199,7 @@ pub(crate) fn write(state: &State, open: &OpenImage, call: &Call<'_>) -> Result<
                 return Ok(Outcome::Failed);
             }
             Ok(content) => {
-                if let Some(buf) = bufs.0.first_mut() {
+                if let Some(buf) = bufs.parts_mut().first_mut() {
                     fill_with(buf.as_mut_slice(), &content);
                 }
             }
@@ -258,7 +258,6 @@ fn zeroes_quickly(open: &OpenImage, start: u64, length: u64) -> bool {
         Format::Raw => {
             open.image.data_file_at(0).is_some_and(|file| file.can_zero_range() || file.can_punch())
         }
-        Format::Foreign(_) => false,
         Format::Qcow2 => {
             let cluster = open.image.cluster_size().max(1);
             let end = start.saturating_add(length);
@@ -268,6 +267,7 @@ fn zeroes_quickly(open: &OpenImage, start: u64, length: u64) -> bool {
                 && start.is_multiple_of(cluster)
                 && (end.is_multiple_of(cluster) || end == open.image.virtual_size())
         }
+        _ => false,
     }
 }
 

@@ -3,7 +3,7 @@
 use super::info_json::{Fragmentation, bitmap_flags, compat_text, full_backing_name, whole_sectors};
 use super::printable::printable;
 use super::units::size_short;
-use crate::create_opts::compression_name;
+
 use crate::program;
 use std::fmt::Write as _;
 use zebu::{ImageInfo, Qcow2Info, SnapshotInfo};
@@ -73,7 +73,7 @@ pub(crate) fn image_text(info: &ImageInfo, protocol: &str, fragmentation: Option
 pub(crate) fn push_qcow2(out: &mut String, info: &Qcow2Info) {
     let v3 = info.version >= 3;
     let _ = writeln!(out, "    compat: {}", compat_text(info));
-    let _ = writeln!(out, "    compression type: {}", compression_name(info.compression));
+    let _ = writeln!(out, "    compression type: {}", info.compression.name());
     if v3 {
         let _ = writeln!(out, "    lazy refcounts: {}", info.lazy_refcounts);
     }

@@ -2,7 +2,7 @@
 
 use super::json::path_text;
 use crate::backing::resolve;
-use crate::create_opts::compression_name;
+
 use crate::program;
 use serde::Serialize;
 use zebu::{ImageInfo, Qcow2Info, SnapshotInfo};
@@ -214,7 +214,7 @@ impl Qcow2Data {
         let v3 = info.version >= 3;
         Self {
             compat: compat_text(info),
-            compression_type: compression_name(info.compression),
+            compression_type: info.compression.name(),
             lazy_refcounts: v3.then_some(info.lazy_refcounts),
             refcount_bits: info.refcount_bits,
             corrupt: v3.then_some(info.corrupt),

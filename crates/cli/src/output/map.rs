@@ -62,36 +62,45 @@ fn hex(value: u64) -> String {
 mod tests {
     use super::*;
 
-    const DATA: MapEntry = MapEntry {
-        start: 0,
-        length: 0x100000,
-        depth: 0,
-        present: true,
-        zero: false,
-        data: true,
-        compressed: false,
-        offset: Some(0x50000),
-    };
+    /// A mebibyte of data, changed.
+    fn entry(change: impl FnOnce(&mut MapEntry)) -> MapEntry {
+        let mut entry = MapEntry::default();
+        entry.length = 0x100000;
+        (entry.present, entry.data) = (true, true);
+        entry.offset = Some(0x50000);
+        change(&mut entry);
+        entry
+    }
+
+    fn data() -> MapEntry {
+        entry(|_| ())
+    }
 
     #[test]
     fn rows_show_stored_data_only() {
         let mut out = String::new();
-        assert!(table_row(&mut out, &DATA, "a.qcow2").is_some());
-        assert!(table_row(&mut out, &MapEntry { zero: true, data: false, ..DATA }, "a.qcow2").is_some());
+        assert!(table_row(&mut out, &data(), "a.qcow2").is_some());
+        assert!(
+            table_row(&mut out, &entry(|entry| (entry.zero, entry.data) = (true, false)), "a.qcow2")
+                .is_some()
+        );
         assert_eq!(out, "0               0x100000        0x50000         a.qcow2\n");
     }
 
     #[test]
     fn compressed_data_has_no_row() {
-        let compressed = MapEntry { compressed: true, offset: None, ..DATA };
+        let compressed = entry(|entry| (entry.compressed, entry.offset) = (true, None));
         assert!(table_row(&mut String::new(), &compressed, "a").is_none());
     }
 
     #[test]
     fn json_is_laid_out_line_by_line() {
         let mut out = String::new();
-        json_line(&mut out, &DATA, LinePosition::First);
-        let hole = MapEntry { start: 5, zero: true, data: false, present: false, offset: None, ..DATA };
+        json_line(&mut out, &data(), LinePosition::First);
+        let hole = entry(|entry| {
+            (entry.start, entry.offset) = (5, None);
+            (entry.zero, entry.data, entry.present) = (true, false, false);
+        });
         json_line(&mut out, &hole, LinePosition::Later);
         out.push_str(json_end(LinePosition::Later));
         assert_eq!(

@@ -3,7 +3,7 @@
 use super::json::path_text;
 use super::printable::printable;
 use serde::Serialize;
-use zebu::verdict::{Concern, Severity, Verdict};
+use zebu::verdict::{Concern, ConcernLevel, Verdict};
 
 /// The verdict in JSON.
 #[derive(Debug, Serialize)]
@@ -45,8 +45,8 @@ impl<'a> VerdictNode<'a> {
 
 fn severity(concern: &Concern) -> &'static str {
     match concern.severity() {
-        Severity::Note => "note",
-        Severity::Unsafe => "unsafe",
+        ConcernLevel::Note => "note",
+        ConcernLevel::Unsafe => "unsafe",
     }
 }
 

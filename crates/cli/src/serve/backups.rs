@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use zebu::jobs::{
-    Cancel, Copied, JobControl, LiveBackup, LiveBackupOptions, LiveBitmap, OnCopyError, Outcome,
+    BackupEnd, Cancel, Copied, JobControl, LiveBackup, LiveBackupOptions, LiveBitmap, OnCopyError,
     TargetClusters, UnfinishedImage,
 };
 use zebu::storage::{Access, CacheChoice, CacheUse, Create, File, LockMode, OpenFlags, Worker};
@@ -74,9 +74,8 @@ impl Backups {
         if self.0.borrow().get(export.name()).is_some_and(|last| !last.is_over()) {
             return Err(format!("a backup of the export '{}' is under way", export.name()));
         }
-        let bitmap = start.bitmap.clone().map(|name| LiveBitmap {
-            name,
-            copied: if start.previous.is_some() { Copied::Marked } else { Copied::All },
+        let bitmap = start.bitmap.clone().map(|name| {
+            LiveBitmap::new(name, if start.previous.is_some() { Copied::Marked } else { Copied::All })
         });
         if bitmap.is_none() && start.previous.is_some() {
             return Err(
@@ -98,35 +97,32 @@ impl Backups {
         let done = Arc::new(AtomicU64::new(0));
         let source = export.image();
         let total = source.virtual_size();
-        let create = CreateOptions {
-            size: Some(total),
-            cluster_size,
-            backing: start.previous.clone().map(|name| (name, Format::Qcow2)),
-            compression: match start.compression {
+        let create = CreateOptions::default()
+            .size(Some(total))
+            .cluster_size(cluster_size)
+            .backing(start.previous.clone().map(|name| (name, Format::Qcow2)))
+            .compression(match start.compression {
                 Some(CompressionName::Zstd) => Compression::Zstd,
                 _ => Compression::Zlib,
-            },
-            ..CreateOptions::default()
-        };
+            });
         let shared = done.clone();
-        let options = LiveBackupOptions {
-            clusters: match start.compression {
+        let options = LiveBackupOptions::default()
+            .clusters(match start.compression {
                 Some(_) => TargetClusters::Compressed,
                 None => TargetClusters::Plain,
-            },
-            on_copy_error: match start.on_error {
+            })
+            .on_copy_error(match start.on_error {
                 OnError::Backup => OnCopyError::FailBackup,
                 OnError::Request => OnCopyError::FailRequest,
-            },
-            bitmap,
-            buffer_memory: usize::try_from(memory.bytes() - memory.bytes() / 5).unwrap_or(usize::MAX),
-            control: JobControl {
-                cancel: cancel.clone(),
-                progress: Some(Arc::new(move |progress| shared.store(progress.done, Relaxed))),
-                rate_limit: start.rate_limit,
-            },
-            ..LiveBackupOptions::default()
-        };
+            })
+            .bitmap(bitmap)
+            .buffer_memory(usize::try_from(memory.bytes() - memory.bytes() / 5).unwrap_or(usize::MAX))
+            .control(
+                JobControl::default()
+                    .cancel(cancel.clone())
+                    .progress(move |progress| shared.store(progress.done, Relaxed))
+                    .rate_limit(start.rate_limit),
+            );
         // Noted at once: nobody else begins one while the target is made.
         let running = Rc::new(Running {
             cancel,
@@ -216,13 +212,10 @@ struct Job {
 impl Job {
     async fn run(self, worker: &Worker, running: &Running) -> zebu::Result<()> {
         let begun = async {
-            let open = OpenOptions {
-                compress: CompressOptions {
-                    gather_memory: usize::try_from(self.memory.bytes() / 5).unwrap_or(usize::MAX),
-                    ..CompressOptions::default()
-                },
-                ..OpenOptions::default()
-            };
+            let open = OpenOptions::default().compress(
+                CompressOptions::default()
+                    .gather_memory(usize::try_from(self.memory.bytes() / 5).unwrap_or(usize::MAX)),
+            );
             let target = UnfinishedImage::create(worker, self.file, &self.create, &open).await?;
             match LiveBackup::start(worker, &self.source, target.image(), self.options).await {
                 Ok(backup) => Ok((target, backup)),
@@ -251,7 +244,7 @@ impl Job {
                 Err(error)
             }
         };
-        backup.end(if ended.is_ok() { Outcome::Complete } else { Outcome::GivenUp }).await;
+        backup.end(if ended.is_ok() { BackupEnd::Complete } else { BackupEnd::GivenUp }).await;
         ended
     }
 }
@@ -295,12 +288,7 @@ fn target_file(
     descriptor: Option<OwnedFd>,
     cache: Option<TargetCache>,
 ) -> Result<(File, CacheUse), String> {
-    let flags = OpenFlags {
-        access: Access::ReadWrite,
-        create: Create::Truncate,
-        lock: LockMode::Write,
-        ..OpenFlags::default()
-    };
+    let flags = OpenFlags::default().access(Access::ReadWrite).create(Create::Truncate).lock(LockMode::Write);
     let choice = match cache {
         None => CacheChoice::Past,
         Some(TargetCache::None) => CacheChoice::Direct,

@@ -128,7 +128,7 @@ async fn execute(
         Command::BackupCancel { export } => backups.cancel(worker, find(exports, &export)?).await,
         Command::Bitmaps { export } => bitmaps(worker, find(exports, &export)?.image()).await,
         Command::BitmapAdd { export, name, granularity } => {
-            let new = NewBitmap { granularity, ..NewBitmap::named(name) };
+            let new = NewBitmap::named(name).granularity(granularity);
             let added = find(exports, &export)?.image().add_bitmap(worker, &new).await;
             added.map(|()| json!({})).map_err(|error| error.to_string())
         }
@@ -150,8 +150,7 @@ async fn file_snapshot(
     descriptor: OwnedFd,
     to: &Path,
 ) -> Result<Value, String> {
-    let flags =
-        OpenFlags { access: zebu::storage::Access::ReadWrite, lock: LockMode::Write, ..OpenFlags::default() };
+    let flags = OpenFlags::default().access(zebu::storage::Access::ReadWrite).lock(LockMode::Write);
     let copy = File::from_descriptor(descriptor, to, &flags).map_err(|error| error.to_string())?;
     if copy.kind() != FileKind::Regular || !copy.is_empty() {
         return Err(format!("'{}' is no empty file: a snapshot needs a new one", to.display()));

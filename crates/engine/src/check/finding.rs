@@ -24,6 +24,7 @@ pub enum Outcome {
 
 /// Which of the tables that list something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum TableKind {
     /// An L1 table.
     L1,
@@ -349,6 +350,7 @@ impl FindingKind {
 
 /// Damage that was found, with the number of times it counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Finding {
     /// The kind of damage, and its place.
     pub kind: FindingKind,

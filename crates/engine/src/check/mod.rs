@@ -53,13 +53,12 @@ pub async fn check(worker: &Worker, path: &Path, options: &CheckOptions) -> Resu
         (false, Sharing::Locked) => LockMode::Read,
         (false, Sharing::Unlocked) => LockMode::None,
     };
-    let flags = OpenFlags {
-        access: if repairing { Access::ReadWrite } else { Access::ReadOnly },
-        direct: options.cache.is_direct(),
-        create: Create::No,
-        lock,
-        no_flush: options.cache == crate::CacheMode::Unsafe,
-    };
+    let flags = OpenFlags::default()
+        .access(if repairing { Access::ReadWrite } else { Access::ReadOnly })
+        .direct(options.cache.is_direct())
+        .create(Create::No)
+        .lock(lock)
+        .no_flush(options.cache == crate::CacheMode::Unsafe);
     let file = options.remote.open(path, &flags).map_err(|e| Error::from(e).on(path))?;
     let result = check_file(worker, &file, options).await;
     let unlocked = file.unlock().map_err(|e| Error::from(e).on(path));

@@ -5,6 +5,7 @@ use crate::{CacheMode, Remote, Sharing};
 
 /// The extent of a repair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Repair {
     /// Nothing: the image is opened for reading only.
     #[default]
@@ -18,6 +19,7 @@ pub enum Repair {
 
 /// How an image is checked.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct CheckOptions {
     /// The extent of a repair.
     pub repair: Repair,
@@ -39,6 +41,17 @@ pub struct CheckOptions {
     /// repair that was stopped leaves an image that is no worse than before.
     pub control: JobControl,
 }
+
+zebu_storage::option_setters!(CheckOptions {
+    repair: Repair,
+    cache: CacheMode,
+    remote: Remote,
+    sharing: Sharing,
+    parallel: usize,
+    memory: usize,
+    max_findings: usize,
+    control: JobControl,
+});
 
 impl Default for CheckOptions {
     fn default() -> Self {

@@ -122,9 +122,7 @@ async fn build(
     // of a device is nothing that could be moved.
     let base = match source.file.kind() {
         FileKind::BlockDevice => references_end,
-        FileKind::Regular | FileKind::Simulated | FileKind::Foreign => {
-            references_end.max(source.file_clusters())
-        }
+        _ => references_end.max(source.file_clusters()),
     };
     let mut builder = Builder {
         source,

@@ -4,6 +4,7 @@ use super::finding::{Finding, FindingKind, Outcome, Severity};
 
 /// The numbers of one pass over the image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct CheckCounts {
     /// Parts of the image that could not be checked.
     pub check_errors: u64,
@@ -31,6 +32,7 @@ pub struct CheckCounts {
 ///
 /// After a repair the numbers are those of a second check, made after it, with the numbers of repairs of the first.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct CheckReport {
     /// The state of the image now; the `_fixed` numbers are of the repair.
     pub counts: CheckCounts,
@@ -44,6 +46,7 @@ pub struct CheckReport {
 
 /// The result of a repair.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct RepairReport {
     /// Counts of what remained when it ended, and of what it had repaired.
     pub counts: CheckCounts,

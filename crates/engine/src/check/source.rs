@@ -143,8 +143,8 @@ impl<'a> Source<'a> {
 async fn read(worker: &Worker, file: &File, offset: u64, len: usize) -> Result<IoBuf, IoError> {
     let (result, mut bufs) = worker.read(file, offset, IoBufs::from(worker.buffer(len))).await;
     result?;
-    match bufs.0.pop() {
-        Some(buf) if bufs.0.is_empty() && buf.len() == len => Ok(buf),
+    match bufs.pop_part() {
+        Some(buf) if bufs.parts().is_empty() && buf.len() == len => Ok(buf),
         _ => unreachable!("a read returns the buffers that it was given"),
     }
 }
@@ -196,7 +196,7 @@ impl<T, I: Iterator<Item = (u64, T)>> Tables<'_, T, I> {
         let content = match reading {
             Reading::Zero => Content::Zero,
             Reading::Started(handle) => match handle.await {
-                (Ok(()), mut bufs) => bufs.0.pop().map_or(Content::Zero, Content::Bytes),
+                (Ok(()), mut bufs) => bufs.pop_part().map_or(Content::Zero, Content::Bytes),
                 (Err(error), _) => Content::Failed(error),
             },
         };

@@ -41,7 +41,7 @@ pub(super) fn compress(method: Method, input: &IoBufs, cluster: usize, out: &mut
     // zlib is given room for whatever comes out: a stream that stops in the middle costs a new context.
     let room = if matches!(method, Method::NarrowDeflate { .. }) { cluster + cluster / 8 + 64 } else { most };
     out.resize(room, 0);
-    let len = match &input.0[..] {
+    let len = match input.parts() {
         [one] if one.len() == cluster => compress_cluster(method, one.as_slice(), out),
         _ => JOINED.with_borrow_mut(|joined| {
             joined.clear();
@@ -96,7 +96,7 @@ pub(super) fn inflate(
     out: &mut Vec<u8>,
 ) -> Result<usize, &'static str> {
     out.resize(cluster, 0);
-    match &input.0[..] {
+    match input.parts() {
         [one] => inflate_packed(packing, one.as_slice().get(skip..).unwrap_or_default(), out),
         _ => JOINED.with_borrow_mut(|joined| {
             joined.clear();
@@ -155,6 +155,7 @@ fn inflate_bytes(compression: Compression, input: &[u8], out: &mut [u8]) -> Resu
         Compression::Zstd => zstd::inflate(input, out),
         #[cfg(not(feature = "zstd"))]
         Compression::Zstd => Err("zstd was left out of this build"),
+        _ => Err("this version does not know the compression"),
     }
 }
 

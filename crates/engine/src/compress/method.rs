@@ -1,5 +1,6 @@
 //! The ways to compress a cluster, and those in which one may be packed.
 
+use crate::{Error, ErrorKind, Result};
 use zebu_qcow2::Compression;
 
 /// How a unit of a disk is packed: clusters, and the grains, blocks and chunks of other formats.
@@ -13,12 +14,17 @@ pub(crate) enum Packing {
     Bzip2,
 }
 
-impl From<zebu_foreign::Packing> for Packing {
-    fn from(packing: zebu_foreign::Packing) -> Self {
+impl TryFrom<zebu_foreign::Packing> for Packing {
+    type Error = Error;
+    fn try_from(packing: zebu_foreign::Packing) -> Result<Self> {
         match packing {
-            zebu_foreign::Packing::Deflate => Self::Cluster(Compression::Zlib),
-            zebu_foreign::Packing::Zlib => Self::Zlib,
-            zebu_foreign::Packing::Bzip2 => Self::Bzip2,
+            zebu_foreign::Packing::Deflate => Ok(Self::Cluster(Compression::Zlib)),
+            zebu_foreign::Packing::Zlib => Ok(Self::Zlib),
+            zebu_foreign::Packing::Bzip2 => Ok(Self::Bzip2),
+            other => {
+                let message = format!("data packed as {other:?} can't be read by this version");
+                Err(Error::new(ErrorKind::Unsupported, message))
+            }
         }
     }
 }

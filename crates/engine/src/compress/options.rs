@@ -17,6 +17,7 @@ pub enum DeflateWindow {
 
 /// How clusters are compressed by [`crate::Image::write_compressed`].
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct CompressOptions {
     /// Level; the codec's usual one if `None`. Deflate: 1 to 12, with [`DeflateWindow::FourKib`] 1 to 9 (default 3
     /// and 6); zstd: 1 to 22 (default 3). An image is compressed in one way, which its header names.
@@ -29,6 +30,13 @@ pub struct CompressOptions {
     /// The threads that compress and inflate.
     pub pool: CodecPool,
 }
+
+zebu_storage::option_setters!(CompressOptions {
+    level: impl Into<Option<u32>>,
+    window: DeflateWindow,
+    gather_memory: usize,
+    pool: CodecPool,
+});
 
 impl Default for CompressOptions {
     fn default() -> Self {
@@ -63,6 +71,7 @@ impl CompressOptions {
             (Compression::Zlib, DeflateWindow::Full) => ("zlib", 3, 12),
             (Compression::Zlib, DeflateWindow::FourKib) => ("zlib with a 4 KiB window", 6, 9),
             (Compression::Zstd, _) => ("zstd", 3, 22),
+            _ => return Err(unknown(compression)),
         };
         let level = self.level.unwrap_or(default);
         if !(1..=most).contains(&level) {
@@ -79,8 +88,13 @@ impl CompressOptions {
             (Compression::Zstd, _) => {
                 Err(Error::new(ErrorKind::Unsupported, "zstd was left out of this build"))
             }
+            _ => Err(unknown(compression)),
         }
     }
+}
+
+fn unknown(compression: Compression) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("compression {compression:?} is not known to this version"))
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use zebu_storage::{File, IoBuf, Worker};
 
 /// The properties to change; `None` stays as it is.
 #[derive(Debug, Clone, Default)]
+#[non_exhaustive]
 pub struct AmendOptions {
     /// 2 (`compat=0.10`) or 3 (`compat=1.1`).
     pub version: Option<u32>,
@@ -34,6 +35,16 @@ pub struct AmendOptions {
     /// Watching and stopping.
     pub control: JobControl,
 }
+
+zebu_storage::option_setters!(AmendOptions {
+    version: impl Into<Option<u32>>,
+    size: impl Into<Option<u64>>,
+    refcount_bits: impl Into<Option<u32>>,
+    lazy_refcounts: impl Into<Option<bool>>,
+    data_file: impl Into<Option<String>>,
+    data_file_raw: impl Into<Option<bool>>,
+    control: JobControl,
+});
 
 /// Most bytes of zeroes written at once.
 const ZEROES: u64 = 1 << 20;

@@ -9,12 +9,14 @@ use zebu_storage::{IoBuf, IoBufs};
 pub(super) fn rejoin(head: IoBufs, tail: IoBuf) -> IoBuf {
     let mut parts = head;
     parts.push(tail);
-    match parts.0.pop() {
-        Some(whole) if parts.0.is_empty() => whole,
+    match parts.pop_part() {
+        Some(whole) if parts.parts().is_empty() => whole,
         // Requests give back the memory that they were lent, so the parts are neighbours; were they not, a copy keeps
         // the bytes in order.
         last => {
-            parts.0.extend(last);
+            if let Some(last) = last {
+                parts.push_part(last);
+            }
             let mut whole = IoBuf::zeroed(parts.len());
             parts.copy_to(0, whole.as_mut_slice());
             whole

@@ -9,6 +9,7 @@ use zebu_storage::{Access, Create, File, FileKind, IoErrorKind, LockMode, OpenFl
 
 /// Which way is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum CloneMode {
     /// A reflink where the file system can and the image stands alone, else an overlay.
     #[default]
@@ -21,6 +22,7 @@ pub enum CloneMode {
 
 /// How a clone is made.
 #[derive(Debug, Clone, Default)]
+#[non_exhaustive]
 pub struct CloneOptions {
     /// Which way.
     pub mode: CloneMode,
@@ -32,8 +34,16 @@ pub struct CloneOptions {
     pub refs: RefPolicy,
 }
 
+zebu_storage::option_setters!(CloneOptions {
+    mode: CloneMode,
+    format: impl Into<Option<Format>>,
+    cache: CacheMode,
+    refs: RefPolicy,
+});
+
 /// Which way was taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum CloneMethod {
     /// The files share their blocks until one of them writes; they depend on each other in nothing.
     Reflink,
@@ -48,6 +58,7 @@ pub enum CloneMethod {
 
 /// The result of a clone.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CloneReport {
     /// Which way was taken.
     pub method: CloneMethod,
@@ -145,12 +156,7 @@ async fn reflink(worker: &Worker, image: &Image, target: &Path) -> Result<Option
         .map_err(|error| from_io(target, "can't make a file in the clone's directory", &error))?;
     let mut made = NewFiles::default();
     made.add(&temporary);
-    let flags = OpenFlags {
-        access: Access::ReadWrite,
-        create: Create::No,
-        lock: LockMode::Write,
-        ..OpenFlags::default()
-    };
+    let flags = OpenFlags::default().access(Access::ReadWrite).create(Create::No).lock(LockMode::Write);
     let copy = File::open(&temporary, &flags)?;
     if let Err(error) = worker.clone_range(file, 0, &copy, 0, file.len()).await {
         return match error.kind {

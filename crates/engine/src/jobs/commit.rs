@@ -22,6 +22,7 @@ pub enum AfterCommit {
 
 /// How an image is committed.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct CommitOptions {
     /// The image below to commit to, as seen from the working directory or as the image above it names it. The images
     /// in between no longer show what they did afterwards. The backing file of the image if `None`.
@@ -40,6 +41,16 @@ pub struct CommitOptions {
     /// of its content.
     pub control: JobControl,
 }
+
+zebu_storage::option_setters!(CommitOptions {
+    base: impl Into<Option<PathBuf>>,
+    after: AfterCommit,
+    workers: usize,
+    worker_config: WorkerConfig,
+    requests: usize,
+    buffer_memory: usize,
+    control: JobControl,
+});
 
 impl Default for CommitOptions {
     fn default() -> Self {

@@ -27,6 +27,7 @@ pub enum Strictness {
 
 /// How images are compared.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct CompareOptions {
     /// The properties that have to be equal.
     pub strictness: Strictness,
@@ -37,6 +38,13 @@ pub struct CompareOptions {
     /// Watching and stopping.
     pub control: JobControl,
 }
+
+zebu_storage::option_setters!(CompareOptions {
+    strictness: Strictness,
+    requests: usize,
+    buffer_memory: usize,
+    control: JobControl,
+});
 
 impl Default for CompareOptions {
     fn default() -> Self {
@@ -70,6 +78,7 @@ pub enum Comparison {
 
 /// The result of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CompareReport {
     /// The outcome.
     pub result: Comparison,
@@ -91,6 +100,7 @@ pub enum CompareStage {
 
 /// A comparison that could not be finished.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct CompareError {
     /// Doing what.
     pub stage: CompareStage,

@@ -7,6 +7,7 @@ use zebu_storage::Worker;
 
 /// Which part of the disk is mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct MapOptions {
     /// First byte (`-s`).
     pub start: u64,
@@ -14,8 +15,14 @@ pub struct MapOptions {
     pub max_length: Option<u64>,
 }
 
+zebu_storage::option_setters!(MapOptions {
+    start: u64,
+    max_length: impl Into<Option<u64>>,
+});
+
 /// A range of the disk of one kind. The fields have the meaning of the JSON keys of `qemu-img map`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct MapEntry {
     /// Offset in bytes on the virtual disk.
     pub start: u64,

@@ -8,7 +8,8 @@ use zebu_qcow2::{FormatError, Version, layout, limits};
 use zebu_storage::Worker;
 
 /// Bytes that a new image file needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Measurement {
     /// To hold what the source holds now. Tables are counted as if every cluster were allocated, so it may become a little
     /// less, never more: a block device of that size is enough. A file may be longer than that, with holes.

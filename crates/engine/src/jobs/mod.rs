@@ -45,7 +45,7 @@ pub use convert::{
 };
 pub use file_snapshot::{NewFile, file_snapshot};
 pub use live_backup::{
-    Copied, LiveBackup, LiveBackupOptions, LiveBackupReport, LiveBitmap, OnCopyError, Outcome,
+    BackupEnd, Copied, LiveBackup, LiveBackupOptions, LiveBackupReport, LiveBitmap, OnCopyError,
 };
 pub use map::{MapEntry, MapOptions, Mapper};
 pub use measure::{Measurement, measure_image, measure_size};

@@ -34,11 +34,11 @@ impl UnaskedWrites {
 }
 
 fn takes_direct(path: &Path) -> bool {
-    let flags = OpenFlags { direct: true, lock: LockMode::None, ..OpenFlags::default() };
+    let flags = OpenFlags::default().direct(true).lock(LockMode::None);
     let opened = match File::open(path, &flags) {
         Ok(file) => Some(file),
         Err(_) if std::fs::symlink_metadata(path).is_ok() => None,
-        Err(_) => unnamed(directory_of(path), &OpenFlags { access: Access::ReadWrite, ..flags }),
+        Err(_) => unnamed(directory_of(path), &flags.access(Access::ReadWrite)),
     };
     opened.is_some_and(|file| file.is_direct() && file.fs() != FsKind::Tmpfs)
 }

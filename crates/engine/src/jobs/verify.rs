@@ -12,6 +12,7 @@ use zebu_storage::Worker;
 
 /// How an image is verified.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct VerifyOptions {
     /// The manifest to compare with.
     pub manifest: Option<PathBuf>,
@@ -21,6 +22,12 @@ pub struct VerifyOptions {
     pub control: JobControl,
 }
 
+zebu_storage::option_setters!(VerifyOptions {
+    manifest: impl Into<Option<PathBuf>>,
+    buffer_memory: usize,
+    control: JobControl,
+});
+
 impl Default for VerifyOptions {
     fn default() -> Self {
         Self { manifest: None, buffer_memory: 16 << 20, control: JobControl::default() }
@@ -29,6 +36,7 @@ impl Default for VerifyOptions {
 
 /// A range that is wrong.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct BadRange {
     /// Offset in bytes on the virtual disk.
     pub offset: u64,
@@ -292,7 +300,7 @@ async fn read_clusters(
     tracker.throttle(worker, len).await?;
     let (result, bufs) = image.read(worker, offset, worker.buffer(len as usize).into()).await;
     if result.is_ok()
-        && let [buf] = &bufs.0[..]
+        && let [buf] = bufs.parts()
     {
         let clusters = buf.as_slice().chunks(subject.cluster_size as usize);
         return Ok((len, clusters.map(|bytes| Ok(Digest::of(bytes))).collect()));

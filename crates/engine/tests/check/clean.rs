@@ -180,11 +180,11 @@ fn other_ways_to_open_and_count_say_the_same() {
     assert!(expected.is_clean() && expected.counts.allocated_clusters > 0);
     let base = CheckOptions::default();
     for options in [
-        CheckOptions { cache: CacheMode::None, ..base.clone() },
-        CheckOptions { sharing: Sharing::Unlocked, ..base.clone() },
-        CheckOptions { parallel: 1, ..base.clone() },
-        CheckOptions { parallel: 0, ..base.clone() },
-        CheckOptions { memory: 0, ..base.clone() },
+        base.clone().cache(CacheMode::None),
+        base.clone().sharing(Sharing::Unlocked),
+        base.clone().parallel(1),
+        base.clone().parallel(0),
+        base.clone().memory(0),
     ] {
         assert_eq!(image.check_with(&options), expected, "{options:?}");
     }

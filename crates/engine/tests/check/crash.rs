@@ -58,7 +58,7 @@ fn run(content: &Content, kind: FileKind, repair: Repair) -> (CheckReport, Conte
     let world = SimWorld::new(1);
     let file = world.disk().file(NAME, content.clone(), config(kind));
     let worker = world.worker();
-    let options = CheckOptions { repair, ..CheckOptions::default() };
+    let options = CheckOptions::default().repair(repair);
     let report = world.block_on(check_file(&worker, &file, &options)).unwrap().unwrap();
     (report, world.disk().content(NAME).unwrap())
 }
@@ -169,7 +169,7 @@ fn crashes_in_a_repair() {
             let world = SimWorld::new(states);
             let file = world.disk().file(NAME, start, config(FileKind::Simulated));
             let worker = world.worker();
-            let repair = CheckOptions { repair: Repair::All, ..CheckOptions::default() };
+            let repair = CheckOptions::default().repair(Repair::All);
             let report = world.block_on(check_file(&worker, &file, &repair)).unwrap().unwrap();
             assert!(report.is_clean(), "{}: {:?}", damage.0, report.findings);
 
@@ -209,7 +209,7 @@ fn failed_operations_in_a_repair() {
                     let fault = Fault::Fail { errno, effect: FailedEffect::Part };
                     world.disk().inject(FaultRule::new(OpFilter::of(class), fault).nth(n));
                     let worker = world.worker();
-                    let repair = CheckOptions { repair: Repair::All, ..CheckOptions::default() };
+                    let repair = CheckOptions::default().repair(Repair::All);
                     let result = world.block_on(check_file(&worker, &file, &repair)).unwrap();
                     let what = format!("{options}, {}, {class:?} {n} failed", damage.0);
                     let state = world.disk().content(NAME).unwrap();
@@ -245,7 +245,7 @@ fn failed_reads() {
                 let fault = Fault::Fail { errno: 5, effect: FailedEffect::Nothing };
                 world.disk().inject(FaultRule::new(OpFilter::of(OpClass::Read), fault).nth(n));
                 let worker = world.worker();
-                let repair = CheckOptions { repair: Repair::All, ..CheckOptions::default() };
+                let repair = CheckOptions::default().repair(Repair::All);
                 let result = world.block_on(check_file(&worker, &file, &repair)).unwrap();
                 let what = format!("{options}, {}, read {n} failed: {result:?}", damage.0);
                 let state = world.disk().content(NAME).unwrap();
@@ -279,7 +279,7 @@ fn block_devices() {
     let world = SimWorld::new(0);
     let file = world.disk().file(NAME, full.clone(), config(FileKind::BlockDevice));
     let worker = world.worker();
-    let repair = CheckOptions { repair: Repair::All, ..CheckOptions::default() };
+    let repair = CheckOptions::default().repair(Repair::All);
     let error = world.block_on(check_file(&worker, &file, &repair)).unwrap().unwrap_err();
     assert_eq!(error.kind(), zebu::ErrorKind::NoSpace, "{error}");
     assert!(world.disk().content(NAME).unwrap().same_bytes(&full), "nothing was written");

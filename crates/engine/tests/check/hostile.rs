@@ -55,7 +55,7 @@ impl Crafted {
 
     fn check(&self, what: &str) -> CheckReport {
         let start = Instant::now();
-        let report = self.image.check_with(&CheckOptions { max_findings: 5000, ..CheckOptions::default() });
+        let report = self.image.check_with(&CheckOptions::default().max_findings(5000));
         assert!(start.elapsed() < LONG, "{what}: {:?}", start.elapsed());
         assert!(report.findings.len() <= 5000);
         report
@@ -65,7 +65,7 @@ impl Crafted {
     fn repair(&self, what: &str) {
         for _ in 0..2 {
             let start = Instant::now();
-            let options = CheckOptions { repair: Repair::All, ..CheckOptions::default() };
+            let options = CheckOptions::default().repair(Repair::All);
             let result = crate::support::on_worker(async |worker| {
                 zebu::check::check(worker, &self.image.path(), &options).await
             });
@@ -202,7 +202,7 @@ fn any_byte() {
             copy.write(at, &[random.next() as u8]);
         }
         for repair in [Repair::None, Repair::Leaks, Repair::All, Repair::All] {
-            let options = CheckOptions { repair, ..CheckOptions::default() };
+            let options = CheckOptions::default().repair(repair);
             let _ = crate::support::on_worker(async |worker| {
                 zebu::check::check(worker, &copy.path(), &options).await
             });

@@ -210,7 +210,7 @@ fn findings_are_bounded() {
     }
     let image = TestImage::new(&["-o", "cluster_size=4096"], "4M", &["write 0 4M"]);
     image.set_word(image.reftable(), 0);
-    let options = zebu::check::CheckOptions { max_findings: 7, ..Default::default() };
+    let options = zebu::check::CheckOptions::default().max_findings(7);
     let report = image.check_with(&options);
     assert_eq!(report.findings.len(), 7);
     assert!(matches!(report.findings[0].kind, FindingKind::RefcountTooLow { .. }));

@@ -12,14 +12,14 @@ fn refused(patches: &[(usize, Vec<u8>)]) -> [Error; 2] {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     on_worker(async |worker| {
-        let new = CreateOptions { size: Some(1 << 20), cluster_size: 8192, ..CreateOptions::default() };
+        let new = CreateOptions::default().size(Some(1 << 20)).cluster_size(8192);
         Image::create(worker, &path, &new).await.unwrap();
         let mut bytes = std::fs::read(&path).unwrap();
         for (at, patch) in patches {
             bytes[*at..at + patch.len()].copy_from_slice(patch);
         }
         std::fs::write(&path, bytes).unwrap();
-        let open = OpenOptions { format: Some(Format::Qcow2), ..OpenOptions::default() };
+        let open = OpenOptions::default().format(Some(Format::Qcow2));
         let opened = Image::open(worker, &path, &open).await.unwrap_err();
         [opened, check(worker, &path, &CheckOptions::default()).await.unwrap_err()]
     })

@@ -41,7 +41,7 @@ const KINDS: [&str; 9] = [
 
 /// That a repair of `damaged` leaves nothing wrong, and the same disk and snapshots as in `intact`.
 fn mends(damaged: &TestImage, intact: &TestImage, repair: Repair, what: &str) {
-    mends_with(damaged, intact, &CheckOptions { repair, ..CheckOptions::default() }, what);
+    mends_with(damaged, intact, &CheckOptions::default().repair(repair), what);
 }
 
 fn mends_with(damaged: &TestImage, intact: &TestImage, options: &CheckOptions, what: &str) {
@@ -286,8 +286,7 @@ fn dirty_images() {
         set_refcount(&image, cluster, u64::from(cluster < 20));
     }
     let open = |access| {
-        let flags =
-            OpenFlags { access, direct: false, create: Create::No, lock: LockMode::Write, no_flush: false };
+        let flags = OpenFlags::default().access(access).create(Create::No).lock(LockMode::Write);
         File::open(&image.path(), &flags).unwrap()
     };
     let file = open(Access::ReadWrite);
@@ -346,7 +345,7 @@ fn counts_in_several_passes() {
     for _ in 0..3 {
         intact.snapshot(&["-c", "more"]);
     }
-    let options = CheckOptions { memory: 0, ..CheckOptions::default() };
+    let options = CheckOptions::default().memory(0);
     let whole = intact.check();
     assert!(whole.is_clean());
     assert_eq!(intact.check_with(&options), whole);
@@ -364,7 +363,7 @@ fn counts_in_several_passes() {
         let flag = damaged.l2(3) + 64;
         damaged.set_word(flag, damaged.word(flag) ^ COPIED);
         assert_eq!(damaged.check_with(&options).counts, damaged.check().counts);
-        let options = CheckOptions { repair: Repair::All, ..options.clone() };
+        let options = options.clone().repair(Repair::All);
         mends_with(&damaged, &intact, &options, &format!("damage {damage}"));
     }
 }
@@ -378,7 +377,7 @@ fn o_direct() {
     let damaged = intact.copy();
     damaged.set_word(damaged.reftable(), 0);
     let cache = CacheMode::None;
-    let options = CheckOptions { repair: Repair::All, cache, ..CheckOptions::default() };
+    let options = CheckOptions::default().repair(Repair::All).cache(cache);
     mends_with(&damaged, &intact, &options, "rebuild with O_DIRECT");
     let damaged = intact.copy();
     set_refcount(&damaged, 5, 9);
@@ -393,7 +392,7 @@ fn a_repair_needs_write_access_and_can_be_cancelled() {
     }
     let image = filled("cluster_size=65536");
     let file = File::open(&image.path(), &OpenFlags::default()).unwrap();
-    let repair = CheckOptions { repair: Repair::All, ..CheckOptions::default() };
+    let repair = CheckOptions::default().repair(Repair::All);
     let error = on_worker(async |worker| check_file(worker, &file, &repair).await.unwrap_err());
     assert_eq!(error.kind(), ErrorKind::ReadOnly);
     file.unlock().unwrap();
@@ -414,8 +413,8 @@ fn progress_goes_up_to_the_end() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let sink = seen.clone();
     let progress = move |progress: Progress| sink.lock().unwrap().push(progress);
-    let control = JobControl { progress: Some(Arc::new(progress)), ..JobControl::default() };
-    image.check_with(&CheckOptions { control, ..CheckOptions::default() });
+    let control = JobControl::default().progress(progress);
+    image.check_with(&CheckOptions::default().control(control));
     let seen = seen.lock().unwrap();
     for pair in seen.windows(2) {
         assert!(pair[0].phase != pair[1].phase || pair[0].done < pair[1].done);

@@ -211,17 +211,19 @@ impl TestImage {
         }
         let output = tool("qemu-img", &all);
         let json = String::from_utf8_lossy(&output.stdout);
-        let counts = json.contains("check-errors").then(|| CheckCounts {
-            check_errors: json_number(&json, "check-errors"),
-            corruptions: json_number(&json, "corruptions"),
-            leaks: json_number(&json, "leaks"),
-            corruptions_fixed: json_number(&json, "corruptions-fixed"),
-            leaks_fixed: json_number(&json, "leaks-fixed"),
-            image_end_offset: json_number(&json, "image-end-offset"),
-            total_clusters: json_number(&json, "total-clusters"),
-            allocated_clusters: json_number(&json, "allocated-clusters"),
-            fragmented_clusters: json_number(&json, "fragmented-clusters"),
-            compressed_clusters: json_number(&json, "compressed-clusters"),
+        let counts = json.contains("check-errors").then(|| {
+            let mut counts = CheckCounts::default();
+            counts.check_errors = json_number(&json, "check-errors");
+            counts.corruptions = json_number(&json, "corruptions");
+            counts.leaks = json_number(&json, "leaks");
+            counts.corruptions_fixed = json_number(&json, "corruptions-fixed");
+            counts.leaks_fixed = json_number(&json, "leaks-fixed");
+            counts.image_end_offset = json_number(&json, "image-end-offset");
+            counts.total_clusters = json_number(&json, "total-clusters");
+            counts.allocated_clusters = json_number(&json, "allocated-clusters");
+            counts.fragmented_clusters = json_number(&json, "fragmented-clusters");
+            counts.compressed_clusters = json_number(&json, "compressed-clusters");
+            counts
         });
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         // QEMU dies of some repairs.
@@ -235,7 +237,7 @@ impl TestImage {
 
     /// The verdict of our check after a repair.
     pub(crate) fn repair(&self, repair: Repair) -> CheckReport {
-        self.check_with(&CheckOptions { repair, ..CheckOptions::default() })
+        self.check_with(&CheckOptions::default().repair(repair))
     }
 
     pub(crate) fn check_with(&self, options: &CheckOptions) -> CheckReport {
@@ -254,7 +256,7 @@ impl TestImage {
         only_ours: impl Fn(&FindingKind) -> bool,
     ) -> CheckReport {
         let theirs = self.qemu_check(&[]);
-        let mut ours = self.check_with(&CheckOptions { max_findings: 100_000, ..CheckOptions::default() });
+        let mut ours = self.check_with(&CheckOptions::default().max_findings(100_000));
         let extra =
             ours.findings.iter().filter(|finding| only_ours(&finding.kind)).map(|finding| finding.times);
         ours.counts.corruptions -= extra.sum::<u64>();
@@ -295,7 +297,7 @@ pub(crate) fn on_worker<T>(work: impl AsyncFnOnce(&Worker) -> T) -> T {
     } else {
         Engine::Auto
     };
-    let worker = Worker::new(&WorkerConfig { engine, ..WorkerConfig::default() }).unwrap();
+    let worker = Worker::new(&WorkerConfig::default().engine(engine)).unwrap();
     worker.block_on(work(&worker))
 }
 

@@ -50,7 +50,7 @@ fn threads_share_a_disk_and_the_last_one_closes_it() {
 fn buffers_of_any_place_and_length_suit_a_file_without_a_cache() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = create(dir.path());
-    let options = OpenOptions { cache: CacheMode::None, ..for_writing() };
+    let options = for_writing().cache(CacheMode::None);
     let disk = Disk::open(&path, &options).unwrap();
     let bytes: Vec<u8> = (0..200_000u32).map(|i| (i / 251) as u8).collect();
     let parts = [IoSlice::new(&bytes[..777]), IoSlice::new(&[]), IoSlice::new(&bytes[777..])];
@@ -115,15 +115,11 @@ fn jobs_run_beside_requests_show_how_far_they_are_and_stop_when_told() {
     let cancel = Cancel::new();
     let (seen, stop) = (reports.clone(), cancel.clone());
     let mut options = BackupOptions::new(dir.path().join("copy.qcow2"));
-    options.control = JobControl {
-        cancel: cancel.clone(),
-        progress: Some(Arc::new(move |_| {
-            if seen.fetch_add(1, SeqCst) == 1 {
-                stop.cancel();
-            }
-        })),
-        ..JobControl::default()
-    };
+    options.control = JobControl::default().cancel(cancel.clone()).progress(move |_| {
+        if seen.fetch_add(1, SeqCst) == 1 {
+            stop.cancel();
+        }
+    });
     let stopped = options.clone();
     let job =
         disk.start(async move |image, worker| Box::pin(backup(&worker, &image, &stopped)).await).unwrap();

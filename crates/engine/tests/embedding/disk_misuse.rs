@@ -89,8 +89,7 @@ fn a_function_of_the_caller_that_panics_ends_its_job_only() {
     let disk = open(ENGINES[1], &path);
     disk.write(0, &vec![1; 65536]).unwrap();
     let mut options = BackupOptions::new(dir.path().join("copy.qcow2"));
-    options.control =
-        JobControl { progress: Some(Arc::new(|_| panic!("as intended"))), ..JobControl::default() };
+    options.control = JobControl::default().progress(|_| panic!("as intended"));
     let error =
         disk.run(async move |image, worker| Box::pin(backup(&worker, &image, &options)).await).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Poisoned);

@@ -20,15 +20,15 @@ use zebu::{Access, CreateOptions, Durability, Image, OpenOptions, Queue, Request
 const AGES: Duration = Duration::from_secs(60);
 
 pub(super) fn worker(engine: Engine) -> Worker {
-    Worker::new(&WorkerConfig { engine, ..WorkerConfig::default() }).unwrap()
+    Worker::new(&WorkerConfig::default().engine(engine)).unwrap()
 }
 
 fn new_image(worker: &Worker, path: &Path) -> Image {
     worker
         .block_on(async {
-            let create = CreateOptions { size: Some(64 << 20), ..CreateOptions::default() };
+            let create = CreateOptions::default().size(Some(64 << 20));
             Image::create(worker, path, &create).await?;
-            let open = OpenOptions { access: Access::ReadWrite, ..OpenOptions::default() };
+            let open = OpenOptions::default().access(Access::ReadWrite);
             Image::open(worker, path, &open).await
         })
         .unwrap()
@@ -182,9 +182,9 @@ fn futures_of_an_image_run_on_a_foreign_executor() {
         let epoll = epoll_of(&[worker.as_fd(), executor.woken.event.as_fd()]);
         let (on, tasks) = (worker.clone(), executor.clone());
         executor.spawn(async move {
-            let create = CreateOptions { size: Some(64 << 20), ..CreateOptions::default() };
+            let create = CreateOptions::default().size(Some(64 << 20));
             Image::create(&on, &path, &create).await.unwrap();
-            let open = OpenOptions { access: Access::ReadWrite, ..OpenOptions::default() };
+            let open = OpenOptions::default().access(Access::ReadWrite);
             let image = Image::open(&on, &path, &open).await.unwrap();
             for i in 0..100 {
                 let (image, on) = (image.clone(), on.clone());
@@ -193,7 +193,7 @@ fn futures_of_an_image_run_on_a_foreign_executor() {
                     image.flush(&on).await.unwrap();
                     let read = image.read(&on, i * 65536 + 512, IoBuf::zeroed(4096).into()).await;
                     read.0.unwrap();
-                    assert!(read.1.0.iter().all(|buf| buf.as_slice().iter().all(|&byte| byte == 1)));
+                    assert!(read.1.parts().iter().all(|buf| buf.as_slice().iter().all(|&byte| byte == 1)));
                 });
             }
         });

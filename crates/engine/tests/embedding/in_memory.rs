@@ -37,7 +37,7 @@ impl Memory {
                 done.finish(result);
             }
         });
-        let flags = OpenFlags { access: zebu::storage::Access::ReadWrite, ..OpenFlags::default() };
+        let flags = OpenFlags::default().access(zebu::storage::Access::ReadWrite);
         let storage = Self { bytes: Arc::clone(bytes), requests };
         File::from_storage(Arc::new(storage), "memory", &flags).unwrap()
     }
@@ -85,7 +85,7 @@ impl Storage for Memory {
 }
 
 fn opened(bytes: &Bytes, fails_at: usize) -> Vec<OpenedFile> {
-    vec![OpenedFile { file: Memory::file(bytes, fails_at), data_file: None, format: Format::Qcow2 }]
+    vec![OpenedFile::new(Memory::file(bytes, fails_at), Format::Qcow2)]
 }
 
 /// A sequence that every run has the same.
@@ -119,9 +119,9 @@ fn the_engine_works_on_a_disk_in_memory_whose_answers_come_from_another_thread()
         let mut model = vec![0; 8 << 20];
         let mut seed = 7;
         worker.block_on(async {
-            let create = CreateOptions { size: Some(model.len() as u64), ..CreateOptions::default() };
+            let create = CreateOptions::default().size(Some(model.len() as u64));
             Image::create_in(&worker, &Memory::file(&bytes, usize::MAX), &create).await.unwrap();
-            let options = OpenOptions { access: Access::ReadWrite, ..OpenOptions::default() };
+            let options = OpenOptions::default().access(Access::ReadWrite);
             for _ in 0..3 {
                 let image = Image::open_files(&worker, opened(&bytes, usize::MAX), &options).await.unwrap();
                 for _ in 0..60 {
@@ -157,9 +157,9 @@ fn an_answer_that_never_comes_is_an_error_and_the_image_takes_no_harm() {
     for engine in ENGINES {
         let (bytes, worker) = (Bytes::default(), worker(engine));
         worker.block_on(async {
-            let create = CreateOptions { size: Some(8 << 20), ..CreateOptions::default() };
+            let create = CreateOptions::default().size(Some(8 << 20));
             Image::create_in(&worker, &Memory::file(&bytes, usize::MAX), &create).await.unwrap();
-            let options = OpenOptions { access: Access::ReadWrite, ..OpenOptions::default() };
+            let options = OpenOptions::default().access(Access::ReadWrite);
             let image = Image::open_files(&worker, opened(&bytes, 12), &options).await.unwrap();
             let mut failed = 0;
             for cluster in 0..40 {

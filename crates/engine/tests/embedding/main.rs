@@ -17,12 +17,12 @@ const ENGINES: [Engine; 2] = [Engine::Threads, Engine::IoUring];
 /// A new image of 64 MiB.
 fn create(dir: &Path) -> PathBuf {
     let path = dir.join("disk.qcow2");
-    Disk::create(&path, &CreateOptions { size: Some(64 << 20), ..CreateOptions::default() }).unwrap();
+    Disk::create(&path, &CreateOptions::default().size(Some(64 << 20))).unwrap();
     path
 }
 
 fn for_writing() -> OpenOptions {
-    OpenOptions { access: Access::ReadWrite, ..OpenOptions::default() }
+    OpenOptions::default().access(Access::ReadWrite)
 }
 
 fn open(engine: Engine, path: &Path) -> Disk {

@@ -36,7 +36,7 @@ fn tasks_of_tokio_lose_nothing() {
         let disk = open(engine, &path);
         let until = Arc::<AtomicBool>::default();
         let other = disturb(&disk, &until);
-        let worker = Worker::new(&WorkerConfig { engine, ..WorkerConfig::default() }).unwrap();
+        let worker = Worker::new(&WorkerConfig::default().engine(engine)).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let tasks = LocalSet::new();
         tasks.spawn_local(drive(worker.clone()));

@@ -9,7 +9,7 @@ use zebu::jobs::{CloneMethod, CloneMode, CloneOptions, CloneReport, clone_image}
 use zebu::{Format, RefPolicy, Result};
 
 fn clone(source: &Path, target: &Path, mode: CloneMode) -> Result<CloneReport> {
-    let options = CloneOptions { mode, refs: RefPolicy::All, ..CloneOptions::default() };
+    let options = CloneOptions::default().mode(mode).refs(RefPolicy::All);
     on_worker(async |worker| clone_image(worker, source, target, &options).await)
 }
 
@@ -74,5 +74,6 @@ fn a_clone_is_for_no_other_eyes_than_its_source() {
         CloneMethod::Reflink => assert_eq!(mode, 0o600),
         // An overlay holds nothing of the source.
         CloneMethod::Overlay { .. } => assert_eq!(mode & 0o200, 0o200),
+        other => panic!("{other:?}"),
     }
 }

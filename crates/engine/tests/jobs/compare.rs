@@ -43,7 +43,7 @@ fn forms_of_one_disk_are_identical_and_one_byte_makes_a_difference() {
     let mut random = Seeded(1);
     for variant in all(&images, 6) {
         let Variant { name, path, format, bytes } = &variant;
-        let options = CompareOptions { requests: 1 + random.below(8) as usize, ..CompareOptions::default() };
+        let options = CompareOptions::default().requests(1 + random.below(8) as usize);
         write_sparse(&changed, bytes);
         let same = compare_two((path, format), (&changed, "raw"), &options);
         assert_eq!((same.result, same.sizes), (Comparison::Identical, [bytes.len() as u64; 2]), "{name}");
@@ -77,7 +77,7 @@ fn the_tail_of_the_larger_image_must_be_zero() {
             assert_as_oracle(&report, oracle(pair.0, pair.1, false), &format!("{at} {value}"));
             assert_eq!(report.sizes.iter().max(), Some(&(longer.len() as u64)));
         }
-        let strict = CompareOptions { strictness: Strictness::Allocation, ..CompareOptions::default() };
+        let strict = CompareOptions::default().strictness(Strictness::Allocation);
         let report = compare_two((&short, "raw"), (&long, "raw"), &strict);
         assert_eq!(report.result, Comparison::SizeMismatch);
         assert_eq!(oracle((&short, "raw"), (&long, "raw"), true).0, 1);
@@ -100,7 +100,7 @@ fn the_lowest_of_many_differences_is_reported_however_reads_are_ordered() {
         }
         write_sparse(&a, &bytes);
         write_sparse(&b, &other);
-        let options = CompareOptions { requests: 16, buffer_memory: 4 << 20, ..CompareOptions::default() };
+        let options = CompareOptions::default().requests(16).buffer_memory(4 << 20);
         let report = compare_two((&a, "raw"), (&b, "raw"), &options);
         let offset = lowest as u64 / 512 * 512;
         assert_eq!(report.result, Comparison::ContentMismatch { offset }, "seed {seed}");
@@ -113,7 +113,7 @@ fn allocation_counts_only_when_strict() {
     let (hole, written) = (images.path("hole"), images.path("written"));
     write_sparse(&hole, &vec![0; 1 << 20]);
     std::fs::write(&written, vec![0; 1 << 20]).unwrap();
-    let strict = CompareOptions { strictness: Strictness::Allocation, ..CompareOptions::default() };
+    let strict = CompareOptions::default().strictness(Strictness::Allocation);
     let pair = ((&*hole, "raw"), (&*written, "raw"));
     assert_eq!(compare_two(pair.0, pair.1, &CompareOptions::default()).result, Comparison::Identical);
     assert_eq!(compare_two(pair.0, pair.1, &strict).result, Comparison::StatusMismatch { offset: 0 });
@@ -130,10 +130,10 @@ fn a_cancelled_comparison_and_bad_options_are_no_result() {
         let (a, b) = (open(worker, &path, "raw").await, open(worker, &path, "raw").await);
         let control = JobControl::default();
         control.cancel.cancel();
-        let options = CompareOptions { control, ..CompareOptions::default() };
+        let options = CompareOptions::default().control(control);
         let error = compare(worker, &a, &b, &options).await.unwrap_err();
         assert_eq!((error.stage, error.error.kind()), (CompareStage::Control, ErrorKind::Cancelled));
-        let options = CompareOptions { requests: 0, ..CompareOptions::default() };
+        let options = CompareOptions::default().requests(0);
         let error = compare(worker, &a, &b, &options).await.unwrap_err();
         assert_eq!((error.stage, error.error.kind()), (CompareStage::Control, ErrorKind::InvalidArgument));
     });

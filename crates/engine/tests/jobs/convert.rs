@@ -15,15 +15,15 @@ use zebu::storage::Worker;
 use zebu::{Access, CacheMode, CreateOptions, ErrorKind, Format, Image, OpenOptions, Result};
 
 fn raw_new(path: &Path) -> ConvertTarget {
-    ConvertTarget::New(Box::new(NewTarget {
-        path: path.to_owned(),
-        create: CreateOptions { format: Format::Raw, ..CreateOptions::default() },
-        open: OpenOptions { cache: CacheMode::Unsafe, ..OpenOptions::default() },
-    }))
+    ConvertTarget::New(Box::new(
+        NewTarget::new(path.to_owned())
+            .create(CreateOptions::default().format(Format::Raw))
+            .open(OpenOptions::default().cache(CacheMode::Unsafe)),
+    ))
 }
 
 async fn open(worker: &Worker, path: &Path, access: Access) -> Image {
-    let options = OpenOptions { format: Some(Format::Raw), access, ..OpenOptions::default() };
+    let options = OpenOptions::default().format(Some(Format::Raw)).access(access);
     Image::open(worker, path, &options).await.unwrap()
 }
 
@@ -45,14 +45,12 @@ fn every_division_of_the_work_gives_the_same_bytes() {
         let bytes = disk(seed, 1 + random.below(60_000));
         let (source, target) = (images.path("source"), images.path(&format!("target{seed}")));
         write_sparse(&source, &bytes);
-        let options = ConvertOptions {
-            workers: 1 + random.below(3) as usize,
-            requests: 1 + random.below(12) as usize,
-            buffer_memory: (64 << 10) + random.below(8 << 20) as usize,
-            sparse_size: [512, 4096, 65536][random.below(3) as usize],
-            copy: CopyMode::Buffers,
-            ..ConvertOptions::default()
-        };
+        let options = ConvertOptions::default()
+            .workers(1 + random.below(3) as usize)
+            .requests(1 + random.below(12) as usize)
+            .buffer_memory((64 << 10) + random.below(8 << 20) as usize)
+            .sparse_size([512, 4096, 65536][random.below(3) as usize])
+            .copy(CopyMode::Buffers);
         let report = convert_raw(&[&source], &target, &options).unwrap();
         assert_same_bytes(&std::fs::read(&target).unwrap(), &bytes, &format!("seed {seed}, {options:?}"));
         assert_eq!(report.total, bytes.len() as u64);
@@ -72,7 +70,7 @@ fn zero_blocks_in_data_become_holes_and_with_sparse_size_0_nothing_does() {
     std::fs::write(&source, vec![0; 8 << 20]).unwrap();
     convert_raw(&[&source], &sparse, &ConvertOptions::default()).unwrap();
     assert!(disk_usage(&sparse) < 64 << 10);
-    let everything = ConvertOptions { sparse_size: 0, ..ConvertOptions::default() };
+    let everything = ConvertOptions::default().sparse_size(0);
     convert_raw(&[&source], &full, &everything).unwrap();
     assert!(disk_usage(&full) >= 8 << 20);
     // Holes, too.
@@ -91,7 +89,7 @@ fn sources_are_laid_out_one_behind_the_other_as_qemu_img_does() {
     let paths: Vec<&Path> = parts.iter().map(|part| part.as_path()).collect();
     for workers in [1, 3] {
         let (ours, theirs) = (images.path(&format!("ours{workers}")), images.path("theirs"));
-        let options = ConvertOptions { workers, ..ConvertOptions::default() };
+        let options = ConvertOptions::default().workers(workers);
         convert_raw(&paths, &ours, &options).unwrap();
         let mut args = vec!["convert", "-f", "raw", "-O", "raw"];
         args.extend(paths.iter().map(|path| text(path)));
@@ -113,7 +111,7 @@ fn what_an_existing_target_held_shows_only_behind_the_source() {
             let from = open(worker, &source, Access::ReadOnly).await;
             let to = open(worker, &target, Access::ReadWrite).await;
             let existing = ConvertTarget::Existing { image: to.clone(), content: TargetContent::Unknown };
-            let options = ConvertOptions { copy, ..ConvertOptions::default() };
+            let options = ConvertOptions::default().copy(copy);
             convert(worker, &[from], existing, &options).await.unwrap();
             to.close(worker).await.unwrap();
         });
@@ -173,8 +171,8 @@ fn a_new_target_has_its_name_only_when_it_is_complete() {
         let names = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name());
         sink.lock().unwrap().extend(names.map(|name| name.into_string().unwrap()));
     };
-    let control = JobControl { progress: Some(Arc::new(progress)), ..JobControl::default() };
-    convert_raw(&[&source], &target, &ConvertOptions { control, ..ConvertOptions::default() }).unwrap();
+    let control = JobControl::default().progress(progress);
+    convert_raw(&[&source], &target, &ConvertOptions::default().control(control)).unwrap();
     let seen = seen.lock().unwrap();
     assert!(seen.iter().any(|name| name.starts_with(".target.zebu-")), "no temporary name: {seen:?}");
     assert!(!seen.iter().any(|name| name == "target"), "the name was there too early");
@@ -196,9 +194,8 @@ fn a_cancelled_job_ends_soon_and_leaves_nothing() {
                 switch.cancel();
             }
         };
-        let control = JobControl { cancel, progress: Some(Arc::new(progress)), ..JobControl::default() };
-        let options =
-            ConvertOptions { control, workers, copy: CopyMode::Buffers, ..ConvertOptions::default() };
+        let control = JobControl::default().cancel(cancel).progress(progress);
+        let options = ConvertOptions::default().control(control).workers(workers).copy(CopyMode::Buffers);
         let error = convert_raw(&[&source], &target, &options).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Cancelled);
         assert!(*seen.lock().unwrap() <= 40 << 20, "it went on for {} bytes", seen.lock().unwrap());
@@ -211,14 +208,14 @@ fn a_job_that_is_slowed_down_can_be_cancelled_at_once() {
     let images = Images::new();
     let (source, target) = (images.path("source"), images.path("target"));
     std::fs::write(&source, vec![1; 4 << 20]).unwrap();
-    let control = JobControl { rate_limit: std::num::NonZeroU64::new(1), ..JobControl::default() };
+    let control = JobControl::default().rate_limit(std::num::NonZeroU64::new(1));
     let cancel = control.cancel.clone();
     let switch = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(200));
         cancel.cancel();
     });
     let begin = Instant::now();
-    let options = ConvertOptions { control, copy: CopyMode::Buffers, ..ConvertOptions::default() };
+    let options = ConvertOptions::default().control(control).copy(CopyMode::Buffers);
     let error = convert_raw(&[&source], &target, &options).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Cancelled);
     assert!(begin.elapsed() < Duration::from_secs(20));
@@ -231,13 +228,8 @@ fn the_rate_limit_holds() {
     let images = Images::new();
     let (source, target) = (images.path("source"), images.path("target"));
     std::fs::write(&source, vec![1; 12 << 20]).unwrap();
-    let control = JobControl { rate_limit: std::num::NonZeroU64::new(16 << 20), ..JobControl::default() };
-    let options = ConvertOptions {
-        control,
-        copy: CopyMode::Buffers,
-        buffer_memory: 1 << 20,
-        ..ConvertOptions::default()
-    };
+    let control = JobControl::default().rate_limit(std::num::NonZeroU64::new(16 << 20));
+    let options = ConvertOptions::default().control(control).copy(CopyMode::Buffers).buffer_memory(1 << 20);
     let begin = Instant::now();
     convert_raw(&[&source], &target, &options).unwrap();
     // 0.75 s, less a burst of 0.1 s and one round of buffers (1 MiB) that need not wait for their own time.
@@ -250,7 +242,7 @@ fn a_reflink_that_is_refused_costs_nothing_of_the_rate() {
     let (source, target) = (no_reflinks.path("source"), no_reflinks.path("target"));
     std::fs::write(&source, vec![1; 1 << 20]).unwrap();
     // A first piece may always move. Charged twice, it waits for 12 days; the switch ends that.
-    let control = JobControl { rate_limit: std::num::NonZeroU64::new(1), ..JobControl::default() };
+    let control = JobControl::default().rate_limit(std::num::NonZeroU64::new(1));
     let (cancel, ended) = (control.cancel.clone(), Arc::new(Mutex::new(false)));
     let over = Arc::clone(&ended);
     let switch = std::thread::spawn(move || {
@@ -260,7 +252,7 @@ fn a_reflink_that_is_refused_costs_nothing_of_the_rate() {
         }
         cancel.cancel();
     });
-    let options = ConvertOptions { control, ..ConvertOptions::default() };
+    let options = ConvertOptions::default().control(control);
     let report = convert_raw(&[&source], &target, &options);
     *ended.lock().unwrap() = true;
     switch.join().unwrap();
@@ -277,8 +269,8 @@ fn progress_ends_at_the_total() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let sink = Arc::clone(&seen);
     let progress = move |at: Progress| sink.lock().unwrap().push(at);
-    let control = JobControl { progress: Some(Arc::new(progress)), ..JobControl::default() };
-    let options = ConvertOptions { control, workers: 2, ..ConvertOptions::default() };
+    let control = JobControl::default().progress(progress);
+    let options = ConvertOptions::default().control(control).workers(2);
     convert_raw(&[&source], &target, &options).unwrap();
     let seen = seen.lock().unwrap();
     let copying: Vec<u64> = seen.iter().filter(|at| at.phase == Phase::Copying).map(|at| at.done).collect();

@@ -16,19 +16,17 @@ fn convert_one(
     options: &ConvertOptions,
 ) -> Result<ConvertReport> {
     on_worker(async |worker| {
-        let open = OpenOptions { format: Some(source.1), ..OpenOptions::default() };
+        let open = OpenOptions::default().format(Some(source.1));
         let image = Image::open(worker, source.0, &open).await?;
-        let new = NewTarget {
-            path: target.0.to_owned(),
-            create: CreateOptions { format: target.1, ..CreateOptions::default() },
-            open: OpenOptions { cache: CacheMode::Writeback, ..OpenOptions::default() },
-        };
+        let new = NewTarget::new(target.0.to_owned())
+            .create(CreateOptions::default().format(target.1))
+            .open(OpenOptions::default().cache(CacheMode::Writeback));
         convert(worker, &[image], ConvertTarget::New(Box::new(new)), options).await
     })
 }
 
 fn with(copy: CopyMode) -> ConvertOptions {
-    ConvertOptions { copy, ..ConvertOptions::default() }
+    ConvertOptions::default().copy(copy)
 }
 
 #[test]
@@ -146,7 +144,7 @@ fn what_can_not_be_read_is_salvaged_where_blocks_can_be_shared() {
     assert!(std::fs::read(&source).is_err());
     for format in [Format::Raw, Format::Qcow2] {
         let target = btrfs.path("target");
-        let salvage = ConvertOptions { read_errors: ReadErrors::Zero, ..ConvertOptions::default() };
+        let salvage = ConvertOptions::default().read_errors(ReadErrors::Zero);
         let report = convert_one((&source, Format::Raw), (&target, format), &salvage).unwrap();
         assert_eq!((report.unreadable, report.reflinked), (4096, 0), "{format:?}");
         assert_eq!(report.unreadable_ranges[0].offset, place as u64);
@@ -156,7 +154,7 @@ fn what_can_not_be_read_is_salvaged_where_blocks_can_be_shared() {
         expected[place..place + 4096].fill(0);
         assert_same_bytes(&std::fs::read(&back).unwrap(), &expected, "salvaged");
         for copy in [CopyMode::Reflink, CopyMode::Range] {
-            let options = ConvertOptions { copy, ..salvage.clone() };
+            let options = salvage.clone().copy(copy);
             let error =
                 convert_one((&source, Format::Raw), (&btrfs.path("none"), format), &options).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{copy:?}");
@@ -187,13 +185,11 @@ fn space_that_was_set_aside_is_not_given_up_for_shared_blocks() {
                 before = xfs.used();
             }
             on_worker(async |worker| {
-                let open = OpenOptions { format: Some(Format::Raw), ..OpenOptions::default() };
+                let open = OpenOptions::default().format(Some(Format::Raw));
                 let image = Image::open(worker, &source, &open).await.unwrap();
-                let new = NewTarget {
-                    path: target.clone(),
-                    create: CreateOptions { format, preallocation, ..CreateOptions::default() },
-                    open: OpenOptions::default(),
-                };
+                let new = NewTarget::new(target.clone())
+                    .create(CreateOptions::default().format(format).preallocation(preallocation))
+                    .open(OpenOptions::default());
                 let target = ConvertTarget::New(Box::new(new));
                 convert(worker, &[image], target, &ConvertOptions::default()).await.unwrap()
             });
@@ -229,7 +225,7 @@ fn a_clone_shares_blocks_with_its_source_and_nothing_else() {
     bytes.extend([7; 512]);
     write_sparse(&source, &bytes);
     let before = xfs.used();
-    let options = CloneOptions { format: Some(Format::Raw), ..CloneOptions::default() };
+    let options = CloneOptions::default().format(Some(Format::Raw));
     let report = on_worker(async |worker| clone_image(worker, &source, &target, &options).await.unwrap());
     assert_eq!(report.method, CloneMethod::Reflink);
     assert_eq!((report.format, report.virtual_size), (Format::Raw, bytes.len() as u64));
@@ -249,8 +245,7 @@ fn only_a_reflink_was_wanted_and_there_is_none() {
     let Some(small) = Mounted::tmpfs(32 << 20) else { return };
     let (source, target) = (small.path("source"), small.path("clone"));
     std::fs::write(&source, vec![1; 1 << 20]).unwrap();
-    let options =
-        CloneOptions { format: Some(Format::Raw), mode: CloneMode::Reflink, ..CloneOptions::default() };
+    let options = CloneOptions::default().format(Some(Format::Raw)).mode(CloneMode::Reflink);
     let error = on_worker(async |worker| clone_image(worker, &source, &target, &options).await.unwrap_err());
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert_eq!(small.names(), ["source"]);

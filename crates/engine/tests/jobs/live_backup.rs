@@ -9,11 +9,11 @@ use zebu::{Access, CreateOptions, Durability, ErrorKind, Format, Image, OpenOpti
 const SIZE: u64 = 1 << 20;
 
 fn options(access: Access) -> OpenOptions {
-    OpenOptions { format: Some(Format::Qcow2), access, ..OpenOptions::default() }
+    OpenOptions::default().format(Some(Format::Qcow2)).access(access)
 }
 
 async fn make(worker: &Worker, path: &Path, access: Access) -> Image {
-    let create = CreateOptions { size: Some(SIZE), ..CreateOptions::default() };
+    let create = CreateOptions::default().size(Some(SIZE));
     Image::create(worker, path, &create).await.unwrap();
     Image::open(worker, path, &options(access)).await.unwrap()
 }
@@ -36,7 +36,7 @@ async fn failing(worker: &Worker, images: &Images, on_copy_error: OnCopyError) -
     let source = make(worker, &images.path("disk"), Access::ReadWrite).await;
     write(worker, &source, 0, 1).await.unwrap();
     let target = make(worker, &images.path("target"), Access::ReadOnly).await;
-    let options = LiveBackupOptions { on_copy_error, ..LiveBackupOptions::default() };
+    let options = LiveBackupOptions::default().on_copy_error(on_copy_error);
     let backup = LiveBackup::start(worker, &source, &target, options).await.unwrap();
     (source, backup)
 }
@@ -91,13 +91,9 @@ fn an_unfinished_image_is_none() {
     let images = Images::new();
     let path = images.path("target");
     on_worker(async |worker| {
-        let flags = OpenFlags {
-            access: FileAccess::ReadWrite,
-            create: Create::Truncate,
-            lock: LockMode::Write,
-            ..OpenFlags::default()
-        };
-        let create = CreateOptions { size: Some(SIZE), ..CreateOptions::default() };
+        let flags =
+            OpenFlags::default().access(FileAccess::ReadWrite).create(Create::Truncate).lock(LockMode::Write);
+        let create = CreateOptions::default().size(Some(SIZE));
         let begin = async || {
             let file = File::open(&path, &flags).unwrap();
             UnfinishedImage::create(worker, file, &create, &OpenOptions::default()).await.unwrap()

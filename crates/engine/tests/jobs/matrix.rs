@@ -15,16 +15,16 @@ fn format_of(name: &str) -> Format {
 }
 
 pub(crate) async fn open(worker: &Worker, path: &Path, format: &str) -> Image {
-    let options = OpenOptions { format: Some(format_of(format)), ..OpenOptions::default() };
+    let options = OpenOptions::default().format(Some(format_of(format)));
     Image::open(worker, path, &options).await.unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 fn new_target(path: &Path, create: &CreateOptions) -> ConvertTarget {
-    ConvertTarget::New(Box::new(NewTarget {
-        path: path.to_owned(),
-        create: create.clone(),
-        open: OpenOptions { cache: CacheMode::Unsafe, ..OpenOptions::default() },
-    }))
+    ConvertTarget::New(Box::new(
+        NewTarget::new(path.to_owned())
+            .create(create.clone())
+            .open(OpenOptions::default().cache(CacheMode::Unsafe)),
+    ))
 }
 
 /// Converts a variant into a new image at `target`.
@@ -43,8 +43,8 @@ fn every_form_converts_to_raw() {
     let target = images.path("target");
     for variant in all(&images, 1) {
         for requests in [1, 8] {
-            let create = CreateOptions { format: Format::Raw, ..CreateOptions::default() };
-            let options = ConvertOptions { requests, ..ConvertOptions::default() };
+            let create = CreateOptions::default().format(Format::Raw);
+            let options = ConvertOptions::default().requests(requests);
             convert_to(&variant, &target, &create, &options);
             assert_same_bytes(&std::fs::read(&target).unwrap(), &variant.bytes, &variant.name);
             std::fs::remove_file(&target).unwrap();
@@ -57,20 +57,17 @@ fn targets(data_file: &Path) -> Vec<(&'static str, CreateOptions)> {
     let base = CreateOptions::default();
     vec![
         ("default", base.clone()),
-        ("v2", CreateOptions { version: 2, ..base.clone() }),
-        ("512", CreateOptions { cluster_size: 512, refcount_bits: 1, ..base.clone() }),
-        ("4K", CreateOptions { cluster_size: 4096, refcount_bits: 64, ..base.clone() }),
-        ("2M", CreateOptions { cluster_size: 2 << 20, ..base.clone() }),
-        ("extended", CreateOptions { extended_l2: true, ..base.clone() }),
-        ("zstd", CreateOptions { compression: Compression::Zstd, ..base.clone() }),
-        ("metadata", CreateOptions { preallocation: Preallocation::Metadata, ..base.clone() }),
-        ("full", CreateOptions { preallocation: Preallocation::Full, ..base.clone() }),
-        ("larger", CreateOptions { size: Some(20 << 20), ..base.clone() }),
-        ("external", CreateOptions { data_file: Some(text(data_file).into()), ..base.clone() }),
-        (
-            "external raw",
-            CreateOptions { data_file: Some(text(data_file).into()), data_file_raw: true, ..base },
-        ),
+        ("v2", base.clone().version(2)),
+        ("512", base.clone().cluster_size(512).refcount_bits(1)),
+        ("4K", base.clone().cluster_size(4096).refcount_bits(64)),
+        ("2M", base.clone().cluster_size(2 << 20)),
+        ("extended", base.clone().extended_l2(true)),
+        ("zstd", base.clone().compression(Compression::Zstd)),
+        ("metadata", base.clone().preallocation(Preallocation::Metadata)),
+        ("full", base.clone().preallocation(Preallocation::Full)),
+        ("larger", base.clone().size(Some(20 << 20))),
+        ("external", base.clone().data_file(Some(text(data_file).into()))),
+        ("external raw", base.data_file(Some(text(data_file).into())).data_file_raw(true)),
     ]
 }
 
@@ -82,7 +79,7 @@ fn every_form_converts_to_every_other_and_qemu_reads_it() {
     for (i, (name, create)) in targets(&data).iter().enumerate() {
         // Each target from some of the sources: all pairs occur over the years, none takes minutes.
         for variant in variants.iter().skip(i % 3).step_by(3) {
-            let options = ConvertOptions { workers: 1 + i % 2, ..ConvertOptions::default() };
+            let options = ConvertOptions::default().workers(1 + i % 2);
             convert_to(variant, &target, create, &options);
             let what = format!("{} to {name}", variant.name);
             let mut expected = variant.bytes.clone();
@@ -104,7 +101,7 @@ fn converting_back_gives_the_same_disk() {
     let (there, back) = (images.path("there"), images.path("back"));
     for variant in all(&images, 3) {
         for sparse_size in [0, 4096, 65536] {
-            let options = ConvertOptions { sparse_size, ..ConvertOptions::default() };
+            let options = ConvertOptions::default().sparse_size(sparse_size);
             convert_to(&variant, &there, &CreateOptions::default(), &options);
             let middle = Variant {
                 name: variant.name.clone(),
@@ -112,7 +109,7 @@ fn converting_back_gives_the_same_disk() {
                 format: "qcow2",
                 bytes: Vec::new(),
             };
-            let raw = CreateOptions { format: Format::Raw, ..CreateOptions::default() };
+            let raw = CreateOptions::default().format(Format::Raw);
             convert_to(&middle, &back, &raw, &options);
             assert_same_bytes(&std::fs::read(&back).unwrap(), &variant.bytes, &variant.name);
             for file in [&there, &back] {
@@ -129,16 +126,16 @@ fn parse_map(json: &str) -> Vec<MapEntry> {
     let mut entries: Vec<MapEntry> = Vec::new();
     for line in json.lines().filter(|line| line.contains("start")) {
         let present = flag(line, "present");
-        let entry = MapEntry {
-            start: json_number(line, "start").unwrap(),
-            length: json_number(line, "length").unwrap(),
-            depth: json_number(line, "depth").unwrap() as u32,
-            present,
-            zero: flag(line, "zero"),
-            data: flag(line, "data"),
-            compressed: flag(line, "compressed"),
-            offset: json_number(line, "offset").filter(|_| present),
-        };
+        let mut entry = MapEntry::default();
+        entry.start = json_number(line, "start").unwrap();
+        entry.length = json_number(line, "length").unwrap();
+        entry.depth = json_number(line, "depth").unwrap() as u32;
+        entry.present = present;
+        entry.zero = flag(line, "zero");
+        entry.data = flag(line, "data");
+        entry.compressed = flag(line, "compressed");
+        entry.offset = json_number(line, "offset").filter(|_| present);
+
         match entries.last_mut() {
             Some(last) if !last.present && !present && last.depth == entry.depth => {
                 last.length += entry.length;
@@ -170,7 +167,7 @@ fn every_form_maps_as_qemu_img_says() {
         assert_eq!(found, parse_map(&whole), "{}", variant.name);
         let args = ["map", "-f", variant.format, "--output", "json", "-s", "70000", "-l", "500000"];
         let part = qemu_img(&[&args[..], &[text(&variant.path)]].concat());
-        let options = MapOptions { start: 70000, max_length: Some(500_000) };
+        let options = MapOptions::default().start(70000).max_length(Some(500_000));
         let found = map(&variant.path, variant.format, options);
         assert_eq!(found, parse_map(&part), "part of {}", variant.name);
     }
@@ -185,15 +182,12 @@ fn every_form_measures_as_qemu_img_says() {
     let base = CreateOptions::default();
     for (options, create) in [
         ("cluster_size=64k", base.clone()),
-        ("cluster_size=512", CreateOptions { cluster_size: 512, ..base.clone() }),
-        ("cluster_size=2M", CreateOptions { cluster_size: 2 << 20, ..base.clone() }),
-        ("extended_l2=on", CreateOptions { extended_l2: true, ..base.clone() }),
-        ("compat=0.10", CreateOptions { version: 2, ..base.clone() }),
-        ("preallocation=full", CreateOptions { preallocation: Preallocation::Full, ..base.clone() }),
-        (
-            "backing_file=x,backing_fmt=raw",
-            CreateOptions { backing: Some(("x".into(), Format::Raw)), ..base.clone() },
-        ),
+        ("cluster_size=512", base.clone().cluster_size(512)),
+        ("cluster_size=2M", base.clone().cluster_size(2 << 20)),
+        ("extended_l2=on", base.clone().extended_l2(true)),
+        ("compat=0.10", base.clone().version(2)),
+        ("preallocation=full", base.clone().preallocation(Preallocation::Full)),
+        ("backing_file=x,backing_fmt=raw", base.clone().backing(Some(("x".into(), Format::Raw)))),
     ] {
         for variant in &variants {
             let json = qemu_img(&[

@@ -23,11 +23,11 @@ fn options_text(create: &CreateOptions) -> String {
 }
 
 fn parsed(json: &str) -> Measurement {
-    Measurement {
-        required: json_number(json, "required").unwrap(),
-        fully_allocated: json_number(json, "fully-allocated").unwrap(),
-        bitmaps: json_number(json, "bitmaps"),
-    }
+    let mut measurement = Measurement::default();
+    measurement.required = json_number(json, "required").unwrap();
+    measurement.fully_allocated = json_number(json, "fully-allocated").unwrap();
+    measurement.bitmaps = json_number(json, "bitmaps");
+    measurement
 }
 
 fn create_options() -> impl Strategy<Value = CreateOptions> {
@@ -38,13 +38,13 @@ fn create_options() -> impl Strategy<Value = CreateOptions> {
         Preallocation::Full,
     ]);
     (9u32..=21, 0u32..=6, any::<bool>(), any::<bool>(), preallocation).prop_map(
-        |(cluster_bits, refcount_order, v2, extended_l2, preallocation)| CreateOptions {
-            cluster_size: 1 << cluster_bits,
-            version: if v2 { 2 } else { 3 },
-            refcount_bits: if v2 { 16 } else { 1 << refcount_order },
-            extended_l2: extended_l2 && !v2 && cluster_bits >= 14,
-            preallocation,
-            ..CreateOptions::default()
+        |(cluster_bits, refcount_order, v2, extended_l2, preallocation)| {
+            CreateOptions::default()
+                .cluster_size(1 << cluster_bits)
+                .version(if v2 { 2 } else { 3 })
+                .refcount_bits(if v2 { 16 } else { 1 << refcount_order })
+                .extended_l2(extended_l2 && !v2 && cluster_bits >= 14)
+                .preallocation(preallocation)
         },
     )
 }
@@ -76,7 +76,7 @@ proptest! {
 fn raw_targets_and_an_empty_disk_measure_alike() {
     for (format, name) in [(Format::Raw, "raw"), (Format::Qcow2, "qcow2")] {
         for size in ["0", "1", "511", "512", "1000", "1073741824", "8070450532247928832"] {
-            let create = CreateOptions { format, ..CreateOptions::default() };
+            let create = CreateOptions::default().format(format);
             let found = measure_size(size.parse().unwrap(), &create);
             if format == Format::Qcow2 && size.len() > 12 {
                 assert_eq!(found.unwrap_err().kind(), ErrorKind::InvalidArgument);
@@ -92,17 +92,17 @@ fn raw_targets_and_an_empty_disk_measure_alike() {
 fn targets_that_can_not_be_made_are_refused() {
     let valid = CreateOptions::default();
     for create in [
-        CreateOptions { cluster_size: 513, ..valid.clone() },
-        CreateOptions { cluster_size: 256, ..valid.clone() },
-        CreateOptions { cluster_size: 0, ..valid.clone() },
-        CreateOptions { cluster_size: 4 << 20, ..valid.clone() },
-        CreateOptions { cluster_size: 4096, extended_l2: true, ..valid.clone() },
-        CreateOptions { version: 2, extended_l2: true, ..valid.clone() },
-        CreateOptions { version: 2, refcount_bits: 8, ..valid.clone() },
-        CreateOptions { refcount_bits: 3, ..valid.clone() },
-        CreateOptions { refcount_bits: 128, ..valid.clone() },
-        CreateOptions { refcount_bits: 0, ..valid.clone() },
-        CreateOptions { version: 4, ..valid },
+        valid.clone().cluster_size(513),
+        valid.clone().cluster_size(256),
+        valid.clone().cluster_size(0),
+        valid.clone().cluster_size(4 << 20),
+        valid.clone().cluster_size(4096).extended_l2(true),
+        valid.clone().version(2).extended_l2(true),
+        valid.clone().version(2).refcount_bits(8),
+        valid.clone().refcount_bits(3),
+        valid.clone().refcount_bits(128),
+        valid.clone().refcount_bits(0),
+        valid.version(4),
     ] {
         assert_eq!(
             measure_size(1 << 30, &create).unwrap_err().kind(),
@@ -110,6 +110,6 @@ fn targets_that_can_not_be_made_are_refused() {
             "{create:?}"
         );
     }
-    let raw = CreateOptions { format: Format::Raw, ..CreateOptions::default() };
+    let raw = CreateOptions::default().format(Format::Raw);
     assert!(measure_size(u64::MAX, &raw).is_err());
 }

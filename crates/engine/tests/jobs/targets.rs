@@ -15,16 +15,16 @@ use zebu::jobs::{
 use zebu::{Access, CacheMode, CreateOptions, ErrorKind, Format, Image, OpenOptions, RefPolicy, Result};
 
 fn qcow2(access: Access) -> OpenOptions {
-    OpenOptions { format: Some(Format::Qcow2), access, ..OpenOptions::default() }
+    OpenOptions::default().format(Some(Format::Qcow2)).access(access)
 }
 
 fn raw(access: Access) -> OpenOptions {
-    OpenOptions { format: Some(Format::Raw), access, ..OpenOptions::default() }
+    OpenOptions::default().format(Some(Format::Raw)).access(access)
 }
 
 fn new_image(path: &Path, create: CreateOptions) -> ConvertTarget {
-    let open = OpenOptions { cache: CacheMode::Unsafe, refs: RefPolicy::All, ..OpenOptions::default() };
-    ConvertTarget::New(Box::new(NewTarget { path: path.to_owned(), create, open }))
+    let open = OpenOptions::default().cache(CacheMode::Unsafe).refs(RefPolicy::All);
+    ConvertTarget::New(Box::new(NewTarget::new(path.to_owned()).create(create).open(open)))
 }
 
 fn convert_new(
@@ -39,7 +39,7 @@ fn convert_new(
 }
 
 fn over(backing: &Path, format: Format) -> CreateOptions {
-    CreateOptions { backing: Some((text(backing).into(), format)), ..CreateOptions::default() }
+    CreateOptions::default().backing(Some((text(backing).into(), format)))
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn a_snapshot_is_converted_as_it_was() {
     qemu_img(&["snapshot", "-c", "then", text(&source)]);
     let now = scribble(&source, &before, &mut Seeded(3));
     for (snapshot, expected) in [(Some("then".to_owned()), &before), (None, &now)] {
-        let open = OpenOptions { snapshot, ..qcow2(Access::ReadOnly) };
+        let open = qcow2(Access::ReadOnly).snapshot(snapshot);
         convert_new((&source, &open), (&target, CreateOptions::default()), &ConvertOptions::default())
             .unwrap();
         assert_same_bytes(&guest_bytes(&target, "qcow2"), expected, "target");
@@ -135,7 +135,7 @@ fn an_existing_image_shows_the_source_wherever_it_had_data() {
                 let from = Image::open(worker, &source, &raw(Access::ReadOnly)).await.unwrap();
                 let to = Image::open(worker, &target, &qcow2(Access::ReadWrite)).await.unwrap();
                 let existing = ConvertTarget::Existing { image: to.clone(), content: TargetContent::Unknown };
-                let options = ConvertOptions { copy, ..ConvertOptions::default() };
+                let options = ConvertOptions::default().copy(copy);
                 convert(worker, &[from], existing, &options).await.unwrap();
                 to.close(worker).await.unwrap();
             });
@@ -175,7 +175,7 @@ fn what_can_not_be_read_is_an_error_or_zero_as_in_qemu_img() {
         .for_each(|word| word.copy_from_slice(&(random.next() & 0x0f0f_0f0f_0f0f_0f0f).to_le_bytes()));
     let source = damaged(&images, &bytes);
     let (ours, theirs) = (images.path("ours"), images.path("theirs"));
-    let create = CreateOptions { format: Format::Raw, ..CreateOptions::default() };
+    let create = CreateOptions::default().format(Format::Raw);
 
     let strict = tool("qemu-img", &["convert", "-f", "qcow2", "-O", "raw", text(&source), text(&theirs)]);
     assert!(!strict.status.success(), "the damage does not show");
@@ -187,7 +187,7 @@ fn what_can_not_be_read_is_an_error_or_zero_as_in_qemu_img() {
 
     qemu_img(&["convert", "--salvage", "-q", "-f", "qcow2", "-O", "raw", text(&source), text(&theirs)]);
     for requests in [1, 8] {
-        let options = ConvertOptions { read_errors: ReadErrors::Zero, requests, ..ConvertOptions::default() };
+        let options = ConvertOptions::default().read_errors(ReadErrors::Zero).requests(requests);
         let report = convert_new((&source, &read_only), (&ours, create.clone()), &options).unwrap();
         let found = std::fs::read(&ours).unwrap();
         let told: u64 = report.unreadable_ranges.iter().map(|range| range.len).sum();
@@ -212,11 +212,11 @@ fn a_device_that_held_something_else_shows_the_source() {
     write_sparse(&source, &bytes);
     for format in [Format::Raw, Format::Qcow2] {
         std::fs::write(device.path(), vec![0xee; 16 << 20]).unwrap();
-        let create = CreateOptions { format, ..CreateOptions::default() };
+        let create = CreateOptions::default().format(format);
         let report = convert_new(
             (&source, &raw(Access::ReadOnly)),
             (device.path(), create),
-            &ConvertOptions { copy: CopyMode::Buffers, ..ConvertOptions::default() },
+            &ConvertOptions::default().copy(CopyMode::Buffers),
         )
         .unwrap_or_else(|error| panic!("{format:?}: {error}"));
         let found = guest_bytes(device.path(), format.name());
@@ -234,14 +234,14 @@ fn what_measure_says_is_enough_for_a_device() {
     for (seed, cluster_size) in [(12, 65536), (13, 4096), (14, 2 << 20)] {
         let bytes = disk(seed, 40_000);
         write_sparse(&source, &bytes);
-        let create = CreateOptions { cluster_size, ..CreateOptions::default() };
+        let create = CreateOptions::default().cluster_size(cluster_size);
         let needed = on_worker(async |worker| {
             let image = Image::open(worker, &source, &raw(Access::ReadOnly)).await.unwrap();
             measure_image(worker, &image, &create, &JobControl::default()).await.unwrap()
         });
         let Some(device) = LoopDevice::new(&images.path("device"), needed.required) else { return };
         for requests in [1, 16] {
-            let options = ConvertOptions { requests, copy: CopyMode::Buffers, ..ConvertOptions::default() };
+            let options = ConvertOptions::default().requests(requests).copy(CopyMode::Buffers);
             convert_new((&source, &raw(Access::ReadOnly)), (device.path(), create.clone()), &options)
                 .unwrap_or_else(|error| panic!("{needed:?} with clusters of {cluster_size}: {error}"));
             assert_same_bytes(&guest_bytes(device.path(), "qcow2"), &bytes, "device");

@@ -129,7 +129,7 @@ impl Answer {
 
     /// With what was read.
     pub(super) fn data(self, bufs: &IoBufs) {
-        match &bufs.0[..] {
+        match bufs.parts() {
             [buf] => self.ok(buf.as_slice()),
             parts => {
                 let parts: Vec<&[u8]> = parts.iter().map(IoBuf::as_slice).collect();

@@ -25,12 +25,21 @@ const BACKGROUND: u16 = 256;
 
 /// How an image is mounted.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct FuseConfig {
     /// Memory of all clients, in which the requests of those who use the file take part.
     pub memory: MemoryBudget,
     /// Where messages go.
     pub log: Log,
 }
+
+impl Default for FuseConfig {
+    fn default() -> Self {
+        Self { memory: MemoryBudget::default(), log: Log::none() }
+    }
+}
+
+zebu_storage::option_setters!(FuseConfig { memory: MemoryBudget, log: Log });
 
 /// The agreement with the kernel when the file is mounted; later requests are [`ImageFile`]'s.
 #[derive(Debug)]

@@ -7,6 +7,7 @@ use crate::memory_budget::MemoryBudget;
 
 /// Treatment of clients that come when there are as many as may be at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum WhenFull {
     /// Their connections are closed.
     #[default]
@@ -17,6 +18,7 @@ pub enum WhenFull {
 
 /// Limits of a server.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct NbdConfig {
     /// Clients at once.
     pub max_clients: usize,
@@ -40,6 +42,20 @@ pub struct NbdConfig {
     /// Where messages go.
     pub log: Log,
 }
+
+zebu_storage::option_setters!(NbdConfig {
+    max_clients: usize,
+    when_full: WhenFull,
+    max_requests: usize,
+    max_bytes: u64,
+    memory: MemoryBudget,
+    handshake_timeout: u32,
+    idle_timeout: impl Into<Option<u32>>,
+    stop_timeout: u32,
+    #[cfg(feature = "tls")]
+    tls: impl Into<Option<TlsConfig>>,
+    log: Log,
+});
 
 impl Default for NbdConfig {
     fn default() -> Self {

@@ -107,10 +107,10 @@ impl Inbox {
             let mut head = payload.split_to(filled);
             let mut bufs = IoBufs::from(payload);
             // Everything that was here has been taken.
-            bufs.0.push(std::mem::replace(&mut self.staging, IoBuf::zeroed(0)));
+            bufs.push_part(std::mem::replace(&mut self.staging, IoBuf::zeroed(0)));
             let (received, mut bufs) = self.transport.receive(&self.worker, bufs).await;
-            self.staging = bufs.0.pop().unwrap_or_else(|| IoBuf::zeroed(STAGING));
-            for part in bufs.0 {
+            self.staging = bufs.pop_part().unwrap_or_else(|| IoBuf::zeroed(STAGING));
+            for part in bufs {
                 // Split off above, so that it fits.
                 let _ = head.unsplit(part);
             }
@@ -142,7 +142,7 @@ impl Inbox {
         let mut tail = head;
         head = tail.split_to(self.end);
         let (received, bufs) = self.transport.receive(&self.worker, tail.into()).await;
-        for part in bufs.0 {
+        for part in bufs {
             // Split off above, so that it fits.
             let _ = head.unsplit(part);
         }

@@ -53,7 +53,7 @@ impl Outbox {
         if !state.is_broken {
             let head = state.piece(&self.worker, head);
             state.queue.push(head);
-            for part in payload.0 {
+            for part in payload {
                 state.queue.push(part);
             }
         }
@@ -69,7 +69,7 @@ impl Outbox {
         // Taken if the panic came from in here; then nothing is sent any more in any case.
         let Ok(mut state) = self.state.try_borrow_mut() else { return };
         state.is_broken = true;
-        state.queue.0.clear();
+        state.queue.clear();
         state.load.add(load);
         let waker = state.waker.take();
         drop(state);
@@ -109,7 +109,7 @@ impl Outbox {
             } else {
                 let (result, sent) = transport.send(&self.worker, std::mem::take(&mut batch)).await;
                 batch = sent;
-                batch.0.clear();
+                batch.clear();
                 self.note_sent(result.is_ok(), peer);
             }
             limit.leave(load);
@@ -121,7 +121,7 @@ impl Outbox {
         if !is_ok {
             let mut state = self.state.borrow_mut();
             state.is_broken = true;
-            state.queue.0.clear();
+            state.queue.clear();
             drop(state);
             peer.hang_up();
         }

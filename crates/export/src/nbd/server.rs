@@ -282,11 +282,11 @@ mod tests {
     fn a_client_that_comes_while_a_server_stops_does_not_hold_it_up() {
         for engine in [Engine::Auto, Engine::Threads] {
             let dir = tempfile::tempdir().unwrap();
-            let worker = WorkerConfig { engine, ..WorkerConfig::default() };
+            let worker = WorkerConfig::default().engine(engine);
             let of_image = Worker::new(&worker).unwrap();
             let path = dir.path().join("a");
             std::fs::write(&path, vec![7; SIZE]).unwrap();
-            let options = OpenOptions { format: Some(Format::Raw), ..OpenOptions::default() };
+            let options = OpenOptions::default().format(Some(Format::Raw));
             let image = of_image.block_on(Image::open(&of_image, &path, &options)).unwrap();
             let exports = Exports::new(vec![Export::new("a", &image, Access::ReadOnly)]).unwrap();
             let socket = dir.path().join("socket");
@@ -324,11 +324,7 @@ mod tests {
             let images = ["a", "b"].map(|name| {
                 let path = dir.path().join(name);
                 std::fs::write(&path, vec![7; SIZE]).unwrap();
-                let options = OpenOptions {
-                    access: Access::ReadWrite,
-                    format: Some(Format::Raw),
-                    ..OpenOptions::default()
-                };
+                let options = OpenOptions::default().access(Access::ReadWrite).format(Some(Format::Raw));
                 worker.block_on(Image::open(&worker, &path, &options)).unwrap()
             });
             let exports = [("a", &images[0]), ("b", &images[1])];

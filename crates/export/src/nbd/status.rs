@@ -124,9 +124,10 @@ fn state(extent: &Extent, context: Context) -> Option<u64> {
     Some(match context {
         Context::Allocation => match extent.kind {
             ExtentKind::Data { .. } | ExtentKind::Elsewhere { .. } if extent.hole => STATE_HOLE | STATE_ZERO,
-            ExtentKind::Data { .. } | ExtentKind::Elsewhere { .. } | ExtentKind::Compressed => 0,
             ExtentKind::Zero { host: Some(_) } => STATE_ZERO,
             ExtentKind::Zero { host: None } | ExtentKind::Unallocated => STATE_HOLE | STATE_ZERO,
+            // Data, and what a later version may know beside it: to be read.
+            _ => 0,
         },
         Context::Depth => match extent.kind {
             ExtentKind::Unallocated => 0,
@@ -188,7 +189,11 @@ mod tests {
 
     #[test]
     fn states_follow_the_kind_of_extent() {
-        let extent = |kind, depth, hole| Extent { offset: 0, len: 1, depth, kind, hole };
+        let extent = |kind, depth, hole| {
+            let mut extent = Extent::default();
+            (extent.len, extent.kind, extent.depth, extent.hole) = (1, kind, depth, hole);
+            extent
+        };
         let data = ExtentKind::Data { host: 0 };
         for (extent, allocation, depth) in [
             (extent(data, 0, false), 0, 1),

@@ -128,7 +128,7 @@ impl TlsStream {
     fn read_plain(&self, bufs: &mut IoBufs) -> io::Result<usize> {
         let mut state = self.state.borrow_mut();
         let mut done = 0;
-        for buf in &mut bufs.0 {
+        for buf in bufs.parts_mut() {
             let mut part = buf.as_mut_slice();
             while !part.is_empty() {
                 match state.reader().read(part) {
@@ -150,7 +150,7 @@ impl TlsStream {
         let is_empty = { self.records.borrow().start == self.records.borrow().end };
         if is_empty {
             let (count, mut bufs) = worker.receive(&self.socket, worker.buffer(RECEIVED).into()).await;
-            let buf = bufs.0.pop().unwrap_or_else(|| IoBuf::zeroed(0));
+            let buf = bufs.pop_part().unwrap_or_else(|| IoBuf::zeroed(0));
             *self.records.borrow_mut() = Records { buf, start: 0, end: count? };
         }
         let Records { buf, start, end } = &mut *self.records.borrow_mut();
@@ -165,7 +165,7 @@ impl TlsStream {
     }
 
     pub(super) async fn send(&self, worker: &Worker, bufs: IoBufs) -> (io::Result<()>, IoBufs) {
-        for buf in &bufs.0 {
+        for buf in bufs.parts() {
             for part in buf.as_slice().chunks(ENCRYPTED) {
                 let written = {
                     let mut state = self.state.borrow_mut();

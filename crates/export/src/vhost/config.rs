@@ -5,6 +5,7 @@ use crate::memory_budget::MemoryBudget;
 
 /// How a device is made.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct VhostConfig {
     /// Rings, at least one; each is served by one thread of the pool.
     pub queues: u16,
@@ -13,6 +14,8 @@ pub struct VhostConfig {
     /// Where messages go.
     pub log: Log,
 }
+
+zebu_storage::option_setters!(VhostConfig { queues: u16, memory: MemoryBudget, log: Log });
 
 impl Default for VhostConfig {
     fn default() -> Self {

@@ -93,7 +93,7 @@ proptest! {
         for (at, byte) in changes {
             device[at] = byte;
         }
-        let limits = Limits { pbkdf2_iterations: 2000, ..Limits::default() };
+        let limits = Limits::default().pbkdf2_iterations(2000);
         if let Ok(header) = Luks1Header::parse(&device, &limits) {
             let again = Luks1Header::parse(&header.encode(), &limits).unwrap();
             prop_assert_eq!(&again, &header);

@@ -51,7 +51,7 @@ impl Scratch {
 
 /// Options that cost little.
 pub(crate) fn cheap(cipher: CipherSpec, hash: HashName) -> Luks1Options {
-    Luks1Options { cipher, hash, slot_iterations: 1000, digest_iterations: 1000 }
+    Luks1Options::new(cipher, hash, 1000)
 }
 
 /// The key of a LUKS1 device, and the slot that the passphrase opens.

@@ -10,6 +10,7 @@ const PORT: u16 = 10809;
 
 /// Where a server listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Endpoint {
     /// A host's name or address, and a port.
     Tcp {
@@ -24,6 +25,7 @@ pub enum Endpoint {
 
 /// An export of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct NbdAddress {
     /// Where the server listens.
     pub endpoint: Endpoint,
@@ -34,6 +36,11 @@ pub struct NbdAddress {
 }
 
 impl NbdAddress {
+    /// An export of the server at this endpoint, without TLS.
+    pub fn new(endpoint: Endpoint, export: impl Into<String>) -> Self {
+        Self { endpoint, export: export.into(), tls: None }
+    }
+
     /// Whether `name` is of a kind that [`NbdAddress::parse`] reads.
     pub fn is_name(name: &str) -> bool {
         ["nbd:", "nbds:", "nbd+unix:", "nbds+unix:"].iter().any(|scheme| name.starts_with(scheme))

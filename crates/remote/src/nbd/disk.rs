@@ -28,6 +28,7 @@ const EXTRA_PAUSE: Duration = Duration::from_secs(30);
 
 /// How an export is used.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct NbdOptions {
     /// The most connections, not 0. More than one are made only if the server says that it is safe.
     pub connections: usize,
@@ -38,6 +39,13 @@ pub struct NbdOptions {
     /// Metadata contexts to ask for beside `base:allocation`, as `qemu:dirty-bitmap:NAME`.
     pub contexts: Vec<String>,
 }
+
+zebu_storage::option_setters!(NbdOptions {
+    connections: usize,
+    timeout: Duration,
+    connect_timeout: Duration,
+    contexts: Vec<String>,
+});
 
 impl Default for NbdOptions {
     fn default() -> Self {

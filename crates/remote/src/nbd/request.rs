@@ -8,6 +8,7 @@ use zebu_storage::{Completer, StorageDone, StorageOp};
 
 /// A run of one state, as a block status lists it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct StatusRun {
     /// Bytes.
     pub len: u64,
@@ -113,7 +114,7 @@ impl Request {
         let Answer::Storage(done) = &self.answer else { return };
         let mut skip = self.done as usize + from;
         let mut left = self.payload_len().saturating_sub(from);
-        for buf in &done.bufs().0 {
+        for buf in done.bufs().parts() {
             let bytes = buf.as_slice();
             let start = skip.min(bytes.len());
             skip -= start;
@@ -133,7 +134,7 @@ impl Request {
     pub(super) fn memory_at(&mut self, offset: u64, most: u64) -> &mut [u8] {
         let Answer::Storage(done) = &mut self.answer else { return &mut [] };
         let mut skip = (offset - self.range.start) as usize;
-        for buf in &mut done.bufs_mut().0 {
+        for buf in done.bufs_mut().parts_mut() {
             if skip < buf.len() {
                 let end = buf.len().min(skip.saturating_add(most as usize));
                 return &mut buf.as_mut_slice()[skip..end];

@@ -122,7 +122,7 @@ fn memory(len: usize, abilities: StorageAbilities, manner: Manner) -> (Arc<Memor
     });
     let access =
         if abilities.contains(StorageAbilities::WRITE) { Access::ReadWrite } else { Access::ReadOnly };
-    let flags = OpenFlags { access, ..OpenFlags::default() };
+    let flags = OpenFlags::default().access(access);
     let file = File::from_storage(storage.clone(), "memory", &flags).unwrap();
     (storage, file)
 }
@@ -182,7 +182,7 @@ fn operations_that_a_storage_has_not_never_reach_it() {
             assert_eq!(copied.unwrap_err().kind, IoErrorKind::Unsupported);
         });
         assert!(storage.seen.lock().unwrap().is_empty());
-        let flags = OpenFlags { access: Access::ReadWrite, ..OpenFlags::default() };
+        let flags = OpenFlags::default().access(Access::ReadWrite);
         let (storage, _) = memory(512, StorageAbilities::empty(), Manner::AtOnce);
         let refused = File::from_storage(storage, "memory", &flags).unwrap_err();
         assert_eq!(refused.kind, IoErrorKind::Os(libc::EROFS));

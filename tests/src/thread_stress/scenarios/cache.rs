@@ -6,16 +6,16 @@ use crate::thread_stress::recorder::fail;
 use std::cell::Cell;
 use std::rc::Rc;
 use zebu::storage::{IoBuf, Worker};
-use zebu::{CacheMode, CreateOptions, Durability, Format, Image, OpenOptions};
+use zebu::{CacheMode, CreateOptions, Durability, Format, Image};
 
 const DISK: u64 = 1 << 40;
 const UNIT: u64 = 65536;
 
 fn overlay(stage: &Stage, worker: &Worker) {
-    let base = CreateOptions { size: Some(DISK), ..CreateOptions::default() };
+    let base = CreateOptions::default().size(Some(DISK));
     must("create", worker.block_on(Image::create(worker, &stage.dir.join("base"), &base)));
     let backing = Some(("base".into(), Format::Qcow2));
-    stage.create(worker, &CreateOptions { size: Some(DISK), backing, ..CreateOptions::default() });
+    stage.create(worker, &CreateOptions::default().size(Some(DISK)).backing(backing));
 }
 
 /// Random requests of 4 KiB all over the disk, so many at once on one worker and so many in all; each is a read or a
@@ -53,7 +53,7 @@ fn requests(stage: &mut Stage, image: &Image, at_once: u64, count: u64, reads: u
 /// nothing that is looked at here.
 fn opened(stage: &Stage, worker: &Worker, cache_size: Option<u64>) -> Image {
     overlay(stage, worker);
-    stage.open(worker, &OpenOptions { cache: CacheMode::Unsafe, ..shared(cache_size) })
+    stage.open(worker, &shared(cache_size).cache(CacheMode::Unsafe))
 }
 
 pub(super) fn small_cache(stage: &mut Stage) {

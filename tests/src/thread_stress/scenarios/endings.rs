@@ -36,7 +36,7 @@ fn for_a_while<T: 'static>(
 
 /// An image of which the first cluster is written and flushed.
 fn begin(stage: &Stage, worker: &Worker, size: u64) -> Image {
-    stage.create(worker, &CreateOptions { size: Some(size), ..CreateOptions::default() });
+    stage.create(worker, &CreateOptions::default().size(Some(size)));
     let image = stage.open(worker, &shared(None));
     worker.block_on(async {
         write(worker, &image, 0, 4096, 11).await;
@@ -184,7 +184,7 @@ pub(super) fn ended_thread(stage: &mut Stage) {
 pub(super) fn idle_blocking_flush(stage: &mut Stage) {
     let size = 1 << 40;
     let path = stage.image();
-    must("create", Disk::create(&path, &CreateOptions { size: Some(size), ..CreateOptions::default() }));
+    must("create", Disk::create(&path, &CreateOptions::default().size(Some(size))));
     let disk = must("open", Disk::open(&path, &shared(Some(2_000_000))));
     // So many tables that some of them have to be written meanwhile.
     let count = 100 + stage.random.below(100);
@@ -206,7 +206,7 @@ pub(super) fn idle_blocking_flush(stage: &mut Stage) {
 
 pub(super) fn idle_blocking_close(stage: &mut Stage) {
     let path = stage.image();
-    must("create", Disk::create(&path, &CreateOptions { size: Some(SIZE), ..CreateOptions::default() }));
+    must("create", Disk::create(&path, &CreateOptions::default().size(Some(SIZE))));
     let disk = must("open", Disk::open(&path, &shared(Some(2_000_000))));
     must("write", disk.write(0, &vec![1; 4 << 20]));
     must("flush", disk.flush());

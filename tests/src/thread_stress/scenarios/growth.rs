@@ -15,18 +15,13 @@ pub(super) fn growth_beside_reads(stage: &mut Stage) {
         let end = (512 + 4 * stage.random.between(1, 12)) * KIB;
         let base_cluster = *stage.random.pick(&[512, 4096]);
         worker.block_on(async {
-            let options =
-                CreateOptions { size: Some(1 << 20), cluster_size: base_cluster, ..CreateOptions::default() };
+            let options = CreateOptions::default().size(Some(1 << 20)).cluster_size(base_cluster);
             must("create", Image::create(&worker, &base, &options).await);
             let image = must("open", Image::open(&worker, &base, &shared(None)).await);
             write(&worker, &image, end, 576 * KIB - end, 77).await;
             must("close", image.close(&worker).await);
         });
-        let options = CreateOptions {
-            size: Some(end),
-            backing: Some(("base".into(), Format::Qcow2)),
-            ..CreateOptions::default()
-        };
+        let options = CreateOptions::default().size(Some(end)).backing(Some(("base".into(), Format::Qcow2)));
         stage.create(&worker, &options);
         let image = stage.open(&worker, &shared(None));
         let (is_over, has_begun) = (AtomicBool::new(false), AtomicBool::new(false));

@@ -34,14 +34,12 @@ pub(super) fn must<T>(what: &str, result: Result<T, Error>) -> T {
 
 /// Options for an image that several threads write.
 pub(super) fn shared(cache_size: Option<u64>) -> OpenOptions {
-    OpenOptions {
-        format: Some(Format::Qcow2),
-        access: Access::ReadWrite,
-        refs: RefPolicy::All,
-        queues: 4,
-        cache_size,
-        ..OpenOptions::default()
-    }
+    OpenOptions::default()
+        .format(Some(Format::Qcow2))
+        .access(Access::ReadWrite)
+        .refs(RefPolicy::All)
+        .queues(4)
+        .cache_size(cache_size)
 }
 
 /// A worker of the kind that the machine has.

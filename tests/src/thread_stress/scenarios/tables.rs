@@ -96,10 +96,7 @@ pub(super) fn commit_beside_new_tables(stage: &mut Stage) {
     const TABLES: u64 = 2048;
     let worker = worker();
     let size = TABLES * TABLE;
-    stage.create(
-        &worker,
-        &CreateOptions { size: Some(size), cluster_size: CLUSTER, ..CreateOptions::default() },
-    );
+    stage.create(&worker, &CreateOptions::default().size(Some(size)).cluster_size(CLUSTER));
     let image = stage.open(&worker, &shared(Some(128 << 20)));
     worker.block_on(async {
         for table in 0..TABLES {
@@ -122,10 +119,7 @@ pub(super) fn commit_beside_recycled_tables(stage: &mut Stage) {
     const TABLES: u64 = 2048;
     let worker = worker();
     let size = TABLES * TABLE;
-    stage.create(
-        &worker,
-        &CreateOptions { size: Some(size), cluster_size: CLUSTER, ..CreateOptions::default() },
-    );
+    stage.create(&worker, &CreateOptions::default().size(Some(size)).cluster_size(CLUSTER));
     let least = 3_000_000;
     let image = stage.open(&worker, &shared(Some(least)));
     // Space full of old data, for tables that are new.
@@ -153,10 +147,7 @@ pub(super) fn load_beside_copied_table(stage: &mut Stage) {
     const READERS: u64 = 1;
     let worker = worker();
     let size = TABLES * TABLE;
-    stage.create(
-        &worker,
-        &CreateOptions { size: Some(size), cluster_size: CLUSTER, ..CreateOptions::default() },
-    );
+    stage.create(&worker, &CreateOptions::default().size(Some(size)).cluster_size(CLUSTER));
     let image = stage.open(&worker, &shared(Some(64 << 20)));
     worker.block_on(async {
         for table in 0..TABLES {

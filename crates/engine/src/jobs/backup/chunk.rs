@@ -133,7 +133,7 @@ pub(super) async fn do_chunk(
 }
 
 fn digests(bufs: &IoBufs, cluster: usize) -> Vec<Digest> {
-    if let [buf] = &bufs.0[..] {
+    if let [buf] = bufs.parts() {
         return buf.as_slice().chunks(cluster).map(Digest::of).collect();
     }
     let mut bytes = vec![0; bufs.len()];

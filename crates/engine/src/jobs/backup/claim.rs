@@ -68,7 +68,7 @@ impl Claim {
             attempts += 1;
             let create = if exists(&manifest) { Create::No } else { Create::New };
             let access = Access::ReadWrite;
-            let flags = OpenFlags { access, create, lock: LockMode::Write, ..OpenFlags::default() };
+            let flags = OpenFlags::default().access(access).create(create).lock(LockMode::Write);
             match File::open(&manifest, &flags) {
                 // Another backup may have removed it, or given it its name, before its lock ended.
                 Ok(lock) if id_of(&manifest) == Some(lock.id()) => {
@@ -97,7 +97,7 @@ impl Claim {
     /// Makes the manifest of an earlier backup empty, durably. Nobody else has its image open.
     pub(super) fn forget_earlier(&self) -> Result<()> {
         let access = Access::ReadWrite;
-        let flags = OpenFlags { access, lock: LockMode::Write, ..OpenFlags::default() };
+        let flags = OpenFlags::default().access(access).lock(LockMode::Write);
         if exists(&self.image) {
             drop(File::open(&self.image, &flags).map_err(|e| Error::from(e).on(&self.image))?);
         }

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 /// Where a backup that was interrupted goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Interrupted {
     /// It begins anew.
     #[default]
@@ -17,6 +18,7 @@ pub enum Interrupted {
 
 /// The answer to a source that can't be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum SourceErrors {
     /// The backup fails.
     #[default]
@@ -27,6 +29,7 @@ pub enum SourceErrors {
 
 /// The backup that an increment stands on.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct PreviousBackup {
     /// The image; the increment names it as its backing file.
     pub image: PathBuf,
@@ -34,8 +37,18 @@ pub struct PreviousBackup {
     pub manifest: Option<PathBuf>,
 }
 
+zebu_storage::option_setters!(PreviousBackup { manifest: impl Into<Option<PathBuf>> });
+
+impl PreviousBackup {
+    /// The backup in this file, whose manifest is not known.
+    pub fn new(image: impl Into<PathBuf>) -> Self {
+        Self { image: image.into(), manifest: None }
+    }
+}
+
 /// How a backup is made.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct BackupOptions {
     /// The backup; it must not exist. Until it is complete, it is written as `.NAME.zebu-partial` beside.
     pub target: PathBuf,
@@ -67,6 +80,22 @@ pub struct BackupOptions {
     /// Watching, slowing and stopping.
     pub control: JobControl,
 }
+
+zebu_storage::option_setters!(BackupOptions {
+    target: impl Into<PathBuf>,
+    cache: CacheMode,
+    cluster_size: u64,
+    compression: Compression,
+    compress: CompressOptions,
+    manifest: impl Into<Option<PathBuf>>,
+    bitmap: impl Into<Option<String>>,
+    previous: impl Into<Option<PreviousBackup>>,
+    refs: RefPolicy,
+    buffer_memory: usize,
+    interrupted: Interrupted,
+    source_errors: SourceErrors,
+    control: JobControl,
+});
 
 impl BackupOptions {
     /// A full backup to `target`, with O_DIRECT, in zlib clusters of 64 KiB, with 64 MiB of buffers.

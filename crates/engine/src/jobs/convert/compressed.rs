@@ -89,7 +89,7 @@ pub(super) async fn write(
 
 /// Bytes of clusters at the start of `bufs` that are all to be written, or all to be left out.
 fn run_of_clusters(job: &Job, cluster: u64, at: u64, bufs: &IoBufs) -> (usize, bool) {
-    let [buf] = &bufs.0[..] else { return (bufs.len().min(cluster as usize), false) };
+    let [buf] = bufs.parts() else { return (bufs.len().min(cluster as usize), false) };
     let ends_disk = at + buf.len() as u64 == job.target.virtual_size();
     let mut len = 0;
     let mut skipped = None;

@@ -9,6 +9,7 @@ use zebu_storage::WorkerConfig;
 
 /// How data gets from the source to the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum CopyMode {
     /// Reflink where files and offsets allow it, buffers elsewhere.
     #[default]
@@ -25,6 +26,7 @@ pub enum CopyMode {
 
 /// How clusters of the target are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum TargetClusters {
     /// As they are.
     #[default]
@@ -36,6 +38,7 @@ pub enum TargetClusters {
 
 /// The answer to a source that can't be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum ReadErrors {
     /// The job fails.
     #[default]
@@ -59,6 +62,7 @@ pub enum CopyBitmaps {
 
 /// How images are converted.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct ConvertOptions {
     /// Threads that copy, each with a worker of its own; the caller's is the first. At least 1.
     pub workers: usize,
@@ -85,6 +89,20 @@ pub struct ConvertOptions {
     /// Watching, slowing and stopping.
     pub control: JobControl,
 }
+
+zebu_storage::option_setters!(ConvertOptions {
+    workers: usize,
+    worker_config: WorkerConfig,
+    requests: usize,
+    buffer_memory: usize,
+    sparse_size: u64,
+    copy: CopyMode,
+    clusters: TargetClusters,
+    read_errors: ReadErrors,
+    range: impl Into<Option<Range<u64>>>,
+    bitmaps: CopyBitmaps,
+    control: JobControl,
+});
 
 impl Default for ConvertOptions {
     fn default() -> Self {
@@ -122,6 +140,7 @@ pub enum TargetContent {
 
 /// A target that the job makes.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct NewTarget {
     /// Its name. Where nothing has that name, the image is written under a temporary name in the same directory
     /// and renamed when it is complete and durable; on an error, or when cancelled, nothing stays. What exists
@@ -132,6 +151,15 @@ pub struct NewTarget {
     pub create: CreateOptions,
     /// How it is opened for writing (`format` and `access` are set by the job).
     pub open: OpenOptions,
+}
+
+zebu_storage::option_setters!(NewTarget { create: CreateOptions, open: OpenOptions });
+
+impl NewTarget {
+    /// An image at this path, made and opened with the default options.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), create: CreateOptions::default(), open: OpenOptions::default() }
+    }
 }
 
 /// Where a conversion writes to.
@@ -161,6 +189,7 @@ impl ConvertTarget {
 
 /// A range of the source that could not be read.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct SkippedRange {
     /// Offset in bytes on the target's disk.
     pub offset: u64,

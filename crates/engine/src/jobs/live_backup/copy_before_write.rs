@@ -7,7 +7,7 @@
 use super::frozen_bitmap::{Copied, FrozenBitmap, LiveBitmap};
 use crate::image::Clusters;
 use crate::node::Node;
-use crate::qcow2::bitmaps::{Bits, Outcome};
+use crate::qcow2::bitmaps::{BackupEnd, Bits};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use crate::sync::{Mutex, MutexGuard, WaitList};
 use crate::{Durability, Error, ErrorKind, Image, Result, ZeroMode};
@@ -20,6 +20,7 @@ use zebu_storage::{IoBuf, Worker};
 
 /// The effect of a failure to copy on the request that wanted to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum OnCopyError {
     /// Nothing: the backup fails, the guest goes on.
     #[default]
@@ -222,7 +223,7 @@ impl CopyBeforeWrite {
     }
 
     /// Tells the bitmap what became of the copy, which has ended.
-    pub(super) async fn give_back(&self, outcome: Outcome) {
+    pub(super) async fn give_back(&self, outcome: BackupEnd) {
         if let Some(frozen) = &self.frozen {
             frozen.give_back(outcome).await;
         }

@@ -1,6 +1,6 @@
 //! The persistent bitmap of a live backup: while the copy of the disk is made, the copy has its bits.
 
-use crate::qcow2::bitmaps::{BitmapChange, Bits, FirstBits, Outcome, Recording};
+use crate::qcow2::bitmaps::{BackupEnd, BitmapChange, Bits, FirstBits, Recording};
 use crate::qcow2::state::Qcow2;
 use crate::{Error, ErrorKind, Image, Result};
 use std::sync::Arc;
@@ -8,11 +8,19 @@ use zebu_storage::Worker;
 
 /// The persistent bitmap that the copy works with.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LiveBitmap {
     /// Its name. It records writes.
     pub name: String,
     /// The part of the disk that is copied.
     pub copied: Copied,
+}
+
+impl LiveBitmap {
+    /// The bitmap of this name.
+    pub fn new(name: impl Into<String>, copied: Copied) -> Self {
+        Self { name: name.into(), copied }
+    }
 }
 
 /// The part of a disk that is copied, with respect to a bitmap.
@@ -60,7 +68,7 @@ impl FrozenBitmap {
     }
 
     /// Tells the bitmap what became of the copy, which has ended.
-    pub(super) async fn give_back(&self, outcome: Outcome) {
+    pub(super) async fn give_back(&self, outcome: BackupEnd) {
         self.qcow2.take_bits_back(&self.name, &self.bits, outcome).await;
     }
 }

@@ -11,7 +11,7 @@ use super::pipeline;
 use super::queue::Queue;
 use crate::image::Clusters;
 use crate::progress::{JobControl, Phase, Tracker};
-pub use crate::qcow2::bitmaps::Outcome;
+pub use crate::qcow2::bitmaps::BackupEnd;
 use crate::{Error, ErrorKind, Format, Image, Result};
 use copy_before_write::{CopyBeforeWrite, CopySetup};
 use std::rc::Rc;
@@ -20,6 +20,7 @@ use zebu_storage::{CacheUse, Worker};
 
 /// How a live backup is made.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct LiveBackupOptions {
     /// How clusters of the target are written.
     pub clusters: TargetClusters,
@@ -34,6 +35,15 @@ pub struct LiveBackupOptions {
     /// Watching, slowing and stopping. What guests need is copied at once, whatever the limit.
     pub control: JobControl,
 }
+
+zebu_storage::option_setters!(LiveBackupOptions {
+    clusters: TargetClusters,
+    on_copy_error: OnCopyError,
+    bitmap: impl Into<Option<LiveBitmap>>,
+    requests: usize,
+    buffer_memory: usize,
+    control: JobControl,
+});
 
 impl Default for LiveBackupOptions {
     fn default() -> Self {
@@ -190,7 +200,7 @@ impl LiveBackup {
 
     /// Ends it. The bitmap keeps what was written since the start; if the backup was given up, what it held before is
     /// marked in it again.
-    pub async fn end(self, outcome: Outcome) {
+    pub async fn end(self, outcome: BackupEnd) {
         self.copy.end();
         self.copy.give_back(outcome).await;
     }

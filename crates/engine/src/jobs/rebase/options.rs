@@ -5,6 +5,7 @@ use crate::progress::JobControl;
 
 /// How an image is rebased.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct RebaseOptions {
     /// Pieces of work in flight, at least 1.
     pub requests: usize,
@@ -15,6 +16,13 @@ pub struct RebaseOptions {
     /// Watching, slowing and stopping. A rebase that is stopped leaves the image on its old backing file.
     pub control: JobControl,
 }
+
+zebu_storage::option_setters!(RebaseOptions {
+    requests: usize,
+    buffer_memory: usize,
+    clusters: TargetClusters,
+    control: JobControl,
+});
 
 impl Default for RebaseOptions {
     fn default() -> Self {

@@ -13,7 +13,7 @@ use zebu_storage::Worker;
 
 /// The end of the backup that bits were lent to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum BackupEnd {
     /// It is complete and durable.
     Complete,
     /// There is none.
@@ -52,12 +52,12 @@ impl Qcow2 {
     }
 
     /// Ends what [`Qcow2::lend_bits`] began.
-    pub(crate) async fn take_bits_back(&self, name: &str, lent: &Bits, outcome: Outcome) {
+    pub(crate) async fn take_bits_back(&self, name: &str, lent: &Bits, outcome: BackupEnd) {
         let _turn = self.bitmaps.gate.lock().await;
         let mut state = self.bitmaps.state();
         let Some(bitmap) = find_mut(&mut state.list, name) else { return };
         bitmap.lent = false;
-        if let (Outcome::GivenUp, Some(loaded)) = (outcome, &bitmap.loaded) {
+        if let (BackupEnd::GivenUp, Some(loaded)) = (outcome, &bitmap.loaded) {
             loaded.bits.merge(lent);
         }
     }

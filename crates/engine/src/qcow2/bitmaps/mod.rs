@@ -26,7 +26,7 @@ mod operations;
 mod store;
 
 pub(crate) use bits::Bits;
-pub use lend::Outcome;
+pub use lend::BackupEnd;
 pub(crate) use operations::{BitmapChange, CopiedBitmap, FirstBits, Recording};
 
 use crate::qcow2::text::text;

@@ -20,7 +20,7 @@ pub(super) fn joined(mut writes: Vec<(u64, IoBuf)>, most: usize) -> Vec<(u64, Io
             Some((start, bufs))
                 if *start + bufs.len() as u64 == offset
                     && bufs.len() + buf.len() <= most
-                    && bufs.0.len() < MOST_PIECES =>
+                    && bufs.parts().len() < MOST_PIECES =>
             {
                 bufs.push(buf);
             }

@@ -129,7 +129,7 @@ impl State {
     /// offset.
     fn memory_from(&self, from: u64) -> Option<(u64, &[u8])> {
         let open = self.open.iter().map(|buffer| (buffer.base, std::slice::from_ref(&buffer.buf)));
-        let failed = self.failed.iter().map(|(write, _)| (write.host, &write.bytes.0[..]));
+        let failed = self.failed.iter().map(|(write, _)| (write.host, write.bytes.parts()));
         let runs = open.chain(failed).flat_map(|(host, bufs)| {
             // A write is one buffer, unless a failed write gave it back in pieces.
             bufs.iter().scan(host, |at, buf| {

@@ -149,7 +149,8 @@ mod tests {
     }
 
     fn header(version: Version, cluster_bits: u32, name: &str, format: Option<&str>) -> Header {
-        let mut header = Header::new(&NewHeader { version, cluster_bits, ..NewHeader::default() }).unwrap();
+        let mut header =
+            Header::new(&NewHeader::default().version(version).cluster_bits(cluster_bits)).unwrap();
         header.size = 1 << 20;
         header.l1_size = 1;
         header.l1_table_offset = HostOffset(3 << cluster_bits);

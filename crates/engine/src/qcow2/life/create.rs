@@ -58,18 +58,17 @@ pub(crate) fn new_header(options: &CreateOptions, size: u64) -> Result<Header> {
     compatible.set(Compatible::LAZY_REFCOUNTS, options.lazy_refcounts);
     let mut autoclear = Autoclear::empty();
     autoclear.set(Autoclear::RAW_EXTERNAL_DATA, options.data_file_raw);
-    let mut header = Header::new(&NewHeader {
-        version,
-        cluster_bits: options.cluster_size.trailing_zeros(),
-        refcount_order: options.refcount_bits.trailing_zeros(),
-        size,
-        l2_format: if options.extended_l2 { L2Format::Extended } else { L2Format::Standard },
-        data: if options.data_file.is_some() { DataLocation::External } else { DataLocation::InImage },
-        compression: options.compression,
-        compatible,
-        autoclear,
-    })
-    .map_err(invalid)?;
+    let new = NewHeader::default()
+        .version(version)
+        .cluster_bits(options.cluster_size.trailing_zeros())
+        .refcount_order(options.refcount_bits.trailing_zeros())
+        .size(size)
+        .l2_format(if options.extended_l2 { L2Format::Extended } else { L2Format::Standard })
+        .data(if options.data_file.is_some() { DataLocation::External } else { DataLocation::InImage })
+        .compression(options.compression)
+        .compatible(compatible)
+        .autoclear(autoclear);
+    let mut header = Header::new(&new).map_err(invalid)?;
     if let Some((name, format)) = &options.backing {
         header.set_backing_file(Some(name.as_bytes())).map_err(invalid)?;
         header.set_backing_format(Some(format.name().as_bytes())).map_err(invalid)?;

@@ -237,7 +237,7 @@ impl Qcow2 {
         if !sabotage::is(Fault::IgnoreFailedCopy) {
             result?;
         }
-        let mut bufs = bufs.0.into_iter();
+        let mut bufs = bufs.into_iter();
         let Some(mut joined) = bufs.next() else { return Ok(buf) };
         for piece in bufs.chain(std::iter::once(buf)) {
             if let Err(piece) = joined.unsplit(piece) {

@@ -6,7 +6,7 @@ use crate::crash::judge::read_all;
 use crate::crash::setup::{Files, Setup};
 use std::collections::BTreeMap;
 use zebu::storage::Worker;
-use zebu::{Access, BitmapRecording, Image, NewBitmap, OpenOptions};
+use zebu::{Access, BitmapRecording, Image, NewBitmap};
 use zebu_sim::SimRng;
 
 /// The duty of a bitmap: each sector in which the disk differs from what it held at first. Up to what the disk held
@@ -47,7 +47,7 @@ pub(crate) fn judge_bitmaps(setup: &Setup, files: &Files, known: &Known, disk: &
     let world = setup.world(files, 0);
     let worker = world.worker();
     let judged = world.block_on(async {
-        let options = OpenOptions { access: Access::ReadOnly, ..setup.options() };
+        let options = setup.options().access(Access::ReadOnly);
         let image =
             Image::open_files(&worker, setup.chain(&world), &options).await.map_err(|e| e.to_string())?;
         for info in image.bitmaps().iter().filter(|info| !info.in_use) {
@@ -110,7 +110,7 @@ pub(crate) async fn operation(worker: &Worker, guest: &Guest, mut rng: SimRng) -
         let recording = *rng.pick(&[BitmapRecording::On, BitmapRecording::Off]);
         let to = (recording == BitmapRecording::Off).then(|| now.clone());
         set(&name, vec![vec![Segment { from: now.clone(), to }]]);
-        let new = NewBitmap { name, granularity, recording };
+        let new = NewBitmap::named(name).granularity(granularity).recording(recording);
         return image.add_bitmap(worker, &new).await.map_err(|e| format!("add: {e}"));
     }
     let info = rng.pick(&infos).clone();
@@ -154,7 +154,7 @@ pub(crate) async fn operation(worker: &Worker, guest: &Guest, mut rng: SimRng) -
 pub(crate) fn none_in_use(setup: &Setup, files: &Files) -> Result<(), String> {
     let world = setup.world(files, 0);
     let worker = world.worker();
-    let options = OpenOptions { access: Access::ReadOnly, ..setup.options() };
+    let options = setup.options().access(Access::ReadOnly);
     let image = world.block_on(Image::open_files(&worker, setup.chain(&world), &options)).unwrap();
     let image = image.map_err(|e| e.to_string())?;
     match image.bitmaps().iter().find(|info| info.in_use) {

@@ -50,14 +50,12 @@ impl Case {
             Operation::Commit,
             Operation::Commit,
         ]);
-        let top = CreateOptions {
-            size: Some(top_size),
-            version,
-            cluster_size,
-            extended_l2,
-            backing: Some((OLD.to_owned(), below[0].0)),
-            ..CreateOptions::default()
-        };
+        let top = CreateOptions::default()
+            .size(Some(top_size))
+            .version(version)
+            .cluster_size(cluster_size)
+            .extended_l2(extended_l2)
+            .backing(Some((OLD.to_owned(), below[0].0)));
         Self { operation, top, below, direct: *rng.pick(&[0, 0, 512]) }
     }
 
@@ -83,12 +81,12 @@ impl Case {
             NEW => self.below[1].0,
             _ => Format::Qcow2,
         };
-        OpenedFile { file: world.open(name, self.config(name)).unwrap(), data_file: None, format }
+        OpenedFile::new(world.open(name, self.config(name)).unwrap(), format)
     }
 
     async fn open(&self, world: &SimWorld, worker: &Worker, names: &[&str], access: Access) -> Image {
         let chain = names.iter().map(|name| self.file(world, name)).collect();
-        let options = OpenOptions { access, slice_size: Some(512), ..OpenOptions::default() };
+        let options = OpenOptions::default().access(access).slice_size(Some(512));
         Image::open_files(worker, chain, &options).await.unwrap()
     }
 
@@ -100,8 +98,7 @@ impl Case {
             let content = if format == Format::Raw { Content::hole(size) } else { Content::new() };
             let file = world.file(name, content, SimFileConfig::default());
             if format == Format::Qcow2 {
-                let options =
-                    CreateOptions { size: Some(size), cluster_size: 1024, ..CreateOptions::default() };
+                let options = CreateOptions::default().size(Some(size)).cluster_size(1024);
                 world.block_on(Image::create_in(&worker, &file, &options)).unwrap().unwrap();
             }
             world.block_on(async { self.fill(&world, &worker, &[name], rng).await }).unwrap();
@@ -146,7 +143,7 @@ impl Case {
             Operation::Rebase(clusters) => (Some((&new, reference)), clusters),
             _ => (None, TargetClusters::Plain),
         };
-        rebase(worker, &top, onto, &RebaseOptions { clusters, ..RebaseOptions::default() }).await?;
+        rebase(worker, &top, onto, &RebaseOptions::default().clusters(clusters)).await?;
         top.close(worker).await
     }
 

@@ -56,7 +56,7 @@ async fn judge_in(
     let bytes = read_all(worker, &image, len).await?;
     model.check(0, &bytes).map_err(|v| v.to_string())?;
     if setup.origin == crate::crash::setup::Origin::Snapshot {
-        let options = OpenOptions { snapshot: Some(SNAPSHOT.to_owned()), ..OpenOptions::default() };
+        let options = OpenOptions::default().snapshot(Some(SNAPSHOT.to_owned()));
         let image = Image::open_files(worker, setup.chain(world), &options)
             .await
             .map_err(|e| format!("open the snapshot: {e}"))?;

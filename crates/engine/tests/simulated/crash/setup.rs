@@ -192,18 +192,16 @@ impl Setup {
             Origin::DeepChain => Some((BETWEEN[0].to_owned(), Format::Qcow2)),
             _ => None,
         };
-        CreateOptions {
-            size: Some(size),
-            cluster_size: self.cluster_size,
-            version: self.version,
-            refcount_bits: self.refcount_bits,
-            extended_l2: self.extended_l2,
-            compression: self.compression,
-            backing,
-            data_file: self.external_data.then(|| DATA.to_owned()),
-            data_file_raw: self.raw_data,
-            ..CreateOptions::default()
-        }
+        CreateOptions::default()
+            .size(Some(size))
+            .cluster_size(self.cluster_size)
+            .version(self.version)
+            .refcount_bits(self.refcount_bits)
+            .extended_l2(self.extended_l2)
+            .compression(self.compression)
+            .backing(backing)
+            .data_file(self.external_data.then(|| DATA.to_owned()))
+            .data_file_raw(self.raw_data)
     }
 
     /// Makes the image.
@@ -232,21 +230,18 @@ impl Setup {
                     let file = world.file(name, Content::new(), SimFileConfig::default());
                     names.push(name);
                     let below = BETWEEN.get(i + 1).map_or((BASE, Format::Raw), |n| (*n, Format::Qcow2));
-                    let options = CreateOptions {
-                        size: Some(self.pattern),
-                        cluster_size: if i == 1 { 512 } else { 4096 },
-                        backing: Some((below.0.to_owned(), below.1)),
-                        ..CreateOptions::default()
-                    };
+                    let options = CreateOptions::default()
+                        .size(Some(self.pattern))
+                        .cluster_size(if i == 1 { 512 } else { 4096 })
+                        .backing(Some((below.0.to_owned(), below.1)));
                     run(&world, Image::create_in(&worker, &file, &options));
                 }
             }
             Origin::Qcow2Base => {
                 let base = world.file(BASE, Content::new(), SimFileConfig::default());
                 names.push(BASE);
-                let options = CreateOptions { size: Some(self.pattern), ..CreateOptions::default() };
-                let chain =
-                    || vec![OpenedFile { file: base.clone(), data_file: None, format: Format::Qcow2 }];
+                let options = CreateOptions::default().size(Some(self.pattern));
+                let chain = || vec![OpenedFile::new(base.clone(), Format::Qcow2)];
                 run(&world, async {
                     Image::create_in(&worker, &base, &options).await?;
                     fill(&worker, &Image::open_files(&worker, chain(), &writable()).await?, &pattern).await
@@ -300,19 +295,19 @@ impl Setup {
     pub(crate) fn chain(&self, world: &SimWorld) -> Vec<OpenedFile> {
         let open = |name: &str| world.open(name, self.config(name)).unwrap();
         let data_file = self.external_data.then(|| open(DATA));
-        let mut chain = vec![OpenedFile { file: open(TOP), data_file, format: Format::Qcow2 }];
+        let mut chain = vec![OpenedFile::new(open(TOP), Format::Qcow2).data_file(data_file)];
         match self.origin {
             Origin::RawBase => {
-                chain.push(OpenedFile { file: open(BASE), data_file: None, format: Format::Raw });
+                chain.push(OpenedFile::new(open(BASE), Format::Raw));
             }
             Origin::Qcow2Base => {
-                chain.push(OpenedFile { file: open(BASE), data_file: None, format: Format::Qcow2 });
+                chain.push(OpenedFile::new(open(BASE), Format::Qcow2));
             }
             Origin::DeepChain => {
                 for name in BETWEEN {
-                    chain.push(OpenedFile { file: open(name), data_file: None, format: Format::Qcow2 });
+                    chain.push(OpenedFile::new(open(name), Format::Qcow2));
                 }
-                chain.push(OpenedFile { file: open(BASE), data_file: None, format: Format::Raw });
+                chain.push(OpenedFile::new(open(BASE), Format::Raw));
             }
             _ => {}
         }
@@ -338,20 +333,15 @@ impl Setup {
 
     /// How it is opened for writing.
     pub(crate) fn options(&self) -> OpenOptions {
-        OpenOptions {
-            slice_size: self.slice_size,
-            zero_policy: self.zero_policy,
-            compress: CompressOptions {
-                gather_memory: self.gather_memory.unwrap_or(0),
-                ..CompressOptions::default()
-            },
-            ..writable()
-        }
+        writable()
+            .slice_size(self.slice_size)
+            .zero_policy(self.zero_policy)
+            .compress(CompressOptions::default().gather_memory(self.gather_memory.unwrap_or(0)))
     }
 }
 
 fn writable() -> OpenOptions {
-    OpenOptions { format: Some(Format::Qcow2), access: Access::ReadWrite, ..OpenOptions::default() }
+    OpenOptions::default().format(Some(Format::Qcow2)).access(Access::ReadWrite)
 }
 
 async fn fill(worker: &Worker, image: &Image, pattern: &[u8]) -> zebu::Result<()> {

@@ -83,7 +83,7 @@ impl Life<'_> {
                 durable.adopt(0, &content).map_err(|v| v.to_string())?;
                 let mut after = before.clone();
                 after.push(Taken { name: name.clone(), content, model: durable.clone() });
-                let new = NewSnapshot { date: Some(std::time::UNIX_EPOCH), ..NewSnapshot::named(name) };
+                let new = NewSnapshot::named(name).date(Some(std::time::UNIX_EPOCH));
                 let allowed = Allowed { disks: vec![model], lists: vec![before, after.clone()] };
                 if self.during(&allowed, async { image.create_snapshot(&worker, new).await.map(drop) })? {
                     self.taken = after;
@@ -205,7 +205,7 @@ async fn judge_in(setup: &Setup, world: &SimWorld, worker: &Worker, allowed: &Al
         .find(|list| list.iter().map(|taken| &taken.name).eq(&names))
         .ok_or_else(|| format!("the snapshots are {names:?}"))?;
     for taken in list {
-        let options = OpenOptions { snapshot: Some(taken.name.clone()), ..OpenOptions::default() };
+        let options = OpenOptions::default().snapshot(Some(taken.name.clone()));
         let image = Image::open_files(worker, setup.chain(world), &options)
             .await
             .map_err(|e| format!("open snapshot {}: {e}", taken.name))?;

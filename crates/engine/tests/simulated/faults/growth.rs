@@ -14,12 +14,12 @@ const OLD_END: u64 = 8 * CLUSTER + 512;
 const NEW_END: u64 = 12 * CLUSTER;
 
 fn chain(top: &File, base: &File) -> Vec<OpenedFile> {
-    let opened = |file: &File| OpenedFile { file: file.clone(), data_file: None, format: Format::Qcow2 };
+    let opened = |file: &File| OpenedFile::new(file.clone(), Format::Qcow2);
     vec![opened(top), opened(base)]
 }
 
 fn writable() -> OpenOptions {
-    OpenOptions { access: Access::ReadWrite, ..OpenOptions::default() }
+    OpenOptions::default().access(Access::ReadWrite)
 }
 
 async fn read(image: &Image, worker: &Worker, offset: u64, len: u64) -> Vec<u8> {
@@ -43,20 +43,17 @@ pub(crate) fn growing_beside_reads_shows_nothing_of_the_backing_file() {
             let worker = &workers[0];
             // The backing file has clusters of a sector: what it shows of the disk's last cluster is zero, and there is data
             // right behind the disk's end.
-            let create =
-                CreateOptions { size: Some(16 * CLUSTER), cluster_size: 512, ..CreateOptions::default() };
+            let create = CreateOptions::default().size(Some(16 * CLUSTER)).cluster_size(512);
             Image::create_in(worker, &base, &create).await?;
             let below = vec![chain(&top, &base).remove(1)];
             let image = Image::open_files(worker, below, &writable()).await?;
             let data = IoBuf::copy_of(&vec![0xaa; (16 * CLUSTER - OLD_END) as usize]);
             image.write(worker, OLD_END, data.into(), Durability::Durable).await.0?;
             image.close(worker).await?;
-            let create = CreateOptions {
-                size: Some(OLD_END),
-                cluster_size: CLUSTER,
-                backing: Some(("base".to_owned(), Format::Qcow2)),
-                ..CreateOptions::default()
-            };
+            let create = CreateOptions::default()
+                .size(Some(OLD_END))
+                .cluster_size(CLUSTER)
+                .backing(Some(("base".to_owned(), Format::Qcow2)));
             Image::create_in(worker, &top, &create).await?;
             Image::open_files(worker, chain(&top, &base), &writable()).await
         });

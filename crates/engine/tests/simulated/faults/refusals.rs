@@ -14,7 +14,7 @@ fn tried(config: &SimFileConfig, class: OpClass) -> usize {
     let world = SimWorld::with_config(&SimConfig::seeded(1));
     let file = world.file(TOP, files[0].1.clone(), config.clone());
     let worker = world.worker();
-    let chain = vec![OpenedFile { file, data_file: None, format: Format::Qcow2 }];
+    let chain = vec![OpenedFile::new(file, Format::Qcow2)];
     let mut options = setup.options();
     options.zero_policy = ZeroPolicy::Fallocate;
     let image = world.block_on(Image::open_files(&worker, chain, &options)).unwrap().unwrap();

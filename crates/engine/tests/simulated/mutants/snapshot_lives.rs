@@ -107,7 +107,7 @@ impl Life<'_> {
                 let model = self.guest.model.borrow().clone();
                 self.taken.push(Taken { name: name.clone(), disk: disk.clone(), model });
                 let allowed = Allowed { disks: vec![disk], lists: vec![before, self.taken.clone()] };
-                let new = NewSnapshot { date: Some(std::time::UNIX_EPOCH), ..NewSnapshot::named(name) };
+                let new = NewSnapshot::named(name).date(Some(std::time::UNIX_EPOCH));
                 self.during(&allowed, async { image.create_snapshot(&worker, new).await.map(drop) })
             }
             1 => {
@@ -178,7 +178,7 @@ async fn judge_in(setup: &Setup, world: &SimWorld, worker: &Worker, allowed: &Al
     image.close(worker).await.map_err(|e| format!("close: {e}"))?;
     check(setup, world, worker).await?;
     for Taken { name, disk, .. } in list {
-        let options = OpenOptions { snapshot: Some(name.clone()), ..OpenOptions::default() };
+        let options = OpenOptions::default().snapshot(Some(name.clone()));
         let image = Image::open_files(worker, setup.chain(world), &options)
             .await
             .map_err(|e| format!("open snapshot {name}: {e}"))?;

@@ -20,8 +20,7 @@ pub(crate) fn an_image_is_none_before_it_is_whole() {
         let file = world.file(TOP, Content::new(), SimFileConfig::default());
         let (made, disk) = world
             .block_on(async {
-                let create =
-                    CreateOptions { size: Some(SIZE), cluster_size: CLUSTER, ..CreateOptions::default() };
+                let create = CreateOptions::default().size(Some(SIZE)).cluster_size(CLUSTER);
                 let open = OpenOptions::default();
                 let made = UnfinishedImage::create(&worker, file, &create, &open).await.unwrap();
                 let disk = fill(&worker, made.image(), &mut rng).await;
@@ -74,7 +73,7 @@ fn judge_states(world: &SimWorld, seed: u64, disk: &[u8]) -> u64 {
             let report = report.unwrap_or_else(|e| panic!("{state}: check: {e}"));
             let bad = report.counts.corruptions + report.counts.check_errors;
             assert_eq!(bad, 0, "{state}: check: {:?}", report.counts);
-            let chain = vec![OpenedFile { file, data_file: None, format: Format::Qcow2 }];
+            let chain = vec![OpenedFile::new(file, Format::Qcow2)];
             let image = Image::open_files(&worker, chain, &OpenOptions::default()).await;
             let image = image.unwrap_or_else(|e| panic!("{state}: open: {e}"));
             let found = read_all(&worker, &image, SIZE).await.unwrap_or_else(|e| panic!("{state}: {e}"));

@@ -311,7 +311,7 @@ async fn judge_in(
     model.check(0, &bytes).map_err(|v| v.to_string())?;
     let mut found = BTreeMap::new();
     for snapshot in image.snapshots() {
-        let options = OpenOptions { snapshot: Some(snapshot.name.clone()), ..OpenOptions::default() };
+        let options = OpenOptions::default().snapshot(Some(snapshot.name.clone()));
         let image = Image::open_files(worker, setup.chain(world), &options)
             .await
             .map_err(|e| format!("open the snapshot {}: {e}", snapshot.name))?;

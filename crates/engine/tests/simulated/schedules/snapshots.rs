@@ -74,7 +74,7 @@ pub(crate) async fn take(guest: &Guest, snapshots: &std::cell::RefCell<Snapshots
     let flush = guest.model.borrow_mut().begin(GuestRequest::Flush);
     let holds = Holds::Taken { began, ended: None };
     snapshots.borrow_mut().0.insert(name.to_owned(), Snapshot { holds, must_be: false, may_be: true });
-    let new = NewSnapshot { date: Some(std::time::UNIX_EPOCH), ..NewSnapshot::named(name) };
+    let new = NewSnapshot::named(name).date(Some(std::time::UNIX_EPOCH));
     match guest.image.create_snapshot(on, new).await {
         Ok(_) => {
             let holds = Holds::Taken { began, ended: Some(guest.model.borrow().clone()) };

@@ -243,6 +243,7 @@ impl Image<'_> {
                 inflate.decompress(bytes, &mut out, flate2::FlushDecompress::Finish).ok()?;
                 (inflate.total_out() == out.len() as u64).then_some(out)
             }
+            other => panic!("{other:?}"),
         }
     }
 

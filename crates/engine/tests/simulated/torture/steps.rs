@@ -421,7 +421,7 @@ impl Bench<'_> {
             let snapshots = image.snapshots();
             image.close(&worker).await.map_err(|e| format!("close: {e}"))?;
             for snapshot in snapshots {
-                let options = OpenOptions { snapshot: Some(snapshot.name.clone()), ..OpenOptions::default() };
+                let options = OpenOptions::default().snapshot(Some(snapshot.name.clone()));
                 let image = open(&options).await?;
                 let bytes = read_all(&worker, &image, image.virtual_size()).await?;
                 self.whole.judge_snapshot(model, &snapshot.name, &bytes)?;

@@ -184,7 +184,7 @@ fn snapshot(name: &str) -> NewSnapshot {
 }
 
 fn bitmap(name: &str) -> NewBitmap {
-    NewBitmap { granularity: Some(512), ..NewBitmap::named(name.to_owned()) }
+    NewBitmap::named(name.to_owned()).granularity(Some(512))
 }
 
 fn has_snapshot(image: &Image, name: &str) -> bool {
