@@ -4,8 +4,10 @@ use crate::failure::Failure;
 use crate::image_opts::ImageOpts;
 use crate::image_spec::{ForceShare, ImageSpec};
 use crate::json_name::parse_json_name;
+use crate::passphrase_prompt::with_prompt;
 use crate::reference_defaults::allowed_references;
 use crate::remote_names::{image_path, opener};
+use crate::secrets::{SecretArgs, Sources};
 use crate::size::size_argument;
 use crate::values::{
     Aio, ReferenceRule, aio_argument, reference_argument, slice_size_argument, zero_policy_argument,
@@ -13,7 +15,7 @@ use crate::values::{
 use clap::Args;
 use std::ffi::OsStr;
 use std::path::PathBuf;
-use zebu::{Access, CacheMode, Format, OpenOptions, Sharing, ZeroPolicy};
+use zebu::{Access, CacheMode, Format, Keys, OpenOptions, Sharing, ZeroPolicy};
 
 /// Heading of options about how images are opened, in the help.
 const OPENING: &str = "Opening images";
@@ -46,6 +48,9 @@ pub(crate) struct ImageArgs {
     /// the network. `none`: no file.
     #[arg(long, help_heading = OPENING, value_name = "none|local|dir=PATH|prefix=URL|all", value_parser = reference_argument)]
     pub(crate) allow_refs: Vec<ReferenceRule>,
+
+    #[command(flatten)]
+    pub(crate) secrets: SecretArgs,
 }
 
 /// The option for the engine of the I/O.
@@ -96,6 +101,18 @@ impl ImageArgs {
         cache: CacheMode,
         access: Access,
     ) -> Result<ImageSpec, Failure> {
+        self.resolve_with(name, format, cache, access, Sources::All)
+    }
+
+    /// The same with secrets from `sources` alone.
+    pub(crate) fn resolve_with(
+        &self,
+        name: &OsStr,
+        format: Option<Format>,
+        cache: CacheMode,
+        access: Access,
+        sources: Sources,
+    ) -> Result<ImageSpec, Failure> {
         let mut spec = ImageSpec {
             path: PathBuf::from(name),
             options: OpenOptions::default()
@@ -103,10 +120,12 @@ impl ImageArgs {
                 .access(access)
                 .cache(cache)
                 .refs(allowed_references(&self.allow_refs)?)
-                .remote(opener(&self.allow_refs)?),
+                .remote(opener(&self.allow_refs)?)
+                .keys(with_prompt(Keys::default())),
             aio: None,
             discard: None,
             detect_zeroes: None,
+            secrets: self.secrets.read(sources)?,
             called_raw: "-f raw",
             force_share: ForceShare::Missing,
         };

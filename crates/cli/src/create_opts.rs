@@ -1,7 +1,9 @@
 //! `-o`: how a new image is made, for `create`, `convert` and `measure`.
 
+use crate::encrypt_opts::{self, EncryptOpts};
 use crate::keyval::{asks_for_help, parse_options, parse_size_value, parse_switch};
 use crate::local_name::local_name;
+use crate::secrets::Secrets;
 use crate::values::preallocation_argument;
 use std::fmt::Write as _;
 use zebu::{Compression, CreateOptions, Format, Preallocation};
@@ -110,6 +112,7 @@ pub(crate) struct CreateOpts {
     nocow: Option<bool>,
     pub(crate) preallocation: Option<Preallocation>,
     refcount_bits: Option<u32>,
+    encryption: EncryptOpts,
 }
 
 /// The meaning of a list of `-o` arguments.
@@ -137,13 +140,26 @@ impl CreateOpts {
     }
 
     fn set(&mut self, key: &str, value: &str, format: Format) -> Result<(), String> {
-        if key == "encryption" || key == "encrypt" || key.starts_with("encrypt.") {
-            return Err(format!("Parameter '{key}' is not supported: encrypted images can't be created"));
+        if key == "encryption" {
+            return Err("Parameter 'encryption' is not supported: use encrypt.format=luks".to_owned());
+        }
+        let encrypts = match format {
+            Format::Luks => Some(key),
+            Format::Qcow2 => key.strip_prefix("encrypt."),
+            _ => None,
+        };
+        if let Some(name) = encrypts
+            && self.encryption.set(name, value, format)?
+        {
+            return Ok(());
         }
         match OPTIONS.iter().find(|option| option.name == key) {
             None => return Err(format!("Invalid parameter '{key}' (-o help lists them)")),
-            Some(option) if format == Format::Raw && !option.raw => {
-                return Err(format!("Invalid parameter '{key}' for format raw (-o help lists them)"));
+            Some(option) if format != Format::Qcow2 && !option.raw => {
+                return Err(format!(
+                    "Invalid parameter '{key}' for format {} (-o help lists them)",
+                    format.name()
+                ));
             }
             Some(_) => {}
         }
@@ -194,10 +210,11 @@ impl CreateOpts {
             "nocow" => self.nocow = Some(parse_switch(key, value)?),
             "preallocation" => {
                 let mode = preallocation_argument(value)?;
-                if format == Format::Raw && mode == Preallocation::Metadata {
-                    return Err(
-                        "Invalid preallocation mode 'metadata' for format raw (off, falloc, full)".to_owned()
-                    );
+                if format != Format::Qcow2 && mode == Preallocation::Metadata {
+                    return Err(format!(
+                        "Invalid preallocation mode 'metadata' for format {} (off, falloc, full)",
+                        format.name()
+                    ));
                 }
                 self.preallocation = Some(mode);
             }
@@ -230,11 +247,22 @@ impl CreateOpts {
         create
     }
 
+    /// The same, encrypted as the options say. `secrets` has the passphrase; without it, none is looked up.
+    pub(crate) fn create_options_with(
+        &self,
+        format: Format,
+        secrets: Option<&Secrets>,
+    ) -> Result<CreateOptions, String> {
+        let encryption = self.encryption.resolve(format, secrets)?;
+        Ok(self.create_options(format).encryption(encryption))
+    }
+
     /// The line that `create` begins with: the name, and the options in QEMU's order, those with a default always.
     pub(crate) fn formatting_line(&self, name: &str, create: &CreateOptions) -> String {
         let mut line = format!("Formatting '{name}', fmt={}", create.format.name());
         let size = create.size.unwrap_or(0);
         if create.format == Format::Qcow2 {
+            line.push_str(&self.encryption.formatting(create.format));
             let _ = write!(line, " cluster_size={}", create.cluster_size);
             let _ = write!(line, " extended_l2={}", on_off(create.extended_l2));
             if let Some(mode) = self.preallocation {
@@ -260,11 +288,12 @@ impl CreateOpts {
             let _ = write!(line, " refcount_bits={}", create.refcount_bits);
         } else {
             let _ = write!(line, " size={size}");
+            line.push_str(&self.encryption.formatting(create.format));
         }
         if let Some(nocow) = self.nocow {
             let _ = write!(line, " nocow={}", on_off(nocow));
         }
-        if let (Format::Raw, Some(mode)) = (create.format, self.preallocation) {
+        if let (Format::Raw | Format::Luks, Some(mode)) = (create.format, self.preallocation) {
             let _ = write!(line, " preallocation={}", preallocation_name(mode));
         }
         if let Some(bytes) = self.extent_size_hint {
@@ -293,6 +322,13 @@ fn help(format: Format) -> String {
     for option in OPTIONS.iter().filter(|option| option.raw || format == Format::Qcow2) {
         let head = format!("{}=<{}>", option.name, option.value);
         let _ = writeln!(text, "  {head:<22} - {}", option.description);
+    }
+    if matches!(format, Format::Qcow2 | Format::Luks) {
+        let of_format = |name: &str| format == Format::Qcow2 || name != "format";
+        for (name, value, description) in encrypt_opts::OPTIONS.iter().filter(|(name, ..)| of_format(name)) {
+            let head = format!("{}{name}=<{value}>", encrypt_opts::prefix(format));
+            let _ = writeln!(text, "  {head:<22} - {description}");
+        }
     }
     text
 }
@@ -344,7 +380,8 @@ mod tests {
             ("lazy_refcounts=perhaps", "'lazy_refcounts' expects 'on' or 'off'"),
             ("compat=0.9", "does not accept value '0.9'"),
             ("foo=bar", "Invalid parameter 'foo'"),
-            ("encrypt.format=luks", "'encrypt.format'"),
+            ("encryption=on", "'encryption'"),
+            ("encrypt.nosuch=1", "'encrypt.nosuch'"),
             ("extent_size_hint=8G", "Extent size hint is too large"),
             ("preallocation=some", "'some'"),
         ] {

@@ -3,6 +3,7 @@
 use crate::image_opts::ImageOpts;
 use crate::image_spec::{ForceShare, ImageSpec};
 use crate::io::words;
+use crate::secrets::Secrets;
 use crate::serve::control_request::Request;
 use std::path::Path;
 use zebu::OpenOptions;
@@ -17,6 +18,7 @@ pub use crate::io::words::split_words;
 pub fn image_options(text: &str, disk: Option<&Path>, options: OpenOptions) -> Result<OpenOptions, String> {
     let parsed = disk.map_or_else(|| ImageOpts::parse(text), |disk| ImageOpts::parse_for(text, disk))?;
     let mut spec = ImageSpec {
+        secrets: Secrets::default(),
         path: "disk".into(),
         options,
         aio: None,

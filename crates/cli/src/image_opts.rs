@@ -7,12 +7,13 @@ use crate::keyval::{parse_keyval, parse_size_value, parse_switch};
 use crate::nbd_opts::NbdOpts;
 use crate::program;
 use crate::remote_names::image_path;
+use crate::secrets::Secrets;
 use crate::values::{
     Aio, Discard, aio_argument, discard_argument, format_argument, slice_size_argument, zero_policy_argument,
 };
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use zebu::{Access, CacheMode, ExtentIndex, Format, Sharing, ZeroMode, ZeroPolicy};
+use zebu::{Access, CacheMode, ExtentIndex, Format, Keys, Sharing, ZeroMode, ZeroPolicy};
 
 /// The pairs of one image, understood.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -45,6 +46,10 @@ pub(crate) struct ImageOpts {
     unlocked: bool,
     /// Zeroes in writes are zeroed, in this way.
     detect_zeroes: Option<ZeroMode>,
+    /// IDs of secrets, each with the depth of its image in the chain.
+    key_secrets: Vec<(u32, String)>,
+    /// `encrypt.format`, with the depth.
+    encryption: Vec<(u32, &'static str)>,
     /// Files whose driver is named: their names are paths, whatever they look like.
     plain: Vec<NamedFile>,
 }
@@ -226,6 +231,7 @@ impl ImageOpts {
             "backing.filename" | "backing.file.filename" => {
                 set_once(&mut self.backing_file, key, PathBuf::from(value))?;
             }
+            _ if self.takes_key(key, value)? => {}
             _ if self.takes_nbd(key, value)? => {}
             _ => {
                 return Err(match REFUSED.iter().find(|(name, _)| *name == key) {
@@ -235,6 +241,47 @@ impl ImageOpts {
             }
         }
         Ok(())
+    }
+
+    /// Whether it is about the encryption of an image of the chain, which is noted then.
+    fn takes_key(&mut self, key: &str, value: &str) -> Result<bool, String> {
+        let (mut depth, mut rest) = (0, key);
+        while let Some(below) = rest.strip_prefix("backing.") {
+            (depth, rest) = (depth + 1, below);
+        }
+        match rest {
+            "encrypt.key-secret" | "key-secret" => {
+                if self.key_secrets.iter().any(|(other, _)| *other == depth) {
+                    return Err(format!("Parameter '{key}' is given twice"));
+                }
+                self.key_secrets.push((depth, value.to_owned()));
+            }
+            "encrypt.format" => {
+                let method = match value {
+                    "luks" => "luks",
+                    "aes" => "aes",
+                    _ => {
+                        return Err(format!(
+                            "Parameter '{key}' does not accept value '{value}' (luks or aes)"
+                        ));
+                    }
+                };
+                self.encryption.push((depth, method));
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// The keys that the pairs name.
+    fn keys(&self, secrets: &Secrets, mut keys: Keys) -> Result<Keys, String> {
+        for (depth, id) in &self.key_secrets {
+            keys = keys.with(*depth, secrets.get(id)?);
+        }
+        for (depth, method) in &self.encryption {
+            keys = keys.expecting(*depth, method);
+        }
+        Ok(keys)
     }
 
     /// Whether it is a key of NBD, which is noted then.
@@ -333,6 +380,7 @@ impl ImageOpts {
 
     /// Puts what was given over what the command wants.
     pub(crate) fn apply(self, spec: &mut ImageSpec) -> Result<(), String> {
+        spec.options.keys = self.keys(&spec.secrets, std::mem::take(&mut spec.options.keys))?;
         let options = &mut spec.options;
         if let Some(path) = self.filename {
             spec.path = path;

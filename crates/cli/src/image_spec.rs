@@ -1,6 +1,8 @@
 //! How a command opens one image.
 
 use crate::failure::Failure;
+use crate::program;
+use crate::secrets::Secrets;
 use crate::values::{Aio, Discard};
 use std::path::PathBuf;
 use zebu::{Access, ErrorKind, OpenOptions, ZeroMode};
@@ -18,6 +20,8 @@ pub(crate) struct ImageSpec {
     pub(crate) discard: Option<Discard>,
     /// How zeroes in writes are zeroed, if they are looked for.
     pub(crate) detect_zeroes: Option<ZeroMode>,
+    /// Secrets of the command line, which image options name.
+    pub(crate) secrets: Secrets,
     /// How the command line says that the image is raw.
     pub(crate) called_raw: &'static str,
     /// Whether the command can read the image without locks.
@@ -35,6 +39,19 @@ pub(crate) enum ForceShare {
 }
 
 impl ImageSpec {
+    /// The key is missing of an image of the chain.
+    fn key_missing(&self, error: &zebu::Error) -> Failure {
+        if program::called().is_qemu() {
+            return Failure::opening(&self.path, error);
+        }
+        let backing = if error.image() == Some(&self.path) { "" } else { ", with backing. before it" };
+        let remedy = format!(
+            " (the image is encrypted: --object secret,id=KEY,file=PATH gives a key, and this parameter names it in \
+             --image-opts{backing})"
+        );
+        Failure::opening_with_remedy(&self.path, error, &remedy)
+    }
+
     /// Why the image can't be opened, and which option of this command line is a remedy.
     pub(crate) fn failure(&self, error: &zebu::Error) -> Failure {
         let is_named = error.image() == Some(&self.path);
@@ -48,6 +65,7 @@ impl ImageSpec {
             {
                 " (stop that program first; to read all the same, there is -U)".to_owned()
             }
+            ErrorKind::KeyMissing => return self.key_missing(error),
             _ => return Failure::opening(&self.path, error),
         };
         Failure::opening_with_remedy(&self.path, error, &remedy)

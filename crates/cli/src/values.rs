@@ -107,7 +107,7 @@ impl<T: Clone + Send + Sync + 'static> TypedValueParser for Words<T> {
 
 /// Names of formats, those that can be written first.
 const FORMATS: &[&str] =
-    &["qcow2", "raw", "vmdk", "vhdx", "vpc", "vdi", "qed", "parallels", "qcow", "cloop", "dmg"];
+    &["qcow2", "raw", "luks", "vmdk", "vhdx", "vpc", "vdi", "qed", "parallels", "qcow", "cloop", "dmg"];
 
 /// Formats that are read, for an option.
 pub(crate) fn formats() -> Words<Format> {
@@ -116,7 +116,7 @@ pub(crate) fn formats() -> Words<Format> {
 
 /// Formats that are written, for an option.
 pub(crate) fn target_formats() -> Words<Format> {
-    Words { parse: target_format_argument, words: &["qcow2", "raw"] }
+    Words { parse: target_format_argument, words: &["qcow2", "raw", "luks"] }
 }
 
 /// Cache modes, for an option.
@@ -136,7 +136,7 @@ fn target_format_argument(text: &str) -> Result<Format, String> {
     if format.is_writable() {
         return Ok(format);
     }
-    Err(format!("images in the format {text} can be read, not written (qcow2 and raw can be)"))
+    Err(format!("images in the format {text} can be read, not written (qcow2, raw and luks can be)"))
 }
 
 /// A cache mode by its name.
@@ -272,7 +272,7 @@ mod tests {
         assert!(FORMATS.iter().all(|name| format_argument(name).is_ok_and(|format| format.name() == *name)));
         let written: Vec<&str> =
             FORMATS.iter().copied().filter(|name| target_format_argument(name).is_ok()).collect();
-        assert_eq!(written, ["qcow2", "raw"]);
+        assert_eq!(written, ["qcow2", "raw", "luks"]);
         assert!(target_format_argument("vdi").unwrap_err().contains("not written"));
     }
 }

@@ -1,5 +1,6 @@
 //! Making images: their files, and what file systems are told of them.
 
+use crate::crypt::new_header::NewEncryption;
 use crate::foreign_image::convert_first;
 use crate::node::Driver;
 use crate::open::size_lookup;
@@ -8,7 +9,7 @@ use crate::progress::JobControl;
 use crate::qcow2::life::create;
 use crate::qcow2::space::free::SpaceContent;
 use crate::reservation::{check_mode, no_room};
-use crate::{Error, ErrorKind, Image, Result, raw, refs, same_file};
+use crate::{Error, ErrorKind, Image, Result, luks_create, raw, refs, same_file};
 use std::path::{Path, PathBuf};
 use zebu_storage::{Create, File, FileKind, FsKind, IoErrorKind, LockMode, OpenFlags, Worker};
 
@@ -61,7 +62,11 @@ impl Image {
             .checked_next_multiple_of(512)
             .ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "the image size is too large").on(path))?;
         let header = match options.format {
-            Format::Raw => None,
+            Format::Raw if options.encryption.is_some() => {
+                let message = "raw images can't be encrypted; use the format luks or qcow2";
+                return Err(Error::new(ErrorKind::InvalidArgument, message).on(path));
+            }
+            Format::Raw | Format::Luks => None,
             Format::Foreign(_) => return Err(convert_first(options.format).on(path)),
             Format::Qcow2 => Some(create::new_header(options, size).map_err(|e| e.on(path))?),
         };
@@ -101,7 +106,14 @@ impl Image {
             set_attributes(&file, options).map(|()| file)
         };
         let file = new_file(path)?;
+        let encryption = options.encryption.as_ref();
         let Some(header) = header else {
+            if options.format == Format::Luks {
+                let none = NewEncryption::default();
+                let encryption = encryption.unwrap_or(&none);
+                luks_create::create(worker, &file, size, encryption, options.preallocation, control).await?;
+                return unlock(&file);
+            }
             raw::create(worker, &file, size, options.preallocation, control).await?;
             return unlock(&file);
         };
@@ -114,7 +126,7 @@ impl Image {
         } else {
             check_mode(&file, Format::Qcow2, options.preallocation)?;
         }
-        create::write_empty(worker, &file, header, create::Magic::Written).await?;
+        create::write_empty(worker, &file, header, encryption, create::Magic::Written).await?;
         unlock(&file)?;
         drop(file);
         let preallocation = match options.preallocation {
@@ -130,6 +142,7 @@ impl Image {
             access: Access::ReadWrite,
             cache: options.cache,
             refs: RefPolicy::All,
+            keys: encryption.map(NewEncryption::keys).unwrap_or_default(),
             ..OpenOptions::default()
         };
         let image = Self::open(worker, path, &open).await?;

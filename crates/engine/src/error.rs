@@ -40,6 +40,10 @@ pub enum ErrorKind {
     NotFound,
     /// A name that has to be new is taken.
     Exists,
+    /// The image is encrypted, and no key was given for it.
+    KeyMissing,
+    /// No key slot of the image is opened by the key that was given.
+    WrongKey,
 }
 
 /// A failed operation on an image.
@@ -70,7 +74,7 @@ impl Error {
             ErrorKind::Locked => errno::EAGAIN,
             ErrorKind::Busy => errno::EBUSY,
             ErrorKind::InvalidArgument => errno::EINVAL,
-            ErrorKind::ReferenceRefused => errno::EPERM,
+            ErrorKind::ReferenceRefused | ErrorKind::KeyMissing | ErrorKind::WrongKey => errno::EPERM,
             ErrorKind::ReadOnly => errno::EACCES,
             ErrorKind::Cancelled => errno::ECANCELED,
             ErrorKind::NotFound => errno::ENOENT,

@@ -2,7 +2,7 @@
 
 use crate::chain;
 use crate::foreign_image::convert_first;
-use crate::node::{Driver, Node};
+use crate::node::{Driver, Node, Raw};
 use crate::open::{open_chain, open_given};
 use crate::options::*;
 use crate::progress::JobControl;
@@ -90,6 +90,23 @@ impl Image {
         }
     }
 
+    /// Whether this image is encrypted. Those that it stands on may be, or not.
+    pub fn is_encrypted(&self) -> bool {
+        !self.0.protection().is_none()
+    }
+
+    /// Whether any image of the chain is encrypted.
+    pub fn is_chain_encrypted(&self) -> bool {
+        let mut next = Some(&self.0);
+        while let Some(node) = next {
+            if !node.protection().is_none() {
+                return true;
+            }
+            next = node.backing.as_ref();
+        }
+        false
+    }
+
     /// The backing image, if open.
     pub fn backing(&self) -> Option<Image> {
         self.0.backing.clone().map(Self)
@@ -114,7 +131,11 @@ impl Image {
             extent_size_hint: file.extent_size_hint(),
             qcow2: None,
             foreign: None,
+            encryption: None,
         };
+        if let Driver::Raw(Raw { luks: Some(luks), .. }) = &node.driver {
+            info.encryption = Some(luks.info.clone());
+        }
         if let Driver::Foreign(foreign) = &node.driver {
             let disk = foreign.disk();
             info.backing_file = disk.parent().map(|parent| parent.name.clone());
@@ -131,6 +152,7 @@ impl Image {
             info.backing_file = qcow2.header().backing_file().map(text);
             info.backing_path = info.backing_file.as_deref().map(|name| refs::resolve(&node.path, name));
             info.backing_format = qcow2.header().backing_format().map(text);
+            info.encryption = qcow2.encryption().cloned();
             info.qcow2 =
                 Some(qcow2_info(qcow2.header(), qcow2.snapshots().entries(), qcow2.bitmaps().info()));
         }
@@ -323,7 +345,7 @@ impl Image {
                     (Driver::Raw(raw), Clusters::Plain) => raw::write(raw, &on, offset, bufs).await,
                     (Driver::Foreign(_), _) => (Err(convert_first(me.format()).on(me.path())), bufs),
                     (Driver::Raw(_), Clusters::Compressed) => {
-                        let message = "a raw image can't hold compressed clusters";
+                        let message = "an image of this format can't hold compressed clusters";
                         (Err(Error::new(ErrorKind::Unsupported, message).on(me.path())), bufs)
                     }
                 };
@@ -453,6 +475,10 @@ impl Image {
         worker
             .spawn(async move {
                 let _inside = me.begin_change(&on, offset, source.len).await?;
+                if !me.0.protection().is_none() {
+                    let message = "the kernel can't move data into an encrypted image";
+                    return Ok((0, Some(Error::new(ErrorKind::Unsupported, message).on(me.path()))));
+                }
                 match &me.0.driver {
                     Driver::Qcow2(qcow2) => {
                         qcow2.transfer_from(&on, how, &source, offset..offset + source.len).await

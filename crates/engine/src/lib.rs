@@ -56,9 +56,11 @@ mod chain;
 pub mod check;
 mod compress;
 mod create;
+mod crypt;
 mod disk;
 mod error;
 mod extents;
+mod file_bytes;
 mod file_pages;
 mod foreign;
 mod foreign_image;
@@ -67,6 +69,8 @@ mod image_worker;
 #[cfg(all(test, shuttle))]
 mod interleavings;
 pub mod jobs;
+mod luks_create;
+mod luks_disk;
 mod node;
 mod open;
 mod options;
@@ -88,6 +92,10 @@ pub mod verdict;
 pub use backing::BackingReference;
 pub use bitmaps::{BitmapRecording, DirtyBits, NewBitmap};
 pub use compress::{CodecPool, CompressOptions, DeflateWindow};
+pub use crypt::{
+    EncryptionInfo, HeaderCosts, KeySlotChange, KeySlotGuard, Keys, LuksInfo, LuksSlotInfo, NewEncryption,
+    NewKey, Passphrase, SlotChoice,
+};
 pub use disk::{Disk, DiskBuilder, DiskExtents, DiskJob};
 pub use error::{Error, ErrorKind, Result};
 pub use extents::Extents;
@@ -117,6 +125,11 @@ pub fn block_on<T>(work: impl AsyncFnOnce(storage::Worker) -> Result<T>) -> Resu
     let worker = storage::Worker::new(&storage::WorkerConfig::default()).map_err(Error::from)?;
     worker.promise_to_drive();
     worker.block_on(work(worker.clone()))
+}
+
+/// Ciphers and hashes of encrypted images.
+pub mod luks {
+    pub use zebu_luks::{BlockCipher, CipherSpec, HashName, LuksError, Mode};
 }
 
 /// Workers, buffers and files: what is asked for, and given, wherever an image does I/O.

@@ -2,8 +2,10 @@
 
 use crate::before_change::BeforeChange;
 use crate::chain::map::ChainMap;
+use crate::crypt::protection::Protection;
 use crate::foreign_image::ForeignImage;
 use crate::image_worker::ImageWorker;
+use crate::luks_disk::LuksDisk;
 use crate::options::{CacheMode, Format};
 use crate::qcow2::cache::slice_cache::SliceCache;
 use crate::qcow2::cache::slice_store::SliceStore;
@@ -25,8 +27,24 @@ pub(crate) struct Raw {
     /// Bytes of the virtual disk.
     pub(crate) size: AtomicU64,
     pub(crate) cache_mode: CacheMode,
+    /// The header before the disk's bytes, which are encrypted then.
+    pub(crate) luks: Option<Box<LuksDisk>>,
     /// Runs operations that are alone with the image.
     pub(crate) own_worker: ImageWorker,
+}
+
+impl Raw {
+    /// Byte of the file at which the byte `guest` of the disk lies.
+    #[inline]
+    pub(crate) fn host_of(&self, guest: u64) -> u64 {
+        self.luks.as_ref().map_or(guest, |luks| luks.offset.saturating_add(guest))
+    }
+
+    /// The protection of the disk's bytes.
+    #[inline]
+    pub(crate) fn protection(&self) -> &Protection {
+        self.luks.as_ref().map_or(&Protection::None, |luks| &luks.protection)
+    }
 }
 
 /// The driver of the file.
@@ -67,7 +85,8 @@ impl Node {
     pub(crate) fn format(&self) -> Format {
         match &self.driver {
             Driver::Qcow2(_) => Format::Qcow2,
-            Driver::Raw(_) => Format::Raw,
+            Driver::Raw(Raw { luks: None, .. }) => Format::Raw,
+            Driver::Raw(Raw { luks: Some(_), .. }) => Format::Luks,
             Driver::Foreign(foreign) => Format::Foreign(foreign.disk().format()),
         }
     }
@@ -103,7 +122,7 @@ impl Node {
         let max_len = max_len.min(size - guest);
         match &self.driver {
             Driver::Qcow2(qcow2) => qcow2.map(worker, guest, max_len).await,
-            Driver::Raw(_) => Ok((Run::Data { host: guest }, max_len)),
+            Driver::Raw(raw) => Ok((Run::Data { host: raw.host_of(guest) }, max_len)),
             Driver::Foreign(foreign) => foreign.map(worker, guest, max_len).await,
         }
     }
@@ -179,6 +198,16 @@ impl Node {
     /// One of these files: 1 is the first.
     pub(crate) fn file(&self, number: u32) -> Option<&File> {
         self.other_files().get((number as usize).checked_sub(1)?)
+    }
+
+    /// The protection of the guest's data in it.
+    #[inline]
+    pub(crate) fn protection(&self) -> &Protection {
+        match &self.driver {
+            Driver::Qcow2(qcow2) => qcow2.protection(),
+            Driver::Raw(raw) => raw.protection(),
+            Driver::Foreign(_) => &Protection::None,
+        }
     }
 
     /// The file that guest data lies in.

@@ -3,10 +3,12 @@
 use crate::before_change::BeforeChange;
 use crate::chain::map::{ChainMap, DerivedFrom, MERGED_BYTES};
 use crate::check;
+use crate::crypt::protection::Protection;
 use crate::error::format_error;
 use crate::foreign::{Guess, guess};
 use crate::foreign_image::{ForeignImage, convert_first, parse_from};
 use crate::image_worker::ImageWorker;
+use crate::luks_disk::LuksDisk;
 use crate::node::{ChainView, Driver, Node, Raw};
 use crate::options::{
     Access, CacheMode, Chain, ExtentIndex, ForeignFormat, Format, OpenOptions, OpenedFile, Purpose,
@@ -16,6 +18,7 @@ use crate::qcow2::cache::slice_cache::SliceCache;
 use crate::qcow2::cache::slice_store::{Class, SliceStore};
 use crate::qcow2::life::create::Magic;
 use crate::qcow2::life::open::{Parsed, Place, default_cache_bytes, full_cache_bytes, parse, parse_with};
+use crate::qcow2::life::unlock::{Unlocked, unlock};
 use crate::qcow2::state::Qcow2;
 use crate::qcow2::text::text;
 use crate::refs::{self, Role};
@@ -41,8 +44,19 @@ struct Link {
     file: File,
     parsed: Option<Parsed>,
     foreign: Option<Box<ForeignImage>>,
+    encryption: LinkEncryption,
     data_file: Option<File>,
     options: OpenOptions,
+}
+
+/// The encryption of an image of the chain.
+enum LinkEncryption {
+    /// There is none.
+    None,
+    /// Of a qcow2 image, which may have none.
+    Qcow2(Unlocked),
+    /// Of a file with a LUKS header.
+    Luks(Box<LuksDisk>),
 }
 
 /// The next image of the chain.
@@ -129,7 +143,8 @@ pub(crate) async fn open_split(
         };
         return Err(Error::new(ErrorKind::InvalidArgument, message).on(path));
     };
-    let base_options = OpenOptions { access: options.access, ..backing_options(options) };
+    let keys = options.keys.below(above.len() as u32);
+    let base_options = OpenOptions { access: options.access, keys, ..backing_options(options) };
     let mut below: Vec<Link> = Vec::new();
     next = Some(found);
     while let Some(found) = next {
@@ -174,16 +189,18 @@ async fn open_link(worker: &Worker, links: &[Link], found: Next, options: &OpenO
             file,
             parsed: None,
             foreign: Some(foreign),
+            encryption: LinkEncryption::None,
             data_file: None,
             options: link_options,
         });
     }
-    let (file, parsed) = parse_link(worker, file, format, &link_options).await?;
+    let depth = links.len() as u32;
+    let (file, parsed, encryption) = parse_link(worker, file, format, &link_options, depth).await?;
     let data_file = match &parsed {
         Some(parsed) => open_data_file(parsed.header(), &path, &link_options)?,
         None => None,
     };
-    Ok(Link { path, file, parsed, foreign: None, data_file, options: link_options })
+    Ok(Link { path, file, parsed, foreign: None, encryption, data_file, options: link_options })
 }
 
 /// Opens a chain of files that the caller has opened and locked, the top first.
@@ -200,10 +217,12 @@ pub(crate) async fn open_given(
             let path = file.path().to_owned();
             let options = OpenOptions { refs: RefPolicy::None, ..link_options };
             let foreign = Some(open_foreign(worker, file.clone(), &path, format, &options).await?);
-            links.push(Link { path, file, parsed: None, foreign, data_file: None, options });
+            let encryption = LinkEncryption::None;
+            links.push(Link { path, file, parsed: None, foreign, encryption, data_file: None, options });
             continue;
         }
-        let (file, parsed) = parse_link(worker, file, format, &link_options).await?;
+        let depth = links.len() as u32;
+        let (file, parsed, encryption) = parse_link(worker, file, format, &link_options, depth).await?;
         if let Some(parsed) = &parsed {
             let given = if data_file.is_some() { DataFileOption::Given } else { DataFileOption::NotGiven };
             let required = parsed.header().geometry().external_data;
@@ -213,7 +232,7 @@ pub(crate) async fn open_given(
             }
         }
         let path = file.path().to_owned();
-        links.push(Link { path, file, parsed, foreign: None, data_file, options: link_options });
+        links.push(Link { path, file, parsed, foreign: None, encryption, data_file, options: link_options });
     }
     assemble(worker, links, options).await
 }
@@ -223,9 +242,16 @@ pub(crate) async fn open_unfinished(worker: &Worker, file: File, options: &OpenO
     let options = OpenOptions { chain: Chain::TopOnly, access: Access::ReadWrite, ..options.clone() };
     let parsed = parse_with(worker, &file, zebu_qcow2::Purpose::ReadWrite, Magic::Withheld).await?;
     let path = file.path().to_owned();
-    let options_of_link = options.clone();
-    let link =
-        Link { path, file, parsed: Some(parsed), foreign: None, data_file: None, options: options_of_link };
+    let unlocked = unlock(worker, &file, parsed.header(), &options, 0).await?;
+    let link = Link {
+        path,
+        file,
+        parsed: Some(parsed),
+        foreign: None,
+        encryption: LinkEncryption::Qcow2(unlocked),
+        data_file: None,
+        options: options.clone(),
+    };
     assemble(worker, vec![link], &options).await
 }
 
@@ -267,16 +293,23 @@ async fn known_format(
     Ok(probed)
 }
 
-/// Reads what has to be known of a qcow2 image before it is set up; makes the refcounts of a dirty one right.
+/// Reads what has to be known of an image before it is set up: of a qcow2 image the small tables, of an encrypted one the key.
+/// Makes the refcounts of a dirty one right.
 async fn parse_link(
     worker: &Worker,
     file: File,
     format: Format,
     options: &OpenOptions,
-) -> Result<(File, Option<Parsed>)> {
+    depth: u32,
+) -> Result<(File, Option<Parsed>, LinkEncryption)> {
     if format == Format::Raw {
         refuse_what_raw_has_not(&file, format, options)?;
-        return Ok((file, None));
+        return Ok((file, None, LinkEncryption::None));
+    }
+    if format == Format::Luks {
+        refuse_what_raw_has_not(&file, format, options)?;
+        let luks = LuksDisk::open(worker, &file, options, depth).await?;
+        return Ok((file, None, LinkEncryption::Luks(Box::new(luks))));
     }
     let purpose = match (options.purpose, options.access) {
         (Purpose::Inspect, _) => zebu_qcow2::Purpose::Inspect,
@@ -284,13 +317,13 @@ async fn parse_link(
         (_, Access::ReadOnly) => zebu_qcow2::Purpose::ReadOnly,
     };
     let mut parsed = parse(worker, &file, purpose).await?;
+    let unlocked = unlock(worker, &file, parsed.header(), options, depth).await?;
     let is_dirty = parsed.header().incompatible().contains(Incompatible::DIRTY);
     if options.access == Access::ReadWrite && is_dirty {
-        parsed.header().check_not_encrypted().map_err(|e| format_error(file.path(), &e))?;
         check::rebuild_refcounts(worker, &file, &check::CheckOptions::default()).await?;
         parsed = parse(worker, &file, purpose).await?;
     }
-    Ok((file, Some(parsed)))
+    Ok((file, Some(parsed), LinkEncryption::Qcow2(unlocked)))
 }
 
 /// Opens an image of another program, with the files that it names.
@@ -445,7 +478,13 @@ async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> R
                 let cluster = parsed.header().geometry().cluster_size().min(u64::from(u32::MAX)) as u32;
                 link_options.slice_size = link_options.slice_size.map(|size| size.min(cluster));
             }
-            let mut place = Place::new(store.clone(), Arc::clone(&inflated));
+            let unlocked = match link.encryption {
+                LinkEncryption::Qcow2(unlocked) => unlocked,
+                LinkEncryption::None | LinkEncryption::Luks(_) => {
+                    Unlocked { protection: Protection::None, info: None }
+                }
+            };
+            let mut place = Place::new(store.clone(), Arc::clone(&inflated), unlocked);
             if is_top {
                 place = place.at_top(index.clone());
             }
@@ -459,11 +498,17 @@ async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> R
         } else if let Some(foreign) = link.foreign {
             Driver::Foreign(foreign)
         } else {
-            let size = link.file.len();
+            let luks = match link.encryption {
+                LinkEncryption::Luks(luks) => Some(luks),
+                LinkEncryption::None | LinkEncryption::Qcow2(_) => None,
+            };
+            let in_file = link.file.len();
             // A disk ends at a sector; the rest of the last one reads as zero.
+            let size = luks.as_ref().map_or(in_file.next_multiple_of(512), |luks| luks.size_in(in_file));
             Driver::Raw(Raw {
                 file: link.file,
-                size: AtomicU64::new(size.next_multiple_of(512)),
+                size: AtomicU64::new(size),
+                luks,
                 cache_mode: options.cache,
                 own_worker: ImageWorker::default(),
             })

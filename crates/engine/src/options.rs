@@ -1,6 +1,7 @@
 //! How images are opened, created and changed: plain structs, filled in once.
 
 use crate::compress::CompressOptions;
+use crate::crypt::{Keys, NewEncryption};
 use crate::remote::Remote;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,6 +14,8 @@ pub enum Format {
     Qcow2,
     /// The bytes of the disk.
     Raw,
+    /// A LUKS header (version 1 or 2) and the encrypted bytes of the disk behind it, in one file.
+    Luks,
     /// A format of another program; such images are only read.
     Foreign(ForeignFormat),
 }
@@ -26,6 +29,7 @@ impl Format {
         match self {
             Format::Qcow2 => "qcow2",
             Format::Raw => "raw",
+            Format::Luks => "luks",
             Format::Foreign(format) => format.name(),
         }
     }
@@ -35,6 +39,7 @@ impl Format {
         match name {
             "qcow2" => Some(Format::Qcow2),
             "raw" => Some(Format::Raw),
+            "luks" => Some(Format::Luks),
             _ => ForeignFormat::ALL.into_iter().find(|format| format.name() == name).map(Format::Foreign),
         }
     }
@@ -186,6 +191,8 @@ pub struct OpenOptions {
     pub data_file: Option<PathBuf>,
     /// How clusters are compressed.
     pub compress: CompressOptions,
+    /// Keys of the encrypted images of the chain.
+    pub keys: Keys,
 }
 
 zebu_storage::option_setters!(OpenOptions {
@@ -207,6 +214,7 @@ zebu_storage::option_setters!(OpenOptions {
     backing: impl Into<Option<(PathBuf, Option<Format>)>>,
     data_file: impl Into<Option<PathBuf>>,
     compress: CompressOptions,
+    keys: Keys,
 });
 
 /// A file that the caller has opened, and locked as it sees fit, to be an image of a chain.
@@ -284,6 +292,8 @@ pub struct CreateOptions {
     pub cache: CacheMode,
     /// Which files may be opened to look up the backing file's size.
     pub refs: RefPolicy,
+    /// How the image is encrypted. Needed for the format luks; raw images can't be.
+    pub encryption: Option<NewEncryption>,
 }
 
 zebu_storage::option_setters!(CreateOptions {
@@ -303,6 +313,7 @@ zebu_storage::option_setters!(CreateOptions {
     nocow: bool,
     cache: CacheMode,
     refs: RefPolicy,
+    encryption: impl Into<Option<NewEncryption>>,
 });
 
 impl Default for CreateOptions {
@@ -324,6 +335,7 @@ impl Default for CreateOptions {
             nocow: false,
             cache: CacheMode::Writeback,
             refs: RefPolicy::All,
+            encryption: None,
         }
     }
 }

@@ -1,12 +1,16 @@
 //! Raw images: the bytes of the disk.
 
+use crate::crypt::sectors::Place;
 use crate::node::Raw;
 use crate::options::{Format, Preallocation, Shrink, ZeroMode};
 use crate::progress::{JobControl, Phase, Tracker};
 use crate::reservation::{Reservation, check_mode};
 use crate::{Error, ErrorKind, Result};
 use std::ops::Range;
-use zebu_storage::{File, FileKind, IoBufs, IoErrorKind, Worker};
+use zebu_storage::{File, FileKind, IoBuf, IoBufs, IoErrorKind, Worker};
+
+/// Bytes of zeroes that are encrypted and written at once.
+const ZEROES_AT_ONCE: u64 = 1 << 20;
 
 /// Sets an empty file up as a disk of `size` bytes.
 pub(crate) async fn create(
@@ -69,6 +73,11 @@ pub(crate) async fn write(raw: &Raw, worker: &Worker, offset: u64, bufs: IoBufs)
     if let Err(error) = check_writable(raw) {
         return (Err(error), bufs);
     }
+    if raw.luks.is_some() {
+        let place = Place { host: raw.host_of(offset), guest: offset };
+        let (result, bufs) = Box::pin(raw.protection().write(worker, &raw.file, place, bufs)).await;
+        return (result.map_err(|e| e.on(raw.file.path()).at_guest(offset)), bufs);
+    }
     let (result, bufs) = worker.write(&raw.file, offset, bufs).await;
     (result.map_err(|e| Error::from(e).on(raw.file.path()).at_guest(offset)), bufs)
 }
@@ -84,6 +93,17 @@ pub(crate) async fn write_zeroes(
     check_writable(raw)?;
     let on = |e: zebu_storage::IoError| Error::from(e).on(raw.file.path()).at_guest(offset);
     if len == 0 {
+        return Ok(());
+    }
+    if raw.luks.is_some() {
+        // A hole would be decrypted to noise.
+        let mut at = offset;
+        while at < offset + len {
+            let step = (offset + len - at).min(ZEROES_AT_ONCE);
+            let (result, _) = write(raw, worker, at, IoBuf::zeroed(step as usize).into()).await;
+            result?;
+            at += step;
+        }
         return Ok(());
     }
     if mode == ZeroMode::Unmap {
@@ -102,7 +122,8 @@ pub(crate) async fn write_zeroes(
 /// Gives a range back where the file can.
 pub(crate) async fn discard(raw: &Raw, worker: &Worker, offset: u64, len: u64) -> Result<()> {
     check_writable(raw)?;
-    if len == 0 {
+    // What is given up of an encrypted disk would read as noise: it stays.
+    if len == 0 || raw.luks.is_some() {
         return Ok(());
     }
     match worker.punch_hole(&raw.file, offset, len).await {
@@ -122,7 +143,11 @@ pub(crate) async fn resize(
 ) -> Result<()> {
     check_writable(raw)?;
     let refuse = |kind, message: &str| Err(Error::new(kind, message.to_owned()).on(raw.file.path()));
+    if let Some(luks) = &raw.luks {
+        luks.check_size(new_size, raw.file.path())?;
+    }
     let old = raw.file.len();
+    let new_size = raw.host_of(new_size);
     if raw.file.kind() == FileKind::BlockDevice && new_size != old {
         return refuse(ErrorKind::Unsupported, "Cannot resize device files");
     }

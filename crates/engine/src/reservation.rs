@@ -70,7 +70,7 @@ fn cannot_reserve(file: &File, format: Format) -> Error {
         _ => "this file system",
     };
     let instead = match format {
-        Format::Raw | Format::Foreign(_) => "full",
+        Format::Raw | Format::Luks | Format::Foreign(_) => "full",
         Format::Qcow2 => "full or metadata",
     };
     let message = format!(
@@ -93,7 +93,7 @@ fn steps(range: Range<u64>, step: u64) -> impl Iterator<Item = Range<u64>> {
 pub(crate) fn no_room(error: Error, preallocation: Preallocation, format: Format) -> Error {
     let instead = match (preallocation, format) {
         (Preallocation::Off, _) => return error,
-        (Preallocation::Metadata, _) | (_, Format::Raw | Format::Foreign(_)) => "off",
+        (Preallocation::Metadata, _) | (_, Format::Raw | Format::Luks | Format::Foreign(_)) => "off",
         (Preallocation::Falloc | Preallocation::Full, Format::Qcow2) => "off or metadata",
     };
     error.when_out_of_space(|what| format!("{what}; free some space, or use preallocation={instead}"))

@@ -1,6 +1,7 @@
 //! The state of ranges of a virtual disk.
 
 use crate::Format;
+use crate::crypt::EncryptionInfo;
 use std::path::PathBuf;
 use zebu_storage::IoStats;
 
@@ -22,6 +23,8 @@ pub enum ExtentKind {
     },
     /// Compressed clusters.
     Compressed,
+    /// Encrypted data: the bytes of the file are not those of the disk.
+    Encrypted,
     /// Reads as zero; space may be kept for it at this offset.
     Zero {
         /// Offset in bytes of the space kept.
@@ -159,6 +162,8 @@ pub struct ImageInfo {
     pub qcow2: Option<Qcow2Info>,
     /// For a format of another program.
     pub foreign: Option<ForeignInfo>,
+    /// How the image is encrypted; `None` if it is not, or its LUKS header can't be read ([`Qcow2Info::limitations`]).
+    pub encryption: Option<EncryptionInfo>,
 }
 
 /// Facts of an image of another program.

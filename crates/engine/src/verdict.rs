@@ -342,6 +342,7 @@ pub async fn assess(worker: &Worker, path: &Path, options: &OpenOptions) -> Resu
             let found = Found::InFile;
             concerns.extend(looks_like.map(|format| Concern::LooksLike { format, found }));
         }
+        Format::Luks => concerns.push(Concern::Encrypted { method: "luks" }),
         Format::Foreign(format) => assess_foreign(worker, &file, format, &mut concerns).await,
         Format::Qcow2 => {
             if let Some(header) = assess_header(worker, &file, &mut concerns).await? {

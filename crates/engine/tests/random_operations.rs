@@ -1,14 +1,77 @@
 //! Seeded random writes, zeroes, discards, flushes and reopenings against a model in memory, on real files.
 //!
-//! Replay one seed: `ZEBU_SEED=n cargo test -p zebu --test random_operations`.
+//! Replay one seed: `ZEBU_SEED=n cargo test -p zebu --test random_operations`. `ZEBU_SEEDS` sets how many are run, and
+//! `ZEBU_REQUESTS` how many requests each has.
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
+use zebu::luks::{BlockCipher, CipherSpec, HashName, Mode};
 use zebu::storage::{Engine, IoBuf, IoBufs, Worker, WorkerConfig};
 use zebu::{
-    Access, CacheMode, CreateOptions, Durability, ExtentIndex, Format, Image, OpenOptions, Preallocation,
-    Shrink, ZeroMode,
+    Access, CacheMode, CodecPool, CompressOptions, CreateOptions, Durability, ExtentIndex, Format, Image,
+    Keys, NewEncryption, OpenOptions, Passphrase, Preallocation, Shrink, ZeroMode,
 };
+
+const PASSPHRASE: &str = "a phrase";
+
+/// The disks of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Disks {
+    /// qcow2 images as they are.
+    Plain,
+    /// qcow2 images and files by themselves, encrypted with LUKS.
+    Encrypted,
+}
+
+/// A cheap encryption.
+fn encryption(random: &mut Random) -> NewEncryption {
+    let (cipher, mode, key_len) = random.one_of(&[
+        (BlockCipher::Aes, Mode::XtsPlain64, 64),
+        (BlockCipher::Aes, Mode::XtsPlain64, 64),
+        (BlockCipher::Aes, Mode::XtsPlain64, 32),
+        (BlockCipher::Aes, Mode::CbcPlain64, 32),
+        (BlockCipher::Aes, Mode::CbcEssivSha256, 16),
+        (BlockCipher::Serpent, Mode::XtsPlain64, 64),
+        (BlockCipher::Twofish, Mode::XtsPlain64, 64),
+    ]);
+    NewEncryption::new(passphrase())
+        .cipher(CipherSpec::new(cipher, mode, key_len).unwrap())
+        .hash(random.one_of(&[HashName::Sha1, HashName::Sha256, HashName::Sha512]))
+        .iteration_time(Duration::ZERO)
+}
+
+fn passphrase() -> Passphrase {
+    Passphrase::new(PASSPHRASE.as_bytes()).unwrap()
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|text| text.parse().ok())
+}
+
+fn qemu_secret() -> String {
+    format!("secret,id=key,data={PASSPHRASE}")
+}
+
+fn qemu_name(path: &Path, format: Format) -> String {
+    let key = if format == Format::Luks { "key-secret=key" } else { "encrypt.key-secret=key" };
+    format!("driver={},file.filename={},{key}", format.name(), path.display())
+}
+
+/// QEMU reads the model's bytes from an encrypted image.
+fn qemu_reads(path: &Path, format: Format, model: &[u8], seed: u64) {
+    if std::env::var_os("ZEBU_SKIP_QEMU").is_some() {
+        return;
+    }
+    let plain = path.with_extension("plain");
+    let status = Command::new("qemu-img")
+        .args(["convert", "-O", "raw", "--object", &qemu_secret(), "--image-opts", &qemu_name(path, format)])
+        .arg(&plain)
+        .status()
+        .expect("qemu-img is needed (apt-get install qemu-utils), or set ZEBU_SKIP_QEMU=1");
+    assert!(status.success(), "seed {seed}");
+    assert!(std::fs::read(&plain).unwrap() == model, "seed {seed}: QEMU reads something else");
+}
 
 struct Random(u64);
 
@@ -55,15 +118,19 @@ async fn verify(image: &Image, worker: &Worker, model: &[u8], seed: u64) {
     }
 }
 
-fn qemu_check(path: &Path, seed: u64) {
-    if std::env::var_os("ZEBU_SKIP_QEMU").is_some() {
+fn qemu_check(path: &Path, format: Format, disks: Disks, seed: u64) {
+    if std::env::var_os("ZEBU_SKIP_QEMU").is_some() || format != Format::Qcow2 {
         return;
     }
-    let out = Command::new("qemu-img")
-        .args(["check", "-f", "qcow2"])
-        .arg(path)
-        .output()
-        .expect("qemu-img is needed (apt-get install qemu-utils), or set ZEBU_SKIP_QEMU=1");
+    let mut check = Command::new("qemu-img");
+    match disks {
+        Disks::Plain => check.args(["check", "-f", "qcow2"]).arg(path),
+        Disks::Encrypted => {
+            check.args(["check", "--object", &qemu_secret(), "--image-opts", &qemu_name(path, format)])
+        }
+    };
+    let out =
+        check.output().expect("qemu-img is needed (apt-get install qemu-utils), or set ZEBU_SKIP_QEMU=1");
     assert!(
         out.status.success(),
         "seed {seed}: {}{}",
@@ -115,8 +182,8 @@ async fn one_request(image: &Image, worker: &Worker, random: &mut Random, model:
     }
 }
 
-fn run(seed: u64, engine: Engine, cache: CacheMode, requests: u64) {
-    let mut random = Random(seed);
+fn run(seed: u64, engine: Engine, cache: CacheMode, requests: u64, disks: Disks) {
+    let mut random = Random(seed ^ if disks == Disks::Encrypted { 0x10c5 } else { 0 });
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.qcow2");
     let worker = Worker::new(&WorkerConfig::default().engine(engine)).unwrap();
@@ -128,22 +195,36 @@ fn run(seed: u64, engine: Engine, cache: CacheMode, requests: u64) {
         random.one_of(&[512, 4096, 65536, 2 << 20])
     };
     let size = random.one_of(&[100_000u64, 1 << 20, 5 << 20]).next_multiple_of(512);
+    let encryption = (disks == Disks::Encrypted).then(|| encryption(&mut random));
+    let format = match disks {
+        Disks::Encrypted if random.below(4) == 0 => Format::Luks,
+        _ => Format::Qcow2,
+    };
+    // Whether the middle of a large request goes to other threads.
+    let pool = CodecPool::new(if disks == Disks::Encrypted { random.below(3) as usize } else { 1 });
+    let preallocates = disks == Disks::Plain || (format == Format::Qcow2 && version == 3);
+    let modes = [Preallocation::Off, Preallocation::Off, Preallocation::Metadata];
+    let modes = if preallocates { &modes[..] } else { &modes[..1] };
     let options = CreateOptions::default()
+        .format(format)
+        .encryption(encryption)
         .size(Some(size))
         .cluster_size(cluster_size)
         .version(version)
         .refcount_bits(if version == 2 { 16 } else { random.one_of(&[1, 2, 8, 16, 64]) })
         .extended_l2(extended_l2)
-        .preallocation(random.one_of(&[Preallocation::Off, Preallocation::Off, Preallocation::Metadata]))
+        .preallocation(random.one_of(modes))
         .cache(cache);
     worker.block_on(async {
         Image::create(&worker, &path, &options).await.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
         let mut model = vec![0u8; size as usize];
         for _ in 0..3 {
             let open = OpenOptions::default()
-                .format(Some(Format::Qcow2))
+                .format(Some(format))
                 .access(Access::ReadWrite)
                 .cache(cache)
+                .keys(Keys::of_top(passphrase()))
+                .compress(CompressOptions::default().pool(pool.clone()))
                 .slice_size(random.one_of(&[None, Some(512)]))
                 .extent_index(random.one_of(&[ExtentIndex::On, ExtentIndex::On, ExtentIndex::Off]));
             let image =
@@ -152,6 +233,15 @@ fn run(seed: u64, engine: Engine, cache: CacheMode, requests: u64) {
                 // Two slices.
                 image.set_cache_size(image.min_cache_size()).unwrap();
             }
+            if format == Format::Luks {
+                // Nobody has written it: it reads as noise.
+                for at in (0..model.len()).step_by(1 << 20) {
+                    let len = (model.len() - at).min(1 << 20) as u64;
+                    if options.encryption.is_some() && model.iter().all(|byte| *byte == 0) {
+                        image.write_zeroes(&worker, at as u64, len, ZeroMode::Keep).await.unwrap();
+                    }
+                }
+            }
             for _ in 0..requests / 3 {
                 one_request(&image, &worker, &mut random, &mut model, seed).await;
             }
@@ -159,7 +249,7 @@ fn run(seed: u64, engine: Engine, cache: CacheMode, requests: u64) {
             if random.below(2) == 0 {
                 let new = random.below(2 * size).next_multiple_of(512).max(512);
                 let mode = match new / 512 % 4 {
-                    _ if new <= image.virtual_size() => Preallocation::Off,
+                    _ if new <= image.virtual_size() || !preallocates => Preallocation::Off,
                     0 => Preallocation::Metadata,
                     1 => Preallocation::Falloc,
                     2 => Preallocation::Full,
@@ -169,28 +259,47 @@ fn run(seed: u64, engine: Engine, cache: CacheMode, requests: u64) {
                     .resize(&worker, new, Shrink::Allow, mode)
                     .await
                     .unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+                if format == Format::Luks && new > model.len() as u64 {
+                    let (old, grown) = (model.len() as u64, new - model.len() as u64);
+                    image.write_zeroes(&worker, old, grown, ZeroMode::Keep).await.unwrap();
+                }
                 model.resize(new as usize, 0);
                 verify(&image, &worker, &model, seed).await;
             }
             image.close(&worker).await.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
             drop(image);
-            qemu_check(&path, seed);
+            qemu_check(&path, format, disks, seed);
         }
-        let image = Image::open(&worker, &path, &OpenOptions::default()).await.unwrap();
+        let open = OpenOptions::default().keys(Keys::of_top(passphrase()));
+        let image = Image::open(&worker, &path, &open).await.unwrap();
+        assert_eq!(image.format(), format, "seed {seed}: the format is found");
         verify(&image, &worker, &model, seed).await;
+        drop(image);
+        if disks == Disks::Encrypted {
+            qemu_reads(&path, format, &model, seed);
+        }
     });
 }
 
 #[test]
 fn content_is_the_models_and_qemu_finds_no_fault() {
-    if let Some(seed) = std::env::var("ZEBU_SEED").ok().and_then(|s| s.parse().ok()) {
-        return run(seed, Engine::Auto, CacheMode::Writeback, 300);
+    run_seeds(Disks::Plain, 40);
+}
+
+#[test]
+fn encrypted_content_is_the_models_and_qemu_reads_it() {
+    run_seeds(Disks::Encrypted, 16);
+}
+
+fn run_seeds(disks: Disks, seeds: u64) {
+    let requests = number("ZEBU_REQUESTS").unwrap_or(300);
+    if let Some(seed) = number("ZEBU_SEED") {
+        return run(seed, Engine::Auto, CacheMode::Writeback, requests, disks);
     }
-    let seeds = std::env::var("ZEBU_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(40);
-    for seed in 0..seeds {
+    for seed in 0..number("ZEBU_SEEDS").unwrap_or(seeds) {
         let cache = if seed % 2 == 0 { CacheMode::Writeback } else { CacheMode::None };
         let engine = if seed % 4 < 2 { Engine::Threads } else { Engine::Auto };
-        run(seed, engine, cache, 300);
+        run(seed, engine, cache, requests, disks);
     }
 }
 
@@ -247,7 +356,7 @@ async fn run_step(image: Image, worker: Worker, step: Step) {
     }
 }
 
-fn run_concurrently(seed: u64, cache: CacheMode) {
+fn run_concurrently(seed: u64, cache: CacheMode, disks: Disks) {
     let mut random = Random(seed ^ 0x5eed);
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.qcow2");
@@ -256,7 +365,8 @@ fn run_concurrently(seed: u64, cache: CacheMode) {
         .size(Some(4 << 20))
         .cluster_size(if extended_l2 { 65536 } else { random.one_of(&[512, 4096, 65536]) })
         .extended_l2(extended_l2)
-        .refcount_bits(random.one_of(&[1, 16, 64]));
+        .refcount_bits(random.one_of(&[1, 16, 64]))
+        .encryption((disks == Disks::Encrypted).then(|| encryption(&mut random)));
     let worker = Worker::new(&WorkerConfig::default()).unwrap();
     worker.block_on(Image::create(&worker, &path, &options)).unwrap();
     let mut model = vec![0u8; 4 << 20];
@@ -264,6 +374,7 @@ fn run_concurrently(seed: u64, cache: CacheMode) {
         let open = OpenOptions::default()
             .access(Access::ReadWrite)
             .cache(cache)
+            .keys(Keys::of_top(passphrase()))
             .extent_index(random.one_of(&[ExtentIndex::On, ExtentIndex::On, ExtentIndex::Off]));
         let image = worker.block_on(Image::open(&worker, &path, &open)).unwrap();
         if random.below(2) == 0 {
@@ -285,10 +396,7 @@ fn run_concurrently(seed: u64, cache: CacheMode) {
                     }
                 });
                 // Commits and releases that its requests started end while the other worker is still polled.
-                assert!(
-                    worker.drain(std::time::Duration::from_secs(60)),
-                    "seed {seed}: the worker does not get done"
-                );
+                assert!(worker.drain(Duration::from_secs(60)), "seed {seed}: the worker does not get done");
             });
             let tasks: Vec<_> = mine
                 .iter()
@@ -301,7 +409,7 @@ fn run_concurrently(seed: u64, cache: CacheMode) {
             });
             // This worker goes on being polled until the other is done: what it started may be waited for there.
             while !other.is_finished() {
-                worker.wait(Some(std::time::Duration::from_millis(1)));
+                worker.wait(Some(Duration::from_millis(1)));
             }
             other.join().unwrap_or_else(|_| panic!("seed {seed}"));
         }
@@ -310,17 +418,27 @@ fn run_concurrently(seed: u64, cache: CacheMode) {
             image.close(&worker).await.unwrap();
         });
         drop(image);
-        qemu_check(&path, seed);
+        qemu_check(&path, Format::Qcow2, disks, seed);
     }
 }
 
 #[test]
 fn requests_in_flight_on_two_workers_do_not_disturb_each_other() {
-    if let Some(seed) = std::env::var("ZEBU_SEED").ok().and_then(|s| s.parse().ok()) {
-        return run_concurrently(seed, CacheMode::Writeback);
+    run_seeds_concurrently(Disks::Plain, 30);
+}
+
+/// Requests that meet in one sector are of less than a sector: each reads and writes what the others do.
+#[test]
+fn requests_in_flight_for_parts_of_encrypted_sectors_do_not_disturb_each_other() {
+    run_seeds_concurrently(Disks::Encrypted, 12);
+}
+
+fn run_seeds_concurrently(disks: Disks, seeds: u64) {
+    if let Some(seed) = number("ZEBU_SEED") {
+        return run_concurrently(seed, CacheMode::Writeback, disks);
     }
-    let seeds = std::env::var("ZEBU_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(30);
-    for seed in 0..seeds {
-        run_concurrently(seed, if seed % 3 == 0 { CacheMode::None } else { CacheMode::Writeback });
+    for seed in 0..number("ZEBU_SEEDS").unwrap_or(seeds) {
+        let cache = if seed % 3 == 0 { CacheMode::None } else { CacheMode::Writeback };
+        run_concurrently(seed, cache, disks);
     }
 }

@@ -58,6 +58,15 @@ impl Mode {
         }
     }
 
+    /// The name of the generator of initialization vectors alone: "plain64", "plain" or "essiv".
+    pub fn vectors(self) -> &'static str {
+        match self {
+            Self::XtsPlain64 | Self::CbcPlain64 => "plain64",
+            Self::XtsPlain | Self::CbcPlain => "plain",
+            Self::CbcEssivSha256 => "essiv",
+        }
+    }
+
     /// Whether the key is two keys of the block cipher.
     pub fn is_xts(self) -> bool {
         matches!(self, Self::XtsPlain64 | Self::XtsPlain)

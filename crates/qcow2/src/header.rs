@@ -451,6 +451,12 @@ impl Header {
         }
     }
 
+    /// Says that guest data is encrypted with LUKS, whose header lies at `pointer`.
+    pub fn set_luks(&mut self, pointer: LuksPointer) {
+        self.encryption = Encryption::Luks;
+        self.set_extension(Extension::Luks(pointer));
+    }
+
     /// Sets or removes the bitmaps extension, and the autoclear bit that makes it valid with it.
     pub fn set_bitmaps(&mut self, bitmaps: Option<BitmapsExtension>) {
         self.autoclear.set(Autoclear::BITMAPS, bitmaps.is_some());

@@ -108,7 +108,7 @@ pub enum Preallocation {
 }
 
 /// Where the parts of a new image lie. They follow each other without gaps, each a whole number of clusters:
-/// header, refcount table, refcount blocks, L1 table, L2 tables, data.
+/// header, refcount table, refcount blocks, L1 table, LUKS header, L2 tables, data.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct FreshLayout {
@@ -124,6 +124,8 @@ pub struct FreshLayout {
     pub l1_offset: HostOffset,
     /// Entries of the L1 table.
     pub l1_entries: u32,
+    /// Host offset of the LUKS header, if the image has one.
+    pub luks_offset: HostOffset,
     /// Host offset of the first L2 table; the others follow.
     pub l2_offset: HostOffset,
     /// L2 tables: none, or one for each L1 entry.
@@ -142,19 +144,39 @@ impl FreshLayout {
     /// # Errors
     /// [`FormatError::SizeTooLarge`] if the L1 table would exceed 32 MiB or the refcount table 8 MiB.
     pub fn plan(size: u64, geometry: &Geometry, preallocation: Preallocation) -> Result<Self, FormatError> {
-        let too_large = FormatError::SizeTooLarge { size };
-        let l1_entries = checked_l1_entries(size, geometry)?;
-        Self::place(size, l1_entries, geometry, preallocation).ok_or(too_large)
+        Self::plan_with_luks(size, 0, geometry, preallocation)
     }
 
-    fn place(size: u64, l1_entries: u64, geometry: &Geometry, preallocation: Preallocation) -> Option<Self> {
+    /// The same with room for a LUKS header of `luks_len` bytes.
+    ///
+    /// # Errors
+    /// As [`FreshLayout::plan`].
+    pub fn plan_with_luks(
+        size: u64,
+        luks_len: u64,
+        geometry: &Geometry,
+        preallocation: Preallocation,
+    ) -> Result<Self, FormatError> {
+        let too_large = FormatError::SizeTooLarge { size };
+        let l1_entries = checked_l1_entries(size, geometry)?;
+        Self::place(size, l1_entries, luks_len, geometry, preallocation).ok_or(too_large)
+    }
+
+    fn place(
+        size: u64,
+        l1_entries: u64,
+        luks_len: u64,
+        geometry: &Geometry,
+        preallocation: Preallocation,
+    ) -> Option<Self> {
+        let luks_clusters = geometry.host_clusters(luks_len);
         let l1_clusters = l1_clusters(l1_entries, geometry)?;
         let (l2_tables, data_clusters) = match preallocation {
             Preallocation::Off => (0, 0),
             Preallocation::All if geometry.external_data => (l1_entries, 0),
             Preallocation::All => (l1_entries, geometry.host_clusters(size)),
         };
-        let metadata = 1u64.checked_add(l1_clusters)?.checked_add(l2_tables)?;
+        let metadata = 1u64.checked_add(l1_clusters)?.checked_add(luks_clusters)?.checked_add(l2_tables)?;
         let refcounts = refcount_structures(metadata.checked_add(data_clusters)?, geometry)?;
         let max_table = limits::MAX_REFTABLE_SIZE.wrapping_shr(geometry.cluster_bits);
         if refcounts.table_clusters > max_table {
@@ -173,6 +195,7 @@ impl FreshLayout {
             refblocks_offset: take(refcounts.blocks)?,
             l1_offset: take(l1_clusters)?,
             l1_entries: u32::try_from(l1_entries).ok()?,
+            luks_offset: take(luks_clusters)?,
             l2_offset: take(l2_tables)?,
             l2_tables: u32::try_from(l2_tables).ok()?,
             data_offset: take(data_clusters)?,

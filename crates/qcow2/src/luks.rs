@@ -1,4 +1,4 @@
-//! The pointer to a LUKS header. What it points at is not read: encrypted images are refused by name.
+//! The pointer to a LUKS header. The header itself is the business of other crates.
 
 use crate::bytes;
 use crate::error::FormatError;

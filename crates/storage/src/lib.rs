@@ -153,3 +153,4 @@ pub use system_calls::{SYSTEM_CALLS, SYSTEM_CALLS_TO_REFUSE};
 pub use thread_rights::{RING_REGISTRATIONS, landlock_version, restrict_all_threads};
 pub use worker::Worker;
 pub use worker_types::{Engine, IoStats, WorkerConfig, WorkerKind};
+pub use write_table::{Hold, Ticket, WriteTable};

@@ -160,6 +160,18 @@ pub enum Fault {
     CloseBesideRequests,
     /// Close: it waits for the image's own worker while it keeps operations there from being alone.
     IdleWhileAlone,
+    /// Encryption: guest data is written as it is.
+    WritePlainText,
+    /// Encryption: writes of parts of one sector go on beside each other.
+    ShareSectors,
+    /// Encryption: unwritten space counts as zero, as if it were not encrypted.
+    PlainPadding,
+    /// Encryption: fresh space needs no barrier before its link, as if it were not encrypted.
+    PlainBarrier,
+    /// Encryption: the data file is punched where a cluster is to read as zero.
+    PunchEncrypted,
+    /// Encryption: the steps of a change of key slots are not kept apart.
+    SkipBarrierOfKeySlots,
     /// Snapshots: one that the header names gives its references back, if a write fails after that.
     LowerNamedSnapshot,
 }

@@ -5,6 +5,8 @@
 //! touches it, and keeps later ones waiting. Whole-block writes do not exclude each other; they are only noted, in the
 //! table's shard of their worker, so that workers do not contend for a lock.
 //!
+//! Image formats whose unit of writing is larger than a byte, as the sector of an encrypted disk, use the same table.
+//!
 //! A claim gets a ticket and is shown in every shard before it looks for writes in flight. A whole-block write that
 //! meets a claim in its shard becomes a claim itself. Claims wait for writes noted before they were shown, and for
 //! overlapping claims with lower tickets; a write that is noted waits for nothing. So there is no circle, and
@@ -20,20 +22,25 @@ const SHARDS: usize = if cfg!(all(test, shuttle)) { 2 } else { 16 };
 
 /// The order in which claims were made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Ticket(u64);
+pub struct Ticket(u64);
 
 /// A write or a claim that is to be released with [`WriteTable::release`].
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Hold {
+pub enum Hold {
     /// A write of whole blocks, noted in a shard.
-    Write { shard: usize, slot: usize },
+    Write {
+        /// The shard.
+        shard: usize,
+        /// The place in it.
+        slot: usize,
+    },
     /// A claim.
     Claim(Ticket),
 }
 
 /// The writes in flight of one file. Ranges are in bytes, not empty.
 #[derive(Default)]
-pub(crate) struct WriteTable {
+pub struct WriteTable {
     shards: [Shard; SHARDS],
     claims: Mutex<Claims>,
 }
@@ -66,7 +73,7 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
 
 impl WriteTable {
     /// Notes a write of whole blocks by a worker; `None` if a claim is in its way. Then the write has to claim too.
-    pub(crate) fn try_write(&self, worker: usize, range: Range<u64>) -> Option<Hold> {
+    pub fn try_write(&self, worker: usize, range: Range<u64>) -> Option<Hold> {
         let shard = worker % SHARDS;
         let mut noted = self.shards[shard].0.lock();
         if noted.claimed.iter().any(|(_, claimed)| overlap(claimed, &range)) {
@@ -76,7 +83,7 @@ impl WriteTable {
     }
 
     /// Claims a range. The claim is good once [`WriteTable::poll_claim`] says so, and must be released either way.
-    pub(crate) fn claim(&self, range: Range<u64>) -> Ticket {
+    pub fn claim(&self, range: Range<u64>) -> Ticket {
         let ticket = {
             let mut claims = self.claims.lock();
             let ticket = Ticket(claims.tickets);
@@ -93,7 +100,7 @@ impl WriteTable {
     }
 
     /// Ready when nothing overlaps the claim that was there before it.
-    pub(crate) fn poll_claim(&self, ticket: Ticket, cx: &Context<'_>) -> Poll<()> {
+    pub fn poll_claim(&self, ticket: Ticket, cx: &Context<'_>) -> Poll<()> {
         let range = {
             let mut claims = self.claims.lock();
             let Some(range) =
@@ -118,7 +125,7 @@ impl WriteTable {
     }
 
     /// The write, or what the claim was for, is over.
-    pub(crate) fn release(&self, hold: Hold) {
+    pub fn release(&self, hold: Hold) {
         match hold {
             Hold::Write { shard, slot } => {
                 let mut noted = self.shards[shard].0.lock();

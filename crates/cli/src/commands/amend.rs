@@ -2,6 +2,8 @@
 
 use crate::arguments::{EngineArgs, ImageArgs};
 use crate::failure::Failure;
+use crate::image_spec::ImageSpec;
+use crate::key_slot_opts::{KeySlotOpts, NAMES as KEY_SLOTS};
 use crate::keyval::{parse_options, parse_size_value, parse_switch};
 use crate::output::stdout;
 use crate::session::Session;
@@ -9,8 +11,8 @@ use crate::values::{caches, formats};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
 use std::path::Path;
-use zebu::jobs::{AmendOptions, amend};
-use zebu::{Access, CacheMode, Chain, Format, OpenOptions, Purpose};
+use zebu::jobs::{AmendOptions, amend, change_key_slots};
+use zebu::{Access, CacheMode, Chain, ErrorKind, Format, KeySlotGuard, OpenOptions, Purpose};
 
 /// Arguments of `zebu amend`.
 #[derive(Debug, clap::Args)]
@@ -29,6 +31,10 @@ pub(crate) struct AmendArgs {
     /// Cache mode of the image
     #[arg(short = 't', long, value_name = "CACHE", value_parser = caches(), default_value = "writeback")]
     cache: CacheMode,
+
+    /// Let the last key of an encrypted image go, or overwrite a key that is in use
+    #[arg(long)]
+    force: bool,
 
     /// Changes, as key=value,... (-o help lists the keys)
     #[arg(short, long, value_name = "OPTIONS")]
@@ -52,6 +58,11 @@ Amend options for 'qcow2':
   compat=<str>           - Compatibility level (v2 [0.10] or v3 [1.1])
   data_file=<str>        - File name of an external data file
   data_file_raw=<bool (on/off)> - The external data file must stay valid as a raw image (off only)
+  encrypt.iter-time=<num> - Milliseconds that it takes to try the new passphrase (default 2000)
+  encrypt.keyslot=<num>  - The key slot, from 0 to 7
+  encrypt.new-secret=<str> - ID of the secret that is the new passphrase
+  encrypt.old-secret=<str> - ID of the secret whose key slots are to be erased
+  encrypt.state=<str>    - active: a key is added; inactive: keys are erased
   lazy_refcounts=<bool (on/off)> - The flag for other programs; zebu never postpones refcount updates
   refcount_bits=<num>    - Width of a reference count entry in bits
   size=<size>            - Virtual disk size (larger only; zebu resize --shrink makes disks smaller)
@@ -63,6 +74,9 @@ struct Wanted {
     options: AmendOptions,
     backing_file: Option<String>,
     backing_format: Option<String>,
+    key_slots: KeySlotOpts,
+    /// Whether anything but key slots is to be changed.
+    changes_more: bool,
 }
 
 impl Wanted {
@@ -70,7 +84,11 @@ impl Wanted {
         let mut wanted = Self::default();
         for text in texts {
             for (key, value) in parse_options(text).map_err(|error| error.to_string())? {
-                wanted.set(&key, &value)?;
+                let name = key.strip_prefix("encrypt.").unwrap_or(&key);
+                if !(KEY_SLOTS.contains(&name) && wanted.key_slots.set(name, &value)?) {
+                    wanted.set(&key, &value)?;
+                    wanted.changes_more = true;
+                }
             }
         }
         Ok(wanted)
@@ -130,6 +148,11 @@ pub(crate) fn run(args: &AmendArgs) -> Result<u8, Failure> {
     let spec = args.image.resolve(filename, args.format, args.cache, Access::ReadWrite)?;
     let session = Session::start(&args.engine, spec.aio)?;
     let mut watch = Watch::start(args.progress.mode(args.quiet))?;
+    if wanted.key_slots.is_given() {
+        let changed = change_keys(args, &session, &spec, &wanted);
+        watch.finish();
+        return changed.map(|()| 0);
+    }
     check_backing(&session, &spec.path, &spec.options, &wanted)?;
     let options = wanted.options.control(watch.control());
     let worker = session.worker();
@@ -137,6 +160,27 @@ pub(crate) fn run(args: &AmendArgs) -> Result<u8, Failure> {
     watch.finish();
     done.map_err(|error| Failure::during("could not amend", &error))?;
     Ok(0)
+}
+
+/// Changes key slots, and nothing else.
+fn change_keys(
+    args: &AmendArgs,
+    session: &Session,
+    spec: &ImageSpec,
+    wanted: &Wanted,
+) -> Result<(), Failure> {
+    if wanted.changes_more {
+        return Err(Failure::new("keys and other properties are changed by one command each"));
+    }
+    let change = wanted.key_slots.change(&spec.secrets).map_err(Failure::new)?;
+    let guard = if args.force { KeySlotGuard::Force } else { KeySlotGuard::Keep };
+    let worker = session.worker();
+    worker.block_on(change_key_slots(worker, &spec.path, &spec.options, &change, guard)).map_err(|error| {
+        match error.kind() {
+            ErrorKind::KeyMissing | ErrorKind::WrongKey => spec.failure(&error),
+            _ => Failure::during("could not amend", &error),
+        }
+    })
 }
 
 /// The backing file can be given, but not changed.

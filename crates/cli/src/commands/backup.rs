@@ -13,7 +13,9 @@ use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::path::PathBuf;
-use zebu::jobs::{BackupOptions, BackupReport, Interrupted, PreviousBackup, SourceErrors, backup};
+use zebu::jobs::{
+    BackupOptions, BackupReport, Decryption, Interrupted, PreviousBackup, SourceErrors, backup,
+};
 use zebu::{Access, CacheMode, Compression, Format};
 
 /// Arguments of `zebu backup`.
@@ -86,6 +88,10 @@ pub(crate) struct BackupArgs {
     #[arg(long)]
     skip_errors: bool,
 
+    /// Back an encrypted disk up in plain text; without this it is refused
+    #[arg(long)]
+    decrypt: bool,
+
     #[command(flatten)]
     force_share: ForceShareArg,
 
@@ -124,6 +130,9 @@ fn memory_argument(text: &str) -> Result<usize, String> {
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct Report {
+    /// The source is encrypted, and the backup holds its plain text.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    decrypted: bool,
     total: u64,
     resumed_at: u64,
     read: u64,
@@ -180,6 +189,7 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     options.buffer_memory = args.buffer_memory;
     options.interrupted = if args.resume { Interrupted::Resume } else { Interrupted::Restart };
     options.source_errors = if args.skip_errors { SourceErrors::Skip } else { SourceErrors::Stop };
+    options.decryption = if args.decrypt { Decryption::Allow } else { Decryption::Refuse };
     options.control = watch.control();
     options.control.rate_limit = args.rate_limit.and_then(|rate| rate.0);
     let report = session.with_image(&spec, |image| {
@@ -227,6 +237,7 @@ fn ranges_in_all(report: &BackupReport) -> Option<u64> {
 
 fn json_report(report: &BackupReport) -> Report {
     Report {
+        decrypted: report.decrypted,
         total: report.total,
         resumed_at: report.resumed_at,
         read: report.read,
@@ -251,8 +262,9 @@ fn json_report(report: &BackupReport) -> Report {
 }
 
 fn human_text(report: &BackupReport) -> String {
+    let decrypted = if report.decrypted { "in plain text: the source is encrypted\n" } else { "" };
     format!(
-        "total {}, resumed at {}, read {}, written {}, zero {}, unchanged {}, unreadable {} (bytes of the disk); file \
+        "{decrypted}total {}, resumed at {}, read {}, written {}, zero {}, unchanged {}, unreadable {} (bytes of the disk); file \
          of {} bytes; {}\n",
         report.total,
         report.resumed_at,

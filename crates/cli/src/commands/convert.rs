@@ -9,6 +9,7 @@ use crate::image_spec::ImageSpec;
 use crate::local_name::local_path;
 use crate::output::{json, stderr, stdout};
 use crate::remote_names::{image_path, is_remote, transfers};
+use crate::secrets::Sources;
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
@@ -235,8 +236,9 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
             "Copying bitmaps not possible from a snapshot: they are about the disk as it is now",
         ));
     }
-    if args.bitmaps && args.target_format == Format::Raw && !args.no_create {
-        return Err(Failure::usage("Format driver 'raw' does not support bitmaps"));
+    if args.bitmaps && args.target_format != Format::Qcow2 && !args.no_create {
+        let name = args.target_format.name();
+        return Err(Failure::usage(format!("Format driver '{name}' does not support bitmaps")));
     }
     let Some((target, sources)) = args.files.split_last().filter(|(_, sources)| !sources.is_empty()) else {
         return Err(Failure::usage("Must specify image file name: at least one source, and the target"));
@@ -424,7 +426,11 @@ fn new_target(
     target: &OsStr,
 ) -> Result<NewTarget, Failure> {
     let target = &local_path(target).map_err(|reason| Failure::creating_name(target, &reason))?;
-    let mut create = opts.create_options(args.target_format);
+    let secrets = args.image.secrets.read(Sources::All)?;
+    let mut create = opts.create_options_with(args.target_format, Some(&secrets)).map_err(Failure::new)?;
+    if args.compress && create.encryption.is_some() {
+        return Err(Failure::new("Compression and encryption not supported at the same time"));
+    }
     create.cache = args.target_cache.unwrap_or(CacheMode::Unsafe);
     let spec = args.image.clone();
     let mut open = ImageArgs { image_opts: false, ..spec }
@@ -443,10 +449,11 @@ fn new_target(
         CheckName::Local,
     )?;
     if let Some(backing) = backing {
-        if args.target_format == Format::Raw {
+        if args.target_format != Format::Qcow2 {
             return Err(Failure::new(format!(
-                "{}: Backing file not supported for file format 'raw'",
-                target.display()
+                "{}: Backing file not supported for file format '{}'",
+                target.display(),
+                args.target_format.name()
             )));
         }
         let format = backing::required_format(session, target, &backing)?;

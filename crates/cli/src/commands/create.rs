@@ -6,6 +6,7 @@ use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::failure::Failure;
 use crate::local_name::local_path;
 use crate::output::stdout;
+use crate::secrets::{SecretArgs, Sources};
 use crate::session::Session;
 use crate::size::parse_size;
 use crate::values::{formats, target_formats};
@@ -43,6 +44,9 @@ pub(crate) struct CreateArgs {
     /// Do not look at the backing file; it need not exist, and SIZE must be given
     #[arg(short = 'u', long)]
     backing_unsafe: bool,
+
+    #[command(flatten)]
+    secrets: SecretArgs,
 
     #[command(flatten)]
     engine: EngineArgs,
@@ -85,7 +89,10 @@ fn create_options(
     session: &Session,
     path: &Path,
 ) -> Result<CreateOptions, Failure> {
-    let mut create = opts.create_options(args.format);
+    let secrets = args.secrets.read(Sources::All)?;
+    let mut create = opts
+        .create_options_with(args.format, Some(&secrets))
+        .map_err(|reason| Failure::new(format!("{}: {reason}", args.filename.display())))?;
     let given = args
         .size
         .as_deref()
@@ -109,10 +116,11 @@ fn create_options(
         if args.backing_unsafe { CheckName::Unsafe } else { CheckName::Local },
     )?;
     if let Some(backing) = backing {
-        if args.format == Format::Raw {
+        if args.format != Format::Qcow2 {
             return Err(Failure::new(format!(
-                "{}: Backing file not supported for file format 'raw'",
-                args.filename.display()
+                "{}: Backing file not supported for file format '{}'",
+                args.filename.display(),
+                args.format.name()
             )));
         }
         let format = backing::required_format(session, path, &backing)?;

@@ -75,7 +75,7 @@ pub(crate) fn run(args: &MeasureArgs) -> Result<u8, Failure> {
         }
         ParsedOpts::Use(opts) => opts,
     };
-    let create = opts.create_options(args.target_format);
+    let create = opts.create_options_with(args.target_format, None).map_err(Failure::new)?;
     let measurement = match (&args.filename, args.size) {
         (None, Some(size)) => measure_size(size, &create)?,
         (Some(filename), None) => {

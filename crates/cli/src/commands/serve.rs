@@ -7,6 +7,7 @@ use crate::output::printable::printable;
 use crate::output::stdout;
 use crate::program;
 use crate::remote_names::is_remote;
+use crate::secrets::Sources;
 use crate::serve::accept::Door;
 use crate::serve::address::{
     Address, Bound, SocketAccess, SocketFile, bind_unix, group_argument, mode_argument, numbered_path,
@@ -180,6 +181,10 @@ pub(crate) struct ServeArgs {
     /// Keep the right to open files and to connect to others while clients are served
     #[arg(long)]
     no_sandbox: bool,
+
+    /// Take secrets from the text of the command line (--object secret,data=...), which other users of the machine can see
+    #[arg(long)]
+    allow_secret_data: bool,
 
     /// Amount of messages on standard error
     #[arg(
@@ -378,7 +383,9 @@ fn specs(args: &ServeArgs) -> Result<Vec<ImageSpec>, Failure> {
     }
     let access = if args.read_only || args.snapshot.is_some() { Access::ReadOnly } else { Access::ReadWrite };
     let open = |name: &OsString| {
-        let mut spec = args.image.resolve(name, args.format, args.cache, access)?;
+        let sources =
+            if args.allow_secret_data || program::called().is_qemu() { Sources::All } else { Sources::Files };
+        let mut spec = args.image.resolve_with(name, args.format, args.cache, access, sources)?;
         if !args.no_sandbox && is_remote(&spec.path) {
             return Err(Failure::usage(format!(
                 "'{}' is a disk over the network, and nothing can connect in the sandbox when the connection breaks: add \

@@ -32,7 +32,7 @@ pub(crate) fn info(open: &OpenImage) -> Result<Outcome, Failure> {
     );
     if let Some(qcow2) = &info.qcow2 {
         text.push_str("Format specific information:\n");
-        push_qcow2(&mut text, qcow2);
+        push_qcow2(&mut text, qcow2, info.encryption.as_ref());
     }
     stdout::print(&text)?;
     Ok(Outcome::Done)

@@ -1,12 +1,13 @@
 //! The text of `info`: QEMU's lines, and zebu's own below them.
 
+use super::encryption::push_luks;
 use super::info_json::{Fragmentation, bitmap_flags, compat_text, full_backing_name, whole_sectors};
 use super::printable::printable;
 use super::units::size_short;
 
 use crate::program;
 use std::fmt::Write as _;
-use zebu::{ImageInfo, Qcow2Info, SnapshotInfo};
+use zebu::{EncryptionInfo, ImageInfo, Qcow2Info, SnapshotInfo};
 
 /// Everything about one image. `protocol` is `file` or `host_device`.
 pub(crate) fn image_text(info: &ImageInfo, protocol: &str, fragmentation: Option<Fragmentation>) -> String {
@@ -18,7 +19,7 @@ pub(crate) fn image_text(info: &ImageInfo, protocol: &str, fragmentation: Option
     let _ = writeln!(out, "file format: {}", info.format.name());
     let _ = writeln!(out, "virtual size: {} ({} bytes)", size_short(info.virtual_size), info.virtual_size);
     let _ = writeln!(out, "disk size: {}", size_short(info.actual_size));
-    if qcow2.is_some_and(|q| q.encryption.is_some()) {
+    if qcow2.is_some_and(|q| q.encryption.is_some()) || info.encryption.is_some() {
         out.push_str("encrypted: yes\n");
     }
     if let Some(qcow2) = qcow2 {
@@ -43,7 +44,10 @@ pub(crate) fn image_text(info: &ImageInfo, protocol: &str, fragmentation: Option
     if let Some(qcow2) = qcow2 {
         push_snapshots(&mut out, &qcow2.snapshots);
         out.push_str("Format specific information:\n");
-        push_qcow2(&mut out, qcow2);
+        push_qcow2(&mut out, qcow2, info.encryption.as_ref());
+    } else if let Some(EncryptionInfo::Luks(luks)) = &info.encryption {
+        out.push_str("Format specific information:\n");
+        push_luks(&mut out, luks, 4, false);
     }
     if let Some(foreign) = info.foreign {
         let _ = writeln!(out, "Format specific information:\n    variant: {}", foreign.variant);
@@ -70,7 +74,7 @@ pub(crate) fn image_text(info: &ImageInfo, protocol: &str, fragmentation: Option
 }
 
 /// The lines below `Format specific information:`.
-pub(crate) fn push_qcow2(out: &mut String, info: &Qcow2Info) {
+pub(crate) fn push_qcow2(out: &mut String, info: &Qcow2Info, encryption: Option<&EncryptionInfo>) {
     let v3 = info.version >= 3;
     let _ = writeln!(out, "    compat: {}", compat_text(info));
     let _ = writeln!(out, "    compression type: {}", info.compression.name());
@@ -91,7 +95,11 @@ pub(crate) fn push_qcow2(out: &mut String, info: &Qcow2Info) {
     }
     let _ = writeln!(out, "    refcount bits: {}", info.refcount_bits);
     if let Some(format) = info.encryption {
-        let _ = writeln!(out, "    encrypt:\n        format: {format}");
+        out.push_str("    encrypt:\n");
+        match encryption {
+            Some(EncryptionInfo::Luks(luks)) => push_luks(out, luks, 8, true),
+            _ => drop(writeln!(out, "        format: {format}")),
+        }
     }
     if let Some(file) = &info.data_file {
         let _ = writeln!(out, "    data file: {}", printable(file));

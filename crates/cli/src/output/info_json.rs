@@ -1,11 +1,12 @@
 //! The JSON of `info`: QEMU's keys first, zebu's after them.
 
+use super::encryption::{Encrypt, LuksData};
 use super::json::path_text;
 use crate::backing::resolve;
 
 use crate::program;
 use serde::Serialize;
-use zebu::{ImageInfo, Qcow2Info, SnapshotInfo};
+use zebu::{EncryptionInfo, ImageInfo, Qcow2Info, SnapshotInfo};
 
 /// One image.
 #[derive(Debug, Serialize)]
@@ -66,7 +67,8 @@ struct Snapshot {
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "kebab-case")]
 enum FormatSpecific {
-    Qcow2(Qcow2Data),
+    Qcow2(Box<Qcow2Data>),
+    Luks(Box<LuksData>),
     File(FileData),
 }
 
@@ -97,11 +99,6 @@ struct Bitmap {
     name: String,
     granularity: u64,
     flags: Vec<&'static str>,
-}
-
-#[derive(Debug, Serialize)]
-struct Encrypt {
-    format: &'static str,
 }
 
 #[derive(Debug, Serialize)]
@@ -147,12 +144,21 @@ impl ImageNode {
             actual_size: info.actual_size,
             cluster_size: qcow2.map(|q| q.cluster_size).or(info.foreign.and_then(|foreign| foreign.unit)),
             dirty_flag: qcow2.is_some_and(|q| q.dirty),
-            encrypted: qcow2.and_then(|q| q.encryption).map(|_| true),
+            encrypted: (qcow2.is_some_and(|q| q.encryption.is_some()) || info.encryption.is_some())
+                .then_some(true),
             backing_filename: info.backing_file.clone(),
             full_backing_filename: full_backing_name(info),
             backing_filename_format: info.backing_format.clone(),
             snapshots: qcow2.map(|q| q.snapshots.iter().map(Snapshot::new).collect()).unwrap_or_default(),
-            format_specific: qcow2.map(|q| FormatSpecific::Qcow2(Qcow2Data::new(q))),
+            format_specific: match (qcow2, &info.encryption) {
+                (Some(qcow2), encryption) => {
+                    Some(FormatSpecific::Qcow2(Box::new(Qcow2Data::new(qcow2, encryption.as_ref()))))
+                }
+                (None, Some(EncryptionInfo::Luks(luks))) => {
+                    Some(FormatSpecific::Luks(Box::new(LuksData::new(luks))))
+                }
+                (None, _) => None,
+            },
             children: vec![Child {
                 name: "file",
                 info: FileNode {
@@ -210,7 +216,7 @@ impl Snapshot {
 
 impl Qcow2Data {
     /// Version 2 has none of the flags, so QEMU leaves them out.
-    fn new(info: &Qcow2Info) -> Self {
+    fn new(info: &Qcow2Info, encryption: Option<&EncryptionInfo>) -> Self {
         let v3 = info.version >= 3;
         Self {
             compat: compat_text(info),
@@ -231,7 +237,7 @@ impl Qcow2Data {
                     })
                     .collect()
             }),
-            encrypt: info.encryption.map(|format| Encrypt { format }),
+            encrypt: info.encryption.map(|method| Encrypt::new(method, encryption)),
         }
     }
 }

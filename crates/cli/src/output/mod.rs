@@ -1,6 +1,7 @@
 //! Output of commands: the formats, apart from the commands that fill them.
 
 pub(crate) mod check;
+pub(crate) mod encryption;
 pub(crate) mod info_human;
 pub(crate) mod info_json;
 pub(crate) mod json;

@@ -14,7 +14,7 @@ const COMMANDS: [&str; 16] = [
 ];
 
 /// Formats and protocols, in the form that scripts look for.
-const FORMATS: &str = "Supported formats: file host_device qcow2 raw";
+const FORMATS: &str = "Supported formats: file host_device luks qcow2 raw";
 
 /// Reads the command line as qemu-img does, and runs the command.
 pub(crate) fn main(arguments: Vec<OsString>) -> ExitCode {

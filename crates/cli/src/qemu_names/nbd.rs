@@ -72,7 +72,7 @@ struct NbdArgs {
     #[arg(short = 'L', long)]
     list: bool,
 
-    /// Object for the other options: tls-creds-x509
+    /// Object for the other options: tls-creds-x509, secret
     #[arg(long, value_name = "TYPE,ID=ID,...", action = ArgAction::Append)]
     object: Vec<String>,
 
@@ -273,8 +273,12 @@ fn words(args: &NbdArgs) -> Result<Vec<OsString>, Failure> {
         for (name, path) in tls_files(id, &args.object)? {
             add(name, path.as_ref());
         }
-    } else if let Some(object) = args.object.first() {
+    } else if let Some(object) = args.object.iter().find(|object| !is_secret(object)) {
         tls_object(object)?;
+    }
+    for object in args.object.iter().filter(|object| is_secret(object)) {
+        words.push("--object".into());
+        words.push(object.into());
     }
     let unmaps = matches!(args.discard.as_deref(), Some("unmap" | "on"));
     if args.detect_zeroes.as_deref() == Some("unmap") && !unmaps {
@@ -303,11 +307,18 @@ fn address(args: &NbdArgs) -> Result<OsString, Failure> {
     Ok(address)
 }
 
+/// Whether an `--object` is a secret, which the server reads.
+fn is_secret(object: &str) -> bool {
+    object.split(',').next() == Some("secret")
+}
+
 /// The pairs of an `--object`, which must be of a type that is there.
 fn tls_object(object: &str) -> Result<Vec<(String, String)>, Failure> {
     let (kind, rest) = object.split_once(',').unwrap_or((object, ""));
     if kind != "tls-creds-x509" {
-        return Err(Failure::new(format!("--object {kind} is not supported (there is tls-creds-x509)")));
+        return Err(Failure::new(format!(
+            "--object {kind} is not supported (there are tls-creds-x509 and secret)"
+        )));
     }
     let pairs = parse_keyval(rest).map_err(|error| Failure::new(format!("--object: {error}")))?;
     for (key, value) in &pairs {
@@ -328,7 +339,7 @@ fn tls_object(object: &str) -> Result<Vec<(String, String)>, Failure> {
 
 /// Options of `zebu serve`, with the files of the TLS credentials `id`.
 fn tls_files(id: &str, objects: &[String]) -> Result<Vec<(&'static str, PathBuf)>, Failure> {
-    for object in objects {
+    for object in objects.iter().filter(|object| !is_secret(object)) {
         let pairs = tls_object(object)?;
         let value =
             |key: &str| pairs.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value.as_str());

@@ -2,6 +2,7 @@
 
 use crate::chain::lookup;
 use crate::chain::place::{Lookup, Place, PlaceKind};
+use crate::crypt::sectors::Place as SectorPlace;
 use crate::node::{Driver, Node};
 use crate::qcow2::map::mapping::Run;
 use crate::status::{Extent, ExtentKind};
@@ -133,9 +134,15 @@ async fn read_owned(owned: Owned<'_>, worker: &Worker, guest: u64, mut bufs: IoB
             bufs.fill(0, len, 0);
             (Ok(()), bufs)
         }
-        Run::Data { host } => {
+        Run::Data { host } if node.protection().is_none() => {
             let (result, bufs) = worker.read(node.data_file(), host, bufs).await;
             (result.map_err(|e| Error::from(e).on(&node.path)), bufs)
+        }
+        // Boxed: the task of a read that is not encrypted stays small.
+        Run::Data { host } => {
+            let read = node.protection().read(worker, node.data_file(), SectorPlace { host, guest }, bufs);
+            let (result, bufs) = Box::pin(read).await;
+            (result.map_err(|e| e.on(&node.path)), bufs)
         }
         Run::Compressed { stream } => {
             let Driver::Qcow2(qcow2) = &node.driver else { return (Ok(()), bufs) };
@@ -179,13 +186,15 @@ pub(crate) async fn extent(top: &Node, worker: &Worker, guest: u64, len: u64) ->
     let kind = match run {
         Run::Unallocated => ExtentKind::Unallocated,
         Run::Zero { host } => ExtentKind::Zero { host },
+        Run::Data { .. } if !node.protection().is_none() => ExtentKind::Encrypted,
         Run::Data { host } => ExtentKind::Data { host },
         Run::Compressed { .. } | Run::Packed(_) => ExtentKind::Compressed,
         Run::Elsewhere { file, host } => ExtentKind::Elsewhere { file, host },
     };
     let mut extent = Extent { offset: guest, len, depth, kind, hole: false };
     let place = match run {
-        Run::Data { host } => Some((node.data_file(), host)),
+        // A hole in encrypted data is no zeroes.
+        Run::Data { host } if node.protection().is_none() => Some((node.data_file(), host)),
         Run::Elsewhere { file, host } => node.file(file).map(|file| (file, host)),
         _ => None,
     };
@@ -207,7 +216,7 @@ pub(crate) async fn is_zero(top: &Node, worker: &Worker, guest: u64, len: u64) -
         let Owned { node, run, len, .. } = resolve(top, worker, at, end - at).await?;
         at += match run {
             Run::Unallocated | Run::Zero { .. } => len,
-            Run::Data { host } if matches!(node.driver, Driver::Raw(_)) => {
+            Run::Data { host } if matches!(node.driver, Driver::Raw(_)) && node.protection().is_none() => {
                 let found = worker.extent_at(node.data_file(), host).await;
                 let found = found.map_err(|e| Error::from(e).on(&node.path))?;
                 if !found.hole {

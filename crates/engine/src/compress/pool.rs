@@ -1,10 +1,11 @@
-//! The threads that compress and inflate, and the slots that limit how much they have to do.
+//! The threads that compress, inflate, encrypt and decrypt, and the slots that limit how much they have to do.
 //!
 //! A request takes a slot, which has room for one cluster's result, waits for its work to be done, and gives the
 //! slot back: slots are made once and reused, and whoever finds none waits for one (back-pressure).
 
 use super::codec;
 use super::method::{Method, Packing};
+use crate::crypt::cipher_run::{Direction, apply};
 use crate::sync::{Clock, with_patience};
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,13 +14,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
+use zebu_luks::SectorCipher;
 use zebu_storage::sync::{Condvar, Mutex};
 use zebu_storage::{IoBufs, Worker, WorkerKind};
 
 /// Slots per thread: one that is worked on, and enough behind it that no thread waits for a worker's turn.
 const SLOTS_PER_THREAD: usize = 4;
 
-/// Threads that compress and inflate clusters; clones are the same ones. They are started when there is work, and end
+/// Threads that compress and inflate clusters, and encrypt and decrypt large requests; clones are the same ones. They are started when there is work, and end
 /// when the last handle is dropped.
 ///
 /// The default is one pool for the process with a thread per core; an embedder that wants fewer, or none, gives images
@@ -60,6 +62,8 @@ pub(crate) enum Work {
     Compress { method: Method, input: IoBufs, cluster: usize },
     /// Inflate one cluster from `input`, after its first `skip` bytes, into memory that may be `output`'s.
     Inflate { packing: Packing, input: IoBufs, skip: usize, cluster: usize, output: Vec<u8> },
+    /// Encrypt or decrypt whole sectors of `input` in place. The first has the number `first`.
+    Crypt { cipher: Arc<SectorCipher>, direction: Direction, first: u64, input: IoBufs },
 }
 
 /// How work ended.
@@ -91,12 +95,12 @@ enum Phase {
 
 impl Work {
     /// Does the work. A codec that panics (they are other people's code) fails this cluster, and nobody waits for good.
-    fn execute(&self, output: &mut Vec<u8>) -> Outcome {
+    fn execute(&mut self, output: &mut Vec<u8>) -> Outcome {
         catch_unwind(AssertUnwindSafe(|| self.execute_once(output)))
             .unwrap_or(Outcome::Damaged("the codec failed; its message is on standard error"))
     }
 
-    fn execute_once(&self, output: &mut Vec<u8>) -> Outcome {
+    fn execute_once(&mut self, output: &mut Vec<u8>) -> Outcome {
         match self {
             Work::Compress { method, input, cluster } => codec::compress(*method, input, *cluster, output)
                 .map_or(Outcome::Incompressible, Outcome::Bytes),
@@ -106,13 +110,17 @@ impl Work {
                     Err(why) => Outcome::Damaged(why),
                 }
             }
+            Work::Crypt { cipher, direction, first, input } => {
+                apply(cipher, *direction, *first, input);
+                Outcome::Bytes(0)
+            }
         }
     }
 
     /// The memory that the result is to have, if it does not matter which.
     fn take_output(&mut self) -> Option<Vec<u8>> {
         match self {
-            Work::Compress { .. } => None,
+            Work::Compress { .. } | Work::Crypt { .. } => None,
             Work::Inflate { output, .. } => {
                 Some(std::mem::take(output)).filter(|output| output.capacity() > 0)
             }
@@ -121,7 +129,7 @@ impl Work {
 
     fn into_input(self) -> IoBufs {
         match self {
-            Work::Compress { input, .. } | Work::Inflate { input, .. } => input,
+            Work::Compress { input, .. } | Work::Inflate { input, .. } | Work::Crypt { input, .. } => input,
         }
     }
 }
@@ -139,6 +147,11 @@ impl CodecPool {
 
     fn shared(&self) -> &Arc<Shared> {
         &self.0.0
+    }
+
+    /// Whether work is done where it is asked for.
+    pub(crate) fn has_no_threads(&self) -> bool {
+        self.shared().most_threads == 0
     }
 
     /// Clusters that are worth having under way at once.
@@ -358,7 +371,7 @@ impl Slot {
 
     /// Does the work that is queued, and wakes who waits for it.
     fn execute(&self) -> Wanted {
-        let (work, mut output) = {
+        let (mut work, mut output) = {
             let mut state = self.0.lock();
             match std::mem::replace(&mut state.phase, Phase::Free) {
                 Phase::Queued(work, waker) => {

@@ -1,6 +1,7 @@
 //! How large an image file would become.
 
 use super::status::{Layer, Status};
+use crate::crypt::NewEncryption;
 use crate::progress::{JobControl, Phase, Tracker};
 use crate::{CreateOptions, Error, ErrorKind, Format, Image, Preallocation, Qcow2Info, Result};
 use zebu_qcow2::geometry::{DataLocation, Geometry, L2Format};
@@ -35,7 +36,7 @@ pub async fn measure_image(
 ) -> Result<Measurement> {
     let size = image.virtual_size();
     let empty = measure_size(size, create)?;
-    if create.format == Format::Raw {
+    if matches!(create.format, Format::Raw | Format::Luks) {
         return Ok(empty);
     }
     let data = if create.backing.is_some() || sets_data_aside(create) {
@@ -62,6 +63,11 @@ pub fn measure_size(size: u64, create: &CreateOptions) -> Result<Measurement> {
         .checked_next_multiple_of(limits::SECTOR_SIZE)
         .filter(|&size| i64::try_from(size).is_ok())
         .ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "the image size is too large"))?;
+    if create.format == Format::Luks {
+        let header = create.encryption.clone().unwrap_or_default().header_len();
+        let all = size.saturating_add(header);
+        return Ok(Measurement { required: all, fully_allocated: all, bitmaps: None });
+    }
     if create.format == Format::Raw {
         // Ranges that are not allocated count towards the length of a raw file.
         return Ok(Measurement { required: size, fully_allocated: size, bitmaps: None });
@@ -109,7 +115,8 @@ fn full_size(size: u64, create: &CreateOptions) -> Result<layout::FullSize> {
         DataLocation::InImage,
     )
     .map_err(|error| invalid(error.to_string()))?;
-    layout::fully_allocated_size(size, 0, &geometry).map_err(|error| match error {
+    let luks = create.encryption.as_ref().map_or(0, NewEncryption::header_len);
+    layout::fully_allocated_size(size, geometry.host_clusters(luks), &geometry).map_err(|error| match error {
         FormatError::SizeTooLarge { .. } => {
             invalid("the image size is too large (try a larger cluster size)".into())
         }

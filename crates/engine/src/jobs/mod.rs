@@ -14,6 +14,7 @@ mod compare;
 mod convert;
 mod disk_hash;
 mod file_snapshot;
+mod key_slots;
 mod live_backup;
 mod manifest;
 mod map;
@@ -33,7 +34,9 @@ mod zeros;
 pub use crate::progress::{Cancel, JobControl, Phase, Progress};
 pub use amend::{AmendOptions, amend};
 pub use backing_name::backing_name;
-pub use backup::{BackupOptions, BackupReport, Interrupted, PreviousBackup, SourceErrors, backup};
+pub use backup::{
+    BackupOptions, BackupReport, Decryption, Interrupted, PreviousBackup, SourceErrors, backup,
+};
 pub use clone::{CloneMethod, CloneMode, CloneOptions, CloneReport, clone_image};
 pub use commit::{AfterCommit, CommitOptions, CommitReport, commit, commit_images};
 pub use compare::{
@@ -44,6 +47,7 @@ pub use convert::{
     TargetClusters, TargetContent, convert,
 };
 pub use file_snapshot::{NewFile, file_snapshot};
+pub use key_slots::change_key_slots;
 pub use live_backup::{
     BackupEnd, Copied, LiveBackup, LiveBackupOptions, LiveBackupReport, LiveBitmap, OnCopyError,
 };

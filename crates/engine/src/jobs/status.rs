@@ -70,6 +70,7 @@ impl Status {
             ExtentKind::Data { host } => (true, !extent.hole || format == Format::Qcow2, false, Some(host)),
             ExtentKind::Elsewhere { host, .. } => (true, !extent.hole, false, Some(host)),
             ExtentKind::Compressed => (true, true, true, None),
+            ExtentKind::Encrypted => (true, true, false, None),
             ExtentKind::Zero { host } => (true, false, false, host),
             ExtentKind::Unallocated => (false, false, false, None),
         };

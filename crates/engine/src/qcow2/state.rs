@@ -1,6 +1,8 @@
 //! The shared state of an open qcow2 image.
 
 use crate::Result;
+use crate::crypt::EncryptionInfo;
+use crate::crypt::protection::Protection;
 use crate::image_worker::ImageWorker;
 use crate::options::CacheMode;
 use crate::qcow2::bitmaps::Bitmaps;
@@ -32,6 +34,10 @@ pub(crate) struct Qcow2 {
     pub(super) space: HostSpace,
     pub(super) compressed: CompressedClusters,
     pub(super) inflated: ClusterCache,
+    /// Of the guest's data.
+    pub(super) protection: Protection,
+    /// How the image is encrypted, where that could be read.
+    pub(super) encryption: Option<EncryptionInfo>,
 
     pub(super) readers: Readers,
     pub(super) commit: CommitQueue,
@@ -92,6 +98,17 @@ impl Qcow2 {
 
     pub(crate) fn bitmaps(&self) -> &Bitmaps {
         &self.bitmaps
+    }
+
+    /// The protection of the guest's data.
+    #[inline]
+    pub(crate) fn protection(&self) -> &Protection {
+        &self.protection
+    }
+
+    /// How the image is encrypted, as far as it could be read.
+    pub(crate) fn encryption(&self) -> Option<&EncryptionInfo> {
+        self.encryption.as_ref()
     }
 
     pub(crate) fn readers(&self) -> &Readers {

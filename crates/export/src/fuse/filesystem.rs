@@ -313,7 +313,7 @@ fn allocated(image: &Image) -> u64 {
     let own = image.info().map_or(u64::MAX, |info| info.actual_size);
     // What comes from backing files counts as well; programs only look whether it is less than the size.
     match (image.format(), image.backing()) {
-        (Format::Raw, _) | (_, None) => own,
+        (Format::Raw | Format::Luks, _) | (_, None) => own,
         (_, Some(backing)) => own.saturating_add(backing.info().map_or(u64::MAX, |i| i.actual_size)),
     }
 }

@@ -14,7 +14,7 @@ mod previous;
 mod samples;
 mod unreadable;
 
-pub use options::{BackupOptions, BackupReport, Interrupted, PreviousBackup, SourceErrors};
+pub use options::{BackupOptions, BackupReport, Decryption, Interrupted, PreviousBackup, SourceErrors};
 
 use super::manifest::{Digest, ManifestReader, ManifestWriter, Subject};
 use super::pipeline::InOrder;
@@ -81,6 +81,12 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
             "the manifest of an increment needs that of the previous backup: most of the disk is not read";
         return Err(Error::new(ErrorKind::InvalidArgument, message).on(&options.target));
     }
+    let decrypted = source.is_chain_encrypted();
+    if decrypted && options.decryption == Decryption::Refuse {
+        let message = "the disk is encrypted, and a backup of it would hold its plain text: ask for that by name (--decrypt), \
+                       or make an encrypted copy (zebu convert -o encrypt.format=luks,encrypt.key-secret=...)";
+        return Err(Error::new(ErrorKind::InvalidArgument, message).on(source.path()));
+    }
     check_place(&options.target, options.manifest.as_deref())?;
     let (claim, left) = Claim::take(&options.target)?;
     let total = subject.virtual_size;
@@ -88,8 +94,14 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
     let published =
         partial::finish_publishing(worker, source, options, subject, &claim, left, &mut unreadable).await?;
     if let Some((file_length, disk_hash)) = published {
-        let mut report =
-            BackupReport { total, resumed_at: total, file_length, disk_hash, ..BackupReport::default() };
+        let mut report = BackupReport {
+            decrypted,
+            total,
+            resumed_at: total,
+            file_length,
+            disk_hash,
+            ..BackupReport::default()
+        };
         unreadable.tell(&mut report);
         return Ok(report);
     }
@@ -115,7 +127,7 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
         return Err(error);
     }
     let tracker = Tracker::new(&options.control, Phase::Copying, total);
-    let mut report = BackupReport { total, resumed_at: partial.done, ..BackupReport::default() };
+    let mut report = BackupReport { decrypted, total, resumed_at: partial.done, ..BackupReport::default() };
     let copied = async {
         if let Some(previous) = &mut previous {
             previous.pass(partial.done / subject.cluster_size)?;

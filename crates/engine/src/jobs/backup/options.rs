@@ -16,6 +16,17 @@ pub enum Interrupted {
     Resume,
 }
 
+/// Whether the copy of an encrypted disk may be one in plain text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Decryption {
+    /// It may not: the job fails before it makes anything.
+    #[default]
+    Refuse,
+    /// It may.
+    Allow,
+}
+
 /// The answer to a source that can't be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -75,6 +86,8 @@ pub struct BackupOptions {
     pub buffer_memory: usize,
     /// The treatment of an earlier backup to the same target that was interrupted.
     pub interrupted: Interrupted,
+    /// Whether the backup of an encrypted disk may hold its plain text. A backup is compressed, so it can't be encrypted.
+    pub decryption: Decryption,
     /// The answer to a source that can't be read.
     pub source_errors: SourceErrors,
     /// Watching, slowing and stopping.
@@ -94,6 +107,7 @@ zebu_storage::option_setters!(BackupOptions {
     buffer_memory: usize,
     interrupted: Interrupted,
     source_errors: SourceErrors,
+    decryption: Decryption,
     control: JobControl,
 });
 
@@ -112,6 +126,7 @@ impl BackupOptions {
             refs: RefPolicy::default(),
             buffer_memory: 64 << 20,
             interrupted: Interrupted::default(),
+            decryption: Decryption::default(),
             source_errors: SourceErrors::default(),
             control: JobControl::default(),
         }
@@ -129,6 +144,8 @@ impl BackupOptions {
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct BackupReport {
+    /// Whether the source is encrypted, so that the backup holds its plain text.
+    pub decrypted: bool,
     /// Of the source.
     pub total: u64,
     /// Where it went on, if it was resumed.

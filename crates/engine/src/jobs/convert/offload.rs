@@ -58,7 +58,7 @@ impl Offloader {
         // In a raw image, a guest offset is a file offset; elsewhere, clusters are what can be offloaded.
         let unit = match job.target.format() {
             Format::Raw => 1,
-            Format::Qcow2 | Format::Foreign(_) => job.target.cluster_size(),
+            Format::Qcow2 | Format::Luks | Format::Foreign(_) => job.target.cluster_size(),
         };
         let end = offset.saturating_add(source.len);
         let smallest = match job.copy {

@@ -50,7 +50,7 @@ pub(super) async fn make(
     let storage = data_file.as_ref().unwrap_or(&path).clone();
     let content = if create.backing.is_some() {
         TargetContent::SharedBacking
-    } else if is_device(&storage) && shows_its_storage(&create) {
+    } else if create.format == Format::Luks || is_device(&storage) && shows_its_storage(&create) {
         TargetContent::Unknown
     } else {
         TargetContent::Zero
@@ -79,6 +79,10 @@ pub(super) async fn make(
         chain: Chain::Follow,
         purpose: Purpose::Io,
         snapshot: None,
+        keys: match create.encryption.and_then(|encryption| encryption.passphrase) {
+            Some(passphrase) => open.keys.with(0, passphrase),
+            None => open.keys,
+        },
         ..open
     };
     let image = Image::open(worker, &work_path, &options).await?;

@@ -6,6 +6,7 @@ mod frozen_bitmap;
 pub use copy_before_write::OnCopyError;
 pub use frozen_bitmap::{Copied, LiveBitmap};
 
+use super::backup::Decryption;
 use super::convert::TargetClusters;
 use super::pipeline;
 use super::queue::Queue;
@@ -32,6 +33,8 @@ pub struct LiveBackupOptions {
     pub requests: usize,
     /// Most bytes of buffers, guests' copies included; two chunks are used in any case.
     pub buffer_memory: usize,
+    /// Whether the target may hold in plain text what is encrypted in the source.
+    pub decryption: Decryption,
     /// Watching, slowing and stopping. What guests need is copied at once, whatever the limit.
     pub control: JobControl,
 }
@@ -42,6 +45,7 @@ zebu_storage::option_setters!(LiveBackupOptions {
     bitmap: impl Into<Option<LiveBitmap>>,
     requests: usize,
     buffer_memory: usize,
+    decryption: Decryption,
     control: JobControl,
 });
 
@@ -53,6 +57,7 @@ impl Default for LiveBackupOptions {
             bitmap: None,
             requests: 4,
             buffer_memory: 32 << 20,
+            decryption: Decryption::default(),
             control: JobControl::default(),
         }
     }
@@ -110,6 +115,11 @@ impl LiveBackup {
         if options.requests == 0 {
             let message = "a backup needs at least one request in flight";
             return Err(Error::new(ErrorKind::InvalidArgument, message));
+        }
+        if options.decryption == Decryption::Refuse && source.is_chain_encrypted() && !target.is_encrypted() {
+            let message = "the disk is encrypted, and the target would hold its plain text: ask for that by name, or \
+                           encrypt the target";
+            return Err(Error::new(ErrorKind::InvalidArgument, message).on(target.path()));
         }
         let chunk = CHUNK.max(target.cluster_size());
         let setup = CopySetup {

@@ -1,9 +1,11 @@
 //! Creating a qcow2 file.
 
+use crate::crypt::new_header::NewEncryption;
 use crate::error::format_error;
 use crate::options::{CreateOptions, Preallocation};
 use crate::{Error, ErrorKind, Result};
 use zebu_qcow2::layout::{self, FreshLayout};
+use zebu_qcow2::luks::LuksPointer;
 use zebu_qcow2::{Autoclear, Compatible, DataLocation, FormatError, Header, L2Format, NewHeader, Version};
 use zebu_storage::{File, IoBuf, Worker};
 
@@ -40,6 +42,17 @@ pub(crate) fn new_header(options: &CreateOptions, size: u64) -> Result<Header> {
     }
     if options.extended_l2 && options.cluster_size < 16384 {
         return refuse("Extended L2 entries are only supported with cluster sizes of at least 16384 bytes");
+    }
+    if options.encryption.is_some() && options.data_file_raw {
+        return refuse(
+            "data-file-raw and encryption contradict each other: an encrypted data file is not raw",
+        );
+    }
+    if options.encryption.is_some() && version == Version::V2 && options.preallocation != Preallocation::Off {
+        return refuse(
+            "Encrypted images of version 2 can't be preallocated: they have no way to say that clusters are zero (use \
+             version=v3 or greater)",
+        );
     }
     if options.data_file_raw && options.data_file.is_none() {
         return refuse("data-file-raw requires data-file");
@@ -98,7 +111,7 @@ pub(crate) async fn in_file(
         Error::new(ErrorKind::InvalidArgument, "Image creation needs a size parameter").on(file.path())
     })?;
     let header = new_header(options, size).map_err(|e| e.on(file.path()))?;
-    write_empty(worker, file, header, magic).await
+    write_empty(worker, file, header, options.encryption.as_ref(), magic).await
 }
 
 /// Writes the structures of an empty image into `file`, which is empty.
@@ -106,14 +119,24 @@ pub(crate) async fn write_empty(
     worker: &Worker,
     file: &File,
     mut header: Header,
+    encryption: Option<&NewEncryption>,
     magic: Magic,
 ) -> Result<()> {
     let path = file.path();
     let invalid = |e: FormatError| format_error(path, &e);
     let geometry = header.geometry();
+    let luks = match encryption {
+        Some(encryption) => encryption.make(worker, path).await?.bytes,
+        None => Vec::new(),
+    };
+    let luks_len = luks.len() as u64;
     let layout =
-        FreshLayout::plan(header.virtual_size(), &geometry, layout::Preallocation::Off).map_err(invalid)?;
+        FreshLayout::plan_with_luks(header.virtual_size(), luks_len, &geometry, layout::Preallocation::Off)
+            .map_err(invalid)?;
     layout.apply_to(&mut header);
+    if encryption.is_some() {
+        header.set_luks(LuksPointer { offset: layout.luks_offset, len: luks_len });
+    }
     let mut encoded = header.encode().map_err(invalid)?;
     if magic == Magic::Withheld {
         encoded[..4].fill(0);
@@ -124,7 +147,7 @@ pub(crate) async fn write_empty(
         let (result, _) = worker.write(file, offset, IoBuf::copy_of(bytes).into()).await;
         result.map_err(|e| Error::from(e).on(path))
     };
-    // The last structure is the L1 table; what is not written of it is a hole.
+    // The last structure is the L1 table or a LUKS header; what is not written of it is a hole.
     let end = layout.l1_offset.0 + u64::from(layout.l1_entries) * 8;
     let end = end.max(layout.total_clusters * geometry.cluster_size());
     if file.kind() == zebu_storage::FileKind::BlockDevice {
@@ -137,6 +160,9 @@ pub(crate) async fn write_empty(
         if let Some(block) = layout.refblock(index) {
             put(layout.refblocks_offset.0 + index * geometry.cluster_size(), &block).await?;
         }
+    }
+    if !luks.is_empty() {
+        put(layout.luks_offset.0, &luks).await?;
     }
     worker.flush(file).await.map_err(|e| Error::from(e).on(path))?;
     put(0, &encoded).await?;

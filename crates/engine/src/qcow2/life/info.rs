@@ -35,9 +35,6 @@ pub(crate) fn qcow2_info(
         Encryption::Luks => Some("luks"),
         Encryption::Unknown(_) => Some("unknown"),
     };
-    if encryption.is_some() {
-        limitations.push("encrypted: zebu neither reads nor writes the data".to_owned());
-    }
     if incompatible.contains(Incompatible::CORRUPT) {
         limitations.push("marked corrupt: opened for reading only; zebu check -r all".to_owned());
     }

@@ -6,3 +6,4 @@ pub(crate) mod info;
 pub(crate) mod open;
 pub(crate) mod preallocate;
 pub(crate) mod resize;
+pub(crate) mod unlock;

@@ -16,6 +16,7 @@ use crate::qcow2::disk::GuestDisk;
 use crate::qcow2::files::{ImageFiles, WriteAccess};
 use crate::qcow2::header::block::ImageHeader;
 use crate::qcow2::life::create::Magic;
+use crate::qcow2::life::unlock::{Unlocked, luks_area};
 use crate::qcow2::map::active_map::{ActiveMap, L1};
 use crate::qcow2::read_barrier::Readers;
 use crate::qcow2::read_tables::{TABLE_STEP, read_bytes, read_table};
@@ -175,12 +176,13 @@ pub(crate) struct Place {
     index: Option<Arc<ChainMap>>,
     has_backing: bool,
     data_file: Option<File>,
+    unlocked: Unlocked,
 }
 
 impl Place {
-    /// A place in the chain that has this memory.
-    pub(crate) fn new(store: Arc<SliceStore>, inflated: Arc<InflatedClusters>) -> Self {
-        Self { store, inflated, index: None, has_backing: false, data_file: None }
+    /// A place in the chain that has this memory, of an image with this encryption.
+    pub(crate) fn new(store: Arc<SliceStore>, inflated: Arc<InflatedClusters>, unlocked: Unlocked) -> Self {
+        Self { store, inflated, index: None, has_backing: false, data_file: None, unlocked }
     }
 
     /// The same for the top image, which has the map of the chain if there is one.
@@ -224,9 +226,6 @@ impl Qcow2 {
         let header = parsed.header.clone();
         let geometry = header.geometry();
         let cluster = geometry.cluster_size();
-        if options.purpose != Purpose::Inspect {
-            header.check_not_encrypted().map_err(|e| format_error(&path, &e))?;
-        }
         let writable = options.access == Access::ReadWrite;
 
         let (l1_offset, l1_size, size) = match &options.snapshot {
@@ -282,6 +281,8 @@ impl Qcow2 {
             ),
             compressed: CompressedClusters::new(options.compress.clone()),
             inflated: ClusterCache::new(place.inflated),
+            protection: place.unlocked.protection,
+            encryption: place.unlocked.info,
             readers: Readers::default(),
             commit: CommitQueue::default(),
             own_worker: ImageWorker::default(),
@@ -304,6 +305,10 @@ impl Qcow2 {
         let reftable_bytes = u64::from(header.refcount_table_clusters) * cluster;
         self.space.note_metadata(header.refcount_table_offset.0, reftable_bytes, Metadata::RefcountTable);
         self.space.note_metadata(header.snapshots_offset.0, parsed.snapshots_len, Metadata::SnapshotTable);
+        if let Some(area) = luks_area(header) {
+            let end = area.end.min(self.file().len().next_multiple_of(cluster));
+            self.space.note_metadata(area.start, end.saturating_sub(area.start), Metadata::LuksHeader);
+        }
         self.note_snapshot_tables(&parsed.snapshots);
         if let Some(ext) = header.bitmaps() {
             self.space.note_metadata(ext.directory_offset.0, ext.directory_size, Metadata::BitmapDirectory);

@@ -13,6 +13,7 @@ use crate::sync::EpochGuard;
 use crate::{Error, ErrorKind, Result};
 use std::ops::Range;
 use std::sync::Arc;
+use zebu_qcow2::Version;
 use zebu_storage::Worker;
 use zebu_storage::sabotage::{self, Fault};
 
@@ -30,6 +31,14 @@ impl Reserved<'_> {
     pub(crate) async fn link(self, worker: &Worker) -> Result<()> {
         let range = self.guest.clone();
         self.link_filled(worker, range).await
+    }
+
+    /// Gives the clusters their places, and has them read as zero whatever these hold.
+    async fn link_zeroes(self, worker: &Worker) -> Result<()> {
+        match self.allocation {
+            Some(allocation) => allocation.link(worker, Filled::with_zeroes(self.guest.clone())).await,
+            None => Ok(()),
+        }
     }
 
     /// Gives the clusters their places and makes nothing visible (with subclusters only).
@@ -91,6 +100,10 @@ impl Qcow2 {
         if mode == Preallocation::Off {
             return Ok(());
         }
+        if !self.protection.is_none() && self.geometry.version == Version::V2 {
+            let message = "an encrypted image of version 2 can't be preallocated: it has no way to say that clusters                            are zero; use compat=1.1";
+            return Err(Error::new(ErrorKind::Unsupported, message).on(self.path()));
+        }
         let first = self.geometry.cluster_start(range.start);
         let tracker = Tracker::new(control, Phase::Reserving, range.end.saturating_sub(first));
         let space = Reservation { worker, file: self.data(), format: Format::Qcow2, tracker: &tracker };
@@ -134,9 +147,13 @@ impl Qcow2 {
                 external
             };
             // What is behind subclusters that are not allocated nobody sees.
-            self.set_aside(&space, &reserved, mode, shows_through || content.reads_zero()).await?;
+            let is_hidden = shows_through || !self.protection.is_none();
+            self.set_aside(&space, &reserved, mode, is_hidden || content.reads_zero()).await?;
             if shows_through {
                 reserved.link_place(worker).await?;
+            } else if !self.protection.is_none() {
+                // Zeroes in the file would be decrypted to noise.
+                reserved.link_zeroes(worker).await?;
             } else {
                 reserved.link(worker).await?;
             }

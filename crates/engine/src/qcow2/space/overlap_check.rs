@@ -33,6 +33,7 @@ pub(crate) enum Metadata {
     BitmapDirectory,
     BitmapTable,
     BitmapData,
+    LuksHeader,
 }
 
 impl Metadata {
@@ -49,6 +50,7 @@ impl Metadata {
             Metadata::BitmapDirectory => "bitmap directory",
             Metadata::BitmapTable => "bitmap table",
             Metadata::BitmapData => "bitmap",
+            Metadata::LuksHeader => "LUKS header",
         }
     }
 }

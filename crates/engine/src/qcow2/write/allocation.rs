@@ -90,7 +90,7 @@ impl Allocation {
 
     /// Sets the entries for the guest bytes that were filled.
     pub(crate) async fn link(mut self, worker: &Worker, filled: Filled) -> Result<()> {
-        let written = filled.range;
+        let written = filled.range.clone();
         let qcow2 = self.qcow2.clone();
         let (mut shard, key, first) = qcow2.lock_slice(worker, self.guest_range().start).await?;
         if filled.barrier == DataBarrier::Needed && !sabotage::is(Fault::ForgetDataBarrier) {
@@ -113,7 +113,13 @@ impl Allocation {
                     }
                     _ => (subclusters, 0),
                 };
+                let (alloc, zero) = match filled.content {
+                    Content::Data => (alloc, zero),
+                    Content::Zeroes => (alloc & !subclusters, zero | subclusters),
+                };
                 L2Entry::subclusters(Some(host), alloc, zero)
+            } else if filled.content == Content::Zeroes {
+                L2Entry::zero_allocated(host, geometry)
             } else {
                 L2Entry::data(host, geometry)
             };
@@ -185,11 +191,26 @@ pub(super) fn subclusters_in(qcow2: &Qcow2, range: &Range<u64>, guest: u64) -> u
 pub(crate) struct Filled {
     range: Range<u64>,
     barrier: DataBarrier,
+    content: Content,
+}
+
+/// The way in which guest bytes hold what they should.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Content {
+    /// By what was written.
+    Data,
+    /// By an entry that says that they are zero.
+    Zeroes,
 }
 
 impl Filled {
     pub(crate) fn new(range: Range<u64>, barrier: DataBarrier) -> Self {
-        Self { range, barrier }
+        Self { range, barrier, content: Content::Data }
+    }
+
+    /// Bytes that are zero whatever their space holds.
+    pub(crate) fn with_zeroes(range: Range<u64>) -> Self {
+        Self { range, barrier: DataBarrier::NotNeeded, content: Content::Zeroes }
     }
 }
 

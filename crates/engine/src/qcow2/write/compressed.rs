@@ -104,6 +104,10 @@ impl Qcow2 {
             );
             return Err(Error::new(ErrorKind::InvalidArgument, message));
         }
+        if !self.protection.is_none() {
+            let message = "an encrypted image can't hold compressed clusters";
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
         if self.geometry.external_data {
             let message = "an image with an external data file can't hold compressed clusters";
             return Err(Error::new(ErrorKind::Unsupported, message));

@@ -1,5 +1,6 @@
 //! A write of guest data.
 
+use crate::crypt::sectors::Place;
 use crate::node::Node;
 use crate::qcow2::state::Qcow2;
 use crate::qcow2::write::allocation::{Allocation, DataBarrier, Filled};
@@ -50,7 +51,14 @@ impl Qcow2 {
                 if host + len > self.data().len() {
                     Box::pin(self.ensure_file_covers(worker, host, len, at)).await?;
                 }
-                let (result, written) = worker.write(self.data(), host, bufs.split_to(len as usize)).await;
+                let part = bufs.split_to(len as usize);
+                if !self.protection.is_none() {
+                    let (result, written) =
+                        Box::pin(self.write_protected(worker, Place { host, guest: at }, part)).await;
+                    done.append(written);
+                    return result.map(|()| len);
+                }
+                let (result, written) = worker.write(self.data(), host, part).await;
                 done.append(written);
                 result.map_err(Error::from)?;
                 Ok(len)
@@ -64,6 +72,16 @@ impl Qcow2 {
                 result.map(|()| end - at)
             }
         }
+    }
+
+    /// Writes guest data of an encrypted image at its place.
+    pub(super) async fn write_protected(
+        &self,
+        worker: &Worker,
+        place: Place,
+        bufs: IoBufs,
+    ) -> (Result<()>, IoBufs) {
+        self.protection.write(worker, self.data(), place, bufs).await
     }
 
     async fn fill_and_link(

@@ -1,7 +1,9 @@
 //! The surroundings of a write in its clusters: copied or zeroed heads and tails.
 
 use crate::chain;
+use crate::crypt::sectors::Place;
 use crate::node::Node;
+use crate::options::ZeroPolicy;
 use crate::qcow2::state::Qcow2;
 use crate::qcow2::write::allocation::{Allocation, DataBarrier, Filled, Placement};
 use crate::qcow2::write::padding::{Padding, padding};
@@ -82,10 +84,15 @@ impl Qcow2 {
             drop(all.split_to(head_len));
             return (Ok(filled), all.split_to(data_len));
         }
-        let (result, mut all) = worker.write(self.data(), host, all).await;
+        let (result, mut all) = if self.protection.is_none() {
+            let (result, all) = worker.write(self.data(), host, all).await;
+            (result.map_err(Error::from), all)
+        } else {
+            self.write_protected(worker, Place { host, guest: write_start }, all).await
+        };
         drop(all.split_to(head_len));
         let data = all.split_to(data_len);
-        (result.map(|()| filled).map_err(Error::from), data)
+        (result.map(|()| filled), data)
     }
 
     /// Finds the bytes that have to surround a write of `guest..end` in its clusters.
@@ -106,7 +113,11 @@ impl Qcow2 {
             || self.reads_zero(node, worker, allocation, head_from, guest).await?;
         let tail_zero =
             known_zero || tail_to == end || self.reads_zero(node, worker, allocation, end, tail_to).await?;
-        let replaces_nothing = allocation.placement() == Placement::New
+        // In an encrypted image, space that nobody wrote is noise to the guest.
+        let reads_zero = allocation.content().reads_zero()
+            && (self.protection.is_none() || sabotage::is(Fault::PlainPadding));
+        let replaces_nothing = (self.protection.is_none() || sabotage::is(Fault::PlainBarrier))
+            && allocation.placement() == Placement::New
             && allocation.content().is_fresh()
             && head_zero
             && tail_zero
@@ -123,9 +134,10 @@ impl Qcow2 {
         if sabotage::is(Fault::SkipPadding) {
             return Ok(edges);
         }
-        let head_pad = if head_zero && !allocation.content().reads_zero() { guest - head_from } else { 0 };
-        let tail_pad = if tail_zero && !allocation.content().reads_zero() { tail_to - end } else { 0 };
-        match padding(self.disk.zero_policy(), self.data(), head_pad + tail_pad) {
+        let head_pad = if head_zero && !reads_zero { guest - head_from } else { 0 };
+        let tail_pad = if tail_zero && !reads_zero { tail_to - end } else { 0 };
+        let zero_policy = if self.protection.is_none() { self.disk.zero_policy() } else { ZeroPolicy::Write };
+        match padding(zero_policy, self.data(), head_pad + tail_pad) {
             // In a cluster with subclusters in use, zeroing the whole range would wipe durable content before the new
             // one is there: a crash between the two would show neither.
             Padding::ZeroRange

@@ -237,7 +237,8 @@ impl Qcow2 {
                 _ => Change::Set(L2Entry::unallocated()),
             });
         }
-        if geometry.external_data {
+        let may_punch = self.protection.is_none() || sabotage::is(Fault::PunchEncrypted);
+        if geometry.external_data && may_punch {
             // The data file itself is zeroed, so that it stays the truth; the entry keeps its place.
             let (mapped, nothing_shows) = match mapping {
                 Mapping::Data { .. } => (true, false),

@@ -1,0 +1,219 @@
+//! Options of `-o` about how a new image is encrypted, with QEMU's names.
+
+use crate::secrets::Secrets;
+use std::time::Duration;
+use zebu::luks::{BlockCipher, CipherSpec, HashName, Mode};
+use zebu::{Format, NewEncryption};
+
+/// What `-o help` says of each: name without its prefix, value, description.
+pub(crate) const OPTIONS: &[(&str, &str, &str)] = &[
+    ("cipher-alg", "str", "Cipher (aes, serpent, twofish; each -128, -192, -256; default aes-256)"),
+    ("cipher-mode", "str", "Mode of the cipher (xts, cbc; default xts)"),
+    ("format", "str", "Encrypt the image (luks)"),
+    ("hash-alg", "str", "Hash of the passphrase (sha1, sha256, sha512; default sha256)"),
+    ("iter-time", "num", "Milliseconds that it takes to try a passphrase (default 2000)"),
+    ("ivgen-alg", "str", "Initialization vectors (plain, plain64, essiv; default plain64)"),
+    ("ivgen-hash-alg", "str", "Hash of essiv (sha256)"),
+    ("key-secret", "str", "ID of the secret that is the passphrase"),
+];
+
+/// The options that were given.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct EncryptOpts {
+    /// As written, in the order of the help.
+    given: Vec<(&'static str, String)>,
+    /// `encrypt.format=luks`, or the format is luks.
+    is_wanted: bool,
+    cipher: Option<(BlockCipher, usize)>,
+    is_cbc: bool,
+    ivgen: Option<IvGenerator>,
+    hash: Option<HashName>,
+    iteration_time: Option<Duration>,
+    key_secret: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum IvGenerator {
+    Plain,
+    Plain64,
+    Essiv,
+}
+
+/// The prefix of the options for images of a format.
+pub(crate) fn prefix(format: Format) -> &'static str {
+    if format == Format::Luks { "" } else { "encrypt." }
+}
+
+impl EncryptOpts {
+    /// Takes an option, named without its prefix; false if there is none of this name.
+    pub(crate) fn set(&mut self, name: &str, value: &str, format: Format) -> Result<bool, String> {
+        let Some((name, ..)) = OPTIONS.iter().find(|(known, ..)| *known == name) else { return Ok(false) };
+        if *name == "format" && format == Format::Luks {
+            return Ok(false);
+        }
+        let unknown = || format!("Parameter '{}{name}' does not accept value '{value}'", prefix(format));
+        match *name {
+            "format" => match value {
+                "luks" => self.is_wanted = true,
+                "aes" => {
+                    return Err("encrypt.format=aes is not made any more: its key is the passphrase itself, which is \
+                                weak; use encrypt.format=luks"
+                        .to_owned());
+                }
+                _ => return Err(unknown()),
+            },
+            "cipher-alg" => {
+                let (cipher, bits) = value.rsplit_once('-').ok_or_else(unknown)?;
+                let cipher = match cipher {
+                    "aes" => BlockCipher::Aes,
+                    "serpent" => BlockCipher::Serpent,
+                    "twofish" => BlockCipher::Twofish,
+                    _ => return Err(unknown()),
+                };
+                let bits: usize = bits.parse().map_err(|_| unknown())?;
+                if !matches!(bits, 128 | 192 | 256) {
+                    return Err(unknown());
+                }
+                self.cipher = Some((cipher, bits / 8));
+            }
+            "cipher-mode" => match value {
+                "xts" => self.is_cbc = false,
+                "cbc" => self.is_cbc = true,
+                _ => return Err(unknown()),
+            },
+            "ivgen-alg" => {
+                self.ivgen = Some(match value {
+                    "plain" => IvGenerator::Plain,
+                    "plain64" => IvGenerator::Plain64,
+                    "essiv" => IvGenerator::Essiv,
+                    _ => return Err(unknown()),
+                });
+            }
+            "ivgen-hash-alg" if value != "sha256" => return Err(unknown()),
+            "hash-alg" => self.hash = Some(HashName::parse(value).map_err(|_| unknown())?),
+            "iter-time" => {
+                let milliseconds: u64 = value.parse().map_err(|_| {
+                    format!("Parameter '{}{name}' expects a number of milliseconds", prefix(format))
+                })?;
+                if milliseconds == 0 {
+                    return Err("iter-time must be greater than 0".to_owned());
+                }
+                self.iteration_time = Some(Duration::from_millis(milliseconds.min(3_600_000)));
+            }
+            "key-secret" => self.key_secret = Some(value.to_owned()),
+            _ => {}
+        }
+        self.given.retain(|(other, _)| other != name);
+        self.given.push((name, value.to_owned()));
+        Ok(true)
+    }
+
+    /// What was given, as ` name=value` for the line that `create` begins with.
+    pub(crate) fn formatting(&self, format: Format) -> String {
+        let order = |name: &str| {
+            ["format", "key-secret", "cipher-alg", "cipher-mode", "ivgen-alg", "ivgen-hash-alg", "hash-alg"]
+                .iter()
+                .position(|known| *known == name)
+                .unwrap_or(usize::MAX)
+        };
+        let mut given: Vec<_> = self.given.iter().collect();
+        given.sort_by_key(|(name, _)| order(name));
+        given.iter().map(|(name, value)| format!(" {}{name}={value}", prefix(format))).collect()
+    }
+
+    /// How an image of this format is encrypted, if it is. `secrets` has the passphrase; without it, none is looked up.
+    pub(crate) fn resolve(
+        &self,
+        format: Format,
+        secrets: Option<&Secrets>,
+    ) -> Result<Option<NewEncryption>, String> {
+        let is_wanted = self.is_wanted || format == Format::Luks;
+        if !is_wanted {
+            return match self.given.first() {
+                Some((name, _)) => {
+                    Err(format!("Parameter '{}{name}' needs 'encrypt.format=luks'", prefix(format)))
+                }
+                None => Ok(None),
+            };
+        }
+        let (cipher, block_key) = self.cipher.unwrap_or((BlockCipher::Aes, 32));
+        let has_hash = self.given.iter().any(|(name, _)| *name == "ivgen-hash-alg");
+        let mode = match (self.is_cbc, self.ivgen.unwrap_or(IvGenerator::Plain64)) {
+            (_, IvGenerator::Plain | IvGenerator::Plain64) if has_hash => {
+                return Err("ivgen-hash-alg is for ivgen-alg=essiv alone".to_owned());
+            }
+            (false, IvGenerator::Plain64) => Mode::XtsPlain64,
+            (false, IvGenerator::Plain) => Mode::XtsPlain,
+            (true, IvGenerator::Plain64) => Mode::CbcPlain64,
+            (true, IvGenerator::Plain) => Mode::CbcPlain,
+            (true, IvGenerator::Essiv) => Mode::CbcEssivSha256,
+            (false, IvGenerator::Essiv) => {
+                return Err("ivgen-alg=essiv is for cipher-mode=cbc alone".to_owned());
+            }
+        };
+        let key_len = if mode.is_xts() { 2 * block_key } else { block_key };
+        let cipher = CipherSpec::new(cipher, mode, key_len).map_err(|error| error.to_string())?;
+        let mut encryption = NewEncryption::default()
+            .cipher(cipher)
+            .hash(self.hash.unwrap_or(HashName::Sha256))
+            .iteration_time(self.iteration_time.unwrap_or(Duration::from_secs(2)));
+        if let Some(secrets) = secrets {
+            let id = self
+                .key_secret
+                .as_ref()
+                .ok_or_else(|| format!("Parameter '{}key-secret' is required for cipher", prefix(format)))?;
+            encryption.passphrase = Some(secrets.get(id)?);
+        }
+        Ok(Some(encryption))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(pairs: &[(&str, &str)], format: Format) -> Result<Option<NewEncryption>, String> {
+        let mut opts = EncryptOpts::default();
+        for (name, value) in pairs {
+            assert!(opts.set(name, value, format)?, "{name}");
+        }
+        opts.resolve(format, None)
+    }
+
+    #[test]
+    fn ciphers_have_qemus_names() {
+        let found = |pairs: &[(&str, &str)]| {
+            let cipher = parse(pairs, Format::Luks).unwrap().unwrap().cipher;
+            (cipher.to_string(), cipher.key_len())
+        };
+        assert_eq!(found(&[]), ("aes-xts-plain64".to_owned(), 64));
+        assert_eq!(
+            found(&[("cipher-alg", "aes-128"), ("cipher-mode", "cbc"), ("ivgen-alg", "essiv")]),
+            ("aes-cbc-essiv:sha256".to_owned(), 16)
+        );
+        assert_eq!(found(&[("cipher-alg", "twofish-192")]), ("twofish-xts-plain64".to_owned(), 48));
+    }
+
+    #[test]
+    fn what_is_not_there_is_refused_by_name() {
+        for (name, value) in [
+            ("cipher-alg", "des"),
+            ("cipher-alg", "aes-512"),
+            ("cipher-alg", "cast5-128"),
+            ("cipher-mode", "ecb"),
+            ("ivgen-alg", "essiv"),
+            ("ivgen-hash-alg", "sha256"),
+            ("hash-alg", "ripemd160"),
+            ("iter-time", "0"),
+            ("iter-time", "long"),
+        ] {
+            let error = parse(&[(name, value)], Format::Luks).unwrap_err();
+            assert!(error.contains(name), "{name}={value}: {error}");
+        }
+        assert!(parse(&[("format", "aes")], Format::Qcow2).unwrap_err().contains("aes"));
+        assert!(
+            parse(&[("cipher-alg", "aes-128")], Format::Qcow2).unwrap_err().contains("encrypt.format=luks")
+        );
+        assert!(parse(&[("format", "luks")], Format::Qcow2).unwrap().is_some());
+    }
+}

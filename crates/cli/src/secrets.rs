@@ -1,0 +1,240 @@
+//! `--object secret,...`: passphrases for encrypted images, as QEMU's programs take them.
+
+use crate::failure::Failure;
+use crate::keyval::parse_keyval;
+use aes::Aes256;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use cbc::cipher::{BlockModeDecrypt, KeyIvInit, block_padding::Pkcs7};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read;
+use zebu::Passphrase;
+use zeroize::Zeroizing;
+
+/// Heading of the options, in the help.
+const ENCRYPTION: &str = "Encrypted images";
+/// Bytes of a secret at most. A passphrase of LUKS has 512 in cryptsetup.
+const MOST: u64 = 1 << 20;
+/// Bytes of the key that secrets are encrypted with.
+const KEY_LEN: usize = 32;
+/// Bytes of an initialization vector.
+const IV_LEN: usize = 16;
+
+/// `--object`.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct SecretArgs {
+    /// Passphrase of an encrypted image, which options name by its ID; may be given more than once.
+    ///
+    /// `secret,id=ID,file=PATH` reads it from a file or a descriptor (`/dev/fd/N`). `secret,id=ID,data=TEXT` has it in the
+    /// command line, where others can see it. `format=base64`: it is base64. `keyid=ID` and `iv=BASE64`: it is base64, and
+    /// encrypted with AES-256-CBC and the secret of that ID.
+    #[arg(long, help_heading = ENCRYPTION, value_name = "secret,id=ID,...", action = clap::ArgAction::Append)]
+    pub(crate) object: Vec<String>,
+}
+
+/// The places from which a command takes secrets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sources {
+    /// Files, and the text of the command line.
+    All,
+    /// Files alone.
+    Files,
+}
+
+/// Secrets by their IDs.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Secrets(HashMap<String, Passphrase>);
+
+/// One `--object secret`.
+#[derive(Default)]
+struct Described {
+    id: Option<String>,
+    data: Option<Zeroizing<String>>,
+    file: Option<String>,
+    is_base64: bool,
+    key_id: Option<String>,
+    iv: Option<String>,
+}
+
+impl SecretArgs {
+    /// Reads all secrets.
+    pub(crate) fn read(&self, sources: Sources) -> Result<Secrets, Failure> {
+        let mut secrets = Secrets::default();
+        for text in &self.object {
+            secrets.add(text, sources).map_err(Failure::new)?;
+        }
+        Ok(secrets)
+    }
+}
+
+impl Secrets {
+    /// The secret of an ID.
+    pub(crate) fn get(&self, id: &str) -> Result<Passphrase, String> {
+        self.0.get(id).cloned().ok_or_else(|| format!("No secret with id '{id}'"))
+    }
+
+    fn add(&mut self, text: &str, sources: Sources) -> Result<(), String> {
+        let (kind, rest) = text.split_once(',').unwrap_or((text, ""));
+        let kind = kind.strip_prefix("qom-type=").unwrap_or(kind);
+        if kind != "secret" {
+            return Err(format!("Parameter 'qom-type' does not accept value '{kind}'"));
+        }
+        let secret = Described::parse(rest)?;
+        let Some(id) = secret.id.clone() else { return Err("Parameter 'id' is missing".to_owned()) };
+        if secret.data.is_some() && sources == Sources::Files {
+            return Err(format!(
+                "the secret '{id}' stands in the command line, where others can see it: give file= with a file or a \
+                 descriptor (/dev/fd/N), or --allow-secret-data"
+            ));
+        }
+        let bytes = secret.bytes(self)?;
+        let passphrase = Passphrase::new(&bytes).map_err(|error| error.to_string())?;
+        if self.0.insert(id.clone(), passphrase).is_some() {
+            return Err(format!("attempt to add duplicate property '{id}' to object (type 'container')"));
+        }
+        Ok(())
+    }
+}
+
+impl Described {
+    fn parse(text: &str) -> Result<Self, String> {
+        let mut secret = Self::default();
+        for (key, value) in parse_keyval(text).map_err(|error| format!("--object: {error}"))? {
+            match key.as_str() {
+                "id" => secret.id = Some(value),
+                "data" => secret.data = Some(Zeroizing::new(value)),
+                "file" => secret.file = Some(value),
+                "format" => {
+                    secret.is_base64 = match value.as_str() {
+                        "raw" => false,
+                        "base64" => true,
+                        _ => return Err(format!("Parameter 'format' does not accept value '{value}'")),
+                    };
+                }
+                "keyid" => secret.key_id = Some(value),
+                "iv" => secret.iv = Some(value),
+                _ => return Err(format!("Parameter '{key}' is unexpected")),
+            }
+        }
+        Ok(secret)
+    }
+
+    /// The secret's bytes, decrypted and decoded.
+    fn bytes(self, earlier: &Secrets) -> Result<Zeroizing<Vec<u8>>, String> {
+        let given = match (self.data, self.file) {
+            (Some(_), Some(_)) => return Err("'file' and 'data' are mutually exclusive".to_owned()),
+            (None, None) => return Err("Either 'file' or 'data' must be provided".to_owned()),
+            (Some(data), None) => Zeroizing::new(data.as_bytes().to_vec()),
+            (None, Some(path)) => read_file(&path)?,
+        };
+        match (self.key_id, self.iv) {
+            (Some(key_id), Some(iv)) => {
+                let key = decode(earlier.get(&key_id)?.as_bytes())
+                    .or_else(|_| earlier.get(&key_id).map(|key| Zeroizing::new(key.as_bytes().to_vec())))?;
+                decrypt(&given, &key, &iv)
+            }
+            (Some(_), None) => Err("IV is required to decrypt secret".to_owned()),
+            (None, Some(_)) => Err("Parameter 'iv' needs 'keyid'".to_owned()),
+            (None, None) if self.is_base64 => decode(&given),
+            (None, None) => Ok(given),
+        }
+    }
+}
+
+fn read_file(path: &str) -> Result<Zeroizing<Vec<u8>>, String> {
+    let unable = |error: std::io::Error| format!("Unable to read {path}: {error}");
+    let file = File::open(path).map_err(unable)?;
+    let mut bytes = Zeroizing::new(Vec::new());
+    file.take(MOST + 1).read_to_end(&mut bytes).map_err(unable)?;
+    if bytes.len() as u64 > MOST {
+        return Err(format!("Unable to read {path}: a secret has at most {MOST} bytes"));
+    }
+    Ok(bytes)
+}
+
+/// The bytes of base64, with line breaks left out.
+fn decode(text: &[u8]) -> Result<Zeroizing<Vec<u8>>, String> {
+    let text: Zeroizing<Vec<u8>> =
+        Zeroizing::new(text.iter().copied().filter(|byte| !byte.is_ascii_whitespace()).collect());
+    STANDARD.decode(&*text).map(Zeroizing::new).map_err(|_| "Base64 data is not valid".to_owned())
+}
+
+fn decrypt(given: &[u8], key: &[u8], iv: &str) -> Result<Zeroizing<Vec<u8>>, String> {
+    if key.len() != KEY_LEN {
+        return Err(format!("Key should be {KEY_LEN} bytes in length"));
+    }
+    let iv = decode(iv.as_bytes())?;
+    if iv.len() != IV_LEN {
+        return Err(format!("IV should be {IV_LEN} bytes in length not {}", iv.len()));
+    }
+    let mut bytes = decode(given)?;
+    let cipher = cbc::Decryptor::<Aes256>::new_from_slices(key, &iv)
+        .map_err(|_| format!("Key should be {KEY_LEN} bytes in length"))?;
+    let len = cipher
+        .decrypt_padded::<Pkcs7>(&mut bytes)
+        .map_err(|_| "Incorrect number of padding bytes on decrypted data".to_owned())?
+        .len();
+    bytes.truncate(len);
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(objects: &[&str]) -> Result<Secrets, String> {
+        let args = SecretArgs { object: objects.iter().map(|text| (*text).to_owned()).collect() };
+        args.read(Sources::All).map_err(|failure| failure.message.unwrap_or_default())
+    }
+
+    #[test]
+    fn secrets_are_text_files_and_base64() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        std::fs::write(&path, b"from a file\n").unwrap();
+        let file = format!("secret,id=f,file={}", path.display());
+        let secrets = read(&["secret,id=a,data=text", &file, "secret,id=b,data=dGV4dA==,format=base64"]);
+        let secrets = secrets.unwrap();
+        for (id, bytes) in [("a", &b"text"[..]), ("f", b"from a file\n"), ("b", b"text")] {
+            assert_eq!(secrets.get(id).unwrap().as_bytes(), bytes, "{id}");
+        }
+        assert!(secrets.get("c").unwrap_err().contains("No secret with id 'c'"));
+    }
+
+    /// Made by `openssl enc -aes-256-cbc -K 00..1f -iv 00..0f`.
+    #[test]
+    fn a_secret_may_be_encrypted_with_another() {
+        let key = STANDARD.encode((0..32).collect::<Vec<u8>>());
+        let iv = STANDARD.encode((0..16).collect::<Vec<u8>>());
+        let key = format!("secret,id=key,data={key},format=base64");
+        let encrypted = "JyqcWFyaFGSBUHI1tbXquA==";
+        let secret = format!("secret,id=a,data={encrypted},keyid=key,iv={iv}");
+        let secrets = read(&[&key, &secret]).unwrap();
+        assert_eq!(secrets.get("a").unwrap().as_bytes(), b"passphrase");
+        let wrong = format!("secret,id=a,data={encrypted},keyid=key,iv=AAAA");
+        assert!(read(&[&key, &wrong]).unwrap_err().contains("IV should be 16 bytes"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (object, part) in [
+            ("tls-creds,id=a", "qom-type"),
+            ("secret,id=a", "Either 'file' or 'data'"),
+            ("secret,data=a", "'id' is missing"),
+            ("secret,id=a,data=a,file=b", "mutually exclusive"),
+            ("secret,id=a,data=a,format=hex", "'format'"),
+            ("secret,id=a,data=a,size=1", "'size'"),
+            ("secret,id=a,data=!,format=base64", "Base64"),
+            ("secret,id=a,data=a,keyid=b", "IV"),
+            ("secret,id=a,data=a,keyid=b,iv=AAAA", "'b'"),
+            ("secret,id=a,file=/nosuch/file", "/nosuch/file"),
+        ] {
+            let error = read(&[object]).unwrap_err();
+            assert!(error.contains(part), "{object}: {error}");
+        }
+        assert!(read(&["secret,id=a,data=b", "secret,id=a,data=c"]).is_err());
+        let args = SecretArgs { object: vec!["secret,id=a,data=b".to_owned()] };
+        assert!(args.read(Sources::Files).is_err(), "the command line's text");
+    }
+}

@@ -1,0 +1,187 @@
+//! Changes of the key slots of a LUKS1 header.
+//!
+//! A change is a list of steps, each durable before the next. Whatever a crash leaves of a step, every slot that was not changed
+//! opens as before.
+
+use super::header::{LuksHeader, luks_error};
+use super::keys::Passphrase;
+use super::new_header::slot_iterations;
+use crate::{Error, ErrorKind, Result};
+use std::path::Path;
+use std::time::Duration;
+use zebu_luks::{HeaderStep, LastKey, Luks1Header, SystemRandom};
+use zebu_storage::sabotage::{self, Fault};
+use zebu_storage::{File, IoBuf, Worker};
+
+/// Which key slots lose their keys.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum SlotChoice {
+    /// One, by its number from 0 to 7.
+    Number(u32),
+    /// All that a passphrase opens.
+    OpenedBy(Passphrase),
+}
+
+/// A key that is added.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct NewKey {
+    /// The new passphrase.
+    pub passphrase: Passphrase,
+    /// Number of the slot; the first that is free if `None`.
+    pub slot: Option<u32>,
+    /// Time that it takes to try the passphrase on a machine like this one.
+    pub iteration_time: Duration,
+}
+
+zebu_storage::option_setters!(NewKey { slot: impl Into<Option<u32>>, iteration_time: Duration });
+
+impl NewKey {
+    /// A passphrase for the first slot that is free, two seconds to try it.
+    pub fn new(passphrase: Passphrase) -> Self {
+        Self { passphrase, slot: None, iteration_time: Duration::from_secs(2) }
+    }
+}
+
+/// A change of key slots.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum KeySlotChange {
+    /// A passphrase is put into a slot.
+    Add(NewKey),
+    /// Slots lose their keys.
+    Remove(SlotChoice),
+}
+
+/// Whether the last key may go, and a key in use may be overwritten.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum KeySlotGuard {
+    /// Neither.
+    #[default]
+    Keep,
+    /// Both. Without any key, nobody can read the data again.
+    Force,
+}
+
+/// Changes key slots of the header at byte `start` of `file`. `passphrase` opens it.
+pub(crate) async fn change(
+    worker: &Worker,
+    file: &File,
+    start: u64,
+    header: LuksHeader,
+    passphrase: Option<&Passphrase>,
+    change: &KeySlotChange,
+    guard: KeySlotGuard,
+) -> Result<()> {
+    let LuksHeader::V1(header) = header else {
+        let message = "key slots of LUKS2 headers are not changed; use cryptsetup for them";
+        return Err(Error::new(ErrorKind::Unsupported, message).on(file.path()));
+    };
+    match change {
+        KeySlotChange::Add(new) => {
+            let Some(passphrase) = passphrase else {
+                let message = "a key that the image has is needed to add another";
+                return Err(Error::new(ErrorKind::KeyMissing, message).on(file.path()));
+            };
+            add(worker, file, start, header, passphrase, new, guard).await
+        }
+        KeySlotChange::Remove(choice) => remove(worker, file, start, header, choice, guard).await,
+    }
+}
+
+async fn add(
+    worker: &Worker,
+    file: &File,
+    start: u64,
+    mut header: Box<Luks1Header>,
+    passphrase: &Passphrase,
+    new: &NewKey,
+    guard: KeySlotGuard,
+) -> Result<()> {
+    let refuse = |error| luks_error(file.path(), &error);
+    let (_, key) = LuksHeader::V1(header.clone()).unlock(worker, file, start, passphrase).await?;
+    if let Some(slot) = new.slot
+        && header.active_slots().any(|active| active == slot)
+    {
+        if guard == KeySlotGuard::Keep {
+            let message = format!("Refusing to overwrite active keyslot {slot} - please erase it first");
+            return Err(Error::new(ErrorKind::InvalidArgument, message).on(file.path()));
+        }
+        if header.active_slots().count() == 1 {
+            // A crash between the two steps would leave no key at all.
+            let message =
+                format!("keyslot {slot} holds the only key: add one in another slot, then erase it");
+            return Err(Error::new(ErrorKind::InvalidArgument, message).on(file.path()));
+        }
+        let steps = header.remove_key(slot, LastKey::Keep, &mut SystemRandom).map_err(refuse)?;
+        write(worker, file, start, &steps).await?;
+    }
+    let new = new.clone();
+    let added = worker.run_blocking(move || {
+        let iterations = slot_iterations(header.hash(), header.cipher().key_len(), new.iteration_time);
+        header.add_key(new.slot, &key, new.passphrase.as_bytes(), iterations, &mut SystemRandom)
+    });
+    let steps = added.await.map_err(refuse)?;
+    write(worker, file, start, &steps).await
+}
+
+async fn remove(
+    worker: &Worker,
+    file: &File,
+    start: u64,
+    mut header: Box<Luks1Header>,
+    choice: &SlotChoice,
+    guard: KeySlotGuard,
+) -> Result<()> {
+    let last = match guard {
+        KeySlotGuard::Keep => LastKey::Keep,
+        KeySlotGuard::Force => LastKey::Remove,
+    };
+    let slots = match choice {
+        SlotChoice::Number(slot) => vec![*slot],
+        SlotChoice::OpenedBy(passphrase) => {
+            let mut opened = Vec::new();
+            let any = LuksHeader::V1(header.clone());
+            for slot in header.active_slots() {
+                if any.unlock_slot(worker, file, start, slot, passphrase).await?.is_some() {
+                    opened.push(slot);
+                }
+            }
+            if opened.is_empty() {
+                let message = "No keyslots match given (old) password for erase operation";
+                return Err(Error::new(ErrorKind::WrongKey, message).on(file.path()));
+            }
+            if opened.len() == header.active_slots().count() && guard == KeySlotGuard::Keep {
+                let message = "All the active keyslots match the (old) password that was given and erasing them will \
+                               erase all the data in the image irreversibly - refusing operation";
+                return Err(Error::new(ErrorKind::InvalidArgument, message).on(file.path()));
+            }
+            opened
+        }
+    };
+    for slot in slots {
+        let steps = header
+            .remove_key(slot, last, &mut SystemRandom)
+            .map_err(|error| luks_error(file.path(), &error))?;
+        write(worker, file, start, &steps).await?;
+    }
+    Ok(())
+}
+
+/// Writes a change, step by step.
+async fn write(worker: &Worker, file: &File, start: u64, steps: &[HeaderStep]) -> Result<()> {
+    let on = |error: zebu_storage::IoError, path: &Path| Error::from(error).on(path);
+    for step in steps {
+        for write in &step.writes {
+            let (result, _) =
+                worker.write(file, start + write.offset, IoBuf::copy_of(&write.bytes).into()).await;
+            result.map_err(|error| on(error, file.path()))?;
+        }
+        if !sabotage::is(Fault::SkipBarrierOfKeySlots) {
+            worker.flush(file).await.map_err(|error| on(error, file.path()))?;
+        }
+    }
+    worker.flush(file).await.map_err(|error| on(error, file.path()))
+}

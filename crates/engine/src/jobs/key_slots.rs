@@ -1,0 +1,61 @@
+//! Adding and removing keys of an encrypted image.
+
+use crate::crypt::header::{LuksHeader, passphrase};
+use crate::crypt::slots;
+use crate::open::flags;
+use crate::qcow2::life::open::parse;
+use crate::qcow2::life::unlock::luks_area;
+use crate::{
+    Access, Error, ErrorKind, Format, KeySlotChange, KeySlotGuard, OpenOptions, Purpose, Result, probe,
+};
+use std::path::Path;
+use zebu_qcow2::Encryption;
+use zebu_storage::Worker;
+
+/// Changes the key slots of the LUKS1 header of an image, which nobody else has open. The data is not touched, and no image that
+/// it stands on is opened. To add a key, `open` has one ([`OpenOptions::keys`]).
+///
+/// Each step is durable before the next. Whatever a crash leaves, every slot that was not changed opens as before.
+///
+/// # Errors
+/// [`ErrorKind::KeyMissing`], [`ErrorKind::WrongKey`]. [`ErrorKind::InvalidArgument`]: the last key would go, or a key in use be
+/// overwritten, or there is no such slot, or no free one. [`ErrorKind::Unsupported`]: the image is not encrypted with LUKS1.
+pub async fn change_key_slots(
+    worker: &Worker,
+    path: &Path,
+    open: &OpenOptions,
+    change: &KeySlotChange,
+    guard: KeySlotGuard,
+) -> Result<()> {
+    let worker = &worker.uncounted();
+    let open = OpenOptions { access: Access::ReadWrite, purpose: Purpose::Io, ..open.clone() };
+    let file = open.remote.open(path, &flags(&open)).map_err(|e| Error::from(e).on(path))?;
+    let format = match open.format {
+        Some(format) => format,
+        None => probe(worker, &file).await?,
+    };
+    let area = match format {
+        Format::Luks => 0..u64::MAX,
+        Format::Qcow2 => {
+            let parsed = parse(worker, &file, zebu_qcow2::Purpose::ReadWrite).await?;
+            let area = luks_area(parsed.header()).filter(|_| parsed.header().encryption == Encryption::Luks);
+            area.ok_or_else(|| not_luks(path))?
+        }
+        Format::Raw | Format::Foreign(_) => return Err(not_luks(path)),
+    };
+    let start = area.start;
+    let header = LuksHeader::read(worker, &file, area, &open.keys.limits()).await?;
+    let opened_by = match change {
+        KeySlotChange::Add(_) => {
+            let parameter = if format == Format::Luks { "key-secret" } else { "encrypt.key-secret" };
+            Some(passphrase(worker, &open.keys, 0, path, "luks", parameter).await?)
+        }
+        KeySlotChange::Remove(_) => None,
+    };
+    slots::change(worker, &file, start, header, opened_by.as_ref(), change, guard).await
+}
+
+fn not_luks(path: &Path) -> Error {
+    let message = "the image is not encrypted with LUKS: it has no key slots";
+    Error::new(ErrorKind::Unsupported, message).on(path)
+}
