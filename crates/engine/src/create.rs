@@ -14,13 +14,24 @@ use std::path::{Path, PathBuf};
 use zebu_storage::{Create, File, FileKind, FsKind, IoErrorKind, LockMode, OpenFlags, Worker};
 
 impl Image {
-    /// Makes an empty qcow2 image in a file that the caller has opened; what is in it is lost. `size` must be given;
+    /// Makes an empty image, of the format qcow2 or luks, in a file that the caller has opened; what is in it is lost. `size` must be given;
     /// no preallocation.
     ///
     /// # Errors
     /// As [`Image::create`].
     pub async fn create_in(worker: &Worker, file: &File, options: &CreateOptions) -> Result<()> {
-        create::in_file(&worker.uncounted(), file, options, create::Magic::Written).await
+        let worker = &worker.uncounted();
+        if options.format == Format::Luks {
+            let size = options.size.and_then(|size| size.checked_next_multiple_of(512)).ok_or_else(|| {
+                Error::new(ErrorKind::InvalidArgument, "Image creation needs a size parameter")
+                    .on(file.path())
+            })?;
+            let encryption = options.encryption.clone().unwrap_or_default();
+            let control = JobControl::default();
+            return luks_create::create(worker, file, size, &encryption, options.preallocation, &control)
+                .await;
+        }
+        create::in_file(worker, file, options, create::Magic::Written).await
     }
 
     /// Creates an image (a file that exists is cut to nothing first). Does not leave it open.

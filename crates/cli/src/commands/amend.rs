@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn other_keys_are_refused_by_name() {
         for key in
-            ["cluster_size", "preallocation", "encrypt.state", "nosuch", "compat", "size", "refcount_bits"]
+            ["cluster_size", "preallocation", "encrypt.nosuch", "nosuch", "compat", "size", "refcount_bits"]
         {
             let error = Wanted::parse(&[format!("{key}=x")]).unwrap_err();
             assert!(error.contains(key) || error.contains("compatibility"), "{error}");

@@ -6,7 +6,8 @@ use crate::open::flags;
 use crate::qcow2::life::open::parse;
 use crate::qcow2::life::unlock::luks_area;
 use crate::{
-    Access, Error, ErrorKind, Format, KeySlotChange, KeySlotGuard, OpenOptions, Purpose, Result, probe,
+    Access, Error, ErrorKind, Format, KeySlotChange, KeySlotGuard, OpenOptions, OpenedFile, Purpose, Result,
+    probe,
 };
 use std::path::Path;
 use zebu_qcow2::Encryption;
@@ -27,24 +28,40 @@ pub async fn change_key_slots(
     change: &KeySlotChange,
     guard: KeySlotGuard,
 ) -> Result<()> {
-    let worker = &worker.uncounted();
     let open = OpenOptions { access: Access::ReadWrite, purpose: Purpose::Io, ..open.clone() };
     let file = open.remote.open(path, &flags(&open)).map_err(|e| Error::from(e).on(path))?;
     let format = match open.format {
         Some(format) => format,
-        None => probe(worker, &file).await?,
+        None => probe(&worker.uncounted(), &file).await?,
     };
+    change_key_slots_in(worker, &OpenedFile { file, data_file: None, format }, &open, change, guard).await
+}
+
+/// The same in a file that the caller has opened, and locked.
+///
+/// # Errors
+/// As [`change_key_slots`].
+pub async fn change_key_slots_in(
+    worker: &Worker,
+    image: &OpenedFile,
+    open: &OpenOptions,
+    change: &KeySlotChange,
+    guard: KeySlotGuard,
+) -> Result<()> {
+    let worker = &worker.uncounted();
+    let (file, format) = (&image.file, image.format);
+    let path = file.path();
     let area = match format {
         Format::Luks => 0..u64::MAX,
         Format::Qcow2 => {
-            let parsed = parse(worker, &file, zebu_qcow2::Purpose::ReadWrite).await?;
+            let parsed = parse(worker, file, zebu_qcow2::Purpose::ReadWrite).await?;
             let area = luks_area(parsed.header()).filter(|_| parsed.header().encryption == Encryption::Luks);
             area.ok_or_else(|| not_luks(path))?
         }
         Format::Raw | Format::Foreign(_) => return Err(not_luks(path)),
     };
     let start = area.start;
-    let header = LuksHeader::read(worker, &file, area, &open.keys.limits()).await?;
+    let header = LuksHeader::read(worker, file, area, &open.keys.limits()).await?;
     let opened_by = match change {
         KeySlotChange::Add(_) => {
             let parameter = if format == Format::Luks { "key-secret" } else { "encrypt.key-secret" };
@@ -52,7 +69,7 @@ pub async fn change_key_slots(
         }
         KeySlotChange::Remove(_) => None,
     };
-    slots::change(worker, &file, start, header, opened_by.as_ref(), change, guard).await
+    slots::change(worker, file, start, header, opened_by.as_ref(), change, guard).await
 }
 
 fn not_luks(path: &Path) -> Error {

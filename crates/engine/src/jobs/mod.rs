@@ -47,7 +47,7 @@ pub use convert::{
     TargetClusters, TargetContent, convert,
 };
 pub use file_snapshot::{NewFile, file_snapshot};
-pub use key_slots::change_key_slots;
+pub use key_slots::{change_key_slots, change_key_slots_in};
 pub use live_backup::{
     BackupEnd, Copied, LiveBackup, LiveBackupOptions, LiveBackupReport, LiveBitmap, OnCopyError,
 };

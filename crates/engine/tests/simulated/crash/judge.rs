@@ -1,10 +1,10 @@
 //! The judge of every state that a crash leaves.
 
-use crate::crash::setup::{Files, SNAPSHOT, Setup, TOP};
+use crate::crash::setup::{Files, SNAPSHOT, Setup, TOP, passphrase};
 use std::process::Command;
 use zebu::check::{CheckOptions, check_file};
 use zebu::storage::{IoBuf, Worker};
-use zebu::{Image, OpenOptions};
+use zebu::{Image, Keys, OpenOptions};
 use zebu_sim::{Aside, GuestModel, SimFileConfig, SimWorld, backing_pattern};
 
 /// Bytes read at once.
@@ -56,7 +56,8 @@ async fn judge_in(
     let bytes = read_all(worker, &image, len).await?;
     model.check(0, &bytes).map_err(|v| v.to_string())?;
     if setup.origin == crate::crash::setup::Origin::Snapshot {
-        let options = OpenOptions::default().snapshot(Some(SNAPSHOT.to_owned()));
+        let options =
+            OpenOptions::default().snapshot(Some(SNAPSHOT.to_owned())).keys(Keys::of_top(passphrase()));
         let image = Image::open_files(worker, setup.chain(world), &options)
             .await
             .map_err(|e| format!("open the snapshot: {e}"))?;

@@ -1,10 +1,12 @@
 //! The images that the tests run on, chosen by a seed.
 
 use crate::crash::snapshot;
+use std::time::Duration;
+use zebu::luks::{BlockCipher, CipherSpec, Mode};
 use zebu::storage::{FsKind, IoBuf, Worker};
 use zebu::{
-    Access, CompressOptions, Compression, CreateOptions, Durability, Format, Image, OpenOptions, OpenedFile,
-    Preallocation, Shrink, ZeroPolicy,
+    Access, CompressOptions, Compression, CreateOptions, Durability, Format, Image, Keys, NewEncryption,
+    OpenOptions, OpenedFile, Passphrase, Preallocation, Shrink, ZeroPolicy,
 };
 use zebu_sim::{
     Aside, Content, DiscardLeaves, GuestConfig, GuestModel, LogKeep, SimConfig, SimFileConfig, SimRng,
@@ -71,6 +73,19 @@ pub(crate) struct Setup {
     pub(crate) compression: Compression,
     /// Dirty bitmaps are made and used.
     pub(crate) bitmaps: bool,
+    /// The top image is encrypted.
+    pub(crate) encrypted: bool,
+}
+
+/// The passphrase of encrypted images.
+pub(crate) fn passphrase() -> Passphrase {
+    Passphrase::new(b"a phrase").unwrap()
+}
+
+/// A cheap encryption with a small header. Its blocks are chained, so that a wrong one shows in those after it.
+pub(crate) fn encryption() -> NewEncryption {
+    let cipher = CipherSpec::new(BlockCipher::Aes, Mode::CbcPlain64, 16).unwrap();
+    NewEncryption::new(passphrase()).cipher(cipher).iteration_time(Duration::ZERO)
 }
 
 impl Setup {
@@ -103,7 +118,13 @@ impl Setup {
             gather_memory: None,
             compression: Compression::Zlib,
             bitmaps: false,
+            encrypted: false,
         }
+    }
+
+    /// The same, encrypted. Such an image has no compressed clusters, and no raw data file.
+    pub(crate) fn encrypted(self) -> Self {
+        Self { encrypted: true, gather_memory: None, raw_data: false, ..self }
     }
 
     /// Any image.
@@ -167,6 +188,7 @@ impl Setup {
             },
             compression: if version == 3 && rng.chance(1, 2) { Compression::Zstd } else { Compression::Zlib },
             bitmaps: version == 3 && (size / 512).is_multiple_of(2),
+            encrypted: false,
         }
     }
 
@@ -202,6 +224,7 @@ impl Setup {
             .backing(backing)
             .data_file(self.external_data.then(|| DATA.to_owned()))
             .data_file_raw(self.raw_data)
+            .encryption(self.encrypted.then(encryption))
     }
 
     /// Makes the image.
@@ -341,7 +364,10 @@ impl Setup {
 }
 
 fn writable() -> OpenOptions {
-    OpenOptions::default().format(Some(Format::Qcow2)).access(Access::ReadWrite)
+    OpenOptions::default()
+        .format(Some(Format::Qcow2))
+        .access(Access::ReadWrite)
+        .keys(Keys::of_top(passphrase()))
 }
 
 async fn fill(worker: &Worker, image: &Image, pattern: &[u8]) -> zebu::Result<()> {

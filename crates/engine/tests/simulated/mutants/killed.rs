@@ -5,7 +5,7 @@
 use crate::faults::{growth, held, idle, old_content, poison, snapshots, space, unending};
 use crate::mutants::streams::Shape::*;
 use crate::mutants::streams::Stream::{self, *};
-use crate::mutants::{hostile, undone, unfinished};
+use crate::mutants::{encrypted, hostile, undone, unfinished};
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -161,6 +161,14 @@ mutants! {
     a_named_snapshot_is_given_back: LowerBeforeDeletion, within 20 of [Snapshots];
     no_barrier_of_marks: SkipBarrierOfMarks, within 10 of [Marks];
     unfinished_bits_are_stored: StoreUnfinishedBits, within 20 of [Crash(Bitmaps)];
+    plain_text_is_written: WritePlainText, within 5 of [Crash(Encrypted)];
+    parts_of_a_sector_beside_each_other: ShareSectors, within 1 of
+        [Scenario(encrypted::writes_of_parts_of_a_sector_all_arrive)];
+    unwritten_space_counts_as_zero: PlainPadding, within 20 of [Crash(Encrypted)];
+    no_barrier_for_fresh_encrypted_space: PlainBarrier, within 60 of [Crash(Encrypted)];
+    encrypted_clusters_are_punched: PunchEncrypted, within 20 of [Crash(EncryptedExternal)];
+    steps_of_key_slots_are_not_kept_apart: SkipBarrierOfKeySlots, within 1 of
+        [Scenario(encrypted::a_key_slot_that_counts_as_used_opens)];
     the_magic_number_comes_first: MagicFirst, within 1 of
         [Scenario(unfinished::an_image_is_none_before_it_is_whole)];
 }

@@ -38,6 +38,10 @@ pub(crate) enum Shape {
     NarrowCounts,
     /// With dirty bitmaps.
     Bitmaps,
+    /// Encrypted.
+    Encrypted,
+    /// Encrypted, in an external data file.
+    EncryptedExternal,
 }
 
 impl Shape {
@@ -70,8 +74,13 @@ impl Shape {
                 Shape::Compressed => setup.gather_memory.is_some(),
                 Shape::NarrowCounts => setup.gather_memory.is_some() && setup.refcount_bits <= 2,
                 Shape::Bitmaps => setup.bitmaps,
+                Shape::Encrypted => !setup.external_data && setup.size <= 512 << 10,
+                Shape::EncryptedExternal => setup.external_data && setup.size <= 512 << 10,
                 Shape::Any | Shape::GrowingTable | Shape::ManyBlocks => true,
             };
+            if fits && matches!(self, Shape::Encrypted | Shape::EncryptedExternal) {
+                return setup.encrypted();
+            }
             if fits {
                 return setup;
             }

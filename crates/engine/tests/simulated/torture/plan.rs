@@ -118,6 +118,17 @@ impl Plan {
         Self { setup, lives, rates, window, seed: rng.next_u64(), watch, by_qemu: 0 }
     }
 
+    /// The same on an encrypted image.
+    pub(crate) fn encrypted(mut self) -> Self {
+        self.setup = self.setup.encrypted();
+        for request in self.lives.iter_mut().flatten().flat_map(|phase| phase.streams.iter_mut().flatten()) {
+            if let Request::WriteCompressed { offset, len, durability } = *request {
+                *request = Request::Write { offset, len, durability };
+            }
+        }
+        self
+    }
+
     fn fails(&self) -> bool {
         let FaultRates { read_errors, write_errors, no_space, flush_errors, fallocate_errors, .. } =
             self.rates;

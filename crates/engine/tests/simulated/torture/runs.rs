@@ -81,6 +81,20 @@ fn crash_states() {
     run(8, |seed| Plan { by_qemu: 100, ..Plan::random(seed, size, watch, small) });
 }
 
+/// Many requests to encrypted images.
+#[test]
+fn random_operations_on_encrypted_images() {
+    run(10, |seed| many_requests(seed).encrypted());
+}
+
+/// Crash states of encrypted images.
+#[test]
+fn crash_states_of_encrypted_images() {
+    let size = Size { lives: 3, phases: 3, streams: 4, requests: 12 };
+    let watch = Watch::Crashes { moments: 6, states: 24 };
+    run(6, |seed| Plan::random(seed, size, watch, small).encrypted());
+}
+
 /// A write that a crash undid left its data in the raw data file, in the cluster in which the disk ended; growing the disk
 /// with preallocation links that cluster.
 #[test]
