@@ -1,6 +1,7 @@
 //! Options of `-o` about how a new image is encrypted, with QEMU's names.
 
 use crate::secrets::Secrets;
+use std::fmt::Write as _;
 use std::time::Duration;
 use zebu::luks::{BlockCipher, CipherSpec, HashName, Mode};
 use zebu::{Format, NewEncryption};
@@ -118,7 +119,11 @@ impl EncryptOpts {
         };
         let mut given: Vec<_> = self.given.iter().collect();
         given.sort_by_key(|(name, _)| order(name));
-        given.iter().map(|(name, value)| format!(" {}{name}={value}", prefix(format))).collect()
+        let mut text = String::new();
+        for (name, value) in given {
+            let _ = write!(text, " {}{name}={value}", prefix(format));
+        }
+        text
     }
 
     /// How an image of this format is encrypted, if it is. `secrets` has the passphrase; without it, none is looked up.

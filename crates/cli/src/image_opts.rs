@@ -476,6 +476,7 @@ mod tests {
 
     fn spec(access: Access) -> ImageSpec {
         ImageSpec {
+            secrets: Secrets::default(),
             path: "unset".into(),
             options: OpenOptions::default().access(access),
             aio: None,

@@ -202,7 +202,7 @@ fn run(seed: u64, engine: Engine, cache: CacheMode, requests: u64, disks: Disks)
     };
     // Whether the middle of a large request goes to other threads.
     let pool = CodecPool::new(if disks == Disks::Encrypted { random.below(3) as usize } else { 1 });
-    let preallocates = disks == Disks::Plain || (format == Format::Qcow2 && version == 3);
+    let preallocates = format == Format::Qcow2;
     let modes = [Preallocation::Off, Preallocation::Off, Preallocation::Metadata];
     let modes = if preallocates { &modes[..] } else { &modes[..1] };
     let options = CreateOptions::default()

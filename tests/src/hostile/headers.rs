@@ -83,6 +83,15 @@ pub const EXTENSION_FIELDS: &[Hostile] = hostile! {
     "open 32: a LUKS pointer of another length": p => p.set_u32(field::CRYPT_METHOD, 2).set_u32(EXTENSIONS, 0x0537_be77);
     "open 33: a LUKS header that is unaligned": p =>
         p.set_u32(field::CRYPT_METHOD, 2).set_u32(EXTENSIONS, 0x0537_be77).set_u32(EXTENSIONS + 4, 16).set_u64(EXTENSIONS + 8, 1);
+    "a LUKS header far past the file": p =>
+        p.set_u32(field::CRYPT_METHOD, 2).set_u32(EXTENSIONS, 0x0537_be77).set_u32(EXTENSIONS + 4, 16)
+            .set_u64(EXTENSIONS + 8, 1 << 50).set_u64(EXTENSIONS + 16, 1 << 20);
+    "a LUKS header of 2^64 bytes": p =>
+        p.set_u32(field::CRYPT_METHOD, 2).set_u32(EXTENSIONS, 0x0537_be77).set_u32(EXTENSIONS + 4, 16)
+            .set_u64(EXTENSIONS + 8, 65536).set_u64(EXTENSIONS + 16, u64::MAX);
+    "a LUKS header that is the header of the image": p =>
+        p.set_u32(field::CRYPT_METHOD, 2).set_u32(EXTENSIONS, 0x0537_be77).set_u32(EXTENSIONS + 4, 16)
+            .set_u64(EXTENSIONS + 8, 0).set_u64(EXTENSIONS + 16, 65536);
     "open 34: a bitmaps extension of another length": p => p.set_u32(EXTENSIONS + 4, 23);
     "open 35: bitmaps without their bit": p => p.set_u64(field::AUTOCLEAR, 0);
     "open 36: the reserved field of the bitmaps": p => p.set_u32(EXTENSIONS + 12, 1);

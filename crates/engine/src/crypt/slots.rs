@@ -183,5 +183,5 @@ async fn write(worker: &Worker, file: &File, start: u64, steps: &[HeaderStep]) -
             worker.flush(file).await.map_err(|error| on(error, file.path()))?;
         }
     }
-    worker.flush(file).await.map_err(|error| on(error, file.path()))
+    Ok(())
 }

@@ -48,12 +48,6 @@ pub(crate) fn new_header(options: &CreateOptions, size: u64) -> Result<Header> {
             "data-file-raw and encryption contradict each other: an encrypted data file is not raw",
         );
     }
-    if options.encryption.is_some() && version == Version::V2 && options.preallocation != Preallocation::Off {
-        return refuse(
-            "Encrypted images of version 2 can't be preallocated: they have no way to say that clusters are zero (use \
-             version=v3 or greater)",
-        );
-    }
     if options.data_file_raw && options.data_file.is_none() {
         return refuse("data-file-raw requires data-file");
     }

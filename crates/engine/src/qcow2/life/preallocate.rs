@@ -100,10 +100,6 @@ impl Qcow2 {
         if mode == Preallocation::Off {
             return Ok(());
         }
-        if !self.protection.is_none() && self.geometry.version == Version::V2 {
-            let message = "an encrypted image of version 2 can't be preallocated: it has no way to say that clusters                            are zero; use compat=1.1";
-            return Err(Error::new(ErrorKind::Unsupported, message).on(self.path()));
-        }
         let first = self.geometry.cluster_start(range.start);
         let tracker = Tracker::new(control, Phase::Reserving, range.end.saturating_sub(first));
         let space = Reservation { worker, file: self.data(), format: Format::Qcow2, tracker: &tracker };
@@ -137,6 +133,13 @@ impl Qcow2 {
                 )
                 .on(self.path())
                 .at_guest(guest.start));
+            }
+            if !self.protection.is_none() && self.geometry.version == Version::V2 {
+                // It has no zero clusters, and zeroes in the file would be decrypted to noise: encrypted zeroes are written.
+                drop(reserved);
+                self.write_zero_data(node, worker, guest.clone()).await?;
+                tracker.advance(guest.end - guest.start);
+                continue;
             }
             let content = if !allocation.is_external() {
                 allocation.content()

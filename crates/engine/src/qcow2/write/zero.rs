@@ -103,7 +103,8 @@ impl Qcow2 {
         self.map.slices().lock(key).in_flight().contains(guest >> self.geometry.cluster_bits)
     }
 
-    async fn write_zero_data(
+    /// Writes zeroes as data.
+    pub(crate) async fn write_zero_data(
         self: &Arc<Self>,
         node: &Node,
         worker: &Worker,
