@@ -102,6 +102,8 @@ pub enum Fault {
     GiveBackUntaken,
     /// Cache: two load one slice at the same time.
     LoadTwice,
+    /// Cache: a load that made its slice present ends the other loads of it a moment later.
+    EndLoadsLate,
     /// Cache: what was derived from a slice that has changed since is kept.
     KeepStaleDerived,
     /// Cache: a slice that a commit is writing may be evicted.
