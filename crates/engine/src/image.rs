@@ -38,7 +38,7 @@ pub(crate) enum Clusters {
 }
 
 fn check_range(node: &Node, offset: u64, len: u64) -> Result<()> {
-    let size = node.virtual_size();
+    let size = node.visible_size();
     if offset.checked_add(len).is_some_and(|end| end <= size) {
         return Ok(());
     }
@@ -78,7 +78,7 @@ impl Image {
 
     /// Bytes of the virtual disk.
     pub fn virtual_size(&self) -> u64 {
-        self.0.virtual_size()
+        self.0.visible_size()
     }
 
     /// Bytes of a cluster (for raw: 65536), the natural unit of work.

@@ -130,6 +130,8 @@ pub enum Fault {
     ResizeBesideWrites,
     /// Resize: what was derived while the disk had its old end stays when it has grown.
     KeepOldEnd,
+    /// Resize: added space is in use before it reads as zero.
+    ShowGrowthEarly,
     /// Resize: what the disk grows by is not zeroed.
     SkipGrowthZeroing,
     /// Resize: the cluster in which the disk of a raw data file ended counts as what the disk grows by.

@@ -140,6 +140,8 @@ mutants! {
     zeroes_show_the_backing_image: ZeroShowsBacking, within 10 of [Crash(Backed)];
     a_resize_is_not_alone: ResizeBesideWrites, within 1 of
         [Scenario(held::a_resize_waits_for_writes_and_writes_for_it)];
+    growth_shows_early: ShowGrowthEarly, within 1 of
+        [Scenario(growth::growing_beside_reads_shows_nothing_of_the_backing_file)];
     what_has_the_old_end_is_kept: KeepOldEnd, within 1 of
         [Scenario(growth::growing_beside_reads_shows_nothing_of_the_backing_file)];
     growth_is_not_zeroed: SkipGrowthZeroing, within 40 of [Resizes];
