@@ -34,6 +34,8 @@ pub enum Fault {
     LeaveFailedBatch,
     /// Commit, release: they run on the worker of the request that started them.
     RunOnCaller,
+    /// Commit: a thread that has promised to drive its worker is believed for ever.
+    TrustPromise,
     /// Release: freed clusters go back before the commit that unlinks them.
     ReleaseWithoutCommit,
     /// Release: freed clusters go back while requests may use them.
@@ -164,6 +166,10 @@ pub enum Fault {
     CloseBesideRequests,
     /// Close: it waits for the image's own worker while it keeps operations there from being alone.
     IdleWhileAlone,
+    /// Close: it is alone with the image on the worker of its caller.
+    CloseOnCaller,
+    /// Close: reads that have begun are not waited for before it.
+    CloseBesideReads,
     /// Snapshots: one that the header names gives its references back, if a write fails after that.
     LowerNamedSnapshot,
 }
