@@ -286,11 +286,11 @@ pub(crate) fn run(args: &CtlArgs) -> Result<u8, Failure> {
         }
         CtlCommand::BackupStart(start) => return backup(&mut server, start),
         CtlCommand::BackupQuery { export } => {
-            let state = server.ask(Command::BackupQuery { export: export.clone() })?;
+            let state = server.ask(Command::BackupQuery { export: export.clone(), backup: None })?;
             stdout::print(&json::to_text(&state)?)?;
         }
         CtlCommand::BackupCancel { export } => {
-            drop(server.ask(Command::BackupCancel { export: export.clone() })?);
+            drop(server.ask(Command::BackupCancel { export: export.clone(), backup: None })?);
         }
         CtlCommand::Bitmaps { export } => {
             let bitmaps = server.ask(Command::Bitmaps { export: export.clone() })?;
@@ -386,12 +386,14 @@ fn backup(server: &mut Server, args: &BackupStartArgs) -> Result<u8, Failure> {
     if !args.wait {
         return Ok(0);
     }
+    // Others may begin backups of the same disk once this one is over.
+    let number = begun["backup"].as_u64();
     let export = || args.export.clone();
     loop {
         if watch.cancel().is_cancelled() {
-            drop(server.ask(Command::BackupCancel { export: export() })?);
+            drop(server.ask(Command::BackupCancel { export: export(), backup: number })?);
         }
-        let state = server.ask(Command::BackupQuery { export: export() })?;
+        let state = server.ask(Command::BackupQuery { export: export(), backup: number })?;
         let bytes = |key: &str| state[key].as_u64().unwrap_or_default();
         watch.note("copying", bytes("done"), bytes("total"));
         match state["status"].as_str() {

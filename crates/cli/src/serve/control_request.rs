@@ -73,11 +73,17 @@ pub(crate) enum Command {
     BackupQuery {
         /// The export.
         export: String,
+        /// The number that its start was answered with; the last one if it is not given.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        backup: Option<u64>,
     },
     /// Ends a backup; what there is of the target is given up.
     BackupCancel {
         /// The export.
         export: String,
+        /// The number that its start was answered with; the last one if it is not given.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        backup: Option<u64>,
     },
     /// Tells of the persistent dirty bitmaps.
     Bitmaps {

@@ -74,7 +74,10 @@ pub async fn file_snapshot(worker: &Worker, image: &Image, copy: File, path: &Pa
     let to = path.to_owned();
     let at = copy.clone();
     image.alone(worker, async move |image, on| share(on, image, &at, &to).await).await?;
-    if let Driver::Qcow2(_) = &image.0.driver {
+    // What is only read was not committed here: if its file says that counts may be wrong, so does the copy.
+    if let Driver::Qcow2(qcow2) = &image.0.driver
+        && qcow2.is_writable()
+    {
         clear_dirty(worker, &copy).await?;
     }
     worker.flush(&copy).await.map_err(|error| Error::from(error).on(path))

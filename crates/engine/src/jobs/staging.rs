@@ -63,11 +63,7 @@ impl Drop for NewFiles {
 /// Gives a complete image its name. The files are synced here, whatever the cache mode was: a name that appears must
 /// never lead to a file whose content a power failure could still take away.
 pub(super) fn publish(temporary: &Path, path: &Path, data_file: Option<&Path>) -> Result<()> {
-    for file in [Some(temporary), data_file].into_iter().flatten() {
-        std::fs::File::open(file)
-            .and_then(|file| file.sync_all())
-            .map_err(|error| from_io(file, "can't make the file durable", &error))?;
-    }
+    sync_files(temporary, data_file)?;
     match rename_to_new(temporary, path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             let message = "another program made a file of this name meanwhile";
@@ -79,6 +75,16 @@ pub(super) fn publish(temporary: &Path, path: &Path, data_file: Option<&Path>) -
     std::fs::File::open(directory)
         .and_then(|directory| directory.sync_all())
         .map_err(|error| from_io(directory, "can't make the new name durable", &error))
+}
+
+/// Makes an image's files durable.
+pub(super) fn sync_files(path: &Path, data_file: Option<&Path>) -> Result<()> {
+    for file in [Some(path), data_file].into_iter().flatten() {
+        std::fs::File::open(file)
+            .and_then(|file| file.sync_all())
+            .map_err(|error| from_io(file, "can't make the file durable", &error))?;
+    }
+    Ok(())
 }
 
 /// Renames a file to a name that nothing has. Two programs that do so at a time don't both succeed, unless the file system
