@@ -1,6 +1,7 @@
 //! Backups and snapshots of a disk while clients write to it, through the control socket.
 
 mod file_snapshots;
+mod kills;
 mod page_cache;
 
 use rustix::process::Signal;

@@ -9,7 +9,7 @@ use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
 use crate::unasked_cache::UnaskedCache;
-use crate::values::{OutputFormat, Rate, caches, formats, rate_argument};
+use crate::values::{OutputFormat, Rate, SpeedName, caches, formats, rate_argument};
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
@@ -80,6 +80,10 @@ pub(crate) struct BackupArgs {
     /// Read at most so many bytes a second; 0: no limit
     #[arg(short = 'r', long, value_name = "RATE", value_parser = rate_argument)]
     rate_limit: Option<Rate>,
+
+    /// How fast it goes: as the disk's latency allows, so that others who use it wait little longer, or at full speed
+    #[arg(long, value_enum, default_value_t, value_name = "adaptive|full", hide_possible_values = true)]
+    speed: SpeedName,
 
     /// Go on with a backup to the same target that was interrupted; the source must not have changed since
     #[arg(long)]
@@ -203,6 +207,7 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     options.buffer_memory = args.buffer_memory;
     options.interrupted = if args.resume { Interrupted::Resume } else { Interrupted::Restart };
     options.source_errors = if args.skip_errors { SourceErrors::Skip } else { SourceErrors::Stop };
+    options.speed = args.speed.speed();
     options.control = watch.control();
     options.control.rate_limit = args.rate_limit.and_then(|rate| rate.0);
     let report = session.with_image(&spec, |image| {

@@ -9,7 +9,7 @@ use crate::output::{json, stderr, stdout};
 use crate::serve::control_request::{BackupStart, Command, CompressionName, OnError, Request, TargetCache};
 use crate::session::Session;
 use crate::size::{parse_size, size_argument};
-use crate::values::{OutputFormat, Rate, rate_argument};
+use crate::values::{OutputFormat, Rate, SpeedName, rate_argument};
 use crate::watch::{ProgressArg, ProgressMode, Watch};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::Value;
@@ -168,6 +168,10 @@ struct BackupStartArgs {
     /// Most bytes a second (0: no limit); what clients are about to change is copied at once
     #[arg(short, long, value_name = "RATE", value_parser = rate_argument)]
     rate: Option<Rate>,
+
+    /// How fast it goes: as the disk's latency allows, so that others who use it wait little longer, or at full speed
+    #[arg(long, value_enum, default_value_t, value_name = "adaptive|full", hide_possible_values = true)]
+    speed: SpeedName,
 
     /// Pages of the target in the page cache: none (O_DIRECT), none that are written already, or all
     /// [default: the first of these that its file system can do]
@@ -377,6 +381,7 @@ fn backup(server: &mut Server, args: &BackupStartArgs) -> Result<u8, Failure> {
         on_error: args.on_error,
         rate_limit: args.rate.and_then(|rate| rate.0),
         cache: args.cache,
+        speed: args.speed,
     });
     let begun = server.ask_with(start, Some(file.as_fd())).map_err(remove)?;
     drop(file);

@@ -126,6 +126,7 @@ impl Backups {
                 OnError::Request => OnCopyError::FailRequest,
             })
             .bitmap(bitmap)
+            .speed(start.speed.speed())
             .buffer_memory(usize::try_from(memory.bytes() - memory.bytes() / 5).unwrap_or(usize::MAX))
             .control(
                 JobControl::default()

@@ -1,6 +1,6 @@
 //! Snapshots of an open image as files of their own: all blocks are shared with it at one moment (a reflink).
 
-use super::staging::{NewFiles, from_io, publish, reserve_temporary_name};
+use super::staging::{NewFiles, expect_copies, from_io, publish, reserve_temporary_name};
 use crate::node::Driver;
 use crate::{Error, ErrorKind, Image, Result};
 use std::path::{Path, PathBuf};
@@ -119,6 +119,7 @@ async fn share(worker: &Worker, image: &Image, copy: &File, path: &Path) -> Resu
         Driver::Qcow2(_) | Driver::Raw(_) | Driver::Foreign(_) => {}
     }
     let file = image.0.image_file();
+    expect_copies(copy);
     worker.clone_range(file, 0, copy, 0, file.len()).await.map_err(|error| match error.kind {
         IoErrorKind::Unsupported => {
             let message = format!(
