@@ -31,8 +31,8 @@ pub(super) enum Kind {
 
 /// Requests between two decisions.
 const ROUND: u32 = 16;
-/// Smallest share of one request in flight: a disk that is busy for good does not stop a backup.
-const LEAST: f64 = 0.125;
+/// Smallest share of one request in flight. A busy processor looks like a busy disk, and must not stop a backup.
+const LEAST: f64 = 0.5;
 /// Time in queues that is aimed at at least: as much as a busy processor adds.
 const TOLERANCE: Duration = Duration::from_micros(50);
 /// Time in queues that is aimed at, as a share of the lowest latency. On the model of the tests, 0.5 keeps a
