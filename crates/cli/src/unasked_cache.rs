@@ -51,7 +51,7 @@ impl UnaskedCache {
             let worker = session.worker();
             worker.block_on(async {
                 let image = Image::open(worker, &spec.path, &options).await.ok()?;
-                let chain = Vec::from_iter(std::iter::successors(Some(image.clone()), Image::backing));
+                let chain: Vec<Image> = std::iter::successors(Some(image.clone()), Image::backing).collect();
                 let found =
                     chain.iter().map(|image| (image.cluster_size(), image.path().to_owned())).collect();
                 let _ = image.close(worker).await;

@@ -13,7 +13,7 @@ use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
 use std::path::Path;
 use zebu::jobs::{RebaseOptions, TargetClusters, rebase};
-use zebu::{Access, BackingReference, CacheMode, Chain, Format, Image, OpenOptions};
+use zebu::{Access, BackingReference, CacheMode, Chain, Format, Image};
 
 /// Arguments of `zebu rebase`.
 #[derive(Debug, clap::Args)]

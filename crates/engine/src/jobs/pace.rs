@@ -42,6 +42,8 @@ const AIM: f64 = 0.4;
 const MEMORY: Duration = Duration::from_secs(20);
 /// Longest pause after a request.
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+/// Sizes of requests that are told apart: powers of two.
+const SIZES: usize = 64;
 /// Bytes of a read while the disk is busy: what others ask for waits for no longer one.
 const SHORT: u64 = 128 << 10;
 
@@ -132,7 +134,8 @@ struct Controller {
     window: f64,
     /// The disk has not been found busy yet.
     is_starting: bool,
-    lowest: [[Lowest; 64]; 2],
+    /// By kind and size.
+    lowest: Vec<Lowest>,
     /// Of the present round.
     samples: u32,
     /// Sum of times in queues, in shares of what is aimed at.
@@ -148,7 +151,7 @@ impl Controller {
             most: most.max(1) as f64,
             window: 1.0,
             is_starting: true,
-            lowest: [[Lowest::default(); 64]; 2],
+            lowest: vec![Lowest::default(); 2 * SIZES],
             samples: 0,
             queued: 0.0,
             latency: Duration::ZERO,
@@ -173,8 +176,8 @@ impl Controller {
     }
 
     fn note(&mut self, kind: Kind, len: u64, latency: Duration, now: Instant) {
-        let class = len.max(1).ilog2() as usize;
-        let lowest = self.lowest[kind as usize][class].note(latency, now);
+        let class = kind as usize * SIZES + len.max(1).ilog2() as usize;
+        let lowest = self.lowest.get_mut(class).map_or(latency, |lowest| lowest.note(latency, now));
         let aim = lowest.mul_f64(AIM).max(TOLERANCE);
         // One request that hangs says no more than that the disk is busy.
         self.queued += (latency.saturating_sub(lowest).as_secs_f64() / aim.as_secs_f64()).min(8.0);

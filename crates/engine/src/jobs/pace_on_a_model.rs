@@ -93,8 +93,9 @@ impl Run {
                 break;
             }
             self.now = self.now.max(next);
-            if next == first_done {
-                let index = self.copies.iter().position(|copy| copy.0 == first_done).unwrap();
+            if next.total_cmp(&first_done).is_eq() {
+                let index =
+                    self.copies.iter().position(|copy| copy.0.total_cmp(&first_done).is_eq()).unwrap();
                 let (done, begun) = self.copies.swap_remove(index);
                 moved += CHUNK;
                 if let Some(controller) = &mut self.controller {
@@ -102,7 +103,7 @@ impl Run {
                     controller.note(Kind::Read, CHUNK, Duration::from_secs_f64((done - begun) / 1e6), at);
                     self.resume = done + controller.pause().as_secs_f64() * 1e6;
                 }
-            } else if next == copy_at {
+            } else if next.total_cmp(&copy_at).is_eq() {
                 let done = self.disk.request(self.now, CHUNK);
                 self.copies.push((done, self.now));
             } else {
