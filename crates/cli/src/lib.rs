@@ -34,6 +34,7 @@ mod size;
 mod snapshot_name;
 mod stop_signals;
 mod temporary_overlay;
+mod unasked_cache;
 mod values;
 mod watch;
 

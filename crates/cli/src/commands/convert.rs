@@ -12,6 +12,7 @@ use crate::remote_names::{image_path, is_remote, transfers};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
+use crate::unasked_cache::UnaskedCache;
 use crate::values::{Aio, OutputFormat, Rate, caches, formats, rate_argument, target_formats};
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
@@ -49,7 +50,7 @@ pub(crate) struct ConvertArgs {
     #[arg(short = 'T', long, value_name = "CACHE", value_parser = caches())]
     source_cache: Option<CacheMode>,
 
-    /// Cache mode of the target [default: none where its file system can, else one write at a time; unsafe with -n]
+    /// Cache mode of the target [default: none where its file system can, else one write at a time]
     #[arg(short = 't', long, value_name = "CACHE", value_parser = caches())]
     target_cache: Option<CacheMode>,
 
@@ -337,7 +338,16 @@ fn convert_to(
     // What is on a server is there already.
     let is_there = args.no_create || image_path(target).is_ok_and(|path| is_remote(&path));
     let result = if is_there {
-        let spec = existing_target(args, opts, target)?;
+        let mut spec = existing_target(args, opts, target)?;
+        let unasked = UnaskedCache::unless_asked(args.target_cache, CacheMode::Unsafe, session, &mut spec);
+        if let Some(unasked) = &unasked {
+            if unasked.mode != CacheMode::None && args.parallel.is_none() {
+                options.requests = 1;
+            }
+            if args.engine.verbose {
+                unasked.tell("the target");
+            }
+        }
         let content = match (args.target_is_zero, args.backing.is_some()) {
             (true, _) => TargetContent::Zero,
             (false, true) => TargetContent::SharedBacking,
@@ -349,6 +359,9 @@ fn convert_to(
             copied = Some(worker.block_on(convert(worker, images, target, &options)));
             Ok(())
         });
+        if let Some(unasked) = unasked {
+            unasked.clean_up();
+        }
         // What the job failed with is told, not that what it left can't be finished either.
         if !matches!(copied, Some(Err(_))) {
             done?;
@@ -366,14 +379,14 @@ fn convert_to(
                 options.requests = 1;
             }
             if args.engine.verbose {
-                stderr::tell(&format!("writes to the target: {}", describe(unasked)));
+                stderr::tell(&format!("writes to the target: {unasked}"));
             }
         }
-        let path = target.path.clone();
+        let (path, data_file) = (target.path.clone(), target.open.data_file.clone());
         let converted =
             worker.block_on(convert(worker, images, ConvertTarget::New(Box::new(target)), &options));
         if converted.is_ok() && unasked == Some(UnaskedWrites::OneBuffered) {
-            drop_pages(&path);
+            std::iter::once(&path).chain(&data_file).for_each(|file| drop_pages(file));
         }
         converted
     };
@@ -384,15 +397,6 @@ fn convert_to(
         }
         _ => Failure::during(&format!("error while converting to '{}'", target.display()), &error),
     })
-}
-
-fn describe(writes: UnaskedWrites) -> &'static str {
-    match writes {
-        UnaskedWrites::Direct => "O_DIRECT",
-        UnaskedWrites::OneBuffered => {
-            "one at a time through the page cache, whose pages are dropped at the end"
-        }
-    }
 }
 
 /// How a target is opened that exists.
