@@ -13,6 +13,7 @@ mod examples;
 mod failure;
 #[doc(hidden)]
 pub mod fuzzing;
+mod http_opts;
 mod image_opts;
 mod image_spec;
 mod io;

@@ -5,6 +5,7 @@ use crate::compression::CompressionArgs;
 use crate::failure::Failure;
 use crate::local_name::path_argument;
 use crate::output::{json, stderr, stdout};
+use crate::remote_names::{RemoteTransfers, transfers};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
@@ -141,6 +142,9 @@ struct Report {
     file_length: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     disk_hash: Option<String>,
+    /// Counts of what went over the network.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remote: Option<RemoteTransfers>,
 }
 
 #[derive(Serialize)]
@@ -247,6 +251,7 @@ fn json_report(report: &BackupReport) -> Report {
         kept_bitmap: report.kept_bitmap.clone(),
         file_length: report.file_length,
         disk_hash: report.disk_hash.clone(),
+        remote: transfers(),
     }
 }
 
