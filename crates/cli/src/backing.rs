@@ -8,6 +8,7 @@ use crate::values::format_argument;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use zebu::{Chain, ErrorKind, Format, Image, OpenOptions, Purpose};
+use zebu_remote::http::HttpUrl;
 
 /// A backing file as given by the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,12 +35,10 @@ pub(crate) fn found_as(name: &str, check: CheckName) -> Result<String, Failure> 
     let fail = |shown: &str, reason: String| {
         Failure::new(format!("Could not open the backing file '{shown}': {reason}"))
     };
-    if check == CheckName::AnyPlace {
-        // The text may have secrets in it.
-        let shown = || name.split(['?', '@']).next().unwrap_or_default();
-        if is_server_name(name).map_err(|reason| fail(shown(), reason))? {
-            return Ok(name.to_owned());
-        }
+    if check == CheckName::AnyPlace
+        && is_server_name(name).map_err(|reason| fail(&HttpUrl::hide(name), reason))?
+    {
+        return Ok(name.to_owned());
     }
     match check {
         CheckName::Local | CheckName::AnyPlace => local_name(name).map_err(|reason| fail(name, reason)),

@@ -253,8 +253,7 @@ impl OpenRemote for Opener {
 
     fn open_reference(&self, name: &str, flags: &OpenFlags) -> Result<File, IoError> {
         let name = RemoteName::parse(name).map_err(|reason| {
-            // It may have secrets in it.
-            let shown = name.split(['?', '@']).next().unwrap_or_default();
+            let shown = HttpUrl::hide(name);
             IoError::of_file(Op::Open, IoErrorKind::Os(libc::EINVAL), shown).with_detail(reason)
         })?;
         open(name, flags)

@@ -89,7 +89,7 @@ impl Patience<'_> {
 enum Place {
     /// Another request can be sent.
     Ready,
-    Body(Call<RecvBody>),
+    Body(Box<Call<RecvBody>>),
     Redirect(Box<Call<Redirect>>),
     /// It can't be used again.
     Over,
@@ -190,7 +190,7 @@ impl Connection {
             return Err(Broken::Breach("the head of the response has no end".to_owned()));
         };
         self.place = match call.proceed() {
-            Some(RecvResponseResult::RecvBody(call)) => Place::Body(call),
+            Some(RecvResponseResult::RecvBody(call)) => Place::Body(Box::new(call)),
             Some(RecvResponseResult::Redirect(call)) => Place::Redirect(Box::new(call)),
             Some(RecvResponseResult::Cleanup(call)) => {
                 if call.must_close_connection() {
@@ -336,8 +336,8 @@ fn is_pause(error: &io::Error) -> bool {
 
 /// Makes a request one to a proxy: the whole URL in the first line (RFC 9112, section 3.2.2), and who asks.
 fn address_proxy(text: &mut Vec<u8>, origin: &str, to_proxy: &ToProxy) {
-    if let Some(blank) = text.iter().position(|byte| *byte == b' ') {
-        text.splice(blank + 1..blank + 1, origin.bytes());
+    if let Some(target) = text.iter().position(|byte| *byte == b'/') {
+        text.splice(target..target, origin.bytes());
     }
     if let Some(authorization) = &to_proxy.authorization {
         let end = text.len().saturating_sub(2);

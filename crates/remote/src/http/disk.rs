@@ -147,7 +147,7 @@ fn ask_first(url: HttpUrl, options: HttpOptions, until: Instant) -> Result<Found
                     Reply::Whole { len } => *len,
                     Reply::Empty => Some(0),
                 };
-                let len = len.filter(|len| *len <= i64::MAX as u64).ok_or(Trouble::Refused {
+                let len = len.filter(|len| i64::try_from(*len).is_ok()).ok_or(Trouble::Refused {
                     errno: libc::EOPNOTSUPP,
                     reason: "the server does not tell the length of the object".to_owned(),
                 })?;

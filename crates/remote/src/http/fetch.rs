@@ -3,8 +3,11 @@
 use super::cache::BLOCK;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use zebu_storage::{Completer, StorageDone, StorageOp};
+
+/// The least bytes in a second that a server sends which is not given up.
+pub(super) const BYTES_A_SECOND: u64 = 64 << 10;
 
 /// A range to be fetched.
 pub(super) struct Fetch {
@@ -12,7 +15,7 @@ pub(super) struct Fetch {
     pub(super) range: Range<u64>,
     /// Bytes from the beginning that are there.
     pub(super) done: u64,
-    /// From then on, it fails.
+    /// From then on, it fails if no bytes come.
     pub(super) deadline: Instant,
     pub(super) memory: Memory,
 }
@@ -34,6 +37,11 @@ impl Fetch {
     /// For whole blocks.
     pub(super) fn of_blocks(range: Range<u64>, deadline: Instant) -> Self {
         Self { range, done: 0, deadline, memory: Memory::Blocks(Vec::new()) }
+    }
+
+    /// The time when it fails even if bytes come.
+    pub(super) fn limit(&self) -> Instant {
+        self.deadline + Duration::from_secs((self.range.end - self.range.start) / BYTES_A_SECOND + 1)
     }
 
     /// Takes `next` in if it is what follows, and both are of one kind and no longer than `most` together.

@@ -98,7 +98,7 @@ mod tests {
         }
         assert!(part("Content-Range: bytes 100-199/300\r\nContent-Length: 100", "x").is_err());
         assert!(answer(b"").is_err() && answer(b"HTTP/1.1 200 OK\r\n\r\n").is_err());
-        assert!(answer(&[b'x'; 100_000]).is_err());
+        assert!(answer(&vec![b'x'; 100_000]).is_err());
         let endless = format!("HTTP/1.1 206 P\r\nX: {}", "y".repeat(30_000));
         assert!(answer(endless.as_bytes()).is_err());
         let moved = b"HTTP/1.1 302 F\r\nLocation: //u:secret@other/x?y=secret\r\nContent-Length: 0\r\n\r\n";

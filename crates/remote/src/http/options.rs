@@ -18,8 +18,8 @@ pub struct HttpOptions {
     /// The most bytes of memory for the cache, read-ahead, and buffers of connections; at least 4 MiB. Readers' own memory
     /// is not counted.
     pub memory: u64,
-    /// How long a read waits for its answer, broken connections included, and a second more for each 64 KiB that it has. Not
-    /// 0.
+    /// How long a read waits for its answer, broken connections included. As long as bytes come, it waits longer: a second
+    /// for each 64 KiB that it has. Not 0.
     pub timeout: Duration,
     /// How long connecting may take: looking the host up, TCP, TLS and the proxy. Not 0.
     pub connect_timeout: Duration,

@@ -21,8 +21,8 @@ pub(super) fn proxy_for(
     variable: impl Fn(&str) -> Option<String>,
 ) -> Result<Option<Proxy>, String> {
     let first = |names: &[&'static str]| {
-        let given = names.iter().map(|name| (*name, variable(name).unwrap_or_default()));
-        given.filter(|(_, value)| !value.is_empty()).map(|(name, value)| (name, value)).next()
+        let mut given = names.iter().map(|name| (*name, variable(name).unwrap_or_default()));
+        given.find(|(_, value)| !value.is_empty())
     };
     // In capitals, a header of a client may have set it where a server runs programs (CVE-2016-5385).
     let own: &[&str] = if url.is_secure() { &["https_proxy", "HTTPS_PROXY"] } else { &["http_proxy"] };
@@ -48,10 +48,8 @@ pub(super) fn proxy_for(
 fn is_excluded(list: &str, url: &HttpUrl) -> bool {
     let address = url.host().parse::<IpAddr>().ok();
     list.split([',', ' ']).map(str::trim).filter(|entry| !entry.is_empty()).any(|entry| {
-        let (entry, port) = match entry.rsplit_once(':') {
-            Some((host, port)) if !host.contains(':') => (host, port.parse::<u16>().ok()),
-            _ => (entry, None),
-        };
+        let with_port = entry.rsplit_once(':').filter(|(host, _)| !host.contains(':'));
+        let (entry, port) = with_port.map_or((entry, None), |(host, port)| (host, port.parse::<u16>().ok()));
         if port.is_some_and(|port| port != url.port()) {
             return false;
         }
@@ -59,13 +57,11 @@ fn is_excluded(list: &str, url: &HttpUrl) -> bool {
             return true;
         }
         let entry = entry.trim_start_matches("*.").trim_start_matches('.').to_ascii_lowercase();
-        match address {
-            Some(address) => is_in_network(&entry, address),
-            None => {
-                let rest = url.host().strip_suffix(entry.as_str());
-                !entry.is_empty() && rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-            }
+        if let Some(address) = address {
+            return is_in_network(&entry, address);
         }
+        let rest = url.host().strip_suffix(entry.as_str());
+        !entry.is_empty() && rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
     })
 }
 

@@ -22,8 +22,6 @@ const MOST_MERGED: u64 = 8 << 20;
 const MOST_BLOCKS: u64 = 2 << 20;
 /// The most bytes ahead of a reader that goes forward.
 const MOST_AHEAD: u64 = 8 << 20;
-/// So many bytes more give a read a second more.
-pub(super) const BYTES_A_SECOND: u64 = 64 << 10;
 /// Pauses between attempts.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -172,8 +170,7 @@ impl Ranged {
     /// Reads a range within the object, not empty.
     pub(super) fn read(self: &Arc<Self>, range: Range<u64>, mut done: Completer) {
         let len = range.end - range.start;
-        let deadline =
-            Instant::now() + self.source.options.timeout + Duration::from_secs(len / BYTES_A_SECOND);
+        let deadline = Instant::now() + self.source.options.timeout;
         let mut state = self.lock();
         if state.is_closed || state.is_changed {
             drop(state);
@@ -344,7 +341,7 @@ impl Ranged {
                 self.fail(fetch, "given up");
                 return;
             }
-            if Instant::now() >= fetch.deadline {
+            if self.source.is_late(fetch.deadline, fetch.limit()) {
                 let reason = self.source.last_failure();
                 self.fail(fetch, reason.as_deref().unwrap_or("the server does not answer in time"));
                 return;
@@ -380,7 +377,10 @@ impl Ranged {
                 Duration::ZERO
             };
             let until = Instant::now() + pause.mul_f64(link.jitter()).max(asked);
-            while Instant::now() < until.min(fetch.deadline) && !self.is_unwanted(&fetch) {
+            while Instant::now() < until
+                && !self.source.is_late(fetch.deadline, fetch.limit())
+                && !self.is_unwanted(&fetch)
+            {
                 std::thread::sleep(SLICE.min(until.saturating_duration_since(Instant::now())));
             }
             pause = (pause * 2).min(LONGEST_PAUSE);
@@ -390,12 +390,12 @@ impl Ranged {
     /// One attempt to get what is missing.
     fn attempt(&self, fetch: &mut Fetch, link: &mut Link) -> Result<(), Trouble> {
         let (mut url, mut generation) = self.source.place();
-        let deadline = fetch.deadline;
+        let limit = fetch.limit();
         let silence = (self.source.options.timeout / 4).min(LONGEST_SILENCE);
         while !fetch.rest().is_empty() {
             let range = fetch.rest();
             let is_closed = || self.lock().is_closed;
-            let patience = Patience { until: deadline, silence, is_cancelled: &is_closed };
+            let patience = Patience { until: limit, silence, is_cancelled: &is_closed };
             if link
                 .connection
                 .as_ref()
@@ -404,7 +404,7 @@ impl Ranged {
                 link.connection = None;
             }
             if link.connection.is_none() {
-                link.connection = Some((generation, self.source.connect(&url, deadline)?));
+                link.connection = Some((generation, self.source.connect(&url, limit)?));
             }
             let Some((_, connection)) = &mut link.connection else { continue };
             let response = self.source.ask(connection, &url, Some(&range), &patience)?;
@@ -444,7 +444,7 @@ impl Ranged {
                 }
                 fetch.done += read as u64;
                 left -= read as u64;
-                self.source.stats.count_read(read as u64);
+                self.source.count_read(read as u64);
             }
             // The end of the body, which is where the next response begins.
             if connection.read(&mut [0], &patience)? != 0 {

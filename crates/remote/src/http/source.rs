@@ -14,6 +14,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use ureq_proto::http::header::{
@@ -112,6 +113,9 @@ pub(super) struct Source {
     pinned: OnceLock<Pinned>,
     /// Whether what was named is at a public address.
     is_public: OnceLock<bool>,
+    /// When bytes came last, in milliseconds since `opened`.
+    last_byte: AtomicU64,
+    opened: Instant,
     failure: Mutex<Option<String>>,
     /// Why reads were given up, if any were.
     given_up: Mutex<Option<String>>,
@@ -129,6 +133,8 @@ impl Source {
             renewing: Mutex::default(),
             pinned: OnceLock::new(),
             is_public: OnceLock::new(),
+            last_byte: AtomicU64::new(0),
+            opened: Instant::now(),
             failure: Mutex::default(),
             given_up: Mutex::default(),
         }
@@ -162,6 +168,20 @@ impl Source {
 
     pub(super) fn given_up(&self) -> Option<String> {
         locked(&self.given_up).clone()
+    }
+
+    /// Bytes came.
+    pub(super) fn count_read(&self, bytes: u64) {
+        self.stats.count_read(bytes);
+        self.last_byte.store(self.opened.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// Whether a request's time is over: at its deadline, but as long as bytes come, later, at the limit.
+    pub(super) fn is_late(&self, deadline: Instant, limit: Instant) -> bool {
+        let now = Instant::now();
+        let last_byte = Duration::from_millis(self.last_byte.load(Ordering::Relaxed));
+        now >= limit
+            || now >= deadline && self.opened.elapsed().saturating_sub(last_byte) >= self.options.timeout
     }
 
     /// Where the object is now.
@@ -410,7 +430,6 @@ impl Source {
             },
             403 => Trouble::Denied { errno: libc::EACCES, reason },
             404 | 410 => Trouble::Denied { errno: libc::ENOENT, reason },
-            300..=399 => Trouble::Denied { errno: libc::EIO, reason },
             408 | 425 | 429 | 500..=599 => Trouble::Passing { reason, pause: headers::retry_after(headers) },
             _ => Trouble::Denied { errno: libc::EIO, reason },
         })

@@ -5,7 +5,7 @@
 
 use super::cache::BLOCK;
 use super::connection::{Connection, INPUT, Patience};
-use super::ranged::BYTES_A_SECOND;
+use super::fetch::BYTES_A_SECOND;
 use super::source::{Reply, Source, Trouble};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -126,10 +126,10 @@ impl Streamed {
     ) -> Result<(), String> {
         let mut pause = FIRST_PAUSE;
         let missing = end.saturating_sub(stream.position);
-        let deadline = deadline + Duration::from_secs(missing / BYTES_A_SECOND);
+        let limit = deadline + Duration::from_secs(missing / BYTES_A_SECOND + 1);
         let is_over = || done.is_cancelled() || self.lock().is_closed;
         let silence = (self.source.options.timeout / 4).min(LONGEST_SILENCE);
-        let patience = Patience { until: deadline, silence, is_cancelled: &is_over };
+        let patience = Patience { until: limit, silence, is_cancelled: &is_over };
         while stream.position < end {
             let trouble = match self.receive(stream, end, &patience) {
                 Ok(()) => return Ok(()),
@@ -139,7 +139,7 @@ impl Streamed {
             stream.connection = None;
             let is_hopeless =
                 matches!(trouble, Trouble::Changed(_) | Trouble::Cancelled | Trouble::Refused { .. });
-            if is_hopeless || Instant::now() >= deadline {
+            if is_hopeless || self.source.is_late(deadline, limit) {
                 return Err(trouble.reason().to_owned());
             }
             if !self.source.has_validators() {
@@ -149,7 +149,7 @@ impl Streamed {
                 ));
             }
             self.source.stats.count_retries(1);
-            std::thread::sleep(pause.min(deadline.saturating_duration_since(Instant::now())));
+            std::thread::sleep(pause);
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
         Ok(())
@@ -180,7 +180,7 @@ impl Streamed {
                     pause: None,
                 });
             }
-            self.source.stats.count_read(read as u64);
+            self.source.count_read(read as u64);
             if skip > 0 {
                 skip -= read as u64;
             } else {

@@ -60,6 +60,17 @@ impl HttpUrl {
         Ok(Self { is_secure, host, port, path_and_query, credentials })
     }
 
+    /// A text that may be a URL, without what can be secret in it.
+    pub fn hide(name: &str) -> String {
+        let (scheme, rest) =
+            name.split_once("://").map_or(("", name), |(_, rest)| (&name[..name.len() - rest.len()], rest));
+        let end = rest.find(['/', '?']).unwrap_or(rest.len());
+        let (authority, path) = rest.split_at(end);
+        let place = authority.rsplit('@').next().unwrap_or_default();
+        let shown = path.split('?').next().unwrap_or_default();
+        format!("{scheme}{place}{shown}{}", if shown.len() < path.len() { "?..." } else { "" })
+    }
+
     /// The host, without brackets.
     pub fn host(&self) -> &str {
         &self.host
@@ -127,9 +138,9 @@ fn parse_place(place: &str, default: u16) -> Result<(String, u16), String> {
         None => place.find(':').map_or((place, ""), |colon| place.split_at(colon)),
     };
     let is_address = place.starts_with('[');
-    let fits = |byte: u8| match is_address {
-        true => byte.is_ascii_hexdigit() || matches!(byte, b':' | b'.'),
-        false => byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_'),
+    let fits = |byte: u8| {
+        let more: &[u8] = if is_address { b":." } else { b"-._" };
+        more.contains(&byte) || byte.is_ascii_hexdigit() || !is_address && byte.is_ascii_alphanumeric()
     };
     if host.is_empty() {
         return Err("the host is missing".to_owned());
@@ -177,6 +188,18 @@ mod tests {
             let url = HttpUrl::parse(name).unwrap();
             assert_eq!((url.for_request().as_str(), url.to_string().as_str()), (request, shown), "{name}");
             assert!(HttpUrl::is_name(name) && !format!("{:?}", url.credentials).contains("secret"));
+        }
+    }
+
+    #[test]
+    fn what_can_not_be_read_is_hidden_as_well() {
+        for (name, shown) in [
+            ("http://u:secret@h:x/p?s=secret", "http://h:x/p?..."),
+            ("http://secret@", "http://"),
+            ("nbd://h/x", "nbd://h/x"),
+            ("a@b/c", "b/c"),
+        ] {
+            assert_eq!(HttpUrl::hide(name), shown);
         }
     }
 

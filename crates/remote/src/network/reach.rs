@@ -32,11 +32,12 @@ pub(crate) fn is_public(address: IpAddr) -> bool {
 
 fn is_public_v4(address: Ipv4Addr) -> bool {
     let special = match address.octets() {
-        [0 | 10 | 127, ..] | [169, 254, ..] | [192, 168, ..] | [192, 0, 0 | 2, _] => true,
-        // Shared by the customers of a provider; 172.16/12; benchmarks.
+        [0 | 10 | 127, ..] | [169, 254, ..] | [192, 168, ..] | [192, 0, 0 | 2, _]
+        // Benchmarks, documentation.
+        | [198, 18 | 19, ..] | [198, 51, 100, _] | [203, 0, 113, _] => true,
+        // Shared by the customers of a provider; 172.16/12.
         [100, second, ..] if second & 0xc0 == 64 => true,
         [172, second, ..] if second & 0xf0 == 16 => true,
-        [198, 18 | 19, ..] | [198, 51, 100, _] | [203, 0, 113, _] => true,
         // Multicast, reserved, broadcast.
         [first, ..] => first >= 224,
     };
@@ -56,7 +57,7 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
         [0, 0, 0, 0, 0, 0xffff, ..] | [0x64, 0xff9b, 0, 0, 0, 0, ..] => embedded(a, b),
         [0x2002, high, low, ..] => embedded(high, low),
         // Teredo hides an address; documentation; IETF's own.
-        [0x2001, 0..=0x1ff, ..] | [0x2001, 0xdb8, ..] | [0x3fff, 0..=0xfff, ..] => false,
+        [0x2001, 0..=0x1ff | 0xdb8, ..] | [0x3fff, 0..=0xfff, ..] => false,
         // Only this part is given out.
         [first, ..] => first & 0xe000 == 0x2000,
     }
