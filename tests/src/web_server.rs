@@ -118,10 +118,10 @@ fn config(dir: &Path, port: u16, secure_port: u16, more: &str) -> String {
         "sendfile on; keepalive_requests 100000;\nserver {{\nlisten 127.0.0.1:{port} backlog=1024;\nroot {here}/www;\n"
     );
     if dir.join("server-cert.pem").exists() {
-        let _ = write!(
+        let _ = writeln!(
             text,
             "listen 127.0.0.1:{secure_port} ssl; ssl_certificate {here}/server-cert.pem; \
-             ssl_certificate_key {here}/server-key.pem;\n"
+             ssl_certificate_key {here}/server-key.pem;"
         );
     }
     let _ = write!(

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use zebu_tests::program::{Finished, find, finish, run_in, zebu, zebu_program};
 use zebu_tests::scratch::Scratch;
+use zebu_tests::server::Server;
 use zebu_tests::web_proxy::{Mishap, WebProxy};
 use zebu_tests::web_server::{WebServer, certificates};
 
@@ -83,6 +84,17 @@ fn files_on_a_web_server_are_sources_of_every_command() {
     zebu(dir, ["verify", "--manifest", "m", "backup.qcow2"]).ok();
     std::fs::copy(dir.join("backup.qcow2"), dir.join("www/backup.qcow2")).unwrap();
     zebu(dir, ["verify", "--manifest", "m", &server.url("/backup.qcow2")]).ok();
+    // What would be read is told beforehand, and nothing is made.
+    let map = zebu(
+        dir,
+        ["convert", "--dry-run", "--output", "json", "-O", "raw", &server.url("/disk.qcow2"), "none"],
+    );
+    let told: serde_json::Value = serde_json::from_str(&map.ok().stdout).unwrap();
+    assert_eq!((told["total"].as_u64(), told["read"].as_u64()), (Some(LEN as u64), Some(16 << 20)));
+    assert!(told["remote"]["read-bytes"].as_u64().is_some_and(|bytes| bytes < 1 << 20), "{told}");
+    let line = ["backup", "--dry-run", &server.url("/packed.qcow2"), "none"];
+    assert!(zebu(dir, line).ok().stdout.contains("16777216 that are compressed"));
+    assert!(!dir.join("none").exists());
     // QEMU's keys.
     let keys = format!("driver=http,url={raw},readahead=256k,timeout=20,memory=8M,connections=2");
     convert(dir, &["--image-opts"], &keys).ok();
@@ -111,7 +123,7 @@ fn random_reads_are_right_whatever_the_memory() {
     for (memory, depth) in [("4M", 1), ("4M", 16), ("64M", 16)] {
         let mut lines = Vec::new();
         let mut state = 7u64;
-        for index in 0..300 {
+        for index in 0..100 {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let offset = (state >> 20) as usize % (LEN - 600_000);
             let len = [512, 4096, 5000, 8192, 70_000, 300_000]
@@ -140,7 +152,7 @@ fn random_reads_are_right_whatever_the_memory() {
             }
             lines_read += 1;
         }
-        assert!(lines_read > 20_000, "{lines_read}");
+        assert!(lines_read > 5_000, "{lines_read}");
     }
 }
 
@@ -207,7 +219,7 @@ fn a_server_that_does_not_recover_is_an_error_at_the_deadline() {
     source(dir);
     let server = WebServer::start(dir);
     let proxy = WebProxy::start(server.port(), |_, _| Mishap::None);
-    let keys = format!("driver=http,url={},timeout=3", proxy.url("/disk.raw?token=secret"));
+    let keys = format!("driver=http,url={},timeout=2", proxy.url("/disk.raw?token=secret"));
     for (fault, word) in [
         (Mishap::SilentAfter(1000), "does not answer"),
         (Mishap::Answer("503 Service Unavailable".to_owned()), "503"),
@@ -222,7 +234,7 @@ fn a_server_that_does_not_recover_is_an_error_at_the_deadline() {
         let begin = Instant::now();
         let out = convert(dir, &["--image-opts", "-m", "1", "--buffer-memory", "64k"], &keys).exits(1);
         let took = begin.elapsed();
-        assert!(took >= Duration::from_millis(2900) && took < Duration::from_secs(60), "{name}: {took:?}");
+        assert!(took >= Duration::from_millis(1900) && took < Duration::from_secs(60), "{name}: {took:?}");
         assert!(out.stderr.contains("Input/output error") && out.stderr.contains(word), "{name}: {out}");
         assert!(!out.stderr.contains("secret") && !dir.join("flat.raw").exists(), "{name}: {out}");
     }
@@ -310,12 +322,16 @@ fn a_server_without_ranges_is_streamed_once_and_nothing_else() {
     let whole = server.url("/whole/disk.raw");
     let out = zebu(dir, ["info", "-f", "raw", &whole]).exits(1);
     assert!(out.stderr.contains("no ranges") && out.stderr.lines().count() == 1, "{out}");
-    let before = server.log().lines().count();
     for aio in ["io_uring", "threads"] {
         convert(dir, &["--aio", aio, "-f", "raw"], &whole).ok();
         assert!(flat(dir) == content);
     }
-    assert_eq!(server.log().lines().count(), before + 2, "each is read once");
+    // A request is logged at its end, which is the client's.
+    let begin = Instant::now();
+    while server.log().lines().count() < 3 && begin.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(server.log().lines().count(), 3, "each is read once");
     // A proxy that drops ranges is the same; when it breaks, it is read again from the beginning.
     let proxy = WebProxy::start(server.port(), |number, _| match number {
         0 => Mishap::WithoutRange,
@@ -659,7 +675,7 @@ fn memory_is_bounded_by_the_option() {
             "bench",
             "--image-opts",
             "-c",
-            "20000",
+            "3000",
             "-d",
             "32",
             "-s",
@@ -674,4 +690,42 @@ fn memory_is_bounded_by_the_option() {
     println!("peak with 4M: {small}, with 128M: {large}");
     assert!(small < 64 << 20, "{small}");
     assert!(large < small + (140 << 20), "{large}");
+}
+
+#[test]
+fn a_server_in_its_sandbox_connects_again_to_where_its_image_is() {
+    let scratch = Scratch::new("http-serve");
+    let dir = scratch.path();
+    let content = source(dir);
+    certificates(dir);
+    let web = WebServer::start(dir);
+    let proxy = WebProxy::start(web.port(), |number, _| match number % 9 {
+        5 => Mishap::CutAfter(100_000),
+        7 => Mishap::ResetAfter(10_000),
+        _ => Mishap::None,
+    });
+    for (format, url) in [
+        ("raw", proxy.url("/disk.raw")),
+        ("qcow2", proxy.url("/packed.qcow2")),
+        ("raw", web.secure_url("/disk.raw")),
+    ] {
+        let below = dir.join("serve");
+        let _ = std::fs::remove_dir_all(&below);
+        std::fs::create_dir(&below).unwrap();
+        let authority = dir.join("ca-cert.pem");
+        let options =
+            format!("--read-only --http-memory 4M --tls-ca {} -f {format} {url}", authority.display());
+        let server = Server::start(&below, &options);
+        let ours = format!("nbd+unix:///?socket={}", server.socket().display());
+        for _ in 0..2 {
+            convert(dir, &["-f", "raw"], &ours).ok();
+            assert!(flat(dir) == content, "{url}");
+            // No connection is left, and the sandbox lets none be made.
+            proxy.cut();
+        }
+        let said = server.stop_with_messages();
+        assert!(!said.contains("sandbox"), "{said}");
+    }
+    let out = zebu(dir, ["serve", "--nbd", "unix:s", "-f", "raw", &proxy.url("/disk.raw")]).exits(1);
+    assert!(out.stderr.contains("Read-only") && out.stderr.contains("reading only"), "{out}");
 }

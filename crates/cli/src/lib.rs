@@ -9,6 +9,7 @@ mod cli;
 mod commands;
 mod compression;
 mod create_opts;
+mod dry_run;
 mod examples;
 mod failure;
 #[doc(hidden)]

@@ -2,6 +2,7 @@
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::compression::CompressionArgs;
+use crate::dry_run;
 use crate::failure::Failure;
 use crate::local_name::path_argument;
 use crate::output::{json, stderr, stdout};
@@ -87,6 +88,10 @@ pub(crate) struct BackupArgs {
     #[arg(long)]
     skip_errors: bool,
 
+    /// Say what a full backup would read, and write nothing
+    #[arg(long, conflicts_with_all = ["bitmap", "previous", "resume"])]
+    dry_run: bool,
+
     #[command(flatten)]
     force_share: ForceShareArg,
 
@@ -165,6 +170,11 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     args.force_share.apply(&mut spec);
     spec.options.snapshot = args.source_snapshot.as_deref().map(snapshot_name).transpose()?;
     let session = Session::start(&args.engine, spec.aio)?;
+    if args.dry_run {
+        return session.with_image(&spec, |image| {
+            dry_run::tell(&session, std::slice::from_ref(image), args.output).map(|()| 0)
+        });
+    }
     let mut watch = Watch::start(args.progress.beside(args.output).mode(args.quiet))?;
     let mut options = BackupOptions::new(&args.target);
     options.cache = args.target_cache;

@@ -4,6 +4,7 @@ use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::backing::{self, CheckName};
 use crate::compression::CompressionArgs;
 use crate::create_opts::{CreateOpts, ParsedOpts};
+use crate::dry_run;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::local_name::local_path;
@@ -128,6 +129,10 @@ pub(crate) struct ConvertArgs {
     #[arg(long)]
     salvage: bool,
 
+    /// Say what would be read, and write nothing
+    #[arg(long)]
+    dry_run: bool,
+
     #[command(flatten)]
     force_share: ForceShareArg,
 
@@ -243,6 +248,14 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
     }
     let mut watch = Watch::start(args.progress.beside(args.output.unwrap_or_default()).mode(args.quiet))?;
     let images = specs.iter().map(|spec| session.open(spec)).collect::<Result<Vec<Image>, _>>()?;
+    if args.dry_run {
+        watch.finish();
+        let told = dry_run::tell(&session, &images, args.output.unwrap_or_default());
+        for image in &images {
+            session.close(image, Access::ReadOnly)?;
+        }
+        return told.map(|()| 0);
+    }
     let skipped = skipped_bitmaps(args, &images);
     let report = convert_to(args, &opts, &session, &mut watch, &images, target);
     for image in &images {
