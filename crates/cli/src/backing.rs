@@ -115,13 +115,11 @@ pub(crate) fn virtual_size(session: &Session, path: &Path, format: Format) -> Re
 }
 
 fn header(session: &Session, path: &Path, format: Option<Format>) -> Result<Image, zebu::Error> {
-    let options = OpenOptions {
-        format,
-        purpose: Purpose::Inspect,
-        chain: Chain::TopOnly,
-        remote: given_only(),
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default()
+        .format(format)
+        .purpose(Purpose::Inspect)
+        .chain(Chain::TopOnly)
+        .remote(given_only());
     let worker = session.worker();
     worker.block_on(async {
         let image = Image::open(worker, path, &options).await?;

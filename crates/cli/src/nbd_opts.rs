@@ -95,7 +95,7 @@ impl NbdOpts {
             options.connect_timeout = seconds("open-timeout", value)?;
         }
         let export = get("export").cloned().unwrap_or_default();
-        Ok(Some(RemoteName::Nbd { address: NbdAddress { endpoint, export, tls: None }, options }))
+        Ok(Some(RemoteName::Nbd { address: NbdAddress::new(endpoint, export), options }))
     }
 }
 

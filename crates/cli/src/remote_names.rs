@@ -151,19 +151,19 @@ impl NetworkOptions {
 
 /// Options of a disk on an NBD server that nothing else is said of.
 pub(crate) fn nbd_options() -> NbdOptions {
-    NbdOptions { network: NETWORK.clone(), ..NbdOptions::default() }
+    NbdOptions::default().network(NETWORK.clone())
 }
 
 /// Options of a file on a web server that nothing else is said of.
 pub(crate) fn http_options() -> HttpOptions {
     let given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let plain = HttpOptions::default();
-    HttpOptions {
-        authorities: given.authorities,
-        memory: given.memory.unwrap_or(plain.memory),
-        redirects: given.redirects,
-        network: NETWORK.clone(),
-        ..plain
+    let options = HttpOptions::default()
+        .authorities(given.authorities)
+        .redirects(given.redirects)
+        .network(NETWORK.clone());
+    match given.memory {
+        Some(memory) => options.memory(memory),
+        None => options,
     }
 }
 
@@ -281,12 +281,13 @@ fn open(name: RemoteName, flags: &OpenFlags) -> Result<File, IoError> {
 /// Figures of all disks over the network that this command opened, added up; `None` if there was none.
 pub(crate) fn transfers() -> Option<RemoteTransfers> {
     let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    let all = opened.iter().map(|(_, disk)| disk.stats()).reduce(|all, one| StatsSnapshot {
-        requests: all.requests + one.requests,
-        read_bytes: all.read_bytes + one.read_bytes,
-        written_bytes: all.written_bytes + one.written_bytes,
-        retries: all.retries + one.retries,
-        reconnects: all.reconnects + one.reconnects,
+    let all = opened.iter().map(|(_, disk)| disk.stats()).reduce(|mut all, one| {
+        all.requests += one.requests;
+        all.read_bytes += one.read_bytes;
+        all.written_bytes += one.written_bytes;
+        all.retries += one.retries;
+        all.reconnects += one.reconnects;
+        all
     });
     all.map(|all| RemoteTransfers {
         requests: all.requests,

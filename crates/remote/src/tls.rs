@@ -19,6 +19,7 @@ const SYSTEM_AUTHORITIES: [&str; 4] = [
 
 /// Where certificates are, and whose certificate the server must have.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct TlsFiles {
     /// A directory as QEMU and libnbd have it: `ca-cert.pem`, and if the server asks who the client is, `client-cert.pem`
     /// and `client-key.pem`. Without it, the authorities are those of `SSL_CERT_FILE`, or of the system.
@@ -26,6 +27,11 @@ pub struct TlsFiles {
     /// The name in the server's certificate, if it is not the host's.
     pub server_name: Option<String>,
 }
+
+zebu_storage::option_setters!(TlsFiles {
+    directory: impl Into<Option<PathBuf>>,
+    server_name: impl Into<Option<String>>,
+});
 
 /// A client's side of TLS, ready for connections.
 #[derive(Clone)]

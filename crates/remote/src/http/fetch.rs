@@ -103,7 +103,7 @@ impl Fetch {
                         continue;
                     }
                     let mut skip = (at - offset) as usize;
-                    for buf in &mut reader.bufs_mut().0 {
+                    for buf in reader.bufs_mut().parts_mut() {
                         if skip < buf.len() {
                             return &mut buf.as_mut_slice()[skip..];
                         }

@@ -10,6 +10,7 @@ pub(super) const LEAST_MEMORY: u64 = 4 << 20;
 
 /// How an object is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct HttpOptions {
     /// The most connections, not 0. They are made when they are needed.
     pub connections: usize,
@@ -44,6 +45,23 @@ pub struct HttpOptions {
     pub network: Network,
 }
 
+zebu_storage::option_setters!(HttpOptions {
+    connections: usize,
+    readahead: u64,
+    memory: u64,
+    timeout: Duration,
+    connect_timeout: Duration,
+    verification: Verification,
+    authorities: impl Into<Option<PathBuf>>,
+    cookie: impl Into<Option<Cookie>>,
+    credentials: impl Into<Option<Credentials>>,
+    netrc: bool,
+    proxy_credentials: impl Into<Option<Credentials>>,
+    redirects: Redirects,
+    without_ranges: ServersWithoutRanges,
+    network: Network,
+});
+
 impl Default for HttpOptions {
     fn default() -> Self {
         Self {
@@ -67,6 +85,7 @@ impl Default for HttpOptions {
 
 /// Whether a server must show a certificate that names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Verification {
     /// It must.
     On,
@@ -76,6 +95,7 @@ pub enum Verification {
 
 /// Redirects that are followed: ten at most, to `http` and `https` only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Redirects {
     /// None from `https` to `http`, and none from a public address to a private one.
     Safe,
@@ -85,6 +105,7 @@ pub enum Redirects {
 
 /// What becomes of an object whose server has no ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ServersWithoutRanges {
     /// It is not opened.
     Refuse,

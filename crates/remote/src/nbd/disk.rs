@@ -48,6 +48,7 @@ zebu_storage::option_setters!(NbdOptions {
     timeout: Duration,
     connect_timeout: Duration,
     contexts: Vec<String>,
+    network: Network,
 });
 
 impl Default for NbdOptions {
