@@ -9,10 +9,12 @@ mod cli;
 mod commands;
 mod compression;
 mod create_opts;
+mod dry_run;
 mod examples;
 mod failure;
 #[doc(hidden)]
 pub mod fuzzing;
+mod http_opts;
 mod image_opts;
 mod image_spec;
 mod io;

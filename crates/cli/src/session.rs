@@ -166,6 +166,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        remote_names::tell_given_up();
         if self.verbose {
             remote_names::tell_transfers();
         }

@@ -2,9 +2,11 @@
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::compression::CompressionArgs;
+use crate::dry_run;
 use crate::failure::Failure;
 use crate::local_name::path_argument;
 use crate::output::{json, stderr, stdout};
+use crate::remote_names::{RemoteTransfers, transfers};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
@@ -93,6 +95,10 @@ pub(crate) struct BackupArgs {
     #[arg(long)]
     skip_errors: bool,
 
+    /// Say what a full backup would read, and write nothing
+    #[arg(long, conflicts_with_all = ["bitmap", "previous", "resume"])]
+    dry_run: bool,
+
     #[command(flatten)]
     force_share: ForceShareArg,
 
@@ -148,6 +154,9 @@ struct Report {
     file_length: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     disk_hash: Option<String>,
+    /// Counts of what went over the network.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remote: Option<RemoteTransfers>,
 }
 
 #[derive(Serialize)]
@@ -175,6 +184,11 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
         if args.engine.verbose {
             source.tell("the source");
         }
+    }
+    if args.dry_run {
+        return session.with_image(&spec, |image| {
+            dry_run::tell(&session, std::slice::from_ref(image), args.output).map(|()| 0)
+        });
     }
     let mut watch = Watch::start(args.progress.beside(args.output).mode(args.quiet))?;
     let mut options = BackupOptions::new(&args.target);
@@ -281,6 +295,7 @@ fn json_report(report: &BackupReport) -> Report {
         kept_bitmap: report.kept_bitmap.clone(),
         file_length: report.file_length,
         disk_hash: report.disk_hash.clone(),
+        remote: transfers(),
     }
 }
 

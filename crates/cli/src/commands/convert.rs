@@ -4,11 +4,12 @@ use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::backing::{self, CheckName};
 use crate::compression::CompressionArgs;
 use crate::create_opts::{CreateOpts, ParsedOpts};
+use crate::dry_run;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::local_name::local_path;
 use crate::output::{json, stderr, stdout};
-use crate::remote_names::{image_path, is_remote, transfers};
+use crate::remote_names::{RemoteTransfers, allow_streams, image_path, is_remote, transfers};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
@@ -129,6 +130,10 @@ pub(crate) struct ConvertArgs {
     #[arg(long)]
     salvage: bool,
 
+    /// Say what would be read, and write nothing
+    #[arg(long)]
+    dry_run: bool,
+
     #[command(flatten)]
     force_share: ForceShareArg,
 
@@ -198,16 +203,6 @@ struct Report {
 }
 
 #[derive(Serialize)]
-#[serde(rename_all = "kebab-case")]
-struct RemoteTransfers {
-    requests: u64,
-    read_bytes: u64,
-    written_bytes: u64,
-    retries: u64,
-    reconnections: u64,
-}
-
-#[derive(Serialize)]
 struct UnreadableRange {
     start: u64,
     length: u64,
@@ -243,6 +238,7 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
         return Err(Failure::usage("Must specify image file name: at least one source, and the target"));
     };
     let specs = source_specs(args, sources)?;
+    allow_streams();
     let engines: Vec<Aio> = specs.iter().filter_map(|spec| spec.aio).collect();
     if engines.iter().any(|engine| *engine != engines[0]) {
         return Err(Failure::usage("all images are read by one I/O engine: their 'aio' options contradict"));
@@ -253,6 +249,14 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
     }
     let mut watch = Watch::start(args.progress.beside(args.output.unwrap_or_default()).mode(args.quiet))?;
     let images = specs.iter().map(|spec| session.open(spec)).collect::<Result<Vec<Image>, _>>()?;
+    if args.dry_run {
+        watch.finish();
+        let told = dry_run::tell(&session, &images, args.output.unwrap_or_default());
+        for image in &images {
+            session.close(image, Access::ReadOnly)?;
+        }
+        return told.map(|()| 0);
+    }
     let skipped = skipped_bitmaps(args, &images);
     let report = convert_to(args, &opts, &session, &mut watch, &images, target);
     for image in &images {
@@ -444,7 +448,7 @@ fn new_target(
         args.backing_format,
         opts.backing_file.as_deref(),
         opts.backing_format.as_deref(),
-        CheckName::Local,
+        CheckName::AnyPlace,
     )?;
     if let Some(backing) = backing {
         if args.target_format == Format::Raw {
@@ -455,7 +459,8 @@ fn new_target(
         }
         let format = backing::required_format(session, target, &backing)?;
         // The user gave this name, so it may be opened wherever it is; what that file names in turn may not.
-        open.backing = Some((absolute(&backing::resolve(target, &backing.name))?, Some(format)));
+        let path = backing::resolve_given(target, &backing.name)?;
+        open.backing = Some((if is_remote(&path) { path } else { absolute(&path)? }, Some(format)));
         create.backing = Some((backing.name, format));
     }
     if let Some(name) = &create.data_file {
@@ -490,13 +495,7 @@ fn json_report(report: &ConvertReport, skipped_bitmaps: Vec<String>) -> Report {
             })
             .collect(),
         skipped_bitmaps,
-        remote: transfers().map(|all| RemoteTransfers {
-            requests: all.requests,
-            read_bytes: all.read_bytes,
-            written_bytes: all.written_bytes,
-            retries: all.retries,
-            reconnections: all.reconnects,
-        }),
+        remote: transfers(),
     }
 }
 

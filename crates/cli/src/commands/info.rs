@@ -9,7 +9,7 @@ use crate::output::info_json::{Fragmentation, ImageNode};
 use crate::output::verdict::{VerdictNode, verdict_text};
 use crate::output::{json, stdout};
 use crate::program;
-use crate::remote_names::is_remote;
+use crate::remote_names::driver;
 use crate::session::Session;
 use crate::values::{OutputFormat, formats};
 use std::ffi::OsString;
@@ -172,8 +172,8 @@ fn name_below(above: &ImageInfo) -> PathBuf {
 
 /// QEMU's name for what an image lies in.
 fn protocol(path: &Path) -> &'static str {
-    if is_remote(path) {
-        return "nbd";
+    if let Some(driver) = driver(path) {
+        return driver;
     }
     match std::fs::metadata(path) {
         Ok(metadata) if metadata.file_type().is_block_device() => "host_device",

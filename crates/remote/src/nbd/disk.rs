@@ -6,11 +6,12 @@ use super::handshake::{self, Export};
 use super::protocol::{BASE_ALLOCATION, STATE_ZERO, command, command_flag, export};
 use super::queue::Queue;
 use super::request::{Answer, Request, StatusRun};
-use super::stream::Stream;
-use super::tls::Tls;
 use super::wire::Style;
 use crate::error::RemoteError;
+use crate::network::Network;
 use crate::stats::{RemoteStats, StatsSnapshot};
+use crate::stream::Stream;
+use crate::tls::Tls;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
@@ -38,6 +39,8 @@ pub struct NbdOptions {
     pub connect_timeout: Duration,
     /// Metadata contexts to ask for beside `base:allocation`, as `qemu:dirty-bitmap:NAME`.
     pub contexts: Vec<String>,
+    /// The way to the server.
+    pub network: Network,
 }
 
 zebu_storage::option_setters!(NbdOptions {
@@ -45,6 +48,7 @@ zebu_storage::option_setters!(NbdOptions {
     timeout: Duration,
     connect_timeout: Duration,
     contexts: Vec<String>,
+    network: Network,
 });
 
 impl Default for NbdOptions {
@@ -54,6 +58,7 @@ impl Default for NbdOptions {
             timeout: Duration::from_secs(60),
             connect_timeout: Duration::from_secs(15),
             contexts: Vec::new(),
+            network: Network::default(),
         }
     }
 }
@@ -114,8 +119,9 @@ impl NbdDisk {
             }
         };
         let until = Instant::now() + options.connect_timeout;
-        let (stream, export) = handshake::connect(&address, tls.as_ref(), &options.contexts, until)
-            .map_err(|refused| fail(refused.errno, refused.reason))?;
+        let (stream, export) =
+            handshake::connect(&options.network, &address, tls.as_ref(), &options.contexts, until)
+                .map_err(|refused| fail(refused.errno, refused.reason))?;
         for context in &options.contexts {
             if !export.contexts.iter().any(|(name, _)| name == context) {
                 return Err(fail(libc::ENOENT, format!("the server has no metadata context '{context}'")));
@@ -314,8 +320,13 @@ impl Shared {
                 return;
             }
             let until = Instant::now() + self.options.connect_timeout;
-            let connected =
-                handshake::connect(&self.address, self.tls.as_ref(), &self.options.contexts, until);
+            let connected = handshake::connect(
+                &self.options.network,
+                &self.address,
+                self.tls.as_ref(),
+                &self.options.contexts,
+                until,
+            );
             match connected {
                 // Requests were made for the export as it was.
                 Ok((connected, export)) if export == self.export => {
