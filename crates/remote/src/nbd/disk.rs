@@ -23,6 +23,8 @@ const FLUSH_FACTOR: u32 = 10;
 /// Pauses between attempts to connect.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// The pause between attempts to open a disk.
+const OPEN_PAUSE: Duration = Duration::from_millis(100);
 /// The pause after an attempt to make a connection more that failed.
 const EXTRA_PAUSE: Duration = Duration::from_secs(30);
 
@@ -36,6 +38,8 @@ pub struct NbdOptions {
     pub timeout: Duration,
     /// How long connecting and agreeing may take. Not 0.
     pub connect_timeout: Duration,
+    /// How long it is tried again to connect, if nobody listens when the disk is opened. 0: once.
+    pub patience: Duration,
     /// Metadata contexts to ask for beside `base:allocation`, as `qemu:dirty-bitmap:NAME`.
     pub contexts: Vec<String>,
 }
@@ -53,6 +57,7 @@ impl Default for NbdOptions {
             connections: 4,
             timeout: Duration::from_secs(60),
             connect_timeout: Duration::from_secs(15),
+            patience: Duration::ZERO,
             contexts: Vec::new(),
         }
     }
@@ -113,9 +118,20 @@ impl NbdDisk {
                 Some(Tls::load(files, host).map_err(|reason| fail(libc::EINVAL, reason))?)
             }
         };
-        let until = Instant::now() + options.connect_timeout;
-        let (stream, export) = handshake::connect(&address, tls.as_ref(), &options.contexts, until)
-            .map_err(|refused| fail(refused.errno, refused.reason))?;
+        let begun = Instant::now();
+        let (stream, export) = loop {
+            let until = Instant::now() + options.connect_timeout;
+            match handshake::connect(&address, tls.as_ref(), &options.contexts, until) {
+                Ok(connected) => break connected,
+                Err(refused) if begun.elapsed() >= options.patience => {
+                    return Err(fail(refused.errno, refused.reason));
+                }
+                Err(_) => {
+                    let left = options.patience.saturating_sub(begun.elapsed());
+                    std::thread::sleep(left.min(OPEN_PAUSE));
+                }
+            }
+        };
         for context in &options.contexts {
             if !export.contexts.iter().any(|(name, _)| name == context) {
                 return Err(fail(libc::ENOENT, format!("the server has no metadata context '{context}'")));
