@@ -4,18 +4,20 @@
 //! gets that URL, and asks back when it is to be opened.
 
 use crate::failure::Failure;
+use crate::graph::{Node, is_graph_name, open_node, plan_name, reference_node};
 use crate::local_name::local_path;
 use crate::output::stderr;
 use crate::reference_defaults::remote_references;
 use crate::values::ReferenceRule;
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use zebu::storage::{File, IoError, IoErrorKind, Op, OpenFlags};
 use zebu::{OpenRemote, Remote};
 use zebu_remote::StatsSnapshot;
-use zebu_remote::nbd::{NbdAddress, NbdDisk, NbdOptions};
+use zebu_remote::nbd::{Endpoint, NbdAddress, NbdDisk, NbdOptions};
 
 /// A disk over the network, as the command line describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,19 +32,52 @@ impl RemoteName {
     /// # Errors
     /// The same disk was noted with other options.
     pub(crate) fn note(self) -> Result<PathBuf, String> {
-        let path = PathBuf::from(self.address.to_string());
-        let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
-        match names.get_or_insert_default().insert(path.clone(), self.clone()) {
-            Some(before) if before != self => {
-                Err(format!("'{}' is given twice, with different options", path.display()))
-            }
-            _ => Ok(path),
-        }
+        note(PathBuf::from(self.address.to_string()), Named::Nbd(self))
     }
 }
 
+fn note(path: PathBuf, named: Named) -> Result<PathBuf, String> {
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    match names.get_or_insert_default().insert(path.clone(), named.clone()) {
+        // A configuration may have changed since a name was opened first; servers and their options may not.
+        Some(before) if before != named && matches!(before, Named::Nbd(_)) => {
+            Err(format!("'{}' is given twice, with different options", path.display()))
+        }
+        _ => Ok(path),
+    }
+}
+
+/// Notes what lies below an image; the name by which it is opened.
+///
+/// # Errors
+/// A disk over the network has this name.
+pub(crate) fn note_node(path: PathBuf, node: Node) -> Result<PathBuf, String> {
+    note(path, Named::Graph(node))
+}
+
+/// A disk that is no local file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Named {
+    Nbd(RemoteName),
+    Graph(Node),
+    /// A file that is open already and has no name.
+    Open(OpenedFile),
+}
+
+/// A descriptor, shared by all who open its file.
+#[derive(Debug, Clone)]
+struct OpenedFile(Arc<OwnedFd>);
+
+impl PartialEq for OpenedFile {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for OpenedFile {}
+
 /// Names that the command line gave.
-static NAMES: Mutex<Option<HashMap<PathBuf, RemoteName>>> = Mutex::new(None);
+static NAMES: Mutex<Option<HashMap<PathBuf, Named>>> = Mutex::new(None);
 /// Disks that were opened. They stay so: a server may take no second connection.
 static OPENED: Mutex<Vec<(RemoteName, Arc<NbdDisk>)>> = Mutex::new(Vec::new());
 
@@ -51,6 +86,12 @@ static OPENED: Mutex<Vec<(RemoteName, Arc<NbdDisk>)>> = Mutex::new(Vec::new());
 /// # Errors
 /// The name has a protocol that is not known, or can't be read.
 pub(crate) fn image_path(name: &OsStr) -> Result<PathBuf, String> {
+    if named(Path::new(name)).is_some() {
+        return Ok(PathBuf::from(name));
+    }
+    if let Some(name) = name.to_str().filter(|name| is_graph_name(name)) {
+        return plan_name(name);
+    }
     match name.to_str().filter(|name| NbdAddress::is_name(name)) {
         None => local_path(name),
         Some(name) => {
@@ -60,10 +101,41 @@ pub(crate) fn image_path(name: &OsStr) -> Result<PathBuf, String> {
     }
 }
 
-/// Whether `path` is a disk over the network that the command line named.
+/// Notes a file without a name; `path` is what it is called from now on.
+///
+/// # Errors
+/// A disk over the network has this name.
+pub(crate) fn note_open(path: PathBuf, file: OwnedFd) -> Result<PathBuf, String> {
+    note(path, Named::Open(OpenedFile(Arc::new(file))))
+}
+
+fn named(path: &Path) -> Option<Named> {
+    NAMES.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.get(path).cloned()
+}
+
+/// Whether `path` is a disk that the command line named and that is no local file.
 pub(crate) fn is_remote(path: &Path) -> bool {
-    let names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
-    names.as_ref().is_some_and(|names| names.contains_key(path))
+    matches!(named(path), Some(Named::Nbd(_) | Named::Graph(_)))
+}
+
+/// QEMU's name for the driver of a disk that the command line named and that is no local file.
+pub(crate) fn driver(path: &Path) -> Option<&'static str> {
+    match named(path)? {
+        Named::Nbd(_) => Some("nbd"),
+        Named::Graph(node) => Some(node.driver()),
+        Named::Open(_) => None,
+    }
+}
+
+/// The server of a disk that the command line named: the path of its socket, or host and port.
+pub(crate) fn server(path: &Path) -> Option<String> {
+    match named(path)? {
+        Named::Graph(_) | Named::Open(_) => None,
+        Named::Nbd(name) => Some(match &name.address.endpoint {
+            Endpoint::Unix(path) => path.display().to_string(),
+            Endpoint::Tcp { host, port } => format!("{host}:{port}"),
+        }),
+    }
 }
 
 /// The opener of names for the engine; `given` are the `--allow-refs` of the command line.
@@ -79,34 +151,58 @@ struct Opener;
 
 impl OpenRemote for Opener {
     fn open(&self, name: &Path, flags: &OpenFlags) -> Option<Result<File, IoError>> {
-        let found = NAMES.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.get(name).cloned()?;
-        Some(open(found, flags))
+        Some(match named(name)? {
+            Named::Nbd(found) => open(found, flags),
+            Named::Graph(node) => open_node(&node, &name.to_string_lossy(), flags),
+            Named::Open(file) => file
+                .0
+                .try_clone()
+                .map_err(|error| {
+                    let errno = error.raw_os_error().unwrap_or(libc::EMFILE);
+                    IoError::of_file(Op::Open, IoErrorKind::Os(errno), name)
+                })
+                .and_then(|file| File::from_descriptor(file, name, flags)),
+        })
+    }
+
+    fn local_file(&self, name: &Path) -> Option<PathBuf> {
+        match named(name)? {
+            Named::Nbd(_) | Named::Open(_) => None,
+            Named::Graph(node) => node.local_file().map(Path::to_owned),
+        }
     }
 
     fn is_name(&self, name: &str) -> bool {
-        NbdAddress::is_name(name)
+        NbdAddress::is_name(name) || is_graph_name(name) || name.starts_with("json:")
     }
 
     fn open_reference(&self, name: &str, flags: &OpenFlags) -> Result<File, IoError> {
-        let address = NbdAddress::parse(name).map_err(|reason| {
+        let invalid = |reason: String| {
             IoError::of_file(Op::Open, IoErrorKind::Os(libc::EINVAL), name).with_detail(reason)
-        })?;
+        };
+        if !NbdAddress::is_name(name) {
+            return open_node(&reference_node(name).map_err(invalid)?, name, flags);
+        }
+        let address = NbdAddress::parse(name).map_err(invalid)?;
         open(RemoteName { address, options: NbdOptions::default() }, flags)
     }
 }
 
 fn open(name: RemoteName, flags: &OpenFlags) -> Result<File, IoError> {
     let url = name.address.to_string();
+    File::from_storage(nbd_disk(name)?, &url, flags)
+}
+
+/// A disk on a server; one that is known stays connected.
+pub(crate) fn nbd_disk(name: RemoteName) -> Result<Arc<NbdDisk>, IoError> {
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
     let known = opened.iter().find(|(known, _)| *known == name).map(|(_, disk)| Arc::clone(disk));
-    let disk = if let Some(disk) = known {
-        disk
-    } else {
-        let disk = Arc::new(NbdDisk::open(name.address.clone(), name.options.clone())?);
-        opened.push((name, Arc::clone(&disk)));
-        disk
-    };
-    File::from_storage(disk, &url, flags)
+    if let Some(disk) = known {
+        return Ok(disk);
+    }
+    let disk = Arc::new(NbdDisk::open(name.address.clone(), name.options.clone())?);
+    opened.push((name, Arc::clone(&disk)));
+    Ok(disk)
 }
 
 /// Figures of all disks over the network that this command opened, added up; `None` if there was none.

@@ -48,6 +48,7 @@ zebu_storage::option_setters!(NbdOptions {
     connections: usize,
     timeout: Duration,
     connect_timeout: Duration,
+    patience: Duration,
     contexts: Vec<String>,
 });
 
