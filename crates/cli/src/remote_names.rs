@@ -131,10 +131,11 @@ pub(crate) fn driver(path: &Path) -> Option<&'static str> {
 pub(crate) fn server(path: &Path) -> Option<String> {
     match named(path)? {
         Named::Graph(_) | Named::Open(_) => None,
-        Named::Nbd(name) => Some(match &name.address.endpoint {
-            Endpoint::Unix(path) => path.display().to_string(),
-            Endpoint::Tcp { host, port } => format!("{host}:{port}"),
-        }),
+        Named::Nbd(name) => match &name.address.endpoint {
+            Endpoint::Unix(path) => Some(path.display().to_string()),
+            Endpoint::Tcp { host, port } => Some(format!("{host}:{port}")),
+            _ => None,
+        },
     }
 }
 
