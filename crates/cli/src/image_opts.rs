@@ -123,15 +123,20 @@ impl ImageOpts {
 
     /// Reads the pairs for a file that is known already.
     pub(crate) fn parse_for(text: &str, file: &Path) -> Result<Self, String> {
-        Self::from_pairs_for(parse_keyval(text).map_err(|error| error.to_string())?, file)
+        Self::beside_name(parse_keyval(text).map_err(|error| error.to_string())?, file)
     }
 
-    /// Reads pairs that were taken apart already, for a file that is known.
+    /// Reads pairs that were taken apart already, for a file that was opened before.
     pub(crate) fn from_pairs_for(given: Vec<(String, String)>, file: &Path) -> Result<Self, String> {
         if is_remote(file) {
             let opts = Self::read_graph(&given, None)?;
             return Ok(Self { filename: Some(opts.filename.unwrap_or_else(|| file.to_owned())), ..opts });
         }
+        Self::beside_name(given, file)
+    }
+
+    /// Reads pairs beside a name.
+    fn beside_name(given: Vec<(String, String)>, file: &Path) -> Result<Self, String> {
         let Some(named) = file.to_str().and_then(parse_json_name) else {
             return Self::read_graph(&given, Some(file));
         };
