@@ -8,7 +8,8 @@ use crate::reference_defaults::allowed_references;
 use crate::remote_names::{NetworkOptions, image_path, opener};
 use crate::size::size_argument;
 use crate::values::{
-    Aio, ReferenceRule, aio_argument, reference_argument, slice_size_argument, zero_policy_argument,
+    Aio, ReferenceRule, aio_argument, check_protocol, reference_argument, slice_size_argument,
+    zero_policy_argument,
 };
 use clap::Args;
 use std::ffi::OsStr;
@@ -146,9 +147,14 @@ impl ImageArgs {
             aio: None,
             discard: None,
             detect_zeroes: None,
+            filters: Vec::new(),
+            driver: None,
+            is_described: false,
+            node_names: Vec::new(),
             called_raw: "-f raw",
             force_share: ForceShare::Missing,
         };
+        check_protocol(name).map_err(|reason| Failure::opening_name(name, &reason))?;
         if self.image_opts {
             if format.is_some() {
                 return Err(Failure::usage("--image-opts and --format are mutually exclusive"));
@@ -158,6 +164,7 @@ impl ImageArgs {
                 .and_then(ImageOpts::parse)
                 .and_then(|opts| opts.apply(&mut spec))
                 .map_err(|reason| Failure::opening_name(name, &reason))?;
+            spec.is_described = true;
         } else if let Some(pairs) = name.to_str().and_then(parse_json_name) {
             pairs
                 .and_then(|pairs| ImageOpts::from_pairs(&pairs))

@@ -2,12 +2,14 @@
 //!
 //! Every key either works or is refused by its name; none is ignored.
 
+use crate::graph::{Filter, plan};
 use crate::http_opts::HttpOpts;
 use crate::image_spec::ImageSpec;
+use crate::json_name::parse_json_name;
 use crate::keyval::{parse_keyval, parse_size_value, parse_switch};
 use crate::nbd_opts::NbdOpts;
 use crate::program;
-use crate::remote_names::image_path;
+use crate::remote_names::{image_path, is_remote};
 use crate::values::{
     Aio, Discard, aio_argument, discard_argument, format_argument, slice_size_argument, zero_policy_argument,
 };
@@ -48,6 +50,12 @@ pub(crate) struct ImageOpts {
     unlocked: bool,
     /// Zeroes in writes are zeroed, in this way.
     detect_zeroes: Option<ZeroMode>,
+    /// Filters above the image, the top first.
+    filters: Vec<Filter>,
+    /// The driver on top, if it is no format.
+    driver: Option<String>,
+    /// Names of nodes.
+    node_names: Vec<(String, String)>,
     /// Files whose driver is named: their names are paths, whatever they look like.
     plain: Vec<NamedFile>,
 }
@@ -109,7 +117,7 @@ impl ImageOpts {
 
     /// Reads pairs that were taken apart already.
     pub(crate) fn from_pairs(pairs: &[(String, String)]) -> Result<Self, String> {
-        let opts = Self::read(pairs)?;
+        let opts = Self::read_graph(pairs, None)?;
         if opts.filename.is_none() {
             return Err("A file must be specified: add file.filename=NAME".to_owned());
         }
@@ -118,8 +126,40 @@ impl ImageOpts {
 
     /// Reads the pairs for a file that is known already.
     pub(crate) fn parse_for(text: &str, file: &Path) -> Result<Self, String> {
-        let mut opts = Self::read(&parse_keyval(text).map_err(|error| error.to_string())?)?;
-        set_once(&mut opts.filename, "file.filename", file.to_owned())?;
+        Self::beside_name(parse_keyval(text).map_err(|error| error.to_string())?, file)
+    }
+
+    /// Reads pairs that were taken apart already, for a file that was opened before.
+    pub(crate) fn from_pairs_for(given: Vec<(String, String)>, file: &Path) -> Result<Self, String> {
+        if is_remote(file) {
+            let opts = Self::read_graph(&given, None)?;
+            return Ok(Self { filename: Some(opts.filename.unwrap_or_else(|| file.to_owned())), ..opts });
+        }
+        Self::beside_name(given, file)
+    }
+
+    /// Reads pairs beside a name.
+    fn beside_name(given: Vec<(String, String)>, file: &Path) -> Result<Self, String> {
+        let Some(named) = file.to_str().and_then(parse_json_name) else {
+            return Self::read_graph(&given, Some(file));
+        };
+        // What is given beside a name goes over what the name says.
+        let mut pairs = named?;
+        pairs.retain(|(key, _)| given.iter().all(|(other, _)| other != key));
+        pairs.extend(given);
+        Self::from_pairs(&pairs)
+    }
+
+    /// Reads pairs, and the name beside them, after the drivers were taken out.
+    fn read_graph(pairs: &[(String, String)], file: Option<&Path>) -> Result<Self, String> {
+        if let Some(plan) = plan(pairs, file.and_then(Path::to_str))? {
+            let opts = Self::read(&plan.pairs)?;
+            return Ok(Self { filters: plan.filters, driver: plan.driver, ..opts });
+        }
+        let mut opts = Self::read(pairs)?;
+        if let Some(file) = file {
+            set_once(&mut opts.filename, "file.filename", file.to_owned())?;
+        }
         Ok(opts)
     }
 
@@ -280,7 +320,9 @@ impl ImageOpts {
                 qemu_switch(key, value)?;
                 return Ok(false);
             }
-            "node-name" | "file.node-name" | "backing.node-name" | "backing.file.node-name" => {}
+            "node-name" | "file.node-name" | "backing.node-name" | "backing.file.node-name" => {
+                self.node_names.push((key.to_owned(), value.to_owned()));
+            }
             "file.locking" | "locking" => match value {
                 "auto" | "on" => {}
                 "off" => self.unlocked = true,
@@ -385,6 +427,9 @@ impl ImageOpts {
             options.backing = Some((PathBuf::new(), None));
         }
         spec.called_raw = "driver=raw";
+        spec.node_names.extend(self.node_names);
+        spec.filters = self.filters;
+        spec.driver = self.driver;
         spec.aio = self.aio.or(spec.aio);
         spec.discard = self.discard.or(spec.discard);
         spec.detect_zeroes = self.detect_zeroes.or(spec.detect_zeroes);
@@ -450,6 +495,10 @@ mod tests {
             aio: None,
             discard: None,
             detect_zeroes: None,
+            filters: Vec::new(),
+            driver: None,
+            is_described: false,
+            node_names: Vec::new(),
             called_raw: "driver=raw",
             force_share: ForceShare::Missing,
         }

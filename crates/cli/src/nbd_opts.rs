@@ -92,7 +92,10 @@ impl NbdOpts {
             options.timeout = seconds("reconnect-delay", value)?;
         }
         if let Some(value) = get("open-timeout") {
-            options.connect_timeout = seconds("open-timeout", value)?;
+            options.patience = match value.as_str() {
+                "0" => Duration::ZERO,
+                value => seconds("open-timeout", value)?,
+            };
         }
         let export = get("export").cloned().unwrap_or_default();
         Ok(Some(RemoteName::Nbd { address: NbdAddress::new(endpoint, export), options }))

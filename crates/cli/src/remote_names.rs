@@ -4,6 +4,7 @@
 //! gets that URL, and asks back when it is to be opened.
 
 use crate::failure::Failure;
+use crate::graph::{Node, is_graph_name, open_node, plan_name, reference_node};
 use crate::local_name::local_path;
 use crate::output::stderr;
 use crate::reference_defaults::remote_references;
@@ -11,12 +12,13 @@ use crate::values::ReferenceRule;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use zebu::storage::{File, IoError, IoErrorKind, Op, OpenFlags, Storage};
 use zebu::{OpenRemote, Remote, RemoteRefs};
 use zebu_remote::http::{HttpDisk, HttpOptions, HttpUrl, Redirects, ServersWithoutRanges};
-use zebu_remote::nbd::{NbdAddress, NbdDisk, NbdOptions};
+use zebu_remote::nbd::{Endpoint, NbdAddress, NbdDisk, NbdOptions};
 use zebu_remote::{Network, RemoteError, StatsSnapshot};
 
 /// A disk over the network, as the command line describes it.
@@ -33,7 +35,7 @@ impl RemoteName {
     }
 
     /// Reads a name, with the options of the command line.
-    fn parse(name: &str) -> Result<Self, String> {
+    pub(crate) fn parse(name: &str) -> Result<Self, String> {
         if NbdAddress::is_name(name) {
             return Ok(Self::Nbd { address: NbdAddress::parse(name)?, options: nbd_options() });
         }
@@ -45,6 +47,15 @@ impl RemoteName {
         match self {
             Self::Nbd { address, .. } => address.to_string(),
             Self::Http { url, .. } => url.to_string(),
+        }
+    }
+
+    /// QEMU's name for its driver.
+    pub(crate) fn driver(&self) -> &'static str {
+        match self {
+            Self::Nbd { .. } => "nbd",
+            Self::Http { url, .. } if url.is_secure() => "https",
+            Self::Http { .. } => "http",
         }
     }
 
@@ -68,6 +79,9 @@ impl RemoteName {
         // URLs that differ in what is not shown have a number each.
         let mut number = 1;
         while let Some(before) = names.get(&path) {
+            let Named::Remote(before) = before else {
+                return Err(format!("'{shown}' is the name of another disk"));
+            };
             if *before == self {
                 return Ok(path);
             }
@@ -77,7 +91,7 @@ impl RemoteName {
             number += 1;
             path = PathBuf::from(format!("{shown}#{number}"));
         }
-        names.insert(path.clone(), self);
+        names.insert(path.clone(), Named::Remote(self));
         Ok(path)
     }
 
@@ -123,8 +137,48 @@ impl Disk {
     }
 }
 
+fn note(path: PathBuf, named: Named) -> Result<PathBuf, String> {
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    match names.get_or_insert_default().insert(path.clone(), named.clone()) {
+        // A configuration may have changed since a name was opened first; servers and their options may not.
+        Some(before) if before != named && matches!(before, Named::Remote(_)) => {
+            Err(format!("'{}' is given twice, with different options", path.display()))
+        }
+        _ => Ok(path),
+    }
+}
+
+/// Notes what lies below an image; the name by which it is opened.
+///
+/// # Errors
+/// A disk over the network has this name.
+pub(crate) fn note_node(path: PathBuf, node: Node) -> Result<PathBuf, String> {
+    note(path, Named::Graph(node))
+}
+
+/// A disk that is no local file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Named {
+    Remote(RemoteName),
+    Graph(Node),
+    /// A file that is open already and has no name.
+    Open(OpenedFile),
+}
+
+/// A descriptor, shared by all who open its file.
+#[derive(Debug, Clone)]
+struct OpenedFile(Arc<OwnedFd>);
+
+impl PartialEq for OpenedFile {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for OpenedFile {}
+
 /// Names that the command line gave.
-static NAMES: Mutex<Option<HashMap<PathBuf, RemoteName>>> = Mutex::new(None);
+static NAMES: Mutex<Option<HashMap<PathBuf, Named>>> = Mutex::new(None);
 /// Disks that were opened. They stay so: a server may take no second connection.
 static OPENED: Mutex<Vec<(RemoteName, Disk)>> = Mutex::new(Vec::new());
 /// The way to all servers.
@@ -176,7 +230,7 @@ pub(crate) fn network() -> &'static Network {
 pub(crate) fn allow_streams() {
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
     for name in names.iter_mut().flat_map(HashMap::values_mut) {
-        if let RemoteName::Http { options, .. } = name {
+        if let Named::Remote(RemoteName::Http { options, .. }) = name {
             options.without_ranges = ServersWithoutRanges::Stream;
         }
     }
@@ -187,20 +241,16 @@ pub(crate) fn allow_streams() {
 /// # Errors
 /// The name has a protocol that is not known, or can't be read.
 pub(crate) fn image_path(name: &OsStr) -> Result<PathBuf, String> {
+    if named(Path::new(name)).is_some() {
+        return Ok(PathBuf::from(name));
+    }
+    if let Some(name) = name.to_str().filter(|name| is_graph_name(name)) {
+        return plan_name(name);
+    }
     match name.to_str().filter(|name| RemoteName::is_name(name)) {
         None => local_path(name),
         Some(name) => RemoteName::parse(name)?.note(),
     }
-}
-
-/// The name of the driver of a disk over the network, as QEMU calls it; `None` if `path` is none that was named.
-pub(crate) fn driver(path: &Path) -> Option<&'static str> {
-    let names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
-    Some(match names.as_ref()?.get(path)? {
-        RemoteName::Nbd { .. } => "nbd",
-        RemoteName::Http { url, .. } if url.is_secure() => "https",
-        RemoteName::Http { .. } => "http",
-    })
 }
 
 /// Whether a name that is to be written into an image has a protocol that leads to a server.
@@ -219,10 +269,42 @@ pub(crate) fn is_server_name(name: &str) -> Result<bool, String> {
     Ok(true)
 }
 
-/// Whether `path` is a disk over the network that the command line named.
+/// Notes a file without a name; `path` is what it is called from now on.
+///
+/// # Errors
+/// A disk over the network has this name.
+pub(crate) fn note_open(path: PathBuf, file: OwnedFd) -> Result<PathBuf, String> {
+    note(path, Named::Open(OpenedFile(Arc::new(file))))
+}
+
+fn named(path: &Path) -> Option<Named> {
+    NAMES.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.get(path).cloned()
+}
+
+/// Whether `path` is a disk that the command line named and that is no local file.
 pub(crate) fn is_remote(path: &Path) -> bool {
-    let names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
-    names.as_ref().is_some_and(|names| names.contains_key(path))
+    matches!(named(path), Some(Named::Remote(_) | Named::Graph(_)))
+}
+
+/// QEMU's name for the driver of a disk that the command line named and that is no local file.
+pub(crate) fn driver(path: &Path) -> Option<&'static str> {
+    match named(path)? {
+        Named::Remote(name) => Some(name.driver()),
+        Named::Graph(node) => Some(node.driver()),
+        Named::Open(_) => None,
+    }
+}
+
+/// The server of a disk that the command line named: the path of its socket, or host and port.
+pub(crate) fn server(path: &Path) -> Option<String> {
+    match named(path)? {
+        Named::Graph(_) | Named::Open(_) | Named::Remote(RemoteName::Http { .. }) => None,
+        Named::Remote(RemoteName::Nbd { address, .. }) => match &address.endpoint {
+            Endpoint::Unix(path) => Some(path.display().to_string()),
+            Endpoint::Tcp { host, port } => Some(format!("{host}:{port}")),
+            _ => None,
+        },
+    }
 }
 
 /// The opener of names for the engine; `given` are the `--allow-refs` of the command line.
@@ -243,25 +325,50 @@ struct Opener;
 
 impl OpenRemote for Opener {
     fn open(&self, name: &Path, flags: &OpenFlags) -> Option<Result<File, IoError>> {
-        let found = NAMES.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.get(name).cloned()?;
-        Some(open(found, flags))
+        Some(match named(name)? {
+            Named::Remote(found) => open(found, flags),
+            Named::Graph(node) => open_node(&node, &name.to_string_lossy(), flags),
+            Named::Open(file) => file
+                .0
+                .try_clone()
+                .map_err(|error| {
+                    let errno = error.raw_os_error().unwrap_or(libc::EMFILE);
+                    IoError::of_file(Op::Open, IoErrorKind::Os(errno), name)
+                })
+                .and_then(|file| File::from_descriptor(file, name, flags)),
+        })
+    }
+
+    fn local_file(&self, name: &Path) -> Option<PathBuf> {
+        match named(name)? {
+            Named::Remote(_) | Named::Open(_) => None,
+            Named::Graph(node) => node.local_file().map(Path::to_owned),
+        }
     }
 
     fn is_name(&self, name: &str) -> bool {
-        RemoteName::is_name(name)
+        RemoteName::is_name(name) || is_graph_name(name) || name.starts_with("json:")
     }
 
     fn open_reference(&self, name: &str, flags: &OpenFlags) -> Result<File, IoError> {
-        let name = RemoteName::parse(name).map_err(|reason| {
+        let invalid = |reason: String| {
             let shown = HttpUrl::hide(name);
             IoError::of_file(Op::Open, IoErrorKind::Os(libc::EINVAL), shown).with_detail(reason)
-        })?;
-        open(name, flags)
+        };
+        if !RemoteName::is_name(name) {
+            return open_node(&reference_node(name).map_err(invalid)?, name, flags);
+        }
+        open(RemoteName::parse(name).map_err(invalid)?, flags)
     }
 }
 
 fn open(name: RemoteName, flags: &OpenFlags) -> Result<File, IoError> {
     let url = name.shown();
+    File::from_storage(remote_disk(name)?, &url, flags)
+}
+
+/// A disk on a server; one that is known stays connected.
+pub(crate) fn remote_disk(name: RemoteName) -> Result<Arc<dyn Storage>, IoError> {
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
     let known = opened.iter().find(|(known, _)| *known == name).map(|(_, disk)| disk.clone());
     let disk = if let Some(disk) = known {
@@ -271,11 +378,10 @@ fn open(name: RemoteName, flags: &OpenFlags) -> Result<File, IoError> {
         opened.push((name, disk.clone()));
         disk
     };
-    let storage: Arc<dyn Storage> = match disk {
+    Ok(match disk {
         Disk::Nbd(disk) => disk,
         Disk::Http(disk) => disk,
-    };
-    File::from_storage(storage, &url, flags)
+    })
 }
 
 /// Figures of all disks over the network that this command opened, added up; `None` if there was none.

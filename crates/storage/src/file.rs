@@ -383,7 +383,21 @@ impl File {
         }
     }
 
-    /// The descriptor, if it is a file of the system.
+    /// Tells a storage that a program brought what the next request of this thread is for. It is nothing to other files.
+    pub fn announce(&self, purpose: &'static str) {
+        if let FileInner::Foreign(storage) = &self.state.inner {
+            storage.announce(purpose);
+        }
+    }
+
+    /// Bytes of which only whole pieces can be discarded.
+    pub fn discard_granularity(&self) -> u64 {
+        match &self.state.inner {
+            FileInner::Foreign(storage) => storage.discard_granularity(),
+            FileInner::Os(_) | FileInner::Sim(_) => 1,
+        }
+    }
+
     /// Its descriptors, for lists of those that a jail keeps open: one for data, and one for locks if it is locked. None if it
     /// is no file of the system.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {

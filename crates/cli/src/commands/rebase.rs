@@ -8,7 +8,7 @@ use crate::image_spec::ImageSpec;
 use crate::program;
 use crate::session::Session;
 use crate::unasked_cache::UnaskedCache;
-use crate::values::{caches, formats};
+use crate::values::{BackingFormat, backing_formats, caches, formats};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
 use std::path::Path;
@@ -39,8 +39,8 @@ pub(crate) struct RebaseArgs {
     backing: Option<String>,
 
     /// Format of the new backing file
-    #[arg(short = 'F', long, value_name = "FMT", value_parser = formats())]
-    backing_format: Option<Format>,
+    #[arg(short = 'F', long, value_name = "FMT", value_parser = backing_formats())]
+    backing_format: Option<BackingFormat>,
 
     /// Cache mode of the new backing file [default: as -t]
     #[arg(short = 'T', long, value_name = "CACHE", value_parser = caches())]
@@ -174,9 +174,11 @@ fn reference(
     if !is_asked_for && backing::resolve(image, name).metadata().is_ok_and(is_image) {
         return Err(Failure::new(format!("'{}': an image can't be its own backing file", image.display())));
     }
-    let spec = BackingSpec { name: name.to_owned(), format: args.backing_format };
+    let spec =
+        BackingSpec { name: name.to_owned(), format: args.backing_format.as_ref().map(|named| named.format) };
     let format = backing::required_format(session, image, &spec)?;
-    Ok(Some(BackingReference { name: name.to_owned(), format: format.name().to_owned() }))
+    let format = args.backing_format.as_ref().map_or(format.name(), |named| named.name.as_str());
+    Ok(Some(BackingReference { name: name.to_owned(), format: format.to_owned() }))
 }
 
 /// How the new backing file is opened.
@@ -184,7 +186,7 @@ fn backing_spec(args: &RebaseArgs, image: &ImageSpec, name: &str) -> ImageSpec {
     let options = image
         .options
         .clone()
-        .format(args.backing_format)
+        .format(args.backing_format.as_ref().map(|named| named.format))
         .access(Access::ReadOnly)
         .cache(args.backing_cache.or(args.cache).unwrap_or_default())
         .snapshot(None)

@@ -24,6 +24,8 @@ const FLUSH_FACTOR: u32 = 10;
 /// Pauses between attempts to connect.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// The pause between attempts to open a disk.
+const OPEN_PAUSE: Duration = Duration::from_millis(100);
 /// The pause after an attempt to make a connection more that failed.
 const EXTRA_PAUSE: Duration = Duration::from_secs(30);
 
@@ -37,6 +39,8 @@ pub struct NbdOptions {
     pub timeout: Duration,
     /// How long connecting and agreeing may take. Not 0.
     pub connect_timeout: Duration,
+    /// How long it is tried again to connect, if nobody listens when the disk is opened. 0: once.
+    pub patience: Duration,
     /// Metadata contexts to ask for beside `base:allocation`, as `qemu:dirty-bitmap:NAME`.
     pub contexts: Vec<String>,
     /// The way to the server.
@@ -47,6 +51,7 @@ zebu_storage::option_setters!(NbdOptions {
     connections: usize,
     timeout: Duration,
     connect_timeout: Duration,
+    patience: Duration,
     contexts: Vec<String>,
     network: Network,
 });
@@ -57,6 +62,7 @@ impl Default for NbdOptions {
             connections: 4,
             timeout: Duration::from_secs(60),
             connect_timeout: Duration::from_secs(15),
+            patience: Duration::ZERO,
             contexts: Vec::new(),
             network: Network::default(),
         }
@@ -118,10 +124,20 @@ impl NbdDisk {
                 Some(Tls::load(files, host).map_err(|reason| fail(libc::EINVAL, reason))?)
             }
         };
-        let until = Instant::now() + options.connect_timeout;
-        let (stream, export) =
-            handshake::connect(&options.network, &address, tls.as_ref(), &options.contexts, until)
-                .map_err(|refused| fail(refused.errno, refused.reason))?;
+        let begun = Instant::now();
+        let (stream, export) = loop {
+            let until = Instant::now() + options.connect_timeout;
+            match handshake::connect(&options.network, &address, tls.as_ref(), &options.contexts, until) {
+                Ok(connected) => break connected,
+                Err(refused) if begun.elapsed() >= options.patience => {
+                    return Err(fail(refused.errno, refused.reason));
+                }
+                Err(_) => {
+                    let left = options.patience.saturating_sub(begun.elapsed());
+                    std::thread::sleep(left.min(OPEN_PAUSE));
+                }
+            }
+        };
         for context in &options.contexts {
             if !export.contexts.iter().any(|(name, _)| name == context) {
                 return Err(fail(libc::ENOENT, format!("the server has no metadata context '{context}'")));

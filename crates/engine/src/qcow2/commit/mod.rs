@@ -218,7 +218,7 @@ impl Qcow2 {
         let has_phase_0 = counts.has_new_blocks();
         if has_phase_0 {
             begins(CommitStep::NewRefcountBlocks);
-            self.write_all(worker, self.space.new_block_writes(counts)).await?;
+            self.write_all(worker, self.space.new_block_writes(counts), "refblock_alloc_write").await?;
             begins(CommitStep::Barrier0);
             if !sabotage::is(Fault::SkipBarrier0) {
                 self.files.barrier(worker, self.file()).await?;
@@ -228,7 +228,7 @@ impl Qcow2 {
                 counts.note_named();
             } else {
                 begins(CommitStep::RefcountTableEntries);
-                self.write_all(worker, counts.table_writes()).await?;
+                self.write_all(worker, counts.table_writes(), "refblock_alloc_hookup").await?;
             }
         }
         let has_phase_1 = counts.has_counts() || frozen.map.has_new_tables();
@@ -237,7 +237,7 @@ impl Qcow2 {
             self.write_links(worker, frozen).await?;
         }
         begins(CommitStep::RefcountBlocks);
-        self.write_all(worker, self.space.count_writes(counts)).await?;
+        self.write_all(worker, self.space.count_writes(counts), "refblock_update").await?;
         begins(CommitStep::NewTables);
         self.write_new_tables(worker, frozen).await?;
         if has_phase_0 || has_phase_1 || (frozen.needs_data_barrier && has_phase_2) {
@@ -279,7 +279,7 @@ impl Qcow2 {
 
     async fn write_moved_reftable(&self, worker: &Worker, offset: u64, bytes: &[u8]) -> Result<()> {
         begins(CommitStep::MovedRefcountTable);
-        self.write_all(worker, in_pieces(offset, bytes, MAX_WRITE)).await?;
+        self.write_all(worker, in_pieces(offset, bytes, MAX_WRITE), "reftable_update").await?;
         begins(CommitStep::BarrierOfMovedTable);
         if !sabotage::is(Fault::SkipMovedTableBarrier) {
             self.files.barrier(worker, self.file()).await?;
@@ -296,11 +296,12 @@ impl Qcow2 {
     async fn write_new_tables(&self, worker: &Worker, frozen: &Frozen) -> Result<()> {
         let read = async |table| self.read_table(worker, table).await;
         let writes = self.map.new_table_writes(&frozen.map, read).await?;
-        self.write_all(worker, writes).await
+        self.write_all(worker, writes, "l2_alloc_write").await
     }
 
     async fn read_table(&self, worker: &Worker, offset: u64) -> Result<Vec<u8>> {
         let len = self.geometry.cluster_size() as usize;
+        self.file().announce("l2_alloc_cow_read");
         let (result, bufs) = worker.read(self.file(), offset, worker.buffer(len).into()).await;
         result.map_err(|e| Error::from(e).on(self.path()))?;
         let mut bytes = vec![0; len];
@@ -314,15 +315,25 @@ impl Qcow2 {
             self.map.take_live_blocks(&frozen.map, &mut writes);
         }
         begins(CommitStep::Links);
-        writes.extend(frozen.map.l1_writes());
-        self.write_all(worker, writes).await
+        let l1_writes = frozen.map.l1_writes();
+        let purpose = if writes.is_empty() { "l1_update" } else { "l2_update" };
+        writes.extend(l1_writes);
+        self.write_all(worker, writes, purpose).await
     }
 
-    /// Writes pieces of metadata, neighbours together, several at once.
-    async fn write_all(&self, worker: &Worker, writes: Vec<(u64, IoBuf)>) -> Result<()> {
+    /// Writes pieces of metadata, neighbours together, several at once. They are for `purpose`, a word of [`File::announce`].
+    ///
+    /// [`File::announce`]: zebu_storage::File::announce
+    async fn write_all(
+        &self,
+        worker: &Worker,
+        writes: Vec<(u64, IoBuf)>,
+        purpose: &'static str,
+    ) -> Result<()> {
         let mut merged = joined(writes, MAX_WRITE).into_iter().peekable();
         while merged.peek().is_some() {
             let batch = merged.by_ref().take(WRITES_AT_ONCE).map(|(offset, bufs)| async move {
+                self.file().announce(purpose);
                 let (result, _) = worker.write(self.file(), offset, bufs).await;
                 result.map_err(|e| Error::from(e).on(self.path()))
             });

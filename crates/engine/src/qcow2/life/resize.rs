@@ -84,19 +84,7 @@ impl Qcow2 {
         preallocation: Preallocation,
         control: &JobControl,
     ) -> Result<()> {
-        let too_big = || {
-            let message =
-                "The image size is too large for file format 'qcow2' (try using a larger cluster size)"
-                    .to_owned();
-            Error::new(ErrorKind::NoSpace, message).with_errno(27).on(self.path())
-        };
-        let entries = self.geometry.l1_entries_for(new_size).ok_or_else(too_big)?;
-        if entries * 8 > limits::MAX_L1_SIZE {
-            return Err(too_big());
-        }
-        if entries > self.map.l1().table().len() as u64 {
-            self.grow_l1(worker, entries).await?;
-        }
+        self.make_room_in_l1(worker, new_size).await?;
         let mut external = SpaceContent::Recycled;
         if let Some(data_file) = self.data_file()
             && data_file.kind() != FileKind::BlockDevice
@@ -135,6 +123,29 @@ impl Qcow2 {
             self.set_virtual_size(old_size);
         }
         grown
+    }
+
+    /// Makes the L1 table long enough for a disk of `size` bytes. No other change is under way.
+    pub(crate) async fn make_room_in_l1(self: &Arc<Self>, worker: &Worker, size: u64) -> Result<()> {
+        let too_big = || {
+            let message =
+                "The image size is too large for file format 'qcow2' (try using a larger cluster size)"
+                    .to_owned();
+            Error::new(ErrorKind::NoSpace, message).with_errno(27).on(self.path())
+        };
+        let entries = self.geometry.l1_entries_for(size).ok_or_else(too_big)?;
+        if entries * 8 > limits::MAX_L1_SIZE {
+            return Err(too_big());
+        }
+        if entries > self.map.l1().table().len() as u64 {
+            self.grow_l1(worker, entries).await?;
+        }
+        Ok(())
+    }
+
+    /// Has the disk count as `size` bytes long, in memory alone, for whoever is alone with the image and puts it back.
+    pub(crate) fn count_as_long(&self, size: u64) {
+        self.set_virtual_size(size);
     }
 
     /// Makes new space read as zero: the rest of the last cluster, and where a longer backing image would show.
