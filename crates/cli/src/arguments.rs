@@ -6,21 +6,25 @@ use crate::image_spec::{ForceShare, ImageSpec};
 use crate::json_name::parse_json_name;
 use crate::passphrase_prompt::with_prompt;
 use crate::reference_defaults::allowed_references;
-use crate::remote_names::{image_path, opener};
+use crate::remote_names::{NetworkOptions, image_path, opener};
 use crate::secrets::{SecretArgs, Sources};
 use crate::size::size_argument;
 use crate::values::{
-    Aio, ReferenceRule, aio_argument, reference_argument, slice_size_argument, zero_policy_argument,
+    Aio, ReferenceRule, aio_argument, check_protocol, reference_argument, slice_size_argument,
+    zero_policy_argument,
 };
 use clap::Args;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use zebu::{Access, CacheMode, Format, Keys, OpenOptions, Sharing, ZeroPolicy};
+use zebu_remote::http::Redirects;
 
 /// Heading of options about how images are opened, in the help.
 const OPENING: &str = "Opening images";
 /// Heading of options about what runs the I/O.
 const RUNNING: &str = "Running I/O";
+/// Heading of options about disks over the network.
+const NETWORK: &str = "Disks over the network";
 
 /// Options that open an image: how the name is read, how the mapping is cached, which files the image may refer to.
 #[derive(Debug, Clone, Args)]
@@ -51,6 +55,35 @@ pub(crate) struct ImageArgs {
 
     #[command(flatten)]
     pub(crate) secrets: SecretArgs,
+    /// Certificates of the authorities by which servers of https:// names must be signed, a PEM file [default: the file of
+    /// SSL_CERT_FILE, or the system's]
+    #[arg(long, help_heading = NETWORK, value_name = "FILE")]
+    pub(crate) tls_ca: Option<PathBuf>,
+
+    /// Memory of each disk on a web server for its cache, read-ahead and connections, at least 4M [default: 64M]
+    #[arg(long, help_heading = NETWORK, value_name = "SIZE", value_parser = http_memory_argument)]
+    pub(crate) http_memory: Option<u64>,
+
+    /// Redirects of web servers that are followed
+    ///
+    /// `safe`: none from https to http, and none from a public address to a private one. `any`: these as well.
+    #[arg(long, help_heading = NETWORK, value_name = "safe|any", value_parser = redirects_argument, default_value = "safe")]
+    pub(crate) redirects: Redirects,
+}
+
+fn http_memory_argument(text: &str) -> Result<u64, String> {
+    match size_argument(text).map_err(|error| error.to_string())? {
+        bytes @ 0x40_0000.. => Ok(bytes),
+        _ => Err("at least 4M are needed".to_owned()),
+    }
+}
+
+fn redirects_argument(text: &str) -> Result<Redirects, String> {
+    match text {
+        "safe" => Ok(Redirects::Safe),
+        "any" => Ok(Redirects::Any),
+        _ => Err("expected safe or any".to_owned()),
+    }
 }
 
 /// The option for the engine of the I/O.
@@ -113,6 +146,12 @@ impl ImageArgs {
         access: Access,
         sources: Sources,
     ) -> Result<ImageSpec, Failure> {
+        let network = NetworkOptions {
+            authorities: self.tls_ca.clone(),
+            memory: self.http_memory,
+            redirects: self.redirects,
+        };
+        network.apply();
         let mut spec = ImageSpec {
             path: PathBuf::from(name),
             options: OpenOptions::default()
@@ -126,9 +165,14 @@ impl ImageArgs {
             discard: None,
             detect_zeroes: None,
             secrets: self.secrets.read(sources)?,
+            filters: Vec::new(),
+            driver: None,
+            is_described: false,
+            node_names: Vec::new(),
             called_raw: "-f raw",
             force_share: ForceShare::Missing,
         };
+        check_protocol(name).map_err(|reason| Failure::opening_name(name, &reason))?;
         if self.image_opts {
             if format.is_some() {
                 return Err(Failure::usage("--image-opts and --format are mutually exclusive"));
@@ -138,6 +182,7 @@ impl ImageArgs {
                 .and_then(ImageOpts::parse)
                 .and_then(|opts| opts.apply(&mut spec))
                 .map_err(|reason| Failure::opening_name(name, &reason))?;
+            spec.is_described = true;
         } else if let Some(pairs) = name.to_str().and_then(parse_json_name) {
             pairs
                 .and_then(|pairs| ImageOpts::from_pairs(&pairs))

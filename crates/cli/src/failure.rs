@@ -2,6 +2,7 @@
 
 use crate::output::printable::printable;
 use crate::program;
+use crate::remote_names;
 use rustix::io::Errno;
 use std::error::Error as _;
 use std::ffi::OsStr;
@@ -161,6 +162,10 @@ fn reason(error: &zebu::Error, image: &Path) -> String {
         && path == image
     {
         if let (Op::Open, IoErrorKind::Os(errno), true) = (op, kind, program::called().is_qemu()) {
+            if let Some(server) = remote_names::server(path) {
+                let why = detail.clone().unwrap_or_else(|| errno_text(*errno));
+                return format!("Failed to connect to '{server}': {why}");
+            }
             // QEMU's layers each say it.
             return format!("Could not open '{}': {}", image.display(), errno_text(*errno));
         }

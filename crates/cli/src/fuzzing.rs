@@ -24,6 +24,10 @@ pub fn image_options(text: &str, disk: Option<&Path>, options: OpenOptions) -> R
         aio: None,
         discard: None,
         detect_zeroes: None,
+        filters: Vec::new(),
+        driver: None,
+        is_described: false,
+        node_names: Vec::new(),
         called_raw: "",
         force_share: ForceShare::Offered,
     };

@@ -2,11 +2,14 @@
 //!
 //! Every key either works or is refused by its name; none is ignored.
 
+use crate::graph::{Filter, plan};
+use crate::http_opts::HttpOpts;
 use crate::image_spec::ImageSpec;
+use crate::json_name::parse_json_name;
 use crate::keyval::{parse_keyval, parse_size_value, parse_switch};
 use crate::nbd_opts::NbdOpts;
 use crate::program;
-use crate::remote_names::image_path;
+use crate::remote_names::{image_path, is_remote};
 use crate::secrets::Secrets;
 use crate::values::{
     Aio, Discard, aio_argument, discard_argument, format_argument, slice_size_argument, zero_policy_argument,
@@ -36,6 +39,8 @@ pub(crate) struct ImageOpts {
     backing_format: Option<Format>,
     nbd: NbdOpts,
     nbd_backing: NbdOpts,
+    http: HttpOpts,
+    http_backing: HttpOpts,
     /// The disk is shown as if the image named no backing file.
     without_backing: bool,
     /// `cache-size`, `l2-cache-size` and `refcount-cache-size`, under QEMU's names.
@@ -50,6 +55,12 @@ pub(crate) struct ImageOpts {
     key_secrets: Vec<(u32, String)>,
     /// `encrypt.format`, with the depth.
     encryption: Vec<(u32, &'static str)>,
+    /// Filters above the image, the top first.
+    filters: Vec<Filter>,
+    /// The driver on top, if it is no format.
+    driver: Option<String>,
+    /// Names of nodes.
+    node_names: Vec<(String, String)>,
     /// Files whose driver is named: their names are paths, whatever they look like.
     plain: Vec<NamedFile>,
 }
@@ -111,7 +122,7 @@ impl ImageOpts {
 
     /// Reads pairs that were taken apart already.
     pub(crate) fn from_pairs(pairs: &[(String, String)]) -> Result<Self, String> {
-        let opts = Self::read(pairs)?;
+        let opts = Self::read_graph(pairs, None)?;
         if opts.filename.is_none() {
             return Err("A file must be specified: add file.filename=NAME".to_owned());
         }
@@ -120,8 +131,40 @@ impl ImageOpts {
 
     /// Reads the pairs for a file that is known already.
     pub(crate) fn parse_for(text: &str, file: &Path) -> Result<Self, String> {
-        let mut opts = Self::read(&parse_keyval(text).map_err(|error| error.to_string())?)?;
-        set_once(&mut opts.filename, "file.filename", file.to_owned())?;
+        Self::beside_name(parse_keyval(text).map_err(|error| error.to_string())?, file)
+    }
+
+    /// Reads pairs that were taken apart already, for a file that was opened before.
+    pub(crate) fn from_pairs_for(given: Vec<(String, String)>, file: &Path) -> Result<Self, String> {
+        if is_remote(file) {
+            let opts = Self::read_graph(&given, None)?;
+            return Ok(Self { filename: Some(opts.filename.unwrap_or_else(|| file.to_owned())), ..opts });
+        }
+        Self::beside_name(given, file)
+    }
+
+    /// Reads pairs beside a name.
+    fn beside_name(given: Vec<(String, String)>, file: &Path) -> Result<Self, String> {
+        let Some(named) = file.to_str().and_then(parse_json_name) else {
+            return Self::read_graph(&given, Some(file));
+        };
+        // What is given beside a name goes over what the name says.
+        let mut pairs = named?;
+        pairs.retain(|(key, _)| given.iter().all(|(other, _)| other != key));
+        pairs.extend(given);
+        Self::from_pairs(&pairs)
+    }
+
+    /// Reads pairs, and the name beside them, after the drivers were taken out.
+    fn read_graph(pairs: &[(String, String)], file: Option<&Path>) -> Result<Self, String> {
+        if let Some(plan) = plan(pairs, file.and_then(Path::to_str))? {
+            let opts = Self::read(&plan.pairs)?;
+            return Ok(Self { filters: plan.filters, driver: plan.driver, ..opts });
+        }
+        let mut opts = Self::read(pairs)?;
+        if let Some(file) = file {
+            set_once(&mut opts.filename, "file.filename", file.to_owned())?;
+        }
         Ok(opts)
     }
 
@@ -130,16 +173,23 @@ impl ImageOpts {
         for (key, value) in without_idle_raw(pairs) {
             opts.set(&key, &value)?;
         }
-        for (nbd, key, slot, file) in [
-            (std::mem::take(&mut opts.nbd), "file.filename", &mut opts.filename, NamedFile::Image),
+        for (nbd, http, key, slot, file) in [
+            (
+                std::mem::take(&mut opts.nbd),
+                std::mem::take(&mut opts.http),
+                "file.filename",
+                &mut opts.filename,
+                NamedFile::Image,
+            ),
             (
                 std::mem::take(&mut opts.nbd_backing),
+                std::mem::take(&mut opts.http_backing),
                 "backing.file.filename",
                 &mut opts.backing_file,
                 NamedFile::Backing,
             ),
         ] {
-            if let Some(name) = nbd.finish()? {
+            for name in [nbd.finish()?, http.finish()?].into_iter().flatten() {
                 set_once(slot, key, name.note()?)?;
                 opts.plain.push(file);
             }
@@ -177,10 +227,16 @@ impl ImageOpts {
                     self.format = Some(Format::Raw);
                     self.nbd.name();
                 }
+                _ if HttpOpts::is_driver(value) => {
+                    self.format = Some(Format::Raw);
+                    self.http.name(value);
+                }
                 _ => self.format = Some(format_argument(value)?),
             },
             "file.driver" if value == "nbd" => self.nbd.name(),
             "backing.file.driver" if value == "nbd" => self.nbd_backing.name(),
+            "file.driver" if HttpOpts::is_driver(value) => self.http.name(value),
+            "backing.file.driver" if HttpOpts::is_driver(value) => self.http_backing.name(value),
             "filename" | "file.filename" => set_once(&mut self.filename, key, PathBuf::from(value))?,
             "file.driver" | "data-file.driver" | "backing.file.driver" => match value {
                 "file" | "host_device" => self.plain.push(match key {
@@ -190,7 +246,7 @@ impl ImageOpts {
                 }),
                 _ => {
                     return Err(format!(
-                        "Parameter '{key}': there is no driver '{value}' (there are file and nbd)"
+                        "Parameter '{key}': there is no driver '{value}' (there are file, nbd, http and https)"
                     ));
                 }
             },
@@ -232,7 +288,7 @@ impl ImageOpts {
                 set_once(&mut self.backing_file, key, PathBuf::from(value))?;
             }
             _ if self.takes_key(key, value)? => {}
-            _ if self.takes_nbd(key, value)? => {}
+            _ if self.takes_remote(key, value)? => {}
             _ => {
                 return Err(match REFUSED.iter().find(|(name, _)| *name == key) {
                     Some((_, reason)) => format!("Parameter '{key}' is not supported: {reason}"),
@@ -284,12 +340,13 @@ impl ImageOpts {
         Ok(keys)
     }
 
-    /// Whether it is a key of NBD, which is noted then.
-    fn takes_nbd(&mut self, key: &str, value: &str) -> Result<bool, String> {
+    /// Whether it is a key of a disk over the network, which is noted then.
+    fn takes_remote(&mut self, key: &str, value: &str) -> Result<bool, String> {
         if let Some(key) = key.strip_prefix("backing.file.") {
-            return self.nbd_backing.take(key, value);
+            return Ok(self.nbd_backing.take(key, value)? || self.http_backing.take(key, value)?);
         }
-        self.nbd.take(key.strip_prefix("file.").unwrap_or(key), value)
+        let key = key.strip_prefix("file.").unwrap_or(key);
+        Ok(self.nbd.take(key, value)? || self.http.take(key, value)?)
     }
 
     /// Reads a key that QEMU's programs have and zebu's own names refuse. It is checked as QEMU does; that these have no
@@ -310,7 +367,9 @@ impl ImageOpts {
                 qemu_switch(key, value)?;
                 return Ok(false);
             }
-            "node-name" | "file.node-name" | "backing.node-name" | "backing.file.node-name" => {}
+            "node-name" | "file.node-name" | "backing.node-name" | "backing.file.node-name" => {
+                self.node_names.push((key.to_owned(), value.to_owned()));
+            }
             "file.locking" | "locking" => match value {
                 "auto" | "on" => {}
                 "off" => self.unlocked = true,
@@ -416,6 +475,9 @@ impl ImageOpts {
             options.backing = Some((PathBuf::new(), None));
         }
         spec.called_raw = "driver=raw";
+        spec.node_names.extend(self.node_names);
+        spec.filters = self.filters;
+        spec.driver = self.driver;
         spec.aio = self.aio.or(spec.aio);
         spec.discard = self.discard.or(spec.discard);
         spec.detect_zeroes = self.detect_zeroes.or(spec.detect_zeroes);
@@ -482,6 +544,10 @@ mod tests {
             aio: None,
             discard: None,
             detect_zeroes: None,
+            filters: Vec::new(),
+            driver: None,
+            is_described: false,
+            node_names: Vec::new(),
             called_raw: "driver=raw",
             force_share: ForceShare::Missing,
         }

@@ -1,6 +1,7 @@
 //! How a command opens one image.
 
 use crate::failure::Failure;
+use crate::graph::Filter;
 use crate::program;
 use crate::secrets::Secrets;
 use crate::values::{Aio, Discard};
@@ -22,6 +23,14 @@ pub(crate) struct ImageSpec {
     pub(crate) detect_zeroes: Option<ZeroMode>,
     /// Secrets of the command line, which image options name.
     pub(crate) secrets: Secrets,
+    /// Filters above the image, the top first.
+    pub(crate) filters: Vec<Filter>,
+    /// The driver on top, if it is no format.
+    pub(crate) driver: Option<String>,
+    /// Whether it is described by options alone, without a name.
+    pub(crate) is_described: bool,
+    /// Names of nodes, which can't be changed later.
+    pub(crate) node_names: Vec<(String, String)>,
     /// How the command line says that the image is raw.
     pub(crate) called_raw: &'static str,
     /// Whether the command can read the image without locks.

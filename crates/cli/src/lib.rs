@@ -9,11 +9,14 @@ mod cli;
 mod commands;
 mod compression;
 mod create_opts;
+mod dry_run;
 mod encrypt_opts;
 mod examples;
 mod failure;
 #[doc(hidden)]
 pub mod fuzzing;
+mod graph;
+mod http_opts;
 mod image_opts;
 mod image_spec;
 mod io;
@@ -38,6 +41,7 @@ mod size;
 mod snapshot_name;
 mod stop_signals;
 mod temporary_overlay;
+mod unasked_cache;
 mod values;
 mod watch;
 
@@ -47,5 +51,23 @@ use std::process::ExitCode;
 pub fn main() -> ExitCode {
     // Without it, such a write ends the process, as it does every other.
     let _ = stop_signals::survive_size_limit();
-    cli::main()
+    if !has_small_stack() {
+        return cli::main();
+    }
+    match std::thread::Builder::new().stack_size(STACK).spawn(cli::main).map(std::thread::JoinHandle::join) {
+        Ok(Ok(code)) => code,
+        // It has panicked, which was told.
+        Ok(Err(_)) => ExitCode::from(101),
+        // Perhaps the little that there is does.
+        Err(_) => cli::main(),
+    }
+}
+
+/// Bytes of stack that a command has wherever the limit of the system is smaller.
+const STACK: usize = 8 << 20;
+
+/// Whether the caller has left the first thread less stack than a command may need.
+fn has_small_stack() -> bool {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Stack);
+    limit.current.is_some_and(|bytes| bytes < (STACK / 2) as u64)
 }

@@ -27,11 +27,7 @@ pub(crate) fn allowed_references(given: &[ReferenceRule]) -> Result<RefPolicy, F
 /// # Errors
 /// As [`default_rules`].
 pub(crate) fn remote_references(given: &[ReferenceRule]) -> Result<RemoteRefs, Failure> {
-    let rules = match given {
-        [] if program::called().is_qemu() => Vec::new(),
-        [] => default_rules()?,
-        given => given.to_vec(),
-    };
+    let rules = if given.is_empty() { own_rules()? } else { given.to_vec() };
     if rules.contains(&ReferenceRule::All) {
         return Ok(RemoteRefs::All);
     }
@@ -42,14 +38,22 @@ pub(crate) fn remote_references(given: &[ReferenceRule]) -> Result<RemoteRefs, F
 
 /// Rules where the command line has none.
 ///
-/// Under QEMU's names every plain path may be opened, as QEMU does. Under its own name zebu starts from `local`.
+/// Under QEMU's names every plain path may be opened, as QEMU does, unless a rule is `none` or `local`. Under its own name
+/// zebu starts from `local`.
 ///
 /// # Errors
 /// A rule of the variable or of the file can't be read. The message names the place.
 fn default_rules() -> Result<Vec<ReferenceRule>, Failure> {
-    if program::called().is_qemu() {
+    let rules = own_rules()?;
+    let is_narrow = rules.iter().any(|rule| matches!(rule, ReferenceRule::None | ReferenceRule::Local));
+    if program::called().is_qemu() && !is_narrow {
         return Ok(vec![ReferenceRule::All]);
     }
+    Ok(rules)
+}
+
+/// Rules of the variable and of the file.
+fn own_rules() -> Result<Vec<ReferenceRule>, Failure> {
     let mut rules = match std::env::var_os(VARIABLE) {
         None => Vec::new(),
         Some(text) => {

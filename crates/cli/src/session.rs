@@ -2,6 +2,7 @@
 
 use crate::arguments::EngineArgs;
 use crate::failure::Failure;
+use crate::graph::{Filtered, filtered};
 use crate::image_spec::ImageSpec;
 use crate::output::printable::printable;
 use crate::output::stderr;
@@ -64,8 +65,22 @@ impl Session {
         &self.config
     }
 
-    /// Opens an image; the failure names it.
+    /// Opens an image, with its filters if it has some; the failure names it.
     pub(crate) fn open(&self, spec: &ImageSpec) -> Result<Image, Failure> {
+        Ok(self.open_filtered(spec)?.top)
+    }
+
+    /// Opens an image with its filters; the failure names it.
+    pub(crate) fn open_filtered(&self, spec: &ImageSpec) -> Result<Filtered, Failure> {
+        let image = self.open_unfiltered(spec)?;
+        if spec.filters.is_empty() {
+            return Ok(Filtered { top: image.clone(), image });
+        }
+        filtered(&self.worker, spec, image)
+    }
+
+    /// Opens an image as if it had no filters, which show nothing of what it is made of; the failure names it.
+    pub(crate) fn open_unfiltered(&self, spec: &ImageSpec) -> Result<Image, Failure> {
         if spec.detect_zeroes.is_some() && spec.options.access == Access::ReadWrite {
             return Err(Failure::opening_name(
                 spec.path.as_os_str(),
@@ -122,7 +137,24 @@ impl Session {
             Access::ReadWrite => Some(Watch::start(ProgressMode::None)?),
             Access::ReadOnly => None,
         };
-        let image = self.open(spec)?;
+        self.with(spec, self.open(spec)?, work)
+    }
+
+    /// The same, of the image below its filters.
+    pub(crate) fn with_unfiltered<T>(
+        &self,
+        spec: &ImageSpec,
+        work: impl FnOnce(&Image) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        self.with(spec, self.open_unfiltered(spec)?, work)
+    }
+
+    fn with<T>(
+        &self,
+        spec: &ImageSpec,
+        image: Image,
+        work: impl FnOnce(&Image) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
         let result = work(&image);
         let closed = self.close(&image, spec.options.access);
         let value = result?;
@@ -166,6 +198,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        remote_names::tell_given_up();
         if self.verbose {
             remote_names::tell_transfers();
         }

@@ -2,10 +2,10 @@
 
 use crate::failure::Failure;
 use crate::local_name::local_path;
+use crate::remote_names::note_open;
 use crate::values::format_argument;
 use rustix::fs::{Mode, OFlags, open, unlink};
 use std::ffi::OsStr;
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use zebu::storage::{Worker, WorkerConfig};
 use zebu::{CreateOptions, Format, Image, OpenOptions, RefPolicy};
@@ -13,14 +13,13 @@ use zebu::{CreateOptions, Format, Image, OpenOptions, RefPolicy};
 /// An overlay without a name: its space is given back when nobody has it open any more, however the program ends.
 pub(crate) struct TemporaryOverlay {
     path: PathBuf,
-    _file: OwnedFd,
 }
 
 impl TemporaryOverlay {
     /// Makes an overlay over `file`, in the directory for temporary files.
     ///
     /// # Errors
-    /// `file` is no image, or can't be opened; there is no place for the overlay; /proc is not mounted.
+    /// `file` is no image, or can't be opened; there is no place for the overlay.
     pub(crate) fn over(file: &OsStr, format: Option<&str>) -> Result<Self, Failure> {
         let base = local_path(file).map_err(|reason| Failure::opening_name(file, &reason))?;
         let format = format.map(format_argument).transpose().map_err(Failure::new)?;
@@ -41,7 +40,7 @@ impl TemporaryOverlay {
         let file = opened
             .and_then(|file| removed.map(|()| file))
             .map_err(|error| Failure::new(format!("Could not open '{}': {error}", place.display())))?;
-        Ok(Self { path: PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())), _file: file })
+        Ok(Self { path: note_open(place, file).map_err(Failure::new)? })
     }
 
     /// Name by which this process can open it.

@@ -1,10 +1,14 @@
 //! Words on the command line, and what they stand for.
 
+use crate::program;
 use crate::size::size_argument;
 use clap::builder::{PossibleValue, TypedValueParser};
+use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
+use std::sync::OnceLock;
+use zebu::jobs::Speed;
 use zebu::{CacheMode, Format, Preallocation, RefPolicy, ZeroPolicy};
 
 /// `--output`.
@@ -106,7 +110,7 @@ impl<T: Clone + Send + Sync + 'static> TypedValueParser for Words<T> {
 }
 
 /// Names of formats, those that can be written first.
-const FORMATS: &[&str] =
+pub(crate) const FORMATS: &[&str] =
     &["qcow2", "raw", "luks", "vmdk", "vhdx", "vpc", "vdi", "qed", "parallels", "qcow", "cloop", "dmg"];
 
 /// Formats that are read, for an option.
@@ -114,9 +118,45 @@ pub(crate) fn formats() -> Words<Format> {
     Words { parse: format_argument, words: FORMATS }
 }
 
+/// A format as it is named in an image above: `file` and `host_device` stand for raw there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct BackingFormat {
+    /// The format.
+    pub(crate) format: Format,
+    /// Its name.
+    pub(crate) name: String,
+}
+
+/// Formats of backing files, for an option.
+pub(crate) fn backing_formats() -> Words<BackingFormat> {
+    let parse = |text: &str| Ok(BackingFormat { format: format_argument(text)?, name: text.to_owned() });
+    Words { parse, words: FORMATS }
+}
+
 /// Formats that are written, for an option.
 pub(crate) fn target_formats() -> Words<Format> {
     Words { parse: target_format_argument, words: &["qcow2", "raw", "luks"] }
+}
+
+/// `--speed`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum SpeedName {
+    /// As the latency of the disk allows, so that others who use it are not held up.
+    #[default]
+    Adaptive,
+    /// Without regard to others.
+    Full,
+}
+
+impl SpeedName {
+    /// As the library calls it.
+    pub(crate) fn speed(self) -> Speed {
+        match self {
+            Self::Adaptive => Speed::Adaptive,
+            Self::Full => Speed::Full,
+        }
+    }
 }
 
 /// Cache modes, for an option.
@@ -124,8 +164,33 @@ pub(crate) fn caches() -> Words<CacheMode> {
     Words { parse: cache_argument, words: &["none", "writeback", "writethrough", "directsync", "unsafe"] }
 }
 
+/// The driver that stood for a format and is none: the name of the image must lead to it.
+static PROTOCOL: OnceLock<String> = OnceLock::new();
+
+/// Whether `name` leads to the driver that stood for a format.
+pub(crate) fn check_protocol(name: &OsStr) -> Result<(), String> {
+    let Some(driver) = PROTOCOL.get() else { return Ok(()) };
+    let is_driver = name.to_str().is_some_and(|name| {
+        name.starts_with("json:")
+            || name.strip_prefix(driver.as_str()).is_some_and(|rest| rest.starts_with(':'))
+    });
+    if is_driver {
+        Ok(())
+    } else {
+        Err(format!("Driver '{driver}' needs a name that begins with {driver}: or json:"))
+    }
+}
+
 /// A format by its name.
 pub(crate) fn format_argument(text: &str) -> Result<Format, String> {
+    // For QEMU a protocol may stand for the format: the disk is its very bytes.
+    if program::called().is_qemu() && matches!(text, "file" | "host_device") {
+        return Ok(Format::Raw);
+    }
+    if program::called().is_qemu() && matches!(text, "null-co" | "null-aio" | "blkdebug" | "nbd") {
+        let _ = PROTOCOL.set(text.to_owned());
+        return Ok(Format::Raw);
+    }
     Format::from_name(text)
         .ok_or_else(|| format!("Unknown file format '{text}' (there are {})", FORMATS.join(", ")))
 }

@@ -364,7 +364,9 @@ fn programs_run_within_the_limits_of_services() {
     let limited = |limits: &str, line: &str| {
         run(OsStr::new("prlimit"), &format!("{limits} -- {}/{line}", names.0.path().display()), &names.dir())
     };
-    for limits in ["--as=1073741824 --cpu=30", "--nofile=64", "--nofile=32 --memlock=0"] {
+    let limits =
+        ["--as=1073741824 --cpu=30", "--nofile=64", "--nofile=32 --memlock=0", "--stack=65536", "--nproc=1"];
+    for limits in limits {
         for line in [
             "qemu-img create -q -f qcow2 a.qcow2 64T",
             "qemu-io -f qcow2 -c 'write -P 1 1T 64k' a.qcow2",
@@ -389,4 +391,100 @@ fn programs_run_with_their_standard_descriptors_closed() {
         assert_eq!(status.code(), Some(0), "{line}");
     }
     assert_eq!(std::fs::read(names.dir().join("b.raw")).unwrap(), vec![0; 1 << 20]);
+}
+
+/// Has a command run where io_uring is refused, as in containers (seccomp_unotify(2), `SECCOMP_RET_ERRNO`).
+fn without_uring(command: &mut Command) {
+    use std::os::unix::process::CommandExt;
+    let filter = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut program = vec![filter(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0)];
+    for call in [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register] {
+        program.push(filter(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, call as u32));
+        program.push(filter(libc::BPF_RET, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32));
+    }
+    program.push(filter(libc::BPF_RET, 0, 0, libc::SECCOMP_RET_ALLOW));
+    let install = move || {
+        let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
+        // SAFETY: prctl(2) reads the program, which lives until it has returned.
+        let done = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+                && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
+        };
+        if done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    };
+    // SAFETY: the child calls prctl(2) alone, which is async-signal-safe.
+    unsafe { command.pre_exec(install) };
+}
+
+#[test]
+fn programs_run_where_io_uring_is_refused() {
+    let names = Names::new();
+    names.run("qemu-img create -q -f qcow2 a.qcow2 8M").ok();
+    for line in [
+        "qemu-io -f qcow2 -c 'write -P 1 0 64k' a.qcow2",
+        "qemu-img convert -f qcow2 -O raw a.qcow2 b.raw",
+        "qemu-img compare -f qcow2 -F raw a.qcow2 b.raw",
+        "qemu-io --image-opts -c 'read 0 4k' driver=qcow2,file.driver=blkdebug,file.image.filename=a.qcow2",
+    ] {
+        let (program, rest) = line.split_once(' ').unwrap();
+        let mut command = Command::new(names.0.path().join(program));
+        without_uring(command.args(words(rest)).current_dir(names.dir()));
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{line}: {output:?}");
+    }
+}
+
+/// Runs a script in a mount namespace of its own; `None` where this user may not.
+fn in_mount_namespace(names: &Names, script: &str) -> Option<Ran> {
+    if !Command::new("unshare").args(["-m", "true"]).output().is_ok_and(|output| output.status.success()) {
+        return None;
+    }
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-ec", script])
+        .env("B", names.0.path())
+        .current_dir(names.dir())
+        .output()
+        .unwrap();
+    Some(Ran {
+        code: output.status.code(),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    })
+}
+
+#[test]
+fn programs_run_without_proc() {
+    let names = Names::new();
+    names.run("qemu-img create -q -f qcow2 a.qcow2 8M").ok();
+    let script = "umount -l /proc
+        $B/qemu-io -f qcow2 -c 'write -P 1 0 64k' a.qcow2
+        $B/qemu-img convert -f qcow2 -O qcow2 a.qcow2 b.qcow2
+        $B/qemu-io -f qcow2 -s -c 'write -P 2 0 64k' b.qcow2
+        $B/qemu-img compare a.qcow2 b.qcow2
+        $B/qemu-img info --output=json b.qcow2
+        $B/qemu-nbd --fork -k $PWD/s -f qcow2 a.qcow2
+        $B/qemu-io -c 'read -P 1 0 64k' nbd+unix:///?socket=$PWD/s";
+    if let Some(ran) = in_mount_namespace(&names, script) {
+        assert_eq!(ran.code, Some(0), "{ran:#?}");
+        assert!(!ran.stdout.contains("verification failed"), "{ran:#?}");
+    }
+}
+
+#[test]
+fn nothing_but_the_image_is_written_on_a_read_only_root() {
+    let names = Names::new();
+    names.run("qemu-img create -q -f qcow2 a.qcow2 8M").ok();
+    let script = "mount --bind . . && mount -o remount,ro,bind . && cd $PWD
+        $B/qemu-img info a.qcow2 && $B/qemu-img check -q a.qcow2
+        $B/qemu-io -r -f qcow2 -c 'read 0 64k' a.qcow2
+        ! $B/qemu-io -f qcow2 -c 'write 0 64k' a.qcow2
+        ! $B/qemu-img create -q -f qcow2 never.qcow2 1M";
+    if let Some(ran) = in_mount_namespace(&names, script) {
+        assert_eq!(ran.code, Some(0), "{ran:#?}");
+        let told: Vec<&str> = ran.stderr.lines().collect();
+        assert!(
+            told.len() == 2 && told.iter().all(|line| line.contains("Read-only file system")),
+            "{told:?}"
+        );
+    }
 }

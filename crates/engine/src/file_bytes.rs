@@ -13,6 +13,7 @@ pub(crate) async fn read_bytes(worker: &Worker, file: &File, offset: u64, len: u
     let mut at = 0;
     while at < len {
         let step = (len - at).min(STEP);
+        file.announce("metadata");
         let (result, bufs) = worker.read(file, offset + at as u64, worker.buffer(step).into()).await;
         result.map_err(|e| Error::from(e).on(file.path()))?;
         bytes.resize(at + step, 0);

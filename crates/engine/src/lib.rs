@@ -88,6 +88,7 @@ mod status;
 mod sync;
 mod transfer;
 pub mod verdict;
+mod vm_state;
 
 pub use backing::BackingReference;
 pub use bitmaps::{BitmapRecording, DirtyBits, NewBitmap};

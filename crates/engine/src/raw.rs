@@ -123,10 +123,12 @@ pub(crate) async fn write_zeroes(
 pub(crate) async fn discard(raw: &Raw, worker: &Worker, offset: u64, len: u64) -> Result<()> {
     check_writable(raw)?;
     // What is given up of an encrypted disk would read as noise: it stays.
-    if len == 0 || raw.luks.is_some() {
+    let granularity = raw.file.discard_granularity();
+    let (start, end) = (offset.next_multiple_of(granularity), (offset + len) / granularity * granularity);
+    if start >= end || raw.luks.is_some() {
         return Ok(());
     }
-    match worker.punch_hole(&raw.file, offset, len).await {
+    match worker.punch_hole(&raw.file, start, end - start).await {
         Err(e) if e.kind == IoErrorKind::Unsupported => Ok(()),
         other => other.map_err(|e| Error::from(e).on(raw.file.path()).at_guest(offset)),
     }

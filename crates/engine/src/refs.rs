@@ -69,6 +69,8 @@ pub(crate) fn open(
     flags: &OpenFlags,
 ) -> Result<(File, PathBuf)> {
     let OpenOptions { refs: policy, remote, .. } = options;
+    let local = remote.local_file(image);
+    let image = local.as_deref().unwrap_or(image);
     let image_url = image.to_str().filter(|image| remote.is_name(image));
     let url = match image_url {
         Some(image_url) if is_plain_path(name) && !name.starts_with('/') => {

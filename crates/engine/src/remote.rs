@@ -1,7 +1,7 @@
 //! Names that lead to no local file: who opens them, and which of them an image may name.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use zebu_storage::{File, IoError, OpenFlags};
 
@@ -9,6 +9,13 @@ use zebu_storage::{File, IoError, OpenFlags};
 pub trait OpenRemote: Send + Sync {
     /// Opens a name that the caller gave; `None` if it is not of this kind, and so a local path.
     fn open(&self, name: &Path, flags: &OpenFlags) -> Option<Result<File, IoError>>;
+
+    /// The local file that a name the caller gave ends at, below whatever lies above it: names in the image are relative to
+    /// it. None for disks that are elsewhere.
+    fn local_file(&self, name: &Path) -> Option<PathBuf> {
+        let _ = name;
+        None
+    }
 
     /// Whether a name that stands in an image is of this kind.
     fn is_name(&self, name: &str) -> bool;
@@ -99,6 +106,11 @@ impl Remote {
             Some(opened) => opened,
             None => File::open(name, flags),
         }
+    }
+
+    /// The local file that a name of the opener's ends at.
+    pub(crate) fn local_file(&self, name: &Path) -> Option<PathBuf> {
+        self.opener.as_ref()?.local_file(name)
     }
 
     /// Whether a name is one of the opener's.

@@ -298,6 +298,19 @@ impl File {
         }
     }
 
+    /// Sets the XFS hint how many bytes are set aside at once where blocks are written that the file shares with another;
+    /// `Unsupported` elsewhere. (XFS takes the extent size hint instead if that is larger, and else 32 blocks.)
+    pub fn set_cow_extent_size_hint(&self, bytes: u32) -> Result<(), IoError> {
+        match &self.state.inner {
+            FileInner::Os(os) if self.fs() == FsKind::Xfs => os
+                .set_cow_extent_size_hint(bytes)
+                .map_err(|errno| self.error(Op::Allocate, IoErrorKind::Os(errno))),
+            FileInner::Os(_) | FileInner::Sim(_) | FileInner::Foreign(_) => {
+                Err(self.error(Op::Allocate, IoErrorKind::Unsupported))
+            }
+        }
+    }
+
     /// Sets the XFS extent size hint in bytes (0 takes it away, an inherited one too); `Unsupported` elsewhere.
     pub fn set_extent_size_hint(&self, bytes: u32) -> Result<(), IoError> {
         match &self.state.inner {
@@ -370,7 +383,21 @@ impl File {
         }
     }
 
-    /// The descriptor, if it is a file of the system.
+    /// Tells a storage that a program brought what the next request of this thread is for. It is nothing to other files.
+    pub fn announce(&self, purpose: &'static str) {
+        if let FileInner::Foreign(storage) = &self.state.inner {
+            storage.announce(purpose);
+        }
+    }
+
+    /// Bytes of which only whole pieces can be discarded.
+    pub fn discard_granularity(&self) -> u64 {
+        match &self.state.inner {
+            FileInner::Foreign(storage) => storage.discard_granularity(),
+            FileInner::Os(_) | FileInner::Sim(_) => 1,
+        }
+    }
+
     /// Its descriptors, for lists of those that a jail keeps open: one for data, and one for locks if it is locked. None if it
     /// is no file of the system.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {

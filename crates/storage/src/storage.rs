@@ -155,6 +155,19 @@ pub trait Storage: Send + Sync + 'static {
     /// It must not call the worker, either. The answer may come before this returns, or from any thread later.
     fn submit(&self, op: StorageOp, done: Completer);
 
+    /// Bytes, a power of two, of which only whole pieces can be discarded. 1 by default.
+    fn discard_granularity(&self) -> u64 {
+        1
+    }
+
+    /// The next operation that the calling thread submits is for `purpose`, in the terms of the layer above; `metadata` is
+    /// what has no better word there.
+    ///
+    /// Storages that make errors or wait on purpose want to know it; others need not listen.
+    fn announce(&self, purpose: &'static str) {
+        let _ = purpose;
+    }
+
     /// Some operations are of a worker that ends ([`Completer::is_cancelled`]): the worker's end waits for their answers.
     /// A storage whose operations have no deadline of their own should answer these now.
     fn cancel(&self) {}

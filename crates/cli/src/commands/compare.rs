@@ -1,8 +1,10 @@
 //! `zebu compare`: whether two images show a guest the same bytes.
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
-use crate::failure::{Failure, FailureKind};
-use crate::output::{json, stdout};
+use crate::failure::{Failure, FailureKind, errno_text};
+use crate::image_spec::ImageSpec;
+use crate::output::{json, stderr, stdout};
+use crate::program;
 use crate::session::Session;
 use crate::values::{OutputFormat, caches, formats};
 use crate::watch::{ProgressArg, Watch};
@@ -119,7 +121,13 @@ pub(crate) fn run(args: &CompareArgs) -> Result<u8, Failure> {
     for image in [&first, &second] {
         session.close(image, Access::ReadOnly)?;
     }
-    let report = result.map_err(|error| failure(&error))?;
+    let sizes = [first.virtual_size(), second.virtual_size()];
+    let report = match result {
+        Err(error) if error.stage == CompareStage::Read && program::called().is_qemu() => {
+            return tell_as_qemu(&error, &specs, sizes, args.quiet);
+        }
+        result => result.map_err(|error| failure(&error))?,
+    };
     if !args.quiet {
         stdout::print(&match args.output {
             OutputFormat::Human => human_text(&report),
@@ -127,6 +135,27 @@ pub(crate) fn run(args: &CompareArgs) -> Result<u8, Failure> {
         })?;
     }
     Ok(if report.result == Comparison::Identical { 0 } else { EXIT_DIFFERENT })
+}
+
+/// Tells of a read that failed in the words of qemu-img, which then tells of sizes that differ, if it came so far.
+fn tell_as_qemu(
+    error: &CompareError,
+    specs: &[ImageSpec; 2],
+    sizes: [u64; 2],
+    quiet: bool,
+) -> Result<u8, Failure> {
+    let offset = error.error.guest_offset().unwrap_or(0);
+    let name = error.image.as_ref().unwrap_or(&specs[0].path);
+    let failure = Failure::new(format!(
+        "Error while reading offset {offset} of {}: {}",
+        name.display(),
+        errno_text(error.error.errno())
+    ));
+    stderr::warn(failure.text(None).trim_end());
+    if sizes[0] != sizes[1] && offset >= sizes[0].min(sizes[1]) && !quiet {
+        stdout::print("Warning: Image size mismatch!\n")?;
+    }
+    Ok(EXIT_READ)
 }
 
 fn failure(error: &CompareError) -> Failure {

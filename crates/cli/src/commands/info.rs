@@ -9,7 +9,7 @@ use crate::output::info_json::{Fragmentation, ImageNode};
 use crate::output::verdict::{VerdictNode, verdict_text};
 use crate::output::{json, stdout};
 use crate::program;
-use crate::remote_names::is_remote;
+use crate::remote_names;
 use crate::session::Session;
 use crate::values::{OutputFormat, formats};
 use std::ffi::OsString;
@@ -115,12 +115,12 @@ fn assess(session: &Session, spec: &ImageSpec, output: OutputFormat) -> Result<u
 fn inspect(session: &Session, mut spec: ImageSpec) -> Result<ImageInfo, Failure> {
     spec.options.purpose = Purpose::Inspect;
     spec.options.chain = Chain::TopOnly;
-    session.with_image(&spec, |image| Ok(image.info()?))
+    session.with_unfiltered(&spec, |image| Ok(image.info()?))
 }
 
 /// Opens the whole chain, as the policy allows, top first.
 fn chain(session: &Session, spec: ImageSpec) -> Result<Vec<ImageInfo>, Failure> {
-    session.with_image(&spec, |image| {
+    session.with_unfiltered(&spec, |image| {
         let mut infos: Vec<ImageInfo> = Vec::new();
         let mut next: Option<Image> = Some(image.clone());
         while let Some(image) = next {
@@ -150,7 +150,7 @@ fn loop_alone(failure: Failure) -> Failure {
 /// Walks the mapping of the image alone, without its backing files.
 fn walk(session: &Session, mut spec: ImageSpec) -> Result<Fragmentation, Failure> {
     spec.options.chain = Chain::TopOnly;
-    session.with_image(&spec, |image| {
+    session.with_unfiltered(&spec, |image| {
         let worker = session.worker();
         let mut found = Fragmentation::default();
         let (mut extents, mut expected) = (image.extents(0..image.virtual_size()), None);
@@ -171,9 +171,9 @@ fn name_below(above: &ImageInfo) -> PathBuf {
 }
 
 /// QEMU's name for what an image lies in.
-fn protocol(path: &Path) -> &'static str {
-    if is_remote(path) {
-        return "nbd";
+pub(crate) fn protocol(path: &Path) -> &'static str {
+    if let Some(driver) = remote_names::driver(path) {
+        return driver;
     }
     match std::fs::metadata(path) {
         Ok(metadata) if metadata.file_type().is_block_device() => "host_device",

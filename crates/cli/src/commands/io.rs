@@ -2,6 +2,7 @@
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::failure::{EXIT_FAILURE, Failure};
+use crate::io::open_commands::add_copy_on_read;
 use crate::io::shell::{run_commands, run_prompt};
 use crate::io::state::{OpenDefaults, State};
 use crate::session::Session;
@@ -29,6 +30,14 @@ pub(crate) struct IoArgs {
     /// Open for reading only
     #[arg(short, long)]
     read_only: bool,
+
+    /// Write into a temporary image over this one, which is gone in the end
+    #[arg(short, long)]
+    snapshot: bool,
+
+    /// Keep in the image what is read from its backing files
+    #[arg(short = 'C', long)]
+    copy_on_read: bool,
 
     /// Open without the page cache, as with -t none
     #[arg(short, long, conflicts_with = "cache")]
@@ -87,11 +96,20 @@ pub(crate) fn run(args: &IoArgs) -> Result<u8, Failure> {
         watch: Watch::start(ProgressMode::None)?,
         defaults,
         open: None,
+        overlay: None,
         pending: RefCell::new(Vec::new()),
         output_failed: Rc::new(Cell::new(false)),
     };
     if let Some(spec) = spec {
-        state.open(spec)?;
+        let mut spec = spec;
+        if args.copy_on_read {
+            add_copy_on_read(&mut spec)?;
+        }
+        if args.snapshot {
+            state.open_snapshot(spec)?;
+        } else {
+            state.open(spec)?;
+        }
     }
     let result =
         if args.cmd.is_empty() { run_prompt(&mut state) } else { run_commands(&mut state, &args.cmd) };

@@ -54,7 +54,7 @@ pub(crate) fn run(args: &MapArgs) -> Result<u8, Failure> {
     let mut spec = args.image.resolve(&args.filename, args.format, CacheMode::Writeback, Access::ReadOnly)?;
     args.force_share.apply(&mut spec);
     let session = Session::start(&args.engine, spec.aio)?;
-    session.with_image(&spec, |image| {
+    session.with_unfiltered(&spec, |image| {
         let options = MapOptions::default().start(args.start_offset).max_length(args.max_length);
         let mut mapper = Mapper::new(image, options);
         match args.output {

@@ -6,7 +6,6 @@ use crate::image_spec::ImageSpec;
 use crate::output::printable::printable;
 use crate::output::stdout;
 use crate::program;
-use crate::remote_names::is_remote;
 use crate::secrets::Sources;
 use crate::serve::accept::Door;
 use crate::serve::address::{
@@ -16,7 +15,7 @@ use crate::serve::backups::Backups;
 use crate::serve::control::Controlled;
 use crate::serve::signals::{Counted, Signals};
 use crate::serve::unmounter::Unmounter;
-use crate::serve::{control, descriptors, isolate, metrics, sandbox};
+use crate::serve::{connector, control, descriptors, isolate, metrics, sandbox};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
@@ -386,13 +385,6 @@ fn specs(args: &ServeArgs) -> Result<Vec<ImageSpec>, Failure> {
         let sources =
             if args.allow_secret_data || program::called().is_qemu() { Sources::All } else { Sources::Files };
         let mut spec = args.image.resolve_with(name, args.format, args.cache, access, sources)?;
-        if !args.no_sandbox && is_remote(&spec.path) {
-            return Err(Failure::usage(format!(
-                "'{}' is a disk over the network, and nothing can connect in the sandbox when the connection breaks: add \
-                 --no-sandbox",
-                spec.path.display()
-            )));
-        }
         spec.options.queues = args.queues;
         if let Some(snapshot) = &args.snapshot {
             spec.options.snapshot = Some(snapshot_name(snapshot)?);
@@ -452,6 +444,7 @@ fn serve(
     write_pid_file(args)?;
     if !args.no_sandbox {
         start_image_workers(args, session, opened)?;
+        connector::start()?;
         // All that is to be opened is open, all rings are there. The threads that are there enter as well.
         enter_sandbox(args);
     }

@@ -14,19 +14,25 @@ use zebu::{Extent, ExtentKind, Qcow2Info};
 const SECTOR: u64 = 512;
 
 pub(crate) fn length(open: &OpenImage) -> Result<Outcome, Failure> {
-    stdout::print(&format!("{}\n", size_exact(open.image.virtual_size() as f64)))?;
+    stdout::print(&format!("{}\n", size_exact(open.below.virtual_size() as f64)))?;
     Ok(Outcome::Done)
 }
 
 pub(crate) fn info(open: &OpenImage) -> Result<Outcome, Failure> {
-    let info = open.image.info()?;
+    // A driver that is no format tells its name alone, as a format and as a protocol; and QEMU's fails then.
+    if let Some(driver) = open.spec.driver.as_deref().filter(|_| open.spec.filters.is_empty()) {
+        stdout::print(&format!("format name: {driver}\nformat name: {driver}\n"))?;
+        return Ok(Outcome::Failed);
+    }
+    let info = open.below.info()?;
+    let format = open.spec.driver.as_deref().unwrap_or(info.format.name());
     let (cluster_size, vm_state) = match &info.qcow2 {
         Some(qcow2) => (qcow2.cluster_size, vm_state_offset(info.virtual_size, qcow2)),
         None => (0, 0),
     };
     let mut text = format!(
         "format name: {}\ncluster size: {}\nvm state offset: {}\n",
-        info.format.name(),
+        format,
         size_exact(cluster_size as f64),
         size_exact(vm_state as f64)
     );
@@ -63,9 +69,9 @@ pub(crate) fn alloc(state: &State, open: &OpenImage, call: &Call<'_>) -> Result<
         Some(Err(message)) => return fail(&message),
         None => SECTOR,
     };
-    let end = start.saturating_add(count).min(open.image.virtual_size());
+    let end = start.saturating_add(count).min(open.below.virtual_size());
     let (mut allocated, mut seen) = (0, 0);
-    let (worker, mut extents) = (state.session.worker(), open.image.extents(start..end));
+    let (worker, mut extents) = (state.session.worker(), open.below.extents(start..end));
     loop {
         let extent = match worker.block_on(extents.next(worker)) {
             Ok(Some(extent)) => extent,
@@ -82,10 +88,10 @@ pub(crate) fn alloc(state: &State, open: &OpenImage, call: &Call<'_>) -> Result<
 }
 
 pub(crate) fn map(state: &State, open: &OpenImage) -> Result<Outcome, Failure> {
-    let size = open.image.virtual_size();
+    let size = open.below.virtual_size();
     let mut text = String::new();
     let (mut run_start, mut run_allocated) = (0, None);
-    let (worker, mut extents) = (state.session.worker(), open.image.extents(0..size));
+    let (worker, mut extents) = (state.session.worker(), open.below.extents(0..size));
     loop {
         let at = extents.position();
         let extent = match worker.block_on(extents.next(worker)) {

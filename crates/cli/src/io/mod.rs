@@ -1,7 +1,8 @@
 //! The commands of `zebu io`, which are those of qemu-io.
 
 pub(crate) mod async_requests;
-pub(crate) mod call;
+mod breakpoints;
+mod call;
 pub(crate) mod inspect;
 pub(crate) mod numbers;
 pub(crate) mod open_commands;

@@ -1,11 +1,14 @@
 //! Commands that change which image is open, and how: `open`, `close`, `reopen`.
 
 use super::call::{Call, Outcome, tell_error, tell_failure};
-use super::state::{OpenDefaults, State};
+use super::state::{OpenDefaults, OpenImage, State};
 use crate::arguments::ForceShareArg;
+use crate::commands::info;
 use crate::failure::Failure;
+use crate::graph::Filter;
 use crate::image_opts::ImageOpts;
 use crate::image_spec::ImageSpec;
+use crate::keyval::parse_keyval;
 use crate::program;
 use crate::values::{cache_argument, discard_argument};
 use std::ffi::OsStr;
@@ -19,8 +22,6 @@ pub(crate) fn open(state: &mut State, call: &Call<'_>) -> Result<Outcome, Failur
         return Ok(Outcome::Failed);
     }
     for (letter, reason) in [
-        ('s', "temporary snapshots are not implemented"),
-        ('C', "copy-on-read is not implemented"),
         ('k', "choose the I/O engine when zebu is started"),
         ('i', "choose the I/O engine when zebu is started"),
     ] {
@@ -60,12 +61,24 @@ pub(crate) fn open(state: &mut State, call: &Call<'_>) -> Result<Outcome, Failur
     let result = spec.and_then(|mut spec| {
         refuse_engine(&spec)?;
         spec.discard = discard.or(spec.discard);
-        state.open(spec)
+        if parsed.has('C') {
+            add_copy_on_read(&mut spec)?;
+        }
+        if parsed.has('s') { state.open_snapshot(spec) } else { state.open(spec) }
     });
     match result {
         Ok(()) => Ok(Outcome::Done),
         Err(failure) => Ok(tell_failure(&failure)),
     }
+}
+
+/// Has reads kept in the image (`-C`).
+pub(crate) fn add_copy_on_read(spec: &mut ImageSpec) -> Result<(), Failure> {
+    if spec.options.access == Access::ReadOnly {
+        return Err(Failure::new("Can't use copy-on-read on read-only device"));
+    }
+    spec.filters.insert(0, Filter::CopyOnRead);
+    Ok(())
 }
 
 /// The worker runs already when an image is opened by a command.
@@ -93,6 +106,7 @@ fn options_spec(defaults: &OpenDefaults, options: &str) -> Result<ImageSpec, Fai
     ImageOpts::parse(options)
         .and_then(|opts| opts.apply(&mut spec))
         .map_err(|reason| Failure::new(format!("can't open: {reason}")))?;
+    spec.is_described = true;
     Ok(spec)
 }
 
@@ -103,6 +117,36 @@ pub(crate) fn close(state: &mut State) -> Outcome {
     }
 }
 
+/// Options without those that say again what can't be changed: drivers and names of nodes.
+fn without_unchanged(
+    open: &OpenImage,
+    given: Vec<(String, String)>,
+) -> Result<Vec<(String, String)>, String> {
+    let image = &open.below;
+    let driver = open.spec.driver.as_deref().unwrap_or(image.format().name());
+    let backing = image.backing().map(|backing| backing.format().name());
+    let mut left = Vec::new();
+    for (key, value) in given {
+        let is_same = match key.as_str() {
+            "driver" => value == driver,
+            "file.driver" => value == info::protocol(&open.spec.path),
+            "backing.driver" => Some(value.as_str()) == backing,
+            _ if key.ends_with("node-name") => {
+                open.spec.node_names.iter().any(|(known, name)| *known == key && *name == value)
+            }
+            _ => {
+                left.push((key, value));
+                continue;
+            }
+        };
+        if !is_same {
+            let option = key.rsplit('.').next().unwrap_or_default();
+            return Err(format!("Cannot change the option '{option}'"));
+        }
+    }
+    Ok(left)
+}
+
 /// Closes the image and opens it with what is changed. If that fails, it is opened as it was.
 pub(crate) fn reopen(state: &mut State, call: &Call<'_>) -> Result<Outcome, Failure> {
     let Some(parsed) = call.options("rwc:o:")? else { return Ok(Outcome::Failed) };
@@ -111,6 +155,22 @@ pub(crate) fn reopen(state: &mut State, call: &Call<'_>) -> Result<Outcome, Fail
     }
     let Some(before) = state.open.as_ref().map(|open| open.spec.clone()) else { return Ok(Outcome::Failed) };
     let mut spec = ImageSpec { aio: None, ..before.clone() };
+    let given = match parsed.value('o').map_or(Ok(Vec::new()), parse_keyval) {
+        Ok(given) => given,
+        Err(error) => return Ok(tell_failure(&Failure::new(error.to_string()))),
+    };
+    let has = |key: &str| given.iter().any(|(known, _)| known.starts_with(key));
+    if (parsed.has('r') || parsed.has('w')) && has("read-only") {
+        return Ok(tell_failure(&Failure::new("Cannot set both -r/-w and 'read-only'")));
+    }
+    if parsed.has('c') && has("cache.") {
+        return Ok(tell_failure(&Failure::new("Cannot set both -c and the cache options")));
+    }
+    let given = match state.open.as_ref().map(|open| without_unchanged(open, given)) {
+        Some(Ok(given)) => given,
+        Some(Err(message)) => return Ok(tell_failure(&Failure::new(message))),
+        None => return Ok(Outcome::Failed),
+    };
     if parsed.has('r') {
         spec.options.access = Access::ReadOnly;
     }
@@ -123,12 +183,14 @@ pub(crate) fn reopen(state: &mut State, call: &Call<'_>) -> Result<Outcome, Fail
             Err(message) => return Ok(tell_failure(&Failure::new(message))),
         }
     }
-    if let Some(text) = parsed.value('o') {
-        let applied = ImageOpts::parse_for(text, &before.path).and_then(|opts| opts.apply(&mut spec));
+    if !given.is_empty() {
+        let applied = ImageOpts::from_pairs_for(given, &before.path).and_then(|opts| opts.apply(&mut spec));
         if let Err(failure) = applied.map_err(Failure::new).and_then(|()| refuse_engine(&spec)) {
             return Ok(tell_failure(&failure));
         }
         spec.options.format = spec.options.format.or(before.options.format);
+        spec.filters.clone_from(&before.filters);
+        spec.driver.clone_from(&before.driver);
     }
     let result = state.close().and_then(|()| state.open(spec));
     match result {

@@ -68,9 +68,6 @@ struct Verification {
 
 pub(crate) fn read(state: &State, open: &OpenImage, call: &Call<'_>) -> Result<Outcome, Failure> {
     let Some(parsed) = call.options("bCl:pP:qrs:v")? else { return Ok(Outcome::Failed) };
-    if refuse(call, &parsed, &[('b', "the VM state can't be read")]) {
-        return Ok(Outcome::Failed);
-    }
     let &[offset_text, length_text] = parsed.operands.as_slice() else { return call.usage() };
     if parsed.value('P').is_none() && (parsed.has('s') || parsed.has('l')) {
         return call.usage();
@@ -133,7 +130,14 @@ fn read_bufs(
     let bufs = buffers(state, lengths, READ_FILL);
     let worker = state.session.worker();
     let begun = Instant::now();
-    let (result, bufs) = worker.block_on(open.image.read(worker, start, bufs));
+    let (result, bufs) = if parsed.has('b') {
+        match worker.block_on(open.below.read_vm_state(worker, start, bufs)) {
+            Ok(bufs) => (Ok(()), bufs),
+            Err(error) => (Err(error), IoBufs::new()),
+        }
+    } else {
+        worker.block_on(open.image.read(worker, start, bufs))
+    };
     let elapsed = begun.elapsed();
     if let Err(error) = result {
         return failed(verb, &error);
@@ -161,9 +165,6 @@ fn read_bufs(
 
 pub(crate) fn write(state: &State, open: &OpenImage, call: &Call<'_>) -> Result<Outcome, Failure> {
     let Some(parsed) = call.options("bcCfnpP:qrs:uz")? else { return Ok(Outcome::Failed) };
-    if refuse(call, &parsed, &[('b', "the VM state can't be written")]) {
-        return Ok(Outcome::Failed);
-    }
     let &[offset_text, length_text] = parsed.operands.as_slice() else { return call.usage() };
     if parsed.has('n') && !parsed.has('z') {
         return fail("-n requires -z to be specified");
@@ -171,7 +172,13 @@ pub(crate) fn write(state: &State, open: &OpenImage, call: &Call<'_>) -> Result<
     if parsed.has('u') && !parsed.has('z') {
         return fail("-u requires -z to be specified");
     }
-    if parsed.has('f') && parsed.has('c') {
+    if parsed.has('b') && parsed.has('c') {
+        return fail("-b and -c cannot be specified at the same time");
+    }
+    if parsed.has('b') && parsed.has('z') {
+        return fail("-b and -z cannot be specified at the same time");
+    }
+    if parsed.has('f') && (parsed.has('b') || parsed.has('c')) {
         return fail("-f and -b or -c cannot be specified at the same time");
     }
     if ['z', 'P', 's'].iter().filter(|letter| parsed.has(**letter)).count() > 1 {
@@ -304,7 +311,9 @@ fn write_bufs(
     let begun = Instant::now();
     let (result, _bufs) = worker.block_on(async {
         let zeroing = open.spec.detect_zeroes.filter(|_| bytes_of(&bufs).iter().all(|&byte| byte == 0));
-        if parsed.has('c') {
+        if parsed.has('b') {
+            (open.below.write_vm_state(worker, start, bufs).await, IoBufs::new())
+        } else if parsed.has('c') {
             open.image.write_compressed(worker, start, bufs, durability).await
         } else if let Some(mode) = zeroing {
             match (open.image.write_zeroes(worker, start, length, mode).await, durability) {

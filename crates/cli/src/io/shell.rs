@@ -4,7 +4,7 @@ use super::call::{Call, Outcome, fail, tell_error};
 use super::state::State;
 use super::table::{self, Name, Needs};
 use super::words::split_words;
-use super::{async_requests, inspect, open_commands, requests};
+use super::{async_requests, breakpoints, inspect, open_commands, requests};
 use crate::failure::{EXIT_FAILURE, Failure};
 use crate::output::stdout;
 use crate::program;
@@ -74,6 +74,10 @@ fn run(state: &mut State, call: &Call<'_>) -> Result<Outcome, Failure> {
                 Name::Truncate => requests::truncate(state, open, call),
                 Name::AioRead => async_requests::read(state, open, call),
                 Name::AioWrite => async_requests::write(state, open, call),
+                Name::Break => breakpoints::set(call),
+                Name::RemoveBreak => breakpoints::remove(call),
+                Name::Resume => breakpoints::resume(call),
+                Name::WaitBreak => breakpoints::wait(state, call),
                 Name::Alloc => inspect::alloc(state, open, call),
                 Name::Map => inspect::map(state, open),
                 Name::Info => inspect::info(open),

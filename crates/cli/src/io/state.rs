@@ -2,9 +2,11 @@
 
 use crate::arguments::{ForceShareArg, ImageArgs};
 use crate::failure::Failure;
+use crate::graph::Filtered;
 use crate::image_spec::ImageSpec;
 use crate::program;
 use crate::session::Session;
+use crate::temporary_overlay::TemporaryOverlay;
 use crate::values::Discard;
 use crate::watch::Watch;
 use std::cell::{Cell, RefCell};
@@ -12,7 +14,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::rc::Rc;
 use zebu::storage::{IoBuf, JoinHandle};
-use zebu::{Access, CacheMode, Format, Image};
+use zebu::{Access, CacheMode, Format, Image, RefPolicy, Sharing};
 
 /// How images are opened, if a command does not say it otherwise.
 #[derive(Debug, Clone)]
@@ -38,7 +40,10 @@ impl OpenDefaults {
 
 /// An open image, and how to open it again.
 pub(crate) struct OpenImage {
+    /// What requests go to.
     pub(crate) image: Image,
+    /// The image below its filters, if it has some: it knows what is allocated.
+    pub(crate) below: Image,
     pub(crate) spec: ImageSpec,
 }
 
@@ -56,6 +61,8 @@ pub(crate) struct State {
     pub(crate) watch: Watch,
     pub(crate) defaults: OpenDefaults,
     pub(crate) open: Option<OpenImage>,
+    /// The temporary image that is open (`-s`).
+    pub(crate) overlay: Option<TemporaryOverlay>,
     /// Asynchronous requests that may still run.
     pub(crate) pending: RefCell<Vec<JoinHandle<()>>>,
     /// Standard output could not be written by an asynchronous request.
@@ -78,13 +85,34 @@ impl State {
     pub(crate) fn open(&mut self, spec: ImageSpec) -> Result<(), Failure> {
         // The commands look for zeroes themselves.
         let opened = ImageSpec { detect_zeroes: None, ..spec.clone() };
-        let image = self.session.open(&opened).map_err(|failure| Failure {
+        let Filtered { top, image } = self.session.open_filtered(&opened).map_err(|failure| Failure {
             message: failure.message.map(|message| {
+                // qemu-io has no name for it.
+                if spec.is_described && program::called().is_qemu() {
+                    return format!("can't open: {}", plain(&spec.path, &message));
+                }
                 format!("can't open device {}: {}", spec.path.display(), plain(&spec.path, &message))
             }),
             ..failure
         })?;
-        self.open = Some(OpenImage { image, spec });
+        self.open = Some(OpenImage { image: top, below: image, spec });
+        Ok(())
+    }
+
+    /// Opens a temporary image over the one of `spec`, which stays as it is.
+    pub(crate) fn open_snapshot(&mut self, spec: ImageSpec) -> Result<(), Failure> {
+        if spec.is_described || !spec.filters.is_empty() {
+            return Err(Failure::new("-s needs the name of an image, without drivers above it"));
+        }
+        let format = spec.options.format.map(Format::name);
+        let overlay = TemporaryOverlay::over(spec.path.as_os_str(), format)?;
+        let mut options = spec.options.clone();
+        options.format = Some(Format::Qcow2);
+        options.access = Access::ReadWrite;
+        options.sharing = Sharing::Locked;
+        options.refs = RefPolicy::All;
+        self.open(ImageSpec { path: overlay.path().to_owned(), options, ..spec })?;
+        self.overlay = Some(overlay);
         Ok(())
     }
 
@@ -92,7 +120,10 @@ impl State {
     pub(crate) fn close(&mut self) -> Result<(), Failure> {
         self.wait_for_pending();
         match self.open.take() {
-            Some(open) => self.session.close(&open.image, open.spec.options.access),
+            Some(open) => {
+                self.overlay = None;
+                self.session.close(&open.image, open.spec.options.access)
+            }
             None => Ok(()),
         }
     }

@@ -10,6 +10,7 @@ pub(crate) enum Name {
     AioRead,
     AioWrite,
     Alloc,
+    Break,
     Close,
     Discard,
     Flush,
@@ -21,10 +22,13 @@ pub(crate) enum Name {
     Quit,
     Read,
     Readv,
+    RemoveBreak,
     Reopen,
+    Resume,
     Sigraise,
     Sleep,
     Truncate,
+    WaitBreak,
     Write,
     Writev,
 }
@@ -116,6 +120,17 @@ const COMMANDS: &[CommandInfo] = &[
         "count what is allocated in a range",
         ""
     ),
+    command!(
+        Break,
+        "break",
+        None,
+        "event tag",
+        2,
+        Some(2),
+        Image,
+        "stop the next request of an event of blkdebug, under the name tag",
+        ""
+    ),
     command!(Close, "close", Some("c"), "", 0, Some(0), Image, "close the image", ""),
     command!(Discard, "discard", Some("d"), "[-Cq] off len", 2, None, WritableImage, "give a range up", ""),
     command!(Flush, "flush", Some("f"), "", 0, Some(0), Image, "make everything written durable", ""),
@@ -127,24 +142,24 @@ const COMMANDS: &[CommandInfo] = &[
         Open,
         "open",
         Some("o"),
-        "[-rnU] [-t cache] [-d discard] [-o options] [path]",
+        "[-rsnCU] [-t cache] [-d discard] [-o options] [path]",
         0,
         None,
         Nothing,
         "open an image",
-        " -r  for reading only\n -n  without the page cache, as -t none\n -U  without locks\n -t  with this cache mode\n -d  discards: ignore or unmap\n -o  with these image options\n"
+        " -r  for reading only\n -n  without the page cache, as -t none\n -s  changes go into a temporary image and are lost in the end\n -C  what is read from backing files stays in the image\n -U  without locks\n -t  with this cache mode\n -d  discards: ignore or unmap\n -o  with these image options\n"
     ),
     command!(Quit, "quit", Some("q"), "", 0, Some(0), Nothing, "end", ""),
     command!(
         Read,
         "read",
         Some("r"),
-        "[-Cqrv] [-P pattern [-s off] [-l len]] off len",
+        "[-bCqrv] [-P pattern [-s off] [-l len]] off len",
         2,
         None,
         Image,
         "read a range",
-        " -P  compare what is read with this byte\n -s  begin to compare there (with -P)\n -l  compare so many bytes (with -P)\n -v  dump what is read\n -p  has no meaning\n"
+        " -P  compare what is read with this byte\n -s  begin to compare there (with -P)\n -l  compare so many bytes (with -P)\n -v  dump what is read\n -b  read from the VM state\n -p  has no meaning\n"
     ),
     command!(
         Readv,
@@ -158,6 +173,17 @@ const COMMANDS: &[CommandInfo] = &[
         READ_FLAGS
     ),
     command!(
+        RemoveBreak,
+        "remove_break",
+        None,
+        "tag",
+        1,
+        Some(1),
+        Image,
+        "take a breakpoint away, and resume what it has stopped",
+        ""
+    ),
+    command!(
         Reopen,
         "reopen",
         None,
@@ -168,6 +194,7 @@ const COMMANDS: &[CommandInfo] = &[
         "open the image again, in another way",
         " -r  for reading only\n -w  for reading and writing\n -c  with this cache mode\n -o  with these image options\n"
     ),
+    command!(Resume, "resume", None, "tag", 1, Some(1), Image, "let a stopped request go on", ""),
     command!(
         Sigraise,
         "sigraise",
@@ -192,15 +219,26 @@ const COMMANDS: &[CommandInfo] = &[
         " -m  preallocation: off, metadata, falloc, full\n"
     ),
     command!(
+        WaitBreak,
+        "wait_break",
+        None,
+        "tag",
+        1,
+        Some(1),
+        Image,
+        "wait until a request is stopped under this name",
+        ""
+    ),
+    command!(
         Write,
         "write",
         Some("w"),
-        "[-cCfnqruz] [-P pattern | -s source_file] off len",
+        "[-bcCfnqruz] [-P pattern | -s source_file] off len",
         2,
         None,
         WritableImage,
         "write a range",
-        " -P  fill the buffer with this byte instead of 0xcd\n -s  fill the buffer with the content of this file\n -c  write compressed clusters\n -z  write zeroes\n -u  with -z, space may be given back\n -n  with -z, fail where it would take as long as writing\n -f  the data is durable when the command ends\n -p  has no meaning\n"
+        " -P  fill the buffer with this byte instead of 0xcd\n -s  fill the buffer with the content of this file\n -b  write into the VM state\n -c  write compressed clusters\n -z  write zeroes\n -u  with -z, space may be given back\n -n  with -z, fail where it would take as long as writing\n -f  the data is durable when the command ends\n -p  has no meaning\n"
     ),
     command!(
         Writev,
@@ -217,10 +255,6 @@ const COMMANDS: &[CommandInfo] = &[
 
 /// Commands of qemu-io that are refused, with the reason.
 const REFUSED: &[(&str, &str)] = &[
-    ("break", "it needs the blkdebug driver"),
-    ("remove_break", "it needs the blkdebug driver"),
-    ("resume", "it needs the blkdebug driver"),
-    ("wait_break", "it needs the blkdebug driver"),
     ("zone_append", "zoned devices are not supported"),
     ("zone_close", "zoned devices are not supported"),
     ("zone_finish", "zoned devices are not supported"),
@@ -312,6 +346,6 @@ mod tests {
     #[test]
     fn commands_that_do_not_exist_here_say_why() {
         assert_eq!(unknown("nosuch"), "command \"nosuch\" not found");
-        assert!(unknown("break").contains("blkdebug"));
+        assert!(unknown("zone_open").contains("zoned"));
     }
 }

@@ -374,8 +374,9 @@ fn overlay(args: &NbdArgs, file: &OsStr) -> Result<TemporaryOverlay, Failure> {
 /// Starts the server as a process of its own, and waits until clients can connect.
 fn start_detached(arguments: &[OsString]) -> Result<u8, Failure> {
     let fail = |error: std::io::Error| Failure::new(format!("Failed to fork: {error}"));
-    let binary = std::env::current_exe().map_err(fail)?;
     let name = arguments.first().cloned().unwrap_or_else(|| "qemu-nbd".into());
+    // Without /proc, the program is found as the caller has found it.
+    let binary = std::env::current_exe().unwrap_or_else(|_| PathBuf::from(&name));
     let mut child = Command::new(binary)
         .arg0(name)
         .arg(format!("--{DETACHED}"))

@@ -405,11 +405,9 @@ impl fmt::Display for FindingKind {
                     "OFLAG_COPIED L2 cluster: l1_index={l1_index} l1_entry={entry:x} refcount={refcount}"
                 )
             }
-            Self::CopiedFlagL2 { table, index, entry, refcount } => write!(
-                f,
-                "OFLAG_COPIED data cluster: l2_entry={entry:x} refcount={refcount} (l2_offset={table:#x} \
-                 l2_index={index})"
-            ),
+            Self::CopiedFlagL2 { entry, refcount, .. } => {
+                write!(f, "OFLAG_COPIED data cluster: l2_entry={entry:x} refcount={refcount}")
+            }
             Self::CopiedFlagCompressed { table, index, entry } => write!(
                 f,
                 "copied flag must never be set for compressed clusters: l2_entry={entry:x} (l2_offset={table:#x} \

@@ -68,6 +68,7 @@ impl<'a> Source<'a> {
     /// Writes `bytes`.
     pub(super) async fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let bufs = IoBufs::from(IoBuf::copy_of(bytes));
+        self.file.announce("metadata");
         let (result, _) = self.worker.write(self.file, offset, bufs).await;
         result.map_err(|e| Error::from(e).on(self.file.path()))
     }
@@ -141,6 +142,7 @@ impl<'a> Source<'a> {
 }
 
 async fn read(worker: &Worker, file: &File, offset: u64, len: usize) -> Result<IoBuf, IoError> {
+    file.announce("metadata");
     let (result, mut bufs) = worker.read(file, offset, IoBufs::from(worker.buffer(len))).await;
     result?;
     match bufs.pop_part() {

@@ -127,6 +127,7 @@ impl ImageFiles {
     pub(crate) async fn write_at(&self, worker: &Worker, offset: u64, bytes: &[u8]) -> Result<()> {
         for (index, part) in bytes.chunks(WRITE_AT_ONCE).enumerate() {
             let at = offset + (index * WRITE_AT_ONCE) as u64;
+            self.file.announce("metadata");
             let (result, _) = worker.write(&self.file, at, IoBuf::copy_of(part).into()).await;
             result.map_err(|e| Error::from(e).on(self.path()))?;
         }

@@ -6,11 +6,12 @@ use super::handshake::{self, Export};
 use super::protocol::{BASE_ALLOCATION, STATE_ZERO, command, command_flag, export};
 use super::queue::Queue;
 use super::request::{Answer, Request, StatusRun};
-use super::stream::Stream;
-use super::tls::Tls;
 use super::wire::Style;
 use crate::error::RemoteError;
+use crate::network::Network;
 use crate::stats::{RemoteStats, StatsSnapshot};
+use crate::stream::Stream;
+use crate::tls::Tls;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
@@ -23,6 +24,8 @@ const FLUSH_FACTOR: u32 = 10;
 /// Pauses between attempts to connect.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// The pause between attempts to open a disk.
+const OPEN_PAUSE: Duration = Duration::from_millis(100);
 /// The pause after an attempt to make a connection more that failed.
 const EXTRA_PAUSE: Duration = Duration::from_secs(30);
 
@@ -36,15 +39,21 @@ pub struct NbdOptions {
     pub timeout: Duration,
     /// How long connecting and agreeing may take. Not 0.
     pub connect_timeout: Duration,
+    /// How long it is tried again to connect, if nobody listens when the disk is opened. 0: once.
+    pub patience: Duration,
     /// Metadata contexts to ask for beside `base:allocation`, as `qemu:dirty-bitmap:NAME`.
     pub contexts: Vec<String>,
+    /// The way to the server.
+    pub network: Network,
 }
 
 zebu_storage::option_setters!(NbdOptions {
     connections: usize,
     timeout: Duration,
     connect_timeout: Duration,
+    patience: Duration,
     contexts: Vec<String>,
+    network: Network,
 });
 
 impl Default for NbdOptions {
@@ -53,7 +62,9 @@ impl Default for NbdOptions {
             connections: 4,
             timeout: Duration::from_secs(60),
             connect_timeout: Duration::from_secs(15),
+            patience: Duration::ZERO,
             contexts: Vec::new(),
+            network: Network::default(),
         }
     }
 }
@@ -113,9 +124,20 @@ impl NbdDisk {
                 Some(Tls::load(files, host).map_err(|reason| fail(libc::EINVAL, reason))?)
             }
         };
-        let until = Instant::now() + options.connect_timeout;
-        let (stream, export) = handshake::connect(&address, tls.as_ref(), &options.contexts, until)
-            .map_err(|refused| fail(refused.errno, refused.reason))?;
+        let begun = Instant::now();
+        let (stream, export) = loop {
+            let until = Instant::now() + options.connect_timeout;
+            match handshake::connect(&options.network, &address, tls.as_ref(), &options.contexts, until) {
+                Ok(connected) => break connected,
+                Err(refused) if begun.elapsed() >= options.patience => {
+                    return Err(fail(refused.errno, refused.reason));
+                }
+                Err(_) => {
+                    let left = options.patience.saturating_sub(begun.elapsed());
+                    std::thread::sleep(left.min(OPEN_PAUSE));
+                }
+            }
+        };
         for context in &options.contexts {
             if !export.contexts.iter().any(|(name, _)| name == context) {
                 return Err(fail(libc::ENOENT, format!("the server has no metadata context '{context}'")));
@@ -314,8 +336,13 @@ impl Shared {
                 return;
             }
             let until = Instant::now() + self.options.connect_timeout;
-            let connected =
-                handshake::connect(&self.address, self.tls.as_ref(), &self.options.contexts, until);
+            let connected = handshake::connect(
+                &self.options.network,
+                &self.address,
+                self.tls.as_ref(),
+                &self.options.contexts,
+                until,
+            );
             match connected {
                 // Requests were made for the export as it was.
                 Ok((connected, export)) if export == self.export => {

@@ -1,6 +1,7 @@
 //! Options and report of a backup.
 
 use crate::jobs::convert::SkippedRange;
+use crate::jobs::pace::Speed;
 use crate::progress::JobControl;
 use crate::{CacheMode, CompressOptions, Compression, RefPolicy};
 use std::path::PathBuf;
@@ -90,6 +91,8 @@ pub struct BackupOptions {
     pub decryption: Decryption,
     /// The answer to a source that can't be read.
     pub source_errors: SourceErrors,
+    /// How fast it goes.
+    pub speed: Speed,
     /// Watching, slowing and stopping.
     pub control: JobControl,
 }
@@ -108,6 +111,7 @@ zebu_storage::option_setters!(BackupOptions {
     interrupted: Interrupted,
     source_errors: SourceErrors,
     decryption: Decryption,
+    speed: Speed,
     control: JobControl,
 });
 
@@ -128,6 +132,7 @@ impl BackupOptions {
             interrupted: Interrupted::default(),
             decryption: Decryption::default(),
             source_errors: SourceErrors::default(),
+            speed: Speed::default(),
             control: JobControl::default(),
         }
     }

@@ -8,6 +8,7 @@ pub use frozen_bitmap::{Copied, LiveBitmap};
 
 use super::backup::Decryption;
 use super::convert::TargetClusters;
+use super::pace::{Pace, Speed};
 use super::pipeline;
 use super::queue::Queue;
 use crate::image::Clusters;
@@ -35,6 +36,8 @@ pub struct LiveBackupOptions {
     pub buffer_memory: usize,
     /// Whether the target may hold in plain text what is encrypted in the source.
     pub decryption: Decryption,
+    /// How fast it goes. What guests need is copied at once in any case.
+    pub speed: Speed,
     /// Watching, slowing and stopping. What guests need is copied at once, whatever the limit.
     pub control: JobControl,
 }
@@ -46,6 +49,7 @@ zebu_storage::option_setters!(LiveBackupOptions {
     requests: usize,
     buffer_memory: usize,
     decryption: Decryption,
+    speed: Speed,
     control: JobControl,
 });
 
@@ -58,6 +62,7 @@ impl Default for LiveBackupOptions {
             requests: 4,
             buffer_memory: 32 << 20,
             decryption: Decryption::default(),
+            speed: Speed::default(),
             control: JobControl::default(),
         }
     }
@@ -129,6 +134,7 @@ impl LiveBackup {
             on_error: options.on_copy_error,
             most_copies: (options.buffer_memory as u64 / chunk).max(2) as usize,
             bitmap: options.bitmap.clone(),
+            pace: Pace::new(options.speed, options.requests),
         };
         // A backup that nobody waits for any more ends at once, by its drop.
         source
@@ -235,7 +241,9 @@ async fn copy_one(worker: &Worker, copy: &Arc<CopyBeforeWrite>, tracker: &Tracke
         return Ok(());
     }
     tracker.throttle(worker, copy.chunk).await?;
+    let turn = copy.pace.turn().await;
     copy.copy_chunk(worker, chunk).await?;
+    turn.end(worker).await;
     tracker.advance(copy.bytes_of(chunk..chunk + 1));
     Ok(())
 }

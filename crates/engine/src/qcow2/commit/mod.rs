@@ -22,19 +22,20 @@
 //! A failed sync is final: what is durable is unknown.
 
 mod metadata_writes;
+mod pulse;
 pub(crate) mod queue;
 mod release;
 
 use crate::image_worker::vanished;
 use crate::qcow2::cache::slice_cache::{Pressure, Written};
 use crate::qcow2::commit::metadata_writes::{in_pieces, joined};
-use crate::qcow2::commit::queue::Lead;
+use crate::qcow2::commit::queue::{Epoch, Lead, Place};
 use crate::qcow2::header::block::{OnFailure, Patch, field};
 use crate::qcow2::map::frozen_map::FrozenMap;
 use crate::qcow2::space::frozen_counts::FrozenCounts;
 use crate::qcow2::space::quarantine::Quarantined;
 use crate::qcow2::state::Qcow2;
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 use futures_util::future::{join_all, try_join_all};
 use std::sync::Arc;
 use zebu_storage::commit_steps::{CommitStep, begins};
@@ -80,20 +81,44 @@ impl Drop for LedCommit {
     }
 }
 
+/// Where a commit runs that a request of `worker` leads: there, if its thread has promised to drive it, else on the image's
+/// own worker.
+fn place_for(worker: &Worker) -> Place {
+    if worker.is_driven() { Place::Leader } else { Place::Image }
+}
+
 impl Qcow2 {
     /// Makes everything that completed before the call durable.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`]: the commit that does it is under way, and stands still, because its thread has broken the
+    /// promise to drive it.
     pub(crate) async fn commit(self: &Arc<Self>, worker: &Worker) -> Result<()> {
-        let (epoch, mut lead) = self.commit.join();
-        loop {
-            if lead == Lead::Yes {
-                self.start_commit(worker);
+        let place = place_for(worker);
+        let (epoch, lead) = self.commit.join(place);
+        if lead == Lead::No {
+            match self.commit.ended_unless_stopped(&epoch, place, worker).await {
+                Some((result, Lead::No)) => return result,
+                Some((_, Lead::Yes)) => {}
+                None => return Err(self.stands_still()),
             }
-            let (result, next) = self.commit.ended(&epoch).await;
-            if next == Lead::No {
-                return result;
-            }
-            lead = next;
         }
+        self.start_commit(worker, place, &epoch);
+        self.commit.ended(&epoch, place).await.0
+    }
+
+    /// Waits for the end of the commit that runs now.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`]: it stands still, as for [`Qcow2::commit`].
+    pub(crate) async fn running_commit(&self, worker: &Worker) -> Result<()> {
+        if self.commit.running_unless_stopped(worker).await { Ok(()) } else { Err(self.stands_still()) }
+    }
+
+    fn stands_still(&self) -> Error {
+        let message = "the commit that makes this durable stands still: its thread has promised to drive its worker, and has \
+                       not done so for half a minute; poll or drop that worker";
+        Error::new(ErrorKind::Busy, message).on(self.path())
     }
 
     /// Commits until nothing is dirty and nothing waits in quarantine. Nobody else changes the image.
@@ -108,14 +133,13 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Has the commit run that the caller leads: by the caller's worker if its thread has promised to drive it, else by the
-    /// image's.
-    fn start_commit(self: &Arc<Self>, worker: &Worker) {
+    /// Has the commit of `epoch` run that the caller leads.
+    fn start_commit(self: &Arc<Self>, worker: &Worker, place: Place, epoch: &Arc<Epoch>) {
         let led = LedCommit { image: self.clone(), has_ended: false };
-        if worker.is_driven() || sabotage::is(Fault::RunOnCaller) {
-            let on = worker.uncounted();
+        if place == Place::Leader || sabotage::is(Fault::RunOnCaller) {
+            let (on, epoch) = (worker.uncounted(), epoch.clone());
             drop(worker.spawn(async move {
-                let result = led.image.clone().run_commit(&on).await;
+                let result = epoch.pulse().count(led.image.clone().run_commit(&on)).await;
                 led.end(result);
             }));
             return;
@@ -146,8 +170,12 @@ impl Qcow2 {
             let _ = Box::pin(self.commit(worker)).await;
             return;
         }
-        if !self.commit.is_running() && self.commit.join().1 == Lead::Yes {
-            self.start_commit(worker);
+        if !self.commit.is_running() {
+            let place = place_for(worker);
+            let (epoch, lead) = self.commit.join(place);
+            if lead == Lead::Yes {
+                self.start_commit(worker, place, &epoch);
+            }
         }
     }
 
@@ -190,7 +218,7 @@ impl Qcow2 {
         let has_phase_0 = counts.has_new_blocks();
         if has_phase_0 {
             begins(CommitStep::NewRefcountBlocks);
-            self.write_all(worker, self.space.new_block_writes(counts)).await?;
+            self.write_all(worker, self.space.new_block_writes(counts), "refblock_alloc_write").await?;
             begins(CommitStep::Barrier0);
             if !sabotage::is(Fault::SkipBarrier0) {
                 self.files.barrier(worker, self.file()).await?;
@@ -200,7 +228,7 @@ impl Qcow2 {
                 counts.note_named();
             } else {
                 begins(CommitStep::RefcountTableEntries);
-                self.write_all(worker, counts.table_writes()).await?;
+                self.write_all(worker, counts.table_writes(), "refblock_alloc_hookup").await?;
             }
         }
         let has_phase_1 = counts.has_counts() || frozen.map.has_new_tables();
@@ -209,7 +237,7 @@ impl Qcow2 {
             self.write_links(worker, frozen).await?;
         }
         begins(CommitStep::RefcountBlocks);
-        self.write_all(worker, self.space.count_writes(counts)).await?;
+        self.write_all(worker, self.space.count_writes(counts), "refblock_update").await?;
         begins(CommitStep::NewTables);
         self.write_new_tables(worker, frozen).await?;
         if has_phase_0 || has_phase_1 || (frozen.needs_data_barrier && has_phase_2) {
@@ -251,7 +279,7 @@ impl Qcow2 {
 
     async fn write_moved_reftable(&self, worker: &Worker, offset: u64, bytes: &[u8]) -> Result<()> {
         begins(CommitStep::MovedRefcountTable);
-        self.write_all(worker, in_pieces(offset, bytes, MAX_WRITE)).await?;
+        self.write_all(worker, in_pieces(offset, bytes, MAX_WRITE), "reftable_update").await?;
         begins(CommitStep::BarrierOfMovedTable);
         if !sabotage::is(Fault::SkipMovedTableBarrier) {
             self.files.barrier(worker, self.file()).await?;
@@ -268,11 +296,12 @@ impl Qcow2 {
     async fn write_new_tables(&self, worker: &Worker, frozen: &Frozen) -> Result<()> {
         let read = async |table| self.read_table(worker, table).await;
         let writes = self.map.new_table_writes(&frozen.map, read).await?;
-        self.write_all(worker, writes).await
+        self.write_all(worker, writes, "l2_alloc_write").await
     }
 
     async fn read_table(&self, worker: &Worker, offset: u64) -> Result<Vec<u8>> {
         let len = self.geometry.cluster_size() as usize;
+        self.file().announce("l2_alloc_cow_read");
         let (result, bufs) = worker.read(self.file(), offset, worker.buffer(len).into()).await;
         result.map_err(|e| Error::from(e).on(self.path()))?;
         let mut bytes = vec![0; len];
@@ -286,15 +315,25 @@ impl Qcow2 {
             self.map.take_live_blocks(&frozen.map, &mut writes);
         }
         begins(CommitStep::Links);
-        writes.extend(frozen.map.l1_writes());
-        self.write_all(worker, writes).await
+        let l1_writes = frozen.map.l1_writes();
+        let purpose = if writes.is_empty() { "l1_update" } else { "l2_update" };
+        writes.extend(l1_writes);
+        self.write_all(worker, writes, purpose).await
     }
 
-    /// Writes pieces of metadata, neighbours together, several at once.
-    async fn write_all(&self, worker: &Worker, writes: Vec<(u64, IoBuf)>) -> Result<()> {
+    /// Writes pieces of metadata, neighbours together, several at once. They are for `purpose`, a word of [`File::announce`].
+    ///
+    /// [`File::announce`]: zebu_storage::File::announce
+    async fn write_all(
+        &self,
+        worker: &Worker,
+        writes: Vec<(u64, IoBuf)>,
+        purpose: &'static str,
+    ) -> Result<()> {
         let mut merged = joined(writes, MAX_WRITE).into_iter().peekable();
         while merged.peek().is_some() {
             let batch = merged.by_ref().take(WRITES_AT_ONCE).map(|(offset, bufs)| async move {
+                self.file().announce(purpose);
                 let (result, _) = worker.write(self.file(), offset, bufs).await;
                 result.map_err(|e| Error::from(e).on(self.path()))
             });

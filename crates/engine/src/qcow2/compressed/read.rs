@@ -56,6 +56,7 @@ impl Qcow2 {
         let block = u64::from(self.file().alignment().offset.max(self.file().alignment().length)).max(1);
         let start = stream.start / block * block;
         let end = stream.end.next_multiple_of(block);
+        self.file().announce("read_compressed");
         let (result, bufs) =
             worker.read(self.file(), start, worker.buffer((end - start) as usize).into()).await;
         result.map_err(|e| Error::from(e).on(self.path()).at_guest(guest))?;

@@ -83,6 +83,7 @@ impl PackSink for OnDisk<'_> {
         if let Err(error) = image.space.check_overlap(host, bytes.len() as u64, guest) {
             return Err((error, bytes));
         }
+        image.file().announce("write_compressed");
         let (result, bytes) = worker.write(image.file(), host, bytes).await;
         result.map_err(|error| (Error::from(error).on(image.path()).at_host(host), bytes))
     }

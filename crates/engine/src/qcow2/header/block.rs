@@ -117,6 +117,7 @@ impl ImageHeader {
     /// Writes `new`, as long as the block, in its place. The mutex is held.
     async fn write(&self, worker: &Worker, new: Vec<u8>, on_failure: OnFailure) -> Result<()> {
         let file = self.files.file();
+        file.announce("metadata");
         let (written, _) = worker.write(file, 0, IoBuf::copy_of(&new).into()).await;
         let Err(error) = written else {
             *self.block() = new;

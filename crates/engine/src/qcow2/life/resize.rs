@@ -61,10 +61,15 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Moves the end of the disk. Reads go on beside this: what they derived before has the old end, and a cluster that
-    /// was cut there may count as zero. What they are deriving now is recognised by its generation.
+    /// Moves the end of the disk.
     fn set_virtual_size(&self, size: u64) {
         self.disk.set_size(size);
+        self.forget_old_end();
+    }
+
+    /// Forgets what was derived with another end of the disk. Reads go on beside this: a cluster that was cut at the old end
+    /// may count as zero. What they are deriving now is recognised by its generation.
+    fn forget_old_end(&self) {
         if let Some(index) = self.map.chain().filter(|_| !sabotage::is(Fault::KeepOldEnd)) {
             index.clear();
         }
@@ -79,19 +84,7 @@ impl Qcow2 {
         preallocation: Preallocation,
         control: &JobControl,
     ) -> Result<()> {
-        let too_big = || {
-            let message =
-                "The image size is too large for file format 'qcow2' (try using a larger cluster size)"
-                    .to_owned();
-            Error::new(ErrorKind::NoSpace, message).with_errno(27).on(self.path())
-        };
-        let entries = self.geometry.l1_entries_for(new_size).ok_or_else(too_big)?;
-        if entries * 8 > limits::MAX_L1_SIZE {
-            return Err(too_big());
-        }
-        if entries > self.map.l1().table().len() as u64 {
-            self.grow_l1(worker, entries).await?;
-        }
+        self.make_room_in_l1(worker, new_size).await?;
         let mut external = SpaceContent::Recycled;
         if let Some(data_file) = self.data_file()
             && data_file.kind() != FileKind::BlockDevice
@@ -108,7 +101,8 @@ impl Qcow2 {
             Preallocation::Off if self.is_raw_external() => Preallocation::Metadata,
             other => other,
         };
-        self.set_virtual_size(new_size);
+        self.disk.extend(new_size);
+        self.forget_old_end();
         let grown = async {
             let filled =
                 self.fill_growth(node, worker, old_size..new_size, preallocation, external, control).await;
@@ -122,11 +116,36 @@ impl Qcow2 {
             self.write_size(worker, new_size).await
         }
         .await;
-        if grown.is_err() && !sabotage::is(Fault::KeepFailedSize) {
+        if grown.is_ok() || sabotage::is(Fault::KeepFailedSize) {
+            self.disk.set_size(new_size);
+        } else {
             // What is flushed past the old end would be out of reach when the image is opened again.
             self.set_virtual_size(old_size);
         }
         grown
+    }
+
+    /// Makes the L1 table long enough for a disk of `size` bytes. No other change is under way.
+    pub(crate) async fn make_room_in_l1(self: &Arc<Self>, worker: &Worker, size: u64) -> Result<()> {
+        let too_big = || {
+            let message =
+                "The image size is too large for file format 'qcow2' (try using a larger cluster size)"
+                    .to_owned();
+            Error::new(ErrorKind::NoSpace, message).with_errno(27).on(self.path())
+        };
+        let entries = self.geometry.l1_entries_for(size).ok_or_else(too_big)?;
+        if entries * 8 > limits::MAX_L1_SIZE {
+            return Err(too_big());
+        }
+        if entries > self.map.l1().table().len() as u64 {
+            self.grow_l1(worker, entries).await?;
+        }
+        Ok(())
+    }
+
+    /// Has the disk count as `size` bytes long, in memory alone, for whoever is alone with the image and puts it back.
+    pub(crate) fn count_as_long(&self, size: u64) {
+        self.set_virtual_size(size);
     }
 
     /// Makes new space read as zero: the rest of the last cluster, and where a longer backing image would show.

@@ -263,6 +263,7 @@ impl Qcow2 {
                 return Err(Error::new(ErrorKind::Corrupt, message).on(self.path()).at_host(offset));
             }
         }
+        self.file().announce("l2_load");
         let (result, bufs) = worker.read(self.file(), offset, worker.buffer(bytes).into()).await;
         result.map_err(|e| Error::from(e).on(self.path()))?;
         let mut content = vec![0; bytes];

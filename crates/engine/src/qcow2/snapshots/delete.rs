@@ -31,6 +31,7 @@ impl Qcow2 {
             self.lower_all(worker, &shared).await?;
         }
         self.replace_snapshots(worker, entries).await?;
+        self.file().announce("cluster_free");
         if !sabotage::is(Fault::LowerBeforeDeletion) {
             self.lower_all(worker, &shared).await?;
         }

@@ -46,6 +46,7 @@ impl HostSpace {
             let message = "refcount block lies outside the file; run zebu check -r all";
             return Err(Error::new(ErrorKind::Corrupt, message).on(self.files.path()).at_host(offset));
         }
+        self.files.file().announce("refblock_load");
         let (result, bufs) = worker.read(self.files.file(), offset, worker.buffer(slice_bytes).into()).await;
         result.map_err(|e| Error::from(e).on(self.files.path()))?;
         let mut bytes = vec![0; slice_bytes];

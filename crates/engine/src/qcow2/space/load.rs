@@ -66,6 +66,7 @@ impl HostSpace {
         let bytes = u64::from(header.refcount_table_clusters) << bits;
         let offset = header.refcount_table_offset.0;
         let entries = ResidentTable::new((bytes / 8) as usize, self.refcounts.cache().block_bytes(), store);
+        self.files.file().announce("reftable_load");
         read_table(worker, self.files.file(), offset, &entries).await?;
         let blocks = entries.iter_set().filter_map(|(_, entry)| RefTableEntry(entry).block());
         let mut shared =

@@ -1,0 +1,415 @@
+//! From options to nodes and filters.
+
+use super::debug_options::{configuration, split_name};
+use super::filters::Filter;
+use super::node::Node;
+use super::pairs::{Pair, below, get, refuse_others, without};
+use crate::json_name::parse_json_name;
+use crate::keyval::{parse_size_value, parse_switch};
+use crate::local_name::local_path;
+use crate::nbd_opts::NbdOpts;
+use crate::remote_names::{RemoteName, note_node};
+use crate::values::FORMATS;
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::time::Duration;
+use zebu::Format;
+use zebu_drivers::{NullDisk, PreallocateConfig};
+use zebu_remote::nbd::NbdAddress;
+
+/// Nodes below each other at most.
+const MAX_DEPTH: usize = 32;
+/// Drivers that lie below a format.
+const PROTOCOLS: [&str; 5] = ["blkdebug", "blkverify", "null-co", "null-aio", "preallocate"];
+/// Starts of names that are of a driver here.
+const PREFIXES: [&str; 4] = ["blkdebug:", "blkverify:", "null-co:", "null-aio:"];
+
+/// Options of an image with drivers, as they are left when these are taken out.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// Options of the image, whose files have the names that nodes were noted under.
+    pub(crate) pairs: Vec<Pair>,
+    /// Filters above the image, the top first.
+    pub(crate) filters: Vec<Filter>,
+    /// The driver on top, if it is no format.
+    pub(crate) driver: Option<String>,
+}
+
+/// Whether a name leads to a driver here.
+pub(crate) fn is_graph_name(name: &str) -> bool {
+    PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// The name under which the node that `name` describes is noted.
+pub(crate) fn plan_name(name: &str) -> Result<PathBuf, String> {
+    note_node(PathBuf::from(name), protocol(&[], Some(name), 0)?)
+}
+
+/// The node that a name in an image describes. The driver of a format on top is the image's business, which names the
+/// format of its backing file beside the name.
+pub(crate) fn reference_node(name: &str) -> Result<Node, String> {
+    if let Some(pairs) = parse_json_name(name) {
+        let pairs = pairs?;
+        let driver = get(&pairs, "driver");
+        let is_part = get(&pairs, "offset").is_some() || get(&pairs, "size").is_some();
+        if driver.is_none_or(|driver| FORMATS.contains(&driver)) && !is_part {
+            let own = below(&pairs, "file");
+            if !own.is_empty() {
+                refuse_others(&pairs, driver.unwrap_or("raw"), &[], &["file"])?;
+                return protocol(&own, None, 0);
+            }
+        }
+    }
+    protocol(&[], Some(name), 0)
+}
+
+/// Takes the drivers out of options, if there are any; `filename` is given beside them.
+///
+/// # Errors
+/// An option that its driver has not, or that can't be read.
+pub(crate) fn plan(pairs: &[Pair], filename: Option<&str>) -> Result<Option<Plan>, String> {
+    if !has_drivers(pairs) && !filename.is_some_and(is_graph_name) {
+        return Ok(None);
+    }
+    let mut pairs = pairs.to_vec();
+    let mut filename = filename.map(str::to_owned);
+    let mut plan = Plan { pairs: Vec::new(), filters: Vec::new(), driver: None };
+    for _ in 0..MAX_DEPTH {
+        let driver = get(&pairs, "driver").map(str::to_owned);
+        let child = match driver.as_deref() {
+            Some(name @ ("copy-on-read" | "compress")) => {
+                refuse_filter_options(&pairs, name, &["file"])?;
+                plan.filters.push(if name == "compress" { Filter::Compress } else { Filter::CopyOnRead });
+                "file"
+            }
+            Some("blkdebug") if is_image(&below(&pairs, "image")) => {
+                let (config, image) = match filename.as_deref().filter(|name| name.starts_with("blkdebug:")) {
+                    Some(name) => split_name(name).map(|(config, image)| (Some(config), Some(image)))?,
+                    None => (None, get(&pairs, "x-image").or(filename.as_deref())),
+                };
+                refuse_filter_options(&pairs, "blkdebug", &["image", "inject-error", "set-state"])?;
+                plan.filters.push(Filter::Blkdebug(configuration(&pairs, config)?));
+                filename = image.map(str::to_owned);
+                "image"
+            }
+            _ => {
+                plan.pairs = bottom(&pairs, filename.as_deref(), driver.as_deref())?;
+                if plan.filters.is_empty() && driver.as_deref().is_some_and(|name| PROTOCOLS.contains(&name))
+                {
+                    plan.driver = driver;
+                }
+                return Ok(Some(plan));
+            }
+        };
+        plan.driver = plan.driver.or(driver);
+        // What is said of the whole stack holds for the image.
+        let general: Vec<Pair> = pairs.iter().filter(|(key, _)| is_general(key)).cloned().collect();
+        let mut next = below(&pairs, child);
+        next.extend(general.into_iter().filter(|(key, _)| get(&next, key).is_none()).collect::<Vec<_>>());
+        pairs = next;
+    }
+    Err("too many drivers lie above each other".to_owned())
+}
+
+/// Options of a whole stack, which its image takes.
+fn is_general(key: &str) -> bool {
+    let keys = ["read-only", "auto-read-only", "force-share", "discard", "detect-zeroes"];
+    keys.contains(&key) || key.starts_with("cache.")
+}
+
+fn refuse_filter_options(pairs: &[Pair], driver: &str, children: &[&str]) -> Result<(), String> {
+    let others: Vec<Pair> = pairs.iter().filter(|(key, _)| !is_general(key)).cloned().collect();
+    let keys: &[&str] = if driver == "blkdebug" { &DEBUG_KEYS } else { &[] };
+    refuse_others(&others, driver, keys, children)
+}
+
+/// Keys of `blkdebug` but rules and the node below.
+const DEBUG_KEYS: [&str; 9] = [
+    "config",
+    "x-image",
+    "filename",
+    "align",
+    "max-transfer",
+    "opt-write-zero",
+    "max-write-zero",
+    "opt-discard",
+    "max-discard",
+];
+
+/// Whether options have a driver that is the business of this module.
+fn has_drivers(pairs: &[Pair]) -> bool {
+    let named = pairs.iter().any(|(key, value)| {
+        let is_driver = key == "driver" || key.ends_with(".driver");
+        let is_nested = key.ends_with("file.driver") && FORMATS.contains(&value.as_str()) && value != "raw";
+        is_driver
+            && (PROTOCOLS.contains(&value.as_str()) || matches!(value.as_str(), "copy-on-read" | "compress"))
+            || is_nested
+    });
+    let is_part = |prefix: &str| {
+        get(pairs, &format!("{prefix}driver")) == Some("raw")
+            && ["offset", "size"].iter().any(|key| get(pairs, &format!("{prefix}{key}")).is_some())
+    };
+    named || is_part("") || is_part("file.") || is_part("backing.file.")
+}
+
+/// Whether a node is an image of some format, or a filter above one.
+fn is_image(pairs: &[Pair]) -> bool {
+    match get(pairs, "driver") {
+        Some("copy-on-read" | "compress") => true,
+        Some("blkdebug") => is_image(&below(pairs, "image")),
+        Some(name) => FORMATS.contains(&name),
+        None => false,
+    }
+}
+
+/// Options of an image whose files are nodes: noted, and named.
+fn bottom(pairs: &[Pair], filename: Option<&str>, driver: Option<&str>) -> Result<Vec<Pair>, String> {
+    let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    let is_part = driver == Some("raw") && (get(pairs, "offset").is_some() || get(pairs, "size").is_some());
+    if is_part || driver.is_some_and(|name| PROTOCOLS.contains(&name)) {
+        let own: Vec<Pair> = pairs.iter().filter(|(key, _)| !is_general(key)).cloned().collect();
+        let node = protocol(&own, filename, 0)?;
+        let mut kept: Vec<Pair> = pairs.iter().filter(|(key, _)| is_general(key)).cloned().collect();
+        kept.push(pair("driver", "raw"));
+        kept.push(pair("file.filename", &note(filename, pairs, node)?));
+        return Ok(kept);
+    }
+    let mut kept = pairs.to_vec();
+    for file in ["backing.file", "data-file"] {
+        let own = below(pairs, file);
+        if has_drivers(&own) || get(&own, "filename").is_some_and(is_graph_name) {
+            let node = protocol(&own, None, 0)?;
+            kept = without(&kept, file);
+            kept.push(pair(&format!("{file}.filename"), &note(None, &own, node)?));
+        }
+    }
+    let own = below(pairs, "file");
+    if filename.is_some_and(is_graph_name)
+        || has_drivers(&own)
+        || is_image(&own)
+        || get(&own, "filename").is_some_and(is_graph_name)
+    {
+        let node = protocol(&own, filename, 0)?;
+        kept = without(&kept, "file");
+        kept.push(pair("file.filename", &note(filename, &own, node)?));
+    } else if let Some(name) = filename
+        && get(pairs, "filename").is_none()
+    {
+        kept.push(pair("file.filename", name));
+    }
+    Ok(kept)
+}
+
+/// Notes a node, under the name that the command line gave, or under its options.
+fn note(filename: Option<&str>, pairs: &[Pair], node: Node) -> Result<String, String> {
+    let name = if let Some(name) = filename.filter(|name| is_graph_name(name)) {
+        name.to_owned()
+    } else {
+        let members = pairs.iter().map(|(key, value)| (key.clone(), value.clone().into())).collect();
+        format!("json:{}", serde_json::Value::Object(members))
+    };
+    note_node(PathBuf::from(&name), node)?;
+    Ok(name)
+}
+
+/// A node below a format; `filename` is given beside its options.
+fn protocol(pairs: &[Pair], filename: Option<&str>, depth: usize) -> Result<Node, String> {
+    if depth > MAX_DEPTH {
+        return Err("too many drivers lie below each other".to_owned());
+    }
+    let name = filename.or(get(pairs, "filename"));
+    if let Some(parsed) = name.and_then(parse_json_name) {
+        let mut all = parsed?;
+        all.retain(|(key, _)| get(pairs, key).is_none());
+        all.extend(pairs.iter().filter(|(key, _)| key != "filename").cloned());
+        return protocol(&all, None, depth + 1);
+    }
+    let driver = get(pairs, "driver").or_else(|| {
+        let name = name?;
+        PREFIXES.iter().find(|prefix| name.starts_with(*prefix)).map(|prefix| prefix.trim_end_matches(':'))
+    });
+    let child = |child: &str, filename: Option<&str>| -> Result<Box<Node>, String> {
+        Ok(Box::new(protocol(&below(pairs, child), filename, depth + 1)?))
+    };
+    match driver {
+        Some("null-co" | "null-aio") => {
+            refuse_others(pairs, "null-co", &["size", "latency-ns", "read-zeroes", "filename"], &[])?;
+            null_disk(pairs)
+        }
+        Some("blkdebug") => {
+            let (config, image) = match name.filter(|name| name.starts_with("blkdebug:")) {
+                Some(name) => split_name(name).map(|(config, image)| (Some(config), Some(image)))?,
+                None => (None, get(pairs, "x-image")),
+            };
+            refuse_others(pairs, "blkdebug", &DEBUG_KEYS, &["image", "inject-error", "set-state"])?;
+            Ok(Node::Blkdebug { config: configuration(pairs, config)?, image: child("image", image)? })
+        }
+        Some("blkverify") => {
+            refuse_others(pairs, "blkverify", &["x-raw", "x-image", "filename"], &["raw", "test"])?;
+            let named = name.and_then(|name| name.strip_prefix("blkverify:"));
+            let (raw, test) = match named {
+                Some(names) => {
+                    let (raw, test) = names
+                        .split_once(':')
+                        .ok_or("blkverify requires raw copy and original image: blkverify:RAW:IMAGE")?;
+                    (Some(raw), Some(test))
+                }
+                None => (get(pairs, "x-raw"), get(pairs, "x-image")),
+            };
+            Ok(Node::Blkverify { raw: child("raw", raw)?, test: child("test", test)? })
+        }
+        Some("preallocate") => {
+            refuse_others(pairs, "preallocate", &["prealloc-align", "prealloc-size", "filename"], &["file"])?;
+            let mut config = PreallocateConfig::default();
+            if let Some(value) = get(pairs, "prealloc-align") {
+                config.align = parse_size_value("prealloc-align", value)?;
+            }
+            if let Some(value) = get(pairs, "prealloc-size") {
+                config.size = parse_size_value("prealloc-size", value)?;
+            }
+            if config.align == 0 || !config.align.is_multiple_of(512) {
+                return Err("prealloc-align parameter of preallocate filter is not aligned to 512".to_owned());
+            }
+            Ok(Node::Preallocate { config, file: child("file", filename)? })
+        }
+        Some("raw") => {
+            refuse_others(pairs, "raw", &["offset", "size", "filename"], &["file"])?;
+            let file = child("file", name)?;
+            let bytes = |key| get(pairs, key).map(|value| parse_size_value(key, value)).transpose();
+            match (bytes("offset")?, bytes("size")?) {
+                (None, None) => Ok(*file),
+                (offset, size) => Ok(Node::Part { offset: offset.unwrap_or(0), size, file }),
+            }
+        }
+        Some("nbd") => nbd(pairs, name),
+        Some("file" | "host_device") => {
+            refuse_others(pairs, "file", &["filename"], &[])?;
+            let name = name.ok_or("A file must be specified: add filename=NAME")?;
+            let name = name.strip_prefix("file:").unwrap_or(name);
+            Ok(Node::File(PathBuf::from(name)))
+        }
+        Some(name @ ("copy-on-read" | "compress")) => {
+            Err(format!("Driver '{name}' can only lie above an image's format here"))
+        }
+        Some(format) => {
+            let Some(known) = Format::from_name(format) else {
+                return Err(format!("Unknown driver '{format}'"));
+            };
+            refuse_others(pairs, format, &["filename"], &["file"])?;
+            Ok(Node::Image { format: known, file: child("file", name)? })
+        }
+        None => match name {
+            Some(name) if NbdAddress::is_name(name) => nbd(pairs, Some(name)),
+            Some(name) => {
+                refuse_others(pairs, "file", &["filename"], &[])?;
+                Ok(Node::File(local_path(OsStr::new(name))?))
+            }
+            None => Err("A file must be specified: add filename=NAME".to_owned()),
+        },
+    }
+}
+
+fn null_disk(pairs: &[Pair]) -> Result<Node, String> {
+    let size = match get(pairs, "size") {
+        None => NullDisk::DEFAULT_SIZE,
+        Some(value) => parse_size_value("size", value)?,
+    };
+    if i64::try_from(size).is_err() {
+        return Err("size is too big".to_owned());
+    }
+    let latency = match get(pairs, "latency-ns") {
+        None => 0,
+        Some(value) => value
+            .parse::<u64>()
+            .ok()
+            .filter(|latency| i64::try_from(*latency).is_ok())
+            .ok_or("latency-ns is invalid")?,
+    };
+    let reads_zeroes =
+        get(pairs, "read-zeroes").map_or(Ok(false), |value| parse_switch("read-zeroes", value))?;
+    Ok(Node::Null { size, reads_zeroes, latency: Duration::from_nanos(latency) })
+}
+
+fn nbd(pairs: &[Pair], name: Option<&str>) -> Result<Node, String> {
+    if let Some(name) = name.filter(|name| NbdAddress::is_name(name)) {
+        refuse_others(pairs, "nbd", &["filename"], &[])?;
+        return Ok(Node::Remote(RemoteName::parse(name)?));
+    }
+    let mut nbd = NbdOpts::default();
+    nbd.name();
+    for (key, value) in pairs {
+        if key != "driver" && !nbd.take(key, value)? {
+            return Err(format!("Block protocol 'nbd' doesn't support the option '{key}'"));
+        }
+    }
+    nbd.finish()?.map(Node::Remote).ok_or_else(|| "driver=nbd needs a server".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keyval::parse_keyval;
+
+    fn planned(text: &str, filename: Option<&str>) -> Plan {
+        plan(&parse_keyval(text).unwrap(), filename).unwrap().unwrap()
+    }
+
+    #[test]
+    fn options_without_drivers_stay_alone() {
+        for text in
+            ["driver=qcow2,file.filename=a", "file.driver=nbd,file.host=h", "driver=raw,file.filename=a"]
+        {
+            assert!(plan(&parse_keyval(text).unwrap(), None).unwrap().is_none(), "{text}");
+        }
+        assert!(plan(&[], Some("a.qcow2")).unwrap().is_none());
+    }
+
+    #[test]
+    fn drivers_below_a_format_become_a_name() {
+        let plan =
+            planned("driver=qcow2,file.driver=blkdebug,file.align=4k,file.image.filename=a.qcow2", None);
+        assert!(plan.filters.is_empty() && plan.driver.is_none());
+        let name = get(&plan.pairs, "file.filename").unwrap();
+        assert!(name.starts_with("json:{") && name.contains("a.qcow2"), "{name}");
+        assert_eq!(plan.pairs.len(), 2);
+        let plan = planned("driver=qcow2,file.align=4k", Some("blkdebug::b.qcow2"));
+        assert_eq!(get(&plan.pairs, "file.filename"), Some("blkdebug::b.qcow2"));
+    }
+
+    #[test]
+    fn drivers_above_a_format_become_filters() {
+        let text = "driver=copy-on-read,file.driver=blkdebug,file.image.driver=qcow2,cache.direct=on";
+        let plan = planned(text, Some("c.qcow2"));
+        assert!(matches!(&plan.filters[..], [Filter::CopyOnRead, Filter::Blkdebug(_)]), "{:?}", plan.filters);
+        assert_eq!(plan.driver.as_deref(), Some("copy-on-read"));
+        assert_eq!(get(&plan.pairs, "file.filename"), Some("c.qcow2"));
+        assert_eq!(get(&plan.pairs, "cache.direct"), Some("on"));
+        assert_eq!(get(&plan.pairs, "driver"), Some("qcow2"));
+    }
+
+    #[test]
+    fn a_protocol_on_top_is_raw() {
+        let plan = planned("driver=null-co,size=64k", None);
+        assert_eq!(get(&plan.pairs, "driver"), Some("raw"));
+        assert_eq!(plan.driver.as_deref(), Some("null-co"));
+        let plan = planned("driver=raw,offset=1k,size=2k,file.filename=d", None);
+        assert!(get(&plan.pairs, "file.filename").unwrap().starts_with("json:"));
+    }
+
+    #[test]
+    fn what_is_not_known_is_named() {
+        for (text, word) in [
+            ("driver=null-co,nothing=1", "nothing"),
+            ("driver=blkdebug,image.filename=a,image.nothing=1", "nothing"),
+            ("driver=blkdebug,image.filename=a,align=3", "align"),
+            ("driver=blkdebug,inject-error.0.event=l3,image.filename=a", "l3"),
+            ("driver=blkdebug,align=512", "filename"),
+            ("driver=copy-on-read,bottom=x,file.driver=qcow2,file.file.filename=a", "bottom"),
+            ("driver=qcow2,file.driver=blkdebug,file.image.driver=ssh", "ssh"),
+        ] {
+            let error = plan(&parse_keyval(text).unwrap(), None).unwrap_err();
+            assert!(error.contains(word), "{text}: {error}");
+        }
+        assert!(plan_name("blkdebug:a").unwrap_err().contains("CONFIG_FILE"));
+    }
+}
