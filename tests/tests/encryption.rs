@@ -17,7 +17,7 @@ fn random_bytes(seed: u64, len: usize) -> Vec<u8> {
 }
 
 fn of(file: &str, key: &str) -> String {
-    if file.ends_with(".luks") {
+    if file.contains(".luks") {
         format!("driver=luks,key-secret={key},file.driver=file,file.filename={file}")
     } else {
         format!("driver=qcow2,encrypt.key-secret={key},file.driver=file,file.filename={file}")
@@ -57,7 +57,7 @@ const LAYOUTS: [&str; 5] = [
     "cluster_size=64k",
     "cluster_size=512",
     "cluster_size=2M,extended_l2=on",
-    "cluster_size=16k,extended_l2=on,refcount_bits=1",
+    "cluster_size=16k,extended_l2=on,refcount_bits=2",
     "cluster_size=4k,compat=0.10",
 ];
 
@@ -414,9 +414,7 @@ fn files_of_cryptsetup_are_written_and_read() {
         std::fs::File::create(dir.join("c.luks")).unwrap().set_len(20 << 20).unwrap();
         let fast = if options.contains("argon2id") { "" } else { "--pbkdf-force-iterations 1000" };
         cryptsetup(&format!("luksFormat -q --key-file one {fast} {options} c.luks"));
-        cryptsetup(&format!(
-            "luksAddKey -q --key-file one --pbkdf pbkdf2 --pbkdf-force-iterations 1000 c.luks two"
-        ));
+        cryptsetup("luksAddKey -q --key-file one --pbkdf pbkdf2 --pbkdf-force-iterations 1000 c.luks two");
         let name = of("c.luks", "two");
         let io = ["-c", "write -s plain 0 1M", "-c", "write -P 9 1000 3", "-c", "write -z 5000 10000"];
         let mut words = with_objects(&format!("io --image-opts {name}"));
