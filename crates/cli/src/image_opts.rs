@@ -6,9 +6,10 @@ use crate::graph::{Filter, plan};
 use crate::image_spec::ImageSpec;
 use crate::json_name::parse_json_name;
 use crate::keyval::{parse_keyval, parse_size_value, parse_switch};
+use crate::named_disks::{is_remote, note_nbd};
 use crate::nbd_opts::NbdOpts;
 use crate::program;
-use crate::remote_names::{image_path, is_remote};
+use crate::remote_names::image_path;
 use crate::values::{
     Aio, Discard, aio_argument, discard_argument, format_argument, slice_size_argument, zero_policy_argument,
 };
@@ -175,7 +176,7 @@ impl ImageOpts {
             ),
         ] {
             if let Some(name) = nbd.finish()? {
-                set_once(slot, key, name.note()?)?;
+                set_once(slot, key, note_nbd(name)?)?;
                 opts.plain.push(file);
             }
         }

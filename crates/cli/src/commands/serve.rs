@@ -3,10 +3,10 @@
 use crate::arguments::{EngineArgs, ImageArgs};
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
+use crate::named_disks::is_remote;
 use crate::output::printable::printable;
 use crate::output::stdout;
 use crate::program;
-use crate::remote_names::is_remote;
 use crate::serve::accept::Door;
 use crate::serve::address::{
     Address, Bound, SocketAccess, SocketFile, bind_unix, group_argument, mode_argument, numbered_path,
