@@ -9,7 +9,7 @@ use zebu_fuzz::{clients, foreign, image, luks, tables, words};
 
 type Target = fn(&mut Unstructured<'_>) -> Result<()>;
 
-const TARGETS: [(&str, Target); 16] = [
+const TARGETS: [(&str, Target); 18] = [
     ("image_read", image::read),
     ("image_write", image::write),
     ("image_compressed", image::compressed),
@@ -21,6 +21,8 @@ const TARGETS: [(&str, Target); 16] = [
     ("luks2", luks::luks2),
     ("command_words", words::command),
     ("control_line", words::control),
+    ("http_response", clients::http_response),
+    ("http_words", clients::http_words),
     ("nbd_option", clients::nbd_option),
     ("nbd_reply", clients::nbd_reply),
     ("nbd_request", clients::nbd_request),

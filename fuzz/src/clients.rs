@@ -91,6 +91,79 @@ pub fn nbd_reply(u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
+/// A response to the HTTP client: what it takes is the range that it asked for, and no part of another.
+///
+/// # Errors
+/// The input is used up.
+pub fn http_response(u: &mut Unstructured<'_>) -> Result<()> {
+    const HEADERS: [&str; 12] = [
+        "Content-Range: bytes 100-199/300",
+        "Content-Range: bytes 100-149/300",
+        "Content-Range: bytes 0-99/300",
+        "Content-Range: bytes 100-199/*",
+        "Content-Length: 100",
+        "Content-Length: 18446744073709551615",
+        "Transfer-Encoding: chunked",
+        "Connection: close",
+        "Content-Encoding: gzip",
+        "ETag: W/\"x\"",
+        "Location: //user:pw@other/x",
+        "Retry-After: 99999999999999999999",
+    ];
+    const STATUS: [&str; 9] = ["206", "200", "302", "416", "503", "103", "100", "304", "999"];
+    let mut bytes = Vec::new();
+    for _ in 0..u.int_in_range(1..=3)? {
+        bytes.extend(format!("HTTP/1.{} {} X\r\n", u.int_in_range(0..=1)?, u.choose(&STATUS)?).bytes());
+        for _ in 0..u.int_in_range(0..=5)? {
+            if u.ratio(1, 4)? {
+                let len = u.int_in_range(0..=30)?;
+                bytes.extend_from_slice(u.bytes(len)?);
+            } else {
+                bytes.extend_from_slice(u.choose(&HEADERS)?.as_bytes());
+            }
+            bytes.extend_from_slice(b"\r\n");
+        }
+        bytes.extend_from_slice(b"\r\n");
+        if u.arbitrary()? {
+            bytes.extend(format!("{:x}\r\n", u.int_in_range(0..=300)?).bytes());
+        }
+        bytes.extend(vec![b'x'; u.int_in_range(0..=300)?]);
+    }
+    if u.ratio(1, 3)? {
+        let at = u.choose_index(bytes.len())?;
+        bytes[at] = u.arbitrary()?;
+    }
+    if let Ok(body) = zebu_remote::http::fuzzing::answer(&bytes) {
+        assert!(!body.is_empty() && body.len() <= 100);
+    }
+    Ok(())
+}
+
+/// Values of headers and names of objects: what is read is consistent, and what is shown has no secret.
+///
+/// # Errors
+/// The input is used up.
+pub fn http_words(u: &mut Unstructured<'_>) -> Result<()> {
+    let len = u.int_in_range(0..=60)?;
+    let mut text = String::from_utf8_lossy(u.bytes(len)?).into_owned();
+    if u.arbitrary()? {
+        text.insert_str(0, u.choose(&["bytes ", "http://", "https://", "http://[", "http://u:pw@", "bytes 1-"])?);
+    }
+    if let Some((range, total)) = zebu_remote::http::fuzzing::content_range(&text) {
+        assert!(range.is_some() || total.is_some());
+        assert!(range.as_ref().is_none_or(|range| range.start < range.end));
+        assert!(range.zip(total).is_none_or(|(range, total)| range.end <= total));
+    }
+    if let Ok(url) = zebu_remote::http::HttpUrl::parse(&text) {
+        let shown = url.to_string();
+        assert!(!shown.contains('@') || text.rsplit('/').next().is_some_and(|path| path.contains('@')) || text.contains('@'));
+        let plain = shown.trim_end_matches("?...");
+        assert_eq!(zebu_remote::http::HttpUrl::parse(plain).map(|again| again.to_string()).as_deref(), Ok(plain));
+    }
+    let _ = (zebu_remote::http::HttpUrl::hide(&text), zebu_remote::nbd::NbdAddress::parse(&text));
+    Ok(())
+}
+
 /// A request of an NBD client: what is executed lies on the disk, and what is refused says how much to skip.
 ///
 /// # Errors

@@ -28,3 +28,5 @@ pub mod taken_over;
 pub mod thread_stress;
 pub mod usage;
 pub mod vhost_guest;
+pub mod web_proxy;
+pub mod web_server;

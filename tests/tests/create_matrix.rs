@@ -7,7 +7,9 @@ use zebu_tests::model::difference;
 use zebu_tests::mount::Mounted;
 use zebu_tests::program::{find, run_in, zebu};
 use zebu_tests::qemu::Qemu;
+use zebu_tests::random::Random;
 use zebu_tests::scratch::Scratch;
+use zebu_tests::server::Server;
 
 const IMAGE: &str = "new.qcow2";
 
@@ -272,6 +274,33 @@ fn hint(qemu: &Qemu, dir: &Path) -> u64 {
 
 fn xfs_io() -> PathBuf {
     find("xfs_io").expect("xfs_io is missing: `cargo xtask setup` installs it")
+}
+
+/// First writes to a copy by reflink, in any order, leave it in fewer pieces than those to a copy without the hint.
+#[test]
+fn reflinked_copies_stay_in_few_pieces_on_xfs() {
+    let Some(qemu) = Qemu::find() else { return };
+    let Some(xfs) = Mounted::on_loop("mkfs.xfs", 512 << 20) else { return };
+    let dir = &xfs.path();
+    std::fs::write(dir.join("source"), vec![7; 16 << 20]).unwrap();
+    zebu(dir, ["clone", "-q", "-f", "raw", "--mode", "reflink", "source", "clone"]).ok();
+    let server = Server::start(dir, "--control ctl.sock -f raw source");
+    zebu(dir, ["ctl", "ctl.sock", "snapshot-create", "", "--to", "snapshot"]).ok();
+    server.stop();
+    run_in(dir, &find("cp").unwrap(), ["--reflink=always", "source", "plain"]).ok();
+    // Every block once, in any order.
+    let mut random = Random::new(1);
+    let mut order: Vec<u64> = (0..4096).collect();
+    (1..order.len()).for_each(|last| order.swap(last, random.below(last as u64 + 1) as usize));
+    let writes: Vec<String> =
+        order.iter().map(|block| format!("write -q -P 9 {} 4k", block * 4096)).collect();
+    let pieces = |name: &str| {
+        qemu.io(dir, "-f raw -t none", name, &writes);
+        let out = run_in(dir, &xfs_io(), ["-r", "-c", "fiemap", name]).ok();
+        out.stdout.lines().count() - 1
+    };
+    let (plain, clone, snapshot) = (pieces("plain"), pieces("clone"), pieces("snapshot"));
+    assert!(2 * clone < plain && 2 * snapshot < plain, "{plain}, {clone} and {snapshot} pieces");
 }
 
 #[test]

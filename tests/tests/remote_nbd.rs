@@ -404,6 +404,32 @@ fn wrong_names_and_servers_are_refused_in_one_line() {
     zebu(dir, ["info", "-f", "raw", &right]).ok();
     let out = zebu(dir, ["convert", "-f", "raw", "-O", "raw", "source.raw", &right]).exits(1);
     assert!(out.stderr.contains("Read-only"), "{out}");
-    let out = zebu(dir, ["serve", "--nbd", "unix:s", "--read-only", "-f", "raw", &right]).exits(1);
-    assert!(out.stderr.contains("--no-sandbox"), "{out}");
+}
+
+#[test]
+fn a_server_in_its_sandbox_connects_again_to_where_its_disk_is() {
+    let scratch = Scratch::new("remote-serve");
+    let dir = scratch.path();
+    let content = source(dir, "source.raw");
+    std::fs::copy(dir.join("source.raw"), dir.join("target.raw")).unwrap();
+    let backend = Foreign::qemu(dir, "--shared=64 -f raw target.raw");
+    // The connection of the opening gets as far as the first reads; so do some of those that follow.
+    let faults = vec![Fault::CutAfter(3 << 20); 6];
+    let proxy = FaultProxy::start(&dir.join("proxy"), &backend.socket, faults);
+    let below = dir.join("serve");
+    std::fs::create_dir(&below).unwrap();
+    let server = Server::start(&below, &format!("--queues 2 -f raw {}", uri(proxy.path())));
+    let ours = uri(server.socket());
+    for _ in 0..2 {
+        zebu(dir, ["convert", "-f", "raw", "-O", "raw", &ours, "flat.raw"]).ok();
+        assert!(std::fs::read(dir.join("flat.raw")).unwrap() == content);
+    }
+    assert!(proxy.connections() > 6, "{}", proxy.connections());
+    let write = ["io", "-f", "raw", &ours, "-c", "write -P 9 5M 1M", "-c", "flush", "-c", "read -P 9 5M 1M"];
+    zebu(dir, write).ok();
+    let said = server.stop_with_messages();
+    assert!(!said.contains("sandbox"), "{said}");
+    let mut changed = content;
+    changed[5 << 20..6 << 20].fill(9);
+    assert!(std::fs::read(dir.join("target.raw")).unwrap() == changed);
 }

@@ -362,6 +362,8 @@ fn tricks() -> Vec<Trick> {
         },
         backing("a backing file in JSON", json),
         backing("a backing file over NBD", fixed("nbd://127.0.0.1:1/x")),
+        backing("a backing file over HTTP", fixed("http://127.0.0.1:1/x")),
+        backing("a backing file by a host over HTTP", fixed("https://user:pw@localhost:1/x?y")),
         backing("a backing file by the protocol file", |outside| {
             format!("file:{}/secret", outside.display())
         }),
@@ -389,6 +391,7 @@ fn tricks() -> Vec<Trick> {
         Trick { within: secrets, all: secrets, ..data("a data file by ..", fixed("../outside/secret")) },
         data("a data file in JSON", json),
         data("a data file over NBD", fixed("nbd://127.0.0.1:1/x")),
+        data("a data file over HTTP", fixed("http://127.0.0.1:1/x")),
         Trick {
             name: "a qcow2 header in a raw disk",
             format: "raw",
@@ -425,6 +428,7 @@ fn tricks() -> Vec<Trick> {
             ..vmdk("an extent by /proc", "vmdk", fixed("../../../../../../../../proc/self/environ"))
         },
         vmdk("an extent over NBD", "vmdk", fixed("nbd://127.0.0.1:1/x")),
+        vmdk("an extent over HTTP", "vmdk", fixed("http://127.0.0.1:1/x")),
         vmdk("an extent in JSON", "vmdk", |_| "json:{}".to_owned()),
         vmdk("an extent by the protocol file", "vmdk", |outside| {
             format!("file:{}/secret", outside.display())
@@ -668,6 +672,14 @@ fn try_trick(
                 let is_server = path.contains("connect(") && path.contains("htons(1)");
                 if is_server && rule == "all" && trick.name.ends_with("over NBD") {
                     continue;
+                }
+                // To web servers with what netrc says, and to hosts by how the system looks them up.
+                if rule == "all" && trick.name.ends_with("over HTTP") {
+                    let is_lookup = path.contains("connect(") || path.ends_with("/.netrc");
+                    let is_authority = path.contains("/ssl/") || path.starts_with("/etc/pki/");
+                    if is_lookup || is_authority || path.starts_with("/etc/") {
+                        continue;
+                    }
                 }
                 let named = *follows && file.as_ref().is_some_and(|file| allowed.contains(&file.as_str()));
                 if named {

@@ -44,6 +44,9 @@ const TOOLS: &[Tool] = &[
     Tool { program: "openssl", package: "openssl", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "nbdinfo", package: "libnbd-bin", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "nbdkit", package: "nbdkit", needs: &[Need::Tests, Need::Everything] },
+    Tool { program: "nginx", package: "nginx-light", needs: &[Need::Tests, Need::Everything] },
+    Tool { program: "tinyproxy", package: "tinyproxy-bin", needs: &[Need::Tests, Need::Everything] },
+    Tool { program: "ip", package: "iproute2", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "nbdsh", package: "python3-libnbd", needs: &[Need::Tests, Need::Everything] },
 ];
 

@@ -5,6 +5,7 @@ mod backup;
 mod copies;
 mod fresh;
 mod mapping;
+mod remote;
 mod requests;
 mod serving;
 mod whole;
@@ -89,6 +90,10 @@ pub(crate) const TABLES: &[Table] = &[
         "Opening an empty image, and 4 KiB into each of 4096 clusters that are far apart."),
     table("serve", serving::nbd, Always(&["serve: 4 KiB random reads, depth 32"]), "NBD",
         "Requests to the server; nbdkit serves the raw file."),
+    table("remote", remote::converts, Asked, "Disks over the network",
+        "Converting from nginx and from and to qemu-nbd, on this machine; QEMU with -m 16 -W."),
+    table("remote-reads", remote::reads, Asked, "Small reads from afar",
+        "A file on nginx behind a link of 20 ms and 1 Gbit/s, read by cold servers of it (QEMU needs qemu-block-extra)."),
     table("serve-vhost-user", serving::vhost_user, Always(&[]), "vhost-user-blk",
         "Requests to the server, with the same front end."),
     table("serve-fuse", serving::fuse, Asked, "The disk as a file (FUSE)", "fio on the file."),

@@ -5,6 +5,7 @@ use crate::image_opts::ImageOpts;
 use crate::image_spec::{ForceShare, ImageSpec};
 use crate::json_name::parse_json_name;
 use crate::reference_defaults::allowed_references;
+use crate::remote_disk::NetworkOptions;
 use crate::remote_names::{image_path, opener};
 use crate::size::size_argument;
 use crate::values::{
@@ -15,11 +16,14 @@ use clap::Args;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use zebu::{Access, CacheMode, Format, OpenOptions, Sharing, ZeroPolicy};
+use zebu_remote::http::Redirects;
 
 /// Heading of options about how images are opened, in the help.
 const OPENING: &str = "Opening images";
 /// Heading of options about what runs the I/O.
 const RUNNING: &str = "Running I/O";
+/// Heading of options about disks over the network.
+const NETWORK: &str = "Disks over the network";
 
 /// Options that open an image: how the name is read, how the mapping is cached, which files the image may refer to.
 #[derive(Debug, Clone, Args)]
@@ -47,6 +51,36 @@ pub(crate) struct ImageArgs {
     /// the network. `none`: no file.
     #[arg(long, help_heading = OPENING, value_name = "none|local|dir=PATH|prefix=URL|all", value_parser = reference_argument)]
     pub(crate) allow_refs: Vec<ReferenceRule>,
+
+    /// Certificates of the authorities by which servers of https:// names must be signed, a PEM file [default: the file of
+    /// SSL_CERT_FILE, or the system's]
+    #[arg(long, help_heading = NETWORK, value_name = "FILE")]
+    pub(crate) tls_ca: Option<PathBuf>,
+
+    /// Memory of each disk on a web server for its cache, read-ahead and connections, at least 4M [default: 64M]
+    #[arg(long, help_heading = NETWORK, value_name = "SIZE", value_parser = http_memory_argument)]
+    pub(crate) http_memory: Option<u64>,
+
+    /// Redirects of web servers that are followed
+    ///
+    /// `safe`: none from https to http, and none from a public address to a private one. `any`: these as well.
+    #[arg(long, help_heading = NETWORK, value_name = "safe|any", value_parser = redirects_argument, default_value = "safe")]
+    pub(crate) redirects: Redirects,
+}
+
+fn http_memory_argument(text: &str) -> Result<u64, String> {
+    match size_argument(text).map_err(|error| error.to_string())? {
+        bytes @ 0x40_0000.. => Ok(bytes),
+        _ => Err("at least 4M are needed".to_owned()),
+    }
+}
+
+fn redirects_argument(text: &str) -> Result<Redirects, String> {
+    match text {
+        "safe" => Ok(Redirects::Safe),
+        "any" => Ok(Redirects::Any),
+        _ => Err("expected safe or any".to_owned()),
+    }
 }
 
 /// The option for the engine of the I/O.
@@ -97,6 +131,12 @@ impl ImageArgs {
         cache: CacheMode,
         access: Access,
     ) -> Result<ImageSpec, Failure> {
+        let network = NetworkOptions {
+            authorities: self.tls_ca.clone(),
+            memory: self.http_memory,
+            redirects: self.redirects,
+        };
+        network.apply();
         let mut spec = ImageSpec {
             path: PathBuf::from(name),
             options: OpenOptions::default()

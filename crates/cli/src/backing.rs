@@ -2,10 +2,13 @@
 
 use crate::failure::Failure;
 use crate::local_name::local_name;
+use crate::remote_names::{given_only, image_path, is_server_name};
 use crate::session::Session;
 use crate::values::format_argument;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use zebu::{Chain, ErrorKind, Format, Image, OpenOptions, Purpose};
+use zebu_remote::http::HttpUrl;
 
 /// A backing file as given by the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,15 +24,24 @@ pub(crate) struct BackingSpec {
 pub(crate) enum CheckName {
     /// It has: the file is opened.
     Local,
+    /// It may lead to a server as well.
+    AnyPlace,
     /// Any name is written into the image as it is given (`-u`).
     Unsafe,
 }
 
 /// The name to write for one that was given.
 pub(crate) fn found_as(name: &str, check: CheckName) -> Result<String, Failure> {
+    let fail = |shown: &str, reason: String| {
+        Failure::new(format!("Could not open the backing file '{shown}': {reason}"))
+    };
+    if check == CheckName::AnyPlace
+        && is_server_name(name).map_err(|reason| fail(&HttpUrl::hide(name), reason))?
+    {
+        return Ok(name.to_owned());
+    }
     match check {
-        CheckName::Local => local_name(name)
-            .map_err(|reason| Failure::new(format!("Could not open the backing file '{name}': {reason}"))),
+        CheckName::Local | CheckName::AnyPlace => local_name(name).map_err(|reason| fail(name, reason)),
         CheckName::Unsafe => Ok(name.to_owned()),
     }
 }
@@ -65,6 +77,14 @@ pub(crate) fn join(
     }
 }
 
+/// Where a name that the user gave for a backing file of `image` leads: to a server, or where [`resolve`] says.
+pub(crate) fn resolve_given(image: &Path, name: &str) -> Result<PathBuf, Failure> {
+    if is_server_name(name).is_ok_and(|is_one| is_one) {
+        return image_path(OsStr::new(name)).map_err(Failure::new);
+    }
+    Ok(resolve(image, name))
+}
+
 /// Where a name that `image` holds leads: relative names start from the directory of the image.
 pub(crate) fn resolve(image: &Path, name: &str) -> PathBuf {
     image.parent().map_or_else(|| PathBuf::from(name), |directory| directory.join(name))
@@ -79,7 +99,7 @@ pub(crate) fn required_format(
     if let Some(format) = backing.format {
         return Ok(format);
     }
-    let path = resolve(image, &backing.name);
+    let path = resolve_given(image, &backing.name)?;
     let detected = match header(session, &path, None) {
         Ok(found) => format!("; '{}' looks like {}: add -F {1}", path.display(), found.format().name()),
         Err(error) if error.kind() == ErrorKind::ForeignFormat => format!("; {error} (-F raw)"),
@@ -95,7 +115,11 @@ pub(crate) fn virtual_size(session: &Session, path: &Path, format: Format) -> Re
 }
 
 fn header(session: &Session, path: &Path, format: Option<Format>) -> Result<Image, zebu::Error> {
-    let options = OpenOptions::default().format(format).purpose(Purpose::Inspect).chain(Chain::TopOnly);
+    let options = OpenOptions::default()
+        .format(format)
+        .purpose(Purpose::Inspect)
+        .chain(Chain::TopOnly)
+        .remote(given_only());
     let worker = session.worker();
     worker.block_on(async {
         let image = Image::open(worker, path, &options).await?;

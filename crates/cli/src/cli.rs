@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::manual;
 use crate::program::{self, Program};
 use crate::qemu_names;
-use crate::serve::unmounter;
+use crate::serve::{connector, unmounter};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
@@ -116,6 +116,9 @@ enum Command {
     /// Wait for the end of the server that started this, then unmount its files
     #[command(hide = true)]
     UnmountInTheEnd(unmounter::UnmountArgs),
+    /// Connect to servers for a server in its sandbox, which started this
+    #[command(hide = true)]
+    ConnectForAServer(connector::ConnectArgs),
     /// Print a completion script for a shell
     #[command(hide = true)]
     Completions {
@@ -156,6 +159,7 @@ impl Command {
             Command::Ctl(_) => "ctl",
             Command::InstallNames(_) => "install-names",
             Command::UnmountInTheEnd(_) => "unmount-in-the-end",
+            Command::ConnectForAServer(_) => "connect-for-a-server",
             Command::Completions { .. } => "completions",
             Command::Manpage { .. } => "manpage",
         }
@@ -186,6 +190,7 @@ impl Command {
             Command::Ctl(args) => ctl::run(args),
             Command::InstallNames(args) => install_names::run(args),
             Command::UnmountInTheEnd(args) => Ok(unmounter::run(args)),
+            Command::ConnectForAServer(args) => connector::run(args),
             Command::Completions { shell } => manual::completions(Cli::command(), *shell),
             Command::Manpage { directory } => manual::pages(Cli::command(), directory.as_deref()),
         }

@@ -3,10 +3,11 @@
 //! Every key either works or is refused by its name; none is ignored.
 
 use crate::graph::{Filter, plan};
+use crate::http_opts::HttpOpts;
 use crate::image_spec::ImageSpec;
 use crate::json_name::parse_json_name;
 use crate::keyval::{parse_keyval, parse_size_value, parse_switch};
-use crate::named_disks::{is_remote, note_nbd};
+use crate::named_disks::{is_remote, note_remote};
 use crate::nbd_opts::NbdOpts;
 use crate::program;
 use crate::remote_names::image_path;
@@ -38,6 +39,8 @@ pub(crate) struct ImageOpts {
     backing_format: Option<Format>,
     nbd: NbdOpts,
     nbd_backing: NbdOpts,
+    http: HttpOpts,
+    http_backing: HttpOpts,
     /// The disk is shown as if the image named no backing file.
     without_backing: bool,
     /// `cache-size`, `l2-cache-size` and `refcount-cache-size`, under QEMU's names.
@@ -166,17 +169,24 @@ impl ImageOpts {
         for (key, value) in without_idle_raw(pairs) {
             opts.set(&key, &value)?;
         }
-        for (nbd, key, slot, file) in [
-            (std::mem::take(&mut opts.nbd), "file.filename", &mut opts.filename, NamedFile::Image),
+        for (nbd, http, key, slot, file) in [
+            (
+                std::mem::take(&mut opts.nbd),
+                std::mem::take(&mut opts.http),
+                "file.filename",
+                &mut opts.filename,
+                NamedFile::Image,
+            ),
             (
                 std::mem::take(&mut opts.nbd_backing),
+                std::mem::take(&mut opts.http_backing),
                 "backing.file.filename",
                 &mut opts.backing_file,
                 NamedFile::Backing,
             ),
         ] {
-            if let Some(name) = nbd.finish()? {
-                set_once(slot, key, note_nbd(name)?)?;
+            for name in [nbd.finish()?, http.finish()?].into_iter().flatten() {
+                set_once(slot, key, note_remote(name)?)?;
                 opts.plain.push(file);
             }
         }
@@ -213,10 +223,16 @@ impl ImageOpts {
                     self.format = Some(Format::Raw);
                     self.nbd.name();
                 }
+                _ if HttpOpts::is_driver(value) => {
+                    self.format = Some(Format::Raw);
+                    self.http.name(value);
+                }
                 _ => self.format = Some(format_argument(value)?),
             },
             "file.driver" if value == "nbd" => self.nbd.name(),
             "backing.file.driver" if value == "nbd" => self.nbd_backing.name(),
+            "file.driver" if HttpOpts::is_driver(value) => self.http.name(value),
+            "backing.file.driver" if HttpOpts::is_driver(value) => self.http_backing.name(value),
             "filename" | "file.filename" => set_once(&mut self.filename, key, PathBuf::from(value))?,
             "file.driver" | "data-file.driver" | "backing.file.driver" => match value {
                 "file" | "host_device" => self.plain.push(match key {
@@ -226,7 +242,7 @@ impl ImageOpts {
                 }),
                 _ => {
                     return Err(format!(
-                        "Parameter '{key}': there is no driver '{value}' (there are file and nbd)"
+                        "Parameter '{key}': there is no driver '{value}' (there are file, nbd, http and https)"
                     ));
                 }
             },
@@ -267,7 +283,7 @@ impl ImageOpts {
             "backing.filename" | "backing.file.filename" => {
                 set_once(&mut self.backing_file, key, PathBuf::from(value))?;
             }
-            _ if self.takes_nbd(key, value)? => {}
+            _ if self.takes_remote(key, value)? => {}
             _ => {
                 return Err(match REFUSED.iter().find(|(name, _)| *name == key) {
                     Some((_, reason)) => format!("Parameter '{key}' is not supported: {reason}"),
@@ -278,12 +294,13 @@ impl ImageOpts {
         Ok(())
     }
 
-    /// Whether it is a key of NBD, which is noted then.
-    fn takes_nbd(&mut self, key: &str, value: &str) -> Result<bool, String> {
+    /// Whether it is a key of a disk over the network, which is noted then.
+    fn takes_remote(&mut self, key: &str, value: &str) -> Result<bool, String> {
         if let Some(key) = key.strip_prefix("backing.file.") {
-            return self.nbd_backing.take(key, value);
+            return Ok(self.nbd_backing.take(key, value)? || self.http_backing.take(key, value)?);
         }
-        self.nbd.take(key.strip_prefix("file.").unwrap_or(key), value)
+        let key = key.strip_prefix("file.").unwrap_or(key);
+        Ok(self.nbd.take(key, value)? || self.http.take(key, value)?)
     }
 
     /// Reads a key that QEMU's programs have and zebu's own names refuse. It is checked as QEMU does; that these have no

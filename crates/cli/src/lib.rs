@@ -9,11 +9,13 @@ mod cli;
 mod commands;
 mod compression;
 mod create_opts;
+mod dry_run;
 mod examples;
 mod failure;
 #[doc(hidden)]
 pub mod fuzzing;
 mod graph;
+mod http_opts;
 mod image_opts;
 mod image_spec;
 mod io;
@@ -37,6 +39,7 @@ mod size;
 mod snapshot_name;
 mod stop_signals;
 mod temporary_overlay;
+mod unasked_cache;
 mod values;
 mod watch;
 

@@ -1,8 +1,8 @@
 //! Image options of a disk on an NBD server (`driver=nbd`), with QEMU's keys.
 
-use crate::remote_disk::RemoteName;
+use crate::remote_disk::{RemoteName, nbd_options};
 use std::time::Duration;
-use zebu_remote::nbd::{Endpoint, NbdAddress, NbdOptions};
+use zebu_remote::nbd::{Endpoint, NbdAddress};
 
 /// Keys that mean something with `driver=nbd`.
 const KEYS: [&str; 12] = [
@@ -87,7 +87,7 @@ impl NbdOpts {
                 return Err("driver=nbd needs either server.host (and server.port) or server.path".to_owned());
             }
         };
-        let mut options = NbdOptions::default();
+        let mut options = nbd_options();
         if let Some(value) = get("reconnect-delay") {
             options.timeout = seconds("reconnect-delay", value)?;
         }
@@ -98,7 +98,7 @@ impl NbdOpts {
             };
         }
         let export = get("export").cloned().unwrap_or_default();
-        Ok(Some(RemoteName { address: NbdAddress::new(endpoint, export), options }))
+        Ok(Some(RemoteName::Nbd { address: NbdAddress::new(endpoint, export), options }))
     }
 }
 
@@ -119,7 +119,7 @@ mod tests {
         for (key, value) in pairs {
             assert!(opts.take(key, value)?, "{key}");
         }
-        Ok(opts.finish()?.map(|name| name.address.to_string()))
+        Ok(opts.finish()?.map(|name| name.shown()))
     }
 
     #[test]

@@ -6,16 +6,16 @@
 use crate::failure::Failure;
 use crate::graph::{is_graph_name, open_node, plan_name, reference_node};
 use crate::local_name::local_path;
-use crate::named_disks::{Named, named, note_nbd};
+use crate::named_disks::{Named, named, note_remote};
 use crate::reference_defaults::remote_references;
-use crate::remote_disk::{RemoteName, nbd_disk};
+use crate::remote_disk::{RemoteName, remote_disk};
 use crate::values::ReferenceRule;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use zebu::storage::{File, IoError, IoErrorKind, Op, OpenFlags};
-use zebu::{OpenRemote, Remote};
-use zebu_remote::nbd::{NbdAddress, NbdOptions};
+use zebu::{OpenRemote, Remote, RemoteRefs};
+use zebu_remote::http::HttpUrl;
 
 /// The file that `name` on the command line leads to: a local path, or the URL of a disk over the network.
 ///
@@ -28,13 +28,26 @@ pub(crate) fn image_path(name: &OsStr) -> Result<PathBuf, String> {
     if let Some(name) = name.to_str().filter(|name| is_graph_name(name)) {
         return plan_name(name);
     }
-    match name.to_str().filter(|name| NbdAddress::is_name(name)) {
+    match name.to_str().filter(|name| RemoteName::is_name(name)) {
         None => local_path(name),
-        Some(name) => {
-            let address = NbdAddress::parse(name)?;
-            note_nbd(RemoteName { address, options: NbdOptions::default() })
-        }
+        Some(name) => note_remote(RemoteName::parse(name)?),
     }
+}
+
+/// Whether a name that is to be written into an image has a protocol that leads to a server.
+///
+/// # Errors
+/// It can't be read, or has a password in it.
+pub(crate) fn is_server_name(name: &str) -> Result<bool, String> {
+    if !RemoteName::is_name(name) {
+        return Ok(false);
+    }
+    if let RemoteName::Http { url, .. } = RemoteName::parse(name)?
+        && url.has_credentials()
+    {
+        return Err("the password would be written into the image: a netrc file can have it".to_owned());
+    }
+    Ok(true)
 }
 
 /// The opener of names for the engine; `given` are the `--allow-refs` of the command line.
@@ -45,13 +58,18 @@ pub(crate) fn opener(given: &[ReferenceRule]) -> Result<Remote, Failure> {
     Ok(Remote::new(Arc::new(Opener), remote_references(given)?))
 }
 
+/// An opener of names that the command line gave, and of no others.
+pub(crate) fn given_only() -> Remote {
+    Remote::new(Arc::new(Opener), RemoteRefs::None)
+}
+
 /// Opens what the command line named.
 struct Opener;
 
 impl OpenRemote for Opener {
     fn open(&self, name: &Path, flags: &OpenFlags) -> Option<Result<File, IoError>> {
         Some(match named(name)? {
-            Named::Nbd(found) => open(found, flags),
+            Named::Remote(found) => open(found, flags),
             Named::Graph(node) => open_node(&node, &name.to_string_lossy(), flags),
             Named::Open(file) => file
                 .descriptor()
@@ -66,36 +84,36 @@ impl OpenRemote for Opener {
 
     fn local_file(&self, name: &Path) -> Option<PathBuf> {
         match named(name)? {
-            Named::Nbd(_) | Named::Open(_) => None,
+            Named::Remote(_) | Named::Open(_) => None,
             Named::Graph(node) => node.local_file().map(Path::to_owned),
         }
     }
 
     fn is_name(&self, name: &str) -> bool {
-        NbdAddress::is_name(name) || is_graph_name(name) || name.starts_with("json:")
+        RemoteName::is_name(name) || is_graph_name(name) || name.starts_with("json:")
     }
 
     fn open_reference(&self, name: &str, flags: &OpenFlags) -> Result<File, IoError> {
         let invalid = |reason: String| {
-            IoError::of_file(Op::Open, IoErrorKind::Os(libc::EINVAL), name).with_detail(reason)
+            let shown = HttpUrl::hide(name);
+            IoError::of_file(Op::Open, IoErrorKind::Os(libc::EINVAL), shown).with_detail(reason)
         };
-        if !NbdAddress::is_name(name) {
+        if !RemoteName::is_name(name) {
             return open_node(&reference_node(name).map_err(invalid)?, name, flags);
         }
-        let address = NbdAddress::parse(name).map_err(invalid)?;
-        open(RemoteName { address, options: NbdOptions::default() }, flags)
+        open(RemoteName::parse(name).map_err(invalid)?, flags)
     }
 }
 
 fn open(name: RemoteName, flags: &OpenFlags) -> Result<File, IoError> {
-    let url = name.address.to_string();
-    File::from_storage(nbd_disk(name)?, &url, flags)
+    let url = name.shown();
+    File::from_storage(remote_disk(name)?, &url, flags)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::named_disks::is_remote;
+    use crate::named_disks::{driver, is_remote};
 
     #[test]
     fn names_of_nbd_are_noted_and_others_are_paths() {
@@ -106,5 +124,19 @@ mod tests {
         assert!(image_path(OsStr::new("rbd:x")).unwrap_err().contains("rbd"));
         assert!(image_path(OsStr::new("nbd://h:0")).unwrap_err().contains("port"));
         assert_eq!(image_path(OsStr::new("nbd://localhost/a%20b")), Ok(path));
+    }
+
+    #[test]
+    fn urls_are_noted_without_their_secrets_and_told_apart() {
+        let note = |name: &str| image_path(OsStr::new(name)).map(|path| path.to_string_lossy().into_owned());
+        assert_eq!(note("https://u:p@h/d.raw?sig=1").as_deref(), Ok("https://h/d.raw?..."));
+        assert_eq!(note("https://u:p@h/d.raw?sig=2").as_deref(), Ok("https://h/d.raw?...#2"));
+        assert_eq!(note("https://u:p@h/d.raw?sig=1").as_deref(), Ok("https://h/d.raw?..."));
+        assert_eq!(driver(Path::new("https://h/d.raw?...")), Some("https"));
+        assert!(image_path(OsStr::new("http://h/secret d")).is_err_and(|error| !error.contains("secret")));
+        assert_eq!(is_server_name("http://h/d.raw"), Ok(true));
+        assert_eq!(is_server_name("d.raw"), Ok(false));
+        assert!(is_server_name("http://u:secret@h/d.raw").is_err_and(|error| error.contains("netrc")));
+        assert!(image_path(OsStr::new("./http://x")).is_ok_and(|path| !is_remote(&path)));
     }
 }

@@ -198,6 +198,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        remote_disk::tell_given_up();
         if self.verbose {
             remote_disk::tell_transfers();
         }

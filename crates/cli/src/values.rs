@@ -3,10 +3,12 @@
 use crate::program;
 use crate::size::size_argument;
 use clap::builder::{PossibleValue, TypedValueParser};
+use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use zebu::jobs::Speed;
 use zebu::{CacheMode, Format, Preallocation, RefPolicy, ZeroPolicy};
 
 /// `--output`.
@@ -134,6 +136,27 @@ pub(crate) fn backing_formats() -> Words<BackingFormat> {
 /// Formats that are written, for an option.
 pub(crate) fn target_formats() -> Words<Format> {
     Words { parse: target_format_argument, words: &["qcow2", "raw"] }
+}
+
+/// `--speed`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum SpeedName {
+    /// As the latency of the disk allows, so that others who use it are not held up.
+    #[default]
+    Adaptive,
+    /// Without regard to others.
+    Full,
+}
+
+impl SpeedName {
+    /// As the library calls it.
+    pub(crate) fn speed(self) -> Speed {
+        match self {
+            Self::Adaptive => Speed::Adaptive,
+            Self::Full => Speed::Full,
+        }
+    }
 }
 
 /// Cache modes, for an option.

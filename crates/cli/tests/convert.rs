@@ -636,3 +636,57 @@ fn nothing_stays_in_the_page_cache_unasked() {
     let told = scratch.zebu(&words("convert -v -f raw -O qcow2 a.raw b")).ok();
     assert!(told.stderr.contains("writes to the target"), "{told:#?}");
 }
+
+/// What exists is overwritten past the page cache as well, and durable at the end: dirty pages could not be dropped.
+#[test]
+fn nothing_of_what_is_changed_in_place_stays_in_the_page_cache() {
+    let scratch = Scratch::new();
+    scratch.write("a.raw", &noise(1, 8 << 20));
+    drop_pages(&scratch.file("a.raw"));
+    if cached_pages(&scratch.file("a.raw")) > 0 {
+        eprintln!("skipped: temporary files are in memory");
+        return;
+    }
+    let chain = |dir: &Scratch| {
+        for line in [
+            "convert -f raw -O qcow2 a.raw base",
+            "convert -f raw -O qcow2 a.raw other",
+            "create -q -f qcow2 -b base -F qcow2 top",
+        ] {
+            dir.zebu(&words(line)).ok();
+        }
+        // More than read-ahead would bring.
+        dir.zebu(&["io", "-f", "qcow2", "-c", "write -P 7 1M 4M", "-c", "flush", "top"]).ok();
+        for name in ["base", "other", "top"] {
+            drop_pages(&dir.file(name));
+        }
+    };
+    for (before, command, files) in [
+        ("create -q -f raw b 8M", "convert --copy buffers -n -f raw -O raw a.raw b", &["a.raw", "b"][..]),
+        ("create -q -f qcow2 b 8M", "convert --copy buffers -n -f raw -O qcow2 a.raw b", &["a.raw", "b"]),
+        ("create -q -f qcow2 -o cluster_size=512 b 8M", "convert -n -f raw -O qcow2 a.raw b", &["b"]),
+        ("create -q -f raw b 1M", "convert --copy buffers -f raw -O raw a.raw b", &["b"]),
+        ("create -q -f raw b 1M", "convert -f raw -O qcow2 -o cluster_size=512 a.raw b", &["b"]),
+        ("create -q -f raw b 1M", "commit -q top", &["base", "top"]),
+        ("create -q -f raw b 1M", "rebase -q -b other -F qcow2 top", &["base", "top", "other"]),
+        ("create -q -f raw b 1M", "rebase -q -b '' top", &["base", "top"]),
+        ("create -q -f raw b 1M", "clone -q base c", &["base", "c"]),
+        ("create -q -f raw b 1M", "backup -q base c", &["base", "c"]),
+    ] {
+        scratch.zebu(&words(before)).ok();
+        chain(&scratch);
+        drop_pages(&scratch.file("b"));
+        drop_pages(&scratch.file("a.raw"));
+        let command: Vec<&str> =
+            words(command).into_iter().map(|word| if word == "''" { "" } else { word }).collect();
+        scratch.zebu(&command).ok();
+        for name in files {
+            // The first blocks are looked at to tell the format.
+            let pages = cached_pages(&scratch.file(name));
+            assert!(pages <= 32, "{command:?}: {pages} pages of {name}");
+        }
+        for name in ["b", "c", "base", "other", "top"] {
+            let _ = std::fs::remove_file(scratch.file(name));
+        }
+    }
+}

@@ -38,7 +38,7 @@ pub(crate) enum Clusters {
 }
 
 fn check_range(node: &Node, offset: u64, len: u64) -> Result<()> {
-    let size = node.virtual_size();
+    let size = node.visible_size();
     if offset.checked_add(len).is_some_and(|end| end <= size) {
         return Ok(());
     }
@@ -78,7 +78,7 @@ impl Image {
 
     /// Bytes of the virtual disk.
     pub fn virtual_size(&self) -> u64 {
-        self.0.virtual_size()
+        self.0.visible_size()
     }
 
     /// Bytes of a cluster (for raw: 65536), the natural unit of work.
@@ -587,40 +587,33 @@ impl Image {
     /// first; later ones fail. A second close has the result of the first, and the locks are released when it returns, too.
     ///
     /// # Errors
-    /// As [`Image::flush`]. [`ErrorKind::Busy`]: another request does not end; nothing is closed.
+    /// As [`Image::flush`]. [`ErrorKind::Busy`]: another request does not end, and nothing is closed. If it comes too late for
+    /// that, nothing more is changed, and the locks stay until the last handle is dropped.
     pub async fn close(&self, worker: &Worker) -> Result<()> {
         let (me, on) = (self.clone(), worker.uncounted());
-        worker.spawn(async move { me.close_alone(&on).await }).await
+        worker.spawn(async move { me.close_by(&on).await }).await
     }
 
-    async fn close_alone(&self, worker: &Worker) -> Result<()> {
-        let alone = if sabotage::is(Fault::CloseBesideRequests) {
-            None
+    async fn close_by(&self, worker: &Worker) -> Result<()> {
+        let own = self.0.own_worker();
+        // Others wait for one who is alone, so that must not be at the mercy of the caller's worker. An image that can't be
+        // written has nobody to wait.
+        let is_apart =
+            self.0.is_writable() && own.start(worker).is_ok() && !sabotage::is(Fault::CloseOnCaller);
+        let result = if is_apart {
+            own.run(worker, &self.0.path, {
+                let me = self.clone();
+                move |on| async move { me.close_alone(&on).await }
+            })
+            .await?
         } else {
-            let alone = self.0.changes.alone(worker, async || {});
-            Some(with_long_patience(worker, alone).await.ok_or_else(|| {
-                let message = "the image can't be closed, because a request has not ended for half a minute; poll or \
-                               drop its worker";
-                Error::new(ErrorKind::Busy, message).on(&self.0.path)
-            })?)
+            self.close_alone(worker).await?
         };
-        let earlier = self.0.closed().cloned();
-        let result = match (earlier, &self.0.driver) {
-            (Some(earlier), _) => earlier,
-            (None, driver) => {
-                let result = match driver {
-                    Driver::Qcow2(qcow2) => qcow2.close(worker).await,
-                    Driver::Raw(raw) => raw::close(raw, worker).await,
-                    Driver::Foreign(_) => Ok(()),
-                };
-                self.0.note_closed(result.clone());
-                result
-            }
-        };
-        // Operations that wait on the image's own worker to be alone get their turn, and fail. They are waited for, so this
-        // must not be alone any more.
-        let _alone = alone.filter(|_| sabotage::is(Fault::IdleWhileAlone));
-        self.0.own_worker().idle().await;
+        if result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Busy) {
+            // A commit stands still that may write yet: another program must not have the image beside it.
+            return result;
+        }
+        own.idle().await;
         let mut node = Some(&self.0);
         while let Some(this) = node {
             if let Driver::Qcow2(qcow2) = &this.driver {
@@ -633,5 +626,42 @@ impl Image {
             node = this.backing.as_ref();
         }
         result
+    }
+
+    /// Ends all changes of the image, and returns the result of that. An error: nothing was ended.
+    async fn close_alone(&self, worker: &Worker) -> Result<Result<()>> {
+        let alone = if sabotage::is(Fault::CloseBesideRequests) {
+            None
+        } else {
+            // What it gives back can't be given back before those have ended who read now.
+            let reads = async || match &self.0.driver {
+                Driver::Qcow2(qcow2) if qcow2.is_writable() && !sabotage::is(Fault::CloseBesideReads) => {
+                    qcow2.readers().wait().await;
+                }
+                _ => {}
+            };
+            let alone = self.0.changes.alone(worker, reads);
+            Some(with_long_patience(worker, alone).await.ok_or_else(|| {
+                let message = "the image can't be closed, because a request has not ended for half a minute; poll or \
+                               drop its worker";
+                Error::new(ErrorKind::Busy, message).on(&self.0.path)
+            })?)
+        };
+        if let Some(earlier) = self.0.closed() {
+            return Ok(earlier.clone());
+        }
+        let result = match &self.0.driver {
+            Driver::Qcow2(qcow2) => {
+                qcow2.running_commit(worker).await?;
+                qcow2.close(worker).await
+            }
+            Driver::Raw(raw) => raw::close(raw, worker).await,
+            Driver::Foreign(_) => Ok(()),
+        };
+        self.0.note_closed(result.clone());
+        if sabotage::is(Fault::IdleWhileAlone) {
+            std::mem::forget(alone);
+        }
+        Ok(result)
     }
 }

@@ -81,6 +81,14 @@ impl Node {
         }
     }
 
+    /// Bytes of the virtual disk that requests may use: while it grows, those that it had before.
+    pub(crate) fn visible_size(&self) -> u64 {
+        match &self.driver {
+            Driver::Qcow2(qcow2) => qcow2.visible_size(),
+            Driver::Raw(_) | Driver::Foreign(_) => self.virtual_size(),
+        }
+    }
+
     /// The image at `depth` of the chain of which this is the top.
     pub(crate) fn at_depth(&self, depth: u32) -> Option<&Node> {
         let Some(before) = depth.checked_sub(1) else { return Some(self) };

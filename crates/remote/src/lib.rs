@@ -5,16 +5,27 @@
 //!
 //! | feature | names | |
 //! |---|---|---|
+//! | `http` | `http://HOST[:PORT]/PATH`, `https://` | [`http::HttpDisk`] |
 //! | `nbd` | `nbd://HOST[:PORT]/EXPORT`, `nbd+unix:///EXPORT?socket=PATH`, `nbds://`, `nbds+unix://`, QEMU's `nbd:HOST:PORT[:exportname=NAME]` and `nbd:unix:PATH[:exportname=NAME]` | [`nbd::NbdDisk`] |
 //!
 //! A server is not trusted: whatever it sends, a request ends with an answer or with EIO at its deadline, and memory
 //! stays bounded.
 
 mod error;
+#[cfg(feature = "http")]
+pub mod http;
 #[cfg(feature = "nbd")]
 pub mod nbd;
+#[cfg(any(feature = "nbd", feature = "http"))]
+mod network;
 mod percent;
 mod stats;
+#[cfg(any(feature = "nbd", feature = "http"))]
+mod stream;
+#[cfg(any(feature = "nbd", feature = "http"))]
+mod tls;
 
 pub use error::RemoteError;
+#[cfg(any(feature = "nbd", feature = "http"))]
+pub use network::{Broker, Network, Peer};
 pub use stats::{RemoteStats, StatsSnapshot};

@@ -202,8 +202,12 @@ impl Background {
 
 impl Background {
     /// Blocks the thread until nothing that was sent is under way, for `patience` at most: what is left may wait for a
-    /// request of this very thread. On the background thread, and in a simulated world, it returns at once.
+    /// request of this very thread. On the background thread, in a simulated world, and in a child of the process that made
+    /// it, it returns at once.
     pub fn block_until_idle(&self, patience: Duration) {
+        if !self.made_in.is_here() {
+            return;
+        }
         if self.thread().is_none_or(|thread| thread == std::thread::current().id()) {
             return;
         }

@@ -298,6 +298,19 @@ impl File {
         }
     }
 
+    /// Sets the XFS hint how many bytes are set aside at once where blocks are written that the file shares with another;
+    /// `Unsupported` elsewhere. (XFS takes the extent size hint instead if that is larger, and else 32 blocks.)
+    pub fn set_cow_extent_size_hint(&self, bytes: u32) -> Result<(), IoError> {
+        match &self.state.inner {
+            FileInner::Os(os) if self.fs() == FsKind::Xfs => os
+                .set_cow_extent_size_hint(bytes)
+                .map_err(|errno| self.error(Op::Allocate, IoErrorKind::Os(errno))),
+            FileInner::Os(_) | FileInner::Sim(_) | FileInner::Foreign(_) => {
+                Err(self.error(Op::Allocate, IoErrorKind::Unsupported))
+            }
+        }
+    }
+
     /// Sets the XFS extent size hint in bytes (0 takes it away, an inherited one too); `Unsupported` elsewhere.
     pub fn set_extent_size_hint(&self, bytes: u32) -> Result<(), IoError> {
         match &self.state.inner {

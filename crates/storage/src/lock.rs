@@ -14,6 +14,7 @@
 
 use crate::error::{IoError, IoErrorKind, Op};
 use crate::file_types::LockMode;
+use crate::fork_mark::ForkMark;
 use crate::sync::Mutex;
 use rustix::fs::{CWD, Mode, OFlags};
 use std::io;
@@ -73,11 +74,18 @@ enum Refusal {
 }
 
 /// The locks held on one file.
-#[derive(Default)]
 pub(crate) struct FileLock {
     held: Mutex<Ways>,
     /// The open file that the locks belong to, from the first lock on; `None`: the file itself.
     own: OnceLock<Option<OwnedFd>>,
+    /// A child of fork(2) shares the open file, and so the locks, with its parent, whose they are.
+    made_in: ForkMark,
+}
+
+impl Default for FileLock {
+    fn default() -> Self {
+        Self { held: Mutex::default(), own: OnceLock::new(), made_in: ForkMark::here() }
+    }
 }
 
 impl FileLock {
@@ -115,8 +123,11 @@ impl FileLock {
         }
     }
 
-    /// Gives up all locks.
+    /// Gives up all locks; in a child of the process that has them, nothing.
     pub(crate) fn release(&self, file: BorrowedFd<'_>) -> Result<(), i32> {
+        if !self.made_in.is_here() {
+            return Ok(());
+        }
         let mut held = self.held.lock();
         let fd = self.own.get().and_then(Option::as_ref).map_or(file, AsFd::as_fd);
         let ways = std::mem::take(&mut *held);
@@ -204,5 +215,38 @@ fn fcntl(fd: BorrowedFd<'_>, command: libc::c_int, lock: &mut libc::flock) -> Re
         if error.kind() != io::ErrorKind::Interrupted {
             return Err(error.raw_os_error().unwrap_or(libc::EIO));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::error::IoErrorKind;
+    use crate::file::File;
+    use crate::file_types::{Access, LockMode, OpenFlags};
+
+    #[test]
+    fn a_child_that_gives_a_file_up_leaves_the_locks_to_its_parent() {
+        let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+        let flags = OpenFlags { access: Access::ReadWrite, lock: LockMode::Write, ..OpenFlags::default() };
+        let file = File::open(&path, &flags).unwrap();
+        // SAFETY: the child drops a file, which is this test's matter, and ends by `_exit`. Its allocator is usable after a
+        // fork (glibc, musl). An alarm ends a child that hangs.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above.
+            unsafe { libc::alarm(60) };
+            let unlocked = file.unlock();
+            drop(file);
+            // SAFETY: as above.
+            unsafe { libc::_exit(i32::from(unlocked.is_err())) };
+        }
+        let mut status = -1;
+        // SAFETY: plain system call with a place for the result.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        let refused = File::open(&path, &flags).err().map(|error| error.kind);
+        assert!(matches!(refused, Some(IoErrorKind::Locked)), "{refused:?}");
+        drop(file);
+        assert!(File::open(&path, &flags).is_ok());
     }
 }

@@ -189,6 +189,15 @@ impl OsFile {
         check(unsafe { libc::ioctl(self.raw_fd(), FS_IOC_FSSETXATTR, &raw const attributes) })
     }
 
+    /// Sets the hint how many bytes are set aside at once for copies of shared blocks that are written.
+    pub(crate) fn set_cow_extent_size_hint(&self, bytes: u32) -> Result<(), i32> {
+        let mut attributes = self.attributes()?;
+        attributes.cowextsize = bytes;
+        attributes.xflags |= FS_XFLAG_COWEXTSIZE;
+        // SAFETY: the request reads one `fsxattr`.
+        check(unsafe { libc::ioctl(self.raw_fd(), FS_IOC_FSSETXATTR, &raw const attributes) })
+    }
+
     /// Sets the NOCOW attribute (ioctl_iflags(2)).
     pub(crate) fn set_nocow(&self) -> Result<(), i32> {
         let flags = rustix::fs::ioctl_getflags(&self.fd).map_err(Errno::raw_os_error)?;
@@ -221,6 +230,7 @@ struct FsXattr {
 }
 
 const FS_XFLAG_EXTSIZE: u32 = 0x800;
+const FS_XFLAG_COWEXTSIZE: u32 = 0x10000;
 const FS_IOC_FSGETXATTR: libc::Ioctl = libc::_IOR::<FsXattr>(b'X' as u32, 31);
 const FS_IOC_FSSETXATTR: libc::Ioctl = libc::_IOW::<FsXattr>(b'X' as u32, 32);
 const BLKROGET: libc::Ioctl = libc::_IO(0x12, 94);

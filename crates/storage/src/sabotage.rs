@@ -34,6 +34,8 @@ pub enum Fault {
     LeaveFailedBatch,
     /// Commit, release: they run on the worker of the request that started them.
     RunOnCaller,
+    /// Commit: a thread that has promised to drive its worker is believed for ever.
+    TrustPromise,
     /// Release: freed clusters go back before the commit that unlinks them.
     ReleaseWithoutCommit,
     /// Release: freed clusters go back while requests may use them.
@@ -102,6 +104,8 @@ pub enum Fault {
     GiveBackUntaken,
     /// Cache: two load one slice at the same time.
     LoadTwice,
+    /// Cache: a load that made its slice present ends the other loads of it a moment later.
+    EndLoadsLate,
     /// Cache: what was derived from a slice that has changed since is kept.
     KeepStaleDerived,
     /// Cache: a slice that a commit is writing may be evicted.
@@ -128,6 +132,8 @@ pub enum Fault {
     ResizeBesideWrites,
     /// Resize: what was derived while the disk had its old end stays when it has grown.
     KeepOldEnd,
+    /// Resize: added space is in use before it reads as zero.
+    ShowGrowthEarly,
     /// Resize: what the disk grows by is not zeroed.
     SkipGrowthZeroing,
     /// Resize: the cluster in which the disk of a raw data file ended counts as what the disk grows by.
@@ -160,6 +166,10 @@ pub enum Fault {
     CloseBesideRequests,
     /// Close: it waits for the image's own worker while it keeps operations there from being alone.
     IdleWhileAlone,
+    /// Close: it is alone with the image on the worker of its caller.
+    CloseOnCaller,
+    /// Close: reads that have begun are not waited for before it.
+    CloseBesideReads,
     /// Snapshots: one that the header names gives its references back, if a write fails after that.
     LowerNamedSnapshot,
 }

@@ -277,7 +277,8 @@ impl Worker {
     ///
     /// Work that others may wait for, such as the commit of an image, then runs here when a request of this worker asks for
     /// it. Otherwise it is handed to a thread of the image's own and back, which takes some ten microseconds more.
-    /// A thread that breaks the promise holds up everybody who uses the same images.
+    /// A thread that breaks the promise holds up everybody who uses the same images: their flushes wait for half a minute, and
+    /// fail.
     pub fn promise_to_drive(&self) {
         self.inner.driven.set(true);
     }

@@ -177,6 +177,29 @@ fn a_file_snapshot_that_can_not_be_is_refused_by_name() {
     server.stop();
 }
 
+/// Counts that are not right are still called so in the snapshot of a disk that is only read.
+#[test]
+fn a_file_snapshot_of_an_image_to_be_repaired_says_so() {
+    let Some(qemu) = Qemu::find() else { return };
+    let Some(xfs) = Mounted::on_loop("mkfs.xfs", 512 << 20) else { return };
+    let dir = xfs.path();
+    make(&dir, "qcow2", "lazy_refcounts=on");
+    // It ends without a close, so the counts stay behind.
+    qemu.io(&dir, "-f qcow2", IMAGE, &["write -P 7 0 4M", "flush", "abort"]);
+    let dirty = |name: &str| qemu.info(&dir, name)["dirty-flag"].clone();
+    assert_eq!(dirty(IMAGE), true);
+    for options in ["--read-only", ""] {
+        let server = serve(&dir, "qcow2", options);
+        ctl(&dir, &["snapshot-create", "", "--to", "snapshot"]).ok();
+        assert_eq!(dirty("snapshot"), options == "--read-only");
+        qemu.img(&dir, ["check", "-q", "-r", "all", "snapshot"]).ok();
+        let held = qemu.read_all(&dir, "snapshot", None);
+        assert!(held[..4 * MIB].iter().all(|byte| *byte == 7), "{options}");
+        server.stop();
+        std::fs::remove_file(dir.join("snapshot")).unwrap();
+    }
+}
+
 #[test]
 fn a_kill_among_file_snapshots_leaves_whole_ones_only() {
     let Some(qemu) = Qemu::find() else { return };

@@ -1,17 +1,20 @@
 //! Backups and snapshots of a disk while clients write to it, through the control socket.
 
 mod file_snapshots;
+mod kills;
 mod page_cache;
 
+use rustix::process::Signal;
 use serde_json::Value;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::SeqCst};
 use std::time::Duration;
 use zebu_tests::lanes::{change_until, content, lanes};
 use zebu_tests::model::difference;
 use zebu_tests::nbd_client::{Client, command};
-use zebu_tests::program::{Finished, zebu};
+use zebu_tests::program::{Finished, zebu, zebu_program};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
 use zebu_tests::scratch::Scratch;
@@ -201,6 +204,46 @@ fn a_cancelled_backup_leaves_no_image() {
     assert_eq!(std::fs::metadata(dir.join("third.qcow2")).unwrap().len(), 0);
     qemu.check_clean(dir, IMAGE).unwrap();
     assert!(qemu.read_all(dir, IMAGE, None) == last);
+}
+
+/// Whoever waits for a backup learns what became of that one, although another was begun before it looked again.
+#[test]
+fn a_backup_that_is_waited_for_is_not_taken_for_a_later_one() {
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("live-backup");
+    let dir = scratch.path();
+    make(dir, "");
+    let server = serve(dir, "");
+    let mut lanes = lanes(&server, SIZE, 1);
+    lanes.iter_mut().for_each(|lane| (0..20).for_each(|_| lane.change()));
+    let before = content(&lanes);
+    let begin = |target: &str| {
+        let mut command = Command::new(zebu_program());
+        command.current_dir(dir).args(["ctl", "ctl.sock", "backup-start", "-w", "", target, "-r", "8M"]);
+        let waiting = command.spawn().unwrap();
+        let pid = rustix::process::Pid::from_child(&waiting);
+        while ctl(dir, &["backup-query", ""]).code != Some(0) || query(dir)["status"] != "running" {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        rustix::process::kill_process(pid, Signal::STOP).unwrap();
+        (waiting, pid)
+    };
+    // It completes, and one after it can't begin.
+    let (mut waiting, pid) = begin("first.qcow2");
+    assert_eq!(wait(dir)["status"], "completed");
+    ctl(dir, &["backup-start", "--bitmap", "none", "--previous", "first.qcow2", "", "second.qcow2"]).exits(1);
+    rustix::process::kill_process(pid, Signal::CONT).unwrap();
+    assert!(waiting.wait().unwrap().success());
+    assert!(qemu.read_all(dir, "first.qcow2", None) == before);
+    // It is cancelled, and one after it completes.
+    let (mut waiting, pid) = begin("third.qcow2");
+    ctl(dir, &["backup-cancel", ""]).ok();
+    ctl(dir, &["backup-start", "-w", "", "fourth.qcow2"]).ok();
+    rustix::process::kill_process(pid, Signal::CONT).unwrap();
+    assert!(!waiting.wait().unwrap().success());
+    assert!(!dir.join("third.qcow2").exists());
+    assert!(qemu.read_all(dir, "fourth.qcow2", None) == before);
+    server.stop();
 }
 
 #[test]

@@ -2,18 +2,23 @@
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::compression::CompressionArgs;
+use crate::dry_run;
 use crate::failure::Failure;
 use crate::local_name::path_argument;
 use crate::output::{json, stderr, stdout};
+use crate::remote_disk::{RemoteTransfers, transfers};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
-use crate::values::{OutputFormat, Rate, caches, formats, rate_argument};
+use crate::unasked_cache::UnaskedCache;
+use crate::values::{OutputFormat, Rate, SpeedName, caches, formats, rate_argument};
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::path::PathBuf;
-use zebu::jobs::{BackupOptions, BackupReport, Interrupted, PreviousBackup, SourceErrors, backup};
+use zebu::jobs::{
+    BackupOptions, BackupReport, Interrupted, PreviousBackup, SourceErrors, UnaskedWrites, backup, drop_pages,
+};
 use zebu::{Access, CacheMode, Compression, Format};
 
 /// Arguments of `zebu backup`.
@@ -34,13 +39,13 @@ pub(crate) struct BackupArgs {
     #[arg(short = 'l', long, value_name = "SNAPSHOT")]
     source_snapshot: Option<String>,
 
-    /// Cache mode of the source
-    #[arg(short = 'T', long, value_name = "CACHE", value_parser = caches(), default_value = "none")]
-    source_cache: CacheMode,
+    /// Cache mode of the source [default: none where its file system can, else writeback without pages that stay]
+    #[arg(short = 'T', long, value_name = "CACHE", value_parser = caches())]
+    source_cache: Option<CacheMode>,
 
-    /// Cache mode of the backup
-    #[arg(short = 't', long, value_name = "CACHE", value_parser = caches(), default_value = "none")]
-    target_cache: CacheMode,
+    /// Cache mode of the backup [default: none where its file system can, else writeback without pages that stay]
+    #[arg(short = 't', long, value_name = "CACHE", value_parser = caches())]
+    target_cache: Option<CacheMode>,
 
     /// Bytes of a cluster of the backup: a power of two from 512 to 2M
     #[arg(long, value_name = "SIZE", value_parser = size_argument, default_value = "64k")]
@@ -78,6 +83,10 @@ pub(crate) struct BackupArgs {
     #[arg(short = 'r', long, value_name = "RATE", value_parser = rate_argument)]
     rate_limit: Option<Rate>,
 
+    /// How fast it goes: as the disk's latency allows, so that others who use it wait little longer, or at full speed
+    #[arg(long, value_enum, default_value_t, value_name = "adaptive|full", hide_possible_values = true)]
+    speed: SpeedName,
+
     /// Go on with a backup to the same target that was interrupted; the source must not have changed since
     #[arg(long)]
     resume: bool,
@@ -85,6 +94,10 @@ pub(crate) struct BackupArgs {
     /// Go on where the source can't be read: such ranges become zero, and are listed
     #[arg(long)]
     skip_errors: bool,
+
+    /// Say what a full backup would read, and write nothing
+    #[arg(long, conflicts_with_all = ["bitmap", "previous", "resume"])]
+    dry_run: bool,
 
     #[command(flatten)]
     force_share: ForceShareArg,
@@ -141,6 +154,9 @@ struct Report {
     file_length: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     disk_hash: Option<String>,
+    /// Counts of what went over the network.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remote: Option<RemoteTransfers>,
 }
 
 #[derive(Serialize)]
@@ -157,13 +173,38 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     }
     // The bitmap is cleared in the end.
     let access = if args.bitmap.is_some() { Access::ReadWrite } else { Access::ReadOnly };
-    let mut spec = args.image.resolve(&args.source, args.source_format, args.source_cache, access)?;
+    let cache = args.source_cache.unwrap_or_default();
+    let mut spec = args.image.resolve(&args.source, args.source_format, cache, access)?;
     args.force_share.apply(&mut spec);
     spec.options.snapshot = args.source_snapshot.as_deref().map(snapshot_name).transpose()?;
-    let session = Session::start(&args.engine, spec.aio)?;
+    let mut session = Session::start(&args.engine, spec.aio)?;
+    let source = UnaskedCache::unless_asked(args.source_cache, CacheMode::default(), &session, &mut spec);
+    if let Some(source) = &source {
+        session.read_uncached();
+        if args.engine.verbose {
+            source.tell("the source");
+        }
+    }
+    if args.dry_run {
+        return session.with_image(&spec, |image| {
+            dry_run::tell(&session, std::slice::from_ref(image), args.output).map(|()| 0)
+        });
+    }
     let mut watch = Watch::start(args.progress.beside(args.output).mode(args.quiet))?;
     let mut options = BackupOptions::new(&args.target);
-    options.cache = args.target_cache;
+    // Packed clusters are gathered and written together, whatever their size.
+    let size = args.cluster_size.max(64 << 10);
+    let unasked = args.target_cache.is_none().then(|| UnaskedWrites::of(&args.target, size));
+    options.cache = match (args.target_cache, unasked) {
+        (Some(asked), _) => asked,
+        (None, Some(UnaskedWrites::Direct)) => CacheMode::None,
+        (None, _) => CacheMode::Writeback,
+    };
+    if args.engine.verbose
+        && let Some(unasked) = unasked
+    {
+        stderr::tell(&format!("writes to the target: {unasked}"));
+    }
     options.cluster_size = args.cluster_size;
     options.compression = match args.compression_type {
         Kind::Zlib => Compression::Zlib,
@@ -180,6 +221,7 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     options.buffer_memory = args.buffer_memory;
     options.interrupted = if args.resume { Interrupted::Resume } else { Interrupted::Restart };
     options.source_errors = if args.skip_errors { SourceErrors::Skip } else { SourceErrors::Stop };
+    options.speed = args.speed.speed();
     options.control = watch.control();
     options.control.rate_limit = args.rate_limit.and_then(|rate| rate.0);
     let report = session.with_image(&spec, |image| {
@@ -194,6 +236,12 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
             }
         })
     })?;
+    if let Some(source) = source {
+        source.clean_up();
+    }
+    if unasked == Some(UnaskedWrites::OneBuffered) {
+        drop_pages(&args.target);
+    }
     for range in &report.unreadable_ranges {
         stderr::tell(&format!(
             "error while reading {} bytes at offset {}: {}",
@@ -247,6 +295,7 @@ fn json_report(report: &BackupReport) -> Report {
         kept_bitmap: report.kept_bitmap.clone(),
         file_length: report.file_length,
         disk_hash: report.disk_hash.clone(),
+        remote: transfers(),
     }
 }
 

@@ -2,17 +2,22 @@
 
 use crate::arguments::EngineArgs;
 use crate::failure::Failure;
+use crate::image_spec::{ForceShare, ImageSpec};
 use crate::local_name::path_argument;
 use crate::output::printable::printable;
-use crate::output::{json, stdout};
+use crate::output::{json, stderr, stdout};
 use crate::reference_defaults::allowed_references;
 use crate::session::Session;
+use crate::unasked_cache::UnaskedCache;
 use crate::values::{OutputFormat, ReferenceRule, caches, formats, reference_argument};
 use crate::watch::{ProgressMode, Watch};
 use serde::Serialize;
 use std::path::PathBuf;
-use zebu::jobs::{CloneMethod, CloneMode, CloneOptions, CloneReport, clone_image};
-use zebu::{CacheMode, ErrorKind, Format};
+use zebu::jobs::{CloneMethod, CloneMode, CloneOptions, CloneReport, UnaskedWrites, clone_image, drop_pages};
+use zebu::{CacheMode, ErrorKind, Format, OpenOptions};
+
+/// Bytes of a cluster that direct writes suit.
+const DEFAULT_CLUSTER: u64 = 64 << 10;
 
 /// Arguments of `zebu clone`.
 #[derive(Debug, clap::Args)]
@@ -29,15 +34,9 @@ pub(crate) struct CloneArgs {
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
     format: Option<Format>,
 
-    /// Cache mode of both files
-    #[arg(
-        short = 't',
-        long,
-        value_name = "CACHE",
-        value_parser = caches(),
-        default_value = "writeback"
-    )]
-    cache: CacheMode,
+    /// Cache mode of both files [default: none where their file systems can, else writeback without pages that stay]
+    #[arg(short = 't', long, value_name = "CACHE", value_parser = caches())]
+    cache: Option<CacheMode>,
 
     /// Which files that the source names may be opened; may be given more than once
     #[arg(long, value_name = "none|local|dir=PATH|all", value_parser = reference_argument)]
@@ -86,14 +85,14 @@ struct Report {
 
 /// Runs the command.
 pub(crate) fn run(args: &CloneArgs) -> Result<u8, Failure> {
-    let options = CloneOptions::default()
+    let mut options = CloneOptions::default()
         .mode(match args.mode {
             Mode::Auto => CloneMode::Auto,
             Mode::Reflink => CloneMode::Reflink,
             Mode::Overlay => CloneMode::Overlay,
         })
         .format(args.format)
-        .cache(args.cache)
+        .cache(args.cache.unwrap_or_default())
         .refs(allowed_references(&args.allow_refs)?);
     if args.target.symlink_metadata().is_ok() {
         return Err(Failure::new(format!(
@@ -102,6 +101,7 @@ pub(crate) fn run(args: &CloneArgs) -> Result<u8, Failure> {
         )));
     }
     let session = Session::start(&args.engine, None)?;
+    let cleaned_up = if args.cache.is_none() { go_past_cache(args, &session, &mut options) } else { None };
     let watch = Watch::start(ProgressMode::None)?;
     let job = clone_image(session.worker(), &args.source, &args.target, &options);
     let Some(result) = session.run_until_cancelled(watch.cancel(), job) else {
@@ -116,6 +116,10 @@ pub(crate) fn run(args: &CloneArgs) -> Result<u8, Failure> {
             Failure::during(&format!("Could not clone '{}'", args.source.display()), &error)
         }
     })?;
+    if let Some(source) = cleaned_up {
+        source.clean_up();
+        drop_pages(&args.target);
+    }
     if !args.quiet {
         stdout::print(&match args.output {
             OutputFormat::Human => human_text(args, &report),
@@ -123,6 +127,34 @@ pub(crate) fn run(args: &CloneArgs) -> Result<u8, Failure> {
         })?;
     }
     Ok(0)
+}
+
+/// Chooses the cache mode where none was asked for; what is to be cleaned up at the end.
+fn go_past_cache(args: &CloneArgs, session: &Session, options: &mut CloneOptions) -> Option<UnaskedCache> {
+    let mut spec = ImageSpec {
+        path: args.source.clone(),
+        options: OpenOptions::default().format(args.format).refs(options.refs.clone()),
+        aio: None,
+        discard: None,
+        detect_zeroes: None,
+        filters: Vec::new(),
+        driver: None,
+        is_described: false,
+        node_names: Vec::new(),
+        called_raw: "-f raw",
+        force_share: ForceShare::Missing,
+    };
+    let source = UnaskedCache::unless_asked(None, CacheMode::default(), session, &mut spec)?;
+    let target = UnaskedWrites::of(&args.target, DEFAULT_CLUSTER);
+    if args.engine.verbose {
+        source.tell("the source");
+        stderr::tell(&format!("writes to the target: {target}"));
+    }
+    if source.mode == CacheMode::None && target == UnaskedWrites::Direct {
+        options.cache = CacheMode::None;
+        return None;
+    }
+    Some(source)
 }
 
 fn human_text(args: &CloneArgs, report: &CloneReport) -> String {

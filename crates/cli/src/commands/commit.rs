@@ -5,6 +5,7 @@ use crate::failure::Failure;
 use crate::local_name::path_argument;
 use crate::output::stdout;
 use crate::session::Session;
+use crate::unasked_cache::UnaskedCache;
 use crate::values::{Rate, caches, formats, rate_argument};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
@@ -26,9 +27,9 @@ pub(crate) struct CommitArgs {
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
     format: Option<Format>,
 
-    /// Cache mode of the images
-    #[arg(short = 't', long, value_name = "CACHE", value_parser = caches(), default_value = "writeback")]
-    cache: CacheMode,
+    /// Cache mode of the images [default: none where their file systems can, else writeback without pages that stay]
+    #[arg(short = 't', long, value_name = "CACHE", value_parser = caches())]
+    cache: Option<CacheMode>,
 
     /// The image of the backing chain to commit to; those in between are of no use afterwards (implies -d)
     #[arg(short, long, value_name = "FILENAME", value_parser = path_argument())]
@@ -59,8 +60,16 @@ pub(crate) struct CommitArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &CommitArgs) -> Result<u8, Failure> {
-    let spec = args.image.resolve(&args.filename, args.format, args.cache, Access::ReadWrite)?;
-    let session = Session::start(&args.engine, spec.aio)?;
+    let mut spec =
+        args.image.resolve(&args.filename, args.format, args.cache.unwrap_or_default(), Access::ReadWrite)?;
+    let mut session = Session::start(&args.engine, spec.aio)?;
+    let unasked = UnaskedCache::unless_asked(args.cache, CacheMode::default(), &session, &mut spec);
+    if let Some(unasked) = &unasked {
+        session.read_uncached();
+        if args.engine.verbose {
+            unasked.tell("the images");
+        }
+    }
     let mut watch = Watch::start(args.progress.mode(args.quiet))?;
     let mut options = CommitOptions::default()
         .base(args.base.clone())
@@ -72,6 +81,9 @@ pub(crate) fn run(args: &CommitArgs) -> Result<u8, Failure> {
     let worker = session.worker();
     let result = worker.block_on(commit(worker, &spec.path, &spec.options, &options));
     watch.finish();
+    if let Some(unasked) = unasked {
+        unasked.clean_up();
+    }
     result
         .map_err(|error| Failure::during(&format!("Could not commit '{}'", spec.path.display()), &error))?;
     if !args.quiet {

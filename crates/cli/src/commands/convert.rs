@@ -4,16 +4,19 @@ use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::backing::{self, CheckName};
 use crate::compression::CompressionArgs;
 use crate::create_opts::{CreateOpts, ParsedOpts};
+use crate::dry_run;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::local_name::local_path;
+use crate::named_disks::allow_streams;
 use crate::named_disks::is_remote;
 use crate::output::{json, stderr, stdout};
-use crate::remote_disk::transfers;
+use crate::remote_disk::{RemoteTransfers, transfers};
 use crate::remote_names::image_path;
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
+use crate::unasked_cache::UnaskedCache;
 use crate::values::{Aio, OutputFormat, Rate, caches, formats, rate_argument, target_formats};
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
@@ -51,7 +54,7 @@ pub(crate) struct ConvertArgs {
     #[arg(short = 'T', long, value_name = "CACHE", value_parser = caches())]
     source_cache: Option<CacheMode>,
 
-    /// Cache mode of the target [default: none where its file system can, else one write at a time; unsafe with -n]
+    /// Cache mode of the target [default: none where its file system can, else one write at a time]
     #[arg(short = 't', long, value_name = "CACHE", value_parser = caches())]
     target_cache: Option<CacheMode>,
 
@@ -130,6 +133,10 @@ pub(crate) struct ConvertArgs {
     #[arg(long)]
     salvage: bool,
 
+    /// Say what would be read, and write nothing
+    #[arg(long)]
+    dry_run: bool,
+
     #[command(flatten)]
     force_share: ForceShareArg,
 
@@ -199,16 +206,6 @@ struct Report {
 }
 
 #[derive(Serialize)]
-#[serde(rename_all = "kebab-case")]
-struct RemoteTransfers {
-    requests: u64,
-    read_bytes: u64,
-    written_bytes: u64,
-    retries: u64,
-    reconnections: u64,
-}
-
-#[derive(Serialize)]
 struct UnreadableRange {
     start: u64,
     length: u64,
@@ -244,6 +241,7 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
         return Err(Failure::usage("Must specify image file name: at least one source, and the target"));
     };
     let specs = source_specs(args, sources)?;
+    allow_streams();
     let engines: Vec<Aio> = specs.iter().filter_map(|spec| spec.aio).collect();
     if engines.iter().any(|engine| *engine != engines[0]) {
         return Err(Failure::usage("all images are read by one I/O engine: their 'aio' options contradict"));
@@ -254,6 +252,14 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
     }
     let mut watch = Watch::start(args.progress.beside(args.output.unwrap_or_default()).mode(args.quiet))?;
     let images = specs.iter().map(|spec| session.open(spec)).collect::<Result<Vec<Image>, _>>()?;
+    if args.dry_run {
+        watch.finish();
+        let told = dry_run::tell(&session, &images, args.output.unwrap_or_default());
+        for image in &images {
+            session.close(image, Access::ReadOnly)?;
+        }
+        return told.map(|()| 0);
+    }
     let skipped = skipped_bitmaps(args, &images);
     let report = convert_to(args, &opts, &session, &mut watch, &images, target);
     for image in &images {
@@ -339,7 +345,16 @@ fn convert_to(
     // What is on a server is there already.
     let is_there = args.no_create || image_path(target).is_ok_and(|path| is_remote(&path));
     let result = if is_there {
-        let spec = existing_target(args, opts, target)?;
+        let mut spec = existing_target(args, opts, target)?;
+        let unasked = UnaskedCache::unless_asked(args.target_cache, CacheMode::Unsafe, session, &mut spec);
+        if let Some(unasked) = &unasked {
+            if unasked.mode != CacheMode::None && args.parallel.is_none() {
+                options.requests = 1;
+            }
+            if args.engine.verbose {
+                unasked.tell("the target");
+            }
+        }
         let content = match (args.target_is_zero, args.backing.is_some()) {
             (true, _) => TargetContent::Zero,
             (false, true) => TargetContent::SharedBacking,
@@ -351,6 +366,9 @@ fn convert_to(
             copied = Some(worker.block_on(convert(worker, images, target, &options)));
             Ok(())
         });
+        if let Some(unasked) = unasked {
+            unasked.clean_up();
+        }
         // What the job failed with is told, not that what it left can't be finished either.
         if !matches!(copied, Some(Err(_))) {
             done?;
@@ -368,14 +386,14 @@ fn convert_to(
                 options.requests = 1;
             }
             if args.engine.verbose {
-                stderr::tell(&format!("writes to the target: {}", describe(unasked)));
+                stderr::tell(&format!("writes to the target: {unasked}"));
             }
         }
-        let path = target.path.clone();
+        let (path, data_file) = (target.path.clone(), target.open.data_file.clone());
         let converted =
             worker.block_on(convert(worker, images, ConvertTarget::New(Box::new(target)), &options));
         if converted.is_ok() && unasked == Some(UnaskedWrites::OneBuffered) {
-            drop_pages(&path);
+            std::iter::once(&path).chain(&data_file).for_each(|file| drop_pages(file));
         }
         converted
     };
@@ -386,15 +404,6 @@ fn convert_to(
         }
         _ => Failure::during(&format!("error while converting to '{}'", target.display()), &error),
     })
-}
-
-fn describe(writes: UnaskedWrites) -> &'static str {
-    match writes {
-        UnaskedWrites::Direct => "O_DIRECT",
-        UnaskedWrites::OneBuffered => {
-            "one at a time through the page cache, whose pages are dropped at the end"
-        }
-    }
 }
 
 /// How a target is opened that exists.
@@ -442,7 +451,7 @@ fn new_target(
         args.backing_format,
         opts.backing_file.as_deref(),
         opts.backing_format.as_deref(),
-        CheckName::Local,
+        CheckName::AnyPlace,
     )?;
     if let Some(backing) = backing {
         if args.target_format == Format::Raw {
@@ -453,7 +462,8 @@ fn new_target(
         }
         let format = backing::required_format(session, target, &backing)?;
         // The user gave this name, so it may be opened wherever it is; what that file names in turn may not.
-        open.backing = Some((absolute(&backing::resolve(target, &backing.name))?, Some(format)));
+        let path = backing::resolve_given(target, &backing.name)?;
+        open.backing = Some((if is_remote(&path) { path } else { absolute(&path)? }, Some(format)));
         create.backing = Some((backing.name, format));
     }
     if let Some(name) = &create.data_file {
@@ -488,13 +498,7 @@ fn json_report(report: &ConvertReport, skipped_bitmaps: Vec<String>) -> Report {
             })
             .collect(),
         skipped_bitmaps,
-        remote: transfers().map(|all| RemoteTransfers {
-            requests: all.requests,
-            read_bytes: all.read_bytes,
-            written_bytes: all.written_bytes,
-            retries: all.retries,
-            reconnections: all.reconnects,
-        }),
+        remote: transfers(),
     }
 }
 

@@ -106,7 +106,7 @@ fn create_options(
         args.backing_format,
         opts.backing_file.as_deref(),
         opts.backing_format.as_deref(),
-        if args.backing_unsafe { CheckName::Unsafe } else { CheckName::Local },
+        if args.backing_unsafe { CheckName::Unsafe } else { CheckName::AnyPlace },
     )?;
     if let Some(backing) = backing {
         if args.format == Format::Raw {
@@ -117,7 +117,7 @@ fn create_options(
         }
         let format = backing::required_format(session, path, &backing)?;
         if !args.backing_unsafe {
-            let size = backing::virtual_size(session, &backing::resolve(path, &backing.name), format)?;
+            let size = backing::virtual_size(session, &backing::resolve_given(path, &backing.name)?, format)?;
             create.size = create.size.or(Some(size));
         }
         create.backing = Some((backing.name, format));

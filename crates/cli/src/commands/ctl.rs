@@ -9,7 +9,7 @@ use crate::output::{json, stderr, stdout};
 use crate::serve::control_request::{BackupStart, Command, CompressionName, OnError, Request, TargetCache};
 use crate::session::Session;
 use crate::size::{parse_size, size_argument};
-use crate::values::{OutputFormat, Rate, rate_argument};
+use crate::values::{OutputFormat, Rate, SpeedName, rate_argument};
 use crate::watch::{ProgressArg, ProgressMode, Watch};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::Value;
@@ -169,6 +169,10 @@ struct BackupStartArgs {
     #[arg(short, long, value_name = "RATE", value_parser = rate_argument)]
     rate: Option<Rate>,
 
+    /// How fast it goes: as the disk's latency allows, so that others who use it wait little longer, or at full speed
+    #[arg(long, value_enum, default_value_t, value_name = "adaptive|full", hide_possible_values = true)]
+    speed: SpeedName,
+
     /// Pages of the target in the page cache: none (O_DIRECT), none that are written already, or all
     /// [default: the first of these that its file system can do]
     #[arg(short = 't', value_enum, value_name = "none|dontcache|writeback", hide_possible_values = true)]
@@ -286,11 +290,11 @@ pub(crate) fn run(args: &CtlArgs) -> Result<u8, Failure> {
         }
         CtlCommand::BackupStart(start) => return backup(&mut server, start),
         CtlCommand::BackupQuery { export } => {
-            let state = server.ask(Command::BackupQuery { export: export.clone() })?;
+            let state = server.ask(Command::BackupQuery { export: export.clone(), backup: None })?;
             stdout::print(&json::to_text(&state)?)?;
         }
         CtlCommand::BackupCancel { export } => {
-            drop(server.ask(Command::BackupCancel { export: export.clone() })?);
+            drop(server.ask(Command::BackupCancel { export: export.clone(), backup: None })?);
         }
         CtlCommand::Bitmaps { export } => {
             let bitmaps = server.ask(Command::Bitmaps { export: export.clone() })?;
@@ -377,6 +381,7 @@ fn backup(server: &mut Server, args: &BackupStartArgs) -> Result<u8, Failure> {
         on_error: args.on_error,
         rate_limit: args.rate.and_then(|rate| rate.0),
         cache: args.cache,
+        speed: args.speed,
     });
     let begun = server.ask_with(start, Some(file.as_fd())).map_err(remove)?;
     drop(file);
@@ -386,12 +391,14 @@ fn backup(server: &mut Server, args: &BackupStartArgs) -> Result<u8, Failure> {
     if !args.wait {
         return Ok(0);
     }
+    // Others may begin backups of the same disk once this one is over.
+    let number = begun["backup"].as_u64();
     let export = || args.export.clone();
     loop {
         if watch.cancel().is_cancelled() {
-            drop(server.ask(Command::BackupCancel { export: export() })?);
+            drop(server.ask(Command::BackupCancel { export: export(), backup: number })?);
         }
-        let state = server.ask(Command::BackupQuery { export: export() })?;
+        let state = server.ask(Command::BackupQuery { export: export(), backup: number })?;
         let bytes = |key: &str| state[key].as_u64().unwrap_or_default();
         watch.note("copying", bytes("done"), bytes("total"));
         match state["status"].as_str() {

@@ -4,14 +4,16 @@ use crate::arguments::{EngineArgs, ImageArgs};
 use crate::backing::{self, BackingSpec, CheckName};
 use crate::compression::CompressionArgs;
 use crate::failure::Failure;
+use crate::image_spec::ImageSpec;
 use crate::program;
 use crate::session::Session;
+use crate::unasked_cache::UnaskedCache;
 use crate::values::{BackingFormat, backing_formats, caches, formats};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
 use std::path::Path;
 use zebu::jobs::{RebaseOptions, TargetClusters, rebase};
-use zebu::{Access, BackingReference, CacheMode, Chain, Format, Image, OpenOptions};
+use zebu::{Access, BackingReference, CacheMode, Chain, Format, Image};
 
 /// Arguments of `zebu rebase`.
 #[derive(Debug, clap::Args)]
@@ -27,9 +29,10 @@ pub(crate) struct RebaseArgs {
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
     format: Option<Format>,
 
-    /// Cache mode of the image and of what it stands on
-    #[arg(short = 't', long, value_name = "CACHE", value_parser = caches(), default_value = "writeback")]
-    cache: CacheMode,
+    /// Cache mode of the image and of what it stands on [default: none where their file systems can, else writeback
+    /// without pages that stay]
+    #[arg(short = 't', long, value_name = "CACHE", value_parser = caches())]
+    cache: Option<CacheMode>,
 
     /// The new backing file, as seen from the image; an empty name: none
     #[arg(short = 'b', long, value_name = "FILENAME")]
@@ -39,9 +42,9 @@ pub(crate) struct RebaseArgs {
     #[arg(short = 'F', long, value_name = "FMT", value_parser = backing_formats())]
     backing_format: Option<BackingFormat>,
 
-    /// Cache mode of the new backing file
-    #[arg(short = 'T', long, value_name = "CACHE", value_parser = caches(), default_value = "writeback")]
-    backing_cache: CacheMode,
+    /// Cache mode of the new backing file [default: as -t]
+    #[arg(short = 'T', long, value_name = "CACHE", value_parser = caches())]
+    backing_cache: Option<CacheMode>,
 
     /// Change the name only: the new backing file must hold what the old one holds, or the disk becomes a mixture
     #[arg(short = 'u', long)]
@@ -90,12 +93,21 @@ pub(crate) fn run(args: &RebaseArgs) -> Result<u8, Failure> {
     if args.compress && args.backing_unsafe {
         return Err(Failure::usage("-c can't be used with -u: nothing is copied"));
     }
-    let mut spec = args.image.resolve(&args.filename, args.format, args.cache, Access::ReadWrite)?;
+    let mut spec =
+        args.image.resolve(&args.filename, args.format, args.cache.unwrap_or_default(), Access::ReadWrite)?;
     spec.options.compress = args.compression.options();
     if args.backing_unsafe {
         spec.options.chain = Chain::TopOnly;
     }
-    let session = Session::start(&args.engine, spec.aio)?;
+    let mut session = Session::start(&args.engine, spec.aio)?;
+    let mut unasked = Vec::new();
+    if let Some(chosen) = UnaskedCache::unless_asked(args.cache, CacheMode::default(), &session, &mut spec) {
+        session.read_uncached();
+        if args.engine.verbose {
+            chosen.tell("the image");
+        }
+        unasked.push(chosen);
+    }
     let mut watch = Watch::start(args.progress.mode(args.quiet))?;
     let reference = reference(args, &session, &spec.path, name)?;
     let worker = session.worker();
@@ -110,7 +122,17 @@ pub(crate) fn run(args: &RebaseArgs) -> Result<u8, Failure> {
     // First, so that a chain with the image in it is found before its lock is in the way.
     let new = match &reference {
         Some(reference) => {
-            Some((open_backing(args, &session, &spec.path, &spec.options, name)?, reference.clone()))
+            let mut backing = backing_spec(args, &spec, name);
+            let asked = args.backing_cache.or(args.cache);
+            if let Some(chosen) =
+                UnaskedCache::unless_asked(asked, CacheMode::default(), &session, &mut backing)
+            {
+                if args.engine.verbose {
+                    chosen.tell("the new backing file");
+                }
+                unasked.push(chosen);
+            }
+            Some((open_backing(&session, &backing, name)?, reference.clone()))
         }
         None => None,
     };
@@ -129,6 +151,7 @@ pub(crate) fn run(args: &RebaseArgs) -> Result<u8, Failure> {
     if let Some((backing, _)) = &new {
         session.close(backing, Access::ReadOnly)?;
     }
+    unasked.iter().for_each(UnaskedCache::clean_up);
     result?;
     Ok(0)
 }
@@ -158,26 +181,25 @@ fn reference(
     Ok(Some(BackingReference { name: name.to_owned(), format: format.to_owned() }))
 }
 
-/// Opens the new backing file, which the user named, wherever it is; what it names in turn, as the policy allows.
-fn open_backing(
-    args: &RebaseArgs,
-    session: &Session,
-    image: &Path,
-    options: &OpenOptions,
-    name: &str,
-) -> Result<Image, Failure> {
-    let path = backing::resolve(image, name);
-    let options = options
+/// How the new backing file is opened.
+fn backing_spec(args: &RebaseArgs, image: &ImageSpec, name: &str) -> ImageSpec {
+    let options = image
+        .options
         .clone()
         .format(args.backing_format.as_ref().map(|named| named.format))
         .access(Access::ReadOnly)
-        .cache(args.backing_cache)
+        .cache(args.backing_cache.or(args.cache).unwrap_or_default())
         .snapshot(None)
         .backing(None)
         .data_file(None);
+    ImageSpec { path: backing::resolve(&image.path, name), options, ..image.clone() }
+}
+
+/// Opens the new backing file, which the user named, wherever it is; what it names in turn, as the policy allows.
+fn open_backing(session: &Session, backing: &ImageSpec, name: &str) -> Result<Image, Failure> {
     let worker = session.worker();
-    worker.block_on(Image::open(worker, &path, &options)).map_err(|error| {
-        let failure = Failure::opening(&path, &error);
+    worker.block_on(Image::open(worker, &backing.path, &backing.options)).map_err(|error| {
+        let failure = Failure::opening(&backing.path, &error);
         Failure {
             message: failure.message.map(|text| format!("Could not open new backing file '{name}': {text}")),
             ..failure

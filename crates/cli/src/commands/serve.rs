@@ -3,7 +3,6 @@
 use crate::arguments::{EngineArgs, ImageArgs};
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
-use crate::named_disks::is_remote;
 use crate::output::printable::printable;
 use crate::output::stdout;
 use crate::program;
@@ -15,7 +14,7 @@ use crate::serve::backups::Backups;
 use crate::serve::control::Controlled;
 use crate::serve::signals::{Counted, Signals};
 use crate::serve::unmounter::Unmounter;
-use crate::serve::{control, descriptors, isolate, metrics, sandbox};
+use crate::serve::{connector, control, descriptors, isolate, metrics, sandbox};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
@@ -379,13 +378,6 @@ fn specs(args: &ServeArgs) -> Result<Vec<ImageSpec>, Failure> {
     let access = if args.read_only || args.snapshot.is_some() { Access::ReadOnly } else { Access::ReadWrite };
     let open = |name: &OsString| {
         let mut spec = args.image.resolve(name, args.format, args.cache, access)?;
-        if !args.no_sandbox && is_remote(&spec.path) {
-            return Err(Failure::usage(format!(
-                "'{}' is a disk over the network, and nothing can connect in the sandbox when the connection breaks: add \
-                 --no-sandbox",
-                spec.path.display()
-            )));
-        }
         spec.options.queues = args.queues;
         if let Some(snapshot) = &args.snapshot {
             spec.options.snapshot = Some(snapshot_name(snapshot)?);
@@ -445,6 +437,7 @@ fn serve(
     write_pid_file(args)?;
     if !args.no_sandbox {
         start_image_workers(args, session, opened)?;
+        connector::start()?;
         // All that is to be opened is open, all rings are there. The threads that are there enter as well.
         enter_sandbox(args);
     }

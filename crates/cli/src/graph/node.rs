@@ -11,8 +11,8 @@ use zebu_drivers::{BlkdebugConfig, PreallocateConfig};
 pub(crate) enum Node {
     /// A file of the system.
     File(PathBuf),
-    /// A disk on an NBD server.
-    Nbd(RemoteName),
+    /// A disk over the network.
+    Remote(RemoteName),
     /// No bytes (`null-co`, `null-aio`).
     Null { size: u64, reads_zeroes: bool, latency: Duration },
     /// Errors on purpose.
@@ -32,7 +32,7 @@ impl Node {
     pub(crate) fn driver(&self) -> &'static str {
         match self {
             Self::File(_) => "file",
-            Self::Nbd(_) => "nbd",
+            Self::Remote(name) => name.driver(),
             Self::Null { .. } => "null-co",
             Self::Blkdebug { .. } => "blkdebug",
             Self::Blkverify { .. } => "blkverify",
@@ -46,7 +46,7 @@ impl Node {
     pub(crate) fn local_file(&self) -> Option<&Path> {
         match self {
             Self::File(path) => Some(path),
-            Self::Nbd(_) | Self::Null { .. } => None,
+            Self::Remote(_) | Self::Null { .. } => None,
             Self::Blkdebug { image: below, .. }
             | Self::Blkverify { test: below, .. }
             | Self::Preallocate { file: below, .. }

@@ -2,7 +2,7 @@
 
 use super::debugs::{differs, keep_blkdebug, tell_line};
 use super::node::Node;
-use crate::remote_disk::nbd_disk;
+use crate::remote_disk::remote_disk;
 use std::sync::Arc;
 use zebu::storage::{Background, Engine, File, IoError, IoErrorKind, Op, OpenFlags, Storage};
 use zebu::{Image, OpenOptions, OpenedFile};
@@ -23,7 +23,7 @@ fn disk(node: &Node, name: &str, flags: &OpenFlags) -> Result<Arc<dyn Storage>, 
     };
     Ok(match node {
         Node::File(path) => Arc::new(FileDisk::new(File::open(path, flags)?, ENGINE)?),
-        Node::Nbd(remote) => nbd_disk(remote.clone())?,
+        Node::Remote(remote) => remote_disk(remote.clone())?,
         Node::Null { size, reads_zeroes, latency } => {
             Arc::new(NullDisk::new(*size, *reads_zeroes, *latency)?)
         }

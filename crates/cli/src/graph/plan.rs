@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use zebu::Format;
 use zebu_drivers::{NullDisk, PreallocateConfig};
-use zebu_remote::nbd::{NbdAddress, NbdOptions};
+use zebu_remote::nbd::NbdAddress;
 
 /// Nodes below each other at most.
 const MAX_DEPTH: usize = 32;
@@ -334,8 +334,7 @@ fn null_disk(pairs: &[Pair]) -> Result<Node, String> {
 fn nbd(pairs: &[Pair], name: Option<&str>) -> Result<Node, String> {
     if let Some(name) = name.filter(|name| NbdAddress::is_name(name)) {
         refuse_others(pairs, "nbd", &["filename"], &[])?;
-        let address = NbdAddress::parse(name)?;
-        return Ok(Node::Nbd(RemoteName { address, options: NbdOptions::default() }));
+        return Ok(Node::Remote(RemoteName::parse(name)?));
     }
     let mut nbd = NbdOpts::default();
     nbd.name();
@@ -344,7 +343,7 @@ fn nbd(pairs: &[Pair], name: Option<&str>) -> Result<Node, String> {
             return Err(format!("Block protocol 'nbd' doesn't support the option '{key}'"));
         }
     }
-    nbd.finish()?.map(Node::Nbd).ok_or_else(|| "driver=nbd needs a server".to_owned())
+    nbd.finish()?.map(Node::Remote).ok_or_else(|| "driver=nbd needs a server".to_owned())
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@ use super::control_request::{BackupStart, CompressionName, OnError, TargetCache}
 use crate::failure::errno_text;
 use serde_json::{Value, json};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -38,6 +37,9 @@ enum State {
 }
 
 struct Running {
+    export: String,
+    /// Tells it from the others of the server.
+    number: u64,
     cancel: Cancel,
     total: u64,
     done: Arc<AtomicU64>,
@@ -57,9 +59,17 @@ impl Running {
     }
 }
 
-/// The last backup of each export, by name. All of it belongs to one thread.
+/// Ended backups that are remembered, so that whoever began one learns what became of it although others came after it.
+const REMEMBERED: usize = 256;
+
+/// The backups of all exports that run, and the last ones that have ended. All of it belongs to one thread.
 #[derive(Default)]
-pub(crate) struct Backups(RefCell<BTreeMap<String, Rc<Running>>>);
+pub(crate) struct Backups {
+    /// In the order in which they were begun.
+    all: RefCell<Vec<Rc<Running>>>,
+    /// That of the one begun last.
+    number: Cell<u64>,
+}
 
 impl Backups {
     /// Begins a backup: it holds the disk as it is before this returns.
@@ -71,7 +81,7 @@ impl Backups {
         descriptor: Option<OwnedFd>,
         memory: &MemoryBudget,
     ) -> Result<Value, String> {
-        if self.0.borrow().get(export.name()).is_some_and(|last| !last.is_over()) {
+        if self.last(export).is_some_and(|last| !last.is_over()) {
             return Err(format!("a backup of the export '{}' is under way", export.name()));
         }
         let bitmap = start.bitmap.clone().map(|name| {
@@ -116,6 +126,7 @@ impl Backups {
                 OnError::Request => OnCopyError::FailRequest,
             })
             .bitmap(bitmap)
+            .speed(start.speed.speed())
             .buffer_memory(usize::try_from(memory.bytes() - memory.bytes() / 5).unwrap_or(usize::MAX))
             .control(
                 JobControl::default()
@@ -124,7 +135,10 @@ impl Backups {
                     .rate_limit(start.rate_limit),
             );
         // Noted at once: nobody else begins one while the target is made.
+        self.number.set(self.number.get() + 1);
         let running = Rc::new(Running {
+            export: export.name().to_owned(),
+            number: self.number.get(),
             cancel,
             total,
             done,
@@ -135,7 +149,7 @@ impl Backups {
             memory: memory.bytes(),
             state: RefCell::new(State::Starting),
         });
-        self.0.borrow_mut().insert(export.name().to_owned(), running.clone());
+        self.remember(running.clone());
         let job = Job {
             source: source.clone(),
             file,
@@ -163,30 +177,54 @@ impl Backups {
         }
     }
 
-    /// How far the last backup of an export is.
-    pub(crate) fn query(&self, export: &Export) -> Result<Value, String> {
-        self.find(export).map(|running| describe(&running))
+    /// How far a backup of an export is: the one of a number, or the last.
+    pub(crate) fn query(&self, export: &Export, number: Option<u64>) -> Result<Value, String> {
+        self.find(export, number).map(|running| describe(&running))
     }
 
-    /// Ends the backup of an export, and waits until nothing of it goes on.
-    pub(crate) async fn cancel(&self, worker: &Worker, export: &Export) -> Result<Value, String> {
-        let running = self.find(export)?;
+    /// Ends a backup of an export, the one of a number or the last, and waits until nothing of it goes on.
+    pub(crate) async fn cancel(
+        &self,
+        worker: &Worker,
+        export: &Export,
+        number: Option<u64>,
+    ) -> Result<Value, String> {
+        let running = self.find(export, number)?;
         end(worker, &running).await;
         Ok(describe(&running))
     }
 
     /// Ends all.
     pub(crate) async fn stop(&self, worker: &Worker) {
-        let all: Vec<_> = self.0.borrow().values().cloned().collect();
+        let all = self.all.borrow().clone();
         for running in all {
             end(worker, &running).await;
         }
     }
 
-    fn find(&self, export: &Export) -> Result<Rc<Running>, String> {
-        let backups = self.0.borrow();
-        let found = backups.get(export.name()).cloned();
-        found.ok_or_else(|| format!("no backup of the export '{}' was begun", export.name()))
+    fn remember(&self, running: Rc<Running>) {
+        let mut all = self.all.borrow_mut();
+        if all.len() >= REMEMBERED
+            && let Some(oldest) = all.iter().position(|one| one.is_over())
+        {
+            all.remove(oldest);
+        }
+        all.push(running);
+    }
+
+    fn last(&self, export: &Export) -> Option<Rc<Running>> {
+        self.all.borrow().iter().rev().find(|one| one.export == export.name()).cloned()
+    }
+
+    fn find(&self, export: &Export, number: Option<u64>) -> Result<Rc<Running>, String> {
+        let Some(number) = number else {
+            return self
+                .last(export)
+                .ok_or_else(|| format!("no backup of the export '{}' was begun", export.name()));
+        };
+        let all = self.all.borrow();
+        let found = all.iter().find(|one| one.number == number && one.export == export.name()).cloned();
+        found.ok_or_else(|| format!("nothing is known of backup {number} of the export '{}'", export.name()))
     }
 }
 
@@ -249,9 +287,13 @@ impl Job {
     }
 }
 
-/// How the data moves.
+/// The backup's number, and how its data moves.
 fn ways(running: &Running) -> Value {
-    let mut ways = json!({ "target-cache": running.target_cache.name(), "memory": running.memory });
+    let mut ways = json!({
+        "backup": running.number,
+        "target-cache": running.target_cache.name(),
+        "memory": running.memory,
+    });
     if let Some(source) = running.source_cache.get() {
         ways["source-cache"] = source.name().into();
     }

@@ -124,8 +124,10 @@ async fn execute(
         Command::BackupStart(start) => {
             backups.start(worker, find(exports, &start.export)?, &start, descriptor, memory).await
         }
-        Command::BackupQuery { export } => backups.query(find(exports, &export)?),
-        Command::BackupCancel { export } => backups.cancel(worker, find(exports, &export)?).await,
+        Command::BackupQuery { export, backup } => backups.query(find(exports, &export)?, backup),
+        Command::BackupCancel { export, backup } => {
+            backups.cancel(worker, find(exports, &export)?, backup).await
+        }
         Command::Bitmaps { export } => bitmaps(worker, find(exports, &export)?.image()).await,
         Command::BitmapAdd { export, name, granularity } => {
             let new = NewBitmap::named(name).granularity(granularity);

@@ -1,5 +1,6 @@
 //! Requests: lines of the control socket (docs/guide/serving.md).
 
+use crate::values::SpeedName;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::num::NonZeroU64;
@@ -73,11 +74,17 @@ pub(crate) enum Command {
     BackupQuery {
         /// The export.
         export: String,
+        /// The number that its start was answered with; the last one if it is not given.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        backup: Option<u64>,
     },
     /// Ends a backup; what there is of the target is given up.
     BackupCancel {
         /// The export.
         export: String,
+        /// The number that its start was answered with; the last one if it is not given.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        backup: Option<u64>,
     },
     /// Tells of the persistent dirty bitmaps.
     Bitmaps {
@@ -139,6 +146,9 @@ pub(crate) struct BackupStart {
     /// How the target is written; past the page cache, in the best way that the file has, if it is not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cache: Option<TargetCache>,
+    /// Whether it spares others who use the disk.
+    #[serde(default)]
+    pub(crate) speed: SpeedName,
 }
 
 /// Pages of the target of a backup that stay in the page cache.
@@ -266,6 +276,7 @@ mod tests {
                 on_error: OnError::Request,
                 rate_limit: NonZeroU64::new(5),
                 cache: Some(TargetCache::DontCache),
+                speed: SpeedName::Full,
             }),
         };
         let line = serde_json::to_vec(&request).unwrap();

@@ -3,6 +3,7 @@
 pub(crate) mod accept;
 pub(crate) mod address;
 pub(crate) mod backups;
+pub(crate) mod connector;
 pub(crate) mod control;
 pub(crate) mod control_request;
 pub(crate) mod descriptors;

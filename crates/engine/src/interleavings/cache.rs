@@ -8,8 +8,8 @@ use crate::qcow2::cache::shard::SLOT_OVERHEAD;
 use crate::qcow2::cache::slice_cache::{SliceCache, Slot, Written};
 use crate::qcow2::cache::slice_store::{Class, SliceStore};
 use crate::sync::Mutex;
-use crate::sync::Standing;
 use crate::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use crate::sync::{Clock, Standing};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zebu_storage::sabotage::Fault;
@@ -79,6 +79,52 @@ fn a_load_whose_waiters_are_forgotten_is_caught() {
 #[test]
 fn a_slice_loaded_twice_is_caught() {
     is_caught(Fault::LoadTwice, same_slice);
+}
+
+/// A clock by which every wait is long.
+struct Hasty;
+
+impl Clock for Hasty {
+    async fn patience(&self) {}
+}
+
+/// Two load the same slice at once, because neither waits for the other; each changes a byte of what it finds.
+fn two_loads() {
+    let store = store(1 << 20);
+    let cache = cache(&store);
+    let threads: Vec<_> = (0..2)
+        .map(|byte| {
+            let cache = cache.clone();
+            spawn(move || {
+                block_on(async {
+                    let load = || async {
+                        shuttle::future::yield_now().await;
+                        Ok(vec![0; SLICE].into())
+                    };
+                    let _pin = cache.ensure(&Hasty, 7, load).await.unwrap();
+                    assert!(cache.change(&mut cache.lock(7), 7, byte, 1, |bytes| bytes[0] = 7));
+                });
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    let frozen = cache.freeze();
+    let changed: Vec<&[u8]> = frozen.iter().map(|slice| &slice.bytes()[..2]).collect();
+    assert_eq!(changed, [[7, 7]], "a change is gone");
+    cache.thaw(&frozen, Written::Durable);
+    assert_eq!(store.budget().used(), cache.slice_cost());
+}
+
+#[test]
+fn of_two_loads_of_a_slice_one_counts() {
+    explore(two_loads);
+}
+
+#[test]
+fn a_load_that_counts_beside_another_is_caught() {
+    is_caught(Fault::EndLoadsLate, two_loads);
 }
 
 /// The first load fails; who waited for it loads.

@@ -92,7 +92,7 @@ impl Image {
         match added {
             Added::Done(Some(write)) => self.write_out(*write).await,
             Added::Done(None) => {}
-            Added::NeedsRoom | Added::OutOfReach => panic!("there is room"),
+            Added::NeedsRoom | Added::OutOfReach(_) => panic!("there is room"),
         }
     }
 

@@ -1,7 +1,7 @@
 //! A writable copy of an image, at once.
 
 use super::backing_name::backing_name;
-use super::staging::{NewFiles, from_io, publish, reserve_temporary_name};
+use super::staging::{NewFiles, expect_copies, from_io, publish, reserve_temporary_name};
 use crate::{CacheMode, CreateOptions, Error, ErrorKind, Format, Image, OpenOptions, RefPolicy, Result};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -158,6 +158,7 @@ async fn reflink(worker: &Worker, image: &Image, target: &Path) -> Result<Option
     made.add(&temporary);
     let flags = OpenFlags::default().access(Access::ReadWrite).create(Create::No).lock(LockMode::Write);
     let copy = File::open(&temporary, &flags)?;
+    expect_copies(&copy);
     if let Err(error) = worker.clone_range(file, 0, &copy, 0, file.len()).await {
         return match error.kind {
             IoErrorKind::Unsupported => {

@@ -1,6 +1,6 @@
 //! Snapshots of an open image as files of their own: all blocks are shared with it at one moment (a reflink).
 
-use super::staging::{NewFiles, from_io, publish, reserve_temporary_name};
+use super::staging::{NewFiles, expect_copies, from_io, publish, reserve_temporary_name};
 use crate::node::Driver;
 use crate::{Error, ErrorKind, Image, Result};
 use std::path::{Path, PathBuf};
@@ -74,7 +74,10 @@ pub async fn file_snapshot(worker: &Worker, image: &Image, copy: File, path: &Pa
     let to = path.to_owned();
     let at = copy.clone();
     image.alone(worker, async move |image, on| share(on, image, &at, &to).await).await?;
-    if let Driver::Qcow2(_) = &image.0.driver {
+    // What is only read was not committed here: if its file says that counts may be wrong, so does the copy.
+    if let Driver::Qcow2(qcow2) = &image.0.driver
+        && qcow2.is_writable()
+    {
         clear_dirty(worker, &copy).await?;
     }
     worker.flush(&copy).await.map_err(|error| Error::from(error).on(path))
@@ -116,6 +119,7 @@ async fn share(worker: &Worker, image: &Image, copy: &File, path: &Path) -> Resu
         Driver::Qcow2(_) | Driver::Raw(_) | Driver::Foreign(_) => {}
     }
     let file = image.0.image_file();
+    expect_copies(copy);
     worker.clone_range(file, 0, copy, 0, file.len()).await.map_err(|error| match error.kind {
         IoErrorKind::Unsupported => {
             let message = format!(

@@ -19,6 +19,7 @@ mod manifest;
 mod map;
 mod measure;
 mod origin;
+mod pace;
 mod page_cache;
 mod pipeline;
 mod queue;
@@ -49,6 +50,7 @@ pub use live_backup::{
 };
 pub use map::{MapEntry, MapOptions, Mapper};
 pub use measure::{Measurement, measure_image, measure_size};
+pub use pace::Speed;
 pub use page_cache::{UnaskedWrites, drop_pages};
 pub use rebase::{RebaseOptions, RebaseReport, rebase};
 pub use staging::remove_unfinished_files;

@@ -4,6 +4,7 @@ use super::convert::NewTarget;
 use super::staging::directory_of;
 use crate::CacheMode;
 use rustix::fs::{CWD, Mode, OFlags};
+use std::fmt;
 use std::path::Path;
 use zebu_storage::{Access, File, FsKind, LockMode, OpenFlags};
 
@@ -14,6 +15,15 @@ pub enum UnaskedWrites {
     Direct,
     /// The page cache, one write at a time: several would wait for the lock of one file. [`drop_pages`] cleans up.
     OneBuffered,
+}
+
+impl fmt::Display for UnaskedWrites {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Direct => "O_DIRECT",
+            Self::OneBuffered => "one at a time through the page cache, whose pages are dropped at the end",
+        })
+    }
 }
 
 impl UnaskedWrites {

@@ -10,6 +10,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use zebu_storage::File;
 use zebu_storage::sync::{Mutex, MutexGuard};
 
 /// The files of all [`NewFiles`] of this process.
@@ -63,11 +64,7 @@ impl Drop for NewFiles {
 /// Gives a complete image its name. The files are synced here, whatever the cache mode was: a name that appears must
 /// never lead to a file whose content a power failure could still take away.
 pub(super) fn publish(temporary: &Path, path: &Path, data_file: Option<&Path>) -> Result<()> {
-    for file in [Some(temporary), data_file].into_iter().flatten() {
-        std::fs::File::open(file)
-            .and_then(|file| file.sync_all())
-            .map_err(|error| from_io(file, "can't make the file durable", &error))?;
-    }
+    sync_files(temporary, data_file)?;
     match rename_to_new(temporary, path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             let message = "another program made a file of this name meanwhile";
@@ -79,6 +76,25 @@ pub(super) fn publish(temporary: &Path, path: &Path, data_file: Option<&Path>) -
     std::fs::File::open(directory)
         .and_then(|directory| directory.sync_all())
         .map_err(|error| from_io(directory, "can't make the new name durable", &error))
+}
+
+/// Bytes that are set aside at once when a copy by reflink is written for the first time.
+const COW_EXTENT: u32 = 1 << 20;
+
+/// Has the first writes to a copy by reflink leave it in few pieces, where the file system takes such a hint. Where it
+/// does not, the copy is as good as any.
+pub(super) fn expect_copies(file: &File) {
+    let _ = file.set_cow_extent_size_hint(COW_EXTENT);
+}
+
+/// Makes an image's files durable.
+pub(super) fn sync_files(path: &Path, data_file: Option<&Path>) -> Result<()> {
+    for file in [Some(path), data_file].into_iter().flatten() {
+        std::fs::File::open(file)
+            .and_then(|file| file.sync_all())
+            .map_err(|error| from_io(file, "can't make the file durable", &error))?;
+    }
+    Ok(())
 }
 
 /// Renames a file to a name that nothing has. Two programs that do so at a time don't both succeed, unless the file system

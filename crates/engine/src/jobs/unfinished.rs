@@ -52,8 +52,17 @@ impl UnfinishedImage {
     /// Makes everything durable, then the magic number, and closes the image.
     ///
     /// # Errors
-    /// It stays unfinished then.
+    /// It is given up then, as by [`UnfinishedImage::discard`].
     pub async fn finish(self, worker: &Worker) -> Result<()> {
+        let finished = self.complete(worker).await;
+        if finished.is_err() {
+            // That this fails, too, adds nothing: without its magic number the file is no image.
+            let _ = self.discard(worker).await;
+        }
+        finished
+    }
+
+    async fn complete(&self, worker: &Worker) -> Result<()> {
         if sabotage::is(Fault::MagicFirst) {
             self.write_magic(worker, zebu_qcow2::header::MAGIC).await?;
         }

@@ -5,11 +5,14 @@ use crate::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
+use zebu_storage::sabotage::{self, Fault};
 
 /// The disk as its guest sees it.
 #[derive(Debug)]
 pub(crate) struct GuestDisk {
     size: AtomicU64,
+    /// The size for requests. It is smaller only while the disk grows: what is added may still show a backing file.
+    visible_size: AtomicU64,
     has_backing: AtomicBool,
     cache_mode: CacheMode,
     zero_policy: ZeroPolicy,
@@ -17,8 +20,8 @@ pub(crate) struct GuestDisk {
 
 impl GuestDisk {
     pub(crate) fn new(size: u64, has_backing: bool, cache_mode: CacheMode, zero_policy: ZeroPolicy) -> Self {
-        let (size, has_backing) = (AtomicU64::new(size), AtomicBool::new(has_backing));
-        Self { size, has_backing, cache_mode, zero_policy }
+        let (visible_size, has_backing) = (AtomicU64::new(size), AtomicBool::new(has_backing));
+        Self { size: AtomicU64::new(size), visible_size, has_backing, cache_mode, zero_policy }
     }
 
     /// Bytes of the virtual disk.
@@ -27,8 +30,23 @@ impl GuestDisk {
         self.size.load(Acquire)
     }
 
+    /// Bytes of the virtual disk that requests may use.
+    #[inline]
+    pub(crate) fn visible_size(&self) -> u64 {
+        self.visible_size.load(Acquire)
+    }
+
     pub(crate) fn set_size(&self, size: u64) {
         self.size.store(size, Release);
+        self.visible_size.store(size, Release);
+    }
+
+    /// Adds space that requests may not use before [`GuestDisk::set_size`].
+    pub(crate) fn extend(&self, size: u64) {
+        self.size.store(size, Release);
+        if sabotage::is(Fault::ShowGrowthEarly) {
+            self.visible_size.store(size, Release);
+        }
     }
 
     /// Whether something shows, or is to show, where nothing is allocated.

@@ -111,6 +111,11 @@ impl Qcow2 {
         self.disk.size()
     }
 
+    /// Bytes of the virtual disk that requests may use.
+    pub(crate) fn visible_size(&self) -> u64 {
+        self.disk.visible_size()
+    }
+
     /// Whether something shows, or is to show, where nothing is allocated.
     pub(crate) fn has_backing(&self) -> bool {
         self.disk.has_backing()

@@ -44,7 +44,7 @@ pub(crate) async fn with_patience<T>(clock: &impl Clock, waits: impl Future<Outp
 
 /// Times of [`PATIENCE`] after which a request that has not ended counts as one that never will: its worker is not polled,
 /// or its disk does not answer.
-const LONG: u32 = 30;
+pub(crate) const LONG: u32 = 30;
 
 /// The result of `waits`, or `None` after half a minute. For work that can't be done without the end of another's request,
 /// and can be given up.

@@ -1,7 +1,7 @@
 //! Names of exports: the URLs of the NBD URI specification, and QEMU's own.
 
-use super::tls::TlsFiles;
 use crate::percent;
+use crate::tls::TlsFiles;
 use std::fmt;
 use std::path::PathBuf;
 

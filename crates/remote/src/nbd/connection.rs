@@ -3,9 +3,9 @@
 use super::protocol::{ESHUTDOWN, chunk, command, command_flag};
 use super::queue::{ABSENT, Queue};
 use super::request::{Next, Request};
-use super::stream::Stream;
 use super::wire::{self, Breach, Content, Head, HeadKind, RequestHead, Style};
 use crate::stats::RemoteStats;
+use crate::stream::Stream;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSlice};

@@ -6,11 +6,12 @@ use super::handshake::{self, Export};
 use super::protocol::{BASE_ALLOCATION, STATE_ZERO, command, command_flag, export};
 use super::queue::Queue;
 use super::request::{Answer, Request, StatusRun};
-use super::stream::Stream;
-use super::tls::Tls;
 use super::wire::Style;
 use crate::error::RemoteError;
+use crate::network::Network;
 use crate::stats::{RemoteStats, StatsSnapshot};
+use crate::stream::Stream;
+use crate::tls::Tls;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
@@ -42,6 +43,8 @@ pub struct NbdOptions {
     pub patience: Duration,
     /// Metadata contexts to ask for beside `base:allocation`, as `qemu:dirty-bitmap:NAME`.
     pub contexts: Vec<String>,
+    /// The way to the server.
+    pub network: Network,
 }
 
 zebu_storage::option_setters!(NbdOptions {
@@ -50,6 +53,7 @@ zebu_storage::option_setters!(NbdOptions {
     connect_timeout: Duration,
     patience: Duration,
     contexts: Vec<String>,
+    network: Network,
 });
 
 impl Default for NbdOptions {
@@ -60,6 +64,7 @@ impl Default for NbdOptions {
             connect_timeout: Duration::from_secs(15),
             patience: Duration::ZERO,
             contexts: Vec::new(),
+            network: Network::default(),
         }
     }
 }
@@ -122,7 +127,7 @@ impl NbdDisk {
         let begun = Instant::now();
         let (stream, export) = loop {
             let until = Instant::now() + options.connect_timeout;
-            match handshake::connect(&address, tls.as_ref(), &options.contexts, until) {
+            match handshake::connect(&options.network, &address, tls.as_ref(), &options.contexts, until) {
                 Ok(connected) => break connected,
                 Err(refused) if begun.elapsed() >= options.patience => {
                     return Err(fail(refused.errno, refused.reason));
@@ -331,8 +336,13 @@ impl Shared {
                 return;
             }
             let until = Instant::now() + self.options.connect_timeout;
-            let connected =
-                handshake::connect(&self.address, self.tls.as_ref(), &self.options.contexts, until);
+            let connected = handshake::connect(
+                &self.options.network,
+                &self.address,
+                self.tls.as_ref(),
+                &self.options.contexts,
+                until,
+            );
             match connected {
                 // Requests were made for the export as it was.
                 Ok((connected, export)) if export == self.export => {

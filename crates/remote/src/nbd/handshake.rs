@@ -1,13 +1,14 @@
 //! Agreement of client and server before the first request.
 
-use super::address::NbdAddress;
+use super::address::{Endpoint, NbdAddress};
 use super::protocol::{
     BASE_ALLOCATION, FIXED_NEWSTYLE, NO_ZEROES, OLD_STYLE_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC,
     SERVER_MAGIC, info, option, option_reply,
 };
-use super::stream::Stream;
-use super::tls::Tls;
 use super::wire::Style;
+use crate::network::{Network, Reach};
+use crate::stream::Stream;
+use crate::tls::Tls;
 use std::io;
 use std::time::Instant;
 
@@ -60,12 +61,16 @@ fn breach(reason: impl Into<String>) -> Refused {
 
 /// Connects and agrees with the server. `contexts` are asked for beside `base:allocation`.
 pub(super) fn connect(
+    network: &Network,
     address: &NbdAddress,
     tls: Option<&Tls>,
     contexts: &[String],
     until: Instant,
 ) -> Result<(Stream, Export), Refused> {
-    let mut stream = Stream::connect(&address.endpoint, until)?;
+    let mut stream = match &address.endpoint {
+        Endpoint::Tcp { host, port } => Stream::of_tcp(network.tcp(host, *port, Reach::Any, until)?, until),
+        Endpoint::Unix(path) => Stream::of_unix(network.unix(path, until)?, until),
+    };
     let export = Handshake { stream: &mut stream, export: &address.export }.run(tls, contexts)?;
     stream.set_nonblocking()?;
     Ok((stream, export))

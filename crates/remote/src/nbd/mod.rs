@@ -13,11 +13,9 @@ mod handshake;
 mod protocol;
 mod queue;
 mod request;
-mod stream;
-mod tls;
 mod wire;
 
+pub use crate::tls::TlsFiles;
 pub use address::{Endpoint, NbdAddress};
 pub use disk::{NbdDisk, NbdOptions};
 pub use request::StatusRun;
-pub use tls::TlsFiles;

@@ -4,6 +4,7 @@ use super::leftovers::Leftovers;
 use super::options::{BackupOptions, SourceErrors};
 use crate::jobs::convert::SkippedRange;
 use crate::jobs::manifest::Digest;
+use crate::jobs::pace::{Kind, Pace};
 use crate::jobs::zeros::is_known_zero;
 use crate::progress::Tracker;
 use crate::{Durability, Image, Result, ZeroMode};
@@ -66,7 +67,7 @@ pub(super) async fn do_chunk(
     source: &Image,
     target: Image,
     options: &BackupOptions,
-    tracker: &Tracker,
+    (tracker, pace): (&Tracker, &Pace),
     chunk: Chunk,
 ) -> Result<Done> {
     let Chunk { offset, len, before, on_previous, leftovers } = chunk;
@@ -87,7 +88,7 @@ pub(super) async fn do_chunk(
     } else {
         tracker.throttle(worker, len).await?;
         done.read = len;
-        read(worker, source, options, offset, len, &mut done.unreadable).await?
+        read(worker, source, options, pace, offset, len, &mut done.unreadable).await?
     };
     let digests = digests(&bufs, cluster as usize);
     let mut at = offset;
@@ -141,16 +142,42 @@ fn digests(bufs: &IoBufs, cluster: usize) -> Vec<Digest> {
     bytes.chunks(cluster).map(Digest::of).collect()
 }
 
+/// Fills a buffer, in parts where the disk is busy, each in its turn.
+async fn read_in_turn(
+    worker: &Worker,
+    source: &Image,
+    pace: &Pace,
+    offset: u64,
+    mut buffer: IoBuf,
+) -> (Result<()>, IoBufs) {
+    let mut done = IoBufs::new();
+    let mut at = offset;
+    loop {
+        let turn = pace.turn().await;
+        let len = pace.read_size(buffer.len() as u64);
+        let part = buffer.split_to(len as usize);
+        let (read, part) = pace.timed(Kind::Read, len, source.read(worker, at, part.into())).await;
+        turn.end(worker).await;
+        done.append(part);
+        at += len;
+        if read.is_err() || buffer.is_empty() {
+            done.push(buffer);
+            return (read, done);
+        }
+    }
+}
+
 /// Reads a chunk, in one buffer.
 async fn read(
     worker: &Worker,
     source: &Image,
     options: &BackupOptions,
+    pace: &Pace,
     offset: u64,
     len: u64,
     unreadable: &mut Vec<SkippedRange>,
 ) -> Result<IoBufs> {
-    let (result, bufs) = source.read(worker, offset, worker.buffer(len as usize).into()).await;
+    let (result, bufs) = read_in_turn(worker, source, pace, offset, worker.buffer(len as usize)).await;
     match result {
         Ok(()) => return Ok(bufs),
         Err(error) if options.source_errors == SourceErrors::Stop => return Err(error),

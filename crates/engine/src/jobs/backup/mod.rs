@@ -17,6 +17,7 @@ mod unreadable;
 pub use options::{BackupOptions, BackupReport, Interrupted, PreviousBackup, SourceErrors};
 
 use super::manifest::{Digest, ManifestReader, ManifestWriter, Subject};
+use super::pace::Pace;
 use super::pipeline::InOrder;
 use super::zeros::zero_run;
 use crate::progress::{Phase, Tracker};
@@ -115,13 +116,15 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
         return Err(error);
     }
     let tracker = Tracker::new(&options.control, Phase::Copying, total);
+    let pace = Pace::new(options.speed, at_once);
     let mut report = BackupReport { total, resumed_at: partial.done, ..BackupReport::default() };
     let copied = async {
         if let Some(previous) = &mut previous {
             previous.pass(partial.done / subject.cluster_size)?;
         }
         let dirty = dirty.as_ref();
-        let mut job = Job { worker, source, options, subject, chunk, at_once, tracker: &tracker, dirty };
+        let mut job =
+            Job { worker, source, options, subject, chunk, at_once, tracker: &tracker, pace: &pace, dirty };
         job.run(&mut partial, &mut previous, &mut report, &mut unreadable).await?;
         if let (Some(dirty), Some(holes)) = (dirty, unreadable.bits()) {
             dirty.mark(worker, source, holes).await?;
@@ -151,6 +154,7 @@ struct Job<'a> {
     chunk: u64,
     at_once: usize,
     tracker: &'a Tracker,
+    pace: &'a Pace,
     dirty: Option<&'a Dirty>,
 }
 
@@ -214,13 +218,15 @@ impl Job<'_> {
                 let leftovers = partial.leftovers.clone();
                 let chunk = Chunk { offset: next, len, before, on_previous, leftovers };
                 let image = partial.image.clone();
-                let (worker, source, options, tracker) =
-                    (self.worker, self.source, self.options, self.tracker);
+                let (worker, source, options) = (self.worker, self.source, self.options);
+                let (tracker, pace) = (self.tracker, self.pace);
                 under_way.begin(async move {
                     match part {
                         Part::Unchanged | Part::ZeroAsBefore => Ok(pass_over(chunk, options)),
                         Part::Zero => Ok(leave_out(&chunk, options)),
-                        Part::Copied => do_chunk(worker, source, image, options, tracker, chunk).await,
+                        Part::Copied => {
+                            do_chunk(worker, source, image, options, (tracker, pace), chunk).await
+                        }
                     }
                 });
                 next += len;

@@ -1,6 +1,7 @@
 //! Options and report of a backup.
 
 use crate::jobs::convert::SkippedRange;
+use crate::jobs::pace::Speed;
 use crate::progress::JobControl;
 use crate::{CacheMode, CompressOptions, Compression, RefPolicy};
 use std::path::PathBuf;
@@ -77,6 +78,8 @@ pub struct BackupOptions {
     pub interrupted: Interrupted,
     /// The answer to a source that can't be read.
     pub source_errors: SourceErrors,
+    /// How fast it goes.
+    pub speed: Speed,
     /// Watching, slowing and stopping.
     pub control: JobControl,
 }
@@ -94,6 +97,7 @@ zebu_storage::option_setters!(BackupOptions {
     buffer_memory: usize,
     interrupted: Interrupted,
     source_errors: SourceErrors,
+    speed: Speed,
     control: JobControl,
 });
 
@@ -113,6 +117,7 @@ impl BackupOptions {
             buffer_memory: 64 << 20,
             interrupted: Interrupted::default(),
             source_errors: SourceErrors::default(),
+            speed: Speed::default(),
             control: JobControl::default(),
         }
     }

@@ -2,7 +2,7 @@
 
 use super::options::{NewTarget, TargetContent};
 use super::source_conflict::check_target;
-use crate::jobs::staging::{NewFiles, directory_of, from_io, publish, reserve_temporary_name};
+use crate::jobs::staging::{NewFiles, directory_of, from_io, publish, reserve_temporary_name, sync_files};
 use crate::progress::JobControl;
 use crate::same_file::{self, FilePlace};
 use crate::{
@@ -19,6 +19,8 @@ pub(super) struct Made {
     files: NewFiles,
     /// The temporary name and the final one, if there are two.
     names: Option<(PathBuf, PathBuf)>,
+    /// The target under the name that it has until the end.
+    path: PathBuf,
     /// The external data file, if it has one.
     data_file: Option<PathBuf>,
 }
@@ -82,7 +84,7 @@ pub(super) async fn make(
         ..open
     };
     let image = Image::open(worker, &work_path, &options).await?;
-    Ok((image, content, Made { files, names, data_file }))
+    Ok((image, content, Made { files, names, path: work_path, data_file }))
 }
 
 impl Made {
@@ -101,6 +103,9 @@ impl Made {
         if let Some((temporary, path)) = self.names.take() {
             let data_file = self.data_file.take();
             worker.run_blocking(move || publish(&temporary, &path, data_file.as_deref())).await?;
+        } else {
+            let (path, data_file) = (self.path, self.data_file);
+            worker.run_blocking(move || sync_files(&path, data_file.as_deref())).await?;
         }
         self.files.keep();
         Ok(())

@@ -6,6 +6,7 @@
 
 use super::frozen_bitmap::{Copied, FrozenBitmap, LiveBitmap};
 use crate::image::Clusters;
+use crate::jobs::pace::{Kind, Pace};
 use crate::node::Node;
 use crate::qcow2::bitmaps::{BackupEnd, Bits};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
@@ -50,6 +51,7 @@ pub(super) struct CopyBeforeWrite {
     on_error: OnCopyError,
     /// Copies in flight at most, each with a buffer of a chunk.
     most_copies: usize,
+    pub(super) pace: Pace,
     chunks: Mutex<Chunks>,
     /// Bytes that are dealt with.
     done: AtomicU64,
@@ -168,6 +170,7 @@ pub(super) struct CopySetup {
     pub(super) on_error: OnCopyError,
     pub(super) most_copies: usize,
     pub(super) bitmap: Option<LiveBitmap>,
+    pub(super) pace: Pace,
 }
 
 impl CopyBeforeWrite {
@@ -181,7 +184,7 @@ impl CopyBeforeWrite {
             return Err(Error::new(ErrorKind::Exists, message).on(source.path()));
         }
         let size = source.virtual_size();
-        let CopySetup { target, chunk, clusters, on_error, most_copies, bitmap } = setup;
+        let CopySetup { target, chunk, clusters, on_error, most_copies, bitmap, pace } = setup;
         if target.virtual_size() != size {
             let message =
                 format!("the disk has {size} bytes, and that of the copy {}", target.virtual_size());
@@ -210,6 +213,7 @@ impl CopyBeforeWrite {
             frozen,
             on_error,
             most_copies: most_copies.max(1),
+            pace,
             chunks: Mutex::new(chunks),
             done: AtomicU64::new(size - to_do),
             for_guests: AtomicU64::new(0),
@@ -328,7 +332,8 @@ impl CopyBeforeWrite {
         let len = self.chunk.min(self.size - start);
         let source = Image(self.source.clone());
         let reader = worker.reading_uncached();
-        let (read, bufs) = source.read(&reader, start, IoBuf::zeroed(len as usize).into()).await;
+        let reading = source.read(&reader, start, IoBuf::zeroed(len as usize).into());
+        let (read, bufs) = self.pace.timed(Kind::Read, len, reading).await;
         read?;
         let written = match (bufs.is_zero(), self.beneath) {
             (true, Beneath::Zeroes) => None,
@@ -336,7 +341,12 @@ impl CopyBeforeWrite {
                 Some(self.target.write_zeroes(worker, start, len, ZeroMode::Unmap).await)
             }
             (false, _) => {
-                Some(self.target.write_as(worker, self.clusters, start, bufs, Durability::Volatile).await.0)
+                let writing = self.target.write_as(worker, self.clusters, start, bufs, Durability::Volatile);
+                Some(match self.clusters {
+                    Clusters::Plain => self.pace.timed(Kind::Write, len, writing).await.0,
+                    // That is the time of packing; the disk is written to behind its back.
+                    Clusters::Compressed => writing.await.0,
+                })
             }
         };
         let bytes = if written.transpose()?.is_some() { len } else { 0 };

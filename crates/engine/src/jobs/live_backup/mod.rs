@@ -7,6 +7,7 @@ pub use copy_before_write::OnCopyError;
 pub use frozen_bitmap::{Copied, LiveBitmap};
 
 use super::convert::TargetClusters;
+use super::pace::{Pace, Speed};
 use super::pipeline;
 use super::queue::Queue;
 use crate::image::Clusters;
@@ -32,6 +33,8 @@ pub struct LiveBackupOptions {
     pub requests: usize,
     /// Most bytes of buffers, guests' copies included; two chunks are used in any case.
     pub buffer_memory: usize,
+    /// How fast it goes. What guests need is copied at once in any case.
+    pub speed: Speed,
     /// Watching, slowing and stopping. What guests need is copied at once, whatever the limit.
     pub control: JobControl,
 }
@@ -42,6 +45,7 @@ zebu_storage::option_setters!(LiveBackupOptions {
     bitmap: impl Into<Option<LiveBitmap>>,
     requests: usize,
     buffer_memory: usize,
+    speed: Speed,
     control: JobControl,
 });
 
@@ -53,6 +57,7 @@ impl Default for LiveBackupOptions {
             bitmap: None,
             requests: 4,
             buffer_memory: 32 << 20,
+            speed: Speed::default(),
             control: JobControl::default(),
         }
     }
@@ -119,6 +124,7 @@ impl LiveBackup {
             on_error: options.on_copy_error,
             most_copies: (options.buffer_memory as u64 / chunk).max(2) as usize,
             bitmap: options.bitmap.clone(),
+            pace: Pace::new(options.speed, options.requests),
         };
         // A backup that nobody waits for any more ends at once, by its drop.
         source
@@ -225,7 +231,9 @@ async fn copy_one(worker: &Worker, copy: &Arc<CopyBeforeWrite>, tracker: &Tracke
         return Ok(());
     }
     tracker.throttle(worker, copy.chunk).await?;
+    let turn = copy.pace.turn().await;
     copy.copy_chunk(worker, chunk).await?;
+    turn.end(worker).await;
     tracker.advance(copy.bytes_of(chunk..chunk + 1));
     Ok(())
 }

@@ -103,7 +103,7 @@ impl Budget {
 
 /// Raises a count, to its largest value at most. More is a bug, and a panic where assertions are on: a count that wraps
 /// would stop all loads for good.
-fn raise(count: &AtomicU64, by: u64) {
+pub(super) fn raise(count: &AtomicU64, by: u64) {
     let _ = count.fetch_update(Relaxed, Relaxed, |old| {
         debug_assert!(old.checked_add(by).is_some(), "the budget's {old} bytes grow by {by}");
         Some(old.saturating_add(by))
@@ -111,7 +111,7 @@ fn raise(count: &AtomicU64, by: u64) {
 }
 
 /// Lowers a count, to 0 at least, as [`raise`] raises it.
-fn lower(count: &AtomicU64, by: u64) {
+pub(super) fn lower(count: &AtomicU64, by: u64) {
     let _ = count.fetch_update(Relaxed, Relaxed, |old| {
         debug_assert!(old >= by, "{by} bytes are given back to a budget of {old}");
         Some(old.saturating_sub(by))

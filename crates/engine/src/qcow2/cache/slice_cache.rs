@@ -16,7 +16,7 @@ use crate::qcow2::cache::shard::{
 };
 use crate::qcow2::cache::slice_store::{Class, Room, SliceStore};
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use crate::sync::{Clock, with_patience};
+use crate::sync::{Clock, Wakers, with_patience};
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -395,10 +395,18 @@ impl<'a> LoadTicket<'a> {
             slice.pin();
         }
         shard.insert(id, slice);
+        // In the same critical section, so that another load of the slice finds that it comes too late.
+        let waiting = if sabotage::is(Fault::EndLoadsLate) {
+            Wakers::default()
+        } else {
+            shard.end_load(id, self.number)
+        };
         cache.store.note_added(cache.class, cache.slice_cost());
         drop(shard);
         room.keep(cache.slice_cost());
-        // The drop of the ticket wakes those who wait.
+        if !sabotage::is(Fault::ForgetLoadWaiters) {
+            waiting.wake();
+        }
         Some(Pin { cache, key: self.key })
     }
 }

@@ -6,7 +6,7 @@
 //! Constant cost at any size: a lookup is one hash, one probe; an eviction moves the hand of one shard over slots in an
 //! array, and each slot that it passes was used since it was passed last.
 
-use crate::qcow2::cache::budget::Budget;
+use crate::qcow2::cache::budget::{Budget, lower, raise};
 use crate::qcow2::cache::shard::{Shard, ShardGuard};
 use crate::status::ImageStats;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
@@ -131,10 +131,10 @@ impl SliceStore {
     }
 
     pub(crate) fn note_dirty_bytes(&self, bytes: u64) {
-        self.dirty_bytes.fetch_add(bytes, Relaxed);
+        raise(&self.dirty_bytes, bytes);
     }
     pub(crate) fn note_clean_bytes(&self, bytes: u64) {
-        self.dirty_bytes.fetch_sub(bytes, Relaxed);
+        lower(&self.dirty_bytes, bytes);
     }
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.dirty_bytes.load(Relaxed)
@@ -255,13 +255,13 @@ impl SliceStore {
     /// Notes that a slice was added.
     pub(crate) fn note_added(&self, class: Class, bytes: u64) {
         if class == Class::Derived {
-            self.derived_bytes.fetch_add(bytes, Relaxed);
+            raise(&self.derived_bytes, bytes);
         }
     }
 
     fn note_gone(&self, class: Class, bytes: u64) {
         if class == Class::Derived {
-            self.derived_bytes.fetch_sub(bytes, Relaxed);
+            lower(&self.derived_bytes, bytes);
         }
     }
 

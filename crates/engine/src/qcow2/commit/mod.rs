@@ -22,19 +22,20 @@
 //! A failed sync is final: what is durable is unknown.
 
 mod metadata_writes;
+mod pulse;
 pub(crate) mod queue;
 mod release;
 
 use crate::image_worker::vanished;
 use crate::qcow2::cache::slice_cache::{Pressure, Written};
 use crate::qcow2::commit::metadata_writes::{in_pieces, joined};
-use crate::qcow2::commit::queue::Lead;
+use crate::qcow2::commit::queue::{Epoch, Lead, Place};
 use crate::qcow2::header::block::{OnFailure, Patch, field};
 use crate::qcow2::map::frozen_map::FrozenMap;
 use crate::qcow2::space::frozen_counts::FrozenCounts;
 use crate::qcow2::space::quarantine::Quarantined;
 use crate::qcow2::state::Qcow2;
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 use futures_util::future::{join_all, try_join_all};
 use std::sync::Arc;
 use zebu_storage::commit_steps::{CommitStep, begins};
@@ -80,20 +81,44 @@ impl Drop for LedCommit {
     }
 }
 
+/// Where a commit runs that a request of `worker` leads: there, if its thread has promised to drive it, else on the image's
+/// own worker.
+fn place_for(worker: &Worker) -> Place {
+    if worker.is_driven() { Place::Leader } else { Place::Image }
+}
+
 impl Qcow2 {
     /// Makes everything that completed before the call durable.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`]: the commit that does it is under way, and stands still, because its thread has broken the
+    /// promise to drive it.
     pub(crate) async fn commit(self: &Arc<Self>, worker: &Worker) -> Result<()> {
-        let (epoch, mut lead) = self.commit.join();
-        loop {
-            if lead == Lead::Yes {
-                self.start_commit(worker);
+        let place = place_for(worker);
+        let (epoch, lead) = self.commit.join(place);
+        if lead == Lead::No {
+            match self.commit.ended_unless_stopped(&epoch, place, worker).await {
+                Some((result, Lead::No)) => return result,
+                Some((_, Lead::Yes)) => {}
+                None => return Err(self.stands_still()),
             }
-            let (result, next) = self.commit.ended(&epoch).await;
-            if next == Lead::No {
-                return result;
-            }
-            lead = next;
         }
+        self.start_commit(worker, place, &epoch);
+        self.commit.ended(&epoch, place).await.0
+    }
+
+    /// Waits for the end of the commit that runs now.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`]: it stands still, as for [`Qcow2::commit`].
+    pub(crate) async fn running_commit(&self, worker: &Worker) -> Result<()> {
+        if self.commit.running_unless_stopped(worker).await { Ok(()) } else { Err(self.stands_still()) }
+    }
+
+    fn stands_still(&self) -> Error {
+        let message = "the commit that makes this durable stands still: its thread has promised to drive its worker, and has \
+                       not done so for half a minute; poll or drop that worker";
+        Error::new(ErrorKind::Busy, message).on(self.path())
     }
 
     /// Commits until nothing is dirty and nothing waits in quarantine. Nobody else changes the image.
@@ -108,14 +133,13 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Has the commit run that the caller leads: by the caller's worker if its thread has promised to drive it, else by the
-    /// image's.
-    fn start_commit(self: &Arc<Self>, worker: &Worker) {
+    /// Has the commit of `epoch` run that the caller leads.
+    fn start_commit(self: &Arc<Self>, worker: &Worker, place: Place, epoch: &Arc<Epoch>) {
         let led = LedCommit { image: self.clone(), has_ended: false };
-        if worker.is_driven() || sabotage::is(Fault::RunOnCaller) {
-            let on = worker.uncounted();
+        if place == Place::Leader || sabotage::is(Fault::RunOnCaller) {
+            let (on, epoch) = (worker.uncounted(), epoch.clone());
             drop(worker.spawn(async move {
-                let result = led.image.clone().run_commit(&on).await;
+                let result = epoch.pulse().count(led.image.clone().run_commit(&on)).await;
                 led.end(result);
             }));
             return;
@@ -146,8 +170,12 @@ impl Qcow2 {
             let _ = Box::pin(self.commit(worker)).await;
             return;
         }
-        if !self.commit.is_running() && self.commit.join().1 == Lead::Yes {
-            self.start_commit(worker);
+        if !self.commit.is_running() {
+            let place = place_for(worker);
+            let (epoch, lead) = self.commit.join(place);
+            if lead == Lead::Yes {
+                self.start_commit(worker, place, &epoch);
+            }
         }
     }
 

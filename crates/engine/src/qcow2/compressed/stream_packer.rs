@@ -51,8 +51,8 @@ pub(crate) enum Added {
     Done(Option<Box<PackedWrite>>),
     /// There is no room to pack into.
     NeedsRoom,
-    /// No descriptor can say where it would lie.
-    OutOfReach,
+    /// No descriptor can say where it would lie. The write, if any, is to be written all the same.
+    OutOfReach(Option<Box<PackedWrite>>),
 }
 
 /// Where the bytes of a stream are.
@@ -175,7 +175,7 @@ impl StreamPacker {
             let fits_from = start.filter(|(at, end)| at + len <= *end).map(|(at, _)| at);
             if let (Some(at), Some(buffer)) = (fits_from, &mut state.open) {
                 if at + len > rules.offset_end {
-                    return Added::OutOfReach;
+                    return Added::OutOfReach(ended.map(Box::new));
                 }
                 buffer.put(guest, at, bytes);
                 break Stream { offset: at, len, writes: 1 };
@@ -546,6 +546,25 @@ mod tests {
             // As many references as streams, no more and no fewer.
             prop_assert_eq!(counts, model.refcounts);
         }
+    }
+
+    #[test]
+    fn what_was_packed_is_written_although_the_next_stream_lies_out_of_reach() {
+        let rules = PackRules { cluster_bits: 16, refcount_max: 3, offset_end: 12 << 16, block: 4096 };
+        let packer = StreamPacker::default();
+        let room = |start: u64| {
+            let allocated = Allocated::new(start..start + 1, SpaceContent::Fresh);
+            Some(Room { allocated, buf: IoBuf::zeroed(1 << 16) })
+        };
+        let bytes = vec![7; 60_000];
+        assert!(matches!(packer.add(3, &bytes, &rules, || room(8)), Added::Done(None)));
+        let Added::OutOfReach(write) = packer.add(4, &bytes, &rules, || room(20)) else {
+            panic!("no descriptor reaches that far")
+        };
+        let rest = packer.take_all(&rules).0;
+        let writes = write.into_iter().map(|write| *write).chain(rest);
+        let streams: Vec<u64> = writes.flat_map(|write| write.streams).collect();
+        assert_eq!(streams, [3]);
     }
 
     #[test]

@@ -61,10 +61,15 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Moves the end of the disk. Reads go on beside this: what they derived before has the old end, and a cluster that
-    /// was cut there may count as zero. What they are deriving now is recognised by its generation.
+    /// Moves the end of the disk.
     fn set_virtual_size(&self, size: u64) {
         self.disk.set_size(size);
+        self.forget_old_end();
+    }
+
+    /// Forgets what was derived with another end of the disk. Reads go on beside this: a cluster that was cut at the old end
+    /// may count as zero. What they are deriving now is recognised by its generation.
+    fn forget_old_end(&self) {
         if let Some(index) = self.map.chain().filter(|_| !sabotage::is(Fault::KeepOldEnd)) {
             index.clear();
         }
@@ -96,7 +101,8 @@ impl Qcow2 {
             Preallocation::Off if self.is_raw_external() => Preallocation::Metadata,
             other => other,
         };
-        self.set_virtual_size(new_size);
+        self.disk.extend(new_size);
+        self.forget_old_end();
         let grown = async {
             let filled =
                 self.fill_growth(node, worker, old_size..new_size, preallocation, external, control).await;
@@ -110,7 +116,9 @@ impl Qcow2 {
             self.write_size(worker, new_size).await
         }
         .await;
-        if grown.is_err() && !sabotage::is(Fault::KeepFailedSize) {
+        if grown.is_ok() || sabotage::is(Fault::KeepFailedSize) {
+            self.disk.set_size(new_size);
+        } else {
             // What is flushed past the old end would be out of reach when the image is opened again.
             self.set_virtual_size(old_size);
         }

@@ -32,8 +32,8 @@ enum Obstacle {
 enum Placed {
     /// It is packed; the write, if any, is to be written.
     Packed(Option<Box<PackedWrite>>),
-    /// It has to be written plain.
-    Plain,
+    /// It has to be written plain; the write of earlier streams, if any, is to be written.
+    Plain(Option<Box<PackedWrite>>),
 }
 
 /// The clusters of a request.
@@ -170,16 +170,15 @@ impl Qcow2 {
             }
             Err(error) => Err(error),
         };
-        match placed {
-            Ok(Placed::Packed(write)) => {
-                if let Some(write) = write {
-                    self.start_write(worker, *write);
-                }
-                (Ok(()), input)
-            }
-            Ok(Placed::Plain) => self.write(node, worker, guest, input).await,
-            Err(error) => (Err(error), input),
+        let (write, is_packed) = match placed {
+            Ok(Placed::Packed(write)) => (write, true),
+            Ok(Placed::Plain(write)) => (write, false),
+            Err(error) => return (Err(error), input),
+        };
+        if let Some(write) = write {
+            self.start_write(worker, *write);
         }
+        if is_packed { (Ok(()), input) } else { self.write(node, worker, guest, input).await }
     }
 
     /// Waits until the packer may take more memory. A write that failed has to succeed first.
@@ -234,7 +233,7 @@ impl Qcow2 {
                 Ok(Placed::Packed(write))
             }
             Added::NeedsRoom => Err(Obstacle::Room),
-            Added::OutOfReach => Ok(Placed::Plain),
+            Added::OutOfReach(write) => Ok(Placed::Plain(write)),
         })
     }
 }

@@ -54,6 +54,8 @@ pub(crate) struct Setup {
     /// The external data file is a raw image by itself.
     pub(crate) raw_data: bool,
     pub(crate) origin: Origin,
+    /// Bytes of a cluster of the backing file, if that is qcow2 and stands alone.
+    pub(crate) base_cluster: u64,
     /// Bytes of the disk at first.
     pub(crate) size: u64,
     /// Bytes of the disk from 0 that hold the pattern at first.
@@ -92,6 +94,7 @@ impl Setup {
             external_data: false,
             raw_data: false,
             origin: Origin::Empty,
+            base_cluster: 64 << 10,
             size: 256 << 10,
             pattern: 0,
             cache_size: None,
@@ -148,6 +151,7 @@ impl Setup {
             external_data,
             raw_data,
             origin,
+            base_cluster: 64 << 10,
             size,
             pattern,
             cache_size: *rng.pick(&[None, Some(2 * (512 + 96)), Some(8 << 10)]),
@@ -240,7 +244,8 @@ impl Setup {
             Origin::Qcow2Base => {
                 let base = world.file(BASE, Content::new(), SimFileConfig::default());
                 names.push(BASE);
-                let options = CreateOptions::default().size(Some(self.pattern));
+                let options =
+                    CreateOptions::default().size(Some(self.pattern)).cluster_size(self.base_cluster);
                 let chain = || vec![OpenedFile::new(base.clone(), Format::Qcow2)];
                 run(&world, async {
                     Image::create_in(&worker, &base, &options).await?;

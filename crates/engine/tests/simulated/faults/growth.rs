@@ -64,6 +64,14 @@ pub(crate) fn growing_beside_reads_shows_nothing_of_the_backing_file() {
         let reads = workers[1].spawn(async move {
             while !stop.get() {
                 read(&reader, &on, 8 * CLUSTER, 512).await;
+                let added = reader.virtual_size() - OLD_END;
+                if added > 0 {
+                    let shown = read(&reader, &on, OLD_END, added).await;
+                    assert!(
+                        shown.iter().all(|byte| *byte == 0),
+                        "seed {seed}: the backing file shows meanwhile"
+                    );
+                }
             }
         });
         let resized = async {

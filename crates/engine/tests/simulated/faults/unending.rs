@@ -234,3 +234,98 @@ fn a_flush_beside_a_close_does_not_fail() {
     }
     assert!(beside > 40, "{beside} flushes beside a close");
 }
+
+/// A thread has promised to drive its worker, and does something else while a commit runs there: a flush of another thread
+/// and a close fail after half a minute. They succeed when the commit goes on.
+#[test]
+pub(crate) fn a_broken_promise_is_told() {
+    let mut refused = 0;
+    for steps in 0..40 {
+        let bench = bench(steps);
+        let (broken, other) = (&bench.workers[1], &bench.workers[2]);
+        assert!(broken.is_driven() && !other.is_driven());
+        let write = bench.guest.write(broken, 50 * CLUSTER, 2 * CLUSTER, Durability::Volatile);
+        bench.world.block_on(write).unwrap();
+        let (guest, on) = (bench.guest.clone(), broken.clone());
+        let flush = begin(broken, async move { guest.flush(&on).await });
+        for _ in 0..steps {
+            bench.world.step();
+        }
+        bench.world.pause(1);
+        let image = bench.guest.image.clone();
+        let (flushed, on) = (image.clone(), other.clone());
+        let beside = begin(other, async move { flushed.flush(&on).await });
+        if let Err(error) = end(&bench, &beside, "a flush beside a commit that stands still") {
+            assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+            refused += 1;
+            let (guest, on) = (bench.guest.clone(), other.clone());
+            let write = begin(other, async move { guest.write(&on, 0, CLUSTER, Durability::Volatile).await });
+            end(&bench, &write, "a write beside a commit that stands still");
+            let (closing, on) = (image.clone(), other.clone());
+            let closed = begin(other, async move { closing.close(&on).await });
+            let closed = end(&bench, &closed, "a close beside a commit that stands still");
+            assert_eq!(closed.map_err(|error| error.kind()), Err(ErrorKind::Busy));
+            bench.crash_states(steps, 8).unwrap();
+        }
+        bench.world.resume(1);
+        end(&bench, &flush, "the flush");
+        nothing_is_wrong(bench);
+    }
+    assert!(refused > 0, "the commit was over each time: the test shows nothing");
+}
+
+/// A worker begins a close, and is not polled any more: requests of others end, with an error if the image is closed.
+#[test]
+pub(crate) fn a_close_whose_worker_stands_still_holds_up_nobody() {
+    let mut refused = 0;
+    for steps in 0..60 {
+        let bench = bench(steps);
+        let write = bench.guest.write(&bench.workers[0], 50 * CLUSTER, 2 * CLUSTER, Durability::Volatile);
+        bench.world.block_on(write).unwrap();
+        let image = bench.guest.image.clone();
+        let (closing, on) = (image.clone(), bench.workers[2].clone());
+        let closed = begin(&bench.workers[2], async move { closing.close(&on).await });
+        for _ in 0..steps {
+            bench.world.step();
+        }
+        bench.world.pause(2);
+        let was_under_way = closed.borrow().is_none();
+        let (written, on) = (image.clone(), bench.workers[1].clone());
+        let write = begin(&bench.workers[1], async move {
+            let bytes = zebu_storage::IoBuf::zeroed(512).into();
+            written.write(&on, 0, bytes, Durability::Volatile).await.0
+        });
+        if let Err(error) = end(&bench, &write, "a write beside a close that stands still") {
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+            refused += u64::from(was_under_way);
+        }
+        bench.world.resume(2);
+        end(&bench, &closed, "the close").unwrap();
+    }
+    assert!(refused > 0, "no write met a close: the test shows nothing");
+}
+
+/// A close gives space back, and so waits for the reads before it. It says so when one does not end.
+#[test]
+pub(crate) fn a_close_does_not_wait_without_end_for_a_read() {
+    let mut refused = 0;
+    for steps in 0..12 {
+        let bench = bench(steps);
+        let worker = &bench.workers[1];
+        bench.world.block_on(bench.guest.discard(worker, 20 * CLUSTER, 4 * CLUSTER)).unwrap();
+        let read = sleeping_read(&bench, steps);
+        let image = bench.guest.image.clone();
+        let close = || {
+            let (image, on) = (image.clone(), worker.clone());
+            begin(worker, async move { image.close(&on).await })
+        };
+        if let Err(error) = end(&bench, &close(), "a close beside a read that sleeps") {
+            assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+            refused += 1;
+        }
+        bench.world.resume(0);
+        end(&bench, &read, "the read");
+        nothing_is_wrong(bench);
+    }
+    assert!(refused > 0, "the read was over each time: the test shows nothing");
+}

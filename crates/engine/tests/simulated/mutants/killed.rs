@@ -105,6 +105,11 @@ mutants! {
         [Scenario(unending::a_full_disk_is_not_waited_for_without_end)];
     closed_beside_requests: CloseBesideRequests, within 1 of
         [Scenario(unending::a_close_has_no_writes_beside_it)];
+    a_close_runs_on_the_callers_worker: CloseOnCaller, within 1 of
+        [Scenario(unending::a_close_whose_worker_stands_still_holds_up_nobody)];
+    a_close_begins_beside_reads: CloseBesideReads, within 1 of
+        [Scenario(unending::a_close_does_not_wait_without_end_for_a_read)];
+    promises_are_trusted: TrustPromise, within 1 of [Scenario(unending::a_broken_promise_is_told)];
     a_close_is_alone_while_it_waits: IdleWhileAlone, within 1 of
         [Scenario(unending::a_close_waits_for_no_operation_that_waits_for_it)];
     a_named_snapshot_loses_its_references: LowerNamedSnapshot, within 1 of
@@ -140,6 +145,8 @@ mutants! {
     zeroes_show_the_backing_image: ZeroShowsBacking, within 10 of [Crash(Backed)];
     a_resize_is_not_alone: ResizeBesideWrites, within 1 of
         [Scenario(held::a_resize_waits_for_writes_and_writes_for_it)];
+    growth_shows_early: ShowGrowthEarly, within 1 of
+        [Scenario(growth::growing_beside_reads_shows_nothing_of_the_backing_file)];
     what_has_the_old_end_is_kept: KeepOldEnd, within 1 of
         [Scenario(growth::growing_beside_reads_shows_nothing_of_the_backing_file)];
     growth_is_not_zeroed: SkipGrowthZeroing, within 40 of [Resizes];

@@ -4,7 +4,7 @@
 use crate::crash::guest::Request;
 use crate::crash::setup::Files;
 use crate::schedules::explore::{executions, explore, first_failure};
-use crate::schedules::ground::{self, Ground};
+use crate::schedules::ground::{self, Ground, border, guest_at};
 use crate::schedules::plan::{Op, Plan};
 use crate::schedules::report::Report;
 use crate::schedules::run::run;
@@ -52,7 +52,7 @@ fn flush() -> Op {
     Op::Guest(Request::Flush)
 }
 
-static SCENARIOS: [Scenario; 7] = [
+static SCENARIOS: [Scenario; 9] = [
     Scenario {
         name: "a table is copied while a commit freezes",
         ground: "shared",
@@ -97,6 +97,33 @@ static SCENARIOS: [Scenario; 7] = [
         window: 1,
         fault: Fault::GiveBackUntaken,
         within: 3000,
+    },
+    Scenario {
+        name: "a disk grows beside reads of its last cluster",
+        ground: "overlay of small clusters",
+        // By its length, the disk grows without setting space aside.
+        threads: |_| {
+            let grow = Op::Resize((16 << 10) + 3 * SECTOR);
+            vec![vec![read(8 << 10), grow], vec![read(8 << 10), read(8 << 10)]]
+        },
+        window: LARGE,
+        fault: Fault::KeepOldEnd,
+        within: 1000,
+    },
+    Scenario {
+        name: "a table of two clusters is made where one lies before a border",
+        ground: "before a border",
+        threads: |files| {
+            let data_at = |host| guest_at(files, host).expect("data") * SECTOR;
+            let (before, behind) = (data_at(border(files) - 1), data_at(border(files)));
+            vec![
+                vec![discard(before), discard(behind), Op::TakeSnapshot("one".to_owned()), flush()],
+                vec![read(before), flush()],
+            ]
+        },
+        window: 8 * SECTOR,
+        fault: Fault::ForgetSetAside,
+        within: 1000,
     },
     Scenario {
         name: "a thread goes in the middle of a flush",

@@ -4,6 +4,7 @@ use crate::crash::setup::{BASE, Files, NAMES, Origin, SNAPSHOT, Setup};
 use crate::schedules::explore;
 use std::cell::RefCell;
 use std::sync::Mutex;
+use zebu::{Image, ZeroMode};
 use zebu_sim::{Content, GuestModel, GuestRequest, Space};
 use zebu_storage::sabotage;
 
@@ -126,6 +127,22 @@ pub(crate) fn all() -> Vec<Ground> {
                 },
             )
         },
+        Ground {
+            hole: 1536,
+            ..ground(
+                "overlay of small clusters",
+                Setup {
+                    origin: Origin::Qcow2Base,
+                    cluster_size: 4096,
+                    base_cluster: 512,
+                    // Room for what is derived from both.
+                    cache_size: None,
+                    size: 4096 * 2 + 1536,
+                    pattern: 4096 * 5,
+                    ..tight.clone()
+                },
+            )
+        },
         ground(
             "overlay of qcow2",
             Setup { origin: Origin::Qcow2Base, size: 165 << 10, pattern: 170 << 10, ..tight.clone() },
@@ -195,7 +212,9 @@ fn made_of(ground: &Ground) -> Files {
     sabotage::limit_windows(u64::MAX);
     let setup = &ground.setup;
     let mut files = setup.make(1);
-    if ground.hole > 0 {
+    if ground.hole > 0 && setup.origin == Origin::Qcow2Base {
+        files = clear_base(setup, &files, ground.hole);
+    } else if ground.hole > 0 {
         let (_, base) = files.iter_mut().find(|(name, _)| name == BASE).expect("there is a backing file");
         base.clear(setup.size - ground.hole..setup.size, Space::Hole);
     }
@@ -213,6 +232,27 @@ fn made_of(ground: &Ground) -> Files {
         return files;
     }
     discard(setup, &files, ground.discarded)
+}
+
+/// Has the backing file, which goes on behind the end of the disk, read as zero in the last bytes of it.
+fn clear_base(setup: &Setup, files: &Files, hole: u64) -> Files {
+    let world = setup.world(files, 1);
+    let worker = world.worker();
+    let base = setup.chain(&world).pop().expect("there is a backing file");
+    let cleared = async {
+        let image = Image::open_files(&worker, vec![base], &setup.options()).await?;
+        image.write_zeroes(&worker, setup.size - hole, hole, ZeroMode::Unmap).await?;
+        image.close(&worker).await
+    };
+    world.block_on(cleared).unwrap().unwrap();
+    NAMES.iter().filter_map(|name| Some(((*name).to_owned(), world.content(name)?))).collect()
+}
+
+/// The first cluster that is counted by the refcount block that was moved, of the image that has a border.
+pub(crate) fn border(files: &Files) -> u64 {
+    let top = &files[0].1;
+    let is_moved = |block: &u64| word(top, word(top, 48) + block * 8) != block * COUNTED * 512;
+    BLOCKS.into_iter().find(is_moved).expect("a block was moved") * COUNTED
 }
 
 /// Which guest cluster lies in a host cluster of an image with the smallest clusters.

@@ -1,0 +1,198 @@
+//! Disks over the network: converting from and to servers of this machine, and small reads through a slow link.
+
+use crate::Outcome;
+use crate::fio::{Ask, fio};
+use crate::images::noise;
+use crate::lab::{Lab, mib, remove};
+use crate::metric::{Metric, Sample};
+use crate::process::{find, measure_ok, run};
+use crate::programs::{BOTH, FASTEST, Program};
+use crate::run::{Side, sample};
+use crate::workspace::{cargo, target_dir};
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Connections that each reader may have, as nbdkit is told.
+const CONNECTIONS: u32 = 32;
+/// The slow link: what it adds to a request and its answer, and its rate.
+const DELAY_MS: &str = "20";
+const MEGABITS: &str = "1000";
+
+/// A server that runs; ended on drop.
+struct Running(Child);
+
+impl Running {
+    /// Starts it, and waits until `is_open`.
+    fn start(command: &mut Command, is_open: impl Fn() -> bool) -> Outcome<Self> {
+        let name = format!("{command:?}");
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+        let mut running = Self(child.map_err(|error| format!("{name}: {error}"))?);
+        let begin = Instant::now();
+        while !is_open() {
+            let is_over = running.0.try_wait().is_ok_and(|status| status.is_some());
+            if is_over || begin.elapsed() > Duration::from_secs(20) {
+                return Err(format!("{name} does not serve"));
+            }
+            sleep(Duration::from_millis(10));
+        }
+        Ok(running)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// nginx with the files of a directory; its port.
+fn web_server(lab: &Lab, files: &Path) -> Outcome<(Running, u16)> {
+    let nginx = find("nginx").ok_or("nginx is missing: `cargo xtask setup` installs it")?;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|error| error.to_string())?;
+    let port = listener.local_addr().map_err(|error| error.to_string())?.port();
+    drop(listener);
+    let here = lab.dir.display();
+    let config = format!(
+        "daemon off; worker_processes 1; user root; pid {here}/nginx.pid; error_log {here}/nginx.log;\n\
+         events {{ worker_connections 1024; }}\nhttp {{ access_log off; sendfile on; keepalive_requests 1000000;\n\
+         client_body_temp_path {here}/body; server {{ listen 127.0.0.1:{port} backlog=1024; root {}; }} }}\n",
+        files.display()
+    );
+    let path = lab.file("nginx.conf");
+    fs::write(&path, config).map_err(|error| error.to_string())?;
+    let mut command = Command::new(nginx);
+    command.arg("-c").arg(&path).arg("-p").arg(&lab.dir).arg("-e").arg(lab.file("nginx.log"));
+    let running = Running::start(&mut command, || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok())?;
+    Ok((running, port))
+}
+
+/// qemu-nbd of a raw file.
+fn nbd_server(lab: &Lab, file: &Path) -> Outcome<(Running, PathBuf)> {
+    let socket = lab.file("nbd.sock");
+    let _ = fs::remove_file(&socket);
+    let mut command = Command::new("qemu-nbd");
+    command.args(["-t", "--shared=16", "-f", "raw", "--cache=writeback", "-k"]).arg(&socket).arg(file);
+    let running = Running::start(&mut command, || std::os::unix::net::UnixStream::connect(&socket).is_ok())?;
+    Ok((running, socket))
+}
+
+/// Converting a raw disk of noise from nginx and from and to qemu-nbd. The server's pages are in memory.
+pub(super) fn converts(lab: &Lab) -> Outcome {
+    let files = lab.file("www");
+    fs::create_dir_all(&files).map_err(|error| error.to_string())?;
+    let source = files.join("data.raw");
+    let gib = lab.gib();
+    noise(&source, gib << 30)?;
+    let (_web, port) = web_server(lab, &files)?;
+    let url = format!("http://127.0.0.1:{port}/data.raw");
+    let mut cases = vec![(format!("convert raw from nginx, {gib} GiB"), url)];
+    let target = lab.file("target.raw");
+    run(lab.qemu_img().args(["create", "-q", "-f", "raw"]).arg(&target).arg((gib << 30).to_string()))?;
+    let (nbd, socket) = nbd_server(lab, &source)?;
+    let name = format!("convert raw from qemu-nbd, {gib} GiB");
+    cases.push((name, format!("nbd+unix:///?socket={}", socket.display())));
+    for (name, from) in &cases {
+        lab.row(name, BOTH.map(|program| converted(lab, program, from.clone(), None, &source)));
+    }
+    drop(nbd);
+    let (_nbd, socket) = nbd_server(lab, &target)?;
+    let to = format!("nbd+unix:///?socket={}", socket.display());
+    let name = format!("convert raw to qemu-nbd, {gib} GiB");
+    let from = source.display().to_string();
+    lab.row(&name, BOTH.map(|program| converted(lab, program, from.clone(), Some(to.clone()), &source)));
+    remove(&source)
+}
+
+/// A convert by a program, to a new file unless `to` is another disk.
+fn converted<'a>(
+    lab: &'a Lab,
+    program: Program,
+    from: String,
+    to: Option<String>,
+    size: &'a Path,
+) -> Side<'a> {
+    Side::new(program.name(), move || {
+        let file = lab.file(program.name());
+        remove(&file)?;
+        let mut command = program.img(lab);
+        command.args(["convert", "-f", "raw", "-O", "raw"]);
+        if program == Program::Qemu {
+            command.args(FASTEST);
+        }
+        match &to {
+            Some(to) => command.arg("-n").arg(&from).arg(to),
+            None => command.arg(&from).arg(&file),
+        };
+        let usage = measure_ok(&mut command)?;
+        remove(&file)?;
+        let mut figures = vec![(Metric::MibPerSecond, mib(size)? / usage.wall.as_secs_f64())];
+        figures.extend(sample(&usage));
+        Ok(figures)
+    })
+}
+
+/// Small reads of a web server's file through a link of 20 ms and 1 Gbit/s, by servers that know nothing of it before.
+pub(super) fn reads(lab: &Lab) -> Outcome {
+    let build =
+        ["build", "--quiet", "--release", "--locked", "--package", "zebu-tests", "--bin", "slow_link"];
+    run(cargo().args(build))?;
+    let program = target_dir()?.join("release/slow_link");
+    let files = lab.file("www");
+    fs::create_dir_all(&files).map_err(|error| error.to_string())?;
+    for (mebibytes, shown) in [(48, "48 MiB, which the cache holds"), (512, "512 MiB")] {
+        let source = files.join("data.raw");
+        noise(&source, mebibytes << 20)?;
+        let (_web, port) = web_server(lab, &files)?;
+        let mut link = Command::new(&program);
+        link.args([&format!("127.0.0.1:{port}"), DELAY_MS, MEGABITS])
+            .stdout(Stdio::piped())
+            .stdin(Stdio::null());
+        let mut link = Running(link.spawn().map_err(|error| error.to_string())?);
+        let mut line = String::new();
+        let stdout = link.0.stdout.take().ok_or("the link says nothing")?;
+        BufReader::new(stdout).read_line(&mut line).map_err(|error| error.to_string())?;
+        let url = format!("http://127.0.0.1:{}/data.raw", line.trim());
+        let sides = ["zebu", "nbdkit", "QEMU"].map(|who| {
+            let url = url.clone();
+            Side::new(who, move || cold_reads(lab, who, &url, mebibytes << 20))
+        });
+        lab.row(&format!("4 KiB random reads at 20 ms and 1 Gbit/s, depth 32, {shown}"), sides);
+        remove(&source)?;
+    }
+    Ok(())
+}
+
+fn cold_reads(lab: &Lab, who: &str, url: &str, size: u64) -> Outcome<Sample> {
+    let socket = lab.file("reads.sock");
+    let _ = fs::remove_file(&socket);
+    let path = socket.display();
+    let mut command = match who {
+        "zebu" => {
+            let mut command = lab.zebu();
+            command.args(["serve", "--read-only", "--nbd", &format!("unix:{path}"), "--image-opts"]);
+            command.arg(format!("driver=http,url={url},connections={CONNECTIONS}"));
+            command
+        }
+        "nbdkit" => {
+            let mut command = Command::new("nbdkit");
+            command.args(["--foreground", "--readonly", "--threads", &CONNECTIONS.to_string()]);
+            command.args(["--unix", &path.to_string(), "curl", url, &format!("connections={CONNECTIONS}")]);
+            command
+        }
+        _ => {
+            let mut command = Command::new("qemu-nbd");
+            command.args(["-t", "-r", "--shared=4", "-k", &path.to_string(), "--image-opts"]);
+            command.arg(format!("driver=http,url={url},timeout=60"));
+            command
+        }
+    };
+    let _running = Running::start(&mut command, || std::os::unix::net::UnixStream::connect(&socket).is_ok())?;
+    let target = ["--ioengine=nbd", &format!("--uri=nbd+unix:///?socket={path}")];
+    Ok(fio(Ask::random("randread", 32), size, lab.sized(5, 10), &target)?.sample())
+}

@@ -1,0 +1,259 @@
+//! Image options of a file on a web server (`driver=http`, `driver=https`), with QEMU's keys and some of zebu's own.
+
+use crate::keyval::{parse_size_value, parse_switch};
+use crate::remote_disk::{RemoteName, http_options};
+use std::path::Path;
+use std::time::Duration;
+use zebu_remote::http::{Cookie, Credentials, HttpUrl, Redirects, Verification, password_of};
+
+/// Keys that mean something with these drivers.
+const KEYS: [&str; 18] = [
+    "url",
+    "readahead",
+    "timeout",
+    "sslverify",
+    "cookie",
+    "username",
+    "password-file",
+    "proxy-username",
+    "proxy-password-file",
+    "tls-ca",
+    "memory",
+    "connections",
+    "redirects",
+    "netrc",
+    "cookie-secret",
+    "password-secret",
+    "proxy-password-secret",
+    "force-range",
+];
+
+/// Keys that QEMU has and zebu refuses, with the reason.
+const REFUSED: [(&str, &str); 4] = [
+    ("cookie-secret", "there are no secret objects; cookie= has the value"),
+    (
+        "password-secret",
+        "there are no secret objects; password-file=FILE has the password in its first line, or a netrc file",
+    ),
+    ("proxy-password-secret", "there are no secret objects; use proxy-password-file=FILE"),
+    ("force-range", "ranges are always asked for, and a server without them is noticed"),
+];
+
+/// The most connections of one disk.
+const MOST_CONNECTIONS: usize = 256;
+
+/// The keys of one file, as far as they are those of web servers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct HttpOpts {
+    /// The driver's name, which is the scheme.
+    driver: Option<String>,
+    pairs: Vec<(&'static str, String)>,
+}
+
+impl HttpOpts {
+    /// The driver is `http` or `https`.
+    pub(crate) fn name(&mut self, driver: &str) {
+        self.driver = Some(driver.to_owned());
+    }
+
+    /// Whether `driver` is one of these.
+    pub(crate) fn is_driver(driver: &str) -> bool {
+        matches!(driver, "http" | "https")
+    }
+
+    /// Takes a pair if its key is one of these.
+    pub(crate) fn take(&mut self, key: &str, value: &str) -> Result<bool, String> {
+        let Some(&key) = KEYS.iter().find(|known| **known == key) else { return Ok(false) };
+        if self.pairs.iter().any(|(known, _)| *known == key) {
+            return Err(format!("Parameter '{key}' is given twice"));
+        }
+        self.pairs.push((key, value.to_owned()));
+        Ok(true)
+    }
+
+    /// The disk; `None` if there is no word of web servers.
+    ///
+    /// # Errors
+    /// A key without the driver, one that is missing, contradicts another, can't be read, or is not supported.
+    pub(crate) fn finish(self) -> Result<Option<RemoteName>, String> {
+        let Some(driver) = &self.driver else {
+            return match self.pairs.first() {
+                None => Ok(None),
+                Some((key, _)) => {
+                    Err(format!("Unknown parameter '{key}' (it goes with driver=http and driver=https)"))
+                }
+            };
+        };
+        let get =
+            |key: &str| self.pairs.iter().find(|(known, _)| *known == key).map(|(_, value)| value.as_str());
+        if let Some((key, reason)) = REFUSED.iter().find(|(key, _)| get(key).is_some()) {
+            return Err(format!("Parameter '{key}' is not supported: {reason}"));
+        }
+        let url = get("url").ok_or_else(|| format!("driver={driver} needs url={driver}://HOST/PATH"))?;
+        let url = HttpUrl::parse(url).map_err(|reason| format!("Parameter 'url': {reason}"))?;
+        if url.is_secure() != (driver == "https") {
+            return Err(format!(
+                "Parameter 'url': {driver} driver cannot handle the URL '{url}' (its scheme is another)"
+            ));
+        }
+        let mut options = http_options();
+        if let Some(value) = get("readahead") {
+            let bytes = parse_size_value("readahead", value)?;
+            if bytes == 0 || bytes % 512 != 0 || bytes > 8 << 20 {
+                return Err(format!(
+                    "Parameter 'readahead' expects a multiple of 512 up to 8M, not '{value}'"
+                ));
+            }
+            options.readahead = bytes;
+        }
+        if let Some(value) = get("timeout") {
+            options.timeout = match value.parse::<u32>() {
+                Ok(seconds @ 1..=86400) => Duration::from_secs(seconds.into()),
+                _ => {
+                    return Err(format!(
+                        "Parameter 'timeout' expects seconds from 1 to 86400, not '{value}'"
+                    ));
+                }
+            };
+            options.connect_timeout = options.connect_timeout.min(options.timeout);
+        }
+        if let Some(value) = get("sslverify")
+            && !parse_switch("sslverify", value)?
+        {
+            options.verification = Verification::Off;
+        }
+        if let Some(value) = get("netrc") {
+            options.netrc = parse_switch("netrc", value)?;
+        }
+        if let Some(value) = get("cookie") {
+            let cookie = Cookie::new(value).map_err(|reason| format!("Parameter 'cookie': {reason}"))?;
+            options.cookie = Some(cookie);
+        }
+        if let Some(value) = get("tls-ca") {
+            options.authorities = Some(value.into());
+        }
+        if let Some(value) = get("memory") {
+            options.memory = parse_size_value("memory", value)?;
+            if options.memory < 4 << 20 {
+                return Err(format!("Parameter 'memory' expects at least 4M, not '{value}'"));
+            }
+        }
+        if let Some(value) = get("connections") {
+            options.connections = match value.parse() {
+                Ok(connections @ 1..=MOST_CONNECTIONS) => connections,
+                _ => {
+                    return Err(format!(
+                        "Parameter 'connections' expects a number from 1 to {MOST_CONNECTIONS}, not '{value}'"
+                    ));
+                }
+            };
+        }
+        if let Some(value) = get("redirects") {
+            options.redirects = match value {
+                "safe" => Redirects::Safe,
+                "any" => Redirects::Any,
+                _ => return Err(format!("Parameter 'redirects' expects safe or any, not '{value}'")),
+            };
+        }
+        options.credentials =
+            credentials("username", get("username"), "password-file", get("password-file"))?;
+        options.proxy_credentials = credentials(
+            "proxy-username",
+            get("proxy-username"),
+            "proxy-password-file",
+            get("proxy-password-file"),
+        )?;
+        Ok(Some(RemoteName::Http { url, options: Box::new(options) }))
+    }
+}
+
+fn credentials(
+    user_key: &str,
+    user: Option<&str>,
+    file_key: &str,
+    file: Option<&str>,
+) -> Result<Option<Credentials>, String> {
+    let Some(user) = user else {
+        return match file {
+            None => Ok(None),
+            Some(_) => Err(format!("Parameter '{file_key}' needs '{user_key}'")),
+        };
+    };
+    let password = match file {
+        None => String::new(),
+        Some(path) => {
+            password_of(Path::new(path)).map_err(|reason| format!("Parameter '{file_key}': {reason}"))?
+        }
+    };
+    Credentials::new(user, password).map(Some).map_err(|reason| format!("Parameter '{user_key}': {reason}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opts(driver: &str, pairs: &[(&str, &str)]) -> Result<Option<RemoteName>, String> {
+        let mut opts = HttpOpts::default();
+        opts.name(driver);
+        for (key, value) in pairs {
+            assert!(opts.take(key, value)?, "{key}");
+        }
+        opts.finish()
+    }
+
+    #[test]
+    fn keys_are_read() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "secret\n").unwrap();
+        let path = file.path().to_str().unwrap();
+        let found = opts(
+            "https",
+            &[
+                ("url", "https://h/x"),
+                ("readahead", "1M"),
+                ("timeout", "5"),
+                ("sslverify", "off"),
+                ("cookie", "a=b"),
+                ("username", "u"),
+                ("password-file", path),
+                ("memory", "8M"),
+                ("connections", "3"),
+                ("redirects", "any"),
+                ("netrc", "off"),
+            ],
+        );
+        let Ok(Some(RemoteName::Http { url, options })) = found else { panic!("{found:?}") };
+        assert_eq!((url.to_string().as_str(), options.readahead), ("https://h/x", 1 << 20));
+        assert_eq!((options.timeout.as_secs(), options.connections, options.memory), (5, 3, 8 << 20));
+        assert_eq!((options.verification, options.redirects), (Verification::Off, Redirects::Any));
+        assert_eq!(options.credentials, Credentials::new("u", "secret").ok());
+        assert!(options.cookie.is_some() && !options.netrc && !format!("{options:?}").contains("secret"));
+    }
+
+    #[test]
+    fn what_contradicts_or_is_not_supported_is_named() {
+        let url = ("url", "http://h/x");
+        for (pairs, word) in [
+            (&[][..], "url"),
+            (&[("url", "https://h/x")], "scheme"),
+            (&[("url", "ftp://h/x")], "scheme"),
+            (&[url, ("timeout", "0")], "timeout"),
+            (&[url, ("readahead", "100")], "readahead"),
+            (&[url, ("memory", "1M")], "memory"),
+            (&[url, ("connections", "0")], "connections"),
+            (&[url, ("sslverify", "maybe")], "sslverify"),
+            (&[url, ("password-secret", "s")], "password-file"),
+            (&[url, ("password-file", "s")], "username"),
+            (&[url, ("cookie-secret", "s")], "cookie"),
+            (&[url, ("cookie", "a\nb")], "cookie"),
+            (&[url, url], "twice"),
+        ] {
+            let error = opts("http", pairs).unwrap_err();
+            assert!(error.contains(word), "{pairs:?}: {error}");
+        }
+        let mut opts = HttpOpts::default();
+        assert_eq!(opts.take("nothing", "x"), Ok(false));
+        assert_eq!(opts.take("url", "x"), Ok(true));
+        assert!(opts.finish().unwrap_err().contains("driver=http"));
+    }
+}

@@ -1,0 +1,77 @@
+//! The process that connects to servers of images again, when connections break: in its sandbox a server may not. It is this
+//! program again, outside of the sandbox, and connects only to addresses that were known when it was started.
+
+use crate::failure::Failure;
+use crate::remote_disk::network;
+use clap::Args;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use zebu_remote::{Broker, Peer};
+
+/// The name of the command that it runs.
+const COMMAND: &str = "connect-for-a-server";
+
+/// The addresses; questions come over standard input.
+#[derive(Debug, Args)]
+pub(crate) struct ConnectArgs {
+    /// An address and port
+    #[arg(long, value_name = "ADDRESS")]
+    tcp: Vec<SocketAddr>,
+    /// The path of a Unix socket
+    #[arg(long, value_name = "PATH")]
+    unix: Vec<PathBuf>,
+}
+
+/// Starts it, if images are on servers.
+pub(crate) fn start() -> Result<(), Failure> {
+    let peers = network().peers();
+    if peers.is_empty() {
+        return Ok(());
+    }
+    let fail = |error: io::Error| {
+        Failure::new(format!(
+            "could not start what connects to servers again: {error} (--no-sandbox does without)"
+        ))
+    };
+    let (ours, theirs) = UnixStream::pair().map_err(fail)?;
+    // In the order in which the process has them.
+    let (tcp, unix): (Vec<Peer>, Vec<Peer>) =
+        peers.into_iter().partition(|peer| matches!(peer, Peer::Tcp(_)));
+    let peers = [tcp, unix].concat();
+    let mut command = Command::new("/proc/self/exe");
+    command.arg(COMMAND);
+    for peer in &peers {
+        match peer {
+            Peer::Tcp(address) => command.arg("--tcp").arg(address.to_string()),
+            Peer::Unix(path) => command.arg("--unix").arg(path),
+        };
+    }
+    // What a terminal sends to the server's group is not for it. Nobody waits for it: it ends when the server does.
+    command.process_group(0).stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().map_err(fail)?;
+    network().use_broker(Broker::new(ours, peers));
+    Ok(())
+}
+
+/// Connects until the server is gone.
+pub(crate) fn run(args: &ConnectArgs) -> Result<u8, Failure> {
+    let ignored = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
+        // A service manager sends them to all processes at once; the server's end is what counts.
+        let _ = signal_hook::flag::register(signal, Arc::clone(&ignored));
+    }
+    let tcp = args.tcp.iter().copied().map(Peer::Tcp);
+    let peers: Vec<Peer> = tcp.chain(args.unix.iter().cloned().map(Peer::Unix)).collect();
+    let socket = io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from);
+    let served = socket.and_then(|socket| Broker::serve(&socket, &peers));
+    served.map_err(|error| Failure::new(format!("could not connect for a server: {error}")))?;
+    Ok(0)
+}

@@ -1,0 +1,125 @@
+//! A range that a thread gets from the server, and the memory that it goes to.
+
+use super::cache::BLOCK;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use zebu_storage::{Completer, StorageDone, StorageOp};
+
+/// The least bytes in a second that a server sends which is not given up.
+pub(super) const BYTES_A_SECOND: u64 = 64 << 10;
+
+/// A range to be fetched.
+pub(super) struct Fetch {
+    /// Bytes of the object.
+    pub(super) range: Range<u64>,
+    /// Bytes from the beginning that are there.
+    pub(super) done: u64,
+    /// From then on, it fails if no bytes come.
+    pub(super) deadline: Instant,
+    pub(super) memory: Memory,
+}
+
+/// Where the bytes go.
+pub(super) enum Memory {
+    /// To readers, one behind the other.
+    Readers(Vec<Completer>),
+    /// To blocks of the cache. They are made when a thread begins.
+    Blocks(Vec<Arc<[u8]>>),
+}
+
+impl Fetch {
+    /// For one reader.
+    pub(super) fn of_reader(range: Range<u64>, done: Completer, deadline: Instant) -> Self {
+        Self { range, done: 0, deadline, memory: Memory::Readers(vec![done]) }
+    }
+
+    /// For whole blocks.
+    pub(super) fn of_blocks(range: Range<u64>, deadline: Instant) -> Self {
+        Self { range, done: 0, deadline, memory: Memory::Blocks(Vec::new()) }
+    }
+
+    /// The time when it fails even if bytes come.
+    pub(super) fn limit(&self) -> Instant {
+        self.deadline + Duration::from_secs((self.range.end - self.range.start) / BYTES_A_SECOND + 1)
+    }
+
+    /// Takes `next` in if it is what follows, and both are of one kind and no longer than `most` together.
+    pub(super) fn join(&mut self, next: Fetch, most: u64) -> Result<(), Box<Fetch>> {
+        if self.range.end != next.range.start || next.range.end - self.range.start > most {
+            return Err(Box::new(next));
+        }
+        match (&mut self.memory, next.memory) {
+            (Memory::Readers(readers), Memory::Readers(more)) => readers.extend(more),
+            (Memory::Blocks(blocks), Memory::Blocks(more)) if blocks.is_empty() && more.is_empty() => {}
+            (_, memory) => return Err(Box::new(Fetch { memory, ..next })),
+        }
+        self.range.end = next.range.end;
+        self.deadline = self.deadline.min(next.deadline);
+        Ok(())
+    }
+
+    /// Makes the memory of blocks.
+    pub(super) fn prepare(&mut self) {
+        if let Memory::Blocks(blocks) = &mut self.memory
+            && blocks.is_empty()
+        {
+            let mut at = self.range.start;
+            while at < self.range.end {
+                let len = (self.range.end - at).min(BLOCK);
+                blocks.push(std::iter::repeat_n(0, len as usize).collect());
+                at += len;
+            }
+        }
+    }
+
+    /// Bytes that are missing.
+    pub(super) fn rest(&self) -> Range<u64> {
+        self.range.start + self.done..self.range.end
+    }
+
+    /// Whether nobody wants it any more.
+    pub(super) fn is_cancelled(&self) -> bool {
+        match &self.memory {
+            Memory::Readers(readers) => readers.iter().all(Completer::is_cancelled),
+            Memory::Blocks(_) => false,
+        }
+    }
+
+    /// Memory for the next bytes, in one piece; empty if all are there.
+    pub(super) fn next_memory(&mut self) -> &mut [u8] {
+        let at = self.range.start + self.done;
+        match &mut self.memory {
+            Memory::Blocks(blocks) => {
+                let index = (self.done / BLOCK) as usize;
+                // Nobody else has them before the fetch is over.
+                let block = blocks.get_mut(index).and_then(Arc::get_mut);
+                block.map_or(&mut [], |block| &mut block[(self.done % BLOCK) as usize..])
+            }
+            Memory::Readers(readers) => {
+                for reader in readers {
+                    let StorageOp::Read { offset, len } = reader.op() else { continue };
+                    if at >= offset + len {
+                        continue;
+                    }
+                    let mut skip = (at - offset) as usize;
+                    for buf in reader.bufs_mut().parts_mut() {
+                        if skip < buf.len() {
+                            return &mut buf.as_mut_slice()[skip..];
+                        }
+                        skip -= buf.len();
+                    }
+                }
+                &mut []
+            }
+        }
+    }
+}
+
+/// Answers readers.
+pub(super) fn answer(readers: Vec<Completer>, result: Result<(), i32>) {
+    for reader in readers {
+        let StorageOp::Read { len, .. } = reader.op() else { continue };
+        reader.finish(result.map(|()| StorageDone::Moved(len)));
+    }
+}

@@ -1,0 +1,26 @@
+//! Disks that are files on web servers, read by ranges (RFC 9110, section 14).
+//!
+//! Threads have a connection each and take fetches from one queue. Small reads go through a cache of bounded memory, with
+//! read-ahead; large ones go straight to the reader's memory. The object is pinned when the disk is opened: a reply that
+//! belongs to another version of it is never taken.
+
+mod cache;
+mod connection;
+mod credentials;
+mod disk;
+mod fetch;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
+mod headers;
+mod options;
+mod proxy;
+mod ranged;
+mod source;
+mod streaks;
+mod streamed;
+mod url;
+
+pub use credentials::{Credentials, password_of};
+pub use disk::HttpDisk;
+pub use options::{Cookie, HttpOptions, Redirects, ServersWithoutRanges, Verification};
+pub use url::HttpUrl;

@@ -1,0 +1,486 @@
+//! The object: where it is, which version of it was opened, and what a response says of it.
+
+use super::connection::{Broken, Connection, Patience, ToProxy};
+use super::credentials::Credentials;
+use super::headers::{self, Validators};
+use super::options::{HttpOptions, Redirects, Verification};
+use super::proxy::proxy_for;
+use super::url::HttpUrl;
+use crate::network::{Reach, is_public};
+use crate::stats::RemoteStats;
+use crate::stream::Stream;
+use crate::tls::{Authorities, Tls};
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+use ureq_proto::http::header::{
+    ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, COOKIE, IF_RANGE, LOCATION, RANGE, USER_AGENT,
+};
+use ureq_proto::http::{HeaderMap, Request, Response};
+
+/// The most redirects from a URL to the object.
+const MOST_REDIRECTS: usize = 10;
+/// What the server is told to be asked by.
+const AGENT: &str = concat!("zebu/", env!("CARGO_PKG_VERSION"));
+
+/// Why a request has no answer.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// Nothing could be connected.
+    Unreachable { errno: i32, reason: String },
+    /// Another try may help, after the pause that the server asks for.
+    Passing { reason: String, pause: Option<Duration> },
+    /// The server does not give it at this place.
+    Denied { errno: i32, reason: String },
+    /// The object is not the one that was opened.
+    Changed(String),
+    /// Nothing will help.
+    Refused { errno: i32, reason: String },
+    /// Nobody waits any more.
+    Cancelled,
+}
+
+impl Trouble {
+    pub(super) fn reason(&self) -> &str {
+        match self {
+            Self::Unreachable { reason, .. }
+            | Self::Passing { reason, .. }
+            | Self::Denied { reason, .. }
+            | Self::Changed(reason)
+            | Self::Refused { reason, .. } => reason,
+            Self::Cancelled => "given up",
+        }
+    }
+
+    pub(super) fn errno(&self) -> i32 {
+        match self {
+            Self::Unreachable { errno, .. } | Self::Denied { errno, .. } | Self::Refused { errno, .. } => {
+                *errno
+            }
+            _ => libc::EIO,
+        }
+    }
+
+    fn passing(reason: impl Into<String>) -> Self {
+        Self::Passing { reason: reason.into(), pause: None }
+    }
+}
+
+impl From<Broken> for Trouble {
+    fn from(broken: Broken) -> Self {
+        match broken {
+            Broken::Cancelled => Self::Cancelled,
+            broken => Self::passing(broken.to_string()),
+        }
+    }
+}
+
+/// The answer to a request for a range.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Reply {
+    /// These bytes follow, of an object of this length.
+    Part { range: Range<u64>, total: Option<u64> },
+    /// All of it follows: the server has no ranges.
+    Whole { len: Option<u64> },
+    /// There is nothing.
+    Empty,
+}
+
+/// The version of the object that was opened.
+#[derive(Debug, Clone)]
+struct Pinned {
+    len: u64,
+    validators: Validators,
+}
+
+/// The object.
+pub(super) struct Source {
+    original: HttpUrl,
+    pub(super) options: HttpOptions,
+    pub(super) stats: RemoteStats,
+    /// Made for the first server, and reused with another name.
+    tls: OnceLock<Tls>,
+    /// What netrc says of hosts. In a sandbox, it can't be read.
+    netrc: Mutex<HashMap<String, Option<Credentials>>>,
+    /// Where redirects led, and how often that was looked for.
+    current: Mutex<(HttpUrl, u64)>,
+    /// Held while that is looked for.
+    renewing: Mutex<()>,
+    pinned: OnceLock<Pinned>,
+    /// Whether what was named is at a public address.
+    is_public: OnceLock<bool>,
+    /// When bytes came last, in milliseconds since `opened`.
+    last_byte: AtomicU64,
+    opened: Instant,
+    failure: Mutex<Option<String>>,
+    /// Why reads were given up, if any were.
+    given_up: Mutex<Option<String>>,
+}
+
+impl Source {
+    pub(super) fn new(url: HttpUrl, options: HttpOptions) -> Self {
+        Self {
+            current: Mutex::new((url.clone(), 0)),
+            original: url,
+            options,
+            stats: RemoteStats::default(),
+            tls: OnceLock::new(),
+            netrc: Mutex::default(),
+            renewing: Mutex::default(),
+            pinned: OnceLock::new(),
+            is_public: OnceLock::new(),
+            last_byte: AtomicU64::new(0),
+            opened: Instant::now(),
+            failure: Mutex::default(),
+            given_up: Mutex::default(),
+        }
+    }
+
+    pub(super) fn url(&self) -> &HttpUrl {
+        &self.original
+    }
+
+    /// Bytes of the object that was opened.
+    pub(super) fn len(&self) -> u64 {
+        self.pinned.get().map_or(0, |pinned| pinned.len)
+    }
+
+    /// Whether the server marks versions of the object.
+    pub(super) fn has_validators(&self) -> bool {
+        self.pinned.get().is_some_and(|pinned| !pinned.validators.is_empty())
+    }
+
+    pub(super) fn note_failure(&self, reason: &str) {
+        *locked(&self.failure) = Some(reason.to_owned());
+    }
+
+    pub(super) fn last_failure(&self) -> Option<String> {
+        locked(&self.failure).clone()
+    }
+
+    pub(super) fn note_given_up(&self, reason: &str) {
+        locked(&self.given_up).get_or_insert_with(|| reason.to_owned());
+    }
+
+    pub(super) fn given_up(&self) -> Option<String> {
+        locked(&self.given_up).clone()
+    }
+
+    /// Bytes came.
+    pub(super) fn count_read(&self, bytes: u64) {
+        self.stats.count_read(bytes);
+        self.last_byte.store(self.opened.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// Whether a request's time is over: at its deadline, but as long as bytes come, later, at the limit.
+    pub(super) fn is_late(&self, deadline: Instant, limit: Instant) -> bool {
+        let now = Instant::now();
+        let last_byte = Duration::from_millis(self.last_byte.load(Ordering::Relaxed));
+        now >= limit
+            || now >= deadline && self.opened.elapsed().saturating_sub(last_byte) >= self.options.timeout
+    }
+
+    /// Where the object is now.
+    pub(super) fn place(&self) -> (HttpUrl, u64) {
+        locked(&self.current).clone()
+    }
+
+    /// Follows redirects from what was named, with a request for `range`.
+    pub(super) fn find(
+        &self,
+        range: Option<&Range<u64>>,
+        patience: &Patience<'_>,
+    ) -> Result<(HttpUrl, Connection, Reply, Validators), Trouble> {
+        let mut url = self.original.clone();
+        for _ in 0..=MOST_REDIRECTS {
+            let mut connection = self.connect(&url, patience.until)?;
+            let response = self.ask(&mut connection, &url, range, patience)?;
+            if response.status().is_redirection() && response.headers().contains_key(LOCATION) {
+                let next = connection.redirect(patience)?;
+                url = self.check_redirect(&url, &next)?;
+                continue;
+            }
+            let reply = self.judge(&response, range, &mut connection, patience)?;
+            return Ok((url, connection, reply, Validators::of(response.headers())));
+        }
+        let reason = format!("there are more than {MOST_REDIRECTS} redirects");
+        Err(Trouble::Refused { errno: libc::ELOOP, reason })
+    }
+
+    /// Pins what `find` found.
+    pub(super) fn pin(&self, url: HttpUrl, len: u64, validators: Validators) {
+        let _ = self.pinned.set(Pinned { len, validators });
+        *locked(&self.current) = (url, 0);
+    }
+
+    /// Looks for the object again, unless another thread has since `generation`.
+    pub(super) fn renew(&self, generation: u64, patience: &Patience<'_>) -> Result<(), Trouble> {
+        let _one = locked(&self.renewing);
+        if self.place().1 != generation {
+            return Ok(());
+        }
+        let (url, ..) = self.find(Some(&(0..1)), patience)?;
+        *locked(&self.current) = (url, generation + 1);
+        Ok(())
+    }
+
+    /// Whether the object is somewhere else than what was named, and so may have moved.
+    pub(super) fn is_moved(&self, url: &HttpUrl) -> bool {
+        *url != self.original
+    }
+
+    fn check_redirect(&self, from: &HttpUrl, to: &str) -> Result<HttpUrl, Trouble> {
+        let refused = |reason: String| Trouble::Refused { errno: libc::EACCES, reason };
+        let to = HttpUrl::parse(to)
+            .map_err(|reason| refused(format!("a redirect leads to what can't be opened: {reason}")))?;
+        if self.options.redirects == Redirects::Safe && from.is_secure() && !to.is_secure() {
+            let reason = format!("a redirect leads from https to '{to}' (--redirects any follows it)");
+            return Err(refused(reason));
+        }
+        Ok(to)
+    }
+
+    /// Connects to the server at `url`, or to its proxy.
+    pub(super) fn connect(&self, url: &HttpUrl, until: Instant) -> Result<Connection, Trouble> {
+        let until = until.min(Instant::now() + self.options.connect_timeout);
+        let refused = |reason: String| Trouble::Refused { errno: libc::EINVAL, reason };
+        let unreachable = |error: io::Error| {
+            let errno = error.raw_os_error().unwrap_or(match error.kind() {
+                io::ErrorKind::TimedOut => libc::ETIMEDOUT,
+                io::ErrorKind::PermissionDenied => libc::EACCES,
+                io::ErrorKind::NotFound => libc::ENOENT,
+                _ => libc::EIO,
+            });
+            Trouble::Unreachable { errno, reason: Broken::Io(error).to_string() }
+        };
+        let network = &self.options.network;
+        let proxy = proxy_for(url, |name| std::env::var(name).ok()).map_err(refused)?;
+        let Some(proxy) = proxy else {
+            let reach = self.reach();
+            let tcp =
+                network.tcp(url.host(), url.port(), reach, until).map_err(|error| match error.kind() {
+                    io::ErrorKind::PermissionDenied => {
+                        Trouble::Refused { errno: libc::EACCES, reason: error.to_string() }
+                    }
+                    _ => unreachable(error),
+                })?;
+            let mut stream = Stream::of_tcp(tcp, until);
+            self.is_public.get_or_init(|| stream.peer().is_some_and(is_public));
+            if url.is_secure() {
+                stream.start_tls(&self.tls_to(url.host()).map_err(refused)?).map_err(unreachable)?;
+            }
+            return Connection::new(stream, None).map_err(unreachable);
+        };
+        self.check_through_proxy(url)?;
+        let through = |error: Trouble| match error {
+            Trouble::Unreachable { errno, reason } => {
+                Trouble::Unreachable { errno, reason: format!("the proxy {}: {reason}", proxy.host) }
+            }
+            other => other,
+        };
+        let tcp =
+            network.tcp(&proxy.host, proxy.port, Reach::Any, until).map_err(|e| through(unreachable(e)))?;
+        let stream = Stream::of_tcp(tcp, until);
+        let credentials = self.options.proxy_credentials.as_ref().or(proxy.credentials.as_ref());
+        let authorization = credentials.map(Credentials::basic);
+        if !url.is_secure() {
+            return Connection::new(stream, Some(ToProxy { authorization })).map_err(unreachable);
+        }
+        let mut tunnel = Connection::new(stream, None).map_err(unreachable)?;
+        let authority = format!("{}:{}", url.bracketed(), url.port());
+        let mut request = Request::connect(&authority).header(USER_AGENT, AGENT);
+        if let Some(authorization) = authorization {
+            request = request.header("proxy-authorization", authorization);
+        }
+        let request = request.body(()).map_err(|error| refused(error.to_string()))?;
+        let patience = Patience { until, silence: self.options.connect_timeout, is_cancelled: &|| false };
+        let response = tunnel.request(request, &patience)?;
+        if !response.status().is_success() {
+            let reason = format!("the proxy {} refuses: {}", proxy.host, status_of(&response));
+            return Err(Trouble::Unreachable { errno: libc::EACCES, reason });
+        }
+        let mut stream = tunnel.into_stream();
+        stream.wait_until(until);
+        stream.start_tls(&self.tls_to(url.host()).map_err(refused)?).map_err(unreachable)?;
+        Connection::new(stream, None).map_err(unreachable)
+    }
+
+    /// Addresses that may be connected to: what was named says.
+    fn reach(&self) -> Reach {
+        match (self.options.redirects, self.is_public.get()) {
+            (Redirects::Safe, Some(true)) => Reach::Public,
+            _ => Reach::Any,
+        }
+    }
+
+    /// A proxy connects for itself: only an address that stands in the URL can be judged here.
+    fn check_through_proxy(&self, url: &HttpUrl) -> Result<(), Trouble> {
+        let is_private = |url: &HttpUrl| {
+            url.host() == "localhost" || url.host().parse::<IpAddr>().is_ok_and(|address| !is_public(address))
+        };
+        if self.options.redirects == Redirects::Safe && is_private(url) && !is_private(&self.original) {
+            let reason =
+                format!("a redirect leads to the private address '{url}' (--redirects any follows it)");
+            return Err(Trouble::Refused { errno: libc::EACCES, reason });
+        }
+        Ok(())
+    }
+
+    fn tls_to(&self, host: &str) -> Result<Tls, String> {
+        if let Some(tls) = self.tls.get() {
+            return tls.and_to(host);
+        }
+        let authorities = match (self.options.verification, &self.options.authorities) {
+            (Verification::Off, _) => Authorities::Unchecked,
+            (Verification::On, Some(path)) => Authorities::File(path),
+            (Verification::On, None) => Authorities::System,
+        };
+        let tls = Tls::to_host(authorities, host)?;
+        Ok(self.tls.get_or_init(|| tls.clone()).and_to(host).unwrap_or(tls))
+    }
+
+    /// Sends a request for `range`, or for all of it, and waits for the head of the response.
+    pub(super) fn ask(
+        &self,
+        connection: &mut Connection,
+        url: &HttpUrl,
+        range: Option<&Range<u64>>,
+        patience: &Patience<'_>,
+    ) -> Result<Response<()>, Trouble> {
+        let refused = |reason: String| Trouble::Refused { errno: libc::EINVAL, reason };
+        let mut request = Request::get(url.for_request())
+            .header(USER_AGENT, AGENT)
+            .header(ACCEPT, "*/*")
+            // A packed body has no ranges of the object.
+            .header(ACCEPT_ENCODING, "identity");
+        if let Some(range) = range {
+            request = request.header(RANGE, format!("bytes={}-{}", range.start, range.end.saturating_sub(1)));
+            if let Some(condition) = self.pinned.get().and_then(|pinned| pinned.validators.condition()) {
+                request = request.header(IF_RANGE, condition);
+            }
+        }
+        if let Some(credentials) = self.credentials_for(url).map_err(refused)? {
+            request = request.header(AUTHORIZATION, credentials.basic());
+        }
+        if let Some(cookie) = &self.options.cookie
+            && url.has_origin_of(&self.original)
+        {
+            request = request.header(COOKIE, cookie.0.as_str());
+        }
+        let request = request.body(()).map_err(|error| refused(error.to_string()))?;
+        self.stats.count_request(0);
+        Ok(connection.request(request, patience)?)
+    }
+
+    /// Who asks. What was given for the server that was named goes to no other.
+    fn credentials_for(&self, url: &HttpUrl) -> Result<Option<Credentials>, String> {
+        let given = self.options.credentials.as_ref().or(self.original.credentials());
+        if let Some(given) = given {
+            return Ok(url.has_origin_of(&self.original).then(|| given.clone()));
+        }
+        if !self.options.netrc {
+            return Ok(None);
+        }
+        if let Some(known) = locked(&self.netrc).get(url.host()) {
+            return Ok(known.clone());
+        }
+        let found = Credentials::of_netrc(url.host())?;
+        locked(&self.netrc).insert(url.host().to_owned(), found.clone());
+        Ok(found)
+    }
+
+    /// What a response is worth. `wanted` is what was asked for.
+    pub(super) fn judge(
+        &self,
+        response: &Response<()>,
+        wanted: Option<&Range<u64>>,
+        connection: &mut Connection,
+        patience: &Patience<'_>,
+    ) -> Result<Reply, Trouble> {
+        let status = response.status().as_u16();
+        let headers = response.headers();
+        match status {
+            206 => return self.judge_part(headers, wanted, connection),
+            200 => {
+                self.check_version(headers, connection.body_len())?;
+                if !headers::is_plain(headers) {
+                    return Err(Trouble::passing("the server sends the object packed (Content-Encoding)"));
+                }
+                return Ok(Reply::Whole { len: connection.body_len() });
+            }
+            416 if self.pinned.get().is_none() => {
+                let range = headers::content_range(headers);
+                if range.is_some_and(|range| range.total == Some(0)) {
+                    return Ok(Reply::Empty);
+                }
+            }
+            _ => {}
+        }
+        connection.drain(patience);
+        let reason = format!("the server answers {}", status_of(response));
+        Err(match status {
+            412 | 416 => Trouble::Changed(format!("{reason}: the object is shorter than it was, or another")),
+            401 | 407 => Trouble::Denied {
+                errno: libc::EACCES,
+                reason: format!("{reason} (a netrc file or username and password-file say who asks)"),
+            },
+            403 => Trouble::Denied { errno: libc::EACCES, reason },
+            404 | 410 => Trouble::Denied { errno: libc::ENOENT, reason },
+            408 | 425 | 429 | 500..=599 => Trouble::Passing { reason, pause: headers::retry_after(headers) },
+            _ => Trouble::Denied { errno: libc::EIO, reason },
+        })
+    }
+
+    fn judge_part(
+        &self,
+        headers: &HeaderMap,
+        wanted: Option<&Range<u64>>,
+        connection: &Connection,
+    ) -> Result<Reply, Trouble> {
+        if !headers::is_plain(headers) {
+            return Err(Trouble::passing("the server sends a range packed (Content-Encoding)"));
+        }
+        let wrong = || Trouble::passing("the server sends another range than was asked for (Content-Range)");
+        let content = headers::content_range(headers).ok_or_else(wrong)?;
+        let (Some(range), Some(wanted)) = (content.range, wanted) else { return Err(wrong()) };
+        // A part of what was asked for is allowed, from its beginning on.
+        if range.start != wanted.start || range.end > wanted.end {
+            return Err(wrong());
+        }
+        if connection.body_len().is_some_and(|len| len != range.end - range.start) {
+            return Err(Trouble::passing("the length of a body is not that of its range"));
+        }
+        self.check_version(headers, content.total)?;
+        Ok(Reply::Part { range, total: content.total })
+    }
+
+    /// Whether a response is of the version that was opened.
+    fn check_version(&self, headers: &HeaderMap, len: Option<u64>) -> Result<(), Trouble> {
+        let Some(pinned) = self.pinned.get() else { return Ok(()) };
+        if len.is_some_and(|len| len != pinned.len) {
+            return Err(Trouble::Changed("the object has another length than when it was opened".to_owned()));
+        }
+        if !pinned.validators.fit(&Validators::of(headers)) {
+            return Err(Trouble::Changed(
+                "the object is another than when it was opened (ETag, Last-Modified)".to_owned(),
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn status_of(response: &Response<()>) -> String {
+    let status = response.status();
+    match status.canonical_reason() {
+        Some(words) => format!("{} {words}", status.as_u16()),
+        None => status.as_u16().to_string(),
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,235 @@
+//! Reading from the beginning to the end, where the server has no ranges: one response, and a window of it in memory.
+//!
+//! Reads of the beginning, which is kept, and of the window are answered from memory; reads beyond have the stream go on.
+//! Reads before the window fail. When the connection breaks, all of it is asked for again, if the server marks versions.
+
+use super::cache::BLOCK;
+use super::connection::{Connection, INPUT, Patience};
+use super::fetch::BYTES_A_SECOND;
+use super::source::{Reply, Source, Trouble};
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use zebu_storage::{Completer, StorageDone, StorageOp};
+
+/// Bytes of the beginning that are kept.
+const HEAD: u64 = 1 << 20;
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+const LONGEST_SILENCE: Duration = Duration::from_secs(10);
+
+/// An object that is read in order.
+pub(super) struct Streamed {
+    pub(super) source: Source,
+    state: Mutex<State>,
+    more: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Reads by their offset, and by when they came.
+    waiting: BTreeMap<(u64, u64), (Completer, Instant)>,
+    count: u64,
+    is_closed: bool,
+}
+
+impl Streamed {
+    /// The object of `source`, which is pinned; its response is about to come over `connection`.
+    ///
+    /// # Errors
+    /// No thread could be made.
+    pub(super) fn start(source: Source, connection: Connection) -> std::io::Result<Arc<Self>> {
+        let streamed = Arc::new(Self { source, state: Mutex::default(), more: Condvar::new() });
+        let shared = Arc::clone(&streamed);
+        let window = shared.source.options.memory.saturating_sub(HEAD + INPUT as u64).max(BLOCK);
+        let stream = Stream {
+            connection: Some(connection),
+            position: 0,
+            head: Vec::new(),
+            window: VecDeque::new(),
+            most: window,
+        };
+        std::thread::Builder::new().name("zebu-http".to_owned()).spawn(move || shared.run(stream))?;
+        Ok(streamed)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn close(&self) {
+        let mut state = self.lock();
+        state.is_closed = true;
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        self.more.notify_all();
+        drop(waiting);
+    }
+
+    /// Reads a range within the object, not empty.
+    pub(super) fn read(&self, range: &Range<u64>, done: Completer) {
+        let mut state = self.lock();
+        if state.is_closed {
+            return;
+        }
+        state.count += 1;
+        let key = (range.start, state.count);
+        // The bytes between the stream's place and this one come first.
+        let deadline = Instant::now() + self.source.options.timeout;
+        state.waiting.insert(key, (done, deadline));
+        drop(state);
+        self.more.notify_all();
+    }
+
+    /// The read with the lowest offset; `None` if the disk is closed.
+    fn next(&self) -> Option<(Completer, Instant)> {
+        let mut state = self.lock();
+        loop {
+            if state.is_closed {
+                return None;
+            }
+            if let Some((_, read)) = state.waiting.pop_first() {
+                return Some(read);
+            }
+            state = self.more.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn run(&self, mut stream: Stream) {
+        while let Some((mut done, deadline)) = self.next() {
+            let StorageOp::Read { offset, len } = done.op() else { continue };
+            let result = self.go_to(&mut stream, offset + len, deadline, &done);
+            match result {
+                Ok(()) if stream.copy(offset, len, &mut done) => done.finish(Ok(StorageDone::Moved(len))),
+                Ok(()) => {
+                    self.source.note_given_up(
+                        "the server has no ranges, and what was read is gone: download the object first",
+                    );
+                    done.finish(Err(libc::EIO));
+                }
+                Err(reason) => {
+                    self.source.note_given_up(&reason);
+                    done.finish(Err(libc::EIO));
+                }
+            }
+        }
+    }
+
+    /// Receives up to `end`. As long as bytes come at a fair pace, it goes on.
+    fn go_to(
+        &self,
+        stream: &mut Stream,
+        end: u64,
+        deadline: Instant,
+        done: &Completer,
+    ) -> Result<(), String> {
+        let mut pause = FIRST_PAUSE;
+        let missing = end.saturating_sub(stream.position);
+        let limit = deadline + Duration::from_secs(missing / BYTES_A_SECOND + 1);
+        let is_over = || done.is_cancelled() || self.lock().is_closed;
+        let silence = (self.source.options.timeout / 4).min(LONGEST_SILENCE);
+        let patience = Patience { until: limit, silence, is_cancelled: &is_over };
+        while stream.position < end {
+            let trouble = match self.receive(stream, end, &patience) {
+                Ok(()) => return Ok(()),
+                Err(trouble) => trouble,
+            };
+            self.source.note_failure(trouble.reason());
+            stream.connection = None;
+            let is_hopeless =
+                matches!(trouble, Trouble::Changed(_) | Trouble::Cancelled | Trouble::Refused { .. });
+            if is_hopeless || self.source.is_late(deadline, limit) {
+                return Err(trouble.reason().to_owned());
+            }
+            if !self.source.has_validators() {
+                return Err(format!(
+                    "{} (and nothing tells whether it would be the same object again)",
+                    trouble.reason()
+                ));
+            }
+            self.source.stats.count_retries(1);
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+        Ok(())
+    }
+
+    fn receive(&self, stream: &mut Stream, end: u64, patience: &Patience<'_>) -> Result<(), Trouble> {
+        let mut skip = 0;
+        if stream.connection.is_none() {
+            let (_, connection, reply, _) = self.source.find(None, patience)?;
+            if !matches!(reply, Reply::Whole { .. }) {
+                return Err(Trouble::Passing {
+                    reason: "the server sends a part that nobody asked for".to_owned(),
+                    pause: None,
+                });
+            }
+            stream.connection = Some(connection);
+            skip = stream.position;
+        }
+        let mut piece = vec![0; INPUT];
+        while stream.position < end {
+            let Some(connection) = &mut stream.connection else { break };
+            let left = self.source.len() - stream.position + skip;
+            let most = (piece.len() as u64).min(if skip > 0 { skip } else { left }) as usize;
+            let read = connection.read(&mut piece[..most], patience)?;
+            if read == 0 {
+                return Err(Trouble::Passing {
+                    reason: "the body of a response is too short".to_owned(),
+                    pause: None,
+                });
+            }
+            self.source.count_read(read as u64);
+            if skip > 0 {
+                skip -= read as u64;
+            } else {
+                stream.push(&piece[..read]);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What has come.
+struct Stream {
+    connection: Option<Connection>,
+    /// Bytes of the object so far.
+    position: u64,
+    head: Vec<u8>,
+    /// What came last.
+    window: VecDeque<u8>,
+    most: u64,
+}
+
+impl Stream {
+    fn push(&mut self, bytes: &[u8]) {
+        let room = HEAD.saturating_sub(self.head.len() as u64) as usize;
+        self.head.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        let over = (self.window.len() + bytes.len()).saturating_sub(self.most as usize);
+        self.window.drain(..over.min(self.window.len()));
+        self.window.extend(bytes);
+        self.position += bytes.len() as u64;
+    }
+
+    /// Copies a range to its reader; false if it is gone.
+    fn copy(&self, offset: u64, len: u64, done: &mut Completer) -> bool {
+        let end = offset + len;
+        let start = self.position - self.window.len() as u64;
+        if offset >= start && end <= self.position {
+            let (from, to) = ((offset - start) as usize, (end - start) as usize);
+            let (first, second) = self.window.as_slices();
+            let mut at = 0;
+            for (piece, begin) in [(first, 0), (second, first.len())] {
+                let (from, to) =
+                    (from.clamp(begin, begin + piece.len()), to.clamp(begin, begin + piece.len()));
+                done.bufs_mut().copy_from(at, &piece[from - begin..to - begin]);
+                at += to - from;
+            }
+            return true;
+        }
+        let Some(bytes) = self.head.get(offset as usize..end as usize) else { return false };
+        done.bufs_mut().copy_from(0, bytes);
+        true
+    }
+}

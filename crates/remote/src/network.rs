@@ -1,0 +1,260 @@
+//! The way to other machines: hosts are looked up and sockets connected here, each with a deadline.
+//!
+//! In a sandbox nothing can be looked up or connected. A [`Broker`] outside of it does that then, for the addresses that
+//! were known when it was started.
+
+mod broker;
+mod reach;
+
+pub use broker::{Broker, Peer};
+pub(crate) use reach::{Reach, is_public};
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+/// A server that says nothing while requests wait is asked whether it is there, so often.
+const PROBE: Duration = Duration::from_secs(10);
+/// Sent bytes that nobody acknowledges for so long are lost.
+const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
+/// The most look-ups at a time, those that were given up among them.
+const MOST_LOOKUPS: usize = 16;
+/// The most addresses of one host that are tried.
+const MOST_ADDRESSES: usize = 16;
+/// The pause before another try to connect to a Unix socket whose server is busy.
+const BUSY: Duration = Duration::from_millis(20);
+
+/// Look-ups that have not ended. They can't be stopped: the C library has no way.
+static LOOKUPS: AtomicUsize = AtomicUsize::new(0);
+
+/// The way to other machines. Clones are the same way.
+#[derive(Debug, Clone, Default)]
+pub struct Network(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Addresses that hosts had when they were looked up last.
+    hosts: HashMap<(String, u16), Vec<SocketAddr>>,
+    sockets: Vec<PathBuf>,
+    broker: Option<Arc<Broker>>,
+}
+
+/// Two are the same if they are one way.
+impl PartialEq for Network {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Network {}
+
+impl Network {
+    /// Everything that was looked up or connected so far, for a [`Broker`].
+    pub fn peers(&self) -> Vec<Peer> {
+        let state = self.lock();
+        let mut tcp: Vec<SocketAddr> = state.hosts.values().flatten().copied().collect();
+        tcp.sort_unstable();
+        tcp.dedup();
+        tcp.into_iter().map(Peer::Tcp).chain(state.sockets.iter().cloned().map(Peer::Unix)).collect()
+    }
+
+    /// From now on the broker connects, and nothing is looked up any more.
+    pub fn use_broker(&self, broker: Broker) {
+        self.lock().broker = Some(Arc::new(broker));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Connects to a host; the first of its addresses that answers and is within `reach`.
+    pub(crate) fn tcp(&self, host: &str, port: u16, reach: Reach, until: Instant) -> io::Result<TcpStream> {
+        let all = self.addresses(host, port, until)?;
+        let addresses: Vec<SocketAddr> =
+            all.iter().copied().filter(|address| reach.has(address.ip())).collect();
+        if addresses.is_empty() && !all.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, reach::refusal(host)));
+        }
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+        for (index, address) in addresses.iter().enumerate() {
+            // A host that drops packets leaves time for the others.
+            let time = time_left(until)? / (addresses.len() - index) as u32;
+            match self.connect(*address, time) {
+                Ok(socket) => return Ok(socket),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn connect(&self, address: SocketAddr, time: Duration) -> io::Result<TcpStream> {
+        let broker = self.lock().broker.clone();
+        let socket = match broker {
+            None => TcpStream::connect_timeout(&address, time)?,
+            Some(broker) => TcpStream::from(broker.connect(&Peer::Tcp(address), time)?),
+        };
+        socket.set_nodelay(true)?;
+        // A peer that vanished is noticed; where the system has not all of these, later.
+        let _ = sockopt::set_socket_keepalive(&socket, true);
+        let _ = sockopt::set_tcp_keepidle(&socket, PROBE);
+        let _ = sockopt::set_tcp_keepintvl(&socket, PROBE / 2);
+        let _ = sockopt::set_tcp_keepcnt(&socket, 3);
+        let _ = sockopt::set_tcp_user_timeout(&socket, UNACKNOWLEDGED.as_millis() as u32);
+        Ok(socket)
+    }
+
+    /// Connects to a Unix socket.
+    #[cfg_attr(not(feature = "nbd"), expect(dead_code))]
+    pub(crate) fn unix(&self, path: &Path, until: Instant) -> io::Result<UnixStream> {
+        let broker = {
+            let mut state = self.lock();
+            if state.broker.is_none() && !state.sockets.iter().any(|known| known == path) {
+                state.sockets.push(path.to_owned());
+            }
+            state.broker.clone()
+        };
+        match broker {
+            None => connect_unix(path, until),
+            Some(broker) => {
+                Ok(UnixStream::from(broker.connect(&Peer::Unix(path.to_owned()), time_left(until)?)?))
+            }
+        }
+    }
+
+    /// The addresses of a host.
+    fn addresses(&self, host: &str, port: u16, until: Instant) -> io::Result<Vec<SocketAddr>> {
+        let key = (host.to_owned(), port);
+        {
+            let state = self.lock();
+            if state.broker.is_some() {
+                return state.hosts.get(&key).cloned().ok_or_else(|| {
+                    let reason = format!("'{host}' can't be looked up in the sandbox (--no-sandbox)");
+                    io::Error::new(io::ErrorKind::PermissionDenied, reason)
+                });
+            }
+        }
+        let mut addresses = match host.parse::<IpAddr>() {
+            Ok(address) => vec![SocketAddr::new(address, port)],
+            Err(_) => look_up(host, port, until)?,
+        };
+        addresses.truncate(MOST_ADDRESSES);
+        self.lock().hosts.insert(key, addresses.clone());
+        Ok(addresses)
+    }
+}
+
+/// Connects without waiting longer than `until` for a server whose backlog is full.
+fn connect_unix(path: &Path, until: Instant) -> io::Result<UnixStream> {
+    let address = SocketAddrUnix::new(path)?;
+    loop {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) => {
+                let socket = UnixStream::from(socket);
+                socket.set_nonblocking(false)?;
+                return Ok(socket);
+            }
+            Err(rustix::io::Errno::AGAIN) => std::thread::sleep(BUSY.min(time_left(until)?)),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Asks the system for the addresses of a host, on a thread of its own: what asks may hang.
+fn look_up(host: &str, port: u16, until: Instant) -> io::Result<Vec<SocketAddr>> {
+    let time = time_left(until)?;
+    if LOOKUPS.fetch_add(1, Ordering::SeqCst) >= MOST_LOOKUPS {
+        LOOKUPS.fetch_sub(1, Ordering::SeqCst);
+        return Err(io::Error::other("too many look-ups of hosts have no answer"));
+    }
+    let (sender, receiver) = mpsc::channel();
+    let question = (host.to_owned(), port);
+    let ask = move || {
+        let found = (question.0.as_str(), question.1).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
+        LOOKUPS.fetch_sub(1, Ordering::SeqCst);
+        let found = found.map_err(|error| {
+            let text = error.to_string();
+            let reason = text.rsplit_once(": ").map_or(text.as_str(), |(_, reason)| reason);
+            io::Error::new(io::ErrorKind::NotFound, format!("'{}' can't be looked up: {reason}", question.0))
+        });
+        let _ = sender.send(found);
+    };
+    if let Err(error) = std::thread::Builder::new().name("zebu-lookup".to_owned()).spawn(ask) {
+        LOOKUPS.fetch_sub(1, Ordering::SeqCst);
+        return Err(error);
+    }
+    receiver.recv_timeout(time).unwrap_or_else(|_| {
+        let reason = format!("looking up '{host}' takes too long");
+        Err(io::Error::new(io::ErrorKind::TimedOut, reason))
+    })
+}
+
+/// The time until then.
+///
+/// # Errors
+/// It is over.
+pub(crate) fn time_left(until: Instant) -> io::Result<Duration> {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(late()) } else { Ok(left) }
+}
+
+/// The server took too long.
+pub(crate) fn late() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "the server does not answer")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn a_host_without_a_public_address_is_refused_if_that_is_asked_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let until = Instant::now() + Duration::from_secs(10);
+        let network = Network::default();
+        assert!(network.tcp("localhost", port, Reach::Any, until).is_ok());
+        // What is connected is what was judged: there is no second look-up that could tell another address.
+        let error = network.tcp("localhost", port, Reach::Public, until).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        assert!(error.to_string().contains("private"), "{error}");
+        assert!(network.peers().contains(&Peer::Tcp(SocketAddr::from(([127, 0, 0, 1], port)))));
+    }
+
+    #[test]
+    fn a_full_backlog_and_a_time_that_is_over_are_no_reason_to_wait() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let network = Network::default();
+        let begin = Instant::now();
+        let mut made = Vec::new();
+        let error = loop {
+            match network.unix(&path, Instant::now() + Duration::from_millis(200)) {
+                Ok(socket) => made.push(socket),
+                Err(error) => break error,
+            }
+            assert!(made.len() < 10);
+        };
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(begin.elapsed() < Duration::from_secs(20));
+        let over = network.tcp("localhost", 1, Reach::Any, begin).unwrap_err();
+        assert_eq!(over.kind(), io::ErrorKind::TimedOut);
+    }
+}

@@ -1,0 +1,199 @@
+//! A process that connects for one in a sandbox: to the addresses that it was started with, and to no others.
+//!
+//! A question is the number of an address and a time in milliseconds, with the socket on which the answer goes back. The
+//! answer is an errno, with the connected socket if that is 0.
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// The most connections that are being made at a time.
+const MOST_AT_ONCE: usize = 64;
+/// The longest that one may take.
+const LONGEST: Duration = Duration::from_secs(120);
+/// The time beyond its own in which the broker's answer must come.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// An address that a broker may connect to.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Peer {
+    /// An address and port of TCP.
+    Tcp(SocketAddr),
+    /// The path of a Unix socket.
+    Unix(PathBuf),
+}
+
+/// A broker, as the process in the sandbox has it.
+#[derive(Debug)]
+pub struct Broker {
+    socket: UnixStream,
+    peers: Vec<Peer>,
+}
+
+impl Broker {
+    /// The broker on the other end of `socket`, which was started with these `peers` ([`Broker::serve`]).
+    pub fn new(socket: UnixStream, peers: Vec<Peer>) -> Self {
+        Self { socket, peers }
+    }
+
+    /// Connects for the other end of `socket` until that is closed. This is the work of the process outside of the sandbox.
+    ///
+    /// # Errors
+    /// The socket's.
+    pub fn serve(socket: &UnixStream, peers: &[Peer]) -> io::Result<()> {
+        let busy = Arc::new(AtomicUsize::new(0));
+        loop {
+            let mut question = [0; 8];
+            let (len, answer) = receive(socket, &mut question)?;
+            if len == 0 {
+                return Ok(());
+            }
+            let Some(answer) = answer.filter(|_| len == question.len()).map(UnixStream::from) else {
+                continue;
+            };
+            let [index, time] = [&question[..4], &question[4..]]
+                .map(|bytes| bytes.try_into().map(u32::from_le_bytes).unwrap_or_default());
+            let peer = peers.get(index as usize).cloned();
+            if busy.fetch_add(1, Ordering::SeqCst) >= MOST_AT_ONCE {
+                busy.fetch_sub(1, Ordering::SeqCst);
+                let _ = send(&answer, &libc::EAGAIN.to_le_bytes(), None);
+                continue;
+            }
+            let done = Arc::clone(&busy);
+            let work = move || {
+                let connected = peer.ok_or(libc::EACCES).and_then(|peer| {
+                    let time = Duration::from_millis(time.into()).min(LONGEST);
+                    connect(&peer, time).map_err(|error| match error.kind() {
+                        io::ErrorKind::TimedOut => libc::ETIMEDOUT,
+                        _ => error.raw_os_error().unwrap_or(libc::EIO),
+                    })
+                });
+                let _ = match connected {
+                    Ok(socket) => send(&answer, &0i32.to_le_bytes(), Some(&socket)),
+                    Err(errno) => send(&answer, &errno.to_le_bytes(), None),
+                };
+                done.fetch_sub(1, Ordering::SeqCst);
+            };
+            if std::thread::Builder::new().spawn(work).is_err() {
+                // Its answer's socket is gone, which is an answer, too.
+                busy.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// Has the broker connect.
+    pub(super) fn connect(&self, peer: &Peer, time: Duration) -> io::Result<OwnedFd> {
+        let index = self.peers.iter().position(|known| known == peer).ok_or_else(|| {
+            let reason = "its address was not known when the sandbox was entered (--no-sandbox)";
+            io::Error::new(io::ErrorKind::PermissionDenied, reason)
+        })?;
+        let mut question = [0; 8];
+        question[..4].copy_from_slice(&(index as u32).to_le_bytes());
+        question[4..].copy_from_slice(&(time.as_millis().min(u128::from(u32::MAX)) as u32).to_le_bytes());
+        let (ours, theirs) = UnixStream::pair()?;
+        send(&self.socket, &question, Some(&OwnedFd::from(theirs)))?;
+        ours.set_read_timeout(Some(time + GRACE))?;
+        let mut errno = [0; 4];
+        let (len, socket) = receive(&ours, &mut errno)?;
+        if len < errno.len() {
+            return Err(io::Error::other("the process that connects for the sandbox is gone"));
+        }
+        match (i32::from_le_bytes(errno), socket) {
+            (0, Some(socket)) => Ok(socket),
+            (0, None) => Err(io::Error::from_raw_os_error(libc::EMFILE)),
+            (errno, _) => Err(io::Error::from_raw_os_error(errno)),
+        }
+    }
+}
+
+fn connect(peer: &Peer, time: Duration) -> io::Result<OwnedFd> {
+    match peer {
+        Peer::Tcp(address) => TcpStream::connect_timeout(address, time).map(OwnedFd::from),
+        Peer::Unix(path) => super::connect_unix(path, Instant::now() + time).map(OwnedFd::from),
+    }
+}
+
+fn send(socket: &UnixStream, bytes: &[u8], passed: Option<&OwnedFd>) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let passed: Vec<_> = passed.iter().map(|socket| socket.as_fd()).collect();
+    if !passed.is_empty() {
+        ancillary.push(SendAncillaryMessage::ScmRights(&passed));
+    }
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+fn receive(socket: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        match recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+            Err(rustix::io::Errno::INTR) => {}
+            received => break received?,
+        }
+    };
+    let passed = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut sockets) => sockets.next(),
+        _ => None,
+    });
+    Ok((received.bytes, passed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Network, Reach};
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn a_broker_connects_to_what_it_was_started_with_and_to_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let unix = UnixListener::bind(&path).unwrap();
+        let (known, other) =
+            (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
+        let [known_port, other_port] = [&known, &other].map(|tcp| tcp.local_addr().unwrap().port());
+        let network = Network::default();
+        let until = Instant::now() + Duration::from_secs(30);
+        network.tcp("127.0.0.1", known_port, Reach::Any, until).unwrap();
+        network.unix(&path, until).unwrap();
+        let peers = network.peers();
+        assert_eq!(peers.len(), 2);
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let broker = std::thread::spawn({
+            let peers = peers.clone();
+            move || Broker::serve(&theirs, &peers)
+        });
+        network.use_broker(Broker::new(ours, peers));
+        let _first = (known.accept().unwrap(), unix.accept().unwrap());
+        let mut socket = network.tcp("127.0.0.1", known_port, Reach::Any, until).unwrap();
+        let mut peer = known.accept().unwrap().0;
+        peer.write_all(b"x").unwrap();
+        socket.read_exact(&mut [0]).unwrap();
+        network.unix(&path, until).unwrap();
+        for (host, port) in [("127.0.0.1", other_port), ("localhost", known_port)] {
+            let error = network.tcp(host, port, Reach::Any, until).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
+        }
+        let gone = std::path::Path::new("/nowhere");
+        assert_eq!(network.unix(gone, until).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        drop(known);
+        let error = network.tcp("127.0.0.1", known_port, Reach::Any, until).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+        drop(network);
+        broker.join().unwrap().unwrap();
+    }
+}

@@ -1,0 +1,113 @@
+//! Which addresses belong to the network at large.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// The addresses that may be connected to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// All.
+    Any,
+    /// Public ones.
+    #[cfg_attr(not(feature = "http"), expect(dead_code))]
+    Public,
+}
+
+impl Reach {
+    pub(super) fn has(self, address: IpAddr) -> bool {
+        self == Self::Any || is_public(address)
+    }
+}
+
+pub(super) fn refusal(host: &str) -> String {
+    format!("'{host}' is at a private address, and what was named is at a public one (--redirects any)")
+}
+
+/// Whether an address is one of the network at large, by the registries of special addresses (RFC 6890 and its updates).
+pub(crate) fn is_public(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => is_public_v4(address),
+        IpAddr::V6(address) => is_public_v6(address),
+    }
+}
+
+fn is_public_v4(address: Ipv4Addr) -> bool {
+    let special = match address.octets() {
+        [0 | 10 | 127, ..] | [169, 254, ..] | [192, 168, ..] | [192, 0, 0 | 2, _]
+        // Benchmarks, documentation.
+        | [198, 18 | 19, ..] | [198, 51, 100, _] | [203, 0, 113, _] => true,
+        // Shared by the customers of a provider; 172.16/12.
+        [100, second, ..] if second & 0xc0 == 64 => true,
+        [172, second, ..] if second & 0xf0 == 16 => true,
+        // Multicast, reserved, broadcast.
+        [first, ..] => first >= 224,
+    };
+    !special
+}
+
+fn is_public_v6(address: Ipv6Addr) -> bool {
+    let segments = address.segments();
+    let [.., a, b] = segments;
+    let embedded = |high: u16, low: u16| {
+        let [a, b] = high.to_be_bytes();
+        let [c, d] = low.to_be_bytes();
+        is_public_v4(Ipv4Addr::new(a, b, c, d))
+    };
+    match segments {
+        // IPv4 in other clothes: mapped, compatible, translated (NAT64, RFC 6052), 6to4.
+        [0, 0, 0, 0, 0, 0xffff, ..] | [0x64, 0xff9b, 0, 0, 0, 0, ..] => embedded(a, b),
+        [0x2002, high, low, ..] => embedded(high, low),
+        // Teredo hides an address; documentation; IETF's own.
+        [0x2001, 0..=0x1ff | 0xdb8, ..] | [0x3fff, 0..=0xfff, ..] => false,
+        // Only this part is given out.
+        [first, ..] => first & 0xe000 == 0x2000,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn private_addresses_in_all_their_clothes_are_known() {
+        for private in [
+            "0.0.0.0",
+            "10.1.2.3",
+            "100.64.0.1",
+            "127.9.9.9",
+            "169.254.169.254",
+            "172.31.255.255",
+            "192.168.0.1",
+            "224.0.0.1",
+            "255.255.255.255",
+            "::",
+            "::1",
+            "::7f00:1",
+            "::ffff:127.0.0.1",
+            "::ffff:10.0.0.1",
+            "64:ff9b::a9fe:a9fe",
+            "64:ff9b:1::1",
+            "2002:7f00:1::1",
+            "2001:0:1::1",
+            "fc00::1",
+            "fd12::1",
+            "fe80::1",
+            "fec0::1",
+            "ff02::1",
+        ] {
+            assert!(!is_public(private.parse().unwrap()), "{private}");
+        }
+        for public in [
+            "1.1.1.1",
+            "100.128.0.1",
+            "172.32.0.1",
+            "192.0.1.1",
+            "8.8.8.8",
+            "::ffff:8.8.8.8",
+            "2606:4700::1",
+            "2a00::1",
+            "64:ff9b::808:808",
+        ] {
+            assert!(is_public(public.parse().unwrap()), "{public}");
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Certificates of a connection over TLS.
+
+#[cfg(feature = "nbd")]
+use rustls::pki_types::PrivateKeyDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, ConfigBuilder, RootCertStore, WantsVerifier};
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Where distributions keep the authorities that they trust.
+const SYSTEM_AUTHORITIES: [&str; 4] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+
+/// Where certificates are, and whose certificate the server must have.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct TlsFiles {
+    /// A directory as QEMU and libnbd have it: `ca-cert.pem`, and if the server asks who the client is, `client-cert.pem`
+    /// and `client-key.pem`. Without it, the authorities are those of `SSL_CERT_FILE`, or of the system.
+    pub directory: Option<PathBuf>,
+    /// The name in the server's certificate, if it is not the host's.
+    pub server_name: Option<String>,
+}
+
+zebu_storage::option_setters!(TlsFiles {
+    directory: impl Into<Option<PathBuf>>,
+    server_name: impl Into<Option<String>>,
+});
+
+/// A client's side of TLS, ready for connections.
+#[derive(Clone)]
+pub(crate) struct Tls {
+    config: Arc<ClientConfig>,
+    name: ServerName<'static>,
+}
+
+impl Tls {
+    /// Reads the files. `host` is whom the certificate must name unless `files` say otherwise.
+    #[cfg(feature = "nbd")]
+    pub(crate) fn load(files: &TlsFiles, host: &str) -> Result<Self, String> {
+        let authorities = match &files.directory {
+            Some(directory) => directory.join("ca-cert.pem"),
+            None => system_authorities()?,
+        };
+        let builder = builder()?.with_root_certificates(roots(&authorities)?);
+        let own = files.directory.as_ref().map(|directory| directory.join("client-cert.pem"));
+        let config = match own.filter(|path| path.exists()) {
+            None => builder.with_no_client_auth(),
+            Some(path) => {
+                let key_path = path.with_file_name("client-key.pem");
+                let key = PrivateKeyDer::from_pem_file(&key_path).map_err(|e| problem(&key_path, &e))?;
+                builder.with_client_auth_cert(certificates(&path)?, key).map_err(|e| problem(&path, &e))?
+            }
+        };
+        let name = server_name(files.server_name.as_deref().unwrap_or(host))?;
+        Ok(Self { config: Arc::new(config), name })
+    }
+
+    /// A client's side for the server at `host`, whose certificate is to be from `authorities`, or from those of the system.
+    #[cfg(feature = "http")]
+    pub(crate) fn to_host(authorities: Authorities<'_>, host: &str) -> Result<Self, String> {
+        let builder = builder()?;
+        let builder = match authorities {
+            Authorities::System => builder.with_root_certificates(roots(&system_authorities()?)?),
+            Authorities::File(path) => builder.with_root_certificates(roots(path)?),
+            Authorities::Unchecked => builder
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(unchecked::Unchecked::default())),
+        };
+        let mut config = builder.with_no_client_auth();
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Self { config: Arc::new(config), name: server_name(host)? })
+    }
+
+    /// The same for another server.
+    #[cfg(feature = "http")]
+    pub(crate) fn and_to(&self, host: &str) -> Result<Self, String> {
+        Ok(Self { config: Arc::clone(&self.config), name: server_name(host)? })
+    }
+
+    pub(crate) fn connection(&self) -> Result<ClientConnection, rustls::Error> {
+        ClientConnection::new(Arc::clone(&self.config), self.name.clone())
+    }
+}
+
+/// Who may have signed a server's certificate.
+#[cfg(feature = "http")]
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Authorities<'a> {
+    /// Those of `SSL_CERT_FILE`, or of the system.
+    System,
+    /// Those of a file.
+    File(&'a Path),
+    /// Anybody: the server may be another.
+    Unchecked,
+}
+
+fn builder() -> Result<ConfigBuilder<ClientConfig, WantsVerifier>, String> {
+    ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())
+}
+
+fn roots(authorities: &Path) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    let (added, _) = roots.add_parsable_certificates(certificates(authorities)?);
+    if added == 0 {
+        return Err(problem(authorities, &"there is no certificate in it that can be used"));
+    }
+    Ok(roots)
+}
+
+fn server_name(name: &str) -> Result<ServerName<'static>, String> {
+    ServerName::try_from(name.to_owned())
+        .map_err(|_| format!("'{name}' is no name that a certificate can have; give tls-hostname"))
+}
+
+fn system_authorities() -> Result<PathBuf, String> {
+    if let Some(path) = std::env::var_os("SSL_CERT_FILE") {
+        return Ok(path.into());
+    }
+    let found = SYSTEM_AUTHORITIES.iter().map(PathBuf::from).find(|path| path.exists());
+    found.ok_or_else(|| {
+        "the system has no file of authorities: name one with SSL_CERT_FILE, --tls-ca, or a directory with tls-certificates"
+            .to_owned()
+    })
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    CertificateDer::pem_file_iter(path)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|error| problem(path, &error))
+}
+
+fn problem(path: &Path, error: &dyn Display) -> String {
+    format!("{}: {error}", path.display())
+}
+
+/// `sslverify=off`.
+#[cfg(feature = "http")]
+mod unchecked {
+    use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+    use rustls::crypto::{self, WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
+    use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+    use rustls::{DigitallySignedStruct, Error, SignatureScheme};
+
+    /// Takes any certificate whose owner has its key.
+    #[derive(Debug)]
+    pub(super) struct Unchecked(WebPkiSupportedAlgorithms);
+
+    impl Default for Unchecked {
+        fn default() -> Self {
+            Self(crypto::ring::default_provider().signature_verification_algorithms)
+        }
+    }
+
+    impl ServerCertVerifier for Unchecked {
+        fn verify_server_cert(
+            &self,
+            _: &CertificateDer<'_>,
+            _: &[CertificateDer<'_>],
+            _: &ServerName<'_>,
+            _: &[u8],
+            _: UnixTime,
+        ) -> Result<ServerCertVerified, Error> {
+            Ok(ServerCertVerified::assertion())
+        }
+
+        fn verify_tls12_signature(
+            &self,
+            message: &[u8],
+            cert: &CertificateDer<'_>,
+            signed: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            verify_tls12_signature(message, cert, signed, &self.0)
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            cert: &CertificateDer<'_>,
+            signed: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            verify_tls13_signature(message, cert, signed, &self.0)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            self.0.supported_schemes()
+        }
+    }
+}
