@@ -6,7 +6,8 @@ use crate::image_spec::{ForceShare, ImageSpec};
 use crate::json_name::parse_json_name;
 use crate::passphrase_prompt::with_prompt;
 use crate::reference_defaults::allowed_references;
-use crate::remote_names::{NetworkOptions, image_path, opener};
+use crate::remote_disk::NetworkOptions;
+use crate::remote_names::{image_path, opener};
 use crate::secrets::{SecretArgs, Sources};
 use crate::size::size_argument;
 use crate::values::{

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::output::json;
 use crate::output::stdout;
-use crate::remote_names::{RemoteTransfers, transfers};
+use crate::remote_disk::{RemoteTransfers, transfers};
 use crate::session::Session;
 use crate::values::OutputFormat;
 use serde::Serialize;
@@ -38,6 +38,7 @@ pub(crate) fn tell(session: &Session, images: &[Image], output: OutputFormat) ->
                 _ if extent.hole => &mut estimate.zero,
                 ExtentKind::Zero { .. } | ExtentKind::Unallocated => &mut estimate.zero,
                 ExtentKind::Compressed => &mut estimate.read_compressed,
+                // Data, wherever it is.
                 _ => &mut estimate.read,
             } += extent.len;
         }

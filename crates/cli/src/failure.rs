@@ -1,8 +1,8 @@
 //! Why a command failed: what is printed, and the exit code.
 
+use crate::named_disks;
 use crate::output::printable::printable;
 use crate::program;
-use crate::remote_names;
 use rustix::io::Errno;
 use std::error::Error as _;
 use std::ffi::OsStr;
@@ -162,7 +162,7 @@ fn reason(error: &zebu::Error, image: &Path) -> String {
         && path == image
     {
         if let (Op::Open, IoErrorKind::Os(errno), true) = (op, kind, program::called().is_qemu()) {
-            if let Some(server) = remote_names::server(path) {
+            if let Some(server) = named_disks::server(path) {
                 let why = detail.clone().unwrap_or_else(|| errno_text(*errno));
                 return format!("Failed to connect to '{server}': {why}");
             }

@@ -1,7 +1,7 @@
 //! Image options of a file on a web server (`driver=http`, `driver=https`), with QEMU's keys and some of zebu's own.
 
 use crate::keyval::{parse_size_value, parse_switch};
-use crate::remote_names::{RemoteName, http_options};
+use crate::remote_disk::{RemoteName, http_options};
 use std::path::Path;
 use std::time::Duration;
 use zebu_remote::http::{Cookie, Credentials, HttpUrl, Redirects, Verification, password_of};

@@ -7,9 +7,10 @@ use crate::http_opts::HttpOpts;
 use crate::image_spec::ImageSpec;
 use crate::json_name::parse_json_name;
 use crate::keyval::{parse_keyval, parse_size_value, parse_switch};
+use crate::named_disks::{is_remote, note_remote};
 use crate::nbd_opts::NbdOpts;
 use crate::program;
-use crate::remote_names::{image_path, is_remote};
+use crate::remote_names::image_path;
 use crate::secrets::Secrets;
 use crate::values::{
     Aio, Discard, aio_argument, discard_argument, format_argument, slice_size_argument, zero_policy_argument,
@@ -190,7 +191,7 @@ impl ImageOpts {
             ),
         ] {
             for name in [nbd.finish()?, http.finish()?].into_iter().flatten() {
-                set_once(slot, key, name.note()?)?;
+                set_once(slot, key, note_remote(name)?)?;
                 opts.plain.push(file);
             }
         }

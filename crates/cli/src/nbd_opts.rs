@@ -1,6 +1,6 @@
 //! Image options of a disk on an NBD server (`driver=nbd`), with QEMU's keys.
 
-use crate::remote_names::{RemoteName, nbd_options};
+use crate::remote_disk::{RemoteName, nbd_options};
 use std::time::Duration;
 use zebu_remote::nbd::{Endpoint, NbdAddress};
 

@@ -4,237 +4,18 @@
 //! gets that URL, and asks back when it is to be opened.
 
 use crate::failure::Failure;
-use crate::graph::{Node, is_graph_name, open_node, plan_name, reference_node};
+use crate::graph::{is_graph_name, open_node, plan_name, reference_node};
 use crate::local_name::local_path;
-use crate::output::stderr;
+use crate::named_disks::{Named, named, note_remote};
 use crate::reference_defaults::remote_references;
+use crate::remote_disk::{RemoteName, remote_disk};
 use crate::values::ReferenceRule;
-use serde::Serialize;
-use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
-use zebu::storage::{File, IoError, IoErrorKind, Op, OpenFlags, Storage};
+use std::sync::Arc;
+use zebu::storage::{File, IoError, IoErrorKind, Op, OpenFlags};
 use zebu::{OpenRemote, Remote, RemoteRefs};
-use zebu_remote::http::{HttpDisk, HttpOptions, HttpUrl, Redirects, ServersWithoutRanges};
-use zebu_remote::nbd::{Endpoint, NbdAddress, NbdDisk, NbdOptions};
-use zebu_remote::{Network, RemoteError, StatsSnapshot};
-
-/// A disk over the network, as the command line describes it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum RemoteName {
-    Nbd { address: NbdAddress, options: NbdOptions },
-    Http { url: HttpUrl, options: Box<HttpOptions> },
-}
-
-impl RemoteName {
-    /// Whether `name` has a protocol of these.
-    fn is_name(name: &str) -> bool {
-        NbdAddress::is_name(name) || HttpUrl::is_name(name)
-    }
-
-    /// Reads a name, with the options of the command line.
-    pub(crate) fn parse(name: &str) -> Result<Self, String> {
-        if NbdAddress::is_name(name) {
-            return Ok(Self::Nbd { address: NbdAddress::parse(name)?, options: nbd_options() });
-        }
-        Ok(Self::Http { url: HttpUrl::parse(name)?, options: Box::new(http_options()) })
-    }
-
-    /// The URL without secrets.
-    pub(crate) fn shown(&self) -> String {
-        match self {
-            Self::Nbd { address, .. } => address.to_string(),
-            Self::Http { url, .. } => url.to_string(),
-        }
-    }
-
-    /// QEMU's name for its driver.
-    pub(crate) fn driver(&self) -> &'static str {
-        match self {
-            Self::Nbd { .. } => "nbd",
-            Self::Http { url, .. } if url.is_secure() => "https",
-            Self::Http { .. } => "http",
-        }
-    }
-
-    fn is_place_of(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Nbd { address: a, .. }, Self::Nbd { address: b, .. }) => a == b,
-            (Self::Http { url: a, .. }, Self::Http { url: b, .. }) => a == b,
-            _ => false,
-        }
-    }
-
-    /// Notes it; the name by which it is opened.
-    ///
-    /// # Errors
-    /// The same disk was noted with other options.
-    pub(crate) fn note(self) -> Result<PathBuf, String> {
-        let shown = self.shown();
-        let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
-        let names = names.get_or_insert_default();
-        let mut path = PathBuf::from(&shown);
-        // URLs that differ in what is not shown have a number each.
-        let mut number = 1;
-        while let Some(before) = names.get(&path) {
-            let Named::Remote(before) = before else {
-                return Err(format!("'{shown}' is the name of another disk"));
-            };
-            if *before == self {
-                return Ok(path);
-            }
-            if before.is_place_of(&self) {
-                return Err(format!("'{shown}' is given twice, with different options"));
-            }
-            number += 1;
-            path = PathBuf::from(format!("{shown}#{number}"));
-        }
-        names.insert(path.clone(), Named::Remote(self));
-        Ok(path)
-    }
-
-    fn connect(&self) -> Result<Disk, RemoteError> {
-        Ok(match self {
-            Self::Nbd { address, options } => {
-                Disk::Nbd(Arc::new(NbdDisk::open(address.clone(), options.clone())?))
-            }
-            Self::Http { url, options } => {
-                Disk::Http(Arc::new(HttpDisk::open(url.clone(), (**options).clone())?))
-            }
-        })
-    }
-}
-
-/// An open disk over the network.
-#[derive(Clone)]
-enum Disk {
-    Nbd(Arc<NbdDisk>),
-    Http(Arc<HttpDisk>),
-}
-
-impl Disk {
-    fn name(&self) -> String {
-        match self {
-            Self::Nbd(disk) => disk.name(),
-            Self::Http(disk) => disk.name(),
-        }
-    }
-
-    fn stats(&self) -> StatsSnapshot {
-        match self {
-            Self::Nbd(disk) => disk.stats(),
-            Self::Http(disk) => disk.stats(),
-        }
-    }
-
-    fn last_failure(&self) -> Option<String> {
-        match self {
-            Self::Nbd(disk) => disk.last_failure(),
-            Self::Http(disk) => disk.last_failure(),
-        }
-    }
-}
-
-fn note(path: PathBuf, named: Named) -> Result<PathBuf, String> {
-    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
-    match names.get_or_insert_default().insert(path.clone(), named.clone()) {
-        // A configuration may have changed since a name was opened first; servers and their options may not.
-        Some(before) if before != named && matches!(before, Named::Remote(_)) => {
-            Err(format!("'{}' is given twice, with different options", path.display()))
-        }
-        _ => Ok(path),
-    }
-}
-
-/// Notes what lies below an image; the name by which it is opened.
-///
-/// # Errors
-/// A disk over the network has this name.
-pub(crate) fn note_node(path: PathBuf, node: Node) -> Result<PathBuf, String> {
-    note(path, Named::Graph(node))
-}
-
-/// A disk that is no local file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Named {
-    Remote(RemoteName),
-    Graph(Node),
-    /// A file that is open already and has no name.
-    Open(OpenedFile),
-}
-
-/// A descriptor, shared by all who open its file.
-#[derive(Debug, Clone)]
-struct OpenedFile(Arc<OwnedFd>);
-
-impl PartialEq for OpenedFile {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-}
-
-impl Eq for OpenedFile {}
-
-/// Names that the command line gave.
-static NAMES: Mutex<Option<HashMap<PathBuf, Named>>> = Mutex::new(None);
-/// Disks that were opened. They stay so: a server may take no second connection.
-static OPENED: Mutex<Vec<(RemoteName, Disk)>> = Mutex::new(Vec::new());
-/// The way to all servers.
-static NETWORK: LazyLock<Network> = LazyLock::new(Network::default);
-/// Options of the command line for all names.
-static GIVEN: Mutex<NetworkOptions> = Mutex::new(NetworkOptions::NONE);
-
-/// Options of the command line for all disks over the network.
-#[derive(Debug, Clone)]
-pub(crate) struct NetworkOptions {
-    pub(crate) authorities: Option<PathBuf>,
-    pub(crate) memory: Option<u64>,
-    pub(crate) redirects: Redirects,
-}
-
-impl NetworkOptions {
-    const NONE: Self = Self { authorities: None, memory: None, redirects: Redirects::Safe };
-
-    /// From now on, names are read with these.
-    pub(crate) fn apply(self) {
-        *GIVEN.lock().unwrap_or_else(PoisonError::into_inner) = self;
-    }
-}
-
-/// Options of a disk on an NBD server that nothing else is said of.
-pub(crate) fn nbd_options() -> NbdOptions {
-    NbdOptions::default().network(NETWORK.clone())
-}
-
-/// Options of a file on a web server that nothing else is said of.
-pub(crate) fn http_options() -> HttpOptions {
-    let given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let options = HttpOptions::default()
-        .authorities(given.authorities)
-        .redirects(given.redirects)
-        .network(NETWORK.clone());
-    match given.memory {
-        Some(memory) => options.memory(memory),
-        None => options,
-    }
-}
-
-/// The way to all servers.
-pub(crate) fn network() -> &'static Network {
-    &NETWORK
-}
-
-/// Lets files be read that were noted and whose servers have no ranges, once from the beginning to the end.
-pub(crate) fn allow_streams() {
-    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
-    for name in names.iter_mut().flat_map(HashMap::values_mut) {
-        if let Named::Remote(RemoteName::Http { options, .. }) = name {
-            options.without_ranges = ServersWithoutRanges::Stream;
-        }
-    }
-}
+use zebu_remote::http::HttpUrl;
 
 /// The file that `name` on the command line leads to: a local path, or the URL of a disk over the network.
 ///
@@ -249,7 +30,7 @@ pub(crate) fn image_path(name: &OsStr) -> Result<PathBuf, String> {
     }
     match name.to_str().filter(|name| RemoteName::is_name(name)) {
         None => local_path(name),
-        Some(name) => RemoteName::parse(name)?.note(),
+        Some(name) => note_remote(RemoteName::parse(name)?),
     }
 }
 
@@ -269,44 +50,6 @@ pub(crate) fn is_server_name(name: &str) -> Result<bool, String> {
     Ok(true)
 }
 
-/// Notes a file without a name; `path` is what it is called from now on.
-///
-/// # Errors
-/// A disk over the network has this name.
-pub(crate) fn note_open(path: PathBuf, file: OwnedFd) -> Result<PathBuf, String> {
-    note(path, Named::Open(OpenedFile(Arc::new(file))))
-}
-
-fn named(path: &Path) -> Option<Named> {
-    NAMES.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.get(path).cloned()
-}
-
-/// Whether `path` is a disk that the command line named and that is no local file.
-pub(crate) fn is_remote(path: &Path) -> bool {
-    matches!(named(path), Some(Named::Remote(_) | Named::Graph(_)))
-}
-
-/// QEMU's name for the driver of a disk that the command line named and that is no local file.
-pub(crate) fn driver(path: &Path) -> Option<&'static str> {
-    match named(path)? {
-        Named::Remote(name) => Some(name.driver()),
-        Named::Graph(node) => Some(node.driver()),
-        Named::Open(_) => None,
-    }
-}
-
-/// The server of a disk that the command line named: the path of its socket, or host and port.
-pub(crate) fn server(path: &Path) -> Option<String> {
-    match named(path)? {
-        Named::Graph(_) | Named::Open(_) | Named::Remote(RemoteName::Http { .. }) => None,
-        Named::Remote(RemoteName::Nbd { address, .. }) => match &address.endpoint {
-            Endpoint::Unix(path) => Some(path.display().to_string()),
-            Endpoint::Tcp { host, port } => Some(format!("{host}:{port}")),
-            _ => None,
-        },
-    }
-}
-
 /// The opener of names for the engine; `given` are the `--allow-refs` of the command line.
 ///
 /// # Errors
@@ -320,7 +63,7 @@ pub(crate) fn given_only() -> Remote {
     Remote::new(Arc::new(Opener), RemoteRefs::None)
 }
 
-/// Opens what [`NAMES`] has.
+/// Opens what the command line named.
 struct Opener;
 
 impl OpenRemote for Opener {
@@ -329,8 +72,8 @@ impl OpenRemote for Opener {
             Named::Remote(found) => open(found, flags),
             Named::Graph(node) => open_node(&node, &name.to_string_lossy(), flags),
             Named::Open(file) => file
-                .0
-                .try_clone()
+                .descriptor()
+                .try_clone_to_owned()
                 .map_err(|error| {
                     let errno = error.raw_os_error().unwrap_or(libc::EMFILE);
                     IoError::of_file(Op::Open, IoErrorKind::Os(errno), name)
@@ -367,93 +110,10 @@ fn open(name: RemoteName, flags: &OpenFlags) -> Result<File, IoError> {
     File::from_storage(remote_disk(name)?, &url, flags)
 }
 
-/// A disk on a server; one that is known stays connected.
-pub(crate) fn remote_disk(name: RemoteName) -> Result<Arc<dyn Storage>, IoError> {
-    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = opened.iter().find(|(known, _)| *known == name).map(|(_, disk)| disk.clone());
-    let disk = if let Some(disk) = known {
-        disk
-    } else {
-        let disk = name.connect()?;
-        opened.push((name, disk.clone()));
-        disk
-    };
-    Ok(match disk {
-        Disk::Nbd(disk) => disk,
-        Disk::Http(disk) => disk,
-    })
-}
-
-/// Figures of all disks over the network that this command opened, added up; `None` if there was none.
-pub(crate) fn transfers() -> Option<RemoteTransfers> {
-    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    let all = opened.iter().map(|(_, disk)| disk.stats()).reduce(|mut all, one| {
-        all.requests += one.requests;
-        all.read_bytes += one.read_bytes;
-        all.written_bytes += one.written_bytes;
-        all.retries += one.retries;
-        all.reconnects += one.reconnects;
-        all
-    });
-    all.map(|all| RemoteTransfers {
-        requests: all.requests,
-        read_bytes: all.read_bytes,
-        written_bytes: all.written_bytes,
-        retries: all.retries,
-        reconnections: all.reconnects,
-    })
-}
-
-/// What went over the network, for reports in JSON.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) struct RemoteTransfers {
-    requests: u64,
-    read_bytes: u64,
-    written_bytes: u64,
-    retries: u64,
-    reconnections: u64,
-}
-
-/// Says what went over the network (`-v`), if anything did.
-pub(crate) fn tell_transfers() {
-    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    for (_, disk) in opened.iter() {
-        let StatsSnapshot { requests, read_bytes, written_bytes, retries, reconnects, .. } = disk.stats();
-        let name = disk.name();
-        stderr::tell(&format!(
-            "{name}: {requests} requests, {read_bytes} bytes read, {written_bytes} bytes written, {retries} retries, \
-             {reconnects} reconnections"
-        ));
-        if let Disk::Http(disk) = disk
-            && !disk.has_versions()
-        {
-            stderr::tell(&format!(
-                "{name}: the server marks no versions (ETag, Last-Modified): a change of the object is seen by its length only"
-            ));
-        }
-        if let Some(failure) = disk.last_failure() {
-            let what = if matches!(disk, Disk::Nbd(_)) { "the connection broke" } else { "a request failed" };
-            stderr::tell(&format!("{name}: {what}: {failure}"));
-        }
-    }
-}
-
-/// Says why reads over the network were given up, if any were: the errors of images say only that it was so.
-pub(crate) fn tell_given_up() {
-    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    for (_, disk) in opened.iter() {
-        if let Disk::Http(disk) = disk
-            && let Some(reason) = disk.given_up()
-        {
-            stderr::tell(&format!("{}: {reason}", disk.name()));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::named_disks::{driver, is_remote};
 
     #[test]
     fn names_of_nbd_are_noted_and_others_are_paths() {

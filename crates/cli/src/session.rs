@@ -7,7 +7,7 @@ use crate::image_spec::ImageSpec;
 use crate::output::printable::printable;
 use crate::output::stderr;
 use crate::program::{self, Program};
-use crate::remote_names;
+use crate::remote_disk;
 use crate::values::Aio;
 use crate::watch::{ProgressMode, Watch};
 use std::future::Future;
@@ -198,9 +198,9 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        remote_names::tell_given_up();
+        remote_disk::tell_given_up();
         if self.verbose {
-            remote_names::tell_transfers();
+            remote_disk::tell_transfers();
         }
     }
 }

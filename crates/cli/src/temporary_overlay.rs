@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::local_name::local_path;
-use crate::remote_names::note_open;
+use crate::named_disks::note_open;
 use crate::values::format_argument;
 use rustix::fs::{Mode, OFlags, open, unlink};
 use std::ffi::OsStr;

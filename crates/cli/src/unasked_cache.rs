@@ -1,8 +1,8 @@
 //! The page cache of commands that change an image that exists, where no cache mode is given: they go past it.
 
 use crate::image_spec::ImageSpec;
+use crate::named_disks::is_remote;
 use crate::output::stderr;
-use crate::remote_names::is_remote;
 use crate::session::Session;
 use std::path::PathBuf;
 use zebu::jobs::drop_pages;

@@ -6,7 +6,7 @@ use crate::dry_run;
 use crate::failure::Failure;
 use crate::local_name::path_argument;
 use crate::output::{json, stderr, stdout};
-use crate::remote_names::{RemoteTransfers, transfers};
+use crate::remote_disk::{RemoteTransfers, transfers};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;

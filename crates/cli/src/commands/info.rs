@@ -4,12 +4,12 @@ use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::backing::resolve;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
+use crate::named_disks;
 use crate::output::info_human::image_text;
 use crate::output::info_json::{Fragmentation, ImageNode};
 use crate::output::verdict::{VerdictNode, verdict_text};
 use crate::output::{json, stdout};
 use crate::program;
-use crate::remote_names;
 use crate::session::Session;
 use crate::values::{OutputFormat, formats};
 use std::ffi::OsString;
@@ -172,7 +172,7 @@ fn name_below(above: &ImageInfo) -> PathBuf {
 
 /// QEMU's name for what an image lies in.
 pub(crate) fn protocol(path: &Path) -> &'static str {
-    if let Some(driver) = remote_names::driver(path) {
+    if let Some(driver) = named_disks::driver(path) {
         return driver;
     }
     match std::fs::metadata(path) {

@@ -1,23 +1,13 @@
-//! Filters above an image, and the breakpoints of all `blkdebug`s.
+//! Filters above an image, opened.
 
+use super::debugs::{keep_blkdebug, tell_line};
+use super::filter::Filter;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
-use crate::output::{stderr, stdout};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 use zebu::storage::{Engine, File, OpenFlags, Storage, Worker};
 use zebu::{Access, Format, Image, OpenOptions, OpenedFile};
-use zebu_drivers::{Blkdebug, BlkdebugConfig, Compress, CopyOnRead, ImageDisk};
-
-/// A driver above an image.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Filter {
-    /// Keeps in the image what is read from its backing files.
-    CopyOnRead,
-    /// Compresses what is written.
-    Compress,
-    /// Errors on purpose.
-    Blkdebug(BlkdebugConfig),
-}
+use zebu_drivers::{Blkdebug, Compress, CopyOnRead, ImageDisk};
 
 /// An image with its filters.
 pub(crate) struct Filtered {
@@ -25,35 +15,6 @@ pub(crate) struct Filtered {
     pub(crate) top: Image,
     /// The image below the filters, which knows what is allocated.
     pub(crate) image: Image,
-}
-
-/// All `blkdebug`s that are open.
-static BLKDEBUGS: Mutex<Vec<Weak<Blkdebug>>> = Mutex::new(Vec::new());
-
-/// All `blkdebug`s that are open, for breakpoints.
-pub(crate) fn breakpoints() -> Vec<Arc<Blkdebug>> {
-    let known = BLKDEBUGS.lock().unwrap_or_else(PoisonError::into_inner);
-    known.iter().filter_map(Weak::upgrade).collect()
-}
-
-/// Has breakpoints find it.
-pub(super) fn keep_blkdebug(blkdebug: Blkdebug) -> Arc<Blkdebug> {
-    let kept = Arc::new(blkdebug);
-    let mut known = BLKDEBUGS.lock().unwrap_or_else(PoisonError::into_inner);
-    known.retain(|weak| weak.strong_count() > 0);
-    known.push(Arc::downgrade(&kept));
-    kept
-}
-
-/// A line about a request that was stopped or resumed. Where standard output is gone, nobody looks.
-pub(super) fn tell_line(line: &str) {
-    let _ = stdout::print(&format!("{line}\n"));
-}
-
-/// Two disks that must be the same are not: nothing of this process can be believed.
-pub(super) fn differs(line: &str) {
-    stderr::tell(line);
-    std::process::exit(1);
 }
 
 /// Puts the filters of `spec` above its image.

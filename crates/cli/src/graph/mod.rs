@@ -4,13 +4,17 @@
 //! and opened by the engine under this name. Drivers above it become [`Filter`]s.
 
 mod debug_options;
+mod debugs;
+mod filter;
 mod filters;
 mod node;
 mod open;
 mod pairs;
 mod plan;
 
-pub(crate) use filters::{Filter, Filtered, breakpoints, filtered};
+pub(crate) use debugs::breakpoints;
+pub(crate) use filter::Filter;
+pub(crate) use filters::{Filtered, filtered};
 pub(crate) use node::Node;
 pub(crate) use open::open_node;
 pub(crate) use plan::{is_graph_name, plan, plan_name, reference_node};

@@ -1,6 +1,6 @@
 //! What lies below an image's format.
 
-use crate::remote_names::RemoteName;
+use crate::remote_disk::RemoteName;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zebu::Format;

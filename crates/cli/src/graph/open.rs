@@ -1,8 +1,8 @@
 //! Nodes, opened.
 
-use super::filters::{differs, keep_blkdebug, tell_line};
+use super::debugs::{differs, keep_blkdebug, tell_line};
 use super::node::Node;
-use crate::remote_names::remote_disk;
+use crate::remote_disk::remote_disk;
 use std::sync::Arc;
 use zebu::storage::{Background, Engine, File, IoError, IoErrorKind, Op, OpenFlags, Storage};
 use zebu::{Image, OpenOptions, OpenedFile};

@@ -1,14 +1,15 @@
 //! From options to nodes and filters.
 
 use super::debug_options::{configuration, split_name};
-use super::filters::Filter;
+use super::filter::Filter;
 use super::node::Node;
 use super::pairs::{Pair, below, get, refuse_others, without};
 use crate::json_name::parse_json_name;
 use crate::keyval::{parse_size_value, parse_switch};
 use crate::local_name::local_path;
+use crate::named_disks::note_node;
 use crate::nbd_opts::NbdOpts;
-use crate::remote_names::{RemoteName, note_node};
+use crate::remote_disk::RemoteName;
 use crate::values::FORMATS;
 use std::ffi::OsStr;
 use std::path::PathBuf;

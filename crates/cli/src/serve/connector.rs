@@ -2,7 +2,7 @@
 //! program again, outside of the sandbox, and connects only to addresses that were known when it was started.
 
 use crate::failure::Failure;
-use crate::remote_names::network;
+use crate::remote_disk::network;
 use clap::Args;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io;

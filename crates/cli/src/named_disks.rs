@@ -1,0 +1,137 @@
+//! Disks that the command line named and that are no local files, by the name under which the engine opens them.
+
+use crate::graph::Node;
+use crate::remote_disk::RemoteName;
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use zebu_remote::http::ServersWithoutRanges;
+use zebu_remote::nbd::Endpoint;
+
+/// Names that the command line gave.
+static NAMES: Mutex<Option<HashMap<PathBuf, Named>>> = Mutex::new(None);
+
+/// Notes it; the name by which it is opened.
+///
+/// # Errors
+/// The same disk was noted with other options.
+pub(crate) fn note_remote(name: RemoteName) -> Result<PathBuf, String> {
+    let shown = name.shown();
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let names = names.get_or_insert_default();
+    let mut path = PathBuf::from(&shown);
+    // URLs that differ in what is not shown have a number each.
+    let mut number = 1;
+    while let Some(before) = names.get(&path) {
+        let Named::Remote(before) = before else {
+            return Err(format!("'{shown}' is the name of another disk"));
+        };
+        if *before == name {
+            return Ok(path);
+        }
+        if before.is_place_of(&name) {
+            return Err(format!("'{shown}' is given twice, with different options"));
+        }
+        number += 1;
+        path = PathBuf::from(format!("{shown}#{number}"));
+    }
+    names.insert(path.clone(), Named::Remote(name));
+    Ok(path)
+}
+
+fn note(path: PathBuf, named: Named) -> Result<PathBuf, String> {
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    match names.get_or_insert_default().insert(path.clone(), named.clone()) {
+        // A configuration may have changed since a name was opened first; servers and their options may not.
+        Some(before) if before != named && matches!(before, Named::Remote(_)) => {
+            Err(format!("'{}' is given twice, with different options", path.display()))
+        }
+        _ => Ok(path),
+    }
+}
+
+/// Notes what lies below an image; the name by which it is opened.
+///
+/// # Errors
+/// A disk over the network has this name.
+pub(crate) fn note_node(path: PathBuf, node: Node) -> Result<PathBuf, String> {
+    note(path, Named::Graph(node))
+}
+
+/// A disk that is no local file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Named {
+    Remote(RemoteName),
+    Graph(Node),
+    /// A file that is open already and has no name.
+    Open(OpenedFile),
+}
+
+/// A descriptor, shared by all who open its file.
+#[derive(Debug, Clone)]
+pub(crate) struct OpenedFile(Arc<OwnedFd>);
+
+impl OpenedFile {
+    /// The descriptor.
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl PartialEq for OpenedFile {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for OpenedFile {}
+
+/// Lets files be read that were noted and whose servers have no ranges, once from the beginning to the end.
+pub(crate) fn allow_streams() {
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    for name in names.iter_mut().flat_map(HashMap::values_mut) {
+        if let Named::Remote(RemoteName::Http { options, .. }) = name {
+            options.without_ranges = ServersWithoutRanges::Stream;
+        }
+    }
+}
+
+/// Notes a file without a name; `path` is what it is called from now on.
+///
+/// # Errors
+/// A disk over the network has this name.
+pub(crate) fn note_open(path: PathBuf, file: OwnedFd) -> Result<PathBuf, String> {
+    note(path, Named::Open(OpenedFile(Arc::new(file))))
+}
+
+/// The disk of that name.
+pub(crate) fn named(path: &Path) -> Option<Named> {
+    NAMES.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.get(path).cloned()
+}
+
+/// Whether `path` is a disk that the command line named and that is no local file.
+pub(crate) fn is_remote(path: &Path) -> bool {
+    matches!(named(path), Some(Named::Remote(_) | Named::Graph(_)))
+}
+
+/// QEMU's name for the driver of a disk that the command line named and that is no local file.
+pub(crate) fn driver(path: &Path) -> Option<&'static str> {
+    match named(path)? {
+        Named::Remote(name) => Some(name.driver()),
+        Named::Graph(node) => Some(node.driver()),
+        Named::Open(_) => None,
+    }
+}
+
+/// The server of a disk that the command line named: the path of its socket, or host and port.
+pub(crate) fn server(path: &Path) -> Option<String> {
+    match named(path)? {
+        Named::Graph(_) | Named::Open(_) | Named::Remote(RemoteName::Http { .. }) => None,
+        Named::Remote(RemoteName::Nbd { address, .. }) => match &address.endpoint {
+            Endpoint::Unix(path) => Some(path.display().to_string()),
+            Endpoint::Tcp { host, port } => Some(format!("{host}:{port}")),
+            _ => None,
+        },
+    }
+}

@@ -1,0 +1,229 @@
+//! Disks on servers: how the command line describes them, and those that this command has opened.
+
+use crate::output::stderr;
+use serde::Serialize;
+use std::path::PathBuf;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use zebu::storage::{IoError, Storage};
+use zebu_remote::http::{HttpDisk, HttpOptions, HttpUrl, Redirects};
+use zebu_remote::nbd::{NbdAddress, NbdDisk, NbdOptions};
+use zebu_remote::{Network, RemoteError, StatsSnapshot};
+
+/// A disk over the network, as the command line describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum RemoteName {
+    Nbd { address: NbdAddress, options: NbdOptions },
+    Http { url: HttpUrl, options: Box<HttpOptions> },
+}
+
+impl RemoteName {
+    /// Whether `name` has a protocol of these.
+    pub(crate) fn is_name(name: &str) -> bool {
+        NbdAddress::is_name(name) || HttpUrl::is_name(name)
+    }
+
+    /// Reads a name, with the options of the command line.
+    pub(crate) fn parse(name: &str) -> Result<Self, String> {
+        if NbdAddress::is_name(name) {
+            return Ok(Self::Nbd { address: NbdAddress::parse(name)?, options: nbd_options() });
+        }
+        Ok(Self::Http { url: HttpUrl::parse(name)?, options: Box::new(http_options()) })
+    }
+
+    /// The URL without secrets.
+    pub(crate) fn shown(&self) -> String {
+        match self {
+            Self::Nbd { address, .. } => address.to_string(),
+            Self::Http { url, .. } => url.to_string(),
+        }
+    }
+
+    /// QEMU's name for its driver.
+    pub(crate) fn driver(&self) -> &'static str {
+        match self {
+            Self::Nbd { .. } => "nbd",
+            Self::Http { url, .. } if url.is_secure() => "https",
+            Self::Http { .. } => "http",
+        }
+    }
+
+    pub(crate) fn is_place_of(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Nbd { address: a, .. }, Self::Nbd { address: b, .. }) => a == b,
+            (Self::Http { url: a, .. }, Self::Http { url: b, .. }) => a == b,
+            _ => false,
+        }
+    }
+
+    fn connect(&self) -> Result<Disk, RemoteError> {
+        Ok(match self {
+            Self::Nbd { address, options } => {
+                Disk::Nbd(Arc::new(NbdDisk::open(address.clone(), options.clone())?))
+            }
+            Self::Http { url, options } => {
+                Disk::Http(Arc::new(HttpDisk::open(url.clone(), (**options).clone())?))
+            }
+        })
+    }
+}
+
+/// An open disk over the network.
+#[derive(Clone)]
+enum Disk {
+    Nbd(Arc<NbdDisk>),
+    Http(Arc<HttpDisk>),
+}
+
+impl Disk {
+    fn name(&self) -> String {
+        match self {
+            Self::Nbd(disk) => disk.name(),
+            Self::Http(disk) => disk.name(),
+        }
+    }
+
+    fn stats(&self) -> StatsSnapshot {
+        match self {
+            Self::Nbd(disk) => disk.stats(),
+            Self::Http(disk) => disk.stats(),
+        }
+    }
+
+    fn last_failure(&self) -> Option<String> {
+        match self {
+            Self::Nbd(disk) => disk.last_failure(),
+            Self::Http(disk) => disk.last_failure(),
+        }
+    }
+}
+
+/// Disks that were opened. They stay so: a server may take no second connection.
+static OPENED: Mutex<Vec<(RemoteName, Disk)>> = Mutex::new(Vec::new());
+/// The way to all servers.
+static NETWORK: LazyLock<Network> = LazyLock::new(Network::default);
+/// Options of the command line for all names.
+static GIVEN: Mutex<NetworkOptions> = Mutex::new(NetworkOptions::NONE);
+
+/// Options of the command line for all disks over the network.
+#[derive(Debug, Clone)]
+pub(crate) struct NetworkOptions {
+    pub(crate) authorities: Option<PathBuf>,
+    pub(crate) memory: Option<u64>,
+    pub(crate) redirects: Redirects,
+}
+
+impl NetworkOptions {
+    const NONE: Self = Self { authorities: None, memory: None, redirects: Redirects::Safe };
+
+    /// From now on, names are read with these.
+    pub(crate) fn apply(self) {
+        *GIVEN.lock().unwrap_or_else(PoisonError::into_inner) = self;
+    }
+}
+
+/// Options of a disk on an NBD server that nothing else is said of.
+pub(crate) fn nbd_options() -> NbdOptions {
+    NbdOptions::default().network(NETWORK.clone())
+}
+
+/// Options of a file on a web server that nothing else is said of.
+pub(crate) fn http_options() -> HttpOptions {
+    let given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let options = HttpOptions::default()
+        .authorities(given.authorities)
+        .redirects(given.redirects)
+        .network(NETWORK.clone());
+    match given.memory {
+        Some(memory) => options.memory(memory),
+        None => options,
+    }
+}
+
+/// The way to all servers.
+pub(crate) fn network() -> &'static Network {
+    &NETWORK
+}
+
+/// A disk on a server; one that is known stays connected.
+pub(crate) fn remote_disk(name: RemoteName) -> Result<Arc<dyn Storage>, IoError> {
+    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = opened.iter().find(|(known, _)| *known == name).map(|(_, disk)| disk.clone());
+    let disk = if let Some(disk) = known {
+        disk
+    } else {
+        let disk = name.connect()?;
+        opened.push((name, disk.clone()));
+        disk
+    };
+    Ok(match disk {
+        Disk::Nbd(disk) => disk,
+        Disk::Http(disk) => disk,
+    })
+}
+
+/// Figures of all disks over the network that this command opened, added up; `None` if there was none.
+pub(crate) fn transfers() -> Option<RemoteTransfers> {
+    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    let all = opened.iter().map(|(_, disk)| disk.stats()).reduce(|mut all, one| {
+        all.requests += one.requests;
+        all.read_bytes += one.read_bytes;
+        all.written_bytes += one.written_bytes;
+        all.retries += one.retries;
+        all.reconnects += one.reconnects;
+        all
+    });
+    all.map(|all| RemoteTransfers {
+        requests: all.requests,
+        read_bytes: all.read_bytes,
+        written_bytes: all.written_bytes,
+        retries: all.retries,
+        reconnections: all.reconnects,
+    })
+}
+
+/// What went over the network, for reports in JSON.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct RemoteTransfers {
+    requests: u64,
+    read_bytes: u64,
+    written_bytes: u64,
+    retries: u64,
+    reconnections: u64,
+}
+
+/// Says what went over the network (`-v`), if anything did.
+pub(crate) fn tell_transfers() {
+    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    for (_, disk) in opened.iter() {
+        let StatsSnapshot { requests, read_bytes, written_bytes, retries, reconnects, .. } = disk.stats();
+        let name = disk.name();
+        stderr::tell(&format!(
+            "{name}: {requests} requests, {read_bytes} bytes read, {written_bytes} bytes written, {retries} retries, \
+             {reconnects} reconnections"
+        ));
+        if let Disk::Http(disk) = disk
+            && !disk.has_versions()
+        {
+            stderr::tell(&format!(
+                "{name}: the server marks no versions (ETag, Last-Modified): a change of the object is seen by its length only"
+            ));
+        }
+        if let Some(failure) = disk.last_failure() {
+            let what = if matches!(disk, Disk::Nbd(_)) { "the connection broke" } else { "a request failed" };
+            stderr::tell(&format!("{name}: {what}: {failure}"));
+        }
+    }
+}
+
+/// Says why reads over the network were given up, if any were: the errors of images say only that it was so.
+pub(crate) fn tell_given_up() {
+    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    for (_, disk) in opened.iter() {
+        if let Disk::Http(disk) = disk
+            && let Some(reason) = disk.given_up()
+        {
+            stderr::tell(&format!("{}: {reason}", disk.name()));
+        }
+    }
+}
