@@ -193,7 +193,7 @@ fn judge(qemu: &Qemu, dir: &Path, seed: u64, writes: &[Writes], asked: &[Asked])
     let (mut complete, mut cut_off) = (0, 0);
     for Asked { target, bounds, is_complete } in asked {
         let what = format!("{what}, {target}");
-        let first = std::fs::read(dir.join(target)).map(|bytes| bytes.starts_with(MAGIC)).unwrap_or(false);
+        let first = std::fs::read(dir.join(target)).is_ok_and(|bytes| bytes.starts_with(MAGIC));
         assert!(first || !is_complete, "{what}: it was called complete");
         if !first {
             cut_off += u64::from(dir.join(target).exists());

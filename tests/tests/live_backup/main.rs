@@ -215,7 +215,9 @@ fn a_backup_that_is_waited_for_is_not_taken_for_a_later_one() {
     make(dir, "");
     let server = serve(dir, "");
     let mut lanes = lanes(&server, SIZE, 1);
-    lanes.iter_mut().for_each(|lane| (0..20).for_each(|_| lane.change()));
+    for lane in &mut lanes {
+        (0..20).for_each(|_| lane.change());
+    }
     let before = content(&lanes);
     let begin = |target: &str| {
         let mut command = Command::new(zebu_program());

@@ -89,8 +89,9 @@ fn nothing_of_a_backup_stays_in_the_page_cache() {
                 assert!(is_as_asked, "{what}: {ended}");
             }
             assert_eq!(ended["source-cache"] == "none", cache == "none", "{what}: {ended}");
-            // The server itself reads the tables of an image that is not open with O_DIRECT, and the kernel reads ahead.
-            let allowed = if cache == "none" { found } else { found + 256 };
+            // The server itself reads the tables of an image that is not open with O_DIRECT, and the kernel reads ahead:
+            // of 5120 pages, up to 480 were seen to stay on a loaded machine.
+            let allowed = if cache == "none" { found } else { found + 1024 };
             assert!(pages(&source) <= allowed, "{what}: {} pages of the source", pages(&source));
             server.stop();
             qemu.check_clean(dir, &name).unwrap_or_else(|e| panic!("{what}: {e}"));

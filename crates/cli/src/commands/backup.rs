@@ -85,7 +85,7 @@ pub(crate) struct BackupArgs {
     rate_limit: Option<Rate>,
 
     /// How fast it goes: as the disk's latency allows, so that others who use it wait little longer, or at full speed
-    #[arg(long, value_enum, default_value_t, value_name = "adaptive|full", hide_possible_values = true)]
+    #[arg(long, value_enum, default_value_t = SpeedName::Full, value_name = "adaptive|full", hide_possible_values = true)]
     speed: SpeedName,
 
     /// Go on with a backup to the same target that was interrupted; the source must not have changed since

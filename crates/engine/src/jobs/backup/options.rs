@@ -91,7 +91,7 @@ pub struct BackupOptions {
     pub decryption: Decryption,
     /// The answer to a source that can't be read.
     pub source_errors: SourceErrors,
-    /// How fast it goes.
+    /// How fast it goes: [`Speed::Full`] at first. Its reads wait behind its own hashing, which looks like a busy disk.
     pub speed: Speed,
     /// Watching, slowing and stopping.
     pub control: JobControl,
@@ -132,7 +132,7 @@ impl BackupOptions {
             interrupted: Interrupted::default(),
             decryption: Decryption::default(),
             source_errors: SourceErrors::default(),
-            speed: Speed::default(),
+            speed: Speed::Full,
             control: JobControl::default(),
         }
     }
