@@ -5,6 +5,7 @@ use std::time::Duration;
 use zebu::storage::Engine;
 use zebu::{Access, CacheMode, Format, Image, OpenOptions};
 use zebu_tests::driver::{read_all, worker};
+use zebu_tests::filled_disk::{Fill, disk, write_sparse};
 use zebu_tests::hostile::foreign_samples::{self, Sample};
 use zebu_tests::model::difference;
 use zebu_tests::program::zebu;
@@ -39,42 +40,6 @@ const WAYS: &[(&str, &str)] = &[
     ("parallels", "-o cluster_size=64k"),
     ("qcow", ""),
 ];
-
-/// How much of a disk is filled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fill {
-    Nothing,
-    Some,
-    All,
-}
-
-/// A disk: runs of random, of repeating and of zero bytes.
-fn disk(size: usize, fill: Fill, random: &mut Random) -> Vec<u8> {
-    let mut bytes = vec![0; size];
-    let mut at = 0;
-    while at < size && fill != Fill::Nothing {
-        let len = (random.between(1, 400) as usize * 512).min(size - at);
-        let kind = random.below(if fill == Fill::All { 2 } else { 5 });
-        for (index, byte) in bytes[at..at + len].iter_mut().enumerate() {
-            *byte = match kind {
-                0 => random.bits() as u8,
-                1 => (index % 251) as u8 | 1,
-                _ => 0,
-            };
-        }
-        at += len;
-    }
-    bytes
-}
-
-fn write_sparse(path: &Path, bytes: &[u8]) {
-    use std::os::unix::fs::FileExt;
-    let file = std::fs::File::create(path).expect("scratch is writable");
-    file.set_len(bytes.len() as u64).expect("scratch is writable");
-    for (index, piece) in bytes.chunks(4096).enumerate().filter(|(_, piece)| piece.iter().any(|b| *b != 0)) {
-        file.write_all_at(piece, index as u64 * 4096).expect("scratch is writable");
-    }
-}
 
 /// The bytes that QEMU reads in an image.
 fn read_by_qemu(qemu: &Qemu, dir: &Path, format: &str, image: &str) -> Vec<u8> {

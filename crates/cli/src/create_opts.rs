@@ -1,5 +1,6 @@
 //! `-o`: how a new image is made, for `create`, `convert` and `measure`.
 
+use crate::foreign_opts::{self, ForeignOpts};
 use crate::keyval::{asks_for_help, parse_options, parse_size_value, parse_switch};
 use crate::local_name::local_name;
 use crate::values::preallocation_argument;
@@ -91,6 +92,9 @@ const OPTIONS: &[Described] = &[
     Described { name: "size", value: "size", description: "Virtual disk size", raw: true },
 ];
 
+/// Options of any file, whatever its format.
+const OF_ALL_FILES: [&str; 3] = ["extent_size_hint", "nocow", "size"];
+
 /// Values of `-o`, each option if it was given.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct CreateOpts {
@@ -110,6 +114,8 @@ pub(crate) struct CreateOpts {
     nocow: Option<bool>,
     pub(crate) preallocation: Option<Preallocation>,
     refcount_bits: Option<u32>,
+    /// Those of images of other programs.
+    foreign: ForeignOpts,
 }
 
 /// The meaning of a list of `-o` arguments.
@@ -139,6 +145,11 @@ impl CreateOpts {
     fn set(&mut self, key: &str, value: &str, format: Format) -> Result<(), String> {
         if key == "encryption" || key == "encrypt" || key.starts_with("encrypt.") {
             return Err(format!("Parameter '{key}' is not supported: encrypted images can't be created"));
+        }
+        if let Format::Foreign(foreign) = format
+            && !OF_ALL_FILES.contains(&key)
+        {
+            return self.foreign.set(key, value, foreign);
         }
         match OPTIONS.iter().find(|option| option.name == key) {
             None => return Err(format!("Invalid parameter '{key}' (-o help lists them)")),
@@ -227,6 +238,10 @@ impl CreateOpts {
         create.preallocation = self.preallocation.unwrap_or(create.preallocation);
         create.extent_size_hint = self.extent_size_hint;
         create.nocow = self.nocow.unwrap_or(create.nocow);
+        if let Format::Foreign(format) = format {
+            // Values were checked when they were set.
+            create.foreign = self.foreign.image(format).ok().flatten();
+        }
         create
     }
 
@@ -261,6 +276,9 @@ impl CreateOpts {
         } else {
             let _ = write!(line, " size={size}");
         }
+        if let Format::Foreign(format) = create.format {
+            line.push_str(&self.foreign.formatting(format));
+        }
         if let Some(nocow) = self.nocow {
             let _ = write!(line, " nocow={}", on_off(nocow));
         }
@@ -290,9 +308,19 @@ fn preallocation_name(mode: Preallocation) -> &'static str {
 
 fn help(format: Format) -> String {
     let mut text = format!("Supported {} options:\n", format.name());
-    for option in OPTIONS.iter().filter(|option| option.raw || format == Format::Qcow2) {
-        let head = format!("{}=<{}>", option.name, option.value);
-        let _ = writeln!(text, "  {head:<22} - {}", option.description);
+    let own = OPTIONS.iter().filter(|option| match format {
+        Format::Qcow2 => true,
+        Format::Raw => option.raw,
+        Format::Foreign(_) => OF_ALL_FILES.contains(&option.name),
+    });
+    let mut options: Vec<_> = own.map(|option| (option.name, option.value, option.description)).collect();
+    if let Format::Foreign(format) = format {
+        options.extend(foreign_opts::described(format));
+        options.sort_unstable();
+    }
+    for (name, value, description) in options {
+        let head = format!("{name}=<{value}>");
+        let _ = writeln!(text, "  {head:<22} - {description}");
     }
     text
 }

@@ -11,6 +11,7 @@ mod compression;
 mod create_opts;
 mod examples;
 mod failure;
+mod foreign_opts;
 #[doc(hidden)]
 pub mod fuzzing;
 mod image_opts;

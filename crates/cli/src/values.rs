@@ -105,7 +105,7 @@ impl<T: Clone + Send + Sync + 'static> TypedValueParser for Words<T> {
     }
 }
 
-/// Names of formats, those that can be written first.
+/// Names of formats, those that guests write first.
 const FORMATS: &[&str] =
     &["qcow2", "raw", "vmdk", "vhdx", "vpc", "vdi", "qed", "parallels", "qcow", "cloop", "dmg"];
 
@@ -114,9 +114,14 @@ pub(crate) fn formats() -> Words<Format> {
     Words { parse: format_argument, words: FORMATS }
 }
 
-/// Formats that are written, for an option.
+/// Formats in which images are made, for an option.
 pub(crate) fn target_formats() -> Words<Format> {
-    Words { parse: target_format_argument, words: &["qcow2", "raw"] }
+    Words { parse: target_format_argument, words: &["qcow2", "raw", "vmdk", "vhdx", "vpc", "vdi"] }
+}
+
+/// Formats whose images' size can be told beforehand, for an option.
+pub(crate) fn measured_formats() -> Words<Format> {
+    Words { parse: measured_format_argument, words: &["qcow2", "raw"] }
 }
 
 /// Cache modes, for an option.
@@ -130,13 +135,24 @@ pub(crate) fn format_argument(text: &str) -> Result<Format, String> {
         .ok_or_else(|| format!("Unknown file format '{text}' (there are {})", FORMATS.join(", ")))
 }
 
-/// A format that can be written, by its name.
+/// A format in which images can be made, by its name.
 fn target_format_argument(text: &str) -> Result<Format, String> {
+    let format = format_argument(text)?;
+    if format.can_be_made() {
+        return Ok(format);
+    }
+    Err(format!(
+        "images in the format {text} can be read, not written (qcow2, raw, vmdk, vhdx, vpc and vdi can be)"
+    ))
+}
+
+/// A format whose images' size can be told beforehand, by its name.
+fn measured_format_argument(text: &str) -> Result<Format, String> {
     let format = format_argument(text)?;
     if format.is_writable() {
         return Ok(format);
     }
-    Err(format!("images in the format {text} can be read, not written (qcow2 and raw can be)"))
+    Err(format!("Format driver '{text}' does not support size measurement (qcow2 and raw do)"))
 }
 
 /// A cache mode by its name.

@@ -67,6 +67,7 @@ mod image_worker;
 #[cfg(all(test, shuttle))]
 mod interleavings;
 pub mod jobs;
+mod new_foreign;
 mod node;
 mod open;
 mod options;

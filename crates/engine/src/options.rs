@@ -13,12 +13,16 @@ pub enum Format {
     Qcow2,
     /// The bytes of the disk.
     Raw,
-    /// A format of another program; such images are only read.
+    /// A format of another program; guests only read such images.
     Foreign(ForeignFormat),
 }
 
 /// Formats of other programs.
 pub use zebu_foreign::Format as ForeignFormat;
+/// New images of other programs: what there is to choose.
+pub use zebu_foreign::write::{
+    Allocation, NewImage as NewForeign, NewVdi, NewVhdx, NewVmdk, NewVpc, VmdkAdapter, VmdkKind, VpcSize,
+};
 
 impl Format {
     /// The name as in `-f`.
@@ -39,9 +43,17 @@ impl Format {
         }
     }
 
-    /// Whether images in the format can be made and written.
+    /// Whether images in the format can be written by a guest.
     pub fn is_writable(self) -> bool {
         !matches!(self, Format::Foreign(_))
+    }
+
+    /// Whether images in the format can be made, by [`crate::Image::create`] and [`crate::jobs::convert`].
+    pub fn can_be_made(self) -> bool {
+        match self {
+            Format::Qcow2 | Format::Raw => true,
+            Format::Foreign(format) => NewForeign::of(format).is_some(),
+        }
     }
 }
 
@@ -284,6 +296,9 @@ pub struct CreateOptions {
     pub cache: CacheMode,
     /// Which files may be opened to look up the backing file's size.
     pub refs: RefPolicy,
+    /// How an image of another program is made; as its format usually is if `None`. Of the other options, `size`, `cache`,
+    /// `extent_size_hint` and `nocow` apply to it.
+    pub foreign: Option<NewForeign>,
 }
 
 zebu_storage::option_setters!(CreateOptions {
@@ -303,6 +318,7 @@ zebu_storage::option_setters!(CreateOptions {
     nocow: bool,
     cache: CacheMode,
     refs: RefPolicy,
+    foreign: impl Into<Option<NewForeign>>,
 });
 
 impl Default for CreateOptions {
@@ -324,6 +340,7 @@ impl Default for CreateOptions {
             nocow: false,
             cache: CacheMode::Writeback,
             refs: RefPolicy::All,
+            foreign: None,
         }
     }
 }

@@ -21,7 +21,7 @@ use zebu::jobs::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, NewTarget, ReadErrors,
     TargetClusters, TargetContent, UnaskedWrites, convert, drop_pages,
 };
-use zebu::{Access, CacheMode, Format, Image};
+use zebu::{Access, CacheMode, Format, Image, NewForeign};
 
 /// Arguments of `zebu convert`.
 #[derive(Debug, clap::Args)]
@@ -235,8 +235,9 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
             "Copying bitmaps not possible from a snapshot: they are about the disk as it is now",
         ));
     }
-    if args.bitmaps && args.target_format == Format::Raw && !args.no_create {
-        return Err(Failure::usage("Format driver 'raw' does not support bitmaps"));
+    if args.bitmaps && args.target_format != Format::Qcow2 && !args.no_create {
+        let format = args.target_format.name();
+        return Err(Failure::usage(format!("Format driver '{format}' does not support bitmaps")));
     }
     let Some((target, sources)) = args.files.split_last().filter(|(_, sources)| !sources.is_empty()) else {
         return Err(Failure::usage("Must specify image file name: at least one source, and the target"));
@@ -362,7 +363,9 @@ fn convert_to(
             .then(|| UnaskedWrites::of(&target.path, opts.create_options(args.target_format).cluster_size));
         if let Some(unasked) = unasked {
             unasked.apply(&mut target);
-            if unasked == UnaskedWrites::OneBuffered && args.parallel.is_none() {
+            // What is packed is written in order whatever the number of requests, which read and pack.
+            let is_stream = target.create.foreign.as_ref().is_some_and(NewForeign::is_stream);
+            if unasked == UnaskedWrites::OneBuffered && args.parallel.is_none() && !is_stream {
                 options.requests = 1;
             }
             if args.engine.verbose {
@@ -443,10 +446,11 @@ fn new_target(
         CheckName::Local,
     )?;
     if let Some(backing) = backing {
-        if args.target_format == Format::Raw {
+        if args.target_format != Format::Qcow2 {
             return Err(Failure::new(format!(
-                "{}: Backing file not supported for file format 'raw'",
-                target.display()
+                "{}: Backing file not supported for file format '{}'",
+                target.display(),
+                args.target_format.name()
             )));
         }
         let format = backing::required_format(session, target, &backing)?;

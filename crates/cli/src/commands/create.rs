@@ -109,10 +109,11 @@ fn create_options(
         if args.backing_unsafe { CheckName::Unsafe } else { CheckName::Local },
     )?;
     if let Some(backing) = backing {
-        if args.format == Format::Raw {
+        if args.format != Format::Qcow2 {
             return Err(Failure::new(format!(
-                "{}: Backing file not supported for file format 'raw'",
-                args.filename.display()
+                "{}: Backing file not supported for file format '{}'",
+                args.filename.display(),
+                args.format.name()
             )));
         }
         let format = backing::required_format(session, path, &backing)?;
