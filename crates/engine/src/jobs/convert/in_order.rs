@@ -4,8 +4,8 @@
 use super::copy;
 use super::job::Job;
 use super::piece::Piece;
-use super::sink::Sink;
-use crate::compress::{CodecPool, Method, Outcome, Work};
+use super::sink::{Packing, Sink};
+use crate::compress::{Outcome, Work};
 use crate::jobs::pipeline::InOrder;
 use crate::jobs::queue::Queue;
 use crate::jobs::zeros::is_zero;
@@ -13,13 +13,6 @@ use crate::new_foreign::{Packed, StreamWriter, WritesUnderWay};
 use crate::{Error, ErrorKind, Result};
 use futures_util::future::join_all;
 use zebu_storage::{IoBufs, Worker};
-
-/// How blocks are packed.
-#[derive(Debug, Clone)]
-pub(super) struct Packing {
-    pub(super) method: Method,
-    pub(super) pool: CodecPool,
-}
 
 /// Does pieces of work until there are no more, as [`copy::copy_pieces`] does for other targets.
 pub(super) async fn pack_pieces(worker: &Worker, job: &Job, queue: &Queue<Piece>) {

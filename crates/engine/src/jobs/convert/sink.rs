@@ -1,11 +1,18 @@
 //! What a conversion writes to: an open image, or one of another program that is being made.
 
-use super::in_order::Packing;
+use crate::compress::{CodecPool, Method};
 use crate::new_foreign::{BlockWriter, StreamWriter};
 use crate::{Durability, Image, Result};
 use std::path::{Path, PathBuf};
 use zebu_storage::sync::Mutex;
 use zebu_storage::{IoBufs, Worker};
+
+/// How blocks are packed.
+#[derive(Debug, Clone)]
+pub(super) struct Packing {
+    pub(super) method: Method,
+    pub(super) pool: CodecPool,
+}
 
 /// The target of a conversion.
 pub(super) enum Sink {

@@ -1,8 +1,7 @@
 //! A target that the job makes.
 
-use super::in_order::Packing;
 use super::options::{NewTarget, TargetContent};
-use super::sink::Sink;
+use super::sink::{Packing, Sink};
 use super::source_conflict::check_target;
 use crate::create::new_file;
 use crate::jobs::staging::{NewFiles, directory_of, from_io, publish, reserve_temporary_name};
