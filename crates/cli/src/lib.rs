@@ -24,6 +24,7 @@ mod manual;
 mod nbd_list;
 mod nbd_opts;
 mod output;
+mod packed;
 mod program;
 mod progress_bar;
 mod qemu_names;

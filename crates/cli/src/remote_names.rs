@@ -6,6 +6,7 @@
 use crate::failure::Failure;
 use crate::local_name::local_path;
 use crate::output::stderr;
+use crate::packed::registry;
 use crate::reference_defaults::remote_references;
 use crate::values::ReferenceRule;
 use std::collections::HashMap;
@@ -74,11 +75,14 @@ pub(crate) fn opener(given: &[ReferenceRule]) -> Result<Remote, Failure> {
     Ok(Remote::new(Arc::new(Opener), remote_references(given)?))
 }
 
-/// Opens what [`NAMES`] has.
+/// Opens what [`NAMES`] has, and what was unpacked.
 struct Opener;
 
 impl OpenRemote for Opener {
     fn open(&self, name: &Path, flags: &OpenFlags) -> Option<Result<File, IoError>> {
+        if let Some(unpacked) = registry::open(name, flags) {
+            return Some(unpacked);
+        }
         let found = NAMES.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.get(name).cloned()?;
         Some(open(found, flags))
     }

@@ -5,6 +5,7 @@ use crate::compression::CompressionArgs;
 use crate::failure::Failure;
 use crate::local_name::path_argument;
 use crate::output::{json, stderr, stdout};
+use crate::packed::{self, PackedArgs};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
@@ -85,6 +86,9 @@ pub(crate) struct BackupArgs {
     /// Go on where the source can't be read: such ranges become zero, and are listed
     #[arg(long)]
     skip_errors: bool,
+
+    #[command(flatten)]
+    packed: PackedArgs,
 
     #[command(flatten)]
     force_share: ForceShareArg,
@@ -182,6 +186,7 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     options.source_errors = if args.skip_errors { SourceErrors::Skip } else { SourceErrors::Stop };
     options.control = watch.control();
     options.control.rate_limit = args.rate_limit.and_then(|rate| rate.0);
+    packed::prepare(&args.packed, &spec, &args.target, &watch)?;
     let report = session.with_image(&spec, |image| {
         let worker = session.worker();
         let result = worker.block_on(backup(worker, image, &options));

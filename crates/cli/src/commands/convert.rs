@@ -8,6 +8,7 @@ use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::local_name::local_path;
 use crate::output::{json, stderr, stdout};
+use crate::packed::{self, PackedArgs};
 use crate::remote_names::{image_path, is_remote, transfers};
 use crate::session::Session;
 use crate::size::size_argument;
@@ -127,6 +128,9 @@ pub(crate) struct ConvertArgs {
     /// Go on where the source can't be read: such ranges become zero, and are listed
     #[arg(long)]
     salvage: bool,
+
+    #[command(flatten)]
+    packed: PackedArgs,
 
     #[command(flatten)]
     force_share: ForceShareArg,
@@ -252,6 +256,13 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
         session.read_uncached();
     }
     let mut watch = Watch::start(args.progress.beside(args.output.unwrap_or_default()).mode(args.quiet))?;
+    if args.packed.has_member() && specs.len() > 1 {
+        return Err(Failure::usage("--member names a part of one source, and there are several"));
+    }
+    let written = local_path(target).unwrap_or_default();
+    for spec in &specs {
+        packed::prepare(&args.packed, spec, &written, &watch)?;
+    }
     let images = specs.iter().map(|spec| session.open(spec)).collect::<Result<Vec<Image>, _>>()?;
     let skipped = skipped_bitmaps(args, &images);
     let report = convert_to(args, &opts, &session, &mut watch, &images, target);
