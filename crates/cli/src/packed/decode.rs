@@ -27,7 +27,9 @@ impl Packing {
             [0x1f, 0x8b, 8, flags, ..] if flags & 0xe0 == 0 => Some(Self::Gzip),
             [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Some(Self::Xz),
             [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(Self::Zstd),
-            [b'B', b'Z', b'h', b'1'..=b'9', 0x31, 0x41, 0x59, 0x26, 0x53, 0x59, ..] => Some(Self::Bzip2),
+            // The first block, or the end of an empty stream.
+            [b'B', b'Z', b'h', b'1'..=b'9', 0x31, 0x41, 0x59, 0x26, 0x53, 0x59, ..]
+            | [b'B', b'Z', b'h', b'1'..=b'9', 0x17, 0x72, 0x45, 0x38, 0x50, 0x90, ..] => Some(Self::Bzip2),
             [0x04, 0x22, 0x4d, 0x18, ..] => Some(Self::Lz4),
             _ => None,
         }
