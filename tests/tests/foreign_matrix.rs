@@ -264,3 +264,46 @@ fn what_would_write_is_refused_by_name() {
         std::fs::remove_file(scratch.file("image")).expect("ours");
     }
 }
+
+/// Descriptors by which clouds gave files of their hosts away (CVE-2022-47951, CVE-2024-44082).
+#[test]
+fn extents_that_name_other_places_are_refused() {
+    let scratch = Scratch::new("foreign");
+    let dir = scratch.path();
+    std::fs::create_dir(scratch.file("images")).expect("scratch is writable");
+    std::fs::write(scratch.file("secret"), [7; 4096]).expect("scratch is writable");
+    std::os::unix::fs::symlink("../secret", scratch.file("images/link")).expect("scratch is writable");
+    let absolute = scratch.file("secret");
+    for name in [
+        "../secret",
+        "link",
+        "./../secret",
+        &absolute.to_string_lossy(),
+        "/etc/passwd",
+        "/dev/zero",
+        "/proc/self/environ",
+        "http://127.0.0.1:1/secret",
+        "nbd://127.0.0.1:1/secret",
+        "nbd+unix:///secret?socket=/secret",
+        "json:{\"driver\":\"file\",\"filename\":\"/etc/passwd\"}",
+        "file:/etc/passwd",
+    ] {
+        for (create, line) in
+            [("monolithicFlat", "RW 8 FLAT"), ("vmfs", "RW 8 VMFS"), ("twoGbMaxExtentSparse", "RW 8 SPARSE")]
+        {
+            let end = if line.ends_with("FLAT") { " 0" } else { "" };
+            let text = format!(
+                "# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=ffffffff\ncreateType=\"{create}\"\n{line} \"{name}\"{end}\n"
+            );
+            std::fs::write(scratch.file("images/image.vmdk"), text).expect("scratch is writable");
+            for words in
+                [vec!["convert", "-O", "raw", "images/image.vmdk", "out"], vec!["map", "images/image.vmdk"]]
+            {
+                let out = zebu(dir, words).exits(1);
+                assert!(!out.stderr.contains("panicked") && !scratch.file("out").exists(), "{name}: {out}");
+            }
+            let verdict = zebu(dir, ["info", "--verdict", "images/image.vmdk"]);
+            assert!(matches!(verdict.code, Some(1 | 2)), "{name}: {verdict}");
+        }
+    }
+}

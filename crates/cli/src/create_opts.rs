@@ -309,9 +309,9 @@ fn preallocation_name(mode: Preallocation) -> &'static str {
 fn help(format: Format) -> String {
     let mut text = format!("Supported {} options:\n", format.name());
     let own = OPTIONS.iter().filter(|option| match format {
-        Format::Qcow2 => true,
         Format::Raw => option.raw,
         Format::Foreign(_) => OF_ALL_FILES.contains(&option.name),
+        _ => true,
     });
     let mut options: Vec<_> = own.map(|option| (option.name, option.value, option.description)).collect();
     if let Format::Foreign(format) = format {

@@ -31,7 +31,7 @@ pub(crate) fn open(name: &Path, flags: &OpenFlags) -> Option<Result<File, IoErro
         // It has no name, so nobody else can have it open, and its pages are as near as they can be.
         Unpacked::Whole(file) => match file.try_clone() {
             Ok(file) => {
-                let flags = OpenFlags { direct: false, ..*flags };
+                let flags = flags.clone().direct(false);
                 File::from_descriptor(OwnedFd::from(file), name, &flags)
             }
             Err(error) => {

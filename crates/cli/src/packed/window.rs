@@ -46,7 +46,7 @@ fn serve(file: &File, range: Range, mut request: Completer) {
     let done = match request.op() {
         StorageOp::Read { offset, len } if offset.checked_add(len).is_some_and(|end| end <= range.len) => {
             let mut at = range.start + offset;
-            let read = request.bufs_mut().0.iter_mut().try_for_each(|buffer| {
+            let read = request.bufs_mut().parts_mut().iter_mut().try_for_each(|buffer| {
                 file.read_exact_at(buffer.as_mut_slice(), at)?;
                 at += buffer.len() as u64;
                 Ok::<(), io::Error>(())
