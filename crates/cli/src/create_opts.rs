@@ -114,7 +114,7 @@ pub(crate) struct CreateOpts {
     nocow: Option<bool>,
     pub(crate) preallocation: Option<Preallocation>,
     refcount_bits: Option<u32>,
-    /// Those of images of other programs.
+    /// Options of images of other programs.
     foreign: ForeignOpts,
 }
 

@@ -58,7 +58,7 @@ fn options(format: ForeignFormat) -> &'static [Described] {
     }
 }
 
-/// What was given of them.
+/// The options that were given.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ForeignOpts {
     /// In the order of the user.
@@ -173,7 +173,7 @@ impl ForeignOpts {
         })
     }
 
-    /// What `create` repeats of them: QEMU's order, and its defaults.
+    /// The part of the line of `create` that repeats them: QEMU's order, and its defaults.
     pub(crate) fn formatting(&self, format: ForeignFormat) -> String {
         let (defaults, order): (&[(&str, &str)], &[&str]) = match format {
             ForeignFormat::Vmdk => (

@@ -1,6 +1,6 @@
 //! Packed sources: files in gzip, xz, zstd, bzip2 and lz4, and members of tar files such as OVAs, found by their first bytes.
 //!
-//! What is packed is unpacked into a file without a name, because most images are read at any place. A member of a tar file
+//! A packed file is unpacked into one without a name, because most images are read at any place. A member of a tar file
 //! is read where it lies.
 
 mod decode;
@@ -138,7 +138,7 @@ pub(crate) fn prepare(
     Ok(())
 }
 
-/// What is left when packings around it are taken away.
+/// A file without the packings that were taken away around it.
 struct Layer {
     file: File,
     range: Range,

@@ -1,4 +1,4 @@
-//! What there is to choose of a new image. The names are those of QEMU's options.
+//! Choices for a new image. The names are those of QEMU's options.
 
 use crate::disk::Format;
 use crate::error::{Error, Result};

@@ -1,4 +1,4 @@
-//! What a conversion writes to: an open image, or one of another program that is being made.
+//! The target that a conversion writes to: an open image, or one of another program that is being made.
 
 use crate::compress::{CodecPool, Method};
 use crate::new_foreign::{BlockWriter, StreamWriter};
