@@ -288,7 +288,7 @@ mod tests {
         assert!(FORMATS.iter().all(|name| format_argument(name).is_ok_and(|format| format.name() == *name)));
         let written: Vec<&str> =
             FORMATS.iter().copied().filter(|name| target_format_argument(name).is_ok()).collect();
-        assert_eq!(written, ["qcow2", "raw"]);
-        assert!(target_format_argument("vdi").unwrap_err().contains("not written"));
+        assert_eq!(written, ["qcow2", "raw", "vmdk", "vhdx", "vpc", "vdi"]);
+        assert!(target_format_argument("qed").unwrap_err().contains("not written"));
     }
 }
