@@ -4,6 +4,7 @@
 pub mod device;
 pub mod driver;
 pub mod fault_proxy;
+pub mod filled_disk;
 pub mod growth;
 pub mod guest;
 pub mod hostile;
@@ -21,6 +22,7 @@ pub mod recorder;
 pub mod rewriting;
 pub mod run;
 pub mod scratch;
+pub mod second_reader;
 pub mod server;
 pub mod stream;
 #[cfg(target_arch = "x86_64")]

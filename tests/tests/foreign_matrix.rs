@@ -5,6 +5,7 @@ use std::time::Duration;
 use zebu::storage::Engine;
 use zebu::{Access, CacheMode, Format, Image, OpenOptions};
 use zebu_tests::driver::{read_all, worker};
+use zebu_tests::filled_disk::{Fill, disk, write_sparse};
 use zebu_tests::hostile::foreign_samples::{self, Sample};
 use zebu_tests::model::difference;
 use zebu_tests::program::zebu;
@@ -39,42 +40,6 @@ const WAYS: &[(&str, &str)] = &[
     ("parallels", "-o cluster_size=64k"),
     ("qcow", ""),
 ];
-
-/// How much of a disk is filled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fill {
-    Nothing,
-    Some,
-    All,
-}
-
-/// A disk: runs of random, of repeating and of zero bytes.
-fn disk(size: usize, fill: Fill, random: &mut Random) -> Vec<u8> {
-    let mut bytes = vec![0; size];
-    let mut at = 0;
-    while at < size && fill != Fill::Nothing {
-        let len = (random.between(1, 400) as usize * 512).min(size - at);
-        let kind = random.below(if fill == Fill::All { 2 } else { 5 });
-        for (index, byte) in bytes[at..at + len].iter_mut().enumerate() {
-            *byte = match kind {
-                0 => random.bits() as u8,
-                1 => (index % 251) as u8 | 1,
-                _ => 0,
-            };
-        }
-        at += len;
-    }
-    bytes
-}
-
-fn write_sparse(path: &Path, bytes: &[u8]) {
-    use std::os::unix::fs::FileExt;
-    let file = std::fs::File::create(path).expect("scratch is writable");
-    file.set_len(bytes.len() as u64).expect("scratch is writable");
-    for (index, piece) in bytes.chunks(4096).enumerate().filter(|(_, piece)| piece.iter().any(|b| *b != 0)) {
-        file.write_all_at(piece, index as u64 * 4096).expect("scratch is writable");
-    }
-}
 
 /// The bytes that QEMU reads in an image.
 fn read_by_qemu(qemu: &Qemu, dir: &Path, format: &str, image: &str) -> Vec<u8> {
@@ -297,5 +262,48 @@ fn what_would_write_is_refused_by_name() {
         assert!(commit.stderr.contains(format), "{commit}");
         assert!(std::fs::read(scratch.file("image")).expect("still there") == before);
         std::fs::remove_file(scratch.file("image")).expect("ours");
+    }
+}
+
+/// Descriptors by which clouds gave files of their hosts away (CVE-2022-47951, CVE-2024-44082).
+#[test]
+fn extents_that_name_other_places_are_refused() {
+    let scratch = Scratch::new("foreign");
+    let dir = scratch.path();
+    std::fs::create_dir(scratch.file("images")).expect("scratch is writable");
+    std::fs::write(scratch.file("secret"), [7; 4096]).expect("scratch is writable");
+    std::os::unix::fs::symlink("../secret", scratch.file("images/link")).expect("scratch is writable");
+    let absolute = scratch.file("secret");
+    for name in [
+        "../secret",
+        "link",
+        "./../secret",
+        &absolute.to_string_lossy(),
+        "/etc/passwd",
+        "/dev/zero",
+        "/proc/self/environ",
+        "http://127.0.0.1:1/secret",
+        "nbd://127.0.0.1:1/secret",
+        "nbd+unix:///secret?socket=/secret",
+        "json:{\"driver\":\"file\",\"filename\":\"/etc/passwd\"}",
+        "file:/etc/passwd",
+    ] {
+        for (create, line) in
+            [("monolithicFlat", "RW 8 FLAT"), ("vmfs", "RW 8 VMFS"), ("twoGbMaxExtentSparse", "RW 8 SPARSE")]
+        {
+            let end = if line.ends_with("FLAT") { " 0" } else { "" };
+            let text = format!(
+                "# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=ffffffff\ncreateType=\"{create}\"\n{line} \"{name}\"{end}\n"
+            );
+            std::fs::write(scratch.file("images/image.vmdk"), text).expect("scratch is writable");
+            for words in
+                [vec!["convert", "-O", "raw", "images/image.vmdk", "out"], vec!["map", "images/image.vmdk"]]
+            {
+                let out = zebu(dir, words).exits(1);
+                assert!(!out.stderr.contains("panicked") && !scratch.file("out").exists(), "{name}: {out}");
+            }
+            let verdict = zebu(dir, ["info", "--verdict", "images/image.vmdk"]);
+            assert!(matches!(verdict.code, Some(1 | 2)), "{name}: {verdict}");
+        }
     }
 }

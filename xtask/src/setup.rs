@@ -48,7 +48,17 @@ const TOOLS: &[Tool] = &[
     Tool { program: "tinyproxy", package: "tinyproxy-bin", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "ip", package: "iproute2", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "nbdsh", package: "python3-libnbd", needs: &[Need::Tests, Need::Everything] },
+    Tool { program: "7zz", package: "7zip", needs: &[Need::Tests, Need::Everything] },
+    Tool { program: "xz", package: "xz-utils", needs: &[Need::Tests, Need::Everything] },
+    Tool { program: "zstd", package: "zstd", needs: &[Need::Tests, Need::Everything] },
+    Tool { program: "lz4", package: "lz4", needs: &[Need::Tests, Need::Everything] },
+    Tool { program: "bzip2", package: "bzip2", needs: &[Need::Tests, Need::Everything] },
 ];
+
+/// Modules of Debian's Python, and their packages: second readers of images.
+const MODULES: [(&str, &str); 2] = [("pyvhdi", "python3-libvhdi"), ("pyvmdk", "python3-libvmdk")];
+/// Debian's Python: modules of packages are none of another's.
+const PYTHON: &str = "/usr/bin/python3";
 
 /// Packages of QEMU, which must be of one version.
 const QEMU: [&str; 2] = ["qemu-utils", "qemu-system-x86"];
@@ -74,7 +84,16 @@ fn missing(need: Need) -> Vec<&'static str> {
         .map(|tool| tool.package)
         .collect();
     packages.dedup();
+    if need != Need::Demo {
+        packages
+            .extend(MODULES.iter().filter(|(module, _)| !has_module(module)).map(|(_, package)| *package));
+    }
     packages
+}
+
+fn has_module(module: &str) -> bool {
+    let import = Command::new(PYTHON).args(["-c", &format!("import {module}")]).output();
+    import.is_ok_and(|out| out.status.success())
 }
 
 fn install(need: Need, packages: &[&'static str]) -> Outcome {

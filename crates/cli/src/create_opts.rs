@@ -1,6 +1,7 @@
 //! `-o`: how a new image is made, for `create`, `convert` and `measure`.
 
 use crate::encrypt_opts::{self, EncryptOpts};
+use crate::foreign_opts::{self, ForeignOpts};
 use crate::keyval::{asks_for_help, parse_options, parse_size_value, parse_switch};
 use crate::local_name::local_name;
 use crate::secrets::Secrets;
@@ -93,6 +94,9 @@ const OPTIONS: &[Described] = &[
     Described { name: "size", value: "size", description: "Virtual disk size", raw: true },
 ];
 
+/// Options of any file, whatever its format.
+const OF_ALL_FILES: [&str; 3] = ["extent_size_hint", "nocow", "size"];
+
 /// Values of `-o`, each option if it was given.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct CreateOpts {
@@ -113,6 +117,8 @@ pub(crate) struct CreateOpts {
     pub(crate) preallocation: Option<Preallocation>,
     refcount_bits: Option<u32>,
     encryption: EncryptOpts,
+    /// Options of images of other programs.
+    foreign: ForeignOpts,
 }
 
 /// The meaning of a list of `-o` arguments.
@@ -152,6 +158,11 @@ impl CreateOpts {
             && self.encryption.set(name, value, format)?
         {
             return Ok(());
+        }
+        if let Format::Foreign(foreign) = format
+            && !OF_ALL_FILES.contains(&key)
+        {
+            return self.foreign.set(key, value, foreign);
         }
         match OPTIONS.iter().find(|option| option.name == key) {
             None => return Err(format!("Invalid parameter '{key}' (-o help lists them)")),
@@ -244,6 +255,10 @@ impl CreateOpts {
         create.preallocation = self.preallocation.unwrap_or(create.preallocation);
         create.extent_size_hint = self.extent_size_hint;
         create.nocow = self.nocow.unwrap_or(create.nocow);
+        if let Format::Foreign(format) = format {
+            // Values were checked when they were set.
+            create.foreign = self.foreign.image(format).ok().flatten();
+        }
         create
     }
 
@@ -290,6 +305,9 @@ impl CreateOpts {
             let _ = write!(line, " size={size}");
             line.push_str(&self.encryption.formatting(create.format));
         }
+        if let Format::Foreign(format) = create.format {
+            line.push_str(&self.foreign.formatting(format));
+        }
         if let Some(nocow) = self.nocow {
             let _ = write!(line, " nocow={}", on_off(nocow));
         }
@@ -319,9 +337,19 @@ fn preallocation_name(mode: Preallocation) -> &'static str {
 
 fn help(format: Format) -> String {
     let mut text = format!("Supported {} options:\n", format.name());
-    for option in OPTIONS.iter().filter(|option| option.raw || format == Format::Qcow2) {
-        let head = format!("{}=<{}>", option.name, option.value);
-        let _ = writeln!(text, "  {head:<22} - {}", option.description);
+    let own = OPTIONS.iter().filter(|option| match format {
+        Format::Raw => option.raw,
+        Format::Foreign(_) => OF_ALL_FILES.contains(&option.name),
+        _ => true,
+    });
+    let mut options: Vec<_> = own.map(|option| (option.name, option.value, option.description)).collect();
+    if let Format::Foreign(format) = format {
+        options.extend(foreign_opts::described(format));
+        options.sort_unstable();
+    }
+    for (name, value, description) in options {
+        let head = format!("{name}=<{value}>");
+        let _ = writeln!(text, "  {head:<22} - {description}");
     }
     if matches!(format, Format::Qcow2 | Format::Luks) {
         let of_format = |name: &str| format == Format::Qcow2 || name != "format";

@@ -13,6 +13,7 @@ mod dry_run;
 mod encrypt_opts;
 mod examples;
 mod failure;
+mod foreign_opts;
 #[doc(hidden)]
 pub mod fuzzing;
 mod graph;
@@ -29,6 +30,7 @@ mod named_disks;
 mod nbd_list;
 mod nbd_opts;
 mod output;
+mod packed;
 mod passphrase_prompt;
 mod program;
 mod progress_bar;

@@ -7,6 +7,7 @@ use crate::failure::Failure;
 use crate::graph::{is_graph_name, open_node, plan_name, reference_node};
 use crate::local_name::local_path;
 use crate::named_disks::{Named, named, note_remote};
+use crate::packed::registry;
 use crate::reference_defaults::remote_references;
 use crate::remote_disk::{RemoteName, remote_disk};
 use crate::values::ReferenceRule;
@@ -63,11 +64,14 @@ pub(crate) fn given_only() -> Remote {
     Remote::new(Arc::new(Opener), RemoteRefs::None)
 }
 
-/// Opens what the command line named.
+/// Opens what the command line named, and what was unpacked.
 struct Opener;
 
 impl OpenRemote for Opener {
     fn open(&self, name: &Path, flags: &OpenFlags) -> Option<Result<File, IoError>> {
+        if let Some(unpacked) = registry::open(name, flags) {
+            return Some(unpacked);
+        }
         Some(match named(name)? {
             Named::Remote(found) => open(found, flags),
             Named::Graph(node) => open_node(&node, &name.to_string_lossy(), flags),

@@ -109,7 +109,7 @@ impl<T: Clone + Send + Sync + 'static> TypedValueParser for Words<T> {
     }
 }
 
-/// Names of formats, those that can be written first.
+/// Names of formats, those that guests write first.
 pub(crate) const FORMATS: &[&str] =
     &["qcow2", "raw", "luks", "vmdk", "vhdx", "vpc", "vdi", "qed", "parallels", "qcow", "cloop", "dmg"];
 
@@ -133,9 +133,9 @@ pub(crate) fn backing_formats() -> Words<BackingFormat> {
     Words { parse, words: FORMATS }
 }
 
-/// Formats that are written, for an option.
+/// Formats in which images are made, for an option.
 pub(crate) fn target_formats() -> Words<Format> {
-    Words { parse: target_format_argument, words: &["qcow2", "raw", "luks"] }
+    Words { parse: target_format_argument, words: &["qcow2", "raw", "luks", "vmdk", "vhdx", "vpc", "vdi"] }
 }
 
 /// `--speed`.
@@ -157,6 +157,11 @@ impl SpeedName {
             Self::Full => Speed::Full,
         }
     }
+}
+
+/// Formats whose images' size can be told beforehand, for an option.
+pub(crate) fn measured_formats() -> Words<Format> {
+    Words { parse: measured_format_argument, words: &["qcow2", "raw", "luks"] }
 }
 
 /// Cache modes, for an option.
@@ -195,13 +200,24 @@ pub(crate) fn format_argument(text: &str) -> Result<Format, String> {
         .ok_or_else(|| format!("Unknown file format '{text}' (there are {})", FORMATS.join(", ")))
 }
 
-/// A format that can be written, by its name.
+/// A format in which images can be made, by its name.
 fn target_format_argument(text: &str) -> Result<Format, String> {
+    let format = format_argument(text)?;
+    if format.can_be_made() {
+        return Ok(format);
+    }
+    Err(format!(
+        "images in the format {text} can be read, not written (qcow2, raw, luks, vmdk, vhdx, vpc and vdi can be)"
+    ))
+}
+
+/// A format whose images' size can be told beforehand, by its name.
+fn measured_format_argument(text: &str) -> Result<Format, String> {
     let format = format_argument(text)?;
     if format.is_writable() {
         return Ok(format);
     }
-    Err(format!("images in the format {text} can be read, not written (qcow2, raw and luks can be)"))
+    Err(format!("Format driver '{text}' does not support size measurement (qcow2, raw and luks do)"))
 }
 
 /// A cache mode by its name.
@@ -337,7 +353,7 @@ mod tests {
         assert!(FORMATS.iter().all(|name| format_argument(name).is_ok_and(|format| format.name() == *name)));
         let written: Vec<&str> =
             FORMATS.iter().copied().filter(|name| target_format_argument(name).is_ok()).collect();
-        assert_eq!(written, ["qcow2", "raw", "luks"]);
-        assert!(target_format_argument("vdi").unwrap_err().contains("not written"));
+        assert_eq!(written, ["qcow2", "raw", "luks", "vmdk", "vhdx", "vpc", "vdi"]);
+        assert!(target_format_argument("qed").unwrap_err().contains("not written"));
     }
 }

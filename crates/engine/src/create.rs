@@ -1,7 +1,6 @@
 //! Making images: their files, and what file systems are told of them.
 
 use crate::crypt::new_header::NewEncryption;
-use crate::foreign_image::convert_first;
 use crate::node::Driver;
 use crate::open::size_lookup;
 use crate::options::*;
@@ -9,7 +8,7 @@ use crate::progress::JobControl;
 use crate::qcow2::life::create;
 use crate::qcow2::space::free::SpaceContent;
 use crate::reservation::{check_mode, no_room};
-use crate::{Error, ErrorKind, Image, Result, luks_create, raw, refs, same_file};
+use crate::{Error, ErrorKind, Image, Result, luks_create, new_foreign, raw, refs, same_file};
 use std::path::{Path, PathBuf};
 use zebu_storage::{Create, File, FileKind, FsKind, IoErrorKind, LockMode, OpenFlags, Worker};
 
@@ -73,12 +72,11 @@ impl Image {
             .checked_next_multiple_of(512)
             .ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "the image size is too large").on(path))?;
         let header = match options.format {
-            Format::Raw if options.encryption.is_some() => {
-                let message = "raw images can't be encrypted; use the format luks or qcow2";
+            Format::Raw | Format::Foreign(_) if options.encryption.is_some() => {
+                let message = "images in this format can't be encrypted; use the format luks or qcow2";
                 return Err(Error::new(ErrorKind::InvalidArgument, message).on(path));
             }
-            Format::Raw | Format::Luks => None,
-            Format::Foreign(_) => return Err(convert_first(options.format).on(path)),
+            Format::Raw | Format::Luks | Format::Foreign(_) => None,
             Format::Qcow2 => Some(create::new_header(options, size).map_err(|e| e.on(path))?),
         };
         let mut made = Vec::new();
@@ -102,21 +100,21 @@ impl Image {
         control: &JobControl,
         made: &mut Vec<PathBuf>,
     ) -> Result<()> {
+        let foreign = new_foreign::wanted(options, path)?;
         let mut new_file = |path: &Path| {
-            let flags = OpenFlags::default()
-                .access(zebu_storage::Access::ReadWrite)
-                .direct(options.cache.is_direct())
-                .create(Create::Truncate)
-                .lock(LockMode::Write)
-                .no_flush(options.cache == CacheMode::Unsafe);
             let was_there = path.symlink_metadata().is_ok();
-            let file = File::open(path, &flags).map_err(|e| Error::from(e).on(path))?;
+            let file = open_new(path, options)?;
             if !was_there {
                 made.push(path.to_owned());
             }
             set_attributes(&file, options).map(|()| file)
         };
         let file = new_file(path)?;
+        if let Some(new) = foreign {
+            let name = new_foreign::last_part(path);
+            new_foreign::make_empty(worker, file.clone(), &new, size, &name).await?;
+            return unlock(&file);
+        }
         let encryption = options.encryption.as_ref();
         let Some(header) = header else {
             if options.format == Format::Luks {
@@ -167,6 +165,23 @@ impl Image {
         qcow2.preallocate(&image.0, worker, 0..size, preallocation, external, control).await?;
         image.close(worker).await
     }
+}
+
+/// Makes a file, or cuts one that exists to nothing.
+fn open_new(path: &Path, options: &CreateOptions) -> Result<File> {
+    let flags = OpenFlags::default()
+        .access(zebu_storage::Access::ReadWrite)
+        .direct(options.cache.is_direct())
+        .create(Create::Truncate)
+        .lock(LockMode::Write)
+        .no_flush(options.cache == CacheMode::Unsafe);
+    File::open(path, &flags).map_err(|e| Error::from(e).on(path))
+}
+
+/// The same with the attributes that options ask for.
+pub(crate) fn new_file(path: &Path, options: &CreateOptions) -> Result<File> {
+    let file = open_new(path, options)?;
+    set_attributes(&file, options).map(|()| file)
 }
 
 fn unlock(file: &File) -> Result<()> {

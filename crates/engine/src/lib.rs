@@ -71,6 +71,7 @@ mod interleavings;
 pub mod jobs;
 mod luks_create;
 mod luks_disk;
+mod new_foreign;
 mod node;
 mod open;
 mod options;

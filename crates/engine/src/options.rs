@@ -16,12 +16,16 @@ pub enum Format {
     Raw,
     /// A LUKS header (version 1 or 2) and the encrypted bytes of the disk behind it, in one file.
     Luks,
-    /// A format of another program; such images are only read.
+    /// A format of another program; guests only read such images.
     Foreign(ForeignFormat),
 }
 
 /// Formats of other programs.
 pub use zebu_foreign::Format as ForeignFormat;
+/// New images of other programs: what there is to choose.
+pub use zebu_foreign::write::{
+    Allocation, NewImage as NewForeign, NewVdi, NewVhdx, NewVmdk, NewVpc, VmdkAdapter, VmdkKind, VpcSize,
+};
 
 impl Format {
     /// The name as in `-f`.
@@ -44,9 +48,17 @@ impl Format {
         }
     }
 
-    /// Whether images in the format can be made and written.
+    /// Whether images in the format can be written by a guest.
     pub fn is_writable(self) -> bool {
         !matches!(self, Format::Foreign(_))
+    }
+
+    /// Whether images in the format can be made, by [`crate::Image::create`] and [`crate::jobs::convert`].
+    pub fn can_be_made(self) -> bool {
+        match self {
+            Format::Qcow2 | Format::Raw | Format::Luks => true,
+            Format::Foreign(format) => NewForeign::of(format).is_some(),
+        }
     }
 }
 
@@ -294,6 +306,9 @@ pub struct CreateOptions {
     pub refs: RefPolicy,
     /// How the image is encrypted. Needed for the format luks; raw images can't be.
     pub encryption: Option<NewEncryption>,
+    /// How an image of another program is made; as its format usually is if `None`. Of the other options, `size`, `cache`,
+    /// `extent_size_hint` and `nocow` apply to it.
+    pub foreign: Option<NewForeign>,
 }
 
 zebu_storage::option_setters!(CreateOptions {
@@ -314,6 +329,7 @@ zebu_storage::option_setters!(CreateOptions {
     cache: CacheMode,
     refs: RefPolicy,
     encryption: impl Into<Option<NewEncryption>>,
+    foreign: impl Into<Option<NewForeign>>,
 });
 
 impl Default for CreateOptions {
@@ -336,6 +352,7 @@ impl Default for CreateOptions {
             cache: CacheMode::Writeback,
             refs: RefPolicy::All,
             encryption: None,
+            foreign: None,
         }
     }
 }

@@ -67,6 +67,7 @@ pub mod vdi;
 pub mod vhdx;
 pub mod vmdk;
 pub mod vpc;
+pub mod write;
 
 pub use disk::{Disk, Format, extent_files};
 pub use error::{Error, Result};

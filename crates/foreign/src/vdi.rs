@@ -13,9 +13,9 @@ use crate::units::{Unit, data};
 /// At offset 64 of the file.
 pub const SIGNATURE: u32 = 0xbeda_107f;
 /// Versions 1.1; the only one that is in use.
-const VERSION: u32 = 0x0001_0001;
+pub(crate) const VERSION: u32 = 0x0001_0001;
 /// Table entries of blocks that were never written, and of blocks that were given up.
-const UNALLOCATED: u32 = 0xffff_ffff;
+pub(crate) const UNALLOCATED: u32 = 0xffff_ffff;
 const DISCARDED: u32 = 0xffff_fffe;
 
 /// The table of a VDI.

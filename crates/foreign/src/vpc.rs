@@ -14,11 +14,11 @@ use crate::units::{Unit, data};
 /// The first bytes of the footer, and of its copy.
 pub const COOKIE: &[u8; 8] = b"conectix";
 /// The first bytes of the header of a dynamic image.
-const DYNAMIC_COOKIE: &[u8; 8] = b"cxsparse";
+pub(crate) const DYNAMIC_COOKIE: &[u8; 8] = b"cxsparse";
 /// Bytes of the footer.
 const FOOTER: u64 = 512;
 /// The table entry of a block that was never written.
-const UNALLOCATED: u32 = u32::MAX;
+pub(crate) const UNALLOCATED: u32 = u32::MAX;
 /// The size of the disk that cylinders, heads and sectors tell, where these are at their limit: it says nothing.
 const LARGEST_GEOMETRY: u64 = 65535 * 16 * 255 * 512;
 /// Programs of which the disk is as large as cylinders, heads and sectors say: Virtual PC, Virtual Server, QEMU.
@@ -44,7 +44,7 @@ pub(crate) struct Blocks {
 }
 
 /// The sum that a structure has to have, whose own sum is at `sum_at`.
-fn checksum(bytes: &[u8], sum_at: usize) -> u32 {
+pub(crate) fn checksum(bytes: &[u8], sum_at: usize) -> u32 {
     let bytes = bytes.iter().enumerate();
     let counted = bytes.filter(|(at, _)| at.checked_sub(sum_at).is_none_or(|within| within >= 4));
     !counted.fold(0u32, |sum, (_, byte)| sum.wrapping_add(u32::from(*byte)))

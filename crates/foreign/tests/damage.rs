@@ -172,6 +172,15 @@ fn damage_is_told() {
 }
 
 #[test]
+fn public_mistakes_of_others_are_among_the_cases() {
+    for (number, cases) in samples::cases::PUBLIC {
+        for case in *cases {
+            assert!(CASES.iter().any(|(name, ..)| name == case), "{number}: no case '{case}'");
+        }
+    }
+}
+
+#[test]
 fn chunks_of_a_dmg_that_make_no_sense_are_refused() {
     let data = vec![0; 1024];
     for (chunk, message) in [

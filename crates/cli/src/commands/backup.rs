@@ -6,6 +6,7 @@ use crate::dry_run;
 use crate::failure::Failure;
 use crate::local_name::path_argument;
 use crate::output::{json, stderr, stdout};
+use crate::packed::{self, PackedArgs};
 use crate::remote_disk::{RemoteTransfers, transfers};
 use crate::session::Session;
 use crate::size::size_argument;
@@ -103,6 +104,9 @@ pub(crate) struct BackupArgs {
     /// Say what a full backup would read, and write nothing
     #[arg(long, conflicts_with_all = ["bitmap", "previous", "resume"])]
     dry_run: bool,
+
+    #[command(flatten)]
+    packed: PackedArgs,
 
     #[command(flatten)]
     force_share: ForceShareArg,
@@ -233,6 +237,7 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     options.speed = args.speed.speed();
     options.control = watch.control();
     options.control.rate_limit = args.rate_limit.and_then(|rate| rate.0);
+    packed::prepare(&args.packed, &spec, &args.target, &watch)?;
     let report = session.with_image(&spec, |image| {
         let worker = session.worker();
         let result = worker.block_on(backup(worker, image, &options));

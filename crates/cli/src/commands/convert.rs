@@ -11,6 +11,7 @@ use crate::local_name::local_path;
 use crate::named_disks::allow_streams;
 use crate::named_disks::is_remote;
 use crate::output::{json, stderr, stdout};
+use crate::packed::{self, PackedArgs};
 use crate::remote_disk::{RemoteTransfers, transfers};
 use crate::remote_names::image_path;
 use crate::secrets::Sources;
@@ -27,7 +28,7 @@ use zebu::jobs::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, NewTarget, ReadErrors,
     TargetClusters, TargetContent, UnaskedWrites, convert, drop_pages,
 };
-use zebu::{Access, CacheMode, Format, Image};
+use zebu::{Access, CacheMode, Format, Image, NewForeign};
 
 /// Arguments of `zebu convert`.
 #[derive(Debug, clap::Args)]
@@ -139,6 +140,9 @@ pub(crate) struct ConvertArgs {
     dry_run: bool,
 
     #[command(flatten)]
+    packed: PackedArgs,
+
+    #[command(flatten)]
     force_share: ForceShareArg,
 
     /// Print what was done, in this format
@@ -236,8 +240,8 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
         ));
     }
     if args.bitmaps && args.target_format != Format::Qcow2 && !args.no_create {
-        let name = args.target_format.name();
-        return Err(Failure::usage(format!("Format driver '{name}' does not support bitmaps")));
+        let format = args.target_format.name();
+        return Err(Failure::usage(format!("Format driver '{format}' does not support bitmaps")));
     }
     let Some((target, sources)) = args.files.split_last().filter(|(_, sources)| !sources.is_empty()) else {
         return Err(Failure::usage("Must specify image file name: at least one source, and the target"));
@@ -253,6 +257,13 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
         session.read_uncached();
     }
     let mut watch = Watch::start(args.progress.beside(args.output.unwrap_or_default()).mode(args.quiet))?;
+    if args.packed.has_member() && specs.len() > 1 {
+        return Err(Failure::usage("--member names a part of one source, and there are several"));
+    }
+    let written = local_path(target).unwrap_or_default();
+    for spec in &specs {
+        packed::prepare(&args.packed, spec, &written, &watch)?;
+    }
     let images = specs.iter().map(|spec| session.open(spec)).collect::<Result<Vec<Image>, _>>()?;
     if args.dry_run {
         watch.finish();
@@ -384,7 +395,9 @@ fn convert_to(
             .then(|| UnaskedWrites::of(&target.path, opts.create_options(args.target_format).cluster_size));
         if let Some(unasked) = unasked {
             unasked.apply(&mut target);
-            if unasked == UnaskedWrites::OneBuffered && args.parallel.is_none() {
+            // What is packed is written in order whatever the number of requests, which read and pack.
+            let is_stream = target.create.foreign.as_ref().is_some_and(NewForeign::is_stream);
+            if unasked == UnaskedWrites::OneBuffered && args.parallel.is_none() && !is_stream {
                 options.requests = 1;
             }
             if args.engine.verbose {

@@ -7,7 +7,7 @@ use crate::output::{json, stdout};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
-use crate::values::{OutputFormat, formats, target_formats};
+use crate::values::{OutputFormat, formats, measured_formats};
 use crate::watch::{ProgressMode, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
@@ -19,7 +19,7 @@ use zebu::{Access, CacheMode, Format};
 #[derive(Debug, clap::Args)]
 pub(crate) struct MeasureArgs {
     /// Format of the image that would be made
-    #[arg(short = 'O', long, value_name = "FMT", value_parser = target_formats(), default_value = "raw")]
+    #[arg(short = 'O', long, value_name = "FMT", value_parser = measured_formats(), default_value = "raw")]
     target_format: Format,
 
     /// Options that it would be made with (-o help lists them)

@@ -37,9 +37,16 @@ fn with_kept<T, R>(
 /// Compresses `input`, with zeroes behind it up to `cluster` bytes, into `out`. Returns the length of the stream, or
 /// `None` if it is not shorter than a cluster.
 pub(super) fn compress(method: Method, input: &IoBufs, cluster: usize, out: &mut Vec<u8>) -> Option<usize> {
-    let most = cluster.checked_sub(1)?;
-    // zlib is given room for whatever comes out: a stream that stops in the middle costs a new context.
-    let room = if matches!(method, Method::NarrowDeflate { .. }) { cluster + cluster / 8 + 64 } else { most };
+    let any_length = cluster + cluster / 8 + 64;
+    let shorter = cluster.checked_sub(1)?;
+    let (room, most) = match method {
+        Method::Zlib { .. } => (any_length, any_length),
+        // zlib is given room for whatever comes out: a stream that stops in the middle costs a new context.
+        Method::NarrowDeflate { .. } => (any_length, shorter),
+        Method::Deflate { .. } => (shorter, shorter),
+        #[cfg(feature = "zstd")]
+        Method::Zstd { .. } => (shorter, shorter),
+    };
     out.resize(room, 0);
     let len = match input.parts() {
         [one] if one.len() == cluster => compress_cluster(method, one.as_slice(), out),
@@ -58,17 +65,21 @@ fn compress_cluster(method: Method, input: &[u8], out: &mut [u8]) -> Option<usiz
     constant_clusters::compress(method, input, out, |out| compress_bytes(method, input, out))
 }
 
+/// Works with the thread's deflater. It keeps nothing of a cluster, so one that does not fit is no failure of the context.
+fn with_deflater<R>(level: u8, work: impl FnOnce(&mut libdeflater::Compressor) -> Option<R>) -> Option<R> {
+    let make = || {
+        let level = libdeflater::CompressionLvl::new(level.into()).unwrap_or_default();
+        libdeflater::Compressor::new(level)
+    };
+    DEFLATER.with(|kept| with_kept(kept, level, make, |deflater| Some(work(deflater))).flatten())
+}
+
 fn compress_bytes(method: Method, input: &[u8], out: &mut [u8]) -> Option<usize> {
     match method {
-        Method::Deflate { level } => DEFLATER.with(|kept| {
-            let make = || {
-                let level = libdeflater::CompressionLvl::new(level.into()).unwrap_or_default();
-                libdeflater::Compressor::new(level)
-            };
-            // It keeps nothing of a cluster, so one that does not fit is no failure of the context.
-            with_kept(kept, level, make, |deflater| Some(deflater.deflate_compress(input, out).ok()))
-                .flatten()
-        }),
+        Method::Deflate { level } => {
+            with_deflater(level, |deflater| deflater.deflate_compress(input, out).ok())
+        }
+        Method::Zlib { level } => with_deflater(level, |deflater| deflater.zlib_compress(input, out).ok()),
         Method::NarrowDeflate { level } => NARROW_DEFLATER.with(|kept| {
             let make =
                 || flate2::Compress::new_with_window_bits(flate2::Compression::new(level.into()), false, 12);

@@ -36,6 +36,8 @@ pub(crate) enum Method {
     Deflate { level: u8 },
     /// Raw deflate, distances up to 4 KiB; levels 1 to 9.
     NarrowDeflate { level: u8 },
+    /// Deflate in a zlib wrapper; levels 1 to 12. The stream may be longer than the cluster.
+    Zlib { level: u8 },
     /// One zstd frame with content size and checksum; levels 1 to 22.
     #[cfg(feature = "zstd")]
     Zstd { level: u8 },

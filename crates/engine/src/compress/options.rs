@@ -62,6 +62,18 @@ impl CompressOptions {
         }
     }
 
+    /// The method of zlib streams that other programs read, whatever their length.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: no such level.
+    pub(crate) fn zlib(&self) -> Result<Method> {
+        if let Method::Deflate { level } = self.method(Compression::Zlib)? {
+            return Ok(Method::Zlib { level });
+        }
+        let message = "a narrow window of deflate is for qcow2 images alone";
+        Err(Error::new(ErrorKind::InvalidArgument, message))
+    }
+
     /// The method for an image whose clusters are compressed with `compression`.
     ///
     /// # Errors

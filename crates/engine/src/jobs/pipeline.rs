@@ -44,6 +44,11 @@ impl<'a, T> InOrder<'a, T> {
         self.under_way.len() < self.most
     }
 
+    /// Whether no piece is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.under_way.is_empty()
+    }
+
     /// Begins a piece of work. It goes on while a result is waited for.
     pub(super) fn begin(&mut self, work: impl Future<Output = Result<T>> + 'a) {
         self.under_way.push_back(Box::pin(work));

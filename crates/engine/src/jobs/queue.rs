@@ -82,6 +82,14 @@ impl<T> Queue<T> {
         .await
     }
 
+    /// Takes the first item, if there is one now.
+    pub(super) fn try_pop(&self) -> Option<T> {
+        let mut state = self.0.borrow_mut();
+        let item = state.items.pop_front()?;
+        wake_all(state);
+        Some(item)
+    }
+
     /// Lets no further item in; what is in the queue can still be taken.
     pub(super) fn close(&self) {
         let mut state = self.0.borrow_mut();

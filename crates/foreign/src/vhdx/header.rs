@@ -6,10 +6,10 @@ use crate::error::{Error, Result, ensure, require};
 use crate::files::Source;
 
 /// The unit of places in the file, bytes.
-pub(super) const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 /// Where the headers lie, and how long they are.
-const PLACES: [u64; 2] = [64 << 10, 128 << 10];
-const BYTES: usize = 4096;
+pub(crate) const PLACES: [u64; 2] = [64 << 10, 128 << 10];
+pub(crate) const BYTES: usize = 4096;
 
 /// The fields of the header that are used.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(super) struct Header {
 }
 
 /// The checksum of a structure with its own sum at `sum_at` taken as zero.
-pub(super) fn checksum(bytes: &[u8], sum_at: usize) -> u32 {
+pub(crate) fn checksum(bytes: &[u8], sum_at: usize) -> u32 {
     let before = bytes.get(..sum_at).unwrap_or_default();
     let behind = bytes.get(sum_at.saturating_add(4)..).unwrap_or_default();
     crc32c(&[before, &[0; 4], behind])

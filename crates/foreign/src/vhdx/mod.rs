@@ -4,11 +4,11 @@
 //! Integers are little endian. Rules: Microsoft's open specification MS-VHDX. A log that was not replayed is replayed in
 //! memory.
 
-mod header;
+pub(crate) mod header;
 mod log;
-mod metadata;
+pub(crate) mod metadata;
 mod overlay;
-mod region;
+pub(crate) mod region;
 
 use crate::bytes::equal_bits;
 use crate::error::{Error, Result, ensure, require};
@@ -23,11 +23,12 @@ use overlay::{Overlay, Patched};
 /// The first bytes of the file.
 pub const MAGIC: &[u8; 8] = b"vhdxfile";
 /// Sectors that one block of the sector bitmap describes.
-const SECTORS_PER_BITMAP: u64 = 1 << 23;
+pub(crate) const SECTORS_PER_BITMAP: u64 = 1 << 23;
 /// States of a block.
-const NOT_PRESENT: u64 = 0;
-const FULLY_PRESENT: u64 = 6;
+pub(crate) const NOT_PRESENT: u64 = 0;
+pub(crate) const FULLY_PRESENT: u64 = 6;
 const PARTIALLY_PRESENT: u64 = 7;
+pub(crate) const ZERO: u64 = 2;
 
 /// The tables of a VHDX.
 #[derive(Debug, Clone)]
@@ -126,7 +127,7 @@ impl Map {
         match decode(entry) {
             (NOT_PRESENT, _) => Ok(Kind::Hole),
             // Undefined, zero, unmapped, and what version 0.95 called unmapped.
-            (1 | 2 | 3 | 5, _) => Ok(Kind::Zero),
+            (1 | ZERO | 3 | 5, _) => Ok(Kind::Zero),
             (FULLY_PRESENT, offset) => {
                 self.payload(files, offset, start).map_err(|e| e.at(FileIndex::IMAGE, at))
             }

@@ -6,13 +6,13 @@ use crate::error::{Error, Result, ensure, require};
 use crate::files::Source;
 
 /// Where the two tables lie, and how long they are.
-const PLACES: [u64; 2] = [192 << 10, 256 << 10];
-const BYTES: u64 = 64 << 10;
+pub(crate) const PLACES: [u64; 2] = [192 << 10, 256 << 10];
+pub(crate) const BYTES: u64 = 64 << 10;
 /// Entries of a table at most.
 const MOST: u32 = 2047;
-const TABLE: [u8; 16] =
+pub(crate) const TABLE: [u8; 16] =
     [0x66, 0x77, 0xc2, 0x2d, 0x23, 0xf6, 0x00, 0x42, 0x9d, 0x64, 0x11, 0x5e, 0x9b, 0xfd, 0x4a, 0x08];
-const METADATA: [u8; 16] =
+pub(crate) const METADATA: [u8; 16] =
     [0x06, 0xa2, 0x7c, 0x8b, 0x90, 0x47, 0x9a, 0x4b, 0xb8, 0xfe, 0x57, 0x5f, 0x05, 0x0f, 0x88, 0x6e];
 
 /// Offset and length of the regions in bytes.

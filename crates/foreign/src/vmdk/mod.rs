@@ -5,7 +5,7 @@
 
 mod descriptor;
 mod sesparse;
-mod sparse;
+pub(crate) mod sparse;
 
 use crate::error::{Error, Result, ensure};
 use crate::files::{FileIndex, Files, Source};

@@ -13,16 +13,16 @@ pub const SPARSE_MAGIC: &[u8; 4] = b"KDMV";
 pub const COWD_MAGIC: &[u8; 4] = b"COWD";
 /// Flags of the header.
 const ZERO_GRAINS: u32 = 1 << 2;
-const COMPRESSED: u32 = 1 << 16;
-const MARKERS: u32 = 1 << 17;
+pub(crate) const COMPRESSED: u32 = 1 << 16;
+pub(crate) const MARKERS: u32 = 1 << 17;
 /// The directory's offset where the true header is a footer at the end of the file.
-const AT_END: u64 = u64::MAX;
+pub(crate) const AT_END: u64 = u64::MAX;
 /// The type of the marker before the footer.
-const FOOTER_MARKER: u32 = 3;
+pub(crate) const FOOTER_MARKER: u32 = 3;
 /// Sectors of a grain at most.
 const MOST_GRAIN_SECTORS: u64 = 0x20_0000;
 /// Bytes before the stream of a grain: its first sector on the disk, and the length of the stream.
-const GRAIN_MARKER: u64 = 12;
+pub(crate) const GRAIN_MARKER: u64 = 12;
 
 /// The header of a sparse extent.
 #[derive(Debug, Clone)]

@@ -266,3 +266,34 @@ fn dmg_trailer(image: &mut Vec<u8>, field: usize, value: u64) {
     let at = image.len() - 512 + field;
     put(image, at, &value.to_be_bytes());
 }
+
+/// Mistakes of other readers of these formats that became public, and the cases that are made of the same trick.
+pub const PUBLIC: &[(&str, &[&str])] = &[
+    // Blocks of 0 bytes, by which QEMU divided.
+    ("CVE-2014-0142", &["parallels-block-0", "vmdk-granularity-0", "vhd-block-size-0", "vdi-block-size-0"]),
+    // Tables whose size in bytes overflows.
+    ("CVE-2014-0143", &["parallels-table-past-file", "cloop-table-past-file", "vmdk-capacity-overflow"]),
+    // Sizes in headers of cloop, VHD, VHDX, VDI and others that were used unchecked.
+    (
+        "CVE-2014-0144",
+        &[
+            "cloop-block-huge",
+            "cloop-block-0",
+            "vhd-block-size-huge",
+            "vhd-table-too-small",
+            "vhdx-table-too-small",
+            "vdi-blocks-past-file",
+            "vdi-disk-larger-than-blocks",
+            "dmg-list-huge",
+        ],
+    ),
+    // Chunks of a DMG that are larger than the buffers for them.
+    ("CVE-2014-0145", &["dmg-smaller-than-chunks", "dmg-fork-nowhere"]),
+    // A VHDX whose block and sector sizes led to an endless loop.
+    ("CVE-2014-0148", &["vhdx-block-size", "vhdx-sector-size"]),
+    // L2 tables and disks of qcow version 1 that are too large.
+    ("CVE-2014-0222", &["qcow-l2-bits", "qcow-cluster-bits"]),
+    ("CVE-2014-0223", &["qcow-size-huge", "qcow-l1-nowhere"]),
+    // VMDK descriptors that name files of the host, by which clouds gave them away.
+    ("CVE-2022-47951", &["vmdk-device", "vmdk-raw-device-map"]),
+];

@@ -2,7 +2,9 @@
 
 use super::job::Job;
 use super::options::{ConvertOptions, ConvertTarget, CopyMode, TargetClusters};
+use super::sink::Sink;
 use crate::jobs::zeros::is_zero;
+use crate::new_foreign::StreamWriter;
 use crate::{Durability, Error, ErrorKind, Format, Preallocation, Result};
 use std::num::NonZeroU64;
 use zebu_storage::{IoBufs, Worker};
@@ -12,6 +14,9 @@ use zebu_storage::{IoBufs, Worker};
 /// # Errors
 /// The target can't have compressed clusters, or the options contradict each other.
 pub(super) fn cluster_size(options: &ConvertOptions, target: &ConvertTarget) -> Result<Option<NonZeroU64>> {
+    if target.is_stream() {
+        return Ok(NonZeroU64::new(StreamWriter::BLOCK));
+    }
     if options.clusters == TargetClusters::Plain {
         return Ok(None);
     }
@@ -70,14 +75,19 @@ pub(super) async fn write(
             if skip {
                 job.count(|report| report.skipped += len as u64);
             } else {
-                (result, part) = job.target.write_compressed(worker, at, part, Durability::Volatile).await;
+                (result, part) = match &job.target {
+                    Sink::Image(image) => {
+                        image.write_compressed(worker, at, part, Durability::Volatile).await
+                    }
+                    other => other.write(worker, at, part).await,
+                };
                 job.count(|report| report.written += len as u64);
             }
             at += len as u64;
         } else {
             let boundary = (at / cluster + 1).saturating_mul(cluster).min(end);
             part = bufs.split_to((boundary - at) as usize);
-            (result, part) = job.target.write(worker, at, part, Durability::Volatile).await;
+            (result, part) = job.target.write(worker, at, part).await;
             job.count(|report| report.written += boundary - at);
             at = boundary;
         }

@@ -8,7 +8,7 @@ use crate::jobs::buffers::rejoin;
 use crate::jobs::queue::Queue;
 use crate::jobs::zeros::{Run, runs};
 use crate::transfer::{FileRange, Transfer};
-use crate::{Durability, Result, ZeroMode};
+use crate::{Result, ZeroMode};
 use zebu_storage::{IoBuf, IoBufs, Worker};
 
 /// Does pieces of work until there are no more, with one buffer for all of them. After the job was stopped, pieces are
@@ -49,7 +49,7 @@ async fn do_piece(worker: &Worker, job: &Job, piece: Piece, buffer: IoBuf) -> (R
 }
 
 /// Reads a piece of a source into the front of the buffer. `offset` is on the target's disk.
-async fn read(
+pub(super) async fn read(
     worker: &Worker,
     job: &Job,
     source: &Part,
@@ -135,7 +135,7 @@ async fn write(
     }
     if job.sparse_size == 0 {
         let head = buffer.split_to(len);
-        let (written, head) = job.target.write(worker, offset, head.into(), Durability::Volatile).await;
+        let (written, head) = job.target.write(worker, offset, head.into()).await;
         job.count(|report| report.written += len as u64);
         return (written, rejoin(head, buffer));
     }
@@ -147,7 +147,7 @@ async fn write(
         let at = offset + run.start as u64;
         let mut part = rest.split_to(run.len);
         if !run.zero {
-            (result, part) = job.target.write(worker, at, part, Durability::Volatile).await;
+            (result, part) = job.target.write(worker, at, part).await;
             job.count(|report| report.written += run.len as u64);
         } else if job.is_zero_unless_written(at) {
             job.count(|report| report.skipped += run.len as u64);
@@ -164,7 +164,9 @@ async fn write(
 }
 
 async fn zero(worker: &Worker, job: &Job, offset: u64, len: u64) -> Result<()> {
-    job.target.write_zeroes(worker, offset, len, ZeroMode::Unmap).await?;
+    if let Some(image) = job.target.image() {
+        image.write_zeroes(worker, offset, len, ZeroMode::Unmap).await?;
+    }
     job.count(|report| report.zeroed += len);
     Ok(())
 }
@@ -173,7 +175,9 @@ async fn zero(worker: &Worker, job: &Job, offset: u64, len: u64) -> Result<()> {
 async fn copy_range(worker: &Worker, job: &Job, source: FileRange, offset: u64) -> Result<u64> {
     let len = source.len;
     job.tracker.throttle(worker, len).await?;
-    let (_, refusal) = job.target.transfer_from(worker, Transfer::Copy, source, offset).await?;
+    // Only what an image can take was queued.
+    let Some(image) = job.target.image() else { return Ok(len) };
+    let (_, refusal) = image.transfer_from(worker, Transfer::Copy, source, offset).await?;
     if let Some(refusal) = refusal {
         return Err(refusal);
     }

@@ -1,6 +1,7 @@
 //! A running conversion: what its threads share.
 
 use super::options::{ConvertOptions, ConvertReport, CopyMode, ReadErrors, SkippedRange, TargetContent};
+use super::sink::Sink;
 use super::sizing::Sizing;
 use crate::progress::{Phase, Tracker};
 use crate::{Error, ErrorKind, Extent, ExtentKind, Image, Result};
@@ -77,7 +78,7 @@ const MAX_REPORTED_RANGES: usize = 1024;
 /// State of a conversion, shared by its threads.
 pub(super) struct Job {
     pub(super) parts: Vec<Part>,
-    pub(super) target: Image,
+    pub(super) target: Sink,
     content: TargetContent,
     /// Bytes from the disk's start in which the target shows its backing file, which holds what the sources' backing
     /// files hold; 0 without one.
@@ -103,7 +104,7 @@ pub(super) struct Job {
 impl Job {
     pub(super) fn new(
         parts: Vec<Part>,
-        target: Image,
+        target: Sink,
         content: TargetContent,
         options: &ConvertOptions,
         sizing: Sizing,
@@ -116,7 +117,10 @@ impl Job {
                 .on(target.path()));
         }
         let shared_backing = match content {
-            TargetContent::SharedBacking => target.backing().map_or(0, |backing| backing.virtual_size()),
+            TargetContent::SharedBacking => {
+                let backing = target.image().and_then(Image::backing);
+                backing.map_or(0, |backing| backing.virtual_size())
+            }
             TargetContent::Unknown | TargetContent::Zero | TargetContent::Base => 0,
         };
         // With several threads, regions are small enough that all have work to the end, and large enough that each
@@ -168,6 +172,11 @@ impl Job {
             |start: u64| (start < self.total).then(|| start.saturating_add(self.region).min(self.total));
         let start = self.cursor.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok()?;
         Some(start..start.saturating_add(self.region).min(self.total))
+    }
+
+    /// The end of the last source on the target's disk.
+    pub(super) fn end(&self) -> u64 {
+        self.total
     }
 
     /// Stops the job with an error; the first one counts.

@@ -3,10 +3,12 @@
 mod bitmaps;
 mod compressed;
 mod copy;
+mod in_order;
 mod job;
 mod offload;
 mod options;
 mod piece;
+mod sink;
 mod sizing;
 mod source_conflict;
 mod target;
@@ -19,8 +21,9 @@ pub use options::{
 };
 
 use crate::progress::Phase;
-use crate::{Error, ErrorKind, Image, Preallocation, Result};
+use crate::{Error, ErrorKind, Format, Image, Preallocation, Result};
 use job::{Job, Part};
+use sink::Sink;
 use sizing::Sizing;
 use source_conflict::check_open_target;
 use zebu_storage::Worker;
@@ -29,6 +32,15 @@ use zebu_storage::Worker;
 /// is shared is not read, so that nobody knows whether it can be.
 fn copy_mode(options: &ConvertOptions, target: &ConvertTarget, compresses: bool) -> Result<CopyMode> {
     let wanted = options.copy;
+    if let ConvertTarget::New(new) = target
+        && matches!(new.create.format, Format::Foreign(_))
+    {
+        if wanted == CopyMode::Reflink {
+            let message = "images of other programs are written through buffers: no reflink";
+            return Err(Error::new(ErrorKind::Unsupported, message).on(&new.path));
+        }
+        return Ok(CopyMode::Buffers);
+    }
     if options.read_errors == ReadErrors::Zero && matches!(wanted, CopyMode::Reflink | CopyMode::Range) {
         let message = "Cannot use copy offloading in salvaging mode: all has to be read";
         return Err(Error::new(ErrorKind::InvalidArgument, message));
@@ -61,39 +73,48 @@ pub async fn convert(
     options: &ConvertOptions,
 ) -> Result<ConvertReport> {
     let compressed = compressed::cluster_size(options, &target)?;
-    let sizing = Sizing::of(options, compressed, target.cluster_size())?;
+    let mut sizing = Sizing::of(options, compressed, target.cluster_size())?;
+    if target.is_stream() {
+        sizing.threads = 1;
+    }
     let parts = Part::list(sources, options.range.clone())?;
     let wanted = bitmaps::wanted(sources, options.bitmaps)?;
+    if let (ConvertTarget::New(new), false) = (&target, wanted.is_empty())
+        && matches!(new.create.format, Format::Foreign(_))
+    {
+        let message = format!("Format driver '{}' does not support bitmaps", new.create.format.name());
+        return Err(Error::new(ErrorKind::Unsupported, message).on(&new.path));
+    }
     let total = parts.last().map_or(0, Part::end);
     let copy = copy_mode(options, &target, compressed.is_some())?;
-    let (image, content, made) = match target {
+    let (sink, content, made) = match target {
         ConvertTarget::New(new) => {
-            let (image, content, made) = target::make(worker, sources, *new, total, &options.control).await?;
-            (image, content, Some(made))
+            let (sink, content, made) = target::make(worker, sources, *new, total, &options.control).await?;
+            (sink, content, Some(made))
         }
         ConvertTarget::Existing { image, content } => {
             check_open_target(sources, &image)?;
-            (image, content, None)
+            (Sink::Image(image), content, None)
         }
     };
-    let job = Job::new(parts, image.clone(), content, options, sizing, compressed, copy);
-    let copied = match &job {
-        Ok(job) => threads::run(worker, job, options).await,
-        Err(error) => Err(error.clone()),
-    };
-    let copied = match (copied, sources.first()) {
+    let job = Job::new(parts, sink, content, options, sizing, compressed, copy)?;
+    let copied = threads::run(worker, &job, options).await;
+    let copied = match (copied, sources.first(), job.target.image()) {
         // Last, so that what is written here is not recorded in them.
-        (Ok(()), Some(source)) => bitmaps::copy(worker, source, &image, &wanted).await,
-        (copied, _) => copied,
+        (Ok(()), Some(source), Some(image)) => bitmaps::copy(worker, source, image, &wanted).await,
+        (copied, ..) => copied,
     };
-    if let (Ok(()), Ok(job)) = (&copied, &job) {
+    if copied.is_ok() {
         job.tracker.finish(Some(Phase::Finishing));
     }
-    if let Some(made) = made {
-        made.finish(worker, &image, copied).await?;
-    } else {
-        copied?;
-        image.flush(worker).await?;
+    match (made, job.target.image()) {
+        (Some(made), _) => made.finish(worker, &job.target, copied).await?,
+        (None, image) => {
+            copied?;
+            if let Some(image) = image {
+                image.flush(worker).await?;
+            }
+        }
     }
-    Ok(job?.report())
+    Ok(job.report())
 }

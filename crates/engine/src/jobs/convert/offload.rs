@@ -3,7 +3,7 @@
 use super::job::Job;
 use super::options::CopyMode;
 use crate::transfer::{FileRange, Transfer};
-use crate::{Error, ErrorKind, Format, Result};
+use crate::{Error, ErrorKind, Format, Image, Result};
 use std::ops::Range;
 use zebu_storage::{FileId, Worker};
 
@@ -56,9 +56,10 @@ impl Offloader {
         offset: u64,
     ) -> Result<Offload> {
         // In a raw image, a guest offset is a file offset; elsewhere, clusters are what can be offloaded.
-        let unit = match job.target.format() {
+        let Some(target) = job.target.image() else { return Ok(Offload::Nothing) };
+        let unit = match target.format() {
             Format::Raw => 1,
-            Format::Qcow2 | Format::Luks | Format::Foreign(_) => job.target.cluster_size(),
+            Format::Qcow2 | Format::Luks | Format::Foreign(_) => target.cluster_size(),
         };
         let end = offset.saturating_add(source.len);
         let smallest = match job.copy {
@@ -67,7 +68,7 @@ impl Offloader {
                 let Some(whole) = whole_units(offset, end, unit) else { return Ok(Offload::Nothing) };
                 let first =
                     source.from(whole.start - offset).first(unit.max(BLOCK).min(whole.end - whole.start));
-                let copies = self.copies(worker, job, first, whole.start).await?;
+                let copies = self.copies(worker, target, first, whole.start).await?;
                 return Ok(if copies { Offload::Range(whole) } else { Offload::Nothing });
             }
             // Who asked for a fully allocated target wants no shared blocks, unless that was asked for, too.
@@ -91,12 +92,18 @@ impl Offloader {
 
     /// Whether the kernel copies from a file into the target: the first range of each file is tried. (Between two file
     /// systems it mostly does not.)
-    async fn copies(&mut self, worker: &Worker, job: &Job, first: FileRange, offset: u64) -> Result<bool> {
+    async fn copies(
+        &mut self,
+        worker: &Worker,
+        target: &Image,
+        first: FileRange,
+        offset: u64,
+    ) -> Result<bool> {
         let id = first.file.id();
         if self.refused.contains(&id) || self.copied.contains(&id) {
             return Ok(self.copied.contains(&id));
         }
-        match job.target.transfer_from(worker, Transfer::Copy, first, offset).await? {
+        match target.transfer_from(worker, Transfer::Copy, first, offset).await? {
             (_, None) => self.copied.push(id),
             (_, Some(refusal)) if refusal.kind() == ErrorKind::Unsupported => self.refused.push(id),
             (_, Some(error)) => return Err(error),
@@ -118,7 +125,8 @@ impl Offloader {
             let part = source.from(at - offset).first((whole.end - at).min(MAX_CLONE));
             // What is refused goes through buffers, which are charged for themselves.
             job.tracker.wait_for_rate(worker).await?;
-            let (shared, refusal) = job.target.transfer_from(worker, Transfer::Share, part, at).await?;
+            let Some(target) = job.target.image() else { return Ok(Offload::Nothing) };
+            let (shared, refusal) = target.transfer_from(worker, Transfer::Share, part, at).await?;
             job.tracker.charge(shared);
             at += shared;
             if let Some(refusal) = refusal {

@@ -1,7 +1,7 @@
 //! Options and report of a conversion.
 
 use crate::progress::JobControl;
-use crate::{CreateOptions, Error, Format, Image, OpenOptions};
+use crate::{CreateOptions, Error, Format, Image, NewForeign, OpenOptions};
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -177,6 +177,14 @@ pub enum ConvertTarget {
 }
 
 impl ConvertTarget {
+    /// Whether it is written in the order of the disk.
+    pub(super) fn is_stream(&self) -> bool {
+        match self {
+            Self::New(new) => new.create.foreign.as_ref().is_some_and(NewForeign::is_stream),
+            Self::Existing { .. } => false,
+        }
+    }
+
     /// Bytes of its clusters; `None`: the format has none.
     pub(super) fn cluster_size(&self) -> Option<NonZeroU64> {
         let (format, bytes) = match self {

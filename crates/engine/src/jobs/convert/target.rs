@@ -1,17 +1,21 @@
 //! A target that the job makes.
 
 use super::options::{NewTarget, TargetContent};
+use super::sink::{Packing, Sink};
 use super::source_conflict::check_target;
+use crate::create::new_file;
 use crate::jobs::staging::{NewFiles, directory_of, from_io, publish, reserve_temporary_name, sync_files};
+use crate::new_foreign::{self, BlockWriter, StreamWriter};
 use crate::progress::JobControl;
 use crate::same_file::{self, FilePlace};
 use crate::{
-    Access, Chain, CreateOptions, Error, ErrorKind, Format, Image, OpenOptions, Preallocation, Purpose,
-    Result,
+    Access, Chain, CreateOptions, Error, ErrorKind, Format, Image, NewForeign, OpenOptions, Preallocation,
+    Purpose, Result,
 };
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use zebu_storage::Worker;
+use zebu_storage::sync::Mutex;
 
 /// A target that was made, up to its end.
 pub(super) struct Made {
@@ -32,7 +36,7 @@ pub(super) async fn make(
     target: NewTarget,
     total: u64,
     control: &JobControl,
-) -> Result<(Image, TargetContent, Made)> {
+) -> Result<(Sink, TargetContent, Made)> {
     let NewTarget { path, mut create, open } = target;
     match create.size {
         Some(size) if size < total => {
@@ -59,6 +63,8 @@ pub(super) async fn make(
     };
 
     let mut files = NewFiles::default();
+    let foreign = new_foreign::wanted(&create, &path)?;
+    let final_name = new_foreign::last_part(&path);
     let (work_path, names) = if std::fs::symlink_metadata(&path).is_ok() {
         (path, None)
     } else {
@@ -69,6 +75,10 @@ pub(super) async fn make(
     };
     let new_data_file = data_file.as_deref().filter(|file| std::fs::symlink_metadata(file).is_err());
 
+    if let Some(new) = foreign {
+        let sink = begin_foreign(worker, &work_path, &create, &open, &new, &final_name).await?;
+        return Ok((sink, TargetContent::Zero, Made { files, names, path: work_path, data_file: None }));
+    }
     let format = create.format;
     // If it fails, what it made is gone again; somebody else's file of that name is not ours to remove.
     Image::create_controlled(worker, &work_path, &create, control).await?;
@@ -88,22 +98,46 @@ pub(super) async fn make(
         ..open
     };
     let image = Image::open(worker, &work_path, &options).await?;
-    Ok((image, content, Made { files, names, path: work_path, data_file }))
+    Ok((Sink::Image(image), content, Made { files, names, path: work_path, data_file }))
+}
+
+/// Begins a new image of another program at `path`, whose name will be `name` at last.
+async fn begin_foreign(
+    worker: &Worker,
+    path: &Path,
+    create: &CreateOptions,
+    open: &OpenOptions,
+    new: &NewForeign,
+    name: &str,
+) -> Result<Sink> {
+    let (file, size) = (new_file(path, create)?, create.size.unwrap_or(0));
+    match new {
+        NewForeign::Vmdk(vmdk) if new.is_stream() => {
+            let packing = Packing {
+                method: open.compress.zlib().map_err(|e| e.on(path))?,
+                pool: open.compress.pool.clone(),
+            };
+            let writer = StreamWriter::new(file, vmdk, size, name)?;
+            let size = writer.virtual_size();
+            Ok(Sink::Stream { path: path.to_owned(), size, packing, writer: Mutex::new(Some(writer)) })
+        }
+        _ => Ok(Sink::Blocks(BlockWriter::new(worker, file, new, size, name).await?)),
+    }
 }
 
 impl Made {
     /// Ends the job: a target that is complete is closed, made durable and given its name; of one that is not, nothing
     /// stays but what was there before. Gives the job's own error back, if it had one.
-    pub(super) async fn finish(mut self, worker: &Worker, image: &Image, copied: Result<()>) -> Result<()> {
+    pub(super) async fn finish(mut self, worker: &Worker, target: &Sink, copied: Result<()>) -> Result<()> {
         if let Err(error) = copied {
-            if self.names.is_none() {
+            if let (None, Some(image)) = (&self.names, target.image()) {
                 // A file or device that was there before stays, so its tables are left in order as far as they go.
                 // That this fails, too, adds nothing to the error there is.
                 let _ = image.close(worker).await;
             }
             return Err(error);
         }
-        image.close(worker).await?;
+        target.finish(worker).await?;
         if let Some((temporary, path)) = self.names.take() {
             let data_file = self.data_file.take();
             worker.run_blocking(move || publish(&temporary, &path, data_file.as_deref())).await?;

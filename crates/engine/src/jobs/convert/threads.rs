@@ -1,6 +1,7 @@
 //! The threads of a conversion, and the tasks of each.
 
 use super::copy::copy_pieces;
+use super::in_order::pack_pieces;
 use super::job::Job;
 use super::options::ConvertOptions;
 use super::walk::walk;
@@ -27,11 +28,20 @@ pub(super) async fn run(worker: &Worker, job: &Arc<Job>, options: &ConvertOption
 
 /// Does the share of one thread: one task walks the mapping, the others move the data that it finds.
 async fn run_share(worker: &Worker, job: &Arc<Job>, thread: usize) {
+    let in_order = job.target.is_stream();
     let mover = |own: Worker, queue| {
         let job = Arc::clone(job);
-        async move { copy_pieces(&own, &job, &queue).await }
+        async move {
+            if in_order {
+                pack_pieces(&own, &job, &queue).await;
+            } else {
+                copy_pieces(&own, &job, &queue).await;
+            }
+        }
     };
-    pipeline::run(worker, job.sizing.tasks_of(thread), mover, async |queue| {
+    // What is written in order is written by one task, which does several pieces at once.
+    let movers = if in_order { 1 } else { job.sizing.tasks_of(thread) };
+    pipeline::run(worker, movers, mover, async |queue| {
         if let Err(error) = walk(worker, job, queue).await {
             job.fail(error);
         }

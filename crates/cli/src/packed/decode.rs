@@ -1,0 +1,286 @@
+//! Streams of packed files: what they are, and their bytes.
+
+use liblzma::stream::{Action, MtStreamBuilder, Status, Stream};
+use std::io::{self, BufRead, Read};
+use zstd_safe::{DCtx, DParameter, InBuffer, OutBuffer};
+
+/// A way in which files are packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Packing {
+    Gzip,
+    Xz,
+    Zstd,
+    Bzip2,
+    Lz4,
+}
+
+/// Memory that the xz decoder may have, and beyond which it uses fewer threads.
+const XZ_MEMORY: u64 = 1 << 30;
+const XZ_MEMORY_OF_THREADS: u64 = 256 << 20;
+/// Largest window of zstd, as a power of two: 128 MiB, as much as `zstd -d` allows unasked.
+const ZSTD_WINDOW: u32 = 27;
+
+impl Packing {
+    /// The packing of a file with these first bytes.
+    pub(crate) fn of(first: &[u8]) -> Option<Self> {
+        match first {
+            [0x1f, 0x8b, 8, flags, ..] if flags & 0xe0 == 0 => Some(Self::Gzip),
+            [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Some(Self::Xz),
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(Self::Zstd),
+            // The first block, or the end of an empty stream.
+            [b'B', b'Z', b'h', b'1'..=b'9', 0x31, 0x41, 0x59, 0x26, 0x53, 0x59, ..]
+            | [b'B', b'Z', b'h', b'1'..=b'9', 0x17, 0x72, 0x45, 0x38, 0x50, 0x90, ..] => Some(Self::Bzip2),
+            [0x04, 0x22, 0x4d, 0x18, ..] => Some(Self::Lz4),
+            _ => None,
+        }
+    }
+
+    /// Its name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Gzip => "gzip",
+            Self::Xz => "xz",
+            Self::Zstd => "zstd",
+            Self::Bzip2 => "bzip2",
+            Self::Lz4 => "lz4",
+        }
+    }
+
+    /// The unpacked bytes of `input`: of all streams in it, one behind the other. A stream that is cut off is an error.
+    pub(crate) fn decoder<'a>(self, input: impl BufRead + Send + 'a) -> io::Result<Box<dyn Read + 'a>> {
+        Ok(match self {
+            Self::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(input)),
+            Self::Xz => Box::new(Xz { stream: None, input }),
+            Self::Zstd => Box::new(Zstd::new(input)?),
+            Self::Bzip2 => Box::new(bzip2::bufread::MultiBzDecoder::new(input)),
+            Self::Lz4 => {
+                Box::new(Lz4 { decoder: lz4_flex::frame::FrameDecoder::new(Watched { input, ended: false }) })
+            }
+        })
+    }
+}
+
+fn damaged(what: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.into())
+}
+
+fn cut_off(packing: Packing) -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, format!("the {} stream is cut off", packing.name()))
+}
+
+/// Streams of xz. The blocks of one are decoded on several threads where they tell their sizes.
+struct Xz<R> {
+    /// None between two streams.
+    stream: Option<Stream>,
+    input: R,
+}
+
+fn xz_stream() -> io::Result<Stream> {
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(16));
+    let mut builder = MtStreamBuilder::new();
+    builder.threads(threads as u32).memlimit_threading(XZ_MEMORY_OF_THREADS).memlimit_stop(XZ_MEMORY);
+    Ok(builder.decoder()?)
+}
+
+impl<R: BufRead> Read for Xz<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        while !out.is_empty() {
+            let bytes = self.input.fill_buf()?;
+            let mut stream = if let Some(stream) = self.stream.take() {
+                stream
+            } else {
+                // Between streams there may be zeroes.
+                let zeroes = bytes.iter().take_while(|byte| **byte == 0).count();
+                if bytes.is_empty() {
+                    return Ok(0);
+                }
+                if zeroes > 0 {
+                    self.input.consume(zeroes);
+                    continue;
+                }
+                xz_stream()?
+            };
+            let ended = bytes.is_empty();
+            let (before_in, before_out) = (stream.total_in(), stream.total_out());
+            let action = if ended { Action::Finish } else { Action::Run };
+            let status = stream.process(bytes, out, action)?;
+            let (read, written) = (stream.total_in() - before_in, stream.total_out() - before_out);
+            self.input.consume(read as usize);
+            if status != Status::StreamEnd {
+                self.stream = Some(stream);
+                if ended && written == 0 {
+                    return Err(cut_off(Packing::Xz));
+                }
+            }
+            if written > 0 {
+                return Ok(written as usize);
+            }
+        }
+        Ok(0)
+    }
+}
+
+/// Frames of zstd.
+struct Zstd<R> {
+    context: DCtx<'static>,
+    input: R,
+    /// Whether a frame has begun that has not ended.
+    within: bool,
+}
+
+impl<R> Zstd<R> {
+    fn new(input: R) -> io::Result<Self> {
+        let mut context = DCtx::try_create().ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        context
+            .set_parameter(DParameter::WindowLogMax(ZSTD_WINDOW))
+            .map_err(|code| damaged(zstd_safe::get_error_name(code)))?;
+        Ok(Self { context, input, within: false })
+    }
+}
+
+impl<R: BufRead> Read for Zstd<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        while !out.is_empty() {
+            let bytes = self.input.fill_buf()?;
+            if bytes.is_empty() && !self.within {
+                return Ok(0);
+            }
+            let ended = bytes.is_empty();
+            let (mut from, mut to) = (InBuffer::around(bytes), OutBuffer::around(out));
+            let hint = self
+                .context
+                .decompress_stream(&mut to, &mut from)
+                .map_err(|code| damaged(format!("zstd: {}", zstd_safe::get_error_name(code))))?;
+            let (read, written) = (from.pos(), to.pos());
+            self.input.consume(read);
+            self.within = hint != 0;
+            if written > 0 {
+                return Ok(written);
+            }
+            if ended && self.within {
+                return Err(cut_off(Packing::Zstd));
+            }
+        }
+        Ok(0)
+    }
+}
+
+/// An input that remembers whether somebody read at its end.
+struct Watched<R> {
+    input: R,
+    ended: bool,
+}
+
+impl<R: BufRead> Read for Watched<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let read = self.input.read(out)?;
+        self.ended |= read == 0 && !out.is_empty();
+        Ok(read)
+    }
+}
+
+/// Frames of lz4. The decoder takes a file that ends before a frame does for whole, and stops behind each frame.
+struct Lz4<R: BufRead> {
+    decoder: lz4_flex::frame::FrameDecoder<Watched<R>>,
+}
+
+impl<R: BufRead> Read for Lz4<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let read = self.decoder.read(out)?;
+            if read > 0 || out.is_empty() {
+                return Ok(read);
+            }
+            let input = self.decoder.get_mut();
+            if input.ended {
+                return Err(cut_off(Packing::Lz4));
+            }
+            if input.input.fill_buf()?.is_empty() {
+                return Ok(0);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+
+    /// The output of a program that packs.
+    fn pack(line: &str, content: &[u8]) -> Vec<u8> {
+        let mut words = line.split(' ');
+        let program = words.next().unwrap();
+        let mut child = Command::new(program)
+            .args(words)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|e| panic!("{program}: {e}; `cargo xtask setup` installs it"));
+        let mut stdin = child.stdin.take().unwrap();
+        let content = content.to_vec();
+        let writer = std::thread::spawn(move || stdin.write_all(&content).unwrap());
+        let out = child.wait_with_output().unwrap();
+        writer.join().unwrap();
+        out.stdout
+    }
+
+    fn unpack(packed: &[u8]) -> io::Result<Vec<u8>> {
+        let mut out = Vec::new();
+        Packing::of(packed).unwrap().decoder(packed)?.read_to_end(&mut out)?;
+        Ok(out)
+    }
+
+    fn content(len: usize) -> Vec<u8> {
+        let mut state = 1u64;
+        (0..len)
+            .map(|at| {
+                state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(at as u64);
+                if at / 5000 % 3 == 0 { (state >> 56) as u8 } else { 0 }
+            })
+            .collect()
+    }
+
+    #[test]
+    fn files_of_the_usual_programs_are_unpacked_and_cut_off_ones_refused() {
+        let content = content(700_000);
+        for line in [
+            "gzip -c",
+            "xz -c -T2 --block-size=100000",
+            "xz -c -0 -T1",
+            "zstd -c -q",
+            "zstd -c -q --no-check -1",
+            "bzip2 -c",
+            "lz4 -c -q",
+            "lz4 -c -q -BD -B4",
+            "lz4 -c -q --no-frame-crc",
+        ] {
+            let packed = pack(line, &content);
+            assert_eq!(unpack(&packed).unwrap(), content, "{line}");
+            let mut two = packed.clone();
+            two.extend(&packed);
+            let twice: Vec<u8> = content.iter().chain(&content).copied().collect();
+            assert_eq!(unpack(&two).unwrap(), twice, "{line}");
+            for len in [20, packed.len() / 2, packed.len() - 9, packed.len() - 4, packed.len() - 1] {
+                assert!(unpack(&packed[..len]).is_err(), "{line}: {len} of {} bytes", packed.len());
+            }
+            let mut damaged = packed.clone();
+            let middle = packed.len() / 2;
+            for byte in &mut damaged[middle..middle + 40] {
+                *byte ^= 0x55;
+            }
+            // Without checksums, a changed byte may go unnoticed, but never ends in a panic.
+            let changed = unpack(&damaged);
+            assert!(changed.is_err() || line.contains("--no"), "{line}");
+            assert!(unpack(&pack(line, b"")).unwrap().is_empty(), "{line}");
+        }
+    }
+
+    #[test]
+    fn other_files_are_not_packed() {
+        for first in [&b"QFI\xfb"[..], b"", b"\x1f\x8b\x08\xe0", b"BZh9 and text", b"(\xb5/"] {
+            assert_eq!(Packing::of(first), None);
+        }
+    }
+}

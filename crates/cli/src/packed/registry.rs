@@ -1,0 +1,47 @@
+//! Packed files that were unpacked, by the name that the command line gave.
+
+use super::window::Window;
+use std::collections::HashMap;
+use std::fs::File as StdFile;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use zebu::storage::{File, IoError, IoErrorKind, Op, OpenFlags, Storage};
+
+/// The bytes of what a packed file holds.
+pub(super) enum Unpacked {
+    /// A file of its own.
+    Whole(StdFile),
+    /// A part of another.
+    Window(Arc<Window>),
+}
+
+static UNPACKED: Mutex<Option<HashMap<PathBuf, Unpacked>>> = Mutex::new(None);
+
+/// Has `name` lead to these bytes from now on.
+pub(super) fn note(name: &Path, unpacked: Unpacked) {
+    let mut all = UNPACKED.lock().unwrap_or_else(PoisonError::into_inner);
+    all.get_or_insert_default().insert(name.to_owned(), unpacked);
+}
+
+/// Opens what was noted under a name; `None` if nothing was.
+pub(crate) fn open(name: &Path, flags: &OpenFlags) -> Option<Result<File, IoError>> {
+    let all = UNPACKED.lock().unwrap_or_else(PoisonError::into_inner);
+    Some(match all.as_ref()?.get(name)? {
+        // It has no name, so nobody else can have it open, and its pages are as near as they can be.
+        Unpacked::Whole(file) => match file.try_clone() {
+            Ok(file) => {
+                let flags = flags.clone().direct(false);
+                File::from_descriptor(OwnedFd::from(file), name, &flags)
+            }
+            Err(error) => {
+                let errno = error.raw_os_error().unwrap_or(libc::EIO);
+                Err(IoError::of_file(Op::Open, IoErrorKind::Os(errno), name))
+            }
+        },
+        Unpacked::Window(window) => {
+            let storage: Arc<dyn Storage> = Arc::clone(window) as Arc<dyn Storage>;
+            File::from_storage(storage, &name.to_string_lossy(), flags)
+        }
+    })
+}

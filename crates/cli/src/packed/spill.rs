@@ -1,0 +1,126 @@
+//! Unpacked bytes in a file without a name: what is in a packed file is read at any place, and several times.
+
+use super::decode::Packing;
+use super::tar::Range;
+use rustix::fs::{CWD, Mode, OFlags};
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// Bytes that are read and unpacked at once.
+const INPUT: usize = 256 << 10;
+const OUTPUT: usize = 1 << 20;
+/// Blocks of zeroes are not written.
+const BLOCK: usize = 64 << 10;
+
+/// A part of a file, read in order.
+pub(crate) struct RangeReader<'a> {
+    file: &'a File,
+    at: u64,
+    end: u64,
+}
+
+impl<'a> RangeReader<'a> {
+    pub(crate) fn new(file: &'a File, range: Range) -> Self {
+        Self { file, at: range.start, end: range.start.saturating_add(range.len) }
+    }
+}
+
+impl Read for RangeReader<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let len = out.len().min(usize::try_from(self.end - self.at).unwrap_or(usize::MAX));
+        let read = self.file.read_at(&mut out[..len], self.at)?;
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+/// An empty file without a name in a directory. Where the file system has none, one whose name is taken away at once.
+pub(crate) fn unnamed_file(directory: &Path) -> io::Result<File> {
+    let how = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    if let Ok(fd) = rustix::fs::openat(CWD, directory, how, Mode::RUSR | Mode::WUSR) {
+        return Ok(File::from(fd));
+    }
+    for attempt in 0..100 {
+        let path = directory.join(format!(".zebu-unpacked-{}-{attempt}", std::process::id()));
+        let mut options = std::fs::OpenOptions::new();
+        match options.read(true).write(true).create_new(true).open(&path) {
+            Ok(file) => {
+                std::fs::remove_file(&path)?;
+                return Ok(file);
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// How unpacking ended early.
+#[derive(Debug)]
+pub(crate) enum Stopped {
+    /// It was cancelled.
+    Cancelled,
+    /// There are more bytes than are allowed.
+    TooLarge,
+    /// The packed file can't be read, or is damaged.
+    Source(io::Error),
+    /// The file can't be written.
+    Target(io::Error),
+}
+
+/// Unpacks a range of `packed` into `out`, at most `limit` bytes. `on` hears how many bytes were unpacked, and says whether to
+/// go on. Returns the length.
+pub(crate) fn unpack(
+    packed: &File,
+    range: Range,
+    packing: Packing,
+    out: &File,
+    limit: u64,
+    mut on: impl FnMut(u64) -> bool,
+) -> Result<u64, Stopped> {
+    let input = BufReader::with_capacity(INPUT, RangeReader::new(packed, range));
+    let mut decoder = packing.decoder(input).map_err(Stopped::Source)?;
+    let mut buffer = vec![0; OUTPUT];
+    let mut len = 0u64;
+    loop {
+        let filled = fill(&mut *decoder, &mut buffer).map_err(Stopped::Source)?;
+        let bytes = &buffer[..filled];
+        if len.saturating_add(filled as u64) > limit {
+            return Err(Stopped::TooLarge);
+        }
+        for (block, at) in bytes.chunks(BLOCK).zip((len..).step_by(BLOCK)) {
+            if !is_zero(block) {
+                out.write_all_at(block, at).map_err(Stopped::Target)?;
+            }
+        }
+        len += filled as u64;
+        if !on(len) {
+            return Err(Stopped::Cancelled);
+        }
+        if filled < buffer.len() {
+            out.set_len(len).map_err(Stopped::Target)?;
+            return Ok(len);
+        }
+    }
+}
+
+/// Fills a buffer, unless the stream ends before.
+fn fill(decoder: &mut dyn Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match decoder.read(&mut buffer[filled..]) {
+            Ok(0) => break,
+            Ok(read) => filled += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    let (words, rest) = bytes.as_chunks::<16>();
+    words.iter().all(|word| u128::from_ne_bytes(*word) == 0) && rest.iter().all(|byte| *byte == 0)
+}

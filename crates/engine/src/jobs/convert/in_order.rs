@@ -1,0 +1,98 @@
+//! Targets that are written in the order of the disk: pieces are read and packed several at a time, and appended one after
+//! the other.
+
+use super::copy;
+use super::job::Job;
+use super::piece::Piece;
+use super::sink::{Packing, Sink};
+use crate::compress::{Outcome, Work};
+use crate::jobs::pipeline::InOrder;
+use crate::jobs::queue::Queue;
+use crate::jobs::zeros::is_zero;
+use crate::new_foreign::{Packed, StreamWriter, WritesUnderWay};
+use crate::{Error, ErrorKind, Result};
+use futures_util::future::join_all;
+use zebu_storage::{IoBufs, Worker};
+
+/// Does pieces of work until there are no more, as [`copy::copy_pieces`] does for other targets.
+pub(super) async fn pack_pieces(worker: &Worker, job: &Job, queue: &Queue<Piece>) {
+    let Sink::Stream { writer: place, packing, .. } = &job.target else { return };
+    let Some(mut writer) = place.lock().take() else { return };
+    let mut under_way = InOrder::new(job.sizing.tasks);
+    let mut writes = WritesUnderWay::default();
+    loop {
+        while under_way.has_room() {
+            let next = if under_way.is_idle() { queue.pop().await } else { queue.try_pop() };
+            let Some(piece) = next else { break };
+            // Such a target is zero where nothing is written, so nothing else is queued.
+            if let Piece::Copy { part, offset, len } = piece
+                && !job.is_stopped()
+            {
+                under_way.begin(pack_piece(worker, job, packing, part, offset, len));
+            }
+        }
+        let Some(packed) = under_way.next().await else { break };
+        let done = match packed {
+            Ok(_) if job.is_stopped() => continue,
+            Ok((blocks, len)) => writer.append(worker, &blocks, &mut writes).await.map(|()| len),
+            Err(error) => Err(error),
+        };
+        match done {
+            Ok(len) => job.tracker.advance(len),
+            Err(error) => job.fail(error),
+        }
+    }
+    if let Err(error) = writes.wait(0).await {
+        job.fail(error);
+    }
+    *place.lock() = Some(writer);
+}
+
+/// The packed blocks of a piece, and its length.
+async fn pack_piece(
+    worker: &Worker,
+    job: &Job,
+    packing: &Packing,
+    part: usize,
+    offset: u64,
+    len: usize,
+) -> Result<(Vec<Packed>, u64)> {
+    job.tracker.throttle(worker, len as u64).await?;
+    let buffer = worker.buffer(len);
+    let (read, mut rest) = copy::read(worker, job, &job.parts[part], offset, len, buffer).await;
+    read?;
+    let mut blocks = Vec::new();
+    let mut at = offset;
+    while !rest.is_empty() {
+        let within = at % StreamWriter::BLOCK;
+        let block = rest.split_to(rest.len().min((StreamWriter::BLOCK - within) as usize));
+        let (start, block_len) = (at, block.len() as u64);
+        at += block_len;
+        let is_whole = within == 0 && (block_len == StreamWriter::BLOCK || at == job.end());
+        if !is_whole {
+            let message = "a source ends within a block of 64 KiB of the target, and another follows: convert them to one \
+                           raw image first";
+            return Err(Error::new(ErrorKind::Unsupported, message).on(job.target.path()).at_guest(start));
+        }
+        if job.sparse_size > 0 && is_zero(block.as_slice()) {
+            job.count(|report| report.skipped += block_len);
+        } else {
+            job.count(|report| report.written += block_len);
+            blocks.push((start / StreamWriter::BLOCK, block.into()));
+        }
+    }
+    let packed = join_all(blocks.into_iter().map(|(index, block)| pack(worker, packing, index, block))).await;
+    Ok((packed.into_iter().collect::<Result<_>>()?, len as u64))
+}
+
+async fn pack(worker: &Worker, packing: &Packing, index: u64, input: IoBufs) -> Result<Packed> {
+    let work = Work::Compress { method: packing.method, input, cluster: StreamWriter::BLOCK as usize };
+    let done = packing.pool.run(worker, work).await;
+    match done.outcome {
+        Outcome::Bytes(_) => Ok((index, done.output().to_vec())),
+        Outcome::Incompressible => Err(Error::new(ErrorKind::Io, "a block could not be packed")),
+        Outcome::Damaged(why) => {
+            Err(Error::new(ErrorKind::Io, format!("a block could not be packed: {why}")))
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! A file that grows ahead of the writes to it.
+
+use crate::sync::AsyncMutex;
+use crate::{Error, Result};
+use std::sync::Arc;
+use zebu_storage::{File, IoBuf, IoBufs, Worker};
+
+/// Bytes by which the file grows at once: holes, which the end takes back.
+const STEP: u64 = 64 << 20;
+
+/// A regular file. Several writes at a time may go beyond its end; it is made longer first, because no two requests may
+/// extend a file at once. Clones are the same one.
+#[derive(Debug, Clone)]
+pub(super) struct GrowingFile {
+    file: File,
+    growing: Arc<AsyncMutex>,
+}
+
+impl GrowingFile {
+    pub(super) fn new(file: File) -> Self {
+        Self { file, growing: Arc::default() }
+    }
+
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
+    pub(super) async fn write(&self, worker: &Worker, offset: u64, bufs: IoBufs) -> (Result<()>, IoBufs) {
+        if let Err(error) = self.reserve(worker, offset.saturating_add(bufs.len() as u64)).await {
+            return (Err(error), bufs);
+        }
+        let (written, bufs) = worker.write(&self.file, offset, bufs).await;
+        (written.map_err(|e| Error::from(e).on(self.file.path())), bufs)
+    }
+
+    pub(super) async fn write_bytes(&self, worker: &Worker, offset: u64, bytes: &[u8]) -> Result<()> {
+        let mut buffer = worker.buffer(bytes.len());
+        buffer.as_mut_slice().copy_from_slice(bytes);
+        self.write(worker, offset, IoBuf::into(buffer)).await.0
+    }
+
+    async fn reserve(&self, worker: &Worker, end: u64) -> Result<()> {
+        if end <= self.file.len() {
+            return Ok(());
+        }
+        let _growing = self.growing.lock().await;
+        if end > self.file.len() {
+            self.set_len(worker, end.saturating_add(STEP)).await?;
+        }
+        Ok(())
+    }
+
+    /// Cuts the file, or makes it longer. No write is under way beyond that length.
+    pub(super) async fn set_len(&self, worker: &Worker, len: u64) -> Result<()> {
+        worker.set_len(&self.file, len).await.map_err(|e| Error::from(e).on(self.file.path()))
+    }
+
+    pub(super) async fn flush(&self, worker: &Worker) -> Result<()> {
+        worker.flush(&self.file).await.map_err(|e| Error::from(e).on(self.file.path()))
+    }
+}

@@ -1,0 +1,241 @@
+//! Packed sources of `convert` and `backup`: what the usual programs pack is read as what was packed.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use zebu_tests::filled_disk::{Fill, disk, write_sparse};
+use zebu_tests::model::difference;
+use zebu_tests::program::zebu;
+use zebu_tests::random::Random;
+use zebu_tests::scratch::Scratch;
+use zebu_tests::usage::run_measured;
+
+const MIB: usize = 1 << 20;
+
+/// Programs that pack from their input to their output.
+const PACKERS: [&str; 7] = [
+    "gzip -c",
+    "xz -c -1 -T2 --block-size=1MiB",
+    "xz -c -0 -T1",
+    "zstd -c -q -T2",
+    "bzip2 -c",
+    "lz4 -c -q",
+    "lz4 -c -q -BD",
+];
+
+/// Packs a file of a directory into another.
+fn pack(dir: &Path, line: &str, from: &str, to: &str) {
+    let mut words = line.split(' ');
+    let program = words.next().expect("a program");
+    let status = Command::new(program)
+        .args(words)
+        .stdin(std::fs::File::open(dir.join(from)).expect("just made"))
+        .stdout(std::fs::File::create(dir.join(to)).expect("scratch is writable"))
+        .status()
+        .unwrap_or_else(|e| panic!("{program}: {e}; `cargo xtask setup` installs it"));
+    assert!(status.success(), "{line}");
+}
+
+fn tar(dir: &Path, format: &str, to: &str, members: &[&str]) {
+    let status = Command::new("tar")
+        .args([&format!("--format={format}"), "-cf", to])
+        .args(members)
+        .current_dir(dir)
+        .stdin(Stdio::null())
+        .status()
+        .expect("tar is there");
+    assert!(status.success());
+}
+
+fn same(dir: &Path, name: &str, expected: &[u8], what: &str) {
+    let found = std::fs::read(dir.join(name)).expect("just made");
+    if let Some(text) = difference(0, expected, &found) {
+        panic!("{what}: {text}");
+    }
+}
+
+/// The names of all files of a directory.
+fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<String> = std::fs::read_dir(dir)
+        .expect("ours")
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn packed_images_of_any_format_are_converted() {
+    let scratch = Scratch::new("packed");
+    let dir = scratch.path();
+    let expected = disk(3 * MIB, Fill::Some, &mut Random::new(31));
+    write_sparse(&scratch.file("raw"), &expected);
+    for (name, options) in [
+        ("qcow2", "-O qcow2"),
+        ("vpc", "-O vpc -o subformat=fixed,force_size"),
+        ("vmdk", "-O vmdk -o subformat=streamOptimized"),
+    ] {
+        let words = ["convert", "-f", "raw"].into_iter().chain(options.split(' ')).chain(["raw", name]);
+        zebu(dir, words.collect::<Vec<_>>()).ok();
+    }
+    for packer in PACKERS {
+        for inner in ["raw", "qcow2", "vpc", "vmdk"] {
+            pack(dir, packer, inner, "packed");
+            zebu(dir, ["convert", "-O", "raw", "packed", "out"]).ok();
+            same(dir, "out", &expected, &format!("{packer} of {inner}"));
+        }
+    }
+    // What is in the file counts, not its name; and the format of what is in it can be said.
+    pack(dir, "zstd -c -q", "qcow2", "raw.gz");
+    zebu(dir, ["convert", "-f", "qcow2", "-O", "raw", "raw.gz", "out"]).ok();
+    same(dir, "out", &expected, "a format that was given");
+    // With the format raw, the packed bytes are the disk.
+    zebu(dir, ["convert", "-f", "raw", "-O", "raw", "raw.gz", "out"]).ok();
+    let packed = std::fs::read(scratch.file("raw.gz")).expect("just made");
+    let found = std::fs::read(scratch.file("out")).expect("just made");
+    assert_eq!(found[..packed.len()], packed);
+    // Two sources, one of them packed, and a backup.
+    zebu(dir, ["convert", "-O", "raw", "raw.gz", "qcow2", "out"]).ok();
+    same(dir, "out", &[expected.clone(), expected.clone()].concat(), "two sources");
+    zebu(dir, ["backup", "raw.gz", "backup.qcow2"]).ok();
+    zebu(dir, ["compare", "backup.qcow2", "qcow2"]).ok();
+    assert_eq!(names(dir), ["backup.qcow2", "out", "packed", "qcow2", "raw", "raw.gz", "vmdk", "vpc"]);
+}
+
+const OVF: &str = "<Envelope><References><File ovf:id=\"f\" ovf:href=\"HREF\"/></References>
+    <DiskSection><Disk ovf:diskId=\"d\" ovf:fileRef=\"f\"/></DiskSection></Envelope>";
+
+#[test]
+fn the_disk_of_an_ova_is_read_in_place() {
+    let scratch = Scratch::new("packed");
+    let dir = scratch.path();
+    let expected = disk(9 * MIB + 512, Fill::Some, &mut Random::new(32));
+    write_sparse(&scratch.file("raw"), &expected);
+    let long = format!("{}.vmdk", "long".repeat(40));
+    zebu(dir, ["convert", "-O", "vmdk", "-o", "subformat=streamOptimized", "raw", &long]).ok();
+    std::fs::write(scratch.file("other.txt"), "a note").expect("scratch is writable");
+    std::fs::write(scratch.file("box.ovf"), OVF.replace("HREF", &long)).expect("scratch is writable");
+    for format in ["ustar", "gnu", "posix"] {
+        // A name of more than 100 bytes is none of plain ustar.
+        let disk = if format == "ustar" { "raw" } else { &long };
+        std::fs::write(scratch.file("box.ovf"), OVF.replace("HREF", disk)).expect("scratch is writable");
+        tar(dir, format, "box.ova", &["box.ovf", "other.txt", disk]);
+        zebu(dir, ["convert", "-O", "raw", "box.ova", "out"]).ok();
+        same(dir, "out", &expected, format);
+        let refused = zebu(dir, ["convert", "-O", "raw", "--member", "none.vmdk", "box.ova", "new"]).exits(1);
+        assert!(refused.stderr.contains("'other.txt'") && !scratch.file("new").exists(), "{refused}");
+        zebu(dir, ["convert", "-f", "raw", "-O", "raw", "--member", "x", "box.ova", "new"]).exits(1);
+        zebu(dir, ["convert", "-O", "raw", "--member", &format!("./{disk}"), "box.ova", "out"]).ok();
+        same(dir, "out", &expected, format);
+    }
+    // An OVA in gzip, and a disk in xz in a tar file.
+    pack(dir, "gzip -c", "box.ova", "box.ova.gz");
+    zebu(dir, ["convert", "-O", "raw", "box.ova.gz", "out"]).ok();
+    same(dir, "out", &expected, "an OVA in gzip");
+    pack(dir, "xz -c -0", "raw", "raw.xz");
+    tar(dir, "ustar", "one.tar", &["raw.xz"]);
+    zebu(dir, ["convert", "-O", "raw", "one.tar", "out"]).ok();
+    same(dir, "out", &expected, "xz in tar");
+    // Without an OVF, or with several disks, somebody has to choose.
+    tar(dir, "ustar", "two.tar", &["raw.xz", "other.txt"]);
+    let out = zebu(dir, ["convert", "-O", "raw", "two.tar", "new"]).exits(1);
+    assert!(out.stderr.contains("--member") && out.stderr.contains("'raw.xz'"), "{out}");
+    let two = OVF.replace("</References>", "<File id='g' href='other.txt'/></References>");
+    let two = two.replace("</DiskSection>", "<Disk fileRef='g'/></DiskSection>").replace("HREF", "raw.xz");
+    std::fs::write(scratch.file("box.ovf"), two).expect("scratch is writable");
+    tar(dir, "ustar", "several.ova", &["box.ovf", "raw.xz", "other.txt"]);
+    let out = zebu(dir, ["convert", "-O", "raw", "several.ova", "new"]).exits(1);
+    assert!(out.stderr.contains("several disks"), "{out}");
+    zebu(dir, ["convert", "-O", "raw", "--member", "raw.xz", "several.ova", "out"]).ok();
+    same(dir, "out", &expected, "a chosen disk");
+    // The OVF may name what it likes: only members of its own file are read.
+    for href in ["/etc/passwd", "../raw", "http://example.com/x"] {
+        std::fs::write(scratch.file("box.ovf"), OVF.replace("HREF", href)).expect("scratch is writable");
+        tar(dir, "ustar", "evil.ova", &["box.ovf", "other.txt"]);
+        let out = zebu(dir, ["convert", "-O", "raw", "evil.ova", "new"]).exits(1);
+        assert!(out.stderr.contains("not in the file"), "{out}");
+    }
+    assert!(!scratch.file("new").exists());
+}
+
+/// Resident memory that unpacking may take, KiB.
+const MEMORY_KIB: u64 = 300 << 10;
+
+#[test]
+fn bombs_and_damage_end_in_errors() {
+    let scratch = Scratch::new("packed");
+    let dir = scratch.path();
+    let measured = Path::new(env!("CARGO_BIN_EXE_measured"));
+    let run = |words: &[&str]| {
+        let (out, peak_kib) = run_measured(measured, Duration::from_secs(60), dir, words);
+        assert!(peak_kib <= MEMORY_KIB, "{peak_kib} KiB: {out}");
+        assert!(!out.stderr.contains("panicked"), "{out}");
+        out
+    };
+    let zeroes = std::fs::File::create(scratch.file("zeroes")).expect("scratch is writable");
+    zeroes.set_len(48 << 20).expect("scratch is writable");
+    write_sparse(&scratch.file("raw"), &disk(MIB, Fill::All, &mut Random::new(4)));
+    for packer in PACKERS {
+        pack(dir, packer, "zeroes", "bomb");
+        let out = run(&["convert", "-O", "qcow2", "--max-size", "40M", "bomb", "new"]);
+        assert!(out.code == Some(1) && out.stderr.contains("--max-size"), "{packer}: {out}");
+        pack(dir, packer, "raw", "packed");
+        let packed = std::fs::read(scratch.file("packed")).expect("just made");
+        for len in [packed.len() / 2, packed.len() - 1, 40] {
+            std::fs::write(scratch.file("cut"), &packed[..len]).expect("scratch is writable");
+            let out = run(&["convert", "-O", "qcow2", "cut", "new"]);
+            assert!(out.code == Some(1) && out.stderr.contains("can't unpack"), "{packer} {len}: {out}");
+        }
+    }
+    // Packed again and again.
+    for layer in 0..6 {
+        let names = ["raw", "p0", "p1", "p2", "p3", "p4", "p5"];
+        pack(dir, "gzip -c", names[layer], names[layer + 1]);
+    }
+    let out = run(&["convert", "-O", "qcow2", "p5", "new"]);
+    assert!(out.code == Some(1) && out.stderr.contains("times"), "{out}");
+    // A tar file whose headers lie.
+    tar(dir, "ustar", "good.tar", &["raw"]);
+    let good = std::fs::read(scratch.file("good.tar")).expect("just made");
+    for (at, bytes) in [
+        (124, &b"77777777777\0"[..]),
+        (124, b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"),
+        (124, b"not octal!!\0"),
+        (156, b"S"),
+        (0, b"changed"),
+    ] {
+        let mut bad = good.clone();
+        bad[at..at + bytes.len()].copy_from_slice(bytes);
+        if at != 0 {
+            // With the right sum.
+            bad[148..156].fill(b' ');
+            let sum: u64 = bad[..512].iter().map(|byte| u64::from(*byte)).sum();
+            bad[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        }
+        std::fs::write(scratch.file("bad.tar"), &bad).expect("scratch is writable");
+        let out = run(&["convert", "-O", "qcow2", "bad.tar", "new"]);
+        // Without its sum it is no tar file, but a raw disk.
+        assert_eq!(out.code, Some(i32::from(at != 0)), "{out}");
+        let _ = std::fs::remove_file(scratch.file("new"));
+    }
+    assert!(names(dir).iter().all(|name| !name.starts_with('.') && name != "new"), "{:?}", names(dir));
+}
+
+#[test]
+fn a_target_that_is_the_packed_file_is_refused() {
+    let scratch = Scratch::new("packed");
+    let dir = scratch.path();
+    write_sparse(&scratch.file("raw"), &disk(MIB, Fill::All, &mut Random::new(4)));
+    pack(dir, "gzip -c", "raw", "packed");
+    tar(dir, "ustar", "tar", &["raw"]);
+    for name in ["packed", "tar"] {
+        let before = std::fs::read(scratch.file(name)).expect("just made");
+        let out = zebu(dir, ["convert", "-O", "qcow2", name, &format!("./{name}")]).exits(1);
+        assert!(out.stderr.contains("target"), "{out}");
+        assert!(std::fs::read(scratch.file(name)).expect("still there") == before);
+    }
+    // Other commands say what can be done.
+    let out = zebu(dir, ["map", "packed"]).exits(1);
+    assert!(out.stderr.contains("convert"), "{out}");
+}
