@@ -214,7 +214,7 @@ impl Host {
             .map_or_else(|| "it runs".to_owned(), |(code, said)| format!("{code:?}: {said}"))
     }
 
-    /// Ends the server; how many images leak clusters.
+    /// Ends the server; how many images leak clusters. They are kept, and the log tells what is wrong with them.
     fn end(self, seed: u64) -> u64 {
         let Self { scratch, server, witness } = self;
         drop(witness);
@@ -227,7 +227,12 @@ impl Host {
         for image in ["root.qcow2", "other.qcow2"] {
             let checked = zebu(scratch.path(), ["check", "-f", "qcow2", image]);
             assert!(matches!(checked.code, Some(0 | 3)), "seeds from {seed} on: {checked}");
-            leaking += u64::from(checked.code == Some(3));
+            if checked.code == Some(3) {
+                leaking += 1;
+                let kept = std::env::temp_dir().join(format!("zebu-leaks-{seed}-{image}"));
+                let copied = std::fs::copy(scratch.file(image), &kept);
+                eprintln!("seeds from {seed} on: {} ({copied:?}): {checked}; {said}", kept.display());
+            }
         }
         leaking
     }
