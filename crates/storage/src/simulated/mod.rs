@@ -14,7 +14,9 @@ mod door;
 mod file;
 mod queue;
 
+#[cfg(feature = "simulated")]
 pub use crate::file_types::FileFacts;
+#[cfg(feature = "simulated")]
 pub use crate::request::{Completion, Job, OpDone, OpId, OpKind, OpRequest};
 pub(crate) use door::Door;
 pub use file::SimulatedFile;
