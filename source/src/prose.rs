@@ -7,6 +7,8 @@ use zebu_bench::workspace::root;
 
 /// Folders with code.
 const CODE: [&str; 6] = ["crates", "tests", "fuzz", "bench", "source", "xtask"];
+/// Crates whose messages reach users that have no command line.
+const LIBRARY: [&str; 7] = ["qcow2", "luks", "foreign", "storage", "remote", "engine", "export"];
 /// Words that hide the noun which a reader looks for.
 const FORBIDDEN: [&str; 8] =
     ["What", "Who", "Whoever", "Whom", "Whose", "Those", "That which", "See the module"];
@@ -20,6 +22,17 @@ pub fn check() -> Outcome {
                 format!("{}:{line}: a doc comment begins with a noun or a verb: {start}", shown(path))
             }));
         })?;
+    }
+    for crate_name in LIBRARY {
+        let visit = &mut |path: &Path, text: &str| {
+            faults.extend(named_options(text).into_iter().map(|(line, word)| {
+                format!(
+                    "{}:{line}: a message of the library names an option of the command: {word}",
+                    shown(path)
+                )
+            }));
+        };
+        walk(&root().join("crates").join(crate_name).join("src"), "rs", visit)?;
     }
     for folder in ["docs", "bench"] {
         walk(&root().join(folder), "md", &mut |path, text| faults.extend(dead_links(path, text)))?;
@@ -68,6 +81,36 @@ fn bad_starts(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
+/// Lines, from 1 on, before the tests of a file, with a text in quotes that names an option: `--shrink`, `-f raw`, `(-U)`.
+fn named_options(text: &str) -> Vec<(usize, &str)> {
+    let product = text.split("#[cfg(test)]").next().unwrap_or_default();
+    let (mut found, mut inside) = (Vec::new(), false);
+    for (index, line) in product.lines().enumerate() {
+        if !inside && line.trim_start().starts_with("//") {
+            continue;
+        }
+        for part in line.split('"') {
+            // `ulimit -n` is a command of the shell.
+            if inside && !part.contains("ulimit") {
+                let mut words = part.split([' ', '(', ')', '\\', '=', ',', ';', ':']);
+                found.extend(words.find(|word| is_option(word)).map(|word| (index + 1, word)));
+            }
+            inside = !inside;
+        }
+        // Between two parts there is one quote; a text goes on where the line says so.
+        inside = !inside && line.ends_with('\\');
+    }
+    found
+}
+
+fn is_option(word: &str) -> bool {
+    let is_name = |name: &str| name.starts_with(|c: char| c.is_ascii_alphabetic());
+    match word.strip_prefix("--") {
+        Some(name) => is_name(name),
+        None => word.strip_prefix('-').is_some_and(|name| name.len() == 1 && is_name(name)),
+    }
+}
+
 /// Links of a document to files that are not there.
 fn dead_links(path: &Path, text: &str) -> Vec<String> {
     let folder = path.parent().unwrap_or(path);
@@ -89,6 +132,12 @@ mod tests {
         let text = "/// What it is.\n\n/// Whatever.\n/// What goes on.\n///\n/// Those.\n\n    //! Who.";
         let lines: Vec<usize> = bad_starts(text).map(|(line, _)| line).collect();
         assert_eq!(lines, [1, 6, 8]);
+    }
+
+    #[test]
+    fn an_option_in_a_message_is_found() {
+        let text = "/// \"--a\"\nf(\"use --shrink=on\");\ng(\"x - y, a--b, -1\", --c);\nh(\"lock (-U)\");\nf(\"on \\\n  --e\");\n#[cfg(test)]\nf(\"--d\");";
+        assert_eq!(named_options(text), [(2, "--shrink"), (4, "-U"), (6, "--e")]);
     }
 
     #[test]
