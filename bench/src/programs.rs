@@ -79,7 +79,7 @@ impl Load {
         Self { block: LARGE, step: LARGE, count: bytes / LARGE, depth: 8, write }
     }
 
-    fn options(&self, command: &mut Command) {
+    pub(crate) fn options(&self, command: &mut Command) {
         command.args(["-d", &self.depth.to_string(), "-c", &self.count.to_string()]);
         command.args(["-s", &self.block.to_string(), "-S", &self.step.to_string()]);
         if self.write {

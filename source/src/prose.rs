@@ -7,6 +7,8 @@ use zebu_bench::workspace::root;
 
 /// Folders with code.
 const CODE: [&str; 6] = ["crates", "tests", "fuzz", "bench", "source", "xtask"];
+/// Crates whose messages reach users that have no command line. (`remote` still names options of the command.)
+const LIBRARY: [&str; 6] = ["qcow2", "luks", "foreign", "storage", "engine", "export"];
 /// Words that hide the noun which a reader looks for.
 const FORBIDDEN: [&str; 8] =
     ["What", "Who", "Whoever", "Whom", "Whose", "Those", "That which", "See the module"];
@@ -20,6 +22,17 @@ pub fn check() -> Outcome {
                 format!("{}:{line}: a doc comment begins with a noun or a verb: {start}", shown(path))
             }));
         })?;
+    }
+    for crate_name in LIBRARY {
+        let visit = &mut |path: &Path, text: &str| {
+            faults.extend(named_options(text).map(|(line, word)| {
+                format!(
+                    "{}:{line}: a message of the library names an option of the command: {word}",
+                    shown(path)
+                )
+            }));
+        };
+        walk(&root().join("crates").join(crate_name).join("src"), "rs", visit)?;
     }
     for folder in ["docs", "bench"] {
         walk(&root().join(folder), "md", &mut |path, text| faults.extend(dead_links(path, text)))?;
@@ -68,6 +81,27 @@ fn bad_starts(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
+/// Lines, from 1 on, before the tests of a file, with a text in quotes that names an option: `--shrink`, `-f raw`, `(-U)`.
+/// Texts that go on on a further line are looked at in their first line only.
+fn named_options(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let product = text.split("#[cfg(test)]").next().unwrap_or_default();
+    let lines = product.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"));
+    lines.filter_map(|(index, line)| {
+        // `ulimit -n` is a command of the shell.
+        let quoted = line.split('"').skip(1).step_by(2).filter(|text| !text.contains("ulimit"));
+        let mut words = quoted.flat_map(|text| text.split([' ', '(', ')', '\\', '=', ',', ';', ':']));
+        words.find(|word| is_option(word)).map(|word| (index + 1, word))
+    })
+}
+
+fn is_option(word: &str) -> bool {
+    let is_name = |name: &str| name.starts_with(|c: char| c.is_ascii_alphabetic());
+    match word.strip_prefix("--") {
+        Some(name) => is_name(name),
+        None => word.strip_prefix('-').is_some_and(|name| name.len() == 1 && is_name(name)),
+    }
+}
+
 /// Links of a document to files that are not there.
 fn dead_links(path: &Path, text: &str) -> Vec<String> {
     let folder = path.parent().unwrap_or(path);
@@ -89,6 +123,13 @@ mod tests {
         let text = "/// What it is.\n\n/// Whatever.\n/// What goes on.\n///\n/// Those.\n\n    //! Who.";
         let lines: Vec<usize> = bad_starts(text).map(|(line, _)| line).collect();
         assert_eq!(lines, [1, 6, 8]);
+    }
+
+    #[test]
+    fn an_option_in_a_message_is_found() {
+        let text = "/// \"--a\"\nf(\"use --shrink=on\");\ng(\"x - y, a--b, -1\", --c);\nh(\"lock (-U)\");\nf(\"on \\\n  --e\");\n#[cfg(test)]\nf(\"--d\");";
+        let found: Vec<_> = named_options(text).collect();
+        assert_eq!(found, [(2, "--shrink"), (4, "-U")]);
     }
 
     #[test]

@@ -122,3 +122,78 @@ fn a_child_of_a_fork_gets_errors_and_leaves_its_parent_alone() {
         disk.close().unwrap();
     }
 }
+
+extern "C" fn on_signal(_: libc::c_int) {}
+
+/// Signals without SA_RESTART, so that each system call which waits ends early.
+#[test]
+fn signals_in_the_middle_of_requests_change_nothing() {
+    // SAFETY: an empty handler may interrupt anything; no other test of this program uses the signal.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = on_signal as extern "C" fn(libc::c_int) as libc::sighandler_t;
+        assert_eq!(libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut()), 0);
+    }
+    for engine in [Engine::Threads, Engine::IoUring] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.qcow2");
+        Disk::create(&path, &CreateOptions::default().size(16 << 20)).unwrap();
+        let options = OpenOptions::default().access(Access::ReadWrite);
+        let disk = Disk::builder().engine(engine).open(&path, &options).unwrap();
+        let end = std::time::Instant::now() + Duration::from_millis(700);
+        let waiting = |disk: Disk| {
+            let mut rounds = 0u64;
+            while std::time::Instant::now() < end {
+                let (offset, byte) = (rounds % 64 * 65536, rounds as u8);
+                disk.write(offset, &[byte; 5000]).unwrap();
+                let mut back = [0; 5000];
+                disk.read(offset, &mut back).unwrap();
+                assert!(back == [byte; 5000]);
+                if rounds % 8 == 0 {
+                    disk.flush().unwrap();
+                }
+                rounds += 1;
+            }
+            rounds
+        };
+        let queued = |disk: Disk| {
+            let queue = disk.queue().engine(engine).build().unwrap();
+            let (mut rounds, mut done) = (0u64, Vec::new());
+            while std::time::Instant::now() < end {
+                for i in 0..8 {
+                    let bufs = IoBuf::copy_of(&[i as u8; 4096]).into();
+                    let offset = (8 << 20) + (rounds % 32 * 8 + i) * 4096;
+                    queue.submit(Request::Write { offset, bufs, durability: Durability::Volatile }, i);
+                }
+                queue.submit(Request::Flush, 8);
+                while done.len() < 9 {
+                    queue.wait(&mut done, None);
+                }
+                assert!(done.drain(..).all(|completion| completion.result.is_ok()));
+                rounds += 1;
+            }
+            rounds
+        };
+        std::thread::scope(|scope| {
+            use std::os::unix::thread::JoinHandleExt;
+            let (first, second) = (disk.clone(), disk.clone());
+            let threads = [scope.spawn(move || waiting(first)), scope.spawn(move || queued(second))];
+            let mut sent = 0;
+            while threads.iter().any(|thread| !thread.is_finished()) {
+                for thread in &threads {
+                    // SAFETY: the thread is not joined yet, so that its handle is good.
+                    sent +=
+                        unsafe { i32::from(libc::pthread_kill(thread.as_pthread_t(), libc::SIGUSR1) == 0) };
+                }
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            assert!(sent > 100, "{sent} signals");
+            for thread in threads {
+                assert!(thread.join().unwrap() > 0);
+            }
+        });
+        disk.close().unwrap();
+        let report = Disk::check(&path, &zebu::check::CheckOptions::default()).unwrap();
+        assert!(report.is_clean() && report.counts.leaks == 0, "{report:?}");
+    }
+}

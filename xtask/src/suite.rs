@@ -82,6 +82,7 @@ fn stages(args: &TestArgs) -> Vec<Vec<Lane>> {
         step("documentation", documentation),
         optional("oldest supported Rust", oldest_rust),
         optional("static binary", static_binary),
+        step("packages as they are published", toolchain::publish),
         step("chosen schedules", interleave::slice),
     ];
     let mut stages =

@@ -51,12 +51,53 @@ fn rust_version() -> Outcome<String> {
 
 /// Packs the crates that are published as they would be, in their order, and builds each from what was packed.
 pub(crate) fn publish() -> Outcome {
+    let manifests = workspace_manifests()?;
+    for (name, manifest) in &manifests {
+        let is_private = manifest.lines().any(|line| line == "publish = false");
+        if is_private == PUBLISHED.contains(&name.as_str()) {
+            return Err(format!(
+                "{name}: either `publish = false`, or a place in the list of published crates"
+            ));
+        }
+        if let Some(key) =
+            DESCRIBED_BY.iter().find(|key| !is_private && !manifest.contains(&format!("\n{key}")))
+        {
+            return Err(format!("{name}: its manifest has no `{key}`"));
+        }
+    }
     let packages = PUBLISHED.iter().flat_map(|name| ["--package", name]);
     run(cargo().args(["package", "--locked", "--allow-dirty"]).args(packages))
 }
 
+/// The beginnings of lines that a registry and docs.rs want of a manifest.
+const DESCRIBED_BY: [&str; 6] =
+    ["description = ", "license.workspace = ", "readme = ", "keywords = ", "categories = ", "rust-version"];
+
+/// The name of each crate of the workspace, and its manifest.
+fn workspace_manifests() -> Outcome<Vec<(String, String)>> {
+    let metadata = output(cargo().args(["metadata", "--no-deps", "--locked", "--format-version", "1"]))?;
+    let metadata: serde_json::Value = serde_json::from_str(&metadata).map_err(|e| e.to_string())?;
+    let packages = metadata["packages"].as_array().cloned().unwrap_or_default();
+    let text = |package: &serde_json::Value, key: &str| package[key].as_str().unwrap_or_default().to_owned();
+    let read = |package: &serde_json::Value| {
+        let path = text(package, "manifest_path");
+        let manifest = std::fs::read_to_string(&path).map_err(|e| format!("{path}: {e}"))?;
+        Ok((text(package, "name"), manifest))
+    };
+    packages.iter().map(read).collect()
+}
+
 /// The crates that are published, each after those that it needs.
-const PUBLISHED: [&str; 5] = ["zebu-qcow2", "zebu-storage", "zebu", "zebu-export", "zebu-cli"];
+const PUBLISHED: [&str; 8] = [
+    "zebu-qcow2",
+    "zebu-foreign",
+    "zebu-storage",
+    "zebu-luks",
+    "zebu-remote",
+    "zebu",
+    "zebu-export",
+    "zebu-cli",
+];
 
 /// Why the static binary can't be built here, or `None`.
 pub(crate) fn musl_obstacle() -> Option<String> {

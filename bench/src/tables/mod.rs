@@ -3,6 +3,7 @@
 mod allocation;
 mod backup;
 mod copies;
+mod embedding;
 mod fresh;
 mod mapping;
 mod remote;
@@ -88,6 +89,8 @@ pub(crate) const TABLES: &[Table] = &[
         "A whole process; nothing of the image in the page cache."),
     table("sizes", whole::sizes, Always(&[]), "Size of the disk",
         "Opening an empty image, and 4 KiB into each of 4096 clusters that are far apart."),
+    table("embedding", embedding::embedding, Asked, "The library",
+        "Requests by a queue on the caller's thread, and by Disk (a thread of the caller's for each request in flight), O_DIRECT."),
     table("serve", serving::nbd, Always(&["serve: 4 KiB random reads, depth 32"]), "NBD",
         "Requests to the server; nbdkit serves the raw file."),
     table("remote", remote::converts, Asked, "Disks over the network",

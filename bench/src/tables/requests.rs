@@ -54,7 +54,7 @@ pub(super) fn fragmentation(lab: &Lab) -> Outcome {
 }
 
 /// A raw file full of data, and an image of it in which every cluster is allocated and written, made by QEMU.
-fn full_image(lab: &Lab) -> Outcome<(PathBuf, PathBuf)> {
+pub(super) fn full_image(lab: &Lab) -> Outcome<(PathBuf, PathBuf)> {
     let (raw, image) = (lab.file("data.raw"), lab.file("full.qcow2"));
     noise(&raw, lab.gib() << 30)?;
     let mut convert = lab.qemu_img();

@@ -1,7 +1,8 @@
 //! Cloud Hypervisor: a disk that makes an asynchronous queue for each virtqueue.
 //!
 //! Its device makes the queues on the thread that activates it, then moves each to a thread of its own. There it registers
-//! the notifier once, and at each event reads the notifier before it takes completions.
+//! the notifier once, and at each event reads the notifier before it takes completions. A filter of system calls is active
+//! on that thread by then. It lacks some that a queue makes: [`zebu::storage::SYSTEM_CALLS`] has to be added to it.
 
 use crate::seat::Seat;
 use rustix::event::{EventfdFlags, eventfd};
@@ -286,6 +287,7 @@ mod tests {
     use super::*;
     use rustix::event::Timespec;
     use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+    use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
     use vm_memory::Bytes;
     use zebu::check::CheckOptions;
     use zebu::{Access, CreateOptions};
@@ -395,5 +397,91 @@ mod tests {
         drop((disk, other));
         let report = Disk::check(&path, &CheckOptions::default()).unwrap();
         assert!(report.is_clean() && report.counts.leaks == 0);
+    }
+
+    /// System calls that the filter of its virtio-blk thread lets through (`virtio-devices/src/seccomp_filters.rs`); any
+    /// other ends the process.
+    const BLOCK_THREAD: &[libc::c_long] = &[
+        libc::SYS_brk,
+        libc::SYS_clock_gettime,
+        libc::SYS_close,
+        libc::SYS_dup,
+        libc::SYS_epoll_create1,
+        libc::SYS_epoll_ctl,
+        libc::SYS_epoll_pwait,
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_epoll_wait,
+        libc::SYS_exit,
+        libc::SYS_fallocate,
+        libc::SYS_fcntl,
+        libc::SYS_fdatasync,
+        libc::SYS_fsync,
+        libc::SYS_ftruncate,
+        libc::SYS_futex,
+        libc::SYS_getrandom,
+        libc::SYS_gettid,
+        libc::SYS_io_destroy,
+        libc::SYS_io_getevents,
+        libc::SYS_io_submit,
+        libc::SYS_io_uring_enter,
+        libc::SYS_lseek,
+        libc::SYS_madvise,
+        libc::SYS_mmap,
+        libc::SYS_mprotect,
+        libc::SYS_mremap,
+        libc::SYS_munmap,
+        libc::SYS_openat,
+        libc::SYS_pread64,
+        libc::SYS_preadv,
+        libc::SYS_pwrite64,
+        libc::SYS_pwritev,
+        libc::SYS_read,
+        libc::SYS_rt_sigprocmask,
+        libc::SYS_rt_sigreturn,
+        libc::SYS_sched_getaffinity,
+        libc::SYS_sched_setaffinity,
+        libc::SYS_set_robust_list,
+        libc::SYS_sigaltstack,
+        libc::SYS_timerfd_settime,
+        libc::SYS_write,
+    ];
+
+    /// In a process of its own, which a system call beyond the filter ends.
+    #[test]
+    fn a_queue_serves_under_the_filter_of_the_block_thread_and_the_calls_that_are_listed() {
+        const CHILD: &str = "ZEBU_TEST_BLOCK_THREAD";
+        const NAME: &str = "cloud_hypervisor::tests::a_queue_serves_under_the_filter_of_the_block_thread_and_the_calls_that_are_listed";
+        if std::env::var_os(CHILD).is_none() {
+            let status = std::process::Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", NAME])
+                .env(CHILD, "1")
+                .status()
+                .unwrap();
+            assert!(status.success(), "{status}");
+            return;
+        }
+        // As the monitor has to extend its filter: a ring takes note of files when it meets them (io_uring_register), and
+        // starts threads for what it can't do itself.
+        let calls = BLOCK_THREAD.iter().chain(zebu::storage::SYSTEM_CALLS);
+        let rules = calls.map(|&call| (call, Vec::new())).collect();
+        let arch = std::env::consts::ARCH.try_into().unwrap();
+        let filter: BpfProgram =
+            SeccompFilter::new(rules, SeccompAction::KillProcess, SeccompAction::Allow, arch)
+                .unwrap()
+                .try_into()
+                .unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.qcow2");
+        Disk::create(&path, &CreateOptions::default().size(64 << 20)).unwrap();
+        let memory = Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4 << 20)]).unwrap());
+        let options = OpenOptions::default().access(Access::ReadWrite);
+        let disk = ZebuDisk::open(&path, &options, memory.clone()).unwrap();
+        let io = disk.create_async_io(64).unwrap();
+        std::thread::spawn(move || {
+            seccompiler::apply_filter(&filter).unwrap();
+            virtqueue(io, &memory, 0, 100);
+        })
+        .join()
+        .unwrap();
     }
 }

@@ -5,4 +5,5 @@
 //! adapters are compiled and tested without the monitors.
 
 pub mod cloud_hypervisor;
+pub mod crosvm;
 mod seat;

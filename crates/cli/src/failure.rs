@@ -8,8 +8,8 @@ use std::error::Error as _;
 use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::path::Path;
-use zebu::ErrorKind;
 use zebu::storage::{IoError, IoErrorKind, Op};
+use zebu::{ErrorKind, Remedy};
 
 /// The exit code of everything that fails, usage errors included, as in qemu-img.
 pub(crate) const EXIT_FAILURE: u8 = 1;
@@ -68,7 +68,7 @@ impl Failure {
     /// An image that can't be opened. The file that failed is named first, even where it is not `image` itself but
     /// one that it refers to.
     pub(crate) fn opening(image: &Path, error: &zebu::Error) -> Self {
-        Self::naming("open", image, error, remedy(error))
+        Self::naming("open", image, error, &remedy(error))
     }
 
     /// The same with a remedy that only the command line knows, such as " (-f raw)".
@@ -88,7 +88,7 @@ impl Failure {
 
     /// An image that can't be made.
     pub(crate) fn creating(image: &Path, error: &zebu::Error) -> Self {
-        Self::naming("create", image, error, remedy(error))
+        Self::naming("create", image, error, &remedy(error))
     }
 
     fn naming(verb: &str, image: &Path, error: &zebu::Error, remedy: &str) -> Self {
@@ -111,7 +111,7 @@ impl Failure {
             return Self::interrupted();
         }
         let mut message = format!("{doing}: {error}");
-        message.push_str(remedy(error));
+        message.push_str(&remedy(error));
         Self::new(message)
     }
 
@@ -144,7 +144,7 @@ impl From<zebu::Error> for Failure {
             return Self::interrupted();
         }
         let mut message = error.to_string();
-        message.push_str(remedy(&error));
+        message.push_str(&remedy(&error));
         Self::new(message)
     }
 }
@@ -187,25 +187,48 @@ pub(crate) fn errno_text(errno: i32) -> String {
     text.split(" (os error").next().unwrap_or(&text).to_owned()
 }
 
-/// The remedy for a user of the command, where the library, which knows no options, can't say it.
-fn remedy(error: &zebu::Error) -> &'static str {
+/// The remedy for a user of the command: the library knows no options.
+fn remedy(error: &zebu::Error) -> String {
     let text = error.message();
-    match error.kind() {
+    let known = match error.kind() {
         ErrorKind::Locked => " (stop that program first)",
         ErrorKind::ForeignFormat => " (-f raw)",
-        ErrorKind::ReferenceRefused if !text.contains("--allow-refs") => {
-            " (--allow-refs says which files an image may name)"
-        }
-        ErrorKind::ReferenceRefused if !program::called().is_qemu() => {
-            " (ZEBU_ALLOW_REFS and /etc/zebu/refs widen what is allowed)"
-        }
+        ErrorKind::ReferenceRefused => return reference_remedy(error.remedy()),
         ErrorKind::Poisoned => " (open the image again after the disk below it is repaired)",
         ErrorKind::NoSpace if error.errno() == Errno::FBIG.raw_os_error() => {
             " (the limit on the size of files, ulimit -f, or the file system does not allow more)"
         }
         ErrorKind::NoSpace if !text.contains("free") => " (free some space and try again)",
-        _ => "",
+        _ => match error.remedy() {
+            Some(Remedy::Repair) => " (zebu check -r all)",
+            Some(Remedy::AllowShrinking) => " (zebu resize --shrink)",
+            Some(Remedy::RestartBackup) => " (leave --resume out)",
+            Some(Remedy::BackupWithoutBitmap) => " (leave --bitmap out)",
+            Some(Remedy::CopyData) => " (--copy=auto)",
+            Some(Remedy::SkipBrokenBitmaps) => " (--skip-broken-bitmaps, zebu bitmap --remove)",
+            Some(Remedy::ClearBitmap) => " (zebu bitmap --clear)",
+            Some(Remedy::RemoveBitmap) => " (zebu bitmap --remove)",
+            _ => "",
+        },
+    };
+    known.to_owned()
+}
+
+/// The options that let an image name a file which it may not name.
+fn reference_remedy(remedy: Option<&Remedy>) -> String {
+    let mut options = match remedy {
+        Some(Remedy::AllowLocalReferences) => "--allow-refs local".to_owned(),
+        Some(Remedy::AllowReferencesWithin(directory)) => {
+            format!("--allow-refs dir={} or --allow-refs all", directory.display())
+        }
+        Some(Remedy::AllowRemoteReferences) => "--allow-refs prefix=URL or --allow-refs all".to_owned(),
+        Some(Remedy::NameFile) => "--image-opts".to_owned(),
+        _ => "--allow-refs says which files an image may name".to_owned(),
+    };
+    if !program::called().is_qemu() && remedy != Some(&Remedy::NameFile) {
+        options.push_str("; ZEBU_ALLOW_REFS and /etc/zebu/refs widen what is allowed");
     }
+    format!(" ({options})")
 }
 
 #[cfg(test)]

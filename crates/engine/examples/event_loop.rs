@@ -15,7 +15,7 @@ const QUEUE: u64 = 1;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = PathBuf::from(std::env::args_os().nth(1).unwrap_or_else(|| "disk.qcow2".into()));
-    Disk::create(&path, &CreateOptions::default().size(Some(1 << 30)))?;
+    Disk::create(&path, &CreateOptions::default().size(1 << 30))?;
     let options = OpenOptions::default().access(zebu::Access::ReadWrite);
     let disk = Disk::open(&path, &options)?;
     // This thread never blocks but in `epoll::wait`.

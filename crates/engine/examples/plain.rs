@@ -10,7 +10,7 @@ use zebu::{Access, CreateOptions, Disk, NewSnapshot, OpenOptions};
 
 fn main() -> zebu::Result<()> {
     let path = PathBuf::from(std::env::args_os().nth(1).unwrap_or_else(|| "disk.qcow2".into()));
-    Disk::create(&path, &CreateOptions::default().size(Some(1 << 30)))?;
+    Disk::create(&path, &CreateOptions::default().size(1 << 30))?;
     let disk = Disk::builder()
         .on_drop_error(|error| eprintln!("not closed as it should be: {error}"))
         .open(&path, &OpenOptions::default().access(Access::ReadWrite))?;

@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let tasks = LocalSet::new();
     tasks.spawn_local(drive(worker.clone()));
     tasks.block_on(&runtime, async {
-        Image::create(&worker, &path, &CreateOptions::default().size(Some(1 << 30))).await?;
+        Image::create(&worker, &path, &CreateOptions::default().size(1 << 30)).await?;
         let options = OpenOptions::default().access(Access::ReadWrite);
         let image = Image::open(&worker, &path, &options).await?;
         let writes = (0..16u64).map(|i| {

@@ -26,7 +26,7 @@ use zebu_storage::{Background, Engine, ForkMark, Worker, WorkerConfig};
 ///
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let path = dir.path().join("disk.qcow2");
-/// Disk::create(&path, &CreateOptions::default().size(Some(1 << 20)))?;
+/// Disk::create(&path, &CreateOptions::default().size(1 << 20))?;
 /// let disk = Disk::open(&path, &OpenOptions::default().access(Access::ReadWrite))?;
 /// disk.write(4096, b"hello")?;
 /// disk.flush()?;
@@ -69,7 +69,7 @@ type OnDropError = Arc<dyn Fn(&Error) + Send + Sync>;
 /// use zebu::{CreateOptions, Disk, OpenOptions};
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let path = dir.path().join("disk.qcow2");
-/// # Disk::create(&path, &CreateOptions::default().size(Some(1 << 20)))?;
+/// # Disk::create(&path, &CreateOptions::default().size(1 << 20))?;
 /// let disk = Disk::builder()
 ///     .on_drop_error(|error| eprintln!("not closed: {error}"))
 ///     .open(&path, &OpenOptions::default())?;

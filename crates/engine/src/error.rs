@@ -1,5 +1,6 @@
 //! The engine's error: a kind that code can match, and where it happened.
 
+use crate::remedy::Remedy;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use zebu_qcow2::FormatError;
@@ -60,6 +61,7 @@ struct Inner {
     errno: i32,
     retryable: bool,
     source: Option<IoError>,
+    remedy: Option<Remedy>,
 }
 
 /// Shorthand.
@@ -90,6 +92,7 @@ impl Error {
             errno,
             retryable: kind == ErrorKind::NoSpace,
             source: None,
+            remedy: None,
         }))
     }
 
@@ -127,6 +130,17 @@ impl Error {
     pub fn with_errno(mut self, errno: i32) -> Self {
         self.0.errno = errno;
         self
+    }
+
+    /// Names the remedy.
+    pub(crate) fn with_remedy(mut self, remedy: Remedy) -> Self {
+        self.0.remedy = Some(remedy);
+        self
+    }
+
+    /// A choice of the caller that would let the request succeed, where there is one.
+    pub fn remedy(&self) -> Option<&Remedy> {
+        self.0.remedy.as_ref()
     }
 
     /// The kind of failure.
@@ -243,5 +257,6 @@ pub(crate) fn format_error(path: &Path, error: &FormatError) -> Error {
         FormatError::CorruptImage => ErrorKind::ReadOnly,
         _ => ErrorKind::Corrupt,
     };
-    Error::new(kind, error.to_string()).with_errno(error.errno()).on(path)
+    let translated = Error::new(kind, error.to_string()).with_errno(error.errno()).on(path);
+    if error.hint().is_some() { translated.with_remedy(Remedy::Repair) } else { translated }
 }

@@ -11,6 +11,8 @@
 //! Commits, releases of freed space, snapshots and changes of size run on a thread of the image's own, which the first change
 //! starts. A worker that is not polled holds up the requests that overlap its own, and nobody else.
 //!
+//! Options are filled in by setters, or field by field, from their default: more of them may come in any version.
+//!
 //! # Features
 //! - `io-uring` (default): without it, threads do all I/O.
 //! - `zstd` (default): compressed clusters by zstd, with a C library. Without it, such images are refused by name.
@@ -39,7 +41,7 @@
 //! # let path = dir.path().join("disk.qcow2");
 //! let worker = Worker::new(&WorkerConfig::default())?;
 //! run(&worker, async {
-//!     Image::create(&worker, &path, &CreateOptions::default().size(Some(65536))).await?;
+//!     Image::create(&worker, &path, &CreateOptions::default().size(65536)).await?;
 //!     let image = Image::open(&worker, &path, &OpenOptions::default()).await?;
 //!     let (result, bufs) = image.read(&worker, 0, IoBuf::zeroed(512).into()).await;
 //!     result?;
@@ -81,6 +83,7 @@ mod queue;
 mod rate_limit;
 mod raw;
 mod refs;
+mod remedy;
 mod remote;
 mod reservation;
 mod same_file;
@@ -105,6 +108,7 @@ pub use image::Image;
 pub use open::probe;
 pub use options::*;
 pub use queue::{Completion, DetachedQueue, Queue, QueueBuilder, Request};
+pub use remedy::Remedy;
 pub use remote::{OpenRemote, Remote, RemoteRefs};
 pub use snapshots::{NewSnapshot, SnapshotRef};
 pub use status::*;
@@ -116,7 +120,7 @@ pub use status::*;
 /// use zebu::{CreateOptions, Image};
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let path = dir.path().join("disk.qcow2");
-/// let create = CreateOptions::default().size(Some(1 << 20));
+/// let create = CreateOptions::default().size(1 << 20);
 /// zebu::block_on(async |worker| Image::create(&worker, &path, &create).await)?;
 /// # Ok::<(), zebu::Error>(())
 /// ```
@@ -140,9 +144,10 @@ pub mod storage {
     pub use zebu_storage::GuestBuffers;
     pub use zebu_storage::{
         Access, Alignment, Background, CacheChoice, CacheUse, Completer, Create, DetachedWorker, Engine,
-        File, FileExtent, FileId, FileKind, FsKind, IoBuf, IoBufs, IoError, IoErrorKind, IoMemory, IoStats,
-        JoinHandle, LockMode, Op, OpenFlags, PAGE, Running, SYSTEM_CALLS, SYSTEM_CALLS_TO_REFUSE, Storage,
-        StorageAbilities, StorageDone, StorageOp, Vanished, Worker, WorkerConfig, WorkerKind,
+        File, FileExtent, FileId, FileKind, FsKind, IoBuf, IoBufs, IoBufsIntoIter, IoError, IoErrorKind,
+        IoMemory, IoStats, JoinHandle, LockMode, Op, OpenFlags, PAGE, Running, SYSTEM_CALLS,
+        SYSTEM_CALLS_TO_REFUSE, Storage, StorageAbilities, StorageDone, StorageOp, Vanished, Worker,
+        WorkerConfig, WorkerKind,
     };
 }
 

@@ -28,7 +28,7 @@ pub use zebu_foreign::write::{
 };
 
 impl Format {
-    /// The name as in `-f`.
+    /// The name that QEMU's options and JSON use.
     pub fn name(self) -> &'static str {
         match self {
             Format::Qcow2 => "qcow2",
@@ -64,7 +64,7 @@ impl Format {
 
 pub use zebu_storage::Access;
 
-/// Caches between a write and the disk (`-t`).
+/// Caches between a write and the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum CacheMode {
@@ -126,7 +126,7 @@ pub enum Sharing {
     /// QEMU's lock bytes are taken.
     #[default]
     Locked,
-    /// No lock is taken (`-U`; reading only).
+    /// No lock is taken (reading only).
     Unlocked,
 }
 

@@ -96,7 +96,7 @@ pub struct Completion {
 /// # let path = dir.path().join("disk.qcow2");
 /// let worker = Worker::new(&WorkerConfig::default())?;
 /// let image = worker.block_on(async {
-///     let create = CreateOptions::default().size(Some(1 << 20));
+///     let create = CreateOptions::default().size(1 << 20);
 ///     Image::create(&worker, &path, &create).await?;
 ///     let open = OpenOptions::default().access(Access::ReadWrite);
 ///     Image::open(&worker, &path, &open).await

@@ -1,5 +1,6 @@
 //! Raw images: the bytes of the disk.
 
+use crate::Remedy;
 use crate::crypt::sectors::Place;
 use crate::node::Raw;
 use crate::options::{Format, Preallocation, Shrink, ZeroMode};
@@ -160,7 +161,11 @@ pub(crate) async fn resize(
         return Ok(());
     }
     if new_size < old && shrink == Shrink::Refuse {
-        return refuse(ErrorKind::InvalidArgument, "Use the --shrink option to perform a shrink operation.");
+        return Err(Error::new(
+            ErrorKind::InvalidArgument,
+            "the new size is smaller: what lies past it would be lost, and shrinking is not allowed",
+        )
+        .with_remedy(Remedy::AllowShrinking));
     }
     worker.set_len(&raw.file, new_size).await.map_err(|e| Error::from(e).on(raw.file.path()))?;
     let reserved = reserve(worker, &raw.file, old..new_size, preallocation, control).await;

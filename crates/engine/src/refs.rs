@@ -1,5 +1,6 @@
 //! Which files an image may make us open.
 
+use crate::Remedy;
 use crate::options::{OpenOptions, RefPolicy};
 use crate::remote::RemoteReference;
 use crate::{Error, ErrorKind, Result};
@@ -74,8 +75,11 @@ pub(crate) fn open(
     let image_url = image.to_str().filter(|image| remote.is_name(image));
     let url = match image_url {
         Some(image_url) if is_plain_path(name) && !name.starts_with('/') => {
-            let remedy = "a name is only relative to a URL with a path: name the file with --image-opts";
-            Some(beside_url(image_url, name).ok_or_else(|| refused(image, name, role, remedy))?)
+            let remedy = "a name is only relative to a URL with a path: name the file yourself";
+            Some(
+                beside_url(image_url, name)
+                    .ok_or_else(|| refused(image, name, role, remedy).with_remedy(Remedy::NameFile))?,
+            )
         }
         _ => None,
     };
@@ -88,34 +92,30 @@ pub(crate) fn open(
             return Ok((file, path));
         }
         RemoteReference::Refused => {
-            let remedy = "names with a protocol need --allow-refs prefix=URL or --allow-refs all";
-            return Err(refused(image, name, role, remedy));
+            let remedy = "names with a protocol are not allowed";
+            return Err(refused(image, name, role, remedy).with_remedy(Remedy::AllowRemoteReferences));
         }
     }
     if !is_plain_path(name) {
-        return Err(refused(
-            image,
-            name,
-            role,
-            "zebu opens plain paths only: name the file with --image-opts, or rebase",
-        ));
+        let remedy = "only plain paths are opened: name the file yourself, or rebase";
+        return Err(refused(image, name, role, remedy).with_remedy(Remedy::NameFile));
     }
     let path = resolve(image, name);
-    let (directories, remedy): (Vec<PathBuf>, String) = match policy {
+    let (directories, remedy): (Vec<PathBuf>, Remedy) = match policy {
         RefPolicy::All => {
             let file = File::open(&path, flags).map_err(|e| failed(image, name, role, e))?;
             return Ok((file, path));
         }
-        RefPolicy::None => (Vec::new(), "allow it with --allow-refs local".to_owned()),
+        RefPolicy::None => (Vec::new(), Remedy::AllowLocalReferences),
         RefPolicy::Local => (
             if image_url.is_some() { Vec::new() } else { vec![directory(image).to_owned()] },
-            format!("allow it with --allow-refs dir={} or --allow-refs all", directory(&path).display()),
+            Remedy::AllowReferencesWithin(directory(&path).to_owned()),
         ),
         RefPolicy::Within(allowed) => (
             (image_url.is_none().then(|| directory(image).to_owned()).into_iter())
                 .chain(allowed.iter().cloned())
                 .collect(),
-            format!("allow it with --allow-refs dir={} or --allow-refs all", directory(&path).display()),
+            Remedy::AllowReferencesWithin(directory(&path).to_owned()),
         ),
     };
     for confined_to in directories {
@@ -126,7 +126,7 @@ pub(crate) fn open(
             Err(e) => return Err(failed(image, name, role, e)),
         }
     }
-    Err(refused(image, name, role, &remedy))
+    Err(refused(image, name, role, "it is not among the files that an image may name").with_remedy(remedy))
 }
 
 fn failed(image: &Path, name: &str, role: Role, e: zebu_storage::IoError) -> Error {

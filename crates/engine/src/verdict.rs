@@ -251,8 +251,8 @@ impl fmt::Display for Concern {
                 write!(f, "is not valid: {}", error.escape_debug())
             }
             Self::Encrypted { method } => write!(f, "is encrypted ({method}): its data can't be looked at"),
-            Self::Corrupt => f.write_str("is marked corrupt (zebu check -r all)"),
-            Self::Dirty => f.write_str("was not closed properly (zebu check -r all)"),
+            Self::Corrupt => f.write_str("is marked corrupt (repair it first)"),
+            Self::Dirty => f.write_str("was not closed properly (repair it first)"),
             Self::LooksLike { format, found: Found::InFile } => {
                 write!(f, "looks like {format}: a tool that guesses the format takes it for that")
             }
@@ -273,7 +273,7 @@ impl fmt::Display for Concern {
             Self::Bitmaps { count: 0 } => f.write_str("has persistent bitmaps that are no longer consistent"),
             Self::Bitmaps { count } => write!(f, "has {count} persistent bitmaps"),
             Self::UnknownParts { what } => write!(f, "has unknown {what}, which are ignored"),
-            Self::Guessed => f.write_str("has a format that was guessed (name it with -f)"),
+            Self::Guessed => f.write_str("has a format that was guessed (name it)"),
         }
     }
 }

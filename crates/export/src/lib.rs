@@ -1,5 +1,11 @@
 //! Disk images as block devices for others: an NBD server, vhost-user-blk devices and files (FUSE) that run on zebu's own workers.
 //!
+//! # Features
+//! - `fuse` (default): images as files, `fuse::FuseMount`.
+//! - `tls` (default): TLS of NBD connections, by rustls.
+//! - `vhost-user` (default): vhost-user-blk devices, `vhost::VhostUserBlk`.
+//! - `fuzzing` is for zebu's own fuzz targets, and no part of what versions promise.
+//!
 //! Nothing here needs an async runtime. A [`WorkerPool`] has threads with a [`zebu::storage::Worker`] each; a
 //! connection belongs to one of them, and its sockets are driven by the same completion queue as the image's files.
 //!
@@ -14,7 +20,7 @@
 //! # let (path, socket) = (dir.path().join("disk.qcow2"), dir.path().join("nbd.sock"));
 //! let worker = Worker::new(&WorkerConfig::default())?;
 //! let image = worker.block_on(async {
-//!     let create = CreateOptions::default().size(Some(1 << 20));
+//!     let create = CreateOptions::default().size(1 << 20);
 //!     Image::create(&worker, &path, &create).await?;
 //!     let open = OpenOptions::default().access(Access::ReadWrite);
 //!     Image::open(&worker, &path, &open).await

@@ -565,9 +565,9 @@ impl FormatError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::SnapshotExtraTooLarge { .. } | Self::SnapshotTableTooBig => {
-                Some("Use 'check -r all' to repair the snapshot table")
+                Some("Repair the snapshot table")
             }
-            Self::CorruptImage => Some("Open it read-only, or repair it with 'check -r all'"),
+            Self::CorruptImage => Some("Open it read-only, or repair it"),
             _ => None,
         }
     }

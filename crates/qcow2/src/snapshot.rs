@@ -461,7 +461,7 @@ mod tests {
         let error = parse_table(&bytes, 1, Purpose::ReadOnly).unwrap_err();
         assert_eq!(error, FormatError::SnapshotExtraTooLarge { index: 0, len: 1025 });
         assert_eq!(error.to_string(), "Too much extra metadata in snapshot table entry 0");
-        assert!(error.hint().unwrap().contains("check -r all"));
+        assert!(error.hint().unwrap().contains("Repair"));
         let (entries, _, faults) = complete(parse_table(&bytes, 1, Purpose::Check));
         assert_eq!(faults, [SnapshotTableFault::ExtraTooLarge { index: 0, len: 1025 }]);
         assert_eq!(entries[0].extra(), [1; 1024]);

@@ -8,6 +8,8 @@
 //! | `http` | `http://HOST[:PORT]/PATH`, `https://` | [`http::HttpDisk`] |
 //! | `nbd` | `nbd://HOST[:PORT]/EXPORT`, `nbd+unix:///EXPORT?socket=PATH`, `nbds://`, `nbds+unix://`, QEMU's `nbd:HOST:PORT[:exportname=NAME]` and `nbd:unix:PATH[:exportname=NAME]` | [`nbd::NbdDisk`] |
 //!
+//! `nbd` is a default feature. `fuzzing` is for zebu's own fuzz targets, and no part of what versions promise.
+//!
 //! A server is not trusted: whatever it sends, a request ends with an answer or with EIO at its deadline, and memory
 //! stays bounded.
 

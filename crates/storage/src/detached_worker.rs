@@ -51,6 +51,16 @@ impl DetachedWorker {
         Ok(Self { ring, notifier, config: config.clone(), fallback_reason })
     }
 
+    /// The descriptors that the worker will have, for lists of those that a jail keeps open. Files are not among them.
+    pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        #[cfg_attr(not(feature = "io-uring"), expect(unused_mut))]
+        let mut all = self.notifier.descriptors().to_vec();
+        #[cfg(feature = "io-uring")]
+        // SAFETY: the ring is the worker's as long as it lives.
+        all.extend(self.ring.iter().map(|ring| unsafe { BorrowedFd::borrow_raw(ring.descriptor()) }));
+        all
+    }
+
     /// The worker, which belongs to this thread from now on.
     pub fn attach(self) -> Worker {
         Worker::on_ring(self.ring, &self.config, self.notifier, self.fallback_reason)

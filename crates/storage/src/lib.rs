@@ -4,6 +4,11 @@
 //! on which the engine's plain `async fn`s run. A [`File`] is shared by all workers.
 //! Its bytes are in a local file, on a block device, or wherever a [`Storage`] has them.
 //!
+//! # Features
+//! - `io-uring` (default): without it, threads do all I/O.
+//! - `vm-memory`: buffers in a guest's memory, `GuestBuffers`.
+//! - `simulated` and `test-faults` are for zebu's own tests, and no part of what versions promise.
+//!
 //! # Event loops and other executors
 //! A worker does nothing by itself: its thread calls [`Worker::block_on`], or [`Worker::poll`] whenever the descriptor
 //! [`Worker::as_fd`] is readable. An event loop

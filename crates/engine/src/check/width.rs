@@ -9,6 +9,7 @@ use super::reftable::RefTable;
 use super::report::Tally;
 use super::snapshots;
 use super::source::Source;
+use crate::Remedy;
 use crate::{Error, ErrorKind, Result};
 use zebu_storage::{File, Worker};
 
@@ -28,8 +29,8 @@ pub(crate) async fn change_refcount_width(
     let options = CheckOptions { repair: Repair::None, ..options.clone() };
     let counts = examine(&mut Source::open(worker, file, &options).await?).await?.tally.counts;
     if counts.corruptions > 0 || counts.check_errors > 0 {
-        let message = "the image has errors: run zebu check -r all first";
-        return Err(Error::new(ErrorKind::Corrupt, message).on(file.path()));
+        let message = "the image has errors: repair it first";
+        return Err(Error::new(ErrorKind::Corrupt, message).on(file.path()).with_remedy(Remedy::Repair));
     }
     let mut source = Source::open(worker, file, &options).await?;
     if source.geometry.refcount_order == order {

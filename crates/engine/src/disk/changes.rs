@@ -123,7 +123,7 @@ impl Disk {
     /// use zebu::{CreateOptions, Disk, OpenOptions};
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let path = dir.path().join("disk.qcow2");
-    /// # Disk::create(&path, &CreateOptions::default().size(Some(1 << 20)))?;
+    /// # Disk::create(&path, &CreateOptions::default().size(1 << 20))?;
     /// let disk = Disk::open(&path, &OpenOptions::default())?;
     /// let extents = disk.extents(0..disk.virtual_size()).collect::<zebu::Result<Vec<_>>>()?;
     /// assert_eq!((extents.len(), extents[0].len), (1, 1 << 20));

@@ -16,7 +16,7 @@ impl Disk {
     /// use zebu::{CreateOptions, Disk, OpenOptions};
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let path = dir.path().join("disk.qcow2");
-    /// # Disk::create(&path, &CreateOptions::default().size(Some(1 << 20)))?;
+    /// # Disk::create(&path, &CreateOptions::default().size(1 << 20))?;
     /// let disk = Disk::open(&path, &OpenOptions::default())?;
     /// let options = BackupOptions::new(dir.path().join("copy.qcow2"));
     /// let report = disk.run(async move |image, worker| backup(&worker, &image, &options).await)?;

@@ -3,6 +3,7 @@
 //! Each property changes with one sector of the header, when everything that the new one needs is durable; a crash
 //! leaves the image as it was before one of the steps.
 
+use crate::Remedy;
 use crate::check::{CheckOptions, change_refcount_width};
 use crate::open::flags;
 use crate::progress::{JobControl, Phase, Tracker};
@@ -70,8 +71,10 @@ pub async fn amend(worker: &Worker, path: &Path, open: &OpenOptions, options: &A
         let qcow2 = image.qcow2("properties to be changed")?;
         check(qcow2, options, version)?;
         if options.size.is_some_and(|size| size < image.virtual_size()) {
-            let message = "amend can't make a disk smaller: use zebu resize --shrink";
-            return Err(Error::new(ErrorKind::Unsupported, message).on(path));
+            let message = "amend can't make a disk smaller: resize it, which may lose data";
+            return Err(Error::new(ErrorKind::Unsupported, message)
+                .on(path)
+                .with_remedy(Remedy::AllowShrinking));
         }
         Ok(*qcow2.geometry())
     })

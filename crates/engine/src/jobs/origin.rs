@@ -1,5 +1,6 @@
 //! Which disk a backup was made of, as far as that can be told without reading it.
 
+use crate::Remedy;
 use crate::node::Driver;
 use crate::{Error, ErrorKind, Image, Result};
 use std::fmt;
@@ -48,16 +49,16 @@ impl Origin {
     /// Refuses to go on with a backup of `self` from `now`, an image of path `path`. A file that was renamed is the same,
     /// and so is one of the same name on a device whose number has changed.
     pub(super) fn check(&self, now: &Self, path: &Path) -> Result<()> {
-        let refuse = |message: &str| Err(Error::new(ErrorKind::InvalidArgument, message).on(path));
+        let refuse = |message: &str| {
+            Err(Error::new(ErrorKind::InvalidArgument, message).on(path).with_remedy(Remedy::RestartBackup))
+        };
         if self.snapshot != now.snapshot {
             return refuse(
-                "the interrupted backup is of another snapshot, or of none: name that one, or leave --resume out",
+                "the interrupted backup is of another snapshot, or of none: name that one, or begin it anew",
             );
         }
         if self.name != now.name && self.file != now.file {
-            return refuse(
-                "the interrupted backup is of another image: name that one, or leave --resume out",
-            );
+            return refuse("the interrupted backup is of another image: name that one, or begin it anew");
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use zebu_storage::{DetachedWorker, Engine, IoError, Worker, WorkerConfig};
 /// use zebu::storage::IoBuf;
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let path = dir.path().join("disk.qcow2");
-/// # Disk::create(&path, &CreateOptions::default().size(Some(1 << 20)))?;
+/// # Disk::create(&path, &CreateOptions::default().size(1 << 20))?;
 /// let disk = Disk::open(&path, &OpenOptions::default())?;
 /// // Made here, with its ring and its descriptors, and used there.
 /// let detached = disk.queue().depth(64).detached()?;

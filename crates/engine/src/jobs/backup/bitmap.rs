@@ -3,6 +3,7 @@
 use super::options::{BackupOptions, PreviousBackup, SourceErrors};
 use super::unreadable::Unreadable;
 use super::zero_run;
+use crate::Remedy;
 use crate::qcow2::bitmaps::Bits;
 use crate::{BitmapRecording, DirtyBits, Error, ErrorKind, Image, NewBitmap, Result};
 use std::sync::Arc;
@@ -176,9 +177,11 @@ impl Dirty {
             let end = at + len;
             if !is_as_copied(worker, source, partial, at, len, options.source_errors, unreadable).await? {
                 let message = format!(
-                    "the disk was written between {at} and {end} since the backup was interrupted: leave --resume out"
+                    "the disk was written between {at} and {end} since the backup was interrupted: begin it anew"
                 );
-                return Err(Error::new(ErrorKind::InvalidArgument, message).on(source.path()));
+                return Err(Error::new(ErrorKind::InvalidArgument, message)
+                    .on(source.path())
+                    .with_remedy(Remedy::RestartBackup));
             }
             at = end;
         }
@@ -202,11 +205,11 @@ impl Dirty {
         }
         self.merge(worker, source, holes).await.map_err(|error| {
             let message = format!(
-                "what could not be read can't be marked in bitmap '{}': {}; make a full backup without --bitmap",
+                "what could not be read can't be marked in bitmap '{}': {}; make a full backup without it",
                 self.name,
                 error.message()
             );
-            Error::new(error.kind(), message).on(source.path())
+            Error::new(error.kind(), message).on(source.path()).with_remedy(Remedy::BackupWithoutBitmap)
         })
     }
 
@@ -229,12 +232,12 @@ impl Dirty {
         };
         restarted.map_err(|error| {
             let message = format!(
-                "the backup is complete, but bitmap '{}' could not be {what}: {}; clear it (zebu bitmap --clear) \
-                 before the disk is written, or make the next backup a full one",
+                "the backup is complete, but bitmap '{}' could not be {what}: {}; clear it before \
+                 the disk is written, or make the next backup a full one",
                 self.name,
                 error.message()
             );
-            Error::new(error.kind(), message).on(source.path())
+            Error::new(error.kind(), message).on(source.path()).with_remedy(Remedy::ClearBitmap)
         })
     }
 

@@ -5,6 +5,7 @@ use super::leftovers::Leftovers;
 use super::options::{BackupOptions, Interrupted};
 use super::samples::compare_samples;
 use super::unreadable::Unreadable;
+use crate::Remedy;
 use crate::check::{CheckOptions, Repair, check};
 use crate::jobs::backing_name::backing_name;
 use crate::jobs::convert::SkippedRange;
@@ -117,15 +118,17 @@ impl Partial {
         let recorded = image.info()?.backing_file;
         let message =
             if image.virtual_size() != subject.virtual_size || image.cluster_size() != subject.cluster_size {
-                Some("the interrupted backup is of another disk, or has other clusters: leave --resume out")
+                Some("the interrupted backup is of another disk, or has other clusters: begin it anew")
             } else if recorded != backing.map(|(name, _)| name) {
-                Some("the interrupted backup does not stand on the same previous backup: leave --resume out")
+                Some("the interrupted backup does not stand on the same previous backup: begin it anew")
             } else {
                 None
             };
         if let Some(message) = message {
             let _ = image.close(worker).await;
-            return Err(Error::new(ErrorKind::InvalidArgument, message).on(image_path));
+            return Err(Error::new(ErrorKind::InvalidArgument, message)
+                .on(image_path)
+                .with_remedy(Remedy::RestartBackup));
         }
         let (manifest, done) = if checkpoint.is_some() {
             let note = |range| unreadable.note(skipped_before(source, range));
@@ -251,9 +254,11 @@ fn check_preamble(begun: &Preamble, now: &Preamble, source: &Image) -> Result<()
     let (Some(origin), Some(now_origin)) = (&begun.origin, &now.origin) else { return Ok(()) };
     origin.check(now_origin, source.path())?;
     if begun.coverage != now.coverage {
-        let message = "the interrupted backup was made with other options (--bitmap, --previous-manifest): give the same \
-                       ones, or leave --resume out";
-        return Err(Error::new(ErrorKind::InvalidArgument, message).on(source.path()));
+        let message = "the interrupted backup was made with another bitmap, or beside another manifest: give \
+                       the same ones, or begin it anew";
+        return Err(Error::new(ErrorKind::InvalidArgument, message)
+            .on(source.path())
+            .with_remedy(Remedy::RestartBackup));
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Taking the persistent dirty bitmaps of the source along.
 
 use super::options::CopyBitmaps;
+use crate::Remedy;
 use crate::{BitmapInfo, Error, ErrorKind, Image, Result};
 use zebu_storage::Worker;
 
@@ -13,12 +14,11 @@ pub(super) fn wanted(sources: &[Image], copy: CopyBitmaps) -> Result<Vec<BitmapI
     }
     let mut bitmaps = source.bitmaps();
     if let Some(broken) = bitmaps.iter().find(|bitmap| bitmap.in_use && copy == CopyBitmaps::All) {
-        let message = format!(
-            "Cannot copy inconsistent bitmap '{}': leave it out (--skip-broken-bitmaps), or remove it (zebu bitmap \
-             --remove)",
-            broken.name
-        );
-        return Err(Error::new(ErrorKind::InvalidArgument, message).on(source.path()));
+        let message =
+            format!("Cannot copy inconsistent bitmap '{}': leave it out, or remove it", broken.name);
+        return Err(Error::new(ErrorKind::InvalidArgument, message)
+            .on(source.path())
+            .with_remedy(Remedy::SkipBrokenBitmaps));
     }
     bitmaps.retain(|bitmap| !bitmap.in_use);
     Ok(bitmaps)

@@ -47,7 +47,7 @@ pub(super) fn cluster_size(options: &ConvertOptions, target: &ConvertTarget) -> 
     match options.copy {
         CopyMode::Auto | CopyMode::Buffers => Ok(NonZeroU64::new(cluster)),
         CopyMode::Reflink | CopyMode::Range => {
-            refuse(ErrorKind::InvalidArgument, "Cannot enable copy offloading when -c is used")
+            refuse(ErrorKind::InvalidArgument, "Cannot enable copy offloading when compressing")
         }
     }
 }

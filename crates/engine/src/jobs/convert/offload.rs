@@ -2,6 +2,7 @@
 
 use super::job::Job;
 use super::options::CopyMode;
+use crate::Remedy;
 use crate::transfer::{FileRange, Transfer};
 use crate::{Error, ErrorKind, Format, Image, Result};
 use std::ops::Range;
@@ -148,8 +149,8 @@ fn refused(source: &FileRange, job: &Job, refusal: &Error) -> Error {
         _ => ErrorKind::Unsupported,
     };
     let source = source.file.path().display();
-    let message = format!("can't share blocks with '{source}': {refusal}; use --copy=auto to copy instead");
-    Error::new(kind, message).on(job.target.path())
+    let message = format!("can't share blocks with '{source}': {refusal}; its data can be copied instead");
+    Error::new(kind, message).on(job.target.path()).with_remedy(Remedy::CopyData)
 }
 
 #[cfg(test)]

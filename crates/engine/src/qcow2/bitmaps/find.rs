@@ -1,6 +1,7 @@
 //! A bitmap by its name, and whether it can be used.
 
 use super::{Bitmap, Condition};
+use crate::Remedy;
 use crate::qcow2::state::Qcow2;
 use crate::{Error, ErrorKind, Result};
 
@@ -23,10 +24,7 @@ impl Qcow2 {
         if bitmap.condition == Condition::Sound {
             return Ok(());
         }
-        let message = format!(
-            "Bitmap '{}' is inconsistent and cannot be used; remove it (zebu bitmap --remove)",
-            bitmap.name()
-        );
-        Err(self.bitmap_error(ErrorKind::InvalidArgument, message))
+        let message = format!("Bitmap '{}' is inconsistent and cannot be used; remove it", bitmap.name());
+        Err(self.bitmap_error(ErrorKind::InvalidArgument, message).with_remedy(Remedy::RemoveBitmap))
     }
 }

@@ -5,6 +5,7 @@
 //! bytes durable (invariants I1 and I3). A write that fails keeps what it has not done yet; the old content of its
 //! guest clusters is what the file shows until it succeeds (I4), and the next flush tries again and says why not.
 
+use crate::Remedy;
 use crate::image_worker::vanished;
 use crate::qcow2::compressed::pack_buffer::{PackRules, PackedWrite};
 use crate::qcow2::compressed::stream_packer::StreamPacker;
@@ -190,10 +191,11 @@ impl Qcow2 {
         }
         let error = Error::new(
             ErrorKind::Corrupt,
-            "the refcount of a cluster of compressed data is larger than it can be; run zebu check -r all",
+            "the refcount of a cluster of compressed data is larger than it can be; repair the image",
         )
         .on(self.path())
-        .at_host(cluster << self.geometry.cluster_bits);
+        .at_host(cluster << self.geometry.cluster_bits)
+        .with_remedy(Remedy::Repair);
         self.files.poison(&error);
         Err(error)
     }

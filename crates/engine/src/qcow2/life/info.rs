@@ -36,7 +36,7 @@ pub(crate) fn qcow2_info(
         Encryption::Unknown(_) => Some("unknown"),
     };
     if incompatible.contains(Incompatible::CORRUPT) {
-        limitations.push("marked corrupt: opened for reading only; zebu check -r all".to_owned());
+        limitations.push("marked corrupt: opened for reading only until it is repaired".to_owned());
     }
     if bitmaps.is_empty() && header.bitmaps().is_some() {
         limitations.push("a damaged bitmap directory: its bitmaps are lost with the first write".to_owned());

@@ -1,5 +1,6 @@
 //! Opening a qcow2 file: header, tables, the rules that hold before any of it is used.
 
+use crate::Remedy;
 use crate::chain::map::ChainMap;
 use crate::error::format_error;
 use crate::image_worker::ImageWorker;
@@ -352,8 +353,8 @@ impl Qcow2 {
             }
             (at, step) = (at + step, TABLE_STEP as u64);
         }
-        let message = "There are no references in the refcount table; run zebu check -r all";
-        Err(Error::new(ErrorKind::Corrupt, message).on(self.path()))
+        let message = "There are no references in the refcount table; repair the image";
+        Err(Error::new(ErrorKind::Corrupt, message).on(self.path()).with_remedy(Remedy::Repair))
     }
 
     /// Bytes of the budget that the image needs before any slice: the tables that it holds, and those that its first

@@ -1,5 +1,6 @@
 //! Changing the size of the virtual disk. The size in the header changes last.
 
+use crate::Remedy;
 use crate::node::Node;
 use crate::options::{Preallocation, Shrink, ZeroMode};
 use crate::progress::JobControl;
@@ -35,10 +36,11 @@ impl Qcow2 {
         }
         if new_size < old_size {
             if shrink == Shrink::Refuse {
-                return refuse(
+                return Err(Error::new(
                     ErrorKind::InvalidArgument,
-                    "Use the --shrink option to perform a shrink operation.",
-                );
+                    "the new size is smaller: what lies past it would be lost, and shrinking is not allowed",
+                )
+                .with_remedy(Remedy::AllowShrinking));
             }
             if preallocation != Preallocation::Off {
                 return refuse(

@@ -161,7 +161,7 @@ impl Qcow2 {
         outcome.map_err(|(kind, cluster)| {
             let bits = self.geometry.refcount_bits();
             let message = if kind == ErrorKind::Corrupt {
-                "a cluster in use has refcount 0; run zebu check -r all".to_owned()
+                "a cluster in use has refcount 0; repair the image".to_owned()
             } else if bits == 1 {
                 "refcounts of 1 bit can't count a second reference: an image with refcount_bits=1 can't have internal \
                  snapshots; convert it to one with wider refcounts"

@@ -1,5 +1,6 @@
 //! Reading and changing reference counts.
 
+use crate::Remedy;
 use crate::qcow2::cache::shard::Shard;
 use crate::qcow2::cache::slice_cache::SliceCache;
 use crate::qcow2::space::HostSpace;
@@ -37,13 +38,15 @@ impl HostSpace {
             return Ok(vec![0; slice_bytes].into());
         }
         let block = block.checked_block(&self.geometry).map_err(|e| {
-            Error::new(ErrorKind::Corrupt, format!("{e}; run zebu check -r all")).on(self.files.path())
+            Error::new(ErrorKind::Corrupt, format!("{e}; repair the image"))
+                .on(self.files.path())
+                .with_remedy(Remedy::Repair)
         })?;
         let Some(block) = block else { return Ok(vec![0; slice_bytes].into()) };
         self.check_own(block.0, Metadata::RefcountBlock)?;
         let offset = block.0 + key % self.slices_per_block() * slice_bytes as u64;
         if offset >= self.files.file().len().next_multiple_of(self.geometry.cluster_size()) {
-            let message = "refcount block lies outside the file; run zebu check -r all";
+            let message = "refcount block lies outside the file; repair the image";
             return Err(Error::new(ErrorKind::Corrupt, message).on(self.files.path()).at_host(offset));
         }
         self.files.file().announce("refblock_load");
@@ -195,12 +198,13 @@ impl HostSpace {
                 .map_err(|error| Stopped { at, error })?;
             if outcome.is_err() {
                 let message = match change {
-                    Change::Raise => "a cluster that was free has a refcount now; run zebu check",
-                    Change::Lower => "a cluster in use has refcount 0; run zebu check -r all",
+                    Change::Raise => "a cluster that was free has a refcount now; check the image",
+                    Change::Lower => "a cluster in use has refcount 0; repair the image",
                 };
                 let error = Error::new(ErrorKind::Corrupt, message)
                     .on(self.files.path())
-                    .at_host(at << self.geometry.cluster_bits);
+                    .at_host(at << self.geometry.cluster_bits)
+                    .with_remedy(Remedy::Repair);
                 self.files.poison(&error);
                 return Err(Stopped { at, error });
             }

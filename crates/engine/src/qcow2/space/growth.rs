@@ -1,5 +1,6 @@
 //! Growth of the image file and of the refcount table, ahead of use.
 
+use crate::Remedy;
 use crate::qcow2::space::HostSpace;
 use crate::qcow2::space::free::{Allocated, SpaceContent};
 use crate::qcow2::space::overlap_check::Metadata;
@@ -140,9 +141,10 @@ impl HostSpace {
         if self.zero_refcount_runs(worker, all.clone()).await?.as_slice() != std::slice::from_ref(&all) {
             return Err(Error::new(
                 ErrorKind::Corrupt,
-                "refcounts past the end of the file are not 0; run zebu check -r all",
+                "refcounts past the end of the file are not 0; repair the image",
             )
-            .on(self.files.path()));
+            .on(self.files.path())
+            .with_remedy(Remedy::Repair));
         }
         self.pool().free.remove(all.clone());
         let table = self.refcounts.table();

@@ -1,0 +1,34 @@
+//! Remedies for errors, as values: a program has its own words and options for them.
+
+use std::path::PathBuf;
+
+/// A choice of the caller that would let a refused request succeed. The message of the error says it in plain words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Remedy {
+    /// The image repaired: [`crate::check::check`] with [`crate::check::Repair`].
+    Repair,
+    /// [`crate::Shrink::Allow`].
+    AllowShrinking,
+    /// [`crate::RefPolicy::Local`].
+    AllowLocalReferences,
+    /// [`crate::RefPolicy::Within`] this directory.
+    AllowReferencesWithin(PathBuf),
+    /// [`crate::RemoteRefs`] with this name's beginning.
+    AllowRemoteReferences,
+    /// The file that the image names, named by the caller: [`crate::OpenOptions::backing`],
+    /// [`crate::OpenOptions::data_file`].
+    NameFile,
+    /// [`crate::jobs::Interrupted::Restart`].
+    RestartBackup,
+    /// A full backup without [`crate::jobs::BackupOptions::bitmap`].
+    BackupWithoutBitmap,
+    /// [`crate::jobs::CopyMode::Auto`].
+    CopyData,
+    /// [`crate::jobs::CopyBitmaps`] without those that are not consistent.
+    SkipBrokenBitmaps,
+    /// The bitmap emptied: [`crate::Image::clear_bitmap`].
+    ClearBitmap,
+    /// The bitmap removed: [`crate::Image::remove_bitmap`].
+    RemoveBitmap,
+}
