@@ -38,7 +38,8 @@ pub(crate) fn tell(session: &Session, images: &[Image], output: OutputFormat) ->
                 _ if extent.hole => &mut estimate.zero,
                 ExtentKind::Zero { .. } | ExtentKind::Unallocated => &mut estimate.zero,
                 ExtentKind::Compressed => &mut estimate.read_compressed,
-                ExtentKind::Data { .. } | ExtentKind::Elsewhere { .. } => &mut estimate.read,
+                // Data, in whichever file.
+                _ => &mut estimate.read,
             } += extent.len;
         }
     }
