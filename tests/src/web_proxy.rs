@@ -39,7 +39,7 @@ pub enum Mishap {
     Drip(Duration),
 }
 
-/// What happens to a request, by its number and its head.
+/// A choice of mishap for a request, by its number and its head.
 type Rule = Box<dyn Fn(usize, &str) -> Mishap + Send + Sync>;
 
 /// A running proxy; it ends with the process.

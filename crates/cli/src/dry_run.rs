@@ -21,7 +21,7 @@ struct Estimate {
     read_compressed: u64,
     /// Ranges that are known to read as zero.
     zero: u64,
-    /// What went over the network to find that out.
+    /// Transfers over the network that it took to find that out.
     #[serde(skip_serializing_if = "Option::is_none")]
     remote: Option<RemoteTransfers>,
 }
@@ -38,7 +38,7 @@ pub(crate) fn tell(session: &Session, images: &[Image], output: OutputFormat) ->
                 _ if extent.hole => &mut estimate.zero,
                 ExtentKind::Zero { .. } | ExtentKind::Unallocated => &mut estimate.zero,
                 ExtentKind::Compressed => &mut estimate.read_compressed,
-                // Data, wherever it is.
+                // Data, in whichever file.
                 _ => &mut estimate.read,
             } += extent.len;
         }

@@ -181,7 +181,7 @@ pub(crate) fn transfers() -> Option<RemoteTransfers> {
     })
 }
 
-/// What went over the network, for reports in JSON.
+/// Transfers over the network, for reports in JSON.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct RemoteTransfers {

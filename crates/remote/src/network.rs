@@ -4,12 +4,15 @@
 //! were known when it was started.
 
 mod broker;
+mod deadline;
 mod reach;
+mod unix;
 
 pub use broker::{Broker, Peer};
+pub(crate) use deadline::{late, time_left};
 pub(crate) use reach::{Reach, is_public};
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::net::sockopt;
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -18,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
+use unix::connect_unix;
 
 /// A server that says nothing while requests wait is asked whether it is there, so often.
 const PROBE: Duration = Duration::from_secs(10);
@@ -27,9 +31,6 @@ const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
 const MOST_LOOKUPS: usize = 16;
 /// The most addresses of one host that are tried.
 const MOST_ADDRESSES: usize = 16;
-/// The pause before another try to connect to a Unix socket whose server is busy.
-const BUSY: Duration = Duration::from_millis(20);
-
 /// Look-ups that have not ended. They can't be stopped: the C library has no way.
 static LOOKUPS: AtomicUsize = AtomicUsize::new(0);
 
@@ -154,25 +155,6 @@ impl Network {
     }
 }
 
-/// Connects without waiting longer than `until` for a server whose backlog is full.
-fn connect_unix(path: &Path, until: Instant) -> io::Result<UnixStream> {
-    let address = SocketAddrUnix::new(path)?;
-    loop {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        match rustix::net::connect(&socket, &address) {
-            Ok(()) => {
-                let socket = UnixStream::from(socket);
-                socket.set_nonblocking(false)?;
-                return Ok(socket);
-            }
-            Err(rustix::io::Errno::AGAIN) => std::thread::sleep(BUSY.min(time_left(until)?)),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-}
-
 /// Asks the system for the addresses of a host, on a thread of its own: what asks may hang.
 fn look_up(host: &str, port: u16, until: Instant) -> io::Result<Vec<SocketAddr>> {
     let time = time_left(until)?;
@@ -202,23 +184,10 @@ fn look_up(host: &str, port: u16, until: Instant) -> io::Result<Vec<SocketAddr>>
     })
 }
 
-/// The time until then.
-///
-/// # Errors
-/// It is over.
-pub(crate) fn time_left(until: Instant) -> io::Result<Duration> {
-    let left = until.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(late()) } else { Ok(left) }
-}
-
-/// The server took too long.
-pub(crate) fn late() -> io::Error {
-    io::Error::new(io::ErrorKind::TimedOut, "the server does not answer")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
     use std::net::TcpListener;
     use std::os::unix::net::UnixListener;
 
@@ -256,5 +225,44 @@ mod tests {
         assert!(begin.elapsed() < Duration::from_secs(20));
         let over = network.tcp("localhost", 1, Reach::Any, begin).unwrap_err();
         assert_eq!(over.kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn a_broker_connects_to_what_it_was_started_with_and_to_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let unix = UnixListener::bind(&path).unwrap();
+        let (known, other) =
+            (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
+        let [known_port, other_port] = [&known, &other].map(|tcp| tcp.local_addr().unwrap().port());
+        let network = Network::default();
+        let until = Instant::now() + Duration::from_secs(30);
+        network.tcp("127.0.0.1", known_port, Reach::Any, until).unwrap();
+        network.unix(&path, until).unwrap();
+        let peers = network.peers();
+        assert_eq!(peers.len(), 2);
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let broker = std::thread::spawn({
+            let peers = peers.clone();
+            move || Broker::serve(&theirs, &peers)
+        });
+        network.use_broker(Broker::new(ours, peers));
+        let _first = (known.accept().unwrap(), unix.accept().unwrap());
+        let mut socket = network.tcp("127.0.0.1", known_port, Reach::Any, until).unwrap();
+        let mut peer = known.accept().unwrap().0;
+        peer.write_all(b"x").unwrap();
+        socket.read_exact(&mut [0]).unwrap();
+        network.unix(&path, until).unwrap();
+        for (host, port) in [("127.0.0.1", other_port), ("localhost", known_port)] {
+            let error = network.tcp(host, port, Reach::Any, until).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
+        }
+        let gone = std::path::Path::new("/nowhere");
+        assert_eq!(network.unix(gone, until).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        drop(known);
+        let error = network.tcp("127.0.0.1", known_port, Reach::Any, until).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+        drop(network);
+        broker.join().unwrap().unwrap();
     }
 }

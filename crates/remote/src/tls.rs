@@ -89,13 +89,13 @@ impl Tls {
     }
 }
 
-/// Who may have signed a server's certificate.
+/// The signers of a server's certificate that are trusted.
 #[cfg(feature = "http")]
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Authorities<'a> {
-    /// Those of `SSL_CERT_FILE`, or of the system.
+    /// Authorities of `SSL_CERT_FILE`, or of the system.
     System,
-    /// Those of a file.
+    /// Authorities of a file.
     File(&'a Path),
     /// Anybody: the server may be another.
     Unchecked,

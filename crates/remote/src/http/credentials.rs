@@ -36,8 +36,8 @@ impl Credentials {
         format!("Basic {}", BASE64_STANDARD.encode(format!("{}:{}", self.user, self.password)))
     }
 
-    /// What the user's netrc file says of `host`: the file that `NETRC` names, or `~/.netrc`. Files that are missing say
-    /// nothing.
+    /// The entry of `host` in the user's netrc file: the one that `NETRC` names, or `~/.netrc`. A file that is missing has
+    /// none.
     ///
     /// # Errors
     /// The file can't be read.

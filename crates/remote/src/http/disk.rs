@@ -30,7 +30,7 @@ enum Mode {
     Streamed(Arc<Streamed>),
 }
 
-/// What the server said first.
+/// The server's first answer.
 struct Found {
     source: Source,
     connection: Connection,

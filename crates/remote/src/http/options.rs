@@ -103,7 +103,7 @@ pub enum Redirects {
     Any,
 }
 
-/// What becomes of an object whose server has no ranges.
+/// The treatment of an object whose server has no ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ServersWithoutRanges {

@@ -211,10 +211,13 @@ impl Ranged {
             let end = range.start.saturating_add(self.source.options.readahead);
             self.add(&mut state, range.end..end, &mut wanted);
         }
+        let mut added = self.queue_blocks(&mut state, wanted, deadline);
         if let Some(ahead) = ahead {
+            // Apart, so that the reader does not wait for it.
+            let mut wanted = Vec::new();
             self.add(&mut state, ahead, &mut wanted);
+            added += self.queue_blocks(&mut state, wanted, deadline);
         }
-        let added = self.queue_blocks(&mut state, wanted, deadline);
         self.begin(state, added);
         if let Some(done) = answered {
             done.finish(Ok(StorageDone::Moved(len)));
@@ -302,7 +305,9 @@ impl Ranged {
                     Memory::Readers(_) => MOST_MERGED,
                     Memory::Blocks(_) => self.limits.run,
                 };
-                while let Some(next) = state.queue.pop_front() {
+                // As long as others are free, more connections are faster than longer requests.
+                let is_busy = state.idle == 0 && state.threads >= self.limits.threads;
+                while is_busy && let Some(next) = state.queue.pop_front() {
                     if let Err(other) = fetch.join(next, most) {
                         state.queue.push_front(*other);
                         break;
@@ -391,6 +396,7 @@ impl Ranged {
     fn attempt(&self, fetch: &mut Fetch, link: &mut Link) -> Result<(), Trouble> {
         let (mut url, mut generation) = self.source.place();
         let limit = fetch.limit();
+        let mut is_renewed = false;
         let silence = (self.source.options.timeout / 4).min(LONGEST_SILENCE);
         while !fetch.rest().is_empty() {
             let range = fetch.rest();
@@ -409,7 +415,8 @@ impl Ranged {
             let Some((_, connection)) = &mut link.connection else { continue };
             let response = self.source.ask(connection, &url, Some(&range), &patience)?;
             let reply = match self.source.judge(&response, Some(&range), connection, &patience) {
-                Err(Trouble::Denied { .. }) if self.source.is_moved(&url) => {
+                Err(Trouble::Denied { .. }) if self.source.is_moved(&url) && !is_renewed => {
+                    is_renewed = true;
                     // Places that redirects lead to are often good for minutes only.
                     self.source.renew(generation, &patience)?;
                     let now = self.source.place();

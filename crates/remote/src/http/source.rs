@@ -24,7 +24,7 @@ use ureq_proto::http::{HeaderMap, Request, Response};
 
 /// The most redirects from a URL to the object.
 const MOST_REDIRECTS: usize = 10;
-/// What the server is told to be asked by.
+/// The name that the server is told.
 const AGENT: &str = concat!("zebu/", env!("CARGO_PKG_VERSION"));
 
 /// Why a request has no answer.
@@ -104,7 +104,7 @@ pub(super) struct Source {
     pub(super) stats: RemoteStats,
     /// Made for the first server, and reused with another name.
     tls: OnceLock<Tls>,
-    /// What netrc says of hosts. In a sandbox, it can't be read.
+    /// Entries of netrc by host. In a sandbox, it can't be read.
     netrc: Mutex<HashMap<String, Option<Credentials>>>,
     /// Where redirects led, and how often that was looked for.
     current: Mutex<(HttpUrl, u64)>,
@@ -376,7 +376,7 @@ impl Source {
         Ok(connection.request(request, patience)?)
     }
 
-    /// Who asks. What was given for the server that was named goes to no other.
+    /// The user that asks. What was given for the server that was named goes to no other.
     fn credentials_for(&self, url: &HttpUrl) -> Result<Option<Credentials>, String> {
         let given = self.options.credentials.as_ref().or(self.original.credentials());
         if let Some(given) = given {
@@ -393,7 +393,7 @@ impl Source {
         Ok(found)
     }
 
-    /// What a response is worth. `wanted` is what was asked for.
+    /// The worth of a response. `wanted` is what was asked for.
     pub(super) fn judge(
         &self,
         response: &Response<()>,

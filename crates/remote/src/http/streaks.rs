@@ -20,7 +20,7 @@ struct Streak {
     next: u64,
     /// Bytes ahead of it that are to be there; 0 before its second read.
     window: u64,
-    /// What was fetched for it ends here.
+    /// The end of the range that was fetched for it.
     ahead: u64,
     used: u64,
 }

@@ -191,13 +191,13 @@ impl Streamed {
     }
 }
 
-/// What has come.
+/// The bytes that have come.
 struct Stream {
     connection: Option<Connection>,
     /// Bytes of the object so far.
     position: u64,
     head: Vec<u8>,
-    /// What came last.
+    /// The latest of them.
     window: VecDeque<u8>,
     most: u64,
 }

@@ -3,6 +3,7 @@
 //! A question is the number of an address and a time in milliseconds, with the socket on which the answer goes back. The
 //! answer is an errno, with the connected socket if that is 0.
 
+use super::unix::connect_unix;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
@@ -119,7 +120,7 @@ impl Broker {
 fn connect(peer: &Peer, time: Duration) -> io::Result<OwnedFd> {
     match peer {
         Peer::Tcp(address) => TcpStream::connect_timeout(address, time).map(OwnedFd::from),
-        Peer::Unix(path) => super::connect_unix(path, Instant::now() + time).map(OwnedFd::from),
+        Peer::Unix(path) => connect_unix(path, Instant::now() + time).map(OwnedFd::from),
     }
 }
 
@@ -148,52 +149,4 @@ fn receive(socket: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Option<O
         _ => None,
     });
     Ok((received.bytes, passed))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::{Network, Reach};
-    use super::*;
-    use std::io::{Read, Write};
-    use std::net::TcpListener;
-    use std::os::unix::net::UnixListener;
-
-    #[test]
-    fn a_broker_connects_to_what_it_was_started_with_and_to_nothing_else() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("socket");
-        let unix = UnixListener::bind(&path).unwrap();
-        let (known, other) =
-            (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
-        let [known_port, other_port] = [&known, &other].map(|tcp| tcp.local_addr().unwrap().port());
-        let network = Network::default();
-        let until = Instant::now() + Duration::from_secs(30);
-        network.tcp("127.0.0.1", known_port, Reach::Any, until).unwrap();
-        network.unix(&path, until).unwrap();
-        let peers = network.peers();
-        assert_eq!(peers.len(), 2);
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let broker = std::thread::spawn({
-            let peers = peers.clone();
-            move || Broker::serve(&theirs, &peers)
-        });
-        network.use_broker(Broker::new(ours, peers));
-        let _first = (known.accept().unwrap(), unix.accept().unwrap());
-        let mut socket = network.tcp("127.0.0.1", known_port, Reach::Any, until).unwrap();
-        let mut peer = known.accept().unwrap().0;
-        peer.write_all(b"x").unwrap();
-        socket.read_exact(&mut [0]).unwrap();
-        network.unix(&path, until).unwrap();
-        for (host, port) in [("127.0.0.1", other_port), ("localhost", known_port)] {
-            let error = network.tcp(host, port, Reach::Any, until).unwrap_err();
-            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
-        }
-        let gone = std::path::Path::new("/nowhere");
-        assert_eq!(network.unix(gone, until).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
-        drop(known);
-        let error = network.tcp("127.0.0.1", known_port, Reach::Any, until).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
-        drop(network);
-        broker.join().unwrap().unwrap();
-    }
 }
