@@ -1,5 +1,6 @@
 //! Threads that share an image: a few fixed seeds, and every scenario once. `cargo xtask threads` runs as many as wanted.
 
+use std::os::unix::thread::JoinHandleExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -141,7 +142,7 @@ fn signals_in_the_middle_of_requests_change_nothing() {
         let options = OpenOptions::default().access(Access::ReadWrite);
         let disk = Disk::builder().engine(engine).open(&path, &options).unwrap();
         let end = std::time::Instant::now() + Duration::from_millis(700);
-        let waiting = |disk: Disk| {
+        let waiting = move |disk: Disk| {
             let mut rounds = 0u64;
             while std::time::Instant::now() < end {
                 let (offset, byte) = (rounds % 64 * 65536, rounds as u8);
@@ -149,14 +150,14 @@ fn signals_in_the_middle_of_requests_change_nothing() {
                 let mut back = [0; 5000];
                 disk.read(offset, &mut back).unwrap();
                 assert!(back == [byte; 5000]);
-                if rounds % 8 == 0 {
+                if rounds.is_multiple_of(8) {
                     disk.flush().unwrap();
                 }
                 rounds += 1;
             }
             rounds
         };
-        let queued = |disk: Disk| {
+        let queued = move |disk: Disk| {
             let queue = disk.queue().engine(engine).build().unwrap();
             let (mut rounds, mut done) = (0u64, Vec::new());
             while std::time::Instant::now() < end {
@@ -174,24 +175,21 @@ fn signals_in_the_middle_of_requests_change_nothing() {
             }
             rounds
         };
-        std::thread::scope(|scope| {
-            use std::os::unix::thread::JoinHandleExt;
-            let (first, second) = (disk.clone(), disk.clone());
-            let threads = [scope.spawn(move || waiting(first)), scope.spawn(move || queued(second))];
-            let mut sent = 0;
-            while threads.iter().any(|thread| !thread.is_finished()) {
-                for thread in &threads {
-                    // SAFETY: the thread is not joined yet, so that its handle is good.
-                    sent +=
-                        unsafe { i32::from(libc::pthread_kill(thread.as_pthread_t(), libc::SIGUSR1) == 0) };
-                }
-                std::thread::sleep(Duration::from_micros(200));
+        let (first, second) = (disk.clone(), disk.clone());
+        let threads =
+            [std::thread::spawn(move || waiting(first)), std::thread::spawn(move || queued(second))];
+        let mut sent = 0;
+        while threads.iter().any(|thread| !thread.is_finished()) {
+            for thread in &threads {
+                // SAFETY: the thread is not joined yet, so that its handle is good.
+                sent += unsafe { i32::from(libc::pthread_kill(thread.as_pthread_t(), libc::SIGUSR1) == 0) };
             }
-            assert!(sent > 100, "{sent} signals");
-            for thread in threads {
-                assert!(thread.join().unwrap() > 0);
-            }
-        });
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        assert!(sent > 100, "{sent} signals");
+        for thread in threads {
+            assert!(thread.join().unwrap() > 0);
+        }
         disk.close().unwrap();
         let report = Disk::check(&path, &zebu::check::CheckOptions::default()).unwrap();
         assert!(report.is_clean() && report.counts.leaks == 0, "{report:?}");

@@ -88,13 +88,14 @@ fn workspace_manifests() -> Outcome<Vec<(String, String)>> {
 }
 
 /// The crates that are published, each after those that it needs.
-const PUBLISHED: [&str; 8] = [
+const PUBLISHED: [&str; 9] = [
     "zebu-qcow2",
     "zebu-foreign",
     "zebu-storage",
     "zebu-luks",
     "zebu-remote",
     "zebu",
+    "zebu-drivers",
     "zebu-export",
     "zebu-cli",
 ];

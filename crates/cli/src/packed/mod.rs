@@ -12,9 +12,9 @@ mod window;
 
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
+use crate::named_disks::is_remote;
 use crate::output::printable::printable;
 use crate::program;
-use crate::named_disks::is_remote;
 use crate::size::size_argument;
 use crate::watch::Watch;
 use decode::Packing;
