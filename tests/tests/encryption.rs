@@ -287,7 +287,7 @@ fn a_chain_has_a_key_for_each_image() {
     all_read(&qemu, dir, "top.qcow2", "two", &plain);
 }
 
-/// What is refused: one line, exit code 1, and nothing is made or changed.
+/// Refusals: one line, exit code 1, and nothing is made or changed.
 #[test]
 fn what_is_refused() {
     let Some(_) = Qemu::find() else { return };

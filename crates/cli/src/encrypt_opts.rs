@@ -6,7 +6,7 @@ use std::time::Duration;
 use zebu::luks::{BlockCipher, CipherSpec, HashName, Mode};
 use zebu::{Format, NewEncryption};
 
-/// What `-o help` says of each: name without its prefix, value, description.
+/// Lines of `-o help`: name without its prefix, value, description.
 pub(crate) const OPTIONS: &[(&str, &str, &str)] = &[
     ("cipher-alg", "str", "Cipher (aes, serpent, twofish; each -128, -192, -256; default aes-256)"),
     ("cipher-mode", "str", "Mode of the cipher (xts, cbc; default xts)"),
@@ -109,7 +109,7 @@ impl EncryptOpts {
         Ok(true)
     }
 
-    /// What was given, as ` name=value` for the line that `create` begins with.
+    /// The options that were given, as ` name=value` for the line that `create` begins with.
     pub(crate) fn formatting(&self, format: Format) -> String {
         let order = |name: &str| {
             ["format", "key-secret", "cipher-alg", "cipher-mode", "ivgen-alg", "ivgen-hash-alg", "hash-alg"]

@@ -202,6 +202,9 @@ fn remedy(error: &zebu::Error) -> String {
         _ => match error.remedy() {
             Some(Remedy::Repair) => " (zebu check -r all)",
             Some(Remedy::AllowShrinking) => " (zebu resize --shrink)",
+            Some(Remedy::AllowDecryption) => {
+                " (--decrypt allows it; zebu convert -o encrypt.format=luks,encrypt.key-secret=ID makes an encrypted copy)"
+            }
             Some(Remedy::RestartBackup) => " (leave --resume out)",
             Some(Remedy::BackupWithoutBitmap) => " (leave --bitmap out)",
             Some(Remedy::CopyData) => " (--copy=auto)",

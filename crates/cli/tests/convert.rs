@@ -637,7 +637,7 @@ fn nothing_stays_in_the_page_cache_unasked() {
     assert!(told.stderr.contains("writes to the target"), "{told:#?}");
 }
 
-/// What exists is overwritten past the page cache as well, and durable at the end: dirty pages could not be dropped.
+/// A file that exists is overwritten past the page cache as well, and durable at the end: dirty pages could not be dropped.
 #[test]
 fn nothing_of_what_is_changed_in_place_stays_in_the_page_cache() {
     let scratch = Scratch::new();

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Remedy {
+    /// [`crate::jobs::Decryption::Allow`], or an encrypted copy made by [`crate::jobs::convert`].
+    AllowDecryption,
     /// The image repaired: [`crate::check::check`] with [`crate::check::Repair`].
     Repair,
     /// [`crate::Shrink::Allow`].

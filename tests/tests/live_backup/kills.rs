@@ -73,7 +73,7 @@ impl Writes {
         blocks.map(number).collect()
     }
 
-    /// What the client's blocks held after the write of a number.
+    /// The content of the client's blocks after the write of a number.
     fn after(&self, number: u64) -> Vec<u64> {
         let mut held = vec![0; BLOCKS];
         for (number, block) in (1..=number).zip(self.blocks.lock().unwrap().iter()) {

@@ -206,7 +206,7 @@ fn a_cancelled_backup_leaves_no_image() {
     assert!(qemu.read_all(dir, IMAGE, None) == last);
 }
 
-/// Whoever waits for a backup learns what became of that one, although another was begun before it looked again.
+/// A client that waits for a backup learns what became of that one, although another was begun before it looked again.
 #[test]
 fn a_backup_that_is_waited_for_is_not_taken_for_a_later_one() {
     let Some(qemu) = Qemu::find() else { return };

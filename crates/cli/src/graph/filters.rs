@@ -11,7 +11,7 @@ use zebu_drivers::{Blkdebug, Compress, CopyOnRead, ImageDisk};
 
 /// An image with its filters.
 pub(crate) struct Filtered {
-    /// What requests go to.
+    /// The image or driver that requests go to.
     pub(crate) top: Image,
     /// The image below the filters, which knows what is allocated.
     pub(crate) image: Image,

@@ -1,4 +1,4 @@
-//! What lies below an image's format.
+//! Disks below an image's format.
 
 use crate::remote_disk::RemoteName;
 use std::path::{Path, PathBuf};

@@ -8,7 +8,7 @@ use zebu::storage::{Background, Engine, File, IoError, IoErrorKind, Op, OpenFlag
 use zebu::{Image, OpenOptions, OpenedFile};
 use zebu_drivers::{Blkdebug, Blkverify, FileDisk, ImageDisk, NullDisk, Part, Preallocate};
 
-/// What runs the I/O below drivers.
+/// The engine of the I/O below drivers.
 const ENGINE: Engine = Engine::Auto;
 
 /// Opens a node as a file of that name.

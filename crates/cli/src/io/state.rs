@@ -40,7 +40,7 @@ impl OpenDefaults {
 
 /// An open image, and how to open it again.
 pub(crate) struct OpenImage {
-    /// What requests go to.
+    /// The image or driver that requests go to.
     pub(crate) image: Image,
     /// The image below its filters, if it has some: it knows what is allocated.
     pub(crate) below: Image,

@@ -1,6 +1,6 @@
 //! Errors, stops and limits on purpose (QEMU's driver `blkdebug`).
 //!
-//! What is above announces what its requests are for ([`Storage::announce`]): these are *events*, and so are requests
+//! The image above announces what its requests are for ([`Storage::announce`]): these are *events*, and so are requests
 //! that nobody announced. A rule belongs to an event. When it happens, the rule makes an error active, changes the state
 //! that other rules ask for, or stops the request until it is resumed. An active error fails requests until other errors
 //! become active.

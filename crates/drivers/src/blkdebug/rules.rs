@@ -88,7 +88,7 @@ impl IoTypes {
     }
 }
 
-/// What becomes of an event.
+/// The answer of the rules to an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// An error becomes active.
@@ -118,7 +118,7 @@ pub struct Rule {
     pub event: &'static str,
     /// The state; 0 is any. The first one is 1.
     pub state: u32,
-    /// What becomes of it.
+    /// Its answer.
     pub action: Action,
 }
 

@@ -21,7 +21,7 @@ use super::pace::Pace;
 use super::pipeline::InOrder;
 use super::zeros::zero_run;
 use crate::progress::{Phase, Tracker};
-use crate::{Error, ErrorKind, Image, Result};
+use crate::{Error, ErrorKind, Image, Remedy, Result};
 use bitmap::{Changed, Dirty};
 use chunk::{Chunk, Done, do_chunk, leave_out, pass_over};
 use claim::{Claim, check_place};
@@ -84,9 +84,9 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
     }
     let decrypted = source.is_chain_encrypted();
     if decrypted && options.decryption == Decryption::Refuse {
-        let message = "the disk is encrypted, and a backup of it would hold its plain text: ask for that by name (--decrypt), \
-                       or make an encrypted copy (zebu convert -o encrypt.format=luks,encrypt.key-secret=...)";
-        return Err(Error::new(ErrorKind::InvalidArgument, message).on(source.path()));
+        let message = "the disk is encrypted, and a backup of it would hold its plain text";
+        let error = Error::new(ErrorKind::InvalidArgument, message).on(source.path());
+        return Err(error.with_remedy(Remedy::AllowDecryption));
     }
     check_place(&options.target, options.manifest.as_deref())?;
     let (claim, left) = Claim::take(&options.target)?;

@@ -78,7 +78,7 @@ fn used_slots(content: &Content, phrases: &[&[u8]]) -> Result<usize, String> {
     Ok(used)
 }
 
-/// Whoever counts the keys that are left must not count one that is none: the next removal could take the last one.
+/// A count of the keys that are left must leave out one that is none: the next removal could take the last one.
 #[test]
 pub(crate) fn a_key_slot_that_counts_as_used_opens() {
     let mut world = SimWorld::new(1);
