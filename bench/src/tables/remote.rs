@@ -17,7 +17,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Connections that each reader may have, as nbdkit is told.
+/// Connections that each reader may have.
 const CONNECTIONS: u32 = 32;
 /// The slow link: what it adds to a request and its answer, and its rate.
 const DELAY_MS: &str = "20";
@@ -182,7 +182,7 @@ fn cold_reads(lab: &Lab, who: &str, url: &str, size: u64) -> Outcome<Sample> {
         "nbdkit" => {
             let mut command = Command::new("nbdkit");
             command.args(["--foreground", "--readonly", "--threads", &CONNECTIONS.to_string()]);
-            command.args(["--unix", &path.to_string(), "curl", url, &format!("connections={CONNECTIONS}")]);
+            command.args(["--unix", &path.to_string(), "curl", url]);
             command
         }
         _ => {
@@ -194,5 +194,10 @@ fn cold_reads(lab: &Lab, who: &str, url: &str, size: u64) -> Outcome<Sample> {
     };
     let _running = Running::start(&mut command, || std::os::unix::net::UnixStream::connect(&socket).is_ok())?;
     let target = ["--ioengine=nbd", &format!("--uri=nbd+unix:///?socket={path}")];
-    Ok(fio(Ask::random("randread", 32), size, lab.sized(5, 10), &target)?.sample())
+    let ask = match who {
+        // It has a connection to the web server for each of its clients (newer versions: `connections=`).
+        "nbdkit" => Ask { connections: CONNECTIONS, ..Ask::random("randread", 1) },
+        _ => Ask::random("randread", 32),
+    };
+    Ok(fio(ask, size, lab.sized(5, 10), &target)?.sample())
 }
