@@ -6,6 +6,7 @@ pub mod driver;
 pub mod fault_proxy;
 pub mod growth;
 pub mod guest;
+pub mod handed_over;
 pub mod hostile;
 pub mod images;
 pub mod lanes;
