@@ -7,6 +7,7 @@ pub mod fault_proxy;
 pub mod filled_disk;
 pub mod growth;
 pub mod guest;
+pub mod handed_over;
 pub mod hostile;
 pub mod images;
 pub mod lanes;

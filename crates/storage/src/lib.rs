@@ -81,6 +81,7 @@ mod closed_files;
 #[doc(hidden)]
 pub mod commit_steps;
 mod completions;
+mod descriptor_passing;
 mod detached_worker;
 mod error;
 mod executor;
@@ -139,6 +140,7 @@ mod write_table;
 pub use background::{Background, Running, Vanished};
 pub use buf::{IoBuf, IoBufs, IoBufsIntoIter, IoMemory, PAGE};
 pub use cache_use::{CacheChoice, CacheUse};
+pub use descriptor_passing::refuse_descriptors;
 pub use detached_worker::DetachedWorker;
 pub use error::{IoError, IoErrorKind, Op};
 pub use executor::JoinHandle;

@@ -15,7 +15,7 @@ use crate::serve::backups::Backups;
 use crate::serve::control::Controlled;
 use crate::serve::signals::{Counted, Signals};
 use crate::serve::unmounter::Unmounter;
-use crate::serve::{connector, control, descriptors, isolate, metrics, sandbox};
+use crate::serve::{connector, control, descriptors, isolate, log_lines, metrics, sandbox};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
@@ -25,7 +25,6 @@ use std::convert::Infallible;
 use std::ffi::OsString;
 use std::fmt;
 use std::future::{pending, poll_fn};
-use std::io::Write as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -39,6 +38,7 @@ use zebu_export::vhost::{VhostConfig, VhostUserBlk};
 use zebu_export::{
     Discards, Export, ExportError, Exports, Level, Log, MIN_MEMORY, MemoryBudget, PoolConfig, WorkerPool,
 };
+use zebu_storage::refuse_descriptors;
 
 /// How often is looked whether an idle image holds memory that it does not use.
 const TIDY_INTERVAL: Duration = Duration::from_secs(5);
@@ -368,6 +368,7 @@ fn serve_images(
         let closed = session.close(image, *access);
         result = result.and(closed);
     }
+    log_lines::finish();
     result.map(|()| 0)
 }
 
@@ -435,6 +436,7 @@ fn serve(
     }
     let config = config(args)?;
     let (listeners, _files) = listen(args)?;
+    tell_of_descriptors(args, &listeners);
     let (device_listeners, _device_files) = listen_for_front_ends(args)?;
     let side = side_doors(args)?;
     let mounted = Mounted::start(args, &exports, &config.memory)?;
@@ -464,6 +466,8 @@ fn serve(
     // First, so that no request of a client waits for a copy any more.
     worker.block_on(controlled.backups.stop(worker));
     server.stop();
+    // All have the same time.
+    devices.iter().for_each(VhostUserBlk::begin_to_stop);
     drop(devices);
     drop(mounted);
     pool.join();
@@ -529,6 +533,16 @@ fn listen(args: &ServeArgs) -> Result<(Vec<Listener>, Vec<SocketFile>), Failure>
         }
     }
     Ok((listeners, files))
+}
+
+/// Tells of sockets at which the kernel can't refuse descriptors, louder where others than the server's user are let in.
+fn tell_of_descriptors(args: &ServeArgs, listeners: &[Listener]) {
+    let for_others = args.socket_mode & 0o077;
+    let level = if for_others == 0 { Level::Info } else { Level::Warning };
+    for listener in listeners.iter().filter(|listener| !listener.refuses_descriptors()) {
+        let what = "clients can hold up a thread of the server by descriptors that they hand over (Linux 6.16 refuses them)";
+        log(args).write(level, format_args!("{}: {what}", listener.name()));
+    }
 }
 
 /// The sockets of vhost-user-blk devices, and their files.
@@ -637,6 +651,8 @@ fn side_doors(args: &ServeArgs) -> Result<SideDoors, Failure> {
         Some(address) => match address.bind(socket_access(args))?.pop() {
             Some(Bound::Tcp(listener)) => Some(Door::new(listener)?),
             Some(Bound::Unix(listener, file)) => {
+                // Older kernels: `tell_of_descriptors` has told it.
+                let _ = refuse_descriptors(&listener);
                 files.extend(file);
                 Some(Door::new(listener)?)
             }
@@ -751,13 +767,7 @@ fn config(args: &ServeArgs) -> Result<NbdConfig, Failure> {
 }
 
 fn write_log(level: Level, message: fmt::Arguments<'_>) {
-    // Names in it may be a client's; a message stays one line. There is nobody left to tell if standard error is gone.
+    // Names in it may be a client's; a message stays one line.
     let message = message.to_string();
-    let _ = writeln!(
-        std::io::stderr(),
-        "{}: {}: {}",
-        program::called().name(),
-        level.name(),
-        printable(&message)
-    );
+    log_lines::say(format!("{}: {}: {}\n", program::called().name(), level.name(), printable(&message)));
 }

@@ -8,6 +8,7 @@ pub(crate) mod control;
 pub(crate) mod control_request;
 pub(crate) mod descriptors;
 pub(crate) mod isolate;
+pub(crate) mod log_lines;
 pub(crate) mod metrics;
 pub(crate) mod sandbox;
 pub(crate) mod signals;

@@ -5,6 +5,7 @@
 //! that may not grow is an error of the request. (SIGPIPE is ignored by every Rust program, SIGBUS is the matter of
 //! `storage/mapping_guard.rs`.)
 
+use super::log_lines;
 use crate::failure::Failure;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::low_level::{exit, pipe};
@@ -121,6 +122,6 @@ fn say_what_is_lost(exports: Option<&Exports>) {
             );
         }
     }
-    // There is nobody left to tell if standard error is gone.
-    let _ = io::stderr().write_all(text.as_bytes());
+    log_lines::say(text);
+    log_lines::finish();
 }

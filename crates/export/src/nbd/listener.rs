@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
-use zebu_storage::Socket;
+use zebu_storage::{Socket, refuse_descriptors};
 
 /// A listening socket.
 #[derive(Debug, Clone)]
@@ -15,6 +15,7 @@ pub struct Listener {
     socket: Socket,
     name: String,
     kind: Kind,
+    refuses_descriptors: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,12 +28,14 @@ impl Listener {
     /// A Unix socket, bound and listening. Its file is the caller's to remove.
     ///
     /// # Errors
-    /// It can't be made non-blocking.
+    /// It can't be made non-blocking, or clients can't be kept from sending descriptors though the kernel knows how.
     pub fn unix(listener: UnixListener) -> Result<Self, ExportError> {
         let address = listener.local_addr().ok();
         let path = address.as_ref().and_then(|address| address.as_pathname());
         let name = path.map_or("a Unix socket".to_owned(), |path| format!("unix:{}", path.display()));
-        Self::new(listener.into(), name, Kind::Unix)
+        let refuses_descriptors = refuse_descriptors(&listener)
+            .map_err(|source| ExportError::Socket { doing: format!("listen on {name}"), source })?;
+        Ok(Self { refuses_descriptors, ..Self::new(listener.into(), name, Kind::Unix)? })
     }
 
     /// A TCP socket, bound and listening.
@@ -46,7 +49,7 @@ impl Listener {
 
     fn new(fd: OwnedFd, name: String, kind: Kind) -> Result<Self, ExportError> {
         match Socket::new(fd) {
-            Ok(socket) => Ok(Self { socket, name, kind }),
+            Ok(socket) => Ok(Self { socket, name, kind, refuses_descriptors: kind == Kind::Tcp }),
             Err(source) => Err(ExportError::Socket { doing: format!("listen on {name}"), source }),
         }
     }
@@ -54,6 +57,12 @@ impl Listener {
     /// The address, for messages.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Whether clients can't hand over descriptors. They can at a Unix socket before Linux 6.16: whoever hands over the last
+    /// descriptor of a TCP socket that lingers holds up the thread that closes it, and all clients of that thread.
+    pub fn refuses_descriptors(&self) -> bool {
+        self.refuses_descriptors
     }
 
     pub(crate) fn socket(&self) -> &Socket {

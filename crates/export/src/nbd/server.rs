@@ -39,6 +39,8 @@ struct Shared {
     stop: Stop,
     /// When it was told last that TLS or a lack of memory sent a client away.
     failures: Mutex<Seldom>,
+    /// When it was told last that there are too many clients.
+    crowds: Mutex<Seldom>,
 }
 
 impl Shared {
@@ -73,6 +75,7 @@ impl NbdServer {
             pool: pool.handle(),
             stop: Stop::default(),
             failures: Mutex::default(),
+            crowds: Mutex::default(),
         });
         for listener in listeners {
             let of = Arc::clone(&shared);
@@ -153,7 +156,9 @@ fn welcome(shared: &Arc<Shared>, socket: Socket, client: String, listener: &List
     let Shared { config, peers, pool, .. } = &**shared;
     let Some(membership) = peers.admit(&socket, config.max_clients) else {
         let most = config.max_clients;
-        config.log.write(Level::Warning, format_args!("{}: more than {most} clients", listener.name()));
+        let is_news = shared.crowds.lock().unwrap_or_else(PoisonError::into_inner).is_due(Instant::now());
+        let level = if is_news { Level::Warning } else { Level::Info };
+        config.log.write(level, format_args!("{}: more than {most} clients", listener.name()));
         return;
     };
     let of = Arc::clone(shared);

@@ -3,7 +3,10 @@
 //! the descriptor is looked for before the crate takes the message that brings it.
 
 use crate::export::SizeWatcher;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
+use rustix::net::sockopt::socket_domain;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send,
+};
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -49,7 +52,10 @@ impl BackChannel {
         });
         let [r0, r1, r2, r3, ..] = header;
         if received.bytes == HEADER && u32::from_ne_bytes([r0, r1, r2, r3]) == SET_BACKEND_REQ_FD {
-            *self.lock() = descriptor;
+            // Others, such as TCP sockets that linger, may keep whoever closes them waiting.
+            let is_channel = |fd: &OwnedFd| socket_domain(fd) == Ok(AddressFamily::UNIX);
+            let earlier = std::mem::replace(&mut *self.lock(), descriptor.filter(is_channel));
+            drop(earlier);
         }
     }
 }
@@ -61,6 +67,33 @@ impl SizeWatcher for BackChannel {
             let message: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();
             // A front end that takes nothing, or is gone, is not told.
             let _ = send(channel, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, sendmsg};
+    use std::io::IoSlice;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_channel_is_a_unix_socket() {
+        let (front_end, device) = UnixStream::pair().unwrap();
+        let channel = BackChannel::new();
+        let tcp = OwnedFd::from(std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+        let (unix, _theirs) = UnixStream::pair().unwrap();
+        for (descriptor, is_kept) in [(unix.into(), true), (tcp, false)] {
+            let words = [SET_BACKEND_REQ_FD, VERSION, 0].map(u32::to_ne_bytes).concat();
+            let descriptors = [OwnedFd::as_fd(&descriptor)];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+            sendmsg(&front_end, &[IoSlice::new(&words)], &mut ancillary, SendFlags::empty()).unwrap();
+            channel.look_at_next(&device);
+            assert_eq!(channel.lock().is_some(), is_kept);
+            rustix::net::recv(&device, &mut [0u8; HEADER], RecvFlags::empty()).unwrap();
         }
     }
 }

@@ -3,10 +3,10 @@
 use super::config::VhostConfig;
 use super::device::{self, MAX_QUEUE};
 use super::inflight::InflightLog;
-use super::memory::{GuestMap, SharedMap};
+use super::memory::{GuestMap, MAX_REGIONS, SharedMap};
 use super::own_memory::LARGEST;
 use super::ring::{Ring, RingSetup};
-use super::ring_control::RingControl;
+use super::ring_control::{RingControl, RunningRings};
 use crate::export::Export;
 use crate::log::{Level, Log};
 use crate::memory_budget::{Due, MemoryBudget};
@@ -28,8 +28,6 @@ use zebu_storage::{ForeignEvent, Socket, is_eventfd};
 
 /// Memory that a ring takes by being there.
 const RING: u64 = 16 << 10;
-/// Regions of memory.
-const MAX_REGIONS: u64 = 509;
 /// Bytes of configuration space that may be asked for.
 const MAX_CONFIG: usize = 256;
 
@@ -59,6 +57,8 @@ pub(crate) struct Handler {
     memory: SharedMap,
     inflight: Option<InflightLog>,
     vrings: Vec<Vring>,
+    /// Those of `vrings` that run, for who ends the device.
+    running: Arc<RunningRings>,
 }
 
 /// A descriptor to be signalled.
@@ -88,6 +88,7 @@ impl Handler {
         connection: UnixStream,
         pool: &PoolHandle,
         config: &VhostConfig,
+        running: &Arc<RunningRings>,
     ) -> Self {
         Self {
             export: Arc::clone(export),
@@ -99,6 +100,7 @@ impl Handler {
             memory: SharedMap::default(),
             inflight: None,
             vrings: (0..config.queues.max(1)).map(|_| Vring::default()).collect(),
+            running: Arc::clone(running),
         }
     }
 
@@ -153,6 +155,9 @@ impl Handler {
         let control = Arc::new(RingControl::new(&self.connection, vring.call.clone(), vring.error.clone()));
         // What a killed process has used it may not have told of; a call for nothing does no harm.
         control.call().map_err(failed)?;
+        if !self.running.add(&control) {
+            return Err(failed("the device is at its end"));
+        }
         vring.running = Some(Arc::clone(&control));
         let setup = RingSetup {
             export: Arc::clone(&self.export),
@@ -383,7 +388,7 @@ impl VhostUserBackendReqHandlerMut for Handler {
     }
 
     fn get_max_mem_slots(&mut self) -> Result<u64> {
-        Ok(MAX_REGIONS)
+        Ok(MAX_REGIONS as u64)
     }
 
     fn add_mem_region(

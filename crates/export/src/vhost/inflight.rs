@@ -234,6 +234,35 @@ mod tests {
         assert_eq!(log.ring(0, 8).unwrap().begin(9), Some(Vec::new()));
     }
 
+    /// The standard library's sort may panic if the order changes under it.
+    #[test]
+    fn a_log_that_the_front_end_changes_meanwhile_is_read() {
+        const ENTRIES: u16 = 1024;
+        let file = tempfile::tempfile().unwrap();
+        let len = InflightLog::len_for(1, ENTRIES);
+        file.set_len(len).unwrap();
+        let log = InflightLog::map(file, 0, len, 1, ENTRIES).unwrap();
+        log.ring(0, ENTRIES).unwrap().begin(0);
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let front_end = log.ring(0, ENTRIES).unwrap();
+                let mut number = 1u64;
+                while !is_over.load(Ordering::Relaxed) {
+                    number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    let entry = entry_at((number >> 33) as u16 % ENTRIES);
+                    front_end.write(entry + 8, number);
+                    front_end.write(entry, 1u8);
+                }
+            });
+            let found = std::panic::catch_unwind(|| {
+                (0..2000).map(|_| log.ring(0, ENTRIES).unwrap().begin(0).unwrap().len()).max()
+            });
+            is_over.store(true, Ordering::Relaxed);
+            assert_eq!(found.expect("no panic"), Some(ENTRIES.into()));
+        });
+    }
+
     #[test]
     fn logs_that_are_too_small_are_refused() {
         let file = || {

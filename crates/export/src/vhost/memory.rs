@@ -9,6 +9,9 @@ use vhost::vhost_user::{Error, Result};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestRegionMmap};
 use zebu_storage::{IoBuf, IoBufs, IoMemory, MappingGuard};
 
+/// Regions of one front end at most. Each takes a descriptor and a mapping of the process.
+pub(crate) const MAX_REGIONS: usize = 509;
+
 /// A run of guest memory, and where the front end sees it.
 #[derive(Clone)]
 struct Region {
@@ -64,6 +67,9 @@ impl GuestMap {
     }
 
     fn of_regions(mut regions: Vec<Region>) -> Result<Self> {
+        if regions.len() > MAX_REGIONS {
+            return Err(Error::InvalidOperation("there are more regions of memory than slots"));
+        }
         regions.sort_by_key(|region| region.guest);
         let mappings = regions.iter().map(|region| Arc::clone(&region.mapping)).collect::<Vec<_>>();
         let memory = if mappings.is_empty() {

@@ -3,7 +3,7 @@
 use crate::stop::Stop;
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use zebu_storage::ForeignEvent;
 
 /// A running ring, as the front end's thread sees it.
@@ -16,6 +16,33 @@ pub(crate) struct RingControl {
     /// The next index of the available ring, once the ring stands still.
     end: Mutex<Option<u16>>,
     ended: Condvar,
+}
+
+/// The rings of a device that run.
+#[derive(Default)]
+pub(crate) struct RunningRings(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    rings: Vec<Weak<RingControl>>,
+    is_over: bool,
+}
+
+impl RunningRings {
+    /// Adds a ring that starts; false if none may start any more.
+    pub(crate) fn add(&self, ring: &Arc<RingControl>) -> bool {
+        let mut state = lock(&self.0);
+        state.rings.retain(|ring| ring.strong_count() > 0);
+        state.rings.push(Arc::downgrade(ring));
+        !state.is_over
+    }
+
+    /// Tells all to stop, and lets none start.
+    pub(crate) fn stop(&self) {
+        let mut state = lock(&self.0);
+        state.is_over = true;
+        state.rings.drain(..).filter_map(|ring| ring.upgrade()).for_each(|ring| ring.stop.throw());
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -3,18 +3,26 @@
 use super::back_channel::BackChannel;
 use super::config::VhostConfig;
 use super::handler::Handler;
+use super::ring_control::RunningRings;
 use crate::error::ExportError;
 use crate::export::{Export, SizeWatcher};
-use crate::log::{Level, Seldom};
+use crate::log::{Level, Log, Seldom};
 use crate::pool::{PoolHandle, WorkerPool};
 use crate::stop::Stop;
 use rustix::net::Shutdown;
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use vhost::vhost_user::{BackendReqHandler, Error};
+
+/// Warnings and errors a minute about front ends, which can cause as many as they like.
+const MESSAGES: u32 = 20;
+
+/// How long a front end may hold up its device's end. It can do so for ever: by a descriptor that keeps whoever looks at it or
+/// closes it waiting, such as one of a file system of its own (FUSE), or of a TCP socket that lingers.
+const GRACE: Duration = Duration::from_secs(10);
 
 /// State that the device's owner and its thread share.
 struct Shared {
@@ -22,6 +30,11 @@ struct Shared {
     /// The front end that is connected.
     stream: Mutex<Option<UnixStream>>,
     stop: Stop,
+    /// When it was told to stop.
+    stopped: OnceLock<Instant>,
+    running: Arc<RunningRings>,
+    has_ended: Mutex<bool>,
+    ended: Condvar,
 }
 
 /// Lets front ends find nobody, and closes the export, where the device's thread ends by a panic.
@@ -37,6 +50,8 @@ impl Drop for Closing<'_> {
             let _ = rustix::net::shutdown(&self.shared.listener, Shutdown::Both);
             self.shared.send_away();
         }
+        *self.shared.has_ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.shared.ended.notify_all();
     }
 }
 
@@ -44,6 +59,8 @@ impl Drop for Closing<'_> {
 pub struct VhostUserBlk {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    export: Arc<Export>,
+    log: Log,
 }
 
 impl VhostUserBlk {
@@ -57,9 +74,19 @@ impl VhostUserBlk {
         listener: UnixListener,
         config: VhostConfig,
     ) -> Result<Self, ExportError> {
-        let shared = Arc::new(Shared { listener, stream: Mutex::default(), stop: Stop::default() });
-        let (of, export, pool) = (Arc::clone(&shared), Arc::clone(export), pool.handle());
-        let (watched, of_closed) = (Arc::clone(&shared), Arc::clone(&export));
+        let log = config.log.clone();
+        let config = VhostConfig { log: log.sparing(MESSAGES), ..config };
+        let shared = Arc::new(Shared {
+            listener,
+            stream: Mutex::default(),
+            stop: Stop::default(),
+            stopped: OnceLock::new(),
+            running: Arc::default(),
+            has_ended: Mutex::default(),
+            ended: Condvar::new(),
+        });
+        let (of, of_thread, pool) = (Arc::clone(&shared), Arc::clone(export), pool.handle());
+        let (watched, of_closed) = (Arc::clone(&shared), Arc::clone(export));
         pool.spawn_waiting(0, move |_| async move {
             if watched.stop.or(of_closed.closed().wait()).await.is_some() {
                 watched.send_away();
@@ -68,27 +95,43 @@ impl VhostUserBlk {
         let thread = std::thread::Builder::new()
             .name("zebu-vhost".to_owned())
             .spawn(move || {
-                let _closing = Closing { shared: &of, export: &export };
-                of.run(&export, &pool, &config);
+                let _closing = Closing { shared: &of, export: &of_thread };
+                of.run(&of_thread, &pool, &config);
             })
             .map_err(|error| ExportError::Thread(error.to_string()))?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self { shared, thread: Some(thread), export: Arc::clone(export), log })
     }
 
-    /// Sends the front end away and takes no other. Requests in flight are finished when this returns.
+    /// Sends the front end away and takes no other. Does not wait.
+    pub fn begin_to_stop(&self) {
+        let _ = self.shared.stopped.set(Instant::now());
+        self.shared.stop.throw();
+        // Whoever waits for either finds its end.
+        let _ = rustix::net::shutdown(&self.shared.listener, Shutdown::Both);
+        self.shared.send_away();
+    }
+
+    /// As [`VhostUserBlk::begin_to_stop`], and waits. Requests in flight are finished when this returns, unless the front end
+    /// holds the device up for ten seconds since then: its thread is left behind, and its requests end with the pool's.
     pub fn stop(mut self) {
         self.end();
     }
 
     fn end(&mut self) {
-        self.shared.stop.throw();
-        // Whoever waits for either finds its end.
-        let _ = rustix::net::shutdown(&self.shared.listener, Shutdown::Both);
-        self.shared.send_away();
-        if let Some(thread) = self.thread.take() {
+        let Some(thread) = self.thread.take() else { return };
+        self.begin_to_stop();
+        if self.shared.ends_in_time() {
             // A panic was reported when it happened.
             let _ = thread.join();
+            return;
         }
+        self.shared.running.stop();
+        let (name, seconds) = (self.export.name(), GRACE.as_secs());
+        let what = "what it handed over, or a slow disk, keeps its thread waiting, which is left behind";
+        self.log.write(
+            Level::Warning,
+            format_args!("the front end of '{name}' does not let go for {seconds} s: {what}"),
+        );
     }
 }
 
@@ -108,6 +151,20 @@ impl Shared {
         if let Some(stream) = &*self.stream() {
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
+    }
+
+    /// Whether the thread is over [`GRACE`] after it was told to stop.
+    fn ends_in_time(&self) -> bool {
+        let deadline = *self.stopped.get_or_init(Instant::now) + GRACE;
+        let mut has_ended = self.has_ended.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*has_ended {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            has_ended = self.ended.wait_timeout(has_ended, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
     }
 
     fn run(&self, export: &Arc<Export>, pool: &PoolHandle, config: &VhostConfig) {
@@ -136,7 +193,7 @@ impl Shared {
                 *self.stream() = None;
                 continue;
             }
-            let handler = Handler::new(export, connection, pool, config);
+            let handler = Handler::new(export, connection, pool, config, &self.running);
             let channel = BackChannel::new();
             export.watch_size(Arc::downgrade(&channel) as Weak<dyn SizeWatcher>);
             let tell = |end: &Error| match end {

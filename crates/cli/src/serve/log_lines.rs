@@ -1,0 +1,75 @@
+//! Lines of the log on standard error, written by a thread of their own: whoever reads them may take none for as long as they
+//! like, and clients can cause many.
+
+use std::io::Write as _;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+/// Lines that wait to be taken, at most.
+const WAITING: usize = 1024;
+/// How long the end of the server waits for them.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How often it looks whether one more can wait.
+const STEP: Duration = Duration::from_millis(5);
+
+enum Line {
+    Text(String),
+    /// All lines before it are written.
+    End(Sender<()>),
+}
+
+/// Lines that were left out, since too many waited.
+static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
+
+/// The way to the thread; `None` if the system gives none.
+fn lines() -> Option<&'static SyncSender<Line>> {
+    static LINES: OnceLock<Option<SyncSender<Line>>> = OnceLock::new();
+    let start = || {
+        let (sender, receiver) = sync_channel(WAITING);
+        Builder::new().name("zebu-log".to_owned()).spawn(move || write(&receiver)).ok().map(|_| sender)
+    };
+    LINES.get_or_init(start).as_ref()
+}
+
+fn write(lines: &Receiver<Line>) {
+    for line in lines {
+        // There is nobody left to tell if standard error is gone.
+        let _ = match line {
+            Line::Text(text) => std::io::stderr().write_all(text.as_bytes()),
+            Line::End(sender) => sender.send(()).map_err(std::io::Error::other),
+        };
+        let left_out = LEFT_OUT.swap(0, Relaxed);
+        if left_out > 0 {
+            let what = "messages were left out, since nobody took those before them";
+            let _ = writeln!(std::io::stderr(), "zebu: warning: {left_out} {what}");
+        }
+    }
+}
+
+/// Writes a line, or several, when they are taken. Never waits for that.
+pub(crate) fn say(text: String) {
+    let Some(lines) = lines() else {
+        let _ = std::io::stderr().write_all(text.as_bytes());
+        return;
+    };
+    if lines.try_send(Line::Text(text)).is_err() {
+        LEFT_OUT.fetch_add(1, Relaxed);
+    }
+}
+
+/// Waits until everything is written, a moment at most.
+pub(crate) fn finish() {
+    let Some(lines) = lines() else { return };
+    let deadline = Instant::now() + PATIENCE;
+    let (sender, written) = channel();
+    while lines.try_send(Line::End(sender.clone())).is_err() {
+        if Instant::now() > deadline {
+            return;
+        }
+        std::thread::sleep(STEP);
+    }
+    let _ = written.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+}

@@ -1,0 +1,90 @@
+//! The log of a server: clients can cause as many messages as they like, and whoever reads them may take none.
+
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use zebu_tests::nbd_client::Client;
+use zebu_tests::program::{zebu, zebu_program};
+use zebu_tests::scratch::Scratch;
+use zebu_tests::server::Server;
+use zebu_tests::vhost_guest::VhostGuest;
+
+/// More than a pipe holds, by far.
+const MANY: usize = 3000;
+
+/// A server whose messages nobody takes.
+fn start_unheard(dir: &Path) -> Child {
+    zebu(dir, ["create", "-q", "-f", "qcow2", "disk.qcow2", "64M"]).ok();
+    let mut command = Command::new(zebu_program());
+    let options = "serve --nbd unix:nbd.sock --log-level debug -f qcow2 disk.qcow2";
+    command.args(options.split_whitespace()).current_dir(dir);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    child
+}
+
+fn end_by(child: &mut Child, signals: usize) -> Option<i32> {
+    for _ in 0..signals {
+        kill_process(Pid::from_child(child), Signal::TERM).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while Instant::now() < deadline {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let _ = child.kill();
+    panic!("{signals} signals do not end it");
+}
+
+#[test]
+fn a_log_that_nobody_reads_holds_nobody_up() {
+    for signals in [1, 2] {
+        let scratch = Scratch::new("log");
+        let mut child = start_unheard(scratch.path());
+        let socket = scratch.file("nbd.sock");
+        let mut client = Client::open(&socket, "").unwrap();
+        for _ in 0..MANY {
+            drop(UnixStream::connect(&socket).unwrap());
+        }
+        let began = Instant::now();
+        assert_eq!(client.write(0, 4096, &[5; 4096]).unwrap(), 0);
+        assert_eq!(client.read(4096, 4096).unwrap(), [5; 4096]);
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+        // A request under way, so that the second signal finds the server there.
+        let _keeps_it = (signals == 2).then(|| {
+            client.say(&client.header(0, 0, 1, 0, 32 << 20)).unwrap();
+            client
+        });
+        let code = end_by(&mut child, signals);
+        assert_eq!(code, Some(i32::from(signals == 2)));
+        let mut said = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert!(said.contains("connects"), "{said}");
+    }
+}
+
+#[test]
+fn front_ends_that_misbehave_all_the_time_are_told_of_now_and_then() {
+    let scratch = Scratch::new("log");
+    let dir = scratch.path();
+    zebu(dir, ["create", "-q", "-f", "qcow2", "disk.qcow2", "64M"]).ok();
+    let server = Server::start_vhost_user(dir, "-f qcow2 disk.qcow2");
+    for _ in 0..100 {
+        let mut guest = VhostGuest::connect(server.socket(), 1);
+        guest.offer(0, 50_000);
+        guest.kick(0);
+        while guest.was_called(0) {}
+        drop(guest);
+    }
+    let said = server.stop_with_messages();
+    assert!(said.contains("broke its ring"), "{said}");
+    assert!(said.lines().count() <= 21, "{} lines: {said}", said.lines().count());
+}
