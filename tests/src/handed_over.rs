@@ -5,7 +5,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use std::io::{self, IoSlice, Write};
 use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -33,12 +33,12 @@ pub fn lingering(time: Duration) -> Lingering {
     Lingering { descriptor: socket.into(), peer }
 }
 
-/// Sends bytes and a descriptor, which the receiver alone has then.
+/// Sends bytes and a descriptor. The receiver alone has it once the caller has closed its own.
 ///
 /// # Errors
 /// The receiver takes none, or none of the bytes.
-pub fn hand_over(stream: &UnixStream, bytes: &[u8], descriptor: OwnedFd) -> io::Result<()> {
-    let descriptors = [descriptor.as_fd()];
+pub fn hand_over(stream: &UnixStream, bytes: &[u8], descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    let descriptors = [descriptor];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));

@@ -1,7 +1,9 @@
 //! Descriptors that clients hand over and that keep whoever closes them waiting: others are served meanwhile, and the server
 //! ends in good order.
 
+use rustix::net::sockopt::set_socket_linger;
 use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -33,7 +35,12 @@ fn serve(options: &str) -> (Scratch, Server) {
 fn attack(socket: &Path, bytes: &[u8]) -> (UnixStream, std::net::TcpStream, std::io::Result<()>) {
     let trap = lingering(FOR_EVER);
     let stream = UnixStream::connect(socket).unwrap();
-    let sent = hand_over(&stream, bytes, trap.descriptor);
+    let sent = hand_over(&stream, bytes, trap.descriptor.as_fd());
+    if sent.is_err() {
+        // The last descriptor is this process's own still: nothing may linger when it is closed.
+        trap.peer.shutdown(std::net::Shutdown::Both).unwrap();
+        set_socket_linger(&trap.descriptor, None).unwrap();
+    }
     (stream, trap.peer, sent)
 }
 
@@ -127,7 +134,7 @@ fn regions_of_memory_are_as_many_as_there_are_slots() {
     for number in 0..2000u64 {
         let words = [0, number << 12, 4096, 1 << 40 | number << 12, 0];
         let payload: Vec<u8> = words.into_iter().flat_map(u64::to_ne_bytes).collect();
-        if hand_over(&stream, &message(37, &payload), rustix::io::dup(&memory).unwrap()).is_err() {
+        if hand_over(&stream, &message(37, &payload), memory.as_fd()).is_err() {
             break;
         }
         taken = number + 1;

@@ -81,10 +81,12 @@ fn front_ends_that_misbehave_all_the_time_are_told_of_now_and_then() {
         let mut guest = VhostGuest::connect(server.socket(), 1);
         guest.offer(0, 50_000);
         guest.kick(0);
-        while guest.was_called(0) {}
+        guest.wait_for_look(0);
         drop(guest);
     }
     let said = server.stop_with_messages();
-    assert!(said.contains("broke its ring"), "{said}");
+    // Which of the two is seen first depends on when the front end goes.
+    let is_told = said.contains("broke its ring") || said.contains("took its used ring away");
+    assert!(is_told, "{said}");
     assert!(said.lines().count() <= 21, "{} lines: {said}", said.lines().count());
 }
