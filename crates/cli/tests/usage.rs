@@ -66,8 +66,8 @@ fn completions_exist_for_shells() {
         }
     }
     // What bash offers after an option that takes one of a few words.
-    let read = words("qcow2 raw vmdk vhdx vpc vdi qed parallels qcow cloop dmg");
-    let made = words("qcow2 raw vmdk vhdx vpc vdi");
+    let read = words("qcow2 raw luks vmdk vhdx vpc vdi qed parallels qcow cloop dmg");
+    let made = words("qcow2 raw luks vmdk vhdx vpc vdi");
     for (line, offered) in [
         ("zebu convert -f", read.clone()),
         ("zebu convert -O", made.clone()),

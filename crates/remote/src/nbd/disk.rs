@@ -39,7 +39,8 @@ pub struct NbdOptions {
     pub timeout: Duration,
     /// How long connecting and agreeing may take. Not 0.
     pub connect_timeout: Duration,
-    /// How long it is tried again to connect, if nobody listens when the disk is opened. 0: once.
+    /// How long it is tried again to connect, if nobody listens or answers when the disk is opened. 0: once, for
+    /// [`Self::connect_timeout`].
     pub patience: Duration,
     /// Metadata contexts to ask for beside `base:allocation`, as `qemu:dirty-bitmap:NAME`.
     pub contexts: Vec<String>,
@@ -126,7 +127,13 @@ impl NbdDisk {
         };
         let begun = Instant::now();
         let (stream, export) = loop {
-            let until = Instant::now() + options.connect_timeout;
+            let attempt = match options.patience {
+                Duration::ZERO => options.connect_timeout,
+                patience => {
+                    options.connect_timeout.min(patience.saturating_sub(begun.elapsed())).max(OPEN_PAUSE)
+                }
+            };
+            let until = Instant::now() + attempt;
             match handshake::connect(&options.network, &address, tls.as_ref(), &options.contexts, until) {
                 Ok(connected) => break connected,
                 Err(refused) if begun.elapsed() >= options.patience => {
