@@ -360,7 +360,7 @@ fn tricks() -> Vec<Trick> {
             within: secrets,
             ..backing("a backing file by a link to a directory", fixed("dirlink/secret"))
         },
-        backing("a backing file in JSON", json),
+        Trick { all: secrets, ..backing("a backing file in JSON", json) },
         backing("a backing file over NBD", fixed("nbd://127.0.0.1:1/x")),
         backing("a backing file over HTTP", fixed("http://127.0.0.1:1/x")),
         backing("a backing file by a host over HTTP", fixed("https://user:pw@localhost:1/x?y")),
@@ -389,7 +389,7 @@ fn tricks() -> Vec<Trick> {
         },
         Trick { within: secrets, all: secrets, ..data("an absolute data file", secret) },
         Trick { within: secrets, all: secrets, ..data("a data file by ..", fixed("../outside/secret")) },
-        data("a data file in JSON", json),
+        Trick { all: secrets, ..data("a data file in JSON", json) },
         data("a data file over NBD", fixed("nbd://127.0.0.1:1/x")),
         data("a data file over HTTP", fixed("http://127.0.0.1:1/x")),
         Trick {

@@ -138,9 +138,26 @@ impl<'a> Sector<'a> {
                     return Ok(());
                 }
                 let when = if is_busy { "of other values" } else { "while nobody writes it" };
-                Err(format!("a torn sector {when}, which begins with {:02x?}", &bytes[..24]))
+                Err(format!("a torn sector {when}: {}", self.parts(&bytes[..])))
             }
         }
+    }
+
+    /// The values that the words of a torn sector are from, each with its first word.
+    fn parts(&self, bytes: &[u8]) -> String {
+        let mut parts: Vec<(usize, String)> = Vec::new();
+        for (index, word) in bytes.chunks_exact(8).enumerate() {
+            let known = self
+                .changes
+                .iter()
+                .rev()
+                .find(|change| sector::is_word_of(word, self.number, index, change.value));
+            let part = known.map_or_else(|| format!("{word:02x?}"), |change| sector::name(change.value));
+            if parts.last().is_none_or(|(_, last)| *last != part) {
+                parts.push((index, part));
+            }
+        }
+        parts.iter().map(|(index, part)| format!("from word {index}: {part}")).collect::<Vec<_>>().join(", ")
     }
 }
 

@@ -90,15 +90,19 @@ pub fn look_at_all(bytes: &[u8], first: u64) -> Vec<Seen> {
     (first..).zip(bytes.chunks_exact(SECTOR)).map(|(sector, bytes)| look(bytes, sector)).collect()
 }
 
+/// Whether a word of a sector is that of `value`.
+pub fn is_word_of(bytes: &[u8], sector: u64, index: usize, value: u64) -> bool {
+    let found = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
+    match value {
+        ZERO => found == 0,
+        value => found == word(value, sector, index),
+    }
+}
+
 /// Whether each word of a torn sector is from one of `values`.
 pub fn is_made_of(bytes: &[u8; SECTOR], sector: u64, values: &[u64]) -> bool {
-    bytes.chunks_exact(8).enumerate().all(|(index, bytes)| {
-        let found = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
-        values.iter().any(|value| match *value {
-            ZERO => found == 0,
-            value => found == word(value, sector, index),
-        })
-    })
+    let mut words = bytes.chunks_exact(8).enumerate();
+    words.all(|(index, bytes)| values.iter().any(|value| is_word_of(bytes, sector, index, *value)))
 }
 
 #[cfg(test)]
