@@ -57,7 +57,7 @@ pub(crate) struct Handler {
     memory: SharedMap,
     inflight: Option<InflightLog>,
     vrings: Vec<Vring>,
-    /// Those of `vrings` that run, for who ends the device.
+    /// The rings of `vrings` that run, for who ends the device.
     running: Arc<RunningRings>,
 }
 
