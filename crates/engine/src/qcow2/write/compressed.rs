@@ -202,14 +202,20 @@ impl Qcow2 {
         stream: &[u8],
         mut obstacle: Obstacle,
     ) -> Result<Placed> {
+        // As in a plan: another may have placed the cluster in the last room there was.
+        let mut no_space = None;
         loop {
             let mut pin = None;
             match obstacle {
                 Obstacle::Slice => pin = Some(self.prepare_slice(worker, guest).await?),
                 Obstacle::InFlight => {
                     self.wait_for_flight(worker, guest >> self.geometry.cluster_bits).await?;
+                    no_space = None;
                 }
-                Obstacle::Room => self.make_room(worker).await?,
+                Obstacle::Room => match no_space {
+                    Some(error) => return Err(error),
+                    None => no_space = self.make_room(worker).await.err(),
+                },
             }
             let placed = self.try_place(worker, guest, stream)?;
             drop(pin);

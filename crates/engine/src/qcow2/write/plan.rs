@@ -67,6 +67,8 @@ impl Qcow2 {
         let mut pin: Option<Pin<'_>> = None;
         // Memory for the index may cost slices, so it is asked for before the slice is there.
         let mut has_topped_up = false;
+        // Another request may have allocated the cluster with the last space there was: a second look decides.
+        let mut no_space = None;
         // Each turn but the last waits for something, or finds the slice that it loaded.
         let mut turns = 0;
         loop {
@@ -98,10 +100,14 @@ impl Qcow2 {
             };
             // No wait for another request or for space from within: those may wait for a grace period.
             match obstacle {
-                Obstacle::InFlight { cluster } => Box::pin(self.wait_for_flight(worker, cluster)).await?,
-                Obstacle::NeedsSpace { cluster, count } => {
-                    Box::pin(self.refill_window(worker, cluster, count)).await?;
+                Obstacle::InFlight { cluster } => {
+                    Box::pin(self.wait_for_flight(worker, cluster)).await?;
+                    no_space = None;
                 }
+                Obstacle::NeedsSpace { cluster, count } => match no_space {
+                    Some(error) => return Err(error),
+                    None => no_space = Box::pin(self.refill_window(worker, cluster, count)).await.err(),
+                },
             }
         }
     }

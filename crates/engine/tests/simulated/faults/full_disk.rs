@@ -89,6 +89,17 @@ fn the_file_may_not_grow() {
 /// wanted, nobody is told that there is none.
 #[test]
 fn the_last_cluster_is_found_whoever_holds_it() {
+    the_last_clusters_are_enough(1);
+}
+
+/// Requests that share a cluster need one of them together, so one that found no space looks at the cluster again.
+#[test]
+fn the_last_cluster_is_enough_for_all_requests_of_a_guest_cluster() {
+    the_last_clusters_are_enough(4);
+}
+
+/// Writes each guest cluster by `parts` requests at once, where there are exactly as many host clusters.
+fn the_last_clusters_are_enough(parts: u64) {
     Seeds::new(300).run(|seed| {
         let mut rng = SimRng::new(seed ^ 0x6c61_7374);
         let setup = Setup { workers: 2, ..Setup::plain() };
@@ -101,10 +112,13 @@ fn the_last_cluster_is_found_whoever_holds_it() {
         let mut missing: Vec<u64> = (0..clusters).collect();
         for round in 0..3 {
             rng.shuffle(&mut missing);
-            let writes = missing.iter().enumerate().map(|(i, cluster)| {
+            let len = setup.cluster_size / parts;
+            let places = missing
+                .iter()
+                .flat_map(|cluster| (0..parts).map(move |part| cluster * setup.cluster_size + part * len));
+            let writes = places.enumerate().map(|(i, at)| {
                 let worker = &bench.workers[i % bench.workers.len()];
                 let (guest, on) = (bench.guest.clone(), worker.clone());
-                let (at, len) = (cluster * setup.cluster_size, setup.cluster_size);
                 let flushes = rng.chance(1, 8);
                 worker.spawn(async move {
                     guest.write(&on, at, len, Durability::Volatile).await;
