@@ -104,7 +104,7 @@ impl HttpOpts {
                     "Parameter 'readahead' expects a multiple of 512 up to 8M, not '{value}'"
                 ));
             }
-            options.readahead = bytes;
+            options.readahead = Some(bytes);
         }
         if let Some(value) = get("timeout") {
             options.timeout = match value.parse::<u32>() {
@@ -223,7 +223,7 @@ mod tests {
             ],
         );
         let Ok(Some(RemoteName::Http { url, options })) = found else { panic!("{found:?}") };
-        assert_eq!((url.to_string().as_str(), options.readahead), ("https://h/x", 1 << 20));
+        assert_eq!((url.to_string().as_str(), options.readahead), ("https://h/x", Some(1 << 20)));
         assert_eq!((options.timeout.as_secs(), options.connections, options.memory), (5, 3, 8 << 20));
         assert_eq!((options.verification, options.redirects), (Verification::Off, Redirects::Any));
         assert_eq!(options.credentials, Credentials::new("u", "secret").ok());

@@ -1,6 +1,5 @@
 //! An object as a storage, and how it is opened.
 
-use super::cache::BLOCK;
 use super::connection::{Connection, Patience};
 use super::options::{HttpOptions, LEAST_MEMORY, ServersWithoutRanges};
 use super::ranged::Ranged;
@@ -17,6 +16,8 @@ use zebu_storage::{Alignment, Completer, Storage, StorageAbilities, StorageDone,
 /// The longest that opening tries again where the server is busy.
 const LONGEST_OPENING: Duration = Duration::from_secs(15);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// Bytes that opening asks for. An object that has no more needs no ranges.
+const HEAD: u64 = 64 << 10;
 
 /// A file on a web server, for reading.
 ///
@@ -61,22 +62,22 @@ impl HttpDisk {
         let len = source.len();
         match reply {
             Reply::Part { range, .. } => {
-                let whole_block = range.end == len.min(BLOCK);
-                let first = whole_block.then(|| receive(&mut connection, range.end, &source, &patience)).flatten();
+                let is_whole = range.end == len.min(HEAD);
+                let first = is_whole.then(|| receive(&mut connection, range.end, &source, &patience)).flatten();
                 let spare = Some(connection).filter(Connection::is_ready);
                 let ranged = Ranged::new(source, spare);
                 if let Some(first) = first {
-                    ranged.put(0, first);
+                    ranged.put_first(&first);
                 }
                 Ok(Self { mode: Mode::Ranged(ranged) })
             }
             Reply::Empty => Ok(Self { mode: Mode::Ranged(Ranged::new(source, None)) }),
-            // All of it fits into one block: it is here, and ranges are not needed.
-            Reply::Whole { .. } if len <= BLOCK => {
+            // All of it is here, and ranges are not needed.
+            Reply::Whole { .. } if len <= HEAD => {
                 let first = receive(&mut connection, len, &source, &patience);
                 let first = first.ok_or_else(|| fail(libc::EIO, "the body of the response is too short".to_owned()))?;
                 let ranged = Ranged::new(source, None);
-                ranged.put(0, first);
+                ranged.put_first(&first);
                 Ok(Self { mode: Mode::Ranged(ranged) })
             }
             Reply::Whole { .. } => match without_ranges {
@@ -133,14 +134,14 @@ impl HttpDisk {
     }
 }
 
-/// Asks for the first block, and pins the object.
+/// Asks for the beginning, and pins the object.
 fn ask_first(url: HttpUrl, options: HttpOptions, until: Instant) -> Result<Found, Trouble> {
     let source = Source::new(url, options);
     let last_try = Instant::now() + LONGEST_OPENING.min(source.options.timeout);
     let patience = Patience { until, silence: source.options.connect_timeout, is_cancelled: &|| false };
     let mut pause = FIRST_PAUSE;
     loop {
-        match source.find(Some(&(0..BLOCK)), &patience) {
+        match source.find(Some(&(0..HEAD)), &patience) {
             Ok((url, connection, reply, validators)) => {
                 let len = match &reply {
                     Reply::Part { total, .. } => *total,

@@ -1,6 +1,7 @@
 //! A range that a thread gets from the server, and the memory that it goes to.
 
 use super::cache::BLOCK;
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,6 +16,8 @@ pub(super) struct Fetch {
     pub(super) range: Range<u64>,
     /// Bytes from the beginning that are there.
     pub(super) done: u64,
+    /// Bytes of blocks that were handed over, which `range` has no more.
+    handed_over: u64,
     /// From then on, it fails if no bytes come.
     pub(super) deadline: Instant,
     pub(super) memory: Memory,
@@ -24,24 +27,25 @@ pub(super) struct Fetch {
 pub(super) enum Memory {
     /// To readers, one behind the other.
     Readers(Vec<Completer>),
-    /// To blocks of the cache. They are made when a thread begins.
-    Blocks(Vec<Arc<[u8]>>),
+    /// To blocks of the cache. They are made when a thread begins, and handed over as they become whole.
+    Blocks(VecDeque<Arc<[u8]>>),
 }
 
 impl Fetch {
     /// For one reader.
     pub(super) fn of_reader(range: Range<u64>, done: Completer, deadline: Instant) -> Self {
-        Self { range, done: 0, deadline, memory: Memory::Readers(vec![done]) }
+        Self { range, done: 0, deadline, handed_over: 0, memory: Memory::Readers(vec![done]) }
     }
 
     /// For whole blocks.
     pub(super) fn of_blocks(range: Range<u64>, deadline: Instant) -> Self {
-        Self { range, done: 0, deadline, memory: Memory::Blocks(Vec::new()) }
+        Self { range, done: 0, deadline, handed_over: 0, memory: Memory::Blocks(VecDeque::new()) }
     }
 
     /// The time when it fails even if bytes come.
     pub(super) fn limit(&self) -> Instant {
-        self.deadline + Duration::from_secs((self.range.end - self.range.start) / BYTES_A_SECOND + 1)
+        let bytes = self.handed_over + (self.range.end - self.range.start);
+        self.deadline + Duration::from_secs(bytes / BYTES_A_SECOND + 1)
     }
 
     /// Takes `next` in if it is what follows, and both are of one kind and no longer than `most` together.
@@ -67,10 +71,30 @@ impl Fetch {
             let mut at = self.range.start;
             while at < self.range.end {
                 let len = (self.range.end - at).min(BLOCK);
-                blocks.push(std::iter::repeat_n(0, len as usize).collect());
+                blocks.push_back(std::iter::repeat_n(0, len as usize).collect());
                 at += len;
             }
         }
+    }
+
+    /// A block that became whole, and its number. The fetch has no more to do with it.
+    pub(super) fn next_whole(&mut self) -> Option<(u64, Arc<[u8]>)> {
+        let Memory::Blocks(blocks) = &mut self.memory else { return None };
+        let len = blocks.front()?.len() as u64;
+        if self.done < len {
+            return None;
+        }
+        let block = blocks.pop_front()?;
+        let number = self.range.start / BLOCK;
+        self.done -= len;
+        self.range.start += len;
+        self.handed_over += len;
+        Some((number, block))
+    }
+
+    /// Bytes that came so far.
+    pub(super) fn progress(&self) -> u64 {
+        self.handed_over + self.done
     }
 
     /// Bytes that are missing.

@@ -15,6 +15,7 @@ mod headers;
 mod options;
 mod proxy;
 mod ranged;
+mod read_around;
 mod source;
 mod streaks;
 mod streamed;

@@ -14,8 +14,9 @@ pub(super) const LEAST_MEMORY: u64 = 4 << 20;
 pub struct HttpOptions {
     /// The most connections, not 0. They are made when they are needed.
     pub connections: usize,
-    /// Bytes that a small read fetches at least. Sequential readers get more.
-    pub readahead: u64,
+    /// Bytes that a small read fetches at least; `None`: 16 to 256 KiB, by what turns out to be read. Sequential readers get
+    /// more.
+    pub readahead: Option<u64>,
     /// The most bytes of memory for the cache, read-ahead, and buffers of connections; at least 4 MiB. Readers' own memory
     /// is not counted.
     pub memory: u64,
@@ -47,7 +48,7 @@ pub struct HttpOptions {
 
 zebu_storage::option_setters!(HttpOptions {
     connections: usize,
-    readahead: u64,
+    readahead: impl Into<Option<u64>>,
     memory: u64,
     timeout: Duration,
     connect_timeout: Duration,
@@ -66,7 +67,7 @@ impl Default for HttpOptions {
     fn default() -> Self {
         Self {
             connections: 16,
-            readahead: 64 << 10,
+            readahead: None,
             memory: 64 << 20,
             timeout: Duration::from_secs(60),
             connect_timeout: Duration::from_secs(15),

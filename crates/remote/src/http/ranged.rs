@@ -1,8 +1,9 @@
 //! Reading by ranges: the queue of fetches, the threads that get them, and readers that wait for blocks.
 
-use super::cache::{BLOCK, Cache};
+use super::cache::{BLOCK, Cache, Cause};
 use super::connection::{Connection, INPUT, Patience};
 use super::fetch::{Fetch, Memory, answer};
+use super::read_around::ReadAround;
 use super::source::{Reply, Source, Trouble};
 use super::streaks::Streaks;
 use std::collections::HashMap;
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 use zebu_storage::{Completer, StorageDone, StorageOp};
 
 /// Reads of at least so many bytes go past the cache.
-const DIRECT: u64 = 4 * BLOCK;
+const DIRECT: u64 = 256 << 10;
 /// The most bytes of one request to the server that several reads share.
 const MOST_MERGED: u64 = 8 << 20;
 /// The most bytes of one fetch of blocks.
@@ -134,7 +135,7 @@ impl Ranged {
         let state = State {
             queue: VecDeque::new(),
             loading: HashMap::new(),
-            cache: Cache::new(limits.cache),
+            cache: Cache::new(limits.cache, ReadAround::new(source.options.readahead)),
             streaks: Streaks::new(limits.ahead),
             threads: 0,
             idle: 0,
@@ -149,9 +150,12 @@ impl Ranged {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a block that is there already.
-    pub(super) fn put(&self, number: u64, block: Arc<[u8]>) {
-        self.lock().cache.insert(number, block);
+    /// Adds the beginning of the object, which is there already: whole blocks, but for the object's last one.
+    pub(super) fn put_first(&self, bytes: &[u8]) {
+        let mut state = self.lock();
+        for (number, block) in (0..).zip(bytes.chunks(BLOCK as usize)) {
+            state.cache.insert(number, block.into(), Cause::Read);
+        }
     }
 
     /// No more reads: what waits gets EIO.
@@ -208,8 +212,9 @@ impl Ranged {
             }
         }
         if !wanted.is_empty() {
-            let end = range.start.saturating_add(self.source.options.readahead);
-            self.add(&mut state, range.end..end, &mut wanted);
+            let bytes = state.cache.bytes_around();
+            let start = range.start / bytes * bytes;
+            self.add(&mut state, start..start.saturating_add(bytes), &mut wanted);
         }
         let mut added = self.queue_blocks(&mut state, wanted, deadline);
         if let Some(ahead) = ahead {
@@ -351,18 +356,24 @@ impl Ranged {
                 self.fail(fetch, reason.as_deref().unwrap_or("the server does not answer in time"));
                 return;
             }
-            let before = fetch.done;
+            let before = fetch.progress();
             let was_used = link.connection.as_ref().is_some_and(|(_, connection)| connection.has_answered());
             let trouble = match self.attempt(&mut fetch, link) {
                 Ok(()) => {
-                    self.succeed(fetch);
+                    // Blocks were handed over as they came.
+                    if let Memory::Readers(readers) = fetch.memory {
+                        answer(readers, Ok(()));
+                    }
                     return;
                 }
                 Err(trouble) => trouble,
             };
             link.connection = None;
             // A server may close a connection between two requests.
-            if was_used && fetch.done == before && matches!(&trouble, Trouble::Passing { pause: None, .. }) {
+            if was_used
+                && fetch.progress() == before
+                && matches!(&trouble, Trouble::Passing { pause: None, .. })
+            {
                 self.source.stats.count_reconnect();
                 continue;
             }
@@ -373,7 +384,7 @@ impl Ranged {
                 return;
             }
             self.source.stats.count_retries(1);
-            if fetch.done > before {
+            if fetch.progress() > before {
                 pause = FIRST_PAUSE;
             }
             let asked = if let Trouble::Passing { pause: Some(asked), .. } = trouble {
@@ -452,6 +463,9 @@ impl Ranged {
                 fetch.done += read as u64;
                 left -= read as u64;
                 self.source.count_read(read as u64);
+                while let Some((number, block)) = fetch.next_whole() {
+                    self.hand_over(number, block);
+                }
             }
             // The end of the body, which is where the next response begins.
             if connection.read(&mut [0], &patience)? != 0 {
@@ -461,25 +475,15 @@ impl Ranged {
         Ok(())
     }
 
-    fn succeed(&self, fetch: Fetch) {
-        let loaded = match fetch.memory {
-            Memory::Readers(readers) => {
-                answer(readers, Ok(()));
-                return;
-            }
-            Memory::Blocks(loaded) => loaded,
-        };
-        let first = fetch.range.start / BLOCK;
+    /// Gives a block to the cache and to those who wait for it.
+    fn hand_over(&self, number: u64, block: Arc<[u8]>) {
         let mut state = self.lock();
-        let mut readers = Vec::new();
-        for (number, block) in (first..).zip(&loaded) {
-            state.cache.insert(number, Arc::clone(block));
-            let waiting = state.loading.remove(&number).unwrap_or_default();
-            readers.extend(waiting.into_iter().map(|reader| (reader, number, block)));
-        }
+        let waiting = state.loading.remove(&number).unwrap_or_default();
+        let cause = if waiting.is_empty() { Cause::Neighbour } else { Cause::Read };
+        state.cache.insert(number, Arc::clone(&block), cause);
         drop(state);
-        for (reader, number, block) in readers {
-            reader.take(number, block);
+        for reader in waiting {
+            reader.take(number, &block);
         }
     }
 
