@@ -204,6 +204,7 @@ impl From<IoError> for Error {
         let kind = match e.kind {
             IoErrorKind::Os(errno::ENOSPC | errno::EDQUOT | errno::EFBIG) => ErrorKind::NoSpace,
             IoErrorKind::FlushFailedBefore => ErrorKind::Poisoned,
+            IoErrorKind::FlushPending => ErrorKind::Busy,
             IoErrorKind::Locked => ErrorKind::Locked,
             IoErrorKind::Unsupported => ErrorKind::Unsupported,
             IoErrorKind::Escapes => ErrorKind::ReferenceRefused,

@@ -455,6 +455,11 @@ impl SimWorld {
         Step::Job
     }
 
+    /// Lets time pass although something else could happen: whoever waits with patience may find it over.
+    pub fn leap(&self, time: Duration) {
+        self.disk.core.borrow_mut().now += time;
+    }
+
     /// The waiting tasks and operations, if nothing can happen any more.
     pub fn deadlock(&self) -> Stuck {
         self.stuck(StuckCause::Deadlock)

@@ -8,6 +8,7 @@ use zebu_sim::{
     Content, Facility, FailedEffect, Fault, FaultPlan, FaultRates, FaultRule, LogEvent, OpClass, OpFilter,
     SimConfig, SimDisk, SimFileConfig, SimWorld, StuckCause, Waiting,
 };
+use zebu_storage::sabotage;
 use zebu_storage::{Background, File, FileExtent, IoBuf, IoBufs, IoErrorKind, Worker, WorkerKind};
 
 const FILE: &str = "disk";
@@ -250,6 +251,66 @@ fn a_failed_flush_sticks_to_the_handle_and_loses_the_guarantee() {
         })
         .collect();
     assert_eq!(contents, BTreeSet::from([(0, 2, 2), (1, 2, 2)]), "what was overwritten since is over");
+}
+
+/// The end of a flush, when it has come.
+type FlushEnd = Rc<Cell<Option<Result<(), IoErrorKind>>>>;
+
+fn start_flush(worker: &Worker, file: &File) -> FlushEnd {
+    let end = FlushEnd::default();
+    let (on, file, ended) = (worker.clone(), file.clone(), end.clone());
+    drop(worker.spawn(async move { ended.set(Some(on.flush(&file).await.map_err(|e| e.kind))) }));
+    end
+}
+
+/// A world with two workers, where the disk fails the first flush that takes effect.
+fn world_of_a_failing_flush(seed: u64) -> (SimWorld, [Worker; 2], File) {
+    let (world, worker, file) = world(seed);
+    let other = world.worker();
+    let fail = Fault::Fail { errno: libc::EIO, effect: FailedEffect::Nothing };
+    world.inject(FaultRule::new(OpFilter::of(OpClass::Flush), fail).nth(0));
+    world.block_on(write(&worker, &file, 0, 1, 512)).unwrap().unwrap();
+    (world, [worker, other], file)
+}
+
+/// How the flushes of two workers end, of which the disk fails one.
+fn two_flushes(seed: u64) -> [Result<(), IoErrorKind>; 2] {
+    let (world, workers, file) = world_of_a_failing_flush(seed);
+    let ends = workers.map(|worker| start_flush(&worker, &file));
+    world.run_until(|| ends.iter().all(|end| end.get().is_some())).unwrap();
+    ends.map(|end| end.get().unwrap())
+}
+
+#[test]
+fn no_flush_beside_one_that_fails_succeeds() {
+    for seed in 0..200 {
+        let ends = two_flushes(seed);
+        assert!(ends.iter().all(Result::is_err), "seed {seed}: {ends:?}");
+    }
+}
+
+#[test]
+fn a_flush_that_is_believed_by_itself_is_caught() {
+    let is_caught = || (0..200).any(|seed| two_flushes(seed).iter().any(Result::is_ok));
+    assert!(sabotage::under(Some(sabotage::Fault::BelieveEachSync), is_caught).0);
+}
+
+#[test]
+fn a_flush_beside_one_of_a_worker_that_stands_still_ends() {
+    let (world, [worker, other], file) = world_of_a_failing_flush(8);
+    let failed = start_flush(&other, &file);
+    other.poll();
+    world.pause(other.id());
+    world.run_until_idle().unwrap();
+    let beside = start_flush(&worker, &file);
+    world.run_until(|| beside.get().is_some()).unwrap();
+    assert_eq!(beside.get(), Some(Err(IoErrorKind::FlushPending)));
+    world.resume(other.id());
+    world.run_until(|| failed.get().is_some()).unwrap();
+    assert_eq!(failed.get(), Some(Err(IoErrorKind::Os(libc::EIO))));
+    let after = start_flush(&worker, &file);
+    world.run_until(|| after.get().is_some()).unwrap();
+    assert_eq!(after.get(), Some(Err(IoErrorKind::FlushFailedBefore)));
 }
 
 #[test]

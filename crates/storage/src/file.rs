@@ -9,6 +9,7 @@ use crate::growth_check::GrowthCheck;
 use crate::os_file::OsFile;
 use crate::simulated::{Door, SimulatedFile};
 use crate::storage::{Storage, StorageAbilities};
+use crate::syncs::Syncs;
 use crate::write_behind::WriteBehind;
 use crate::write_table::WriteTable;
 use std::fmt;
@@ -43,6 +44,7 @@ struct State {
     /// Bits of the [`Capability`]s that the kernel refused.
     refused: AtomicU8,
     flush_failed: AtomicBool,
+    syncs: Syncs,
     /// The writes in flight, under O_DIRECT.
     writes: Option<Box<WriteTable>>,
     /// Whether the kernel said that it takes `RWF_DONTCACHE`, once it was asked.
@@ -84,6 +86,7 @@ impl File {
                 len,
                 refused: AtomicU8::new(0),
                 flush_failed: AtomicBool::new(false),
+                syncs: Syncs::default(),
                 writes,
                 takes_dontcache: OnceLock::new(),
                 behind: OnceLock::new(),
@@ -283,6 +286,11 @@ impl File {
     /// Whether a flush failed: then no later one is believed.
     pub(crate) fn has_flush_failed(&self) -> bool {
         self.state.flush_failed.load(Ordering::Acquire)
+    }
+
+    /// The syncs that are under way.
+    pub(crate) fn syncs(&self) -> &Syncs {
+        &self.state.syncs
     }
 
     /// Notes that a flush failed.

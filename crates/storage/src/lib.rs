@@ -119,6 +119,7 @@ mod socket_poll;
 mod storage;
 mod storage_request;
 pub mod sync;
+mod syncs;
 mod system_calls;
 mod thread_rights;
 mod threads;

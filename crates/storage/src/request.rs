@@ -26,6 +26,7 @@
 use crate::buf::IoBufs;
 use crate::file::File;
 use crate::file_types::FileExtent;
+use crate::syncs::SyncNumber;
 use crate::write_table::Hold;
 
 /// A piece of computation for another thread.
@@ -68,6 +69,8 @@ pub struct OpRequest {
     pub(crate) uncached: bool,
     /// The place in the file's table of writes, to be released at the operation's end.
     hold: Option<Hold>,
+    /// The number among the file's syncs; of `Flush`.
+    sync: Option<SyncNumber>,
     /// Whether the file's growth check knows of it.
     #[cfg(debug_assertions)]
     grows: bool,
@@ -95,6 +98,7 @@ impl OpRequest {
             }
             check.is_some()
         };
+        let sync = matches!(kind, OpKind::Flush).then(|| file.syncs().begin());
         Self {
             file,
             kind,
@@ -103,6 +107,7 @@ impl OpRequest {
             bufs,
             uncached: false,
             hold,
+            sync,
             #[cfg(debug_assertions)]
             grows,
         }
@@ -113,7 +118,7 @@ impl OpRequest {
         if self.uncached { libc::RWF_DONTCACHE } else { 0 }
     }
 
-    /// Others may write the range again.
+    /// Others may write the range again, and need not wait for a sync any longer.
     pub(crate) fn settle(&mut self) {
         #[cfg(debug_assertions)]
         if let Some(check) = self.file.growth_check().filter(|_| std::mem::take(&mut self.grows)) {
@@ -121,6 +126,9 @@ impl OpRequest {
         }
         if let (Some(hold), Some(table)) = (self.hold.take(), self.file.writes()) {
             table.release(hold);
+        }
+        if let Some(number) = self.sync.take() {
+            self.file.syncs().end(number);
         }
     }
 }

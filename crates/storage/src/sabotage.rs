@@ -64,6 +64,8 @@ pub enum Fault {
     AllocateTwice,
     /// Write: who waits for an allocation in flight is not woken.
     ForgetInFlightWaiters,
+    /// Write: a cluster that is given another place counts as filled though nothing was written there.
+    ShowEmptyPlace,
     /// Write: data may land on metadata.
     SkipOverlapCheck,
     /// Write: the space of a failed write counts as fresh.
@@ -94,6 +96,8 @@ pub enum Fault {
     StoreUnfinishedBits,
     /// Jobs: the magic number is written before the image is whole.
     MagicFirst,
+    /// Storage: a flush that succeeds is believed though one beside it may have failed.
+    BelieveEachSync,
     /// Cache: who waits for a slice is not woken.
     ForgetLoadWaiters,
     /// Cache: a slice may be read from the place of a table that is not written yet.
@@ -106,6 +110,8 @@ pub enum Fault {
     LoadTwice,
     /// Cache: a load that made its slice present ends the other loads of it a moment later.
     EndLoadsLate,
+    /// Cache: an entry of a table that is held in memory is seen a moment before it is noted as changed.
+    NoteEntriesLate,
     /// Cache: what was derived from a slice that has changed since is kept.
     KeepStaleDerived,
     /// Cache: a slice that a commit is writing may be evicted.

@@ -8,7 +8,11 @@ use crate::operation::Claim;
 use crate::request::{OpDone, OpKind};
 use crate::unaligned::{self, Fit};
 use crate::worker::Worker;
+use std::future::{Future, poll_fn};
 use std::ops::Range;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
 
 /// Block devices punch and zero whole logical blocks only; no device has larger ones, and partial discards are of
 /// no use to any.
@@ -17,6 +21,9 @@ const DEVICE_BLOCK: u64 = 4096;
 const LARGEST_BLOCK: u64 = 65536;
 /// The most zero bytes written at once.
 const ZEROES: u64 = 1 << 20;
+
+/// How long a flush waits for the end of those that other workers were given.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The error of an operation on a file.
 fn error(file: &File, op: Op, kind: IoErrorKind, offset: u64, len: u64) -> IoError {
@@ -85,7 +92,11 @@ impl Worker {
         (result.map_err(fail), bufs)
     }
 
-    /// fdatasync. After one failed, every later one of this file fails too.
+    /// fdatasync. After one failed, every later one of this file fails too, and so does one that ran beside it.
+    ///
+    /// # Errors
+    /// [`IoErrorKind::FlushPending`]: one of another worker, which began before this one ended, has not ended for half a
+    /// minute more. Whether it failed is not known before that worker is polled.
     pub async fn flush(&self, file: &File) -> Result<(), IoError> {
         if file.skips_flush() {
             return Ok(());
@@ -97,6 +108,17 @@ impl Worker {
         self.count(|stats| stats.flushes += 1);
         self.plain(file, OpKind::Flush, 0, 0, None).await.map_err(|errno| fail(IoErrorKind::Os(errno)))?;
         // One that ran beside it may have failed and taken the kernel's only report of the loss.
+        if let Some(last) = file.syncs().last() {
+            let mut ended = pin!(file.syncs().wait(last));
+            let mut patience = pin!(self.sleep(PATIENCE));
+            let has_ended = poll_fn(|cx| match ended.as_mut().poll(cx) {
+                Poll::Ready(()) => Poll::Ready(true),
+                Poll::Pending => patience.as_mut().poll(cx).map(|()| false),
+            });
+            if !has_ended.await {
+                return Err(fail(IoErrorKind::FlushPending));
+            }
+        }
         if file.has_flush_failed() {
             return Err(fail(IoErrorKind::FlushFailedBefore));
         }

@@ -4,6 +4,7 @@ use super::{block_on, explore, explore_fairly, is_caught, spawn};
 use crate::Result;
 use crate::chain::map::{ChainMap, DerivedFrom, MERGED_BYTES};
 use crate::chain::place::{Place, PlaceKind};
+use crate::qcow2::cache::resident_table::ResidentTable;
 use crate::qcow2::cache::shard::SLOT_OVERHEAD;
 use crate::qcow2::cache::slice_cache::{SliceCache, Slot, Written};
 use crate::qcow2::cache::slice_store::{Class, SliceStore};
@@ -125,6 +126,30 @@ fn of_two_loads_of_a_slice_one_counts() {
 #[test]
 fn a_load_that_counts_beside_another_is_caught() {
     is_caught(Fault::EndLoadsLate, two_loads);
+}
+
+/// One sets an entry of a table in memory. Another builds on it, and has it made durable.
+fn entry_beside_a_freeze() {
+    let table = Arc::new(ResidentTable::new(64, 512, &store(1 << 20)));
+    let setter = {
+        let table = table.clone();
+        spawn(move || assert!(table.set(3, 7)))
+    };
+    if table.get(3) == 7 {
+        let frozen = table.freeze();
+        assert_eq!(frozen.len(), 1, "an entry is seen that no commit writes");
+    }
+    setter.join().unwrap();
+}
+
+#[test]
+fn an_entry_that_is_seen_is_noted() {
+    explore(entry_beside_a_freeze);
+}
+
+#[test]
+fn an_entry_that_is_noted_late_is_caught() {
+    is_caught(Fault::NoteEntriesLate, entry_beside_a_freeze);
 }
 
 /// The first load fails; who waited for it loads.

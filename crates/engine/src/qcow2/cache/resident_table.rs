@@ -9,6 +9,7 @@ use crate::sync::{Mutex, OnceLock};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use zebu_storage::IoBuf;
+use zebu_storage::sabotage::{self, Fault};
 
 /// Entries in a block of a table.
 const ENTRIES_PER_512: usize = 64;
@@ -84,12 +85,13 @@ impl ResidentTable {
             .map_or(0, |entry| entry.load(Acquire))
     }
 
-    fn store_entry(&self, index: usize, value: u64) -> bool {
+    /// The place of entry `index` in memory, which is taken if need be.
+    fn entry(&self, index: usize) -> Option<&AtomicU64> {
         if index >= self.len {
-            return false;
+            return None;
         }
         let number = index / self.entries_per_block;
-        let Some(block) = self.blocks.get(number) else { return false };
+        let block = self.blocks.get(number)?;
         if block.get().is_none() {
             let len = self.entries_in(number);
             let is_first = block.set((0..len).map(|_| AtomicU64::new(0)).collect()).is_ok();
@@ -97,10 +99,13 @@ impl ResidentTable {
                 self.store.budget().take_for_tables(len as u64 * 8);
             }
         }
-        let Some(block) = block.get() else { return false };
-        let Some(entry) = block.get(index % self.entries_per_block) else { return false };
-        entry.store(value, Release);
-        true
+        block.get()?.get(index % self.entries_per_block)
+    }
+
+    fn store_entry(&self, index: usize, value: u64) {
+        if let Some(entry) = self.entry(index) {
+            entry.store(value, Release);
+        }
     }
 
     fn entries_in(&self, block: usize) -> usize {
@@ -110,10 +115,15 @@ impl ResidentTable {
     /// Changes entry `index`; `false` if there is none.
     pub(crate) fn set(&self, index: u64, value: u64) -> bool {
         let Ok(index) = usize::try_from(index) else { return false };
-        if !self.store_entry(index, value) {
-            return false;
+        let Some(entry) = self.entry(index) else { return false };
+        if sabotage::is(Fault::NoteEntriesLate) {
+            entry.store(value, Release);
         }
-        self.dirty_blocks().insert(index / self.entries_per_block);
+        // Both under the lock: whoever has seen the entry and freezes the table finds it noted. What builds on an entry may
+        // be made durable by a commit that begins before this returns.
+        let mut dirty = self.dirty_blocks();
+        entry.store(value, Release);
+        dirty.insert(index / self.entries_per_block);
         true
     }
 

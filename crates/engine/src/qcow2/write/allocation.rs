@@ -105,9 +105,13 @@ impl Allocation {
             let host = HostOffset(self.host + ((i as u64) << geometry.cluster_bits));
             let entry = if geometry.extended_l2 {
                 let subclusters = subclusters_in(&qcow2, &written, guest);
+                // A cluster that leaves a place which it shares is filled whole, unless only a place is given to it.
+                let fills_all = !written.is_empty() || sabotage::is(Fault::ShowEmptyPlace);
                 let (alloc, zero) = match (self.placement, qcow2.decode(*old, guest)?) {
-                    (Placement::New, Mapping::Subclusters { host: Some(_), .. })
-                    | (_, Mapping::Compressed(_)) => (u32::MAX, 0),
+                    (Placement::New, Mapping::Subclusters { host: Some(_), .. }) if fills_all => {
+                        (u32::MAX, 0)
+                    }
+                    (_, Mapping::Compressed(_)) => (u32::MAX, 0),
                     (_, Mapping::Subclusters { alloc, zero, .. }) => {
                         (alloc | subclusters, zero & !subclusters)
                     }

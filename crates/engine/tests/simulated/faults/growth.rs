@@ -4,7 +4,8 @@ use std::cell::Cell;
 use std::rc::Rc;
 use zebu::storage::{File, IoBuf, Worker};
 use zebu::{
-    Access, CreateOptions, Durability, Format, Image, OpenOptions, OpenedFile, Preallocation, Shrink,
+    Access, CreateOptions, Durability, Format, Image, NewSnapshot, OpenOptions, OpenedFile, Preallocation,
+    Shrink,
 };
 use zebu_sim::{Content, SimFileConfig, SimWorld};
 
@@ -90,5 +91,46 @@ pub(crate) fn growing_beside_reads_shows_nothing_of_the_backing_file() {
         let again = world.block_on(again).unwrap().unwrap();
         let added = world.block_on(read(&again, &workers[0], OLD_END, NEW_END - OLD_END)).unwrap();
         assert!(added.iter().all(|byte| *byte == 0), "seed {seed}: opened again, the backing file shows");
+    }
+}
+
+/// A cluster in which nothing is allocated has space that a snapshot shares. When the disk grows with preallocation, it gets
+/// space of its own, and shows the backing file as before.
+#[test]
+pub(crate) fn preallocation_beside_a_snapshot_hides_nothing() {
+    const LARGE: u64 = 16384;
+    const END: u64 = 2 * LARGE + 1536;
+    for mode in [Preallocation::Metadata, Preallocation::Falloc, Preallocation::Full] {
+        let world = SimWorld::new(1);
+        let worker = world.worker();
+        let [top, base] =
+            ["top", "base"].map(|name| world.file(name, Content::new(), SimFileConfig::default()));
+        let run = world.block_on(async {
+            let worker = &worker;
+            Image::create_in(worker, &base, &CreateOptions::default().size(Some(4 * LARGE))).await?;
+            let image = Image::open_files(worker, vec![chain(&top, &base).remove(1)], &writable()).await?;
+            let data = IoBuf::copy_of(&vec![0xaa; 4 * LARGE as usize]);
+            image.write(worker, 0, data.into(), Durability::Durable).await.0?;
+            image.close(worker).await?;
+            let create = CreateOptions::default()
+                .size(Some(END))
+                .cluster_size(LARGE)
+                .extended_l2(true)
+                .backing(Some(("base".to_owned(), Format::Qcow2)));
+            Image::create_in(worker, &top, &create).await?;
+            let image = Image::open_files(worker, chain(&top, &base), &writable()).await?;
+            let data = IoBuf::copy_of(&[0xbb; 512]);
+            image.write(worker, END - 512, data.into(), Durability::Volatile).await.0?;
+            image.create_snapshot(worker, NewSnapshot::named("one")).await?;
+            image.discard(worker, END - 512, 512).await?;
+            image.resize(worker, 4 * LARGE, Shrink::Refuse, mode).await?;
+            let shown = read(&image, worker, 2 * LARGE, 2 * LARGE).await;
+            image.close(worker).await?;
+            Ok::<_, zebu::Error>(shown)
+        });
+        let shown = run.unwrap().unwrap();
+        let (before, after) = shown.split_at(1024);
+        assert!(before.iter().all(|byte| *byte == 0xaa), "{mode:?}: the backing file is hidden");
+        assert!(after.iter().all(|byte| *byte == 0), "{mode:?}");
     }
 }

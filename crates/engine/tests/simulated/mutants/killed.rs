@@ -149,6 +149,8 @@ mutants! {
         [Scenario(growth::growing_beside_reads_shows_nothing_of_the_backing_file)];
     what_has_the_old_end_is_kept: KeepOldEnd, within 1 of
         [Scenario(growth::growing_beside_reads_shows_nothing_of_the_backing_file)];
+    a_place_counts_as_filled: ShowEmptyPlace, within 1 of
+        [Scenario(growth::preallocation_beside_a_snapshot_hides_nothing)];
     growth_is_not_zeroed: SkipGrowthZeroing, within 40 of [Resizes];
     an_old_end_counts_as_new: OldEndIsFresh, within 1 of
         [Scenario(undone::a_growing_disk_does_not_show_a_write_that_a_crash_undid)];

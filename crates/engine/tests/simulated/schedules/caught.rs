@@ -29,6 +29,8 @@ struct Scenario {
 const SECTOR: u64 = 512;
 /// Bytes that one table of the images with the smallest clusters maps.
 const TABLE: u64 = 32 << 10;
+/// Where the last cluster of the overlay of a raw file begins, a sector long.
+const LAST_CLUSTER: u64 = 5 * 4096;
 /// Bytes of a window that lasts for all of a scenario.
 const LARGE: u64 = 64 << 10;
 
@@ -52,7 +54,7 @@ fn flush() -> Op {
     Op::Guest(Request::Flush)
 }
 
-static SCENARIOS: [Scenario; 9] = [
+static SCENARIOS: [Scenario; 11] = [
     Scenario {
         name: "a table is copied while a commit freezes",
         ground: "shared",
@@ -74,6 +76,24 @@ static SCENARIOS: [Scenario; 9] = [
         window: LARGE,
         fault: Fault::LookAtNewTablesFirst,
         within: 30000,
+    },
+    Scenario {
+        name: "a change in a table that another thread makes is flushed",
+        ground: "overlay of raw",
+        threads: |_| vec![vec![zero(LAST_CLUSTER)], vec![zero(LAST_CLUSTER), flush()]],
+        window: LARGE,
+        fault: Fault::NoteEntriesLate,
+        within: 60000,
+    },
+    Scenario {
+        name: "a slice is loaded twice because time passes",
+        ground: "overlay of qcow2",
+        threads: |_| {
+            vec![vec![write(0), flush()], vec![write(8 * SECTOR), flush()], vec![write(16 * SECTOR)]]
+        },
+        window: LARGE,
+        fault: Fault::EndLoadsLate,
+        within: 60000,
     },
     Scenario {
         name: "writes in more slices than there is room for",

@@ -24,6 +24,9 @@ use zebu_storage::sabotage;
 /// Crash states judged in one execution at most.
 const MOST_CRASHES: usize = 4;
 
+/// Leaps of time in one execution at most: far less than what counts as standing still.
+const MOST_LEAPS: u32 = 6;
+
 /// A state that a crash may leave, and what may be in it.
 struct Crash {
     name: String,
@@ -94,6 +97,9 @@ fn execute(ground: &Ground, plan: &Plan) -> Result<(), String> {
         cluster: setup.cluster_size,
         under_way: Rc::default(),
     });
+    if plan.seed.is_multiple_of(3) {
+        stage.leap(MOST_LEAPS, rng.fork());
+    }
     let under_way = company.under_way.clone();
     commit_steps::observe(Some(Box::new(move |step| beside::note(step, &under_way.borrow()))));
     for (ops, worker) in plan.threads.iter().zip(&workers) {

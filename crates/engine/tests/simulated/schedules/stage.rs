@@ -8,7 +8,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::{Rc, Weak};
-use zebu_sim::{SimWorld, Step};
+use std::time::Duration;
+use zebu_sim::{SimRng, SimWorld, Step};
 
 /// Scheduling decisions after which an execution counts as running in circles.
 const MOST_STEPS: u64 = 200_000;
@@ -30,6 +31,23 @@ struct Halt {
     polls: u64,
 }
 
+/// Time that passes at once: longer than a request waits for another's load of a slice.
+const LEAP: Duration = Duration::from_millis(1001);
+
+/// Moments at which time leaps, as on a machine that stalls.
+struct Leaps {
+    left: u32,
+    rng: SimRng,
+}
+
+impl Leaps {
+    fn is_due(&mut self) -> bool {
+        let is_due = self.left > 0 && self.rng.chance(1, 12);
+        self.left -= u32::from(is_due);
+        is_due
+    }
+}
+
 /// A world on which coroutines act.
 pub(crate) struct Stage {
     pub(crate) world: SimWorld,
@@ -43,6 +61,7 @@ pub(crate) struct Stage {
     is_over: Cell<bool>,
     failure: RefCell<Option<String>>,
     steps: Cell<u64>,
+    leaps: RefCell<Option<Leaps>>,
     /// Called after each operation of the disk.
     watch: RefCell<Option<Box<dyn FnMut(&SimWorld)>>>,
 }
@@ -72,12 +91,18 @@ impl Stage {
             is_over: Cell::new(false),
             failure: RefCell::default(),
             steps: Cell::new(0),
+            leaps: RefCell::default(),
             watch: RefCell::default(),
         })
     }
 
     pub(crate) fn watch(&self, watch: impl FnMut(&SimWorld) + 'static) {
         *self.watch.borrow_mut() = Some(Box::new(watch));
+    }
+
+    /// Lets time leap now and then while others are in the middle of something, so often at most.
+    pub(crate) fn leap(&self, most: u32, rng: SimRng) {
+        *self.leaps.borrow_mut() = Some(Leaps { left: most, rng });
     }
 
     pub(crate) fn blame(&self, what: String) {
@@ -166,6 +191,10 @@ impl Stage {
 
     fn operate(&self) {
         if !self.world.can_operate() && self.has_ended() {
+            return;
+        }
+        if self.leaps.borrow_mut().as_mut().is_some_and(Leaps::is_due) {
+            self.world.leap(LEAP);
             return;
         }
         match self.world.operate() {

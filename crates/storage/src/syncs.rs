@@ -1,0 +1,66 @@
+//! The syncs of a file that are under way.
+//!
+//! The kernel tells of a loss once for each open file. Of two syncs at once, one may take that report, and the other succeed
+//! though what it was to make durable is lost as well. Which one the kernel answered first is not known: their workers see
+//! the ends in any order. So a sync that succeeded is believed when those that ran beside it have ended, none with a failure.
+
+use crate::sabotage::{self, Fault};
+use crate::sync::{Mutex, WaitList};
+use std::future::poll_fn;
+use std::task::Poll;
+
+/// The number of a sync, by which those of one file are told apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct SyncNumber(u64);
+
+/// The syncs of one file.
+#[derive(Debug, Default)]
+pub(crate) struct Syncs(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    begun: u64,
+    /// In the order of their numbers.
+    under_way: Vec<SyncNumber>,
+    waiting: WaitList,
+}
+
+impl Syncs {
+    /// Notes that a sync begins. It is under way until [`Syncs::end`].
+    pub(crate) fn begin(&self) -> SyncNumber {
+        let mut state = self.0.lock();
+        state.begun += 1;
+        let number = SyncNumber(state.begun);
+        state.under_way.push(number);
+        number
+    }
+
+    /// The end of a sync. A failure of it was noted before.
+    pub(crate) fn end(&self, number: SyncNumber) {
+        let waiting = {
+            let mut state = self.0.lock();
+            state.under_way.retain(|other| *other != number);
+            state.waiting.take()
+        };
+        waiting.wake();
+    }
+
+    /// The last one that is under way.
+    pub(crate) fn last(&self) -> Option<SyncNumber> {
+        let last = self.0.lock().under_way.last().copied();
+        last.filter(|_| !sabotage::is(Fault::BelieveEachSync))
+    }
+
+    /// Waits until none is under way that began before `last`, nor `last` itself.
+    pub(crate) async fn wait(&self, last: SyncNumber) {
+        poll_fn(|cx| {
+            let mut state = self.0.lock();
+            if state.under_way.first().is_none_or(|first| *first > last) {
+                return Poll::Ready(());
+            }
+            state.waiting.add(cx.waker());
+            Poll::Pending
+        })
+        .await;
+    }
+}
