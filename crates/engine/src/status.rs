@@ -194,6 +194,9 @@ pub struct ImageStats {
     pub cache_bytes: u64,
     /// Bytes of the budget.
     pub cache_limit: u64,
+    /// How often the count of these bytes would have wrapped. It stays within bounds, but the cache may take too much memory
+    /// or too little from then on. More than 0 is a bug of this library: please report it.
+    pub cache_miscounts: u64,
     /// Bytes that tables held in memory whole take of it.
     pub table_bytes: u64,
     /// Lookups that the extent index answered; no slice was looked at.

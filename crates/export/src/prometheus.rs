@@ -87,7 +87,7 @@ impl Text {
 
     fn image(&mut self, exports: &Exports) {
         type Value = fn(&zebu::ImageStats) -> u64;
-        let counters: [(&str, &str, &str, Value); 12] = [
+        let counters: [(&str, &str, &str, Value); 13] = [
             ("zebu_cache_hits_total", "counter", "Lookups of a mapping slice in memory.", |s| s.cache_hits),
             ("zebu_cache_misses_total", "counter", "Lookups of one that was not.", |s| s.cache_misses),
             ("zebu_cache_loads_total", "counter", "Mapping slices loaded.", |s| s.cache_loads),
@@ -96,6 +96,12 @@ impl Text {
                 s.index_hits
             }),
             ("zebu_cache_limit_bytes", "gauge", "Memory that the mapping cache may take.", |s| s.cache_limit),
+            (
+                "zebu_cache_miscounts_total",
+                "counter",
+                "Times that the cache's count of its memory was wrong: a bug to be reported.",
+                |s| s.cache_miscounts,
+            ),
             ("zebu_cache_bytes", "gauge", "Memory of the mapping cache in use.", |s| s.cache_bytes),
             ("zebu_commits_total", "counter", "Commits of metadata.", |s| s.commits),
             ("zebu_clusters_allocated_total", "counter", "Host clusters allocated.", |s| {

@@ -96,6 +96,8 @@ pub enum Fault {
     StoreUnfinishedBits,
     /// Jobs: the magic number is written before the image is whole.
     MagicFirst,
+    /// Commit: a refcount table that has moved is named by the worker of whoever leads the commit.
+    ChangeHeaderOnLeader,
     /// Storage: a flush that succeeds is believed though one beside it may have failed.
     BelieveEachSync,
     /// Cache: who waits for a slice is not woken.

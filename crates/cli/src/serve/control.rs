@@ -230,6 +230,7 @@ fn stats(export: &Export) -> Value {
             "cache-evictions": counters.cache_evictions,
             "cache-bytes": counters.cache_bytes,
             "cache-limit": counters.cache_limit,
+            "cache-miscounts": counters.cache_miscounts,
             "table-bytes": counters.table_bytes,
             "index-hits": counters.index_hits,
             "index-bytes": counters.index_bytes,

@@ -12,20 +12,20 @@ use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: AtomicU64,
-    used: AtomicU64,
+    used: ByteCount,
     /// The part of `used` that tables hold.
-    tables: AtomicU64,
+    tables: ByteCount,
     /// The part of `used` that the extent index holds.
-    index: AtomicU64,
+    index: ByteCount,
 }
 
 impl Budget {
     pub(crate) fn new(limit: u64) -> Self {
         Self {
             limit: AtomicU64::new(limit),
-            used: AtomicU64::new(0),
-            tables: AtomicU64::new(0),
-            index: AtomicU64::new(0),
+            used: ByteCount::default(),
+            tables: ByteCount::default(),
+            index: ByteCount::default(),
         }
     }
 
@@ -36,13 +36,13 @@ impl Budget {
         self.limit.store(limit, Relaxed);
     }
     pub(crate) fn used(&self) -> u64 {
-        self.used.load(Relaxed)
+        self.used.get()
     }
     pub(crate) fn tables(&self) -> u64 {
-        self.tables.load(Relaxed)
+        self.tables.get()
     }
     pub(crate) fn index(&self) -> u64 {
-        self.index.load(Relaxed)
+        self.index.get()
     }
 
     /// Bytes that are left for slices.
@@ -54,20 +54,24 @@ impl Budget {
         self.used() > self.limit()
     }
 
+    /// How often a count would have wrapped: more than 0 is a bug.
+    pub(crate) fn miscounts(&self) -> u64 {
+        [&self.used, &self.tables, &self.index].into_iter().map(ByteCount::miscounts).sum()
+    }
+
     /// Takes `bytes` if they fit.
     pub(crate) fn try_take(&self, bytes: u64) -> bool {
-        let fits = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.limit());
-        self.used.fetch_update(Relaxed, Relaxed, fits).is_ok()
+        self.used.try_raise(bytes, self.limit())
     }
 
     /// Takes `bytes` in any case.
     pub(crate) fn take(&self, bytes: u64) {
-        raise(&self.used, bytes);
+        self.used.raise(bytes);
     }
 
     /// Gives back `bytes` that were taken.
     pub(crate) fn give_back(&self, bytes: u64) {
-        lower(&self.used, bytes);
+        self.used.lower(bytes);
     }
 
     /// Whether `bytes` more would be more than the index may have: a quarter of what is there for slices.
@@ -80,42 +84,73 @@ impl Budget {
         if self.index_is_full(bytes) || !self.try_take(bytes) {
             return false;
         }
-        self.index.fetch_add(bytes, Relaxed);
+        self.index.raise(bytes);
         true
     }
 
     pub(crate) fn give_back_index(&self, bytes: u64) {
-        lower(&self.index, bytes);
+        self.index.lower(bytes);
         self.give_back(bytes);
     }
 
     /// Notes that tables grew by `bytes`.
     pub(crate) fn take_for_tables(&self, bytes: u64) {
-        raise(&self.tables, bytes);
+        self.tables.raise(bytes);
         self.take(bytes);
     }
 
     pub(crate) fn give_back_tables(&self, bytes: u64) {
-        lower(&self.tables, bytes);
+        self.tables.lower(bytes);
         self.give_back(bytes);
     }
 }
 
-/// Raises a count, to its largest value at most. More is a bug, and a panic where assertions are on: a count that wraps
-/// would stop all loads for good.
-pub(super) fn raise(count: &AtomicU64, by: u64) {
-    let _ = count.fetch_update(Relaxed, Relaxed, |old| {
-        debug_assert!(old.checked_add(by).is_some(), "the budget's {old} bytes grow by {by}");
-        Some(old.saturating_add(by))
-    });
+/// A count of bytes that stays between 0 and its largest value whatever is added and taken away: one that wraps would stop all
+/// loads for good. That it would have wrapped is a bug. It is counted, and a panic where assertions are on.
+#[derive(Debug, Default)]
+pub(super) struct ByteCount {
+    bytes: AtomicU64,
+    miscounts: AtomicU64,
 }
 
-/// Lowers a count, to 0 at least, as [`raise`] raises it.
-pub(super) fn lower(count: &AtomicU64, by: u64) {
-    let _ = count.fetch_update(Relaxed, Relaxed, |old| {
-        debug_assert!(old >= by, "{by} bytes are given back to a budget of {old}");
-        Some(old.saturating_sub(by))
-    });
+impl ByteCount {
+    #[inline]
+    pub(super) fn get(&self) -> u64 {
+        self.bytes.load(Relaxed)
+    }
+
+    pub(super) fn raise(&self, by: u64) {
+        let add = |old: u64| Some(old.saturating_add(by));
+        let old = self.bytes.fetch_update(Relaxed, Relaxed, add).unwrap_or_default();
+        if old.checked_add(by).is_none() {
+            self.note_miscount(format_args!("a budget's {old} bytes grow by {by}"));
+        }
+    }
+
+    pub(super) fn lower(&self, by: u64) {
+        let take = |old: u64| Some(old.saturating_sub(by));
+        let old = self.bytes.fetch_update(Relaxed, Relaxed, take).unwrap_or_default();
+        if old < by {
+            self.note_miscount(format_args!("{by} bytes are given back to a budget of {old}"));
+        }
+    }
+
+    /// Raises it unless it would be more than `limit`.
+    fn try_raise(&self, by: u64, limit: u64) -> bool {
+        let fits = |old: u64| old.checked_add(by).filter(|sum| *sum <= limit);
+        self.bytes.fetch_update(Relaxed, Relaxed, fits).is_ok()
+    }
+
+    #[cold]
+    fn note_miscount(&self, what: std::fmt::Arguments<'_>) {
+        self.miscounts.fetch_add(1, Relaxed);
+        debug_assert!(false, "{what}");
+    }
+
+    /// How often it would have wrapped.
+    pub(super) fn miscounts(&self) -> u64 {
+        self.miscounts.load(Relaxed)
+    }
 }
 
 #[cfg(test)]
@@ -143,5 +178,26 @@ mod tests {
         assert!(!budget.try_take_for_index(1));
         budget.give_back_index(200);
         assert_eq!((budget.used(), budget.index(), budget.tables()), (200, 0, 200));
+    }
+
+    #[test]
+    fn what_would_wrap_is_kept_within_bounds_and_counted() {
+        let count = ByteCount::default();
+        count.raise(100);
+        // With assertions, each panics once it is counted.
+        let wraps = [
+            |count: &ByteCount| count.lower(101),
+            |count: &ByteCount| {
+                count.raise(7);
+                count.raise(u64::MAX);
+            },
+        ];
+        for (number, wrap) in (1..).zip(wraps) {
+            let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| wrap(&count)));
+            assert_eq!((ended.is_err(), count.miscounts()), (cfg!(debug_assertions), number));
+        }
+        assert_eq!(count.get(), u64::MAX);
+        count.lower(u64::MAX);
+        assert_eq!((count.get(), count.miscounts()), (0, 2));
     }
 }

@@ -6,7 +6,7 @@
 //! Constant cost at any size: a lookup is one hash, one probe; an eviction moves the hand of one shard over slots in an
 //! array, and each slot that it passes was used since it was passed last.
 
-use crate::qcow2::cache::budget::{Budget, lower, raise};
+use crate::qcow2::cache::budget::{Budget, ByteCount};
 use crate::qcow2::cache::shard::{Shard, ShardGuard};
 use crate::status::ImageStats;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
@@ -39,9 +39,9 @@ pub(crate) struct SliceStore {
     owners: AtomicU32,
     hand: AtomicU64,
     /// Bytes of slices changed since they were last frozen.
-    dirty_bytes: AtomicU64,
+    dirty_bytes: ByteCount,
     /// Bytes of the slices of [`Class::Derived`].
-    derived_bytes: AtomicU64,
+    derived_bytes: ByteCount,
     /// Reservations of loads under way.
     loads: AtomicU64,
     /// Requests that wait for room.
@@ -76,8 +76,8 @@ impl SliceStore {
             budget: Budget::new(limit),
             owners: AtomicU32::new(0),
             hand: AtomicU64::new(0),
-            dirty_bytes: AtomicU64::new(0),
-            derived_bytes: AtomicU64::new(0),
+            dirty_bytes: ByteCount::default(),
+            derived_bytes: ByteCount::default(),
             loads: AtomicU64::new(0),
             waiting: WaitQueue::default(),
             interval,
@@ -131,13 +131,13 @@ impl SliceStore {
     }
 
     pub(crate) fn note_dirty_bytes(&self, bytes: u64) {
-        raise(&self.dirty_bytes, bytes);
+        self.dirty_bytes.raise(bytes);
     }
     pub(crate) fn note_clean_bytes(&self, bytes: u64) {
-        lower(&self.dirty_bytes, bytes);
+        self.dirty_bytes.lower(bytes);
     }
     pub(crate) fn dirty_bytes(&self) -> u64 {
-        self.dirty_bytes.load(Relaxed)
+        self.dirty_bytes.get()
     }
 
     pub(crate) fn budget(&self) -> &Budget {
@@ -151,6 +151,9 @@ impl SliceStore {
             cache_limit: self.budget.limit(),
             table_bytes: self.budget.tables(),
             index_bytes: self.budget.index(),
+            cache_miscounts: self.budget.miscounts()
+                + self.dirty_bytes.miscounts()
+                + self.derived_bytes.miscounts(),
             ..ImageStats::default()
         };
         for shard in self.each(Class::Table).chain(self.each(Class::Derived)) {
@@ -232,7 +235,7 @@ impl SliceStore {
     /// Gives one slice up. Those of tables go first, since making a derived one takes a look into the tables of every image;
     /// but not as long as derived ones have more than their share.
     fn evict_one(&self) -> bool {
-        let is_full = self.derived_bytes.load(Relaxed) * 4 > self.budget.for_slices() * 3;
+        let is_full = self.derived_bytes.get() * 4 > self.budget.for_slices() * 3;
         let order = if is_full { [Class::Derived, Class::Table] } else { [Class::Table, Class::Derived] };
         order.into_iter().any(|class| self.evict_one_of(class))
     }
@@ -255,13 +258,13 @@ impl SliceStore {
     /// Notes that a slice was added.
     pub(crate) fn note_added(&self, class: Class, bytes: u64) {
         if class == Class::Derived {
-            raise(&self.derived_bytes, bytes);
+            self.derived_bytes.raise(bytes);
         }
     }
 
     fn note_gone(&self, class: Class, bytes: u64) {
         if class == Class::Derived {
-            lower(&self.derived_bytes, bytes);
+            self.derived_bytes.lower(bytes);
         }
     }
 
@@ -406,7 +409,7 @@ mod tests {
             };
             assert_eq!((dirty(ended), dirty(other)), (0, ids[16..].iter().filter(|id| *id % 3 != 2).count()));
             store.end_owner(class, other);
-            assert_eq!((store.budget.used(), store.derived_bytes.load(Relaxed)), (0, 0));
+            assert_eq!((store.budget.used(), store.derived_bytes.get()), (0, 0));
         }
     }
 
@@ -421,7 +424,7 @@ mod tests {
         store.forget(Class::Derived, owner);
         let left: Vec<u64> = ids.iter().copied().filter(|id| has(&store, Class::Derived, *id)).collect();
         assert_eq!(left, [ids[3]]);
-        assert_eq!((store.budget.used(), store.derived_bytes.load(Relaxed)), (2 * COST, 2 * COST));
+        assert_eq!((store.budget.used(), store.derived_bytes.get()), (2 * COST, 2 * COST));
         let after = store.each(Class::Derived).map(|shard| shard.generation());
         assert!(after.zip(before).all(|(after, before)| after > before));
     }
@@ -453,7 +456,7 @@ mod tests {
             add(&store, Class::Derived, 0, key);
         }
         add(&store, Class::Table, 1, 0);
-        let derived = || store.derived_bytes.load(Relaxed) / COST;
+        let derived = || store.derived_bytes.get() / COST;
         assert!(store.evict_one());
         assert_eq!(derived(), 6, "seven of eight are more than three quarters");
         assert!(store.evict_one());

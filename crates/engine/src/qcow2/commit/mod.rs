@@ -213,7 +213,7 @@ impl Qcow2 {
         Frozen { quarantined, map, counts, needs_data_barrier }
     }
 
-    async fn write_frozen(&self, worker: &Worker, frozen: &Frozen) -> Result<()> {
+    async fn write_frozen(self: &Arc<Self>, worker: &Worker, frozen: &Frozen) -> Result<()> {
         let counts = &frozen.counts;
         let has_phase_0 = counts.has_new_blocks();
         if has_phase_0 {
@@ -277,7 +277,12 @@ impl Qcow2 {
         self.files.barrier(worker, self.file()).await
     }
 
-    async fn write_moved_reftable(&self, worker: &Worker, offset: u64, bytes: &[u8]) -> Result<()> {
+    async fn write_moved_reftable(
+        self: &Arc<Self>,
+        worker: &Worker,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<()> {
         begins(CommitStep::MovedRefcountTable);
         self.write_all(worker, in_pieces(offset, bytes, MAX_WRITE), "reftable_update").await?;
         begins(CommitStep::BarrierOfMovedTable);
@@ -290,7 +295,13 @@ impl Qcow2 {
             Patch::U32(field::REFTABLE_CLUSTERS, clusters as u32),
         ];
         begins(CommitStep::HeaderOfMovedTable);
-        self.header.change(worker, &patches, OnFailure::Restore).await
+        if sabotage::is(Fault::ChangeHeaderOnLeader) {
+            return self.header.change(worker, &patches, OnFailure::Restore).await;
+        }
+        // By the image's own worker: a commit may stand still that others wait for with patience, but nobody in the header.
+        let image = self.clone();
+        let change = async move |on: Worker| image.header.change(&on, &patches, OnFailure::Restore).await;
+        self.own_worker.run(worker, self.path(), change).await
     }
 
     async fn write_new_tables(&self, worker: &Worker, frozen: &Frozen) -> Result<()> {

@@ -1,5 +1,6 @@
 //! Streams that are packed and not linked yet: where they are, and their bytes.
 
+use crate::image_worker::vanished;
 use crate::qcow2::compressed::stream_packer::StreamPlace;
 use crate::qcow2::map::mapping::Run;
 use crate::qcow2::state::Qcow2;
@@ -65,6 +66,10 @@ impl Qcow2 {
             match self.compressed.packer().copy_stream(guest, offset, &mut bytes) {
                 StreamPlace::Memory => return Ok(Some(bytes)),
                 StreamPlace::File => return Ok(None),
+                StreamPlace::Lost => {
+                    let guest = guest << self.geometry.cluster_bits;
+                    return Err(vanished(self.path()).at_guest(guest));
+                }
                 StreamPlace::Split(in_file) => {
                     let at = (in_file.start - offset) as usize;
                     let len = (in_file.end - in_file.start) as usize;

@@ -67,6 +67,8 @@ pub(crate) enum StreamPlace {
     Split(Range<u64>),
     /// In the file: linked, or written and not linked yet.
     File,
+    /// Nowhere: the write of some of them ended without a result.
+    Lost,
 }
 
 #[derive(Debug, Default)]
@@ -78,6 +80,8 @@ struct State {
     under_way: BTreeMap<u64, Range<u64>>,
     /// Writes that failed, and why; they are tried again by the next flush.
     failed: Vec<(PackedWrite, Error)>,
+    /// Writes that ended without a result: the host offsets of what they were to write, and why.
+    lost: Vec<(Range<u64>, Error)>,
     /// Host clusters in which packing went on behind writes whose references are not added yet, and how many those are.
     awaited: BTreeMap<u64, u32>,
     writes_made: u64,
@@ -256,7 +260,9 @@ impl StreamPacker {
         let Some(range) = elsewhere else { return StreamPlace::Memory };
         // Writes under way hold their bytes themselves.
         let is_in = |write: &Range<u64>| write.start < range.end && range.start < write.end;
-        if state.under_way.values().any(is_in) {
+        if state.lost.iter().any(|(write, _)| is_in(write)) {
+            StreamPlace::Lost
+        } else if state.under_way.values().any(is_in) {
             StreamPlace::BeingWritten
         } else if range == (offset..end) {
             StreamPlace::File
@@ -314,6 +320,10 @@ impl StreamPacker {
         if !state.awaited.contains_key(&cluster) {
             return Poll::Ready(Ok(()));
         }
+        // What a lost write has added nobody knows, and it adds nothing more.
+        if let Some((_, error)) = state.lost.first() {
+            return Poll::Ready(Err(error.clone()));
+        }
         let of_failed = state.failed.iter().find(|(write, _)| write.keeps_open == Some(cluster));
         if let Some((_, error)) = of_failed.filter(|_| !sabotage::is(Fault::WaitForFailedPart)) {
             return Poll::Ready(Err(error.clone()));
@@ -350,11 +360,13 @@ impl StreamPacker {
         waiting.wake();
     }
 
-    /// Ends a write that is lost.
-    pub(crate) fn forget(&self, number: u64) {
+    /// Ends a write that is lost. Its streams can't be read any more.
+    pub(crate) fn forget(&self, number: u64, why: Error) {
         let waiting = {
             let mut state = self.state();
-            state.under_way.remove(&number);
+            if let Some(range) = state.under_way.remove(&number) {
+                state.lost.push((range, why));
+            }
             state.waiting.take()
         };
         waiting.wake();
@@ -592,6 +604,28 @@ mod tests {
         assert!(packer.poll_closable(&late, Waker::noop()).is_pending());
         packer.referenced(&mut early);
         assert!(matches!(packer.poll_closable(&late, Waker::noop()), Poll::Ready(Ok(()))));
+    }
+
+    #[test]
+    fn the_streams_of_a_lost_part_are_not_read_from_the_file_and_nobody_waits_for_it() {
+        let rules = PackRules { cluster_bits: 16, refcount_max: 3, offset_end: 1 << 50, block: 4096 };
+        let mut supply = Supply { next: 8, bits: 16, clusters: 2, given: Vec::new() };
+        let packer = StreamPacker::default();
+        let mut add = |guest| {
+            let added = packer.add(guest, &[7; 5000], &rules, || Some(supply.room()));
+            assert!(matches!(added, Added::Done(None)));
+        };
+        add(3);
+        let (mut early, last) = packer.take_all(&rules);
+        add(4);
+        let late = packer.take_rest(&rules).unwrap();
+        assert!(packer.poll_closable(&late, Waker::noop()).is_pending());
+        let number = early.remove(0).number;
+        packer.forget(number, Error::new(crate::ErrorKind::Poisoned, "a panic"));
+        let offset = packer.stream(3).unwrap().offset;
+        assert_eq!(packer.copy_stream(3, offset, &mut Vec::new()), StreamPlace::Lost);
+        assert!(matches!(packer.poll_closable(&late, Waker::noop()), Poll::Ready(Err(_))));
+        assert!(packer.poll_ended(last, Waker::noop()).is_ready());
     }
 
     #[test]

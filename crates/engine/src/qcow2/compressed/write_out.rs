@@ -116,8 +116,9 @@ impl BegunWrite {
 impl Drop for BegunWrite {
     fn drop(&mut self) {
         if !self.has_ended {
-            self.image.files.poison(&vanished(self.image.path()));
-            self.image.compressed.packer().forget(self.number);
+            let why = vanished(self.image.path());
+            self.image.files.poison(&why);
+            self.image.compressed.packer().forget(self.number, why);
         }
     }
 }

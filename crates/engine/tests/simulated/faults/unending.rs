@@ -6,8 +6,9 @@ use crate::faults::bench::Bench;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use zebu::{Durability, ErrorKind, NewSnapshot};
-use zebu_sim::SimFileConfig;
+use zebu_sim::{CrashOptions, SimFileConfig};
 use zebu_storage::Worker;
+use zebu_storage::commit_steps::{self, CommitStep};
 
 const CLUSTER: u64 = 4096;
 const CLUSTERS: u64 = 64;
@@ -272,6 +273,45 @@ pub(crate) fn a_broken_promise_is_told() {
         nothing_is_wrong(bench);
     }
     assert!(refused > 0, "the commit was over each time: the test shows nothing");
+}
+
+/// The refcount table moves in a commit whose thread breaks its promise. The change of the header ends all the same: others may
+/// change the header, too.
+#[test]
+pub(crate) fn a_broken_promise_keeps_nobody_from_the_header() {
+    let setup = Setup {
+        cluster_size: 512,
+        refcount_bits: 64,
+        slice_size: Some(512),
+        workers: 3,
+        size: 8 << 20,
+        ..Setup::plain()
+    };
+    let bench = Bench::new(&setup, 1);
+    let before = bench.world.content(TOP).unwrap().bytes(48..56);
+    let moves = Rc::new(Cell::new(false));
+    let seen = moves.clone();
+    commit_steps::observe(Some(Box::new(move |step| {
+        seen.set(seen.get() || step == CommitStep::HeaderOfMovedTable);
+    })));
+    let (broken, other) = (&bench.workers[1], &bench.workers[2]);
+    assert!(broken.is_driven() && !other.is_driven());
+    let (guest, on) = (bench.guest.clone(), broken.clone());
+    let flush = begin(broken, async move {
+        guest.write(&on, 0, 3 << 20, Durability::Volatile).await;
+        guest.flush(&on).await
+    });
+    bench.world.run_until(|| moves.get()).unwrap();
+    commit_steps::observe(None);
+    bench.world.pause(1);
+    bench.world.run_until_idle().unwrap();
+    let options = CrashOptions { max_states: 100, ..CrashOptions::default() };
+    let durable =
+        bench.world.crash_states(&options).all(|left| left.file(TOP).unwrap().bytes(48..56) != before);
+    assert!(durable, "the change of the header waits for a worker that is not polled");
+    bench.world.resume(1);
+    end(&bench, &flush, "the flush");
+    nothing_is_wrong(bench);
 }
 
 /// A worker begins a close, and is not polled any more: requests of others end, with an error if the image is closed.
