@@ -110,7 +110,7 @@ mutants! {
     a_close_begins_beside_reads: CloseBesideReads, within 1 of
         [Scenario(unending::a_close_does_not_wait_without_end_for_a_read)];
     a_leader_changes_the_header: ChangeHeaderOnLeader, within 1 of
-        [Scenario(unending::a_broken_promise_keeps_nobody_from_the_header)];
+        [Scenario(unending::a_leader_leaves_the_header_to_the_own_worker)];
     promises_are_trusted: TrustPromise, within 1 of [Scenario(unending::a_broken_promise_is_told)];
     a_close_is_alone_while_it_waits: IdleWhileAlone, within 1 of
         [Scenario(unending::a_close_waits_for_no_operation_that_waits_for_it)];
