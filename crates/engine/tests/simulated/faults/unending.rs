@@ -298,7 +298,7 @@ pub(crate) fn a_leader_leaves_the_header_to_the_own_worker() {
     let (guest, on) = (bench.guest.clone(), leader.clone());
     let flush = begin(leader, async move {
         guest.write(&on, 0, 3 << 20, Durability::Volatile).await;
-        guest.flush(&on).await
+        guest.flush(&on).await;
     });
     bench.world.run_until(|| moves.get()).unwrap();
     commit_steps::observe(None);
