@@ -2,7 +2,9 @@
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit, setrlimit};
 use serde_json::Value;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::process::Command;
 use std::time::{Duration, Instant};
 use zebu_tests::nbd_client::{ACK, Client, ERROR, command, option};
 use zebu_tests::program::zebu;
@@ -299,7 +301,7 @@ fn requests_that_wait_for_memory_do_not_keep_a_server_from_its_end() {
 
 #[test]
 fn connections_have_no_more_than_half_of_the_memory() {
-    let (_scratch, server) = serve("--max-memory 64M");
+    let (_scratch, server) = serve("--max-memory 64M --max-clients-per-peer 256");
     let clients: Vec<Client> = (0..256).map(|_| Client::open(server.socket(), "").unwrap()).collect();
     assert!(Client::open(server.socket(), "").is_err());
     drop(clients);
@@ -325,6 +327,47 @@ fn clients_beyond_the_limit_are_sent_away() {
     }
     drop(second);
     server.stop();
+}
+
+/// As many silent clients as may come at all; before the handshake, in it, and behind it.
+#[test]
+fn silent_clients_lock_nobody_out() {
+    for engine in ["io_uring", "threads"] {
+        let scratch = Scratch::new("nbd-malformed");
+        zebu(scratch.path(), ["create", "-q", "-f", "qcow2", "disk.qcow2", "64M"]).ok();
+        // A socket that other users reach.
+        let public = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(public.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let socket = public.path().join("nbd.sock");
+        let limits = "--max-clients 64 --queues 2 --handshake-timeout 600 --socket-mode 0666";
+        let address = format!("--nbd unix:{}", socket.display());
+        let options = format!("{limits} {address} --aio {engine} -f qcow2 disk.qcow2");
+        let server = Server::start(scratch.path(), &options);
+        // Whoever has a place behind the handshake keeps it.
+        let mut first = Client::open(server.socket(), "").unwrap();
+        let silent: Vec<_> = (0..200).map(|_| UnixStream::connect(server.socket()).unwrap()).collect();
+        serves(&server);
+        let halfway: Vec<_> = (0..200).filter_map(|_| Client::start(server.socket()).ok()).collect();
+        serves(&server);
+        let others: Vec<_> = (0..200).filter_map(|_| Client::open(server.socket(), "").ok()).collect();
+        assert_eq!(others.len(), 64 - 64 / 16 - 1, "{engine}: one user's share");
+        assert!(Client::open(server.socket(), "").is_err());
+        assert_eq!(first.write(0, 4096, &[7; 512]).unwrap(), 0);
+        // As another user, who has none of these places.
+        let uri = format!("nbd+unix:///?socket={}", socket.display());
+        let other_user = Command::new("setpriv")
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups", "nbdinfo", "--size", &uri])
+            .output()
+            .unwrap();
+        drop((silent, halfway));
+        if rustix::process::getuid().is_root() {
+            assert!(other_user.status.success(), "{engine}: {other_user:?}");
+            assert_eq!(String::from_utf8_lossy(&other_user.stdout).trim(), SIZE.to_string());
+        }
+        drop((others, first));
+        let said = server.stop_with_messages();
+        assert!(said.contains("more than 60 clients of user"), "{engine}: {said}");
+    }
 }
 
 #[test]

@@ -345,6 +345,25 @@ fn a_reply_that_is_under_way_arrives_whole() {
     }
 }
 
+/// A write whose payload the server did not take, because it ends, is not answered: an error would get to the guest of a
+/// client that connects again and repeats what was not answered.
+#[test]
+fn half_a_write_is_not_answered_by_a_server_that_ends() {
+    for options in ["--aio io_uring", "--aio threads"] {
+        let scratch = Scratch::new("nbd-requests");
+        zebu(scratch.path(), ["create", "-q", "-f", "qcow2", IMAGE, "64M"]).ok();
+        let server = Server::start(scratch.path(), &format!("{options} -f qcow2 {IMAGE}"));
+        let mut client = Client::open(server.socket(), "").unwrap();
+        client.write(0, 0, &[5; 4096]).unwrap();
+        client.request(0, command::WRITE, 8, 0, 1 << 20).unwrap();
+        client.say(&[6; 4096]).unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        server.signal(Signal::TERM);
+        assert!(client.take(4).is_err(), "{options}: half a write is answered");
+        assert_eq!(server.wait(), (Some(0), String::new()), "{options}");
+    }
+}
+
 #[test]
 fn a_second_signal_ends_the_server_at_once_and_says_what_is_lost() {
     let scratch = Scratch::new("nbd-requests");

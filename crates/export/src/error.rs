@@ -32,4 +32,10 @@ pub enum ExportError {
     /// A name is too long.
     #[error("the export name '{0}' is longer than 4096 bytes")]
     LongName(String),
+    /// A description is too long.
+    #[error("the description of the export '{0}' is longer than 4096 bytes")]
+    LongDescription(String),
+    /// A zero byte, which the protocol's strings can't have.
+    #[error("the name or the description of the export {0:?} has a zero byte")]
+    ZeroByte(String),
 }

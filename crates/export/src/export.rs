@@ -229,6 +229,12 @@ impl Exports {
             if export.name.len() > MAX_NAME {
                 return Err(ExportError::LongName(export.name.clone()));
             }
+            if export.description.len() > MAX_NAME {
+                return Err(ExportError::LongDescription(export.name.clone()));
+            }
+            if export.name.contains('\0') || export.description.contains('\0') {
+                return Err(ExportError::ZeroByte(export.name.clone()));
+            }
             if exports[..index].iter().any(|other| other.name == export.name) {
                 return Err(ExportError::DuplicateName(export.name.clone()));
             }

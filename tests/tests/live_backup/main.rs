@@ -66,7 +66,8 @@ fn case(qemu: &Qemu, seed: u64) {
     let shape = *random.pick(&["", "extended_l2=on", "cluster_size=4k", "compat=0.10", "cluster_size=1M"]);
     make(dir, shape);
     let cache = *random.pick(&["writeback", "none"]);
-    let server = serve(dir, &format!("-t {cache} --queues {}", random.between(1, 2)));
+    let engine = ["io_uring", "threads"][(seed % 2) as usize];
+    let server = serve(dir, &format!("--aio {engine} -t {cache} --queues {}", random.between(1, 2)));
     let mut lanes = lanes(&server, SIZE, seed);
     for lane in &mut lanes {
         for _ in 0..12 {
@@ -85,7 +86,7 @@ fn case(qemu: &Qemu, seed: u64) {
         ctl(dir, &words).ok();
         let mut ended = Value::Null;
         change_until(&mut lanes, &AtomicBool::new(false), || ended = wait(dir));
-        let what = format!("seed {seed}, {shape}, {words:?}");
+        let what = format!("seed {seed}, {engine}, {shape}, {words:?}");
         assert_eq!(ended["status"], "completed", "{what}: {ended}");
         assert_eq!(ended["done"], ended["total"], "{what}: {ended}");
         assert!(

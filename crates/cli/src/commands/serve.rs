@@ -139,6 +139,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "NUM", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..=1_000_000), default_value = "1024")]
     max_clients: u32,
 
+    /// Connections of one user (at Unix sockets) or from one address (TCP; IPv6: one /64 network) at the same time; further
+    /// ones are closed immediately [default: all but a sixteenth of --max-clients]
+    #[arg(long, value_name = "NUM", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..=1_000_000), conflicts_with = "queue_clients")]
+    max_clients_per_peer: Option<u32>,
+
     /// Requests of one connection under way at once; further ones wait in the socket
     #[arg(long, value_name = "NUM", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..=65536), default_value = "512")]
     max_requests: u32,
@@ -757,6 +762,7 @@ fn config(args: &ServeArgs) -> Result<NbdConfig, Failure> {
     Ok(NbdConfig::default()
         .memory(MemoryBudget::new(args.max_memory))
         .max_clients(args.max_clients as usize)
+        .max_clients_per_peer(args.max_clients_per_peer.map(|most| most as usize))
         .when_full(if args.queue_clients { WhenFull::Wait } else { WhenFull::SendAway })
         .max_requests(args.max_requests as usize)
         .max_bytes(args.max_request_memory)

@@ -22,6 +22,9 @@ pub enum WhenFull {
 pub struct NbdConfig {
     /// Clients at once.
     pub max_clients: usize,
+    /// Of these, how many may be of one user (at Unix sockets) or from one address (TCP; of IPv6, one network of 64 bits).
+    /// `None`: all but a sixteenth, or all if further clients wait.
+    pub max_clients_per_peer: Option<usize>,
     /// Treatment of those beyond.
     pub when_full: WhenFull,
     /// Requests of one client under way at once; it is not read from meanwhile.
@@ -45,6 +48,7 @@ pub struct NbdConfig {
 
 zebu_storage::option_setters!(NbdConfig {
     max_clients: usize,
+    max_clients_per_peer: Option<usize>,
     when_full: WhenFull,
     max_requests: usize,
     max_bytes: u64,
@@ -61,6 +65,7 @@ impl Default for NbdConfig {
     fn default() -> Self {
         Self {
             max_clients: 1024,
+            max_clients_per_peer: None,
             when_full: WhenFull::SendAway,
             max_requests: 512,
             max_bytes: 32 << 20,

@@ -6,6 +6,7 @@ use super::inbox::Inbox;
 use super::option::{
     ClientOption, ContextRequest, InfoRequest, MAX_OPTION_DATA, OptionHeader, OptionRefusal, parse_option,
 };
+use super::peers::Peer;
 use super::protocol::{
     HandshakeFlags, OPTION_MAGIC, OPTION_REPLY_MAGIC, OptionReply, SERVER_MAGIC, TransmissionFlags, info,
     option,
@@ -40,6 +41,7 @@ pub(crate) struct Handshake<'a> {
     transport: Transport,
     config: &'a NbdConfig,
     exports: &'a Exports,
+    peer: &'a Peer,
     client: HandshakeFlags,
     replies: ReplyStyle,
     /// The contexts chosen, and for which export.
@@ -63,12 +65,14 @@ impl<'a> Handshake<'a> {
         transport: &Transport,
         exports: &'a Exports,
         config: &'a NbdConfig,
+        peer: &'a Peer,
     ) -> Self {
         Self {
             worker,
             transport: transport.clone(),
             config,
             exports,
+            peer,
             client: HandshakeFlags::empty(),
             replies: ReplyStyle::Simple,
             contexts: None,
@@ -140,6 +144,9 @@ impl<'a> Handshake<'a> {
                 self.describe(code, &request).await?;
             }
             ClientOption::Go(request) => {
+                if self.exports.find(request.export).is_some() {
+                    self.keep_place()?;
+                }
                 if let Some(export) = self.describe(code, &request).await? {
                     return Ok(Next::Serve(Box::new(self.agree(export))));
                 }
@@ -220,6 +227,7 @@ impl<'a> Handshake<'a> {
             return Err(violation(format!("there is no export '{}'", name.escape_debug())));
         };
         let export = Arc::clone(export);
+        self.keep_place()?;
         let mut reply = export.image().virtual_size().to_be_bytes().to_vec();
         reply.extend(self.flags(&export).bits().to_be_bytes());
         if !self.client.contains(HandshakeFlags::NO_ZEROES) {
@@ -319,6 +327,11 @@ impl<'a> Handshake<'a> {
             flags |= TransmissionFlags::SEND_DF;
         }
         flags
+    }
+
+    /// Before the client is told that its choice holds.
+    fn keep_place(&self) -> io::Result<()> {
+        if self.peer.keep_place() { Ok(()) } else { Err(violation("another has got the client's place")) }
     }
 
     fn agree(&self, export: Arc<Export>) -> Agreement {

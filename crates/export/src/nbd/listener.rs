@@ -1,5 +1,6 @@
 //! Where clients come in.
 
+use super::origin::Origin;
 use crate::error::ExportError;
 use rustix::io::Errno;
 use rustix::net::{SocketAddrAny, SocketFlags, acceptfrom_with, sockopt};
@@ -69,32 +70,42 @@ impl Listener {
         &self.socket
     }
 
-    /// A client that has come, if one has, and who it is, for messages.
+    /// A client that has come, if one has.
     ///
     /// # Errors
     /// EAGAIN if none has; others, such as a lack of descriptors, may pass.
-    pub(crate) fn accept(&self) -> Result<(Socket, String), Errno> {
+    pub(crate) fn accept(&self) -> Result<Client, Errno> {
         let (fd, address) = acceptfrom_with(&self.socket, SocketFlags::CLOEXEC)?;
         if self.kind == Kind::Tcp {
             // Replies are not to wait for each other; vanished clients are to be noticed in the end.
             let _ = sockopt::set_tcp_nodelay(&fd, true);
             let _ = sockopt::set_socket_keepalive(&fd, true);
         }
-        let name = name_of(&fd, address);
+        let (name, origin) = name_of(&fd, address);
         let socket = Socket::new(fd);
         let socket =
             socket.map_err(|error| error.raw_os_error().map_or(Errno::INVAL, Errno::from_raw_os_error))?;
-        Ok((socket, name))
+        Ok(Client { socket, name, origin })
     }
 }
 
-/// The address of a client, or the process that a Unix socket's client was when it connected.
-fn name_of(socket: &OwnedFd, address: Option<SocketAddrAny>) -> String {
+/// A client that has come.
+pub(crate) struct Client {
+    pub(crate) socket: Socket,
+    /// For messages: its address, or the process that a Unix socket's client was when it connected.
+    pub(crate) name: String,
+    pub(crate) origin: Origin,
+}
+
+fn name_of(socket: &OwnedFd, address: Option<SocketAddrAny>) -> (String, Origin) {
     match address.map(SocketAddr::try_from) {
-        Some(Ok(address)) => address.to_string(),
+        Some(Ok(address)) => (address.to_string(), address.into()),
         _ => match sockopt::socket_peercred(socket) {
-            Ok(peer) => format!("of process {} (user {})", peer.pid.as_raw_nonzero(), peer.uid.as_raw()),
-            Err(_) => "at a Unix socket".to_owned(),
+            Ok(peer) => {
+                let (process, user) = (peer.pid.as_raw_nonzero(), peer.uid.as_raw());
+                (format!("of process {process} (user {user})"), Origin::User(user))
+            }
+            Err(_) => ("at a Unix socket".to_owned(), Origin::Unknown),
         },
     }
 }

@@ -6,6 +6,7 @@ mod handshake;
 mod inbox;
 mod listener;
 mod option;
+mod origin;
 mod outbox;
 mod peers;
 mod protocol;

@@ -1,20 +1,38 @@
 //! The clients of a server, as everybody but their own session sees them.
 
+use super::origin::Origin;
 use crate::export::Export;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::Shutdown;
 use slab::Slab;
+use std::collections::HashMap;
 use std::future::{Future, poll_fn};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Poll, Waker};
 use zebu_storage::Socket;
+
+/// A client's hold on its place among the others.
+#[repr(u8)]
+enum Place {
+    /// It has not chosen an export: a newcomer may get the place.
+    Handshake,
+    /// It has chosen one, and keeps the place.
+    Kept,
+    /// A newcomer has got the place.
+    Displaced,
+}
 
 /// One client.
 #[derive(Debug)]
 pub(crate) struct Peer {
     socket: Option<Socket>,
+    origin: Origin,
+    /// Its number in the order of arrival.
+    number: u64,
+    /// One of [`Place`].
+    place: AtomicU8,
     /// Whether anything was received or sent since the last look.
     is_active: AtomicBool,
     /// Looks since something was, or since it came.
@@ -28,9 +46,12 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    fn new(socket: Option<Socket>) -> Self {
+    fn new(socket: Option<Socket>, origin: Origin, number: u64) -> Self {
         Self {
             socket,
+            origin,
+            number,
+            place: AtomicU8::new(Place::Handshake as u8),
             is_active: AtomicBool::new(false),
             quiet: AtomicU32::new(0),
             is_serving: AtomicBool::new(false),
@@ -42,7 +63,7 @@ impl Peer {
 
     #[cfg(test)]
     pub(crate) fn for_test() -> Self {
-        Self::new(None)
+        Self::new(None, Origin::Unknown, 0)
     }
 
     /// Something was received or sent.
@@ -74,6 +95,30 @@ impl Peer {
     /// Ends the connection in both directions.
     pub(crate) fn hang_up(&self) {
         self.shut_down(Shutdown::Both);
+    }
+
+    /// Keeps its place, before the client is told that its export was found; false if a newcomer has got it.
+    pub(crate) fn keep_place(&self) -> bool {
+        self.leave_handshake(Place::Kept) != Place::Displaced as u8
+    }
+
+    /// Leaves its place to a newcomer; false if it is kept, or gone.
+    fn give_place(&self) -> bool {
+        let is_given = self.leave_handshake(Place::Displaced) == Place::Handshake as u8;
+        if is_given {
+            self.hang_up();
+        }
+        is_given
+    }
+
+    /// The place before that.
+    fn leave_handshake(&self, to: Place) -> u8 {
+        let (from, to) = (Place::Handshake as u8, to as u8);
+        self.place.compare_exchange(from, to, Relaxed, Relaxed).unwrap_or_else(|other| other)
+    }
+
+    fn can_be_displaced(&self) -> bool {
+        self.place.load(Relaxed) == Place::Handshake as u8
     }
 
     /// Whether the client closed its side, or the connection ended: what it sent before may not be received yet.
@@ -122,10 +167,53 @@ pub(crate) struct TimeLimits {
 /// For so many seconds a client may hold memory that others wait for, without taking replies or sending its data.
 const STUCK: u32 = 30;
 
+/// How many clients there may be.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Places {
+    pub(crate) most: usize,
+    /// Of one origin.
+    pub(crate) of_one: usize,
+}
+
+/// The lack that keeps a client out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoPlace {
+    /// There are as many clients as may be.
+    Full,
+    /// Its origin has all that one may have.
+    OfOrigin(Origin),
+}
+
+/// Displaced clients that may be on their way out, beside those that have places.
+pub(crate) const LEAVING: usize = 64;
+
+#[derive(Debug, Default)]
+struct Present {
+    all: Slab<Arc<Peer>>,
+    /// Clients of each origin.
+    of: HashMap<Origin, usize>,
+    /// The number of the next client.
+    next: u64,
+}
+
+impl Present {
+    /// Takes the place of the client that has been in its handshake for longest, of this origin or of any.
+    fn displace(&self, of: Option<Origin>) -> bool {
+        let oldest = || {
+            let candidates = self.all.iter().map(|(_, peer)| peer).filter(|peer| peer.can_be_displaced());
+            candidates
+                .filter(|peer| of.is_none_or(|origin| peer.origin == origin))
+                .min_by_key(|peer| peer.number)
+        };
+        // One that chooses an export meanwhile keeps its place.
+        std::iter::from_fn(oldest).any(|peer| peer.give_place())
+    }
+}
+
 /// All clients.
 #[derive(Debug, Default)]
 pub(crate) struct Peers {
-    present: Mutex<Slab<Arc<Peer>>>,
+    present: Mutex<Present>,
     /// Clients that had chosen an export and have left.
     left: AtomicUsize,
     /// Woken when one leaves.
@@ -133,23 +221,44 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    fn lock(&self) -> MutexGuard<'_, Slab<Arc<Peer>>> {
+    fn lock(&self) -> MutexGuard<'_, Present> {
         self.present.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a client in; `None` if there are `most` already.
-    pub(crate) fn admit(self: &Arc<Self>, socket: &Socket, most: usize) -> Option<Membership> {
-        let mut peers = self.lock();
-        if peers.len() >= most {
-            return None;
+    /// Takes a client in. If there are as many as may be, it gets the place of one that has not chosen an export.
+    ///
+    /// # Errors
+    /// There is no such one.
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        socket: &Socket,
+        origin: Origin,
+        places: Places,
+    ) -> Result<Membership, NoPlace> {
+        let mut present = self.lock();
+        let of_origin = present.of.get(&origin).copied().unwrap_or(0);
+        let lack = if of_origin >= places.of_one {
+            Some((NoPlace::OfOrigin(origin), Some(origin)))
+        } else if present.all.len() >= places.most {
+            Some((NoPlace::Full, None))
+        } else {
+            None
+        };
+        if let Some((lack, of)) = lack {
+            let too_many_leave = present.all.len() >= places.most.saturating_add(LEAVING);
+            if too_many_leave || !present.displace(of) {
+                return Err(lack);
+            }
         }
-        let peer = Arc::new(Peer::new(Some(socket.clone())));
-        let key = peers.insert(Arc::clone(&peer));
-        Some(Membership { peers: Arc::clone(self), key, peer })
+        let peer = Arc::new(Peer::new(Some(socket.clone()), origin, present.next));
+        present.next += 1;
+        *present.of.entry(origin).or_default() += 1;
+        let key = present.all.insert(Arc::clone(&peer));
+        Ok(Membership { peers: Arc::clone(self), key, peer })
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.lock().len()
+        self.lock().all.len()
     }
 
     /// Whether a client was served, and none is there any more.
@@ -172,26 +281,27 @@ impl Peers {
 
     /// Looks at all clients and ends those whose time is over; says how many that are.
     pub(crate) fn look(&self, limits: &TimeLimits) -> usize {
-        let peers = self.lock();
-        let over = peers.iter().filter(|(_, peer)| peer.look(limits)).map(|(_, peer)| peer.hang_up());
+        let present = self.lock();
+        let over = present.all.iter().filter(|(_, peer)| peer.look(limits)).map(|(_, peer)| peer.hang_up());
         over.count()
     }
 
     /// Ends the connections to an export that was closed.
     pub(crate) fn leave_closed(&self) {
-        let peers = self.lock();
-        let of_closed = peers.iter().filter(|(_, peer)| peer.export.get().is_some_and(|of| of.is_closed()));
+        let present = self.lock();
+        let of_closed =
+            present.all.iter().filter(|(_, peer)| peer.export.get().is_some_and(|of| of.is_closed()));
         of_closed.for_each(|(_, peer)| peer.hang_up());
     }
 
     /// No client's further requests are received.
     pub(crate) fn stop_receiving(&self) {
-        self.lock().iter().for_each(|(_, peer)| peer.stop_receiving());
+        self.lock().all.iter().for_each(|(_, peer)| peer.stop_receiving());
     }
 
     /// Ends all connections.
     pub(crate) fn hang_up(&self) {
-        self.lock().iter().for_each(|(_, peer)| peer.hang_up());
+        self.lock().all.iter().for_each(|(_, peer)| peer.hang_up());
     }
 }
 
@@ -214,7 +324,15 @@ impl Drop for Membership {
         if self.peer.is_serving.load(Relaxed) {
             self.peers.left.fetch_add(1, Release);
         }
-        self.peers.lock().try_remove(self.key);
+        let mut present = self.peers.lock();
+        present.all.try_remove(self.key);
+        if let Some(count) = present.of.get_mut(&self.peer.origin) {
+            *count -= 1;
+            if *count == 0 {
+                present.of.remove(&self.peer.origin);
+            }
+        }
+        drop(present);
         let waiting = std::mem::take(&mut *self.peers.waiting.lock().unwrap_or_else(PoisonError::into_inner));
         waiting.into_iter().for_each(Waker::wake);
     }
@@ -240,6 +358,53 @@ mod tests {
         peer.set_requests(0);
         assert!(!peer.look(&limits));
         assert!(!peer.look(&TimeLimits { handshake: Some(1), idle: None, memory_is_short: false }));
+    }
+
+    #[test]
+    fn who_has_not_chosen_an_export_makes_room() {
+        let peers = Arc::<Peers>::default();
+        let places = Places { most: 3, of_one: 2 };
+        let come = |user: u32| {
+            let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+            let socket = Socket::new(ours).unwrap();
+            peers.admit(&socket, Origin::User(user), places).map(|membership| (membership, theirs))
+        };
+        let is_there =
+            |client: &(Membership, _)| client.0.peer().place.load(Relaxed) != Place::Displaced as u8;
+        let (first, second) = (come(1).unwrap(), come(1).unwrap());
+        let third = come(1).unwrap();
+        assert!(!is_there(&first) && is_there(&second), "its own, as it has its share");
+        drop(first);
+        assert!(second.0.peer().keep_place());
+        let other = come(2).unwrap();
+        assert!(is_there(&third), "there was room");
+        let another = come(3).unwrap();
+        assert!(!is_there(&third) && is_there(&second) && is_there(&other), "the oldest in its handshake");
+        assert!(!third.0.peer().keep_place(), "it comes too late");
+        drop(third);
+        for chooser in [&other, &another] {
+            assert!(chooser.0.peer().keep_place());
+        }
+        assert_eq!(come(3).err(), Some(NoPlace::Full));
+        drop(other);
+        let third = come(1).unwrap();
+        assert!(third.0.peer().keep_place());
+        assert_eq!(come(1).err(), Some(NoPlace::OfOrigin(Origin::User(1))));
+        drop((second, third, another));
+        assert!(peers.len() == 0 && peers.lock().of.is_empty());
+    }
+
+    #[test]
+    fn those_on_their_way_out_are_bounded() {
+        let peers = Arc::<Peers>::default();
+        let places = Places { most: 1, of_one: 1 };
+        let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let socket = Socket::new(ours).unwrap();
+        let come = || peers.admit(&socket, Origin::User(1), places);
+        let all: Vec<_> = (0..=LEAVING).map(|_| come().unwrap()).collect();
+        assert!(come().is_err());
+        drop(all);
+        assert!(come().is_ok());
     }
 
     #[test]

@@ -205,7 +205,12 @@ fn judge_command(
     }
     let payload = || match u32::try_from(len) {
         Ok(len) if len <= MAX_PAYLOAD => Ok(len),
-        _ if header.command == command::READ => Err((NbdErrno::Overflow, "at most 32 MiB are read at once")),
+        _ if header.command == command::READ => {
+            // The other error belongs to reads that may ask for one chunk.
+            let in_one_chunk = terms.flags.contains(TransmissionFlags::SEND_DF);
+            let errno = if in_one_chunk { NbdErrno::Overflow } else { NbdErrno::Invalid };
+            Err((errno, "at most 32 MiB are read at once"))
+        }
         _ => Err((NbdErrno::Invalid, "at most 32 MiB are written at once")),
     };
     Ok(Some(match header.command {
@@ -327,7 +332,10 @@ mod tests {
     fn too_much_data_is_refused_or_ends_the_session() {
         let terms = terms(HeaderStyle::Compact);
         let most = u64::from(MAX_PAYLOAD);
-        assert_eq!(refused(judge(&header(0, 0, 0, most + 1), &terms)), (NbdErrno::Overflow, 0));
+        assert_eq!(refused(judge(&header(0, 0, 0, most + 1), &terms)), (NbdErrno::Invalid, 0));
+        let flags = terms.flags | TransmissionFlags::SEND_DF;
+        let in_one_chunk = Terms { flags, ..terms };
+        assert_eq!(refused(judge(&header(0, 0, 0, most + 1), &in_one_chunk)), (NbdErrno::Overflow, 0));
         assert_eq!(refused(judge(&header(1, 0, 0, most + 1), &terms)), (NbdErrno::Invalid, most + 1));
         assert!(matches!(judge(&header(1, 0, 0, (64 << 20) + 1), &terms), Verdict::Broken(_)));
     }

@@ -3,8 +3,8 @@
 use super::config::{NbdConfig, WhenFull};
 use super::handshake::Handshake;
 use super::inbox::Inbox;
-use super::listener::Listener;
-use super::peers::{Membership, Peers, TimeLimits};
+use super::listener::{Client, Listener};
+use super::peers::{LEAVING, Membership, NoPlace, Peers, Places, TimeLimits};
 use super::session::Session;
 use super::transport::{Transport, is_tls_failure};
 use crate::error::ExportError;
@@ -34,6 +34,7 @@ const TLS: u64 = 128 << 10;
 struct Shared {
     exports: Exports,
     config: NbdConfig,
+    places: Places,
     peers: Arc<Peers>,
     pool: PoolHandle,
     stop: Stop,
@@ -54,6 +55,22 @@ impl Shared {
     }
 }
 
+/// Bytes that a connection takes by being there.
+fn fixed(config: &NbdConfig) -> u64 {
+    CONNECTION + if config.has_tls() { TLS } else { 0 }
+}
+
+/// As many clients as may be, and as connections may have memory.
+fn places(config: &NbdConfig) -> Places {
+    let in_memory = usize::try_from(config.memory.limit() / 2 / fixed(config)).unwrap_or(usize::MAX);
+    let most = config.max_clients.min(in_memory.max(1));
+    let of_one = config.max_clients_per_peer.unwrap_or(match config.when_full {
+        WhenFull::SendAway => most - most / 16,
+        WhenFull::Wait => most,
+    });
+    Places { most, of_one }
+}
+
 /// A server that takes clients in. Dropping it stops it, too.
 pub struct NbdServer(Arc<Shared>);
 
@@ -70,6 +87,7 @@ impl NbdServer {
     ) -> Result<Self, ExportError> {
         let shared = Arc::new(Shared {
             exports,
+            places: places(&config),
             config,
             peers: Arc::default(),
             pool: pool.handle(),
@@ -110,7 +128,7 @@ impl Drop for NbdServer {
 }
 
 async fn accept(shared: Arc<Shared>, listener: &Listener, seat: &Seat) {
-    let Shared { config, stop, peers, .. } = &*shared;
+    let Shared { config, stop, peers, places, .. } = &*shared;
     let mut failures = Seldom::default();
     // A client that is there already makes the socket readable at once: `or` would never look at the switch.
     while !stop.is_thrown()
@@ -123,11 +141,12 @@ async fn accept(shared: Arc<Shared>, listener: &Listener, seat: &Seat) {
             return;
         }
         while !stop.is_thrown() {
-            if config.when_full == WhenFull::Wait && stop.or(peers.room(config.max_clients)).await.is_none() {
+            if config.when_full == WhenFull::Wait && stop.or(peers.room(places.most)).await.is_none() {
                 return;
             }
+            let_displaced_go(&shared, seat).await;
             match listener.accept() {
-                Ok((socket, client)) => welcome(&shared, socket, client, listener),
+                Ok(client) => welcome(&shared, client, listener),
                 Err(Errno::AGAIN) => break,
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(errno) => {
@@ -145,6 +164,17 @@ async fn accept(shared: Arc<Shared>, listener: &Listener, seat: &Seat) {
     }
 }
 
+/// Lets clients go whose places others have got, if many are on their way out. (They may belong to this thread.)
+async fn let_displaced_go(shared: &Shared, seat: &Seat) {
+    let is_crowded = || shared.peers.len() >= shared.places.most.saturating_add(LEAVING);
+    let deadline = Instant::now() + BREATH;
+    while is_crowded() && Instant::now() < deadline {
+        if shared.stop.or(seat.worker.sleep(Duration::from_millis(1))).await.is_none() {
+            return;
+        }
+    }
+}
+
 fn in_words(errno: Errno) -> String {
     match errno {
         Errno::MFILE => format!("{errno}: raise the limit of open files (LimitNOFILE= of a unit, ulimit -n)"),
@@ -152,43 +182,66 @@ fn in_words(errno: Errno) -> String {
     }
 }
 
-fn welcome(shared: &Arc<Shared>, socket: Socket, client: String, listener: &Listener) {
-    let Shared { config, peers, pool, .. } = &**shared;
-    let Some(membership) = peers.admit(&socket, config.max_clients) else {
-        let most = config.max_clients;
-        let is_news = shared.crowds.lock().unwrap_or_else(PoisonError::into_inner).is_due(Instant::now());
-        let level = if is_news { Level::Warning } else { Level::Info };
-        config.log.write(level, format_args!("{}: more than {most} clients", listener.name()));
-        return;
+fn welcome(shared: &Arc<Shared>, client: Client, listener: &Listener) {
+    let Shared { peers, pool, places, .. } = &**shared;
+    let Client { socket, name, origin } = client;
+    let membership = match peers.admit(&socket, origin, *places) {
+        Ok(membership) => membership,
+        Err(lack) => return tell_lack(shared, lack, listener),
     };
     let of = Arc::clone(shared);
     pool.spawn_on(pool.least_loaded(), move |seat| async move {
         let log = &of.config.log;
-        log.write(Level::Debug, format_args!("client {client} connects"));
+        log.write(Level::Debug, format_args!("client {name} connects"));
         match serve(&of, &socket, &membership, &seat).await {
-            Ok(()) => log.write(Level::Debug, format_args!("client {client} leaves")),
+            Ok(()) => log.write(Level::Debug, format_args!("client {name} leaves")),
             Err(error) => {
                 let level = of.level_of(&error);
-                log.write(level, format_args!("client {client} is sent away: {error}"));
+                log.write(level, format_args!("client {name} is sent away: {error}"));
             }
         }
     });
 }
 
+fn tell_lack(shared: &Shared, lack: NoPlace, listener: &Listener) {
+    let Shared { config, places: Places { most, of_one }, .. } = shared;
+    let is_news = shared.crowds.lock().unwrap_or_else(PoisonError::into_inner).is_due(Instant::now());
+    let level = if is_news { Level::Warning } else { Level::Info };
+    let name = listener.name();
+    match lack {
+        NoPlace::OfOrigin(origin) if of_one < most => {
+            config.log.write(level, format_args!("{name}: more than {of_one} clients of {origin}"));
+        }
+        _ if *most < config.max_clients => {
+            let limit = config.memory.limit() >> 20;
+            config.log.write(level, format_args!("{name}: connections take half of {limit} MiB"));
+        }
+        _ => config.log.write(level, format_args!("{name}: more than {most} clients")),
+    }
+}
+
 async fn serve(shared: &Shared, socket: &Socket, membership: &Membership, seat: &Seat) -> io::Result<()> {
-    let Shared { exports, config, stop, .. } = shared;
+    let Shared { exports, config, stop, peers, places, .. } = shared;
     if stop.is_thrown() {
         return Ok(());
     }
     let peer = membership.peer();
-    let fixed = CONNECTION + if config.has_tls() { TLS } else { 0 };
-    let account = config.memory.admit(Due { fixed, reserve: 0 }, peer.held()).ok_or_else(|| {
+    let due = Due { fixed: fixed(config), reserve: 0 };
+    let mut account = config.memory.admit(due, peer.held());
+    if account.is_none() && peers.len() > places.most {
+        // One whose place this client got is on its way out, and gives its memory back.
+        if stop.or(peers.room(places.most + 1)).await.is_none() {
+            return Ok(());
+        }
+        account = config.memory.admit(due, peer.held());
+    }
+    let account = account.ok_or_else(|| {
         let most = config.memory.limit() >> 20;
         io::Error::new(io::ErrorKind::OutOfMemory, format!("connections take half of {most} MiB"))
     })?;
     let plain = Transport::Plain(socket.clone());
     let mut inbox = Inbox::new(&seat.worker, &plain, peer);
-    let mut handshake = Handshake::new(&seat.worker, &plain, exports, config);
+    let mut handshake = Handshake::new(&seat.worker, &plain, exports, config, peer);
     let agreement = handshake.run(&mut inbox).await?;
     let Some(agreement) = agreement else { return Ok(()) };
     peer.serves(&agreement.export);
@@ -225,10 +278,9 @@ async fn watch(shared: &Shared, seat: &Seat) {
     // Clients that came in at the last moment.
     peers.stop_receiving();
     let step = Duration::from_millis(10);
-    let mut left = Duration::from_secs(config.stop_timeout.into());
-    while peers.len() > 0 && !left.is_zero() {
+    let deadline = Instant::now() + Duration::from_secs(config.stop_timeout.into());
+    while peers.len() > 0 && Instant::now() < deadline {
         seat.worker.sleep(step).await;
-        left = left.saturating_sub(step);
     }
     peers.hang_up();
 }

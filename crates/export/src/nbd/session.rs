@@ -200,8 +200,9 @@ impl Session {
                 let payload = match payload {
                     Ok(payload) => payload,
                     Err(error) => {
-                        // The client is gone; nothing is written.
-                        self.fail(&pending, (NbdErrno::Io, error.to_string()));
+                        // The client is gone, or the server ends: nothing is written, and nothing is answered. Whoever
+                        // connects again sends the request again.
+                        self.give_up(&pending);
                         return Err(error);
                     }
                 };
@@ -359,9 +360,14 @@ impl Session {
     /// A request ended without a result: its client can't be told of anything any more.
     fn vanished(&self, pending: &Pending) {
         self.agreed.export.close_if_panicking();
+        self.give_up(pending);
+        self.peer.hang_up();
+    }
+
+    /// Ends a request without an answer.
+    fn give_up(&self, pending: &Pending) {
         self.count(pending, false);
         self.outbox.give_up(pending.load);
-        self.peer.hang_up();
     }
 
     fn count(&self, pending: &Pending, is_ok: bool) {
@@ -381,8 +387,8 @@ fn failure(error: zebu::Error) -> Failure {
     let errno = match error.kind() {
         ErrorKind::NoSpace => NbdErrno::NoSpace,
         ErrorKind::ReadOnly => NbdErrno::NotPermitted,
-        ErrorKind::InvalidArgument | ErrorKind::OutOfRange => NbdErrno::Invalid,
-        ErrorKind::Unsupported => NbdErrno::NotSupported,
+        // ENOTSUP belongs to zeroes that are not fast.
+        ErrorKind::InvalidArgument | ErrorKind::OutOfRange | ErrorKind::Unsupported => NbdErrno::Invalid,
         _ => NbdErrno::Io,
     };
     // Without the path, which is none of the client's business.
