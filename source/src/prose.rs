@@ -7,8 +7,10 @@ use zebu_bench::workspace::root;
 
 /// Folders with code.
 const CODE: [&str; 6] = ["crates", "tests", "fuzz", "bench", "source", "xtask"];
-/// Crates whose messages reach users that have no command line. (`remote` still names options of the command.)
-const LIBRARY: [&str; 6] = ["qcow2", "luks", "foreign", "storage", "engine", "export"];
+/// Crates whose messages reach users that have no command line.
+const LIBRARY: [&str; 8] = ["qcow2", "luks", "foreign", "storage", "engine", "remote", "drivers", "export"];
+/// Other programs, whose options a message may name.
+const OTHER_PROGRAMS: [&str; 3] = ["ulimit", "hdiutil", "openssl"];
 /// Words that hide the noun which a reader looks for.
 const FORBIDDEN: [&str; 8] =
     ["What", "Who", "Whoever", "Whom", "Whose", "Those", "That which", "See the module"];
@@ -25,7 +27,7 @@ pub fn check() -> Outcome {
     }
     for crate_name in LIBRARY {
         let visit = &mut |path: &Path, text: &str| {
-            faults.extend(named_options(text).map(|(line, word)| {
+            faults.extend(named_options(text).into_iter().map(|(line, word)| {
                 format!(
                     "{}:{line}: a message of the library names an option of the command: {word}",
                     shown(path)
@@ -82,16 +84,52 @@ fn bad_starts(text: &str) -> impl Iterator<Item = (usize, &str)> {
 }
 
 /// Lines, from 1 on, before the tests of a file, with a text in quotes that names an option: `--shrink`, `-f raw`, `(-U)`.
-/// Texts that go on on a further line are looked at in their first line only.
-fn named_options(text: &str) -> impl Iterator<Item = (usize, &str)> {
+/// The line is that of the option, which may be a further one of the text.
+fn named_options(text: &str) -> Vec<(usize, &str)> {
+    const BETWEEN: [char; 12] = [' ', '\n', '(', ')', '\\', '=', ',', ';', ':', '\'', '`', '['];
     let product = text.split("#[cfg(test)]").next().unwrap_or_default();
-    let lines = product.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"));
-    lines.filter_map(|(index, line)| {
-        // `ulimit -n` is a command of the shell.
-        let quoted = line.split('"').skip(1).step_by(2).filter(|text| !text.contains("ulimit"));
-        let mut words = quoted.flat_map(|text| text.split([' ', '(', ')', '\\', '=', ',', ';', ':']));
-        words.find(|word| is_option(word)).map(|word| (index + 1, word))
-    })
+    let line_of = |part: &str| product[..part.as_ptr().addr() - product.as_ptr().addr()].lines().count();
+    // `ulimit -n` and others are commands of other programs.
+    let is_ours = |text: &&str| !OTHER_PROGRAMS.iter().any(|program| text.contains(program));
+    let quoted = quoted(product).into_iter().filter(is_ours);
+    quoted
+        .filter_map(|text| text.split(BETWEEN).find(|word| is_option(word)))
+        .map(|word| (line_of(word).max(1), word))
+        .collect()
+}
+
+/// The texts in quotes of a source file, those that go on over several lines included.
+fn quoted(source: &str) -> Vec<&str> {
+    let mut found = Vec::new();
+    let mut rest = source;
+    while let Some(at) = rest.find(['"', '/', '\'']) {
+        let from = &rest[at..];
+        let len = if from.starts_with("//") {
+            from.find('\n').unwrap_or(from.len())
+        } else if from.starts_with("'\"'") || from.starts_with("'\\") {
+            // A quote, or an escape, as a character.
+            from[2..].find('\'').map_or(from.len(), |end| end + 3)
+        } else if let Some(text) = from.strip_prefix('"') {
+            let end = end_of_text(text);
+            found.push(&text[..end]);
+            (end + 2).min(from.len())
+        } else {
+            1
+        };
+        rest = &from[len..];
+    }
+    found
+}
+
+/// Where the closing quote is. (Texts of the form `r#".."#` have no escapes, but hardly a backslash before a quote.)
+fn end_of_text(text: &str) -> usize {
+    let mut escaped = false;
+    let end = text.char_indices().find(|&(_, c)| {
+        let closes = c == '"' && !escaped;
+        escaped = c == '\\' && !escaped;
+        closes
+    });
+    end.map_or(text.len(), |(at, _)| at)
 }
 
 fn is_option(word: &str) -> bool {
@@ -127,9 +165,9 @@ mod tests {
 
     #[test]
     fn an_option_in_a_message_is_found() {
-        let text = "/// \"--a\"\nf(\"use --shrink=on\");\ng(\"x - y, a--b, -1\", --c);\nh(\"lock (-U)\");\nf(\"on \\\n  --e\");\n#[cfg(test)]\nf(\"--d\");";
-        let found: Vec<_> = named_options(text).collect();
-        assert_eq!(found, [(2, "--shrink"), (4, "-U")]);
+        let text = "/// \"--a\"\nf(\"use --shrink=on\");\ng(\"x - y, a--b, -1\", --c);\nh(\"lock (-U)\");\nf('\"', '\\'', \
+                    \"on \\\n  --e\", -y, \"\\\" -z\");\nf(\"ulimit -n\"); // \" -q\n#[cfg(test)]\nf(\"--d\");";
+        assert_eq!(named_options(text), [(2, "--shrink"), (4, "-U"), (6, "--e"), (6, "-z")]);
     }
 
     #[test]

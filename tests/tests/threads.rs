@@ -2,7 +2,7 @@
 
 use std::os::unix::thread::JoinHandleExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zebu::storage::{Engine, IoBuf, Worker, WorkerConfig};
 use zebu::{Access, CreateOptions, Disk, Durability, ErrorKind, OpenOptions, Queue, Request};
@@ -59,7 +59,7 @@ scenarios! {
 }
 
 /// Uses what its parent made, in a child of fork(2). Returns 0 if all is as documented.
-fn looked_at_by_a_child(disk: Disk, queue: Queue, worker: &Worker) -> i32 {
+fn looked_at_by_a_child(disk: Disk, queue: Queue, worker: &Worker, other: &Path) -> i32 {
     let refused = |result: zebu::Result<()>| result.is_err_and(|e| e.kind() == ErrorKind::InvalidArgument);
     let mut done = Vec::new();
     queue.submit(Request::Flush, 7);
@@ -72,6 +72,15 @@ fn looked_at_by_a_child(disk: Disk, queue: Queue, worker: &Worker) -> i32 {
         refused(disk.run(async |_, _| Ok(()))),
         done.pop().is_some_and(|completion| completion.user_data == 7 && refused(completion.result)),
         catch_unwind(AssertUnwindSafe(|| worker.poll())).is_err(),
+        // This thread did requests of a disk before the fork.
+        Disk::open(other, &OpenOptions::default().access(Access::ReadWrite)).is_ok_and(|own| {
+            let mut byte = [0];
+            let used = own
+                .write(0, &[7; 4096])
+                .and_then(|()| own.write(70, &[5]))
+                .and_then(|()| own.read(70, &mut byte));
+            used.is_ok() && byte == [5] && own.close().is_ok()
+        }),
     ];
     drop((queue, disk));
     checks.iter().position(|passed| !passed).map_or(0, |which| which as i32 + 1)
@@ -82,12 +91,16 @@ fn a_child_of_a_fork_gets_errors_and_leaves_its_parent_alone() {
     for engine in [Engine::Threads, Engine::IoUring] {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk.qcow2");
-        Disk::create(&path, &CreateOptions::default().size(Some(1 << 20))).unwrap();
+        let other = dir.path().join("other.qcow2");
+        for path in [&path, &other] {
+            Disk::create(path, &CreateOptions::default().size(Some(1 << 20))).unwrap();
+        }
         let options = OpenOptions::default().access(Access::ReadWrite);
         let disk = Disk::builder().engine(engine).open(&path, &options).unwrap();
         let queue = disk.queue().engine(engine).build().unwrap();
         let worker = Worker::new(&WorkerConfig::default().engine(engine)).unwrap();
         disk.write(0, &[1; 512]).unwrap();
+        disk.read(0, &mut [0; 512]).unwrap();
         // Some of it is under way.
         for i in 0..8 {
             let bufs = IoBuf::copy_of(&[1; 4096]).into();
@@ -103,7 +116,7 @@ fn a_child_of_a_fork_gets_errors_and_leaves_its_parent_alone() {
             // SAFETY: as above.
             unsafe { libc::alarm(60) };
             let (disk, queue) = (disk, queue);
-            let code = looked_at_by_a_child(disk, queue, &worker);
+            let code = looked_at_by_a_child(disk, queue, &worker, &other);
             drop(worker);
             // SAFETY: as above.
             unsafe { libc::_exit(code) };

@@ -205,6 +205,8 @@ fn remedy(error: &zebu::Error) -> String {
             Some(Remedy::AllowDecryption) => {
                 " (--decrypt allows it; zebu convert -o encrypt.format=luks,encrypt.key-secret=ID makes an encrypted copy)"
             }
+            Some(Remedy::EnableBitmap) => " (zebu bitmap --enable)",
+            Some(Remedy::NameFormatRaw) => " (-f raw)",
             Some(Remedy::RestartBackup) => " (leave --resume out)",
             Some(Remedy::BackupWithoutBitmap) => " (leave --bitmap out)",
             Some(Remedy::CopyData) => " (--copy=auto)",

@@ -4,10 +4,10 @@ use crate::output::stderr;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
-use zebu::storage::{IoError, Storage};
+use zebu::storage::{IoError, IoErrorKind, Op, Storage};
 use zebu_remote::http::{HttpDisk, HttpOptions, HttpUrl, Redirects};
 use zebu_remote::nbd::{NbdAddress, NbdDisk, NbdOptions};
-use zebu_remote::{Network, RemoteError, StatsSnapshot};
+use zebu_remote::{Network, RemoteError, RemoteRemedy, StatsSnapshot};
 
 /// A disk over the network, as the command line describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -151,7 +151,7 @@ pub(crate) fn remote_disk(name: RemoteName) -> Result<Arc<dyn Storage>, IoError>
     let disk = if let Some(disk) = known {
         disk
     } else {
-        let disk = name.connect()?;
+        let disk = name.connect().map_err(with_option)?;
         opened.push((name, disk.clone()));
         disk
     };
@@ -159,6 +159,17 @@ pub(crate) fn remote_disk(name: RemoteName) -> Result<Arc<dyn Storage>, IoError>
         Disk::Nbd(disk) => disk,
         Disk::Http(disk) => disk,
     })
+}
+
+/// The failure to open a disk, with the option that lets it be opened.
+fn with_option(error: RemoteError) -> IoError {
+    match error.remedy() {
+        Some(RemoteRemedy::FollowAnyRedirect) => {
+            let reason = format!("{} (--redirects any follows it)", error.reason());
+            IoError::of_file(Op::Open, IoErrorKind::Os(error.errno()), error.name()).with_detail(reason)
+        }
+        _ => error.into(),
+    }
 }
 
 /// Figures of all disks over the network that this command opened, added up; `None` if there was none.

@@ -1,4 +1,5 @@
-//! The surface for programs that just want to wait: any thread may call, a thread of the disk's own does the work.
+//! The surface for programs that just want to wait: any thread may call. It does small requests itself; a thread of the disk's
+//! own does the rest.
 
 mod call;
 mod changes;
@@ -36,6 +37,12 @@ use zebu_storage::{Background, Engine, ForkMark, Worker, WorkerConfig};
 /// disk.close()?;
 /// # Ok::<(), zebu::Error>(())
 /// ```
+///
+/// # Threads
+/// A read or a volatile write of at most 64 KiB is done by the thread that calls, with plain system calls such as preadv2(2):
+/// many callers are served at once, and none pays for a hop to another thread. Such a thread keeps a few KiB for its next
+/// request, and no descriptor. Everything else is done by the disk's thread, on which the parts of a large request go at once.
+/// A seccomp filter of a thread that calls allows [`SYSTEM_CALLS`](crate::storage::SYSTEM_CALLS).
 ///
 /// # The end
 /// When the last clone goes, and with it the last [`Queue`](crate::Queue) made from it, the disk is flushed and closed, as by
@@ -84,7 +91,8 @@ pub struct DiskBuilder {
 }
 
 impl DiskBuilder {
-    /// Which way to do I/O the disk's thread takes; io_uring where it can be had, if this is not called.
+    /// Which way to do I/O the disk's thread takes; io_uring where it can be had, if this is not called. Threads that do their
+    /// requests themselves need none ("Threads" of [`Disk`]).
     pub fn engine(mut self, engine: Engine) -> Self {
         self.worker.engine = engine;
         self

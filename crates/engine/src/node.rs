@@ -144,6 +144,14 @@ impl Node {
         }
     }
 
+    /// Whether a change needs no worker of the image's own that is not there yet.
+    pub(crate) fn changes_start_nothing(&self) -> bool {
+        match &self.driver {
+            Driver::Qcow2(qcow2) => qcow2.own_worker().get().is_some(),
+            Driver::Raw(_) | Driver::Foreign(_) => true,
+        }
+    }
+
     /// Waits until no request that changes the image is under way, and keeps new ones out. What the operation will have
     /// to wait for, as reads that hold space back, is waited for before that.
     pub(crate) async fn alone(&self, worker: &Worker) -> Alone<'_> {

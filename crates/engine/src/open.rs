@@ -24,7 +24,7 @@ use crate::qcow2::text::text;
 use crate::refs::{self, Role};
 use crate::sync::atomic::AtomicU64;
 use crate::sync::{OnceLock, RequestBarrier};
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Remedy, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -293,8 +293,10 @@ async fn known_format(
     let probed = probe(worker, file).await?;
     if probed == Format::Raw && options.access == Access::ReadWrite {
         let message = "the format was not given and looks raw; a guest could write a header that is taken for another \
-                       format: give -f raw";
-        return Err(Error::new(ErrorKind::InvalidArgument, message).on(file.path()));
+                       format: say that it is raw";
+        return Err(Error::new(ErrorKind::InvalidArgument, message)
+            .on(file.path())
+            .with_remedy(Remedy::NameFormatRaw));
     }
     Ok(probed)
 }

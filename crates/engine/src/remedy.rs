@@ -33,4 +33,8 @@ pub enum Remedy {
     ClearBitmap,
     /// The bitmap removed: [`crate::Image::remove_bitmap`].
     RemoveBitmap,
+    /// The bitmap made to record writes: [`crate::Image::set_bitmap_recording`].
+    EnableBitmap,
+    /// [`crate::OpenOptions::format`] with [`crate::Format::Raw`].
+    NameFormatRaw,
 }

@@ -9,12 +9,36 @@ pub struct RemoteError {
     name: String,
     errno: i32,
     reason: String,
+    remedy: Option<RemoteRemedy>,
+}
+
+/// A choice of the caller that would let a refused disk be opened. The reason says it in plain words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RemoteRemedy {
+    /// [`Redirects::Any`](crate::http::Redirects::Any).
+    FollowAnyRedirect,
 }
 
 impl RemoteError {
     /// A failure to open `name`, which must have no secrets in it.
     pub(crate) fn new(name: &str, errno: i32, reason: impl Into<String>) -> Self {
-        Self { name: name.to_owned(), errno, reason: reason.into() }
+        Self { name: name.to_owned(), errno, reason: reason.into(), remedy: None }
+    }
+
+    #[cfg_attr(not(feature = "http"), expect(dead_code))]
+    pub(crate) fn with_remedy(self, remedy: Option<RemoteRemedy>) -> Self {
+        Self { remedy, ..self }
+    }
+
+    /// The disk, without secrets.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The choice that would let it be opened, if it was refused for want of one.
+    pub fn remedy(&self) -> Option<RemoteRemedy> {
+        self.remedy
     }
 
     /// The errno that the failure amounts to.

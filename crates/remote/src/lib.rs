@@ -27,7 +27,7 @@ mod stream;
 #[cfg(any(feature = "nbd", feature = "http"))]
 mod tls;
 
-pub use error::RemoteError;
+pub use error::{RemoteError, RemoteRemedy};
 #[cfg(any(feature = "nbd", feature = "http"))]
 pub use network::{Broker, Network, Peer};
 pub use stats::{RemoteStats, StatsSnapshot};

@@ -10,7 +10,7 @@ mod unix;
 
 pub use broker::{Broker, Peer};
 pub(crate) use deadline::{late, time_left};
-pub(crate) use reach::{Reach, is_public};
+pub(crate) use reach::{OutOfReach, Reach, is_public};
 
 use rustix::net::sockopt;
 use std::collections::HashMap;
@@ -85,7 +85,7 @@ impl Network {
         let addresses: Vec<SocketAddr> =
             all.iter().copied().filter(|address| reach.has(address.ip())).collect();
         if addresses.is_empty() && !all.is_empty() {
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, reach::refusal(host)));
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, OutOfReach::new(host)));
         }
         let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
         for (index, address) in addresses.iter().enumerate() {
@@ -140,7 +140,7 @@ impl Network {
             let state = self.lock();
             if state.broker.is_some() {
                 return state.hosts.get(&key).cloned().ok_or_else(|| {
-                    let reason = format!("'{host}' can't be looked up in the sandbox (--no-sandbox)");
+                    let reason = format!("'{host}' can't be looked up in the sandbox");
                     io::Error::new(io::ErrorKind::PermissionDenied, reason)
                 });
             }

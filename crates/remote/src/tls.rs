@@ -127,7 +127,7 @@ fn system_authorities() -> Result<PathBuf, String> {
     }
     let found = SYSTEM_AUTHORITIES.iter().map(PathBuf::from).find(|path| path.exists());
     found.ok_or_else(|| {
-        "the system has no file of authorities: name one with SSL_CERT_FILE, --tls-ca, or a directory with tls-certificates"
+        "the system has no file of authorities: name one, or a directory of certificates, or set SSL_CERT_FILE"
             .to_owned()
     })
 }

@@ -523,7 +523,7 @@ mod tests {
         while executor.live_tasks() > 0 {
             executor.run_ready();
             if executor.live_tasks() > 0 && notifier.fall_asleep() {
-                notifier.wait_readable(None);
+                notifier.wait_notified(None);
             }
             notifier.begin_turn();
             executor.absorb_remote();

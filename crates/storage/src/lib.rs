@@ -76,6 +76,7 @@ mod background;
 mod blocking;
 mod buf;
 mod cache_use;
+mod calling_thread;
 #[cfg(feature = "io-uring")]
 mod closed_files;
 #[doc(hidden)]
@@ -141,6 +142,7 @@ mod write_table;
 pub use background::{Background, Running, Vanished};
 pub use buf::{IoBuf, IoBufs, IoBufsIntoIter, IoMemory, PAGE};
 pub use cache_use::{CacheChoice, CacheUse};
+pub use calling_thread::CallingThread;
 pub use descriptor_passing::refuse_descriptors;
 pub use detached_worker::DetachedWorker;
 pub use error::{IoError, IoErrorKind, Op};

@@ -8,8 +8,11 @@
 //! eventfds are used to, and costs two more wake-ups within the kernel. What does not do is to have the ring signal what
 //! it learns by polling the notifier: the kernel does not raise an eventfd from within a write to an eventfd, but later,
 //! 10 ms and more, and since Linux 6.11 (`io_eventfd_do_signal`) only the first time in the life of the ring.
+//!
+//! A worker that no event loop can see, and that waits for nothing but other threads, has a flag in memory instead of both.
 
 use crate::foreign_event::is_eventfd;
+use crate::sync::{Condvar, Mutex};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -26,9 +29,21 @@ const PENDING: u8 = 4;
 /// pending between turns, if an event loop watches it. So a wake-up of a worker that is running costs no system call.
 pub(crate) struct Notifier {
     state: AtomicU8,
-    event: OwnedFd,
-    signal: OwnedFd,
+    means: Means,
     watched: AtomicBool,
+}
+
+/// By what a worker that sleeps is woken.
+enum Means {
+    Descriptors { event: OwnedFd, signal: OwnedFd },
+    Flag(Flag),
+}
+
+/// An event that only threads of this process wait for.
+#[derive(Default)]
+struct Flag {
+    is_up: Mutex<bool>,
+    went_up: Condvar,
 }
 
 fn eventfd(flags: libc::c_int) -> io::Result<OwnedFd> {
@@ -77,22 +92,53 @@ impl Notifier {
     }
 
     fn with_signal(signal: OwnedFd) -> io::Result<Self> {
-        Ok(Self {
-            state: AtomicU8::new(OUTSIDE),
-            event: eventfd(0)?,
-            signal,
-            watched: AtomicBool::new(false),
-        })
+        Ok(Self::of_means(Means::Descriptors { event: eventfd(0)?, signal }))
+    }
+
+    /// A notifier without descriptors, of a worker that no event loop watches and that waits for nothing in the kernel.
+    pub(crate) fn in_memory() -> Self {
+        Self::of_means(Means::Flag(Flag::default()))
+    }
+
+    fn of_means(means: Means) -> Self {
+        Self { state: AtomicU8::new(OUTSIDE), means, watched: AtomicBool::new(false) }
+    }
+
+    fn raise_event(&self) {
+        match &self.means {
+            Means::Descriptors { event, .. } => raise(event),
+            Means::Flag(flag) => {
+                *flag.is_up.lock() = true;
+                flag.went_up.notify_one();
+            }
+        }
+    }
+
+    /// Takes the event back, and waits for it if whoever made the worker pending is still about to raise it.
+    fn take_event(&self) {
+        match &self.means {
+            Means::Descriptors { event, .. } => take(event),
+            Means::Flag(flag) => *flag.went_up.wait_while(flag.is_up.lock(), |is_up| !*is_up) = false,
+        }
+    }
+
+    fn signal_fd(&self) -> &OwnedFd {
+        match &self.means {
+            Means::Descriptors { signal, .. } => signal,
+            Means::Flag(_) => {
+                unreachable!("nothing but its own call has a handle of a worker without descriptors")
+            }
+        }
     }
 
     /// The descriptor that event loops watch. It is kept up from [`Notifier::watch`] on.
     pub(crate) fn signal(&self) -> BorrowedFd<'_> {
-        self.signal.as_fd()
+        self.signal_fd().as_fd()
     }
 
     /// Its descriptors.
     pub(crate) fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
-        [self.event.as_fd(), self.signal.as_fd()]
+        [self.as_fd(), self.signal()]
     }
 
     /// From now on, an event loop watches the signal.
@@ -110,13 +156,13 @@ impl Notifier {
 
     /// Makes the signal readable.
     pub(crate) fn raise_signal(&self) {
-        raise(&self.signal);
+        raise(self.signal_fd());
     }
 
     /// Tells the worker to look at its queues. What it shall find must have been stored before.
     pub(crate) fn notify(&self) {
         match self.state.fetch_or(PENDING, Ordering::SeqCst) {
-            ASLEEP => raise(&self.event),
+            ASLEEP => self.raise_event(),
             OUTSIDE if self.is_watched() => self.raise_signal(),
             _ => {}
         }
@@ -137,11 +183,11 @@ impl Notifier {
         if before == ASLEEP | PENDING {
             // The one who made it pending has written or is about to, so this waits for moments at most; without
             // it the descriptor would stay readable.
-            take(&self.event);
+            self.take_event();
         }
         if before & OUTSIDE != 0 && self.is_watched() {
             // Who made it pending may be about to write still: the event loop is woken once for nothing then.
-            take(&self.signal);
+            take(self.signal_fd());
         }
     }
 
@@ -166,8 +212,19 @@ impl Notifier {
     }
 
     /// Waits until a worker that fell asleep was notified, at most `timeout`.
-    pub(crate) fn wait_readable(&self, timeout: Option<std::time::Duration>) {
-        let mut poll = libc::pollfd { fd: self.event.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    pub(crate) fn wait_notified(&self, timeout: Option<std::time::Duration>) {
+        let event = match &self.means {
+            Means::Descriptors { event, .. } => event,
+            Means::Flag(flag) => {
+                let is_down = |is_up: &mut bool| !*is_up;
+                match timeout {
+                    None => drop(flag.went_up.wait_while(flag.is_up.lock(), is_down)),
+                    Some(time) => drop(flag.went_up.wait_timeout_while(flag.is_up.lock(), time, is_down)),
+                }
+                return;
+            }
+        };
+        let mut poll = libc::pollfd { fd: event.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let time = timeout.map(timespec);
         let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         // SAFETY: one pollfd; `time` is null or points to a timespec that lives through the call. An early return
@@ -179,7 +236,12 @@ impl Notifier {
 impl AsFd for Notifier {
     /// Readable when a worker that fell asleep was notified.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
+        match &self.means {
+            Means::Descriptors { event, .. } => event.as_fd(),
+            Means::Flag(_) => {
+                unreachable!("a worker without descriptors has no operations of the kernel's to wait for")
+            }
+        }
     }
 }
 
@@ -241,7 +303,14 @@ mod tests {
 
     #[test]
     fn no_wake_up_is_lost() {
-        let notifier = std::sync::Arc::new(Notifier::new().unwrap());
+        for notifier in [Notifier::new().unwrap(), Notifier::in_memory()] {
+            lose_no_wake_up(notifier);
+        }
+    }
+
+    fn lose_no_wake_up(notifier: Notifier) {
+        let has_descriptors = matches!(notifier.means, Means::Descriptors { .. });
+        let notifier = std::sync::Arc::new(notifier);
         let sent = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
         let (theirs, count) = (notifier.clone(), sent.clone());
         let thread = std::thread::spawn(move || {
@@ -253,8 +322,11 @@ mod tests {
         let mut seen = 0;
         while seen < 20_000 {
             if notifier.fall_asleep() {
-                notifier.wait_readable(Some(Duration::from_secs(20)));
-                assert!(readable(notifier.as_fd()), "slept although something had been sent");
+                notifier.wait_notified(Some(Duration::from_secs(20)));
+                assert!(
+                    !has_descriptors || readable(notifier.as_fd()),
+                    "slept although something had been sent"
+                );
             }
             notifier.begin_turn();
             seen = sent.load(Ordering::SeqCst);

@@ -2,8 +2,8 @@
 
 /// System calls that a worker and its threads make once files are open and the worker is made
 /// ([`DetachedWorker`](crate::DetachedWorker)), in the ways of all engines. A filter (seccomp) that is put on a thread with a
-/// worker allows them; whoever calls from that thread needs further ones of its own. It
-/// also answers [`SYSTEM_CALLS_TO_REFUSE`].
+/// worker, or on one that calls a disk whose methods wait, allows them; whoever calls from that thread needs further ones of
+/// its own. It also answers [`SYSTEM_CALLS_TO_REFUSE`].
 ///
 /// The numbers are those of this architecture. `clone3` may be answered with ENOSYS instead: then `clone` is called.
 pub const SYSTEM_CALLS: &[core::ffi::c_long] = &[

@@ -1,4 +1,5 @@
-//! The thread-pool backend: each operation is done by system calls on a thread of a small pool.
+//! The thread-pool backend: each operation is done by system calls on a thread of a small pool, or *in place*, on the worker's
+//! own, if the pool has no threads.
 
 use crate::blocking;
 use crate::completions::Completions;
@@ -49,6 +50,8 @@ pub(crate) struct Threads {
     most_threads: usize,
     /// Taken over, not started.
     queued: Vec<Work>,
+    /// Done in place, not reaped.
+    done_in_place: Vec<Completion>,
     /// Operations without a completion.
     in_flight: usize,
     sockets: SocketPoll,
@@ -62,6 +65,15 @@ pub(crate) struct Threads {
 impl Threads {
     /// A pool of up to `most_threads` threads, made when they are needed.
     pub(crate) fn new(most_threads: usize, notifier: Arc<Notifier>) -> Self {
+        Self::of(most_threads.max(1), notifier)
+    }
+
+    /// A pool without threads: the worker's own does the work where it would hand it over.
+    pub(crate) fn in_place(notifier: Arc<Notifier>) -> Self {
+        Self::of(0, notifier)
+    }
+
+    fn of(most_threads: usize, notifier: Arc<Notifier>) -> Self {
         Self {
             shared: Arc::new(Shared {
                 queue: Mutex::default(),
@@ -71,8 +83,9 @@ impl Threads {
                 jobs: AtomicUsize::new(0),
                 calls: AtomicU64::new(0),
             }),
-            most_threads: most_threads.max(1),
+            most_threads,
             queued: Vec::new(),
+            done_in_place: Vec::new(),
             in_flight: 0,
             sockets: SocketPoll::default(),
             start: Instant::now(),
@@ -120,6 +133,12 @@ impl Threads {
         if self.queued.is_empty() {
             return;
         }
+        if self.most_threads == 0 {
+            for work in self.queued.drain(..) {
+                self.done_in_place.extend(do_work(&self.shared, work));
+            }
+            return;
+        }
         let mut queue = self.shared.queue.lock();
         let added = self.queued.len();
         queue.work.extend(self.queued.drain(..));
@@ -142,12 +161,16 @@ impl Threads {
         if alone {
             // The system has no thread to give: this one does the work.
             while let Some(work) = { self.shared.queue.lock().work.pop_front() } {
-                do_work(&self.shared, work);
+                if let Some(completion) = do_work(&self.shared, work) {
+                    self.shared.done.push(completion);
+                }
             }
         }
     }
 
     pub(crate) fn reap(&mut self, done: &mut Vec<Completion>) {
+        self.in_flight -= self.done_in_place.len();
+        done.append(&mut self.done_in_place);
         if self.in_flight > 0 {
             self.in_flight -= self.shared.done.take(done);
         }
@@ -155,8 +178,10 @@ impl Threads {
 
     pub(crate) fn wait(&mut self, timeout: Option<Duration>, done: &mut Vec<Completion>) {
         self.submit_queued();
-        if self.sockets.is_idle() {
-            self.shared.notifier.wait_readable(timeout);
+        if !self.done_in_place.is_empty() {
+            // There is something.
+        } else if self.sockets.is_idle() {
+            self.shared.notifier.wait_notified(timeout);
         } else {
             self.sockets.wait(self.shared.notifier.as_fd(), timeout);
         }
@@ -176,7 +201,7 @@ impl Threads {
 
     /// Whether [`Threads::reap`] would find something.
     pub(crate) fn has_completions(&self) -> bool {
-        self.in_flight > 0 && !self.shared.done.is_empty()
+        !self.done_in_place.is_empty() || self.in_flight > 0 && !self.shared.done.is_empty()
     }
 
     /// Ends a turn: what came during it and was not reaped must not be forgotten, although it was notified.
@@ -212,7 +237,9 @@ fn run_thread(shared: &Shared) {
     loop {
         if let Some(work) = queue.work.pop_front() {
             drop(queue);
-            do_work(shared, work);
+            if let Some(completion) = do_work(shared, work) {
+                shared.done.push(completion);
+            }
             queue = shared.queue.lock();
             continue;
         }
@@ -230,18 +257,20 @@ fn run_thread(shared: &Shared) {
     queue.threads -= 1;
 }
 
-fn do_work(shared: &Shared, work: Work) {
+/// Does a piece of work. The completion of an operation is the caller's to hand over.
+fn do_work(shared: &Shared, work: Work) -> Option<Completion> {
     match work {
         Work::Operation(id, mut request) => {
             let mut calls = 0;
             let result = blocking::execute(&mut request, &mut calls);
             shared.calls.fetch_add(calls, Ordering::Relaxed);
-            shared.done.push(Completion { id, request, result });
+            Some(Completion { id, request, result })
         }
         Work::Job(job) => {
             job();
             shared.jobs.fetch_sub(1, Ordering::AcqRel);
             shared.notifier.notify();
+            None
         }
     }
 }

@@ -167,14 +167,26 @@ impl Worker {
     ) -> Self {
         let threads = || Backend::Threads(Threads::new(config.threads, Arc::clone(&notifier)));
         let backend = ring.map_or_else(threads, Backend::of_ring);
-        Self::with_backend(backend, notifier, config.pool_bytes, fallback_reason, None)
+        Self::with_backend(backend, notifier, FreeList::new(config.pool_bytes), fallback_reason, None)
+    }
+
+    /// A worker without descriptors and threads, which does operations where it would start them. Event loops can't watch it.
+    pub(crate) fn in_place(pool: Arc<FreeList>) -> Self {
+        let notifier = Arc::new(Notifier::in_memory());
+        let backend = Backend::Threads(Threads::in_place(Arc::clone(&notifier)));
+        Self::with_backend(backend, notifier, pool, None, None)
+    }
+
+    /// Whether nothing that was begun is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.inner.executor.live_tasks() == 0 && self.inner.backend.borrow().in_flight() == 0
     }
 
     /// A worker on `backend`, which wakes it through `notifier`.
     fn with_backend(
         backend: Backend,
         notifier: Arc<Notifier>,
-        pool_bytes: usize,
+        pool: Arc<FreeList>,
         fallback_reason: Option<String>,
         sibling: Option<MakeWorker>,
     ) -> Self {
@@ -189,7 +201,7 @@ impl Worker {
             sockets_done: Cell::default(),
             timers: RefCell::default(),
             timers_made: Cell::new(0),
-            pool: FreeList::new(pool_bytes),
+            pool,
             stats: Cell::default(),
             fallback_reason,
             sibling,
@@ -404,9 +416,11 @@ impl Worker {
             "nothing is read into bytes that were lent to be read"
         );
         let id = OpId(self.inner.ops.borrow_mut().insert(OpState::Waiting(None)));
+        // If the storage of a program panics, nobody waits for the completion, which comes all the same.
+        let operation = Operation { inner: &self.inner, id: Some(id) };
         self.inner.backend.borrow_mut().submit(id, request);
         self.inner.notifier.notify_event_loop();
-        Operation { inner: &self.inner, id: Some(id) }
+        operation
     }
 
     /// The socket operations.

@@ -1,4 +1,10 @@
-//! A call of a disk: work goes to the disk's thread, its result comes back.
+//! A call of a disk. Small reads and writes are done by the thread that calls; other work goes to the disk's thread, and its
+//! result comes back.
+//!
+//! The hop to another thread and back costs more than a small request by itself: without it, 32 threads that read 4 KiB each
+//! get 1.5 times as much. A call that is done here leaves nothing behind ([`CallingThread`]), and what others wait for, such as
+//! commits, runs on the image's own worker as ever. The disk's thread has a ring, on which the parts of a large request go at
+//! once.
 
 use super::{Disk, Shared};
 use crate::image_worker::vanished;
@@ -7,7 +13,17 @@ use crate::progress::JobControl;
 use crate::{Error, ErrorKind, Image, Result};
 use std::io::{IoSlice, IoSliceMut};
 use std::path::Path;
-use zebu_storage::{Background, IoBufs, Worker, lend, lend_mut};
+use zebu_storage::{Background, CallingThread, IoBufs, Worker, lend, lend_mut};
+
+/// The largest request, in bytes, that the calling thread does itself: a cluster of the usual size.
+const MOST_HERE: usize = 64 << 10;
+
+/// Whether a request changes the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Effect {
+    Reads,
+    Changes,
+}
 
 /// Has `work` done by a thread and waits for its result.
 pub(super) fn wait<T: Send + 'static>(
@@ -64,6 +80,23 @@ impl Shared {
         self.check_usable()?;
         self.wait(work)
     }
+
+    /// As [`Shared::run`], on the thread that calls if that is no slower.
+    fn request(
+        &self,
+        len: usize,
+        effect: Effect,
+        work: impl AsyncFnOnce(Image, Worker) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        self.check_usable()?;
+        // The first change starts the image's own worker, which is to have the engine of the disk's thread.
+        let may_be_here =
+            len <= MOST_HERE && (effect == Effect::Reads || self.image.0.changes_start_nothing());
+        let Some(here) = may_be_here.then(CallingThread::take).flatten() else { return self.wait(work) };
+        let image = self.image.clone();
+        let done = here.run(async move |worker| work(image, worker).await);
+        done.unwrap_or_else(|_| Err(vanished(self.image.path())))
+    }
 }
 
 /// Requests. Ranges are in bytes, and must lie on the disk ([`ErrorKind::OutOfRange`]).
@@ -85,7 +118,9 @@ impl Disk {
     }
 
     fn read_bufs(&self, offset: u64, bufs: IoBufs) -> Result<()> {
-        self.0.run(async move |image, worker| image.read(&worker, offset, bufs).await.0)
+        let len = bufs.len();
+        let read = async move |image: Image, worker: Worker| image.read(&worker, offset, bufs).await.0;
+        self.0.request(len, Effect::Reads, read)
     }
 
     /// Writes `buf` at `offset`. It is durable after the next [`Disk::flush`]. The buffer is used in place, as by
@@ -106,7 +141,14 @@ impl Disk {
     }
 
     fn write_bufs(&self, offset: u64, bufs: IoBufs, durability: Durability) -> Result<()> {
-        self.0.run(async move |image, worker| image.write(&worker, offset, bufs, durability).await.0)
+        let len = bufs.len();
+        let write =
+            async move |image: Image, worker: Worker| image.write(&worker, offset, bufs, durability).await.0;
+        match durability {
+            Durability::Volatile => self.0.request(len, Effect::Changes, write),
+            // Its flush is faster on a thread that is always driven.
+            Durability::Durable => self.0.run(write),
+        }
     }
 
     /// Writes `buf` at `offset` as compressed clusters.

@@ -1,6 +1,7 @@
 //! The library in the hands of other programs: a disk that waits, loops and executors of their own, queues that travel.
 
 mod disk;
+mod disk_callers;
 mod disk_misuse;
 mod event_loops;
 mod in_memory;

@@ -55,8 +55,9 @@ impl HttpDisk {
         }
         let without_ranges = options.without_ranges;
         let until = Instant::now() + options.timeout;
-        let found = ask_first(url, options, until)
-            .map_err(|trouble| fail(trouble.errno(), trouble.reason().to_owned()))?;
+        let found = ask_first(url, options, until).map_err(|trouble| {
+            fail(trouble.errno(), trouble.reason().to_owned()).with_remedy(trouble.remedy())
+        })?;
         let Found { source, mut connection, reply } = found;
         let patience = Patience { until, silence: source.options.timeout, is_cancelled: &|| false };
         let len = source.len();

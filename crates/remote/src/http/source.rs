@@ -6,7 +6,8 @@ use super::headers::{self, Validators};
 use super::options::{HttpOptions, Redirects, Verification};
 use super::proxy::proxy_for;
 use super::url::HttpUrl;
-use crate::network::{Reach, is_public};
+use crate::error::RemoteRemedy;
+use crate::network::{OutOfReach, Reach, is_public};
 use crate::stats::RemoteStats;
 use crate::stream::Stream;
 use crate::tls::{Authorities, Tls};
@@ -40,6 +41,8 @@ pub(super) enum Trouble {
     Changed(String),
     /// Nothing will help.
     Refused { errno: i32, reason: String },
+    /// A redirect leads where only [`Redirects::Any`] follows.
+    Unsafe(String),
     /// Nobody waits any more.
     Cancelled,
 }
@@ -51,6 +54,7 @@ impl Trouble {
             | Self::Passing { reason, .. }
             | Self::Denied { reason, .. }
             | Self::Changed(reason)
+            | Self::Unsafe(reason)
             | Self::Refused { reason, .. } => reason,
             Self::Cancelled => "given up",
         }
@@ -61,8 +65,13 @@ impl Trouble {
             Self::Unreachable { errno, .. } | Self::Denied { errno, .. } | Self::Refused { errno, .. } => {
                 *errno
             }
+            Self::Unsafe(_) => libc::EACCES,
             _ => libc::EIO,
         }
+    }
+
+    pub(super) fn remedy(&self) -> Option<RemoteRemedy> {
+        matches!(self, Self::Unsafe(_)).then_some(RemoteRemedy::FollowAnyRedirect)
     }
 
     fn passing(reason: impl Into<String>) -> Self {
@@ -238,8 +247,7 @@ impl Source {
         let to = HttpUrl::parse(to)
             .map_err(|reason| refused(format!("a redirect leads to what can't be opened: {reason}")))?;
         if self.options.redirects == Redirects::Safe && from.is_secure() && !to.is_secure() {
-            let reason = format!("a redirect leads from https to '{to}' (--redirects any follows it)");
-            return Err(refused(reason));
+            return Err(Trouble::Unsafe(format!("a redirect leads from https to '{to}'")));
         }
         Ok(to)
     }
@@ -263,6 +271,11 @@ impl Source {
             let reach = self.reach();
             let tcp =
                 network.tcp(url.host(), url.port(), reach, until).map_err(|error| match error.kind() {
+                    io::ErrorKind::PermissionDenied
+                        if error.get_ref().is_some_and(|inner| inner.is::<OutOfReach>()) =>
+                    {
+                        Trouble::Unsafe(error.to_string())
+                    }
                     io::ErrorKind::PermissionDenied => {
                         Trouble::Refused { errno: libc::EACCES, reason: error.to_string() }
                     }
@@ -323,9 +336,7 @@ impl Source {
             url.host() == "localhost" || url.host().parse::<IpAddr>().is_ok_and(|address| !is_public(address))
         };
         if self.options.redirects == Redirects::Safe && is_private(url) && !is_private(&self.original) {
-            let reason =
-                format!("a redirect leads to the private address '{url}' (--redirects any follows it)");
-            return Err(Trouble::Refused { errno: libc::EACCES, reason });
+            return Err(Trouble::Unsafe(format!("a redirect leads to the private address '{url}'")));
         }
         Ok(())
     }

@@ -137,8 +137,10 @@ impl Streamed {
             };
             self.source.note_failure(trouble.reason());
             stream.connection = None;
-            let is_hopeless =
-                matches!(trouble, Trouble::Changed(_) | Trouble::Cancelled | Trouble::Refused { .. });
+            let is_hopeless = matches!(
+                trouble,
+                Trouble::Changed(_) | Trouble::Cancelled | Trouble::Refused { .. } | Trouble::Unsafe(_)
+            );
             if is_hopeless || self.source.is_late(deadline, limit) {
                 return Err(trouble.reason().to_owned());
             }

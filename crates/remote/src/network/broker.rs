@@ -95,7 +95,7 @@ impl Broker {
     /// Has the broker connect.
     pub(super) fn connect(&self, peer: &Peer, time: Duration) -> io::Result<OwnedFd> {
         let index = self.peers.iter().position(|known| known == peer).ok_or_else(|| {
-            let reason = "its address was not known when the sandbox was entered (--no-sandbox)";
+            let reason = "its address was not known when the sandbox was entered";
             io::Error::new(io::ErrorKind::PermissionDenied, reason)
         })?;
         let mut question = [0; 8];

@@ -1,5 +1,6 @@
 //! Which addresses belong to the network at large.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The addresses that may be connected to.
@@ -18,9 +19,25 @@ impl Reach {
     }
 }
 
-pub(super) fn refusal(host: &str) -> String {
-    format!("'{host}' is at a private address, and what was named is at a public one (--redirects any)")
+/// The refusal of a host whose addresses are all out of reach.
+#[derive(Debug)]
+pub(crate) struct OutOfReach {
+    host: String,
 }
+
+impl OutOfReach {
+    pub(super) fn new(host: &str) -> Self {
+        Self { host: host.to_owned() }
+    }
+}
+
+impl fmt::Display for OutOfReach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "'{}' is at a private address, and what was named is at a public one", self.host)
+    }
+}
+
+impl std::error::Error for OutOfReach {}
 
 /// Whether an address is one of the network at large, by the registries of special addresses (RFC 6890 and its updates).
 pub(crate) fn is_public(address: IpAddr) -> bool {

@@ -2,6 +2,7 @@
 
 use super::Worker;
 use crate::backend::Backend;
+use crate::memory::FreeList;
 use crate::notify::Notifier;
 use crate::simulated::SimulatedQueue;
 use std::io;
@@ -20,7 +21,13 @@ impl Worker {
         sibling: impl Fn() -> Self + 'static,
     ) -> io::Result<Self> {
         let notifier = Arc::new(Notifier::new()?);
-        Ok(Self::with_backend(Backend::Sim(queue), notifier, pool_bytes, None, Some(Box::new(sibling))))
+        Ok(Self::with_backend(
+            Backend::Sim(queue),
+            notifier,
+            FreeList::new(pool_bytes),
+            None,
+            Some(Box::new(sibling)),
+        ))
     }
 
     /// Whether a task is to be polled.

@@ -36,11 +36,14 @@ impl Dirty {
         options: &BackupOptions,
     ) -> Result<Option<Self>> {
         let Some(name) = &options.bitmap else { return Ok(None) };
-        let refuse = |kind, message: String| Err(Error::new(kind, message).on(source.path()));
+        let refuse = |kind, message: String, remedy: Option<Remedy>| {
+            let error = Error::new(kind, message).on(source.path());
+            Err(remedy.into_iter().fold(error, Error::with_remedy))
+        };
         match source.info()?.qcow2 {
-            None => return refuse(ErrorKind::Unsupported, "the format raw has no bitmaps".to_owned()),
+            None => return refuse(ErrorKind::Unsupported, "the format raw has no bitmaps".to_owned(), None),
             Some(qcow2) if qcow2.version < 3 => {
-                return refuse(ErrorKind::Unsupported, "version 2 of qcow2 has no bitmaps".to_owned());
+                return refuse(ErrorKind::Unsupported, "version 2 of qcow2 has no bitmaps".to_owned(), None);
             }
             Some(_) => {}
         }
@@ -52,23 +55,23 @@ impl Dirty {
             }
             let message = format!(
                 "there is no bitmap '{name}', so what has changed since the previous backup is not known: make a full \
-                 backup with --bitmap {name}, which adds it"
+                 backup with this bitmap, which adds it"
             );
-            return refuse(ErrorKind::NotFound, message);
+            return refuse(ErrorKind::NotFound, message, None);
         };
         if found.in_use {
             let message = format!(
-                "bitmap '{name}' is inconsistent: it was not stored after the last writes. Remove it (zebu bitmap \
-                 --remove) and make a full backup, or an increment by --previous-manifest"
+                "bitmap '{name}' is inconsistent: it was not stored after the last writes. Remove it and \
+                 make a full backup, or an increment by the manifest of the previous backup"
             );
-            return refuse(ErrorKind::InvalidArgument, message);
+            return refuse(ErrorKind::InvalidArgument, message, Some(Remedy::RemoveBitmap));
         }
         if !found.auto {
             let message = format!(
                 "bitmap '{name}' does not record writes (it is disabled), so it does not tell what has changed: enable \
-                 it (zebu bitmap --enable) and make a full backup"
+                 it and make a full backup"
             );
-            return refuse(ErrorKind::InvalidArgument, message);
+            return refuse(ErrorKind::InvalidArgument, message, Some(Remedy::EnableBitmap));
         }
         let bits = match options.previous {
             Some(_) => Some(source.bitmap_bits(worker, name).await?),

@@ -5,7 +5,7 @@ use super::options::{BackupOptions, SourceErrors};
 use super::unreadable::Unreadable;
 use crate::jobs::manifest::{Digest, ManifestReader};
 use crate::jobs::zeros::is_known_zero;
-use crate::{Error, ErrorKind, Image, Result};
+use crate::{Error, ErrorKind, Image, Remedy, Result};
 use std::path::Path;
 use zebu_storage::Worker;
 
@@ -87,8 +87,11 @@ pub(super) async fn compare_samples(
         };
         if found != expected {
             let message = "the interrupted backup holds something else: it is of another disk, or the disk was written \
-                           since. Name the right one, or leave --resume out";
-            return Err(Error::new(ErrorKind::InvalidArgument, message).on(source.path()).at_guest(offset));
+                           since. Name the right one, or begin anew";
+            return Err(Error::new(ErrorKind::InvalidArgument, message)
+                .on(source.path())
+                .at_guest(offset)
+                .with_remedy(Remedy::RestartBackup));
         }
     }
     Ok(())

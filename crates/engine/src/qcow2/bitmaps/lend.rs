@@ -7,7 +7,7 @@
 use super::operations::find_mut;
 use super::{Bitmap, Bits, Loaded};
 use crate::qcow2::state::Qcow2;
-use crate::{ErrorKind, Result};
+use crate::{ErrorKind, Remedy, Result};
 use std::sync::Arc;
 use zebu_storage::Worker;
 
@@ -33,9 +33,10 @@ impl Qcow2 {
         if !found.recording {
             let message = format!(
                 "bitmap '{name}' does not record writes (it is disabled), so it does not tell what has changed: enable \
-                 it (zebu bitmap --enable) and make a full backup"
+                 it and make a full backup"
             );
-            return Err(self.bitmap_error(ErrorKind::InvalidArgument, message));
+            let error = self.bitmap_error(ErrorKind::InvalidArgument, message);
+            return Err(error.with_remedy(Remedy::EnableBitmap));
         }
         let lent = find_mut(&mut list, name).and_then(|bitmap| {
             bitmap.lent = true;

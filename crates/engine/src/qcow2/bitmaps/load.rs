@@ -6,7 +6,7 @@ use crate::qcow2::read_tables::read_bytes;
 use crate::qcow2::space::overlap_check::Metadata;
 use crate::qcow2::state::Qcow2;
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Remedy, Result};
 use futures_util::future::try_join_all;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -134,10 +134,10 @@ impl Qcow2 {
             return Ok(());
         }
         let message = format!(
-            "the bitmaps of the image would take {bytes} bytes of memory, more than {MAX_LOADED}: remove some (zebu \
-             bitmap --remove) or use a coarser granularity"
+            "the bitmaps of the image would take {bytes} bytes of memory, more than {MAX_LOADED}: remove some or use a \
+             coarser granularity"
         );
-        Err(self.bitmap_error(ErrorKind::Unsupported, message))
+        Err(self.bitmap_error(ErrorKind::Unsupported, message).with_remedy(Remedy::RemoveBitmap))
     }
 
     /// Reads the bits of those bitmaps that are not in memory yet. A damaged one becomes inconsistent; an error is one

@@ -10,7 +10,7 @@ use crate::qcow2::snapshots::counts::Flags;
 use crate::qcow2::snapshots::walk::entries_of;
 use crate::qcow2::space::overlap_check::Metadata;
 use crate::qcow2::state::Qcow2;
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Remedy, Result};
 use std::sync::Arc;
 use zebu_qcow2::L1Entry;
 use zebu_qcow2::snapshot::SnapshotEntry;
@@ -41,9 +41,12 @@ impl Qcow2 {
         self.check_may_have_snapshots()?;
         if !self.bitmaps.is_empty() {
             // They would not know what changes; QEMU refuses too, and with this error.
-            let message = "the image has dirty bitmaps, which an older state would make wrong: remove them first (zebu \
-                           bitmap --remove)";
-            return Err(Error::new(ErrorKind::Unsupported, message).with_errno(16).on(self.path()));
+            let message =
+                "the image has dirty bitmaps, which an older state would make wrong: remove them first";
+            return Err(Error::new(ErrorKind::Unsupported, message)
+                .with_errno(16)
+                .on(self.path())
+                .with_remedy(Remedy::RemoveBitmap));
         }
         let table = self.snapshots();
         let entry = find(table.entries())
