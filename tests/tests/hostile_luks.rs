@@ -89,6 +89,8 @@ fn hostile_headers_end_in_one_line_and_within_bounds() {
         let commands = REFUSING.iter().chain(LOOKING).enumerate().filter(|(index, _)| mine(*index));
         for (_, line) in commands {
             match run(dir, case, line) {
+                // Key slots have nothing to do with missing data.
+                Ok(_) if line.starts_with("amend") && case.refusal == "cut short" => {}
                 Ok(said) if !line.starts_with("info") && !said.contains(case.refusal) => {
                     faults.push(format!("{}: {line}: does not say '{}': {said}", case.name, case.refusal));
                 }

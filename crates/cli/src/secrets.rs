@@ -157,7 +157,8 @@ impl Described {
 fn read_file(path: &str) -> Result<Zeroizing<Vec<u8>>, String> {
     let unable = |error: std::io::Error| format!("Unable to read {path}: {error}");
     let file = File::open(path).map_err(unable)?;
-    let mut bytes = Zeroizing::new(Vec::new());
+    // Enough for any usual one: what grows leaves copies behind.
+    let mut bytes = Zeroizing::new(Vec::with_capacity(4096));
     file.take(MOST + 1).read_to_end(&mut bytes).map_err(unable)?;
     if bytes.len() as u64 > MOST {
         return Err(format!("Unable to read {path}: a secret has at most {MOST} bytes"));

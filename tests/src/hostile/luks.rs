@@ -322,7 +322,7 @@ pub const SECOND_VERSION: &[HostileHeader] = &[
     },
     HostileHeader {
         name: "data inside the header of LUKS2",
-        refusal: "segments.0.offset",
+        refusal: "segments.offset",
         file: || second_with("\"offset\":\"1048576\"", "\"offset\":\"4096\""),
     },
     HostileHeader {
