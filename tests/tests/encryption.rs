@@ -193,7 +193,9 @@ fn plain_overlays_of_encrypted_disks() {
     std::fs::write(dir.join("plain"), &plain).unwrap();
     let options = "encrypt.format=luks,encrypt.key-secret=one,encrypt.iter-time=10";
     run_zebu(dir, &format!("convert -O qcow2 -o {options} plain base.qcow2")).ok();
-    zebu(dir, ["create", "-q", "-f", "qcow2", "-b", "base.qcow2", "-F", "qcow2", "top.qcow2"]).ok();
+    let made =
+        zebu(dir, ["create", "-q", "-f", "qcow2", "-b", "base.qcow2", "-F", "qcow2", "top.qcow2"]).ok();
+    assert!(made.stderr.contains("is not encrypted"), "{made}");
     for line in ["map top.qcow2", "convert -O raw top.qcow2 out", "io top.qcow2 -c read", "check top.qcow2"] {
         let finished = run_zebu(dir, line);
         if !line.starts_with("check") {

@@ -1,6 +1,7 @@
-//! Encrypted images that a command would write plain text over because nobody named a format.
+//! Encrypted images, known by their first bytes, that would end up in plain text by an oversight.
 
 use crate::failure::Failure;
+use crate::output::stderr;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -8,6 +9,17 @@ use std::path::Path;
 /// Bytes of a qcow2 header up to the end of `crypt_method`.
 const HEADER: usize = 36;
 const CRYPT_METHOD: usize = 32;
+
+/// Warns of an overlay in plain text: what is written to it is encrypted no more, nor what it copies from below.
+pub(crate) fn warn_of_plain_overlay(backing: &Path) {
+    if let Some(encryption) = encryption(backing) {
+        stderr::tell(&format!(
+            "warning: the backing file '{}' is {encryption}, and this overlay is not encrypted: \
+             -o encrypt.format=luks,encrypt.key-secret=ID encrypts it",
+            backing.display()
+        ));
+    }
+}
 
 /// The encryption of a file, in words; `None` for every other file, and for one that can't be read.
 fn encryption(path: &Path) -> Option<&'static str> {
