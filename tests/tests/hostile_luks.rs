@@ -110,7 +110,7 @@ fn hostile_headers_end_in_one_line_and_within_bounds() {
     assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n"));
 }
 
-/// What hostile headers are made from is understood: nothing but the key is missing.
+/// The sound headers, of which hostile ones are made, are understood: nothing but the key is missing.
 #[test]
 fn the_sound_headers_are_understood() {
     let scratch = Scratch::new("hostile-luks");
