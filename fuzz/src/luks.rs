@@ -54,12 +54,67 @@ pub fn luks1(u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Metadata of a good LUKS2 header, with cheap keys.
+const METADATA: &str = r#"{"keyslots":{
+"0":{"type":"luks2","key_size":64,"af":{"type":"luks1","stripes":4000,"hash":"sha256"},
+"area":{"type":"raw","offset":"32768","size":"258048","encryption":"aes-xts-plain64","key_size":64},
+"kdf":{"type":"argon2id","time":1,"memory":32,"cpus":1,"salt":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="}},
+"1":{"type":"luks2","key_size":64,"priority":2,"af":{"type":"luks1","stripes":7,"hash":"sha512"},
+"area":{"type":"raw","offset":"290816","size":"258048","encryption":"serpent-xts-plain64","key_size":64},
+"kdf":{"type":"pbkdf2","hash":"sha256","iterations":2,"salt":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="}}},
+"tokens":{},"segments":{"0":{"type":"crypt","offset":"1048576","size":"dynamic","iv_tweak":"0",
+"encryption":"aes-xts-plain64","sector_size":512}},
+"digests":{"0":{"type":"pbkdf2","keyslots":["0","1"],"segments":["0"],"hash":"sha256","iterations":2,
+"salt":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=","digest":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="}},
+"config":{"json_size":"12288","keyslots_size":"1015808"}}"#;
+
+/// Numbers at the edges of what fields hold.
+const EDGES: [&str; 10] = [
+    "0",
+    "1",
+    "511",
+    "4096",
+    "65537",
+    "4294967295",
+    "4294967296",
+    "9223372036854775807",
+    "18446744073709551615",
+    "99999999999999999999",
+];
+
+/// Good metadata with up to 6 changes: a number becomes another one, or a byte any byte.
+fn changed_metadata(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
+    let mut text = METADATA.as_bytes().to_vec();
+    for _ in 0..u.int_in_range(0..=6)? {
+        if u.ratio(1, 3)? {
+            let at = u.choose_index(text.len())?;
+            text[at] = u.arbitrary()?;
+            continue;
+        }
+        let is_first = |at: usize| text[at].is_ascii_digit() && (at == 0 || !text[at - 1].is_ascii_digit());
+        let numbers: Vec<usize> = (0..text.len()).filter(|at| is_first(*at)).collect();
+        if numbers.is_empty() {
+            continue;
+        }
+        let start = *u.choose(&numbers)?;
+        let len = text[start..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let number = if u.arbitrary()? {
+            (*u.choose(&EDGES)?).to_owned()
+        } else {
+            u.int_in_range(0..=1u64 << 21)?.to_string()
+        };
+        text.splice(start..start + len, number.bytes());
+    }
+    Ok(text)
+}
+
 /// A LUKS2 header, whole and its JSON alone: no checksum stands before the JSON.
 ///
 /// # Errors
 /// The input is used up.
 pub fn luks2(u: &mut Unstructured<'_>) -> Result<()> {
-    let bytes = u.bytes(u.len())?;
+    let changed = if u.ratio(3, 4)? { changed_metadata(u)? } else { Vec::new() };
+    let bytes = if changed.is_empty() { u.bytes(u.len())? } else { &changed };
     let _ = Luks2Header::parse(bytes, &limits());
     let Ok(metadata) = Luks2Metadata::parse(bytes, 16384, &limits()) else { return Ok(()) };
     for slot in metadata.slots() {

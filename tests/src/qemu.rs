@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 pub struct Qemu {
     img: PathBuf,
     io: PathBuf,
+    /// Of the images that commands are run on.
+    passphrase: Option<String>,
 }
 
 impl Qemu {
@@ -29,12 +31,42 @@ impl Qemu {
                 )
             })
         };
-        Some(Self { img: tool("qemu-img"), io: tool("qemu-io") })
+        Some(Self { img: tool("qemu-img"), io: tool("qemu-io"), passphrase: None })
     }
 
     /// Runs `qemu-img` in `dir`.
     pub fn img<S: AsRef<OsStr>>(&self, dir: &Path, args: impl IntoIterator<Item = S>) -> Finished {
         run_in(dir, &self.img, args)
+    }
+
+    /// The same, which is told the passphrase of encrypted images: see [`Qemu::on_image`].
+    #[must_use]
+    pub fn with_passphrase(&self, passphrase: &str) -> Self {
+        Self { passphrase: Some(passphrase.to_owned()), ..self.clone() }
+    }
+
+    /// Runs a command of `qemu-img` on a qcow2 image, with options before it and words behind it.
+    pub fn on_image(
+        &self,
+        dir: &Path,
+        command: &str,
+        options: &[&str],
+        image: &str,
+        rest: &[&str],
+    ) -> Finished {
+        let mut words = vec![command.to_owned()];
+        words.extend(options.iter().map(|word| (*word).to_owned()));
+        match &self.passphrase {
+            None => words.extend(["-f".to_owned(), "qcow2".to_owned(), image.to_owned()]),
+            Some(passphrase) => words.extend([
+                "--object".to_owned(),
+                format!("secret,id=key,data={passphrase}"),
+                "--image-opts".to_owned(),
+                format!("driver=qcow2,encrypt.key-secret=key,file.driver=file,file.filename={image}"),
+            ]),
+        }
+        words.extend(rest.iter().map(|word| (*word).to_owned()));
+        self.img(dir, words)
     }
 
     /// Runs `qemu-img` with words split at blanks.
@@ -72,13 +104,12 @@ impl Qemu {
     /// The bytes that a guest reads, as QEMU reads them.
     pub fn read_all(&self, dir: &Path, image: &str, snapshot: Option<&str>) -> Vec<u8> {
         let target = format!("{image}.as-read-by-qemu");
-        let mut args = vec!["convert", "-O", "raw"];
+        let mut args = vec!["-O", "raw"];
         let selector = snapshot.map(|name| format!("snapshot.name={name}"));
         if let Some(selector) = &selector {
             args.extend(["-l", selector]);
         }
-        args.extend(["-f", "qcow2", image, &target]);
-        self.img(dir, args).ok();
+        self.on_image(dir, "convert", &args, image, &[&target]).ok();
         let path = dir.join(target);
         let bytes = std::fs::read(&path).expect("qemu-img wrote it");
         std::fs::remove_file(path).expect("it is ours");
@@ -87,7 +118,7 @@ impl Qemu {
 
     /// An error that quotes `check`, unless it finds neither errors nor leaks.
     pub fn check_clean(&self, dir: &Path, image: &str) -> Result<(), String> {
-        let out = self.img(dir, ["check", "-f", "qcow2", image]);
+        let out = self.on_image(dir, "check", &[], image, &[]);
         if out.code == Some(0) { Ok(()) } else { Err(out.to_string()) }
     }
 

@@ -143,6 +143,14 @@ impl Recording {
         self.events.is_empty()
     }
 
+    /// The writes in order: the offset of each, and its bytes.
+    pub fn writes(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        self.events.iter().filter_map(|event| match event {
+            Event::Write { offset, data } => Some((*offset, data.as_slice())),
+            Event::Length(_) | Event::Sync => None,
+        })
+    }
+
     /// Where the writes began, each place once.
     pub fn written(&self) -> Vec<u64> {
         let mut places: Vec<u64> = self

@@ -8,6 +8,7 @@ use zebu::storage::{Engine, IoBuf, Worker, WorkerConfig};
 use zebu::{Access, CreateOptions, Disk, Durability, ErrorKind, OpenOptions, Queue, Request};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::thread_stress::judge::Verdict;
+use zebu_tests::thread_stress::plan::Images;
 use zebu_tests::thread_stress::runner::Runner;
 use zebu_tests::thread_stress::scenarios::Scenario;
 
@@ -24,7 +25,12 @@ fn run(seeds: std::ops::Range<u64>, each: impl Fn(&Runner<'_>, u64) -> Verdict) 
 
 #[test]
 fn what_threads_see_is_explained_by_an_order_of_their_requests() {
-    run(1..25, |runner, seed| runner.case(seed));
+    run(1..25, |runner, seed| runner.case(seed, Images::Any));
+}
+
+#[test]
+fn what_threads_see_of_encrypted_images_is_explained_by_an_order_of_their_requests() {
+    run(1..7, |runner, seed| runner.case(seed, Images::Encrypted));
 }
 
 /// One test each, so that a failure names it.

@@ -4,6 +4,7 @@ mod allocation;
 mod backup;
 mod copies;
 mod embedding;
+mod encryption;
 mod fresh;
 mod mapping;
 mod remote;
@@ -53,6 +54,8 @@ pub(crate) const TABLES: &[Table] = &[
         "1 MiB reads and writes, one after the other, O_DIRECT, depth 8."),
     table("fragmentation", requests::fragmentation, Always(&[]), "Fragmented images",
         "Shuffled: no two neighbouring clusters are neighbours in the file."),
+    table("encryption", encryption::encryption, Always(&["scattered reads, LUKS in qcow2"]), "Encrypted images",
+        "AES-256 in XTS mode: 4 KiB requests at depth 32 and 1 MiB ones at depth 8, O_DIRECT; the cipher alone, on one thread, beside OpenSSL's."),
     table("preallocation", allocation::preallocation, Always(&["clusters, preallocation off"]),
         "First writes", "4 KiB into each of many fresh clusters, depth 32, by preallocation (the table of 2020)."),
     table("clusters", allocation::clusters, Always(&["cluster 64k, step 64k"]), "First writes by step",

@@ -8,7 +8,7 @@ use crate::passphrase_prompt::with_prompt;
 use crate::reference_defaults::allowed_references;
 use crate::remote_disk::NetworkOptions;
 use crate::remote_names::{image_path, opener};
-use crate::secrets::{SecretArgs, Sources};
+use crate::secrets::{ENCRYPTION, SecretArgs, Sources};
 use crate::size::size_argument;
 use crate::values::{
     Aio, ReferenceRule, aio_argument, check_protocol, reference_argument, slice_size_argument,
@@ -17,7 +17,7 @@ use crate::values::{
 use clap::Args;
 use std::ffi::OsStr;
 use std::path::PathBuf;
-use zebu::{Access, CacheMode, Format, Keys, OpenOptions, Sharing, ZeroPolicy};
+use zebu::{Access, CacheMode, Format, HeaderCosts, Keys, OpenOptions, Sharing, ZeroPolicy};
 use zebu_remote::http::Redirects;
 
 /// Heading of options about how images are opened, in the help.
@@ -56,6 +56,12 @@ pub(crate) struct ImageArgs {
 
     #[command(flatten)]
     pub(crate) secrets: SecretArgs,
+
+    /// How long the header of an encrypted image may let the computer try a passphrase: `bounded` refuses more than 50 million
+    /// iterations of PBKDF2, and more than 1 GiB of memory or 64 passes over it for Argon2
+    #[arg(long, help_heading = ENCRYPTION, value_name = "bounded|unbounded", value_parser = costs_argument, default_value = "bounded")]
+    pub(crate) header_costs: HeaderCosts,
+
     /// Certificates of the authorities by which servers of https:// names must be signed, a PEM file [default: the file of
     /// SSL_CERT_FILE, or the system's]
     #[arg(long, help_heading = NETWORK, value_name = "FILE")]
@@ -70,6 +76,14 @@ pub(crate) struct ImageArgs {
     /// `safe`: none from https to http, and none from a public address to a private one. `any`: these as well.
     #[arg(long, help_heading = NETWORK, value_name = "safe|any", value_parser = redirects_argument, default_value = "safe")]
     pub(crate) redirects: Redirects,
+}
+
+fn costs_argument(text: &str) -> Result<HeaderCosts, String> {
+    match text {
+        "bounded" => Ok(HeaderCosts::Bounded),
+        "unbounded" => Ok(HeaderCosts::Unbounded),
+        _ => Err("expected bounded or unbounded".to_owned()),
+    }
 }
 
 fn http_memory_argument(text: &str) -> Result<u64, String> {
@@ -161,7 +175,7 @@ impl ImageArgs {
                 .cache(cache)
                 .refs(allowed_references(&self.allow_refs)?)
                 .remote(opener(&self.allow_refs)?)
-                .keys(with_prompt(Keys::default())),
+                .keys(with_prompt(Keys::default().with_costs(self.header_costs))),
             aio: None,
             discard: None,
             detect_zeroes: None,

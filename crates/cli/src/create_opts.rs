@@ -146,8 +146,9 @@ impl CreateOpts {
     }
 
     fn set(&mut self, key: &str, value: &str, format: Format) -> Result<(), String> {
-        if key == "encryption" {
-            return Err("Parameter 'encryption' is not supported: use encrypt.format=luks".to_owned());
+        if key == "encryption" && format == Format::Qcow2 {
+            self.encryption.set_old(parse_switch(key, value)?);
+            return Ok(());
         }
         let encrypts = match format {
             Format::Luks => Some(key),
@@ -408,7 +409,7 @@ mod tests {
             ("lazy_refcounts=perhaps", "'lazy_refcounts' expects 'on' or 'off'"),
             ("compat=0.9", "does not accept value '0.9'"),
             ("foo=bar", "Invalid parameter 'foo'"),
-            ("encryption=on", "'encryption'"),
+            ("encryption=perhaps", "'encryption' expects 'on' or 'off'"),
             ("encrypt.nosuch=1", "'encrypt.nosuch'"),
             ("extent_size_hint=8G", "Extent size hint is too large"),
             ("preallocation=some", "'some'"),

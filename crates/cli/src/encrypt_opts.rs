@@ -1,16 +1,18 @@
 //! Options of `-o` about how a new image is encrypted, with QEMU's names.
 
+use crate::output::stderr;
+use crate::program;
 use crate::secrets::Secrets;
 use std::fmt::Write as _;
 use std::time::Duration;
 use zebu::luks::{BlockCipher, CipherSpec, HashName, Mode};
-use zebu::{Format, NewEncryption};
+use zebu::{Format, NewEncryption, NewMethod};
 
 /// Lines of `-o help`: name without its prefix, value, description.
 pub(crate) const OPTIONS: &[(&str, &str, &str)] = &[
     ("cipher-alg", "str", "Cipher (aes, serpent, twofish; each -128, -192, -256; default aes-256)"),
     ("cipher-mode", "str", "Mode of the cipher (xts, cbc; default xts)"),
-    ("format", "str", "Encrypt the image (luks)"),
+    ("format", "str", "Encrypt the image (luks; aes is weak, for old programs)"),
     ("hash-alg", "str", "Hash of the passphrase (sha1, sha256, sha512; default sha256)"),
     ("iter-time", "num", "Milliseconds that it takes to try a passphrase (default 2000)"),
     ("ivgen-alg", "str", "Initialization vectors (plain, plain64, essiv; default plain64)"),
@@ -23,8 +25,10 @@ pub(crate) const OPTIONS: &[(&str, &str, &str)] = &[
 pub(crate) struct EncryptOpts {
     /// As written, in the order of the help.
     given: Vec<(&'static str, String)>,
-    /// `encrypt.format=luks`, or the format is luks.
-    is_wanted: bool,
+    /// `encrypt.format`.
+    method: Option<NewMethod>,
+    /// `encryption=on`: the old name of `encrypt.format=aes`.
+    is_old_name: bool,
     cipher: Option<(BlockCipher, usize)>,
     is_cbc: bool,
     ivgen: Option<IvGenerator>,
@@ -55,12 +59,8 @@ impl EncryptOpts {
         let unknown = || format!("Parameter '{}{name}' does not accept value '{value}'", prefix(format));
         match *name {
             "format" => match value {
-                "luks" => self.is_wanted = true,
-                "aes" => {
-                    return Err("encrypt.format=aes is not made any more: its key is the passphrase itself, which is \
-                                weak; use encrypt.format=luks"
-                        .to_owned());
-                }
+                "luks" => self.method = Some(NewMethod::Luks1),
+                "aes" => self.method = Some(NewMethod::LegacyAes),
                 _ => return Err(unknown()),
             },
             "cipher-alg" => {
@@ -109,6 +109,11 @@ impl EncryptOpts {
         Ok(true)
     }
 
+    /// Takes `encryption`, the old name of `encrypt.format=aes`.
+    pub(crate) fn set_old(&mut self, is_on: bool) {
+        self.is_old_name = is_on;
+    }
+
     /// The options that were given, as ` name=value` for the line that `create` begins with.
     pub(crate) fn formatting(&self, format: Format) -> String {
         let order = |name: &str| {
@@ -119,7 +124,7 @@ impl EncryptOpts {
         };
         let mut given: Vec<_> = self.given.iter().collect();
         given.sort_by_key(|(name, _)| order(name));
-        let mut text = String::new();
+        let mut text = if self.is_old_name { " encryption=on".to_owned() } else { String::new() };
         for (name, value) in given {
             let _ = write!(text, " {}{name}={value}", prefix(format));
         }
@@ -132,14 +137,27 @@ impl EncryptOpts {
         format: Format,
         secrets: Option<&Secrets>,
     ) -> Result<Option<NewEncryption>, String> {
-        let is_wanted = self.is_wanted || format == Format::Luks;
-        if !is_wanted {
+        let method = match (self.method, self.is_old_name) {
+            (Some(_), true) => {
+                return Err("Options encryption and encrypt.format are mutually exclusive".to_owned());
+            }
+            (None, true) => Some(NewMethod::LegacyAes),
+            (None, false) if format == Format::Luks => Some(NewMethod::Luks1),
+            (given, false) => given,
+        };
+        let Some(method) = method else {
             return match self.given.first() {
                 Some((name, _)) => {
                     Err(format!("Parameter '{}{name}' needs 'encrypt.format=luks'", prefix(format)))
                 }
                 None => Ok(None),
             };
+        };
+        if method == NewMethod::LegacyAes
+            && let Some((name, _)) =
+                self.given.iter().find(|(name, _)| !matches!(*name, "format" | "key-secret"))
+        {
+            return Err(format!("Parameter 'encrypt.{name}' needs 'encrypt.format=luks'"));
         }
         let (cipher, block_key) = self.cipher.unwrap_or((BlockCipher::Aes, 32));
         let has_hash = self.given.iter().any(|(name, _)| *name == "ivgen-hash-alg");
@@ -159,10 +177,16 @@ impl EncryptOpts {
         let key_len = if mode.is_xts() { 2 * block_key } else { block_key };
         let cipher = CipherSpec::new(cipher, mode, key_len).map_err(|error| error.to_string())?;
         let mut encryption = NewEncryption::default()
+            .method(method)
             .cipher(cipher)
             .hash(self.hash.unwrap_or(HashName::Sha256))
             .iteration_time(self.iteration_time.unwrap_or(Duration::from_secs(2)));
         if let Some(secrets) = secrets {
+            if method == NewMethod::LegacyAes && !program::called().is_qemu() {
+                stderr::tell(
+                    "warning: encrypt.format=aes is weak: the passphrase itself is the key; use luks",
+                );
+            }
             let id = self
                 .key_secret
                 .as_ref()
@@ -215,7 +239,10 @@ mod tests {
             let error = parse(&[(name, value)], Format::Luks).unwrap_err();
             assert!(error.contains(name), "{name}={value}: {error}");
         }
-        assert!(parse(&[("format", "aes")], Format::Qcow2).unwrap_err().contains("aes"));
+        let aes = parse(&[("format", "aes")], Format::Qcow2).unwrap().unwrap();
+        assert_eq!(aes.method, NewMethod::LegacyAes);
+        let more = parse(&[("format", "aes"), ("hash-alg", "sha1")], Format::Qcow2).unwrap_err();
+        assert!(more.contains("'encrypt.hash-alg' needs"), "{more}");
         assert!(
             parse(&[("cipher-alg", "aes-128")], Format::Qcow2).unwrap_err().contains("encrypt.format=luks")
         );

@@ -200,6 +200,7 @@ fn remedy(error: &zebu::Error) -> String {
         }
         ErrorKind::NoSpace if !text.contains("free") => " (free some space and try again)",
         _ => match error.remedy() {
+            Some(Remedy::AllowHeaderCosts) => " (--header-costs unbounded)",
             Some(Remedy::Repair) => " (zebu check -r all)",
             Some(Remedy::AllowShrinking) => " (zebu resize --shrink)",
             Some(Remedy::AllowDecryption) => {

@@ -333,7 +333,9 @@ impl ImageOpts {
     /// The keys that the pairs name.
     fn keys(&self, secrets: &Secrets, mut keys: Keys) -> Result<Keys, String> {
         for (depth, id) in &self.key_secrets {
-            keys = keys.with(*depth, secrets.get(id)?);
+            if let Some(passphrase) = secrets.key(id)? {
+                keys = keys.with(*depth, passphrase);
+            }
         }
         for (depth, method) in &self.encryption {
             keys = keys.expecting(*depth, method);
@@ -440,6 +442,8 @@ impl ImageOpts {
 
     /// Puts what was given over what the command wants.
     pub(crate) fn apply(self, spec: &mut ImageSpec) -> Result<(), String> {
+        let of_top = self.key_secrets.iter().find(|(depth, _)| *depth == 0);
+        spec.secrets.key_of_top = of_top.map(|(_, id)| id.clone());
         spec.options.keys = self.keys(&spec.secrets, std::mem::take(&mut spec.options.keys))?;
         let options = &mut spec.options;
         if let Some(path) = self.filename {

@@ -11,6 +11,7 @@ mod compression;
 mod create_opts;
 mod dry_run;
 mod encrypt_opts;
+mod encrypted_file;
 mod examples;
 mod failure;
 mod foreign_opts;

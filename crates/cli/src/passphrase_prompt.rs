@@ -2,9 +2,10 @@
 
 use crate::output::printable::printable;
 use crate::program;
-use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+use rustix::process::{Signal, getpid, kill_process};
+use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcsetattr};
 use std::fs::File;
-use std::io::{BufRead, BufReader, IsTerminal, Write};
+use std::io::{IsTerminal, Read, Write};
 use std::path::Path;
 use zebu::{Error, ErrorKind, Keys, Passphrase, Result};
 use zeroize::Zeroizing;
@@ -17,7 +18,11 @@ pub(crate) fn with_prompt(keys: Keys) -> Keys {
     keys.asking(ask)
 }
 
-/// The terminal as it was before.
+/// Bytes of a line that a terminal gives at most.
+const LONGEST: usize = 4096;
+
+/// The terminal as it was before. Until then, an interruption ends the line instead of the process, which would leave the terminal
+/// as it is now.
 struct Echo<'a> {
     terminal: &'a File,
     before: Termios,
@@ -29,6 +34,8 @@ impl<'a> Echo<'a> {
         let mut quiet = before.clone();
         quiet.local_modes.remove(LocalModes::ECHO);
         quiet.local_modes.insert(LocalModes::ECHONL);
+        quiet.local_modes.remove(LocalModes::ISIG);
+        quiet.special_codes[SpecialCodeIndex::VEOL] = quiet.special_codes[SpecialCodeIndex::VINTR];
         tcsetattr(terminal, OptionalActions::Flush, &quiet)?;
         Ok(Self { terminal, before })
     }
@@ -48,12 +55,21 @@ fn ask(image: &Path) -> Result<Option<Passphrase>> {
     let mut terminal = File::options().read(true).write(true).open("/dev/tty").map_err(failed)?;
     write!(terminal, "Passphrase for {}: ", printable(&image.to_string_lossy())).map_err(failed)?;
     terminal.flush().map_err(failed)?;
-    let line = {
-        let _echo = Echo::off(&terminal).map_err(|error| failed(error.into()))?;
-        let mut line = Zeroizing::new(Vec::new());
-        BufReader::new(&terminal).read_until(b'\n', &mut line).map_err(failed)?;
-        line
+    let mut line = Zeroizing::new([0; LONGEST]);
+    let (len, interruption) = {
+        let echo = Echo::off(&terminal).map_err(|error| failed(error.into()))?;
+        let len = (&terminal).read(&mut line[..]).map_err(failed)?;
+        (len, echo.before.special_codes[SpecialCodeIndex::VINTR])
     };
-    let text = line.strip_suffix(b"\n").unwrap_or(&line);
-    Ok(Some(Passphrase::new(text)?))
+    let text = &line[..len];
+    if text.last() == Some(&interruption) {
+        // As the terminal would have done.
+        let _ = kill_process(getpid(), Signal::INT);
+        return Err(Error::new(ErrorKind::KeyMissing, "nobody gave a passphrase").on(image));
+    }
+    match text.strip_suffix(b"\n") {
+        Some(text) => Passphrase::new(text).map(Some),
+        // The end of the input: what was typed before it is no whole line.
+        None => Ok(None),
+    }
 }

@@ -13,7 +13,7 @@ use zebu::Passphrase;
 use zeroize::Zeroizing;
 
 /// Heading of the options, in the help.
-const ENCRYPTION: &str = "Encrypted images";
+pub(crate) const ENCRYPTION: &str = "Encrypted images";
 /// Bytes of a secret at most. A passphrase of LUKS has 512 in cryptsetup.
 const MOST: u64 = 1 << 20;
 /// Bytes of the key that secrets are encrypted with.
@@ -40,11 +40,18 @@ pub(crate) enum Sources {
     All,
     /// Files alone.
     Files,
+    /// All, of a command that looks at an image without its key: what is named and not given is not missed.
+    Unneeded,
 }
 
 /// Secrets by their IDs.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Secrets(HashMap<String, Passphrase>);
+pub(crate) struct Secrets {
+    by_id: HashMap<String, Passphrase>,
+    are_unneeded: bool,
+    /// The ID that image options give for the key of the top image.
+    pub(crate) key_of_top: Option<String>,
+}
 
 /// One `--object secret`.
 #[derive(Default)]
@@ -60,7 +67,7 @@ struct Described {
 impl SecretArgs {
     /// Reads all secrets.
     pub(crate) fn read(&self, sources: Sources) -> Result<Secrets, Failure> {
-        let mut secrets = Secrets::default();
+        let mut secrets = Secrets { are_unneeded: sources == Sources::Unneeded, ..Secrets::default() };
         for text in &self.object {
             secrets.add(text, sources).map_err(Failure::new)?;
         }
@@ -71,7 +78,12 @@ impl SecretArgs {
 impl Secrets {
     /// The secret of an ID.
     pub(crate) fn get(&self, id: &str) -> Result<Passphrase, String> {
-        self.0.get(id).cloned().ok_or_else(|| format!("No secret with id '{id}'"))
+        self.by_id.get(id).cloned().ok_or_else(|| format!("No secret with id '{id}'"))
+    }
+
+    /// The key that an image option names; `None` if it is missing and not needed.
+    pub(crate) fn key(&self, id: &str) -> Result<Option<Passphrase>, String> {
+        if self.are_unneeded { Ok(self.by_id.get(id).cloned()) } else { self.get(id).map(Some) }
     }
 
     fn add(&mut self, text: &str, sources: Sources) -> Result<(), String> {
@@ -90,7 +102,7 @@ impl Secrets {
         }
         let bytes = secret.bytes(self)?;
         let passphrase = Passphrase::new(&bytes).map_err(|error| error.to_string())?;
-        if self.0.insert(id.clone(), passphrase).is_some() {
+        if self.by_id.insert(id.clone(), passphrase).is_some() {
             return Err(format!("attempt to add duplicate property '{id}' to object (type 'container')"));
         }
         Ok(())
@@ -145,7 +157,8 @@ impl Described {
 fn read_file(path: &str) -> Result<Zeroizing<Vec<u8>>, String> {
     let unable = |error: std::io::Error| format!("Unable to read {path}: {error}");
     let file = File::open(path).map_err(unable)?;
-    let mut bytes = Zeroizing::new(Vec::new());
+    // Enough for any usual one: what grows leaves copies behind.
+    let mut bytes = Zeroizing::new(Vec::with_capacity(4096));
     file.take(MOST + 1).read_to_end(&mut bytes).map_err(unable)?;
     if bytes.len() as u64 > MOST {
         return Err(format!("Unable to read {path}: a secret has at most {MOST} bytes"));

@@ -99,7 +99,7 @@ pub use bitmaps::{BitmapRecording, DirtyBits, NewBitmap};
 pub use compress::{CodecPool, CompressOptions, DeflateWindow};
 pub use crypt::{
     EncryptionInfo, HeaderCosts, KeySlotChange, KeySlotGuard, Keys, LuksInfo, LuksSlotInfo, NewEncryption,
-    NewKey, Passphrase, SlotChoice,
+    NewKey, NewMethod, Passphrase, SlotChoice,
 };
 pub use disk::{Disk, DiskBuilder, DiskExtents, DiskJob};
 pub use error::{Error, ErrorKind, Result};

@@ -1,6 +1,6 @@
 //! Making a disk behind a LUKS header in a file of its own.
 
-use crate::crypt::new_header::NewEncryption;
+use crate::crypt::new_header::{NewEncryption, NewMethod};
 use crate::options::Preallocation;
 use crate::progress::JobControl;
 use crate::{Error, ErrorKind, Result, raw};
@@ -18,6 +18,10 @@ pub(crate) async fn create(
     let on = |e: zebu_storage::IoError| Error::from(e).on(file.path());
     if preallocation == Preallocation::Metadata {
         let message = "LUKS disks have no metadata to preallocate; use preallocation=falloc or full";
+        return Err(Error::new(ErrorKind::InvalidArgument, message).on(file.path()));
+    }
+    if encryption.method != NewMethod::Luks1 {
+        let message = "a file by itself is encrypted with LUKS alone";
         return Err(Error::new(ErrorKind::InvalidArgument, message).on(file.path()));
     }
     let len = encryption.header_len().checked_add(size).ok_or_else(|| {

@@ -8,6 +8,8 @@ use std::path::PathBuf;
 pub enum Remedy {
     /// [`crate::jobs::Decryption::Allow`], or an encrypted copy made by [`crate::jobs::convert`].
     AllowDecryption,
+    /// [`crate::HeaderCosts::Unbounded`], for a header that is trusted.
+    AllowHeaderCosts,
     /// The image repaired: [`crate::check::check`] with [`crate::check::Repair`].
     Repair,
     /// [`crate::Shrink::Allow`].

@@ -396,7 +396,7 @@ fn run_concurrently(seed: u64, cache: CacheMode, disks: Disks) {
                     }
                 });
                 // Commits and releases that its requests started end while the other worker is still polled.
-                assert!(worker.drain(Duration::from_secs(60)), "seed {seed}: the worker does not get done");
+                assert!(worker.drain(Duration::from_secs(300)), "seed {seed}: the worker does not get done");
             });
             let tasks: Vec<_> = mine
                 .iter()
@@ -411,7 +411,10 @@ fn run_concurrently(seed: u64, cache: CacheMode, disks: Disks) {
             while !other.is_finished() {
                 worker.wait(Some(Duration::from_millis(1)));
             }
-            other.join().unwrap_or_else(|_| panic!("seed {seed}"));
+            other.join().unwrap_or_else(|panic| {
+                eprintln!("seed {seed}: the other thread");
+                std::panic::resume_unwind(panic)
+            });
         }
         worker.block_on(async {
             verify(&image, &worker, &model, seed).await;

@@ -108,7 +108,10 @@ impl Luks1Header {
             if slot.stripes == 0 {
                 return Err(LuksError::field(stripes, "0 stripes hold no key"));
             }
-            Limits::check(&stripes, slot.stripes.into(), MAX_STRIPES.into())?;
+            if slot.stripes > MAX_STRIPES {
+                let problem = format!("{}, of which at most {MAX_STRIPES} are read", slot.stripes);
+                return Err(LuksError::field(stripes, problem));
+            }
             let len = self.cipher.key_len() as u64 * u64::from(slot.stripes);
             if !len.is_multiple_of(16) {
                 let problem = format!("{len} bytes of key material are no whole blocks of the cipher");

@@ -267,7 +267,10 @@ fn parse_slot(
     if splitter.stripes == 0 {
         return Err(LuksError::field(stripes, "0 stripes hold no key"));
     }
-    Limits::check(&stripes, splitter.stripes, MAX_STRIPES.into())?;
+    if splitter.stripes > u64::from(MAX_STRIPES) {
+        let problem = format!("{}, of which at most {MAX_STRIPES} are read", splitter.stripes);
+        return Err(LuksError::field(stripes, problem));
+    }
     let key_size = required(&format!("{path}.key_size"), raw.key_size)?;
     if !(1..=64).contains(&key_size) {
         return Err(LuksError::field(format!("{path}.key_size"), format!("{key_size} is none of 1 to 64")));

@@ -37,10 +37,21 @@ impl<C: Block16 + KeyInit, E: Block16 + KeyInit> Keyed<C, E> {
         Some(Self::Cbc(Cbc { data: C::new_from_slice(key).ok()?, essiv }))
     }
 
-    fn sector(&self, direction: Direction, vector: [u8; BLOCK], sector: &mut [u8]) {
+    /// Sectors of `size` bytes, the last perhaps cut short. `vector` makes the vector of each by its index.
+    fn sectors(
+        &self,
+        direction: Direction,
+        vector: impl Fn(u64) -> [u8; BLOCK],
+        size: usize,
+        data: &mut [u8],
+    ) {
         match self {
-            Self::Xts(xts) => xts.sector(direction, vector, sector),
-            Self::Cbc(cbc) => cbc.sector(direction, vector, sector),
+            Self::Xts(xts) => xts.sectors(direction, vector, size, data),
+            Self::Cbc(cbc) => {
+                for (index, sector) in (0u64..).zip(data.chunks_mut(size)) {
+                    cbc.sector(direction, vector(index), sector);
+                }
+            }
         }
     }
 }
@@ -131,18 +142,18 @@ impl SectorCipher {
         }
         let is_short = matches!(self.spec.mode(), Mode::XtsPlain | Mode::CbcPlain);
         let per_sector = self.sector_size as u64 / SECTOR;
-        for (index, sector) in (0u64..).zip(data.chunks_mut(self.sector_size)) {
+        let vector = |index: u64| {
             let number = first.wrapping_add(index.wrapping_mul(per_sector));
             let number = if is_short { number & u64::from(u32::MAX) } else { number };
-            let mut vector = [0; BLOCK];
-            vector[..8].copy_from_slice(&number.to_le_bytes());
-            match &*self.schedule {
-                Schedule::Aes128(keyed) => keyed.sector(direction, vector, sector),
-                Schedule::Aes192(keyed) => keyed.sector(direction, vector, sector),
-                Schedule::Aes256(keyed) => keyed.sector(direction, vector, sector),
-                Schedule::Serpent(keyed) => keyed.sector(direction, vector, sector),
-                Schedule::Twofish(keyed) => keyed.sector(direction, vector, sector),
-            }
+            u128::from(number).to_le_bytes()
+        };
+        let size = self.sector_size;
+        match &*self.schedule {
+            Schedule::Aes128(keyed) => keyed.sectors(direction, vector, size, data),
+            Schedule::Aes192(keyed) => keyed.sectors(direction, vector, size, data),
+            Schedule::Aes256(keyed) => keyed.sectors(direction, vector, size, data),
+            Schedule::Serpent(keyed) => keyed.sectors(direction, vector, size, data),
+            Schedule::Twofish(keyed) => keyed.sectors(direction, vector, size, data),
         }
         Ok(())
     }

@@ -451,6 +451,11 @@ impl Header {
         }
     }
 
+    /// Says that guest data is encrypted with AES as before LUKS: the passphrase itself is the key.
+    pub fn set_aes(&mut self) {
+        self.encryption = Encryption::Aes;
+    }
+
     /// Says that guest data is encrypted with LUKS, whose header lies at `pointer`.
     pub fn set_luks(&mut self, pointer: LuksPointer) {
         self.encryption = Encryption::Luks;

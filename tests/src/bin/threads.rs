@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use zebu_tests::qemu::Qemu;
-use zebu_tests::thread_stress::plan::Case;
+use zebu_tests::thread_stress::plan::{Case, Images};
 use zebu_tests::thread_stress::report::Report;
 use zebu_tests::thread_stress::runner::Runner;
 use zebu_tests::thread_stress::scenarios::Scenario;
@@ -35,7 +35,7 @@ struct Options {
     /// Run each seed so often: the same seed meets other schedules
     #[arg(long, default_value_t = 1)]
     repeat: u64,
-    /// Run only this: `random`, or the name of a scenario (`list` shows them)
+    /// Run only this: `random`, `encrypted` (random, on encrypted images), or the name of a scenario (`list` shows them)
     #[arg(long)]
     scenario: Option<String>,
     /// Requests of a random case, about
@@ -73,7 +73,7 @@ enum Work {
 /// Cases that are run in turns.
 #[derive(Debug, Clone, Copy)]
 enum What {
-    Random,
+    Random(Images),
     Named(Scenario),
 }
 
@@ -81,15 +81,15 @@ enum What {
 const RANDOM_SHARE: usize = 4;
 
 fn chosen(name: Option<&str>) -> Result<Vec<What>, String> {
-    let random = std::iter::repeat_n(What::Random, RANDOM_SHARE);
+    let random = std::iter::repeat_n(What::Random(Images::Any), RANDOM_SHARE);
     match name {
         None => Ok(Scenario::ALL
             .into_iter()
             .flat_map(|scenario| random.clone().chain([What::Named(scenario)]))
             .collect()),
-        Some("random") => Ok(vec![What::Random]),
         Some(name) => {
-            let named = Scenario::named(name).map(What::Named);
+            let named =
+                Images::named(name).map(What::Random).or_else(|| Scenario::named(name).map(What::Named));
             named.map(|what| vec![what]).ok_or_else(|| format!("no scenario {name:?}; `list` shows them"))
         }
     }
@@ -119,7 +119,7 @@ fn run(options: &Options) -> Result<bool, String> {
         let seed = first + number;
         for _ in 0..options.repeat {
             let verdict = match what {
-                What::Random => runner.case(seed),
+                What::Random(images) => runner.case(seed, *images),
                 What::Named(scenario) => runner.scenario(*scenario, seed),
             };
             for violation in &verdict.violations {
@@ -150,10 +150,11 @@ fn main() -> ExitCode {
             if let Err(e) = rustix::process::set_parent_process_death_signal(Some(signal)) {
                 eprintln!("threads: {e}");
             }
-            match scenario.as_deref().map(Scenario::named) {
-                None => threads::run(&Case::chosen_by(*seed, *requests), dir),
-                Some(Some(scenario)) => scenario.run(*seed, dir),
-                Some(None) => {
+            let name = scenario.as_deref().unwrap_or(Images::Any.name());
+            match (Images::named(name), Scenario::named(name)) {
+                (Some(images), _) => threads::run(&Case::chosen_by(*seed, *requests, images), dir),
+                (None, Some(scenario)) => scenario.run(*seed, dir),
+                (None, None) => {
                     eprintln!("no such scenario");
                     return ExitCode::FAILURE;
                 }

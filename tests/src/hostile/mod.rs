@@ -5,6 +5,7 @@ pub mod base;
 #[path = "../../../crates/foreign/tests/samples/mod.rs"]
 pub mod foreign_samples;
 pub mod headers;
+pub mod luks;
 pub mod many;
 pub mod references;
 pub mod tables;

@@ -2,11 +2,14 @@
 
 use super::plan::{Base, Case, Data};
 use super::sector::{SECTOR, Values, ZERO, fill};
+use crate::qemu::Qemu;
 use crate::random::Random;
 use std::path::Path;
+use std::time::Duration;
 use zebu::storage::{IoBuf, Worker};
 use zebu::{
-    Access, CacheMode, CreateOptions, Durability, Error, Format, Image, OpenOptions, RefPolicy, Result,
+    Access, CacheMode, CreateOptions, Durability, Error, Format, Image, Keys, NewEncryption, OpenOptions,
+    Passphrase, RefPolicy, Result,
 };
 
 /// Name of the image.
@@ -15,6 +18,8 @@ pub const IMAGE: &str = "disk.qcow2";
 pub const BASE: &str = "base";
 /// Name of its external data file.
 pub const DATA: &str = "data";
+/// The passphrase of an encrypted image.
+const PASSPHRASE: &str = "a phrase";
 /// The writer of what lies below.
 const BASE_WRITER: u64 = 200;
 
@@ -48,9 +53,20 @@ pub fn initial(case: &Case) -> Vec<u64> {
     values
 }
 
+fn passphrase() -> Passphrase {
+    Passphrase::new(PASSPHRASE.as_bytes()).expect("a few bytes of memory")
+}
+
+/// QEMU, which is told the passphrase of an encrypted image.
+pub fn for_image(qemu: &Qemu, case: &Case) -> Qemu {
+    if case.encrypted { qemu.with_passphrase(PASSPHRASE) } else { qemu.clone() }
+}
+
 /// How the image is opened.
 pub fn options(case: &Case) -> OpenOptions {
+    let keys = if case.encrypted { Keys::of_top(passphrase()) } else { Keys::default() };
     OpenOptions::default()
+        .keys(keys)
         .format(Some(Format::Qcow2))
         .access(Access::ReadWrite)
         .cache(case.cache)
@@ -85,7 +101,9 @@ pub async fn make(worker: &Worker, dir: &Path, case: &Case) -> Result<()> {
         image.close(worker).await?;
         backing = Some((BASE.to_owned(), format));
     }
+    let encryption = case.encrypted.then(|| NewEncryption::new(passphrase()).iteration_time(Duration::ZERO));
     let options = CreateOptions::default()
+        .encryption(encryption)
         .size(Some(case.sectors * SECTOR as u64))
         .cluster_size(case.cluster)
         .extended_l2(case.extended_l2)

@@ -1,7 +1,7 @@
 //! The judgement of a case: what its threads saw, what QEMU reads when the image is closed, what crashes leave.
 
 use super::copies::{self, Through};
-use super::disk::{BASE, DATA, IMAGE, initial};
+use super::disk::{BASE, DATA, IMAGE, for_image, initial};
 use super::history::{Counts, History};
 use super::operator::snapshot_name;
 use super::plan::Case;
@@ -29,15 +29,15 @@ pub struct Verdict {
 /// Judges cases of one directory.
 #[derive(Debug)]
 pub struct Judge<'a> {
-    qemu: &'a Qemu,
+    qemu: Qemu,
     case: &'a Case,
     dir: &'a Path,
 }
 
 impl<'a> Judge<'a> {
     /// A judge of this case.
-    pub fn new(qemu: &'a Qemu, case: &'a Case, dir: &'a Path) -> Self {
-        Self { qemu, case, dir }
+    pub fn new(qemu: &Qemu, case: &'a Case, dir: &'a Path) -> Self {
+        Self { qemu: for_image(qemu, case), case, dir }
     }
 
     fn history(&self) -> Result<History, String> {
@@ -47,7 +47,7 @@ impl<'a> Judge<'a> {
 
     /// The disk of a directory's image, as QEMU reads it.
     fn content(&self, dir: &Path) -> Result<Vec<Seen>, String> {
-        let out = self.qemu.img(dir, ["convert", "-U", "-f", "qcow2", "-O", "raw", IMAGE, "content.raw"]);
+        let out = self.qemu.on_image(dir, "convert", &["-U", "-O", "raw"], IMAGE, &["content.raw"]);
         if out.code != Some(0) {
             return Err(out.to_string());
         }
@@ -126,9 +126,9 @@ impl<'a> Judge<'a> {
             return Ok(());
         }
         if header[79] & DIRTY != 0 {
-            self.qemu.img(&copy, ["check", "-q", "-f", "qcow2", "-r", "all", IMAGE]);
+            self.qemu.on_image(&copy, "check", &["-q", "-r", "all"], IMAGE, &[]);
         }
-        let check = self.qemu.img(&copy, ["check", "-f", "qcow2", IMAGE]);
+        let check = self.qemu.on_image(&copy, "check", &[], IMAGE, &[]);
         // Leaks are no errors.
         if !matches!(check.code, Some(0 | 3)) {
             verdict.violations.push(format!("qemu-img check after a crash: {check}"));

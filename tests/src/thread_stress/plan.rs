@@ -83,11 +83,48 @@ pub struct Case {
     pub sharing: Sharing,
     /// How it ends.
     pub end: End,
+    /// The image is encrypted, its base is not.
+    pub encrypted: bool,
+}
+
+/// The images that random cases may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Images {
+    /// All kinds.
+    Any,
+    /// Encrypted ones alone.
+    Encrypted,
+}
+
+impl Images {
+    /// The name by which such cases are asked for.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Any => "random",
+            Self::Encrypted => "encrypted",
+        }
+    }
+
+    /// The images of a name.
+    pub fn named(name: &str) -> Option<Self> {
+        [Self::Any, Self::Encrypted].into_iter().find(|images| images.name() == name)
+    }
 }
 
 impl Case {
     /// The case that a seed chooses, with so many requests in all (about).
-    pub fn chosen_by(seed: u64, requests: u64) -> Self {
+    pub fn chosen_by(seed: u64, requests: u64, images: Images) -> Self {
+        let case = Self::unencrypted(seed, requests);
+        let encrypted = images == Images::Encrypted || Random::new(seed ^ 0x6c75_6b73).chance(15);
+        if !encrypted {
+            return case;
+        }
+        // A raw data file would hold plain text.
+        let data = if case.data == Data::ExternalRaw { Data::External } else { case.data };
+        Self { encrypted, data, ..case }
+    }
+
+    fn unencrypted(seed: u64, requests: u64) -> Self {
         let mut random = Random::new(seed ^ 0x7468_7265_6164);
         let random = &mut random;
         let cluster = *random.pick(&[512, 512, 4096, 4096, 65536, 65536, 16384]);
@@ -160,12 +197,13 @@ impl Case {
             } else {
                 End::Closed
             },
+            encrypted: false,
         }
     }
 
     /// Whether clusters can be compressed.
     pub fn has_compression(&self) -> bool {
-        self.data == Data::Inside
+        self.data == Data::Inside && !self.encrypted
     }
 
     /// Whether snapshots can be taken.
@@ -182,6 +220,9 @@ impl Case {
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "seed {}: cluster {}", self.seed, self.cluster)?;
+        if self.encrypted {
+            write!(f, ", encrypted")?;
+        }
         if self.extended_l2 {
             write!(f, " with subclusters")?;
         }

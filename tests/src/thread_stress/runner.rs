@@ -1,7 +1,7 @@
 //! Runs cases and scenarios in processes of their own, and judges them.
 
 use super::judge::{Judge, Verdict};
-use super::plan::{Case, End};
+use super::plan::{Case, End, Images};
 use super::process::Process;
 use super::scenarios::Scenario;
 use crate::qemu::Qemu;
@@ -29,15 +29,16 @@ const TICK: Duration = Duration::from_millis(10);
 
 impl Runner<'_> {
     /// Runs the random case of a seed.
-    pub fn case(&self, seed: u64) -> Verdict {
-        let case = Case::chosen_by(seed, self.requests);
+    pub fn case(&self, seed: u64, images: Images) -> Verdict {
+        let case = Case::chosen_by(seed, self.requests, images);
         let scratch = Scratch::new("threads");
         let mut verdict = self
-            .case_in(&case, scratch.path())
+            .case_in(&case, images, scratch.path())
             .unwrap_or_else(|what| Verdict { violations: vec![what], ..Verdict::default() });
         if !verdict.violations.is_empty() {
             let again = format!(
-                "{case}\n  repeat: cargo xtask threads --scenario random --seed {seed} --requests {} --repeat 20",
+                "{case}\n  repeat: cargo xtask threads --scenario {} --seed {seed} --requests {} --repeat 20",
+                images.name(),
                 self.requests
             );
             verdict.violations.push(again);
@@ -45,9 +46,9 @@ impl Runner<'_> {
         verdict
     }
 
-    fn case_in(&self, case: &Case, dir: &Path) -> Result<Verdict, String> {
+    fn case_in(&self, case: &Case, images: Images, dir: &Path) -> Result<Verdict, String> {
         let mut command = Command::new(&self.program);
-        command.arg("work").args(["--seed", &case.seed.to_string()]);
+        command.args(["work", "--scenario", images.name(), "--seed", &case.seed.to_string()]);
         command.args(["--requests", &self.requests.to_string()]).arg("--dir").arg(dir);
         let mut process =
             Process::start(command, dir).map_err(|e| format!("{}: {e}", self.program.display()))?;

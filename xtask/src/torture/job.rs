@@ -55,6 +55,13 @@ pub(super) const JOBS: &[Job] = &[
         "torture::runs::invariants_at_every_step_of_crowded_images",
         2,
     ),
+    seeds("crash states, encrypted", "torture::runs::crash_states_of_encrypted_images", 2),
+    seeds("random operations, encrypted", "torture::runs::random_operations_on_encrypted_images", 1),
+    seeds(
+        "invariants at every step, encrypted",
+        "torture::runs::invariants_at_every_step_of_encrypted_images",
+        1,
+    ),
     seeds("crashes of every image", "crash::replay::every_image_survives_crashes", 1),
     seeds("requests beside resizes", "crash::resizes::a_resize_is_alone", 1),
     seeds(

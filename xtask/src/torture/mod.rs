@@ -26,6 +26,7 @@ const SEEDS_OF_A_PIECE: u64 = 1_000_000;
   cargo xtask torture --minutes 10
   cargo xtask torture --hours 8 --record      # adds the counts to docs/records.md
   cargo xtask torture --minutes 2 --only 'crash states' --lanes 1
+  cargo xtask torture --minutes 10 --only encrypted
 
 A piece that fails is shown with the one command that repeats it, and the rest goes on.")]
 pub(crate) struct TortureArgs {

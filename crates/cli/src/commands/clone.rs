@@ -6,8 +6,9 @@ use crate::image_spec::{ForceShare, ImageSpec};
 use crate::local_name::path_argument;
 use crate::output::printable::printable;
 use crate::output::{json, stderr, stdout};
+use crate::passphrase_prompt::with_prompt;
 use crate::reference_defaults::allowed_references;
-use crate::secrets::Secrets;
+use crate::secrets::{ENCRYPTION, SecretArgs, Secrets, Sources};
 use crate::session::Session;
 use crate::unasked_cache::UnaskedCache;
 use crate::values::{OutputFormat, ReferenceRule, caches, formats, reference_argument};
@@ -15,7 +16,7 @@ use crate::watch::{ProgressMode, Watch};
 use serde::Serialize;
 use std::path::PathBuf;
 use zebu::jobs::{CloneMethod, CloneMode, CloneOptions, CloneReport, UnaskedWrites, clone_image, drop_pages};
-use zebu::{CacheMode, ErrorKind, Format, OpenOptions};
+use zebu::{CacheMode, ErrorKind, Format, Keys, OpenOptions};
 
 /// Bytes of a cluster that direct writes suit.
 const DEFAULT_CLUSTER: u64 = 64 << 10;
@@ -46,6 +47,15 @@ pub(crate) struct CloneArgs {
     /// Format of the report
     #[arg(long, value_enum, default_value_t, value_name = "human|json", hide_possible_values = true)]
     output: OutputFormat,
+
+    #[command(flatten)]
+    secrets: SecretArgs,
+
+    /// ID of the secret that is the passphrase of an encrypted source [default: asked for at the terminal]
+    ///
+    /// A reflink has the same key slots as the source. An overlay is encrypted with LUKS and this passphrase.
+    #[arg(long, help_heading = ENCRYPTION, value_name = "ID")]
+    key_secret: Option<String>,
 
     #[command(flatten)]
     engine: EngineArgs,
@@ -94,7 +104,8 @@ pub(crate) fn run(args: &CloneArgs) -> Result<u8, Failure> {
         })
         .format(args.format)
         .cache(args.cache.unwrap_or_default())
-        .refs(allowed_references(&args.allow_refs)?);
+        .refs(allowed_references(&args.allow_refs)?)
+        .keys(keys(args)?);
     if args.target.symlink_metadata().is_ok() {
         return Err(Failure::new(format!(
             "'{}' exists already: remove it first, or give another name",
@@ -130,11 +141,21 @@ pub(crate) fn run(args: &CloneArgs) -> Result<u8, Failure> {
     Ok(0)
 }
 
+/// The passphrase of an encrypted source.
+fn keys(args: &CloneArgs) -> Result<Keys, Failure> {
+    let secrets = args.secrets.read(Sources::All)?;
+    let known = args.key_secret.as_deref().map(|id| secrets.get(id)).transpose().map_err(Failure::new)?;
+    Ok(with_prompt(known.map(Keys::of_top).unwrap_or_default()))
+}
+
 /// Chooses the cache mode where none was asked for; what is to be cleaned up at the end.
 fn go_past_cache(args: &CloneArgs, session: &Session, options: &mut CloneOptions) -> Option<UnaskedCache> {
     let mut spec = ImageSpec {
         path: args.source.clone(),
-        options: OpenOptions::default().format(args.format).refs(options.refs.clone()),
+        options: OpenOptions::default()
+            .format(args.format)
+            .refs(options.refs.clone())
+            .keys(options.keys.clone()),
         aio: None,
         discard: None,
         detect_zeroes: None,

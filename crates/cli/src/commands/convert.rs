@@ -5,6 +5,7 @@ use crate::backing::{self, CheckName};
 use crate::compression::CompressionArgs;
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::dry_run;
+use crate::encrypted_file::refuse_plain_text;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::local_name::local_path;
@@ -44,9 +45,9 @@ pub(crate) struct ConvertArgs {
     #[arg(short = 'f', long, value_name = "FMT", value_parser = formats())]
     source_format: Option<Format>,
 
-    /// Format of the target
-    #[arg(short = 'O', long, value_name = "FMT", value_parser = target_formats(), default_value = "raw")]
-    target_format: Format,
+    /// Format of the target [default: raw]
+    #[arg(short = 'O', long, value_name = "FMT", value_parser = target_formats())]
+    target_format: Option<Format>,
 
     /// Options of the new image, as key=value,... (-o help lists them)
     #[arg(short = 'o', long, value_name = "OPTIONS")]
@@ -219,7 +220,7 @@ struct UnreadableRange {
 
 /// Runs the command.
 pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
-    let opts = match CreateOpts::parse(&args.target_options, args.target_format).map_err(Failure::new)? {
+    let opts = match CreateOpts::parse(&args.target_options, args.target_format()).map_err(Failure::new)? {
         ParsedOpts::Help(text) => {
             stdout::print(&text)?;
             return Ok(0);
@@ -239,13 +240,16 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
             "Copying bitmaps not possible from a snapshot: they are about the disk as it is now",
         ));
     }
-    if args.bitmaps && args.target_format != Format::Qcow2 && !args.no_create {
-        let format = args.target_format.name();
+    if args.bitmaps && args.target_format() != Format::Qcow2 && !args.no_create {
+        let format = args.target_format().name();
         return Err(Failure::usage(format!("Format driver '{format}' does not support bitmaps")));
     }
     let Some((target, sources)) = args.files.split_last().filter(|(_, sources)| !sources.is_empty()) else {
         return Err(Failure::usage("Must specify image file name: at least one source, and the target"));
     };
+    if args.target_format.is_none() && !args.target_image_opts && !args.dry_run {
+        refuse_plain_text(Path::new(target))?;
+    }
     let specs = source_specs(args, sources)?;
     allow_streams();
     let engines: Vec<Aio> = specs.iter().filter_map(|spec| spec.aio).collect();
@@ -300,6 +304,13 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
 fn skipped_bitmaps(args: &ConvertArgs, images: &[Image]) -> Vec<String> {
     let bitmaps = images.iter().filter(|_| args.skip_broken_bitmaps).flat_map(Image::bitmaps);
     bitmaps.filter(|bitmap| bitmap.in_use).map(|bitmap| bitmap.name).collect()
+}
+
+impl ConvertArgs {
+    /// The format of the target, asked for or not.
+    fn target_format(&self) -> Format {
+        self.target_format.unwrap_or(Format::Raw)
+    }
 }
 
 fn source_specs(args: &ConvertArgs, sources: &[OsString]) -> Result<Vec<ImageSpec>, Failure> {
@@ -392,7 +403,7 @@ fn convert_to(
         let unasked = args
             .target_cache
             .is_none()
-            .then(|| UnaskedWrites::of(&target.path, opts.create_options(args.target_format).cluster_size));
+            .then(|| UnaskedWrites::of(&target.path, opts.create_options(args.target_format()).cluster_size));
         if let Some(unasked) = unasked {
             unasked.apply(&mut target);
             // What is packed is written in order whatever the number of requests, which read and pack.
@@ -432,7 +443,7 @@ fn existing_target(args: &ConvertArgs, opts: &CreateOpts, target: &OsStr) -> Res
         ));
     }
     let image = ImageArgs { image_opts: args.target_image_opts, ..args.image.clone() };
-    let format = (!args.target_image_opts).then_some(args.target_format);
+    let format = (!args.target_image_opts).then_some(args.target_format());
     let mut spec =
         image.resolve(target, format, args.target_cache.unwrap_or(CacheMode::Unsafe), Access::ReadWrite)?;
     spec.options.compress = args.compression.options();
@@ -451,7 +462,7 @@ fn new_target(
 ) -> Result<NewTarget, Failure> {
     let target = &local_path(target).map_err(|reason| Failure::creating_name(target, &reason))?;
     let secrets = args.image.secrets.read(Sources::All)?;
-    let mut create = opts.create_options_with(args.target_format, Some(&secrets)).map_err(Failure::new)?;
+    let mut create = opts.create_options_with(args.target_format(), Some(&secrets)).map_err(Failure::new)?;
     if args.compress && create.encryption.is_some() {
         return Err(Failure::new("Compression and encryption not supported at the same time"));
     }
@@ -460,7 +471,7 @@ fn new_target(
     let mut open = ImageArgs { image_opts: false, ..spec }
         .resolve(
             target.as_os_str(),
-            Some(args.target_format),
+            Some(args.target_format()),
             args.target_cache.unwrap_or(CacheMode::Unsafe),
             Access::ReadWrite,
         )?
@@ -473,11 +484,11 @@ fn new_target(
         CheckName::AnyPlace,
     )?;
     if let Some(backing) = backing {
-        if args.target_format != Format::Qcow2 {
+        if args.target_format() != Format::Qcow2 {
             return Err(Failure::new(format!(
                 "{}: Backing file not supported for file format '{}'",
                 target.display(),
-                args.target_format.name()
+                args.target_format().name()
             )));
         }
         let format = backing::required_format(session, target, &backing)?;

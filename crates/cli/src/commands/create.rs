@@ -3,9 +3,11 @@
 use crate::arguments::EngineArgs;
 use crate::backing::{self, CheckName};
 use crate::create_opts::{CreateOpts, ParsedOpts};
+use crate::encrypted_file::warn_of_plain_overlay;
 use crate::failure::Failure;
 use crate::local_name::local_path;
 use crate::output::stdout;
+use crate::program;
 use crate::secrets::{SecretArgs, Sources};
 use crate::session::Session;
 use crate::size::parse_size;
@@ -127,6 +129,9 @@ fn create_options(
         if !args.backing_unsafe {
             let size = backing::virtual_size(session, &backing::resolve_given(path, &backing.name)?, format)?;
             create.size = create.size.or(Some(size));
+        }
+        if create.encryption.is_none() && !program::called().is_qemu() {
+            warn_of_plain_overlay(&backing::resolve_given(path, &backing.name)?);
         }
         create.backing = Some((backing.name, format));
     }

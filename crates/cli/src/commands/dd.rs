@@ -1,6 +1,7 @@
 //! `zebu dd`: copies a part of a disk into a new image.
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::encrypted_file::refuse_plain_text;
 use crate::failure::Failure;
 use crate::local_name::local_path;
 use crate::output::stderr;
@@ -10,6 +11,7 @@ use crate::values::{formats, target_formats};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use zebu::jobs::{ConvertOptions, ConvertTarget, NewTarget, UnaskedWrites, convert, drop_pages};
 use zebu::{Access, CacheMode, CreateOptions, Format, OpenOptions};
 
@@ -23,9 +25,9 @@ pub(crate) struct DdArgs {
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
     format: Option<Format>,
 
-    /// Format of the output
-    #[arg(short = 'O', long, value_name = "FMT", value_parser = target_formats(), default_value = "raw")]
-    output_format: Format,
+    /// Format of the output [default: raw]
+    #[arg(short = 'O', long, value_name = "FMT", value_parser = target_formats())]
+    output_format: Option<Format>,
 
     #[command(flatten)]
     force_share: ForceShareArg,
@@ -90,6 +92,9 @@ fn number(name: &str, value: &OsStr, least: u64, most: u64) -> Result<u64, Failu
 /// Runs the command.
 pub(crate) fn run(args: &DdArgs) -> Result<u8, Failure> {
     let operands = Operands::parse(&args.operands)?;
+    if args.output_format.is_none() {
+        refuse_plain_text(Path::new(operands.output))?;
+    }
     let mut spec = args.image.resolve(operands.input, args.format, CacheMode::Writeback, Access::ReadOnly)?;
     args.force_share.apply(&mut spec);
     let mut session = Session::start(&args.engine, spec.aio)?;
@@ -110,7 +115,7 @@ pub(crate) fn run(args: &DdArgs) -> Result<u8, Failure> {
     let mut target = NewTarget::new(
         local_path(operands.output).map_err(|reason| Failure::creating_name(operands.output, &reason))?,
     )
-    .create(CreateOptions::default().format(args.output_format))
+    .create(CreateOptions::default().format(args.output_format.unwrap_or(Format::Raw)))
     .open(OpenOptions::default());
     let unasked = UnaskedWrites::of(&target.path, target.create.cluster_size);
     unasked.apply(&mut target);

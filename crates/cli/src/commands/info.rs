@@ -10,6 +10,7 @@ use crate::output::info_json::{Fragmentation, ImageNode};
 use crate::output::verdict::{VerdictNode, verdict_text};
 use crate::output::{json, stdout};
 use crate::program;
+use crate::secrets::Sources;
 use crate::session::Session;
 use crate::values::{OutputFormat, formats};
 use std::ffi::OsString;
@@ -59,8 +60,15 @@ pub(crate) struct InfoArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &InfoArgs) -> Result<u8, Failure> {
-    let mut spec = args.image.resolve(&args.filename, args.format, CacheMode::Writeback, Access::ReadOnly)?;
+    let mut spec = args.image.resolve_with(
+        &args.filename,
+        args.format,
+        CacheMode::Writeback,
+        Access::ReadOnly,
+        Sources::Unneeded,
+    )?;
     args.force_share.apply(&mut spec);
+    let key_of_top = spec.secrets.key_of_top.clone().filter(|_| program::called().is_qemu());
     let session = Session::start(&args.engine, spec.aio)?;
     if args.verdict {
         return assess(&session, &spec, args.output);
@@ -71,11 +79,13 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8, Failure> {
     } else {
         vec![inspect(&session, spec)?]
     };
+    let name = key_of_top.zip(infos.first()).map(|(key, info)| name_with_key(info, &key));
+    let name_of = |index: usize| name.as_deref().filter(|_| index == 0);
     let of_first = |index: usize| fragmentation.filter(|_| index == 0);
     let text = match args.output {
         OutputFormat::Human => {
             let text = |(index, info): (usize, &ImageInfo)| {
-                image_text(info, protocol(&info.filename), of_first(index))
+                image_text(info, protocol(&info.filename), name_of(index), of_first(index))
             };
             infos.iter().enumerate().map(text).collect::<Vec<_>>().join(
                 "
@@ -84,7 +94,7 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8, Failure> {
         }
         OutputFormat::Json => {
             let node = |(index, info): (usize, &ImageInfo)| {
-                ImageNode::new(info, protocol(&info.filename), of_first(index))
+                ImageNode::new(info, protocol(&info.filename), name_of(index), of_first(index))
             };
             let nodes: Vec<ImageNode> = infos.iter().enumerate().map(node).collect();
             match (args.backing_chain, nodes.as_slice()) {
@@ -95,6 +105,21 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8, Failure> {
     };
     stdout::print(&text)?;
     Ok(0)
+}
+
+/// The name by which QEMU calls an image that was opened with a key: its path alone would not open it.
+fn name_with_key(info: &ImageInfo, key: &str) -> String {
+    let text = |text: &str| serde_json::Value::from(text).to_string();
+    let file = format!(
+        "\"file\": {{\"driver\": {}, \"filename\": {}}}",
+        text(protocol(&info.filename)),
+        text(&json::path_text(&info.filename))
+    );
+    let (driver, key) = (text(info.format.name()), text(key));
+    match info.format {
+        Format::Luks => format!("json:{{\"driver\": {driver}, {file}, \"key-secret\": {key}}}"),
+        _ => format!("json:{{\"encrypt.key-secret\": {key}, \"driver\": {driver}, {file}}}"),
+    }
 }
 
 /// Prints the verdict. The exit code says whether the image is safe.

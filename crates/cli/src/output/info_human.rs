@@ -9,13 +9,19 @@ use crate::program;
 use std::fmt::Write as _;
 use zebu::{EncryptionInfo, ImageInfo, Qcow2Info, SnapshotInfo};
 
-/// Everything about one image. `protocol` is `file` or `host_device`.
-pub(crate) fn image_text(info: &ImageInfo, protocol: &str, fragmentation: Option<Fragmentation>) -> String {
+/// Everything about one image. `protocol` is `file` or `host_device`. `name` says how it was opened, where its path alone
+/// does not.
+pub(crate) fn image_text(
+    info: &ImageInfo,
+    protocol: &str,
+    name: Option<&str>,
+    fragmentation: Option<Fragmentation>,
+) -> String {
     let mut out = String::new();
     let qcow2 = info.qcow2.as_ref();
     let filename = info.filename.to_string_lossy();
     let filename = printable(&filename);
-    let _ = writeln!(out, "image: {filename}");
+    let _ = writeln!(out, "image: {}", printable(name.unwrap_or(&filename)));
     let _ = writeln!(out, "file format: {}", info.format.name());
     let _ = writeln!(out, "virtual size: {} ({} bytes)", size_short(info.virtual_size), info.virtual_size);
     let _ = writeln!(out, "disk size: {}", size_short(info.actual_size));

@@ -128,17 +128,19 @@ struct FileNode {
 }
 
 impl ImageNode {
-    /// The object for what is known of an image. `protocol` is `file` or `host_device`.
+    /// The object for what is known of an image. `protocol` is `file` or `host_device`. `name` says how it was opened, where
+    /// its path alone does not.
     pub(crate) fn new(
         info: &ImageInfo,
         protocol: &'static str,
+        name: Option<&str>,
         fragmentation: Option<Fragmentation>,
     ) -> Self {
         let qcow2 = info.qcow2.as_ref();
         let with_own_keys = !program::called().is_qemu();
         let filename = path_text(&info.filename);
         Self {
-            filename: filename.clone(),
+            filename: name.map_or_else(|| filename.clone(), str::to_owned),
             format: info.format.name(),
             virtual_size: info.virtual_size,
             actual_size: info.actual_size,

@@ -2,7 +2,7 @@
 
 use super::keys::{Keys, Passphrase};
 use crate::file_bytes::read_bytes;
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Remedy, Result};
 use std::ops::Range;
 use std::path::Path;
 use zebu_luks::{
@@ -51,7 +51,11 @@ pub(crate) fn luks_error(path: &Path, error: &LuksError) -> Error {
         | LuksError::SlotInactive { .. } => ErrorKind::InvalidArgument,
         _ => ErrorKind::Io,
     };
-    Error::new(kind, error.to_string()).on(path)
+    let told = Error::new(kind, error.to_string()).on(path);
+    if matches!(error, LuksError::OverLimit { .. }) {
+        return told.with_remedy(Remedy::AllowHeaderCosts);
+    }
+    told
 }
 
 impl LuksHeader {

@@ -25,5 +25,5 @@ pub(crate) mod slots;
 
 pub use info::{EncryptionInfo, LuksInfo, LuksSlotInfo};
 pub use keys::{HeaderCosts, Keys, Passphrase};
-pub use new_header::NewEncryption;
+pub use new_header::{NewEncryption, NewMethod};
 pub use slots::{KeySlotChange, KeySlotGuard, NewKey, SlotChoice};

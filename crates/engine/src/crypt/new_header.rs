@@ -15,12 +15,26 @@ const DIGEST_LEN: usize = 20;
 /// Part of the time of a key slot that the digest of the master key takes, as QEMU and cryptsetup choose it.
 const DIGEST_SHARE: u32 = 8;
 
-/// How a new image is encrypted: with LUKS1.
+/// The encryption of a new image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum NewMethod {
+    /// LUKS, version 1.
+    #[default]
+    Luks1,
+    /// AES-128 in CBC mode, with the passphrase itself as the key, as qcow2 had it before LUKS. It is weak: for programs that read
+    /// nothing else. The other choices don't count.
+    LegacyAes,
+}
+
+/// How a new image is encrypted.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct NewEncryption {
-    /// The passphrase of key slot 0. A size can be measured without one.
+    /// The passphrase of key slot 0, or the key of [`NewMethod::LegacyAes`]. A size can be measured without one.
     pub passphrase: Option<Passphrase>,
+    /// With LUKS, or as before it. Files by themselves have LUKS.
+    pub method: NewMethod,
     /// The cipher of the data and of the key slots.
     pub cipher: CipherSpec,
     /// The hash of the passphrase and of the anti-forensic splitter.
@@ -31,6 +45,7 @@ pub struct NewEncryption {
 
 zebu_storage::option_setters!(NewEncryption {
     passphrase: impl Into<Option<Passphrase>>,
+    method: NewMethod,
     cipher: CipherSpec,
     hash: HashName,
     iteration_time: Duration,
@@ -41,6 +56,7 @@ impl Default for NewEncryption {
     fn default() -> Self {
         Self {
             passphrase: None,
+            method: NewMethod::Luks1,
             cipher: CipherSpec::AES_256_XTS,
             hash: HashName::Sha256,
             iteration_time: Duration::from_secs(2),
@@ -76,10 +92,13 @@ impl NewEncryption {
 
     /// Bytes of the header.
     pub(crate) fn header_len(&self) -> u64 {
-        self.options().header_len()
+        match self.method {
+            NewMethod::Luks1 => self.options().header_len(),
+            NewMethod::LegacyAes => 0,
+        }
     }
 
-    /// Makes a header with a new master key. Takes as long as it takes to try a passphrase, twice at most.
+    /// Makes a header with a new master key; of AES as before LUKS, there is none. Takes as long as it takes to try a passphrase, twice at most.
     ///
     /// # Errors
     /// [`crate::ErrorKind::KeyMissing`] without a passphrase; no memory, or no random bytes.
@@ -88,6 +107,9 @@ impl NewEncryption {
             let message = "an encrypted image needs a passphrase (encrypt.key-secret, or key-secret for the format luks)";
             return Err(crate::Error::new(crate::ErrorKind::KeyMissing, message).on(path));
         };
+        if self.method == NewMethod::LegacyAes {
+            return Ok(MadeHeader { bytes: Vec::new() });
+        }
         let (this, mut options) = (self.clone(), self.options());
         let made = worker.run_blocking(move || {
             let key_len = this.cipher.key_len();

@@ -2,7 +2,10 @@
 
 use super::backing_name::backing_name;
 use super::staging::{NewFiles, expect_copies, from_io, publish, reserve_temporary_name};
-use crate::{CacheMode, CreateOptions, Error, ErrorKind, Format, Image, OpenOptions, RefPolicy, Result};
+use crate::{
+    CacheMode, CreateOptions, Error, ErrorKind, Format, Image, Keys, NewEncryption, OpenOptions, RefPolicy,
+    Result,
+};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use zebu_storage::{Access, Create, File, FileKind, IoErrorKind, LockMode, OpenFlags, Worker};
@@ -32,6 +35,8 @@ pub struct CloneOptions {
     pub cache: CacheMode,
     /// Which files that the source names may be opened.
     pub refs: RefPolicy,
+    /// Passphrases of an encrypted source. An overlay of it is encrypted with that of the top image.
+    pub keys: Keys,
 }
 
 zebu_storage::option_setters!(CloneOptions {
@@ -39,6 +44,7 @@ zebu_storage::option_setters!(CloneOptions {
     format: impl Into<Option<Format>>,
     cache: CacheMode,
     refs: RefPolicy,
+    keys: Keys,
 });
 
 /// Which way was taken.
@@ -74,7 +80,7 @@ pub struct CloneReport {
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] if the target exists, [`ErrorKind::Unsupported`] if only a reflink was wanted and
-/// there is none to be had, and what opening the source or making the clone fails with.
+/// there is none to be had, [`ErrorKind::KeyMissing`] if an overlay would hold an encrypted disk's plain text, and what opening the source or making the clone fails with.
 pub async fn clone_image(
     worker: &Worker,
     source: &Path,
@@ -90,6 +96,7 @@ pub async fn clone_image(
         format: options.format,
         cache: options.cache,
         refs: options.refs.clone(),
+        keys: options.keys.clone(),
         ..OpenOptions::default()
     };
     let image = Image::open(worker, source, &open).await?;
@@ -178,6 +185,15 @@ async fn reflink(worker: &Worker, image: &Image, target: &Path) -> Result<Option
 /// Makes an empty image on top of this one. Gives the name of the backing file as written into it.
 async fn overlay(worker: &Worker, image: &Image, target: &Path, options: &CloneOptions) -> Result<PathBuf> {
     let backing = backing_name(image.path(), target)?;
+    let encryption = match options.keys.known(0) {
+        Some(passphrase) if image.is_chain_encrypted() => Some(NewEncryption::new(passphrase)),
+        None if image.is_chain_encrypted() => {
+            let message =
+                "the disk is encrypted, and an overlay of it would hold plain text: it needs a passphrase";
+            return Err(Error::new(ErrorKind::KeyMissing, message).on(image.path()));
+        }
+        _ => None,
+    };
     let temporary = reserve_temporary_name(target, 0o644)
         .map_err(|error| from_io(target, "can't make a file in the clone's directory", &error))?;
     let mut made = NewFiles::default();
@@ -189,6 +205,7 @@ async fn overlay(worker: &Worker, image: &Image, target: &Path, options: &CloneO
         backing: Some((backing.clone(), image.format())),
         cache: options.cache,
         refs: RefPolicy::All,
+        encryption,
         ..CreateOptions::default()
     };
     Image::create(worker, &temporary, &create).await?;

@@ -24,10 +24,10 @@ where
             let spec = CipherSpec::new(cipher, mode, key_len).unwrap();
             let ours = SectorCipher::with_sector_size(spec, &key, sector_size).unwrap();
             for first in SECTORS {
-                let plain = random_bytes(sector_size as usize * 3);
+                let plain = random_bytes(sector_size as usize * 11);
                 let mut expected = plain.clone();
                 for (index, sector) in expected.chunks_mut(sector_size as usize).enumerate() {
-                    let number = first + index as u64 * u64::from(sector_size / 512);
+                    let number = first.wrapping_add(index as u64 * u64::from(sector_size / 512));
                     other.encrypt_sector(sector, Array(u128::from(number & mask).to_le_bytes()));
                 }
                 let mut data = plain.clone();

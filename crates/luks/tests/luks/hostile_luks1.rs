@@ -49,7 +49,7 @@ fn each_lie_is_named_by_its_field() {
         (slot(3) + 40, &number(u32::MAX), "key-material-offset of key slot 3"),
         (slot(3) + 40, &number(100), "slot 3: the key material overlaps that of slot 0"),
         (slot(0) + 44, &number(0), "stripes of key slot 0"),
-        (slot(0) + 44, &number(4_000_000_000), "stripes of key slot 0 is 4000000000"),
+        (slot(0) + 44, &number(4_000_000_000), "stripes of key slot 0: 4000000000"),
         (slot(7) + 44, &number(8000), "key-material-offset of key slot 7"),
     ] {
         let error = refused(at, bytes);

@@ -1,6 +1,6 @@
 //! Creating a qcow2 file.
 
-use crate::crypt::new_header::NewEncryption;
+use crate::crypt::new_header::{NewEncryption, NewMethod};
 use crate::error::format_error;
 use crate::options::{CreateOptions, Preallocation};
 use crate::{Error, ErrorKind, Result};
@@ -128,8 +128,12 @@ pub(crate) async fn write_empty(
         FreshLayout::plan_with_luks(header.virtual_size(), luks_len, &geometry, layout::Preallocation::Off)
             .map_err(invalid)?;
     layout.apply_to(&mut header);
-    if encryption.is_some() {
-        header.set_luks(LuksPointer { offset: layout.luks_offset, len: luks_len });
+    match encryption.map(|encryption| encryption.method) {
+        None => {}
+        Some(NewMethod::Luks1) => {
+            header.set_luks(LuksPointer { offset: layout.luks_offset, len: luks_len });
+        }
+        Some(NewMethod::LegacyAes) => header.set_aes(),
     }
     let mut encoded = header.encode().map_err(invalid)?;
     if magic == Magic::Withheld {

@@ -80,8 +80,11 @@ pub(crate) struct Setup {
 }
 
 /// The passphrase of encrypted images.
+pub(crate) const PASSPHRASE: &[u8] = b"a phrase";
+
+/// The same, to open them with.
 pub(crate) fn passphrase() -> Passphrase {
-    Passphrase::new(b"a phrase").unwrap()
+    Passphrase::new(PASSPHRASE).unwrap()
 }
 
 /// A cheap encryption with a small header. Its blocks are chained, so that a wrong one shows in those after it.

@@ -1,6 +1,6 @@
 //! Scenes of encrypted images.
 
-use crate::crash::setup::{Setup, encryption, passphrase};
+use crate::crash::setup::{PASSPHRASE, Setup, encryption, passphrase};
 use zebu::jobs::change_key_slots_in;
 use zebu::storage::{IoBuf, Worker};
 use zebu::{
@@ -82,7 +82,7 @@ fn used_slots(content: &Content, phrases: &[&[u8]]) -> Result<usize, String> {
 #[test]
 pub(crate) fn a_key_slot_that_counts_as_used_opens() {
     let mut world = SimWorld::new(1);
-    let phrases: [&[u8]; 2] = [passphrase_bytes(), b"second"];
+    let phrases: [&[u8]; 2] = [PASSPHRASE, b"second"];
     for step in 0..3 {
         let worker = world.worker();
         let before = match step {
@@ -121,8 +121,4 @@ pub(crate) fn a_key_slot_that_counts_as_used_opens() {
         world = SimWorld::new(step + 2);
         world.file(FILE, content, SimFileConfig::default());
     }
-}
-
-fn passphrase_bytes() -> &'static [u8] {
-    b"a phrase"
 }

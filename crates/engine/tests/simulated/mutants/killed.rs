@@ -5,7 +5,7 @@
 use crate::faults::{growth, held, idle, old_content, poison, snapshots, space, unending};
 use crate::mutants::streams::Shape::*;
 use crate::mutants::streams::Stream::{self, *};
-use crate::mutants::{encrypted, hostile, undone, unfinished};
+use crate::mutants::{encrypted, hostile, plain_text, undone, unfinished};
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -173,6 +173,8 @@ mutants! {
     no_barrier_of_marks: SkipBarrierOfMarks, within 10 of [Marks];
     unfinished_bits_are_stored: StoreUnfinishedBits, within 20 of [Crash(Bitmaps)];
     plain_text_is_written: WritePlainText, within 5 of [Crash(Encrypted)];
+    plain_text_shows_in_the_log: WritePlainText, within 1 of
+        [Scenario(plain_text::no_write_holds_plain_text)];
     parts_of_a_sector_beside_each_other: ShareSectors, within 1 of
         [Scenario(encrypted::writes_of_parts_of_a_sector_all_arrive)];
     unwritten_space_counts_as_zero: PlainPadding, within 20 of [Crash(Encrypted)];

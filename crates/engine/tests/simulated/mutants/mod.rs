@@ -6,6 +6,7 @@ mod encrypted;
 mod hostile;
 mod killed;
 mod marks;
+mod plain_text;
 mod snapshot_lives;
 mod streams;
 mod undone;

@@ -13,6 +13,7 @@
 //! 4096 bytes (there the sectors of a block are not independent).
 
 use crate::crash::setup::{DATA, Origin, Setup, TOP};
+use crate::torture::encrypted_data::EncryptedData;
 use crate::torture::possible_image::{Header, Reads, Source, Target, word};
 use std::collections::{BTreeMap, BTreeSet};
 use zebu::Compression;
@@ -30,6 +31,7 @@ pub(crate) struct Invariants<'a> {
     /// Clusters that internal snapshots, which nobody changes meanwhile, point to.
     of_snapshots: Pointers,
     backing: Vec<u8>,
+    encrypted: Option<EncryptedData>,
 }
 
 fn add(to: &mut Pointers, cluster: u64, count: u64) {
@@ -59,7 +61,8 @@ impl<'a> Invariants<'a> {
         };
         let from_backing = matches!(setup.origin, Origin::RawBase | Origin::Qcow2Base | Origin::DeepChain);
         let backing = if from_backing { backing_pattern(0, setup.pattern as usize) } else { Vec::new() };
-        Self { setup, disk: world.disk(), seen: (u64::MAX, u64::MAX), of_snapshots, backing }
+        let encrypted = setup.encrypted.then(|| EncryptedData::of(&world.content(TOP).expect("the image")));
+        Self { setup, disk: world.disk(), seen: (u64::MAX, u64::MAX), of_snapshots, backing, encrypted }
     }
 
     /// Checks the invariants now. Looks only if something has changed since it looked last.
@@ -85,6 +88,7 @@ impl<'a> Invariants<'a> {
             model,
             backing: &self.backing,
             setup: self.setup,
+            encrypted: self.encrypted.as_ref(),
         };
         // A header is one sector: what hangs on it exists with it.
         for header in &headers {
@@ -121,6 +125,7 @@ struct Image<'a> {
     /// The content of unallocated clusters; zeroes past its end.
     backing: &'a [u8],
     setup: &'a Setup,
+    encrypted: Option<&'a EncryptedData>,
 }
 
 impl Image<'_> {
@@ -191,7 +196,11 @@ impl Image<'_> {
                     let host = (Header::table(entry) + (at - start)) / SECTOR;
                     let mut violation = None;
                     data.each(host, |bytes| {
-                        if let Err(e) = self.allowed(at, bytes) {
+                        let shown = match self.encrypted {
+                            Some(encrypted) => self.allowed(at, &encrypted.decrypted(host, bytes)),
+                            None => self.allowed(at, bytes),
+                        };
+                        if let Err(e) = shown {
                             violation.get_or_insert(e);
                         }
                     });
@@ -257,6 +266,12 @@ impl Image<'_> {
         }
         for at in clusters(header.reftable_offset, header.reftable_clusters * cluster, cluster) {
             add(&mut all, at, 1);
+        }
+        if let Some(encrypted) = self.encrypted {
+            let key_slots = &encrypted.header;
+            for at in clusters(key_slots.start, key_slots.end - key_slots.start, cluster) {
+                add(&mut all, at, 1);
+            }
         }
         self.add_tables(header, header.l1_offset, header.l1_size, &mut all);
         all
@@ -393,6 +408,7 @@ fn pointers_of_snapshots(top: &Content) -> Pointers {
         model: &Setup::plain().model(),
         backing: &[],
         setup: &Setup::plain(),
+        encrypted: None,
     };
     let mut at = header.snapshots_offset;
     for _ in 0..header.snapshots {

@@ -3,6 +3,7 @@
 //!
 //! `docs/testing.md` tells what is tested, and how to run more of it.
 
+mod encrypted_data;
 mod invariants;
 mod notices;
 mod plan;

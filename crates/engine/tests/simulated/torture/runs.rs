@@ -95,6 +95,16 @@ fn crash_states_of_encrypted_images() {
     run(6, |seed| Plan::random(seed, size, watch, small).encrypted());
 }
 
+/// After each step, every crash state of an encrypted image at once.
+#[test]
+fn invariants_at_every_step_of_encrypted_images() {
+    let size = Size { lives: 2, phases: 3, streams: 5, requests: 25 };
+    run(8, |seed| {
+        let chosen = |setup: &Setup| setup.direct != 4096 && setup.size <= 256 << 10;
+        Plan::random(seed, size, Watch::EveryStep, chosen).encrypted()
+    });
+}
+
 /// A write that a crash undid left its data in the raw data file, in the cluster in which the disk ended; growing the disk
 /// with preallocation links that cluster.
 #[test]

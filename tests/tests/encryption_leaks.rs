@@ -1,0 +1,327 @@
+//! Places where neither the data of an encrypted disk nor its keys may be: every write to the file, the terminal, memory that a
+//! core dump would hold.
+
+use rustix::termios::LocalModes;
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use zebu_tests::program::{find, zebu, zebu_program};
+use zebu_tests::qemu::Qemu;
+use zebu_tests::random::Random;
+use zebu_tests::recorder::{Recorder, can_record};
+use zebu_tests::scratch::Scratch;
+use zebu_tests::server::Server;
+
+const MIB: usize = 1 << 20;
+/// Bytes of a block of the cipher.
+const BLOCK: usize = 16;
+const SECRET: [&str; 2] = ["--object", "secret,id=key,file=key"];
+const PASSPHRASE: &str = "Zq7-the-words-that-nobody-else-has-in-memory-9xK";
+
+fn random_bytes(seed: u64, len: usize) -> Vec<u8> {
+    let mut random = Random::new(seed);
+    (0..len).map(|_| random.below(256) as u8).collect()
+}
+
+fn of(file: &str) -> String {
+    if file.ends_with(".luks") {
+        format!("driver=luks,key-secret=key,file.filename={file}")
+    } else {
+        format!("driver=qcow2,encrypt.key-secret=key,file.filename={file}")
+    }
+}
+
+fn run(dir: &Path, line: &str) {
+    let mut words: Vec<&str> = line.split_whitespace().collect();
+    words.splice(1..1, SECRET);
+    zebu(dir, words).ok();
+}
+
+fn make(dir: &Path, file: &str) {
+    std::fs::write(dir.join("key"), PASSPHRASE).unwrap();
+    let (format, options) = if file.ends_with(".luks") {
+        ("luks", "key-secret=key,iter-time=10")
+    } else {
+        ("qcow2", "encrypt.format=luks,encrypt.key-secret=key,encrypt.iter-time=10,cluster_size=4k")
+    };
+    run(dir, &format!("create -q -f {format} -o {options} {file} 2M"));
+}
+
+/// Blocks of the texts that commands are told to write.
+struct Known(HashSet<[u8; BLOCK]>);
+
+impl Known {
+    fn of(text: &[u8]) -> Self {
+        let whole = text.chunks_exact(BLOCK).filter_map(|block| block.try_into().ok());
+        Self(whole.chain([[0xcd; BLOCK]]).collect())
+    }
+
+    fn is_in(&self, bytes: &[u8]) -> bool {
+        bytes
+            .windows(BLOCK)
+            .any(|window| window.try_into().is_ok_and(|block: [u8; BLOCK]| self.0.contains(&block)))
+    }
+}
+
+/// Every write of every command that writes to an image, as the file system sees it. A server is killed under load.
+#[test]
+fn no_write_of_any_command_holds_plain_text() {
+    let Some(qemu) = Qemu::find() else { return };
+    if !can_record() {
+        return;
+    }
+    let plain = random_bytes(1, MIB);
+    let known = Known::of(&plain);
+    for file in ["a.qcow2", "a.luks"] {
+        let scratch = Scratch::new("leaks");
+        let dir = scratch.path();
+        make(dir, file);
+        std::fs::write(dir.join("plain"), &plain).unwrap();
+        let recorder = Recorder::over(&dir.join(file), 512);
+        let name = of(file);
+        let mut seen = 0;
+        let mut look = |command: &str| {
+            let recording = recorder.recording();
+            let writes: Vec<_> = recording.writes().collect();
+            for (offset, bytes) in &writes[seen..] {
+                assert!(!known.is_in(bytes), "{file}: {command}: plain text at byte {offset}");
+            }
+            assert!(writes.len() > seen, "{file}: {command} wrote nothing");
+            seen = writes.len();
+        };
+        let io = |commands: &[&str]| {
+            let mut words = vec!["io"];
+            words.extend(SECRET);
+            words.extend(["--image-opts", name.as_str()]);
+            words.extend(commands.iter().flat_map(|command| ["-c", command]));
+            zebu(dir, words).ok();
+        };
+        run(dir, &format!("convert -n plain --target-image-opts {name}"));
+        look("convert -n");
+        io(&["write -s plain 4096 100k", "write -P 0xcd 1M 5000", "writev -P 0xcd 3k 1k 100", "flush"]);
+        look("io write");
+        io(&["write -z 300k 7000", "discard 400k 64k", "write -z -u 500k 64k"]);
+        look("io write -z");
+        run(dir, &format!("bench -w --pattern 0xcd -c 200 -s 3k -S 5000 --image-opts {name}"));
+        look("bench -w");
+        if file == "a.qcow2" {
+            run(dir, &format!("snapshot -c s --image-opts {name}"));
+            io(&["write -s plain 700k 200k", "write -P 0xcd 700001 300"]);
+            look("writes after a snapshot");
+            run(dir, &format!("snapshot -a s --image-opts {name}"));
+            look("snapshot -a");
+            run(dir, &format!("bitmap --add --image-opts {name} b"));
+            run(dir, &format!("bitmap --remove --image-opts {name} b"));
+            look("bitmap");
+        }
+        // What lies in plain text above is committed.
+        let format = if file == "a.qcow2" { "qcow2" } else { "luks" };
+        zebu(dir, ["create", "-q", "-f", "qcow2", "-b", file, "-F", format, "top.qcow2", "2M"]).ok();
+        let key = if file == "a.qcow2" { "encrypt.key-secret" } else { "key-secret" };
+        let top = format!("driver=qcow2,backing.{key}=key,file.filename=top.qcow2");
+        let mut words = vec!["io"];
+        words.extend(SECRET);
+        words.extend(["--image-opts", &top, "-c", "write -s plain 1M 512k", "-c", "write -P 0xcd 33 1000"]);
+        zebu(dir, words).ok();
+        run(dir, &format!("commit --image-opts {top}"));
+        look("commit");
+        run(dir, &format!("resize --image-opts {name} --preallocation=full 3M"));
+        look("resize");
+        // A client writes to a server, which is killed.
+        let server =
+            Server::start(dir, &format!("--no-sandbox --object secret,id=key,file=key --image-opts {name}"));
+        let uri = format!("nbd+unix:///?socket={}", server.socket().display());
+        let write = ["write -s plain 0 1M", "write -P 0xcd 1500k 70k", "flush", "write -s plain 900k 1M"];
+        qemu.io(dir, "-f raw", &uri, &write).ok();
+        drop(server);
+        look("a server that was killed");
+        let mut convert = Command::new(zebu_program());
+        convert.arg("convert").args(SECRET).args(["-n", "-r", "1M", "plain", "--target-image-opts", &name]);
+        let mut convert = convert.current_dir(dir).stdout(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(400));
+        convert.kill().unwrap();
+        convert.wait().unwrap();
+        let recording = recorder.recording();
+        assert!(recording.writes().all(|(_, bytes)| !known.is_in(bytes)), "{file}: a killed convert");
+        assert!(!known.is_in(&recording.killed(recording.len())), "{file}: the file");
+    }
+}
+
+/// A terminal from both sides.
+fn terminal() -> (File, OwnedFd) {
+    let (mut ours, mut theirs) = (-1, -1);
+    let none = std::ptr::null_mut();
+    // SAFETY: two places for descriptors, and nothing else is asked for.
+    let made = unsafe { libc::openpty(&raw mut ours, &raw mut theirs, none, none.cast(), none.cast()) };
+    assert_eq!(made, 0, "no terminal: {}", std::io::Error::last_os_error());
+    // SAFETY: both were just opened, for nobody else.
+    unsafe { (File::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs)) }
+}
+
+/// Runs zebu at a terminal, types `typed` when it asks, and returns what the terminal showed and how it ended.
+fn at_a_terminal(dir: &Path, words: &[&str], typed: &str) -> (String, i32) {
+    let (mut ours, theirs) = terminal();
+    let mut command = Command::new(zebu_program());
+    let end = |fd: &OwnedFd| Stdio::from(fd.try_clone().unwrap());
+    command.args(words).current_dir(dir).stdin(end(&theirs)).stdout(end(&theirs)).stderr(end(&theirs));
+    let number = theirs.as_raw_fd();
+    let lead = move || {
+        // SAFETY: system calls that a process may make between fork and exec; `number` is open there.
+        let leads = unsafe { libc::setsid() >= 0 && libc::ioctl(number, libc::TIOCSCTTY, 0) == 0 };
+        if leads { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    };
+    // SAFETY: `lead` makes system calls only.
+    unsafe { command.pre_exec(lead) };
+    let mut child = command.spawn().unwrap();
+    // The terminal is at its end when nobody else has it open.
+    drop((command, theirs));
+    let mut shown = Vec::new();
+    let mut has_typed = false;
+    let mut piece = [0; 4096];
+    // A terminal that nobody has open any more reads as EIO.
+    while let Ok(len @ 1..) = ours.read(&mut piece) {
+        shown.extend_from_slice(&piece[..len]);
+        if !has_typed && shown.windows(2).any(|pair| pair == b": ") {
+            // The question is shown before the echo is off: whoever types ahead of it is seen by every such program.
+            std::thread::sleep(Duration::from_millis(300));
+            ours.write_all(typed.as_bytes()).unwrap();
+            has_typed = true;
+        }
+    }
+    let code = child.wait().unwrap().code().unwrap_or(-1);
+    let modes = rustix::termios::tcgetattr(&ours).unwrap().local_modes;
+    assert!(modes.contains(LocalModes::ECHO | LocalModes::ISIG), "the terminal is not as before: {modes:?}");
+    (String::from_utf8_lossy(&shown).into_owned(), code)
+}
+
+/// The passphrase is asked for at a terminal, nothing that is typed shows, and the terminal is as before afterwards.
+#[test]
+fn a_passphrase_is_typed_unseen() {
+    let scratch = Scratch::new("leaks");
+    let dir = scratch.path();
+    make(dir, "a.qcow2");
+    let line = format!("{PASSPHRASE}\n");
+    let words = ["io", "a.qcow2", "-c", "write -P 7 0 4k", "-c", "read -P 7 0 4k"];
+    let (shown, code) = at_a_terminal(dir, &words, &line);
+    assert_eq!(code, 0, "{shown}");
+    assert!(shown.contains("Passphrase for a.qcow2: ") && shown.contains("wrote 4096"), "{shown}");
+    assert!(!shown.contains("Zq7"), "what was typed shows: {shown}");
+    let (shown, code) = at_a_terminal(dir, &words, "wrong\n");
+    assert!(code == 1 && shown.contains("Invalid password") && !shown.contains("wrong"), "{shown}");
+    // The end of input, and an interruption.
+    let (shown, code) = at_a_terminal(dir, &words, "\x04");
+    assert!(code == 1 && shown.lines().count() <= 3, "{code}: {shown}");
+    for words in [&words[..], &["map", "a.qcow2"]] {
+        let (shown, code) = at_a_terminal(dir, words, "ab\x03");
+        assert!(code != 0 && !shown.contains("ab"), "{code}: {shown}");
+    }
+    // Without a terminal there is nobody to ask.
+    let finished = zebu(dir, ["map", "a.qcow2"]).exits(1);
+    assert!(finished.stderr.contains("key-secret"), "{finished}");
+}
+
+/// A mapping of a process: its bytes' addresses, and the flags of its memory.
+struct Mapping {
+    start: u64,
+    end: u64,
+    flags: Vec<String>,
+}
+
+/// The mappings that `/proc/PID/smaps` lists.
+fn mappings(pid: u32) -> Vec<Mapping> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
+    let mut all = Vec::new();
+    for line in text.lines() {
+        let range = line.split_whitespace().next().and_then(|word| {
+            let (start, end) = word.split_once('-')?;
+            Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
+        });
+        if let Some((start, end)) = range {
+            all.push(Mapping { start, end, flags: Vec::new() });
+        } else if let (Some(flags), Some(last)) = (line.strip_prefix("VmFlags:"), all.last_mut()) {
+            last.flags = flags.split_whitespace().map(str::to_owned).collect();
+        }
+    }
+    all
+}
+
+fn find_in(bytes: &[u8], wanted: &[u8]) -> bool {
+    bytes.windows(wanted.len()).any(|window| window == wanted)
+}
+
+/// The passphrase and the key are in memory that is locked and in no core dump, and nowhere else in the process.
+#[test]
+fn keys_are_in_no_memory_that_a_core_dump_would_hold() {
+    if Qemu::find().is_none() {
+        return;
+    }
+    let scratch = Scratch::new("leaks");
+    let dir = scratch.path();
+    make(dir, "a.luks");
+    let program = find("cryptsetup").expect("cryptsetup is needed: `cargo xtask setup` installs it");
+    let dump = Command::new(program)
+        .current_dir(dir)
+        .args(["luksDump", "--dump-master-key", "-q", "--key-file", "key", "a.luks"])
+        .output()
+        .unwrap();
+    let dump = String::from_utf8_lossy(&dump.stdout).into_owned();
+    let hex = dump.split("MK dump:").nth(1).expect("the key").split_whitespace();
+    let key: Vec<u8> = hex.map_while(|byte| u8::from_str_radix(byte, 16).ok()).collect();
+    assert_eq!(key.len(), 64, "{dump}");
+    let secret = "secret,id=key,file=key";
+    let server = Server::start(dir, &format!("--no-sandbox --object {secret} --image-opts {}", of("a.luks")));
+    let memory = File::open(format!("/proc/{}/mem", server.pid())).unwrap();
+    let (mut undumped, mut locked) = (0, 0);
+    for mapping in mappings(server.pid()) {
+        let has = |flag: &str| mapping.flags.iter().any(|found| found == flag);
+        if !has("rd") {
+            continue;
+        }
+        let mut bytes = vec![0; (mapping.end - mapping.start) as usize];
+        if memory.read_exact_at(&mut bytes, mapping.start).is_err() {
+            // The kernel's own pages.
+            continue;
+        }
+        // The halves of the key are the first words of two schedules.
+        let holds = [PASSPHRASE.as_bytes(), &key[..32], &key[32..]].map(|secret| find_in(&bytes, secret));
+        if has("dd") {
+            undumped += usize::from(holds.contains(&true));
+            locked += usize::from(holds.contains(&true) && has("lo"));
+        } else {
+            let place = format!("{:x}-{:x} {:?}", mapping.start, mapping.end, mapping.flags);
+            assert_eq!(holds, [false; 3], "passphrase, data key, tweak key: {place}");
+        }
+    }
+    assert!(undumped >= 1, "the schedule of the key was not found at all");
+    assert_eq!(locked, undumped, "memory that is not locked");
+}
+
+/// A server takes its key from a descriptor; its own command line has none.
+#[test]
+fn a_server_takes_its_key_from_a_descriptor() {
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("leaks");
+    let dir = scratch.path();
+    make(dir, "a.qcow2");
+    let key = File::open(dir.join("key")).unwrap();
+    // SAFETY: a descriptor of its own that is open in the server, too.
+    let number = unsafe { libc::dup(key.as_raw_fd()) };
+    assert!(number >= 0);
+    let options = format!("--object secret,id=key,file=/dev/fd/{number} --image-opts {}", of("a.qcow2"));
+    let server = Server::start(dir, &options);
+    // SAFETY: our own, which nobody uses any more.
+    unsafe { libc::close(number) };
+    let line = std::fs::read(format!("/proc/{}/cmdline", server.pid())).unwrap();
+    assert!(!find_in(&line, &PASSPHRASE.as_bytes()[..8]));
+    let uri = format!("nbd+unix:///?socket={}", server.socket().display());
+    qemu.io(dir, "-f raw", &uri, &["write -P 9 1k 10k", "flush", "read -P 9 1k 10k"]).ok();
+    drop(server);
+    let words = ["io", SECRET[0], SECRET[1], "--image-opts", &of("a.qcow2"), "-c", "read -P 9 1k 10k"];
+    zebu(dir, words).ok();
+}
