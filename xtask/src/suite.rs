@@ -2,6 +2,7 @@
 
 use crate::all;
 use crate::interleave;
+use crate::iotests;
 use crate::setup::{self, Need};
 use crate::test_programs::{Qemu, TestProgram, TestPrograms, cargo_test, targets_without_qemu};
 use crate::toolchain;
@@ -77,6 +78,7 @@ fn stages(args: &TestArgs) -> Vec<Vec<Lane>> {
     first.push(step("unit and integration tests", move || unit_tests(qemu)));
     if with_matrix {
         first.push(step("matrix against QEMU", matrix));
+        first.push(optional("QEMU's own tests, a selection", suite_of_qemu));
     }
     let beside = vec![
         step("documentation", documentation),
@@ -209,6 +211,13 @@ fn matrix() -> Outcome {
         run(program.command().env("ZEBU_BIN", tests.binary("zebu")))
     };
     all(tests.all().iter().filter(|program| program.is_black_box()).map(run_one))
+}
+
+fn suite_of_qemu() -> Outcome<Verdict> {
+    match iotests::obstacle() {
+        Some(obstacle) => Ok(Verdict::Skipped(obstacle)),
+        None => iotests::selection(&TestPrograms::build()?.binary("zebu")).map(|()| Verdict::Passed),
+    }
 }
 
 /// Each defence of the engine is taken away in turn and must be missed, ten times over.

@@ -1,7 +1,9 @@
 //! The backing file that the user gives to a new image.
 
 use crate::failure::Failure;
+use crate::graph::{is_graph_name, reference_node};
 use crate::local_name::local_name;
+use crate::named_disks::note_node;
 use crate::remote_names::{given_only, image_path, is_server_name};
 use crate::session::Session;
 use crate::values::format_argument;
@@ -38,6 +40,10 @@ pub(crate) fn found_as(name: &str, check: CheckName) -> Result<String, Failure> 
     if check == CheckName::AnyPlace
         && is_server_name(name).map_err(|reason| fail(&HttpUrl::hide(name), reason))?
     {
+        return Ok(name.to_owned());
+    }
+    if check == CheckName::AnyPlace && is_described(name) {
+        reference_node(name).map_err(|reason| fail(name, reason))?;
         return Ok(name.to_owned());
     }
     match check {
@@ -77,10 +83,19 @@ pub(crate) fn join(
     }
 }
 
+/// Whether a name describes a disk with drivers.
+fn is_described(name: &str) -> bool {
+    is_graph_name(name) || name.starts_with("json:")
+}
+
 /// Where a name that the user gave for a backing file of `image` leads: to a server, or where [`resolve`] says.
 pub(crate) fn resolve_given(image: &Path, name: &str) -> Result<PathBuf, Failure> {
     if is_server_name(name).is_ok_and(|is_one| is_one) {
         return image_path(OsStr::new(name)).map_err(Failure::new);
+    }
+    if is_described(name) {
+        return note_node(PathBuf::from(name), reference_node(name).map_err(Failure::new)?)
+            .map_err(Failure::new);
     }
     Ok(resolve(image, name))
 }

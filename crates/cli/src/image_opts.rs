@@ -2,12 +2,13 @@
 //!
 //! Every key either works or is refused by its name; none is ignored.
 
-use crate::graph::{Filter, plan};
+use crate::file_driver::{FileDriver, FileKind};
+use crate::graph::{Filter, Node, plan};
 use crate::http_opts::HttpOpts;
 use crate::image_spec::ImageSpec;
 use crate::json_name::parse_json_name;
 use crate::keyval::{parse_keyval, parse_size_value, parse_switch};
-use crate::named_disks::{is_remote, note_remote};
+use crate::named_disks::{is_remote, note_node, note_remote};
 use crate::nbd_opts::NbdOpts;
 use crate::program;
 use crate::remote_names::image_path;
@@ -48,6 +49,8 @@ pub(crate) struct ImageOpts {
     cache_sizes: [Option<u64>; 3],
     /// `overlap-check` and `overlap-check.template`, under QEMU's names.
     overlap_check: [Option<String>; 2],
+    /// The driver of the image's file, if it was named.
+    file_driver: Option<FileDriver>,
     /// No lock is taken (`locking=off`).
     unlocked: bool,
     /// Zeroes in writes are zeroed, in this way.
@@ -220,7 +223,8 @@ impl ImageOpts {
         }
         match key {
             "driver" => match value {
-                "file" | "host_device" => {
+                "file" | "host_device" | "host_cdrom" => {
+                    self.file_driver = FileDriver::named(value);
                     self.format = Some(Format::Raw);
                     self.plain.push(NamedFile::Image);
                 }
@@ -240,7 +244,7 @@ impl ImageOpts {
             "backing.file.driver" if HttpOpts::is_driver(value) => self.http_backing.name(value),
             "filename" | "file.filename" => set_once(&mut self.filename, key, PathBuf::from(value))?,
             "file.driver" | "data-file.driver" | "backing.file.driver" => match value {
-                "file" | "host_device" => self.plain.push(match key {
+                "file" | "host_device" | "host_cdrom" => self.plain.push(match key {
                     "file.driver" => NamedFile::Image,
                     "data-file.driver" => NamedFile::DataFile,
                     _ => NamedFile::Backing,
@@ -263,14 +267,20 @@ impl ImageOpts {
                 self.cache_size = Some(bytes);
             }
             "l2-cache-entry-size" => {
-                self.slice_size = Some(
-                    slice_size_argument(value).map_err(|e| format!("Parameter '{key}': '{value}': {e}"))?,
-                );
+                self.slice_size = Some(match slice_size_argument(value) {
+                    Ok(bytes) => bytes,
+                    // The image has the words, when it is known how large a cluster is.
+                    Err(_) if program::called().is_qemu() => {
+                        u32::try_from(parse_size_value(key, value)?).unwrap_or(u32::MAX)
+                    }
+                    Err(e) => return Err(format!("Parameter '{key}': '{value}': {e}")),
+                });
             }
             "cache-clean-interval" => {
-                let seconds: u32 = value
-                    .parse()
-                    .map_err(|_| format!("Parameter '{key}' expects a number of seconds, not '{value}'"))?;
+                let seconds: u32 = value.parse().map_err(|_| match value.parse::<i64>() {
+                    Ok(_) if program::called().is_qemu() => "Cache clean interval too big".to_owned(),
+                    _ => format!("Parameter '{key}' expects a number of seconds, not '{value}'"),
+                })?;
                 self.cache_clean_interval = Some(Duration::from_secs(u64::from(seconds)));
             }
             "extent-index" => {
@@ -457,12 +467,20 @@ impl ImageOpts {
             }
             options.access = Access::ReadOnly;
         }
-        if self.unlocked && options.access == Access::ReadWrite {
+        let kind = match self.file_driver.filter(|_| program::called().is_qemu()) {
+            Some(driver) => driver.check(&spec.path, options.access)?,
+            None => FileKind::Any,
+        };
+        if kind == FileKind::CharacterDevice {
+            // It has no end to look for, and so no bytes.
+            let nothing = Node::Null { size: 0, reads_zeroes: true, latency: Duration::ZERO };
+            spec.path = note_node(spec.path.clone(), nothing)?;
+        } else if self.unlocked && options.access == Access::ReadWrite {
             return Err(
                 "Parameter 'locking=off' is for reading only: two writers destroy an image".to_owned()
             );
         }
-        if self.force_share || self.unlocked {
+        if self.force_share || (self.unlocked && kind != FileKind::CharacterDevice) {
             if options.access == Access::ReadWrite {
                 return Err("Parameter 'force-share=on' is for reading only".to_owned());
             }

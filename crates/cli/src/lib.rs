@@ -9,11 +9,13 @@ mod cli;
 mod commands;
 mod compression;
 mod create_opts;
+mod damage_told;
 mod dry_run;
 mod encrypt_opts;
 mod encrypted_file;
 mod examples;
 mod failure;
+mod file_driver;
 mod foreign_opts;
 #[doc(hidden)]
 pub mod fuzzing;

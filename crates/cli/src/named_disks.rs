@@ -5,6 +5,7 @@ use crate::remote_disk::RemoteName;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use zebu_remote::http::ServersWithoutRanges;
 use zebu_remote::nbd::Endpoint;
@@ -95,6 +96,24 @@ pub(crate) fn allow_streams() {
             options.without_ranges = ServersWithoutRanges::Stream;
         }
     }
+}
+
+/// Whether the command can show what a bitmap marks in place of holes.
+static BITMAPS: AtomicBool = AtomicBool::new(false);
+
+/// Says that the command shows bitmaps: a disk named with `x-dirty-bitmap` is refused otherwise.
+pub(crate) fn allow_bitmaps() {
+    BITMAPS.store(true, Ordering::Relaxed);
+}
+
+/// Whether a disk may be named with `x-dirty-bitmap`.
+pub(crate) fn bitmaps_are_allowed() -> bool {
+    BITMAPS.load(Ordering::Relaxed)
+}
+
+/// Whether the holes of this disk are what a bitmap marks.
+pub(crate) fn shows_bitmap(path: &Path) -> bool {
+    matches!(named(path), Some(Named::Remote(RemoteName::Nbd { options, .. })) if options.holes_from.is_some())
 }
 
 /// Notes a file without a name; `path` is what it is called from now on.

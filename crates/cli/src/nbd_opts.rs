@@ -1,5 +1,6 @@
 //! Image options of a disk on an NBD server (`driver=nbd`), with QEMU's keys.
 
+use crate::named_disks::bitmaps_are_allowed;
 use crate::remote_disk::{RemoteName, nbd_options};
 use std::time::Duration;
 use zebu_remote::nbd::{Endpoint, NbdAddress};
@@ -60,8 +61,8 @@ impl NbdOpts {
             let remedy = "give the name nbds://HOST/EXPORT?tls-certificates=DIR";
             return Err(format!("Parameter 'tls-creds' is not supported: {remedy}"));
         }
-        if get("x-dirty-bitmap").is_some() {
-            return Err("Parameter 'x-dirty-bitmap' is not supported: it is not implemented".to_owned());
+        if get("x-dirty-bitmap").is_some() && !bitmaps_are_allowed() {
+            return Err("Parameter 'x-dirty-bitmap' is not supported: only 'map' shows bitmaps".to_owned());
         }
         let either = |new: &str, old: &str| match (get(new), get(old)) {
             (Some(_), Some(_)) => Err(format!("Parameters '{new}' and '{old}' are the same: give one")),
@@ -96,6 +97,10 @@ impl NbdOpts {
                 "0" => Duration::ZERO,
                 value => seconds("open-timeout", value)?,
             };
+        }
+        if let Some(context) = get("x-dirty-bitmap") {
+            options.holes_from = Some(context.clone());
+            options.contexts.push(context.clone());
         }
         let export = get("export").cloned().unwrap_or_default();
         Ok(Some(RemoteName::Nbd { address: NbdAddress::new(endpoint, export), options }))

@@ -96,6 +96,19 @@ impl Image {
         }
     }
 
+    /// The image of the chain, from this one down, that has a bitmap of this name. Images whose disk has another size don't count.
+    pub fn with_bitmap(&self, name: &str) -> Option<Self> {
+        let mut next = Some(self.clone());
+        while let Some(image) = next {
+            let is_as_long = image.virtual_size() == self.virtual_size();
+            if is_as_long && image.bitmaps().iter().any(|bitmap| bitmap.name == name) {
+                return Some(image);
+            }
+            next = image.backing();
+        }
+        None
+    }
+
     /// The bits of a bitmap.
     ///
     /// # Errors
@@ -107,6 +120,21 @@ impl Image {
         self.on_own_worker(worker, move |_, on| async move { qcow2.bitmap_bits(&on, &name).await })
             .await
             .map(DirtyBits)
+    }
+
+    /// Marks all bitmaps as in use, as the first change does with those that record. A program that ends without closing the image
+    /// leaves all of them inconsistent then.
+    ///
+    /// # Errors
+    /// As of a change.
+    pub async fn take_bitmaps_into_use(&self, worker: &Worker) -> Result<()> {
+        let qcow2 = self.qcow2("bitmaps")?.clone();
+        self.alone(worker, async move |me: &Self, on: &Worker| {
+            me.0.check_open()?;
+            qcow2.prepare_write(on).await?;
+            qcow2.take_bitmaps_into_use(on).await
+        })
+        .await
     }
 
     /// Adds an empty bitmap.

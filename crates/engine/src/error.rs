@@ -62,6 +62,14 @@ struct Inner {
     retryable: bool,
     source: Option<IoError>,
     remedy: Option<Remedy>,
+    damaged: Damaged,
+}
+
+/// The part of an image that an error of the kind [`ErrorKind::Corrupt`] is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Damaged {
+    Metadata,
+    GuestData,
 }
 
 /// Shorthand.
@@ -93,6 +101,7 @@ impl Error {
             retryable: kind == ErrorKind::NoSpace,
             source: None,
             remedy: None,
+            damaged: Damaged::Metadata,
         }))
     }
 
@@ -136,6 +145,17 @@ impl Error {
     pub(crate) fn with_remedy(mut self, remedy: Remedy) -> Self {
         self.0.remedy = Some(remedy);
         self
+    }
+
+    /// Says that it is data of the guest which is damaged.
+    pub(crate) fn in_guest_data(mut self) -> Self {
+        self.0.damaged = Damaged::GuestData;
+        self
+    }
+
+    /// Whether the image's metadata is damaged.
+    pub(crate) fn is_damaged_metadata(&self) -> bool {
+        self.kind() == ErrorKind::Corrupt && self.0.damaged == Damaged::Metadata
     }
 
     /// A choice of the caller that would let the request succeed, where there is one.

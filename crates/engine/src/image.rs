@@ -349,6 +349,9 @@ impl Image {
                         (Err(Error::new(ErrorKind::Unsupported, message).on(me.path())), bufs)
                     }
                 };
+                if let Err(error) = &result {
+                    me.note_damage(&on, error).await;
+                }
                 drop(inside);
                 let result = match result {
                     Ok(()) => me.settle(&on, durability).await,
@@ -369,12 +372,16 @@ impl Image {
         worker
             .spawn(async move {
                 let inside = me.begin_change(&on, offset, len).await?;
-                match &me.0.driver {
-                    Driver::Qcow2(qcow2) => qcow2.write_zeroes(&me.0, &on, offset, len, mode).await?,
-                    Driver::Raw(raw) => raw::write_zeroes(raw, &on, offset, len, mode).await?,
-                    Driver::Foreign(_) => return Err(convert_first(me.format()).on(me.path())),
+                let result = match &me.0.driver {
+                    Driver::Qcow2(qcow2) => qcow2.write_zeroes(&me.0, &on, offset, len, mode).await,
+                    Driver::Raw(raw) => raw::write_zeroes(raw, &on, offset, len, mode).await,
+                    Driver::Foreign(_) => Err(convert_first(me.format()).on(me.path())),
+                };
+                if let Err(error) = &result {
+                    me.note_damage(&on, error).await;
                 }
                 drop(inside);
+                result?;
                 me.settle(&on, Durability::Volatile).await
             })
             .await
@@ -390,12 +397,16 @@ impl Image {
         worker
             .spawn(async move {
                 let inside = me.begin_change(&on, offset, len).await?;
-                match &me.0.driver {
-                    Driver::Qcow2(qcow2) => qcow2.discard(&me.0, &on, offset, len).await?,
-                    Driver::Raw(raw) => raw::discard(raw, &on, offset, len).await?,
-                    Driver::Foreign(_) => return Err(convert_first(me.format()).on(me.path())),
+                let result = match &me.0.driver {
+                    Driver::Qcow2(qcow2) => qcow2.discard(&me.0, &on, offset, len).await,
+                    Driver::Raw(raw) => raw::discard(raw, &on, offset, len).await,
+                    Driver::Foreign(_) => Err(convert_first(me.format()).on(me.path())),
+                };
+                if let Err(error) = &result {
+                    me.note_damage(&on, error).await;
                 }
                 drop(inside);
+                result?;
                 me.settle(&on, Durability::Volatile).await
             })
             .await
@@ -417,6 +428,13 @@ impl Image {
         }
         let message = format!("a backup is under way: cancel it before the disk {change}");
         Err(Error::new(ErrorKind::Exists, message).on(self.path()))
+    }
+
+    /// Marks the image if `error` says that its metadata is damaged ([`OpenOptions::damage`]).
+    async fn note_damage(&self, worker: &Worker, error: &Error) {
+        if let Driver::Qcow2(qcow2) = &self.0.driver {
+            Box::pin(qcow2.mark_if_corrupt(worker, error)).await;
+        }
     }
 
     /// Flushes after a completed change, if the cache mode or the caller asks for it.

@@ -11,7 +11,7 @@ use crate::image_worker::ImageWorker;
 use crate::luks_disk::LuksDisk;
 use crate::node::{ChainView, Driver, Node, Raw};
 use crate::options::{
-    Access, CacheMode, Chain, ExtentIndex, ForeignFormat, Format, OpenOptions, OpenedFile, Purpose,
+    Access, BaseName, CacheMode, Chain, ExtentIndex, ForeignFormat, Format, OpenOptions, OpenedFile, Purpose,
     RefPolicy, Sharing,
 };
 use crate::qcow2::cache::slice_cache::SliceCache;
@@ -117,12 +117,12 @@ pub(crate) async fn open_chain(worker: &Worker, path: &Path, options: &OpenOptio
 }
 
 /// Opens a chain in two: the images above `base`, as if there was nothing below them, and `base` with what it stands
-/// on, for the access of `options`. Without `base`, it is what `path` stands on. `base` may be given as seen from the
-/// working directory or from that of the image that names it.
+/// on, for the access of `options`. Without `base`, it is what `path` stands on. `base` is read as `base_name` says.
 pub(crate) async fn open_split(
     worker: &Worker,
     path: &Path,
     base: Option<&Path>,
+    base_name: BaseName,
     options: &OpenOptions,
 ) -> Result<(Arc<Node>, Arc<Node>)> {
     let mut next = Some(first_of(path, options)?);
@@ -132,7 +132,7 @@ pub(crate) async fn open_split(
         let link = open_link(worker, &above, found, options).await?;
         next = next_in_chain(&link, options, Access::ReadOnly)?;
         if let Some(below) = &next
-            && base.is_none_or(|base| is_file(base, &link.path, &below.file))
+            && base.is_none_or(|base| is_file(base, base_name, &link.path, &below.file))
         {
             // Closed first: its locks would be in the way.
             next = None;
@@ -163,11 +163,12 @@ pub(crate) async fn open_split(
     Ok((assemble(worker, above, options).await?, base))
 }
 
-/// Whether `name`, given by the user or as an image at `image` would, is the name of `file`.
-fn is_file(name: &Path, image: &Path, file: &File) -> bool {
+/// Whether `name`, read as `how` says beside the image at `image`, is the name of `file`.
+fn is_file(name: &Path, how: BaseName, image: &Path, file: &File) -> bool {
+    let given = (how == BaseName::FromEither).then(|| name.to_owned());
     let beside = name.to_str().map(|name| refs::resolve(image, name));
     let unlocked = OpenFlags::default().lock(LockMode::None);
-    [Some(name.to_owned()), beside]
+    [given, beside]
         .into_iter()
         .flatten()
         .any(|path| File::open(&path, &unlocked).is_ok_and(|found| found.id() == file.id()))

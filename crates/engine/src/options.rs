@@ -160,6 +160,29 @@ pub enum ExtentIndex {
     Off,
 }
 
+/// How the name of a base is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum BaseName {
+    /// As seen from the working directory, or as the image above it names it.
+    #[default]
+    FromEither,
+    /// As the image above it names it: relative names begin at that image.
+    FromImage,
+}
+
+/// What is done when a change finds that metadata is damaged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum DamageMark {
+    /// The change fails; the image stays as it is.
+    #[default]
+    Leave,
+    /// The image is marked as corrupt as well (a bit in the header of version 3), and nothing more is written in this opening.
+    /// Until a repair, it can be opened for reading only, by other programs too.
+    Set,
+}
+
 /// How an image is opened.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
@@ -205,6 +228,8 @@ pub struct OpenOptions {
     pub compress: CompressOptions,
     /// Keys of the encrypted images of the chain.
     pub keys: Keys,
+    /// What is done when a change finds that metadata is damaged.
+    pub damage: DamageMark,
 }
 
 zebu_storage::option_setters!(OpenOptions {
@@ -227,6 +252,7 @@ zebu_storage::option_setters!(OpenOptions {
     data_file: impl Into<Option<PathBuf>>,
     compress: CompressOptions,
     keys: Keys,
+    damage: DamageMark,
 });
 
 /// A file that the caller has opened, and locked as it sees fit, to be an image of a chain.

@@ -144,12 +144,20 @@ pub enum Fault {
     ShowGrowthEarly,
     /// Resize: what the disk grows by is not zeroed.
     SkipGrowthZeroing,
+    /// Resize: VM state where the disk grows stays, and a guest reads it.
+    ShowVmState,
+    /// VM state: a backing image shows where nobody wrote.
+    VmStateShowsBacking,
+    /// VM state: the disk stays as long as the state, for requests too.
+    KeepReach,
     /// Resize: the cluster in which the disk of a raw data file ended counts as what the disk grows by.
     OldEndIsFresh,
     /// Resize: the header keeps the old size.
     ForgetHeaderSize,
     /// Resize: after a failure, memory keeps the new size.
     KeepFailedSize,
+    /// Header: the mark of a corrupt image is not made durable.
+    ForgetMarkBarrier,
     /// Image: a failed sync is forgotten.
     ForgetPoison,
     /// Chain: a shorter image lets what lies below it through.

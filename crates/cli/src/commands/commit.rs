@@ -1,17 +1,18 @@
 //! `zebu commit`: writes what an image holds into its backing file.
 
 use crate::arguments::{EngineArgs, ImageArgs};
-use crate::failure::Failure;
+use crate::failure::{Failure, errno_text};
 use crate::local_name::path_argument;
 use crate::output::stdout;
+use crate::program;
 use crate::session::Session;
 use crate::unasked_cache::UnaskedCache;
 use crate::values::{Rate, caches, formats, rate_argument};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use zebu::jobs::{AfterCommit, CommitOptions, commit};
-use zebu::{Access, CacheMode, Format};
+use zebu::{Access, BaseName, CacheMode, ErrorKind, Format};
 
 /// Arguments of `zebu commit`.
 #[derive(Debug, clap::Args)]
@@ -58,6 +59,18 @@ pub(crate) struct CommitArgs {
     filename: OsString,
 }
 
+/// A commit that failed, under QEMU's name in the words of its job.
+fn not_committed(path: &Path, error: &zebu::Error) -> Failure {
+    let is_qemu = program::called().is_qemu();
+    match error.kind() {
+        ErrorKind::Io | ErrorKind::NoSpace if is_qemu => {
+            Failure::new(format!("Block job failed: {}", errno_text(error.errno())))
+        }
+        ErrorKind::InvalidArgument if is_qemu => Failure::new(error.message()),
+        _ => Failure::during(&format!("Could not commit '{}'", path.display()), error),
+    }
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &CommitArgs) -> Result<u8, Failure> {
     let mut spec =
@@ -73,6 +86,7 @@ pub(crate) fn run(args: &CommitArgs) -> Result<u8, Failure> {
     let mut watch = Watch::start(args.progress.mode(args.quiet))?;
     let mut options = CommitOptions::default()
         .base(args.base.clone())
+        .base_name(if program::called().is_qemu() { BaseName::FromImage } else { BaseName::FromEither })
         .after(if args.drop || args.base.is_some() { AfterCommit::Keep } else { AfterCommit::Empty })
         .workers(usize::from(args.workers))
         .worker_config(session.config().clone())
@@ -84,8 +98,7 @@ pub(crate) fn run(args: &CommitArgs) -> Result<u8, Failure> {
     if let Some(unasked) = unasked {
         unasked.clean_up();
     }
-    result
-        .map_err(|error| Failure::during(&format!("Could not commit '{}'", spec.path.display()), &error))?;
+    result.map_err(|error| not_committed(&spec.path, &error))?;
     if !args.quiet {
         stdout::print("Image committed.\n")?;
     }

@@ -13,6 +13,7 @@ use crate::named_disks::allow_streams;
 use crate::named_disks::is_remote;
 use crate::output::{json, stderr, stdout};
 use crate::packed::{self, PackedArgs};
+use crate::program;
 use crate::remote_disk::{RemoteTransfers, transfers};
 use crate::remote_names::image_path;
 use crate::secrets::Sources;
@@ -242,7 +243,7 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
     }
     if args.bitmaps && args.target_format() != Format::Qcow2 && !args.no_create {
         let format = args.target_format().name();
-        return Err(Failure::usage(format!("Format driver '{format}' does not support bitmaps")));
+        return Err(Failure::new(format!("Format driver '{format}' does not support bitmaps")));
     }
     let Some((target, sources)) = args.files.split_last().filter(|(_, sources)| !sources.is_empty()) else {
         return Err(Failure::usage("Must specify image file name: at least one source, and the target"));
@@ -278,6 +279,18 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
         return told.map(|()| 0);
     }
     let skipped = skipped_bitmaps(args, &images);
+    if program::called().is_qemu()
+        && args.bitmaps
+        && !args.skip_broken_bitmaps
+        && let Some(broken) = broken_bitmaps(&images).first()
+    {
+        stderr::tell(&format!("Cannot copy inconsistent bitmap '{broken}'"));
+        stderr::warn("Try --skip-broken-bitmaps, or use 'qemu-img bitmap --remove' to delete it");
+        for image in &images {
+            session.close(image, Access::ReadOnly)?;
+        }
+        return Ok(1);
+    }
     let report = convert_to(args, &opts, &session, &mut watch, &images, target);
     for image in &images {
         session.close(image, Access::ReadOnly)?;
@@ -302,7 +315,12 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
 
 /// The bitmaps that `--skip-broken-bitmaps` leaves out.
 fn skipped_bitmaps(args: &ConvertArgs, images: &[Image]) -> Vec<String> {
-    let bitmaps = images.iter().filter(|_| args.skip_broken_bitmaps).flat_map(Image::bitmaps);
+    if args.skip_broken_bitmaps { broken_bitmaps(images) } else { Vec::new() }
+}
+
+/// Bitmaps that a program left in use, the last of the directory first, as QEMU tells them.
+fn broken_bitmaps(images: &[Image]) -> Vec<String> {
+    let bitmaps = images.iter().flat_map(Image::bitmaps).rev();
     bitmaps.filter(|bitmap| bitmap.in_use).map(|bitmap| bitmap.name).collect()
 }
 

@@ -5,6 +5,7 @@ use crate::encrypted_file::refuse_plain_text;
 use crate::failure::Failure;
 use crate::local_name::local_path;
 use crate::output::stderr;
+use crate::program;
 use crate::session::Session;
 use crate::size::parse_size;
 use crate::values::{formats, target_formats};
@@ -108,6 +109,10 @@ pub(crate) fn run(args: &DdArgs) -> Result<u8, Failure> {
     }
     let first = first.min(size);
     let end = match operands.count {
+        // QEMU's program counts from the beginning of the input, whatever it skips.
+        Some(count) if program::called().is_qemu() => {
+            count.saturating_mul(operands.block).min(size).max(first)
+        }
         Some(count) => first.saturating_add(count.saturating_mul(operands.block)).min(size),
         None => size,
     };

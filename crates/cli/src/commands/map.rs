@@ -2,6 +2,7 @@
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::failure::Failure;
+use crate::named_disks::{allow_bitmaps, shows_bitmap};
 use crate::output::map::{LinePosition, TABLE_HEADER, json_end, json_line, table_row};
 use crate::output::printable::printable;
 use crate::output::stdout;
@@ -51,6 +52,7 @@ pub(crate) struct MapArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &MapArgs) -> Result<u8, Failure> {
+    allow_bitmaps();
     let mut spec = args.image.resolve(&args.filename, args.format, CacheMode::Writeback, Access::ReadOnly)?;
     args.force_share.apply(&mut spec);
     let session = Session::start(&args.engine, spec.aio)?;
@@ -59,10 +61,22 @@ pub(crate) fn run(args: &MapArgs) -> Result<u8, Failure> {
         let mut mapper = Mapper::new(image, options);
         match args.output {
             OutputFormat::Human => print_table(&session, &mut mapper),
-            OutputFormat::Json => print_json(&session, &mut mapper),
+            OutputFormat::Json => print_json(&session, &mut mapper, holes(&spec.path)),
         }
     })?;
     Ok(0)
+}
+
+/// The meaning of holes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Holes {
+    Zeroes,
+    /// What a dirty bitmap marks (`x-dirty-bitmap`).
+    Marks,
+}
+
+fn holes(path: &Path) -> Holes {
+    if shows_bitmap(path) { Holes::Marks } else { Holes::Zeroes }
 }
 
 fn print_table(session: &Session, mapper: &mut Mapper) -> Result<(), Failure> {
@@ -85,10 +99,14 @@ fn shown_name(path: &Path) -> String {
     printable(&path.strip_prefix(".").unwrap_or(path).to_string_lossy()).into_owned()
 }
 
-fn print_json(session: &Session, mapper: &mut Mapper) -> Result<(), Failure> {
+/// Prints the extents. If `holes` are marks, they are not said to be zero.
+fn print_json(session: &Session, mapper: &mut Mapper, holes: Holes) -> Result<(), Failure> {
     let mut out = String::new();
     let mut position = LinePosition::First;
-    while let Some(entry) = session.worker().block_on(mapper.map_next(session.worker()))? {
+    while let Some(mut entry) = session.worker().block_on(mapper.map_next(session.worker()))? {
+        if holes == Holes::Marks && !entry.data {
+            (entry.present, entry.zero, entry.offset) = (false, false, None);
+        }
         json_line(&mut out, &entry, position);
         position = LinePosition::Later;
         print_piece(&mut out)?;

@@ -3,6 +3,7 @@
 use crate::arguments::{EngineArgs, ImageArgs};
 use crate::failure::Failure;
 use crate::output::stdout;
+use crate::program;
 use crate::session::Session;
 use crate::size::{SizeError, parse_size};
 use crate::values::{formats, preallocation_argument};
@@ -77,6 +78,8 @@ impl SizeChange {
             SizeChange::Grow(by) => current.checked_add(by),
             SizeChange::Shrink(by) => current.checked_sub(by),
         };
+        // As QEMU's program; zebu has empty disks.
+        let size = size.filter(|size| *size > 0 || !program::called().is_qemu());
         size.ok_or_else(|| Failure::new("New image size must be positive and below 2^63"))
     }
 }

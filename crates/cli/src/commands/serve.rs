@@ -504,8 +504,8 @@ fn bitmaps(args: &ServeArgs, session: &Session, opened: &[Opened]) -> Result<Vec
     for name in &args.bitmap {
         let mut is_there = false;
         for (Opened { image, .. }, bitmaps) in opened.iter().zip(&mut by_image) {
-            if image.bitmaps().iter().any(|bitmap| bitmap.name == *name) {
-                session.worker().block_on(image.bitmap_bits(session.worker(), name))?;
+            if let Some(owner) = image.with_bitmap(name) {
+                session.worker().block_on(owner.bitmap_bits(session.worker(), name))?;
                 bitmaps.push(name.clone());
                 is_there = true;
             }

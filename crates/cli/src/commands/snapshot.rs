@@ -1,12 +1,13 @@
 //! `zebu snapshot`: internal snapshots of an image that no other program uses.
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
-use crate::failure::Failure;
-use crate::output::{info_human, info_json, json, stdout};
+use crate::failure::{Failure, errno_text};
+use crate::output::{info_human, info_json, json, stderr, stdout};
+use crate::program;
 use crate::session::Session;
 use crate::values::{OutputFormat, formats};
 use std::ffi::OsString;
-use zebu::{Access, CacheMode, Chain, Format, NewSnapshot, Purpose, SnapshotRef};
+use zebu::{Access, CacheMode, Chain, ErrorKind, Format, NewSnapshot, Purpose, SnapshotRef};
 
 /// Arguments of `zebu snapshot`.
 #[derive(Debug, clap::Args)]
@@ -78,6 +79,18 @@ impl SnapshotArgs {
     }
 }
 
+/// A snapshot that could not be deleted. Under QEMU's name, a disk that fails is told of in QEMU's words, as its layers say them.
+fn not_deleted(name: &str, error: &zebu::Error) -> Failure {
+    if program::called().is_qemu() && error.kind() == ErrorKind::Io {
+        let why = errno_text(error.errno());
+        stderr::warn(&format!("qcow2_free_clusters failed: {why}"));
+        return Failure::new(format!(
+            "Could not delete snapshot '{name}': Failed to free the cluster and L1 table: {why}"
+        ));
+    }
+    Failure::during(&format!("Could not delete snapshot '{name}'"), error)
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &SnapshotArgs) -> Result<u8, Failure> {
     let action = args.action()?;
@@ -113,7 +126,7 @@ pub(crate) fn run(args: &SnapshotArgs) -> Result<u8, Failure> {
             .map_err(|error| Failure::during(&format!("Could not apply snapshot '{name}'"), &error)),
         Action::Delete(name) => worker
             .block_on(image.delete_snapshot(worker, &SnapshotRef::Name(name.to_owned())))
-            .map_err(|error| Failure::during(&format!("Could not delete snapshot '{name}'"), &error)),
+            .map_err(|error| not_deleted(name, &error)),
     })?;
     Ok(0)
 }

@@ -6,6 +6,7 @@ use super::report::{ReportStyle, dump_text, request_text};
 use super::requests::{READ_FILL, WRITE_FILL, bytes_of, refuse, style};
 use super::state::{OpenImage, State};
 use super::words::Parsed;
+use crate::damage_told::tell_of_damage;
 use crate::failure::{Failure, errno_text};
 use crate::output::stdout;
 use crate::values::Discard;
@@ -128,7 +129,10 @@ pub(crate) fn write(state: &State, open: &OpenImage, call: &Call<'_>) -> Result<
         let elapsed = begun.elapsed();
         match result {
             Ok(()) => request_text("wrote", start, total, elapsed, style),
-            Err(error) => format!("aio_write failed: {}\n", errno_text(error.errno())),
+            Err(error) => {
+                tell_of_damage(&error);
+                format!("aio_write failed: {}\n", errno_text(error.errno()))
+            }
         }
     });
     Ok(Outcome::Done)

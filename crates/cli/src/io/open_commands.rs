@@ -195,7 +195,13 @@ pub(crate) fn reopen(state: &mut State, call: &Call<'_>) -> Result<Outcome, Fail
     let result = state.close().and_then(|()| state.open(spec));
     match result {
         Ok(()) => Ok(Outcome::Done),
-        Err(failure) => {
+        Err(mut failure) => {
+            let prefix = format!("can't open device {}: ", before.path.display());
+            if let Some(message) = failure.message.as_mut().filter(|_| program::called().is_qemu())
+                && message.starts_with(&prefix)
+            {
+                message.drain(..prefix.len());
+            }
             tell_failure(&failure);
             if let Err(again) = state.open(before) {
                 tell_failure(&again);

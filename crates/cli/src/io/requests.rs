@@ -5,6 +5,7 @@ use super::numbers::{MAX_REQUEST, lengths, offset, pattern};
 use super::report::{ReportStyle, dump_text, request_text};
 use super::state::{OpenImage, State};
 use super::words::Parsed;
+use crate::damage_told::tell_of_damage;
 use crate::failure::{Failure, errno_text};
 use crate::output::stdout;
 use crate::values::{Discard, preallocation_argument};
@@ -40,6 +41,9 @@ pub(crate) fn refuse(call: &Call<'_>, parsed: &Parsed<'_>, letters: &[(char, &st
 }
 
 fn failed(verb: &str, error: &Error) -> Result<Outcome, Failure> {
+    if verb != "read" {
+        tell_of_damage(error);
+    }
     fail(&format!("{verb} failed: {}", errno_text(error.errno())))
 }
 

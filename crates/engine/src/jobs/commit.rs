@@ -6,7 +6,7 @@
 use super::convert::{ConvertOptions, ConvertTarget, TargetContent, convert};
 use crate::open::open_split;
 use crate::progress::JobControl;
-use crate::{Access, Image, OpenOptions, Preallocation, Result, Shrink};
+use crate::{Access, BaseName, Image, OpenOptions, Preallocation, Result, Shrink};
 use std::path::{Path, PathBuf};
 use zebu_storage::{Worker, WorkerConfig};
 
@@ -24,9 +24,11 @@ pub enum AfterCommit {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct CommitOptions {
-    /// The image below to commit to, as seen from the working directory or as the image above it names it. The images
+    /// The image below to commit to. The images
     /// in between no longer show what they did afterwards. The backing file of the image if `None`.
     pub base: Option<PathBuf>,
+    /// How `base` is read.
+    pub base_name: BaseName,
     /// The treatment of the image; it stays as it is in any case if there are images between it and the base.
     pub after: AfterCommit,
     /// Threads that copy, each with a worker of its own; the caller's is the first. At least 1.
@@ -44,6 +46,7 @@ pub struct CommitOptions {
 
 zebu_storage::option_setters!(CommitOptions {
     base: impl Into<Option<PathBuf>>,
+    base_name: BaseName,
     after: AfterCommit,
     workers: usize,
     worker_config: WorkerConfig,
@@ -56,6 +59,7 @@ impl Default for CommitOptions {
     fn default() -> Self {
         Self {
             base: None,
+            base_name: BaseName::FromEither,
             after: AfterCommit::Empty,
             workers: 1,
             worker_config: WorkerConfig::default(),
@@ -99,7 +103,7 @@ pub async fn commit(
     options: &CommitOptions,
 ) -> Result<CommitReport> {
     let open = OpenOptions { access: Access::ReadWrite, ..open.clone() };
-    let (top, base) = open_split(worker, path, options.base.as_deref(), &open).await?;
+    let (top, base) = open_split(worker, path, options.base.as_deref(), options.base_name, &open).await?;
     let (top, base) = (Image(top), Image(base));
     let done = commit_images(worker, &top, &base, options).await;
     let closed = top.close(worker).await;

@@ -49,6 +49,11 @@ impl GuestDisk {
         }
     }
 
+    /// Has the disk reach to `size` for whoever is alone with the image; requests may use what they could before.
+    pub(crate) fn reach(&self, size: u64) {
+        self.size.store(size, Release);
+    }
+
     /// Whether something shows, or is to show, where nothing is allocated.
     #[inline]
     pub(crate) fn has_backing(&self) -> bool {

@@ -1,6 +1,5 @@
 //! The shared state of an open qcow2 image.
 
-use crate::Result;
 use crate::crypt::EncryptionInfo;
 use crate::crypt::protection::Protection;
 use crate::image_worker::ImageWorker;
@@ -17,6 +16,7 @@ use crate::qcow2::read_barrier::Readers;
 use crate::qcow2::snapshots::SnapshotTable;
 use crate::qcow2::space::HostSpace;
 use crate::sync::ArcCell;
+use crate::{Error, Result};
 use std::path::Path;
 use std::sync::Arc;
 use zebu_qcow2::{Autoclear, Geometry, Header};
@@ -71,6 +71,11 @@ impl Qcow2 {
 
     pub(crate) fn geometry(&self) -> &Geometry {
         &self.geometry
+    }
+
+    /// Marks the image if `why` says that its metadata is damaged.
+    pub(crate) async fn mark_if_corrupt(&self, worker: &Worker, why: &Error) {
+        self.header.mark_if_corrupt(worker, why).await;
     }
 
     /// The header as it was when the image was opened.

@@ -33,7 +33,8 @@ pub(crate) async fn block_status(
         match context {
             Context::Bitmap(index) => {
                 let name = bitmaps.get(*index as usize).map_or("", String::as_str);
-                *list = dirty_runs(&image.bitmap_bits(worker, name).await?, range.clone(), limit);
+                let owner = image.with_bitmap(name).unwrap_or_else(|| image.clone());
+                *list = dirty_runs(&owner.bitmap_bits(worker, name).await?, range.clone(), limit);
             }
             Context::Allocation | Context::Depth => of_extents = true,
         }

@@ -3,7 +3,7 @@
 use super::address::{Endpoint, NbdAddress};
 use super::connection::{Connection, Lost, Terms, Watcher};
 use super::handshake::{self, Export};
-use super::protocol::{BASE_ALLOCATION, STATE_ZERO, command, command_flag, export};
+use super::protocol::{BASE_ALLOCATION, STATE_DIRTY, STATE_ZERO, command, command_flag, export};
 use super::queue::Queue;
 use super::request::{Answer, Request, StatusRun};
 use super::wire::Style;
@@ -42,6 +42,9 @@ pub struct NbdOptions {
     /// How long it is tried again to connect, if nobody listens or answers when the disk is opened. 0: once, for
     /// [`Self::connect_timeout`].
     pub patience: Duration,
+    /// A metadata context whose first bit counts as a hole, instead of those of `base:allocation`: what a dirty bitmap marks. The
+    /// bytes are as they are.
+    pub holes_from: Option<String>,
     /// Metadata contexts to ask for beside `base:allocation`, as `qemu:dirty-bitmap:NAME`.
     pub contexts: Vec<String>,
     /// The way to the server.
@@ -53,6 +56,7 @@ zebu_storage::option_setters!(NbdOptions {
     timeout: Duration,
     connect_timeout: Duration,
     patience: Duration,
+    holes_from: Option<String>,
     contexts: Vec<String>,
     network: Network,
 });
@@ -64,6 +68,7 @@ impl Default for NbdOptions {
             timeout: Duration::from_secs(60),
             connect_timeout: Duration::from_secs(15),
             patience: Duration::ZERO,
+            holes_from: None,
             contexts: Vec::new(),
             network: Network::default(),
         }
@@ -302,9 +307,15 @@ impl Shared {
         Instant::now() + if command == command::FLUSH { timeout * FLUSH_FACTOR } else { timeout }
     }
 
-    /// The number of the context of allocation.
+    /// The number of the context that tells of holes.
     fn allocation(&self) -> Option<u32> {
-        self.export.contexts.iter().find(|(name, _)| name == BASE_ALLOCATION).map(|(_, number)| *number)
+        let wanted = self.options.holes_from.as_deref().unwrap_or(BASE_ALLOCATION);
+        self.export.contexts.iter().find(|(name, _)| name == wanted).map(|(_, number)| *number)
+    }
+
+    /// The bit of that context by which a run is a hole.
+    fn hole_bit(&self) -> u64 {
+        if self.options.holes_from.is_some() { STATE_DIRTY } else { STATE_ZERO }
     }
 
     fn terms(&self) -> Terms {
@@ -392,13 +403,13 @@ impl Shared {
 }
 
 /// The run of data or hole at `offset` within runs that begin at `start`.
-fn extent_in(start: u64, runs: &[StatusRun], offset: u64) -> Option<(u64, bool)> {
+fn extent_in(start: u64, runs: &[StatusRun], offset: u64, hole_bit: u64) -> Option<(u64, bool)> {
     let mut at = start;
     let mut found: Option<(u64, bool)> = None;
     for run in runs {
         let end = at.saturating_add(run.len);
         if end > offset {
-            let hole = run.flags & STATE_ZERO != 0;
+            let hole = run.flags & hole_bit != 0;
             match &mut found {
                 None => found = Some((end - offset, hole)),
                 Some((len, is_hole)) if *is_hole == hole => *len = end - offset,
@@ -422,7 +433,9 @@ impl Shared {
         if !is_changed() {
             let runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
             let known = runs.as_ref().filter(|(start, _)| *start <= offset);
-            if let Some((len, hole)) = known.and_then(|(start, runs)| extent_in(*start, runs, offset)) {
+            if let Some((len, hole)) =
+                known.and_then(|(start, runs)| extent_in(*start, runs, offset, self.hole_bit()))
+            {
                 drop(runs);
                 done.finish(Ok(StorageDone::Extent { len: len.min(size - offset), hole }));
                 return;
@@ -432,10 +445,10 @@ impl Shared {
         let start = offset - offset % block;
         // As the server may tell more than was asked for, so may it less.
         let end = size.min(start.saturating_add(MOST_RANGE));
-        let shared = Arc::downgrade(self);
+        let (shared, hole_bit) = (Arc::downgrade(self), self.hole_bit());
         let wanted = Box::new(move |runs: Result<Vec<StatusRun>, i32>| {
             let result = runs.and_then(|runs| {
-                let (len, hole) = extent_in(start, &runs, offset).ok_or(libc::EIO)?;
+                let (len, hole) = extent_in(start, &runs, offset, hole_bit).ok_or(libc::EIO)?;
                 if let Some(shared) = shared.upgrade() {
                     *shared.runs.lock().unwrap_or_else(PoisonError::into_inner) = Some((start, runs));
                 }

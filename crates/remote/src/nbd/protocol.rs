@@ -99,5 +99,7 @@ pub(super) const ESHUTDOWN: u32 = 108;
 
 /// `base:allocation`: reads as zero.
 pub(super) const STATE_ZERO: u64 = 2;
+/// `qemu:dirty-bitmap:NAME`: marked.
+pub(super) const STATE_DIRTY: u64 = 1;
 /// The context of allocation.
 pub(super) const BASE_ALLOCATION: &str = "base:allocation";

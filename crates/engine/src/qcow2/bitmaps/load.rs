@@ -41,6 +41,16 @@ impl Qcow2 {
         Ok(())
     }
 
+    /// Marks all bitmaps in use, those that record nothing too. Nobody else changes bitmaps meanwhile.
+    pub(crate) async fn take_bitmaps_into_use(&self, worker: &Worker) -> Result<()> {
+        let _turn = self.bitmaps.gate.lock().await;
+        self.load_bitmaps(worker, |_| true).await?;
+        let mut list = self.bitmaps.list();
+        self.mark_in_use(worker, &mut list, |_| true).await?;
+        self.bitmaps.set_list(list);
+        Ok(())
+    }
+
     /// Marks bitmaps in use in the directory where it lies. Each flag lies within one sector of the disk, and nothing
     /// that the bitmaps would have to know is written before all of them are durable.
     pub(super) async fn mark_in_use(

@@ -37,7 +37,8 @@ impl Qcow2 {
             return Err(Error::new(ErrorKind::Corrupt, message)
                 .on(self.path())
                 .at_guest(guest)
-                .at_host(stream.offset.0));
+                .at_host(stream.offset.0)
+                .in_guest_data());
         }
         let bytes = Arc::new(done.take_output());
         self.inflated.insert(stream, bytes.clone());

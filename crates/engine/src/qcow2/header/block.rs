@@ -4,6 +4,7 @@
 //! anew, so that unknown fields, extensions and names stay byte for byte what they were. Invariant I5: a header
 //! change touches one block.
 
+use crate::options::DamageMark;
 use crate::qcow2::files::ImageFiles;
 use crate::qcow2::header::preparation::Preparation;
 use crate::sync::{AsyncMutex, Mutex, MutexGuard};
@@ -29,6 +30,8 @@ pub(crate) mod field {
 pub(crate) enum Patch {
     U32(usize, u32),
     U64(usize, u64),
+    /// Sets bits of a field of 64, and leaves the others.
+    Bits(usize, u64),
 }
 
 /// The state of the disk after a change of the header that failed.
@@ -46,6 +49,7 @@ pub(crate) enum OnFailure {
 pub(crate) struct ImageHeader {
     files: ImageFiles,
     opened: Header,
+    damage: DamageMark,
     block: Mutex<Vec<u8>>,
     /// Held while the block is written.
     mutex: AsyncMutex,
@@ -54,9 +58,9 @@ pub(crate) struct ImageHeader {
 
 impl ImageHeader {
     /// `block`: the first min(4096, cluster) bytes of the file, padded with zeroes past its end.
-    pub(crate) fn new(files: ImageFiles, opened: Header, block: Vec<u8>) -> Self {
+    pub(crate) fn new(files: ImageFiles, opened: Header, block: Vec<u8>, damage: DamageMark) -> Self {
         let (block, mutex) = (Mutex::new(block), AsyncMutex::default());
-        Self { files, opened, block, mutex, preparation: Preparation::default() }
+        Self { files, opened, damage, block, mutex, preparation: Preparation::default() }
     }
 
     /// The header as it was when the image was opened.
@@ -67,6 +71,11 @@ impl ImageHeader {
     /// Work before the first write.
     pub(crate) fn preparation(&self) -> &Preparation {
         &self.preparation
+    }
+
+    /// What is done about damage.
+    pub(super) fn damage(&self) -> DamageMark {
+        self.damage
     }
 
     pub(super) fn files(&self) -> &ImageFiles {
@@ -87,12 +96,12 @@ impl ImageHeader {
         let _turn = self.mutex.lock().await;
         let mut new = self.block().clone();
         for patch in patches {
-            let (at, value): (usize, &[u8]) = match patch {
-                Patch::U32(at, value) => (*at, &value.to_be_bytes()),
-                Patch::U64(at, value) => (*at, &value.to_be_bytes()),
-            };
-            if let Some(field) = new.get_mut(at..at + value.len()) {
-                field.copy_from_slice(value);
+            match *patch {
+                Patch::U32(at, value) => set(&mut new, at, |_: [u8; 4]| value.to_be_bytes()),
+                Patch::U64(at, value) => set(&mut new, at, |_: [u8; 8]| value.to_be_bytes()),
+                Patch::Bits(at, bits) => {
+                    set(&mut new, at, |old| (u64::from_be_bytes(old) | bits).to_be_bytes());
+                }
             }
         }
         self.write(worker, new, on_failure).await
@@ -135,5 +144,12 @@ impl ImageHeader {
             self.files.poison(&error);
         }
         Err(error)
+    }
+}
+
+/// Changes the field of `N` bytes at `at`, if the block reaches that far.
+fn set<const N: usize>(block: &mut [u8], at: usize, change: impl FnOnce([u8; N]) -> [u8; N]) {
+    if let Some(field) = block.get_mut(at..).and_then(|rest| rest.first_chunk_mut::<N>()) {
+        *field = change(*field);
     }
 }

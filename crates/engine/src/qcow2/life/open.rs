@@ -32,7 +32,7 @@ use std::path::Path;
 use std::sync::Arc;
 use zebu_qcow2::header::MAGIC;
 use zebu_qcow2::snapshot::{self, ParsedTable, SnapshotEntry};
-use zebu_qcow2::{FormatError, Header, bitmap};
+use zebu_qcow2::{FormatError, Geometry, Header, bitmap};
 use zebu_storage::{File, Worker};
 
 /// Bytes of a slice by default, or a cluster if that is smaller.
@@ -202,6 +202,22 @@ impl Place {
     }
 }
 
+/// Fails if a cache that was asked for would have more slices than can be told apart.
+fn check_slices(
+    options: &OpenOptions,
+    slice: usize,
+    geometry: &Geometry,
+    size: u64,
+    path: &Path,
+) -> Result<()> {
+    let all = size.div_ceil(geometry.cluster_size()).saturating_mul(geometry.l2_entry_size.into());
+    let wanted = options.cache_size.map_or(0, |wanted| wanted.min(all));
+    if wanted / slice as u64 > i32::MAX as u64 {
+        return Err(Error::new(ErrorKind::InvalidArgument, "L2 cache size too big").on(path));
+    }
+    Ok(())
+}
+
 fn slice_bytes(options: &OpenOptions, cluster: u64, path: &Path) -> Result<usize> {
     let Some(wanted) = options.slice_size else { return Ok(cluster.min(DEFAULT_SLICE) as usize) };
     let wanted = u64::from(wanted);
@@ -246,6 +262,7 @@ impl Qcow2 {
             }
         };
         let slice = slice_bytes(options, cluster, &path)?;
+        check_slices(options, slice, &geometry, size, &path)?;
         let block = slice.clamp(512, 4096);
         let l1 = if options.purpose == Purpose::Inspect {
             ResidentTable::new(0, block, &place.store)
@@ -287,7 +304,7 @@ impl Qcow2 {
             readers: Readers::default(),
             commit: CommitQueue::default(),
             own_worker: ImageWorker::default(),
-            header: ImageHeader::new(files, header, parsed.first_block.clone()),
+            header: ImageHeader::new(files, header, parsed.first_block.clone(), options.damage),
         });
         if writable {
             qcow2.check_refcount_table(worker).await?;

@@ -6,6 +6,7 @@ use crate::options::{Preallocation, Shrink, ZeroMode};
 use crate::progress::JobControl;
 use crate::qcow2::header::block::{OnFailure, Patch, field};
 use crate::qcow2::map::active_map::L1;
+use crate::qcow2::map::mapping::Run;
 use crate::qcow2::replace_table::{TableReplacement, Unnamed};
 use crate::qcow2::space::free::SpaceContent;
 use crate::qcow2::space::overlap_check::Metadata;
@@ -14,7 +15,7 @@ use crate::sync::with_long_patience;
 use crate::{Error, ErrorKind, Result};
 use std::ops::Range;
 use std::sync::Arc;
-use zebu_qcow2::{Version, limits};
+use zebu_qcow2::{L1Entry, Version, limits};
 use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{FileKind, Worker};
 
@@ -145,12 +146,38 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Has the disk count as `size` bytes long, in memory alone, for whoever is alone with the image and puts it back.
-    pub(crate) fn count_as_long(&self, size: u64) {
-        self.set_virtual_size(size);
+    /// Has the disk reach to `size` in memory alone; requests may use what they could before. The caller is alone with the image.
+    pub(crate) fn set_reach(&self, size: u64) {
+        self.disk.reach(size);
+        self.forget_old_end();
     }
 
-    /// Makes new space read as zero: the rest of the last cluster, and where a longer backing image would show.
+    /// Drops data in `growth`, whole clusters: VM state was kept there, or another program left it.
+    async fn drop_leftovers(
+        self: &Arc<Self>,
+        node: &Node,
+        worker: &Worker,
+        growth: Range<u64>,
+    ) -> Result<()> {
+        let per_table = self.geometry.guest_bytes_per_l2();
+        let mut at = growth.start;
+        while at < growth.end && !sabotage::is(Fault::ShowVmState) {
+            let table_end = (at / per_table + 1).saturating_mul(per_table).min(growth.end);
+            if L1Entry(self.map.l1().table().get(self.map.l1_index(at))).table().is_none() {
+                at = table_end;
+                continue;
+            }
+            let (run, len) = node.map(worker, at, table_end - at).await?;
+            if !matches!(run, Run::Unallocated | Run::Zero { .. }) {
+                self.drop_mapping(node, worker, at..at + len).await?;
+            }
+            at += len;
+        }
+        Ok(())
+    }
+
+    /// Makes new space read as zero: the rest of the last cluster, where a longer backing image would show, and where VM state
+    /// was kept.
     async fn fill_growth(
         self: &Arc<Self>,
         node: &Node,
@@ -163,9 +190,13 @@ impl Qcow2 {
         let Range { start: old_size, end: new_size } = growth.clone();
         let backed = node.backing.as_ref().map_or(0, |backing| backing.virtual_size());
         let cluster_end = old_size.next_multiple_of(self.geometry.cluster_size());
-        let zero_to = backed.max(cluster_end).min(new_size);
+        let zero_to = backed.next_multiple_of(self.geometry.cluster_size()).max(cluster_end).min(new_size);
         if zero_to > old_size && !sabotage::is(Fault::SkipGrowthZeroing) {
             self.write_zeroes(node, worker, old_size, zero_to - old_size, ZeroMode::Unmap).await?;
+        }
+        // A data file has no room for VM state, and may have been longer than the disk.
+        if self.data_file().is_none() {
+            self.drop_leftovers(node, worker, zero_to..new_size).await?;
         }
         if preallocation != Preallocation::Off {
             self.preallocate(node, worker, growth, preallocation, external, control).await?;

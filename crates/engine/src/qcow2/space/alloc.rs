@@ -33,6 +33,15 @@ pub(crate) enum WindowFor {
 }
 
 impl WindowFor {
+    /// The first thing for which a window is asked for.
+    fn name(self) -> &'static str {
+        match self {
+            WindowFor::Data { .. } => "data cluster",
+            WindowFor::Metadata => "L2 table",
+            WindowFor::Compressed => "compressed cluster",
+        }
+    }
+
     /// The stream that it is now, and how many of `count` clusters it needs in a row.
     fn needs(self, pool: &Pool, count: u64) -> (Stream, u64) {
         match self {
@@ -138,11 +147,11 @@ impl HostSpace {
             let next = pool.windows.next_size(stream, self.window_min());
             (stream, min, next.max(count.min(self.window_max())).max(min))
         };
-        let window = self.claim(worker, want, min).await?;
+        let window = self.claim(worker, wanted, want, min).await?;
         let window = match self.set_window_aside(worker, stream, window).await {
             // There may be room for a smaller one.
             Err(error) if error.kind() == ErrorKind::NoSpace && want > min => {
-                let smaller = self.claim(worker, min, min).await?;
+                let smaller = self.claim(worker, wanted, min, min).await?;
                 self.set_window_aside(worker, stream, smaller).await?
             }
             other => other?,
@@ -218,7 +227,7 @@ impl HostSpace {
     }
 
     /// Takes `min` to `want` free clusters that follow each other and raises their refcounts. `space_mutex` is held.
-    async fn claim(&self, worker: &Worker, want: u64, min: u64) -> Result<Allocated> {
+    async fn claim(&self, worker: &Worker, wanted: WindowFor, want: u64, min: u64) -> Result<Allocated> {
         self.pool().free.restore();
         let mut uncounted = None;
         loop {
@@ -227,7 +236,7 @@ impl HostSpace {
             let Some(mut found) = found else { continue };
             // Metadata whose refcount is 0 is no free space. Were it only kept from writes, a window that is given back
             // would release it, and the overlap check would forget it.
-            self.check_free(&found.range)?;
+            self.check_free(&found.range, wanted.name())?;
             let per_block = self.geometry.refcount_entries_per_block();
             let index = found.range.start / per_block;
             let table = self.refcounts.table();

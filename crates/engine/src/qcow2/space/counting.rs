@@ -38,7 +38,7 @@ impl HostSpace {
             return Ok(vec![0; slice_bytes].into());
         }
         let block = block.checked_block(&self.geometry).map_err(|e| {
-            Error::new(ErrorKind::Corrupt, format!("{e}; repair the image"))
+            Error::new(ErrorKind::Corrupt, format!("{e} (reftable index: {index:#x}); repair the image"))
                 .on(self.files.path())
                 .with_remedy(Remedy::Repair)
         })?;

@@ -178,7 +178,7 @@ impl HostSpace {
             self.pool().free.restore();
             let found = self.pool().free.take(clusters, clusters);
             if let Some((range, content)) = found {
-                self.check_free(&range)?;
+                self.check_free(&range, "tables")?;
                 let found = Allocated { range, content };
                 self.give_back(&found);
                 return Ok(found);

@@ -117,10 +117,17 @@ impl HostSpace {
     }
 
     /// Refuses host clusters that were found free if they hold metadata: the refcounts are wrong, which concerns everybody.
-    fn check_free(&self, clusters: &Range<u64>) -> Result<()> {
+    fn check_free(&self, clusters: &Range<u64>, wanted: &str) -> Result<()> {
         match self.overlap.first_of(clusters.clone()) {
             Some((cluster, what)) if !sabotage::is(Fault::SkipOverlapCheck) => {
-                let error = self.overlap_found(cluster, what);
+                let error = match cluster {
+                    0 => {
+                        let message =
+                            format!("Preventing invalid allocation of {wanted} at offset 0; run zebu check");
+                        Error::new(ErrorKind::Corrupt, message).on(self.files.path())
+                    }
+                    _ => self.overlap_found(cluster, what),
+                };
                 self.files.poison(&error);
                 Err(error)
             }

@@ -13,3 +13,4 @@ pub(crate) mod resizes;
 pub(crate) mod setup;
 pub(crate) mod snapshot;
 mod snapshot_operations;
+pub(crate) mod vm_state;

@@ -2,7 +2,7 @@
 //!
 //! `ZEBU_MUTANT_ROUNDS=10` asks for ten catches of each, from ten ranges of seeds.
 
-use crate::faults::{growth, held, idle, old_content, poison, snapshots, space, unending};
+use crate::faults::{damage_mark, growth, held, idle, old_content, poison, snapshots, space, unending};
 use crate::mutants::streams::Shape::*;
 use crate::mutants::streams::Stream::{self, *};
 use crate::mutants::{encrypted, hostile, plain_text, undone, unfinished};
@@ -154,10 +154,16 @@ mutants! {
     a_place_counts_as_filled: ShowEmptyPlace, within 1 of
         [Scenario(growth::preallocation_beside_a_snapshot_hides_nothing)];
     growth_is_not_zeroed: SkipGrowthZeroing, within 40 of [Resizes];
+    vm_state_shows: ShowVmState, within 40 of [VmState];
+    vm_state_shows_the_backing_image: VmStateShowsBacking, within 40 of [VmState];
+    the_disk_stays_as_long_as_vm_state: KeepReach, within 20 of [VmState];
+    vm_state_is_not_flushed: SkipBarrier2, within 40 of [VmState];
     an_old_end_counts_as_new: OldEndIsFresh, within 1 of
         [Scenario(undone::a_growing_disk_does_not_show_a_write_that_a_crash_undid)];
     the_header_keeps_the_old_size: ForgetHeaderSize, within 20 of [Crash(Any)];
     a_failed_growth_stays_in_memory: KeepFailedSize, within 40 of [FailedGrowth];
+    the_mark_of_damage_is_not_durable: ForgetMarkBarrier, within 1 of
+        [Scenario(damage_mark::a_damaged_image_is_marked_before_its_writer_is_told)];
     a_failed_sync_is_forgotten: ForgetPoison, within 1 of
         [Scenario(poison::a_failed_sync_is_final_until_the_image_is_opened_again)];
     a_short_image_lets_through: ShowBelowShortImage, within 10 of [Crash(DeepChain)];

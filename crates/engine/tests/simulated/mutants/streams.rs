@@ -1,8 +1,8 @@
 //! The random streams that mutants run against.
 
 use crate::crash::life::{Extent, Tally, live};
-use crate::crash::resizes;
 use crate::crash::setup::{Origin, Setup};
+use crate::crash::{resizes, vm_state};
 use crate::faults::nth_operation::{many_failures, one_failure};
 use crate::faults::{full_disk, header_writes};
 use crate::mutants::{marks, snapshot_lives};
@@ -107,6 +107,8 @@ pub(crate) enum Stream {
     Marks,
     /// Requests between internal snapshots that come and go, and crashes while they do.
     Snapshots,
+    /// Requests beside the state of a machine, snapshots of it and growth over it.
+    VmState,
     /// A named scenario, which panics if it is not as it should be.
     Scenario(fn()),
 }
@@ -137,6 +139,7 @@ impl Stream {
             }
             Stream::Marks => marks::live(seed),
             Stream::Snapshots => snapshot_lives::live(seed),
+            Stream::VmState => vm_state::live(seed).map(drop),
             Stream::Scenario(scenario) => {
                 scenario();
                 Ok(())
