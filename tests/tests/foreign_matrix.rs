@@ -184,6 +184,78 @@ fn damaged_images_are_refused_by_every_command() {
     }
 }
 
+/// Two grains of one compressed stream, which is as short as the second, the last one of the disk. What a reader's buffers held
+/// before, such as data of another disk, must not show in the first.
+#[test]
+fn a_stream_that_is_too_short_for_one_of_its_units_shows_nothing() {
+    let scratch = Scratch::new("foreign");
+    let dir = scratch.path();
+    let mut image = vec![0; 512];
+    image[..4].copy_from_slice(b"KDMV");
+    let mut put = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);
+    put(4, &3u32.to_le_bytes());
+    put(8, &(1u32 | 1 << 16).to_le_bytes());
+    for (at, value) in [(12, 129u64), (20, 128), (48, 0), (56, 1), (64, 16)] {
+        put(at, &value.to_le_bytes());
+    }
+    put(44, &512u32.to_le_bytes());
+    put(77, &1u16.to_le_bytes());
+    let block = |words: &[u32], len: usize| {
+        let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        bytes.resize(len, 0);
+        bytes
+    };
+    image.extend(block(&[2], 512));
+    image.extend(block(&[6, 6], 2048));
+    // A zlib stream of one stored block: 512 times the letter B.
+    let data = [b'B'; 512];
+    image.extend([0x78, 0x01, 0x01, 0x00, 0x02, 0xff, 0xfd]);
+    image.extend(data);
+    let (a, b) = data.iter().fold((1u32, 0u32), |(a, b), byte| {
+        ((a + u32::from(*byte)) % 65521, (a + b + u32::from(*byte)) % 65521)
+    });
+    image.extend((b << 16 | a).to_be_bytes());
+    image.resize(image.len() + 300_000, 0);
+    std::fs::write(dir.join("short.vmdk"), image).unwrap();
+    std::fs::write(dir.join("secret.raw"), b"SECRET--".repeat(1 << 17)).unwrap();
+    // The last grain is read first, then the one for which the stream is too short.
+    let commands = ["read -P 0x42 65536 512", "read -v 0 65536"];
+    let words = commands.iter().flat_map(|command| ["-c", command]);
+    let out = zebu(dir, ["io", "-r", "-f", "vmdk", "short.vmdk"].into_iter().chain(words));
+    assert!(
+        out.stdout.contains("read 512/512") && !out.stdout.contains("Pattern verification failed"),
+        "{out}"
+    );
+    assert!(!out.stdout.contains("read 65536/65536"), "{out}");
+    assert!(
+        format!("{out}").contains("holds too few bytes") || format!("{out}").contains("Input/output error"),
+        "{out}"
+    );
+    let out = zebu(dir, ["convert", "-O", "raw", "secret.raw", "short.vmdk", "out.raw"]);
+    assert!(out.code == Some(1) && out.stderr.contains("too few bytes"), "{out}");
+}
+
+/// Images that are valid in their format and begin as one that a tool that guesses would take them for.
+#[test]
+fn an_image_that_others_take_for_another_is_unsafe() {
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("foreign");
+    let dir = scratch.path();
+    qemu.img(dir, ["create", "-q", "-f", "qcow2", "inner", "1M"]).ok();
+    let mut disk = std::fs::read(dir.join("inner")).unwrap();
+    disk.resize(1 << 20, 0);
+    std::fs::write(dir.join("disk.raw"), disk).unwrap();
+    for (format, options) in [
+        ("vpc", "subformat=fixed,force_size=on"),
+        ("vmdk", "subformat=monolithicSparse"),
+        ("vdi", "static=on"),
+    ] {
+        qemu.img(dir, ["convert", "-f", "raw", "-O", format, "-o", options, "disk.raw", "image"]).ok();
+        let out = zebu(dir, ["info", "--verdict", "-f", format, "image"]);
+        assert!(out.code != Some(0) && out.stdout.contains("looks-like-another-format"), "{format}: {out}");
+    }
+}
+
 /// A disk of several files of 2 GiB each, with data about the ends of them.
 #[test]
 fn a_vmdk_of_several_extents_reads_as_qemu_reads_it() {

@@ -314,6 +314,34 @@ fn a_server_that_says_nothing_is_an_error_at_the_deadline() {
     assert!(out.stderr.contains("the server does not answer"), "{out}");
 }
 
+/// The exit code 0 of `convert` says that the target is durable, also where nobody chose a cache mode.
+#[test]
+fn a_target_is_flushed_after_its_last_change() {
+    let scratch = Scratch::new("remote-flushed");
+    let dir = scratch.path();
+    source(dir, "source.raw");
+    let log = dir.join("log");
+    for options in ["-O raw", "-n -O raw", "-n -W -O raw", "-n -O qcow2"] {
+        std::fs::write(dir.join("target.raw"), vec![0; 20 << 20]).unwrap();
+        let server = Foreign::nbdkit(dir, &format!("--filter=log file target.raw logfile={}", log.display()));
+        if options.ends_with("qcow2") {
+            let made = ["create", "-q", "-f", "qcow2", &server.uri(), "16M"];
+            assert!(Command::new(program("qemu-img")).args(made).status().unwrap().success());
+        }
+        let uri = server.uri();
+        let words = ["convert", "-f", "raw"].into_iter().chain(options.split(' '));
+        zebu(dir, words.chain(["source.raw", &uri])).ok();
+        drop(server);
+        let log = std::fs::read_to_string(&log).unwrap();
+        let last = |what: &str| {
+            let found = log.lines().enumerate().filter(|(_, line)| line.contains(what));
+            found.map(|(number, _)| number).last()
+        };
+        let changed = last(" Write").max(last(" Zero")).expect("something was written");
+        assert!(last(" Flush").is_some_and(|flushed| flushed > changed), "{options}:\n{log}");
+    }
+}
+
 #[test]
 fn a_flush_fails_if_the_server_may_have_lost_what_it_answered() {
     let scratch = Scratch::new("remote-flush");

@@ -3,6 +3,7 @@
 use crate::named_disks;
 use crate::output::printable::printable;
 use crate::program;
+use crate::secrets_in_names::without_secrets;
 use rustix::io::Errno;
 use std::error::Error as _;
 use std::ffi::OsStr;
@@ -78,12 +79,12 @@ impl Failure {
 
     /// A name that can't be the name of an image to open.
     pub(crate) fn opening_name(name: &OsStr, reason: &str) -> Self {
-        Self::new(format!("Could not open '{}': {reason}", name.display()))
+        Self::new(format!("Could not open '{}': {reason}", without_secrets(name)))
     }
 
     /// A name that can't be the name of an image to make.
     pub(crate) fn creating_name(name: &OsStr, reason: &str) -> Self {
-        Self::new(format!("Could not create '{}': {reason}", name.display()))
+        Self::new(format!("Could not create '{}': {reason}", without_secrets(name)))
     }
 
     /// An image that can't be made.

@@ -42,6 +42,7 @@ mod reference_defaults;
 mod remote_disk;
 mod remote_names;
 mod secrets;
+mod secrets_in_names;
 mod serve;
 mod session;
 mod size;

@@ -1,6 +1,7 @@
 //! Names of images on the command line: paths of local files. What QEMU takes for a protocol is refused, so that a name
 //! never leads to another place than it does there.
 
+use crate::secrets_in_names::without_secrets;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -30,7 +31,7 @@ pub(crate) fn local_path(name: &OsStr) -> Result<PathBuf, String> {
         Some(protocol) => Err(format!(
             "Unknown protocol '{}': images are local files only (a file of this very name is '{}')",
             protocol.display(),
-            plain(name).display()
+            without_secrets(plain(name).as_os_str())
         )),
     }
 }

@@ -56,16 +56,44 @@ pub(crate) fn is_server_name(name: &str) -> Result<bool, String> {
 /// # Errors
 /// As of the defaults of `--allow-refs`.
 pub(crate) fn opener(given: &[ReferenceRule]) -> Result<Remote, Failure> {
-    Ok(Remote::new(Arc::new(Opener), remote_references(given)?))
+    let references = remote_references(given)?;
+    Ok(Remote::new(Arc::new(Opener { references: references.clone() }), references))
 }
 
 /// An opener of names that the command line gave, and of no others.
 pub(crate) fn given_only() -> Remote {
-    Remote::new(Arc::new(Opener), RemoteRefs::None)
+    Remote::new(Arc::new(Opener { references: RemoteRefs::None }), RemoteRefs::None)
 }
 
 /// Opens what the command line named, and what was unpacked.
-struct Opener;
+struct Opener {
+    /// Names that images may name.
+    references: RemoteRefs,
+}
+
+impl Opener {
+    /// Refuses a name that stands in an image and chooses whom to believe, by local files or by another host's name; unless
+    /// the rule that allows it says so itself.
+    fn check_certificates(&self, name: &str, parsed: &RemoteName) -> Result<(), String> {
+        let RemoteName::Nbd { address, .. } = parsed else { return Ok(()) };
+        let tls = address.tls.as_ref();
+        if tls.is_none_or(|tls| tls.directory.is_none() && tls.server_name.is_none()) {
+            return Ok(());
+        }
+        let is_said = match &self.references {
+            RemoteRefs::All => true,
+            RemoteRefs::Prefixes(prefixes) => {
+                prefixes.iter().any(|prefix| prefix.contains("?tls-") && name.starts_with(prefix.as_str()))
+            }
+            _ => false,
+        };
+        if is_said {
+            return Ok(());
+        }
+        Err("the image names the certificates to believe; --allow-refs all, or a prefix that goes on to '?tls-...', allows it"
+            .to_owned())
+    }
+}
 
 impl OpenRemote for Opener {
     fn open(&self, name: &Path, flags: &OpenFlags) -> Option<Result<File, IoError>> {
@@ -105,7 +133,9 @@ impl OpenRemote for Opener {
         if !RemoteName::is_name(name) {
             return open_node(&reference_node(name).map_err(invalid)?, name, flags);
         }
-        open(RemoteName::parse(name).map_err(invalid)?, flags)
+        let parsed = RemoteName::parse(name).map_err(invalid)?;
+        self.check_certificates(name, &parsed).map_err(invalid)?;
+        open(parsed, flags)
     }
 }
 

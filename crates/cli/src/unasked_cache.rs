@@ -28,8 +28,14 @@ impl UnaskedCache {
         session: &Session,
         spec: &mut ImageSpec,
     ) -> Option<Self> {
-        // A server's disk is not in this machine's page cache.
-        if asked.is_some() || spec.options.cache != default || is_remote(&spec.path) {
+        if asked.is_some() || spec.options.cache != default {
+            return None;
+        }
+        if is_remote(&spec.path) {
+            // A server's disk is not in this machine's page cache. What the server acknowledged is durable after a flush.
+            if default == CacheMode::Unsafe {
+                spec.options.cache = CacheMode::Writeback;
+            }
             return None;
         }
         let chosen = Self::of(session, spec);

@@ -95,6 +95,8 @@ pub(crate) fn recognise(first: &[u8], last: &[u8]) -> Option<Foreign> {
     };
     starts
         .or_else(|| is_vmdk_descriptor(first).then_some(image("vmdk")))
+        .or_else(|| is_skippable(first).then_some(packed("zstd or lz4")))
+        .or_else(|| is_tar(first).then_some(packed("tar")))
         .or_else(|| is_gzip(first).then_some(packed("gzip")))
         .or_else(|| is_bzip2(first).then_some(packed("bzip2")))
         .or_else(ends)
@@ -108,6 +110,21 @@ pub(crate) fn is_vmdk_descriptor(first: &[u8]) -> bool {
             .map(|line| line.trim_ascii())
             .find(|line| !line.is_empty() && !line.starts_with(b"#"))
             .is_some_and(|line| line.get(..8).is_some_and(|word| word.eq_ignore_ascii_case(b"version=")))
+}
+
+/// A frame that decoders of zstd and lz4 pass over (RFC 8878, section 3.1.2).
+fn is_skippable(first: &[u8]) -> bool {
+    matches!(first, [0x50..=0x5f, 0x2a, 0x4d, 0x18, _, _, _, _, ..])
+}
+
+/// The header of a member of a tar file (POSIX). Five letters are few: the checksum must be right.
+fn is_tar(first: &[u8]) -> bool {
+    let Some(block) = first.get(..512).filter(|block| &block[257..262] == b"ustar") else { return false };
+    let told = block[148..156].split(|byte| matches!(byte, 0 | b' ')).find(|digits| !digits.is_empty());
+    let told = told.and_then(|digits| u64::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+    let sum = |bytes: &[u8]| bytes.iter().map(|byte| u64::from(*byte)).sum::<u64>();
+    // The checksum itself counts as blanks.
+    told == Some(sum(&block[..148]) + 8 * u64::from(b' ') + sum(&block[156..]))
 }
 
 /// Two bytes are few: the method must be deflate, and the reserved flags 0 (RFC 1952).

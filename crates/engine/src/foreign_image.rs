@@ -82,6 +82,9 @@ pub(crate) async fn parse_from<T>(
     }
 }
 
+/// The damage of a stream that is shorter than its unit.
+const TOO_FEW: &str = "it holds too few bytes";
+
 impl ForeignImage {
     pub(crate) fn new(disk: Disk, files: Vec<File>, options: &OpenOptions) -> Self {
         Self {
@@ -138,7 +141,16 @@ impl ForeignImage {
         let stream = CompressedRange { offset: HostOffset(packed.offset), len: packed.len };
         let packing = Packing::try_from(packed.packing).map_err(|e| e.on(self.file(packed.file.0).path()))?;
         let cache = &self.inflated[packed.file.0 as usize];
+        // The last unit may end with the disk.
+        let least = packed.unit.min(self.disk.virtual_size() - packed.start);
+        let damaged = |why: &str| {
+            let message = format!("compressed data can't be decompressed: {why}");
+            let error = Error::new(ErrorKind::Corrupt, message).on(self.file(packed.file.0).path());
+            error.at_host(packed.offset)
+        };
         let ticket = match cache.lookup(worker, stream).await {
+            // Another unit may have the same stream, and be shorter.
+            Inflation::Ready(bytes) if (bytes.len() as u64) < least => return Err(damaged(TOO_FEW)),
             Inflation::Ready(bytes) => return Ok(bytes),
             Inflation::Mine(ticket) => ticket,
         };
@@ -159,16 +171,10 @@ impl ForeignImage {
             output: cache.buffer(),
         };
         let mut done = self.pool.run(worker, work).await;
-        // The last unit may end with the disk.
-        let least = packed.unit.min(self.disk.virtual_size() - packed.start);
-        let damage = match done.outcome {
-            Outcome::Damaged(why) => Some(why),
-            Outcome::Bytes(len) if (len as u64) < least => Some("it holds too few bytes"),
-            Outcome::Bytes(_) | Outcome::Incompressible => None,
-        };
-        if let Some(why) = damage {
-            let message = format!("compressed data can't be decompressed: {why}");
-            return Err(Error::new(ErrorKind::Corrupt, message).on(file.path()).at_host(packed.offset));
+        match done.outcome {
+            Outcome::Damaged(why) => return Err(damaged(why)),
+            Outcome::Bytes(len) if (len as u64) < least => return Err(damaged(TOO_FEW)),
+            Outcome::Bytes(_) | Outcome::Incompressible => {}
         }
         let bytes = Arc::new(done.take_output());
         cache.insert(stream, bytes.clone());

@@ -46,8 +46,20 @@ impl Role {
 }
 
 fn refused(image: &Path, name: &str, role: Role, remedy: &str) -> Error {
-    let message = format!("the image names the {} '{name}', which may not be opened; {remedy}", role.name());
+    let shown = without_secrets(name);
+    let message = format!("the image names the {} '{shown}', which may not be opened; {remedy}", role.name());
     Error::new(ErrorKind::ReferenceRefused, message).on(image)
+}
+
+/// A name without the user, the password and the query of a URL.
+fn without_secrets(name: &str) -> String {
+    let Some((scheme, rest)) = name.split_once("://").filter(|(scheme, _)| scheme.starts_with("http")) else {
+        return name.to_owned();
+    };
+    let (place, query) = rest.split_once('?').map_or((rest, ""), |(place, _)| (place, "?..."));
+    let end = place.find('/').unwrap_or(place.len());
+    let host = place[..end].rfind('@').map_or(0, |at| at + 1);
+    format!("{scheme}://{}{query}", &place[host..])
 }
 
 /// The URL that a relative name in the image at the URL `image` means; `None` where there is no such thing.

@@ -343,7 +343,19 @@ pub async fn assess(worker: &Worker, path: &Path, options: &OpenOptions) -> Resu
             concerns.extend(looks_like.map(|format| Concern::LooksLike { format, found }));
         }
         Format::Luks => concerns.push(Concern::Encrypted { method: "luks" }),
-        Format::Foreign(format) => assess_foreign(worker, &file, format, &mut concerns).await,
+        Format::Foreign(foreign) => {
+            if let Some(len) = assess_foreign(worker, &file, foreign, &mut concerns).await {
+                let looks_like = first_of_disk(worker, path, &options, format, len).await;
+                note_look(looks_like.map(|first| taken_for(&first)), &mut concerns);
+            }
+            // A tool that guesses takes the file for the other one, and for what stands in its headers.
+            let other = match guess(worker, &file).await? {
+                Guess::Known(other) => Some(other.name()).filter(|_| other != Format::Raw && other != format),
+                Guess::Foreign(other) => Some(other.name),
+            };
+            let found = Found::InFile;
+            concerns.extend(other.map(|format| Concern::LooksLike { format, found }));
+        }
         Format::Qcow2 => {
             if let Some(header) = assess_header(worker, &file, &mut concerns).await? {
                 assess_tables(worker, &file, &header, &mut concerns).await;
@@ -351,14 +363,7 @@ pub async fn assess(worker: &Worker, path: &Path, options: &OpenOptions) -> Resu
                 let unknown = concerns.iter().any(|c| matches!(c, Concern::UnknownFeatures { .. }));
                 let looks_like =
                     if unknown { Ok(None) } else { assess_disk(worker, path, &options, &header).await };
-                match looks_like {
-                    Ok(None) => {}
-                    Ok(Some(format)) => concerns.push(Concern::LooksLike { format, found: Found::OnDisk }),
-                    Err(error) => {
-                        concerns.push(Concern::Invalid { error: error.message().to_owned() });
-                        concerns.dedup();
-                    }
-                }
+                note_look(looks_like, &mut concerns);
             }
         }
     }
@@ -369,8 +374,26 @@ pub async fn assess(worker: &Worker, path: &Path, options: &OpenOptions) -> Resu
     Ok(Verdict { filename: path.to_owned(), format, concerns })
 }
 
-/// An image of another program: its headers, and the files that it names.
-async fn assess_foreign(worker: &Worker, file: &File, format: ForeignFormat, concerns: &mut Vec<Concern>) {
+/// Notes what a disk is taken for by a tool that guesses.
+fn note_look(looks_like: Result<Option<&'static str>>, concerns: &mut Vec<Concern>) {
+    match looks_like {
+        Ok(None) => {}
+        Ok(Some(format)) => concerns.push(Concern::LooksLike { format, found: Found::OnDisk }),
+        Err(error) => {
+            concerns.push(Concern::Invalid { error: error.message().to_owned() });
+            concerns.dedup();
+        }
+    }
+}
+
+/// An image of another program: its headers, and the files that it names. How many bytes its disk has, if those are in no other
+/// file.
+async fn assess_foreign(
+    worker: &Worker,
+    file: &File,
+    format: ForeignFormat,
+    concerns: &mut Vec<Concern>,
+) -> Option<u64> {
     let files = std::slice::from_ref(file);
     let disk = parse_from(worker, files, None, |pages| Disk::inspect(format, pages)).await;
     let names = parse_from(worker, files, None, |pages| extent_files(format, pages)).await;
@@ -378,9 +401,10 @@ async fn assess_foreign(worker: &Worker, file: &File, format: ForeignFormat, con
         (Ok(disk), Ok(names)) => (disk, names),
         (Err(error), _) | (_, Err(error)) => {
             concerns.push(Concern::Invalid { error: error.message().to_owned() });
-            return;
+            return None;
         }
     };
+    let is_alone = disk.parent().is_none() && names.is_empty();
     if let Some(parent) = disk.parent() {
         let name = parent.name.clone();
         let traits = NameTrait::of(&name);
@@ -397,6 +421,7 @@ async fn assess_foreign(worker: &Worker, file: &File, format: ForeignFormat, con
     if virtual_size > GIGANTIC_SIZE && virtual_size / GIGANTIC_RATIO > file_length {
         concerns.push(Concern::Gigantic { virtual_size, file_length });
     }
+    is_alone.then_some(virtual_size)
 }
 
 /// The header, and what is wrong with it; `None` if it can't be understood.
@@ -542,11 +567,26 @@ async fn assess_disk(
     options: &OpenOptions,
     header: &Header,
 ) -> Result<Option<&'static str>> {
-    let len = header.virtual_size().min(SNIFFED as u64) as usize;
-    if header.geometry().external_data || header.encryption != Encryption::None || len == 0 {
+    if header.geometry().external_data || header.encryption != Encryption::None {
         return Ok(None);
     }
-    let options = OpenOptions { format: Some(Format::Qcow2), purpose: Purpose::Io, ..options.clone() };
+    let first = first_of_disk(worker, path, options, Format::Qcow2, header.virtual_size()).await?;
+    Ok(taken_for(&first))
+}
+
+/// The first bytes of a disk of `len` bytes.
+async fn first_of_disk(
+    worker: &Worker,
+    path: &Path,
+    options: &OpenOptions,
+    format: Format,
+    len: u64,
+) -> Result<Vec<u8>> {
+    let len = len.min(SNIFFED as u64) as usize;
+    if len == 0 {
+        return Ok(Vec::new());
+    }
+    let options = OpenOptions { format: Some(format), purpose: Purpose::Io, ..options.clone() };
     let image = Image::open(worker, path, &options).await?;
     let (result, bufs) = image.read(worker, 0, worker.buffer(len).into()).await;
     let mut first = vec![0; len];
@@ -555,7 +595,7 @@ async fn assess_disk(
     }
     // Nothing was written that closing could fail to keep.
     let _ = image.close(worker).await;
-    result.map(|()| taken_for(&first))
+    result.map(|()| first)
 }
 
 /// The format other than raw that a disk with these first bytes is taken for by a tool that guesses. Packed files are

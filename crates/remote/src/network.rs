@@ -10,6 +10,8 @@ mod unix;
 
 pub use broker::{Broker, Peer};
 pub(crate) use deadline::{late, time_left};
+#[cfg(feature = "http")]
+pub(crate) use reach::written_address;
 pub(crate) use reach::{OutOfReach, Reach, is_public};
 
 use rustix::net::sockopt;

@@ -9,6 +9,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+/// How often TLS receives for one read, at most: a record of the greatest length comes in fewer pieces, unless the peer dawdles.
+const MOST_PIECES_OF_RECORD: usize = 16;
+
 /// A socket. During the handshake it waits, until a time that is set; afterwards it never does.
 pub(crate) struct Stream {
     socket: Socket,
@@ -49,6 +52,27 @@ impl Write for Socket {
     }
 }
 
+impl Socket {
+    /// Has the next system call wait until then at most, if there is such a time.
+    fn wait_until(&self, until: Option<Instant>) -> io::Result<()> {
+        until.map_or(Ok(()), |until| self.set_timeouts(time_left(until)?))
+    }
+
+    fn set_timeouts(&self, time: Duration) -> io::Result<()> {
+        let left = Some(time);
+        match self {
+            Self::Tcp(socket) => {
+                socket.set_read_timeout(left)?;
+                socket.set_write_timeout(left)
+            }
+            Self::Unix(socket) => {
+                socket.set_read_timeout(left)?;
+                socket.set_write_timeout(left)
+            }
+        }
+    }
+}
+
 impl Stream {
     /// A socket that was just connected; all of the handshake that follows must be over at `until`.
     pub(crate) fn of_tcp(socket: TcpStream, until: Instant) -> Self {
@@ -72,9 +96,27 @@ impl Stream {
     /// Goes on under TLS.
     pub(crate) fn start_tls(&mut self, tls: &Tls) -> io::Result<()> {
         let mut connection = tls.connection().map_err(io::Error::other)?;
-        while connection.is_handshaking() {
+        // A step at a time: a peer that sends a byte now and then must not stretch the deadline.
+        while connection.is_handshaking() || connection.wants_write() {
             self.set_timeout()?;
-            connection.complete_io(&mut self.socket).map_err(late_if_blocked)?;
+            if connection.wants_write() {
+                connection.write_tls(&mut self.socket).map_err(late_if_blocked)?;
+                continue;
+            }
+            match connection.read_tls(&mut self.socket) {
+                Ok(0) => {
+                    let ended = "the server closed the connection during the TLS handshake";
+                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, ended));
+                }
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(late_if_blocked(error)),
+            }
+            if let Err(error) = connection.process_new_packets() {
+                // The alert, which says to the server why.
+                let _ = connection.write_tls(&mut self.socket);
+                return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+            }
         }
         self.tls = Some(Box::new(connection));
         Ok(())
@@ -93,7 +135,7 @@ impl Stream {
     #[cfg(feature = "http")]
     pub(crate) fn wait_at_most(&mut self, time: Duration) -> io::Result<()> {
         self.until = None;
-        self.set_timeouts(time)
+        self.socket.set_timeouts(time)
     }
 
     /// Another handshake begins, which must be over at `until`.
@@ -112,38 +154,32 @@ impl Stream {
     }
 
     fn set_timeout(&self) -> io::Result<()> {
-        let Some(until) = self.until else { return Ok(()) };
-        self.set_timeouts(time_left(until)?)
-    }
-
-    fn set_timeouts(&self, time: Duration) -> io::Result<()> {
-        let left = Some(time);
-        match &self.socket {
-            Socket::Tcp(socket) => {
-                socket.set_read_timeout(left)?;
-                socket.set_write_timeout(left)
-            }
-            Socket::Unix(socket) => {
-                socket.set_read_timeout(left)?;
-                socket.set_write_timeout(left)
-            }
-        }
+        self.socket.wait_until(self.until)
     }
 
     /// Receives some bytes; 0 at the end.
     pub(crate) fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         self.set_timeout()?;
         let Some(tls) = &mut self.tls else { return self.socket.read(buf) };
-        loop {
+        // The caller has a look at its own time now and then.
+        for _ in 0..MOST_PIECES_OF_RECORD {
             match tls.reader().read(buf) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 result => return result,
             }
+            self.socket.wait_until(self.until)?;
             if tls.read_tls(&mut self.socket)? == 0 {
                 return Ok(0);
             }
             let processed = tls.process_new_packets();
             processed.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        }
+        match tls.reader().read(buf) {
+            // During a handshake, that would mean that its time is over.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && self.until.is_some() => {
+                Err(io::ErrorKind::Interrupted.into())
+            }
+            result => result,
         }
     }
 
@@ -173,6 +209,7 @@ impl Stream {
             Some(tls) => {
                 tls.writer().write_all(bytes)?;
                 while tls.wants_write() {
+                    self.socket.wait_until(self.until)?;
                     tls.write_tls(&mut self.socket).map_err(late_if_blocked)?;
                 }
                 Ok(())

@@ -14,7 +14,7 @@ use crate::named_disks::is_remote;
 use crate::output::{json, stderr, stdout};
 use crate::packed::{self, PackedArgs};
 use crate::program;
-use crate::remote_disk::{RemoteTransfers, transfers};
+use crate::remote_disk::{RemoteName, RemoteTransfers, transfers};
 use crate::remote_names::image_path;
 use crate::secrets::Sources;
 use crate::session::Session;
@@ -385,7 +385,14 @@ fn convert_to(
     options.control.rate_limit = args.rate.and_then(|rate| rate.0);
     let worker = session.worker();
     // What is on a server is there already.
-    let is_there = args.no_create || image_path(target).is_ok_and(|path| is_remote(&path));
+    let is_there = args.no_create
+        || match image_path(target) {
+            Ok(path) => is_remote(&path),
+            Err(reason) if target.to_str().is_some_and(RemoteName::is_name) => {
+                return Err(Failure::opening_name(target, &reason));
+            }
+            Err(_) => false,
+        };
     let result = if is_there {
         let mut spec = existing_target(args, opts, target)?;
         let unasked = UnaskedCache::unless_asked(args.target_cache, CacheMode::Unsafe, session, &mut spec);
@@ -453,11 +460,13 @@ fn convert_to(
 /// How a target is opened that exists.
 fn existing_target(args: &ConvertArgs, opts: &CreateOpts, target: &OsStr) -> Result<ImageSpec, Failure> {
     if *opts != CreateOpts::default() {
-        return Err(Failure::usage("-o can't be used with -n: the target exists, it is not made"));
+        return Err(Failure::usage(
+            "-o can't be used with -n, or for a disk on a server: the target exists, it is not made",
+        ));
     }
     if args.backing_format.is_some() {
         return Err(Failure::usage(
-            "-F can't be used with -n: the target names the format of its backing file",
+            "-F can't be used with -n, or for a disk on a server: the target names the format of its backing file",
         ));
     }
     let image = ImageArgs { image_opts: args.target_image_opts, ..args.image.clone() };

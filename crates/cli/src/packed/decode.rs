@@ -23,7 +23,14 @@ const ZSTD_WINDOW: u32 = 27;
 impl Packing {
     /// The packing of a file with these first bytes.
     pub(crate) fn of(first: &[u8]) -> Option<Self> {
+        let is_after_skipped = skippable(first).is_some();
+        let first = behind_skippable(first);
         match first {
+            _ if is_after_skipped
+                && !matches!(first, [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x04, 0x22, 0x4d, 0x18, ..]) =>
+            {
+                None
+            }
             [0x1f, 0x8b, 8, flags, ..] if flags & 0xe0 == 0 => Some(Self::Gzip),
             [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Some(Self::Xz),
             [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(Self::Zstd),
@@ -54,10 +61,26 @@ impl Packing {
             Self::Zstd => Box::new(Zstd::new(input)?),
             Self::Bzip2 => Box::new(bzip2::bufread::MultiBzDecoder::new(input)),
             Self::Lz4 => {
+                let mut input = input;
+                skip_frames(&mut input)?;
                 Box::new(Lz4 { decoder: lz4_flex::frame::FrameDecoder::new(Watched { input, ended: false }) })
             }
         })
     }
+}
+
+/// Bytes of a frame that decoders of zstd and lz4 pass over, if one begins here (RFC 8878, section 3.1.2).
+fn skippable(first: &[u8]) -> Option<usize> {
+    let [0x50..=0x5f, 0x2a, 0x4d, 0x18, a, b, c, d, ..] = first else { return None };
+    Some(8 + u32::from_le_bytes([*a, *b, *c, *d]) as usize)
+}
+
+/// What follows such frames.
+fn behind_skippable(mut first: &[u8]) -> &[u8] {
+    while let Some(len) = skippable(first) {
+        first = first.get(len..).unwrap_or_default();
+    }
+    first
 }
 
 fn damaged(what: impl Into<String>) -> io::Error {
@@ -184,6 +207,25 @@ struct Lz4<R: BufRead> {
     decoder: lz4_flex::frame::FrameDecoder<Watched<R>>,
 }
 
+/// Passes over frames that have no data.
+fn skip_frames(input: &mut impl BufRead) -> io::Result<()> {
+    loop {
+        // Frames begin where a block of the file does not; a part of a header is looked at with the rest of it.
+        let bytes = input.fill_buf()?;
+        if !matches!(bytes, [0x50..=0x5f, ..]) {
+            return Ok(());
+        }
+        let mut header = [0; 8];
+        input.read_exact(&mut header)?;
+        let len =
+            skippable(&header).ok_or_else(|| damaged("the lz4 stream is followed by something else"))?;
+        let rest = len as u64 - 8;
+        if io::copy(&mut input.take(rest), &mut io::sink())? < rest {
+            return Err(cut_off(Packing::Lz4));
+        }
+    }
+}
+
 impl<R: BufRead> Read for Lz4<R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         loop {
@@ -195,6 +237,7 @@ impl<R: BufRead> Read for Lz4<R> {
             if input.ended {
                 return Err(cut_off(Packing::Lz4));
             }
+            skip_frames(&mut input.input)?;
             if input.input.fill_buf()?.is_empty() {
                 return Ok(0);
             }
@@ -275,6 +318,21 @@ mod tests {
             assert!(changed.is_err() || line.contains("--no"), "{line}");
             assert!(unpack(&pack(line, b"")).unwrap().is_empty(), "{line}");
         }
+    }
+
+    #[test]
+    fn frames_without_data_are_passed_over() {
+        let content = content(100_000);
+        let skipped = [&[0x53, 0x2a, 0x4d, 0x18, 5, 0, 0, 0][..], b"hello"].concat();
+        for line in ["zstd -c -q", "lz4 -c -q"] {
+            let packed = pack(line, &content);
+            let all = [&skipped[..], &skipped, &packed, &skipped, &packed, &skipped].concat();
+            assert_eq!(unpack(&all).unwrap(), [&content[..], &content].concat(), "{line}");
+            assert!(unpack(&all[..all.len() - 3]).is_err() || line.starts_with("zstd"), "{line}");
+        }
+        let gzip = [&skipped[..], &pack("gzip -c", &content)].concat();
+        assert_eq!(Packing::of(&gzip), None, "gzip has no such frames");
+        assert_eq!(Packing::of(&skipped), None);
     }
 
     #[test]

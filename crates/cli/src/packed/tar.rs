@@ -11,6 +11,8 @@ const MOST_HEADERS: usize = 100_000;
 /// Bytes of a long name or of extended attributes.
 const MOST_ATTRIBUTES: u64 = 1 << 20;
 
+const SPARSE: &str = "sparse members of tar files are not supported: unpack it first";
+
 /// A part of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Range {
@@ -85,11 +87,14 @@ pub(crate) fn members(file: &File, range: Range) -> io::Result<Vec<Member>> {
         let end = start.checked_add(size).filter(|end| *end <= range.len);
         let end = end.ok_or_else(|| damaged(format!("a member of {size} bytes at {at} is cut off")))?;
         match kind {
-            b'x' | b'L' => {
+            b'x' | b'g' | b'L' => {
                 let attributes = read(file, range.start + start, size)?;
+                if kind != b'L' && has_sparse_map(&attributes) {
+                    return Err(damaged(SPARSE));
+                }
                 if kind == b'L' {
                     long_name = Some(text(&attributes));
-                } else {
+                } else if kind == b'x' {
                     (long_name, long_size) = parse_attributes(&attributes, long_name, long_size);
                 }
             }
@@ -105,7 +110,7 @@ pub(crate) fn members(file: &File, range: Range) -> io::Result<Vec<Member>> {
                 let member = Range { start: range.start + start, len: size };
                 found.push(Member { name, range: member });
             }
-            b'S' => return Err(damaged("sparse members of tar files are not supported: unpack it first")),
+            b'S' => return Err(damaged(SPARSE)),
             _ => (long_name, long_size) = (None, None),
         }
         at = end.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX);
@@ -120,6 +125,11 @@ fn read(file: &File, start: u64, len: u64) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; len as usize];
     file.read_exact_at(&mut bytes, start)?;
     Ok(bytes)
+}
+
+/// Whether extended attributes tell that the next member holds a map of its holes and the rest (GNU tar's `--sparse`).
+fn has_sparse_map(attributes: &[u8]) -> bool {
+    attributes.windows(12).any(|key| key == b" GNU.sparse.")
 }
 
 /// Lines of `LEN KEY=VALUE` (POSIX).

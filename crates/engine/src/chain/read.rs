@@ -6,7 +6,7 @@ use crate::crypt::sectors::Place as SectorPlace;
 use crate::node::{Driver, Node};
 use crate::qcow2::map::mapping::Run;
 use crate::status::{Extent, ExtentKind};
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 use futures_util::future::join_all;
 use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{IoBufs, Worker};
@@ -125,6 +125,21 @@ async fn read_in_parts(
     (failed.map_or(Ok(()), Err), done)
 }
 
+/// The error of a run that the format of its image does not have.
+fn of_other_format(node: &Node) -> Error {
+    Error::new(ErrorKind::Corrupt, "the image's format has no such data").on(&node.path)
+}
+
+/// Copies a part of what was decompressed. Buffers hold what was read before, of any image: none is left as it is without an error.
+fn copy_unit(node: &Node, guest: u64, unit: &[u8], start: usize, bufs: &mut IoBufs) -> Result<()> {
+    let Some(bytes) = unit.get(start..start + bufs.len()) else {
+        let message = "compressed data holds fewer bytes than the disk has there";
+        return Err(Error::new(ErrorKind::Corrupt, message).on(&node.path).at_guest(guest));
+    };
+    bufs.copy_from(0, bytes);
+    Ok(())
+}
+
 /// Reads the run at `guest`.
 async fn read_owned(owned: Owned<'_>, worker: &Worker, guest: u64, mut bufs: IoBufs) -> (Result<()>, IoBufs) {
     let node = owned.node;
@@ -145,32 +160,26 @@ async fn read_owned(owned: Owned<'_>, worker: &Worker, guest: u64, mut bufs: IoB
             (result.map_err(|e| e.on(&node.path)), bufs)
         }
         Run::Compressed { stream } => {
-            let Driver::Qcow2(qcow2) = &node.driver else { return (Ok(()), bufs) };
+            let Driver::Qcow2(qcow2) = &node.driver else { return (Err(of_other_format(node)), bufs) };
             match qcow2.read_compressed(worker, stream, guest).await {
                 Ok(cluster) => {
                     let start = (guest & (qcow2.geometry().cluster_size() - 1)) as usize;
-                    if let Some(bytes) = cluster.get(start..start + bufs.len()) {
-                        bufs.copy_from(0, bytes);
-                    }
-                    (Ok(()), bufs)
+                    (copy_unit(node, guest, &cluster, start, &mut bufs), bufs)
                 }
                 Err(error) => (Err(error), bufs),
             }
         }
         Run::Elsewhere { file, host } => {
-            let Driver::Foreign(foreign) = &node.driver else { return (Ok(()), bufs) };
+            let Driver::Foreign(foreign) = &node.driver else { return (Err(of_other_format(node)), bufs) };
             let (result, bufs) = worker.read(foreign.file(file), host, bufs).await;
             (result.map_err(|e| Error::from(e).on(foreign.file(file).path())), bufs)
         }
         Run::Packed(packed) => {
-            let Driver::Foreign(foreign) = &node.driver else { return (Ok(()), bufs) };
+            let Driver::Foreign(foreign) = &node.driver else { return (Err(of_other_format(node)), bufs) };
             match foreign.read_packed(worker, packed).await {
                 Ok(unit) => {
                     let start = (guest - packed.start) as usize;
-                    if let Some(bytes) = unit.get(start..start + bufs.len()) {
-                        bufs.copy_from(0, bytes);
-                    }
-                    (Ok(()), bufs)
+                    (copy_unit(node, guest, &unit, start, &mut bufs), bufs)
                 }
                 Err(error) => (Err(error.at_guest(guest)), bufs),
             }

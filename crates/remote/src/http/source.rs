@@ -7,13 +7,12 @@ use super::options::{HttpOptions, Redirects, Verification};
 use super::proxy::proxy_for;
 use super::url::HttpUrl;
 use crate::error::RemoteRemedy;
-use crate::network::{OutOfReach, Reach, is_public};
+use crate::network::{OutOfReach, Reach, is_public, written_address};
 use crate::stats::RemoteStats;
 use crate::stream::Stream;
 use crate::tls::{Authorities, Tls};
 use std::collections::HashMap;
 use std::io;
-use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -209,6 +208,7 @@ impl Source {
             let mut connection = self.connect(&url, patience.until)?;
             let response = self.ask(&mut connection, &url, range, patience)?;
             if response.status().is_redirection() && response.headers().contains_key(LOCATION) {
+                check_location(&response)?;
                 let next = connection.redirect(patience)?;
                 url = self.check_redirect(&url, &next)?;
                 continue;
@@ -268,7 +268,7 @@ impl Source {
         let network = &self.options.network;
         let proxy = proxy_for(url, |name| std::env::var(name).ok()).map_err(refused)?;
         let Some(proxy) = proxy else {
-            let reach = self.reach();
+            let reach = self.reach(url);
             let tcp =
                 network.tcp(url.host(), url.port(), reach, until).map_err(|error| match error.kind() {
                     io::ErrorKind::PermissionDenied
@@ -282,7 +282,9 @@ impl Source {
                     _ => unreachable(error),
                 })?;
             let mut stream = Stream::of_tcp(tcp, until);
-            self.is_public.get_or_init(|| stream.peer().is_some_and(is_public));
+            if *url == self.original {
+                self.is_public.get_or_init(|| stream.peer().is_some_and(is_public));
+            }
             if url.is_secure() {
                 stream.start_tls(&self.tls_to(url.host()).map_err(refused)?).map_err(unreachable)?;
             }
@@ -322,19 +324,18 @@ impl Source {
         Connection::new(stream, None).map_err(unreachable)
     }
 
-    /// Addresses that may be connected to: what was named says.
-    fn reach(&self) -> Reach {
-        match (self.options.redirects, self.is_public.get()) {
-            (Redirects::Safe, Some(true)) => Reach::Public,
-            _ => Reach::Any,
-        }
+    /// Addresses that may be connected to for `url`: what was named says.
+    fn reach(&self, url: &HttpUrl) -> Reach {
+        let was_public = match self.is_public.get() {
+            Some(is_public) => *is_public,
+            // A proxy has connected to what was named, if anybody has.
+            None => *url != self.original && !is_private(&self.original),
+        };
+        if self.options.redirects == Redirects::Safe && was_public { Reach::Public } else { Reach::Any }
     }
 
     /// A proxy connects for itself: only an address that stands in the URL can be judged here.
     fn check_through_proxy(&self, url: &HttpUrl) -> Result<(), Trouble> {
-        let is_private = |url: &HttpUrl| {
-            url.host() == "localhost" || url.host().parse::<IpAddr>().is_ok_and(|address| !is_public(address))
-        };
         if self.options.redirects == Redirects::Safe && is_private(url) && !is_private(&self.original) {
             return Err(Trouble::Unsafe(format!("a redirect leads to the private address '{url}'")));
         }
@@ -494,4 +495,32 @@ fn status_of(response: &Response<()>) -> String {
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether the host of a URL is a private address, as far as its text tells.
+fn is_private(url: &HttpUrl) -> bool {
+    let host = url.host().strip_suffix('.').unwrap_or(url.host()).to_ascii_lowercase();
+    host == "localhost"
+        || host.ends_with(".localhost")
+        || written_address(&host).is_some_and(|address| !is_public(address))
+}
+
+/// Refuses a redirect to what is no place on the web.
+fn check_location<T>(response: &Response<T>) -> Result<(), Trouble> {
+    let refused = |reason: &str| Err(Trouble::Refused { errno: libc::EACCES, reason: reason.to_owned() });
+    let Some(Ok(location)) = response.headers().get(LOCATION).map(|location| location.to_str()) else {
+        return refused("a redirect leads to what can't be read");
+    };
+    let is_of_scheme = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.');
+    // A colon after the first of these belongs to something else.
+    let beginning = location.split(['/', '?', '#']).next().unwrap_or_default();
+    match beginning.split_once(':') {
+        Some((scheme, _))
+            if scheme.chars().all(is_of_scheme)
+                && !["http", "https"].iter().any(|known| scheme.eq_ignore_ascii_case(known)) =>
+        {
+            refused("a redirect leads to another scheme than http and https")
+        }
+        _ => Ok(()),
+    }
 }

@@ -1,7 +1,7 @@
 //! One connection: sends requests from the queue, takes replies, and gives back what was not answered when it breaks.
 
 use super::protocol::{ESHUTDOWN, chunk, command, command_flag};
-use super::queue::{ABSENT, Queue};
+use super::queue::Queue;
 use super::request::{Next, Request};
 use super::wire::{self, Breach, Content, Head, HeadKind, RequestHead, Style};
 use crate::stats::RemoteStats;
@@ -76,12 +76,23 @@ impl From<Breach> for Lost {
     }
 }
 
-/// An observer of changes and flushes.
+/// Changes that a connection has sent and got no answer to, when it ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unanswered {
+    /// The server has closed the connection: it does none of them later.
+    None,
+    /// The server may do some of them at any time, and overwrite what was written after them.
+    MayCome,
+}
+
+/// An observer of changes and flushes of connections.
 pub(super) trait Watcher {
-    /// A flush or change is about to be sent; false fails it with EIO.
-    fn may_send(&self, request: &mut Request) -> bool;
-    /// A change or flush succeeded.
-    fn succeeded(&self, request: &Request);
+    /// A flush or change is about to be sent by a connection; false fails it with EIO.
+    fn may_send(&self, connection: usize, request: &mut Request) -> bool;
+    /// A change or flush of a connection succeeded.
+    fn succeeded(&self, connection: usize, request: &Request);
+    /// A connection is over. Its unanswered requests are not in the queue yet.
+    fn is_over(&self, connection: usize, unanswered: Unanswered);
 }
 
 /// A request on its way out.
@@ -174,12 +185,27 @@ impl<'a, W: Watcher> Connection<'a, W> {
                 break lost;
             }
         };
-        if let Lost::Closed = lost {
+        if let Lost::Closed = lost
+            && self.outgoing.front().is_none_or(|first| first.sent == 0)
+        {
             let head = RequestHead::new(self.terms.style, 0, command::DISCONNECT, self.next_cookie, 0, 0);
             // A server that is gone needs no farewell.
             let _ = self.stream.write_vectored(&[IoSlice::new(head.bytes())]);
         }
-        self.queue.set_load(self.number, ABSENT);
+        let is_closed_by_peer = match &lost {
+            Lost::Io(error) => matches!(
+                error.kind(),
+                io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
+            ),
+            Lost::Shutdown => true,
+            Lost::Closed | Lost::Breach(_) | Lost::Silent => false,
+        };
+        let may_come = !is_closed_by_peer && self.pending.values().any(Request::may_change_later);
+        let unanswered = if may_come { Unanswered::MayCome } else { Unanswered::None };
+        // Before another connection gets any of the requests: a flush that succeeds there says nothing of what was answered
+        // here.
+        self.watcher.is_over(self.number, unanswered);
+        self.queue.detach(self.number);
         let now = Instant::now();
         let (over, left): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.pending).into_values().partition(|request| request.deadline <= now);
@@ -242,7 +268,7 @@ impl<'a, W: Watcher> Connection<'a, W> {
     /// Takes requests from the queue, as many as the connection has room for.
     fn take_requests(&mut self) {
         while self.pending.len() < MOST_REQUESTS && self.pending_bytes < MOST_BYTES {
-            let Some(request) = self.queue.take() else { break };
+            let Some(request) = self.queue.take(self.number) else { break };
             self.begin(request);
         }
         self.queue.set_load(self.number, self.pending.len());
@@ -250,7 +276,7 @@ impl<'a, W: Watcher> Connection<'a, W> {
 
     /// Sets about the next part of a request.
     fn begin(&mut self, mut request: Request) {
-        if !self.watcher.may_send(&mut request) {
+        if !self.watcher.may_send(self.number, &mut request) {
             request.fail(libc::EIO);
             return;
         }
@@ -541,7 +567,7 @@ impl<'a, W: Watcher> Connection<'a, W> {
             return Err(Breach("a read that ends before all of it was sent").into());
         }
         if request.error == 0 {
-            self.watcher.succeeded(&request);
+            self.watcher.succeeded(self.number, &request);
         }
         if let Next::Again(request) = request.end_part() {
             self.begin(*request);

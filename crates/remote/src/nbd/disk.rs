@@ -1,11 +1,11 @@
 //! An export as a storage: its threads, their connections, and what they may promise.
 
 use super::address::{Endpoint, NbdAddress};
-use super::connection::{Connection, Lost, Terms, Watcher};
+use super::connection::{Connection, Lost, Terms, Unanswered, Watcher};
 use super::handshake::{self, Export};
 use super::protocol::{BASE_ALLOCATION, STATE_DIRTY, STATE_ZERO, command, command_flag, export};
 use super::queue::Queue;
-use super::request::{Answer, Request, StatusRun};
+use super::request::{Answer, Request, SharedFlush, StatusRun};
 use super::wire::Style;
 use crate::error::RemoteError;
 use crate::network::Network;
@@ -13,7 +13,7 @@ use crate::stats::{RemoteStats, StatsSnapshot};
 use crate::stream::Stream;
 use crate::tls::Tls;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 use zebu_storage::{Alignment, Completer, Storage, StorageAbilities, StorageDone, StorageOp};
 
@@ -78,7 +78,11 @@ impl Default for NbdOptions {
 /// A disk that a server has.
 ///
 /// When a connection breaks, another is made, and unanswered requests are sent again until their time is over. If changes
-/// were answered and not flushed when it broke, flushes fail from then on: the server may have lost these changes.
+/// were answered and not flushed when it broke, flushes fail from then on: the server may have lost these changes. So they do
+/// once a change was given up whose connection the server has not closed: it may still be done, after later ones.
+///
+/// A flush goes over each connection that has answered changes since its last flush. One that another connection answers may
+/// be of a server that was started again.
 pub struct NbdDisk {
     shared: Arc<Shared>,
 }
@@ -101,13 +105,11 @@ struct Shared {
 }
 
 /// Whether all answered changes are known to be durable.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Durability {
-    /// Changes that were answered since the disk was opened.
-    changes: u64,
-    /// Changes that a flush has covered.
-    flushed: u64,
-    /// A connection broke while answered changes were not flushed.
+    /// Changes that each connection has answered, and that it has not flushed.
+    unflushed: Vec<u64>,
+    /// What was answered may be gone, or be overwritten by what was given up.
     is_lost: bool,
 }
 
@@ -166,7 +168,7 @@ impl NbdDisk {
             export,
             queue,
             stats: RemoteStats::default(),
-            durability: Mutex::default(),
+            durability: Mutex::new(Durability { unflushed: vec![0; connections], is_lost: false }),
             runs: Mutex::default(),
             failure: Mutex::default(),
             changed: false.into(),
@@ -282,7 +284,10 @@ impl Storage for NbdDisk {
                 done.finish(Ok(StorageDone::Done));
                 return;
             }
-            StorageOp::Flush => (command::FLUSH, 0, 0..0),
+            StorageOp::Flush => {
+                shared.flush(done);
+                return;
+            }
             StorageOp::ExtentAt { offset } => {
                 shared.extent_at(offset, done);
                 return;
@@ -341,7 +346,6 @@ impl Shared {
                     return;
                 }
                 self.note_failure(lost.to_string());
-                self.connection_broke();
                 if begin.elapsed() > LONGEST_PAUSE {
                     pause = FIRST_PAUSE;
                 }
@@ -388,9 +392,33 @@ impl Shared {
         *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
     }
 
-    fn connection_broke(&self) {
-        let mut durability = self.durability.lock().unwrap_or_else(PoisonError::into_inner);
-        durability.is_lost |= durability.changes > durability.flushed;
+    fn durability(&self) -> MutexGuard<'_, Durability> {
+        self.durability.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has every connection flush that has something to flush.
+    fn flush(&self, done: Completer) {
+        let connections: Vec<usize> = {
+            let durability = self.durability();
+            if durability.is_lost {
+                drop(durability);
+                done.finish(Err(libc::EIO));
+                return;
+            }
+            let unflushed = durability.unflushed.iter().enumerate();
+            unflushed.filter(|(_, changes)| **changes > 0).map(|(connection, _)| connection).collect()
+        };
+        let deadline = self.deadline(command::FLUSH);
+        let request = |answer| Request::new(command::FLUSH, 0, 0..0, deadline, answer);
+        if connections.is_empty() {
+            // Others may have written to the disk.
+            self.queue.push(request(Answer::Storage(done)));
+            return;
+        }
+        let shared = SharedFlush::new(connections.len(), done);
+        for connection in connections {
+            self.queue.push_to(connection, request(Answer::Flush(Arc::clone(&shared))));
+        }
     }
 
     fn ask_for_runs(&self, context: u32, range: std::ops::Range<u64>, wanted: super::request::RunsWanted) {
@@ -461,22 +489,29 @@ impl Shared {
 }
 
 impl Watcher for Shared {
-    fn may_send(&self, request: &mut Request) -> bool {
+    fn may_send(&self, connection: usize, request: &mut Request) -> bool {
         if request.command != command::FLUSH {
             return true;
         }
-        let durability = self.durability.lock().unwrap_or_else(PoisonError::into_inner);
-        request.covers = durability.changes;
+        let durability = self.durability();
+        request.covers = durability.unflushed[connection];
         !durability.is_lost
     }
 
-    fn succeeded(&self, request: &Request) {
+    fn succeeded(&self, connection: usize, request: &Request) {
         let has_flush = self.export.flags & export::SEND_FLUSH != 0;
-        let mut durability = self.durability.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut durability = self.durability();
+        let unflushed = &mut durability.unflushed[connection];
         if request.command == command::FLUSH {
-            durability.flushed = durability.flushed.max(request.covers);
+            *unflushed = unflushed.saturating_sub(request.covers);
         } else if request.is_change() && !request.is_durable() && has_flush {
-            durability.changes += 1;
+            *unflushed += 1;
         }
+    }
+
+    fn is_over(&self, connection: usize, unanswered: Unanswered) {
+        let mut durability = self.durability();
+        let unflushed = std::mem::take(&mut durability.unflushed[connection]);
+        durability.is_lost |= unflushed > 0 || unanswered == Unanswered::MayCome;
     }
 }

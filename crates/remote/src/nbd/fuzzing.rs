@@ -1,6 +1,6 @@
 //! A client whose server says whatever a test or a fuzz target wants.
 
-use super::connection::{Connection, Lost, Terms, Watcher};
+use super::connection::{Connection, Lost, Terms, Unanswered, Watcher};
 use super::protocol::command;
 use super::queue::Queue;
 use super::request::{Answer, Request, StatusRun};
@@ -36,10 +36,11 @@ pub struct Answers {
 struct Nobody;
 
 impl Watcher for Nobody {
-    fn may_send(&self, _: &mut Request) -> bool {
+    fn may_send(&self, _: usize, _: &mut Request) -> bool {
         true
     }
-    fn succeeded(&self, _: &Request) {}
+    fn succeeded(&self, _: usize, _: &Request) {}
+    fn is_over(&self, _: usize, _: Unanswered) {}
 }
 
 /// The answers of a client that made three requests, and whose server sent `bytes` in style number `style` (0: simple, 1:
@@ -185,5 +186,43 @@ mod tests {
         let other = [6u32, 4096, 3].map(u32::to_be_bytes).concat();
         assert_eq!(answers(1, &chunk(true, 5, 3, &other)).runs, Some(Err(libc::EIO)));
         assert_eq!(answers(1, &simple(108, 2, &[])).end, "the server is about to end");
+    }
+
+    /// Looks at the queue when it is told that a connection is over.
+    struct Looks<'a> {
+        queue: &'a Queue,
+        was_empty: Mutex<Option<bool>>,
+    }
+
+    impl Watcher for Looks<'_> {
+        fn may_send(&self, _: usize, _: &mut Request) -> bool {
+            true
+        }
+        fn succeeded(&self, _: usize, _: &Request) {}
+        fn is_over(&self, _: usize, _: Unanswered) {
+            let waiting = self.queue.take(0);
+            *self.was_empty.lock().unwrap() = Some(waiting.is_none());
+            self.queue.put_back(waiting.into_iter());
+        }
+    }
+
+    /// Else another connection might have a flush answered before anybody knows what this one has lost.
+    #[test]
+    fn a_lost_connection_is_told_of_before_its_requests_wait_again() {
+        let queue = Queue::new(1).unwrap();
+        let write = StorageOp::Write { offset: 0, len: LEN };
+        let completer = Completer::new(write, IoBuf::zeroed(LEN as usize).into(), |_, _| {});
+        let deadline = Instant::now() + Duration::from_secs(600);
+        queue.push(Request::new(command::WRITE, 0, 0..LEN, deadline, Answer::Storage(completer)));
+        let (server, client) = UnixStream::pair().unwrap();
+        server.shutdown(Shutdown::Write).unwrap();
+        let terms = Terms { style: Style::Simple, most_payload: 1 << 20, most_range: 1 << 30 };
+        let stats = RemoteStats::default();
+        let stream = Stream::without_handshake(client).unwrap();
+        let looks = Looks { queue: &queue, was_empty: Mutex::default() };
+        Connection::new(0, stream, terms, &queue, &looks, &stats).run();
+        assert_eq!(looks.was_empty.into_inner().unwrap(), Some(true));
+        assert!(queue.take(0).is_some(), "the write waits again");
+        queue.close();
     }
 }

@@ -19,10 +19,18 @@ pub(super) struct Queue {
     bells: Vec<Bell>,
 }
 
-#[derive(Default)]
 struct State {
     waiting: VecDeque<Request>,
+    /// Requests for one connection each, as long as it is there.
+    own: Vec<VecDeque<Request>>,
     is_closed: bool,
+}
+
+impl State {
+    /// All requests that wait.
+    fn drain(&mut self) -> Vec<Request> {
+        self.own.iter_mut().chain([&mut self.waiting]).flat_map(std::mem::take).collect()
+    }
 }
 
 /// How a connection is told of requests.
@@ -41,7 +49,9 @@ impl Queue {
             Ok(Bell { fd, rung: AtomicBool::new(false), load: AtomicUsize::new(ABSENT) })
         };
         let bells = (0..connections).map(|_| bell()).collect::<std::io::Result<Vec<_>>>()?;
-        Ok(Self { state: Mutex::default(), more: Condvar::new(), bells })
+        let own = bells.iter().map(|_| VecDeque::new()).collect();
+        let state = State { waiting: VecDeque::new(), own, is_closed: false };
+        Ok(Self { state: Mutex::new(state), more: Condvar::new(), bells })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -65,6 +75,29 @@ impl Queue {
         }
     }
 
+    /// Adds a request for this connection; for any of them if it is not there.
+    pub(super) fn push_to(&self, connection: usize, request: Request) {
+        let mut state = self.lock();
+        let bell = &self.bells[connection];
+        if state.is_closed || bell.load.load(Ordering::Relaxed) == ABSENT {
+            drop(state);
+            self.push(request);
+            return;
+        }
+        state.own[connection].push_back(request);
+        drop(state);
+        bell.ring();
+    }
+
+    /// A connection is not there any more: what was for it is for all.
+    pub(super) fn detach(&self, connection: usize) {
+        let mut state = self.lock();
+        self.bells[connection].load.store(ABSENT, Ordering::Relaxed);
+        let own = std::mem::take(&mut state.own[connection]);
+        drop(state);
+        self.put_back(own.into_iter());
+    }
+
     /// Puts requests back to the front, in their order.
     pub(super) fn put_back(&self, requests: impl DoubleEndedIterator<Item = Request>) {
         let mut state = self.lock();
@@ -76,11 +109,12 @@ impl Queue {
         self.bells.iter().for_each(Bell::ring);
     }
 
-    /// Takes the next request that is not over time; those that are get EIO.
-    pub(super) fn take(&self) -> Option<Request> {
+    /// Takes the next request for this connection that is not over time; those that are get EIO.
+    pub(super) fn take(&self, connection: usize) -> Option<Request> {
         let mut state = self.lock();
         loop {
-            let request = state.waiting.pop_front()?;
+            let own = state.own[connection].pop_front();
+            let request = own.or_else(|| state.waiting.pop_front())?;
             if request.deadline > Instant::now() {
                 return Some(request);
             }
@@ -94,11 +128,16 @@ impl Queue {
     pub(super) fn expire(&self) -> Option<Duration> {
         let now = Instant::now();
         let mut state = self.lock();
-        let all = std::mem::take(&mut state.waiting);
-        let (over, waiting): (VecDeque<_>, VecDeque<_>) =
-            all.into_iter().partition(|request| request.deadline <= now);
-        state.waiting = waiting;
-        let next = state.waiting.iter().map(|request| request.deadline).min();
+        let mut over = Vec::new();
+        let mut next: Option<Instant> = None;
+        let State { waiting, own, .. } = &mut *state;
+        for requests in own.iter_mut().chain([waiting]) {
+            let (late, left): (VecDeque<_>, VecDeque<_>) =
+                std::mem::take(requests).into_iter().partition(|request| request.deadline <= now);
+            over.extend(late);
+            next = next.into_iter().chain(left.iter().map(|request| request.deadline)).min();
+            *requests = left;
+        }
         drop(state);
         for request in over {
             request.fail(libc::EIO);
@@ -133,7 +172,7 @@ impl Queue {
     pub(super) fn close(&self) {
         let mut state = self.lock();
         state.is_closed = true;
-        let waiting = std::mem::take(&mut state.waiting);
+        let waiting = state.drain();
         drop(state);
         for request in waiting {
             request.fail(libc::EIO);

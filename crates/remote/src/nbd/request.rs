@@ -3,6 +3,7 @@
 use super::coverage::Coverage;
 use super::protocol::{command, command_flag};
 use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use zebu_storage::{Completer, StorageDone, StorageOp};
 
@@ -19,9 +20,37 @@ pub struct StatusRun {
 /// A callback for runs.
 pub(super) type RunsWanted = Box<dyn FnOnce(Result<Vec<StatusRun>, i32>) + Send>;
 
+/// A flush that several connections do.
+pub(super) struct SharedFlush(Mutex<Flushing>);
+
+struct Flushing {
+    /// Connections that have not answered.
+    left: usize,
+    /// `None` once answered.
+    done: Option<Completer>,
+}
+
+impl SharedFlush {
+    /// A flush that is over when so many connections have answered, or one has failed.
+    pub(super) fn new(connections: usize, done: Completer) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Flushing { left: connections, done: Some(done) })))
+    }
+
+    fn end(&self, result: Result<(), i32>) {
+        let mut flushing = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        flushing.left = flushing.left.saturating_sub(1);
+        let done = if result.is_err() || flushing.left == 0 { flushing.done.take() } else { None };
+        drop(flushing);
+        if let Some(done) = done {
+            done.finish(result.map(|()| StorageDone::Done));
+        }
+    }
+}
+
 /// The way to give the answer.
 pub(super) enum Answer {
     Storage(Completer),
+    Flush(Arc<SharedFlush>),
     /// `None` once answered.
     Runs(Option<RunsWanted>),
 }
@@ -97,6 +126,11 @@ impl Request {
     /// Whether it changes the disk.
     pub(super) fn is_change(&self) -> bool {
         matches!(self.command, command::WRITE | command::WRITE_ZEROES)
+    }
+
+    /// Whether it changes the disk though nobody waits for its answer: it was sent whole.
+    pub(super) fn may_change_later(&self) -> bool {
+        self.is_change() && self.is_sent
     }
 
     /// Whether a change is durable when it is answered.
@@ -187,6 +221,7 @@ impl Request {
                 };
                 done.finish(Ok(result));
             }
+            Answer::Flush(shared) => shared.end(Ok(())),
         }
     }
 
@@ -194,6 +229,7 @@ impl Request {
     pub(super) fn fail(self, errno: i32) {
         match self.answer {
             Answer::Storage(done) => done.finish(Err(errno)),
+            Answer::Flush(shared) => shared.end(Err(errno)),
             Answer::Runs(wanted) => {
                 if let Some(wanted) = wanted {
                     wanted(Err(errno));

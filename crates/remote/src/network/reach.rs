@@ -47,6 +47,29 @@ pub(crate) fn is_public(address: IpAddr) -> bool {
     }
 }
 
+/// The address that a host name is by itself, in any spelling that resolvers read: `127.1`, `0x7f000001`, `017700000001`.
+#[cfg(any(test, feature = "http"))]
+pub(crate) fn written_address(host: &str) -> Option<IpAddr> {
+    if let Ok(address) = host.parse() {
+        return Some(address);
+    }
+    let number = |text: &str| match text.strip_prefix("0x") {
+        Some(hex) => u32::from_str_radix(if hex.is_empty() { "0" } else { hex }, 16).ok(),
+        None if text.len() > 1 && text.starts_with('0') => u32::from_str_radix(text, 8).ok(),
+        None => text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten(),
+    };
+    let parts: Vec<u32> = host.split('.').map(number).collect::<Option<_>>()?;
+    let (last, first) = parts.split_last()?;
+    if first.len() > 3 || first.iter().any(|part| *part > 255) {
+        return None;
+    }
+    // The last part fills what the others leave.
+    let room = 32 - 8 * first.len() as u32;
+    let high = first.iter().fold(0u64, |address, part| address << 8 | u64::from(*part));
+    let address = (u64::from(*last) < 1 << room).then(|| high << room | u64::from(*last))?;
+    u32::try_from(address).ok().map(|address| Ipv4Addr::from(address).into())
+}
+
 fn is_public_v4(address: Ipv4Addr) -> bool {
     let special = match address.octets() {
         [0 | 10 | 127, ..] | [169, 254, ..] | [192, 168, ..] | [192, 0, 0 | 2, _]
@@ -125,6 +148,21 @@ mod tests {
             "64:ff9b::808:808",
         ] {
             assert!(is_public(public.parse().unwrap()), "{public}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_read_in_every_spelling() {
+        let local = Some(IpAddr::from([127, 0, 0, 1]));
+        for host in ["127.0.0.1", "127.1", "2130706433", "0x7f000001", "017700000001", "0x7f.0.1", "127.0.1"]
+        {
+            assert_eq!(written_address(host), local, "{host}");
+        }
+        assert_eq!(written_address("::1"), Some(IpAddr::from(Ipv6Addr::LOCALHOST)));
+        for host in
+            ["", "host", "1.2.3.4.5", "256.1", "127.0.0.256", "4294967296", "1.host", "08", "1..2", "-1"]
+        {
+            assert_eq!(written_address(host), None, "{host}");
         }
     }
 }
