@@ -25,7 +25,7 @@ const ZEROES: u64 = 1 << 20;
 
 /// How long a flush waits for the end of those of other workers, whoever drives these.
 const SHORT: Duration = Duration::from_secs(1);
-/// And for those of workers that a thread has promised to drive.
+/// How long it waits for those of workers that a thread has promised to drive.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The error of an operation on a file.
