@@ -3,6 +3,7 @@
 use crate::buf::IoBufs;
 use crate::file::{Capability, File};
 use crate::request::{OpDone, OpKind, OpRequest};
+use crate::syncs::SeenBy;
 use crate::worker::Worker;
 use crate::write_behind::drop_pages;
 use crate::write_table::{Hold, Ticket};
@@ -59,7 +60,7 @@ impl Worker {
             self.run_blocking(drop).await;
         } else if let Some(due) = file.behind().and_then(|behind| behind.note(range)) {
             let work = move || {
-                let number = on.syncs().begin();
+                let number = on.syncs().begin(SeenBy::Driven);
                 if let Some(Err(_)) = on.os().map(|os| due.execute(os.as_fd())) {
                     // The kernel has told of the loss, and will not tell again.
                     on.set_flush_failed();

@@ -69,8 +69,8 @@ pub struct OpRequest {
     pub(crate) uncached: bool,
     /// The place in the file's table of writes, to be released at the operation's end.
     hold: Option<Hold>,
-    /// The number among the file's syncs; of `Flush`.
-    sync: Option<SyncNumber>,
+    /// The number among the file's syncs, to be ended with the operation; of `Flush`.
+    pub(crate) sync: Option<SyncNumber>,
     /// Whether the file's growth check knows of it.
     #[cfg(debug_assertions)]
     grows: bool,
@@ -98,7 +98,6 @@ impl OpRequest {
             }
             check.is_some()
         };
-        let sync = matches!(kind, OpKind::Flush).then(|| file.syncs().begin());
         Self {
             file,
             kind,
@@ -107,7 +106,7 @@ impl OpRequest {
             bufs,
             uncached: false,
             hold,
-            sync,
+            sync: None,
             #[cfg(debug_assertions)]
             grows,
         }

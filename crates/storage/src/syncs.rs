@@ -3,6 +3,9 @@
 //! The kernel tells of a loss once for each open file. Of two syncs at once, one may take that report, and the other succeed
 //! though what it was to make durable is lost as well. Which one the kernel answered first is not known: their workers see
 //! the ends in any order. So a sync that succeeded is believed when those that ran beside it have ended, none with a failure.
+//!
+//! A sync that took the report is at its end, so that its worker sees that end at once, however slow the disk is. But a worker
+//! that nobody has promised to drive may never look. It is not waited for without end.
 
 use crate::sabotage::{self, Fault};
 use crate::sync::{Mutex, WaitList};
@@ -13,6 +16,15 @@ use std::task::Poll;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SyncNumber(u64);
 
+/// Who sees the end of a sync.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SeenBy {
+    /// A thread that promised to look.
+    Driven,
+    /// A thread that may do something else.
+    Anyone,
+}
+
 /// The syncs of one file.
 #[derive(Debug, Default)]
 pub(crate) struct Syncs(Mutex<State>);
@@ -21,25 +33,34 @@ pub(crate) struct Syncs(Mutex<State>);
 struct State {
     begun: u64,
     /// In the order of their numbers.
-    under_way: Vec<SyncNumber>,
+    under_way: Vec<(SyncNumber, SeenBy)>,
     waiting: WaitList,
 }
 
 impl Syncs {
     /// Notes that a sync begins. It is under way until [`Syncs::end`].
-    pub(crate) fn begin(&self) -> SyncNumber {
+    pub(crate) fn begin(&self, by: SeenBy) -> SyncNumber {
         let mut state = self.0.lock();
         state.begun += 1;
         let number = SyncNumber(state.begun);
-        state.under_way.push(number);
+        state.under_way.push((number, by));
         number
     }
 
     /// The end of a sync. A failure of it was noted before.
     pub(crate) fn end(&self, number: SyncNumber) {
+        self.remove(|other, _| other == number);
+    }
+
+    /// Waits no longer for those up to `last` that may never be seen to end. A failure of theirs shows later.
+    pub(crate) fn give_up(&self, last: SyncNumber) {
+        self.remove(|number, by| number <= last && by == SeenBy::Anyone);
+    }
+
+    fn remove(&self, is_over: impl Fn(SyncNumber, SeenBy) -> bool) {
         let waiting = {
             let mut state = self.0.lock();
-            state.under_way.retain(|other| *other != number);
+            state.under_way.retain(|(number, by)| !is_over(*number, *by));
             state.waiting.take()
         };
         waiting.wake();
@@ -47,7 +68,7 @@ impl Syncs {
 
     /// The last one that is under way.
     pub(crate) fn last(&self) -> Option<SyncNumber> {
-        let last = self.0.lock().under_way.last().copied();
+        let last = self.0.lock().under_way.last().map(|(number, _)| *number);
         last.filter(|_| !sabotage::is(Fault::BelieveEachSync))
     }
 
@@ -55,7 +76,7 @@ impl Syncs {
     pub(crate) async fn wait(&self, last: SyncNumber) {
         poll_fn(|cx| {
             let mut state = self.0.lock();
-            if state.under_way.first().is_none_or(|first| *first > last) {
+            if state.under_way.first().is_none_or(|(first, _)| *first > last) {
                 return Poll::Ready(());
             }
             state.waiting.add(cx.waker());

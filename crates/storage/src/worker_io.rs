@@ -5,7 +5,8 @@ use crate::error::{IoError, IoErrorKind, Op};
 use crate::file::{Capability, File};
 use crate::file_types::{FileExtent, FileKind};
 use crate::operation::Claim;
-use crate::request::{OpDone, OpKind};
+use crate::request::{OpDone, OpKind, OpRequest};
+use crate::syncs::{SeenBy, SyncNumber};
 use crate::unaligned::{self, Fit};
 use crate::worker::Worker;
 use std::future::{Future, poll_fn};
@@ -22,7 +23,9 @@ const LARGEST_BLOCK: u64 = 65536;
 /// The most zero bytes written at once.
 const ZEROES: u64 = 1 << 20;
 
-/// How long a flush waits for the end of those that other workers were given.
+/// How long a flush waits for the end of those of other workers, whoever drives these.
+const SHORT: Duration = Duration::from_secs(1);
+/// How long it waits for those of workers that a thread has promised to drive.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The error of an operation on a file.
@@ -96,7 +99,8 @@ impl Worker {
     ///
     /// # Errors
     /// [`IoErrorKind::FlushPending`]: one of another worker, which began before this one ended, has not ended for half a
-    /// minute more. Whether it failed is not known before that worker is polled.
+    /// minute more, though a thread has promised to drive that worker. Whether it failed is not known before that worker is
+    /// polled. One of a worker without that promise is waited for a second: if it failed, later flushes say so.
     pub async fn flush(&self, file: &File) -> Result<(), IoError> {
         if file.skips_flush() {
             return Ok(());
@@ -106,16 +110,17 @@ impl Worker {
             return Err(fail(IoErrorKind::FlushFailedBefore));
         }
         self.count(|stats| stats.flushes += 1);
-        self.plain(file, OpKind::Flush, 0, 0, None).await.map_err(|errno| fail(IoErrorKind::Os(errno)))?;
+        let seen_by = if self.is_driven() { SeenBy::Driven } else { SeenBy::Anyone };
+        let mut request = OpRequest::new(file.clone(), OpKind::Flush, 0, 0, IoBufs::new(), None);
+        request.sync = Some(file.syncs().begin(seen_by));
+        let (_, result) = self.operate(Box::new(request)).await;
+        result.map_err(|errno| fail(IoErrorKind::Os(errno)))?;
         // One that ran beside it may have failed and taken the kernel's only report of the loss.
-        if let Some(last) = file.syncs().last() {
-            let mut ended = pin!(file.syncs().wait(last));
-            let mut patience = pin!(self.sleep(PATIENCE));
-            let has_ended = poll_fn(|cx| match ended.as_mut().poll(cx) {
-                Poll::Ready(()) => Poll::Ready(true),
-                Poll::Pending => patience.as_mut().poll(cx).map(|()| false),
-            });
-            if !has_ended.await {
+        if let Some(last) = file.syncs().last()
+            && !self.have_ended(file, last, SHORT).await
+        {
+            file.syncs().give_up(last);
+            if !self.have_ended(file, last, PATIENCE).await {
                 return Err(fail(IoErrorKind::FlushPending));
             }
         }
@@ -124,6 +129,17 @@ impl Worker {
         }
         self.drop_durable(file).await;
         Ok(())
+    }
+
+    /// Whether the syncs of a file up to `last` end within `time`.
+    async fn have_ended(&self, file: &File, last: SyncNumber, time: Duration) -> bool {
+        let mut ended = pin!(file.syncs().wait(last));
+        let mut patience = pin!(self.sleep(time));
+        poll_fn(|cx| match ended.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(true),
+            Poll::Pending => patience.as_mut().poll(cx).map(|()| false),
+        })
+        .await
     }
 
     /// An fallocate; a refusal is remembered and told as `Unsupported`.
