@@ -334,6 +334,47 @@ fn qemu_nbd_ends_with_its_last_client_and_keeps_the_image_with_a_temporary_overl
 }
 
 #[test]
+fn qemu_nbd_serves_the_socket_that_was_passed_on() {
+    if !qemu() || Command::new("systemd-socket-activate").arg("--version").output().is_err() {
+        eprintln!("skipped: there is no systemd-socket-activate");
+        return;
+    }
+    let names = Names::new();
+    names.run("qemu-img create -q -f raw a.raw 1M").ok();
+    let dir = names.dir();
+    let program = names.0.path().join("qemu-nbd");
+    for (number, options) in
+        [&[][..], &["-k", "/s"], &["-p", "1"], &["-b", "h"], &["--fork"]].iter().enumerate()
+    {
+        let socket = dir.join(format!("socket{number}"));
+        let mut server = Command::new("systemd-socket-activate")
+            .arg("-l")
+            .arg(&socket)
+            .arg(&program)
+            .args(*options)
+            .args(["-f", "raw", "a.raw"])
+            .current_dir(&dir)
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let begun = std::time::Instant::now();
+        while !socket.exists() {
+            assert!(begun.elapsed().as_secs() < 30, "there is no socket");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        if options.is_empty() {
+            let client = format!("-f raw -c 'write -P 5 0 64k' nbd+unix:///?socket={}", socket.display());
+            run(OsStr::new("qemu-io"), &client, &dir).ok();
+        } else {
+            drop(std::os::unix::net::UnixStream::connect(&socket).unwrap());
+        }
+        assert_eq!(server.wait().unwrap().code(), Some(i32::from(!options.is_empty())), "{options:?}");
+    }
+    assert_eq!(std::fs::read(dir.join("a.raw")).unwrap()[..64 << 10], vec![5; 64 << 10]);
+}
+
+#[test]
 fn qemu_nbd_gives_space_back_only_where_it_is_told_to() {
     use std::os::unix::fs::MetadataExt;
     if !qemu() {

@@ -178,6 +178,11 @@ fn run(args: &NbdArgs, arguments: &[OsString]) -> Result<u8, Failure> {
         return list(args);
     }
     let [file] = args.files.as_slice() else { return Err(Failure::usage("Invalid number of arguments")) };
+    if args.fork && sockets_were_passed_on() {
+        return Err(Failure::new(
+            "--fork can't be used when using socket activation: the sockets are this process's",
+        ));
+    }
     if args.fork && !args.detached {
         return start_detached(arguments);
     }
@@ -293,6 +298,17 @@ fn words(args: &NbdArgs) -> Result<Vec<OsString>, Failure> {
 }
 
 fn address(args: &NbdArgs) -> Result<OsString, Failure> {
+    if sockets_were_passed_on() {
+        let places = [
+            (args.socket.is_some(), "Unix socket"),
+            (args.bind.is_some(), "Interface"),
+            (args.port.is_some(), "TCP port number"),
+        ];
+        if let Some((_, what)) = places.into_iter().find(|(is_set, _)| *is_set) {
+            return Err(Failure::new(format!("{what} can't be set when using socket activation")));
+        }
+        return Ok("systemd".into());
+    }
     let Some(path) = &args.socket else {
         let host = args.bind.as_deref().unwrap_or("0.0.0.0");
         let port = args.port.unwrap_or(PORT);
@@ -305,6 +321,13 @@ fn address(args: &NbdArgs) -> Result<OsString, Failure> {
     let mut address = OsString::from("unix:");
     address.push(path);
     Ok(address)
+}
+
+/// Whether a service manager has passed sockets on to this process (sd_listen_fds(3)).
+fn sockets_were_passed_on() -> bool {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
+    number("LISTEN_PID") == Some(std::process::id())
+        && number("LISTEN_FDS").is_some_and(|sockets| sockets > 0)
 }
 
 /// Whether an `--object` is a secret, which the server reads.
