@@ -50,6 +50,9 @@ fn rust_version() -> Outcome<String> {
 }
 
 /// Packs the crates that are published as they would be, in their order, and builds each from what was packed.
+///
+/// All of them are built in the workspace's own target folder: what they need of others is built once, and not at all if the
+/// tests have built it.
 pub(crate) fn publish() -> Outcome {
     let manifests = workspace_manifests()?;
     for (name, manifest) in &manifests {
@@ -66,7 +69,8 @@ pub(crate) fn publish() -> Outcome {
         }
     }
     let packages = PUBLISHED.iter().flat_map(|name| ["--package", name]);
-    run(cargo().args(["package", "--locked", "--allow-dirty"]).args(packages))
+    let target = target_dir()?;
+    run(cargo().args(["package", "--locked", "--allow-dirty"]).arg("--target-dir").arg(target).args(packages))
 }
 
 /// The beginnings of lines that a registry and docs.rs want of a manifest.

@@ -184,7 +184,7 @@ fn writer(disk: &Disk, thread: u64, threads: u64, sectors: u64, rounds: u64) -> 
     model
 }
 
-/// What keeps all others out for a moment, over and over.
+/// Keeps all others out for a moment, over and over.
 fn disturb(disk: &Disk, is_over: &AtomicBool) {
     let mut times = 0;
     while !is_over.load(SeqCst) {
