@@ -38,13 +38,15 @@ pub(crate) struct Disk<'a> {
     pub(crate) format: &'static str,
     /// More image options.
     pub(crate) options: String,
+    /// The passphrase that these name, as `--object` has it.
+    pub(crate) secret: Option<&'static str>,
     /// QEMU's way to do I/O.
     pub(crate) aio: &'static str,
 }
 
 impl<'a> Disk<'a> {
     pub(crate) fn new(file: &'a Path, format: &'static str) -> Self {
-        Self { file, format, options: String::new(), aio: "io_uring" }
+        Self { file, format, options: String::new(), secret: None, aio: "io_uring" }
     }
 }
 
@@ -71,11 +73,15 @@ impl Server {
                     }
                     Door::Fuse => command.args(["--fuse", &path.to_string()]),
                 };
+                if let Some(secret) = disk.secret {
+                    command.args(["--allow-secret-data", "--object", secret]);
+                }
                 command.arg("--image-opts").arg(format!("driver={format},file.filename={file}{options}"));
                 command
             }
             Server::Qemu => {
                 let mut command = Command::new("qemu-storage-daemon");
+                command.args(disk.secret.into_iter().flat_map(|secret| ["--object", secret]));
                 command
                     .arg("--blockdev")
                     .arg(format!("driver=file,node-name=file,filename={file},aio={aio},cache.direct=on"));

@@ -30,7 +30,7 @@ fn random_bytes(seed: u64, len: usize) -> Vec<u8> {
 }
 
 fn of(file: &str) -> String {
-    if file.ends_with(".luks") {
+    if file.contains(".luks") {
         format!("driver=luks,key-secret=key,file.filename={file}")
     } else {
         format!("driver=qcow2,encrypt.key-secret=key,file.filename={file}")
@@ -45,7 +45,7 @@ fn run(dir: &Path, line: &str) {
 
 fn make(dir: &Path, file: &str) {
     std::fs::write(dir.join("key"), PASSPHRASE).unwrap();
-    let (format, options) = if file.ends_with(".luks") {
+    let (format, options) = if file.contains(".luks") {
         ("luks", "key-secret=key,iter-time=10")
     } else {
         ("qcow2", "encrypt.format=luks,encrypt.key-secret=key,encrypt.iter-time=10,cluster_size=4k")

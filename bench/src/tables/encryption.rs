@@ -1,59 +1,60 @@
 //! Encrypted images: LUKS in qcow2 and by itself, and the cipher alone.
+//!
+//! Over NBD, since `qemu-img bench` takes no secrets.
 
 use super::requests::full_image;
+use super::serving::{in_order, over_nbd, served};
 use crate::Outcome;
-use crate::lab::Lab;
+use crate::fio::Ask;
+use crate::lab::{Lab, remove};
 use crate::metric::{Metric, Sample};
 use crate::process::{measure_ok, output, run, shown};
-use crate::programs::{BOTH, Load, Program, SMALL, scattering_step};
 use crate::run::Side;
+use crate::servers::{Disk, Door, Server};
 use crate::workspace::{cargo, target_dir};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 /// The passphrase, which is no secret here.
-const SECRET: [&str; 2] = ["--object", "secret,id=key,data=bench"];
+const SECRET: &str = "secret,id=key,data=bench";
 
-/// The ways in which an image is encrypted: a name for tables, the format, creation options.
-const IMAGES: [(&str, &str, &str); 2] = [
-    ("LUKS in qcow2", "qcow2", "encrypt.format=luks,encrypt.key-secret=key,encrypt.iter-time=10"),
-    ("LUKS alone", "luks", "key-secret=key,iter-time=10"),
+/// The ways in which an image is encrypted: a name for tables, the format, creation options, and those that open it.
+const IMAGES: [(&str, &str, &str, &str); 2] = [
+    (
+        "LUKS in qcow2",
+        "qcow2",
+        "encrypt.format=luks,encrypt.key-secret=key,encrypt.iter-time=10",
+        ",encrypt.format=luks,encrypt.key-secret=key",
+    ),
+    ("LUKS alone", "luks", "key-secret=key,iter-time=10", ",key-secret=key"),
 ];
 
-/// The image as options that both programs understand.
-fn options(image: &Path, format: &str) -> String {
-    let key = if format == "luks" { "key-secret" } else { "encrypt.key-secret" };
-    format!("driver={format},{key}=key,file.filename={}", image.display())
-}
-
-fn side<'a>(program: Program, load: Load, lab: &'a Lab, image: &'a Path, format: &'a str) -> Side<'a> {
-    Side::new(program.name(), move || {
-        let mut command = load.bench(program, lab, "io_uring");
-        load.timed(command.args(SECRET).arg("--image-opts").arg(options(image, format)))
-    })
-}
+/// Loads, with their names.
+const ASKS: [(&str, Ask); 4] = [
+    ("4 KiB random reads, depth 32", Ask::random("randread", 32)),
+    ("4 KiB random writes, depth 32", Ask::random("randwrite", 32)),
+    ("1 MiB sequential reads", in_order("read")),
+    ("1 MiB sequential writes", in_order("write")),
+];
 
 /// Requests to images full of data, which QEMU has made; then the cipher alone.
 pub(super) fn encryption(lab: &Lab) -> Outcome {
     let (raw, plain) = full_image(lab)?;
-    crate::lab::remove(&plain)?;
-    let size = lab.gib() << 30;
-    for (name, format, options) in IMAGES {
+    remove(&plain)?;
+    for (name, format, options, opening) in IMAGES {
         let image = lab.file(&format!("encrypted.{format}"));
         let mut convert = lab.qemu_img();
         convert.args(["convert", "-f", "raw", "-O", format, "-t", "none", "-T", "none", "-S", "0"]);
-        run(convert.args(SECRET).args(["-o", options]).arg(&raw).arg(&image))?;
-        for (what, write) in [("reads", false), ("writes", true)] {
-            let step = scattering_step(size, SMALL);
-            let small = Load { block: SMALL, step, count: lab.sized(50_000, 100_000), depth: 32, write };
-            let large = Load::in_order(size / 2, write);
-            for (kind, load) in [("4 KiB scattered", small), ("1 MiB sequential", large)]
-                .map(|(kind, load)| (format!("{kind} {what}, {name}"), load))
-            {
-                lab.row(&kind, BOTH.map(|program| side(program, load, lab, &image, format)));
-            }
+        run(convert.args(["--object", SECRET, "-o", options]).arg(&raw).arg(&image))?;
+        for (load, ask) in ASKS {
+            let side = |server| {
+                let disk = Disk::new(&image, format);
+                let disk = Disk { options: opening.to_owned(), secret: Some(SECRET), ..disk };
+                served(lab, server, Door::Nbd, disk, over_nbd(lab, ask))
+            };
+            lab.row(&format!("{load}, {name}"), [Server::Zebu, Server::Qemu].map(side));
         }
-        crate::lab::remove(&image)?;
+        remove(&image)?;
     }
     cipher(lab)
 }
@@ -84,7 +85,7 @@ fn cipher(lab: &Lab) -> Outcome {
     Ok(())
 }
 
-fn ours(program: &PathBuf, sector: usize) -> Outcome<Sample> {
+fn ours(program: &Path, sector: usize) -> Outcome<Sample> {
     let mut command = Command::new(program);
     let usage = measure_ok(command.args(["aes-xts-plain64", "64", &sector.to_string()]))?;
     let rate = usage.stdout.split_whitespace().next().and_then(|word| word.parse().ok());

@@ -17,7 +17,7 @@ const fn several(rw: &'static str) -> Ask {
     Ask { connections: 4, ..Ask::random(rw, 32) }
 }
 
-const fn in_order(rw: &'static str) -> Ask {
+pub(super) const fn in_order(rw: &'static str) -> Ask {
     Ask { rw, block: LARGE, align: LARGE, depth: 4, connections: 1, apart: 0 }
 }
 
@@ -44,7 +44,7 @@ fn disks(lab: &Lab) -> Outcome<(PathBuf, PathBuf)> {
 }
 
 /// A load on a server of a disk.
-fn served<'a>(
+pub(super) fn served<'a>(
     lab: &'a Lab,
     server: Server,
     door: Door,
@@ -74,14 +74,20 @@ fn seconds(lab: &Lab, ask: Ask) -> u32 {
     lab.sized(1, if ask.depth == 1 { 2 } else { 1 })
 }
 
+/// fio as an NBD client.
+pub(super) fn over_nbd(lab: &Lab, ask: Ask) -> impl Fn(&Path) -> Outcome<Found> {
+    move |socket| {
+        on(lab, ask, &["--ioengine=nbd", &format!("--uri=nbd+unix:///?socket={}", socket.display())])
+    }
+}
+
 /// Over NBD.
 pub(super) fn nbd(lab: &Lab) -> Outcome {
     let (image, raw) = disks(lab)?;
     for (name, ask) in ASKS {
-        let load = move |socket: &Path| {
-            on(lab, ask, &["--ioengine=nbd", &format!("--uri=nbd+unix:///?socket={}", socket.display())])
+        let side = |server, file, format| {
+            served(lab, server, Door::Nbd, Disk::new(file, format), over_nbd(lab, ask))
         };
-        let side = |server, file, format| served(lab, server, Door::Nbd, Disk::new(file, format), load);
         let sides = [
             side(Server::Zebu, &image, "qcow2"),
             side(Server::Qemu, &image, "qcow2"),

@@ -121,7 +121,7 @@ impl Case {
         }
         // A raw data file would hold plain text.
         let data = if case.data == Data::ExternalRaw { Data::External } else { case.data };
-        Self { encrypted, data, ..case }
+        Self { data, encrypted, ..case }
     }
 
     fn unencrypted(seed: u64, requests: u64) -> Self {

@@ -26,7 +26,7 @@ impl Known {
         Self(known)
     }
 
-    /// Looks at all that was written to files whose names `is_encrypted` accepts. Returns the bytes looked at.
+    /// Looks at everything that was written to any file of the world. Returns how many bytes that is.
     fn is_in_no_write(&self, world: &SimWorld, case: &str) -> usize {
         let log = world.log();
         let mut base = None;
