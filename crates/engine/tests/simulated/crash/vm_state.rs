@@ -319,7 +319,7 @@ pub(crate) fn a_longer_backing_file_does_not_show() {
         image.write_vm_state(&worker, 1000, IoBuf::copy_of(&[1; 100]).into()).await?;
         let after = read().await;
         image.close(&worker).await?;
-        zebu::Result::Ok((before, after))
+        Ok::<_, zebu::Error>((before, after))
     });
     let (before, after) = ran.unwrap().unwrap();
     assert!(before.unwrap().iter().all(|byte| *byte == 0), "the backing file shows before a write");

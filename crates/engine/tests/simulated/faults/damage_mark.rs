@@ -64,7 +64,7 @@ fn find_damage(damage: DamageMark) -> SimWorld {
             DamageMark::Leave => later?,
             _ => assert_eq!(later.unwrap_err().kind(), ErrorKind::Poisoned),
         }
-        zebu::Result::Ok(())
+        Ok::<_, zebu::Error>(())
     });
     ran.unwrap().unwrap();
     world
@@ -90,7 +90,7 @@ pub(crate) fn a_damaged_image_is_marked_before_its_writer_is_told() {
                 result?;
                 let mut bytes = [0; 512];
                 bufs.copy_to(0, &mut bytes);
-                zebu::Result::Ok(bytes)
+                Ok::<_, zebu::Error>(bytes)
             });
             assert_eq!(read.unwrap().unwrap(), [3; 512]);
         }
