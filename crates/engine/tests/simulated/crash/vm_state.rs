@@ -297,7 +297,7 @@ fn the_state_of_a_machine_survives_crashes_and_stays_hidden() {
     eprintln!("{states} states");
 }
 
-/// What nobody wrote of the state is zero, in a cluster that was written in part too, although the backing file reaches there.
+/// Bytes of the state that nobody wrote are zero, in a cluster that was written in part too: no backing file shows.
 #[test]
 pub(crate) fn a_longer_backing_file_does_not_show() {
     let world = SimWorld::new(1);
