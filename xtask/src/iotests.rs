@@ -69,14 +69,12 @@ pub(crate) fn command(args: &IotestsArgs) -> Outcome {
         return Err(format!("{} names no test", args.list.display()));
     }
     let home = target_dir()?.join("iotests");
-    let programs = match &args.programs {
-        Some(directory) => {
-            fs::canonicalize(directory).map_err(|e| format!("{}: {e}", directory.display()))?
-        }
-        None => {
-            run(cargo().args(["build", "--locked", "--release", "--package", "zebu-cli"]))?;
-            links(&home, &target_dir()?.join("release/zebu"))?
-        }
+    let programs = if let Some(directory) = &args.programs {
+        fs::canonicalize(directory).map_err(|e| format!("{}: {e}", directory.display()))?
+    } else {
+        run(cargo().args(["build", "--locked", "--release", "--package", "zebu-cli"]))?;
+        fs::create_dir_all(&home).map_err(|e| format!("{}: {e}", home.display()))?;
+        links(&home, &target_dir()?.join("release/zebu"))?
     };
     judge(&home, programs, tests, args.jobs, Duration::from_secs(args.timeout))
 }

@@ -10,10 +10,13 @@ use futures_util::future::join_all;
 use std::cell::RefCell;
 use std::rc::Rc;
 use zebu::storage::{IoBuf, Worker};
-use zebu::{Durability, ErrorKind, Image, NewSnapshot, OpenOptions, Preallocation, Shrink, SnapshotRef};
+use zebu::{
+    Access, CreateOptions, Durability, ErrorKind, Format, Image, NewSnapshot, OpenOptions, OpenedFile,
+    Preallocation, Shrink, SnapshotRef,
+};
 use zebu_sim::{
-    Aside, CrashOptions, DiscardLeaves, GuestConfig, GuestModel, GuestRequest, GuestResult, Seeds, SimRng,
-    SimWorld, Tear,
+    Aside, CrashOptions, DiscardLeaves, GuestConfig, GuestModel, GuestRequest, GuestResult, Seeds,
+    SimFileConfig, SimRng, SimWorld, Tear,
 };
 
 /// Sectors of the state.
@@ -292,4 +295,35 @@ fn the_state_of_a_machine_survives_crashes_and_stays_hidden() {
     let mut states = 0;
     Seeds::new(30).run(|seed| states += live(seed).unwrap_or_else(|e| panic!("seed {seed}: {e}")));
     eprintln!("{states} states");
+}
+
+/// Bytes of the state that nobody wrote are zero, in a cluster that was written in part too: no backing file shows.
+#[test]
+pub(crate) fn a_longer_backing_file_does_not_show() {
+    let world = SimWorld::new(1);
+    let worker = world.worker();
+    let base =
+        world.file("base", zebu_sim::Content::from_bytes(&[0xaa; 128 << 10]), SimFileConfig::default());
+    let top = world.file("top", zebu_sim::Content::new(), SimFileConfig::default());
+    let ran = world.block_on(async {
+        let create = CreateOptions::default()
+            .size(Some(16 << 10))
+            .cluster_size(512)
+            .backing(Some(("base".to_owned(), Format::Raw)));
+        Image::create_in(&worker, &top, &create).await?;
+        let chain = vec![OpenedFile::new(top.clone(), Format::Qcow2), OpenedFile::new(base, Format::Raw)];
+        let image =
+            Image::open_files(&worker, chain, &OpenOptions::default().access(Access::ReadWrite)).await?;
+        let read = async || read_state(&worker, &image).await;
+        let before = read().await;
+        image.write_vm_state(&worker, 1000, IoBuf::copy_of(&[1; 100]).into()).await?;
+        let after = read().await;
+        image.close(&worker).await?;
+        Ok::<_, zebu::Error>((before, after))
+    });
+    let (before, after) = ran.unwrap().unwrap();
+    assert!(before.unwrap().iter().all(|byte| *byte == 0), "the backing file shows before a write");
+    let mut expected = vec![0; BYTES];
+    expected[1000..1100].fill(1);
+    assert!(after.unwrap() == expected, "the backing file shows beside what was written");
 }

@@ -64,7 +64,7 @@ fn find_damage(damage: DamageMark) -> SimWorld {
             DamageMark::Leave => later?,
             _ => assert_eq!(later.unwrap_err().kind(), ErrorKind::Poisoned),
         }
-        Ok::<(), zebu::Error>(())
+        Ok::<_, zebu::Error>(())
     });
     ran.unwrap().unwrap();
     world
