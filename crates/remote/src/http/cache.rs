@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn what_was_used_last_stays() {
-        let mut cache = Cache::new(30, ReadAround::new(None));
+        let mut cache = Cache::new(30, ReadAround::new(None, BLOCK));
         let block = |byte: u8| -> Arc<[u8]> { vec![byte; 10].into() };
         for number in 0..3 {
             cache.insert(number, block(number as u8), Cause::Read);

@@ -135,7 +135,7 @@ impl Ranged {
         let state = State {
             queue: VecDeque::new(),
             loading: HashMap::new(),
-            cache: Cache::new(limits.cache, ReadAround::new(source.options.readahead)),
+            cache: Cache::new(limits.cache, ReadAround::new(source.options.readahead, BLOCK)),
             streaks: Streaks::new(limits.ahead),
             threads: 0,
             idle: 0,

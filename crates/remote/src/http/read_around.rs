@@ -3,8 +3,6 @@
 //! Where neighbours of a read are read soon, one long fetch is faster than several short ones. Where reads come from all
 //! over an object that the cache can't hold, what was fetched around them goes unused, and takes the line from others.
 
-use super::cache::BLOCK;
-
 /// Bytes at first.
 const FIRST: u64 = 64 << 10;
 /// The most bytes.
@@ -18,6 +16,8 @@ const PROBE: u32 = 16;
 pub(super) struct ReadAround {
     /// The choice of the caller.
     fixed: Option<u64>,
+    /// A block of the cache.
+    least: u64,
     bytes: u64,
     reads: u32,
     /// Blocks of this round that nobody had asked for: that were read later, and that had to go unread.
@@ -26,9 +26,9 @@ pub(super) struct ReadAround {
 }
 
 impl ReadAround {
-    /// `fixed` bytes, or as many as are useful.
-    pub(super) fn new(fixed: Option<u64>) -> Self {
-        Self { fixed, bytes: FIRST, reads: 0, used: 0, wasted: 0 }
+    /// `fixed` bytes, or as many as are useful, but `least`.
+    pub(super) fn new(fixed: Option<u64>, least: u64) -> Self {
+        Self { fixed, least, bytes: FIRST, reads: 0, used: 0, wasted: 0 }
     }
 
     /// Bytes for one more read.
@@ -58,7 +58,7 @@ impl ReadAround {
         }
         // A block costs less than a turn to the server. It may be read once in four times to be worth it.
         if self.wasted > self.used * 3 {
-            self.bytes = (self.bytes / 2).max(BLOCK);
+            self.bytes = (self.bytes / 2).max(self.least);
         } else if self.used > self.wasted {
             self.bytes = (self.bytes * 2).min(MOST);
         }
@@ -70,9 +70,11 @@ impl ReadAround {
 mod tests {
     use super::*;
 
+    const BLOCK: u64 = 16 << 10;
+
     #[test]
     fn the_bytes_follow_what_is_useful() {
-        let mut around = ReadAround::new(None);
+        let mut around = ReadAround::new(None, BLOCK);
         let usual = |around: &mut ReadAround| around.next().min(around.next());
         assert_eq!(usual(&mut around), FIRST);
         for _ in 0..10 * ROUND {
@@ -93,7 +95,7 @@ mod tests {
 
     #[test]
     fn the_callers_choice_stays() {
-        let mut around = ReadAround::new(Some(4096));
+        let mut around = ReadAround::new(Some(4096), BLOCK);
         for _ in 0..10 * ROUND {
             around.note_used();
         }
