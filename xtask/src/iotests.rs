@@ -87,7 +87,7 @@ pub(crate) fn selection(zebu: &Path) -> Outcome {
     judge(&home, programs, names(&SELECTION.replace(' ', "\n")), 2, Duration::from_secs(120))
 }
 
-/// What keeps the suite from being fetched here, if something does.
+/// The obstacle to fetching the suite here, if there is one.
 pub(crate) fn obstacle() -> Option<String> {
     (!Path::new(ARCHIVE).is_file())
         .then(|| format!("QEMU's source package is fetched by Debian's apt: there is no {ARCHIVE}"))

@@ -1,4 +1,4 @@
-//! What is told, under QEMU's name, of an image that was marked as corrupt: the results of requests have no words for it.
+//! Messages, under QEMU's name, of an image that was marked as corrupt: the results of requests have no words for it.
 
 use crate::output::stderr;
 use crate::program;

@@ -227,7 +227,7 @@ fn report(text: &str) -> serde_json::Value {
     value
 }
 
-/// What differs between the programs.
+/// Differences between the programs.
 fn difference(line: &str, images: &BTreeMap<PathBuf, Vec<u8>>, links: &Path) -> Option<String> {
     let home = tempfile::tempdir().unwrap();
     let dirs = ["ours", "theirs"].map(|name| home.path().join(name));

@@ -171,7 +171,7 @@ pub enum BaseName {
     FromImage,
 }
 
-/// What is done when a change finds that metadata is damaged.
+/// Treatment of metadata that a change finds damaged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum DamageMark {
@@ -228,7 +228,7 @@ pub struct OpenOptions {
     pub compress: CompressOptions,
     /// Keys of the encrypted images of the chain.
     pub keys: Keys,
-    /// What is done when a change finds that metadata is damaged.
+    /// Treatment of metadata that a change finds damaged.
     pub damage: DamageMark,
 }
 

@@ -16,7 +16,7 @@ use std::task::Poll;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SyncNumber(u64);
 
-/// Who sees the end of a sync.
+/// The observer of the end of a sync.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SeenBy {
     /// A thread that promised to look.

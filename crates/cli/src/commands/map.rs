@@ -71,7 +71,7 @@ pub(crate) fn run(args: &MapArgs) -> Result<u8, Failure> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Holes {
     Zeroes,
-    /// What a dirty bitmap marks (`x-dirty-bitmap`).
+    /// The clusters that a dirty bitmap marks (`x-dirty-bitmap`).
     Marks,
 }
 

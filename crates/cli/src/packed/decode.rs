@@ -75,7 +75,7 @@ fn skippable(first: &[u8]) -> Option<usize> {
     Some(8 + u32::from_le_bytes([*a, *b, *c, *d]) as usize)
 }
 
-/// What follows such frames.
+/// The bytes behind such frames.
 fn behind_skippable(mut first: &[u8]) -> &[u8] {
     while let Some(len) = skippable(first) {
         first = first.get(len..).unwrap_or_default();

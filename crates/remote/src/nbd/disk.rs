@@ -109,7 +109,7 @@ struct Shared {
 struct Durability {
     /// Changes that each connection has answered, and that it has not flushed.
     unflushed: Vec<u64>,
-    /// What was answered may be gone, or be overwritten by what was given up.
+    /// Answered changes may be gone, or be overwritten by what was given up.
     is_lost: bool,
 }
 

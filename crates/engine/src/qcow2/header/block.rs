@@ -73,7 +73,7 @@ impl ImageHeader {
         &self.preparation
     }
 
-    /// What is done about damage.
+    /// Treatment of damage.
     pub(super) fn damage(&self) -> DamageMark {
         self.damage
     }
