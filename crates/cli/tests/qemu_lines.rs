@@ -127,9 +127,12 @@ fn expanded() -> Vec<String> {
     for (word, values) in words {
         lines = lines
             .into_iter()
-            .flat_map(|line| match line.contains(word) {
-                true => values.iter().map(|value| line.replace(word, value)).collect(),
-                false => vec![line],
+            .flat_map(|line| {
+                if line.contains(word) {
+                    values.iter().map(|value| line.replace(word, value)).collect()
+                } else {
+                    vec![line]
+                }
             })
             .collect();
     }

@@ -181,10 +181,10 @@ impl Life<'_> {
         let image = Image::open_files(worker, self.setup.chain(world), &options)
             .await
             .map_err(|e| format!("open the snapshot: {e}"))?;
-        match read_state(worker, &image).await? == taken.state {
-            true => Ok(()),
-            false => Err("the state in the snapshot has changed".to_owned()),
+        if read_state(worker, &image).await? != taken.state {
+            return Err("the state in the snapshot has changed".to_owned());
         }
+        Ok(())
     }
 
     fn run<T>(&self, work: impl Future<Output = zebu::Result<T>>) -> Result<T, String> {
@@ -263,7 +263,7 @@ pub(crate) fn live(seed: u64) -> Result<u64, String> {
         let place = setup.size.next_multiple_of(bytes_per_table(&setup));
         let base = files.iter_mut().find(|(name, _)| name == BASE);
         let base = &mut base.ok_or("there is no backing file")?.1;
-        base.write(place.min(4 << 20), &[0xaa; 64 << 10]);
+        base.write(place.min(4 << 20), &vec![0xaa; 64 << 10]);
     }
     let world = setup.world(&files, rng.next_u64());
     let workers = setup.make_workers(&world);
@@ -303,7 +303,7 @@ pub(crate) fn a_longer_backing_file_does_not_show() {
     let world = SimWorld::new(1);
     let worker = world.worker();
     let base =
-        world.file("base", zebu_sim::Content::from_bytes(&[0xaa; 128 << 10]), SimFileConfig::default());
+        world.file("base", zebu_sim::Content::from_bytes(&vec![0xaa; 128 << 10]), SimFileConfig::default());
     let top = world.file("top", zebu_sim::Content::new(), SimFileConfig::default());
     let ran = world.block_on(async {
         let create = CreateOptions::default()
