@@ -8,7 +8,7 @@ use zebu_sim::{
     Content, Facility, FailedEffect, Fault, FaultPlan, FaultRates, FaultRule, LogEvent, OpClass, OpFilter,
     SimConfig, SimDisk, SimFileConfig, SimWorld, StuckCause, Waiting,
 };
-use zebu_storage::sabotage::{self, Fault};
+use zebu_storage::sabotage;
 use zebu_storage::{Background, File, FileExtent, IoBuf, IoBufs, IoErrorKind, Worker, WorkerKind};
 
 const FILE: &str = "disk";
@@ -292,7 +292,7 @@ fn no_flush_beside_one_that_fails_succeeds() {
 #[test]
 fn a_flush_that_is_believed_by_itself_is_caught() {
     let is_caught = || (0..200).any(|seed| two_flushes(seed).iter().any(Result::is_ok));
-    assert!(sabotage::under(Some(Fault::BelieveEachSync), is_caught).0);
+    assert!(sabotage::under(Some(sabotage::Fault::BelieveEachSync), is_caught).0);
 }
 
 /// The end of a flush beside a failing one of a worker that stands still. When that goes on, every flush fails.

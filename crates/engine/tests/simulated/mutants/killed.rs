@@ -219,6 +219,7 @@ fn each_fault_has_to_be_caught_somewhere() {
             format!(": {fault}, within "),
             format!("is_caught(Fault::{fault}, "),
             format!("under(Some(Fault::{fault}), "),
+            format!("under(Some(sabotage::Fault::{fault}), "),
             format!("fault: Fault::{fault},"),
         ]
         .iter()
