@@ -136,7 +136,8 @@ fn rings_that_there_is_no_memory_for_are_refused() {
     let scratch = Scratch::new("memory");
     let dir = scratch.path();
     zebu(dir, ["create", "-q", "-f", "qcow2", IMAGE, "64M"]).ok();
-    let options = format!("--vhost-user-blk vhost.sock --max-memory 64M -f qcow2 {IMAGE}");
+    let options =
+        format!("--vhost-user-blk vhost.sock --max-memory 64M --max-clients-per-peer 1024 -f qcow2 {IMAGE}");
     let server = Server::start(dir, &options);
     // Connections that do nothing have half of the memory.
     let mut clients = Vec::new();
