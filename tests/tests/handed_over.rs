@@ -2,6 +2,7 @@
 //! ends in good order.
 
 use rustix::net::sockopt::set_socket_linger;
+use rustix::process::Signal;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -105,7 +106,10 @@ fn a_front_end_holds_up_its_own_device_only_and_no_end() {
         let (scratch, server) = serve(options);
         let mut other = Client::open(server.socket(), "other").unwrap();
         // SET_VRING_CALL with what is no eventfd: it is refused, and closed.
+        // The server's descriptor has to be the last one that is closed: it looks when this process has none.
+        server.signal(Signal::STOP);
         let (_stream, _peer, sent) = attack(&scratch.file("vhost.sock"), &message(13, &0u64.to_ne_bytes()));
+        server.signal(Signal::CONT);
         sent.unwrap();
         std::thread::sleep(Duration::from_millis(300));
         is_served(&mut other);

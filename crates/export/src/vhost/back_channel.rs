@@ -54,7 +54,9 @@ impl BackChannel {
         if received.bytes == HEADER && u32::from_ne_bytes([r0, r1, r2, r3]) == SET_BACKEND_REQ_FD {
             // Others, such as TCP sockets that linger, may keep whoever closes them waiting.
             let is_channel = |fd: &OwnedFd| socket_domain(fd) == Ok(AddressFamily::UNIX);
-            let earlier = std::mem::replace(&mut *self.lock(), descriptor.filter(is_channel));
+            // What is closed is closed without the lock.
+            let channel = descriptor.filter(is_channel);
+            let earlier = std::mem::replace(&mut *self.lock(), channel);
             drop(earlier);
         }
     }
