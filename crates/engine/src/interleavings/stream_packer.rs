@@ -141,6 +141,7 @@ impl Image {
             let in_file = match self.packer.copy_stream(guest, offset, &mut bytes) {
                 StreamPlace::Memory => 0..0,
                 StreamPlace::Split(range) => range,
+                StreamPlace::Lost => panic!("every write has a result"),
                 StreamPlace::File => {
                     bytes = vec![0; len as usize];
                     offset..offset + len
