@@ -142,6 +142,8 @@ fn images_made_by_hand_read_as_made() {
         write_sample(dir, sample);
         check(dir, "image", sample.format, &sample.disk, &mut random)
             .unwrap_or_else(|what| panic!("{name}: {what}"));
+        let verdict = zebu(dir, ["info", "--verdict", "-f", sample.format, "image"]);
+        assert!(!verdict.stdout.contains("looks like"), "{name}: {verdict}");
         if *name == "vhdx-with-log" {
             qemu.img(dir, ["check", "-q", "-f", "vhdx", "-r", "all", "image"]);
         }
@@ -254,6 +256,14 @@ fn an_image_that_others_take_for_another_is_unsafe() {
         let out = zebu(dir, ["info", "--verdict", "-f", format, "image"]);
         assert!(out.code != Some(0) && out.stdout.contains("looks like qcow2"), "{format}: {out}");
     }
+    // No tool takes an image, or a disk, for a packed file.
+    let mut disk = b"BZh91AY&SY".to_vec();
+    disk.resize(1 << 20, 0);
+    std::fs::write(dir.join("disk.raw"), disk).unwrap();
+    let options = "subformat=fixed,force_size=on";
+    qemu.img(dir, ["convert", "-f", "raw", "-O", "vpc", "-o", options, "disk.raw", "image"]).ok();
+    let out = zebu(dir, ["info", "--verdict", "-f", "vpc", "image"]);
+    assert!(!out.stdout.contains("looks like"), "{out}");
 }
 
 /// A disk of several files of 2 GiB each, with data about the ends of them.

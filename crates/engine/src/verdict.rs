@@ -351,7 +351,8 @@ pub async fn assess(worker: &Worker, path: &Path, options: &OpenOptions) -> Resu
             // A tool that guesses takes the file for the other one, and for what stands in its headers.
             let other = match guess(worker, &file).await? {
                 Guess::Known(other) => Some(other.name()).filter(|_| other != Format::Raw && other != format),
-                Guess::Foreign(other) => Some(other.name),
+                // A part of the image may be packed, such as the first one of a DMG.
+                Guess::Foreign(other) => Some(other.name).filter(|_| other.kind == Kind::Image),
             };
             let found = Found::InFile;
             concerns.extend(other.map(|format| Concern::LooksLike { format, found }));
