@@ -43,9 +43,6 @@ use zebu_storage::refuse_descriptors;
 /// How often is looked whether an idle image holds memory that it does not use.
 const TIDY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How often is looked whether the last client has left.
-const CLIENTS_INTERVAL: Duration = Duration::from_millis(10);
-
 /// Backups at once whose targets have a ring each in the sandbox; those of further ones make do with threads.
 const BACKUPS_WITH_RINGS: usize = 4;
 
@@ -440,7 +437,7 @@ fn serve(
         signals.tell_of(&exports);
     }
     let config = config(args)?;
-    let (listeners, _files) = listen(args)?;
+    let (listeners, files) = listen(args)?;
     tell_of_descriptors(args, &listeners);
     let (device_listeners, _device_files) = listen_for_front_ends(args)?;
     let side = side_doors(args)?;
@@ -468,6 +465,8 @@ fn serve(
     let worker = session.worker();
     let clients = args.until_last_client.then_some(&server);
     let signal = worker.block_on(until_signal(worker, signals, clients, &side, &controlled));
+    // No client finds the way to a server that ends.
+    drop(files);
     // First, so that no request of a client waits for a copy any more.
     worker.block_on(controlled.backups.stop(worker));
     server.stop();
@@ -688,11 +687,7 @@ async fn until_signal(
     let mut last_client = pin!(async {
         match clients {
             None => pending().await,
-            Some(server) => {
-                while !server.have_all_left() {
-                    worker.sleep(CLIENTS_INTERVAL).await;
-                }
-            }
+            Some(server) => server.all_left().await,
         }
     });
     let mut metrics = pin!(side.metrics.as_ref().map_or_else(

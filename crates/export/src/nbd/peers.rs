@@ -261,16 +261,21 @@ impl Peers {
         self.lock().all.len()
     }
 
-    /// Whether a client was served, and none is there any more.
-    pub(crate) fn have_all_left(&self) -> bool {
-        self.len() == 0 && self.left.load(Acquire) > 0
+    /// Waits until a client was served, and none is there any more.
+    pub(crate) fn all_left(&self) -> impl Future<Output = ()> {
+        self.until(|peers| peers.len() == 0 && peers.left.load(Acquire) > 0)
     }
 
     /// Waits until there are fewer than `most`.
     pub(crate) fn room(&self, most: usize) -> impl Future<Output = ()> {
+        self.until(move |peers| peers.len() < most)
+    }
+
+    /// Waits for a condition that a client's leaving can bring about.
+    fn until(&self, holds: impl Fn(&Self) -> bool) -> impl Future<Output = ()> {
         poll_fn(move |context| {
             let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-            if self.len() < most {
+            if holds(self) {
                 return Poll::Ready(());
             }
             waiting.retain(|waker| !waker.will_wake(context.waker()));

@@ -109,9 +109,9 @@ impl NbdServer {
         self.0.peers.len()
     }
 
-    /// Whether a client has been served, and none is connected any more.
-    pub fn have_all_left(&self) -> bool {
-        self.0.peers.have_all_left()
+    /// Waits until a client has been served, and none is connected any more.
+    pub async fn all_left(&self) {
+        self.0.peers.all_left().await;
     }
 
     /// Takes no more clients and no more requests; those under way are answered. [`WorkerPool::join`] waits for that.

@@ -135,10 +135,9 @@ impl HostSpace {
             let (stream, min) = wanted.needs(&pool, count);
             // Others of the stream wait for the mutex, too, and the first of them does it.
             let is_done = match wanted {
-                WindowFor::Data { .. } => {
-                    pool.windows.has(stream, 1) || wanted.window(&pool, count) != before
+                WindowFor::Data { .. } | WindowFor::Metadata => {
+                    pool.windows.has(stream, min) || wanted.window(&pool, count) != before
                 }
-                WindowFor::Metadata => pool.windows.has(stream, min),
                 WindowFor::Compressed => false,
             };
             if is_done {
