@@ -4,6 +4,8 @@ use crate::encrypt_opts::{self, EncryptOpts};
 use crate::foreign_opts::{self, ForeignOpts};
 use crate::keyval::{asks_for_help, parse_options, parse_size_value, parse_switch};
 use crate::local_name::local_name;
+use crate::program;
+use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::secrets::Secrets;
 use crate::values::preallocation_argument;
 use std::fmt::Write as _;
@@ -132,9 +134,15 @@ pub(crate) enum ParsedOpts {
 
 impl CreateOpts {
     /// Reads all `-o` arguments, for an image of `format`. The error names the option.
-    pub(crate) fn parse(arguments: &[String], format: Format) -> Result<ParsedOpts, String> {
+    pub(crate) fn parse(
+        arguments: &[String],
+        format: Format,
+        of_file: FileOptions,
+    ) -> Result<ParsedOpts, String> {
         if arguments.iter().any(|argument| asks_for_help(argument)) {
-            return Ok(ParsedOpts::Help(help(format)));
+            let as_qemu =
+                program::called().is_qemu().then(|| option_lists::create(format, of_file)).flatten();
+            return Ok(ParsedOpts::Help(as_qemu.unwrap_or_else(|| help(format))));
         }
         let mut opts = Self::default();
         for argument in arguments {
@@ -367,7 +375,7 @@ mod tests {
     use super::*;
 
     fn parse(text: &str, format: Format) -> Result<CreateOpts, String> {
-        match CreateOpts::parse(&[text.to_owned()], format)? {
+        match CreateOpts::parse(&[text.to_owned()], format, FileOptions::Listed)? {
             ParsedOpts::Use(opts) => Ok(*opts),
             ParsedOpts::Help(_) => Err("help".to_owned()),
         }
@@ -394,7 +402,10 @@ mod tests {
     #[test]
     fn later_options_win_over_earlier_ones() {
         let arguments = ["cluster_size=4k".to_owned(), "cluster_size=8k,size=1M".to_owned()];
-        let Ok(ParsedOpts::Use(opts)) = CreateOpts::parse(&arguments, Format::Qcow2) else { panic!() };
+        let Ok(ParsedOpts::Use(opts)) = CreateOpts::parse(&arguments, Format::Qcow2, FileOptions::Listed)
+        else {
+            panic!()
+        };
         assert_eq!(opts.create_options(Format::Qcow2).cluster_size, 8192);
         assert_eq!(opts.size, Some(1 << 20));
     }
@@ -422,7 +433,9 @@ mod tests {
 
     #[test]
     fn help_lists_the_options_of_the_format() {
-        let Ok(ParsedOpts::Help(text)) = CreateOpts::parse(&["help".to_owned()], Format::Raw) else {
+        let Ok(ParsedOpts::Help(text)) =
+            CreateOpts::parse(&["help".to_owned()], Format::Raw, FileOptions::Listed)
+        else {
             panic!()
         };
         assert!(text.starts_with("Supported raw options:\n"));

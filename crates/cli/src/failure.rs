@@ -26,6 +26,8 @@ pub(crate) struct Failure {
     pub(crate) exit: u8,
     /// Whether the command line was wrong, so that the help is worth a hint.
     pub(crate) kind: FailureKind,
+    /// A line of its own behind the message, as QEMU's programs have them.
+    pub(crate) hint: Option<&'static str>,
 }
 
 /// Whether the user's command line or the world was wrong.
@@ -42,22 +44,28 @@ pub(crate) enum FailureKind {
 impl Failure {
     /// A failure while running.
     pub(crate) fn new(message: impl Into<String>) -> Self {
-        Self { message: Some(message.into()), exit: EXIT_FAILURE, kind: FailureKind::Runtime }
+        Self { message: Some(message.into()), exit: EXIT_FAILURE, kind: FailureKind::Runtime, hint: None }
     }
 
     /// A wrong command line.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
-        Self { message: Some(message.into()), exit: EXIT_FAILURE, kind: FailureKind::Usage }
+        Self { message: Some(message.into()), exit: EXIT_FAILURE, kind: FailureKind::Usage, hint: None }
     }
 
     /// An option that is unknown, or lacks its value.
     pub(crate) fn option(message: impl Into<String>) -> Self {
-        Self { message: Some(message.into()), exit: EXIT_FAILURE, kind: FailureKind::Option }
+        Self { message: Some(message.into()), exit: EXIT_FAILURE, kind: FailureKind::Option, hint: None }
     }
 
     /// A failure that needs no words any more.
     pub(crate) fn silent(exit: u8) -> Self {
-        Self { message: None, exit, kind: FailureKind::Runtime }
+        Self { message: None, exit, kind: FailureKind::Runtime, hint: None }
+    }
+
+    /// The same with a line behind it.
+    pub(crate) fn with_hint(mut self, hint: &'static str) -> Self {
+        self.hint = Some(hint);
+        self
     }
 
     /// The same with another exit code.
@@ -131,6 +139,9 @@ impl Failure {
         };
         let name = if self.kind == FailureKind::Option { &full } else { program.name() };
         let mut text = format!("{name}: {}\n", printable(message));
+        if let Some(hint) = self.hint {
+            let _ = writeln!(text, "{hint}");
+        }
         if self.kind != FailureKind::Runtime {
             let information = if program.is_qemu() { "info" } else { "information" };
             let _ = writeln!(text, "Try '{full} --help' for more {information}");

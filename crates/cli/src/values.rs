@@ -200,8 +200,26 @@ pub(crate) fn format_argument(text: &str) -> Result<Format, String> {
         .ok_or_else(|| format!("Unknown file format '{text}' (there are {})", FORMATS.join(", ")))
 }
 
+/// Formats and drivers of QEMU that zebu does not know and QEMU makes no images with.
+const READ_BY_QEMU: [&str; 2] = ["bochs", "vvfat"];
+
+/// Formats whose images may be changed, for an option.
+pub(crate) fn amended_formats() -> Words<Format> {
+    let parse = |text: &str| {
+        if program::called().is_qemu() && READ_BY_QEMU.contains(&text) {
+            return Err(format!("Format driver '{text}' does not support option amendment"));
+        }
+        format_argument(text)
+    };
+    Words { parse, words: FORMATS }
+}
+
 /// A format in which images can be made, by its name.
 fn target_format_argument(text: &str) -> Result<Format, String> {
+    let is_only_read = |text: &str| matches!(text, "cloop" | "dmg") || READ_BY_QEMU.contains(&text);
+    if program::called().is_qemu() && is_only_read(text) {
+        return Err(format!("Format driver '{text}' does not support image creation"));
+    }
     let format = format_argument(text)?;
     if format.can_be_made() {
         return Ok(format);

@@ -529,3 +529,55 @@ fn nothing_but_the_image_is_written_on_a_read_only_root() {
         );
     }
 }
+
+/// Scripts look for options in these lists.
+#[test]
+fn lists_of_options_are_those_of_qemu() {
+    let names = Names::new();
+    if !qemu() {
+        return;
+    }
+    names.run("qemu-img create -f qcow2 there.qcow2 1M").ok();
+    for line in [
+        "create -f qcow2 -o help",
+        "create -f qcow2 -o help new",
+        "create -f qcow2 -o cluster_size=4k,help new",
+        "create -f qcow2 -o backing_file=there.qcow2 -o ,help new 1M",
+        "create -f qcow2 -o backing_file=there.qcow2, -o help new 1M",
+        "create -f raw -o help",
+        "create -f raw -o ? new",
+        "create -f bochs -o help",
+        "convert -O qcow2 -o help",
+        "convert -O qcow2 -o help there.qcow2 new",
+        "convert -O vvfat there.qcow2 new",
+        "convert -C -S 4k there.qcow2 new",
+        "convert -C -c -O qcow2 there.qcow2 new",
+        "convert -C --salvage there.qcow2 new",
+        "amend -f qcow2 -o help",
+        "amend -f qcow2 -o cluster_size=4k -o help there.qcow2",
+        "amend -f qcow2 -o ,, -o help there.qcow2",
+        "amend -f qcow2 -o backing_file=new there.qcow2",
+        "amend -f bochs -o help",
+    ] {
+        let ours = names.run(&format!("qemu-img {line}"));
+        let theirs = run(OsStr::new("qemu-img"), line, &names.dir());
+        let printed = |ran: &Ran| format!("{}\n{}", ran.stdout, ran.stderr);
+        assert_eq!((ours.code, printed(&ours)), (theirs.code, printed(&theirs)), "{line}");
+        assert!(!names.dir().join("new").exists(), "{line}: makes nothing");
+    }
+}
+
+#[test]
+fn each_command_has_its_help() {
+    let names = Names::new();
+    for command in
+        ["amend", "bench", "bitmap", "check", "commit", "compare", "convert", "create", "dd", "info", "map"]
+            .into_iter()
+            .chain(["measure", "rebase", "resize", "snapshot"])
+    {
+        for option in ["--help", "-h"] {
+            let ran = names.run(&format!("qemu-img {command} {option}"));
+            assert!(ran.code == Some(0) && ran.stdout.contains("Usage:"), "{command} {option}: {ran:?}");
+        }
+    }
+}

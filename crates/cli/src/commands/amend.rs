@@ -4,10 +4,12 @@ use crate::arguments::{EngineArgs, ImageArgs};
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::key_slot_opts::{KeySlotOpts, NAMES as KEY_SLOTS};
-use crate::keyval::{parse_options, parse_size_value, parse_switch};
+use crate::keyval::{asks_for_help, parse_options, parse_size_value, parse_switch};
 use crate::output::stdout;
+use crate::program;
+use crate::qemu_names::option_lists;
 use crate::session::Session;
-use crate::values::{caches, formats};
+use crate::values::{amended_formats, caches};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
 use std::path::Path;
@@ -25,7 +27,7 @@ pub(crate) struct AmendArgs {
     progress: ProgressArg,
 
     /// Format of the image [default: probed]
-    #[arg(short, long, value_name = "FMT", value_parser = formats())]
+    #[arg(short, long, value_name = "FMT", value_parser = amended_formats())]
     format: Option<Format>,
 
     /// Cache mode of the image
@@ -134,8 +136,16 @@ impl Wanted {
 
 /// Runs the command.
 pub(crate) fn run(args: &AmendArgs) -> Result<u8, Failure> {
-    if args.options.iter().any(|text| text == "help" || text == "?") {
-        stdout::print(HELP)?;
+    option_lists::check(&args.options)?;
+    if args.options.iter().any(|text| asks_for_help(text)) {
+        if program::called().is_qemu() {
+            if args.format.is_none() && args.filename.is_none() {
+                return Err(Failure::new("Expecting one image file name"));
+            }
+            stdout::print(&option_lists::amend())?;
+        } else {
+            stdout::print(HELP)?;
+        }
         return Ok(0);
     }
     if args.options.is_empty() {
@@ -206,7 +216,11 @@ fn check_backing(
     if differs(&wanted.backing_file, &info.backing_file)
         || differs(&wanted.backing_format, &info.backing_format)
     {
-        return Err(Failure::new("Cannot amend the backing file: use zebu rebase instead"));
+        return Err(if program::called().is_qemu() {
+            Failure::new("Cannot amend the backing file").with_hint("You can use 'qemu-img rebase' instead.")
+        } else {
+            Failure::new("Cannot amend the backing file: use zebu rebase instead")
+        });
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use crate::compression::CompressionArgs;
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::dry_run;
 use crate::encrypted_file::refuse_plain_text;
-use crate::failure::Failure;
+use crate::failure::{Failure, errno_text};
 use crate::image_spec::ImageSpec;
 use crate::local_name::local_path;
 use crate::named_disks::allow_streams;
@@ -14,6 +14,7 @@ use crate::named_disks::is_remote;
 use crate::output::{json, stderr, stdout};
 use crate::packed::{self, PackedArgs};
 use crate::program;
+use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::remote_disk::{RemoteName, RemoteTransfers, transfers};
 use crate::remote_names::image_path;
 use crate::secrets::Sources;
@@ -25,12 +26,16 @@ use crate::values::{Aio, OutputFormat, Rate, caches, formats, rate_argument, tar
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use zebu::jobs::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, NewTarget, ReadErrors,
     TargetClusters, TargetContent, UnaskedWrites, convert, drop_pages,
 };
 use zebu::{Access, CacheMode, Format, Image, NewForeign};
+
+/// Bytes of zeroes that become a hole, unless the command line says another number.
+const SPARSE_SIZE: u64 = 4096;
 
 /// Arguments of `zebu convert`.
 #[derive(Debug, clap::Args)]
@@ -93,9 +98,9 @@ pub(crate) struct ConvertArgs {
     #[command(flatten)]
     compression: CompressionArgs,
 
-    /// Runs of zeroes of at least so many bytes become holes; 0 writes everything
-    #[arg(short = 'S', long, value_name = "SIZE", value_parser = sparse_argument, default_value = "4k")]
-    sparse_size: u64,
+    /// Runs of zeroes of at least so many bytes become holes; 0 writes everything [default: 4k]
+    #[arg(short = 'S', long, value_name = "SIZE", value_parser = sparse_argument)]
+    sparse_size: Option<u64>,
 
     /// How data gets to the target
     #[arg(long, value_enum, default_value_t = Copy::Auto, value_name = "WAY")]
@@ -221,7 +226,10 @@ struct UnreadableRange {
 
 /// Runs the command.
 pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
-    let opts = match CreateOpts::parse(&args.target_options, args.target_format()).map_err(Failure::new)? {
+    option_lists::check(&args.target_options)?;
+    let of_file = if args.files.is_empty() { FileOptions::NotKnown } else { FileOptions::Listed };
+    let opts = CreateOpts::parse(&args.target_options, args.target_format(), of_file);
+    let opts = match opts.map_err(Failure::new)? {
         ParsedOpts::Help(text) => {
             stdout::print(&text)?;
             return Ok(0);
@@ -232,6 +240,9 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
         && let Some(option) = args.compression.given()
     {
         return Err(Failure::usage(format!("{option} needs -c")));
+    }
+    if program::called().is_qemu() && args.copy_range_offloading {
+        check_offloading(args)?;
     }
     if args.bitmaps && args.files.len() > 2 {
         return Err(Failure::usage("Copying bitmaps only possible with single source"));
@@ -331,6 +342,20 @@ impl ConvertArgs {
     }
 }
 
+/// Refuses what copy offloading goes together with nowhere, in QEMU's words.
+fn check_offloading(args: &ConvertArgs) -> Result<(), Failure> {
+    if args.sparse_size.is_some() {
+        return Err(Failure::new("Cannot enable copy offloading when -S is used"));
+    }
+    if args.compress {
+        return Err(Failure::new("Cannot enable copy offloading when -c is used"));
+    }
+    if args.salvage {
+        return Err(Failure::new("Cannot use copy offloading in salvaging mode"));
+    }
+    Ok(())
+}
+
 fn source_specs(args: &ConvertArgs, sources: &[OsString]) -> Result<Vec<ImageSpec>, Failure> {
     let snapshot = args.source_snapshot.as_deref().map(snapshot_name).transpose()?;
     if snapshot.is_some() && sources.len() > 1 {
@@ -365,7 +390,7 @@ fn convert_to(
         .worker_config(session.config().clone())
         .requests(usize::from(args.parallel.unwrap_or(8)))
         .buffer_memory(args.buffer_memory)
-        .sparse_size(args.sparse_size)
+        .sparse_size(args.sparse_size.unwrap_or(SPARSE_SIZE))
         .copy(match args.copy {
             _ if args.copy_range_offloading => CopyMode::Range,
             Copy::Auto => CopyMode::Auto,
@@ -521,6 +546,9 @@ fn new_target(
         let format = backing::required_format(session, target, &backing)?;
         // The user gave this name, so it may be opened wherever it is; what that file names in turn may not.
         let path = backing::resolve_given(target, &backing.name)?;
+        if program::called().is_qemu() && !is_remote(&path) {
+            check_backing(target, &path)?;
+        }
         open.backing = Some((if is_remote(&path) { path } else { absolute(&path)? }, Some(format)));
         create.backing = Some((backing.name, format));
     }
@@ -530,6 +558,17 @@ fn new_target(
     Ok(NewTarget::new(target.to_owned())
         .create(create)
         .open(open.snapshot(None).compress(args.compression.options())))
+}
+
+/// Whether the backing file of a new image can be opened; the failure is in QEMU's words.
+fn check_backing(target: &Path, path: &Path) -> Result<(), Failure> {
+    let Err(error) = File::open(path) else { return Ok(()) };
+    let reason = error.raw_os_error().map_or_else(|| error.to_string(), errno_text);
+    Err(Failure::new(format!(
+        "Could not open '{}': Could not open backing file: Could not open '{}': {reason}",
+        target.display(),
+        path.display()
+    )))
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {

@@ -8,12 +8,13 @@ use crate::failure::Failure;
 use crate::local_name::local_path;
 use crate::output::stdout;
 use crate::program;
+use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::secrets::{SecretArgs, Sources};
 use crate::session::Session;
 use crate::size::parse_size;
 use crate::values::{formats, target_formats};
 use crate::watch::{ProgressArg, ProgressMode, Watch};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use zebu::{CreateOptions, Format, Image};
 
@@ -54,8 +55,8 @@ pub(crate) struct CreateArgs {
     engine: EngineArgs,
 
     /// The file to make; if it exists, its content is lost
-    #[arg(value_name = "FILENAME")]
-    filename: OsString,
+    #[arg(value_name = "FILENAME", required_unless_present = "options")]
+    filename: Option<OsString>,
 
     /// Size of the disk [default: that of the backing file]
     #[arg(value_name = "SIZE")]
@@ -64,21 +65,25 @@ pub(crate) struct CreateArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &CreateArgs) -> Result<u8, Failure> {
-    let opts = match CreateOpts::parse(&args.options, args.format)
-        .map_err(|reason| Failure::new(format!("{}: {reason}", args.filename.display())))?
-    {
+    option_lists::check(&args.options)?;
+    let of_file = args.filename.as_ref().map_or(FileOptions::NotKnown, |_| FileOptions::Listed);
+    let filename = args.filename.clone().unwrap_or_default();
+    let fail = |reason: String| Failure::new(format!("{}: {reason}", filename.display()));
+    let opts = match CreateOpts::parse(&args.options, args.format, of_file).map_err(fail)? {
         ParsedOpts::Help(text) => {
             stdout::print(&text)?;
             return Ok(0);
         }
         ParsedOpts::Use(opts) => opts,
     };
-    let path =
-        local_path(&args.filename).map_err(|reason| Failure::creating_name(&args.filename, &reason))?;
+    if args.filename.is_none() {
+        return Err(Failure::usage("Expecting image file name"));
+    }
+    let path = local_path(&filename).map_err(|reason| Failure::creating_name(&filename, &reason))?;
     let session = Session::start(&args.engine, None)?;
-    let create = create_options(args, &opts, &session, &path)?;
+    let create = create_options(args, &opts, &session, &filename, &path)?;
     if !args.quiet {
-        stdout::print(&format!("{}\n", opts.formatting_line(&args.filename.to_string_lossy(), &create)))?;
+        stdout::print(&format!("{}\n", opts.formatting_line(&filename.to_string_lossy(), &create)))?;
     }
     make(&session, &path, &create, args.progress.mode(args.quiet))?;
     Ok(0)
@@ -89,12 +94,13 @@ fn create_options(
     args: &CreateArgs,
     opts: &CreateOpts,
     session: &Session,
+    filename: &OsStr,
     path: &Path,
 ) -> Result<CreateOptions, Failure> {
     let secrets = args.secrets.read(Sources::All)?;
     let mut create = opts
         .create_options_with(args.format, Some(&secrets))
-        .map_err(|reason| Failure::new(format!("{}: {reason}", args.filename.display())))?;
+        .map_err(|reason| Failure::new(format!("{}: {reason}", filename.display())))?;
     let given = args
         .size
         .as_deref()
@@ -106,7 +112,7 @@ fn create_options(
     if given.is_some() && opts.size.is_some() {
         return Err(Failure::new(format!(
             "{}: The image size must be specified only once",
-            args.filename.display()
+            filename.display()
         )));
     }
     create.size = given.or(opts.size);
@@ -121,7 +127,7 @@ fn create_options(
         if args.format != Format::Qcow2 {
             return Err(Failure::new(format!(
                 "{}: Backing file not supported for file format '{}'",
-                args.filename.display(),
+                filename.display(),
                 args.format.name()
             )));
         }
@@ -136,10 +142,7 @@ fn create_options(
         create.backing = Some((backing.name, format));
     }
     if create.size.is_none() {
-        return Err(Failure::new(format!(
-            "{}: Image creation needs a size parameter",
-            args.filename.display()
-        )));
+        return Err(Failure::new(format!("{}: Image creation needs a size parameter", filename.display())));
     }
     Ok(create)
 }

@@ -4,6 +4,7 @@ use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::failure::Failure;
 use crate::output::{json, stdout};
+use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
@@ -68,7 +69,10 @@ struct Report {
 
 /// Runs the command.
 pub(crate) fn run(args: &MeasureArgs) -> Result<u8, Failure> {
-    let opts = match CreateOpts::parse(&args.options, args.target_format).map_err(Failure::new)? {
+    option_lists::check(&args.options)?;
+    let opts = match CreateOpts::parse(&args.options, args.target_format, FileOptions::Listed)
+        .map_err(Failure::new)?
+    {
         ParsedOpts::Help(text) => {
             stdout::print(&text)?;
             return Ok(0);

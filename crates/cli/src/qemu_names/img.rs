@@ -1,6 +1,6 @@
 //! `qemu-img`: the commands that it has, of zebu's.
 
-use super::{VERSION, parse, trace_argument, usage, with_qemu_grammar};
+use super::{VERSION, help_argument, parse, trace_argument, usage, with_qemu_grammar};
 use crate::cli::{self, Cli};
 use crate::failure::Failure;
 use clap::{CommandFactory, FromArgMatches};
@@ -48,6 +48,8 @@ fn leading(mut arguments: Vec<OsString>) -> Vec<OsString> {
 fn command() -> clap::Command {
     let commands = Cli::command();
     let known = commands.get_subcommands().filter(|command| COMMANDS.contains(&command.get_name()));
+    let known =
+        known.map(|command| command.clone().disable_help_flag(true).arg(help_argument()).after_help(FORMATS));
     with_qemu_grammar(clap::Command::new("qemu-img"))
         .about(format!("qemu-img {VERSION}\nQEMU's disk image utility, by zebu"))
         .override_usage("qemu-img [standard options] command [command options]")
@@ -55,7 +57,7 @@ fn command() -> clap::Command {
         .disable_help_subcommand(true)
         .subcommand_required(true)
         .arg(trace_argument())
-        .subcommands(known.map(|command| command.clone().after_help(FORMATS)))
+        .subcommands(known)
 }
 
 #[cfg(test)]

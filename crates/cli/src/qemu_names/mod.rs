@@ -6,6 +6,7 @@
 mod img;
 mod io;
 mod nbd;
+pub(crate) mod option_lists;
 mod usage;
 
 pub(crate) use img::main as qemu_img;
@@ -35,7 +36,12 @@ fn with_qemu_grammar(command: Command) -> Command {
                 .action(ArgAction::Version)
                 .help("Print the version"),
         )
-        .arg(Arg::new("help").short('h').long("help").action(ArgAction::Help).help("Print this help"))
+        .arg(help_argument())
+}
+
+/// `-h`, which each command of a program has as well.
+fn help_argument() -> Arg {
+    Arg::new("help").short('h').long("help").action(ArgAction::Help).help("Print this help")
 }
 
 /// `-T`, which a QEMU without trace backends takes and does nothing for.
