@@ -7,13 +7,14 @@ use crate::commands::{
 use crate::examples;
 use crate::failure::Failure;
 use crate::manual;
+use crate::output::stdout;
 use crate::program::{self, Program};
 use crate::qemu_names;
 use crate::serve::{connector, unmounter};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 /// Create, convert, check and use disk images in the formats qcow2 and raw.
@@ -241,13 +242,21 @@ pub(crate) fn report_usage_as(
     failure: impl FnOnce(&clap::Error, Option<&str>) -> Failure,
 ) -> ExitCode {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
-        return match error.print() {
+        // At once: a reader who has found what he looks for is not there for the rest.
+        let text = error.render();
+        let text = if std::io::stdout().is_terminal() { text.ansi().to_string() } else { text.to_string() };
+        return match stdout::print(&text) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(_) => ExitCode::FAILURE,
+            Err(failure) => report(&failure, None),
         };
     }
     let command = std::env::args().nth(1).filter(|name| Cli::command().find_subcommand(name).is_some());
-    report(&failure(error, command.as_deref()), command.as_deref())
+    let mut failure = failure(error, command.as_deref());
+    // Another exit code would say that the images differ.
+    if command.as_deref() == Some("compare") && error.kind() == ErrorKind::ValueValidation {
+        failure = failure.with_exit(compare::EXIT_OPEN);
+    }
+    report(&failure, command.as_deref())
 }
 
 /// clap's message without its prefix, its usage and its tips: they take several lines, and the help has them.

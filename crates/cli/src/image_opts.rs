@@ -504,6 +504,13 @@ impl ImageOpts {
         spec.aio = self.aio.or(spec.aio);
         spec.discard = self.discard.or(spec.discard);
         spec.detect_zeroes = self.detect_zeroes.or(spec.detect_zeroes);
+        let unmaps = spec.detect_zeroes == Some(ZeroMode::Unmap);
+        if unmaps && spec.discard != Some(Discard::Unmap) && program::called().is_qemu() {
+            return Err(
+                "setting detect-zeroes to unmap is not allowed without setting discard operation to unmap"
+                    .to_owned(),
+            );
+        }
         Ok(())
     }
 }
@@ -541,6 +548,8 @@ fn set_once<T>(slot: &mut Option<T>, key: &str, value: T) -> Result<(), String> 
 fn cache_mode(mode: CacheMode, direct: Option<bool>, no_flush: Option<bool>) -> Result<CacheMode, String> {
     let direct = direct.unwrap_or(mode.is_direct());
     let no_flush = no_flush.unwrap_or(mode == CacheMode::Unsafe);
+    // For QEMU both may be asked for; flushes are carried out all the same.
+    let no_flush = no_flush && !(direct && program::called().is_qemu());
     match (direct, no_flush, mode.is_writethrough()) {
         (true, true, _) => {
             Err("Parameters 'cache.direct=on' and 'cache.no-flush=on' can't be combined".to_owned())

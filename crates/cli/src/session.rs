@@ -17,7 +17,7 @@ use std::task::Poll;
 use std::time::Duration;
 use zebu::jobs::Cancel;
 use zebu::storage::{Worker, WorkerConfig, WorkerKind};
-use zebu::{Access, Chain, DamageMark, Format, Image, OpenOptions, Purpose, Sharing};
+use zebu::{Access, Chain, DamageMark, ErrorKind, Format, Image, OpenOptions, Purpose, Sharing};
 
 /// How often work that can't look at a switch itself is asked whether it was cancelled.
 const CANCEL_POLL: Duration = Duration::from_millis(50);
@@ -95,10 +95,20 @@ impl Session {
         }
         self.worker
             .block_on(async {
-                let image = Image::open(&self.worker, &spec.path, &options).await?;
+                let mut image = Image::open(&self.worker, &spec.path, &options).await;
+                // A format that can't be written is read all the same; a write fails.
+                if program::called() == Program::QemuIo
+                    && matches!(&image, Err(error) if error.kind() == ErrorKind::Unsupported)
+                    && let Ok(read) =
+                        Image::open(&self.worker, &spec.path, &options.access(Access::ReadOnly)).await
+                    && matches!(read.format(), Format::Foreign(_))
+                {
+                    image = Ok(read);
+                }
+                let image = image?;
                 // QEMU marks bitmaps as in use when it opens an image; who looks meanwhile, or after a crash, finds them so.
                 let is_served = matches!(program::called(), Program::QemuIo | Program::QemuNbd);
-                if is_served && options.access == Access::ReadWrite && !image.bitmaps().is_empty() {
+                if is_served && spec.options.access == Access::ReadWrite && !image.bitmaps().is_empty() {
                     image.take_bitmaps_into_use(&self.worker).await?;
                 }
                 Ok(image)

@@ -83,10 +83,8 @@ fn scripts_find_the_version_that_they_look_for() {
         assert!(ran.stdout.starts_with(&format!("{program} version 10.2.2 (zebu ")), "{ran:?}");
     }
     let help = names.run("qemu-img --help").ok().stdout;
-    assert!(
-        help.lines().any(|line| line.starts_with("Supported formats:") && line.contains(" qcow2")),
-        "{help}"
-    );
+    let formats = help.lines().skip_while(|line| *line != "Supported image formats:").skip(2);
+    assert!(formats.clone().any(|line| line.starts_with("  ") && line.contains(" qcow2")), "{help}");
 }
 
 /// Command lines that both programs take or refuse alike, with the first line of what they say when they fail.
@@ -579,5 +577,72 @@ fn each_command_has_its_help() {
             let ran = names.run(&format!("qemu-img {command} {option}"));
             assert!(ran.code == Some(0) && ran.stdout.contains("Usage:"), "{command} {option}: {ran:?}");
         }
+    }
+}
+
+#[test]
+fn what_has_no_effect_in_qemu_has_none() {
+    let names = Names::new();
+    let run = |line: &str| names.run(line);
+    run("qemu-img create -f qcow2 a.qcow2 8M").ok();
+    run("qemu-img create -f qcow2 -b a.qcow2 -F qcow2 over.qcow2").ok();
+    run("qemu-img convert -O qcow2 -o size=16M a.qcow2 b.qcow2").ok();
+    let info = run("qemu-img info b.qcow2");
+    assert!(info.stdout.contains("virtual size: 8 MiB"), "{info:?}");
+    run("qemu-img rebase -U -b a.qcow2 -F qcow2 over.qcow2").ok();
+    run("qemu-img rebase -c -u -b a.qcow2 -F qcow2 over.qcow2").ok();
+    run("qemu-img convert -n -B a.qcow2 -F qcow2 -O qcow2 over.qcow2 b.qcow2").ok();
+    run("qemu-img info --image-opts driver=qcow2,file.filename=a.qcow2,cache.direct=on,cache.no-flush=on")
+        .ok();
+}
+
+#[test]
+fn what_qemu_refuses_is_refused() {
+    let names = Names::new();
+    names.run("qemu-img create -f qcow2 a.qcow2 8M").ok();
+    for (line, code, words) in [
+        ("convert -O qcow2 -B a.qcow2 -F qcow2 a.qcow2 a.qcow2 b.qcow2", 1, "multiple input images"),
+        (
+            "convert -n --target-image-opts -O qcow2 a.qcow2 driver=qcow2,file.filename=a.qcow2",
+            1,
+            "mutually exclusive",
+        ),
+        (
+            "info --image-opts driver=qcow2,file.filename=a.qcow2,detect-zeroes=unmap",
+            1,
+            "detect-zeroes to unmap",
+        ),
+        ("compare -f bogus a.qcow2 a.qcow2", 2, "bogus"),
+        ("compare -T bogus a.qcow2 a.qcow2", 2, "bogus"),
+    ] {
+        let ran = names.run(&format!("qemu-img {line}"));
+        assert!(ran.code == Some(code) && ran.stderr.contains(words), "{line}: {ran:?}");
+    }
+    let ran = names.run("qemu-io -s -r -c 'write 0 4k' a.qcow2");
+    assert!(ran.code == Some(1) && ran.stderr.contains("Block node is read-only"), "{ran:?}");
+}
+
+#[test]
+fn qemu_io_reads_formats_that_it_does_not_write() {
+    let names = Names::new();
+    names.run("qemu-img create -f qcow2 a.qcow2 1M").ok();
+    names.run("qemu-io -c 'write -P 7 0 4k' a.qcow2").ok();
+    names.run("qemu-img convert -O vdi a.qcow2 a.vdi").ok();
+    names.run("qemu-io -c 'read -P 7 0 4k' a.vdi").ok();
+    let ran = names.run("qemu-io -c 'write 0 4k' a.vdi");
+    assert!(ran.stderr.contains("write failed") || ran.stdout.contains("write failed"), "{ran:?}");
+}
+
+/// A reader that has found its word leaves.
+#[test]
+fn the_help_is_written_at_once() {
+    let names = Names::new();
+    for program in ["qemu-img --help", "qemu-io --help", "qemu-nbd --help", "qemu-img convert --help"] {
+        let line = format!(
+            "set -o pipefail; for i in 1 2 3 4 5 6 7 8; do '{}'/{program} | grep -q Usage || exit 1; done",
+            names.0.path().display()
+        );
+        let status = Command::new("bash").args(["-c", &line]).status().unwrap();
+        assert!(status.success(), "{program}");
     }
 }

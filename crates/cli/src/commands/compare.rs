@@ -18,7 +18,7 @@ use zebu::{Access, CacheMode, ErrorKind, Format};
 /// The images differ.
 const EXIT_DIFFERENT: u8 = 1;
 /// An image can't be opened.
-const EXIT_OPEN: u8 = 2;
+pub(crate) const EXIT_OPEN: u8 = 2;
 /// It can't be found out what is allocated.
 const EXIT_STATUS: u8 = 3;
 /// An image can't be read.

@@ -236,13 +236,11 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
         }
         ParsedOpts::Use(opts) => opts,
     };
+    let opts = if program::called().is_qemu() { as_qemu(args, opts)? } else { opts };
     if !args.compress
         && let Some(option) = args.compression.given()
     {
         return Err(Failure::usage(format!("{option} needs -c")));
-    }
-    if program::called().is_qemu() && args.copy_range_offloading {
-        check_offloading(args)?;
     }
     if args.bitmaps && args.files.len() > 2 {
         return Err(Failure::usage("Copying bitmaps only possible with single source"));
@@ -340,6 +338,24 @@ impl ConvertArgs {
     fn target_format(&self) -> Format {
         self.target_format.unwrap_or(Format::Raw)
     }
+}
+
+/// Refuses what QEMU refuses, in its words, and leaves out what has no effect there.
+fn as_qemu(args: &ConvertArgs, mut opts: Box<CreateOpts>) -> Result<Box<CreateOpts>, Failure> {
+    if args.copy_range_offloading {
+        check_offloading(args)?;
+    }
+    if args.target_image_opts && args.target_format.is_some() {
+        return Err(Failure::new("--target-image-opts and -O are mutually exclusive"));
+    }
+    if args.files.len() > 2 && (args.backing.is_some() || opts.backing_file.is_some()) {
+        return Err(Failure::new(
+            "Having a backing file for the target makes no sense when concatenating multiple input images",
+        ));
+    }
+    // The disk is as large as its sources.
+    opts.size = None;
+    Ok(opts)
 }
 
 /// Refuses what copy offloading goes together with nowhere, in QEMU's words.
@@ -489,7 +505,7 @@ fn existing_target(args: &ConvertArgs, opts: &CreateOpts, target: &OsStr) -> Res
             "-o can't be used with -n, or for a disk on a server: the target exists, it is not made",
         ));
     }
-    if args.backing_format.is_some() {
+    if args.backing_format.is_some() && !program::called().is_qemu() {
         return Err(Failure::usage(
             "-F can't be used with -n, or for a disk on a server: the target names the format of its backing file",
         ));

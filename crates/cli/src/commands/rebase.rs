@@ -82,7 +82,9 @@ pub(crate) fn run(args: &RebaseArgs) -> Result<u8, Failure> {
     if name.is_empty() && args.backing_format.is_some() {
         return Err(Failure::usage("a backing format is given, but no backing file"));
     }
-    if args.force_share {
+    // QEMU takes both, and neither has an effect there.
+    let is_qemu = program::called().is_qemu();
+    if args.force_share && !is_qemu {
         return Err(Failure::usage(
             "-U can't be used: an image that is opened without locks can't be written",
         ));
@@ -90,7 +92,7 @@ pub(crate) fn run(args: &RebaseArgs) -> Result<u8, Failure> {
     if let Some(option) = args.compression.given().filter(|_| !args.compress) {
         return Err(Failure::usage(format!("{option} needs -c")));
     }
-    if args.compress && args.backing_unsafe {
+    if args.compress && args.backing_unsafe && !is_qemu {
         return Err(Failure::usage("-c can't be used with -u: nothing is copied"));
     }
     let mut spec =

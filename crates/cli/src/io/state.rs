@@ -108,7 +108,10 @@ impl State {
         let overlay = TemporaryOverlay::over(spec.path.as_os_str(), format)?;
         let mut options = spec.options.clone();
         options.format = Some(Format::Qcow2);
-        options.access = Access::ReadWrite;
+        // Under its own name, the command asks for writes with an option.
+        if !program::called().is_qemu() {
+            options.access = Access::ReadWrite;
+        }
         options.sharing = Sharing::Locked;
         options.refs = RefPolicy::All;
         self.open(ImageSpec { path: overlay.path().to_owned(), options, ..spec })?;

@@ -13,8 +13,12 @@ const COMMANDS: [&str; 16] = [
     "measure", "rebase", "resize", "snapshot", "help",
 ];
 
-/// Formats and protocols, in the form that scripts look for.
-const FORMATS: &str = "Supported formats: file host_device luks qcow2 raw";
+/// Formats, protocols and drivers, in the form that scripts look for.
+const FORMATS: &str = "Supported image formats:
+
+  blkdebug blkverify cloop compress copy-on-read dmg file host_device http https
+  luks nbd null-aio null-co parallels preallocate qcow qcow2 qed raw vdi vhdx
+  vmdk vpc";
 
 /// Reads the command line as qemu-img does, and runs the command.
 pub(crate) fn main(arguments: Vec<OsString>) -> ExitCode {
@@ -48,8 +52,7 @@ fn leading(mut arguments: Vec<OsString>) -> Vec<OsString> {
 fn command() -> clap::Command {
     let commands = Cli::command();
     let known = commands.get_subcommands().filter(|command| COMMANDS.contains(&command.get_name()));
-    let known =
-        known.map(|command| command.clone().disable_help_flag(true).arg(help_argument()).after_help(FORMATS));
+    let known = known.map(|command| command.clone().disable_help_flag(true).arg(help_argument()));
     with_qemu_grammar(clap::Command::new("qemu-img"))
         .about(format!("qemu-img {VERSION}\nQEMU's disk image utility, by zebu"))
         .override_usage("qemu-img [standard options] command [command options]")
