@@ -6,6 +6,7 @@ use crate::limits::MAX_DISK;
 use crate::opened::Opened;
 use crate::parent::{Identity, Parent};
 use crate::run::{Kind, Run};
+use crate::units::within_file;
 use crate::{cloop, dmg, parallels, qcow1, qed, vdi, vhdx, vmdk, vpc};
 
 /// A format.
@@ -178,7 +179,8 @@ impl Disk {
         self.identity
     }
 
-    /// The run at `guest`, at most `max_len` bytes. Past the end of the disk, everything is a hole.
+    /// The run at `guest`, at most `max_len` bytes. Past the end of the disk, everything is a hole. Data that lies in the file
+    /// in part is mapped as far as the file reaches, in whole sectors.
     ///
     /// # Errors
     /// The table entry is damaged, or leads out of the file.
@@ -187,7 +189,7 @@ impl Disk {
             return Ok(Run { kind: Kind::Hole, len: max_len });
         }
         let max_len = max_len.min(self.size.saturating_sub(guest));
-        match &self.map {
+        let run = match &self.map {
             Map::Vmdk(map) => map.run(files, guest, max_len),
             Map::Vhdx(map) => map.run(files, guest, max_len),
             Map::Vpc(map) => map.run(files, guest, max_len),
@@ -197,6 +199,7 @@ impl Disk {
             Map::Qcow(map) => map.run(files, guest, max_len),
             Map::Cloop(map) => map.run(files, guest, max_len),
             Map::Dmg(map) => Ok(map.run(guest, max_len)),
-        }
+        };
+        within_file(files, guest, run?)
     }
 }

@@ -13,7 +13,6 @@ use crate::limits::MAX_DESCRIPTOR;
 use crate::opened::Opened;
 use crate::parent::{Identity, Parent, ParentFormat, with_slashes};
 use crate::run::{Kind, Run};
-use crate::units::{advanced, data};
 use descriptor::{Descriptor, ExtentKind};
 use sparse::Header;
 pub use sparse::{COWD_MAGIC, SPARSE_MAGIC};
@@ -199,8 +198,8 @@ impl Map {
         match &extent.content {
             Content::Zero => Ok(Run { kind: Kind::Zero, len: rest }),
             Content::Flat { file, offset } => {
-                let kind = data(files, *file, *offset, 0, extent.len, extent.len)?;
-                Ok(Run { kind: advanced(kind, within), len: rest })
+                let kind = Kind::Data { file: *file, offset: offset.saturating_add(within) };
+                Ok(Run { kind, len: rest })
             }
             Content::Sparse(tables) => {
                 let run = tables.run(files, within, rest)?;
