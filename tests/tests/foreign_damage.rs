@@ -57,7 +57,8 @@ fn a_disk_of_8_eib_in_a_small_file_ends_soon() {
     let mut delta = foreign_samples::se_sparse().files.remove(1).1;
     put(&mut delta, 16, &SECTORS.to_le_bytes());
     std::fs::write(dir.join("delta"), delta).unwrap();
-    let text = foreign_samples::vmware::descriptor("seSparse", "", &format!("RW {SECTORS} SESPARSE \"delta\""));
+    let text =
+        foreign_samples::vmware::descriptor("seSparse", "", &format!("RW {SECTORS} SESPARSE \"delta\""));
     std::fs::write(dir.join("image.vmdk"), text).unwrap();
     for image in ["image.hdd", "image.vmdk"] {
         for (line, code) in [

@@ -28,7 +28,7 @@ use crate::{Error, ErrorKind, Remedy, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use zebu_foreign::{Disk, ParentFormat, extent_files};
+use zebu_foreign::{Opening, ParentFormat, extent_files};
 use zebu_qcow2::header::DataFileOption;
 use zebu_qcow2::{FormatError, Header, Incompatible};
 use zebu_storage::{Create, File, LockMode, OpenFlags, Worker};
@@ -349,7 +349,8 @@ async fn open_foreign(
     refuse_what_raw_has_not(&file, Format::Foreign(format), options)?;
     let mut files = vec![file];
     if options.purpose == Purpose::Inspect {
-        let disk = parse_from(worker, &files, None, |pages| Disk::inspect(format, pages)).await?;
+        let mut opening = Opening::new(format);
+        let disk = parse_from(worker, &files, None, |pages| opening.inspect(pages)).await?;
         return Ok(Box::new(ForeignImage::new(disk, files, options)));
     }
     let names = parse_from(worker, &files, None, |pages| extent_files(format, pages)).await?;
@@ -357,7 +358,8 @@ async fn open_foreign(
         let (extent, _) = refs::open(path, &name, Role::Extent, options, &flags(options))?;
         files.push(extent);
     }
-    let disk = parse_from(worker, &files, None, |pages| Disk::open(format, pages)).await?;
+    let mut opening = Opening::new(format);
+    let disk = parse_from(worker, &files, None, |pages| opening.open(pages)).await?;
     Ok(Box::new(ForeignImage::new(disk, files, options)))
 }
 

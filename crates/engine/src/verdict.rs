@@ -11,7 +11,7 @@ use crate::qcow2::text::text;
 use crate::{Error, Image, Result};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use zebu_foreign::{Disk, ParentFormat, extent_files};
+use zebu_foreign::{Opening, ParentFormat, extent_files};
 use zebu_qcow2::extension::Extension;
 use zebu_qcow2::header::MAGIC;
 use zebu_qcow2::{Autoclear, Compatible, Encryption, FormatError, Header, Incompatible, L1Entry, Warning};
@@ -396,7 +396,8 @@ async fn assess_foreign(
     concerns: &mut Vec<Concern>,
 ) -> Option<u64> {
     let files = std::slice::from_ref(file);
-    let disk = parse_from(worker, files, None, |pages| Disk::inspect(format, pages)).await;
+    let mut opening = Opening::new(format);
+    let disk = parse_from(worker, files, None, |pages| opening.inspect(pages)).await;
     let names = parse_from(worker, files, None, |pages| extent_files(format, pages)).await;
     let (disk, names) = match (disk, names) {
         (Ok(disk), Ok(names)) => (disk, names),

@@ -216,7 +216,11 @@ impl Blocks {
         let (here, sectors) =
             crate::bytes::equal_bits(&bytes, (first % 8) as usize, |byte, bit| byte << bit & 0x80 != 0);
         let len = sectors.saturating_mul(512).saturating_sub(within % 512).min(rest);
-        let kind = if here { Kind::Data { file: FileIndex::IMAGE, offset: offset.saturating_add(within) } } else { Kind::Hole };
+        let kind = if here {
+            Kind::Data { file: FileIndex::IMAGE, offset: offset.saturating_add(within) }
+        } else {
+            Kind::Hole
+        };
         Ok(Run { kind, len })
     }
 }

@@ -43,7 +43,14 @@ pub(crate) struct Map {
     overlay: Overlay,
 }
 
-pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
+/// The header, and the changes that the log tells.
+#[derive(Debug)]
+pub(crate) struct Replayed {
+    data_write_guid: [u8; 16],
+    overlay: Overlay,
+}
+
+fn replay(files: &dyn Files) -> Result<Replayed> {
     let source = Source::image(files);
     let magic: [u8; 8] = source.array(0, "the VHDX file identifier")?;
     ensure!(magic == *MAGIC, "Image not in VHDX format");
@@ -52,7 +59,16 @@ pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
         None => Overlay::default(),
         Some((at, len)) => log::replay(source, &header.log_guid, at, len)?,
     };
-    let patched = Patched { files, overlay: &overlay };
+    Ok(Replayed { data_write_guid: header.data_write_guid, overlay })
+}
+
+/// The log is replayed once, whatever is missing later: `replayed` keeps its changes.
+pub(crate) fn open(files: &dyn Files, replayed: &mut Option<Replayed>) -> Result<Opened<Map>> {
+    let Replayed { data_write_guid, overlay } = match replayed {
+        Some(replayed) => replayed,
+        None => replayed.insert(replay(files)?),
+    };
+    let patched = Patched { files, overlay };
     let source = Source::image(&patched);
     let regions = region::read(source)?;
     let metadata = metadata::read(source, regions.metadata)?;
@@ -81,13 +97,14 @@ pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
         (false, false) => "dynamic",
     };
     let has_parent = metadata.has_parent;
-    let map = Map { size, block, sector: metadata.sector, chunk, table, has_parent, overlay };
+    let map =
+        Map { size, block, sector: metadata.sector, chunk, table, has_parent, overlay: overlay.clone() };
     Ok(Opened {
         size,
         unit: block_bytes,
         variant,
         parent: metadata.parent,
-        identity: Some(Identity::Uuid(header.data_write_guid)),
+        identity: Some(Identity::Uuid(*data_write_guid)),
         map,
     })
 }
@@ -175,7 +192,11 @@ impl Map {
         let (here, sectors) = equal_bits(&bytes, (first % 8) as usize, |byte, bit| byte >> bit & 1 != 0);
         let past = in_chunk.checked_rem(self.sector).unwrap_or_default();
         let len = sectors.saturating_mul(self.sector).saturating_sub(past).min(rest);
-        let kind = if here { Kind::Data { file: FileIndex::IMAGE, offset: offset.saturating_add(within) } } else { Kind::Hole };
+        let kind = if here {
+            Kind::Data { file: FileIndex::IMAGE, offset: offset.saturating_add(within) }
+        } else {
+            Kind::Hole
+        };
         Ok(Run { kind, len })
     }
 }
