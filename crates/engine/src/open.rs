@@ -5,7 +5,7 @@ use crate::chain::map::{ChainMap, DerivedFrom, MERGED_BYTES};
 use crate::check;
 use crate::crypt::protection::Protection;
 use crate::error::format_error;
-use crate::foreign::{Guess, Kind, guess};
+use crate::foreign::{Foreign, Guess, guess};
 use crate::foreign_image::{ForeignImage, convert_first, parse_from};
 use crate::image_worker::ImageWorker;
 use crate::luks_disk::LuksDisk;
@@ -89,15 +89,22 @@ pub async fn probe(worker: &Worker, file: &File) -> Result<Format> {
     match guess(worker, file).await? {
         Guess::Known(format) => Ok(format),
         Guess::Foreign(foreign) => {
-            let message = match foreign.kind {
-                Kind::Image => format!(
+            let message = match foreign {
+                Foreign::Image(_) => format!(
                     "it looks like {foreign}, which can't be read: make qcow2 or raw of it with another tool first, or \
                      say that its very bytes are the disk"
                 ),
-                Kind::Packed => format!(
-                    "it looks like {foreign}, which can't be read in place: convert it (convert and backup unpack their \
-                     sources), or say that its very bytes are the disk"
-                ),
+                Foreign::Packed(packed) => {
+                    let remedy = if packed.is_unpacked() {
+                        "convert it (convert and backup unpack their sources)".to_owned()
+                    } else {
+                        format!("unpack it first (by {})", packed.unpacker())
+                    };
+                    format!(
+                        "it looks like {foreign}, which can't be read in place: {remedy}, or say that its very bytes are \
+                         the disk"
+                    )
+                }
             };
             Err(Error::new(ErrorKind::ForeignFormat, message).on(file.path()))
         }

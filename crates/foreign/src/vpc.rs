@@ -76,8 +76,7 @@ pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
     if first.starts_with(COOKIE) && matches!(be32(&first, 60), 3 | 4) {
         return open_dynamic(source, &first);
     }
-    let at = source.len().saturating_sub(FOOTER);
-    let footer: [u8; 512] = source.array(at, "the VHD footer")?;
+    let (at, footer) = last_footer(source)?;
     ensure!(footer.starts_with(COOKIE), "invalid VPC image: no footer at its start or end");
     check_footer(&footer, at)?;
     match be32(&footer, 60) {
@@ -102,6 +101,22 @@ pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
         identity: Some(Identity::Uuid(array(&footer, 68))),
         map,
     })
+}
+
+/// The footer at the end of the file, and its offset. Old versions of Virtual PC wrote one byte less, which is 0.
+fn last_footer(source: Source<'_>) -> Result<(u64, [u8; 512])> {
+    let at = source.len().saturating_sub(FOOTER);
+    let footer: [u8; 512] = source.array(at, "the VHD footer")?;
+    if footer.starts_with(COOKIE) {
+        return Ok((at, footer));
+    }
+    let at = at.saturating_add(1);
+    let mut shorter = [0; 512];
+    let bytes = source.vec(at, FOOTER.saturating_sub(1), "the VHD footer")?;
+    for (to, from) in shorter.iter_mut().zip(bytes) {
+        *to = from;
+    }
+    Ok((at, shorter))
 }
 
 fn open_dynamic(source: Source<'_>, footer: &[u8; 512]) -> Result<Opened<Map>> {
