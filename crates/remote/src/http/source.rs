@@ -7,6 +7,7 @@ use super::options::{HttpOptions, Redirects, Verification};
 use super::proxy::proxy_for;
 use super::url::HttpUrl;
 use crate::error::RemoteRemedy;
+use crate::network::deadline::{Allowance, Backlog};
 use crate::network::{OutOfReach, Reach, is_public, written_address};
 use crate::stats::RemoteStats;
 use crate::stream::Stream;
@@ -123,6 +124,8 @@ pub(super) struct Source {
     is_public: OnceLock<bool>,
     /// When bytes came last, in milliseconds since `opened`.
     last_byte: AtomicU64,
+    /// Of all that is fetched.
+    backlog: Backlog,
     opened: Instant,
     failure: Mutex<Option<String>>,
     /// Why reads were given up, if any were.
@@ -142,6 +145,7 @@ impl Source {
             pinned: OnceLock::new(),
             is_public: OnceLock::new(),
             last_byte: AtomicU64::new(0),
+            backlog: Backlog::default(),
             opened: Instant::now(),
             failure: Mutex::default(),
             given_up: Mutex::default(),
@@ -182,6 +186,11 @@ impl Source {
     pub(super) fn count_read(&self, bytes: u64) {
         self.stats.count_read(bytes);
         self.last_byte.store(self.opened.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// The time of a fetch of so many bytes whose readers have asked at `asked`.
+    pub(super) fn allowance(&self, asked: Instant, bytes: u64) -> Allowance {
+        self.backlog.allowance(asked, self.options.timeout, bytes)
     }
 
     /// Whether a request's time is over: at its deadline, but as long as bytes come, later, at the limit.

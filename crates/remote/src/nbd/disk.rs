@@ -35,7 +35,8 @@ const EXTRA_PAUSE: Duration = Duration::from_secs(30);
 pub struct NbdOptions {
     /// The most connections, not 0. More than one are made only if the server says that it is safe.
     pub connections: usize,
-    /// How long a request waits for its answer, broken connections included; a flush waits ten times as long. Not 0.
+    /// How long a request waits while no bytes come, broken connections included; a flush waits ten times as long. Not 0. As long
+    /// as bytes come, it waits for those of the requests before it and for its own, 64 KiB a second at least.
     pub timeout: Duration,
     /// How long connecting and agreeing may take. Not 0.
     pub connect_timeout: Duration,
@@ -297,8 +298,10 @@ impl Storage for NbdDisk {
                 return;
             }
         };
-        let deadline = shared.deadline(command);
-        let request = Request::new(command, flags, range, deadline, Answer::Storage(done));
+        let has_data = matches!(command, command::READ | command::WRITE);
+        let bytes = if has_data { range.end - range.start } else { 0 };
+        let allowance = shared.queue.allowance(shared.timeout(command), bytes);
+        let request = Request::new(command, flags, range, allowance, Answer::Storage(done));
         if request.is_change() {
             shared.changed.store(true, std::sync::atomic::Ordering::SeqCst);
         }
@@ -307,9 +310,9 @@ impl Storage for NbdDisk {
 }
 
 impl Shared {
-    fn deadline(&self, command: u16) -> Instant {
+    fn timeout(&self, command: u16) -> Duration {
         let timeout = self.options.timeout;
-        Instant::now() + if command == command::FLUSH { timeout * FLUSH_FACTOR } else { timeout }
+        if command == command::FLUSH { timeout * FLUSH_FACTOR } else { timeout }
     }
 
     /// The number of the context that tells of holes.
@@ -408,8 +411,8 @@ impl Shared {
             let unflushed = durability.unflushed.iter().enumerate();
             unflushed.filter(|(_, changes)| **changes > 0).map(|(connection, _)| connection).collect()
         };
-        let deadline = self.deadline(command::FLUSH);
-        let request = |answer| Request::new(command::FLUSH, 0, 0..0, deadline, answer);
+        let allowance = || self.queue.allowance(self.timeout(command::FLUSH), 0);
+        let request = |answer| Request::new(command::FLUSH, 0, 0..0, allowance(), answer);
         if connections.is_empty() {
             // Others may have written to the disk.
             self.queue.push(request(Answer::Storage(done)));
@@ -422,9 +425,9 @@ impl Shared {
     }
 
     fn ask_for_runs(&self, context: u32, range: std::ops::Range<u64>, wanted: super::request::RunsWanted) {
-        let deadline = self.deadline(command::BLOCK_STATUS);
+        let allowance = self.queue.allowance(self.timeout(command::BLOCK_STATUS), 0);
         let answer = Answer::Runs(Some(wanted));
-        let mut request = Request::new(command::BLOCK_STATUS, 0, range, deadline, answer);
+        let mut request = Request::new(command::BLOCK_STATUS, 0, range, allowance, answer);
         request.context = context;
         self.queue.push(request);
     }

@@ -1,6 +1,7 @@
 //! Requests that wait for a connection.
 
 use super::request::Request;
+use crate::network::deadline::{Allowance, Backlog, Progress};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,6 +18,10 @@ pub(super) struct Queue {
     /// For threads that have no connection.
     more: Condvar,
     bells: Vec<Bell>,
+    /// Of all requests, in the queue and at connections.
+    backlog: Backlog,
+    /// Of all connections.
+    progress: Progress,
 }
 
 struct State {
@@ -51,11 +56,27 @@ impl Queue {
         let bells = (0..connections).map(|_| bell()).collect::<std::io::Result<Vec<_>>>()?;
         let own = bells.iter().map(|_| VecDeque::new()).collect();
         let state = State { waiting: VecDeque::new(), own, is_closed: false };
-        Ok(Self { state: Mutex::new(state), more: Condvar::new(), bells })
+        Ok(Self {
+            state: Mutex::new(state),
+            more: Condvar::new(),
+            bells,
+            backlog: Backlog::default(),
+            progress: Progress::new(),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The time of a request of so many bytes of data, which begins now.
+    pub(super) fn allowance(&self, timeout: Duration, bytes: u64) -> Allowance {
+        self.backlog.allowance(Instant::now(), timeout, bytes)
+    }
+
+    /// A connection has moved bytes.
+    pub(super) fn note_progress(&self, now: Instant) {
+        self.progress.note(now);
     }
 
     /// Adds a request, and tells the connection that has the fewest.
@@ -115,7 +136,7 @@ impl Queue {
         loop {
             let own = state.own[connection].pop_front();
             let request = own.or_else(|| state.waiting.pop_front())?;
-            if request.deadline > Instant::now() {
+            if request.allowance.until(self.progress.last()) > Instant::now() {
                 return Some(request);
             }
             drop(state);
@@ -126,16 +147,17 @@ impl Queue {
 
     /// Fails what is over time; the time until the next would be.
     pub(super) fn expire(&self) -> Option<Duration> {
-        let now = Instant::now();
+        let (now, progress) = (Instant::now(), self.progress.last());
         let mut state = self.lock();
         let mut over = Vec::new();
         let mut next: Option<Instant> = None;
         let State { waiting, own, .. } = &mut *state;
         for requests in own.iter_mut().chain([waiting]) {
-            let (late, left): (VecDeque<_>, VecDeque<_>) =
-                std::mem::take(requests).into_iter().partition(|request| request.deadline <= now);
+            let (late, left): (VecDeque<_>, VecDeque<_>) = std::mem::take(requests)
+                .into_iter()
+                .partition(|request| request.allowance.until(progress) <= now);
             over.extend(late);
-            next = next.into_iter().chain(left.iter().map(|request| request.deadline)).min();
+            next = next.into_iter().chain(left.iter().map(|request| request.allowance.until(progress))).min();
             *requests = left;
         }
         drop(state);
