@@ -413,7 +413,7 @@ impl Ranged {
         let silence = (self.source.options.timeout / 4).min(LONGEST_SILENCE);
         while !fetch.rest().is_empty() {
             let range = fetch.rest();
-            let is_closed = || self.lock().is_closed;
+            let is_closed = || self.lock().is_closed || self.source.is_out_of_grace();
             let patience = Patience { until: limit, silence, is_cancelled: &is_closed };
             if link
                 .connection
@@ -427,8 +427,9 @@ impl Ranged {
             }
             let Some((_, connection)) = &mut link.connection else { continue };
             let response = self.source.ask(connection, &url, Some(&range), &patience)?;
+            let may_have_moved = self.source.is_moved(&url) || response.status().is_redirection();
             let reply = match self.source.judge(&response, Some(&range), connection, &patience) {
-                Err(Trouble::Denied { .. }) if self.source.is_moved(&url) && !is_renewed => {
+                Err(Trouble::Denied { .. }) if may_have_moved && !is_renewed => {
                     is_renewed = true;
                     // Places that redirects lead to are often good for minutes only.
                     self.source.renew(generation, &patience)?;

@@ -137,7 +137,7 @@ impl Streamed {
         done: &Completer,
     ) -> Result<(), String> {
         let mut pause = FIRST_PAUSE;
-        let is_over = || done.is_cancelled() || self.lock().is_closed;
+        let is_over = || done.is_cancelled() || self.lock().is_closed || self.source.is_out_of_grace();
         let silence = (self.source.options.timeout / 4).min(LONGEST_SILENCE);
         let patience = Patience { until: limit, silence, is_cancelled: &is_over };
         while stream.position < end {

@@ -213,12 +213,13 @@ impl<'a, W: Watcher> Connection<'a, W> {
         self.watcher.is_over(self.number, unanswered);
         self.queue.detach(self.number);
         let now = Instant::now();
-        let (moved, progress) = (self.moved, self.progress);
-        let (over, left): (Vec<_>, Vec<_>) = std::mem::take(&mut self.pending)
-            .into_values()
-            .partition(|request| request.until(moved, progress) <= now);
+        let pending = std::mem::take(&mut self.pending).into_values();
+        let (over, left): (Vec<_>, Vec<_>) = pending.partition(|request| self.until(request) <= now);
+        if !matches!(lost, Lost::Closed) {
+            self.queue.note_failure(lost.to_string());
+        }
         for request in over {
-            request.fail(libc::EIO);
+            self.queue.give_up(request);
         }
         if let Lost::Closed = lost {
             for request in left {
@@ -240,7 +241,7 @@ impl<'a, W: Watcher> Connection<'a, W> {
         self.take_requests();
         self.send()?;
         let now = Instant::now();
-        let next = self.pending.values().map(|request| request.until(self.moved, self.progress)).min();
+        let next = self.pending.values().map(|request| self.until(request)).min();
         if next.is_some_and(|deadline| deadline <= now) {
             return Err(Lost::Silent);
         }
@@ -344,6 +345,11 @@ impl<'a, W: Watcher> Connection<'a, W> {
             }
         }
         Ok(())
+    }
+
+    /// The time when a request is over.
+    fn until(&self, request: &Request) -> Instant {
+        self.queue.until(request, request.until(self.moved, self.progress), self.progress)
     }
 
     fn note_progress(&mut self, bytes: usize) {

@@ -26,6 +26,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// The pause between attempts to open a disk.
 const OPEN_PAUSE: Duration = Duration::from_millis(100);
+/// The least time of an attempt to connect.
+const SHORTEST_ATTEMPT: Duration = Duration::from_millis(10);
 /// The pause after an attempt to make a connection more that failed.
 const EXTRA_PAUSE: Duration = Duration::from_secs(30);
 
@@ -99,8 +101,6 @@ struct Shared {
     durability: Mutex<Durability>,
     /// The latest block status, from an offset on, of a disk that nobody changes through this client.
     runs: Mutex<Option<(u64, Vec<StatusRun>)>>,
-    /// Why the latest connection broke, or could not be made.
-    failure: Mutex<Option<String>>,
     /// Whether somebody changed the disk through this client.
     changed: std::sync::atomic::AtomicBool,
 }
@@ -171,7 +171,6 @@ impl NbdDisk {
             stats: RemoteStats::default(),
             durability: Mutex::new(Durability { unflushed: vec![0; connections], is_lost: false }),
             runs: Mutex::default(),
-            failure: Mutex::default(),
             changed: false.into(),
         });
         let disk = Self { shared: Arc::clone(&shared) };
@@ -201,7 +200,18 @@ impl NbdDisk {
 
     /// Why a connection broke or could not be made last, if that ever happened.
     pub fn last_failure(&self) -> Option<String> {
-        self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shared.queue.failure()
+    }
+
+    /// Why a request was given up first, if that ever happened.
+    pub fn given_up(&self) -> Option<String> {
+        self.shared.queue.given_up()
+    }
+
+    /// Has requests end soon: from now on, each fails when its server has given no sign for a few seconds, a flush when it has
+    /// given none for a quarter of a minute. For programs that are told to end.
+    pub fn hurry(&self) {
+        self.shared.queue.hurry();
     }
 
     /// Metadata contexts that the server has of those that were asked for.
@@ -348,7 +358,6 @@ impl Shared {
                 if matches!(lost, Lost::Closed) {
                     return;
                 }
-                self.note_failure(lost.to_string());
                 if begin.elapsed() > LONGEST_PAUSE {
                     pause = FIRST_PAUSE;
                 }
@@ -360,7 +369,11 @@ impl Shared {
             if self.queue.wait_for_work() {
                 return;
             }
-            let until = Instant::now() + self.options.connect_timeout;
+            // What waits has its own time, which ends during the handshake, too.
+            let left = self.queue.expire().map_or(self.options.connect_timeout, |left| {
+                left.clamp(SHORTEST_ATTEMPT, self.options.connect_timeout.max(SHORTEST_ATTEMPT))
+            });
+            let until = Instant::now() + left;
             let connected = handshake::connect(
                 &self.options.network,
                 &self.address,
@@ -377,7 +390,7 @@ impl Shared {
                     stream = Some(connected);
                 }
                 other => {
-                    self.note_failure(match other {
+                    self.queue.note_failure(match other {
                         Ok(_) => "the export is not what it was when it was opened".to_owned(),
                         Err(refused) => refused.reason,
                     });
@@ -389,10 +402,6 @@ impl Shared {
                 }
             }
         }
-    }
-
-    fn note_failure(&self, reason: String) {
-        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
     }
 
     fn durability(&self) -> MutexGuard<'_, Durability> {

@@ -6,7 +6,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The load of a connection that is not there.
@@ -22,6 +22,10 @@ pub(super) struct Queue {
     backlog: Backlog,
     /// Of all connections.
     progress: Progress,
+    /// When the user of the disk began to wait for its end.
+    hurried: OnceLock<Instant>,
+    failure: Mutex<Option<String>>,
+    given_up: OnceLock<String>,
 }
 
 struct State {
@@ -62,6 +66,9 @@ impl Queue {
             bells,
             backlog: Backlog::default(),
             progress: Progress::new(),
+            hurried: OnceLock::new(),
+            failure: Mutex::default(),
+            given_up: OnceLock::new(),
         })
     }
 
@@ -72,6 +79,48 @@ impl Queue {
     /// The time of a request of so many bytes of data, which begins now.
     pub(super) fn allowance(&self, timeout: Duration, bytes: u64) -> Allowance {
         self.backlog.allowance(Instant::now(), timeout, bytes)
+    }
+
+    /// From now on, a request waits no longer than its grace while no bytes come.
+    pub(super) fn hurry(&self) {
+        if self.hurried.set(Instant::now()).is_ok() {
+            self.more.notify_all();
+            self.bells.iter().for_each(Bell::ring);
+        }
+    }
+
+    /// The time when a request is over that would be at `until`. Bytes came at `progress` last.
+    pub(super) fn until(&self, request: &Request, until: Instant, progress: Instant) -> Instant {
+        match self.hurried.get() {
+            Some(hurried) => until.min(progress.max(*hurried) + request.grace()),
+            None => until,
+        }
+    }
+
+    fn until_waiting(&self, request: &Request, progress: Instant) -> Instant {
+        self.until(request, request.allowance.until(progress), progress)
+    }
+
+    /// Why a request was given up first, if that ever happened.
+    pub(super) fn given_up(&self) -> Option<String> {
+        self.given_up.get().cloned()
+    }
+
+    /// Fails a request whose time is over. Why its connections failed is told by `failure`.
+    pub(super) fn give_up(&self, request: Request) {
+        let reason = self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let _ = self.given_up.set(reason.unwrap_or_else(|| "the server did not answer in time".to_owned()));
+        request.fail(libc::EIO);
+    }
+
+    /// A connection broke, or could not be made.
+    pub(super) fn note_failure(&self, reason: String) {
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
+    }
+
+    /// Why the latest connection broke, or could not be made.
+    pub(super) fn failure(&self) -> Option<String> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// A connection has moved bytes.
@@ -136,11 +185,11 @@ impl Queue {
         loop {
             let own = state.own[connection].pop_front();
             let request = own.or_else(|| state.waiting.pop_front())?;
-            if request.allowance.until(self.progress.last()) > Instant::now() {
+            if self.until_waiting(&request, self.progress.last()) > Instant::now() {
                 return Some(request);
             }
             drop(state);
-            request.fail(libc::EIO);
+            self.give_up(request);
             state = self.lock();
         }
     }
@@ -155,14 +204,17 @@ impl Queue {
         for requests in own.iter_mut().chain([waiting]) {
             let (late, left): (VecDeque<_>, VecDeque<_>) = std::mem::take(requests)
                 .into_iter()
-                .partition(|request| request.allowance.until(progress) <= now);
+                .partition(|request| self.until_waiting(request, progress) <= now);
             over.extend(late);
-            next = next.into_iter().chain(left.iter().map(|request| request.allowance.until(progress))).min();
+            next = next
+                .into_iter()
+                .chain(left.iter().map(|request| self.until_waiting(request, progress)))
+                .min();
             *requests = left;
         }
         drop(state);
         for request in over {
-            request.fail(libc::EIO);
+            self.give_up(request);
         }
         next.map(|deadline| deadline.saturating_duration_since(now))
     }

@@ -5,7 +5,7 @@ use super::protocol::{command, command_flag};
 use crate::network::deadline::Allowance;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use zebu_storage::{Completer, StorageDone, StorageOp};
 
 /// A run of one state, as a block status lists it.
@@ -17,6 +17,9 @@ pub struct StatusRun {
     /// State, whose meaning is the context's.
     pub flags: u64,
 }
+
+/// Time without a sign of the server that requests have at the end.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// A callback for runs.
 pub(super) type RunsWanted = Box<dyn FnOnce(Result<Vec<StatusRun>, i32>) + Send>;
@@ -125,6 +128,11 @@ impl Request {
         self.runs.clear();
         self.error = 0;
         self.is_sent = false;
+    }
+
+    /// How long it still waits without a sign of the server when the disk's user wants to end.
+    pub(super) fn grace(&self) -> Duration {
+        if self.command == command::FLUSH { 3 * GRACE } else { GRACE }
     }
 
     /// The time when it is over, if its connection has moved so many bytes, the last of them at `progress`.
