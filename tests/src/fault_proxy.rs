@@ -22,6 +22,8 @@ pub enum Fault {
     FlipAt(u64),
     /// Everything comes so much later.
     Late(Duration),
+    /// No more than so many bytes come in a second.
+    Slow(u64),
 }
 
 /// A running proxy; it ends with the process.
@@ -75,6 +77,7 @@ fn pass(mut from: UnixStream, mut to: UnixStream, fault: Fault) {
         match fault {
             Fault::None => {}
             Fault::Late(time) => thread::sleep(time),
+            Fault::Slow(rate) => thread::sleep(Duration::from_micros(read as u64 * 1_000_000 / rate)),
             Fault::FlipAt(at) => {
                 if let Some(byte) = at.checked_sub(passed).and_then(|at| bytes.get_mut(at as usize)) {
                     *byte = !*byte;

@@ -389,3 +389,21 @@ fn extents_that_name_other_places_are_refused() {
         }
     }
 }
+
+/// Old versions of Virtual PC wrote footers of 511 bytes.
+#[test]
+fn a_vhd_whose_footer_lacks_a_byte_reads_as_qemu_reads_it() {
+    let Some(qemu) = Qemu::find() else { return };
+    let mut random = Random::new(511);
+    for subformat in ["fixed", "dynamic"] {
+        let scratch = Scratch::new("foreign");
+        let dir = scratch.path();
+        write_sparse(&scratch.file("source.raw"), &disk(2 * MIB, Fill::Some, &mut random));
+        qemu.img_line(dir, &format!("convert -f raw -O vpc -o subformat={subformat} source.raw image")).ok();
+        let file = std::fs::File::options().write(true).open(scratch.file("image")).expect("just made");
+        file.set_len(file.metadata().expect("ours").len() - 1).expect("ours");
+        let expected = read_by_qemu(&qemu, dir, "vpc", "image");
+        check(dir, "image", "vpc", &expected, &mut random)
+            .unwrap_or_else(|what| panic!("{subformat}: {what}"));
+    }
+}

@@ -3,7 +3,7 @@
 use std::path::Path;
 use zebu_tests::filled_disk::{Fill, disk, write_sparse};
 use zebu_tests::model::difference;
-use zebu_tests::program::{zebu, zebu_interrupted};
+use zebu_tests::program::{run_in, zebu, zebu_interrupted, zebu_program};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
 use zebu_tests::scratch::Scratch;
@@ -332,5 +332,77 @@ fn what_a_format_has_not_is_refused_by_name() {
         let out = zebu(dir, ["create", "-f", format, "-o", "help", "image"]).ok();
         assert!(out.stdout.starts_with(&format!("Supported {format} options:\n")), "{out}");
         assert!(out.stdout.contains("size=<size>") && !out.stdout.contains("cluster_size"), "{out}");
+    }
+}
+
+/// A file system, or a user, that allows no file longer than the image will be.
+#[test]
+fn files_are_never_longer_than_the_limit_on_their_size_needs() {
+    let scratch = Scratch::new("limit");
+    let dir = scratch.path();
+    let content = disk(3 * MIB, Fill::All, &mut Random::new(5));
+    std::fs::write(scratch.file("source.raw"), &content).expect("scratch is writable");
+    let limited = |limit_kib: u64, way: &str| {
+        let line =
+            format!("ulimit -f {}; exec \"$0\" convert -f raw -O {way} source.raw image", 2 * limit_kib);
+        run_in(dir, Path::new("sh"), ["-c", &line, &zebu_program().to_string_lossy()])
+    };
+    for (way, limit_kib) in [
+        ("vmdk", 4096),
+        ("vmdk -o subformat=streamOptimized", 4096),
+        ("vhdx -o block_size=1M", 12 << 10),
+        ("vhdx -o subformat=fixed", 24 << 10),
+        ("vpc", 6 << 10),
+        ("vpc -o subformat=fixed", 4096),
+        ("vdi", 6 << 10),
+        ("vdi -o static=on", 6 << 10),
+    ] {
+        limited(limit_kib, way).ok();
+        zebu(dir, ["compare", "image", "source.raw"]).ok();
+        std::fs::remove_file(scratch.file("image")).expect("just made");
+        let refused = limited(1024, way).exits(1);
+        assert!(refused.stderr.contains("ulimit -f"), "{way}: {refused}");
+        assert!(!scratch.file("image").exists(), "{way}");
+    }
+}
+
+/// Disks of 0 bytes: QEMU opens what is made of them, or nothing is. QEMU makes VMDKs and fixed VHDs that it can't open.
+#[test]
+fn empty_disks_are_images_that_qemu_opens_or_refused() {
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("empty");
+    let dir = scratch.path();
+    std::fs::write(scratch.file("source.raw"), "").expect("scratch is writable");
+    for (format, options) in WAYS {
+        let has_none = *format == "vmdk" || *format == "vpc" && options.starts_with("subformat=fixed");
+        let mut convert = vec!["convert", "-f", "raw", "-O", format];
+        let mut create = vec!["create", "-f", format];
+        if !options.is_empty() {
+            convert.extend(["-o", options]);
+            create.extend(["-o", options]);
+        }
+        convert.extend(["source.raw", "image"]);
+        create.extend(["image", "0"]);
+        for words in [convert, create] {
+            let made = zebu(dir, words);
+            if has_none {
+                let refused = made.exits(1);
+                assert!(refused.stderr.contains("no disks of 0 bytes"), "{refused}");
+                assert!(!scratch.file("image").exists(), "{format} {options}");
+                continue;
+            }
+            made.ok();
+            assert_eq!(virtual_size(&qemu, dir, format, "image"), 0, "{format} {options}");
+            look(&qemu, dir, format, "image", &[])
+                .unwrap_or_else(|what| panic!("{format} {options}: {what}"));
+            zebu(dir, ["compare", "-f", format, "-F", "raw", "image", "source.raw"]).ok();
+            std::fs::remove_file(scratch.file("image")).expect("just made");
+        }
+    }
+    for format in ["vhdx", "vpc", "vdi", "qed", "parallels"] {
+        qemu.create(dir, "theirs", format, "", 0);
+        zebu(dir, ["compare", "-f", format, "-F", "raw", "theirs", "source.raw"]).ok();
+        zebu(dir, ["convert", "-O", "qcow2", "theirs", "ours.qcow2"]).ok();
+        qemu.img(dir, ["compare", "-f", "qcow2", "-F", "raw", "ours.qcow2", "source.raw"]).ok();
     }
 }

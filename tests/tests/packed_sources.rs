@@ -239,3 +239,30 @@ fn a_target_that_is_the_packed_file_is_refused() {
     let out = zebu(dir, ["map", "packed"]).exits(1);
     assert!(out.stderr.contains("convert"), "{out}");
 }
+
+/// Packings that nothing here unpacks: their bytes are not taken for a disk, and a program is named that unpacks them.
+#[test]
+fn other_packings_are_refused_with_a_remedy() {
+    let scratch = Scratch::new("packed");
+    let dir = scratch.path();
+    write_sparse(&scratch.file("raw"), &disk(MIB, Fill::Some, &mut Random::new(32)));
+    for (line, remedy) in [
+        ("lz4 -l -c -q", "lz4 -dc"),
+        ("xz -c --format=lzma", "xz -dc --format=lzma"),
+        ("xz -c --format=lzma --lzma1=dict=12MiB", "xz -dc --format=lzma"),
+        ("7zz a -tzip -si -so x", "unzip"),
+    ] {
+        pack(dir, line, "raw", "packed");
+        for words in
+            [vec!["info", "packed"], vec!["convert", "-O", "raw", "packed", "out"], vec!["map", "packed"]]
+        {
+            let refused = zebu(dir, words).exits(1);
+            assert!(refused.stderr.contains(remedy) && refused.stderr.contains("-f raw"), "{refused}");
+        }
+        zebu(dir, ["convert", "-f", "raw", "-O", "raw", "packed", "out"]).ok();
+        let verdict = zebu(dir, ["info", "--verdict", "-f", "raw", "packed"]);
+        assert!(verdict.code != Some(0) && verdict.stdout.contains("looks like"), "{verdict}");
+    }
+    zebu(dir, ["convert", "-f", "raw", "-O", "raw", "raw", "plain.zip"]).ok();
+    zebu(dir, ["info", "plain.zip"]).ok();
+}

@@ -314,6 +314,25 @@ fn a_server_that_says_nothing_is_an_error_at_the_deadline() {
     assert!(out.stderr.contains("the server does not answer"), "{out}");
 }
 
+/// All that is asked for at once takes several times as long as one answer may: bytes come all the time.
+#[test]
+fn a_slow_link_is_waited_for_as_long_as_bytes_come() {
+    let scratch = Scratch::new("remote-slow");
+    let dir = scratch.path();
+    let content: Vec<u8> = (0..3 << 20).map(|at: u32| (at / 512 % 255) as u8 + 1).collect();
+    std::fs::write(dir.join("source.raw"), &content).unwrap();
+    std::fs::write(dir.join("target.raw"), vec![0; content.len()]).unwrap();
+    let server = Foreign::qemu(dir, "--shared=64 -f raw source.raw");
+    let proxy = FaultProxy::start(&dir.join("proxy"), &server.socket, vec![Fault::Slow(100 << 10); 64]);
+    let options =
+        format!("driver=nbd,server.path={},reconnect-delay=2,open-timeout=2", proxy.path().display());
+    let begin = Instant::now();
+    zebu(dir, ["convert", "--image-opts", "-O", "raw", &options, "flat.raw"]).ok();
+    assert!(begin.elapsed() > Duration::from_secs(4), "the link was slow");
+    assert!(std::fs::read(dir.join("flat.raw")).unwrap() == content);
+    assert!(proxy.connections() <= 4, "no connection was given up");
+}
+
 /// The exit code 0 of `convert` says that the target is durable, also where nobody chose a cache mode.
 #[test]
 fn a_target_is_flushed_after_its_last_change() {

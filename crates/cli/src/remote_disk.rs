@@ -227,13 +227,26 @@ pub(crate) fn tell_transfers() {
     }
 }
 
-/// Says why reads over the network were given up, if any were: the errors of images say only that it was so.
+/// Has all disks end what is under way soon, also where servers are silent.
+pub(crate) fn hurry() {
+    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    for (_, disk) in opened.iter() {
+        match disk {
+            Disk::Nbd(disk) => disk.hurry(),
+            Disk::Http(disk) => disk.hurry(),
+        }
+    }
+}
+
+/// Says why requests over the network were given up, if any were: the errors of images say only that it was so.
 pub(crate) fn tell_given_up() {
     let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
     for (_, disk) in opened.iter() {
-        if let Disk::Http(disk) = disk
-            && let Some(reason) = disk.given_up()
-        {
+        let given_up = match disk {
+            Disk::Nbd(disk) => disk.given_up(),
+            Disk::Http(disk) => disk.given_up(),
+        };
+        if let Some(reason) = given_up {
             stderr::tell(&format!("{}: {reason}", disk.name()));
         }
     }

@@ -11,6 +11,8 @@ use zebu_storage::{File, Worker};
 
 /// Bytes of a page.
 pub(crate) const PAGE: u64 = 16 << 10;
+/// Bytes that are read at once.
+const AT_ONCE: u64 = 1 << 20;
 /// Pages that are kept in each of two generations: 4 MiB in both.
 const GENERATION: usize = 128;
 
@@ -66,13 +68,17 @@ impl<'a> Pages<'a> {
         let Some(file) = self.files.get(missing.file.0 as usize) else { return Ok(()) };
         let start = missing.offset / PAGE * PAGE;
         let end = (missing.offset + missing.len as u64).next_multiple_of(PAGE).min(file.len().max(start + 1));
-        let bytes = read_bytes(worker, file, start, (end - start) as usize).await?;
-        for (number, page) in (start / PAGE..).zip(bytes.chunks(PAGE as usize)) {
-            let (key, page) = ((missing.file.0, number), Page::from(page));
-            if let Some(shared) = self.shared {
-                shared.0.lock().insert(key, page.clone());
+        // A part at a time: what is missing may be as long as a log, and is copied.
+        for from in (start..end).step_by(AT_ONCE as usize) {
+            let len = AT_ONCE.min(end - from) as usize;
+            let bytes = read_bytes(worker, file, from, len).await?;
+            for (number, page) in (from / PAGE..).zip(bytes.chunks(PAGE as usize)) {
+                let (key, page) = ((missing.file.0, number), Page::from(page));
+                if let Some(shared) = self.shared {
+                    shared.0.lock().insert(key, page.clone());
+                }
+                self.own.insert(key, page);
             }
-            self.own.insert(key, page);
         }
         Ok(())
     }

@@ -70,7 +70,7 @@ pub(crate) async fn parse_from<T>(
     worker: &Worker,
     files: &[File],
     shared: Option<&FilePages>,
-    parse: impl Fn(&Pages<'_>) -> zebu_foreign::Result<T>,
+    mut parse: impl FnMut(&Pages<'_>) -> zebu_foreign::Result<T>,
 ) -> Result<T> {
     let mut pages = Pages::new(files, shared);
     loop {

@@ -5,7 +5,7 @@ use crate::chain::map::{ChainMap, DerivedFrom, MERGED_BYTES};
 use crate::check;
 use crate::crypt::protection::Protection;
 use crate::error::format_error;
-use crate::foreign::{Guess, Kind, guess};
+use crate::foreign::{Foreign, Guess, guess};
 use crate::foreign_image::{ForeignImage, convert_first, parse_from};
 use crate::image_worker::ImageWorker;
 use crate::luks_disk::LuksDisk;
@@ -28,7 +28,7 @@ use crate::{Error, ErrorKind, Remedy, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use zebu_foreign::{Disk, ParentFormat, extent_files};
+use zebu_foreign::{Opening, ParentFormat, extent_files};
 use zebu_qcow2::header::DataFileOption;
 use zebu_qcow2::{FormatError, Header, Incompatible};
 use zebu_storage::{Create, File, LockMode, OpenFlags, Worker};
@@ -89,15 +89,22 @@ pub async fn probe(worker: &Worker, file: &File) -> Result<Format> {
     match guess(worker, file).await? {
         Guess::Known(format) => Ok(format),
         Guess::Foreign(foreign) => {
-            let message = match foreign.kind {
-                Kind::Image => format!(
+            let message = match foreign {
+                Foreign::Image(_) => format!(
                     "it looks like {foreign}, which can't be read: make qcow2 or raw of it with another tool first, or \
                      say that its very bytes are the disk"
                 ),
-                Kind::Packed => format!(
-                    "it looks like {foreign}, which can't be read in place: convert it (convert and backup unpack their \
-                     sources), or say that its very bytes are the disk"
-                ),
+                Foreign::Packed(packed) => {
+                    let remedy = if packed.is_unpacked() {
+                        "convert it (convert and backup unpack their sources)".to_owned()
+                    } else {
+                        format!("unpack it first (by {})", packed.unpacker())
+                    };
+                    format!(
+                        "it looks like {foreign}, which can't be read in place: {remedy}, or say that its very bytes are \
+                         the disk"
+                    )
+                }
             };
             Err(Error::new(ErrorKind::ForeignFormat, message).on(file.path()))
         }
@@ -349,7 +356,8 @@ async fn open_foreign(
     refuse_what_raw_has_not(&file, Format::Foreign(format), options)?;
     let mut files = vec![file];
     if options.purpose == Purpose::Inspect {
-        let disk = parse_from(worker, &files, None, |pages| Disk::inspect(format, pages)).await?;
+        let mut opening = Opening::new(format);
+        let disk = parse_from(worker, &files, None, |pages| opening.inspect(pages)).await?;
         return Ok(Box::new(ForeignImage::new(disk, files, options)));
     }
     let names = parse_from(worker, &files, None, |pages| extent_files(format, pages)).await?;
@@ -357,7 +365,8 @@ async fn open_foreign(
         let (extent, _) = refs::open(path, &name, Role::Extent, options, &flags(options))?;
         files.push(extent);
     }
-    let disk = parse_from(worker, &files, None, |pages| Disk::open(format, pages)).await?;
+    let mut opening = Opening::new(format);
+    let disk = parse_from(worker, &files, None, |pages| opening.open(pages)).await?;
     Ok(Box::new(ForeignImage::new(disk, files, options)))
 }
 

@@ -1,7 +1,7 @@
 //! Whether an image may be handed to another tool: one that believes what the image says, guesses its format, and
 //! opens the files that it names. Nothing but the file itself is opened to find out.
 
-use crate::foreign::{Guess, Kind, SNIFFED, guess, recognise};
+use crate::foreign::{Foreign, Guess, SNIFFED, guess, recognise};
 use crate::foreign_image::parse_from;
 use crate::open::flags;
 use crate::options::{Access, Chain, ForeignFormat, Format, OpenOptions, Purpose, RefPolicy};
@@ -11,7 +11,7 @@ use crate::qcow2::text::text;
 use crate::{Error, Image, Result};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use zebu_foreign::{Disk, ParentFormat, extent_files};
+use zebu_foreign::{Opening, ParentFormat, extent_files};
 use zebu_qcow2::extension::Extension;
 use zebu_qcow2::header::MAGIC;
 use zebu_qcow2::{Autoclear, Compatible, Encryption, FormatError, Header, Incompatible, L1Entry, Warning};
@@ -337,7 +337,7 @@ pub async fn assess(worker: &Worker, path: &Path, options: &OpenOptions) -> Resu
             let looks_like = match guess(worker, &file).await? {
                 Guess::Known(Format::Raw) => None,
                 Guess::Known(other) => Some(other.name()),
-                Guess::Foreign(foreign) => Some(foreign.name),
+                Guess::Foreign(foreign) => Some(foreign.name()),
             };
             let found = Found::InFile;
             concerns.extend(looks_like.map(|format| Concern::LooksLike { format, found }));
@@ -352,7 +352,8 @@ pub async fn assess(worker: &Worker, path: &Path, options: &OpenOptions) -> Resu
             let other = match guess(worker, &file).await? {
                 Guess::Known(other) => Some(other.name()).filter(|_| other != Format::Raw && other != format),
                 // A part of the image may be packed, such as the first one of a DMG.
-                Guess::Foreign(other) => Some(other.name).filter(|_| other.kind == Kind::Image),
+                Guess::Foreign(Foreign::Image(name)) => Some(name),
+                Guess::Foreign(Foreign::Packed(_)) => None,
             };
             let found = Found::InFile;
             concerns.extend(other.map(|format| Concern::LooksLike { format, found }));
@@ -396,7 +397,8 @@ async fn assess_foreign(
     concerns: &mut Vec<Concern>,
 ) -> Option<u64> {
     let files = std::slice::from_ref(file);
-    let disk = parse_from(worker, files, None, |pages| Disk::inspect(format, pages)).await;
+    let mut opening = Opening::new(format);
+    let disk = parse_from(worker, files, None, |pages| opening.inspect(pages)).await;
     let names = parse_from(worker, files, None, |pages| extent_files(format, pages)).await;
     let (disk, names) = match (disk, names) {
         (Ok(disk), Ok(names)) => (disk, names),
@@ -605,7 +607,10 @@ fn taken_for(first: &[u8]) -> Option<&'static str> {
     if first.starts_with(&MAGIC.to_be_bytes()) {
         return Some(Format::Qcow2.name());
     }
-    recognise(first, &[]).filter(|format| format.kind == Kind::Image).map(|format| format.name)
+    match recognise(first, &[]) {
+        Some(Foreign::Image(name)) => Some(name),
+        Some(Foreign::Packed(_)) | None => None,
+    }
 }
 
 #[cfg(test)]

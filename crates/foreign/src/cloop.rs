@@ -8,7 +8,7 @@ use crate::files::{FileIndex, Files, Source};
 use crate::limits::MAX_PACKED_UNIT;
 use crate::opened::Opened;
 use crate::run::{Kind, Packed, Packing, Run};
-use crate::units::Unit;
+use crate::units::{Unit, Units};
 
 /// The first bytes of the file: it is a program for the shell.
 pub const MAGIC: &[u8] = b"#!/bin/sh\n#V2.0 Format\n";
@@ -44,9 +44,9 @@ impl Map {
         self.block.run(guest, max_len, |index| self.block(files, index))
     }
 
-    fn block(&self, files: &dyn Files, index: u64) -> Result<Kind> {
+    fn block(&self, files: &dyn Files, index: u64) -> Result<Units> {
         if index >= u64::from(self.blocks) {
-            return Ok(Kind::Hole);
+            return Ok(Units::NO_MORE);
         }
         let source = Source::image(files);
         let at = TABLE.saturating_add(index.saturating_mul(8));
@@ -66,6 +66,7 @@ impl Map {
             packing: Packing::Zlib,
             start: self.block.start(index),
             unit: self.block.bytes(),
-        }))
+        })
+        .into())
     }
 }

@@ -6,6 +6,7 @@ use crate::limits::MAX_DISK;
 use crate::opened::Opened;
 use crate::parent::{Identity, Parent};
 use crate::run::{Kind, Run};
+use crate::units::within_file;
 use crate::{cloop, dmg, parallels, qcow1, qed, vdi, vhdx, vmdk, vpc};
 
 /// A format.
@@ -99,15 +100,59 @@ pub fn extent_files(format: Format, files: &dyn Files) -> Result<Vec<String>> {
     }
 }
 
+/// An image that is being opened. Bytes that are missing end a step; the next one goes on with what was read before, so that
+/// a log is replayed once, and each file of a VMDK is looked at once.
+#[derive(Debug)]
+pub struct Opening {
+    format: Format,
+    kept: Kept,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    vmdk: vmdk::Reading,
+    vhdx: Option<vhdx::Replayed>,
+}
+
+impl Opening {
+    /// Begins to open an image.
+    pub fn new(format: Format) -> Self {
+        Self { format, kept: Kept::default() }
+    }
+
+    /// Reads the headers of the image. The files are the same ones in each call, and have not changed.
+    ///
+    /// # Errors
+    /// As [`Disk::open`]. After [`Error::Missing`] it goes on where it was; after any other it is of no more use.
+    pub fn open(&mut self, files: &dyn Files) -> Result<Disk> {
+        Disk::open_step(self.format, files, &mut self.kept)
+    }
+
+    /// Reads the headers of the image without the files that it names, as [`Disk::inspect`].
+    ///
+    /// # Errors
+    /// As [`Opening::open`].
+    pub fn inspect(&mut self, files: &dyn Files) -> Result<Disk> {
+        match self.format {
+            Format::Vmdk => Disk::of(vmdk::inspect(files)?.map(Map::Vmdk)),
+            _ => self.open(files),
+        }
+    }
+}
+
 impl Disk {
-    /// Reads the headers of an image.
+    /// Reads the headers of an image at once; [`Opening`] is for files of which bytes may be missing.
     ///
     /// # Errors
     /// They are damaged, or use what is not implemented.
     pub fn open(format: Format, files: &dyn Files) -> Result<Self> {
+        Opening::new(format).open(files)
+    }
+
+    fn open_step(format: Format, files: &dyn Files, kept: &mut Kept) -> Result<Self> {
         Self::of(match format {
-            Format::Vmdk => vmdk::open(files)?.map(Map::Vmdk),
-            Format::Vhdx => vhdx::open(files)?.map(|map| Map::Vhdx(Box::new(map))),
+            Format::Vmdk => vmdk::open(files, &mut kept.vmdk)?.map(Map::Vmdk),
+            Format::Vhdx => vhdx::open(files, &mut kept.vhdx)?.map(|map| Map::Vhdx(Box::new(map))),
             Format::Vpc => vpc::open(files)?.map(Map::Vpc),
             Format::Vdi => vdi::open(files)?.map(Map::Vdi),
             Format::Qed => qed::open(files)?.map(Map::Qed),
@@ -132,10 +177,7 @@ impl Disk {
     /// # Errors
     /// As [`Disk::open`].
     pub fn inspect(format: Format, files: &dyn Files) -> Result<Self> {
-        match format {
-            Format::Vmdk => Self::of(vmdk::inspect(files)?.map(Map::Vmdk)),
-            _ => Self::open(format, files),
-        }
+        Opening::new(format).inspect(files)
     }
 
     /// The format.
@@ -178,7 +220,8 @@ impl Disk {
         self.identity
     }
 
-    /// The run at `guest`, at most `max_len` bytes. Past the end of the disk, everything is a hole.
+    /// The run at `guest`, at most `max_len` bytes. Past the end of the disk, everything is a hole. Data that lies in the file
+    /// in part is mapped as far as the file reaches, in whole sectors.
     ///
     /// # Errors
     /// The table entry is damaged, or leads out of the file.
@@ -187,7 +230,7 @@ impl Disk {
             return Ok(Run { kind: Kind::Hole, len: max_len });
         }
         let max_len = max_len.min(self.size.saturating_sub(guest));
-        match &self.map {
+        let run = match &self.map {
             Map::Vmdk(map) => map.run(files, guest, max_len),
             Map::Vhdx(map) => map.run(files, guest, max_len),
             Map::Vpc(map) => map.run(files, guest, max_len),
@@ -197,6 +240,7 @@ impl Disk {
             Map::Qcow(map) => map.run(files, guest, max_len),
             Map::Cloop(map) => map.run(files, guest, max_len),
             Map::Dmg(map) => Ok(map.run(guest, max_len)),
-        }
+        };
+        within_file(files, guest, run?)
     }
 }

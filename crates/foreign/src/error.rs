@@ -75,7 +75,17 @@ macro_rules! require {
 }
 pub(crate) use require;
 
-/// Text from an image, with control characters escaped: an image must not write to a user's terminal.
+/// Characters of an image's text that a message repeats.
+const MOST_REPEATED: usize = 200;
+
+/// Text from an image, with control characters escaped: an image must not write to a user's terminal. Long text is cut.
 pub(crate) fn printable(text: &str) -> String {
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+    let (start, rest) =
+        text.char_indices().nth(MOST_REPEATED).map_or((text, ""), |(at, _)| text.split_at(at));
+    let more = if rest.is_empty() { "" } else { "..." };
+    start
+        .chars()
+        .flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] })
+        .chain(more.chars())
+        .collect()
 }

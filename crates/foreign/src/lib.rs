@@ -69,7 +69,7 @@ pub mod vmdk;
 pub mod vpc;
 pub mod write;
 
-pub use disk::{Disk, Format, extent_files};
+pub use disk::{Disk, Format, Opening, extent_files};
 pub use error::{Error, Result};
 pub use files::{FileIndex, Files, Missing};
 pub use parent::{Identity, Parent, ParentFormat};

@@ -8,6 +8,10 @@ pub const MAX_PACKED_UNIT: u64 = 16 << 20;
 pub const MAX_DESCRIPTOR: u64 = 20 << 20;
 /// Files that a VMDK descriptor may name.
 pub const MAX_EXTENT_FILES: usize = 4096;
+/// Extents of a VMDK descriptor.
+pub const MAX_EXTENTS: usize = 1 << 16;
+/// Bytes of the name of an extent file: more than Linux takes.
+pub const MAX_PATH: usize = 4096;
 /// Bytes of the property list of a DMG.
 pub const MAX_PROPERTY_LIST: u64 = 16 << 20;
 /// Bytes of the log of a VHDX that is replayed in memory.

@@ -7,7 +7,7 @@ use crate::error::{Error, Result, ensure, require};
 use crate::files::{FileIndex, Files, Source};
 use crate::opened::Opened;
 use crate::run::{Kind, Run};
-use crate::units::{Unit, data};
+use crate::units::{Unit, Units};
 
 /// The first bytes of the older variant: entries count sectors, and the disk is smaller than 2 TiB.
 pub const MAGIC: &[u8; 16] = b"WithoutFreeSpace";
@@ -19,7 +19,6 @@ const HEADER: u64 = 64;
 /// The table of a Parallels image.
 #[derive(Debug, Clone)]
 pub(crate) struct Map {
-    size: u64,
     block: Unit,
     entries: u32,
     /// Bytes that an entry counts.
@@ -44,7 +43,7 @@ pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
     let entries = le32(&header, 32);
     source.check(HEADER, u64::from(entries).saturating_mul(4), "the Parallels block table")?;
     let entry_unit = if extended { block.bytes() } else { 512 };
-    let map = Map { size, block, entries, entry_unit };
+    let map = Map { block, entries, entry_unit };
     Ok(Opened { size, unit: block.bytes(), variant: "dynamic", parent: None, identity: None, map })
 }
 
@@ -53,20 +52,20 @@ impl Map {
         self.block.run(guest, max_len, |index| self.block(files, index))
     }
 
-    fn block(&self, files: &dyn Files, index: u64) -> Result<Kind> {
+    fn block(&self, files: &dyn Files, index: u64) -> Result<Units> {
         if index >= u64::from(self.entries) {
-            return Ok(Kind::Hole);
+            return Ok(Units::NO_MORE);
         }
         let at = HEADER.saturating_add(index.saturating_mul(4));
         let entry = Source::image(files).le32(at, "the Parallels block table")?;
         if entry == 0 {
-            return Ok(Kind::Hole);
+            return Ok(Kind::Hole.into());
         }
         let offset = u64::from(entry).saturating_mul(self.entry_unit);
         if offset < HEADER.saturating_add(u64::from(self.entries).saturating_mul(4)) {
             let message = format!("the Parallels block table leads to {offset}, where the table is");
             return Err(Error::damaged(message).at(FileIndex::IMAGE, at));
         }
-        data(files, FileIndex::IMAGE, offset, self.block.start(index), self.block.bytes(), self.size)
+        Ok(Kind::Data { file: FileIndex::IMAGE, offset }.into())
     }
 }

@@ -9,7 +9,7 @@ use crate::limits::MAX_NAME;
 use crate::opened::Opened;
 use crate::parent::{Parent, ParentFormat};
 use crate::run::{Kind, Packed, Packing, Run};
-use crate::units::{Unit, data};
+use crate::units::{Unit, Units};
 
 /// The first bytes of the file, version included.
 pub const MAGIC: &[u8; 8] = b"QFI\xfb\0\0\0\x01";
@@ -68,24 +68,24 @@ impl Map {
         self.cluster.run(guest, max_len, |index| self.cluster(files, index))
     }
 
-    fn cluster(&self, files: &dyn Files, index: u64) -> Result<Kind> {
+    fn cluster(&self, files: &dyn Files, index: u64) -> Result<Units> {
         let source = Source::image(files);
         let start = self.cluster.start(index);
         if start >= self.size {
-            return Ok(Kind::Hole);
+            return Ok(Units::NO_MORE);
         }
         let at = self.l1.saturating_add(self.entries.index(index).saturating_mul(8));
         let table = source.be64(at, "the qcow L1 table")?;
         if table == 0 {
-            return Ok(Kind::Hole);
+            return Ok(Units::without_table(index, self.entries));
         }
         let at = table.saturating_add(self.entries.within(index).saturating_mul(8));
         let entry = source.be64(at, "a qcow L2 table")?;
         if entry == 0 {
-            return Ok(Kind::Hole);
+            return Ok(Kind::Hole.into());
         }
         if entry & COMPRESSED == 0 {
-            return data(files, FileIndex::IMAGE, entry, start, self.cluster.bytes(), self.size);
+            return Ok(Kind::Data { file: FileIndex::IMAGE, offset: entry }.into());
         }
         // The offset, and above it the length.
         let offset_bits = 63u32.saturating_sub(self.cluster_bits);
@@ -103,6 +103,7 @@ impl Map {
             packing: Packing::Deflate,
             start,
             unit: self.cluster.bytes(),
-        }))
+        })
+        .into())
     }
 }

@@ -9,7 +9,7 @@ use crate::limits::MAX_NAME;
 use crate::opened::Opened;
 use crate::parent::{Parent, ParentFormat};
 use crate::run::{Kind, Run};
-use crate::units::{Unit, data};
+use crate::units::{Unit, Units};
 
 /// The first bytes of the file.
 pub const MAGIC: &[u8; 4] = b"QED\0";
@@ -21,7 +21,6 @@ const BACKING_IS_RAW: u64 = 4;
 /// The tables of a QED image.
 #[derive(Debug, Clone)]
 pub(crate) struct Map {
-    size: u64,
     cluster: Unit,
     /// Bytes and entries of each table.
     table_bytes: u64,
@@ -71,7 +70,7 @@ pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
         let format = if features & BACKING_IS_RAW == 0 { ParentFormat::Unknown } else { ParentFormat::Raw };
         Some(Parent { name, format, identities: Vec::new() })
     };
-    let map = Map { size, cluster, table_bytes, entries, l1 };
+    let map = Map { cluster, table_bytes, entries, l1 };
     Ok(Opened { size, unit: cluster.bytes(), variant: "qed", parent, identity: None, map })
 }
 
@@ -80,32 +79,25 @@ impl Map {
         self.cluster.run(guest, max_len, |index| self.cluster(files, index))
     }
 
-    fn cluster(&self, files: &dyn Files, index: u64) -> Result<Kind> {
+    fn cluster(&self, files: &dyn Files, index: u64) -> Result<Units> {
         let source = Source::image(files);
         let table_index = self.entries.index(index);
         let at = self.l1.saturating_add(table_index.saturating_mul(8));
         if table_index >= self.entries.bytes() {
-            return Ok(Kind::Hole);
+            return Ok(Units::NO_MORE);
         }
         let table = source.le64(at, "the QED L1 table")?;
         if table == 0 {
-            return Ok(Kind::Hole);
+            return Ok(Units::without_table(index, self.entries));
         }
         self.check(source, table, self.table_bytes).map_err(|e| e.at(FileIndex::IMAGE, at))?;
         let at = table.saturating_add(self.entries.within(index).saturating_mul(8));
         match source.le64(at, "a QED L2 table")? {
-            0 => Ok(Kind::Hole),
-            1 => Ok(Kind::Zero),
+            0 => Ok(Kind::Hole.into()),
+            1 => Ok(Kind::Zero.into()),
             offset => {
                 self.check(source, offset, 0).map_err(|e| e.at(FileIndex::IMAGE, at))?;
-                data(
-                    files,
-                    FileIndex::IMAGE,
-                    offset,
-                    self.cluster.start(index),
-                    self.cluster.bytes(),
-                    self.size,
-                )
+                Ok(Kind::Data { file: FileIndex::IMAGE, offset }.into())
             }
         }
     }

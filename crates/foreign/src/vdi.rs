@@ -8,7 +8,7 @@ use crate::error::{Error, Result, ensure, require};
 use crate::files::{FileIndex, Files, Source};
 use crate::opened::Opened;
 use crate::run::{Kind, Run};
-use crate::units::{Unit, data};
+use crate::units::{Unit, Units};
 
 /// At offset 64 of the file.
 pub const SIGNATURE: u32 = 0xbeda_107f;
@@ -21,7 +21,6 @@ const DISCARDED: u32 = 0xffff_fffe;
 /// The table of a VDI.
 #[derive(Debug, Clone)]
 pub(crate) struct Map {
-    size: u64,
     block: Unit,
     table: u64,
     data: u64,
@@ -70,7 +69,7 @@ pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
     source.check(table, u64::from(blocks).saturating_mul(4), "the VDI block map")?;
     let size =
         size.checked_next_multiple_of(512).ok_or_else(|| Error::damaged("the VDI disk is too large"))?;
-    let map = Map { size, block, table, data, blocks };
+    let map = Map { block, table, data, blocks };
     Ok(Opened { size, unit: block.bytes(), variant, parent: None, identity: None, map })
 }
 
@@ -79,23 +78,23 @@ impl Map {
         self.block.run(guest, max_len, |index| self.block(files, index))
     }
 
-    fn block(&self, files: &dyn Files, index: u64) -> Result<Kind> {
+    fn block(&self, files: &dyn Files, index: u64) -> Result<Units> {
         if index >= u64::from(self.blocks) {
-            return Ok(Kind::Hole);
+            return Ok(Units::NO_MORE);
         }
         let at = self.table.saturating_add(index.saturating_mul(4));
         let entry = Source::image(files).le32(at, "the VDI block map")?;
         if entry == UNALLOCATED {
-            return Ok(Kind::Hole);
+            return Ok(Kind::Hole.into());
         }
         if entry == DISCARDED {
-            return Ok(Kind::Zero);
+            return Ok(Kind::Zero.into());
         }
         if entry >= self.blocks {
             let message = format!("the VDI block map leads to block {entry} of {}", self.blocks);
             return Err(Error::damaged(message).at(FileIndex::IMAGE, at));
         }
         let offset = self.data.saturating_add(self.block.start(u64::from(entry)));
-        data(files, FileIndex::IMAGE, offset, self.block.start(index), self.block.bytes(), self.size)
+        Ok(Kind::Data { file: FileIndex::IMAGE, offset }.into())
     }
 }

@@ -9,7 +9,7 @@ use crate::limits::MAX_NAME;
 use crate::opened::Opened;
 use crate::parent::{Identity, Parent, ParentFormat, with_slashes};
 use crate::run::{Kind, Run};
-use crate::units::{Unit, data};
+use crate::units::{Unit, Units};
 
 /// The first bytes of the footer, and of its copy.
 pub const COOKIE: &[u8; 8] = b"conectix";
@@ -34,7 +34,6 @@ pub(crate) enum Map {
 /// The table of a dynamic or differencing image.
 #[derive(Debug, Clone)]
 pub(crate) struct Blocks {
-    size: u64,
     block: Unit,
     table: u64,
     entries: u32,
@@ -77,8 +76,7 @@ pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
     if first.starts_with(COOKIE) && matches!(be32(&first, 60), 3 | 4) {
         return open_dynamic(source, &first);
     }
-    let at = source.len().saturating_sub(FOOTER);
-    let footer: [u8; 512] = source.array(at, "the VHD footer")?;
+    let (at, footer) = last_footer(source)?;
     ensure!(footer.starts_with(COOKIE), "invalid VPC image: no footer at its start or end");
     check_footer(&footer, at)?;
     match be32(&footer, 60) {
@@ -103,6 +101,22 @@ pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
         identity: Some(Identity::Uuid(array(&footer, 68))),
         map,
     })
+}
+
+/// The footer at the end of the file, and its offset. Old versions of Virtual PC wrote one byte less, which is 0.
+fn last_footer(source: Source<'_>) -> Result<(u64, [u8; 512])> {
+    let at = source.len().saturating_sub(FOOTER);
+    let footer: [u8; 512] = source.array(at, "the VHD footer")?;
+    if footer.starts_with(COOKIE) {
+        return Ok((at, footer));
+    }
+    let at = at.saturating_add(1);
+    let mut shorter = [0; 512];
+    let bytes = source.vec(at, FOOTER.saturating_sub(1), "the VHD footer")?;
+    for (to, from) in shorter.iter_mut().zip(bytes) {
+        *to = from;
+    }
+    Ok((at, shorter))
 }
 
 fn open_dynamic(source: Source<'_>, footer: &[u8; 512]) -> Result<Opened<Map>> {
@@ -130,7 +144,7 @@ fn open_dynamic(source: Source<'_>, footer: &[u8; 512]) -> Result<Opened<Map>> {
     source.check(table, u64::from(entries).saturating_mul(4), "the block allocation table of the VHD")?;
     let parent = if differencing { Some(parent(source, &header)?) } else { None };
     let bitmap = (block.bytes() / 512).div_ceil(8).next_multiple_of(512);
-    let map = Map::Blocks(Blocks { size, block, table, entries, bitmap, differencing });
+    let map = Map::Blocks(Blocks { block, table, entries, bitmap, differencing });
     Ok(Opened {
         size,
         unit: block.bytes(),
@@ -179,17 +193,23 @@ impl Map {
 
 impl Blocks {
     /// The data of a block, behind its bitmap.
-    fn block(&self, files: &dyn Files, index: u64) -> Result<Kind> {
+    fn block(&self, files: &dyn Files, index: u64) -> Result<Units> {
+        match self.offset(files, index)? {
+            None if index >= u64::from(self.entries) => Ok(Units::NO_MORE),
+            None => Ok(Kind::Hole.into()),
+            Some(offset) => Ok(Kind::Data { file: FileIndex::IMAGE, offset }.into()),
+        }
+    }
+
+    /// The offset of a block's data, if it has any.
+    fn offset(&self, files: &dyn Files, index: u64) -> Result<Option<u64>> {
         if index >= u64::from(self.entries) {
-            return Ok(Kind::Hole);
+            return Ok(None);
         }
         let at = self.table.saturating_add(index.saturating_mul(4));
         let entry = Source::image(files).be32(at, "the block allocation table of the VHD")?;
-        if entry == UNALLOCATED {
-            return Ok(Kind::Hole);
-        }
         let offset = u64::from(entry).saturating_mul(512).saturating_add(self.bitmap);
-        data(files, FileIndex::IMAGE, offset, self.block.start(index), self.block.bytes(), self.size)
+        Ok((entry != UNALLOCATED).then_some(offset))
     }
 
     /// The run at `guest` within one block. A bit of the bitmap, the highest of each byte first, says whether the block or
@@ -197,7 +217,7 @@ impl Blocks {
     fn run_by_bitmap(&self, files: &dyn Files, guest: u64, max_len: u64) -> Result<Run> {
         let (index, within) = (self.block.index(guest), self.block.within(guest));
         let rest = self.block.bytes().saturating_sub(within).min(max_len);
-        let Kind::Data { file, offset } = self.block(files, index)? else {
+        let Some(offset) = self.offset(files, index)? else {
             return Ok(Run { kind: Kind::Hole, len: rest });
         };
         let bitmap = offset.saturating_sub(self.bitmap);
@@ -211,7 +231,11 @@ impl Blocks {
         let (here, sectors) =
             crate::bytes::equal_bits(&bytes, (first % 8) as usize, |byte, bit| byte << bit & 0x80 != 0);
         let len = sectors.saturating_mul(512).saturating_sub(within % 512).min(rest);
-        let kind = if here { Kind::Data { file, offset: offset.saturating_add(within) } } else { Kind::Hole };
+        let kind = if here {
+            Kind::Data { file: FileIndex::IMAGE, offset: offset.saturating_add(within) }
+        } else {
+            Kind::Hole
+        };
         Ok(Run { kind, len })
     }
 }

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use samples::Sample;
 use samples::cases::CASES;
 use samples::hyper_v::{set_vhd_sum, vhd_footer};
+use samples::put;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use zebu_foreign::{Disk, Error, FileIndex, Files, Format, Identity, Kind, Missing, Packing, extent_files};
@@ -242,6 +243,65 @@ fn images_that_are_cut_off_end_in_errors_or_in_their_disk() {
             if let Ok(found) = read_sample(&cut) {
                 assert!(found == sample.disk, "{name} cut to {}", len * step / steps);
             }
+        }
+    }
+}
+
+/// A file that is cut off in the middle of its data loses the rest alone, to the sector.
+#[test]
+fn data_before_the_end_of_a_cut_file_is_mapped() {
+    let all = samples::all();
+    for (name, at, start, len) in [
+        // Of each: the file's number, where the data lies that is cut, and where its block begins on the disk.
+        ("vmdk-flat", 1, 0, 4096),
+        ("vmdk-sparse", 0, 3 * 4096, 4096),
+        ("vdi", 0, 0, 1 << 20),
+        ("qed", 0, 4096, 4096),
+    ] {
+        let (_, mut sample) = all.iter().find(|(known, _)| *known == name).expect("a sample").clone();
+        // The data that comes last in the file loses its last sector and a half.
+        let file = &mut sample.files[at].1;
+        file.truncate(file.len() - 700);
+        let (files, disk) = open(&sample).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let kept = (len - 700) / 512 * 512;
+        let mut found = Vec::new();
+        while found.len() < kept {
+            let guest = (start + found.len()) as u64;
+            let run = files.ask(|files| disk.map(files, guest, len as u64 - found.len() as u64)).unwrap();
+            let Kind::Data { file, offset } = run.kind else { panic!("{name}: {run:?}") };
+            let bytes = &files.files[file.0 as usize][offset as usize..][..run.len as usize];
+            found.extend_from_slice(bytes);
+        }
+        assert!(found.len() == kept && found == sample.disk[start..start + kept], "{name}");
+        let lost = files.ask(|files| disk.map(files, (start + kept) as u64, 512)).unwrap_err();
+        assert!(lost.to_string().contains("past the end of the file"), "{name}: {lost}");
+    }
+}
+
+/// A disk of 8 EiB whose tables tell of a few bytes: its holes are few runs, and not one for each block.
+#[test]
+fn holes_of_huge_disks_are_few_runs() {
+    const HUGE: u64 = i64::MAX as u64 / 512;
+    let mut parallels = samples::parallels();
+    put(parallels.image(), 0, b"WithouFreSpacExt");
+    put(parallels.image(), 36, &HUGE.to_le_bytes());
+    let mut qed = samples::qed();
+    put(qed.image(), 48, &(1u64 << 30).to_le_bytes());
+    let mut se_sparse = samples::se_sparse();
+    put(&mut se_sparse.files[1].1, 16, &HUGE.to_le_bytes());
+    se_sparse.files[0].1 =
+        samples::vmware::descriptor("seSparse", "", &format!("RW {HUGE} SESPARSE \"delta\""));
+    for mut sample in [parallels, qed, se_sparse] {
+        // Data of other units than the sample's would lie past its end.
+        let len = sample.image().len();
+        sample.image().resize(len + (4 << 20), 0);
+        let (files, disk) = open(&sample).unwrap();
+        let (mut at, mut runs) = (0, 0);
+        while at < disk.virtual_size() {
+            let run = files.ask(|files| disk.map(files, at, u64::MAX)).unwrap();
+            at += run.len;
+            runs += 1;
+            assert!(runs < 1000, "{}: {at} of {} bytes", sample.format, disk.virtual_size());
         }
     }
 }

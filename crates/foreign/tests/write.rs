@@ -222,7 +222,7 @@ fn large_disks_have_tables_of_several_parts() {
 #[test]
 fn a_fixed_vhd_for_azure_has_whole_mebibytes() {
     let new = NewVpc { allocation: Allocation::Fixed, size: VpcSize::Exact };
-    for (asked, size) in [(MIB, MIB), (MIB + 512, 2 * MIB), (0, 0), (10 * MIB - 1, 10 * MIB)] {
+    for (asked, size) in [(MIB, MIB), (MIB + 512, 2 * MIB), (10 * MIB - 1, 10 * MIB)] {
         let (memory, shown) = made(&NewImage::Vpc(new.clone()), asked, &Writes::new());
         assert_eq!((shown, memory.len), (size, size + 512));
     }
@@ -243,6 +243,10 @@ fn what_is_out_of_range_is_refused() {
     assert!(
         refused(&NewImage::Vdi(NewVdi { block_size: 5, ..NewVdi::default() }), MIB).contains("block size")
     );
+    let fixed = NewVpc { allocation: Allocation::Fixed, ..NewVpc::default() };
+    for image in [NewImage::Vmdk(NewVmdk::default()), NewImage::Vpc(fixed)] {
+        assert!(refused(&image, 0).contains("no disks of 0 bytes"));
+    }
     let stream = NewVmdk { kind: VmdkKind::StreamOptimized, ..NewVmdk::default() };
     assert!(refused(&NewImage::Vmdk(stream.clone()), MIB).contains("order"));
     let mut made = Stream::new(&stream, MIB, "disk", &birth()).unwrap();

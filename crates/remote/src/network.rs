@@ -4,7 +4,7 @@
 //! were known when it was started.
 
 mod broker;
-mod deadline;
+pub(crate) mod deadline;
 mod reach;
 mod unix;
 

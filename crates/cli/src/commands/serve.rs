@@ -6,6 +6,7 @@ use crate::image_spec::ImageSpec;
 use crate::output::printable::printable;
 use crate::output::stdout;
 use crate::program;
+use crate::remote_disk;
 use crate::secrets::Sources;
 use crate::serve::accept::Door;
 use crate::serve::address::{
@@ -467,6 +468,8 @@ fn serve(
     let signal = worker.block_on(until_signal(worker, signals, clients, &side, &controlled));
     // No client finds the way to a server that ends.
     drop(files);
+    // Servers may be silent, and the end waits for what is under way.
+    remote_disk::hurry();
     // First, so that no request of a client waits for a copy any more.
     worker.block_on(controlled.backups.stop(worker));
     server.stop();

@@ -2,6 +2,7 @@
 
 use liblzma::stream::{Action, MtStreamBuilder, Status, Stream};
 use std::io::{self, BufRead, Read};
+use zebu::{PackedFormat, skippable_frame};
 use zstd_safe::{DCtx, DParameter, InBuffer, OutBuffer};
 
 /// A way in which files are packed.
@@ -23,23 +24,14 @@ const ZSTD_WINDOW: u32 = 27;
 impl Packing {
     /// The packing of a file with these first bytes.
     pub(crate) fn of(first: &[u8]) -> Option<Self> {
-        let is_after_skipped = skippable(first).is_some();
-        let first = behind_skippable(first);
-        match first {
-            _ if is_after_skipped
-                && !matches!(first, [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x04, 0x22, 0x4d, 0x18, ..]) =>
-            {
-                None
-            }
-            [0x1f, 0x8b, 8, flags, ..] if flags & 0xe0 == 0 => Some(Self::Gzip),
-            [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Some(Self::Xz),
-            [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(Self::Zstd),
-            // The first block, or the end of an empty stream.
-            [b'B', b'Z', b'h', b'1'..=b'9', 0x31, 0x41, 0x59, 0x26, 0x53, 0x59, ..]
-            | [b'B', b'Z', b'h', b'1'..=b'9', 0x17, 0x72, 0x45, 0x38, 0x50, 0x90, ..] => Some(Self::Bzip2),
-            [0x04, 0x22, 0x4d, 0x18, ..] => Some(Self::Lz4),
-            _ => None,
-        }
+        Some(match PackedFormat::of(first)? {
+            PackedFormat::Gzip => Self::Gzip,
+            PackedFormat::Xz => Self::Xz,
+            PackedFormat::Zstd => Self::Zstd,
+            PackedFormat::Bzip2 => Self::Bzip2,
+            PackedFormat::Lz4 => Self::Lz4,
+            _ => return None,
+        })
     }
 
     /// Its name.
@@ -67,20 +59,6 @@ impl Packing {
             }
         })
     }
-}
-
-/// Bytes of a frame that decoders of zstd and lz4 pass over, if one begins here (RFC 8878, section 3.1.2).
-fn skippable(first: &[u8]) -> Option<usize> {
-    let [0x50..=0x5f, 0x2a, 0x4d, 0x18, a, b, c, d, ..] = first else { return None };
-    Some(8 + u32::from_le_bytes([*a, *b, *c, *d]) as usize)
-}
-
-/// The bytes behind such frames.
-fn behind_skippable(mut first: &[u8]) -> &[u8] {
-    while let Some(len) = skippable(first) {
-        first = first.get(len..).unwrap_or_default();
-    }
-    first
 }
 
 fn damaged(what: impl Into<String>) -> io::Error {
@@ -217,9 +195,9 @@ fn skip_frames(input: &mut impl BufRead) -> io::Result<()> {
         }
         let mut header = [0; 8];
         input.read_exact(&mut header)?;
-        let len =
-            skippable(&header).ok_or_else(|| damaged("the lz4 stream is followed by something else"))?;
-        let rest = len as u64 - 8;
+        let len = skippable_frame(&header)
+            .ok_or_else(|| damaged("the lz4 stream is followed by something else"))?;
+        let rest = len - 8;
         if io::copy(&mut input.take(rest), &mut io::sink())? < rest {
             return Err(cut_off(Packing::Lz4));
         }

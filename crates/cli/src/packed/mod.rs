@@ -26,7 +26,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use tar::{Member, Range};
 use window::Window;
-use zebu::{Access, Format};
+use zebu::{Access, Format, PackedFormat};
 
 /// Packings around each other that are taken away: a disk in xz in an OVA in gzip has three.
 const MOST_LAYERS: usize = 4;
@@ -105,7 +105,7 @@ pub(crate) fn prepare(
                     Some(reason) => fail(&reason),
                     None => Failure::interrupted(),
                 })?;
-        } else if tar::is_tar(&first) {
+        } else if PackedFormat::of(&first) == Some(PackedFormat::Tar) {
             let member = choose(&layer, args.member.as_deref()).map_err(|reason| fail(&reason))?;
             member_found = true;
             layer.range = member.range;

@@ -27,11 +27,6 @@ pub(crate) struct Member {
     pub(crate) range: Range,
 }
 
-/// Whether these are the first bytes of a tar file.
-pub(crate) fn is_tar(first: &[u8]) -> bool {
-    first.get(..BLOCK as usize).is_some_and(|block| block[257..262] == *b"ustar" && has_checksum(block))
-}
-
 fn has_checksum(block: &[u8]) -> bool {
     let counted = block.iter().enumerate().map(|(at, byte)| match at {
         148..156 => u64::from(b' '),

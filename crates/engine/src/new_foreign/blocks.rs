@@ -34,7 +34,7 @@ impl BlockWriter {
         check_regular(&file)?;
         let layout = Layout::new(new, size, name, &birth()).map_err(|e| layout_error(&file, &e))?;
         let table = layout.empty_table();
-        let file = GrowingFile::new(file);
+        let file = GrowingFile::new(file, layout.longest());
         if layout.linear().is_some() {
             file.set_len(worker, layout.file_len(&table)).await?;
         }

@@ -5,7 +5,8 @@ use crate::{Error, Result};
 use std::sync::Arc;
 use zebu_storage::{File, IoBuf, IoBufs, Worker};
 
-/// Bytes by which the file grows at once: holes, which the end takes back.
+/// Bytes by which the file grows at once: holes, which the end takes back. It grows to its greatest length at most, and without
+/// them where the system allows no such length.
 const STEP: u64 = 64 << 20;
 
 /// A regular file. Several writes at a time may go beyond its end; it is made longer first, because no two requests may
@@ -13,12 +14,14 @@ const STEP: u64 = 64 << 20;
 #[derive(Debug, Clone)]
 pub(super) struct GrowingFile {
     file: File,
+    /// Bytes that it ever needs.
+    most: u64,
     growing: Arc<AsyncMutex>,
 }
 
 impl GrowingFile {
-    pub(super) fn new(file: File) -> Self {
-        Self { file, growing: Arc::default() }
+    pub(super) fn new(file: File, most: u64) -> Self {
+        Self { file, most, growing: Arc::default() }
     }
 
     pub(super) fn file(&self) -> &File {
@@ -45,7 +48,10 @@ impl GrowingFile {
         }
         let _growing = self.growing.lock().await;
         if end > self.file.len() {
-            self.set_len(worker, end.saturating_add(STEP)).await?;
+            let ahead = end.saturating_add(STEP).min(self.most);
+            if ahead <= end || self.set_len(worker, ahead).await.is_err() {
+                self.set_len(worker, end).await?;
+            }
         }
         Ok(())
     }

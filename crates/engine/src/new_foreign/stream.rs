@@ -50,7 +50,7 @@ impl StreamWriter {
         let mut stream = Stream::new(new, size, name, &birth()).map_err(|e| layout_error(&file, &e))?;
         let mut gathered = Vec::with_capacity(2 * WRITE);
         stream.start(&mut gathered);
-        let file = GrowingFile::new(file);
+        let file = GrowingFile::new(file, u64::MAX);
         Ok(Self { file, stream, gathered, at: 0 })
     }
 

@@ -16,7 +16,7 @@ use crate::files::{FileIndex, Files, Source};
 use crate::opened::Opened;
 use crate::parent::Identity;
 use crate::run::{Kind, Run};
-use crate::units::{Unit, data};
+use crate::units::{Unit, Units};
 use header::MIB;
 use overlay::{Overlay, Patched};
 
@@ -43,7 +43,14 @@ pub(crate) struct Map {
     overlay: Overlay,
 }
 
-pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
+/// The header, and the changes that the log tells.
+#[derive(Debug)]
+pub(crate) struct Replayed {
+    data_write_guid: [u8; 16],
+    overlay: Overlay,
+}
+
+fn replay(files: &dyn Files) -> Result<Replayed> {
     let source = Source::image(files);
     let magic: [u8; 8] = source.array(0, "the VHDX file identifier")?;
     ensure!(magic == *MAGIC, "Image not in VHDX format");
@@ -52,7 +59,16 @@ pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
         None => Overlay::default(),
         Some((at, len)) => log::replay(source, &header.log_guid, at, len)?,
     };
-    let patched = Patched { files, overlay: &overlay };
+    Ok(Replayed { data_write_guid: header.data_write_guid, overlay })
+}
+
+/// The log is replayed once, whatever is missing later: `replayed` keeps its changes.
+pub(crate) fn open(files: &dyn Files, replayed: &mut Option<Replayed>) -> Result<Opened<Map>> {
+    let Replayed { data_write_guid, overlay } = match replayed {
+        Some(replayed) => replayed,
+        None => replayed.insert(replay(files)?),
+    };
+    let patched = Patched { files, overlay };
     let source = Source::image(&patched);
     let regions = region::read(source)?;
     let metadata = metadata::read(source, regions.metadata)?;
@@ -81,13 +97,14 @@ pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
         (false, false) => "dynamic",
     };
     let has_parent = metadata.has_parent;
-    let map = Map { size, block, sector: metadata.sector, chunk, table, has_parent, overlay };
+    let map =
+        Map { size, block, sector: metadata.sector, chunk, table, has_parent, overlay: overlay.clone() };
     Ok(Opened {
         size,
         unit: block_bytes,
         variant,
         parent: metadata.parent,
-        identity: Some(Identity::Uuid(header.data_write_guid)),
+        identity: Some(Identity::Uuid(*data_write_guid)),
         map,
     })
 }
@@ -118,18 +135,18 @@ impl Map {
         Ok((at, Source::image(&patched).le64(at, "the block allocation table of the VHDX")?))
     }
 
-    fn block(&self, files: &dyn Files, index: u64) -> Result<Kind> {
-        let start = self.block.start(index);
-        if start >= self.size {
-            return Ok(Kind::Hole);
+    fn block(&self, files: &dyn Files, index: u64) -> Result<Units> {
+        if self.block.start(index) >= self.size {
+            return Ok(Units::NO_MORE);
         }
         let (at, entry) = self.entry(files, index)?;
         match decode(entry) {
-            (NOT_PRESENT, _) => Ok(Kind::Hole),
+            (NOT_PRESENT, _) => Ok(Kind::Hole.into()),
             // Undefined, zero, unmapped, and what version 0.95 called unmapped.
-            (1 | ZERO | 3 | 5, _) => Ok(Kind::Zero),
+            (1 | ZERO | 3 | 5, _) => Ok(Kind::Zero.into()),
             (FULLY_PRESENT, offset) => {
-                self.payload(files, offset, start).map_err(|e| e.at(FileIndex::IMAGE, at))
+                let offset = self.payload(offset).map_err(|e| e.at(FileIndex::IMAGE, at))?;
+                Ok(Kind::Data { file: FileIndex::IMAGE, offset }.into())
             }
             (state, _) => {
                 let message = format!("the block allocation table of the VHDX has a block in state {state}");
@@ -138,14 +155,14 @@ impl Map {
         }
     }
 
-    fn payload(&self, files: &dyn Files, offset: u64, start: u64) -> Result<Kind> {
+    /// Checks the place of a block's data.
+    fn payload(&self, offset: u64) -> Result<u64> {
         ensure!(offset >= MIB, "the block allocation table of the VHDX leads to the headers at {offset}");
-        let kind = data(files, FileIndex::IMAGE, offset, start, self.block.bytes(), self.size)?;
         require!(
             !self.overlay.touches(offset, self.block.bytes()),
             "the log of the VHDX changes data of the disk; attach the image in Hyper-V once"
         );
-        Ok(kind)
+        Ok(offset)
     }
 
     /// The run at `guest` within a block that has only some of its sectors. A bit of the bitmap, the lowest of each byte
@@ -153,10 +170,7 @@ impl Map {
     fn run_by_bitmap(&self, files: &dyn Files, guest: u64, max_len: u64) -> Result<Run> {
         let (index, within) = (self.block.index(guest), self.block.within(guest));
         let (_, entry) = self.entry(files, index)?;
-        let Kind::Data { file, offset } = self.payload(files, decode(entry).1, self.block.start(index))?
-        else {
-            return Err(Error::damaged("a block of the VHDX has no data"));
-        };
+        let offset = self.payload(decode(entry).1)?;
         // Behind the entries of each chunk comes that of its bitmap.
         let per_chunk = self.chunk.bytes().saturating_add(1);
         let number = self.chunk.index(index).saturating_mul(per_chunk).saturating_add(self.chunk.bytes());
@@ -178,7 +192,11 @@ impl Map {
         let (here, sectors) = equal_bits(&bytes, (first % 8) as usize, |byte, bit| byte >> bit & 1 != 0);
         let past = in_chunk.checked_rem(self.sector).unwrap_or_default();
         let len = sectors.saturating_mul(self.sector).saturating_sub(past).min(rest);
-        let kind = if here { Kind::Data { file, offset: offset.saturating_add(within) } } else { Kind::Hole };
+        let kind = if here {
+            Kind::Data { file: FileIndex::IMAGE, offset: offset.saturating_add(within) }
+        } else {
+            Kind::Hole
+        };
         Ok(Run { kind, len })
     }
 }

@@ -1,7 +1,8 @@
 //! The text that describes a disk.
 
 use crate::error::{Error, Result, ensure, printable, require};
-use crate::limits::MAX_EXTENT_FILES;
+use crate::limits::{MAX_EXTENT_FILES, MAX_EXTENTS, MAX_PATH};
+use std::collections::HashMap;
 
 /// The kind of storage of an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,8 +23,8 @@ pub(super) struct Extent {
     /// Bytes of the disk.
     pub(super) len: u64,
     pub(super) kind: ExtentKind,
-    /// The name of its file; none for zeroes.
-    pub(super) name: Option<String>,
+    /// The number of its file's name; none for zeroes.
+    pub(super) name: Option<u32>,
 }
 
 /// The facts that the text states.
@@ -36,6 +37,8 @@ pub(super) struct Descriptor {
     pub(super) parent_name: Option<String>,
     create_type: String,
     pub(super) extents: Vec<Extent>,
+    /// The files that are named, each once.
+    pub(super) names: Vec<String>,
 }
 
 /// The number that stands for no parent.
@@ -45,9 +48,15 @@ impl Descriptor {
     pub(super) fn parse(text: &str) -> Result<Self> {
         let mut found = Self::default();
         let mut has_version = false;
+        let mut names = HashMap::new();
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
-            if let Some(extent) = Extent::parse(line)? {
-                found.extents.push(extent);
+            if let Some((len, kind, name)) = extent(line)? {
+                let name = name.map(|name| found.number(&mut names, name)).transpose()?;
+                require!(
+                    found.extents.len() < MAX_EXTENTS,
+                    "the VMDK descriptor has more than {MAX_EXTENTS} extents"
+                );
+                found.extents.push(Extent { len, kind, name });
                 continue;
             }
             let Some((key, value)) = line.split_once('=') else { continue };
@@ -97,67 +106,67 @@ impl Descriptor {
         })
     }
 
-    /// The files that are named, each once.
-    pub(super) fn files(&self) -> Result<Vec<String>> {
-        let mut names: Vec<String> = Vec::new();
-        for name in self.extents.iter().filter_map(|extent| extent.name.as_ref()) {
-            if !names.contains(name) {
-                require!(
-                    names.len() < MAX_EXTENT_FILES,
-                    "the VMDK descriptor names more than {MAX_EXTENT_FILES} files"
-                );
-                names.push(name.clone());
-            }
+    /// The number of a name: that which it has, or the next one.
+    fn number<'a>(&mut self, known: &mut HashMap<&'a str, u32>, name: &'a str) -> Result<u32> {
+        if let Some(number) = known.get(name) {
+            return Ok(*number);
         }
-        Ok(names)
+        require!(
+            self.names.len() < MAX_EXTENT_FILES,
+            "the VMDK descriptor names more than {MAX_EXTENT_FILES} files"
+        );
+        let number = self.names.len() as u32;
+        known.insert(name, number);
+        self.names.push(name.to_owned());
+        Ok(number)
     }
 }
 
-impl Extent {
-    /// A line like `RW 4192256 SPARSE "disk-s001.vmdk"`; none if it is another line.
-    fn parse(line: &str) -> Result<Option<Self>> {
-        let mut words = line.splitn(2, char::is_whitespace);
-        let access = words.next().unwrap_or_default();
-        let rest = words.next().unwrap_or_default().trim_start();
-        match access {
-            "RW" | "RDONLY" => {}
-            "NOACCESS" => {
-                return Err(Error::unsupported("the VMDK has an extent that may not be read (NOACCESS)"));
-            }
-            _ => return Ok(None),
+/// Length, kind and file of a line like `RW 4192256 SPARSE "disk-s001.vmdk"`; none if it is another line.
+fn extent(line: &str) -> Result<Option<(u64, ExtentKind, Option<&str>)>> {
+    let mut words = line.splitn(2, char::is_whitespace);
+    let access = words.next().unwrap_or_default();
+    let rest = words.next().unwrap_or_default().trim_start();
+    match access {
+        "RW" | "RDONLY" => {}
+        "NOACCESS" => {
+            return Err(Error::unsupported("the VMDK has an extent that may not be read (NOACCESS)"));
         }
-        let bad = || Error::damaged(format!("Invalid extent line: {}", printable(line)));
-        let (sectors, rest) = rest.split_once(char::is_whitespace).ok_or_else(bad)?;
-        let len =
-            sectors.parse().ok().and_then(|sectors: u64| sectors.checked_mul(512)).filter(|len| *len > 0);
-        let len = len.ok_or_else(bad)?;
-        let rest = rest.trim_start();
-        let (kind, rest) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
-        if kind == "ZERO" {
-            return Ok(Some(Self { len, kind: ExtentKind::Zero, name: None }));
-        }
-        let quoted = rest.trim_start().strip_prefix('"').ok_or_else(bad)?;
-        let (name, behind) = quoted.split_once('"').ok_or_else(bad)?;
-        let name = Some(name.to_owned()).filter(|name| !name.is_empty());
-        ensure!(name.is_some(), "Invalid extent line: {}", printable(line));
-        let behind = behind.split_whitespace().next();
-        let offset =
-            behind.map(|sectors| sectors.parse().ok().and_then(|sectors: u64| sectors.checked_mul(512)));
-        let kind = match (kind, offset) {
-            ("FLAT", Some(Some(offset))) => ExtentKind::Flat { offset },
-            ("VMFS", None | Some(Some(0))) => ExtentKind::Flat { offset: 0 },
-            ("SPARSE" | "VMFSSPARSE", None) => ExtentKind::Sparse,
-            ("SESPARSE", None) => ExtentKind::SeSparse,
-            ("FLAT" | "VMFS" | "SPARSE" | "VMFSSPARSE" | "SESPARSE", _) => return Err(bad()),
-            (other, _) => {
-                return Err(Error::unsupported(format!(
-                    "VMDK extents of type {} are not supported",
-                    printable(other)
-                )));
-            }
-        };
-        Ok(Some(Self { len, kind, name }))
+        _ => return Ok(None),
     }
+    let bad = || Error::damaged(format!("Invalid extent line: {}", printable(line)));
+    let (sectors, rest) = rest.split_once(char::is_whitespace).ok_or_else(bad)?;
+    let len = sectors.parse().ok().and_then(|sectors: u64| sectors.checked_mul(512)).filter(|len| *len > 0);
+    let len = len.ok_or_else(bad)?;
+    let rest = rest.trim_start();
+    let (kind, rest) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+    if kind == "ZERO" {
+        return Ok(Some((len, ExtentKind::Zero, None)));
+    }
+    let quoted = rest.trim_start().strip_prefix('"').ok_or_else(bad)?;
+    let (name, behind) = quoted.split_once('"').ok_or_else(bad)?;
+    ensure!(
+        (1..=MAX_PATH).contains(&name.len()),
+        "Invalid extent line with a name of {} bytes: {}",
+        name.len(),
+        printable(line)
+    );
+    let behind = behind.split_whitespace().next();
+    let offset = behind.map(|sectors| sectors.parse().ok().and_then(|sectors: u64| sectors.checked_mul(512)));
+    let kind = match (kind, offset) {
+        ("FLAT", Some(Some(offset))) => ExtentKind::Flat { offset },
+        ("VMFS", None | Some(Some(0))) => ExtentKind::Flat { offset: 0 },
+        ("SPARSE" | "VMFSSPARSE", None) => ExtentKind::Sparse,
+        ("SESPARSE", None) => ExtentKind::SeSparse,
+        ("FLAT" | "VMFS" | "SPARSE" | "VMFSSPARSE" | "SESPARSE", _) => return Err(bad()),
+        (other, _) => {
+            return Err(Error::unsupported(format!(
+                "VMDK extents of type {} are not supported",
+                printable(other)
+            )));
+        }
+    };
+    Ok(Some((len, kind, Some(name))))
 }
 
 #[cfg(test)]
@@ -165,8 +174,8 @@ mod tests {
     use super::*;
 
     const TEXT: &str = "# Disk DescriptorFile\nversion=1\nCID=123a\nparentCID=ffffffff\n\
-        createType=\"twoGbMaxExtentSparse\"\n\nRW 4192256 SPARSE \"a b-s001.vmdk\"\nRDONLY 8 FLAT \"x\" 16\n\
-        RW 5 ZERO\nRW 4192256 SPARSE \"a b-s001.vmdk\"\nddb.adapterType = \"ide\"\n";
+    createType=\"twoGbMaxExtentSparse\"\n\nRW 4192256 SPARSE \"a b-s001.vmdk\"\nRDONLY 8 FLAT \"x\" 16\n\
+    RW 5 ZERO\nRW 4192256 SPARSE \"a b-s001.vmdk\"\nddb.adapterType = \"ide\"\n";
 
     #[test]
     fn lines_are_understood() {
@@ -175,7 +184,7 @@ mod tests {
             (found.cid, found.parent_cid, found.variant().unwrap()),
             (Some(0x123a), None, "twoGbMaxExtentSparse")
         );
-        assert_eq!(found.files().unwrap(), ["a b-s001.vmdk", "x"]);
+        assert_eq!(found.names, ["a b-s001.vmdk", "x"]);
         let kinds: Vec<_> = found.extents.iter().map(|extent| (extent.len / 512, extent.kind)).collect();
         let sparse = (4192256, ExtentKind::Sparse);
         assert_eq!(kinds, [sparse, (8, ExtentKind::Flat { offset: 8192 }), (5, ExtentKind::Zero), sparse]);

@@ -9,11 +9,10 @@ pub(crate) mod sparse;
 
 use crate::error::{Error, Result, ensure};
 use crate::files::{FileIndex, Files, Source};
-use crate::limits::MAX_DESCRIPTOR;
+use crate::limits::{MAX_DESCRIPTOR, MAX_NAME};
 use crate::opened::Opened;
 use crate::parent::{Identity, Parent, ParentFormat, with_slashes};
 use crate::run::{Kind, Run};
-use crate::units::{advanced, data};
 use descriptor::{Descriptor, ExtentKind};
 use sparse::Header;
 pub use sparse::{COWD_MAGIC, SPARSE_MAGIC};
@@ -41,6 +40,7 @@ pub(crate) struct Map {
 }
 
 /// The kinds of image file.
+#[derive(Debug)]
 enum Layout {
     /// One sparse extent, maybe with a descriptor in it.
     Sparse(Header),
@@ -82,51 +82,61 @@ fn layout(files: &dyn Files) -> Result<Layout> {
 
 pub(crate) fn extent_files(files: &dyn Files) -> Result<Vec<String>> {
     match layout(files)? {
-        Layout::Described(descriptor) => descriptor.files(),
+        Layout::Described(descriptor) => Ok(descriptor.names),
         Layout::Sparse(_) | Layout::Cowd => Ok(Vec::new()),
     }
 }
 
-pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
-    read(files, add_extent)
+/// An image that is being read: what the image file says, and the extents that were looked at.
+#[derive(Debug, Default)]
+pub(crate) struct Reading {
+    layout: Option<Layout>,
+    extents: Vec<Extent>,
+}
+
+pub(crate) fn open(files: &dyn Files, reading: &mut Reading) -> Result<Opened<Map>> {
+    read(files, reading, add_extent)
 }
 
 /// Reads the image file alone: extents that it names are as long as it says.
 pub(crate) fn inspect(files: &dyn Files) -> Result<Opened<Map>> {
-    read(files, |_, _, extent, extents| push(extents, extent.len, Content::Zero))
+    read(files, &mut Reading::default(), |_, _, extent, extents| push(extents, extent.len, Content::Zero))
 }
 
 /// Adds a described extent to those before it.
 type Add = fn(&dyn Files, FileIndex, &descriptor::Extent, &mut Vec<Extent>) -> Result<()>;
 
-fn read(files: &dyn Files, add_extent: Add) -> Result<Opened<Map>> {
+fn read(files: &dyn Files, reading: &mut Reading, add_extent: Add) -> Result<Opened<Map>> {
     let image = Source::image(files);
-    let mut extents = Vec::new();
-    let (descriptor, variant) = match layout(files)? {
+    let Reading { layout: found, extents } = reading;
+    let found = match found {
+        Some(found) => found,
+        None => found.insert(layout(files)?),
+    };
+    let inner;
+    let (descriptor, variant) = match found {
         Layout::Cowd => {
             let tables = sparse::Tables::cowd(files, FileIndex::IMAGE)?;
-            push(&mut extents, tables.size(), Content::Sparse(tables))?;
+            push(extents, tables.size(), Content::Sparse(tables))?;
             (None, "vmfsSparse")
         }
         Layout::Sparse(header) => {
             let described = header.descriptor.map(|(at, len)| descriptor_at(image, at, len)).transpose()?;
             let variant = if header.is_compressed() { "streamOptimized" } else { "monolithicSparse" };
-            let tables = sparse::Tables::open(files, FileIndex::IMAGE, &header)?;
-            push(&mut extents, tables.size(), Content::Sparse(tables))?;
-            (described, variant)
+            let tables = sparse::Tables::open(files, FileIndex::IMAGE, header)?;
+            push(extents, tables.size(), Content::Sparse(tables))?;
+            inner = described;
+            (inner.as_ref(), variant)
         }
         Layout::Described(descriptor) => {
             let variant = descriptor.variant()?;
             ensure!(!descriptor.extents.is_empty(), "the VMDK descriptor names no extents");
-            let names = descriptor.files()?;
-            for extent in &descriptor.extents {
-                let file = extent.name.as_ref().and_then(|name| names.iter().position(|known| known == name));
+            while let Some(extent) = descriptor.extents.get(extents.len()) {
                 // The image file is 0.
-                let file =
-                    FileIndex(file.and_then(|at| u32::try_from(at).ok()?.checked_add(1)).unwrap_or_default());
-                add_extent(files, file, extent, &mut extents)?;
+                let file = FileIndex(extent.name.map_or(0, |name| name.saturating_add(1)));
+                add_extent(files, file, extent, extents)?;
             }
-            (Some(descriptor), variant)
+            (Some(&*descriptor), variant)
         }
     };
     let size = extents.last().map_or(0, |extent: &Extent| extent.start.saturating_add(extent.len));
@@ -135,9 +145,9 @@ fn read(files: &dyn Files, add_extent: Add) -> Result<Opened<Map>> {
         Content::SeSparse(_) => Some(sesparse::GRAIN),
         Content::Zero | Content::Flat { .. } => None,
     });
-    let parent = descriptor.as_ref().map(parent).transpose()?.flatten();
-    let identity = descriptor.as_ref().and_then(|descriptor| descriptor.cid).map(Identity::Cid);
-    let map = Map { extents };
+    let parent = descriptor.map(parent).transpose()?.flatten();
+    let identity = descriptor.and_then(|descriptor| descriptor.cid).map(Identity::Cid);
+    let map = Map { extents: std::mem::take(extents) };
     Ok(Opened { size, unit: unit.unwrap_or_default(), variant, parent, identity, map })
 }
 
@@ -185,6 +195,7 @@ fn parent(descriptor: &Descriptor) -> Result<Option<Parent>> {
     let name = descriptor.parent_name.as_deref().map(with_slashes);
     let name =
         name.ok_or_else(|| Error::damaged("the VMDK has a parent (parentCID) and does not name it"))?;
+    ensure!(name.len() as u64 <= MAX_NAME, "the name of the VMDK's parent has {} bytes", name.len());
     Ok(Some(Parent { name, format: ParentFormat::Same, identities: vec![Identity::Cid(cid)] }))
 }
 
@@ -199,8 +210,8 @@ impl Map {
         match &extent.content {
             Content::Zero => Ok(Run { kind: Kind::Zero, len: rest }),
             Content::Flat { file, offset } => {
-                let kind = data(files, *file, *offset, 0, extent.len, extent.len)?;
-                Ok(Run { kind: advanced(kind, within), len: rest })
+                let kind = Kind::Data { file: *file, offset: offset.saturating_add(within) };
+                Ok(Run { kind, len: rest })
             }
             Content::Sparse(tables) => {
                 let run = tables.run(files, within, rest)?;

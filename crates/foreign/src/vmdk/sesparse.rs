@@ -5,7 +5,7 @@ use crate::bytes::le64;
 use crate::error::{Error, Result, ensure, require};
 use crate::files::{FileIndex, Files, Source};
 use crate::run::{Kind, Run};
-use crate::units::{Unit, data};
+use crate::units::{Unit, Units};
 
 /// The first bytes of the file.
 pub(super) const FIRST_BYTES: &[u8; 4] = b"\xbe\xba\xfe\xca";
@@ -28,6 +28,8 @@ pub(super) struct Tables {
     file: FileIndex,
     size: u64,
     grain: Unit,
+    /// Grains of a table.
+    table: Unit,
     directory: u64,
     directory_entries: u64,
     tables: u64,
@@ -54,11 +56,14 @@ impl Tables {
         require!(le64(&volatile, 24) == 0, "Image is marked to be replayed; open it in ESX once");
         let (directory, directory_bytes) = (bytes(16)?, bytes(17)?);
         source.check(directory, directory_bytes, "the seSparse grain directory")?;
-        let grain = Unit::new(GRAIN).ok_or_else(|| Error::damaged("seSparse grains are empty"))?;
+        let empty = || Error::damaged("seSparse grains are empty");
+        let grain = Unit::new(GRAIN).ok_or_else(empty)?;
+        let table = Unit::new(TABLE_ENTRIES).ok_or_else(empty)?;
         Ok(Self {
             file,
             size: bytes(2)?,
             grain,
+            table,
             directory,
             directory_entries: directory_bytes / 8,
             tables: bytes(18)?,
@@ -75,37 +80,37 @@ impl Tables {
         self.grain.run(within, max_len, |index| self.grain_at(files, index))
     }
 
-    fn grain_at(&self, files: &dyn Files, index: u64) -> Result<Kind> {
+    fn grain_at(&self, files: &dyn Files, index: u64) -> Result<Units> {
         let start = self.grain.start(index);
         let source = Source::new(files, self.file);
         let damaged = |what: &str, entry: u64, at| {
             Err(Error::damaged(format!("the entry {entry:#x} of the seSparse {what} is damaged"))
                 .at(self.file, at))
         };
-        let table_index = index / TABLE_ENTRIES;
+        let table_index = self.table.index(index);
         if table_index >= self.directory_entries || start >= self.size {
-            return Ok(Kind::Hole);
+            return Ok(Units::NO_MORE);
         }
         let at = self.directory.saturating_add(table_index.saturating_mul(8));
         let entry = source.le64(at, "the seSparse grain directory")?;
         if entry == 0 {
-            return Ok(Kind::Hole);
+            return Ok(Units::without_table(index, self.table));
         }
         if entry >> 32 != ALLOCATED_TABLE >> 32 {
             return damaged("grain directory", entry, at);
         }
         let number = entry & u64::from(u32::MAX);
         let table = self.tables.saturating_add(number.saturating_mul(TABLE_SECTORS * 512));
-        let at = table.saturating_add((index % TABLE_ENTRIES).saturating_mul(8));
+        let at = table.saturating_add(self.table.within(index).saturating_mul(8));
         let entry = source.le64(at, "a seSparse grain table")?;
         match (entry & KIND) >> 60 {
-            0 if entry == 0 => Ok(Kind::Hole),
-            1 | 2 => Ok(Kind::Zero),
+            0 if entry == 0 => Ok(Kind::Hole.into()),
+            1 | 2 => Ok(Kind::Zero.into()),
             3 => {
                 // The low bits of the grain's number come first.
                 let number = (entry & 0x0fff_0000_0000_0000) >> 48 | (entry & 0x0000_ffff_ffff_ffff) << 12;
                 let offset = self.grains.saturating_add(number.saturating_mul(GRAIN));
-                data(files, self.file, offset, start, GRAIN, self.size)
+                Ok(Kind::Data { file: self.file, offset }.into())
             }
             _ => damaged("grain table", entry, at),
         }

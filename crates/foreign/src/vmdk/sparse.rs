@@ -5,7 +5,7 @@ use crate::error::{Error, Result, ensure, require};
 use crate::files::{FileIndex, Files, Source};
 use crate::limits::MAX_PACKED_UNIT;
 use crate::run::{Kind, Packed, Packing, Run};
-use crate::units::{Unit, data};
+use crate::units::{Unit, Units};
 
 /// The first bytes of a sparse extent.
 pub const SPARSE_MAGIC: &[u8; 4] = b"KDMV";
@@ -185,27 +185,27 @@ impl Tables {
         self.grain.run(within, max_len, |index| self.grain_at(files, index))
     }
 
-    fn grain_at(&self, files: &dyn Files, index: u64) -> Result<Kind> {
+    fn grain_at(&self, files: &dyn Files, index: u64) -> Result<Units> {
         let start = self.grain.start(index);
         if start >= self.size {
-            return Ok(Kind::Hole);
+            return Ok(Units::NO_MORE);
         }
         let source = Source::new(files, self.file);
         let at = self.directory.saturating_add(self.table.index(index).saturating_mul(4));
         let table = u64::from(source.le32(at, "the grain directory of the VMDK")?).saturating_mul(512);
         if table == 0 {
-            return Ok(Kind::Hole);
+            return Ok(Units::without_table(index, self.table));
         }
         let at = table.saturating_add(self.table.within(index).saturating_mul(4));
         let entry = source.le32(at, "a grain table of the VMDK")?;
         match entry {
-            0 => return Ok(Kind::Hole),
-            1 if self.zero_grains => return Ok(Kind::Zero),
+            0 => return Ok(Kind::Hole.into()),
+            1 if self.zero_grains => return Ok(Kind::Zero.into()),
             _ => {}
         }
         let offset = u64::from(entry).saturating_mul(512);
         let (offset, len) = match self.grains {
-            Grains::Plain => return data(files, self.file, offset, start, self.grain.bytes(), self.size),
+            Grains::Plain => return Ok(Kind::Data { file: self.file, offset }.into()),
             Grains::Compressed => {
                 let most = self.grain.bytes().saturating_mul(2).min(source.len().saturating_sub(offset));
                 (offset, most)
@@ -233,6 +233,7 @@ impl Tables {
             packing: Packing::Zlib,
             start,
             unit: self.grain.bytes(),
-        }))
+        })
+        .into())
     }
 }

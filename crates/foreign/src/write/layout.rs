@@ -124,7 +124,16 @@ impl Layout {
 
     /// Bytes of the whole file.
     pub fn file_len(&self, table: &BlockTable) -> u64 {
-        let end = self.places.end(table.used());
+        self.len_of(table.used())
+    }
+
+    /// Bytes of the whole file when each block has a place.
+    pub fn longest(&self) -> u64 {
+        self.len_of(u32::try_from(self.places.blocks()).unwrap_or(u32::MAX))
+    }
+
+    fn len_of(&self, used: u32) -> u64 {
+        let end = self.places.end(used);
         match &self.tables {
             Tables::Vpc(_) => end.saturating_add(vpc::FOOTER),
             Tables::Vmdk(_) | Tables::Vhdx(_) | Tables::Vdi(_) => end,

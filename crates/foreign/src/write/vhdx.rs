@@ -111,7 +111,10 @@ impl Tables {
     }
 
     fn table_bytes(&self) -> u64 {
-        self.entries().saturating_mul(8).max(1).next_multiple_of(MIB)
+        // QEMU counts the bitmaps of a disk without blocks as if it had 2^32, and wants a table of so many entries.
+        let least =
+            if self.size == 0 { u64::from(u32::MAX).checked_div(self.chunk()).unwrap_or(0) } else { 0 };
+        self.entries().max(least).saturating_mul(8).max(1).next_multiple_of(MIB)
     }
 
     pub(super) fn tables<'a>(

@@ -79,6 +79,7 @@ pub(super) fn descriptor(new: &NewVmdk, size: u64, name: &str, birth: &Birth) ->
     // A quote would end the name, and a control character the line.
     let name: String =
         name.chars().map(|c| if c.is_control() || c == '"' { '_' } else { c }).take(255).collect();
+    require!(size > 0, "a VMDK has no disks of 0 bytes: choose another format");
     let heads: u64 = if new.adapter == VmdkAdapter::Ide { 16 } else { 255 };
     let (sectors, per_track) = (size / SECTOR, 63);
     let cylinders = sectors.checked_div(heads.saturating_mul(per_track)).unwrap_or(0);

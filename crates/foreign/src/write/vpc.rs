@@ -79,6 +79,11 @@ fn disk(new: &NewVpc, asked: u64) -> Result<(u64, Geometry)> {
             None => (asked, SAYS_NOTHING),
         },
     };
+    // Its footer would stand at the start of the file, where readers take it for the copy that a dynamic one has there.
+    require!(
+        size > 0 || new.allocation == Allocation::Dynamic,
+        "a fixed VHD has no disks of 0 bytes: choose another format, or subformat=dynamic"
+    );
     require!(size / 512 <= MOST_SECTORS, "a VHD has no disks of more than 2040 GiB");
     Ok((size, geometry))
 }

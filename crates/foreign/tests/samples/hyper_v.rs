@@ -235,6 +235,47 @@ pub fn vhdx_with_log() -> Sample {
     Sample::one("vhdx", image, disk)
 }
 
+/// A VHDX with a log of 64 MiB that is full: its entries write as much behind the end of the file, where nothing of the disk is.
+pub fn vhdx_with_long_log() -> Sample {
+    const LEN: usize = 64 * MIB;
+    const DESCRIPTORS: usize = 126;
+    const ENTRY: usize = (DESCRIPTORS + 1) * 4096;
+    let mut sample = vhdx();
+    let image = sample.image();
+    let log = image.len();
+    image.resize(log + LEN, 0);
+    for at in [64 << 10, 128 << 10] {
+        put(image, at + 48, &LOG_GUID);
+        put(image, at + 68, &(LEN as u32).to_le_bytes());
+        put(image, at + 72, &(log as u64).to_le_bytes());
+        set_vhdx_sum(image, at, 4096);
+    }
+    let (flushed, last) = (image.len() as u64, image.len() as u64 + LEN as u64);
+    for index in 0..LEN / ENTRY {
+        let number = index as u64 + 1;
+        let mut entry = b"loge".to_vec();
+        put(&mut entry, 8, &(ENTRY as u32).to_le_bytes());
+        put(&mut entry, 16, &number.to_le_bytes());
+        put(&mut entry, 24, &(DESCRIPTORS as u32).to_le_bytes());
+        put(&mut entry, 32, &LOG_GUID);
+        put(&mut entry, 48, &flushed.to_le_bytes());
+        put(&mut entry, 56, &last.to_le_bytes());
+        for sector in 0..DESCRIPTORS {
+            let descriptor = 64 + 32 * sector;
+            let place = flushed + ((index * DESCRIPTORS + sector) * 4096) as u64;
+            put(&mut entry, descriptor, b"desc");
+            put(&mut entry, descriptor + 16, &place.to_le_bytes());
+            put(&mut entry, descriptor + 24, &number.to_le_bytes());
+            let data = 4096 * (sector + 1);
+            put(&mut entry, data, b"data");
+            put(&mut entry, data + 4092, &(number as u32).to_le_bytes());
+        }
+        set_vhdx_sum(&mut entry, 0, ENTRY);
+        put(image, log + index * ENTRY, &entry);
+    }
+    sample
+}
+
 /// A differencing VHDX: of its first block, it holds sectors 3 to 9 and 100.
 pub fn vhdx_differencing() -> Sample {
     let pairs =

@@ -8,6 +8,15 @@ use std::path::{Path, PathBuf};
 /// The largest file of passwords that is read, in bytes.
 const LARGEST: u64 = 1 << 20;
 
+/// The entries of a netrc file that count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum NetrcEntries {
+    /// All of them: where there is none for a host, the default is.
+    All,
+    /// Those that name a host.
+    Named,
+}
+
 /// A user and a password. Their text forms show neither.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Credentials {
@@ -41,13 +50,13 @@ impl Credentials {
     ///
     /// # Errors
     /// The file can't be read.
-    pub fn of_netrc(host: &str) -> Result<Option<Self>, String> {
+    pub fn of_netrc(host: &str, entries: NetrcEntries) -> Result<Option<Self>, String> {
         let named = std::env::var_os("NETRC").filter(|path| !path.is_empty()).map(PathBuf::from);
         let is_named = named.is_some();
         let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".netrc"));
         let Some(path) = named.or_else(home) else { return Ok(None) };
         match read_small(&path) {
-            Ok(text) => find(&text, host).map_err(|reason| format!("{}: {reason}", path.display())),
+            Ok(text) => find(&text, host, entries).map_err(|reason| format!("{}: {reason}", path.display())),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound && !is_named => Ok(None),
             Err(error) => Err(format!("{}: {error}", path.display())),
         }
@@ -70,8 +79,8 @@ fn read_small(path: &Path) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// The entry of `host`, or else the default, in the text of a netrc file.
-fn find(text: &str, host: &str) -> Result<Option<Credentials>, String> {
+/// The entry of `host`, or else the default if it counts, in the text of a netrc file.
+fn find(text: &str, host: &str, entries: NetrcEntries) -> Result<Option<Credentials>, String> {
     let mut words = Words(text);
     let mut is_meant = false;
     let mut found: Option<(String, String)> = None;
@@ -81,8 +90,11 @@ fn find(text: &str, host: &str) -> Result<Option<Credentials>, String> {
                 if is_meant && found.is_some() {
                     break;
                 }
-                is_meant =
-                    word == "default" || words.next().is_some_and(|name| name.eq_ignore_ascii_case(host));
+                is_meant = if word == "default" {
+                    entries == NetrcEntries::All
+                } else {
+                    words.next().is_some_and(|name| name.eq_ignore_ascii_case(host))
+                };
                 found = is_meant.then(Default::default);
             }
             "login" => {
@@ -162,8 +174,11 @@ mod tests {
     fn netrc_files_are_read() {
         let text = "# people\nmachine a.example login u password \"p w\\\"\"\nmachine b.example\n  password q\n\tlogin v\n\
                     macdef x\nmachine c.example login no\n\ndefault login any password r\n";
-        let basic =
-            |host| find(text, host).unwrap().map(|found| format!("{}:{}", found.user, found.password));
+        let basic = |host| {
+            find(text, host, NetrcEntries::All)
+                .unwrap()
+                .map(|found| format!("{}:{}", found.user, found.password))
+        };
         assert_eq!(basic("A.example").as_deref(), Some("u:p w\""));
         assert_eq!(basic("b.example").as_deref(), Some("v:q"));
         assert_eq!(basic("c.example").as_deref(), Some("any:r"));

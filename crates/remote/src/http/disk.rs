@@ -124,6 +124,12 @@ impl HttpDisk {
         self.source().given_up()
     }
 
+    /// Has reads end soon: from now on, each fails when its server has sent nothing for a few seconds. For programs that are
+    /// told to end.
+    pub fn hurry(&self) {
+        self.source().hurry();
+    }
+
     /// Whether a change of the object would be noticed by more than its length.
     pub fn has_versions(&self) -> bool {
         self.source().has_validators()

@@ -1,14 +1,12 @@
 //! A range that a thread gets from the server, and the memory that it goes to.
 
 use super::cache::BLOCK;
+use crate::network::deadline::Allowance;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use zebu_storage::{Completer, StorageDone, StorageOp};
-
-/// The least bytes in a second that a server sends which is not given up.
-pub(super) const BYTES_A_SECOND: u64 = 64 << 10;
 
 /// A range to be fetched.
 pub(super) struct Fetch {
@@ -18,8 +16,8 @@ pub(super) struct Fetch {
     pub(super) done: u64,
     /// Bytes of blocks that were handed over, which `range` has no more.
     handed_over: u64,
-    /// From then on, it fails if no bytes come.
-    pub(super) deadline: Instant,
+    /// The time that it has.
+    allowance: Allowance,
     pub(super) memory: Memory,
 }
 
@@ -33,19 +31,23 @@ pub(super) enum Memory {
 
 impl Fetch {
     /// For one reader.
-    pub(super) fn of_reader(range: Range<u64>, done: Completer, deadline: Instant) -> Self {
-        Self { range, done: 0, deadline, handed_over: 0, memory: Memory::Readers(vec![done]) }
+    pub(super) fn of_reader(range: Range<u64>, done: Completer, allowance: Allowance) -> Self {
+        Self { range, done: 0, allowance, handed_over: 0, memory: Memory::Readers(vec![done]) }
     }
 
     /// For whole blocks.
-    pub(super) fn of_blocks(range: Range<u64>, deadline: Instant) -> Self {
-        Self { range, done: 0, deadline, handed_over: 0, memory: Memory::Blocks(VecDeque::new()) }
+    pub(super) fn of_blocks(range: Range<u64>, allowance: Allowance) -> Self {
+        Self { range, done: 0, allowance, handed_over: 0, memory: Memory::Blocks(VecDeque::new()) }
+    }
+
+    /// The time when it fails if no bytes come.
+    pub(super) fn deadline(&self) -> Instant {
+        self.allowance.deadline()
     }
 
     /// The time when it fails even if bytes come.
     pub(super) fn limit(&self) -> Instant {
-        let bytes = self.handed_over + (self.range.end - self.range.start);
-        self.deadline + Duration::from_secs(bytes / BYTES_A_SECOND + 1)
+        self.allowance.limit()
     }
 
     /// Takes `next` in if it is what follows, and both are of one kind and no longer than `most` together.
@@ -59,7 +61,7 @@ impl Fetch {
             (_, memory) => return Err(Box::new(Fetch { memory, ..next })),
         }
         self.range.end = next.range.end;
-        self.deadline = self.deadline.min(next.deadline);
+        self.allowance.join(next.allowance);
         Ok(())
     }
 

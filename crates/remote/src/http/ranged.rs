@@ -174,7 +174,8 @@ impl Ranged {
     /// Reads a range within the object, not empty.
     pub(super) fn read(self: &Arc<Self>, range: Range<u64>, mut done: Completer) {
         let len = range.end - range.start;
-        let deadline = Instant::now() + self.source.options.timeout;
+        let asked = Instant::now();
+        let deadline = asked + self.source.options.timeout;
         let mut state = self.lock();
         if state.is_closed || state.is_changed {
             drop(state);
@@ -182,7 +183,7 @@ impl Ranged {
             return;
         }
         if len >= DIRECT {
-            state.queue.push_back(Fetch::of_reader(range, done, deadline));
+            state.queue.push_back(Fetch::of_reader(range, done, self.source.allowance(asked, len)));
             self.begin(state, 1);
             return;
         }
@@ -216,12 +217,12 @@ impl Ranged {
             let start = range.start / bytes * bytes;
             self.add(&mut state, start..start.saturating_add(bytes), &mut wanted);
         }
-        let mut added = self.queue_blocks(&mut state, wanted, deadline);
+        let mut added = self.queue_blocks(&mut state, wanted, asked);
         if let Some(ahead) = ahead {
             // Apart, so that the reader does not wait for it.
             let mut wanted = Vec::new();
             self.add(&mut state, ahead, &mut wanted);
-            added += self.queue_blocks(&mut state, wanted, deadline);
+            added += self.queue_blocks(&mut state, wanted, asked);
         }
         self.begin(state, added);
         if let Some(done) = answered {
@@ -247,7 +248,7 @@ impl Ranged {
     }
 
     /// Queues fetches of blocks that are marked as loading; how many.
-    fn queue_blocks(&self, state: &mut State, mut wanted: Vec<u64>, deadline: Instant) -> usize {
+    fn queue_blocks(&self, state: &mut State, mut wanted: Vec<u64>, asked: Instant) -> usize {
         wanted.sort_unstable();
         let mut added = 0;
         let mut from = 0;
@@ -256,7 +257,8 @@ impl Ranged {
             let most = (self.limits.run / BLOCK) as usize;
             let run = wanted[from..].iter().take(most).zip(first..).take_while(|(a, b)| *a == b).count();
             let end = ((first + run as u64) * BLOCK).min(self.source.len());
-            state.queue.push_back(Fetch::of_blocks(first * BLOCK..end, deadline));
+            let allowance = self.source.allowance(asked, end - first * BLOCK);
+            state.queue.push_back(Fetch::of_blocks(first * BLOCK..end, allowance));
             added += 1;
             from += run;
         }
@@ -351,7 +353,7 @@ impl Ranged {
                 self.fail(fetch, "given up");
                 return;
             }
-            if self.source.is_late(fetch.deadline, fetch.limit()) {
+            if self.source.is_late(fetch.deadline(), fetch.limit()) {
                 let reason = self.source.last_failure();
                 self.fail(fetch, reason.as_deref().unwrap_or("the server does not answer in time"));
                 return;
@@ -394,7 +396,7 @@ impl Ranged {
             };
             let until = Instant::now() + pause.mul_f64(link.jitter()).max(asked);
             while Instant::now() < until
-                && !self.source.is_late(fetch.deadline, fetch.limit())
+                && !self.source.is_late(fetch.deadline(), fetch.limit())
                 && !self.is_unwanted(&fetch)
             {
                 std::thread::sleep(SLICE.min(until.saturating_duration_since(Instant::now())));
@@ -411,7 +413,7 @@ impl Ranged {
         let silence = (self.source.options.timeout / 4).min(LONGEST_SILENCE);
         while !fetch.rest().is_empty() {
             let range = fetch.rest();
-            let is_closed = || self.lock().is_closed;
+            let is_closed = || self.lock().is_closed || self.source.is_out_of_grace();
             let patience = Patience { until: limit, silence, is_cancelled: &is_closed };
             if link
                 .connection
@@ -425,8 +427,9 @@ impl Ranged {
             }
             let Some((_, connection)) = &mut link.connection else { continue };
             let response = self.source.ask(connection, &url, Some(&range), &patience)?;
+            let may_have_moved = self.source.is_moved(&url) || response.status().is_redirection();
             let reply = match self.source.judge(&response, Some(&range), connection, &patience) {
-                Err(Trouble::Denied { .. }) if self.source.is_moved(&url) && !is_renewed => {
+                Err(Trouble::Denied { .. }) if may_have_moved && !is_renewed => {
                     is_renewed = true;
                     // Places that redirects lead to are often good for minutes only.
                     self.source.renew(generation, &patience)?;
@@ -513,7 +516,8 @@ impl Ranged {
             over.extend(failed);
             if let Some(deadline) = patient.iter().map(|reader| reader.deadline).min() {
                 state.loading.insert(number, patient);
-                self.queue_blocks(&mut state, vec![number], deadline);
+                let asked = deadline.checked_sub(self.source.options.timeout).unwrap_or(now);
+                self.queue_blocks(&mut state, vec![number], asked);
             }
         }
         drop(state);

@@ -1,12 +1,13 @@
 //! The object: where it is, which version of it was opened, and what a response says of it.
 
 use super::connection::{Broken, Connection, Patience, ToProxy};
-use super::credentials::Credentials;
+use super::credentials::{Credentials, NetrcEntries};
 use super::headers::{self, Validators};
 use super::options::{HttpOptions, Redirects, Verification};
 use super::proxy::proxy_for;
 use super::url::HttpUrl;
 use crate::error::RemoteRemedy;
+use crate::network::deadline::{Allowance, Backlog};
 use crate::network::{OutOfReach, Reach, is_public, written_address};
 use crate::stats::RemoteStats;
 use crate::stream::Stream;
@@ -22,6 +23,8 @@ use ureq_proto::http::header::{
 };
 use ureq_proto::http::{HeaderMap, Request, Response};
 
+/// Time without a sign of the server that requests have at the end.
+const GRACE: Duration = Duration::from_secs(5);
 /// The most redirects from a URL to the object.
 const MOST_REDIRECTS: usize = 10;
 /// The name that the server is told.
@@ -113,7 +116,7 @@ pub(super) struct Source {
     /// Made for the first server, and reused with another name.
     tls: OnceLock<Tls>,
     /// Entries of netrc by host. In a sandbox, it can't be read.
-    netrc: Mutex<HashMap<String, Option<Credentials>>>,
+    netrc: Mutex<HashMap<(String, NetrcEntries), Option<Credentials>>>,
     /// Where redirects led, and how often that was looked for.
     current: Mutex<(HttpUrl, u64)>,
     /// Held while that is looked for.
@@ -123,6 +126,10 @@ pub(super) struct Source {
     is_public: OnceLock<bool>,
     /// When bytes came last, in milliseconds since `opened`.
     last_byte: AtomicU64,
+    /// When the user of the disk began to wait for its end, in the same milliseconds; 0 before.
+    hurried: AtomicU64,
+    /// Of all that is fetched.
+    backlog: Backlog,
     opened: Instant,
     failure: Mutex<Option<String>>,
     /// Why reads were given up, if any were.
@@ -142,6 +149,8 @@ impl Source {
             pinned: OnceLock::new(),
             is_public: OnceLock::new(),
             last_byte: AtomicU64::new(0),
+            hurried: AtomicU64::new(0),
+            backlog: Backlog::default(),
             opened: Instant::now(),
             failure: Mutex::default(),
             given_up: Mutex::default(),
@@ -184,12 +193,30 @@ impl Source {
         self.last_byte.store(self.opened.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
 
+    /// The time of a fetch of so many bytes whose readers have asked at `asked`.
+    pub(super) fn allowance(&self, asked: Instant, bytes: u64) -> Allowance {
+        self.backlog.allowance(asked, self.options.timeout, bytes)
+    }
+
     /// Whether a request's time is over: at its deadline, but as long as bytes come, later, at the limit.
     pub(super) fn is_late(&self, deadline: Instant, limit: Instant) -> bool {
         let now = Instant::now();
         let last_byte = Duration::from_millis(self.last_byte.load(Ordering::Relaxed));
         now >= limit
+            || self.is_out_of_grace()
             || now >= deadline && self.opened.elapsed().saturating_sub(last_byte) >= self.options.timeout
+    }
+
+    pub(super) fn hurry(&self) {
+        let now = (self.opened.elapsed().as_millis() as u64).max(1);
+        let _ = self.hurried.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Whether the disk is about to end, and no bytes came for a while.
+    pub(super) fn is_out_of_grace(&self) -> bool {
+        let hurried = self.hurried.load(Ordering::Relaxed);
+        let last_sign = Duration::from_millis(hurried.max(self.last_byte.load(Ordering::Relaxed)));
+        hurried > 0 && self.opened.elapsed().saturating_sub(last_sign) >= GRACE
     }
 
     /// Where the object is now.
@@ -397,11 +424,14 @@ impl Source {
         if !self.options.netrc {
             return Ok(None);
         }
-        if let Some(known) = locked(&self.netrc).get(url.host()) {
+        // The default is for whom the user has named, and not for where a server sends its clients.
+        let entries = if url.has_origin_of(&self.original) { NetrcEntries::All } else { NetrcEntries::Named };
+        let key = (url.host().to_owned(), entries);
+        if let Some(known) = locked(&self.netrc).get(&key) {
             return Ok(known.clone());
         }
-        let found = Credentials::of_netrc(url.host())?;
-        locked(&self.netrc).insert(url.host().to_owned(), found.clone());
+        let found = Credentials::of_netrc(url.host(), entries)?;
+        locked(&self.netrc).insert(key, found.clone());
         Ok(found)
     }
 

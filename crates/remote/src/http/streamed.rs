@@ -5,8 +5,8 @@
 
 use super::cache::BLOCK;
 use super::connection::{Connection, INPUT, Patience};
-use super::fetch::BYTES_A_SECOND;
 use super::source::{Reply, Source, Trouble};
+use crate::network::deadline::BYTES_A_SECOND;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -26,11 +26,21 @@ pub(super) struct Streamed {
     more: Condvar,
 }
 
+/// A read that waits.
+struct Waiting {
+    done: Completer,
+    /// When it fails if no bytes come, and even if they do.
+    deadline: Instant,
+    limit: Instant,
+}
+
 #[derive(Default)]
 struct State {
     /// Reads by their offset, and by when they came.
-    waiting: BTreeMap<(u64, u64), (Completer, Instant)>,
+    waiting: BTreeMap<(u64, u64), Waiting>,
     count: u64,
+    /// Bytes of the object that have come.
+    position: u64,
     is_closed: bool,
 }
 
@@ -75,15 +85,17 @@ impl Streamed {
         }
         state.count += 1;
         let key = (range.start, state.count);
-        // The bytes between the stream's place and this one come first.
+        // The bytes between the stream's place and this one come first, those of reads that wait already among them.
+        let missing = range.end.saturating_sub(state.position);
         let deadline = Instant::now() + self.source.options.timeout;
-        state.waiting.insert(key, (done, deadline));
+        let limit = deadline + Duration::from_secs(missing / BYTES_A_SECOND + 1);
+        state.waiting.insert(key, Waiting { done, deadline, limit });
         drop(state);
         self.more.notify_all();
     }
 
     /// The read with the lowest offset; `None` if the disk is closed.
-    fn next(&self) -> Option<(Completer, Instant)> {
+    fn next(&self) -> Option<Waiting> {
         let mut state = self.lock();
         loop {
             if state.is_closed {
@@ -97,9 +109,9 @@ impl Streamed {
     }
 
     fn run(&self, mut stream: Stream) {
-        while let Some((mut done, deadline)) = self.next() {
+        while let Some(Waiting { mut done, deadline, limit }) = self.next() {
             let StorageOp::Read { offset, len } = done.op() else { continue };
-            let result = self.go_to(&mut stream, offset + len, deadline, &done);
+            let result = self.go_to(&mut stream, offset + len, (deadline, limit), &done);
             match result {
                 Ok(()) if stream.copy(offset, len, &mut done) => done.finish(Ok(StorageDone::Moved(len))),
                 Ok(()) => {
@@ -121,13 +133,11 @@ impl Streamed {
         &self,
         stream: &mut Stream,
         end: u64,
-        deadline: Instant,
+        (deadline, limit): (Instant, Instant),
         done: &Completer,
     ) -> Result<(), String> {
         let mut pause = FIRST_PAUSE;
-        let missing = end.saturating_sub(stream.position);
-        let limit = deadline + Duration::from_secs(missing / BYTES_A_SECOND + 1);
-        let is_over = || done.is_cancelled() || self.lock().is_closed;
+        let is_over = || done.is_cancelled() || self.lock().is_closed || self.source.is_out_of_grace();
         let silence = (self.source.options.timeout / 4).min(LONGEST_SILENCE);
         let patience = Patience { until: limit, silence, is_cancelled: &is_over };
         while stream.position < end {
@@ -187,6 +197,7 @@ impl Streamed {
                 skip -= read as u64;
             } else {
                 stream.push(&piece[..read]);
+                self.lock().position = stream.position;
             }
         }
         Ok(())

@@ -4,6 +4,7 @@ use super::protocol::{ESHUTDOWN, chunk, command, command_flag};
 use super::queue::Queue;
 use super::request::{Next, Request};
 use super::wire::{self, Breach, Content, Head, HeadKind, RequestHead, Style};
+use crate::network::deadline::MOST_OVERTAKING;
 use crate::stats::RemoteStats;
 use crate::stream::Stream;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -148,6 +149,9 @@ pub(super) struct Connection<'a, W> {
     expect: Expect,
     /// Whether more may have arrived than the socket shows.
     has_more: bool,
+    /// Bytes that it received, and of payload that it sent; and when the last of them.
+    moved: u64,
+    progress: Instant,
 }
 
 impl<'a, W: Watcher> Connection<'a, W> {
@@ -175,6 +179,8 @@ impl<'a, W: Watcher> Connection<'a, W> {
             end: 0,
             expect: Expect::Head,
             has_more: false,
+            moved: 0,
+            progress: Instant::now(),
         }
     }
 
@@ -207,10 +213,13 @@ impl<'a, W: Watcher> Connection<'a, W> {
         self.watcher.is_over(self.number, unanswered);
         self.queue.detach(self.number);
         let now = Instant::now();
-        let (over, left): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.pending).into_values().partition(|request| request.deadline <= now);
+        let pending = std::mem::take(&mut self.pending).into_values();
+        let (over, left): (Vec<_>, Vec<_>) = pending.partition(|request| self.until(request) <= now);
+        if !matches!(lost, Lost::Closed) {
+            self.queue.note_failure(lost.to_string());
+        }
         for request in over {
-            request.fail(libc::EIO);
+            self.queue.give_up(request);
         }
         if let Lost::Closed = lost {
             for request in left {
@@ -232,7 +241,7 @@ impl<'a, W: Watcher> Connection<'a, W> {
         self.take_requests();
         self.send()?;
         let now = Instant::now();
-        let next = self.pending.values().map(|request| request.deadline).min();
+        let next = self.pending.values().map(|request| self.until(request)).min();
         if next.is_some_and(|deadline| deadline <= now) {
             return Err(Lost::Silent);
         }
@@ -294,6 +303,7 @@ impl<'a, W: Watcher> Connection<'a, W> {
         let payload = request.payload_len();
         self.stats.count_request(payload as u64);
         self.pending_bytes += if has_data { len } else { 0 };
+        request.due = self.moved + self.pending_bytes + MOST_OVERTAKING;
         self.outgoing.push_back(Outgoing { head, cookie, payload, sent: 0 });
         self.pending.insert(cookie, request);
     }
@@ -337,7 +347,22 @@ impl<'a, W: Watcher> Connection<'a, W> {
         Ok(())
     }
 
+    /// The time when a request is over.
+    fn until(&self, request: &Request) -> Instant {
+        self.queue.until(request, request.until(self.moved, self.progress), self.progress)
+    }
+
+    fn note_progress(&mut self, bytes: usize) {
+        self.moved += bytes as u64;
+        self.progress = Instant::now();
+        self.queue.note_progress(self.progress);
+    }
+
     fn note_sent(&mut self, mut sent: usize) {
+        // Heads alone say nothing of a server: there may be always more of them.
+        if self.outgoing.front().is_some_and(|first| first.payload > 0) {
+            self.note_progress(sent);
+        }
         while let Some(first) = self.outgoing.front_mut() {
             let left = first.head.bytes().len() + first.payload - first.sent;
             if sent < left {
@@ -368,7 +393,10 @@ impl<'a, W: Watcher> Connection<'a, W> {
         };
         match read {
             Ok(0) => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
-            Ok(_) => self.parse().map(|()| true),
+            Ok(read) => {
+                self.note_progress(read);
+                self.parse().map(|()| true)
+            }
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
                 Ok(false)
             }

@@ -26,6 +26,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// The pause between attempts to open a disk.
 const OPEN_PAUSE: Duration = Duration::from_millis(100);
+/// The least time of an attempt to connect.
+const SHORTEST_ATTEMPT: Duration = Duration::from_millis(10);
 /// The pause after an attempt to make a connection more that failed.
 const EXTRA_PAUSE: Duration = Duration::from_secs(30);
 
@@ -35,7 +37,8 @@ const EXTRA_PAUSE: Duration = Duration::from_secs(30);
 pub struct NbdOptions {
     /// The most connections, not 0. More than one are made only if the server says that it is safe.
     pub connections: usize,
-    /// How long a request waits for its answer, broken connections included; a flush waits ten times as long. Not 0.
+    /// How long a request waits while no bytes come, broken connections included; a flush waits ten times as long. Not 0. As long
+    /// as bytes come, it waits for those of the requests before it and for its own, 64 KiB a second at least.
     pub timeout: Duration,
     /// How long connecting and agreeing may take. Not 0.
     pub connect_timeout: Duration,
@@ -98,8 +101,6 @@ struct Shared {
     durability: Mutex<Durability>,
     /// The latest block status, from an offset on, of a disk that nobody changes through this client.
     runs: Mutex<Option<(u64, Vec<StatusRun>)>>,
-    /// Why the latest connection broke, or could not be made.
-    failure: Mutex<Option<String>>,
     /// Whether somebody changed the disk through this client.
     changed: std::sync::atomic::AtomicBool,
 }
@@ -170,7 +171,6 @@ impl NbdDisk {
             stats: RemoteStats::default(),
             durability: Mutex::new(Durability { unflushed: vec![0; connections], is_lost: false }),
             runs: Mutex::default(),
-            failure: Mutex::default(),
             changed: false.into(),
         });
         let disk = Self { shared: Arc::clone(&shared) };
@@ -200,7 +200,18 @@ impl NbdDisk {
 
     /// Why a connection broke or could not be made last, if that ever happened.
     pub fn last_failure(&self) -> Option<String> {
-        self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shared.queue.failure()
+    }
+
+    /// Why a request was given up first, if that ever happened.
+    pub fn given_up(&self) -> Option<String> {
+        self.shared.queue.given_up()
+    }
+
+    /// Has requests end soon: from now on, each fails when its server has given no sign for a few seconds, a flush when it has
+    /// given none for a quarter of a minute. For programs that are told to end.
+    pub fn hurry(&self) {
+        self.shared.queue.hurry();
     }
 
     /// Metadata contexts that the server has of those that were asked for.
@@ -297,8 +308,10 @@ impl Storage for NbdDisk {
                 return;
             }
         };
-        let deadline = shared.deadline(command);
-        let request = Request::new(command, flags, range, deadline, Answer::Storage(done));
+        let has_data = matches!(command, command::READ | command::WRITE);
+        let bytes = if has_data { range.end - range.start } else { 0 };
+        let allowance = shared.queue.allowance(shared.timeout(command), bytes);
+        let request = Request::new(command, flags, range, allowance, Answer::Storage(done));
         if request.is_change() {
             shared.changed.store(true, std::sync::atomic::Ordering::SeqCst);
         }
@@ -307,9 +320,9 @@ impl Storage for NbdDisk {
 }
 
 impl Shared {
-    fn deadline(&self, command: u16) -> Instant {
+    fn timeout(&self, command: u16) -> Duration {
         let timeout = self.options.timeout;
-        Instant::now() + if command == command::FLUSH { timeout * FLUSH_FACTOR } else { timeout }
+        if command == command::FLUSH { timeout * FLUSH_FACTOR } else { timeout }
     }
 
     /// The number of the context that tells of holes.
@@ -345,7 +358,6 @@ impl Shared {
                 if matches!(lost, Lost::Closed) {
                     return;
                 }
-                self.note_failure(lost.to_string());
                 if begin.elapsed() > LONGEST_PAUSE {
                     pause = FIRST_PAUSE;
                 }
@@ -357,7 +369,11 @@ impl Shared {
             if self.queue.wait_for_work() {
                 return;
             }
-            let until = Instant::now() + self.options.connect_timeout;
+            // What waits has its own time, which ends during the handshake, too.
+            let left = self.queue.expire().map_or(self.options.connect_timeout, |left| {
+                left.clamp(SHORTEST_ATTEMPT, self.options.connect_timeout.max(SHORTEST_ATTEMPT))
+            });
+            let until = Instant::now() + left;
             let connected = handshake::connect(
                 &self.options.network,
                 &self.address,
@@ -374,7 +390,7 @@ impl Shared {
                     stream = Some(connected);
                 }
                 other => {
-                    self.note_failure(match other {
+                    self.queue.note_failure(match other {
                         Ok(_) => "the export is not what it was when it was opened".to_owned(),
                         Err(refused) => refused.reason,
                     });
@@ -386,10 +402,6 @@ impl Shared {
                 }
             }
         }
-    }
-
-    fn note_failure(&self, reason: String) {
-        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
     }
 
     fn durability(&self) -> MutexGuard<'_, Durability> {
@@ -408,8 +420,8 @@ impl Shared {
             let unflushed = durability.unflushed.iter().enumerate();
             unflushed.filter(|(_, changes)| **changes > 0).map(|(connection, _)| connection).collect()
         };
-        let deadline = self.deadline(command::FLUSH);
-        let request = |answer| Request::new(command::FLUSH, 0, 0..0, deadline, answer);
+        let allowance = || self.queue.allowance(self.timeout(command::FLUSH), 0);
+        let request = |answer| Request::new(command::FLUSH, 0, 0..0, allowance(), answer);
         if connections.is_empty() {
             // Others may have written to the disk.
             self.queue.push(request(Answer::Storage(done)));
@@ -422,9 +434,9 @@ impl Shared {
     }
 
     fn ask_for_runs(&self, context: u32, range: std::ops::Range<u64>, wanted: super::request::RunsWanted) {
-        let deadline = self.deadline(command::BLOCK_STATUS);
+        let allowance = self.queue.allowance(self.timeout(command::BLOCK_STATUS), 0);
         let answer = Answer::Runs(Some(wanted));
-        let mut request = Request::new(command::BLOCK_STATUS, 0, range, deadline, answer);
+        let mut request = Request::new(command::BLOCK_STATUS, 0, range, allowance, answer);
         request.context = context;
         self.queue.push(request);
     }

@@ -61,7 +61,7 @@ pub fn answers(style: u8, bytes: &[u8]) -> Answers {
         }
     };
     let queue = Queue::new(1).expect("there is a descriptor");
-    let deadline = Instant::now() + Duration::from_secs(600);
+    let allowance = || queue.allowance(Duration::from_secs(600), LEN);
     let read = StorageOp::Read { offset: LEN, len: LEN };
     let answer = Completer::new(
         read,
@@ -70,7 +70,7 @@ pub fn answers(style: u8, bytes: &[u8]) -> Answers {
             assert!(found.read.replace(result).is_none());
         }),
     );
-    queue.push(Request::new(command::READ, 0, LEN..2 * LEN, deadline, Answer::Storage(answer)));
+    queue.push(Request::new(command::READ, 0, LEN..2 * LEN, allowance(), Answer::Storage(answer)));
     let write = StorageOp::Write { offset: 0, len: LEN };
     let answer = Completer::new(
         write,
@@ -79,14 +79,14 @@ pub fn answers(style: u8, bytes: &[u8]) -> Answers {
             assert!(found.written.replace(result.map(drop)).is_none());
         }),
     );
-    queue.push(Request::new(command::WRITE, 0, 0..LEN, deadline, Answer::Storage(answer)));
+    queue.push(Request::new(command::WRITE, 0, 0..LEN, allowance(), Answer::Storage(answer)));
     let runs = Arc::clone(&found);
     let wanted = Box::new(move |result| {
         let before = runs.lock().unwrap_or_else(PoisonError::into_inner).runs.replace(result);
         assert!(before.is_none());
     });
     let answer = Answer::Runs(Some(wanted));
-    let mut request = Request::new(command::BLOCK_STATUS, 0, 0..1 << 20, deadline, answer);
+    let mut request = Request::new(command::BLOCK_STATUS, 0, 0..1 << 20, allowance(), answer);
     request.context = 5;
     queue.push(request);
 
@@ -212,8 +212,8 @@ mod tests {
         let queue = Queue::new(1).unwrap();
         let write = StorageOp::Write { offset: 0, len: LEN };
         let completer = Completer::new(write, IoBuf::zeroed(LEN as usize).into(), |_, _| {});
-        let deadline = Instant::now() + Duration::from_secs(600);
-        queue.push(Request::new(command::WRITE, 0, 0..LEN, deadline, Answer::Storage(completer)));
+        let allowance = || queue.allowance(Duration::from_secs(600), LEN);
+        queue.push(Request::new(command::WRITE, 0, 0..LEN, allowance(), Answer::Storage(completer)));
         let (server, client) = UnixStream::pair().unwrap();
         server.shutdown(Shutdown::Write).unwrap();
         let terms = Terms { style: Style::Simple, most_payload: 1 << 20, most_range: 1 << 30 };

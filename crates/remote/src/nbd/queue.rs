@@ -1,11 +1,12 @@
 //! Requests that wait for a connection.
 
 use super::request::Request;
+use crate::network::deadline::{Allowance, Backlog, Progress};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The load of a connection that is not there.
@@ -17,6 +18,14 @@ pub(super) struct Queue {
     /// For threads that have no connection.
     more: Condvar,
     bells: Vec<Bell>,
+    /// Of all requests, in the queue and at connections.
+    backlog: Backlog,
+    /// Of all connections.
+    progress: Progress,
+    /// When the user of the disk began to wait for its end.
+    hurried: OnceLock<Instant>,
+    failure: Mutex<Option<String>>,
+    given_up: OnceLock<String>,
 }
 
 struct State {
@@ -51,11 +60,72 @@ impl Queue {
         let bells = (0..connections).map(|_| bell()).collect::<std::io::Result<Vec<_>>>()?;
         let own = bells.iter().map(|_| VecDeque::new()).collect();
         let state = State { waiting: VecDeque::new(), own, is_closed: false };
-        Ok(Self { state: Mutex::new(state), more: Condvar::new(), bells })
+        Ok(Self {
+            state: Mutex::new(state),
+            more: Condvar::new(),
+            bells,
+            backlog: Backlog::default(),
+            progress: Progress::new(),
+            hurried: OnceLock::new(),
+            failure: Mutex::default(),
+            given_up: OnceLock::new(),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The time of a request of so many bytes of data, which begins now.
+    pub(super) fn allowance(&self, timeout: Duration, bytes: u64) -> Allowance {
+        self.backlog.allowance(Instant::now(), timeout, bytes)
+    }
+
+    /// From now on, a request waits no longer than its grace while no bytes come.
+    pub(super) fn hurry(&self) {
+        if self.hurried.set(Instant::now()).is_ok() {
+            self.more.notify_all();
+            self.bells.iter().for_each(Bell::ring);
+        }
+    }
+
+    /// The time when a request is over that would be at `until`. Bytes came at `progress` last.
+    pub(super) fn until(&self, request: &Request, until: Instant, progress: Instant) -> Instant {
+        match self.hurried.get() {
+            Some(hurried) => until.min(progress.max(*hurried) + request.grace()),
+            None => until,
+        }
+    }
+
+    fn until_waiting(&self, request: &Request, progress: Instant) -> Instant {
+        self.until(request, request.allowance.until(progress), progress)
+    }
+
+    /// Why a request was given up first, if that ever happened.
+    pub(super) fn given_up(&self) -> Option<String> {
+        self.given_up.get().cloned()
+    }
+
+    /// Fails a request whose time is over. Why its connections failed is told by `failure`.
+    pub(super) fn give_up(&self, request: Request) {
+        let reason = self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let _ = self.given_up.set(reason.unwrap_or_else(|| "the server did not answer in time".to_owned()));
+        request.fail(libc::EIO);
+    }
+
+    /// A connection broke, or could not be made.
+    pub(super) fn note_failure(&self, reason: String) {
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
+    }
+
+    /// Why the latest connection broke, or could not be made.
+    pub(super) fn failure(&self) -> Option<String> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A connection has moved bytes.
+    pub(super) fn note_progress(&self, now: Instant) {
+        self.progress.note(now);
     }
 
     /// Adds a request, and tells the connection that has the fewest.
@@ -115,32 +185,36 @@ impl Queue {
         loop {
             let own = state.own[connection].pop_front();
             let request = own.or_else(|| state.waiting.pop_front())?;
-            if request.deadline > Instant::now() {
+            if self.until_waiting(&request, self.progress.last()) > Instant::now() {
                 return Some(request);
             }
             drop(state);
-            request.fail(libc::EIO);
+            self.give_up(request);
             state = self.lock();
         }
     }
 
     /// Fails what is over time; the time until the next would be.
     pub(super) fn expire(&self) -> Option<Duration> {
-        let now = Instant::now();
+        let (now, progress) = (Instant::now(), self.progress.last());
         let mut state = self.lock();
         let mut over = Vec::new();
         let mut next: Option<Instant> = None;
         let State { waiting, own, .. } = &mut *state;
         for requests in own.iter_mut().chain([waiting]) {
-            let (late, left): (VecDeque<_>, VecDeque<_>) =
-                std::mem::take(requests).into_iter().partition(|request| request.deadline <= now);
+            let (late, left): (VecDeque<_>, VecDeque<_>) = std::mem::take(requests)
+                .into_iter()
+                .partition(|request| self.until_waiting(request, progress) <= now);
             over.extend(late);
-            next = next.into_iter().chain(left.iter().map(|request| request.deadline)).min();
+            next = next
+                .into_iter()
+                .chain(left.iter().map(|request| self.until_waiting(request, progress)))
+                .min();
             *requests = left;
         }
         drop(state);
         for request in over {
-            request.fail(libc::EIO);
+            self.give_up(request);
         }
         next.map(|deadline| deadline.saturating_duration_since(now))
     }

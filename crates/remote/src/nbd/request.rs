@@ -2,9 +2,10 @@
 
 use super::coverage::Coverage;
 use super::protocol::{command, command_flag};
+use crate::network::deadline::Allowance;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use zebu_storage::{Completer, StorageDone, StorageOp};
 
 /// A run of one state, as a block status lists it.
@@ -16,6 +17,9 @@ pub struct StatusRun {
     /// State, whose meaning is the context's.
     pub flags: u64,
 }
+
+/// Time without a sign of the server that requests have at the end.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// A callback for runs.
 pub(super) type RunsWanted = Box<dyn FnOnce(Result<Vec<StatusRun>, i32>) + Send>;
@@ -63,8 +67,8 @@ pub(super) struct Request {
     pub(super) range: Range<u64>,
     /// The metadata context of a block status.
     pub(super) context: u32,
-    /// From then on, the answer is EIO.
-    pub(super) deadline: Instant,
+    /// When it is over, the answer is EIO.
+    pub(super) allowance: Allowance,
     answer: Answer,
     /// Bytes from the beginning that are over.
     done: u64,
@@ -78,6 +82,8 @@ pub(super) struct Request {
     pub(super) covers: u64,
     /// Whether all of it was sent.
     pub(super) is_sent: bool,
+    /// Bytes of its connection by which the part is answered, if the server has not forgotten it.
+    pub(super) due: u64,
 }
 
 /// The step after the end of a part.
@@ -93,14 +99,14 @@ impl Request {
         command: u16,
         flags: u16,
         range: Range<u64>,
-        deadline: Instant,
+        allowance: Allowance,
         answer: Answer,
     ) -> Self {
         Self {
             command,
             flags,
             context: 0,
-            deadline,
+            allowance,
             answer,
             done: 0,
             part: range.start..range.start,
@@ -110,6 +116,7 @@ impl Request {
             error: 0,
             covers: 0,
             is_sent: false,
+            due: u64::MAX,
         }
     }
 
@@ -121,6 +128,16 @@ impl Request {
         self.runs.clear();
         self.error = 0;
         self.is_sent = false;
+    }
+
+    /// How long it still waits without a sign of the server when the disk's user wants to end.
+    pub(super) fn grace(&self) -> Duration {
+        if self.command == command::FLUSH { 3 * GRACE } else { GRACE }
+    }
+
+    /// The time when it is over, if its connection has moved so many bytes, the last of them at `progress`.
+    pub(super) fn until(&self, moved: u64, progress: Instant) -> Instant {
+        if moved > self.due { self.allowance.deadline() } else { self.allowance.until(progress) }
     }
 
     /// Whether it changes the disk.

@@ -1,7 +1,105 @@
 //! Times by which something must be over.
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+/// The least bytes in a second of a server that is not given up.
+pub(crate) const BYTES_A_SECOND: u64 = 64 << 10;
+
+/// The most bytes of later requests that may be answered before a request.
+pub(crate) const MOST_OVERTAKING: u64 = 64 << 20;
+
+/// Bytes that the requests of a disk ask for or carry.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Backlog(Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    /// Of requests that are not answered.
+    left: AtomicU64,
+    /// Of all that ever were.
+    all: AtomicU64,
+}
+
+impl Backlog {
+    /// The time of a request of so many bytes, which began at `asked`.
+    pub(crate) fn allowance(&self, asked: Instant, timeout: Duration, bytes: u64) -> Allowance {
+        let before = self.0.left.fetch_add(bytes, Ordering::Relaxed);
+        let all = self.0.all.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        Allowance { asked, timeout, before, bytes, all, backlog: self.clone() }
+    }
+}
+
+/// The time of a request: until nothing came for its timeout, and as long at most as all that may come before it takes.
+#[derive(Debug)]
+pub(crate) struct Allowance {
+    asked: Instant,
+    timeout: Duration,
+    /// Bytes that others waited for when it began.
+    before: u64,
+    bytes: u64,
+    /// Bytes of all requests up to this one.
+    all: u64,
+    backlog: Backlog,
+}
+
+impl Allowance {
+    /// The time when it is over, if bytes came at `progress` last.
+    pub(crate) fn until(&self, progress: Instant) -> Instant {
+        (self.asked.max(progress) + self.timeout).min(self.limit())
+    }
+
+    /// The time when it is over if no bytes come.
+    pub(crate) fn deadline(&self) -> Instant {
+        self.asked + self.timeout
+    }
+
+    /// The time when it is over even if bytes come. Answers need not come in the order of requests.
+    pub(crate) fn limit(&self) -> Instant {
+        let later = self.backlog.0.all.load(Ordering::Relaxed).saturating_sub(self.all).min(MOST_OVERTAKING);
+        let bytes = self.before.saturating_add(self.bytes).saturating_add(later);
+        self.deadline() + Duration::from_secs(bytes / BYTES_A_SECOND + 1)
+    }
+
+    /// Takes in the bytes of another, which begins later.
+    #[cfg(feature = "http")]
+    pub(crate) fn join(&mut self, mut other: Self) {
+        self.asked = self.asked.min(other.asked);
+        self.bytes += std::mem::take(&mut other.bytes);
+    }
+}
+
+impl Drop for Allowance {
+    fn drop(&mut self) {
+        self.backlog.0.left.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// When bytes came last.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    begun: Instant,
+    /// Milliseconds after `begun`.
+    last: AtomicU64,
+}
+
+impl Progress {
+    pub(crate) fn new() -> Self {
+        Self { begun: Instant::now(), last: AtomicU64::new(0) }
+    }
+
+    /// Bytes came at that time.
+    pub(crate) fn note(&self, now: Instant) {
+        let after = now.saturating_duration_since(self.begun).as_millis() as u64;
+        self.last.fetch_max(after, Ordering::Relaxed);
+    }
+
+    pub(crate) fn last(&self) -> Instant {
+        self.begun + Duration::from_millis(self.last.load(Ordering::Relaxed))
+    }
+}
 
 /// The time until then.
 ///
@@ -15,4 +113,31 @@ pub(crate) fn time_left(until: Instant) -> io::Result<Duration> {
 /// The server took too long.
 pub(crate) fn late() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the server does not answer")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_runs_from_the_last_bytes_and_is_bounded_by_what_may_come_before() {
+        let timeout = Duration::from_secs(60);
+        let backlog = Backlog::default();
+        let allowance = |bytes| backlog.allowance(Instant::now(), timeout, bytes);
+        let first = allowance(10 * BYTES_A_SECOND);
+        let at = |seconds| first.asked + Duration::from_secs(seconds);
+        assert_eq!(first.until(first.asked - Duration::from_secs(9)), at(60));
+        assert_eq!(first.until(at(7)), at(67));
+        assert_eq!(first.until(at(1000)), at(60 + 11));
+        let second = allowance(BYTES_A_SECOND);
+        assert_eq!(second.until(at(1000)), second.asked + Duration::from_secs(60 + 12));
+        // The second may be answered first, and so may not all that ever comes.
+        assert_eq!(first.until(at(1000)), at(60 + 12));
+        drop(second);
+        let many: Vec<_> = (0..100).map(|_| allowance(MOST_OVERTAKING)).collect();
+        assert_eq!(first.limit(), at(60 + 11 + MOST_OVERTAKING / BYTES_A_SECOND));
+        drop((first, many));
+        let last = allowance(0);
+        assert_eq!(last.until(last.asked + timeout * 9), last.asked + Duration::from_secs(61));
+    }
 }
