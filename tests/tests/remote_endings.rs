@@ -176,6 +176,7 @@ fn a_request_is_given_up_while_its_connection_is_made_again() {
     let took = begin.elapsed();
     assert!(took < Duration::from_secs(10), "{took:?}");
     assert!(out.stderr.contains("the server"), "{out}");
-    let reason = out.stderr.lines().any(|line| line.contains("closed the connection") || line.contains("answer"));
+    let reason =
+        out.stderr.lines().any(|line| line.contains("closed the connection") || line.contains("answer"));
     assert!(reason, "{out}");
 }

@@ -646,3 +646,38 @@ fn the_help_is_written_at_once() {
         assert!(status.success(), "{program}");
     }
 }
+
+/// Services refuse a VMDK whose kind they are not told.
+#[test]
+fn a_vmdk_is_told_of_as_by_qemu() {
+    if !qemu() {
+        return;
+    }
+    let names = Names::new();
+    let theirs = |line: &str| run(OsStr::new("qemu-img"), line, &names.dir());
+    theirs("create -f qcow2 a.qcow2 8M").ok();
+    for (subformat, is_one_file) in [
+        ("monolithicSparse", true),
+        ("streamOptimized", true),
+        ("monolithicFlat", false),
+        ("twoGbMaxExtentSparse", false),
+    ] {
+        theirs(&format!("convert -O vmdk -o subformat={subformat} a.qcow2 {subformat}.vmdk")).ok();
+        let line = format!("info --output=json {subformat}.vmdk");
+        let json = |ran: Ran| serde_json::from_str::<serde_json::Value>(&ran.stdout).unwrap();
+        let (ours, theirs_json) = (json(names.run(&format!("qemu-img {line}"))), json(theirs(&line)));
+        let kind = |value: &serde_json::Value| value["format-specific"]["data"]["create-type"].clone();
+        assert_eq!(kind(&ours), subformat);
+        if is_one_file {
+            assert_eq!(ours, theirs_json, "{subformat}");
+            let line = format!("info {subformat}.vmdk");
+            assert_eq!(names.run(&format!("qemu-img {line}")).stdout, theirs(&line).stdout);
+        } else {
+            let extent = |value: &serde_json::Value| {
+                let extent = &value["format-specific"]["data"]["extents"][0];
+                ["filename", "format", "virtual-size"].map(|key| extent[key].clone())
+            };
+            assert_eq!(extent(&ours), extent(&theirs_json), "{subformat}");
+        }
+    }
+}

@@ -6,9 +6,13 @@ use crate::image_worker::ImageWorker;
 use crate::options::{Format, OpenOptions};
 use crate::qcow2::cache::inflated_clusters::{ClusterCache, Inflated, Inflation};
 use crate::qcow2::map::mapping::Run;
+use crate::refs;
+use crate::status::{VmdkExtent, VmdkInfo};
 use crate::sync::AsyncMutex;
 use crate::{Error, ErrorKind, Result};
+use std::path::Path;
 use std::sync::Arc;
+use zebu_foreign::vmdk::facts::Facts;
 use zebu_foreign::{Disk, FileIndex, Kind, Packed};
 use zebu_qcow2::{CompressedRange, HostOffset};
 use zebu_storage::{File, Worker};
@@ -41,6 +45,30 @@ pub(crate) fn convert_first(format: Format) -> Error {
         format.name()
     );
     Error::new(ErrorKind::Unsupported, message)
+}
+
+/// Facts of a VMDK at `image`, with the paths of its extents.
+pub(crate) fn vmdk_info(facts: &Facts, image: &Path) -> VmdkInfo {
+    let extents = facts.extents.iter().map(|extent| {
+        let name = extent.name.and_then(|name| facts.names.get(name as usize));
+        VmdkExtent {
+            len: extent.len,
+            path: match name {
+                Some(name) if image.parent() == Some(Path::new("")) => Some(name.into()),
+                Some(name) => Some(refs::resolve(image, name)),
+                None => extent.kind.is_empty().then(|| image.to_owned()),
+            },
+            kind: extent.kind,
+            grain: extent.grain.filter(|grain| *grain > 0),
+            is_compressed: extent.is_compressed,
+        }
+    });
+    VmdkInfo {
+        cid: facts.cid,
+        parent_cid: facts.parent_cid,
+        create_type: facts.create_type.clone(),
+        extents: extents.collect(),
+    }
 }
 
 /// The engine's error for one of a parser. Its place is named if it has one.

@@ -1,7 +1,7 @@
 //! An open image: the handle that everything else works on.
 
 use crate::chain;
-use crate::foreign_image::convert_first;
+use crate::foreign_image::{convert_first, vmdk_info};
 use crate::node::{Driver, Node, Raw};
 use crate::open::{open_chain, open_given};
 use crate::options::*;
@@ -146,7 +146,8 @@ impl Image {
                 _ => None,
             });
             let unit = Some(disk.unit()).filter(|unit| *unit > 0);
-            info.foreign = Some(ForeignInfo { variant: disk.variant(), unit });
+            let vmdk = disk.vmdk().map(|facts| vmdk_info(facts, &node.path));
+            info.foreign = Some(ForeignInfo { variant: disk.variant(), unit, vmdk });
         }
         if let Driver::Qcow2(qcow2) = &node.driver {
             info.backing_file = qcow2.header().backing_file().map(text);

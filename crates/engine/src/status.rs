@@ -167,13 +167,45 @@ pub struct ImageInfo {
 }
 
 /// Facts of an image of another program.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ForeignInfo {
     /// The kind of image within its format, as QEMU's option `subformat` calls it.
     pub variant: &'static str,
     /// Bytes of the unit of allocation, if there is one.
     pub unit: Option<u64>,
+    /// For a VMDK that was opened to be inspected ([`Purpose::Inspect`](crate::Purpose::Inspect)).
+    pub vmdk: Option<VmdkInfo>,
+}
+
+/// Facts that a VMDK tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct VmdkInfo {
+    /// The content's number; 0 if the image tells none.
+    pub cid: u32,
+    /// The content's number of the parent; `None` if there is no parent.
+    pub parent_cid: Option<u32>,
+    /// Kind of the image, as the image itself calls it; empty if it tells none.
+    pub create_type: String,
+    /// The parts of the disk, in order.
+    pub extents: Vec<VmdkExtent>,
+}
+
+/// A part of a VMDK's disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct VmdkExtent {
+    /// Bytes of the disk.
+    pub len: u64,
+    /// File of the extent: its name beside the image; `None` for zeroes.
+    pub path: Option<PathBuf>,
+    /// Kind, by the word of VMware's description; empty if the image file is itself the extent.
+    pub kind: &'static str,
+    /// Bytes of a grain, if the image file tells them.
+    pub grain: Option<u64>,
+    /// Whether grains are compressed.
+    pub is_compressed: bool,
 }
 
 /// Counters of an image.

@@ -210,6 +210,14 @@ impl Disk {
         self.variant
     }
 
+    /// Facts of a VMDK that was inspected ([`Disk::inspect`]).
+    pub fn vmdk(&self) -> Option<&vmdk::facts::Facts> {
+        match &self.map {
+            Map::Vmdk(map) => map.facts(),
+            _ => None,
+        }
+    }
+
     /// The image that this one stands on.
     pub fn parent(&self) -> Option<&Parent> {
         self.parent.as_ref()

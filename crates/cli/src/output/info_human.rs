@@ -2,12 +2,13 @@
 
 use super::encryption::push_luks;
 use super::info_json::{Fragmentation, bitmap_flags, compat_text, full_backing_name, whole_sectors};
+use super::json::path_text;
 use super::printable::printable;
 use super::units::size_short;
 
 use crate::program;
 use std::fmt::Write as _;
-use zebu::{EncryptionInfo, ImageInfo, Qcow2Info, SnapshotInfo};
+use zebu::{EncryptionInfo, ForeignInfo, ImageInfo, Qcow2Info, SnapshotInfo};
 
 /// Everything about one image. `protocol` is `file` or `host_device`. `name` says how it was opened, where its path alone
 /// does not.
@@ -34,7 +35,7 @@ pub(crate) fn image_text(
             out.push_str("cleanly shut down: no\n");
         }
     }
-    if let Some(unit) = info.foreign.and_then(|foreign| foreign.unit) {
+    if let Some(unit) = info.foreign.as_ref().and_then(|foreign| foreign.unit) {
         let _ = writeln!(out, "cluster_size: {unit}");
     }
     if let Some(backing) = &info.backing_file {
@@ -55,8 +56,8 @@ pub(crate) fn image_text(
         out.push_str("Format specific information:\n");
         push_luks(&mut out, luks, 4, false);
     }
-    if let Some(foreign) = info.foreign {
-        let _ = writeln!(out, "Format specific information:\n    variant: {}", foreign.variant);
+    if let Some(foreign) = &info.foreign {
+        push_foreign(&mut out, foreign);
     }
     let _ = writeln!(out, "Child node '/file':");
     let _ = writeln!(out, "    filename: {filename}");
@@ -122,6 +123,36 @@ pub(crate) fn snapshot_list(snapshots: &[SnapshotInfo]) -> String {
     let mut out = String::new();
     push_snapshots(&mut out, snapshots);
     out
+}
+
+fn push_foreign(out: &mut String, foreign: &ForeignInfo) {
+    let is_qemu = program::called().is_qemu();
+    if foreign.vmdk.is_none() && is_qemu {
+        return;
+    }
+    out.push_str("Format specific information:\n");
+    if !is_qemu {
+        let _ = writeln!(out, "    variant: {}", foreign.variant);
+    }
+    let Some(vmdk) = &foreign.vmdk else { return };
+    let _ = writeln!(out, "    cid: {}", vmdk.cid);
+    let _ = writeln!(out, "    parent cid: {}", vmdk.parent_cid.unwrap_or(u32::MAX));
+    let _ = writeln!(out, "    create type: {}", printable(&vmdk.create_type));
+    out.push_str("    extents:\n");
+    for (index, extent) in vmdk.extents.iter().enumerate() {
+        let _ = writeln!(out, "        [{index}]:");
+        if extent.is_compressed {
+            out.push_str("            compressed: true\n");
+        }
+        let _ = writeln!(out, "            virtual size: {}", extent.len);
+        if let Some(path) = &extent.path {
+            let _ = writeln!(out, "            filename: {}", printable(&path_text(path)));
+        }
+        if let Some(grain) = extent.grain {
+            let _ = writeln!(out, "            cluster size: {grain}");
+        }
+        let _ = writeln!(out, "            format: {}", extent.kind);
+    }
 }
 
 fn push_snapshots(out: &mut String, snapshots: &[SnapshotInfo]) {

@@ -6,7 +6,7 @@ use crate::backing::resolve;
 
 use crate::program;
 use serde::Serialize;
-use zebu::{EncryptionInfo, ImageInfo, Qcow2Info, SnapshotInfo};
+use zebu::{EncryptionInfo, ImageInfo, Qcow2Info, SnapshotInfo, VmdkInfo};
 
 /// One image.
 #[derive(Debug, Serialize)]
@@ -69,6 +69,7 @@ struct Snapshot {
 enum FormatSpecific {
     Qcow2(Box<Qcow2Data>),
     Luks(Box<LuksData>),
+    Vmdk(VmdkData),
     File(FileData),
 }
 
@@ -92,6 +93,47 @@ struct Qcow2Data {
     bitmaps: Option<Vec<Bitmap>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     encrypt: Option<Encrypt>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct VmdkData {
+    create_type: String,
+    cid: u32,
+    parent_cid: u32,
+    extents: Vec<VmdkExtent>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct VmdkExtent {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    filename: Option<String>,
+    format: &'static str,
+    virtual_size: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cluster_size: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compressed: Option<bool>,
+}
+
+impl VmdkData {
+    fn new(vmdk: &VmdkInfo) -> Self {
+        let extents = vmdk.extents.iter().map(|extent| VmdkExtent {
+            filename: extent.path.as_deref().map(path_text),
+            format: extent.kind,
+            virtual_size: extent.len,
+            cluster_size: extent.grain,
+            compressed: extent.is_compressed.then_some(true),
+        });
+        Self {
+            create_type: vmdk.create_type.clone(),
+            cid: vmdk.cid,
+            // As the format writes it.
+            parent_cid: vmdk.parent_cid.unwrap_or(u32::MAX),
+            extents: extents.collect(),
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -144,7 +186,9 @@ impl ImageNode {
             format: info.format.name(),
             virtual_size: info.virtual_size,
             actual_size: info.actual_size,
-            cluster_size: qcow2.map(|q| q.cluster_size).or(info.foreign.and_then(|foreign| foreign.unit)),
+            cluster_size: qcow2
+                .map(|q| q.cluster_size)
+                .or(info.foreign.as_ref().and_then(|foreign| foreign.unit)),
             dirty_flag: qcow2.is_some_and(|q| q.dirty),
             encrypted: (qcow2.is_some_and(|q| q.encryption.is_some()) || info.encryption.is_some())
                 .then_some(true),
@@ -159,7 +203,10 @@ impl ImageNode {
                 (None, Some(EncryptionInfo::Luks(luks))) => {
                     Some(FormatSpecific::Luks(Box::new(LuksData::new(luks))))
                 }
-                (None, _) => None,
+                (None, _) => {
+                    let vmdk = info.foreign.as_ref().and_then(|foreign| foreign.vmdk.as_ref());
+                    vmdk.map(|vmdk| FormatSpecific::Vmdk(VmdkData::new(vmdk)))
+                }
             },
             children: vec![Child {
                 name: "file",

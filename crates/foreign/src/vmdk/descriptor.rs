@@ -35,7 +35,7 @@ pub(super) struct Descriptor {
     /// The parent's content's number, if there is a parent.
     pub(super) parent_cid: Option<u32>,
     pub(super) parent_name: Option<String>,
-    create_type: String,
+    pub(super) create_type: String,
     pub(super) extents: Vec<Extent>,
     /// The files that are named, each once.
     pub(super) names: Vec<String>,

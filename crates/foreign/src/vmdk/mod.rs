@@ -4,6 +4,7 @@
 //! Disk Format 5.0" where it says something, and QEMU's `block/vmdk.c` (COWD, seSparse, limits) where it doesn't.
 
 mod descriptor;
+pub mod facts;
 mod sesparse;
 pub(crate) mod sparse;
 
@@ -14,6 +15,7 @@ use crate::opened::Opened;
 use crate::parent::{Identity, Parent, ParentFormat, with_slashes};
 use crate::run::{Kind, Run};
 use descriptor::{Descriptor, ExtentKind};
+use facts::Facts;
 use sparse::Header;
 pub use sparse::{COWD_MAGIC, SPARSE_MAGIC};
 
@@ -37,6 +39,8 @@ enum Content {
 #[derive(Debug, Clone)]
 pub(crate) struct Map {
     extents: Vec<Extent>,
+    /// For those who inspect the image.
+    facts: Option<Box<Facts>>,
 }
 
 /// The kinds of image file.
@@ -100,7 +104,22 @@ pub(crate) fn open(files: &dyn Files, reading: &mut Reading) -> Result<Opened<Ma
 
 /// Reads the image file alone: extents that it names are as long as it says.
 pub(crate) fn inspect(files: &dyn Files) -> Result<Opened<Map>> {
-    read(files, &mut Reading::default(), |_, _, extent, extents| push(extents, extent.len, Content::Zero))
+    let mut reading = Reading::default();
+    let add = |_: &dyn Files, _, extent: &descriptor::Extent, extents: &mut Vec<Extent>| {
+        push(extents, extent.len, Content::Zero)
+    };
+    let mut opened = read(files, &mut reading, add)?;
+    let facts = match &reading.layout {
+        Some(Layout::Described(descriptor)) => Facts::described(descriptor),
+        Some(Layout::Sparse(header)) => {
+            let described = header.descriptor.map(|(at, len)| descriptor_at(Source::image(files), at, len));
+            let described = described.transpose()?;
+            Facts::of_file(described.as_ref(), opened.size, opened.unit, header.is_compressed())
+        }
+        Some(Layout::Cowd) | None => Facts::of_file(None, opened.size, opened.unit, false),
+    };
+    opened.map.facts = Some(Box::new(facts));
+    Ok(opened)
 }
 
 /// Adds a described extent to those before it.
@@ -147,7 +166,7 @@ fn read(files: &dyn Files, reading: &mut Reading, add_extent: Add) -> Result<Ope
     });
     let parent = descriptor.map(parent).transpose()?.flatten();
     let identity = descriptor.and_then(|descriptor| descriptor.cid).map(Identity::Cid);
-    let map = Map { extents: std::mem::take(extents) };
+    let map = Map { extents: std::mem::take(extents), facts: None };
     Ok(Opened { size, unit: unit.unwrap_or_default(), variant, parent, identity, map })
 }
 
@@ -200,6 +219,10 @@ fn parent(descriptor: &Descriptor) -> Result<Option<Parent>> {
 }
 
 impl Map {
+    pub(crate) fn facts(&self) -> Option<&Facts> {
+        self.facts.as_deref()
+    }
+
     pub(crate) fn run(&self, files: &dyn Files, guest: u64, max_len: u64) -> Result<Run> {
         let after = self.extents.partition_point(|extent| extent.start <= guest);
         let Some(extent) = after.checked_sub(1).and_then(|at| self.extents.get(at)) else {
