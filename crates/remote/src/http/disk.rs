@@ -129,6 +129,21 @@ impl HttpDisk {
         self.source().has_validators()
     }
 
+    /// The version that was opened, as a key for a [`RangeCache`](crate::range_cache::RangeCache).
+    ///
+    /// # Errors
+    /// The reason why two equal marks would not mean equal bytes, in words.
+    #[cfg(feature = "cache")]
+    pub fn version(&self) -> Result<crate::range_cache::ObjectVersion, &'static str> {
+        let source = self.source();
+        if self.is_streamed() {
+            return Err("the server has no ranges");
+        }
+        let mark = source.strong_mark().ok_or("the server does not mark versions of the object (a strong ETag)")?;
+        let url = source.url();
+        Ok(crate::range_cache::ObjectVersion::new(&url.to_string(), &url.for_request(), mark, source.len()))
+    }
+
     /// Whether it is read in order, because the server has no ranges.
     pub fn is_streamed(&self) -> bool {
         matches!(self.mode, Mode::Streamed(_))

@@ -17,11 +17,10 @@ mod proxy;
 mod ranged;
 mod read_around;
 mod source;
-mod streaks;
 mod streamed;
 mod url;
 
 pub use credentials::{Credentials, password_of};
 pub use disk::HttpDisk;
-pub use options::{Cookie, HttpOptions, Redirects, ServersWithoutRanges, Verification};
+pub use options::{Cookie, HttpOptions, KeptReads, Redirects, ServersWithoutRanges, Verification};
 pub use url::HttpUrl;

@@ -3,9 +3,10 @@
 use super::cache::{BLOCK, Cache, Cause};
 use super::connection::{Connection, INPUT, Patience};
 use super::fetch::{Fetch, Memory, answer};
+use super::options::KeptReads;
 use super::read_around::ReadAround;
 use super::source::{Reply, Source, Trouble};
-use super::streaks::Streaks;
+use crate::streaks::Streaks;
 use std::collections::HashMap;
 use std::collections::VecDeque;
 use std::collections::hash_map::{Entry, RandomState};
@@ -181,12 +182,16 @@ impl Ranged {
             done.finish(Err(libc::EIO));
             return;
         }
-        if len >= DIRECT {
+        // What the opening brought is in the cache in any case.
+        let is_direct = len >= DIRECT
+            || self.source.options.kept_reads == KeptReads::Nothing
+                && blocks(&range).any(|number| !state.cache.has(number));
+        if is_direct {
             state.queue.push_back(Fetch::of_reader(range, done, deadline));
             self.begin(state, 1);
             return;
         }
-        let ahead = state.streaks.note(&range);
+        let ahead = state.streaks.note(&range).filter(|_| self.source.options.kept_reads == KeptReads::Memory);
         let mut missing = Vec::new();
         for number in blocks(&range) {
             match state.cache.get(number) {
