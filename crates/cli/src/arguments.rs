@@ -6,6 +6,7 @@ use crate::image_spec::{ForceShare, ImageSpec};
 use crate::json_name::parse_json_name;
 use crate::passphrase_prompt::with_prompt;
 use crate::reference_defaults::allowed_references;
+use crate::remote_cache::CacheChoice;
 use crate::remote_disk::NetworkOptions;
 use crate::remote_names::{image_path, opener};
 use crate::secrets::{ENCRYPTION, SecretArgs, Sources};
@@ -71,6 +72,17 @@ pub(crate) struct ImageArgs {
     #[arg(long, help_heading = NETWORK, value_name = "SIZE", value_parser = http_memory_argument)]
     pub(crate) http_memory: Option<u64>,
 
+    /// Keep what is read of disks on web servers in this directory, for this command and others
+    ///
+    /// It is made if it is not there. Several processes may share it. Only versions that the server marks with a strong ETag
+    /// are kept; -v says which are not.
+    #[arg(long, help_heading = NETWORK, value_name = "DIR")]
+    pub(crate) cache_dir: Option<PathBuf>,
+
+    /// The most bytes of that directory, at least 16M; what was not used for longest has to go [default: 10G]
+    #[arg(long, help_heading = NETWORK, value_name = "SIZE", value_parser = remote_cache_argument, requires = "cache_dir")]
+    pub(crate) remote_cache_size: Option<u64>,
+
     /// Redirects of web servers that are followed
     ///
     /// `safe`: none from https to http, and none from a public address to a private one. `any`: these as well.
@@ -90,6 +102,13 @@ fn http_memory_argument(text: &str) -> Result<u64, String> {
     match size_argument(text).map_err(|error| error.to_string())? {
         bytes @ 0x40_0000.. => Ok(bytes),
         _ => Err("at least 4M are needed".to_owned()),
+    }
+}
+
+fn remote_cache_argument(text: &str) -> Result<u64, String> {
+    match size_argument(text).map_err(|error| error.to_string())? {
+        bytes @ 0x100_0000.. => Ok(bytes),
+        _ => Err("at least 16M are needed".to_owned()),
     }
 }
 
@@ -165,6 +184,10 @@ impl ImageArgs {
             authorities: self.tls_ca.clone(),
             memory: self.http_memory,
             redirects: self.redirects,
+            cache: self
+                .cache_dir
+                .clone()
+                .map(|directory| CacheChoice { directory, size: self.remote_cache_size }),
         };
         network.apply();
         let mut spec = ImageSpec {

@@ -8,7 +8,7 @@ use crate::image_spec::ImageSpec;
 use crate::output::printable::printable;
 use crate::output::stderr;
 use crate::program::{self, Program};
-use crate::remote_disk;
+use crate::{remote_cache, remote_disk};
 use crate::values::Aio;
 use crate::watch::{ProgressMode, Watch};
 use std::future::Future;
@@ -210,6 +210,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        remote_cache::finish();
         remote_disk::tell_given_up();
         if self.verbose {
             remote_disk::tell_transfers();

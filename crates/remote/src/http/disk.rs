@@ -144,6 +144,14 @@ impl HttpDisk {
         Ok(crate::range_cache::ObjectVersion::new(&url.to_string(), &url.for_request(), mark, source.len()))
     }
 
+    /// From now on, each read is fetched as it is: no more is fetched around it, nor kept, because a cache above does so.
+    #[cfg(feature = "cache")]
+    pub fn leave_caching(&self) {
+        if let Mode::Ranged(ranged) = &self.mode {
+            ranged.is_below_cache.store(true, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+
     /// Whether it is read in order, because the server has no ranges.
     pub fn is_streamed(&self) -> bool {
         matches!(self.mode, Mode::Streamed(_))

@@ -22,5 +22,5 @@ mod url;
 
 pub use credentials::{Credentials, password_of};
 pub use disk::HttpDisk;
-pub use options::{Cookie, HttpOptions, KeptReads, Redirects, ServersWithoutRanges, Verification};
+pub use options::{Cookie, HttpOptions, Redirects, ServersWithoutRanges, Verification};
 pub use url::HttpUrl;

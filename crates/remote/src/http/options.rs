@@ -40,8 +40,6 @@ pub struct HttpOptions {
     pub proxy_credentials: Option<Credentials>,
     /// Redirects that are followed.
     pub redirects: Redirects,
-    /// What is kept of what was read.
-    pub kept_reads: KeptReads,
     /// Whether an object may be read from its beginning to its end if the server has no ranges.
     pub without_ranges: ServersWithoutRanges,
     /// The way to the server.
@@ -61,7 +59,6 @@ zebu_storage::option_setters!(HttpOptions {
     netrc: bool,
     proxy_credentials: impl Into<Option<Credentials>>,
     redirects: Redirects,
-    kept_reads: KeptReads,
     without_ranges: ServersWithoutRanges,
     network: Network,
 });
@@ -81,7 +78,6 @@ impl Default for HttpOptions {
             netrc: true,
             proxy_credentials: None,
             redirects: Redirects::Safe,
-            kept_reads: KeptReads::Memory,
             without_ranges: ServersWithoutRanges::Refuse,
             network: Network::default(),
         }
@@ -106,16 +102,6 @@ pub enum Redirects {
     Safe,
     /// These as well.
     Any,
-}
-
-/// What is kept of what was read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum KeptReads {
-    /// Small reads go through a cache in memory, which fetches around them and ahead of them.
-    Memory,
-    /// Nothing: each read is fetched as it is, because a cache above keeps it.
-    Nothing,
 }
 
 /// The treatment of an object whose server has no ranges.

@@ -3,7 +3,6 @@
 use super::cache::{BLOCK, Cache, Cause};
 use super::connection::{Connection, INPUT, Patience};
 use super::fetch::{Fetch, Memory, answer};
-use super::options::KeptReads;
 use super::read_around::ReadAround;
 use super::source::{Reply, Source, Trouble};
 use crate::streaks::Streaks;
@@ -12,6 +11,7 @@ use std::collections::VecDeque;
 use std::collections::hash_map::{Entry, RandomState};
 use std::hash::BuildHasher;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use zebu_storage::{Completer, StorageDone, StorageOp};
@@ -38,6 +38,8 @@ pub(super) struct Ranged {
     state: Mutex<State>,
     more: Condvar,
     limits: Limits,
+    /// A cache above keeps what is read: each read is fetched as it is.
+    pub(super) is_below_cache: AtomicBool,
 }
 
 /// The division of a disk's memory.
@@ -144,7 +146,7 @@ impl Ranged {
             is_closed: false,
             is_changed: false,
         };
-        Arc::new(Self { source, state: Mutex::new(state), more: Condvar::new(), limits })
+        Arc::new(Self { source, state: Mutex::new(state), more: Condvar::new(), limits, is_below_cache: AtomicBool::new(false) })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -184,14 +186,14 @@ impl Ranged {
         }
         // What the opening brought is in the cache in any case.
         let is_direct = len >= DIRECT
-            || self.source.options.kept_reads == KeptReads::Nothing
+            || self.is_below_cache.load(Ordering::Relaxed)
                 && blocks(&range).any(|number| !state.cache.has(number));
         if is_direct {
             state.queue.push_back(Fetch::of_reader(range, done, deadline));
             self.begin(state, 1);
             return;
         }
-        let ahead = state.streaks.note(&range).filter(|_| self.source.options.kept_reads == KeptReads::Memory);
+        let ahead = state.streaks.note(&range).filter(|_| !self.is_below_cache.load(Ordering::Relaxed));
         let mut missing = Vec::new();
         for number in blocks(&range) {
             match state.cache.get(number) {

@@ -128,6 +128,8 @@ mutants! {
     a_failed_copy_goes_on: IgnoreFailedCopy, within 150 of [Fails(OpClass::Read, Errno::IO)];
     nothing_is_padded: SkipPadding, within 20 of [Crash(Any)];
     used_subclusters_are_zeroed: ZeroUsedSubclusters, within 60 of [Crash(Subclusters)];
+    a_copy_on_read_lands_on_a_write: FillAsAGuest, within 60 of [Crash(Copying)];
+    a_copy_on_read_lands_on_zeroes: FillOverZeroes, within 300 of [Crash(Copying)];
     shared_clusters_are_written: WriteSharedInPlace, within 10 of [Crash(Snapshot)];
     shared_tables_are_changed: ChangeSharedTable, within 10 of [Crash(Snapshot)];
     two_allocations_of_a_cluster: AllocateTwice, within 20 of [Crash(Any)];
