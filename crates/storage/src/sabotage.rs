@@ -58,8 +58,8 @@ pub enum Fault {
     ZeroUsedSubclusters,
     /// Filling from the backing image: it reads, and then writes as a guest does.
     FillAsAGuest,
-    /// Filling from the backing image: what has no data counts as empty, also if somebody zeroed it.
-    FillOverZeroes,
+    /// Filling from the backing image: it reads before its clusters are in flight, and looks at no entry later.
+    FillFromEarlier,
     /// Write: shared clusters are written in place.
     WriteSharedInPlace,
     /// Write: shared L2 tables are changed in place.

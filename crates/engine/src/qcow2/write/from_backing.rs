@@ -83,6 +83,11 @@ impl Qcow2 {
             self.write(node, worker, at, bufs).await.0?;
             return Ok(Step { len, copied: true });
         }
+        let early = if sabotage::is(Fault::FillFromEarlier) {
+            Some(chain::read(node, worker, at, worker.buffer(len as usize).into()).await.1)
+        } else {
+            None
+        };
         let (_inside, plan) = self.plan(worker, at, len).await?;
         let allocation = match plan {
             // Somebody wrote there since.
@@ -90,14 +95,20 @@ impl Qcow2 {
             Plan::Allocated(allocation) => allocation,
         };
         let end = allocation.guest_range().end.min(at + len);
-        if !self.are_gaps(&allocation, at..end)? && !sabotage::is(Fault::FillOverZeroes) {
+        if early.is_none() && !self.are_gaps(&allocation, at..end)? {
             // Somebody changed a part of it since. The next look finds what is left.
             return Ok(Step::past(0));
         }
-        let buf = worker.buffer((end - at) as usize);
-        // Nothing of it is linked: the old mapping shows the backing image.
-        let (result, bufs) = chain::read(node, worker, at, buf.into()).await;
-        result?;
+        // Nothing of it is linked: the old mapping shows the backing image. Not before the plan: it may be changed until then.
+        let bufs = match early {
+            Some(mut earlier) => earlier.split_to((end - at) as usize),
+            None => {
+                let buf = worker.buffer((end - at) as usize);
+                let (result, bufs) = chain::read(node, worker, at, buf.into()).await;
+                result?;
+                bufs
+            }
+        };
         let (result, _) = self.fill_and_link(node, worker, allocation, at, bufs).await;
         result.map(|()| Step { len: end - at, copied: true })
     }

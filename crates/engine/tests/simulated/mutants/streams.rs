@@ -38,8 +38,6 @@ pub(crate) enum Shape {
     NarrowCounts,
     /// With dirty bitmaps.
     Bitmaps,
-    /// With a backing image, from which reads copy.
-    Copying,
     /// Encrypted.
     Encrypted,
     /// Encrypted, in an external data file.
@@ -65,7 +63,6 @@ impl Shape {
                 Shape::External => setup.external_data,
                 Shape::Snapshot => setup.origin == Origin::Snapshot,
                 Shape::Backed => matches!(setup.origin, Origin::RawBase | Origin::Qcow2Base),
-                Shape::Copying => setup.is_backed(),
                 Shape::DeepChain => setup.origin == Origin::DeepChain,
                 Shape::Subclusters => {
                     setup.extended_l2
@@ -83,9 +80,6 @@ impl Shape {
             };
             if fits && matches!(self, Shape::Encrypted | Shape::EncryptedExternal) {
                 return setup.encrypted();
-            }
-            if fits && self == Shape::Copying {
-                return setup.copying();
             }
             if fits {
                 return setup;
