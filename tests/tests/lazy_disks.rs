@@ -139,7 +139,10 @@ fn what_is_read_is_copied_into_the_overlay_if_that_is_asked_for() {
         let format = if path == "/disk.raw" { "raw" } else { "qcow2" };
         let server = Server::start(dir, &format!("--copy-on-read --overlay own.qcow2 -f {format} {url}"));
         let mut client = Client::open(server.socket(), "").unwrap();
-        assert!(client.read(DATA + 70_000 / 512 * 512, 512).unwrap() == content[DATA as usize + 70_000 / 512 * 512..][..512]);
+        assert!(
+            client.read(DATA + 70_000 / 512 * 512, 512).unwrap()
+                == content[DATA as usize + 70_000 / 512 * 512..][..512]
+        );
         assert!(client.read(8 << 20, 3 << 20).unwrap() == content[8 << 20..11 << 20]);
         drop(client);
         server.stop();
@@ -282,4 +285,37 @@ fn a_hundred_overlays_share_what_is_fetched_and_take_little_memory() {
     fetched.retain(|range| *range != (0, 65536));
     fetched.sort_unstable();
     assert!(fetched.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{fetched:?}");
+}
+
+#[test]
+fn a_disk_on_an_nbd_server_has_overlays_too() {
+    let scratch = Scratch::new("lazy-nbd");
+    let dir = scratch.path();
+    let content = source(dir);
+    let qemu_nbd = find("qemu-nbd").expect("qemu-nbd is missing: `cargo xtask setup` installs it");
+    let mut command = std::process::Command::new(qemu_nbd);
+    command.args(["-t", "-r", "-f", "qcow2", "-k"]).arg(dir.join("far.sock")).arg("www/disk.qcow2");
+    let mut far = command.current_dir(dir).spawn().unwrap();
+    while !dir.join("far.sock").exists() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let url = format!("nbd+unix:///?socket={}/far.sock", dir.display());
+    let server = Server::start(dir, &format!("--control ctl.sock --overlay own.qcow2 -f raw {url}"));
+    let mut client = Client::open(server.socket(), "").unwrap();
+    assert!(client.read(DATA, 1 << 20).unwrap() == content[DATA as usize..][..1 << 20]);
+    assert_eq!(client.write(0, 4096, &[3; 4096]).unwrap(), 0);
+    ctl(dir, &["hydrate", "-w", "--drop-backing", ""]).ok();
+    drop(client);
+    server.stop();
+    far.kill().unwrap();
+    far.wait().unwrap();
+    let mut right = content;
+    right[4096..8192].fill(3);
+    std::fs::write(dir.join("right.raw"), &right).unwrap();
+    qemu_img(dir, "compare -q -f qcow2 -F raw own.qcow2 right.raw");
+    // The next start needs no server.
+    let server =
+        Server::start(dir, &format!("--overlay own.qcow2 -f raw {}", dir.join("right.raw").display()));
+    let said = server.stop_with_messages();
+    assert!(said.contains("names no backing file"), "{said}");
 }

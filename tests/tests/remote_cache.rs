@@ -6,6 +6,7 @@ use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+use zebu_tests::mount::Mounted;
 use zebu_tests::nbd_client::Client;
 use zebu_tests::program::{find, run_in, zebu};
 use zebu_tests::random::Random;
@@ -77,8 +78,7 @@ fn a_second_command_asks_the_server_for_nothing_but_the_version() {
     let (bytes, said) = convert(dir, &["-f", "raw"], &web.url("/disk.raw?signature=abcdef"));
     assert!(bytes == changed && !said.contains(" 0 bytes fetched") && !said.contains("abcdef"), "{said}");
     // A bound holds.
-    let (bytes, said) =
-        convert(dir, &["-f", "qcow2", "--remote-cache-size", "16M"], &web.url("/disk.qcow2"));
+    let (bytes, said) = convert(dir, &["-f", "qcow2", "--remote-cache-size", "16M"], &web.url("/disk.qcow2"));
     assert!(bytes == changed && !said.contains(" 0 evicted"), "{said}");
     let used = run_in(dir, &find("du").unwrap(), ["-s", "-B1M", "cache"]).ok().stdout;
     let used: u64 = used.split_whitespace().next().unwrap().parse().unwrap();
@@ -193,4 +193,34 @@ fn no_wrong_byte_is_shown_however_often_a_server_is_killed() {
     let used = run_in(dir, &find("du").unwrap(), ["-s", "-B1M", "cache"]).ok().stdout;
     let used: u64 = used.split_whitespace().next().unwrap().parse().unwrap();
     assert!(used <= 18, "{used} MiB");
+}
+
+#[test]
+fn a_full_disk_ends_the_storing_once_and_nothing_else() {
+    let Some(small) = Mounted::tmpfs(6 << 20) else { return };
+    let scratch = Scratch::new("cache-full");
+    let dir = scratch.path();
+    let content = source(dir, 6);
+    let web = WebServer::start(dir);
+    let options =
+        format!("--read-only -f raw --cache-dir {}/cache {}", small.path().display(), web.url("/disk.raw"));
+    let server = Server::start(dir, &options);
+    let mut client = Client::open(server.socket(), "").unwrap();
+    for _ in 0..2 {
+        for at in (0..LEN).step_by(1 << 20) {
+            assert!(client.read(at as u64, 1 << 20).unwrap() == content[at..][..1 << 20]);
+        }
+    }
+    drop(client);
+    let said = server.stop_with_messages();
+    assert!(said.lines().count() == 1 && said.contains("nothing more is stored"), "{said}");
+    assert!(said.contains("No space left"), "{said}");
+    // What was stored before is used by the next one.
+    let line = ["io", "-v", "-r", "-f", "raw", "--cache-dir"];
+    let cache = small.path().join("cache");
+    let out = zebu(
+        dir,
+        line.iter().copied().chain([cache.to_str().unwrap(), &web.url("/disk.raw"), "-c", "read 1M 1M"]),
+    );
+    assert!(out.ok().stderr.contains(" 0 bytes fetched"));
 }

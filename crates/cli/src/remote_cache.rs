@@ -4,6 +4,7 @@ use crate::output::printable::printable;
 use crate::output::stderr;
 use crate::program;
 use crate::serve::log_lines;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use zebu::storage::Storage;
@@ -65,6 +66,21 @@ pub(crate) fn finish() {
         cache.settle();
         log_lines::finish();
     }
+}
+
+/// What the cache did, as JSON; null if there is none.
+pub(crate) fn counters() -> Value {
+    let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((_, cache)) = &*open else { return Value::Null };
+    let CacheStats { hits, fetched, stored, not_stored, evicted, bad_blocks, .. } = cache.stats();
+    json!({
+        "hit-bytes": hits,
+        "fetched-bytes": fetched,
+        "stored-bytes": stored,
+        "not-stored-bytes": not_stored,
+        "evicted-bytes": evicted,
+        "bad-blocks": bad_blocks,
+    })
 }
 
 /// Says what the cache did (`-v`), if there is one.

@@ -30,7 +30,13 @@ struct Far {
 
 impl Far {
     fn new(len: u64, seed: u64) -> Arc<Self> {
-        Arc::new(Self { len, seed, content: content(len, seed), fetched: Mutex::default(), fails: AtomicBool::new(false) })
+        Arc::new(Self {
+            len,
+            seed,
+            content: content(len, seed),
+            fetched: Mutex::default(),
+            fails: AtomicBool::new(false),
+        })
     }
 
     fn fetches(&self) -> u32 {

@@ -103,9 +103,12 @@ struct Report {
 pub(crate) fn run(args: &CloneArgs) -> Result<u8, Failure> {
     args.network.apply();
     let source = image_path(&args.source).map_err(|reason| Failure::opening_name(&args.source, &reason))?;
-    let given = backing_argument(&args.source).map_err(|reason| Failure::opening_name(&args.source, &reason))?;
+    let given =
+        backing_argument(&args.source).map_err(|reason| Failure::opening_name(&args.source, &reason))?;
     if given.is_some() && args.mode == Mode::Reflink {
-        return Err(Failure::usage("a disk over the network can't be cloned by reflink: --mode overlay makes an overlay"));
+        return Err(Failure::usage(
+            "a disk over the network can't be cloned by reflink: --mode overlay makes an overlay",
+        ));
     }
     let mut options = CloneOptions::default()
         .mode(match args.mode {

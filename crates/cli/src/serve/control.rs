@@ -5,6 +5,7 @@ use super::backups::Backups;
 use super::control_request::{Command, Request};
 use super::hydrations::Hydrations;
 use crate::output::info_json;
+use crate::remote_cache;
 use serde_json::{Value, json};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -82,7 +83,12 @@ async fn execute(
 ) -> Result<Value, String> {
     match command {
         Command::Stats { export: None } => {
-            Ok(json!({ "exports": exports.iter().map(|e| stats(e)).collect::<Vec<_>>() }))
+            let mut all = json!({ "exports": exports.iter().map(|e| stats(e)).collect::<Vec<_>>() });
+            let cache = remote_cache::counters();
+            if !cache.is_null() {
+                all["remote-cache"] = cache;
+            }
+            Ok(all)
         }
         Command::Stats { export: Some(name) } => Ok(stats(find(exports, &name)?)),
         Command::Resize { export, size } => resize(worker, find(exports, &export)?, size).await,

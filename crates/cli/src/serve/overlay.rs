@@ -84,12 +84,8 @@ fn make(
 
 /// The header of an overlay that is there.
 fn look_at(session: &Session, spec: &ImageSpec) -> Result<ImageInfo, Failure> {
-    let options = spec
-        .options
-        .clone()
-        .access(Access::ReadOnly)
-        .chain(Chain::TopOnly)
-        .purpose(Purpose::Inspect);
+    let options =
+        spec.options.clone().access(Access::ReadOnly).chain(Chain::TopOnly).purpose(Purpose::Inspect);
     let worker = session.worker();
     let looked = worker.block_on(async {
         let image = Image::open(worker, &spec.path, &options).await?;

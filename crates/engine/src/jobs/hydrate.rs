@@ -37,11 +37,7 @@ pub struct HydrateOptions {
     pub control: JobControl,
 }
 
-zebu_storage::option_setters!(HydrateOptions {
-    after: AfterHydration,
-    requests: usize,
-    control: JobControl,
-});
+zebu_storage::option_setters!(HydrateOptions { after: AfterHydration, requests: usize, control: JobControl });
 
 impl Default for HydrateOptions {
     fn default() -> Self {
@@ -75,7 +71,8 @@ pub async fn hydrate(worker: &Worker, image: &Image, options: &HydrateOptions) -
     }
     let drops = options.after == AfterHydration::DropBacking;
     if drops && !image.snapshots().is_empty() {
-        let message = "internal snapshots of the image show parts of the backing file: delete them first, or keep it";
+        let message =
+            "internal snapshots of the image show parts of the backing file: delete them first, or keep it";
         return Err(Error::new(ErrorKind::Unsupported, message).on(image.path()));
     }
     let tracker = Tracker::new(&options.control, Phase::Copying, image.virtual_size());

@@ -139,7 +139,8 @@ impl HttpDisk {
         if self.is_streamed() {
             return Err("the server has no ranges");
         }
-        let mark = source.strong_mark().ok_or("the server does not mark versions of the object (a strong ETag)")?;
+        let mark =
+            source.strong_mark().ok_or("the server does not mark versions of the object (a strong ETag)")?;
         let url = source.url();
         Ok(crate::range_cache::ObjectVersion::new(&url.to_string(), &url.for_request(), mark, source.len()))
     }

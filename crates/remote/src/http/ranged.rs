@@ -146,7 +146,13 @@ impl Ranged {
             is_closed: false,
             is_changed: false,
         };
-        Arc::new(Self { source, state: Mutex::new(state), more: Condvar::new(), limits, is_below_cache: AtomicBool::new(false) })
+        Arc::new(Self {
+            source,
+            state: Mutex::new(state),
+            more: Condvar::new(),
+            limits,
+            is_below_cache: AtomicBool::new(false),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

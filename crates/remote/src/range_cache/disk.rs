@@ -10,9 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use zebu_storage::{
-    Alignment, Completer, IoBuf, IoBufs, Storage, StorageAbilities, StorageDone, StorageOp,
-};
+use zebu_storage::{Alignment, Completer, IoBuf, IoBufs, Storage, StorageAbilities, StorageDone, StorageOp};
 
 /// The most blocks of one fetch.
 const RUN: u64 = 16;

@@ -51,7 +51,8 @@ impl ObjectFiles {
     pub(super) fn open(directory: &Path) -> io::Result<Option<Self>> {
         let mut open = OpenOptions::new();
         open.read(true).write(true).custom_flags(libc::O_NOFOLLOW);
-        let files = open.open(directory.join(DATA)).and_then(|data| Ok((data, open.open(directory.join(MAP))?)));
+        let files =
+            open.open(directory.join(DATA)).and_then(|data| Ok((data, open.open(directory.join(MAP))?)));
         let (data, map) = match files {
             Ok(files) => files,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

@@ -4,13 +4,13 @@
 //! takes only what has no entry: plan, data, link. The clusters are in flight from the plan on, and whoever changes
 //! them waits for the link. What somebody changed before the plan has an entry, and is passed over.
 
+use crate::Result;
 use crate::chain;
 use crate::node::Node;
 use crate::qcow2::map::mapping::Run;
 use crate::qcow2::state::Qcow2;
 use crate::qcow2::write::allocation::{Allocation, subclusters_in};
 use crate::qcow2::write::plan::Plan;
-use crate::Result;
 use std::ops::Range;
 use std::sync::Arc;
 use zebu_qcow2::Mapping;

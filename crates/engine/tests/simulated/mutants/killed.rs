@@ -3,7 +3,9 @@
 //! `ZEBU_MUTANT_ROUNDS=10` asks for ten catches of each, from ten ranges of seeds.
 
 use crate::crash::vm_state;
-use crate::faults::{copy_on_read, damage_mark, growth, held, idle, old_content, poison, snapshots, space, unending};
+use crate::faults::{
+    copy_on_read, damage_mark, growth, held, idle, old_content, poison, snapshots, space, unending,
+};
 use crate::mutants::streams::Shape::*;
 use crate::mutants::streams::Stream::{self, *};
 use crate::mutants::{encrypted, hostile, plain_text, undone, unfinished};

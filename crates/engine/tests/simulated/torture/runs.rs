@@ -128,8 +128,7 @@ fn crash_states_with_copies_on_read() {
 fn invariants_at_every_step_with_copies_on_read() {
     let size = Size { lives: 2, phases: 3, streams: 5, requests: 25 };
     run(8, |seed| {
-        let backed =
-            |setup: &Setup| setup.is_backed() && setup.direct != 4096 && setup.size <= 256 << 10;
+        let backed = |setup: &Setup| setup.is_backed() && setup.direct != 4096 && setup.size <= 256 << 10;
         Plan::random(seed, size, Watch::EveryStep, backed).copying()
     });
 }
