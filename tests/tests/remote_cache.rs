@@ -148,7 +148,9 @@ fn no_wrong_byte_is_shown_however_often_a_server_is_killed() {
         format!("--read-only --cache-dir ../cache --remote-cache-size 16M -f {format} {}", web.url(path))
     };
     let places = ["stays", "killed"].map(|name| dir.join(name));
-    places.iter().for_each(|place| std::fs::create_dir(place).unwrap());
+    for place in &places {
+        std::fs::create_dir(place).unwrap();
+    }
     let stays = Server::start(&places[0], &options("raw", "/disk.raw"));
     let is_over = AtomicBool::new(false);
     let read = AtomicU64::new(0);

@@ -68,7 +68,7 @@ pub(crate) fn finish() {
     }
 }
 
-/// What the cache did, as JSON; null if there is none.
+/// Counters of the cache, as JSON; null if there is none.
 pub(crate) fn counters() -> Value {
     let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     let Some((_, cache)) = &*open else { return Value::Null };

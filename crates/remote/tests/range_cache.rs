@@ -255,7 +255,9 @@ fn two_that_evict_from_each_other_show_no_wrong_byte() {
             }
         }
     });
-    sides.iter().for_each(|cache| cache.settle());
+    for cache in &sides {
+        cache.settle();
+    }
     assert!(data_on_disk(dir.path()) <= 16 << 20);
     assert!(sides.iter().all(|cache| cache.stats().bad_blocks == 0 && cache.stats().evicted > 0));
 }

@@ -96,7 +96,7 @@ pub enum Images {
     Any,
     /// Encrypted ones alone.
     Encrypted,
-    /// Those with a base, from which reads copy.
+    /// Images with a base, from which reads copy.
     CopyOnRead,
 }
 

@@ -380,7 +380,10 @@ fn hydrate(server: &mut Server, args: &HydrateArgs) -> Result<u8, Failure> {
         rate_limit: args.rate.and_then(|rate| rate.0),
         drop_backing: args.drop_backing,
     }))?);
-    while args.wait {
+    if !args.wait {
+        return Ok(0);
+    }
+    loop {
         if watch.cancel().is_cancelled() {
             drop(server.ask(Command::HydrateCancel { export: export() })?);
         }
@@ -391,7 +394,7 @@ fn hydrate(server: &mut Server, args: &HydrateArgs) -> Result<u8, Failure> {
             Some("running") => std::thread::sleep(POLL),
             Some("completed") => {
                 watch.finish();
-                break;
+                return Ok(0);
             }
             Some("cancelled") => return Err(Failure::interrupted()),
             _ => {
@@ -400,7 +403,6 @@ fn hydrate(server: &mut Server, args: &HydrateArgs) -> Result<u8, Failure> {
             }
         }
     }
-    Ok(0)
 }
 
 /// A line for each snapshot: its id and its name.

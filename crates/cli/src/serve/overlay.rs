@@ -27,7 +27,7 @@ pub(crate) fn overlay_of(
         make(session, base, remote_name.clone(), overlay)?;
     }
     let mut spec = base.clone();
-    spec.path = overlay.to_owned();
+    overlay.clone_into(&mut spec.path);
     spec.options.format = Some(Format::Qcow2);
     spec.options.access = Access::ReadWrite;
     let info = look_at(session, &spec)?;

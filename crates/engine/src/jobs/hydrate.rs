@@ -58,7 +58,7 @@ pub struct HydrateReport {
 /// Copies into `image` all that only its backing images hold, while others use it. It is durable when this returns. The
 /// backing file can be dropped then, as the options say.
 ///
-/// What was copied before an error or a cancellation stays, and is not copied again.
+/// Copies that were made before an error or a cancellation stay, and are not made again.
 ///
 /// # Errors
 /// As [`Image::fill_from_backing`]; [`ErrorKind::Cancelled`]; [`ErrorKind::Unsupported`]: the backing file is to be

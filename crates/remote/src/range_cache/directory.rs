@@ -3,7 +3,6 @@
 //! Processes that share a directory take the lock of the file `state` to store and to evict, and count there what all of
 //! them have stored. Reads take no lock.
 
-use super::disk::CachedDisk;
 use super::object::ObjectFiles;
 use super::record::{BLOCK, RANGE, VERSION};
 use super::uses::Uses;
@@ -18,7 +17,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use zebu_storage::Storage;
 
 const STATE: &str = "state";
 const MAGIC: &[u8; 8] = b"zebucach";
@@ -174,26 +172,6 @@ impl RangeCache {
         Ok(Arc::new(cache))
     }
 
-    /// `disk` with this cache before it, for reading. `version` must be that of what `disk` reads.
-    ///
-    /// `memory` bounds what is fetched at once, and what waits to be stored, in bytes each.
-    ///
-    /// # Errors
-    /// The object's files can't be made or opened.
-    pub fn disk(
-        self: &Arc<Self>,
-        disk: Arc<dyn Storage>,
-        version: &ObjectVersion,
-        memory: u64,
-    ) -> Result<CachedDisk, RemoteError> {
-        let failed = |error: io::Error| {
-            let errno = error.raw_os_error().unwrap_or(libc::EIO);
-            RemoteError::new(&self.path.to_string_lossy(), errno, format!("the cache: {error}"))
-        };
-        let (number, object) = self.object(version).map_err(failed)?;
-        Ok(CachedDisk::new(Arc::clone(self), object, number, disk, version.name(), memory))
-    }
-
     /// Counters since it was opened.
     pub fn stats(&self) -> CacheStats {
         let Counters { hits, fetched, stored, not_stored, evicted, bad_blocks } = &self.counters;
@@ -264,8 +242,18 @@ impl RangeCache {
         Ok(())
     }
 
-    /// The files of an object, which are made if they are not there.
-    fn object(&self, version: &ObjectVersion) -> io::Result<(usize, Arc<ObjectFiles>)> {
+    /// The files of an object, which are made if they are not there, and its number.
+    ///
+    /// # Errors
+    /// They can't be made or opened.
+    pub(super) fn object(&self, version: &ObjectVersion) -> Result<(usize, Arc<ObjectFiles>), RemoteError> {
+        self.open_object(version).map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            RemoteError::new(&self.path.to_string_lossy(), errno, format!("the cache: {error}"))
+        })
+    }
+
+    fn open_object(&self, version: &ObjectVersion) -> io::Result<(usize, Arc<ObjectFiles>)> {
         let mut locked = self.lock()?;
         let known = locked.0.objects.iter().position(|object| object.key() == version.key());
         if let Some(number) = known
@@ -274,14 +262,13 @@ impl RangeCache {
             return Ok((number, Arc::clone(object)));
         }
         let directory = self.path.join(version.directory());
-        let object = match ObjectFiles::open(&directory)? {
-            Some(object) => object,
-            None => {
-                ObjectFiles::remove(&directory, None);
-                ObjectFiles::create(&directory, version.key(), version.len())?;
-                ObjectFiles::open(&directory)?
-                    .ok_or_else(|| io::Error::other("its files are not as they were made"))?
-            }
+        let object = if let Some(object) = ObjectFiles::open(&directory)? {
+            object
+        } else {
+            ObjectFiles::remove(&directory, None);
+            ObjectFiles::create(&directory, version.key(), version.len())?;
+            ObjectFiles::open(&directory)?
+                .ok_or_else(|| io::Error::other("its files are not as they were made"))?
         };
         let number = locked.0.objects.len();
         let mut uses = self.uses();

@@ -4,7 +4,9 @@ use super::directory::RangeCache;
 use super::object::{Look, ObjectFiles};
 use super::reader::Reader;
 use super::record::{BLOCK, BLOCKS};
+use super::version::ObjectVersion;
 use super::workers::Work;
+use crate::error::RemoteError;
 use crate::streaks::Streaks;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -53,15 +55,20 @@ enum Loading {
     Arrived(Arc<[u8]>),
 }
 
-impl CachedDisk {
-    pub(super) fn new(
-        cache: Arc<RangeCache>,
-        object: Arc<ObjectFiles>,
-        number: usize,
+impl RangeCache {
+    /// `below` with this cache before it, for reading. `version` must be that of what `below` reads.
+    ///
+    /// `memory` bounds what is fetched at once, and what waits to be stored, in bytes each.
+    ///
+    /// # Errors
+    /// The object's files can't be made or opened.
+    pub fn disk(
+        self: &Arc<Self>,
         below: Arc<dyn Storage>,
-        name: &str,
+        version: &ObjectVersion,
         memory: u64,
-    ) -> Self {
+    ) -> Result<CachedDisk, RemoteError> {
+        let (number, object) = self.object(version)?;
         let state = State {
             loading: HashMap::new(),
             wanted: VecDeque::new(),
@@ -70,16 +77,16 @@ impl CachedDisk {
             streaks: Streaks::new(MOST_AHEAD.min(memory / 2)),
         };
         let len = below.len();
-        Self(Arc::new(Inner {
-            cache,
+        Ok(CachedDisk(Arc::new(Inner {
+            cache: Arc::clone(self),
             object,
             number,
             below,
-            name: name.to_owned(),
+            name: version.name().to_owned(),
             len,
             memory,
             state: Mutex::new(state),
-        }))
+        })))
     }
 }
 

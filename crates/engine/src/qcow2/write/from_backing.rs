@@ -100,14 +100,13 @@ impl Qcow2 {
             return Ok(Step::past(0));
         }
         // Nothing of it is linked: the old mapping shows the backing image. Not before the plan: it may be changed until then.
-        let bufs = match early {
-            Some(mut earlier) => earlier.split_to((end - at) as usize),
-            None => {
-                let buf = worker.buffer((end - at) as usize);
-                let (result, bufs) = chain::read(node, worker, at, buf.into()).await;
-                result?;
-                bufs
-            }
+        let bufs = if let Some(mut earlier) = early {
+            earlier.split_to((end - at) as usize)
+        } else {
+            let buf = worker.buffer((end - at) as usize);
+            let (result, bufs) = chain::read(node, worker, at, buf.into()).await;
+            result?;
+            bufs
         };
         let (result, _) = self.fill_and_link(node, worker, allocation, at, bufs).await;
         result.map(|()| Step { len: end - at, copied: true })
