@@ -33,6 +33,11 @@ fn what_threads_see_of_encrypted_images_is_explained_by_an_order_of_their_reques
     run(1..7, |runner, seed| runner.case(seed, Images::Encrypted));
 }
 
+#[test]
+fn what_threads_see_while_reads_copy_is_explained_by_an_order_of_their_requests() {
+    run(1..6, |runner, seed| runner.case(seed, Images::CopyOnRead));
+}
+
 /// One test each, so that a failure names it.
 macro_rules! scenarios {
     ($($test:ident: $scenario:ident,)*) => {

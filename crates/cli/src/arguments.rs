@@ -6,6 +6,7 @@ use crate::image_spec::{ForceShare, ImageSpec};
 use crate::json_name::parse_json_name;
 use crate::passphrase_prompt::with_prompt;
 use crate::reference_defaults::allowed_references;
+use crate::remote_cache::CacheChoice;
 use crate::remote_disk::NetworkOptions;
 use crate::remote_names::{image_path, opener};
 use crate::secrets::{ENCRYPTION, SecretArgs, Sources};
@@ -62,20 +63,38 @@ pub(crate) struct ImageArgs {
     #[arg(long, help_heading = ENCRYPTION, value_name = "bounded|unbounded", value_parser = costs_argument, default_value = "bounded")]
     pub(crate) header_costs: HeaderCosts,
 
+    #[command(flatten)]
+    pub(crate) network: NetworkArgs,
+}
+
+/// Options of disks over the network.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct NetworkArgs {
     /// Certificates of the authorities by which servers of https:// names must be signed, a PEM file [default: the file of
     /// SSL_CERT_FILE, or the system's]
     #[arg(long, help_heading = NETWORK, value_name = "FILE")]
-    pub(crate) tls_ca: Option<PathBuf>,
+    tls_ca: Option<PathBuf>,
 
     /// Memory of each disk on a web server for its cache, read-ahead and connections, at least 4M [default: 64M]
     #[arg(long, help_heading = NETWORK, value_name = "SIZE", value_parser = http_memory_argument)]
-    pub(crate) http_memory: Option<u64>,
+    http_memory: Option<u64>,
+
+    /// Keep what is read of disks on web servers in this directory, for this command and others
+    ///
+    /// It is made if it is not there. Several processes may share it. Only versions that the server marks with a strong ETag
+    /// are kept; -v says which are not.
+    #[arg(long, help_heading = NETWORK, value_name = "DIR")]
+    cache_dir: Option<PathBuf>,
+
+    /// The most bytes of that directory, at least 16M; what was not used for longest has to go [default: 10G]
+    #[arg(long, help_heading = NETWORK, value_name = "SIZE", value_parser = remote_cache_argument, requires = "cache_dir")]
+    remote_cache_size: Option<u64>,
 
     /// Redirects of web servers that are followed
     ///
     /// `safe`: none from https to http, and none from a public address to a private one. `any`: these as well.
     #[arg(long, help_heading = NETWORK, value_name = "safe|any", value_parser = redirects_argument, default_value = "safe")]
-    pub(crate) redirects: Redirects,
+    redirects: Redirects,
 }
 
 fn costs_argument(text: &str) -> Result<HeaderCosts, String> {
@@ -90,6 +109,13 @@ fn http_memory_argument(text: &str) -> Result<u64, String> {
     match size_argument(text).map_err(|error| error.to_string())? {
         bytes @ 0x40_0000.. => Ok(bytes),
         _ => Err("at least 4M are needed".to_owned()),
+    }
+}
+
+fn remote_cache_argument(text: &str) -> Result<u64, String> {
+    match size_argument(text).map_err(|error| error.to_string())? {
+        bytes @ 0x100_0000.. => Ok(bytes),
+        _ => Err("at least 16M are needed".to_owned()),
     }
 }
 
@@ -139,6 +165,27 @@ impl ForceShareArg {
     }
 }
 
+impl NetworkArgs {
+    /// Whether what is read is kept in a directory.
+    pub(crate) fn keeps_reads(&self) -> bool {
+        self.cache_dir.is_some()
+    }
+
+    /// From now on, names are read with these.
+    pub(crate) fn apply(&self) {
+        let network = NetworkOptions {
+            authorities: self.tls_ca.clone(),
+            memory: self.http_memory,
+            redirects: self.redirects,
+            cache: self
+                .cache_dir
+                .clone()
+                .map(|directory| CacheChoice { directory, size: self.remote_cache_size }),
+        };
+        network.apply();
+    }
+}
+
 impl ImageArgs {
     /// Reads `name` as a file name or, with `--image-opts`, as a list of options, and joins it with the rest of the
     /// command line.
@@ -161,12 +208,7 @@ impl ImageArgs {
         access: Access,
         sources: Sources,
     ) -> Result<ImageSpec, Failure> {
-        let network = NetworkOptions {
-            authorities: self.tls_ca.clone(),
-            memory: self.http_memory,
-            redirects: self.redirects,
-        };
-        network.apply();
+        self.network.apply();
         let mut spec = ImageSpec {
             path: PathBuf::from(name),
             options: OpenOptions::default()

@@ -39,6 +39,7 @@ mod program;
 mod progress_bar;
 mod qemu_names;
 mod reference_defaults;
+mod remote_cache;
 mod remote_disk;
 mod remote_names;
 mod secrets;

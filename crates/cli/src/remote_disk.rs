@@ -1,12 +1,14 @@
 //! Disks on servers: how the command line describes them, and those that this command has opened.
 
 use crate::output::stderr;
+use crate::remote_cache::{self, CacheChoice, cached};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use zebu::storage::{IoError, IoErrorKind, Op, Storage};
 use zebu_remote::http::{HttpDisk, HttpOptions, HttpUrl, Redirects};
 use zebu_remote::nbd::{NbdAddress, NbdDisk, NbdOptions};
+use zebu_remote::range_cache::CachedDisk;
 use zebu_remote::{Network, RemoteError, RemoteRemedy, StatsSnapshot};
 
 /// A disk over the network, as the command line describes it.
@@ -61,7 +63,15 @@ impl RemoteName {
                 Disk::Nbd(Arc::new(NbdDisk::open(address.clone(), options.clone())?))
             }
             Self::Http { url, options } => {
-                Disk::Http(Arc::new(HttpDisk::open(url.clone(), (**options).clone())?))
+                let disk = Arc::new(HttpDisk::open(url.clone(), (**options).clone())?);
+                let (cached, uncached) = match given().cache {
+                    None => (None, None),
+                    Some(choice) => match cached(&choice, &disk, options.memory)? {
+                        Ok(cached) => (Some(cached), None),
+                        Err(reason) => (None, Some(reason)),
+                    },
+                };
+                Disk::Http { disk, cached, uncached }
             }
         })
     }
@@ -71,28 +81,34 @@ impl RemoteName {
 #[derive(Clone)]
 enum Disk {
     Nbd(Arc<NbdDisk>),
-    Http(Arc<HttpDisk>),
+    Http {
+        disk: Arc<HttpDisk>,
+        /// With a cache before it.
+        cached: Option<Arc<CachedDisk>>,
+        /// Why it has none, though one was asked for.
+        uncached: Option<&'static str>,
+    },
 }
 
 impl Disk {
     fn name(&self) -> String {
         match self {
             Self::Nbd(disk) => disk.name(),
-            Self::Http(disk) => disk.name(),
+            Self::Http { disk, .. } => disk.name(),
         }
     }
 
     fn stats(&self) -> StatsSnapshot {
         match self {
             Self::Nbd(disk) => disk.stats(),
-            Self::Http(disk) => disk.stats(),
+            Self::Http { disk, .. } => disk.stats(),
         }
     }
 
     fn last_failure(&self) -> Option<String> {
         match self {
             Self::Nbd(disk) => disk.last_failure(),
-            Self::Http(disk) => disk.last_failure(),
+            Self::Http { disk, .. } => disk.last_failure(),
         }
     }
 }
@@ -110,15 +126,20 @@ pub(crate) struct NetworkOptions {
     pub(crate) authorities: Option<PathBuf>,
     pub(crate) memory: Option<u64>,
     pub(crate) redirects: Redirects,
+    pub(crate) cache: Option<CacheChoice>,
 }
 
 impl NetworkOptions {
-    const NONE: Self = Self { authorities: None, memory: None, redirects: Redirects::Safe };
+    const NONE: Self = Self { authorities: None, memory: None, redirects: Redirects::Safe, cache: None };
 
     /// From now on, names are read with these.
     pub(crate) fn apply(self) {
         *GIVEN.lock().unwrap_or_else(PoisonError::into_inner) = self;
     }
+}
+
+fn given() -> NetworkOptions {
+    GIVEN.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 /// Options of a disk on an NBD server that nothing else is said of.
@@ -128,7 +149,7 @@ pub(crate) fn nbd_options() -> NbdOptions {
 
 /// Options of a file on a web server that nothing else is said of.
 pub(crate) fn http_options() -> HttpOptions {
-    let given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let given = given();
     let options = HttpOptions::default()
         .authorities(given.authorities)
         .redirects(given.redirects)
@@ -157,7 +178,8 @@ pub(crate) fn remote_disk(name: RemoteName) -> Result<Arc<dyn Storage>, IoError>
     };
     Ok(match disk {
         Disk::Nbd(disk) => disk,
-        Disk::Http(disk) => disk,
+        Disk::Http { cached: Some(cached), .. } => cached,
+        Disk::Http { disk, .. } => disk,
     })
 }
 
@@ -205,6 +227,7 @@ pub(crate) struct RemoteTransfers {
 
 /// Says what went over the network (`-v`), if anything did.
 pub(crate) fn tell_transfers() {
+    remote_cache::tell();
     let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
     for (_, disk) in opened.iter() {
         let StatsSnapshot { requests, read_bytes, written_bytes, retries, reconnects, .. } = disk.stats();
@@ -213,12 +236,19 @@ pub(crate) fn tell_transfers() {
             "{name}: {requests} requests, {read_bytes} bytes read, {written_bytes} bytes written, {retries} retries, \
              {reconnects} reconnections"
         ));
-        if let Disk::Http(disk) = disk
+        if let Disk::Http { disk, .. } = disk
             && !disk.has_versions()
         {
             stderr::tell(&format!(
                 "{name}: the server marks no versions (ETag, Last-Modified): a change of the object is seen by its length only"
             ));
+        }
+        let uncached = match disk {
+            Disk::Nbd(_) => given().cache.map(|_| "an NBD server does not mark versions of its disks"),
+            Disk::Http { uncached, .. } => *uncached,
+        };
+        if let Some(reason) = uncached {
+            stderr::tell(&format!("{name}: not cached: {reason}"));
         }
         if let Some(failure) = disk.last_failure() {
             let what = if matches!(disk, Disk::Nbd(_)) { "the connection broke" } else { "a request failed" };
@@ -233,7 +263,7 @@ pub(crate) fn hurry() {
     for (_, disk) in opened.iter() {
         match disk {
             Disk::Nbd(disk) => disk.hurry(),
-            Disk::Http(disk) => disk.hurry(),
+            Disk::Http { disk, .. } => disk.hurry(),
         }
     }
 }
@@ -244,7 +274,7 @@ pub(crate) fn tell_given_up() {
     for (_, disk) in opened.iter() {
         let given_up = match disk {
             Disk::Nbd(disk) => disk.given_up(),
-            Disk::Http(disk) => disk.given_up(),
+            Disk::Http { disk, .. } => disk.given_up(),
         };
         if let Some(reason) = given_up {
             stderr::tell(&format!("{}: {reason}", disk.name()));

@@ -51,6 +51,18 @@ pub(crate) fn is_server_name(name: &str) -> Result<bool, String> {
     Ok(true)
 }
 
+/// The name of a disk over the network as an image above it is to name it; `None` for a local file.
+///
+/// # Errors
+/// It has a password in it, or is no plain name.
+pub(crate) fn backing_argument(name: &OsStr) -> Result<Option<String>, String> {
+    let Some(text) = name.to_str() else { return Ok(None) };
+    if is_graph_name(text) || text.starts_with("json:") {
+        return Err("an overlay needs the plain name of what it stands on".to_owned());
+    }
+    Ok(is_server_name(text)?.then(|| text.to_owned()))
+}
+
 /// The opener of names for the engine; `given` are the `--allow-refs` of the command line.
 ///
 /// # Errors

@@ -8,9 +8,9 @@ use crate::image_spec::ImageSpec;
 use crate::output::printable::printable;
 use crate::output::stderr;
 use crate::program::{self, Program};
-use crate::remote_disk;
 use crate::values::Aio;
 use crate::watch::{ProgressMode, Watch};
+use crate::{remote_cache, remote_disk};
 use std::future::Future;
 use std::pin::pin;
 use std::task::Poll;
@@ -220,6 +220,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        remote_cache::finish();
         remote_disk::tell_given_up();
         if self.verbose {
             remote_disk::tell_transfers();

@@ -388,6 +388,42 @@ impl Image {
             .await
     }
 
+    /// Copies into the image what its backing images show in a range, as far as it has nothing there itself; bytes that
+    /// were copied. The disk shows the same afterwards. Whole clusters (subclusters) around the range are filled, but for
+    /// those that read as zero.
+    ///
+    /// Requests beside it may change the range: what they write stays.
+    ///
+    /// # Errors
+    /// The image is not qcow2, or is only read; the backing image can't be read; there is no space. A part may be filled
+    /// then.
+    pub async fn fill_from_backing(&self, worker: &Worker, offset: u64, len: u64) -> Result<u64> {
+        self.check_range(offset, len)?;
+        let (me, on) = (self.clone(), worker.uncounted());
+        worker
+            .spawn(async move {
+                let qcow2 = me.qcow2("clusters of its own above a backing image")?;
+                let range = offset..offset + len;
+                if me.0.backing.is_none() || !qcow2.has_gaps(&me.0, &on, range.clone()).await? {
+                    return Ok(0);
+                }
+                if !me.0.is_writable() {
+                    let message = "an image that is only read can't be filled";
+                    return Err(Error::new(ErrorKind::InvalidArgument, message).on(me.path()));
+                }
+                let _inside = me.0.changes.enter(on.id()).await;
+                me.0.check_open()?;
+                me.check_range(offset, len)?;
+                qcow2.prepare_write(&on).await?;
+                let result = qcow2.fill_from_backing(&me.0, &on, range).await;
+                if let Err(error) = &result {
+                    me.note_damage(&on, error).await;
+                }
+                result
+            })
+            .await
+    }
+
     /// Gives a range up: whole clusters (subclusters) in it read as zero afterwards, the rest stays as it is.
     ///
     /// # Errors

@@ -4,8 +4,9 @@ use crate::error::ExportError;
 use crate::metrics::ExportMetrics;
 use crate::nbd::MAX_NAME;
 use crate::stop::Stop;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use zebu::storage::Worker;
+use zebu::storage::{IoBufs, Worker};
 use zebu::{Access, Format, Image, ZeroMode};
 
 /// A server that tells clients of a new size.
@@ -36,6 +37,9 @@ pub struct Export {
     bitmaps: Vec<String>,
     discards: Discards,
     zero_detection: Option<ZeroMode>,
+    copy_on_read: bool,
+    /// Reads whose copy failed.
+    failed_copies: AtomicU64,
     metrics: ExportMetrics,
     watchers: Mutex<Vec<Weak<dyn SizeWatcher>>>,
     /// Thrown when it is closed by a fault.
@@ -66,6 +70,8 @@ impl Export {
             bitmaps: Vec::new(),
             discards: Discards::Unmap,
             zero_detection: None,
+            copy_on_read: false,
+            failed_copies: AtomicU64::new(0),
             metrics: ExportMetrics::default(),
             watchers: Mutex::default(),
             closed: Stop::default(),
@@ -102,6 +108,34 @@ impl Export {
     pub fn with_zero_detection(mut self, mode: ZeroMode) -> Self {
         self.zero_detection = Some(mode);
         self
+    }
+
+    /// Has what clients read from backing images copied into the image, which must be open for writing.
+    pub fn with_copy_on_read(mut self) -> Self {
+        self.copy_on_read = true;
+        self
+    }
+
+    /// Reads of clients whose copy into the image failed; they got their bytes all the same.
+    pub fn failed_copies(&self) -> u64 {
+        self.failed_copies.load(Relaxed)
+    }
+
+    /// Reads for a client.
+    pub(crate) async fn read(
+        &self,
+        worker: &Worker,
+        offset: u64,
+        bufs: IoBufs,
+    ) -> (zebu::Result<()>, IoBufs) {
+        let image = self.image();
+        // A copy that fails (for want of space) is no failure of the read: what is wrong with its range, the read finds.
+        if self.copy_on_read
+            && Box::pin(image.fill_from_backing(worker, offset, bufs.len() as u64)).await.is_err()
+        {
+            self.failed_copies.fetch_add(1, Relaxed);
+        }
+        image.read(worker, offset, bufs).await
     }
 
     /// The name.

@@ -8,7 +8,7 @@
 //! | `http` | `http://HOST[:PORT]/PATH`, `https://` | [`http::HttpDisk`] |
 //! | `nbd` | `nbd://HOST[:PORT]/EXPORT`, `nbd+unix:///EXPORT?socket=PATH`, `nbds://`, `nbds+unix://`, QEMU's `nbd:HOST:PORT[:exportname=NAME]` and `nbd:unix:PATH[:exportname=NAME]` | [`nbd::NbdDisk`] |
 //!
-//! `nbd` is a default feature. `fuzzing` is for zebu's own fuzz targets, and no part of what versions promise.
+//! The feature `cache` has [`range_cache`]: ranges of such disks on a local one. All three are default features. `fuzzing` is for zebu's own fuzz targets, and no part of what versions promise.
 //!
 //! A server is not trusted: whatever it sends, a request ends with an answer or with EIO at its deadline, and memory
 //! stays bounded.
@@ -21,7 +21,11 @@ pub mod nbd;
 #[cfg(any(feature = "nbd", feature = "http"))]
 mod network;
 mod percent;
+#[cfg(feature = "cache")]
+pub mod range_cache;
 mod stats;
+#[cfg(any(feature = "http", feature = "cache"))]
+mod streaks;
 #[cfg(any(feature = "nbd", feature = "http"))]
 mod stream;
 #[cfg(any(feature = "nbd", feature = "http"))]

@@ -56,6 +56,10 @@ pub enum Fault {
     SkipPadding,
     /// Write: a used cluster with subclusters is zeroed as a whole before it is written.
     ZeroUsedSubclusters,
+    /// Filling from the backing image: it reads, and then writes as a guest does.
+    FillAsAGuest,
+    /// Filling from the backing image: it reads before its clusters are in flight, and looks at no entry later.
+    FillFromEarlier,
     /// Write: shared clusters are written in place.
     WriteSharedInPlace,
     /// Write: shared L2 tables are changed in place.

@@ -35,7 +35,7 @@ struct Options {
     /// Run each seed so often: the same seed meets other schedules
     #[arg(long, default_value_t = 1)]
     repeat: u64,
-    /// Run only this: `random`, `encrypted` (random, on encrypted images), or the name of a scenario (`list` shows them)
+    /// Run only this: `random`, `encrypted` (random, on encrypted images), `copy-on-read` (random, reads copy from a base), or the name of a scenario (`list` shows them)
     #[arg(long)]
     scenario: Option<String>,
     /// Requests of a random case, about

@@ -85,6 +85,8 @@ pub struct Case {
     pub end: End,
     /// The image is encrypted, its base is not.
     pub encrypted: bool,
+    /// Reads copy into the image what they find in its base.
+    pub copy_on_read: bool,
 }
 
 /// The images that random cases may have.
@@ -94,6 +96,8 @@ pub enum Images {
     Any,
     /// Encrypted ones alone.
     Encrypted,
+    /// Images with a base, from which reads copy.
+    CopyOnRead,
 }
 
 impl Images {
@@ -102,12 +106,13 @@ impl Images {
         match self {
             Self::Any => "random",
             Self::Encrypted => "encrypted",
+            Self::CopyOnRead => "copy-on-read",
         }
     }
 
     /// The images of a name.
     pub fn named(name: &str) -> Option<Self> {
-        [Self::Any, Self::Encrypted].into_iter().find(|images| images.name() == name)
+        [Self::Any, Self::Encrypted, Self::CopyOnRead].into_iter().find(|images| images.name() == name)
     }
 }
 
@@ -115,6 +120,12 @@ impl Case {
     /// The case that a seed chooses, with so many requests in all (about).
     pub fn chosen_by(seed: u64, requests: u64, images: Images) -> Self {
         let case = Self::unencrypted(seed, requests);
+        if images == Images::CopyOnRead {
+            let data = if case.data == Data::ExternalRaw { Data::External } else { case.data };
+            let base = case.base.unwrap_or((Base::Qcow2(4096), case.sectors));
+            let preallocation = Preallocation::Off;
+            return Self { copy_on_read: true, base: Some(base), data, preallocation, ..case };
+        }
         let encrypted = images == Images::Encrypted || Random::new(seed ^ 0x6c75_6b73).chance(15);
         if !encrypted {
             return case;
@@ -198,6 +209,7 @@ impl Case {
                 End::Closed
             },
             encrypted: false,
+            copy_on_read: false,
         }
     }
 
@@ -222,6 +234,9 @@ impl fmt::Display for Case {
         write!(f, "seed {}: cluster {}", self.seed, self.cluster)?;
         if self.encrypted {
             write!(f, ", encrypted")?;
+        }
+        if self.copy_on_read {
+            write!(f, ", copy-on-read")?;
         }
         if self.extended_l2 {
             write!(f, " with subclusters")?;

@@ -179,7 +179,13 @@ impl Lane {
         let empty = vec![0x55; place.count as usize * SECTOR];
         let bufs = self.buffers(&empty);
         let number = self.recorder.begin(Kind::Read, place.first, place.count, 0);
-        let (result, bufs) = self.image.read(&self.worker, place.first * SECTOR as u64, bufs).await;
+        let offset = place.first * SECTOR as u64;
+        if self.case.copy_on_read {
+            let filled = self.image.fill_from_backing(&self.worker, offset, bufs.len() as u64).await;
+            // Refused, the read finds the same.
+            self.outcome("copy on read", place, filled.map(drop));
+        }
+        let (result, bufs) = self.image.read(&self.worker, offset, bufs).await;
         let outcome = self.outcome("read", place, result);
         let ended = self.recorder.now();
         let seen = match outcome {

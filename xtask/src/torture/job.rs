@@ -55,6 +55,8 @@ pub(super) const JOBS: &[Job] = &[
         "torture::runs::invariants_at_every_step_of_crowded_images",
         2,
     ),
+    seeds("crash states, copy-on-read", "torture::runs::crash_states_with_copies_on_read", 1),
+    seeds("random operations, copy-on-read", "torture::runs::random_operations_with_copies_on_read", 1),
     seeds("crash states, encrypted", "torture::runs::crash_states_of_encrypted_images", 2),
     seeds("random operations, encrypted", "torture::runs::random_operations_on_encrypted_images", 1),
     seeds(

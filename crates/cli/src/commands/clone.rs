@@ -1,6 +1,6 @@
 //! `zebu clone`: a writable copy of an image, at once.
 
-use crate::arguments::EngineArgs;
+use crate::arguments::{EngineArgs, NetworkArgs};
 use crate::failure::Failure;
 use crate::image_spec::{ForceShare, ImageSpec};
 use crate::local_name::path_argument;
@@ -8,13 +8,15 @@ use crate::output::printable::printable;
 use crate::output::{json, stderr, stdout};
 use crate::passphrase_prompt::with_prompt;
 use crate::reference_defaults::allowed_references;
+use crate::remote_names::{backing_argument, image_path, opener};
 use crate::secrets::{ENCRYPTION, SecretArgs, Secrets, Sources};
 use crate::session::Session;
 use crate::unasked_cache::UnaskedCache;
 use crate::values::{OutputFormat, ReferenceRule, caches, formats, reference_argument};
 use crate::watch::{ProgressMode, Watch};
 use serde::Serialize;
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use zebu::jobs::{CloneMethod, CloneMode, CloneOptions, CloneReport, UnaskedWrites, clone_image, drop_pages};
 use zebu::{CacheMode, ErrorKind, Format, Keys, OpenOptions};
 
@@ -41,7 +43,7 @@ pub(crate) struct CloneArgs {
     cache: Option<CacheMode>,
 
     /// Which files that the source names may be opened; may be given more than once
-    #[arg(long, value_name = "none|local|dir=PATH|all", value_parser = reference_argument)]
+    #[arg(long, value_name = "none|local|dir=PATH|prefix=URL|all", value_parser = reference_argument)]
     allow_refs: Vec<ReferenceRule>,
 
     /// Format of the report
@@ -58,11 +60,14 @@ pub(crate) struct CloneArgs {
     key_secret: Option<String>,
 
     #[command(flatten)]
+    network: NetworkArgs,
+
+    #[command(flatten)]
     engine: EngineArgs,
 
-    /// The image to copy
-    #[arg(value_name = "SOURCE", value_parser = path_argument())]
-    source: PathBuf,
+    /// The image to copy: a file, or a disk over the network (an overlay then)
+    #[arg(value_name = "SOURCE")]
+    source: OsString,
 
     /// The copy; it must not exist
     #[arg(value_name = "TARGET", value_parser = path_argument())]
@@ -96,6 +101,15 @@ struct Report {
 
 /// Runs the command.
 pub(crate) fn run(args: &CloneArgs) -> Result<u8, Failure> {
+    args.network.apply();
+    let source = image_path(&args.source).map_err(|reason| Failure::opening_name(&args.source, &reason))?;
+    let given =
+        backing_argument(&args.source).map_err(|reason| Failure::opening_name(&args.source, &reason))?;
+    if given.is_some() && args.mode == Mode::Reflink {
+        return Err(Failure::usage(
+            "a disk over the network can't be cloned by reflink: --mode overlay makes an overlay",
+        ));
+    }
     let mut options = CloneOptions::default()
         .mode(match args.mode {
             Mode::Auto => CloneMode::Auto,
@@ -105,6 +119,8 @@ pub(crate) fn run(args: &CloneArgs) -> Result<u8, Failure> {
         .format(args.format)
         .cache(args.cache.unwrap_or_default())
         .refs(allowed_references(&args.allow_refs)?)
+        .remote(opener(&args.allow_refs)?)
+        .backing_name(given.clone())
         .keys(keys(args)?);
     if args.target.symlink_metadata().is_ok() {
         return Err(Failure::new(format!(
@@ -113,23 +129,27 @@ pub(crate) fn run(args: &CloneArgs) -> Result<u8, Failure> {
         )));
     }
     let session = Session::start(&args.engine, None)?;
-    let cleaned_up = if args.cache.is_none() { go_past_cache(args, &session, &mut options) } else { None };
+    let cleaned_up = if args.cache.is_none() && given.is_none() {
+        go_past_cache(args, &source, &session, &mut options)
+    } else {
+        None
+    };
     let watch = Watch::start(ProgressMode::None)?;
-    let job = clone_image(session.worker(), &args.source, &args.target, &options);
+    let job = clone_image(session.worker(), &source, &args.target, &options);
     let Some(result) = session.run_until_cancelled(watch.cancel(), job) else {
         // What was begun is gone with the job. A file of the target's name is complete, or another program's.
         return Err(Failure::interrupted());
     };
     let report = result.map_err(|error| {
         let no_reflink = args.mode == Mode::Reflink && error.kind() == ErrorKind::Unsupported;
-        if error.image() == Some(&args.source) && !no_reflink {
-            Failure::opening(&args.source, &error)
+        if error.image() == Some(&source) && !no_reflink {
+            Failure::opening(&source, &error)
         } else {
-            Failure::during(&format!("Could not clone '{}'", args.source.display()), &error)
+            Failure::during(&format!("Could not clone '{}'", source.display()), &error)
         }
     })?;
-    if let Some(source) = cleaned_up {
-        source.clean_up();
+    if let Some(read) = cleaned_up {
+        read.clean_up();
         drop_pages(&args.target);
     }
     if !args.quiet {
@@ -149,9 +169,14 @@ fn keys(args: &CloneArgs) -> Result<Keys, Failure> {
 }
 
 /// Chooses the cache mode where none was asked for; what is to be cleaned up at the end.
-fn go_past_cache(args: &CloneArgs, session: &Session, options: &mut CloneOptions) -> Option<UnaskedCache> {
+fn go_past_cache(
+    args: &CloneArgs,
+    source: &Path,
+    session: &Session,
+    options: &mut CloneOptions,
+) -> Option<UnaskedCache> {
     let mut spec = ImageSpec {
-        path: args.source.clone(),
+        path: source.to_owned(),
         options: OpenOptions::default()
             .format(args.format)
             .refs(options.refs.clone())

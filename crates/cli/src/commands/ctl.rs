@@ -6,7 +6,9 @@ use crate::failure::{Failure, errno_text};
 use crate::local_name::path_argument;
 use crate::output::printable::printable;
 use crate::output::{json, stderr, stdout};
-use crate::serve::control_request::{BackupStart, Command, CompressionName, OnError, Request, TargetCache};
+use crate::serve::control_request::{
+    BackupStart, Command, CompressionName, HydrateStart, OnError, Request, TargetCache,
+};
 use crate::session::Session;
 use crate::size::{parse_size, size_argument};
 use crate::values::{OutputFormat, Rate, SpeedName, rate_argument};
@@ -105,6 +107,21 @@ enum CtlCommand {
         /// The export; '' is the first one
         export: String,
     },
+    /// Copy into an image what only its backing images have, while clients use it
+    ///
+    /// Without -w, the command returns when it has begun. What was copied before an end in between stays: the next one goes
+    /// on from there.
+    Hydrate(HydrateArgs),
+    /// Print how far the last hydration of a disk is, as JSON
+    HydrateQuery {
+        /// The export; '' is the first one
+        export: String,
+    },
+    /// End the hydration of a disk; what was copied stays
+    HydrateCancel {
+        /// The export; '' is the first one
+        export: String,
+    },
     /// Print the persistent dirty bitmaps of an image, as JSON
     Bitmaps {
         /// The export; '' is the first one
@@ -179,6 +196,27 @@ struct BackupStartArgs {
     cache: Option<TargetCache>,
 
     /// Wait until the backup is complete; SIGINT and SIGTERM cancel it
+    #[arg(short, long)]
+    wait: bool,
+
+    #[command(flatten)]
+    progress: ProgressArg,
+}
+
+#[derive(Debug, clap::Args)]
+struct HydrateArgs {
+    /// The export; '' is the first one
+    export: String,
+
+    /// Most bytes a second (0: no limit)
+    #[arg(short, long, visible_alias = "rate-limit", value_name = "RATE", value_parser = rate_argument)]
+    rate: Option<Rate>,
+
+    /// In the end, have the image name no backing file any more
+    #[arg(long)]
+    drop_backing: bool,
+
+    /// Wait until all is copied; SIGINT and SIGTERM end it
     #[arg(short, long)]
     wait: bool,
 
@@ -296,6 +334,14 @@ pub(crate) fn run(args: &CtlArgs) -> Result<u8, Failure> {
         CtlCommand::BackupCancel { export } => {
             drop(server.ask(Command::BackupCancel { export: export.clone(), backup: None })?);
         }
+        CtlCommand::Hydrate(start) => return hydrate(&mut server, start),
+        CtlCommand::HydrateQuery { export } => {
+            let state = server.ask(Command::HydrateQuery { export: export.clone() })?;
+            stdout::print(&json::to_text(&state)?)?;
+        }
+        CtlCommand::HydrateCancel { export } => {
+            drop(server.ask(Command::HydrateCancel { export: export.clone() })?);
+        }
         CtlCommand::Bitmaps { export } => {
             let bitmaps = server.ask(Command::Bitmaps { export: export.clone() })?;
             stdout::print(&json::to_text(&bitmaps)?)?;
@@ -323,6 +369,40 @@ fn snapshot_to(server: &mut Server, export: &str, to: &Path) -> Result<(), Failu
     server.ask_with(command, Some(file.as_fd()))?;
     drop(file);
     new.publish().map_err(fail)
+}
+
+/// Begins a hydration, and waits for it if that is asked for.
+fn hydrate(server: &mut Server, args: &HydrateArgs) -> Result<u8, Failure> {
+    let mut watch = Watch::start(if args.wait { args.progress.mode(false) } else { ProgressMode::None })?;
+    let export = || args.export.clone();
+    drop(server.ask(Command::Hydrate(HydrateStart {
+        export: export(),
+        rate_limit: args.rate.and_then(|rate| rate.0),
+        drop_backing: args.drop_backing,
+    }))?);
+    if !args.wait {
+        return Ok(0);
+    }
+    loop {
+        if watch.cancel().is_cancelled() {
+            drop(server.ask(Command::HydrateCancel { export: export() })?);
+        }
+        let state = server.ask(Command::HydrateQuery { export: export() })?;
+        let bytes = |key: &str| state[key].as_u64().unwrap_or_default();
+        watch.note("copying", bytes("done"), bytes("total"));
+        match state["status"].as_str() {
+            Some("running") => std::thread::sleep(POLL),
+            Some("completed") => {
+                watch.finish();
+                return Ok(0);
+            }
+            Some("cancelled") => return Err(Failure::interrupted()),
+            _ => {
+                let reason = state["error"].as_str().unwrap_or("for an unknown reason");
+                return Err(Failure::new(format!("the hydration of '{}' failed: {reason}", args.export)));
+            }
+        }
+    }
 }
 
 /// A line for each snapshot: its id and its name.

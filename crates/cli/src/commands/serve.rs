@@ -3,6 +3,7 @@
 use crate::arguments::{EngineArgs, ImageArgs};
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
+use crate::local_name::path_argument;
 use crate::output::printable::printable;
 use crate::output::stdout;
 use crate::program;
@@ -14,6 +15,8 @@ use crate::serve::address::{
 };
 use crate::serve::backups::Backups;
 use crate::serve::control::Controlled;
+use crate::serve::hydrations::Hydrations;
+use crate::serve::overlay::overlay_of;
 use crate::serve::signals::{Counted, Signals};
 use crate::serve::unmounter::Unmounter;
 use crate::serve::{connector, control, descriptors, isolate, log_lines, metrics, sandbox};
@@ -31,6 +34,7 @@ use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
+use zebu::jobs::read_tables_ahead;
 use zebu::storage::{Background, Worker, WorkerKind};
 use zebu::{Access, CacheMode, Format, Image, ZeroMode};
 use zebu_export::fuse::{FuseConfig, FuseMount};
@@ -46,6 +50,9 @@ const TIDY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Backups at once whose targets have a ring each in the sandbox; those of further ones make do with threads.
 const BACKUPS_WITH_RINGS: usize = 4;
+
+/// The most bytes of tables of remote images that are fetched before requests need them.
+const MOST_TABLES: u64 = 32 << 20;
 
 /// Heading of options about clients, in the help.
 const CLIENTS: &str = "Clients";
@@ -123,6 +130,17 @@ pub(crate) struct ServeArgs {
     /// Clients can't write
     #[arg(short, long)]
     read_only: bool,
+
+    /// Write what clients write into this overlay of the image, a qcow2 file that is made if it is not there; may be given
+    /// more than once, in the order of the images
+    ///
+    /// The image itself is only read, so it can be a disk on a web server. An overlay that is there must stand on it.
+    #[arg(long, value_name = "PATH", value_parser = path_argument(), conflicts_with_all = ["read_only", "snapshot", "image_opts"])]
+    overlay: Vec<PathBuf>,
+
+    /// Copy what clients read from backing images into the images
+    #[arg(long, conflicts_with_all = ["read_only", "snapshot"])]
+    copy_on_read: bool,
 
     /// Show this internal snapshot (id or name, snapshot.id=ID, snapshot.name=NAME) instead of the active state; clients can't write
     #[arg(short = 'l', long, value_name = "NAME")]
@@ -335,6 +353,7 @@ fn only(args: &ServeArgs, number: usize) -> Result<ServeArgs, Failure> {
         nbd: nth(&args.nbd, number),
         vhost_user_blk: nth(&args.vhost_user_blk, number),
         fuse: nth(&args.fuse, number),
+        overlay: nth(&args.overlay, number),
         filenames: nth(&args.filenames, number),
         metrics: args.metrics.as_ref().map(|address| address.numbered(number)).transpose()?,
         control: args.control.as_ref().map(|path| numbered_path(path, number)),
@@ -355,8 +374,13 @@ fn serve_images(
     let session = Session::start(&args.engine, specs[0].aio)?;
     let mut opened = Vec::new();
     let mut result = Ok(());
-    for spec in specs {
-        match session.open(spec) {
+    for (number, spec) in specs.iter().enumerate() {
+        let above = match (args.overlay.get(number), args.filenames.get(number)) {
+            (Some(overlay), Some(given)) => overlay_of(&session, spec, given, overlay).map(Some),
+            _ => Ok(None),
+        };
+        let image = above.and_then(|above| session.open(above.as_ref().unwrap_or(spec)));
+        match image {
             Ok(image) => opened.push(Opened { image, access: spec.options.access }),
             Err(failure) => {
                 result = Err(failure);
@@ -377,7 +401,11 @@ fn serve_images(
 
 fn specs(args: &ServeArgs) -> Result<Vec<ImageSpec>, Failure> {
     let images = args.filenames.len();
-    for (option, count) in [("--vhost-user-blk", args.vhost_user_blk.len()), ("--fuse", args.fuse.len())] {
+    for (option, count) in [
+        ("--vhost-user-blk", args.vhost_user_blk.len()),
+        ("--fuse", args.fuse.len()),
+        ("--overlay", args.overlay.len()),
+    ] {
         if count > images {
             return Err(Failure::usage(format!(
                 "{count} paths are given with {option}, but {images} images"
@@ -415,7 +443,11 @@ fn names(args: &ServeArgs, specs: &[ImageSpec]) -> Result<Vec<String>, Failure> 
     Ok(specs
         .iter()
         .zip(given)
-        .map(|(spec, name)| name.cloned().unwrap_or_else(|| default(&spec.path)))
+        .enumerate()
+        .map(|(number, (spec, name))| {
+            let path = args.overlay.get(number).unwrap_or(&spec.path);
+            name.cloned().unwrap_or_else(|| default(path))
+        })
         .collect())
 }
 
@@ -432,6 +464,11 @@ fn serve(
     for ((Opened { image, access }, name), bitmaps) in opened.iter().zip(names).zip(bitmaps) {
         let export = Export::new(name, image, *access).with_bitmaps(bitmaps);
         exports.push(configured(args, export));
+        if args.image.network.keeps_reads() {
+            let (on, image) = (session.worker().clone(), image.clone());
+            // Nobody waits for it: what it can't read, requests find.
+            drop(session.worker().spawn(async move { read_tables_ahead(&on, &image, MOST_TABLES).await }));
+        }
     }
     let exports = Exports::new(exports)?;
     if !args.cache.is_writethrough() {
@@ -462,7 +499,8 @@ fn serve(
     if args.announce == Announce::Ready {
         stdout::print(&format!("{READY}\n"))?;
     }
-    let controlled = Controlled { exports, backups: Backups::default(), memory };
+    let controlled =
+        Controlled { exports, backups: Backups::default(), hydrations: Hydrations::default(), memory };
     let worker = session.worker();
     let clients = args.until_last_client.then_some(&server);
     let signal = worker.block_on(until_signal(worker, signals, clients, &side, &controlled));
@@ -472,6 +510,7 @@ fn serve(
     remote_disk::hurry();
     // First, so that no request of a client waits for a copy any more.
     worker.block_on(controlled.backups.stop(worker));
+    worker.block_on(controlled.hydrations.stop(worker));
     server.stop();
     // All have the same time.
     devices.iter().for_each(VhostUserBlk::begin_to_stop);
@@ -485,6 +524,9 @@ fn serve(
 fn configured(args: &ServeArgs, mut export: Export) -> Export {
     if args.cache.is_direct() {
         export = export.without_page_cache();
+    }
+    if args.copy_on_read {
+        export = export.with_copy_on_read();
     }
     if args.discard == Discard::Ignore {
         export = export.with_discards(Discards::Ignore);

@@ -3,7 +3,9 @@
 use super::accept::{Place, Reader, send, within};
 use super::backups::Backups;
 use super::control_request::{Command, Request};
+use super::hydrations::Hydrations;
 use crate::output::info_json;
+use crate::remote_cache;
 use serde_json::{Value, json};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -26,6 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Controlled {
     pub(crate) exports: Exports,
     pub(crate) backups: Backups,
+    pub(crate) hydrations: Hydrations,
     pub(crate) memory: MemoryBudget,
 }
 
@@ -74,13 +77,18 @@ async fn answer(worker: &Worker, controlled: &Controlled, line: &[u8], descripto
 
 async fn execute(
     worker: &Worker,
-    Controlled { exports, backups, memory }: &Controlled,
+    Controlled { exports, backups, hydrations, memory }: &Controlled,
     command: Command,
     descriptor: Option<OwnedFd>,
 ) -> Result<Value, String> {
     match command {
         Command::Stats { export: None } => {
-            Ok(json!({ "exports": exports.iter().map(|e| stats(e)).collect::<Vec<_>>() }))
+            let mut all = json!({ "exports": exports.iter().map(|e| stats(e)).collect::<Vec<_>>() });
+            let cache = remote_cache::counters();
+            if !cache.is_null() {
+                all["remote-cache"] = cache;
+            }
+            Ok(all)
         }
         Command::Stats { export: Some(name) } => Ok(stats(find(exports, &name)?)),
         Command::Resize { export, size } => resize(worker, find(exports, &export)?, size).await,
@@ -128,6 +136,9 @@ async fn execute(
         Command::BackupCancel { export, backup } => {
             backups.cancel(worker, find(exports, &export)?, backup).await
         }
+        Command::Hydrate(start) => hydrations.start(worker, find(exports, &start.export)?, &start),
+        Command::HydrateQuery { export } => hydrations.query(find(exports, &export)?),
+        Command::HydrateCancel { export } => hydrations.cancel(worker, find(exports, &export)?).await,
         Command::Bitmaps { export } => bitmaps(worker, find(exports, &export)?.image()).await,
         Command::BitmapAdd { export, name, granularity } => {
             let new = NewBitmap::named(name).granularity(granularity);
@@ -221,6 +232,7 @@ fn stats(export: &Export) -> Value {
         "read-only": export.access() == Access::ReadOnly,
         "clients": export.metrics().clients(),
         "in-flight": export.metrics().in_flight(),
+        "failed-copies-on-read": export.failed_copies(),
         "requests": requests,
         "image": {
             "cache-hits": counters.cache_hits,

@@ -86,6 +86,18 @@ pub(crate) enum Command {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         backup: Option<u64>,
     },
+    /// Begins to copy into an image what only its backing images have.
+    Hydrate(HydrateStart),
+    /// How far that is.
+    HydrateQuery {
+        /// The export.
+        export: String,
+    },
+    /// Ends it; what was copied stays.
+    HydrateCancel {
+        /// The export.
+        export: String,
+    },
     /// Tells of the persistent dirty bitmaps.
     Bitmaps {
         /// The export.
@@ -149,6 +161,20 @@ pub(crate) struct BackupStart {
     /// Whether it spares others who use the disk.
     #[serde(default)]
     pub(crate) speed: SpeedName,
+}
+
+/// Arguments of a hydration.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct HydrateStart {
+    /// The export.
+    pub(crate) export: String,
+    /// Bytes a second at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) rate_limit: Option<NonZeroU64>,
+    /// Whether the image names no backing file any more in the end.
+    #[serde(default)]
+    pub(crate) drop_backing: bool,
 }
 
 /// Pages of the target of a backup that stay in the page cache.

@@ -4,7 +4,7 @@ use super::backing_name::backing_name;
 use super::staging::{NewFiles, expect_copies, from_io, publish, reserve_temporary_name};
 use crate::{
     CacheMode, CreateOptions, Error, ErrorKind, Format, Image, Keys, NewEncryption, OpenOptions, RefPolicy,
-    Result,
+    Remote, Result,
 };
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -35,6 +35,10 @@ pub struct CloneOptions {
     pub cache: CacheMode,
     /// Which files that the source names may be opened.
     pub refs: RefPolicy,
+    /// The opener of a source that is no local file.
+    pub remote: Remote,
+    /// The name of the source as an overlay names it; that of its local file if `None`.
+    pub backing_name: Option<String>,
     /// Passphrases of an encrypted source. An overlay of it is encrypted with that of the top image.
     pub keys: Keys,
 }
@@ -44,6 +48,8 @@ zebu_storage::option_setters!(CloneOptions {
     format: impl Into<Option<Format>>,
     cache: CacheMode,
     refs: RefPolicy,
+    remote: Remote,
+    backing_name: impl Into<Option<String>>,
     keys: Keys,
 });
 
@@ -96,6 +102,7 @@ pub async fn clone_image(
         format: options.format,
         cache: options.cache,
         refs: options.refs.clone(),
+        remote: options.remote.clone(),
         keys: options.keys.clone(),
         ..OpenOptions::default()
     };
@@ -184,7 +191,10 @@ async fn reflink(worker: &Worker, image: &Image, target: &Path) -> Result<Option
 
 /// Makes an empty image on top of this one. Gives the name of the backing file as written into it.
 async fn overlay(worker: &Worker, image: &Image, target: &Path, options: &CloneOptions) -> Result<PathBuf> {
-    let backing = backing_name(image.path(), target)?;
+    let backing = match &options.backing_name {
+        Some(name) => name.clone(),
+        None => backing_name(image.path(), target)?,
+    };
     let encryption = match options.keys.known(0) {
         Some(passphrase) if image.is_chain_encrypted() => Some(NewEncryption::new(passphrase)),
         None if image.is_chain_encrypted() => {

@@ -14,6 +14,7 @@ mod compare;
 mod convert;
 mod disk_hash;
 mod file_snapshot;
+mod hydrate;
 mod key_slots;
 mod live_backup;
 mod manifest;
@@ -48,6 +49,7 @@ pub use convert::{
     TargetClusters, TargetContent, convert,
 };
 pub use file_snapshot::{NewFile, file_snapshot};
+pub use hydrate::{AfterHydration, HydrateOptions, HydrateReport, hydrate, read_tables_ahead};
 pub use key_slots::{change_key_slots, change_key_slots_in};
 pub use live_backup::{
     BackupEnd, Copied, LiveBackup, LiveBackupOptions, LiveBackupReport, LiveBitmap, OnCopyError,

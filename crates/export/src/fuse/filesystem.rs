@@ -255,7 +255,7 @@ impl Job {
 
     async fn read(self, answer: Answer, offset: u64, len: u64) {
         let bufs = self.seat.worker.buffer(len as usize).into();
-        let (result, bufs) = self.image().read(&self.seat.worker, offset, bufs).await;
+        let (result, bufs) = self.export.read(&self.seat.worker, offset, bufs).await;
         match self.end(len, result) {
             Ok(()) => answer.data(&bufs),
             Err(errno) => answer.error(errno),

@@ -246,8 +246,8 @@ impl Session {
     }
 
     async fn read(self: Rc<Self>, pending: Pending, bufs: IoBufs) {
-        let image = self.agreed.export.image();
-        let (result, bufs) = image.read(&self.seat.worker, pending.ticket.offset, bufs).await;
+        let export = &self.agreed.export;
+        let (result, bufs) = export.read(&self.seat.worker, pending.ticket.offset, bufs).await;
         match result {
             Ok(()) => {
                 self.count(&pending, true);
@@ -291,12 +291,12 @@ impl Session {
     async fn read_ahead(self: Rc<Self>, pending: Pending, len: u64) {
         let mut result = Ok(());
         if self.agreed.export.has_page_cache() {
-            let image = self.agreed.export.image();
+            let export = &self.agreed.export;
             let (mut at, end) = (pending.ticket.offset, pending.ticket.offset + len);
             while at < end && result.is_ok() && self.is_wanted() {
                 let step = (end - at).min(CACHE_STEP);
                 let bufs = self.seat.worker.buffer(step as usize).into();
-                result = image.read(&self.seat.worker, at, bufs).await.0;
+                result = export.read(&self.seat.worker, at, bufs).await.0;
                 at += step;
             }
         }

@@ -442,7 +442,7 @@ impl Ring {
         match request {
             BlkRequest::Read { offset } => match data_buffers(map, &writable, data) {
                 Some(bufs) => drop(worker.spawn(async move {
-                    let result = me.export.image().read(&me.seat.worker, offset, bufs).await.0;
+                    let result = me.export.read(&me.seat.worker, offset, bufs).await.0;
                     me.end(&pending, &result, data as u32);
                 })),
                 None => self.finish(&pending, Status::IoError, 0),

@@ -135,6 +135,30 @@ impl HttpDisk {
         self.source().has_validators()
     }
 
+    /// The version that was opened, as a key for a [`RangeCache`](crate::range_cache::RangeCache).
+    ///
+    /// # Errors
+    /// The reason why two equal marks would not mean equal bytes, in words.
+    #[cfg(feature = "cache")]
+    pub fn version(&self) -> Result<crate::range_cache::ObjectVersion, &'static str> {
+        let source = self.source();
+        if self.is_streamed() {
+            return Err("the server has no ranges");
+        }
+        let mark =
+            source.strong_mark().ok_or("the server does not mark versions of the object (a strong ETag)")?;
+        let url = source.url();
+        Ok(crate::range_cache::ObjectVersion::new(&url.to_string(), &url.for_request(), mark, source.len()))
+    }
+
+    /// From now on, each read is fetched as it is: no more is fetched around it, nor kept, because a cache above does so.
+    #[cfg(feature = "cache")]
+    pub fn leave_caching(&self) {
+        if let Mode::Ranged(ranged) = &self.mode {
+            ranged.is_below_cache.store(true, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+
     /// Whether it is read in order, because the server has no ranges.
     pub fn is_streamed(&self) -> bool {
         matches!(self.mode, Mode::Streamed(_))

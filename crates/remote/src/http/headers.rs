@@ -88,6 +88,12 @@ impl Validators {
         }
     }
 
+    /// The mark of a version that has one sequence of bytes: a strong ETag.
+    #[cfg(feature = "cache")]
+    pub(super) fn strong(&self) -> Option<&str> {
+        self.etag.as_deref().filter(|etag| !etag.starts_with("W/"))
+    }
+
     /// Whether there is none.
     pub(super) fn is_empty(&self) -> bool {
         self.etag.is_none() && self.modified.is_none()

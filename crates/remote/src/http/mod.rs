@@ -17,7 +17,6 @@ mod proxy;
 mod ranged;
 mod read_around;
 mod source;
-mod streaks;
 mod streamed;
 mod url;
 

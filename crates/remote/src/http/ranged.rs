@@ -5,12 +5,13 @@ use super::connection::{Connection, INPUT, Patience};
 use super::fetch::{Fetch, Memory, answer};
 use super::read_around::ReadAround;
 use super::source::{Reply, Source, Trouble};
-use super::streaks::Streaks;
+use crate::streaks::Streaks;
 use std::collections::HashMap;
 use std::collections::VecDeque;
 use std::collections::hash_map::{Entry, RandomState};
 use std::hash::BuildHasher;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use zebu_storage::{Completer, StorageDone, StorageOp};
@@ -37,6 +38,8 @@ pub(super) struct Ranged {
     state: Mutex<State>,
     more: Condvar,
     limits: Limits,
+    /// A cache above keeps what is read: each read is fetched as it is.
+    pub(super) is_below_cache: AtomicBool,
 }
 
 /// The division of a disk's memory.
@@ -143,7 +146,13 @@ impl Ranged {
             is_closed: false,
             is_changed: false,
         };
-        Arc::new(Self { source, state: Mutex::new(state), more: Condvar::new(), limits })
+        Arc::new(Self {
+            source,
+            state: Mutex::new(state),
+            more: Condvar::new(),
+            limits,
+            is_below_cache: AtomicBool::new(false),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -182,12 +191,16 @@ impl Ranged {
             done.finish(Err(libc::EIO));
             return;
         }
-        if len >= DIRECT {
+        // What the opening brought is in the cache in any case.
+        let is_direct = len >= DIRECT
+            || self.is_below_cache.load(Ordering::Relaxed)
+                && blocks(&range).any(|number| !state.cache.has(number));
+        if is_direct {
             state.queue.push_back(Fetch::of_reader(range, done, self.source.allowance(asked, len)));
             self.begin(state, 1);
             return;
         }
-        let ahead = state.streaks.note(&range);
+        let ahead = state.streaks.note(&range).filter(|_| !self.is_below_cache.load(Ordering::Relaxed));
         let mut missing = Vec::new();
         for number in blocks(&range) {
             match state.cache.get(number) {

@@ -171,6 +171,12 @@ impl Source {
         self.pinned.get().is_some_and(|pinned| !pinned.validators.is_empty())
     }
 
+    /// The version that was opened, if the server marks it strongly.
+    #[cfg(feature = "cache")]
+    pub(super) fn strong_mark(&self) -> Option<&str> {
+        self.pinned.get().and_then(|pinned| pinned.validators.strong())
+    }
+
     pub(super) fn note_failure(&self, reason: &str) {
         *locked(&self.failure) = Some(reason.to_owned());
     }

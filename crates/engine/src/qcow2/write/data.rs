@@ -84,7 +84,8 @@ impl Qcow2 {
         self.protection.write(worker, self.data(), place, bufs).await
     }
 
-    async fn fill_and_link(
+    /// Writes the data of an allocation and links it.
+    pub(super) async fn fill_and_link(
         self: &Arc<Self>,
         node: &Node,
         worker: &Worker,

@@ -10,6 +10,7 @@ mod allocation;
 mod compressed;
 mod data;
 mod edges;
+mod from_backing;
 mod padding;
 mod plan;
 mod transfer;

@@ -108,6 +108,8 @@ pub(crate) struct Guest {
     pub(crate) failed: RefCell<Vec<ErrorKind>>,
     /// Some writes are compressed.
     pub(crate) compressed: bool,
+    /// Reads copy into the image what they find below it.
+    pub(crate) copy_on_read: bool,
     /// Changes that the dirty bitmaps of the image have to know.
     pub(crate) bitmaps: RefCell<Known>,
     /// The first violation.
@@ -121,6 +123,7 @@ impl Guest {
             model: RefCell::new(model),
             cluster: setup.cluster_size,
             compressed: setup.gather_memory.is_some(),
+            copy_on_read: setup.copy_on_read,
             failures: Cell::new(Failures::Forbidden),
             failed: RefCell::default(),
             bitmaps: RefCell::default(),
@@ -264,6 +267,11 @@ impl Guest {
 
     pub(crate) async fn read(&self, worker: &Worker, offset: u64, len: u64) {
         let op = self.begin(GuestRequest::Read);
+        if self.copy_on_read
+            && let Err(error) = self.image.fill_from_backing(worker, offset, len).await
+        {
+            self.note_failure(&error);
+        }
         let (result, bufs) = self.image.read(worker, offset, IoBuf::zeroed(len as usize).into()).await;
         if result.is_ok() {
             let mut bytes = vec![0; len as usize];

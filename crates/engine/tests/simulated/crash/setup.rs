@@ -77,6 +77,8 @@ pub(crate) struct Setup {
     pub(crate) bitmaps: bool,
     /// The top image is encrypted.
     pub(crate) encrypted: bool,
+    /// Reads copy into the image what they find below it.
+    pub(crate) copy_on_read: bool,
 }
 
 /// The passphrase of encrypted images.
@@ -125,12 +127,23 @@ impl Setup {
             compression: Compression::Zlib,
             bitmaps: false,
             encrypted: false,
+            copy_on_read: false,
         }
     }
 
     /// The same, encrypted. Such an image has no compressed clusters, and no raw data file.
     pub(crate) fn encrypted(self) -> Self {
         Self { encrypted: true, gather_memory: None, raw_data: false, ..self }
+    }
+
+    /// The same, into which reads copy what they find below it.
+    pub(crate) fn copying(self) -> Self {
+        Self { copy_on_read: true, ..self }
+    }
+
+    /// Whether there is a backing image.
+    pub(crate) fn is_backed(&self) -> bool {
+        matches!(self.origin, Origin::RawBase | Origin::Qcow2Base | Origin::DeepChain)
     }
 
     /// Any image.
@@ -196,6 +209,7 @@ impl Setup {
             compression: if version == 3 && rng.chance(1, 2) { Compression::Zstd } else { Compression::Zlib },
             bitmaps: version == 3 && (size / 512).is_multiple_of(2),
             encrypted: false,
+            copy_on_read: false,
         }
     }
 

@@ -3,7 +3,9 @@
 //! `ZEBU_MUTANT_ROUNDS=10` asks for ten catches of each, from ten ranges of seeds.
 
 use crate::crash::vm_state;
-use crate::faults::{damage_mark, growth, held, idle, old_content, poison, snapshots, space, unending};
+use crate::faults::{
+    copy_on_read, damage_mark, growth, held, idle, old_content, poison, snapshots, space, unending,
+};
 use crate::mutants::streams::Shape::*;
 use crate::mutants::streams::Stream::{self, *};
 use crate::mutants::{encrypted, hostile, plain_text, undone, unfinished};
@@ -128,6 +130,10 @@ mutants! {
     a_failed_copy_goes_on: IgnoreFailedCopy, within 150 of [Fails(OpClass::Read, Errno::IO)];
     nothing_is_padded: SkipPadding, within 20 of [Crash(Any)];
     used_subclusters_are_zeroed: ZeroUsedSubclusters, within 60 of [Crash(Subclusters)];
+    a_copy_on_read_lands_on_a_write: FillAsAGuest, within 1 of
+        [Scenario(copy_on_read::what_is_changed_beside_a_copy_stays)];
+    a_copy_on_read_lands_on_zeroes: FillFromEarlier, within 1 of
+        [Scenario(copy_on_read::what_is_changed_beside_a_copy_stays)];
     shared_clusters_are_written: WriteSharedInPlace, within 10 of [Crash(Snapshot)];
     shared_tables_are_changed: ChangeSharedTable, within 10 of [Crash(Snapshot)];
     two_allocations_of_a_cluster: AllocateTwice, within 20 of [Crash(Any)];

@@ -129,6 +129,12 @@ impl Plan {
         self
     }
 
+    /// The same on an image into which reads copy what they find below it.
+    pub(crate) fn copying(mut self) -> Self {
+        self.setup = self.setup.copying();
+        self
+    }
+
     fn fails(&self) -> bool {
         let FaultRates { read_errors, write_errors, no_space, flush_errors, fallocate_errors, .. } =
             self.rates;

@@ -105,6 +105,34 @@ fn invariants_at_every_step_of_encrypted_images() {
     });
 }
 
+/// Many requests to images into which reads copy what they find below.
+#[test]
+fn random_operations_with_copies_on_read() {
+    let size = Size { lives: 1, phases: 4, streams: 6, requests: 150 };
+    run(15, |seed| Plan::random(seed, size, Watch::Reads, Setup::is_backed).copying());
+}
+
+/// Crash states of images into which reads copy what they find below.
+#[test]
+fn crash_states_with_copies_on_read() {
+    let size = Size { lives: 3, phases: 3, streams: 4, requests: 12 };
+    let watch = Watch::Crashes { moments: 6, states: 24 };
+    run(8, |seed| {
+        let backed = |setup: &Setup| setup.is_backed() && setup.size <= 512 << 10;
+        Plan { by_qemu: 100, ..Plan::random(seed, size, watch, backed).copying() }
+    });
+}
+
+/// After each step, every crash state at once of an image into which reads copy what they find below.
+#[test]
+fn invariants_at_every_step_with_copies_on_read() {
+    let size = Size { lives: 2, phases: 3, streams: 5, requests: 25 };
+    run(8, |seed| {
+        let backed = |setup: &Setup| setup.is_backed() && setup.direct != 4096 && setup.size <= 256 << 10;
+        Plan::random(seed, size, Watch::EveryStep, backed).copying()
+    });
+}
+
 /// A write that a crash undid left its data in the raw data file, in the cluster in which the disk ended; growing the disk
 /// with preallocation links that cluster.
 #[test]

@@ -6,7 +6,7 @@ use std::ops::Range;
 const READERS: usize = 8;
 
 /// Readers that go forward.
-pub(super) struct Streaks {
+pub(crate) struct Streaks {
     readers: [Streak; READERS],
     time: u64,
     /// The most bytes ahead of a reader.
@@ -26,12 +26,12 @@ struct Streak {
 }
 
 impl Streaks {
-    pub(super) fn new(most: u64) -> Self {
+    pub(crate) fn new(most: u64) -> Self {
         Self { readers: [Streak::default(); READERS], time: 0, most }
     }
 
     /// Notes a read; what to fetch ahead of its reader.
-    pub(super) fn note(&mut self, read: &Range<u64>) -> Option<Range<u64>> {
+    pub(crate) fn note(&mut self, read: &Range<u64>) -> Option<Range<u64>> {
         self.time += 1;
         let len = read.end - read.start;
         let known = self.readers.iter_mut().find(|reader| reader.used > 0 && reader.next == read.start);

@@ -1,0 +1,100 @@
+//! The cache of disks over the network that the command line asks for (`--cache-dir`).
+
+use crate::output::printable::printable;
+use crate::output::stderr;
+use crate::program;
+use crate::serve::log_lines;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use zebu::storage::Storage;
+use zebu_remote::RemoteError;
+use zebu_remote::http::HttpDisk;
+use zebu_remote::range_cache::{CacheStats, CachedDisk, RangeCache, RangeCacheOptions};
+
+/// Bytes of a cache whose size is not given.
+const DEFAULT_SIZE: u64 = 10 << 30;
+
+/// The place and the bound of a cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CacheChoice {
+    pub(crate) directory: PathBuf,
+    /// Bytes.
+    pub(crate) size: Option<u64>,
+}
+
+/// The cache that is open.
+static OPEN: Mutex<Option<(CacheChoice, Arc<RangeCache>)>> = Mutex::new(None);
+
+fn cache(choice: &CacheChoice) -> Result<Arc<RangeCache>, RemoteError> {
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((known, cache)) = &*open
+        && known == choice
+    {
+        return Ok(Arc::clone(cache));
+    }
+    // Whoever reads the messages may take none for as long as they like, and reads are not to wait for that.
+    let options = RangeCacheOptions::new(choice.size.unwrap_or(DEFAULT_SIZE), |message| {
+        log_lines::say(format!("{}: {}\n", program::called().name(), printable(message)));
+    });
+    let cache = RangeCache::open(&choice.directory, options)?;
+    *open = Some((choice.clone(), Arc::clone(&cache)));
+    Ok(cache)
+}
+
+/// A file on a web server with the cache before it; `Err` within `Ok`: why it can't be cached.
+pub(crate) fn cached(
+    choice: &CacheChoice,
+    disk: &Arc<HttpDisk>,
+    memory: u64,
+) -> Result<Result<Arc<CachedDisk>, &'static str>, RemoteError> {
+    let cache = cache(choice)?;
+    let version = match disk.version() {
+        Ok(version) => version,
+        Err(reason) => return Ok(Err(reason)),
+    };
+    let below: Arc<dyn Storage> = disk.clone();
+    let cached = cache.disk(below, &version, memory / 2)?;
+    disk.leave_caching();
+    Ok(Ok(Arc::new(cached)))
+}
+
+/// Has everything stored that was fetched.
+pub(crate) fn finish() {
+    let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, cache)) = &*open {
+        cache.settle();
+        log_lines::finish();
+    }
+}
+
+/// Counters of the cache, as JSON; null if there is none.
+pub(crate) fn counters() -> Value {
+    let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((_, cache)) = &*open else { return Value::Null };
+    let CacheStats { hits, fetched, stored, not_stored, evicted, bad_blocks, .. } = cache.stats();
+    json!({
+        "hit-bytes": hits,
+        "fetched-bytes": fetched,
+        "stored-bytes": stored,
+        "not-stored-bytes": not_stored,
+        "evicted-bytes": evicted,
+        "bad-blocks": bad_blocks,
+    })
+}
+
+/// Says what the cache did (`-v`), if there is one.
+pub(crate) fn tell() {
+    let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((CacheChoice { directory, .. }, cache)) = &*open else { return };
+    tell_of(directory, cache.stats());
+}
+
+fn tell_of(directory: &Path, stats: CacheStats) {
+    let CacheStats { hits, fetched, stored, not_stored, evicted, bad_blocks, .. } = stats;
+    stderr::tell(&format!(
+        "cache '{}': {hits} bytes read from it, {fetched} bytes fetched, {stored} stored, {not_stored} not stored, {evicted} \
+         evicted, {bad_blocks} blocks with wrong bytes",
+        directory.display()
+    ));
+}

@@ -1,0 +1,412 @@
+//! The directory of a cache: its objects, its lock, and how much it has.
+//!
+//! Processes that share a directory take the lock of the file `state` to store and to evict, and count there what all of
+//! them have stored. Reads take no lock.
+
+use super::object::ObjectFiles;
+use super::record::{BLOCK, RANGE, VERSION};
+use super::uses::Uses;
+use super::version::ObjectVersion;
+use super::workers::Workers;
+use crate::error::RemoteError;
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+const STATE: &str = "state";
+const MAGIC: &[u8; 8] = b"zebucach";
+/// Byte of `state` at which is counted what all processes have stored.
+const USAGE: u64 = 16;
+/// The least size of a cache: less would be evicted while it is read.
+const LEAST_SIZE: u64 = 16 << 20;
+/// The most objects of others that are open, to be evicted when there is no room.
+const MOST_OBJECTS: usize = 256;
+/// Seconds after which others learn that a range was used.
+const USE_INTERVAL: u32 = 60;
+/// The longest that the end of a cache waits for what is to be stored.
+const LONGEST_END: Duration = Duration::from_secs(10);
+/// Bad blocks that are reported one by one.
+const MOST_REPORTS: u64 = 16;
+
+/// Takes a message for people.
+type Report = Box<dyn Fn(&str) + Send + Sync>;
+
+/// The bounds of a cache, and who is told what went wrong in it.
+pub struct RangeCacheOptions {
+    size: u64,
+    report: Report,
+}
+
+impl RangeCacheOptions {
+    /// A cache of at most `size` bytes, at least 16 MiB. `report` is told what people should know, by any thread.
+    pub fn new(size: u64, report: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Self { size, report: Box::new(report) }
+    }
+}
+
+/// Counters of a cache since it was opened by this process, in bytes unless said otherwise.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CacheStats {
+    /// Read from the local disk.
+    pub hits: u64,
+    /// Fetched from servers.
+    pub fetched: u64,
+    /// Stored.
+    pub stored: u64,
+    /// Fetched and not stored: there was no room, or no time.
+    pub not_stored: u64,
+    /// Given up for others.
+    pub evicted: u64,
+    /// Blocks that were not as they had been stored, and were fetched again.
+    pub bad_blocks: u64,
+}
+
+#[derive(Default)]
+pub(super) struct Counters {
+    pub(super) hits: AtomicU64,
+    pub(super) fetched: AtomicU64,
+    stored: AtomicU64,
+    pub(super) not_stored: AtomicU64,
+    evicted: AtomicU64,
+    bad_blocks: AtomicU64,
+}
+
+/// A directory with ranges of objects.
+pub struct RangeCache {
+    path: PathBuf,
+    size: u64,
+    report: Report,
+    /// The file `state`, and the objects that this process has open. Held while the file is locked.
+    shared: Mutex<Shared>,
+    uses: Mutex<Uses>,
+    pub(super) counters: Counters,
+    pub(super) workers: Arc<Workers>,
+    /// Nothing is stored any more.
+    is_full: AtomicBool,
+}
+
+struct Shared {
+    state: File,
+    objects: Vec<Arc<ObjectFiles>>,
+}
+
+/// The directory's lock.
+struct Locked<'a>(MutexGuard<'a, Shared>);
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        let _ = flock(&self.0.state, FlockOperation::Unlock);
+    }
+}
+
+impl Locked<'_> {
+    fn usage(&self) -> u64 {
+        let mut bytes = [0; 8];
+        let read = self.0.state.read_exact_at(&mut bytes, USAGE);
+        read.map_or(0, |()| u64::from_le_bytes(bytes))
+    }
+
+    fn set_usage(&self, usage: u64) {
+        let _ = self.0.state.write_all_at(&usage.to_le_bytes(), USAGE);
+    }
+}
+
+/// Seconds since 1970.
+pub(super) fn now() -> u32 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as u32)
+}
+
+impl RangeCache {
+    /// Opens a directory, or makes it; what is in it from before is used.
+    ///
+    /// # Errors
+    /// The directory belongs to another user or others may write in it, its file system can't punch holes, it has a cache
+    /// of another format, or `size` is too small.
+    pub fn open(path: &Path, options: RangeCacheOptions) -> Result<Arc<Self>, RemoteError> {
+        let shown = path.to_string_lossy().into_owned();
+        let fail = |errno: i32, reason: &str| RemoteError::new(&shown, errno, format!("the cache: {reason}"));
+        let failed = |error: io::Error| fail(error.raw_os_error().unwrap_or(libc::EIO), &error.to_string());
+        if options.size < LEAST_SIZE {
+            return Err(fail(libc::EINVAL, &format!("it needs at least {} MiB", LEAST_SIZE >> 20)));
+        }
+        match std::fs::DirBuilder::new().mode(0o700).create(path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
+            _ => {}
+        }
+        let found = std::fs::metadata(path).map_err(failed)?;
+        if !found.is_dir() {
+            return Err(fail(libc::ENOTDIR, "it is no directory"));
+        }
+        let me = rustix::process::geteuid().as_raw();
+        if found.uid() != me || found.mode() & 0o022 != 0 {
+            let reason = "others may write in it, or it is another user's, and could show wrong bytes: give a directory of \
+                          your own with mode 0700";
+            return Err(fail(libc::EACCES, reason));
+        }
+        let mut open = OpenOptions::new();
+        open.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let state = open.open(path.join(STATE)).map_err(failed)?;
+        let workers = Workers::start().map_err(failed)?;
+        let cache = Self {
+            path: path.to_owned(),
+            size: options.size,
+            report: options.report,
+            shared: Mutex::new(Shared { state, objects: Vec::new() }),
+            uses: Mutex::default(),
+            counters: Counters::default(),
+            workers,
+            is_full: AtomicBool::new(false),
+        };
+        {
+            let mut locked = cache.lock().map_err(failed)?;
+            check_state(&locked.0.state).map_err(|reason| fail(libc::EOPNOTSUPP, &reason))?;
+            cache.take_stock(&mut locked).map_err(failed)?;
+            cache.make_room(&mut locked, 0);
+        }
+        Ok(Arc::new(cache))
+    }
+
+    /// Counters since it was opened.
+    pub fn stats(&self) -> CacheStats {
+        let Counters { hits, fetched, stored, not_stored, evicted, bad_blocks } = &self.counters;
+        CacheStats {
+            hits: hits.load(Relaxed),
+            fetched: fetched.load(Relaxed),
+            stored: stored.load(Relaxed),
+            not_stored: not_stored.load(Relaxed),
+            evicted: evicted.load(Relaxed),
+            bad_blocks: bad_blocks.load(Relaxed),
+        }
+    }
+
+    /// Waits until what was fetched is stored, for ten seconds at most. A process that is about to end loses the rest.
+    pub fn settle(&self) {
+        self.workers.settle(LONGEST_END);
+    }
+
+    fn lock(&self) -> io::Result<Locked<'_>> {
+        let shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match flock(&shared.state, FlockOperation::LockExclusive) {
+                Ok(()) => return Ok(Locked(shared)),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn uses(&self) -> MutexGuard<'_, Uses> {
+        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens the objects that are there, and counts what they have.
+    fn take_stock(&self, locked: &mut Locked<'_>) -> io::Result<()> {
+        let mut usage = 0;
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(&self.path)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let is_ours = name.len() == 64 && name.as_encoded_bytes().iter().all(u8::is_ascii_hexdigit);
+            if !is_ours || !entry.file_type()?.is_dir() {
+                continue;
+            }
+            let Some(files) = ObjectFiles::open(&entry.path())? else {
+                ObjectFiles::remove(&entry.path(), None);
+                continue;
+            };
+            let ranges = files.scan();
+            let latest = ranges.iter().map(|(_, _, used)| *used).max();
+            found.push((latest, entry.path(), files, ranges));
+        }
+        found.sort_by_key(|(latest, ..)| std::cmp::Reverse(*latest));
+        for (latest, path, files, ranges) in found {
+            usage += ranges.iter().map(|(_, bytes, _)| bytes).sum::<u64>();
+            if latest.is_none() {
+                ObjectFiles::remove(&path, Some(files));
+            } else if locked.0.objects.len() < MOST_OBJECTS {
+                let number = locked.0.objects.len();
+                locked.0.objects.push(Arc::new(files));
+                let mut uses = self.uses();
+                for (range, _, used) in ranges {
+                    uses.note((number, range), used);
+                }
+            }
+        }
+        locked.set_usage(usage);
+        Ok(())
+    }
+
+    /// The files of an object, which are made if they are not there, and its number.
+    ///
+    /// # Errors
+    /// They can't be made or opened.
+    pub(super) fn object(&self, version: &ObjectVersion) -> Result<(usize, Arc<ObjectFiles>), RemoteError> {
+        self.open_object(version).map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            RemoteError::new(&self.path.to_string_lossy(), errno, format!("the cache: {error}"))
+        })
+    }
+
+    fn open_object(&self, version: &ObjectVersion) -> io::Result<(usize, Arc<ObjectFiles>)> {
+        let mut locked = self.lock()?;
+        let known = locked.0.objects.iter().position(|object| object.key() == version.key());
+        if let Some(number) = known
+            && let Some(object) = locked.0.objects.get(number)
+        {
+            return Ok((number, Arc::clone(object)));
+        }
+        let directory = self.path.join(version.directory());
+        let object = if let Some(object) = ObjectFiles::open(&directory)? {
+            object
+        } else {
+            ObjectFiles::remove(&directory, None);
+            ObjectFiles::create(&directory, version.key(), version.len())?;
+            ObjectFiles::open(&directory)?
+                .ok_or_else(|| io::Error::other("its files are not as they were made"))?
+        };
+        let number = locked.0.objects.len();
+        let mut uses = self.uses();
+        for (range, _, used) in object.scan() {
+            uses.note((number, range), used);
+        }
+        let object = Arc::new(object);
+        locked.0.objects.push(Arc::clone(&object));
+        Ok((number, object))
+    }
+
+    /// Evicts what was not used for longest, until `wanted` more bytes fit; whether they do.
+    fn make_room(&self, locked: &mut Locked<'_>, wanted: u64) -> bool {
+        let mut usage = locked.usage();
+        if usage + wanted <= self.size {
+            return true;
+        }
+        // Somewhat more, so that not each block evicts another.
+        let least = self.size - (self.size / 64).max(wanted).min(self.size);
+        while usage > least {
+            let Some(((number, range), last_use)) = self.uses().take_oldest() else { break };
+            let Some(object) = locked.0.objects.get(number) else { continue };
+            match object.evict(range, last_use) {
+                Ok(bytes) => {
+                    usage = usage.saturating_sub(bytes);
+                    self.counters.evicted.fetch_add(bytes, Relaxed);
+                }
+                // Another process has used it.
+                Err(used) => drop(self.uses().note((number, range), used)),
+            }
+        }
+        locked.set_usage(usage);
+        usage + wanted <= self.size
+    }
+
+    /// Stores whole blocks of an object.
+    pub(super) fn store(&self, number: usize, object: &ObjectFiles, first: u64, blocks: &[Arc<[u8]>]) {
+        let bytes = blocks.iter().map(|block| block.len() as u64).sum::<u64>();
+        match self.try_store(number, object, first, blocks) {
+            Ok(true) => drop(self.counters.stored.fetch_add(bytes, Relaxed)),
+            Ok(false) => {
+                self.counters.not_stored.fetch_add(bytes, Relaxed);
+                self.stop_storing("other objects fill it that can't be evicted");
+            }
+            Err(error) => {
+                self.counters.not_stored.fetch_add(bytes, Relaxed);
+                self.stop_storing(&error.to_string());
+            }
+        }
+    }
+
+    fn try_store(
+        &self,
+        number: usize,
+        object: &ObjectFiles,
+        first: u64,
+        blocks: &[Arc<[u8]>],
+    ) -> io::Result<bool> {
+        let mut locked = self.lock()?;
+        let wanted = object.missing_bytes(first, blocks.len() as u64);
+        if !self.make_room(&mut locked, wanted) {
+            return Ok(false);
+        }
+        let now = now();
+        let stored = object.store(first, blocks, now);
+        let added = stored.inspect_err(|_| object.give_back(first, blocks.len() as u64))?;
+        locked.set_usage(locked.usage() + added);
+        let end = first + blocks.len() as u64;
+        let mut uses = self.uses();
+        for range in first * BLOCK / RANGE..(end * BLOCK).div_ceil(RANGE) {
+            uses.note((number, range), now);
+        }
+        Ok(true)
+    }
+
+    /// Whether what is fetched is stored.
+    pub(super) fn stores(&self) -> bool {
+        !self.is_full.load(Relaxed)
+    }
+
+    fn stop_storing(&self, reason: &str) {
+        if !self.is_full.swap(true, Relaxed) {
+            (self.report)(&format!(
+                "nothing more is stored in the cache '{}': {reason}. What it has is used, the rest comes from the server",
+                self.path.display()
+            ));
+        }
+    }
+
+    /// Notes that a range was used.
+    pub(super) fn note_use(&self, number: usize, object: &ObjectFiles, range: u64) {
+        let now = now();
+        let before = self.uses().note((number, range), now);
+        if before.is_none_or(|before| before.saturating_add(USE_INTERVAL) <= now) {
+            object.write_used(range, now);
+        }
+    }
+
+    /// Reports a block that is not as it was stored.
+    pub(super) fn note_bad(&self, name: &str, block: u64) {
+        let before = self.counters.bad_blocks.fetch_add(1, Relaxed);
+        if before < MOST_REPORTS {
+            let last = if before + 1 == MOST_REPORTS { "; more are not told of one by one" } else { "" };
+            (self.report)(&format!(
+                "the cache '{}' has wrong bytes for '{name}' at {}: they are fetched again{last}",
+                self.path.display(),
+                block * BLOCK
+            ));
+        }
+    }
+}
+
+impl Drop for RangeCache {
+    fn drop(&mut self) {
+        self.workers.close();
+    }
+}
+
+/// Fills a new `state`, or checks that the one that is there can be used.
+fn check_state(state: &File) -> Result<(), String> {
+    let io = |error: io::Error| error.to_string();
+    let mut header = [0; 12];
+    if state.metadata().map_err(io)?.len() == 0 {
+        header[..8].copy_from_slice(MAGIC);
+        header[8..].copy_from_slice(&VERSION.to_le_bytes());
+        state.set_len(4096).and_then(|()| state.write_all_at(&header, 0)).map_err(io)?;
+    }
+    state.read_exact_at(&mut header, 0).map_err(io)?;
+    let (magic, version) = header.split_at(8);
+    if magic != MAGIC {
+        return Err("its file 'state' is none of a cache: give another directory".to_owned());
+    }
+    if version != VERSION.to_le_bytes() {
+        let found = u32::from_le_bytes([version[0], version[1], version[2], version[3]]);
+        return Err(format!(
+            "it has the format {found}, and this program knows format {VERSION}: give another directory, or remove it"
+        ));
+    }
+    let punched = fallocate(state, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 4096, 4096);
+    punched.map_err(|_| "its file system can't punch holes, so nothing could be evicted".to_owned())
+}
