@@ -8,24 +8,29 @@ use zebu::storage::{IoError, IoErrorKind, Op, Storage};
 use zebu_remote::http::{HttpDisk, HttpOptions, HttpUrl, Redirects};
 use zebu_remote::nbd::{NbdAddress, NbdDisk, NbdOptions};
 use zebu_remote::{Network, RemoteError, RemoteRemedy, StatsSnapshot};
+use zebu_store::{StoreName, signed_urls};
 
 /// A disk over the network, as the command line describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RemoteName {
     Nbd { address: NbdAddress, options: NbdOptions },
     Http { url: HttpUrl, options: Box<HttpOptions> },
+    Object { name: StoreName, options: Box<HttpOptions> },
 }
 
 impl RemoteName {
     /// Whether `name` has a protocol of these.
     pub(crate) fn is_name(name: &str) -> bool {
-        NbdAddress::is_name(name) || HttpUrl::is_name(name)
+        NbdAddress::is_name(name) || HttpUrl::is_name(name) || StoreName::is_name(name)
     }
 
     /// Reads a name, with the options of the command line.
     pub(crate) fn parse(name: &str) -> Result<Self, String> {
         if NbdAddress::is_name(name) {
             return Ok(Self::Nbd { address: NbdAddress::parse(name)?, options: nbd_options() });
+        }
+        if StoreName::is_name(name) {
+            return Ok(Self::Object { name: StoreName::parse(name)?, options: Box::new(http_options()) });
         }
         Ok(Self::Http { url: HttpUrl::parse(name)?, options: Box::new(http_options()) })
     }
@@ -35,15 +40,17 @@ impl RemoteName {
         match self {
             Self::Nbd { address, .. } => address.to_string(),
             Self::Http { url, .. } => url.to_string(),
+            Self::Object { name, .. } => name.to_string(),
         }
     }
 
-    /// QEMU's name for its driver.
+    /// QEMU's name for its driver, or the scheme of a store, which QEMU has not.
     pub(crate) fn driver(&self) -> &'static str {
         match self {
             Self::Nbd { .. } => "nbd",
             Self::Http { url, .. } if url.is_secure() => "https",
             Self::Http { .. } => "http",
+            Self::Object { name, .. } => name.kind().scheme(),
         }
     }
 
@@ -51,6 +58,7 @@ impl RemoteName {
         match (self, other) {
             (Self::Nbd { address: a, .. }, Self::Nbd { address: b, .. }) => a == b,
             (Self::Http { url: a, .. }, Self::Http { url: b, .. }) => a == b,
+            (Self::Object { name: a, .. }, Self::Object { name: b, .. }) => a == b,
             _ => false,
         }
     }
@@ -62,6 +70,10 @@ impl RemoteName {
             }
             Self::Http { url, options } => {
                 Disk::Http(Arc::new(HttpDisk::open(url.clone(), (**options).clone())?))
+            }
+            Self::Object { name, options } => {
+                let urls = signed_urls(name.clone(), (**options).clone());
+                Disk::Http(Arc::new(HttpDisk::open_signed(urls, (**options).clone())?))
             }
         })
     }
