@@ -73,6 +73,7 @@ mod interleavings;
 pub mod jobs;
 mod luks_create;
 mod luks_disk;
+mod image_stream;
 mod new_foreign;
 mod node;
 mod open;

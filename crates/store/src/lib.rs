@@ -14,8 +14,8 @@ mod profiles;
 mod runtime;
 mod signing;
 mod transport;
-//mod upload;
+mod upload;
 
 pub use name::{StoreKind, StoreName};
 pub use signing::signed_urls;
-//pub use upload::{Upload, UploadOptions, UploadStats};
+pub use upload::{Length, Upload, UploadOptions, UploadStats};

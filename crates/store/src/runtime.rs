@@ -5,8 +5,10 @@ use std::io;
 use std::sync::{Mutex, PoisonError, mpsc};
 use tokio::runtime::{Builder, Handle};
 
-/// The most requests at a time: each waits on a thread of its own.
-const MOST_REQUESTS: usize = 64;
+/// The most threads. A part that is sent takes two, and no upload sends more than [`MOST_PARTS`] at a time.
+const MOST_REQUESTS: usize = 256;
+/// The most parts of an upload in memory.
+pub(crate) const MOST_PARTS: u64 = 16;
 
 static RUNTIME: Mutex<Option<Handle>> = Mutex::new(None);
 

@@ -45,7 +45,7 @@ pub use compare::{
 };
 pub use convert::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, NewTarget, ReadErrors, SkippedRange,
-    TargetClusters, TargetContent, convert,
+    StreamedTarget, TargetClusters, TargetContent, convert,
 };
 pub use file_snapshot::{NewFile, file_snapshot};
 pub use key_slots::{change_key_slots, change_key_slots_in};
