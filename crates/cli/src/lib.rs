@@ -48,6 +48,7 @@ mod session;
 mod size;
 mod snapshot_name;
 mod stop_signals;
+mod store_target;
 mod temporary_overlay;
 mod unasked_cache;
 mod values;

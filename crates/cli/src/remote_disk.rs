@@ -1,6 +1,7 @@
 //! Disks on servers: how the command line describes them, and those that this command has opened.
 
 use crate::output::stderr;
+use crate::store_target::{tell_uploads, upload_stats};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -195,6 +196,16 @@ pub(crate) fn transfers() -> Option<RemoteTransfers> {
         all.reconnects += one.reconnects;
         all
     });
+    let all = match (all, upload_stats()) {
+        (all, None) => all,
+        (all, Some(sent)) => {
+            let mut all = all.unwrap_or_default();
+            all.requests += sent.sent + sent.retries;
+            all.written_bytes += sent.sent_bytes;
+            all.retries += sent.retries;
+            Some(all)
+        }
+    };
     all.map(|all| RemoteTransfers {
         requests: all.requests,
         read_bytes: all.read_bytes,
@@ -237,6 +248,7 @@ pub(crate) fn tell_transfers() {
             stderr::tell(&format!("{name}: {what}: {failure}"));
         }
     }
+    tell_uploads();
 }
 
 /// Has all disks end what is under way soon, also where servers are silent.

@@ -1,7 +1,7 @@
 //! New qcow2 images that are written in the order of the disk, each byte of the file once ([`zebu_qcow2::stream`]): into a file
 //! that can't be changed, as an upload.
 
-use crate::new_foreign::WritesUnderWay;
+use crate::new_foreign::{GrowingFile, WritesUnderWay};
 use crate::options::CreateOptions;
 use crate::qcow2::life::create::new_header;
 use crate::{Error, ErrorKind, Preallocation, Result};
@@ -21,7 +21,7 @@ pub(crate) enum ClusterBytes {
 /// An image that is being made in an empty file.
 #[derive(Debug)]
 pub(crate) struct ImageWriter {
-    file: File,
+    file: GrowingFile,
     stream: ImageStream,
     gathered: Vec<u8>,
     /// Where these bytes belong.
@@ -51,7 +51,7 @@ impl ImageWriter {
         })?;
         let header = new_header(create, size).map_err(|e| e.on(file.path()))?;
         let stream = ImageStream::new(header).map_err(|e| stream_error(&file, &e))?;
-        Ok(Self { file, stream, gathered: Vec::new(), at: create.cluster_size, size })
+        Ok(Self { file: GrowingFile::new(file, u64::MAX), stream, gathered: Vec::new(), at: create.cluster_size, size })
     }
 
     /// Bytes of the disk.
@@ -78,7 +78,7 @@ impl ImageWriter {
                     }
                 },
             };
-            added.map_err(|e| stream_error(&self.file, &e))?;
+            added.map_err(|e| stream_error(self.file.file(), &e))?;
         }
         let (_, bytes) = self.stream.take();
         self.gathered.extend_from_slice(&bytes);
@@ -98,7 +98,7 @@ impl ImageWriter {
             let mut buffer = worker.buffer(bytes.len());
             buffer.as_mut_slice().copy_from_slice(bytes);
             let (file, own, at) = (self.file.clone(), worker.clone(), self.at);
-            writes.begin(worker.spawn(async move { write(&own, &file, at, buffer.into()).await }));
+            writes.begin(worker.spawn(async move { file.write(&own, at, buffer.into()).await.0 }));
             self.at += bytes.len() as u64;
         }
         self.gathered.drain(..len);
@@ -110,23 +110,17 @@ impl ImageWriter {
     /// # Errors
     /// The file's.
     pub(crate) async fn finish(mut self, worker: &Worker) -> Result<u64> {
-        let (_, bytes, first) = self.stream.finish().map_err(|e| stream_error(&self.file, &e))?;
+        let (_, bytes, first) = self.stream.finish().map_err(|e| stream_error(self.file.file(), &e))?;
         self.gathered.extend_from_slice(&bytes);
         drop(bytes);
         let mut writes = WritesUnderWay::default();
         self.write_gathered(worker, self.gathered.len(), &mut writes).await?;
         writes.wait(0).await?;
-        let mut buffer = worker.buffer(first.len());
-        buffer.as_mut_slice().copy_from_slice(&first);
-        write(worker, &self.file, 0, buffer.into()).await?;
-        worker.flush(&self.file).await.map_err(|e| Error::from(e).on(self.file.path()))?;
+        self.file.set_len(worker, self.at).await?;
+        self.file.write_bytes(worker, 0, &first).await?;
+        self.file.flush(worker).await?;
         Ok(self.at)
     }
-}
-
-async fn write(worker: &Worker, file: &File, at: u64, bufs: IoBufs) -> Result<()> {
-    let (written, _) = worker.write(file, at, bufs).await;
-    written.map_err(|e| Error::from(e).on(file.path()))
 }
 
 fn stream_error(file: &File, error: &StreamError) -> Error {

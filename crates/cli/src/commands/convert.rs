@@ -1,5 +1,7 @@
 //! `zebu convert`: copies images into a new or an existing one.
 
+mod store;
+
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::backing::{self, CheckName};
 use crate::compression::CompressionArgs;
@@ -20,6 +22,7 @@ use crate::remote_names::image_path;
 use crate::secrets::Sources;
 use crate::session::Session;
 use crate::size::size_argument;
+use crate::store_target::store_name;
 use crate::snapshot_name::snapshot_name;
 use crate::unasked_cache::UnaskedCache;
 use crate::values::{Aio, OutputFormat, Rate, caches, formats, rate_argument, target_formats};
@@ -424,6 +427,11 @@ fn convert_to(
         })
         .control(watch.control());
     options.control.rate_limit = args.rate.and_then(|rate| rate.0);
+    if let Some(name) = store_name(target)? {
+        let report = store::convert_to_object(args, opts, session, watch, images, name, options);
+        watch.finish();
+        return report;
+    }
     let worker = session.worker();
     // What is on a server is there already.
     let is_there = args.no_create

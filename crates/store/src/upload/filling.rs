@@ -32,6 +32,8 @@ pub(super) struct Filling {
     /// The first one was full.
     first_is_full: bool,
     waiting: VecDeque<Waiting>,
+    /// Memory of parts that were sent.
+    spare: Vec<Vec<u8>>,
 }
 
 struct Part {
@@ -65,6 +67,7 @@ impl Filling {
             ahead: std::collections::BTreeSet::new(),
             first_is_full: false,
             waiting: VecDeque::new(),
+            spare: Vec::new(),
         }
     }
 
@@ -76,14 +79,26 @@ impl Filling {
         !self.waiting.is_empty()
     }
 
-    /// A part was sent, and its memory is free.
-    pub(super) fn give_back(&mut self) {
+    /// A part was sent, and its memory is free: the next one has it.
+    pub(super) fn give_back(&mut self, part: Bytes) {
         self.free += 1;
+        if part.is_unique() {
+            self.spare.push(part.into());
+        }
+    }
+
+    /// Memory for a part of `len` bytes, all zero.
+    fn buffer(&mut self, len: u64) -> Vec<u8> {
+        let Some(mut spare) = self.spare.pop() else { return vec![0; len as usize] };
+        spare.clear();
+        spare.resize(len as usize, 0);
+        spare
     }
 
     /// Everything is given up: those who wait.
     pub(super) fn give_up(&mut self) -> Vec<Completer> {
         self.parts.clear();
+        self.spare.clear();
         self.waiting.drain(..).map(|waiting| waiting.done).collect()
     }
 
@@ -120,10 +135,11 @@ impl Filling {
             }
             let whole = self.len_of(index);
             let size = self.size;
-            let part = self.parts.entry(index).or_insert_with(|| Part {
-                bytes: vec![0; whole.unwrap_or(size) as usize],
-                ranges: Ranges::default(),
-            });
+            if !self.parts.contains_key(&index) {
+                let bytes = self.buffer(whole.unwrap_or(size));
+                self.parts.insert(index, Part { bytes, ranges: Ranges::default() });
+            }
+            let Some(part) = self.parts.get_mut(&index) else { return Some(Err(libc::EIO)) };
             if !part.ranges.add(within..within + count) {
                 // Each byte is written once: what was sent could not be changed.
                 return Some(Err(libc::EIO));

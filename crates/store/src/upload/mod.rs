@@ -204,10 +204,10 @@ impl Shared {
             let shared = Arc::clone(self);
             // On a thread of its own, which also computes the signature.
             let send = move || {
-                let sent = runtime::wait(shared.sender.send(index, part));
+                let sent = runtime::wait(shared.sender.send(index, part.clone()));
                 let mut state = shared.lock();
                 state.sending -= 1;
-                state.filling.give_back();
+                state.filling.give_back(part);
                 let failure = match sent {
                     Ok(Ok(())) => None,
                     Ok(Err(error)) => Some(describe(&error)),
