@@ -16,6 +16,7 @@ pub mod model;
 pub mod mount;
 pub mod nbd_client;
 pub mod patch;
+pub mod object_store;
 pub mod program;
 pub mod qemu;
 pub mod random;
