@@ -70,7 +70,9 @@ impl ObjectStore {
                 password: password.to_owned(),
             };
             let begin = Instant::now();
-            while begin.elapsed() < Duration::from_secs(60) && store.child.try_wait().expect("a child").is_none() {
+            while begin.elapsed() < Duration::from_secs(60)
+                && store.child.try_wait().expect("a child").is_none()
+            {
                 if store.request("GET", &format!("{BUCKET}/"), &[]).stdout.contains("ListBucketResult") {
                     return store;
                 }
@@ -140,7 +142,16 @@ impl ObjectStore {
         let curl = find("curl").expect("curl is missing: `cargo xtask setup` installs it");
         let user = format!("{}:{}", self.user, self.password);
         let url = format!("{}/{path}", self.endpoint());
-        let words = ["--silent", "--show-error", "--aws-sigv4", "aws:amz:us-east-1:s3", "--user", &user, "-X", method];
+        let words = [
+            "--silent",
+            "--show-error",
+            "--aws-sigv4",
+            "aws:amz:us-east-1:s3",
+            "--user",
+            &user,
+            "-X",
+            method,
+        ];
         run_in(&self.dir, &curl, words.iter().chain(more).chain([&url.as_str()]))
     }
 

@@ -60,7 +60,9 @@ fn objects_are_sources_of_every_command() {
     let dir = scratch.path();
     let content = source(dir);
     let store = ObjectStore::start(dir);
-    for (file, key) in [("disk.raw", "dir/disk.raw"), ("disk.qcow2", "disk.qcow2"), ("packed.qcow2", "packed.qcow2")] {
+    for (file, key) in
+        [("disk.raw", "dir/disk.raw"), ("disk.qcow2", "disk.qcow2"), ("packed.qcow2", "packed.qcow2")]
+    {
         store.put(file, key);
     }
     for (format, key) in [("raw", "dir/disk.raw"), ("qcow2", "disk.qcow2"), ("qcow2", "packed.qcow2")] {
@@ -81,7 +83,8 @@ fn objects_are_sources_of_every_command() {
     store.put("backup.qcow2", "backup.qcow2");
     store.zebu(&["verify", "--manifest", "m", "s3://disks/backup.qcow2"]).ok();
     // Image options, with what goes for web servers.
-    let options = "driver=qcow2,file.driver=s3,file.url=s3://disks/packed.qcow2,file.memory=8M,file.connections=2";
+    let options =
+        "driver=qcow2,file.driver=s3,file.url=s3://disks/packed.qcow2,file.memory=8M,file.connections=2";
     store.zebu(&["compare", "--image-opts", options, "driver=raw,file.filename=disk.raw"]).ok();
     for (options, word) in [
         ("driver=s3,url=http://h/x", "begins with s3://"),
@@ -103,12 +106,17 @@ fn a_base_in_a_store_is_opened_if_the_command_line_says_so() {
     source(dir);
     let store = ObjectStore::start(dir);
     store.put("packed.qcow2", "bases/base.qcow2");
-    store.zebu(&["create", "-f", "qcow2", "-b", "s3://disks/bases/base.qcow2", "-F", "qcow2", "vm.qcow2"]).ok();
+    store
+        .zebu(&["create", "-f", "qcow2", "-b", "s3://disks/bases/base.qcow2", "-F", "qcow2", "vm.qcow2"])
+        .ok();
     let compare = |more: &[&str]| {
         store.zebu(&[&["compare", "-f", "raw", "-F", "qcow2"], more, &["disk.raw", "vm.qcow2"]].concat())
     };
     let refused = compare(&[]).exits(2);
-    assert!(refused.stderr.contains("--allow-refs") && refused.stderr.contains("s3://disks/bases"), "{refused}");
+    assert!(
+        refused.stderr.contains("--allow-refs") && refused.stderr.contains("s3://disks/bases"),
+        "{refused}"
+    );
     compare(&["--allow-refs", "prefix=s3://disks/others"]).exits(2);
     compare(&["--allow-refs", "prefix=s3://disks/bases"]).ok();
     compare(&["--allow-refs", "all"]).ok();
@@ -117,14 +125,16 @@ fn a_base_in_a_store_is_opened_if_the_command_line_says_so() {
     store.zebu(&["create", "-f", "qcow2", "-u", "-b", "base.qcow2", "-F", "qcow2", "over.qcow2", "40M"]).ok();
     store.put("over.qcow2", "bases/over.qcow2");
     let over = |more: &[&str]| {
-        let words = [&["compare", "-f", "raw", "-F", "qcow2"], more, &["disk.raw", "s3://disks/bases/over.qcow2"]];
+        let words =
+            [&["compare", "-f", "raw", "-F", "qcow2"], more, &["disk.raw", "s3://disks/bases/over.qcow2"]];
         store.zebu(&words.concat())
     };
     over(&[]).exits(2);
     over(&["--allow-refs", "prefix=s3://disks/bases"]).ok();
     // A server in its sandbox signs and connects as well.
     let variables = store.variables();
-    let variables: Vec<(&str, &str)> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let variables: Vec<(&str, &str)> =
+        variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
     let server = Server::start_with_all(dir, &variables, "-f qcow2 --allow-refs all vm.qcow2");
     qemu_img(dir, &format!("compare -f raw -F raw disk.raw {}", server.uri("")));
     server.stop();
@@ -158,7 +168,8 @@ fn what_is_wrong_is_said_in_one_line_without_secrets() {
         let says = |text: &str| text.contains(word) && text.lines().count() == 1 && !text.contains("hidden");
         assert!(says(&read.stderr), "{word}: {read}");
         if !word.contains("no such object") {
-            let written = store.zebu_with(variables, &["convert", "-f", "raw", "-O", "raw", "small.raw", name]);
+            let written =
+                store.zebu_with(variables, &["convert", "-f", "raw", "-O", "raw", "small.raw", name]);
             assert!(says(&written.exits(1).stderr), "{word}");
         }
     }
@@ -168,7 +179,8 @@ fn what_is_wrong_is_said_in_one_line_without_secrets() {
     std::fs::write(dir.join(".aws/credentials"), lines).unwrap();
     let config = format!("[profile mine]\nregion = us-east-1\nendpoint_url = {}\n", store.endpoint());
     std::fs::write(dir.join(".aws/config"), config).unwrap();
-    let mine = [&no_keys[..], &[("AWS_PROFILE", "mine"), ("AWS_ENDPOINT_URL", ""), ("AWS_REGION", "")]].concat();
+    let mine =
+        [&no_keys[..], &[("AWS_PROFILE", "mine"), ("AWS_ENDPOINT_URL", ""), ("AWS_REGION", "")]].concat();
     store.zebu_with(&mine, &["info", "-f", "raw", name]).ok();
     let refused = store.zebu_with(&no_keys, &["info", "-f", "raw", name]).exits(1);
     assert!(refused.stderr.contains("does not know the access key"), "{refused}");
@@ -184,7 +196,8 @@ fn what_is_wrong_is_said_in_one_line_without_secrets() {
         (&["--buffer-memory", "4M"], "--buffer-memory"),
         (&["-O", "qcow2", "--copy", "reflink"], "reflink"),
     ] {
-        let refused = store.zebu(&[&["convert", "-f", "raw"], words, &["small.raw", "s3://disks/refused"]].concat());
+        let refused =
+            store.zebu(&[&["convert", "-f", "raw"], words, &["small.raw", "s3://disks/refused"]].concat());
         assert!(refused.code == Some(1) && refused.stderr.contains(word), "{refused}");
     }
     let pinned = ["convert", "-f", "raw", "-O", "raw", "small.raw", "s3://disks/refused?versionId=1"];
@@ -213,7 +226,8 @@ fn images_are_written_as_qemu_reads_them() {
     ] {
         for source in ["disk.raw", "packed.qcow2"] {
             let of = if source == "disk.raw" { "raw" } else { "qcow2" };
-            let words = [&["convert", "-f", of, "-O", format], words, &[source, "s3://disks/a/made"]].concat();
+            let words =
+                [&["convert", "-f", of, "-O", format], words, &[source, "s3://disks/a/made"]].concat();
             store.zebu(&words).ok();
             judge(&store, dir, format, "a/made");
         }
@@ -241,7 +255,8 @@ fn images_are_written_as_qemu_reads_them() {
     }
     let grown = ["convert", "-f", "raw", "-O", "raw", "-o", "size=1M", "odd.raw", "s3://disks/odd"];
     assert!(store.zebu(&grown).exits(1).stderr.contains("smaller"));
-    let told = store.zebu(&["convert", "-f", "raw", "-O", "raw", "--output", "json", "disk.raw", "s3://disks/odd"]);
+    let told =
+        store.zebu(&["convert", "-f", "raw", "-O", "raw", "--output", "json", "disk.raw", "s3://disks/odd"]);
     let told: serde_json::Value = serde_json::from_str(&told.ok().stdout).unwrap();
     assert_eq!(told["remote"]["written-bytes"].as_u64(), Some(LEN as u64), "{told}");
 }
@@ -331,14 +346,19 @@ fn an_upload_that_fails_is_given_up() {
     while store.uploads("d") == 0 && begin.elapsed() < Duration::from_secs(30) {
         std::thread::sleep(Duration::from_millis(50));
     }
-    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT).unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT)
+        .unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert_eq!((store.get("d"), store.uploads("d")), (None, 0));
     // By a source that can't be read to its end.
     let line = "driver=raw,file.driver=blkdebug,file.image.filename=disk.raw,file.inject-error.0.event=read_aio,\
                 file.inject-error.0.sector=120000,file.inject-error.0.errno=5";
     let failed = store.zebu(&["convert", "--image-opts", "-O", "raw", line, "s3://disks/d"]).exits(1);
-    assert!(failed.stderr.contains("Input/output error") && failed.stderr.contains("120000") || failed.stderr.contains("error"), "{failed}");
+    assert!(
+        failed.stderr.contains("Input/output error") && failed.stderr.contains("120000")
+            || failed.stderr.contains("error"),
+        "{failed}"
+    );
     assert_eq!((store.get("d"), store.uploads("d")), (None, 0));
 }
 
@@ -356,7 +376,8 @@ fn an_object_that_changes_is_noticed_and_credentials_may_change() {
     let store = ObjectStore::start(dir);
     store.put("disk.raw", "d.raw");
     let of_profile = [("AWS_ACCESS_KEY_ID", ""), ("AWS_SECRET_ACCESS_KEY", "")];
-    let words = ["convert", "-v", "-f", "raw", "-O", "raw", "-S", "0", "-r", "10M", "s3://disks/d.raw", "flat.raw"];
+    let words =
+        ["convert", "-v", "-f", "raw", "-O", "raw", "-S", "0", "-r", "10M", "s3://disks/d.raw", "flat.raw"];
     let mut child = store.command(&of_profile, &words).stderr(Stdio::piped()).spawn().unwrap();
     std::thread::sleep(Duration::from_millis(1200));
     // The credentials are others, and so is the connection.
@@ -378,10 +399,13 @@ fn an_object_that_changes_is_noticed_and_credentials_may_change() {
     // A version stays what it was.
     let rule = "<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>";
     std::fs::write(dir.join("rule.xml"), rule).unwrap();
-    store.request("PUT", "disks/?versioning=", &["--fail", "--upload-file", "rule.xml"]).ok();
+    store.request("PUT", "disks?versioning=", &["--fail", "--upload-file", "rule.xml"]).ok();
     store.put("disk.raw", "v.raw");
-    let head = store.request("GET", "disks/v.raw", &["--fail", "-D", "-", "--output", "/dev/null"]).ok().stdout;
-    let version = head.lines().find_map(|line| line.strip_prefix("X-Amz-Version-Id: ").or(line.strip_prefix("x-amz-version-id: ")));
+    let head =
+        store.request("GET", "disks/v.raw", &["--fail", "-D", "-", "--output", "/dev/null"]).ok().stdout;
+    let version = head
+        .lines()
+        .find_map(|line| line.strip_prefix("X-Amz-Version-Id: ").or(line.strip_prefix("x-amz-version-id: ")));
     let version = version.expect("a version").trim().to_owned();
     store.put("other.raw", "v.raw");
     let pinned = format!("s3://disks/v.raw?versionId={version}");

@@ -43,7 +43,11 @@ impl StoreTarget {
     pub(crate) fn begin(name: StoreName, options: UploadOptions) -> Result<Self, Failure> {
         let shown = name.to_string();
         let upload = Upload::begin(name, options).map_err(|error| {
-            let remedy = if error.reason().contains("MiB of memory") { " (--buffer-memory, of which a quarter is for reading)" } else { "" };
+            let remedy = if error.reason().contains("MiB of memory") {
+                " (--buffer-memory, of which a quarter is for reading)"
+            } else {
+                ""
+            };
             Failure::new(format!("Could not create '{shown}': {}{remedy}", error.reason()))
         })?;
         let upload = Arc::new(upload);
@@ -56,7 +60,9 @@ impl StoreTarget {
         let name = self.0.name();
         match self.0.exists() {
             Ok(false) => Ok(()),
-            Ok(true) => Err(Failure::new(format!("'{name}' exists already: remove it first, or give another name"))),
+            Ok(true) => {
+                Err(Failure::new(format!("'{name}' exists already: remove it first, or give another name")))
+            }
             Err(error) => Err(Failure::new(format!("Could not create '{name}': {}", error.reason()))),
         }
     }

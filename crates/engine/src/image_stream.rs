@@ -1,6 +1,7 @@
 //! New qcow2 images that are written in the order of the disk, each byte of the file once ([`zebu_qcow2::stream`]): into a file
 //! that can't be changed, as an upload.
 
+use crate::compress::{CodecPool, Method, Outcome, Work};
 use crate::new_foreign::{GrowingFile, WritesUnderWay};
 use crate::options::CreateOptions;
 use crate::qcow2::life::create::new_header;
@@ -16,6 +17,47 @@ const WRITE: usize = 1 << 20;
 pub(crate) enum ClusterBytes {
     Packed(Vec<u8>),
     Plain(IoBufs),
+}
+
+/// The way in which blocks are packed.
+#[derive(Debug, Clone)]
+pub(crate) struct Packer {
+    /// `None`: they are left as they are.
+    method: Option<Method>,
+    pool: CodecPool,
+    /// Bytes of a block.
+    block: u64,
+}
+
+impl Packer {
+    /// Blocks of `block` bytes, packed by `method`.
+    pub(crate) fn new(method: Option<Method>, pool: &CodecPool, block: u64) -> Self {
+        Self { method, pool: pool.clone(), block }
+    }
+
+    /// Bytes of a block.
+    pub(crate) fn block(&self) -> u64 {
+        self.block
+    }
+
+    /// Packs the block of this number. One that does not become shorter stays as it is.
+    pub(crate) async fn pack(
+        &self,
+        worker: &Worker,
+        index: u64,
+        input: IoBufs,
+    ) -> Result<(u64, ClusterBytes)> {
+        let Some(method) = self.method else { return Ok((index, ClusterBytes::Plain(input))) };
+        let work = Work::Compress { method, input, cluster: self.block as usize };
+        let mut done = self.pool.run(worker, work).await;
+        match done.outcome {
+            Outcome::Bytes(_) => Ok((index, ClusterBytes::Packed(done.output().to_vec()))),
+            Outcome::Incompressible => Ok((index, ClusterBytes::Plain(std::mem::take(&mut done.input)))),
+            Outcome::Damaged(why) => {
+                Err(Error::new(ErrorKind::Io, format!("a block could not be packed: {why}")))
+            }
+        }
+    }
 }
 
 /// An image that is being made in an empty file.

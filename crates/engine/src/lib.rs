@@ -67,13 +67,13 @@ mod file_pages;
 mod foreign;
 mod foreign_image;
 mod image;
+mod image_stream;
 mod image_worker;
 #[cfg(all(test, shuttle))]
 mod interleavings;
 pub mod jobs;
 mod luks_create;
 mod luks_disk;
-mod image_stream;
 mod new_foreign;
 mod node;
 mod open;

@@ -237,7 +237,8 @@ impl ImageStream {
             self.made.resize(usize::try_from(more).map_err(|_| StreamError::TooLarge)?, 0);
         }
         let start = at.saturating_sub(self.taken) as usize;
-        let place = self.made.get_mut(start..start.saturating_add(bytes.len())).ok_or(StreamError::TooLarge)?;
+        let place =
+            self.made.get_mut(start..start.saturating_add(bytes.len())).ok_or(StreamError::TooLarge)?;
         place.copy_from_slice(bytes);
         let last = self.geometry.cluster_index(HostOffset(end.saturating_sub(1)));
         for number in self.geometry.cluster_index(HostOffset(at))..=last {
@@ -325,7 +326,11 @@ impl Refcounts {
 
     /// The blocks that are left and the table, for a file whose other clusters are the first `clusters`; and how many clusters
     /// there are with both.
-    fn finish(&mut self, clusters: u64, geometry: &Geometry) -> Result<(Vec<Vec<u8>>, Vec<u8>, u64), StreamError> {
+    fn finish(
+        &mut self,
+        clusters: u64,
+        geometry: &Geometry,
+    ) -> Result<(Vec<Vec<u8>>, Vec<u8>, u64), StreamError> {
         let written = self.blocks.len() as u64;
         let per_table = geometry.reftable_entries_per_cluster();
         let (mut blocks, mut table) = (0u64, 0u64);
@@ -346,7 +351,8 @@ impl Refcounts {
             let at = geometry.cluster_offset(clusters.saturating_add(block)).ok_or(StreamError::TooLarge)?;
             self.blocks.push(at);
         }
-        let entries = self.blocks.iter().flat_map(|block| RefTableEntry::new(*block).0.to_be_bytes()).collect();
+        let entries =
+            self.blocks.iter().flat_map(|block| RefTableEntry::new(*block).0.to_be_bytes()).collect();
         Ok((self.open.drain(..).collect(), entries, total))
     }
 }
@@ -459,7 +465,9 @@ mod tests {
             let entry = RefTableEntry::read(&bytes[table_at..], block).unwrap();
             let at = entry.checked_block(&geometry).unwrap().unwrap().0 as usize;
             counts[at / size] += 1;
-            stored.extend((0..per_block).map(|index| refcount::get(&bytes[at..at + size], index, order).unwrap()));
+            stored.extend(
+                (0..per_block).map(|index| refcount::get(&bytes[at..at + size], index, order).unwrap()),
+            );
         }
         assert_eq!(stored[..counts.len()], counts);
         assert!(stored[counts.len()..].iter().all(|count| *count == 0));

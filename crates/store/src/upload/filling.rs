@@ -170,7 +170,9 @@ impl Filling {
         let is_next = index <= self.frontier;
         let is_kept_free = usize::from(!is_next && !self.parts.contains_key(&self.frontier));
         // The first part of an object that grows is written last, and must have its place then.
-        let of_first = usize::from(self.len.is_none() && index != 0 && !self.first_is_full && !self.parts.contains_key(&0));
+        let of_first = usize::from(
+            self.len.is_none() && index != 0 && !self.first_is_full && !self.parts.contains_key(&0),
+        );
         if self.free <= is_kept_free + of_first {
             return false;
         }

@@ -92,7 +92,10 @@ impl Upload {
     pub fn begin(name: StoreName, options: UploadOptions) -> Result<Self, RemoteError> {
         let fail = |errno, reason: String| RemoteError::new(&name.to_string(), errno, reason);
         if name.version().is_some() {
-            return Err(fail(libc::EINVAL, "a version of an object can't be written: leave ?versionId= out".to_owned()));
+            return Err(fail(
+                libc::EINVAL,
+                "a version of an object can't be written: leave ?versionId= out".to_owned(),
+            ));
         }
         let sizing = sizing::Sizing::of(options.memory, options.most, options.length)
             .map_err(|reason| fail(libc::EINVAL, reason))?;
@@ -104,13 +107,7 @@ impl Upload {
             failure: None,
             is_closed: false,
         };
-        let shared = Shared {
-            sender,
-            state: Mutex::new(state),
-            changed: Condvar::new(),
-            name,
-            options,
-        };
+        let shared = Shared { sender, state: Mutex::new(state), changed: Condvar::new(), name, options };
         Ok(Self(Arc::new(shared)))
     }
 
@@ -266,7 +263,9 @@ impl Storage for Upload {
             Some((errno, _)) => Some(Err(*errno)),
             None if state.is_closed => Some(Err(libc::EIO)),
             None => match op {
-                StorageOp::Write { offset, len } | StorageOp::ZeroRange { offset, len } | StorageOp::Punch { offset, len } => {
+                StorageOp::Write { offset, len }
+                | StorageOp::ZeroRange { offset, len }
+                | StorageOp::Punch { offset, len } => {
                     offset.checked_add(len).is_none().then_some(Err(libc::EFBIG))
                 }
                 // What is durable is said at the end, and how long it is, too.

@@ -11,7 +11,8 @@ impl Ranges {
     /// Adds a range; whether none of it was there.
     pub(super) fn add(&mut self, range: Range<u64>) -> bool {
         let (mut start, mut end) = (range.start, range.end);
-        if let Some((before, its_end)) = self.0.range(..=start).next_back().map(|(start, end)| (*start, *end)) {
+        if let Some((before, its_end)) = self.0.range(..=start).next_back().map(|(start, end)| (*start, *end))
+        {
             if its_end > start {
                 return false;
             }

@@ -173,7 +173,8 @@ mod tests {
                     <Part><PartNumber>2</PartNumber><ETag>\"bb\"</ETag><Size>6</Size></Part></ListPartsResult>";
         let parts: Parts = quick_xml::de::from_str(text).unwrap();
         assert!(parts.is_truncated && parts.part.len() == 2 && parts.part[0].etag.trim_matches('"') == "aa");
-        let none: Uploads = quick_xml::de::from_str("<ListMultipartUploadsResult></ListMultipartUploadsResult>").unwrap();
+        let none: Uploads =
+            quick_xml::de::from_str("<ListMultipartUploadsResult></ListMultipartUploadsResult>").unwrap();
         assert!(none.upload.is_empty());
     }
 

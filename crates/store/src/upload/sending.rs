@@ -224,7 +224,8 @@ impl Sender {
         let Some(begun) = self.begun.get() else { return };
         let key = self.name.key();
         // If it does not, the next try goes on with them.
-        let _ = self.with_patience(async |access| access.multipart().abort_multipart(key, &begun.id).await).await;
+        let _ =
+            self.with_patience(async |access| access.multipart().abort_multipart(key, &begun.id).await).await;
     }
 }
 

@@ -59,7 +59,10 @@ mod tests {
                         continue;
                     };
                     assert!(sizing.part * sizing.buffers as u64 <= memory, "{memory} {most} {sizing:?}");
-                    assert!(most.div_ceil(sizing.part) <= 9_999 && sizing.part >= LEAST, "{memory} {most} {sizing:?}");
+                    assert!(
+                        most.div_ceil(sizing.part) <= 9_999 && sizing.part >= LEAST,
+                        "{memory} {most} {sizing:?}"
+                    );
                 }
             }
         }

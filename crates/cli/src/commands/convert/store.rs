@@ -23,7 +23,8 @@ pub(super) fn convert_to_object(
     name: StoreName,
     mut options: ConvertOptions,
 ) -> Result<ConvertReport, Failure> {
-    let refuse = |what: &str| Err(Failure::usage(format!("'{name}': an object in a store can't have {what}")));
+    let refuse =
+        |what: &str| Err(Failure::usage(format!("'{name}': an object in a store can't have {what}")));
     if args.no_create {
         return refuse("-n: it is always a new one, which takes the place of another at the end");
     }
@@ -49,9 +50,12 @@ pub(super) fn convert_to_object(
             let mut most = 0u64;
             for image in images {
                 let measured = worker.block_on(measure(image));
-                most = most.saturating_add(measured.map_err(|e| Failure::during("error while reading the source", &e))?.required);
+                most = most.saturating_add(
+                    measured.map_err(|e| Failure::during("error while reading the source", &e))?.required,
+                );
             }
-            let target = StoreTarget::begin(name, UploadOptions::new(parts, most, Length::Growing, http_options()))?;
+            let target =
+                StoreTarget::begin(name, UploadOptions::new(parts, most, Length::Growing, http_options()))?;
             let new = StreamedTarget::new(target.file()?).create(create).compress(args.compression.options());
             let target_of_job = ConvertTarget::Stream(Box::new(new));
             let done = worker.block_on(convert(worker, images, target_of_job, &options));

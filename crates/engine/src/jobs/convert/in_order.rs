@@ -4,16 +4,15 @@
 use super::copy;
 use super::job::Job;
 use super::piece::Piece;
-use super::sink::{Packing, Sink};
-use crate::image_stream::ClusterBytes;
-use crate::compress::{Outcome, Work};
+use super::sink::Sink;
+use crate::image_stream::{ClusterBytes, Packer};
 use crate::jobs::pipeline::InOrder;
 use crate::jobs::queue::Queue;
 use crate::jobs::zeros::is_zero;
 use crate::new_foreign::WritesUnderWay;
 use crate::{Error, ErrorKind, Result};
 use futures_util::future::join_all;
-use zebu_storage::{IoBufs, Worker};
+use zebu_storage::Worker;
 
 /// Does pieces of work until there are no more, as [`copy::copy_pieces`] does for other targets.
 pub(super) async fn pack_pieces(worker: &Worker, job: &Job, queue: &Queue<Piece>) {
@@ -53,7 +52,7 @@ pub(super) async fn pack_pieces(worker: &Worker, job: &Job, queue: &Queue<Piece>
 async fn pack_piece(
     worker: &Worker,
     job: &Job,
-    packing: &Packing,
+    packing: &Packer,
     part: usize,
     offset: u64,
     len: usize,
@@ -65,11 +64,11 @@ async fn pack_piece(
     let mut blocks = Vec::new();
     let mut at = offset;
     while !rest.is_empty() {
-        let within = at % packing.block;
-        let block = rest.split_to(rest.len().min((packing.block - within) as usize));
+        let within = at % packing.block();
+        let block = rest.split_to(rest.len().min((packing.block() - within) as usize));
         let (start, block_len) = (at, block.len() as u64);
         at += block_len;
-        let is_whole = within == 0 && (block_len == packing.block || at == job.end());
+        let is_whole = within == 0 && (block_len == packing.block() || at == job.end());
         if !is_whole {
             let message = "a source ends within a block of the target, and another follows: convert them to one \
                            raw image first";
@@ -79,27 +78,9 @@ async fn pack_piece(
             job.count(|report| report.skipped += block_len);
         } else {
             job.count(|report| report.written += block_len);
-            blocks.push((start / packing.block, block.into()));
+            blocks.push((start / packing.block(), block.into()));
         }
     }
-    let packed = join_all(blocks.into_iter().map(|(index, block)| pack(worker, packing, index, block))).await;
+    let packed = join_all(blocks.into_iter().map(|(index, block)| packing.pack(worker, index, block))).await;
     Ok((packed.into_iter().collect::<Result<_>>()?, len as u64))
-}
-
-async fn pack(
-    worker: &Worker,
-    packing: &Packing,
-    index: u64,
-    input: IoBufs,
-) -> Result<(u64, ClusterBytes)> {
-    let Some(method) = packing.method else { return Ok((index, ClusterBytes::Plain(input))) };
-    let work = Work::Compress { method, input, cluster: packing.block as usize };
-    let mut done = packing.pool.run(worker, work).await;
-    match done.outcome {
-        Outcome::Bytes(_) => Ok((index, ClusterBytes::Packed(done.output().to_vec()))),
-        Outcome::Incompressible => Ok((index, ClusterBytes::Plain(std::mem::take(&mut done.input)))),
-        Outcome::Damaged(why) => {
-            Err(Error::new(ErrorKind::Io, format!("a block could not be packed: {why}")))
-        }
-    }
 }

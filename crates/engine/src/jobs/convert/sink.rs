@@ -1,22 +1,11 @@
 //! The target that a conversion writes to: an open image, or one of another program that is being made.
 
-use crate::compress::{CodecPool, Method};
-use crate::image_stream::{ClusterBytes, ImageWriter};
+use crate::image_stream::{ClusterBytes, ImageWriter, Packer};
 use crate::new_foreign::{BlockWriter, Packed, StreamWriter, WritesUnderWay};
 use crate::{Durability, Image, Result};
 use std::path::{Path, PathBuf};
 use zebu_storage::sync::Mutex;
 use zebu_storage::{IoBufs, Worker};
-
-/// How blocks are packed.
-#[derive(Debug, Clone)]
-pub(super) struct Packing {
-    /// `None`: they are written as they are.
-    pub(super) method: Option<Method>,
-    pub(super) pool: CodecPool,
-    /// Bytes of a block.
-    pub(super) block: u64,
-}
 
 /// A new image whose blocks come in order.
 pub(super) enum DiskOrder {
@@ -62,7 +51,7 @@ pub(super) enum Sink {
     /// A new image whose blocks are written in any order.
     Blocks(BlockWriter),
     /// A new image whose blocks are written in order, by the one task that has taken the writer.
-    Stream { path: PathBuf, size: u64, packing: Packing, writer: Mutex<Option<DiskOrder>> },
+    Stream { path: PathBuf, size: u64, packing: Packer, writer: Mutex<Option<DiskOrder>> },
 }
 
 impl Sink {

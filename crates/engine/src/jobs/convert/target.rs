@@ -1,10 +1,10 @@
 //! A target that the job makes.
 
 use super::options::{NewTarget, StreamedTarget, TargetClusters, TargetContent};
-use super::sink::{DiskOrder, Packing, Sink};
+use super::sink::{DiskOrder, Sink};
 use super::source_conflict::check_target;
 use crate::create::new_file;
-use crate::image_stream::ImageWriter;
+use crate::image_stream::{ImageWriter, Packer};
 use crate::jobs::staging::{NewFiles, directory_of, from_io, publish, reserve_temporary_name, sync_files};
 use crate::new_foreign::{self, BlockWriter, StreamWriter};
 use crate::progress::JobControl;
@@ -117,11 +117,9 @@ pub(super) fn begin_stream(new: StreamedTarget, total: u64, clusters: TargetClus
     }
     let method = match clusters {
         TargetClusters::Plain => None,
-        TargetClusters::Compressed => {
-            Some(compress.method(create.compression).map_err(|e| e.on(&path))?)
-        }
+        TargetClusters::Compressed => Some(compress.method(create.compression).map_err(|e| e.on(&path))?),
     };
-    let packing = Packing { method, pool: compress.pool, block: create.cluster_size };
+    let packing = Packer::new(method, &compress.pool, create.cluster_size);
     let writer = ImageWriter::new(file, &create, size)?;
     let size = writer.virtual_size();
     Ok(Sink::Stream { path, size, packing, writer: Mutex::new(Some(DiskOrder::Qcow2(writer))) })
@@ -139,14 +137,16 @@ async fn begin_foreign(
     let (file, size) = (new_file(path, create)?, create.size.unwrap_or(0));
     match new {
         NewForeign::Vmdk(vmdk) if new.is_stream() => {
-            let packing = Packing {
-                method: Some(open.compress.zlib().map_err(|e| e.on(path))?),
-                pool: open.compress.pool.clone(),
-                block: StreamWriter::BLOCK,
-            };
+            let method = open.compress.zlib().map_err(|e| e.on(path))?;
+            let packing = Packer::new(Some(method), &open.compress.pool, StreamWriter::BLOCK);
             let writer = StreamWriter::new(file, vmdk, size, name)?;
             let size = writer.virtual_size();
-            Ok(Sink::Stream { path: path.to_owned(), size, packing, writer: Mutex::new(Some(DiskOrder::Foreign(writer))) })
+            Ok(Sink::Stream {
+                path: path.to_owned(),
+                size,
+                packing,
+                writer: Mutex::new(Some(DiskOrder::Foreign(writer))),
+            })
         }
         _ => Ok(Sink::Blocks(BlockWriter::new(worker, file, new, size, name).await?)),
     }
