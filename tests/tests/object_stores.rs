@@ -412,3 +412,105 @@ fn an_object_that_changes_is_noticed_and_credentials_may_change() {
     store.zebu(&["compare", "-f", "raw", "-F", "raw", "disk.raw", &pinned]).ok();
     store.zebu(&["compare", "-f", "raw", "-F", "raw", "other.raw", "s3://disks/v.raw"]).ok();
 }
+
+#[test]
+fn a_server_in_its_sandbox_gets_new_credentials() {
+    let scratch = Scratch::new("store-sandbox");
+    let dir = scratch.path();
+    source(dir);
+    std::fs::create_dir(dir.join(".aws")).unwrap();
+    let store = ObjectStore::start(dir);
+    store.put("disk.raw", "d.raw");
+    let profile = |password: &str| {
+        let lines = format!("[default]\naws_access_key_id = user\naws_secret_access_key = {password}\n");
+        std::fs::write(dir.join(".aws/credentials"), lines).unwrap();
+    };
+    profile("password of the user");
+    let variables = store.variables();
+    let variables: Vec<(&str, &str)> = variables
+        .iter()
+        .map(|(name, value)| (*name, if name.contains("ACCESS_KEY") { "" } else { value.as_str() }))
+        .collect();
+    // With little memory, so that what was read is read again.
+    let server =
+        Server::start_with_all(dir, &variables, "--read-only --http-memory 4M -f raw s3://disks/d.raw");
+    assert!(!server.system_call_filters().is_empty());
+    let compare = format!("compare -f raw -F raw disk.raw {}", server.uri(""));
+    qemu_img(dir, &compare);
+    // The process outside of the sandbox reads the profile again, and signs.
+    profile("another password");
+    let _store = store.start_again("another password");
+    qemu_img(dir, &compare);
+    server.stop();
+}
+
+#[test]
+fn backups_are_objects_and_verified_in_place() {
+    let scratch = Scratch::new("store-backups");
+    let dir = scratch.path();
+    source(dir);
+    let store = ObjectStore::start(dir);
+    for (number, words) in [
+        &["--manifest", "m0"][..],
+        &["--manifest", "m1", "--compression-type", "zstd", "--buffer-memory", "32M"],
+        &["--manifest", "m2", "--cluster-size", "4k"],
+        &["--manifest", "m3", "--cluster-size", "2M"],
+        &[],
+    ]
+    .iter()
+    .enumerate()
+    {
+        let (name, manifest) = (format!("s3://disks/backup{number}"), format!("m{number}"));
+        let told =
+            store.zebu(&[&["backup", "--output", "json"], *words, &["packed.qcow2", &name]].concat()).ok();
+        let told: serde_json::Value = serde_json::from_str(&told.stdout).unwrap();
+        judge(&store, dir, "qcow2", &format!("backup{number}"));
+        assert!(told["disk-hash"].as_str().is_some_and(|hash| hash.len() == 64), "{told}");
+        assert_eq!(told["total"].as_u64(), Some(LEN as u64));
+        if words.is_empty() {
+            continue;
+        }
+        // The same hashes as a backup in a file.
+        store.zebu(&["verify", "--manifest", &manifest, &name]).ok();
+        let local = [&["backup", "--output", "json"], *words, &["packed.qcow2", "local"]].concat();
+        let local: Vec<&str> =
+            local.iter().map(|word| if *word == manifest { "ml" } else { *word }).collect();
+        let beside: serde_json::Value = serde_json::from_str(&store.zebu(&local).ok().stdout).unwrap();
+        assert_eq!(beside["disk-hash"], told["disk-hash"]);
+        for file in ["local", "ml"] {
+            std::fs::remove_file(dir.join(file)).unwrap();
+        }
+    }
+    // A flipped bit is found.
+    let mut bytes = store.get("backup0").unwrap();
+    bytes[3 << 20] ^= 16;
+    std::fs::write(dir.join("flipped"), bytes).unwrap();
+    store.put("flipped", "flipped");
+    store.zebu(&["verify", "--manifest", "m0", "s3://disks/flipped"]).exits(2);
+    // Nothing is overwritten, and what can't be had is refused by name.
+    let before = store.get("backup0").unwrap();
+    let again = store.zebu(&["backup", "--manifest", "m9", "disk.qcow2", "s3://disks/backup0"]).exits(1);
+    assert!(again.stderr.contains("exists already") && store.get("backup0").unwrap() == before, "{again}");
+    for (words, word) in [
+        (&["--resume"][..], "--resume"),
+        (&["--bitmap", "b"], "--bitmap"),
+        (&["--previous", "packed.qcow2", "--previous-manifest", "m0"], "--previous"),
+        (&["-t", "none"], "-t"),
+    ] {
+        let refused = store.zebu(&[&["backup"], words, &["disk.qcow2", "s3://disks/n"]].concat()).exits(1);
+        assert!(refused.stderr.contains(word), "{refused}");
+    }
+    assert!(!dir.join("m9").exists() && store.get("n").is_none());
+    // One that is killed has no name, and no manifest; the next one goes on.
+    let words =
+        ["backup", "-v", "-r", "15M", "-f", "raw", "--manifest", "mk", "disk.raw", "s3://disks/killed"];
+    let mut child = store.command(&[], &words).stderr(Stdio::null()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(store.get("killed").is_none() && !dir.join("mk").exists());
+    store.zebu(&words).ok();
+    judge(&store, dir, "qcow2", "killed");
+    store.zebu(&["verify", "--manifest", "mk", "s3://disks/killed"]).ok();
+    assert_eq!(store.uploads("killed"), 0);
+}

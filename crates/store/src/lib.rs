@@ -17,5 +17,5 @@ mod transport;
 mod upload;
 
 pub use name::{StoreKind, StoreName};
-pub use signing::signed_urls;
+pub use signing::{sign_for_broker, signed_urls};
 pub use upload::{Length, Upload, UploadOptions, UploadStats};
