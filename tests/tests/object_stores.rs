@@ -7,6 +7,7 @@ use zebu_tests::object_store::ObjectStore;
 use zebu_tests::program::{find, run_in};
 use zebu_tests::scratch::Scratch;
 use zebu_tests::server::Server;
+use zebu_tests::web_proxy::{Mishap, WebProxy};
 
 /// Bytes of the disk.
 const LEN: usize = 40 << 20;
@@ -513,4 +514,54 @@ fn backups_are_objects_and_verified_in_place() {
     judge(&store, dir, "qcow2", "killed");
     store.zebu(&["verify", "--manifest", "mk", "s3://disks/killed"]).ok();
     assert_eq!(store.uploads("killed"), 0);
+}
+
+#[test]
+fn a_store_that_is_slow_or_loses_answers_is_asked_again() {
+    let scratch = Scratch::new("store-mishaps");
+    let dir = scratch.path();
+    let content = source(dir);
+    let store = ObjectStore::start(dir);
+    let proxy = WebProxy::start(store.port(), |_, _| Mishap::None);
+    let url = proxy.url("");
+    let through = [("AWS_ENDPOINT_URL", url.as_str())];
+    let slow = || Mishap::Answer("503 Slow Down\r\nRetry-After: 1".to_owned());
+    for (number, mishap) in
+        [slow(), Mishap::LostAnswer, Mishap::Answer("500 Internal Server Error".to_owned())]
+            .into_iter()
+            .enumerate()
+    {
+        let key = format!("slow{number}");
+        let name = format!("s3://disks/{key}");
+        proxy.change(move |request, _| if request % 3 == 1 { mishap.clone() } else { Mishap::None });
+        let words = ["convert", "-v", "-f", "raw", "-O", "qcow2", "disk.raw", &name];
+        store.zebu_with(&through, &words).ok();
+        judge(&store, dir, "qcow2", &key);
+        store.zebu_with(&through, &["compare", "-f", "raw", "-F", "qcow2", "disk.raw", &name]).ok();
+    }
+    // The answer to the last request is lost: the object is there all the same.
+    let ends = |head: &str| head.starts_with("POST ") && head.contains("uploadId=");
+    proxy.change(move |_, head| if ends(head) { Mishap::LostAnswer } else { Mishap::None });
+    store.zebu_with(&through, &["convert", "-f", "raw", "-O", "raw", "disk.raw", "s3://disks/last"]).ok();
+    assert!(store.get("last").unwrap() == content);
+    // Every part is refused for good: one line, no object, and nothing is left.
+    proxy.change(|_, head| {
+        let is_part =
+            head.starts_with("PUT ") && head.contains("partNumber=") && !head.contains("partNumber=10000");
+        if is_part { Mishap::Answer("403 Forbidden".to_owned()) } else { Mishap::None }
+    });
+    let words = ["convert", "-f", "raw", "-O", "raw", "disk.raw", "s3://disks/denied"];
+    let failed = store.zebu_with(&through, &words).exits(1);
+    assert!(failed.stderr.lines().count() == 1 && failed.stderr.contains("403"), "{failed}");
+    assert_eq!((store.get("denied"), store.uploads("denied")), (None, 0));
+    // A bucket of another region.
+    let elsewhere = "301 Moved Permanently\r\nx-amz-bucket-region: eu-north-1".to_owned();
+    proxy.change(move |_, _| Mishap::Answer(elsewhere.clone()));
+    for words in [&["info", "-f", "raw", "s3://disks/slow0"][..], &words] {
+        let failed = store.zebu_with(&through, words).exits(1);
+        assert!(
+            failed.stderr.contains("AWS_REGION=eu-north-1") && failed.stderr.lines().count() == 1,
+            "{failed}"
+        );
+    }
 }

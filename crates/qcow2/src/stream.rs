@@ -141,7 +141,7 @@ impl ImageStream {
             self.append_cluster(cluster)?;
         }
         let end = self.geometry.cluster_index(HostOffset(self.end()));
-        let (blocks, table, total) = self.refcounts.finish(end, &self.geometry)?;
+        let Tables { blocks, table, total } = self.refcounts.finish(end, &self.geometry)?;
         for block in &blocks {
             self.made.extend_from_slice(block);
         }
@@ -150,7 +150,7 @@ impl ImageStream {
         if len as u64 > limits::MAX_REFTABLE_SIZE {
             return Err(StreamError::TooLarge);
         }
-        self.header.refcount_table_clusters = len.wrapping_div(size) as u32;
+        self.header.refcount_table_clusters = self.geometry.host_clusters(len as u64) as u32;
         self.made.extend_from_slice(&table);
         let whole = total.saturating_mul(self.geometry.cluster_size()).saturating_sub(self.taken);
         self.made.resize(usize::try_from(whole).map_err(|_| StreamError::TooLarge)?, 0);
@@ -269,6 +269,14 @@ struct Refcounts {
     order: u32,
 }
 
+/// The refcount structures at the end of a file.
+struct Tables {
+    blocks: Vec<Vec<u8>>,
+    table: Vec<u8>,
+    /// Clusters of the file with them.
+    total: u64,
+}
+
 impl Refcounts {
     fn new(geometry: &Geometry) -> Self {
         Self {
@@ -324,13 +332,8 @@ impl Refcounts {
         Some(block)
     }
 
-    /// The blocks that are left and the table, for a file whose other clusters are the first `clusters`; and how many clusters
-    /// there are with both.
-    fn finish(
-        &mut self,
-        clusters: u64,
-        geometry: &Geometry,
-    ) -> Result<(Vec<Vec<u8>>, Vec<u8>, u64), StreamError> {
+    /// The blocks that are left and the table, for a file whose other clusters are the first `clusters`.
+    fn finish(&mut self, clusters: u64, geometry: &Geometry) -> Result<Tables, StreamError> {
         let written = self.blocks.len() as u64;
         let per_table = geometry.reftable_entries_per_cluster();
         let (mut blocks, mut table) = (0u64, 0u64);
@@ -353,7 +356,7 @@ impl Refcounts {
         }
         let entries =
             self.blocks.iter().flat_map(|block| RefTableEntry::new(*block).0.to_be_bytes()).collect();
-        Ok((self.open.drain(..).collect(), entries, total))
+        Ok(Tables { blocks: self.open.drain(..).collect(), table: entries, total })
     }
 }
 
@@ -477,8 +480,8 @@ mod tests {
     fn an_image_of_nothing_and_one_of_everything() {
         check(9, 4, &[]);
         check(9, 4, &[0; 100]);
-        check(9, 4, &[512; 3000]);
-        check(9, 6, &[7; 3000]);
+        check(9, 4, &vec![512; 3000]);
+        check(9, 6, &vec![7; 3000]);
         check(9, 0, &[7; 300]);
         check(16, 4, &[100, 65536, 65535, 0, 1]);
     }

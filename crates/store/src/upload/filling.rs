@@ -2,7 +2,7 @@
 
 use super::ranges::Ranges;
 use bytes::Bytes;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use zebu_storage::{Completer, StorageDone, StorageOp};
 
 /// A part with all its bytes.
@@ -28,7 +28,7 @@ pub(super) struct Filling {
     /// Parts that are full or were, up to the first that is not, but for the first one of an object that grows.
     frontier: u64,
     /// Those behind it.
-    ahead: std::collections::BTreeSet<u64>,
+    ahead: BTreeSet<u64>,
     /// The first one was full.
     first_is_full: bool,
     waiting: VecDeque<Waiting>,
@@ -64,7 +64,7 @@ impl Filling {
             free: buffers,
             parts: BTreeMap::new(),
             frontier: if len.is_none() { 1 } else { 0 },
-            ahead: std::collections::BTreeSet::new(),
+            ahead: BTreeSet::new(),
             first_is_full: false,
             waiting: VecDeque::new(),
             spare: Vec::new(),
@@ -130,6 +130,10 @@ impl Filling {
             let at = offset + one.moved;
             let (index, within) = (at / self.size, at % self.size);
             let count = (len - one.moved).min(self.size - within);
+            if self.was_full(index) {
+                // Each byte is written once: what was sent can't be changed.
+                return Some(Err(libc::EIO));
+            }
             if !self.has_memory(index) {
                 return None;
             }
@@ -141,7 +145,6 @@ impl Filling {
             }
             let Some(part) = self.parts.get_mut(&index) else { return Some(Err(libc::EIO)) };
             if !part.ranges.add(within..within + count) {
-                // Each byte is written once: what was sent could not be changed.
                 return Some(Err(libc::EIO));
             }
             if !is_zero {
@@ -159,6 +162,12 @@ impl Filling {
     /// Bytes of a part, if that is known.
     fn len_of(&self, index: u64) -> Option<u64> {
         self.len.map(|len| (len - index * self.size).min(self.size))
+    }
+
+    /// Whether all bytes of a part were there once.
+    fn was_full(&self, index: u64) -> bool {
+        let is_behind = index < self.frontier && (index > 0 || self.len.is_some());
+        is_behind || self.ahead.contains(&index) || index == 0 && self.first_is_full
     }
 
     /// Whether there is memory for a part; takes it if so. The last buffer is for the first part that is missing, so that
@@ -239,6 +248,160 @@ fn copy_from(done: &Completer, mut skip: usize, mut place: &mut [u8]) {
         skip = 0;
         if place.is_empty() {
             return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::Mutex;
+    use zebu_storage::{IoBuf, IoBufs};
+
+    const SIZE: u64 = 100;
+
+    fn byte(at: u64) -> u8 {
+        (at % 241 + 1) as u8
+    }
+
+    /// `tasks` take writes in this order, and each submits its own some time later, in any order; parts are sent one after the
+    /// other. What was sent.
+    fn run(
+        len: Option<u64>,
+        buffers: usize,
+        tasks: usize,
+        ops: &[(u64, u64, bool)],
+        seed: u64,
+    ) -> Result<Vec<u8>, &'static str> {
+        let mut random = random(seed);
+        let mut filling = Filling::new(SIZE, buffers, len);
+        let answers = Arc::new(Mutex::new(Vec::new()));
+        let mut sent: BTreeMap<u64, Bytes> = BTreeMap::new();
+        let mut sending: VecDeque<Full> = VecDeque::new();
+        let (mut next, mut answered, mut submitted) = (0, 0, 0);
+        let mut taken: Vec<(u64, u64, bool)> = Vec::new();
+        while answered < ops.len() {
+            while next < ops.len() && next - answered < tasks {
+                taken.push(ops[next]);
+                next += 1;
+            }
+            if !taken.is_empty() && random() % 2 == 0 {
+                let (offset, len, is_zero) = taken.swap_remove(random() as usize % taken.len());
+                let bytes: Vec<u8> = (offset..offset + len).map(byte).collect();
+                let op = if is_zero {
+                    StorageOp::ZeroRange { offset, len }
+                } else {
+                    StorageOp::Write { offset, len }
+                };
+                let bufs = if is_zero { IoBufs::new() } else { IoBuf::copy_of(&bytes).into() };
+                let answers = Arc::clone(&answers);
+                let done =
+                    Completer::new(op, bufs, move |_, result| answers.lock().unwrap().push(result.is_ok()));
+                filling.add(op, done);
+                submitted += 1;
+            }
+            let step = filling.step();
+            let moved = !step.answered.is_empty();
+            for (done, result) in step.answered {
+                answered += 1;
+                done.finish(result);
+            }
+            sending.extend(step.full);
+            let in_memory = filling.parts.len() + sending.len();
+            assert!(in_memory <= buffers, "{in_memory} parts in memory");
+            if !moved && (taken.is_empty() || random() % 3 == 0) {
+                let Some((index, part)) = sending.pop_front() else {
+                    if taken.is_empty() && submitted == next {
+                        return Err("a write waits for ever");
+                    }
+                    continue;
+                };
+                assert!(sent.insert(index, part.clone()).is_none());
+                filling.give_back(part);
+            }
+        }
+        if answers.lock().unwrap().iter().any(|ok| !ok) {
+            return Err("a write failed");
+        }
+        sent.extend(sending);
+        let rest = filling.finish()?;
+        sent.extend(rest.full);
+        assert_eq!(sent.len() as u64, rest.parts);
+        assert!(sent.keys().copied().eq(0..rest.parts));
+        Ok(sent.into_values().flat_map(|part| part.to_vec()).collect())
+    }
+
+    fn expected(ops: &[(u64, u64, bool)]) -> Vec<u8> {
+        let end = ops.iter().map(|(offset, len, _)| offset + len).max().unwrap_or(0);
+        let mut bytes: Vec<u8> = (0..end).map(byte).collect();
+        for (offset, len, _) in ops.iter().filter(|(_, _, is_zero)| *is_zero) {
+            bytes[*offset as usize..(offset + len) as usize].fill(0);
+        }
+        bytes
+    }
+
+    fn random(mut seed: u64) -> impl FnMut() -> u64 {
+        move || {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            seed >> 33
+        }
+    }
+
+    /// Ranges that cover `from..to`.
+    fn ranges(from: u64, to: u64, seed: u64) -> Vec<(u64, u64, bool)> {
+        let mut random = random(seed);
+        let (mut at, mut ops) = (from, Vec::new());
+        while at < to {
+            let len = (random() % 70 + 1).min(to - at);
+            // A long run of zeroes now and then.
+            let (len, is_zero) =
+                if random() % 9 == 0 { (450.min(to - at), true) } else { (len, random() % 4 == 0) };
+            ops.push((at, len, is_zero));
+            at += len;
+        }
+        ops
+    }
+
+    #[test]
+    fn nearly_ordered_writes_become_parts_within_the_memory() {
+        for seed in 0..300 {
+            for (buffers, tasks) in [(2, 1), (2, 8), (3, 4), (6, 16)] {
+                let len = 1 + seed * 37 % 3000;
+                let ops = ranges(0, len, seed);
+                let made = run(Some(len), buffers, tasks, &ops, seed);
+                assert!(made == Ok(expected(&ops)), "{seed} {buffers} {tasks} {:?}", made.err());
+            }
+            // The beginning comes last.
+            let len = 10 + seed * 41 % 3000;
+            let mut ops = ranges(7, len, seed);
+            ops.push((0, 7, false));
+            for tasks in [1, 2, 8] {
+                let made = run(None, 3, tasks, &ops, seed);
+                assert!(made == Ok(expected(&ops)), "{seed} {tasks} {:?}", made.err());
+            }
+        }
+        assert_eq!(run(Some(0), 2, 1, &[], 0), Ok(Vec::new()));
+        assert_eq!(run(None, 3, 1, &[], 0), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn gaps_and_bytes_that_come_twice_are_errors() {
+        for (len, ops) in [
+            (Some(300), &[(0, 100, false), (200, 100, false)][..]),
+            (Some(300), &[(0, 299, false)]),
+            (None, &[(0, 100, false), (200, 50, false)]),
+            (None, &[(0, 50, false), (100, 50, false)]),
+            (None, &[(0, 100, false), (100, 20, false), (130, 10, false)]),
+            (None, &[(100, 100, false)]),
+        ] {
+            assert!(run(len, 5, 1, ops, 0).is_err_and(|why| why.contains("never written")), "{ops:?}");
+        }
+        for ops in
+            [&[(0, 10, false), (5, 1, false)][..], &[(0, 100, false), (0, 1, true)], &[(290, 20, false)]]
+        {
+            let failed = run(Some(300), 5, 1, ops, 0);
+            assert!(failed.is_err_and(|why| why.contains("failed")), "{ops:?}");
         }
     }
 }
