@@ -51,6 +51,7 @@ mod stop_signals;
 mod store_target;
 mod temporary_overlay;
 mod unasked_cache;
+mod uploads;
 mod values;
 mod watch;
 

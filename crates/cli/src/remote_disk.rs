@@ -1,7 +1,7 @@
 //! Disks on servers: how the command line describes them, and those that this command has opened.
 
 use crate::output::stderr;
-use crate::store_target::{tell_uploads, upload_stats};
+use crate::uploads::{tell_uploads, upload_stats};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};

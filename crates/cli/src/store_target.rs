@@ -1,14 +1,11 @@
-//! Objects in stores that a command writes: uploads, and what is told of them.
+//! Objects in stores that a command writes.
 
 use crate::failure::Failure;
-use crate::output::stderr;
+use crate::uploads::note_upload;
 use std::ffi::OsStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use zebu::storage::{Access, File, OpenFlags};
-use zebu_store::{StoreName, Upload, UploadOptions, UploadStats};
-
-/// Uploads of this command.
-static UPLOADS: Mutex<Vec<Arc<Upload>>> = Mutex::new(Vec::new());
+use zebu_store::{StoreName, Upload, UploadOptions};
 
 /// The most bytes of a command's buffers that are for reading. The rest is for parts of the object.
 const MOST_FOR_READING: usize = 16 << 20;
@@ -51,7 +48,7 @@ impl StoreTarget {
             Failure::new(format!("Could not create '{shown}': {}{remedy}", error.reason()))
         })?;
         let upload = Arc::new(upload);
-        UPLOADS.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&upload));
+        note_upload(Arc::clone(&upload));
         Ok(Self(upload))
     }
 
@@ -86,28 +83,5 @@ impl StoreTarget {
             self.0.abort();
         }
         ended
-    }
-}
-
-/// Counters of all uploads; `None` if there was none.
-pub(crate) fn upload_stats() -> Option<UploadStats> {
-    let uploads = UPLOADS.lock().unwrap_or_else(PoisonError::into_inner);
-    uploads.iter().map(|upload| upload.stats()).reduce(|mut all, one| {
-        all.sent += one.sent;
-        all.sent_bytes += one.sent_bytes;
-        all.kept += one.kept;
-        all.retries += one.retries;
-        all
-    })
-}
-
-/// Says what was sent (`-v`), if anything was.
-pub(crate) fn tell_uploads() {
-    let uploads = UPLOADS.lock().unwrap_or_else(PoisonError::into_inner);
-    for upload in uploads.iter() {
-        let (name, UploadStats { sent, sent_bytes, kept, retries, .. }) = (upload.name(), upload.stats());
-        stderr::tell(&format!(
-            "{name}: {sent} parts with {sent_bytes} bytes sent, {kept} parts of an interrupted upload kept, {retries} retries"
-        ));
     }
 }

@@ -111,14 +111,15 @@ impl ImageWriter {
         for (index, bytes) in clusters {
             let added = match bytes {
                 ClusterBytes::Packed(bytes) => self.stream.packed(*index, bytes),
-                ClusterBytes::Plain(bufs) => match bufs.parts() {
-                    [buf] => self.stream.plain(*index, buf.as_slice()),
-                    _ => {
+                ClusterBytes::Plain(bufs) => {
+                    if let [buf] = bufs.parts() {
+                        self.stream.plain(*index, buf.as_slice())
+                    } else {
                         let mut bytes = vec![0; bufs.len()];
                         bufs.copy_to(0, &mut bytes);
                         self.stream.plain(*index, &bytes)
                     }
-                },
+                }
             };
             added.map_err(|e| stream_error(self.file.file(), &e))?;
         }

@@ -29,13 +29,12 @@ pub fn signed_urls(name: StoreName, options: HttpOptions) -> SignedUrls {
             if why == Signing::AfterDenial {
                 *known = None;
             }
-            match &*known {
-                Some(access) => Arc::clone(access),
-                None => {
-                    let made = Access::new(&name, &options, Environment(&of_process));
-                    let made = made.map_err(|e| SigningError::new(e.errno(), e.reason()))?;
-                    Arc::clone(known.insert(Arc::new(made)))
-                }
+            if let Some(access) = &*known {
+                Arc::clone(access)
+            } else {
+                let made = Access::new(&name, &options, Environment(&of_process));
+                let made = made.map_err(|e| SigningError::new(e.errno(), e.reason()))?;
+                Arc::clone(known.insert(Arc::new(made)))
             }
         };
         sign(&access, &name)

@@ -63,7 +63,7 @@ impl Filling {
             len,
             free: buffers,
             parts: BTreeMap::new(),
-            frontier: if len.is_none() { 1 } else { 0 },
+            frontier: u64::from(len.is_none()),
             ahead: BTreeSet::new(),
             first_is_full: false,
             waiting: VecDeque::new(),
@@ -286,7 +286,7 @@ mod tests {
                 taken.push(ops[next]);
                 next += 1;
             }
-            if !taken.is_empty() && random() % 2 == 0 {
+            if !taken.is_empty() && random().is_multiple_of(2) {
                 let (offset, len, is_zero) = taken.swap_remove(random() as usize % taken.len());
                 let bytes: Vec<u8> = (offset..offset + len).map(byte).collect();
                 let op = if is_zero {
@@ -310,7 +310,7 @@ mod tests {
             sending.extend(step.full);
             let in_memory = filling.parts.len() + sending.len();
             assert!(in_memory <= buffers, "{in_memory} parts in memory");
-            if !moved && (taken.is_empty() || random() % 3 == 0) {
+            if !moved && (taken.is_empty() || random().is_multiple_of(3)) {
                 let Some((index, part)) = sending.pop_front() else {
                     if taken.is_empty() && submitted == next {
                         return Err("a write waits for ever");
@@ -355,8 +355,11 @@ mod tests {
         while at < to {
             let len = (random() % 70 + 1).min(to - at);
             // A long run of zeroes now and then.
-            let (len, is_zero) =
-                if random() % 9 == 0 { (450.min(to - at), true) } else { (len, random() % 4 == 0) };
+            let (len, is_zero) = if random().is_multiple_of(9) {
+                (450.min(to - at), true)
+            } else {
+                (len, random().is_multiple_of(4))
+            };
             ops.push((at, len, is_zero));
             at += len;
         }

@@ -4,6 +4,7 @@
 //! there. Nothing has the object's name before [`Upload::finish`] has ended the upload, which the store does at once.
 
 mod filling;
+mod options;
 mod ranges;
 mod resume;
 mod sending;
@@ -13,56 +14,12 @@ use crate::failure::describe;
 use crate::name::StoreName;
 use crate::runtime;
 use filling::{Filling, Step};
+pub use options::{Length, UploadOptions, UploadStats};
 use sending::Sender;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use zebu_remote::RemoteError;
-use zebu_remote::http::HttpOptions;
 use zebu_storage::{Alignment, Completer, Storage, StorageAbilities, StorageDone, StorageOp};
-
-/// How an object is written.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct UploadOptions {
-    /// Bytes of memory for parts.
-    pub memory: u64,
-    /// Bytes of the object, at most.
-    pub most: u64,
-    /// Whether its length is `most`, or known at the end.
-    pub length: Length,
-    /// Certificates, timeouts, proxies and network.
-    pub http: HttpOptions,
-}
-
-/// When the length of an object is known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Length {
-    /// Before.
-    Fixed,
-    /// At the end. Until then, the first part is kept: what makes an image of the file is written last.
-    Growing,
-}
-
-impl UploadOptions {
-    /// An object of up to `most` bytes, by way of `memory`.
-    pub fn new(memory: u64, most: u64, length: Length, http: HttpOptions) -> Self {
-        Self { memory, most, length, http }
-    }
-}
-
-/// Counters of an upload.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct UploadStats {
-    /// Parts that were sent.
-    pub sent: u64,
-    /// Bytes of these.
-    pub sent_bytes: u64,
-    /// Parts that the store had of an upload that was interrupted.
-    pub kept: u64,
-    /// Requests that were sent again.
-    pub retries: u64,
-}
 
 /// An object that is being written.
 pub struct Upload(Arc<Shared>);

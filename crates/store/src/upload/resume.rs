@@ -7,6 +7,7 @@ use object_store::path::Path;
 use object_store::signer::{Method, SignedUrlOptions};
 use serde::Deserialize;
 use std::collections::HashMap;
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 use zebu_remote::http::HttpClient;
@@ -28,7 +29,14 @@ pub(super) fn mark(part_size: u64) -> Vec<u8> {
 
 /// The ETag that S3 gives a part with these bytes, unless it encrypts it with a key of its own.
 pub(super) fn etag(bytes: &[u8]) -> String {
-    Md5::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&Md5::digest(bytes))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 /// The ETag of an object of parts.
@@ -41,8 +49,7 @@ pub(super) fn etag_of_parts<'a>(etags: impl ExactSizeIterator<Item = &'a str>) -
             all.update([u8::from_str_radix(digits.get(at..at + 2)?, 16).ok()?]);
         }
     }
-    let text: String = all.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    Some(format!("{text}-{count}"))
+    Some(format!("{}-{count}", hex(&all.finalize())))
 }
 
 /// A part that the store has: its bytes and ETag, without quotes.

@@ -1,7 +1,7 @@
 //! The requests of an upload.
 
-use super::UploadStats;
 use super::filling::{Full, Rest};
+use super::options::UploadStats;
 use super::resume::{self, Interrupted, MARK};
 use crate::access::Access;
 use crate::environment::{Environment, of_process};

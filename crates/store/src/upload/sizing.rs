@@ -1,6 +1,6 @@
 //! How large parts are.
 
-use super::Length;
+use super::options::Length;
 use super::resume::MARK;
 use crate::runtime::MOST_PARTS;
 

@@ -12,7 +12,7 @@ pub(super) enum DiskOrder {
     /// Of another program.
     Foreign(StreamWriter),
     /// A qcow2 image.
-    Qcow2(ImageWriter),
+    Qcow2(Box<ImageWriter>),
 }
 
 impl DiskOrder {

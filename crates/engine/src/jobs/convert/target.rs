@@ -122,7 +122,7 @@ pub(super) fn begin_stream(new: StreamedTarget, total: u64, clusters: TargetClus
     let packing = Packer::new(method, &compress.pool, create.cluster_size);
     let writer = ImageWriter::new(file, &create, size)?;
     let size = writer.virtual_size();
-    Ok(Sink::Stream { path, size, packing, writer: Mutex::new(Some(DiskOrder::Qcow2(writer))) })
+    Ok(Sink::Stream { path, size, packing, writer: Mutex::new(Some(DiskOrder::Qcow2(Box::new(writer)))) })
 }
 
 /// Begins a new image of another program at `path`, whose name will be `name` at last.
