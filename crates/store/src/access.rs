@@ -212,7 +212,7 @@ fn gs(bucket: &str, connector: Connector, environment: Environment<'_>) -> Resul
         let url = if host.contains("://") { host } else { format!("http://{host}") };
         let url = endpoint(url, "STORAGE_EMULATOR_HOST")?;
         client = client.with_allow_http(is_plain(&url));
-        builder = builder.with_base_url(&url).with_skip_signature(true);
+        builder = builder.with_base_url(&url).with_config(GoogleConfigKey::BearerToken, "none");
         place = Some(format!("{url}/{bucket}"));
     }
     let store = builder.with_client_options(client).with_http_connector(connector).build();

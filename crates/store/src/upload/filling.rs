@@ -32,6 +32,8 @@ pub(super) struct Filling {
     /// The first one was full.
     first_is_full: bool,
     waiting: VecDeque<Waiting>,
+    /// The only part of an object that has no others.
+    only: Option<Full>,
     /// Memory of parts that were sent.
     spare: Vec<Vec<u8>>,
 }
@@ -67,6 +69,7 @@ impl Filling {
             ahead: BTreeSet::new(),
             first_is_full: false,
             waiting: VecDeque::new(),
+            only: None,
             spare: Vec::new(),
         }
     }
@@ -191,7 +194,13 @@ impl Filling {
 
     fn take_full(&mut self, index: u64, full: &mut Vec<Full>) {
         let Some(part) = self.parts.remove(&index) else { return };
-        full.push((index, part.bytes.into()));
+        let whole = (index, part.bytes.into());
+        // An object that is one part needs no upload in parts.
+        if self.len.is_some_and(|len| len <= self.size) {
+            self.only = Some(whole);
+        } else {
+            full.push(whole);
+        }
         if index == 0 {
             self.first_is_full = true;
         }
@@ -213,7 +222,8 @@ impl Filling {
         if self.len.is_some() || !first {
             let all = self.len.map_or(0, |len| len.div_ceil(self.size));
             let is_whole = parts.is_empty() && self.frontier == all && self.ahead.is_empty();
-            return if is_whole { Ok(Rest { parts: all, full: Vec::new() }) } else { Err(GAP) };
+            let full = self.only.take().into_iter().collect();
+            return if is_whole { Ok(Rest { parts: all, full }) } else { Err(GAP) };
         }
         if !self.ahead.is_empty() {
             return Err(GAP);
