@@ -4,7 +4,7 @@ use crate::output::stderr;
 use std::sync::{Arc, Mutex, PoisonError};
 use zebu_store::{Upload, UploadStats};
 
-/// Those that were begun.
+/// Uploads that were begun.
 static UPLOADS: Mutex<Vec<Arc<Upload>>> = Mutex::new(Vec::new());
 
 /// Notes one.

@@ -174,7 +174,7 @@ impl Source {
         Ok(Self { signed: Some(signed), ..Self::new(first.url.without_query(), options) })
     }
 
-    /// What was named; of a store, where the object is, without a signature.
+    /// The URL that was named; of a store, where the object is, without a signature.
     pub(super) fn url(&self) -> &HttpUrl {
         &self.original
     }

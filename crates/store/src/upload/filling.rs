@@ -27,7 +27,7 @@ pub(super) struct Filling {
     parts: BTreeMap<u64, Part>,
     /// Parts that are full or were, up to the first that is not, but for the first one of an object that grows.
     frontier: u64,
-    /// Those behind it.
+    /// Full parts behind it.
     ahead: BTreeSet<u64>,
     /// The first one was full.
     first_is_full: bool,
@@ -49,11 +49,11 @@ struct Waiting {
     moved: u64,
 }
 
-/// What there is of an object when its writer is ready.
+/// The end of an object, when its writer is ready.
 pub(super) struct Rest {
     /// How many parts there are in all.
     pub(super) parts: u64,
-    /// Those that were not sent.
+    /// Parts that were not sent.
     pub(super) full: Vec<Full>,
 }
 

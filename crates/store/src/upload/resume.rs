@@ -22,7 +22,7 @@ const MOST_PAGES: usize = 16;
 /// The most uploads of one name that are looked at.
 const MOST_UPLOADS: usize = 8;
 
-/// What stands in the mark.
+/// The bytes of the mark.
 pub(super) fn mark(part_size: u64) -> Vec<u8> {
     format!("zebu upload 1: parts of {part_size} bytes\n").into_bytes()
 }

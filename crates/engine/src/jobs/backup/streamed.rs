@@ -22,7 +22,7 @@ use zebu_storage::{File, Worker};
 /// A backup whose file is written, and whose manifest has no name yet.
 #[derive(Debug)]
 pub struct StreamedBackup {
-    /// What was done.
+    /// Figures of what was done.
     pub report: BackupReport,
     /// The manifest's temporary name, and its own.
     manifest: (PathBuf, Option<PathBuf>),
@@ -54,9 +54,9 @@ pub async fn backup_streamed(
     options: &BackupOptions,
 ) -> Result<StreamedBackup> {
     let refused = [
-        (options.previous.is_some(), "an increment (--previous)"),
-        (options.bitmap.is_some(), "the bitmap of a backup (--bitmap)"),
-        (options.interrupted == Interrupted::Resume, "--resume"),
+        (options.previous.is_some(), "an increment"),
+        (options.bitmap.is_some(), "a bitmap of what changed"),
+        (options.interrupted == Interrupted::Resume, "going on with an interrupted one"),
     ];
     if let Some((_, what)) = refused.iter().find(|(is_wanted, _)| *is_wanted) {
         let message = format!("{what} can't be had in a backup that is written in the order of the disk");
