@@ -93,7 +93,13 @@ impl ImageWriter {
         })?;
         let header = new_header(create, size).map_err(|e| e.on(file.path()))?;
         let stream = ImageStream::new(header).map_err(|e| stream_error(&file, &e))?;
-        Ok(Self { file: GrowingFile::new(file, u64::MAX), stream, gathered: Vec::new(), at: create.cluster_size, size })
+        Ok(Self {
+            file: GrowingFile::new(file, u64::MAX),
+            stream,
+            gathered: Vec::new(),
+            at: create.cluster_size,
+            size,
+        })
     }
 
     /// Bytes of the disk.
