@@ -15,6 +15,7 @@ pub mod message_fuzz;
 pub mod model;
 pub mod mount;
 pub mod nbd_client;
+pub mod object_store;
 pub mod patch;
 pub mod program;
 pub mod qemu;

@@ -36,10 +36,18 @@ impl Server {
     /// # Panics
     /// If it does not become ready.
     pub fn start_with(dir: &Path, variable: (&str, &str), options: &str) -> Self {
+        Self::start_with_all(dir, &[variable], options)
+    }
+
+    /// As [`Server::start`], with other variables in its environment.
+    ///
+    /// # Panics
+    /// If it does not become ready.
+    pub fn start_with_all(dir: &Path, variables: &[(&str, &str)], options: &str) -> Self {
         let socket = dir.join("nbd.sock");
         let mut command = Command::new(zebu_program());
         command.arg("serve").arg("--nbd").arg(format!("unix:{}", socket.display()));
-        command.args(options.split_whitespace()).current_dir(dir).env(variable.0, variable.1);
+        command.args(options.split_whitespace()).current_dir(dir).envs(variables.iter().copied());
         Self::spawn(command, socket)
     }
 

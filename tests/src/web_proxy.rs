@@ -35,6 +35,8 @@ pub enum Mishap {
     EndlessHead,
     /// A chunk without end, in place of the body.
     EndlessChunk,
+    /// The server does what it is asked for, and the connection ends before its answer comes.
+    LostAnswer,
     /// One byte in so much time.
     Drip(Duration),
 }
@@ -144,6 +146,35 @@ fn value<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     })
 }
 
+/// Passes the body of a request on, or reads it only.
+fn pass_body(mut client: &TcpStream, server: Option<&TcpStream>, request: &str) -> std::io::Result<()> {
+    let mut left: usize = value(request, "content-length").and_then(|len| len.parse().ok()).unwrap_or(0);
+    let mut buf = vec![0; 64 << 10];
+    while left > 0 {
+        let want = left.min(buf.len());
+        let read = client.read(&mut buf[..want])?;
+        if read == 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        if let Some(mut server) = server {
+            server.write_all(&buf[..read])?;
+        }
+        left -= read;
+    }
+    Ok(())
+}
+
+/// Passes a body in chunks on, to its empty one.
+fn pass_chunks(mut server: &TcpStream, mut client: &TcpStream) -> std::io::Result<()> {
+    let mut last = Vec::new();
+    let mut byte = [0];
+    while !last.ends_with(b"\r\n0\r\n\r\n") && server.read(&mut byte)? > 0 {
+        client.write_all(&byte)?;
+        last.push(byte[0]);
+    }
+    Ok(())
+}
+
 /// How a connection ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
@@ -162,6 +193,7 @@ fn converse(client: &TcpStream, shared: &Shared) -> std::io::Result<End> {
         let mishap = rule(number, &request);
         match &mishap {
             Mishap::Answer(text) => {
+                pass_body(client, None, &request)?;
                 let text = format!("HTTP/1.1 {text}\r\nContent-Length: 0\r\n\r\n");
                 to_client.write_all(text.as_bytes())?;
                 continue;
@@ -184,8 +216,15 @@ fn converse(client: &TcpStream, shared: &Shared) -> std::io::Result<End> {
             });
         }
         (&server).write_all(format!("{}\r\n\r\n", kept.join("\r\n")).as_bytes())?;
+        pass_body(client, Some(&server), &request)?;
         let Some(mut response) = head(&server)? else { return Ok(End::Closed) };
+        if mishap == Mishap::LostAnswer {
+            return Ok(End::Closed);
+        }
         let mut left: u64 = value(&response, "content-length").and_then(|len| len.parse().ok()).unwrap_or(0);
+        if request.starts_with("HEAD ") {
+            left = 0;
+        }
         match &mishap {
             Mishap::Replace(old, new) => response = response.replace(old, new),
             Mishap::RangeHigher(more) => {
@@ -208,6 +247,9 @@ fn converse(client: &TcpStream, shared: &Shared) -> std::io::Result<End> {
             _ => {}
         }
         to_client.write_all(response.as_bytes())?;
+        if value(&response, "transfer-encoding").is_some() {
+            pass_chunks(&server, to_client)?;
+        }
         let mut passed = 0;
         let mut buf = vec![0; 64 << 10];
         while left > 0 {

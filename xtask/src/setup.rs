@@ -46,6 +46,7 @@ const TOOLS: &[Tool] = &[
     Tool { program: "nbdkit", package: "nbdkit", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "nginx", package: "nginx-light", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "tinyproxy", package: "tinyproxy-bin", needs: &[Need::Tests, Need::Everything] },
+    Tool { program: "curl", package: "curl", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "ip", package: "iproute2", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "nbdsh", package: "python3-libnbd", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "7zz", package: "7zip", needs: &[Need::Tests, Need::Everything] },
@@ -54,6 +55,20 @@ const TOOLS: &[Tool] = &[
     Tool { program: "lz4", package: "lz4", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "bzip2", package: "bzip2", needs: &[Need::Tests, Need::Everything] },
 ];
+
+/// A program of Go that no release of Debian has, and its module.
+struct GoTool {
+    program: &'static str,
+    module: &'static str,
+}
+
+/// Servers of object stores: S3.
+const GO_TOOLS: [GoTool; 1] =
+    [GoTool { program: "minio", module: "github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c" }];
+/// The package of Go, which fetches a newer one of itself where a module wants that: from 1.21 on.
+const GO: &str = "golang-go";
+/// Where they go, beside what else is not Debian's.
+const GO_PLACE: &str = "/usr/local/bin";
 
 /// Modules of Debian's Python, and their packages: second readers of images.
 const MODULES: [(&str, &str); 2] = [("pyvhdi", "python3-libvhdi"), ("pyvmdk", "python3-libvmdk")];
@@ -67,7 +82,40 @@ const BACKPORTS: &str = "/etc/apt/sources.list.d/zebu-backports.sources";
 
 /// Installs what `need` lacks. Without the right to, or without apt: an error that names the packages.
 pub(crate) fn ensure(need: Need) -> Outcome {
-    install(need, &missing(need))
+    install(need, &missing(need))?;
+    if need == Need::Demo { Ok(()) } else { install_go_tools() }
+}
+
+/// Builds what is missing of the programs of Go. It takes some minutes, and is done once.
+fn install_go_tools() -> Outcome {
+    let missing: Vec<&GoTool> = GO_TOOLS.iter().filter(|tool| find(tool.program).is_none()).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let by_hand: Vec<String> = missing.iter().map(|tool| format!("go install {}", tool.module)).collect();
+    if !is_root() {
+        let modules = by_hand.join("; ");
+        return Err(format!(
+            "missing programs. Build them with Go 1.21 or newer, and put them on the PATH: {modules}"
+        ));
+    }
+    if find("go").is_none() {
+        println!("installing {GO}");
+        match Release::read().backports() {
+            Some(suite) => install_from(&[GO], &suite)?,
+            None => update(),
+        }
+        if find("go").is_none() {
+            apt_get(&[GO], None)?;
+        }
+    }
+    for tool in missing {
+        println!("building {}", tool.module);
+        let mut command = Command::new("go");
+        command.args(["install", "-trimpath", "-ldflags=-s -w", tool.module]);
+        run(command.env("GOBIN", GO_PLACE).env("GOTOOLCHAIN", "auto").env("GOFLAGS", "-buildvcs=false"))?;
+    }
+    Ok(())
 }
 
 /// The command `setup`: as [`ensure`], and says what there is.
@@ -117,7 +165,7 @@ fn install(need: Need, packages: &[&'static str]) -> Outcome {
     if packages.iter().any(|package| QEMU.contains(package))
         && let Some(suite) = release.backports()
     {
-        install_qemu_from(&suite)?;
+        install_from(&QEMU, &suite)?;
     }
     let rest = missing(need);
     if !rest.is_empty() {
@@ -135,20 +183,20 @@ fn install(need: Need, packages: &[&'static str]) -> Outcome {
     }
 }
 
-/// Debian 12 has QEMU 7.2; its backports have 10. Falls back to 7.2 where they can't be had.
-fn install_qemu_from(suite: &str) -> Outcome {
+/// Debian 12 has QEMU 7.2 and Go 1.19; its backports have newer ones. Falls back to the release's own where they can't be had.
+fn install_from(packages: &[&'static str], suite: &str) -> Outcome {
     let configured = sources().iter().any(|file| fs::read_to_string(file).is_ok_and(|t| t.contains(suite)));
     if !configured {
         let Some(stanza) = sources().iter().find_map(|file| backports_entry(file, suite)) else {
-            println!("note: no entry to derive {suite} from; QEMU comes from the release itself");
+            println!("note: no entry to derive {suite} from; the packages come from the release itself");
             return Ok(());
         };
         println!("writing {BACKPORTS}");
         fs::write(BACKPORTS, stanza).map_err(|e| format!("{BACKPORTS}: {e}"))?;
     }
     update();
-    if let Err(error) = apt_get(&QEMU, Some(suite)) {
-        println!("note: {error}; QEMU comes from the release itself");
+    if let Err(error) = apt_get(packages, Some(suite)) {
+        println!("note: {error}; the packages come from the release itself");
         if !configured {
             // A suite that can't be read would make every later update fail.
             fs::remove_file(BACKPORTS).map_err(|e| format!("{BACKPORTS}: {e}"))?;

@@ -1,10 +1,12 @@
-//! Image options of a file on a web server (`driver=http`, `driver=https`), with QEMU's keys and some of zebu's own.
+//! Image options of a file on a web server (`driver=http`, `driver=https`), with QEMU's keys and some of zebu's own; and of an
+//! object in a store (`driver=s3`, `driver=gs`, `driver=az`), with those of them that mean something there.
 
 use crate::keyval::{parse_size_value, parse_switch};
 use crate::remote_disk::{RemoteName, http_options};
 use std::path::Path;
 use std::time::Duration;
 use zebu_remote::http::{Cookie, Credentials, HttpUrl, Redirects, Verification, password_of};
+use zebu_store::StoreName;
 
 /// Keys that mean something with these drivers.
 const KEYS: [&str; 18] = [
@@ -39,6 +41,9 @@ const REFUSED: [(&str, &str); 4] = [
     ("force-range", "ranges are always asked for, and a server without them is noticed"),
 ];
 
+/// Keys that say who asks, or where to: a store has its own ways.
+const NOT_OF_STORES: [&str; 5] = ["cookie", "username", "password-file", "redirects", "netrc"];
+
 /// The most connections of one disk.
 const MOST_CONNECTIONS: usize = 256;
 
@@ -58,7 +63,7 @@ impl HttpOpts {
 
     /// Whether `driver` is one of these.
     pub(crate) fn is_driver(driver: &str) -> bool {
-        matches!(driver, "http" | "https")
+        matches!(driver, "http" | "https" | "s3" | "gs" | "az")
     }
 
     /// Takes a pair if its key is one of these.
@@ -80,7 +85,7 @@ impl HttpOpts {
             return match self.pairs.first() {
                 None => Ok(None),
                 Some((key, _)) => {
-                    Err(format!("Unknown parameter '{key}' (it goes with driver=http and driver=https)"))
+                    Err(format!("Unknown parameter '{key}' (it goes with driver=http, https, s3, gs and az)"))
                 }
             };
         };
@@ -89,11 +94,19 @@ impl HttpOpts {
         if let Some((key, reason)) = REFUSED.iter().find(|(key, _)| get(key).is_some()) {
             return Err(format!("Parameter '{key}' is not supported: {reason}"));
         }
-        let url = get("url").ok_or_else(|| format!("driver={driver} needs url={driver}://HOST/PATH"))?;
-        let url = HttpUrl::parse(url).map_err(|reason| format!("Parameter 'url': {reason}"))?;
-        if url.is_secure() != (driver == "https") {
+        let is_store = !matches!(driver.as_str(), "http" | "https");
+        let form = if is_store { "BUCKET/KEY" } else { "HOST/PATH" };
+        let url = get("url").ok_or_else(|| format!("driver={driver} needs url={driver}://{form}"))?;
+        if is_store && let Some(key) = NOT_OF_STORES.iter().find(|key| get(key).is_some()) {
             return Err(format!(
-                "Parameter 'url': {driver} driver cannot handle the URL '{url}' (its scheme is another)"
+                "Parameter '{key}' is not supported: credentials of a store are in the environment or a profile"
+            ));
+        }
+        let place = Place::parse(url, is_store).map_err(|reason| format!("Parameter 'url': {reason}"))?;
+        if place.scheme() != driver {
+            return Err(format!(
+                "Parameter 'url': {driver} driver cannot handle the URL '{}' (its scheme is another)",
+                place.shown()
             ));
         }
         let mut options = http_options();
@@ -163,7 +176,38 @@ impl HttpOpts {
             "proxy-password-file",
             get("proxy-password-file"),
         )?;
-        Ok(Some(RemoteName::Http { url, options: Box::new(options) }))
+        let options = Box::new(options);
+        Ok(Some(match place {
+            Place::Web(url) => RemoteName::Http { url, options },
+            Place::Store(name) => RemoteName::Object { name, options },
+        }))
+    }
+}
+
+/// The value of `url`.
+enum Place {
+    Web(HttpUrl),
+    Store(StoreName),
+}
+
+impl Place {
+    fn parse(url: &str, is_store: bool) -> Result<Self, String> {
+        if is_store { StoreName::parse(url).map(Self::Store) } else { HttpUrl::parse(url).map(Self::Web) }
+    }
+
+    fn scheme(&self) -> &'static str {
+        match self {
+            Self::Web(url) if url.is_secure() => "https",
+            Self::Web(_) => "http",
+            Self::Store(name) => name.kind().scheme(),
+        }
+    }
+
+    fn shown(&self) -> String {
+        match self {
+            Self::Web(url) => url.to_string(),
+            Self::Store(name) => name.to_string(),
+        }
     }
 }
 

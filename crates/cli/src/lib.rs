@@ -49,8 +49,10 @@ mod session;
 mod size;
 mod snapshot_name;
 mod stop_signals;
+mod store_target;
 mod temporary_overlay;
 mod unasked_cache;
+mod uploads;
 mod values;
 mod watch;
 

@@ -6,6 +6,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
+use zebu_store::StoreName;
 
 /// The protocol for local files.
 const FILE: &[u8] = b"file:";
@@ -39,6 +40,14 @@ pub(crate) fn local_path(name: &OsStr) -> Result<PathBuf, String> {
 /// The same, for an argument.
 pub(crate) fn path_argument() -> impl TypedValueParser<Value = PathBuf> {
     OsStringValueParser::new().try_map(|name| local_path(&name))
+}
+
+/// The same for a target that may be an object in a store as well: its name stays what it is.
+pub(crate) fn target_argument() -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().try_map(|name| {
+        let is_object = name.to_str().is_some_and(StoreName::is_name);
+        if is_object { Ok(PathBuf::from(name)) } else { local_path(&name) }
+    })
 }
 
 /// The same for a name that is written into an image.

@@ -146,7 +146,9 @@ pub(crate) fn driver(path: &Path) -> Option<&'static str> {
 /// The server of a disk that the command line named: the path of its socket, or host and port.
 pub(crate) fn server(path: &Path) -> Option<String> {
     match named(path)? {
-        Named::Graph(_) | Named::Open(_) | Named::Remote(RemoteName::Http { .. }) => None,
+        Named::Graph(_)
+        | Named::Open(_)
+        | Named::Remote(RemoteName::Http { .. } | RemoteName::Object { .. }) => None,
         Named::Remote(RemoteName::Nbd { address, .. }) => match &address.endpoint {
             Endpoint::Unix(path) => Some(path.display().to_string()),
             Endpoint::Tcp { host, port } => Some(format!("{host}:{port}")),

@@ -2,6 +2,7 @@
 
 use crate::output::stderr;
 use crate::remote_cache::{self, CacheChoice, cached};
+use crate::uploads::{tell_uploads, upload_stats};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -10,24 +11,29 @@ use zebu_remote::http::{HttpDisk, HttpOptions, HttpUrl, Redirects};
 use zebu_remote::nbd::{NbdAddress, NbdDisk, NbdOptions};
 use zebu_remote::range_cache::CachedDisk;
 use zebu_remote::{Network, RemoteError, RemoteRemedy, StatsSnapshot};
+use zebu_store::{StoreName, signed_urls};
 
 /// A disk over the network, as the command line describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RemoteName {
     Nbd { address: NbdAddress, options: NbdOptions },
     Http { url: HttpUrl, options: Box<HttpOptions> },
+    Object { name: StoreName, options: Box<HttpOptions> },
 }
 
 impl RemoteName {
     /// Whether `name` has a protocol of these.
     pub(crate) fn is_name(name: &str) -> bool {
-        NbdAddress::is_name(name) || HttpUrl::is_name(name)
+        NbdAddress::is_name(name) || HttpUrl::is_name(name) || StoreName::is_name(name)
     }
 
     /// Reads a name, with the options of the command line.
     pub(crate) fn parse(name: &str) -> Result<Self, String> {
         if NbdAddress::is_name(name) {
             return Ok(Self::Nbd { address: NbdAddress::parse(name)?, options: nbd_options() });
+        }
+        if StoreName::is_name(name) {
+            return Ok(Self::Object { name: StoreName::parse(name)?, options: Box::new(http_options()) });
         }
         Ok(Self::Http { url: HttpUrl::parse(name)?, options: Box::new(http_options()) })
     }
@@ -37,15 +43,17 @@ impl RemoteName {
         match self {
             Self::Nbd { address, .. } => address.to_string(),
             Self::Http { url, .. } => url.to_string(),
+            Self::Object { name, .. } => name.to_string(),
         }
     }
 
-    /// QEMU's name for its driver.
+    /// QEMU's name for its driver, or the scheme of a store, which QEMU has not.
     pub(crate) fn driver(&self) -> &'static str {
         match self {
             Self::Nbd { .. } => "nbd",
             Self::Http { url, .. } if url.is_secure() => "https",
             Self::Http { .. } => "http",
+            Self::Object { name, .. } => name.kind().scheme(),
         }
     }
 
@@ -53,6 +61,7 @@ impl RemoteName {
         match (self, other) {
             (Self::Nbd { address: a, .. }, Self::Nbd { address: b, .. }) => a == b,
             (Self::Http { url: a, .. }, Self::Http { url: b, .. }) => a == b,
+            (Self::Object { name: a, .. }, Self::Object { name: b, .. }) => a == b,
             _ => false,
         }
     }
@@ -63,15 +72,11 @@ impl RemoteName {
                 Disk::Nbd(Arc::new(NbdDisk::open(address.clone(), options.clone())?))
             }
             Self::Http { url, options } => {
-                let disk = Arc::new(HttpDisk::open(url.clone(), (**options).clone())?);
-                let (cached, uncached) = match given().cache {
-                    None => (None, None),
-                    Some(choice) => match cached(&choice, &disk, options.memory)? {
-                        Ok(cached) => (Some(cached), None),
-                        Err(reason) => (None, Some(reason)),
-                    },
-                };
-                Disk::Http { disk, cached, uncached }
+                Disk::with_cache(HttpDisk::open(url.clone(), (**options).clone())?, options.memory)?
+            }
+            Self::Object { name, options } => {
+                let urls = signed_urls(name.clone(), (**options).clone());
+                Disk::with_cache(HttpDisk::open_signed(urls, (**options).clone())?, options.memory)?
             }
         })
     }
@@ -91,6 +96,19 @@ enum Disk {
 }
 
 impl Disk {
+    /// An object, with the cache before it that the command line asks for.
+    fn with_cache(disk: HttpDisk, memory: u64) -> Result<Self, RemoteError> {
+        let disk = Arc::new(disk);
+        let (cached, uncached) = match given().cache {
+            None => (None, None),
+            Some(choice) => match cached(&choice, &disk, memory)? {
+                Ok(cached) => (Some(cached), None),
+                Err(reason) => (None, Some(reason)),
+            },
+        };
+        Ok(Self::Http { disk, cached, uncached })
+    }
+
     fn name(&self) -> String {
         match self {
             Self::Nbd(disk) => disk.name(),
@@ -205,6 +223,16 @@ pub(crate) fn transfers() -> Option<RemoteTransfers> {
         all.reconnects += one.reconnects;
         all
     });
+    let all = match (all, upload_stats()) {
+        (all, None) => all,
+        (all, Some(sent)) => {
+            let mut all = all.unwrap_or_default();
+            all.requests += sent.sent + sent.retries;
+            all.written_bytes += sent.sent_bytes;
+            all.retries += sent.retries;
+            Some(all)
+        }
+    };
     all.map(|all| RemoteTransfers {
         requests: all.requests,
         read_bytes: all.read_bytes,
@@ -255,6 +283,7 @@ pub(crate) fn tell_transfers() {
             stderr::tell(&format!("{name}: {what}: {failure}"));
         }
     }
+    tell_uploads();
 }
 
 /// Has all disks end what is under way soon, also where servers are silent.

@@ -67,6 +67,7 @@ mod file_pages;
 mod foreign;
 mod foreign_image;
 mod image;
+mod image_stream;
 mod image_worker;
 #[cfg(all(test, shuttle))]
 mod interleavings;

@@ -76,6 +76,7 @@ pub mod offsets;
 pub mod open_options;
 pub mod refcount;
 pub mod snapshot;
+pub mod stream;
 mod table_bounds;
 mod version;
 

@@ -22,7 +22,7 @@ pub enum RemoteRemedy {
 
 impl RemoteError {
     /// A failure to open `name`, which must have no secrets in it.
-    pub(crate) fn new(name: &str, errno: i32, reason: impl Into<String>) -> Self {
+    pub fn new(name: &str, errno: i32, reason: impl Into<String>) -> Self {
         Self { name: name.to_owned(), errno, reason: reason.into(), remedy: None }
     }
 

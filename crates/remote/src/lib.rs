@@ -5,7 +5,7 @@
 //!
 //! | feature | names | |
 //! |---|---|---|
-//! | `http` | `http://HOST[:PORT]/PATH`, `https://` | [`http::HttpDisk`] |
+//! | `http` | `http://HOST[:PORT]/PATH`, `https://`; objects of stores at signed URLs | [`http::HttpDisk`] |
 //! | `nbd` | `nbd://HOST[:PORT]/EXPORT`, `nbd+unix:///EXPORT?socket=PATH`, `nbds://`, `nbds+unix://`, QEMU's `nbd:HOST:PORT[:exportname=NAME]` and `nbd:unix:PATH[:exportname=NAME]` | [`nbd::NbdDisk`] |
 //!
 //! The feature `cache` has [`range_cache`]: ranges of such disks on a local one. All three are default features. `fuzzing` is for zebu's own fuzz targets, and no part of what versions promise.
@@ -33,5 +33,5 @@ mod tls;
 
 pub use error::{RemoteError, RemoteRemedy};
 #[cfg(any(feature = "nbd", feature = "http"))]
-pub use network::{Broker, Network, Peer};
+pub use network::{Broker, Network, Peer, SignedText};
 pub use stats::{RemoteStats, StatsSnapshot};

@@ -8,7 +8,7 @@ pub(crate) mod deadline;
 mod reach;
 mod unix;
 
-pub use broker::{Broker, Peer};
+pub use broker::{Broker, Peer, SignedText};
 pub(crate) use deadline::{late, time_left};
 #[cfg(feature = "http")]
 pub(crate) use reach::written_address;
@@ -50,6 +50,8 @@ struct State {
     /// Addresses that hosts had when they were looked up last.
     hosts: HashMap<(String, u16), Vec<SocketAddr>>,
     sockets: Vec<PathBuf>,
+    /// Objects whose URLs were signed.
+    objects: Vec<String>,
     broker: Option<Arc<Broker>>,
 }
 
@@ -69,7 +71,22 @@ impl Network {
         let mut tcp: Vec<SocketAddr> = state.hosts.values().flatten().copied().collect();
         tcp.sort_unstable();
         tcp.dedup();
-        tcp.into_iter().map(Peer::Tcp).chain(state.sockets.iter().cloned().map(Peer::Unix)).collect()
+        let sockets = state.sockets.iter().cloned().map(Peer::Unix);
+        let objects = state.objects.iter().cloned().map(Peer::Object);
+        tcp.into_iter().map(Peer::Tcp).chain(sockets).chain(objects).collect()
+    }
+
+    /// A URL of an object that the broker signs; `None` without a broker, which hears of the object then when it is started.
+    #[cfg(feature = "http")]
+    pub fn signed(&self, name: &str) -> Option<SignedText> {
+        let broker = {
+            let mut state = self.lock();
+            if state.broker.is_none() && !state.objects.iter().any(|known| known == name) {
+                state.objects.push(name.to_owned());
+            }
+            state.broker.clone()
+        };
+        broker.map(|broker| broker.sign(name))
     }
 
     /// From now on the broker connects, and nothing is looked up any more.
@@ -241,12 +258,18 @@ mod tests {
         let until = Instant::now() + Duration::from_secs(30);
         network.tcp("127.0.0.1", known_port, Reach::Any, until).unwrap();
         network.unix(&path, until).unwrap();
+        assert!(network.signed("s3://b/k").is_none() && network.signed("s3://b/other").is_none());
         let peers = network.peers();
-        assert_eq!(peers.len(), 2);
+        assert_eq!(peers.len(), 4);
         let (ours, theirs) = UnixStream::pair().unwrap();
         let broker = std::thread::spawn({
             let peers = peers.clone();
-            move || Broker::serve(&theirs, &peers)
+            move || {
+                Broker::serve(&theirs, &peers, |name| match name {
+                    "s3://b/k" => Ok(("http://h/b/k?signed".to_owned(), Duration::from_secs(7))),
+                    _ => Err((libc::EACCES, "no key".to_owned())),
+                })
+            }
         });
         network.use_broker(Broker::new(ours, peers));
         let _first = (known.accept().unwrap(), unix.accept().unwrap());
@@ -261,6 +284,10 @@ mod tests {
         }
         let gone = std::path::Path::new("/nowhere");
         assert_eq!(network.unix(gone, until).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        let signed = ("http://h/b/k?signed".to_owned(), Duration::from_secs(7));
+        assert_eq!(network.signed("s3://b/k"), Some(Ok(signed)));
+        assert_eq!(network.signed("s3://b/other"), Some(Err((libc::EACCES, "no key".to_owned()))));
+        assert!(network.signed("s3://b/unknown").is_some_and(|signed| signed.is_err()));
         drop(known);
         let error = network.tcp("127.0.0.1", known_port, Reach::Any, until).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);

@@ -1,16 +1,19 @@
 //! `zebu backup`: a disk into a new compressed image, with nothing left in the page cache.
 
+mod store;
+
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::compression::CompressionArgs;
 use crate::dry_run;
 use crate::failure::Failure;
-use crate::local_name::path_argument;
+use crate::local_name::{path_argument, target_argument};
 use crate::output::{json, stderr, stdout};
 use crate::packed::{self, PackedArgs};
 use crate::remote_disk::{RemoteTransfers, transfers};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
+use crate::store_target::store_name;
 use crate::unasked_cache::UnaskedCache;
 use crate::values::{OutputFormat, Rate, SpeedName, caches, formats, rate_argument};
 use crate::watch::{ProgressArg, Watch};
@@ -126,7 +129,7 @@ pub(crate) struct BackupArgs {
     source: OsString,
 
     /// The backup; it must not exist
-    #[arg(value_name = "TARGET", value_parser = path_argument())]
+    #[arg(value_name = "TARGET", value_parser = target_argument())]
     target: PathBuf,
 }
 
@@ -204,9 +207,14 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     }
     let mut watch = Watch::start(args.progress.beside(args.output).mode(args.quiet))?;
     let mut options = BackupOptions::new(&args.target);
+    let object = store_name(args.target.as_os_str())?;
+    if object.is_some() {
+        store::check(args)?;
+    }
     // Packed clusters are gathered and written together, whatever their size.
     let size = args.cluster_size.max(64 << 10);
-    let unasked = args.target_cache.is_none().then(|| UnaskedWrites::of(&args.target, size));
+    let unasked =
+        (args.target_cache.is_none() && object.is_none()).then(|| UnaskedWrites::of(&args.target, size));
     options.cache = match (args.target_cache, unasked) {
         (Some(asked), _) => asked,
         (None, Some(UnaskedWrites::Direct)) => CacheMode::None,
@@ -238,6 +246,17 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     options.control = watch.control();
     options.control.rate_limit = args.rate_limit.and_then(|rate| rate.0);
     packed::prepare(&args.packed, &spec, &args.target, &watch)?;
+    if let Some(name) = object {
+        let report = session.with_image(&spec, |image| {
+            let report = store::back_up(&session, image, name, options);
+            watch.finish();
+            report
+        })?;
+        if let Some(source) = source {
+            source.clean_up();
+        }
+        return tell(args, &report);
+    }
     let report = session.with_image(&spec, |image| {
         let worker = session.worker();
         let result = worker.block_on(backup(worker, image, &options));
@@ -256,13 +275,18 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     if unasked == Some(UnaskedWrites::OneBuffered) {
         drop_pages(&args.target);
     }
+    tell(args, &report)
+}
+
+/// Prints what was done.
+fn tell(args: &BackupArgs, report: &BackupReport) -> Result<u8, Failure> {
     for range in &report.unreadable_ranges {
         stderr::tell(&format!(
             "error while reading {} bytes at offset {}: {}",
             range.len, range.offset, range.error
         ));
     }
-    if let Some(count) = ranges_in_all(&report) {
+    if let Some(count) = ranges_in_all(report) {
         let more = count - report.unreadable_ranges.len() as u64;
         stderr::tell(&format!("error while reading {more} more ranges"));
     }
@@ -274,8 +298,8 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     }
     if !args.quiet {
         stdout::print(&match args.output {
-            OutputFormat::Human => human_text(&report),
-            OutputFormat::Json => json::to_text(&json_report(&report))?,
+            OutputFormat::Human => human_text(report),
+            OutputFormat::Json => json::to_text(&json_report(report))?,
         })?;
     }
     Ok(0)

@@ -1,5 +1,8 @@
 //! `zebu convert`: copies images into a new or an existing one.
 
+mod report;
+mod store;
+
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::backing::{self, CheckName};
 use crate::compression::CompressionArgs;
@@ -15,16 +18,17 @@ use crate::output::{json, stderr, stdout};
 use crate::packed::{self, PackedArgs};
 use crate::program;
 use crate::qemu_names::option_lists::{self, FileOptions};
-use crate::remote_disk::{RemoteName, RemoteTransfers, transfers};
+use crate::remote_disk::RemoteName;
 use crate::remote_names::image_path;
 use crate::secrets::Sources;
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
+use crate::store_target::store_name;
 use crate::unasked_cache::UnaskedCache;
 use crate::values::{Aio, OutputFormat, Rate, caches, formats, rate_argument, target_formats};
 use crate::watch::{ProgressArg, Watch};
-use serde::Serialize;
+use report::{human_text, json_report};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -195,33 +199,6 @@ fn buffer_argument(text: &str) -> Result<usize, String> {
         Ok(bytes) if bytes >= 64 << 10 => Ok(bytes),
         _ => Err("at least 64k are needed".to_owned()),
     }
-}
-
-/// The JSON report. Figures are bytes of the virtual disk.
-#[derive(Serialize)]
-#[serde(rename_all = "kebab-case")]
-struct Report {
-    total: u64,
-    read: u64,
-    written: u64,
-    reflinked: u64,
-    range_copied: u64,
-    skipped: u64,
-    zeroed: u64,
-    unreadable: u64,
-    unreadable_ranges: Vec<UnreadableRange>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    skipped_bitmaps: Vec<String>,
-    /// Counts of what went over the network.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    remote: Option<RemoteTransfers>,
-}
-
-#[derive(Serialize)]
-struct UnreadableRange {
-    start: u64,
-    length: u64,
-    error: String,
 }
 
 /// Runs the command.
@@ -424,6 +401,11 @@ fn convert_to(
         })
         .control(watch.control());
     options.control.rate_limit = args.rate.and_then(|rate| rate.0);
+    if let Some(name) = store_name(target)? {
+        let report = store::convert_to_object(args, opts, session, watch, images, name, options);
+        watch.finish();
+        return report;
+    }
     let worker = session.worker();
     // What is on a server is there already.
     let is_there = args.no_create
@@ -589,45 +571,6 @@ fn check_backing(target: &Path, path: &Path) -> Result<(), Failure> {
 
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path).map_err(|error| Failure::new(format!("'{}': {error}", path.display())))
-}
-
-fn json_report(report: &ConvertReport, skipped_bitmaps: Vec<String>) -> Report {
-    Report {
-        total: report.total,
-        read: report.read,
-        written: report.written,
-        reflinked: report.reflinked,
-        range_copied: report.range_copied,
-        skipped: report.skipped,
-        zeroed: report.zeroed,
-        unreadable: report.unreadable,
-        unreadable_ranges: report
-            .unreadable_ranges
-            .iter()
-            .map(|range| UnreadableRange {
-                start: range.offset,
-                length: range.len,
-                error: range.error.to_string(),
-            })
-            .collect(),
-        skipped_bitmaps,
-        remote: transfers(),
-    }
-}
-
-fn human_text(report: &ConvertReport) -> String {
-    format!(
-        "total {}, read {}, written {}, reflinked {}, copied by the kernel {}, skipped {}, zeroed {}, unreadable {} \
-         (bytes of the disk)\n",
-        report.total,
-        report.read,
-        report.written,
-        report.reflinked,
-        report.range_copied,
-        report.skipped,
-        report.zeroed,
-        report.unreadable
-    )
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! The process that connects to servers of images again, when connections break: in its sandbox a server may not. It is this
-//! program again, outside of the sandbox, and connects only to addresses that were known when it was started.
+//! program again, outside of the sandbox, and connects only to addresses that were known when it was started. It signs the URLs of objects in stores, too, and reads the
+//! credentials for that.
 
 use crate::failure::Failure;
-use crate::remote_disk::network;
+use crate::remote_disk::{http_options, network};
 use clap::Args;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io;
@@ -15,6 +16,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use zebu_remote::{Broker, Peer};
+use zebu_store::sign_for_broker;
 
 /// The name of the command that it runs.
 const COMMAND: &str = "connect-for-a-server";
@@ -28,6 +30,12 @@ pub(crate) struct ConnectArgs {
     /// The path of a Unix socket
     #[arg(long, value_name = "PATH")]
     unix: Vec<PathBuf>,
+    /// The name of an object, whose URLs it signs
+    #[arg(long, value_name = "NAME")]
+    object: Vec<String>,
+    /// Certificates of the authorities
+    #[arg(long, value_name = "FILE")]
+    tls_ca: Option<PathBuf>,
 }
 
 /// Starts it, if images are on servers.
@@ -43,16 +51,22 @@ pub(crate) fn start() -> Result<(), Failure> {
     };
     let (ours, theirs) = UnixStream::pair().map_err(fail)?;
     // In the order in which the process has them.
-    let (tcp, unix): (Vec<Peer>, Vec<Peer>) =
+    let (tcp, others): (Vec<Peer>, Vec<Peer>) =
         peers.into_iter().partition(|peer| matches!(peer, Peer::Tcp(_)));
-    let peers = [tcp, unix].concat();
+    let (unix, objects): (Vec<Peer>, Vec<Peer>) =
+        others.into_iter().partition(|peer| matches!(peer, Peer::Unix(_)));
+    let peers = [tcp, unix, objects].concat();
     let mut command = Command::new("/proc/self/exe");
     command.arg(COMMAND);
     for peer in &peers {
         match peer {
             Peer::Tcp(address) => command.arg("--tcp").arg(address.to_string()),
             Peer::Unix(path) => command.arg("--unix").arg(path),
+            Peer::Object(name) => command.arg("--object").arg(name),
         };
+    }
+    if let Some(authorities) = http_options().authorities {
+        command.arg("--tls-ca").arg(authorities);
     }
     // What a terminal sends to the server's group is not for it. Nobody waits for it: it ends when the server does.
     command.process_group(0).stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
@@ -69,9 +83,13 @@ pub(crate) fn run(args: &ConnectArgs) -> Result<u8, Failure> {
         let _ = signal_hook::flag::register(signal, Arc::clone(&ignored));
     }
     let tcp = args.tcp.iter().copied().map(Peer::Tcp);
-    let peers: Vec<Peer> = tcp.chain(args.unix.iter().cloned().map(Peer::Unix)).collect();
+    let unix = args.unix.iter().cloned().map(Peer::Unix);
+    let objects = args.object.iter().cloned().map(Peer::Object);
+    let peers: Vec<Peer> = tcp.chain(unix).chain(objects).collect();
+    let options = http_options().authorities(args.tls_ca.clone());
     let socket = io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from);
-    let served = socket.and_then(|socket| Broker::serve(&socket, &peers));
+    let served =
+        socket.and_then(|socket| Broker::serve(&socket, &peers, move |name| sign_for_broker(name, &options)));
     served.map_err(|error| Failure::new(format!("could not connect for a server: {error}")))?;
     Ok(0)
 }

@@ -37,7 +37,8 @@ pub use crate::progress::{Cancel, JobControl, Phase, Progress};
 pub use amend::{AmendOptions, amend};
 pub use backing_name::backing_name;
 pub use backup::{
-    BackupOptions, BackupReport, Decryption, Interrupted, PreviousBackup, SourceErrors, backup,
+    BackupOptions, BackupReport, Decryption, Interrupted, PreviousBackup, SourceErrors, StreamedBackup,
+    backup, backup_streamed,
 };
 pub use clone::{CloneMethod, CloneMode, CloneOptions, CloneReport, clone_image};
 pub use commit::{AfterCommit, CommitOptions, CommitReport, commit, commit_images};
@@ -46,7 +47,7 @@ pub use compare::{
 };
 pub use convert::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, NewTarget, ReadErrors, SkippedRange,
-    TargetClusters, TargetContent, convert,
+    StreamedTarget, TargetClusters, TargetContent, convert,
 };
 pub use file_snapshot::{NewFile, file_snapshot};
 pub use hydrate::{AfterHydration, HydrateOptions, HydrateReport, hydrate, read_tables_ahead};

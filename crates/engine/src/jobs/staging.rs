@@ -30,7 +30,7 @@ pub fn remove_unfinished_files() {
 }
 
 /// Files that were made and are not wanted unless the job succeeds.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct NewFiles(Vec<PathBuf>);
 
 impl NewFiles {

@@ -12,7 +12,7 @@ const STEP: u64 = 64 << 20;
 /// A regular file. Several writes at a time may go beyond its end; it is made longer first, because no two requests may
 /// extend a file at once. Clones are the same one.
 #[derive(Debug, Clone)]
-pub(super) struct GrowingFile {
+pub(crate) struct GrowingFile {
     file: File,
     /// Bytes that it ever needs.
     most: u64,
@@ -20,15 +20,15 @@ pub(super) struct GrowingFile {
 }
 
 impl GrowingFile {
-    pub(super) fn new(file: File, most: u64) -> Self {
+    pub(crate) fn new(file: File, most: u64) -> Self {
         Self { file, most, growing: Arc::default() }
     }
 
-    pub(super) fn file(&self) -> &File {
+    pub(crate) fn file(&self) -> &File {
         &self.file
     }
 
-    pub(super) async fn write(&self, worker: &Worker, offset: u64, bufs: IoBufs) -> (Result<()>, IoBufs) {
+    pub(crate) async fn write(&self, worker: &Worker, offset: u64, bufs: IoBufs) -> (Result<()>, IoBufs) {
         if let Err(error) = self.reserve(worker, offset.saturating_add(bufs.len() as u64)).await {
             return (Err(error), bufs);
         }
@@ -36,7 +36,7 @@ impl GrowingFile {
         (written.map_err(|e| Error::from(e).on(self.file.path())), bufs)
     }
 
-    pub(super) async fn write_bytes(&self, worker: &Worker, offset: u64, bytes: &[u8]) -> Result<()> {
+    pub(crate) async fn write_bytes(&self, worker: &Worker, offset: u64, bytes: &[u8]) -> Result<()> {
         let mut buffer = worker.buffer(bytes.len());
         buffer.as_mut_slice().copy_from_slice(bytes);
         self.write(worker, offset, IoBuf::into(buffer)).await.0
@@ -57,11 +57,11 @@ impl GrowingFile {
     }
 
     /// Cuts the file, or makes it longer. No write is under way beyond that length.
-    pub(super) async fn set_len(&self, worker: &Worker, len: u64) -> Result<()> {
+    pub(crate) async fn set_len(&self, worker: &Worker, len: u64) -> Result<()> {
         worker.set_len(&self.file, len).await.map_err(|e| Error::from(e).on(self.file.path()))
     }
 
-    pub(super) async fn flush(&self, worker: &Worker) -> Result<()> {
+    pub(crate) async fn flush(&self, worker: &Worker) -> Result<()> {
         worker.flush(&self.file).await.map_err(|e| Error::from(e).on(self.file.path()))
     }
 }

@@ -7,6 +7,7 @@ mod file;
 mod stream;
 
 pub(crate) use blocks::BlockWriter;
+pub(crate) use file::GrowingFile;
 pub(crate) use stream::{Packed, StreamWriter, WritesUnderWay};
 
 use crate::options::{CreateOptions, Format};

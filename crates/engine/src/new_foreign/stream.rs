@@ -29,6 +29,16 @@ pub(crate) struct StreamWriter {
 pub(crate) struct WritesUnderWay(VecDeque<JoinHandle<Result<()>>>);
 
 impl WritesUnderWay {
+    /// Waits until another may begin.
+    pub(crate) async fn wait_for_room(&mut self) -> Result<()> {
+        self.wait(UNDER_WAY - 1).await
+    }
+
+    /// Adds one that has begun.
+    pub(crate) fn begin(&mut self, write: JoinHandle<Result<()>>) {
+        self.0.push_back(write);
+    }
+
     /// Waits until at most `most` are under way.
     pub(crate) async fn wait(&mut self, most: usize) -> Result<()> {
         while self.0.len() > most
@@ -81,11 +91,11 @@ impl StreamWriter {
         writes: &mut WritesUnderWay,
     ) -> Result<()> {
         for bytes in self.gathered.get(..len).unwrap_or_default().chunks(WRITE) {
-            writes.wait(UNDER_WAY - 1).await?;
+            writes.wait_for_room().await?;
             let mut buffer = worker.buffer(bytes.len());
             buffer.as_mut_slice().copy_from_slice(bytes);
             let (file, own, at) = (self.file.clone(), worker.clone(), self.at);
-            writes.0.push_back(worker.spawn(async move { file.write(&own, at, buffer.into()).await.0 }));
+            writes.begin(worker.spawn(async move { file.write(&own, at, buffer.into()).await.0 }));
             self.at += bytes.len() as u64;
         }
         self.gathered.drain(..len);

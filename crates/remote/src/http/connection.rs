@@ -143,6 +143,16 @@ impl Connection {
         request: Request<()>,
         patience: &Patience<'_>,
     ) -> Result<Response<()>, Broken> {
+        self.request_with(request, &[], patience)
+    }
+
+    /// Sends a request whose header `Content-Length` tells the length of `body`, and waits for the head of its response.
+    pub(super) fn request_with(
+        &mut self,
+        request: Request<()>,
+        body: &[&[u8]],
+        patience: &Patience<'_>,
+    ) -> Result<Response<()>, Broken> {
         if !self.is_ready() {
             return Err(Broken::Ended);
         }
@@ -166,8 +176,19 @@ impl Connection {
             address_proxy(&mut text, &origin, to_proxy);
         }
         self.send(&text, patience)?;
-        let Some(SendRequestResult::RecvResponse(mut call)) = call.proceed()? else {
-            return Err(Broken::Breach("a request without a body has one".to_owned()));
+        let mut call = match call.proceed()? {
+            Some(SendRequestResult::RecvResponse(call)) => call,
+            Some(SendRequestResult::SendBody(mut call)) => {
+                for piece in body.iter().filter(|piece| !piece.is_empty()) {
+                    call.consume_direct_write(piece.len())?;
+                    self.send(piece, patience)?;
+                }
+                // An empty body has an end as well.
+                call.write(&[], &mut [])?;
+                call.proceed()
+                    .ok_or_else(|| Broken::Breach("a body is shorter than its length".to_owned()))?
+            }
+            _ => return Err(Broken::Breach("a request that waits for an answer in its middle".to_owned())),
         };
         let mut response = None;
         for _ in 0..MOST_LOOKS {
@@ -272,6 +293,19 @@ impl Connection {
         while matches!(self.place, Place::Body(_)) && self.read(&mut waste, patience).is_ok() {}
     }
 
+    /// Reads up to so many bytes of the body of an error.
+    pub(super) fn take_body(&mut self, most: usize, patience: &Patience<'_>) -> Vec<u8> {
+        let mut body = vec![0; most];
+        let mut len = 0;
+        while len < most
+            && let Ok(read @ 1..) = self.read(&mut body[len..], patience)
+        {
+            len += read;
+        }
+        body.truncate(len);
+        body
+    }
+
     /// The place that a redirect leads to.
     pub(super) fn redirect(&mut self, patience: &Patience<'_>) -> Result<String, Broken> {
         let mut drained = 0;
@@ -293,13 +327,16 @@ impl Connection {
     }
 
     fn send(&mut self, text: &[u8], patience: &Patience<'_>) -> Result<(), Broken> {
-        let begin = Instant::now();
+        let mut last = Instant::now();
         let mut sent = 0;
         while sent < text.len() || self.stream.holds_back() {
             let pieces = [io::IoSlice::new(&text[sent..])];
             match self.stream.write_vectored(if sent < text.len() { &pieces } else { &[] }) {
-                Ok(written) => sent += written,
-                Err(error) if is_pause(&error) => patience.check(begin)?,
+                Ok(written) => {
+                    sent += written;
+                    last = Instant::now();
+                }
+                Err(error) if is_pause(&error) => patience.check(last)?,
                 Err(error) => return Err(Broken::Io(error)),
             }
         }

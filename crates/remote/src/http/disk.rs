@@ -3,6 +3,7 @@
 use super::connection::{Connection, Patience};
 use super::options::{HttpOptions, LEAST_MEMORY, ServersWithoutRanges};
 use super::ranged::Ranged;
+use super::signed::SignedUrls;
 use super::source::{Reply, Source, Trouble};
 use super::streamed::Streamed;
 use super::url::HttpUrl;
@@ -46,7 +47,25 @@ impl HttpDisk {
     /// not followed, TLS that fails, a server without ranges, one that does not tell the length.
     pub fn open(url: HttpUrl, options: HttpOptions) -> Result<Self, RemoteError> {
         let name = url.to_string();
-        let fail = |errno, reason: String| RemoteError::new(&name, errno, reason);
+        Self::open_source(&name, options, |options| Ok(Source::new(url.clone(), options)))
+    }
+
+    /// Opens an object of a store, whose URLs `signed` signs.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; also that no URL can be signed, and what the store says of the bucket, the object and the
+    /// credentials.
+    pub fn open_signed(signed: SignedUrls, options: HttpOptions) -> Result<Self, RemoteError> {
+        let name = signed.name().to_owned();
+        Self::open_source(&name, options, |options| Source::of_store(signed.clone(), options))
+    }
+
+    fn open_source(
+        name: &str,
+        options: HttpOptions,
+        source: impl Fn(HttpOptions) -> Result<Source, Trouble>,
+    ) -> Result<Self, RemoteError> {
+        let fail = |errno, reason: String| RemoteError::new(name, errno, reason);
         if options.memory < LEAST_MEMORY || options.connections == 0 {
             return Err(fail(
                 libc::EINVAL,
@@ -55,7 +74,7 @@ impl HttpDisk {
         }
         let without_ranges = options.without_ranges;
         let until = Instant::now() + options.timeout;
-        let found = ask_first(url, options, until).map_err(|trouble| {
+        let found = source(options).and_then(|source| ask_first(source, until)).map_err(|trouble| {
             fail(trouble.errno(), trouble.reason().to_owned()).with_remedy(trouble.remedy())
         })?;
         let Found { source, mut connection, reply } = found;
@@ -106,7 +125,7 @@ impl HttpDisk {
 
     /// Its name, which has no secrets.
     pub fn name(&self) -> String {
-        self.source().url().to_string()
+        self.source().name()
     }
 
     /// Counters since it was opened.
@@ -166,8 +185,7 @@ impl HttpDisk {
 }
 
 /// Asks for the beginning, and pins the object.
-fn ask_first(url: HttpUrl, options: HttpOptions, until: Instant) -> Result<Found, Trouble> {
-    let source = Source::new(url, options);
+fn ask_first(source: Source, until: Instant) -> Result<Found, Trouble> {
     let last_try = Instant::now() + LONGEST_OPENING.min(source.options.timeout);
     let patience = Patience { until, silence: source.options.connect_timeout, is_cancelled: &|| false };
     let mut pause = FIRST_PAUSE;
@@ -237,7 +255,7 @@ impl Storage for HttpDisk {
 
     fn identity(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        self.source().url().hash(&mut hasher);
+        (self.source().name(), self.source().url()).hash(&mut hasher);
         hasher.finish()
     }
 

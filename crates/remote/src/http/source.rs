@@ -5,6 +5,8 @@ use super::credentials::{Credentials, NetrcEntries};
 use super::headers::{self, Validators};
 use super::options::{HttpOptions, Redirects, Verification};
 use super::proxy::proxy_for;
+use super::signed::{SignedUrls, Signing};
+use super::store_errors;
 use super::url::HttpUrl;
 use crate::error::RemoteRemedy;
 use crate::network::deadline::{Allowance, Backlog};
@@ -111,6 +113,10 @@ struct Pinned {
 /// The object.
 pub(super) struct Source {
     original: HttpUrl,
+    /// The one who signs the URLs of the object, if it is one of a store.
+    signed: Option<SignedUrls>,
+    /// When the signed URL is to be replaced.
+    sign_at: Mutex<Option<Instant>>,
     pub(super) options: HttpOptions,
     pub(super) stats: RemoteStats,
     /// Made for the first server, and reused with another name.
@@ -141,6 +147,8 @@ impl Source {
         Self {
             current: Mutex::new((url.clone(), 0)),
             original: url,
+            signed: None,
+            sign_at: Mutex::default(),
             options,
             stats: RemoteStats::default(),
             tls: OnceLock::new(),
@@ -157,8 +165,26 @@ impl Source {
         }
     }
 
+    /// An object whose URLs `signed` signs.
+    ///
+    /// # Errors
+    /// It can't sign one.
+    pub(super) fn of_store(signed: SignedUrls, options: HttpOptions) -> Result<Self, Trouble> {
+        let first = signed.sign(Signing::InTime).map_err(unsigned)?;
+        Ok(Self { signed: Some(signed), ..Self::new(first.url.without_query(), options) })
+    }
+
+    /// The URL that was named; of a store, where the object is, without a signature.
     pub(super) fn url(&self) -> &HttpUrl {
         &self.original
+    }
+
+    /// The name, without secrets.
+    pub(super) fn name(&self) -> String {
+        match &self.signed {
+            Some(signed) => signed.name().to_owned(),
+            None => self.original.to_string(),
+        }
     }
 
     /// Bytes of the object that was opened.
@@ -227,7 +253,23 @@ impl Source {
 
     /// Where the object is now.
     pub(super) fn place(&self) -> (HttpUrl, u64) {
+        let is_due = locked(&self.sign_at).is_some_and(|at| Instant::now() >= at);
+        // If that fails, the store's denial is what is told.
+        if is_due && let Ok(url) = self.sign(Signing::InTime) {
+            let mut current = locked(&self.current);
+            if current.0.has_origin_of(&url) {
+                current.0 = url;
+            }
+        }
         locked(&self.current).clone()
+    }
+
+    /// A URL to begin with, which is signed anew if it is an object of a store.
+    fn sign(&self, why: Signing) -> Result<HttpUrl, Trouble> {
+        let Some(signed) = &self.signed else { return Ok(self.original.clone()) };
+        let made = signed.sign(why).map_err(unsigned)?;
+        *locked(&self.sign_at) = Some(Instant::now() + made.good_for / 2);
+        Ok(made.url)
     }
 
     /// Follows redirects from what was named, with a request for `range`.
@@ -236,11 +278,16 @@ impl Source {
         range: Option<&Range<u64>>,
         patience: &Patience<'_>,
     ) -> Result<(HttpUrl, Connection, Reply, Validators), Trouble> {
-        let mut url = self.original.clone();
+        let why = if self.pinned.get().is_some() { Signing::AfterDenial } else { Signing::InTime };
+        let mut url = self.sign(why)?;
         for _ in 0..=MOST_REDIRECTS {
             let mut connection = self.connect(&url, patience.until)?;
             let response = self.ask(&mut connection, &url, range, patience)?;
-            if response.status().is_redirection() && response.headers().contains_key(LOCATION) {
+            // What is signed is for one host. A store's redirect only says where the bucket is.
+            if self.signed.is_none()
+                && response.status().is_redirection()
+                && response.headers().contains_key(LOCATION)
+            {
                 check_location(&response)?;
                 let next = connection.redirect(patience)?;
                 url = self.check_redirect(&url, &next)?;
@@ -359,6 +406,10 @@ impl Source {
 
     /// Addresses that may be connected to for `url`: what was named says.
     fn reach(&self, url: &HttpUrl) -> Reach {
+        if self.signed.is_some() {
+            // The host is the choice of whoever signs.
+            return Reach::Any;
+        }
         let was_public = match self.is_public.get() {
             Some(is_public) => *is_public,
             // A proxy has connected to what was named, if anybody has.
@@ -427,7 +478,7 @@ impl Source {
         if let Some(given) = given {
             return Ok(url.has_origin_of(&self.original).then(|| given.clone()));
         }
-        if !self.options.netrc {
+        if !self.options.netrc || self.signed.is_some() {
             return Ok(None);
         }
         // The default is for whom the user has named, and not for where a server sends its clients.
@@ -467,6 +518,13 @@ impl Source {
                 }
             }
             _ => {}
+        }
+        if self.signed.is_some() {
+            let document = connection.take_body(store_errors::MOST, patience);
+            let is_passing = matches!(status, 408 | 412 | 416 | 425 | 429 | 500..=599);
+            if !is_passing && let Some((errno, reason)) = store_errors::explain(status, headers, &document) {
+                return Err(Trouble::Denied { errno, reason });
+            }
         }
         connection.drain(patience);
         let reason = format!("the server answers {}", status_of(response));
@@ -519,6 +577,11 @@ impl Source {
         }
         Ok(())
     }
+}
+
+/// Why there is no signed URL. Where credentials are got from may answer a moment later.
+fn unsigned(error: super::signed::SigningError) -> Trouble {
+    Trouble::Denied { errno: error.errno, reason: error.reason }
 }
 
 fn status_of(response: &Response<()>) -> String {

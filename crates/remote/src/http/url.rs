@@ -101,6 +101,12 @@ impl HttpUrl {
         (self.is_secure, &self.host, self.port) == (other.is_secure, &other.host, other.port)
     }
 
+    /// The same without what stands behind `?`.
+    pub(super) fn without_query(&self) -> Self {
+        let path = self.path_and_query.split('?').next().unwrap_or_default();
+        Self { path_and_query: path.to_owned(), ..self.clone() }
+    }
+
     /// `http://host:port`.
     pub(super) fn origin(&self) -> String {
         let scheme = if self.is_secure { "https" } else { "http" };

@@ -133,7 +133,7 @@ pub(super) async fn do_chunk(
     Ok(done)
 }
 
-fn digests(bufs: &IoBufs, cluster: usize) -> Vec<Digest> {
+pub(super) fn digests(bufs: &IoBufs, cluster: usize) -> Vec<Digest> {
     if let [buf] = bufs.parts() {
         return buf.as_slice().chunks(cluster).map(Digest::of).collect();
     }
@@ -168,7 +168,7 @@ async fn read_in_turn(
 }
 
 /// Reads a chunk, in one buffer.
-async fn read(
+pub(super) async fn read(
     worker: &Worker,
     source: &Image,
     options: &BackupOptions,

@@ -12,9 +12,11 @@ mod options;
 mod partial;
 mod previous;
 mod samples;
+mod streamed;
 mod unreadable;
 
 pub use options::{BackupOptions, BackupReport, Decryption, Interrupted, PreviousBackup, SourceErrors};
+pub use streamed::{StreamedBackup, backup_streamed};
 
 use super::manifest::{Digest, ManifestReader, ManifestWriter, Subject};
 use super::pace::Pace;

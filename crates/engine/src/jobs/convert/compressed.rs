@@ -15,7 +15,7 @@ use zebu_storage::{IoBufs, Worker};
 /// The target can't have compressed clusters, or the options contradict each other.
 pub(super) fn cluster_size(options: &ConvertOptions, target: &ConvertTarget) -> Result<Option<NonZeroU64>> {
     if target.is_stream() {
-        return Ok(NonZeroU64::new(StreamWriter::BLOCK));
+        return stream_block(options, target);
     }
     if options.clusters == TargetClusters::Plain {
         return Ok(None);
@@ -31,6 +31,7 @@ pub(super) fn cluster_size(options: &ConvertOptions, target: &ConvertTarget) -> 
         ConvertTarget::Existing { image, .. } => {
             (image.format(), image.cluster_size(), image.path(), Preallocation::Off, false)
         }
+        ConvertTarget::Stream(_) => return Ok(None),
     };
     let refuse = |kind, message: &str| Err(Error::new(kind, message).on(path));
     if format != Format::Qcow2 {
@@ -50,6 +51,17 @@ pub(super) fn cluster_size(options: &ConvertOptions, target: &ConvertTarget) -> 
             refuse(ErrorKind::InvalidArgument, "Cannot enable copy offloading when compressing")
         }
     }
+}
+
+/// The bytes of a block of a target that is written in order: its pieces are whole blocks.
+fn stream_block(options: &ConvertOptions, target: &ConvertTarget) -> Result<Option<NonZeroU64>> {
+    let ConvertTarget::Stream(new) = target else { return Ok(NonZeroU64::new(StreamWriter::BLOCK)) };
+    if matches!(options.copy, CopyMode::Reflink | CopyMode::Range) {
+        let message = "an image that is written in the order of its disk goes through buffers: no reflink or \
+                       copy_file_range";
+        return Err(Error::new(ErrorKind::InvalidArgument, message).on(new.file.path()));
+    }
+    Ok(NonZeroU64::new(new.create.cluster_size))
 }
 
 /// Writes a piece: whole clusters compressed, zero ones not at all where the target reads as zero, parts of clusters

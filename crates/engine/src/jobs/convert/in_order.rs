@@ -4,15 +4,15 @@
 use super::copy;
 use super::job::Job;
 use super::piece::Piece;
-use super::sink::{Packing, Sink};
-use crate::compress::{Outcome, Work};
+use super::sink::Sink;
+use crate::image_stream::{ClusterBytes, Packer};
 use crate::jobs::pipeline::InOrder;
 use crate::jobs::queue::Queue;
 use crate::jobs::zeros::is_zero;
-use crate::new_foreign::{Packed, StreamWriter, WritesUnderWay};
+use crate::new_foreign::WritesUnderWay;
 use crate::{Error, ErrorKind, Result};
 use futures_util::future::join_all;
-use zebu_storage::{IoBufs, Worker};
+use zebu_storage::Worker;
 
 /// Does pieces of work until there are no more, as [`copy::copy_pieces`] does for other targets.
 pub(super) async fn pack_pieces(worker: &Worker, job: &Job, queue: &Queue<Piece>) {
@@ -34,7 +34,7 @@ pub(super) async fn pack_pieces(worker: &Worker, job: &Job, queue: &Queue<Piece>
         let Some(packed) = under_way.next().await else { break };
         let done = match packed {
             Ok(_) if job.is_stopped() => continue,
-            Ok((blocks, len)) => writer.append(worker, &blocks, &mut writes).await.map(|()| len),
+            Ok((blocks, len)) => writer.append(worker, blocks, &mut writes).await.map(|()| len),
             Err(error) => Err(error),
         };
         match done {
@@ -52,11 +52,11 @@ pub(super) async fn pack_pieces(worker: &Worker, job: &Job, queue: &Queue<Piece>
 async fn pack_piece(
     worker: &Worker,
     job: &Job,
-    packing: &Packing,
+    packing: &Packer,
     part: usize,
     offset: u64,
     len: usize,
-) -> Result<(Vec<Packed>, u64)> {
+) -> Result<(Vec<(u64, ClusterBytes)>, u64)> {
     job.tracker.throttle(worker, len as u64).await?;
     let buffer = worker.buffer(len);
     let (read, mut rest) = copy::read(worker, job, &job.parts[part], offset, len, buffer).await;
@@ -64,13 +64,13 @@ async fn pack_piece(
     let mut blocks = Vec::new();
     let mut at = offset;
     while !rest.is_empty() {
-        let within = at % StreamWriter::BLOCK;
-        let block = rest.split_to(rest.len().min((StreamWriter::BLOCK - within) as usize));
+        let within = at % packing.block();
+        let block = rest.split_to(rest.len().min((packing.block() - within) as usize));
         let (start, block_len) = (at, block.len() as u64);
         at += block_len;
-        let is_whole = within == 0 && (block_len == StreamWriter::BLOCK || at == job.end());
+        let is_whole = within == 0 && (block_len == packing.block() || at == job.end());
         if !is_whole {
-            let message = "a source ends within a block of 64 KiB of the target, and another follows: convert them to one \
+            let message = "a source ends within a block of the target, and another follows: convert them to one \
                            raw image first";
             return Err(Error::new(ErrorKind::Unsupported, message).on(job.target.path()).at_guest(start));
         }
@@ -78,21 +78,9 @@ async fn pack_piece(
             job.count(|report| report.skipped += block_len);
         } else {
             job.count(|report| report.written += block_len);
-            blocks.push((start / StreamWriter::BLOCK, block.into()));
+            blocks.push((start / packing.block(), block.into()));
         }
     }
-    let packed = join_all(blocks.into_iter().map(|(index, block)| pack(worker, packing, index, block))).await;
+    let packed = join_all(blocks.into_iter().map(|(index, block)| packing.pack(worker, index, block))).await;
     Ok((packed.into_iter().collect::<Result<_>>()?, len as u64))
-}
-
-async fn pack(worker: &Worker, packing: &Packing, index: u64, input: IoBufs) -> Result<Packed> {
-    let work = Work::Compress { method: packing.method, input, cluster: StreamWriter::BLOCK as usize };
-    let done = packing.pool.run(worker, work).await;
-    match done.outcome {
-        Outcome::Bytes(_) => Ok((index, done.output().to_vec())),
-        Outcome::Incompressible => Err(Error::new(ErrorKind::Io, "a block could not be packed")),
-        Outcome::Damaged(why) => {
-            Err(Error::new(ErrorKind::Io, format!("a block could not be packed: {why}")))
-        }
-    }
 }

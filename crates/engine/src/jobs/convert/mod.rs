@@ -17,7 +17,7 @@ mod walk;
 
 pub use options::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, NewTarget, ReadErrors, SkippedRange,
-    TargetClusters, TargetContent,
+    StreamedTarget, TargetClusters, TargetContent,
 };
 
 use crate::progress::Phase;
@@ -32,6 +32,9 @@ use zebu_storage::Worker;
 /// is shared is not read, so that nobody knows whether it can be.
 fn copy_mode(options: &ConvertOptions, target: &ConvertTarget, compresses: bool) -> Result<CopyMode> {
     let wanted = options.copy;
+    if matches!(target, ConvertTarget::Stream(_)) {
+        return Ok(CopyMode::Buffers);
+    }
     if let ConvertTarget::New(new) = target
         && matches!(new.create.format, Format::Foreign(_))
     {
@@ -49,7 +52,7 @@ fn copy_mode(options: &ConvertOptions, target: &ConvertTarget, compresses: bool)
         ConvertTarget::New(new) => {
             matches!(new.create.preallocation, Preallocation::Falloc | Preallocation::Full)
         }
-        ConvertTarget::Existing { .. } => false,
+        ConvertTarget::Existing { .. } | ConvertTarget::Stream(_) => false,
     };
     let reads_all = compresses || options.read_errors == ReadErrors::Zero;
     Ok(if reads_all || wanted == CopyMode::Auto && sets_aside { CopyMode::Buffers } else { wanted })
@@ -85,12 +88,19 @@ pub async fn convert(
         let message = format!("Format driver '{}' does not support bitmaps", new.create.format.name());
         return Err(Error::new(ErrorKind::Unsupported, message).on(&new.path));
     }
+    if let (ConvertTarget::Stream(new), false) = (&target, wanted.is_empty()) {
+        let message = "bitmaps can't be had in an image that is written in the order of its disk";
+        return Err(Error::new(ErrorKind::Unsupported, message).on(new.file.path()));
+    }
     let total = parts.last().map_or(0, Part::end);
     let copy = copy_mode(options, &target, compressed.is_some())?;
     let (sink, content, made) = match target {
         ConvertTarget::New(new) => {
             let (sink, content, made) = target::make(worker, sources, *new, total, &options.control).await?;
             (sink, content, Some(made))
+        }
+        ConvertTarget::Stream(new) => {
+            (target::begin_stream(*new, total, options.clusters)?, TargetContent::Zero, None)
         }
         ConvertTarget::Existing { image, content } => {
             check_open_target(sources, &image)?;
@@ -109,11 +119,13 @@ pub async fn convert(
     }
     match (made, job.target.image()) {
         (Some(made), _) => made.finish(worker, &job.target, copied).await?,
-        (None, image) => {
+        (None, Some(image)) => {
             copied?;
-            if let Some(image) = image {
-                image.flush(worker).await?;
-            }
+            image.flush(worker).await?;
+        }
+        (None, None) => {
+            copied?;
+            job.target.finish(worker).await?;
         }
     }
     Ok(job.report())

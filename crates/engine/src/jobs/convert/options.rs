@@ -1,11 +1,11 @@
 //! Options and report of a conversion.
 
 use crate::progress::JobControl;
-use crate::{CreateOptions, Error, Format, Image, NewForeign, OpenOptions};
+use crate::{CompressOptions, CreateOptions, Error, Format, Image, NewForeign, OpenOptions};
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::path::PathBuf;
-use zebu_storage::WorkerConfig;
+use zebu_storage::{File, WorkerConfig};
 
 /// How data gets from the source to the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -162,11 +162,38 @@ impl NewTarget {
     }
 }
 
+/// A new qcow2 image in a file that takes each byte once, nearly in order, such as an upload. The data comes in the order of
+/// the disk, with the tables behind it; the first cluster is written last, so that before the end there is no image. The
+/// memory of tables is bounded.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct StreamedTarget {
+    /// The file, which is empty.
+    pub file: File,
+    /// How the image is made. `size`: of the sources together if `None`; may be more, not less. Backing files, external data
+    /// files, encryption, lazy refcounts and preallocation are refused.
+    pub create: CreateOptions,
+    /// How clusters are compressed, if [`ConvertOptions::clusters`] says so.
+    pub compress: CompressOptions,
+}
+
+zebu_storage::option_setters!(StreamedTarget { create: CreateOptions, compress: CompressOptions });
+
+impl StreamedTarget {
+    /// An image in this file, with the default options.
+    pub fn new(file: File) -> Self {
+        let create = CreateOptions { format: Format::Qcow2, ..CreateOptions::default() };
+        Self { file, create, compress: CompressOptions::default() }
+    }
+}
+
 /// Where a conversion writes to.
 #[derive(Clone)]
 pub enum ConvertTarget {
     /// A new image.
     New(Box<NewTarget>),
+    /// A new image in a file of the caller's that can't be changed.
+    Stream(Box<StreamedTarget>),
     /// An image that the caller opened for writing, and closes (`-n`). It is flushed at the end.
     Existing {
         /// The image; at least as large as the sources together.
@@ -181,6 +208,7 @@ impl ConvertTarget {
     pub(super) fn is_stream(&self) -> bool {
         match self {
             Self::New(new) => new.create.foreign.as_ref().is_some_and(NewForeign::is_stream),
+            Self::Stream(_) => true,
             Self::Existing { .. } => false,
         }
     }
@@ -189,6 +217,7 @@ impl ConvertTarget {
     pub(super) fn cluster_size(&self) -> Option<NonZeroU64> {
         let (format, bytes) = match self {
             Self::New(new) => (new.create.format, new.create.cluster_size),
+            Self::Stream(new) => (Format::Qcow2, new.create.cluster_size),
             Self::Existing { image, .. } => (image.format(), image.cluster_size()),
         };
         NonZeroU64::new(bytes).filter(|_| format == Format::Qcow2)

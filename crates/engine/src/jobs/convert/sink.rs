@@ -1,17 +1,47 @@
 //! The target that a conversion writes to: an open image, or one of another program that is being made.
 
-use crate::compress::{CodecPool, Method};
-use crate::new_foreign::{BlockWriter, StreamWriter};
+use crate::image_stream::{ClusterBytes, ImageWriter, Packer};
+use crate::new_foreign::{BlockWriter, Packed, StreamWriter, WritesUnderWay};
 use crate::{Durability, Image, Result};
 use std::path::{Path, PathBuf};
 use zebu_storage::sync::Mutex;
 use zebu_storage::{IoBufs, Worker};
 
-/// How blocks are packed.
-#[derive(Debug, Clone)]
-pub(super) struct Packing {
-    pub(super) method: Method,
-    pub(super) pool: CodecPool,
+/// A new image whose blocks come in order.
+pub(super) enum DiskOrder {
+    /// Of another program.
+    Foreign(StreamWriter),
+    /// A qcow2 image.
+    Qcow2(Box<ImageWriter>),
+}
+
+impl DiskOrder {
+    /// Appends blocks, which come in ascending order.
+    pub(super) async fn append(
+        &mut self,
+        worker: &Worker,
+        blocks: Vec<(u64, ClusterBytes)>,
+        writes: &mut WritesUnderWay,
+    ) -> Result<()> {
+        match self {
+            Self::Qcow2(writer) => writer.append(worker, &blocks, writes).await,
+            Self::Foreign(writer) => {
+                let packed = blocks.into_iter().filter_map(|(index, bytes)| match bytes {
+                    ClusterBytes::Packed(bytes) => Some((index, bytes)),
+                    // Its way of packing has a form for everything.
+                    ClusterBytes::Plain(_) => None,
+                });
+                writer.append(worker, &packed.collect::<Vec<Packed>>(), writes).await
+            }
+        }
+    }
+
+    async fn finish(self, worker: &Worker) -> Result<()> {
+        match self {
+            Self::Foreign(writer) => writer.finish(worker).await,
+            Self::Qcow2(writer) => writer.finish(worker).await.map(drop),
+        }
+    }
 }
 
 /// The target of a conversion.
@@ -21,7 +51,7 @@ pub(super) enum Sink {
     /// A new image whose blocks are written in any order.
     Blocks(BlockWriter),
     /// A new image whose blocks are written in order, by the one task that has taken the writer.
-    Stream { path: PathBuf, size: u64, packing: Packing, writer: Mutex<Option<StreamWriter>> },
+    Stream { path: PathBuf, size: u64, packing: Packer, writer: Mutex<Option<DiskOrder>> },
 }
 
 impl Sink {

@@ -1,9 +1,10 @@
 //! A target that the job makes.
 
-use super::options::{NewTarget, TargetContent};
-use super::sink::{Packing, Sink};
+use super::options::{NewTarget, StreamedTarget, TargetClusters, TargetContent};
+use super::sink::{DiskOrder, Sink};
 use super::source_conflict::check_target;
 use crate::create::new_file;
+use crate::image_stream::{ImageWriter, Packer};
 use crate::jobs::staging::{NewFiles, directory_of, from_io, publish, reserve_temporary_name, sync_files};
 use crate::new_foreign::{self, BlockWriter, StreamWriter};
 use crate::progress::JobControl;
@@ -101,6 +102,29 @@ pub(super) async fn make(
     Ok((Sink::Image(image), content, Made { files, names, path: work_path, data_file }))
 }
 
+/// Begins a new image in a file that can't be changed, for the `total` bytes of the sources.
+pub(super) fn begin_stream(new: StreamedTarget, total: u64, clusters: TargetClusters) -> Result<Sink> {
+    let StreamedTarget { file, create, compress } = new;
+    let path = file.path().to_owned();
+    let size = create.size.unwrap_or(total);
+    if size < total {
+        let message = "output file is smaller than input file";
+        return Err(Error::new(ErrorKind::InvalidArgument, message).on(&path));
+    }
+    if create.format != Format::Qcow2 {
+        let message = "only a qcow2 image is written in the order of its disk";
+        return Err(Error::new(ErrorKind::Unsupported, message).on(&path));
+    }
+    let method = match clusters {
+        TargetClusters::Plain => None,
+        TargetClusters::Compressed => Some(compress.method(create.compression).map_err(|e| e.on(&path))?),
+    };
+    let packing = Packer::new(method, &compress.pool, create.cluster_size);
+    let writer = ImageWriter::new(file, &create, size)?;
+    let size = writer.virtual_size();
+    Ok(Sink::Stream { path, size, packing, writer: Mutex::new(Some(DiskOrder::Qcow2(Box::new(writer)))) })
+}
+
 /// Begins a new image of another program at `path`, whose name will be `name` at last.
 async fn begin_foreign(
     worker: &Worker,
@@ -113,13 +137,16 @@ async fn begin_foreign(
     let (file, size) = (new_file(path, create)?, create.size.unwrap_or(0));
     match new {
         NewForeign::Vmdk(vmdk) if new.is_stream() => {
-            let packing = Packing {
-                method: open.compress.zlib().map_err(|e| e.on(path))?,
-                pool: open.compress.pool.clone(),
-            };
+            let method = open.compress.zlib().map_err(|e| e.on(path))?;
+            let packing = Packer::new(Some(method), &open.compress.pool, StreamWriter::BLOCK);
             let writer = StreamWriter::new(file, vmdk, size, name)?;
             let size = writer.virtual_size();
-            Ok(Sink::Stream { path: path.to_owned(), size, packing, writer: Mutex::new(Some(writer)) })
+            Ok(Sink::Stream {
+                path: path.to_owned(),
+                size,
+                packing,
+                writer: Mutex::new(Some(DiskOrder::Foreign(writer))),
+            })
         }
         _ => Ok(Sink::Blocks(BlockWriter::new(worker, file, new, size, name).await?)),
     }

@@ -1,0 +1,73 @@
+//! The reports of `zebu convert`.
+
+use crate::remote_disk::{RemoteTransfers, transfers};
+use serde::Serialize;
+use zebu::jobs::ConvertReport;
+
+/// The JSON report. Figures are bytes of the virtual disk.
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) struct Report {
+    total: u64,
+    read: u64,
+    written: u64,
+    reflinked: u64,
+    range_copied: u64,
+    skipped: u64,
+    zeroed: u64,
+    unreadable: u64,
+    unreadable_ranges: Vec<UnreadableRange>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    skipped_bitmaps: Vec<String>,
+    /// Counts of what went over the network.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remote: Option<RemoteTransfers>,
+}
+
+#[derive(Serialize)]
+struct UnreadableRange {
+    start: u64,
+    length: u64,
+    error: String,
+}
+
+/// The report in JSON.
+pub(super) fn json_report(report: &ConvertReport, skipped_bitmaps: Vec<String>) -> Report {
+    Report {
+        total: report.total,
+        read: report.read,
+        written: report.written,
+        reflinked: report.reflinked,
+        range_copied: report.range_copied,
+        skipped: report.skipped,
+        zeroed: report.zeroed,
+        unreadable: report.unreadable,
+        unreadable_ranges: report
+            .unreadable_ranges
+            .iter()
+            .map(|range| UnreadableRange {
+                start: range.offset,
+                length: range.len,
+                error: range.error.to_string(),
+            })
+            .collect(),
+        skipped_bitmaps,
+        remote: transfers(),
+    }
+}
+
+/// The report in words.
+pub(super) fn human_text(report: &ConvertReport) -> String {
+    format!(
+        "total {}, read {}, written {}, reflinked {}, copied by the kernel {}, skipped {}, zeroed {}, unreadable {} \
+         (bytes of the disk)\n",
+        report.total,
+        report.read,
+        report.written,
+        report.reflinked,
+        report.range_copied,
+        report.skipped,
+        report.zeroed,
+        report.unreadable
+    )
+}

@@ -1,0 +1,177 @@
+//! New qcow2 images that are written in the order of the disk, each byte of the file once ([`zebu_qcow2::stream`]): into a file
+//! that can't be changed, as an upload.
+
+use crate::compress::{CodecPool, Method, Outcome, Work};
+use crate::new_foreign::{GrowingFile, WritesUnderWay};
+use crate::options::CreateOptions;
+use crate::qcow2::life::create::new_header;
+use crate::{Error, ErrorKind, Preallocation, Result};
+use zebu_qcow2::stream::{ImageStream, StreamError};
+use zebu_storage::{File, IoBufs, Worker};
+
+/// Bytes of one write.
+const WRITE: usize = 1 << 20;
+
+/// A guest cluster.
+#[derive(Debug)]
+pub(crate) enum ClusterBytes {
+    Packed(Vec<u8>),
+    Plain(IoBufs),
+}
+
+/// The way in which blocks are packed.
+#[derive(Debug, Clone)]
+pub(crate) struct Packer {
+    /// `None`: they are left as they are.
+    method: Option<Method>,
+    pool: CodecPool,
+    /// Bytes of a block.
+    block: u64,
+}
+
+impl Packer {
+    /// Blocks of `block` bytes, packed by `method`.
+    pub(crate) fn new(method: Option<Method>, pool: &CodecPool, block: u64) -> Self {
+        Self { method, pool: pool.clone(), block }
+    }
+
+    /// Bytes of a block.
+    pub(crate) fn block(&self) -> u64 {
+        self.block
+    }
+
+    /// Packs the block of this number. One that does not become shorter stays as it is.
+    pub(crate) async fn pack(
+        &self,
+        worker: &Worker,
+        index: u64,
+        input: IoBufs,
+    ) -> Result<(u64, ClusterBytes)> {
+        let Some(method) = self.method else { return Ok((index, ClusterBytes::Plain(input))) };
+        let work = Work::Compress { method, input, cluster: self.block as usize };
+        let mut done = self.pool.run(worker, work).await;
+        match done.outcome {
+            Outcome::Bytes(_) => Ok((index, ClusterBytes::Packed(done.output().to_vec()))),
+            Outcome::Incompressible => Ok((index, ClusterBytes::Plain(std::mem::take(&mut done.input)))),
+            Outcome::Damaged(why) => {
+                Err(Error::new(ErrorKind::Io, format!("a block could not be packed: {why}")))
+            }
+        }
+    }
+}
+
+/// An image that is being made in an empty file.
+#[derive(Debug)]
+pub(crate) struct ImageWriter {
+    file: GrowingFile,
+    stream: ImageStream,
+    gathered: Vec<u8>,
+    /// Where these bytes belong.
+    at: u64,
+    size: u64,
+}
+
+impl ImageWriter {
+    /// Begins an image for a disk of `size` bytes.
+    ///
+    /// # Errors
+    /// Options contradict each other, or need what can't be written in order.
+    pub(crate) fn new(file: File, create: &CreateOptions, size: u64) -> Result<Self> {
+        let refused = [
+            (create.backing.is_some(), "a backing file"),
+            (create.data_file.is_some(), "an external data file"),
+            (create.encryption.is_some(), "encryption"),
+            (create.preallocation != Preallocation::Off, "preallocation"),
+            (create.lazy_refcounts, "lazy refcounts"),
+        ];
+        if let Some((_, what)) = refused.iter().find(|(is_wanted, _)| *is_wanted) {
+            let message = format!("{what} can't be had in an image that is written in the order of its disk");
+            return Err(Error::new(ErrorKind::Unsupported, message).on(file.path()));
+        }
+        let size = size.checked_next_multiple_of(512).ok_or_else(|| {
+            Error::new(ErrorKind::InvalidArgument, "the image size is too large").on(file.path())
+        })?;
+        let header = new_header(create, size).map_err(|e| e.on(file.path()))?;
+        let stream = ImageStream::new(header).map_err(|e| stream_error(&file, &e))?;
+        Ok(Self {
+            file: GrowingFile::new(file, u64::MAX),
+            stream,
+            gathered: Vec::new(),
+            at: create.cluster_size,
+            size,
+        })
+    }
+
+    /// Bytes of the disk.
+    pub(crate) fn virtual_size(&self) -> u64 {
+        self.size
+    }
+
+    /// Appends guest clusters, which come in ascending order.
+    pub(crate) async fn append(
+        &mut self,
+        worker: &Worker,
+        clusters: &[(u64, ClusterBytes)],
+        writes: &mut WritesUnderWay,
+    ) -> Result<()> {
+        for (index, bytes) in clusters {
+            let added = match bytes {
+                ClusterBytes::Packed(bytes) => self.stream.packed(*index, bytes),
+                ClusterBytes::Plain(bufs) => {
+                    if let [buf] = bufs.parts() {
+                        self.stream.plain(*index, buf.as_slice())
+                    } else {
+                        let mut bytes = vec![0; bufs.len()];
+                        bufs.copy_to(0, &mut bytes);
+                        self.stream.plain(*index, &bytes)
+                    }
+                }
+            };
+            added.map_err(|e| stream_error(self.file.file(), &e))?;
+        }
+        let (_, bytes) = self.stream.take();
+        self.gathered.extend_from_slice(&bytes);
+        let whole = self.gathered.len() / WRITE * WRITE;
+        self.write_gathered(worker, whole, writes).await
+    }
+
+    /// Writes the first `len` bytes of what was gathered, soon.
+    async fn write_gathered(
+        &mut self,
+        worker: &Worker,
+        len: usize,
+        writes: &mut WritesUnderWay,
+    ) -> Result<()> {
+        for bytes in self.gathered.get(..len).unwrap_or_default().chunks(WRITE) {
+            writes.wait_for_room().await?;
+            let mut buffer = worker.buffer(bytes.len());
+            buffer.as_mut_slice().copy_from_slice(bytes);
+            let (file, own, at) = (self.file.clone(), worker.clone(), self.at);
+            writes.begin(worker.spawn(async move { file.write(&own, at, buffer.into()).await.0 }));
+            self.at += bytes.len() as u64;
+        }
+        self.gathered.drain(..len);
+        Ok(())
+    }
+
+    /// Writes what is left, then the first cluster, which makes an image of the file; bytes of the file.
+    ///
+    /// # Errors
+    /// The file's.
+    pub(crate) async fn finish(mut self, worker: &Worker) -> Result<u64> {
+        let (_, bytes, first) = self.stream.finish().map_err(|e| stream_error(self.file.file(), &e))?;
+        self.gathered.extend_from_slice(&bytes);
+        drop(bytes);
+        let mut writes = WritesUnderWay::default();
+        self.write_gathered(worker, self.gathered.len(), &mut writes).await?;
+        writes.wait(0).await?;
+        self.file.set_len(worker, self.at).await?;
+        self.file.write_bytes(worker, 0, &first).await?;
+        self.file.flush(worker).await?;
+        Ok(self.at)
+    }
+}
+
+fn stream_error(file: &File, error: &StreamError) -> Error {
+    Error::new(ErrorKind::InvalidArgument, error.to_string()).on(file.path())
+}

@@ -1,0 +1,21 @@
+//! Disk images in object stores: S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage.
+//!
+//! An object is read by [`zebu_remote::http::HttpDisk`] at URLs that are signed here ([`signed_urls`]). One is written as an
+//! [`Upload`], a [`zebu_storage::Storage`] that takes each byte once.
+//!
+//! Requests are those of the crate `object_store`. Its futures run on one thread of this crate, and their bytes go through
+//! [`zebu_remote::http::HttpClient`]: certificates, proxies and sandboxes are as for web servers.
+
+mod access;
+mod environment;
+mod failure;
+mod name;
+mod profiles;
+mod runtime;
+mod signing;
+mod transport;
+mod upload;
+
+pub use name::{StoreKind, StoreName};
+pub use signing::{sign_for_broker, signed_urls};
+pub use upload::{Length, Upload, UploadOptions, UploadStats};

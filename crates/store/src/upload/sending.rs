@@ -1,0 +1,239 @@
+//! The requests of an upload.
+
+use super::filling::{Full, Rest};
+use super::options::UploadStats;
+use super::resume::{self, Interrupted, MARK};
+use crate::access::Access;
+use crate::environment::{Environment, of_process};
+use crate::failure::{describe, is_denial, is_passing};
+use crate::name::{StoreKind, StoreName};
+use bytes::Bytes;
+use object_store::multipart::PartId;
+use object_store::{Error, ObjectStoreExt, PutPayload};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::OnceCell;
+use zebu_remote::RemoteError;
+use zebu_remote::http::{HttpClient, HttpOptions};
+
+/// How often a request is tried, beside the tries that `object_store` makes of each.
+const MOST_TRIES: u32 = 8;
+/// Pauses between them.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(8);
+
+/// Sends parts to one object.
+pub(super) struct Sender {
+    name: StoreName,
+    http: HttpOptions,
+    part_size: u64,
+    access: Mutex<Arc<Access>>,
+    client: Arc<HttpClient>,
+    begun: OnceCell<Begun>,
+    /// Parts that the store has, by index: their names there and, where they are known, their ETags.
+    parts: Mutex<BTreeMap<u64, String>>,
+    counters: Counters,
+}
+
+/// An upload that the store knows.
+struct Begun {
+    id: String,
+    /// Parts of an earlier try.
+    kept: std::collections::HashMap<u64, resume::Kept>,
+}
+
+#[derive(Default)]
+struct Counters {
+    sent: AtomicU64,
+    sent_bytes: AtomicU64,
+    kept: AtomicU64,
+    retries: AtomicU64,
+}
+
+impl Sender {
+    pub(super) fn new(name: StoreName, http: HttpOptions, part_size: u64) -> Result<Self, RemoteError> {
+        let access = Access::new(&name, &http, Environment(&of_process))?;
+        Ok(Self {
+            client: Arc::new(HttpClient::new(http.clone())),
+            access: Mutex::new(Arc::new(access)),
+            begun: OnceCell::new(),
+            parts: Mutex::default(),
+            counters: Counters::default(),
+            name,
+            http,
+            part_size,
+        })
+    }
+
+    pub(super) fn stats(&self) -> UploadStats {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters { sent, sent_bytes, kept, retries } = &self.counters;
+        UploadStats { sent: get(sent), sent_bytes: get(sent_bytes), kept: get(kept), retries: get(retries) }
+    }
+
+    fn access(&self) -> Arc<Access> {
+        Arc::clone(&locked(&self.access))
+    }
+
+    /// Does a request with patience; once, credentials are read again.
+    async fn with_patience<T>(&self, request: impl AsyncFn(&Access) -> Result<T, Error>) -> Result<T, Error> {
+        let mut pause = FIRST_PAUSE;
+        let mut was_denied = false;
+        let mut tries = 1;
+        loop {
+            let error = match request(&self.access()).await {
+                Ok(done) => return Ok(done),
+                Err(error) => error,
+            };
+            if is_denial(&error) && !was_denied {
+                was_denied = true;
+                match Access::new(&self.name, &self.http, Environment(&of_process)) {
+                    Ok(access) => *locked(&self.access) = Arc::new(access),
+                    Err(_) => return Err(error),
+                }
+            } else if is_passing(&error) && tries < MOST_TRIES {
+                tries += 1;
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            } else {
+                return Err(error);
+            }
+            self.counters.retries.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether there is an object of that name.
+    pub(super) async fn exists(&self) -> Result<bool, (i32, String)> {
+        let found = self.with_patience(async |access| access.objects().head(self.name.key()).await).await;
+        match found {
+            Ok(_) => Ok(true),
+            Err(Error::NotFound { .. }) => Ok(false),
+            Err(error) => Err(describe(&error)),
+        }
+    }
+
+    /// The upload, which is begun or found when it is needed first.
+    async fn begun(&self) -> Result<&Begun, Error> {
+        self.begun.get_or_try_init(|| self.begin()).await
+    }
+
+    async fn begin(&self) -> Result<Begun, Error> {
+        let is_s3 = self.name.kind() == StoreKind::S3;
+        if is_s3
+            && let Some(found) = resume::find(&self.access(), &self.client, &self.name, self.part_size).await
+        {
+            let Interrupted { id, parts } = found;
+            return Ok(Begun { id, kept: parts });
+        }
+        let key = self.name.key();
+        let id = self.with_patience(async |access| access.multipart().create_multipart(key).await).await?;
+        if is_s3 {
+            let mark = Bytes::from(resume::mark(self.part_size));
+            self.with_patience(async |access| {
+                let mark = PutPayload::from_bytes(mark.clone());
+                access.multipart().put_part(key, &id, MARK, mark).await
+            })
+            .await?;
+        }
+        Ok(Begun { id, kept: std::collections::HashMap::new() })
+    }
+
+    /// Sends a part, unless the store has it.
+    pub(super) async fn send(&self, index: u64, part: Bytes) -> Result<(), Error> {
+        let begun = self.begun().await?;
+        if let Some(kept) = begun.kept.get(&index).filter(|kept| kept.len == part.len() as u64) {
+            let bytes = part.clone();
+            let etag = tokio::task::spawn_blocking(move || resume::etag(&bytes)).await?;
+            if etag == kept.etag {
+                self.counters.kept.fetch_add(1, Ordering::Relaxed);
+                locked(&self.parts).insert(index, format!("\"{etag}\""));
+                return Ok(());
+            }
+        }
+        let sent = self
+            .with_patience(async |access| {
+                let part = PutPayload::from_bytes(part.clone());
+                access.multipart().put_part(self.name.key(), &begun.id, index as usize, part).await
+            })
+            .await?;
+        self.counters.sent.fetch_add(1, Ordering::Relaxed);
+        self.counters.sent_bytes.fetch_add(part.len() as u64, Ordering::Relaxed);
+        locked(&self.parts).insert(index, sent.content_id);
+        Ok(())
+    }
+
+    /// Sends the last parts, and has the store make the object of all.
+    pub(super) async fn finish(&self, rest: Rest) -> Result<(), (i32, String)> {
+        let Rest { parts, full } = rest;
+        if parts == 1 && self.begun.get().is_none() {
+            return self.put(full).await.map_err(|error| describe(&error));
+        }
+        // The first one at last: what makes an image of the file stands there.
+        for (index, part) in full.into_iter().rev() {
+            self.send(index, part).await.map_err(|error| describe(&error))?;
+        }
+        let ids: Vec<String> = locked(&self.parts).values().cloned().collect();
+        if ids.len() as u64 != parts {
+            return Err((libc::EIO, "a part of the object was never written".to_owned()));
+        }
+        let begun = self.begun().await.map_err(|error| describe(&error))?;
+        let completed = self
+            .with_patience(async |access| {
+                let ids = ids.iter().map(|id| PartId { content_id: id.clone() }).collect();
+                access.multipart().complete_multipart(self.name.key(), &begun.id, ids).await
+            })
+            .await;
+        match completed {
+            Ok(_) => Ok(()),
+            // Perhaps an earlier try was done whose answer was lost.
+            Err(error) if self.is_complete(&ids).await => {
+                let _ = error;
+                Ok(())
+            }
+            Err(error) => Err(describe(&error)),
+        }
+    }
+
+    /// One that fits into a part needs no others.
+    async fn put(&self, full: Vec<Full>) -> Result<(), Error> {
+        let bytes = full.into_iter().next().map(|(_, bytes)| bytes).unwrap_or_default();
+        self.with_patience(async |access| {
+            access.objects().put(self.name.key(), PutPayload::from_bytes(bytes.clone())).await
+        })
+        .await?;
+        self.counters.sent.fetch_add(1, Ordering::Relaxed);
+        self.counters.sent_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether the object is made of these parts, as far as its ETag says.
+    async fn is_complete(&self, ids: &[String]) -> bool {
+        if self.name.kind() != StoreKind::S3 {
+            return false;
+        }
+        let etags: Vec<&str> = ids.iter().map(|id| etag_in(id)).collect();
+        let Some(expected) = resume::etag_of_parts(etags.into_iter()) else { return false };
+        let found = self.with_patience(async |access| access.objects().head(self.name.key()).await).await;
+        found.is_ok_and(|found| found.e_tag.is_some_and(|etag| etag.trim_matches('"') == expected))
+    }
+
+    /// Has the store forget the parts.
+    pub(super) async fn abort(&self) {
+        let Some(begun) = self.begun.get() else { return };
+        let key = self.name.key();
+        // If it does not, the next try goes on with them.
+        let _ =
+            self.with_patience(async |access| access.multipart().abort_multipart(key, &begun.id).await).await;
+    }
+}
+
+/// The ETag in the name of a part.
+fn etag_in(id: &str) -> &str {
+    id.trim_matches('"')
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
