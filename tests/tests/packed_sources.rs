@@ -248,8 +248,8 @@ fn other_packings_are_refused_with_a_remedy() {
     write_sparse(&scratch.file("raw"), &disk(MIB, Fill::Some, &mut Random::new(32)));
     for (line, remedy) in [
         ("lz4 -l -c -q", "lz4 -dc"),
-        ("xz -c --format=lzma", "xz -dc --format=lzma"),
-        ("xz -c --format=lzma --lzma1=dict=12MiB", "xz -dc --format=lzma"),
+        ("xz -c --format=lzma", "lzma -dc"),
+        ("xz -c --format=lzma --lzma1=dict=12MiB", "lzma -dc"),
         ("7zz a -tzip -si -so x", "unzip"),
     ] {
         pack(dir, line, "raw", "packed");

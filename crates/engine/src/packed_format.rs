@@ -101,7 +101,7 @@ impl PackedFormat {
             Self::Zstd | Self::Skippable => "zstd -dc",
             Self::Bzip2 => "bzip2 -dc",
             Self::Lz4 | Self::Lz4Legacy => "lz4 -dc",
-            Self::Lzma => "xz -dc --format=lzma",
+            Self::Lzma => "lzma -dc",
             Self::Lzip => "lzip -dc",
             Self::Tar => "tar -xf",
             Self::Zip => "unzip",
