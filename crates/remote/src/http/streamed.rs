@@ -229,6 +229,12 @@ impl Stream {
         self.head.extend_from_slice(&bytes[..bytes.len().min(room)]);
         let over = (self.window.len() + bytes.len()).saturating_sub(self.most as usize);
         self.window.drain(..over.min(self.window.len()));
+        // Growing by itself, it would take up to twice its bytes.
+        let need = self.window.len() + bytes.len();
+        if need > self.window.capacity() {
+            let capacity = need.max(2 * self.window.capacity()).min(need.max(self.most as usize));
+            self.window.reserve_exact(capacity - self.window.len());
+        }
         self.window.extend(bytes);
         self.position += bytes.len() as u64;
     }
