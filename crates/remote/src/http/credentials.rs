@@ -13,7 +13,7 @@ const LARGEST: u64 = 1 << 20;
 pub enum NetrcEntries {
     /// All of them: where there is none for a host, the default is.
     All,
-    /// Those that name a host.
+    /// Entries that name a host.
     Named,
 }
 
