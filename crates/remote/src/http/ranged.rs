@@ -522,7 +522,7 @@ impl Ranged {
         let now = Instant::now();
         let mut over = Vec::new();
         let mut state = self.lock();
-        let is_final = state.is_closed || state.is_changed;
+        let is_final = state.is_closed || state.is_changed || self.source.is_out_of_grace();
         for number in blocks(range) {
             let readers = state.loading.remove(&number).unwrap_or_default();
             let is_patient =

@@ -246,7 +246,7 @@ impl Source {
     }
 
     /// Whether the disk is about to end, and no bytes came for a while.
-    fn is_out_of_grace(&self) -> bool {
+    pub(super) fn is_out_of_grace(&self) -> bool {
         let hurried = self.hurried.load(Ordering::Relaxed);
         let last_sign = Duration::from_millis(hurried.max(self.last_byte.load(Ordering::Relaxed)));
         hurried > 0 && self.opened.elapsed().saturating_sub(last_sign) >= GRACE
