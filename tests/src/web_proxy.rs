@@ -39,6 +39,8 @@ pub enum Mishap {
     LostAnswer,
     /// One byte in so much time.
     Drip(Duration),
+    /// So many bytes in a second, of each connection.
+    Slow(u64),
 }
 
 /// A choice of mishap for a request, by its number and its head.
@@ -260,6 +262,10 @@ fn converse(client: &TcpStream, shared: &Shared) -> std::io::Result<End> {
                 Mishap::Drip(time) => {
                     thread::sleep(time);
                     1
+                }
+                Mishap::Slow(rate) => {
+                    thread::sleep(Duration::from_millis(50));
+                    rate / 20
                 }
                 _ => u64::MAX,
             };

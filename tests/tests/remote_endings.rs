@@ -10,6 +10,8 @@ use zebu_tests::fault_proxy::{Fault, FaultProxy};
 use zebu_tests::program::{find, zebu, zebu_program};
 use zebu_tests::scratch::Scratch;
 use zebu_tests::server::Server;
+use zebu_tests::web_proxy::{Mishap, WebProxy};
+use zebu_tests::web_server::WebServer;
 
 /// A running qemu-nbd. Killed on drop.
 struct QemuNbd {
@@ -156,6 +158,33 @@ fn a_server_of_a_silent_disk_ends_when_it_is_told_to() {
     assert_eq!(code, Some(1), "what was written was not flushed: {said}");
     assert!(took < Duration::from_secs(40), "{took:?}: {said}");
     assert!(said.contains("the server did not answer in time"), "{said}");
+    let _ = client.kill();
+    let _ = client.wait();
+}
+
+/// The same of a web server.
+#[test]
+fn a_server_of_a_silent_web_server_ends_when_it_is_told_to() {
+    let scratch = Scratch::new("http-told");
+    let dir = scratch.path();
+    std::fs::create_dir_all(dir.join("www")).unwrap();
+    std::fs::write(dir.join("www/disk.raw"), vec![7; 8 << 20]).unwrap();
+    let backend = WebServer::start(dir);
+    let proxy = WebProxy::start(backend.port(), |_, _| Mishap::None);
+    let below = dir.join("serve");
+    std::fs::create_dir(&below).unwrap();
+    let server = Server::start(&below, &format!("-r -f raw {}", proxy.url("/disk.raw")));
+    let ours = format!("nbd+unix:///?socket={}", server.socket().display());
+    proxy.change(|_, _| Mishap::SilentAfter(0));
+    let mut client = Command::new(zebu_program());
+    client.args(["io", "-r", "-f", "raw", &ours, "-c", "read 5M 64k"]).current_dir(dir);
+    let client = client.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut client = client.spawn().expect("zebu starts");
+    std::thread::sleep(Duration::from_secs(1));
+    let begin = Instant::now();
+    let (_, said) = server.end_by(Signal::TERM);
+    let took = begin.elapsed();
+    assert!(took > Duration::from_secs(3) && took < Duration::from_secs(30), "{took:?}: {said}");
     let _ = client.kill();
     let _ = client.wait();
 }

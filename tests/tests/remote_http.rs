@@ -212,6 +212,50 @@ fn what_breaks_is_asked_for_again_and_nothing_is_mixed_up() {
     assert!(flat(dir) == content);
 }
 
+/// All that is asked for at once takes several times as long as one answer may: bytes come all the time.
+#[test]
+fn a_slow_server_is_waited_for_as_long_as_bytes_come() {
+    let scratch = Scratch::new("http-slow");
+    let dir = scratch.path();
+    source(dir);
+    let content: Vec<u8> = (0..4 << 20).map(|at: u32| (at / 512 % 255) as u8 + 1).collect();
+    std::fs::write(dir.join("www/slow.raw"), &content).unwrap();
+    let server = WebServer::start(dir);
+    let proxy = WebProxy::start(server.port(), |_, _| Mishap::Slow(160 << 10));
+    let keys = format!("driver=http,url={},timeout=2,connections=1", proxy.url("/slow.raw"));
+    let begin = Instant::now();
+    convert(dir, &["--image-opts", "-m", "16", "--buffer-memory", "4M"], &keys).ok();
+    assert!(begin.elapsed() > Duration::from_secs(9), "the server was slow");
+    assert!(flat(dir) == content);
+}
+
+/// A server that gives the object at its own place at first, and sends its clients elsewhere later.
+#[test]
+fn a_redirect_after_the_opening_is_followed_and_judged() {
+    let scratch = Scratch::new("http-later");
+    let dir = scratch.path();
+    let content = source(dir);
+    let server = WebServer::start(dir);
+    let moved_to = |place: &'static str| {
+        WebProxy::start(server.port(), move |number, head| {
+            if number >= 2 && head.starts_with("GET /disk.raw ") {
+                Mishap::Answer(format!("302 Found\r\nLocation: {place}"))
+            } else {
+                Mishap::None
+            }
+        })
+    };
+    convert(dir, &["-f", "raw"], &moved_to("/disk.raw?place=2").url("/disk.raw")).ok();
+    assert!(flat(dir) == content);
+    std::fs::remove_file(dir.join("flat.raw")).unwrap();
+    for (place, word) in [("ftp://127.0.0.1/x", "scheme"), ("/whole/other.raw", "404")] {
+        let proxy = moved_to(place);
+        let keys = format!("driver=http,url={},timeout=2", proxy.url("/disk.raw"));
+        let out = convert(dir, &["--image-opts"], &keys).exits(1);
+        assert!(out.stderr.contains(word), "{place}: {out}");
+    }
+}
+
 #[test]
 fn a_server_that_does_not_recover_is_an_error_at_the_deadline() {
     let scratch = Scratch::new("http-deadline");
@@ -493,6 +537,22 @@ fn passwords_come_from_files_go_to_their_server_only_and_are_never_shown() {
     zebu_with(dir, &none, &["info", "--image-opts", &keys]).ok();
     let heads = heads.lock().unwrap().to_ascii_lowercase();
     assert!(!heads.is_empty() && !heads.contains("authorization") && !heads.contains("a=b"), "{heads}");
+    // netrc's default is for the server that was named, and not for where it leads.
+    std::fs::write(dir.join("default"), "default login user password secret\n").unwrap();
+    let asked = Arc::new(Mutex::new(String::new()));
+    let seen = Arc::clone(&asked);
+    let other = WebProxy::start(server.port(), move |_, head| {
+        seen.lock().unwrap().push_str(head);
+        Mishap::None
+    });
+    let place = other.url("/disk.raw");
+    let proxy = WebProxy::start(server.port(), move |_, head| {
+        assert!(head.to_ascii_lowercase().contains("authorization: basic"), "{head}");
+        Mishap::Answer(format!("302 Found\r\nLocation: {place}"))
+    });
+    zebu_with(dir, &[("NETRC", "default")], &["info", "-f", "raw", &proxy.url("/x")]).ok();
+    let asked = asked.lock().unwrap().to_ascii_lowercase();
+    assert!(!asked.is_empty() && !asked.contains("authorization"), "{asked}");
     // Nor into an image.
     let out = zebu(dir, ["create", "-f", "qcow2", "-b", &named, "-F", "raw", "top.qcow2"]).exits(1);
     assert!(out.stderr.contains("netrc") && !out.stderr.contains("secret"), "{out}");
@@ -651,6 +711,36 @@ fn a_redirect_from_a_public_to_a_private_address_is_refused() {
     assert!(flat(dir) == content);
 }
 
+/// The most memory that zebu has for a command, in bytes (getrusage(2)).
+fn peak_of(dir: &Path, words: &[&str]) -> u64 {
+    let script = "import resource,subprocess,sys\nsubprocess.run(sys.argv[1:],check=True,stdout=subprocess.DEVNULL)\n\
+                  print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)";
+    let mut command = Command::new(find("python3").expect("python3"));
+    command.args(["-c", script]).arg(zebu_program()).args(words).current_dir(dir);
+    finish(command).ok().stdout.trim().parse::<u64>().expect("a number") << 10
+}
+
+/// An answer that is larger than the window of it that is kept.
+#[test]
+fn memory_of_a_server_without_ranges_is_bounded_by_the_option() {
+    let scratch = Scratch::new("http-window");
+    let dir = scratch.path();
+    std::fs::create_dir_all(dir.join("www")).unwrap();
+    let bytes: Vec<u8> =
+        (0..25u32 << 20).flat_map(|number| number.wrapping_mul(2654435761).to_le_bytes()).collect();
+    std::fs::write(dir.join("www/big.raw"), &bytes).unwrap();
+    let server = WebServer::start(dir);
+    let url = server.url("/whole/big.raw");
+    let local = peak_of(dir, &["convert", "-f", "raw", "-O", "raw", "www/big.raw", "flat.raw"]);
+    for mib in [8, 64, 96] {
+        let memory = format!("{mib}M");
+        let words = ["convert", "--http-memory", &memory, "-f", "raw", "-O", "raw", &url, "flat.raw"];
+        let found = peak_of(dir, &words);
+        assert!(flat(dir) == bytes);
+        assert!(found < local + ((mib + 12) << 20), "{mib} MiB: {found} beside {local}");
+    }
+}
+
 #[test]
 fn memory_is_bounded_by_the_option() {
     let scratch = Scratch::new("http-memory");
@@ -665,26 +755,8 @@ fn memory_is_bounded_by_the_option() {
     let server = WebServer::start(dir);
     let peak = |options: &str| {
         let keys = format!("driver=http,url={},{options}", server.url("/big.raw"));
-        let time = find("python3").expect("python3");
-        // The most memory of the process, in KiB (getrusage(2)).
-        let script = "import resource,subprocess,sys\nsubprocess.run(sys.argv[1:],check=True,stdout=subprocess.DEVNULL)\n\
-                      print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)";
-        let mut command = Command::new(time);
-        command.args(["-c", script]).arg(zebu_program()).current_dir(dir);
-        command.args([
-            "bench",
-            "--image-opts",
-            "-c",
-            "3000",
-            "-d",
-            "32",
-            "-s",
-            "4096",
-            "-S",
-            "131072",
-            &keys,
-        ]);
-        finish(command).ok().stdout.trim().parse::<u64>().expect("a number") << 10
+        let words = ["bench", "--image-opts", "-c", "3000", "-d", "32", "-s", "4096", "-S", "131072", &keys];
+        peak_of(dir, &words)
     };
     let (small, large) = (peak("memory=4M"), peak("memory=128M,connections=32"));
     println!("peak with 4M: {small}, with 128M: {large}");

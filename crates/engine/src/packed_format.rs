@@ -152,7 +152,7 @@ fn is_lzma(first: &[u8]) -> bool {
     let dictionary = u32::from_le_bytes([*a, *b, *c, *d]);
     let (low, ones) = (dictionary.trailing_zeros(), dictionary.count_ones());
     // 2^n, or 2^n + 2^(n - 1).
-    let is_usual = low >= 12 && (ones == 1 || ones == 2 && dictionary.checked_ilog2() == Some(low + 1));
+    let is_usual = low >= 12 && (ones == 1 || ones == 2 && dictionary.ilog2() == low + 1);
     let len = len.iter().rev().fold(0u64, |len, byte| len << 8 | u64::from(*byte));
     is_usual && (len == u64::MAX || len < 1 << 38)
 }

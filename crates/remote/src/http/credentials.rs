@@ -13,7 +13,7 @@ const LARGEST: u64 = 1 << 20;
 pub enum NetrcEntries {
     /// All of them: where there is none for a host, the default is.
     All,
-    /// Entries that name a host alone.
+    /// Entries that name a host.
     Named,
 }
 
@@ -182,12 +182,18 @@ mod tests {
         assert_eq!(basic("A.example").as_deref(), Some("u:p w\""));
         assert_eq!(basic("b.example").as_deref(), Some("v:q"));
         assert_eq!(basic("c.example").as_deref(), Some("any:r"));
-        assert_eq!(find("machine a login b", "c"), Ok(None));
-        assert!(find("machine a secret", "a").is_err_and(|error| !error.contains("secret")));
+        assert_eq!(find("machine a login b", "c", NetrcEntries::All), Ok(None));
+        let text = "machine a login b default login c";
+        assert!(find(text, "x", NetrcEntries::All).is_ok_and(|found| found.is_some()));
+        assert!(find(text, "a", NetrcEntries::Named).is_ok_and(|found| found.is_some()));
+        assert_eq!(find(text, "x", NetrcEntries::Named), Ok(None));
         assert!(
-            find("machine", "a").is_ok()
-                && find("login \"", "a").is_ok()
-                && find("machine a login", "a").is_ok()
+            find("machine a secret", "a", NetrcEntries::All).is_err_and(|error| !error.contains("secret"))
+        );
+        assert!(
+            find("machine", "a", NetrcEntries::All).is_ok()
+                && find("login \"", "a", NetrcEntries::All).is_ok()
+                && find("machine a login", "a", NetrcEntries::All).is_ok()
         );
     }
 

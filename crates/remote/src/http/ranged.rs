@@ -392,7 +392,9 @@ impl Ranged {
                 self.source.stats.count_reconnect();
                 continue;
             }
-            self.source.note_failure(trouble.reason());
+            if !matches!(trouble, Trouble::Cancelled) {
+                self.source.note_failure(trouble.reason());
+            }
             if let Trouble::Changed(reason) = &trouble {
                 self.lock().is_changed = true;
                 self.fail(fetch, reason);
@@ -421,13 +423,13 @@ impl Ranged {
     /// One attempt to get what is missing.
     fn attempt(&self, fetch: &mut Fetch, link: &mut Link) -> Result<(), Trouble> {
         let (mut url, mut generation) = self.source.place();
-        let limit = fetch.limit();
+        let (deadline, limit) = (fetch.deadline(), fetch.limit());
         let mut is_renewed = false;
         let silence = (self.source.options.timeout / 4).min(LONGEST_SILENCE);
         while !fetch.rest().is_empty() {
             let range = fetch.rest();
-            let is_closed = || self.lock().is_closed || self.source.is_out_of_grace();
-            let patience = Patience { until: limit, silence, is_cancelled: &is_closed };
+            let is_over = || self.lock().is_closed || self.source.is_late(deadline, limit);
+            let patience = Patience { until: limit, silence, is_cancelled: &is_over };
             if link
                 .connection
                 .as_ref()
@@ -520,7 +522,7 @@ impl Ranged {
         let now = Instant::now();
         let mut over = Vec::new();
         let mut state = self.lock();
-        let is_final = state.is_closed || state.is_changed;
+        let is_final = state.is_closed || state.is_changed || self.source.is_out_of_grace();
         for number in blocks(range) {
             let readers = state.loading.remove(&number).unwrap_or_default();
             let is_patient =

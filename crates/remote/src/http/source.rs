@@ -222,6 +222,7 @@ impl Source {
     /// Bytes came.
     pub(super) fn count_read(&self, bytes: u64) {
         self.stats.count_read(bytes);
+        self.backlog.note(Instant::now(), bytes);
         self.last_byte.store(self.opened.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
 
@@ -233,10 +234,10 @@ impl Source {
     /// Whether a request's time is over: at its deadline, but as long as bytes come, later, at the limit.
     pub(super) fn is_late(&self, deadline: Instant, limit: Instant) -> bool {
         let now = Instant::now();
-        let last_byte = Duration::from_millis(self.last_byte.load(Ordering::Relaxed));
         now >= limit
             || self.is_out_of_grace()
-            || now >= deadline && self.opened.elapsed().saturating_sub(last_byte) >= self.options.timeout
+            || now >= deadline
+                && now.saturating_duration_since(self.backlog.progress()) >= self.options.timeout
     }
 
     pub(super) fn hurry(&self) {

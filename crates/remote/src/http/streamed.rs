@@ -6,7 +6,7 @@
 use super::cache::BLOCK;
 use super::connection::{Connection, INPUT, Patience};
 use super::source::{Reply, Source, Trouble};
-use crate::network::deadline::BYTES_A_SECOND;
+use crate::network::deadline::{Allowance, BYTES_A_SECOND};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -32,6 +32,8 @@ struct Waiting {
     /// When it fails if no bytes come, and even if they do.
     deadline: Instant,
     limit: Instant,
+    /// Of what is missing.
+    _allowance: Allowance,
 }
 
 #[derive(Default)]
@@ -89,7 +91,8 @@ impl Streamed {
         let missing = range.end.saturating_sub(state.position);
         let deadline = Instant::now() + self.source.options.timeout;
         let limit = deadline + Duration::from_secs(missing / BYTES_A_SECOND + 1);
-        state.waiting.insert(key, Waiting { done, deadline, limit });
+        let allowance = self.source.allowance(Instant::now(), missing);
+        state.waiting.insert(key, Waiting { done, deadline, limit, _allowance: allowance });
         drop(state);
         self.more.notify_all();
     }
@@ -109,7 +112,7 @@ impl Streamed {
     }
 
     fn run(&self, mut stream: Stream) {
-        while let Some(Waiting { mut done, deadline, limit }) = self.next() {
+        while let Some(Waiting { mut done, deadline, limit, _allowance }) = self.next() {
             let StorageOp::Read { offset, len } = done.op() else { continue };
             let result = self.go_to(&mut stream, offset + len, (deadline, limit), &done);
             match result {
@@ -137,7 +140,7 @@ impl Streamed {
         done: &Completer,
     ) -> Result<(), String> {
         let mut pause = FIRST_PAUSE;
-        let is_over = || done.is_cancelled() || self.lock().is_closed || self.source.is_out_of_grace();
+        let is_over = || done.is_cancelled() || self.lock().is_closed || self.source.is_late(deadline, limit);
         let silence = (self.source.options.timeout / 4).min(LONGEST_SILENCE);
         let patience = Patience { until: limit, silence, is_cancelled: &is_over };
         while stream.position < end {
@@ -145,6 +148,11 @@ impl Streamed {
                 Ok(()) => return Ok(()),
                 Err(trouble) => trouble,
             };
+            if matches!(trouble, Trouble::Cancelled) && self.source.is_late(deadline, limit) {
+                stream.connection = None;
+                let reason = self.source.last_failure();
+                return Err(reason.unwrap_or_else(|| "the server does not answer in time".to_owned()));
+            }
             self.source.note_failure(trouble.reason());
             stream.connection = None;
             let is_hopeless = matches!(
@@ -221,6 +229,12 @@ impl Stream {
         self.head.extend_from_slice(&bytes[..bytes.len().min(room)]);
         let over = (self.window.len() + bytes.len()).saturating_sub(self.most as usize);
         self.window.drain(..over.min(self.window.len()));
+        // Growing by itself, it would take up to twice its bytes.
+        let need = self.window.len() + bytes.len();
+        if need > self.window.capacity() {
+            let capacity = need.max(2 * self.window.capacity()).min(need.max(self.most as usize));
+            self.window.reserve_exact(capacity - self.window.len());
+        }
         self.window.extend(bytes);
         self.position += bytes.len() as u64;
     }

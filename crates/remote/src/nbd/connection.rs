@@ -349,13 +349,15 @@ impl<'a, W: Watcher> Connection<'a, W> {
 
     /// The time when a request is over.
     fn until(&self, request: &Request) -> Instant {
-        self.queue.until(request, request.until(self.moved, self.progress), self.progress)
+        // It may be silent by itself, or all of them too slow.
+        let progress = self.progress.min(self.queue.progress());
+        self.queue.until(request, request.until(self.moved, progress), self.progress)
     }
 
     fn note_progress(&mut self, bytes: usize) {
         self.moved += bytes as u64;
         self.progress = Instant::now();
-        self.queue.note_progress(self.progress);
+        self.queue.note_progress(self.progress, bytes as u64);
     }
 
     fn note_sent(&mut self, mut sent: usize) {

@@ -11,7 +11,7 @@ use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use zebu_storage::{Completer, IoBuf, StorageOp};
 
 /// Bytes of the read and of the write.

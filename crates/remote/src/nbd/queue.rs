@@ -1,7 +1,7 @@
 //! Requests that wait for a connection.
 
 use super::request::Request;
-use crate::network::deadline::{Allowance, Backlog, Progress};
+use crate::network::deadline::{Allowance, Backlog};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,8 +20,6 @@ pub(super) struct Queue {
     bells: Vec<Bell>,
     /// Of all requests, in the queue and at connections.
     backlog: Backlog,
-    /// Of all connections.
-    progress: Progress,
     /// When the user of the disk began to wait for its end.
     hurried: OnceLock<Instant>,
     failure: Mutex<Option<String>>,
@@ -65,7 +63,6 @@ impl Queue {
             more: Condvar::new(),
             bells,
             backlog: Backlog::default(),
-            progress: Progress::new(),
             hurried: OnceLock::new(),
             failure: Mutex::default(),
             given_up: OnceLock::new(),
@@ -124,8 +121,13 @@ impl Queue {
     }
 
     /// A connection has moved bytes.
-    pub(super) fn note_progress(&self, now: Instant) {
-        self.progress.note(now);
+    pub(super) fn note_progress(&self, now: Instant, bytes: u64) {
+        self.backlog.note(now, bytes);
+    }
+
+    /// The time up to which all connections together moved bytes fast enough.
+    pub(super) fn progress(&self) -> Instant {
+        self.backlog.progress()
     }
 
     /// Adds a request, and tells the connection that has the fewest.
@@ -185,7 +187,7 @@ impl Queue {
         loop {
             let own = state.own[connection].pop_front();
             let request = own.or_else(|| state.waiting.pop_front())?;
-            if self.until_waiting(&request, self.progress.last()) > Instant::now() {
+            if self.until_waiting(&request, self.progress()) > Instant::now() {
                 return Some(request);
             }
             drop(state);
@@ -196,7 +198,7 @@ impl Queue {
 
     /// Fails what is over time; the time until the next would be.
     pub(super) fn expire(&self) -> Option<Duration> {
-        let (now, progress) = (Instant::now(), self.progress.last());
+        let (now, progress) = (Instant::now(), self.progress());
         let mut state = self.lock();
         let mut over = Vec::new();
         let mut next: Option<Instant> = None;
