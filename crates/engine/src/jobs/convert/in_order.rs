@@ -70,8 +70,13 @@ async fn pack_piece(
         at += block_len;
         let is_whole = within == 0 && (block_len == packing.block() || at == job.end());
         if !is_whole {
-            let message = "a source ends within a block of the target, and another follows: convert them to one \
-                           raw image first";
+            let size = match packing.block() {
+                bytes if bytes < 1024 => format!("{bytes} bytes"),
+                bytes => format!("{} KiB", bytes >> 10),
+            };
+            let message = format!(
+                "a source ends within a block of {size} of the target, and another follows: convert them to one raw image first"
+            );
             return Err(Error::new(ErrorKind::Unsupported, message).on(job.target.path()).at_guest(start));
         }
         if job.sparse_size > 0 && is_zero(block.as_slice()) {
