@@ -16,7 +16,11 @@ fn two_first_writes_at_once_leave_no_hole() {
         let image =
             Image::open(&worker, &path, &OpenOptions::default().access(Access::ReadWrite)).await.unwrap();
         let write = async |at: u64| {
-            image.write(&worker, at, IoBuf::copy_of(&[7; 4096]).into(), Durability::Volatile).await.0.unwrap()
+            image
+                .write(&worker, at, IoBuf::copy_of(&[7; 4096]).into(), Durability::Volatile)
+                .await
+                .0
+                .unwrap();
         };
         futures_util::future::join(write(0), write(8 << 20)).await;
         image.close(&worker).await.unwrap();

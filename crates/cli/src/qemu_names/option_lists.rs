@@ -114,7 +114,6 @@ fn is_valid(options: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
 
     #[test]
     fn doubled_commas_belong_to_a_value() {
