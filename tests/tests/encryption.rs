@@ -1,8 +1,9 @@
 //! Encrypted images beside QEMU and cryptsetup: each reads what the others wrote, byte for byte.
 
 use serde_json::Value;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use zebu_tests::program::{Finished, find, zebu};
+use zebu_tests::program::{Finished, find, finish, zebu, zebu_program};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
 use zebu_tests::scratch::Scratch;
@@ -336,6 +337,52 @@ fn key_slots_are_changed_by_each() {
         assert!(opens("one") && !opens("two"));
         run_zebu(dir, &format!("{} --force", amend("one", "state=inactive,keyslot=0"))).ok();
         assert!(!opens("one"));
+    }
+}
+
+/// Nobody erases a key without one that the image has. Under zebu's own name, that key opens a slot that stays.
+#[test]
+fn a_key_is_erased_with_a_key() {
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("encryption");
+    let dir = scratch.path();
+    let other = ["--object", "secret,id=none,data=neither"].map(str::to_owned);
+    for (file, prefix) in [("a.luks", ""), ("a.qcow2", "encrypt.")] {
+        let format = file.rsplit('.').next().unwrap();
+        let more = if format == "qcow2" { ",encrypt.format=luks" } else { "" };
+        run_zebu(dir, &format!("create -q -f {format} -o {}{more} {file} 1M", encrypt_options("", prefix)))
+            .ok();
+        let amend = |name: &str, options: &str| {
+            let options: Vec<String> = options.split(',').map(|option| format!("{prefix}{option}")).collect();
+            let mut words = with_objects(&format!("amend --image-opts {name} -o {}", options.join(",")));
+            words.splice(1..1, other.clone());
+            words
+        };
+        zebu(dir, amend(&of(file, "one"), "state=active,new-secret=two,iter-time=10")).ok();
+        let before = std::fs::read(dir.join(file)).unwrap();
+        let nameless = of(file, "").replace(&format!("{prefix}key-secret=,"), "");
+        for (name, part) in [(of(file, "none"), "Invalid password"), (nameless, "key-secret")] {
+            for options in ["state=inactive,keyslot=1", "state=inactive,old-secret=two"] {
+                for force in [&[][..], &["--force".to_owned()]] {
+                    let words = [&amend(&name, options), force].concat();
+                    let (ours, theirs) = (zebu(dir, &words).exits(1), qemu.img(dir, &words).exits(1));
+                    assert!(ours.stderr.contains(part) && theirs.stderr.contains(part), "{ours}{theirs}");
+                    assert!(std::fs::read(dir.join(file)).unwrap() == before, "{ours}");
+                }
+            }
+        }
+        for options in ["state=inactive,keyslot=1", "state=inactive,old-secret=two"] {
+            let finished = zebu(dir, amend(&of(file, "two"), options)).exits(1);
+            assert!(finished.stderr.contains("no key slot that stays"), "{finished}");
+            assert!(std::fs::read(dir.join(file)).unwrap() == before, "{finished}");
+        }
+        zebu(dir, amend(&of(file, "one"), "state=inactive,keyslot=1")).ok();
+        zebu(dir, amend(&of(file, "one"), "state=active,new-secret=two,iter-time=10")).ok();
+        // Under QEMU's name its rule holds: any key will do.
+        let mut command = std::process::Command::new(zebu_program());
+        command.arg0("qemu-img").current_dir(dir);
+        command.args(amend(&of(file, "two"), "state=inactive,keyslot=1"));
+        finish(command).ok();
     }
 }
 

@@ -112,6 +112,22 @@ impl LuksHeader {
         Err(Error::new(ErrorKind::WrongKey, message).on(file.path()))
     }
 
+    /// Whether a passphrase opens any slot.
+    pub(crate) async fn opens(
+        &self,
+        worker: &Worker,
+        file: &File,
+        start: u64,
+        passphrase: &Passphrase,
+    ) -> Result<bool> {
+        for slot in self.slots_to_try() {
+            if self.unlock_slot(worker, file, start, slot, passphrase).await?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Tries a passphrase on one slot.
     pub(crate) async fn unlock_slot(
         &self,
