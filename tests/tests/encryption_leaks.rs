@@ -167,6 +167,11 @@ fn terminal() -> (File, OwnedFd) {
 
 /// Runs zebu at a terminal, types `typed` when it asks, and returns what the terminal showed and how it ended.
 fn at_a_terminal(dir: &Path, words: &[&str], typed: &str) -> (String, i32) {
+    at_a_terminal_then(dir, words, |terminal, _| terminal.write_all(typed.as_bytes()).unwrap())
+}
+
+/// Runs zebu at a terminal, does something when it asks, and returns what the terminal showed and how it ended.
+fn at_a_terminal_then(dir: &Path, words: &[&str], answer: impl Fn(&mut File, u32)) -> (String, i32) {
     let (mut ours, theirs) = terminal();
     let mut command = Command::new(zebu_program());
     let end = |fd: &OwnedFd| Stdio::from(fd.try_clone().unwrap());
@@ -191,7 +196,7 @@ fn at_a_terminal(dir: &Path, words: &[&str], typed: &str) -> (String, i32) {
         if !has_typed && shown.windows(2).any(|pair| pair == b": ") {
             // The question is shown before the echo is off: whoever types ahead of it is seen by every such program.
             std::thread::sleep(Duration::from_millis(300));
-            ours.write_all(typed.as_bytes()).unwrap();
+            answer(&mut ours, child.id());
             has_typed = true;
         }
     }
@@ -225,6 +230,25 @@ fn a_passphrase_is_typed_unseen() {
     // Without a terminal there is nobody to ask.
     let finished = zebu(dir, ["map", "a.qcow2"]).exits(1);
     assert!(finished.stderr.contains("key-secret"), "{finished}");
+}
+
+/// A signal ends the question at once, and the terminal is as it was before: with a job that would handle it, and without.
+#[test]
+fn a_signal_ends_the_question() {
+    let scratch = Scratch::new("leaks");
+    let dir = scratch.path();
+    make(dir, "a.qcow2");
+    for words in [&["io", "a.qcow2", "-c", "read 0 1k"][..], &["convert", "-O", "raw", "a.qcow2", "out"]] {
+        for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+            let start = std::time::Instant::now();
+            let (shown, code) = at_a_terminal_then(dir, words, |_, pid| {
+                // SAFETY: a signal to our own child, which has not been waited for.
+                assert_eq!(unsafe { libc::kill(pid as i32, signal) }, 0);
+            });
+            assert!(code != 0 && start.elapsed() < Duration::from_secs(5), "{words:?} {signal}: {shown}");
+            assert!(!dir.join("out").exists());
+        }
+    }
 }
 
 /// A mapping of a process: its bytes' addresses, and the flags of its memory.
@@ -419,7 +443,8 @@ fn keys_are_in_no_memory_that_a_core_dump_would_hold() {
             assert!(is_locked, "{name}: memory that is not locked");
         };
         look("open");
-        let requests = ["write -P 3 0 1M", "read -P 3 0 1M", "write -P 4 1M 4k", "write -P 5 700 100", "read 7 9"];
+        let requests =
+            ["write -P 3 0 1M", "read -P 3 0 1M", "write -P 4 1M 4k", "write -P 5 700 100", "read 7 9"];
         qemu.io(dir, "-f raw", &uri, &requests).ok();
         look("after requests");
     }

@@ -187,7 +187,9 @@ impl Luks1Header {
         let slot_key = self.slot_key(&entry, passphrase)?;
         let len = (range.end - range.start) as usize;
         let mut split = LockedBytes::zeroed(len).map_err(|error| LuksError::key_memory(len, error))?;
-        on_wiped_stack::<DERIVATION_STACK, _>(|| anti_forensic::split(self.hash, key.bytes(), &mut split, random))?;
+        on_wiped_stack::<DERIVATION_STACK, _>(|| {
+            anti_forensic::split(self.hash, key.bytes(), &mut split, random)
+        })?;
         SectorCipher::new(self.cipher, &slot_key)?.encrypt(0, &mut split)?;
 
         let inactive = encode_slot(&entry);
@@ -251,14 +253,18 @@ impl Luks1Header {
 
     fn digest_of(&self, key: &[u8]) -> [u8; 20] {
         let mut digest = [0; 20];
-        on_wiped_stack::<DERIVATION_STACK, _>(|| self.hash.pbkdf2(key, &self.digest_salt, self.digest_iterations, &mut digest));
+        on_wiped_stack::<DERIVATION_STACK, _>(|| {
+            self.hash.pbkdf2(key, &self.digest_salt, self.digest_iterations, &mut digest)
+        });
         digest
     }
 
     fn slot_key(&self, slot: &Luks1Slot, passphrase: &[u8]) -> Result<LockedBytes, LuksError> {
         let len = self.cipher.key_len();
         let mut key = LockedBytes::zeroed(len).map_err(|error| LuksError::key_memory(len, error))?;
-        on_wiped_stack::<DERIVATION_STACK, _>(|| self.hash.pbkdf2(passphrase, &slot.salt, slot.iterations, &mut key));
+        on_wiped_stack::<DERIVATION_STACK, _>(|| {
+            self.hash.pbkdf2(passphrase, &slot.salt, slot.iterations, &mut key)
+        });
         Ok(key)
     }
 }

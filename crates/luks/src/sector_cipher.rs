@@ -113,7 +113,8 @@ impl SectorCipher {
         if key.len() != spec.key_len() {
             return Err(wrong_len());
         }
-        let schedule = on_wiped_stack::<DERIVATION_STACK, _>(|| Schedule::locked(spec, key))?.ok_or_else(wrong_len)?;
+        let schedule =
+            on_wiped_stack::<DERIVATION_STACK, _>(|| Schedule::locked(spec, key))?.ok_or_else(wrong_len)?;
         Ok(Self { spec, sector_size: sector_size as usize, schedule })
     }
 

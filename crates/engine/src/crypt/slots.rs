@@ -9,7 +9,7 @@ use super::new_header::slot_iterations;
 use crate::{Error, ErrorKind, Result};
 use std::path::Path;
 use std::time::Duration;
-use zebu_luks::{HeaderStep, LastKey, Luks1Header, SystemRandom};
+use zebu_luks::{HeaderStep, LastKey, Limits, Luks1Header, SystemRandom};
 use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{File, IoBuf, Worker};
 
@@ -76,14 +76,17 @@ pub(crate) async fn change(
     passphrase: &Passphrase,
     change: &KeySlotChange,
     guard: KeySlotGuard,
+    limits: &Limits,
 ) -> Result<()> {
     let LuksHeader::V1(header) = header else {
         let message = "key slots of LUKS2 headers are not changed; use cryptsetup for them";
         return Err(Error::new(ErrorKind::Unsupported, message).on(file.path()));
     };
     match change {
-        KeySlotChange::Add(new) => add(worker, file, start, header, passphrase, new, guard).await,
-        KeySlotChange::Remove(choice) => remove(worker, file, start, header, passphrase, choice, guard).await,
+        KeySlotChange::Add(new) => add(worker, file, start, header, passphrase, new, guard, limits).await,
+        KeySlotChange::Remove(choice) => {
+            remove(worker, file, start, header, passphrase, choice, guard, limits).await
+        }
     }
 }
 
@@ -95,9 +98,14 @@ async fn add(
     passphrase: &Passphrase,
     new: &NewKey,
     guard: KeySlotGuard,
+    limits: &Limits,
 ) -> Result<()> {
     let refuse = |error| luks_error(file.path(), &error);
-    let (_, key) = LuksHeader::V1(header.clone()).unlock(worker, file, start, passphrase).await?;
+    let (_, key) = LuksHeader::V1(header.clone()).unlock(worker, file, start, passphrase, limits).await?;
+    let (path, hash, key_len) = (file.path().to_owned(), header.hash(), header.cipher().key_len());
+    let (time, limits) = (new.iteration_time, *limits);
+    let iterations =
+        worker.run_blocking(move || slot_iterations(&path, hash, key_len, time, &limits)).await?;
     if let Some(slot) = new.slot
         && header.active_slots().any(|active| active == slot)
     {
@@ -116,7 +124,6 @@ async fn add(
     }
     let new = new.clone();
     let added = worker.run_blocking(move || {
-        let iterations = slot_iterations(header.hash(), header.cipher().key_len(), new.iteration_time);
         header.add_key(new.slot, &key, new.passphrase.as_bytes(), iterations, &mut SystemRandom)
     });
     let steps = added.await.map_err(refuse)?;
@@ -131,15 +138,16 @@ async fn remove(
     passphrase: &Passphrase,
     choice: &SlotChoice,
     guard: KeySlotGuard,
+    limits: &Limits,
 ) -> Result<()> {
     let any = LuksHeader::V1(header.clone());
     // Whoever has no key of the image takes none from it.
-    let (opened, _) = any.unlock(worker, file, start, passphrase).await?;
+    let (opened, _) = any.unlock(worker, file, start, passphrase, limits).await?;
     let slots = match choice {
         SlotChoice::Number(slot) => vec![*slot],
         SlotChoice::OpenedBy(old) => {
             let mut opened = Vec::new();
-            for slot in header.active_slots() {
+            for slot in any.slots_to_try(limits).tried {
                 if any.unlock_slot(worker, file, start, slot, old).await?.is_some() {
                     opened.push(slot);
                 }
@@ -164,7 +172,7 @@ async fn remove(
     }
     if guard == KeySlotGuard::Keep && slots.contains(&opened) {
         let staying = LuksHeader::V1(header.clone());
-        if !staying.opens(worker, file, start, passphrase).await? {
+        if !staying.opens(worker, file, start, passphrase, limits).await? {
             let message =
                 "the key that was given opens no key slot that stays: give the key of one that does";
             return Err(Error::new(ErrorKind::InvalidArgument, message).on(file.path()));

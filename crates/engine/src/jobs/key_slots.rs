@@ -61,10 +61,11 @@ pub async fn change_key_slots_in(
         Format::Raw | Format::Foreign(_) => return Err(not_luks(path)),
     };
     let start = area.start;
-    let header = LuksHeader::read(worker, file, area, &open.keys.limits()).await?;
+    let limits = open.keys.limits();
+    let header = LuksHeader::read(worker, file, area, &limits).await?;
     let parameter = if format == Format::Luks { "key-secret" } else { "encrypt.key-secret" };
     let opened_by = passphrase(worker, &open.keys, 0, path, "luks", parameter).await?;
-    slots::change(worker, file, start, header, &opened_by, change, guard).await
+    slots::change(worker, file, start, header, &opened_by, change, guard, &limits).await
 }
 
 fn not_luks(path: &Path) -> Error {
