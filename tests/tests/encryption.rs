@@ -1,8 +1,10 @@
 //! Encrypted images beside QEMU and cryptsetup: each reads what the others wrote, byte for byte.
 
 use serde_json::Value;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use zebu_tests::program::{Finished, find, zebu};
+use zebu_tests::device::LoopDevice;
+use zebu_tests::program::{Finished, find, finish, zebu, zebu_program};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
 use zebu_tests::scratch::Scratch;
@@ -339,6 +341,52 @@ fn key_slots_are_changed_by_each() {
     }
 }
 
+/// Nobody erases a key without one that the image has. Under zebu's own name, that key opens a slot that stays.
+#[test]
+fn a_key_is_erased_with_a_key() {
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("encryption");
+    let dir = scratch.path();
+    let other = ["--object", "secret,id=none,data=neither"].map(str::to_owned);
+    for (file, prefix) in [("a.luks", ""), ("a.qcow2", "encrypt.")] {
+        let format = file.rsplit('.').next().unwrap();
+        let more = if format == "qcow2" { ",encrypt.format=luks" } else { "" };
+        run_zebu(dir, &format!("create -q -f {format} -o {}{more} {file} 1M", encrypt_options("", prefix)))
+            .ok();
+        let amend = |name: &str, options: &str| {
+            let options: Vec<String> = options.split(',').map(|option| format!("{prefix}{option}")).collect();
+            let mut words = with_objects(&format!("amend --image-opts {name} -o {}", options.join(",")));
+            words.splice(1..1, other.clone());
+            words
+        };
+        zebu(dir, amend(&of(file, "one"), "state=active,new-secret=two,iter-time=10")).ok();
+        let before = std::fs::read(dir.join(file)).unwrap();
+        let nameless = of(file, "").replace(&format!("{prefix}key-secret=,"), "");
+        for (name, part) in [(of(file, "none"), "Invalid password"), (nameless, "key-secret")] {
+            for options in ["state=inactive,keyslot=1", "state=inactive,old-secret=two"] {
+                for force in [&[][..], &["--force".to_owned()]] {
+                    let words = [&amend(&name, options), force].concat();
+                    let (ours, theirs) = (zebu(dir, &words).exits(1), qemu.img(dir, &words).exits(1));
+                    assert!(ours.stderr.contains(part) && theirs.stderr.contains(part), "{ours}{theirs}");
+                    assert!(std::fs::read(dir.join(file)).unwrap() == before, "{ours}");
+                }
+            }
+        }
+        for options in ["state=inactive,keyslot=1", "state=inactive,old-secret=two"] {
+            let finished = zebu(dir, amend(&of(file, "two"), options)).exits(1);
+            assert!(finished.stderr.contains("no key slot that stays"), "{finished}");
+            assert!(std::fs::read(dir.join(file)).unwrap() == before, "{finished}");
+        }
+        zebu(dir, amend(&of(file, "one"), "state=inactive,keyslot=1")).ok();
+        zebu(dir, amend(&of(file, "one"), "state=active,new-secret=two,iter-time=10")).ok();
+        // Under QEMU's name its rule holds: any key will do.
+        let mut command = std::process::Command::new(zebu_program());
+        command.arg0("qemu-img").current_dir(dir);
+        command.args(amend(&of(file, "two"), "state=inactive,keyslot=1"));
+        finish(command).ok();
+    }
+}
+
 /// Each image of a chain has a key of its own; a base may be encrypted below an overlay that is not.
 #[test]
 fn a_chain_has_a_key_for_each_image() {
@@ -520,4 +568,106 @@ fn files_of_cryptsetup_are_written_and_read() {
     cryptsetup("luksAddKey -q --key-file one --pbkdf-force-iterations 1000 z.luks two");
     run_zebu(dir, &format!("map --output=json --image-opts {}", of("z.luks", "two"))).ok();
     cryptsetup("open --test-passphrase --key-file one z.luks");
+}
+
+/// LUKS2 of cryptsetup with something amiss that leaves a way in: a slot that zebu does not support or that costs too much, a first
+/// copy of the header that is lost.
+#[test]
+fn a_way_in_that_is_left_is_found() {
+    let Some(_) = Qemu::find() else { return };
+    let program = find("cryptsetup").expect("cryptsetup is needed: `cargo xtask setup` installs it");
+    let scratch = Scratch::new("encryption");
+    let dir = scratch.path();
+    let cryptsetup = |line: &str| {
+        let mut command = std::process::Command::new(&program);
+        command.current_dir(dir).args(line.split_whitespace());
+        finish(command).ok();
+    };
+    std::fs::write(dir.join("one"), "first").unwrap();
+    std::fs::write(dir.join("two"), "second").unwrap();
+    std::fs::File::create(dir.join("c.luks")).unwrap().set_len(20 << 20).unwrap();
+    let fast = "--pbkdf pbkdf2 --pbkdf-force-iterations 1000";
+    cryptsetup(&format!("luksFormat -q --type luks2 {fast} --key-file one c.luks"));
+    cryptsetup(&format!("luksAddKey -q {fast} --hash sha384 --key-file one c.luks two"));
+    let map = |key: &str| run_zebu(dir, &format!("map --output=json --image-opts {}", of("c.luks", key)));
+    map("one").ok();
+    let finished = map("two").exits(1);
+    assert!(finished.stderr.contains("Invalid password") && finished.stderr.contains("sha384"), "{finished}");
+    let info = zebu(dir, ["info", "c.luks"]).ok().stdout;
+    assert!(info.contains("unusable: ") && info.contains("sha384"), "{info}");
+    // Magic number, version and all the rest of the first copy.
+    let whole = std::fs::read(dir.join("c.luks")).unwrap();
+    for damage in [0..6, 6..8, 0..512, 0..16384] {
+        let mut bytes = whole.clone();
+        bytes[damage.clone()].fill(0);
+        std::fs::write(dir.join("c.luks"), bytes).unwrap();
+        map("one").ok();
+    }
+}
+
+/// A slot that would take too long keeps nobody from the others, and none is made that could not be opened. `info` computes nothing.
+#[test]
+fn costs_of_a_slot_are_bounded() {
+    let Some(_) = Qemu::find() else { return };
+    let scratch = Scratch::new("encryption");
+    let dir = scratch.path();
+    run_zebu(dir, &format!("create -q -f luks -o {} a.luks 1M", encrypt_options("", ""))).ok();
+    let before = std::fs::read(dir.join("a.luks")).unwrap();
+    let long = "state=active,new-secret=two,iter-time=3600000";
+    let finished = run_zebu(dir, &format!("amend --image-opts {} -o {long}", of("a.luks", "one"))).exits(1);
+    assert!(
+        finished.stderr.contains("iter-time") && finished.stderr.contains("--header-costs"),
+        "{finished}"
+    );
+    assert!(std::fs::read(dir.join("a.luks")).unwrap() == before);
+    let finished = run_zebu(dir, "create -f luks -o key-secret=one,iter-time=3600000 out 1M").exits(1);
+    assert!(finished.stderr.contains("iter-time") && !dir.join("out").exists(), "{finished}");
+    let finished = run_zebu(dir, "create -f luks -o key-secret=one,iter-time=3600001 out 1M").exits(1);
+    assert!(finished.stderr.contains("at most 3600000"), "{finished}");
+    // Another slot asks for hours.
+    let second = 208 + 48;
+    let mut bytes = before.clone();
+    bytes[second..second + 4].copy_from_slice(&0x00ac_71f3u32.to_be_bytes());
+    bytes[second + 4..second + 8].copy_from_slice(&u32::MAX.to_be_bytes());
+    std::fs::write(dir.join("a.luks"), &bytes).unwrap();
+    run_zebu(dir, &format!("map --output=json --image-opts {}", of("a.luks", "one"))).ok();
+    let finished = run_zebu(dir, &format!("map --output=json --image-opts {}", of("a.luks", "two"))).exits(1);
+    assert!(
+        finished.stderr.contains("key slot 1") && finished.stderr.contains("--header-costs"),
+        "{finished}"
+    );
+    let info = zebu(dir, ["info", "a.luks"]).ok().stdout;
+    assert!(info.contains("iters: 4294967295"), "{info}");
+    run_zebu(dir, &format!("amend --image-opts {} -o state=inactive,keyslot=1", of("a.luks", "one"))).ok();
+}
+
+/// Plain text gets over an encrypted disk on nobody's oversight: not over a block device, and not by a base that an overlay calls raw.
+#[test]
+fn encrypted_disks_are_not_overwritten_by_an_oversight() {
+    let Some(_) = Qemu::find() else { return };
+    let scratch = Scratch::new("encryption");
+    let dir = scratch.path();
+    std::fs::write(dir.join("plain"), random_bytes(8, MIB)).unwrap();
+    run_zebu(dir, "convert -O luks -o key-secret=one,iter-time=10 plain base.luks").ok();
+    let before = std::fs::read(dir.join("base.luks")).unwrap();
+    zebu(dir, ["create", "-q", "-f", "qcow2", "-b", "base.luks", "-F", "raw", "top.qcow2"]).ok();
+    zebu(dir, ["io", "top.qcow2", "-c", "write -P 7 0 64k"]).ok();
+    let finished = zebu(dir, ["commit", "top.qcow2"]).exits(1);
+    assert!(
+        finished.stderr.contains("LUKS") && finished.stderr.contains("backing.driver=luks"),
+        "{finished}"
+    );
+    assert!(std::fs::read(dir.join("base.luks")).unwrap() == before);
+    if let Some(device) = LoopDevice::over(&dir.join("base.luks")) {
+        for words in
+            [["convert", "plain", device.name()], ["dd", "if=plain", &format!("of={}", device.name())]]
+        {
+            let finished = zebu(dir, words).exits(1);
+            assert!(finished.stderr.contains("plain text"), "{finished}");
+            assert!(std::fs::read(dir.join("base.luks")).unwrap() == before, "{finished}");
+        }
+    }
+    let named = "driver=qcow2,file.filename=top.qcow2,backing.driver=raw,backing.file.filename=base.luks";
+    zebu(dir, ["commit", "--image-opts", named]).ok();
+    assert!(std::fs::read(dir.join("base.luks")).unwrap()[..65536] == [7; 65536]);
 }

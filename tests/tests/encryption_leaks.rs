@@ -2,6 +2,7 @@
 //! core dump would hold.
 
 use rustix::termios::LocalModes;
+use sha2::Digest;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -166,6 +167,11 @@ fn terminal() -> (File, OwnedFd) {
 
 /// Runs zebu at a terminal, types `typed` when it asks, and returns what the terminal showed and how it ended.
 fn at_a_terminal(dir: &Path, words: &[&str], typed: &str) -> (String, i32) {
+    at_a_terminal_then(dir, words, |terminal, _| terminal.write_all(typed.as_bytes()).unwrap())
+}
+
+/// Runs zebu at a terminal, does something when it asks, and returns what the terminal showed and how it ended.
+fn at_a_terminal_then(dir: &Path, words: &[&str], answer: impl Fn(&mut File, u32)) -> (String, i32) {
     let (mut ours, theirs) = terminal();
     let mut command = Command::new(zebu_program());
     let end = |fd: &OwnedFd| Stdio::from(fd.try_clone().unwrap());
@@ -190,7 +196,7 @@ fn at_a_terminal(dir: &Path, words: &[&str], typed: &str) -> (String, i32) {
         if !has_typed && shown.windows(2).any(|pair| pair == b": ") {
             // The question is shown before the echo is off: whoever types ahead of it is seen by every such program.
             std::thread::sleep(Duration::from_millis(300));
-            ours.write_all(typed.as_bytes()).unwrap();
+            answer(&mut ours, child.id());
             has_typed = true;
         }
     }
@@ -226,10 +232,31 @@ fn a_passphrase_is_typed_unseen() {
     assert!(finished.stderr.contains("key-secret"), "{finished}");
 }
 
+/// A signal ends the question at once, and the terminal is as it was before: with a job that would handle it, and without.
+#[test]
+fn a_signal_ends_the_question() {
+    let scratch = Scratch::new("leaks");
+    let dir = scratch.path();
+    make(dir, "a.qcow2");
+    for words in [&["io", "a.qcow2", "-c", "read 0 1k"][..], &["convert", "-O", "raw", "a.qcow2", "out"]] {
+        for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+            let start = std::time::Instant::now();
+            let (shown, code) = at_a_terminal_then(dir, words, |_, pid| {
+                // SAFETY: a signal to our own child, which has not been waited for.
+                assert_eq!(unsafe { libc::kill(pid as i32, signal) }, 0);
+            });
+            assert!(code != 0 && start.elapsed() < Duration::from_secs(5), "{words:?} {signal}: {shown}");
+            assert!(!dir.join("out").exists());
+        }
+    }
+}
+
 /// A mapping of a process: its bytes' addresses, and the flags of its memory.
 struct Mapping {
     start: u64,
     end: u64,
+    /// Its file, or the kernel's name for it.
+    name: String,
     flags: Vec<String>,
 }
 
@@ -243,7 +270,8 @@ fn mappings(pid: u32) -> Vec<Mapping> {
             Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
         });
         if let Some((start, end)) = range {
-            all.push(Mapping { start, end, flags: Vec::new() });
+            let name = line.split_whitespace().nth(5).unwrap_or("memory without a name").to_owned();
+            all.push(Mapping { start, end, name, flags: Vec::new() });
         } else if let (Some(flags), Some(last)) = (line.strip_prefix("VmFlags:"), all.last_mut()) {
             last.flags = flags.split_whitespace().map(str::to_owned).collect();
         }
@@ -255,51 +283,172 @@ fn find_in(bytes: &[u8], wanted: &[u8]) -> bool {
     bytes.windows(wanted.len()).any(|window| window == wanted)
 }
 
-/// The passphrase and the key are in memory that is locked and in no core dump, and nowhere else in the process.
+/// Secrets of an encrypted image, each with a name. Longer ones are looked for in pieces of 16 bytes: a part of a key is one too
+/// many.
+struct Needles(Vec<(String, Vec<u8>)>);
+
+impl Needles {
+    fn new(passphrase: &[u8]) -> Self {
+        let mut needles = Self(Vec::new());
+        needles.add("passphrase", passphrase);
+        needles
+    }
+
+    fn add(&mut self, name: &str, secret: &[u8]) {
+        for (number, piece) in secret.chunks_exact(BLOCK).enumerate() {
+            self.0.push((format!("{name}, piece {number}"), piece.to_vec()));
+        }
+    }
+
+    /// The blocks that HMAC begins with.
+    fn add_hmac(&mut self, passphrase: &[u8]) {
+        for (name, with) in [("inner", 0x36), ("outer", 0x5c)] {
+            let block: Vec<u8> = passphrase.iter().map(|byte| byte ^ with).collect();
+            self.add(&format!("{name} block of HMAC"), &block);
+        }
+    }
+
+    /// The keys of a LUKS header: of the slot that the passphrase opens, and of the data.
+    fn add_keys(&mut self, file: &[u8], passphrase: &[u8]) {
+        let limits = zebu_luks::Limits::default();
+        let material = |range: std::ops::Range<u64>| &file[range.start as usize..range.end as usize];
+        self.add_hmac(passphrase);
+        let (slot_key, key, spec) = if file[7] == 1 {
+            let header = zebu_luks::Luks1Header::parse(file, &limits).unwrap();
+            let slot = header.slots()[0];
+            let mut slot_key = vec![0; header.cipher().key_len()];
+            header.hash().pbkdf2(passphrase, &slot.salt, slot.iterations, &mut slot_key);
+            let key = header.unlock(0, passphrase, material(header.material(0).unwrap())).unwrap();
+            (slot_key, key, header.cipher())
+        } else {
+            let header = zebu_luks::Luks2Header::parse(file, &limits).unwrap();
+            let slot = header.metadata().slots().next().unwrap().clone();
+            let slot_key = slot.kdf().derive(passphrase, slot.cipher().key_len()).unwrap().to_vec();
+            let key = header.metadata().unlock(slot.number(), passphrase, material(slot.material())).unwrap();
+            (slot_key, key, header.metadata().segment().cipher)
+        };
+        let key = key.expect("the passphrase opens the first slot");
+        self.add("key of the slot", &slot_key);
+        self.add("key of the data", key.bytes());
+        if spec.mode() == zebu_luks::Mode::CbcEssivSha256 {
+            self.add("key of essiv", &sha2::Sha256::digest(key.bytes()));
+        }
+    }
+
+    /// Looks at all memory of a process. Returns the secrets that are in core dumps, with places, and whether any is in memory
+    /// that is for none, and whether all such memory is locked.
+    fn look_in(&self, pid: u32) -> (Vec<String>, bool, bool) {
+        let memory = File::open(format!("/proc/{pid}/mem")).unwrap();
+        let (mut dumped, mut is_found, mut is_locked) = (Vec::new(), false, true);
+        let mut begins = vec![false; 1 << 16];
+        for (_, secret) in &self.0 {
+            begins[first_of(secret)] = true;
+        }
+        for mapping in mappings(pid) {
+            let has = |flag: &str| mapping.flags.iter().any(|found| found == flag);
+            // What nobody writes to is the program.
+            if !(has("rd") && has("wr")) {
+                continue;
+            }
+            let mut bytes = vec![0; (mapping.end - mapping.start) as usize];
+            if memory.read_exact_at(&mut bytes, mapping.start).is_err() {
+                // The kernel's own pages.
+                continue;
+            }
+            let has_bytes = |page: &(usize, &[u8])| page.1 != [0; 4096];
+            let pages = bytes.chunks(4096).enumerate().filter(has_bytes);
+            for at in pages.flat_map(|(page, bytes)| page * 4096..page * 4096 + bytes.len()) {
+                if !begins[first_of(&bytes[at..])] {
+                    continue;
+                }
+                for (name, _) in self.0.iter().filter(|(_, secret)| bytes[at..].starts_with(secret)) {
+                    if has("dd") {
+                        is_found = true;
+                        is_locked &= has("lo");
+                    } else {
+                        let place = mapping.start + at as u64;
+                        dumped.push(format!("{name} at {place:x} in {}", mapping.name));
+                    }
+                }
+            }
+        }
+        (dumped, is_found, is_locked)
+    }
+}
+
+/// The first two bytes, as an index.
+fn first_of(bytes: &[u8]) -> usize {
+    usize::from(u16::from_le_bytes(bytes.first_chunk().copied().unwrap_or_default()))
+}
+
+/// Makes an image and returns its secrets.
+type Make = fn(&Path) -> Needles;
+
+fn luks1(dir: &Path, cipher: &str) -> Needles {
+    run(dir, &format!("create -q -f luks -o key-secret=key,iter-time=1,{cipher} a.luks 2M"));
+    let mut needles = Needles::new(PASSPHRASE.as_bytes());
+    needles.add_keys(&std::fs::read(dir.join("a.luks")).unwrap(), PASSPHRASE.as_bytes());
+    needles
+}
+
+/// Images by what their keys go through.
+const IMAGES: [(&str, &str, Make); 8] = [
+    ("aes-128-xts", "a.luks", |dir| luks1(dir, "cipher-alg=aes-128,hash-alg=sha1")),
+    ("aes-256-xts", "a.luks", |dir| luks1(dir, "cipher-alg=aes-256")),
+    ("aes-256-cbc-essiv", "a.luks", |dir| {
+        luks1(dir, "cipher-alg=aes-256,cipher-mode=cbc,ivgen-alg=essiv,hash-alg=sha512")
+    }),
+    ("aes-128-cbc-plain64", "a.luks", |dir| luks1(dir, "cipher-alg=aes-128,cipher-mode=cbc")),
+    ("serpent-256-xts", "a.luks", |dir| luks1(dir, "cipher-alg=serpent-256")),
+    ("twofish-256-cbc-essiv", "a.luks", |dir| {
+        luks1(dir, "cipher-alg=twofish-256,cipher-mode=cbc,ivgen-alg=essiv")
+    }),
+    ("LUKS2 with Argon2id", "b.luks", |dir| {
+        File::create(dir.join("b.luks")).unwrap().set_len(18 << 20).unwrap();
+        let program = find("cryptsetup").expect("cryptsetup is needed: `cargo xtask setup` installs it");
+        let costs = ["--pbkdf-memory", "4096", "--pbkdf-force-iterations", "4"];
+        let format = ["luksFormat", "-q", "--type", "luks2", "--pbkdf", "argon2id", "--key-file", "key"];
+        let made = Command::new(program).current_dir(dir).args(format).args(costs).arg("b.luks").output();
+        let made = made.unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        let mut needles = Needles::new(PASSPHRASE.as_bytes());
+        needles.add_keys(&std::fs::read(dir.join("b.luks")).unwrap(), PASSPHRASE.as_bytes());
+        needles
+    }),
+    ("AES before LUKS", "a.qcow2", |dir| {
+        run(dir, "create -q -f qcow2 -o encrypt.format=aes,encrypt.key-secret=key a.qcow2 2M");
+        Needles::new(PASSPHRASE.as_bytes())
+    }),
+];
+
+/// Passphrases and keys are in memory that is locked and in no core dump, and nowhere else in a server, whatever the cipher: not
+/// after it has opened the disk, and not after whole and cut sectors went through it.
 #[test]
 fn keys_are_in_no_memory_that_a_core_dump_would_hold() {
-    if Qemu::find().is_none() {
-        return;
+    let Some(qemu) = Qemu::find() else { return };
+    let mut faults = Vec::new();
+    for (name, file, make) in IMAGES {
+        let scratch = Scratch::new("leaks");
+        let dir = scratch.path();
+        std::fs::write(dir.join("key"), PASSPHRASE).unwrap();
+        let needles = make(dir);
+        let secret = "secret,id=key,file=key";
+        let server = Server::start(dir, &format!("--no-sandbox --object {secret} --image-opts {}", of(file)));
+        let uri = format!("nbd+unix:///?socket={}", server.socket().display());
+        let mut look = |when: &str| {
+            let (dumped, is_found, is_locked) = needles.look_in(server.pid());
+            faults.extend(dumped.iter().map(|secret| format!("{name}, {when}: {secret}")));
+            // The passphrase, at least.
+            assert!(is_found, "{name}: no secret was found at all");
+            assert!(is_locked, "{name}: memory that is not locked");
+        };
+        look("open");
+        let requests =
+            ["write -P 3 0 1M", "read -P 3 0 1M", "write -P 4 1M 4k", "write -P 5 700 100", "read 7 9"];
+        qemu.io(dir, "-f raw", &uri, &requests).ok();
+        look("after requests");
     }
-    let scratch = Scratch::new("leaks");
-    let dir = scratch.path();
-    make(dir, "a.luks");
-    let program = find("cryptsetup").expect("cryptsetup is needed: `cargo xtask setup` installs it");
-    let dump = Command::new(program)
-        .current_dir(dir)
-        .args(["luksDump", "--dump-master-key", "-q", "--key-file", "key", "a.luks"])
-        .output()
-        .unwrap();
-    let dump = String::from_utf8_lossy(&dump.stdout).into_owned();
-    let hex = dump.split("MK dump:").nth(1).expect("the key").split_whitespace();
-    let key: Vec<u8> = hex.map_while(|byte| u8::from_str_radix(byte, 16).ok()).collect();
-    assert_eq!(key.len(), 64, "{dump}");
-    let secret = "secret,id=key,file=key";
-    let server = Server::start(dir, &format!("--no-sandbox --object {secret} --image-opts {}", of("a.luks")));
-    let memory = File::open(format!("/proc/{}/mem", server.pid())).unwrap();
-    let (mut undumped, mut locked) = (0, 0);
-    for mapping in mappings(server.pid()) {
-        let has = |flag: &str| mapping.flags.iter().any(|found| found == flag);
-        if !has("rd") {
-            continue;
-        }
-        let mut bytes = vec![0; (mapping.end - mapping.start) as usize];
-        if memory.read_exact_at(&mut bytes, mapping.start).is_err() {
-            // The kernel's own pages.
-            continue;
-        }
-        // The halves of the key are the first words of two schedules.
-        let holds = [PASSPHRASE.as_bytes(), &key[..32], &key[32..]].map(|secret| find_in(&bytes, secret));
-        if has("dd") {
-            undumped += usize::from(holds.contains(&true));
-            locked += usize::from(holds.contains(&true) && has("lo"));
-        } else {
-            let place = format!("{:x}-{:x} {:?}", mapping.start, mapping.end, mapping.flags);
-            assert_eq!(holds, [false; 3], "passphrase, data key, tweak key: {place}");
-        }
-    }
-    assert!(undumped >= 1, "the schedule of the key was not found at all");
-    assert_eq!(locked, undumped, "memory that is not locked");
+    assert!(faults.is_empty(), "{} secrets:\n{}", faults.len(), faults.join("\n"));
 }
 
 /// A server takes its key from a descriptor; its own command line has none.

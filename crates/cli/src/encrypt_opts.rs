@@ -8,6 +8,9 @@ use std::time::Duration;
 use zebu::luks::{BlockCipher, CipherSpec, HashName, Mode};
 use zebu::{Format, NewEncryption, NewMethod};
 
+/// Milliseconds that it may take to try a passphrase.
+pub(crate) const LONGEST_ITERATION: u64 = 3_600_000;
+
 /// Lines of `-o help`: name without its prefix, value, description.
 pub(crate) const OPTIONS: &[(&str, &str, &str)] = &[
     ("cipher-alg", "str", "Cipher (aes, serpent, twofish; each -128, -192, -256; default aes-256)"),
@@ -99,7 +102,10 @@ impl EncryptOpts {
                 if milliseconds == 0 {
                     return Err("iter-time must be greater than 0".to_owned());
                 }
-                self.iteration_time = Some(Duration::from_millis(milliseconds.min(3_600_000)));
+                if milliseconds > LONGEST_ITERATION {
+                    return Err(format!("iter-time must be at most {LONGEST_ITERATION} (an hour)"));
+                }
+                self.iteration_time = Some(Duration::from_millis(milliseconds));
             }
             "key-secret" => self.key_secret = Some(value.to_owned()),
             _ => {}
@@ -235,6 +241,7 @@ mod tests {
             ("hash-alg", "ripemd160"),
             ("iter-time", "0"),
             ("iter-time", "long"),
+            ("iter-time", "3600001"),
         ] {
             let error = parse(&[(name, value)], Format::Luks).unwrap_err();
             assert!(error.contains(name), "{name}={value}: {error}");

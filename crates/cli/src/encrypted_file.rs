@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use crate::output::stderr;
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 /// Bytes of a qcow2 header up to the end of `crypt_method`.
@@ -24,7 +25,8 @@ pub(crate) fn warn_of_plain_overlay(backing: &Path) {
 /// The encryption of a file, in words; `None` for every other file, and for one that can't be read.
 fn encryption(path: &Path) -> Option<&'static str> {
     // A pipe is not waited for.
-    if !path.metadata().ok()?.file_type().is_file() {
+    let kind = path.metadata().ok()?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
         return None;
     }
     let mut header = [0; HEADER];

@@ -213,6 +213,10 @@ fn remedy(error: &zebu::Error) -> String {
         ErrorKind::NoSpace if !text.contains("free") => " (free some space and try again)",
         _ => match error.remedy() {
             Some(Remedy::AllowHeaderCosts) => " (--header-costs unbounded)",
+            Some(Remedy::NameFormatOfBase) => {
+                " (--image-opts with backing.file.filename=FILE and backing.driver=luks,backing.key-secret=ID, or \
+                 backing.driver=raw to destroy it)"
+            }
             Some(Remedy::Repair) => " (zebu check -r all)",
             Some(Remedy::AllowShrinking) => " (zebu resize --shrink)",
             Some(Remedy::AllowDecryption) => {

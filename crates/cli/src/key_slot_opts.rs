@@ -1,5 +1,6 @@
 //! Options of `amend` about the key slots of an encrypted image, with QEMU's names.
 
+use crate::encrypt_opts::LONGEST_ITERATION;
 use crate::secrets::Secrets;
 use std::time::Duration;
 use zebu::{KeySlotChange, NewKey, SlotChoice};
@@ -51,7 +52,10 @@ impl KeySlotOpts {
                 if milliseconds == 0 {
                     return Err("iter-time must be greater than 0".to_owned());
                 }
-                self.iteration_time = Some(Duration::from_millis(milliseconds.min(3_600_000)));
+                if milliseconds > LONGEST_ITERATION {
+                    return Err(format!("iter-time must be at most {LONGEST_ITERATION} (an hour)"));
+                }
+                self.iteration_time = Some(Duration::from_millis(milliseconds));
             }
             _ => return Ok(false),
         }

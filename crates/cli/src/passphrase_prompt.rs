@@ -2,6 +2,9 @@
 
 use crate::output::printable::printable;
 use crate::program;
+use crate::stop_signals::DuringQuestion;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Signal, getpid, kill_process};
 use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcsetattr};
 use std::fs::File;
@@ -48,6 +51,22 @@ impl Drop for Echo<'_> {
     }
 }
 
+/// How soon a signal is noticed.
+const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+
+/// Reads a line, or nothing if a signal comes first.
+fn read_line(terminal: &File, line: &mut [u8], signals: &DuringQuestion) -> std::io::Result<usize> {
+    while !signals.has_come() {
+        let mut fds = [PollFd::new(terminal, PollFlags::IN)];
+        match poll(&mut fds, Some(&TICK)) {
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return (&*terminal).read(line),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(0)
+}
+
 fn ask(image: &Path) -> Result<Option<Passphrase>> {
     let failed = |error: std::io::Error| {
         Error::new(ErrorKind::Io, format!("can't ask for a passphrase at the terminal: {error}"))
@@ -56,16 +75,26 @@ fn ask(image: &Path) -> Result<Option<Passphrase>> {
     write!(terminal, "Passphrase for {}: ", printable(&image.to_string_lossy())).map_err(failed)?;
     terminal.flush().map_err(failed)?;
     let mut line = Zeroizing::new([0; LONGEST]);
-    let (len, interruption) = {
-        let echo = Echo::off(&terminal).map_err(|error| failed(error.into()))?;
-        let len = (&terminal).read(&mut line[..]).map_err(failed)?;
-        (len, echo.before.special_codes[SpecialCodeIndex::VINTR])
-    };
+    let signals = DuringQuestion::begin().map_err(failed)?;
+    let nobody = || Error::new(ErrorKind::KeyMissing, "nobody gave a passphrase").on(image);
+    let answer = Echo::off(&terminal).map_err(std::io::Error::from).and_then(|echo| {
+        let len = read_line(&terminal, &mut line[..], &signals)?;
+        Ok((len, echo.before.special_codes[SpecialCodeIndex::VINTR]))
+    });
+    let was_stopped = signals.has_come();
+    if was_stopped {
+        let _ = writeln!(terminal);
+    }
+    signals.end();
+    if was_stopped {
+        return Err(nobody());
+    }
+    let (len, interruption) = answer.map_err(failed)?;
     let text = &line[..len];
     if text.last() == Some(&interruption) {
         // As the terminal would have done.
         let _ = kill_process(getpid(), Signal::INT);
-        return Err(Error::new(ErrorKind::KeyMissing, "nobody gave a passphrase").on(image));
+        return Err(nobody());
     }
     match text.strip_suffix(b"\n") {
         Some(text) => Passphrase::new(text).map(Some),

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
 use zebu::Passphrase;
+use zebu_storage::on_wiped_stack;
 use zeroize::Zeroizing;
 
 /// Heading of the options, in the help.
@@ -18,6 +19,10 @@ pub(crate) const ENCRYPTION: &str = "Encrypted images";
 const MOST: u64 = 1 << 20;
 /// Bytes of the key that secrets are encrypted with.
 const KEY_LEN: usize = 32;
+/// Bytes of the stack on which secrets are decrypted.
+const STACK: usize = 16 << 10;
+/// The refusal of an item that can't be shown: it may be a part of a secret.
+const BAD_ITEM: &str = "--object: an item is no known option=value; a comma within a value is doubled";
 /// Bytes of an initialization vector.
 const IV_LEN: usize = 16;
 
@@ -27,8 +32,8 @@ pub(crate) struct SecretArgs {
     /// Passphrase of an encrypted image, which options name by its ID; may be given more than once.
     ///
     /// `secret,id=ID,file=PATH` reads it from a file or a descriptor (`/dev/fd/N`). `secret,id=ID,data=TEXT` has it in the
-    /// command line, where others can see it. `format=base64`: it is base64. `keyid=ID` and `iv=BASE64`: it is base64, and
-    /// encrypted with AES-256-CBC and the secret of that ID.
+    /// command line, where others can see it. `format=base64`: it is base64. `keyid=ID` and `iv=BASE64`: it is
+    /// encrypted with AES-256-CBC and the secret of that ID, whose 32 bytes are the key.
     #[arg(long, help_heading = ENCRYPTION, value_name = "secret,id=ID,...", action = clap::ArgAction::Append)]
     pub(crate) object: Vec<String>,
 }
@@ -90,11 +95,16 @@ impl Secrets {
         let (kind, rest) = text.split_once(',').unwrap_or((text, ""));
         let kind = kind.strip_prefix("qom-type=").unwrap_or(kind);
         if kind != "secret" {
-            return Err(format!("Parameter 'qom-type' does not accept value '{kind}'"));
+            // It may be a secret, in the wrong place.
+            let shown = if kind.contains('=') { "" } else { kind };
+            return Err(format!(
+                "Parameter 'qom-type' does not accept value '{shown}': give --object secret,id=ID,..."
+            ));
         }
         let secret = Described::parse(rest)?;
         let Some(id) = secret.id.clone() else { return Err("Parameter 'id' is missing".to_owned()) };
-        if secret.data.is_some() && sources == Sources::Files {
+        // What is encrypted may be seen.
+        if secret.data.is_some() && secret.key_id.is_none() && sources == Sources::Files {
             return Err(format!(
                 "the secret '{id}' stands in the command line, where others can see it: give file= with a file or a \
                  descriptor (/dev/fd/N), or --allow-secret-data"
@@ -112,7 +122,7 @@ impl Secrets {
 impl Described {
     fn parse(text: &str) -> Result<Self, String> {
         let mut secret = Self::default();
-        for (key, value) in parse_keyval(text).map_err(|error| format!("--object: {error}"))? {
+        for (key, value) in parse_keyval(text).map_err(|_| BAD_ITEM.to_owned())? {
             match key.as_str() {
                 "id" => secret.id = Some(value),
                 "data" => secret.data = Some(Zeroizing::new(value)),
@@ -126,6 +136,8 @@ impl Described {
                 }
                 "keyid" => secret.key_id = Some(value),
                 "iv" => secret.iv = Some(value),
+                // It may be the rest of a secret that has a comma.
+                _ if secret.data.is_some() => return Err(BAD_ITEM.to_owned()),
                 _ => return Err(format!("Parameter '{key}' is unexpected")),
             }
         }
@@ -142,9 +154,8 @@ impl Described {
         };
         match (self.key_id, self.iv) {
             (Some(key_id), Some(iv)) => {
-                let key = decode(earlier.get(&key_id)?.as_bytes())
-                    .or_else(|_| earlier.get(&key_id).map(|key| Zeroizing::new(key.as_bytes().to_vec())))?;
-                decrypt(&given, &key, &iv)
+                let encrypted = if self.is_base64 { decode(&given)? } else { given };
+                decrypt(encrypted, earlier.get(&key_id)?.as_bytes(), &iv)
             }
             (Some(_), None) => Err("IV is required to decrypt secret".to_owned()),
             (None, Some(_)) => Err("Parameter 'iv' needs 'keyid'".to_owned()),
@@ -173,7 +184,7 @@ fn decode(text: &[u8]) -> Result<Zeroizing<Vec<u8>>, String> {
     STANDARD.decode(&*text).map(Zeroizing::new).map_err(|_| "Base64 data is not valid".to_owned())
 }
 
-fn decrypt(given: &[u8], key: &[u8], iv: &str) -> Result<Zeroizing<Vec<u8>>, String> {
+fn decrypt(mut bytes: Zeroizing<Vec<u8>>, key: &[u8], iv: &str) -> Result<Zeroizing<Vec<u8>>, String> {
     if key.len() != KEY_LEN {
         return Err(format!("Key should be {KEY_LEN} bytes in length"));
     }
@@ -181,13 +192,13 @@ fn decrypt(given: &[u8], key: &[u8], iv: &str) -> Result<Zeroizing<Vec<u8>>, Str
     if iv.len() != IV_LEN {
         return Err(format!("IV should be {IV_LEN} bytes in length not {}", iv.len()));
     }
-    let mut bytes = decode(given)?;
-    let cipher = cbc::Decryptor::<Aes256>::new_from_slices(key, &iv)
-        .map_err(|_| format!("Key should be {KEY_LEN} bytes in length"))?;
-    let len = cipher
-        .decrypt_padded::<Pkcs7>(&mut bytes)
-        .map_err(|_| "Incorrect number of padding bytes on decrypted data".to_owned())?
-        .len();
+    let len = on_wiped_stack::<STACK, _>(|| {
+        let cipher = cbc::Decryptor::<Aes256>::new_from_slices(key, &iv)
+            .map_err(|_| format!("Key should be {KEY_LEN} bytes in length"))?;
+        let plain = cipher.decrypt_padded::<Pkcs7>(&mut bytes);
+        let plain = plain.map_err(|_| "Incorrect number of padding bytes on decrypted data".to_owned())?;
+        Ok::<usize, String>(plain.len())
+    })?;
     bytes.truncate(len);
     Ok(bytes)
 }
@@ -222,11 +233,55 @@ mod tests {
         let iv = STANDARD.encode((0..16).collect::<Vec<u8>>());
         let key = format!("secret,id=key,data={key},format=base64");
         let encrypted = "JyqcWFyaFGSBUHI1tbXquA==";
-        let secret = format!("secret,id=a,data={encrypted},keyid=key,iv={iv}");
+        let secret = format!("secret,id=a,data={encrypted},format=base64,keyid=key,iv={iv}");
         let secrets = read(&[&key, &secret]).unwrap();
         assert_eq!(secrets.get("a").unwrap().as_bytes(), b"passphrase");
-        let wrong = format!("secret,id=a,data={encrypted},keyid=key,iv=AAAA");
+        let wrong = format!("secret,id=a,data={encrypted},format=base64,keyid=key,iv=AAAA");
         assert!(read(&[&key, &wrong]).unwrap_err().contains("IV should be 16 bytes"));
+    }
+
+    /// As QEMU reads them: the key is never base64 of its own, and what is encrypted is base64 only if its format says so.
+    #[test]
+    fn keys_and_encrypted_secrets_are_what_their_formats_say() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, bytes: &[u8]| {
+            std::fs::write(dir.path().join(name), bytes).unwrap();
+            dir.path().join(name).display().to_string()
+        };
+        let letters = file("letters", b"abcdefghijklmnopqrstuvwxyz012345");
+        let key = file("key", &(0..32).collect::<Vec<u8>>());
+        let iv = STANDARD.encode((0..16).collect::<Vec<u8>>());
+        let text = "JyqcWFyaFGSBUHI1tbXquA==";
+        let raw = file("raw", &STANDARD.decode(text).unwrap());
+        let key = format!("secret,id=key,file={key}");
+        let of = |what: &str| {
+            let secret = format!("secret,id=a,{what},keyid=key,iv={iv}");
+            read(&[&key, &secret]).map(|secrets| secrets.get("a").unwrap().as_bytes().to_vec())
+        };
+        assert_eq!(of(&format!("file={raw},format=raw")).unwrap(), b"passphrase");
+        assert_eq!(of(&format!("file={raw}")).unwrap(), b"passphrase");
+        assert_eq!(of(&format!("data={text},format=base64")).unwrap(), b"passphrase");
+        assert!(of(&format!("data={text},format=raw")).is_err());
+        // A key of 32 letters is no base64 of 24 bytes.
+        let letters = format!("secret,id=key,file={letters}");
+        let secret = format!("secret,id=a,data={text},format=base64,keyid=key,iv={iv}");
+        assert!(read(&[&letters, &secret]).unwrap_err().contains("padding"));
+        // What is encrypted may stand in a command line.
+        let args = SecretArgs { object: vec![key, secret] };
+        assert!(args.read(Sources::Files).is_ok());
+    }
+
+    #[test]
+    fn no_part_of_a_secret_is_told() {
+        for object in [
+            "data=hunter2,id=k",
+            "secretdata=hunter2,id=k",
+            "secret,id=k,data=a,hunter2",
+            "secret,id=k,data=a,hunter2=b",
+        ] {
+            let error = read(&[object]).unwrap_err();
+            assert!(!error.contains("hunter2"), "{object}: {error}");
+        }
     }
 
     #[test]
@@ -237,7 +292,7 @@ mod tests {
             ("secret,data=a", "'id' is missing"),
             ("secret,id=a,data=a,file=b", "mutually exclusive"),
             ("secret,id=a,data=a,format=hex", "'format'"),
-            ("secret,id=a,data=a,size=1", "'size'"),
+            ("secret,id=a,file=a,size=1", "'size'"),
             ("secret,id=a,data=!,format=base64", "Base64"),
             ("secret,id=a,data=a,keyid=b", "IV"),
             ("secret,id=a,data=a,keyid=b,iv=AAAA", "'b'"),

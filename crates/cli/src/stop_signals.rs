@@ -1,9 +1,10 @@
 //! Signals that ask a command to end, and one that must not.
 
+use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use std::io::Error;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Once, OnceLock};
 
 /// Signals that ask a command to end.
 const STOP: [i32; 3] = [SIGHUP, SIGINT, SIGTERM];
@@ -16,11 +17,78 @@ pub(crate) fn stop_signals() -> Vec<i32> {
     STOP.into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0).collect()
 }
 
-/// The set of ignored signals in a process's status (proc_pid_status(5)): bit 0 is signal 1.
+/// Whether a signal that nothing else handles ends the process, after a question has handled it.
+static ENDS: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+
+fn ends() -> &'static Arc<AtomicBool> {
+    ENDS.get_or_init(Arc::default)
+}
+
+/// From now on, signals are up to the handlers that the caller registers.
+pub(crate) fn take_over_signals() {
+    ends().store(false, Ordering::SeqCst);
+}
+
+/// Signals that come while somebody is asked for something. They end the question, not the process: the terminal is to be put right
+/// first.
+pub(crate) struct DuringQuestion {
+    came: Arc<AtomicUsize>,
+    ids: Vec<SigId>,
+    /// Those that nothing else handles.
+    unhandled: Vec<i32>,
+}
+
+impl DuringQuestion {
+    pub(crate) fn begin() -> Result<Self, Error> {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let handled = mask_of(&status, "SigCgt:");
+        let was_asked = ENDS.get().is_some_and(|ends| ends.load(Ordering::SeqCst));
+        let stop = stop_signals();
+        let unhandled = stop.iter().copied().filter(|signal| was_asked || handled & (1 << (signal - 1)) == 0);
+        let mut question = Self { came: Arc::default(), ids: Vec::new(), unhandled: unhandled.collect() };
+        ends().store(false, Ordering::SeqCst);
+        for signal in stop {
+            let came = Arc::clone(&question.came);
+            question.ids.push(signal_hook::flag::register_usize(signal, came, signal as usize)?);
+        }
+        Ok(question)
+    }
+
+    /// Whether one has come.
+    pub(crate) fn has_come(&self) -> bool {
+        self.came.load(Ordering::SeqCst) != 0
+    }
+
+    /// The end of the question. The signal that came is answered now.
+    pub(crate) fn end(self) {
+        for id in &self.ids {
+            signal_hook::low_level::unregister(*id);
+        }
+        let came = self.came.load(Ordering::SeqCst) as i32;
+        if self.unhandled.contains(&came) {
+            let _ = signal_hook::low_level::emulate_default_handler(came);
+        }
+        // The handlers of this process stay where they are, and would swallow the next one.
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            for signal in &self.unhandled {
+                let _ = signal_hook::flag::register_conditional_default(*signal, Arc::clone(ends()));
+            }
+        });
+        ends().store(!self.unhandled.is_empty(), Ordering::SeqCst);
+    }
+}
+
+/// The set of ignored signals in a process's status.
 fn ignored_of(status: &str) -> u64 {
+    mask_of(status, "SigIgn:")
+}
+
+/// A set of signals in a process's status (proc_pid_status(5)): bit 0 is signal 1.
+fn mask_of(status: &str, name: &str) -> u64 {
     status
         .lines()
-        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .find_map(|line| line.strip_prefix(name))
         .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
         .unwrap_or(0)
 }

@@ -2,7 +2,7 @@
 
 use crate::failure::{EXIT_INTERRUPTED, Failure};
 use crate::progress_bar::{Pace, Shown, line};
-use crate::stop_signals::stop_signals;
+use crate::stop_signals::{stop_signals, take_over_signals};
 use crate::values::OutputFormat;
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGUSR1};
@@ -183,6 +183,7 @@ impl Watch {
         let shared = Arc::new(Shared::default());
         let started = Instant::now();
         let fail = |error: std::io::Error| Failure::new(format!("could not watch for signals: {error}"));
+        take_over_signals();
         let stop = stop_signals();
         let mut signals = Signals::new(stop.iter().chain(&[SIGUSR1])).map_err(fail)?;
         let handle = signals.handle();

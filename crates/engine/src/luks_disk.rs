@@ -31,7 +31,8 @@ impl LuksDisk {
         options: &OpenOptions,
         depth: u32,
     ) -> Result<Self> {
-        let header = LuksHeader::read(worker, file, 0..u64::MAX, &options.keys.limits()).await?;
+        let limits = options.header_limits();
+        let header = LuksHeader::read(worker, file, 0..u64::MAX, &limits).await?;
         let payload = header.payload();
         if payload.offset > file.len() {
             let message = format!(
@@ -47,7 +48,7 @@ impl LuksDisk {
         } else {
             let passphrase =
                 passphrase(worker, &options.keys, depth, file.path(), "luks", "key-secret").await?;
-            let (_, key) = header.unlock(worker, file, 0, &passphrase).await?;
+            let (_, key) = header.unlock(worker, file, 0, &passphrase, &limits).await?;
             let cipher = header.sector_cipher(&key).map_err(|error| luks_error(file.path(), &error))?;
             let numbering = Numbering::Guest { first: payload.first_sector };
             let pool = options.compress.pool.clone();

@@ -232,6 +232,13 @@ pub struct OpenOptions {
     pub damage: DamageMark,
 }
 
+impl OpenOptions {
+    /// Costs that the header of an encrypted image may ask for. Nothing is computed for an image that is only looked at.
+    pub(crate) fn header_limits(&self) -> zebu_luks::Limits {
+        if self.purpose == Purpose::Inspect { zebu_luks::Limits::NONE } else { self.keys.limits() }
+    }
+}
+
 zebu_storage::option_setters!(OpenOptions {
     format: impl Into<Option<Format>>,
     access: Access,

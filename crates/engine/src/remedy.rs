@@ -10,6 +10,8 @@ pub enum Remedy {
     AllowDecryption,
     /// [`crate::HeaderCosts::Unbounded`], for a header that is trusted.
     AllowHeaderCosts,
+    /// [`crate::OpenOptions::backing`] with the format that the backing file has, or raw.
+    NameFormatOfBase,
     /// The image repaired: [`crate::check::check`] with [`crate::check::Repair`].
     Repair,
     /// [`crate::Shrink::Allow`].

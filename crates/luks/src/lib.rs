@@ -60,7 +60,7 @@ pub use limits::{LUKS1_SLOTS, LUKS2_SLOTS, Limits, MAX_STRIPES, STRIPES};
 pub use luks1::{LUKS1_HEADER_LEN, Luks1Header, Luks1Slot};
 pub use luks1_keys::{HeaderStep, HeaderWrite, LastKey, Luks1Options};
 pub use luks2::{HeaderCopy, LUKS2_HEADERS_MAX, Luks2Header};
-pub use luks2_metadata::{Luks2Metadata, Luks2Segment, Luks2Slot, Priority};
+pub use luks2_metadata::{Luks2Metadata, Luks2Segment, Luks2Slot, Luks2UnusableSlot, Priority};
 pub use master_key::MasterKey;
 pub use random::{Random, SystemRandom};
 pub use sector_cipher::SectorCipher;

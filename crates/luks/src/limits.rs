@@ -13,6 +13,11 @@ pub const MAX_STRIPES: u32 = 1 << 16;
 /// Bytes of the sector that offsets and initialization vectors count.
 pub(crate) const SECTOR: u64 = 512;
 
+/// Bytes of the stack that are wiped after keys were derived or expanded. The largest schedule has 10 KiB, and is moved a few times.
+pub(crate) const DERIVATION_STACK: usize = 96 << 10;
+/// Bytes of the stack that are wiped after keys were used.
+pub(crate) const CIPHER_STACK: usize = 4 << 10;
+
 /// Costs that a header may ask for. A header can't be trusted before a key fits it, and to try a key costs what it says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]

@@ -95,7 +95,7 @@ impl Luks1Header {
         if self.payload_sector == 0 {
             return Err(LuksError::field(
                 "payload-offset",
-                "0: the header was made for a device apart from its data",
+                "0: the header is detached, made for a device apart from its data",
             ));
         }
         if u64::from(self.payload_sector) < header_sectors {

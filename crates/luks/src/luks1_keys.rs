@@ -7,13 +7,13 @@ use crate::anti_forensic;
 use crate::cipher_spec::CipherSpec;
 use crate::error::LuksError;
 use crate::hash::HashName;
-use crate::limits::{LUKS1_SLOTS, SECTOR, STRIPES};
+use crate::limits::{DERIVATION_STACK, LUKS1_SLOTS, SECTOR, STRIPES};
 use crate::luks1::{Luks1Header, Luks1Slot, encode_slot, slot_offset};
 use crate::master_key::{MasterKey, decrypt_material};
 use crate::random::Random;
 use crate::sector_cipher::SectorCipher;
 use subtle::ConstantTimeEq;
-use zebu_storage::LockedBytes;
+use zebu_storage::{LockedBytes, on_wiped_stack};
 
 /// Alignment of key material and of the payload, as both tools write it: 4 KiB.
 const ALIGNMENT: u64 = 4096;
@@ -145,10 +145,12 @@ impl Luks1Header {
         if expected != given {
             return Err(LuksError::MaterialLength { slot, expected, given });
         }
-        let slot_key = self.slot_key(&entry, passphrase)?;
-        let split = decrypt_material(self.cipher, &slot_key, material)?;
-        let key = anti_forensic::merge(self.hash, self.cipher.key_len(), entry.stripes, &split)?;
-        Ok(self.is_master_key(&key).then(|| MasterKey::from_locked(key)))
+        on_wiped_stack::<DERIVATION_STACK, _>(|| {
+            let slot_key = self.slot_key(&entry, passphrase)?;
+            let split = decrypt_material(self.cipher, &slot_key, material)?;
+            let key = anti_forensic::merge(self.hash, self.cipher.key_len(), entry.stripes, &split)?;
+            Ok(self.is_master_key(&key).then(|| MasterKey::from_locked(key)))
+        })
     }
 
     /// Fills a slot, or the first that is free, with a passphrase for the master key. `iterations` of 0 count as 1.
@@ -185,7 +187,9 @@ impl Luks1Header {
         let slot_key = self.slot_key(&entry, passphrase)?;
         let len = (range.end - range.start) as usize;
         let mut split = LockedBytes::zeroed(len).map_err(|error| LuksError::key_memory(len, error))?;
-        anti_forensic::split(self.hash, key.bytes(), &mut split, random)?;
+        on_wiped_stack::<DERIVATION_STACK, _>(|| {
+            anti_forensic::split(self.hash, key.bytes(), &mut split, random)
+        })?;
         SectorCipher::new(self.cipher, &slot_key)?.encrypt(0, &mut split)?;
 
         let inactive = encode_slot(&entry);
@@ -249,14 +253,18 @@ impl Luks1Header {
 
     fn digest_of(&self, key: &[u8]) -> [u8; 20] {
         let mut digest = [0; 20];
-        self.hash.pbkdf2(key, &self.digest_salt, self.digest_iterations, &mut digest);
+        on_wiped_stack::<DERIVATION_STACK, _>(|| {
+            self.hash.pbkdf2(key, &self.digest_salt, self.digest_iterations, &mut digest)
+        });
         digest
     }
 
     fn slot_key(&self, slot: &Luks1Slot, passphrase: &[u8]) -> Result<LockedBytes, LuksError> {
         let len = self.cipher.key_len();
         let mut key = LockedBytes::zeroed(len).map_err(|error| LuksError::key_memory(len, error))?;
-        self.hash.pbkdf2(passphrase, &slot.salt, slot.iterations, &mut key);
+        on_wiped_stack::<DERIVATION_STACK, _>(|| {
+            self.hash.pbkdf2(passphrase, &slot.salt, slot.iterations, &mut key)
+        });
         Ok(key)
     }
 }

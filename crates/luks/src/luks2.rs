@@ -40,15 +40,13 @@ pub struct Luks2Header {
 
 impl Luks2Header {
     /// Parses and validates a header. `bytes` are the first of the device: [`LUKS2_HEADERS_MAX`] of them, or all if it is shorter.
-    /// The copy with the higher sequence number counts; the second stands in for a damaged first.
+    /// The copy with the higher sequence number counts; the second stands in for a damaged first, whose magic number and version
+    /// may be lost too.
     ///
     /// # Errors
     /// What is wrong with the first copy, if the second is no better. A valid copy with things that are not supported is
     /// refused by their names.
     pub fn parse(bytes: &[u8], limits: &Limits) -> Result<Self, LuksError> {
-        if bytes.starts_with(&MAGIC) && bytes.len() >= 8 && u16_at(bytes, 6) != 2 {
-            return Err(LuksError::UnsupportedVersion { version: u16_at(bytes, 6) });
-        }
         let first = binary_part(bytes, 0, HeaderCopy::First);
         let second = match &first {
             Ok(binary) => binary_part(bytes, binary.len, HeaderCopy::Second).ok(),
@@ -61,7 +59,14 @@ impl Luks2Header {
             (Ok(first), Some(second)) if second.sequence > first.sequence => second,
             (Ok(first), _) => first,
             (Err(_), Some(second)) => second,
-            (Err(first @ (LuksError::NotLuks | LuksError::Truncated { .. })), None) => return Err(first),
+            (
+                Err(
+                    first @ (LuksError::NotLuks
+                    | LuksError::Truncated { .. }
+                    | LuksError::UnsupportedVersion { .. }),
+                ),
+                None,
+            ) => return Err(first),
             (Err(first), None) => return Err(LuksError::BothCopiesDamaged { first: Box::new(first) }),
         };
         let metadata = Luks2Metadata::parse(binary.json, binary.len as u64, limits)?;

@@ -2,10 +2,12 @@
 
 use crate::anti_forensic;
 use crate::error::LuksError;
+use crate::limits::DERIVATION_STACK;
 use crate::luks2_metadata::{Luks2Metadata, MasterDigest};
 use crate::master_key::{MasterKey, decrypt_material};
 use crate::sector_cipher::SectorCipher;
 use subtle::ConstantTimeEq;
+use zebu_storage::on_wiped_stack;
 use zeroize::Zeroizing;
 
 impl Luks2Metadata {
@@ -27,11 +29,13 @@ impl Luks2Metadata {
         if expected != given {
             return Err(LuksError::MaterialLength { slot, expected, given });
         }
-        let slot_key = entry.kdf.derive(passphrase, entry.area_cipher.key_len())?;
-        let split = decrypt_material(entry.area_cipher, &slot_key, material)?;
-        let key = anti_forensic::merge(entry.splitter_hash, entry.key_len, entry.stripes, &split)?;
-        let fits = self.digests.get(entry.digest).is_some_and(|digest| digest.is_of(&key));
-        Ok(fits.then(|| MasterKey::from_locked(key)))
+        on_wiped_stack::<DERIVATION_STACK, _>(|| {
+            let slot_key = entry.kdf.derive(passphrase, entry.area_cipher.key_len())?;
+            let split = decrypt_material(entry.area_cipher, &slot_key, material)?;
+            let key = anti_forensic::merge(entry.splitter_hash, entry.key_len, entry.stripes, &split)?;
+            let fits = self.digests.get(entry.digest).is_some_and(|digest| digest.is_of(&key));
+            Ok(fits.then(|| MasterKey::from_locked(key)))
+        })
     }
 
     /// The cipher of the data with its key.

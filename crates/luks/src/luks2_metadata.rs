@@ -66,6 +66,18 @@ impl Luks2Slot {
     }
 }
 
+/// A key slot that holds a key of the data, and that can't be tried.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Luks2UnusableSlot {
+    /// The slot's number.
+    pub number: u32,
+    /// The thing that is not supported, or the cost that is over a limit.
+    pub reason: String,
+    /// Whether it is a cost: higher [`Limits`] make the slot usable.
+    pub is_over_limit: bool,
+}
+
 /// The encrypted data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -96,6 +108,7 @@ pub(crate) struct MasterDigest {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Luks2Metadata {
     pub(crate) slots: Vec<Luks2Slot>,
+    pub(crate) unusable: Vec<Luks2UnusableSlot>,
     pub(crate) segment: Luks2Segment,
     pub(crate) digests: Vec<MasterDigest>,
 }
@@ -104,7 +117,8 @@ impl Luks2Metadata {
     /// Parses a JSON area, which ends at a zero byte or with `area`. `copy_len` are the bytes of one copy of the header.
     ///
     /// # Errors
-    /// The first thing that is wrong or not supported, with its path in the JSON.
+    /// The first thing that is wrong, or not supported by the data's own cipher and digest, with its path in the JSON. A key slot
+    /// with something that is not supported, or that costs more than `limits`, is left out ([`Luks2Metadata::unusable_slots`]).
     pub fn parse(area: &[u8], copy_len: u64, limits: &Limits) -> Result<Self, LuksError> {
         let len = area.iter().position(|&byte| byte == 0).unwrap_or(area.len());
         let raw: RawMetadata = serde_json::from_slice(&area[..len])
@@ -121,23 +135,37 @@ impl Luks2Metadata {
             .filter(|(_, digest)| digest.segments.contains(&segment_name))
             .map(|(name, digest)| parse_digest(name, digest, limits))
             .collect::<Result<Vec<_>, _>>()?;
-        let mut slots = Vec::new();
+        let (mut slots, mut unusable) = (Vec::new(), Vec::new());
         for (name, slot) in &raw.keyslots {
             let path = format!("keyslots.{}", printable(name));
             let number = slot_number(&path, name)?;
             let digest = digests.iter().position(|digest| digest.slots.contains(&number));
             // Slots of other kinds, and those of no segment, hold no key of the data.
             if let (Some(digest), "luks2") = (digest, slot.kind.as_str()) {
-                slots.push(parse_slot(&path, number, digest, slot, limits)?);
+                match parse_slot(&path, number, digest, slot, limits) {
+                    Ok(slot) => slots.push(slot),
+                    Err(error @ (LuksError::Unsupported { .. } | LuksError::OverLimit { .. })) => {
+                        unusable.push(Luks2UnusableSlot {
+                            number,
+                            reason: error.to_string(),
+                            is_over_limit: matches!(error, LuksError::OverLimit { .. }),
+                        });
+                    }
+                    Err(error) => return Err(error),
+                }
             }
         }
-        let metadata = Self { slots, segment, digests };
+        let metadata = Self { slots, unusable, segment, digests };
         metadata.check_areas(copy_len)?;
         Ok(metadata)
     }
 
     fn check_areas(&self, copy_len: u64) -> Result<(), LuksError> {
         let headers = 2 * copy_len;
+        if self.segment.offset == 0 {
+            let problem = "0: the header is detached, made for a device apart from its data";
+            return Err(LuksError::field("segments.offset", problem));
+        }
         if self.segment.offset < headers {
             let problem = format!("{} lies inside the header, which ends at {headers}", self.segment.offset);
             return Err(LuksError::field("segments.offset", problem));
@@ -170,6 +198,16 @@ impl Luks2Metadata {
         let mut slots: Vec<&Luks2Slot> = self.slots.iter().collect();
         slots.sort_by_key(|slot| (std::cmp::Reverse(slot.priority), slot.number));
         slots.into_iter()
+    }
+
+    /// The key slots of the data that can't be tried.
+    pub fn unusable_slots(&self) -> &[Luks2UnusableSlot] {
+        &self.unusable
+    }
+
+    /// PBKDF2 iterations that it takes to know whether a slot's key is right, beside those of the slot.
+    pub fn digest_iterations(&self, slot: &Luks2Slot) -> u32 {
+        self.digests.get(slot.digest).map_or(0, |digest| digest.iterations)
     }
 
     /// The encrypted data.

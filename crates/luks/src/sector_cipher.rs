@@ -4,7 +4,7 @@ use crate::block_cipher::{BLOCK, Block16, Direction};
 use crate::cbc_sectors::Cbc;
 use crate::cipher_spec::{BlockCipher, CipherSpec, Mode};
 use crate::error::LuksError;
-use crate::limits::SECTOR;
+use crate::limits::{CIPHER_STACK, DERIVATION_STACK, SECTOR};
 use crate::xts_sectors::Xts;
 use aes::{Aes128, Aes192, Aes256};
 use cipher::KeyInit;
@@ -12,7 +12,7 @@ use serpent::Serpent;
 use sha2::{Digest, Sha256};
 use std::fmt;
 use twofish::Twofish;
-use zebu_storage::LockedBox;
+use zebu_storage::{LockedBox, on_wiped_stack};
 use zeroize::Zeroizing;
 
 /// Expanded keys of a cipher `C`, and of the cipher `E` with a key of 256 bits, which ESSIV uses.
@@ -64,6 +64,24 @@ enum Schedule {
     Twofish(Keyed<Twofish, Twofish>),
 }
 
+impl Schedule {
+    /// The schedule of a key, in locked memory; `None` if the key has another length. Copies of it stay on the stack.
+    fn locked(spec: CipherSpec, key: &[u8]) -> Result<Option<LockedBox<Self>>, LuksError> {
+        let mode = spec.mode();
+        let block_key = if mode.is_xts() { key.len() / 2 } else { key.len() };
+        let schedule = match (spec.cipher(), block_key) {
+            (BlockCipher::Aes, 16) => Keyed::new(mode, key).map(Self::Aes128),
+            (BlockCipher::Aes, 24) => Keyed::new(mode, key).map(Self::Aes192),
+            (BlockCipher::Aes, _) => Keyed::new(mode, key).map(Self::Aes256),
+            (BlockCipher::Serpent, _) => Keyed::new(mode, key).map(Self::Serpent),
+            (BlockCipher::Twofish, _) => Keyed::new(mode, key).map(Self::Twofish),
+        };
+        let Some(schedule) = schedule else { return Ok(None) };
+        let locked = LockedBox::new(schedule);
+        locked.map(Some).map_err(|error| LuksError::key_memory(size_of::<Self>(), error))
+    }
+}
+
 /// A cipher with its key, in locked memory. Sectors are encrypted and decrypted in place.
 pub struct SectorCipher {
     spec: CipherSpec,
@@ -95,17 +113,8 @@ impl SectorCipher {
         if key.len() != spec.key_len() {
             return Err(wrong_len());
         }
-        let mode = spec.mode();
-        let block_key = if mode.is_xts() { key.len() / 2 } else { key.len() };
-        let schedule = match (spec.cipher(), block_key) {
-            (BlockCipher::Aes, 16) => Keyed::new(mode, key).map(Schedule::Aes128),
-            (BlockCipher::Aes, 24) => Keyed::new(mode, key).map(Schedule::Aes192),
-            (BlockCipher::Aes, _) => Keyed::new(mode, key).map(Schedule::Aes256),
-            (BlockCipher::Serpent, _) => Keyed::new(mode, key).map(Schedule::Serpent),
-            (BlockCipher::Twofish, _) => Keyed::new(mode, key).map(Schedule::Twofish),
-        };
-        let schedule = LockedBox::new(schedule.ok_or_else(wrong_len)?)
-            .map_err(|error| LuksError::key_memory(size_of::<Schedule>(), error))?;
+        let schedule =
+            on_wiped_stack::<DERIVATION_STACK, _>(|| Schedule::locked(spec, key))?.ok_or_else(wrong_len)?;
         Ok(Self { spec, sector_size: sector_size as usize, schedule })
     }
 
@@ -148,13 +157,14 @@ impl SectorCipher {
             u128::from(number).to_le_bytes()
         };
         let size = self.sector_size;
-        match &*self.schedule {
+        // Keys that find no place in registers are spilled.
+        on_wiped_stack::<CIPHER_STACK, _>(|| match &*self.schedule {
             Schedule::Aes128(keyed) => keyed.sectors(direction, vector, size, data),
             Schedule::Aes192(keyed) => keyed.sectors(direction, vector, size, data),
             Schedule::Aes256(keyed) => keyed.sectors(direction, vector, size, data),
             Schedule::Serpent(keyed) => keyed.sectors(direction, vector, size, data),
             Schedule::Twofish(keyed) => keyed.sectors(direction, vector, size, data),
-        }
+        });
         Ok(())
     }
 }

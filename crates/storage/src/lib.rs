@@ -154,7 +154,7 @@ pub use fork_mark::ForkMark;
 #[cfg(feature = "vm-memory")]
 pub use guest_memory::GuestBuffers;
 pub use lent::{lend, lend_mut};
-pub use locked_memory::{LockedBox, LockedBytes};
+pub use locked_memory::{LockedBox, LockedBytes, on_wiped_stack};
 pub use mapping_guard::MappingGuard;
 pub use release::release_free_memory;
 pub use socket::Socket;

@@ -8,6 +8,28 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
 use zeroize::Zeroize;
 
+/// Does what leaves keys in the last `BYTES` of the stack, such as to derive one, to expand it or to use it, and wipes them.
+///
+/// `work` returns no secret by value: its result, and what it borrows, lie outside of what is wiped.
+pub fn on_wiped_stack<const BYTES: usize, T>(work: impl FnOnce() -> T) -> T {
+    let result = below(work);
+    wipe::<BYTES>();
+    result
+}
+
+/// Runs `work` in frames that begin where that of [`wipe`] does.
+#[inline(never)]
+fn below<T>(work: impl FnOnce() -> T) -> T {
+    work()
+}
+
+#[inline(never)]
+fn wipe<const BYTES: usize>() {
+    let bytes = [0_u8; BYTES];
+    // Somebody could look at them, for all that the compiler knows.
+    std::hint::black_box(&bytes);
+}
+
 /// A private mapping of whole pages. Zeroes at first.
 struct LockedPages {
     start: NonNull<u8>,
@@ -211,6 +233,29 @@ mod tests {
         assert!(flags_of(ptr::from_ref(&*value) as usize).iter().any(|f| f == "dd"));
         drop(value);
         assert_eq!(drops.get(), 1);
+    }
+
+    const WORD: u64 = 0x9bad_c0de_5ec3_e7a1;
+
+    /// Leaves the word on the stack, deeper than what reads it afterwards, and returns its address.
+    #[inline(never)]
+    fn leave_word() -> u64 {
+        let mut place = [0; 4096];
+        place[0] = std::hint::black_box(WORD);
+        std::hint::black_box(&place);
+        ptr::from_ref(&place[0]) as u64
+    }
+
+    #[test]
+    fn what_was_on_the_stack_is_wiped() {
+        let memory = std::fs::File::open("/proc/self/mem").unwrap();
+        let word_at = |address: u64| {
+            let mut bytes = [0; 8];
+            std::os::unix::fs::FileExt::read_exact_at(&memory, &mut bytes, address).unwrap();
+            u64::from_ne_bytes(bytes)
+        };
+        assert_eq!(word_at(leave_word()), WORD, "the test would see nothing");
+        assert_ne!(word_at(on_wiped_stack::<65536, _>(leave_word)), WORD);
     }
 
     #[test]

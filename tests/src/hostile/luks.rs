@@ -213,7 +213,7 @@ pub const FIRST_VERSION: &[HostileHeader] = &[
     },
     HostileHeader {
         name: "no slot used",
-        refusal: "Invalid password",
+        refusal: "no key slot is active",
         file: || first_with_number(field::STATE, 0x0000_dead),
     },
 ];
@@ -270,6 +270,11 @@ fn second_with(from: &str, to: &str) -> Vec<u8> {
 
 /// Lies in LUKS2.
 pub const SECOND_VERSION: &[HostileHeader] = &[
+    HostileHeader {
+        name: "a detached header of LUKS2",
+        refusal: "the header is detached",
+        file: || second_with("\"offset\":\"1048576\"", "\"offset\":\"0\""),
+    },
     HostileHeader {
         name: "2 GiB of memory for Argon2",
         refusal: "--header-costs unbounded",

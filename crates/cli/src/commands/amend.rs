@@ -183,7 +183,11 @@ fn change_keys(
         return Err(Failure::new("keys and other properties are changed by one command each"));
     }
     let change = wanted.key_slots.change(&spec.secrets).map_err(Failure::new)?;
-    let guard = if args.force { KeySlotGuard::Force } else { KeySlotGuard::Keep };
+    let guard = match (args.force, program::called().is_qemu()) {
+        (true, _) => KeySlotGuard::Force,
+        (false, true) => KeySlotGuard::KeepLast,
+        (false, false) => KeySlotGuard::Keep,
+    };
     let worker = session.worker();
     worker.block_on(change_key_slots(worker, &spec.path, &spec.options, &change, guard)).map_err(|error| {
         match error.kind() {

@@ -39,9 +39,13 @@ struct Slot {
     active: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     iters: Option<u32>,
-    key_offset: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key_offset: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     stripes: Option<u32>,
+    /// The reason why no passphrase can be tried on it; QEMU has no such slots.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unusable: Option<String>,
 }
 
 /// The object about the encryption within a qcow2 image.
@@ -97,6 +101,7 @@ impl Slot {
             iters: slot.iterations,
             key_offset: slot.key_offset,
             stripes: slot.stripes,
+            unusable: slot.unusable.clone(),
         }
     }
 }
@@ -127,9 +132,14 @@ pub(crate) fn push_luks(out: &mut String, luks: &LuksInfo, indent: usize, tells_
         if let Some(iterations) = slot.iterations {
             line(2, &format!("iters: {iterations}"));
         }
-        line(2, &format!("key offset: {}", slot.key_offset));
+        if let Some(offset) = slot.key_offset {
+            line(2, &format!("key offset: {offset}"));
+        }
         if let Some(stripes) = slot.stripes {
             line(2, &format!("stripes: {stripes}"));
+        }
+        if let Some(reason) = &slot.unusable {
+            line(2, &format!("unusable: {}", printable(reason)));
         }
     }
     line(0, &format!("payload offset: {}", luks.payload_offset));

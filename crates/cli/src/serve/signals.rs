@@ -48,6 +48,7 @@ impl Signals {
         let fail = |error: io::Error| Failure::new(format!("could not watch for signals: {error}"));
         let (mut signals, theirs) = UnixStream::pair().map_err(fail)?;
         let (first, mut told) = UnixStream::pair().map_err(fail)?;
+        crate::stop_signals::take_over_signals();
         for signal in [SIGTERM, SIGINT, SIGHUP] {
             // nohup(1) ignores it for the program that it runs.
             if signal != SIGHUP || !is_ignored(SIGHUP) {

@@ -45,10 +45,12 @@ pub struct LuksSlotInfo {
     pub is_active: bool,
     /// PBKDF2 iterations; `None` for Argon2 and for a slot without a key.
     pub iterations: Option<u32>,
-    /// Byte of the header at which its key material begins.
-    pub key_offset: u64,
+    /// Byte of the header at which its key material begins; `None` for a slot that is unusable.
+    pub key_offset: Option<u64>,
     /// Stripes of the anti-forensic splitter; `None` for a slot without a key.
     pub stripes: Option<u32>,
+    /// The reason why no passphrase can be tried on it.
+    pub unusable: Option<String>,
 }
 
 impl LuksInfo {
@@ -97,8 +99,9 @@ impl LuksInfo {
                     number,
                     is_active: slot.is_active,
                     iterations: slot.is_active.then_some(slot.iterations),
-                    key_offset: u64::from(slot.material_sector) * 512,
+                    key_offset: Some(u64::from(slot.material_sector) * 512),
                     stripes: slot.is_active.then_some(slot.stripes),
+                    unusable: None,
                 })
                 .collect(),
         }
@@ -124,9 +127,18 @@ impl LuksInfo {
                         Kdf::Pbkdf2 { iterations, .. } => Some(*iterations),
                         _ => None,
                     },
-                    key_offset: slot.material().start,
+                    key_offset: Some(slot.material().start),
                     stripes: None,
+                    unusable: None,
                 })
+                .chain(header.metadata().unusable_slots().iter().map(|slot| LuksSlotInfo {
+                    number: slot.number,
+                    is_active: true,
+                    iterations: None,
+                    key_offset: None,
+                    stripes: None,
+                    unusable: Some(slot.reason.clone()),
+                }))
                 .collect(),
         }
     }

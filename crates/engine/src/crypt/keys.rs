@@ -49,6 +49,15 @@ pub enum HeaderCosts {
     Unbounded,
 }
 
+impl HeaderCosts {
+    pub(crate) fn limits(self) -> Limits {
+        match self {
+            Self::Bounded => Limits::default(),
+            Self::Unbounded => Limits::NONE,
+        }
+    }
+}
+
 type Ask = dyn Fn(&Path) -> Result<Option<Passphrase>> + Send + Sync;
 
 /// The passphrases for the encrypted images of a chain.
@@ -133,10 +142,7 @@ impl Keys {
     }
 
     pub(crate) fn limits(&self) -> Limits {
-        match self.costs {
-            HeaderCosts::Bounded => Limits::default(),
-            HeaderCosts::Unbounded => Limits::NONE,
-        }
+        self.costs.limits()
     }
 }
 

@@ -1,12 +1,12 @@
 //! The LUKS header of a new image.
 
 use super::header::luks_error;
-use super::keys::{Keys, Passphrase};
-use crate::Result;
+use super::keys::{HeaderCosts, Keys, Passphrase};
+use crate::{Error, ErrorKind, Remedy, Result};
 use std::path::Path;
 use std::time::Duration;
 use zebu_luks::{
-    CipherSpec, HashName, Luks1Header, Luks1Options, MIN_ITERATIONS, SystemRandom, pbkdf2_iterations,
+    CipherSpec, HashName, Limits, Luks1Header, Luks1Options, MIN_ITERATIONS, SystemRandom, pbkdf2_iterations,
 };
 use zebu_storage::Worker;
 
@@ -41,6 +41,8 @@ pub struct NewEncryption {
     pub hash: HashName,
     /// Time that it takes to try a passphrase on a machine like this one. The iterations are at least 1000 in any case.
     pub iteration_time: Duration,
+    /// Whether more iterations are allowed than an image may ask for when it is opened with [`HeaderCosts::Bounded`].
+    pub costs: HeaderCosts,
 }
 
 zebu_storage::option_setters!(NewEncryption {
@@ -49,6 +51,7 @@ zebu_storage::option_setters!(NewEncryption {
     cipher: CipherSpec,
     hash: HashName,
     iteration_time: Duration,
+    costs: HeaderCosts,
 });
 
 impl Default for NewEncryption {
@@ -60,6 +63,7 @@ impl Default for NewEncryption {
             cipher: CipherSpec::AES_256_XTS,
             hash: HashName::Sha256,
             iteration_time: Duration::from_secs(2),
+            costs: HeaderCosts::Bounded,
         }
     }
 }
@@ -71,8 +75,30 @@ pub(crate) struct MadeHeader {
 }
 
 /// Iterations of a key slot that take `time`.
-pub(crate) fn slot_iterations(hash: HashName, key_len: usize, time: Duration) -> u32 {
-    if time < Duration::from_millis(1) { MIN_ITERATIONS } else { pbkdf2_iterations(hash, key_len, time) }
+///
+/// # Errors
+/// More than `limits` let a header ask for: the image would be refused when it is opened, whichever key is given.
+pub(crate) fn slot_iterations(
+    path: &Path,
+    hash: HashName,
+    key_len: usize,
+    time: Duration,
+    limits: &Limits,
+) -> Result<u32> {
+    if time < Duration::from_millis(1) {
+        return Ok(MIN_ITERATIONS);
+    }
+    let iterations = pbkdf2_iterations(hash, key_len, time);
+    let most = limits.pbkdf2_iterations;
+    if u64::from(iterations) <= most {
+        return Ok(iterations);
+    }
+    let message = format!(
+        "an iter-time of {} ms is {iterations} iterations of PBKDF2 on this machine, and an image that asks for more than \
+         {most} is not opened: give a shorter time",
+        time.as_millis()
+    );
+    Err(Error::new(ErrorKind::InvalidArgument, message).on(path).with_remedy(Remedy::AllowHeaderCosts))
 }
 
 impl NewEncryption {
@@ -105,20 +131,22 @@ impl NewEncryption {
     pub(crate) async fn make(&self, worker: &Worker, path: &Path) -> Result<MadeHeader> {
         let Some(passphrase) = self.passphrase.clone() else {
             let message = "an encrypted image needs a passphrase (encrypt.key-secret, or key-secret for the format luks)";
-            return Err(crate::Error::new(crate::ErrorKind::KeyMissing, message).on(path));
+            return Err(Error::new(ErrorKind::KeyMissing, message).on(path));
         };
         if self.method == NewMethod::LegacyAes {
             return Ok(MadeHeader { bytes: Vec::new() });
         }
-        let (this, mut options) = (self.clone(), self.options());
+        let (this, mut options, path) = (self.clone(), self.options(), path.to_owned());
         let made = worker.run_blocking(move || {
-            let key_len = this.cipher.key_len();
-            options.slot_iterations = slot_iterations(this.hash, key_len, this.iteration_time);
-            options.digest_iterations =
-                slot_iterations(this.hash, DIGEST_LEN, this.iteration_time / DIGEST_SHARE);
+            let (limits, key_len) = (this.costs.limits(), this.cipher.key_len());
+            options.slot_iterations =
+                slot_iterations(&path, this.hash, key_len, this.iteration_time, &limits)?;
+            let share = this.iteration_time / DIGEST_SHARE;
+            options.digest_iterations = slot_iterations(&path, this.hash, DIGEST_LEN, share, &limits)?;
             Luks1Header::create(&options, passphrase.as_bytes(), &mut SystemRandom)
+                .map_err(|error| luks_error(&path, &error))
         });
-        let (_, _, bytes) = made.await.map_err(|error| luks_error(path, &error))?;
+        let (_, _, bytes) = made.await?;
         Ok(MadeHeader { bytes })
     }
 }

@@ -9,7 +9,7 @@ use super::new_header::slot_iterations;
 use crate::{Error, ErrorKind, Result};
 use std::path::Path;
 use std::time::Duration;
-use zebu_luks::{HeaderStep, LastKey, Luks1Header, SystemRandom};
+use zebu_luks::{HeaderStep, LastKey, Limits, Luks1Header, SystemRandom};
 use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{File, IoBuf, Worker};
 
@@ -54,14 +54,16 @@ pub enum KeySlotChange {
     Remove(SlotChoice),
 }
 
-/// Whether the last key may go, and a key in use may be overwritten.
+/// Which keys may go, and whether a key in use may be overwritten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum KeySlotGuard {
-    /// Neither.
+    /// The key that was given opens a slot that stays, and no key in use is overwritten.
     #[default]
     Keep,
-    /// Both. Without any key, nobody can read the data again.
+    /// Some key stays, perhaps one that the caller does not have, and no key in use is overwritten. QEMU has this rule.
+    KeepLast,
+    /// All may go, and a key in use may be overwritten. Without any key, nobody can read the data again.
     Force,
 }
 
@@ -71,23 +73,20 @@ pub(crate) async fn change(
     file: &File,
     start: u64,
     header: LuksHeader,
-    passphrase: Option<&Passphrase>,
+    passphrase: &Passphrase,
     change: &KeySlotChange,
     guard: KeySlotGuard,
+    limits: &Limits,
 ) -> Result<()> {
     let LuksHeader::V1(header) = header else {
         let message = "key slots of LUKS2 headers are not changed; use cryptsetup for them";
         return Err(Error::new(ErrorKind::Unsupported, message).on(file.path()));
     };
     match change {
-        KeySlotChange::Add(new) => {
-            let Some(passphrase) = passphrase else {
-                let message = "a key that the image has is needed to add another";
-                return Err(Error::new(ErrorKind::KeyMissing, message).on(file.path()));
-            };
-            add(worker, file, start, header, passphrase, new, guard).await
+        KeySlotChange::Add(new) => add(worker, file, start, header, passphrase, new, guard, limits).await,
+        KeySlotChange::Remove(choice) => {
+            remove(worker, file, start, header, passphrase, choice, guard, limits).await
         }
-        KeySlotChange::Remove(choice) => remove(worker, file, start, header, choice, guard).await,
     }
 }
 
@@ -99,13 +98,18 @@ async fn add(
     passphrase: &Passphrase,
     new: &NewKey,
     guard: KeySlotGuard,
+    limits: &Limits,
 ) -> Result<()> {
     let refuse = |error| luks_error(file.path(), &error);
-    let (_, key) = LuksHeader::V1(header.clone()).unlock(worker, file, start, passphrase).await?;
+    let (_, key) = LuksHeader::V1(header.clone()).unlock(worker, file, start, passphrase, limits).await?;
+    let (path, hash, key_len) = (file.path().to_owned(), header.hash(), header.cipher().key_len());
+    let (time, limits) = (new.iteration_time, *limits);
+    let iterations =
+        worker.run_blocking(move || slot_iterations(&path, hash, key_len, time, &limits)).await?;
     if let Some(slot) = new.slot
         && header.active_slots().any(|active| active == slot)
     {
-        if guard == KeySlotGuard::Keep {
+        if guard != KeySlotGuard::Force {
             let message = format!("Refusing to overwrite active keyslot {slot} - please erase it first");
             return Err(Error::new(ErrorKind::InvalidArgument, message).on(file.path()));
         }
@@ -120,7 +124,6 @@ async fn add(
     }
     let new = new.clone();
     let added = worker.run_blocking(move || {
-        let iterations = slot_iterations(header.hash(), header.cipher().key_len(), new.iteration_time);
         header.add_key(new.slot, &key, new.passphrase.as_bytes(), iterations, &mut SystemRandom)
     });
     let steps = added.await.map_err(refuse)?;
@@ -132,20 +135,20 @@ async fn remove(
     file: &File,
     start: u64,
     mut header: Box<Luks1Header>,
+    passphrase: &Passphrase,
     choice: &SlotChoice,
     guard: KeySlotGuard,
+    limits: &Limits,
 ) -> Result<()> {
-    let last = match guard {
-        KeySlotGuard::Keep => LastKey::Keep,
-        KeySlotGuard::Force => LastKey::Remove,
-    };
+    let any = LuksHeader::V1(header.clone());
+    // Whoever has no key of the image takes none from it.
+    let (opened, _) = any.unlock(worker, file, start, passphrase, limits).await?;
     let slots = match choice {
         SlotChoice::Number(slot) => vec![*slot],
-        SlotChoice::OpenedBy(passphrase) => {
+        SlotChoice::OpenedBy(old) => {
             let mut opened = Vec::new();
-            let any = LuksHeader::V1(header.clone());
-            for slot in header.active_slots() {
-                if any.unlock_slot(worker, file, start, slot, passphrase).await?.is_some() {
+            for slot in any.slots_to_try(limits).tried {
+                if any.unlock_slot(worker, file, start, slot, old).await?.is_some() {
                     opened.push(slot);
                 }
             }
@@ -153,7 +156,7 @@ async fn remove(
                 let message = "No keyslots match given (old) password for erase operation";
                 return Err(Error::new(ErrorKind::WrongKey, message).on(file.path()));
             }
-            if opened.len() == header.active_slots().count() && guard == KeySlotGuard::Keep {
+            if opened.len() == header.active_slots().count() && guard != KeySlotGuard::Force {
                 let message = "All the active keyslots match the (old) password that was given and erasing them will \
                                erase all the data in the image irreversibly - refusing operation";
                 return Err(Error::new(ErrorKind::InvalidArgument, message).on(file.path()));
@@ -161,13 +164,21 @@ async fn remove(
             opened
         }
     };
-    for slot in slots {
-        let steps = header
-            .remove_key(slot, last, &mut SystemRandom)
-            .map_err(|error| luks_error(file.path(), &error))?;
-        write(worker, file, start, &steps).await?;
+    let last = if guard == KeySlotGuard::Force { LastKey::Remove } else { LastKey::Keep };
+    let mut steps = Vec::new();
+    for slot in &slots {
+        let removed = header.remove_key(*slot, last, &mut SystemRandom);
+        steps.extend(removed.map_err(|error| luks_error(file.path(), &error))?);
     }
-    Ok(())
+    if guard == KeySlotGuard::Keep && slots.contains(&opened) {
+        let staying = LuksHeader::V1(header.clone());
+        if !staying.opens(worker, file, start, passphrase, limits).await? {
+            let message =
+                "the key that was given opens no key slot that stays: give the key of one that does";
+            return Err(Error::new(ErrorKind::InvalidArgument, message).on(file.path()));
+        }
+    }
+    write(worker, file, start, &steps).await
 }
 
 /// Writes a change, step by step.

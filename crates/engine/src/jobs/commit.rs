@@ -6,9 +6,11 @@
 use super::convert::{ConvertOptions, ConvertTarget, TargetContent, convert};
 use crate::open::open_split;
 use crate::progress::JobControl;
-use crate::{Access, BaseName, Image, OpenOptions, Preallocation, Result, Shrink};
+use crate::{
+    Access, BaseName, Error, ErrorKind, Format, Image, OpenOptions, Preallocation, Remedy, Result, Shrink,
+};
 use std::path::{Path, PathBuf};
-use zebu_storage::{Worker, WorkerConfig};
+use zebu_storage::{IoBuf, Worker, WorkerConfig};
 
 /// The treatment of the image when its content is in the base.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -93,7 +95,8 @@ const SPARSE_SIZE: u64 = 64 << 10;
 /// is the smaller one.
 ///
 /// # Errors
-/// [`crate::ErrorKind::InvalidArgument`] if the image has no backing file, or the base is not below it; what opening, reading
+/// [`crate::ErrorKind::InvalidArgument`] if the image has no backing file, or the base is not below it, or is a LUKS disk that the
+/// image calls raw ([`OpenOptions::backing`] with a format is taken at its word); what opening, reading
 /// and writing fail with. The image shows what it did before, in any case; so does the base up to the point where it
 /// was written.
 pub async fn commit(
@@ -105,12 +108,38 @@ pub async fn commit(
     let open = OpenOptions { access: Access::ReadWrite, ..open.clone() };
     let (top, base) = open_split(worker, path, options.base.as_deref(), options.base_name, &open).await?;
     let (top, base) = (Image(top), Image(base));
-    let done = commit_images(worker, &top, &base, options).await;
+    let is_named = matches!(&open.backing, Some((_, Some(Format::Raw))));
+    let done = match is_named {
+        true => Ok(()),
+        false => refuse_headers(worker, &base).await,
+    };
+    let done = match done {
+        Ok(()) => commit_images(worker, &top, &base, options).await,
+        Err(error) => Err(error),
+    };
     let closed = top.close(worker).await;
     let base_closed = base.close(worker).await;
     let report = done?;
     closed.and(base_closed)?;
     Ok(report)
+}
+
+/// Refuses a base that an overlay calls raw, and that is an encrypted disk: its header would be overwritten, and all keys with it.
+async fn refuse_headers(worker: &Worker, base: &Image) -> Result<()> {
+    if base.format() != Format::Raw || base.virtual_size() < 512 {
+        return Ok(());
+    }
+    let (read, bufs) = base.read(worker, 0, IoBuf::zeroed(512).into()).await;
+    read?;
+    let mut start = [0; 6];
+    bufs.copy_to(0, &mut start);
+    if !matches!(&start, b"LUKS\xba\xbe" | b"SKUL\xba\xbe") {
+        return Ok(());
+    }
+    let message = "the image calls its backing file raw, and it is a LUKS disk: its header would be overwritten, and nobody could \
+                   read it again";
+    let error = Error::new(ErrorKind::InvalidArgument, message).on(base.path());
+    Err(error.with_remedy(Remedy::NameFormatOfBase))
 }
 
 /// Commits `top`, which was opened for writing without `base` or anything below it, to `base`, which was opened for

@@ -14,13 +14,13 @@ use zebu_qcow2::Encryption;
 use zebu_storage::Worker;
 
 /// Changes the key slots of the LUKS1 header of an image, which nobody else has open. The data is not touched, and no image that
-/// it stands on is opened. To add a key, `open` has one ([`OpenOptions::keys`]).
+/// it stands on is opened. `open` has a key of the image ([`OpenOptions::keys`]), whatever the change.
 ///
 /// Each step is durable before the next. Whatever a crash leaves, every slot that was not changed opens as before.
 ///
 /// # Errors
-/// [`ErrorKind::KeyMissing`], [`ErrorKind::WrongKey`]. [`ErrorKind::InvalidArgument`]: the last key would go, or a key in use be
-/// overwritten, or there is no such slot, or no free one. [`ErrorKind::Unsupported`]: the image is not encrypted with LUKS1.
+/// [`ErrorKind::KeyMissing`], [`ErrorKind::WrongKey`]. [`ErrorKind::InvalidArgument`]: the last key would go, or every slot that the
+/// given key opens, or a key in use be overwritten, or there is no such slot, or no free one. [`ErrorKind::Unsupported`]: the image is not encrypted with LUKS1.
 pub async fn change_key_slots(
     worker: &Worker,
     path: &Path,
@@ -61,15 +61,11 @@ pub async fn change_key_slots_in(
         Format::Raw | Format::Foreign(_) => return Err(not_luks(path)),
     };
     let start = area.start;
-    let header = LuksHeader::read(worker, file, area, &open.keys.limits()).await?;
-    let opened_by = match change {
-        KeySlotChange::Add(_) => {
-            let parameter = if format == Format::Luks { "key-secret" } else { "encrypt.key-secret" };
-            Some(passphrase(worker, &open.keys, 0, path, "luks", parameter).await?)
-        }
-        KeySlotChange::Remove(_) => None,
-    };
-    slots::change(worker, file, start, header, opened_by.as_ref(), change, guard).await
+    let limits = open.keys.limits();
+    let header = LuksHeader::read(worker, file, area, &limits).await?;
+    let parameter = if format == Format::Luks { "key-secret" } else { "encrypt.key-secret" };
+    let opened_by = passphrase(worker, &open.keys, 0, path, "luks", parameter).await?;
+    slots::change(worker, file, start, header, &opened_by, change, guard, &limits).await
 }
 
 fn not_luks(path: &Path) -> Error {

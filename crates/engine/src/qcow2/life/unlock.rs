@@ -43,7 +43,7 @@ pub(crate) async fn read_luks(
         let message = "the image is encrypted with LUKS and names no LUKS header";
         return Err(Error::new(ErrorKind::Corrupt, message).on(file.path()));
     };
-    match LuksHeader::read(worker, file, area, &options.keys.limits()).await? {
+    match LuksHeader::read(worker, file, area, &options.header_limits()).await? {
         LuksHeader::V2(_) => {
             let message = "the image has a LUKS header of version 2; the format has version 1 alone";
             Err(Error::new(ErrorKind::Unsupported, message).on(file.path()))
@@ -100,7 +100,7 @@ pub(crate) async fn unlock(
             let luks = read_luks(worker, file, header, options).await?;
             let passphrase = passphrase(worker, &options.keys, depth, path, "luks", KEY).await?;
             let start = luks_area(header).map_or(0, |area| area.start);
-            let (_, key) = luks.unlock(worker, file, start, &passphrase).await?;
+            let (_, key) = luks.unlock(worker, file, start, &passphrase, &options.header_limits()).await?;
             let cipher = luks.sector_cipher(&key).map_err(|error| luks_error(file.path(), &error))?;
             (cipher, Numbering::Host, EncryptionInfo::Luks(LuksInfo::of(&luks)))
         }
