@@ -109,10 +109,7 @@ pub async fn commit(
     let (top, base) = open_split(worker, path, options.base.as_deref(), options.base_name, &open).await?;
     let (top, base) = (Image(top), Image(base));
     let is_named = matches!(&open.backing, Some((_, Some(Format::Raw))));
-    let done = match is_named {
-        true => Ok(()),
-        false => refuse_headers(worker, &base).await,
-    };
+    let done = if is_named { Ok(()) } else { refuse_headers(worker, &base).await };
     let done = match done {
         Ok(()) => commit_images(worker, &top, &base, options).await,
         Err(error) => Err(error),
