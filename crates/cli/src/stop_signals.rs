@@ -34,7 +34,7 @@ pub(crate) fn take_over_signals() {
 pub(crate) struct DuringQuestion {
     came: Arc<AtomicUsize>,
     ids: Vec<SigId>,
-    /// Those that nothing else handles.
+    /// Signals that nothing else handles.
     unhandled: Vec<i32>,
 }
 
@@ -61,6 +61,7 @@ impl DuringQuestion {
 
     /// The end of the question. The signal that came is answered now.
     pub(crate) fn end(self) {
+        static ONCE: Once = Once::new();
         for id in &self.ids {
             signal_hook::low_level::unregister(*id);
         }
@@ -69,7 +70,6 @@ impl DuringQuestion {
             let _ = signal_hook::low_level::emulate_default_handler(came);
         }
         // The handlers of this process stay where they are, and would swallow the next one.
-        static ONCE: Once = Once::new();
         ONCE.call_once(|| {
             for signal in &self.unhandled {
                 let _ = signal_hook::flag::register_conditional_default(*signal, Arc::clone(ends()));

@@ -76,6 +76,6 @@ fn unreadable_images_have_a_code_of_their_own() {
     let scratch = Scratch::new();
     scratch.write("a.raw", &[0; 512]);
     scratch.zebu(&words("compare a.raw missing.raw")).fails_naming(2, &["missing.raw"]);
-    scratch.zebu(&words("compare -T nosuch a.raw a.raw")).fails_naming(1, &["nosuch"]);
+    scratch.zebu(&words("compare -T nosuch a.raw a.raw")).fails_naming(2, &["nosuch"]);
     scratch.zebu(&words("compare a.raw")).fails_naming(1, &["FILENAME2"]);
 }

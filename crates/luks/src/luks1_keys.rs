@@ -254,7 +254,7 @@ impl Luks1Header {
     fn digest_of(&self, key: &[u8]) -> [u8; 20] {
         let mut digest = [0; 20];
         on_wiped_stack::<DERIVATION_STACK, _>(|| {
-            self.hash.pbkdf2(key, &self.digest_salt, self.digest_iterations, &mut digest)
+            self.hash.pbkdf2(key, &self.digest_salt, self.digest_iterations, &mut digest);
         });
         digest
     }
@@ -263,7 +263,7 @@ impl Luks1Header {
         let len = self.cipher.key_len();
         let mut key = LockedBytes::zeroed(len).map_err(|error| LuksError::key_memory(len, error))?;
         on_wiped_stack::<DERIVATION_STACK, _>(|| {
-            self.hash.pbkdf2(passphrase, &slot.salt, slot.iterations, &mut key)
+            self.hash.pbkdf2(passphrase, &slot.salt, slot.iterations, &mut key);
         });
         Ok(key)
     }

@@ -240,7 +240,7 @@ mod tests {
     /// Leaves the word on the stack, deeper than what reads it afterwards, and returns its address.
     #[inline(never)]
     fn leave_word() -> u64 {
-        let mut place = [0; 4096];
+        let mut place = [0; 2048];
         place[0] = std::hint::black_box(WORD);
         std::hint::black_box(&place);
         ptr::from_ref(&place[0]) as u64

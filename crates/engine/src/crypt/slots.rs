@@ -67,26 +67,32 @@ pub enum KeySlotGuard {
     Force,
 }
 
-/// Changes key slots of the header at byte `start` of `file`. `passphrase` opens it.
+/// The key of those who change key slots, and how far they may go.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SlotRights<'a> {
+    /// Passphrase that opens the header.
+    pub(crate) passphrase: &'a Passphrase,
+    pub(crate) guard: KeySlotGuard,
+    /// Costs that a passphrase may have.
+    pub(crate) limits: &'a Limits,
+}
+
+/// Changes key slots of the header at byte `start` of `file`.
 pub(crate) async fn change(
     worker: &Worker,
     file: &File,
     start: u64,
     header: LuksHeader,
-    passphrase: &Passphrase,
     change: &KeySlotChange,
-    guard: KeySlotGuard,
-    limits: &Limits,
+    rights: SlotRights<'_>,
 ) -> Result<()> {
     let LuksHeader::V1(header) = header else {
         let message = "key slots of LUKS2 headers are not changed; use cryptsetup for them";
         return Err(Error::new(ErrorKind::Unsupported, message).on(file.path()));
     };
     match change {
-        KeySlotChange::Add(new) => add(worker, file, start, header, passphrase, new, guard, limits).await,
-        KeySlotChange::Remove(choice) => {
-            remove(worker, file, start, header, passphrase, choice, guard, limits).await
-        }
+        KeySlotChange::Add(new) => add(worker, file, start, header, new, rights).await,
+        KeySlotChange::Remove(choice) => remove(worker, file, start, header, choice, rights).await,
     }
 }
 
@@ -95,11 +101,10 @@ async fn add(
     file: &File,
     start: u64,
     mut header: Box<Luks1Header>,
-    passphrase: &Passphrase,
     new: &NewKey,
-    guard: KeySlotGuard,
-    limits: &Limits,
+    rights: SlotRights<'_>,
 ) -> Result<()> {
+    let SlotRights { passphrase, guard, limits } = rights;
     let refuse = |error| luks_error(file.path(), &error);
     let (_, key) = LuksHeader::V1(header.clone()).unlock(worker, file, start, passphrase, limits).await?;
     let (path, hash, key_len) = (file.path().to_owned(), header.hash(), header.cipher().key_len());
@@ -135,11 +140,10 @@ async fn remove(
     file: &File,
     start: u64,
     mut header: Box<Luks1Header>,
-    passphrase: &Passphrase,
     choice: &SlotChoice,
-    guard: KeySlotGuard,
-    limits: &Limits,
+    rights: SlotRights<'_>,
 ) -> Result<()> {
+    let SlotRights { passphrase, guard, limits } = rights;
     let any = LuksHeader::V1(header.clone());
     // Whoever has no key of the image takes none from it.
     let (opened, _) = any.unlock(worker, file, start, passphrase, limits).await?;

@@ -1,7 +1,7 @@
 //! Adding and removing keys of an encrypted image.
 
 use crate::crypt::header::{LuksHeader, passphrase};
-use crate::crypt::slots;
+use crate::crypt::slots::{self, SlotRights};
 use crate::open::flags;
 use crate::qcow2::life::open::parse;
 use crate::qcow2::life::unlock::luks_area;
@@ -65,7 +65,8 @@ pub async fn change_key_slots_in(
     let header = LuksHeader::read(worker, file, area, &limits).await?;
     let parameter = if format == Format::Luks { "key-secret" } else { "encrypt.key-secret" };
     let opened_by = passphrase(worker, &open.keys, 0, path, "luks", parameter).await?;
-    slots::change(worker, file, start, header, &opened_by, change, guard, &limits).await
+    let rights = SlotRights { passphrase: &opened_by, guard, limits: &limits };
+    slots::change(worker, file, start, header, change, rights).await
 }
 
 fn not_luks(path: &Path) -> Error {
