@@ -64,7 +64,7 @@ const LAYOUTS: [&str; 5] = [
 ];
 
 /// Ciphers and hashes. QEMU 10.0 aborts when it makes AES-192 in CBC mode.
-const CIPHERS: [&str; 7] = [
+const CIPHERS: [&str; 8] = [
     "",
     "cipher-alg=aes-128,hash-alg=sha1",
     "cipher-alg=aes-256,cipher-mode=cbc,ivgen-alg=plain64,hash-alg=sha512",
@@ -72,6 +72,7 @@ const CIPHERS: [&str; 7] = [
     "cipher-alg=serpent-256",
     "cipher-alg=twofish-256,ivgen-alg=plain",
     "cipher-alg=aes-192",
+    "cipher-alg=aes-256,cipher-mode=xts,ivgen-alg=essiv,ivgen-hash-alg=sha256",
 ];
 
 fn encrypt_options(cipher: &str, prefix: &str) -> String {
@@ -96,7 +97,7 @@ fn images_each_way() {
     let by_layout = LAYOUTS.iter().skip(1).enumerate().map(|(at, layout)| (*layout, CIPHERS[at % 2]));
     let is_whole = std::env::var_os("ZEBU_WHOLE_MATRIX").is_some_and(|value| value == "1");
     for (number, (layout, cipher)) in by_cipher.chain(by_layout).enumerate() {
-        let makers: &[&str] = if is_whole || matches!(number, 3 | 8) { &["z", "q"] } else { &["z"] };
+        let makers: &[&str] = if is_whole || matches!(number, 3 | 7 | 9) { &["z", "q"] } else { &["z"] };
         let options = format!("{layout},encrypt.format=luks,{}", encrypt_options(cipher, "encrypt."));
         let case = format!("{layout} {cipher}");
         eprintln!("{case}");

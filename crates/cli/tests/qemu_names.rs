@@ -681,3 +681,37 @@ fn a_vmdk_is_told_of_as_by_qemu() {
         }
     }
 }
+
+/// As Cinder and libvirt call it.
+#[test]
+fn a_hash_beside_any_generator_of_vectors_is_taken() {
+    if !qemu() {
+        return;
+    }
+    let names = Names::new();
+    std::fs::write(names.dir().join("key"), "secret").unwrap();
+    let theirs = |line: &str| run(OsStr::new("qemu-img"), line, &names.dir());
+    let secret = "--object secret,id=s,file=key";
+    for (number, iv) in
+        ["plain64,ivgen-hash-alg=sha256", "essiv,ivgen-hash-alg=sha256", "essiv"].into_iter().enumerate()
+    {
+        let options = format!("cipher-alg=aes-256,cipher-mode=xts,iter-time=10,key-secret=s,ivgen-alg={iv}");
+        let create = format!("create -q -f luks {secret} -o {options}");
+        let (file, other) = (format!("ours{number}"), format!("theirs{number}"));
+        names.run(&format!("qemu-img {create} {file} 1M")).ok();
+        theirs(&format!("{create} {other} 1M")).ok();
+        let opened = |file: &str| format!("driver=luks,key-secret=s,file.filename={file}");
+        names.run(&format!("qemu-io {secret} --image-opts -c 'write -P 7 1k 9k' {}", opened(&other))).ok();
+        let read = format!("{secret} --image-opts -c 'read -P 7 1k 9k' {}", opened(&other));
+        let theirs_read = run(OsStr::new("qemu-io"), &read, &names.dir());
+        assert!(
+            theirs_read.code == Some(0) && !theirs_read.stdout.contains("failed"),
+            "{iv}: {theirs_read:?}"
+        );
+        let write = format!("{secret} --image-opts -c 'write -P 9 1k 9k' {}", opened(&file));
+        run(OsStr::new("qemu-io"), &write, &names.dir()).ok();
+        let ran = names.run(&format!("qemu-io {secret} --image-opts -c 'read -P 9 1k 9k' {}", opened(&file)));
+        assert!(ran.code == Some(0) && !ran.stdout.contains("failed"), "{iv}: {ran:?}");
+        names.run(&format!("qemu-img info {other}")).ok();
+    }
+}

@@ -5,7 +5,9 @@ use std::fmt;
 
 /// The names that [`CipherSpec::parse`] takes.
 const CIPHERS: &str = "aes, serpent, twofish";
-const MODES: &str = "xts-plain64, xts-plain, cbc-plain64, cbc-plain, cbc-essiv:sha256";
+const MODES: &str = "xts-plain64, xts-plain, xts-essiv:sha256, cbc-plain64, cbc-plain, cbc-essiv:sha256";
+/// Hashes that QEMU knows for initialization vectors.
+const VECTOR_HASHES: [&str; 7] = ["md5", "sha1", "sha224", "sha256", "sha384", "sha512", "ripemd160"];
 
 /// A block cipher of 16-byte blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -38,6 +40,8 @@ pub enum Mode {
     XtsPlain64,
     /// XTS; the tweak is the low 32 bits of the sector's number.
     XtsPlain,
+    /// XTS; the tweak is the sector's number, encrypted with the SHA-256 of both keys. QEMU makes it; cryptsetup knows it, too.
+    XtsEssivSha256,
     /// CBC; the vector is the sector's number in 64 bits.
     CbcPlain64,
     /// CBC; the vector is the low 32 bits of the sector's number.
@@ -52,6 +56,7 @@ impl Mode {
         match self {
             Self::XtsPlain64 => "xts-plain64",
             Self::XtsPlain => "xts-plain",
+            Self::XtsEssivSha256 => "xts-essiv:sha256",
             Self::CbcPlain64 => "cbc-plain64",
             Self::CbcPlain => "cbc-plain",
             Self::CbcEssivSha256 => "cbc-essiv:sha256",
@@ -63,13 +68,18 @@ impl Mode {
         match self {
             Self::XtsPlain64 | Self::CbcPlain64 => "plain64",
             Self::XtsPlain | Self::CbcPlain => "plain",
-            Self::CbcEssivSha256 => "essiv",
+            Self::XtsEssivSha256 | Self::CbcEssivSha256 => "essiv",
         }
     }
 
     /// Whether the key is two keys of the block cipher.
     pub fn is_xts(self) -> bool {
-        matches!(self, Self::XtsPlain64 | Self::XtsPlain)
+        matches!(self, Self::XtsPlain64 | Self::XtsPlain | Self::XtsEssivSha256)
+    }
+
+    /// Whether the vector is encrypted, with a hash of the key.
+    pub fn is_essiv(self) -> bool {
+        matches!(self, Self::XtsEssivSha256 | Self::CbcEssivSha256)
     }
 }
 
@@ -107,9 +117,20 @@ impl CipherSpec {
         let block = [BlockCipher::Aes, BlockCipher::Serpent, BlockCipher::Twofish];
         let block = block.into_iter().find(|known| known.name() == cipher);
         let block = block.ok_or_else(|| LuksError::unsupported("cipher", cipher, CIPHERS))?;
-        let modes =
-            [Mode::XtsPlain64, Mode::XtsPlain, Mode::CbcPlain64, Mode::CbcPlain, Mode::CbcEssivSha256];
-        let known = modes.into_iter().find(|known| known.name() == mode);
+        let modes = [
+            Mode::XtsPlain64,
+            Mode::XtsPlain,
+            Mode::XtsEssivSha256,
+            Mode::CbcPlain64,
+            Mode::CbcPlain,
+            Mode::CbcEssivSha256,
+        ];
+        // QEMU writes the hash behind any generator that it was given with; only ESSIV has a use for it.
+        let name = match mode.split_once(':') {
+            Some((name, hash)) if !name.ends_with("essiv") && VECTOR_HASHES.contains(&hash) => name,
+            _ => mode,
+        };
+        let known = modes.into_iter().find(|known| known.name() == name);
         let known = known.ok_or_else(|| LuksError::unsupported("cipher mode", mode, MODES))?;
         Self::new(block, known, key_len)
     }

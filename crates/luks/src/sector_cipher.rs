@@ -7,7 +7,7 @@ use crate::error::LuksError;
 use crate::limits::{CIPHER_STACK, DERIVATION_STACK, SECTOR};
 use crate::xts_sectors::Xts;
 use aes::{Aes128, Aes192, Aes256};
-use cipher::KeyInit;
+use cipher::{Array, KeyInit};
 use serpent::Serpent;
 use sha2::{Digest, Sha256};
 use std::fmt;
@@ -15,26 +15,34 @@ use twofish::Twofish;
 use zebu_storage::{LockedBox, on_wiped_stack};
 use zeroize::Zeroizing;
 
-/// Expanded keys of a cipher `C`, and of the cipher `E` with a key of 256 bits, which ESSIV uses.
-enum Keyed<C, E> {
+/// Blocks of a sector, one after the other.
+enum Chain<C> {
     Xts(Xts<C>),
-    Cbc(Cbc<C, E>),
+    Cbc(Cbc<C>),
+}
+
+/// Expanded keys of a cipher `C`, and of the cipher `E` with a key of 256 bits, which encrypts the vector with ESSIV.
+struct Keyed<C, E> {
+    chain: Chain<C>,
+    essiv: Option<E>,
 }
 
 impl<C: Block16 + KeyInit, E: Block16 + KeyInit> Keyed<C, E> {
     fn new(mode: Mode, key: &[u8]) -> Option<Self> {
-        if mode.is_xts() {
+        let chain = if mode.is_xts() {
             let (data, tweak) = key.split_at_checked(key.len() / 2)?;
             let (data, tweak) = (C::new_from_slice(data).ok()?, C::new_from_slice(tweak).ok()?);
-            return Some(Self::Xts(Xts { data, tweak }));
-        }
-        let essiv = if mode == Mode::CbcEssivSha256 {
+            Chain::Xts(Xts { data, tweak })
+        } else {
+            Chain::Cbc(Cbc { data: C::new_from_slice(key).ok()? })
+        };
+        let essiv = if mode.is_essiv() {
             let salt = Zeroizing::new(Sha256::digest(key));
             Some(E::new_from_slice(&salt).ok()?)
         } else {
             None
         };
-        Some(Self::Cbc(Cbc { data: C::new_from_slice(key).ok()?, essiv }))
+        Some(Self { chain, essiv })
     }
 
     /// Sectors of `size` bytes, the last perhaps cut short. `vector` makes the vector of each by its index.
@@ -45,9 +53,15 @@ impl<C: Block16 + KeyInit, E: Block16 + KeyInit> Keyed<C, E> {
         size: usize,
         data: &mut [u8],
     ) {
-        match self {
-            Self::Xts(xts) => xts.sectors(direction, vector, size, data),
-            Self::Cbc(cbc) => {
+        let vector = |index| {
+            let Some(essiv) = &self.essiv else { return vector(index) };
+            let mut vector = Array(vector(index));
+            essiv.encrypt_block(&mut vector);
+            vector.0
+        };
+        match &self.chain {
+            Chain::Xts(xts) => xts.sectors(direction, vector, size, data),
+            Chain::Cbc(cbc) => {
                 for (index, sector) in (0u64..).zip(data.chunks_mut(size)) {
                     cbc.sector(direction, vector(index), sector);
                 }

@@ -1,7 +1,7 @@
 //! Facts about the header of an encrypted image.
 
 use super::header::LuksHeader;
-use zebu_luks::{CipherSpec, Kdf, Luks1Header, Luks2Header, Mode};
+use zebu_luks::{CipherSpec, Kdf, Luks1Header, Luks2Header};
 
 /// How an image is encrypted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,7 +81,7 @@ impl LuksInfo {
 
     /// The hash of that generator, if it has one.
     pub fn ivgen_hash_alg(&self) -> Option<&'static str> {
-        (self.cipher.mode() == Mode::CbcEssivSha256).then_some("sha256")
+        self.cipher.mode().is_essiv().then_some("sha256")
     }
 
     fn of_first(header: &Luks1Header) -> Self {

@@ -8,9 +8,11 @@ const SECRETS: [&str; 4] = ["--object", "secret,id=one,data=one", "--object", "s
 
 /// QEMU 10.0 aborts when it makes AES-192 in CBC mode, whose key material is no
 /// whole number of sectors; cryptsetup makes it.
-const CIPHERS: [(BlockCipher, Mode, usize, HashName); 8] = [
+const CIPHERS: [(BlockCipher, Mode, usize, HashName); 10] = [
     (BlockCipher::Aes, Mode::XtsPlain64, 64, HashName::Sha256),
     (BlockCipher::Aes, Mode::XtsPlain64, 32, HashName::Sha1),
+    (BlockCipher::Aes, Mode::XtsEssivSha256, 64, HashName::Sha256),
+    (BlockCipher::Serpent, Mode::XtsEssivSha256, 32, HashName::Sha1),
     (BlockCipher::Aes, Mode::CbcPlain64, 32, HashName::Sha512),
     (BlockCipher::Aes, Mode::CbcEssivSha256, 16, HashName::Sha256),
     (BlockCipher::Aes, Mode::CbcPlain, 32, HashName::Sha256),
