@@ -100,6 +100,31 @@ fn objects_are_sources_of_every_command() {
     assert!(refused.stderr.contains("Read-only"), "{refused}");
 }
 
+/// URLs are signed anew by each process; the object is the same.
+#[test]
+fn a_cache_knows_an_object_again() {
+    let scratch = Scratch::new("store-cache");
+    let dir = scratch.path();
+    let content = source(dir);
+    let store = ObjectStore::start(dir);
+    store.put("packed.qcow2", "packed.qcow2");
+    let convert = || {
+        let words =
+            ["convert", "-v", "-O", "raw", "--cache-dir", "cache", "s3://disks/packed.qcow2", "flat.raw"];
+        let said = store.zebu(&words).ok().stderr;
+        assert!(std::fs::read(dir.join("flat.raw")).unwrap() == content);
+        said
+    };
+    let first = convert();
+    assert!(!first.contains(" 0 bytes fetched"), "{first}");
+    let second = convert();
+    assert!(second.contains(" 0 bytes fetched"), "{second}");
+    // Another version of the object.
+    store.put("disk.qcow2", "packed.qcow2");
+    let third = convert();
+    assert!(!third.contains(" 0 bytes fetched"), "{third}");
+}
+
 #[test]
 fn a_base_in_a_store_is_opened_if_the_command_line_says_so() {
     let scratch = Scratch::new("store-base");
