@@ -91,6 +91,8 @@ fn hostile_headers_end_in_one_line_and_within_bounds() {
             match run(dir, case, line) {
                 // Key slots have nothing to do with missing data.
                 Ok(_) if line.starts_with("amend") && case.refusal == "cut short" => {}
+                // Costs do not matter where nothing is computed.
+                Ok(said) if line.starts_with("amend") && said.contains("LUKS2 headers are not changed") => {}
                 Ok(said) if !line.starts_with("info") && !said.contains(case.refusal) => {
                     faults.push(format!("{}: {line}: does not say '{}': {said}", case.name, case.refusal));
                 }
