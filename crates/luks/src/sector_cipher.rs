@@ -70,6 +70,7 @@ impl<C: Block16 + KeyInit, E: Block16 + KeyInit> Keyed<C, E> {
     }
 }
 
+#[expect(clippy::large_enum_variant, reason = "lies in locked memory of its own")]
 enum Schedule {
     Aes128(Keyed<Aes128, Aes256>),
     Aes192(Keyed<Aes192, Aes256>),
