@@ -347,7 +347,7 @@ fn preallocation_name(mode: Preallocation) -> &'static str {
 fn help(format: Format) -> String {
     let mut text = format!("Supported {} options:\n", format.name());
     let own = OPTIONS.iter().filter(|option| match format {
-        Format::Raw => option.raw,
+        Format::Raw | Format::Luks => option.raw,
         Format::Foreign(_) => OF_ALL_FILES.contains(&option.name),
         _ => true,
     });

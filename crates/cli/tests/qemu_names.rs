@@ -715,3 +715,12 @@ fn a_hash_beside_any_generator_of_vectors_is_taken() {
         names.run(&format!("qemu-img info {other}")).ok();
     }
 }
+
+#[test]
+fn options_of_luks_are_listed_for_luks() {
+    let names = Names::new();
+    let create = names.run("qemu-img create -f luks -o help new").ok().stdout;
+    assert!(create.contains("cipher-alg=") && !create.contains("cluster_size"), "{create}");
+    let amend = names.run("qemu-img amend -f luks -o help new").ok().stdout;
+    assert!(amend.contains("  new-secret=") && !amend.contains("compat"), "{amend}");
+}

@@ -70,6 +70,15 @@ Amend options for 'qcow2':
   size=<size>            - Virtual disk size (larger only; zebu resize --shrink makes disks smaller)
 ";
 
+const LUKS_HELP: &str = "\
+Amend options for 'luks':
+  iter-time=<num>        - Milliseconds that it takes to try the new passphrase (default 2000)
+  keyslot=<num>          - The key slot, from 0 to 7
+  new-secret=<str>       - ID of the secret that is the new passphrase
+  old-secret=<str>       - ID of the secret whose key slots are to be erased
+  state=<str>            - active: a key is added; inactive: keys are erased
+";
+
 /// The properties that are asked for.
 #[derive(Debug, Default)]
 struct Wanted {
@@ -138,14 +147,14 @@ impl Wanted {
 pub(crate) fn run(args: &AmendArgs) -> Result<u8, Failure> {
     option_lists::check(&args.options)?;
     if args.options.iter().any(|text| asks_for_help(text)) {
-        if program::called().is_qemu() {
-            if args.format.is_none() && args.filename.is_none() {
-                return Err(Failure::new("Expecting one image file name"));
-            }
-            stdout::print(&option_lists::amend())?;
-        } else {
-            stdout::print(HELP)?;
+        if program::called().is_qemu() && args.format.is_none() && args.filename.is_none() {
+            return Err(Failure::new("Expecting one image file name"));
         }
+        stdout::print(&match args.format {
+            Some(Format::Luks) => LUKS_HELP.to_owned(),
+            _ if program::called().is_qemu() => option_lists::amend(),
+            _ => HELP.to_owned(),
+        })?;
         return Ok(0);
     }
     if args.options.is_empty() {
