@@ -92,12 +92,13 @@ fn workspace_manifests() -> Outcome<Vec<(String, String)>> {
 }
 
 /// The crates that are published, each after those that it needs.
-const PUBLISHED: [&str; 9] = [
+const PUBLISHED: [&str; 10] = [
     "zebu-qcow2",
     "zebu-foreign",
     "zebu-storage",
     "zebu-luks",
     "zebu-remote",
+    "zebu-store",
     "zebu",
     "zebu-drivers",
     "zebu-export",
