@@ -295,7 +295,7 @@ fn a_killed_upload_leaves_no_object_and_the_next_run_goes_on() {
     noise(&mut content, 9);
     std::fs::write(dir.join("disk.raw"), &content).unwrap();
     let store = ObjectStore::start(dir);
-    let rounds: u64 = std::env::var("ZEBU_UPLOAD_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(3);
+    let rounds: u64 = std::env::var("ZEBU_UPLOAD_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(6);
     for (format, key) in [("raw", "k.raw"), ("qcow2", "k.qcow2")] {
         let name = format!("s3://disks/{key}");
         let words = ["convert", "-v", "-f", "raw", "-O", format, "disk.raw", &name];
