@@ -11,6 +11,7 @@ mod nightly;
 mod run_log;
 mod sanitize;
 mod setup;
+mod side_by_side;
 mod suite;
 mod test_programs;
 mod threads;

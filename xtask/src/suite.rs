@@ -4,6 +4,7 @@ use crate::all;
 use crate::interleave;
 use crate::iotests;
 use crate::setup::{self, Need};
+use crate::side_by_side::{Named, run_side_by_side};
 use crate::test_programs::{Qemu, TestProgram, TestPrograms, cargo_test, targets_without_qemu};
 use crate::toolchain;
 use crate::torture;
@@ -193,24 +194,33 @@ fn quick_tests(qemu: Qemu) -> Outcome {
 /// torture run.
 fn unit_tests(qemu: Qemu) -> Outcome {
     let tests = TestPrograms::build()?;
-    let run_one = |program: &TestProgram| {
-        println!("-- {}", program.shown());
-        run(qemu.tell(&mut program.command()).args(["--skip", torture::STEPS_OF_A_COMMIT]))
+    let named = |program: &TestProgram| {
+        let mut command = program.command();
+        qemu.tell(&mut command).args(["--skip", torture::STEPS_OF_A_COMMIT]);
+        Named { name: program.shown(), command }
     };
     let is_left_out =
         |program: &TestProgram| program.is_black_box() || (qemu == Qemu::LeftOut && program.needs_qemu());
-    let programs = tests.all().iter().filter(|program| !is_left_out(program)).map(run_one);
-    all(programs.chain(std::iter::once_with(|| run(cargo_test().arg("--doc")))))
+    let programs = tests.all().iter().filter(|program| !is_left_out(program)).map(named).collect();
+    all([run_side_by_side(programs), run(cargo_test().arg("--doc"))])
 }
 
-/// The tests against QEMU.
+/// The tests against QEMU: first those whose time is watched, each alone, then the others beside each other.
 fn matrix() -> Outcome {
     let tests = TestPrograms::build()?;
+    let command = |program: &TestProgram| {
+        let mut command = program.command();
+        command.env("ZEBU_BIN", tests.binary("zebu"));
+        command
+    };
+    let black_box = || tests.all().iter().filter(|program| program.is_black_box());
     let run_one = |program: &TestProgram| {
         println!("-- {}", program.shown());
-        run(program.command().env("ZEBU_BIN", tests.binary("zebu")))
+        run(&mut command(program))
     };
-    all(tests.all().iter().filter(|program| program.is_black_box()).map(run_one))
+    let alone = all(black_box().filter(|program| program.is_watched()).map(run_one));
+    let named = |program: &TestProgram| Named { name: program.shown(), command: command(program) };
+    all([alone, run_side_by_side(black_box().filter(|program| !program.is_watched()).map(named).collect())])
 }
 
 fn suite_of_qemu() -> Outcome<Verdict> {

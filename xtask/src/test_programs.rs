@@ -19,6 +19,29 @@ const BLACK_BOX: &str = "zebu-tests";
 /// Package and target of tests that all compare with QEMU: they can't be told to pass without it.
 const BESIDE_QEMU: (&str, &str) = ("zebu", "jobs");
 
+/// Beginnings of the names of black-box tests that can't run beside others: they start servers or guests, and watch time
+/// or the whole machine.
+const WATCHED: [&str; 18] = [
+    "block_devices",
+    "clean_ends",
+    "fuse",
+    "guest",
+    "handed_over",
+    "isolate",
+    "live_",
+    "losses",
+    "memory_budget",
+    "message_fuzz",
+    "nbd_",
+    "object_stores",
+    "peers",
+    "remote_",
+    "sandbox",
+    "serve",
+    "threads",
+    "vhost_user",
+];
+
 /// Whether tests may ask QEMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Qemu {
@@ -60,6 +83,11 @@ impl TestProgram {
     /// Whether it compares with QEMU, or starts servers.
     pub(crate) fn is_black_box(&self) -> bool {
         self.package == BLACK_BOX
+    }
+
+    /// Whether it has the machine to itself.
+    pub(crate) fn is_watched(&self) -> bool {
+        WATCHED.iter().any(|name| self.target.starts_with(name))
     }
 
     /// Whether it compares with QEMU throughout, or starts servers.
