@@ -99,10 +99,17 @@ pub fn is_word_of(bytes: &[u8], sector: u64, index: usize, value: u64) -> bool {
     }
 }
 
-/// Whether each word of a torn sector is from one of `values`.
+/// Whether each byte of a torn sector is from one of `values`: the kernel copies a page of its cache byte by byte.
 pub fn is_made_of(bytes: &[u8; SECTOR], sector: u64, values: &[u64]) -> bool {
-    let mut words = bytes.chunks_exact(8).enumerate();
-    words.all(|(index, bytes)| values.iter().any(|value| is_word_of(bytes, sector, index, *value)))
+    let wholes: Vec<[u8; SECTOR]> = values
+        .iter()
+        .map(|value| {
+            let mut whole = [0; SECTOR];
+            fill(&mut whole, *value, sector);
+            whole
+        })
+        .collect();
+    (0..SECTOR).all(|index| wholes.iter().any(|whole| whole[index] == bytes[index]))
 }
 
 #[cfg(test)]
@@ -132,8 +139,8 @@ mod tests {
         fill(&mut bytes, old, 5);
         let mut newer = [0; SECTOR];
         fill(&mut newer, new, 5);
-        bytes[..200].copy_from_slice(&newer[..200]);
-        assert!(is_made_of(&bytes, 5, &[old, new]));
+        bytes[..203].copy_from_slice(&newer[..203]);
+        assert!(is_made_of(&bytes, 5, &[old, new]), "cut in the middle of a word");
         assert!(!is_made_of(&bytes, 5, &[old]));
         assert!(!is_made_of(&bytes, 6, &[old, new]));
     }
