@@ -8,8 +8,8 @@ use std::path::Path;
 use std::time::Duration;
 use zebu::storage::{IoBuf, Worker};
 use zebu::{
-    Access, CacheMode, CreateOptions, Disk, Durability, Error, Format, Image, Keys, NewEncryption, OpenOptions,
-    Passphrase, RefPolicy, Result,
+    Access, CacheMode, CreateOptions, Disk, Durability, Error, Format, Image, Keys, NewEncryption,
+    OpenOptions, Passphrase, RefPolicy, Result,
 };
 
 /// Name of the image.
