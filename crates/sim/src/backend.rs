@@ -36,13 +36,23 @@ struct SimBackend {
 }
 
 impl SimBackend {
-    /// The other background workers.
+    /// Whether this is the worker of a thread that calls and waits.
+    fn is_caller(&self) -> bool {
+        self.core.borrow().callers.contains(&self.port)
+    }
+
+    /// The workers that go on while this one blocks: those of the background. A thread that calls has all others beside it
+    /// that are not in the middle of something further up the stack.
     fn siblings(&self) -> Vec<Worker> {
         let core = self.core.borrow();
         let Some(workers) = core.workers.upgrade() else { return Vec::new() };
-        let others = core.background.iter().filter(|port| **port != self.port);
-        let workers = workers.borrow();
-        others.filter_map(|port| workers.get(*port)).cloned().collect()
+        let is_caller = self.is_caller();
+        let goes_on = |worker: &&Worker| {
+            let port = worker.id();
+            let is_other = port != self.port && !core.callers.contains(&port);
+            is_other && (core.background.contains(&port) || is_caller && !worker.is_in_turn())
+        };
+        workers.borrow().iter().filter(goes_on).cloned().collect()
     }
 
     fn is_runnable(&self, worker: &Worker) -> bool {
@@ -61,9 +71,13 @@ impl SimulatedQueue for SimBackend {
     }
 
     fn submit_queued(&mut self) {
+        let is_caller = self.is_caller();
         let mut core = self.core.borrow_mut();
         for (id, request) in self.queued.drain(..) {
-            core.submit(self.port, id, request);
+            let op = core.submit(self.port, id, request);
+            if let Some(op) = op.filter(|_| is_caller) {
+                core.do_at_once(op);
+            }
         }
     }
 
@@ -72,7 +86,7 @@ impl SimulatedQueue for SimBackend {
     }
 
     /// The worker blocks in its own call and not under the scheduler of the world: operations of the whole world go
-    /// on, in random order, and background workers do, but no other worker does.
+    /// on, in random order, and background workers do, but no other worker does, unless this is a thread that calls.
     ///
     /// # Panics
     /// If it waits for something that no operation can bring.

@@ -89,6 +89,8 @@ pub(crate) struct Core {
     pub(crate) workers: Weak<RefCell<Vec<Worker>>>,
     /// Workers that work for others, as on threads of their own: they go on while a worker blocks.
     pub(crate) background: BTreeSet<usize>,
+    /// Workers of threads that call and wait: they go on within a call only, and do operations where they begin them.
+    pub(crate) callers: BTreeSet<usize>,
     /// Bytes of free buffers that each worker keeps.
     pub(crate) pool_bytes: usize,
 }
@@ -117,6 +119,7 @@ impl Core {
             off: false,
             workers: Weak::new(),
             background: BTreeSet::new(),
+            callers: BTreeSet::new(),
             pool_bytes: 0,
         }
     }
@@ -203,12 +206,13 @@ impl Core {
 
     // The workers' side
 
-    pub(crate) fn submit(&mut self, worker: usize, id: OpId, request: Box<OpRequest>) {
+    /// Starts an operation. None if it is over already.
+    pub(crate) fn submit(&mut self, worker: usize, id: OpId, request: Box<OpRequest>) -> Option<OpNumber> {
         self.ports[worker].in_flight += 1;
         let Some(number) = self.number_of(&request.file).filter(|_| !self.off) else {
             // A file of another world or of the system, or the power is off.
             self.ports[worker].done.push(Completion { id, request, result: Err(libc::EBADF) });
-            return;
+            return None;
         };
         let op = OpNumber(self.next_op);
         self.next_op += 1;
@@ -239,6 +243,14 @@ impl Core {
         };
         self.pending
             .insert(op, Pending { info, what, file: number, id, request, fault, not_before, done: 0 });
+        Some(op)
+    }
+
+    /// Lets an operation take effect to its end, or as far as nothing is in its way.
+    pub(crate) fn do_at_once(&mut self, op: OpNumber) {
+        while self.pending.get(&op).is_some_and(|pending| self.waiting(pending) == Waiting::Ready) {
+            self.advance(op);
+        }
     }
 
     /// The number of a file of this world.

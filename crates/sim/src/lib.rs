@@ -40,4 +40,4 @@ pub use log::{LogEvent, LogKeep, SimLog};
 pub use op::{FileNumber, OpClass, OpFilter, OpInfo, OpNumber, SimOp};
 pub use rng::SimRng;
 pub use sim_disk::{Facility, SimDisk, SimFileConfig};
-pub use world::{SimConfig, SimWorld, Step, Stuck, StuckCause};
+pub use world::{SimCaller, SimConfig, SimWorld, Step, Stuck, StuckCause};

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
-use zebu_storage::Worker;
+use zebu_storage::{CallingThread, Worker};
 
 /// How a world is made.
 #[derive(Debug, Clone)]
@@ -140,6 +140,22 @@ impl Wake for Root {
     }
 }
 
+/// A thread that calls and waits, with a worker of the kind of [`CallingThread`]: it does operations where it begins them,
+/// and goes on within its calls only. Meanwhile the rest of the world goes on. There is one in a world at most: a call within
+/// a call could not wait for the outer one.
+#[derive(Clone)]
+pub struct SimCaller(Worker);
+
+impl SimCaller {
+    /// Does `work` to its end. To be called outside of the world's steps, or by a task of a worker that nothing else needs.
+    ///
+    /// # Panics
+    /// It panicked, or waits for something that nobody brings.
+    pub fn call<T>(&self, work: impl AsyncFnOnce(Worker) -> T) -> T {
+        CallingThread::run_simulated(&self.0, work).expect("work that does not panic")
+    }
+}
+
 /// A world of simulated files and workers, all on this thread, whose every step is chosen by a seed.
 ///
 /// It dereferences to its [`SimDisk`]. Dropping it is a power failure: no task runs on, no operation takes effect.
@@ -199,6 +215,17 @@ impl SimWorld {
     pub fn worker(&self) -> Worker {
         let rng = self.rng.borrow_mut().fork();
         add_worker(&self.disk.core, rng)
+    }
+
+    /// A thread that calls and waits.
+    ///
+    /// # Panics
+    /// If the process has no file descriptor left.
+    pub fn caller(&self) -> SimCaller {
+        let worker = self.worker();
+        self.disk.core.borrow_mut().callers.insert(worker.id());
+        self.pause(worker.id());
+        SimCaller(worker)
     }
 
     /// The worker of this number is not polled any more, whatever becomes ready, as if its thread were stopped.

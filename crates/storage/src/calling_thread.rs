@@ -11,6 +11,7 @@
 
 use crate::background::Vanished;
 use crate::memory::FreeList;
+use crate::sabotage::{self, Fault};
 use crate::worker::Worker;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -43,18 +44,32 @@ impl CallingThread {
     /// It panicked, or a task that it began did.
     pub fn run<T>(self, work: impl AsyncFnOnce(Worker) -> T) -> Result<T, Vanished> {
         let Self(worker) = self;
-        let done = catch_unwind(AssertUnwindSafe(|| {
-            let value = worker.block_on(work(worker.uncounted()));
-            while !worker.is_idle() {
-                worker.drain(LOOK);
-            }
-            value
-        }));
         // After a panic the worker is driven to its end here.
-        let value = done.map_err(|_| Vanished)?;
+        let value = call(&worker, work)?;
         let _ = KEPT.try_with(|kept| kept.set(Some(worker)));
         Ok(value)
     }
+
+    /// As [`CallingThread::run`], on a worker of a simulated world.
+    ///
+    /// # Errors
+    /// As of [`CallingThread::run`].
+    #[cfg(feature = "simulated")]
+    pub fn run_simulated<T>(worker: &Worker, work: impl AsyncFnOnce(Worker) -> T) -> Result<T, Vanished> {
+        call(worker, work)
+    }
+}
+
+/// Does `work` and all that it begins.
+fn call<T>(worker: &Worker, work: impl AsyncFnOnce(Worker) -> T) -> Result<T, Vanished> {
+    let done = catch_unwind(AssertUnwindSafe(|| {
+        let value = worker.block_on(work(worker.uncounted()));
+        while !worker.is_idle() && !sabotage::is(Fault::LeaveBehind) {
+            worker.drain(LOOK);
+        }
+        value
+    }));
+    done.map_err(|_| Vanished)
 }
 
 fn pool() -> Arc<FreeList> {
@@ -151,5 +166,99 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+}
+
+/// Threads under schedules that shuttle chooses, for `cargo xtask interleave`.
+#[cfg(all(test, shuttle, feature = "test-faults"))]
+mod interleavings {
+    use super::*;
+    use crate::file_types::OpenFlags;
+    use crate::sabotage::under;
+    use crate::sync::Mutex;
+    use crate::{File, IoBuf};
+    use shuttle::sync::atomic::{AtomicU32, Ordering::SeqCst};
+    use std::path::Path;
+    use std::task::{Poll, Waker};
+
+    /// Schedules within which each fault is caught.
+    const WITHIN: usize = 1000;
+
+    fn schedules() -> usize {
+        std::env::var("ZEBU_SCHEDULES").ok().and_then(|text| text.parse().ok()).unwrap_or(1000)
+    }
+
+    /// News of one thread for another.
+    #[derive(Default)]
+    struct News(Mutex<(bool, Option<Waker>)>);
+
+    impl News {
+        fn tell(&self) {
+            let waker = {
+                let mut state = self.0.lock();
+                state.0 = true;
+                state.1.take()
+            };
+            waker.into_iter().for_each(Waker::wake);
+        }
+
+        async fn wait(&self) {
+            std::future::poll_fn(|cx| {
+                let mut state = self.0.lock();
+                state.1 = Some(cx.waker().clone());
+                if state.0 { Poll::Ready(()) } else { Poll::Pending }
+            })
+            .await;
+        }
+    }
+
+    /// Two threads call twice. Each call reads a file and tells the other thread; a task that it leaves waits for the other's
+    /// news, and reads as well.
+    fn two_threads_that_call() {
+        let pool = FreeList::new(0);
+        let file = File::open(Path::new("/proc/self/exe"), &OpenFlags::default()).unwrap();
+        let news: [[Arc<News>; 2]; 2] = Default::default();
+        let threads: Vec<_> = (0..2)
+            .map(|me| {
+                let (pool, file, news) = (pool.clone(), file.clone(), news.clone());
+                shuttle::thread::spawn(move || {
+                    let worker = Worker::in_place(pool);
+                    for [ours, theirs] in news.map(|[a, b]| if me == 0 { [a, b] } else { [b, a] }) {
+                        let ended = Arc::new(AtomicU32::new(0));
+                        let (count, left) = (ended.clone(), file.clone());
+                        let value = call(&worker, async |on| {
+                            drop(on.spawn_with(|on| async move {
+                                theirs.wait().await;
+                                on.read(&left, 0, IoBuf::zeroed(4).into()).await.0.unwrap();
+                                count.fetch_add(1, SeqCst);
+                            }));
+                            on.read(&file, 0, IoBuf::zeroed(4).into()).await.0.unwrap();
+                            ours.tell();
+                            7
+                        });
+                        assert_eq!((value, ended.load(SeqCst)), (Ok(7), 1), "a task is left behind");
+                    }
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_call_ends_with_all_that_it_began_whoever_wakes_it() {
+        shuttle::check_random(two_threads_that_call, schedules());
+        shuttle::check_pct(two_threads_that_call, schedules(), 3);
+    }
+
+    #[test]
+    fn a_call_that_leaves_a_task_or_sleeps_in_vain_is_caught() {
+        for fault in [Fault::LeaveBehind, Fault::SleepOnDone, Fault::SleepOnWake] {
+            let (caught, felt) = under(Some(fault), || {
+                catch_unwind(|| shuttle::check_random(two_threads_that_call, WITHIN)).is_err()
+            });
+            assert!(caught, "{fault:?} survives {WITHIN} schedules ({felt} times passed)");
+        }
     }
 }

@@ -13,11 +13,19 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
 /// A number for each thread, never used twice.
+#[cfg(all(test, shuttle))]
 fn thread_number() -> Option<u64> {
+    Some(usize::from(shuttle::current::me()) as u64)
+}
+
+/// A number for each thread, never used twice.
+#[cfg(not(all(test, shuttle)))]
+fn thread_number() -> Option<u64> {
+    use std::sync::atomic::AtomicU64;
     static NEXT: AtomicU64 = AtomicU64::new(1);
     thread_local!(static NUMBER: u64 = NEXT.fetch_add(1, Ordering::Relaxed));
     // None while the thread's locals are being destroyed; a wake then takes the way of other threads.

@@ -12,10 +12,15 @@
 //! A worker that no event loop can see, and that waits for nothing but other threads, has a flag in memory instead of both.
 
 use crate::foreign_event::is_eventfd;
+use crate::sabotage::{self, Fault};
 use crate::sync::{Condvar, Mutex};
+#[cfg(all(test, shuttle))]
+use shuttle::sync::atomic::AtomicU8;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+#[cfg(not(all(test, shuttle)))]
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The worker sleeps within a turn.
 const ASLEEP: u8 = 1;
@@ -201,6 +206,10 @@ impl Notifier {
     /// Lets the worker sleep within its turn. False if something was notified meanwhile: then the turn goes on.
     #[must_use]
     pub(crate) fn fall_asleep(&self) -> bool {
+        if matches!(self.means, Means::Flag(_)) && sabotage::is(Fault::SleepOnWake) {
+            self.state.store(ASLEEP, Ordering::SeqCst);
+            return true;
+        }
         self.state.compare_exchange(0, ASLEEP, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 

@@ -198,6 +198,12 @@ pub enum Fault {
     PunchEncrypted,
     /// Encryption: the steps of a change of key slots are not kept apart.
     SkipBarrierOfKeySlots,
+    /// Calling thread: a call ends when its value is there, whatever it has begun.
+    LeaveBehind,
+    /// Calling thread: it sleeps although an operation that it did itself is over.
+    SleepOnDone,
+    /// Calling thread: it sleeps although another thread has woken it since it looked.
+    SleepOnWake,
     /// Close: it is alone with the image on the worker of its caller.
     CloseOnCaller,
     /// Close: reads that have begun are not waited for before it.

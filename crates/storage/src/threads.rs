@@ -5,6 +5,7 @@ use crate::blocking;
 use crate::completions::Completions;
 use crate::notify::Notifier;
 use crate::request::{Completion, Job, OpId, OpRequest};
+use crate::sabotage::{self, Fault};
 use crate::socket::SocketCompletion;
 use crate::socket_poll::SocketPoll;
 use crate::storage::Storage;
@@ -178,7 +179,7 @@ impl Threads {
 
     pub(crate) fn wait(&mut self, timeout: Option<Duration>, done: &mut Vec<Completion>) {
         self.submit_queued();
-        if !self.done_in_place.is_empty() {
+        if !self.done_in_place.is_empty() && !sabotage::is(Fault::SleepOnDone) {
             // There is something.
         } else if self.sockets.is_idle() {
             self.shared.notifier.wait_notified(timeout);

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::time::Duration;
 use zebu::storage::{IoBuf, Worker};
 use zebu::{
-    Access, CacheMode, CreateOptions, Durability, Error, Format, Image, Keys, NewEncryption, OpenOptions,
-    Passphrase, RefPolicy, Result,
+    Access, CacheMode, CreateOptions, Disk, Durability, Error, Format, Image, Keys, NewEncryption,
+    OpenOptions, Passphrase, RefPolicy, Result,
 };
 
 /// Name of the image.
@@ -71,7 +71,7 @@ pub fn options(case: &Case) -> OpenOptions {
         .access(Access::ReadWrite)
         .cache(case.cache)
         .refs(RefPolicy::All)
-        .queues(case.engines.len() as u32 + 1)
+        .queues(case.threads.len() as u32 + 1)
         .slice_size(case.slice_size)
 }
 
@@ -122,8 +122,20 @@ pub async fn make(worker: &Worker, dir: &Path, case: &Case) -> Result<()> {
 /// Whatever the engine says.
 pub async fn open(worker: &Worker, dir: &Path, case: &Case) -> Result<Image, Error> {
     let image = Image::open(worker, &dir.join(IMAGE), &options(case)).await?;
-    if let Some(above) = case.cache_above_least {
-        image.set_cache_size(image.min_cache_size() + above)?;
-    }
+    limit_cache(&image, case)?;
     Ok(image)
+}
+
+/// As [`open`], for calls that wait.
+///
+/// # Errors
+/// Whatever the engine says.
+pub fn open_disk(dir: &Path, case: &Case) -> Result<Disk> {
+    let disk = Disk::open(&dir.join(IMAGE), &options(case))?;
+    limit_cache(disk.image(), case)?;
+    Ok(disk)
+}
+
+fn limit_cache(image: &Image, case: &Case) -> Result<()> {
+    case.cache_above_least.map_or(Ok(()), |above| image.set_cache_size(image.min_cache_size() + above))
 }

@@ -7,6 +7,7 @@
 pub mod checker;
 pub mod copies;
 pub mod disk;
+mod hands;
 pub mod history;
 pub mod journal;
 pub mod judge;

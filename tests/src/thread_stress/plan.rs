@@ -44,6 +44,15 @@ pub enum End {
     Killed(u64),
 }
 
+/// By what a thread makes its requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Surface {
+    /// By a worker of its own, several at once.
+    Worker(Engine),
+    /// By calls of the disk that wait: the small ones are done on the thread that calls.
+    Disk,
+}
+
 /// A case: the same seed chooses the same one. When threads meet is not chosen by it.
 #[derive(Debug, Clone)]
 pub struct Case {
@@ -71,9 +80,9 @@ pub struct Case {
     pub slice_size: Option<u32>,
     /// Bytes of the mapping cache beyond the least; `None` for the default.
     pub cache_above_least: Option<u64>,
-    /// The completion queue of each thread.
-    pub engines: Vec<Engine>,
-    /// Requests in flight in each thread.
+    /// By what each thread makes its requests.
+    pub threads: Vec<Surface>,
+    /// Streams of requests of each thread, which go at once if it has a worker.
     pub lanes: u64,
     /// Requests of each lane in each round.
     pub requests: u64,
@@ -171,7 +180,8 @@ impl Case {
         });
         let threads = random.between(2, 4);
         let lanes = *random.pick(&[1, 2, 4, 8, 16]);
-        let engines = (0..threads).map(|_| *random.pick(&[Engine::IoUring, Engine::Threads])).collect();
+        let surfaces = [Surface::Worker(Engine::IoUring), Surface::Worker(Engine::Threads), Surface::Disk];
+        let surfaces = (0..threads).map(|_| *random.pick(&surfaces)).collect();
         let rounds = random.between(1, 3);
         let preallocation = match random.below(6) {
             0 if base.is_none() => Preallocation::Metadata,
@@ -198,7 +208,7 @@ impl Case {
             cache,
             slice_size: (cluster > 512 && random.chance(50)).then_some(512),
             cache_above_least: random.chance(70).then(|| *random.pick(&[0, 0, 4096, 50_000, 300_000])),
-            engines,
+            threads: surfaces,
             lanes,
             requests: (requests / threads / lanes / rounds).max(4),
             rounds,
@@ -247,7 +257,7 @@ impl fmt::Display for Case {
         }
         write!(f, ", data {:?}, preallocation {:?}", self.data, self.preallocation)?;
         write!(f, ", cache {:?}, slices {:?}, above the least cache ", self.cache, self.slice_size)?;
-        write!(f, "{:?}, threads {:?} of {} lanes", self.cache_above_least, self.engines, self.lanes)?;
+        write!(f, "{:?}, threads {:?} of {} lanes", self.cache_above_least, self.threads, self.lanes)?;
         write!(f, ", {} requests each in {} rounds", self.requests, self.rounds)?;
         write!(f, ", shared {:?}, {:?}", self.sharing, self.end)
     }
@@ -275,7 +285,7 @@ pub struct Places {
 impl Places {
     /// The requests of a thread of the case.
     pub fn new(case: &Case, thread: u64) -> Self {
-        let own = (case.sharing == Sharing::Clusters).then_some((thread, case.engines.len() as u64));
+        let own = (case.sharing == Sharing::Clusters).then_some((thread, case.threads.len() as u64));
         Self {
             most: case.most_sectors,
             sectors: case.sectors,

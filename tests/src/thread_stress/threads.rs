@@ -1,6 +1,7 @@
-//! The process that runs a case: threads with a worker each, which share one image.
+//! The process that runs a case: threads that share one image, each with a worker or by calls of the disk.
 
 use super::disk;
+use super::hands::Hands;
 use super::journal::{Kind, Outcome};
 use super::operator::Operator;
 use super::plan::{Case, Place, Places};
@@ -27,13 +28,14 @@ pub fn run(case: &Case, dir: &Path) {
     let mut operator = Operator::new(case.clone(), dir);
     for round in 0..case.rounds {
         let first = round * WRITERS;
-        let image = main.block_on(disk::open(&main, dir, case)).unwrap_or_else(|e| asked("opening", e));
-        let busy = AtomicU64::new(case.engines.len() as u64);
+        let opened = disk::open_disk(dir, case).unwrap_or_else(|e| asked("opening", e));
+        let image = opened.image().clone();
+        let busy = AtomicU64::new(case.threads.len() as u64);
         std::thread::scope(|scope| {
-            for (index, engine) in (0..).zip(&case.engines) {
-                let (image, busy, clock) = (image.clone(), &busy, &clock);
+            for (index, surface) in (0..).zip(&case.threads) {
+                let (disk, busy, clock) = (&opened, &busy, &clock);
                 scope.spawn(move || {
-                    thread(case, dir, &image, clock, *engine, first + index, index);
+                    thread(case, dir, Hands::new(*surface, disk), clock, first + index, index);
                     busy.fetch_sub(1, Ordering::SeqCst);
                 });
             }
@@ -50,7 +52,7 @@ pub fn run(case: &Case, dir: &Path) {
         let number = recorder.begin(Kind::Flush, 0, 0, 0);
         main.block_on(image.close(&main)).unwrap_or_else(|e| asked("closing", e));
         recorder.end(number, Outcome::Done, Vec::new());
-        drop(image);
+        drop((image, opened));
         // Nothing is known of what was cached.
         let image = main.block_on(disk::open(&main, dir, case)).unwrap_or_else(|e| asked("opening", e));
         main.block_on(read_all(&main, &image, &recorder)).unwrap_or_else(|e| asked("reading all", e));
@@ -84,34 +86,23 @@ pub(super) fn bytes_of(bufs: &IoBufs) -> Vec<u8> {
 }
 
 /// One thread of a round.
-fn thread(case: &Case, dir: &Path, image: &Image, clock: &Clock, engine: Engine, writer: u64, index: u64) {
-    let worker = worker(engine);
+fn thread(case: &Case, dir: &Path, hands: Hands, clock: &Clock, writer: u64, index: u64) {
     let recorder = Rc::new(Recorder::new(dir, case.seed, writer, clock));
-    let lanes = (0..case.lanes).map(|lane| {
-        let lane = Lane {
-            case: case.clone(),
-            image: image.clone(),
-            worker: worker.clone(),
-            recorder: recorder.clone(),
-            places: Places::new(case, index),
-            random: Random::new(case.seed ^ (writer * 100 + lane + 1) << 32),
-        };
-        worker.spawn(lane.run())
+    let lanes = (0..case.lanes).map(|lane| Lane {
+        case: case.clone(),
+        hands: hands.clone(),
+        recorder: recorder.clone(),
+        places: Places::new(case, index),
+        random: Random::new(case.seed ^ (writer * 100 + lane + 1) << 32),
     });
-    let lanes: Vec<_> = lanes.collect();
-    worker.block_on(async {
-        for lane in lanes {
-            lane.await;
-        }
-    });
+    hands.run(lanes.map(Lane::run));
     recorder.over();
 }
 
 /// One of the requests that a thread has in flight, and those that follow it.
 struct Lane {
     case: Case,
-    image: Image,
-    worker: Worker,
+    hands: Hands,
     recorder: Rc<Recorder>,
     places: Places,
     random: Random,
@@ -171,7 +162,7 @@ impl Lane {
         let kind = if durability == Durability::Durable { Kind::DurableWrite } else { Kind::Write };
         let number = self.recorder.begin(kind, place.first, place.count, value);
         let offset = place.first * SECTOR as u64;
-        let (result, _) = self.image.write(&self.worker, offset, bufs, durability).await;
+        let result = self.hands.write(offset, bufs, durability).await;
         self.recorder.end(number, self.outcome("write", place, result), Vec::new());
     }
 
@@ -181,11 +172,11 @@ impl Lane {
         let number = self.recorder.begin(Kind::Read, place.first, place.count, 0);
         let offset = place.first * SECTOR as u64;
         if self.case.copy_on_read {
-            let filled = self.image.fill_from_backing(&self.worker, offset, bufs.len() as u64).await;
+            let filled = self.hands.fill_from_backing(offset, bufs.len() as u64).await;
             // Refused, the read finds the same.
-            self.outcome("copy on read", place, filled.map(drop));
+            self.outcome("copy on read", place, filled);
         }
-        let (result, bufs) = self.image.read(&self.worker, offset, bufs).await;
+        let (result, bufs) = self.hands.read(offset, bufs).await;
         let outcome = self.outcome("read", place, result);
         let ended = self.recorder.now();
         let seen = match outcome {
@@ -199,14 +190,14 @@ impl Lane {
         let mode = *self.random.pick(&[ZeroMode::Keep, ZeroMode::Unmap]);
         let number = self.recorder.begin(Kind::Zero, place.first, place.count, 0);
         let [offset, len] = [place.first, place.count].map(|sectors| sectors * SECTOR as u64);
-        let result = self.image.write_zeroes(&self.worker, offset, len, mode).await;
+        let result = self.hands.write_zeroes(offset, len, mode).await;
         self.recorder.end(number, self.outcome("zero", place, result), Vec::new());
     }
 
     async fn discard(&mut self, place: Place) {
         let number = self.recorder.begin(Kind::Discard, place.first, place.count, 0);
         let [offset, len] = [place.first, place.count].map(|sectors| sectors * SECTOR as u64);
-        let result = self.image.discard(&self.worker, offset, len).await;
+        let result = self.hands.discard(offset, len).await;
         self.recorder.end(number, self.outcome("discard", place, result), Vec::new());
     }
 
@@ -221,13 +212,13 @@ impl Lane {
         let (value, bufs) = self.content(place);
         let number = self.recorder.begin(Kind::Write, place.first, place.count, value);
         let offset = place.first * SECTOR as u64;
-        let (result, _) = self.image.write_compressed(&self.worker, offset, bufs, Durability::Volatile).await;
+        let result = self.hands.write_compressed(offset, bufs).await;
         self.recorder.end(number, self.outcome("compressed write", place, result), Vec::new());
     }
 
     async fn flush(&mut self) {
         let number = self.recorder.begin(Kind::Flush, 0, 0, 0);
-        if let Err(e) = self.image.flush(&self.worker).await {
+        if let Err(e) = self.hands.flush().await {
             fail(&format!("flush: {e}"));
         }
         self.recorder.end(number, Outcome::Done, Vec::new());

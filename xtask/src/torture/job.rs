@@ -76,6 +76,7 @@ pub(super) const JOBS: &[Job] = &[
         "crash::snapshot_operations::requests_go_on_beside_snapshot_operations",
         1,
     ),
+    seeds("calls of a disk", "faults::calls::requests_of_a_thread_that_calls_find_what_they_may", 1),
     seeds("a write fails", "faults::nth_operation::a_write_fails", 1),
     seeds("a read fails", "faults::nth_operation::a_read_fails", 1),
     seeds("a sync fails", "faults::nth_operation::a_sync_fails", 1),

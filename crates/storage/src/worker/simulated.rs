@@ -35,6 +35,11 @@ impl Worker {
         self.inner.executor.has_ready()
     }
 
+    /// Whether it is being run, further up the stack.
+    pub fn is_in_turn(&self) -> bool {
+        self.inner.turns.get() > 0
+    }
+
     /// Tasks that are not over.
     pub fn live_tasks(&self) -> usize {
         self.inner.executor.live_tasks()

@@ -3,7 +3,7 @@
 use crate::crash::guest::{Failures, Guest};
 use crate::crash::judge::{Leaks, judge, read_all};
 use crate::crash::setup::{Files, Setup};
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use std::rc::Rc;
 use zebu::storage::Worker;
 use zebu_sim::{CrashOptions, GuestRequest, GuestResult, SimRng, SimWorld, Tear};
@@ -38,6 +38,17 @@ impl Bench {
         failures: Failures,
     ) -> Result<(), String> {
         self.guest.failures.set(failures);
+        self.streams_beside(rng, streams, requests, async {})
+    }
+
+    /// The same beside `other`, which ends as well.
+    pub(crate) fn streams_beside(
+        &self,
+        rng: &mut SimRng,
+        streams: u64,
+        requests: u64,
+        other: impl Future<Output = ()>,
+    ) -> Result<(), String> {
         let running: Vec<_> = (0..streams)
             .map(|i| {
                 let worker = &self.workers[i as usize % self.workers.len()];
@@ -45,7 +56,8 @@ impl Bench {
             })
             .collect();
         let mut when = rng.fork();
-        let ended = self.world.block_on_watched(join_all(running), |_| {
+        let all = join(join_all(running), other);
+        let ended = self.world.block_on_watched(all, |_| {
             if self.guest.violation.borrow().is_none()
                 && when.chance(1, streams * requests * 12)
                 && let Err(violation) = self.crash_states(when.next_u64(), 4)

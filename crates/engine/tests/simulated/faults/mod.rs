@@ -3,6 +3,7 @@
 //! `docs/testing.md` tells what is tested, and how to run more of it.
 
 pub(crate) mod bench;
+pub(crate) mod calls;
 pub(crate) mod copy_on_read;
 pub(crate) mod damage_mark;
 pub(crate) mod full_disk;

@@ -4,7 +4,7 @@
 
 use crate::crash::vm_state;
 use crate::faults::{
-    copy_on_read, damage_mark, growth, held, idle, old_content, poison, snapshots, space, unending,
+    calls, copy_on_read, damage_mark, growth, held, idle, old_content, poison, snapshots, space, unending,
 };
 use crate::mutants::streams::Shape::*;
 use crate::mutants::streams::Stream::{self, *};
@@ -119,6 +119,7 @@ mutants! {
         [Scenario(unending::a_close_waits_for_no_operation_that_waits_for_it)];
     a_named_snapshot_loses_its_references: LowerNamedSnapshot, within 1 of
         [Scenario(snapshots::a_named_snapshot_keeps_its_references)];
+    a_call_leaves_work_behind: LeaveBehind, within 1 of [Scenario(calls::a_call_ends_with_what_it_reads_ahead)];
     released_without_commit: ReleaseWithoutCommit, within 20 of [Crash(Any)];
     released_without_grace: ReleaseWithoutGrace, within 1 of
         [Scenario(held::a_cluster_is_not_used_again_while_it_is_read)];
