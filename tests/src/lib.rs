@@ -3,6 +3,7 @@
 
 pub mod device;
 pub mod driver;
+pub mod encrypted;
 pub mod fault_proxy;
 pub mod filled_disk;
 pub mod growth;

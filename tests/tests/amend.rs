@@ -1,8 +1,11 @@
-//! `amend` by zebu and by qemu-img on a copy: the same exit codes, properties, content and snapshots; clean by QEMU's check.
+//! `amend` by zebu and by qemu-img on a copy: the same exit codes, properties, content and snapshots; clean by QEMU's check. Key slots of
+//! encrypted images, which each opens after the other.
 
 use serde_json::Value;
+use std::os::unix::process::CommandExt;
+use zebu_tests::encrypted::{encrypt_options, of, run_qemu, run_zebu, with_objects};
 use zebu_tests::images::{Feature, IMAGE, Shape};
-use zebu_tests::program::zebu;
+use zebu_tests::program::{finish, zebu, zebu_program};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
 use zebu_tests::scratch::Scratch;
@@ -148,4 +151,101 @@ fn refusals_name_the_reason_and_change_nothing() {
     zebu(dir, ["amend", "-o", "backing_file=base.qcow2,backing_fmt=qcow2", "v3.qcow2"]).ok();
     zebu(dir, ["amend", "-o", "data_file=moved.raw,data_file_raw=off", "data.qcow2"]).ok();
     assert_eq!(qemu.info(dir, "data.qcow2")["format-specific"]["data"]["data-file"], "moved.raw");
+}
+
+/// Keys that one program adds or removes are there or gone for the other.
+#[test]
+fn key_slots_are_changed_by_each() {
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("encryption");
+    let dir = scratch.path();
+    for (file, prefix) in [("a.luks", ""), ("a.qcow2", "encrypt.")] {
+        let format = file.rsplit('.').next().unwrap();
+        let more = if format == "qcow2" { ",encrypt.format=luks" } else { "" };
+        run_zebu(dir, &format!("create -q -f {format} -o {}{more} {file} 1M", encrypt_options("", prefix)))
+            .ok();
+        let opens = |key: &str| {
+            let ours = run_zebu(dir, &format!("map --image-opts {} --output=json", of(file, key))).code;
+            let theirs =
+                run_qemu(&qemu, dir, &format!("map --image-opts {} --output=json", of(file, key))).code;
+            assert_eq!(ours, theirs, "{file} {key}");
+            ours == Some(0)
+        };
+        let amend = |key: &str, options: &str| {
+            let options: Vec<String> = options.split(',').map(|option| format!("{prefix}{option}")).collect();
+            format!("amend --image-opts {} -o {}", of(file, key), options.join(","))
+        };
+        assert!(opens("one") && !opens("two"));
+        run_zebu(dir, &amend("one", "state=active,new-secret=two,iter-time=10,keyslot=3")).ok();
+        assert!(opens("one") && opens("two"));
+        run_qemu(&qemu, dir, &amend("two", "state=inactive,keyslot=0")).ok();
+        assert!(!opens("one") && opens("two"));
+        run_qemu(&qemu, dir, &amend("two", "state=active,new-secret=one,iter-time=10")).ok();
+        run_zebu(dir, &amend("one", "state=inactive,old-secret=two")).ok();
+        assert!(opens("one") && !opens("two"));
+        // The last key stays.
+        for options in [
+            "state=inactive,keyslot=0",
+            "state=inactive,old-secret=one",
+            "state=inactive,keyslot=5",
+            "state=inactive,keyslot=8",
+            "state=inactive",
+            "state=active",
+            "state=active,new-secret=two,keyslot=0",
+            "state=active,new-secret=two,old-secret=one",
+        ] {
+            let ours = run_zebu(dir, &amend("one", options)).exits(1).stderr;
+            let theirs = run_qemu(&qemu, dir, &amend("one", options)).exits(1).stderr;
+            assert!(ours.lines().count() == 1, "{options}: {ours}{theirs}");
+        }
+        assert!(opens("one") && !opens("two"));
+        run_zebu(dir, &format!("{} --force", amend("one", "state=inactive,keyslot=0"))).ok();
+        assert!(!opens("one"));
+    }
+}
+
+/// Nobody erases a key without one that the image has. Under zebu's own name, that key opens a slot that stays.
+#[test]
+fn a_key_is_erased_with_a_key() {
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("encryption");
+    let dir = scratch.path();
+    let other = ["--object", "secret,id=none,data=neither"].map(str::to_owned);
+    for (file, prefix) in [("a.luks", ""), ("a.qcow2", "encrypt.")] {
+        let format = file.rsplit('.').next().unwrap();
+        let more = if format == "qcow2" { ",encrypt.format=luks" } else { "" };
+        run_zebu(dir, &format!("create -q -f {format} -o {}{more} {file} 1M", encrypt_options("", prefix)))
+            .ok();
+        let amend = |name: &str, options: &str| {
+            let options: Vec<String> = options.split(',').map(|option| format!("{prefix}{option}")).collect();
+            let mut words = with_objects(&format!("amend --image-opts {name} -o {}", options.join(",")));
+            words.splice(1..1, other.clone());
+            words
+        };
+        zebu(dir, amend(&of(file, "one"), "state=active,new-secret=two,iter-time=10")).ok();
+        let before = std::fs::read(dir.join(file)).unwrap();
+        let nameless = of(file, "").replace(&format!("{prefix}key-secret=,"), "");
+        for (name, part) in [(of(file, "none"), "Invalid password"), (nameless, "key-secret")] {
+            for options in ["state=inactive,keyslot=1", "state=inactive,old-secret=two"] {
+                for force in [&[][..], &["--force".to_owned()]] {
+                    let words = [&amend(&name, options), force].concat();
+                    let (ours, theirs) = (zebu(dir, &words).exits(1), qemu.img(dir, &words).exits(1));
+                    assert!(ours.stderr.contains(part) && theirs.stderr.contains(part), "{ours}{theirs}");
+                    assert!(std::fs::read(dir.join(file)).unwrap() == before, "{ours}");
+                }
+            }
+        }
+        for options in ["state=inactive,keyslot=1", "state=inactive,old-secret=two"] {
+            let finished = zebu(dir, amend(&of(file, "two"), options)).exits(1);
+            assert!(finished.stderr.contains("no key slot that stays"), "{finished}");
+            assert!(std::fs::read(dir.join(file)).unwrap() == before, "{finished}");
+        }
+        zebu(dir, amend(&of(file, "one"), "state=inactive,keyslot=1")).ok();
+        zebu(dir, amend(&of(file, "one"), "state=active,new-secret=two,iter-time=10")).ok();
+        // Under QEMU's name its rule holds: any key will do.
+        let mut command = std::process::Command::new(zebu_program());
+        command.arg0("qemu-img").current_dir(dir);
+        command.args(amend(&of(file, "two"), "state=inactive,keyslot=1"));
+        finish(command).ok();
+    }
 }

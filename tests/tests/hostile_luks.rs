@@ -1,12 +1,15 @@
-//! Hostile LUKS headers with every command: one line of an error, in bounded time and memory, and the file as it was.
+//! Hostile LUKS headers with every command: one line of an error, in bounded time and memory, and the file as it was. Headers that are
+//! amiss in a part only open by the rest.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
+use zebu_tests::encrypted::{encrypt_options, of, run_zebu};
 use zebu_tests::hostile::luks::{
     FIRST_VERSION, HostileHeader, SECOND_VERSION, first_version, second_version,
 };
-use zebu_tests::program::zebu;
+use zebu_tests::program::{find, finish, zebu};
+use zebu_tests::qemu::Qemu;
 use zebu_tests::scratch::Scratch;
 use zebu_tests::usage::run_measured;
 
@@ -138,4 +141,75 @@ fn a_costly_header_is_tried_when_asked_for() {
         let finished = zebu(scratch.path(), line).exits(1);
         assert!(finished.stderr.contains(words), "{finished}");
     }
+}
+
+/// LUKS2 of cryptsetup with something amiss that leaves a way in: a slot that zebu does not support or that costs too much, a first
+/// copy of the header that is lost.
+#[test]
+fn a_way_in_that_is_left_is_found() {
+    let Some(_) = Qemu::find() else { return };
+    let program = find("cryptsetup").expect("cryptsetup is needed: `cargo xtask setup` installs it");
+    let scratch = Scratch::new("encryption");
+    let dir = scratch.path();
+    let cryptsetup = |line: &str| {
+        let mut command = std::process::Command::new(&program);
+        command.current_dir(dir).args(line.split_whitespace());
+        finish(command).ok();
+    };
+    std::fs::write(dir.join("one"), "first").unwrap();
+    std::fs::write(dir.join("two"), "second").unwrap();
+    std::fs::File::create(dir.join("c.luks")).unwrap().set_len(20 << 20).unwrap();
+    let fast = "--pbkdf pbkdf2 --pbkdf-force-iterations 1000";
+    cryptsetup(&format!("luksFormat -q --type luks2 {fast} --key-file one c.luks"));
+    cryptsetup(&format!("luksAddKey -q {fast} --hash sha384 --key-file one c.luks two"));
+    let map = |key: &str| run_zebu(dir, &format!("map --output=json --image-opts {}", of("c.luks", key)));
+    map("one").ok();
+    let finished = map("two").exits(1);
+    assert!(finished.stderr.contains("Invalid password") && finished.stderr.contains("sha384"), "{finished}");
+    let info = zebu(dir, ["info", "c.luks"]).ok().stdout;
+    assert!(info.contains("unusable: ") && info.contains("sha384"), "{info}");
+    // Magic number, version and all the rest of the first copy.
+    let whole = std::fs::read(dir.join("c.luks")).unwrap();
+    for damage in [0..6, 6..8, 0..512, 0..16384] {
+        let mut bytes = whole.clone();
+        bytes[damage.clone()].fill(0);
+        std::fs::write(dir.join("c.luks"), bytes).unwrap();
+        map("one").ok();
+    }
+}
+
+/// A slot that would take too long keeps nobody from the others, and none is made that could not be opened. `info` computes nothing.
+#[test]
+fn costs_of_a_slot_are_bounded() {
+    let Some(_) = Qemu::find() else { return };
+    let scratch = Scratch::new("encryption");
+    let dir = scratch.path();
+    run_zebu(dir, &format!("create -q -f luks -o {} a.luks 1M", encrypt_options("", ""))).ok();
+    let before = std::fs::read(dir.join("a.luks")).unwrap();
+    let long = "state=active,new-secret=two,iter-time=3600000";
+    let finished = run_zebu(dir, &format!("amend --image-opts {} -o {long}", of("a.luks", "one"))).exits(1);
+    assert!(
+        finished.stderr.contains("iter-time") && finished.stderr.contains("--header-costs"),
+        "{finished}"
+    );
+    assert!(std::fs::read(dir.join("a.luks")).unwrap() == before);
+    let finished = run_zebu(dir, "create -f luks -o key-secret=one,iter-time=3600000 out 1M").exits(1);
+    assert!(finished.stderr.contains("iter-time") && !dir.join("out").exists(), "{finished}");
+    let finished = run_zebu(dir, "create -f luks -o key-secret=one,iter-time=3600001 out 1M").exits(1);
+    assert!(finished.stderr.contains("at most 3600000"), "{finished}");
+    // Another slot asks for hours.
+    let second = 208 + 48;
+    let mut bytes = before.clone();
+    bytes[second..second + 4].copy_from_slice(&0x00ac_71f3u32.to_be_bytes());
+    bytes[second + 4..second + 8].copy_from_slice(&u32::MAX.to_be_bytes());
+    std::fs::write(dir.join("a.luks"), &bytes).unwrap();
+    run_zebu(dir, &format!("map --output=json --image-opts {}", of("a.luks", "one"))).ok();
+    let finished = run_zebu(dir, &format!("map --output=json --image-opts {}", of("a.luks", "two"))).exits(1);
+    assert!(
+        finished.stderr.contains("key slot 1") && finished.stderr.contains("--header-costs"),
+        "{finished}"
+    );
+    let info = zebu(dir, ["info", "a.luks"]).ok().stdout;
+    assert!(info.contains("iters: 4294967295"), "{info}");
+    run_zebu(dir, &format!("amend --image-opts {} -o state=inactive,keyslot=1", of("a.luks", "one"))).ok();
 }

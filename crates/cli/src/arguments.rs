@@ -4,12 +4,13 @@ use crate::failure::Failure;
 use crate::image_opts::ImageOpts;
 use crate::image_spec::{ForceShare, ImageSpec};
 use crate::json_name::parse_json_name;
+use crate::key_opts::{with_backing_keys, with_names};
 use crate::passphrase_prompt::with_prompt;
 use crate::reference_defaults::allowed_references;
 use crate::remote_cache::CacheChoice;
 use crate::remote_disk::NetworkOptions;
 use crate::remote_names::{image_path, opener};
-use crate::secrets::{ENCRYPTION, SecretArgs, Sources};
+use crate::secrets::{ENCRYPTION, SecretArgs, Secrets, Sources};
 use crate::size::size_argument;
 use crate::values::{
     Aio, ReferenceRule, aio_argument, check_protocol, reference_argument, slice_size_argument,
@@ -58,13 +59,41 @@ pub(crate) struct ImageArgs {
     #[command(flatten)]
     pub(crate) secrets: SecretArgs,
 
-    /// How long the header of an encrypted image may let the computer try a passphrase: `bounded` refuses more than 50 million
-    /// iterations of PBKDF2, and more than 1 GiB of memory or 64 passes over it for Argon2
-    #[arg(long, help_heading = ENCRYPTION, value_name = "bounded|unbounded", value_parser = costs_argument, default_value = "bounded")]
-    pub(crate) header_costs: HeaderCosts,
+    #[command(flatten)]
+    pub(crate) costs: CostsArgs,
 
     #[command(flatten)]
     pub(crate) network: NetworkArgs,
+}
+
+/// `--header-costs`, of every command that opens encrypted images.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct CostsArgs {
+    /// How long the header of an encrypted image may let the computer try a passphrase: `bounded` refuses more than 50 million
+    /// iterations of PBKDF2, and more than 1 GiB of memory or 64 passes over it for Argon2
+    #[arg(long, help_heading = ENCRYPTION, value_name = "bounded|unbounded", value_parser = costs_argument, default_value = "bounded")]
+    header_costs: HeaderCosts,
+}
+
+/// `--backing-key-secret`.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct BackingKeyArgs {
+    /// ID of the secret that is the passphrase of the backing file; given again, of the image below it, and so on. An empty ID is
+    /// for one that is not encrypted
+    #[arg(long, help_heading = ENCRYPTION, value_name = "ID", action = clap::ArgAction::Append)]
+    backing_key_secret: Vec<String>,
+}
+
+impl BackingKeyArgs {
+    /// Whether any was given.
+    pub(crate) fn is_given(&self) -> bool {
+        !self.backing_key_secret.is_empty()
+    }
+
+    /// Adds these keys; the first is for the image at `depth`.
+    pub(crate) fn over(&self, keys: Keys, depth: u32, secrets: &Secrets) -> Result<Keys, Failure> {
+        with_backing_keys(keys, &self.backing_key_secret, depth, secrets).map_err(Failure::new)
+    }
 }
 
 /// Options of disks over the network.
@@ -186,7 +215,24 @@ impl NetworkArgs {
     }
 }
 
+impl CostsArgs {
+    /// What the header of an image may cost.
+    pub(crate) fn bounds(self) -> HeaderCosts {
+        self.header_costs
+    }
+
+    /// Keys of a chain of which no option tells any: those that names have, and those that are typed.
+    pub(crate) fn keys(self, secrets: &Secrets) -> Keys {
+        with_prompt(with_names(Keys::default().with_costs(self.header_costs), secrets))
+    }
+}
+
 impl ImageArgs {
+    /// Keys of a chain of which no option tells any.
+    pub(crate) fn keys(&self, secrets: &Secrets) -> Keys {
+        self.costs.keys(secrets)
+    }
+
     /// Reads `name` as a file name or, with `--image-opts`, as a list of options, and joins it with the rest of the
     /// command line.
     pub(crate) fn resolve(
@@ -209,6 +255,7 @@ impl ImageArgs {
         sources: Sources,
     ) -> Result<ImageSpec, Failure> {
         self.network.apply();
+        let secrets = self.secrets.read(sources)?;
         let mut spec = ImageSpec {
             path: PathBuf::from(name),
             options: OpenOptions::default()
@@ -217,11 +264,11 @@ impl ImageArgs {
                 .cache(cache)
                 .refs(allowed_references(&self.allow_refs)?)
                 .remote(opener(&self.allow_refs)?)
-                .keys(with_prompt(Keys::default().with_costs(self.header_costs))),
+                .keys(self.keys(&secrets)),
             aio: None,
             discard: None,
             detect_zeroes: None,
-            secrets: self.secrets.read(sources)?,
+            secrets,
             filters: Vec::new(),
             driver: None,
             is_described: false,

@@ -21,12 +21,10 @@ pub(crate) struct BackingSpec {
     pub(crate) format: Option<Format>,
 }
 
-/// Whether the name of a backing file has to lead to a local file.
+/// Whether the name of a backing file has to lead to something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CheckName {
-    /// It has: the file is opened.
-    Local,
-    /// It may lead to a server as well.
+    /// It has: to a local file, a disk on a server, or drivers.
     AnyPlace,
     /// Any name is written into the image as it is given (`-u`).
     Unsafe,
@@ -37,19 +35,16 @@ pub(crate) fn found_as(name: &str, check: CheckName) -> Result<String, Failure> 
     let fail = |shown: &str, reason: String| {
         Failure::new(format!("Could not open the backing file '{shown}': {reason}"))
     };
-    if check == CheckName::AnyPlace
-        && is_server_name(name).map_err(|reason| fail(&HttpUrl::hide(name), reason))?
+    if check == CheckName::Unsafe
+        || is_server_name(name).map_err(|reason| fail(&HttpUrl::hide(name), reason))?
     {
         return Ok(name.to_owned());
     }
-    if check == CheckName::AnyPlace && is_described(name) {
+    if is_described(name) {
         reference_node(name).map_err(|reason| fail(name, reason))?;
         return Ok(name.to_owned());
     }
-    match check {
-        CheckName::Local | CheckName::AnyPlace => local_name(name).map_err(|reason| fail(name, reason)),
-        CheckName::Unsafe => Ok(name.to_owned()),
-    }
+    local_name(name).map_err(|reason| fail(name, reason))
 }
 
 /// Joins the ways of giving a backing file: `-b` (`-B`) with `-F`, and `-o backing_file=,backing_fmt=`.
@@ -158,11 +153,11 @@ mod tests {
     #[test]
     fn both_ways_of_giving_a_backing_file_agree_or_fail() {
         let joined =
-            join(Some("a"), Some(Format::Raw), Some("a"), Some("raw"), CheckName::Local).unwrap().unwrap();
+            join(Some("a"), Some(Format::Raw), Some("a"), Some("raw"), CheckName::AnyPlace).unwrap().unwrap();
         assert_eq!(joined, BackingSpec { name: "a".into(), format: Some(Format::Raw) });
-        assert!(join(Some("a"), None, Some("b"), None, CheckName::Local).is_err());
-        assert!(join(None, Some(Format::Raw), None, None, CheckName::Local).is_err());
-        assert!(join(None, None, Some("a"), Some("nosuch"), CheckName::Local).is_err());
-        assert_eq!(join(None, None, None, None, CheckName::Local).unwrap(), None);
+        assert!(join(Some("a"), None, Some("b"), None, CheckName::AnyPlace).is_err());
+        assert!(join(None, Some(Format::Raw), None, None, CheckName::AnyPlace).is_err());
+        assert!(join(None, None, Some("a"), Some("nosuch"), CheckName::AnyPlace).is_err());
+        assert_eq!(join(None, None, None, None, CheckName::AnyPlace).unwrap(), None);
     }
 }

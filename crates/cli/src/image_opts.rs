@@ -7,18 +7,18 @@ use crate::graph::{Filter, Node, plan};
 use crate::http_opts::HttpOpts;
 use crate::image_spec::ImageSpec;
 use crate::json_name::parse_json_name;
+use crate::key_opts::KeyOpts;
 use crate::keyval::{parse_keyval, parse_size_value, parse_switch};
 use crate::named_disks::{is_remote, note_node, note_remote};
 use crate::nbd_opts::NbdOpts;
 use crate::program;
 use crate::remote_names::image_path;
-use crate::secrets::Secrets;
 use crate::values::{
     Aio, Discard, aio_argument, discard_argument, format_argument, slice_size_argument, zero_policy_argument,
 };
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use zebu::{Access, CacheMode, ExtentIndex, Format, Keys, Sharing, ZeroMode, ZeroPolicy};
+use zebu::{Access, CacheMode, ExtentIndex, Format, Sharing, ZeroMode, ZeroPolicy};
 
 /// The pairs of one image, understood.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -55,10 +55,8 @@ pub(crate) struct ImageOpts {
     unlocked: bool,
     /// Zeroes in writes are zeroed, in this way.
     detect_zeroes: Option<ZeroMode>,
-    /// IDs of secrets, each with the depth of its image in the chain.
-    key_secrets: Vec<(u32, String)>,
-    /// `encrypt.format`, with the depth.
-    encryption: Vec<(u32, &'static str)>,
+    /// Keys of the images of the chain.
+    keys: KeyOpts,
     /// Filters above the image, the top first.
     filters: Vec<Filter>,
     /// The driver on top, if it is no format.
@@ -298,7 +296,7 @@ impl ImageOpts {
             "backing.filename" | "backing.file.filename" => {
                 set_once(&mut self.backing_file, key, PathBuf::from(value))?;
             }
-            _ if self.takes_key(key, value)? => {}
+            _ if self.keys.take(key, value)? => {}
             _ if self.takes_remote(key, value)? => {}
             _ => {
                 return Err(match REFUSED.iter().find(|(name, _)| *name == key) {
@@ -308,49 +306,6 @@ impl ImageOpts {
             }
         }
         Ok(())
-    }
-
-    /// Whether it is about the encryption of an image of the chain, which is noted then.
-    fn takes_key(&mut self, key: &str, value: &str) -> Result<bool, String> {
-        let (mut depth, mut rest) = (0, key);
-        while let Some(below) = rest.strip_prefix("backing.") {
-            (depth, rest) = (depth + 1, below);
-        }
-        match rest {
-            "encrypt.key-secret" | "key-secret" => {
-                if self.key_secrets.iter().any(|(other, _)| *other == depth) {
-                    return Err(format!("Parameter '{key}' is given twice"));
-                }
-                self.key_secrets.push((depth, value.to_owned()));
-            }
-            "encrypt.format" => {
-                let method = match value {
-                    "luks" => "luks",
-                    "aes" => "aes",
-                    _ => {
-                        return Err(format!(
-                            "Parameter '{key}' does not accept value '{value}' (luks or aes)"
-                        ));
-                    }
-                };
-                self.encryption.push((depth, method));
-            }
-            _ => return Ok(false),
-        }
-        Ok(true)
-    }
-
-    /// The keys that the pairs name.
-    fn keys(&self, secrets: &Secrets, mut keys: Keys) -> Result<Keys, String> {
-        for (depth, id) in &self.key_secrets {
-            if let Some(passphrase) = secrets.key(id)? {
-                keys = keys.with(*depth, passphrase);
-            }
-        }
-        for (depth, method) in &self.encryption {
-            keys = keys.expecting(*depth, method);
-        }
-        Ok(keys)
     }
 
     /// Whether it is a key of a disk over the network, which is noted then.
@@ -452,9 +407,8 @@ impl ImageOpts {
 
     /// Puts what was given over what the command wants.
     pub(crate) fn apply(self, spec: &mut ImageSpec) -> Result<(), String> {
-        let of_top = self.key_secrets.iter().find(|(depth, _)| *depth == 0);
-        spec.secrets.key_of_top = of_top.map(|(_, id)| id.clone());
-        spec.options.keys = self.keys(&spec.secrets, std::mem::take(&mut spec.options.keys))?;
+        spec.secrets.key_of_top = self.keys.of_top().map(str::to_owned);
+        spec.options.keys = self.keys.keys(&spec.secrets, std::mem::take(&mut spec.options.keys))?;
         let options = &mut spec.options;
         if let Some(path) = self.filename {
             spec.path = path;
@@ -566,6 +520,7 @@ fn cache_mode(mode: CacheMode, direct: Option<bool>, no_flush: Option<bool>) -> 
 mod tests {
     use super::*;
     use crate::image_spec::ForceShare;
+    use crate::secrets::Secrets;
     use zebu::OpenOptions;
 
     fn spec(access: Access) -> ImageSpec {

@@ -47,6 +47,15 @@ pub(crate) enum ForceShare {
     Offered,
 }
 
+/// The option of a command that gives the key of a backing file, where one is missing or wrong.
+pub(crate) fn backing_key_remedy(error: &zebu::Error) -> Option<&'static str> {
+    let is_one =
+        matches!(error.kind(), ErrorKind::KeyMissing | ErrorKind::WrongKey) && error.remedy().is_none();
+    (is_one && !program::called().is_qemu()).then_some(
+        " (--object secret,id=KEY,file=PATH gives a key, and --backing-key-secret KEY names it, once for each image down the chain)",
+    )
+}
+
 impl ImageSpec {
     /// The key is missing of an image of the chain.
     fn key_missing(&self, error: &zebu::Error) -> Failure {

@@ -25,6 +25,7 @@ mod image_opts;
 mod image_spec;
 mod io;
 mod json_name;
+mod key_opts;
 mod key_slot_opts;
 mod keyval;
 mod local_name;

@@ -127,9 +127,14 @@ impl OpenRemote for Opener {
     }
 
     fn local_file(&self, name: &Path) -> Option<PathBuf> {
-        match named(name)? {
-            Named::Remote(_) | Named::Open(_) => None,
-            Named::Graph(node) => node.local_file().map(Path::to_owned),
+        match named(name) {
+            Some(Named::Remote(_) | Named::Open(_)) => None,
+            Some(Named::Graph(node)) => node.local_file().map(Path::to_owned),
+            // A description in an image, which nobody noted.
+            None => {
+                let text = name.to_str().filter(|text| text.starts_with("json:"))?;
+                reference_node(text).ok()?.local_file().map(Path::to_owned)
+            }
         }
     }
 

@@ -298,6 +298,33 @@ fn qemu_nbd_serves_in_the_background_and_lists_what_it_serves() {
     names.run("qemu-io -f qcow2 -c 'read -P 5 0 64k' a.qcow2").ok();
 }
 
+/// The server in the background reads its key where its caller's standard input is, as QEMU's does.
+#[test]
+fn qemu_nbd_in_the_background_takes_a_key_from_standard_input() {
+    if !qemu() {
+        return;
+    }
+    let names = Names::new();
+    let dir = names.dir();
+    let secret = "--object secret,id=key,data=first";
+    let options = "-o encrypt.format=luks,encrypt.key-secret=key,encrypt.iter-time=10";
+    names.run(&format!("qemu-img create -q -f qcow2 {secret} {options} a.qcow2 1M")).ok();
+    let _ended = Ended(dir.join("number"));
+    let mut server = Command::new(names.0.path().join("qemu-nbd"))
+        .args(["-t", "--fork", "--object", "secret,id=key,file=/dev/stdin", "--image-opts"])
+        .arg("driver=qcow2,encrypt.key-secret=key,file.filename=a.qcow2")
+        .args(["--pid-file", "number", "-k"])
+        .arg(dir.join("socket"))
+        .current_dir(&dir)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::io::Write::write_all(&mut server.stdin.take().unwrap(), b"first").unwrap();
+    assert!(server.wait().unwrap().success());
+    let uri = format!("nbd+unix:///?socket={}", dir.join("socket").display());
+    run(OsStr::new("qemu-io"), &format!("-f raw -c 'write -P 5 0 64k' {uri}"), &dir).ok();
+}
+
 /// Serves `a.raw` until a client has run `commands`.
 fn serve_raw_once(names: &Names, options: &[&str], commands: &str) {
     let dir = names.dir();

@@ -24,7 +24,7 @@ use crate::qcow2::text::text;
 use crate::refs::{self, Role};
 use crate::sync::atomic::AtomicU64;
 use crate::sync::{OnceLock, RequestBarrier};
-use crate::{Error, ErrorKind, Remedy, Result};
+use crate::{Error, ErrorKind, Keys, Remedy, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -156,7 +156,7 @@ pub(crate) async fn open_split(
         };
         return Err(Error::new(ErrorKind::InvalidArgument, message).on(path));
     };
-    let keys = options.keys.below(above.len() as u32);
+    let keys = keys_below(&above, options).below(above.len() as u32);
     let base_options = OpenOptions { access: options.access, keys, ..backing_options(options) };
     let mut below: Vec<Link> = Vec::new();
     next = Some(found);
@@ -194,7 +194,10 @@ fn first_of(path: &Path, options: &OpenOptions) -> Result<Next> {
 async fn open_link(worker: &Worker, links: &[Link], found: Next, options: &OpenOptions) -> Result<Link> {
     let Next { file, path, format } = found;
     check_chain(links, &file)?;
-    let link_options = if links.is_empty() { options.clone() } else { backing_options(options) };
+    let mut link_options = if links.is_empty() { options.clone() } else { backing_options(options) };
+    let depth = links.len() as u32;
+    // Names further up have told keys, too.
+    link_options.keys = keys_below(links, options).with_named(depth, &path)?;
     let format = known_format(worker, &file, format, &link_options).await?;
     if let Format::Foreign(format) = format {
         let foreign = open_foreign(worker, file.clone(), &path, format, &link_options).await?;
@@ -208,13 +211,17 @@ async fn open_link(worker: &Worker, links: &[Link], found: Next, options: &OpenO
             options: link_options,
         });
     }
-    let depth = links.len() as u32;
     let (file, parsed, encryption) = parse_link(worker, file, format, &link_options, depth).await?;
     let data_file = match &parsed {
         Some(parsed) => open_data_file(parsed.header(), &path, &link_options)?,
         None => None,
     };
     Ok(Link { path, file, parsed, foreign: None, encryption, data_file, options: link_options })
+}
+
+/// The keys of the next image below `links`.
+fn keys_below(links: &[Link], options: &OpenOptions) -> Keys {
+    links.last().map_or(&options.keys, |link| &link.options.keys).clone()
 }
 
 /// Opens a chain of files that the caller has opened and locked, the top first.

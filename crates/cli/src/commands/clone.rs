@@ -1,12 +1,11 @@
 //! `zebu clone`: a writable copy of an image, at once.
 
-use crate::arguments::{EngineArgs, NetworkArgs};
+use crate::arguments::{BackingKeyArgs, CostsArgs, EngineArgs, NetworkArgs};
 use crate::failure::Failure;
-use crate::image_spec::{ForceShare, ImageSpec};
+use crate::image_spec::{ForceShare, ImageSpec, backing_key_remedy};
 use crate::local_name::path_argument;
 use crate::output::printable::printable;
 use crate::output::{json, stderr, stdout};
-use crate::passphrase_prompt::with_prompt;
 use crate::reference_defaults::allowed_references;
 use crate::remote_names::{backing_argument, image_path, opener};
 use crate::secrets::{ENCRYPTION, SecretArgs, Secrets, Sources};
@@ -58,6 +57,12 @@ pub(crate) struct CloneArgs {
     /// A reflink has the same key slots as the source. An overlay is encrypted with LUKS and this passphrase.
     #[arg(long, help_heading = ENCRYPTION, value_name = "ID")]
     key_secret: Option<String>,
+
+    #[command(flatten)]
+    backing_keys: BackingKeyArgs,
+
+    #[command(flatten)]
+    costs: CostsArgs,
 
     #[command(flatten)]
     network: NetworkArgs,
@@ -143,7 +148,12 @@ pub(crate) fn run(args: &CloneArgs) -> Result<u8, Failure> {
     let report = result.map_err(|error| {
         let no_reflink = args.mode == Mode::Reflink && error.kind() == ErrorKind::Unsupported;
         if error.image() == Some(&source) && !no_reflink {
-            Failure::opening(&source, &error)
+            match source_key_remedy(&error) {
+                Some(remedy) => Failure::opening_with_remedy(&source, &error, remedy),
+                None => Failure::opening(&source, &error),
+            }
+        } else if let Some(remedy) = backing_key_remedy(&error) {
+            Failure::opening_with_remedy(&source, &error, remedy)
         } else {
             Failure::during(&format!("Could not clone '{}'", source.display()), &error)
         }
@@ -161,11 +171,21 @@ pub(crate) fn run(args: &CloneArgs) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// The passphrase of an encrypted source.
+/// The passphrases of an encrypted source, and of what it stands on.
 fn keys(args: &CloneArgs) -> Result<Keys, Failure> {
     let secrets = args.secrets.read(Sources::All)?;
-    let known = args.key_secret.as_deref().map(|id| secrets.get(id)).transpose().map_err(Failure::new)?;
-    Ok(with_prompt(known.map(Keys::of_top).unwrap_or_default()))
+    let mut keys = args.costs.keys(&secrets);
+    if let Some(id) = &args.key_secret {
+        keys = keys.with(0, secrets.get(id).map_err(Failure::new)?);
+    }
+    args.backing_keys.over(keys, 1, &secrets)
+}
+
+/// The option that gives the key of the source, where it is missing or wrong.
+fn source_key_remedy(error: &zebu::Error) -> Option<&'static str> {
+    let is_one =
+        matches!(error.kind(), ErrorKind::KeyMissing | ErrorKind::WrongKey) && error.remedy().is_none();
+    is_one.then_some(" (--object secret,id=KEY,file=PATH gives a key, and --key-secret KEY names it)")
 }
 
 /// Chooses the cache mode where none was asked for; what is to be cleaned up at the end.

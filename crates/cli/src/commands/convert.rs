@@ -3,7 +3,7 @@
 mod report;
 mod store;
 
-use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::arguments::{BackingKeyArgs, EngineArgs, ForceShareArg, ImageArgs};
 use crate::backing::{self, CheckName};
 use crate::compression::CompressionArgs;
 use crate::create_opts::{CreateOpts, ParsedOpts};
@@ -161,6 +161,9 @@ pub(crate) struct ConvertArgs {
     output: Option<OutputFormat>,
 
     #[command(flatten)]
+    backing_keys: BackingKeyArgs,
+
+    #[command(flatten)]
     image: ImageArgs,
 
     #[command(flatten)]
@@ -218,6 +221,9 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
         && let Some(option) = args.compression.given()
     {
         return Err(Failure::usage(format!("{option} needs -c")));
+    }
+    if args.backing_keys.is_given() && args.backing.is_none() && opts.backing_file.is_none() {
+        return Err(Failure::usage("--backing-key-secret needs a backing file (-B)"));
     }
     if args.bitmaps && args.files.len() > 2 {
         return Err(Failure::usage("Copying bitmaps only possible with single source"));
@@ -497,6 +503,7 @@ fn existing_target(args: &ConvertArgs, opts: &CreateOpts, target: &OsStr) -> Res
     let mut spec =
         image.resolve(target, format, args.target_cache.unwrap_or(CacheMode::Unsafe), Access::ReadWrite)?;
     spec.options.compress = args.compression.options();
+    spec.options.keys = args.backing_keys.over(spec.options.keys, 1, &spec.secrets)?;
     if spec.aio.is_some() || spec.discard.is_some() {
         return Err(Failure::usage("'aio' and 'discard' can't be set for the target alone: use --aio"));
     }
@@ -515,6 +522,9 @@ fn new_target(
     let mut create = opts.create_options_with(args.target_format(), Some(&secrets)).map_err(Failure::new)?;
     if args.compress && create.encryption.is_some() {
         return Err(Failure::new("Compression and encryption not supported at the same time"));
+    }
+    if let Some(encryption) = &mut create.encryption {
+        encryption.costs = args.image.costs.bounds();
     }
     create.cache = args.target_cache.unwrap_or(CacheMode::Unsafe);
     let spec = args.image.clone();
@@ -547,6 +557,7 @@ fn new_target(
         if program::called().is_qemu() && !is_remote(&path) {
             check_backing(target, &path)?;
         }
+        open.keys = args.backing_keys.over(open.keys, 1, &secrets)?;
         open.backing = Some((if is_remote(&path) { path } else { absolute(&path)? }, Some(format)));
         create.backing = Some((backing.name, format));
     }

@@ -1,6 +1,6 @@
 //! `zebu create`: makes an image.
 
-use crate::arguments::EngineArgs;
+use crate::arguments::{CostsArgs, EngineArgs};
 use crate::backing::{self, CheckName};
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::encrypted_file::warn_of_plain_overlay;
@@ -52,6 +52,9 @@ pub(crate) struct CreateArgs {
     secrets: SecretArgs,
 
     #[command(flatten)]
+    costs: CostsArgs,
+
+    #[command(flatten)]
     engine: EngineArgs,
 
     /// The file to make; if it exists, its content is lost
@@ -101,6 +104,9 @@ fn create_options(
     let mut create = opts
         .create_options_with(args.format, Some(&secrets))
         .map_err(|reason| Failure::new(format!("{}: {reason}", filename.display())))?;
+    if let Some(encryption) = &mut create.encryption {
+        encryption.costs = args.costs.bounds();
+    }
     let given = args
         .size
         .as_deref()

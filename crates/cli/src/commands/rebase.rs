@@ -1,10 +1,10 @@
 //! `zebu rebase`: puts an image onto another backing file.
 
-use crate::arguments::{EngineArgs, ImageArgs};
+use crate::arguments::{BackingKeyArgs, EngineArgs, ImageArgs};
 use crate::backing::{self, BackingSpec, CheckName};
 use crate::compression::CompressionArgs;
 use crate::failure::Failure;
-use crate::image_spec::ImageSpec;
+use crate::image_spec::{ImageSpec, backing_key_remedy};
 use crate::program;
 use crate::session::Session;
 use crate::unasked_cache::UnaskedCache;
@@ -62,6 +62,9 @@ pub(crate) struct RebaseArgs {
     force_share: bool,
 
     #[command(flatten)]
+    backing_keys: BackingKeyArgs,
+
+    #[command(flatten)]
     image: ImageArgs,
 
     #[command(flatten)]
@@ -74,13 +77,18 @@ pub(crate) struct RebaseArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &RebaseArgs) -> Result<u8, Failure> {
-    let check = if args.backing_unsafe { CheckName::Unsafe } else { CheckName::Local };
+    let check = if args.backing_unsafe { CheckName::Unsafe } else { CheckName::AnyPlace };
     let name = &backing::found_as(args.backing.as_deref().unwrap_or_default(), check)?;
     if args.backing.is_none() && !args.backing_unsafe {
         return Err(Failure::usage("Must specify backing file (-b) or use unsafe mode (-u)"));
     }
     if name.is_empty() && args.backing_format.is_some() {
         return Err(Failure::usage("a backing format is given, but no backing file"));
+    }
+    if args.backing_keys.is_given() && (args.backing_unsafe || name.is_empty()) {
+        return Err(Failure::usage(
+            "--backing-key-secret is for a new backing file that is opened: not with -u, or an empty name",
+        ));
     }
     // QEMU takes both, and neither has an effect there.
     let is_qemu = program::called().is_qemu();
@@ -124,7 +132,7 @@ pub(crate) fn run(args: &RebaseArgs) -> Result<u8, Failure> {
     // First, so that a chain with the image in it is found before its lock is in the way.
     let new = match &reference {
         Some(reference) => {
-            let mut backing = backing_spec(args, &spec, name);
+            let mut backing = backing_spec(args, &spec, name)?;
             let asked = args.backing_cache.or(args.cache);
             if let Some(chosen) =
                 UnaskedCache::unless_asked(asked, CacheMode::default(), &session, &mut backing)
@@ -184,24 +192,30 @@ fn reference(
 }
 
 /// How the new backing file is opened.
-fn backing_spec(args: &RebaseArgs, image: &ImageSpec, name: &str) -> ImageSpec {
+fn backing_spec(args: &RebaseArgs, image: &ImageSpec, name: &str) -> Result<ImageSpec, Failure> {
+    // Keys of the image, and of its old backing file, are none of the new one's.
+    let keys = args.backing_keys.over(args.image.keys(&image.secrets), 0, &image.secrets)?;
     let options = image
         .options
         .clone()
+        .keys(keys)
         .format(args.backing_format.as_ref().map(|named| named.format))
         .access(Access::ReadOnly)
         .cache(args.backing_cache.or(args.cache).unwrap_or_default())
         .snapshot(None)
         .backing(None)
         .data_file(None);
-    ImageSpec { path: backing::resolve(&image.path, name), options, ..image.clone() }
+    Ok(ImageSpec { path: backing::resolve_given(&image.path, name)?, options, ..image.clone() })
 }
 
 /// Opens the new backing file, which the user named, wherever it is; what it names in turn, as the policy allows.
 fn open_backing(session: &Session, backing: &ImageSpec, name: &str) -> Result<Image, Failure> {
     let worker = session.worker();
     worker.block_on(Image::open(worker, &backing.path, &backing.options)).map_err(|error| {
-        let failure = Failure::opening(&backing.path, &error);
+        let failure = match backing_key_remedy(&error) {
+            Some(remedy) => Failure::opening_with_remedy(&backing.path, &error, remedy),
+            None => Failure::opening(&backing.path, &error),
+        };
         Failure {
             message: failure.message.map(|text| format!("Could not open new backing file '{name}': {text}")),
             ..failure

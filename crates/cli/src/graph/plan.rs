@@ -5,6 +5,7 @@ use super::filter::Filter;
 use super::node::Node;
 use super::pairs::{Pair, below, get, refuse_others, without};
 use crate::json_name::parse_json_name;
+use crate::key_opts::KeyOpts;
 use crate::keyval::{parse_size_value, parse_switch};
 use crate::local_name::local_path;
 use crate::named_disks::note_node;
@@ -50,7 +51,8 @@ pub(crate) fn plan_name(name: &str) -> Result<PathBuf, String> {
 /// format of its backing file beside the name.
 pub(crate) fn reference_node(name: &str) -> Result<Node, String> {
     if let Some(pairs) = parse_json_name(name) {
-        let pairs = pairs?;
+        // Whose key is for whom, the opening of the image asks.
+        let (pairs, _) = KeyOpts::split(pairs?)?;
         let driver = get(&pairs, "driver");
         let is_part = get(&pairs, "offset").is_some() || get(&pairs, "size").is_some();
         if driver.is_none_or(|driver| FORMATS.contains(&driver)) && !is_part {

@@ -184,7 +184,7 @@ fn run(args: &NbdArgs, arguments: &[OsString]) -> Result<u8, Failure> {
         ));
     }
     if args.fork && !args.detached {
-        return start_detached(arguments);
+        return start_detached(arguments, &args.object);
     }
     if args.detached {
         // Fails only where this process leads a session already.
@@ -394,8 +394,18 @@ fn overlay(args: &NbdArgs, file: &OsStr) -> Result<TemporaryOverlay, Failure> {
     TemporaryOverlay::over(file, args.format.as_deref())
 }
 
+/// Whether a secret is read from standard input, which the server needs then.
+fn is_from_standard_input(object: &str) -> bool {
+    let options = object.split_once(',').map_or("", |(_, options)| options);
+    parse_keyval(options).is_ok_and(|pairs| {
+        pairs.iter().any(|(key, value)| {
+            key == "file" && ["/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"].contains(&value.as_str())
+        })
+    })
+}
+
 /// Starts the server as a process of its own, and waits until clients can connect.
-fn start_detached(arguments: &[OsString]) -> Result<u8, Failure> {
+fn start_detached(arguments: &[OsString], objects: &[String]) -> Result<u8, Failure> {
     let fail = |error: std::io::Error| Failure::new(format!("Failed to fork: {error}"));
     let name = arguments.first().cloned().unwrap_or_else(|| "qemu-nbd".into());
     // Without /proc, the program is found as the caller has found it.
@@ -404,7 +414,11 @@ fn start_detached(arguments: &[OsString]) -> Result<u8, Failure> {
         .arg0(name)
         .arg(format!("--{DETACHED}"))
         .args(arguments.iter().skip(1))
-        .stdin(Stdio::null())
+        .stdin(if objects.iter().any(|object| is_from_standard_input(object)) {
+            Stdio::inherit()
+        } else {
+            Stdio::null()
+        })
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

@@ -132,10 +132,8 @@ impl LuksHeader {
         limits: &Limits,
     ) -> Result<(u32, MasterKey)> {
         let slots = self.slots_to_try(limits);
-        for slot in &slots.tried {
-            if let Some(key) = self.unlock_slot(worker, file, start, *slot, passphrase).await? {
-                return Ok((*slot, key));
-            }
+        if let Some(opened) = self.first_opened(worker, file, start, passphrase, &slots).await? {
+            return Ok(opened);
         }
         let message = match slots.left_out.first() {
             None if slots.tried.is_empty() => {
@@ -159,12 +157,25 @@ impl LuksHeader {
         passphrase: &Passphrase,
         limits: &Limits,
     ) -> Result<bool> {
-        for slot in self.slots_to_try(limits).tried {
-            if self.unlock_slot(worker, file, start, slot, passphrase).await?.is_some() {
-                return Ok(true);
+        let slots = self.slots_to_try(limits);
+        Ok(self.first_opened(worker, file, start, passphrase, &slots).await?.is_some())
+    }
+
+    /// The first slot that a passphrase opens, and the master key.
+    async fn first_opened(
+        &self,
+        worker: &Worker,
+        file: &File,
+        start: u64,
+        passphrase: &Passphrase,
+        slots: &SlotsToTry,
+    ) -> Result<Option<(u32, MasterKey)>> {
+        for slot in &slots.tried {
+            if let Some(key) = self.unlock_slot(worker, file, start, *slot, passphrase).await? {
+                return Ok(Some((*slot, key)));
             }
         }
-        Ok(false)
+        Ok(None)
     }
 
     /// Tries a passphrase on one slot.

@@ -58,6 +58,7 @@ impl HeaderCosts {
     }
 }
 
+type OfName = dyn Fn(&Path) -> Result<Keys> + Send + Sync;
 type Ask = dyn Fn(&Path) -> Result<Option<Passphrase>> + Send + Sync;
 
 /// The passphrases for the encrypted images of a chain.
@@ -65,6 +66,7 @@ type Ask = dyn Fn(&Path) -> Result<Option<Passphrase>> + Send + Sync;
 pub struct Keys {
     by_depth: BTreeMap<u32, Passphrase>,
     methods: BTreeMap<u32, &'static str>,
+    of_name: Option<Arc<OfName>>,
     ask: Option<Arc<Ask>>,
     costs: HeaderCosts,
     /// Images of the chain above the one that counts as the top here.
@@ -88,6 +90,14 @@ impl Keys {
     #[must_use]
     pub fn expecting(mut self, depth: u32, method: &'static str) -> Self {
         self.methods.insert(depth, method);
+        self
+    }
+
+    /// The same, and `of_name` is called with the name of each image of the chain. It tells the keys that the name itself has, as
+    /// seen from that image. A key that is given here by its depth goes first.
+    #[must_use]
+    pub fn naming(mut self, of_name: impl Fn(&Path) -> Result<Self> + Send + Sync + 'static) -> Self {
+        self.of_name = Some(Arc::new(of_name));
         self
     }
 
@@ -117,6 +127,20 @@ impl Keys {
     /// The keys as seen from the image `depth` steps further down.
     pub(crate) fn below(&self, depth: u32) -> Self {
         Self { above: self.above.saturating_add(depth), ..self.clone() }
+    }
+
+    /// The same with the keys that the name of the image at `depth` has.
+    pub(crate) fn with_named(mut self, depth: u32, name: &Path) -> Result<Self> {
+        let Some(of_name) = &self.of_name else { return Ok(self) };
+        let named = of_name(name)?;
+        let own = self.above.saturating_add(depth);
+        for (below, passphrase) in named.by_depth {
+            self.by_depth.entry(own.saturating_add(below)).or_insert(passphrase);
+        }
+        for (below, method) in named.methods {
+            self.methods.entry(own.saturating_add(below)).or_insert(method);
+        }
+        Ok(self)
     }
 
     /// The passphrase of the image at `depth`, if it is known without asking.

@@ -109,7 +109,7 @@ impl NewEncryption {
 
     /// The keys that open the image.
     pub(crate) fn keys(&self) -> Keys {
-        self.passphrase.clone().map(Keys::of_top).unwrap_or_default()
+        self.passphrase.clone().map(Keys::of_top).unwrap_or_default().with_costs(self.costs)
     }
 
     fn options(&self) -> Luks1Options {
