@@ -216,7 +216,7 @@ impl NetworkArgs {
 }
 
 impl CostsArgs {
-    /// What the header of an image may cost.
+    /// The limits on the costs of an image's header.
     pub(crate) fn bounds(self) -> HeaderCosts {
         self.header_costs
     }

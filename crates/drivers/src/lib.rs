@@ -9,6 +9,7 @@
 //! | [`Blkverify`] | two disks that must stay the same |
 //! | [`Part`] | a part of a disk (`raw` with an offset and a size) |
 //! | [`Preallocate`] | space ahead of what is written |
+//! | [`Verified`] | an image of which only what a manifest says is read |
 //! | [`CopyOnRead`], [`Compress`] | an image that keeps what is read, or compresses what is written |
 //!
 //! None of this is in the way of an image that has no such driver.
@@ -23,6 +24,7 @@ mod image_disk;
 mod null;
 mod part;
 mod preallocate;
+mod verified;
 
 pub use blkdebug::{Action, Blkdebug, BlkdebugConfig, IoTypes, Limits, Rule, event};
 pub use blkverify::Blkverify;
@@ -33,6 +35,7 @@ pub use image_disk::ImageDisk;
 pub use null::NullDisk;
 pub use part::Part;
 pub use preallocate::{Preallocate, PreallocateConfig};
+pub use verified::{Verified, VerifiedHooks};
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

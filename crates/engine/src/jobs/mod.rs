@@ -55,6 +55,7 @@ pub use key_slots::{change_key_slots, change_key_slots_in};
 pub use live_backup::{
     BackupEnd, Copied, LiveBackup, LiveBackupOptions, LiveBackupReport, LiveBitmap, OnCopyError,
 };
+pub use manifest::{ManifestIndex, ManifestRun};
 pub use map::{MapEntry, MapOptions, Mapper};
 pub use measure::{Measurement, measure_image, measure_size};
 pub use pace::Speed;

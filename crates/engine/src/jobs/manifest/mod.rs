@@ -18,9 +18,11 @@
 //! with their number; in version 1, which is read and gone on with, each counts by itself. What could not be read of the clusters before a checkpoint stands before it, so that a backup that is
 //! resumed knows of it; only manifests of backups that skipped something have such lines.
 
+mod index;
 mod read;
 mod write;
 
+pub use index::{ManifestIndex, ManifestRun};
 pub(in crate::jobs) use read::{ManifestReader, check_whole, last_checkpoint, preamble_of, unreadable_of};
 pub(in crate::jobs) use write::ManifestWriter;
 

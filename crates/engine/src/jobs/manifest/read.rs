@@ -65,6 +65,14 @@ impl ManifestReader {
     /// It can't be read, or is none.
     pub(in crate::jobs) fn open(path: &Path, cancel: &Cancel) -> Result<Self> {
         let file = File::open(path).map_err(|e| from_io(path, "can't open the manifest", &e))?;
+        Self::of(path, file, cancel)
+    }
+
+    /// Reads what disk a manifest is of; `file` is at its beginning.
+    ///
+    /// # Errors
+    /// It can't be read, or is none.
+    pub(super) fn of(path: &Path, file: File, cancel: &Cancel) -> Result<Self> {
         let mut reader = Self {
             path: path.to_owned(),
             file: BufReader::new(file),
@@ -108,6 +116,11 @@ impl ManifestReader {
             subject.virtual_size,
             subject.cluster_size
         )))
+    }
+
+    /// Bytes of the manifest that were read.
+    pub(super) fn offset(&self) -> u64 {
+        self.offset
     }
 
     fn wrong(&self, why: &str) -> Error {
