@@ -3,10 +3,12 @@
 use crate::graph::Node;
 use crate::remote_disk::RemoteName;
 use std::collections::HashMap;
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use zebu::storage::Storage;
 use zebu_remote::http::ServersWithoutRanges;
 use zebu_remote::nbd::Endpoint;
 
@@ -67,7 +69,27 @@ pub(crate) enum Named {
     Graph(Node),
     /// A file that is open already and has no name.
     Open(OpenedFile),
+    /// An image that is open, as a manifest says.
+    Verified(SharedDisk),
 }
+
+/// A disk, shared by all who open its name.
+#[derive(Clone)]
+pub(crate) struct SharedDisk(pub(crate) Arc<dyn Storage>);
+
+impl fmt::Debug for SharedDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SharedDisk")
+    }
+}
+
+impl PartialEq for SharedDisk {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for SharedDisk {}
 
 /// A descriptor, shared by all who open its file.
 #[derive(Debug, Clone)]
@@ -124,6 +146,14 @@ pub(crate) fn note_open(path: PathBuf, file: OwnedFd) -> Result<PathBuf, String>
     note(path, Named::Open(OpenedFile(Arc::new(file))))
 }
 
+/// Notes an image that is open and verified; `path` is what it is called from now on.
+///
+/// # Errors
+/// A disk over the network has this name.
+pub(crate) fn note_verified(path: PathBuf, disk: Arc<dyn Storage>) -> Result<PathBuf, String> {
+    note(path, Named::Verified(SharedDisk(disk)))
+}
+
 /// The disk of that name.
 pub(crate) fn named(path: &Path) -> Option<Named> {
     NAMES.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.get(path).cloned()
@@ -139,7 +169,7 @@ pub(crate) fn driver(path: &Path) -> Option<&'static str> {
     match named(path)? {
         Named::Remote(name) => Some(name.driver()),
         Named::Graph(node) => Some(node.driver()),
-        Named::Open(_) => None,
+        Named::Open(_) | Named::Verified(_) => None,
     }
 }
 
@@ -148,6 +178,7 @@ pub(crate) fn server(path: &Path) -> Option<String> {
     match named(path)? {
         Named::Graph(_)
         | Named::Open(_)
+        | Named::Verified(_)
         | Named::Remote(RemoteName::Http { .. } | RemoteName::Object { .. }) => None,
         Named::Remote(RemoteName::Nbd { address, .. }) => match &address.endpoint {
             Endpoint::Unix(path) => Some(path.display().to_string()),

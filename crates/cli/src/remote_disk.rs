@@ -10,7 +10,7 @@ use zebu::storage::{IoError, IoErrorKind, Op, Storage};
 use zebu_remote::http::{HttpDisk, HttpOptions, HttpUrl, Redirects};
 use zebu_remote::nbd::{NbdAddress, NbdDisk, NbdOptions};
 use zebu_remote::range_cache::CachedDisk;
-use zebu_remote::{Network, RemoteError, RemoteRemedy, StatsSnapshot};
+use zebu_remote::{Afresh, Network, RemoteError, RemoteRemedy, StatsSnapshot};
 use zebu_store::{StoreName, signed_urls};
 
 /// A disk over the network, as the command line describes it.
@@ -284,6 +284,19 @@ pub(crate) fn tell_transfers() {
         }
     }
     tell_uploads();
+}
+
+/// Has reads of all disks over the network go past all copies, while what is returned lives.
+pub(crate) fn reads_afresh() -> Vec<Afresh> {
+    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = Vec::new();
+    for (_, disk) in opened.iter() {
+        if let Disk::Http { disk, cached, .. } = disk {
+            all.extend(disk.reads_afresh());
+            all.extend(cached.as_ref().map(|cached| cached.reads_afresh()));
+        }
+    }
+    all
 }
 
 /// Has all disks end what is under way soon, also where servers are silent.

@@ -123,12 +123,13 @@ impl OpenRemote for Opener {
                     IoError::of_file(Op::Open, IoErrorKind::Os(errno), name)
                 })
                 .and_then(|file| File::from_descriptor(file, name, flags)),
+            Named::Verified(disk) => File::from_storage(disk.0, &name.to_string_lossy(), flags),
         })
     }
 
     fn local_file(&self, name: &Path) -> Option<PathBuf> {
         match named(name) {
-            Some(Named::Remote(_) | Named::Open(_)) => None,
+            Some(Named::Remote(_) | Named::Open(_) | Named::Verified(_)) => None,
             Some(Named::Graph(node)) => node.local_file().map(Path::to_owned),
             // A description in an image, which nobody noted.
             None => {

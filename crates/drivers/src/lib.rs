@@ -35,7 +35,7 @@ pub use image_disk::ImageDisk;
 pub use null::NullDisk;
 pub use part::Part;
 pub use preallocate::{Preallocate, PreallocateConfig};
-pub use verified::{Verified, VerifiedHooks};
+pub use verified::{Verified, VerifiedCounts, VerifiedHooks};
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -5,6 +5,7 @@ use crate::call::{answer, take_bufs};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zebu::jobs::ManifestIndex;
@@ -54,7 +55,18 @@ struct Shared {
     manifest: ManifestIndex,
     hooks: VerifiedHooks,
     kept: Mutex<Kept>,
-    bad: AtomicU64,
+    mended: AtomicU64,
+    refused: AtomicU64,
+}
+
+/// Reads of clusters that were not what the manifest says, since the disk was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct VerifiedCounts {
+    /// Read again, the cluster was what the manifest says.
+    pub mended: u64,
+    /// It was not: the read failed.
+    pub refused: u64,
 }
 
 /// Clusters that were compared, the latest first.
@@ -107,14 +119,35 @@ impl Verified {
                 manifest.path().display()
             ));
         }
-        let (name, kept, bad) = (name.to_owned(), Mutex::default(), AtomicU64::new(0));
-        Ok(Self { shared: Arc::new(Shared { name, manifest, hooks, kept, bad }), below })
+        let shared = Shared {
+            name: name.to_owned(),
+            manifest,
+            hooks,
+            kept: Mutex::default(),
+            mended: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        };
+        Ok(Self { shared: Arc::new(shared), below })
+    }
+
+    /// The manifest.
+    pub fn manifest(&self) -> &Path {
+        self.shared.manifest.path()
+    }
+
+    /// Counters since it was opened.
+    pub fn counts(&self) -> VerifiedCounts {
+        VerifiedCounts {
+            mended: self.shared.mended.load(Relaxed),
+            refused: self.shared.refused.load(Relaxed),
+        }
     }
 }
 
 impl Shared {
-    fn told(&self, what: &str) {
-        let before = self.bad.fetch_add(1, Relaxed);
+    /// Counts what is wrong, and tells of it if it is one of the first.
+    fn tell(&self, counter: &AtomicU64, what: &str) {
+        let before = counter.fetch_add(1, Relaxed);
         if before < MOST_REPORTS {
             let last = if before + 1 == MOST_REPORTS { "; more are not told of one by one" } else { "" };
             (self.hooks.report)(&format!("'{}': {what}{last}", self.name));
@@ -135,15 +168,19 @@ impl Shared {
         let _afresh = (self.hooks.afresh)();
         let bytes = read(worker, below, range).await?;
         if self.fits(offset, &bytes)? {
-            self.told(&format!(
-                "the cluster at {offset} was not what '{manifest}' says; fetched again, it is"
-            ));
+            self.tell(
+                &self.mended,
+                &format!("the cluster at {offset} was not what '{manifest}' says; read again, it is"),
+            );
             return Ok(bytes.into());
         }
-        self.told(&format!(
-            "the cluster at {offset} is not what '{manifest}' says, fetched twice: reads of it fail. `zebu verify` compares \
-             the whole image"
-        ));
+        self.tell(
+            &self.refused,
+            &format!(
+                "the cluster at {offset} is not what '{manifest}' says, read twice: reads of it fail. `zebu verify` \
+                 compares the whole image"
+            ),
+        );
         Err(libc::EIO)
     }
 
@@ -273,7 +310,6 @@ mod tests {
     use crate::call::call;
     use std::fs::File;
     use std::os::unix::fs::FileExt;
-    use std::path::Path;
     use zebu::jobs::{BackupOptions, Cancel, backup};
     use zebu::{Access, Format, Image, OpenOptions};
     use zebu_storage::{Engine, IoBuf, WorkerConfig};
@@ -393,7 +429,7 @@ mod tests {
         let right = &scene.content[4 * CLUSTER as usize..][..3 * CLUSTER as usize];
         assert!(read_at(&worker, &disk, 4 * CLUSTER, 3 * CLUSTER).unwrap() == right);
         let told = scene.told.lock().unwrap().clone();
-        assert!(told.len() == 1 && told[0].contains("fetched again, it is"), "{told:?}");
+        assert!(told.len() == 1 && told[0].contains("read again, it is"), "{told:?}");
     }
 
     #[test]

@@ -13,6 +13,8 @@
 //! A server is not trusted: whatever it sends, a request ends with an answer or with EIO at its deadline, and memory
 //! stays bounded.
 
+#[cfg(feature = "http")]
+mod afresh;
 mod error;
 #[cfg(feature = "http")]
 pub mod http;
@@ -31,6 +33,8 @@ mod stream;
 #[cfg(any(feature = "nbd", feature = "http"))]
 mod tls;
 
+#[cfg(feature = "http")]
+pub use afresh::Afresh;
 pub use error::{RemoteError, RemoteRemedy};
 #[cfg(any(feature = "nbd", feature = "http"))]
 pub use network::{Broker, Network, Peer, SignedText};

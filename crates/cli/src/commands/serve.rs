@@ -16,7 +16,7 @@ use crate::serve::address::{
 use crate::serve::backups::Backups;
 use crate::serve::control::Controlled;
 use crate::serve::hydrations::Hydrations;
-use crate::serve::overlay::overlay_of;
+use crate::serve::opened::{Layers, Opened};
 use crate::serve::signals::{Counted, Signals};
 use crate::serve::unmounter::Unmounter;
 use crate::serve::{connector, control, descriptors, isolate, log_lines, metrics, sandbox};
@@ -36,7 +36,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 use zebu::jobs::read_tables_ahead;
 use zebu::storage::{Background, Worker, WorkerKind};
-use zebu::{Access, CacheMode, Format, Image, ZeroMode};
+use zebu::{Access, CacheMode, Format, ZeroMode};
 use zebu_export::fuse::{FuseConfig, FuseMount};
 use zebu_export::nbd::{Listener, NbdConfig, NbdServer, TlsConfig, WhenFull};
 use zebu_export::vhost::{VhostConfig, VhostUserBlk};
@@ -137,6 +137,11 @@ pub(crate) struct ServeArgs {
     /// The image itself is only read, so it can be a disk on a web server. An overlay that is there must stand on it.
     #[arg(long, value_name = "PATH", value_parser = path_argument(), conflicts_with_all = ["read_only", "snapshot", "image_opts"])]
     overlay: Vec<PathBuf>,
+
+    /// Compare what is read of an image with this manifest of `zebu backup`, and fail reads of anything else; may be
+    /// given more than once, in the order of the images. With --overlay, it is of the base, else clients can't write
+    #[arg(long, value_name = "MANIFEST", value_parser = path_argument())]
+    verify: Vec<PathBuf>,
 
     /// Copy what clients read from backing images into the images
     #[arg(long, conflicts_with_all = ["read_only", "snapshot"])]
@@ -297,12 +302,6 @@ impl From<ExportError> for Failure {
     }
 }
 
-/// An open image, and how it was opened.
-struct Opened {
-    image: Image,
-    access: Access,
-}
-
 /// Runs the command.
 pub(crate) fn run(args: &ServeArgs) -> Result<u8, Failure> {
     let specs = specs(args)?;
@@ -354,6 +353,7 @@ fn only(args: &ServeArgs, number: usize) -> Result<ServeArgs, Failure> {
         vhost_user_blk: nth(&args.vhost_user_blk, number),
         fuse: nth(&args.fuse, number),
         overlay: nth(&args.overlay, number),
+        verify: nth(&args.verify, number),
         filenames: nth(&args.filenames, number),
         metrics: args.metrics.as_ref().map(|address| address.numbered(number)).transpose()?,
         control: args.control.as_ref().map(|path| numbered_path(path, number)),
@@ -375,13 +375,8 @@ fn serve_images(
     let mut opened = Vec::new();
     let mut result = Ok(());
     for (number, spec) in specs.iter().enumerate() {
-        let above = match (args.overlay.get(number), args.filenames.get(number)) {
-            (Some(overlay), Some(given)) => overlay_of(&session, spec, given, overlay).map(Some),
-            _ => Ok(None),
-        };
-        let image = above.and_then(|above| session.open(above.as_ref().unwrap_or(spec)));
-        match image {
-            Ok(image) => opened.push(Opened { image, access: spec.options.access }),
+        match Opened::open(&session, spec, layers(args, number)) {
+            Ok(one) => opened.push(one),
             Err(failure) => {
                 result = Err(failure);
                 break;
@@ -391,12 +386,21 @@ fn serve_images(
     if result.is_ok() {
         result = serve(args, &session, &signals, names, &opened);
     }
-    for Opened { image, access } in &opened {
-        let closed = session.close(image, *access);
-        result = result.and(closed);
+    for image in &opened {
+        result = result.and(image.close(&session));
     }
     log_lines::finish();
     result.map(|()| 0)
+}
+
+/// What stands above the image of this number.
+fn layers(args: &ServeArgs, number: usize) -> Layers<'_> {
+    let log = log(args);
+    Layers {
+        overlay: args.overlay.get(number).zip(args.filenames.get(number)),
+        manifest: args.verify.get(number),
+        report: Box::new(move |wrong| log.write(Level::Warning, format_args!("{wrong}"))),
+    }
 }
 
 fn specs(args: &ServeArgs) -> Result<Vec<ImageSpec>, Failure> {
@@ -405,12 +409,18 @@ fn specs(args: &ServeArgs) -> Result<Vec<ImageSpec>, Failure> {
         ("--vhost-user-blk", args.vhost_user_blk.len()),
         ("--fuse", args.fuse.len()),
         ("--overlay", args.overlay.len()),
+        ("--verify", args.verify.len()),
     ] {
         if count > images {
             return Err(Failure::usage(format!(
                 "{count} paths are given with {option}, but {images} images"
             )));
         }
+    }
+    if args.verify.len() > args.overlay.len() && !args.read_only && args.snapshot.is_none() {
+        return Err(Failure::usage(
+            "an image of --verify is only read: give --read-only, or an overlay for what clients write (--overlay)",
+        ));
     }
     let access = if args.read_only || args.snapshot.is_some() { Access::ReadOnly } else { Access::ReadWrite };
     let open = |name: &OsString| {
@@ -461,11 +471,11 @@ fn serve(
 ) -> Result<(), Failure> {
     let bitmaps = bitmaps(args, session, opened)?;
     let mut exports = Vec::new();
-    for ((Opened { image, access }, name), bitmaps) in opened.iter().zip(names).zip(bitmaps) {
+    for ((Opened { image, access, base }, name), bitmaps) in opened.iter().zip(names).zip(bitmaps) {
         let export = Export::new(name, image, *access).with_bitmaps(bitmaps);
         exports.push(configured(args, export));
         if args.image.network.keeps_reads() {
-            let (on, image) = (session.worker().clone(), image.clone());
+            let (on, image) = (session.worker().clone(), base.as_ref().unwrap_or(image).clone());
             // Nobody waits for it: what it can't read, requests find.
             drop(session.worker().spawn(async move { read_tables_ahead(&on, &image, MOST_TABLES).await }));
         }

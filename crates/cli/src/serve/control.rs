@@ -4,6 +4,7 @@ use super::accept::{Place, Reader, send, within};
 use super::backups::Backups;
 use super::control_request::{Command, Request};
 use super::hydrations::Hydrations;
+use super::verified;
 use crate::output::info_json;
 use crate::remote_cache;
 use serde_json::{Value, json};
@@ -87,6 +88,10 @@ async fn execute(
             let cache = remote_cache::counters();
             if !cache.is_null() {
                 all["remote-cache"] = cache;
+            }
+            let verified = verified::counters();
+            if !verified.is_empty() {
+                all["verified"] = verified.into();
             }
             Ok(all)
         }

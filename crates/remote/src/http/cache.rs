@@ -69,6 +69,14 @@ impl Cache {
         Some(&entry.block)
     }
 
+    /// Gives up a block.
+    pub(super) fn remove(&mut self, number: u64) {
+        if let Some(entry) = self.blocks.remove(&number) {
+            self.bytes -= entry.block.len() as u64;
+            self.order.remove(&entry.time);
+        }
+    }
+
     /// Adds a block, and gives up others for it.
     pub(super) fn insert(&mut self, number: u64, block: Arc<[u8]>, cause: Cause) {
         self.time += 1;
@@ -108,6 +116,10 @@ mod tests {
         cache.insert(3, block(7), Cause::Read);
         assert_eq!(cache.get(3), Some(&[7; 10][..]));
         assert_eq!((cache.bytes, cache.order.len()), (30, 3));
+        cache.remove(3);
+        cache.remove(8);
+        assert!(!cache.has(3));
+        assert_eq!((cache.bytes, cache.order.len()), (20, 2));
         cache.insert(9, vec![0; 40].into(), Cause::Read);
         assert_eq!((cache.bytes, cache.blocks.len(), cache.order.len()), (0, 0, 0));
     }

@@ -7,6 +7,7 @@ use super::signed::SignedUrls;
 use super::source::{Reply, Source, Trouble};
 use super::streamed::Streamed;
 use super::url::HttpUrl;
+use crate::afresh::Afresh;
 use crate::error::RemoteError;
 use crate::stats::StatsSnapshot;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -175,6 +176,14 @@ impl HttpDisk {
     pub fn leave_caching(&self) {
         if let Mode::Ranged(ranged) = &self.mode {
             ranged.is_below_cache.store(true, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+
+    /// Has reads go past what is kept in memory, while the value lives. A disk that is read in order has nothing else.
+    pub fn reads_afresh(&self) -> Option<Afresh> {
+        match &self.mode {
+            Mode::Ranged(ranged) => Some(ranged.afresh.add()),
+            Mode::Streamed(_) => None,
         }
     }
 

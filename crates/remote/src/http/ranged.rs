@@ -5,6 +5,7 @@ use super::connection::{Connection, INPUT, Patience};
 use super::fetch::{Fetch, Memory, answer};
 use super::read_around::ReadAround;
 use super::source::{Reply, Source, Trouble};
+use crate::afresh::AfreshCount;
 use crate::streaks::Streaks;
 use std::collections::HashMap;
 use std::collections::VecDeque;
@@ -40,6 +41,7 @@ pub(super) struct Ranged {
     limits: Limits,
     /// A cache above keeps what is read: each read is fetched as it is.
     pub(super) is_below_cache: AtomicBool,
+    pub(super) afresh: AfreshCount,
 }
 
 /// The division of a disk's memory.
@@ -152,6 +154,7 @@ impl Ranged {
             more: Condvar::new(),
             limits,
             is_below_cache: AtomicBool::new(false),
+            afresh: AfreshCount::default(),
         })
     }
 
@@ -191,8 +194,13 @@ impl Ranged {
             done.finish(Err(libc::EIO));
             return;
         }
+        let is_afresh = self.afresh.is_wanted();
+        if is_afresh {
+            blocks(&range).for_each(|number| state.cache.remove(number));
+        }
         // What the opening brought is in the cache in any case.
         let is_direct = len >= DIRECT
+            || is_afresh
             || self.is_below_cache.load(Ordering::Relaxed)
                 && blocks(&range).any(|number| !state.cache.has(number));
         if is_direct {

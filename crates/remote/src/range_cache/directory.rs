@@ -304,6 +304,17 @@ impl RangeCache {
         usage + wanted <= self.size
     }
 
+    /// Gives up a range of an object, whatever it is used for.
+    pub(super) fn give_up(&self, object: &ObjectFiles, range: u64) {
+        // Without the lock, it stays: who reads it then finds the same.
+        let Ok(locked) = self.lock() else { return };
+        if let Ok(bytes) = object.evict(range, u32::MAX) {
+            let usage = locked.usage();
+            locked.set_usage(usage.saturating_sub(bytes));
+            self.counters.evicted.fetch_add(bytes, Relaxed);
+        }
+    }
+
     /// Stores whole blocks of an object.
     pub(super) fn store(&self, number: usize, object: &ObjectFiles, first: u64, blocks: &[Arc<[u8]>]) {
         let bytes = blocks.iter().map(|block| block.len() as u64).sum::<u64>();

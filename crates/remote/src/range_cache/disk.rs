@@ -3,9 +3,10 @@
 use super::directory::RangeCache;
 use super::object::{Look, ObjectFiles};
 use super::reader::Reader;
-use super::record::{BLOCK, BLOCKS};
+use super::record::{BLOCK, BLOCKS, RANGE};
 use super::version::ObjectVersion;
 use super::workers::Work;
+use crate::afresh::{Afresh, AfreshCount};
 use crate::error::RemoteError;
 use crate::streaks::Streaks;
 use std::collections::{HashMap, VecDeque};
@@ -35,6 +36,7 @@ struct Inner {
     /// Bytes that are fetched at once, and that wait to be stored.
     memory: u64,
     state: Mutex<State>,
+    afresh: AfreshCount,
 }
 
 struct State {
@@ -86,13 +88,29 @@ impl RangeCache {
             len,
             memory,
             state: Mutex::new(state),
+            afresh: AfreshCount::default(),
         })))
+    }
+}
+
+impl CachedDisk {
+    /// Has reads go past the cache, and the cache give up what they read, while the value lives.
+    pub fn reads_afresh(&self) -> Afresh {
+        self.0.afresh.add()
     }
 }
 
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads a range from below. What the cache has of it is given up.
+    fn read_afresh(&self, range: &Range<u64>, done: Completer) {
+        for number in range.start / RANGE..range.end.div_ceil(RANGE) {
+            self.cache.give_up(&self.object, number);
+        }
+        self.below.submit(done.op(), done);
     }
 
     /// Answers a read of a range within the object, not empty.
@@ -328,7 +346,14 @@ impl Storage for CachedDisk {
             StorageOp::Read { offset, len } => match offset.checked_add(len) {
                 Some(end) if end <= self.0.len => {
                     let me = Arc::clone(&self.0);
-                    self.0.cache.workers.read(move || me.read(&(offset..end), done));
+                    let range = offset..end;
+                    self.0.cache.workers.read(move || {
+                        if me.afresh.is_wanted() {
+                            me.read_afresh(&range, done);
+                        } else {
+                            me.read(&range, done);
+                        }
+                    });
                 }
                 _ => done.finish(Err(libc::EINVAL)),
             },

@@ -1,0 +1,71 @@
+//! Images that are served, with their overlays and what verifies them.
+
+use super::overlay::overlay_of;
+use super::verified::{Report, VerifiedBase};
+use crate::failure::Failure;
+use crate::image_spec::ImageSpec;
+use crate::session::Session;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use zebu::{Access, Format, Image};
+
+/// An open image, and how it was opened.
+pub(crate) struct Opened {
+    pub(crate) image: Image,
+    pub(crate) access: Access,
+    /// The image below, if what is read of it is verified.
+    pub(crate) base: Option<Image>,
+}
+
+/// Disks that the command line puts above an image.
+pub(crate) struct Layers<'a> {
+    /// The path of an overlay, and the name of its base as it was given.
+    pub(crate) overlay: Option<(&'a PathBuf, &'a OsString)>,
+    /// What the image must be.
+    pub(crate) manifest: Option<&'a PathBuf>,
+    /// Told of clusters that are not so.
+    pub(crate) report: Report,
+}
+
+impl Opened {
+    /// Opens the image of `spec` with what stands above it.
+    pub(crate) fn open(session: &Session, spec: &ImageSpec, layers: Layers<'_>) -> Result<Self, Failure> {
+        let Layers { overlay, manifest, report } = layers;
+        let base =
+            manifest.map(|manifest| VerifiedBase::open(session, spec, manifest, report)).transpose()?;
+        let image = open_above(session, spec, overlay, base.as_ref());
+        let base = base.map(|base| base.image);
+        match (image, base) {
+            (Ok(image), base) => Ok(Self { image, access: spec.options.access, base }),
+            (Err(failure), Some(base)) => session.close(&base, Access::ReadOnly).and(Err(failure)),
+            (Err(failure), None) => Err(failure),
+        }
+    }
+
+    /// Closes it, and then what is below.
+    pub(crate) fn close(&self, session: &Session) -> Result<(), Failure> {
+        let closed = session.close(&self.image, self.access);
+        self.base.iter().fold(closed, |closed, base| closed.and(session.close(base, Access::ReadOnly)))
+    }
+}
+
+fn open_above(
+    session: &Session,
+    spec: &ImageSpec,
+    overlay: Option<(&PathBuf, &OsString)>,
+    base: Option<&VerifiedBase>,
+) -> Result<Image, Failure> {
+    let overlay = overlay.map(|(path, given)| overlay_of(session, spec, given, path)).transpose()?;
+    let spec = match (overlay, base) {
+        (Some(mut overlay), Some(base)) => {
+            if overlay.options.backing.is_some() {
+                overlay.options.backing = Some((base.name.clone(), Some(Format::Raw)));
+            }
+            overlay
+        }
+        (Some(overlay), None) => overlay,
+        (None, Some(base)) => base.spec(spec),
+        (None, None) => return session.open(spec),
+    };
+    session.open(&spec)
+}

@@ -1,0 +1,104 @@
+//! Images of which only what a manifest says is read (`--verify`).
+
+use crate::failure::Failure;
+use crate::image_spec::ImageSpec;
+use crate::named_disks::note_verified;
+use crate::remote_disk::reads_afresh;
+use crate::session::Session;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use zebu::jobs::{Cancel, ManifestIndex};
+use zebu::{Access, Format, Image, Keys};
+use zebu_drivers::{ImageDisk, Verified, VerifiedHooks};
+
+/// The disks that are open, by the names of their images.
+static OPEN: Mutex<Vec<(String, Arc<Verified>)>> = Mutex::new(Vec::new());
+
+/// Told of what is wrong, by any thread.
+pub(crate) type Report = Box<dyn Fn(&str) + Send + Sync>;
+
+/// An image below the disk that is compared with a manifest.
+pub(crate) struct VerifiedBase {
+    /// The image, to be closed when nobody reads the disk any more.
+    pub(crate) image: Image,
+    /// The name of the disk, which is raw.
+    pub(crate) name: PathBuf,
+}
+
+impl VerifiedBase {
+    /// Opens the image of `spec` and `manifest`. `report` is told of clusters that are wrong.
+    ///
+    /// # Errors
+    /// One of the two can't be opened, or the manifest is of another disk.
+    pub(crate) fn open(
+        session: &Session,
+        spec: &ImageSpec,
+        manifest: &Path,
+        report: Report,
+    ) -> Result<Self, Failure> {
+        let index = ManifestIndex::open(manifest, &Cancel::default())
+            .map_err(|error| Failure::during("could not use the manifest of --verify", &error))?;
+        let mut below = spec.clone();
+        below.options.access = Access::ReadOnly;
+        let image = session.open(&below)?;
+        let opened = Self::above(session, &image, spec, index, report);
+        if opened.is_err() {
+            // What it says matters less.
+            let _ = session.close(&image, Access::ReadOnly);
+        }
+        Ok(Self { image, name: opened? })
+    }
+
+    fn above(
+        session: &Session,
+        image: &Image,
+        spec: &ImageSpec,
+        index: ManifestIndex,
+        report: Report,
+    ) -> Result<PathBuf, Failure> {
+        let shown = spec.path.display().to_string();
+        let below = Arc::new(ImageDisk::new(image.clone(), Access::ReadOnly, session.config().engine)?);
+        let hooks = VerifiedHooks::new(report, reads_afresh);
+        let disk = Arc::new(Verified::new(below, &shown, index, hooks).map_err(Failure::new)?);
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        // One image may be served twice.
+        let number = open.iter().filter(|(name, _)| *name == shown).count();
+        let name = if number == 0 {
+            format!("verified:{shown}")
+        } else {
+            format!("verified-{}:{shown}", number + 1)
+        };
+        let name = note_verified(PathBuf::from(name), disk.clone()).map_err(Failure::new)?;
+        open.push((shown, disk));
+        Ok(name)
+    }
+
+    /// How the disk itself is opened, as `spec` says of what is served.
+    pub(crate) fn spec(&self, spec: &ImageSpec) -> ImageSpec {
+        let mut spec = spec.clone();
+        self.name.clone_into(&mut spec.path);
+        spec.options.format = Some(Format::Raw);
+        spec.options.snapshot = None;
+        spec.options.backing = None;
+        spec.options.data_file = None;
+        spec.options.keys = Keys::default();
+        spec.filters.clear();
+        spec
+    }
+}
+
+/// Counters of verified disks, as JSON.
+pub(crate) fn counters() -> Vec<Value> {
+    let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let counted = open.iter().map(|(name, disk)| {
+        let counts = disk.counts();
+        json!({
+            "filename": name,
+            "manifest": disk.manifest().to_string_lossy(),
+            "mended-reads": counts.mended,
+            "refused-reads": counts.refused,
+        })
+    });
+    counted.collect()
+}
