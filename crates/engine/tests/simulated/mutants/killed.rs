@@ -216,6 +216,7 @@ fn each_fault_has_to_be_caught_somewhere() {
     );
     let mut tests = read(&crates.join("engine/tests/simulated/mutants/killed.rs"));
     tests += &read(&crates.join("storage/src/write_table.rs"));
+    tests += &read(&crates.join("storage/src/calling_thread.rs"));
     tests += &read(&crates.join("sim/tests/worlds.rs"));
     tests += &read(&crates.join("engine/tests/simulated/schedules/caught.rs"));
     for file in std::fs::read_dir(crates.join("engine/src/interleavings")).unwrap() {
