@@ -4,6 +4,7 @@ use crate::commands::{
     amend, backup, bench, bitmap, check, clone, commit, compare, convert, create, ctl, dd, info,
     install_names, io, map, measure, rebase, resize, serve, snapshot, verify,
 };
+use crate::deferred::Deferred;
 use crate::examples;
 use crate::failure::Failure;
 use crate::manual;
@@ -38,88 +39,88 @@ pub(crate) struct Cli {
 enum Command {
     /// Make a new image
     #[command(after_help = examples::CREATE)]
-    Create(create::CreateArgs),
+    Create(Deferred<create::CreateArgs>),
     /// Tell what an image is, without opening any file that it names
     #[command(after_help = examples::INFO)]
-    Info(info::InfoArgs),
+    Info(Deferred<info::InfoArgs>),
     /// Check an image's metadata, and repair it
     ///
     /// Exit codes: 0 no errors, 1 the check could not be done, 2 errors, 3 leaks only, 63 the format has no checks.
     #[command(after_help = examples::CHECK)]
-    Check(check::CheckArgs),
+    Check(Deferred<check::CheckArgs>),
     /// Copy images of the formats qcow2 and raw into a new or an existing one
     #[command(after_help = examples::CONVERT, override_usage = "zebu convert [OPTIONS] SOURCE... TARGET")]
-    Convert(Box<convert::ConvertArgs>),
+    Convert(Box<Deferred<convert::ConvertArgs>>),
     /// Tell what each range of a disk is made of
     #[command(after_help = examples::MAP)]
-    Map(map::MapArgs),
+    Map(Deferred<map::MapArgs>),
     /// Tell how large an image file would become
     #[command(after_help = examples::MEASURE)]
-    Measure(measure::MeasureArgs),
+    Measure(Deferred<measure::MeasureArgs>),
     /// Tell whether two images show a guest the same bytes
     ///
     /// Exit codes: 0 identical, 1 different (or a wrong command line), 2 an image can't be opened, 3 it can't be found
     /// out what is allocated, 4 an image can't be read.
     #[command(after_help = examples::COMPARE)]
-    Compare(compare::CompareArgs),
+    Compare(Deferred<compare::CompareArgs>),
     /// Put an image onto another backing file
     ///
     /// The disk shows the same afterwards: what the two chains do not share is copied into the image first.
     #[command(after_help = examples::REBASE)]
-    Rebase(Box<rebase::RebaseArgs>),
+    Rebase(Box<Deferred<rebase::RebaseArgs>>),
     /// Write what an image holds into its backing file
     #[command(after_help = examples::COMMIT)]
-    Commit(commit::CommitArgs),
+    Commit(Deferred<commit::CommitArgs>),
     /// Copy a part of a disk into a new image
     #[command(after_help = examples::DD)]
-    Dd(dd::DdArgs),
+    Dd(Deferred<dd::DdArgs>),
     /// Change properties of an image in place: version, refcount width, flags
     #[command(after_help = examples::AMEND)]
-    Amend(amend::AmendArgs),
+    Amend(Deferred<amend::AmendArgs>),
     /// Change the size of a disk
     #[command(after_help = examples::RESIZE)]
-    Resize(resize::ResizeArgs),
+    Resize(Deferred<resize::ResizeArgs>),
     /// List, take, apply or delete internal snapshots
     #[command(after_help = examples::SNAPSHOT)]
-    Snapshot(snapshot::SnapshotArgs),
+    Snapshot(Deferred<snapshot::SnapshotArgs>),
     /// Add, remove, clear, switch on and off, or merge persistent dirty bitmaps; `zebu info` lists them
     #[command(after_help = examples::BITMAP)]
-    Bitmap(bitmap::BitmapArgs),
+    Bitmap(Deferred<bitmap::BitmapArgs>),
     /// Make a writable copy of an image at once
     #[command(after_help = examples::CLONE)]
-    Clone(clone::CloneArgs),
+    Clone(Deferred<clone::CloneArgs>),
     /// Back a disk up into a compressed image, past the page cache
     #[command(after_help = examples::BACKUP)]
-    Backup(Box<backup::BackupArgs>),
+    Backup(Box<Deferred<backup::BackupArgs>>),
     /// Read every cluster of an image and compare it with a manifest
     #[command(after_help = examples::VERIFY)]
-    Verify(verify::VerifyArgs),
+    Verify(Deferred<verify::VerifyArgs>),
     /// Send many requests to an image and tell how fast they were served
     #[command(after_help = examples::BENCH)]
-    Bench(Box<bench::BenchArgs>),
+    Bench(Box<Deferred<bench::BenchArgs>>),
     /// Read, write and look at an image by commands, as qemu-io does
     #[command(after_help = examples::IO)]
-    Io(io::IoArgs),
+    Io(Deferred<io::IoArgs>),
     /// Attach images to virtual machines and other clients, over NBD, vhost-user-blk and FUSE
     ///
     /// Prints the line `ready` when clients can connect. SIGTERM or SIGINT: takes no more requests, finishes those under
     /// way, closes the images and exits with 0.
     #[command(after_help = examples::SERVE)]
-    Serve(Box<serve::ServeArgs>),
+    Serve(Box<Deferred<serve::ServeArgs>>),
     /// Look at and change a running `zebu serve`, through the socket of its --control
     #[command(after_help = examples::CTL)]
-    Ctl(ctl::CtlArgs),
+    Ctl(Deferred<ctl::CtlArgs>),
     /// Make links of the names `qemu-img`, `qemu-io` and `qemu-nbd` to this binary
     ///
     /// Called by such a name, it behaves as that program does: its grammar, its messages, its exit codes.
     #[command(after_help = examples::INSTALL_NAMES)]
-    InstallNames(install_names::InstallNamesArgs),
+    InstallNames(Deferred<install_names::InstallNamesArgs>),
     /// Wait for the end of the server that started this, then unmount its files
     #[command(hide = true)]
-    UnmountInTheEnd(unmounter::UnmountArgs),
+    UnmountInTheEnd(Deferred<unmounter::UnmountArgs>),
     /// Connect to servers for a server in its sandbox, which started this
     #[command(hide = true)]
-    ConnectForAServer(connector::ConnectArgs),
+    ConnectForAServer(Deferred<connector::ConnectArgs>),
     /// Print a completion script for a shell
     #[command(hide = true)]
     Completions {
@@ -286,7 +287,9 @@ mod tests {
 
     #[test]
     fn every_option_with_a_letter_has_a_long_name() {
-        for command in Cli::command().get_subcommands() {
+        let mut cli = Cli::command();
+        cli.build();
+        for command in cli.get_subcommands() {
             for argument in command.get_arguments() {
                 assert!(
                     argument.get_short().is_none() || argument.get_long().is_some(),

@@ -10,6 +10,7 @@ mod commands;
 mod compression;
 mod create_opts;
 mod damage_told;
+mod deferred;
 mod dry_run;
 mod encrypt_opts;
 mod encrypted_file;

@@ -13,13 +13,16 @@ pub(crate) fn size_short(bytes: u64) -> String {
     format!("{} {}", three_digits(value), UNITS[unit])
 }
 
-/// `%.3g` of a value from 0 to below 10^6, without an exponent.
+/// `%.3g` of 0, or of a value from 0.1 to below 10^6, without an exponent. (`log10` would be the only use of the library of
+/// mathematics, half a megabyte.)
 fn three_digits(value: f64) -> String {
-    let decimals = if value == 0.0 {
-        0
-    } else {
-        // Digits before the point decide how many follow it.
-        (2 - value.log10().floor() as i32).max(0) as usize
+    // Digits before the point decide how many follow it.
+    let decimals = match value {
+        0.0 => 0,
+        ..1.0 => 3,
+        ..10.0 => 2,
+        ..100.0 => 1,
+        _ => 0,
     };
     trim_zeroes(&format!("{value:.decimals$}"))
 }

@@ -1,0 +1,50 @@
+//! Options of commands that are built when the command is asked for.
+
+use clap::{ArgMatches, Args, Command, Error, FromArgMatches, Id};
+use std::ops::Deref;
+
+/// Arguments of a command, whose descriptions are made only if that command is on the command line, or all are wanted.
+///
+/// The descriptions of all commands cost a third of the memory that a short command takes.
+#[derive(Debug)]
+pub(crate) struct Deferred<T>(T);
+
+impl<T> Deref for Deferred<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T: Args> Args for Deferred<T> {
+    fn group_id() -> Option<Id> {
+        T::group_id()
+    }
+
+    fn augment_args(command: Command) -> Command {
+        command.defer(T::augment_args)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        command.defer(T::augment_args_for_update)
+    }
+}
+
+impl<T: FromArgMatches> FromArgMatches for Deferred<T> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        T::from_arg_matches(matches).map(Self)
+    }
+
+    fn from_arg_matches_mut(matches: &mut ArgMatches) -> Result<Self, Error> {
+        T::from_arg_matches_mut(matches).map(Self)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        self.0.update_from_arg_matches(matches)
+    }
+
+    fn update_from_arg_matches_mut(&mut self, matches: &mut ArgMatches) -> Result<(), Error> {
+        self.0.update_from_arg_matches_mut(matches)
+    }
+}
