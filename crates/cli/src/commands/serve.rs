@@ -393,7 +393,7 @@ fn serve_images(
     result.map(|()| 0)
 }
 
-/// What stands above the image of this number.
+/// The disks above the image of this number.
 fn layers(args: &ServeArgs, number: usize) -> Layers<'_> {
     let log = log(args);
     Layers {

@@ -21,7 +21,7 @@ pub(crate) struct Opened {
 pub(crate) struct Layers<'a> {
     /// The path of an overlay, and the name of its base as it was given.
     pub(crate) overlay: Option<(&'a PathBuf, &'a OsString)>,
-    /// What the image must be.
+    /// The manifest of what the image must be.
     pub(crate) manifest: Option<&'a PathBuf>,
     /// Told of clusters that are not so.
     pub(crate) report: Report,
