@@ -301,6 +301,21 @@ mod tests {
     }
 
     #[test]
+    fn options_that_are_described_later_leave_the_text_of_a_command_alone() {
+        let before = Cli::command();
+        let mut built = before.clone();
+        built.build();
+        for (before, built) in before.get_subcommands().zip(built.get_subcommands()) {
+            let texts = |command: &clap::Command| {
+                let texts = [command.get_about(), command.get_long_about(), command.get_after_help()];
+                texts.map(|text| text.map(ToString::to_string))
+            };
+            assert_eq!(texts(before), texts(built));
+            assert!(before.get_arguments().count() < built.get_arguments().count(), "{}", built.get_name());
+        }
+    }
+
+    #[test]
     fn every_visible_command_has_examples() {
         for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
             let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();

@@ -1,5 +1,6 @@
 //! Options of commands that are built when the command is asked for.
 
+use clap::builder::Resettable;
 use clap::{ArgMatches, Args, Command, Error, FromArgMatches, Id};
 use std::ops::Deref;
 
@@ -17,17 +18,23 @@ impl<T> Deref for Deferred<T> {
     }
 }
 
+/// Adds what a command is described by, and keeps its own text: that of the type of the arguments is for programmers.
+fn keeping_text(command: Command, augment: fn(Command) -> Command) -> Command {
+    let (about, long_about) = (command.get_about().cloned(), command.get_long_about().cloned());
+    augment(command).about(Resettable::from(about)).long_about(Resettable::from(long_about))
+}
+
 impl<T: Args> Args for Deferred<T> {
     fn group_id() -> Option<Id> {
         T::group_id()
     }
 
     fn augment_args(command: Command) -> Command {
-        command.defer(T::augment_args)
+        command.defer(|command| keeping_text(command, T::augment_args))
     }
 
     fn augment_args_for_update(command: Command) -> Command {
-        command.defer(T::augment_args_for_update)
+        command.defer(|command| keeping_text(command, T::augment_args_for_update))
     }
 }
 

@@ -41,7 +41,12 @@ fn with_qemu_grammar(command: Command) -> Command {
 
 /// `-h`, which each command of a program has as well.
 fn help_argument() -> Arg {
-    Arg::new("help").short('h').long("help").action(ArgAction::Help).help("Print this help")
+    Arg::new("help")
+        .short('h')
+        .long("help")
+        .action(ArgAction::Help)
+        .help("Print this help")
+        .display_order(1000)
 }
 
 /// `-T`, which a QEMU without trace backends takes and does nothing for.
