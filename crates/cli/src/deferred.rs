@@ -6,7 +6,7 @@ use std::ops::Deref;
 
 /// Arguments of a command, whose descriptions are made only if that command is on the command line, or all are wanted.
 ///
-/// Those of all commands, and the library of mathematics, were 1.2 of the 7.8 MB that `zebu --version` took.
+/// Descriptions of all commands, and the library of mathematics, were 1.2 of the 7.8 MB that `zebu --version` took.
 #[derive(Debug)]
 pub(crate) struct Deferred<T>(T);
 
