@@ -59,7 +59,7 @@ struct Shared {
     refused: AtomicU64,
 }
 
-/// Reads of clusters that were not what the manifest says, since the disk was opened.
+/// Reads of clusters that failed, or were not what the manifest says, since the disk was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct VerifiedCounts {
@@ -170,7 +170,9 @@ impl Shared {
         if self.fits(offset, &bytes)? {
             self.tell(
                 &self.mended,
-                &format!("the cluster at {offset} was not what '{manifest}' says; read again, it is"),
+                &format!(
+                    "the cluster at {offset} could not be read, or was not what '{manifest}' says; read again, it is"
+                ),
             );
             return Ok(bytes.into());
         }
