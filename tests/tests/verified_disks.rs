@@ -126,11 +126,18 @@ fn what_a_cache_has_wrong_is_fetched_again() {
     // Wrong bytes with the right sums of wrong bytes, as bad memory leaves them.
     zebu(dir, ["convert", "-f", "raw", "-O", "raw", "--cache-dir", "cache", &url, "flat.raw"]).ok();
     flip(&dir.join("www/disk.raw"), &places, 2);
-    let line = format!("--read-only -f raw --cache-dir cache --verify disk.manifest {url}");
+    let line = format!("--read-only --queues 2 -f raw --cache-dir cache --verify disk.manifest {url}");
     let server = Server::start(dir, &line);
-    let mut client = Client::open(server.socket(), "").unwrap();
-    assert_eq!(refused(&mut client, &content, CLUSTER), BTreeSet::new());
-    drop(client);
+    // At once, so that some read clusters and their neighbours while others give them up.
+    std::thread::scope(|scope| {
+        for piece in [CLUSTER, 16 << 10, 1 << 20] {
+            let (socket, content) = (server.socket(), &content);
+            scope.spawn(move || {
+                let mut client = Client::open(socket, "").unwrap();
+                assert_eq!(refused(&mut client, content, piece), BTreeSet::new());
+            });
+        }
+    });
     let said = server.stop_with_messages();
     assert!(said.contains("read again, it is") && said.lines().count() == 16, "{said}");
     // What was wrong is gone from the cache.
