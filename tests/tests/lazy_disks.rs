@@ -243,21 +243,22 @@ fn a_hundred_overlays_share_what_is_fetched_and_take_little_memory() {
     let content = source(dir);
     let web = WebServer::start(dir);
     let url = web.url("/disk.qcow2");
-    let server = |overlays: usize| {
+    let server = |overlay: &str, overlays: usize, url: &str| {
         let mut options = "--cache-dir cache".to_owned();
         for number in 0..overlays {
-            options += &format!(" --overlay own{number}.qcow2 --export-name e{number}");
+            options += &format!(" --overlay {overlay}{number}.qcow2 --export-name e{number}");
         }
         for _ in 0..overlays {
             options += &format!(" {url}");
         }
         Server::start(dir, &options)
     };
-    let one = server(1);
+    // A name of its own: what was on its way when this server ended is fetched again by the next.
+    let one = server("alone", 1, &format!("{url}?alone"));
     Client::open(one.socket(), "e0").unwrap().read(DATA, 1 << 20).unwrap();
     let alone = one.resident_kib();
     one.stop();
-    let many = server(OVERLAYS);
+    let many = server("own", OVERLAYS, &url);
     std::thread::scope(|scope| {
         for thread in 0..8 {
             let (content, socket) = (&content, many.socket());
@@ -281,10 +282,10 @@ fn a_hundred_overlays_share_what_is_fetched_and_take_little_memory() {
         assert!(client.read(DATA, 4096).unwrap() == [number as u8; 4096]);
     }
     many.stop();
-    let mut fetched = ranges(&web, "/disk.qcow2");
+    let mut fetched = ranges(&web, "/disk.qcow2 ");
     fetched.retain(|range| *range != (0, 65536));
     fetched.sort_unstable();
-    assert!(fetched.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{fetched:?}");
+    assert!(fetched.len() > 4 && fetched.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{fetched:?}");
 }
 
 #[test]
