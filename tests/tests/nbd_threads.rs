@@ -18,7 +18,7 @@ use zebu_tests::thread_stress::history::History;
 use zebu_tests::thread_stress::journal::{Kind, Outcome};
 use zebu_tests::thread_stress::process::read_journals;
 use zebu_tests::thread_stress::recorder::{Clock, Recorder};
-use zebu_tests::thread_stress::sector::{SECTOR, Seen, ZERO, fill, look_at_all};
+use zebu_tests::thread_stress::sector::{SECTOR, Seen, Tearing, ZERO, fill, look_at_all};
 use zebu_tests::vhost_guest::{DATA, VhostGuest, WRITE};
 
 const IMAGE: &str = "disk.qcow2";
@@ -173,7 +173,8 @@ fn content(qemu: &Qemu, dir: &Path) -> Vec<Seen> {
 
 /// Judges what the clients saw, and what is left.
 fn judge(qemu: &Qemu, dir: &Path, initial: Vec<u64>, cluster: u64, end: End, through: Through) {
-    let mut history = History::new(initial, cluster / SECTOR as u64, read_journals(dir).unwrap());
+    let mut history =
+        History::new(initial, cluster / SECTOR as u64, Tearing::Bytes, read_journals(dir).unwrap());
     let mut wrong = Vec::new();
     if end == End::Stopped {
         qemu.check_clean(dir, IMAGE).unwrap();

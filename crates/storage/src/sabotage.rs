@@ -66,6 +66,8 @@ pub enum Fault {
     ChangeSharedTable,
     /// Write: two allocations of one guest cluster may be in flight.
     AllocateTwice,
+    /// Write: a cluster that was zeroed in its place is written while earlier writes may still reach it.
+    WriteWhereOthersReach,
     /// Write: who waits for an allocation in flight is not woken.
     ForgetInFlightWaiters,
     /// Write: a cluster that is given another place counts as filled though nothing was written there.

@@ -10,7 +10,7 @@
 //! spans never overlap, and nothing else is surely written within one. A value that was written several times (zeroes,
 //! what a snapshot brings back) is judged by the weaker rule alone: it was not surely overwritten.
 
-use super::sector::{self, Seen};
+use super::sector::{self, Seen, Tearing};
 use std::collections::{HashMap, HashSet};
 
 /// The end of what has not ended.
@@ -63,6 +63,7 @@ pub struct Look {
 /// The changes of a sector, as far as observations tell.
 pub struct Sector<'a> {
     number: u64,
+    tearing: Tearing,
     changes: &'a [Change],
     /// For each change, its end if it surely took effect.
     effective: Vec<u64>,
@@ -74,7 +75,7 @@ pub struct Sector<'a> {
 
 impl<'a> Sector<'a> {
     /// The sector of this number. Of `changes`, one is what was there before all others.
-    pub fn new(number: u64, changes: &'a [Change], looks: &[Look]) -> Self {
+    pub fn new(number: u64, tearing: Tearing, changes: &'a [Change], looks: &[Look]) -> Self {
         let mut by_value: HashMap<u64, Vec<usize>> = HashMap::new();
         for (index, change) in changes.iter().enumerate() {
             by_value.entry(change.value).or_default().push(index);
@@ -90,7 +91,7 @@ impl<'a> Sector<'a> {
         let effective: Vec<u64> =
             changes.iter().map(|change| if took_effect(change) { change.end } else { NEVER }).collect();
         let settled = settled(changes, &effective);
-        Self { number, changes, effective, settled, by_value }
+        Self { number, tearing, changes, effective, settled, by_value }
     }
 
     /// The latest begin of a change that had surely taken effect before `moment`.
@@ -134,7 +135,7 @@ impl<'a> Sector<'a> {
                 // Half of a sector is there only while it is being written.
                 let is_busy = shown.iter().any(|index| self.changes[*index].end > look.begin);
                 let values: Vec<u64> = shown.iter().map(|index| self.changes[*index].value).collect();
-                if is_busy && sector::is_made_of(bytes, self.number, &values) {
+                if is_busy && sector::is_made_of(bytes, self.number, &values, self.tearing) {
                     return Ok(());
                 }
                 let when = if is_busy { "of other values" } else { "while nobody writes it" };
@@ -196,8 +197,8 @@ pub struct Unexplained {
 ///
 /// # Errors
 /// An observation that no order explains.
-pub fn judge(number: u64, changes: &[Change], looks: &[Look]) -> Result<(), Unexplained> {
-    let sector = Sector::new(number, changes, looks);
+pub fn judge(number: u64, tearing: Tearing, changes: &[Change], looks: &[Look]) -> Result<(), Unexplained> {
+    let sector = Sector::new(number, tearing, changes, looks);
     for look in looks {
         sector.judge_look(look).map_err(|what| Unexplained {
             at: look.begin,
@@ -274,12 +275,13 @@ fn spans(sector: &Sector<'_>, looks: &[Look]) -> Vec<Span> {
 /// What lasts was lost, or something is there that can't be, in words.
 pub fn judge_crash(
     number: u64,
+    tearing: Tearing,
     changes: &[Change],
     looks: &[Look],
     flushed: u64,
     left: &Seen,
 ) -> Result<(), String> {
-    let sector = Sector::new(number, changes, looks);
+    let sector = Sector::new(number, tearing, changes, looks);
     let lasts = |change: &&Change| match change.lasting {
         _ if change.certainty == Certainty::May => false,
         Lasting::AtItsEnd => change.end != NEVER,
@@ -303,7 +305,7 @@ pub fn judge_crash(
                 (0..changes.len()).filter(|index| sector.may_show(*index, latest, NEVER)).collect();
             let values: Vec<u64> = shown.iter().map(|index| changes[*index].value).collect();
             let is_busy = shown.iter().any(|index| changes[*index].end == NEVER);
-            if is_busy && sector::is_made_of(bytes, number, &values) {
+            if is_busy && sector::is_made_of(bytes, number, &values, tearing) {
                 return Ok(());
             }
             Err(format!("a torn sector is left, which begins with {:02x?}", &bytes[..24]))

@@ -18,13 +18,13 @@ const C: u64 = 3 << 40 | 1;
 
 fn rejects(changes: &[Change], looks: &[Look], why: &str) {
     let initial = [&[change(ZERO, 0, 0)], changes].concat();
-    let Unexplained { why: found, .. } = judge(7, &initial, looks).expect_err(why);
+    let Unexplained { why: found, .. } = judge(7, Tearing::Bytes, &initial, looks).expect_err(why);
     assert!(found.contains(why), "{found}");
 }
 
 fn accepts(changes: &[Change], looks: &[Look]) {
     let initial = [&[change(ZERO, 0, 0)], changes].concat();
-    judge(7, &initial, looks).expect("an order explains it");
+    judge(7, Tearing::Bytes, &initial, looks).expect("an order explains it");
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn a_torn_sector_is_rejected_unless_it_is_being_written() {
 
 fn crash(changes: &[Change], flushed: u64, left: u64) -> Result<(), String> {
     let initial = [&[change(ZERO, 0, 0)], changes].concat();
-    judge_crash(7, &initial, &[], flushed, &Seen::Value(left))
+    judge_crash(7, Tearing::Bytes, &initial, &[], flushed, &Seen::Value(left))
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn after_a_crash_nothing_is_torn_that_was_acknowledged() {
     bytes[..96].fill(0);
     bytes[8..16].fill(0);
     let left = Seen::Torn(Box::new(bytes));
-    let of = |end| judge_crash(7, &[change(ZERO, 0, 0), change(A, 1, end)], &[], 0, &left);
+    let of = |end| judge_crash(7, Tearing::Bytes, &[change(ZERO, 0, 0), change(A, 1, end)], &[], 0, &left);
     assert!(of(2).is_err());
     assert!(of(NEVER).is_ok());
 }

@@ -2,7 +2,7 @@
 
 use super::checker::{Certainty, Change, Lasting, Look, NEVER, Unexplained, judge, judge_crash};
 use super::journal::{Begin, Entry, Kind, Outcome};
-use super::sector::{Seen, ZERO};
+use super::sector::{Seen, Tearing, ZERO};
 use std::collections::HashMap;
 
 /// A request of a thread, with its end if it had one.
@@ -21,6 +21,7 @@ pub struct History {
     initial: Vec<u64>,
     /// Sectors of a cluster.
     cluster: u64,
+    tearing: Tearing,
     requests: Vec<Request>,
     /// The content of snapshots, by number.
     snapshots: HashMap<u64, Vec<Seen>>,
@@ -49,7 +50,7 @@ impl std::ops::AddAssign for Counts {
 
 impl History {
     /// The history of a disk that held `initial`, with clusters of so many sectors.
-    pub fn new(initial: Vec<u64>, cluster: u64, journals: Vec<Vec<Entry>>) -> Self {
+    pub fn new(initial: Vec<u64>, cluster: u64, tearing: Tearing, journals: Vec<Vec<Entry>>) -> Self {
         let mut requests = Vec::new();
         for journal in journals {
             let mut open: HashMap<u64, usize> = HashMap::new();
@@ -89,7 +90,7 @@ impl History {
                 }
             }
         }
-        Self { initial, cluster, requests, snapshots, of_sector }
+        Self { initial, cluster, tearing, requests, snapshots, of_sector }
     }
 
     /// Adds what a disk shows at rest, after all requests: sectors from the first one on.
@@ -190,7 +191,7 @@ impl History {
     pub fn judge(&self, most: usize) -> Vec<String> {
         let wrong = (0..self.initial.len() as u64).filter_map(|sector| {
             let (changes, looks) = self.of(sector);
-            let Unexplained { at, why } = judge(sector, &changes, &looks).err()?;
+            let Unexplained { at, why } = judge(sector, self.tearing, &changes, &looks).err()?;
             Some(format!("sector {sector}: {why}\n{}", shown(&changes, &looks, at)))
         });
         wrong.take(most).collect()
@@ -204,7 +205,7 @@ impl History {
         let flushed = flushes.map(|request| request.begin.clock).max().unwrap_or(0);
         let wrong = (0..).zip(left.iter().take(self.initial.len())).filter_map(|(sector, left)| {
             let (changes, looks) = self.of(sector);
-            let why = judge_crash(sector, &changes, &looks, flushed, left).err()?;
+            let why = judge_crash(sector, self.tearing, &changes, &looks, flushed, left).err()?;
             Some(format!("sector {sector} after a crash: {why}\n{}", shown(&changes, &looks, NEVER)))
         });
         wrong.take(most).collect()

@@ -6,7 +6,7 @@ use super::history::{Counts, History};
 use super::operator::snapshot_name;
 use super::plan::Case;
 use super::process::read_journals;
-use super::sector::{SECTOR, Seen, look_at_all};
+use super::sector::{SECTOR, Seen, Tearing, look_at_all};
 use crate::qemu::Qemu;
 use std::path::Path;
 
@@ -42,7 +42,8 @@ impl<'a> Judge<'a> {
 
     fn history(&self) -> Result<History, String> {
         let journals = read_journals(self.dir).map_err(|e| format!("the journals: {e}"))?;
-        Ok(History::new(initial(self.case), self.case.cluster_sectors(), journals))
+        let tearing = if self.case.encrypted { Tearing::CipherBlocks } else { Tearing::Bytes };
+        Ok(History::new(initial(self.case), self.case.cluster_sectors(), tearing, journals))
     }
 
     /// The disk of a directory's image, as QEMU reads it.

@@ -1,6 +1,7 @@
 //! The content of a sector, which tells which write it is from and where it belongs.
 
 use crate::random::Random;
+use std::ops::Range;
 
 /// Bytes of a sector: what is written and judged as one.
 pub const SECTOR: usize = 512;
@@ -99,8 +100,22 @@ pub fn is_word_of(bytes: &[u8], sector: u64, index: usize, value: u64) -> bool {
     }
 }
 
-/// Whether each byte of a torn sector is from one of `values`: the kernel copies a page of its cache byte by byte.
-pub fn is_made_of(bytes: &[u8; SECTOR], sector: u64, values: &[u64]) -> bool {
+/// The way in which a sector is torn while it is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tearing {
+    /// At any byte: the kernel copies a page of its cache byte by byte.
+    Bytes,
+    /// So is what is stored, encrypted (XTS): a block of the cipher that is cut reads as noise.
+    CipherBlocks,
+}
+
+/// Bytes of a block of the cipher.
+const CIPHER_BLOCK: usize = 16;
+/// The most cuts in a sector: a copy that another overtakes, and one more that it overtakes.
+const MOST_CUTS: usize = 2;
+
+/// Whether a torn sector is made of `values`.
+pub fn is_made_of(bytes: &[u8; SECTOR], sector: u64, values: &[u64], tearing: Tearing) -> bool {
     let wholes: Vec<[u8; SECTOR]> = values
         .iter()
         .map(|value| {
@@ -109,7 +124,16 @@ pub fn is_made_of(bytes: &[u8; SECTOR], sector: u64, values: &[u64]) -> bool {
             whole
         })
         .collect();
-    (0..SECTOR).all(|index| wholes.iter().any(|whole| whole[index] == bytes[index]))
+    match tearing {
+        Tearing::Bytes => (0..SECTOR).all(|index| wholes.iter().any(|whole| whole[index] == bytes[index])),
+        Tearing::CipherBlocks => {
+            let blocks = (0..SECTOR).step_by(CIPHER_BLOCK).map(|start| start..start + CIPHER_BLOCK);
+            let is_cut = |block: &Range<usize>| {
+                wholes.iter().all(|whole| whole[block.clone()] != bytes[block.clone()])
+            };
+            blocks.filter(is_cut).count() <= MOST_CUTS
+        }
+    }
 }
 
 #[cfg(test)]
@@ -140,8 +164,27 @@ mod tests {
         let mut newer = [0; SECTOR];
         fill(&mut newer, new, 5);
         bytes[..203].copy_from_slice(&newer[..203]);
+        let is_made_of = |bytes, sector, values: &[u64]| is_made_of(bytes, sector, values, Tearing::Bytes);
         assert!(is_made_of(&bytes, 5, &[old, new]), "cut in the middle of a word");
         assert!(!is_made_of(&bytes, 5, &[old]));
         assert!(!is_made_of(&bytes, 6, &[old, new]));
+    }
+
+    #[test]
+    fn a_block_of_the_cipher_that_is_cut_is_noise() {
+        let mut values = Values::new(7, 3);
+        let (old, new) = (values.next_value(), values.next_value());
+        let mut bytes = [0; SECTOR];
+        fill(&mut bytes, old, 5);
+        let mut newer = [0; SECTOR];
+        fill(&mut newer, new, 5);
+        bytes[..192].copy_from_slice(&newer[..192]);
+        bytes[192..208].fill(0x5a);
+        let is_made_of =
+            |bytes: &[u8; SECTOR], values: &[u64]| is_made_of(bytes, 5, values, Tearing::CipherBlocks);
+        assert!(is_made_of(&bytes, &[old, new]));
+        assert!(!is_made_of(&bytes, &[old]));
+        bytes[304..336].fill(0x5a);
+        assert!(!is_made_of(&bytes, &[old, new]), "two copies make two cuts");
     }
 }

@@ -1,7 +1,7 @@
 //! Readers of an image, and keeping them out for the moment in which one mapping of the disk replaces another.
 
 use crate::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use crate::sync::{Clock, EpochGuard, GrowingPatience, ReadEpochs, WaitQueue};
+use crate::sync::{Clock, EpochGuard, GrowingPatience, Moment, ReadEpochs, WaitQueue};
 use zebu_storage::Worker;
 
 /// The readers of an image, with a barrier for them beside the one for requests that change it
@@ -38,6 +38,21 @@ impl Readers {
     /// Waits until those who are inside now have left.
     pub(crate) async fn wait(&self) {
         self.epochs.wait().await;
+    }
+
+    /// This moment, if somebody is inside.
+    pub(crate) fn moment(&self) -> Option<Moment> {
+        self.epochs.moment()
+    }
+
+    /// Whether all who were inside at `moment` are known to have left.
+    pub(crate) fn has_passed(&self, moment: Moment) -> bool {
+        self.epochs.has_passed(moment)
+    }
+
+    /// Waits until those who were inside at `moment` have left.
+    pub(crate) async fn wait_past(&self, moment: Moment) {
+        self.epochs.wait_past(moment).await;
     }
 
     /// Begins a read: its guard is held until its I/O is complete.

@@ -20,7 +20,7 @@ pub(crate) use once_lock::OnceLock;
 #[cfg(test)]
 pub(crate) use patience::Standing;
 pub(crate) use patience::{Clock, GrowingPatience, LONG, with_long_patience, with_patience};
-pub(crate) use read_epochs::{EpochGuard, ReadEpochs};
+pub(crate) use read_epochs::{EpochGuard, Moment, ReadEpochs};
 pub(crate) use request_barrier::{Alone, Inside, RequestBarrier};
 pub(crate) use rw_lock::{RwLock, RwLockWriteGuard};
 pub(crate) use wait_queue::WaitQueue;

@@ -1,5 +1,6 @@
 //! A shard of the slice store: slices by their ids, and loads under way.
 
+use crate::qcow2::cache::cleared_in_place::ClearedInPlace;
 use crate::qcow2::cache::in_flight::InFlight;
 use crate::sync::{MutexGuard, WaitList, Wakers};
 use foldhash::fast::FixedState;
@@ -182,6 +183,7 @@ pub(crate) struct Shard {
     /// Ids of slices that became dirty since they were last frozen.
     dirty: Vec<u64>,
     in_flight: InFlight,
+    cleared: ClearedInPlace,
     counters: Counters,
     generation: u64,
 }
@@ -316,6 +318,11 @@ impl Shard {
     #[inline]
     pub(crate) fn in_flight(&mut self) -> &mut InFlight {
         &mut self.in_flight
+    }
+
+    /// Guest clusters that were cleared and kept their place.
+    pub(crate) fn cleared(&mut self) -> &mut ClearedInPlace {
+        &mut self.cleared
     }
 
     fn remove_at(&mut self, at: usize) -> Slice {

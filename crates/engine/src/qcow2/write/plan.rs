@@ -8,6 +8,7 @@ use crate::qcow2::space::alloc::WindowFor;
 use crate::qcow2::space::free::{Allocated, SpaceContent};
 use crate::qcow2::state::Qcow2;
 use crate::qcow2::write::allocation::{Allocation, Placement, subclusters_in};
+use crate::sync::Moment;
 use smallvec::SmallVec;
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -33,6 +34,8 @@ enum Obstacle {
     InFlight { cluster: u64 },
     /// The stream needs a window.
     NeedsSpace { cluster: u64, count: u64 },
+    /// Writes that were under way at this moment may still reach the place.
+    StillReached { since: Moment },
 }
 
 /// How an entry takes a write of some of its bytes.
@@ -108,6 +111,13 @@ impl Qcow2 {
                     Some(error) => return Err(error),
                     None => no_space = Box::pin(self.refill_window(worker, cluster, count)).await.err(),
                 },
+                Obstacle::StillReached { since } => {
+                    Box::pin(self.on_own_worker(worker, move |me, _| async move {
+                        me.readers.wait_past(since).await;
+                        Ok(())
+                    }))
+                    .await?;
+                }
             }
         }
     }
@@ -174,6 +184,12 @@ impl Qcow2 {
             }
             let host = host + (guest & (self.geometry.cluster_size() - 1));
             return Ok(Ok(Plan::InPlace { host, len: run_end - guest }));
+        }
+        if matches!(first, Kind::Existing { .. }) && !sabotage::is(Fault::WriteWhereOthersReach) {
+            let written = first_cluster..first_cluster + clusters;
+            if let Some(since) = shard.cleared().latest(&written, |moment| self.readers.has_passed(moment)) {
+                return Ok(Err(Obstacle::StillReached { since }));
+            }
         }
         let (place, host, content, taken) = match first {
             Kind::Existing { host } => (Placement::Existing, host, SpaceContent::Recycled, clusters),

@@ -156,6 +156,7 @@ impl Qcow2 {
         let mut write_zeroes = None;
         let mut data_ranges: Vec<Range<u64>> = Vec::new();
         let mut wait_for = None;
+        let mut cleared_in_place: Option<Range<u64>> = None;
         let mut at = range.start;
         {
             let (mut shard, key, first) = self.lock_slice(worker, range.start).await?;
@@ -190,10 +191,18 @@ impl Qcow2 {
                         if old.is_compressed() || (old_host.is_some() && new.host(&self.geometry) != old_host)
                         {
                             self.free_entry(old, cluster << bits, after_clearing(what));
+                        } else if old_host.is_some() {
+                            cleared_in_place.get_or_insert(cluster..cluster).end = cluster + 1;
                         }
                     }
                 }
                 at = cluster_end;
+            }
+            // After the change: who enters from now on sees it.
+            if let Some(clusters) = cleared_in_place
+                && let Some(moment) = self.readers.moment()
+            {
+                shard.cleared().note(clusters, moment, |moment| self.readers.has_passed(moment));
             }
         }
         for range in data_ranges {

@@ -375,3 +375,29 @@ pub(crate) fn a_cluster_is_not_used_again_while_it_is_read() {
     bench.read_whole().unwrap();
     bench.close().unwrap();
 }
+
+#[test]
+pub(crate) fn a_cluster_zeroed_in_its_place_is_not_written_while_earlier_writes_may_reach_it() {
+    let subclusters = Setup { extended_l2: true, cluster_size: 16384, ..patterned() };
+    for (seed, setup) in [patterned(), subclusters].iter().enumerate() {
+        let bench = Bench::new(setup, 11 + seed as u64);
+        bench.read_whole().unwrap();
+        let hold = bench.world.hold(OpFilter::of(OpClass::Write).on_file(TOP).by_worker(0));
+        let earlier = write(&bench, 0, 512, 1024);
+        settle(&bench);
+        let zeroing = start(&bench, 1, |guest, worker| async move {
+            guest.zero(&worker, 0, CLUSTER, ZeroMode::Keep).await;
+        });
+        settle(&bench);
+        assert!(zeroing.get() && !earlier.get());
+        let later = write(&bench, 1, 1024, 1024);
+        let elsewhere = write(&bench, 1, 4 * 16384, CLUSTER);
+        settle(&bench);
+        assert!(!later.get(), "the earlier write could land on it, and be shown in its cluster");
+        assert!(elsewhere.get());
+        let_go(&bench, hold);
+        assert!(earlier.get() && later.get());
+        bench.read_whole().unwrap();
+        bench.close().unwrap();
+    }
+}

@@ -1,0 +1,75 @@
+//! Guest clusters that were cleared and kept their host clusters, while earlier writes may still reach these.
+
+use crate::sync::Moment;
+use std::ops::Range;
+
+/// Ranges that are told apart.
+const MOST: usize = 64;
+
+/// The clusters of a shard that were cleared in their place, each with the moment of that.
+///
+/// A write that was under way at that moment may reach the host cluster until it ends. If another was linked there
+/// before, what the first one left would be seen after the zeroes. So the other waits until the moment has passed.
+#[derive(Debug, Default)]
+pub(crate) struct ClearedInPlace {
+    ranges: Vec<(Range<u64>, Moment)>,
+}
+
+impl ClearedInPlace {
+    /// Notes that guest clusters were cleared at `moment`. Those of moments that have passed are forgotten.
+    pub(crate) fn note(&mut self, clusters: Range<u64>, moment: Moment, has_passed: impl Fn(Moment) -> bool) {
+        self.ranges.retain(|(_, moment)| !has_passed(*moment));
+        if self.ranges.len() < MOST {
+            self.ranges.push((clusters, moment));
+            return;
+        }
+        // One range around all of them is waited for by more than need to, and takes no memory.
+        let around = self.ranges.drain(..).fold((clusters, moment), |(around, latest), (range, moment)| {
+            (around.start.min(range.start)..around.end.max(range.end), latest.max(moment))
+        });
+        self.ranges.push(around);
+    }
+
+    /// The moment that has to pass before any of `clusters` is written in its place.
+    pub(crate) fn latest(
+        &self,
+        clusters: &Range<u64>,
+        has_passed: impl Fn(Moment) -> bool,
+    ) -> Option<Moment> {
+        let meets = |range: &Range<u64>| range.start < clusters.end && clusters.start < range.end;
+        let met = self.ranges.iter().filter(|(range, _)| meets(range)).map(|(_, moment)| *moment);
+        met.max().filter(|moment| !has_passed(*moment))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::ReadEpochs;
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    #[test]
+    fn what_is_cleared_is_told_until_its_moment_has_passed() {
+        let epochs = ReadEpochs::default();
+        let inside = epochs.enter(0);
+        let moment = epochs.moment().unwrap();
+        let has_passed = |moment| epochs.has_passed(moment);
+        let mut cleared = ClearedInPlace::default();
+        cleared.note(10..20, moment, has_passed);
+        assert_eq!(cleared.latest(&(20..30), has_passed), None);
+        assert_eq!(cleared.latest(&(5..11), has_passed), Some(moment));
+        for number in 0..1000 {
+            cleared.note(100 * number..100 * number + 1, moment, has_passed);
+        }
+        assert!(cleared.ranges.len() <= MOST);
+        assert_eq!(cleared.latest(&(19..20), has_passed), Some(moment));
+        assert_eq!(cleared.latest(&(99_900..99_901), has_passed), Some(moment));
+        drop(inside);
+        assert!(pin!(epochs.wait()).poll(&mut Context::from_waker(Waker::noop())).is_ready());
+        assert_eq!(cleared.latest(&(19..20), has_passed), None);
+        cleared.note(0..1, moment, has_passed);
+        assert_eq!(cleared.ranges.len(), 1);
+    }
+}
