@@ -11,6 +11,7 @@ use crate::manual;
 use crate::output::stdout;
 use crate::program::{self, Program};
 use crate::qemu_names;
+use crate::serve::serve_args::ServeArgs;
 use crate::serve::{connector, unmounter};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -106,7 +107,7 @@ enum Command {
     /// Prints the line `ready` when clients can connect. SIGTERM or SIGINT: takes no more requests, finishes those under
     /// way, closes the images and exits with 0.
     #[command(after_help = examples::SERVE)]
-    Serve(Box<Deferred<serve::ServeArgs>>),
+    Serve(Box<Deferred<ServeArgs>>),
     /// Look at and change a running `zebu serve`, through the socket of its --control
     #[command(after_help = examples::CTL)]
     Ctl(Deferred<ctl::CtlArgs>),

@@ -1,300 +1,41 @@
 //! `zebu serve`: images as block devices for others.
 
-use crate::arguments::{EngineArgs, ImageArgs};
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
-use crate::local_name::path_argument;
-use crate::output::printable::printable;
 use crate::output::stdout;
 use crate::program;
 use crate::remote_disk;
 use crate::secrets::Sources;
-use crate::serve::accept::Door;
-use crate::serve::address::{
-    Address, Bound, SocketAccess, SocketFile, bind_unix, group_argument, mode_argument, numbered_path,
-};
+use crate::serve::address::{Address, Bound, SocketFile, bind_unix, numbered_path};
 use crate::serve::backups::Backups;
 use crate::serve::control::Controlled;
 use crate::serve::hydrations::Hydrations;
+use crate::serve::mounted::Mounted;
 use crate::serve::opened::{Layers, Opened};
+use crate::serve::serve_args::{Announce, DetectZeroes, READY, ServeArgs};
+use crate::serve::side_doors::{side_doors, until_signal};
 use crate::serve::signals::{Counted, Signals};
-use crate::serve::unmounter::Unmounter;
-use crate::serve::{connector, control, descriptors, isolate, log_lines, metrics, sandbox};
+use crate::serve::{connector, descriptors, isolate, log_lines, sandbox};
 use crate::session::Session;
-use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
-use crate::values::{Discard, caches, discard_argument, formats};
-use futures_util::future::Either;
-use std::convert::Infallible;
+use crate::values::Discard;
 use std::ffi::OsString;
-use std::fmt;
-use std::future::{pending, poll_fn};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::pin::pin;
-use std::task::Poll;
-use std::time::{Duration, Instant};
 use zebu::jobs::read_tables_ahead;
-use zebu::storage::{Background, Worker, WorkerKind};
-use zebu::{Access, CacheMode, Format, ZeroMode};
-use zebu_export::fuse::{FuseConfig, FuseMount};
+use zebu::storage::{Background, WorkerKind};
+use zebu::{Access, ZeroMode};
 use zebu_export::nbd::{Listener, NbdConfig, NbdServer, TlsConfig, WhenFull};
 use zebu_export::vhost::{VhostConfig, VhostUserBlk};
 use zebu_export::{
-    Discards, Export, ExportError, Exports, Level, Log, MIN_MEMORY, MemoryBudget, PoolConfig, WorkerPool,
+    Discards, Export, ExportError, Exports, Level, MIN_MEMORY, MemoryBudget, PoolConfig, WorkerPool,
 };
-use zebu_storage::refuse_descriptors;
-
-/// How often is looked whether an idle image holds memory that it does not use.
-const TIDY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Backups at once whose targets have a ring each in the sandbox; those of further ones make do with threads.
 const BACKUPS_WITH_RINGS: usize = 4;
 
 /// The most bytes of tables of remote images that are fetched before requests need them.
 const MOST_TABLES: u64 = 32 << 20;
-
-/// Heading of options about clients, in the help.
-const CLIENTS: &str = "Clients";
-
-/// Arguments of `zebu serve`.
-#[derive(Debug, Clone, clap::Args)]
-pub(crate) struct ServeArgs {
-    /// Serve NBD clients at this address, or at the sockets of a systemd socket unit; may be given more than once
-    #[arg(long, value_name = "unix:PATH|HOST:PORT|systemd", help_heading = CLIENTS, required_unless_present_any = ["vhost_user_blk", "fuse"])]
-    nbd: Vec<Address>,
-
-    /// Attach an image to a virtual machine monitor as a vhost-user-blk device with this socket; may be given more than
-    /// once, in the order of the images
-    #[arg(long, value_name = "PATH", help_heading = CLIENTS)]
-    vhost_user_blk: Vec<PathBuf>,
-
-    /// Mount an image over this file, which then has the bytes of the disk; may be given more than once, in the order of
-    /// the images
-    #[arg(long, value_name = "PATH", help_heading = CLIENTS)]
-    fuse: Vec<PathBuf>,
-
-    /// Name of an image for clients, in the order of the images [default: empty for one image, else the file name]
-    #[arg(long, value_name = "NAME", help_heading = CLIENTS)]
-    export_name: Vec<String>,
-
-    /// Text for people that NBD clients are told about the images
-    #[arg(long, value_name = "TEXT", help_heading = CLIENTS)]
-    description: Option<String>,
-
-    /// End when the last NBD client has left, as on SIGTERM
-    #[arg(long, help_heading = CLIENTS, requires = "nbd", conflicts_with = "isolate")]
-    until_last_client: bool,
-
-    /// Let NBD clients beyond --max-clients wait instead of closing their connections
-    #[arg(long, help_heading = CLIENTS)]
-    queue_clients: bool,
-
-    /// Write the number of the server's process into this file when clients can connect
-    #[arg(long, value_name = "FILE", conflicts_with = "isolate")]
-    pid_file: Option<PathBuf>,
-
-    /// Treatment of trims by NBD clients
-    #[arg(long, value_name = "ignore|unmap", value_parser = discard_argument, default_value = "unmap", help_heading = CLIENTS)]
-    discard: Discard,
-
-    /// Look for zeroes in what NBD clients write, and zero the range instead (unmap: giving its space back)
-    #[arg(long, value_enum, value_name = "off|on|unmap", hide_possible_values = true, default_value_t, help_heading = CLIENTS)]
-    detect_zeroes: DetectZeroes,
-
-    /// Let NBD clients look at this persistent dirty bitmap (qemu:dirty-bitmap:NAME); may be given more than once
-    #[arg(long, value_name = "NAME", help_heading = CLIENTS, conflicts_with = "snapshot")]
-    bitmap: Vec<String>,
-
-    /// Serve NBD clients over TLS only, with the certificate (and its chain) in this PEM file
-    #[arg(long, value_name = "FILE", help_heading = CLIENTS, requires = "tls_key")]
-    tls_certificate: Option<PathBuf>,
-
-    /// The certificate's key, a PEM file
-    #[arg(long, value_name = "FILE", help_heading = CLIENTS, requires = "tls_certificate")]
-    tls_key: Option<PathBuf>,
-
-    /// Serve only clients with a certificate that an authority in this PEM file signed
-    #[arg(long, value_name = "FILE", help_heading = CLIENTS, requires = "tls_certificate")]
-    tls_client_ca: Option<PathBuf>,
-
-    /// Permissions of the Unix sockets that are made for clients and for --metrics, in octal, whatever the umask is; the
-    /// socket of --control is for the server's user alone
-    #[arg(long, value_name = "MODE", help_heading = CLIENTS, value_parser = mode_argument, default_value = "0600")]
-    socket_mode: u32,
-
-    /// Group of these sockets, a number or a name in /etc/group [default: the server's]
-    #[arg(long, value_name = "GROUP", help_heading = CLIENTS, value_parser = group_argument)]
-    socket_group: Option<u32>,
-
-    /// Clients can't write
-    #[arg(short, long)]
-    read_only: bool,
-
-    /// Write what clients write into this overlay of the image, a qcow2 file that is made if it is not there; may be given
-    /// more than once, in the order of the images
-    ///
-    /// The image itself is only read, so it can be a disk on a web server. An overlay that is there must stand on it.
-    #[arg(long, value_name = "PATH", value_parser = path_argument(), conflicts_with_all = ["read_only", "snapshot", "image_opts"])]
-    overlay: Vec<PathBuf>,
-
-    /// Compare what is read of an image with this manifest of `zebu backup`, and fail reads of anything else; may be
-    /// given more than once, in the order of the images. With --overlay, it is of the base, else clients can't write
-    #[arg(long, value_name = "MANIFEST", value_parser = path_argument())]
-    verify: Vec<PathBuf>,
-
-    /// Copy what clients read from backing images into the images
-    #[arg(long, conflicts_with_all = ["read_only", "snapshot"])]
-    copy_on_read: bool,
-
-    /// Show this internal snapshot (id or name, snapshot.id=ID, snapshot.name=NAME) instead of the active state; clients can't write
-    #[arg(short = 'l', long, value_name = "NAME")]
-    snapshot: Option<String>,
-
-    /// Threads that serve clients, each with an I/O worker of its own; a connection belongs to one of them, and a
-    /// vhost-user-blk device has a ring on each
-    #[arg(long, value_name = "NUM", value_parser = clap::value_parser!(u32).range(1..=256), default_value = "1")]
-    queues: u32,
-
-    /// Connections at the same time; further ones are closed immediately
-    #[arg(long, value_name = "NUM", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..=1_000_000), default_value = "1024")]
-    max_clients: u32,
-
-    /// Connections of one user (at Unix sockets) or from one address (TCP; IPv6: one /64 network) at the same time; further
-    /// ones are closed immediately [default: all but a sixteenth of --max-clients]
-    #[arg(long, value_name = "NUM", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..=1_000_000), conflicts_with = "queue_clients")]
-    max_clients_per_peer: Option<u32>,
-
-    /// Requests of one connection under way at once; further ones wait in the socket
-    #[arg(long, value_name = "NUM", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..=65536), default_value = "512")]
-    max_requests: u32,
-
-    /// Memory for the data of these requests, per connection
-    #[arg(long, value_name = "SIZE", help_heading = CLIENTS, value_parser = size_argument, default_value = "32M")]
-    max_request_memory: u64,
-
-    /// Memory for all clients and their requests: connections of NBD, rings of vhost-user-blk, files; divided fairly, at
-    /// least 64M
-    #[arg(long, value_name = "SIZE", help_heading = CLIENTS, value_parser = size_argument, default_value = "512M")]
-    max_memory: u64,
-
-    /// Close connections that have not chosen an export after so long
-    #[arg(long, value_name = "SECONDS", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..), default_value = "10")]
-    handshake_timeout: u32,
-
-    /// Close connections that send nothing for so long [default: never]
-    #[arg(long, value_name = "SECONDS", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..))]
-    idle_timeout: Option<u32>,
-
-    /// Serve counters to Prometheus, over HTTP, at this address
-    #[arg(long, value_name = "unix:PATH|HOST:PORT")]
-    metrics: Option<Address>,
-
-    /// Take commands of `zebu ctl` on this socket
-    #[arg(long, value_name = "PATH")]
-    control: Option<PathBuf>,
-
-    /// Serve each image by a process of its own. The addresses of --nbd are in the order of the images then, too; the
-    /// sockets of --control and --metrics get .1, .2 and so on behind their paths, or the ports from the given one on
-    #[arg(long)]
-    isolate: bool,
-
-    /// The image that this process serves, of those that --isolate has
-    #[arg(long = isolate::ONLY_IMAGE, value_name = "NUM", hide = true, requires = "isolate")]
-    only_image: Option<usize>,
-
-    /// Keep the right to open files and to connect to others while clients are served
-    #[arg(long)]
-    no_sandbox: bool,
-
-    /// Take secrets from the text of the command line (--object secret,data=...), which other users of the machine can see
-    #[arg(long)]
-    allow_secret_data: bool,
-
-    /// Amount of messages on standard error
-    #[arg(
-        long,
-        value_enum,
-        value_name = "error|warning|info|debug",
-        hide_possible_values = true,
-        default_value_t
-    )]
-    log_level: LogLevel,
-
-    /// Format of the images [default: probed; writing to a raw image needs it]
-    #[arg(short, long, value_name = "FMT", value_parser = formats())]
-    format: Option<Format>,
-
-    /// Cache mode of the images
-    #[arg(
-        short = 't',
-        long,
-        value_name = "CACHE",
-        value_parser = caches(),
-        default_value = "writeback"
-    )]
-    cache: CacheMode,
-
-    #[command(flatten)]
-    image: ImageArgs,
-
-    #[command(flatten)]
-    engine: EngineArgs,
-
-    /// The image files (or options with --image-opts)
-    #[arg(value_name = "FILENAME", required = true)]
-    filenames: Vec<OsString>,
-
-    /// The line on standard output when clients can connect
-    #[arg(skip)]
-    pub(crate) announce: Announce,
-}
-
-/// The line on standard output when clients can connect.
-pub(crate) const READY: &str = "ready";
-
-/// Whether standard output is told that clients can connect.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Announce {
-    /// It is, by the line [`READY`].
-    #[default]
-    Ready,
-    /// It is not.
-    Nothing,
-}
-
-/// Whether zeroes are looked for in writes, and what becomes of the space.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-pub(crate) enum DetectZeroes {
-    /// They are not.
-    #[default]
-    Off,
-    /// They are; the space stays allocated.
-    On,
-    /// They are; the space is given back.
-    Unmap,
-}
-
-/// How much is told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-enum LogLevel {
-    Error,
-    #[default]
-    Warning,
-    Info,
-    Debug,
-}
-
-impl LogLevel {
-    fn level(self) -> Level {
-        match self {
-            LogLevel::Error => Level::Error,
-            LogLevel::Warning => Level::Warning,
-            LogLevel::Info => Level::Info,
-            LogLevel::Debug => Level::Debug,
-        }
-    }
-}
 
 impl From<ExportError> for Failure {
     fn from(error: ExportError) -> Self {
@@ -395,7 +136,7 @@ fn serve_images(
 
 /// The disks above the image of this number.
 fn layers(args: &ServeArgs, number: usize) -> Layers<'_> {
-    let log = log(args);
+    let log = args.log();
     Layers {
         overlay: args.overlay.get(number).zip(args.filenames.get(number)),
         manifest: args.verify.get(number),
@@ -505,7 +246,7 @@ fn serve(
     let devices = devices(args, device_listeners, &pool, &exports, &memory)?;
     // Dropped before the pool, whose threads wait for what they serve.
     let mut mounted = mounted;
-    mounted.files.iter_mut().try_for_each(|file| file.serve(&pool))?;
+    mounted.serve(&pool)?;
     if args.announce == Announce::Ready {
         stdout::print(&format!("{READY}\n"))?;
     }
@@ -573,15 +314,11 @@ fn bitmaps(args: &ServeArgs, session: &Session, opened: &[Opened]) -> Result<Vec
     Ok(by_image)
 }
 
-fn socket_access(args: &ServeArgs) -> SocketAccess {
-    SocketAccess { mode: args.socket_mode, group: args.socket_group }
-}
-
 /// Listens on all addresses. The files of Unix sockets are removed when the second value is dropped.
 fn listen(args: &ServeArgs) -> Result<(Vec<Listener>, Vec<SocketFile>), Failure> {
     let (mut listeners, mut files) = (Vec::new(), Vec::new());
     for address in &args.nbd {
-        for bound in address.bind(socket_access(args))? {
+        for bound in address.bind(args.socket_access())? {
             listeners.push(match bound {
                 Bound::Tcp(listener) => Listener::tcp(listener)?,
                 Bound::Unix(listener, file) => {
@@ -600,13 +337,13 @@ fn tell_of_descriptors(args: &ServeArgs, listeners: &[Listener]) {
     let level = if for_others == 0 { Level::Info } else { Level::Warning };
     for listener in listeners.iter().filter(|listener| !listener.refuses_descriptors()) {
         let what = "clients can hold up a thread of the server by descriptors that they hand over (Linux 6.16 refuses them)";
-        log(args).write(level, format_args!("{}: {what}", listener.name()));
+        args.log().write(level, format_args!("{}: {what}", listener.name()));
     }
 }
 
 /// The sockets of vhost-user-blk devices, and their files.
 fn listen_for_front_ends(args: &ServeArgs) -> Result<(Vec<UnixListener>, Vec<SocketFile>), Failure> {
-    let access = socket_access(args);
+    let access = args.socket_access();
     let bound = args.vhost_user_blk.iter().map(|path| bind_unix(path, access));
     let bound = bound.collect::<Result<Vec<_>, _>>()?;
     Ok(bound.into_iter().unzip())
@@ -621,7 +358,7 @@ fn devices(
 ) -> Result<Vec<VhostUserBlk>, Failure> {
     let mut devices = Vec::new();
     for (listener, export) in listeners.into_iter().zip(exports.iter()) {
-        let config = VhostConfig::default().queues(args.queues as u16).memory(memory.clone()).log(log(args));
+        let config = VhostConfig::default().queues(args.queues as u16).memory(memory.clone()).log(args.log());
         devices.push(VhostUserBlk::start(pool, export, listener, config)?);
     }
     Ok(devices)
@@ -644,145 +381,10 @@ fn enter_sandbox(args: &ServeArgs) {
     let sockets = unix.chain(args.vhost_user_blk.iter().chain(&args.control).map(PathBuf::as_path));
     let sandbox::Outcome { failures, missing } = sandbox::enter(sockets);
     for failure in failures {
-        log(args).write(Level::Warning, format_args!("the sandbox is not whole (--no-sandbox): {failure}"));
+        args.log().write(Level::Warning, format_args!("the sandbox is not whole (--no-sandbox): {failure}"));
     }
     for what in missing {
-        log(args).write(Level::Info, format_args!("the sandbox of this kernel does not refuse {what}"));
-    }
-}
-
-/// The images that are mounted as files, until this is dropped.
-struct Mounted<'a> {
-    args: &'a ServeArgs,
-    files: Vec<FuseMount>,
-    /// The process that unmounts them, if the server itself may not in the end.
-    unmounter: Option<Unmounter>,
-}
-
-impl<'a> Mounted<'a> {
-    fn start(args: &'a ServeArgs, exports: &Exports, memory: &MemoryBudget) -> Result<Self, Failure> {
-        let mut mounted = Self { args, files: Vec::new(), unmounter: None };
-        for (path, export) in args.fuse.iter().zip(exports.iter()) {
-            // To look at what is mounted there already would wait for it to be served.
-            let is_there = |real: PathBuf| mounted.files.iter().any(|file| file.path() == real);
-            if std::fs::canonicalize(path).is_ok_and(is_there) {
-                return Err(Failure::usage(format!("'{}' is given twice with --fuse", path.display())));
-            }
-            let config = FuseConfig::default().memory(memory.clone()).log(log(args));
-            mounted.files.push(FuseMount::over(path, export, config)?);
-        }
-        if !args.no_sandbox && !mounted.files.is_empty() {
-            let started = Unmounter::start(&mounted.files);
-            mounted.unmounter = Some(started.map_err(|error| {
-                let why = format!("could not start what unmounts in the end: {error}");
-                Failure::new(format!("{why} (--no-sandbox does without)"))
-            })?);
-        }
-        Ok(mounted)
-    }
-}
-
-impl Drop for Mounted<'_> {
-    fn drop(&mut self) {
-        let files = std::mem::take(&mut self.files);
-        if let Some(unmounter) = self.unmounter.take() {
-            for line in unmounter.unmount() {
-                log(self.args).write(Level::Warning, format_args!("{line}"));
-            }
-            files.into_iter().for_each(FuseMount::stop_unmounted);
-        }
-    }
-}
-
-/// Sockets beside those for clients.
-struct SideDoors {
-    metrics: Option<Door>,
-    control: Option<Door>,
-    _files: Vec<SocketFile>,
-}
-
-fn side_doors(args: &ServeArgs) -> Result<SideDoors, Failure> {
-    let mut files = Vec::new();
-    let metrics = match &args.metrics {
-        Some(Address::Passed) => {
-            return Err(Failure::usage("--metrics needs an address of its own: unix:PATH or HOST:PORT"));
-        }
-        Some(address) => match address.bind(socket_access(args))?.pop() {
-            Some(Bound::Tcp(listener)) => Some(Door::new(listener)?),
-            Some(Bound::Unix(listener, file)) => {
-                // Older kernels: `tell_of_descriptors` has told it.
-                let _ = refuse_descriptors(&listener);
-                files.extend(file);
-                Some(Door::new(listener)?)
-            }
-            None => None,
-        },
-        None => None,
-    };
-    let control = match &args.control {
-        Some(path) => {
-            let (listener, file) = bind_unix(path, SocketAccess::OWNER)?;
-            files.push(file);
-            Some(Door::new(listener)?)
-        }
-        None => None,
-    };
-    Ok(SideDoors { metrics, control, _files: files })
-}
-
-/// Serves the side doors until a signal comes, or until the last one of `clients` has left.
-async fn until_signal(
-    worker: &Worker,
-    signals: &Signals,
-    clients: Option<&NbdServer>,
-    side: &SideDoors,
-    controlled: &Controlled,
-) -> Result<(), Failure> {
-    let mut signal = pin!(signals.wait(worker));
-    let mut last_client = pin!(async {
-        match clients {
-            None => pending().await,
-            Some(server) => server.all_left().await,
-        }
-    });
-    let mut metrics = pin!(side.metrics.as_ref().map_or_else(
-        || Either::Right(pending()),
-        |door| Either::Left(
-            door.serve(worker, |client, place| { metrics::answer(worker, client, place, controlled) })
-        )
-    ));
-    let mut control = pin!(side.control.as_ref().map_or_else(
-        || Either::Right(pending()),
-        |door| Either::Left(
-            door.serve(worker, |client, place| control::converse(worker, client, place, controlled))
-        )
-    ));
-    let mut tidying = pin!(tidy_now_and_then(worker, controlled));
-    poll_fn(|cx| {
-        if let Poll::Ready(never) = tidying.as_mut().poll(cx) {
-            match never {}
-        }
-        if let Poll::Ready(Err(failure)) = metrics.as_mut().poll(cx) {
-            return Poll::Ready(Err(failure));
-        }
-        if let Poll::Ready(Err(failure)) = control.as_mut().poll(cx) {
-            return Poll::Ready(Err(failure));
-        }
-        if last_client.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Ok(()));
-        }
-        signal.as_mut().poll(cx)
-    })
-    .await
-}
-
-/// Gives memory back that the mapping of idle images does not use: requests do so by the way, but there are none then.
-async fn tidy_now_and_then(worker: &Worker, controlled: &Controlled) -> Infallible {
-    loop {
-        worker.sleep(TIDY_INTERVAL).await;
-        for export in controlled.exports.iter() {
-            export.image().tidy(Instant::now());
-        }
+        args.log().write(Level::Info, format_args!("the sandbox of this kernel does not refuse {what}"));
     }
 }
 
@@ -790,10 +392,6 @@ fn write_pid_file(args: &ServeArgs) -> Result<(), Failure> {
     let Some(path) = &args.pid_file else { return Ok(()) };
     std::fs::write(path, format!("{}\n", std::process::id()))
         .map_err(|error| Failure::new(format!("could not write the pid file '{}': {error}", path.display())))
-}
-
-fn log(args: &ServeArgs) -> Log {
-    Log::new(args.log_level.level(), write_log)
 }
 
 fn config(args: &ServeArgs) -> Result<NbdConfig, Failure> {
@@ -819,11 +417,5 @@ fn config(args: &ServeArgs) -> Result<NbdConfig, Failure> {
         .handshake_timeout(args.handshake_timeout)
         .idle_timeout(args.idle_timeout)
         .tls(tls)
-        .log(log(args)))
-}
-
-fn write_log(level: Level, message: fmt::Arguments<'_>) {
-    // Names in it may be a client's; a message stays one line.
-    let message = message.to_string();
-    log_lines::say(format!("{}: {}: {}\n", program::called().name(), level.name(), printable(&message)));
+        .log(args.log()))
 }

@@ -2,10 +2,11 @@
 
 use super::{VERSION, parse, trace_argument, usage, with_qemu_grammar};
 use crate::cli;
-use crate::commands::serve::{self, Announce, ServeArgs};
+use crate::commands::serve;
 use crate::failure::{EXIT_FAILURE, Failure};
 use crate::keyval::{parse_keyval, parse_switch};
 use crate::nbd_list::{self, Server};
+use crate::serve::serve_args::{Announce, READY, ServeArgs};
 use crate::temporary_overlay::TemporaryOverlay;
 use clap::{ArgAction, Args, FromArgMatches};
 use std::ffi::{OsStr, OsString};
@@ -432,7 +433,7 @@ fn start_detached(arguments: &[OsString], objects: &[String]) -> Result<u8, Fail
         // At its end the server has failed, and has said why.
         let _ = BufReader::new(stdout).read_line(&mut said);
     }
-    if said.trim_end() == serve::READY {
+    if said.trim_end() == READY {
         return Ok(0);
     }
     let ended = child.wait().map_err(fail)?;
