@@ -2,15 +2,12 @@
 //! that can't be changed, as an upload.
 
 use crate::compress::{CodecPool, Method, Outcome, Work};
-use crate::new_foreign::{GrowingFile, WritesUnderWay};
+use crate::new_foreign::{FileAppender, WritesUnderWay};
 use crate::options::CreateOptions;
 use crate::qcow2::life::create::new_header;
 use crate::{Error, ErrorKind, Preallocation, Result};
 use zebu_qcow2::stream::{ImageStream, StreamError};
 use zebu_storage::{File, IoBufs, Worker};
-
-/// Bytes of one write.
-const WRITE: usize = 1 << 20;
 
 /// A guest cluster.
 #[derive(Debug)]
@@ -63,11 +60,8 @@ impl Packer {
 /// An image that is being made in an empty file.
 #[derive(Debug)]
 pub(crate) struct ImageWriter {
-    file: GrowingFile,
+    file: FileAppender,
     stream: ImageStream,
-    gathered: Vec<u8>,
-    /// Where these bytes belong.
-    at: u64,
     size: u64,
 }
 
@@ -93,13 +87,7 @@ impl ImageWriter {
         })?;
         let header = new_header(create, size).map_err(|e| e.on(file.path()))?;
         let stream = ImageStream::new(header).map_err(|e| stream_error(&file, &e))?;
-        Ok(Self {
-            file: GrowingFile::new(file, u64::MAX),
-            stream,
-            gathered: Vec::new(),
-            at: create.cluster_size,
-            size,
-        })
+        Ok(Self { file: FileAppender::new(file, create.cluster_size), stream, size })
     }
 
     /// Bytes of the disk.
@@ -130,28 +118,8 @@ impl ImageWriter {
             added.map_err(|e| stream_error(self.file.file(), &e))?;
         }
         let (_, bytes) = self.stream.take();
-        self.gathered.extend_from_slice(&bytes);
-        let whole = self.gathered.len() / WRITE * WRITE;
-        self.write_gathered(worker, whole, writes).await
-    }
-
-    /// Writes the first `len` bytes of what was gathered, soon.
-    async fn write_gathered(
-        &mut self,
-        worker: &Worker,
-        len: usize,
-        writes: &mut WritesUnderWay,
-    ) -> Result<()> {
-        for bytes in self.gathered.get(..len).unwrap_or_default().chunks(WRITE) {
-            writes.wait_for_room().await?;
-            let mut buffer = worker.buffer(bytes.len());
-            buffer.as_mut_slice().copy_from_slice(bytes);
-            let (file, own, at) = (self.file.clone(), worker.clone(), self.at);
-            writes.begin(worker.spawn(async move { file.write(&own, at, buffer.into()).await.0 }));
-            self.at += bytes.len() as u64;
-        }
-        self.gathered.drain(..len);
-        Ok(())
+        self.file.gathered().extend_from_slice(&bytes);
+        self.file.write_whole(worker, writes).await
     }
 
     /// Writes what is left, then the first cluster, which makes an image of the file; bytes of the file.
@@ -160,15 +128,12 @@ impl ImageWriter {
     /// The file's.
     pub(crate) async fn finish(mut self, worker: &Worker) -> Result<u64> {
         let (_, bytes, first) = self.stream.finish().map_err(|e| stream_error(self.file.file(), &e))?;
-        self.gathered.extend_from_slice(&bytes);
+        self.file.gathered().extend_from_slice(&bytes);
         drop(bytes);
-        let mut writes = WritesUnderWay::default();
-        self.write_gathered(worker, self.gathered.len(), &mut writes).await?;
-        writes.wait(0).await?;
-        self.file.set_len(worker, self.at).await?;
-        self.file.write_bytes(worker, 0, &first).await?;
-        self.file.flush(worker).await?;
-        Ok(self.at)
+        let file = self.file.write_rest(worker).await?;
+        file.write_bytes(worker, 0, &first).await?;
+        file.flush(worker).await?;
+        Ok(self.file.len())
     }
 }
 

@@ -2,13 +2,14 @@
 //!
 //! The bytes by which the file is taken for an image are written last, when all else is durable.
 
+mod appender;
 mod blocks;
 mod file;
 mod stream;
 
+pub(crate) use appender::{FileAppender, WritesUnderWay};
 pub(crate) use blocks::BlockWriter;
-pub(crate) use file::GrowingFile;
-pub(crate) use stream::{Packed, StreamWriter, WritesUnderWay};
+pub(crate) use stream::{Packed, StreamWriter};
 
 use crate::options::{CreateOptions, Format};
 use crate::{Error, ErrorKind, Result};
