@@ -12,6 +12,7 @@ mod run_log;
 mod sanitize;
 mod setup;
 mod side_by_side;
+mod startup_order;
 mod suite;
 mod test_programs;
 mod threads;
@@ -59,6 +60,8 @@ enum Command {
     Iotests(iotests::IotestsArgs),
     /// Circles of files that import each other: there shall be none
     Structure,
+    /// Write the list of functions that short commands run, by which the program is laid out (Valgrind)
+    StartupOrder,
     /// Run real threads that share an image, and judge what each saw and what a kill leaves
     Threads(threads::ThreadsArgs),
     /// Run tests of the format and of the buffers in Miri, which sees undefined behaviour (nightly Rust)
@@ -123,6 +126,7 @@ fn main() -> ExitCode {
         }
         Command::Iotests(args) => iotests::command(&args),
         Command::Structure => structure::command(),
+        Command::StartupOrder => startup_order::command(),
         Command::Deny => toolchain::deny(),
         Command::Msrv => toolchain::msrv(),
         Command::Musl => toolchain::musl(),
