@@ -1,7 +1,9 @@
 //! The backing file that an image names, as the public handle changes it.
 
+use crate::qcow2::map::active_map::L1;
 use crate::qcow2::state::Qcow2;
 use crate::{Error, ErrorKind, Image, Result};
+use std::sync::Arc;
 use zebu_qcow2::{Autoclear, Header};
 use zebu_storage::Worker;
 
@@ -26,6 +28,43 @@ impl Image {
         let qcow2 = self.qcow2("backing files")?.clone();
         self.alone(worker, async move |_, on| {
             qcow2.rewrite_header(on, |header| change(header, &qcow2, backing)).await
+        })
+        .await
+    }
+
+    /// The mapping of the disk, which another one takes the place of when a snapshot is applied.
+    ///
+    /// # Errors
+    /// The image has no mapping.
+    pub(crate) fn mapping_in_use(&self) -> Result<Arc<L1>> {
+        Ok(self.qcow2("backing files")?.active_map().l1())
+    }
+
+    /// Fails if snapshots show parts of the backing file.
+    pub(crate) fn refuse_to_drop_backing(&self) -> Result<()> {
+        if self.snapshots().is_empty() {
+            return Ok(());
+        }
+        let message =
+            "internal snapshots of the image show parts of the backing file: delete them first, or keep it";
+        Err(Error::new(ErrorKind::Unsupported, message).on(self.path()))
+    }
+
+    /// Makes the image name no backing file, if its disk still has the mapping that was found to hold all of it; whether it
+    /// has.
+    ///
+    /// # Errors
+    /// As [`Image::set_backing`]; snapshots show parts of the backing file.
+    pub(crate) async fn drop_backing(&self, worker: &Worker, mapping: Arc<L1>) -> Result<bool> {
+        let qcow2 = self.qcow2("backing files")?.clone();
+        self.alone(worker, async move |me, on| {
+            // Snapshots may have been made, and gone back to, since then.
+            me.refuse_to_drop_backing()?;
+            if !Arc::ptr_eq(&mapping, &qcow2.active_map().l1()) {
+                return Ok(false);
+            }
+            qcow2.rewrite_header(on, |header| change(header, &qcow2, None)).await?;
+            Ok(true)
         })
         .await
     }

@@ -70,23 +70,24 @@ pub async fn hydrate(worker: &Worker, image: &Image, options: &HydrateOptions) -
         return Err(Error::new(ErrorKind::InvalidArgument, message).on(image.path()));
     }
     let drops = options.after == AfterHydration::DropBacking;
-    if drops && !image.snapshots().is_empty() {
-        let message =
-            "internal snapshots of the image show parts of the backing file: delete them first, or keep it";
-        return Err(Error::new(ErrorKind::Unsupported, message).on(image.path()));
+    if drops {
+        image.refuse_to_drop_backing()?;
     }
     let tracker = Tracker::new(&options.control, Phase::Copying, image.virtual_size());
-    let mut fills = InOrder::new(options.requests);
-    let filled = fill_all(worker, image, &tracker, &mut fills).await;
-    // Whoever closes the image has no request under way.
-    fills.idle().await;
-    let copied = filled?;
-    tracker.finish(Some(Phase::Finishing));
-    image.flush(worker).await?;
-    if drops {
-        image.set_backing(worker, None).await?;
+    let mut copied = 0;
+    loop {
+        let mapping = image.mapping_in_use()?;
+        let mut fills = InOrder::new(options.requests);
+        let filled = fill_all(worker, image, &tracker, &mut fills).await;
+        // Whoever closes the image has no request under way.
+        fills.idle().await;
+        copied += filled?;
+        tracker.finish(Some(Phase::Finishing));
+        image.flush(worker).await?;
+        if !drops || image.drop_backing(worker, mapping).await? {
+            return Ok(HydrateReport { total: image.virtual_size(), copied });
+        }
     }
-    Ok(HydrateReport { total: image.virtual_size(), copied })
 }
 
 /// Whether the image lacks what an extent shows.

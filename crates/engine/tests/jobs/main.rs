@@ -4,6 +4,7 @@ mod clone;
 mod compare;
 mod convert;
 mod file_systems;
+mod hydrate;
 mod live_backup;
 mod matrix;
 mod measure;

@@ -3,13 +3,14 @@
 use crate::sync::Moment;
 use std::ops::Range;
 
-/// Ranges that are told apart.
+/// Ranges that are told apart; more are joined, and waited for by more than need to.
 const MOST: usize = 64;
 
 /// The clusters of a shard that were cleared in their place, each with the moment of that.
 ///
 /// A write that was under way at that moment may reach the host cluster until it ends. If another was linked there
-/// before, what the first one left would be seen after the zeroes. So the other waits until the moment has passed.
+/// before, what the first one left would be seen after the zeroes. So the other takes a new place, or waits until the
+/// moment has passed.
 #[derive(Debug, Default)]
 pub(crate) struct ClearedInPlace {
     ranges: Vec<(Range<u64>, Moment)>,
@@ -19,15 +20,23 @@ impl ClearedInPlace {
     /// Notes that guest clusters were cleared at `moment`. Those of moments that have passed are forgotten.
     pub(crate) fn note(&mut self, clusters: Range<u64>, moment: Moment, has_passed: impl Fn(Moment) -> bool) {
         self.ranges.retain(|(_, moment)| !has_passed(*moment));
-        if self.ranges.len() < MOST {
-            self.ranges.push((clusters, moment));
-            return;
+        self.ranges.push((clusters, moment));
+        if self.ranges.len() > MOST {
+            self.join_neighbours();
         }
-        // One range around all of them is waited for by more than need to, and takes no memory.
-        let around = self.ranges.drain(..).fold((clusters, moment), |(around, latest), (range, moment)| {
-            (around.start.min(range.start)..around.end.max(range.end), latest.max(moment))
-        });
-        self.ranges.push(around);
+    }
+
+    /// Makes one of the two ranges that are nearest to each other.
+    fn join_neighbours(&mut self) {
+        self.ranges.sort_unstable_by_key(|(range, _)| range.start);
+        let gap = |pair: &[(Range<u64>, Moment)]| pair[1].0.start.saturating_sub(pair[0].0.end);
+        let nearest = self.ranges.windows(2).enumerate().min_by_key(|(_, pair)| gap(pair));
+        let Some((index, _)) = nearest else { return };
+        let (next, moment) = self.ranges.remove(index + 1);
+        if let Some((range, latest)) = self.ranges.get_mut(index) {
+            range.end = range.end.max(next.end);
+            *latest = moment.max(*latest);
+        }
     }
 
     /// The moment that has to pass before any of `clusters` is written in its place.

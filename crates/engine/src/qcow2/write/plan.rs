@@ -1,6 +1,5 @@
 //! The plan of a write: in place, or into clusters that are marked in flight.
 
-use crate::Result;
 use crate::chain::place::{Place, PlaceKind};
 use crate::qcow2::cache::shard::Shard;
 use crate::qcow2::cache::slice_cache::Pin;
@@ -8,7 +7,8 @@ use crate::qcow2::space::alloc::WindowFor;
 use crate::qcow2::space::free::{Allocated, SpaceContent};
 use crate::qcow2::state::Qcow2;
 use crate::qcow2::write::allocation::{Allocation, Placement, subclusters_in};
-use crate::sync::Moment;
+use crate::sync::{Moment, with_long_patience};
+use crate::{Error, ErrorKind, Result};
 use smallvec::SmallVec;
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -36,6 +36,13 @@ enum Obstacle {
     NeedsSpace { cluster: u64, count: u64 },
     /// Writes that were under way at this moment may still reach the place.
     StillReached { since: Moment },
+}
+
+/// Whether an allocation has failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Space {
+    MayBeThere,
+    IsGone,
 }
 
 /// How an entry takes a write of some of its bytes.
@@ -96,7 +103,8 @@ impl Qcow2 {
                 if let Some(pin) = pin.take() {
                     pin.end(&mut shard);
                 }
-                match self.plan_in_slice(&mut shard, key, index, guest, len)? {
+                let space = if no_space.is_some() { Space::IsGone } else { Space::MayBeThere };
+                match self.plan_in_slice(&mut shard, key, index, guest, len, space)? {
                     Ok(plan) => return Ok((inside, plan)),
                     Err(obstacle) => obstacle,
                 }
@@ -111,15 +119,22 @@ impl Qcow2 {
                     Some(error) => return Err(error),
                     None => no_space = Box::pin(self.refill_window(worker, cluster, count)).await.err(),
                 },
-                Obstacle::StillReached { since } => {
-                    Box::pin(self.on_own_worker(worker, move |me, _| async move {
-                        me.readers.wait_past(since).await;
-                        Ok(())
-                    }))
-                    .await?;
-                }
+                Obstacle::StillReached { since } => Box::pin(self.wait_past(worker, since)).await?,
             }
         }
+    }
+
+    /// Waits until requests that were under way at a moment have ended.
+    async fn wait_past(self: &Arc<Self>, worker: &Worker, since: Moment) -> Result<()> {
+        let passed = self.on_own_worker(worker, move |me, _| async move {
+            me.readers.wait_past(since).await;
+            Ok(())
+        });
+        with_long_patience(worker, passed).await.unwrap_or_else(|| {
+            let message = "a request that was under way when the cluster was zeroed has not ended for half a minute; \
+                           poll or drop its worker";
+            Err(Error::new(ErrorKind::Busy, message))
+        })
     }
 
     /// Waits until the guest cluster has no allocation in flight. A stream that was packed for it is written out:
@@ -149,6 +164,7 @@ impl Qcow2 {
         index: usize,
         guest: u64,
         len: u64,
+        space: Space,
     ) -> Result<Result<Plan, Obstacle>> {
         let bits = self.geometry.cluster_bits;
         let end = (guest + len).min(self.map.slice_end(key));
@@ -156,7 +172,7 @@ impl Qcow2 {
         if shard.in_flight().contains(first_cluster) && !sabotage::is(Fault::AllocateTwice) {
             return Ok(Err(Obstacle::InFlight { cluster: first_cluster }));
         }
-        let first = self.kind_of(shard, key, index, guest, end)?;
+        let mut first = self.kind_of(shard, key, index, guest, end)?;
         // How many clusters take the write in the same way, one after the other on the host too.
         let mut clusters = 1;
         while (first_cluster + clusters) << bits < end
@@ -185,11 +201,17 @@ impl Qcow2 {
             let host = host + (guest & (self.geometry.cluster_size() - 1));
             return Ok(Ok(Plan::InPlace { host, len: run_end - guest }));
         }
-        if matches!(first, Kind::Existing { .. }) && !sabotage::is(Fault::WriteWhereOthersReach) {
-            let written = first_cluster..first_cluster + clusters;
-            if let Some(since) = shard.cleared().latest(&written, |moment| self.readers.has_passed(moment)) {
+        let written = first_cluster..first_cluster + clusters;
+        if (matches!(first, Kind::Existing { .. }) || self.geometry.external_data)
+            && let Some(since) = shard.cleared().latest(&written, |moment| self.readers.has_passed(moment))
+            && !sabotage::is(Fault::WriteWhereOthersReach)
+        {
+            // With subclusters, others of the cluster may still be written where they are.
+            let can_move = !self.geometry.external_data && !self.geometry.extended_l2;
+            if !can_move || space == Space::IsGone {
                 return Ok(Err(Obstacle::StillReached { since }));
             }
+            first = Kind::New;
         }
         let (place, host, content, taken) = match first {
             Kind::Existing { host } => (Placement::Existing, host, SpaceContent::Recycled, clusters),

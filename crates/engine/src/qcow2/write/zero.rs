@@ -156,6 +156,7 @@ impl Qcow2 {
         let mut write_zeroes = None;
         let mut data_ranges: Vec<Range<u64>> = Vec::new();
         let mut wait_for = None;
+        let mut failed = None;
         let mut cleared_in_place: Option<Range<u64>> = None;
         let mut at = range.start;
         {
@@ -177,7 +178,14 @@ impl Qcow2 {
                 else {
                     break;
                 };
-                match self.clear_entry(old, at..cluster_end, what, &mut data_ranges)? {
+                let change = match self.clear_entry(old, at..cluster_end, what, &mut data_ranges) {
+                    Ok(change) => change,
+                    Err(error) => {
+                        failed = Some(error);
+                        break;
+                    }
+                };
+                match change {
                     Change::Keep => {}
                     Change::WriteZeroes => {
                         write_zeroes = Some(at..cluster_end);
@@ -188,8 +196,8 @@ impl Qcow2 {
                             let _ = new.write(bytes, 0, &self.geometry);
                         });
                         let old_host = old.host(&self.geometry);
-                        if old.is_compressed() || (old_host.is_some() && new.host(&self.geometry) != old_host)
-                        {
+                        let has_left = old_host.is_some() && new.host(&self.geometry) != old_host;
+                        if old.is_compressed() || (has_left && !self.geometry.external_data) {
                             self.free_entry(old, cluster << bits, after_clearing(what));
                         } else if old_host.is_some() {
                             cleared_in_place.get_or_insert(cluster..cluster).end = cluster + 1;
@@ -207,6 +215,9 @@ impl Qcow2 {
         }
         for range in data_ranges {
             self.zero_in_data_file(worker, range, what).await?;
+        }
+        if let Some(error) = failed {
+            return Err(error);
         }
         if let Some(cluster) = wait_for {
             self.wait_for_flight(worker, cluster).await?;

@@ -2,7 +2,7 @@
 //! nobody.
 
 use crate::crash::guest::Guest;
-use crate::crash::setup::{Origin, Setup, TOP};
+use crate::crash::setup::{DATA, Origin, Setup, TOP};
 use crate::faults::bench::Bench;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -376,24 +376,52 @@ pub(crate) fn a_cluster_is_not_used_again_while_it_is_read() {
     bench.close().unwrap();
 }
 
+/// A write in place that is held, and the zeroing of its cluster, which is over.
+fn zeroed_beside_a_write(bench: &Bench, file: &str) -> (HoldId, Rc<Cell<bool>>) {
+    bench.read_whole().unwrap();
+    let hold = bench.world.hold(OpFilter::of(OpClass::Write).on_file(file).by_worker(0));
+    let earlier = write(bench, 0, 512, 1024);
+    settle(bench);
+    let zeroing = start(bench, 1, |guest, worker| async move {
+        guest.zero(&worker, 0, CLUSTER, ZeroMode::Keep).await;
+    });
+    settle(bench);
+    assert!(zeroing.get() && !earlier.get());
+    (hold, earlier)
+}
+
 #[test]
-pub(crate) fn a_cluster_zeroed_in_its_place_is_not_written_while_earlier_writes_may_reach_it() {
+pub(crate) fn a_cluster_zeroed_in_its_place_is_left_to_earlier_writes() {
+    let bench = Bench::new(&patterned(), 11);
+    let (hold, earlier) = zeroed_beside_a_write(&bench, TOP);
+    let later = write(&bench, 1, 2048, 1024);
+    settle(&bench);
+    assert!(later.get(), "it takes another place");
+    let_go(&bench, hold);
+    assert!(earlier.get());
+    let (result, bufs) = bench
+        .world
+        .block_on(bench.guest.image.read(&bench.workers[0], 512, IoBuf::zeroed(1024).into()))
+        .unwrap();
+    result.unwrap();
+    let mut found = [1; 1024];
+    bufs.copy_to(0, &mut found);
+    assert!(found == [0; 1024], "what the earlier write left is shown after the zeroes");
+    bench.read_whole().unwrap();
+    bench.close().unwrap();
+}
+
+#[test]
+pub(crate) fn a_place_that_a_cluster_must_keep_is_waited_for() {
     let subclusters = Setup { extended_l2: true, cluster_size: 16384, ..patterned() };
-    for (seed, setup) in [patterned(), subclusters].iter().enumerate() {
-        let bench = Bench::new(setup, 11 + seed as u64);
-        bench.read_whole().unwrap();
-        let hold = bench.world.hold(OpFilter::of(OpClass::Write).on_file(TOP).by_worker(0));
-        let earlier = write(&bench, 0, 512, 1024);
-        settle(&bench);
-        let zeroing = start(&bench, 1, |guest, worker| async move {
-            guest.zero(&worker, 0, CLUSTER, ZeroMode::Keep).await;
-        });
-        settle(&bench);
-        assert!(zeroing.get() && !earlier.get());
+    let data_file = Setup { external_data: true, ..patterned() }.encrypted();
+    for (setup, file) in [(subclusters, TOP), (data_file, DATA)] {
+        let bench = Bench::new(&setup, 12);
+        let (hold, earlier) = zeroed_beside_a_write(&bench, file);
         let later = write(&bench, 1, 1024, 1024);
         let elsewhere = write(&bench, 1, 4 * 16384, CLUSTER);
-        settle(&bench);
-        assert!(!later.get(), "the earlier write could land on it, and be shown in its cluster");
+        while !matches!(bench.world.step(), Step::Time | Step::Idle) {}
+        assert!(!later.get(), "{file}: the earlier write could land on it, and be shown in its cluster");
         assert!(elsewhere.get());
         let_go(&bench, hold);
         assert!(earlier.get() && later.get());

@@ -139,7 +139,9 @@ mutants! {
     shared_tables_are_changed: ChangeSharedTable, within 10 of [Crash(Snapshot)];
     two_allocations_of_a_cluster: AllocateTwice, within 20 of [Crash(Any)];
     written_where_others_reach: WriteWhereOthersReach, within 1 of
-        [Scenario(held::a_cluster_zeroed_in_its_place_is_not_written_while_earlier_writes_may_reach_it)];
+        [Scenario(held::a_cluster_zeroed_in_its_place_is_left_to_earlier_writes)];
+    written_where_others_reach_and_must: WriteWhereOthersReach, within 1 of
+        [Scenario(held::a_place_that_a_cluster_must_keep_is_waited_for)];
     waiters_for_an_allocation_sleep_on: ForgetInFlightWaiters, within 20 of [Crash(Any)];
     data_on_metadata: SkipOverlapCheck, within 1 of
         [Scenario(hostile::data_that_would_land_on_metadata_is_refused)];
