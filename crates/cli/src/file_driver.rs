@@ -28,6 +28,16 @@ impl FileDriver {
         [Self::File, Self::HostDevice, Self::HostCdrom].into_iter().find(|driver| driver.name() == name)
     }
 
+    /// The driver that the option `key` names.
+    ///
+    /// # Errors
+    /// It is none of these.
+    pub(crate) fn of_option(key: &str, name: &str) -> Result<Self, String> {
+        Self::named(name).ok_or_else(|| {
+            format!("Parameter '{key}': there is no driver '{name}' (there are file, nbd, http and https)")
+        })
+    }
+
     fn name(self) -> &'static str {
         match self {
             Self::File => "file",

@@ -2,6 +2,7 @@
 //!
 //! Every key either works or is refused by its name; none is ignored.
 
+use crate::backing_opts::BackingOpts;
 use crate::file_driver::{FileDriver, FileKind};
 use crate::graph::{Filter, Node, plan};
 use crate::http_opts::HttpOpts;
@@ -37,14 +38,9 @@ pub(crate) struct ImageOpts {
     aio: Option<Aio>,
     discard: Option<Discard>,
     data_file: Option<PathBuf>,
-    backing_file: Option<PathBuf>,
-    backing_format: Option<Format>,
+    backing: BackingOpts,
     nbd: NbdOpts,
-    nbd_backing: NbdOpts,
     http: HttpOpts,
-    http_backing: HttpOpts,
-    /// The disk is shown as if the image named no backing file.
-    without_backing: bool,
     /// `cache-size`, `l2-cache-size` and `refcount-cache-size`, under QEMU's names.
     cache_sizes: [Option<u64>; 3],
     /// `overlap-check` and `overlap-check.template`, under QEMU's names.
@@ -72,7 +68,6 @@ pub(crate) struct ImageOpts {
 enum NamedFile {
     Image,
     DataFile,
-    Backing,
 }
 
 /// Keys that QEMU has and zebu refuses, with the reason.
@@ -175,32 +170,16 @@ impl ImageOpts {
         for (key, value) in without_idle_raw(pairs) {
             opts.set(&key, &value)?;
         }
-        for (nbd, http, key, slot, file) in [
-            (
-                std::mem::take(&mut opts.nbd),
-                std::mem::take(&mut opts.http),
-                "file.filename",
-                &mut opts.filename,
-                NamedFile::Image,
-            ),
-            (
-                std::mem::take(&mut opts.nbd_backing),
-                std::mem::take(&mut opts.http_backing),
-                "backing.file.filename",
-                &mut opts.backing_file,
-                NamedFile::Backing,
-            ),
-        ] {
-            for name in [nbd.finish()?, http.finish()?].into_iter().flatten() {
-                set_once(slot, key, note_remote(name)?)?;
-                opts.plain.push(file);
-            }
+        let (nbd, http) = (std::mem::take(&mut opts.nbd), std::mem::take(&mut opts.http));
+        for name in [nbd.finish()?, http.finish()?].into_iter().flatten() {
+            set_once(&mut opts.filename, "file.filename", note_remote(name)?)?;
+            opts.plain.push(NamedFile::Image);
         }
+        opts.backing.finish()?;
         opts.check_cache_sizes()?;
         for (file, key, path) in [
             (NamedFile::Image, "file.filename", &mut opts.filename),
             (NamedFile::DataFile, "data-file.filename", &mut opts.data_file),
-            (NamedFile::Backing, "backing.file.filename", &mut opts.backing_file),
         ] {
             if let Some(path) = path
                 && !opts.plain.contains(&file)
@@ -208,9 +187,6 @@ impl ImageOpts {
                 *path =
                     image_path(path.as_os_str()).map_err(|reason| format!("Parameter '{key}': {reason}"))?;
             }
-        }
-        if opts.backing_format.is_some() && opts.backing_file.is_none() {
-            return Err("Parameter 'backing.driver' needs 'backing.file.filename'".to_owned());
         }
         Ok(opts)
     }
@@ -237,22 +213,13 @@ impl ImageOpts {
                 _ => self.format = Some(format_argument(value)?),
             },
             "file.driver" if value == "nbd" => self.nbd.name(),
-            "backing.file.driver" if value == "nbd" => self.nbd_backing.name(),
             "file.driver" if HttpOpts::is_driver(value) => self.http.name(value),
-            "backing.file.driver" if HttpOpts::is_driver(value) => self.http_backing.name(value),
             "filename" | "file.filename" => set_once(&mut self.filename, key, PathBuf::from(value))?,
-            "file.driver" | "data-file.driver" | "backing.file.driver" => match value {
-                "file" | "host_device" | "host_cdrom" => self.plain.push(match key {
-                    "file.driver" => NamedFile::Image,
-                    "data-file.driver" => NamedFile::DataFile,
-                    _ => NamedFile::Backing,
-                }),
-                _ => {
-                    return Err(format!(
-                        "Parameter '{key}': there is no driver '{value}' (there are file, nbd, http and https)"
-                    ));
-                }
-            },
+            "file.driver" | "data-file.driver" => {
+                FileDriver::of_option(key, value)?;
+                let is_image = key == "file.driver";
+                self.plain.push(if is_image { NamedFile::Image } else { NamedFile::DataFile });
+            }
             "cache.direct" | "file.cache.direct" => self.cache_direct = Some(parse_switch(key, value)?),
             "cache.no-flush" | "file.cache.no-flush" => self.cache_no_flush = Some(parse_switch(key, value)?),
             "read-only" => self.read_only = parse_switch(key, value)?,
@@ -288,15 +255,10 @@ impl ImageOpts {
             "zero-policy" => self.zero_policy = Some(zero_policy_argument(value)?),
             "aio" | "file.aio" => self.aio = Some(aio_argument(value)?),
             "discard" | "file.discard" => self.discard = Some(discard_argument(value)?),
-            "backing" if value.is_empty() => self.without_backing = true,
             "data-file.filename" | "data-file.file.filename" => {
                 set_once(&mut self.data_file, key, PathBuf::from(value))?;
             }
-            "backing.driver" => self.backing_format = Some(format_argument(value)?),
-            "backing.filename" | "backing.file.filename" => {
-                set_once(&mut self.backing_file, key, PathBuf::from(value))?;
-            }
-            _ if self.keys.take(key, value)? => {}
+            _ if self.keys.take(key, value)? || self.backing.take(key, value)? => {}
             _ if self.takes_remote(key, value)? => {}
             _ => {
                 return Err(match REFUSED.iter().find(|(name, _)| *name == key) {
@@ -310,9 +272,6 @@ impl ImageOpts {
 
     /// Whether it is a key of a disk over the network, which is noted then.
     fn takes_remote(&mut self, key: &str, value: &str) -> Result<bool, String> {
-        if let Some(key) = key.strip_prefix("backing.file.") {
-            return Ok(self.nbd_backing.take(key, value)? || self.http_backing.take(key, value)?);
-        }
         let key = key.strip_prefix("file.").unwrap_or(key);
         Ok(self.nbd.take(key, value)? || self.http.take(key, value)?)
     }
@@ -335,7 +294,9 @@ impl ImageOpts {
                 qemu_switch(key, value)?;
                 return Ok(false);
             }
-            "node-name" | "file.node-name" | "backing.node-name" | "backing.file.node-name" => {
+            _ if BackingOpts::own_key(key) == "node-name"
+                || BackingOpts::own_key(key) == "file.node-name" =>
+            {
                 self.node_names.push((key.to_owned(), value.to_owned()));
             }
             "file.locking" | "locking" => match value {
@@ -446,11 +407,7 @@ impl ImageOpts {
         options.extent_index = self.extent_index.unwrap_or(options.extent_index);
         options.zero_policy = self.zero_policy.unwrap_or(options.zero_policy);
         options.data_file = self.data_file.or(options.data_file.take());
-        if let Some(path) = self.backing_file {
-            options.backing = Some((path, self.backing_format));
-        } else if self.without_backing {
-            options.backing = Some((PathBuf::new(), None));
-        }
+        self.backing.apply(options);
         spec.called_raw = "driver=raw";
         spec.node_names.extend(self.node_names);
         spec.filters = self.filters;

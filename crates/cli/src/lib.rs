@@ -4,6 +4,7 @@
 
 mod arguments;
 mod backing;
+mod backing_opts;
 mod bench;
 mod cli;
 mod commands;

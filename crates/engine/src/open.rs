@@ -157,7 +157,7 @@ pub(crate) async fn open_split(
         return Err(Error::new(ErrorKind::InvalidArgument, message).on(path));
     };
     let keys = keys_below(&above, options).below(above.len() as u32);
-    let base_options = OpenOptions { access: options.access, keys, ..backing_options(options) };
+    let base_options = OpenOptions { access: options.access, keys, ..options.at_depth(above.len()) };
     let mut below: Vec<Link> = Vec::new();
     next = Some(found);
     while let Some(found) = next {
@@ -194,7 +194,7 @@ fn first_of(path: &Path, options: &OpenOptions) -> Result<Next> {
 async fn open_link(worker: &Worker, links: &[Link], found: Next, options: &OpenOptions) -> Result<Link> {
     let Next { file, path, format } = found;
     check_chain(links, &file)?;
-    let mut link_options = if links.is_empty() { options.clone() } else { backing_options(options) };
+    let mut link_options = options.at_depth(links.len());
     let depth = links.len() as u32;
     // Names further up have told keys, too.
     link_options.keys = keys_below(links, options).with_named(depth, &path)?;
@@ -233,7 +233,7 @@ pub(crate) async fn open_given(
     let mut links: Vec<Link> = Vec::new();
     for OpenedFile { file, data_file, format } in images {
         check_chain(&links, &file)?;
-        let link_options = if links.is_empty() { options.clone() } else { backing_options(options) };
+        let link_options = options.at_depth(links.len());
         if let Format::Foreign(format) = format {
             let path = file.path().to_owned();
             let options = OpenOptions { refs: RefPolicy::None, ..link_options };
@@ -289,10 +289,6 @@ fn check_chain(links: &[Link], file: &File) -> Result<()> {
         return Err(Error::new(ErrorKind::Corrupt, message).on(&top.path));
     }
     Ok(())
-}
-
-fn backing_options(top: &OpenOptions) -> OpenOptions {
-    OpenOptions { access: Access::ReadOnly, snapshot: None, backing: None, data_file: None, ..top.clone() }
 }
 
 /// The format as given, or as found in the first bytes.
@@ -452,7 +448,7 @@ fn next_in_chain(link: &Link, top: &OpenOptions, access: Access) -> Result<Optio
     if top.chain == Chain::TopOnly || top.purpose == Purpose::Inspect {
         return Ok(None);
     }
-    let flags = flags(&OpenOptions { access, ..backing_options(top) });
+    let flags = flags(&OpenOptions { access, ..top.at_depth(1) });
     if let Some((path, format)) = &link.options.backing {
         if path.as_os_str().is_empty() {
             return Ok(None);

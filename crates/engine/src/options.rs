@@ -222,6 +222,8 @@ pub struct OpenOptions {
     pub zero_policy: ZeroPolicy,
     /// Backing file to use instead of the one that the image names (and its format).
     pub backing: Option<(PathBuf, Option<Format>)>,
+    /// The same for the images below, one step down the chain after the other. `None` is what that image names.
+    pub backing_below: Vec<Option<(PathBuf, Option<Format>)>>,
     /// External data file to use instead of the one that the image names.
     pub data_file: Option<PathBuf>,
     /// How clusters are compressed.
@@ -236,6 +238,19 @@ impl OpenOptions {
     /// Costs that the header of an encrypted image may ask for. Nothing is computed for an image that is only looked at.
     pub(crate) fn header_limits(&self) -> zebu_luks::Limits {
         if self.purpose == Purpose::Inspect { zebu_luks::Limits::NONE } else { self.keys.limits() }
+    }
+
+    /// Options of the image so many steps below the top.
+    pub(crate) fn at_depth(&self, depth: usize) -> Self {
+        let Some(above) = depth.checked_sub(1) else { return self.clone() };
+        Self {
+            access: Access::ReadOnly,
+            snapshot: None,
+            backing: self.backing_below.get(above).cloned().flatten(),
+            backing_below: self.backing_below.iter().skip(depth).cloned().collect(),
+            data_file: None,
+            ..self.clone()
+        }
     }
 }
 
@@ -256,6 +271,7 @@ zebu_storage::option_setters!(OpenOptions {
     slice_size: impl Into<Option<u32>>,
     zero_policy: ZeroPolicy,
     backing: impl Into<Option<(PathBuf, Option<Format>)>>,
+    backing_below: Vec<Option<(PathBuf, Option<Format>)>>,
     data_file: impl Into<Option<PathBuf>>,
     compress: CompressOptions,
     keys: Keys,

@@ -152,7 +152,21 @@ fn has_drivers(pairs: &[Pair]) -> bool {
         get(pairs, &format!("{prefix}driver")) == Some("raw")
             && ["offset", "size"].iter().any(|key| get(pairs, &format!("{prefix}{key}")).is_some())
     };
-    named || is_part("") || is_part("file.") || is_part("backing.file.")
+    named
+        || is_part("")
+        || is_part("file.")
+        || backing_images(pairs)
+            .iter()
+            .any(|image| is_part(&format!("{image}.")) || is_part(&format!("{image}.file.")))
+}
+
+/// The backing images that options describe, the next one first.
+fn backing_images(pairs: &[Pair]) -> Vec<String> {
+    let is_described = |image: &String| pairs.iter().any(|(key, _)| key.starts_with(&format!("{image}.")));
+    std::iter::successors(Some("backing".to_owned()), |image| Some(format!("{image}.backing")))
+        .take(MAX_DEPTH)
+        .take_while(is_described)
+        .collect()
 }
 
 /// Whether a node is an image of some format, or a filter above one.
@@ -178,8 +192,20 @@ fn bottom(pairs: &[Pair], filename: Option<&str>, driver: Option<&str>) -> Resul
         return Ok(kept);
     }
     let mut kept = pairs.to_vec();
-    for file in ["backing.file", "data-file"] {
-        let own = below(pairs, file);
+    let images = backing_images(pairs);
+    for image in &images {
+        let own = below(pairs, image);
+        let is_part = ["offset", "size"].iter().any(|key| get(&own, key).is_some());
+        if is_part && get(&own, "driver") == Some("raw") {
+            let node = protocol(&own, None, 0)?;
+            kept = without(&kept, image);
+            kept.push(pair(&format!("{image}.driver"), "raw"));
+            kept.push(pair(&format!("{image}.file.filename"), &note(None, &own, node)?));
+        }
+    }
+    for file in images.iter().map(|image| format!("{image}.file")).chain(["data-file".to_owned()]) {
+        let file = file.as_str();
+        let own = below(&kept, file);
         if has_drivers(&own) || get(&own, "filename").is_some_and(is_graph_name) {
             let node = protocol(&own, None, 0)?;
             kept = without(&kept, file);
