@@ -272,6 +272,7 @@ impl ImageArgs {
             filters: Vec::new(),
             driver: None,
             is_described: false,
+            described: None,
             node_names: Vec::new(),
             called_raw: "-f raw",
             force_share: ForceShare::Missing,

@@ -27,6 +27,7 @@ pub fn image_options(text: &str, disk: Option<&Path>, options: OpenOptions) -> R
         filters: Vec::new(),
         driver: None,
         is_described: false,
+        described: None,
         node_names: Vec::new(),
         called_raw: "",
         force_share: ForceShare::Offered,

@@ -4,7 +4,7 @@
 
 use crate::backing_opts::BackingOpts;
 use crate::file_driver::{FileDriver, FileKind};
-use crate::graph::{Filter, Node, plan};
+use crate::graph::{Description, Filter, Node, plan};
 use crate::http_opts::HttpOpts;
 use crate::image_spec::ImageSpec;
 use crate::json_name::parse_json_name;
@@ -57,6 +57,8 @@ pub(crate) struct ImageOpts {
     filters: Vec<Filter>,
     /// The driver on top, if it is no format.
     driver: Option<String>,
+    /// All drivers, as they were described.
+    described: Option<Description>,
     /// Names of nodes.
     node_names: Vec<(String, String)>,
     /// Files whose driver is named: their names are paths, whatever they look like.
@@ -156,7 +158,12 @@ impl ImageOpts {
     fn read_graph(pairs: &[(String, String)], file: Option<&Path>) -> Result<Self, String> {
         if let Some(plan) = plan(pairs, file.and_then(Path::to_str))? {
             let opts = Self::read(&plan.pairs)?;
-            return Ok(Self { filters: plan.filters, driver: plan.driver, ..opts });
+            return Ok(Self {
+                filters: plan.filters,
+                driver: plan.driver,
+                described: Some(plan.described),
+                ..opts
+            });
         }
         let mut opts = Self::read(pairs)?;
         if let Some(file) = file {
@@ -412,6 +419,7 @@ impl ImageOpts {
         spec.node_names.extend(self.node_names);
         spec.filters = self.filters;
         spec.driver = self.driver;
+        spec.described = self.described;
         spec.aio = self.aio.or(spec.aio);
         spec.discard = self.discard.or(spec.discard);
         spec.detect_zeroes = self.detect_zeroes.or(spec.detect_zeroes);
@@ -491,6 +499,7 @@ mod tests {
             filters: Vec::new(),
             driver: None,
             is_described: false,
+            described: None,
             node_names: Vec::new(),
             called_raw: "driver=raw",
             force_share: ForceShare::Missing,

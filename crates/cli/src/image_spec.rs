@@ -1,7 +1,7 @@
 //! How a command opens one image.
 
 use crate::failure::Failure;
-use crate::graph::Filter;
+use crate::graph::{Description, Filter};
 use crate::program;
 use crate::secrets::Secrets;
 use crate::values::{Aio, Discard};
@@ -29,6 +29,8 @@ pub(crate) struct ImageSpec {
     pub(crate) driver: Option<String>,
     /// Whether it is described by options alone, without a name.
     pub(crate) is_described: bool,
+    /// Drivers below and above the image, as options describe them.
+    pub(crate) described: Option<Description>,
     /// Names of nodes, which can't be changed later.
     pub(crate) node_names: Vec<(String, String)>,
     /// How the command line says that the image is raw.

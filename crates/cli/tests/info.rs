@@ -242,3 +242,52 @@ fn names_in_an_image_do_not_reach_the_terminal_as_they_are() {
     let info = scratch.zebu(&words("info --output=json a.qcow2")).ok().json();
     assert_eq!(info["backing-filename"], HOSTILE);
 }
+
+#[test]
+fn under_qemus_name_the_nodes_below_an_image_are_told_to_the_letter() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    for line in [
+        "create -q -f qcow2 lower.qcow2 4M",
+        "create -q -f qcow2 -b lower.qcow2 -F qcow2 upper.qcow2",
+        "create -q -f raw base.raw 4M",
+        "create -q -f vmdk -o subformat=monolithicFlat flat.vmdk 4M",
+        "create -q -f vmdk -o subformat=twoGbMaxExtentSparse two.vmdk 3G",
+    ] {
+        scratch.qemu_img(&words(line)).ok();
+    }
+    scratch.write("rules", b"[inject-error]\nevent = \"l2_load\"\n");
+    let link = scratch.file("qemu-img");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_zebu"), &link).unwrap();
+    for line in [
+        "upper.qcow2",
+        "--backing-chain upper.qcow2",
+        "flat.vmdk",
+        "two.vmdk",
+        "null-co://",
+        "blkdebug::upper.qcow2",
+        "blkdebug:rules:base.raw",
+        "blkverify:base.raw:upper.qcow2",
+        "blkverify:base.raw:base.raw",
+        "--image-opts driver=null-co,size=64k",
+        "--image-opts driver=raw,offset=1024,size=65536,file.filename=base.raw",
+        "--image-opts driver=qcow2,file.driver=raw,file.size=196608,file.file.filename=upper.qcow2",
+        "--image-opts driver=qcow2,file.driver=preallocate,file.file.filename=upper.qcow2",
+        "--image-opts driver=qcow2,file.driver=blkdebug,file.align=4k,file.image.filename=lower.qcow2",
+        "--image-opts driver=blkdebug,image.driver=qcow2,image.file.filename=upper.qcow2",
+        "--image-opts driver=compress,file.driver=qcow2,file.file.filename=upper.qcow2",
+    ] {
+        for output in ["--output=human", "--output=json"] {
+            let arguments = [vec!["info", output], words(line)].concat();
+            let ours = scratch.run(link.to_str().unwrap(), &arguments).ok();
+            let theirs = scratch.qemu_img(&arguments).ok();
+            assert_eq!(ours.stdout, theirs.stdout, "{arguments:?}");
+        }
+    }
+    std::fs::remove_file(scratch.file("two-s002.vmdk")).unwrap();
+    let ran = scratch.run(link.to_str().unwrap(), &["info", "two.vmdk"]);
+    assert_eq!(ran.code, Some(1), "QEMU tells nothing of an image of which it can't open a file");
+    assert!(ran.stderr.contains("two-s002.vmdk"), "{ran:#?}");
+}

@@ -168,6 +168,9 @@ const CLASSES: usize = 11;
 /// Regions up to 64 KiB are cut from slabs, which a ring can register. For larger ones, what that spares is small
 /// beside the transfer.
 const SLAB_CLASSES: usize = 5;
+/// Regions that a free list gives before it makes a slab. Who needs few, as a command that looks at an image, is spared the
+/// memory: a slab is touched whole when it is registered.
+const BEFORE_SLABS: usize = 16;
 /// Bytes of a slab.
 const SLAB: usize = 512 << 10;
 /// Bytes of a huge page, from which regions between the slabs' and itself are cut.
@@ -181,6 +184,8 @@ pub(crate) struct FreeList {
     wholes: [Mutex<Vec<Arc<Region>>>; CLASSES],
     /// Bytes of slabs that may still be made.
     slabs_left: AtomicUsize,
+    /// Regions that are still to be given before the first slab.
+    before_slabs: AtomicUsize,
     /// Bytes that lie in `wholes`.
     kept: AtomicUsize,
     limit: usize,
@@ -193,6 +198,7 @@ impl FreeList {
             pieces: Default::default(),
             wholes: Default::default(),
             slabs_left: AtomicUsize::new(limit / 2),
+            before_slabs: AtomicUsize::new(BEFORE_SLABS),
             kept: AtomicUsize::new(0),
             limit: limit - limit / 2,
         })
@@ -208,12 +214,15 @@ impl FreeList {
         if class >= CLASSES {
             return Region::zeroed(len);
         }
-        let mut region = match self.pop(class) {
+        let mut region = match self.pop_piece(class) {
             Some(region) => region,
-            None if self.add_slab(class, register) || self.add_huge_page(class) => {
-                self.pop(class).unwrap_or_else(|| Region::zeroed(PAGE << class))
+            None if self.add_slab(class, register) => {
+                self.pop_piece(class).unwrap_or_else(|| Region::zeroed(PAGE << class))
             }
-            None => Region::zeroed(PAGE << class),
+            None => self
+                .pop_whole(class)
+                .or_else(|| self.add_huge_page(class).then(|| self.pop_whole(class))?)
+                .unwrap_or_else(|| Region::zeroed(PAGE << class)),
         };
         if let Some(region) = Arc::get_mut(&mut region.0) {
             region.home = Some(Arc::clone(self));
@@ -221,14 +230,15 @@ impl FreeList {
         region
     }
 
-    fn pop(&self, class: usize) -> Option<RegionRef> {
-        let piece = self.pieces.get(class).and_then(|pieces| pieces.lock().pop());
-        let region = piece.or_else(|| {
-            let whole = self.wholes[class].lock().pop()?;
-            self.kept.fetch_sub(whole.len, Ordering::Relaxed);
-            Some(whole)
-        })?;
-        Some(RegionRef(ManuallyDrop::new(region)))
+    fn pop_piece(&self, class: usize) -> Option<RegionRef> {
+        let piece = self.pieces.get(class)?.lock().pop()?;
+        Some(RegionRef(ManuallyDrop::new(piece)))
+    }
+
+    fn pop_whole(&self, class: usize) -> Option<RegionRef> {
+        let whole = self.wholes[class].lock().pop()?;
+        self.kept.fetch_sub(whole.len, Ordering::Relaxed);
+        Some(RegionRef(ManuallyDrop::new(whole)))
     }
 
     /// Cuts a new slab into regions of the class. False if there is to be none, or it could not be registered: then
@@ -239,6 +249,12 @@ impl FreeList {
         }
         let left = self.slabs_left.load(Ordering::Relaxed);
         if left < SLAB {
+            return false;
+        }
+        // Counts that are lost between threads put the first slab off.
+        let before = self.before_slabs.load(Ordering::Relaxed);
+        if before > 0 {
+            self.before_slabs.store(before - 1, Ordering::Relaxed);
             return false;
         }
         let memory = Arc::new(Allocation::zeroed(SLAB));
@@ -331,6 +347,27 @@ mod tests {
         assert_eq!(list.kept.load(Ordering::Relaxed), 8192);
         drop(list.take(64 << 20, unregistered));
         assert_eq!(list.kept.load(Ordering::Relaxed), 8192);
+    }
+
+    #[test]
+    fn who_needs_few_regions_is_spared_a_slab() {
+        let list = FreeList::new(2 << 20);
+        let slabs = std::cell::Cell::new(0u16);
+        let take = || {
+            list.take(4096, |_, _| {
+                slabs.set(slabs.get() + 1);
+                Some(FixedBuffer { ring: 1, index: 0 })
+            })
+        };
+        for _ in 0..BEFORE_SLABS {
+            assert!(take().fixed.is_none());
+        }
+        assert_eq!(slabs.get(), 0);
+        // From now on, registered memory comes first, one request at a time as well.
+        for _ in 0..3 {
+            assert!(take().fixed.is_some());
+        }
+        assert_eq!(slabs.get(), 1);
     }
 
     #[test]

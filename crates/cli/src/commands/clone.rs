@@ -208,6 +208,7 @@ fn go_past_cache(
         filters: Vec::new(),
         driver: None,
         is_described: false,
+        described: None,
         node_names: Vec::new(),
         called_raw: "-f raw",
         force_share: ForceShare::Missing,

@@ -1,5 +1,9 @@
 //! `zebu info`: what an image is, without looking at anything that it names.
 
+mod nodes;
+
+use nodes::{Nodes, open_extents};
+
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::backing::resolve;
 use crate::failure::Failure;
@@ -7,6 +11,7 @@ use crate::image_spec::ImageSpec;
 use crate::named_disks;
 use crate::output::info_human::image_text;
 use crate::output::info_json::{Fragmentation, ImageNode};
+use crate::output::info_node::InfoNode;
 use crate::output::verdict::{VerdictNode, verdict_text};
 use crate::output::{json, stdout};
 use crate::program;
@@ -75,36 +80,49 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8, Failure> {
     }
     let fragmentation = args.fragmentation.then(|| walk(&session, spec.clone())).transpose()?;
     let infos = if args.backing_chain {
-        chain(&session, spec).map_err(loop_alone)?
+        chain(&session, spec.clone()).map_err(loop_alone)?
     } else {
-        vec![inspect(&session, spec)?]
+        vec![inspect(&session, spec.clone())?]
     };
     let name = key_of_top.zip(infos.first()).map(|(key, info)| name_with_key(info, &key));
-    let name_of = |index: usize| name.as_deref().filter(|_| index == 0);
+    let nodes = nodes_of(&session, &spec, &infos, name)?;
     let of_first = |index: usize| fragmentation.filter(|_| index == 0);
     let text = match args.output {
         OutputFormat::Human => {
-            let text = |(index, info): (usize, &ImageInfo)| {
-                image_text(info, protocol(&info.filename), name_of(index), of_first(index))
-            };
-            infos.iter().enumerate().map(text).collect::<Vec<_>>().join(
-                "
-",
-            )
+            let text = |(index, node): (usize, &InfoNode)| image_text(node, of_first(index));
+            nodes.iter().enumerate().map(text).collect::<Vec<_>>().join("\n")
         }
         OutputFormat::Json => {
-            let node = |(index, info): (usize, &ImageInfo)| {
-                ImageNode::new(info, protocol(&info.filename), name_of(index), of_first(index))
-            };
-            let nodes: Vec<ImageNode> = infos.iter().enumerate().map(node).collect();
-            match (args.backing_chain, nodes.as_slice()) {
+            let told = |(index, node): (usize, &InfoNode)| ImageNode::new(node, of_first(index));
+            let told: Vec<ImageNode> = nodes.iter().enumerate().map(told).collect();
+            match (args.backing_chain, told.as_slice()) {
                 (false, [node]) => json::to_text(node)?,
-                _ => json::to_text(&nodes)?,
+                _ => json::to_text(&told)?,
             }
         }
     };
     stdout::print(&text)?;
     Ok(0)
+}
+
+/// The nodes to tell of, each with those below it.
+fn nodes_of(
+    session: &Session,
+    spec: &ImageSpec,
+    infos: &[ImageInfo],
+    name: Option<String>,
+) -> Result<Vec<InfoNode>, Failure> {
+    let nodes = Nodes { session, spec };
+    let Some((first, below)) = infos.split_first() else { return Ok(Vec::new()) };
+    let mut first = first.clone();
+    if program::called().is_qemu() {
+        open_extents(session, spec.clone(), &mut first)?;
+    }
+    let top = nodes.top(&first, name)?;
+    // Below a driver the chain was told already.
+    let below = if top.image().is_some() { below } else { &[] };
+    let below = below.iter().map(|info| nodes.image(info));
+    std::iter::once(Ok(top)).chain(below).collect()
 }
 
 /// The name by which QEMU calls an image that was opened with a key: its path alone would not open it.
@@ -145,19 +163,22 @@ fn inspect(session: &Session, mut spec: ImageSpec) -> Result<ImageInfo, Failure>
 
 /// Opens the whole chain, as the policy allows, top first.
 fn chain(session: &Session, spec: ImageSpec) -> Result<Vec<ImageInfo>, Failure> {
-    session.with_unfiltered(&spec, |image| {
-        let mut infos: Vec<ImageInfo> = Vec::new();
-        let mut next: Option<Image> = Some(image.clone());
-        while let Some(image) = next {
-            let mut info = image.info()?;
-            if let Some(above) = infos.last() {
-                info.filename = name_below(above);
-            }
-            infos.push(info);
-            next = image.backing();
+    session.with_unfiltered(&spec, chain_of)
+}
+
+/// An image and its backing files, each with the name that the one above leads to.
+fn chain_of(image: &Image) -> Result<Vec<ImageInfo>, Failure> {
+    let mut infos: Vec<ImageInfo> = Vec::new();
+    let mut next: Option<Image> = Some(image.clone());
+    while let Some(image) = next {
+        let mut info = image.info()?;
+        if let Some(above) = infos.last() {
+            info.filename = name_below(above);
         }
-        Ok(infos)
-    })
+        infos.push(info);
+        next = image.backing();
+    }
+    Ok(infos)
 }
 
 /// The failure in the words of qemu-img, which tells of a loop without naming the image again.

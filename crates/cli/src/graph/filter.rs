@@ -12,3 +12,19 @@ pub(crate) enum Filter {
     /// Errors on purpose.
     Blkdebug(BlkdebugConfig),
 }
+
+impl Filter {
+    /// QEMU's name for the driver.
+    pub(crate) fn driver(&self) -> &'static str {
+        match self {
+            Self::CopyOnRead => "copy-on-read",
+            Self::Compress => "compress",
+            Self::Blkdebug(_) => "blkdebug",
+        }
+    }
+
+    /// The name by which the driver has the node below it.
+    pub(crate) fn child(&self) -> &'static str {
+        if matches!(self, Self::Blkdebug(_)) { "image" } else { "file" }
+    }
+}

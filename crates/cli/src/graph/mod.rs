@@ -5,6 +5,7 @@
 
 mod debug_options;
 mod debugs;
+mod description;
 mod filter;
 mod filters;
 mod node;
@@ -13,6 +14,7 @@ mod pairs;
 mod plan;
 
 pub(crate) use debugs::breakpoints;
+pub(crate) use description::Description;
 pub(crate) use filter::Filter;
 pub(crate) use filters::{Filtered, filtered};
 pub(crate) use node::Node;

@@ -23,8 +23,8 @@ pub(crate) enum Node {
     Preallocate { config: PreallocateConfig, file: Box<Node> },
     /// A part of a disk.
     Part { offset: u64, size: Option<u64>, file: Box<Node> },
-    /// The guest's disk of an image.
-    Image { format: Format, file: Box<Node> },
+    /// The guest's disk of an image, with its backing files. The format is found out if it is not given.
+    Image { format: Option<Format>, file: Box<Node> },
 }
 
 impl Node {
@@ -38,7 +38,7 @@ impl Node {
             Self::Blkverify { .. } => "blkverify",
             Self::Preallocate { .. } => "preallocate",
             Self::Part { .. } => "raw",
-            Self::Image { format, .. } => format.name(),
+            Self::Image { format, .. } => format.map_or("raw", Format::name),
         }
     }
 

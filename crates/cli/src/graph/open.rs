@@ -2,10 +2,15 @@
 
 use super::debugs::{differs, keep_blkdebug, tell_line};
 use super::node::Node;
+use crate::failure::Failure;
+use crate::reference_defaults::allowed_references;
 use crate::remote_disk::remote_disk;
+use std::path::Path;
 use std::sync::Arc;
-use zebu::storage::{Background, Engine, File, IoError, IoErrorKind, Op, OpenFlags, Storage};
-use zebu::{Image, OpenOptions, OpenedFile};
+use zebu::storage::{
+    Background, Engine, File, IoError, IoErrorKind, LockMode, Op, OpenFlags, Storage, Worker,
+};
+use zebu::{Format, Image, OpenOptions, OpenedFile, RefPolicy, Sharing};
 use zebu_drivers::{Blkdebug, Blkverify, FileDisk, ImageDisk, NullDisk, Part, Preallocate};
 
 /// The engine of the I/O below drivers.
@@ -21,6 +26,7 @@ fn disk(node: &Node, name: &str, flags: &OpenFlags) -> Result<Arc<dyn Storage>, 
         IoError::of_file(Op::Open, IoErrorKind::Os(rustix::io::Errno::INVAL.raw_os_error()), name)
             .with_detail(reason)
     };
+    let refused = |failure: Failure| invalid(failure.message.unwrap_or_default());
     Ok(match node {
         Node::File(path) => Arc::new(FileDisk::new(File::open(path, flags)?, ENGINE)?),
         Node::Remote(remote) => remote_disk(remote.clone())?,
@@ -42,16 +48,51 @@ fn disk(node: &Node, name: &str, flags: &OpenFlags) -> Result<Arc<dyn Storage>, 
             Arc::new(Part::new(disk(file, name, flags)?, *offset, *size).map_err(invalid)?)
         }
         Node::Image { format, file } => {
-            let file = File::from_storage(disk(file, name, flags)?, name, flags)?;
             let options = OpenOptions::default().access(flags.access);
-            let opened = OpenedFile::new(file, *format);
             let opener = Background::small(ENGINE)?;
-            let image = opener
-                .run(move |worker| async move { Image::open_files(&worker, vec![opened], &options).await })
-                .wait()
+            let top = match &**file {
+                Node::File(path) => File::open(path, flags)?,
+                file => File::from_storage(disk(file, name, flags)?, name, flags)?,
+            };
+            let (path, format) = (file.local_file().map(Path::to_path_buf), *format);
+            let refs = allowed_references(&[]).map_err(refused)?;
+            let opened = opener
+                .run(move |worker| async move {
+                    let files = match path {
+                        Some(path) => with_backing(&worker, top, &path, format, refs).await?,
+                        None => vec![OpenedFile::new(top, format.unwrap_or(Format::Raw))],
+                    };
+                    Image::open_files(&worker, files, &options).await
+                })
+                .wait();
+            let image = opened
                 .map_err(|_| invalid("the opening vanished".to_owned()))?
                 .map_err(|error| invalid(error.to_string()))?;
             Arc::new(ImageDisk::new(image, flags.access, ENGINE)?.closing())
         }
     })
+}
+
+/// The file of an image, which is open, and those of its backing files. These are read without locks: another node may have
+/// the same file.
+async fn with_backing(
+    worker: &Worker,
+    top: File,
+    path: &Path,
+    format: Option<Format>,
+    refs: RefPolicy,
+) -> zebu::Result<Vec<OpenedFile>> {
+    let options = OpenOptions::default().format(format).refs(refs).sharing(Sharing::Unlocked);
+    let found = Image::open(worker, path, &options).await?;
+    let mut files = vec![OpenedFile::new(top, found.format())];
+    let mut next = found.backing();
+    while let Some(image) = next {
+        let path = image.info()?.filename;
+        let file = File::open(&path, &OpenFlags::default().lock(LockMode::None))
+            .map_err(|error| zebu::Error::from(error).on(&path))?;
+        files.push(OpenedFile::new(file, image.format()));
+        next = image.backing();
+    }
+    let _ = found.close(worker).await;
+    Ok(files)
 }

@@ -1,6 +1,7 @@
 //! From options to nodes and filters.
 
 use super::debug_options::{configuration, split_name};
+use super::description::Description;
 use super::filter::Filter;
 use super::node::Node;
 use super::pairs::{Pair, below, get, refuse_others, without};
@@ -35,6 +36,8 @@ pub(crate) struct Plan {
     pub(crate) filters: Vec<Filter>,
     /// The driver on top, if it is no format.
     pub(crate) driver: Option<String>,
+    /// All of it, as it was described.
+    pub(crate) described: Description,
 }
 
 /// Whether a name leads to a driver here.
@@ -76,7 +79,8 @@ pub(crate) fn plan(pairs: &[Pair], filename: Option<&str>) -> Result<Option<Plan
     }
     let mut pairs = pairs.to_vec();
     let mut filename = filename.map(str::to_owned);
-    let mut plan = Plan { pairs: Vec::new(), filters: Vec::new(), driver: None };
+    let described = Description::of_pairs(&pairs);
+    let mut plan = Plan { pairs: Vec::new(), filters: Vec::new(), driver: None, described };
     for _ in 0..MAX_DEPTH {
         let driver = get(&pairs, "driver").map(str::to_owned);
         let child = match driver.as_deref() {
@@ -234,8 +238,7 @@ fn note(filename: Option<&str>, pairs: &[Pair], node: Node) -> Result<String, St
     let name = if let Some(name) = filename.filter(|name| is_graph_name(name)) {
         name.to_owned()
     } else {
-        let members = pairs.iter().map(|(key, value)| (key.clone(), value.clone().into())).collect();
-        format!("json:{}", serde_json::Value::Object(members))
+        Description::of_pairs(pairs).name()
     };
     note_node(PathBuf::from(&name), node)?;
     Ok(name)
@@ -285,7 +288,14 @@ fn protocol(pairs: &[Pair], filename: Option<&str>, depth: usize) -> Result<Node
                 }
                 None => (get(pairs, "x-raw"), get(pairs, "x-image")),
             };
-            Ok(Node::Blkverify { raw: child("raw", raw)?, test: child("test", test)? })
+            let test = match *child("test", test)? {
+                // The format of the disk that is put to the test is found out; the other one is raw.
+                file @ (Node::File(_) | Node::Remote(_)) => {
+                    Node::Image { format: None, file: Box::new(file) }
+                }
+                other => other,
+            };
+            Ok(Node::Blkverify { raw: child("raw", raw)?, test: Box::new(test) })
         }
         Some("preallocate") => {
             refuse_others(pairs, "preallocate", &["prealloc-align", "prealloc-size", "filename"], &["file"])?;
@@ -325,7 +335,7 @@ fn protocol(pairs: &[Pair], filename: Option<&str>, depth: usize) -> Result<Node
                 return Err(format!("Unknown driver '{format}'"));
             };
             refuse_others(pairs, format, &["filename"], &["file"])?;
-            Ok(Node::Image { format: known, file: child("file", name)? })
+            Ok(Node::Image { format: Some(known), file: child("file", name)? })
         }
         None => match name {
             Some(name) if NbdAddress::is_name(name) => nbd(pairs, Some(name)),
@@ -399,7 +409,7 @@ mod tests {
             planned("driver=qcow2,file.driver=blkdebug,file.align=4k,file.image.filename=a.qcow2", None);
         assert!(plan.filters.is_empty() && plan.driver.is_none());
         let name = get(&plan.pairs, "file.filename").unwrap();
-        assert!(name.starts_with("json:{") && name.contains("a.qcow2"), "{name}");
+        assert!(name.starts_with("json:{") && name.contains(r#""align": "4k""#), "{name}");
         assert_eq!(plan.pairs.len(), 2);
         let plan = planned("driver=qcow2,file.align=4k", Some("blkdebug::b.qcow2"));
         assert_eq!(get(&plan.pairs, "file.filename"), Some("blkdebug::b.qcow2"));

@@ -1,43 +1,79 @@
 //! The text of `info`: QEMU's lines, and zebu's own below them.
 
 use super::encryption::push_luks;
-use super::info_json::{Fragmentation, bitmap_flags, compat_text, full_backing_name, whole_sectors};
+use super::info_json::{Fragmentation, bitmap_flags, compat_text, full_backing_name};
+use super::info_node::{InfoNode, Kind};
 use super::json::path_text;
 use super::printable::printable;
 use super::units::size_short;
 
 use crate::program;
 use std::fmt::Write as _;
-use zebu::{EncryptionInfo, ForeignInfo, ImageInfo, Qcow2Info, SnapshotInfo};
+use zebu::{EncryptionInfo, ForeignInfo, Qcow2Info, SnapshotInfo};
 
-/// Everything about one image. `protocol` is `file` or `host_device`. `name` says how it was opened, where its path alone
-/// does not.
-pub(crate) fn image_text(
-    info: &ImageInfo,
-    protocol: &str,
-    name: Option<&str>,
-    fragmentation: Option<Fragmentation>,
-) -> String {
-    let mut out = String::new();
-    let qcow2 = info.qcow2.as_ref();
-    let filename = info.filename.to_string_lossy();
-    let filename = printable(&filename);
-    let _ = writeln!(out, "image: {}", printable(name.unwrap_or(&filename)));
-    let _ = writeln!(out, "file format: {}", info.format.name());
-    let _ = writeln!(out, "virtual size: {} ({} bytes)", size_short(info.virtual_size), info.virtual_size);
-    let _ = writeln!(out, "disk size: {}", size_short(info.actual_size));
-    if qcow2.is_some_and(|q| q.encryption.is_some()) || info.encryption.is_some() {
-        out.push_str("encrypted: yes\n");
-    }
-    if let Some(qcow2) = qcow2 {
-        let _ = writeln!(out, "cluster_size: {}", qcow2.cluster_size);
-        if qcow2.dirty {
-            out.push_str("cleanly shut down: no\n");
+/// Everything about one image and what it lies in.
+pub(crate) fn image_text(node: &InfoNode, fragmentation: Option<Fragmentation>) -> String {
+    let mut out = own_text(node);
+    push_children(&mut out, node, "");
+    let qcow2 = node.image().and_then(|info| info.qcow2.as_ref());
+    if let Some(qcow2) = qcow2.filter(|_| !program::called().is_qemu()) {
+        let _ = writeln!(out, "full cache size: {}", size_short(qcow2.full_cache_bytes));
+        for limitation in &qcow2.limitations {
+            let _ = writeln!(out, "limitation: {}", printable(limitation));
         }
     }
-    if let Some(unit) = info.foreign.as_ref().and_then(|foreign| foreign.unit) {
-        let _ = writeln!(out, "cluster_size: {unit}");
+    if let Some(Fragmentation { data_bytes, extents }) = fragmentation {
+        let _ = writeln!(out, "fragmentation: {} of data in {extents} pieces", size_short(data_bytes));
     }
+    out
+}
+
+/// The nodes below `node`, which is at `path`, each with an indent of its own.
+fn push_children(out: &mut String, node: &InfoNode, path: &str) {
+    for (name, below) in &node.children {
+        let path = format!("{path}/{name}");
+        let _ = writeln!(out, "Child node '{path}':");
+        let mut text = if below.children.is_empty() { leaf_text(below) } else { own_text(below) };
+        push_children(&mut text, below, &path);
+        for line in text.lines() {
+            let _ = writeln!(out, "    {line}");
+        }
+    }
+}
+
+/// Lines of a node that nothing lies below.
+fn leaf_text(node: &InfoNode) -> String {
+    let mut out = format!("filename: {}\nprotocol type: {}\n", printable(&node.filename), node.format);
+    let _ = writeln!(out, "file length: {} ({} bytes)", size_short(node.virtual_size), node.virtual_size);
+    let _ = writeln!(out, "disk size: {}", actual_size(node));
+    if let Kind::File { extent_size_hint: Some(bytes @ 1..) } = node.kind {
+        let _ = writeln!(out, "Format specific information:\n    extent size hint: {bytes}");
+    }
+    out
+}
+
+fn actual_size(node: &InfoNode) -> String {
+    node.actual_size.map_or_else(|| "unavailable".to_owned(), size_short)
+}
+
+/// Lines of a node by itself.
+fn own_text(node: &InfoNode) -> String {
+    let mut out = format!("image: {}\nfile format: {}\n", printable(&node.filename), node.format);
+    let _ = writeln!(out, "virtual size: {} ({} bytes)", size_short(node.virtual_size), node.virtual_size);
+    let _ = writeln!(out, "disk size: {}", actual_size(node));
+    let info = node.image();
+    let qcow2 = info.and_then(|info| info.qcow2.as_ref());
+    let encryption = info.and_then(|info| info.encryption.as_ref());
+    if qcow2.is_some_and(|q| q.encryption.is_some()) || encryption.is_some() {
+        out.push_str("encrypted: yes\n");
+    }
+    if let Some(bytes) = node.cluster_size {
+        let _ = writeln!(out, "cluster_size: {bytes}");
+    }
+    if node.dirty == Some(true) {
+        out.push_str("cleanly shut down: no\n");
+    }
+    let Some(info) = info else { return out };
     if let Some(backing) = &info.backing_file {
         let _ = write!(out, "backing file: {}", printable(backing));
         if let Some(path) = full_backing_name(info).filter(|path| path != backing) {
@@ -51,31 +87,13 @@ pub(crate) fn image_text(
     if let Some(qcow2) = qcow2 {
         push_snapshots(&mut out, &qcow2.snapshots);
         out.push_str("Format specific information:\n");
-        push_qcow2(&mut out, qcow2, info.encryption.as_ref());
-    } else if let Some(EncryptionInfo::Luks(luks)) = &info.encryption {
+        push_qcow2(&mut out, qcow2, encryption);
+    } else if let Some(EncryptionInfo::Luks(luks)) = encryption {
         out.push_str("Format specific information:\n");
         push_luks(&mut out, luks, 4, false);
     }
     if let Some(foreign) = &info.foreign {
         push_foreign(&mut out, foreign);
-    }
-    let _ = writeln!(out, "Child node '/file':");
-    let _ = writeln!(out, "    filename: {filename}");
-    let _ = writeln!(out, "    protocol type: {protocol}");
-    let length = whole_sectors(info.file_length);
-    let _ = writeln!(out, "    file length: {} ({length} bytes)", size_short(length));
-    let _ = writeln!(out, "    disk size: {}", size_short(info.actual_size));
-    if let Some(bytes) = info.extent_size_hint.filter(|&bytes| bytes != 0) {
-        let _ = writeln!(out, "    Format specific information:\n        extent size hint: {bytes}");
-    }
-    if let Some(qcow2) = qcow2.filter(|_| !program::called().is_qemu()) {
-        let _ = writeln!(out, "full cache size: {}", size_short(qcow2.full_cache_bytes));
-        for limitation in &qcow2.limitations {
-            let _ = writeln!(out, "limitation: {}", printable(limitation));
-        }
-    }
-    if let Some(Fragmentation { data_bytes, extents }) = fragmentation {
-        let _ = writeln!(out, "fragmentation: {} of data in {extents} pieces", size_short(data_bytes));
     }
     out
 }

@@ -1,6 +1,7 @@
 //! The JSON of `info`: QEMU's keys first, zebu's after them.
 
 use super::encryption::{Encrypt, LuksData};
+use super::info_node::{InfoNode, Kind};
 use super::json::path_text;
 use crate::backing::resolve;
 
@@ -15,10 +16,12 @@ pub(crate) struct ImageNode {
     filename: String,
     format: &'static str,
     virtual_size: u64,
-    actual_size: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    actual_size: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cluster_size: Option<u64>,
-    dirty_flag: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dirty_flag: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     encrypted: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -152,79 +155,72 @@ struct FileData {
 
 #[derive(Debug, Serialize)]
 struct Child {
-    name: &'static str,
-    info: FileNode,
-}
-
-/// The file that an image lies in.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "kebab-case")]
-struct FileNode {
-    filename: String,
-    format: &'static str,
-    virtual_size: u64,
-    actual_size: u64,
-    dirty_flag: bool,
-    format_specific: FormatSpecific,
-    children: Vec<Child>,
+    name: String,
+    info: ImageNode,
 }
 
 impl ImageNode {
-    /// The object for what is known of an image. `protocol` is `file` or `host_device`. `name` says how it was opened, where
-    /// its path alone does not.
-    pub(crate) fn new(
-        info: &ImageInfo,
-        protocol: &'static str,
-        name: Option<&str>,
-        fragmentation: Option<Fragmentation>,
-    ) -> Self {
-        let qcow2 = info.qcow2.as_ref();
-        let with_own_keys = !program::called().is_qemu();
-        let filename = path_text(&info.filename);
+    /// The object for a node, with zebu's own keys where zebu is not called by a name of QEMU.
+    pub(crate) fn new(node: &InfoNode, fragmentation: Option<Fragmentation>) -> Self {
+        let mut told = Self::of(node);
+        let qcow2 = node.image().and_then(|info| info.qcow2.as_ref());
+        if let Some(qcow2) = qcow2.filter(|_| !program::called().is_qemu()) {
+            told.full_cache_size = Some(qcow2.full_cache_bytes);
+            told.limitations = Some(qcow2.limitations.clone());
+        }
+        told.fragmentation = fragmentation;
+        told
+    }
+
+    fn of(node: &InfoNode) -> Self {
+        let info = node.image();
+        let qcow2 = info.and_then(|info| info.qcow2.as_ref());
+        let encryption = info.and_then(|info| info.encryption.as_ref());
+        let is_encrypted = qcow2.is_some_and(|q| q.encryption.is_some()) || encryption.is_some();
         Self {
-            filename: name.map_or_else(|| filename.clone(), str::to_owned),
-            format: info.format.name(),
-            virtual_size: info.virtual_size,
-            actual_size: info.actual_size,
-            cluster_size: qcow2
-                .map(|q| q.cluster_size)
-                .or(info.foreign.as_ref().and_then(|foreign| foreign.unit)),
-            dirty_flag: qcow2.is_some_and(|q| q.dirty),
-            encrypted: (qcow2.is_some_and(|q| q.encryption.is_some()) || info.encryption.is_some())
-                .then_some(true),
-            backing_filename: info.backing_file.clone(),
-            full_backing_filename: full_backing_name(info),
-            backing_filename_format: info.backing_format.clone(),
+            filename: node.filename.clone(),
+            format: node.format,
+            virtual_size: node.virtual_size,
+            actual_size: node.actual_size,
+            cluster_size: node.cluster_size,
+            dirty_flag: node.dirty,
+            encrypted: is_encrypted.then_some(true),
+            backing_filename: info.and_then(|info| info.backing_file.clone()),
+            full_backing_filename: info.and_then(full_backing_name),
+            backing_filename_format: info.and_then(|info| info.backing_format.clone()),
             snapshots: qcow2.map(|q| q.snapshots.iter().map(Snapshot::new).collect()).unwrap_or_default(),
-            format_specific: match (qcow2, &info.encryption) {
-                (Some(qcow2), encryption) => {
-                    Some(FormatSpecific::Qcow2(Box::new(Qcow2Data::new(qcow2, encryption.as_ref()))))
-                }
-                (None, Some(EncryptionInfo::Luks(luks))) => {
-                    Some(FormatSpecific::Luks(Box::new(LuksData::new(luks))))
-                }
-                (None, _) => {
-                    let vmdk = info.foreign.as_ref().and_then(|foreign| foreign.vmdk.as_ref());
-                    vmdk.map(|vmdk| FormatSpecific::Vmdk(VmdkData::new(vmdk)))
-                }
-            },
-            children: vec![Child {
-                name: "file",
-                info: FileNode {
-                    filename,
-                    format: protocol,
-                    virtual_size: whole_sectors(info.file_length),
-                    actual_size: info.actual_size,
-                    dirty_flag: false,
-                    format_specific: FormatSpecific::File(FileData {
-                        extent_size_hint: info.extent_size_hint.filter(|&bytes| bytes != 0),
-                    }),
-                    children: Vec::new(),
-                },
-            }],
-            full_cache_size: qcow2.filter(|_| with_own_keys).map(|q| q.full_cache_bytes),
-            limitations: qcow2.filter(|_| with_own_keys).map(|q| q.limitations.clone()),
-            fragmentation,
+            format_specific: FormatSpecific::of(node),
+            children: node
+                .children
+                .iter()
+                .map(|(name, below)| Child { name: name.clone(), info: Self::of(below) })
+                .collect(),
+            full_cache_size: None,
+            limitations: None,
+            fragmentation: None,
+        }
+    }
+}
+
+impl FormatSpecific {
+    fn of(node: &InfoNode) -> Option<Self> {
+        let info = match &node.kind {
+            Kind::Image(info) => info,
+            Kind::File { extent_size_hint } => {
+                let extent_size_hint = extent_size_hint.filter(|&bytes| bytes != 0);
+                return Some(Self::File(FileData { extent_size_hint }));
+            }
+            Kind::Driver => return None,
+        };
+        match (&info.qcow2, &info.encryption) {
+            (Some(qcow2), encryption) => {
+                Some(Self::Qcow2(Box::new(Qcow2Data::new(qcow2, encryption.as_ref()))))
+            }
+            (None, Some(EncryptionInfo::Luks(luks))) => Some(Self::Luks(Box::new(LuksData::new(luks)))),
+            (None, _) => {
+                let vmdk = info.foreign.as_ref().and_then(|foreign| foreign.vmdk.as_ref());
+                vmdk.map(|vmdk| Self::Vmdk(VmdkData::new(vmdk)))
+            }
         }
     }
 }
@@ -236,11 +232,6 @@ pub(crate) fn full_backing_name(info: &ImageInfo) -> Option<String> {
         Some(_) => path_text(&resolve(&info.filename, name)),
         None => name.clone(),
     })
-}
-
-/// Bytes of the sectors that a file takes: the length that QEMU tells.
-pub(crate) fn whole_sectors(length: u64) -> u64 {
-    length.checked_next_multiple_of(512).unwrap_or(length)
 }
 
 /// The list of `zebu snapshot --output json`, as `info` has it.

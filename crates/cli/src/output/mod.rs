@@ -4,6 +4,7 @@ pub(crate) mod check;
 pub(crate) mod encryption;
 pub(crate) mod info_human;
 pub(crate) mod info_json;
+pub(crate) mod info_node;
 pub(crate) mod json;
 pub(crate) mod map;
 pub(crate) mod printable;

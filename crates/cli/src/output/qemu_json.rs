@@ -15,6 +15,25 @@ pub(crate) fn text(value: &Value) -> String {
     text
 }
 
+/// `value` on one line, as in names that begin with `json:`.
+pub(crate) fn line(value: &Value) -> String {
+    match value {
+        Value::Array(items) => format!("[{}]", items.iter().map(line).collect::<Vec<_>>().join(", ")),
+        Value::Object(members) => {
+            let member = |key: &String| format!("{}: {}", Value::from(key.as_str()), line(&members[key]));
+            format!("{{{}}}", in_order(members).into_iter().map(member).collect::<Vec<_>>().join(", "))
+        }
+        _ => value.to_string(),
+    }
+}
+
+/// Keys in the order of QEMU's table, where the last one of a bucket comes first.
+fn in_order(members: &serde_json::Map<String, Value>) -> Vec<&String> {
+    let mut keys: Vec<&String> = members.keys().rev().collect();
+    keys.sort_by_key(|key| hash(key) % BUCKETS);
+    keys
+}
+
 fn push(text: &mut String, value: &Value, depth: usize) {
     match value {
         Value::Array(items) => {
@@ -26,10 +45,8 @@ fn push(text: &mut String, value: &Value, depth: usize) {
             end_items(text, depth, ']');
         }
         Value::Object(members) => {
-            let mut keys: Vec<&String> = members.keys().collect();
-            keys.sort_by_key(|key| hash(key) % BUCKETS);
             text.push('{');
-            for (index, key) in keys.into_iter().enumerate() {
+            for (index, key) in in_order(members).into_iter().enumerate() {
                 begin_item(text, index, depth + 1);
                 text.push_str(&Value::from(key.as_str()).to_string());
                 text.push_str(": ");
@@ -72,6 +89,14 @@ fn hash(key: &str) -> u32 {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn of_keys_in_one_bucket_the_last_comes_first() {
+        assert_eq!(
+            line(&json!({"backing-filename-format": 1, "children": [2, {}]})),
+            r#"{"children": [2, {}], "backing-filename-format": 1}"#
+        );
+    }
 
     // As qemu-img 10.0 prints it.
     #[test]

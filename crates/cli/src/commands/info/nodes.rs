@@ -1,0 +1,258 @@
+//! The nodes that an image consists of, from what was opened and what the command line describes.
+
+use super::{chain_of, protocol};
+use crate::failure::Failure;
+use crate::graph::{Description, Filter, Node, open_node};
+use crate::image_spec::ImageSpec;
+use crate::named_disks::{Named, named, note_node};
+use crate::output::info_node::{InfoNode, Kind, whole_sectors};
+use crate::output::json::path_text;
+use crate::session::Session;
+use std::path::{Path, PathBuf};
+use zebu::storage::{File, LockMode, OpenFlags};
+use zebu::{Access, Chain, Format, Image, ImageInfo, OpenOptions, Purpose};
+
+/// Tells of the nodes of one command line.
+pub(super) struct Nodes<'a> {
+    pub(super) session: &'a Session,
+    pub(super) spec: &'a ImageSpec,
+}
+
+impl Nodes<'_> {
+    /// What the command line named, of whose image `info` is known. `name` says how it was opened, where its path alone does not.
+    pub(super) fn top(&self, info: &ImageInfo, name: Option<String>) -> Result<InfoNode, Failure> {
+        let described = self.spec.described.as_ref();
+        if let Some(described) = described {
+            if !self.spec.filters.is_empty() {
+                return self.filtered(described);
+            }
+            if self.spec.driver.is_some() || described.is_part() {
+                return self.file_of(info);
+            }
+        }
+        let mut node = self.image(info)?;
+        if let Some(name) = name {
+            node.filename = name;
+        }
+        Ok(node)
+    }
+
+    /// An image without its backing files.
+    pub(super) fn image(&self, info: &ImageInfo) -> Result<InfoNode, Failure> {
+        let path = path_text(&info.filename);
+        let filename = match named(&info.filename) {
+            Some(Named::Graph(_)) => Description::of_name(&path).name_of_image(info.format.name()),
+            _ => path,
+        };
+        let file = self.file_of(info)?;
+        let qcow2 = info.qcow2.as_ref();
+        let unit = info.foreign.as_ref().and_then(|foreign| foreign.unit);
+        let (cluster_size, dirty) = match info.format {
+            Format::Raw => (file.cluster_size, file.dirty),
+            _ => (qcow2.map(|q| q.cluster_size).or(unit), Some(qcow2.is_some_and(|q| q.dirty))),
+        };
+        let mut children = self.extents(info)?;
+        children.push(("file".to_owned(), file));
+        let sizes = children.iter().map(|(_, below)| below.actual_size);
+        Ok(InfoNode {
+            filename,
+            format: info.format.name(),
+            virtual_size: info.virtual_size,
+            actual_size: sizes.sum(),
+            cluster_size,
+            dirty,
+            kind: Kind::Image(Box::new(info.clone())),
+            children,
+        })
+    }
+
+    /// An image with its backing files below it.
+    fn chain(&self, image: &Image) -> Result<InfoNode, Failure> {
+        let mut nodes = Vec::new();
+        for info in chain_of(image)? {
+            nodes.push(self.image(&info)?);
+        }
+        let add = |below: InfoNode, mut node: InfoNode| {
+            node.children.insert(0, ("backing".to_owned(), below));
+            node
+        };
+        nodes.into_iter().rev().reduce(add).ok_or_else(|| Failure::new("no image"))
+    }
+
+    /// The image below filters, and these.
+    fn filtered(&self, described: &Description) -> Result<InfoNode, Failure> {
+        let filters = &self.spec.filters;
+        if filters.contains(&Filter::CopyOnRead) && self.spec.options.access == Access::ReadOnly {
+            return Err(Failure::opening_name(self.spec.path.as_os_str(), "Block node is read-only"));
+        }
+        let mut names = vec![described.clone()];
+        for filter in filters {
+            names.extend(names.last().map(|above| above.child(filter.child())));
+        }
+        let mut node = self.session.with_unfiltered(self.spec, |image| self.chain(image))?;
+        for (filter, name) in filters.iter().zip(&names).rev() {
+            let is_transparent = !matches!(filter, Filter::Blkdebug(_));
+            node = InfoNode {
+                filename: name.name(),
+                format: filter.driver(),
+                virtual_size: node.virtual_size,
+                actual_size: node.actual_size.filter(|_| is_transparent),
+                cluster_size: node.cluster_size,
+                dirty: node.dirty,
+                kind: Kind::Driver,
+                children: vec![(filter.child().to_owned(), node)],
+            };
+        }
+        Ok(node)
+    }
+
+    /// The file that an image lies in.
+    fn file_of(&self, info: &ImageInfo) -> Result<InfoNode, Failure> {
+        let filename = path_text(&info.filename);
+        match named(&info.filename) {
+            Some(Named::Graph(node)) => self.node(&node, &Description::of_name(&filename)),
+            Some(Named::Remote(remote)) => Ok(driver(filename, remote.driver(), info.file_length, None)),
+            _ => Ok(InfoNode {
+                actual_size: Some(info.actual_size),
+                kind: Kind::File { extent_size_hint: info.extent_size_hint },
+                dirty: Some(false),
+                ..driver(filename, protocol(&info.filename), info.file_length, None)
+            }),
+        }
+    }
+
+    /// The files that a VMDK names, the last first, as far as they are open.
+    fn extents(&self, info: &ImageInfo) -> Result<Vec<(String, InfoNode)>, Failure> {
+        let vmdk = info.foreign.as_ref().and_then(|foreign| foreign.vmdk.as_ref());
+        let extents = vmdk.map(|vmdk| vmdk.extents.as_slice()).unwrap_or_default();
+        let paths = extents.iter().filter_map(|extent| extent.path.as_deref());
+        let mut nodes = Vec::new();
+        if crate::program::called().is_qemu() {
+            for (number, path) in paths.enumerate() {
+                if path != info.filename {
+                    nodes.push((format!("extents.{number}"), file(path)?));
+                }
+            }
+        }
+        nodes.reverse();
+        Ok(nodes)
+    }
+
+    /// A node that the command line describes.
+    fn node(&self, node: &Node, described: &Description) -> Result<InfoNode, Failure> {
+        let below = |child: &str, node: &Node| -> Result<(String, InfoNode), Failure> {
+            Ok((child.to_owned(), self.node(node, &described.child(child))?))
+        };
+        let name = described.name();
+        let length = || -> Result<u64, Failure> {
+            let opened = open_node(node, &name, &OpenFlags::default().lock(LockMode::None));
+            Ok(opened.map_err(|error| Failure::opening(Path::new(&name), &error.into()))?.len())
+        };
+        Ok(match node {
+            Node::File(path) => file(path)?,
+            Node::Remote(remote) => driver(remote.shown(), remote.driver(), length()?, None),
+            Node::Null { size, .. } => {
+                // It has the two names of its driver.
+                let format = if described.driver() == "null-aio" { "null-aio" } else { "null-co" };
+                InfoNode { actual_size: Some(0), ..driver(name, format, *size, None) }
+            }
+            Node::Blkdebug { image, .. } => {
+                driver(name.clone(), "blkdebug", length()?, Some(vec![below("image", image)?]))
+            }
+            Node::Blkverify { raw, test } => {
+                let children = vec![below("test", test)?, below("raw", raw)?];
+                driver(name.clone(), "blkverify", length()?, Some(children))
+            }
+            Node::Preallocate { file, .. } => {
+                through(driver(name.clone(), "preallocate", length()?, Some(vec![below("file", file)?])))
+            }
+            Node::Part { file, .. } => {
+                through(driver(name.clone(), "raw", length()?, Some(vec![below("file", file)?])))
+            }
+            Node::Image { format, file } => self.opened(*format, file, described)?,
+        })
+    }
+
+    /// An image that lies below a driver, with its backing files.
+    fn opened(
+        &self,
+        format: Option<Format>,
+        file: &Node,
+        described: &Description,
+    ) -> Result<InfoNode, Failure> {
+        let path = match file {
+            Node::File(path) => path.clone(),
+            _ => {
+                let name = described.child("file").name();
+                note_node(PathBuf::from(name), file.clone()).map_err(Failure::new)?
+            }
+        };
+        let options = OpenOptions::default()
+            .format(format)
+            .sharing(self.spec.options.sharing)
+            .refs(self.spec.options.refs.clone())
+            .remote(self.spec.options.remote.clone());
+        let spec = ImageSpec { path, options, filters: Vec::new(), ..self.spec.clone() };
+        self.session.with_unfiltered(&spec, |image| self.chain(image))
+    }
+}
+
+/// Opens the files that a VMDK names, and adds what they tell: QEMU tells nothing of an image of which it can't open one.
+pub(super) fn open_extents(
+    session: &Session,
+    mut spec: ImageSpec,
+    info: &mut ImageInfo,
+) -> Result<(), Failure> {
+    let Some(foreign) = &mut info.foreign else { return Ok(()) };
+    let Some(vmdk) = &mut foreign.vmdk else { return Ok(()) };
+    if vmdk.extents.iter().all(|extent| extent.path.as_ref().is_none_or(|path| *path == info.filename)) {
+        return Ok(());
+    }
+    spec.options.purpose = Purpose::default();
+    spec.options.chain = Chain::TopOnly;
+    let opened = session.with_unfiltered(&spec, |image| Ok(image.info()?))?;
+    foreign.unit = opened.foreign.and_then(|opened| opened.unit);
+    for extent in vmdk.extents.iter_mut().filter(|extent| extent.kind == "SPARSE") {
+        extent.grain = extent.grain.or(foreign.unit);
+    }
+    Ok(())
+}
+
+fn driver(
+    filename: String,
+    format: &'static str,
+    length: u64,
+    children: Option<Vec<(String, InfoNode)>>,
+) -> InfoNode {
+    let children = children.unwrap_or_default();
+    InfoNode {
+        filename,
+        format,
+        virtual_size: whole_sectors(length),
+        actual_size: None,
+        cluster_size: None,
+        dirty: children.last().and_then(|(_, below)| below.dirty),
+        kind: Kind::Driver,
+        children,
+    }
+}
+
+/// A node that is kept where the one below it is kept.
+fn through(node: InfoNode) -> InfoNode {
+    let below = node.children.last();
+    let (actual_size, cluster_size) =
+        below.map_or((None, None), |(_, below)| (below.actual_size, below.cluster_size));
+    InfoNode { actual_size, cluster_size, ..node }
+}
+
+/// A file of the system.
+fn file(path: &Path) -> Result<InfoNode, Failure> {
+    let failure = |error| Failure::opening(path, &zebu::Error::from(error));
+    let file = File::open(path, &OpenFlags::default().lock(LockMode::None)).map_err(failure)?;
+    Ok(InfoNode {
+        actual_size: Some(file.disk_usage().map_err(failure)?),
+        dirty: Some(false),
+        kind: Kind::File { extent_size_hint: file.extent_size_hint() },
+        ..driver(path_text(path), protocol(path), file.len(), None)
+    })
+}
