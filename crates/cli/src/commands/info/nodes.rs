@@ -7,6 +7,7 @@ use crate::image_spec::ImageSpec;
 use crate::named_disks::{Named, named, note_node};
 use crate::output::info_node::{InfoNode, Kind, whole_sectors};
 use crate::output::json::path_text;
+use crate::program;
 use crate::session::Session;
 use std::path::{Path, PathBuf};
 use zebu::storage::{File, LockMode, OpenFlags};
@@ -51,7 +52,7 @@ impl Nodes<'_> {
             Format::Raw => (file.cluster_size, file.dirty),
             _ => (qcow2.map(|q| q.cluster_size).or(unit), Some(qcow2.is_some_and(|q| q.dirty))),
         };
-        let mut children = self.extents(info)?;
+        let mut children = extents(info)?;
         children.push(("file".to_owned(), file));
         let sizes = children.iter().map(|(_, below)| below.actual_size);
         Ok(InfoNode {
@@ -121,23 +122,6 @@ impl Nodes<'_> {
         }
     }
 
-    /// The files that a VMDK names, the last first, as far as they are open.
-    fn extents(&self, info: &ImageInfo) -> Result<Vec<(String, InfoNode)>, Failure> {
-        let vmdk = info.foreign.as_ref().and_then(|foreign| foreign.vmdk.as_ref());
-        let extents = vmdk.map(|vmdk| vmdk.extents.as_slice()).unwrap_or_default();
-        let paths = extents.iter().filter_map(|extent| extent.path.as_deref());
-        let mut nodes = Vec::new();
-        if crate::program::called().is_qemu() {
-            for (number, path) in paths.enumerate() {
-                if path != info.filename {
-                    nodes.push((format!("extents.{number}"), file(path)?));
-                }
-            }
-        }
-        nodes.reverse();
-        Ok(nodes)
-    }
-
     /// A node that the command line describes.
     fn node(&self, node: &Node, described: &Description) -> Result<InfoNode, Failure> {
         let below = |child: &str, node: &Node| -> Result<(String, InfoNode), Failure> {
@@ -180,12 +164,11 @@ impl Nodes<'_> {
         file: &Node,
         described: &Description,
     ) -> Result<InfoNode, Failure> {
-        let path = match file {
-            Node::File(path) => path.clone(),
-            _ => {
-                let name = described.child("file").name();
-                note_node(PathBuf::from(name), file.clone()).map_err(Failure::new)?
-            }
+        let path = if let Node::File(path) = file {
+            path.clone()
+        } else {
+            let name = described.child("file").name();
+            note_node(PathBuf::from(name), file.clone()).map_err(Failure::new)?
         };
         let options = OpenOptions::default()
             .format(format)
@@ -195,6 +178,23 @@ impl Nodes<'_> {
         let spec = ImageSpec { path, options, filters: Vec::new(), ..self.spec.clone() };
         self.session.with_unfiltered(&spec, |image| self.chain(image))
     }
+}
+
+/// The files that a VMDK names, the last first, as far as they are open.
+fn extents(info: &ImageInfo) -> Result<Vec<(String, InfoNode)>, Failure> {
+    let vmdk = info.foreign.as_ref().and_then(|foreign| foreign.vmdk.as_ref());
+    let extents = vmdk.map(|vmdk| vmdk.extents.as_slice()).unwrap_or_default();
+    let paths = extents.iter().filter_map(|extent| extent.path.as_deref());
+    let mut nodes = Vec::new();
+    if program::called().is_qemu() {
+        for (number, path) in paths.enumerate() {
+            if path != info.filename {
+                nodes.push((format!("extents.{number}"), file(path)?));
+            }
+        }
+    }
+    nodes.reverse();
+    Ok(nodes)
 }
 
 /// Opens the files that a VMDK names, and adds what they tell: QEMU tells nothing of an image of which it can't open one.
