@@ -2,13 +2,12 @@
 
 mod nodes;
 
-use nodes::{Nodes, open_extents};
+pub(crate) use nodes::protocol;
+use nodes::{Nodes, chain_of, open_extents};
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
-use crate::backing::resolve;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
-use crate::named_disks;
 use crate::output::info_human::image_text;
 use crate::output::info_json::{Fragmentation, ImageNode};
 use crate::output::info_node::InfoNode;
@@ -19,9 +18,7 @@ use crate::secrets::Sources;
 use crate::session::Session;
 use crate::values::{OutputFormat, formats};
 use std::ffi::OsString;
-use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
-use zebu::{Access, CacheMode, Chain, ExtentKind, Format, Image, ImageInfo, Purpose};
+use zebu::{Access, CacheMode, Chain, ExtentKind, Format, ImageInfo, Purpose};
 
 /// Exit code of a verdict against the image.
 const UNSAFE: u8 = 2;
@@ -166,21 +163,6 @@ fn chain(session: &Session, spec: ImageSpec) -> Result<Vec<ImageInfo>, Failure> 
     session.with_unfiltered(&spec, chain_of)
 }
 
-/// An image and its backing files, each with the name that the one above leads to.
-fn chain_of(image: &Image) -> Result<Vec<ImageInfo>, Failure> {
-    let mut infos: Vec<ImageInfo> = Vec::new();
-    let mut next: Option<Image> = Some(image.clone());
-    while let Some(image) = next {
-        let mut info = image.info()?;
-        if let Some(above) = infos.last() {
-            info.filename = name_below(above);
-        }
-        infos.push(info);
-        next = image.backing();
-    }
-    Ok(infos)
-}
-
 /// The failure in the words of qemu-img, which tells of a loop without naming the image again.
 fn loop_alone(failure: Failure) -> Failure {
     let told = failure
@@ -209,20 +191,4 @@ fn walk(session: &Session, mut spec: ImageSpec) -> Result<Fragmentation, Failure
         }
         Ok(found)
     })
-}
-
-/// The name of the backing file of an image, from where the image itself was opened.
-fn name_below(above: &ImageInfo) -> PathBuf {
-    above.backing_file.as_deref().map(|name| resolve(&above.filename, name)).unwrap_or_default()
-}
-
-/// QEMU's name for what an image lies in.
-pub(crate) fn protocol(path: &Path) -> &'static str {
-    if let Some(driver) = named_disks::driver(path) {
-        return driver;
-    }
-    match std::fs::metadata(path) {
-        Ok(metadata) if metadata.file_type().is_block_device() => "host_device",
-        _ => "file",
-    }
 }

@@ -1,14 +1,15 @@
 //! The nodes that an image consists of, from what was opened and what the command line describes.
 
-use super::{chain_of, protocol};
+use crate::backing::resolve;
 use crate::failure::Failure;
 use crate::graph::{Description, Filter, Node, open_node};
 use crate::image_spec::ImageSpec;
-use crate::named_disks::{Named, named, note_node};
+use crate::named_disks::{self, Named, named, note_node};
 use crate::output::info_node::{InfoNode, Kind, whole_sectors};
 use crate::output::json::path_text;
 use crate::program;
 use crate::session::Session;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use zebu::storage::{File, LockMode, OpenFlags};
 use zebu::{Access, Chain, Format, Image, ImageInfo, OpenOptions, Purpose};
@@ -255,4 +256,35 @@ fn file(path: &Path) -> Result<InfoNode, Failure> {
         kind: Kind::File { extent_size_hint: file.extent_size_hint() },
         ..driver(path_text(path), protocol(path), file.len(), None)
     })
+}
+
+/// An image and its backing files, each with the name that the one above leads to.
+pub(super) fn chain_of(image: &Image) -> Result<Vec<ImageInfo>, Failure> {
+    let mut infos: Vec<ImageInfo> = Vec::new();
+    let mut next: Option<Image> = Some(image.clone());
+    while let Some(image) = next {
+        let mut info = image.info()?;
+        if let Some(above) = infos.last() {
+            info.filename = name_below(above);
+        }
+        infos.push(info);
+        next = image.backing();
+    }
+    Ok(infos)
+}
+
+/// The name of the backing file of an image, from where the image itself was opened.
+fn name_below(above: &ImageInfo) -> PathBuf {
+    above.backing_file.as_deref().map(|name| resolve(&above.filename, name)).unwrap_or_default()
+}
+
+/// QEMU's name for what an image lies in.
+pub(crate) fn protocol(path: &Path) -> &'static str {
+    if let Some(driver) = named_disks::driver(path) {
+        return driver;
+    }
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.file_type().is_block_device() => "host_device",
+        _ => "file",
+    }
 }
