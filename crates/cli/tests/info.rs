@@ -291,3 +291,29 @@ fn under_qemus_name_the_nodes_below_an_image_are_told_to_the_letter() {
     assert_eq!(ran.code, Some(1), "QEMU tells nothing of an image of which it can't open a file");
     assert!(ran.stderr.contains("two-s002.vmdk"), "{ran:#?}");
 }
+
+#[test]
+fn few_descriptors_are_enough_or_one_line_says_that_they_are_not() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    for line in [
+        "create -q -f qcow2 lower.qcow2 4M",
+        "create -q -f qcow2 -b lower.qcow2 -F qcow2 middle.qcow2",
+        "create -q -f qcow2 -b middle.qcow2 -F qcow2 upper.qcow2",
+    ] {
+        scratch.qemu_img(&words(line)).ok();
+    }
+    let limited = |number: u32, arguments: &str| {
+        let line = format!("ulimit -n {number}; exec {} {arguments}", env!("CARGO_BIN_EXE_zebu"));
+        scratch.run("sh", &["-c", &line])
+    };
+    for arguments in ["info upper.qcow2", "create -q -f qcow2 new.qcow2 1M", "convert -O raw upper.qcow2 a"] {
+        limited(32, arguments).ok();
+    }
+    let ran = limited(9, "convert -O raw upper.qcow2 never");
+    assert_eq!((ran.code, ran.stderr.lines().count()), (Some(1), 1), "{ran:#?}");
+    assert!(ran.stderr.contains("Too many open files"), "{ran:#?}");
+    assert!(!scratch.file("never").exists());
+}
