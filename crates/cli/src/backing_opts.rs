@@ -12,7 +12,7 @@ use zebu::{Format, OpenOptions};
 /// Steps down a chain that options can describe.
 const MAX_DEPTH: usize = 32;
 
-/// What options say of the images below the top, the next one first.
+/// Options about the images below the top, the next one first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct BackingOpts {
     steps: Vec<Step>,

@@ -17,13 +17,13 @@ pub(crate) struct InfoNode {
     pub(crate) cluster_size: Option<u64>,
     /// Whether it was left without being closed, if the driver knows.
     pub(crate) dirty: Option<bool>,
-    /// What else is known.
+    /// Everything else that is known.
     pub(crate) kind: Kind,
     /// Nodes below it with their names, in QEMU's order.
     pub(crate) children: Vec<(String, InfoNode)>,
 }
 
-/// What else is known of a node.
+/// Everything else that is known of a node.
 #[derive(Debug)]
 pub(crate) enum Kind {
     /// An image.

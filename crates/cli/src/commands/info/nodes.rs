@@ -21,7 +21,7 @@ pub(super) struct Nodes<'a> {
 }
 
 impl Nodes<'_> {
-    /// What the command line named, of whose image `info` is known. `name` says how it was opened, where its path alone does not.
+    /// Node that the command line named, of whose image `info` is known. `name` says how it was opened, where its path alone does not.
     pub(super) fn top(&self, info: &ImageInfo, name: Option<String>) -> Result<InfoNode, Failure> {
         let described = self.spec.described.as_ref();
         if let Some(described) = described {
