@@ -1,5 +1,6 @@
 //! Commands that need another toolchain or tool: the oldest supported Rust, the static binary, cargo-deny.
 
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use zebu_bench::Outcome;
 use zebu_bench::process::{find, output, run};
@@ -70,7 +71,38 @@ pub(crate) fn publish() -> Outcome {
     }
     let packages = PUBLISHED.iter().flat_map(|name| ["--package", name]);
     let target = target_dir()?;
+    forget_packed(&target);
     run(cargo().args(["package", "--locked", "--allow-dirty"]).arg("--target-dir").arg(target).args(packages))
+}
+
+/// Has cargo forget what it unpacked and built of these crates when they were packed before: it takes a crate of the same
+/// version for the same.
+fn forget_packed(target: &Path) {
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
+    let registries = home.map(|home| entries(&home.join("registry/src"))).unwrap_or_default();
+    // Those that are directories of this machine have no host before the hash.
+    let own = registries.iter().filter(|path| name_of(path).starts_with('-'));
+    let unpacked = own.flat_map(|path| entries(path)).filter(|path| is_published(path));
+    let built = entries(&target.join("debug/.fingerprint")).into_iter().filter(|path| is_published(path));
+    for path in unpacked.chain(built) {
+        // What stays is found by the build that fails.
+        let _ = std::fs::remove_dir_all(path);
+    }
+}
+
+fn entries(directory: &Path) -> Vec<PathBuf> {
+    let found = std::fs::read_dir(directory).into_iter().flatten();
+    found.filter_map(|entry| Some(entry.ok()?.path())).collect()
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Whether a folder is called by a published crate and its version or hash.
+fn is_published(path: &Path) -> bool {
+    name_of(path).rsplit_once('-').is_some_and(|(name, _)| PUBLISHED.contains(&name))
 }
 
 /// The beginnings of lines that a registry and docs.rs want of a manifest.
