@@ -553,7 +553,7 @@ impl Image {
     /// ones wait until it is over. Reads and flushes go on.
     ///
     /// # Errors
-    /// The size is as before, unless the last write of the header fails.
+    /// The size is as before, unless the last write of the header fails, or a data file can't be cut to a smaller disk.
     pub async fn resize(
         &self,
         worker: &Worker,

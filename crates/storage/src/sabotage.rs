@@ -188,6 +188,8 @@ pub enum Fault {
     CloseBesideRequests,
     /// Close: it waits for the image's own worker while it keeps operations there from being alone.
     IdleWhileAlone,
+    /// Convert: the kernel copies from where the source's bytes lay when they were looked up.
+    MoveFromOldPlace,
     /// Encryption: guest data is written as it is.
     WritePlainText,
     /// Encryption: writes of parts of one sector go on beside each other.

@@ -4,10 +4,11 @@ use super::compressed;
 use super::job::{Job, Part};
 use super::options::{ReadErrors, SkippedRange};
 use super::piece::Piece;
+use super::source_range::{Moved, SourceRange};
 use crate::jobs::buffers::rejoin;
 use crate::jobs::queue::Queue;
 use crate::jobs::zeros::{Run, runs};
-use crate::transfer::{FileRange, Transfer};
+use crate::transfer::Transfer;
 use crate::{Result, ZeroMode};
 use zebu_storage::{IoBuf, IoBufs, Worker};
 
@@ -35,16 +36,29 @@ async fn do_piece(worker: &Worker, job: &Job, piece: Piece, buffer: IoBuf) -> (R
             if let Err(error) = job.tracker.throttle(worker, len as u64).await {
                 return (Err(error), buffer);
             }
-            let part = &job.parts[part];
-            let (read, buffer) = read(worker, job, part, offset, len, buffer).await;
-            if let Err(error) = read {
-                return (Err(error), buffer);
-            }
-            let (written, buffer) = write(worker, job, offset, len, buffer).await;
-            (written.map(|()| len as u64), buffer)
+            let (copied, buffer) = copy(worker, job, &job.parts[part], offset, len, buffer).await;
+            (copied.map(|()| len as u64), buffer)
         }
         Piece::Zero { offset, len } => (zero(worker, job, offset, len).await.map(|()| len), buffer),
-        Piece::Range { source, offset } => (copy_range(worker, job, source, offset).await, buffer),
+        Piece::Range { part, source, offset } => {
+            copy_range(worker, job, &job.parts[part], source, offset, buffer).await
+        }
+    }
+}
+
+/// Reads and writes a piece of at most one chunk.
+async fn copy(
+    worker: &Worker,
+    job: &Job,
+    source: &Part,
+    offset: u64,
+    len: usize,
+    buffer: IoBuf,
+) -> (Result<()>, IoBuf) {
+    let (read, buffer) = read(worker, job, source, offset, len, buffer).await;
+    match read {
+        Ok(()) => write(worker, job, offset, len, buffer).await,
+        Err(error) => (Err(error), buffer),
     }
 }
 
@@ -171,16 +185,39 @@ async fn zero(worker: &Worker, job: &Job, offset: u64, len: u64) -> Result<()> {
     Ok(())
 }
 
-/// Lets the kernel copy from a file into that of the target.
-async fn copy_range(worker: &Worker, job: &Job, source: FileRange, offset: u64) -> Result<u64> {
-    let len = source.len;
-    job.tracker.throttle(worker, len).await?;
-    // Only what an image can take was queued.
-    let Some(image) = job.target.image() else { return Ok(len) };
-    let (_, refusal) = image.transfer_from(worker, Transfer::Copy, source, offset).await?;
-    if let Some(refusal) = refusal {
-        return Err(refusal);
+/// Lets the kernel copy from a file into that of the target, and gives the length and the buffer back. The buffer is used if
+/// the source's bytes lie elsewhere by now.
+async fn copy_range(
+    worker: &Worker,
+    job: &Job,
+    part: &Part,
+    source: SourceRange,
+    offset: u64,
+    mut buffer: IoBuf,
+) -> (Result<u64>, IoBuf) {
+    let len = source.place().len;
+    if let Err(error) = job.tracker.throttle(worker, len).await {
+        return (Err(error), buffer);
     }
-    job.count(|report| report.range_copied += len);
-    Ok(len)
+    // Only what an image can take was queued.
+    let Some(image) = job.target.image() else { return (Ok(len), buffer) };
+    match source.move_to(worker, Transfer::Copy, image, offset).await {
+        Ok(Moved::Bytes(_, None)) => {
+            job.count(|report| report.range_copied += len);
+            return (Ok(len), buffer);
+        }
+        Ok(Moved::Bytes(_, Some(error))) | Err(error) => return (Err(error), buffer),
+        Ok(Moved::Elsewhere) => {}
+    }
+    let mut done = 0;
+    while done < len && !job.is_stopped() {
+        let next = (len - done).min(job.sizing.chunk as u64);
+        let copied;
+        (copied, buffer) = copy(worker, job, part, offset + done, next as usize, buffer).await;
+        if let Err(error) = copied {
+            return (Err(error), buffer);
+        }
+        done += next;
+    }
+    (Ok(len), buffer)
 }

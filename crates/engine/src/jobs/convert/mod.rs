@@ -11,6 +11,7 @@ mod piece;
 mod sink;
 mod sizing;
 mod source_conflict;
+mod source_range;
 mod target;
 mod threads;
 mod walk;

@@ -2,8 +2,9 @@
 
 use super::job::Job;
 use super::options::CopyMode;
+use super::source_range::{Moved, SourceRange};
 use crate::Remedy;
-use crate::transfer::{FileRange, Transfer};
+use crate::transfer::Transfer;
 use crate::{Error, ErrorKind, Format, Image, Result};
 use std::ops::Range;
 use zebu_storage::{FileId, Worker};
@@ -53,7 +54,7 @@ impl Offloader {
         &mut self,
         worker: &Worker,
         job: &Job,
-        source: &FileRange,
+        source: &SourceRange,
         offset: u64,
     ) -> Result<Offload> {
         // In a raw image, a guest offset is a file offset; elsewhere, clusters are what can be offloaded.
@@ -62,7 +63,8 @@ impl Offloader {
             Format::Raw => 1,
             Format::Qcow2 | Format::Luks | Format::Foreign(_) => target.cluster_size(),
         };
-        let end = offset.saturating_add(source.len);
+        let place = source.place();
+        let end = offset.saturating_add(place.len);
         let smallest = match job.copy {
             CopyMode::Buffers => return Ok(Offload::Nothing),
             CopyMode::Range => {
@@ -79,8 +81,7 @@ impl Offloader {
         };
         // The blocks of both files must lie alike, which those of clusters smaller than a block do not.
         let unit = if unit == 1 { BLOCK } else { unit };
-        if unit < BLOCK || source.offset % BLOCK != offset % BLOCK || self.refused.contains(&source.file.id())
-        {
+        if unit < BLOCK || place.offset % BLOCK != offset % BLOCK || self.refused.contains(&place.file.id()) {
             return Ok(Offload::Nothing);
         }
         match whole_units(offset, end, unit) {
@@ -97,17 +98,21 @@ impl Offloader {
         &mut self,
         worker: &Worker,
         target: &Image,
-        first: FileRange,
+        first: SourceRange,
         offset: u64,
     ) -> Result<bool> {
-        let id = first.file.id();
+        let id = first.place().file.id();
         if self.refused.contains(&id) || self.copied.contains(&id) {
             return Ok(self.copied.contains(&id));
         }
-        match target.transfer_from(worker, Transfer::Copy, first, offset).await? {
-            (_, None) => self.copied.push(id),
-            (_, Some(refusal)) if refusal.kind() == ErrorKind::Unsupported => self.refused.push(id),
-            (_, Some(error)) => return Err(error),
+        match first.move_to(worker, Transfer::Copy, target, offset).await? {
+            Moved::Bytes(_, None) => self.copied.push(id),
+            Moved::Bytes(_, Some(refusal)) if refusal.kind() == ErrorKind::Unsupported => {
+                self.refused.push(id)
+            }
+            Moved::Bytes(_, Some(error)) => return Err(error),
+            // The next range tells.
+            Moved::Elsewhere => {}
         }
         Ok(self.copied.contains(&id))
     }
@@ -117,7 +122,7 @@ impl Offloader {
         &mut self,
         worker: &Worker,
         job: &Job,
-        source: &FileRange,
+        source: &SourceRange,
         offset: u64,
         whole: Range<u64>,
     ) -> Result<Offload> {
@@ -127,14 +132,17 @@ impl Offloader {
             // What is refused goes through buffers, which are charged for themselves.
             job.tracker.wait_for_rate(worker).await?;
             let Some(target) = job.target.image() else { return Ok(Offload::Nothing) };
-            let (shared, refusal) = target.transfer_from(worker, Transfer::Share, part, at).await?;
+            let Moved::Bytes(shared, refusal) = part.move_to(worker, Transfer::Share, target, at).await?
+            else {
+                break;
+            };
             job.tracker.charge(shared);
             at += shared;
             if let Some(refusal) = refusal {
                 if job.copy == CopyMode::Reflink {
                     return Err(refused(source, job, &refusal));
                 }
-                self.refused.push(source.file.id());
+                self.refused.push(source.place().file.id());
                 break;
             }
         }
@@ -143,12 +151,12 @@ impl Offloader {
 }
 
 /// The error of a job that may only share blocks.
-fn refused(source: &FileRange, job: &Job, refusal: &Error) -> Error {
+fn refused(source: &SourceRange, job: &Job, refusal: &Error) -> Error {
     let kind = match refusal.kind() {
         ErrorKind::NoSpace => ErrorKind::NoSpace,
         _ => ErrorKind::Unsupported,
     };
-    let source = source.file.path().display();
+    let source = source.place().file.path().display();
     let message = format!("can't share blocks with '{source}': {refusal}; its data can be copied instead");
     Error::new(kind, message).on(job.target.path()).with_remedy(Remedy::CopyData)
 }

@@ -1,6 +1,6 @@
 //! Units of work, handed from the task that walks the mapping to those that move data.
 
-use crate::transfer::FileRange;
+use super::source_range::SourceRange;
 
 /// A piece of work for the tasks that move data. Offsets are on the target's disk.
 pub(super) enum Piece {
@@ -14,5 +14,10 @@ pub(super) enum Piece {
     /// Make the range read as zero.
     Zero { offset: u64, len: u64 },
     /// Let the kernel copy from a file: whole clusters of the target.
-    Range { source: FileRange, offset: u64 },
+    Range {
+        /// Index of the source.
+        part: usize,
+        source: SourceRange,
+        offset: u64,
+    },
 }

@@ -4,6 +4,7 @@ use super::job::{Job, Part};
 use super::offload::{Offload, Offloader};
 use super::options::ReadErrors;
 use super::piece::Piece;
+use super::source_range::SourceRange;
 use crate::jobs::queue::Queue;
 use crate::transfer::FileRange;
 use crate::{Extent, ExtentKind, Result};
@@ -169,8 +170,14 @@ impl Walker<'_> {
         let job = self.job;
         let source = match extent.kind {
             ExtentKind::Data { host } if !extent.hole => part.image.data_file_at(extent.depth).map(|file| {
-                let into_extent = part.in_source(start).saturating_sub(extent.offset);
-                FileRange { file: file.clone(), offset: host.saturating_add(into_extent), len: end - start }
+                let offset = part.in_source(start);
+                let into_extent = offset.saturating_sub(extent.offset);
+                let place = FileRange {
+                    file: file.clone(),
+                    offset: host.saturating_add(into_extent),
+                    len: end - start,
+                };
+                SourceRange::new(&part.image, extent.depth, offset, place)
             }),
             _ => None,
         };
@@ -193,9 +200,9 @@ impl Walker<'_> {
                 self.emit_pending().await;
                 let mut at = offloaded.start;
                 while at < offloaded.end && !job.is_stopped() {
-                    let part = source.from(at - start).first((offloaded.end - at).min(MAX_RANGE));
-                    let len = part.len;
-                    self.queue.push(Piece::Range { source: part, offset: at }).await;
+                    let len = (offloaded.end - at).min(MAX_RANGE);
+                    let source = source.from(at - start).first(len);
+                    self.queue.push(Piece::Range { part: index, source, offset: at }).await;
                     at += len;
                 }
                 self.copy(index, offloaded.end, end).await;

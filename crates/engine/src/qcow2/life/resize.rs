@@ -61,7 +61,21 @@ impl Qcow2 {
             self.grow_disk(node, worker, old_size, new_size, preallocation, control).await?;
         }
         self.resize_bitmaps().await;
-        Ok(())
+        self.cut_data_file(worker, new_size).await
+    }
+
+    /// Cuts a data file that is longer than the disk. The disk has its new size already.
+    async fn cut_data_file(&self, worker: &Worker, size: u64) -> Result<()> {
+        let Some(data_file) = self.data_file() else { return Ok(()) };
+        if data_file.kind() == FileKind::BlockDevice || data_file.len() <= size {
+            return Ok(());
+        }
+        worker.set_len(data_file, size).await.map_err(|error| {
+            let message =
+                format!("the disk has {size} bytes now, but its data file could not be cut to them: {error}");
+            let error = Error::from(error);
+            Error::new(error.kind(), message).on(data_file.path())
+        })
     }
 
     /// Moves the end of the disk.
@@ -224,12 +238,6 @@ impl Qcow2 {
         if let Err(error) = shrunk {
             self.set_virtual_size(old_size);
             return Err(error);
-        }
-        if let Some(data_file) = self.data_file()
-            && data_file.kind() != FileKind::BlockDevice
-            && data_file.len() > new_size
-        {
-            worker.set_len(data_file, new_size).await.map_err(|e| Error::from(e).on(data_file.path()))?;
         }
         Ok(())
     }

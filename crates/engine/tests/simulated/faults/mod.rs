@@ -11,6 +11,7 @@ pub(crate) mod growth;
 pub(crate) mod header_writes;
 pub(crate) mod held;
 pub(crate) mod idle;
+pub(crate) mod moved_source;
 pub(crate) mod nth_operation;
 pub(crate) mod old_content;
 pub(crate) mod poison;

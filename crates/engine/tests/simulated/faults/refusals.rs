@@ -1,11 +1,14 @@
 //! A file that can't punch, zero or reserve: tried once, remembered, done in another way.
 
 use crate::crash::guest::Failures;
-use crate::crash::setup::{Origin, Setup, TOP};
+use crate::crash::setup::{DATA, Origin, Setup, TOP};
 use crate::faults::bench::Bench;
 use std::rc::Rc;
-use zebu::{Durability, Format, Image, OpenedFile, ZeroMode, ZeroPolicy};
-use zebu_sim::{Facility, LogEvent, OpClass, Seeds, SimConfig, SimFileConfig, SimRng, SimWorld};
+use zebu::{Durability, Format, Image, NewBitmap, OpenedFile, Preallocation, Shrink, ZeroMode, ZeroPolicy};
+use zebu_sim::{
+    Facility, FailedEffect, Fault, FaultRule, GuestRequest, LogEvent, OpClass, OpFilter, Seeds, SimConfig,
+    SimFileConfig, SimRng, SimWorld,
+};
 
 /// How often operations of a class were tried while a guest wrote, zeroed, discarded and flushed.
 fn tried(config: &SimFileConfig, class: OpClass) -> usize {
@@ -79,4 +82,27 @@ fn nothing_is_missed_where_everything_is_refused() {
         bench.read_whole().unwrap_or_else(said);
         bench.close().unwrap_or_else(said);
     });
+}
+
+#[test]
+fn a_data_file_that_can_not_be_cut_leaves_a_disk_of_the_new_size() {
+    let setup = Setup { external_data: true, origin: Origin::Own, pattern: 64 << 10, ..Setup::plain() };
+    let bench = Bench::new(&setup, 3);
+    let (image, worker) = (bench.guest.image.clone(), bench.workers[0].clone());
+    let fault = Fault::Fail { errno: rustix::io::Errno::PERM.raw_os_error(), effect: FailedEffect::Nothing };
+    bench.world.inject(FaultRule::new(OpFilter::of(OpClass::SetLen).on_file(DATA), fault));
+    let len = image.virtual_size() / 2;
+    bench.guest.model.borrow_mut().apply(GuestRequest::Resize { len });
+    let (error, bits) = bench
+        .world
+        .block_on(async {
+            image.add_bitmap(&worker, &NewBitmap::named("b")).await.unwrap();
+            let resized = image.resize(&worker, len, Shrink::Allow, Preallocation::Off).await;
+            (resized.unwrap_err(), image.bitmap_bits(&worker, "b").await.unwrap())
+        })
+        .unwrap();
+    assert_eq!((image.virtual_size(), bits.disk_size()), (len, len));
+    assert!(error.to_string().contains(&format!("the disk has {len} bytes now")), "{error}");
+    bench.read_whole().unwrap();
+    bench.close().unwrap();
 }

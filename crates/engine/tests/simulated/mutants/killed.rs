@@ -4,7 +4,8 @@
 
 use crate::crash::vm_state;
 use crate::faults::{
-    calls, copy_on_read, damage_mark, growth, held, idle, old_content, poison, snapshots, space, unending,
+    calls, copy_on_read, damage_mark, growth, held, idle, moved_source, old_content, poison, snapshots,
+    space, unending,
 };
 use crate::mutants::streams::Shape::*;
 use crate::mutants::streams::Stream::{self, *};
@@ -191,6 +192,8 @@ mutants! {
     a_named_snapshot_is_given_back: LowerBeforeDeletion, within 20 of [Snapshots];
     no_barrier_of_marks: SkipBarrierOfMarks, within 10 of [Marks];
     unfinished_bits_are_stored: StoreUnfinishedBits, within 20 of [Crash(Bitmaps)];
+    copied_from_an_old_place: MoveFromOldPlace, within 1 of
+        [Scenario(moved_source::what_the_kernel_moves_is_the_sources_own)];
     plain_text_is_written: WritePlainText, within 5 of [Crash(Encrypted)];
     plain_text_shows_in_the_log: WritePlainText, within 1 of
         [Scenario(plain_text::no_write_holds_plain_text)];
