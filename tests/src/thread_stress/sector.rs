@@ -155,15 +155,20 @@ mod tests {
         assert_eq!(look(&[0; SECTOR], 9), Seen::Value(ZERO));
     }
 
-    #[test]
-    fn a_torn_sector_is_made_of_what_was_there() {
+    /// Sector 5, of which the first `cut` bytes are of a newer write than the rest; the older value, and the newer one.
+    fn cut_sector(cut: usize) -> ([u8; SECTOR], u64, u64) {
         let mut values = Values::new(7, 3);
         let (old, new) = (values.next_value(), values.next_value());
-        let mut bytes = [0; SECTOR];
+        let (mut bytes, mut newer) = ([0; SECTOR], [0; SECTOR]);
         fill(&mut bytes, old, 5);
-        let mut newer = [0; SECTOR];
         fill(&mut newer, new, 5);
-        bytes[..203].copy_from_slice(&newer[..203]);
+        bytes[..cut].copy_from_slice(&newer[..cut]);
+        (bytes, old, new)
+    }
+
+    #[test]
+    fn a_torn_sector_is_made_of_what_was_there() {
+        let (bytes, old, new) = cut_sector(203);
         let is_made_of = |bytes, sector, values: &[u64]| is_made_of(bytes, sector, values, Tearing::Bytes);
         assert!(is_made_of(&bytes, 5, &[old, new]), "cut in the middle of a word");
         assert!(!is_made_of(&bytes, 5, &[old]));
@@ -172,13 +177,7 @@ mod tests {
 
     #[test]
     fn a_block_of_the_cipher_that_is_cut_is_noise() {
-        let mut values = Values::new(7, 3);
-        let (old, new) = (values.next_value(), values.next_value());
-        let mut bytes = [0; SECTOR];
-        fill(&mut bytes, old, 5);
-        let mut newer = [0; SECTOR];
-        fill(&mut newer, new, 5);
-        bytes[..192].copy_from_slice(&newer[..192]);
+        let (mut bytes, old, new) = cut_sector(192);
         bytes[192..208].fill(0x5a);
         let is_made_of =
             |bytes: &[u8; SECTOR], values: &[u64]| is_made_of(bytes, 5, values, Tearing::CipherBlocks);
