@@ -3,11 +3,14 @@
 use crate::options::{CacheMode, ZeroPolicy};
 use crate::sync::atomic::{
     AtomicBool, AtomicU64,
-    Ordering::{Acquire, Relaxed, Release},
+    Ordering::{Relaxed, SeqCst},
 };
 use zebu_storage::sabotage::{self, Fault};
 
 /// The disk as its guest sees it.
+///
+/// Sizes are `SeqCst`, as the counters of [`crate::sync::ReadEpochs`] are: a reader that enters after a shrink began to wait
+/// sees the smaller size.
 #[derive(Debug)]
 pub(crate) struct GuestDisk {
     size: AtomicU64,
@@ -27,31 +30,31 @@ impl GuestDisk {
     /// Bytes of the virtual disk.
     #[inline]
     pub(crate) fn size(&self) -> u64 {
-        self.size.load(Acquire)
+        self.size.load(SeqCst)
     }
 
     /// Bytes of the virtual disk that requests may use.
     #[inline]
     pub(crate) fn visible_size(&self) -> u64 {
-        self.visible_size.load(Acquire)
+        self.visible_size.load(SeqCst)
     }
 
     pub(crate) fn set_size(&self, size: u64) {
-        self.size.store(size, Release);
-        self.visible_size.store(size, Release);
+        self.size.store(size, SeqCst);
+        self.visible_size.store(size, SeqCst);
     }
 
     /// Adds space that requests may not use before [`GuestDisk::set_size`].
     pub(crate) fn extend(&self, size: u64) {
-        self.size.store(size, Release);
+        self.size.store(size, SeqCst);
         if sabotage::is(Fault::ShowGrowthEarly) {
-            self.visible_size.store(size, Release);
+            self.visible_size.store(size, SeqCst);
         }
     }
 
     /// Has the disk reach to `size` for whoever is alone with the image; requests may use what they could before.
     pub(crate) fn reach(&self, size: u64) {
-        self.size.store(size, Release);
+        self.size.store(size, SeqCst);
     }
 
     /// Whether something shows, or is to show, where nothing is allocated.

@@ -108,7 +108,7 @@ impl Offloader {
         match first.move_to(worker, Transfer::Copy, target, offset).await? {
             Moved::Bytes(_, None) => self.copied.push(id),
             Moved::Bytes(_, Some(refusal)) if refusal.kind() == ErrorKind::Unsupported => {
-                self.refused.push(id)
+                self.refused.push(id);
             }
             Moved::Bytes(_, Some(error)) => return Err(error),
             // The next range tells.

@@ -4,7 +4,7 @@
 //! blocks. A block that holds nothing takes no memory, so a large disk costs what of it is in use.
 
 use crate::qcow2::cache::slice_store::SliceStore;
-use crate::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Release};
+use crate::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Release, Ordering::SeqCst};
 use crate::sync::{Mutex, OnceLock};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,6 +17,9 @@ const ENTRIES_PER_512: usize = 64;
 type Block = Box<[AtomicU64]>;
 
 /// A table that is held in memory whole.
+///
+/// Changes and single reads are `SeqCst`, as the counters of [`crate::sync::ReadEpochs`] are: a reader that enters after a
+/// wait for the earlier ones began sees the change before that wait.
 #[derive(Debug)]
 pub(crate) struct ResidentTable {
     blocks: Box<[OnceLock<Block>]>,
@@ -82,7 +85,7 @@ impl ResidentTable {
         let block = self.blocks.get(index / self.entries_per_block).and_then(OnceLock::get);
         block
             .and_then(|block| block.get(index % self.entries_per_block))
-            .map_or(0, |entry| entry.load(Acquire))
+            .map_or(0, |entry| entry.load(SeqCst))
     }
 
     /// The place of entry `index` in memory, which is taken if need be.
@@ -117,12 +120,12 @@ impl ResidentTable {
         let Ok(index) = usize::try_from(index) else { return false };
         let Some(entry) = self.entry(index) else { return false };
         if sabotage::is(Fault::NoteEntriesLate) {
-            entry.store(value, Release);
+            entry.store(value, SeqCst);
         }
         // Both under the lock: whoever has seen the entry and freezes the table finds it noted. What builds on an entry may
         // be made durable by a commit that begins before this returns.
         let mut dirty = self.dirty_blocks();
-        entry.store(value, Release);
+        entry.store(value, SeqCst);
         dirty.insert(index / self.entries_per_block);
         true
     }
