@@ -309,12 +309,7 @@ mod tests {
 
     #[test]
     fn the_page_says_what_was_run() {
-        assert!(
-            KEPT.is_up_to_date(sums),
-            "{}: what is between the markers is not of {}",
-            KEPT.page,
-            KEPT.runs
-        );
+        KEPT.assert_up_to_date(sums);
     }
 
     #[test]

@@ -106,12 +106,13 @@ impl Kept {
         Ok(format!("{before}{begin}\n\n{text}\n{end}{after}"))
     }
 
-    /// Whether the page says what the runs add up to.
+    /// Fails unless the page says what the runs add up to.
     #[cfg(test)]
-    pub(crate) fn is_up_to_date<T: DeserializeOwned>(&self, sums: impl FnOnce(&[T]) -> String) -> bool {
+    pub(crate) fn assert_up_to_date<T: DeserializeOwned>(&self, sums: impl FnOnce(&[T]) -> String) {
         let read = |name: &str| std::fs::read_to_string(root().join(name)).expect(name);
         let (runs, page) = (self.parse(&read(self.runs)).expect(self.runs), read(self.page));
-        self.replace(&page, &sums(&runs)).is_ok_and(|new| new == page)
+        let is_up_to_date = self.replace(&page, &sums(&runs)).is_ok_and(|new| new == page);
+        assert!(is_up_to_date, "{}: what is between the markers is not of {}", self.page, self.runs);
     }
 }
 
