@@ -9,6 +9,10 @@ pub(crate) enum Metric {
     WallSeconds,
     #[serde(rename = "CPU (s)")]
     CpuSeconds,
+    #[serde(rename = "time (ms)")]
+    WallMillis,
+    #[serde(rename = "CPU (ms)")]
+    CpuMillis,
     #[serde(rename = "memory (MiB)")]
     MaxRssMib,
     #[serde(rename = "MiB/s")]
@@ -70,9 +74,11 @@ impl Metric {
 
     pub(crate) fn kind(self) -> Kind {
         match self {
-            Self::WallSeconds | Self::MibPerSecond | Self::RequestsPerSecond => Kind::Throughput,
+            Self::WallSeconds | Self::WallMillis | Self::MibPerSecond | Self::RequestsPerSecond => {
+                Kind::Throughput
+            }
             Self::LatencyP99Micros => Kind::Latency,
-            Self::CpuSeconds | Self::CpuMicrosPerRequest => Kind::ProcessorTime,
+            Self::CpuSeconds | Self::CpuMillis | Self::CpuMicrosPerRequest => Kind::ProcessorTime,
             Self::MaxRssMib => Kind::Memory,
             _ => Kind::Count,
         }

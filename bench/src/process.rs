@@ -111,13 +111,9 @@ impl Peak {
     fn watch(pid: u32) -> Self {
         let (stop, stopped) = mpsc::channel();
         let thread = std::thread::spawn(move || {
-            let status = format!("/proc/{pid}/status");
             let mut peak = 0;
             loop {
-                let text = std::fs::read_to_string(&status).unwrap_or_default();
-                let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-                let kib = line.and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-                peak = peak.max(kib.unwrap_or(0) * 1024);
+                peak = peak.max(resident_peak(pid).unwrap_or(0));
                 if stopped.recv_timeout(Duration::from_millis(10)) != Err(RecvTimeoutError::Timeout) {
                     return peak;
                 }
@@ -153,6 +149,63 @@ pub fn measure_ok(command: &mut Command) -> Outcome<Usage> {
         }
         None => Err(format!("{}: ended by a signal", shown(command))),
     }
+}
+
+/// Runs a command whose output nobody wants and returns the largest resident set of its own, in bytes, to the very end. The
+/// command is stopped when it ends, so that its figure can be read; so its time means nothing.
+///
+/// # Errors
+/// It does not run, or ends otherwise than with exit code 0.
+pub fn peak_memory(command: &mut Command) -> Outcome<u64> {
+    use std::os::unix::process::CommandExt;
+    let trace = || {
+        // SAFETY: asks to be traced by the parent; takes no memory.
+        match unsafe { libc::ptrace(libc::PTRACE_TRACEME) } {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        }
+    };
+    // SAFETY: between fork and exec there is one system call, and no allocation.
+    unsafe { command.pre_exec(trace) };
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    let text = shown(command);
+    let said = |e: io::Error| format!("cannot trace {text}: {e}");
+    let pid = command.spawn().map_err(said)?.id();
+    let mut peak = None;
+    let mut is_first = true;
+    loop {
+        let (status, _) = wait4(pid).map_err(said)?;
+        if libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0 {
+            return peak.ok_or_else(|| format!("{text}: its memory could not be read"));
+        }
+        if !libc::WIFSTOPPED(status) {
+            return Err(format!("{text}: it failed while it was traced (status {status:#x})"));
+        }
+        let signal = libc::WSTOPSIG(status);
+        let is_end = status >> 16 == libc::PTRACE_EVENT_EXIT;
+        if is_end {
+            peak = resident_peak(pid);
+        }
+        if is_first {
+            let options = libc::PTRACE_O_TRACEEXIT | libc::PTRACE_O_EXITKILL;
+            // SAFETY: the traced process is stopped; takes no memory.
+            unsafe { libc::ptrace(libc::PTRACE_SETOPTIONS, pid as libc::pid_t, 0, options) };
+        }
+        // The stops of the tracing itself are no signals of the command.
+        let passed_on = if is_first || is_end { 0 } else { signal };
+        is_first = false;
+        // SAFETY: the same.
+        if unsafe { libc::ptrace(libc::PTRACE_CONT, pid as libc::pid_t, 0, passed_on) } == -1 {
+            return Err(said(io::Error::last_os_error()));
+        }
+    }
+}
+
+/// The largest resident set that a process has had, in bytes.
+fn resident_peak(pid: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
 }
 
 fn duration(t: libc::timeval) -> Duration {
@@ -205,6 +258,20 @@ mod tests {
         assert!(usage.cpu > Duration::ZERO && usage.cpu <= usage.wall * 2);
         assert!(usage.max_rss > 100 * 1024);
         assert!(measure_ok(&mut Command::new("false")).is_err());
+    }
+
+    #[test]
+    fn the_peak_of_a_short_command_is_its_own() {
+        // A child that is made by a copy of this process has its memory for a moment.
+        let own = std::hint::black_box(vec![1u8; 64 << 20]);
+        let peak = peak_memory(&mut Command::new("true")).unwrap();
+        assert!((100 << 10..32 << 20).contains(&peak), "{peak}");
+        let mut command = Command::new("sh");
+        let large =
+            peak_memory(command.args(["-c", "x=$(head -c 20000000 /dev/zero | tr '\\0' x)"])).unwrap();
+        assert!(large > 20_000_000, "{large}");
+        assert!(peak_memory(&mut Command::new("false")).is_err());
+        drop(own);
     }
 
     #[test]

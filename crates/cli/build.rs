@@ -17,7 +17,10 @@ fn main() {
         && rustc_minor().is_some_and(|minor| minor >= FIRST_MINOR);
     if is_wanted && is_default_linker {
         let directory = env::var("CARGO_MANIFEST_DIR").unwrap_or_default();
-        println!("cargo::rustc-link-arg-bin=zebu=-Wl,-T,{directory}/startup.ld");
+        // One argument each: in -Wl,-T,PATH a comma of the path would end it.
+        for argument in ["-Xlinker", "-T", "-Xlinker", &format!("{directory}/startup.ld")] {
+            println!("cargo::rustc-link-arg-bin=zebu={argument}");
+        }
     }
 }
 

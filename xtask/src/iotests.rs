@@ -168,7 +168,7 @@ fn find_suite(home: &Path) -> Option<PathBuf> {
 }
 
 /// Links of QEMU's names to `zebu`.
-fn links(home: &Path, zebu: &Path) -> Outcome<PathBuf> {
+pub(crate) fn links(home: &Path, zebu: &Path) -> Outcome<PathBuf> {
     let directory = home.join("bin");
     fs::create_dir_all(&directory).map_err(|e| e.to_string())?;
     for name in ["qemu-img", "qemu-io", "qemu-nbd"] {

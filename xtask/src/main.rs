@@ -2,6 +2,7 @@
 
 mod coverage;
 mod fuzz;
+mod guests;
 mod interleave;
 mod iotests;
 mod messages;
@@ -58,6 +59,8 @@ enum Command {
     Interleave(interleave::InterleaveArgs),
     /// Run tests of QEMU's own suite on zebu under QEMU's names
     Iotests(iotests::IotestsArgs),
+    /// Have guestfish, virt-sparsify, virt-v2v and others work on guests' disks through zebu under QEMU's names
+    Guests(guests::GuestsArgs),
     /// Circles of files that import each other: there shall be none
     Structure,
     /// Write the list of functions that short commands run, by which the program is laid out (Valgrind)
@@ -125,6 +128,7 @@ fn main() -> ExitCode {
             bench::command(&args)
         }
         Command::Iotests(args) => iotests::command(&args),
+        Command::Guests(args) => guests::command(&args),
         Command::Structure => structure::command(),
         Command::StartupOrder => startup_order::command(),
         Command::Deny => toolchain::deny(),

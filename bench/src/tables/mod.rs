@@ -10,6 +10,7 @@ mod mapping;
 mod remote;
 mod requests;
 mod serving;
+mod startup;
 mod whole;
 
 use crate::Outcome;
@@ -84,6 +85,8 @@ pub(crate) const TABLES: &[Table] = &[
         "The process on a large disk, beside one of 64 MiB with the least cache."),
     table("chains", mapping::chains, Always(&["chain of 10,"]), "Backing chains",
         "Random reads; each image holds a random part of the data."),
+    table("startup", startup::startup, Always(&["start: info"]), "Start-up",
+        "Whole processes of zebu under QEMU's name and of qemu-img: medians of 50 starts in each round."),
     table("open", whole::open, Always(&["open"]), "Opening 16 TiB",
         "A whole process: start, open, one read in the middle of the disk, close, exit."),
     table("check", whole::check, Always(&["check of"]), "Check",

@@ -3,7 +3,6 @@
 use crate::failure::Failure;
 use crate::image_opts::ImageOpts;
 use crate::image_spec::{ForceShare, ImageSpec};
-use crate::json_name::parse_json_name;
 use crate::key_opts::{with_backing_keys, with_names};
 use crate::passphrase_prompt::with_prompt;
 use crate::reference_defaults::allowed_references;
@@ -288,10 +287,8 @@ impl ImageArgs {
                 .and_then(|opts| opts.apply(&mut spec))
                 .map_err(|reason| Failure::opening_name(name, &reason))?;
             spec.is_described = true;
-        } else if let Some(pairs) = name.to_str().and_then(parse_json_name) {
-            pairs
-                .and_then(|pairs| ImageOpts::from_pairs(&pairs))
-                .and_then(|opts| opts.apply(&mut spec))
+        } else if let Some(opts) = name.to_str().and_then(ImageOpts::of_json_name) {
+            opts.and_then(|opts| opts.apply(&mut spec))
                 .map_err(|reason| Failure::opening_name(name, &reason))?;
             spec.options.format = spec.options.format.or(format);
         } else {

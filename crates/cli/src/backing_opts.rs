@@ -87,8 +87,10 @@ impl BackingOpts {
                     *path = image_path(path.as_os_str())
                         .map_err(|reason| format!("Parameter '{above}file.filename': {reason}"))?;
                 }
-                None if step.format.is_some() => {
-                    return Err(format!("Parameter '{above}driver' needs '{above}file.filename'"));
+                None if step.format.is_some() && step.is_none => {
+                    return Err(format!(
+                        "Parameter '{above}driver' contradicts the backing file that is left out"
+                    ));
                 }
                 _ => {}
             }
@@ -98,6 +100,9 @@ impl BackingOpts {
 
     /// Puts what was given over what the command wants.
     pub(crate) fn apply(self, options: &mut OpenOptions) {
+        // Of an image that is given by its driver alone, the image above has the name.
+        options.backing_formats =
+            self.steps.iter().map(|step| step.format.filter(|_| step.file.is_none())).collect();
         let mut steps = self.steps.into_iter().map(|step| match step.file {
             Some(path) => Some((path, step.format)),
             None => step.is_none.then(|| (PathBuf::new(), None)),
@@ -107,6 +112,13 @@ impl BackingOpts {
         }
         options.backing_below = steps.collect();
     }
+}
+
+/// Whether options say something of a backing file but that there is none.
+pub(crate) fn describes_backing(options: &OpenOptions) -> bool {
+    options.backing.as_ref().is_some_and(|(path, _)| !path.as_os_str().is_empty())
+        || options.backing_below.iter().any(Option::is_some)
+        || options.backing_formats.iter().any(Option::is_some)
 }
 
 /// Steps down the chain before the name of an option, and that name.

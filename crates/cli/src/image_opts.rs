@@ -7,7 +7,7 @@ use crate::file_driver::{FileDriver, FileKind};
 use crate::graph::{Description, Filter, Node, plan};
 use crate::http_opts::HttpOpts;
 use crate::image_spec::ImageSpec;
-use crate::json_name::parse_json_name;
+use crate::json_name::{TypedValues, parse_json_name};
 use crate::key_opts::KeyOpts;
 use crate::keyval::{parse_keyval, parse_size_value, parse_switch};
 use crate::named_disks::{is_remote, note_node, note_remote};
@@ -116,12 +116,19 @@ fn qemu_switch(key: &str, value: &str) -> Result<bool, String> {
 impl ImageOpts {
     /// Reads the pairs. The error names the key and says what is wrong with it.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        Self::from_pairs(&parse_keyval(text).map_err(|error| error.to_string())?)
+        let pairs = parse_keyval(text).map_err(|error| error.to_string())?;
+        Self::from_typed(&pairs, TypedValues::default())
+    }
+
+    /// Reads a name that is JSON; `None` if it is none.
+    pub(crate) fn of_json_name(name: &str) -> Option<Result<Self, String>> {
+        let pairs = parse_json_name(name)?;
+        Some(pairs.and_then(|pairs| Self::from_typed(&pairs, TypedValues::of_name(name))))
     }
 
     /// Reads pairs that were taken apart already.
-    pub(crate) fn from_pairs(pairs: &[(String, String)]) -> Result<Self, String> {
-        let opts = Self::read_graph(pairs, None)?;
+    fn from_typed(pairs: &[(String, String)], typed: TypedValues) -> Result<Self, String> {
+        let opts = Self::read_graph(pairs, None, typed)?;
         if opts.filename.is_none() {
             return Err("A file must be specified: add file.filename=NAME".to_owned());
         }
@@ -136,7 +143,7 @@ impl ImageOpts {
     /// Reads pairs that were taken apart already, for a file that was opened before.
     pub(crate) fn from_pairs_for(given: Vec<(String, String)>, file: &Path) -> Result<Self, String> {
         if is_remote(file) {
-            let opts = Self::read_graph(&given, None)?;
+            let opts = Self::read_graph(&given, None, TypedValues::default())?;
             return Ok(Self { filename: Some(opts.filename.unwrap_or_else(|| file.to_owned())), ..opts });
         }
         Self::beside_name(given, file)
@@ -145,18 +152,24 @@ impl ImageOpts {
     /// Reads pairs beside a name.
     fn beside_name(given: Vec<(String, String)>, file: &Path) -> Result<Self, String> {
         let Some(named) = file.to_str().and_then(parse_json_name) else {
-            return Self::read_graph(&given, Some(file));
+            return Self::read_graph(&given, Some(file), TypedValues::default());
         };
         // What is given beside a name goes over what the name says.
         let mut pairs = named?;
+        let mut typed = file.to_str().map(TypedValues::of_name).unwrap_or_default();
         pairs.retain(|(key, _)| given.iter().all(|(other, _)| other != key));
+        given.iter().for_each(|(key, _)| typed.remove(key));
         pairs.extend(given);
-        Self::from_pairs(&pairs)
+        Self::from_typed(&pairs, typed)
     }
 
     /// Reads pairs, and the name beside them, after the drivers were taken out.
-    fn read_graph(pairs: &[(String, String)], file: Option<&Path>) -> Result<Self, String> {
-        if let Some(plan) = plan(pairs, file.and_then(Path::to_str))? {
+    fn read_graph(
+        pairs: &[(String, String)],
+        file: Option<&Path>,
+        typed: TypedValues,
+    ) -> Result<Self, String> {
+        if let Some(plan) = plan(pairs, file.and_then(Path::to_str), typed)? {
             let opts = Self::read(&plan.pairs)?;
             return Ok(Self {
                 filters: plan.filters,
@@ -211,6 +224,7 @@ impl ImageOpts {
                 }
                 "nbd" => {
                     self.format = Some(Format::Raw);
+                    self.driver = Some(value.to_owned());
                     self.nbd.name();
                 }
                 _ if HttpOpts::is_driver(value) => {
@@ -549,7 +563,7 @@ mod tests {
             ("file.filename=a,file.export=x", "'export'"),
             ("file.driver=nbd,file.host=h,file.filename=a", "file.filename"),
             ("file.filename=a,file.filename=b", "'file.filename'"),
-            ("file.filename=a,backing.driver=raw", "'backing.driver'"),
+            ("file.filename=a,backing.driver=raw,backing=", "'backing.driver'"),
         ] {
             let error = ImageOpts::parse(text).unwrap_err();
             assert!(error.contains(key), "{text}: {error}");

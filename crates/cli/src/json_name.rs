@@ -3,6 +3,7 @@
 //! Nested objects are brought into the dotted names of `--image-opts`. As in QEMU, strings may stand in single quotes.
 
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 /// The start of such a name.
 const PREFIX: &str = "json:";
@@ -18,14 +19,60 @@ pub(crate) fn parse_json_name(name: &str) -> Option<Result<Vec<(String, String)>
 }
 
 fn pairs(text: &str) -> Result<Vec<(String, String)>, String> {
+    let pairs = scalars(text)?.into_iter();
+    Ok(pairs.map(|(key, value)| (key, shown(&value))).collect())
+}
+
+/// Numbers and switches of names that are JSON, by their dotted names: QEMU shows them as they were given, not as text.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct TypedValues(BTreeMap<String, Value>);
+
+impl TypedValues {
+    /// The values in a name; none if it is no JSON name.
+    pub(crate) fn of_name(name: &str) -> Self {
+        let scalars = name.strip_prefix(PREFIX).and_then(|text| scalars(text).ok()).unwrap_or_default();
+        Self(scalars.into_iter().filter(|(_, value)| value.is_number() || value.is_boolean()).collect())
+    }
+
+    /// Forgets the value of a key that is given otherwise.
+    pub(crate) fn remove(&mut self, key: &str) {
+        self.0.remove(key);
+    }
+
+    /// The values of the node `child`, with their names in it.
+    pub(crate) fn below(&self, child: &str) -> Self {
+        let strip = |key: &str| Some(key.strip_prefix(child)?.strip_prefix('.')?.to_owned());
+        Self(self.0.iter().filter_map(|(key, value)| Some((strip(key)?, value.clone()))).collect())
+    }
+
+    /// The keys with their values.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.0.iter().map(|(key, value)| (key.as_str(), value))
+    }
+}
+
+/// The values in JSON that have none below them, by their dotted names.
+fn scalars(text: &str) -> Result<Vec<(String, Value)>, String> {
     let value: Value = serde_json::from_str(&double_quoted(text))
         .map_err(|error| format!("Could not parse the JSON options: {error}"))?;
     if !value.is_object() {
         return Err("Invalid JSON object given".to_owned());
     }
-    let mut pairs = Vec::new();
-    flatten(&mut pairs, "", &value, 0)?;
-    Ok(pairs)
+    let mut scalars = Vec::new();
+    flatten(&mut scalars, "", value, 0)?;
+    Ok(scalars)
+}
+
+/// A value as options have it.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Bool(true) => "on".to_owned(),
+        Value::Bool(false) => "off".to_owned(),
+        Value::String(text) => text.clone(),
+        // Without this node.
+        Value::Null => String::new(),
+        other => other.to_string(),
+    }
 }
 
 /// The text with all strings in double quotes.
@@ -55,30 +102,32 @@ fn double_quoted(text: &str) -> String {
     out
 }
 
-fn flatten(pairs: &mut Vec<(String, String)>, name: &str, value: &Value, depth: usize) -> Result<(), String> {
+fn flatten(scalars: &mut Vec<(String, Value)>, name: &str, value: Value, depth: usize) -> Result<(), String> {
     if depth > MAX_DEPTH {
         return Err(format!("Parameter '{name}': more than {MAX_DEPTH} objects are nested"));
     }
     let below = |key: &str| if name.is_empty() { key.to_owned() } else { format!("{name}.{key}") };
-    let text = match value {
+    match value {
         Value::Object(members) => {
-            return members.iter().try_for_each(|(key, value)| flatten(pairs, &below(key), value, depth + 1));
+            members.into_iter().try_for_each(|(key, value)| flatten(scalars, &below(&key), value, depth + 1))
         }
-        Value::Array(items) => {
-            let items = items.iter().enumerate();
-            return items
-                .map(|(index, value)| (index.to_string(), value))
-                .try_for_each(|(key, value)| flatten(pairs, &below(&key), value, depth + 1));
+        Value::Array(items) => (0..).zip(items).try_for_each(|(index, value): (usize, _)| {
+            flatten(scalars, &below(&index.to_string()), value, depth + 1)
+        }),
+        scalar => {
+            scalars.push((name.to_owned(), whole(scalar)));
+            Ok(())
         }
-        Value::Bool(true) => "on".to_owned(),
-        Value::Bool(false) => "off".to_owned(),
-        Value::Number(number) => number.to_string(),
-        Value::String(text) => text.clone(),
-        // Without this node.
-        Value::Null => String::new(),
-    };
-    pairs.push((name.to_owned(), text));
-    Ok(())
+    }
+}
+
+/// A number without a fraction that is written with one, as an integer.
+fn whole(value: Value) -> Value {
+    const EXACT: f64 = (1u64 << 53) as f64;
+    match value.as_f64().filter(|number| value.is_f64() && number.fract() == 0.0 && number.abs() < EXACT) {
+        Some(number) => (number as i64).into(),
+        None => value,
+    }
 }
 
 #[cfg(test)]
@@ -103,6 +152,7 @@ mod tests {
         let flags = found("json:{'backing': null, 'read-only': true, 'size': 65536}");
         let flags: Vec<_> = flags.iter().map(|(key, value)| format!("{key}={value}")).collect();
         assert_eq!(flags, ["backing=", "read-only=on", "size=65536"]);
+        assert_eq!(found("json:{'size': 1e3}")[0].1, "1000");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use zebu::storage::{IoError, IoErrorKind, Op, Storage};
 use zebu_remote::http::{HttpDisk, HttpOptions, HttpUrl, Redirects};
-use zebu_remote::nbd::{NbdAddress, NbdDisk, NbdOptions};
+use zebu_remote::nbd::{Endpoint, NbdAddress, NbdDisk, NbdOptions};
 use zebu_remote::range_cache::CachedDisk;
 use zebu_remote::{Afresh, Network, RemoteError, RemoteRemedy, StatsSnapshot};
 use zebu_store::{StoreName, signed_urls};
@@ -44,6 +44,20 @@ impl RemoteName {
             Self::Nbd { address, .. } => address.to_string(),
             Self::Http { url, .. } => url.to_string(),
             Self::Object { name, .. } => name.to_string(),
+        }
+    }
+
+    /// The name that QEMU has for it in reports: with the port, and no slash where an export's name is missing.
+    pub(crate) fn reported(&self) -> String {
+        let Self::Nbd { address: NbdAddress { endpoint, export, tls: None, .. }, .. } = self else {
+            return self.shown();
+        };
+        let export = if export.is_empty() { String::new() } else { format!("/{export}") };
+        match endpoint {
+            Endpoint::Unix(path) => format!("nbd+unix://{export}?socket={}", path.display()),
+            Endpoint::Tcp { host, port } if host.contains(':') => format!("nbd://[{host}]:{port}{export}"),
+            Endpoint::Tcp { host, port } => format!("nbd://{host}:{port}{export}"),
+            _ => self.shown(),
         }
     }
 

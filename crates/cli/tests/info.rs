@@ -243,6 +243,29 @@ fn names_in_an_image_do_not_reach_the_terminal_as_they_are() {
     assert_eq!(info["backing-filename"], HOSTILE);
 }
 
+/// QEMU's server of `base.raw` on a socket.
+struct Served(std::process::Child);
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn served(scratch: &Scratch, socket: &str, options: &[&str]) -> Served {
+    let path = scratch.file(socket);
+    let mut server = std::process::Command::new("qemu-nbd");
+    server.args(["--persistent", "--shared=0", "--read-only", "-f", "raw", "-k"]).arg(&path);
+    let server = Served(server.args(options).arg(scratch.file("base.raw")).spawn().unwrap());
+    let begun = std::time::Instant::now();
+    while !path.exists() {
+        assert!(begun.elapsed().as_secs() < 30, "there is no socket");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    server
+}
+
 #[test]
 fn under_qemus_name_the_nodes_below_an_image_are_told_to_the_letter() {
     if !qemu() {
@@ -261,6 +284,7 @@ fn under_qemus_name_the_nodes_below_an_image_are_told_to_the_letter() {
     scratch.write("rules", b"[inject-error]\nevent = \"l2_load\"\n");
     let link = scratch.file("qemu-img");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_zebu"), &link).unwrap();
+    let _servers = [served(&scratch, "server", &[]), served(&scratch, "named", &["-x", "disk"])];
     for line in [
         "upper.qcow2",
         "--backing-chain upper.qcow2",
@@ -278,6 +302,17 @@ fn under_qemus_name_the_nodes_below_an_image_are_told_to_the_letter() {
         "--image-opts driver=qcow2,file.driver=blkdebug,file.align=4k,file.image.filename=lower.qcow2",
         "--image-opts driver=blkdebug,image.driver=qcow2,image.file.filename=upper.qcow2",
         "--image-opts driver=compress,file.driver=qcow2,file.file.filename=upper.qcow2",
+        // Numbers and switches stay what they are, text stays text.
+        "json:{\"driver\":\"raw\",\"offset\":512,\"size\":\"1k\",\"file\":{\"filename\":\"base.raw\"}}",
+        "json:{\"driver\":\"raw\",\"offset\":1e3,\"size\":512.0,\"file\":{\"filename\":\"base.raw\"}}",
+        "json:{\"driver\":\"null-co\",\"size\":65536,\"read-zeroes\":true}",
+        "json:{\"driver\":\"qcow2\",\"file\":{\"driver\":\"raw\",\"size\":196608,\"file\":{\"filename\":\"upper.qcow2\"}}}",
+        "json:{\"driver\":\"qcow2\",\"file\":{\"driver\":\"blkdebug\",\"align\":4096,\"inject-error\":[{\"event\":\"l2_load\",\"once\":true}],\"image\":{\"driver\":\"file\",\"filename\":\"lower.qcow2\"}}}",
+        "json:{\"driver\":\"blkdebug\",\"align\":512,\"image\":{\"driver\":\"qcow2\",\"file\":{\"filename\":\"upper.qcow2\"}}}",
+        "nbd+unix:///?socket=server",
+        "nbd+unix:///disk?socket=named",
+        "nbd:unix:server",
+        "--image-opts driver=nbd,server.type=unix,server.path=server",
     ] {
         for output in ["--output=human", "--output=json"] {
             let arguments = [vec!["info", output], words(line)].concat();

@@ -415,6 +415,7 @@ fn refuse_what_raw_has_not(file: &File, format: Format, options: &OpenOptions) -
         (Some(name), ..) => format!("there is no snapshot '{name}'"),
         (_, Some(_), _) => "it takes no data file".to_owned(),
         (_, _, Some((path, _))) if !path.as_os_str().is_empty() => "it takes no backing file".to_owned(),
+        (_, _, None) if options.backing_format().is_some() => "it takes no backing file".to_owned(),
         _ => return Ok(()),
     };
     let message = if format == Format::Raw {
@@ -460,9 +461,15 @@ fn next_in_chain(link: &Link, top: &OpenOptions, access: Access) -> Result<Optio
         return parent_of(link, foreign, top, &flags);
     }
     let Some(header) = link.parsed.as_ref().map(Parsed::header) else { return Ok(None) };
-    let Some(name) = header.backing_file() else { return Ok(None) };
+    let given = link.options.backing_format();
+    let Some(name) = header.backing_file() else {
+        let Some(format) = given else { return Ok(None) };
+        let message = format!("it names no backing file that could be opened as {}", format.name());
+        return Err(Error::new(ErrorKind::InvalidArgument, message).on(&link.path));
+    };
     let (file, path) = refs::open(&link.path, &text(name), Role::BackingFile, top, &flags)?;
     let format = match header.backing_format().map(text).as_deref() {
+        _ if given.is_some() => given,
         None => None,
         Some("qcow2") => Some(Format::Qcow2),
         Some("raw" | "file" | "host_device") => Some(Format::Raw),

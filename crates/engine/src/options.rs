@@ -224,6 +224,9 @@ pub struct OpenOptions {
     pub backing: Option<(PathBuf, Option<Format>)>,
     /// The same for the images below, one step down the chain after the other. `None` is what that image names.
     pub backing_below: Vec<Option<(PathBuf, Option<Format>)>>,
+    /// Formats of the backing files that images name, in place of the formats they name: one step down the chain after the
+    /// other. A file given in `backing` or `backing_below` brings its own.
+    pub backing_formats: Vec<Option<Format>>,
     /// External data file to use instead of the one that the image names.
     pub data_file: Option<PathBuf>,
     /// How clusters are compressed.
@@ -240,6 +243,11 @@ impl OpenOptions {
         if self.purpose == Purpose::Inspect { zebu_luks::Limits::NONE } else { self.keys.limits() }
     }
 
+    /// The format of the backing file that the top image names, if the caller gave it.
+    pub(crate) fn backing_format(&self) -> Option<Format> {
+        self.backing_formats.first().copied().flatten()
+    }
+
     /// Options of the image so many steps below the top.
     pub(crate) fn at_depth(&self, depth: usize) -> Self {
         let Some(above) = depth.checked_sub(1) else { return self.clone() };
@@ -248,6 +256,7 @@ impl OpenOptions {
             snapshot: None,
             backing: self.backing_below.get(above).cloned().flatten(),
             backing_below: self.backing_below.iter().skip(depth).cloned().collect(),
+            backing_formats: self.backing_formats.iter().skip(depth).copied().collect(),
             data_file: None,
             ..self.clone()
         }
@@ -272,6 +281,7 @@ zebu_storage::option_setters!(OpenOptions {
     zero_policy: ZeroPolicy,
     backing: impl Into<Option<(PathBuf, Option<Format>)>>,
     backing_below: Vec<Option<(PathBuf, Option<Format>)>>,
+    backing_formats: Vec<Option<Format>>,
     data_file: impl Into<Option<PathBuf>>,
     compress: CompressOptions,
     keys: Keys,

@@ -1,6 +1,7 @@
 //! `zebu check`: whether an image's metadata is consistent, and repairs.
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::backing_opts::describes_backing;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::output::{check as report_text, stdout};
@@ -128,11 +129,12 @@ pub(crate) fn run(args: &CheckArgs) -> Result<u8, Failure> {
 
 /// A check reads the metadata of one file whole: options about guest data and slices of it would do nothing.
 fn refuse_what_a_check_never_uses(spec: &ImageSpec) -> Result<(), Failure> {
-    let OpenOptions { slice_size, data_file, backing, zero_policy, .. } = &spec.options;
+    let OpenOptions { slice_size, data_file, zero_policy, .. } = &spec.options;
     let unused = [
         (slice_size.is_some(), "a slice size"),
         (data_file.is_some(), "a data file"),
-        (backing.is_some(), "a backing file"),
+        // QEMU takes it, and looks for nothing in it either.
+        (describes_backing(&spec.options) && !program::called().is_qemu(), "a backing file"),
         (*zero_policy != ZeroPolicy::Auto, "a zero policy"),
     ];
     match unused.iter().find(|(given, _)| *given) {

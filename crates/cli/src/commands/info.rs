@@ -6,6 +6,7 @@ pub(crate) use nodes::protocol;
 use nodes::{Nodes, chain_of, open_extents};
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::backing_opts::describes_backing;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::output::info_human::image_text;
@@ -70,6 +71,10 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8, Failure> {
         Sources::Unneeded,
     )?;
     args.force_share.apply(&mut spec);
+    if program::called().is_qemu() && describes_backing(&spec.options) {
+        let message = "Block format 'qcow2' does not support the option 'backing': no backing file is opened";
+        return Err(Failure::opening_name(&args.filename, message));
+    }
     let key_of_top = spec.secrets.key_of_top.clone().filter(|_| program::called().is_qemu());
     let session = Session::start(&args.engine, spec.aio)?;
     if args.verdict {

@@ -2,12 +2,15 @@
 
 use super::debug_options::split_name;
 use super::pairs::Pair;
-use crate::json_name::parse_json_name;
+use crate::json_name::{TypedValues, parse_json_name};
 use crate::output::qemu_json;
 use serde_json::{Map, Value};
 
 /// Nodes below a node.
 const CHILDREN: [&str; 4] = ["file", "image", "raw", "test"];
+
+/// Options that are texts, whatever they look like.
+const TEXTS: [&str; 3] = ["driver", "filename", "config"];
 
 /// A node with its options, and the nodes below it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,10 +27,18 @@ impl Description {
         Self(node)
     }
 
+    /// The same with numbers and switches in place of their texts.
+    pub(super) fn typed(mut self, values: &TypedValues) -> Self {
+        for (key, value) in values.iter() {
+            set_type(&mut self.0, key, value);
+        }
+        self
+    }
+
     /// The node that a name describes.
     pub(crate) fn of_name(name: &str) -> Self {
         if let Some(Ok(pairs)) = parse_json_name(name) {
-            return Self::of_pairs(&pairs);
+            return Self::of_pairs(&pairs).typed(&TypedValues::of_name(name));
         }
         let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
         if let Some((config, image)) = split_name(name).ok().filter(|_| name.starts_with("blkdebug:")) {
@@ -118,6 +129,20 @@ fn insert(node: &mut Map<String, Value>, key: &str, value: &str) {
     }
 }
 
+/// Puts a number or a switch in place of an option's text.
+fn set_type(node: &mut Map<String, Value>, key: &str, value: &Value) {
+    let below = key.split_once('.').filter(|(child, _)| CHILDREN.contains(child));
+    if let Some((child, own)) = below {
+        if let Some(Value::Object(members)) = node.get_mut(child) {
+            set_type(members, own, value);
+        }
+    } else if !TEXTS.contains(&key)
+        && let Some(text) = node.get_mut(key)
+    {
+        *text = value.clone();
+    }
+}
+
 fn json(members: &Map<String, Value>) -> String {
     format!("json:{}", qemu_json::line(&Value::Object(members.clone())))
 }
@@ -160,6 +185,12 @@ mod tests {
         ] {
             let description = Description::of_pairs(&parse_keyval(options).unwrap());
             assert_eq!(description.name(), name);
+            assert_eq!(Description::of_name(name).name(), name);
+        }
+        for name in [
+            r#"json:{"read-zeroes": true, "driver": "null-co", "size": 65536}"#,
+            r#"json:{"offset": "1k", "driver": "raw", "size": 512, "file": {"driver": "file", "filename": "b"}}"#,
+        ] {
             assert_eq!(Description::of_name(name).name(), name);
         }
         let below = Description::of_name(r#"json:{"driver":"preallocate","file":{"filename":"a"}}"#);

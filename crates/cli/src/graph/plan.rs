@@ -5,7 +5,7 @@ use super::description::Description;
 use super::filter::Filter;
 use super::node::Node;
 use super::pairs::{Pair, below, get, refuse_others, without};
-use crate::json_name::parse_json_name;
+use crate::json_name::{TypedValues, parse_json_name};
 use crate::key_opts::KeyOpts;
 use crate::keyval::{parse_size_value, parse_switch};
 use crate::local_name::local_path;
@@ -69,17 +69,22 @@ pub(crate) fn reference_node(name: &str) -> Result<Node, String> {
     protocol(&[], Some(name), 0)
 }
 
-/// Takes the drivers out of options, if there are any; `filename` is given beside them.
+/// Takes the drivers out of options, if there are any; `filename` is given beside them. `typed` has the numbers and switches
+/// among the options that came as JSON.
 ///
 /// # Errors
 /// An option that its driver has not, or that can't be read.
-pub(crate) fn plan(pairs: &[Pair], filename: Option<&str>) -> Result<Option<Plan>, String> {
+pub(crate) fn plan(
+    pairs: &[Pair],
+    filename: Option<&str>,
+    mut typed: TypedValues,
+) -> Result<Option<Plan>, String> {
     if !has_drivers(pairs) && !filename.is_some_and(is_graph_name) {
         return Ok(None);
     }
     let mut pairs = pairs.to_vec();
     let mut filename = filename.map(str::to_owned);
-    let described = Description::of_pairs(&pairs);
+    let described = Description::of_pairs(&pairs).typed(&typed);
     let mut plan = Plan { pairs: Vec::new(), filters: Vec::new(), driver: None, described };
     for _ in 0..MAX_DEPTH {
         let driver = get(&pairs, "driver").map(str::to_owned);
@@ -100,7 +105,7 @@ pub(crate) fn plan(pairs: &[Pair], filename: Option<&str>) -> Result<Option<Plan
                 "image"
             }
             _ => {
-                plan.pairs = bottom(&pairs, filename.as_deref(), driver.as_deref())?;
+                plan.pairs = bottom(&pairs, filename.as_deref(), driver.as_deref(), &typed)?;
                 if plan.filters.is_empty() && driver.as_deref().is_some_and(|name| PROTOCOLS.contains(&name))
                 {
                     plan.driver = driver;
@@ -114,6 +119,7 @@ pub(crate) fn plan(pairs: &[Pair], filename: Option<&str>) -> Result<Option<Plan
         let mut next = below(&pairs, child);
         next.extend(general.into_iter().filter(|(key, _)| get(&next, key).is_none()).collect::<Vec<_>>());
         pairs = next;
+        typed = typed.below(child);
     }
     Err("too many drivers lie above each other".to_owned())
 }
@@ -184,7 +190,12 @@ fn is_image(pairs: &[Pair]) -> bool {
 }
 
 /// Options of an image whose files are nodes: noted, and named.
-fn bottom(pairs: &[Pair], filename: Option<&str>, driver: Option<&str>) -> Result<Vec<Pair>, String> {
+fn bottom(
+    pairs: &[Pair],
+    filename: Option<&str>,
+    driver: Option<&str>,
+    typed: &TypedValues,
+) -> Result<Vec<Pair>, String> {
     let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
     let is_part = driver == Some("raw") && (get(pairs, "offset").is_some() || get(pairs, "size").is_some());
     if is_part || driver.is_some_and(|name| PROTOCOLS.contains(&name)) {
@@ -192,7 +203,7 @@ fn bottom(pairs: &[Pair], filename: Option<&str>, driver: Option<&str>) -> Resul
         let node = protocol(&own, filename, 0)?;
         let mut kept: Vec<Pair> = pairs.iter().filter(|(key, _)| is_general(key)).cloned().collect();
         kept.push(pair("driver", "raw"));
-        kept.push(pair("file.filename", &note(filename, pairs, node)?));
+        kept.push(pair("file.filename", &note(filename, pairs, typed, node)?));
         return Ok(kept);
     }
     let mut kept = pairs.to_vec();
@@ -204,7 +215,7 @@ fn bottom(pairs: &[Pair], filename: Option<&str>, driver: Option<&str>) -> Resul
             let node = protocol(&own, None, 0)?;
             kept = without(&kept, image);
             kept.push(pair(&format!("{image}.driver"), "raw"));
-            kept.push(pair(&format!("{image}.file.filename"), &note(None, &own, node)?));
+            kept.push(pair(&format!("{image}.file.filename"), &note(None, &own, &typed.below(image), node)?));
         }
     }
     for file in images.iter().map(|image| format!("{image}.file")).chain(["data-file".to_owned()]) {
@@ -213,7 +224,7 @@ fn bottom(pairs: &[Pair], filename: Option<&str>, driver: Option<&str>) -> Resul
         if has_drivers(&own) || get(&own, "filename").is_some_and(is_graph_name) {
             let node = protocol(&own, None, 0)?;
             kept = without(&kept, file);
-            kept.push(pair(&format!("{file}.filename"), &note(None, &own, node)?));
+            kept.push(pair(&format!("{file}.filename"), &note(None, &own, &typed.below(file), node)?));
         }
     }
     let own = below(pairs, "file");
@@ -224,7 +235,7 @@ fn bottom(pairs: &[Pair], filename: Option<&str>, driver: Option<&str>) -> Resul
     {
         let node = protocol(&own, filename, 0)?;
         kept = without(&kept, "file");
-        kept.push(pair("file.filename", &note(filename, &own, node)?));
+        kept.push(pair("file.filename", &note(filename, &own, &typed.below("file"), node)?));
     } else if let Some(name) = filename
         && get(pairs, "filename").is_none()
     {
@@ -234,11 +245,11 @@ fn bottom(pairs: &[Pair], filename: Option<&str>, driver: Option<&str>) -> Resul
 }
 
 /// Notes a node, under the name that the command line gave, or under its options.
-fn note(filename: Option<&str>, pairs: &[Pair], node: Node) -> Result<String, String> {
+fn note(filename: Option<&str>, pairs: &[Pair], typed: &TypedValues, node: Node) -> Result<String, String> {
     let name = if let Some(name) = filename.filter(|name| is_graph_name(name)) {
         name.to_owned()
     } else {
-        Description::of_pairs(pairs).name()
+        Description::of_pairs(pairs).typed(typed).name()
     };
     note_node(PathBuf::from(&name), node)?;
     Ok(name)
@@ -390,7 +401,7 @@ mod tests {
     use crate::keyval::parse_keyval;
 
     fn planned(text: &str, filename: Option<&str>) -> Plan {
-        plan(&parse_keyval(text).unwrap(), filename).unwrap().unwrap()
+        plan(&parse_keyval(text).unwrap(), filename, TypedValues::default()).unwrap().unwrap()
     }
 
     #[test]
@@ -398,9 +409,12 @@ mod tests {
         for text in
             ["driver=qcow2,file.filename=a", "file.driver=nbd,file.host=h", "driver=raw,file.filename=a"]
         {
-            assert!(plan(&parse_keyval(text).unwrap(), None).unwrap().is_none(), "{text}");
+            assert!(
+                plan(&parse_keyval(text).unwrap(), None, TypedValues::default()).unwrap().is_none(),
+                "{text}"
+            );
         }
-        assert!(plan(&[], Some("a.qcow2")).unwrap().is_none());
+        assert!(plan(&[], Some("a.qcow2"), TypedValues::default()).unwrap().is_none());
     }
 
     #[test]
@@ -446,7 +460,7 @@ mod tests {
             ("driver=copy-on-read,bottom=x,file.driver=qcow2,file.file.filename=a", "bottom"),
             ("driver=qcow2,file.driver=blkdebug,file.image.driver=ssh", "ssh"),
         ] {
-            let error = plan(&parse_keyval(text).unwrap(), None).unwrap_err();
+            let error = plan(&parse_keyval(text).unwrap(), None, TypedValues::default()).unwrap_err();
             assert!(error.contains(word), "{text}: {error}");
         }
         assert!(plan_name("blkdebug:a").unwrap_err().contains("CONFIG_FILE"));

@@ -28,9 +28,12 @@ impl Nodes<'_> {
             if !self.spec.filters.is_empty() {
                 return self.filtered(described);
             }
-            if self.spec.driver.is_some() || described.is_part() {
+            if described.is_part() {
                 return self.file_of(info);
             }
+        }
+        if self.spec.driver.is_some() {
+            return self.file_of(info);
         }
         let mut node = self.image(info)?;
         if let Some(name) = name {
@@ -44,6 +47,7 @@ impl Nodes<'_> {
         let path = path_text(&info.filename);
         let filename = match named(&info.filename) {
             Some(Named::Graph(_)) => Description::of_name(&path).name_of_image(info.format.name()),
+            Some(Named::Remote(remote)) => remote.reported(),
             _ => path,
         };
         let file = self.file_of(info)?;
@@ -113,7 +117,9 @@ impl Nodes<'_> {
         let filename = path_text(&info.filename);
         match named(&info.filename) {
             Some(Named::Graph(node)) => self.node(&node, &Description::of_name(&filename)),
-            Some(Named::Remote(remote)) => Ok(driver(filename, remote.driver(), info.file_length, None)),
+            Some(Named::Remote(remote)) => {
+                Ok(driver(remote.reported(), remote.driver(), info.file_length, None))
+            }
             _ => Ok(InfoNode {
                 actual_size: Some(info.actual_size),
                 kind: Kind::File { extent_size_hint: info.extent_size_hint },
@@ -135,7 +141,7 @@ impl Nodes<'_> {
         };
         Ok(match node {
             Node::File(path) => file(path)?,
-            Node::Remote(remote) => driver(remote.shown(), remote.driver(), length()?, None),
+            Node::Remote(remote) => driver(remote.reported(), remote.driver(), length()?, None),
             Node::Null { size, .. } => {
                 // It has the two names of its driver.
                 let format = if described.driver() == "null-aio" { "null-aio" } else { "null-co" };
