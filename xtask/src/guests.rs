@@ -25,6 +25,9 @@ pub(crate) struct GuestsArgs {
     /// Raw disk of an installed Linux for virt-v2v [default: Debian, made once by debootstrap]
     #[arg(long, value_name = "DISK")]
     guest: Option<PathBuf>,
+    /// Have QEMU compute the guests even if there is a /dev/kvm, which may be of no use in a virtual machine
+    #[arg(long)]
+    force_tcg: bool,
     /// Only the steps whose names contain this
     #[arg(long)]
     step: Option<String>,
@@ -131,8 +134,16 @@ pub(crate) fn command(args: &GuestsArgs) -> Outcome {
         None if steps.iter().any(|step| step.script.contains("$GUEST")) => debian(&home)?,
         None => PathBuf::new(),
     };
+    let has_kvm = Path::new("/dev/kvm").exists() && !args.force_tcg;
+    let settings = if has_kvm { "" } else { "force_tcg" };
     let scratch = tempfile::TempDir::with_prefix_in("run-", &home).map_err(|e| e.to_string())?;
-    let place = Place { work: scratch.path().join("work"), watched: scratch.path().join("bin"), guest, home };
+    let place = Place {
+        work: scratch.path().join("work"),
+        watched: scratch.path().join("bin"),
+        guest,
+        home,
+        settings,
+    };
     place.watch(&programs)?;
     let mut failed = 0;
     for step in steps {
@@ -160,6 +171,8 @@ struct Place {
     /// Scripts of QEMU's names that note each call.
     watched: PathBuf,
     guest: PathBuf,
+    /// Settings of libguestfs's backend.
+    settings: &'static str,
 }
 
 impl Place {
@@ -192,9 +205,7 @@ impl Place {
         command.args(["--kill-after=5", "1200", "sh", "-e", "-c", step.script]).current_dir(&self.work);
         command.env("PATH", format!("{}:{path}", self.watched.display())).env("GUEST", &self.guest);
         command.env("LIBGUESTFS_BACKEND", "direct").env("LIBGUESTFS_CACHEDIR", &self.home);
-        if !Path::new("/dev/kvm").exists() {
-            command.env("LIBGUESTFS_BACKEND_SETTINGS", "force_tcg");
-        }
+        command.env("LIBGUESTFS_BACKEND_SETTINGS", self.settings);
         let output = command.env("TMPDIR", &self.work).stdin(Stdio::null()).output();
         let output = output.map_err(|e| format!("cannot run timeout: {e}"))?;
         let (stdout, stderr) =

@@ -158,7 +158,9 @@ impl ImageOpts {
         let mut pairs = named?;
         let mut typed = file.to_str().map(TypedValues::of_name).unwrap_or_default();
         pairs.retain(|(key, _)| given.iter().all(|(other, _)| other != key));
-        given.iter().for_each(|(key, _)| typed.remove(key));
+        for (key, _) in &given {
+            typed.remove(key);
+        }
         pairs.extend(given);
         Self::from_typed(&pairs, typed)
     }
