@@ -4,6 +4,7 @@
 use rustix::process::Signal;
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 use zebu_tests::nbd_client::{Client, command};
 use zebu_tests::program::zebu;
@@ -119,5 +120,39 @@ fn what_was_acknowledged_is_there_and_nobody_waits_for_an_answer_in_vain() {
         }
         println!("{end:?}: {} rounds, {acknowledged} writes acknowledged, all there", rounds());
         assert!(acknowledged > 0, "{end:?}: nobody was served");
+    }
+}
+
+/// timeout(1) and supervisors signal a process and its group, so that two signals come at once.
+#[test]
+fn signals_that_come_together_end_qemu_nbd_in_good_order() {
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("ends-twice");
+    let (dir, socket) = (scratch.path(), scratch.file("socket"));
+    zebu(dir, ["create", "-q", "-f", "qcow2", IMAGE, "64M"]).ok();
+    std::fs::create_dir(dir.join("names")).unwrap();
+    zebu(dir, ["install-names", "names"]).ok();
+    let mut server = Command::new(dir.join("names/qemu-nbd"));
+    let mut server =
+        server.args(["-t", "-k"]).arg(&socket).args(["-f", "qcow2", IMAGE]).current_dir(dir).spawn().unwrap();
+    while !socket.exists() {
+        assert_eq!(server.try_wait().unwrap(), None, "the server does not start");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut client = Client::open(&socket, "").unwrap();
+    for block in 0..64 {
+        assert_eq!(client.write(0, block * BLOCK as u64, &content(block)).unwrap(), 0);
+    }
+    let pid = rustix::process::Pid::from_raw(server.id().cast_signed()).expect("a number");
+    // Different ones: of the same kind, one may be all that comes.
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+    assert_eq!(server.wait().unwrap().code(), Some(0));
+    qemu.check_clean(dir, IMAGE).unwrap();
+    let disk = qemu.read_all(dir, IMAGE, None);
+    for block in 0..64 {
+        let at = block as usize * BLOCK;
+        assert!(disk[at..at + BLOCK] == content(block), "block {block} is lost");
     }
 }

@@ -79,7 +79,7 @@ pub(crate) fn join(
 }
 
 /// Whether a name describes a disk with drivers.
-fn is_described(name: &str) -> bool {
+pub(crate) fn is_described(name: &str) -> bool {
     is_graph_name(name) || name.starts_with("json:")
 }
 

@@ -261,6 +261,32 @@ fn callers_get_what_they_get_from_qemu() {
     assert!(differences.is_empty(), "{} lines differ:\n{}", differences.len(), differences.join("\n"));
 }
 
+#[test]
+fn a_backing_file_that_is_described_is_told_of_as_a_file() {
+    if !qemu() {
+        return;
+    }
+    let names = Names::new();
+    let dir = names.dir();
+    names.run("qemu-img create -q -f qcow2 base.qcow2 8M").ok();
+    names.run("qemu-io -f qcow2 -c 'write 0 1M' base.qcow2").ok();
+    let description = r#"json:{"driver":"qcow2","file":{"driver":"file","filename":"base.qcow2"}}"#;
+    names.run(&format!("qemu-img create -q -u -f qcow2 -b '{description}' -F qcow2 top.qcow2 8M")).ok();
+    for line in
+        ["info --backing-chain top.qcow2", "info --backing-chain --output=json top.qcow2", "map top.qcow2"]
+    {
+        let told = |program: &Path| {
+            let output = Command::new(program)
+                .args(words(line))
+                .current_dir(&dir)
+                .env("ZEBU_ALLOW_REFS", "all")
+                .output();
+            String::from_utf8(output.unwrap().stdout).unwrap()
+        };
+        assert_eq!(told(&names.0.path().join("qemu-img")), told(Path::new("qemu-img")), "{line}");
+    }
+}
+
 /// Ends a server by its number when the test ends, if it has not ended.
 struct Ended(PathBuf);
 

@@ -63,12 +63,18 @@ pub(crate) struct CommitArgs {
 fn not_committed(path: &Path, error: &zebu::Error) -> Failure {
     let is_qemu = program::called().is_qemu();
     match error.kind() {
+        _ if is_qemu && is_of_opening(error.errno()) => Failure::opening(path, error),
         ErrorKind::Io | ErrorKind::NoSpace if is_qemu => {
             Failure::new(format!("Block job failed: {}", errno_text(error.errno())))
         }
         ErrorKind::InvalidArgument if is_qemu => Failure::new(error.message()),
         _ => Failure::during(&format!("Could not commit '{}'", path.display()), error),
     }
+}
+
+/// Whether an error is one that only opening a file ends with.
+fn is_of_opening(errno: i32) -> bool {
+    [libc::ENOENT, libc::EACCES, libc::EISDIR, libc::ENOTDIR, libc::ELOOP, libc::ENXIO].contains(&errno)
 }
 
 /// Runs the command.

@@ -115,7 +115,7 @@ pub(crate) struct ConvertArgs {
     copy_range_offloading: bool,
 
     /// Pieces of work in flight [default: 8; 1 if the target is written through the page cache unasked]
-    #[arg(short = 'm', long, value_name = "NUM", value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(short = 'm', long, value_name = "NUM", value_parser = parallel_argument)]
     parallel: Option<u16>,
 
     /// Threads that copy
@@ -194,6 +194,16 @@ fn sparse_argument(text: &str) -> Result<u64, String> {
         return Err("Invalid buffer size for sparse output: it must be 0 or a multiple of 512".to_owned());
     }
     Ok(bytes)
+}
+
+fn parallel_argument(text: &str) -> Result<u16, String> {
+    let most = if program::called().is_qemu() { 16 } else { 256 };
+    let what = if program::called().is_qemu() { "number of coroutines" } else { "number of pieces" };
+    match text.parse() {
+        Ok(number) if (1..=most).contains(&number) => Ok(number),
+        Ok(_) => Err(format!("Invalid {what} specified. Must be between 1 and {most}.")),
+        Err(_) => Err(format!("Invalid {what} specified: '{text}'.")),
+    }
 }
 
 fn buffer_argument(text: &str) -> Result<usize, String> {

@@ -67,8 +67,8 @@ impl<'a> Operands<'a> {
                 b"if" => input = Some(value),
                 b"of" => output = Some(value),
                 b"bs" => block = number("bs", value, 1, u64::from(i32::MAX.unsigned_abs()))?,
-                b"count" => count = Some(number("count", value, 0, i64::MAX.unsigned_abs())?),
-                b"skip" => skip = number("skip", value, 0, i64::MAX.unsigned_abs())?,
+                b"count" => count = Some(blocks("count", value)?),
+                b"skip" => skip = blocks("skip", value)?,
                 _ => return Err(unknown()),
             }
         }
@@ -88,6 +88,16 @@ fn number(name: &str, value: &OsStr, least: u64, most: u64) -> Result<u64, Failu
         }
         Err(_) => Err(Failure::usage(format!("Invalid {name} specified: '{text}'."))),
     }
+}
+
+/// A number of blocks. QEMU's has no suffix.
+fn blocks(name: &str, value: &OsStr) -> Result<u64, Failure> {
+    let text = value.to_string_lossy();
+    let digits = text.strip_prefix("0x").unwrap_or(&text);
+    if program::called().is_qemu() && !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Err(Failure::usage(format!("Invalid {name} specified: '{text}'.")));
+    }
+    number(name, value, 0, i64::MAX.unsigned_abs())
 }
 
 /// Runs the command.

@@ -6,12 +6,13 @@ use crate::named_disks::{allow_bitmaps, shows_bitmap};
 use crate::output::map::{LinePosition, TABLE_HEADER, json_end, json_line, table_row};
 use crate::output::printable::printable;
 use crate::output::stdout;
+use crate::program;
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::values::{OutputFormat, formats};
 use std::ffi::OsString;
 use std::path::Path;
-use zebu::jobs::{MapOptions, Mapper};
+use zebu::jobs::{MapEntry, MapOptions, Mapper};
 use zebu::{Access, CacheMode, Format};
 
 /// Text is handed to standard output in pieces of about so many bytes: a map has a line per extent.
@@ -61,7 +62,7 @@ pub(crate) fn run(args: &MapArgs) -> Result<u8, Failure> {
         let mut mapper = Mapper::new(image, options);
         match args.output {
             OutputFormat::Human => print_table(&session, &mut mapper),
-            OutputFormat::Json => print_json(&session, &mut mapper, holes(&spec.path)),
+            OutputFormat::Json => print_json(&session, &mut mapper, holes(&spec.path), args.start_offset),
         }
     })?;
     Ok(0)
@@ -99,8 +100,8 @@ fn shown_name(path: &Path) -> String {
     printable(&path.strip_prefix(".").unwrap_or(path).to_string_lossy()).into_owned()
 }
 
-/// Prints the extents. If `holes` are marks, they are not said to be zero.
-fn print_json(session: &Session, mapper: &mut Mapper, holes: Holes) -> Result<(), Failure> {
+/// Prints the extents from `start` on. If `holes` are marks, they are not said to be zero.
+fn print_json(session: &Session, mapper: &mut Mapper, holes: Holes, start: u64) -> Result<(), Failure> {
     let mut out = String::new();
     let mut position = LinePosition::First;
     while let Some(mut entry) = session.worker().block_on(mapper.map_next(session.worker()))? {
@@ -110,6 +111,13 @@ fn print_json(session: &Session, mapper: &mut Mapper, holes: Holes) -> Result<()
         json_line(&mut out, &entry, position);
         position = LinePosition::Later;
         print_piece(&mut out)?;
+    }
+    if position == LinePosition::First && program::called().is_qemu() {
+        // QEMU's has an entry for nothing.
+        let mut nothing = MapEntry::default();
+        nothing.start = start;
+        json_line(&mut out, &nothing, position);
+        position = LinePosition::Later;
     }
     out.push_str(json_end(position));
     stdout::print(&out)

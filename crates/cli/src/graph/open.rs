@@ -18,6 +18,9 @@ const ENGINE: Engine = Engine::Auto;
 
 /// Opens a node as a file of that name.
 pub(crate) fn open_node(node: &Node, name: &str, flags: &OpenFlags) -> Result<File, IoError> {
+    if let Node::File(path) = node {
+        return File::open(path, flags);
+    }
     File::from_storage(disk(node, name, flags)?, name, flags)
 }
 

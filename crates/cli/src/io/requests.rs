@@ -87,7 +87,22 @@ pub(crate) fn read(state: &State, open: &OpenImage, call: &Call<'_>) -> Result<O
         Ok(verification) => verification,
         Err(message) => return fail(&message),
     };
+    if parsed.has('b')
+        && let Err(message) = whole_sectors(start, length)
+    {
+        return fail(&message);
+    }
     read_bufs(state, open, &parsed, start, &[length as usize], verification, "read")
+}
+
+/// Fails unless a range consists of whole sectors, as VM state and compressed data must.
+fn whole_sectors(start: u64, length: u64) -> Result<(), String> {
+    let is_whole = |value: u64, name: &str| match value % 512 {
+        0 => Ok(()),
+        _ => Err(format!("{value} is not a sector-aligned value for '{name}'")),
+    };
+    is_whole(start, "offset")?;
+    is_whole(length, "count")
 }
 
 fn verification(parsed: &Parsed<'_>, length: u64) -> Result<Option<Verification>, String> {
@@ -194,6 +209,11 @@ pub(crate) fn write(state: &State, open: &OpenImage, call: &Call<'_>) -> Result<
     };
     if length > MAX_REQUEST && !parsed.has('n') {
         return fail(&format!("length cannot exceed {MAX_REQUEST} without -n, given {length_text}"));
+    }
+    if (parsed.has('b') || parsed.has('c'))
+        && let Err(message) = whole_sectors(start, length)
+    {
+        return fail(&message);
     }
     if parsed.has('z') {
         return write_zeroes(state, open, &parsed, start, length);

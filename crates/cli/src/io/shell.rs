@@ -112,6 +112,10 @@ fn sleep(state: &State, call: &Call<'_>) -> Result<Outcome, Failure> {
 
 fn sigraise(call: &Call<'_>) -> Result<Outcome, Failure> {
     let Some(&word) = call.words.first() else { return Ok(Outcome::Failed) };
+    // Signal 0 only asks whether there is such a process (kill(2)).
+    if word.parse() == Ok(0) {
+        return Ok(Outcome::Done);
+    }
     let Some(signal) = word.parse().ok().and_then(rustix::process::Signal::from_named_raw) else {
         return fail(&format!("{word} is not a valid signal number"));
     };

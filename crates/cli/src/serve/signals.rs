@@ -1,12 +1,14 @@
 //! Signals, as something that a worker can wait for.
 //!
 //! SIGTERM, SIGINT and SIGHUP end the server in good order; the second one ends it at once (of a process that `isolate.rs`
-//! started, the second that its starter tells of). SIGXFSZ is ignored: a file
+//! started, the second that its starter tells of). Under QEMU's name it goes on in good order, as `qemu-nbd` does: timeout(1)
+//! and supervisors signal a process and its group. SIGXFSZ is ignored: a file
 //! that may not grow is an error of the request. (SIGPIPE is ignored by every Rust program, SIGBUS is the matter of
 //! `storage/mapping_guard.rs`.)
 
 use super::log_lines;
 use crate::failure::Failure;
+use crate::program;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::low_level::{exit, pipe};
 use std::fs;
@@ -71,7 +73,7 @@ impl Signals {
                 }
                 came = true;
                 count += u32::from(counted == Counted::Own || byte == [FROM_STARTER]);
-                if count == 2 {
+                if count == 2 && !program::called().is_qemu() {
                     say_what_is_lost(served.get());
                     exit(CUT_SHORT);
                 }

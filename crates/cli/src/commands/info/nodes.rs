@@ -1,8 +1,8 @@
 //! The nodes that an image consists of, from what was opened and what the command line describes.
 
-use crate::backing::resolve;
+use crate::backing::{is_described, resolve};
 use crate::failure::Failure;
-use crate::graph::{Description, Filter, Node, open_node};
+use crate::graph::{Description, Filter, Node, open_node, reference_node};
 use crate::image_spec::ImageSpec;
 use crate::named_disks::{self, Named, named, note_node};
 use crate::output::info_node::{InfoNode, Kind, whole_sectors};
@@ -279,9 +279,15 @@ pub(super) fn chain_of(image: &Image) -> Result<Vec<ImageInfo>, Failure> {
     Ok(infos)
 }
 
-/// The name of the backing file of an image, from where the image itself was opened.
+/// The name of the backing file of an image, from where the image itself was opened. A description of a file is the file's name.
 fn name_below(above: &ImageInfo) -> PathBuf {
-    above.backing_file.as_deref().map(|name| resolve(&above.filename, name)).unwrap_or_default()
+    let Some(name) = above.backing_file.as_deref() else { return PathBuf::new() };
+    if is_described(name)
+        && let Ok(Node::File(path)) = reference_node(name)
+    {
+        return path;
+    }
+    resolve(&above.filename, name)
 }
 
 /// QEMU's name for what an image lies in.
