@@ -111,7 +111,11 @@ fn create_options(
         .size
         .as_deref()
         .map(|text| {
-            parse_size(text)
+            let number = match text.strip_prefix('+') {
+                Some(number) if program::called().is_qemu() => number,
+                _ => text,
+            };
+            parse_size(number)
                 .map_err(|error| Failure::new(format!("Invalid image size specified: '{text}': {error}")))
         })
         .transpose()?;
