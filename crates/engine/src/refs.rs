@@ -100,7 +100,8 @@ pub(crate) fn open(
         RemoteReference::NotRemote => {}
         RemoteReference::Opened(opened) => {
             let file = opened.map_err(|e| failed(image, name, role, e))?;
-            let path = file.path().to_owned();
+            // Keys are found by the whole description; a URL is told of without its secrets.
+            let path = if url.starts_with("json:") { PathBuf::from(url) } else { file.path().to_owned() };
             return Ok((file, path));
         }
         RemoteReference::Refused => {
