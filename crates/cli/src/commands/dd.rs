@@ -93,8 +93,11 @@ fn number(name: &str, value: &OsStr, least: u64, most: u64) -> Result<u64, Failu
 /// A number of blocks. QEMU's has no suffix.
 fn blocks(name: &str, value: &OsStr) -> Result<u64, Failure> {
     let text = value.to_string_lossy();
-    let digits = text.strip_prefix("0x").unwrap_or(&text);
-    if program::called().is_qemu() && !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+    let is_number = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        Some(digits) => digits.bytes().all(|byte| byte.is_ascii_hexdigit()),
+        None => text.bytes().all(|byte| byte.is_ascii_digit()),
+    };
+    if program::called().is_qemu() && !is_number {
         return Err(Failure::usage(format!("Invalid {name} specified: '{text}'.")));
     }
     number(name, value, 0, i64::MAX.unsigned_abs())
