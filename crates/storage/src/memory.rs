@@ -192,7 +192,7 @@ pub(crate) struct FreeList {
 }
 
 impl FreeList {
-    /// A free list that keeps at most `limit` bytes, half of them in slabs.
+    /// A free list that keeps at most `limit` bytes, at most half of them in slabs.
     pub(crate) fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self {
             pieces: Default::default(),
@@ -200,7 +200,7 @@ impl FreeList {
             slabs_left: AtomicUsize::new(limit / 2),
             before_slabs: AtomicUsize::new(BEFORE_SLABS),
             kept: AtomicUsize::new(0),
-            limit: limit - limit / 2,
+            limit,
         })
     }
 
@@ -291,14 +291,36 @@ impl FreeList {
     }
 
     fn put(&self, region: Arc<Region>) {
-        let len = region.len;
+        let class = class_of(region.len);
         if region.fixed.is_some() {
-            self.pieces[class_of(len)].lock().push(region);
-        } else if self.kept.fetch_add(len, Ordering::Relaxed) + len <= self.limit {
-            self.wholes[class_of(len)].lock().push(region);
-        } else {
+            self.pieces[class].lock().push(region);
+        } else if self.has_room(region.len) || (class >= SLAB_CLASSES && self.makes_room(region.len)) {
+            self.wholes[class].lock().push(region);
+        }
+    }
+
+    /// Takes room for bytes that are to lie in `wholes`, if there is any.
+    fn has_room(&self, len: usize) -> bool {
+        let fits = self.kept.fetch_add(len, Ordering::Relaxed) + len <= self.room();
+        if !fits {
             self.kept.fetch_sub(len, Ordering::Relaxed);
         }
+        fits
+    }
+
+    /// Takes room at the expense of small regions. A large one costs more to have again, and small ones that have an
+    /// allocation of their own may lie there for ever, as registered ones are taken first.
+    fn makes_room(&self, len: usize) -> bool {
+        for wholes in &self.wholes[..SLAB_CLASSES] {
+            let dropped = std::mem::take(&mut *wholes.lock());
+            self.kept.fetch_sub(dropped.iter().map(|whole| whole.len).sum(), Ordering::Relaxed);
+        }
+        self.has_room(len)
+    }
+
+    /// Bytes that may lie in `wholes`: all but the slabs' half, and of that what no slab has taken.
+    fn room(&self) -> usize {
+        self.limit - self.limit / 2 + self.slabs_left.load(Ordering::Relaxed)
     }
 }
 
@@ -341,12 +363,13 @@ mod tests {
 
     #[test]
     fn no_more_is_kept_than_allowed() {
+        // No slab fits in half of it.
         let list = FreeList::new(16384);
         let regions: Vec<_> = (0..10).map(|_| list.take(4096, unregistered)).collect();
         drop(regions);
-        assert_eq!(list.kept.load(Ordering::Relaxed), 8192);
+        assert_eq!(list.kept.load(Ordering::Relaxed), 16384);
         drop(list.take(64 << 20, unregistered));
-        assert_eq!(list.kept.load(Ordering::Relaxed), 8192);
+        assert_eq!(list.kept.load(Ordering::Relaxed), 16384);
     }
 
     #[test]
@@ -368,6 +391,24 @@ mod tests {
             assert!(take().fixed.is_some());
         }
         assert_eq!(slabs.get(), 1);
+    }
+
+    #[test]
+    fn small_regions_take_no_room_from_large_ones() {
+        for small in [BEFORE_SLABS, 3000] {
+            let list = FreeList::new(8 << 20);
+            let register = |_: *mut u8, _| Some(FixedBuffer { ring: 1, index: 0 });
+            drop((0..small).map(|_| list.take(4096, register)).collect::<Vec<_>>());
+            drop(list.take(65536, register));
+            let large = || -> Vec<_> { (0..4).map(|_| list.take(1 << 20, register)).collect() };
+            for region in large() {
+                // SAFETY: a whole region, which nobody else uses.
+                unsafe { region.start().write(1) };
+            }
+            // SAFETY: as above.
+            let is_kept = |region: &RegionRef| unsafe { region.start().read() } == 1;
+            assert!(large().iter().all(is_kept), "zeroes: a new one, after {small} small regions");
+        }
     }
 
     #[test]
