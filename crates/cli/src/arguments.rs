@@ -12,7 +12,7 @@ use crate::remote_names::{image_path, opener};
 use crate::secrets::{ENCRYPTION, SecretArgs, Secrets, Sources};
 use crate::size::size_argument;
 use crate::values::{
-    Aio, ReferenceRule, aio_argument, check_protocol, reference_argument, slice_size_argument,
+    Aio, OutputFormat, ReferenceRule, aio_argument, check_protocol, reference_argument, slice_size_argument,
     zero_policy_argument,
 };
 use clap::Args;
@@ -191,6 +191,23 @@ impl ForceShareArg {
             spec.options.sharing = Sharing::Unlocked;
         }
     }
+}
+
+/// Options of commands that look at images and report: how these are opened, what runs the I/O, the report's format.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct InspectArgs {
+    #[command(flatten)]
+    pub(crate) force_share: ForceShareArg,
+
+    /// Format of the report
+    #[arg(long, value_enum, default_value_t, value_name = "human|json", hide_possible_values = true)]
+    pub(crate) output: OutputFormat,
+
+    #[command(flatten)]
+    pub(crate) image: ImageArgs,
+
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
 }
 
 impl NetworkArgs {

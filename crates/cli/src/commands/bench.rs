@@ -1,6 +1,6 @@
 //! `zebu bench`: many requests, and how fast they were served.
 
-use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::arguments::InspectArgs;
 use crate::bench::load::{Measured, run as run_load};
 use crate::bench::plan::{Direction, Drain, FlushEvery, Order, Plan};
 use crate::failure::Failure;
@@ -109,17 +109,7 @@ pub(crate) struct BenchArgs {
     no_extent_index: bool,
 
     #[command(flatten)]
-    force_share: ForceShareArg,
-
-    /// Format of the report
-    #[arg(long, value_enum, default_value_t, value_name = "human|json", hide_possible_values = true)]
-    output: OutputFormat,
-
-    #[command(flatten)]
-    image: ImageArgs,
-
-    #[command(flatten)]
-    engine: EngineArgs,
+    inspect: InspectArgs,
 
     /// The image file (or options with --image-opts)
     #[arg(value_name = "FILENAME")]
@@ -158,18 +148,18 @@ fn runtime_argument(text: &str) -> Result<Duration, String> {
 pub(crate) fn run(args: &BenchArgs) -> Result<u8, Failure> {
     let plan = plan(args)?;
     let access = if args.write { Access::ReadWrite } else { Access::ReadOnly };
-    let mut spec = args.image.resolve(&args.filename, args.format, args.cache, access)?;
-    if args.force_share.is_given() && args.write {
+    let mut spec = args.inspect.image.resolve(&args.filename, args.format, args.cache, access)?;
+    if args.inspect.force_share.is_given() && args.write {
         return Err(Failure::usage("-U (--force-share) is for reading only: it can't be used with -w"));
     }
-    args.force_share.apply(&mut spec);
+    args.inspect.force_share.apply(&mut spec);
     spec.options.queues = args.queues;
     if args.no_extent_index {
         spec.options.extent_index = ExtentIndex::Off;
     }
-    let session = Session::start_with_depth(&args.engine, spec.aio, plan.depth)?;
+    let session = Session::start_with_depth(&args.inspect.engine, spec.aio, plan.depth)?;
     let watch = Watch::start(ProgressMode::None)?;
-    if !args.quiet && args.output == OutputFormat::Human {
+    if !args.quiet && args.inspect.output == OutputFormat::Human {
         stdout::print(&announcement(&plan))?;
     }
     let (measured, stats) =
@@ -185,7 +175,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<u8, Failure> {
     if watch.cancel().is_cancelled() {
         return Err(Failure::interrupted());
     }
-    match args.output {
+    match args.inspect.output {
         OutputFormat::Json => stdout::print(&json::to_text(&Report::new(&plan, &measured, stats))?)?,
         OutputFormat::Human if !args.quiet => stdout::print(&human_text(&plan, &measured, stats))?,
         OutputFormat::Human => {}

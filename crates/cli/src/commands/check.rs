@@ -1,6 +1,6 @@
 //! `zebu check`: whether an image's metadata is consistent, and repairs.
 
-use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::arguments::InspectArgs;
 use crate::backing_opts::describes_backing;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
@@ -53,17 +53,7 @@ pub(crate) struct CheckArgs {
     repair: Option<RepairArg>,
 
     #[command(flatten)]
-    force_share: ForceShareArg,
-
-    /// Format of the report
-    #[arg(long, value_enum, default_value_t, value_name = "human|json", hide_possible_values = true)]
-    output: OutputFormat,
-
-    #[command(flatten)]
-    image: ImageArgs,
-
-    #[command(flatten)]
-    engine: EngineArgs,
+    inspect: InspectArgs,
 
     /// The image file (or options with --image-opts)
     #[arg(value_name = "FILENAME")]
@@ -81,18 +71,18 @@ enum RepairArg {
 
 /// Runs the command.
 pub(crate) fn run(args: &CheckArgs) -> Result<u8, Failure> {
-    if args.force_share.is_given() && args.repair.is_some() {
+    if args.inspect.force_share.is_given() && args.repair.is_some() {
         return Err(Failure::usage("-U (--force-share) is for reading only: it can't be used with -r"));
     }
     let access = if args.repair.is_some() { Access::ReadWrite } else { Access::ReadOnly };
-    let mut spec = args.image.resolve(&args.filename, args.format, args.cache, access)?;
-    args.force_share.apply(&mut spec);
+    let mut spec = args.inspect.image.resolve(&args.filename, args.format, args.cache, access)?;
+    args.inspect.force_share.apply(&mut spec);
     refuse_what_a_check_never_uses(&spec)?;
-    let session = Session::start(&args.engine, spec.aio)?;
+    let session = Session::start(&args.inspect.engine, spec.aio)?;
     if format_of(&session, &spec)? != Format::Qcow2 {
         return Err(Failure::new("This image format does not support checks").with_exit(EXIT_NOT_SUPPORTED));
     }
-    let mut watch = Watch::start(args.progress.beside(args.output).mode(args.quiet))?;
+    let mut watch = Watch::start(args.progress.beside(args.inspect.output).mode(args.quiet))?;
     let options = CheckOptions::default()
         .repair(match args.repair {
             None => Repair::None,
@@ -119,7 +109,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<u8, Failure> {
     let findings = report_text::findings_text(&report);
     // Findings are told beside the report; that nobody listens to them changes nothing.
     let _ = std::io::stderr().write_all(findings.as_bytes());
-    match args.output {
+    match args.inspect.output {
         OutputFormat::Json => stdout::print(&report_text::json_text(&report, &spec.path.to_string_lossy())?)?,
         OutputFormat::Human if !args.quiet => stdout::print(&report_text::human_text(&report))?,
         OutputFormat::Human => {}

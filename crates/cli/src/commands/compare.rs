@@ -1,6 +1,6 @@
 //! `zebu compare`: whether two images show a guest the same bytes.
 
-use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::arguments::InspectArgs;
 use crate::failure::{Failure, FailureKind, errno_text};
 use crate::image_spec::ImageSpec;
 use crate::output::{json, stderr, stdout};
@@ -57,17 +57,7 @@ pub(crate) struct CompareArgs {
     cache: CacheMode,
 
     #[command(flatten)]
-    force_share: ForceShareArg,
-
-    /// Format of the report
-    #[arg(long, value_enum, default_value_t, value_name = "human|json", hide_possible_values = true)]
-    output: OutputFormat,
-
-    #[command(flatten)]
-    image: ImageArgs,
-
-    #[command(flatten)]
-    engine: EngineArgs,
+    inspect: InspectArgs,
 
     /// The first image
     #[arg(value_name = "FILENAME1")]
@@ -91,25 +81,27 @@ struct Report {
 /// Runs the command.
 pub(crate) fn run(args: &CompareArgs) -> Result<u8, Failure> {
     let resolve = |name, format| {
-        args.image.resolve(name, format, args.cache, Access::ReadOnly).map_err(|failure| match failure.kind {
-            FailureKind::Runtime => failure.with_exit(EXIT_OPEN),
-            FailureKind::Usage | FailureKind::Option => failure,
-        })
+        args.inspect.image.resolve(name, format, args.cache, Access::ReadOnly).map_err(
+            |failure| match failure.kind {
+                FailureKind::Runtime => failure.with_exit(EXIT_OPEN),
+                FailureKind::Usage | FailureKind::Option => failure,
+            },
+        )
     };
     let mut specs = [resolve(&args.first, args.a_format)?, resolve(&args.second, args.b_format)?];
-    if !args.image.image_opts {
+    if !args.inspect.image.image_opts {
         specs[1].called_raw = "-F raw";
     }
     for spec in &mut specs {
-        args.force_share.apply(spec);
+        args.inspect.force_share.apply(spec);
     }
     if let (Some(first), Some(second)) = (specs[0].aio, specs[1].aio)
         && first != second
     {
         return Err(Failure::usage("both images are read by one I/O engine: their 'aio' options contradict"));
     }
-    let session = Session::start(&args.engine, specs[0].aio.or(specs[1].aio))?;
-    let mut watch = Watch::start(args.progress.beside(args.output).mode(args.quiet))?;
+    let session = Session::start(&args.inspect.engine, specs[0].aio.or(specs[1].aio))?;
+    let mut watch = Watch::start(args.progress.beside(args.inspect.output).mode(args.quiet))?;
     let open = |index: usize| session.open(&specs[index]).map_err(|failure| failure.with_exit(EXIT_OPEN));
     let (first, second) = (open(0)?, open(1)?);
     let options = CompareOptions::default()
@@ -129,7 +121,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<u8, Failure> {
         result => result.map_err(|error| failure(&error))?,
     };
     if !args.quiet {
-        stdout::print(&match args.output {
+        stdout::print(&match args.inspect.output {
             OutputFormat::Human => human_text(&report),
             OutputFormat::Json => json::to_text(&json_report(&report))?,
         })?;

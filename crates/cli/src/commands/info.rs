@@ -5,7 +5,7 @@ mod nodes;
 pub(crate) use nodes::protocol;
 use nodes::{Nodes, chain_of, open_extents};
 
-use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::arguments::InspectArgs;
 use crate::backing_opts::describes_backing;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
@@ -44,17 +44,7 @@ pub(crate) struct InfoArgs {
     verdict: bool,
 
     #[command(flatten)]
-    force_share: ForceShareArg,
-
-    /// Format of the report
-    #[arg(long, value_enum, default_value_t, value_name = "human|json", hide_possible_values = true)]
-    output: OutputFormat,
-
-    #[command(flatten)]
-    image: ImageArgs,
-
-    #[command(flatten)]
-    engine: EngineArgs,
+    inspect: InspectArgs,
 
     /// The image file (or options with --image-opts)
     #[arg(value_name = "FILENAME")]
@@ -63,22 +53,22 @@ pub(crate) struct InfoArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &InfoArgs) -> Result<u8, Failure> {
-    let mut spec = args.image.resolve_with(
+    let mut spec = args.inspect.image.resolve_with(
         &args.filename,
         args.format,
         CacheMode::Writeback,
         Access::ReadOnly,
         Sources::Unneeded,
     )?;
-    args.force_share.apply(&mut spec);
+    args.inspect.force_share.apply(&mut spec);
     if program::called().is_qemu() && describes_backing(&spec.options) {
         let message = "Block format 'qcow2' does not support the option 'backing': no backing file is opened";
         return Err(Failure::opening_name(&args.filename, message));
     }
     let key_of_top = spec.secrets.key_of_top.clone().filter(|_| program::called().is_qemu());
-    let session = Session::start(&args.engine, spec.aio)?;
+    let session = Session::start(&args.inspect.engine, spec.aio)?;
     if args.verdict {
-        return assess(&session, &spec, args.output);
+        return assess(&session, &spec, args.inspect.output);
     }
     let fragmentation = args.fragmentation.then(|| walk(&session, spec.clone())).transpose()?;
     let infos = if args.backing_chain {
@@ -89,7 +79,7 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8, Failure> {
     let name = key_of_top.zip(infos.first()).map(|(key, info)| name_with_key(info, &key));
     let nodes = nodes_of(&session, &spec, &infos, name)?;
     let of_first = |index: usize| fragmentation.filter(|_| index == 0);
-    let text = match args.output {
+    let text = match args.inspect.output {
         OutputFormat::Human => {
             let text = |(index, node): (usize, &InfoNode)| image_text(node, of_first(index));
             nodes.iter().enumerate().map(text).collect::<Vec<_>>().join("\n")

@@ -1,6 +1,6 @@
 //! `zebu map`: what each range of a disk is made of.
 
-use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::arguments::InspectArgs;
 use crate::failure::Failure;
 use crate::named_disks::{allow_bitmaps, shows_bitmap};
 use crate::output::map::{LinePosition, TABLE_HEADER, json_end, json_line, table_row};
@@ -34,17 +34,7 @@ pub(crate) struct MapArgs {
     max_length: Option<u64>,
 
     #[command(flatten)]
-    force_share: ForceShareArg,
-
-    /// Format of the report
-    #[arg(long, value_enum, default_value_t, value_name = "human|json", hide_possible_values = true)]
-    output: OutputFormat,
-
-    #[command(flatten)]
-    image: ImageArgs,
-
-    #[command(flatten)]
-    engine: EngineArgs,
+    inspect: InspectArgs,
 
     /// The image file (or options with --image-opts)
     #[arg(value_name = "FILENAME")]
@@ -54,13 +44,14 @@ pub(crate) struct MapArgs {
 /// Runs the command.
 pub(crate) fn run(args: &MapArgs) -> Result<u8, Failure> {
     allow_bitmaps();
-    let mut spec = args.image.resolve(&args.filename, args.format, CacheMode::Writeback, Access::ReadOnly)?;
-    args.force_share.apply(&mut spec);
-    let session = Session::start(&args.engine, spec.aio)?;
+    let mut spec =
+        args.inspect.image.resolve(&args.filename, args.format, CacheMode::Writeback, Access::ReadOnly)?;
+    args.inspect.force_share.apply(&mut spec);
+    let session = Session::start(&args.inspect.engine, spec.aio)?;
     session.with_unfiltered(&spec, |image| {
         let options = MapOptions::default().start(args.start_offset).max_length(args.max_length);
         let mut mapper = Mapper::new(image, options);
-        match args.output {
+        match args.inspect.output {
             OutputFormat::Human => print_table(&session, &mut mapper),
             OutputFormat::Json => print_json(&session, &mut mapper, holes(&spec.path), args.start_offset),
         }

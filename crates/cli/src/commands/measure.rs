@@ -1,6 +1,6 @@
 //! `zebu measure`: how large an image file would become.
 
-use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::arguments::InspectArgs;
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::failure::Failure;
 use crate::output::{json, stdout};
@@ -40,17 +40,7 @@ pub(crate) struct MeasureArgs {
     snapshot: Option<String>,
 
     #[command(flatten)]
-    force_share: ForceShareArg,
-
-    /// Format of the report
-    #[arg(long, value_enum, default_value_t, value_name = "human|json", hide_possible_values = true)]
-    output: OutputFormat,
-
-    #[command(flatten)]
-    image: ImageArgs,
-
-    #[command(flatten)]
-    engine: EngineArgs,
+    inspect: InspectArgs,
 
     /// The image to convert from (or options with --image-opts)
     #[arg(value_name = "FILENAME")]
@@ -84,10 +74,10 @@ pub(crate) fn run(args: &MeasureArgs) -> Result<u8, Failure> {
         (None, Some(size)) => measure_size(size, &create)?,
         (Some(filename), None) => {
             let mut spec =
-                args.image.resolve(filename, args.format, CacheMode::Writeback, Access::ReadOnly)?;
-            args.force_share.apply(&mut spec);
+                args.inspect.image.resolve(filename, args.format, CacheMode::Writeback, Access::ReadOnly)?;
+            args.inspect.force_share.apply(&mut spec);
             spec.options.snapshot = args.snapshot.as_deref().map(snapshot_name).transpose()?;
-            let session = Session::start(&args.engine, spec.aio)?;
+            let session = Session::start(&args.inspect.engine, spec.aio)?;
             let watch = Watch::start(ProgressMode::None)?;
             session.with_image(&spec, |image| {
                 let worker = session.worker();
@@ -96,7 +86,7 @@ pub(crate) fn run(args: &MeasureArgs) -> Result<u8, Failure> {
         }
         _ => return Err(Failure::usage("Either --size N or one filename must be specified.")),
     };
-    stdout::print(&match args.output {
+    stdout::print(&match args.inspect.output {
         OutputFormat::Human => human_text(&measurement),
         OutputFormat::Json => json::to_text(&Report {
             required: measurement.required,

@@ -1,6 +1,6 @@
 //! `zebu verify`: reads every cluster of an image, and compares it with a manifest.
 
-use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::arguments::InspectArgs;
 use crate::failure::Failure;
 use crate::output::{json, stderr, stdout};
 use crate::session::Session;
@@ -38,17 +38,7 @@ pub(crate) struct VerifyArgs {
     manifest: Option<PathBuf>,
 
     #[command(flatten)]
-    force_share: ForceShareArg,
-
-    /// Format of the report
-    #[arg(long, value_enum, default_value_t, value_name = "human|json", hide_possible_values = true)]
-    output: OutputFormat,
-
-    #[command(flatten)]
-    image: ImageArgs,
-
-    #[command(flatten)]
-    engine: EngineArgs,
+    inspect: InspectArgs,
 
     /// The image
     #[arg(value_name = "FILENAME")]
@@ -78,10 +68,10 @@ struct BadRange {
 
 /// Runs the command.
 pub(crate) fn run(args: &VerifyArgs) -> Result<u8, Failure> {
-    let mut spec = args.image.resolve(&args.file, args.format, args.cache, Access::ReadOnly)?;
-    args.force_share.apply(&mut spec);
-    let session = Session::start(&args.engine, spec.aio)?;
-    let mut watch = Watch::start(args.progress.beside(args.output).mode(args.quiet))?;
+    let mut spec = args.inspect.image.resolve(&args.file, args.format, args.cache, Access::ReadOnly)?;
+    args.inspect.force_share.apply(&mut spec);
+    let session = Session::start(&args.inspect.engine, spec.aio)?;
+    let mut watch = Watch::start(args.progress.beside(args.inspect.output).mode(args.quiet))?;
     let options = VerifyOptions::default().manifest(args.manifest.clone()).control(watch.control());
     let report = session.with_image(&spec, |image| {
         let worker = session.worker();
@@ -94,7 +84,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<u8, Failure> {
         stderr::tell(&format!("{} bytes at offset {}: {}", range.len, range.offset, range.error));
     }
     if !args.quiet {
-        stdout::print(&match args.output {
+        stdout::print(&match args.inspect.output {
             OutputFormat::Human => human_text(&report),
             OutputFormat::Json => json::to_text(&json_report(report.clone()))?,
         })?;
