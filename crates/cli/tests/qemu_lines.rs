@@ -75,7 +75,6 @@ const BACKING: &[&str] = &[
 /// Lines that end otherwise than with QEMU, as docs/guide/qemu-names.md says, or whose results can't be compared: a footer has the time, a
 /// backing file is missing.
 const LISTED: &[&str] = &[
-    "qemu-img create -f=qcow2 o.img 8M",
     "qemu-img rebase -b base2.raw -F raw v2.qcow2",
     "qemu-io -f qcow2 -c 'discard 1 4097' ext.qcow2",
     "qemu-img convert -O vpc -o subformat=fixed,force_size=on a.qcow2 o.img",

@@ -105,6 +105,16 @@ mod tests {
     }
 
     #[test]
+    fn a_sign_behind_a_short_option_is_of_its_value() {
+        for line in ["qemu-img create -f=qcow2 a 1M", "qemu-img info -f=qcow2 a", "qemu-img info -U=x a"] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+        let matches = parse("qemu-img create -o=x -- -f=raw").unwrap();
+        let create = matches.subcommand_matches("create").unwrap();
+        assert_eq!(create.get_one::<String>("options").unwrap(), "=x");
+    }
+
+    #[test]
     fn commands_of_zebu_alone_are_not_there() {
         for line in ["qemu-img serve a", "qemu-img clone a b", "qemu-img backup a b", "qemu-img io a"] {
             assert!(parse(line).is_err(), "{line}");

@@ -15,7 +15,8 @@ pub(crate) use nbd::main as qemu_nbd;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 
 /// Text after the program's name in the answer to `--version`; scripts look for its first words. It names the release of
 /// QEMU whose behaviour the names stand for.
@@ -60,7 +61,8 @@ fn trace_argument() -> Arg {
 }
 
 /// Reads a command line as getopt does: a value that can't be understood does not matter if the option is given again.
-fn parse(command: &Command, mut arguments: Vec<OsString>) -> Result<ArgMatches, clap::Error> {
+fn parse(command: &Command, arguments: Vec<OsString>) -> Result<ArgMatches, clap::Error> {
+    let mut arguments = with_equals_signs(command, arguments);
     loop {
         let error = match command.clone().try_get_matches_from(&arguments) {
             Ok(matches) => return Ok(matches),
@@ -71,6 +73,31 @@ fn parse(command: &Command, mut arguments: Vec<OsString>) -> Result<ArgMatches, 
             None => return Err(error),
         }
     }
+}
+
+/// The command line with `-f=V` as `-f` and `=V`: to getopt the sign is a part of the value.
+fn with_equals_signs(command: &Command, arguments: Vec<OsString>) -> Vec<OsString> {
+    let end = arguments.iter().position(|word| word == "--").unwrap_or(arguments.len());
+    let short = |word: &OsString| match word.as_bytes() {
+        [b'-', short, b'=', ..] => Some(char::from(*short)),
+        _ => None,
+    };
+    if !arguments[..end].iter().any(|word| short(word).is_some()) {
+        return arguments;
+    }
+    let mut names = arguments.iter().filter_map(|word| word.to_str());
+    let mut command = names.find_map(|name| command.find_subcommand(name)).unwrap_or(command).clone();
+    command.build();
+    let has_value = |short: char| {
+        let mut options = command.get_arguments();
+        options.any(|option| option.get_short() == Some(short) && option.get_action().takes_values())
+    };
+    let (options, names) = arguments.split_at(end);
+    let options = options.iter().flat_map(|word| match short(word).filter(|short| has_value(*short)) {
+        Some(short) => vec![format!("-{short}").into(), OsStr::from_bytes(&word.as_bytes()[2..]).into()],
+        None => vec![word.clone()],
+    });
+    options.chain(names.iter().cloned()).collect()
 }
 
 /// Words of the option that `error` is about, if it is given again behind them.
