@@ -9,6 +9,7 @@ use zebu_storage::{
 
 /// How much is set aside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PreallocateConfig {
     /// The file's new length is a multiple of this, in bytes.
     pub align: u64,

@@ -9,11 +9,19 @@ use zebu_storage::Worker;
 
 /// A backing file as an image names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct BackingReference {
     /// The name, at most 1023 bytes: relative to the directory of the image that holds it.
     pub name: String,
     /// The name of its format, at most 15 bytes. Without one it would have to be guessed.
     pub format: String,
+}
+
+impl BackingReference {
+    /// A backing file by its name and that of its format.
+    pub fn new(name: impl Into<String>, format: impl Into<String>) -> Self {
+        Self { name: name.into(), format: format.into() }
+    }
 }
 
 impl Image {

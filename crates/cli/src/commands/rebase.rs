@@ -188,7 +188,7 @@ fn reference(
         BackingSpec { name: name.to_owned(), format: args.backing_format.as_ref().map(|named| named.format) };
     let format = backing::required_format(session, image, &spec)?;
     let format = args.backing_format.as_ref().map_or(format.name(), |named| named.name.as_str());
-    Ok(Some(BackingReference { name: name.to_owned(), format: format.to_owned() }))
+    Ok(Some(BackingReference::new(name, format)))
 }
 
 /// How the new backing file is opened.

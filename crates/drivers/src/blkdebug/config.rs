@@ -5,6 +5,7 @@ use zebu_storage::StorageOp;
 
 /// Limits that requests keep to, in bytes; 0 is none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Limits {
     /// Requests are aligned to this, a power of two.
     pub align: Option<u32>,
@@ -101,6 +102,7 @@ impl Limits {
 
 /// All that can be configured.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct BlkdebugConfig {
     /// The rules.
     pub rules: Vec<Rule>,

@@ -7,6 +7,7 @@ use zebu_qcow2::Compression;
 
 /// How far back a deflate stream may refer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum DeflateWindow {
     /// 32 KiB, as RFC 1951 allows. QEMU reads it, since it inflates a cluster in one call.
     #[default]

@@ -14,6 +14,7 @@ use zebu_storage::{IoBuf, Worker, WorkerConfig};
 
 /// The treatment of the image when its content is in the base.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum AfterCommit {
     /// It is emptied: the base shows everywhere.
     #[default]

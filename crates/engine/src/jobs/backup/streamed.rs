@@ -21,6 +21,7 @@ use zebu_storage::{File, Worker};
 
 /// A backup whose file is written, and whose manifest has no name yet.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct StreamedBackup {
     /// Figures of what was done.
     pub report: BackupReport,

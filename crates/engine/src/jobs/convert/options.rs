@@ -50,6 +50,7 @@ pub enum ReadErrors {
 
 /// The treatment of the persistent dirty bitmaps of the source, which is one image then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum CopyBitmaps {
     /// The target has none of them.
     #[default]
@@ -124,6 +125,7 @@ impl Default for ConvertOptions {
 
 /// The content of an existing target before the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum TargetContent {
     /// Anything: zeroes are written too.
     #[default]
@@ -189,6 +191,7 @@ impl StreamedTarget {
 
 /// Where a conversion writes to.
 #[derive(Clone)]
+#[non_exhaustive]
 pub enum ConvertTarget {
     /// A new image.
     New(Box<NewTarget>),

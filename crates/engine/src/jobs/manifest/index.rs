@@ -35,6 +35,7 @@ struct Mark {
 
 /// A run of clusters of which a manifest says the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ManifestRun {
     /// Bytes of the disk from the offset that was asked for to the end of the run; at most to the end of the disk.
     pub len: u64,

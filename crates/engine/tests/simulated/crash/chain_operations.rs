@@ -137,8 +137,7 @@ impl Case {
         }
         let top = self.open(world, worker, &[TOP, OLD], Access::ReadWrite).await;
         let new = self.open(world, worker, &[NEW], Access::ReadOnly).await;
-        let format = self.below[1].0.name().to_owned();
-        let reference = BackingReference { name: NEW.to_owned(), format };
+        let reference = BackingReference::new(NEW, self.below[1].0.name());
         let (onto, clusters) = match self.operation {
             Operation::Rebase(clusters) => (Some((&new, reference)), clusters),
             _ => (None, TargetClusters::Plain),
