@@ -3,7 +3,7 @@
 use crate::all;
 use crate::nightly::{TARGET, cargo_nightly, ensure};
 use crate::run_log::{Kept, Origin, by_origin};
-use crate::test_programs::{PROFILE, TestPrograms};
+use crate::test_programs::PROFILE;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use std::process::Command;
 use zebu_bench::Outcome;
 use zebu_bench::process::{measure, run};
 use zebu_bench::table::grouped;
-use zebu_bench::workspace::target_dir;
+use zebu_bench::workspace::{cargo, target_dir};
 
 #[derive(Args)]
 #[command(
@@ -76,14 +76,16 @@ pub(crate) fn command(args: &ThreadsArgs) -> Outcome {
 
 /// Builds the runner, and says where it is.
 fn build(tsan: bool) -> Outcome<PathBuf> {
+    let runner =
+        ["build", "--quiet", "--locked", "--package", "zebu-tests", "--bin", "threads", "--profile", PROFILE];
+    let dir = target_dir()?;
     if !tsan {
-        return Ok(TestPrograms::build()?.binary("threads"));
+        // Alone: the test programs that other commands build are not needed.
+        run(cargo().args(runner))?;
+        return Ok(dir.join(PROFILE).join("threads"));
     }
-    let dir = target_dir()?.join("thread");
-    let mut command = with_sanitizer()?;
-    command.args(["build", "--quiet", "--locked", "--package", "zebu-tests", "--bin", "threads"]);
-    command.args(["--profile", PROFILE, "-Zbuild-std", "--target", TARGET, "--target-dir"]).arg(&dir);
-    run(&mut command)?;
+    let dir = dir.join("thread");
+    run(with_sanitizer()?.args(runner).args(["-Zbuild-std", "--target", TARGET, "--target-dir"]).arg(&dir))?;
     Ok(dir.join(TARGET).join(PROFILE).join("threads"))
 }
 
