@@ -25,8 +25,11 @@ use zebu_storage::{File, FileId, IoBufs, Worker};
 /// An open image with its backing chain. Cheap to clone; shared by all workers.
 ///
 /// Requests run to their end once they are started: dropping the future of one only means that nobody learns how it
-/// ended. Before the last handle is dropped, [`Image::close`] should be awaited; otherwise space that was set aside
-/// stays allocated (a check reports it as leaked).
+/// ended. Requests that overlap have no order: a write whose future was dropped may land after a later one that has
+/// returned.
+///
+/// Before the last handle is dropped, [`Image::close`] has to be awaited. Nothing is flushed otherwise: what was written
+/// since the last flush is lost, and space that was set aside may stay allocated (a check reports it as leaked).
 #[derive(Debug, Clone)]
 pub struct Image(pub(crate) Arc<Node>);
 

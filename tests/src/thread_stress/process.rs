@@ -20,10 +20,15 @@ pub struct Process {
     /// For each journal, how long it was, and since when.
     grown: HashMap<OsString, (u64, Instant)>,
     started: Instant,
+    /// Since when a thread seems to hang, and how long all had waited for a processor by then.
+    suspected: Option<(Instant, Duration)>,
 }
 
 /// After so long, a thread that has not stopped will not.
 const LONGEST_STOP: Duration = Duration::from_secs(5);
+
+/// Threads that waited for a processor for more than this part of the time are not to blame for what they have not done.
+const STARVED: u32 = 4;
 
 /// Where the process writes what it has to say.
 const MESSAGES: &str = "messages";
@@ -37,7 +42,8 @@ impl Process {
         let messages = File::create(dir.join(MESSAGES))?;
         command.stdin(Stdio::null()).stdout(messages.try_clone()?).stderr(messages);
         let child = command.spawn()?;
-        Ok(Self { child, dir: dir.to_owned(), grown: HashMap::new(), started: Instant::now() })
+        let started = Instant::now();
+        Ok(Self { child, dir: dir.to_owned(), grown: HashMap::new(), started, suspected: None })
     }
 
     /// How it ended, if it has.
@@ -58,8 +64,40 @@ impl Process {
         journals(&self.dir).iter().filter_map(|path| path.metadata().ok()).map(|meta| meta.len()).sum()
     }
 
-    /// A thread that has something left to do, and has done nothing for `patience`.
+    /// A thread that has something left to do, and has done nothing for `patience` and a third more, although processors were
+    /// free for it.
     pub fn stuck(&mut self, patience: Duration) -> Option<String> {
+        let Some(who) = self.idle(patience) else {
+            self.suspected = None;
+            return None;
+        };
+        let waited = self.waited();
+        let (since, before) = *self.suspected.get_or_insert_with(|| (Instant::now(), waited));
+        if since.elapsed() < patience / 3 {
+            return None;
+        }
+        self.suspected = None;
+        if waited.saturating_sub(before) > since.elapsed() / STARVED {
+            // The machine is busy with other work: counted anew.
+            self.grown.clear();
+            self.started = Instant::now();
+            return None;
+        }
+        Some(who)
+    }
+
+    /// How long its threads have waited for a processor, in sum (the second number of `/proc/PID/schedstat`).
+    fn waited(&self) -> Duration {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id()));
+        let waits = tasks.into_iter().flatten().flatten().filter_map(|task| {
+            let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+            text.split(' ').nth(1)?.parse::<u64>().ok()
+        });
+        Duration::from_nanos(waits.sum())
+    }
+
+    /// A thread that has something left to do, and has done nothing for `patience`.
+    fn idle(&mut self, patience: Duration) -> Option<String> {
         let paths = journals(&self.dir);
         if paths.is_empty() {
             return (self.started.elapsed() > patience).then(|| "nothing was begun".to_owned());
