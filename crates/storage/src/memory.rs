@@ -263,6 +263,7 @@ impl FreeList {
             return false;
         };
         self.slabs_left.store(left - SLAB, Ordering::Relaxed);
+        self.drop_excess();
         let len = PAGE << class;
         let pieces = (0..SLAB / len).rev().map(|piece| {
             // SAFETY: `piece * len` lies within the slab.
@@ -291,16 +292,16 @@ impl FreeList {
     }
 
     fn put(&self, region: Arc<Region>) {
-        let class = class_of(region.len);
+        let (len, class) = (region.len, class_of(region.len));
         if region.fixed.is_some() {
             self.pieces[class].lock().push(region);
-        } else if self.has_room(region.len) || (class >= SLAB_CLASSES && self.makes_room(region.len)) {
+        } else if self.take_room(len) || (class >= SLAB_CLASSES && self.take_room_of_small(len)) {
             self.wholes[class].lock().push(region);
         }
     }
 
-    /// Takes room for bytes that are to lie in `wholes`, if there is any.
-    fn has_room(&self, len: usize) -> bool {
+    /// Takes room in `wholes`; false if there is not enough.
+    fn take_room(&self, len: usize) -> bool {
         let fits = self.kept.fetch_add(len, Ordering::Relaxed) + len <= self.room();
         if !fits {
             self.kept.fetch_sub(len, Ordering::Relaxed);
@@ -310,12 +311,19 @@ impl FreeList {
 
     /// Takes room at the expense of small regions. A large one costs more to have again, and small ones that have an
     /// allocation of their own may lie there for ever, as registered ones are taken first.
-    fn makes_room(&self, len: usize) -> bool {
+    fn take_room_of_small(&self, len: usize) -> bool {
         for wholes in &self.wholes[..SLAB_CLASSES] {
             let dropped = std::mem::take(&mut *wholes.lock());
             self.kept.fetch_sub(dropped.iter().map(|whole| whole.len).sum(), Ordering::Relaxed);
         }
-        self.has_room(len)
+        self.take_room(len)
+    }
+
+    /// Drops what lies in `wholes` beyond their room, which a slab has made smaller.
+    fn drop_excess(&self) {
+        for class in (0..CLASSES).rev() {
+            while self.kept.load(Ordering::Relaxed) > self.room() && self.pop_whole(class).is_some() {}
+        }
     }
 
     /// Bytes that may lie in `wholes`: all but the slabs' half, and of that what no slab has taken.
@@ -408,6 +416,19 @@ mod tests {
             // SAFETY: as above.
             let is_kept = |region: &RegionRef| unsafe { region.start().read() } == 1;
             assert!(large().iter().all(is_kept), "zeroes: a new one, after {small} small regions");
+        }
+    }
+
+    #[test]
+    fn slabs_and_large_regions_share_the_limit() {
+        let list = FreeList::new(8 << 20);
+        let register = |_: *mut u8, _| Some(FixedBuffer { ring: 1, index: 0 });
+        drop((0..8).map(|_| list.take(1 << 20, register)).collect::<Vec<_>>());
+        assert_eq!(list.kept.load(Ordering::Relaxed), 8 << 20);
+        for small in [17, 1040] {
+            let _held: Vec<_> = (0..small).map(|_| list.take(4096, register)).collect();
+            let slabs = (4 << 20) - list.slabs_left.load(Ordering::Relaxed);
+            assert!(slabs > 0 && list.kept.load(Ordering::Relaxed) + slabs <= 8 << 20, "{slabs} in slabs");
         }
     }
 
