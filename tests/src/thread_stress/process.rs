@@ -20,15 +20,26 @@ pub struct Process {
     /// For each journal, how long it was, and since when.
     grown: HashMap<OsString, (u64, Instant)>,
     started: Instant,
-    /// Since when a thread seems to hang, and how long all had waited for a processor by then.
-    suspected: Option<(Instant, Duration)>,
+    /// Since when a thread seems to hang, and the processor time of all by then.
+    suspected: Option<(Instant, ProcessorTime)>,
 }
 
 /// After so long, a thread that has not stopped will not.
 const LONGEST_STOP: Duration = Duration::from_secs(5);
 
-/// Threads that waited for a processor for more than this part of the time are not to blame for what they have not done.
+/// Threads that waited for a processor for more than one part of so many are starved, unless they ran for one of [`SPINNING`].
 const STARVED: u32 = 4;
+/// Threads that ran for more than one part of so many go round in circles, if nothing comes of it.
+const SPINNING: u32 = 20;
+/// So many times its patience is waited at most for a process that is starved.
+const LONGEST_STARVED: u32 = 10;
+
+/// How long the threads of a process have run, and have waited for a processor; sums.
+#[derive(Debug, Clone, Copy, Default)]
+struct ProcessorTime {
+    ran: Duration,
+    waited: Duration,
+}
 
 /// Where the process writes what it has to say.
 const MESSAGES: &str = "messages";
@@ -64,36 +75,41 @@ impl Process {
         journals(&self.dir).iter().filter_map(|path| path.metadata().ok()).map(|meta| meta.len()).sum()
     }
 
-    /// A thread that has something left to do, and has done nothing for `patience` and a third more, although processors were
-    /// free for it.
+    /// A thread that has something left to do, and has done nothing for `patience` and a third more. On a machine whose
+    /// processors are busy with other work, ten times as long.
     pub fn stuck(&mut self, patience: Duration) -> Option<String> {
         let Some(who) = self.idle(patience) else {
             self.suspected = None;
             return None;
         };
-        let waited = self.waited();
-        let (since, before) = *self.suspected.get_or_insert_with(|| (Instant::now(), waited));
-        if since.elapsed() < patience / 3 {
+        let now = self.processor_time();
+        let (since, before) = *self.suspected.get_or_insert_with(|| (Instant::now(), now));
+        let looked = since.elapsed();
+        if looked < patience / 3 {
             return None;
         }
         self.suspected = None;
-        if waited.saturating_sub(before) > since.elapsed() / STARVED {
-            // The machine is busy with other work: counted anew.
-            self.grown.clear();
-            self.started = Instant::now();
+        let (ran, waited) = (now.ran.saturating_sub(before.ran), now.waited.saturating_sub(before.waited));
+        let is_starved = waited > looked / STARVED && ran < looked / SPINNING;
+        if is_starved && self.idle(patience * LONGEST_STARVED).is_none() {
             return None;
         }
-        Some(who)
+        Some(format!(
+            "{who} (whose process ran for {ran:?} and waited for a processor for {waited:?} of {looked:?})"
+        ))
     }
 
-    /// How long its threads have waited for a processor, in sum (the second number of `/proc/PID/schedstat`).
-    fn waited(&self) -> Duration {
+    /// Sums of its threads (the first two numbers of `/proc/PID/schedstat`).
+    fn processor_time(&self) -> ProcessorTime {
+        let mut sum = ProcessorTime::default();
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id()));
-        let waits = tasks.into_iter().flatten().flatten().filter_map(|task| {
-            let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
-            text.split(' ').nth(1)?.parse::<u64>().ok()
-        });
-        Duration::from_nanos(waits.sum())
+        for task in tasks.into_iter().flatten().flatten() {
+            let text = std::fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
+            let mut numbers = text.split(' ').map(|number| Duration::from_nanos(number.parse().unwrap_or(0)));
+            sum.ran += numbers.next().unwrap_or_default();
+            sum.waited += numbers.next().unwrap_or_default();
+        }
+        sum
     }
 
     /// A thread that has something left to do, and has done nothing for `patience`.
@@ -187,4 +203,25 @@ fn journals(dir: &Path) -> Vec<PathBuf> {
 /// One can't be read.
 pub fn read_journals(dir: &Path) -> io::Result<Vec<Vec<Entry>>> {
     journals(dir).iter().map(|path| journal::read(path)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process that sleeps hangs, and so does one that goes round in circles.
+    #[test]
+    fn what_sleeps_or_spins_is_stuck() {
+        for script in ["exec sleep 100", "while :; do :; done"] {
+            let dir = tempfile::tempdir().unwrap();
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            let mut process = Process::start(command, dir.path()).unwrap();
+            let begun = Instant::now();
+            while process.stuck(Duration::from_millis(300)).is_none() {
+                assert!(begun.elapsed() < Duration::from_secs(60), "{script}");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
 }
