@@ -88,8 +88,7 @@ impl Opener {
     /// the rule that allows it says so itself.
     fn check_certificates(&self, name: &str, parsed: &RemoteName) -> Result<(), String> {
         let RemoteName::Nbd { address, .. } = parsed else { return Ok(()) };
-        let tls = address.tls.as_ref();
-        if tls.is_none_or(|tls| tls.directory.is_none() && tls.server_name.is_none()) {
+        if address.tls.as_ref().is_none_or(|tls| *tls == TlsFiles::default()) {
             return Ok(());
         }
         let is_said = match &self.references {
@@ -102,7 +101,7 @@ impl Opener {
         if is_said {
             return Ok(());
         }
-        Err("the image names the certificates to believe; --allow-refs all, or a prefix that goes on to '?tls-...', allows it"
+        Err("the image names the certificates or keys to believe; --allow-refs all, or a prefix that goes on to '?tls-...', allows it"
             .to_owned())
     }
 }

@@ -2,12 +2,12 @@
 
 use crate::network::{late, time_left};
 use crate::tls::Tls;
-use rustls::ClientConnection;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
+use zebu_tls::Session;
 
 /// How often TLS receives for one read, at most: a record of the greatest length comes in fewer pieces, unless the peer dawdles.
 const MOST_PIECES_OF_RECORD: usize = 16;
@@ -15,7 +15,7 @@ const MOST_PIECES_OF_RECORD: usize = 16;
 /// A socket. During the handshake it waits, until a time that is set; afterwards it never does.
 pub(crate) struct Stream {
     socket: Socket,
-    tls: Option<Box<ClientConnection>>,
+    tls: Option<Box<Session>>,
     /// While the socket waits: until when.
     until: Option<Instant>,
 }
@@ -95,15 +95,15 @@ impl Stream {
 
     /// Goes on under TLS.
     pub(crate) fn start_tls(&mut self, tls: &Tls) -> io::Result<()> {
-        let mut connection = tls.connection().map_err(io::Error::other)?;
+        let mut session = tls.session().map_err(io::Error::other)?;
         // A step at a time: a peer that sends a byte now and then must not stretch the deadline.
-        while connection.is_handshaking() || connection.wants_write() {
+        while session.is_handshaking() || session.wants_to_send() {
             self.set_timeout()?;
-            if connection.wants_write() {
-                connection.write_tls(&mut self.socket).map_err(late_if_blocked)?;
+            if session.wants_to_send() {
+                session.send_to(&mut self.socket).map_err(late_if_blocked)?;
                 continue;
             }
-            match connection.read_tls(&mut self.socket) {
+            match session.receive_from(&mut self.socket) {
                 Ok(0) => {
                     let ended = "the server closed the connection during the TLS handshake";
                     return Err(io::Error::new(io::ErrorKind::UnexpectedEof, ended));
@@ -112,13 +112,13 @@ impl Stream {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(late_if_blocked(error)),
             }
-            if let Err(error) = connection.process_new_packets() {
+            if let Err(error) = session.process() {
                 // The alert, which says to the server why.
-                let _ = connection.write_tls(&mut self.socket);
-                return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+                let _ = session.send_to(&mut self.socket);
+                return Err(error.into());
             }
         }
-        self.tls = Some(Box::new(connection));
+        self.tls = Some(Box::new(session));
         Ok(())
     }
 
@@ -163,18 +163,17 @@ impl Stream {
         let Some(tls) = &mut self.tls else { return self.socket.read(buf) };
         // The caller has a look at its own time now and then.
         for _ in 0..MOST_PIECES_OF_RECORD {
-            match tls.reader().read(buf) {
+            match tls.read(buf) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 result => return result,
             }
             self.socket.wait_until(self.until)?;
-            if tls.read_tls(&mut self.socket)? == 0 {
+            if tls.receive_from(&mut self.socket)? == 0 {
                 return Ok(0);
             }
-            let processed = tls.process_new_packets();
-            processed.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+            tls.process()?;
         }
-        match tls.reader().read(buf) {
+        match tls.read(buf) {
             // During a handshake, that would mean that its time is over.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && self.until.is_some() => {
                 Err(io::ErrorKind::Interrupted.into())
@@ -207,10 +206,10 @@ impl Stream {
         match &mut self.tls {
             None => self.socket.write_all(bytes).map_err(late_if_blocked),
             Some(tls) => {
-                tls.writer().write_all(bytes)?;
-                while tls.wants_write() {
+                tls.write_all(bytes)?;
+                while tls.wants_to_send() {
                     self.socket.wait_until(self.until)?;
-                    tls.write_tls(&mut self.socket).map_err(late_if_blocked)?;
+                    tls.send_to(&mut self.socket).map_err(late_if_blocked)?;
                 }
                 Ok(())
             }
@@ -220,9 +219,9 @@ impl Stream {
     /// Sends some of it. With nothing to send, what TLS holds back goes out.
     pub(crate) fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
         let Some(tls) = &mut self.tls else { return self.socket.write_vectored(bufs) };
-        let taken = if bufs.is_empty() { 0 } else { tls.writer().write_vectored(bufs)? };
-        while tls.wants_write() {
-            match tls.write_tls(&mut self.socket) {
+        let taken = if bufs.is_empty() { 0 } else { tls.write_vectored(bufs)? };
+        while tls.wants_to_send() {
+            match tls.send_to(&mut self.socket) {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
@@ -241,7 +240,7 @@ impl Stream {
 
     /// Whether TLS has bytes for the socket.
     pub(crate) fn holds_back(&self) -> bool {
-        self.tls.as_ref().is_some_and(|tls| tls.wants_write())
+        self.tls.as_ref().is_some_and(|tls| tls.wants_to_send())
     }
 }
 

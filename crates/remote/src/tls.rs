@@ -1,4 +1,4 @@
-//! Certificates of a connection over TLS.
+//! Certificates and keys of a connection over TLS.
 
 #[cfg(feature = "nbd")]
 use rustls::pki_types::PrivateKeyDer;
@@ -8,6 +8,9 @@ use rustls::{ClientConfig, ClientConnection, ConfigBuilder, RootCertStore, Wants
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+#[cfg(feature = "nbd")]
+use zebu_tls::psk;
+use zebu_tls::{Session, TlsError};
 
 /// Where distributions keep the authorities that they trust.
 const SYSTEM_AUTHORITIES: [&str; 4] = [
@@ -17,7 +20,7 @@ const SYSTEM_AUTHORITIES: [&str; 4] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// Where certificates are, and whose certificate the server must have.
+/// Where certificates or keys are, and whose certificate the server must have.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct TlsFiles {
@@ -26,24 +29,56 @@ pub struct TlsFiles {
     pub directory: Option<PathBuf>,
     /// The name in the server's certificate, if it is not the host's.
     pub server_name: Option<String>,
+    /// A pre-shared key in place of certificates.
+    pub psk: Option<PskFile>,
+}
+
+/// A file of pre-shared keys as GnuTLS's `psktool` writes it, and which of them is the client's.
+///
+/// The system's OpenSSL is loaded to use it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PskFile {
+    /// The file.
+    pub path: PathBuf,
+    /// The client's identity.
+    pub identity: String,
+}
+
+impl PskFile {
+    /// The key of an identity in a file.
+    pub fn new(path: impl Into<PathBuf>, identity: impl Into<String>) -> Self {
+        Self { path: path.into(), identity: identity.into() }
+    }
 }
 
 zebu_storage::option_setters!(TlsFiles {
     directory: impl Into<Option<PathBuf>>,
     server_name: impl Into<Option<String>>,
+    psk: impl Into<Option<PskFile>>,
 });
 
 /// A client's side of TLS, ready for connections.
 #[derive(Clone)]
-pub(crate) struct Tls {
-    config: Arc<ClientConfig>,
-    name: ServerName<'static>,
+pub(crate) enum Tls {
+    /// The server shows a certificate with this name.
+    Certificates(Arc<ClientConfig>, ServerName<'static>),
+    /// Both ends have a key.
+    #[cfg(feature = "nbd")]
+    PreSharedKey(psk::ClientConfig),
 }
 
 impl Tls {
     /// Reads the files. `host` is whom the certificate must name unless `files` say otherwise.
     #[cfg(feature = "nbd")]
     pub(crate) fn load(files: &TlsFiles, host: &str) -> Result<Self, String> {
+        if let Some(PskFile { path, identity }) = &files.psk {
+            return match psk::ClientConfig::from_file(path, identity) {
+                Ok(config) => Ok(Self::PreSharedKey(config)),
+                Err(error @ psk::PskError::NoKey { .. }) => Err(problem(path, &error)),
+                Err(error) => Err(error.to_string()),
+            };
+        }
         let authorities = match &files.directory {
             Some(directory) => directory.join("ca-cert.pem"),
             None => system_authorities()?,
@@ -59,7 +94,7 @@ impl Tls {
             }
         };
         let name = server_name(files.server_name.as_deref().unwrap_or(host))?;
-        Ok(Self { config: Arc::new(config), name })
+        Ok(Self::Certificates(Arc::new(config), name))
     }
 
     /// A client's side for the server at `host`, whose certificate is to be from `authorities`, or from those of the system.
@@ -75,17 +110,28 @@ impl Tls {
         };
         let mut config = builder.with_no_client_auth();
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Self { config: Arc::new(config), name: server_name(host)? })
+        Ok(Self::Certificates(Arc::new(config), server_name(host)?))
     }
 
     /// The same for another server.
     #[cfg(feature = "http")]
     pub(crate) fn and_to(&self, host: &str) -> Result<Self, String> {
-        Ok(Self { config: Arc::clone(&self.config), name: server_name(host)? })
+        match self {
+            Self::Certificates(config, _) => Ok(Self::Certificates(Arc::clone(config), server_name(host)?)),
+            #[cfg(feature = "nbd")]
+            Self::PreSharedKey(_) => Ok(self.clone()),
+        }
     }
 
-    pub(crate) fn connection(&self) -> Result<ClientConnection, rustls::Error> {
-        ClientConnection::new(Arc::clone(&self.config), self.name.clone())
+    pub(crate) fn session(&self) -> Result<Session, TlsError> {
+        match self {
+            Self::Certificates(config, name) => {
+                let session = ClientConnection::new(Arc::clone(config), name.clone())?;
+                Ok(Session::Certificates(Box::new(session.into())))
+            }
+            #[cfg(feature = "nbd")]
+            Self::PreSharedKey(config) => Ok(Session::PreSharedKeys(config.connection()?)),
+        }
     }
 }
 

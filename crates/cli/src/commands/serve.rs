@@ -395,10 +395,11 @@ fn write_pid_file(args: &ServeArgs) -> Result<(), Failure> {
 }
 
 fn config(args: &ServeArgs) -> Result<NbdConfig, Failure> {
-    let tls = match (&args.tls_certificate, &args.tls_key) {
-        (Some(certificate), Some(key)) => {
+    let tls = match (&args.tls_certificate, &args.tls_key, &args.tls_psk_file) {
+        (Some(certificate), Some(key), _) => {
             Some(TlsConfig::from_files(certificate, key, args.tls_client_ca.as_deref())?)
         }
+        (.., Some(keys)) => Some(TlsConfig::from_psk_file(keys)?),
         _ => None,
     };
     if args.max_memory < MIN_MEMORY {

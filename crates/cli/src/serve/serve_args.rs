@@ -78,6 +78,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE", help_heading = CLIENTS, requires = "tls_certificate")]
     pub(crate) tls_client_ca: Option<PathBuf>,
 
+    /// Keys of clients, in a file as psktool writes it: TLS with pre-shared keys (needs the system's OpenSSL)
+    #[arg(long, value_name = "FILE", help_heading = CLIENTS, conflicts_with = "tls_certificate")]
+    pub(crate) tls_psk_file: Option<PathBuf>,
+
     /// Permissions of the Unix sockets that are made for clients and for --metrics, in octal, whatever the umask is; the
     /// socket of --control is for the server's user alone
     #[arg(long, value_name = "MODE", help_heading = CLIENTS, value_parser = mode_argument, default_value = "0600")]

@@ -6,19 +6,27 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig, ServerConnection};
 use std::cell::RefCell;
-use std::io::{self, Read, Write};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use zebu_storage::{IoBuf, IoBufs, Socket, Worker};
+use zebu_tls::psk::{self, PskError};
+use zebu_tls::{Session, TlsError};
 
 /// Bytes that are received at once: a few records.
 const RECEIVED: usize = 64 << 10;
 /// Bytes that are encrypted before they are sent.
 const ENCRYPTED: usize = 256 << 10;
 
-/// A server's certificate, and whose clients it takes. Cheap to clone.
+/// A server's certificate or keys, and whose clients it takes. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct TlsConfig(Arc<ServerConfig>);
+pub struct TlsConfig(Credentials);
+
+#[derive(Debug, Clone)]
+enum Credentials {
+    Certificates(Arc<ServerConfig>),
+    PreSharedKeys(psk::ServerConfig),
+}
 
 impl TlsConfig {
     /// Reads a certificate with its chain, and its key, from PEM files. With `client_ca`, clients need a certificate
@@ -56,7 +64,32 @@ impl TlsConfig {
         };
         let private = PrivateKeyDer::from_pem_file(key).map_err(|error| fail(key, &error))?;
         let config = builder.with_single_cert(certificates(certificate)?, private);
-        config.map(|config| Self(Arc::new(config))).map_err(|error| fail(certificate, &error))
+        config
+            .map(|config| Self(Credentials::Certificates(Arc::new(config))))
+            .map_err(|error| fail(certificate, &error))
+    }
+
+    /// Reads pre-shared keys from a file as GnuTLS's `psktool` writes it; a client needs one of them. The system's OpenSSL
+    /// is loaded for it.
+    ///
+    /// # Errors
+    /// The file can't be read or has not what it should have; OpenSSL can't be loaded.
+    pub fn from_psk_file(path: &Path) -> Result<Self, ExportError> {
+        match psk::ServerConfig::from_file(path) {
+            Ok(config) => Ok(Self(Credentials::PreSharedKeys(config))),
+            Err(PskError::File { path, reason }) => Err(ExportError::Tls { path, reason }),
+            Err(error) => Err(ExportError::Tls { path: path.to_owned(), reason: error.to_string() }),
+        }
+    }
+
+    fn session(&self) -> Result<Session, TlsError> {
+        match &self.0 {
+            Credentials::Certificates(config) => {
+                let session = ServerConnection::new(Arc::clone(config))?;
+                Ok(Session::Certificates(Box::new(session.into())))
+            }
+            Credentials::PreSharedKeys(config) => Ok(Session::PreSharedKeys(config.connection()?)),
+        }
     }
 }
 
@@ -64,7 +97,7 @@ impl TlsConfig {
 pub(crate) struct TlsStream {
     socket: Socket,
     /// Never borrowed across an await.
-    state: RefCell<ServerConnection>,
+    state: RefCell<Session>,
     /// Bytes that were received and not decrypted yet: the decrypted has to be taken first.
     records: RefCell<Records>,
 }
@@ -81,7 +114,7 @@ struct Records {
 #[error("{0}")]
 pub(super) struct TlsFailure(String);
 
-fn violation(error: rustls::Error) -> io::Error {
+fn violation(error: TlsError) -> io::Error {
     let mut text = format!("TLS: {error}");
     // The library keeps the kind of the error to itself, but for its name.
     if text.contains("UnsupportedCertVersion") {
@@ -93,9 +126,9 @@ fn violation(error: rustls::Error) -> io::Error {
 
 impl TlsStream {
     pub(super) async fn accept(worker: &Worker, socket: &Socket, config: &TlsConfig) -> io::Result<Self> {
-        let connection = ServerConnection::new(Arc::clone(&config.0)).map_err(violation)?;
+        let session = config.session().map_err(violation)?;
         let records = RefCell::new(Records { buf: IoBuf::zeroed(0), start: 0, end: 0 });
-        let stream = Self { socket: socket.clone(), state: RefCell::new(connection), records };
+        let stream = Self { socket: socket.clone(), state: RefCell::new(session), records };
         while stream.state.borrow().is_handshaking() {
             let received = stream.advance(worker).await;
             // An answer, or an alert that says why there is none, if anybody listens.
@@ -131,7 +164,7 @@ impl TlsStream {
         for buf in bufs.parts_mut() {
             let mut part = buf.as_mut_slice();
             while !part.is_empty() {
-                match state.reader().read(part) {
+                match state.read(part) {
                     Ok(0) => return Ok(done),
                     Ok(count) => {
                         done += count;
@@ -158,24 +191,20 @@ impl TlsStream {
         let len = rest.len();
         let mut state = self.state.borrow_mut();
         // Of no bytes, it learns that there will be none.
-        state.read_tls(&mut rest)?;
+        state.receive_from(&mut rest)?;
         *start = *end - rest.len();
-        state.process_new_packets().map_err(violation)?;
+        state.process().map_err(violation)?;
         Ok(len)
     }
 
     pub(super) async fn send(&self, worker: &Worker, bufs: IoBufs) -> (io::Result<()>, IoBufs) {
         for buf in bufs.parts() {
             for part in buf.as_slice().chunks(ENCRYPTED) {
-                let written = {
-                    let mut state = self.state.borrow_mut();
-                    state.set_buffer_limit(None);
-                    state.writer().write_all(part)
-                };
+                let written = self.state.borrow_mut().write_all(part);
                 if let Err(error) = written {
                     return (Err(error), bufs);
                 }
-                let is_much = self.state.borrow().wants_write() && part.len() == ENCRYPTED;
+                let is_much = self.state.borrow().wants_to_send() && part.len() == ENCRYPTED;
                 if is_much && let Err(error) = self.send_pending(worker).await {
                     return (Err(error), bufs);
                 }
@@ -189,8 +218,8 @@ impl TlsStream {
         let mut bytes = Vec::new();
         {
             let mut state = self.state.borrow_mut();
-            while state.wants_write() {
-                state.write_tls(&mut bytes)?;
+            while state.wants_to_send() {
+                state.send_to(&mut bytes)?;
             }
         }
         if bytes.is_empty() {

@@ -1,7 +1,7 @@
 //! Names of exports: the URLs of the NBD URI specification, and QEMU's own.
 
 use crate::percent;
-use crate::tls::TlsFiles;
+use crate::tls::{PskFile, TlsFiles};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -68,6 +68,7 @@ impl NbdAddress {
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
         let mut socket = None;
         let mut files = TlsFiles::default();
+        let mut psk = None;
         for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
             let (key, value) = parameter.split_once('=').unwrap_or((parameter, ""));
             let value = percent::decode(value)?;
@@ -75,14 +76,18 @@ impl NbdAddress {
                 "socket" => socket = Some(PathBuf::from(value)),
                 "tls-certificates" if is_tls => files.directory = Some(value.into()),
                 "tls-hostname" if is_tls => files.server_name = Some(value),
-                "tls-psk-file" => {
-                    return Err(
-                        "'tls-psk-file': TLS with pre-shared keys is not supported; use certificates"
-                            .to_owned(),
-                    );
-                }
+                "tls-psk-file" if is_tls => psk = Some(PathBuf::from(value)),
                 _ => return Err(format!("the parameter '{key}' is not supported")),
             }
+        }
+        let (user, authority) = match authority.rsplit_once('@') {
+            Some((user, authority)) if is_tls => (Some(percent::decode(user)?), authority),
+            _ => (None, authority),
+        };
+        if let Some(path) = psk {
+            files.psk = Some(psk_file(path, user, &files)?);
+        } else if user.is_some() {
+            return Err("what stands before @ is the identity of a key: it goes with tls-psk-file".to_owned());
         }
         let endpoint = if is_unix {
             if is_tls && !authority.is_empty() {
@@ -101,6 +106,17 @@ impl NbdAddress {
         };
         Ok(Self { endpoint, export: percent::decode(path)?, tls: is_tls.then_some(files) })
     }
+}
+
+/// The key of `user`, or of the user who is logged in, as libnbd has it.
+fn psk_file(path: PathBuf, user: Option<String>, files: &TlsFiles) -> Result<PskFile, String> {
+    if files.directory.is_some() || files.server_name.is_some() {
+        return Err("'tls-psk-file' goes with neither tls-certificates nor tls-hostname".to_owned());
+    }
+    let logged_in = || ["LOGNAME", "USER"].iter().find_map(|name| std::env::var(name).ok());
+    let identity = user.filter(|user| !user.is_empty()).or_else(logged_in);
+    let identity = identity.ok_or("'tls-psk-file' needs the identity of the key: nbds://IDENTITY@HOST/")?;
+    Ok(PskFile::new(path, identity))
 }
 
 /// `HOST[:PORT]`, with brackets around an IPv6 address.
@@ -223,7 +239,7 @@ mod tests {
             assert_eq!(NbdAddress::parse(&address.to_string()), Ok(address), "{name}");
         }
         let secure = NbdAddress::parse("nbds://h/x?tls-certificates=/pki&tls-hostname=other").unwrap();
-        let files = TlsFiles { directory: Some("/pki".into()), server_name: Some("other".into()) };
+        let files = TlsFiles::default().directory(PathBuf::from("/pki")).server_name("other".to_owned());
         assert_eq!(secure.tls, Some(files));
     }
 
@@ -239,7 +255,10 @@ mod tests {
             ("nbd://h/x?socket=s", "socket"),
             ("nbd://h/x?foo=1", "foo"),
             ("nbd://h/x?tls-certificates=d", "tls-certificates"),
-            ("nbds://h/x?tls-psk-file=f", "pre-shared"),
+            ("nbds://u@h/x?tls-psk-file=f&tls-hostname=n", "neither"),
+            ("nbds://u@h/x", "tls-psk-file"),
+            ("nbd://u@h/x", "no users"),
+            ("nbd://h/x?tls-psk-file=f", "tls-psk-file"),
             ("nbd+unix:///x", "socket"),
             ("nbd+unix://h/x?socket=s", "host"),
             ("nbd:host", "port"),

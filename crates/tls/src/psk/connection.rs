@@ -1,0 +1,262 @@
+//! One connection.
+
+use super::PskError;
+use super::context::{Context, Secrets};
+use super::openssl::{Bio, SSL_ERROR_WANT_READ, SSL_ERROR_ZERO_RETURN, Ssl};
+use crate::session::{MAX_UNSENT, TlsError};
+use std::ffi::c_int;
+use std::fmt;
+use std::io::{self, IoSlice, Read, Write};
+use std::sync::Arc;
+
+/// Bytes that one call of [`Connection::receive_from`] takes at most.
+const RECEIVED: usize = 16 << 10;
+
+/// One end of a connection with a pre-shared key. It does no I/O.
+pub struct Connection {
+    context: Arc<Context>,
+    pointer: *mut Ssl,
+    /// Received and not decrypted yet. Owned by the session, as `outgoing`.
+    incoming: *mut Bio,
+    /// Encrypted and not taken yet.
+    outgoing: *mut Bio,
+    /// Taken from `outgoing`; the first `sent` bytes are sent.
+    to_send: Vec<u8>,
+    sent: usize,
+    is_handshaking: bool,
+    /// Whether the peer sends no more.
+    is_ended: bool,
+    failure: Option<TlsError>,
+}
+
+// SAFETY: a session may be used by one thread after another; it has no data of a thread.
+unsafe impl Send for Connection {}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("is_handshaking", &self.is_handshaking).finish_non_exhaustive()
+    }
+}
+
+impl Connection {
+    pub(super) fn new(context: Arc<Context>) -> Result<Self, PskError> {
+        let ssl = context.ssl;
+        // SAFETY: what is made is either given to the session, which frees it, or freed here.
+        let (pointer, incoming, outgoing) = unsafe {
+            (ssl.ERR_clear_error)();
+            let pointer = (ssl.SSL_new)(context.pointer);
+            let incoming = (ssl.BIO_new)((ssl.BIO_s_mem)());
+            let outgoing = (ssl.BIO_new)((ssl.BIO_s_mem)());
+            if pointer.is_null() || incoming.is_null() || outgoing.is_null() {
+                let error = PskError::OpenSsl(ssl.reason());
+                (ssl.SSL_free)(pointer);
+                (ssl.BIO_free)(incoming);
+                (ssl.BIO_free)(outgoing);
+                return Err(error);
+            }
+            (ssl.SSL_set_bio)(pointer, incoming, outgoing);
+            match *context.secrets {
+                Secrets::Server(_) => (ssl.SSL_set_accept_state)(pointer),
+                Secrets::Client(..) => (ssl.SSL_set_connect_state)(pointer),
+            }
+            (pointer, incoming, outgoing)
+        };
+        let mut connection = Self {
+            context,
+            pointer,
+            incoming,
+            outgoing,
+            to_send: Vec::new(),
+            sent: 0,
+            is_handshaking: true,
+            is_ended: false,
+            failure: None,
+        };
+        // A client begins. A failure shows at the next look.
+        let _ = connection.process();
+        Ok(connection)
+    }
+
+    /// Whether the handshake is under way.
+    pub fn is_handshaking(&self) -> bool {
+        self.is_handshaking
+    }
+
+    /// Whether there are bytes to send.
+    pub fn wants_to_send(&self) -> bool {
+        self.sent < self.to_send.len()
+    }
+
+    /// Takes bytes of the network with one read; 0 at their end.
+    ///
+    /// # Errors
+    /// Those of `source`; OpenSSL has no memory.
+    pub fn receive_from(&mut self, source: &mut dyn Read) -> io::Result<usize> {
+        let mut bytes = [0; RECEIVED];
+        let count = source.read(&mut bytes)?;
+        if count == 0 {
+            self.is_ended = true;
+            return Ok(0);
+        }
+        let len = count as c_int;
+        // SAFETY: so many bytes are there; the buffer of a memory BIO grows.
+        let taken = unsafe { (self.context.ssl.BIO_write)(self.incoming, bytes.as_ptr().cast(), len) };
+        if taken == len { Ok(count) } else { Err(io::ErrorKind::OutOfMemory.into()) }
+    }
+
+    /// Goes on with the handshake. After an error, [`send_to`](Self::send_to) has the alert for the peer.
+    ///
+    /// # Errors
+    /// The peer broke the protocol, or has not the key.
+    pub fn process(&mut self) -> Result<(), TlsError> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        if !self.is_handshaking {
+            return Ok(());
+        }
+        let ssl = self.context.ssl;
+        // SAFETY: the session is valid.
+        let result = unsafe {
+            (ssl.ERR_clear_error)();
+            (ssl.SSL_do_handshake)(self.pointer)
+        };
+        self.collect();
+        if result == 1 {
+            // SAFETY: as above. A session with a key from outside counts as one that goes on (RFC 8446, section 2.2).
+            if unsafe { (ssl.SSL_session_reused)(self.pointer) } != 1 {
+                return Err(self.fail("the peer did not use the key".to_owned()));
+            }
+            self.is_handshaking = false;
+            return Ok(());
+        }
+        match self.error_of(result) {
+            SSL_ERROR_WANT_READ => Ok(()),
+            _ => Err(self.fail(ssl.reason())),
+        }
+    }
+
+    /// Takes decrypted bytes; 0 after the peer's farewell.
+    ///
+    /// # Errors
+    /// As [`Session::read`](crate::Session::read).
+    pub fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.process()?;
+        if self.is_handshaking {
+            return Err(self.nothing_yet());
+        }
+        if buf.is_empty() {
+            return Ok(0);
+        }
+        let ssl = self.context.ssl;
+        // SAFETY: the buffer has so many bytes.
+        let result = unsafe {
+            (ssl.ERR_clear_error)();
+            (ssl.SSL_read)(self.pointer, buf.as_mut_ptr().cast(), length(buf))
+        };
+        // An answer to a change of keys.
+        self.collect();
+        if result > 0 {
+            return Ok(result as usize);
+        }
+        match self.error_of(result) {
+            SSL_ERROR_ZERO_RETURN => Ok(0),
+            SSL_ERROR_WANT_READ => Err(self.nothing_yet()),
+            _ => Err(self.fail(ssl.reason()).into()),
+        }
+    }
+
+    /// Encrypts all of `bytes`.
+    ///
+    /// # Errors
+    /// The session has failed, or its handshake is not over.
+    pub fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone().into());
+        }
+        let ssl = self.context.ssl;
+        for part in bytes.chunks(c_int::MAX as usize) {
+            // SAFETY: so many bytes are there.
+            let result = unsafe {
+                (ssl.ERR_clear_error)();
+                (ssl.SSL_write)(self.pointer, part.as_ptr().cast(), length(part))
+            };
+            self.collect();
+            // A memory BIO takes all of it, or there is no memory.
+            if result != length(part) {
+                return Err(self.fail(ssl.reason()).into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Encrypts some of `bufs`, and says how many bytes: none while 64 KiB wait to be sent.
+    ///
+    /// # Errors
+    /// As [`write_all`](Self::write_all).
+    pub fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut taken = 0;
+        for buf in bufs {
+            let room = MAX_UNSENT.saturating_sub(self.to_send.len() - self.sent);
+            let part = &buf[..buf.len().min(room)];
+            self.write_all(part)?;
+            taken += part.len();
+            if part.len() < buf.len() {
+                break;
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Sends bytes with one write, and says how many.
+    ///
+    /// # Errors
+    /// Those of `target`.
+    pub fn send_to(&mut self, target: &mut dyn Write) -> io::Result<usize> {
+        let count = target.write(&self.to_send[self.sent..])?;
+        self.sent += count;
+        if !self.wants_to_send() {
+            self.to_send.clear();
+            self.sent = 0;
+        }
+        Ok(count)
+    }
+
+    /// Takes what OpenSSL has encrypted.
+    fn collect(&mut self) {
+        let ssl = self.context.ssl;
+        // SAFETY: the BIO is the session's.
+        let pending = unsafe { (ssl.BIO_ctrl_pending)(self.outgoing) };
+        let start = self.to_send.len();
+        self.to_send.resize(start + pending, 0);
+        for part in self.to_send[start..].chunks_mut(c_int::MAX as usize) {
+            // SAFETY: the part has so much room, and so much is there.
+            unsafe { (ssl.BIO_read)(self.outgoing, part.as_mut_ptr().cast(), length(part)) };
+        }
+    }
+
+    fn error_of(&self, result: c_int) -> c_int {
+        // SAFETY: the session is valid, and its last function returned this.
+        unsafe { (self.context.ssl.SSL_get_error)(self.pointer, result) }
+    }
+
+    fn nothing_yet(&self) -> io::Error {
+        if self.is_ended { io::ErrorKind::UnexpectedEof } else { io::ErrorKind::WouldBlock }.into()
+    }
+
+    fn fail(&mut self, reason: String) -> TlsError {
+        self.failure.insert(TlsError(reason)).clone()
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // SAFETY: it was made by `SSL_new`, and owns both BIOs.
+        unsafe { (self.context.ssl.SSL_free)(self.pointer) }
+    }
+}
+
+/// The length of a part of at most `c_int::MAX` bytes; longer ones are shortened.
+fn length(bytes: &[u8]) -> c_int {
+    c_int::try_from(bytes.len()).unwrap_or(c_int::MAX)
+}
