@@ -3,6 +3,7 @@
 //! A library of its own, so that the fuzz targets reach the parsers (`fuzzing`). It promises nothing to anybody else.
 
 mod arguments;
+mod authorization_objects;
 mod backing;
 mod backing_opts;
 mod bench;
@@ -54,6 +55,7 @@ mod snapshot_name;
 mod stop_signals;
 mod store_target;
 mod temporary_overlay;
+mod tls_objects;
 mod unasked_cache;
 mod uploads;
 mod values;

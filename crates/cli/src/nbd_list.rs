@@ -9,6 +9,8 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
+use zebu_remote::nbd::TlsClient;
+use zebu_tls::Session;
 
 /// Seconds that the server may take for each step.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -22,6 +24,7 @@ const NO_ZEROES: u16 = 2;
 
 const OPT_ABORT: u32 = 2;
 const OPT_LIST: u32 = 3;
+const OPT_STARTTLS: u32 = 5;
 const OPT_INFO: u32 = 6;
 const OPT_STRUCTURED_REPLY: u32 = 8;
 const OPT_LIST_META_CONTEXT: u32 = 9;
@@ -76,7 +79,7 @@ struct Listed {
 }
 
 /// Prints the list.
-pub(crate) fn run(server: &Server) -> Result<u8, Failure> {
+pub(crate) fn run(server: &Server, tls: Option<&TlsClient>) -> Result<u8, Failure> {
     let text = match server {
         Server::Unix(path) => {
             let connected = UnixStream::connect(path).and_then(|stream| {
@@ -84,7 +87,7 @@ pub(crate) fn run(server: &Server) -> Result<u8, Failure> {
                 stream.set_write_timeout(Some(PATIENCE))?;
                 Ok(stream)
             });
-            list(connected.map_err(|error| refused(&path.display().to_string(), &error))?)
+            list(connected.map_err(|error| refused(&path.display().to_string(), &error))?, tls)
         }
         Server::Tcp(host, port) => {
             let connected = TcpStream::connect((host.as_str(), *port)).and_then(|stream| {
@@ -92,7 +95,7 @@ pub(crate) fn run(server: &Server) -> Result<u8, Failure> {
                 stream.set_write_timeout(Some(PATIENCE))?;
                 Ok(stream)
             });
-            list(connected.map_err(|error| refused(&format!("{host}:{port}"), &error))?)
+            list(connected.map_err(|error| refused(&format!("{host}:{port}"), &error))?, tls)
         }
     };
     stdout::print(&text.map_err(|error| Failure::new(format!("Failed to list exports: {error}")))?)?;
@@ -114,9 +117,73 @@ fn lies(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("the server does not speak NBD: {what}"))
 }
 
-fn list<S: Read + Write>(stream: S) -> io::Result<String> {
+fn list<S: Read + Write>(stream: S, tls: Option<&TlsClient>) -> io::Result<String> {
     let mut options = Options(stream);
     options.begin()?;
+    let Some(tls) = tls else { return list_options(options) };
+    if !options.asks(OPT_STARTTLS)? {
+        return Err(io::Error::other("the server does not use TLS"));
+    }
+    list_options(Options(Secure::start(options.0, tls)?))
+}
+
+/// A connection under TLS.
+struct Secure<S> {
+    socket: S,
+    session: Session,
+}
+
+impl<S: Read + Write> Secure<S> {
+    fn start(socket: S, tls: &TlsClient) -> io::Result<Self> {
+        let mut secure = Self { socket, session: tls.session()? };
+        while secure.session.is_handshaking() || secure.session.wants_to_send() {
+            secure.flush()?;
+            if secure.session.is_handshaking() {
+                secure.receive()?;
+            }
+        }
+        Ok(secure)
+    }
+
+    fn receive(&mut self) -> io::Result<()> {
+        if self.session.receive_from(&mut self.socket)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let processed = self.session.process();
+        // The alert, which says to the server why.
+        let sent = self.flush();
+        processed?;
+        sent
+    }
+}
+
+impl<S: Read + Write> Read for Secure<S> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.session.read(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.receive()?,
+                result => return result,
+            }
+        }
+    }
+}
+
+impl<S: Read + Write> Write for Secure<S> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.session.write_all(bytes)?;
+        self.flush()?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        while self.session.wants_to_send() {
+            self.session.send_to(&mut self.socket)?;
+        }
+        Ok(())
+    }
+}
+
+fn list_options<S: Read + Write>(mut options: Options<S>) -> io::Result<String> {
     let extended = options.asks(OPT_EXTENDED_HEADERS)?;
     let structured = extended || options.asks(OPT_STRUCTURED_REPLY)?;
     let mut exports = options.names()?;
@@ -278,11 +345,13 @@ mod tests {
         ] {
             let mut answers = greeting.clone();
             answers.extend(reply);
-            let error = list(Recorded(answers.into())).unwrap_err();
+            let error = list(Recorded(answers.into()), None).unwrap_err();
             assert!(error.to_string().contains(told), "{error}");
         }
         greeting[0] = b'X';
-        assert!(list(Recorded(greeting.into())).unwrap_err().to_string().contains("does not speak NBD"));
+        assert!(
+            list(Recorded(greeting.into()), None).unwrap_err().to_string().contains("does not speak NBD")
+        );
     }
 
     /// A server whose answers are known.

@@ -2,11 +2,12 @@
 
 use crate::named_disks::bitmaps_are_allowed;
 use crate::remote_disk::{RemoteName, nbd_options};
+use crate::tls_objects;
 use std::time::Duration;
 use zebu_remote::nbd::{Endpoint, NbdAddress};
 
 /// Keys that mean something with `driver=nbd`.
-const KEYS: [&str; 12] = [
+const KEYS: [&str; 13] = [
     "server.type",
     "server.host",
     "server.port",
@@ -18,6 +19,7 @@ const KEYS: [&str; 12] = [
     "reconnect-delay",
     "open-timeout",
     "tls-creds",
+    "tls-hostname",
     "x-dirty-bitmap",
 ];
 
@@ -57,9 +59,10 @@ impl NbdOpts {
             };
         }
         let get = |key: &str| self.pairs.iter().find(|(known, _)| *known == key).map(|(_, value)| value);
-        if get("tls-creds").is_some() {
-            let remedy = "give the name nbds://HOST/EXPORT?tls-certificates=DIR";
-            return Err(format!("Parameter 'tls-creds' is not supported: {remedy}"));
+        let mut tls = get("tls-creds").map(|id| tls_objects::client_files(id)).transpose()?;
+        if let Some(name) = get("tls-hostname") {
+            let files = tls.as_mut().ok_or("Parameter 'tls-hostname' goes with tls-creds")?;
+            files.server_name = Some(name.clone());
         }
         if get("x-dirty-bitmap").is_some() && !bitmaps_are_allowed() {
             return Err("Parameter 'x-dirty-bitmap' is not supported: only 'map' shows bitmaps".to_owned());
@@ -103,7 +106,9 @@ impl NbdOpts {
             options.contexts.push(context.clone());
         }
         let export = get("export").cloned().unwrap_or_default();
-        Ok(Some(RemoteName::Nbd { address: NbdAddress::new(endpoint, export), options }))
+        let mut address = NbdAddress::new(endpoint, export);
+        address.tls = tls;
+        Ok(Some(RemoteName::Nbd { address, options }))
     }
 }
 
@@ -147,7 +152,8 @@ mod tests {
             (&[("host", "h"), ("path", "p")], "either"),
             (&[("host", "h"), ("port", "0")], "port"),
             (&[("host", "h"), ("server.type", "fd")], "server.type"),
-            (&[("path", "p"), ("tls-creds", "t")], "tls-creds"),
+            (&[("path", "p"), ("tls-creds", "t")], "No TLS credentials"),
+            (&[("path", "p"), ("tls-hostname", "t")], "tls-creds"),
             (&[("path", "p"), ("reconnect-delay", "0")], "reconnect-delay"),
             (&[("path", "p"), ("path", "p")], "twice"),
         ] {

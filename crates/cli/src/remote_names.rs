@@ -17,6 +17,7 @@ use std::sync::Arc;
 use zebu::storage::{File, IoError, IoErrorKind, Op, OpenFlags};
 use zebu::{OpenRemote, Remote, RemoteRefs};
 use zebu_remote::http::HttpUrl;
+use zebu_remote::nbd::TlsFiles;
 
 /// The file that `name` on the command line leads to: a local path, or the URL of a disk over the network.
 ///

@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::keyval::parse_keyval;
+use crate::tls_objects::{TlsObject, is_tls_object};
 use aes::Aes256;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -34,6 +35,8 @@ pub(crate) struct SecretArgs {
     /// `secret,id=ID,file=PATH` reads it from a file or a descriptor (`/dev/fd/N`). `secret,id=ID,data=TEXT` has it in the
     /// command line, where others can see it. `format=base64`: it is base64. `keyid=ID` and `iv=BASE64`: it is
     /// encrypted with AES-256-CBC and the secret of that ID, whose 32 bytes are the key.
+    /// `tls-creds-x509,id=ID,dir=DIR` and `tls-creds-psk,id=ID,dir=DIR,username=NAME` are certificates and keys for
+    /// `tls-creds=ID` of disks on NBD servers.
     #[arg(long, help_heading = ENCRYPTION, value_name = "secret,id=ID,...", action = clap::ArgAction::Append)]
     pub(crate) object: Vec<String>,
 }
@@ -73,7 +76,11 @@ impl SecretArgs {
     /// Reads all secrets.
     pub(crate) fn read(&self, sources: Sources) -> Result<Secrets, Failure> {
         let mut secrets = Secrets { are_unneeded: sources == Sources::Unneeded, ..Secrets::default() };
-        for text in &self.object {
+        let (tls, others): (Vec<_>, Vec<_>) = self.object.iter().partition(|text| is_tls_object(text));
+        for text in tls {
+            TlsObject::parse(text).map_err(Failure::new)?.keep();
+        }
+        for text in others {
             secrets.add(text, sources).map_err(Failure::new)?;
         }
         Ok(secrets)

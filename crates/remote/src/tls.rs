@@ -135,6 +135,29 @@ impl Tls {
     }
 }
 
+/// A client's side of TLS for a program that speaks NBD itself.
+#[cfg(feature = "nbd")]
+pub struct TlsClient(Tls);
+
+#[cfg(feature = "nbd")]
+impl TlsClient {
+    /// Reads the files. `host` is the name that the certificate must have unless `files` say otherwise.
+    ///
+    /// # Errors
+    /// The reason in words, with the file.
+    pub fn load(files: &TlsFiles, host: &str) -> Result<Self, String> {
+        Tls::load(files, host).map(Self)
+    }
+
+    /// The side of one connection.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn session(&self) -> Result<Session, TlsError> {
+        self.0.session()
+    }
+}
+
 /// The signers of a server's certificate that are trusted.
 #[cfg(feature = "http")]
 #[derive(Debug, Clone, Copy)]

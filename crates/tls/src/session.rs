@@ -1,6 +1,6 @@
 //! A session of either kind.
 
-use crate::psk;
+use crate::{client_name, psk};
 use std::io::{self, IoSlice, Read, Write};
 
 /// Encrypted bytes that may wait to be sent before [`Session::write_vectored`] takes no more.
@@ -47,6 +47,15 @@ impl Session {
         match self {
             Self::Certificates(session) => session.is_handshaking(),
             Self::PreSharedKeys(session) => session.is_handshaking(),
+        }
+    }
+
+    /// The subject of the client's certificate, as QEMU writes it: `C=GB,O=Example,CN=laptop`. `None` without a certificate,
+    /// or if its subject can't be read.
+    pub fn client_name(&self) -> Option<String> {
+        match self {
+            Self::Certificates(session) => client_name::subject(session.peer_certificates()?.first()?),
+            Self::PreSharedKeys(_) => None,
         }
     }
 

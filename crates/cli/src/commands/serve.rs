@@ -402,6 +402,10 @@ fn config(args: &ServeArgs) -> Result<NbdConfig, Failure> {
         (.., Some(keys)) => Some(TlsConfig::from_psk_file(keys)?),
         _ => None,
     };
+    let tls = match (tls, &args.tls_authorization) {
+        (Some(tls), Some(rules)) => Some(tls.authorization(rules.clone())),
+        (tls, _) => tls,
+    };
     if args.max_memory < MIN_MEMORY {
         return Err(Failure::usage(format!(
             "--max-memory needs at least {} MiB: half of it for the largest request",

@@ -1,19 +1,23 @@
 //! `qemu-nbd`: its command line, brought into that of `zebu serve`.
 
 use super::{VERSION, parse, trace_argument, usage, with_qemu_grammar};
+use crate::authorization_objects::{self, is_authorization_object};
 use crate::cli;
 use crate::commands::serve;
 use crate::failure::{EXIT_FAILURE, Failure};
-use crate::keyval::{parse_keyval, parse_switch};
+use crate::keyval::parse_keyval;
 use crate::nbd_list::{self, Server};
 use crate::serve::serve_args::{Announce, READY, ServeArgs};
 use crate::temporary_overlay::TemporaryOverlay;
+use crate::tls_objects::{End, TlsObject, is_tls_object};
 use clap::{ArgAction, Args, FromArgMatches};
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
+use zebu_export::nbd::Authorization;
+use zebu_remote::nbd::TlsClient;
 
 /// Port of NBD (IANA).
 const PORT: u16 = 10809;
@@ -73,13 +77,21 @@ struct NbdArgs {
     #[arg(short = 'L', long)]
     list: bool,
 
-    /// Object for the other options: tls-creds-x509, secret
+    /// Object for the other options: tls-creds-x509, tls-creds-psk, authz-simple, authz-list, authz-list-file, secret
     #[arg(long, value_name = "TYPE,ID=ID,...", action = ArgAction::Append)]
     object: Vec<String>,
 
     /// Serve over TLS, with the object of this id
     #[arg(long, value_name = "ID")]
     tls_creds: Option<String>,
+
+    /// Let in only clients whose certificate the authz object of this id allows
+    #[arg(long, value_name = "ID")]
+    tls_authz: Option<String>,
+
+    /// Name in the certificate of the server that is listed, if it is not its host's
+    #[arg(long, value_name = "HOSTNAME")]
+    tls_hostname: Option<String>,
 
     /// Start the server in the background and exit once clients can connect
     #[arg(long)]
@@ -175,6 +187,7 @@ fn run(args: &NbdArgs, arguments: &[OsString]) -> Result<u8, Failure> {
     if args.socket.as_ref().is_some_and(|path| path.is_relative()) {
         return Err(Failure::new("socket path must be absolute"));
     }
+    check_tls(args)?;
     if args.list {
         return list(args);
     }
@@ -206,6 +219,7 @@ fn run(args: &NbdArgs, arguments: &[OsString]) -> Result<u8, Failure> {
     let matches = serve.try_get_matches_from(words).map_err(|error| usage::failure(&error, None))?;
     let mut serve =
         ServeArgs::from_arg_matches(&matches).map_err(|error| Failure::usage(cli::usage_message(&error)))?;
+    serve.tls_authorization = authorization(args)?;
     serve.announce = if args.detached { Announce::Ready } else { Announce::Nothing };
     serve::run(&serve)
 }
@@ -217,16 +231,14 @@ fn list(args: &NbdArgs) -> Result<u8, Failure> {
     if args.export_name.is_some() || args.description.is_some() {
         return Err(Failure::new("List mode is incompatible with export settings"));
     }
-    if args.tls_creds.is_some() {
-        return Err(Failure::new("--tls-creds can't be used with -L: a list over TLS is not supported"));
-    }
     let server = if let Some(path) = &args.socket {
         Server::Unix(path.clone())
     } else {
         let host = args.bind.clone().unwrap_or_else(|| "localhost".to_owned());
         Server::Tcp(host, args.port.unwrap_or(PORT))
     };
-    nbd_list::run(&server)
+    let tls = args.tls_creds.as_ref().map(|id| client(args, id, &server)).transpose()?;
+    nbd_list::run(&server, tls.as_ref())
 }
 
 /// The command line of `zebu serve`, without the image.
@@ -276,11 +288,12 @@ fn words(args: &NbdArgs) -> Result<Vec<OsString>, Failure> {
         add("log-level", "info".as_ref());
     }
     if let Some(id) = &args.tls_creds {
-        for (name, path) in tls_files(id, &args.object)? {
+        let objects = tls_objects(args)?;
+        for (name, path) in
+            TlsObject::find(&objects, id, End::Server).map_err(no_credentials)?.server_options()
+        {
             add(name, path.as_ref());
         }
-    } else if let Some(object) = args.object.iter().find(|object| !is_secret(object)) {
-        tls_object(object)?;
     }
     for object in args.object.iter().filter(|object| is_secret(object)) {
         words.push("--object".into());
@@ -336,55 +349,54 @@ fn is_secret(object: &str) -> bool {
     object.split(',').next() == Some("secret")
 }
 
-/// The pairs of an `--object`, which must be of a type that is there.
-fn tls_object(object: &str) -> Result<Vec<(String, String)>, Failure> {
-    let (kind, rest) = object.split_once(',').unwrap_or((object, ""));
-    if kind != "tls-creds-x509" {
-        return Err(Failure::new(format!(
-            "--object {kind} is not supported (there are tls-creds-x509 and secret)"
-        )));
-    }
-    let pairs = parse_keyval(rest).map_err(|error| Failure::new(format!("--object: {error}")))?;
-    for (key, value) in &pairs {
-        match key.as_str() {
-            "id" | "dir" => {}
-            "verify-peer" => drop(parse_switch(key, value).map_err(Failure::new)?),
-            "endpoint" if value == "server" => {}
-            "endpoint" => {
-                return Err(Failure::new(format!(
-                    "--object: Parameter 'endpoint' must be server, not '{value}'"
-                )));
-            }
-            _ => return Err(Failure::new(format!("--object: Parameter '{key}' is not supported"))),
+/// Refuses options of TLS that contradict each other, and objects of other types.
+fn check_tls(args: &NbdArgs) -> Result<(), Failure> {
+    for object in args.object.iter().filter(|object| !is_secret(object)) {
+        if !is_authorization_object(object) {
+            TlsObject::parse(object).map_err(Failure::new)?;
         }
     }
-    Ok(pairs)
+    for (name, option) in [("--tls-authz", &args.tls_authz), ("--tls-hostname", &args.tls_hostname)] {
+        if option.is_some() && args.tls_creds.is_none() {
+            return Err(Failure::new(format!("{name} is not permitted without --tls-creds")));
+        }
+    }
+    if args.tls_authz.is_some() && args.list {
+        return Err(Failure::new("TLS authorization is incompatible with export list"));
+    }
+    if args.tls_hostname.is_some() && !args.list {
+        return Err(Failure::new("TLS hostname is only supported with export list"));
+    }
+    Ok(())
 }
 
-/// Options of `zebu serve`, with the files of the TLS credentials `id`.
-fn tls_files(id: &str, objects: &[String]) -> Result<Vec<(&'static str, PathBuf)>, Failure> {
-    for object in objects.iter().filter(|object| !is_secret(object)) {
-        let pairs = tls_object(object)?;
-        let value =
-            |key: &str| pairs.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value.as_str());
-        if value("id") != Some(id) {
-            continue;
-        }
-        let Some(directory) = value("dir").map(Path::new) else {
-            return Err(Failure::new("--object: Parameter 'dir' is missing"));
-        };
-        let mut files = vec![
-            ("tls-certificate", directory.join("server-cert.pem")),
-            ("tls-key", directory.join("server-key.pem")),
-        ];
-        let verifies =
-            value("verify-peer").is_none_or(|value| parse_switch("verify-peer", value) == Ok(true));
-        if verifies {
-            files.push(("tls-client-ca", directory.join("ca-cert.pem")));
-        }
-        return Ok(files);
-    }
-    Err(Failure::new(format!("Failed to get TLS creds: No TLS credentials with id '{id}'")))
+/// Objects of TLS that were given.
+fn tls_objects(args: &NbdArgs) -> Result<Vec<TlsObject>, Failure> {
+    let objects = args.object.iter().filter(|object| is_tls_object(object));
+    objects.map(|object| TlsObject::parse(object)).collect::<Result<_, _>>().map_err(Failure::new)
+}
+
+fn no_credentials(reason: String) -> Failure {
+    Failure::new(format!("Failed to get TLS creds: {reason}"))
+}
+
+/// Rules of `--tls-authz`.
+fn authorization(args: &NbdArgs) -> Result<Option<Authorization>, Failure> {
+    let rules = args.tls_authz.as_ref().map(|id| authorization_objects::find(&args.object, id));
+    rules.transpose().map_err(Failure::new)
+}
+
+/// A client's side of TLS for `-L`.
+fn client(args: &NbdArgs, id: &str, server: &Server) -> Result<TlsClient, Failure> {
+    let objects = tls_objects(args)?;
+    let object = TlsObject::find(&objects, id, End::Client).map_err(no_credentials)?;
+    let mut files = object.client_files();
+    files.server_name.clone_from(&args.tls_hostname);
+    let host = match server {
+        Server::Tcp(host, _) => host,
+        Server::Unix(_) => "localhost",
+    };
+    TlsClient::load(&files, host).map_err(no_credentials)
 }
 
 /// The temporary overlay of `-s`.
@@ -464,18 +476,5 @@ mod tests {
             assert!(line.windows(2).any(|found| found == pair), "{pair:?}: {line:?}");
         }
         assert!(!line.contains(&"--until-last-client"));
-    }
-
-    #[test]
-    fn credentials_are_files_of_a_directory() {
-        let objects = ["tls-creds-x509,id=a,endpoint=server,dir=/d,verify-peer=off".to_owned()];
-        let files = tls_files("a", &objects).unwrap();
-        assert_eq!(files[0], ("tls-certificate", PathBuf::from("/d/server-cert.pem")));
-        assert_eq!(files.len(), 2);
-        assert!(tls_files("b", &objects).unwrap_err().message.unwrap().contains("No TLS credentials"));
-        let psk = ["tls-creds-psk,id=a,dir=/d".to_owned()];
-        assert!(
-            tls_files("a", &psk).unwrap_err().message.unwrap().contains("tls-creds-psk is not supported")
-        );
     }
 }

@@ -12,6 +12,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 use zebu::{CacheMode, Format};
+use zebu_export::nbd::Authorization;
 use zebu_export::{Level, Log};
 
 /// Heading of options about clients, in the help.
@@ -81,6 +82,10 @@ pub(crate) struct ServeArgs {
     /// Keys of clients, in a file as psktool writes it: TLS with pre-shared keys (needs the system's OpenSSL)
     #[arg(long, value_name = "FILE", help_heading = CLIENTS, conflicts_with = "tls_certificate")]
     pub(crate) tls_psk_file: Option<PathBuf>,
+
+    /// Rules on the clients' certificates (`qemu-nbd --tls-authz`).
+    #[arg(skip)]
+    pub(crate) tls_authorization: Option<Authorization>,
 
     /// Permissions of the Unix sockets that are made for clients and for --metrics, in octal, whatever the umask is; the
     /// socket of --control is for the server's user alone

@@ -31,3 +31,5 @@ pub use request::{
 pub use server::NbdServer;
 #[cfg(feature = "tls")]
 pub use tls::TlsConfig;
+#[cfg(feature = "tls")]
+pub use zebu_tls::{Authorization, Permission, Rule};

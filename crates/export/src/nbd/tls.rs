@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use zebu_storage::{IoBuf, IoBufs, Socket, Worker};
 use zebu_tls::psk::{self, PskError};
-use zebu_tls::{Session, TlsError};
+use zebu_tls::{Authorization, Permission, Session, TlsError};
 
 /// Bytes that are received at once: a few records.
 const RECEIVED: usize = 64 << 10;
@@ -20,7 +20,10 @@ const ENCRYPTED: usize = 256 << 10;
 
 /// A server's certificate or keys, and whose clients it takes. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct TlsConfig(Credentials);
+pub struct TlsConfig {
+    credentials: Credentials,
+    authorization: Option<Arc<Authorization>>,
+}
 
 #[derive(Debug, Clone)]
 enum Credentials {
@@ -65,7 +68,7 @@ impl TlsConfig {
         let private = PrivateKeyDer::from_pem_file(key).map_err(|error| fail(key, &error))?;
         let config = builder.with_single_cert(certificates(certificate)?, private);
         config
-            .map(|config| Self(Credentials::Certificates(Arc::new(config))))
+            .map(|config| Credentials::Certificates(Arc::new(config)).into())
             .map_err(|error| fail(certificate, &error))
     }
 
@@ -76,20 +79,52 @@ impl TlsConfig {
     /// The file can't be read or has not what it should have; OpenSSL can't be loaded.
     pub fn from_psk_file(path: &Path) -> Result<Self, ExportError> {
         match psk::ServerConfig::from_file(path) {
-            Ok(config) => Ok(Self(Credentials::PreSharedKeys(config))),
+            Ok(config) => Ok(Credentials::PreSharedKeys(config).into()),
             Err(PskError::File { path, reason }) => Err(ExportError::Tls { path, reason }),
             Err(error) => Err(ExportError::Tls { path: path.to_owned(), reason: error.to_string() }),
         }
     }
 
+    /// Lets in only clients whose certificate's subject these rules allow. Clients with pre-shared keys have no subject, and
+    /// are let in, as QEMU does.
+    #[must_use]
+    pub fn authorization(mut self, rules: Authorization) -> Self {
+        self.authorization = Some(Arc::new(rules));
+        self
+    }
+
+    /// Checks a client whose handshake is over.
+    fn authorize(&self, session: &Session) -> Result<(), TlsFailure> {
+        let (Some(rules), Credentials::Certificates(_)) = (&self.authorization, &self.credentials) else {
+            return Ok(());
+        };
+        let Some(name) = session.client_name() else {
+            return Err(TlsFailure(
+                "TLS: the client's certificate is missing or has no readable subject".to_owned(),
+            ));
+        };
+        match rules.permission(&name) {
+            Permission::Allow => Ok(()),
+            Permission::Deny => {
+                Err(TlsFailure(format!("TLS: the client '{}' is not allowed", name.escape_debug())))
+            }
+        }
+    }
+
     fn session(&self) -> Result<Session, TlsError> {
-        match &self.0 {
+        match &self.credentials {
             Credentials::Certificates(config) => {
                 let session = ServerConnection::new(Arc::clone(config))?;
                 Ok(Session::Certificates(Box::new(session.into())))
             }
             Credentials::PreSharedKeys(config) => Ok(Session::PreSharedKeys(config.connection()?)),
         }
+    }
+}
+
+impl From<Credentials> for TlsConfig {
+    fn from(credentials: Credentials) -> Self {
+        Self { credentials, authorization: None }
     }
 }
 
@@ -139,6 +174,8 @@ impl TlsStream {
             }
             said?;
         }
+        let allowed = config.authorize(&stream.state.borrow());
+        allowed.map_err(|failure| io::Error::new(io::ErrorKind::PermissionDenied, failure))?;
         Ok(stream)
     }
 

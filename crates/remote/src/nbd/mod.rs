@@ -15,7 +15,7 @@ mod queue;
 mod request;
 mod wire;
 
-pub use crate::tls::{PskFile, TlsFiles};
+pub use crate::tls::{PskFile, TlsClient, TlsFiles};
 pub use address::{Endpoint, NbdAddress};
 pub use disk::{NbdDisk, NbdOptions};
 pub use request::StatusRun;
