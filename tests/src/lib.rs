@@ -1,11 +1,13 @@
 //! Helpers of the black-box tests: programs and scratch directories, images made by QEMU in every shape, a model of a
 //! disk, seeded streams of operations, and a driver that runs them through zebu's library.
 
+pub mod certificates;
 pub mod device;
 pub mod driver;
 pub mod encrypted;
 pub mod fault_proxy;
 pub mod filled_disk;
+pub mod foreign_server;
 pub mod growth;
 pub mod guest;
 pub mod handed_over;

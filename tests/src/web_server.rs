@@ -133,20 +133,3 @@ fn config(dir: &Path, port: u16, secure_port: u16, more: &str) -> String {
     );
     text
 }
-
-/// An authority and a server for `localhost`, in the files that [`WebServer`] and QEMU look for.
-///
-/// # Panics
-/// If openssl is missing or fails.
-pub fn certificates(dir: &Path) {
-    let openssl = find("openssl").expect("openssl is missing: `cargo xtask setup` installs it");
-    std::fs::write(dir.join("server.ext"), "subjectAltName=DNS:localhost\n").expect("a file");
-    for line in [
-        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=authority -keyout ca-key.pem -out ca-cert.pem",
-        "req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout server-key.pem -out server.csr",
-        "x509 -req -in server.csr -CA ca-cert.pem -CAkey ca-key.pem -CAcreateserial -days 2 -extfile server.ext \
-         -out server-cert.pem",
-    ] {
-        crate::program::run_in(dir, &openssl, line.split_whitespace()).ok();
-    }
-}

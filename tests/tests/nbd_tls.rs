@@ -2,44 +2,14 @@
 
 use std::path::Path;
 use std::process::Command;
+use zebu_tests::certificates::{certificates, openssl};
 use zebu_tests::nbd_client::{Client, ERROR, option};
-use zebu_tests::program::{Finished, find, finish, run_in, zebu};
+use zebu_tests::program::{Finished, find, finish, zebu};
 use zebu_tests::scratch::Scratch;
 use zebu_tests::server::Server;
 
 /// The reply to an option without TLS.
 const TLS_REQUIRED: u32 = ERROR + 5;
-
-fn openssl(dir: &Path, line: &str) {
-    let openssl =
-        find("openssl").unwrap_or_else(|| panic!("openssl is missing: `cargo xtask setup` installs it"));
-    run_in(dir, &openssl, line.split_whitespace()).ok();
-}
-
-/// An authority, a server and a client, named as libnbd looks for them.
-fn certificates(dir: &Path) {
-    std::fs::write(dir.join("server.ext"), "subjectAltName=DNS:localhost\n").unwrap();
-    std::fs::write(dir.join("client.ext"), "extendedKeyUsage=clientAuth\n").unwrap();
-    openssl(
-        dir,
-        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=authority -keyout ca-key.pem -out ca-cert.pem",
-    );
-    for name in ["server", "client"] {
-        openssl(
-            dir,
-            &format!(
-                "req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout {name}-key.pem -out {name}.csr"
-            ),
-        );
-        openssl(
-            dir,
-            &format!(
-                "x509 -req -in {name}.csr -CA ca-cert.pem -CAkey ca-key.pem -CAcreateserial -days 2 -extfile {name}.ext \
-                 -out {name}-cert.pem"
-            ),
-        );
-    }
-}
 
 fn nbd(dir: &Path, program: &str, args: &[&str]) -> Finished {
     let mut command = Command::new(find(program).unwrap_or_else(|| panic!("{program} is missing")));

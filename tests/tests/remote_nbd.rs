@@ -2,57 +2,13 @@
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use zebu_tests::certificates::certificates;
 use zebu_tests::fault_proxy::{Fault, FaultProxy};
+use zebu_tests::foreign_server::ForeignServer;
 use zebu_tests::program::{Finished, find, run_in, zebu};
 use zebu_tests::scratch::Scratch;
 use zebu_tests::server::Server;
-
-/// A server that is not zebu's. Killed on drop.
-struct Foreign {
-    child: Child,
-    socket: PathBuf,
-}
-
-impl Foreign {
-    fn spawn(mut command: Command, socket: PathBuf) -> Self {
-        // One that was killed leaves it behind.
-        let _ = std::fs::remove_file(&socket);
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("the server starts");
-        let begin = Instant::now();
-        while std::os::unix::net::UnixStream::connect(&socket).is_err() {
-            assert!(begin.elapsed() < Duration::from_secs(30), "the server does not listen");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Self { child, socket }
-    }
-
-    fn qemu(dir: &Path, options: &str) -> Self {
-        let socket = dir.join("qemu.sock");
-        let mut command = Command::new(program("qemu-nbd"));
-        command.args(["-t", "-k"]).arg(&socket).args(options.split_whitespace()).current_dir(dir);
-        Self::spawn(command, socket)
-    }
-
-    fn nbdkit(dir: &Path, options: &str) -> Self {
-        let socket = dir.join("nbdkit.sock");
-        let mut command = Command::new(program("nbdkit"));
-        command.args(["-f", "-U"]).arg(&socket).args(options.split_whitespace()).current_dir(dir);
-        Self::spawn(command, socket)
-    }
-
-    fn uri(&self) -> String {
-        uri(&self.socket)
-    }
-}
-
-impl Drop for Foreign {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 fn program(name: &str) -> PathBuf {
     find(name).unwrap_or_else(|| panic!("{name} is missing: `cargo xtask setup` installs it"))
@@ -119,35 +75,35 @@ fn disks_on_real_servers_are_sources() {
     let dir = scratch.path();
     let content = source(dir, "source.raw");
     {
-        let server = Foreign::qemu(dir, "-r --shared=8 -f raw source.raw");
+        let server = ForeignServer::qemu(dir, "-r --shared=8 -f raw source.raw");
         use_server(dir, "qemu-nbd", &server.uri(), &content);
         // QEMU's own spellings.
-        let old = format!("nbd:unix:{}", server.socket.display());
+        let old = format!("nbd:unix:{}", server.socket().display());
         same(dir, &["-f", "raw", "-F", "raw", &old, "source.raw"]);
-        let keys = format!("driver=nbd,server.type=unix,server.path={}", server.socket.display());
+        let keys = format!("driver=nbd,server.type=unix,server.path={}", server.socket().display());
         zebu(dir, ["convert", "--image-opts", "-O", "raw", &keys, "flat.raw"]).ok();
         assert!(std::fs::read(dir.join("flat.raw")).unwrap() == content);
     }
     {
         // It takes one client.
-        let server = Foreign::qemu(dir, "-r --shared=1 -f raw source.raw");
+        let server = ForeignServer::qemu(dir, "-r --shared=1 -f raw source.raw");
         std::thread::sleep(Duration::from_millis(200));
         same(dir, &["-f", "raw", "-F", "raw", &server.uri(), "source.raw"]);
     }
     {
-        let server = Foreign::nbdkit(dir, "-r file source.raw");
+        let server = ForeignServer::nbdkit(dir, "-r file source.raw");
         use_server(dir, "nbdkit", &server.uri(), &content);
     }
     {
         // Replies without chunks.
-        let server = Foreign::nbdkit(dir, "--no-sr -r file source.raw");
+        let server = ForeignServer::nbdkit(dir, "--no-sr -r file source.raw");
         same(dir, &["-f", "raw", "-F", "raw", &server.uri(), "source.raw"]);
     }
     {
         // Requests must be whole blocks.
         let policy =
             "--filter=blocksize-policy file source.raw blocksize-minimum=4096 blocksize-error-policy=error";
-        let server = Foreign::nbdkit(dir, policy);
+        let server = ForeignServer::nbdkit(dir, policy);
         let uri = server.uri();
         let commands = ["read 512 1k", "write -P 9 5000 3000", "read -P 9 5000 3000"];
         let words = commands.iter().flat_map(|command| ["-c", command]);
@@ -177,8 +133,8 @@ fn disks_on_real_servers_are_targets() {
             (None, Some(server), uri)
         } else {
             let server = match name {
-                "nbdkit" => Foreign::nbdkit(dir, "file target.raw"),
-                _ => Foreign::qemu(dir, "--shared=8 --discard=unmap -f raw target.raw"),
+                "nbdkit" => ForeignServer::nbdkit(dir, "file target.raw"),
+                _ => ForeignServer::qemu(dir, "--shared=8 --discard=unmap -f raw target.raw"),
             };
             let uri = server.uri();
             (Some(server), None, uri)
@@ -233,37 +189,16 @@ fn disks_under_tls_are_read_and_written() {
     assert!(std::fs::read(dir.join("target.raw")).unwrap() == content);
 }
 
-/// An authority, a server and a client, in the files that QEMU and libnbd look for.
-fn certificates(dir: &Path) {
-    std::fs::write(dir.join("server.ext"), "subjectAltName=DNS:localhost\n").unwrap();
-    std::fs::write(dir.join("client.ext"), "extendedKeyUsage=clientAuth\n").unwrap();
-    let openssl = |line: &str| {
-        run_in(dir, &program("openssl"), line.split_whitespace()).ok();
-    };
-    openssl(
-        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=authority -keyout ca-key.pem -out ca-cert.pem",
-    );
-    for name in ["server", "client"] {
-        openssl(&format!(
-            "req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout {name}-key.pem -out {name}.csr"
-        ));
-        openssl(&format!(
-            "x509 -req -in {name}.csr -CA ca-cert.pem -CAkey ca-key.pem -CAcreateserial -days 2 -extfile {name}.ext \
-             -out {name}-cert.pem"
-        ));
-    }
-}
-
 #[test]
 fn broken_connections_are_replaced_and_nothing_is_lost_or_mixed_up() {
     let scratch = Scratch::new("remote-faults");
     let dir = scratch.path();
     let content = source(dir, "source.raw");
-    let server = Foreign::qemu(dir, "-r --shared=64 -f raw source.raw");
+    let server = ForeignServer::qemu(dir, "-r --shared=64 -f raw source.raw");
     let mut number = 0;
     let mut read_through = |faults: Vec<Fault>, deadline: u32| {
         number += 1;
-        let proxy = FaultProxy::start(&dir.join(format!("proxy{number}")), &server.socket, faults);
+        let proxy = FaultProxy::start(&dir.join(format!("proxy{number}")), &server.socket(), faults);
         let place = proxy.path().display();
         let options =
             format!("driver=nbd,server.path={place},open-timeout={deadline},reconnect-delay={deadline}");
@@ -296,9 +231,9 @@ fn a_server_that_says_nothing_is_an_error_at_the_deadline() {
     let scratch = Scratch::new("remote-silent");
     let dir = scratch.path();
     source(dir, "source.raw");
-    let server = Foreign::qemu(dir, "-r --shared=64 -f raw source.raw");
+    let server = ForeignServer::qemu(dir, "-r --shared=64 -f raw source.raw");
     let silent = vec![Fault::SilentAfter(300_000); 64];
-    let proxy = FaultProxy::start(&dir.join("proxy"), &server.socket, silent);
+    let proxy = FaultProxy::start(&dir.join("proxy"), &server.socket(), silent);
     let options =
         format!("driver=nbd,server.path={},reconnect-delay=2,open-timeout=2", proxy.path().display());
     let begin = Instant::now();
@@ -308,7 +243,7 @@ fn a_server_that_says_nothing_is_an_error_at_the_deadline() {
     assert!(took >= Duration::from_secs(2) && took < Duration::from_secs(40), "{took:?}");
     assert!(!dir.join("flat.raw").exists(), "nothing half is left");
     // Silent from the first byte.
-    let mute = FaultProxy::start(&dir.join("mute"), &server.socket, vec![Fault::SilentAfter(0); 8]);
+    let mute = FaultProxy::start(&dir.join("mute"), &server.socket(), vec![Fault::SilentAfter(0); 8]);
     let options = format!("driver=nbd,server.path={},open-timeout=1", mute.path().display());
     let out = zebu(dir, ["info", "--image-opts", &options]).exits(1);
     assert!(out.stderr.contains("the server does not answer"), "{out}");
@@ -322,8 +257,8 @@ fn a_slow_link_is_waited_for_as_long_as_bytes_come() {
     let content: Vec<u8> = (0..3 << 20).map(|at: u32| (at / 512 % 255) as u8 + 1).collect();
     std::fs::write(dir.join("source.raw"), &content).unwrap();
     std::fs::write(dir.join("target.raw"), vec![0; content.len()]).unwrap();
-    let server = Foreign::qemu(dir, "--shared=64 -f raw source.raw");
-    let proxy = FaultProxy::start(&dir.join("proxy"), &server.socket, vec![Fault::Slow(100 << 10); 64]);
+    let server = ForeignServer::qemu(dir, "--shared=64 -f raw source.raw");
+    let proxy = FaultProxy::start(&dir.join("proxy"), &server.socket(), vec![Fault::Slow(100 << 10); 64]);
     let options =
         format!("driver=nbd,server.path={},reconnect-delay=2,open-timeout=2", proxy.path().display());
     let begin = Instant::now();
@@ -344,7 +279,8 @@ fn a_target_is_flushed_after_its_last_change() {
         // Larger, for the tables of an image.
         let spare = if options.ends_with("qcow2") { 4 << 20 } else { 0 };
         std::fs::write(dir.join("target.raw"), vec![0; content.len() + spare]).unwrap();
-        let server = Foreign::nbdkit(dir, &format!("--filter=log file target.raw logfile={}", log.display()));
+        let server =
+            ForeignServer::nbdkit(dir, &format!("--filter=log file target.raw logfile={}", log.display()));
         if options.ends_with("qcow2") {
             let made = ["create", "-q", "-f", "qcow2", &server.uri(), "24M"];
             assert!(Command::new(program("qemu-img")).args(made).status().unwrap().success());
@@ -368,10 +304,10 @@ fn a_flush_fails_if_the_server_may_have_lost_what_it_answered() {
     let scratch = Scratch::new("remote-flush");
     let dir = scratch.path();
     std::fs::write(dir.join("target.raw"), vec![0; 4 << 20]).unwrap();
-    let server = Foreign::qemu(dir, "--shared=8 -f raw target.raw");
+    let server = ForeignServer::qemu(dir, "--shared=8 -f raw target.raw");
     // The first answers come through. However requests are spread, one of these connections breaks.
     let faults = vec![Fault::CutAfter(600); 4];
-    let proxy = FaultProxy::start(&dir.join("proxy"), &server.socket, faults);
+    let proxy = FaultProxy::start(&dir.join("proxy"), &server.socket(), faults);
     let options = format!("driver=nbd,server.path={}", proxy.path().display());
     let writes: Vec<String> = (0..200).map(|number| format!("write -q -P 1 {} 512", number * 4096)).collect();
     let mut words = vec!["io", "--image-opts", &options];
@@ -382,7 +318,7 @@ fn a_flush_fails_if_the_server_may_have_lost_what_it_answered() {
     assert!(out.code != Some(0), "{out}");
     // Without unflushed changes, a broken connection is no reason to fail.
     let faults = vec![Fault::CutAfter(700); 4];
-    let proxy = FaultProxy::start(&dir.join("proxy2"), &server.socket, faults);
+    let proxy = FaultProxy::start(&dir.join("proxy2"), &server.socket(), faults);
     let options = format!("driver=nbd,server.path={}", proxy.path().display());
     let mut words = vec!["io", "--image-opts", &options];
     let reads: Vec<String> = (0..20).map(|number| format!("read -q {} 512", number * 4096)).collect();
@@ -397,8 +333,8 @@ fn an_image_leads_to_the_network_only_if_the_user_says_so() {
     let scratch = Scratch::new("remote-refs");
     let dir = scratch.path();
     let content = source(dir, "source.raw");
-    let server = Foreign::qemu(dir, "-r --shared=8 -f raw source.raw");
-    let proxy = FaultProxy::start(&dir.join("proxy"), &server.socket, Vec::new());
+    let server = ForeignServer::qemu(dir, "-r --shared=8 -f raw source.raw");
+    let proxy = FaultProxy::start(&dir.join("proxy"), &server.socket(), Vec::new());
     let backing = uri(proxy.path());
     let old = format!("nbd:unix:{}", proxy.path().display());
     for name in [&backing, &old] {
@@ -446,10 +382,10 @@ fn wrong_names_and_servers_are_refused_in_one_line() {
         let out = zebu(dir, ["info", name]).exits(1);
         assert!(out.stderr.contains(word) && out.stderr.lines().count() == 1, "{name}: {out}");
     }
-    let server = Foreign::qemu(dir, "-r --shared=8 -x there -f raw source.raw");
-    let wrong = format!("nbd+unix:///missing?socket={}", server.socket.display());
+    let server = ForeignServer::qemu(dir, "-r --shared=8 -x there -f raw source.raw");
+    let wrong = format!("nbd+unix:///missing?socket={}", server.socket().display());
     assert!(zebu(dir, ["info", &wrong]).exits(1).stderr.contains("there is no such export"));
-    let right = format!("nbd+unix:///there?socket={}", server.socket.display());
+    let right = format!("nbd+unix:///there?socket={}", server.socket().display());
     zebu(dir, ["info", "-f", "raw", &right]).ok();
     let out = zebu(dir, ["convert", "-f", "raw", "-O", "raw", "source.raw", &right]).exits(1);
     assert!(out.stderr.contains("Read-only"), "{out}");
@@ -461,10 +397,10 @@ fn a_server_in_its_sandbox_connects_again_to_where_its_disk_is() {
     let dir = scratch.path();
     let content = source(dir, "source.raw");
     std::fs::copy(dir.join("source.raw"), dir.join("target.raw")).unwrap();
-    let backend = Foreign::qemu(dir, "--shared=64 -f raw target.raw");
+    let backend = ForeignServer::qemu(dir, "--shared=64 -f raw target.raw");
     // The connection of the opening gets as far as the first reads; so do some of those that follow.
     let faults = vec![Fault::CutAfter(3 << 20); 6];
-    let proxy = FaultProxy::start(&dir.join("proxy"), &backend.socket, faults);
+    let proxy = FaultProxy::start(&dir.join("proxy"), &backend.socket(), faults);
     let below = dir.join("serve");
     std::fs::create_dir(&below).unwrap();
     let server = Server::start(&below, &format!("--queues 2 -f raw {}", uri(proxy.path())));

@@ -124,11 +124,12 @@ fn workspace_manifests() -> Outcome<Vec<(String, String)>> {
 }
 
 /// The crates that are published, each after those that it needs.
-const PUBLISHED: [&str; 10] = [
+const PUBLISHED: [&str; 11] = [
     "zebu-qcow2",
     "zebu-foreign",
     "zebu-storage",
     "zebu-luks",
+    "zebu-tls",
     "zebu-remote",
     "zebu-store",
     "zebu",

@@ -4,10 +4,11 @@ use crate::{convert, flat, source, zebu_with};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use zebu_tests::certificates::certificates;
 use zebu_tests::program::{find, zebu};
 use zebu_tests::scratch::Scratch;
 use zebu_tests::web_proxy::{Mishap, WebProxy};
-use zebu_tests::web_server::{WebServer, certificates};
+use zebu_tests::web_server::WebServer;
 
 #[test]
 fn certificates_are_checked_and_https_is_not_left() {

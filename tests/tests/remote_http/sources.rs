@@ -2,11 +2,12 @@
 
 use crate::{LEN, convert, flat, source};
 use std::time::{Duration, Instant};
+use zebu_tests::certificates::certificates;
 use zebu_tests::program::zebu;
 use zebu_tests::scratch::Scratch;
 use zebu_tests::server::Server;
 use zebu_tests::web_proxy::{Mishap, WebProxy};
-use zebu_tests::web_server::{WebServer, certificates};
+use zebu_tests::web_server::WebServer;
 
 #[test]
 fn files_on_a_web_server_are_sources_of_every_command() {

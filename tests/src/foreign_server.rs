@@ -1,0 +1,75 @@
+//! NBD servers of others: qemu-nbd and nbdkit.
+
+use crate::program::find;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A running NBD server that is not zebu's. Killed on drop.
+#[derive(Debug)]
+pub struct ForeignServer {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl ForeignServer {
+    /// Starts qemu-nbd on a Unix socket in `dir`. `options` are split at blanks.
+    ///
+    /// # Panics
+    /// If it is missing or does not listen.
+    pub fn qemu(dir: &Path, options: &str) -> Self {
+        let socket = dir.join("qemu.sock");
+        let mut command = Command::new(program("qemu-nbd"));
+        command.args(["-t", "-k"]).arg(&socket).args(options.split_whitespace()).current_dir(dir);
+        Self::spawn(command, socket)
+    }
+
+    /// Starts nbdkit on a Unix socket in `dir`. `options` are split at blanks.
+    ///
+    /// # Panics
+    /// If it is missing or does not listen.
+    pub fn nbdkit(dir: &Path, options: &str) -> Self {
+        let socket = dir.join("nbdkit.sock");
+        let mut command = Command::new(program("nbdkit"));
+        command.args(["-f", "-U"]).arg(&socket).args(options.split_whitespace()).current_dir(dir);
+        Self::spawn(command, socket)
+    }
+
+    /// Starts a server that listens on `socket`.
+    ///
+    /// # Panics
+    /// If it does not within half a minute.
+    pub fn spawn(mut command: Command, socket: PathBuf) -> Self {
+        // One that was killed leaves it behind.
+        let _ = std::fs::remove_file(&socket);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("the server starts");
+        let begin = Instant::now();
+        while UnixStream::connect(&socket).is_err() {
+            assert!(begin.elapsed() < Duration::from_secs(30), "the server does not listen");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Self { child, socket }
+    }
+
+    /// Its socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// URI of its export without a name.
+    pub fn uri(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.socket.display())
+    }
+}
+
+impl Drop for ForeignServer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn program(name: &str) -> PathBuf {
+    find(name).unwrap_or_else(|| panic!("{name} is missing: `cargo xtask setup` installs it"))
+}

@@ -1,0 +1,278 @@
+//! NBD over TLS with QEMU's objects: pre-shared keys and rules on clients, between zebu and qemu-nbd, nbdkit, libnbd.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use zebu_tests::certificates::{certificates, client_certificate};
+use zebu_tests::foreign_server::ForeignServer;
+use zebu_tests::program::{Finished, find, finish, run_in, zebu};
+use zebu_tests::scratch::Scratch;
+use zebu_tests::server::Server;
+
+/// Two users, as psktool writes them.
+const KEYS: &str = "qemu:c24e0aa5d3f8b6ad26a0d1c5a1c0e0b09f3c5be80ad1d30c76a1f3c5d4f2e1a0\n\
+                    alice:0f1e2d3c4b5a69788796a5b4c3d2e1f0\n";
+/// The same users with other keys.
+const WRONG_KEYS: &str = "qemu:00112233445566778899aabbccddeeff\nalice:ffeeddccbbaa99887766554433221100\n";
+
+/// Directories `right` and `wrong` with keys, a disk, and zebu under QEMU's names.
+fn prepare(dir: &Path) -> Vec<u8> {
+    for (name, keys) in [("right", KEYS), ("wrong", WRONG_KEYS)] {
+        fs::create_dir(dir.join(name)).unwrap();
+        let file = dir.join(name).join("keys.psk");
+        fs::write(&file, keys).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    let content: Vec<u8> = (0..2u32 << 20).flat_map(u32::to_le_bytes).collect();
+    fs::write(dir.join("source.raw"), &content).unwrap();
+    fs::create_dir(dir.join("names")).unwrap();
+    zebu(dir, ["install-names", "names"]).ok();
+    content
+}
+
+fn program(name: &str) -> PathBuf {
+    find(name).unwrap_or_else(|| panic!("{name} is missing: `cargo xtask setup` installs it"))
+}
+
+/// Runs a program of QEMU, the real one or zebu under its name. `line` is split at blanks.
+fn run(dir: &Path, program: &Path, line: &str) -> Finished {
+    run_in(dir, program, line.split_whitespace())
+}
+
+/// QEMU's program and zebu under its name.
+fn both(dir: &Path, name: &str) -> [PathBuf; 2] {
+    [program(name), dir.join("names").join(name)]
+}
+
+/// Starts a server by the command line of qemu-nbd.
+fn serve(dir: &Path, qemu_nbd: &Path, options: &str) -> ForeignServer {
+    let socket = dir.join("named.sock");
+    let mut command = Command::new(qemu_nbd);
+    command.args(["-t", "-k"]).arg(&socket).args(options.split_whitespace()).current_dir(dir);
+    ForeignServer::spawn(command, socket)
+}
+
+fn client_object(keys: &str, user: &str) -> String {
+    format!("--object tls-creds-psk,id=t,endpoint=client,dir={keys},username={user}")
+}
+
+/// Image options of a client of `socket`.
+fn image_options(socket: &Path) -> String {
+    format!("--image-opts driver=raw,file.driver=nbd,file.path={},file.tls-creds=t", socket.display())
+}
+
+#[test]
+fn both_ends_of_qemu_nbd_share_keys() {
+    let scratch = Scratch::new("psk");
+    let dir = scratch.path();
+    let content = prepare(dir);
+    for server_program in both(dir, "qemu-nbd") {
+        fs::write(dir.join("disk.raw"), vec![0; content.len()]).unwrap();
+        let options =
+            "--object tls-creds-psk,id=s,endpoint=server,dir=right --tls-creds s --shared=8 -f raw disk.raw";
+        let server = serve(dir, &server_program, options);
+        let target = image_options(server.socket());
+        for img in both(dir, "qemu-img") {
+            for user in ["qemu", "alice"] {
+                let line = format!("info {} {target}", client_object("right", user));
+                run(dir, &img, &line).ok();
+                for (keys, user) in [("wrong", user), ("right", "bob")] {
+                    let out =
+                        run(dir, &img, &format!("info {} {target}", client_object(keys, user))).exits(1);
+                    assert_eq!(out.stderr.lines().count(), 1, "{out}");
+                }
+            }
+            let without = format!("info -f raw nbd:unix:{}", server.socket().display());
+            run(dir, &img, &without).exits(1);
+        }
+        // Each of zebu's programs writes and reads.
+        let [_, img] = both(dir, "qemu-img");
+        let options = target.replace("--image-opts", "--target-image-opts");
+        run(
+            dir,
+            &img,
+            &format!("convert {} -n -f raw source.raw {options}", client_object("right", "alice")),
+        )
+        .ok();
+        assert!(fs::read(dir.join("disk.raw")).unwrap() == content);
+        let uri = format!(
+            "nbds+unix://alice@/?socket={}&tls-psk-file={}/right/keys.psk",
+            server.socket().display(),
+            dir.display()
+        );
+        zebu(dir, ["compare", "-f", "raw", "-F", "raw", &uri, "source.raw"]).ok();
+        let [_, io] = both(dir, "qemu-io");
+        let line = format!("{} {target} -c read", client_object("right", "qemu"));
+        let mut words: Vec<&str> = line.split_whitespace().collect();
+        *words.last_mut().unwrap() = "read -P 0 0 4";
+        run_in(dir, &io, words).exits(1);
+    }
+}
+
+#[test]
+fn other_programs_share_keys() {
+    let scratch = Scratch::new("psk-others");
+    let dir = scratch.path();
+    let content = prepare(dir);
+    fs::write(dir.join("disk.raw"), vec![0; content.len()]).unwrap();
+    let options = "--tls=require --tls-psk=right/keys.psk file disk.raw";
+    let theirs = ForeignServer::nbdkit(dir, options);
+    let uri = |socket: &Path, keys: &str, user: &str| {
+        let (socket, here) = (socket.display(), dir.display());
+        format!("nbds+unix://{user}/?socket={socket}&tls-psk-file={here}/{keys}/keys.psk")
+    };
+    let right = uri(theirs.socket(), "right", "alice@");
+    zebu(dir, ["convert", "-n", "-f", "raw", "-O", "raw", "source.raw", &right]).ok();
+    zebu(dir, ["compare", "-f", "raw", "-F", "raw", &right, "source.raw"]).ok();
+    assert!(fs::read(dir.join("disk.raw")).unwrap() == content);
+    for wrong in [uri(theirs.socket(), "wrong", "alice@"), uri(theirs.socket(), "right", "bob@")] {
+        let out = zebu(dir, ["info", "-f", "raw", &wrong]).exits(1);
+        assert_eq!(out.stderr.lines().count(), 1, "{out}");
+    }
+    drop(theirs);
+
+    let ours = Server::start(dir, "--queues 2 --tls-psk-file right/keys.psk -f raw disk.raw");
+    let nbd = |program: &str, args: &[&str]| run_in(dir, &self::program(program), args);
+    for user in ["alice@", "qemu@"] {
+        let right = uri(ours.socket(), "right", user);
+        assert!(nbd("nbdinfo", &[&right]).ok().stdout.contains("with TLS"));
+        nbd("nbdcopy", &[&right, "back.raw"]).ok();
+        assert!(fs::read(dir.join("back.raw")).unwrap() == content);
+        zebu(dir, ["compare", "-f", "raw", "-F", "raw", &right, "source.raw"]).ok();
+        nbd("nbdinfo", &["--size", &uri(ours.socket(), "wrong", user)]).exits(1);
+    }
+    nbd("nbdinfo", &["--size", &uri(ours.socket(), "right", "bob@")]).exits(1);
+    nbd("nbdinfo", &["--size", &ours.uri("")]).exits(1);
+    assert!(ours.stop_with_messages().contains("is sent away: TLS: "));
+}
+
+/// The user is named by the URI, else by the environment, as in libnbd.
+#[test]
+fn the_environment_names_the_user_that_the_uri_does_not() {
+    let scratch = Scratch::new("psk-user");
+    let dir = scratch.path();
+    prepare(dir);
+    let server = ForeignServer::nbdkit(dir, "--tls=require --tls-psk=right/keys.psk -r file source.raw");
+    let uri = format!(
+        "nbds+unix:///?socket={}&tls-psk-file={}/right/keys.psk",
+        server.socket().display(),
+        dir.display()
+    );
+    for (user, code) in [("alice", 0), ("bob", 1)] {
+        let mut command = Command::new(zebu_tests::program::zebu_program());
+        command.args(["info", "-f", "raw", &uri]).env("LOGNAME", user).env("USER", user).current_dir(dir);
+        finish(command).exits(code);
+    }
+}
+
+#[test]
+fn lists_of_exports_come_over_tls() {
+    let scratch = Scratch::new("psk-list");
+    let dir = scratch.path();
+    prepare(dir);
+    certificates(dir);
+    for server_program in both(dir, "qemu-nbd") {
+        for (server, client, hostname) in [
+            (
+                "tls-creds-psk,id=t,endpoint=server,dir=right",
+                "tls-creds-psk,id=t,endpoint=client,dir=right",
+                "",
+            ),
+            (
+                "tls-creds-x509,id=t,endpoint=server,dir=.",
+                "tls-creds-x509,id=t,endpoint=client,dir=.",
+                "--tls-hostname localhost",
+            ),
+        ] {
+            let options =
+                format!("--object {server} --tls-creds t --shared=4 -r -x disk -D words -f raw source.raw");
+            let server = serve(dir, &server_program, &options);
+            let list =
+                format!("-L -k {} --object {client} --tls-creds t {hostname}", server.socket().display());
+            let lists = both(dir, "qemu-nbd").map(|nbd| run(dir, &nbd, &list).ok());
+            assert!(lists[0].stdout.contains("export: 'disk'"), "{}", lists[0]);
+            assert_eq!(lists[0].stdout, lists[1].stdout);
+            for wrong in [
+                format!("-L -k {}", server.socket().display()),
+                list.replace("dir=right", "dir=wrong").replace("localhost", "other"),
+            ] {
+                for nbd in both(dir, "qemu-nbd") {
+                    run(dir, &nbd, &wrong).exits(1);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn clients_are_let_in_by_the_rules_of_qemu_nbd() {
+    let scratch = Scratch::new("authz");
+    let dir = scratch.path();
+    prepare(dir);
+    certificates(dir);
+    fs::create_dir(dir.join("client")).unwrap();
+    client_certificate(dir, "/C=GB/O=Farm,Zoo/CN=alice");
+    for file in ["ca-cert.pem", "client-cert.pem", "client-key.pem"] {
+        fs::copy(dir.join(file), dir.join("client").join(file)).unwrap();
+    }
+    let rules =
+        r#"{"rules": [{"match": "*CN=alice", "policy": "allow", "format": "glob"}], "policy": "deny"}"#;
+    fs::write(dir.join("rules.json"), rules).unwrap();
+    let client = "--object tls-creds-x509,id=t,endpoint=client,dir=client";
+    for (object, is_let_in) in [
+        (r"authz-simple,id=a,identity=C=GB,,O=Farm\,,Zoo,,CN=alice", true),
+        ("authz-simple,id=a,identity=CN=alice", false),
+        ("authz-list,id=a,policy=allow", true),
+        ("authz-list,id=a", false),
+        ("authz-list,id=a,policy=allow,rules.0.match=*alice,rules.0.policy=deny,rules.0.format=glob", false),
+        ("authz-list,id=a,rules.0.match=C=G?*,rules.0.policy=allow,rules.0.format=glob", true),
+        ("authz-list,id=a,rules.0.match=C=GB*,rules.0.policy=allow", false),
+        ("authz-list-file,id=a,refresh=off,filename=rules.json", true),
+    ] {
+        for server_program in both(dir, "qemu-nbd") {
+            let options = format!(
+                "--object tls-creds-x509,id=s,endpoint=server,dir=. --object {object} --tls-creds s --tls-authz a \
+                 --shared=4 -r -f raw source.raw"
+            );
+            let server = serve(dir, &server_program, &options);
+            let target = format!("{},file.tls-hostname=localhost", image_options(server.socket()));
+            for img in both(dir, "qemu-img") {
+                let out = run(dir, &img, &format!("info {client} {target}"));
+                assert_eq!(out.code == Some(0), is_let_in, "{object} of {}: {out}", server_program.display());
+            }
+        }
+    }
+}
+
+/// The same words as QEMU's, on every line that contradicts itself.
+#[test]
+fn what_does_not_fit_together_is_refused_as_by_qemu() {
+    let scratch = Scratch::new("psk-refused");
+    let dir = scratch.path();
+    prepare(dir);
+    let server = "--object tls-creds-psk,id=t,endpoint=server,dir=right";
+    for line in [
+        format!("{server} --tls-authz a -k /nowhere/s -f raw source.raw"),
+        format!("{server} --tls-hostname h -k /nowhere/s -f raw source.raw"),
+        format!("{server} --tls-creds t --tls-hostname h -k /nowhere/s -f raw source.raw"),
+        format!("{server} --tls-creds t -L -k /nowhere/s"),
+        format!("{server} --tls-creds u -k /nowhere/s -f raw source.raw"),
+        "--object tls-creds-psk,id=t,dir=right --tls-creds t -k /nowhere/s -f raw source.raw".to_owned(),
+        format!("{} --tls-creds t --tls-authz a -L -k /nowhere/s", client_object("right", "qemu")),
+    ] {
+        let [theirs, ours] = both(dir, "qemu-nbd").map(|nbd| run(dir, &nbd, &line).exits(1).stderr);
+        let text = |said: &str| said.lines().next().unwrap_or_default().to_owned();
+        assert_eq!(text(&ours), text(&theirs), "{line}");
+    }
+    let nowhere = "--object tls-creds-psk,id=t,endpoint=server,dir=nowhere --tls-creds t -k /nowhere/s -f raw source.raw";
+    for nbd in both(dir, "qemu-nbd") {
+        assert!(run(dir, &nbd, nowhere).exits(1).stderr.contains("nowhere"));
+    }
+    for (keys, reason) in [("alice", "line 1"), ("alice:xyz", "line 1"), ("", "no ")] {
+        fs::write(dir.join("wrong/keys.psk"), keys).unwrap();
+        let out = zebu(dir, ["serve", "--nbd", "unix:s", "--tls-psk-file", "wrong/keys.psk", "source.raw"])
+            .exits(1);
+        assert!(out.stderr.contains("wrong/keys.psk") && out.stderr.contains(reason), "{keys:?}: {out}");
+    }
+}
