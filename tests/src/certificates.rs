@@ -1,6 +1,6 @@
 //! Certificates made by openssl, in the files that QEMU, libnbd and [`WebServer`](crate::web_server::WebServer) look for.
 
-use crate::program::{find, run_in};
+use crate::program::{required, run_in};
 use std::path::Path;
 
 /// Runs openssl(1) in `dir`. `line` is split at blanks.
@@ -8,8 +8,7 @@ use std::path::Path;
 /// # Panics
 /// If openssl is missing or fails.
 pub fn openssl(dir: &Path, line: &str) {
-    let openssl = find("openssl").expect("openssl is missing: `cargo xtask setup` installs it");
-    run_in(dir, &openssl, line.split_whitespace()).ok();
+    run_in(dir, &required("openssl"), line.split_whitespace()).ok();
 }
 
 /// Makes an authority, and a server and a client for `localhost`.

@@ -1,6 +1,6 @@
 //! NBD servers of others: qemu-nbd and nbdkit.
 
-use crate::program::find;
+use crate::program::required;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -20,7 +20,7 @@ impl ForeignServer {
     /// If it is missing or does not listen.
     pub fn qemu(dir: &Path, options: &str) -> Self {
         let socket = dir.join("qemu.sock");
-        let mut command = Command::new(program("qemu-nbd"));
+        let mut command = Command::new(required("qemu-nbd"));
         command.args(["-t", "-k"]).arg(&socket).args(options.split_whitespace()).current_dir(dir);
         Self::spawn(command, socket)
     }
@@ -31,7 +31,7 @@ impl ForeignServer {
     /// If it is missing or does not listen.
     pub fn nbdkit(dir: &Path, options: &str) -> Self {
         let socket = dir.join("nbdkit.sock");
-        let mut command = Command::new(program("nbdkit"));
+        let mut command = Command::new(required("nbdkit"));
         command.args(["-f", "-U"]).arg(&socket).args(options.split_whitespace()).current_dir(dir);
         Self::spawn(command, socket)
     }
@@ -68,8 +68,4 @@ impl Drop for ForeignServer {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-fn program(name: &str) -> PathBuf {
-    find(name).unwrap_or_else(|| panic!("{name} is missing: `cargo xtask setup` installs it"))
 }

@@ -109,6 +109,14 @@ pub fn find(name: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
+/// The program `name` on the PATH.
+///
+/// # Panics
+/// If it is missing.
+pub fn required(name: &str) -> PathBuf {
+    find(name).unwrap_or_else(|| panic!("{name} is missing: `cargo xtask setup` installs it"))
+}
+
 /// Runs the command `zebu` in `dir`.
 ///
 /// # Panics

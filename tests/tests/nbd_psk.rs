@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use zebu_tests::certificates::{certificates, client_certificate};
 use zebu_tests::foreign_server::ForeignServer;
-use zebu_tests::program::{Finished, find, finish, run_in, zebu};
+use zebu_tests::program::{Finished, finish, required, run_in, zebu};
 use zebu_tests::scratch::Scratch;
 use zebu_tests::server::Server;
 
@@ -31,10 +31,6 @@ fn prepare(dir: &Path) -> Vec<u8> {
     content
 }
 
-fn program(name: &str) -> PathBuf {
-    find(name).unwrap_or_else(|| panic!("{name} is missing: `cargo xtask setup` installs it"))
-}
-
 /// Runs a program of QEMU, the real one or zebu under its name. `line` is split at blanks.
 fn run(dir: &Path, program: &Path, line: &str) -> Finished {
     run_in(dir, program, line.split_whitespace())
@@ -42,7 +38,7 @@ fn run(dir: &Path, program: &Path, line: &str) -> Finished {
 
 /// QEMU's program and zebu under its name.
 fn both(dir: &Path, name: &str) -> [PathBuf; 2] {
-    [program(name), dir.join("names").join(name)]
+    [required(name), dir.join("names").join(name)]
 }
 
 /// Starts a server by the command line of qemu-nbd.
@@ -133,7 +129,7 @@ fn other_programs_share_keys() {
     drop(theirs);
 
     let ours = Server::start(dir, "--queues 2 --tls-psk-file right/keys.psk -f raw disk.raw");
-    let nbd = |program: &str, args: &[&str]| run_in(dir, &self::program(program), args);
+    let nbd = |program: &str, args: &[&str]| run_in(dir, &required(program), args);
     for user in ["alice@", "qemu@"] {
         let right = uri(ours.socket(), "right", user);
         assert!(nbd("nbdinfo", &[&right]).ok().stdout.contains("with TLS"));

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use zebu_tests::certificates::{certificates, openssl};
 use zebu_tests::nbd_client::{Client, ERROR, option};
-use zebu_tests::program::{Finished, find, finish, zebu};
+use zebu_tests::program::{Finished, finish, required, zebu};
 use zebu_tests::scratch::Scratch;
 use zebu_tests::server::Server;
 
@@ -12,7 +12,7 @@ use zebu_tests::server::Server;
 const TLS_REQUIRED: u32 = ERROR + 5;
 
 fn nbd(dir: &Path, program: &str, args: &[&str]) -> Finished {
-    let mut command = Command::new(find(program).unwrap_or_else(|| panic!("{program} is missing")));
+    let mut command = Command::new(required(program));
     command.args(args).current_dir(dir);
     finish(command)
 }

@@ -1,18 +1,15 @@
 //! Disks on NBD servers as sources and targets: qemu-nbd, nbdkit, `zebu serve`; broken networks in between.
 
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 use zebu_tests::certificates::certificates;
 use zebu_tests::fault_proxy::{Fault, FaultProxy};
 use zebu_tests::foreign_server::ForeignServer;
-use zebu_tests::program::{Finished, find, run_in, zebu};
+use zebu_tests::program::{Finished, required, zebu};
 use zebu_tests::scratch::Scratch;
 use zebu_tests::server::Server;
-
-fn program(name: &str) -> PathBuf {
-    find(name).unwrap_or_else(|| panic!("{name} is missing: `cargo xtask setup` installs it"))
-}
 
 fn uri(socket: &Path) -> String {
     format!("nbd+unix:///?socket={}", socket.display())
@@ -141,7 +138,7 @@ fn disks_on_real_servers_are_targets() {
         };
         if format == "qcow2" {
             // An image in the export, as on a block device.
-            let made = Command::new(program("qemu-img"))
+            let made = Command::new(required("qemu-img"))
                 .args(["create", "-q", "-f", "qcow2", &uri, "16M"])
                 .status()
                 .unwrap();
@@ -283,7 +280,7 @@ fn a_target_is_flushed_after_its_last_change() {
             ForeignServer::nbdkit(dir, &format!("--filter=log file target.raw logfile={}", log.display()));
         if options.ends_with("qcow2") {
             let made = ["create", "-q", "-f", "qcow2", &server.uri(), "24M"];
-            assert!(Command::new(program("qemu-img")).args(made).status().unwrap().success());
+            assert!(Command::new(required("qemu-img")).args(made).status().unwrap().success());
         }
         let uri = server.uri();
         let words = ["convert", "-f", "raw"].into_iter().chain(options.split(' '));
