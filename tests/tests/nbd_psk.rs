@@ -65,9 +65,12 @@ fn both_ends_of_qemu_nbd_share_keys() {
     let content = prepare(dir);
     for server_program in both(dir, "qemu-nbd") {
         fs::write(dir.join("disk.raw"), vec![0; content.len()]).unwrap();
-        let options =
-            "--object tls-creds-psk,id=s,endpoint=server,dir=right --tls-creds s --shared=8 -f raw disk.raw";
-        let server = serve(dir, &server_program, options);
+        // qemu-nbd changes to the root directory, and reads the file of keys for each client.
+        let options = format!(
+            "--object tls-creds-psk,id=s,endpoint=server,dir={}/right --tls-creds s --shared=8 -f raw disk.raw",
+            dir.display()
+        );
+        let server = serve(dir, &server_program, &options);
         let target = image_options(server.socket());
         for img in both(dir, "qemu-img") {
             for user in ["qemu", "alice"] {
@@ -101,8 +104,8 @@ fn both_ends_of_qemu_nbd_share_keys() {
         let [_, io] = both(dir, "qemu-io");
         let line = format!("{} {target} -c read", client_object("right", "qemu"));
         let mut words: Vec<&str> = line.split_whitespace().collect();
-        *words.last_mut().unwrap() = "read -P 0 0 4";
-        run_in(dir, &io, words).exits(1);
+        *words.last_mut().unwrap() = "read -P 1 4 1";
+        run_in(dir, &io, words).ok();
     }
 }
 
@@ -143,6 +146,38 @@ fn other_programs_share_keys() {
     assert!(ours.stop_with_messages().contains("is sent away: TLS: "));
 }
 
+/// A connection that only closes is an error in the server's log.
+#[test]
+fn commands_say_goodbye_to_servers() {
+    let scratch = Scratch::new("psk-goodbye");
+    let dir = scratch.path();
+    prepare(dir);
+    for tls in ["", "--tls=require --tls-psk=right/keys.psk"] {
+        let socket = dir.join("nbdkit.sock");
+        let mut command = Command::new(required("nbdkit"));
+        command.args(["-v", "-f", "-U"]).arg(&socket).args(tls.split_whitespace());
+        command.args(["-r", "file", "source.raw"]).current_dir(dir);
+        command.stderr(fs::File::create(dir.join("log")).unwrap());
+        let server = ForeignServer::spawn(command, socket);
+        let uri = if tls.is_empty() {
+            server.uri()
+        } else {
+            let (socket, here) = (server.socket().display(), dir.display());
+            format!("nbds+unix://alice@/?socket={socket}&tls-psk-file={here}/right/keys.psk")
+        };
+        zebu(dir, ["convert", "-f", "raw", "-O", "raw", &uri, "copy.raw"]).ok();
+        zebu(dir, ["compare", "-f", "raw", "-F", "raw", &uri, "copy.raw"]).ok();
+        // A command that fails, too.
+        zebu(dir, ["info", "-f", "qcow2", &uri]).exits(1);
+        drop(server);
+        let log = fs::read_to_string(dir.join("log")).unwrap();
+        assert!(log.matches("client sent NBD_CMD_DISC").count() >= 3, "{log}");
+        let errors: Vec<&str> = log.lines().filter(|line| line.contains("error:")).collect();
+        // The look whether it listens.
+        assert!(errors.iter().all(|line| line.contains("handshake")), "{errors:?}");
+    }
+}
+
 /// The user is named by the URI, else by the environment, as in libnbd.
 #[test]
 fn the_environment_names_the_user_that_the_uri_does_not() {
@@ -176,13 +211,16 @@ fn lists_of_exports_come_over_tls() {
                 "",
             ),
             (
-                "tls-creds-x509,id=t,endpoint=server,dir=.",
+                "tls-creds-x509,id=t,endpoint=server",
                 "tls-creds-x509,id=t,endpoint=client,dir=.",
                 "--tls-hostname localhost",
             ),
         ] {
-            let options =
-                format!("--object {server} --tls-creds t --shared=4 -r -x disk -D words -f raw source.raw");
+            let credentials = if hostname.is_empty() { "right" } else { "" };
+            let options = format!(
+                "--object {server},dir={}/{credentials} --tls-creds t --shared=4 -r -x disk -D words -f raw source.raw",
+                dir.display()
+            );
             let server = serve(dir, &server_program, &options);
             let list =
                 format!("-L -k {} --object {client} --tls-creds t {hostname}", server.socket().display());
@@ -226,7 +264,12 @@ fn clients_are_let_in_by_the_rules_of_qemu_nbd() {
         ("authz-list,id=a,rules.0.match=C=GB*,rules.0.policy=allow", false),
         ("authz-list-file,id=a,refresh=off,filename=rules.json", true),
     ] {
-        for server_program in both(dir, "qemu-nbd") {
+        let mut servers = both(dir, "qemu-nbd").to_vec();
+        if object.starts_with("authz-list-file") {
+            // QEMU 10.0 knows one name in its grammar and another among its objects, so that neither works.
+            servers.remove(0);
+        }
+        for server_program in servers {
             let options = format!(
                 "--object tls-creds-x509,id=s,endpoint=server,dir=. --object {object} --tls-creds s --tls-authz a \
                  --shared=4 -r -f raw source.raw"
@@ -265,10 +308,13 @@ fn what_does_not_fit_together_is_refused_as_by_qemu() {
     for nbd in both(dir, "qemu-nbd") {
         assert!(run(dir, &nbd, nowhere).exits(1).stderr.contains("nowhere"));
     }
-    for (keys, reason) in [("alice", "line 1"), ("alice:xyz", "line 1"), ("", "no ")] {
+    for (keys, reason) in [("alice", "line 1"), ("alice:xyz", "line 1"), ("", "no key")] {
         fs::write(dir.join("wrong/keys.psk"), keys).unwrap();
-        let out = zebu(dir, ["serve", "--nbd", "unix:s", "--tls-psk-file", "wrong/keys.psk", "source.raw"])
-            .exits(1);
+        let out = zebu(
+            dir,
+            ["serve", "--nbd", "unix:s", "--tls-psk-file", "wrong/keys.psk", "-f", "raw", "source.raw"],
+        )
+        .exits(1);
         assert!(out.stderr.contains("wrong/keys.psk") && out.stderr.contains(reason), "{keys:?}: {out}");
     }
 }

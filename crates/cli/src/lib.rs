@@ -68,15 +68,21 @@ pub fn main() -> ExitCode {
     // Without it, such a write ends the process, as it does every other.
     let _ = stop_signals::survive_size_limit();
     if !has_small_stack() {
-        return cli::main();
+        return run();
     }
-    match std::thread::Builder::new().stack_size(STACK).spawn(cli::main).map(std::thread::JoinHandle::join) {
+    match std::thread::Builder::new().stack_size(STACK).spawn(run).map(std::thread::JoinHandle::join) {
         Ok(Ok(code)) => code,
         // It has panicked, which was told.
         Ok(Err(_)) => ExitCode::from(101),
         // Perhaps the little that there is does.
-        Err(_) => cli::main(),
+        Err(_) => run(),
     }
+}
+
+fn run() -> ExitCode {
+    let code = cli::main();
+    remote_disk::close_all();
+    code
 }
 
 /// Bytes of stack that a command has wherever the limit of the system is smaller.

@@ -215,6 +215,12 @@ pub(crate) fn remote_disk(name: RemoteName) -> Result<Arc<dyn Storage>, IoError>
     })
 }
 
+/// Says goodbye to all servers; a disk that is still in use stays connected.
+pub(crate) fn close_all() {
+    let opened = std::mem::take(&mut *OPENED.lock().unwrap_or_else(PoisonError::into_inner));
+    drop(opened);
+}
+
 /// The failure to open a disk, with the option that lets it be opened.
 fn with_option(error: RemoteError) -> IoError {
     match error.remedy() {

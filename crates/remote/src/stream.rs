@@ -233,6 +233,14 @@ impl Stream {
         Ok(taken)
     }
 
+    /// Says under TLS that nothing follows, if the socket takes it at once.
+    #[cfg(feature = "nbd")]
+    pub(crate) fn send_close_notify(&mut self) -> io::Result<()> {
+        let Some(tls) = &mut self.tls else { return Ok(()) };
+        tls.send_close_notify();
+        self.write_vectored(&[]).map(drop)
+    }
+
     /// Whether bytes can have arrived that the socket does not show.
     pub(crate) fn buffers_input(&self) -> bool {
         self.tls.is_some()

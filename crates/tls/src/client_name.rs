@@ -34,16 +34,14 @@ pub(crate) fn subject(certificate: &[u8]) -> Option<String> {
 
 fn attribute(attribute: &AttributeTypeAndValue) -> Option<String> {
     let name = NAMES.iter().find(|(oid, _)| ObjectIdentifier::new_unwrap(oid) == attribute.oid);
-    match (name, text(attribute)) {
-        (Some((_, name)), Some(text)) => Some(format!("{name}={}", escaped(&text))),
-        _ => {
-            let mut shown = format!("{}=#", attribute.oid);
-            for byte in attribute.value.to_der().ok()? {
-                let _ = write!(shown, "{byte:02X}");
-            }
-            Some(shown)
-        }
+    if let (Some((_, name)), Some(text)) = (name, text(attribute)) {
+        return Some(format!("{name}={}", escaped(&text)));
     }
+    let mut shown = format!("{}=#", attribute.oid);
+    for byte in attribute.value.to_der().ok()? {
+        let _ = write!(shown, "{byte:02X}");
+    }
+    Some(shown)
 }
 
 fn text(attribute: &AttributeTypeAndValue) -> Option<String> {

@@ -120,6 +120,14 @@ impl Session {
         }
     }
 
+    /// Makes the alert `close_notify` (RFC 8446, section 6.1): nothing follows.
+    pub fn send_close_notify(&mut self) {
+        match self {
+            Self::Certificates(session) => session.send_close_notify(),
+            Self::PreSharedKeys(session) => session.send_close_notify(),
+        }
+    }
+
     /// Whether there are bytes to send.
     pub fn wants_to_send(&self) -> bool {
         match self {

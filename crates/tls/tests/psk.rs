@@ -86,6 +86,11 @@ fn ends_with_the_same_key_talk_both_ways() {
         server.write_all(b"answer").unwrap();
         carry(&mut server, &mut client, piece).unwrap();
         assert_eq!(read_all(&mut client), b"answer");
+        server.send_close_notify();
+        carry(&mut server, &mut client, piece).unwrap();
+        assert_eq!(client.read(&mut [0; 9]).unwrap(), 0);
+        let (mut client, mut server) = (self::client(&files.client, "qemu"), self::server(&files.server));
+        shake_hands(&mut client, &mut server, piece).unwrap();
         // The end of the network, without a farewell.
         assert_eq!(client.receive_from(&mut std::io::empty()).unwrap(), 0);
         assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::UnexpectedEof);

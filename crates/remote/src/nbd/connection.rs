@@ -197,6 +197,7 @@ impl<'a, W: Watcher> Connection<'a, W> {
             let head = RequestHead::new(self.terms.style, 0, command::DISCONNECT, self.next_cookie, 0, 0);
             // A server that is gone needs no farewell.
             let _ = self.stream.write_vectored(&[IoSlice::new(head.bytes())]);
+            let _ = self.stream.send_close_notify();
         }
         let is_closed_by_peer = match &lost {
             Lost::Io(error) => matches!(

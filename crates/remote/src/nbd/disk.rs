@@ -26,6 +26,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// The pause between attempts to open a disk.
 const OPEN_PAUSE: Duration = Duration::from_millis(100);
+/// The longest wait for connections to say goodbye.
+const FAREWELL: Duration = Duration::from_millis(200);
 /// The least time of an attempt to connect.
 const SHORTEST_ATTEMPT: Duration = Duration::from_millis(10);
 /// The pause after an attempt to make a connection more that failed.
@@ -239,6 +241,7 @@ impl NbdDisk {
 impl Drop for NbdDisk {
     fn drop(&mut self) {
         self.shared.queue.close();
+        self.shared.queue.wait_for_farewells(FAREWELL);
     }
 }
 

@@ -257,6 +257,13 @@ impl Queue {
         self.bells.iter().for_each(Bell::ring);
     }
 
+    /// After [`close`](Self::close), waits until every connection has said goodbye, or for so long.
+    pub(super) fn wait_for_farewells(&self, most: Duration) {
+        let is_there =
+            |_: &mut State| self.bells.iter().any(|bell| bell.load.load(Ordering::Relaxed) != ABSENT);
+        drop(self.more.wait_timeout_while(self.lock(), most, is_there));
+    }
+
     pub(super) fn is_closed(&self) -> bool {
         self.lock().is_closed
     }

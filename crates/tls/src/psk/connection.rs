@@ -208,6 +208,20 @@ impl Connection {
         Ok(taken)
     }
 
+    /// Makes the alert `close_notify`, unless the session has failed or its handshake is not over.
+    pub fn send_close_notify(&mut self) {
+        if self.failure.is_some() || self.is_handshaking {
+            return;
+        }
+        let ssl = self.context.ssl;
+        // SAFETY: the session is valid. The result says whether the peer has sent its own.
+        unsafe {
+            (ssl.ERR_clear_error)();
+            (ssl.SSL_shutdown)(self.pointer);
+        }
+        self.collect();
+    }
+
     /// Sends bytes with one write, and says how many.
     ///
     /// # Errors

@@ -90,6 +90,7 @@ functions! {
     SSL_session_reused(*const Ssl) -> c_int;
     SSL_read(*mut Ssl, *mut c_void, c_int) -> c_int;
     SSL_write(*mut Ssl, *const c_void, c_int) -> c_int;
+    SSL_shutdown(*mut Ssl) -> c_int;
     SSL_get_error(*const Ssl, c_int) -> c_int;
     BIO_s_mem() -> *const BioMethod;
     BIO_new(*const BioMethod) -> *mut Bio;
