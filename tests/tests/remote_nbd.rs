@@ -195,7 +195,7 @@ fn broken_connections_are_replaced_and_nothing_is_lost_or_mixed_up() {
     let mut number = 0;
     let mut read_through = |faults: Vec<Fault>, deadline: u32| {
         number += 1;
-        let proxy = FaultProxy::start(&dir.join(format!("proxy{number}")), &server.socket(), faults);
+        let proxy = FaultProxy::start(&dir.join(format!("proxy{number}")), server.socket(), faults);
         let place = proxy.path().display();
         let options =
             format!("driver=nbd,server.path={place},open-timeout={deadline},reconnect-delay={deadline}");
@@ -230,7 +230,7 @@ fn a_server_that_says_nothing_is_an_error_at_the_deadline() {
     source(dir, "source.raw");
     let server = ForeignServer::qemu(dir, "-r --shared=64 -f raw source.raw");
     let silent = vec![Fault::SilentAfter(300_000); 64];
-    let proxy = FaultProxy::start(&dir.join("proxy"), &server.socket(), silent);
+    let proxy = FaultProxy::start(&dir.join("proxy"), server.socket(), silent);
     let options =
         format!("driver=nbd,server.path={},reconnect-delay=2,open-timeout=2", proxy.path().display());
     let begin = Instant::now();
@@ -240,7 +240,7 @@ fn a_server_that_says_nothing_is_an_error_at_the_deadline() {
     assert!(took >= Duration::from_secs(2) && took < Duration::from_secs(40), "{took:?}");
     assert!(!dir.join("flat.raw").exists(), "nothing half is left");
     // Silent from the first byte.
-    let mute = FaultProxy::start(&dir.join("mute"), &server.socket(), vec![Fault::SilentAfter(0); 8]);
+    let mute = FaultProxy::start(&dir.join("mute"), server.socket(), vec![Fault::SilentAfter(0); 8]);
     let options = format!("driver=nbd,server.path={},open-timeout=1", mute.path().display());
     let out = zebu(dir, ["info", "--image-opts", &options]).exits(1);
     assert!(out.stderr.contains("the server does not answer"), "{out}");
@@ -255,7 +255,7 @@ fn a_slow_link_is_waited_for_as_long_as_bytes_come() {
     std::fs::write(dir.join("source.raw"), &content).unwrap();
     std::fs::write(dir.join("target.raw"), vec![0; content.len()]).unwrap();
     let server = ForeignServer::qemu(dir, "--shared=64 -f raw source.raw");
-    let proxy = FaultProxy::start(&dir.join("proxy"), &server.socket(), vec![Fault::Slow(100 << 10); 64]);
+    let proxy = FaultProxy::start(&dir.join("proxy"), server.socket(), vec![Fault::Slow(100 << 10); 64]);
     let options =
         format!("driver=nbd,server.path={},reconnect-delay=2,open-timeout=2", proxy.path().display());
     let begin = Instant::now();
@@ -304,7 +304,7 @@ fn a_flush_fails_if_the_server_may_have_lost_what_it_answered() {
     let server = ForeignServer::qemu(dir, "--shared=8 -f raw target.raw");
     // The first answers come through. However requests are spread, one of these connections breaks.
     let faults = vec![Fault::CutAfter(600); 4];
-    let proxy = FaultProxy::start(&dir.join("proxy"), &server.socket(), faults);
+    let proxy = FaultProxy::start(&dir.join("proxy"), server.socket(), faults);
     let options = format!("driver=nbd,server.path={}", proxy.path().display());
     let writes: Vec<String> = (0..200).map(|number| format!("write -q -P 1 {} 512", number * 4096)).collect();
     let mut words = vec!["io", "--image-opts", &options];
@@ -315,7 +315,7 @@ fn a_flush_fails_if_the_server_may_have_lost_what_it_answered() {
     assert!(out.code != Some(0), "{out}");
     // Without unflushed changes, a broken connection is no reason to fail.
     let faults = vec![Fault::CutAfter(700); 4];
-    let proxy = FaultProxy::start(&dir.join("proxy2"), &server.socket(), faults);
+    let proxy = FaultProxy::start(&dir.join("proxy2"), server.socket(), faults);
     let options = format!("driver=nbd,server.path={}", proxy.path().display());
     let mut words = vec!["io", "--image-opts", &options];
     let reads: Vec<String> = (0..20).map(|number| format!("read -q {} 512", number * 4096)).collect();
@@ -331,7 +331,7 @@ fn an_image_leads_to_the_network_only_if_the_user_says_so() {
     let dir = scratch.path();
     let content = source(dir, "source.raw");
     let server = ForeignServer::qemu(dir, "-r --shared=8 -f raw source.raw");
-    let proxy = FaultProxy::start(&dir.join("proxy"), &server.socket(), Vec::new());
+    let proxy = FaultProxy::start(&dir.join("proxy"), server.socket(), Vec::new());
     let backing = uri(proxy.path());
     let old = format!("nbd:unix:{}", proxy.path().display());
     for name in [&backing, &old] {
@@ -397,7 +397,7 @@ fn a_server_in_its_sandbox_connects_again_to_where_its_disk_is() {
     let backend = ForeignServer::qemu(dir, "--shared=64 -f raw target.raw");
     // The connection of the opening gets as far as the first reads; so do some of those that follow.
     let faults = vec![Fault::CutAfter(3 << 20); 6];
-    let proxy = FaultProxy::start(&dir.join("proxy"), &backend.socket(), faults);
+    let proxy = FaultProxy::start(&dir.join("proxy"), backend.socket(), faults);
     let below = dir.join("serve");
     std::fs::create_dir(&below).unwrap();
     let server = Server::start(&below, &format!("--queues 2 -f raw {}", uri(proxy.path())));

@@ -1,5 +1,6 @@
 //! Two ends of a connection with a pre-shared key, without a network.
 
+use rustls::pki_types::pem::PemObject as _;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use zebu_tls::Session;
@@ -124,7 +125,6 @@ fn a_server_with_a_certificate_in_place_of_the_key_is_refused() {
         .expect("openssl is missing: `cargo xtask setup` installs it");
     assert!(made.status.success());
     let files = files("qemu:00ff", "qemu:00ff");
-    use rustls::pki_types::pem::PemObject as _;
     let certificate =
         rustls::pki_types::CertificateDer::from_pem_file(directory.path().join("cert.pem")).unwrap();
     let key = rustls::pki_types::PrivateKeyDer::from_pem_file(directory.path().join("key.pem")).unwrap();

@@ -1,7 +1,6 @@
-//! One end's keys and rules, from which its connections are made.
+//! OpenSSL's `SSL_CTX`: the keys and rules of one end.
 
 use super::PskError;
-use super::connection::Connection;
 use super::keys::Keys;
 use super::openssl::{
     OpenSsl, SSL_CTRL_MODE, SSL_CTRL_SET_MAX_PROTO_VERSION, SSL_CTRL_SET_MIN_PROTO_VERSION,
@@ -9,7 +8,6 @@ use super::openssl::{
 };
 use std::ffi::{CStr, CString, c_char, c_uint};
 use std::fmt;
-use std::path::Path;
 use std::sync::Arc;
 use zeroize::Zeroizing;
 
@@ -17,52 +15,6 @@ use zeroize::Zeroizing;
 const SUITES: &CStr = c"TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256";
 /// The place of a program's own data, which OpenSSL leaves to it.
 const APP_DATA: i32 = 0;
-
-/// Keys whose clients a server takes. Cheap to clone.
-#[derive(Debug, Clone)]
-pub struct ServerConfig(Arc<Context>);
-
-impl ServerConfig {
-    /// Reads the keys of all clients ([`Keys::from_file`]), and loads OpenSSL unless it is there.
-    ///
-    /// # Errors
-    /// Those of [`Keys::from_file`]; OpenSSL can't be loaded.
-    pub fn from_file(path: &Path) -> Result<Self, PskError> {
-        Context::new(Secrets::Server(Keys::from_file(path)?)).map(Self)
-    }
-
-    /// A server's side of a connection.
-    ///
-    /// # Errors
-    /// OpenSSL has no memory.
-    pub fn connection(&self) -> Result<Connection, PskError> {
-        Connection::new(Arc::clone(&self.0))
-    }
-}
-
-/// A client's identity and key. Cheap to clone.
-#[derive(Debug, Clone)]
-pub struct ClientConfig(Arc<Context>);
-
-impl ClientConfig {
-    /// Reads the key of `identity` from a file ([`Keys::from_file`]), and loads OpenSSL unless it is there.
-    ///
-    /// # Errors
-    /// Those of [`Keys::from_file`]; the file has no such identity; OpenSSL can't be loaded.
-    pub fn from_file(path: &Path, identity: &str) -> Result<Self, PskError> {
-        let key = Keys::from_file(path)?.take(identity)?;
-        let name = CString::new(identity).map_err(|_| PskError::NoKey { identity: identity.to_owned() })?;
-        Context::new(Secrets::Client(name, key)).map(Self)
-    }
-
-    /// A client's side of a connection.
-    ///
-    /// # Errors
-    /// OpenSSL has no memory.
-    pub fn connection(&self) -> Result<Connection, PskError> {
-        Connection::new(Arc::clone(&self.0))
-    }
-}
 
 /// Keys of one end.
 pub(super) enum Secrets {
@@ -90,7 +42,7 @@ impl fmt::Debug for Context {
 }
 
 impl Context {
-    fn new(secrets: Secrets) -> Result<Arc<Self>, PskError> {
+    pub(super) fn new(secrets: Secrets) -> Result<Arc<Self>, PskError> {
         let ssl = OpenSsl::get()?;
         let is_server = matches!(secrets, Secrets::Server(_));
         // SAFETY: the method is a static of OpenSSL.

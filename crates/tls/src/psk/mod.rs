@@ -4,13 +4,14 @@
 //! end is let in with another key, and there are no certificates. The key exchange is an ephemeral Diffie-Hellman one, so
 //! that a key that gets known later opens no earlier connection.
 
+mod config;
 mod connection;
 mod context;
 mod keys;
 mod openssl;
 
+pub use config::{ClientConfig, ServerConfig};
 pub use connection::Connection;
-pub use context::{ClientConfig, ServerConfig};
 pub use keys::Keys;
 
 use std::path::PathBuf;
