@@ -45,3 +45,31 @@ fn sign(dir: &Path, name: &str, subject: &str, extensions: &str) {
         ),
     );
 }
+
+/// Until when a list of revoked certificates is valid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Validity {
+    /// For two days.
+    Now,
+    /// It has been for a day of 2020.
+    Expired,
+}
+
+/// Makes `ca-crl.pem`, in which the authority of [`certificates`] revokes a certificate.
+///
+/// # Panics
+/// If openssl is missing or fails.
+pub fn revoke(dir: &Path, certificate: &str, validity: Validity) {
+    let settings = "[ca]\ndefault_ca=it\n[it]\ndatabase=index.txt\ndefault_md=sha256\ncrlnumber=number\ncrl_extensions=x\n\
+                    [x]\nauthorityKeyIdentifier=keyid:always\n";
+    std::fs::write(dir.join("number"), "01\n").expect("a file");
+    std::fs::write(dir.join("ca.cnf"), settings).expect("a file");
+    std::fs::write(dir.join("index.txt"), "").expect("a file");
+    let until = match validity {
+        Validity::Now => "-crldays 2",
+        Validity::Expired => "-crl_lastupdate 20200101000000Z -crl_nextupdate 20200102000000Z",
+    };
+    let authority = "ca -config ca.cnf -keyfile ca-key.pem -cert ca-cert.pem";
+    openssl(dir, &format!("{authority} -revoke {certificate}"));
+    openssl(dir, &format!("{authority} -gencrl {until} -out ca-crl.pem"));
+}

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use zebu_tests::certificates::{certificates, client_certificate};
+use zebu_tests::certificates::{Validity, certificates, client_certificate, revoke};
 use zebu_tests::foreign_server::ForeignServer;
 use zebu_tests::program::{Finished, finish, required, run_in, zebu};
 use zebu_tests::scratch::Scratch;
@@ -282,6 +282,58 @@ fn clients_are_let_in_by_the_rules_of_qemu_nbd() {
             }
         }
     }
+}
+
+#[test]
+fn revoked_certificates_let_nobody_in_at_either_end() {
+    let scratch = Scratch::new("revoked");
+    let dir = scratch.path();
+    prepare(dir);
+    certificates(dir);
+    for name in ["clean", "lists"] {
+        fs::create_dir(dir.join(name)).unwrap();
+    }
+    let pems = ["ca-cert", "server-cert", "server-key", "client-cert", "client-key"];
+    let copy = |target: &str| {
+        for pem in pems {
+            fs::copy(dir.join(pem).with_extension("pem"), dir.join(target).join(pem).with_extension("pem"))
+                .unwrap();
+        }
+    };
+    copy("clean");
+    copy("lists");
+    for (revoked, validity, server_dir, client_dir, is_let_in) in [
+        ("client-cert.pem", Validity::Now, "lists", "clean", false),
+        ("client-cert.pem", Validity::Now, "clean", "lists", true),
+        ("server-cert.pem", Validity::Now, "lists", "clean", true),
+        ("server-cert.pem", Validity::Now, "clean", "lists", false),
+        ("server-cert.pem", Validity::Expired, "lists", "clean", true),
+        ("client-cert.pem", Validity::Expired, "lists", "clean", false),
+        ("client-cert.pem", Validity::Expired, "clean", "lists", true),
+    ] {
+        revoke(dir, revoked, validity);
+        fs::copy(dir.join("ca-crl.pem"), dir.join("lists/ca-crl.pem")).unwrap();
+        for server_program in both(dir, "qemu-nbd") {
+            let options = format!(
+                "--object tls-creds-x509,id=s,endpoint=server,dir={server_dir} --tls-creds s --shared=4 -r -f raw source.raw"
+            );
+            let server = serve(dir, &server_program, &options);
+            let target = format!("{},file.tls-hostname=localhost", image_options(server.socket()));
+            for (number, img) in both(dir, "qemu-img").into_iter().enumerate() {
+                // QEMU's client does not look at its lists; libnbd's does.
+                let is_let_in = is_let_in || (number == 0 && client_dir == "lists");
+                let line =
+                    format!("info --object tls-creds-x509,id=t,endpoint=client,dir={client_dir} {target}");
+                let out = run(dir, &img, &line);
+                let case = format!("{revoked}, {validity:?}, {server_dir} of {}", server_program.display());
+                assert_eq!(out.code == Some(0), is_let_in, "{case}: {out}");
+            }
+        }
+    }
+    fs::write(dir.join("lists/ca-crl.pem"), "nothing").unwrap();
+    let line = "--object tls-creds-x509,id=s,endpoint=server,dir=lists --tls-creds s -k /nowhere/s -f raw source.raw";
+    let out = run(dir, &dir.join("names/qemu-nbd"), line).exits(1);
+    assert!(out.stderr.contains("lists/ca-crl.pem"), "{out}");
 }
 
 /// The same words as QEMU's, on every line that contradicts itself.

@@ -10,6 +10,9 @@ const IDENTITY: &str = "qemu";
 /// The file of pre-shared keys in its directory, in QEMU.
 const KEYS: &str = "keys.psk";
 
+/// Lists of revoked certificates in their directory, in QEMU.
+const REVOKED: &str = "ca-crl.pem";
+
 /// The end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
@@ -130,15 +133,21 @@ impl TlsObject {
         match &self.credentials {
             Credentials::PreSharedKeys { directory, .. } => vec![("tls-psk-file", directory.join(KEYS))],
             Credentials::Certificates { directory, verifies_peer } => {
-                let files = [
-                    ("tls-certificate", "server-cert.pem"),
-                    ("tls-key", "server-key.pem"),
-                    ("tls-client-ca", "ca-cert.pem"),
-                ];
-                let count = if *verifies_peer { files.len() } else { files.len() - 1 };
-                files.into_iter().take(count).map(|(option, name)| (option, directory.join(name))).collect()
+                let mut files = vec![("tls-certificate", "server-cert.pem"), ("tls-key", "server-key.pem")];
+                if *verifies_peer {
+                    files.push(("tls-client-ca", "ca-cert.pem"));
+                    if directory.join(REVOKED).exists() {
+                        files.push(("tls-client-crl", REVOKED));
+                    }
+                }
+                files.into_iter().map(|(option, name)| (option, directory.join(name))).collect()
             }
         }
+    }
+
+    /// Whether it has pre-shared keys, and no certificates.
+    pub(crate) fn is_psk(&self) -> bool {
+        matches!(self.credentials, Credentials::PreSharedKeys { .. })
     }
 
     /// The client's files.

@@ -1,9 +1,11 @@
 //! Certificates and keys of a connection over TLS.
 
 #[cfg(feature = "nbd")]
-use rustls::pki_types::PrivateKeyDer;
+use rustls::client::WebPkiServerVerifier;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
+#[cfg(feature = "nbd")]
+use rustls::pki_types::{CertificateRevocationListDer, PrivateKeyDer};
 use rustls::{ClientConfig, ClientConnection, ConfigBuilder, RootCertStore, WantsVerifier};
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -20,12 +22,17 @@ const SYSTEM_AUTHORITIES: [&str; 4] = [
     "/etc/ssl/cert.pem",
 ];
 
+/// Lists of revoked certificates (CRLs) in a directory of certificates.
+#[cfg(feature = "nbd")]
+const REVOKED: &str = "ca-crl.pem";
+
 /// Where certificates or keys are, and whose certificate the server must have.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct TlsFiles {
-    /// A directory as QEMU and libnbd have it: `ca-cert.pem`, and if the server asks who the client is, `client-cert.pem`
-    /// and `client-key.pem`. Without it, the authorities are those of `SSL_CERT_FILE`, or of the system.
+    /// A directory as QEMU and libnbd have it: `ca-cert.pem`, if there are revoked certificates `ca-crl.pem`, and if the
+    /// server asks who the client is, `client-cert.pem` and `client-key.pem`. Without it, the authorities are those of
+    /// `SSL_CERT_FILE`, or of the system.
     pub directory: Option<PathBuf>,
     /// The name in the server's certificate, if it is not the host's.
     pub server_name: Option<String>,
@@ -83,7 +90,12 @@ impl Tls {
             Some(directory) => directory.join("ca-cert.pem"),
             None => system_authorities()?,
         };
-        let builder = builder()?.with_root_certificates(roots(&authorities)?);
+        let builder = match files.directory.as_ref().map(|directory| directory.join(REVOKED)) {
+            Some(lists) if lists.exists() => {
+                builder()?.with_webpki_verifier(with_revoked(&authorities, &lists)?)
+            }
+            _ => builder()?.with_root_certificates(roots(&authorities)?),
+        };
         let own = files.directory.as_ref().map(|directory| directory.join("client-cert.pem"));
         let config = match own.filter(|path| path.exists()) {
             None => builder.with_no_client_auth(),
@@ -183,6 +195,24 @@ fn roots(authorities: &Path) -> Result<RootCertStore, String> {
         return Err(problem(authorities, &"there is no certificate in it that can be used"));
     }
     Ok(roots)
+}
+
+/// Looks at the signers of a server's certificate, and whether they have revoked it. A list that has expired still counts,
+/// and a certificate of a signer without a list is valid, as in GnuTLS.
+#[cfg(feature = "nbd")]
+fn with_revoked(authorities: &Path, lists: &Path) -> Result<Arc<WebPkiServerVerifier>, String> {
+    let revoked = CertificateRevocationListDer::pem_file_iter(lists)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|error| problem(lists, &error))?;
+    if revoked.is_empty() {
+        return Err(problem(lists, &"there is no list of revoked certificates in it"));
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    WebPkiServerVerifier::builder_with_provider(Arc::new(roots(authorities)?), provider)
+        .with_crls(revoked)
+        .allow_unknown_revocation_status()
+        .build()
+        .map_err(|error| problem(lists, &error))
 }
 
 fn server_name(name: &str) -> Result<ServerName<'static>, String> {

@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use zebu::jobs::read_tables_ahead;
 use zebu::storage::{Background, WorkerKind};
 use zebu::{Access, ZeroMode};
-use zebu_export::nbd::{Listener, NbdConfig, NbdServer, TlsConfig, WhenFull};
+use zebu_export::nbd::{CertificateFiles, Listener, NbdConfig, NbdServer, TlsConfig, WhenFull};
 use zebu_export::vhost::{VhostConfig, VhostUserBlk};
 use zebu_export::{
     Discards, Export, ExportError, Exports, Level, MIN_MEMORY, MemoryBudget, PoolConfig, WorkerPool,
@@ -397,7 +397,10 @@ fn write_pid_file(args: &ServeArgs) -> Result<(), Failure> {
 fn config(args: &ServeArgs) -> Result<NbdConfig, Failure> {
     let tls = match (&args.tls_certificate, &args.tls_key, &args.tls_psk_file) {
         (Some(certificate), Some(key), _) => {
-            Some(TlsConfig::from_files(certificate, key, args.tls_client_ca.as_deref())?)
+            let files = CertificateFiles::new(certificate, key)
+                .client_ca(args.tls_client_ca.clone())
+                .client_crl(args.tls_client_crl.clone());
+            Some(TlsConfig::from_files(&files)?)
         }
         (.., Some(keys)) => Some(TlsConfig::from_psk_file(keys)?),
         _ => None,

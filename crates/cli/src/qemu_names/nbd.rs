@@ -382,8 +382,15 @@ fn no_credentials(reason: String) -> Failure {
 
 /// Rules of `--tls-authz`.
 fn authorization(args: &NbdArgs) -> Result<Option<Authorization>, Failure> {
-    let rules = args.tls_authz.as_ref().map(|id| authorization_objects::find(&args.object, id));
-    rules.transpose().map_err(Failure::new)
+    let Some(id) = &args.tls_authz else { return Ok(None) };
+    let objects = tls_objects(args)?;
+    let credentials = args.tls_creds.as_ref().map(|id| TlsObject::find(&objects, id, End::Server));
+    if credentials.is_some_and(|found| found.is_ok_and(TlsObject::is_psk)) {
+        return Err(Failure::new(
+            "--tls-authz needs tls-creds-x509: its rules are on certificates, and a client of tls-creds-psk has none",
+        ));
+    }
+    authorization_objects::find(&args.object, id).map(Some).map_err(Failure::new)
 }
 
 /// A client's side of TLS for `-L`.

@@ -79,6 +79,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE", help_heading = CLIENTS, requires = "tls_certificate")]
     pub(crate) tls_client_ca: Option<PathBuf>,
 
+    /// Serve no clients whose certificate a list (CRL) in this PEM file revokes
+    #[arg(long, value_name = "FILE", help_heading = CLIENTS, requires = "tls_client_ca")]
+    pub(crate) tls_client_crl: Option<PathBuf>,
+
     /// Keys of clients, in a file as psktool writes it: TLS with pre-shared keys (needs the system's OpenSSL)
     #[arg(long, value_name = "FILE", help_heading = CLIENTS, conflicts_with = "tls_certificate")]
     pub(crate) tls_psk_file: Option<PathBuf>,

@@ -30,6 +30,6 @@ pub use request::{
 };
 pub use server::NbdServer;
 #[cfg(feature = "tls")]
-pub use tls::TlsConfig;
+pub use tls::{CertificateFiles, TlsConfig};
 #[cfg(feature = "tls")]
 pub use zebu_tls::{Authorization, Permission, Rule};

@@ -6,8 +6,9 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig, ServerConnection};
 use std::cell::RefCell;
+use std::fmt::Display;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use zebu_storage::{IoBuf, IoBufs, Socket, Worker};
 use zebu_tls::psk::{self, PskError};
@@ -31,42 +32,65 @@ enum Credentials {
     PreSharedKeys(psk::ServerConfig),
 }
 
+/// PEM files of a server's certificate, and of the authorities that sign those of its clients.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CertificateFiles {
+    /// The server's certificate, followed by its chain.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// Authorities that sign clients' certificates. Without them, a client needs none.
+    pub client_ca: Option<PathBuf>,
+    /// Lists of revoked clients' certificates (CRLs of version 2) of these authorities. A list that has expired still counts,
+    /// and a certificate of an authority without a list is valid, as in GnuTLS.
+    pub client_crl: Option<PathBuf>,
+}
+
+impl CertificateFiles {
+    /// A certificate and its key, for any client.
+    pub fn new(certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
+        Self { certificate: certificate.into(), key: key.into(), client_ca: None, client_crl: None }
+    }
+}
+
+zebu_storage::option_setters!(CertificateFiles {
+    client_ca: impl Into<Option<PathBuf>>,
+    client_crl: impl Into<Option<PathBuf>>,
+});
+
 impl TlsConfig {
-    /// Reads a certificate with its chain, and its key, from PEM files. With `client_ca`, clients need a certificate
-    /// that one of these authorities signed.
+    /// Reads a certificate with its chain, its key, and the authorities of clients.
     ///
     /// # Errors
-    /// A file can't be read, has not what it should have, or key and certificate do not belong together.
-    pub fn from_files(certificate: &Path, key: &Path, client_ca: Option<&Path>) -> Result<Self, ExportError> {
-        let fail = |path: &Path, error: &dyn std::fmt::Display| ExportError::Tls {
-            path: path.to_owned(),
-            reason: error.to_string(),
-        };
-        let certificates = |path: &Path| {
-            let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-            match read {
-                Ok(list) if list.is_empty() => Err(fail(path, &"there is no certificate in it")),
-                Ok(list) => Ok(list),
-                Err(error) => Err(fail(path, &error)),
-            }
-        };
+    /// A file can't be read or has not what it should have; key and certificate do not belong together; there are lists of
+    /// revoked certificates, and no authorities.
+    pub fn from_files(files: &CertificateFiles) -> Result<Self, ExportError> {
+        let CertificateFiles { certificate, key, client_ca, client_crl } = files;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
             .map_err(|error| fail(certificate, &error))?;
-        let builder = match client_ca {
-            None => builder.with_no_client_auth(),
-            Some(path) => {
+        let builder = match (client_ca, client_crl) {
+            (None, None) => builder.with_no_client_auth(),
+            (None, Some(lists)) => {
+                return Err(fail(lists, &"revoked certificates are nothing without authorities of clients"));
+            }
+            (Some(authorities), lists) => {
                 let mut roots = RootCertStore::empty();
-                for authority in certificates(path)? {
-                    roots.add(authority).map_err(|error| fail(path, &error))?;
+                for authority in pem_list::<CertificateDer<'static>>(authorities)? {
+                    roots.add(authority).map_err(|error| fail(authorities, &error))?;
                 }
-                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
-                builder.with_client_cert_verifier(verifier.map_err(|error| fail(path, &error))?)
+                let mut verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+                if let Some(lists) = lists {
+                    verifier = verifier.with_crls(pem_list(lists)?).allow_unknown_revocation_status();
+                }
+                let named = lists.as_ref().unwrap_or(authorities);
+                builder.with_client_cert_verifier(verifier.build().map_err(|error| fail(named, &error))?)
             }
         };
         let private = PrivateKeyDer::from_pem_file(key).map_err(|error| fail(key, &error))?;
-        let config = builder.with_single_cert(certificates(certificate)?, private);
+        let config = builder.with_single_cert(pem_list(certificate)?, private);
         config
             .map(|config| Credentials::Certificates(Arc::new(config)).into())
             .map_err(|error| fail(certificate, &error))
@@ -85,8 +109,8 @@ impl TlsConfig {
         }
     }
 
-    /// Lets in only clients whose certificate's subject these rules allow. Clients with pre-shared keys have no subject, and
-    /// are let in, as QEMU does.
+    /// Lets in only clients whose certificate's subject these rules allow. A client without a certificate is not let in,
+    /// and so is none with a pre-shared key.
     #[must_use]
     pub fn authorization(mut self, rules: Authorization) -> Self {
         self.authorization = Some(Arc::new(rules));
@@ -95,9 +119,7 @@ impl TlsConfig {
 
     /// Checks a client whose handshake is over.
     fn authorize(&self, session: &Session) -> Result<(), TlsFailure> {
-        let (Some(rules), Credentials::Certificates(_)) = (&self.authorization, &self.credentials) else {
-            return Ok(());
-        };
+        let Some(rules) = &self.authorization else { return Ok(()) };
         let Some(name) = session.client_name() else {
             return Err(TlsFailure(
                 "TLS: the client's certificate is missing or has no readable subject".to_owned(),
@@ -119,6 +141,19 @@ impl TlsConfig {
             }
             Credentials::PreSharedKeys(config) => Ok(Session::PreSharedKeys(config.connection()?)),
         }
+    }
+}
+
+fn fail(path: &Path, error: &dyn Display) -> ExportError {
+    ExportError::Tls { path: path.to_owned(), reason: error.to_string() }
+}
+
+/// All of a kind that a PEM file has: one at least.
+fn pem_list<T: PemObject>(path: &Path) -> Result<Vec<T>, ExportError> {
+    match T::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>) {
+        Ok(list) if list.is_empty() => Err(fail(path, &"there is none in it")),
+        Ok(list) => Ok(list),
+        Err(error) => Err(fail(path, &error)),
     }
 }
 
