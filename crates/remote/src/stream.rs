@@ -2,6 +2,8 @@
 
 use crate::network::{late, time_left};
 use crate::tls::Tls;
+#[cfg(feature = "nbd")]
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,6 +13,10 @@ use zebu_tls::Session;
 
 /// How often TLS receives for one read, at most: a record of the greatest length comes in fewer pieces, unless the peer dawdles.
 const MOST_PIECES_OF_RECORD: usize = 16;
+
+/// Bytes that are taken at once of what nobody wants any more.
+#[cfg(feature = "nbd")]
+const UNREAD: usize = 64 << 10;
 
 /// A socket. During the handshake it waits, until a time that is set; afterwards it never does.
 pub(crate) struct Stream {
@@ -233,12 +239,31 @@ impl Stream {
         Ok(taken)
     }
 
-    /// Says under TLS that nothing follows, if the socket takes it at once.
+    /// Says that nothing follows, and takes what comes until the other end closes, or for so long: a socket that closes
+    /// with something unread takes back what it sent.
     #[cfg(feature = "nbd")]
-    pub(crate) fn send_close_notify(&mut self) -> io::Result<()> {
-        let Some(tls) = &mut self.tls else { return Ok(()) };
-        tls.send_close_notify();
-        self.write_vectored(&[]).map(drop)
+    pub(crate) fn say_goodbye(&mut self, most: Duration) {
+        let until = Instant::now() + most;
+        if let Some(tls) = &mut self.tls {
+            tls.send_close_notify();
+            let _ = self.write_vectored(&[]);
+        }
+        let _ = rustix::net::shutdown(self.as_fd(), rustix::net::Shutdown::Write);
+        let mut rest = vec![0; UNREAD];
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let Ok(timeout) = Timespec::try_from(left) else { return };
+            match poll(&mut [PollFd::new(&*self, PollFlags::IN)], Some(&timeout)) {
+                Ok(0) | Err(_) => return,
+                Ok(_) => {}
+            }
+            match self.socket.read(&mut rest) {
+                Ok(0) => return,
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => return,
+            }
+        }
     }
 
     /// Whether bytes can have arrived that the socket does not show.

@@ -1,17 +1,15 @@
 //! Certificates and keys of a connection over TLS.
 
 #[cfg(feature = "nbd")]
-use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
-#[cfg(feature = "nbd")]
-use rustls::pki_types::{CertificateRevocationListDer, PrivateKeyDer};
 use rustls::{ClientConfig, ClientConnection, ConfigBuilder, RootCertStore, WantsVerifier};
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 #[cfg(feature = "nbd")]
-use zebu_tls::psk;
+use zebu_tls::{Authorities, FileError, own_certificate, private_key, psk};
 use zebu_tls::{Session, TlsError};
 
 /// Where distributions keep the authorities that they trust.
@@ -86,23 +84,20 @@ impl Tls {
                 Err(error) => Err(error.to_string()),
             };
         }
-        let authorities = match &files.directory {
-            Some(directory) => directory.join("ca-cert.pem"),
-            None => system_authorities()?,
-        };
-        let builder = match files.directory.as_ref().map(|directory| directory.join(REVOKED)) {
-            Some(lists) if lists.exists() => {
-                builder()?.with_webpki_verifier(with_revoked(&authorities, &lists)?)
-            }
-            _ => builder()?.with_root_certificates(roots(&authorities)?),
+        let builder = match &files.directory {
+            Some(directory) => builder()?.dangerous().with_custom_certificate_verifier(
+                authorities_of(directory).map_err(|error| error.to_string())?,
+            ),
+            None => builder()?.with_root_certificates(roots(&system_authorities()?)?),
         };
         let own = files.directory.as_ref().map(|directory| directory.join("client-cert.pem"));
         let config = match own.filter(|path| path.exists()) {
             None => builder.with_no_client_auth(),
             Some(path) => {
                 let key_path = path.with_file_name("client-key.pem");
-                let key = PrivateKeyDer::from_pem_file(&key_path).map_err(|e| problem(&key_path, &e))?;
-                builder.with_client_auth_cert(certificates(&path)?, key).map_err(|e| problem(&path, &e))?
+                let key = private_key(&key_path).map_err(|error| error.to_string())?;
+                let own = own_certificate(&path).map_err(|error| error.to_string())?;
+                builder.with_client_auth_cert(own, key).map_err(|e| problem(&path, &e))?
             }
         };
         let name = server_name(files.server_name.as_deref().unwrap_or(host))?;
@@ -111,12 +106,12 @@ impl Tls {
 
     /// A client's side for the server at `host`, whose certificate is to be from `authorities`, or from those of the system.
     #[cfg(feature = "http")]
-    pub(crate) fn to_host(authorities: Authorities<'_>, host: &str) -> Result<Self, String> {
+    pub(crate) fn to_host(authorities: ServerTrust<'_>, host: &str) -> Result<Self, String> {
         let builder = builder()?;
         let builder = match authorities {
-            Authorities::System => builder.with_root_certificates(roots(&system_authorities()?)?),
-            Authorities::File(path) => builder.with_root_certificates(roots(path)?),
-            Authorities::Unchecked => builder
+            ServerTrust::System => builder.with_root_certificates(roots(&system_authorities()?)?),
+            ServerTrust::File(path) => builder.with_root_certificates(roots(path)?),
+            ServerTrust::Unchecked => builder
                 .dangerous()
                 .with_custom_certificate_verifier(Arc::new(unchecked::Unchecked::default())),
         };
@@ -173,10 +168,10 @@ impl TlsClient {
 /// The signers of a server's certificate that are trusted.
 #[cfg(feature = "http")]
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Authorities<'a> {
-    /// Authorities of `SSL_CERT_FILE`, or of the system.
+pub(crate) enum ServerTrust<'a> {
+    /// ServerTrust of `SSL_CERT_FILE`, or of the system.
     System,
-    /// Authorities of a file.
+    /// ServerTrust of a file.
     File(&'a Path),
     /// Anybody: the server may be another.
     Unchecked,
@@ -197,22 +192,16 @@ fn roots(authorities: &Path) -> Result<RootCertStore, String> {
     Ok(roots)
 }
 
-/// Looks at the signers of a server's certificate, and whether they have revoked it. A list that has expired still counts,
-/// and a certificate of a signer without a list is valid, as in GnuTLS.
+/// Rules on servers by the authorities of a directory, and what they have revoked.
 #[cfg(feature = "nbd")]
-fn with_revoked(authorities: &Path, lists: &Path) -> Result<Arc<WebPkiServerVerifier>, String> {
-    let revoked = CertificateRevocationListDer::pem_file_iter(lists)
-        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-        .map_err(|error| problem(lists, &error))?;
-    if revoked.is_empty() {
-        return Err(problem(lists, &"there is no list of revoked certificates in it"));
+fn authorities_of(directory: &Path) -> Result<Arc<dyn ServerCertVerifier>, FileError> {
+    let mut authorities = Authorities::from_file(&directory.join("ca-cert.pem"))?;
+    let lists = directory.join(REVOKED);
+    // What can't be looked at is an error of reading it.
+    if lists.try_exists().unwrap_or(true) {
+        authorities = authorities.revoked(&lists)?;
     }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    WebPkiServerVerifier::builder_with_provider(Arc::new(roots(authorities)?), provider)
-        .with_crls(revoked)
-        .allow_unknown_revocation_status()
-        .build()
-        .map_err(|error| problem(lists, &error))
+    authorities.server_verifier(Arc::new(rustls::crypto::ring::default_provider()))
 }
 
 fn server_name(name: &str) -> Result<ServerName<'static>, String> {

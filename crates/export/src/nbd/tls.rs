@@ -1,10 +1,9 @@
 //! TLS on a connection.
 
 use crate::error::ExportError;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::WebPkiClientVerifier;
-use rustls::{RootCertStore, ServerConfig, ServerConnection};
+use futures_util::lock::Mutex;
+use rustls::server::NoServerSessionStorage;
+use rustls::{ServerConfig, ServerConnection};
 use std::cell::RefCell;
 use std::fmt::Display;
 use std::io;
@@ -12,7 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use zebu_storage::{IoBuf, IoBufs, Socket, Worker};
 use zebu_tls::psk::{self, PskError};
-use zebu_tls::{Authorization, Permission, Session, TlsError};
+use zebu_tls::{
+    Authorities, Authorization, FileError, Permission, Session, TlsError, own_certificate, private_key,
+};
 
 /// Bytes that are received at once: a few records.
 const RECEIVED: usize = 64 << 10;
@@ -77,23 +78,20 @@ impl TlsConfig {
                 return Err(fail(lists, &"revoked certificates are nothing without authorities of clients"));
             }
             (Some(authorities), lists) => {
-                let mut roots = RootCertStore::empty();
-                for authority in pem_list::<CertificateDer<'static>>(authorities)? {
-                    roots.add(authority).map_err(|error| fail(authorities, &error))?;
-                }
-                let mut verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+                let mut authorities = Authorities::from_file(authorities)?;
                 if let Some(lists) = lists {
-                    verifier = verifier.with_crls(pem_list(lists)?).allow_unknown_revocation_status();
+                    authorities = authorities.revoked(lists)?;
                 }
-                let named = lists.as_ref().unwrap_or(authorities);
-                builder.with_client_cert_verifier(verifier.build().map_err(|error| fail(named, &error))?)
+                builder.with_client_cert_verifier(authorities.client_verifier(provider)?)
             }
         };
-        let private = PrivateKeyDer::from_pem_file(key).map_err(|error| fail(key, &error))?;
-        let config = builder.with_single_cert(pem_list(certificate)?, private);
-        config
-            .map(|config| Credentials::Certificates(Arc::new(config)).into())
-            .map_err(|error| fail(certificate, &error))
+        let mut config = builder
+            .with_single_cert(own_certificate(certificate)?, private_key(key)?)
+            .map_err(|error| fail(certificate, &error))?;
+        // A session that goes on would not be looked at again: its certificate may have expired.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok(Credentials::Certificates(Arc::new(config)).into())
     }
 
     /// Reads pre-shared keys from a file as GnuTLS's `psktool` writes it; a client needs one of them. The system's OpenSSL
@@ -148,12 +146,9 @@ fn fail(path: &Path, error: &dyn Display) -> ExportError {
     ExportError::Tls { path: path.to_owned(), reason: error.to_string() }
 }
 
-/// All of a kind that a PEM file has: one at least.
-fn pem_list<T: PemObject>(path: &Path) -> Result<Vec<T>, ExportError> {
-    match T::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>) {
-        Ok(list) if list.is_empty() => Err(fail(path, &"there is none in it")),
-        Ok(list) => Ok(list),
-        Err(error) => Err(fail(path, &error)),
+impl From<FileError> for ExportError {
+    fn from(error: FileError) -> Self {
+        Self::Tls { path: error.path, reason: error.reason }
     }
 }
 
@@ -168,6 +163,8 @@ pub(crate) struct TlsStream {
     socket: Socket,
     /// Never borrowed across an await.
     state: RefCell<Session>,
+    /// Held by the task that sends: records go in their order.
+    sending: Mutex<()>,
     /// Bytes that were received and not decrypted yet: the decrypted has to be taken first.
     records: RefCell<Records>,
 }
@@ -198,7 +195,8 @@ impl TlsStream {
     pub(super) async fn accept(worker: &Worker, socket: &Socket, config: &TlsConfig) -> io::Result<Self> {
         let session = config.session().map_err(violation)?;
         let records = RefCell::new(Records { buf: IoBuf::zeroed(0), start: 0, end: 0 });
-        let stream = Self { socket: socket.clone(), state: RefCell::new(session), records };
+        let stream =
+            Self { socket: socket.clone(), state: RefCell::new(session), sending: Mutex::new(()), records };
         while stream.state.borrow().is_handshaking() {
             let received = stream.advance(worker).await;
             // An answer, or an alert that says why there is none, if anybody listens.
@@ -221,6 +219,14 @@ impl TlsStream {
                 // A client that ends without saying so in TLS ends as well.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return (Ok(0), bufs),
                 result => return (result, bufs),
+            }
+            // Answers to changes of keys. A client that takes none gets nothing else done.
+            let has_answers = { self.state.borrow().wants_to_send() };
+            if has_answers {
+                let _turn = self.sending.lock().await;
+                if let Err(error) = self.send_pending(worker).await {
+                    return (Err(error), bufs);
+                }
             }
             // The end shows at the next look.
             if let Err(error) = self.advance(worker).await {
@@ -270,15 +276,20 @@ impl TlsStream {
     }
 
     pub(super) async fn send(&self, worker: &Worker, bufs: IoBufs) -> (io::Result<()>, IoBufs) {
+        let _turn = self.sending.lock().await;
+        let mut encrypted = 0;
         for buf in bufs.parts() {
             for part in buf.as_slice().chunks(ENCRYPTED) {
                 let written = self.state.borrow_mut().write_all(part);
                 if let Err(error) = written {
                     return (Err(error), bufs);
                 }
-                let is_much = self.state.borrow().wants_to_send() && part.len() == ENCRYPTED;
-                if is_much && let Err(error) = self.send_pending(worker).await {
-                    return (Err(error), bufs);
+                encrypted += part.len();
+                if encrypted >= ENCRYPTED {
+                    encrypted = 0;
+                    if let Err(error) = self.send_pending(worker).await {
+                        return (Err(error), bufs);
+                    }
                 }
             }
         }

@@ -13,7 +13,7 @@ use crate::network::deadline::{Allowance, Backlog};
 use crate::network::{OutOfReach, Reach, is_public, written_address};
 use crate::stats::RemoteStats;
 use crate::stream::Stream;
-use crate::tls::{Authorities, Tls};
+use crate::tls::{ServerTrust, Tls};
 use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
@@ -432,9 +432,9 @@ impl Source {
             return tls.and_to(host);
         }
         let authorities = match (self.options.verification, &self.options.authorities) {
-            (Verification::Off, _) => Authorities::Unchecked,
-            (Verification::On, Some(path)) => Authorities::File(path),
-            (Verification::On, None) => Authorities::System,
+            (Verification::Off, _) => ServerTrust::Unchecked,
+            (Verification::On, Some(path)) => ServerTrust::File(path),
+            (Verification::On, None) => ServerTrust::System,
         };
         let tls = Tls::to_host(authorities, host)?;
         Ok(self.tls.get_or_init(|| tls.clone()).and_to(host).unwrap_or(tls))

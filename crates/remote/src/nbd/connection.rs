@@ -24,6 +24,8 @@ const STRAIGHT: u64 = 16 << 10;
 const MOST_ROUNDS: usize = 16;
 /// The most pieces of one system call that sends.
 const MOST_PIECES: usize = 64;
+/// The longest wait for the server to close after the goodbye.
+pub(super) const FAREWELL: Duration = Duration::from_millis(200);
 
 /// Limits and form of requests to an export.
 #[derive(Debug, Clone, Copy)]
@@ -197,7 +199,7 @@ impl<'a, W: Watcher> Connection<'a, W> {
             let head = RequestHead::new(self.terms.style, 0, command::DISCONNECT, self.next_cookie, 0, 0);
             // A server that is gone needs no farewell.
             let _ = self.stream.write_vectored(&[IoSlice::new(head.bytes())]);
-            let _ = self.stream.send_close_notify();
+            self.stream.say_goodbye(FAREWELL);
         }
         let is_closed_by_peer = match &lost {
             Lost::Io(error) => matches!(

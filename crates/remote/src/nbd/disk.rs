@@ -1,7 +1,7 @@
 //! An export as a storage: its threads, their connections, and what they may promise.
 
 use super::address::{Endpoint, NbdAddress};
-use super::connection::{Connection, Lost, Terms, Unanswered, Watcher};
+use super::connection::{Connection, FAREWELL, Lost, Terms, Unanswered, Watcher};
 use super::handshake::{self, Export};
 use super::protocol::{BASE_ALLOCATION, STATE_DIRTY, STATE_ZERO, command, command_flag, export};
 use super::queue::Queue;
@@ -26,8 +26,6 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// The pause between attempts to open a disk.
 const OPEN_PAUSE: Duration = Duration::from_millis(100);
-/// The longest wait for connections to say goodbye.
-const FAREWELL: Duration = Duration::from_millis(200);
 /// The least time of an attempt to connect.
 const SHORTEST_ATTEMPT: Duration = Duration::from_millis(10);
 /// The pause after an attempt to make a connection more that failed.
@@ -241,7 +239,7 @@ impl NbdDisk {
 impl Drop for NbdDisk {
     fn drop(&mut self) {
         self.shared.queue.close();
-        self.shared.queue.wait_for_farewells(FAREWELL);
+        self.shared.queue.wait_for_farewells(FAREWELL * 2);
     }
 }
 

@@ -1,7 +1,7 @@
 //! One connection.
 
 use super::PskError;
-use super::context::{Context, Secrets};
+use super::context::{Context, Secrets, refusal};
 use super::openssl::{Bio, SSL_ERROR_WANT_READ, SSL_ERROR_ZERO_RETURN, Ssl};
 use crate::session::{MAX_UNSENT, TlsError};
 use std::ffi::c_int;
@@ -11,6 +11,11 @@ use std::sync::Arc;
 
 /// Bytes that one call of [`Connection::receive_from`] takes at most.
 const RECEIVED: usize = 16 << 10;
+/// Bytes that are encrypted at once: a record's (RFC 8446, section 5.1). A memory BIO keeps the greatest length that it had.
+const RECORD: usize = 16 << 10;
+/// Encrypted bytes that may wait to be sent after a read: many times those of a caller that sends what it wrote. A peer
+/// that has more waiting asks for new keys again and again, and reads none of the answers.
+const MAX_ANSWERS: usize = 1 << 20;
 
 /// One end of a connection with a pre-shared key. It does no I/O.
 pub struct Connection {
@@ -23,6 +28,8 @@ pub struct Connection {
     /// Taken from `outgoing`; the first `sent` bytes are sent.
     to_send: Vec<u8>,
     sent: usize,
+    /// Written while the peer was in the middle of a message about keys, and not encrypted yet.
+    unwritten: Vec<u8>,
     is_handshaking: bool,
     /// Whether the peer sends no more.
     is_ended: bool,
@@ -68,6 +75,7 @@ impl Connection {
             outgoing,
             to_send: Vec::new(),
             sent: 0,
+            unwritten: Vec::new(),
             is_handshaking: true,
             is_ended: false,
             failure: None,
@@ -132,7 +140,10 @@ impl Connection {
         }
         match self.error_of(result) {
             SSL_ERROR_WANT_READ => Ok(()),
-            _ => Err(self.fail(ssl.reason())),
+            _ => {
+                let reason = refusal().unwrap_or_else(|| ssl.reason());
+                Err(self.fail(reason))
+            }
         }
     }
 
@@ -159,7 +170,12 @@ impl Connection {
         if result > 0 {
             return Ok(result as usize);
         }
-        match self.error_of(result) {
+        let error = self.error_of(result);
+        self.write_again()?;
+        if self.waiting() > MAX_ANSWERS {
+            return Err(self.fail("the peer asks for new keys and reads no answers".to_owned()).into());
+        }
+        match error {
             SSL_ERROR_ZERO_RETURN => Ok(0),
             SSL_ERROR_WANT_READ => Err(self.nothing_yet()),
             _ => Err(self.fail(ssl.reason()).into()),
@@ -174,20 +190,58 @@ impl Connection {
         if let Some(failure) = &self.failure {
             return Err(failure.clone().into());
         }
-        let ssl = self.context.ssl;
-        for part in bytes.chunks(c_int::MAX as usize) {
-            // SAFETY: so many bytes are there.
-            let result = unsafe {
-                (ssl.ERR_clear_error)();
-                (ssl.SSL_write)(self.pointer, part.as_ptr().cast(), length(part))
-            };
-            self.collect();
-            // A memory BIO takes all of it, or there is no memory.
-            if result != length(part) {
-                return Err(self.fail(ssl.reason()).into());
+        if !self.unwritten.is_empty() {
+            self.unwritten.extend_from_slice(bytes);
+            return Ok(self.write_again()?);
+        }
+        let mut parts = bytes.chunks(RECORD);
+        while let Some(part) = parts.next() {
+            if !self.write_record(part)? {
+                self.unwritten.extend_from_slice(part);
+                parts.for_each(|part| self.unwritten.extend_from_slice(part));
+                break;
             }
         }
         Ok(())
+    }
+
+    /// Encrypts what could not be when it was written.
+    fn write_again(&mut self) -> Result<(), TlsError> {
+        let unwritten = std::mem::take(&mut self.unwritten);
+        let mut done = 0;
+        for part in unwritten.chunks(RECORD) {
+            if !self.write_record(part)? {
+                break;
+            }
+            done += part.len();
+        }
+        self.unwritten = unwritten;
+        self.unwritten.drain(..done);
+        Ok(())
+    }
+
+    /// Encrypts a record's bytes; false if the peer has to end a message first (RFC 8446, section 5.1).
+    fn write_record(&mut self, part: &[u8]) -> Result<bool, TlsError> {
+        let ssl = self.context.ssl;
+        // SAFETY: so many bytes are there.
+        let result = unsafe {
+            (ssl.ERR_clear_error)();
+            (ssl.SSL_write)(self.pointer, part.as_ptr().cast(), length(part))
+        };
+        self.collect();
+        // A memory BIO takes all of it, or there is no memory.
+        if result == length(part) {
+            return Ok(true);
+        }
+        match self.error_of(result) {
+            SSL_ERROR_WANT_READ => Ok(false),
+            _ => Err(self.fail(ssl.reason())),
+        }
+    }
+
+    /// Bytes that wait to be sent, encrypted or not.
+    fn waiting(&self) -> usize {
+        self.to_send.len() - self.sent + self.unwritten.len()
     }
 
     /// Encrypts some of `bufs`, and says how many bytes: none while 64 KiB wait to be sent.
@@ -197,7 +251,7 @@ impl Connection {
     pub fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
         let mut taken = 0;
         for buf in bufs {
-            let room = MAX_UNSENT.saturating_sub(self.to_send.len() - self.sent);
+            let room = MAX_UNSENT.saturating_sub(self.waiting());
             let part = &buf[..buf.len().min(room)];
             self.write_all(part)?;
             taken += part.len();
@@ -231,6 +285,8 @@ impl Connection {
         self.sent += count;
         if !self.wants_to_send() {
             self.to_send.clear();
+            // A connection that idles keeps no memory of what it sent.
+            self.to_send.shrink_to(MAX_UNSENT);
             self.sent = 0;
         }
         Ok(count)

@@ -4,8 +4,10 @@ use super::PskError;
 use super::keys::Keys;
 use super::openssl::{
     OpenSsl, SSL_CTRL_MODE, SSL_CTRL_SET_MAX_PROTO_VERSION, SSL_CTRL_SET_MIN_PROTO_VERSION,
-    SSL_CTRL_SET_SESS_CACHE_MODE, SSL_MODE_RELEASE_BUFFERS, SSL_VERIFY_PEER, Ssl, SslCtx, TLS1_3_VERSION,
+    SSL_CTRL_SET_SESS_CACHE_MODE, SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER, SSL_MODE_RELEASE_BUFFERS,
+    SSL_VERIFY_PEER, Ssl, SslCtx, TLS1_3_VERSION,
 };
+use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_uint};
 use std::fmt;
 use std::sync::Arc;
@@ -70,7 +72,7 @@ impl Context {
         let mut is_set = control(SSL_CTRL_SET_MIN_PROTO_VERSION, TLS1_3_VERSION) == 1
             && control(SSL_CTRL_SET_MAX_PROTO_VERSION, TLS1_3_VERSION) == 1;
         control(SSL_CTRL_SET_SESS_CACHE_MODE, 0);
-        control(SSL_CTRL_MODE, SSL_MODE_RELEASE_BUFFERS);
+        control(SSL_CTRL_MODE, SSL_MODE_RELEASE_BUFFERS | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
         // SAFETY: the context is valid; the secrets live in a box for as long as it does.
         unsafe {
             is_set &= (ssl.SSL_CTX_set_ciphersuites)(pointer, SUITES.as_ptr()) == 1;
@@ -94,6 +96,16 @@ impl Drop for Context {
         // SAFETY: it was made by `SSL_CTX_new`, and each connection keeps its context alive.
         unsafe { (self.ssl.SSL_CTX_free)(self.pointer) }
     }
+}
+
+thread_local! {
+    /// Whether the step of a handshake that this thread takes has met an identity without a key.
+    static REFUSED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The reason for which [`server_key`] has refused a client on this thread, once.
+pub(super) fn refusal() -> Option<String> {
+    REFUSED.take().then(|| "there is no key of the user that the client names".to_owned())
 }
 
 /// Looks the secrets of a session's context up.
@@ -134,7 +146,10 @@ unsafe extern "C" fn server_key(
         let Some(Secrets::Server(keys)) = secrets(session) else { return 0 };
         match keys.get(CStr::from_ptr(identity).to_bytes()) {
             Some(found) if copy(found, key, room) => found.len() as c_uint,
-            _ => 0,
+            _ => {
+                REFUSED.set(true);
+                0
+            }
         }
     }
 }

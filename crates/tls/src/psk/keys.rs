@@ -32,7 +32,8 @@ impl Keys {
     /// bytes, and a key 256.
     pub fn from_file(path: &Path) -> Result<Self, PskError> {
         let fail = |reason: String| PskError::File { path: path.to_owned(), reason };
-        let mut text = Zeroizing::new(Vec::new());
+        // What grows leaves copies behind.
+        let mut text = Zeroizing::new(Vec::with_capacity(MAX_FILE as usize + 2));
         let read = std::fs::File::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_end(&mut text));
         read.map_err(|error| fail(error.to_string()))?;
         if text.len() as u64 > MAX_FILE {

@@ -37,6 +37,7 @@ pub(super) const SSL_CTRL_MODE: c_int = 33;
 pub(super) const SSL_CTRL_SET_SESS_CACHE_MODE: c_int = 44;
 pub(super) const SSL_CTRL_SET_MIN_PROTO_VERSION: c_int = 123;
 pub(super) const SSL_CTRL_SET_MAX_PROTO_VERSION: c_int = 124;
+pub(super) const SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER: c_long = 0x2;
 pub(super) const SSL_MODE_RELEASE_BUFFERS: c_long = 0x10;
 pub(super) const TLS1_3_VERSION: c_long = 0x0304;
 pub(super) const SSL_VERIFY_PEER: c_int = 1;
@@ -117,7 +118,11 @@ impl OpenSsl {
             // SAFETY: OpenSSL's own initialization and end have no conditions.
             match unsafe { Library::new(name) }.and_then(Self::find) {
                 Ok(found) => return Ok(found),
-                Err(error) if reason.is_empty() => reason = error.to_string(),
+                Err(error) if reason.is_empty() => {
+                    // The loader's own words are below.
+                    let source = std::error::Error::source(&error);
+                    reason = source.map_or_else(|| error.to_string(), ToString::to_string);
+                }
                 Err(_) => {}
             }
         }
