@@ -33,7 +33,7 @@ pub struct AmendOptions {
     pub data_file: Option<String>,
     /// Whether the data file is a valid raw image by itself: this can only be given up.
     pub data_file_raw: Option<bool>,
-    /// Watching and stopping.
+    /// Watching and stopping. Default: nobody watches.
     pub control: JobControl,
 }
 
