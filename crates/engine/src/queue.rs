@@ -100,18 +100,21 @@ pub struct Completion {
 /// # Disk::create(&path, &CreateOptions::default().size(1 << 20))?;
 /// let disk = Disk::open(&path, &OpenOptions::default())?;
 /// let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-/// let ended: Result<(), Box<dyn std::error::Error>> = runtime.block_on(async {
+/// let result = runtime.block_on(async {
+///     // Newer versions of tokio prefer `register`, which is unsafe.
+///     #[allow(deprecated)]
 ///     let queue = AsyncFd::with_interest(disk.queue().build()?, Interest::READABLE)?;
 ///     queue.get_ref().submit(Request::Read { offset: 0, bufs: IoBuf::zeroed(4096).into() }, 1);
 ///     loop {
 ///         // Before the poll: what comes during it shows again.
 ///         queue.readable().await?.clear_ready();
 ///         if let Some(completion) = queue.get_ref().next_completion() {
-///             return completion.result.map_err(Into::into);
+///             return Ok::<_, Box<dyn std::error::Error>>(completion.result);
 ///         }
 ///     }
-/// });
-/// # ended
+/// })?;
+/// result?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Threads
