@@ -4,9 +4,10 @@
 //! cargo run --example event_loop -- disk.qcow2
 //! ```
 
+use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use zebu::storage::IoBuf;
 use zebu::{CreateOptions, Disk, Durability, OpenOptions, Request};
 
@@ -14,10 +15,14 @@ use zebu::{CreateOptions, Disk, Durability, OpenOptions, Request};
 const QUEUE: u64 = 1;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let path = PathBuf::from(std::env::args_os().nth(1).unwrap_or_else(|| "disk.qcow2".into()));
-    Disk::create(&path, &CreateOptions::default().size(1 << 30))?;
+    run(&PathBuf::from(std::env::args_os().nth(1).unwrap_or_else(|| "disk.qcow2".into())))
+}
+
+/// The program, on a new disk at `path`.
+pub(crate) fn run(path: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    Disk::create(path, &CreateOptions::default().size(1 << 30))?;
     let options = OpenOptions::default().access(zebu::Access::ReadWrite);
-    let disk = Disk::open(&path, &options)?;
+    let disk = Disk::open(path, &options)?;
     // This thread never blocks but in `epoll::wait`.
     let queue = disk.queue().depth(64).promise_to_drive().build()?;
 
@@ -31,7 +36,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     queue.submit(Request::Flush, 128);
     let mut events = Vec::with_capacity(8);
     while queue.pending() > 0 {
-        rustix::io::retry_on_intr(|| epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), None))?;
+        // There is a timer only while a request waits for another thread.
+        let timeout = queue.next_timer().map(Timespec::try_from).transpose()?;
+        rustix::io::retry_on_intr(|| {
+            epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref())
+        })?;
+        if events.is_empty() {
+            queue.start();
+        }
         for event in events.drain(..) {
             if event.data.u64() == QUEUE {
                 while let Some(completion) = queue.next_completion() {

@@ -6,17 +6,21 @@
 //! ```
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use zebu::storage::GuestBuffers;
 use zebu::{Access, CreateOptions, Disk, Durability, OpenOptions, Request};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let path = PathBuf::from(std::env::args_os().nth(1).unwrap_or_else(|| "disk.qcow2".into()));
-    Disk::create(&path, &CreateOptions::default().size(1 << 30))?;
+    run(&PathBuf::from(std::env::args_os().nth(1).unwrap_or_else(|| "disk.qcow2".into())))
+}
+
+/// The program, on a new disk at `path`.
+pub(crate) fn run(path: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    Disk::create(path, &CreateOptions::default().size(1 << 30))?;
     let options = OpenOptions::default().access(Access::ReadWrite);
-    let disk = Disk::open(&path, &options)?;
+    let disk = Disk::open(path, &options)?;
 
     let memory = Arc::new(GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 16 << 20)])?);
     let guest = GuestBuffers::new(Arc::clone(&memory));

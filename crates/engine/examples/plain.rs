@@ -4,16 +4,20 @@
 //! cargo run --example plain -- disk.qcow2
 //! ```
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use zebu::check::CheckOptions;
 use zebu::{Access, CreateOptions, Disk, NewSnapshot, OpenOptions};
 
 fn main() -> zebu::Result<()> {
-    let path = PathBuf::from(std::env::args_os().nth(1).unwrap_or_else(|| "disk.qcow2".into()));
-    Disk::create(&path, &CreateOptions::default().size(1 << 30))?;
+    run(&PathBuf::from(std::env::args_os().nth(1).unwrap_or_else(|| "disk.qcow2".into())))
+}
+
+/// The program, on a new disk at `path`.
+pub(crate) fn run(path: &Path) -> zebu::Result<()> {
+    Disk::create(path, &CreateOptions::default().size(1 << 30))?;
     let disk = Disk::builder()
         .on_drop_error(|error| eprintln!("not closed as it should be: {error}"))
-        .open(&path, &OpenOptions::default().access(Access::ReadWrite))?;
+        .open(path, &OpenOptions::default().access(Access::ReadWrite))?;
 
     disk.write(4096, b"hello")?;
     disk.create_snapshot(NewSnapshot::named("greeting"))?;
@@ -34,7 +38,7 @@ fn main() -> zebu::Result<()> {
         println!("{:>10} {:>10} {:?}", extent.offset, extent.len, extent.kind);
     }
     disk.close()?;
-    let report = Disk::check(&path, &CheckOptions::default())?;
+    let report = Disk::check(path, &CheckOptions::default())?;
     println!("clean: {}", report.is_clean());
     Ok(())
 }

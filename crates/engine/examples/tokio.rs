@@ -4,7 +4,7 @@
 //! cargo run --example tokio -- disk.qcow2
 //! ```
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tokio::io::unix::AsyncFd;
 use tokio::task::LocalSet;
 use zebu::storage::{IoBuf, Worker, WorkerConfig};
@@ -29,15 +29,19 @@ async fn drive(worker: Worker) {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let path = PathBuf::from(std::env::args_os().nth(1).unwrap_or_else(|| "disk.qcow2".into()));
+    run(&PathBuf::from(std::env::args_os().nth(1).unwrap_or_else(|| "disk.qcow2".into())))
+}
+
+/// The program, on a new disk at `path`.
+pub(crate) fn run(path: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let worker = Worker::new(&WorkerConfig::default())?;
     let tasks = LocalSet::new();
     tasks.spawn_local(drive(worker.clone()));
     tasks.block_on(&runtime, async {
-        Image::create(&worker, &path, &CreateOptions::default().size(1 << 30)).await?;
+        Image::create(&worker, path, &CreateOptions::default().size(1 << 30)).await?;
         let options = OpenOptions::default().access(Access::ReadWrite);
-        let image = Image::open(&worker, &path, &options).await?;
+        let image = Image::open(&worker, path, &options).await?;
         let writes = (0..16u64).map(|i| {
             let (image, worker) = (image.clone(), worker.clone());
             tokio::task::spawn_local(async move {

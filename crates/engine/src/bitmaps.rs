@@ -172,7 +172,7 @@ impl Image {
                 Ok(CopiedBitmap::new(name.clone(), recording, bits))
             });
             let copies = copies.collect::<Result<Vec<_>>>()?;
-            let _alone = me.0.alone(&on).await;
+            let _alone = me.0.alone(&on).await?;
             qcow2.change_bitmaps(&on, BitmapChange::AddCopies(&copies)).await
         })
         .await

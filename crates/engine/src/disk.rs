@@ -52,11 +52,14 @@ use zebu_storage::{Background, Engine, ForkMark, Worker, WorkerConfig};
 /// # Misuse
 /// - After [`Disk::close`], each method that needs the image fails ([`ErrorKind::InvalidArgument`](crate::ErrorKind)).
 /// - Work on the disk's own thread, such as a job or a function that reports progress, must not wait for the disk: its
-///   methods fail there ([`ErrorKind::Busy`](crate::ErrorKind)). It has the [`Image`] to await.
+///   methods fail there ([`ErrorKind::InvalidArgument`](crate::ErrorKind)). It has the [`Image`] to await.
 /// - In a child of fork(2) each method fails ([`ErrorKind::InvalidArgument`](crate::ErrorKind)), and dropping the disk does
 ///   nothing: the image, its locks and its threads are the parent's.
-/// - A function of the caller that panics ends its job with an error ([`ErrorKind::Poisoned`](crate::ErrorKind)); the disk
+/// - A function of the caller that panics ends its job with an error ([`ErrorKind::Panicked`](crate::ErrorKind)); the disk
 ///   stays in use.
+/// - A method that waits for a request of a queue which is not driven fails after half a minute
+///   ([`ErrorKind::Busy`](crate::ErrorKind)) where it changes the image as a whole: snapshots, bitmaps, sizes, closing. Reads
+///   and writes that overlap such a request wait until the queue is driven or dropped.
 #[derive(Clone)]
 pub struct Disk(Arc<Shared>);
 

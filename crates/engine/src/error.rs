@@ -23,7 +23,7 @@ pub enum ErrorKind {
     ForeignFormat,
     /// Another program uses the image.
     Locked,
-    /// A request is in the way that has not ended for half a minute: its worker may not be polled.
+    /// A request is in the way that has not ended for half a minute: its queue or worker may not be driven.
     Busy,
     /// An argument is out of range or contradicts another.
     InvalidArgument,
@@ -35,6 +35,9 @@ pub enum ErrorKind {
     OutOfRange,
     /// An earlier flush failed: nothing can be written until the image is opened again.
     Poisoned,
+    /// A function of the caller, or code that the operation ran, panicked. The image stays in use, unless it was making
+    /// something durable: then later errors are [`ErrorKind::Poisoned`].
+    Panicked,
     /// The operation was cancelled.
     Cancelled,
     /// Something asked for by name (a snapshot, a bitmap) is not in the image.
@@ -59,7 +62,6 @@ struct Inner {
     guest_offset: Option<u64>,
     host_offset: Option<u64>,
     errno: i32,
-    retryable: bool,
     source: Option<IoError>,
     remedy: Option<Remedy>,
     damaged: Damaged,
@@ -89,7 +91,11 @@ impl Error {
             ErrorKind::Cancelled => errno::ECANCELED,
             ErrorKind::NotFound => errno::ENOENT,
             ErrorKind::Exists => errno::EEXIST,
-            ErrorKind::Io | ErrorKind::Corrupt | ErrorKind::OutOfRange | ErrorKind::Poisoned => errno::EIO,
+            ErrorKind::Io
+            | ErrorKind::Corrupt
+            | ErrorKind::OutOfRange
+            | ErrorKind::Poisoned
+            | ErrorKind::Panicked => errno::EIO,
         };
         Self(Box::new(Inner {
             kind,
@@ -98,11 +104,18 @@ impl Error {
             guest_offset: None,
             host_offset: None,
             errno,
-            retryable: kind == ErrorKind::NoSpace,
             source: None,
             remedy: None,
             damaged: Damaged::Metadata,
         }))
+    }
+
+    /// Says that `undone` because of `unended`, which waited for half a minute in vain: two parts of a sentence.
+    pub(crate) fn undriven(undone: &str, unended: &str) -> Self {
+        let message = format!(
+            "{undone}, because {unended} has not ended for half a minute: a queue or a worker may not be driven; poll or drop it"
+        );
+        Self::new(ErrorKind::Busy, message)
     }
 
     /// Names the image, unless one is named already.
@@ -183,9 +196,11 @@ impl Error {
     pub fn host_offset(&self) -> Option<u64> {
         self.0.host_offset
     }
-    /// Whether the same request may succeed later (space was freed, a lock released).
+    /// Whether the same request may succeed later, when others have done something: [`ErrorKind::NoSpace`] (space was
+    /// freed), [`ErrorKind::Locked`] (the other program has ended), [`ErrorKind::Busy`] (the request in the way has ended).
+    /// No other kind is retryable.
     pub fn is_retryable(&self) -> bool {
-        self.0.retryable || self.0.kind == ErrorKind::Locked
+        matches!(self.0.kind, ErrorKind::NoSpace | ErrorKind::Locked | ErrorKind::Busy)
     }
     /// Whether the image refuses all further writes until it is opened again.
     pub fn is_poisoned(&self) -> bool {
@@ -237,10 +252,14 @@ impl From<IoError> for Error {
 }
 
 impl From<Error> for std::io::Error {
-    /// An error of the kind that the errno stands for, with the whole message. It has no `raw_os_error`: the errno is that of
-    /// the inner error ([`Error::errno`]).
+    /// An error of the kind that the errno stands for, with the whole message; `InvalidInput` for [`ErrorKind::OutOfRange`].
+    /// It has no `raw_os_error`: the errno is that of the inner error ([`Error::errno`]).
     fn from(error: Error) -> Self {
-        Self::new(Self::from_raw_os_error(error.errno()).kind(), error)
+        let kind = match error.kind() {
+            ErrorKind::OutOfRange => std::io::ErrorKind::InvalidInput,
+            _ => Self::from_raw_os_error(error.errno()).kind(),
+        };
+        Self::new(kind, error)
     }
 }
 

@@ -223,7 +223,7 @@ impl Image {
         work: impl AsyncFnOnce(&Self, &Worker) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         self.on_own_worker(worker, move |me, on| async move {
-            let _alone = me.0.alone(&on).await;
+            let _alone = me.0.alone(&on).await?;
             work(&me, &on).await
         })
         .await
@@ -590,7 +590,7 @@ impl Image {
         let control = control.clone();
         self.on_own_worker(worker, move |me, on| async move {
             let _alone =
-                if sabotage::is(Fault::ResizeBesideWrites) { None } else { Some(me.0.alone(&on).await) };
+                if sabotage::is(Fault::ResizeBesideWrites) { None } else { Some(me.0.alone(&on).await?) };
             me.0.check_open()?;
             if disk_size < me.virtual_size() {
                 me.check_nothing_is_copied("becomes smaller")?;
@@ -714,26 +714,37 @@ impl Image {
 
     /// Ends all changes of the image, and returns the result of that. An error: nothing was ended.
     async fn close_alone(&self, worker: &Worker) -> Result<Result<()>> {
-        let alone = if sabotage::is(Fault::CloseBesideRequests) {
-            None
-        } else {
-            // What it gives back can't be given back before those have ended who read now.
-            let reads = async || match &self.0.driver {
-                Driver::Qcow2(qcow2) if qcow2.is_writable() && !sabotage::is(Fault::CloseBesideReads) => {
-                    qcow2.readers().wait().await;
-                }
-                _ => {}
+        let alone =
+            if sabotage::is(Fault::CloseBesideRequests) {
+                None
+            } else {
+                // What it gives back can't be given back before those have ended who read now.
+                let reads = async || match &self.0.driver {
+                    Driver::Qcow2(qcow2) if qcow2.is_writable() && !sabotage::is(Fault::CloseBesideReads) => {
+                        qcow2.readers().wait().await;
+                    }
+                    _ => {}
+                };
+                let alone = self.0.changes.alone(worker, reads);
+                // An operation that is alone now may wait for something itself.
+                Some(with_long_patience(worker, alone).await.flatten().ok_or_else(|| {
+                    Error::undriven("the image can't be closed", "a request").on(&self.0.path)
+                })?)
             };
-            let alone = self.0.changes.alone(worker, reads);
-            Some(with_long_patience(worker, alone).await.ok_or_else(|| {
-                let message = "the image can't be closed, because a request has not ended for half a minute; poll or \
-                               drop its worker";
-                Error::new(ErrorKind::Busy, message).on(&self.0.path)
-            })?)
-        };
         if let Some(earlier) = self.0.closed() {
             return Ok(earlier.clone());
         }
+        // A read that began now could hold back what is given back.
+        let reads =
+            match &self.0.driver {
+                Driver::Qcow2(qcow2) if qcow2.is_writable() && !sabotage::is(Fault::CloseBesideReads) => {
+                    let stopped = qcow2.readers().stop(worker).await;
+                    Some(stopped.ok_or_else(|| {
+                        Error::undriven("the image can't be closed", "a read").on(&self.0.path)
+                    })?)
+                }
+                _ => None,
+            };
         let result = match &self.0.driver {
             Driver::Qcow2(qcow2) => {
                 qcow2.running_commit(worker).await?;
@@ -743,6 +754,7 @@ impl Image {
             Driver::Foreign(_) => Ok(()),
         };
         self.0.note_closed(result.clone());
+        drop(reads);
         if sabotage::is(Fault::IdleWhileAlone) {
             std::mem::forget(alone);
         }

@@ -1,22 +1,14 @@
-//! The zebu block engine: qcow2 and raw disk images as block devices.
+#![doc = include_str!("../README.md")]
 //!
-//! An [`Image`] is shared by any number of workers; a [`storage::Worker`] belongs to one thread and runs requests on
-//! its own completion queue. Three ways to use them, none of which needs a runtime:
-//!
-//! - event loops: [`Queue`] (submit, poll, a descriptor to wait on), made by a [`QueueBuilder`] or on a worker;
-//! - waiting: [`Disk`], from any thread, and [`block_on`] for what else is to be waited for;
-//! - futures: the methods of [`Image`] are plain `async fn`s. The worker makes progress when it is polled, so another
-//!   executor drives it beside its own tasks:
+//! # Images and workers
+//! An [`Image`] is shared by any number of workers. A [`storage::Worker`] belongs to one thread, and runs requests on its own
+//! completion queue when it is polled. A [`Disk`] and a [`Queue`] have one. Its thread may do so between the tasks of any
+//! executor, as below. Work that needs no [`Disk`] is waited for by [`block_on`].
 //!
 //! Commits, releases of freed space, snapshots and changes of size run on a thread of the image's own, which the first change
-//! starts. A worker that is not polled holds up the requests that overlap its own, and nobody else.
+//! starts. A worker that is not polled holds up the requests that need the end of its own, and nobody else.
 //!
 //! Options are filled in by setters, or field by field, from their default: more of them may come in any version.
-//!
-//! # Features
-//! - `io-uring` (default): without it, threads do all I/O.
-//! - `zstd` (default): compressed clusters by zstd, with a C library. Without it, such images are refused by name.
-//! - `vm-memory`: buffers in a guest's memory, `storage::GuestBuffers`.
 //!
 //! ```
 //! use std::future::Future;

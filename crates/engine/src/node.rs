@@ -154,13 +154,18 @@ impl Node {
 
     /// Waits until no request that changes the image is under way, and keeps new ones out. What the operation will have
     /// to wait for, as reads that hold space back, is waited for before that.
-    pub(crate) async fn alone(&self, worker: &Worker) -> Alone<'_> {
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`]: one of these has not ended for half a minute.
+    pub(crate) async fn alone(&self, worker: &Worker) -> Result<Alone<'_>> {
         let reads = async || {
             if let Driver::Qcow2(qcow2) = &self.driver {
                 qcow2.readers().wait().await;
             }
         };
-        self.changes.alone(worker, reads).await
+        let alone = self.changes.alone(worker, reads).await;
+        let undone = "the operation, which has to be alone with the image, can't begin";
+        alone.ok_or_else(|| Error::undriven(undone, "a request").on(&self.path))
     }
 
     /// Says that nothing may be changed any more, because the image was closed with `result`.

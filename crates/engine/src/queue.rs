@@ -9,7 +9,7 @@ use crate::{Error, ErrorKind, Image, Result};
 use std::any::Any;
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -85,6 +85,39 @@ pub struct Completion {
 /// Dropping it lets the requests under way run to their end; their buffers are kept until then. If the queue has a worker of
 /// its own ([`QueueBuilder`]), or the last handle to it, the drop waits for this.
 ///
+/// # Event loops
+/// The loop registers the descriptor of the queue ([`AsFd`], [`AsRawFd`]) for reading, and calls [`Queue::poll`] when it is
+/// readable and when the time of [`Queue::next_timer`] is over. `event_loop.rs` of the examples does so with epoll(7), the
+/// last example here with poll(2). With tokio, the queue is in an `AsyncFd` on its thread:
+///
+/// ```
+/// use tokio::io::Interest;
+/// use tokio::io::unix::AsyncFd;
+/// use zebu::storage::IoBuf;
+/// use zebu::{CreateOptions, Disk, OpenOptions, Request};
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("disk.qcow2");
+/// # Disk::create(&path, &CreateOptions::default().size(1 << 20))?;
+/// let disk = Disk::open(&path, &OpenOptions::default())?;
+/// let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+/// let result = runtime.block_on(async {
+///     // Newer versions of tokio prefer `register`, which is unsafe.
+///     #[allow(deprecated)]
+///     let queue = AsyncFd::with_interest(disk.queue().build()?, Interest::READABLE)?;
+///     queue.get_ref().submit(Request::Read { offset: 0, bufs: IoBuf::zeroed(4096).into() }, 1);
+///     loop {
+///         // Before the poll: what comes during it shows again.
+///         queue.readable().await?.clear_ready();
+///         if let Some(completion) = queue.get_ref().next_completion() {
+///             return Ok::<_, Box<dyn std::error::Error>>(completion.result);
+///         }
+///     }
+/// })?;
+/// result?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Threads
 /// A queue belongs to one thread. One that is made on another thread than uses it comes from a [`QueueBuilder`].
 ///
 /// ```
@@ -230,6 +263,12 @@ impl Queue {
         self.worker.poll();
     }
 
+    /// How long until [`Queue::poll`] has something to do although the descriptor is not readable; `None`: it becomes readable
+    /// then. An event loop takes it for its timeout. There are timers only while a request waits for another thread.
+    pub fn next_timer(&self) -> Option<Duration> {
+        self.worker.next_timer()
+    }
+
     /// As [`Queue::poll`], but waits for the first completion, at most `timeout`.
     pub fn wait(&self, done: &mut Vec<Completion>, timeout: Option<Duration>) -> usize {
         let start = std::time::Instant::now();
@@ -269,11 +308,18 @@ impl Drop for Queue {
 }
 
 impl AsFd for Queue {
-    /// Readable when [`Queue::poll`] has something to do: the eventfd of [`QueueBuilder::event_fd`], if one was given. It is always the same, so an event loop registers it once. It may
-    /// be read, as an eventfd is, before [`Queue::poll`] (see "Event loops" in the documentation of
-    /// [`crate::storage`]).
+    /// Readable when [`Queue::poll`] has something to do: the eventfd of [`QueueBuilder::event_fd`], if one was given. It is
+    /// always the same, so an event loop registers it once, by level or by edge. It may be read, as an eventfd is, before
+    /// [`Queue::poll`].
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.worker.as_fd()
+    }
+}
+
+impl AsRawFd for Queue {
+    /// The descriptor of [`Queue::as_fd`], for interfaces such as `AsyncFd` of tokio, which take a queue itself.
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
 }
 

@@ -92,6 +92,8 @@ pub enum Fault {
     KeepInflated,
     /// Snapshots: the mapping cache keeps what it knew of tables that were rewritten.
     KeepMapping,
+    /// Snapshots: what was read of tables before they were rewritten still gets into the mapping cache.
+    KeepLoads,
     /// Snapshots: the header names a snapshot table that is not durable.
     NameTableEarly,
     /// Snapshots: what a deleted snapshot refers to goes back while the header still names the snapshot.

@@ -21,24 +21,24 @@ pub enum Repair {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct CheckOptions {
-    /// The extent of a repair.
+    /// The extent of a repair. Default: [`Repair::None`].
     pub repair: Repair,
-    /// Cache mode of the file.
+    /// Cache mode of the file. Default: [`CacheMode::Writeback`].
     pub cache: CacheMode,
-    /// The opener of a name that leads to no local file.
+    /// The opener of a name that leads to no local file. Default: no opener.
     pub remote: Remote,
-    /// Whether locks are taken. A repair always takes them.
+    /// Whether locks are taken. A repair always takes them. Default: [`Sharing::Locked`].
     pub sharing: Sharing,
-    /// Reads of tables in flight, at least 1.
+    /// Reads of tables in flight, at least 1. Default: 16.
     pub parallel: usize,
     /// Most bytes that the counts may take, at least a few hundred KiB. An image that needs more is counted in
     /// several passes, each over a range of host clusters. Read buffers (`parallel` clusters) and the list of
-    /// L2 tables (32 bytes each) come on top.
+    /// L2 tables (32 bytes each) come on top. Default: 256 MiB.
     pub memory: usize,
-    /// Findings that the report keeps in words; the rest is only counted.
+    /// Findings that the report keeps in words; the rest is only counted. Default: 1000.
     pub max_findings: usize,
     /// Watching, slowing and stopping. Progress counts tables (L2 tables, refcount blocks), the rate limit their bytes. A
-    /// repair that was stopped leaves an image that is no worse than before.
+    /// repair that was stopped leaves an image that is no worse than before. Default: nobody watches, no limit.
     pub control: JobControl,
 }
 

@@ -21,14 +21,14 @@ pub enum DeflateWindow {
 #[non_exhaustive]
 pub struct CompressOptions {
     /// Level; the codec's usual one if `None`. Deflate: 1 to 12, with [`DeflateWindow::FourKib`] 1 to 9 (default 3
-    /// and 6); zstd: 1 to 22 (default 3). An image is compressed in one way, which its header names.
+    /// and 6); zstd: 1 to 22 (default 3). An image is compressed in one way, which its header names. Default: `None`.
     pub level: Option<u32>,
-    /// Window of deflate streams; says nothing for zstd.
+    /// Window of deflate streams; says nothing for zstd. Default: [`DeflateWindow::Full`].
     pub window: DeflateWindow,
     /// Bytes of host clusters that are filled, or written, at once. More than that is held only for streams that
-    /// were being compressed when it was reached.
+    /// were being compressed when it was reached. Default: 8 MiB.
     pub gather_memory: usize,
-    /// The threads that compress and inflate.
+    /// The threads that compress and inflate. Default: one that the process shares, with a thread for each processor.
     pub pool: CodecPool,
 }
 

@@ -50,7 +50,7 @@ impl Shared {
         }
         if self.own.is_this_thread() {
             return self.refuse(
-                ErrorKind::Busy,
+                ErrorKind::InvalidArgument,
                 "the disk's own thread can't wait for the disk; await the methods of its image there",
             );
         }

@@ -4,6 +4,8 @@ use super::Disk;
 use crate::image_worker::vanished;
 use crate::{Image, Result};
 use std::fmt;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use zebu_storage::{Running, Worker};
 
 /// Jobs and other futures of the crate, on the disk's thread. Requests of other threads go on beside them.
@@ -50,6 +52,29 @@ impl Disk {
 }
 
 /// Work that [`Disk::start`] began. Dropping it changes nothing for the work. It keeps the disk open.
+///
+/// A thread may wait for it ([`DiskJob::wait`]), and any executor may await it, on any thread: the disk's thread wakes the
+/// task when the work has ended. It is to be awaited once. Progress and cancelling are those of the options of the work
+/// ([`JobControl`](crate::jobs::JobControl)).
+///
+/// ```
+/// use zebu::storage::IoBuf;
+/// use zebu::{CreateOptions, Disk, OpenOptions};
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("disk.qcow2");
+/// # Disk::create(&path, &CreateOptions::default().size(1 << 20))?;
+/// let disk = Disk::open(&path, &OpenOptions::default())?;
+/// let runtime = tokio::runtime::Builder::new_multi_thread().build().unwrap();
+/// let bufs = runtime.block_on(async {
+///     let read = async |image: zebu::Image, worker| {
+///         let (result, bufs) = image.read(&worker, 0, IoBuf::zeroed(4096).into()).await;
+///         result.map(|()| bufs)
+///     };
+///     disk.start(read)?.await
+/// })?;
+/// assert!(bufs.is_zero());
+/// # Ok::<(), zebu::Error>(())
+/// ```
 #[must_use = "dropping it is fine; then nobody learns the result"]
 pub struct DiskJob<T> {
     disk: Disk,
@@ -69,6 +94,20 @@ impl<T> DiskJob<T> {
     pub fn wait(self) -> Result<T> {
         self.disk.0.check_reachable()?;
         self.running.wait().unwrap_or_else(|_| Err(vanished(self.disk.path())))
+    }
+}
+
+impl<T> Future for DiskJob<T> {
+    type Output = Result<T>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        if let Err(error) = this.disk.0.check_reachable() {
+            return Poll::Ready(Err(error));
+        }
+        Pin::new(&mut this.running)
+            .poll(cx)
+            .map(|ended| ended.unwrap_or_else(|_| Err(vanished(this.disk.path()))))
     }
 }
 

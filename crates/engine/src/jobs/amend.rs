@@ -33,7 +33,7 @@ pub struct AmendOptions {
     pub data_file: Option<String>,
     /// Whether the data file is a valid raw image by itself: this can only be given up.
     pub data_file_raw: Option<bool>,
-    /// Watching and stopping.
+    /// Watching and stopping. Default: nobody watches.
     pub control: JobControl,
 }
 
@@ -195,7 +195,7 @@ async fn write_zeroes_out(worker: &Worker, image: &Image, control: &JobControl) 
         if is_flagged && image.backing().is_none() {
             // Where nothing shows from below, what is not allocated is zero too.
             let qcow2 = image.qcow2("zero clusters")?;
-            let _alone = image.0.alone(worker).await;
+            let _alone = image.0.alone(worker).await?;
             qcow2.prepare_write(worker).await?;
             qcow2.drop_mapping(&image.0, worker, extent.offset..extent.end()).await?;
         } else if is_flagged {
@@ -236,7 +236,7 @@ async fn rewrite(
 ) -> Result<()> {
     with_image(worker, path, open, async |image| {
         let qcow2 = image.qcow2("properties to be changed")?;
-        let _alone = image.0.alone(worker).await;
+        let _alone = image.0.alone(worker).await?;
         let wrong = |e: FormatError| Error::new(ErrorKind::Unsupported, e.to_string()).on(path);
         qcow2.rewrite_header(worker, |header| change(header).map_err(wrong)).await
     })

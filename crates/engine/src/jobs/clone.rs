@@ -27,19 +27,19 @@ pub enum CloneMode {
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct CloneOptions {
-    /// Which way.
+    /// Which way. Default: [`CloneMode::Auto`].
     pub mode: CloneMode,
-    /// Format of the source; probed if `None`.
+    /// Format of the source; probed if `None`. Default: `None`.
     pub format: Option<Format>,
-    /// Cache mode for both files.
+    /// Cache mode for both files. Default: [`CacheMode::Writeback`].
     pub cache: CacheMode,
-    /// Which files that the source names may be opened.
+    /// Which files that the source names may be opened. Default: [`RefPolicy::Local`].
     pub refs: RefPolicy,
-    /// The opener of a source that is no local file.
+    /// The opener of a source that is no local file. Default: no opener.
     pub remote: Remote,
-    /// The name of the source as an overlay names it; that of its local file if `None`.
+    /// The name of the source as an overlay names it; that of its local file if `None`. Default: `None`.
     pub backing_name: Option<String>,
-    /// Passphrases of an encrypted source. An overlay of it is encrypted with that of the top image.
+    /// Passphrases of an encrypted source. An overlay of it is encrypted with that of the top image. Default: none.
     pub keys: Keys,
 }
 

@@ -28,22 +28,23 @@ pub enum AfterCommit {
 #[non_exhaustive]
 pub struct CommitOptions {
     /// The image below to commit to. The images
-    /// in between no longer show what they did afterwards. The backing file of the image if `None`.
+    /// in between no longer show what they did afterwards. The backing file of the image if `None`. Default: `None`.
     pub base: Option<PathBuf>,
-    /// How `base` is read.
+    /// How `base` is read. Default: [`BaseName::FromEither`].
     pub base_name: BaseName,
     /// The treatment of the image; it stays as it is in any case if there are images between it and the base.
+    /// Default: [`AfterCommit::Empty`].
     pub after: AfterCommit,
-    /// Threads that copy, each with a worker of its own; the caller's is the first. At least 1.
+    /// Threads that copy, each with a worker of its own; the caller's is the first. At least 1. Default: 1.
     pub workers: usize,
-    /// How the workers of further threads are made.
+    /// How the workers of further threads are made. Default: that of [`WorkerConfig`].
     pub worker_config: WorkerConfig,
-    /// Pieces of work in flight, over all threads. At least 1.
+    /// Pieces of work in flight, over all threads. At least 1. Default: 8.
     pub requests: usize,
-    /// Most bytes of copy buffers, over all threads. At least 64 KiB.
+    /// Most bytes of copy buffers, over all threads. At least 64 KiB. Default: 64 MiB.
     pub buffer_memory: usize,
     /// Watching, slowing and stopping. A commit that is stopped leaves the image as it was, and the base with a part
-    /// of its content.
+    /// of its content. Default: nobody watches, no limit.
     pub control: JobControl,
 }
 

@@ -29,13 +29,13 @@ pub enum Strictness {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct CompareOptions {
-    /// The properties that have to be equal.
+    /// The properties that have to be equal. Default: [`Strictness::Content`].
     pub strictness: Strictness,
-    /// Pairs of reads in flight, at least 1.
+    /// Pairs of reads in flight, at least 1. Default: 8.
     pub requests: usize,
-    /// Most bytes of read buffers.
+    /// Most bytes of read buffers. Default: 32 MiB.
     pub buffer_memory: usize,
-    /// Watching and stopping.
+    /// Watching and stopping. Default: nobody watches, no limit.
     pub control: JobControl,
 }
 

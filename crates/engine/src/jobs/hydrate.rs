@@ -29,11 +29,11 @@ pub enum AfterHydration {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct HydrateOptions {
-    /// The backing file at the end.
+    /// The backing file at the end. Default: [`AfterHydration::KeepBacking`].
     pub after: AfterHydration,
-    /// Copies under way at once, of up to 1 MiB each; not 0.
+    /// Copies under way at once, of up to 1 MiB each; not 0. Default: 8.
     pub requests: usize,
-    /// Watching, slowing and stopping.
+    /// Watching, slowing and stopping. Default: nobody watches, no limit.
     pub control: JobControl,
 }
 

@@ -9,9 +9,9 @@ use zebu_storage::Worker;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct MapOptions {
-    /// First byte (`-s`).
+    /// First byte (`-s`). Default: 0.
     pub start: u64,
-    /// Most bytes (`-l`); to the end of the disk if `None`.
+    /// Most bytes (`-l`); to the end of the disk if `None`. Default: `None`.
     pub max_length: Option<u64>,
 }
 

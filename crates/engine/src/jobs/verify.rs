@@ -14,11 +14,11 @@ use zebu_storage::Worker;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct VerifyOptions {
-    /// The manifest to compare with.
+    /// The manifest to compare with. Default: `None`.
     pub manifest: Option<PathBuf>,
-    /// Most bytes of read buffers; at least a cluster is read at once.
+    /// Most bytes of read buffers; at least a cluster is read at once. Default: 16 MiB.
     pub buffer_memory: usize,
-    /// Watching, slowing and stopping.
+    /// Watching, slowing and stopping. Default: nobody watches, no limit.
     pub control: JobControl,
 }
 

@@ -1,7 +1,7 @@
 //! Readers of an image, and keeping them out for the moment in which one mapping of the disk replaces another.
 
 use crate::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use crate::sync::{Clock, EpochGuard, GrowingPatience, Moment, ReadEpochs, WaitQueue};
+use crate::sync::{Clock, EpochGuard, GrowingPatience, Moment, ReadEpochs, WaitQueue, with_long_patience};
 use zebu_storage::Worker;
 
 /// The readers of an image, with a barrier for them beside the one for requests that change it
@@ -68,8 +68,13 @@ impl Readers {
     }
 
     /// Waits until no read is under way and keeps new ones waiting. The caller is alone with the image, so that there is
-    /// one at a time. A read whose worker is not polled keeps the caller waiting, and other reads for a while only.
-    pub(crate) async fn stop(&self, clock: &impl Clock) -> ReadsStopped<'_> {
+    /// one at a time. A read whose worker is not polled keeps the caller waiting, and other reads for a while only. `None`:
+    /// a read did not end within half a minute.
+    pub(crate) async fn stop(&self, clock: &impl Clock) -> Option<ReadsStopped<'_>> {
+        with_long_patience(clock, self.stop_all(clock)).await
+    }
+
+    async fn stop_all(&self, clock: &impl Clock) -> ReadsStopped<'_> {
         let mut patience = GrowingPatience::new();
         loop {
             self.wait().await;

@@ -78,7 +78,7 @@ impl Qcow2 {
         let offset = place.as_ref().map(|clusters| clusters.start << bits);
         let give_back = || {
             if let Some(clusters) = place {
-                self.space.quarantine().push(clusters, FreeMode::Reuse);
+                self.space.quarantine().push_unread(clusters, FreeMode::Reuse);
             }
         };
         let durable = async move {
@@ -96,7 +96,8 @@ impl Qcow2 {
         let switched = match switch(Unnamed { image: self, worker, offset, on_failure }).await {
             Ok(switched) => switched,
             Err(error) => {
-                if on_failure == OnFailure::Restore {
+                // Else the file may name it.
+                if on_failure == OnFailure::Restore || self.check_writable().is_ok() {
                     give_back();
                 }
                 return Err(error);

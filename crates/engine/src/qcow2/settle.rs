@@ -1,7 +1,8 @@
 //! Making everything durable, and changes of the header that come after it.
 
-use crate::Result;
 use crate::qcow2::state::Qcow2;
+use crate::sync::with_long_patience;
+use crate::{Error, Result};
 use std::sync::Arc;
 use zebu_qcow2::Header;
 use zebu_storage::Worker;
@@ -13,6 +14,18 @@ impl Qcow2 {
         self.end_packing(worker).await?;
         self.commit_until_clean(worker).await?;
         self.files.barrier(worker, self.file()).await
+    }
+
+    /// As [`Qcow2::settle`], for an operation that has changed nothing yet.
+    ///
+    /// # Errors
+    /// Failures of the file. `ErrorKind::Busy`: a read keeps what was freed from coming back for half a minute.
+    pub(crate) async fn settle_first(self: &Arc<Self>, worker: &Worker) -> Result<()> {
+        self.end_packing(worker).await?;
+        self.commit(worker).await?;
+        let released = with_long_patience(worker, self.space.quarantine().releases_done()).await;
+        released.ok_or_else(|| Error::undriven("the operation can't begin", "a read").on(self.path()))?;
+        self.settle(worker).await
     }
 
     /// As [`Qcow2::settle`], and gives back what was set aside, so that the file holds nothing that the image does not

@@ -3,7 +3,7 @@
 use super::{KeptOpen, Queue};
 use crate::{Error, Image, Result};
 use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use zebu_storage::{DetachedWorker, Engine, IoError, Worker, WorkerConfig};
 
@@ -167,5 +167,11 @@ impl AsFd for DetachedQueue {
     /// The descriptor that the queue will have.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.worker.as_fd()
+    }
+}
+
+impl AsRawFd for DetachedQueue {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
 }

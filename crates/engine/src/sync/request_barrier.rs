@@ -1,6 +1,7 @@
 //! Requests that change an image, and operations that must be alone with it.
 
 use crate::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use crate::sync::with_long_patience;
 use crate::sync::{AsyncMutex, AsyncMutexGuard, Clock, EpochGuard, GrowingPatience, ReadEpochs, WaitQueue};
 use zebu_storage::sabotage::{self, Fault};
 
@@ -56,10 +57,19 @@ impl RequestBarrier {
         self.waiting.until(|| if self.is_open() { self.try_enter(worker) } else { None }).await
     }
 
-    /// Waits until no request is inside, and for `others`, which the operation has to wait for as well. Keeps requests out
-    /// until the guard is dropped.
-    pub(crate) async fn alone(&self, clock: &impl Clock, others: impl AsyncFn()) -> Alone<'_> {
+    /// Waits for its turn; then until no request is inside, and for `others`, which the operation has to wait for as well.
+    /// Keeps requests out until the guard is dropped. `None`: one of these did not end within half a minute.
+    pub(crate) async fn alone(&self, clock: &impl Clock, others: impl AsyncFn()) -> Option<Alone<'_>> {
+        // Before the turn: several who wait for one request learn at once that it does not end.
+        with_long_patience(clock, self.inside.wait()).await?;
+        // Each who has the turn gives it up in the end.
         let one = self.one_alone.lock().await;
+        with_long_patience(clock, self.closed_to_all(clock, others))
+            .await
+            .map(|closed| Alone { _closed: closed, _one: one })
+    }
+
+    async fn closed_to_all(&self, clock: &impl Clock, others: impl AsyncFn()) -> Closed<'_> {
         let wait = async || {
             self.inside.wait().await;
             others().await;
@@ -69,7 +79,7 @@ impl RequestBarrier {
             wait().await;
             let closed = self.close();
             if patience.outlasts(clock, wait).await {
-                return Alone { _closed: closed, _one: one };
+                return closed;
             }
         }
     }

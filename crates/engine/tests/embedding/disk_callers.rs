@@ -66,7 +66,7 @@ fn a_storage_that_panics_ends_the_request_and_neither_the_thread_nor_the_disk() 
     let disk = of_zeroes(&zeroes);
     for len in [512, 1 << 20] {
         zeroes.panics.store(true, SeqCst);
-        assert_eq!(disk.read(0, &mut vec![1; len]).unwrap_err().kind(), ErrorKind::Poisoned);
+        assert_eq!(disk.read(0, &mut vec![1; len]).unwrap_err().kind(), ErrorKind::Panicked);
         zeroes.panics.store(false, SeqCst);
         let mut buf = vec![1; len];
         disk.read(0, &mut buf).unwrap();

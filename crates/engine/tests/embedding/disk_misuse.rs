@@ -7,7 +7,8 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use zebu::jobs::{BackupOptions, JobControl, backup};
-use zebu::{Disk, ErrorKind, Shrink, ZeroMode};
+use zebu::storage::IoBuf;
+use zebu::{Disk, Durability, ErrorKind, NewBitmap, NewSnapshot, Request, Shrink, ZeroMode};
 
 #[test]
 fn a_closed_disk_answers_with_an_error() {
@@ -56,7 +57,7 @@ fn the_disks_own_thread_is_told_instead_of_waiting_for_itself() {
     let theirs = disk.clone();
     disk.run(async move |_, _| {
         for result in [theirs.flush(), theirs.read(0, &mut [0; 512]), theirs.close()] {
-            assert_eq!(result.unwrap_err().kind(), ErrorKind::Busy);
+            assert_eq!(result.unwrap_err().kind(), ErrorKind::InvalidArgument);
         }
         Ok(())
     })
@@ -92,9 +93,9 @@ fn a_function_of_the_caller_that_panics_ends_its_job_only() {
     options.control = JobControl::default().progress(|_| panic!("as intended"));
     let error =
         disk.run(async move |image, worker| Box::pin(backup(&worker, &image, &options)).await).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Poisoned);
+    assert_eq!(error.kind(), ErrorKind::Panicked);
     let error = disk.run(async |_, _| -> zebu::Result<()> { panic!("as intended") }).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Poisoned);
+    assert_eq!(error.kind(), ErrorKind::Panicked);
     disk.write(65536, &vec![1; 65536]).unwrap();
     disk.close().unwrap();
     must_be_clean(&path);
@@ -133,4 +134,39 @@ fn the_error_of_a_close_by_dropping_is_told() {
     drop(disk);
     setrlimit(Resource::Fsize, Rlimit { current: None, maximum: None }).unwrap();
     assert_eq!(*told.lock().unwrap(), [ErrorKind::NoSpace]);
+}
+
+/// Methods that need the end of a request of the caller's own queue, which nobody drives, end after half a minute.
+#[test]
+fn methods_that_wait_for_a_queue_that_is_not_driven_say_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = create(dir.path());
+    let disk = open(ENGINES[0], &path);
+    let queue = disk.queue().build().unwrap();
+    let bufs = IoBuf::copy_of(&[1; 4096]).into();
+    queue.submit(Request::Write { offset: 0, bufs, durability: Durability::Volatile }, 1);
+    queue.start();
+    let start = Instant::now();
+    let results = std::thread::scope(|scope| {
+        let snapshot = scope.spawn(|| disk.create_snapshot(NewSnapshot::named("one")).map(drop));
+        let bitmap = scope.spawn(|| disk.add_bitmap(&NewBitmap::named("changed")));
+        let growth = scope.spawn(|| disk.resize(128 << 20, Shrink::Refuse));
+        let close = scope.spawn(|| disk.close());
+        [snapshot, bitmap, growth, close].map(|thread| thread.join().unwrap())
+    });
+    for result in results {
+        let error = result.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+        assert!(error.is_retryable() && error.to_string().contains("a queue or a worker may not be driven"));
+    }
+    assert!(start.elapsed() < Duration::from_secs(300));
+    let mut done = Vec::new();
+    while queue.pending() > 0 {
+        queue.wait(&mut done, None);
+    }
+    assert!(done.iter().all(|completion| completion.result.is_ok()));
+    disk.create_snapshot(NewSnapshot::named("one")).unwrap();
+    drop(queue);
+    disk.close().unwrap();
+    must_be_clean(&path);
 }

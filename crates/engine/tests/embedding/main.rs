@@ -4,6 +4,7 @@ mod disk;
 mod disk_callers;
 mod disk_misuse;
 mod event_loops;
+mod examples;
 mod forks_and_signals;
 mod in_memory;
 mod queues;

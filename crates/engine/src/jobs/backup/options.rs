@@ -64,36 +64,39 @@ impl PreviousBackup {
 pub struct BackupOptions {
     /// The backup; it must not exist. Until it is complete, it is written as `.NAME.zebu-partial` beside.
     pub target: PathBuf,
-    /// Cache mode of the target.
+    /// Cache mode of the target. Default: [`CacheMode::None`], which is O_DIRECT.
     pub cache: CacheMode,
-    /// Bytes of a cluster of the target.
+    /// Bytes of a cluster of the target. Default: 64 KiB.
     pub cluster_size: u64,
-    /// How clusters are compressed.
+    /// How clusters are compressed. Default: [`Compression::Zlib`].
     pub compression: Compression,
-    /// The same in detail. `gather_memory` is set by the job.
+    /// The same in detail. `gather_memory` is set by the job. Default: those of [`CompressOptions`].
     pub compress: CompressOptions,
-    /// Where the hashes of all clusters are written to, if anywhere.
+    /// Where the hashes of all clusters are written to, if anywhere. Default: `None`.
     pub manifest: Option<PathBuf>,
     /// The persistent dirty bitmap that says what has changed since the previous backup; an increment reads nothing
     /// else. When the backup is complete it is cleared, or added by a full backup if there is none of this name: the
     /// source has to be open for writing, and nobody else writes to it meanwhile. Where something could not be read
-    /// ([`SourceErrors::Skip`]) it is not cleared, and that is dirty in it.
+    /// ([`SourceErrors::Skip`]) it is not cleared, and that is dirty in it. Default: `None`.
     pub bitmap: Option<String>,
     /// For an increment: what it stands on. Only clusters whose hash has changed are written.
+    /// Default: `None`: a full backup.
     pub previous: Option<PreviousBackup>,
-    /// Which files that the previous backup names in turn may be opened.
+    /// Which files that the previous backup names in turn may be opened. Default: [`RefPolicy::Local`].
     pub refs: RefPolicy,
-    /// Bytes of buffers: of reads, and of what is gathered. At least 4 clusters and 4 MiB.
+    /// Bytes of buffers: of reads, and of what is gathered. At least 4 clusters and 4 MiB. Default: 64 MiB.
     pub buffer_memory: usize,
-    /// The treatment of an earlier backup to the same target that was interrupted.
+    /// The treatment of an earlier backup to the same target that was interrupted. Default: [`Interrupted::Restart`].
     pub interrupted: Interrupted,
     /// Whether the backup of an encrypted disk may hold its plain text. A backup is compressed, so it can't be encrypted.
+    /// Default: [`Decryption::Refuse`].
     pub decryption: Decryption,
-    /// The answer to a source that can't be read.
+    /// The answer to a source that can't be read. Default: [`SourceErrors::Stop`].
     pub source_errors: SourceErrors,
     /// How fast it goes: [`Speed::Full`] at first. Its reads wait behind its own hashing, which looks like a busy disk.
+    /// Default: [`Speed::Full`].
     pub speed: Speed,
-    /// Watching, slowing and stopping.
+    /// Watching, slowing and stopping. Default: nobody watches, no limit.
     pub control: JobControl,
 }
 

@@ -65,29 +65,29 @@ pub enum CopyBitmaps {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ConvertOptions {
-    /// Threads that copy, each with a worker of its own; the caller's is the first. At least 1.
+    /// Threads that copy, each with a worker of its own; the caller's is the first. At least 1. Default: 1.
     pub workers: usize,
-    /// How the workers of further threads are made.
+    /// How the workers of further threads are made. Default: that of [`WorkerConfig`].
     pub worker_config: WorkerConfig,
-    /// Pieces of work in flight, over all threads (`-m`). At least 1.
+    /// Pieces of work in flight, over all threads (`-m`). At least 1. Default: 8.
     pub requests: usize,
-    /// Most bytes of copy buffers, over all threads. At least 64 KiB.
+    /// Most bytes of copy buffers, over all threads. At least 64 KiB. Default: 64 MiB.
     pub buffer_memory: usize,
     /// Runs of zeroes of at least so many bytes in the source's data are not written (`-S`): 0, or a multiple of
-    /// 512. 0 writes everything, so that the target is fully allocated.
+    /// 512. 0 writes everything, so that the target is fully allocated. Default: 4096.
     pub sparse_size: u64,
-    /// How data is moved.
+    /// How data is moved. Default: [`CopyMode::Auto`].
     pub copy: CopyMode,
-    /// How clusters of the target are written.
+    /// How clusters of the target are written. Default: [`TargetClusters::Plain`].
     pub clusters: TargetClusters,
-    /// The answer to a source that can't be read.
+    /// The answer to a source that can't be read. Default: [`ReadErrors::Fail`].
     pub read_errors: ReadErrors,
     /// The part of each source that is copied, in bytes of its disk; what lies past its end does not count. All of it
-    /// if `None`.
+    /// if `None`. Default: `None`.
     pub range: Option<Range<u64>>,
-    /// The treatment of the source's bitmaps.
+    /// The treatment of the source's bitmaps. Default: [`CopyBitmaps::No`].
     pub bitmaps: CopyBitmaps,
-    /// Watching, slowing and stopping.
+    /// Watching, slowing and stopping. Default: nobody watches, no limit.
     pub control: JobControl,
 }
 

@@ -178,7 +178,7 @@ impl CopyBeforeWrite {
     /// metadata must not be left half-way: the caller runs this to its end.
     pub(super) async fn start(worker: &Worker, source: &Image, setup: CopySetup) -> Result<Arc<Self>> {
         let node = &source.0;
-        let _alone = node.alone(worker).await;
+        let _alone = node.alone(worker).await?;
         if node.before_change.get().is_some() {
             let message = "another backup of this image is under way";
             return Err(Error::new(ErrorKind::Exists, message).on(source.path()));

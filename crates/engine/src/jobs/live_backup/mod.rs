@@ -24,21 +24,22 @@ use zebu_storage::{CacheUse, Worker};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct LiveBackupOptions {
-    /// How clusters of the target are written.
+    /// How clusters of the target are written. Default: [`TargetClusters::Plain`].
     pub clusters: TargetClusters,
-    /// The effect of a failure to copy on a guest's request that needs the copy.
+    /// The effect of a failure to copy on a guest's request that needs the copy. Default: [`OnCopyError::FailBackup`].
     pub on_copy_error: OnCopyError,
-    /// A bitmap of the source that records what is written from the start on, for the next backup.
+    /// A bitmap of the source that records what is written from the start on, for the next backup. Default: `None`.
     pub bitmap: Option<LiveBitmap>,
-    /// Chunks that the backup copies at once, beside those that guests need. At least 1.
+    /// Chunks that the backup copies at once, beside those that guests need. At least 1. Default: 4.
     pub requests: usize,
-    /// Most bytes of buffers, guests' copies included; two chunks are used in any case.
+    /// Most bytes of buffers, guests' copies included; two chunks are used in any case. Default: 32 MiB.
     pub buffer_memory: usize,
-    /// Whether the target may hold in plain text what is encrypted in the source.
+    /// Whether the target may hold in plain text what is encrypted in the source. Default: [`Decryption::Refuse`].
     pub decryption: Decryption,
-    /// How fast it goes. What guests need is copied at once in any case.
+    /// How fast it goes. What guests need is copied at once in any case. Default: [`Speed::Adaptive`].
     pub speed: Speed,
     /// Watching, slowing and stopping. What guests need is copied at once, whatever the limit.
+    /// Default: nobody watches, no limit.
     pub control: JobControl,
 }
 

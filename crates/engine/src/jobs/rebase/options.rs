@@ -7,13 +7,14 @@ use crate::progress::JobControl;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct RebaseOptions {
-    /// Pieces of work in flight, at least 1.
+    /// Pieces of work in flight, at least 1. Default: 8.
     pub requests: usize,
-    /// Most bytes of read buffers; two clusters are used in any case.
+    /// Most bytes of read buffers; two clusters are used in any case. Default: 32 MiB.
     pub buffer_memory: usize,
-    /// How clusters are written into the image.
+    /// How clusters are written into the image. Default: [`TargetClusters::Plain`].
     pub clusters: TargetClusters,
     /// Watching, slowing and stopping. A rebase that is stopped leaves the image on its old backing file.
+    /// Default: nobody watches, no limit.
     pub control: JobControl,
 }
 

@@ -43,7 +43,7 @@ impl Drop for Places<'_> {
     fn drop(&mut self) {
         for clusters in self.taken.drain(..) {
             self.qcow2.space.overlap().remove(clusters.clone());
-            self.qcow2.space.quarantine().push(clusters, FreeMode::Reuse);
+            self.qcow2.space.quarantine().push_unread(clusters, FreeMode::Reuse);
         }
     }
 }
@@ -83,7 +83,7 @@ impl Qcow2 {
             gone.extend(clusters_gone(&old, &list));
             for clusters in gone {
                 self.space.overlap().remove(clusters.clone());
-                self.space.quarantine().push(clusters, FreeMode::Reuse);
+                self.space.quarantine().push_unread(clusters, FreeMode::Reuse);
             }
             self.bitmaps.state().directory = new_directory;
         }

@@ -264,6 +264,13 @@ impl Shard {
         Wakers::default()
     }
 
+    /// Ends all loads of the ids that `are_ended`: what they read is not current any more. Those who load and those who wait
+    /// begin anew; the latter are to be woken after the lock is released.
+    pub(super) fn end_loads(&mut self, are_ended: impl Fn(u64) -> bool) -> Vec<Wakers> {
+        let ended = self.loading.extract_if(|id, _| are_ended(*id));
+        ended.map(|(_, mut loading)| loading.waiting.take()).collect()
+    }
+
     /// Ends a pin. The slice may have been given up meanwhile (tables were replaced): a pin serves progress, nothing else.
     pub(crate) fn unpin(&mut self, id: u64) {
         if let Some(slice) = self.peek(id) {

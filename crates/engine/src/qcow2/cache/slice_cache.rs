@@ -303,7 +303,8 @@ impl SliceCache {
     }
 
     /// Gives up every slice that a commit does not need, and all that was derived from them: tables were changed by
-    /// other means than [`SliceCache::change`]. The next lookup loads them anew.
+    /// other means than [`SliceCache::change`]. The next lookup loads them anew, and so does whoever loads one now: what a
+    /// load that began before this brings is dropped.
     pub(crate) fn forget_all(&self) {
         self.store.forget(self.class, self.owner);
         if let Some(index) = &self.index {

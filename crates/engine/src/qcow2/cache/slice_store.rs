@@ -11,7 +11,7 @@ use crate::qcow2::cache::shard::{Shard, ShardGuard};
 use crate::status::ImageStats;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
 use crate::sync::{Clock, with_patience};
-use crate::sync::{Mutex, WaitQueue};
+use crate::sync::{Mutex, WaitQueue, Wakers};
 use std::time::{Duration, Instant};
 use zebu_storage::sabotage::{self, Fault};
 
@@ -291,11 +291,15 @@ impl SliceStore {
 
     /// Gives up all clean slices of an owner.
     pub(crate) fn forget(&self, class: Class, owner: u32) {
-        let mut freed = 0;
+        let (mut freed, mut waiting) = (0, Vec::new());
         for mut shard in self.each(class) {
             freed += shard.remove_if(|id, _| is_of(id, owner));
             shard.raise_generation();
+            if !sabotage::is(Fault::KeepLoads) {
+                waiting.extend(shard.end_loads(|id| is_of(id, owner)));
+            }
         }
+        waiting.into_iter().for_each(Wakers::wake);
         self.note_gone(class, freed);
         self.budget.give_back(freed);
         self.waiting.wake_all();

@@ -57,10 +57,16 @@ impl Qcow2 {
     }
 
     async fn release(&self, worker: &Worker, taken: Vec<Quarantined>) {
-        if !sabotage::is(Fault::ReleaseWithoutGrace) {
+        let (read, unread): (Vec<_>, Vec<_>) = taken.into_iter().partition(Quarantined::may_be_read);
+        self.free_all(worker, unread).await;
+        if !read.is_empty() && !sabotage::is(Fault::ReleaseWithoutGrace) {
             self.readers.wait().await;
         }
-        for quarantined in taken {
+        self.free_all(worker, read).await;
+    }
+
+    async fn free_all(&self, worker: &Worker, all: Vec<Quarantined>) {
+        for quarantined in all {
             let clusters = quarantined.clusters().clone();
             self.inflated.forget(&clusters, self.geometry.cluster_bits);
             self.space.free(worker, quarantined).await;

@@ -224,11 +224,9 @@ impl Qcow2 {
         // Reads that came before end first: where the mapping has gone, they would find what the backing image holds.
         self.set_virtual_size(new_size);
         let shrunk = async {
-            with_long_patience(worker, self.readers.wait()).await.ok_or_else(|| {
-                let message = "the disk can't become smaller, because a read has not ended for half a minute; \
-                               poll or drop its worker";
-                Error::new(ErrorKind::Busy, message).on(self.path())
-            })?;
+            with_long_patience(worker, self.readers.wait())
+                .await
+                .ok_or_else(|| Error::undriven("the disk can't become smaller", "a read").on(self.path()))?;
             if first_gone < old_size {
                 self.drop_mapping(node, worker, first_gone..old_size).await?;
             }

@@ -53,7 +53,7 @@ impl Qcow2 {
             .and_then(|index| table.entries().get(index))
             .ok_or_else(|| Error::new(ErrorKind::NotFound, "snapshot not found").on(self.path()))?;
         self.prepare_write(worker).await?;
-        self.settle(worker).await?;
+        self.settle_first(worker).await?;
         let size = entry.disk_size().unwrap_or(self.virtual_size());
         let too_small = || {
             let message = "the snapshot's L1 table is too small for its disk; run zebu check";
@@ -100,7 +100,9 @@ impl Qcow2 {
         let switch = async |new: Unnamed<'_>| -> Result<Vec<u64>> {
             let old_entries = entries_of(old.table());
             let offset = new.offset().unwrap_or(old.offset());
-            let _stopped = self.readers.stop(worker).await;
+            let stopped = self.readers.stop(worker).await;
+            let _stopped = stopped
+                .ok_or_else(|| Error::undriven("the snapshot can't be applied", "a read").on(self.path()))?;
             new.change_header(&[
                 Patch::U64(field::SIZE, size),
                 Patch::U32(field::L1_SIZE, shared.len() as u32),
@@ -109,8 +111,6 @@ impl Qcow2 {
             .await?;
             self.disk.set_size(size);
             self.map.replace_l1(L1::new(table, offset));
-            // What was loaded ahead of reads from the old tables does not come after this.
-            self.readers.wait().await;
             self.map.slices().forget_all();
             Ok(old_entries)
         };

@@ -180,7 +180,8 @@ impl Qcow2 {
         })
     }
 
-    /// Puts sorted references in quarantine, one decrease for each.
+    /// Puts sorted references in quarantine, one decrease for each. They are those of a snapshot, or of a mapping that no
+    /// read uses any more.
     fn push_references(&self, sorted: &[u64], then: FreeMode) {
         let mut layer = sorted.to_vec();
         while !layer.is_empty() {
@@ -192,13 +193,13 @@ impl Qcow2 {
                     Some(run) if run.end == cluster + 1 => again.push(cluster),
                     _ => {
                         if let Some(run) = run.replace(cluster..cluster + 1) {
-                            self.space.quarantine().push(run, then);
+                            self.space.quarantine().push_unread(run, then);
                         }
                     }
                 }
             }
             if let Some(run) = run {
-                self.space.quarantine().push(run, then);
+                self.space.quarantine().push_unread(run, then);
             }
             layer = again;
         }

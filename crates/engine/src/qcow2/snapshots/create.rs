@@ -61,7 +61,7 @@ impl Qcow2 {
             let error = FormatError::TooManySnapshots { count: count as u32 + 1 };
             return Err(format_error(self.path(), &error).with_errno(27));
         }
-        self.settle(worker).await?;
+        self.settle_first(worker).await?;
         self.announce_inconsistency(worker).await?;
         match self.share_and_record(worker, request).await {
             Ok(entry) => {
@@ -94,7 +94,7 @@ impl Qcow2 {
                 l1.table().set(index, *entry);
             }
         }
-        self.forget_mapping(worker).await;
+        self.forget_mapping();
         let before = self.snapshots().entries().len();
         let recorded = self.record(worker, request, &shared).await;
         // A snapshot that the header names keeps its references, whatever failed afterwards.
@@ -150,7 +150,7 @@ impl Qcow2 {
             Err(error) => {
                 let is_recorded = self.snapshots().entries().len() > table.entries().len();
                 if let Some(place) = place.filter(|_| !is_recorded) {
-                    self.space.quarantine().push(place, FreeMode::Reuse);
+                    self.space.quarantine().push_unread(place, FreeMode::Reuse);
                 }
                 Err(error)
             }

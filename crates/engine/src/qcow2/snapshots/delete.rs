@@ -22,7 +22,7 @@ impl Qcow2 {
         let mut entries = table.entries().to_vec();
         let entry = entries.remove(index);
         self.prepare_write(worker).await?;
-        self.settle(worker).await?;
+        self.settle_first(worker).await?;
         let shared = self.read_snapshot_l1(worker, &entry).await?;
         let shared: Vec<u64> = shared.iter().map(|entry| L1Entry(*entry).with_copied(false).0).collect();
         self.announce_inconsistency(worker).await?;

@@ -31,7 +31,7 @@ impl Qcow2 {
             }
             self.write_tables(worker, changed.iter()).await?;
         }
-        self.forget_mapping(worker).await;
+        self.forget_mapping();
         Ok(())
     }
 
@@ -78,10 +78,9 @@ impl Qcow2 {
         Ok(changed)
     }
 
-    /// Empties the mapping cache, after tables were rewritten in the file. Nothing of it is dirty. No read is under way
-    /// in that moment: one that loads a slice from the old table must not put it into the cache after this.
-    pub(super) async fn forget_mapping(&self, worker: &Worker) {
-        let _stopped = self.readers.stop(worker).await;
+    /// Empties the mapping cache, after flags of tables were rewritten in the file. Nothing of it is dirty. A read that is
+    /// under way goes on: it finds its data where it was, and a slice that it loads from the old table is dropped.
+    pub(super) fn forget_mapping(&self) {
         if !sabotage::is(Fault::KeepMapping) {
             self.map.slices().forget_all();
         }

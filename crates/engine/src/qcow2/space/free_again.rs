@@ -12,7 +12,7 @@ impl HostSpace {
     /// Lowers the references of clusters that nobody uses any more, and makes free what has none then. Errors leak the
     /// space (a check finds it), nothing else.
     pub(crate) async fn free(&self, worker: &Worker, quarantined: Quarantined) {
-        let Quarantined { clusters, mode } = quarantined;
+        let Quarantined { clusters, mode, .. } = quarantined;
         match mode {
             FreeMode::Punch => self.punch_and_free(worker, clusters).await,
             FreeMode::Untouched(content) => self.lower_and_free(worker, clusters, content).await,

@@ -99,7 +99,7 @@ impl HostSpace {
             let first = offset >> self.geometry.cluster_bits;
             let clusters = first..first + len.div_ceil(self.geometry.cluster_size());
             self.overlap.remove(clusters.clone());
-            self.quarantine.push(clusters, quarantine::FreeMode::Reuse);
+            self.quarantine.push_unread(clusters, quarantine::FreeMode::Reuse);
         }
     }
 

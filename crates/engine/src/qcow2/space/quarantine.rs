@@ -17,12 +17,27 @@ use std::ops::Range;
 pub(crate) struct Quarantined {
     pub(super) clusters: Range<u64>,
     pub(super) mode: FreeMode,
+    reached: Reached,
+}
+
+/// Who may have found the clusters before they were unlinked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reached {
+    /// Reads that are under way.
+    ByReads,
+    /// No read that is under way: the release need not wait for any.
+    ByNoRead,
 }
 
 impl Quarantined {
     /// Host cluster numbers.
     pub(crate) fn clusters(&self) -> &Range<u64> {
         &self.clusters
+    }
+
+    /// Whether a read that is under way may use them.
+    pub(crate) fn may_be_read(&self) -> bool {
+        self.reached == Reached::ByReads
     }
 }
 
@@ -65,19 +80,29 @@ impl Quarantine {
 
     /// Puts host clusters into quarantine; called after they were unlinked, under the lock that unlinked them.
     pub(crate) fn push(&self, clusters: Range<u64>, mode: FreeMode) {
+        self.push_reached(clusters, mode, Reached::ByReads);
+    }
+
+    /// The same for clusters that no read under way uses: tables that are in memory while the image is open, or what is
+    /// referred to by a snapshot.
+    pub(crate) fn push_unread(&self, clusters: Range<u64>, mode: FreeMode) {
+        self.push_reached(clusters, mode, Reached::ByNoRead);
+    }
+
+    fn push_reached(&self, clusters: Range<u64>, mode: FreeMode, reached: Reached) {
         if clusters.is_empty() {
             return;
         }
         self.clusters_freed.fetch_add(clusters.end - clusters.start, Relaxed);
         let mut waiting = self.waiting();
         if let Some(last) = waiting.last_mut()
-            && last.mode == mode
+            && (last.mode, last.reached) == (mode, reached)
             && last.clusters.end == clusters.start
         {
             last.clusters.end = clusters.end;
             return;
         }
-        waiting.push(Quarantined { clusters, mode });
+        waiting.push(Quarantined { clusters, mode, reached });
     }
 
     /// Takes all clusters that wait, to be released by the caller. They count as a release from now on, so that whoever

@@ -8,7 +8,7 @@ use crate::qcow2::space::free::{Allocated, SpaceContent};
 use crate::qcow2::state::Qcow2;
 use crate::qcow2::write::allocation::{Allocation, Placement, subclusters_in};
 use crate::sync::{Moment, with_long_patience};
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, Result};
 use smallvec::SmallVec;
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -131,9 +131,8 @@ impl Qcow2 {
             Ok(())
         });
         with_long_patience(worker, passed).await.unwrap_or_else(|| {
-            let message = "a request that was under way when the cluster was zeroed has not ended for half a minute; \
-                           poll or drop its worker";
-            Err(Error::new(ErrorKind::Busy, message))
+            let unended = "a request that was under way when the cluster was zeroed";
+            Err(Error::undriven("the cluster can't be written", unended))
         })
     }
 

@@ -48,3 +48,41 @@ pub(crate) fn a_named_snapshot_keeps_its_references() {
     }
     assert!(failed_late > 0, "no write failed after the header named the snapshot: the test shows nothing");
 }
+
+/// A read loads a slice of the mapping before a snapshot makes its clusters shared, and ends after that. The next write must
+/// not take the clusters for its own.
+#[test]
+pub(crate) fn what_was_read_of_a_table_before_a_snapshot_is_dropped() {
+    let mut beside = 0;
+    for (before, meanwhile) in (0..100).flat_map(|before| [(before, 3), (before, 6), (before, 9)]) {
+        let setup = Setup { origin: Origin::Own, size: SIZE, pattern: SIZE, workers: 2, ..Setup::plain() };
+        let bench = Bench::new(&setup, 1);
+        let (image, worker) = (&bench.guest.image, &bench.workers[1]);
+        let read = || bench.world.block_on(read_all(worker, image, SIZE)).unwrap().unwrap();
+        let (taken, on) = (image.clone(), worker.clone());
+        let snapshot =
+            worker.spawn(async move { taken.create_snapshot(&on, NewSnapshot::named("one")).await });
+        for _ in 0..before {
+            bench.world.step();
+        }
+        let (guest, on) = (bench.guest.clone(), bench.workers[0].clone());
+        let slow = bench.workers[0].spawn(async move { guest.read(&on, 0, 4096).await });
+        for _ in 0..meanwhile {
+            bench.world.step();
+        }
+        bench.world.pause(0);
+        let taken = bench.world.block_on(snapshot).unwrap();
+        bench.world.resume(0);
+        bench.world.block_on(slow).unwrap();
+        if taken.is_err() {
+            continue;
+        }
+        beside += 1;
+        let shown = read();
+        bench.world.block_on(bench.guest.write(worker, 0, 4096, Durability::Volatile)).unwrap();
+        let one = SnapshotRef::Name("one".to_owned());
+        bench.world.block_on(image.apply_snapshot(worker, &one)).unwrap().unwrap();
+        assert!(read() == shown, "the snapshot was written to, {before} and {meanwhile} steps");
+    }
+    assert!(beside > 100, "{beside} snapshots beside the read");
+}

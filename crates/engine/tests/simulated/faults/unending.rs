@@ -5,7 +5,7 @@ use crate::crash::setup::{Origin, Setup, TOP};
 use crate::faults::bench::Bench;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use zebu::{Durability, ErrorKind, NewSnapshot};
+use zebu::{Durability, ErrorKind, NewSnapshot, SnapshotRef};
 use zebu_sim::{OpClass, OpInfo, SimFileConfig};
 use zebu_storage::Worker;
 use zebu_storage::commit_steps::{self, CommitStep};
@@ -364,4 +364,105 @@ pub(crate) fn a_close_does_not_wait_without_end_for_a_read() {
         nothing_is_wrong(bench);
     }
     assert!(refused > 0, "the read was over each time: the test shows nothing");
+}
+
+/// Operations that are alone with the image wait for a write that sleeps, and say so. They succeed when it is over.
+#[test]
+pub(crate) fn operations_alone_do_not_wait_without_end_for_a_write() {
+    let mut refused = 0;
+    for steps in 0..12 {
+        let bench = bench(steps);
+        let (guest, on) = (bench.guest.clone(), bench.workers[0].clone());
+        let write = begin(&bench.workers[0], async move {
+            guest.write(&on, 50 * CLUSTER, 2 * CLUSTER, Durability::Volatile).await;
+        });
+        for _ in 0..steps {
+            bench.world.step();
+        }
+        bench.world.pause(0);
+        let image = bench.guest.image.clone();
+        let snapshot = |name: &'static str| {
+            let (image, on) = (image.clone(), bench.workers[1].clone());
+            begin(&bench.workers[1], async move {
+                image.create_snapshot(&on, NewSnapshot::named(name)).await.map(drop)
+            })
+        };
+        let first = snapshot("first");
+        let (grown, on) = (image.clone(), bench.workers[2].clone());
+        let growth = begin(&bench.workers[2], async move {
+            grown.resize(&on, CLUSTERS * CLUSTER, zebu::Shrink::Refuse, zebu::Preallocation::Off).await
+        });
+        for outcome in [&first, &growth] {
+            if let Err(error) = end(&bench, outcome, "an operation beside a write that sleeps") {
+                assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+                assert!(error.is_retryable(), "{error}");
+                assert!(error.message().contains("queue"), "{error}");
+                refused += 1;
+            }
+        }
+        bench.world.resume(0);
+        end(&bench, &write, "the write");
+        end(&bench, &snapshot("again"), "a snapshot when the write is over").unwrap();
+        nothing_is_wrong(bench);
+    }
+    assert!(refused > 0, "the write was over each time: the test shows nothing");
+}
+
+/// Snapshots are taken, applied and deleted beside a read that begins meanwhile, and whose worker then stands still. Taking
+/// one needs no end of the read. What waits for it says so.
+#[test]
+pub(crate) fn snapshots_do_not_wait_without_end_for_a_read_that_began_meanwhile() {
+    let (mut beside, mut refused) = (0, 0);
+    for steps in 0..160 {
+        let bench = bench(3);
+        let image = bench.guest.image.clone();
+        let (guest, on) = (bench.guest.clone(), bench.workers[1].clone());
+        let write = begin(&bench.workers[1], async move {
+            guest.write(&on, 0, CLUSTER, Durability::Durable).await;
+        });
+        end(&bench, &write, "a write");
+        let step = |what: SnapshotStep| {
+            let (image, on) = (image.clone(), bench.workers[1].clone());
+            begin(&bench.workers[1], async move {
+                let one = SnapshotRef::Name("one".to_owned());
+                match what {
+                    SnapshotStep::Take => {
+                        image.create_snapshot(&on, NewSnapshot::named("one")).await.map(drop)
+                    }
+                    SnapshotStep::Apply => image.apply_snapshot(&on, &one).await,
+                    SnapshotStep::Delete => image.delete_snapshot(&on, &one).await,
+                }
+            })
+        };
+        for what in [SnapshotStep::Take, SnapshotStep::Apply, SnapshotStep::Delete] {
+            let operation = step(what);
+            for _ in 0..steps {
+                bench.world.step();
+            }
+            let was_under_way = operation.borrow().is_none();
+            let read = sleeping_read(&bench, 1 + steps % 3);
+            match end(&bench, &operation, &format!("{what:?} beside a read that sleeps, {steps} steps")) {
+                Ok(()) => beside += u64::from(was_under_way && what == SnapshotStep::Take),
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Busy, "{what:?} {steps}: {error}");
+                    refused += 1;
+                }
+            }
+            bench.world.resume(0);
+            end(&bench, &read, "the read");
+            let has_it = image.snapshots().iter().any(|snapshot| snapshot.name == "one");
+            if what == SnapshotStep::Take && !has_it {
+                end(&bench, &step(what), "a snapshot when the read is over").unwrap();
+            }
+        }
+        nothing_is_wrong(bench);
+    }
+    assert!(beside > 0 && refused > 0, "{beside} beside, {refused} refused: the test shows nothing");
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SnapshotStep {
+    Take,
+    Apply,
+    Delete,
 }

@@ -188,6 +188,8 @@ mutants! {
     too_many_streams_in_a_cluster: PackTooMany, within 20 of [Crash(NarrowCounts)];
     inflated_clusters_are_kept: KeepInflated, within 60 of [Crash(Compressed)];
     rewritten_tables_are_not_forgotten: KeepMapping, within 10 of [Snapshots];
+    loads_of_rewritten_tables_are_kept: KeepLoads, within 1 of
+        [Scenario(snapshots::what_was_read_of_a_table_before_a_snapshot_is_dropped)];
     a_snapshot_table_is_named_early: NameTableEarly, within 10 of [Snapshots];
     a_named_snapshot_is_given_back: LowerBeforeDeletion, within 20 of [Snapshots];
     no_barrier_of_marks: SkipBarrierOfMarks, within 10 of [Marks];
