@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 use zebu_tests::device::LoopDevice;
-use zebu_tests::encrypted::{all_read, encrypt_options, of, run_qemu, run_zebu, with_objects};
-use zebu_tests::program::{find, zebu};
+use zebu_tests::encrypted::{all_read, cryptsetup, encrypt_options, of, run_qemu, run_zebu, with_objects};
+use zebu_tests::program::zebu;
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
 use zebu_tests::scratch::Scratch;
@@ -375,19 +375,9 @@ fn no_plain_text_reaches_the_file() {
 #[test]
 fn files_of_cryptsetup_are_written_and_read() {
     let Some(_) = Qemu::find() else { return };
-    let program = find("cryptsetup").expect("cryptsetup is needed: `cargo xtask setup` installs it");
     let scratch = Scratch::new("encryption");
     let dir = scratch.path();
-    let cryptsetup = |line: &str| {
-        let output = std::process::Command::new(&program)
-            .current_dir(dir)
-            .args(line.split_whitespace())
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-        assert!(output.status.success(), "{line}: {said}");
-        said
-    };
+    let cryptsetup = |line: &str| cryptsetup(dir, line);
     std::fs::write(dir.join("one"), "first").unwrap();
     std::fs::write(dir.join("two"), "second").unwrap();
     let plain = random_bytes(7, MIB);

@@ -4,8 +4,10 @@
 use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Instant;
-use zebu_tests::encrypted::{OBJECTS, all_read, encrypt_options, of, run_qemu, run_zebu, with_objects};
-use zebu_tests::program::{Finished, find, finish, zebu};
+use zebu_tests::encrypted::{
+    OBJECTS, all_read, cryptsetup, encrypt_options, of, run_qemu, run_zebu, with_objects,
+};
+use zebu_tests::program::{Finished, zebu};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
 use zebu_tests::scratch::Scratch;
@@ -274,13 +276,10 @@ fn what_qemu_does_not_make_is_refused() {
             }
         }
     }
-    let program = find("cryptsetup").expect("cryptsetup is needed: `cargo xtask setup` installs it");
     std::fs::write(dir.join("key"), "first").unwrap();
     std::fs::File::create(dir.join("c.luks")).unwrap().set_len(4 << 20).unwrap();
-    let line = "luksFormat -q --type luks1 --cipher aes-cbc-plain64 --key-size 192 --pbkdf-force-iterations 1000 \
-                --key-file key c.luks";
-    let mut command = std::process::Command::new(program);
-    command.current_dir(dir).args(line.split_whitespace());
-    finish(command).ok();
+    let cheap = "--pbkdf-force-iterations 1000 --key-file key";
+    let cipher = "--cipher aes-cbc-plain64 --key-size 192";
+    cryptsetup(dir, &format!("luksFormat -q --type luks1 {cipher} {cheap} c.luks"));
     Side::Zebu.io(&qemu, dir, "c.luks", &["write -P 7 1000 3000", "read -P 7 1000 3000"]).ok();
 }
