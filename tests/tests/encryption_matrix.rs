@@ -187,9 +187,11 @@ fn try_cell(qemu: &Qemu, dir: &Path, cell: &Cell, maker: Side, plain: &[u8]) {
     std::fs::remove_file(dir.join(file)).unwrap();
 }
 
-/// Tries images that `maker` makes; all of them, and then tells what failed.
-fn try_all(maker: Side, cells: &[Cell]) {
+/// Tries images that `maker` makes; all of them whose text has `ZEBU_CELLS` in it, and then tells what failed.
+fn try_all(maker: Side, mut cells: Vec<Cell>) {
     let Some(qemu) = Qemu::find() else { return };
+    let some = std::env::var("ZEBU_CELLS").unwrap_or_default();
+    cells.retain(|cell| format!("{cell:?}").contains(&some));
     let scratch = Scratch::new("encryption-matrix");
     let plain = plain();
     std::fs::write(scratch.path().join("plain"), &plain).unwrap();
@@ -208,14 +210,14 @@ fn try_all(maker: Side, cells: &[Cell]) {
 
 #[test]
 fn images_of_zebu() {
-    try_all(Side::Zebu, &if is_whole() { whole() } else { share() });
+    try_all(Side::Zebu, if is_whole() { whole() } else { share() });
 }
 
 /// QEMU measures for seconds how fast it hashes whenever it makes a key, so it makes few images unless `ZEBU_WHOLE_MATRIX=1`.
 #[test]
 fn images_of_qemu() {
     let some = || share().into_iter().skip(1).step_by(4).collect();
-    try_all(Side::Qemu, &if is_whole() { whole() } else { some() });
+    try_all(Side::Qemu, if is_whole() { whole() } else { some() });
 }
 
 /// The share has everything that the matrix has, and the matrix has no image twice.
