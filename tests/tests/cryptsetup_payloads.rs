@@ -14,7 +14,7 @@ const MIB: usize = 1 << 20;
 const LEN: usize = 2 * MIB;
 /// Bytes that cryptsetup is given for its header, of which it takes half.
 const SPARE: usize = 32 * MIB;
-/// What is the same in all calls.
+/// Options of all calls.
 const CHEAP: &str = "-q --disable-locks --key-file one --pbkdf pbkdf2 --pbkdf-force-iterations 1000";
 
 /// Ciphers and sectors, in the words of cryptsetup.

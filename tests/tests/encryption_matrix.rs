@@ -233,8 +233,8 @@ fn the_share_leaves_nothing_out() {
     assert!(share.iter().all(|cell| !cell.is_refused()));
 }
 
-/// What QEMU does not make is not made: it refuses ciphers and hashes that do not fit, and aborts where the key material is no multiple of
-/// a sector (keys of 192 bits in CBC mode), at opening too. What only cryptsetup makes of it is read.
+/// Images that QEMU does not make are not made. It refuses ciphers and hashes that do not fit. It aborts, at opening too, where the key
+/// material is no multiple of a sector: keys of 192 bits in CBC mode. Such a disk of cryptsetup's is read.
 #[test]
 fn what_qemu_does_not_make_is_refused() {
     let Some(qemu) = Qemu::find() else { return };

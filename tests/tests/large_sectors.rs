@@ -113,7 +113,8 @@ fn nbd_clients_are_told_as_qemu_tells() {
     }
 }
 
-/// Who was told of blocks and asks for less gets EINVAL, and nothing changes. Who was not told is served, and neighbours keep what they have.
+/// Requests for less than a block get EINVAL from a server that told its client of blocks, and nothing changes. A client that was not told is
+/// served, and neighbours keep what they have.
 #[test]
 fn requests_for_parts_of_blocks() {
     let Some(_) = Qemu::find() else { return };
