@@ -15,6 +15,7 @@ use zebu_sim::{
     Aside, Content, CrashOptions, DiscardLeaves, GuestConfig, GuestModel, SECTOR, Seeds, SimFileConfig,
     SimRng, SimWorld, Tear,
 };
+use zebu_storage::sabotage::{self, Fault};
 
 const FILE: &str = "disk.luks";
 /// Bytes before the data.
@@ -284,4 +285,16 @@ fn parts_of_sectors_in_cbc_are_lost() {
     let lost = (0..20).find_map(|seed| container.run(seed, Requests::PartsOfSectors).err());
     let violation = lost.expect("a torn sector takes its neighbours along");
     assert!(violation.contains("allowed:"), "{violation}");
+}
+
+/// The defence taken away: requests share a sector, and one finds noise or leaves it.
+#[test]
+fn sectors_that_are_shared_become_noise() {
+    for (container, requests) in [(xts(), Requests::PartsOfSectors), (cbc(), Requests::WholeSectors)] {
+        let Some(container) = container else { return };
+        let run = |fault, seed| sabotage::under(fault, || container.run(seed, requests)).0;
+        let seed = (0..40).find(|seed| run(Some(Fault::ShareSectors), *seed).is_err());
+        let seed = seed.expect("shared sectors are noticed");
+        assert_eq!(run(None, seed), Ok(()), "{requests:?}, seed {seed}: without the fault");
+    }
 }
