@@ -1,6 +1,6 @@
 //! Encrypted images of the tests, by zebu and by QEMU, with the same secrets.
 
-use crate::program::{Finished, zebu};
+use crate::program::{Finished, required, run_in, zebu};
 use crate::qemu::Qemu;
 use std::path::Path;
 
@@ -32,6 +32,16 @@ pub fn run_zebu(dir: &Path, line: &str) -> Finished {
 /// Runs qemu-img with the secrets.
 pub fn run_qemu(qemu: &Qemu, dir: &Path, line: &str) -> Finished {
     qemu.img(dir, with_objects(line))
+}
+
+/// Runs cryptsetup in `dir`, with words split at blanks. What it says.
+///
+/// # Panics
+/// If it is missing or fails.
+#[track_caller]
+pub fn cryptsetup(dir: &Path, line: &str) -> String {
+    let finished = run_in(dir, &required("cryptsetup"), line.split_whitespace()).ok();
+    finished.stdout + &finished.stderr
 }
 
 /// Requires that nobody reads anything else from `file` than `plain`, which lies in a file of that name too.

@@ -90,6 +90,8 @@ pub struct VhostGuest {
     driver: Driver,
     /// Bytes of the disk.
     pub size: u64,
+    /// Bytes of a logical block (`blk_size`).
+    pub logical_block: u32,
 }
 
 impl VhostGuest {
@@ -133,6 +135,7 @@ impl VhostGuest {
             has_event_index: false,
             driver,
             size: 0,
+            logical_block: 0,
         };
         guest.set_up();
         guest
@@ -174,6 +177,7 @@ impl VhostGuest {
         let (_, config) =
             front_end.get_config(0, 60, VhostUserConfigFlags::empty(), &[0; 60]).expect("configuration");
         self.size = u64::from_le_bytes(config[..8].try_into().expect("8 bytes")) * 512;
+        self.logical_block = u32::from_le_bytes(config[20..24].try_into().expect("4 bytes"));
         if let Some((log, file)) = &self.inflight {
             front_end.set_inflight_fd(log, file.as_raw_fd()).expect("log");
         } else if !log.is_empty() {

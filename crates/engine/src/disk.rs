@@ -199,6 +199,11 @@ impl Disk {
         self.image().virtual_size()
     }
 
+    /// Bytes of a logical block; see [`Image::logical_block_size`].
+    pub fn logical_block_size(&self) -> u32 {
+        self.image().logical_block_size()
+    }
+
     /// Bytes of a cluster, the natural unit of work; see [`Image::cluster_size`].
     pub fn cluster_size(&self) -> u64 {
         self.image().cluster_size()

@@ -33,6 +33,9 @@ use zebu_storage::{File, FileId, IoBufs, Worker};
 #[derive(Debug, Clone)]
 pub struct Image(pub(crate) Arc<Node>);
 
+/// Bytes of a logical block of almost every disk.
+const SECTOR: u32 = 512;
+
 /// How clusters are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Clusters {
@@ -90,6 +93,16 @@ impl Image {
             Driver::Qcow2(qcow2) => qcow2.geometry().cluster_size(),
             Driver::Raw(_) => 65536,
             Driver::Foreign(foreign) => foreign.unit_of_work(),
+        }
+    }
+
+    /// Bytes of a logical block, the unit that a guest may take for written as a whole: 512, or the sector of its cipher (LUKS2 has sectors
+    /// of up to 4096). Requests may be smaller. A write of a part of a sector writes the sector anew, and after a crash its other parts can
+    /// be lost: servers tell their clients to ask for whole blocks.
+    pub fn logical_block_size(&self) -> u32 {
+        match &self.0.driver {
+            Driver::Raw(Raw { luks: Some(luks), .. }) => luks.sector_size(),
+            _ => SECTOR,
         }
     }
 

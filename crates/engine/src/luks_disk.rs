@@ -61,7 +61,7 @@ impl LuksDisk {
     pub(crate) fn size_in(&self, file_len: u64) -> u64 {
         let present = file_len.saturating_sub(self.offset);
         let len = self.len.map_or(present, |len| len.min(present));
-        len - len % self.sector_size()
+        len - len % u64::from(self.sector_size())
     }
 
     /// Fails if the disk can't be `size` bytes long.
@@ -70,7 +70,7 @@ impl LuksDisk {
             let message = "the LUKS header sets the size of the disk, which is not changed";
             return Err(Error::new(ErrorKind::Unsupported, message).on(path));
         }
-        let sector = self.sector_size();
+        let sector = u64::from(self.sector_size());
         if !size.is_multiple_of(sector) {
             let message = format!("the new size must be a multiple of the sector size, {sector} bytes");
             return Err(Error::new(ErrorKind::InvalidArgument, message).on(path));
@@ -78,9 +78,10 @@ impl LuksDisk {
         Ok(())
     }
 
-    fn sector_size(&self) -> u64 {
+    /// Bytes of the cipher's sector.
+    pub(crate) fn sector_size(&self) -> u32 {
         match &self.info {
-            EncryptionInfo::Luks(luks) => u64::from(luks.sector_size),
+            EncryptionInfo::Luks(luks) => luks.sector_size,
             EncryptionInfo::Aes => 512,
         }
     }

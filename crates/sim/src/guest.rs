@@ -310,6 +310,15 @@ impl GuestModel {
         self.check_with(offset, bytes, |e| e.durable)
     }
 
+    /// Whether the sector at `offset` has but one content after a crash at this moment.
+    pub fn is_settled(&self, offset: u64) -> bool {
+        let sector = sectors(offset, 0).start;
+        let Some((_, run)) = self.runs.range(..=sector).next_back() else { return true };
+        let mut values = possible(&run.entries, |entry| entry.durable).map(|entry| entry.value);
+        let first = values.next();
+        values.all(|value| Some(value) == first)
+    }
+
     /// Whether a read that began as `read` (see [`GuestRequest::Read`]) and is just over may have got `bytes`.
     /// Call it before [`GuestModel::end`].
     pub fn check_read(&self, read: GuestOp, offset: u64, bytes: &[u8]) -> Result<(), Violation> {
@@ -442,6 +451,7 @@ mod tests {
         let mut model = model();
         let in_flight = model.begin(GuestRequest::Write { offset: 0, len: 512 });
         let flush = model.begin(GuestRequest::Flush);
+        assert!(!model.is_settled(0) && model.is_settled(512));
         model.end(in_flight, GuestResult::Done);
         model.end(flush, GuestResult::Done);
         assert_eq!(allowed(&model, 0), [Value::Backing, in_flight.value()]);
@@ -450,6 +460,7 @@ mod tests {
         assert_eq!(allowed(&model, 0), [Value::Backing, in_flight.value()]);
         model.apply(GuestRequest::Flush);
         assert_eq!(allowed(&model, 0), [in_flight.value()]);
+        assert!(model.is_settled(0));
         let fua = model.begin(GuestRequest::Write { offset: 0, len: 512 });
         model.end(fua, GuestResult::Durable);
         assert_eq!(allowed(&model, 0), [fua.value()]);

@@ -64,6 +64,8 @@ pub(super) const JOBS: &[Job] = &[
         "torture::runs::invariants_at_every_step_of_encrypted_images",
         1,
     ),
+    seeds("encrypted in larger sectors, XTS", "torture::large_sectors::parts_of_sectors_in_xts", 1),
+    seeds("encrypted in larger sectors, CBC", "torture::large_sectors::whole_sectors_in_cbc", 1),
     seeds("crashes of every image", "crash::replay::every_image_survives_crashes", 1),
     seeds("requests beside resizes", "crash::resizes::a_resize_is_alone", 1),
     seeds(

@@ -1,12 +1,14 @@
 //! The LUKS header of a new image.
 
+use super::cipher_run::COUNTED;
 use super::header::luks_error;
 use super::keys::{HeaderCosts, Keys, Passphrase};
 use crate::{Error, ErrorKind, Remedy, Result};
 use std::path::Path;
 use std::time::Duration;
 use zebu_luks::{
-    CipherSpec, HashName, Limits, Luks1Header, Luks1Options, MIN_ITERATIONS, SystemRandom, pbkdf2_iterations,
+    CipherSpec, HashName, Limits, Luks1Header, Luks1Options, MIN_ITERATIONS, STRIPES, SystemRandom,
+    pbkdf2_iterations,
 };
 use zebu_storage::Worker;
 
@@ -124,10 +126,24 @@ impl NewEncryption {
         }
     }
 
+    /// Fails if QEMU aborts when it opens such an image: it takes key material for whole sectors. 24 bytes in 4000 stripes are none.
+    fn check_material(&self, path: &Path) -> Result<()> {
+        let material = self.cipher.key_len() as u64 * u64::from(STRIPES);
+        if material.is_multiple_of(COUNTED) {
+            return Ok(());
+        }
+        let message = format!(
+            "{} with a key of {} bits is not made: QEMU aborts when it opens such a disk",
+            self.cipher,
+            self.cipher.key_len() * 8
+        );
+        Err(Error::new(ErrorKind::Unsupported, message).on(path))
+    }
+
     /// Makes a header with a new master key; of AES as before LUKS, there is none. Takes as long as it takes to try a passphrase, twice at most.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::KeyMissing`] without a passphrase; no memory, or no random bytes.
+    /// [`crate::ErrorKind::KeyMissing`] without a passphrase; a key that QEMU can't open; no memory, or no random bytes.
     pub(crate) async fn make(&self, worker: &Worker, path: &Path) -> Result<MadeHeader> {
         let Some(passphrase) = self.passphrase.clone() else {
             let message = "an encrypted image needs a passphrase (encrypt.key-secret, or key-secret for the format luks)";
@@ -136,6 +152,7 @@ impl NewEncryption {
         if self.method == NewMethod::LegacyAes {
             return Ok(MadeHeader { bytes: Vec::new() });
         }
+        self.check_material(path)?;
         let (this, mut options, path) = (self.clone(), self.options(), path.to_owned());
         let made = worker.run_blocking(move || {
             let (limits, key_len) = (this.costs.limits(), this.cipher.key_len());

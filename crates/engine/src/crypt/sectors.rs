@@ -196,13 +196,21 @@ impl EncryptedSectors {
         place.host - start..place.host - start + (start + len).next_multiple_of(sector)
     }
 
-    /// Waits until nobody writes a part of these sectors; and, to write a part of them, until nobody uses them at all.
+    /// Whether a sector is noise where an older and a newer part of it meet. What is written at once is sectors of 512 bytes; in larger
+    /// ones of CBC, blocks hang on those before.
+    fn parts_depend(&self) -> bool {
+        self.sector_size() > COUNTED && !self.cipher.spec().mode().is_xts()
+    }
+
+    /// Waits until nobody writes a part of these sectors; and, to write a part of them, until nobody uses them at all. Where parts depend
+    /// on each other, whole sectors have one user at a time, too: a read beside a write would find noise, and two writes would leave it.
     async fn hold(&self, worker: &Worker, range: Range<u64>, kind: Sectors) -> Held<'_> {
         let table = &self.under_way;
         if range.is_empty() || sabotage::is(Fault::ShareSectors) {
             return Held { table, hold: None };
         }
         if kind == Sectors::Whole
+            && !self.parts_depend()
             && let Some(hold) = table.try_write(worker.id(), range.clone())
         {
             return Held { table, hold: Some(hold) };

@@ -22,7 +22,7 @@ use zebu::storage::{IoBuf, Worker};
 
 /// The longest data of an option that is skipped to answer with an error; with more the session ends.
 const MAX_SKIPPED_OPTION: u32 = 1 << 20;
-/// Block size that suits every image.
+/// Block size that suits every image, whose logical blocks may be as large.
 const PREFERRED_BLOCK: u32 = 4096;
 
 /// The result of a handshake.
@@ -33,6 +33,8 @@ pub(crate) struct Agreement {
     pub(crate) requests: HeaderStyle,
     pub(crate) replies: ReplyStyle,
     pub(crate) contexts: Contexts,
+    /// Bytes of which the client's requests are multiples, as it knows.
+    pub(crate) smallest_block: u32,
 }
 
 /// A handshake under way.
@@ -141,14 +143,19 @@ impl<'a> Handshake<'a> {
             ClientOption::List => self.list(code).await?,
             ClientOption::StartTls => self.start_tls(code, inbox).await?,
             ClientOption::Info(request) => {
-                self.describe(code, &request).await?;
+                if let Some(export) = self.describe(code, &request).await? {
+                    self.end_description(code, &request, &export).await?;
+                }
             }
             ClientOption::Go(request) => {
                 if self.exports.find(request.export).is_some() {
                     self.keep_place()?;
                 }
                 if let Some(export) = self.describe(code, &request).await? {
-                    return Ok(Next::Serve(Box::new(self.agree(export))));
+                    self.reply(code, OptionReply::Ack, &[]).await?;
+                    // Whoever does not ask may ask for any bytes.
+                    let block = if asks_for_blocks(&request) { smallest_block(&export) } else { 1 };
+                    return Ok(Next::Serve(Box::new(self.agree(export, block))));
                 }
             }
             ClientOption::StructuredReply => self.choose(code, ReplyStyle::Structured).await?,
@@ -234,7 +241,7 @@ impl<'a> Handshake<'a> {
             reply.resize(reply.len() + 124, 0);
         }
         self.send(&reply).await?;
-        Ok(Next::Serve(Box::new(self.agree(export))))
+        Ok(Next::Serve(Box::new(self.agree(export, 1))))
     }
 
     async fn list(&self, code: u32) -> io::Result<()> {
@@ -247,7 +254,7 @@ impl<'a> Handshake<'a> {
         self.reply(code, OptionReply::Ack, &[]).await
     }
 
-    /// Answers INFO and GO; the export, if there is one of that name.
+    /// Answers INFO and GO but for the end; the export, if there is one of that name.
     async fn describe(&self, code: u32, request: &InfoRequest<'_>) -> io::Result<Option<Arc<Export>>> {
         let Some(export) = self.exports.find(request.export) else {
             self.refuse(code, OptionReply::Unknown, "there is no export of that name").await?;
@@ -263,15 +270,23 @@ impl<'a> Handshake<'a> {
                 self.reply(code, OptionReply::Info, &data).await?;
             }
         }
-        if request.kinds.contains(&info::BLOCK_SIZE) {
+        if asks_for_blocks(request) {
             let mut data = info::BLOCK_SIZE.to_be_bytes().to_vec();
-            for size in [1, PREFERRED_BLOCK, MAX_PAYLOAD] {
+            for size in [smallest_block(export), PREFERRED_BLOCK, MAX_PAYLOAD] {
                 data.extend(size.to_be_bytes());
             }
             self.reply(code, OptionReply::Info, &data).await?;
         }
-        self.reply(code, OptionReply::Ack, &[]).await?;
         Ok(Some(Arc::clone(export)))
+    }
+
+    /// Ends the answer to INFO: with an error, as in QEMU, if blocks matter and were not asked for.
+    async fn end_description(&self, code: u32, request: &InfoRequest<'_>, export: &Export) -> io::Result<()> {
+        if smallest_block(export) > 1 && !asks_for_blocks(request) {
+            let message = "the export has large blocks: ask for their size";
+            return self.refuse(code, OptionReply::BlockSizeRequired, message).await;
+        }
+        self.reply(code, OptionReply::Ack, &[]).await
     }
 
     async fn contexts(
@@ -334,7 +349,7 @@ impl<'a> Handshake<'a> {
         if self.peer.keep_place() { Ok(()) } else { Err(violation("another has got the client's place")) }
     }
 
-    fn agree(&self, export: Arc<Export>) -> Agreement {
+    fn agree(&self, export: Arc<Export>, smallest_block: u32) -> Agreement {
         let contexts = match &self.contexts {
             Some((of, contexts)) if Arc::ptr_eq(of, &export) => contexts.clone(),
             _ => Contexts::default(),
@@ -348,6 +363,7 @@ impl<'a> Handshake<'a> {
             },
             replies: self.replies,
             contexts,
+            smallest_block,
         }
     }
 
@@ -366,6 +382,19 @@ impl<'a> Handshake<'a> {
 
     async fn send(&self, bytes: &[u8]) -> io::Result<()> {
         self.transport.send(self.worker, IoBuf::copy_of(bytes).into()).await.0
+    }
+}
+
+fn asks_for_blocks(request: &InfoRequest<'_>) -> bool {
+    request.kinds.contains(&info::BLOCK_SIZE)
+}
+
+/// Bytes of which requests are to be multiples. Sectors of 512 bytes are no reason for a limit: a write of a part of one puts nothing else
+/// in danger.
+fn smallest_block(export: &Export) -> u32 {
+    match export.image().logical_block_size() {
+        ..=512 => 1,
+        block => block,
     }
 }
 

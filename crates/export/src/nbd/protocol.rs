@@ -120,6 +120,7 @@ pub(crate) enum OptionReply {
     #[cfg_attr(not(feature = "tls"), allow(dead_code))] // only a server with a certificate needs it
     TlsRequired = (1 << 31) + 5,
     Unknown = (1 << 31) + 6,
+    BlockSizeRequired = (1 << 31) + 8,
     TooBig = (1 << 31) + 9,
     ExtendedHeadersRequired = (1 << 31) + 10,
 }

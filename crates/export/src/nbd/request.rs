@@ -69,6 +69,8 @@ pub struct Terms {
     pub size: u64,
     /// Whether metadata contexts were chosen.
     pub has_contexts: bool,
+    /// Bytes, a power of two, of which offsets and lengths are multiples.
+    pub smallest_block: u32,
 }
 
 /// Whether space is kept, and what slowness is allowed.
@@ -203,6 +205,10 @@ fn judge_command(
         let errno = if takes_space { NbdErrno::NoSpace } else { NbdErrno::Invalid };
         return Err((errno, "the request reaches past the end of the disk"));
     }
+    let is_aligned = (header.offset | len).is_multiple_of(terms.smallest_block.into());
+    if !is_aligned && header.command != command::FLUSH {
+        return Err((NbdErrno::Invalid, "the request is not of whole blocks"));
+    }
     let payload = || match u32::try_from(len) {
         Ok(len) if len <= MAX_PAYLOAD => Ok(len),
         _ if header.command == command::READ => {
@@ -243,7 +249,8 @@ mod tests {
     const SIZE: u64 = 1 << 30;
 
     fn terms(style: HeaderStyle) -> Terms {
-        Terms { style, flags: TransmissionFlags::HAS_FLAGS, size: SIZE, has_contexts: true }
+        let flags = TransmissionFlags::HAS_FLAGS;
+        Terms { style, flags, size: SIZE, has_contexts: true, smallest_block: 1 }
     }
 
     fn header(command: u16, flags: u16, offset: u64, len: u64) -> RequestHeader {
@@ -383,6 +390,25 @@ mod tests {
             judge(&header(4, 0, 0, SIZE), &extended),
             Verdict::Execute(Command::Trim { len: SIZE, fua: false })
         );
+    }
+
+    #[test]
+    fn requests_are_of_whole_blocks_where_these_were_agreed_on() {
+        let terms = Terms { smallest_block: 4096, ..terms(HeaderStyle::Compact) };
+        for command in [0, 1, 4, 5, 6, 7] {
+            for (offset, len) in [(512, 4096), (4096, 512), (1, 1), (SIZE - 4096, 4095)] {
+                let skip = if command == command::WRITE { len } else { 0 };
+                let verdict = judge(&header(command, 0, offset, len), &terms);
+                assert_eq!(refused(verdict), (NbdErrno::Invalid, skip), "command {command}");
+            }
+            let verdict = judge(&header(command, 0, SIZE - 4096, 4096), &terms);
+            assert!(matches!(verdict, Verdict::Execute(_)), "command {command}");
+            // Past the end is past the end, as without blocks.
+            let past = refused(judge(&header(command, 0, SIZE, 512), &terms)).0;
+            assert_eq!(past, if matches!(command, 1 | 6) { NbdErrno::NoSpace } else { NbdErrno::Invalid });
+        }
+        assert_eq!(judge(&header(3, 0, 0, 0), &terms), Verdict::Execute(Command::Flush));
+        assert_eq!(judge(&header(3, 0, 1, 1), &terms), Verdict::Execute(Command::Flush));
     }
 
     #[test]

@@ -133,6 +133,7 @@ impl Session {
                 flags: self.agreed.flags,
                 size: self.agreed.export.image().virtual_size(),
                 has_contexts: !self.contexts.is_empty(),
+                smallest_block: self.agreed.smallest_block,
             };
             match judge(&header, &terms) {
                 Verdict::Execute(command) => self.start(header, command, inbox).await?,

@@ -14,8 +14,8 @@ const SEG_MAX: u32 = 126;
 pub(crate) const MAX_RANGES: u32 = 16;
 /// Sectors that one of these may have.
 const MAX_RANGE_SECTORS: u32 = 1 << 22;
-/// Physical blocks are 2^3 sectors.
-const PHYSICAL_EXPONENT: u8 = 3;
+/// Bytes of a physical block. Logical ones are as large at most.
+const PHYSICAL_BLOCK: u32 = 4096;
 /// Bytes of the configuration space that have a meaning.
 const CONFIG_LEN: usize = 60;
 
@@ -54,15 +54,26 @@ pub(crate) fn features(export: &Export) -> u64 {
     }
 }
 
-/// The configuration space of a disk of `size` bytes, of which whole sectors are shown.
-pub(crate) fn config_space(size: u64, queues: u16, cluster: u64) -> [u8; CONFIG_LEN] {
+/// The properties of a disk that its configuration space tells, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Geometry {
+    /// The disk, of which whole sectors are shown.
+    pub(crate) size: u64,
+    pub(crate) cluster: u64,
+    pub(crate) logical_block: u32,
+}
+
+/// The configuration space of a disk with so many queues.
+pub(crate) fn config_space(disk: Geometry, queues: u16) -> [u8; CONFIG_LEN] {
+    let Geometry { size, cluster, logical_block } = disk;
+    let blocks = (PHYSICAL_BLOCK / logical_block.max(1)).max(1);
     let mut config = [0; CONFIG_LEN];
     let mut put = |at: usize, bytes: &[u8]| config[at..at + bytes.len()].copy_from_slice(bytes);
     put(0, &(size / SECTOR).to_le_bytes());
     put(12, &SEG_MAX.to_le_bytes());
-    put(20, &(SECTOR as u32).to_le_bytes());
-    put(24, &[PHYSICAL_EXPONENT]);
-    put(26, &(1u16 << PHYSICAL_EXPONENT).to_le_bytes());
+    put(20, &logical_block.to_le_bytes());
+    put(24, &[blocks.ilog2() as u8]);
+    put(26, &(blocks as u16).to_le_bytes());
     put(34, &queues.to_le_bytes());
     put(36, &MAX_RANGE_SECTORS.to_le_bytes());
     put(40, &MAX_RANGES.to_le_bytes());
@@ -80,12 +91,20 @@ mod tests {
     // Offsets as in `struct virtio_blk_config` of the specification.
     #[test]
     fn the_configuration_space_has_its_fields_in_place() {
-        let config = config_space((1 << 30) + 700, 4, 65536);
+        let disk = Geometry { size: (1 << 30) + 700, cluster: 65536, logical_block: 512 };
+        let config = config_space(disk, 4);
         assert_eq!(config[..8], (1u64 << 21 | 1).to_le_bytes());
         assert_eq!(config[8..12], [0; 4], "no limit of a segment's size");
         assert_eq!(config[20..24], 512u32.to_le_bytes());
+        assert_eq!(config[24..28], [3, 0, 8, 0], "physical blocks of 4096 bytes");
         assert_eq!(config[34..36], [4, 0]);
         assert_eq!(config[44..48], 128u32.to_le_bytes());
         assert_eq!(config[56], 1);
+        for (logical_block, exponent) in [(1024, 2), (2048, 1), (4096, 0)] {
+            let config = config_space(Geometry { logical_block, ..disk }, 4);
+            assert_eq!(config[20..24], logical_block.to_le_bytes());
+            assert_eq!(config[24..28], [exponent, 0, 1 << exponent, 0]);
+            assert_eq!(config[44..48], 128u32.to_le_bytes(), "in sectors of 512 bytes");
+        }
     }
 }

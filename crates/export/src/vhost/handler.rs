@@ -1,7 +1,7 @@
 //! Requests of a front end to the device.
 
 use super::config::VhostConfig;
-use super::device::{self, MAX_QUEUE};
+use super::device::{self, Geometry, MAX_QUEUE};
 use super::inflight::InflightLog;
 use super::memory::{GuestMap, MAX_REGIONS, SharedMap};
 use super::own_memory::LARGEST;
@@ -353,8 +353,12 @@ impl VhostUserBackendReqHandlerMut for Handler {
             return Err(Error::InvalidParam);
         }
         let image = self.export.image();
-        let known =
-            device::config_space(image.virtual_size(), self.vrings.len() as u16, image.cluster_size());
+        let disk = Geometry {
+            size: image.virtual_size(),
+            cluster: image.cluster_size(),
+            logical_block: image.logical_block_size(),
+        };
+        let known = device::config_space(disk, self.vrings.len() as u16);
         let mut config = [0; MAX_CONFIG];
         config[..known.len()].copy_from_slice(&known);
         Ok(config[offset..offset + size].to_vec())

@@ -5,6 +5,7 @@
 
 mod encrypted_data;
 mod invariants;
+mod large_sectors;
 mod notices;
 mod plan;
 mod possible_image;
