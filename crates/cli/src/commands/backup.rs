@@ -218,8 +218,8 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     }
     // Packed clusters are gathered and written together, whatever their size.
     let size = args.cluster_size.max(64 << 10);
-    let unasked =
-        (args.target_cache.is_none() && object.is_none() && disk.is_none()).then(|| UnaskedWrites::of(&args.target, size));
+    let unasked = (args.target_cache.is_none() && object.is_none() && disk.is_none())
+        .then(|| UnaskedWrites::of(&args.target, size));
     options.cache = match (args.target_cache, unasked) {
         (Some(asked), _) => asked,
         (None, Some(UnaskedWrites::Direct)) => CacheMode::None,

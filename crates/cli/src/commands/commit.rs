@@ -89,9 +89,10 @@ pub(crate) fn run(args: &CommitArgs) -> Result<u8, Failure> {
             unasked.tell("the images");
         }
     }
-    let base = args.base.as_deref().map(|base| {
-        image_path(base).map_err(|reason| Failure::opening_name(base, &reason))
-    });
+    let base = args
+        .base
+        .as_deref()
+        .map(|base| image_path(base).map_err(|reason| Failure::opening_name(base, &reason)));
     let mut watch = Watch::start(args.progress.mode(args.quiet))?;
     let mut options = CommitOptions::default()
         .base(base.transpose()?)

@@ -456,12 +456,10 @@ fn convert_to(
         copied.unwrap_or_else(|| Ok(ConvertReport::default()))
     } else {
         let mut target = new_target(args, opts, session, target)?;
-        let unasked = args
-            .target_cache
-            .is_none()
-            .then_some(())
-            .filter(|()| !is_remote(&target.path))
-            .map(|()| UnaskedWrites::of(&target.path, opts.create_options(args.target_format()).cluster_size));
+        let unasked =
+            args.target_cache.is_none().then_some(()).filter(|()| !is_remote(&target.path)).map(|()| {
+                UnaskedWrites::of(&target.path, opts.create_options(args.target_format()).cluster_size)
+            });
         if let Some(unasked) = unasked {
             unasked.apply(&mut target);
             // What is packed is written in order whatever the number of requests, which read and pack.
@@ -502,9 +500,7 @@ fn is_raw_on_server(args: &ConvertArgs, opts: &CreateOpts, target: &OsStr) -> Re
 /// How a target is opened that exists.
 fn existing_target(args: &ConvertArgs, opts: &CreateOpts, target: &OsStr) -> Result<ImageSpec, Failure> {
     if *opts != CreateOpts::default() {
-        return Err(Failure::usage(
-            "-o can't be used with -n: the target exists, it is not made",
-        ));
+        return Err(Failure::usage("-o can't be used with -n: the target exists, it is not made"));
     }
     if args.backing_format.is_some() && !program::called().is_qemu() {
         return Err(Failure::usage(

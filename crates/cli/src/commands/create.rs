@@ -5,8 +5,8 @@ use crate::backing::{self, CheckName};
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::encrypted_file::warn_of_plain_overlay;
 use crate::failure::Failure;
-use crate::output::stdout;
 use crate::named_disks::is_remote;
+use crate::output::stdout;
 use crate::program;
 use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::remote_names::{given_only, new_image_path};
@@ -129,7 +129,10 @@ fn create_options(
     create.size = given.or(opts.size);
     if is_remote(path) {
         if create.data_file.is_some() {
-            return Err(Failure::creating_name(filename, "an image on a server can't have an external data file"));
+            return Err(Failure::creating_name(
+                filename,
+                "an image on a server can't have an external data file",
+            ));
         }
         create.remote = given_only();
     }

@@ -110,8 +110,8 @@ pub(crate) fn run(args: &DdArgs) -> Result<u8, Failure> {
     if args.output_format.is_none() {
         refuse_plain_text(Path::new(operands.output))?;
     }
-    let output = new_image_path(operands.output)
-        .map_err(|reason| Failure::creating_name(operands.output, &reason))?;
+    let output =
+        new_image_path(operands.output).map_err(|reason| Failure::creating_name(operands.output, &reason))?;
     let mut spec = args.image.resolve(operands.input, args.format, CacheMode::Writeback, Access::ReadOnly)?;
     args.force_share.apply(&mut spec);
     let mut session = Session::start(&args.engine, spec.aio)?;
@@ -137,8 +137,7 @@ pub(crate) fn run(args: &DdArgs) -> Result<u8, Failure> {
         .create(CreateOptions::default().format(args.output_format.unwrap_or(Format::Raw)))
         .open(OpenOptions::default());
     let path = target.path.clone();
-    let unasked =
-        (!is_remote(&path)).then(|| UnaskedWrites::of(&target.path, target.create.cluster_size));
+    let unasked = (!is_remote(&path)).then(|| UnaskedWrites::of(&target.path, target.create.cluster_size));
     match unasked {
         Some(unasked) => unasked.apply(&mut target),
         None => (target.create.remote, target.open.remote) = (given_only(), given_only()),

@@ -15,8 +15,8 @@ use crate::{
 };
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use zebu_storage::{File, LockMode, OpenFlags, Worker};
 use zebu_storage::sync::Mutex;
+use zebu_storage::{File, LockMode, OpenFlags, Worker};
 
 /// A target that was made, up to its end.
 pub(super) struct Made {
@@ -64,7 +64,8 @@ pub(super) async fn make(
     let content = if create.backing.is_some() {
         TargetContent::SharedBacking
     } else if create.format == Format::Luks
-        || (elsewhere.is_some() || is_device(&storage)) && shows_its_storage(&create) {
+        || (elsewhere.is_some() || is_device(&storage)) && shows_its_storage(&create)
+    {
         TargetContent::Unknown
     } else {
         TargetContent::Zero
