@@ -2,9 +2,13 @@
 
 use crate::Outcome;
 use crate::metric::{Metric, Sample};
-use crate::process::output;
+use crate::process::measure_ok_within;
 use serde_json::Value;
 use std::process::Command;
+use std::time::Duration;
+
+/// How much longer than it was asked to fio may take: a server that stands still holds it up.
+const STANDING_STILL: Duration = Duration::from_secs(60);
 
 /// A load of fio, for a while.
 #[derive(Debug, Clone, Copy)]
@@ -47,23 +51,27 @@ impl Found {
 
 /// Has fio ask `target` (arguments that say what and how) for `seconds`, all over the first `size` bytes.
 pub(crate) fn fio(ask: Ask, size: u64, seconds: u32, target: &[&str]) -> Outcome<Found> {
-    let text = output(Command::new("fio").arg("--name=load").args(target).args([
-        "--time_based",
-        &format!("--rw={}", ask.rw),
-        &format!("--bs={}", ask.block),
-        &format!("--blockalign={}", ask.align),
-        &format!("--iodepth={}", ask.depth),
-        &format!("--numjobs={}", ask.connections),
-        &format!("--size={size}"),
-        &format!("--offset_increment={}", ask.apart),
-        &format!("--runtime={seconds}"),
-        "--randrepeat=0",
-        // Else it keeps a map of all blocks of the disk.
-        "--norandommap",
-        "--group_reporting",
-        "--output-format=json",
-    ]))?;
-    let job = &report(&text)?["jobs"][0];
+    let limit = Duration::from_secs(u64::from(seconds)) + STANDING_STILL;
+    let usage = measure_ok_within(
+        Command::new("fio").arg("--name=load").args(target).args([
+            "--time_based",
+            &format!("--rw={}", ask.rw),
+            &format!("--bs={}", ask.block),
+            &format!("--blockalign={}", ask.align),
+            &format!("--iodepth={}", ask.depth),
+            &format!("--numjobs={}", ask.connections),
+            &format!("--size={size}"),
+            &format!("--offset_increment={}", ask.apart),
+            &format!("--runtime={seconds}"),
+            "--randrepeat=0",
+            // Else it keeps a map of all blocks of the disk.
+            "--norandommap",
+            "--group_reporting",
+            "--output-format=json",
+        ]),
+        limit,
+    )?;
+    let job = &report(&usage.stdout)?["jobs"][0];
     let figures = &job[if ask.rw.ends_with("read") { "read" } else { "write" }];
     Ok(Found {
         requests: figure(&figures["total_ios"])?,

@@ -3,6 +3,7 @@
 use crate::Outcome;
 use std::ffi::OsStr;
 use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -82,13 +83,25 @@ pub struct Usage {
 /// Runs a command to its end and measures it. Standard output is kept (through a file, so that a full pipe never
 /// holds the command up); standard error is shown.
 pub fn measure(command: &mut Command) -> Outcome<Usage> {
+    measure_until(command, None)
+}
+
+/// The same; a command that has not ended after `limit` is killed, which is an error.
+fn measure_until(command: &mut Command, limit: Option<Duration>) -> Outcome<Usage> {
     let said = |e: io::Error, c: &Command| format!("cannot run {}: {e}", shown(c));
     let mut out = tempfile::tempfile().map_err(|e| said(e, command))?;
     let for_child = out.try_clone().map_err(|e| said(e, command))?;
     command.stdin(Stdio::null()).stdout(for_child);
     let start = Instant::now();
-    let child = command.spawn().map_err(|e| said(e, command))?;
+    let mut child = command.spawn().map_err(|e| said(e, command))?;
     let peak = Peak::watch(child.id());
+    if let Some(limit) = limit
+        && !ends_within(child.id(), limit).map_err(|e| said(e, command))?
+    {
+        child.kill().and_then(|()| wait4(child.id())).map_err(|e| said(e, command))?;
+        peak.end();
+        return Err(format!("no answer within {} s: {}", limit.as_secs(), shown(command)));
+    }
     let (status, rusage) = wait4(child.id()).map_err(|e| said(e, command))?;
     let wall = start.elapsed();
     let max_rss = peak.end();
@@ -130,10 +143,19 @@ impl Peak {
 
 /// As [`measure`]; an exit code other than 0 is an error.
 pub fn measure_ok(command: &mut Command) -> Outcome<Usage> {
+    measure_ok_until(command, None)
+}
+
+/// The same; a command that has not ended after `limit` is killed, which is an error too.
+pub fn measure_ok_within(command: &mut Command, limit: Duration) -> Outcome<Usage> {
+    measure_ok_until(command, Some(limit))
+}
+
+fn measure_ok_until(command: &mut Command, limit: Option<Duration>) -> Outcome<Usage> {
     let said = |e: io::Error, c: &Command| format!("cannot run {}: {e}", shown(c));
     let mut err = tempfile::tempfile().map_err(|e| said(e, command))?;
     let for_child = err.try_clone().map_err(|e| said(e, command))?;
-    let usage = measure(command.stderr(for_child))?;
+    let usage = measure_until(command.stderr(for_child), limit)?;
     match usage.code {
         Some(0) => Ok(usage),
         Some(code) => {
@@ -212,6 +234,31 @@ fn duration(t: libc::timeval) -> Duration {
     Duration::new(t.tv_sec as u64, t.tv_usec as u32 * 1000)
 }
 
+/// Waits until a child has ended, for `limit` at most. Whether it has; it is not reaped.
+fn ends_within(pid: u32, limit: Duration) -> io::Result<bool> {
+    // SAFETY: takes no memory; gives a new descriptor, or -1.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0) };
+    let fd = libc::c_int::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
+    // SAFETY: the descriptor is open, and nobody else's.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let mut asked = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let begin = Instant::now();
+    loop {
+        let left = limit.saturating_sub(begin.elapsed()).as_millis();
+        let left = libc::c_int::try_from(left).unwrap_or(libc::c_int::MAX);
+        // SAFETY: `asked` is one live value of the type that poll wants.
+        match unsafe { libc::poll(&raw mut asked, 1, left) } {
+            0 => return Ok(false),
+            1 => return Ok(true),
+            _ => {}
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
 fn wait4(pid: u32) -> io::Result<(libc::c_int, libc::rusage)> {
     let mut status = 0;
     let mut rusage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
@@ -231,7 +278,6 @@ fn wait4(pid: u32) -> io::Result<(libc::c_int, libc::rusage)> {
 
 /// Writes `path`'s data to the disk and drops it from the page cache, so that a measurement starts cold.
 pub fn evict(path: &Path) -> Outcome {
-    use std::os::fd::AsRawFd;
     let said = |e: io::Error| format!("{}: {e}", path.display());
     let file = std::fs::File::open(path).map_err(said)?;
     file.sync_all().map_err(said)?;
@@ -258,6 +304,16 @@ mod tests {
         assert!(usage.cpu > Duration::ZERO && usage.cpu <= usage.wall * 2);
         assert!(usage.max_rss > 100 * 1024);
         assert!(measure_ok(&mut Command::new("false")).is_err());
+    }
+
+    #[test]
+    fn a_command_that_stands_still_is_ended_and_told() {
+        let begin = Instant::now();
+        let still = measure_ok_within(Command::new("sleep").arg("60"), Duration::from_secs(1)).unwrap_err();
+        assert_eq!(still, "no answer within 1 s: sleep 60");
+        assert!(begin.elapsed() < Duration::from_secs(30));
+        let ended = measure_ok_within(Command::new("echo").arg("x"), Duration::from_secs(30)).unwrap();
+        assert_eq!(ended.stdout, "x\n");
     }
 
     #[test]

@@ -272,7 +272,7 @@ fn a_target_is_flushed_after_its_last_change() {
     let dir = scratch.path();
     let content = source(dir, "source.raw");
     let log = dir.join("log");
-    for options in ["-O raw", "-n -O raw", "-n -W -O raw", "-n -O qcow2"] {
+    for options in ["-O raw", "-n -O raw", "-n -W -O raw", "-n -O qcow2", "-O qcow2"] {
         // Larger, for the tables of an image.
         let spare = if options.ends_with("qcow2") { 4 << 20 } else { 0 };
         std::fs::write(dir.join("target.raw"), vec![0; content.len() + spare]).unwrap();
@@ -372,7 +372,7 @@ fn wrong_names_and_servers_are_refused_in_one_line() {
     for (name, word) in [
         (missing.as_str(), "No such file"),
         ("nbd://127.0.0.1:1/x", "Connection refused"),
-        ("nbds://h/x?tls-psk-file=f", "pre-shared"),
+        ("nbds://u@h/x?tls-psk-file=f", "pre-shared"),
         ("nbd://user@h/x", "users"),
         ("nbd:h", "port"),
     ] {

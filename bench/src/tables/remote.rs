@@ -5,7 +5,7 @@ use crate::fio::{Ask, fio};
 use crate::images::noise;
 use crate::lab::{Lab, mib, remove};
 use crate::metric::{Metric, Sample};
-use crate::process::{find, measure_ok, run};
+use crate::process::{find, measure_ok_within, run};
 use crate::programs::{BOTH, FASTEST, Program};
 use crate::run::{Side, sample};
 use crate::workspace::{cargo, target_dir};
@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// Connections that each reader may have.
 const CONNECTIONS: u32 = 32;
+/// How long a conversion may take: QEMU's driver for web servers stands still at times, and never ends.
+const ANSWER: Duration = Duration::from_secs(120);
 /// The slow link: what it adds to a request and its answer, and its rate.
 const DELAY_MS: &str = "20";
 const MEGABITS: &str = "1000";
@@ -129,7 +131,7 @@ fn converted<'a>(
             Some(to) => command.arg("-n").arg(&from).arg(to),
             None => command.arg(&from).arg(&file),
         };
-        let usage = measure_ok(&mut command)?;
+        let usage = measure_ok_within(&mut command, ANSWER)?;
         remove(&file)?;
         let mut figures = vec![(Metric::MibPerSecond, mib(size)? / usage.wall.as_secs_f64())];
         figures.extend(sample(&usage));

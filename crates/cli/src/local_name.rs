@@ -6,6 +6,8 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
+use zebu_remote::http::HttpUrl;
+use zebu_remote::nbd::NbdAddress;
 use zebu_store::StoreName;
 
 /// The protocol for local files.
@@ -29,6 +31,9 @@ pub(crate) fn local_path(name: &OsStr) -> Result<PathBuf, String> {
     }
     match protocol(name) {
         None => Ok(PathBuf::from(name)),
+        Some(_) if name.to_str().is_some_and(is_on_server) => {
+            Err("it is a disk on a server, and a local file is needed here".to_owned())
+        }
         Some(protocol) => Err(format!(
             "Unknown protocol '{}': images are local files only (a file of this very name is '{}')",
             protocol.display(),
@@ -37,16 +42,21 @@ pub(crate) fn local_path(name: &OsStr) -> Result<PathBuf, String> {
     }
 }
 
+/// Whether a name has a protocol that leads to a server.
+fn is_on_server(name: &str) -> bool {
+    NbdAddress::is_name(name) || HttpUrl::is_name(name) || StoreName::is_name(name)
+}
+
 /// The same, for an argument.
 pub(crate) fn path_argument() -> impl TypedValueParser<Value = PathBuf> {
     OsStringValueParser::new().try_map(|name| local_path(&name))
 }
 
-/// The same for a target that may be an object in a store as well: its name stays what it is.
+/// The same for a target that may be elsewhere as well, such as an object in a store: its name stays what it is.
 pub(crate) fn target_argument() -> impl TypedValueParser<Value = PathBuf> {
     OsStringValueParser::new().try_map(|name| {
-        let is_object = name.to_str().is_some_and(StoreName::is_name);
-        if is_object { Ok(PathBuf::from(name)) } else { local_path(&name) }
+        let is_elsewhere = name.to_str().is_some_and(is_on_server);
+        if is_elsewhere { Ok(PathBuf::from(name)) } else { local_path(&name) }
     })
 }
 
@@ -71,8 +81,6 @@ mod tests {
     fn protocols_are_refused_with_the_name_of_a_local_file() {
         for (name, protocol) in [
             ("rbd:pool/image", "rbd"),
-            ("nbd://host/x", "nbd"),
-            ("nbd+unix:///?socket=s", "nbd+unix"),
             ("json:{}", "json"),
             ("fat:rw:dir", "fat"),
             ("host_device:/dev/sda", "host_device"),
@@ -82,6 +90,14 @@ mod tests {
             let error = local_path(OsStr::new(name)).unwrap_err();
             assert!(error.contains(&format!("protocol '{protocol}'")), "{error}");
             assert!(error.contains(&format!("'./{name}'")), "{error}");
+            assert_eq!(local_path(OsStr::new(&format!("./{name}"))), Ok(PathBuf::from(format!("./{name}"))));
+        }
+    }
+
+    #[test]
+    fn disks_on_servers_are_told_from_files() {
+        for name in ["nbd://host/x", "nbd+unix:///?socket=s", "nbd:host:1", "https://h/x", "s3://b/o"] {
+            assert!(local_path(OsStr::new(name)).unwrap_err().contains("on a server"), "{name}");
             assert_eq!(local_path(OsStr::new(&format!("./{name}"))), Ok(PathBuf::from(format!("./{name}"))));
         }
     }

@@ -36,6 +36,19 @@ pub(crate) fn image_path(name: &OsStr) -> Result<PathBuf, String> {
     }
 }
 
+/// The place where an image is to be made: a local path, or the URL of a disk on an NBD server, which is overwritten.
+///
+/// # Errors
+/// The name can't be read, or leads to what can't be written.
+pub(crate) fn new_image_path(name: &OsStr) -> Result<PathBuf, String> {
+    let Some(text) = name.to_str().filter(|name| RemoteName::is_name(name)) else { return local_path(name) };
+    match RemoteName::parse(text)? {
+        RemoteName::Http { .. } => Err("files on web servers can be read, not written".to_owned()),
+        RemoteName::Object { .. } => Err("objects in stores are made by convert and backup only".to_owned()),
+        name @ RemoteName::Nbd { .. } => note_remote(name),
+    }
+}
+
 /// Whether a name that is to be written into an image has a protocol that leads to a server.
 ///
 /// # Errors

@@ -104,7 +104,8 @@ impl Image {
         let mut new_file = |path: &Path| {
             let was_there = path.symlink_metadata().is_ok();
             let file = open_new(path, options)?;
-            if !was_there {
+            // What lies on a server was there.
+            if !was_there && !file.is_foreign() {
                 made.push(path.to_owned());
             }
             set_attributes(&file, options).map(|()| file)
@@ -151,6 +152,7 @@ impl Image {
             access: Access::ReadWrite,
             cache: options.cache,
             refs: RefPolicy::All,
+            remote: options.remote.clone(),
             keys: encryption.map(NewEncryption::keys).unwrap_or_default(),
             ..OpenOptions::default()
         };
@@ -167,7 +169,7 @@ impl Image {
     }
 }
 
-/// Makes a file, or cuts one that exists to nothing.
+/// Makes a file, or cuts one that exists to nothing. A disk that is no local file stays as long as it is.
 fn open_new(path: &Path, options: &CreateOptions) -> Result<File> {
     let flags = OpenFlags::default()
         .access(zebu_storage::Access::ReadWrite)
@@ -175,7 +177,7 @@ fn open_new(path: &Path, options: &CreateOptions) -> Result<File> {
         .create(Create::Truncate)
         .lock(LockMode::Write)
         .no_flush(options.cache == CacheMode::Unsafe);
-    File::open(path, &flags).map_err(|e| Error::from(e).on(path))
+    options.remote.open(path, &flags).map_err(|e| Error::from(e).on(path))
 }
 
 /// The same with the attributes that options ask for.

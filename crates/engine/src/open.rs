@@ -24,7 +24,7 @@ use crate::qcow2::text::text;
 use crate::refs::{self, Role};
 use crate::sync::atomic::AtomicU64;
 use crate::sync::{OnceLock, RequestBarrier};
-use crate::{Error, ErrorKind, Keys, Remedy, Result};
+use crate::{Error, ErrorKind, Keys, Remedy, Remote, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -139,7 +139,7 @@ pub(crate) async fn open_split(
         let link = open_link(worker, &above, found, options).await?;
         next = next_in_chain(&link, options, Access::ReadOnly)?;
         if let Some(below) = &next
-            && base.is_none_or(|base| is_file(base, base_name, &link.path, &below.file))
+            && base.is_none_or(|base| is_file(base, base_name, &link.path, &below.file, &options.remote))
         {
             // Closed first: its locks would be in the way.
             next = None;
@@ -171,10 +171,13 @@ pub(crate) async fn open_split(
 }
 
 /// Whether `name`, read as `how` says beside the image at `image`, is the name of `file`.
-fn is_file(name: &Path, how: BaseName, image: &Path, file: &File) -> bool {
+fn is_file(name: &Path, how: BaseName, image: &Path, file: &File, remote: &Remote) -> bool {
+    let unlocked = OpenFlags::default().lock(LockMode::None);
+    if let Some(found) = remote.open_elsewhere(name, &unlocked) {
+        return found.is_ok_and(|found| found.id() == file.id());
+    }
     let given = (how == BaseName::FromEither).then(|| name.to_owned());
     let beside = name.to_str().map(|name| refs::resolve(image, name));
-    let unlocked = OpenFlags::default().lock(LockMode::None);
     [given, beside]
         .into_iter()
         .flatten()

@@ -368,6 +368,8 @@ pub struct CreateOptions {
     /// How an image of another program is made; as its format usually is if `None`. Of the other options, `size`, `cache`,
     /// `extent_size_hint` and `nocow` apply to it.
     pub foreign: Option<NewForeign>,
+    /// Who opens names that lead to no local file. A disk of theirs is overwritten, as a block device is.
+    pub remote: Remote,
 }
 
 zebu_storage::option_setters!(CreateOptions {
@@ -389,6 +391,7 @@ zebu_storage::option_setters!(CreateOptions {
     refs: RefPolicy,
     encryption: impl Into<Option<NewEncryption>>,
     foreign: impl Into<Option<NewForeign>>,
+    remote: Remote,
 });
 
 impl Default for CreateOptions {
@@ -412,6 +415,7 @@ impl Default for CreateOptions {
             refs: RefPolicy::All,
             encryption: None,
             foreign: None,
+            remote: Remote::default(),
         }
     }
 }

@@ -13,6 +13,9 @@ use zebu_storage::{File, FileKind, IoBuf, IoBufs, IoErrorKind, Worker};
 /// Bytes of zeroes that are encrypted and written at once.
 const ZEROES_AT_ONCE: u64 = 1 << 20;
 
+/// Bytes by which images are found out.
+const FIRST_SECTOR: u64 = 512;
+
 /// Sets an empty file up as a disk of `size` bytes.
 pub(crate) async fn create(
     worker: &Worker,
@@ -28,6 +31,8 @@ pub(crate) async fn create(
             return Err(Error::new(ErrorKind::NoSpace, message).on(file.path()));
         }
         check_mode(file, Format::Raw, preallocation)?;
+        // What was an image there would be found again by who probes.
+        worker.write_zero_bytes(file, 0, file.len().min(FIRST_SECTOR)).await.map_err(on)?;
         return reserve(worker, file, 0..size, preallocation, control).await;
     }
     worker.set_len(file, size).await.map_err(on)?;

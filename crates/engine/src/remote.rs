@@ -102,10 +102,12 @@ impl Remote {
     /// # Errors
     /// The file's.
     pub fn open(&self, name: &Path, flags: &OpenFlags) -> Result<File, IoError> {
-        match self.opener.as_ref().and_then(|opener| opener.open(name, flags)) {
-            Some(opened) => opened,
-            None => File::open(name, flags),
-        }
+        self.open_elsewhere(name, flags).unwrap_or_else(|| File::open(name, flags))
+    }
+
+    /// The same; `None` for a local path, which is not opened.
+    pub(crate) fn open_elsewhere(&self, name: &Path, flags: &OpenFlags) -> Option<Result<File, IoError>> {
+        self.opener.as_ref()?.open(name, flags)
     }
 
     /// The local file that a name of the opener's ends at.

@@ -180,6 +180,11 @@ impl File {
         self.state.facts.kind
     }
 
+    /// Whether its bytes are in a [`Storage`] of the caller's.
+    pub fn is_foreign(&self) -> bool {
+        matches!(self.state.inner, FileInner::Foreign(_))
+    }
+
     /// The file system.
     pub fn fs(&self) -> FsKind {
         self.state.facts.fs

@@ -349,12 +349,12 @@ fn names_with_a_protocol_are_no_targets() {
     let dir = scratch.path();
     make(dir, "");
     let server = serve(dir, "");
-    for words in [
-        &["backup-start", "", "nbd:host"][..],
-        &["backup-start", "--bitmap", "b", "--previous", "ssh:x", "", TARGET],
+    for (words, reason) in [
+        (&["backup-start", "", "nbd:host"][..], "a disk on a server"),
+        (&["backup-start", "--bitmap", "b", "--previous", "ssh:x", "", TARGET], "Unknown protocol"),
     ] {
         let refused = ctl(dir, words).exits(1);
-        assert!(refused.stderr.contains("Unknown protocol"), "{refused}");
+        assert!(refused.stderr.contains(reason), "{refused}");
     }
     assert!(!dir.join("nbd:host").exists() && !dir.join(TARGET).exists());
     ctl(dir, &["backup-start", "-w", "", "file:a:b.qcow2"]).ok();

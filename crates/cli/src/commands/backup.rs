@@ -1,5 +1,6 @@
 //! `zebu backup`: a disk into a new compressed image, with nothing left in the page cache.
 
+mod nbd;
 mod store;
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
@@ -64,7 +65,7 @@ pub(crate) struct BackupArgs {
     compression: CompressionArgs,
 
     /// Write the hashes of all clusters to this file, for zebu verify and for increments
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path_argument())]
     manifest: Option<PathBuf>,
 
     /// Make an increment: an overlay of this earlier backup, with what has changed since
@@ -72,7 +73,7 @@ pub(crate) struct BackupArgs {
     previous: Option<PathBuf>,
 
     /// The manifest of the earlier backup
-    #[arg(long, value_name = "FILE", requires = "previous")]
+    #[arg(long, value_name = "FILE", requires = "previous", value_parser = path_argument())]
     previous_manifest: Option<PathBuf>,
 
     /// Have this dirty bitmap of the source say what has changed since the earlier backup: nothing else is read. When the
@@ -208,13 +209,17 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     let mut watch = Watch::start(args.progress.beside(args.output).mode(args.quiet))?;
     let mut options = BackupOptions::new(&args.target);
     let object = store_name(args.target.as_os_str())?;
+    let disk = if object.is_none() { nbd::disk_on_server(args.target.as_os_str())? } else { None };
     if object.is_some() {
         store::check(args)?;
     }
+    if disk.is_some() {
+        nbd::check(args)?;
+    }
     // Packed clusters are gathered and written together, whatever their size.
     let size = args.cluster_size.max(64 << 10);
-    let unasked =
-        (args.target_cache.is_none() && object.is_none()).then(|| UnaskedWrites::of(&args.target, size));
+    let unasked = (args.target_cache.is_none() && object.is_none() && disk.is_none())
+        .then(|| UnaskedWrites::of(&args.target, size));
     options.cache = match (args.target_cache, unasked) {
         (Some(asked), _) => asked,
         (None, Some(UnaskedWrites::Direct)) => CacheMode::None,
@@ -249,6 +254,17 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     if let Some(name) = object {
         let report = session.with_image(&spec, |image| {
             let report = store::back_up(&session, image, name, options);
+            watch.finish();
+            report
+        })?;
+        if let Some(source) = source {
+            source.clean_up();
+        }
+        return tell(args, &report);
+    }
+    if let Some(disk) = disk {
+        let report = session.with_image(&spec, |image| {
+            let report = nbd::back_up(&session, image, &disk, &options);
             watch.finish();
             report
         })?;

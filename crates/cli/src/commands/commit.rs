@@ -2,15 +2,15 @@
 
 use crate::arguments::{EngineArgs, ImageArgs};
 use crate::failure::{Failure, errno_text};
-use crate::local_name::path_argument;
 use crate::output::stdout;
 use crate::program;
+use crate::remote_names::image_path;
 use crate::session::Session;
 use crate::unasked_cache::UnaskedCache;
 use crate::values::{Rate, caches, formats, rate_argument};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use zebu::jobs::{AfterCommit, CommitOptions, commit};
 use zebu::{Access, BaseName, CacheMode, ErrorKind, Format};
 
@@ -33,8 +33,8 @@ pub(crate) struct CommitArgs {
     cache: Option<CacheMode>,
 
     /// The image of the backing chain to commit to; those in between are of no use afterwards (implies -d)
-    #[arg(short, long, value_name = "FILENAME", value_parser = path_argument())]
-    base: Option<PathBuf>,
+    #[arg(short, long, value_name = "FILENAME")]
+    base: Option<OsString>,
 
     /// Leave the image as it is, instead of emptying it
     #[arg(short = 'd', long)]
@@ -89,9 +89,13 @@ pub(crate) fn run(args: &CommitArgs) -> Result<u8, Failure> {
             unasked.tell("the images");
         }
     }
+    let base = args
+        .base
+        .as_deref()
+        .map(|base| image_path(base).map_err(|reason| Failure::opening_name(base, &reason)));
     let mut watch = Watch::start(args.progress.mode(args.quiet))?;
     let mut options = CommitOptions::default()
-        .base(args.base.clone())
+        .base(base.transpose()?)
         .base_name(if program::called().is_qemu() { BaseName::FromImage } else { BaseName::FromEither })
         .after(if args.drop || args.base.is_some() { AfterCommit::Keep } else { AfterCommit::Empty })
         .workers(usize::from(args.workers))

@@ -19,7 +19,7 @@ use crate::packed::{self, PackedArgs};
 use crate::program;
 use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::remote_disk::RemoteName;
-use crate::remote_names::image_path;
+use crate::remote_names::{given_only, new_image_path};
 use crate::secrets::Sources;
 use crate::session::Session;
 use crate::size::size_argument;
@@ -423,15 +423,7 @@ fn convert_to(
         return report;
     }
     let worker = session.worker();
-    // What is on a server is there already.
-    let is_there = args.no_create
-        || match image_path(target) {
-            Ok(path) => is_remote(&path),
-            Err(reason) if target.to_str().is_some_and(RemoteName::is_name) => {
-                return Err(Failure::opening_name(target, &reason));
-            }
-            Err(_) => false,
-        };
+    let is_there = args.no_create || is_raw_on_server(args, opts, target)?;
     let result = if is_there {
         let mut spec = existing_target(args, opts, target)?;
         let unasked = UnaskedCache::unless_asked(args.target_cache, CacheMode::Unsafe, session, &mut spec);
@@ -464,10 +456,10 @@ fn convert_to(
         copied.unwrap_or_else(|| Ok(ConvertReport::default()))
     } else {
         let mut target = new_target(args, opts, session, target)?;
-        let unasked = args
-            .target_cache
-            .is_none()
-            .then(|| UnaskedWrites::of(&target.path, opts.create_options(args.target_format()).cluster_size));
+        let unasked =
+            args.target_cache.is_none().then_some(()).filter(|()| !is_remote(&target.path)).map(|()| {
+                UnaskedWrites::of(&target.path, opts.create_options(args.target_format()).cluster_size)
+            });
         if let Some(unasked) = unasked {
             unasked.apply(&mut target);
             // What is packed is written in order whatever the number of requests, which read and pack.
@@ -496,16 +488,23 @@ fn convert_to(
     })
 }
 
+/// Whether the target is all of a disk on a server, which need not be made.
+fn is_raw_on_server(args: &ConvertArgs, opts: &CreateOpts, target: &OsStr) -> Result<bool, Failure> {
+    if !target.to_str().is_some_and(RemoteName::is_name) {
+        return Ok(false);
+    }
+    let path = new_image_path(target).map_err(|reason| Failure::creating_name(target, &reason))?;
+    Ok(is_remote(&path) && args.target_format() == Format::Raw && *opts == CreateOpts::default())
+}
+
 /// How a target is opened that exists.
 fn existing_target(args: &ConvertArgs, opts: &CreateOpts, target: &OsStr) -> Result<ImageSpec, Failure> {
     if *opts != CreateOpts::default() {
-        return Err(Failure::usage(
-            "-o can't be used with -n, or for a disk on a server: the target exists, it is not made",
-        ));
+        return Err(Failure::usage("-o can't be used with -n: the target exists, it is not made"));
     }
     if args.backing_format.is_some() && !program::called().is_qemu() {
         return Err(Failure::usage(
-            "-F can't be used with -n, or for a disk on a server: the target names the format of its backing file",
+            "-F can't be used with -n: the target names the format of its backing file",
         ));
     }
     let image = ImageArgs { image_opts: args.target_image_opts, ..args.image.clone() };
@@ -527,7 +526,7 @@ fn new_target(
     session: &Session,
     target: &OsStr,
 ) -> Result<NewTarget, Failure> {
-    let target = &local_path(target).map_err(|reason| Failure::creating_name(target, &reason))?;
+    let target = &new_image_path(target).map_err(|reason| Failure::creating_name(target, &reason))?;
     let secrets = args.image.secrets.read(Sources::All)?;
     let mut create = opts.create_options_with(args.target_format(), Some(&secrets)).map_err(Failure::new)?;
     if args.compress && create.encryption.is_some() {
@@ -537,6 +536,15 @@ fn new_target(
         encryption.costs = args.image.costs.bounds();
     }
     create.cache = args.target_cache.unwrap_or(CacheMode::Unsafe);
+    if is_remote(target) {
+        if create.data_file.is_some() {
+            return Err(Failure::creating_name(
+                target.as_os_str(),
+                "an image on a server can't have an external data file",
+            ));
+        }
+        create.remote = given_only();
+    }
     let spec = args.image.clone();
     let mut open = ImageArgs { image_opts: false, ..spec }
         .resolve(

@@ -5,10 +5,11 @@ use crate::backing::{self, CheckName};
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::encrypted_file::warn_of_plain_overlay;
 use crate::failure::Failure;
-use crate::local_name::local_path;
+use crate::named_disks::is_remote;
 use crate::output::stdout;
 use crate::program;
 use crate::qemu_names::option_lists::{self, FileOptions};
+use crate::remote_names::{given_only, new_image_path};
 use crate::secrets::{SecretArgs, Sources};
 use crate::session::Session;
 use crate::size::parse_size;
@@ -82,7 +83,7 @@ pub(crate) fn run(args: &CreateArgs) -> Result<u8, Failure> {
     if args.filename.is_none() {
         return Err(Failure::usage("Expecting image file name"));
     }
-    let path = local_path(&filename).map_err(|reason| Failure::creating_name(&filename, &reason))?;
+    let path = new_image_path(&filename).map_err(|reason| Failure::creating_name(&filename, &reason))?;
     let session = Session::start(&args.engine, None)?;
     let create = create_options(args, &opts, &session, &filename, &path)?;
     if !args.quiet {
@@ -126,6 +127,15 @@ fn create_options(
         )));
     }
     create.size = given.or(opts.size);
+    if is_remote(path) {
+        if create.data_file.is_some() {
+            return Err(Failure::creating_name(
+                filename,
+                "an image on a server can't have an external data file",
+            ));
+        }
+        create.remote = given_only();
+    }
     let backing = backing::join(
         args.backing.as_deref(),
         args.backing_format,

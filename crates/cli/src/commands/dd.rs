@@ -3,9 +3,10 @@
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::encrypted_file::refuse_plain_text;
 use crate::failure::Failure;
-use crate::local_name::local_path;
+use crate::named_disks::is_remote;
 use crate::output::stderr;
 use crate::program;
+use crate::remote_names::{given_only, new_image_path};
 use crate::session::Session;
 use crate::size::parse_size;
 use crate::values::{formats, target_formats};
@@ -109,6 +110,8 @@ pub(crate) fn run(args: &DdArgs) -> Result<u8, Failure> {
     if args.output_format.is_none() {
         refuse_plain_text(Path::new(operands.output))?;
     }
+    let output =
+        new_image_path(operands.output).map_err(|reason| Failure::creating_name(operands.output, &reason))?;
     let mut spec = args.image.resolve(operands.input, args.format, CacheMode::Writeback, Access::ReadOnly)?;
     args.force_share.apply(&mut spec);
     let mut session = Session::start(&args.engine, spec.aio)?;
@@ -130,17 +133,18 @@ pub(crate) fn run(args: &DdArgs) -> Result<u8, Failure> {
         None => size,
     };
     let mut options = ConvertOptions::default().range(Some(first..end)).control(watch.control());
-    let mut target = NewTarget::new(
-        local_path(operands.output).map_err(|reason| Failure::creating_name(operands.output, &reason))?,
-    )
-    .create(CreateOptions::default().format(args.output_format.unwrap_or(Format::Raw)))
-    .open(OpenOptions::default());
-    let unasked = UnaskedWrites::of(&target.path, target.create.cluster_size);
-    unasked.apply(&mut target);
-    if unasked == UnaskedWrites::OneBuffered {
+    let mut target = NewTarget::new(output)
+        .create(CreateOptions::default().format(args.output_format.unwrap_or(Format::Raw)))
+        .open(OpenOptions::default());
+    let path = target.path.clone();
+    let unasked = (!is_remote(&path)).then(|| UnaskedWrites::of(&target.path, target.create.cluster_size));
+    match unasked {
+        Some(unasked) => unasked.apply(&mut target),
+        None => (target.create.remote, target.open.remote) = (given_only(), given_only()),
+    }
+    if unasked == Some(UnaskedWrites::OneBuffered) {
         options.requests = 1;
     }
-    let path = target.path.clone();
     let worker = session.worker();
     let target = ConvertTarget::New(Box::new(target));
     let result = worker.block_on(convert(worker, std::slice::from_ref(&source), target, &options));
@@ -149,7 +153,7 @@ pub(crate) fn run(args: &DdArgs) -> Result<u8, Failure> {
     result.map_err(|error| {
         Failure::during(&format!("could not copy to '{}'", operands.output.display()), &error)
     })?;
-    if unasked == UnaskedWrites::OneBuffered {
+    if unasked == Some(UnaskedWrites::OneBuffered) {
         drop_pages(&path);
     }
     Ok(0)

@@ -2,6 +2,7 @@
 
 use crate::arguments::InspectArgs;
 use crate::failure::Failure;
+use crate::local_name::path_argument;
 use crate::output::{json, stderr, stdout};
 use crate::session::Session;
 use crate::values::{OutputFormat, caches, formats};
@@ -34,7 +35,7 @@ pub(crate) struct VerifyArgs {
     cache: CacheMode,
 
     /// Compare with this manifest, as zebu backup wrote it
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path_argument())]
     manifest: Option<PathBuf>,
 
     #[command(flatten)]

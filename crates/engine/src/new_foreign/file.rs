@@ -1,15 +1,15 @@
 //! A file that grows ahead of the writes to it.
 
 use crate::sync::AsyncMutex;
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 use std::sync::Arc;
-use zebu_storage::{File, IoBuf, IoBufs, Worker};
+use zebu_storage::{File, FileKind, IoBuf, IoBufs, Worker};
 
 /// Bytes by which the file grows at once: holes, which the end takes back. It grows to its greatest length at most, and without
 /// them where the system allows no such length.
 const STEP: u64 = 64 << 20;
 
-/// A regular file. Several writes at a time may go beyond its end; it is made longer first, because no two requests may
+/// A regular file, or a device. Several writes at a time may go beyond its end; it is made longer first, because no two requests may
 /// extend a file at once. Clones are the same one.
 #[derive(Debug, Clone)]
 pub(crate) struct GrowingFile {
@@ -56,8 +56,15 @@ impl GrowingFile {
         Ok(())
     }
 
-    /// Cuts the file, or makes it longer. No write is under way beyond that length.
+    /// Cuts the file, or makes it longer. No write is under way beyond that length. A device stays as long as it is.
     pub(crate) async fn set_len(&self, worker: &Worker, len: u64) -> Result<()> {
+        if self.file.kind() == FileKind::BlockDevice {
+            if len <= self.file.len() {
+                return Ok(());
+            }
+            let message = format!("the device holds {} bytes, and more are needed", self.file.len());
+            return Err(Error::new(ErrorKind::NoSpace, message).on(self.file.path()));
+        }
         worker.set_len(&self.file, len).await.map_err(|e| Error::from(e).on(self.file.path()))
     }
 

@@ -2,7 +2,6 @@
 
 use super::cache::BLOCK;
 use crate::network::deadline::Allowance;
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -25,8 +24,8 @@ pub(super) struct Fetch {
 pub(super) enum Memory {
     /// To readers, one behind the other.
     Readers(Vec<Completer>),
-    /// To blocks of the cache. They are made when a thread begins, and handed over as they become whole.
-    Blocks(VecDeque<Arc<[u8]>>),
+    /// To blocks of the cache, one after the other, which are handed over as they become whole. The one that is being filled.
+    Blocks(Option<Arc<[u8]>>),
 }
 
 impl Fetch {
@@ -37,7 +36,7 @@ impl Fetch {
 
     /// For whole blocks.
     pub(super) fn of_blocks(range: Range<u64>, allowance: Allowance) -> Self {
-        Self { range, done: 0, allowance, handed_over: 0, memory: Memory::Blocks(VecDeque::new()) }
+        Self { range, done: 0, allowance, handed_over: 0, memory: Memory::Blocks(None) }
     }
 
     /// The time when it fails if no bytes come.
@@ -57,7 +56,7 @@ impl Fetch {
         }
         match (&mut self.memory, next.memory) {
             (Memory::Readers(readers), Memory::Readers(more)) => readers.extend(more),
-            (Memory::Blocks(blocks), Memory::Blocks(more)) if blocks.is_empty() && more.is_empty() => {}
+            (Memory::Blocks(None), Memory::Blocks(None)) => {}
             (_, memory) => return Err(Box::new(Fetch { memory, ..next })),
         }
         self.range.end = next.range.end;
@@ -65,28 +64,14 @@ impl Fetch {
         Ok(())
     }
 
-    /// Makes the memory of blocks.
-    pub(super) fn prepare(&mut self) {
-        if let Memory::Blocks(blocks) = &mut self.memory
-            && blocks.is_empty()
-        {
-            let mut at = self.range.start;
-            while at < self.range.end {
-                let len = (self.range.end - at).min(BLOCK);
-                blocks.push_back(std::iter::repeat_n(0, len as usize).collect());
-                at += len;
-            }
-        }
-    }
-
     /// A block that became whole, and its number. The fetch has no more to do with it.
     pub(super) fn next_whole(&mut self) -> Option<(u64, Arc<[u8]>)> {
-        let Memory::Blocks(blocks) = &mut self.memory else { return None };
-        let len = blocks.front()?.len() as u64;
+        let Memory::Blocks(filling) = &mut self.memory else { return None };
+        let len = filling.as_ref()?.len() as u64;
         if self.done < len {
             return None;
         }
-        let block = blocks.pop_front()?;
+        let block = filling.take()?;
         let number = self.range.start / BLOCK;
         self.done -= len;
         self.range.start += len;
@@ -116,11 +101,11 @@ impl Fetch {
     pub(super) fn next_memory(&mut self) -> &mut [u8] {
         let at = self.range.start + self.done;
         match &mut self.memory {
-            Memory::Blocks(blocks) => {
-                let index = (self.done / BLOCK) as usize;
-                // Nobody else has them before the fetch is over.
-                let block = blocks.get_mut(index).and_then(Arc::get_mut);
-                block.map_or(&mut [], |block| &mut block[(self.done % BLOCK) as usize..])
+            Memory::Blocks(filling) => {
+                let len = (self.range.end - self.range.start).min(BLOCK) as usize;
+                let block = filling.get_or_insert_with(|| std::iter::repeat_n(0, len).collect());
+                // Nobody else has it before it is whole.
+                Arc::get_mut(block).map_or(&mut [], |block| &mut block[self.done as usize..])
             }
             Memory::Readers(readers) => {
                 for reader in readers {

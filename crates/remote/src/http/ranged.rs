@@ -56,12 +56,12 @@ struct Limits {
 
 impl Limits {
     fn of(memory: u64, connections: usize) -> Self {
-        // A thread has what it receives into, and the blocks that it fetches.
+        // A thread has what it receives into, and the block that it fills.
         let least = INPUT as u64 + BLOCK;
         let threads = connections.clamp(1, (memory / 2 / least).max(1) as usize);
         let share = (memory / 2 / threads as u64).saturating_sub(INPUT as u64);
         let run = (share / BLOCK * BLOCK).clamp(BLOCK, MOST_BLOCKS);
-        let cache = memory.saturating_sub(threads as u64 * (INPUT as u64 + run));
+        let cache = memory.saturating_sub(threads as u64 * least);
         Self { threads, run, cache, ahead: (cache / 4).min(MOST_AHEAD) }
     }
 }
@@ -367,7 +367,6 @@ impl Ranged {
 
     /// Gets a range, by as many attempts as its time allows.
     fn perform(&self, mut fetch: Fetch, link: &mut Link) {
-        fetch.prepare();
         let mut pause = FIRST_PAUSE;
         loop {
             if self.is_unwanted(&fetch) {
@@ -585,7 +584,7 @@ mod tests {
         for memory in [4 << 20, 8 << 20, 64 << 20, 1 << 30] {
             for connections in [1, 2, 16, 64, 1000] {
                 let limits = Limits::of(memory, connections);
-                let threads = limits.threads as u64 * (INPUT as u64 + limits.run);
+                let threads = limits.threads as u64 * (INPUT as u64 + BLOCK);
                 assert!(threads + limits.cache <= memory, "{memory} {connections} {limits:?}");
                 assert!(
                     limits.cache >= memory / 4 && limits.run >= BLOCK,

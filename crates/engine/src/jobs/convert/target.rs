@@ -15,8 +15,8 @@ use crate::{
 };
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use zebu_storage::Worker;
 use zebu_storage::sync::Mutex;
+use zebu_storage::{File, LockMode, OpenFlags, Worker};
 
 /// A target that was made, up to its end.
 pub(super) struct Made {
@@ -28,6 +28,8 @@ pub(super) struct Made {
     path: PathBuf,
     /// The external data file, if it has one.
     data_file: Option<PathBuf>,
+    /// Its storage, if it is no local file.
+    elsewhere: Option<File>,
 }
 
 /// Makes the target for the `total` bytes of `sources` and opens it for writing.
@@ -50,6 +52,10 @@ pub(super) async fn make(
     }
     let data_file = create.data_file.as_ref().map(|name| directory_of(&path).join(name));
     // Before anything is made: a target that exists is cut to nothing, and locks are not taken by all.
+    let elsewhere = open_elsewhere(&path, &create)?;
+    if let Some(file) = &elsewhere {
+        check_target(sources, &path, &FilePlace::File(file.id()))?;
+    }
     same_file::check_new(&path, &create)?;
     for file in std::iter::once(&path).chain(&data_file) {
         check_target(sources, file, &FilePlace::of(file))?;
@@ -57,7 +63,9 @@ pub(super) async fn make(
     let storage = data_file.as_ref().unwrap_or(&path).clone();
     let content = if create.backing.is_some() {
         TargetContent::SharedBacking
-    } else if create.format == Format::Luks || is_device(&storage) && shows_its_storage(&create) {
+    } else if create.format == Format::Luks
+        || (elsewhere.is_some() || is_device(&storage)) && shows_its_storage(&create)
+    {
         TargetContent::Unknown
     } else {
         TargetContent::Zero
@@ -66,7 +74,7 @@ pub(super) async fn make(
     let mut files = NewFiles::default();
     let foreign = new_foreign::wanted(&create, &path)?;
     let final_name = new_foreign::last_part(&path);
-    let (work_path, names) = if std::fs::symlink_metadata(&path).is_ok() {
+    let (work_path, names) = if elsewhere.is_some() || std::fs::symlink_metadata(&path).is_ok() {
         (path, None)
     } else {
         let temporary = reserve_temporary_name(&path, 0o644)
@@ -78,7 +86,8 @@ pub(super) async fn make(
 
     if let Some(new) = foreign {
         let sink = begin_foreign(worker, &work_path, &create, &open, &new, &final_name).await?;
-        return Ok((sink, TargetContent::Zero, Made { files, names, path: work_path, data_file: None }));
+        let made = Made { files, names, path: work_path, data_file: None, elsewhere };
+        return Ok((sink, TargetContent::Zero, made));
     }
     let format = create.format;
     // If it fails, what it made is gone again; somebody else's file of that name is not ours to remove.
@@ -99,7 +108,7 @@ pub(super) async fn make(
         ..open
     };
     let image = Image::open(worker, &work_path, &options).await?;
-    Ok((Sink::Image(image), content, Made { files, names, path: work_path, data_file }))
+    Ok((Sink::Image(image), content, Made { files, names, path: work_path, data_file, elsewhere }))
 }
 
 /// Begins a new image in a file that can't be changed, for the `total` bytes of the sources.
@@ -168,6 +177,8 @@ impl Made {
         if let Some((temporary, path)) = self.names.take() {
             let data_file = self.data_file.take();
             worker.run_blocking(move || publish(&temporary, &path, data_file.as_deref())).await?;
+        } else if let Some(file) = self.elsewhere {
+            worker.flush(&file).await.map_err(|e| Error::from(e).on(file.path()))?;
         } else {
             let (path, data_file) = (self.path, self.data_file);
             worker.run_blocking(move || sync_files(&path, data_file.as_deref())).await?;
@@ -175,6 +186,13 @@ impl Made {
         self.files.keep();
         Ok(())
     }
+}
+
+/// The storage at `path`, if it is no local file.
+fn open_elsewhere(path: &Path, create: &CreateOptions) -> Result<Option<File>> {
+    let flags = OpenFlags::default().access(zebu_storage::Access::ReadWrite).lock(LockMode::None);
+    let opened = create.remote.open_elsewhere(path, &flags).transpose();
+    opened.map_err(|e| Error::from(e).on(path))
 }
 
 /// Whether what lies in the target's storage before the job shows in ranges that the job does not write.
