@@ -1,5 +1,6 @@
 //! `--object authz-simple,...` and `authz-list,...`: rules on the clients of `qemu-nbd --tls-authz`.
 
+use crate::failure::errno_text;
 use crate::objects::Object;
 use serde::Deserialize;
 use std::fs::File;
@@ -85,7 +86,7 @@ fn list_file(object: &mut Object) -> Result<Authorization, String> {
     }
     let name = object.required("filename")?;
     let wrong = |reason: String| format!("{name}: {reason}");
-    let text = read_rules(&name).map_err(|error| wrong(error.to_string()))?;
+    let text = read_rules(&name).map_err(|error| wrong(io_text(&error)))?;
     let file: ListFile = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
     let rules = file.rules.iter().map(Described::rule).collect::<Result<Vec<_>, _>>().map_err(wrong)?;
     Ok(Authorization::new(rules, otherwise(file.policy.as_deref())?))
@@ -99,6 +100,10 @@ fn read_rules(name: &str) -> io::Result<String> {
         return Err(io::Error::other(format!("the file of rules has more than {MOST_BYTES} bytes")));
     }
     Ok(text)
+}
+
+fn io_text(error: &io::Error) -> String {
+    error.raw_os_error().map_or_else(|| error.to_string(), errno_text)
 }
 
 /// The policy on everybody else.
