@@ -1,17 +1,21 @@
 //! `--object authz-simple,...` and `authz-list,...`: rules on the clients of `qemu-nbd --tls-authz`.
 
-use crate::keyval::{parse_keyval, parse_switch};
-use crate::tls_objects::kind;
+use crate::failure::errno_text;
+use crate::objects::Object;
 use serde::Deserialize;
-use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
 use zebu_export::nbd::{Authorization, Permission, Rule};
 
 /// Rules of one object at most.
 const MOST_RULES: usize = 10_000;
 
-/// Whether an `--object` is of this kind.
-pub(crate) fn is_authorization_object(object: &str) -> bool {
-    kind(object).starts_with("authz-")
+/// Bytes of a file of rules at most.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// Whether an object is of this kind.
+pub(crate) fn is_authorization(object: &Object) -> bool {
+    object.kind().starts_with("authz-")
 }
 
 /// The file of `authz-list-file`.
@@ -46,70 +50,60 @@ impl Described {
     }
 }
 
-/// Reads the object of an ID.
+/// Reads an object, and its file once.
 ///
 /// # Errors
-/// There is none; another type; a parameter that is missing, unknown, or has a value that it can't have.
-pub(crate) fn find(objects: &[String], id: &str) -> Result<Authorization, String> {
-    let mut found = None;
-    for object in objects.iter().filter(|object| is_authorization_object(object)) {
-        let (its_id, rules) = parse(object)?;
-        if its_id == id {
-            found = Some(rules);
-        }
-    }
-    found.ok_or_else(|| format!("No authorization object with id '{id}'"))
-}
-
-fn parse(object: &str) -> Result<(String, Authorization), String> {
-    let options = object.split_once(',').map_or("", |(_, options)| options);
-    let mut pairs: BTreeMap<_, _> =
-        parse_keyval(options).map_err(|error| format!("--object: {error}"))?.into_iter().collect();
-    let id = pairs.remove("id").ok_or("Parameter 'id' is missing")?;
-    let rules = match kind(object) {
+/// A parameter that is missing, unknown, or has a value that it can't have; a file that has no rules.
+pub(crate) fn read_authorization(object: &Object) -> Result<Authorization, String> {
+    let mut object = object.clone();
+    let rules = match object.kind() {
         "authz-simple" => {
-            let identity = pairs.remove("identity").ok_or("Parameter 'identity' is missing")?;
+            let identity = object.required("identity")?;
             Authorization::new(vec![Rule::exact(identity, Permission::Allow)], Permission::Deny)
         }
-        "authz-list" => list(&mut pairs)?,
-        "authz-list-file" => list_file(&mut pairs)?,
-        other => {
-            return Err(format!(
-                "--object {other} is not supported (there are authz-simple, authz-list and authz-list-file)"
-            ));
-        }
+        "authz-list" => list(&mut object)?,
+        _ => list_file(&mut object)?,
     };
-    match pairs.keys().next() {
-        None => Ok((id, rules)),
-        Some(key) => Err(format!("--object: Parameter '{key}' is not supported")),
-    }
+    object.finish()?;
+    Ok(rules)
 }
 
-fn list(pairs: &mut BTreeMap<String, String>) -> Result<Authorization, String> {
-    let policy = pairs.remove("policy");
+fn list(object: &mut Object) -> Result<Authorization, String> {
+    let policy = object.plain("policy")?;
     let mut rules = Vec::new();
-    while rules.len() < MOST_RULES {
-        let mut take = |key: &str| pairs.remove(&format!("rules.{}.{key}", rules.len()));
-        let described = Described { pattern: take("match"), policy: take("policy"), format: take("format") };
-        if described.pattern.is_none() && described.policy.is_none() && described.format.is_none() {
-            break;
-        }
+    while rules.len() < MOST_RULES && object.has(&format!("rules.{}", rules.len())) {
+        let mut take = |key: &str| object.plain(&format!("rules.{}.{key}", rules.len()));
+        let described =
+            Described { pattern: take("match")?, policy: take("policy")?, format: take("format")? };
         rules.push(described.rule()?);
     }
     Ok(Authorization::new(rules, otherwise(policy.as_deref())?))
 }
 
-fn list_file(pairs: &mut BTreeMap<String, String>) -> Result<Authorization, String> {
-    let refresh = pairs.remove("refresh");
-    if refresh.is_none_or(|value| parse_switch("refresh", &value) != Ok(false)) {
+fn list_file(object: &mut Object) -> Result<Authorization, String> {
+    if object.switch("refresh")? != Some(false) {
         return Err("--object: give refresh=off: the file of authz-list-file is read once".to_owned());
     }
-    let name = pairs.remove("filename").ok_or("Parameter 'filename' is missing")?;
-    let text = std::fs::read_to_string(&name).map_err(|error| format!("{name}: {error}"))?;
-    let file: ListFile = serde_json::from_str(&text).map_err(|error| format!("{name}: {error}"))?;
-    let rules = file.rules.iter().map(Described::rule).collect::<Result<Vec<_>, _>>();
-    let rules = rules.map_err(|reason| format!("{name}: {reason}"))?;
+    let name = object.required("filename")?;
+    let wrong = |reason: String| format!("{name}: {reason}");
+    let text = read_rules(&name).map_err(|error| wrong(io_text(&error)))?;
+    let file: ListFile = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+    let rules = file.rules.iter().map(Described::rule).collect::<Result<Vec<_>, _>>().map_err(wrong)?;
     Ok(Authorization::new(rules, otherwise(file.policy.as_deref())?))
+}
+
+/// The text of a file of rules, which may be a pipe that never ends.
+fn read_rules(name: &str) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(name)?.take(MOST_BYTES + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MOST_BYTES {
+        return Err(io::Error::other(format!("the file of rules has more than {MOST_BYTES} bytes")));
+    }
+    Ok(text)
+}
+
+fn io_text(error: &io::Error) -> String {
+    error.raw_os_error().map_or_else(|| error.to_string(), errno_text)
 }
 
 /// The policy on everybody else.
@@ -128,9 +122,10 @@ fn permission(text: &str) -> Result<Permission, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::objects::parse_objects;
 
     fn found(object: &str) -> Result<Authorization, String> {
-        find(&[object.to_owned()], "a")
+        read_authorization(&parse_objects(&[object.to_owned()])?[0])
     }
 
     #[test]
@@ -157,6 +152,8 @@ mod tests {
             r#"{"rules": [{"match": "CN=*", "policy": "allow", "format": "glob"}], "policy": "deny"}"#;
         std::fs::write(file.path(), rules).unwrap();
         assert_eq!(found(&object).unwrap().permission("CN=x"), Permission::Allow);
+        let endless = "authz-list-file,id=a,refresh=off,filename=/dev/zero";
+        assert!(found(endless).unwrap_err().contains("more than 1048576 bytes"));
         for wrong in ["{", r#"{"rules": [{"policy": "allow"}]}"#, r#"{"polices": "allow"}"#] {
             std::fs::write(file.path(), wrong).unwrap();
             assert!(found(&object).unwrap_err().contains(&file.path().display().to_string()));
@@ -166,9 +163,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         for (object, reason) in [
-            ("authz-pam,id=a,service=s", "authz-pam"),
             ("authz-simple,id=a", "'identity' is missing"),
-            ("authz-simple,id=b,identity=x", "No authorization object with id 'a'"),
             ("authz-simple,id=a,identity=x,y=z", "'y'"),
             ("authz-list,id=a,policy=maybe", "'maybe'"),
             ("authz-list,id=a,rules.0.match=x", "'policy' of a rule"),

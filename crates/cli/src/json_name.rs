@@ -19,7 +19,7 @@ pub(crate) fn parse_json_name(name: &str) -> Option<Result<Vec<(String, String)>
 }
 
 fn pairs(text: &str) -> Result<Vec<(String, String)>, String> {
-    let pairs = scalars(text)?.into_iter();
+    let pairs = json_scalars(text)?.into_iter();
     Ok(pairs.map(|(key, value)| (key, shown(&value))).collect())
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct TypedValues(BTreeMap<String, Value>);
 impl TypedValues {
     /// The values in a name; none if it is no JSON name.
     pub(crate) fn of_name(name: &str) -> Self {
-        let scalars = name.strip_prefix(PREFIX).and_then(|text| scalars(text).ok()).unwrap_or_default();
+        let scalars = name.strip_prefix(PREFIX).and_then(|text| json_scalars(text).ok()).unwrap_or_default();
         Self(scalars.into_iter().filter(|(_, value)| value.is_number() || value.is_boolean()).collect())
     }
 
@@ -51,8 +51,11 @@ impl TypedValues {
     }
 }
 
-/// The values in JSON that have none below them, by their dotted names.
-fn scalars(text: &str) -> Result<Vec<(String, Value)>, String> {
+/// The values in a JSON object that have none below them, by their dotted names.
+///
+/// # Errors
+/// The text is no JSON object, or one with too many others inside; the reason has no part of a value.
+pub(crate) fn json_scalars(text: &str) -> Result<Vec<(String, Value)>, String> {
     let value: Value = serde_json::from_str(&double_quoted(text))
         .map_err(|error| format!("Could not parse the JSON options: {error}"))?;
     if !value.is_object() {

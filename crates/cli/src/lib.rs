@@ -36,6 +36,7 @@ mod manual;
 mod named_disks;
 mod nbd_list;
 mod nbd_opts;
+mod objects;
 mod output;
 mod packed;
 mod passphrase_prompt;

@@ -1,8 +1,9 @@
 //! Image options of a disk on an NBD server (`driver=nbd`), with QEMU's keys.
 
 use crate::named_disks::bitmaps_are_allowed;
+use crate::program;
 use crate::remote_disk::{RemoteName, nbd_options};
-use crate::tls_objects;
+use crate::tls_objects::{self, NO_HOSTNAME};
 use std::time::Duration;
 use zebu_remote::nbd::{Endpoint, NbdAddress};
 
@@ -40,8 +41,12 @@ impl NbdOpts {
     /// Takes a pair if its key is one of NBD's.
     pub(crate) fn take(&mut self, key: &str, value: &str) -> Result<bool, String> {
         let Some(&key) = KEYS.iter().find(|known| **known == key) else { return Ok(false) };
-        if self.pairs.iter().any(|(known, _)| *known == key) {
-            return Err(format!("Parameter '{key}' is given twice"));
+        let given = self.pairs.iter().position(|(known, _)| *known == key);
+        match given {
+            // The last counts.
+            Some(at) if program::called().is_qemu() => drop(self.pairs.remove(at)),
+            Some(_) => return Err(format!("Parameter '{key}' is given twice")),
+            None => {}
         }
         self.pairs.push((key, value.to_owned()));
         Ok(true)
@@ -91,6 +96,13 @@ impl NbdOpts {
                 return Err("driver=nbd needs either server.host (and server.port) or server.path".to_owned());
             }
         };
+        // QEMU takes no name in place of the host's, which a Unix socket does not have.
+        if let (Some(files), Endpoint::Unix(_), true) = (&tls, &endpoint, program::called().is_qemu())
+            && files.psk.is_none()
+            && files.server_name.is_none()
+        {
+            return Err(NO_HOSTNAME.to_owned());
+        }
         let mut options = nbd_options();
         if let Some(value) = get("reconnect-delay") {
             options.timeout = seconds("reconnect-delay", value)?;

@@ -108,16 +108,21 @@ impl Opener {
         let is_said = match &self.references {
             RemoteRefs::All => true,
             RemoteRefs::Prefixes(prefixes) => {
-                prefixes.iter().any(|prefix| prefix.contains("?tls-") && name.starts_with(prefix.as_str()))
+                prefixes.iter().any(|prefix| goes_on_to_tls(prefix) && name.starts_with(prefix.as_str()))
             }
             _ => false,
         };
         if is_said {
             return Ok(());
         }
-        Err("the image names the certificates or keys to believe; --allow-refs all, or a prefix that goes on to '?tls-...', allows it"
+        Err("the image names the certificates or keys to believe; --allow-refs all, or a prefix that goes on to '?tls-...' or '&tls-...', allows it"
             .to_owned())
     }
+}
+
+/// Whether the prefix of a name has a parameter of TLS.
+fn goes_on_to_tls(prefix: &str) -> bool {
+    prefix.split_once('?').is_some_and(|(_, query)| query.starts_with("tls-") || query.contains("&tls-"))
 }
 
 impl OpenRemote for Opener {
@@ -189,6 +194,20 @@ mod tests {
         assert!(image_path(OsStr::new("rbd:x")).unwrap_err().contains("rbd"));
         assert!(image_path(OsStr::new("nbd://h:0")).unwrap_err().contains("port"));
         assert_eq!(image_path(OsStr::new("nbd://localhost/a%20b")), Ok(path));
+    }
+
+    #[test]
+    fn parameters_of_tls_stand_in_the_query() {
+        for prefix in
+            ["nbds://h/e?tls-", "nbds+unix:///?socket=/s&tls-psk-file=/k", "nbds://h/?tls-hostname=x&a"]
+        {
+            assert!(goes_on_to_tls(prefix), "{prefix}");
+        }
+        for prefix in
+            ["nbds://h/", "nbds://h/e&tls-", "nbds+unix:///?socket=/s", "nbds+unix:///?socket=/s?tls-"]
+        {
+            assert!(!goes_on_to_tls(prefix), "{prefix}");
+        }
     }
 
     #[test]

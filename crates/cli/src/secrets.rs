@@ -1,8 +1,9 @@
 //! `--object secret,...`: passphrases for encrypted images, as QEMU's programs take them.
 
+use crate::authorization_objects::{is_authorization, read_authorization};
 use crate::failure::Failure;
-use crate::keyval::parse_keyval;
-use crate::tls_objects::{TlsObject, is_tls_object};
+use crate::objects::{Object, parse_objects};
+use crate::tls_objects::TlsObject;
 use aes::Aes256;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -22,8 +23,6 @@ const MOST: u64 = 1 << 20;
 const KEY_LEN: usize = 32;
 /// Bytes of the stack on which secrets are decrypted.
 const STACK: usize = 16 << 10;
-/// The refusal of an item that can't be shown: it may be a part of a secret.
-const BAD_ITEM: &str = "--object: an item is no known option=value; a comma within a value is doubled";
 /// Bytes of an initialization vector.
 const IV_LEN: usize = 16;
 
@@ -36,7 +35,7 @@ pub(crate) struct SecretArgs {
     /// command line, where others can see it. `format=base64`: it is base64. `keyid=ID` and `iv=BASE64`: it is
     /// encrypted with AES-256-CBC and the secret of that ID, whose 32 bytes are the key.
     /// `tls-creds-x509,id=ID,dir=DIR` and `tls-creds-psk,id=ID,dir=DIR,username=NAME` are certificates and keys for
-    /// `tls-creds=ID` of disks on NBD servers.
+    /// `tls-creds=ID` of disks on NBD servers. An object may be JSON as well: `{"qom-type": "secret", "id": "ID", ...}`.
     #[arg(long, help_heading = ENCRYPTION, value_name = "secret,id=ID,...", action = clap::ArgAction::Append)]
     pub(crate) object: Vec<String>,
 }
@@ -62,9 +61,7 @@ pub(crate) struct Secrets {
 }
 
 /// One `--object secret`.
-#[derive(Default)]
 struct Described {
-    id: Option<String>,
     data: Option<Zeroizing<String>>,
     file: Option<String>,
     is_base64: bool,
@@ -73,15 +70,11 @@ struct Described {
 }
 
 impl SecretArgs {
-    /// Reads all secrets.
+    /// Reads all objects, those that no option names as well.
     pub(crate) fn read(&self, sources: Sources) -> Result<Secrets, Failure> {
         let mut secrets = Secrets { are_unneeded: sources == Sources::Unneeded, ..Secrets::default() };
-        let (tls, others): (Vec<_>, Vec<_>) = self.object.iter().partition(|text| is_tls_object(text));
-        for text in tls {
-            TlsObject::parse(text).map_err(Failure::new)?.keep();
-        }
-        for text in others {
-            secrets.add(text, sources).map_err(Failure::new)?;
+        for object in parse_objects(&self.object).map_err(Failure::new)? {
+            secrets.take(object, sources).map_err(Failure::new)?;
         }
         Ok(secrets)
     }
@@ -98,18 +91,21 @@ impl Secrets {
         if self.are_unneeded { Ok(self.by_id.get(id).cloned()) } else { self.get(id).map(Some) }
     }
 
-    fn add(&mut self, text: &str, sources: Sources) -> Result<(), String> {
-        let (kind, rest) = text.split_once(',').unwrap_or((text, ""));
-        let kind = kind.strip_prefix("qom-type=").unwrap_or(kind);
-        if kind != "secret" {
-            // It may be a secret, in the wrong place.
-            let shown = if kind.contains('=') { "" } else { kind };
-            return Err(format!(
-                "Parameter 'qom-type' does not accept value '{shown}': give --object secret,id=ID,..."
-            ));
+    /// Takes a secret, keeps credentials of TLS for image options, and only checks the rest.
+    fn take(&mut self, object: Object, sources: Sources) -> Result<(), String> {
+        if TlsObject::is(&object) {
+            TlsObject::read(&object)?.keep();
+            return Ok(());
         }
-        let secret = Described::parse(rest)?;
-        let Some(id) = secret.id.clone() else { return Err("Parameter 'id' is missing".to_owned()) };
+        if is_authorization(&object) {
+            return read_authorization(&object).map(drop);
+        }
+        self.add(object, sources)
+    }
+
+    fn add(&mut self, object: Object, sources: Sources) -> Result<(), String> {
+        let id = object.id().to_owned();
+        let secret = Described::parse(object)?;
         // What is encrypted may be seen.
         if secret.data.is_some() && secret.key_id.is_none() && sources == Sources::Files {
             return Err(format!(
@@ -119,35 +115,26 @@ impl Secrets {
         }
         let bytes = secret.bytes(self)?;
         let passphrase = Passphrase::new(&bytes).map_err(|error| error.to_string())?;
-        if self.by_id.insert(id.clone(), passphrase).is_some() {
-            return Err(format!("attempt to add duplicate property '{id}' to object (type 'container')"));
-        }
+        self.by_id.insert(id, passphrase);
         Ok(())
     }
 }
 
 impl Described {
-    fn parse(text: &str) -> Result<Self, String> {
-        let mut secret = Self::default();
-        for (key, value) in parse_keyval(text).map_err(|_| BAD_ITEM.to_owned())? {
-            match key.as_str() {
-                "id" => secret.id = Some(value),
-                "data" => secret.data = Some(Zeroizing::new(value)),
-                "file" => secret.file = Some(value),
-                "format" => {
-                    secret.is_base64 = match value.as_str() {
-                        "raw" => false,
-                        "base64" => true,
-                        _ => return Err(format!("Parameter 'format' does not accept value '{value}'")),
-                    };
-                }
-                "keyid" => secret.key_id = Some(value),
-                "iv" => secret.iv = Some(value),
-                // It may be the rest of a secret that has a comma.
-                _ if secret.data.is_some() => return Err(BAD_ITEM.to_owned()),
-                _ => return Err(format!("Parameter '{key}' is unexpected")),
-            }
-        }
+    fn parse(mut object: Object) -> Result<Self, String> {
+        let is_base64 = match object.plain("format")?.as_deref() {
+            None | Some("raw") => false,
+            Some("base64") => true,
+            Some(other) => return Err(format!("Parameter 'format' does not accept value '{other}'")),
+        };
+        let secret = Self {
+            data: object.text("data")?,
+            file: object.plain("file")?,
+            is_base64,
+            key_id: object.plain("keyid")?,
+            iv: object.plain("iv")?,
+        };
+        object.finish()?;
         Ok(secret)
     }
 

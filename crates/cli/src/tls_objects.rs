@@ -1,17 +1,24 @@
 //! `--object tls-creds-x509,...` and `tls-creds-psk,...`: certificates and keys of TLS, as QEMU's programs take them.
 
-use crate::keyval::{parse_keyval, parse_switch};
+use crate::failure::errno_text;
+use crate::objects::Object;
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
-use zebu_remote::nbd::{PskFile, TlsFiles};
+use zebu_export::nbd::{CertificateFiles, TlsConfig};
+use zebu_remote::nbd::{PskFile, TlsClient, TlsFiles};
 
 /// The identity of a client that says none, in QEMU.
 const IDENTITY: &str = "qemu";
 /// The file of pre-shared keys in its directory, in QEMU.
 const KEYS: &str = "keys.psk";
-
+/// The authorities in their directory, in QEMU.
+const AUTHORITIES: &str = "ca-cert.pem";
 /// Lists of revoked certificates in their directory, in QEMU.
 const REVOKED: &str = "ca-crl.pem";
+
+/// The refusal of a client that has no name to look for in the server's certificate, in QEMU's words.
+pub(crate) const NO_HOSTNAME: &str = "No hostname for certificate validation";
 
 /// The end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,15 +41,16 @@ enum Credentials {
     PreSharedKeys { directory: PathBuf, identity: String },
 }
 
-/// Whether an `--object` is of this kind.
-pub(crate) fn is_tls_object(object: &str) -> bool {
-    kind(object).starts_with("tls-creds-")
-}
+impl std::str::FromStr for End {
+    type Err = String;
 
-/// The type of an `--object`.
-pub(crate) fn kind(object: &str) -> &str {
-    let kind = object.split(',').next().unwrap_or_default();
-    kind.strip_prefix("qom-type=").unwrap_or(kind)
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "client" => Ok(End::Client),
+            "server" => Ok(End::Server),
+            _ => Err(format!("Parameter 'endpoint' does not accept value '{text}'")),
+        }
+    }
 }
 
 /// Objects that the command line has named; image options name them by their IDs.
@@ -58,41 +66,37 @@ pub(crate) fn client_files(id: &str) -> Result<TlsFiles, String> {
 }
 
 impl TlsObject {
-    /// Reads an `--object`.
+    /// Whether an object is of this kind.
+    pub(crate) fn is(object: &Object) -> bool {
+        object.kind().starts_with("tls-creds-")
+    }
+
+    /// Reads an object, and its files once: QEMU's programs refuse one that is not used as well.
     ///
     /// # Errors
-    /// Another type, a parameter that is missing, unknown, or has a value that it can't have.
-    pub(crate) fn parse(object: &str) -> Result<Self, String> {
-        let is_psk = match kind(object) {
-            "tls-creds-x509" => false,
-            "tls-creds-psk" => true,
-            other => {
-                return Err(format!(
-                    "--object {other} is not supported (there are tls-creds-x509 and tls-creds-psk)"
-                ));
-            }
-        };
-        let options = object.split_once(',').map_or("", |(_, options)| options);
-        let (mut id, mut directory, mut end) = (None, None, End::Client);
-        let (mut verifies_peer, mut identity) = (true, IDENTITY.to_owned());
-        for (key, value) in parse_keyval(options).map_err(|error| format!("--object: {error}"))? {
-            match key.as_str() {
-                "id" => id = Some(value),
-                "dir" => directory = Some(PathBuf::from(value)),
-                "endpoint" => {
-                    end = match value.as_str() {
-                        "client" => End::Client,
-                        "server" => End::Server,
-                        _ => return Err(format!("Parameter 'endpoint' does not accept value '{value}'")),
-                    };
-                }
-                "verify-peer" => verifies_peer = parse_switch(&key, &value)?,
-                "username" if is_psk => identity = value,
-                _ => return Err(format!("--object: Parameter '{key}' is not supported")),
-            }
+    /// A parameter that is missing, unknown, or has a value that it can't have; a file that is missing or can't be used.
+    pub(crate) fn read(object: &Object) -> Result<Self, String> {
+        let object = Self::parse(object.clone())?;
+        object.check_files()?;
+        Ok(object)
+    }
+
+    fn parse(mut object: Object) -> Result<Self, String> {
+        let end = object.plain("endpoint")?.map_or(Ok(End::Client), |end| end.parse())?;
+        let verifies_peer = object.switch("verify-peer")?.unwrap_or(true);
+        let directory = object.plain("dir")?;
+        let is_psk = object.kind() == "tls-creds-psk";
+        let username = if is_psk { object.plain("username")? } else { None };
+        let id = object.id().to_owned();
+        object.finish()?;
+        if end == End::Server && username.is_some() {
+            return Err("username should not be set when endpoint=server".to_owned());
         }
-        let id = id.ok_or("Parameter 'id' is missing")?;
-        let directory = directory.ok_or("--object: Parameter 'dir' is missing")?;
+        let directory = match directory.ok_or("Missing 'dir' property value")?.as_str() {
+            // A slash follows it.
+            "" => PathBuf::from("/"),
+            directory => PathBuf::from(directory),
+        };
         if end == End::Client && !verifies_peer {
             return Err(
                 "--object: a client that does not verify the server (verify-peer=off) is not supported"
@@ -100,11 +104,57 @@ impl TlsObject {
             );
         }
         let credentials = if is_psk {
+            let identity = username.unwrap_or_else(|| IDENTITY.to_owned());
             Credentials::PreSharedKeys { directory, identity }
         } else {
             Credentials::Certificates { directory, verifies_peer }
         };
         Ok(Self { id, end, credentials })
+    }
+
+    /// Loads its files, as the connections do later.
+    fn check_files(&self) -> Result<(), String> {
+        for path in self.needed_files() {
+            File::open(&path).map_err(|error| {
+                let reason = error.raw_os_error().map_or_else(|| error.to_string(), errno_text);
+                format!("Unable to access credentials {}: {reason}", path.display())
+            })?;
+        }
+        match (self.end, &self.credentials) {
+            // Any name of a host that can be one.
+            (End::Client, _) => TlsClient::load(&self.client_files(), "localhost").map(drop),
+            (End::Server, Credentials::PreSharedKeys { directory, .. }) => {
+                TlsConfig::from_psk_file(&directory.join(KEYS)).map(drop).map_err(|error| error.to_string())
+            }
+            (End::Server, Credentials::Certificates { .. }) => {
+                TlsConfig::from_files(&self.certificate_files()).map(drop).map_err(|error| error.to_string())
+            }
+        }
+    }
+
+    /// Files without which it is nothing.
+    fn needed_files(&self) -> Vec<PathBuf> {
+        match (self.end, &self.credentials) {
+            (_, Credentials::PreSharedKeys { directory, .. }) => vec![directory.join(KEYS)],
+            (End::Client, Credentials::Certificates { directory, .. }) => vec![directory.join(AUTHORITIES)],
+            (End::Server, Credentials::Certificates { .. }) => {
+                let files = self.certificate_files();
+                files.client_ca.into_iter().chain([files.certificate, files.key]).collect()
+            }
+        }
+    }
+
+    /// A server's certificate.
+    fn certificate_files(&self) -> CertificateFiles {
+        let options = self.server_options();
+        let file =
+            |name: &str| options.iter().find(|(known, _)| *known == name).map(|(_, path)| path.clone());
+        CertificateFiles::new(
+            file("tls-certificate").unwrap_or_default(),
+            file("tls-key").unwrap_or_default(),
+        )
+        .client_ca(file("tls-client-ca"))
+        .client_crl(file("tls-client-crl"))
     }
 
     /// The object of an ID, for one end.
@@ -135,7 +185,7 @@ impl TlsObject {
             Credentials::Certificates { directory, verifies_peer } => {
                 let mut files = vec![("tls-certificate", "server-cert.pem"), ("tls-key", "server-key.pem")];
                 if *verifies_peer {
-                    files.push(("tls-client-ca", "ca-cert.pem"));
+                    files.push(("tls-client-ca", AUTHORITIES));
                     if directory.join(REVOKED).exists() {
                         files.push(("tls-client-crl", REVOKED));
                     }
@@ -164,14 +214,23 @@ impl TlsObject {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::objects::parse_objects;
+
+    fn parsed(text: &str) -> Result<TlsObject, String> {
+        let objects = parse_objects(&[text.to_owned()])?;
+        TlsObject::parse(objects[0].clone())
+    }
 
     #[test]
     fn objects_are_files_of_a_directory() {
-        let server = TlsObject::parse("tls-creds-x509,id=a,endpoint=server,dir=/d,verify-peer=off").unwrap();
+        let server = parsed("tls-creds-x509,id=a,endpoint=server,dir=/d,verify-peer=off").unwrap();
         let options = server.server_options();
         assert_eq!(options[0], ("tls-certificate", PathBuf::from("/d/server-cert.pem")));
         assert_eq!(options.len(), 2);
-        let psk = TlsObject::parse("tls-creds-psk,id=b,dir=/d,username=u").unwrap();
+        assert_eq!(server.needed_files().len(), 2);
+        let verifying = parsed("tls-creds-x509,id=a,endpoint=server,dir=").unwrap();
+        assert_eq!(verifying.needed_files()[0], PathBuf::from("/ca-cert.pem"));
+        let psk = parsed("{'qom-type': 'tls-creds-psk', 'id': 'b', 'dir': '/d', 'username': 'u'}").unwrap();
         assert_eq!(psk.client_files().psk, Some(PskFile::new("/d/keys.psk", "u")));
         let objects = [server, psk];
         assert!(TlsObject::find(&objects, "a", End::Server).is_ok());
@@ -185,18 +244,39 @@ mod tests {
     }
 
     #[test]
-    fn other_objects_and_parameters_are_refused_by_name() {
+    fn parameters_that_do_not_fit_are_refused_by_name() {
         for (object, reason) in [
-            ("tls-creds-anon,id=a", "tls-creds-anon"),
-            ("tls-creds-x509,dir=/d", "'id' is missing"),
-            ("tls-creds-psk,id=a", "'dir' is missing"),
+            ("tls-creds-psk,id=a", "Missing 'dir' property value"),
             ("tls-creds-psk,id=a,dir=/d,endpoint=both", "'both'"),
-            ("tls-creds-x509,id=a,dir=/d,username=u", "'username'"),
+            ("tls-creds-psk,id=a,dir=/d,endpoint=server,username=u", "username should not be set"),
+            ("tls-creds-x509,id=a,dir=/d,username=u", "'username' is unexpected"),
             ("tls-creds-x509,id=a,dir=/d,priority=NORMAL", "'priority'"),
             ("tls-creds-x509,id=a,dir=/d,verify-peer=off", "verify-peer=off"),
         ] {
-            let error = TlsObject::parse(object).unwrap_err();
+            let error = parsed(object).unwrap_err();
             assert!(error.contains(reason), "{object}: {error}");
         }
+    }
+
+    #[test]
+    fn files_that_are_missing_or_no_good_are_told_of_before_they_are_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let here = dir.path().display();
+        let refusal = |text: &str| {
+            let objects = parse_objects(&[format!("{text},id=a,dir={here}")]).unwrap();
+            TlsObject::read(&objects[0]).unwrap_err()
+        };
+        for (object, file) in [
+            ("tls-creds-x509", "ca-cert.pem"),
+            ("tls-creds-x509,endpoint=server", "ca-cert.pem"),
+            ("tls-creds-x509,endpoint=server,verify-peer=off", "server-cert.pem"),
+            ("tls-creds-psk", "keys.psk"),
+            ("tls-creds-psk,endpoint=server", "keys.psk"),
+        ] {
+            let expected = format!("Unable to access credentials {here}/{file}: No such file or directory");
+            assert_eq!(refusal(object), expected);
+        }
+        std::fs::write(dir.path().join("ca-cert.pem"), "no certificate").unwrap();
+        assert!(refusal("tls-creds-x509").contains("ca-cert.pem"));
     }
 }

@@ -1,6 +1,6 @@
 //! `qemu-img`: the commands that it has, of zebu's.
 
-use super::{VERSION, help_argument, parse, trace_argument, usage, with_qemu_grammar};
+use super::{VERSION, help_argument, object_help, parse, trace_argument, usage, with_qemu_grammar};
 use crate::cli::{self, Cli};
 use crate::failure::Failure;
 use clap::{CommandFactory, FromArgMatches};
@@ -22,6 +22,9 @@ const FORMATS: &str = "Supported image formats:
 
 /// Reads the command line as qemu-img does, and runs the command.
 pub(crate) fn main(arguments: Vec<OsString>) -> ExitCode {
+    if let Some(code) = object_help::answer(&arguments) {
+        return code;
+    }
     let matches = match parse(&command(), leading(arguments)) {
         Ok(matches) => matches,
         Err(error) => return cli::report_usage_as(&error, usage::failure),

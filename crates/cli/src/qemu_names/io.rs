@@ -1,6 +1,6 @@
 //! `qemu-io`: the options that it has, of `zebu io`.
 
-use super::{VERSION, parse, trace_argument, usage, with_qemu_grammar};
+use super::{VERSION, object_help, parse, trace_argument, usage, with_qemu_grammar};
 use crate::cli;
 use crate::commands::io::{self, IoArgs};
 use crate::failure::Failure;
@@ -10,6 +10,9 @@ use std::process::ExitCode;
 
 /// Reads the command line as qemu-io does, and runs it.
 pub(crate) fn main(arguments: Vec<OsString>) -> ExitCode {
+    if let Some(code) = object_help::answer(&arguments) {
+        return code;
+    }
     let matches = match parse(&command(), arguments) {
         Ok(matches) => matches,
         Err(error) => return cli::report_usage_as(&error, usage::failure),

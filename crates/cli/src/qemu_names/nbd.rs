@@ -1,15 +1,16 @@
 //! `qemu-nbd`: its command line, brought into that of `zebu serve`.
 
-use super::{VERSION, parse, trace_argument, usage, with_qemu_grammar};
-use crate::authorization_objects::{self, is_authorization_object};
+use super::{VERSION, object_help, parse, trace_argument, usage, with_qemu_grammar};
+use crate::authorization_objects::{is_authorization, read_authorization};
 use crate::cli;
 use crate::commands::serve;
 use crate::failure::{EXIT_FAILURE, Failure};
-use crate::keyval::parse_keyval;
 use crate::nbd_list::{self, Server};
+use crate::objects::{Object, parse_objects};
+use crate::secrets::{SecretArgs, Sources};
 use crate::serve::serve_args::{Announce, READY, ServeArgs};
 use crate::temporary_overlay::TemporaryOverlay;
-use crate::tls_objects::{End, TlsObject, is_tls_object};
+use crate::tls_objects::{End, NO_HOSTNAME, TlsObject};
 use clap::{ArgAction, Args, FromArgMatches};
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader};
@@ -23,6 +24,8 @@ use zebu_remote::nbd::TlsClient;
 const PORT: u16 = 10809;
 /// Option of a server that `--fork` has started.
 const DETACHED: &str = "detached";
+/// Names of this process's standard input.
+const STANDARD_INPUT: [&str; 3] = ["/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"];
 /// Clients at once of `-e 0`, which sets no limit.
 const WITHOUT_LIMIT: u32 = 1_000_000;
 
@@ -160,6 +163,9 @@ struct NbdArgs {
 
 /// Reads the command line as qemu-nbd does, and runs it.
 pub(crate) fn main(arguments: Vec<OsString>) -> ExitCode {
+    if let Some(code) = object_help::answer(&arguments) {
+        return code;
+    }
     let matches = match parse(&command(), arguments.clone()) {
         Ok(matches) => matches,
         Err(error) => return cli::report_usage_as(&error, usage::failure),
@@ -187,9 +193,10 @@ fn run(args: &NbdArgs, arguments: &[OsString]) -> Result<u8, Failure> {
     if args.socket.as_ref().is_some_and(|path| path.is_relative()) {
         return Err(Failure::new("socket path must be absolute"));
     }
+    let objects = Objects::read(args)?;
     check_tls(args)?;
     if args.list {
-        return list(args);
+        return list(args, &objects);
     }
     let [file] = args.files.as_slice() else { return Err(Failure::usage("Invalid number of arguments")) };
     if args.fork && sockets_were_passed_on() {
@@ -198,14 +205,14 @@ fn run(args: &NbdArgs, arguments: &[OsString]) -> Result<u8, Failure> {
         ));
     }
     if args.fork && !args.detached {
-        return start_detached(arguments, &args.object);
+        return start_detached(arguments, &objects);
     }
     if args.detached {
         // Fails only where this process leads a session already.
         let _ = rustix::process::setsid();
     }
     let overlay = args.snapshot.then(|| overlay(args, file)).transpose()?;
-    let mut words = words(args)?;
+    let mut words = words(args, &objects)?;
     if let Some(overlay) = &overlay {
         words.extend(["--format", "qcow2", "--allow-refs", "all", "--"].map(OsString::from));
         words.push(overlay.path().into());
@@ -219,12 +226,12 @@ fn run(args: &NbdArgs, arguments: &[OsString]) -> Result<u8, Failure> {
     let matches = serve.try_get_matches_from(words).map_err(|error| usage::failure(&error, None))?;
     let mut serve =
         ServeArgs::from_arg_matches(&matches).map_err(|error| Failure::usage(cli::usage_message(&error)))?;
-    serve.tls_authorization = authorization(args)?;
+    serve.tls_authorization = authorization(args, &objects)?;
     serve.announce = if args.detached { Announce::Ready } else { Announce::Nothing };
     serve::run(&serve)
 }
 
-fn list(args: &NbdArgs) -> Result<u8, Failure> {
+fn list(args: &NbdArgs, objects: &Objects) -> Result<u8, Failure> {
     if !args.files.is_empty() {
         return Err(Failure::new("List mode is incompatible with a file name"));
     }
@@ -237,12 +244,14 @@ fn list(args: &NbdArgs) -> Result<u8, Failure> {
         let host = args.bind.clone().unwrap_or_else(|| "localhost".to_owned());
         Server::Tcp(host, args.port.unwrap_or(PORT))
     };
-    let tls = args.tls_creds.as_ref().map(|id| client(args, id, &server)).transpose()?;
+    // Secrets are not needed, and must be right all the same.
+    SecretArgs { object: args.object.clone() }.read(Sources::All)?;
+    let tls = args.tls_creds.as_ref().map(|id| client(args, objects, id, &server)).transpose()?;
     nbd_list::run(&server, tls.as_ref())
 }
 
 /// The command line of `zebu serve`, without the image.
-fn words(args: &NbdArgs) -> Result<Vec<OsString>, Failure> {
+fn words(args: &NbdArgs, objects: &Objects) -> Result<Vec<OsString>, Failure> {
     let mut words: Vec<OsString> = vec!["serve".into(), "--nbd".into(), address(args)?];
     let shared: u32 = match args.shared.as_deref() {
         None => 1,
@@ -288,14 +297,12 @@ fn words(args: &NbdArgs) -> Result<Vec<OsString>, Failure> {
         add("log-level", "info".as_ref());
     }
     if let Some(id) = &args.tls_creds {
-        let objects = tls_objects(args)?;
-        for (name, path) in
-            TlsObject::find(&objects, id, End::Server).map_err(no_credentials)?.server_options()
-        {
+        let credentials = TlsObject::find(&objects.tls, id, End::Server).map_err(no_credentials)?;
+        for (name, path) in credentials.server_options() {
             add(name, path.as_ref());
         }
     }
-    for object in args.object.iter().filter(|object| is_secret(object)) {
+    for object in &args.object {
         words.push("--object".into());
         words.push(object.into());
     }
@@ -344,18 +351,39 @@ fn sockets_were_passed_on() -> bool {
         && number("LISTEN_FDS").is_some_and(|sockets| sockets > 0)
 }
 
-/// Whether an `--object` is a secret, which the server reads.
-fn is_secret(object: &str) -> bool {
-    object.split(',').next() == Some("secret")
+/// Objects that were given.
+struct Objects {
+    tls: Vec<TlsObject>,
+    authorizations: Vec<(String, Authorization)>,
+    /// A secret is read from standard input, which the server needs then.
+    need_standard_input: bool,
 }
 
-/// Refuses options of TLS that contradict each other, and objects of other types.
-fn check_tls(args: &NbdArgs) -> Result<(), Failure> {
-    for object in args.object.iter().filter(|object| !is_secret(object)) {
-        if !is_authorization_object(object) {
-            TlsObject::parse(object).map_err(Failure::new)?;
+impl Objects {
+    /// Reads all but the secrets, which the server reads.
+    fn read(args: &NbdArgs) -> Result<Self, Failure> {
+        let mut objects = Self { tls: Vec::new(), authorizations: Vec::new(), need_standard_input: false };
+        for object in parse_objects(&args.object).map_err(Failure::new)? {
+            objects.take(object).map_err(Failure::new)?;
         }
+        Ok(objects)
     }
+
+    fn take(&mut self, mut object: Object) -> Result<(), String> {
+        if TlsObject::is(&object) {
+            self.tls.push(TlsObject::read(&object)?);
+        } else if is_authorization(&object) {
+            let rules = read_authorization(&object)?;
+            self.authorizations.push((object.id().to_owned(), rules));
+        } else if let Some(file) = object.plain("file")? {
+            self.need_standard_input |= STANDARD_INPUT.contains(&file.as_str());
+        }
+        Ok(())
+    }
+}
+
+/// Refuses options of TLS that contradict each other.
+fn check_tls(args: &NbdArgs) -> Result<(), Failure> {
     for (name, option) in [("--tls-authz", &args.tls_authz), ("--tls-hostname", &args.tls_hostname)] {
         if option.is_some() && args.tls_creds.is_none() {
             return Err(Failure::new(format!("{name} is not permitted without --tls-creds")));
@@ -370,37 +398,35 @@ fn check_tls(args: &NbdArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Objects of TLS that were given.
-fn tls_objects(args: &NbdArgs) -> Result<Vec<TlsObject>, Failure> {
-    let objects = args.object.iter().filter(|object| is_tls_object(object));
-    objects.map(|object| TlsObject::parse(object)).collect::<Result<_, _>>().map_err(Failure::new)
-}
-
 fn no_credentials(reason: String) -> Failure {
     Failure::new(format!("Failed to get TLS creds: {reason}"))
 }
 
 /// Rules of `--tls-authz`.
-fn authorization(args: &NbdArgs) -> Result<Option<Authorization>, Failure> {
+fn authorization(args: &NbdArgs, objects: &Objects) -> Result<Option<Authorization>, Failure> {
     let Some(id) = &args.tls_authz else { return Ok(None) };
-    let objects = tls_objects(args)?;
-    let credentials = args.tls_creds.as_ref().map(|id| TlsObject::find(&objects, id, End::Server));
+    let credentials = args.tls_creds.as_ref().map(|id| TlsObject::find(&objects.tls, id, End::Server));
     if credentials.is_some_and(|found| found.is_ok_and(TlsObject::is_psk)) {
         return Err(Failure::new(
             "--tls-authz needs tls-creds-x509: its rules are on certificates, and a client of tls-creds-psk has none",
         ));
     }
-    authorization_objects::find(&args.object, id).map(Some).map_err(Failure::new)
+    let found = objects.authorizations.iter().find(|(known, _)| known == id);
+    let (_, rules) = found.ok_or_else(|| Failure::new(format!("No authorization object with id '{id}'")))?;
+    Ok(Some(rules.clone()))
 }
 
 /// A client's side of TLS for `-L`.
-fn client(args: &NbdArgs, id: &str, server: &Server) -> Result<TlsClient, Failure> {
-    let objects = tls_objects(args)?;
-    let object = TlsObject::find(&objects, id, End::Client).map_err(no_credentials)?;
+fn client(args: &NbdArgs, objects: &Objects, id: &str, server: &Server) -> Result<TlsClient, Failure> {
+    let object = TlsObject::find(&objects.tls, id, End::Client).map_err(no_credentials)?;
     let mut files = object.client_files();
     files.server_name.clone_from(&args.tls_hostname);
     let host = match server {
         Server::Tcp(host, _) => host,
+        Server::Unix(_) if files.psk.is_none() && files.server_name.is_none() => {
+            return Err(Failure::new(NO_HOSTNAME));
+        }
+        // Keys have no name.
         Server::Unix(_) => "localhost",
     };
     TlsClient::load(&files, host).map_err(no_credentials)
@@ -414,18 +440,8 @@ fn overlay(args: &NbdArgs, file: &OsStr) -> Result<TemporaryOverlay, Failure> {
     TemporaryOverlay::over(file, args.format.as_deref())
 }
 
-/// Whether a secret is read from standard input, which the server needs then.
-fn is_from_standard_input(object: &str) -> bool {
-    let options = object.split_once(',').map_or("", |(_, options)| options);
-    parse_keyval(options).is_ok_and(|pairs| {
-        pairs.iter().any(|(key, value)| {
-            key == "file" && ["/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"].contains(&value.as_str())
-        })
-    })
-}
-
 /// Starts the server as a process of its own, and waits until clients can connect.
-fn start_detached(arguments: &[OsString], objects: &[String]) -> Result<u8, Failure> {
+fn start_detached(arguments: &[OsString], objects: &Objects) -> Result<u8, Failure> {
     let fail = |error: std::io::Error| Failure::new(format!("Failed to fork: {error}"));
     let name = arguments.first().cloned().unwrap_or_else(|| "qemu-nbd".into());
     // Without /proc, the program is found as the caller has found it.
@@ -434,11 +450,7 @@ fn start_detached(arguments: &[OsString], objects: &[String]) -> Result<u8, Fail
         .arg0(name)
         .arg(format!("--{DETACHED}"))
         .args(arguments.iter().skip(1))
-        .stdin(if objects.iter().any(|object| is_from_standard_input(object)) {
-            Stdio::inherit()
-        } else {
-            Stdio::null()
-        })
+        .stdin(if objects.need_standard_input { Stdio::inherit() } else { Stdio::null() })
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -474,7 +486,8 @@ mod tests {
     fn options_become_those_of_serve() {
         command().debug_assert();
         let line = "qemu-nbd -t -k /s -e 4 -x name -D text -r -n --aio=threads -f qcow2 -B b0 -B b1 a";
-        let words = words(&args(line)).unwrap();
+        let args = args(line);
+        let words = words(&args, &Objects::read(&args).unwrap()).unwrap();
         let mut line: Vec<&str> = words.iter().map(|word| word.to_str().unwrap()).collect();
         line.push("a");
         let serve = ServeArgs::augment_args(clap::Command::new("serve"));
