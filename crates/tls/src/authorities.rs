@@ -51,7 +51,7 @@ impl Authorities {
     /// The file can't be read, has no list, has two of one issuer, or one of another version.
     pub fn revoked(mut self, path: &Path) -> Result<Self, FileError> {
         self.revoked = revocation_lists(path)?;
-        self.path = path.to_owned();
+        path.clone_into(&mut self.path);
         Ok(self)
     }
 

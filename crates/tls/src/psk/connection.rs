@@ -138,13 +138,11 @@ impl Connection {
             self.is_handshaking = false;
             return Ok(());
         }
-        match self.error_of(result) {
-            SSL_ERROR_WANT_READ => Ok(()),
-            _ => {
-                let reason = refusal().unwrap_or_else(|| ssl.reason());
-                Err(self.fail(reason))
-            }
+        if self.error_of(result) == SSL_ERROR_WANT_READ {
+            return Ok(());
         }
+        let reason = refusal().unwrap_or_else(|| ssl.reason());
+        Err(self.fail(reason))
     }
 
     /// Takes decrypted bytes; 0 after the peer's farewell.
