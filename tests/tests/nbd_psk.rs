@@ -370,3 +370,130 @@ fn what_does_not_fit_together_is_refused_as_by_qemu() {
         assert!(out.stderr.contains("wrong/keys.psk") && out.stderr.contains(reason), "{keys:?}: {out}");
     }
 }
+
+/// The first line that a program says on standard error, without its name.
+fn first_line(finished: &Finished) -> String {
+    let line = finished.stderr.lines().next().unwrap_or_default();
+    line.split_once(": ").map_or(line, |(_, said)| said).to_owned()
+}
+
+/// A line that is enough for each program, but for the objects.
+const LINES: [(&str, &str); 3] = [
+    ("qemu-img", "info -f raw source.raw"),
+    ("qemu-io", "-r -f raw -c length source.raw"),
+    ("qemu-nbd", "-r -f raw -k /nowhere/s source.raw"),
+];
+
+/// Though no option names them.
+#[test]
+fn objects_that_can_not_be_are_refused_as_by_qemu() {
+    let scratch = Scratch::new("objects-refused");
+    let dir = scratch.path();
+    prepare(dir);
+    certificates(dir);
+    fs::create_dir(dir.join("empty")).unwrap();
+    for objects in [
+        "secret,id=a,data=x authz-simple,id=a,identity=x",
+        "tls-creds-psk,id=a,dir=right authz-list,id=a,policy=allow",
+        "secret,id=1a,data=x",
+        "authz-simple,id=a/b,identity=x",
+        "data=x,id=a",
+        "{'id':'a'}",
+        "{'qom-type':'authz-simple','id':'a','identity':true}",
+        "authz-simple,id=a",
+        "authz-simple,id=a,identity=x,other=y",
+        "tls-creds-psk,id=a",
+        "tls-creds-psk,id=a,dir=nowhere",
+        "tls-creds-psk,id=a,dir=right,endpoint=server,username=alice",
+        "tls-creds-x509,id=a,dir=",
+        "tls-creds-x509,id=a,dir=empty",
+        "tls-creds-x509,id=a,dir=empty,endpoint=server",
+        "secret,id=a",
+    ] {
+        let objects: String = objects.split(' ').map(|object| format!("--object {object} ")).collect();
+        for (program, line) in LINES {
+            let line = if program == "qemu-img" {
+                line.replacen("info ", &format!("info {objects}"), 1)
+            } else {
+                format!("{objects}{line}")
+            };
+            let [theirs, ours] =
+                both(dir, program).map(|program| first_line(&run(dir, &program, &line).exits(1)));
+            assert!(ours.starts_with(&theirs), "{program} {line}: {ours:?}, {theirs:?}");
+        }
+    }
+}
+
+#[test]
+fn objects_have_every_form_that_qemu_takes() {
+    let scratch = Scratch::new("objects");
+    let dir = scratch.path();
+    prepare(dir);
+    for object in [
+        "id=a,dir=right,qom-type=tls-creds-psk",
+        "{'qom-type':'tls-creds-psk','id':'a','dir':'right','verify-peer':true}",
+        "data=hunter2,id=a,qom-type=secret",
+        "{\"qom-type\":\"secret\",\"id\":\"a\",\"data\":\"hunter2\"}",
+        "authz-simple,id=a,identity=x",
+        "{'qom-type':'authz-list','id':'a','rules':[{'match':'x','policy':'deny','format':'glob'}]}",
+    ] {
+        for program in both(dir, "qemu-img") {
+            run(dir, &program, &format!("info --object {object} -f raw source.raw")).ok();
+        }
+    }
+    for (program, _) in LINES {
+        for (help, part) in
+            [("help", "  tls-creds-psk\n"), ("secret,help", "secret options:\n  data=<string>\n")]
+        {
+            let command = if program == "qemu-img" { "info " } else { "" };
+            for program in both(dir, program) {
+                let out = run(dir, &program, &format!("{command}--object {help}")).ok();
+                assert!(out.stdout.contains(part), "{out}");
+            }
+        }
+    }
+    for object in ["secretdata=hunter2,id=k", "{'data':'hunter2','id':'k'}", "secret,id=k,data=a,hunter2"] {
+        let out =
+            run(dir, &dir.join("names/qemu-img"), &format!("info --object {object} source.raw")).exits(1);
+        assert!(!out.stderr.contains("hunter2"), "{out}");
+    }
+}
+
+#[test]
+fn an_image_that_is_served_may_be_on_another_server_over_tls() {
+    let scratch = Scratch::new("psk-chain");
+    let dir = scratch.path();
+    prepare(dir);
+    certificates(dir);
+    let here = dir.display();
+    let [theirs, _] = both(dir, "qemu-nbd");
+    let lower = dir.join("lower.sock");
+    let mut command = Command::new(&theirs);
+    let options = format!("--object tls-creds-x509,id=s,endpoint=server,dir={here} --tls-creds s -r -f raw");
+    command.args(["-t", "--shared=8", "-k"]).arg(&lower).args(options.split(' ')).arg("source.raw");
+    command.current_dir(dir);
+    let lower = ForeignServer::spawn(command, lower);
+    for program in both(dir, "qemu-nbd") {
+        // The last of two names counts.
+        let target = image_options(lower.socket()).replace("tls-creds=t", "tls-creds=s,file.tls-creds=t");
+        let objects = format!(
+            "--object tls-creds-psk,id=s,endpoint=server,dir={here}/right --object tls-creds-x509,id=t,endpoint=client,dir={here}"
+        );
+        let options = format!("{objects} --tls-creds s -r --shared=4 {target},file.tls-hostname=localhost");
+        let upper = serve(dir, &program, &options);
+        let uri = format!(
+            "nbds+unix://alice@/?socket={}&tls-psk-file={here}/right/keys.psk",
+            upper.socket().display()
+        );
+        zebu(dir, ["compare", "-f", "raw", "-F", "raw", &uri, "source.raw"]).ok();
+        drop(upper);
+        // A Unix socket has no name of a host that the certificate could have.
+        let without = run(dir, &program, &format!("{objects} -r -k {here}/other.sock {target}")).exits(1);
+        let list = format!("-L -k {} {objects} --tls-creds t", lower.socket().display());
+        for out in [without, run(dir, &program, &list).exits(1)] {
+            assert!(out.stderr.contains("No hostname for certificate validation"), "{out}");
+        }
+        let plain = run(dir, &program, &format!("-L -k {}", lower.socket().display())).exits(1);
+        assert!(plain.stderr.contains("TLS negotiation required before option 3 (list)"), "{plain}");
+    }
+}

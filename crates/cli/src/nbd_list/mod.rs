@@ -187,7 +187,7 @@ mod tests {
             (vec![reply(3, 2, b"a")], "incorrect option length 1"),
             (
                 vec![reply(3, 1 << 31 | 5, &[])],
-                "Server requires TLS for option 3 (list) (did you forget a valid tls-creds?)",
+                "TLS negotiation required before option 3 (list) (Did you forget a valid tls-creds?)",
             ),
             (
                 vec![reply(3, 1 << 31 | 2, b"policy")],

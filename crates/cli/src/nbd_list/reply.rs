@@ -90,7 +90,7 @@ impl Reply {
                 self.payload.len()
             )),
             kind => fault(format!(
-                "Server answered option {option} ({name}) with unexpected reply {kind:x} ({})",
+                "Server answered option {option} ({name}) with unexpected reply {kind} ({})",
                 type_name(kind)
             )),
         }
@@ -107,13 +107,13 @@ impl Reply {
             2 => format!("Denied by server for {named}"),
             3 => format!("Invalid parameters for {named}"),
             4 => format!("Server lacks support for {named}"),
-            5 => format!("Server requires TLS for {named}"),
+            5 => format!("TLS negotiation required before {named}"),
             6 => "Requested export not available".to_owned(),
             7 => format!("Server shutting down before {named}"),
             8 => format!("Server requires INFO_BLOCK_SIZE for {named}"),
             _ => format!("Unknown error code when asking for {named}"),
         };
-        let hint = if self.kind == REP_ERR_TLS_REQD { " (did you forget a valid tls-creds?)" } else { "" };
+        let hint = if self.kind == REP_ERR_TLS_REQD { " (Did you forget a valid tls-creds?)" } else { "" };
         let said = if self.payload.is_empty() {
             String::new()
         } else {
@@ -150,7 +150,15 @@ impl Reply {
                 else {
                     return fault(bad_size());
                 };
-                export.size = Some((u64::from_be_bytes(*size), u16::from_be_bytes(*flags)));
+                let (size, flags) = (u64::from_be_bytes(*size), u16::from_be_bytes(*flags));
+                if let Some([smallest, ..]) =
+                    export.blocks.filter(|[smallest, ..]| size % u64::from(*smallest) != 0)
+                {
+                    return fault(format!(
+                        "export size {size} is not multiple of minimum block size {smallest}"
+                    ));
+                }
+                export.size = Some((size, flags));
             }
             INFO_BLOCK_SIZE => {
                 let (sizes, []) = rest.as_chunks::<4>() else { return fault(bad_size()) };
@@ -249,6 +257,9 @@ mod tests {
         }
         let export = info(&[0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 3]).unwrap();
         assert_eq!(export.size, Some((256, 3)));
+        let mut uneven = Listed { blocks: Some([512, 512, 512]), ..Listed::default() };
+        let reply = Reply { kind: REP_INFO, payload: vec![0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 3] };
+        assert!(reply.add_to(&mut uneven).unwrap_err().to_string().contains("not multiple"));
         for cut in [&[0][..], &[0, 0, 1], &[0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 3, 0], &[0, 3, 0, 0, 0, 1]] {
             assert!(info(cut).unwrap_err().contains("len"), "{cut:?}");
         }
