@@ -120,7 +120,7 @@ fn push(text: &mut String, export: &Listed, extended: bool) {
     }
     if let Some((size, flags)) = export.size.filter(|(_, flags)| flags & HAS_FLAGS != 0) {
         let names = (1..).zip(FLAGS).filter(|(bit, _)| flags & (1 << bit) != 0);
-        let names: String = names.map(|(_, name)| format!(" {name}")).collect();
+        let names: String = names.flat_map(|(_, name)| [" ", name]).collect();
         let _ = writeln!(text, "  size:  {size}\n  flags: {flags:#x} ({names} )");
     }
     if let Some([smallest, preferred, largest]) = export.blocks {
