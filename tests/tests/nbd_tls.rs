@@ -133,4 +133,8 @@ fn files_that_are_no_certificates_are_named() {
         assert!(out.stderr.contains(named), "{named} is not named: {out}");
         assert_eq!(out.stderr.lines().count(), 1, "{out}");
     }
+    let words =
+        "serve --vhost-user-blk v --tls-certificate server-cert.pem --tls-key server-key.pem disk.qcow2";
+    let out = zebu(dir, words.split_whitespace()).exits(1);
+    assert!(out.stderr.contains("--nbd"), "{out}");
 }

@@ -227,6 +227,9 @@ fn serve(
     }
     let config = config(args)?;
     let (listeners, files) = listen(args)?;
+    if listeners.is_empty() && (args.tls_certificate.is_some() || args.tls_psk_file.is_some()) {
+        return Err(Failure::usage("TLS is for NBD clients, and nothing listens for them (--nbd)"));
+    }
     tell_of_descriptors(args, &listeners);
     let (device_listeners, _device_files) = listen_for_front_ends(args)?;
     let side = side_doors(args)?;
