@@ -57,9 +57,9 @@ use zebu_storage::{Background, Engine, ForkMark, Worker, WorkerConfig};
 ///   nothing: the image, its locks and its threads are the parent's.
 /// - A function of the caller that panics ends its job with an error ([`ErrorKind::Panicked`](crate::ErrorKind)); the disk
 ///   stays in use.
-/// - A method that waits for a request of a queue which is not driven fails after half a minute
-///   ([`ErrorKind::Busy`](crate::ErrorKind)) where it changes the image as a whole: snapshots, bitmaps, sizes, closing. Reads
-///   and writes that overlap such a request wait until the queue is driven or dropped.
+/// - Snapshots, bitmaps, changes of size and closing fail ([`ErrorKind::Busy`](crate::ErrorKind)) after half a minute in which
+///   a request of a queue has not ended, because nobody drives it. Reads and writes that overlap such a request wait until the
+///   queue is driven or dropped.
 #[derive(Clone)]
 pub struct Disk(Arc<Shared>);
 

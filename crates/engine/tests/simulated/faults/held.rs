@@ -43,6 +43,11 @@ fn settle(bench: &Bench) {
     assert_eq!(bench.guest.violation.borrow().as_deref(), None);
 }
 
+/// Runs until nothing happens but the end of somebody's patience.
+fn until_time_passes(bench: &Bench) {
+    while !matches!(bench.world.step(), Step::Time | Step::Idle) {}
+}
+
 fn let_go(bench: &Bench, hold: HoldId) {
     assert!(!bench.world.held(hold).is_empty(), "nothing was held: the test shows nothing");
     bench.world.release(hold);
@@ -128,7 +133,7 @@ pub(crate) fn a_slice_that_loads_holds_up_only_who_needs_it() {
         start(&bench, 0, |guest, worker| async move { guest.flush(&worker).await }),
     ];
     // As long as nobody has to wait for the clock.
-    while !matches!(bench.world.step(), Step::Time | Step::Idle) {}
+    until_time_passes(&bench);
     assert!(!first.get() && same.iter().all(|over| !over.get()));
     assert!(others.iter().all(|over| over.get()), "other slices load and hit meanwhile");
     assert_eq!(bench.world.held(only).len(), 1, "one load for all who wait");
@@ -208,7 +213,7 @@ pub(crate) fn a_worker_that_stands_still_holds_up_only_who_needs_it() {
         start(&bench, 1, |guest, worker| async move { guest.flush(&worker).await }),
         start(&bench, 1, |guest, worker| async move { guest.read(&worker, 70 * CLUSTER, 512).await }),
     ];
-    while !matches!(bench.world.step(), Step::Time | Step::Idle) {}
+    until_time_passes(&bench);
     assert!(others.iter().all(|over| over.get()) && !first.get() && !needs_it.get());
     settle(&bench);
     assert!(!first.get() && needs_it.get());
@@ -323,10 +328,10 @@ pub(crate) fn a_resize_waits_for_writes_and_writes_for_it() {
     let resized = start(&bench, 1, |guest, worker| async move {
         guest.resize(&worker, 20 * CLUSTER).await;
     });
-    settle(&bench);
+    until_time_passes(&bench);
     let after = write(&bench, 1, 0, 512);
     let read = start(&bench, 0, |guest, worker| async move { guest.read(&worker, 0, 4 * CLUSTER).await });
-    settle(&bench);
+    until_time_passes(&bench);
     assert!(!resized.get() && read.get(), "a resize waits for the write, and no read for it");
     let_go(&bench, hold);
     assert!(before.get() && resized.get() && after.get());
@@ -420,7 +425,7 @@ pub(crate) fn a_place_that_a_cluster_must_keep_is_waited_for() {
         let (hold, earlier) = zeroed_beside_a_write(&bench, file);
         let later = write(&bench, 1, 1024, 1024);
         let elsewhere = write(&bench, 1, 4 * 16384, CLUSTER);
-        while !matches!(bench.world.step(), Step::Time | Step::Idle) {}
+        until_time_passes(&bench);
         assert!(!later.get(), "{file}: the earlier write could land on it, and be shown in its cluster");
         assert!(elsewhere.get());
         let_go(&bench, hold);
