@@ -138,9 +138,10 @@ pub(crate) fn run(args: &DdArgs) -> Result<u8, Failure> {
         .open(OpenOptions::default());
     let path = target.path.clone();
     let unasked = (!is_remote(&path)).then(|| UnaskedWrites::of(&target.path, target.create.cluster_size));
-    match unasked {
-        Some(unasked) => unasked.apply(&mut target),
-        None => (target.create.remote, target.open.remote) = (given_only(), given_only()),
+    if let Some(unasked) = unasked {
+        unasked.apply(&mut target);
+    } else {
+        (target.create.remote, target.open.remote) = (given_only(), given_only());
     }
     if unasked == Some(UnaskedWrites::OneBuffered) {
         options.requests = 1;
