@@ -1,6 +1,7 @@
 //! Every command that names a disk, with one on an NBD server or a web server in each place: what works does what QEMU's
 //! program does, and the rest is refused by the disk's name.
 
+use Export::{Blank, Qcow2, Raw};
 use std::path::{Path, PathBuf};
 use zebu_tests::foreign_server::ForeignServer;
 use zebu_tests::program::{Finished, required, run_in, zebu};
@@ -225,7 +226,6 @@ fn what_is_read_of_an_nbd_server_is_what_qemu_says() {
 fn what_is_written_to_an_nbd_server_is_what_qemu_writes() {
     let scratch = Scratch::new("remote-commands-write");
     let files = Files::new(&scratch);
-    use Export::{Blank, Qcow2, Raw};
     for (line, export, format) in [
         ("create -q -f qcow2 {blank} 16M", Blank, "qcow2"),
         ("create -q -f qcow2 {qcow2} 16M", Qcow2, "qcow2"),
