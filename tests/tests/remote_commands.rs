@@ -1,7 +1,7 @@
 //! Every command that names a disk, with one on an NBD server or a web server in each place: what works does what QEMU's
 //! program does, and the rest is refused by the disk's name.
 
-use crate::Export::{Blank, Qcow2, Raw};
+use Export::{Blank, Qcow2, Raw};
 use std::path::{Path, PathBuf};
 use zebu_tests::foreign_server::ForeignServer;
 use zebu_tests::program::{Finished, required, run_in, zebu};
