@@ -410,7 +410,7 @@ fn objects_that_can_not_be_are_refused_as_by_qemu() {
         "tls-creds-x509,id=a,dir=empty,endpoint=server",
         "secret,id=a",
     ] {
-        let objects: String = objects.split(' ').flat_map(|object| ["--object ", object, " "]).collect();
+        let objects = format!("--object {} ", objects.replace(' ', " --object "));
         for (program, line) in LINES {
             let line = if program == "qemu-img" {
                 line.replacen("info ", &format!("info {objects}"), 1)

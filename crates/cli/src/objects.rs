@@ -70,11 +70,11 @@ pub(crate) fn object_help(text: &str) -> Option<String> {
         return None;
     }
     let kind = items.iter().rev().find_map(|item| item.strip_prefix("qom-type=")).unwrap_or(items[0]);
-    if let Some((_, parameters)) = TYPES.iter().find(|(known, _)| *known == kind) {
-        return Some(format!("{kind} options:\n  {}\n", parameters.join("\n  ")));
-    }
-    let kinds: Vec<&str> = TYPES.iter().map(|(known, _)| *known).collect();
-    Some(format!("List of user creatable objects:\n  {}\n", kinds.join("\n  ")))
+    let known = TYPES.iter().find(|(known, _)| *known == kind);
+    Some(known.map_or_else(
+        || format!("List of user creatable objects:\n  {}\n", TYPES.map(|(known, _)| known).join("\n  ")),
+        |(_, parameters)| format!("{kind} options:\n  {}\n", parameters.join("\n  ")),
+    ))
 }
 
 impl Object {

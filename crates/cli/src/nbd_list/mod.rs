@@ -120,8 +120,8 @@ fn push(text: &mut String, export: &Listed, extended: bool) {
     }
     if let Some((size, flags)) = export.size.filter(|(_, flags)| flags & HAS_FLAGS != 0) {
         let names = (1..).zip(FLAGS).filter(|(bit, _)| flags & (1 << bit) != 0);
-        let names: String = names.flat_map(|(_, name)| [" ", name]).collect();
-        let _ = writeln!(text, "  size:  {size}\n  flags: {flags:#x} ({names} )");
+        let names: Vec<&str> = names.map(|(_, name)| name).chain([")"]).collect();
+        let _ = writeln!(text, "  size:  {size}\n  flags: {flags:#x} ( {}", names.join(" "));
     }
     if let Some([smallest, preferred, largest]) = export.blocks {
         let _ = writeln!(text, "  min block: {smallest}\n  opt block: {preferred}\n  max block: {largest}");
