@@ -186,7 +186,7 @@ impl Case {
 /// A word of a line that only zebu's own name takes: images may name servers.
 const ALLOWED: &str = "--allow-refs all";
 
-/// What a command reads is told as QEMU's program tells it, whatever server it is on.
+/// Tells what a command reads as QEMU's program tells it, whatever server it is on.
 #[test]
 fn what_is_read_of_an_nbd_server_is_what_qemu_says() {
     let scratch = Scratch::new("remote-commands-read");

@@ -368,7 +368,7 @@ pub struct CreateOptions {
     /// How an image of another program is made; as its format usually is if `None`. Of the other options, `size`, `cache`,
     /// `extent_size_hint` and `nocow` apply to it.
     pub foreign: Option<NewForeign>,
-    /// Who opens names that lead to no local file. A disk of theirs is overwritten, as a block device is.
+    /// The opener of names that lead to no local file. A disk of theirs is overwritten, as a block device is.
     pub remote: Remote,
 }
 

@@ -20,7 +20,7 @@ pub(crate) struct Quarantined {
     reached: Reached,
 }
 
-/// Who may have found the clusters before they were unlinked.
+/// The reads that may have found clusters before they were unlinked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reached {
     /// Reads that are under way.
