@@ -146,7 +146,7 @@ mod tests {
         [&MAGIC.to_be_bytes()[..], &words, payload].concat()
     }
 
-    /// Lists the exports of a server that answers so, behind its greeting and its refusal of the first two options.
+    /// List of a server that answers so, behind its greeting and its refusal of the first two options.
     fn listed(replies: &[Vec<u8>]) -> Result<String, String> {
         let unsupported = 1 << 31 | 1;
         let answers = [

@@ -6,6 +6,7 @@
 mod img;
 mod io;
 mod nbd;
+mod nbd_objects;
 mod object_help;
 pub(crate) mod option_lists;
 mod usage;

@@ -1,12 +1,11 @@
 //! `qemu-nbd`: its command line, brought into that of `zebu serve`.
 
+use super::nbd_objects::Objects;
 use super::{VERSION, object_help, parse, trace_argument, usage, with_qemu_grammar};
-use crate::authorization_objects::{is_authorization, read_authorization};
 use crate::cli;
 use crate::commands::serve;
 use crate::failure::{EXIT_FAILURE, Failure};
 use crate::nbd_list::{self, Server};
-use crate::objects::{Object, parse_objects};
 use crate::secrets::{SecretArgs, Sources};
 use crate::serve::serve_args::{Announce, READY, ServeArgs};
 use crate::temporary_overlay::TemporaryOverlay;
@@ -24,8 +23,6 @@ use zebu_remote::nbd::TlsClient;
 const PORT: u16 = 10809;
 /// Option of a server that `--fork` has started.
 const DETACHED: &str = "detached";
-/// Names of this process's standard input.
-const STANDARD_INPUT: [&str; 3] = ["/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"];
 /// Clients at once of `-e 0`, which sets no limit.
 const WITHOUT_LIMIT: u32 = 1_000_000;
 
@@ -193,7 +190,7 @@ fn run(args: &NbdArgs, arguments: &[OsString]) -> Result<u8, Failure> {
     if args.socket.as_ref().is_some_and(|path| path.is_relative()) {
         return Err(Failure::new("socket path must be absolute"));
     }
-    let objects = Objects::read(args)?;
+    let objects = Objects::read(&args.object)?;
     check_tls(args)?;
     if args.list {
         return list(args, &objects);
@@ -351,37 +348,6 @@ fn sockets_were_passed_on() -> bool {
         && number("LISTEN_FDS").is_some_and(|sockets| sockets > 0)
 }
 
-/// Objects that were given.
-struct Objects {
-    tls: Vec<TlsObject>,
-    authorizations: Vec<(String, Authorization)>,
-    /// A secret is read from standard input, which the server needs then.
-    need_standard_input: bool,
-}
-
-impl Objects {
-    /// Reads all but the secrets, which the server reads.
-    fn read(args: &NbdArgs) -> Result<Self, Failure> {
-        let mut objects = Self { tls: Vec::new(), authorizations: Vec::new(), need_standard_input: false };
-        for object in parse_objects(&args.object).map_err(Failure::new)? {
-            objects.take(object).map_err(Failure::new)?;
-        }
-        Ok(objects)
-    }
-
-    fn take(&mut self, mut object: Object) -> Result<(), String> {
-        if TlsObject::is(&object) {
-            self.tls.push(TlsObject::read(&object)?);
-        } else if is_authorization(&object) {
-            let rules = read_authorization(&object)?;
-            self.authorizations.push((object.id().to_owned(), rules));
-        } else if let Some(file) = object.plain("file")? {
-            self.need_standard_input |= STANDARD_INPUT.contains(&file.as_str());
-        }
-        Ok(())
-    }
-}
-
 /// Refuses options of TLS that contradict each other.
 fn check_tls(args: &NbdArgs) -> Result<(), Failure> {
     for (name, option) in [("--tls-authz", &args.tls_authz), ("--tls-hostname", &args.tls_hostname)] {
@@ -487,7 +453,7 @@ mod tests {
         command().debug_assert();
         let line = "qemu-nbd -t -k /s -e 4 -x name -D text -r -n --aio=threads -f qcow2 -B b0 -B b1 a";
         let args = args(line);
-        let words = words(&args, &Objects::read(&args).unwrap()).unwrap();
+        let words = words(&args, &Objects::read(&args.object).unwrap()).unwrap();
         let mut line: Vec<&str> = words.iter().map(|word| word.to_str().unwrap()).collect();
         line.push("a");
         let serve = ServeArgs::augment_args(clap::Command::new("serve"));
