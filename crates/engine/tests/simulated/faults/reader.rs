@@ -5,7 +5,7 @@ use crate::faults::bench::Bench;
 use std::cell::RefCell;
 use std::rc::Rc;
 use zebu::{Durability, ErrorKind, NewBitmap, NewSnapshot, SnapshotRef};
-use zebu_sim::{OpClass, OpInfo};
+use zebu_sim::{OpClass, OpFilter, OpInfo};
 use zebu_storage::Worker;
 
 const CLUSTER: u64 = 4096;
@@ -96,12 +96,20 @@ fn a_snapshot_does_not_wait_without_end_for_a_read_that_began_meanwhile() {
     assert!(stuck.is_empty(), "without end (tables, steps): {stuck:?}");
 }
 
-/// F3: a snapshot is applied beside a flush that a worker leads, and whose thread then breaks its promise. If the
-/// operation says that it failed and the image is still written, what is flushed afterwards is there after a crash.
-#[test]
-fn what_the_header_may_name_is_not_given_back() {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Operation {
+    Apply,
+    Take,
+    Delete,
+    AddBitmap,
+    Grow,
+}
+
+/// F3: an operation beside a flush that a worker leads, and whose thread then breaks its promise. If the operation says that
+/// it failed and the image is still written, what is flushed afterwards is there after a crash.
+fn the_header_and_memory_agree(operation: Operation) {
     let (mut busy, mut wrong) = (0, Vec::new());
-    for steps in 0..60 {
+    for (nth, steps) in (1..5).flat_map(|nth| (0..24).map(move |steps| (nth, steps))) {
         let setup =
             Setup { origin: Origin::Own, size: 64 * CLUSTER, pattern: 48 * CLUSTER, workers: 3, ..Setup::plain() };
         let bench = Bench::new(&setup, 3);
@@ -111,21 +119,33 @@ fn what_the_header_may_name_is_not_given_back() {
         bench.world.block_on(bench.guest.write(&on, 0, 4 * CLUSTER, Durability::Volatile)).unwrap();
         bench.world.block_on(bench.guest.flush(&on)).unwrap();
         bench.guest.failures.set(crate::crash::guest::Failures::OfTheDisk);
-        let applying = image.clone();
-        let applied = begin(&bench.workers[2], async move {
-            applying.apply_snapshot(&on, &SnapshotRef::Name("one".to_owned())).await
+        let theirs = image.clone();
+        let done = begin(&bench.workers[2], async move {
+            let one = SnapshotRef::Name("one".to_owned());
+            match operation {
+                Operation::Apply => theirs.apply_snapshot(&on, &one).await,
+                Operation::Take => theirs.create_snapshot(&on, NewSnapshot::named("two")).await.map(drop),
+                Operation::Delete => theirs.delete_snapshot(&on, &one).await,
+                Operation::AddBitmap => theirs.add_bitmap(&on, &NewBitmap::named("one")).await,
+                Operation::Grow => {
+                    theirs.resize(&on, 4 << 30, zebu::Shrink::Refuse, zebu::Preallocation::Off).await
+                }
+            }
         });
         let of_header = |op: &OpInfo| &*op.file == TOP && op.class == OpClass::Write && op.range.start == 0;
         let is_named = || bench.world.pending().into_iter().any(|(op, _)| of_header(&op));
-        bench.world.run_until(|| is_named() || applied.borrow().is_some()).unwrap();
+        for _ in 0..nth {
+            bench.world.run_until(|| !is_named() || done.borrow().is_some()).unwrap();
+            bench.world.run_until(|| is_named() || done.borrow().is_some()).unwrap();
+        }
         let (guest, on) = (bench.guest.clone(), bench.workers[1].clone());
         let flushed = begin(&bench.workers[1], async move { guest.try_flush(&on).await });
         for _ in 0..steps {
             bench.world.step();
         }
         bench.world.pause(1);
-        bench.world.run_until(|| applied.borrow().is_some()).unwrap();
-        let result = applied.borrow_mut().take().unwrap();
+        bench.world.run_until(|| done.borrow().is_some()).unwrap();
+        let result = done.borrow_mut().take().unwrap();
         bench.world.resume(1);
         end(&bench, &flushed, "the flush");
         let Err(error) = result else { continue };
@@ -133,7 +153,6 @@ fn what_the_header_may_name_is_not_given_back() {
             continue;
         }
         busy += 1;
-        eprintln!("{steps}: {error}");
         let on = &bench.workers[0];
         if !bench.world.block_on(bench.guest.try_flush(on)).unwrap() {
             continue; // poisoned
@@ -146,11 +165,83 @@ fn what_the_header_may_name_is_not_given_back() {
             continue;
         }
         if let Err(violation) = bench.read_whole() {
-            wrong.push((steps, violation));
+            wrong.push((nth, steps, error.to_string(), violation));
         } else if let Err(violation) = bench.crash_states(1, 4) {
-            wrong.push((steps, violation));
+            wrong.push((nth, steps, error.to_string(), violation));
         }
     }
-    assert!(wrong.is_empty(), "{busy} busy, wrong: {wrong:#?}");
+    assert!(wrong.is_empty(), "{operation:?}: {busy} busy, {} wrong: {:#?}", wrong.len(), &wrong[0]);
     assert!(busy > 0, "never busy");
+}
+
+#[test]
+fn the_header_and_memory_agree_after_an_apply() {
+    the_header_and_memory_agree(Operation::Apply);
+}
+#[test]
+fn the_header_and_memory_agree_after_a_snapshot() {
+    the_header_and_memory_agree(Operation::Take);
+}
+#[test]
+fn the_header_and_memory_agree_after_a_delete() {
+    the_header_and_memory_agree(Operation::Delete);
+}
+#[test]
+fn the_header_and_memory_agree_after_a_bitmap() {
+    the_header_and_memory_agree(Operation::AddBitmap);
+}
+#[test]
+fn the_header_and_memory_agree_after_growth() {
+    the_header_and_memory_agree(Operation::Grow);
+}
+
+/// F6: a snapshot after a discard whose punch takes long, with no read anywhere.
+#[test]
+fn a_slow_punch_is_not_called_a_read() {
+    let setup =
+        Setup { origin: Origin::Own, size: 64 * CLUSTER, pattern: 48 * CLUSTER, workers: 3, ..Setup::plain() };
+    let bench = Bench::new(&setup, 3);
+    let hold = bench.world.hold(OpFilter::of(OpClass::Punch).on_file(TOP));
+    bench.world.block_on(bench.guest.discard(&bench.workers[1], 20 * CLUSTER, 4 * CLUSTER)).unwrap();
+    bench.world.block_on(bench.guest.flush(&bench.workers[1])).unwrap();
+    let (image, on) = (bench.guest.image.clone(), bench.workers[1].clone());
+    let taken = begin(&bench.workers[1], async move {
+        image.create_snapshot(&on, NewSnapshot::named("one")).await.map(drop)
+    });
+    while taken.borrow().is_none() && bench.world.step() != zebu_sim::Step::Idle {}
+    let told = taken.borrow_mut().take();
+    bench.world.release(hold);
+    let told = told.unwrap_or_else(|| end(&bench, &taken, "the snapshot"));
+    assert!(told.is_ok(), "{}", told.unwrap_err());
+}
+
+/// F7: all requests of a worker have ended, and so its thread has no reason to poll it. What was read ahead holds nobody up.
+#[test]
+fn reading_ahead_holds_up_nobody() {
+    let mut refused = Vec::new();
+    for seed in 0..20 {
+        let setup = Setup {
+            origin: Origin::Preallocated,
+            cluster_size: 65536,
+            slice_size: Some(512),
+            size: 256 << 20,
+            workers: 3,
+            ..Setup::plain()
+        };
+        let bench = Bench::new(&setup, seed);
+        for slice in 0..6u64 {
+            let (guest, on) = (bench.guest.clone(), bench.workers[0].clone());
+            let read = begin(&bench.workers[0], async move { guest.read(&on, slice * 64 * 65536, 512).await });
+            end(&bench, &read, "the read");
+        }
+        bench.world.pause(0);
+        let (image, on) = (bench.guest.image.clone(), bench.workers[1].clone());
+        let taken = begin(&bench.workers[1], async move {
+            image.create_snapshot(&on, NewSnapshot::named("one")).await.map(drop)
+        });
+        if let Err(error) = end(&bench, &taken, "the snapshot") {
+            refused.push((seed, error.to_string()));
+        }
+    }
+    assert!(refused.is_empty(), "{refused:#?}");
 }
