@@ -20,3 +20,4 @@ pub(crate) mod snapshots;
 pub(crate) mod space;
 pub(crate) mod unending;
 mod reader;
+mod late_reads;

@@ -272,3 +272,45 @@ fn reading_ahead_holds_up_nobody() {
     }
     assert!(refused.is_empty() && ahead > 0, "{} refused of {ahead}: {:#?}", refused.len(), refused.first());
 }
+
+/// F8: after a close that says Busy, the image is open (docs of `Disk::close`), and a later close does it.
+#[test]
+fn a_close_that_is_busy_can_be_done_again() {
+    let (mut busy, mut closed) = (0, Vec::new());
+    for steps in 0..400 {
+        let (seed, steps, more) = (steps / 100, steps / 10 % 10 * 3, steps % 10);
+        let setup =
+            Setup { origin: Origin::Own, size: 64 * CLUSTER, pattern: 48 * CLUSTER, workers: 3, ..Setup::plain() };
+        let bench = Bench::new(&setup, seed);
+        bench.guest.failures.set(crate::crash::guest::Failures::OfTheDisk);
+        let image = bench.guest.image.clone();
+        let write = bench.guest.write(&bench.workers[2], 50 * CLUSTER, 4 * CLUSTER, Durability::Volatile);
+        bench.world.block_on(write).unwrap();
+        let close = || {
+            let (image, on) = (image.clone(), bench.workers[2].clone());
+            begin(&bench.workers[2], async move { image.close(&on).await })
+        };
+        let first = close();
+        for _ in 0..steps {
+            bench.world.step();
+        }
+        let (guest, on) = (bench.guest.clone(), bench.workers[1].clone());
+        let flushed = begin(&bench.workers[1], async move { guest.try_flush(&on).await });
+        for _ in 0..more {
+            bench.world.step();
+        }
+        bench.world.pause(1);
+        let result = end(&bench, &first, "the close");
+        bench.world.resume(1);
+        end(&bench, &flushed, "the flush");
+        let Err(error) = result else { continue };
+        if error.kind() != ErrorKind::Busy {
+            continue;
+        }
+        busy += 1;
+        if let Err(again) = end(&bench, &close(), "the second close") {
+            closed.push((seed, steps, more, error.to_string(), again.to_string()));
+        }
+    }
+    assert!(closed.is_empty() && busy > 0, "{} of {busy}: {:#?}", closed.len(), closed.first());
+}
