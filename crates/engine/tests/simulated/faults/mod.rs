@@ -19,3 +19,5 @@ mod refusals;
 pub(crate) mod snapshots;
 pub(crate) mod space;
 pub(crate) mod unending;
+mod reader;
+mod late_reads;
