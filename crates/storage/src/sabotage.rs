@@ -94,6 +94,8 @@ pub enum Fault {
     KeepMapping,
     /// Snapshots: what was read of tables before they were rewritten still gets into the mapping cache.
     KeepLoads,
+    /// Header: writing goes on after a barrier of a change whose outcome is not known.
+    WriteAfterUnknownHeader,
     /// Snapshots: the header names a snapshot table that is not durable.
     NameTableEarly,
     /// Snapshots: what a deleted snapshot refers to goes back while the header still names the snapshot.

@@ -52,9 +52,12 @@ impl Unnamed<'_> {
     }
 
     /// Changes fields of the header, durably.
+    ///
+    /// # Errors
+    /// Failures of the file. After one of the barrier, writing stops: the header names either table, and memory the old one.
     pub(crate) async fn change_header(&self, patches: &[Patch]) -> Result<()> {
         self.image.header.change(self.worker, patches, self.on_failure).await?;
-        self.image.files.barrier(self.worker, self.image.file()).await
+        self.image.header.make_durable(self.worker).await
     }
 }
 

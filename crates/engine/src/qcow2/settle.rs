@@ -1,6 +1,7 @@
 //! Making everything durable, and changes of the header that come after it.
 
 use crate::qcow2::state::Qcow2;
+use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::with_long_patience;
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -23,8 +24,13 @@ impl Qcow2 {
     pub(crate) async fn settle_first(self: &Arc<Self>, worker: &Worker) -> Result<()> {
         self.end_packing(worker).await?;
         self.commit(worker).await?;
-        let released = with_long_patience(worker, self.space.quarantine().releases_done()).await;
-        released.ok_or_else(|| Error::undriven("the operation can't begin", "a read").on(self.path()))?;
+        let quarantine = self.space.quarantine();
+        // A release that only takes long is waited for.
+        while with_long_patience(worker, quarantine.releases_done()).await.is_none() {
+            if self.releases_held_by_reads.load(Relaxed) > 0 {
+                return Err(Error::undriven("the operation can't begin", "a read").on(self.path()));
+            }
+        }
         self.settle(worker).await
     }
 

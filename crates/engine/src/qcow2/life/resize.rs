@@ -246,7 +246,7 @@ impl Qcow2 {
             self.header.change(worker, &[Patch::U64(field::SIZE, size)], OnFailure::Restore).await?;
         }
         // A commit with nothing to do would only flush an external data file.
-        self.files.barrier(worker, self.file()).await
+        self.header.make_durable(worker).await
     }
 
     /// Moves the L1 table to a place with room for `entries`.

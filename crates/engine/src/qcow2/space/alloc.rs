@@ -116,7 +116,7 @@ impl HostSpace {
         let leftover = pool.windows.install(stream, found, 1);
         drop(pool);
         if let Some(leftover) = leftover {
-            self.quarantine.push(leftover.range, FreeMode::unused(leftover.content));
+            self.quarantine.push_unread(leftover.range, FreeMode::unused(leftover.content));
         }
         true
     }
@@ -157,7 +157,7 @@ impl HostSpace {
         };
         let leftover = self.pool().windows.install(stream, window, self.window_max());
         if let Some(leftover) = leftover {
-            self.quarantine.push(leftover.range, FreeMode::unused(leftover.content));
+            self.quarantine.push_unread(leftover.range, FreeMode::unused(leftover.content));
         }
         Ok(())
     }

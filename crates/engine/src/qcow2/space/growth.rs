@@ -116,7 +116,7 @@ impl HostSpace {
         let old_first = old.offset() >> bits;
         let old_clusters = old_entries.div_ceil(per_cluster);
         self.overlap.remove(old_first..old_first + old_clusters);
-        self.quarantine.push(old_first..old_first + old_clusters, FreeMode::Reuse);
+        self.quarantine.push_unread(old_first..old_first + old_clusters, FreeMode::Reuse);
         Ok(())
     }
 

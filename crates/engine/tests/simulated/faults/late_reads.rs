@@ -7,8 +7,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use zebu::storage::IoBuf;
 use zebu::{Durability, ErrorKind, NewSnapshot, SnapshotRef, ZeroMode};
-use zebu_sim::{HoldId, OpClass, OpFilter, SimRng};
+use zebu_sim::{HoldId, OpClass, OpFilter, Seeds, SimRng};
 use zebu_storage::Worker;
+use zebu_storage::sabotage::{Fault, under};
 
 const CLUSTER: u64 = 4096;
 const CLUSTERS: u64 = 24;
@@ -147,7 +148,10 @@ fn run(seed: u64) -> Result<(u64, u64), String> {
             if let Some(held) = hold.take() {
                 bench.world.release(held);
             }
-            bench.world.run_until(|| operation.borrow().is_some()).map_err(|e| format!("round {round} {what}: {e}"))?;
+            bench
+                .world
+                .run_until(|| operation.borrow().is_some())
+                .map_err(|e| format!("round {round} {what}: {e}"))?;
         }
         match operation.borrow_mut().take().unwrap() {
             Ok(()) if what == 5 => {
@@ -174,9 +178,16 @@ fn run(seed: u64) -> Result<(u64, u64), String> {
         let mut left = Vec::new();
         for read in reads {
             match read.outcome.borrow_mut().take() {
-                Some(content) => tags(&history, &read, &content).map_err(|e| format!("round {round}: {e}"))?,
+                Some(content) => {
+                    tags(&history, &read, &content).map_err(|e| format!("round {round}: {e}"))?
+                }
                 None => {
-                    left.push(Read { outcome: read.outcome.clone(), first: read.first, count: read.count, since: read.since.clone() });
+                    left.push(Read {
+                        outcome: read.outcome.clone(),
+                        first: read.first,
+                        count: read.count,
+                        since: read.since.clone(),
+                    });
                 }
             }
         }
@@ -192,7 +203,10 @@ fn run(seed: u64) -> Result<(u64, u64), String> {
     if let Some(held) = hold.take() {
         bench.world.release(held);
     }
-    bench.world.run_until(|| reads.iter().all(|read| read.outcome.borrow().is_some())).map_err(|e| e.to_string())?;
+    bench
+        .world
+        .run_until(|| reads.iter().all(|read| read.outcome.borrow().is_some()))
+        .map_err(|e| e.to_string())?;
     for read in &reads {
         let content = read.outcome.borrow_mut().take().unwrap();
         tags(&history, read, &content).map_err(|e| format!("at the end: {e}"))?;
@@ -203,7 +217,10 @@ fn run(seed: u64) -> Result<(u64, u64), String> {
     let worker = world.worker();
     let top = world.open(crate::crash::setup::TOP, zebu_sim::SimFileConfig::default()).unwrap();
     let options = zebu::check::CheckOptions::default();
-    let report = world.block_on(zebu::check::check_file(&worker, &top, &options)).unwrap().map_err(|e| e.to_string())?;
+    let report = world
+        .block_on(zebu::check::check_file(&worker, &top, &options))
+        .unwrap()
+        .map_err(|e| e.to_string())?;
     if report.counts.corruptions + report.counts.check_errors > 0 {
         return Err(format!("{:?} {:?}", report.counts, report.findings.first().map(ToString::to_string)));
     }
@@ -212,25 +229,22 @@ fn run(seed: u64) -> Result<(u64, u64), String> {
 
 #[test]
 fn late_reads_show_what_was_there() {
-    let first = std::env::var("SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(0);
-    let (mut busy, mut done) = (0, 0);
-    for seed in first..first + 300 {
-        match run(seed) {
-            Ok((b, d)) => (busy, done) = (busy + b, done + d),
-            Err(error) => panic!("seed {seed}: {error}"),
+    Seeds::new(40).run(|seed| {
+        if let Err(error) = run(seed) {
+            panic!("seed {seed}: {error}");
         }
-    }
-    println!("{busy} busy, {done} applied or deleted");
+    });
 }
 
 #[test]
 fn late_reads_find_what_is_wrong() {
-    use zebu_storage::sabotage::{Fault, under};
-    for fault in [Fault::ReleaseWithoutGrace, Fault::KeepLoads, Fault::KeepMapping, Fault::KeepInflated] {
-        let caught = (0..150).find(|seed| {
-            let seed = *seed;
-            std::panic::catch_unwind(|| under(Some(fault), || run(seed))).map_or(true, |result| result.0.is_err())
-        });
-        println!("{fault:?}: {caught:?}");
+    for (fault, most) in
+        [(Fault::KeepMapping, 4), (Fault::KeepInflated, 20), (Fault::ReleaseWithoutGrace, 100)]
+    {
+        let is_caught = |seed| {
+            let run = || under(Some(fault), || run(seed));
+            std::panic::catch_unwind(run).map_or(true, |result| result.0.is_err())
+        };
+        assert!((0..most).any(is_caught), "{fault:?} is not seen within {most} seeds");
     }
 }

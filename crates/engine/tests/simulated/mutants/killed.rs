@@ -5,7 +5,7 @@
 use crate::crash::vm_state;
 use crate::faults::{
     calls, copy_on_read, damage_mark, growth, held, idle, moved_source, old_content, poison, snapshots,
-    space, unending,
+    space, still_workers, unending,
 };
 use crate::mutants::streams::Shape::*;
 use crate::mutants::streams::Stream::{self, *};
@@ -190,6 +190,8 @@ mutants! {
     rewritten_tables_are_not_forgotten: KeepMapping, within 10 of [Snapshots];
     loads_of_rewritten_tables_are_kept: KeepLoads, within 1 of
         [Scenario(snapshots::what_was_read_of_a_table_before_a_snapshot_is_dropped)];
+    writing_goes_on_after_an_unknown_change_of_the_header: WriteAfterUnknownHeader, within 1 of
+        [Scenario(still_workers::the_header_and_memory_agree_after_an_apply)];
     a_snapshot_table_is_named_early: NameTableEarly, within 10 of [Snapshots];
     a_named_snapshot_is_given_back: LowerBeforeDeletion, within 20 of [Snapshots];
     no_barrier_of_marks: SkipBarrierOfMarks, within 10 of [Marks];
