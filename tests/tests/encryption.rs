@@ -1,9 +1,10 @@
 //! Encrypted images beside QEMU and cryptsetup: each reads what the others wrote, byte for byte.
 
 use serde_json::Value;
+use std::process::Command;
 use zebu_tests::device::LoopDevice;
 use zebu_tests::encrypted::{all_read, cryptsetup, encrypt_options, of, run_qemu, run_zebu, with_objects};
-use zebu_tests::program::zebu;
+use zebu_tests::program::{finish, required, zebu, zebu_program};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
 use zebu_tests::scratch::Scratch;
@@ -444,4 +445,83 @@ fn encrypted_disks_are_not_overwritten_by_an_oversight() {
     let named = "driver=qcow2,file.filename=top.qcow2,backing.driver=raw,backing.file.filename=base.luks";
     zebu(dir, ["commit", "--image-opts", named]).ok();
     assert!(std::fs::read(dir.join("base.luks")).unwrap()[..65536].iter().all(|byte| *byte == 7));
+}
+
+/// A pipe gives a secret once, and a command opens several images.
+#[test]
+fn a_key_from_a_pipe_is_that_of_every_image_of_a_command() {
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("encryption");
+    let dir = scratch.path();
+    let plain = random_bytes(7, MIB);
+    std::fs::write(dir.join("plain"), &plain).unwrap();
+    let run = |line: &str, code: i32| {
+        let mut command = Command::new(required("bash"));
+        let zebu = zebu_program().display();
+        let line = line.replace("zebu", &format!("{zebu}")).replace("SECRET", "secret,id=one,file=/dev/fd/3");
+        command.args(["-c", &format!("{line} 3< <(printf first)")]).current_dir(dir);
+        finish(command).exits(code)
+    };
+    let options = "-o encrypt.format=luks,encrypt.key-secret=one,encrypt.iter-time=10";
+    run(&format!("zebu convert --object SECRET -f raw -O qcow2 {options} plain a.qcow2"), 0);
+    all_read(&qemu, dir, "a.qcow2", "one", &plain);
+    let of = |name: &str| format!("driver=qcow2,encrypt.key-secret=one,file.filename={name}");
+    run(
+        &format!("zebu convert --object SECRET -O qcow2 {options} --image-opts {} b.qcow2", of("a.qcow2")),
+        0,
+    );
+    all_read(&qemu, dir, "b.qcow2", "one", &plain);
+    run(&format!("zebu compare --object SECRET --image-opts {} {}", of("a.qcow2"), of("b.qcow2")), 0);
+    let isolated = "zebu serve --isolate --nbd unix:a --nbd unix:b --object SECRET --image-opts";
+    let out = run(&format!("{isolated} {} {}", of("a.qcow2"), of("b.qcow2")), 1);
+    assert!(out.stderr.contains("--isolate"), "{out}");
+}
+
+/// Whoever says that an image is encrypted gets no other one, and no plain text is written into one that is.
+#[test]
+fn what_is_said_to_be_encrypted_must_be() {
+    let scratch = Scratch::new("encryption");
+    let dir = scratch.path();
+    std::fs::write(dir.join("plain"), vec![7; MIB]).unwrap();
+    zebu(dir, ["create", "-q", "-f", "qcow2", "plain.qcow2", "1M"]).ok();
+    let luks = "create -f luks -o key-secret=one,iter-time=10 disk.luks 1M";
+    run_zebu(dir, luks).ok();
+    let before = std::fs::read(dir.join("disk.luks")).unwrap();
+    for (target, reason) in [
+        (
+            "driver=qcow2,encrypt.format=luks,encrypt.key-secret=one,file.filename=plain.qcow2",
+            "No encryption in image header",
+        ),
+        (
+            "driver=raw,encrypt.format=luks,encrypt.key-secret=one,file.filename=disk.luks",
+            "encrypt.key-secret",
+        ),
+        ("driver=raw,key-secret=one,file.filename=disk.luks", "does not support the option 'key-secret'"),
+        (
+            "driver=qcow2,encrypt.format=luks,encrypt.format=aes,encrypt.key-secret=one,file.filename=plain.qcow2",
+            "twice",
+        ),
+    ] {
+        let line = format!("convert -n -f raw --target-image-opts plain {target}");
+        let out = run_zebu(dir, &line).exits(1);
+        assert!(out.stderr.contains(reason) || out.stderr.contains("encrypt.format"), "{target}: {out}");
+    }
+    assert!(std::fs::read(dir.join("disk.luks")).unwrap() == before);
+    // A clone with a key is encrypted, whatever it stands on.
+    run_zebu(dir, "clone --mode overlay --key-secret one plain.qcow2 clone.qcow2").ok();
+    let info: Value =
+        serde_json::from_str(&zebu(dir, ["info", "--output", "json", "clone.qcow2"]).ok().stdout).unwrap();
+    assert_eq!(info["encrypted"], true);
+    // An encrypted image that an overlay calls raw keeps its header.
+    run_zebu(
+        dir,
+        "create -f qcow2 -o encrypt.format=luks,encrypt.key-secret=one,encrypt.iter-time=10 base.qcow2 1M",
+    )
+    .ok();
+    let before = std::fs::read(dir.join("base.qcow2")).unwrap();
+    zebu(dir, ["create", "-q", "-u", "-f", "qcow2", "-b", "base.qcow2", "-F", "raw", "top.qcow2", "1M"]).ok();
+    zebu(dir, ["io", "top.qcow2", "-c", "write -P 9 64k 64k"]).ok();
+    let out = zebu(dir, ["commit", "top.qcow2"]).exits(1);
+    assert!(out.stderr.contains("encrypted disk"), "{out}");
+    assert!(std::fs::read(dir.join("base.qcow2")).unwrap() == before);
 }

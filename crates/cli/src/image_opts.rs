@@ -391,6 +391,12 @@ impl ImageOpts {
 
     /// Puts what was given over what the command wants.
     pub(crate) fn apply(self, spec: &mut ImageSpec) -> Result<(), String> {
+        // An encrypted disk would be taken for raw, and written in plain text.
+        if self.format == Some(Format::Raw)
+            && let Some(key) = self.keys.option_of_top()
+        {
+            return Err(format!("Block format 'raw' does not support the option '{key}'"));
+        }
         spec.secrets.key_of_top = self.keys.of_top().map(str::to_owned);
         spec.options.keys = self.keys.keys(&spec.secrets, std::mem::take(&mut spec.options.keys))?;
         let options = &mut spec.options;

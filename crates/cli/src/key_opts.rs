@@ -13,6 +13,8 @@ pub(crate) struct KeyOpts {
     ids: Vec<(u32, String)>,
     /// `encrypt.format`, with the depth.
     methods: Vec<(u32, &'static str)>,
+    /// Options that were given, by the depth of the image that they are about.
+    options: Vec<(u32, String)>,
 }
 
 impl KeyOpts {
@@ -28,6 +30,7 @@ impl KeyOpts {
                     return Err(format!("Parameter '{key}' is given twice"));
                 }
                 self.ids.push((depth, value.to_owned()));
+                self.options.push((depth, key.to_owned()));
             }
             "encrypt.format" => {
                 let method = match value {
@@ -39,7 +42,11 @@ impl KeyOpts {
                         ));
                     }
                 };
+                if self.methods.iter().any(|(other, _)| *other == depth) {
+                    return Err(format!("Parameter '{key}' is given twice"));
+                }
                 self.methods.push((depth, method));
+                self.options.push((depth, key.to_owned()));
             }
             _ => return Ok(false),
         }
@@ -60,6 +67,11 @@ impl KeyOpts {
     /// The ID for the top image.
     pub(crate) fn of_top(&self) -> Option<&str> {
         self.ids.iter().find(|(depth, _)| *depth == 0).map(|(_, id)| id.as_str())
+    }
+
+    /// An option that is about the top image.
+    pub(crate) fn option_of_top(&self) -> Option<&str> {
+        self.options.iter().find(|(depth, _)| *depth == 0).map(|(_, option)| option.as_str())
     }
 
     /// Adds the keys that are named to `keys`.

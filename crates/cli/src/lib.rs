@@ -83,6 +83,7 @@ pub fn main() -> ExitCode {
 fn run() -> ExitCode {
     let code = cli::main();
     remote_disk::close_all();
+    secrets::forget_pipes();
     code
 }
 

@@ -11,6 +11,7 @@ use cbc::cipher::{BlockModeDecrypt, KeyIvInit, block_padding::Pkcs7};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
+use std::sync::{Mutex, PoisonError};
 use zebu::Passphrase;
 use zebu_storage::on_wiped_stack;
 use zeroize::Zeroizing;
@@ -159,14 +160,35 @@ impl Described {
     }
 }
 
+/// Content of pipes, by their names. A command that opens several images reads its secrets for each; a pipe gives them once.
+static DRAINED: Mutex<Vec<(String, Passphrase)>> = Mutex::new(Vec::new());
+
+/// Whether a secret came from a pipe, which gives it to no other process any more.
+pub(crate) fn any_came_from_a_pipe() -> bool {
+    !DRAINED.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+}
+
+/// Wipes what was read of pipes.
+pub(crate) fn forget_pipes() {
+    DRAINED.lock().unwrap_or_else(PoisonError::into_inner).clear();
+}
+
 fn read_file(path: &str) -> Result<Zeroizing<Vec<u8>>, String> {
     let unable = |error: std::io::Error| format!("Unable to read {path}: {error}");
+    let mut drained = DRAINED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, known)) = drained.iter().find(|(name, _)| name == path) {
+        return Ok(Zeroizing::new(known.as_bytes().to_vec()));
+    }
     let file = File::open(path).map_err(unable)?;
+    let is_pipe = !file.metadata().map_err(unable)?.is_file();
     // Enough for any usual one: what grows leaves copies behind.
     let mut bytes = Zeroizing::new(Vec::with_capacity(4096));
     file.take(MOST + 1).read_to_end(&mut bytes).map_err(unable)?;
     if bytes.len() as u64 > MOST {
         return Err(format!("Unable to read {path}: a secret has at most {MOST} bytes"));
+    }
+    if is_pipe {
+        drained.push((path.to_owned(), Passphrase::new(&bytes).map_err(|error| error.to_string())?));
     }
     Ok(bytes)
 }

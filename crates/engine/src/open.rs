@@ -59,6 +59,16 @@ enum LinkEncryption {
     Luks(Box<LuksDisk>),
 }
 
+impl LinkEncryption {
+    fn is_none(&self) -> bool {
+        match self {
+            Self::None => true,
+            Self::Qcow2(unlocked) => unlocked.protection.is_none() && unlocked.info.is_none(),
+            Self::Luks(_) => false,
+        }
+    }
+}
+
 /// The next image of the chain.
 struct Next {
     file: File,
@@ -487,6 +497,11 @@ fn next_in_chain(link: &Link, top: &OpenOptions, access: Access) -> Result<Optio
 
 async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> Result<Arc<Node>> {
     check_parents(&links)?;
+    for (depth, link) in (0..).zip(&links) {
+        if link.encryption.is_none() {
+            link.options.keys.check_plain(depth, &link.path)?;
+        }
+    }
     let (mut full, mut in_files) = (0u64, 0u64);
     for link in &links {
         let mapping = link.parsed.as_ref().map_or(0, |parsed| full_cache_bytes(parsed.header()));

@@ -6,6 +6,7 @@ use crate::output::stdout;
 use crate::program;
 use crate::remote_disk;
 use crate::secrets::Sources;
+use crate::secrets::any_came_from_a_pipe;
 use crate::serve::address::{Address, Bound, SocketFile, bind_unix, numbered_path};
 use crate::serve::backups::Backups;
 use crate::serve::control::Controlled;
@@ -52,6 +53,11 @@ pub(crate) fn run(args: &ServeArgs) -> Result<u8, Failure> {
     }
     let Some(number) = args.only_image else {
         each_has_an_address(args, &names)?;
+        if any_came_from_a_pipe() {
+            return Err(Failure::new(
+                "a secret from a pipe can't be read again by the processes of --isolate: give file= with a file",
+            ));
+        }
         return isolate::run(&names);
     };
     let (Some(spec), Some(name)) = (specs.get(number), names.get(number)) else {

@@ -160,6 +160,18 @@ impl Keys {
         }
     }
 
+    /// Fails if the image at `depth`, which is not encrypted, must be.
+    pub(crate) fn check_plain(&self, depth: u32, path: &Path) -> Result<()> {
+        match self.methods.get(&self.above.saturating_add(depth)) {
+            Some(expected) => {
+                let message =
+                    format!("No encryption in image header, but options specified format '{expected}'");
+                Err(Error::new(ErrorKind::InvalidArgument, message).on(path))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// The way to ask for a passphrase.
     pub(crate) fn ask(&self) -> Option<Arc<Ask>> {
         self.ask.clone()

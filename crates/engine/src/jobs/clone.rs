@@ -196,7 +196,7 @@ async fn overlay(worker: &Worker, image: &Image, target: &Path, options: &CloneO
         None => backing_name(image.path(), target)?,
     };
     let encryption = match options.keys.known(0) {
-        Some(passphrase) if image.is_chain_encrypted() => Some(NewEncryption::new(passphrase)),
+        Some(passphrase) => Some(NewEncryption::new(passphrase)),
         None if image.is_chain_encrypted() => {
             let message =
                 "the disk is encrypted, and an overlay of it would hold plain text: it needs a passphrase";

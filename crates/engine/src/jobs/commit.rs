@@ -130,13 +130,16 @@ async fn refuse_headers(worker: &Worker, base: &Image) -> Result<()> {
     }
     let (read, bufs) = base.read(worker, 0, IoBuf::zeroed(512).into()).await;
     read?;
-    let mut start = [0; 6];
+    let mut start = [0; 512];
     bufs.copy_to(0, &mut start);
-    if !matches!(&start, b"LUKS\xba\xbe" | b"SKUL\xba\xbe") {
+    let is_luks = start.starts_with(b"LUKS\xba\xbe") || start.starts_with(b"SKUL\xba\xbe");
+    // The field `crypt_method` (qcow2 specification, "Header").
+    let is_encrypted_qcow2 = start.starts_with(b"QFI\xfb") && start[32..36] != [0; 4];
+    if !is_luks && !is_encrypted_qcow2 {
         return Ok(());
     }
-    let message = "the image calls its backing file raw, and it is a LUKS disk: its header would be overwritten, and nobody could \
-                   read it again";
+    let message = "the image calls its backing file raw, and it is an encrypted disk: its header would be overwritten, and nobody \
+                   could read it again";
     let error = Error::new(ErrorKind::InvalidArgument, message).on(base.path());
     Err(error.with_remedy(Remedy::NameFormatOfBase))
 }
