@@ -429,7 +429,7 @@ fn encrypted_disks_are_not_overwritten_by_an_oversight() {
     zebu(dir, ["io", "top.qcow2", "-c", "write -P 7 0 64k"]).ok();
     let finished = zebu(dir, ["commit", "top.qcow2"]).exits(1);
     assert!(
-        finished.stderr.contains("LUKS") && finished.stderr.contains("backing.driver=luks"),
+        finished.stderr.contains("encrypted disk") && finished.stderr.contains("backing.driver=luks"),
         "{finished}"
     );
     assert!(std::fs::read(dir.join("base.luks")).unwrap() == before);
@@ -477,7 +477,7 @@ fn a_key_from_a_pipe_is_that_of_every_image_of_a_command() {
     assert!(out.stderr.contains("--isolate"), "{out}");
 }
 
-/// Whoever says that an image is encrypted gets no other one, and no plain text is written into one that is.
+/// An image that is said to be encrypted is, or is not opened; no plain text is written into one that is.
 #[test]
 fn what_is_said_to_be_encrypted_must_be() {
     let scratch = Scratch::new("encryption");

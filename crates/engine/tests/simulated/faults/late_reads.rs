@@ -179,7 +179,7 @@ fn run(seed: u64) -> Result<(u64, u64), String> {
         for read in reads {
             match read.outcome.borrow_mut().take() {
                 Some(content) => {
-                    tags(&history, &read, &content).map_err(|e| format!("round {round}: {e}"))?
+                    tags(&history, &read, &content).map_err(|e| format!("round {round}: {e}"))?;
                 }
                 None => {
                     left.push(Read {

@@ -196,7 +196,7 @@ fn the_header_and_memory_agree(operation: Operation) {
     assert!(busy > 0, "never busy");
 }
 
-/// What is on the disk when the image is opened again to be written, which mends what a dirty bit tells of.
+/// Checks the disk after the image was opened again to be written, which mends what a dirty bit tells of.
 fn guests_data_after_a_crash(bench: &Bench) -> Result<(), String> {
     for state in bench.world.crash_states(&zebu_sim::CrashOptions {
         max_states: 4,
