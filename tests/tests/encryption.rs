@@ -507,6 +507,9 @@ fn what_is_said_to_be_encrypted_must_be() {
         assert!(out.stderr.contains(reason) || out.stderr.contains("encrypt.format"), "{target}: {out}");
     }
     assert!(std::fs::read(dir.join("disk.luks")).unwrap() == before);
+    let out = zebu(dir, ["dd", "-f", "raw", "-O", "luks", "if=plain", "of=disk.luks"]).exits(1);
+    assert!(out.stderr.contains("convert -O luks"), "{out}");
+    assert!(std::fs::read(dir.join("disk.luks")).unwrap() == before);
     // A clone with a key is encrypted, whatever it stands on.
     run_zebu(dir, "clone --mode overlay --key-secret one plain.qcow2 clone.qcow2").ok();
     let info: Value =

@@ -372,7 +372,7 @@ fn wrong_names_and_servers_are_refused_in_one_line() {
     for (name, word) in [
         (missing.as_str(), "No such file"),
         ("nbd://127.0.0.1:1/x", "Connection refused"),
-        ("nbds://u@h/x?tls-psk-file=f", "pre-shared"),
+        ("nbds://u@h/x?tls-psk-file=f", "f: No such file"),
         ("nbd://user@h/x", "users"),
         ("nbd:h", "port"),
     ] {

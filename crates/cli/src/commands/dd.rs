@@ -107,6 +107,12 @@ fn blocks(name: &str, value: &OsStr) -> Result<u64, Failure> {
 /// Runs the command.
 pub(crate) fn run(args: &DdArgs) -> Result<u8, Failure> {
     let operands = Operands::parse(&args.operands)?;
+    if args.output_format == Some(Format::Luks) {
+        // QEMU's program has no option for it either.
+        return Err(Failure::new(
+            "dd takes no key for a new LUKS disk: use convert -O luks -o key-secret=ID",
+        ));
+    }
     if args.output_format.is_none() {
         refuse_plain_text(Path::new(operands.output))?;
     }
