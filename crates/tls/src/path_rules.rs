@@ -3,7 +3,7 @@
 use crate::pem_files::check_validity;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::{CertificateError, Error};
-use x509_cert::certificate::{CertificateInner, Rfc5280};
+use x509_cert::certificate::{CertificateInner, Rfc5280, TbsCertificateInner};
 use x509_cert::der::{Decode, Encode};
 use x509_cert::ext::pkix::KeyUsage;
 
@@ -43,7 +43,7 @@ impl PathRules {
         }
         let end_entity = parsed(end_entity)?;
         let intermediates = intermediates.iter().map(parsed).collect::<Result<Vec<_>, _>>()?;
-        if !may(&end_entity, KeyUsage::digital_signature)? {
+        if !may(end_entity.tbs_certificate(), KeyUsage::digital_signature)? {
             return Err(Error::General("the certificate's key may not sign (key usage)".to_owned()));
         }
         for intermediate in &intermediates {
@@ -53,43 +53,51 @@ impl PathRules {
         self.check_path(&end_entity, &intermediates)
     }
 
-    /// Walks from the peer's certificate to an anchor.
+    /// Looks for a path from the peer's certificate to an anchor: by one certificate more in each turn, along all of them at
+    /// once, since an issuer may have several certificates.
     fn check_path(
         &self,
         end_entity: &CertificateInner<Rfc5280>,
         intermediates: &[CertificateInner<Rfc5280>],
     ) -> Result<(), Error> {
-        let mut issuer = end_entity.tbs_certificate().issuer();
+        let mut issuers = vec![end_entity.tbs_certificate().issuer()];
+        let mut reason = Error::from(CertificateError::UnknownIssuer);
         for count in 0..=intermediates.len() {
-            let name = issuer.to_der().map_err(|_| CertificateError::BadEncoding)?;
-            let anchors = self.anchors.iter().filter(|anchor| anchor.subject == name);
-            let mut bounds = anchors.map(|anchor| anchor.most_intermediates).peekable();
-            if bounds.peek().is_some() {
-                if bounds.any(|most| most.is_none_or(|most| count <= usize::from(most))) {
-                    return Ok(());
+            for issuer in &issuers {
+                let name = issuer.to_der().map_err(|_| CertificateError::BadEncoding)?;
+                for anchor in self.anchors.iter().filter(|anchor| anchor.subject == name) {
+                    if anchor.most_intermediates.is_none_or(|most| count <= usize::from(most)) {
+                        return Ok(());
+                    }
+                    let long =
+                        "there are more intermediate certificates than the authority allows (path length)";
+                    reason = Error::General(long.to_owned());
                 }
-                let reason =
-                    "there are more intermediate certificates than the authority allows (path length)";
-                return Err(Error::General(reason.to_owned()));
             }
-            let next = intermediates.iter().find(|one| one.tbs_certificate().subject() == issuer);
-            let Some(next) = next else { break };
-            if !may(next, KeyUsage::key_cert_sign)? {
-                let reason = "an intermediate certificate may not sign others (key usage)";
-                return Err(Error::General(reason.to_owned()));
+            let mut next = Vec::new();
+            for one in intermediates.iter().map(CertificateInner::tbs_certificate) {
+                if !issuers.contains(&one.subject()) || next.contains(&one.issuer()) {
+                    continue;
+                }
+                if may(one, KeyUsage::key_cert_sign)? {
+                    next.push(one.issuer());
+                } else {
+                    let usage = "an intermediate certificate may not sign others (key usage)";
+                    reason = Error::General(usage.to_owned());
+                }
             }
-            issuer = next.tbs_certificate().issuer();
+            issuers = next;
         }
-        Err(CertificateError::UnknownIssuer.into())
+        Err(reason)
     }
 }
 
 /// Whether a certificate's key usage allows something; all is allowed if it says nothing.
 fn may(
-    certificate: &CertificateInner<Rfc5280>,
+    certificate: &TbsCertificateInner<Rfc5280>,
     usage: impl Fn(&KeyUsage) -> bool,
 ) -> Result<bool, CertificateError> {
-    let said = certificate.tbs_certificate().get_extension::<KeyUsage>();
+    let said = certificate.get_extension::<KeyUsage>();
     let said = said.map_err(|_| CertificateError::BadEncoding)?;
     Ok(said.is_none_or(|(_, said)| usage(&said)))
 }

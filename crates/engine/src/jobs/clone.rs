@@ -39,7 +39,7 @@ pub struct CloneOptions {
     pub remote: Remote,
     /// The name of the source as an overlay names it; that of its local file if `None`. Default: `None`.
     pub backing_name: Option<String>,
-    /// Passphrases of an encrypted source. An overlay of it is encrypted with that of the top image. Default: none.
+    /// Passphrases of an encrypted source. An overlay is encrypted with that of the top image, whatever it stands on. Default: none.
     pub keys: Keys,
 }
 

@@ -1,9 +1,12 @@
 //! Making everything durable, and changes of the header that come after it.
 
 use crate::qcow2::state::Qcow2;
-use crate::sync::atomic::Ordering::Relaxed;
+use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use crate::sync::with_long_patience;
 use crate::{Error, Result};
+use futures_util::future::select;
+use std::future::pending;
+use std::pin::pin;
 use std::sync::Arc;
 use zebu_qcow2::Header;
 use zebu_storage::Worker;
@@ -20,18 +23,36 @@ impl Qcow2 {
     /// As [`Qcow2::settle`], for an operation that has changed nothing yet.
     ///
     /// # Errors
-    /// Failures of the file. `ErrorKind::Busy`: a read keeps what was freed from coming back for half a minute.
+    /// As [`Qcow2::free_what_waits`].
     pub(crate) async fn settle_first(self: &Arc<Self>, worker: &Worker) -> Result<()> {
+        self.free_what_waits(worker).await?;
+        self.settle(worker).await
+    }
+
+    /// Commits what was freed before, and waits until it has come back: the operation that follows does not wait for the reads
+    /// that hold it.
+    ///
+    /// # Errors
+    /// Failures of the file. `ErrorKind::Busy`: a read has held a release for half a minute. A release that only takes long is
+    /// waited for.
+    pub(crate) async fn free_what_waits(self: &Arc<Self>, worker: &Worker) -> Result<()> {
         self.end_packing(worker).await?;
         self.commit(worker).await?;
-        let quarantine = self.space.quarantine();
-        // A release that only takes long is waited for.
-        while with_long_patience(worker, quarantine.releases_done()).await.is_none() {
-            if self.releases_held_by_reads.load(Relaxed) > 0 {
+        loop {
+            let have_reads_ended = AtomicBool::new(false);
+            let reads = pin!(async {
+                self.readers.wait().await;
+                have_reads_ended.store(true, Relaxed);
+                pending::<()>().await;
+            });
+            let releases = pin!(self.space.quarantine().releases_done());
+            if with_long_patience(worker, select(releases, reads)).await.is_some() {
+                return Ok(());
+            }
+            if !have_reads_ended.load(Relaxed) {
                 return Err(Error::undriven("the operation can't begin", "a read").on(self.path()));
             }
         }
-        self.settle(worker).await
     }
 
     /// As [`Qcow2::settle`], and gives back what was set aside, so that the file holds nothing that the image does not

@@ -16,7 +16,6 @@ use crate::qcow2::read_barrier::Readers;
 use crate::qcow2::snapshots::SnapshotTable;
 use crate::qcow2::space::HostSpace;
 use crate::sync::ArcCell;
-use crate::sync::atomic::AtomicU32;
 use crate::{Error, Result};
 use std::path::Path;
 use std::sync::Arc;
@@ -41,8 +40,6 @@ pub(crate) struct Qcow2 {
     pub(super) encryption: Option<EncryptionInfo>,
 
     pub(super) readers: Readers,
-    /// Releases that wait for reads.
-    pub(super) releases_held_by_reads: AtomicU32,
     pub(super) commit: CommitQueue,
     /// Runs what is not the business of one request.
     pub(super) own_worker: ImageWorker,

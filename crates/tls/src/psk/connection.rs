@@ -124,6 +124,8 @@ impl Connection {
             return Ok(());
         }
         let ssl = self.context.ssl;
+        // That of another session of this thread, which took a later identity.
+        drop(refusal());
         // SAFETY: the session is valid.
         let result = unsafe {
             (ssl.ERR_clear_error)();

@@ -154,7 +154,7 @@ impl Qcow2 {
         change: BitmapChange<'_>,
     ) -> Result<()> {
         debug_assert!(self.header.preparation().is_metadata_done(), "the file is not prepared for changes");
-        self.settle_first(worker).await?;
+        self.free_what_waits(worker).await?;
         let _turn = self.bitmaps.gate.lock().await;
         if let Some(name) = change.changed_bits() {
             self.sound_bits(worker, name).await?;

@@ -6,7 +6,6 @@
 use crate::image_worker::vanished;
 use crate::qcow2::space::quarantine::Quarantined;
 use crate::qcow2::state::Qcow2;
-use crate::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 use zebu_storage::Worker;
 use zebu_storage::sabotage::{self, Fault};
@@ -61,9 +60,7 @@ impl Qcow2 {
         let (read, unread): (Vec<_>, Vec<_>) = taken.into_iter().partition(Quarantined::may_be_read);
         self.free_all(worker, unread).await;
         if !read.is_empty() && !sabotage::is(Fault::ReleaseWithoutGrace) {
-            self.releases_held_by_reads.fetch_add(1, Relaxed);
             self.readers.wait().await;
-            self.releases_held_by_reads.fetch_sub(1, Relaxed);
         }
         self.free_all(worker, read).await;
     }

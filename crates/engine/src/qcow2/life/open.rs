@@ -26,7 +26,6 @@ use crate::qcow2::space::HostSpace;
 use crate::qcow2::space::overlap_check::{METADATA_PLACE, Metadata};
 use crate::qcow2::state::Qcow2;
 use crate::sync::ArcCell;
-use crate::sync::atomic::AtomicU32;
 use crate::{Error, ErrorKind, Result};
 use std::borrow::Cow;
 use std::path::Path;
@@ -303,7 +302,6 @@ impl Qcow2 {
             protection: place.unlocked.protection,
             encryption: place.unlocked.info,
             readers: Readers::default(),
-            releases_held_by_reads: AtomicU32::default(),
             commit: CommitQueue::default(),
             own_worker: ImageWorker::default(),
             header: ImageHeader::new(files, header, parsed.first_block.clone(), options.damage),

@@ -4,9 +4,21 @@ use crate::crash::guest::{Failures, Guest};
 use crate::crash::judge::{Leaks, judge, read_all};
 use crate::crash::setup::{Files, Setup};
 use futures_util::future::{join, join_all};
+use std::cell::RefCell;
 use std::rc::Rc;
 use zebu::storage::Worker;
 use zebu_sim::{CrashOptions, GuestRequest, GuestResult, SimRng, SimWorld, Tear};
+
+/// The result of work on a worker, once there is one.
+pub(crate) type Outcome<T> = Rc<RefCell<Option<T>>>;
+
+/// Begins work on a worker.
+pub(crate) fn begin<T: 'static>(worker: &Worker, work: impl Future<Output = T> + 'static) -> Outcome<T> {
+    let outcome = Outcome::default();
+    let theirs = outcome.clone();
+    drop(worker.spawn(async move { *theirs.borrow_mut() = Some(work.await) }));
+    outcome
+}
 
 /// A world with one image, and the requests to it.
 pub(crate) struct Bench {
@@ -17,6 +29,13 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
+    /// The result of work, which must end.
+    pub(crate) fn end<T>(&self, outcome: &Outcome<T>, what: &str) -> T {
+        let ended = self.world.run_until(|| outcome.borrow().is_some());
+        assert!(ended.is_ok(), "{what}: {}", ended.unwrap_err());
+        outcome.borrow_mut().take().expect("it has ended")
+    }
+
     pub(crate) fn new(setup: &Setup, seed: u64) -> Self {
         Self::with_files(setup, &setup.make(seed), seed)
     }

@@ -2,26 +2,14 @@
 //! has not held since the read began.
 
 use crate::crash::setup::Setup;
-use crate::faults::bench::Bench;
-use std::cell::RefCell;
-use std::rc::Rc;
+use crate::faults::bench::{Bench, Outcome, begin};
 use zebu::storage::IoBuf;
 use zebu::{Durability, ErrorKind, NewSnapshot, SnapshotRef, ZeroMode};
 use zebu_sim::{HoldId, OpClass, OpFilter, Seeds, SimRng};
-use zebu_storage::Worker;
 use zebu_storage::sabotage::{Fault, under};
 
 const CLUSTER: u64 = 4096;
 const CLUSTERS: u64 = 24;
-
-type Outcome<T> = Rc<RefCell<Option<T>>>;
-
-fn begin<T: 'static>(worker: &Worker, work: impl Future<Output = T> + 'static) -> Outcome<T> {
-    let outcome = Outcome::default();
-    let theirs = outcome.clone();
-    drop(worker.spawn(async move { *theirs.borrow_mut() = Some(work.await) }));
-    outcome
-}
 
 fn bytes(tag: u32, len: u64) -> Vec<u8> {
     tag.to_le_bytes().repeat(len as usize / 4)

@@ -1,30 +1,12 @@
 //! Operations that are alone with the image beside a read or a flush whose worker stands still.
 
 use crate::crash::setup::{Origin, Setup, TOP};
-use crate::faults::bench::Bench;
-use std::cell::RefCell;
-use std::rc::Rc;
+use crate::faults::bench::{Bench, Outcome, begin};
 use std::time::Duration;
 use zebu::{Durability, ErrorKind, NewBitmap, NewSnapshot, SnapshotRef};
 use zebu_sim::{OpClass, OpFilter, OpInfo};
-use zebu_storage::Worker;
 
 const CLUSTER: u64 = 4096;
-
-type Outcome<T> = Rc<RefCell<Option<T>>>;
-
-fn begin<T: 'static>(worker: &Worker, work: impl Future<Output = T> + 'static) -> Outcome<T> {
-    let outcome = Outcome::default();
-    let theirs = outcome.clone();
-    drop(worker.spawn(async move { *theirs.borrow_mut() = Some(work.await) }));
-    outcome
-}
-
-fn end<T>(bench: &Bench, outcome: &Outcome<T>, what: &str) -> T {
-    let ended = bench.world.run_until(|| outcome.borrow().is_some());
-    assert!(ended.is_ok(), "{what}: {}", ended.unwrap_err());
-    outcome.borrow_mut().take().expect("it has ended")
-}
 
 fn sleeping_read(bench: &Bench, steps: u64, len: u64) -> Outcome<()> {
     let (guest, on) = (bench.guest.clone(), bench.workers[0].clone());
@@ -62,7 +44,7 @@ fn a_bitmap_does_not_wait_without_end_for_a_read_that_began_meanwhile() {
             continue;
         }
         bench.world.resume(0);
-        end(&bench, &read, "the read");
+        bench.end(&read, "the read");
     }
     assert!(stuck.is_empty(), "without end, beside a read that began after so many steps: {stuck:?}");
 }
@@ -94,7 +76,7 @@ fn a_snapshot_does_not_wait_without_end_for_a_read_that_began_meanwhile() {
                 continue;
             }
             bench.world.resume(0);
-            end(&bench, &read, "the read");
+            bench.end(&read, "the read");
             if !was_under_way {
                 break;
             }
@@ -161,7 +143,7 @@ fn the_header_and_memory_agree(operation: Operation) {
         bench.world.run_until(|| done.borrow().is_some()).unwrap();
         let result = done.borrow_mut().take().unwrap();
         bench.world.resume(1);
-        end(&bench, &flushed, "the flush");
+        bench.end(&flushed, "the flush");
         let Err(error) = result else { continue };
         if error.kind() != ErrorKind::Busy {
             continue;
@@ -261,7 +243,7 @@ fn a_slow_punch_is_not_called_a_read() {
     }
     let told = taken.borrow_mut().take();
     bench.world.release(hold);
-    let told = told.unwrap_or_else(|| end(&bench, &taken, "the snapshot"));
+    let told = told.unwrap_or_else(|| bench.end(&taken, "the snapshot"));
     assert!(told.is_ok(), "{}", told.unwrap_err());
 }
 
@@ -297,15 +279,15 @@ fn a_close_that_is_busy_can_be_done_again() {
             bench.world.step();
         }
         bench.world.pause(1);
-        let result = end(&bench, &first, "the close");
+        let result = bench.end(&first, "the close");
         bench.world.resume(1);
-        end(&bench, &flushed, "the flush");
+        bench.end(&flushed, "the flush");
         let Err(error) = result else { continue };
         if error.kind() != ErrorKind::Busy {
             continue;
         }
         busy += 1;
-        if let Err(again) = end(&bench, &close(), "the second close") {
+        if let Err(again) = bench.end(&close(), "the second close") {
             closed.push((seed, steps, more, error.to_string(), again.to_string()));
         }
     }

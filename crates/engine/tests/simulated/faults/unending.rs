@@ -2,8 +2,8 @@
 
 use crate::crash::guest::Failures;
 use crate::crash::setup::{Origin, Setup, TOP};
-use crate::faults::bench::Bench;
-use std::cell::{Cell, RefCell};
+use crate::faults::bench::{Bench, Outcome, begin};
+use std::cell::Cell;
 use std::rc::Rc;
 use zebu::{Durability, ErrorKind, NewSnapshot, SnapshotRef};
 use zebu_sim::{OpClass, OpInfo, SimFileConfig};
@@ -22,22 +22,6 @@ fn bench(seed: u64) -> Bench {
         ..Setup::plain()
     };
     Bench::new(&setup, seed)
-}
-
-/// The result of work on a worker.
-type Outcome<T> = Rc<RefCell<Option<T>>>;
-
-fn begin<T: 'static>(worker: &Worker, work: impl Future<Output = T> + 'static) -> Outcome<T> {
-    let outcome = Outcome::default();
-    let theirs = outcome.clone();
-    drop(worker.spawn(async move { *theirs.borrow_mut() = Some(work.await) }));
-    outcome
-}
-
-fn end<T>(bench: &Bench, outcome: &Outcome<T>, what: &str) -> T {
-    let ended = bench.world.run_until(|| outcome.borrow().is_some());
-    assert!(ended.is_ok(), "{what}: {}", ended.unwrap_err());
-    outcome.borrow_mut().take().expect("it has ended")
 }
 
 /// Worker 0 begins a read, and stops being polled after `steps` steps.
@@ -75,11 +59,11 @@ pub(crate) fn a_full_disk_is_not_waited_for_without_end() {
                 guest.write(&on, cluster * CLUSTER, CLUSTER, Durability::Volatile).await;
             }
         });
-        end(&bench, &writes, "writes on a full disk");
+        bench.end(&writes, "writes on a full disk");
         refused += u64::from(bench.guest.failed.borrow().contains(&ErrorKind::NoSpace));
         bench.world.open(TOP, SimFileConfig::default());
         bench.world.resume(0);
-        end(&bench, &read, "the read");
+        bench.end(&read, "the read");
         nothing_is_wrong(bench);
     }
     assert!(refused > 0, "no write needed what was read: the test shows nothing");
@@ -110,10 +94,10 @@ pub(crate) fn a_close_waits_for_no_operation_that_waits_for_it() {
         }
         let (closing, on) = (image.clone(), bench.workers[2].clone());
         let closed = begin(&bench.workers[2], async move { closing.close(&on).await });
-        end(&bench, &closed, "a close beside operations that wait to be alone").unwrap();
+        bench.end(&closed, "a close beside operations that wait to be alone").unwrap();
         for snapshot in &snapshots {
             // Taken before the close, or refused because of it.
-            if let Err(error) = end(&bench, snapshot, "a snapshot beside a close") {
+            if let Err(error) = bench.end(snapshot, "a snapshot beside a close") {
                 assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
             }
         }
@@ -121,7 +105,7 @@ pub(crate) fn a_close_waits_for_no_operation_that_waits_for_it() {
             let (image, on) = (image.clone(), bench.workers[2].clone());
             async move { image.close(&on).await }
         });
-        end(&bench, &again, "a second close").unwrap();
+        bench.end(&again, "a second close").unwrap();
         nothing_is_wrong(bench);
     }
 }
@@ -149,7 +133,7 @@ pub(crate) fn a_close_has_no_writes_beside_it() {
             begin(worker, async move { image.close(&on).await })
         };
         if !is_over.get() {
-            let Err(refused) = end(&bench, &close(&bench.workers[1]), "a close beside a write that sleeps")
+            let Err(refused) = bench.end(&close(&bench.workers[1]), "a close beside a write that sleeps")
             else {
                 assert!(steps == 0, "the write had begun");
                 continue;
@@ -160,9 +144,9 @@ pub(crate) fn a_close_has_no_writes_beside_it() {
         }
         let closing = close(&bench.workers[1]);
         bench.world.resume(0);
-        end(&bench, &closing, "a close beside a write").unwrap();
+        bench.end(&closing, "a close beside a write").unwrap();
         assert!(is_over.get(), "the image is closed, and a write is under way");
-        end(&bench, &write, "the write");
+        bench.end(&write, "the write");
         // Another program may have it now.
         let (result, _) = bench
             .world
@@ -213,8 +197,8 @@ fn a_flush_beside_a_close_does_not_fail() {
             }
             let on = bench.workers[0].clone();
             let flush = begin(&bench.workers[0], async move { image.flush(&on).await });
-            let flushed = end(&bench, &flush, "the flush");
-            end(&bench, &close, "the close").unwrap();
+            let flushed = bench.end(&flush, "the flush");
+            bench.end(&close, "the close").unwrap();
             match flushed {
                 Ok(()) => {
                     assert!(!is_refused, "seed {seed}, {steps} steps: an earlier flush was refused");
@@ -256,20 +240,20 @@ pub(crate) fn a_broken_promise_is_told() {
         let image = bench.guest.image.clone();
         let (flushed, on) = (image.clone(), other.clone());
         let beside = begin(other, async move { flushed.flush(&on).await });
-        if let Err(error) = end(&bench, &beside, "a flush beside a commit that stands still") {
+        if let Err(error) = bench.end(&beside, "a flush beside a commit that stands still") {
             assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
             refused += 1;
             let (guest, on) = (bench.guest.clone(), other.clone());
             let write = begin(other, async move { guest.write(&on, 0, CLUSTER, Durability::Volatile).await });
-            end(&bench, &write, "a write beside a commit that stands still");
+            bench.end(&write, "a write beside a commit that stands still");
             let (closing, on) = (image.clone(), other.clone());
             let closed = begin(other, async move { closing.close(&on).await });
-            let closed = end(&bench, &closed, "a close beside a commit that stands still");
+            let closed = bench.end(&closed, "a close beside a commit that stands still");
             assert_eq!(closed.map_err(|error| error.kind()), Err(ErrorKind::Busy));
             bench.crash_states(steps, 8).unwrap();
         }
         bench.world.resume(1);
-        end(&bench, &flush, "the flush");
+        bench.end(&flush, "the flush");
         nothing_is_wrong(bench);
     }
     assert!(refused > 0, "the commit was over each time: the test shows nothing");
@@ -306,7 +290,7 @@ pub(crate) fn a_leader_leaves_the_header_to_the_own_worker() {
     let change = || bench.world.pending().into_iter().map(|(op, _)| op).find(of_header);
     bench.world.run_until(|| change().is_some()).unwrap();
     assert!(bench.workers.iter().all(|worker| worker.id() != change().unwrap().worker));
-    end(&bench, &flush, "the flush");
+    bench.end(&flush, "the flush");
     nothing_is_wrong(bench);
 }
 
@@ -331,12 +315,12 @@ pub(crate) fn a_close_whose_worker_stands_still_holds_up_nobody() {
             let bytes = zebu_storage::IoBuf::zeroed(512).into();
             written.write(&on, 0, bytes, Durability::Volatile).await.0
         });
-        if let Err(error) = end(&bench, &write, "a write beside a close that stands still") {
+        if let Err(error) = bench.end(&write, "a write beside a close that stands still") {
             assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
             refused += u64::from(was_under_way);
         }
         bench.world.resume(2);
-        end(&bench, &closed, "the close").unwrap();
+        bench.end(&closed, "the close").unwrap();
     }
     assert!(refused > 0, "no write met a close: the test shows nothing");
 }
@@ -355,12 +339,12 @@ pub(crate) fn a_close_does_not_wait_without_end_for_a_read() {
             let (image, on) = (image.clone(), worker.clone());
             begin(worker, async move { image.close(&on).await })
         };
-        if let Err(error) = end(&bench, &close(), "a close beside a read that sleeps") {
+        if let Err(error) = bench.end(&close(), "a close beside a read that sleeps") {
             assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
             refused += 1;
         }
         bench.world.resume(0);
-        end(&bench, &read, "the read");
+        bench.end(&read, "the read");
         nothing_is_wrong(bench);
     }
     assert!(refused > 0, "the read was over each time: the test shows nothing");
@@ -393,7 +377,7 @@ pub(crate) fn operations_alone_do_not_wait_without_end_for_a_write() {
             grown.resize(&on, CLUSTERS * CLUSTER, zebu::Shrink::Refuse, zebu::Preallocation::Off).await
         });
         for outcome in [&first, &growth] {
-            if let Err(error) = end(&bench, outcome, "an operation beside a write that sleeps") {
+            if let Err(error) = bench.end(outcome, "an operation beside a write that sleeps") {
                 assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
                 assert!(error.is_retryable(), "{error}");
                 assert!(error.message().contains("queue"), "{error}");
@@ -401,8 +385,8 @@ pub(crate) fn operations_alone_do_not_wait_without_end_for_a_write() {
             }
         }
         bench.world.resume(0);
-        end(&bench, &write, "the write");
-        end(&bench, &snapshot("again"), "a snapshot when the write is over").unwrap();
+        bench.end(&write, "the write");
+        bench.end(&snapshot("again"), "a snapshot when the write is over").unwrap();
         nothing_is_wrong(bench);
     }
     assert!(refused > 0, "the write was over each time: the test shows nothing");
@@ -420,7 +404,7 @@ pub(crate) fn snapshots_do_not_wait_without_end_for_a_read_that_began_meanwhile(
         let write = begin(&bench.workers[1], async move {
             guest.write(&on, 0, CLUSTER, Durability::Durable).await;
         });
-        end(&bench, &write, "a write");
+        bench.end(&write, "a write");
         let step = |what: SnapshotStep| {
             let (image, on) = (image.clone(), bench.workers[1].clone());
             begin(&bench.workers[1], async move {
@@ -441,7 +425,7 @@ pub(crate) fn snapshots_do_not_wait_without_end_for_a_read_that_began_meanwhile(
             }
             let was_under_way = operation.borrow().is_none();
             let read = sleeping_read(&bench, 1 + steps % 3);
-            match end(&bench, &operation, &format!("{what:?} beside a read that sleeps, {steps} steps")) {
+            match bench.end(&operation, &format!("{what:?} beside a read that sleeps, {steps} steps")) {
                 Ok(()) => beside += u64::from(was_under_way && what == SnapshotStep::Take),
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::Busy, "{what:?} {steps}: {error}");
@@ -449,10 +433,10 @@ pub(crate) fn snapshots_do_not_wait_without_end_for_a_read_that_began_meanwhile(
                 }
             }
             bench.world.resume(0);
-            end(&bench, &read, "the read");
+            bench.end(&read, "the read");
             let has_it = image.snapshots().iter().any(|snapshot| snapshot.name == "one");
             if what == SnapshotStep::Take && !has_it {
-                end(&bench, &step(what), "a snapshot when the read is over").unwrap();
+                bench.end(&step(what), "a snapshot when the read is over").unwrap();
             }
         }
         nothing_is_wrong(bench);
