@@ -16,10 +16,8 @@ pub fn openssl(dir: &Path, line: &str) {
 /// # Panics
 /// If openssl is missing or fails.
 pub fn certificates(dir: &Path) {
-    let authority =
-        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=authority -keyout ca-key.pem -out ca-cert.pem";
-    openssl(dir, authority);
-    sign(dir, "server", "/CN=localhost", "subjectAltName=DNS:localhost\n");
+    issue(dir, "ca", "ca", "/CN=authority", AUTHORITY);
+    issue(dir, "server", "ca", "/CN=localhost", "subjectAltName=DNS:localhost\n");
     client_certificate(dir, "/CN=localhost");
 }
 
@@ -28,19 +26,46 @@ pub fn certificates(dir: &Path) {
 /// # Panics
 /// If openssl is missing or fails.
 pub fn client_certificate(dir: &Path, subject: &str) {
-    sign(dir, "client", subject, "extendedKeyUsage=clientAuth\n");
+    issue(dir, "client", "ca", subject, "extendedKeyUsage=clientAuth\n");
 }
 
-fn sign(dir: &Path, name: &str, subject: &str, extensions: &str) {
+/// Extensions of an authority.
+pub const AUTHORITY: &str = "basicConstraints=critical,CA:TRUE\n";
+
+/// Makes `NAME-cert.pem` and `NAME-key.pem` with these extensions, signed by the certificate of another name or, if it is the
+/// same, by itself.
+///
+/// # Panics
+/// If openssl is missing or fails.
+pub fn issue(dir: &Path, name: &str, signer: &str, subject: &str, extensions: &str) {
     std::fs::write(dir.join(format!("{name}.ext")), extensions).expect("a file");
     openssl(
         dir,
         &format!("req -newkey rsa:2048 -nodes -subj {subject} -keyout {name}-key.pem -out {name}.csr"),
     );
+    let by = if name == signer {
+        format!("-signkey {name}-key.pem")
+    } else {
+        format!("-CA {signer}-cert.pem -CAkey {signer}-key.pem -CAcreateserial")
+    };
+    openssl(dir, &format!("x509 -req -in {name}.csr {by} -days 2 -extfile {name}.ext -out {name}-cert.pem"));
+}
+
+/// Makes an authority whose time was a day of 2020.
+///
+/// # Panics
+/// If openssl is missing or fails.
+pub fn expired_authority(dir: &Path, name: &str) {
+    issue(dir, name, name, "/CN=old", AUTHORITY);
+    std::fs::write(dir.join("index.txt"), "").expect("a file");
+    let settings = "[ca]\ndefault_ca=it\n[it]\ndatabase=index.txt\ndefault_md=sha256\nrand_serial=yes\nnew_certs_dir=.\n\
+                    policy=any\nunique_subject=no\n[any]\ncommonName=supplied\n";
+    std::fs::write(dir.join("ca.cnf"), settings).expect("a file");
+    let time = "-startdate 20200101000000Z -enddate 20200102000000Z";
     openssl(
         dir,
         &format!(
-            "x509 -req -in {name}.csr -CA ca-cert.pem -CAkey ca-key.pem -CAcreateserial -days 2 -extfile {name}.ext \
+            "ca -batch -notext -config ca.cnf -selfsign -keyfile {name}-key.pem -in {name}.csr {time} -extfile {name}.ext \
              -out {name}-cert.pem"
         ),
     );

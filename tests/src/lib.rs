@@ -1,6 +1,7 @@
 //! Helpers of the black-box tests: programs and scratch directories, images made by QEMU in every shape, a model of a
 //! disk, seeded streams of operations, and a driver that runs them through zebu's library.
 
+pub mod both_programs;
 pub mod certificates;
 pub mod device;
 pub mod driver;

@@ -2,9 +2,10 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use zebu_tests::certificates::{Validity, certificates, client_certificate, revoke};
+use zebu_tests::both_programs::{both, image_options, install_names, run, serve};
+use zebu_tests::certificates::certificates;
 use zebu_tests::foreign_server::ForeignServer;
 use zebu_tests::program::{Finished, finish, required, run_in, zebu};
 use zebu_tests::scratch::Scratch;
@@ -26,36 +27,12 @@ fn prepare(dir: &Path) -> Vec<u8> {
     }
     let content: Vec<u8> = (0..2u32 << 20).flat_map(u32::to_le_bytes).collect();
     fs::write(dir.join("source.raw"), &content).unwrap();
-    fs::create_dir(dir.join("names")).unwrap();
-    zebu(dir, ["install-names", "names"]).ok();
+    install_names(dir);
     content
-}
-
-/// Runs a program of QEMU, the real one or zebu under its name. `line` is split at blanks.
-fn run(dir: &Path, program: &Path, line: &str) -> Finished {
-    run_in(dir, program, line.split_whitespace())
-}
-
-/// QEMU's program and zebu under its name.
-fn both(dir: &Path, name: &str) -> [PathBuf; 2] {
-    [required(name), dir.join("names").join(name)]
-}
-
-/// Starts a server by the command line of qemu-nbd.
-fn serve(dir: &Path, qemu_nbd: &Path, options: &str) -> ForeignServer {
-    let socket = dir.join("named.sock");
-    let mut command = Command::new(qemu_nbd);
-    command.args(["-t", "-k"]).arg(&socket).args(options.split_whitespace()).current_dir(dir);
-    ForeignServer::spawn(command, socket)
 }
 
 fn client_object(keys: &str, user: &str) -> String {
     format!("--object tls-creds-psk,id=t,endpoint=client,dir={keys},username={user}")
-}
-
-/// Image options of a client of `socket`.
-fn image_options(socket: &Path) -> String {
-    format!("--image-opts driver=raw,file.driver=nbd,file.path={},file.tls-creds=t", socket.display())
 }
 
 #[test]
@@ -237,103 +214,6 @@ fn lists_of_exports_come_over_tls() {
             }
         }
     }
-}
-
-#[test]
-fn clients_are_let_in_by_the_rules_of_qemu_nbd() {
-    let scratch = Scratch::new("authz");
-    let dir = scratch.path();
-    prepare(dir);
-    certificates(dir);
-    fs::create_dir(dir.join("client")).unwrap();
-    client_certificate(dir, "/C=GB/O=Farm,Zoo/CN=alice");
-    for file in ["ca-cert.pem", "client-cert.pem", "client-key.pem"] {
-        fs::copy(dir.join(file), dir.join("client").join(file)).unwrap();
-    }
-    let rules =
-        r#"{"rules": [{"match": "*CN=alice", "policy": "allow", "format": "glob"}], "policy": "deny"}"#;
-    fs::write(dir.join("rules.json"), rules).unwrap();
-    let client = "--object tls-creds-x509,id=t,endpoint=client,dir=client";
-    for (object, is_let_in) in [
-        (r"authz-simple,id=a,identity=C=GB,,O=Farm\,,Zoo,,CN=alice", true),
-        ("authz-simple,id=a,identity=CN=alice", false),
-        ("authz-list,id=a,policy=allow", true),
-        ("authz-list,id=a", false),
-        ("authz-list,id=a,policy=allow,rules.0.match=*alice,rules.0.policy=deny,rules.0.format=glob", false),
-        ("authz-list,id=a,rules.0.match=C=G?*,rules.0.policy=allow,rules.0.format=glob", true),
-        ("authz-list,id=a,rules.0.match=C=GB*,rules.0.policy=allow", false),
-        ("authz-list-file,id=a,refresh=off,filename=rules.json", true),
-    ] {
-        let mut servers = both(dir, "qemu-nbd").to_vec();
-        if object.starts_with("authz-list-file") {
-            // QEMU 10.0 knows one name in its grammar and another among its objects, so that neither works.
-            servers.remove(0);
-        }
-        for server_program in servers {
-            let options = format!(
-                "--object tls-creds-x509,id=s,endpoint=server,dir=. --object {object} --tls-creds s --tls-authz a \
-                 --shared=4 -r -f raw source.raw"
-            );
-            let server = serve(dir, &server_program, &options);
-            let target = format!("{},file.tls-hostname=localhost", image_options(server.socket()));
-            for img in both(dir, "qemu-img") {
-                let out = run(dir, &img, &format!("info {client} {target}"));
-                assert_eq!(out.code == Some(0), is_let_in, "{object} of {}: {out}", server_program.display());
-            }
-        }
-    }
-}
-
-#[test]
-fn revoked_certificates_let_nobody_in_at_either_end() {
-    let scratch = Scratch::new("revoked");
-    let dir = scratch.path();
-    prepare(dir);
-    certificates(dir);
-    for name in ["clean", "lists"] {
-        fs::create_dir(dir.join(name)).unwrap();
-    }
-    let pems = ["ca-cert", "server-cert", "server-key", "client-cert", "client-key"];
-    let copy = |target: &str| {
-        for pem in pems {
-            fs::copy(dir.join(pem).with_extension("pem"), dir.join(target).join(pem).with_extension("pem"))
-                .unwrap();
-        }
-    };
-    copy("clean");
-    copy("lists");
-    for (revoked, validity, server_dir, client_dir, is_let_in) in [
-        ("client-cert.pem", Validity::Now, "lists", "clean", false),
-        ("client-cert.pem", Validity::Now, "clean", "lists", true),
-        ("server-cert.pem", Validity::Now, "lists", "clean", true),
-        ("server-cert.pem", Validity::Now, "clean", "lists", false),
-        ("server-cert.pem", Validity::Expired, "lists", "clean", true),
-        ("client-cert.pem", Validity::Expired, "lists", "clean", false),
-        ("client-cert.pem", Validity::Expired, "clean", "lists", true),
-    ] {
-        revoke(dir, revoked, validity);
-        fs::copy(dir.join("ca-crl.pem"), dir.join("lists/ca-crl.pem")).unwrap();
-        for server_program in both(dir, "qemu-nbd") {
-            let options = format!(
-                "--object tls-creds-x509,id=s,endpoint=server,dir={server_dir} --tls-creds s --shared=4 -r -f raw source.raw"
-            );
-            let server = serve(dir, &server_program, &options);
-            let target = format!("{},file.tls-hostname=localhost", image_options(server.socket()));
-            for (number, img) in both(dir, "qemu-img").into_iter().enumerate() {
-                // QEMU's client does not look at its lists; libnbd's does.
-                let is_let_in = is_let_in || (number == 0 && client_dir == "lists");
-                let line =
-                    format!("info --object tls-creds-x509,id=t,endpoint=client,dir={client_dir} {target}");
-                let out = run(dir, &img, &line);
-                let case = format!("{revoked}, {validity:?}, {server_dir} of {}", server_program.display());
-                assert_eq!(out.code == Some(0), is_let_in, "{case}: {out}");
-            }
-        }
-    }
-    fs::write(dir.join("lists/ca-crl.pem"), "nothing").unwrap();
-    let line = "--object tls-creds-x509,id=s,endpoint=server,dir=lists --tls-creds s -k /nowhere/s -f raw source.raw";
-    let out = run(dir, &dir.join("names/qemu-nbd"), line).exits(1);
-    assert!(out.stderr.contains("lists/ca-crl.pem"), "{out}");
 }
 
 /// The same words as QEMU's, on every line that contradicts itself.
