@@ -4,6 +4,7 @@ use x509_cert::attr::AttributeTypeAndValue;
 use x509_cert::certificate::{CertificateInner, Rfc5280};
 use x509_cert::der::asn1::ObjectIdentifier;
 use x509_cert::der::{Decode, Encode, Tag, Tagged};
+use x509_cert::name::Name;
 
 /// The type of an attribute's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +54,11 @@ pub(crate) fn subject(certificate: &[u8]) -> Option<String> {
     if parsed.to_der().ok()? != certificate {
         return None;
     }
-    let parts = parsed.tbs_certificate().subject().iter_rdn().map(|part| {
+    written(parsed.tbs_certificate().subject())
+}
+
+fn written(name: &Name) -> Option<String> {
+    let parts = name.iter_rdn().map(|part| {
         let attributes = part.iter().map(attribute).collect::<Option<Vec<_>>>();
         attributes.map(|attributes| attributes.join("+"))
     });
@@ -98,4 +103,68 @@ fn escaped(text: &str) -> String {
         shown.push(character);
     }
     shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UTF8: u8 = 12;
+    const NUMERIC: u8 = 18;
+    const PRINTABLE: u8 = 19;
+    const T61: u8 = 20;
+    const IA5: u8 = 22;
+    const BMP: u8 = 30;
+
+    fn der(tag: u8, content: &[u8]) -> Vec<u8> {
+        let len = u8::try_from(content.len()).ok().filter(|len| *len < 128).expect("a short one");
+        [&[tag, len], content].concat()
+    }
+
+    /// A name with one attribute in each part.
+    fn name(attributes: &[(&str, u8, &[u8])]) -> Name {
+        let part = |(oid, tag, value): &(&str, u8, &[u8])| {
+            let oid = ObjectIdentifier::new(oid).unwrap();
+            der(0x31, &der(0x30, &[der(6, oid.as_bytes()), der(*tag, value)].concat()))
+        };
+        let parts: Vec<u8> = attributes.iter().flat_map(part).collect();
+        Name::from_der(&der(0x30, &parts)).unwrap()
+    }
+
+    /// The forms that QEMU 10.0 logs, with GnuTLS 3.7.
+    #[test]
+    fn names_are_written_as_gnutls_does() {
+        for (attributes, expected) in [
+            (&[("2.5.4.6", PRINTABLE, &b"GB"[..]), ("2.5.4.3", UTF8, b"a,b")][..], "C=GB,CN=a\\,b"),
+            (&[("2.5.4.3", PRINTABLE, b"bob")], "CN=bob"),
+            (&[("2.5.4.3", T61, b"bob")], "CN=bob"),
+            (&[("2.5.4.3", BMP, b"\0b\0o\0b")], "CN=bob"),
+            (&[("2.5.4.5", PRINTABLE, b"77")], "serialNumber=77"),
+            (&[("2.5.4.42", UTF8, b"Bob"), ("2.5.4.9", UTF8, b"1 Main")], "givenName=Bob,street=1 Main"),
+            (&[("1.2.840.113549.1.9.1", IA5, b"a@b")], "EMAIL=a@b"),
+            (&[("0.9.2342.19200300.100.1.25", IA5, b"ex")], "DC=ex"),
+            (&[("2.5.4.3", UTF8, b" #a ")], "CN=\\ #a\\ "),
+        ] {
+            assert_eq!(written(&name(attributes)).as_deref(), Some(expected));
+        }
+    }
+
+    /// QEMU has other forms for these, which rules must not take for the text.
+    #[test]
+    fn what_gnutls_writes_otherwise_has_no_name() {
+        for attributes in [
+            &[][..],
+            &[("2.5.4.3", IA5, &b"bob"[..])],
+            &[("2.5.4.3", NUMERIC, b"12")],
+            &[("2.5.4.3", UTF8, b"a\0b")],
+            &[("2.5.4.3", UTF8, b"")],
+            &[("2.5.4.3", T61, b"b\xf6b")],
+            &[("2.5.4.3", BMP, b"\0b\0")],
+            &[("2.5.4.6", UTF8, b"GB")],
+            &[("1.2.840.113549.1.9.1", UTF8, b"a@b")],
+            &[("1.2.3.4.5", UTF8, b"v"), ("2.5.4.3", UTF8, b"bob")],
+        ] {
+            assert_eq!(written(&name(attributes)), None, "{attributes:?}");
+        }
+    }
 }

@@ -311,3 +311,66 @@ impl TlsStream {
         worker.send(&self.socket, IoBuf::copy_of(&bytes).into()).await.0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustls::pki_types::ServerName;
+    use rustls::{ClientConfig, ClientConnection, HandshakeKind, RootCertStore};
+    use std::process::Command;
+
+    /// The kind of the handshake of a client.
+    fn shake_hands(server: &TlsConfig, client: &Arc<ClientConfig>) -> HandshakeKind {
+        let Credentials::Certificates(config) = &server.credentials else { panic!("no certificate") };
+        let mut server = ServerConnection::new(Arc::clone(config)).unwrap();
+        let name = ServerName::try_from("localhost").unwrap();
+        let mut client = ClientConnection::new(Arc::clone(client), name).unwrap();
+        for _ in 0..10 {
+            let mut bytes = Vec::new();
+            while client.wants_write() {
+                client.write_tls(&mut bytes).unwrap();
+            }
+            server.read_tls(&mut bytes.as_slice()).unwrap();
+            server.process_new_packets().unwrap();
+            let mut bytes = Vec::new();
+            while server.wants_write() {
+                server.write_tls(&mut bytes).unwrap();
+            }
+            client.read_tls(&mut bytes.as_slice()).unwrap();
+            client.process_new_packets().unwrap();
+        }
+        assert!(!client.is_handshaking() && !server.is_handshaking());
+        server.handshake_kind().unwrap()
+    }
+
+    /// A client's certificate may have expired or been revoked since the session began.
+    #[test]
+    fn no_session_is_resumed() {
+        let directory = tempfile::tempdir().unwrap();
+        let line = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost \
+                    -addext basicConstraints=critical,CA:FALSE -keyout key.pem -out cert.pem";
+        let mut openssl = Command::new("openssl");
+        let made = openssl.args(line.split_whitespace()).current_dir(&directory).output();
+        assert!(made.expect("openssl is missing: `cargo xtask setup` installs it").status.success());
+        let file = |name: &str| directory.path().join(name);
+        let server =
+            TlsConfig::from_files(&CertificateFiles::new(file("cert.pem"), file("key.pem"))).unwrap();
+        let mut roots = RootCertStore::empty();
+        for certificate in own_certificate(&file("cert.pem")).unwrap() {
+            roots.add(certificate).unwrap();
+        }
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        for versions in [&[&rustls::version::TLS13], &[&rustls::version::TLS12]] {
+            let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
+                .with_protocol_versions(versions)
+                .unwrap()
+                .with_root_certificates(roots.clone())
+                .with_no_client_auth();
+            // It keeps what it gets for the next time.
+            let client = Arc::new(client);
+            for _ in 0..2 {
+                assert_eq!(shake_hands(&server, &client), HandshakeKind::Full);
+            }
+        }
+    }
+}

@@ -330,3 +330,66 @@ impl Drop for Connection {
 fn length(bytes: &[u8]) -> c_int {
     c_int::try_from(bytes.len()).unwrap_or(c_int::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::psk::{ClientConfig, ServerConfig};
+    use libloading::Library;
+
+    type KeyUpdate = unsafe extern "C" fn(*mut Ssl, c_int) -> c_int;
+    /// `SSL_KEY_UPDATE_REQUESTED` of <openssl/ssl.h>.
+    const REQUESTED: c_int = 1;
+
+    fn carry(from: &mut Connection, to: &mut Connection) -> Result<(), TlsError> {
+        let mut bytes = Vec::new();
+        while from.wants_to_send() {
+            from.send_to(&mut bytes).unwrap();
+        }
+        let mut rest = bytes.as_slice();
+        while !rest.is_empty() {
+            to.receive_from(&mut rest).unwrap();
+            to.process()?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_peer_that_asks_for_new_keys_again_and_again_is_sent_away() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "qemu:00112233445566778899aabbccddeeff").unwrap();
+        let mut client = ClientConfig::from_file(file.path(), "qemu").unwrap().connection().unwrap();
+        let mut server = ServerConfig::from_file(file.path()).unwrap().connection().unwrap();
+        while client.is_handshaking() || server.is_handshaking() {
+            carry(&mut client, &mut server).unwrap();
+            carry(&mut server, &mut client).unwrap();
+        }
+        // SAFETY: the library is there already.
+        let library =
+            ["libssl.so.3", "libssl.so.1.1"].into_iter().find_map(|name| unsafe { Library::new(name) }.ok());
+        let library = library.unwrap();
+        // SAFETY: the type is that of OpenSSL's header.
+        let key_update = unsafe { library.get::<KeyUpdate>(b"SSL_key_update").unwrap() };
+        let mut answers = 0;
+        for _ in 0..100_000 {
+            // SAFETY: the session is valid.
+            assert_eq!(unsafe { key_update(client.pointer, REQUESTED) }, 1);
+            // What a message takes along.
+            client.write_all(b"").unwrap();
+            // SAFETY: as above.
+            unsafe { (client.context.ssl.SSL_do_handshake)(client.pointer) };
+            client.collect();
+            carry(&mut client, &mut server).unwrap();
+            match server.read(&mut [0; 9]) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => answers = server.waiting(),
+                Err(error) => {
+                    assert!(error.to_string().contains("new keys"), "{error}");
+                    assert!(answers > MAX_ANSWERS / 2, "{answers} bytes of answers");
+                    return;
+                }
+                Ok(count) => panic!("{count} bytes"),
+            }
+        }
+        panic!("{answers} bytes of answers wait, and no end");
+    }
+}
