@@ -147,7 +147,10 @@ pub fn http_words(u: &mut Unstructured<'_>) -> Result<()> {
     let len = u.int_in_range(0..=60)?;
     let mut text = String::from_utf8_lossy(u.bytes(len)?).into_owned();
     if u.arbitrary()? {
-        text.insert_str(0, u.choose(&["bytes ", "http://", "https://", "http://[", "http://u:pw@", "bytes 1-"])?);
+        text.insert_str(
+            0,
+            u.choose(&["bytes ", "http://", "https://", "http://[", "http://u:pw@", "bytes 1-"])?,
+        );
     }
     if let Some((range, total)) = zebu_remote::http::fuzzing::content_range(&text) {
         assert!(range.is_some() || total.is_some());
@@ -156,15 +159,23 @@ pub fn http_words(u: &mut Unstructured<'_>) -> Result<()> {
     }
     if let Ok(url) = zebu_remote::http::HttpUrl::parse(&text) {
         let shown = url.to_string();
-        assert!(!shown.contains('@') || text.rsplit('/').next().is_some_and(|path| path.contains('@')) || text.contains('@'));
+        assert!(
+            !shown.contains('@')
+                || text.rsplit('/').next().is_some_and(|path| path.contains('@'))
+                || text.contains('@')
+        );
         let plain = shown.trim_end_matches("?...");
-        assert_eq!(zebu_remote::http::HttpUrl::parse(plain).map(|again| again.to_string()).as_deref(), Ok(plain));
+        assert_eq!(
+            zebu_remote::http::HttpUrl::parse(plain).map(|again| again.to_string()).as_deref(),
+            Ok(plain)
+        );
     }
     let _ = (zebu_remote::http::HttpUrl::hide(&text), zebu_remote::nbd::NbdAddress::parse(&text));
     Ok(())
 }
 
-/// A request of an NBD client: what is executed lies on the disk, and what is refused says how much to skip.
+/// A request of an NBD client: what is executed lies on the disk in whole blocks, and what is refused says how
+/// much to skip.
 ///
 /// # Errors
 /// The input is used up.
@@ -173,7 +184,8 @@ pub fn nbd_request(u: &mut Unstructured<'_>) -> Result<()> {
     let flags = TransmissionFlags::from_bits_truncate(u.arbitrary()?);
     // Disks of all sizes, not of huge ones only.
     let size = u.arbitrary::<u64>()? >> u.int_in_range(0..=63)?;
-    let terms = Terms { style, flags, size, has_contexts: u.arbitrary()? };
+    let smallest_block = 1 << u.int_in_range(0..=12)?;
+    let terms = Terms { style, flags, size, has_contexts: u.arbitrary()?, smallest_block };
     let len = u.int_in_range(0..=style.header_len())?;
     let mut header = if u.arbitrary()? { u.bytes(len)?.to_vec() } else { request_near(u, style, size)? };
     if let Some(magic) = header.get_mut(..4) {
@@ -185,7 +197,10 @@ pub fn nbd_request(u: &mut Unstructured<'_>) -> Result<()> {
         return Ok(());
     };
     let is_read_only = flags.contains(TransmissionFlags::READ_ONLY);
-    let is_on_disk = |len: u64| assert!(header.offset.checked_add(len).is_some_and(|end| end <= size));
+    let is_on_disk = |len: u64| {
+        assert!(header.offset.checked_add(len).is_some_and(|end| end <= size));
+        assert!((header.offset | len).is_multiple_of(smallest_block.into()));
+    };
     match judge(&header, &terms) {
         Verdict::Execute(Command::Read { len }) => {
             assert!(len <= MAX_PAYLOAD);
