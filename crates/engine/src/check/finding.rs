@@ -295,6 +295,13 @@ pub enum FindingKind {
         /// Why.
         reason: String,
     },
+    /// The LUKS header is damaged, or longer than its pointer says, so that its clusters are not known.
+    LuksHeaderInvalid {
+        /// Its offset.
+        offset: u64,
+        /// Why.
+        reason: String,
+    },
     /// An entry of a bitmap's table is invalid.
     BitmapTableEntry {
         /// Where the entry is.
@@ -495,6 +502,9 @@ impl fmt::Display for FindingKind {
             ),
             Self::SnapshotTableInvalid { reason } => write!(f, "failed to read the snapshot table: {reason}"),
             Self::BitmapDirectoryInvalid { reason } => write!(f, "broken bitmap directory: {reason}"),
+            Self::LuksHeaderInvalid { offset, reason } => {
+                write!(f, "LUKS header at offset {offset:#x}: {reason}")
+            }
             Self::BitmapTableEntry { offset, entry } => {
                 write!(f, "bitmap table entry at {offset:#x} is invalid: {entry:x}")
             }

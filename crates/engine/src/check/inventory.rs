@@ -3,6 +3,7 @@
 
 use super::bitmaps::{self, Bitmaps};
 use super::finding::{FindingKind, TableKind};
+use super::luks;
 use super::report::Tally;
 use super::snapshots::SnapshotTable;
 use super::source::Source;
@@ -123,7 +124,9 @@ impl Inventory {
 
         regions.add(header.snapshots_offset.0, snapshots.len, Weight::OTHER, tally);
         if let Some(luks) = header.luks() {
-            regions.add(luks.offset.0, luks.len, Weight::OTHER, tally);
+            let is_inside = regions.add(luks.offset.0, luks.len, Weight::OTHER, tally);
+            let area = luks.offset.0..luks.offset.0.saturating_add(luks.len);
+            lost |= !is_inside || !luks::is_covered(source, area, tally).await?;
         }
         let Bitmaps { directory, tables, unknown } = bitmaps::read(source, tally).await?;
         lost |= unknown;

@@ -16,6 +16,7 @@ mod examine;
 mod finding;
 mod flags;
 mod inventory;
+mod luks;
 mod options;
 mod rebuild;
 mod refmap;

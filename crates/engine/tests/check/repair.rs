@@ -1,6 +1,6 @@
 //! Repairs: QEMU finds nothing wrong afterwards, and the disk shows what it showed.
 
-use crate::support::{Random, TestImage, on_worker, qemu_img, skipped};
+use crate::support::{LUKS_SECRET, Random, TestImage, on_worker, qemu_img, skipped};
 use std::sync::{Arc, Mutex};
 use zebu::check::{CheckOptions, Repair, check_file, rebuild_refcounts};
 use zebu::jobs::{JobControl, Progress};
@@ -420,4 +420,30 @@ fn progress_goes_up_to_the_end() {
         assert!(pair[0].phase != pair[1].phase || pair[0].done < pair[1].done);
     }
     assert!(seen.len() > 10 && seen.last().is_some_and(|last| last.done == last.total));
+}
+
+/// The clusters behind a header pointer that is too short look like leaks. They hold key slots, and stay.
+#[test]
+fn key_slots_behind_a_short_pointer_are_not_freed() {
+    if skipped() {
+        return;
+    }
+    let options = "cluster_size=4096,encrypt.format=luks,encrypt.key-secret=s0,encrypt.iter-time=10";
+    let image = TestImage::new(&["--object", LUKS_SECRET, "-o", options], "1M", &[]);
+    assert!(image.check().is_clean());
+    let first = image.bytes(0, 4096);
+    let extension = first.windows(4).position(|bytes| bytes == [0x05, 0x37, 0xbe, 0x77]).unwrap() as u64;
+    let intact = image.bytes(0, image.len() as usize);
+    image.set_word(extension + 16, 8192);
+    let damaged = image.bytes(0, image.len() as usize);
+    for repair in [Repair::Leaks, Repair::All] {
+        let report = image.repair(repair);
+        let list: Vec<String> = report.findings.iter().map(ToString::to_string).collect();
+        assert!(list.iter().any(|line| line.contains("LUKS header at offset")), "{repair:?}: {list:?}");
+        assert!(!report.is_clean() && report.counts.leaks_fixed == 0, "{repair:?}: {list:?}");
+        let now = image.bytes(0, image.len() as usize);
+        assert!(now == damaged, "{repair:?} changed the image");
+    }
+    image.write(0, &intact);
+    assert!(image.check().is_clean());
 }
