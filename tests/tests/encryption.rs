@@ -416,6 +416,28 @@ fn files_of_cryptsetup_are_written_and_read() {
     cryptsetup("open --test-passphrase --key-file one z.luks");
 }
 
+/// A slot that cryptsetup leaves out by its priority is not tried, and the error says so.
+#[test]
+fn a_slot_of_the_priority_ignore_is_named() {
+    let Some(_) = Qemu::find() else { return };
+    let scratch = Scratch::new("encryption");
+    let dir = scratch.path();
+    std::fs::write(dir.join("one"), "first").unwrap();
+    std::fs::write(dir.join("two"), "second").unwrap();
+    std::fs::File::create(dir.join("c.luks")).unwrap().set_len(20 << 20).unwrap();
+    let fast = "--pbkdf pbkdf2 --pbkdf-force-iterations 1000";
+    cryptsetup(dir, &format!("luksFormat -q --type luks2 --key-file one {fast} c.luks"));
+    cryptsetup(dir, &format!("luksAddKey -q --key-file one {fast} c.luks two"));
+    let map = |key: &str| run_zebu(dir, &format!("map --output=json --image-opts {}", of("c.luks", key)));
+    map("two").ok();
+    cryptsetup(dir, "config --key-slot 1 --priority ignore c.luks");
+    map("one").ok();
+    let refused = map("two").exits(1);
+    assert!(refused.stderr.contains("key slot 1 is of the priority \"ignore\""), "{refused}");
+    cryptsetup(dir, "config --key-slot 1 --priority normal c.luks");
+    map("two").ok();
+}
+
 /// Plain text gets over an encrypted disk on nobody's oversight: not over a block device, and not by a base that an overlay calls raw.
 #[test]
 fn encrypted_disks_are_not_overwritten_by_an_oversight() {

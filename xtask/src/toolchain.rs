@@ -72,7 +72,10 @@ pub(crate) fn publish() -> Outcome {
     let packages = PUBLISHED.iter().flat_map(|name| ["--package", name]);
     let target = target_dir()?;
     forget_packed(&target);
-    run(cargo().args(["package", "--locked", "--allow-dirty"]).arg("--target-dir").arg(target).args(packages))
+    let mut command = cargo();
+    // A packed crate does not have the workspace's profiles: without this, it would have debug information of its own.
+    command.env("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
+    run(command.args(["package", "--locked", "--allow-dirty"]).arg("--target-dir").arg(target).args(packages))
 }
 
 /// Has cargo forget what it unpacked and built of these crates when they were packed before: it takes a crate of the same
@@ -156,7 +159,9 @@ pub(crate) fn musl() -> Outcome {
     if let Some(obstacle) = musl_obstacle() {
         return Err(obstacle);
     }
-    run(cargo().args(["build", "--locked", "--package", "zebu-cli", "--target", MUSL]))?;
+    let mut build = cargo();
+    build.env("CARGO_PROFILE_DEV_DEBUG", "none");
+    run(build.args(["build", "--locked", "--package", "zebu-cli", "--target", MUSL]))?;
     let binary = target_dir()?.join(MUSL).join("debug/zebu");
     let bytes = std::fs::read(&binary).map_err(|e| format!("{}: {e}", binary.display()))?;
     if has_interpreter(&bytes) {

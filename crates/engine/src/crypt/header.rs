@@ -6,8 +6,8 @@ use crate::{Error, ErrorKind, Remedy, Result};
 use std::ops::Range;
 use std::path::Path;
 use zebu_luks::{
-    Kdf, LUKS1_HEADER_LEN, LUKS2_HEADERS_MAX, Limits, Luks1Header, Luks2Header, LuksError, MasterKey,
-    Priority, SectorCipher,
+    Kdf, LUKS1_HEADER_LEN, LUKS2_HEADERS_MAX, Limits, Luks1Header, Luks2Header, Luks2Slot, LuksError,
+    MasterKey, Priority, SectorCipher,
 };
 use zebu_storage::{File, Worker};
 
@@ -228,7 +228,8 @@ impl LuksHeader {
             }
             Self::V2(header) => {
                 let metadata = header.metadata();
-                for slot in metadata.slots().filter(|slot| slot.priority() != Priority::Ignore) {
+                let is_ignored = |slot: &Luks2Slot| slot.priority() == Priority::Ignore;
+                for slot in metadata.slots().filter(|slot| !is_ignored(slot)) {
                     let (own, cost) = match slot.kdf() {
                         Kdf::Pbkdf2 { iterations, .. } => {
                             (by_iterations(*iterations), format!("{iterations} iterations of PBKDF2"))
@@ -241,6 +242,10 @@ impl LuksHeader {
                         _ => continue,
                     };
                     offer(slot.number(), own, metadata.digest_iterations(slot), cost);
+                }
+                for slot in metadata.slots().filter(|slot| is_ignored(slot)) {
+                    let ignored = "of the priority \"ignore\", which `cryptsetup config --priority` changes";
+                    slots.left_out.push(format!("key slot {} is {ignored}", slot.number()));
                 }
                 for slot in metadata.unusable_slots() {
                     slots.left_out.push(format!("key slot {}: {}", slot.number, slot.reason));
