@@ -26,6 +26,7 @@ mod servers;
 mod stats;
 mod system_calls;
 mod tables;
+mod web;
 
 /// The outcome of what can fail; an error is a text that says what to do.
 pub type Outcome<T = ()> = Result<T, String>;

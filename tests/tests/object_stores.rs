@@ -475,8 +475,25 @@ fn backups_are_objects_and_verified_in_place() {
     store.zebu(&["verify", "--manifest", "m0", "s3://disks/flipped"]).exits(2);
     // Nothing is overwritten, and what can't be had is refused by name.
     let before = store.get("backup0").unwrap();
-    let again = store.zebu(&["backup", "--manifest", "m9", "disk.qcow2", "s3://disks/backup0"]).exits(1);
-    assert!(again.stderr.contains("exists already") && store.get("backup0").unwrap() == before, "{again}");
+    for words in
+        [&["--compression-type", "zstd"][..], &["--cluster-size", "4k"], &["--compression-level", "1"]]
+    {
+        let line = [&["backup", "--manifest", "m9"], words, &["disk.qcow2", "s3://disks/backup0"]].concat();
+        let again = store.zebu(&line).exits(1);
+        assert!(
+            again.stderr.contains("exists already") && store.get("backup0").unwrap() == before,
+            "{again}"
+        );
+    }
+    // A run that was killed when its object was there had only its manifest to write.
+    let words = ["backup", "-v", "--manifest", "m9", "disk.qcow2", "s3://disks/backup0"];
+    let again = store.zebu(&words).ok();
+    assert!(
+        again.stderr.contains(" 0 parts with 0 bytes sent") && store.get("backup0").unwrap() == before,
+        "{again}"
+    );
+    store.zebu(&["verify", "--manifest", "m9", "s3://disks/backup0"]).ok();
+    std::fs::remove_file(dir.join("m9")).unwrap();
     for (words, word) in [
         (&["--resume"][..], "--resume"),
         (&["--bitmap", "b"], "--bitmap"),
