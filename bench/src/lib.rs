@@ -6,6 +6,7 @@
 pub mod ab;
 pub mod bench;
 pub mod demo;
+pub mod lazy_boot;
 pub mod process;
 pub mod table;
 pub mod workspace;

@@ -57,16 +57,33 @@ pub(crate) fn free_port() -> Outcome<u16> {
     Ok(listener.local_addr().map_err(|error| error.to_string())?.port())
 }
 
-/// nginx with the files of a directory, which writes a line for each request to `requests` in `here`; its port.
-pub(crate) fn web_server(here: &Path, files: &Path) -> Outcome<(Daemon, u16)> {
+/// The origin of what nginx answers with.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Origin<'a> {
+    /// Files of a directory.
+    Files(&'a Path),
+    /// Another server of this machine, at this port.
+    Server(u16),
+}
+
+/// nginx, which writes a line for each request to `requests` in `here`: method, status, bytes of the body, range. And its port.
+pub(crate) fn web_server(here: &Path, origin: Origin<'_>) -> Outcome<(Daemon, u16)> {
     let nginx = find("nginx").ok_or("nginx is missing: `cargo xtask setup` installs it")?;
     let port = free_port()?;
-    let (shown, files) = (here.display(), files.display());
+    let shown = here.display();
+    let place = match origin {
+        Origin::Files(files) => format!("root {};", files.display()),
+        Origin::Server(port) => format!(
+            "location / {{ proxy_pass http://127.0.0.1:{port}; proxy_http_version 1.1; proxy_buffering off;\n\
+             proxy_set_header Host $http_host; proxy_set_header Connection ''; client_max_body_size 0; }}"
+        ),
+    };
     let config = format!(
         "daemon off; worker_processes 1; user root; pid {shown}/nginx.pid; error_log {shown}/nginx.log;\n\
          events {{ worker_connections 1024; }}\nhttp {{ log_format short '$request_method $status $body_bytes_sent \
          $http_range'; access_log {shown}/requests short; sendfile on; keepalive_requests 1000000;\n\
-         client_body_temp_path {shown}/body; server {{ listen 127.0.0.1:{port} backlog=1024; root {files}; }} }}\n"
+         client_body_temp_path {shown}/body; proxy_temp_path {shown}/proxied;\n\
+         server {{ listen 127.0.0.1:{port} backlog=1024; {place} }} }}\n"
     );
     let path = here.join("nginx.conf");
     fs::write(&path, config).map_err(|error| error.to_string())?;
@@ -109,6 +126,17 @@ pub(crate) fn minio(dir: &Path) -> Outcome<(Daemon, u16)> {
     command.env("MINIO_BROWSER", "off").env("MINIO_UPDATE", "off").env("HOME", dir);
     let running = Daemon::start(command.stderr(Stdio::null()), || is_ready(port).unwrap_or(false))?;
     Ok((running, port))
+}
+
+/// The variables by which AWS's tools find the store at a port of this machine.
+pub(crate) fn store_variables(port: u16) -> [(&'static str, String); 5] {
+    [
+        ("AWS_ENDPOINT_URL", format!("http://127.0.0.1:{port}")),
+        ("AWS_ACCESS_KEY_ID", STORE_USER.to_owned()),
+        ("AWS_SECRET_ACCESS_KEY", STORE_PASSWORD.to_owned()),
+        ("AWS_REGION", "us-east-1".to_owned()),
+        ("AWS_EC2_METADATA_DISABLED", "true".to_owned()),
+    ]
 }
 
 /// Whether a MinIO serves its buckets by now.

@@ -8,7 +8,7 @@ use crate::metric::{Metric, Sample};
 use crate::process::{measure_ok_within, run};
 use crate::programs::{BOTH, FASTEST, Program};
 use crate::run::{Side, sample};
-use crate::web::{Daemon, slow_link, web_server};
+use crate::web::{Daemon, Origin, slow_link, web_server};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -35,7 +35,7 @@ pub(super) fn converts(lab: &Lab) -> Outcome {
     let source = files.join("data.raw");
     let gib = lab.gib();
     noise(&source, gib << 30)?;
-    let (_web, port) = web_server(&lab.dir, &files)?;
+    let (_web, port) = web_server(&lab.dir, Origin::Files(&files))?;
     let url = format!("http://127.0.0.1:{port}/data.raw");
     let mut cases = vec![(format!("convert raw from nginx, {gib} GiB"), url)];
     let target = lab.file("target.raw");
@@ -90,7 +90,7 @@ pub(super) fn reads(lab: &Lab) -> Outcome {
     for (mebibytes, shown) in [(48, "48 MiB, which the cache holds"), (512, "512 MiB")] {
         let source = files.join("data.raw");
         noise(&source, mebibytes << 20)?;
-        let (_web, port) = web_server(&lab.dir, &files)?;
+        let (_web, port) = web_server(&lab.dir, Origin::Files(&files))?;
         let (_link, port) = slow_link(port)?;
         let url = format!("http://127.0.0.1:{port}/data.raw");
         let sides = ["zebu", "nbdkit", "QEMU"].map(|who| {

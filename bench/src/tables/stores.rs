@@ -9,7 +9,7 @@ use crate::process::{find, measure_ok, run};
 use crate::run::{Side, sample};
 use crate::servers::with_cpu;
 use crate::tables::serving::in_order;
-use crate::web::{BUCKET, Daemon, STORE_PASSWORD, STORE_USER, minio, web_server};
+use crate::web::{BUCKET, Daemon, Origin, STORE_PASSWORD, STORE_USER, minio, store_variables, web_server};
 use std::fs;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -67,9 +67,7 @@ impl Copier {
                 command
             }
         };
-        command.args([from, to]).env("AWS_ENDPOINT_URL", format!("http://127.0.0.1:{port}"));
-        command.env("AWS_ACCESS_KEY_ID", STORE_USER).env("AWS_SECRET_ACCESS_KEY", STORE_PASSWORD);
-        command.env("AWS_REGION", "us-east-1").env("AWS_EC2_METADATA_DISABLED", "true");
+        command.args([from, to]).envs(store_variables(port));
         command
     }
 }
@@ -142,7 +140,7 @@ pub(super) fn verified(lab: &Lab) -> Outcome {
     let copy = lab.file("copy.qcow2");
     run(lab.zebu().args(["backup", "-q", "-f", "raw", "--manifest"]).arg(&manifest).arg(&source).arg(&copy))?;
     remove(&copy)?;
-    let (_web, port) = web_server(&lab.dir, &files)?;
+    let (_web, port) = web_server(&lab.dir, Origin::Files(&files))?;
     let url = format!("http://127.0.0.1:{port}/data.raw");
     let side = |verify: Option<&Path>, load: Load| {
         let (url, verify) = (url.clone(), verify.map(Path::to_owned));
