@@ -55,7 +55,8 @@ impl Found {
 /// Has fio ask `target` (arguments that say what and how) for `seconds`, all over the first `size` bytes.
 pub(crate) fn fio(ask: Ask, size: u64, seconds: u32, target: &[&str]) -> Outcome<Found> {
     let limit = Duration::from_secs(u64::from(seconds)) + STANDING_STILL;
-    let words = [&["--time_based", &format!("--runtime={seconds}")], target].concat();
+    let runtime = format!("--runtime={seconds}");
+    let words = [&["--time_based", runtime.as_str()], target].concat();
     asked(ask, size, limit, &words)
 }
 
