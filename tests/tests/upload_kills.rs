@@ -1,7 +1,7 @@
 //! Uploads to MinIO that are killed: at random moments, at each kind of request, and while the store makes the object.
 //!
 //! After each kill, nothing or the earlier object has the name, or the new one is there whole. The run that goes on sends only
-//! the parts that the store does not list. `ZEBU_UPLOAD_KILLS` sets the number of kills.
+//! the parts that the store does not list. `ZEBU_UPLOAD_KILLS` sets the number of kills, `ZEBU_SEED` other moments.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -19,7 +19,7 @@ const LEN: usize = 40 << 20;
 /// Memory with which parts are as small as a store takes them.
 const MEMORY: [&str; 2] = ["--buffer-memory", "28M"];
 /// Kills unless the environment says otherwise.
-const KILLS: usize = 12;
+const KILLS: u64 = 12;
 /// The number of the part that marks an upload as zebu's.
 const MARK: u64 = 10_000;
 
@@ -219,7 +219,9 @@ fn whole(scene: &Scene<'_>, kind: &Kind) -> Whole {
 
 #[test]
 fn killed_uploads_leave_no_half_object_and_the_next_run_sends_what_is_missing() {
-    let kills = std::env::var("ZEBU_UPLOAD_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(KILLS);
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let kills = number("ZEBU_UPLOAD_KILLS").unwrap_or(KILLS);
+    let seed = number("ZEBU_SEED").unwrap_or(11);
     let scratch = Scratch::new("upload-kills");
     let dir = scratch.path();
     source(dir);
@@ -227,7 +229,7 @@ fn killed_uploads_leave_no_half_object_and_the_next_run_sends_what_is_missing() 
     let wholes = KINDS.each_ref().map(|kind| whole(&scene, kind));
     let earlier = vec![7; 1 << 20];
     std::fs::write(dir.join("earlier"), &earlier).unwrap();
-    let mut random = Random::new(11);
+    let mut random = Random::new(seed);
     let (mut killed, mut resumed, mut kept, mut sent, mut made, mut orphans) = (0, 0, 0, 0, 0, 0);
     for story in 0.. {
         if killed >= kills {
@@ -247,7 +249,7 @@ fn killed_uploads_leave_no_half_object_and_the_next_run_sends_what_is_missing() 
                 2 => Moment::Request(random.below(whole.requests as u64) as usize),
                 _ => Moment::Completion { arrives: random.chance(50) },
             };
-            killed += usize::from(scene.kill(kind, moment));
+            killed += u64::from(scene.kill(kind, moment));
             let object = scene.store.get(kind.key);
             is_made = object.as_ref() == Some(&whole.bytes);
             let expected = has_earlier.then_some(&earlier);
