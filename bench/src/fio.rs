@@ -10,7 +10,10 @@ use std::time::Duration;
 /// How much longer than it was asked to fio may take: a server that stands still holds it up.
 const STANDING_STILL: Duration = Duration::from_secs(60);
 
-/// A load of fio, for a while.
+/// How long it may take to ask for everything once.
+const ONCE: Duration = Duration::from_secs(300);
+
+/// A load of fio.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ask {
     /// fio's word.
@@ -52,9 +55,19 @@ impl Found {
 /// Has fio ask `target` (arguments that say what and how) for `seconds`, all over the first `size` bytes.
 pub(crate) fn fio(ask: Ask, size: u64, seconds: u32, target: &[&str]) -> Outcome<Found> {
     let limit = Duration::from_secs(u64::from(seconds)) + STANDING_STILL;
+    let runtime = format!("--runtime={seconds}");
+    let words = [&["--time_based", runtime.as_str()], target].concat();
+    asked(ask, size, limit, &words)
+}
+
+/// Has fio ask `target` for each block of the first `size` bytes once.
+pub(crate) fn fio_once(ask: Ask, size: u64, target: &[&str]) -> Outcome<Found> {
+    asked(ask, size, ONCE, target)
+}
+
+fn asked(ask: Ask, size: u64, limit: Duration, words: &[&str]) -> Outcome<Found> {
     let usage = measure_ok_within(
-        Command::new("fio").arg("--name=load").args(target).args([
-            "--time_based",
+        Command::new("fio").arg("--name=load").args(words).args([
             &format!("--rw={}", ask.rw),
             &format!("--bs={}", ask.block),
             &format!("--blockalign={}", ask.align),
@@ -62,7 +75,6 @@ pub(crate) fn fio(ask: Ask, size: u64, seconds: u32, target: &[&str]) -> Outcome
             &format!("--numjobs={}", ask.connections),
             &format!("--size={size}"),
             &format!("--offset_increment={}", ask.apart),
-            &format!("--runtime={seconds}"),
             "--randrepeat=0",
             // Else it keeps a map of all blocks of the disk.
             "--norandommap",

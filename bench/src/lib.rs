@@ -6,6 +6,7 @@
 pub mod ab;
 pub mod bench;
 pub mod demo;
+pub mod lazy_boot;
 pub mod process;
 pub mod table;
 pub mod workspace;
@@ -26,6 +27,7 @@ mod servers;
 mod stats;
 mod system_calls;
 mod tables;
+mod web;
 
 /// The outcome of what can fail; an error is a text that says what to do.
 pub type Outcome<T = ()> = Result<T, String>;

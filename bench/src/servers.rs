@@ -158,25 +158,30 @@ impl Running {
 
     /// Puts a load on it, and looks at its processors before and after.
     pub(crate) fn measured(&self, load: impl FnOnce(&Path) -> Outcome<Found>) -> Outcome<Sample> {
-        let before = self.cpu()?;
-        let found = load(&self.path)?;
-        let cpu = self.cpu()?.saturating_sub(before).as_secs_f64();
-        let mut sample = found.sample();
-        sample.push((Metric::CpuMicrosPerRequest, cpu * 1e6 / found.requests.max(1.0)));
-        Ok(sample)
+        with_cpu(&self.child, || load(&self.path))
     }
+}
 
-    /// Time that its threads have run, in user and kernel mode; those that ended, and the kernel's for its io_uring,
-    /// count too (proc_pid_stat(5), fields 14 and 15).
-    fn cpu(&self) -> Outcome<Duration> {
-        let path = format!("/proc/{}/stat", self.child.id());
-        let text = fs::read_to_string(&path).map_err(|e| format!("{path}: {e}"))?;
-        let fields = text.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
-        let ticks: u64 = fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
-        // SAFETY: takes a number, touches no memory.
-        let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1);
-        Ok(Duration::from_secs_f64(ticks as f64 / per_second as f64))
-    }
+/// Puts a load on a server, and looks at its processors before and after.
+pub(crate) fn with_cpu(server: &Child, load: impl FnOnce() -> Outcome<Found>) -> Outcome<Sample> {
+    let before = cpu(server)?;
+    let found = load()?;
+    let cpu = cpu(server)?.saturating_sub(before).as_secs_f64();
+    let mut sample = found.sample();
+    sample.push((Metric::CpuMicrosPerRequest, cpu * 1e6 / found.requests.max(1.0)));
+    Ok(sample)
+}
+
+/// Time that a process's threads have run, in user and kernel mode; those that ended, and the kernel's for its io_uring,
+/// count too (proc_pid_stat(5), fields 14 and 15).
+fn cpu(server: &Child) -> Outcome<Duration> {
+    let path = format!("/proc/{}/stat", server.id());
+    let text = fs::read_to_string(&path).map_err(|e| format!("{path}: {e}"))?;
+    let fields = text.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
+    let ticks: u64 = fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+    // SAFETY: takes a number, touches no memory.
+    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1);
+    Ok(Duration::from_secs_f64(ticks as f64 / per_second as f64))
 }
 
 impl Drop for Running {

@@ -111,6 +111,11 @@ impl WebProxy {
         self.shared.connections.load(Ordering::SeqCst)
     }
 
+    /// Connections of clients that are not over.
+    pub fn open(&self) -> usize {
+        lock(&self.shared.open).len()
+    }
+
     /// From now on, this happens.
     pub fn change(&self, rule: impl Fn(usize, &str) -> Mishap + Send + Sync + 'static) {
         *lock(&self.shared.rule) = Arc::new(Box::new(rule));

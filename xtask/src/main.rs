@@ -23,7 +23,7 @@ mod torture;
 use clap::{Args, Parser, Subcommand};
 use setup::Need;
 use std::process::ExitCode;
-use zebu_bench::{Outcome, ab, bench, demo};
+use zebu_bench::{Outcome, ab, bench, demo, lazy_boot};
 use zebu_source::structure;
 
 /// The failures among several things, each of which is done whatever became of the others.
@@ -79,6 +79,8 @@ enum Command {
     Ab(ab::AbArgs),
     /// Tables of measurements beside QEMU and fio
     Bench(bench::BenchArgs),
+    /// Boot a Debian from a disk in an object store behind a slow link, beside a local one and nbdkit (as root)
+    LazyBoot(lazy_boot::LazyBootArgs),
     /// Check licences, sources and advisories of the dependencies with cargo-deny
     Deny,
     /// Build with the oldest supported Rust
@@ -127,6 +129,7 @@ fn main() -> ExitCode {
             }
             bench::command(&args)
         }
+        Command::LazyBoot(args) => lazy_boot::command(&args),
         Command::Iotests(args) => iotests::command(&args),
         Command::Guests(args) => guests::command(&args),
         Command::Structure => structure::command(),

@@ -11,6 +11,7 @@ mod remote;
 mod requests;
 mod serving;
 mod startup;
+mod stores;
 mod whole;
 
 use crate::Outcome;
@@ -101,6 +102,10 @@ pub(crate) const TABLES: &[Table] = &[
         "Requests to the server; nbdkit serves the raw file."),
     table("remote", remote::converts, Asked, "Disks over the network",
         "Converting from nginx and from and to qemu-nbd, on this machine; QEMU with -m 16 -W."),
+    table("stores", stores::transfers, Asked, "Objects in stores",
+        "1 GiB of noise to and from MinIO on this machine, beside MinIO's client (mc) and the AWS command line, where they are."),
+    table("verify", stores::verified, Asked, "Verified disks",
+        "zebu serve of a file on nginx with a local cache, with and without --verify, over NBD; processor time of the server."),
     table("remote-reads", remote::reads, Asked, "Small reads from afar",
         "A file on nginx behind a link of 20 ms and 1 Gbit/s, read by cold servers of it (QEMU needs qemu-block-extra)."),
     table("serve-vhost-user", serving::vhost_user, Always(&[]), "vhost-user-blk",

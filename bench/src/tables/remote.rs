@@ -5,82 +5,26 @@ use crate::fio::{Ask, fio};
 use crate::images::noise;
 use crate::lab::{Lab, mib, remove};
 use crate::metric::{Metric, Sample};
-use crate::process::{find, measure_ok_within, run};
+use crate::process::{measure_ok_within, run};
 use crate::programs::{BOTH, FASTEST, Program};
 use crate::run::{Side, sample};
-use crate::workspace::{cargo, target_dir};
+use crate::web::{Daemon, Origin, slow_link, web_server};
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
 /// Connections that each reader may have.
 const CONNECTIONS: u32 = 32;
 /// How long a conversion may take: QEMU's driver for web servers stands still at times, and never ends.
 const ANSWER: Duration = Duration::from_secs(120);
-/// The slow link: what it adds to a request and its answer, and its rate.
-const DELAY_MS: &str = "20";
-const MEGABITS: &str = "1000";
-
-/// A server that runs; ended on drop.
-struct Running(Child);
-
-impl Running {
-    /// Starts it, and waits until `is_open`.
-    fn start(command: &mut Command, is_open: impl Fn() -> bool) -> Outcome<Self> {
-        let name = format!("{command:?}");
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
-        let mut running = Self(child.map_err(|error| format!("{name}: {error}"))?);
-        let begin = Instant::now();
-        while !is_open() {
-            let is_over = running.0.try_wait().is_ok_and(|status| status.is_some());
-            if is_over || begin.elapsed() > Duration::from_secs(20) {
-                return Err(format!("{name} does not serve"));
-            }
-            sleep(Duration::from_millis(10));
-        }
-        Ok(running)
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// nginx with the files of a directory; its port.
-fn web_server(lab: &Lab, files: &Path) -> Outcome<(Running, u16)> {
-    let nginx = find("nginx").ok_or("nginx is missing: `cargo xtask setup` installs it")?;
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|error| error.to_string())?;
-    let port = listener.local_addr().map_err(|error| error.to_string())?.port();
-    drop(listener);
-    let here = lab.dir.display();
-    let config = format!(
-        "daemon off; worker_processes 1; user root; pid {here}/nginx.pid; error_log {here}/nginx.log;\n\
-         events {{ worker_connections 1024; }}\nhttp {{ access_log off; sendfile on; keepalive_requests 1000000;\n\
-         client_body_temp_path {here}/body; server {{ listen 127.0.0.1:{port} backlog=1024; root {}; }} }}\n",
-        files.display()
-    );
-    let path = lab.file("nginx.conf");
-    fs::write(&path, config).map_err(|error| error.to_string())?;
-    let mut command = Command::new(nginx);
-    command.arg("-c").arg(&path).arg("-p").arg(&lab.dir).arg("-e").arg(lab.file("nginx.log"));
-    let running = Running::start(&mut command, || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok())?;
-    Ok((running, port))
-}
-
 /// qemu-nbd of a raw file.
-fn nbd_server(lab: &Lab, file: &Path) -> Outcome<(Running, PathBuf)> {
+fn nbd_server(lab: &Lab, file: &Path) -> Outcome<(Daemon, PathBuf)> {
     let socket = lab.file("nbd.sock");
     let _ = fs::remove_file(&socket);
     let mut command = Command::new("qemu-nbd");
     command.args(["-t", "--shared=16", "-f", "raw", "--cache=writeback", "-k"]).arg(&socket).arg(file);
-    let running = Running::start(&mut command, || std::os::unix::net::UnixStream::connect(&socket).is_ok())?;
+    let running = Daemon::start(&mut command, || std::os::unix::net::UnixStream::connect(&socket).is_ok())?;
     Ok((running, socket))
 }
 
@@ -91,7 +35,7 @@ pub(super) fn converts(lab: &Lab) -> Outcome {
     let source = files.join("data.raw");
     let gib = lab.gib();
     noise(&source, gib << 30)?;
-    let (_web, port) = web_server(lab, &files)?;
+    let (_web, port) = web_server(&lab.dir, Origin::Files(&files))?;
     let url = format!("http://127.0.0.1:{port}/data.raw");
     let mut cases = vec![(format!("convert raw from nginx, {gib} GiB"), url)];
     let target = lab.file("target.raw");
@@ -141,25 +85,14 @@ fn converted<'a>(
 
 /// Small reads of a web server's file through a link of 20 ms and 1 Gbit/s, by servers that know nothing of it before.
 pub(super) fn reads(lab: &Lab) -> Outcome {
-    let build =
-        ["build", "--quiet", "--release", "--locked", "--package", "zebu-tests", "--bin", "slow_link"];
-    run(cargo().args(build))?;
-    let program = target_dir()?.join("release/slow_link");
     let files = lab.file("www");
     fs::create_dir_all(&files).map_err(|error| error.to_string())?;
     for (mebibytes, shown) in [(48, "48 MiB, which the cache holds"), (512, "512 MiB")] {
         let source = files.join("data.raw");
         noise(&source, mebibytes << 20)?;
-        let (_web, port) = web_server(lab, &files)?;
-        let mut link = Command::new(&program);
-        link.args([&format!("127.0.0.1:{port}"), DELAY_MS, MEGABITS])
-            .stdout(Stdio::piped())
-            .stdin(Stdio::null());
-        let mut link = Running(link.spawn().map_err(|error| error.to_string())?);
-        let mut line = String::new();
-        let stdout = link.0.stdout.take().ok_or("the link says nothing")?;
-        BufReader::new(stdout).read_line(&mut line).map_err(|error| error.to_string())?;
-        let url = format!("http://127.0.0.1:{}/data.raw", line.trim());
+        let (_web, port) = web_server(&lab.dir, Origin::Files(&files))?;
+        let (_link, port) = slow_link(port)?;
+        let url = format!("http://127.0.0.1:{port}/data.raw");
         let sides = ["zebu", "nbdkit", "QEMU"].map(|who| {
             let url = url.clone();
             Side::new(who, move || cold_reads(lab, who, &url, mebibytes << 20))
@@ -194,7 +127,7 @@ fn cold_reads(lab: &Lab, who: &str, url: &str, size: u64) -> Outcome<Sample> {
             command
         }
     };
-    let _running = Running::start(&mut command, || std::os::unix::net::UnixStream::connect(&socket).is_ok())?;
+    let _running = Daemon::start(&mut command, || std::os::unix::net::UnixStream::connect(&socket).is_ok())?;
     let target = ["--ioengine=nbd", &format!("--uri=nbd+unix:///?socket={path}")];
     let ask = match who {
         // It has a connection to the web server for each of its clients (newer versions: `connections=`).

@@ -5,7 +5,7 @@ use crate::uploads::note_upload;
 use std::ffi::OsStr;
 use std::sync::Arc;
 use zebu::storage::{Access, File, OpenFlags};
-use zebu_store::{StoreName, Upload, UploadOptions};
+use zebu_store::{Existing, StoreName, Upload, UploadOptions};
 
 /// The most bytes of a command's buffers that are for reading. The rest is for parts of the object.
 const MOST_FOR_READING: usize = 16 << 20;
@@ -52,12 +52,16 @@ impl StoreTarget {
         Ok(Self(upload))
     }
 
-    /// Refuses a name that an object has.
+    /// Refuses a name that another object has. One that an interrupted run may have made is compared at the end, and stays.
     pub(crate) fn must_not_exist(&self) -> Result<(), Failure> {
         let name = self.0.name();
-        match self.0.exists() {
-            Ok(false) => Ok(()),
-            Ok(true) => {
+        match self.0.existing() {
+            Ok(Existing::Nothing) => Ok(()),
+            Ok(Existing::PerhapsTheSame { etag }) => {
+                self.0.only_compare(etag);
+                Ok(())
+            }
+            Ok(_) => {
                 Err(Failure::new(format!("'{name}' exists already: remove it first, or give another name")))
             }
             Err(error) => Err(Failure::new(format!("Could not create '{name}': {}", error.reason()))),

@@ -18,4 +18,4 @@ mod upload;
 
 pub use name::{StoreKind, StoreName};
 pub use signing::{sign_for_broker, signed_urls};
-pub use upload::{Length, Upload, UploadOptions, UploadStats};
+pub use upload::{Existing, Length, Upload, UploadOptions, UploadStats};

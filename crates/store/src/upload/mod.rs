@@ -14,7 +14,7 @@ use crate::failure::describe;
 use crate::name::StoreName;
 use crate::runtime;
 use filling::{Filling, Step};
-pub use options::{Length, UploadOptions, UploadStats};
+pub use options::{Existing, Length, UploadOptions, UploadStats};
 use sending::Sender;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -73,13 +73,19 @@ impl Upload {
         &self.0.name
     }
 
-    /// Whether the store has an object of that name.
+    /// Looks for an object of that name. Nothing is read of it but its length and its ETag.
     ///
     /// # Errors
-    /// It does not say.
-    pub fn exists(&self) -> Result<bool, RemoteError> {
+    /// The store does not say.
+    pub fn existing(&self) -> Result<Existing, RemoteError> {
         let fail = |(errno, reason)| RemoteError::new(&self.0.name.to_string(), errno, reason);
-        self.wait(self.0.sender.exists())?.map_err(fail)
+        self.wait(self.0.sender.existing(self.0.options.most))?.map_err(fail)
+    }
+
+    /// Sends nothing: [`Upload::finish`] succeeds if the object with this ETag (of [`Existing::PerhapsTheSame`]) has the bytes
+    /// that were written, and fails with `EEXIST` if it has others. Call it before the first write.
+    pub fn only_compare(&self, etag: String) {
+        self.0.sender.only_compare(etag);
     }
 
     /// Counters so far.

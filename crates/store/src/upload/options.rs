@@ -45,3 +45,18 @@ pub struct UploadStats {
     /// Requests that were sent again.
     pub retries: u64,
 }
+
+/// An object that has the name before an upload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Existing {
+    /// There is none.
+    Nothing,
+    /// There is one, which this upload would not make.
+    Another,
+    /// There is one of a length and of parts that this upload may have: perhaps a run made it that was killed before its own end.
+    PerhapsTheSame {
+        /// Its ETag, without quotes.
+        etag: String,
+    },
+}

@@ -1,7 +1,7 @@
 //! The requests of an upload.
 
 use super::filling::{Full, Rest};
-use super::options::UploadStats;
+use super::options::{Existing, UploadStats};
 use super::resume::{self, Interrupted, MARK};
 use crate::access::Access;
 use crate::environment::{Environment, of_process};
@@ -12,7 +12,7 @@ use object_store::multipart::PartId;
 use object_store::{Error, ObjectStoreExt, PutPayload};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::OnceCell;
 use zebu_remote::RemoteError;
@@ -24,6 +24,9 @@ const MOST_TRIES: u32 = 8;
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
+/// The reason why an object stays as it is.
+const OTHER_BYTES: &str = "exists already, with other bytes: remove it first, or give another name";
+
 /// Sends parts to one object.
 pub(super) struct Sender {
     name: StoreName,
@@ -34,6 +37,8 @@ pub(super) struct Sender {
     begun: OnceCell<Begun>,
     /// Parts that the store has, by index: their names there and, where they are known, their ETags.
     parts: Mutex<BTreeMap<u64, String>>,
+    /// The ETag of an object that is only compared with: nothing is sent.
+    compared: OnceLock<String>,
     counters: Counters,
 }
 
@@ -60,6 +65,7 @@ impl Sender {
             access: Mutex::new(Arc::new(access)),
             begun: OnceCell::new(),
             parts: Mutex::default(),
+            compared: OnceLock::new(),
             counters: Counters::default(),
             name,
             http,
@@ -104,14 +110,26 @@ impl Sender {
         }
     }
 
-    /// Whether there is an object of that name.
-    pub(super) async fn exists(&self) -> Result<bool, (i32, String)> {
+    /// Looks for an object of that name, which is no longer than `most` bytes if an interrupted run made it.
+    pub(super) async fn existing(&self, most: u64) -> Result<Existing, (i32, String)> {
         let found = self.with_patience(async |access| access.objects().head(self.name.key()).await).await;
-        match found {
-            Ok(_) => Ok(true),
-            Err(Error::NotFound { .. }) => Ok(false),
-            Err(error) => Err(describe(&error)),
+        let found = match found {
+            Ok(found) => found,
+            Err(Error::NotFound { .. }) => return Ok(Existing::Nothing),
+            Err(error) => return Err(describe(&error)),
+        };
+        let etag = found.e_tag.as_deref().map(etag_in).unwrap_or_default();
+        let parts = etag.split_once('-').map_or(Some(1), |(_, count)| count.parse().ok());
+        let is_divided_so = parts == Some(found.size.div_ceil(self.part_size).max(1));
+        if self.name.kind() == StoreKind::S3 && is_divided_so && found.size <= most {
+            return Ok(Existing::PerhapsTheSame { etag: etag.to_owned() });
         }
+        Ok(Existing::Another)
+    }
+
+    /// Sends nothing from now on: the end succeeds if the object with this ETag has the same bytes.
+    pub(super) fn only_compare(&self, etag: String) {
+        let _ = self.compared.set(etag);
     }
 
     /// The upload, which is begun or found when it is needed first.
@@ -142,13 +160,16 @@ impl Sender {
 
     /// Sends a part, unless the store has it.
     pub(super) async fn send(&self, index: u64, part: Bytes) -> Result<(), Error> {
+        if self.compared.get().is_some() {
+            let etag = etag_of(&part).await?;
+            self.note_kept(index, &etag);
+            return Ok(());
+        }
         let begun = self.begun().await?;
         if let Some(kept) = begun.kept.get(&index).filter(|kept| kept.len == part.len() as u64) {
-            let bytes = part.clone();
-            let etag = tokio::task::spawn_blocking(move || resume::etag(&bytes)).await?;
+            let etag = etag_of(&part).await?;
             if etag == kept.etag {
-                self.counters.kept.fetch_add(1, Ordering::Relaxed);
-                locked(&self.parts).insert(index, format!("\"{etag}\""));
+                self.note_kept(index, &etag);
                 return Ok(());
             }
         }
@@ -164,10 +185,17 @@ impl Sender {
         Ok(())
     }
 
+    /// The store has this part already.
+    fn note_kept(&self, index: u64, etag: &str) {
+        self.counters.kept.fetch_add(1, Ordering::Relaxed);
+        locked(&self.parts).insert(index, format!("\"{etag}\""));
+    }
+
     /// Sends the last parts, and has the store make the object of all.
     pub(super) async fn finish(&self, rest: Rest) -> Result<(), (i32, String)> {
         let Rest { parts, full } = rest;
-        if parts == 1 && self.begun.get().is_none() {
+        let compared = self.compared.get();
+        if parts == 1 && self.begun.get().is_none() && compared.is_none() {
             return self.put(full).await.map_err(|error| describe(&error));
         }
         // The first one at last: what makes an image of the file stands there.
@@ -177,6 +205,13 @@ impl Sender {
         let ids: Vec<String> = locked(&self.parts).values().cloned().collect();
         if ids.len() as u64 != parts {
             return Err((libc::EIO, "a part of the object was never written".to_owned()));
+        }
+        if let Some(compared) = compared {
+            return if is_object_of(compared, &ids) {
+                Ok(())
+            } else {
+                Err((libc::EEXIST, OTHER_BYTES.to_owned()))
+            };
         }
         let begun = self.begun().await.map_err(|error| describe(&error))?;
         let completed = self
@@ -213,10 +248,8 @@ impl Sender {
         if self.name.kind() != StoreKind::S3 {
             return false;
         }
-        let etags: Vec<&str> = ids.iter().map(|id| etag_in(id)).collect();
-        let Some(expected) = resume::etag_of_parts(etags.into_iter()) else { return false };
         let found = self.with_patience(async |access| access.objects().head(self.name.key()).await).await;
-        found.is_ok_and(|found| found.e_tag.is_some_and(|etag| etag.trim_matches('"') == expected))
+        found.is_ok_and(|found| found.e_tag.is_some_and(|etag| is_object_of(etag_in(&etag), ids)))
     }
 
     /// Has the store forget the parts.
@@ -227,6 +260,23 @@ impl Sender {
         let _ =
             self.with_patience(async |access| access.multipart().abort_multipart(key, &begun.id).await).await;
     }
+}
+
+/// The ETag of a part's bytes, on a thread that may compute.
+async fn etag_of(part: &Bytes) -> Result<String, Error> {
+    let bytes = part.clone();
+    Ok(tokio::task::spawn_blocking(move || resume::etag(&bytes)).await?)
+}
+
+/// Whether an object with this ETag is made of parts with these names: put together, or sent as one.
+fn is_object_of(etag: &str, ids: &[String]) -> bool {
+    if let [only] = ids
+        && etag_in(only) == etag
+    {
+        return true;
+    }
+    let etags: Vec<&str> = ids.iter().map(|id| etag_in(id)).collect();
+    resume::etag_of_parts(etags.into_iter()).is_some_and(|expected| expected == etag)
 }
 
 /// The ETag in the name of a part.
