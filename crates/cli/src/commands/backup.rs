@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::local_name::{path_argument, target_argument};
 use crate::output::{json, stderr, stdout};
-use crate::packed::{self, Order, PackedArgs, Read, Reader};
+use crate::packed::{self, Order, PackedArgs, Reader, Unpacking};
 use crate::remote_disk::{RemoteTransfers, transfers};
 use crate::session::Session;
 use crate::size::size_argument;
@@ -253,9 +253,9 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     options.control.rate_limit = args.rate_limit.and_then(|rate| rate.0);
     let order = if args.skip_errors { Order::Any } else { Order::Once };
     let first = back_up(args, &session, spec.clone(), options.clone(), &mut watch, order);
-    let report = match (first, packed::read_of(std::slice::from_ref(&spec))) {
-        (Err(_), Read::Failed(failure)) => Err(failure),
-        (Err(_), Read::Again) => back_up(args, &session, spec, options, &mut watch, Order::Any),
+    let report = match (first, packed::unpacking_of(std::slice::from_ref(&spec))) {
+        (Err(_), Unpacking::Failed(failure)) => Err(failure),
+        (Err(_), Unpacking::Again) => back_up(args, &session, spec, options, &mut watch, Order::Any),
         (made, _) => made,
     }?;
     if let Some(source) = source {

@@ -16,7 +16,7 @@ use crate::local_name::local_path;
 use crate::named_disks::allow_streams;
 use crate::named_disks::is_remote;
 use crate::output::{json, stderr, stdout};
-use crate::packed::{self, PackedArgs, Read};
+use crate::packed::{self, PackedArgs, Unpacking};
 use crate::program;
 use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::remote_disk::RemoteName;
@@ -271,10 +271,10 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
     }
     let first = copy_sources(args, &opts, &session, &mut watch, specs.clone(), target, Pass::First);
     let Err(failure) = first else { return first };
-    match packed::read_of(&specs) {
-        Read::Otherwise => Err(failure),
-        Read::Failed(failure) => Err(failure),
-        Read::Again => copy_sources(args, &opts, &session, &mut watch, specs, target, Pass::Again),
+    match packed::unpacking_of(&specs) {
+        Unpacking::Sound => Err(failure),
+        Unpacking::Failed(failure) => Err(failure),
+        Unpacking::Again => copy_sources(args, &opts, &session, &mut watch, specs, target, Pass::Again),
     }
 }
 

@@ -210,30 +210,30 @@ pub(crate) fn prepare(
     Ok(prepared)
 }
 
-/// What became of reading the sources.
+/// What became of unpacking sources that are read in order.
 #[derive(Debug)]
-pub(crate) enum Read {
-    /// Reading did not fail, or not for what is packed.
-    Otherwise,
-    /// It failed because of a packed source.
+pub(crate) enum Unpacking {
+    /// It did not fail.
+    Sound,
+    /// It failed, which is why the command did.
     Failed(Failure),
     /// A source must be read at any place: it is to be prepared again for such a reader.
     Again,
 }
 
-/// What became of reading the sources, where a command has failed.
-pub(crate) fn read_of(specs: &[ImageSpec]) -> Read {
+/// What became of unpacking the sources of a command that has failed.
+pub(crate) fn unpacking_of(specs: &[ImageSpec]) -> Unpacking {
     let faults = specs.iter().filter_map(|spec| Some((spec, registry::fault(&spec.path)?)));
-    let mut read = Read::Otherwise;
+    let mut found = Unpacking::Sound;
     for (spec, fault) in faults {
         match fault {
             Fault::Told(reason) => {
-                return Read::Failed(Failure::opening_name(spec.path.as_os_str(), &reason));
+                return Unpacking::Failed(Failure::opening_name(spec.path.as_os_str(), &reason));
             }
-            Fault::NeedsPlaces => read = Read::Again,
+            Fault::NeedsPlaces => found = Unpacking::Again,
         }
     }
-    read
+    found
 }
 
 /// Whether `source` holds a raw disk that can be unpacked while it is read.
