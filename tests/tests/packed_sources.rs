@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use zebu_tests::filled_disk::{Fill, disk, write_sparse};
 use zebu_tests::model::difference;
-use zebu_tests::program::zebu;
+use zebu_tests::program::{Finished, finish, zebu, zebu_program};
 use zebu_tests::random::Random;
 use zebu_tests::scratch::Scratch;
 use zebu_tests::usage::run_measured;
@@ -29,6 +29,7 @@ fn pack(dir: &Path, line: &str, from: &str, to: &str) {
     let program = words.next().expect("a program");
     let status = Command::new(program)
         .args(words)
+        .current_dir(dir)
         .stdin(std::fs::File::open(dir.join(from)).expect("just made"))
         .stdout(std::fs::File::create(dir.join(to)).expect("scratch is writable"))
         .status()
@@ -265,4 +266,213 @@ fn other_packings_are_refused_with_a_remedy() {
     }
     zebu(dir, ["convert", "-f", "raw", "-O", "raw", "raw", "plain.zip"]).ok();
     zebu(dir, ["info", "plain.zip"]).ok();
+}
+
+/// Runs `zebu` where no file for unpacked bytes can be made.
+fn without_room(dir: &Path, words: &[&str]) -> Finished {
+    let mut command = Command::new(zebu_program());
+    command.args(words).current_dir(dir).env("TMPDIR", dir.join("missing"));
+    finish(command)
+}
+
+/// Has the packers pack a file by its name, so that they know how long it is.
+fn pack_by_name(dir: &Path, line: &str, from: &str, to: &str) {
+    pack(dir, &format!("{line} {from}"), from, to);
+}
+
+#[test]
+fn raw_disks_are_unpacked_while_they_are_copied() {
+    let scratch = Scratch::new("packed");
+    let dir = scratch.path();
+    for (number, len) in [(1, 1), (2, 1000), (3, 9 * MIB + 512), (4, 20 * MIB)] {
+        let mut expected = disk(len.next_multiple_of(512), Fill::Some, &mut Random::new(number));
+        expected.truncate(len);
+        expected[0] = 1;
+        write_sparse(&scratch.file("raw"), &expected);
+        // As large as the disk of the file that is not packed.
+        expected.resize(len.next_multiple_of(512), 0);
+        for packer in PACKERS {
+            pack(dir, packer, "raw", "packed");
+            for options in [
+                "-O raw",
+                "-O raw -S 0",
+                "-O raw -t none -W 3",
+                "-O raw --max-size 32M",
+                "-O qcow2",
+                "-O qcow2 -o extended_l2=on -m 1",
+                "-O qcow2 -c",
+                "-O qcow2 -c -o compression_type=zstd,cluster_size=1M",
+                "-O qcow2 -o size=64M",
+            ] {
+                let what = format!("{len} bytes, {packer}, {options}");
+                let words: Vec<&str> =
+                    ["convert"].into_iter().chain(options.split(' ')).chain(["packed", "out"]).collect();
+                let out = without_room(dir, &words).ok();
+                assert!(out.stderr.is_empty(), "{what}: {out}");
+                if options.contains("qcow2") {
+                    zebu(dir, ["check", "out"]).ok();
+                    let size = if options.contains("size=64M") { 64 << 20 } else { expected.len() };
+                    let info = zebu(dir, ["info", "--output", "json", "out"]).ok();
+                    assert!(info.stdout.contains(&format!("\"virtual-size\": {size}")), "{what}: {info}");
+                    zebu(dir, ["compare", "raw", "out"]).ok();
+                } else {
+                    same(dir, "out", &expected, &what);
+                }
+                std::fs::remove_file(scratch.file("out")).expect("just made");
+            }
+        }
+    }
+    assert_eq!(names(dir), ["packed", "raw"]);
+}
+
+#[test]
+fn a_target_that_exists_keeps_what_lies_behind_the_source() {
+    let scratch = Scratch::new("packed");
+    let dir = scratch.path();
+    let mut expected = disk(3 * MIB + 512, Fill::Some, &mut Random::new(71));
+    write_sparse(&scratch.file("raw"), &expected);
+    let old = disk(8 * MIB, Fill::All, &mut Random::new(72));
+    expected.extend_from_slice(&old[expected.len()..]);
+    for packer in PACKERS {
+        pack(dir, packer, "raw", "packed");
+        std::fs::write(scratch.file("old"), &old).expect("scratch is writable");
+        without_room(dir, &["convert", "-n", "-O", "raw", "packed", "old"]).ok();
+        same(dir, "old", &expected, packer);
+        zebu(dir, ["convert", "-f", "raw", "-O", "qcow2", "old", "old.qcow2"]).ok();
+        without_room(dir, &["convert", "-n", "-O", "qcow2", "packed", "old.qcow2"]).ok();
+        zebu(dir, ["compare", "-f", "raw", "-F", "qcow2", "old", "old.qcow2"]).ok();
+        zebu(dir, ["check", "old.qcow2"]).ok();
+        zebu(dir, ["create", "-f", "raw", "small", "2M"]).ok();
+        let out = without_room(dir, &["convert", "-n", "-O", "raw", "packed", "small"]).exits(1);
+        assert!(out.stderr.contains("output file is smaller than input file"), "{packer}: {out}");
+    }
+}
+
+/// Targets that must know the length of their disk first get it from xz and zstd; other packings need the room.
+#[test]
+fn lengths_that_packed_files_tell_spare_the_room() {
+    let scratch = Scratch::new("packed");
+    let dir = scratch.path();
+    let expected = disk(5 * MIB, Fill::Some, &mut Random::new(73));
+    write_sparse(&scratch.file("raw"), &expected);
+    for packer in ["xz -c -1 -T2 --block-size=1MiB", "xz -c -0 -T1", "zstd -c -q"] {
+        pack_by_name(dir, packer, "raw", "packed");
+        for options in [
+            "-O vdi",
+            "-O vhdx",
+            "-O vmdk -o subformat=streamOptimized",
+            "-O raw -o preallocation=falloc",
+            "-O qcow2 -o preallocation=metadata",
+            "-O qcow2 -o cluster_size=512",
+        ] {
+            let words: Vec<&str> =
+                ["convert"].into_iter().chain(options.split(' ')).chain(["packed", "out"]).collect();
+            without_room(dir, &words).ok();
+            zebu(dir, ["compare", "raw", "out"]).ok();
+        }
+        let out = without_room(dir, &["convert", "-O", "vdi", "--max-size", "4M", "packed", "new"]).exits(1);
+        assert!(out.stderr.contains("--max-size"), "{out}");
+        without_room(dir, &["backup", "packed", "backup.qcow2"]).ok();
+        zebu(dir, ["compare", "raw", "backup.qcow2"]).ok();
+        without_room(dir, &["convert", "-O", "raw", "packed", "packed", "out"]).ok();
+        same(dir, "out", &[expected.clone(), expected.clone()].concat(), "two sources");
+    }
+    pack(dir, "gzip -c", "raw", "packed");
+    for words in [
+        &["convert", "-O", "vdi", "packed", "new"][..],
+        &["convert", "-O", "raw", "packed", "packed", "new"],
+        &["backup", "packed", "new"],
+    ] {
+        let out = without_room(dir, words).exits(1);
+        assert!(out.stderr.contains("TMPDIR"), "{out}");
+    }
+    assert!(!scratch.file("new").exists());
+}
+
+/// A fixed VHD looks raw up to its last 512 bytes. What was written by then does not stay.
+#[test]
+fn an_image_that_is_known_by_its_end_is_read_as_that_image() {
+    let scratch = Scratch::new("packed");
+    let dir = scratch.path();
+    let expected = disk(3 * MIB, Fill::Some, &mut Random::new(74));
+    write_sparse(&scratch.file("raw"), &expected);
+    let options = ["-O", "vpc", "-o", "subformat=fixed,force_size"];
+    zebu(dir, ["convert"].into_iter().chain(options).chain(["raw", "vhd"])).ok();
+    for packer in PACKERS {
+        pack_by_name(dir, packer, "vhd", "packed");
+        zebu(dir, ["convert", "-O", "qcow2", "packed", "out"]).ok();
+        zebu(dir, ["compare", "raw", "out"]).ok();
+        zebu(dir, ["convert", "-O", "vdi", "packed", "out"]).ok();
+        zebu(dir, ["compare", "raw", "out"]).ok();
+        std::fs::write(scratch.file("old"), vec![0; 4 * MIB]).expect("scratch is writable");
+        zebu(dir, ["convert", "-n", "--target-is-zero", "-O", "raw", "packed", "old"]).ok();
+        let old = std::fs::read(scratch.file("old")).expect("just made");
+        assert!(old[..expected.len()] == expected, "{packer}");
+        zebu(dir, ["backup", "packed", "backup"]).ok();
+        zebu(dir, ["compare", "raw", "backup"]).ok();
+        let out = without_room(dir, &["convert", "-O", "raw", "packed", "new"]).exits(1);
+        assert!(out.stderr.contains("TMPDIR"), "{packer}: {out}");
+    }
+    assert!(!scratch.file("new").exists());
+}
+
+/// Memory of a copy beside what it takes when nothing is packed, KiB. The window of `xz -6` has 8 MiB, and a block 24 MiB.
+const STREAM_KIB: u64 = 220 << 10;
+
+#[test]
+fn memory_does_not_grow_with_the_disk() {
+    let scratch = Scratch::new("packed");
+    let dir = scratch.path();
+    let measured = Path::new(env!("CARGO_BIN_EXE_measured"));
+    write_sparse(&scratch.file("raw"), &disk(300 * MIB, Fill::Some, &mut Random::new(75)));
+    for packer in ["gzip -1 -c", "xz -c -1 -T2", "zstd -c -q -1", "lz4 -c -q"] {
+        pack(dir, packer, "raw", "packed");
+        let words = ["convert", "-O", "qcow2", "packed", "out"];
+        let (out, peak_kib) = run_measured(measured, Duration::from_secs(120), dir, &words);
+        out.ok();
+        assert!(peak_kib <= STREAM_KIB, "{packer}: {peak_kib} KiB");
+        zebu(dir, ["compare", "raw", "out"]).ok();
+    }
+}
+
+/// What a packed file ends with counts, too: a sum, another part, or something that is none.
+#[test]
+fn damage_at_the_end_leaves_no_target() {
+    let scratch = Scratch::new("packed");
+    let dir = scratch.path();
+    let expected = disk(2 * MIB, Fill::Some, &mut Random::new(76));
+    write_sparse(&scratch.file("raw"), &expected);
+    // The place of the sum of the content, or of the block, from the end.
+    for (packer, sum) in [
+        ("gzip -c", 8),
+        ("xz -c -0 -T1", 30),
+        ("zstd -c -q", 4),
+        ("bzip2 -c", 5),
+        ("lz4 -c -q", 4),
+    ] {
+        pack(dir, packer, "raw", "good");
+        let good = std::fs::read(scratch.file("good")).expect("just made");
+        let mut wrong = good.clone();
+        let at = wrong.len() - sum;
+        wrong[at] ^= 0x10;
+        let bad = [
+            ("a wrong sum", wrong),
+            ("a letter behind", [&good[..], b"x"].concat()),
+            ("text behind", [&good[..], b"this is no packed data, but it is long enough to be some"].concat()),
+            ("half of another part", [&good[..], &good[..good.len() / 2]].concat()),
+            ("the head of another part", [&good[..], &good[..5]].concat()),
+        ];
+        for (what, bytes) in bad {
+            std::fs::write(scratch.file("packed"), bytes).expect("scratch is writable");
+            for format in ["raw", "qcow2", "vdi"] {
+                let out = zebu(dir, ["convert", "-O", format, "packed", "new"]).exits(1);
+                assert!(out.stderr.contains("can't unpack"), "{packer}, {what}: {out}");
+                assert!(!scratch.file("new").exists(), "{packer}, {what}");
+            }
+        }
+        std::fs::write(scratch.file("packed"), [&good[..], &good].concat()).expect("scratch is writable");
+        zebu(dir, ["convert", "-O", "raw", "packed", "out"]).ok();
+        same(dir, "out", &[expected.clone(), expected.clone()].concat(), packer);
+    }
+    assert!(names(dir).iter().all(|name| !name.starts_with('.')), "{:?}", names(dir));
 }

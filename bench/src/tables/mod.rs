@@ -7,6 +7,7 @@ mod embedding;
 mod encryption;
 mod fresh;
 mod mapping;
+mod packed;
 mod remote;
 mod requests;
 mod serving;
@@ -74,6 +75,10 @@ pub(crate) const TABLES: &[Table] = &[
         "Data that has no zeroes, O_DIRECT on both sides; QEMU with -m 16 -W. On XFS by reflink, beside a copy."),
     table("compress", copies::compress, Always(&["convert -c of a file system, zstd"]), "Compressed images",
         "convert -c beside QEMU's fastest setting (-m 16 -W), and small reads of the result."),
+    table("packed", packed::packed, Asked, "Packed sources",
+        "A raw disk in a packed file; beside a pipe into dd, and beside unpacking before QEMU converts (-m 16 -W). Until all is durable; the target's cache is each program's default."),
+    table("foreign", packed::foreign, Asked, "Images of other programs",
+        "Converting to qcow2, until all is durable; QEMU with -m 16 -W."),
     table("backup", backup::backup, Always(&[]), "Compressed backup",
         "Time, size, what stays in the page cache, and the latency of another process that reads the disk meanwhile."),
     table("alignment", copies::alignment, Always(&["block requests of convert"]), "Alignment",

@@ -89,6 +89,12 @@ pub(crate) fn recognise(first: &[u8], last: &[u8]) -> Option<Foreign> {
         .or_else(|| ends().map(Foreign::Image))
 }
 
+/// Whether a file of an unnamed format with these first and last bytes is taken for a raw disk: it begins and ends like no
+/// image and like no packed file. 4096 bytes of each are enough. Either may be empty, and tells nothing then.
+pub fn looks_raw(first: &[u8], last: &[u8]) -> bool {
+    !first.starts_with(&zebu_qcow2::header::MAGIC.to_be_bytes()) && recognise(first, last).is_none()
+}
+
 /// Text that names the files of a disk: comments and blank lines, then the version.
 pub(crate) fn is_vmdk_descriptor(first: &[u8]) -> bool {
     first.starts_with(b"# Disk DescriptorFile")

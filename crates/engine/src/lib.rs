@@ -98,6 +98,7 @@ pub use crypt::{
 pub use disk::{Disk, DiskBuilder, DiskExtents, DiskJob};
 pub use error::{Error, ErrorKind, Result};
 pub use extents::Extents;
+pub use foreign::looks_raw;
 pub use image::Image;
 pub use open::probe;
 pub use options::*;

@@ -155,7 +155,7 @@ impl Throttle {
 pub(crate) struct Tracker {
     control: JobControl,
     phase: Phase,
-    total: u64,
+    total: AtomicU64,
     done: AtomicU64,
     /// The last report. Held while the caller's function runs, so that it never sees progress go back.
     reported: Mutex<u64>,
@@ -167,7 +167,7 @@ impl Tracker {
         let tracker = Self {
             control: control.clone(),
             phase,
-            total,
+            total: AtomicU64::new(total),
             done: AtomicU64::new(0),
             reported: Mutex::new(0),
             throttle: Throttle::new(control),
@@ -180,6 +180,16 @@ impl Tracker {
         self.control.cancel.check()
     }
 
+    /// Bytes in all.
+    fn total(&self) -> u64 {
+        self.total.load(Ordering::Relaxed)
+    }
+
+    /// Changes how many bytes there are in all, for what learns its length as it goes.
+    pub(crate) fn set_total(&self, total: u64) {
+        self.total.store(total, Ordering::Relaxed);
+    }
+
     /// Adds bytes that are dealt with.
     pub(crate) fn advance(&self, bytes: u64) {
         self.done.fetch_add(bytes, Ordering::Relaxed);
@@ -189,7 +199,7 @@ impl Tracker {
         // If another thread is reporting: it, or the next one, says more than this one could.
         let Some(mut reported) = self.reported.try_lock() else { return };
         // What is reserved ends with a cluster, which may reach past the end of the disk.
-        let done = self.done.load(Ordering::Relaxed).min(self.total);
+        let done = self.done.load(Ordering::Relaxed).min(self.total());
         if done > *reported {
             *reported = done;
             self.report(done);
@@ -199,16 +209,17 @@ impl Tracker {
     /// Reports that all is done, then that `next` begins.
     pub(crate) fn finish(&self, next: Option<Phase>) {
         let last = *self.reported.lock();
-        if last < self.total {
-            self.report(self.total);
+        let total = self.total();
+        if last < total {
+            self.report(total);
         }
         if let Some(phase) = next {
-            self.control.report(phase, self.total, self.total);
+            self.control.report(phase, total, total);
         }
     }
 
     fn report(&self, done: u64) {
-        self.control.report(self.phase, done, self.total);
+        self.control.report(self.phase, done, self.total());
     }
 
     /// Waits until more may be moved under the rate limit, and charges nothing: for work that may be refused. What was

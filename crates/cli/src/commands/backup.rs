@@ -7,9 +7,10 @@ use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::compression::CompressionArgs;
 use crate::dry_run;
 use crate::failure::Failure;
+use crate::image_spec::ImageSpec;
 use crate::local_name::{path_argument, target_argument};
 use crate::output::{json, stderr, stdout};
-use crate::packed::{self, PackedArgs};
+use crate::packed::{self, Order, PackedArgs, Reader, Unpacking};
 use crate::remote_disk::{RemoteTransfers, transfers};
 use crate::session::Session;
 use crate::size::size_argument;
@@ -250,30 +251,48 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     options.speed = args.speed.speed();
     options.control = watch.control();
     options.control.rate_limit = args.rate_limit.and_then(|rate| rate.0);
-    packed::prepare(&args.packed, &spec, &args.target, &watch)?;
-    if let Some(name) = object {
-        let report = session.with_image(&spec, |image| {
-            let report = store::back_up(&session, image, name, options);
+    let order = if args.skip_errors { Order::Any } else { Order::Once };
+    let first = back_up(args, &session, spec.clone(), options.clone(), &mut watch, order);
+    let report = match (first, packed::unpacking_of(std::slice::from_ref(&spec))) {
+        (Err(_), Unpacking::Failed(failure)) => Err(failure),
+        (Err(_), Unpacking::Again) => back_up(args, &session, spec, options, &mut watch, Order::Any),
+        (made, _) => made,
+    }?;
+    if let Some(source) = source {
+        source.clean_up();
+    }
+    if unasked == Some(UnaskedWrites::OneBuffered) {
+        drop_pages(&args.target);
+    }
+    tell(args, &report)
+}
+
+/// Makes the backup, wherever it goes.
+fn back_up(
+    args: &BackupArgs,
+    session: &Session,
+    mut spec: ImageSpec,
+    options: BackupOptions,
+    watch: &mut Watch,
+    order: Order,
+) -> Result<BackupReport, Failure> {
+    let reader = || Ok(Reader { order, target_size: None });
+    packed::prepare(&args.packed, &mut spec, &args.target, reader, watch)?;
+    if let Some(name) = store_name(args.target.as_os_str())? {
+        return session.with_image(&spec, |image| {
+            let report = store::back_up(session, image, name, options);
             watch.finish();
             report
-        })?;
-        if let Some(source) = source {
-            source.clean_up();
-        }
-        return tell(args, &report);
+        });
     }
-    if let Some(disk) = disk {
-        let report = session.with_image(&spec, |image| {
-            let report = nbd::back_up(&session, image, &disk, &options);
+    if let Some(disk) = nbd::disk_on_server(args.target.as_os_str())? {
+        return session.with_image(&spec, |image| {
+            let report = nbd::back_up(session, image, &disk, &options);
             watch.finish();
             report
-        })?;
-        if let Some(source) = source {
-            source.clean_up();
-        }
-        return tell(args, &report);
+        });
     }
-    let report = session.with_image(&spec, |image| {
+    session.with_image(&spec, |image| {
         let worker = session.worker();
         let result = worker.block_on(backup(worker, image, &options));
         watch.finish();
@@ -284,14 +303,7 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
                 Failure::during(&format!("error while making the backup '{}'", args.target.display()), &error)
             }
         })
-    })?;
-    if let Some(source) = source {
-        source.clean_up();
-    }
-    if unasked == Some(UnaskedWrites::OneBuffered) {
-        drop_pages(&args.target);
-    }
-    tell(args, &report)
+    })
 }
 
 /// Prints what was done.

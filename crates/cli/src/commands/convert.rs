@@ -1,5 +1,6 @@
 //! `zebu convert`: copies images into a new or an existing one.
 
+mod packed_source;
 mod report;
 mod store;
 
@@ -15,7 +16,7 @@ use crate::local_name::local_path;
 use crate::named_disks::allow_streams;
 use crate::named_disks::is_remote;
 use crate::output::{json, stderr, stdout};
-use crate::packed::{self, PackedArgs};
+use crate::packed::{self, PackedArgs, Unpacking};
 use crate::program;
 use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::remote_disk::RemoteName;
@@ -28,6 +29,7 @@ use crate::store_target::store_name;
 use crate::unasked_cache::UnaskedCache;
 use crate::values::{Aio, OutputFormat, Rate, caches, formats, rate_argument, target_formats};
 use crate::watch::{ProgressArg, Watch};
+use packed_source::{PackedSources, Pass, reader};
 use report::{human_text, json_report};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -267,14 +269,37 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
     if args.packed.has_member() && specs.len() > 1 {
         return Err(Failure::usage("--member names a part of one source, and there are several"));
     }
+    let first = copy_sources(args, &opts, &session, &mut watch, specs.clone(), target, Pass::First);
+    let Err(failure) = first else { return first };
+    match packed::unpacking_of(&specs) {
+        Unpacking::Sound => Err(failure),
+        Unpacking::Failed(failure) => Err(failure),
+        Unpacking::Again => copy_sources(args, &opts, &session, &mut watch, specs, target, Pass::Again),
+    }
+}
+
+/// Opens the sources, copies them and tells what was done. Returns the exit code.
+fn copy_sources(
+    args: &ConvertArgs,
+    opts: &CreateOpts,
+    session: &Session,
+    watch: &mut Watch,
+    mut specs: Vec<ImageSpec>,
+    target: &OsStr,
+    pass: Pass,
+) -> Result<u8, Failure> {
     let written = local_path(target).unwrap_or_default();
-    for spec in &specs {
-        packed::prepare(&args.packed, spec, &written, &watch)?;
+    let mut packed = PackedSources::default();
+    for spec in &mut specs {
+        let reader = || reader(args, opts, session, target, pass);
+        let prepared = packed::prepare(&args.packed, spec, &written, reader, watch)?;
+        packed.is_stream |= prepared.is_stream;
+        packed.end = packed.end.or(prepared.end);
     }
     let images = specs.iter().map(|spec| session.open(spec)).collect::<Result<Vec<Image>, _>>()?;
     if args.dry_run {
         watch.finish();
-        let told = dry_run::tell(&session, &images, args.output.unwrap_or_default());
+        let told = dry_run::tell(session, &images, args.output.unwrap_or_default());
         for image in &images {
             session.close(image, Access::ReadOnly)?;
         }
@@ -293,7 +318,7 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
         }
         return Ok(1);
     }
-    let report = convert_to(args, &opts, &session, &mut watch, &images, target);
+    let report = convert_to(args, opts, session, watch, &images, target, &packed, pass);
     for image in &images {
         session.close(image, Access::ReadOnly)?;
     }
@@ -393,9 +418,12 @@ fn convert_to(
     watch: &mut Watch,
     images: &[Image],
     target: &OsStr,
+    packed: &PackedSources,
+    pass: Pass,
 ) -> Result<ConvertReport, Failure> {
     let mut options = ConvertOptions::default()
-        .workers(usize::from(args.workers))
+        .workers(if packed.is_stream { 1 } else { usize::from(args.workers) })
+        .source_end(packed.end.clone())
         .worker_config(session.config().clone())
         .requests(usize::from(args.parallel.unwrap_or(8)))
         .buffer_memory(args.buffer_memory)
@@ -435,10 +463,10 @@ fn convert_to(
                 unasked.tell("the target");
             }
         }
-        let content = match (args.target_is_zero, args.backing.is_some()) {
-            (true, _) => TargetContent::Zero,
-            (false, true) => TargetContent::SharedBacking,
-            (false, false) => TargetContent::Unknown,
+        let content = match pass {
+            Pass::First if args.target_is_zero => TargetContent::Zero,
+            Pass::First if args.backing.is_some() => TargetContent::SharedBacking,
+            Pass::First | Pass::Again => TargetContent::Unknown,
         };
         let mut copied = None;
         let done = session.with_image(&spec, |image| {

@@ -226,41 +226,12 @@ impl<R: BufRead> Read for Lz4<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
-    use std::process::{Command, Stdio};
-
-    /// The output of a program that packs.
-    fn pack(line: &str, content: &[u8]) -> Vec<u8> {
-        let mut words = line.split(' ');
-        let program = words.next().unwrap();
-        let mut child = Command::new(program)
-            .args(words)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap_or_else(|e| panic!("{program}: {e}; `cargo xtask setup` installs it"));
-        let mut stdin = child.stdin.take().unwrap();
-        let content = content.to_vec();
-        let writer = std::thread::spawn(move || stdin.write_all(&content).unwrap());
-        let out = child.wait_with_output().unwrap();
-        writer.join().unwrap();
-        out.stdout
-    }
+    use crate::packed::samples::{content, pack};
 
     fn unpack(packed: &[u8]) -> io::Result<Vec<u8>> {
         let mut out = Vec::new();
         Packing::of(packed).unwrap().decoder(packed)?.read_to_end(&mut out)?;
         Ok(out)
-    }
-
-    fn content(len: usize) -> Vec<u8> {
-        let mut state = 1u64;
-        (0..len)
-            .map(|at| {
-                state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(at as u64);
-                if at / 5000 % 3 == 0 { (state >> 56) as u8 } else { 0 }
-            })
-            .collect()
     }
 
     #[test]

@@ -1,13 +1,19 @@
 //! Packed sources: files in gzip, xz, zstd, bzip2 and lz4, and members of tar files such as OVAs, found by their first bytes.
 //!
-//! A packed file is unpacked into one without a name, because most images are read at any place. A member of a tar file
-//! is read where it lies.
+//! A raw disk is unpacked while it is read in order. Other images are read at any place, so they are unpacked into a file
+//! without a name first. A member of a tar file is read where it lies.
 
 mod decode;
+mod decoding;
 mod ovf;
+mod recent;
 pub(crate) mod registry;
+#[cfg(test)]
+mod samples;
 mod spill;
+mod stream;
 mod tar;
+mod told_length;
 mod window;
 
 use crate::failure::Failure;
@@ -18,15 +24,19 @@ use crate::program;
 use crate::size::size_argument;
 use crate::watch::Watch;
 use decode::Packing;
+use decoding::{Fault, Length, Source};
 use registry::Unpacked;
 use spill::Stopped;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use stream::PackedStream;
 use tar::{Member, Range};
 use window::Window;
-use zebu::{Access, Format, PackedFormat};
+use zebu::jobs::SourceEnd;
+use zebu::{Access, Format, PackedFormat, looks_raw};
 
 /// Packings around each other that are taken away: a disk in xz in an OVA in gzip has three.
 const MOST_LAYERS: usize = 4;
@@ -34,6 +44,10 @@ const MOST_LAYERS: usize = 4;
 const SNIFFED: u64 = 4096;
 /// Bytes of an OVF descriptor.
 const MOST_DESCRIPTOR: u64 = 1 << 20;
+/// Bytes that are unpacked where neither an option nor the target bounds them.
+const MOST_UNPACKED: u64 = 256 << 30;
+/// Bytes of an image beside those of its disk, at most as many.
+const BESIDE_DISK: u64 = 64 << 20;
 /// Names that an error lists.
 const MOST_LISTED: usize = 20;
 
@@ -44,15 +58,54 @@ pub(crate) struct PackedArgs {
     #[arg(long, value_name = "NAME")]
     member: Option<String>,
 
-    /// Unpack at most so many bytes of a packed source
-    #[arg(long, value_name = "SIZE", value_parser = size_argument, default_value = "256G")]
-    max_size: u64,
+    /// Unpack at most so many bytes of a packed source [default: as the target's size allows, or 256G]
+    #[arg(long, value_name = "SIZE", value_parser = size_argument)]
+    max_size: Option<u64>,
+}
+
+/// The order in which a source is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Any.
+    Any,
+    /// Once, from the start to the end.
+    Once,
+    /// The same, and its length need not be known before.
+    OpenEnded,
+}
+
+/// The reader of a source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Reader {
+    pub(crate) order: Order,
+    /// Bytes of the target's disk, if they are known before the source's.
+    pub(crate) target_size: Option<u64>,
+}
+
+/// A source that is ready to be opened.
+#[derive(Debug, Default)]
+pub(crate) struct Prepared {
+    /// Whether it is unpacked while it is read, on one thread.
+    pub(crate) is_stream: bool,
+    /// Its end, if that shows when it has been read.
+    pub(crate) end: Option<SourceEnd>,
 }
 
 impl PackedArgs {
     /// Whether a part of a tar file is named.
     pub(crate) fn has_member(&self) -> bool {
         self.member.is_some()
+    }
+
+    /// Bytes of a disk that is unpacked while it is read.
+    pub(crate) fn most_of_disk(&self) -> u64 {
+        self.max_size.unwrap_or(MOST_UNPACKED)
+    }
+
+    /// Bytes of an image that is unpacked. It may be somewhat larger than its disk.
+    fn most_of_image(&self, target_size: Option<u64>) -> u64 {
+        let by_target = || target_size.map(|size| size.saturating_mul(2).saturating_add(BESIDE_DISK));
+        self.max_size.or_else(by_target).unwrap_or(MOST_UNPACKED)
     }
 }
 
@@ -67,19 +120,20 @@ fn spill_directory(target: &Path) -> PathBuf {
     }
 }
 
-/// Unpacks a source, if it is packed: the name in `spec` leads to what it holds from then on. `target` is what will be
-/// written.
+/// Unpacks a source, if it is packed, or begins to: the name in `spec` leads to what it holds from then on. `target` is what
+/// will be written. `reader` is asked for if the source is packed.
 pub(crate) fn prepare(
     args: &PackedArgs,
-    spec: &ImageSpec,
+    spec: &mut ImageSpec,
     target: &Path,
+    reader: impl Fn() -> Result<Reader, Failure>,
     watch: &Watch,
-) -> Result<(), Failure> {
-    let path = &spec.path;
+) -> Result<Prepared, Failure> {
+    let path = &spec.path.clone();
     let fail = |reason: &str| Failure::opening_name(path.as_os_str(), reason);
     let no_member = |why: &str| match &args.member {
         Some(_) => Err(fail(&format!("--member names a part of a tar file, {why}"))),
-        None => Ok(()),
+        None => Ok(Prepared::default()),
     };
     if spec.options.format == Some(Format::Raw) {
         return no_member("and with the format raw the very bytes of the file are the disk");
@@ -92,19 +146,31 @@ pub(crate) fn prepare(
     if !std::fs::metadata(path).is_ok_and(|found| found.is_file()) {
         return no_member("and this is no regular file");
     }
-    let Ok(file) = File::open(path) else { return Ok(()) };
+    let Ok(file) = File::open(path) else { return Ok(Prepared::default()) };
     let original = file.metadata().map_err(|e| fail(&e.to_string()))?;
-    let mut layer = Layer { range: Range { start: 0, len: original.len() }, file, is_whole: false };
+    let range = Range { start: 0, len: original.len() };
+    let mut layer = Layer { range, file: Arc::new(file), is_whole: false };
     let (mut layers, mut member_found) = (0, false);
+    let is_target = || {
+        std::fs::metadata(target)
+            .is_ok_and(|found| (found.dev(), found.ino()) == (original.dev(), original.ino()))
+    };
+    let mut streamed = None;
     loop {
         let first = layer.first_bytes().map_err(|e| fail(&e.to_string()))?;
         if let Some(packing) = Packing::of(&first) {
-            let directory = spill_directory(target);
-            layer =
-                layer.unpack(packing, &directory, args.max_size, watch).map_err(|reason| match reason {
-                    Some(reason) => fail(&reason),
-                    None => Failure::interrupted(),
-                })?;
+            let reader = reader()?;
+            let source = layer.source(packing);
+            if is_raw_stream(spec, reader.order, &source).map_err(|reason| fail(&reason))? {
+                streamed = Some((source, reader));
+                layers += 1;
+                break;
+            }
+            let (directory, most) = (spill_directory(target), args.most_of_image(reader.target_size));
+            layer = layer.unpack(packing, &directory, most, watch).map_err(|reason| match reason {
+                Some(reason) => fail(&reason),
+                None => Failure::interrupted(),
+            })?;
         } else if PackedFormat::of(&first) == Some(PackedFormat::Tar) {
             let member = choose(&layer, args.member.as_deref()).map_err(|reason| fail(&reason))?;
             member_found = true;
@@ -122,25 +188,98 @@ pub(crate) fn prepare(
         no_member("and this is none")?;
     }
     if layers == 0 {
-        return Ok(());
+        return Ok(Prepared::default());
     }
-    let is_target = std::fs::metadata(target)
-        .is_ok_and(|found| (found.dev(), found.ino()) == (original.dev(), original.ino()));
-    if is_target {
+    if is_target() {
         return Err(fail("it is the target, too, and writing it would destroy it: give another target"));
     }
-    let unpacked = if layer.is_whole {
+    let mut prepared = Prepared::default();
+    let unpacked = if let Some((source, reader)) = streamed {
+        let length = length_of(args, &source, reader).map_err(|reason| fail(&reason))?;
+        prepared.is_stream = true;
+        prepared.end = matches!(length, Length::AtMost(..)).then(SourceEnd::new);
+        spec.options.format = Some(Format::Raw);
+        let stream = PackedStream::new(source, length, prepared.end.clone());
+        Unpacked::Stream(stream.map_err(|e| fail(&e.to_string()))?)
+    } else if layer.is_whole {
         Unpacked::Whole(layer.file)
     } else {
         Unpacked::Window(Window::new(layer.file, layer.range).map_err(|e| fail(&e.to_string()))?)
     };
     registry::note(path, unpacked);
-    Ok(())
+    Ok(prepared)
+}
+
+/// What became of unpacking sources that are read in order.
+#[derive(Debug)]
+pub(crate) enum Unpacking {
+    /// It did not fail.
+    Sound,
+    /// It failed, which is why the command did.
+    Failed(Failure),
+    /// A source must be read at any place: it is to be prepared again for such a reader.
+    Again,
+}
+
+/// What became of unpacking the sources of a command that has failed.
+pub(crate) fn unpacking_of(specs: &[ImageSpec]) -> Unpacking {
+    let faults = specs.iter().filter_map(|spec| Some((spec, registry::fault(&spec.path)?)));
+    let mut found = Unpacking::Sound;
+    for (spec, fault) in faults {
+        match fault {
+            Fault::Told(reason) => {
+                return Unpacking::Failed(Failure::opening_name(spec.path.as_os_str(), &reason));
+            }
+            Fault::NeedsPlaces => found = Unpacking::Again,
+        }
+    }
+    found
+}
+
+/// Whether `source` holds a raw disk that can be unpacked while it is read.
+fn is_raw_stream(spec: &ImageSpec, order: Order, source: &Source) -> Result<bool, String> {
+    if order == Order::Any
+        || spec.options.format.is_some()
+        || spec.described.is_some()
+        || !spec.filters.is_empty()
+    {
+        return Ok(false);
+    }
+    let first = source.first_bytes(SNIFFED);
+    let first = first.map_err(|e| format!("can't unpack the {} file: {e}", source.packing.name()))?;
+    if first.is_empty() || !looks_raw(&first, &[]) {
+        return Ok(false);
+    }
+    Ok(order == Order::OpenEnded || source.told_length().is_some())
+}
+
+/// The length of a raw disk that is unpacked while it is read.
+fn length_of(args: &PackedArgs, source: &Source, reader: Reader) -> Result<Length, String> {
+    let packing = source.packing.name();
+    let by_option = |most: u64| {
+        format!("the {packing} file holds more than {most} bytes: allow more with --max-size")
+    };
+    let most = args.most_of_disk();
+    // The frames of zstd are scattered over the file: to look at them all is to read it.
+    if (reader.order == Order::Once || source.packing == Packing::Xz)
+        && let Some(len) = source.told_length()
+    {
+        return if len > most { Err(by_option(most)) } else { Ok(Length::Known(len)) };
+    }
+    Ok(match reader.target_size {
+        Some(size) if size < most => {
+            let reason = format!(
+                "output file is smaller than input file: the {packing} file holds more than the {size} bytes of the target"
+            );
+            Length::AtMost(size, reason)
+        }
+        _ => Length::AtMost(most, by_option(most)),
+    })
 }
 
 /// A file without the packings that were taken away around it.
 struct Layer {
-    file: File,
+    file: Arc<File>,
     range: Range,
     /// Whether it is all of the file, which has no name.
     is_whole: bool,
@@ -149,8 +288,12 @@ struct Layer {
 impl Layer {
     fn first_bytes(&self) -> io::Result<Vec<u8>> {
         let mut first = Vec::new();
-        spill::RangeReader::new(&self.file, self.range).take(SNIFFED).read_to_end(&mut first)?;
+        spill::RangeReader::new(&*self.file, self.range).take(SNIFFED).read_to_end(&mut first)?;
         Ok(first)
+    }
+
+    fn source(&self, packing: Packing) -> Source {
+        Source { file: Arc::clone(&self.file), range: self.range, packing }
     }
 
     /// Unpacks it. The error has a reason unless it was cancelled.
@@ -177,7 +320,7 @@ impl Layer {
             Stopped::Source(error) => Some(format!("can't unpack the {} file: {error}", packing.name())),
             Stopped::Target(error) => Some(format!("{beside}: {error}")),
         })?;
-        Ok(Self { file: out, range: Range { start: 0, len }, is_whole: true })
+        Ok(Self { file: Arc::new(out), range: Range { start: 0, len }, is_whole: true })
     }
 }
 
@@ -208,7 +351,7 @@ fn choose(layer: &Layer, asked: Option<&str>) -> Result<Member, String> {
         return Err(format!("the OVF descriptor has {} bytes", descriptor.range.len));
     }
     let mut text = Vec::new();
-    let read = spill::RangeReader::new(&layer.file, descriptor.range).read_to_end(&mut text);
+    let read = spill::RangeReader::new(&*layer.file, descriptor.range).read_to_end(&mut text);
     read.map_err(|e| e.to_string())?;
     let disks = ovf::disk_files(&String::from_utf8_lossy(&text));
     match &disks[..] {

@@ -1,5 +1,7 @@
 //! Packed files that were unpacked, by the name that the command line gave.
 
+use super::decoding::Fault;
+use super::stream::PackedStream;
 use super::window::Window;
 use std::collections::HashMap;
 use std::fs::File as StdFile;
@@ -11,9 +13,11 @@ use zebu::storage::{File, IoError, IoErrorKind, Op, OpenFlags, Storage};
 /// The bytes of what a packed file holds.
 pub(super) enum Unpacked {
     /// A file of its own.
-    Whole(StdFile),
+    Whole(Arc<StdFile>),
     /// A part of another.
     Window(Arc<Window>),
+    /// Read in order.
+    Stream(Arc<PackedStream>),
 }
 
 static UNPACKED: Mutex<Option<HashMap<PathBuf, Unpacked>>> = Mutex::new(None);
@@ -22,6 +26,15 @@ static UNPACKED: Mutex<Option<HashMap<PathBuf, Unpacked>>> = Mutex::new(None);
 pub(super) fn note(name: &Path, unpacked: Unpacked) {
     let mut all = UNPACKED.lock().unwrap_or_else(PoisonError::into_inner);
     all.get_or_insert_default().insert(name.to_owned(), unpacked);
+}
+
+/// Why what was noted under a name can't be read, if it was found out.
+pub(super) fn fault(name: &Path) -> Option<Fault> {
+    let all = UNPACKED.lock().unwrap_or_else(PoisonError::into_inner);
+    match all.as_ref()?.get(name)? {
+        Unpacked::Stream(stream) => stream.fault(),
+        Unpacked::Whole(_) | Unpacked::Window(_) => None,
+    }
 }
 
 /// Opens what was noted under a name; `None` if nothing was.
@@ -39,9 +52,11 @@ pub(crate) fn open(name: &Path, flags: &OpenFlags) -> Option<Result<File, IoErro
                 Err(IoError::of_file(Op::Open, IoErrorKind::Os(errno), name))
             }
         },
-        Unpacked::Window(window) => {
-            let storage: Arc<dyn Storage> = Arc::clone(window) as Arc<dyn Storage>;
-            File::from_storage(storage, &name.to_string_lossy(), flags)
-        }
+        Unpacked::Window(window) => from_storage(Arc::clone(window) as Arc<dyn Storage>, name, flags),
+        Unpacked::Stream(stream) => from_storage(Arc::clone(stream) as Arc<dyn Storage>, name, flags),
     })
+}
+
+fn from_storage(storage: Arc<dyn Storage>, name: &Path, flags: &OpenFlags) -> Result<File, IoError> {
+    File::from_storage(storage, &name.to_string_lossy(), flags)
 }

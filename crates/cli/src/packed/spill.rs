@@ -3,34 +3,35 @@
 use super::decode::Packing;
 use super::tar::Range;
 use rustix::fs::{CWD, Mode, OFlags};
+use std::borrow::Borrow;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 /// Bytes that are read and unpacked at once.
-const INPUT: usize = 256 << 10;
+pub(super) const INPUT: usize = 256 << 10;
 const OUTPUT: usize = 1 << 20;
 /// Blocks of zeroes are not written.
 const BLOCK: usize = 64 << 10;
 
 /// A part of a file, read in order.
-pub(crate) struct RangeReader<'a> {
-    file: &'a File,
+pub(crate) struct RangeReader<F> {
+    file: F,
     at: u64,
     end: u64,
 }
 
-impl<'a> RangeReader<'a> {
-    pub(crate) fn new(file: &'a File, range: Range) -> Self {
+impl<F: Borrow<File>> RangeReader<F> {
+    pub(crate) fn new(file: F, range: Range) -> Self {
         Self { file, at: range.start, end: range.start.saturating_add(range.len) }
     }
 }
 
-impl Read for RangeReader<'_> {
+impl<F: Borrow<File>> Read for RangeReader<F> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let len = out.len().min(usize::try_from(self.end - self.at).unwrap_or(usize::MAX));
-        let read = self.file.read_at(&mut out[..len], self.at)?;
+        let read = self.file.borrow().read_at(&mut out[..len], self.at)?;
         self.at += read as u64;
         Ok(read)
     }

@@ -23,9 +23,9 @@ pub(crate) struct Window {
 
 impl Window {
     /// The window on a range that lies within the file.
-    pub(crate) fn new(file: File, range: Range) -> io::Result<Arc<Self>> {
+    pub(crate) fn new(file: Arc<File>, range: Range) -> io::Result<Arc<Self>> {
         let (work, queue) = channel::<Completer>();
-        let (file, queue) = (Arc::new(file), Arc::new(Mutex::new(queue)));
+        let queue = Arc::new(Mutex::new(queue));
         for number in 0..THREADS {
             let (file, queue) = (Arc::clone(&file), Arc::clone(&queue));
             std::thread::Builder::new().name(format!("zebu-member-{number}")).spawn(move || {

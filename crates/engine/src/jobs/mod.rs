@@ -47,7 +47,7 @@ pub use compare::{
 };
 pub use convert::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, NewTarget, ReadErrors, SkippedRange,
-    StreamedTarget, TargetClusters, TargetContent, convert,
+    SourceEnd, StreamedTarget, TargetClusters, TargetContent, convert,
 };
 pub use file_snapshot::{NewFile, file_snapshot};
 pub use hydrate::{AfterHydration, HydrateOptions, HydrateReport, hydrate, read_tables_ahead};

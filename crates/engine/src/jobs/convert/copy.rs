@@ -23,7 +23,7 @@ pub(super) async fn copy_pieces(worker: &Worker, job: &Job, queue: &Queue<Piece>
         let (done, returned) = do_piece(worker, job, piece, buffer).await;
         buffer = returned;
         match done {
-            Ok(len) => job.tracker.advance(len),
+            Ok(len) => job.advance(len),
             Err(error) => job.fail(error),
         }
     }
@@ -57,6 +57,10 @@ async fn copy(
 ) -> (Result<()>, IoBuf) {
     let (read, buffer) = read(worker, job, source, offset, len, buffer).await;
     match read {
+        // Compressed clusters stay whole: the source is zero past its end, and so is the target until it is cut.
+        Ok(()) if job.compressed.is_none() => {
+            write(worker, job, offset, job.before_end(offset, len), buffer).await
+        }
         Ok(()) => write(worker, job, offset, len, buffer).await,
         Err(error) => (Err(error), buffer),
     }

@@ -38,7 +38,7 @@ pub(super) async fn pack_pieces(worker: &Worker, job: &Job, queue: &Queue<Piece>
             Err(error) => Err(error),
         };
         match done {
-            Ok(len) => job.tracker.advance(len),
+            Ok(len) => job.advance(len),
             Err(error) => job.fail(error),
         }
     }

@@ -2,6 +2,7 @@
 
 use super::options::{ConvertOptions, ConvertReport, CopyMode, ReadErrors, SkippedRange, TargetContent};
 use super::sink::Sink;
+use super::source_end::SourceEnd;
 use super::sizing::Sizing;
 use crate::progress::{Phase, Tracker};
 use crate::{Error, ErrorKind, Extent, ExtentKind, Image, Result};
@@ -92,6 +93,8 @@ pub(super) struct Job {
     pub(super) compressed: Option<NonZeroU64>,
     pub(super) tracker: Tracker,
     total: u64,
+    /// The end of the source, if it is not known before.
+    source_end: Option<SourceEnd>,
     /// Bytes that a thread takes at once; a multiple of the chunk.
     region: u64,
     /// Where the part of the disk starts that no thread has taken.
@@ -143,6 +146,7 @@ impl Job {
             sizing,
             tracker: Tracker::new(&options.control, Phase::Copying, total),
             total,
+            source_end: options.source_end.clone(),
             region,
             cursor: AtomicU64::new(0),
             stopped: AtomicBool::new(false),
@@ -174,9 +178,23 @@ impl Job {
         Some(start..start.saturating_add(self.region).min(self.total))
     }
 
-    /// The end of the last source on the target's disk.
+    /// The end of the last source on the target's disk, as far as it is known.
     pub(super) fn end(&self) -> u64 {
-        self.total
+        let known = self.source_end.as_ref().and_then(SourceEnd::get);
+        known.map_or(self.total, |end| end.min(self.total))
+    }
+
+    /// Bytes of a piece that lie before the end.
+    pub(super) fn before_end(&self, offset: u64, len: usize) -> usize {
+        usize::try_from(self.end().saturating_sub(offset)).map_or(len, |left| left.min(len))
+    }
+
+    /// Counts bytes of the disk that are dealt with.
+    pub(super) fn advance(&self, len: u64) {
+        if let Some(end) = &self.source_end {
+            self.tracker.set_total(end.likely().min(self.total));
+        }
+        self.tracker.advance(len);
     }
 
     /// Stops the job with an error; the first one counts.
@@ -220,6 +238,7 @@ impl Job {
 
     pub(super) fn report(&self) -> ConvertReport {
         let mut report = self.report.lock().clone();
+        report.total = self.end();
         tidy(&mut report.unreadable_ranges);
         report
     }

@@ -11,6 +11,7 @@ mod piece;
 mod sink;
 mod sizing;
 mod source_conflict;
+mod source_end;
 mod source_range;
 mod target;
 mod threads;
@@ -20,13 +21,15 @@ pub use options::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, NewTarget, ReadErrors, SkippedRange,
     StreamedTarget, TargetClusters, TargetContent,
 };
+pub use source_end::SourceEnd;
 
 use crate::progress::Phase;
-use crate::{Error, ErrorKind, Format, Image, Preallocation, Result};
+use crate::{Error, ErrorKind, Format, Image, Preallocation, Result, Shrink};
 use job::{Job, Part};
 use sink::Sink;
 use sizing::Sizing;
 use source_conflict::check_open_target;
+use source_end::Ending;
 use zebu_storage::Worker;
 
 /// How data is moved. Shared blocks are none that were set aside: to write one takes space that may not be there. And what
@@ -78,7 +81,8 @@ pub async fn convert(
 ) -> Result<ConvertReport> {
     let compressed = compressed::cluster_size(options, &target)?;
     let mut sizing = Sizing::of(options, compressed, target.cluster_size())?;
-    if target.is_stream() {
+    let ending = Ending::of(sources, &target, options)?;
+    if target.is_stream() || ending != Ending::Known {
         sizing.threads = 1;
     }
     let parts = Part::list(sources, options.range.clone())?;
@@ -114,6 +118,12 @@ pub async fn convert(
         // Last, so that what is written here is not recorded in them.
         (Ok(()), Some(source), Some(image)) => bitmaps::copy(worker, source, image, &wanted).await,
         (copied, ..) => copied,
+    };
+    let copied = match (copied, job.target.image()) {
+        (Ok(()), Some(image)) if ending == Ending::Cut => {
+            image.resize(worker, job.end(), Shrink::Allow, Preallocation::Off).await
+        }
+        (copied, _) => copied,
     };
     if copied.is_ok() {
         job.tracker.finish(Some(Phase::Finishing));

@@ -1,5 +1,6 @@
 //! Options and report of a conversion.
 
+use super::source_end::SourceEnd;
 use crate::progress::JobControl;
 use crate::{CompressOptions, CreateOptions, Error, Format, Image, NewForeign, OpenOptions};
 use std::num::NonZeroU64;
@@ -87,6 +88,10 @@ pub struct ConvertOptions {
     pub range: Option<Range<u64>>,
     /// The treatment of the source's bitmaps. Default: [`CopyBitmaps::No`].
     pub bitmaps: CopyBitmaps,
+    /// The end of the one source, if its length shows when it has been read. A new target, raw or qcow2 and without
+    /// preallocation, gets that length at the end; an existing one keeps what it has behind it. One thread copies. Default:
+    /// `None`: all sources are as long as they say.
+    pub source_end: Option<SourceEnd>,
     /// Watching, slowing and stopping. Default: nobody watches, no limit.
     pub control: JobControl,
 }
@@ -102,6 +107,7 @@ zebu_storage::option_setters!(ConvertOptions {
     read_errors: ReadErrors,
     range: impl Into<Option<Range<u64>>>,
     bitmaps: CopyBitmaps,
+    source_end: impl Into<Option<SourceEnd>>,
     control: JobControl,
 });
 
@@ -118,6 +124,7 @@ impl Default for ConvertOptions {
             read_errors: ReadErrors::Fail,
             range: None,
             bitmaps: CopyBitmaps::default(),
+            source_end: None,
             control: JobControl::default(),
         }
     }

@@ -205,6 +205,6 @@ fn shows_its_storage(create: &CreateOptions) -> bool {
     }
 }
 
-fn is_device(path: &Path) -> bool {
+pub(super) fn is_device(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
 }

@@ -117,7 +117,7 @@ impl Walker<'_> {
         let job = self.job;
         let source_has_backing = part.has_backing();
         let mut position = start;
-        while position < end && !job.is_stopped() {
+        while position < end.min(job.end()) && !job.is_stopped() {
             // Where the target's backing file ends, the rules change.
             let target_shares_backing = position < job.shared_backing;
             let limit = if target_shares_backing { end.min(job.shared_backing) } else { end };
@@ -191,7 +191,7 @@ impl Walker<'_> {
             Offload::Shared(offloaded) => {
                 let len = offloaded.end - offloaded.start;
                 job.count(|report| report.reflinked += len);
-                job.tracker.advance(len);
+                job.advance(len);
                 self.copy(index, start, offloaded.start).await;
                 self.copy(index, offloaded.end, end).await;
             }
@@ -213,7 +213,7 @@ impl Walker<'_> {
 
     fn skip(&self, len: u64) {
         self.job.count(|report| report.skipped += len);
-        self.job.tracker.advance(len);
+        self.job.advance(len);
     }
 
     /// Takes a range that is zero as a gap that the pending copy may reach across, if it is small and the scan is sure
@@ -252,7 +252,7 @@ impl Walker<'_> {
     async fn copy(&mut self, part: usize, start: u64, end: u64) {
         let chunk = self.job.sizing.chunk as u64;
         let mut at = start;
-        while at < end && !self.job.is_stopped() {
+        while at < end.min(self.job.end()) && !self.job.is_stopped() {
             let boundary = (at / chunk + 1).saturating_mul(chunk);
             let len = (end.min(boundary) - at) as usize;
             match &mut self.pending {
