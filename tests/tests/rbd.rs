@@ -4,7 +4,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use zebu_tests::ceph::Ceph;
-use zebu_tests::nbd_client::Client;
+use zebu_tests::nbd_client::{Client, command};
 use zebu_tests::program::{Finished, finish, zebu_program};
 use zebu_tests::scratch::Scratch;
 use zebu_tests::server::Server;
@@ -14,9 +14,7 @@ const LEN: usize = (33 << 20) + 512;
 /// Seconds that a request may wait, where the cluster is away.
 const DEADLINE: u64 = 3;
 
-/// Commands and an error of NBD.
-const READ: u16 = 0;
-const FLUSH: u16 = 3;
+/// The error of NBD.
 const EIO: u32 = 5;
 
 /// A disk with data and holes as `disk.raw`.
@@ -361,7 +359,7 @@ fn requests_end_where_the_cluster_is_away_and_go_on_when_it_is_back() {
     let outage = ceph.without_daemon();
     let begin = Instant::now();
     let most = Duration::from_secs(DEADLINE + 10);
-    assert_eq!(client.call(0, READ, 2 << 20, 512).unwrap().error, EIO);
+    assert_eq!(client.call(0, command::READ, 2 << 20, 512).unwrap().error, EIO);
     assert!(begin.elapsed() < most && begin.elapsed() > Duration::from_secs(1), "{:?}", begin.elapsed());
     let begin = Instant::now();
     assert_eq!(client.write(0, 512, &[2; 512]).unwrap(), EIO);
@@ -374,7 +372,7 @@ fn requests_end_where_the_cluster_is_away_and_go_on_when_it_is_back() {
     drop(outage);
     assert_eq!(client.read(1 << 20, 512).unwrap(), content[1 << 20..][..512]);
     assert_eq!(client.write(0, 512, &[4; 512]).unwrap(), 0);
-    assert_eq!(client.call(0, FLUSH, 0, 0).unwrap().error, 0);
+    assert_eq!(client.call(0, command::FLUSH, 0, 0).unwrap().error, 0);
     drop(client);
     server.stop();
     let after = ceph.export("outage");

@@ -28,6 +28,9 @@ pub(crate) struct CephArgs {
 
 /// The variable by which tests find the cluster's directory: `ceph.conf`, `keyring`, and `run/` with the daemons' numbers.
 const VARIABLE: &str = "ZEBU_CEPH";
+/// The tests that need the cluster.
+const TESTS: [[&str; 4]; 2] =
+    [["-p", "zebu-rbd", "--test", "cluster"], ["-p", "zebu-tests", "--test", "rbd"]];
 /// The time that a step of the start may take.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// The file of the daemon's data, in bytes.
@@ -47,7 +50,9 @@ pub(crate) fn command(args: &CephArgs) -> Outcome {
     setup::ensure(Need::Ceph)?;
     if !args.stay {
         run(cargo().args(["build", "--locked", "-p", "zebu-cli"]))?;
-        run(cargo().args(["test", "--locked", "-p", "zebu-tests", "--test", "rbd", "--no-run"]))?;
+        for test in TESTS {
+            run(cargo().args(["test", "--locked", "--no-run"]).args(test))?;
+        }
     }
     let base = target_dir()?;
     fs::create_dir_all(&base).map_err(|e| format!("{}: {e}", base.display()))?;
@@ -62,12 +67,14 @@ pub(crate) fn command(args: &CephArgs) -> Outcome {
             .map(drop)
             .map_err(|e| e.to_string());
     }
-    let mut tests = cargo();
-    tests.args(["test", "--locked", "-p", "zebu-tests", "--test", "rbd", "--"]);
-    tests.args(&args.only);
-    // One stops the cluster's daemon, so none runs beside another.
-    tests.args(["--ignored", "--test-threads=1"]);
-    run(tests.env(VARIABLE, dir.path()))
+    let outcomes = TESTS.map(|test| {
+        let mut tests = cargo();
+        tests.args(["test", "--locked"]).args(test).arg("--").args(&args.only);
+        // One stops the cluster's daemon, so none runs beside another.
+        tests.args(["--ignored", "--test-threads=1"]);
+        run(tests.env(VARIABLE, dir.path()))
+    });
+    crate::all(outcomes)
 }
 
 /// Daemons that run. Ended on drop.

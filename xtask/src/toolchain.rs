@@ -124,7 +124,7 @@ fn workspace_manifests() -> Outcome<Vec<(String, String)>> {
 }
 
 /// The crates that are published, each after those that it needs.
-const PUBLISHED: [&str; 11] = [
+const PUBLISHED: [&str; 12] = [
     "zebu-qcow2",
     "zebu-foreign",
     "zebu-storage",
@@ -132,6 +132,7 @@ const PUBLISHED: [&str; 11] = [
     "zebu-tls",
     "zebu-remote",
     "zebu-store",
+    "zebu-rbd",
     "zebu",
     "zebu-drivers",
     "zebu-export",
