@@ -284,7 +284,7 @@ fn what_is_missing_is_named_with_its_remedy() {
         ("rbd:disks", &["image is missing"]),
         ("@there:conf=/nonexistent", &["configuration '/nonexistent' can't be read"]),
         ("@there:rbd_nothing=1", &["no setting 'rbd_nothing'"]),
-        ("@there:id=stranger", &["key of client.stranger", ":keyring=FILE"]),
+        ("@there:id=stranger", &["client.stranger in", ":keyring=FILE", ":id=USER"]),
         ("@there:id=nobody", &["client.nobody may not", "profile rbd"]),
         ("@there:key=AQBx", &["'key' is a secret", "keyring="]),
         ("@there:mon_host=127.0.0.1\\:1:client_mount_timeout=1", &["no monitor", "1 s"]),
