@@ -2,6 +2,7 @@
 //! disk, seeded streams of operations, and a driver that runs them through zebu's library.
 
 pub mod both_programs;
+pub mod ceph;
 pub mod certificates;
 pub mod device;
 pub mod driver;

@@ -1,5 +1,6 @@
 //! Developer commands: `cargo xtask help`.
 
+mod ceph;
 mod coverage;
 mod fuzz;
 mod guests;
@@ -61,6 +62,8 @@ enum Command {
     Iotests(iotests::IotestsArgs),
     /// Have guestfish, virt-sparsify, virt-v2v and others work on guests' disks through zebu under QEMU's names
     Guests(guests::GuestsArgs),
+    /// Start a Ceph cluster of one node and run the tests of RBD disks against it (as root, from Debian's packages)
+    Ceph(ceph::CephArgs),
     /// Circles of files that import each other: there shall be none
     Structure,
     /// Write the list of functions that short commands run, by which the program is laid out (Valgrind)
@@ -132,6 +135,7 @@ fn main() -> ExitCode {
         Command::LazyBoot(args) => lazy_boot::command(&args),
         Command::Iotests(args) => iotests::command(&args),
         Command::Guests(args) => guests::command(&args),
+        Command::Ceph(args) => ceph::command(&args),
         Command::Structure => structure::command(),
         Command::StartupOrder => startup_order::command(),
         Command::Deny => toolchain::deny(),

@@ -15,6 +15,15 @@ pub(crate) enum Need {
     Tests,
     /// Tests, measurements and the static binary.
     Everything,
+    /// A Ceph cluster of one node, and QEMU's driver for it.
+    Ceph,
+}
+
+impl Need {
+    /// Whether all tests are to run.
+    fn is_of_tests(self) -> bool {
+        matches!(self, Self::Tests | Self::Everything)
+    }
 }
 
 /// A program, and the Debian package that has it.
@@ -54,7 +63,14 @@ const TOOLS: &[Tool] = &[
     Tool { program: "zstd", package: "zstd", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "lz4", package: "lz4", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "bzip2", package: "bzip2", needs: &[Need::Tests, Need::Everything] },
+    Tool { program: "qemu-img", package: "qemu-utils", needs: &[Need::Ceph] },
+    Tool { program: "ceph-mon", package: "ceph-mon", needs: &[Need::Ceph] },
+    Tool { program: "ceph-osd", package: "ceph-osd", needs: &[Need::Ceph] },
+    Tool { program: "rbd", package: "ceph-common", needs: &[Need::Ceph] },
 ];
+
+/// QEMU's driver for RBD, below a directory of `/usr/lib`, and its package.
+const QEMU_RBD: (&str, &str) = ("qemu/block-rbd.so", "qemu-block-extra");
 
 /// A program of Go that no release of Debian has, and its module.
 struct GoTool {
@@ -76,14 +92,14 @@ const MODULES: [(&str, &str); 2] = [("pyvhdi", "python3-libvhdi"), ("pyvmdk", "p
 const PYTHON: &str = "/usr/bin/python3";
 
 /// Packages of QEMU, which must be of one version.
-const QEMU: [&str; 2] = ["qemu-utils", "qemu-system-x86"];
+const QEMU: [&str; 3] = ["qemu-utils", "qemu-system-x86", QEMU_RBD.1];
 
 const BACKPORTS: &str = "/etc/apt/sources.list.d/zebu-backports.sources";
 
 /// Installs what `need` lacks. Without the right to, or without apt: an error that names the packages.
 pub(crate) fn ensure(need: Need) -> Outcome {
     install(need, &missing(need))?;
-    if need == Need::Demo { Ok(()) } else { install_go_tools() }
+    if need.is_of_tests() { install_go_tools() } else { Ok(()) }
 }
 
 /// Builds what is missing of the programs of Go. It takes some minutes, and is done once.
@@ -132,11 +148,19 @@ fn missing(need: Need) -> Vec<&'static str> {
         .map(|tool| tool.package)
         .collect();
     packages.dedup();
-    if need != Need::Demo {
+    if need == Need::Ceph && !has_qemu_rbd() {
+        packages.push(QEMU_RBD.1);
+    }
+    if need.is_of_tests() {
         packages
             .extend(MODULES.iter().filter(|(module, _)| !has_module(module)).map(|(_, package)| *package));
     }
     packages
+}
+
+fn has_qemu_rbd() -> bool {
+    let libraries = fs::read_dir("/usr/lib").into_iter().flatten().flatten();
+    libraries.map(|entry| entry.path().join(QEMU_RBD.0)).any(|file| file.exists())
 }
 
 fn has_module(module: &str) -> bool {
@@ -155,17 +179,22 @@ fn install(need: Need, packages: &[&'static str]) -> Outcome {
     if !is_root() {
         return Err(format!(
             "missing packages: {}. Install them with: sudo {by_hand}\n       (for QEMU 10 on Debian 12: from \
-             bookworm-backports, sudo apt-get install -t bookworm-backports qemu-utils qemu-system-x86; `cargo xtask setup` as root \
+             bookworm-backports, sudo apt-get install -t bookworm-backports qemu-utils qemu-system-x86 qemu-block-extra; `cargo xtask setup` as root \
              does it all)",
             packages.join(" ")
         ));
     }
     println!("installing {}", packages.join(" "));
     let release = Release::read();
-    if packages.iter().any(|package| QEMU.contains(package))
+    let of_qemu: Vec<&'static str> = match need {
+        Need::Ceph => QEMU.into_iter().filter(|package| packages.contains(package)).collect(),
+        _ if packages.iter().any(|package| QEMU.contains(package)) => vec![QEMU[0], QEMU[1]],
+        _ => Vec::new(),
+    };
+    if !of_qemu.is_empty()
         && let Some(suite) = release.backports()
     {
-        install_from(&QEMU, &suite)?;
+        install_from(&of_qemu, &suite)?;
     }
     let rest = missing(need);
     if !rest.is_empty() {

@@ -127,7 +127,7 @@ fn workspace_manifests() -> Outcome<Vec<(String, String)>> {
 }
 
 /// The crates that are published, each after those that it needs.
-const PUBLISHED: [&str; 11] = [
+const PUBLISHED: [&str; 12] = [
     "zebu-qcow2",
     "zebu-foreign",
     "zebu-storage",
@@ -135,6 +135,7 @@ const PUBLISHED: [&str; 11] = [
     "zebu-tls",
     "zebu-remote",
     "zebu-store",
+    "zebu-rbd",
     "zebu",
     "zebu-drivers",
     "zebu-export",

@@ -4,6 +4,7 @@ use crate::file_driver::FileDriver;
 use crate::http_opts::HttpOpts;
 use crate::named_disks::note_remote;
 use crate::nbd_opts::NbdOpts;
+use crate::rbd_opts::RbdOpts;
 use crate::remote_names::image_path;
 use crate::values::format_argument;
 use std::path::PathBuf;
@@ -24,6 +25,7 @@ struct Step {
     format: Option<Format>,
     file: Option<PathBuf>,
     nbd: NbdOpts,
+    rbd: RbdOpts,
     http: HttpOpts,
     /// The driver is named: the file's name is a path, whatever it looks like.
     is_plain: bool,
@@ -54,6 +56,7 @@ impl BackingOpts {
             _ if is_end => step.is_none = true,
             "driver" => step.format = Some(format_argument(value)?),
             "file.driver" if value == "nbd" => step.nbd.name(),
+            "file.driver" if value == "rbd" => step.rbd.name(),
             "file.driver" if HttpOpts::is_driver(value) => step.http.name(value),
             "file.driver" => step.is_plain = FileDriver::of_option(key, value).map(|_| true)?,
             "filename" | "file.filename" => {
@@ -64,7 +67,9 @@ impl BackingOpts {
             }
             _ => {
                 let Some(of_file) = own.strip_prefix("file.") else { return Ok(false) };
-                return Ok(step.nbd.take(of_file, value)? || step.http.take(of_file, value)?);
+                return Ok(step.nbd.take(of_file, value)?
+                    || step.rbd.take(of_file, value)?
+                    || step.http.take(of_file, value)?);
             }
         }
         Ok(true)
@@ -75,7 +80,8 @@ impl BackingOpts {
         for (depth, step) in self.steps.iter_mut().enumerate() {
             let above = "backing.".repeat(depth + 1);
             let (nbd, http) = (std::mem::take(&mut step.nbd), std::mem::take(&mut step.http));
-            for name in [nbd.finish()?, http.finish()?].into_iter().flatten() {
+            let rbd = std::mem::take(&mut step.rbd);
+            for name in [nbd.finish()?, rbd.finish()?, http.finish()?].into_iter().flatten() {
                 if step.file.is_some() {
                     return Err(format!("Parameter '{above}file.filename' is given twice"));
                 }

@@ -178,6 +178,9 @@ fn reason(error: &zebu::Error, image: &Path) -> String {
                 let why = detail.clone().unwrap_or_else(|| errno_text(*errno));
                 return format!("Failed to connect to '{server}': {why}");
             }
+            if let (Some("rbd"), Some(why)) = (named_disks::driver(path), detail) {
+                return why.clone();
+            }
             // QEMU's layers each say it.
             return format!("Could not open '{}': {}", image.display(), errno_text(*errno));
         }

@@ -34,7 +34,9 @@ impl FileDriver {
     /// It is none of these.
     pub(crate) fn of_option(key: &str, name: &str) -> Result<Self, String> {
         Self::named(name).ok_or_else(|| {
-            format!("Parameter '{key}': there is no driver '{name}' (there are file, nbd, http and https)")
+            format!(
+                "Parameter '{key}': there is no driver '{name}' (there are file, nbd, rbd, http and https)"
+            )
         })
     }
 

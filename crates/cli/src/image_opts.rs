@@ -13,6 +13,7 @@ use crate::keyval::{parse_keyval, parse_size_value, parse_switch};
 use crate::named_disks::{is_remote, note_node, note_remote};
 use crate::nbd_opts::NbdOpts;
 use crate::program;
+use crate::rbd_opts::RbdOpts;
 use crate::remote_names::image_path;
 use crate::values::{
     Aio, Discard, aio_argument, discard_argument, format_argument, slice_size_argument, zero_policy_argument,
@@ -40,6 +41,7 @@ pub(crate) struct ImageOpts {
     data_file: Option<PathBuf>,
     backing: BackingOpts,
     nbd: NbdOpts,
+    rbd: RbdOpts,
     http: HttpOpts,
     /// `cache-size`, `l2-cache-size` and `refcount-cache-size`, under QEMU's names.
     cache_sizes: [Option<u64>; 3],
@@ -193,7 +195,8 @@ impl ImageOpts {
             opts.set(&key, &value)?;
         }
         let (nbd, http) = (std::mem::take(&mut opts.nbd), std::mem::take(&mut opts.http));
-        for name in [nbd.finish()?, http.finish()?].into_iter().flatten() {
+        let rbd = std::mem::take(&mut opts.rbd);
+        for name in [nbd.finish()?, rbd.finish()?, http.finish()?].into_iter().flatten() {
             set_once(&mut opts.filename, "file.filename", note_remote(name)?)?;
             opts.plain.push(NamedFile::Image);
         }
@@ -229,6 +232,11 @@ impl ImageOpts {
                     self.driver = Some(value.to_owned());
                     self.nbd.name();
                 }
+                "rbd" => {
+                    self.format = Some(Format::Raw);
+                    self.driver = Some(value.to_owned());
+                    self.rbd.name();
+                }
                 _ if HttpOpts::is_driver(value) => {
                     self.format = Some(Format::Raw);
                     self.http.name(value);
@@ -236,6 +244,7 @@ impl ImageOpts {
                 _ => self.format = Some(format_argument(value)?),
             },
             "file.driver" if value == "nbd" => self.nbd.name(),
+            "file.driver" if value == "rbd" => self.rbd.name(),
             "file.driver" if HttpOpts::is_driver(value) => self.http.name(value),
             "filename" | "file.filename" => set_once(&mut self.filename, key, PathBuf::from(value))?,
             "file.driver" | "data-file.driver" => {
@@ -296,7 +305,7 @@ impl ImageOpts {
     /// Whether it is a key of a disk over the network, which is noted then.
     fn takes_remote(&mut self, key: &str, value: &str) -> Result<bool, String> {
         let key = key.strip_prefix("file.").unwrap_or(key);
-        Ok(self.nbd.take(key, value)? || self.http.take(key, value)?)
+        Ok(self.nbd.take(key, value)? || self.rbd.take(key, value)? || self.http.take(key, value)?)
     }
 
     /// Reads a key that QEMU's programs have and zebu's own names refuse. It is checked as QEMU does; that these have no

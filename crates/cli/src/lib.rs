@@ -43,6 +43,7 @@ mod passphrase_prompt;
 mod program;
 mod progress_bar;
 mod qemu_names;
+mod rbd_opts;
 mod reference_defaults;
 mod remote_cache;
 mod remote_disk;

@@ -6,6 +6,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
+use zebu_rbd::RbdName;
 use zebu_remote::http::HttpUrl;
 use zebu_remote::nbd::NbdAddress;
 use zebu_store::StoreName;
@@ -44,7 +45,7 @@ pub(crate) fn local_path(name: &OsStr) -> Result<PathBuf, String> {
 
 /// Whether a name has a protocol that leads to a server.
 fn is_on_server(name: &str) -> bool {
-    NbdAddress::is_name(name) || HttpUrl::is_name(name) || StoreName::is_name(name)
+    NbdAddress::is_name(name) || HttpUrl::is_name(name) || StoreName::is_name(name) || RbdName::is_name(name)
 }
 
 /// The same, for an argument.
@@ -80,7 +81,7 @@ mod tests {
     #[test]
     fn protocols_are_refused_with_the_name_of_a_local_file() {
         for (name, protocol) in [
-            ("rbd:pool/image", "rbd"),
+            ("gluster:x", "gluster"),
             ("json:{}", "json"),
             ("fat:rw:dir", "fat"),
             ("host_device:/dev/sda", "host_device"),
@@ -96,7 +97,9 @@ mod tests {
 
     #[test]
     fn disks_on_servers_are_told_from_files() {
-        for name in ["nbd://host/x", "nbd+unix:///?socket=s", "nbd:host:1", "https://h/x", "s3://b/o"] {
+        for name in
+            ["nbd://host/x", "nbd+unix:///?socket=s", "nbd:host:1", "https://h/x", "s3://b/o", "rbd:p/i"]
+        {
             assert!(local_path(OsStr::new(name)).unwrap_err().contains("on a server"), "{name}");
             assert_eq!(local_path(OsStr::new(&format!("./{name}"))), Ok(PathBuf::from(format!("./{name}"))));
         }

@@ -6,7 +6,8 @@ use crate::uploads::{tell_uploads, upload_stats};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
-use zebu::storage::{IoError, IoErrorKind, Op, Storage};
+use zebu::storage::{Access, IoError, IoErrorKind, Op, Storage};
+use zebu_rbd::{RbdDisk, RbdName, RbdOptions};
 use zebu_remote::http::{HttpDisk, HttpOptions, HttpUrl, Redirects};
 use zebu_remote::nbd::{Endpoint, NbdAddress, NbdDisk, NbdOptions};
 use zebu_remote::range_cache::CachedDisk;
@@ -19,12 +20,16 @@ pub(crate) enum RemoteName {
     Nbd { address: NbdAddress, options: NbdOptions },
     Http { url: HttpUrl, options: Box<HttpOptions> },
     Object { name: StoreName, options: Box<HttpOptions> },
+    Rbd { name: Box<RbdName> },
 }
 
 impl RemoteName {
     /// Whether `name` has a protocol of these.
     pub(crate) fn is_name(name: &str) -> bool {
-        NbdAddress::is_name(name) || HttpUrl::is_name(name) || StoreName::is_name(name)
+        NbdAddress::is_name(name)
+            || HttpUrl::is_name(name)
+            || StoreName::is_name(name)
+            || RbdName::is_name(name)
     }
 
     /// Reads a name, with the options of the command line.
@@ -35,6 +40,9 @@ impl RemoteName {
         if StoreName::is_name(name) {
             return Ok(Self::Object { name: StoreName::parse(name)?, options: Box::new(http_options()) });
         }
+        if RbdName::is_name(name) {
+            return Ok(Self::Rbd { name: Box::new(RbdName::parse(name)?) });
+        }
         Ok(Self::Http { url: HttpUrl::parse(name)?, options: Box::new(http_options()) })
     }
 
@@ -44,6 +52,7 @@ impl RemoteName {
             Self::Nbd { address, .. } => address.to_string(),
             Self::Http { url, .. } => url.to_string(),
             Self::Object { name, .. } => name.to_string(),
+            Self::Rbd { name } => name.to_string(),
         }
     }
 
@@ -68,6 +77,7 @@ impl RemoteName {
             Self::Http { url, .. } if url.is_secure() => "https",
             Self::Http { .. } => "http",
             Self::Object { name, .. } => name.kind().scheme(),
+            Self::Rbd { .. } => "rbd",
         }
     }
 
@@ -76,23 +86,34 @@ impl RemoteName {
             (Self::Nbd { address: a, .. }, Self::Nbd { address: b, .. }) => a == b,
             (Self::Http { url: a, .. }, Self::Http { url: b, .. }) => a == b,
             (Self::Object { name: a, .. }, Self::Object { name: b, .. }) => a == b,
+            (Self::Rbd { name: a }, Self::Rbd { name: b }) => a.is_place_of(b),
             _ => false,
         }
     }
 
-    fn connect(&self) -> Result<Disk, RemoteError> {
-        Ok(match self {
+    fn connect(&self, access: Access) -> Result<Disk, IoError> {
+        let connected = match self {
             Self::Nbd { address, options } => {
-                Disk::Nbd(Arc::new(NbdDisk::open(address.clone(), options.clone())?))
+                NbdDisk::open(address.clone(), options.clone()).map(|disk| Disk::Nbd(Arc::new(disk)))
             }
-            Self::Http { url, options } => {
-                Disk::with_cache(HttpDisk::open(url.clone(), (**options).clone())?, options.memory)?
-            }
+            Self::Http { url, options } => HttpDisk::open(url.clone(), (**options).clone())
+                .and_then(|disk| Disk::with_cache(disk, options.memory)),
             Self::Object { name, options } => {
                 let urls = signed_urls(name.clone(), (**options).clone());
-                Disk::with_cache(HttpDisk::open_signed(urls, (**options).clone())?, options.memory)?
+                HttpDisk::open_signed(urls, (**options).clone())
+                    .and_then(|disk| Disk::with_cache(disk, options.memory))
             }
-        })
+            Self::Rbd { name } => {
+                let (name, options) = ((**name).clone(), RbdOptions::default());
+                let disk = if take_new(self) {
+                    RbdDisk::create(name, 0, &options)?
+                } else {
+                    RbdDisk::open(name, access, &options)?
+                };
+                return Ok(Disk::Rbd(Arc::new(disk)));
+            }
+        };
+        connected.map_err(with_option)
     }
 }
 
@@ -107,6 +128,7 @@ enum Disk {
         /// Why it has none, though one was asked for.
         uncached: Option<&'static str>,
     },
+    Rbd(Arc<RbdDisk>),
 }
 
 impl Disk {
@@ -127,6 +149,7 @@ impl Disk {
         match self {
             Self::Nbd(disk) => disk.name(),
             Self::Http { disk, .. } => disk.name(),
+            Self::Rbd(disk) => disk.name().to_string(),
         }
     }
 
@@ -134,6 +157,13 @@ impl Disk {
         match self {
             Self::Nbd(disk) => disk.stats(),
             Self::Http { disk, .. } => disk.stats(),
+            Self::Rbd(disk) => {
+                let (counted, mut stats) = (disk.stats(), StatsSnapshot::default());
+                stats.requests = counted.requests;
+                stats.read_bytes = counted.read_bytes;
+                stats.written_bytes = counted.written_bytes;
+                stats
+            }
         }
     }
 
@@ -141,12 +171,21 @@ impl Disk {
         match self {
             Self::Nbd(disk) => disk.last_failure(),
             Self::Http { disk, .. } => disk.last_failure(),
+            // Its connections are librados's, which makes them again.
+            Self::Rbd(_) => None,
         }
+    }
+
+    /// Whether it is open for as much as `access`. Only of images of RBD that is decided when they are opened.
+    fn is_open_for(&self, access: Access) -> bool {
+        !matches!(self, Self::Rbd(disk) if access == Access::ReadWrite && disk.access() == Access::ReadOnly)
     }
 }
 
 /// Disks that were opened. They stay so: a server may take no second connection.
 static OPENED: Mutex<Vec<(RemoteName, Disk)>> = Mutex::new(Vec::new());
+/// Images of RBD that are made when they are opened first.
+static NEW: Mutex<Vec<RemoteName>> = Mutex::new(Vec::new());
 /// The way to all servers.
 static NETWORK: LazyLock<Network> = LazyLock::new(Network::default);
 /// Options of the command line for all names.
@@ -197,14 +236,32 @@ pub(crate) fn network() -> &'static Network {
     &NETWORK
 }
 
-/// A disk on a server; one that is known stays connected.
-pub(crate) fn remote_disk(name: RemoteName) -> Result<Arc<dyn Storage>, IoError> {
+/// Has an image of RBD be made when it is opened first. Its size is 0 then.
+pub(crate) fn make_first(name: RemoteName) {
+    NEW.lock().unwrap_or_else(PoisonError::into_inner).push(name);
+}
+
+/// Whether an image is to be made, which is told once.
+fn take_new(name: &RemoteName) -> bool {
+    let mut new = NEW.lock().unwrap_or_else(PoisonError::into_inner);
+    new.iter().position(|one| one == name).map(|at| new.swap_remove(at)).is_some()
+}
+
+/// Whether a disk is open whose library connects to machines as it sees fit, which a sandbox does not let it.
+pub(crate) fn needs_network() -> bool {
+    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    opened.iter().any(|(_, disk)| matches!(disk, Disk::Rbd(_)))
+}
+
+/// A disk on a server, to be used for `access`; one that is known stays connected.
+pub(crate) fn remote_disk(name: RemoteName, access: Access) -> Result<Arc<dyn Storage>, IoError> {
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = opened.iter().find(|(known, _)| *known == name).map(|(_, disk)| disk.clone());
+    let is_known = |(known, disk): &&(RemoteName, Disk)| *known == name && disk.is_open_for(access);
+    let known = opened.iter().find(is_known).map(|(_, disk)| disk.clone());
     let disk = if let Some(disk) = known {
         disk
     } else {
-        let disk = name.connect().map_err(with_option)?;
+        let disk = name.connect(access)?;
         opened.push((name, disk.clone()));
         disk
     };
@@ -212,6 +269,7 @@ pub(crate) fn remote_disk(name: RemoteName) -> Result<Arc<dyn Storage>, IoError>
         Disk::Nbd(disk) => disk,
         Disk::Http { cached: Some(cached), .. } => cached,
         Disk::Http { disk, .. } => disk,
+        Disk::Rbd(disk) => disk,
     })
 }
 
@@ -294,6 +352,7 @@ pub(crate) fn tell_transfers() {
         let uncached = match disk {
             Disk::Nbd(_) => given().cache.map(|_| "an NBD server does not mark versions of its disks"),
             Disk::Http { uncached, .. } => *uncached,
+            Disk::Rbd(_) => given().cache.map(|_| "images of RBD are read from their cluster"),
         };
         if let Some(reason) = uncached {
             stderr::tell(&format!("{name}: not cached: {reason}"));
@@ -326,6 +385,8 @@ pub(crate) fn hurry() {
         match disk {
             Disk::Nbd(disk) => disk.hurry(),
             Disk::Http { disk, .. } => disk.hurry(),
+            // Requests have the time that librados gives them.
+            Disk::Rbd(_) => {}
         }
     }
 }
@@ -337,6 +398,7 @@ pub(crate) fn tell_given_up() {
         let given_up = match disk {
             Disk::Nbd(disk) => disk.given_up(),
             Disk::Http { disk, .. } => disk.given_up(),
+            Disk::Rbd(disk) => disk.given_up(),
         };
         if let Some(reason) = given_up {
             stderr::tell(&format!("{}: {reason}", disk.name()));

@@ -9,7 +9,7 @@ use crate::local_name::local_path;
 use crate::named_disks::{Named, named, note_remote};
 use crate::packed::registry;
 use crate::reference_defaults::remote_references;
-use crate::remote_disk::{RemoteName, remote_disk};
+use crate::remote_disk::{RemoteName, make_first, remote_disk};
 use crate::values::ReferenceRule;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,8 @@ pub(crate) fn image_path(name: &OsStr) -> Result<PathBuf, String> {
     }
 }
 
-/// The place where an image is to be made: a local path, or the URL of a disk on an NBD server, which is overwritten.
+/// The place where an image is to be made: a local path; the URL of a disk on an NBD server, which is overwritten; or the name of
+/// an image of RBD, which is made when it is opened.
 ///
 /// # Errors
 /// The name can't be read, or leads to what can't be written.
@@ -46,6 +47,14 @@ pub(crate) fn new_image_path(name: &OsStr) -> Result<PathBuf, String> {
         RemoteName::Http { .. } => Err("files on web servers can be read, not written".to_owned()),
         RemoteName::Object { .. } => Err("objects in stores are made by convert and backup only".to_owned()),
         name @ RemoteName::Nbd { .. } => note_remote(name),
+        RemoteName::Rbd { name } if name.snapshot.is_some() => {
+            Err("snapshots can be read, not written".to_owned())
+        }
+        name @ RemoteName::Rbd { .. } => {
+            let path = note_remote(name.clone())?;
+            make_first(name);
+            Ok(path)
+        }
     }
 }
 
@@ -98,22 +107,35 @@ struct Opener {
 }
 
 impl Opener {
-    /// Refuses a name that stands in an image and chooses whom to believe, by local files or by another host's name; unless
-    /// the rule that allows it says so itself.
-    fn check_certificates(&self, name: &str, parsed: &RemoteName) -> Result<(), String> {
-        let RemoteName::Nbd { address, .. } = parsed else { return Ok(()) };
-        if address.tls.as_ref().is_none_or(|tls| *tls == TlsFiles::default()) {
-            return Ok(());
-        }
-        let is_said = match &self.references {
+    /// Refuses a name that stands in an image and chooses whom to believe, by local files or by another host's name, or the
+    /// settings of a library; unless the rule that allows it says so itself.
+    fn check_settings(&self, name: &str, parsed: &RemoteName) -> Result<(), String> {
+        let is_said = |goes_on: fn(&str) -> bool| match &self.references {
             RemoteRefs::All => true,
             RemoteRefs::Prefixes(prefixes) => {
-                prefixes.iter().any(|prefix| goes_on_to_tls(prefix) && name.starts_with(prefix.as_str()))
+                prefixes.iter().any(|prefix| goes_on(prefix) && name.starts_with(prefix.as_str()))
             }
             _ => false,
         };
-        if is_said {
-            return Ok(());
+        match parsed {
+            RemoteName::Nbd { address, .. } => {
+                if address.tls.as_ref().is_none_or(|tls| *tls == TlsFiles::default())
+                    || is_said(goes_on_to_tls)
+                {
+                    return Ok(());
+                }
+            }
+            RemoteName::Rbd { name } => {
+                // Ceph's settings name files to read and to write, and code to load.
+                if !name.has_settings() || is_said(|_| false) {
+                    return Ok(());
+                }
+                return Err(
+                    "the image names a configuration, a user or settings of Ceph; --allow-refs all allows it"
+                        .to_owned(),
+                );
+            }
+            RemoteName::Http { .. } | RemoteName::Object { .. } => return Ok(()),
         }
         Err("the image names the certificates or keys to believe; --allow-refs all, or a prefix that goes on to '?tls-...' or '&tls-...', allows it"
             .to_owned())
@@ -170,14 +192,14 @@ impl OpenRemote for Opener {
             return open_node(&reference_node(name).map_err(invalid)?, name, flags);
         }
         let parsed = RemoteName::parse(name).map_err(invalid)?;
-        self.check_certificates(name, &parsed).map_err(invalid)?;
+        self.check_settings(name, &parsed).map_err(invalid)?;
         open(parsed, flags)
     }
 }
 
 fn open(name: RemoteName, flags: &OpenFlags) -> Result<File, IoError> {
     let url = name.shown();
-    File::from_storage(remote_disk(name)?, &url, flags)
+    File::from_storage(remote_disk(name, flags.access)?, &url, flags)
 }
 
 #[cfg(test)]
@@ -191,7 +213,10 @@ mod tests {
         assert_eq!(path, PathBuf::from("nbd://localhost/a%20b"));
         assert!(is_remote(&path) && !is_remote(Path::new("nbd://localhost/other")));
         assert_eq!(image_path(OsStr::new("./nbd:x")), Ok(PathBuf::from("./nbd:x")));
-        assert!(image_path(OsStr::new("rbd:x")).unwrap_err().contains("rbd"));
+        assert_eq!(image_path(OsStr::new("rbd:p/n/i@s")), Ok(PathBuf::from("rbd:p/n/i@s")));
+        assert!(image_path(OsStr::new("rbd:x")).unwrap_err().contains("image is missing"));
+        assert!(new_image_path(OsStr::new("rbd:p/n/i@s")).unwrap_err().contains("snapshots"));
+        assert!(image_path(OsStr::new("ssh://h/x")).unwrap_err().contains("'ssh'"));
         assert!(image_path(OsStr::new("nbd://h:0")).unwrap_err().contains("port"));
         assert_eq!(image_path(OsStr::new("nbd://localhost/a%20b")), Ok(path));
     }

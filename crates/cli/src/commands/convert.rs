@@ -39,6 +39,7 @@ use zebu::jobs::{
     TargetClusters, TargetContent, UnaskedWrites, convert, drop_pages,
 };
 use zebu::{Access, CacheMode, Format, Image, NewForeign};
+use zebu_rbd::RbdName;
 
 /// Bytes of zeroes that become a hole, unless the command line says another number.
 const SPARSE_SIZE: u64 = 4096;
@@ -518,7 +519,8 @@ fn convert_to(
 
 /// Whether the target is all of a disk on a server, which need not be made.
 fn is_raw_on_server(args: &ConvertArgs, opts: &CreateOpts, target: &OsStr) -> Result<bool, Failure> {
-    if !target.to_str().is_some_and(RemoteName::is_name) {
+    // An image of RBD is made.
+    if !target.to_str().is_some_and(|name| RemoteName::is_name(name) && !RbdName::is_name(name)) {
         return Ok(false);
     }
     let path = new_image_path(target).map_err(|reason| Failure::creating_name(target, &reason))?;

@@ -244,7 +244,7 @@ fn serve(
         &PoolConfig::default().threads(args.queues as usize).worker(session.config().clone()),
     )?;
     write_pid_file(args)?;
-    if !args.no_sandbox {
+    if !args.no_sandbox && !stays_outside(args)? {
         start_image_workers(args, session, opened)?;
         connector::start()?;
         // All that is to be opened is open, all rings are there. The threads that are there enter as well.
@@ -382,6 +382,24 @@ fn start_image_workers(args: &ServeArgs, session: &Session, opened: &[Opened]) -
     let targets = if args.control.is_some() { opened.len().min(BACKUPS_WITH_RINGS) } else { 0 };
     Background::start_ahead(session.worker(), changing + targets)
         .map_err(|error| Failure::during("could not start the workers of the images", &error.into()))
+}
+
+/// Whether the sandbox is left out because of an image of RBD: librbd connects to the cluster's machines as long as it runs.
+///
+/// # Errors
+/// There is such an image, and the sandbox is not given up by the command line. (QEMU's program has none.)
+fn stays_outside(args: &ServeArgs) -> Result<bool, Failure> {
+    if !remote_disk::needs_network() {
+        return Ok(false);
+    }
+    if !program::called().is_qemu() {
+        return Err(Failure::usage(
+            "an image of RBD can't be served from the sandbox, where librbd can't connect to its cluster: give --no-sandbox",
+        ));
+    }
+    let why = "an image of RBD is served without the sandbox, where librbd could not connect to its cluster";
+    args.log().write(Level::Info, format_args!("{why}"));
+    Ok(true)
 }
 
 /// Gives up what serving does not need. What the kernel can't keep the server from is told.

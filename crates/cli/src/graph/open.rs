@@ -32,7 +32,7 @@ fn disk(node: &Node, name: &str, flags: &OpenFlags) -> Result<Arc<dyn Storage>, 
     let refused = |failure: Failure| invalid(failure.message.unwrap_or_default());
     Ok(match node {
         Node::File(path) => Arc::new(FileDisk::new(File::open(path, flags)?, ENGINE)?),
-        Node::Remote(remote) => remote_disk(remote.clone())?,
+        Node::Remote(remote) => remote_disk(remote.clone(), flags.access)?,
         Node::Null { size, reads_zeroes, latency } => {
             Arc::new(NullDisk::new(*size, *reads_zeroes, *latency)?)
         }

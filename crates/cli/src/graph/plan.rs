@@ -11,6 +11,7 @@ use crate::keyval::{parse_size_value, parse_switch};
 use crate::local_name::local_path;
 use crate::named_disks::note_node;
 use crate::nbd_opts::NbdOpts;
+use crate::rbd_opts::RbdOpts;
 use crate::remote_disk::RemoteName;
 use crate::values::FORMATS;
 use std::ffi::OsStr;
@@ -18,6 +19,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use zebu::Format;
 use zebu_drivers::{NullDisk, PreallocateConfig};
+use zebu_rbd::RbdName;
 use zebu_remote::nbd::NbdAddress;
 
 /// Nodes below each other at most.
@@ -332,6 +334,7 @@ fn protocol(pairs: &[Pair], filename: Option<&str>, depth: usize) -> Result<Node
             }
         }
         Some("nbd") => nbd(pairs, name),
+        Some("rbd") => rbd(pairs, name),
         Some("file" | "host_device") => {
             refuse_others(pairs, "file", &["filename"], &[])?;
             let name = name.ok_or("A file must be specified: add filename=NAME")?;
@@ -350,6 +353,7 @@ fn protocol(pairs: &[Pair], filename: Option<&str>, depth: usize) -> Result<Node
         }
         None => match name {
             Some(name) if NbdAddress::is_name(name) => nbd(pairs, Some(name)),
+            Some(name) if RbdName::is_name(name) => rbd(pairs, Some(name)),
             Some(name) => {
                 refuse_others(pairs, "file", &["filename"], &[])?;
                 Ok(Node::File(local_path(OsStr::new(name))?))
@@ -393,6 +397,21 @@ fn nbd(pairs: &[Pair], name: Option<&str>) -> Result<Node, String> {
         }
     }
     nbd.finish()?.map(Node::Remote).ok_or_else(|| "driver=nbd needs a server".to_owned())
+}
+
+fn rbd(pairs: &[Pair], name: Option<&str>) -> Result<Node, String> {
+    if let Some(name) = name.filter(|name| RbdName::is_name(name)) {
+        refuse_others(pairs, "rbd", &["filename"], &[])?;
+        return Ok(Node::Remote(RemoteName::parse(name)?));
+    }
+    let mut rbd = RbdOpts::default();
+    rbd.name();
+    for (key, value) in pairs {
+        if key != "driver" && !rbd.take(key, value)? {
+            return Err(format!("Block protocol 'rbd' doesn't support the option '{key}'"));
+        }
+    }
+    rbd.finish()?.map(Node::Remote).ok_or_else(|| "driver=rbd needs a pool and an image".to_owned())
 }
 
 #[cfg(test)]

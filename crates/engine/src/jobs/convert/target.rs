@@ -16,7 +16,7 @@ use crate::{
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use zebu_storage::sync::Mutex;
-use zebu_storage::{File, LockMode, OpenFlags, Worker};
+use zebu_storage::{File, FileKind, LockMode, OpenFlags, Worker};
 
 /// A target that was made, up to its end.
 pub(super) struct Made {
@@ -64,7 +64,8 @@ pub(super) async fn make(
     let content = if create.backing.is_some() {
         TargetContent::SharedBacking
     } else if create.format == Format::Luks
-        || (elsewhere.is_some() || is_device(&storage)) && shows_its_storage(&create)
+        || (elsewhere.as_ref().is_some_and(|file| !is_new(file)) || is_device(&storage))
+            && shows_its_storage(&create)
     {
         TargetContent::Unknown
     } else {
@@ -203,6 +204,11 @@ fn shows_its_storage(create: &CreateOptions) -> bool {
         Preallocation::Off => create.format == Format::Raw || create.data_file_raw,
         Preallocation::Metadata | Preallocation::Falloc => true,
     }
+}
+
+/// Whether a storage has nothing yet: what it gets by growing is zero.
+fn is_new(file: &File) -> bool {
+    file.kind() == FileKind::Foreign && file.is_empty()
 }
 
 pub(super) fn is_device(path: &Path) -> bool {

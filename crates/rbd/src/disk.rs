@@ -1,0 +1,327 @@
+//! An image as a storage.
+
+use crate::error::RbdError;
+use crate::extents::KnownRuns;
+use crate::ffi::{Call, Facts, Image, Library, Request, is_in_callback};
+use crate::jobs::{self, Job};
+use crate::name::RbdName;
+use crate::open::{self, Existence, Opened};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::Duration;
+use zebu_storage::{Access, Alignment, Completer, Storage, StorageAbilities, StorageDone, StorageOp};
+
+/// Most steps of closing an image that wait for an answer of the cluster.
+const STEPS_OF_CLOSING: u32 = 4;
+
+/// How an image is used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RbdOptions {
+    /// How long a request waits for the cluster's answer, in whole seconds, at least one. It holds unless the configuration sets
+    /// `rados_osd_op_timeout`.
+    pub timeout: Duration,
+    /// How long connecting may take, in whole seconds, at least one. It holds unless the configuration sets
+    /// `client_mount_timeout` to less than Ceph's default of 300 s.
+    pub connect_timeout: Duration,
+}
+
+zebu_storage::option_setters!(RbdOptions { timeout: Duration, connect_timeout: Duration });
+
+impl Default for RbdOptions {
+    fn default() -> Self {
+        Self { timeout: Duration::from_secs(60), connect_timeout: Duration::from_secs(30) }
+    }
+}
+
+/// Counters of one disk since it was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RbdStats {
+    /// Requests that were handed to librbd.
+    pub requests: u64,
+    /// Bytes of data that were read.
+    pub read_bytes: u64,
+    /// Bytes of data that were written.
+    pub written_bytes: u64,
+}
+
+/// An image of a cluster, or a snapshot of one.
+///
+/// An image that is open for writing grows when something is written past its end. It grows in steps, and is cut to what was
+/// written when it is closed. librbd's own cache is off unless the name turns it on, so that a write is answered when it is safe.
+pub struct RbdDisk {
+    shared: Arc<Shared>,
+    jobs: Option<mpsc::Sender<Job>>,
+    /// Disconnected once the image is closed.
+    closed: Mutex<mpsc::Receiver<()>>,
+}
+
+/// State that the disk, its thread and its requests share.
+pub(crate) struct Shared {
+    name: RbdName,
+    library: &'static Library,
+    pub(crate) image: Image,
+    pub(crate) facts: Facts,
+    identity: u64,
+    access: Access,
+    timeout: Duration,
+    /// Bytes of the image, which may lie behind what the disk has.
+    pub(crate) size: AtomicU64,
+    /// Bytes of the disk: where its last write, or its length, ends.
+    pub(crate) end: AtomicU64,
+    pub(crate) runs: KnownRuns,
+    /// Requests that librbd has.
+    under_way: Mutex<usize>,
+    fewer: Condvar,
+    requests: AtomicU64,
+    read_bytes: AtomicU64,
+    written_bytes: AtomicU64,
+    given_up: Mutex<Option<String>>,
+}
+
+impl RbdDisk {
+    /// Opens an image. A snapshot is open for reading only, whatever `access` is.
+    ///
+    /// # Errors
+    /// The name, the errno and the reason: no librbd, no configuration, no key, no such pool or image, no right to it, or a
+    /// cluster that does not answer.
+    pub fn open(name: RbdName, access: Access, options: &RbdOptions) -> Result<Self, RbdError> {
+        Self::start(name, access, Existence::IsThere, options)
+    }
+
+    /// Makes an image of `size` bytes and opens it for writing.
+    ///
+    /// # Errors
+    /// As of [`RbdDisk::open`]; there is an image of this name already; the name is that of a snapshot.
+    pub fn create(name: RbdName, size: u64, options: &RbdOptions) -> Result<Self, RbdError> {
+        if name.snapshot.is_some() {
+            return Err(RbdError::new(&name.to_string(), libc::EINVAL, "a snapshot can't be made this way"));
+        }
+        Self::start(name, Access::ReadWrite, Existence::Make(size), options)
+    }
+
+    fn start(
+        name: RbdName,
+        access: Access,
+        existence: Existence,
+        options: &RbdOptions,
+    ) -> Result<Self, RbdError> {
+        let Opened { library, image, fsid, pool, timeout } = open::open(&name, access, existence, options)?;
+        let shown = name.to_string();
+        let facts = image.facts().map_err(|errno| {
+            image.close();
+            RbdError::new(&shown, errno, open::given_up(errno, timeout))
+        })?;
+        let access = if name.snapshot.is_some() { Access::ReadOnly } else { access };
+        let mut hasher = DefaultHasher::new();
+        let by_name = if facts.id.is_empty() { name.image.as_str() } else { "" };
+        (&fsid, pool, &name.namespace, &facts.id, by_name, &name.snapshot).hash(&mut hasher);
+        let shared = Arc::new(Shared {
+            name,
+            library,
+            image,
+            identity: hasher.finish(),
+            access,
+            timeout,
+            size: facts.size.into(),
+            end: facts.size.into(),
+            facts,
+            runs: KnownRuns::default(),
+            under_way: Mutex::new(0),
+            fewer: Condvar::new(),
+            requests: AtomicU64::new(0),
+            read_bytes: AtomicU64::new(0),
+            written_bytes: AtomicU64::new(0),
+            given_up: Mutex::new(None),
+        });
+        let (jobs, received) = mpsc::channel();
+        let (closing, closed) = mpsc::channel();
+        let worker = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("zebu-rbd".to_owned());
+        let started = thread.spawn(move || {
+            jobs::run(&worker, &received);
+            drop(closing);
+        });
+        if let Err(error) = started {
+            shared.image.close();
+            let reason = format!("no thread could be made: {error}");
+            return Err(RbdError::new(&shown, libc::EAGAIN, reason));
+        }
+        Ok(Self { shared, jobs: Some(jobs), closed: Mutex::new(closed) })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &RbdName {
+        &self.shared.name
+    }
+
+    /// Whether it was opened for writing.
+    pub fn access(&self) -> Access {
+        self.shared.access
+    }
+
+    /// Counters since it was opened.
+    pub fn stats(&self) -> RbdStats {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Shared { requests, read_bytes, written_bytes, .. } = &*self.shared;
+        RbdStats {
+            requests: count(requests),
+            read_bytes: count(read_bytes),
+            written_bytes: count(written_bytes),
+        }
+    }
+
+    /// Why a request failed first, if that ever happened.
+    pub fn given_up(&self) -> Option<String> {
+        self.shared.given_up.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn give(&self, job: Job) {
+        // A thread that is gone drops the job, which is the answer EIO.
+        if let Some(jobs) = &self.jobs {
+            let _ = jobs.send(job);
+        }
+    }
+}
+
+impl Drop for RbdDisk {
+    /// Closes the image. Waits for the cluster, but not for ever: the rest is left to the disk's thread then.
+    fn drop(&mut self) {
+        drop(self.jobs.take());
+        if !is_in_callback() {
+            let closed = self.closed.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let _ = closed.recv_timeout(self.shared.timeout * STEPS_OF_CLOSING);
+        }
+    }
+}
+
+impl Storage for RbdDisk {
+    fn len(&self) -> u64 {
+        self.shared.end.load(Ordering::Acquire)
+    }
+
+    fn identity(&self) -> u64 {
+        self.shared.identity
+    }
+
+    fn alignment(&self) -> Alignment {
+        Alignment { memory: 1, offset: 1, length: 1 }
+    }
+
+    fn abilities(&self) -> StorageAbilities {
+        let mut abilities = StorageAbilities::EXTENTS;
+        if self.shared.access == Access::ReadWrite {
+            abilities |= StorageAbilities::WRITE | StorageAbilities::SET_LEN;
+            let zeroing = StorageAbilities::PUNCH | StorageAbilities::ZERO_RANGE;
+            abilities.set(zeroing, self.shared.library.can_zero());
+        }
+        abilities
+    }
+
+    fn submit(&self, op: StorageOp, done: Completer) {
+        let shared = &self.shared;
+        match op {
+            StorageOp::Read { offset, .. } => shared.start(Call::Read { offset }, done),
+            StorageOp::Write { offset, len } => {
+                let end = offset.saturating_add(len);
+                if end > shared.size.load(Ordering::Acquire) {
+                    self.give(Job::WritePastEnd { offset, end, done });
+                } else {
+                    shared.start(Call::Write { offset }, done);
+                }
+            }
+            StorageOp::Flush => shared.start(Call::Flush, done),
+            StorageOp::Punch { offset, len } => shared.start(Call::Punch { offset, len }, done),
+            StorageOp::ZeroRange { offset, len } => shared.start(Call::Zero { offset, len }, done),
+            StorageOp::SetLen { len } => self.give(Job::SetLen { len, done }),
+            StorageOp::ExtentAt { offset } => match shared.extent(offset) {
+                Some((len, hole)) => done.finish(Ok(StorageDone::Extent { len, hole })),
+                None => self.give(Job::Extent { offset, done }),
+            },
+            _ => done.finish(Err(libc::EOPNOTSUPP)),
+        }
+    }
+}
+
+impl Shared {
+    /// Hands a request to librbd.
+    pub(crate) fn start(self: &Arc<Self>, call: Call, done: Completer) {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        *self.under_way() += 1;
+        let is_change = !matches!(call, Call::Read { .. } | Call::Flush);
+        if is_change {
+            self.runs.change();
+        }
+        let shared = Arc::clone(self);
+        let request = Request::new(self.library, done, move |done, result| {
+            if is_change {
+                // What was looked up meanwhile may not know of it.
+                shared.runs.change();
+            }
+            let result = shared.answer(call, done.bufs().len() as u64, result);
+            shared.leave();
+            // Whoever waits may drop the disk, which waits for requests that are under way.
+            drop(shared);
+            done.finish(result);
+        });
+        self.image.start(call, request);
+    }
+
+    fn answer(&self, call: Call, len: u64, result: Result<u64, i32>) -> Result<StorageDone, i32> {
+        let moved = result.map_err(|errno| self.fail(errno))?;
+        match call {
+            // Fewer bytes: another client has cut the image.
+            Call::Read { .. } if moved < len => Err(self.fail(libc::EIO)),
+            Call::Read { .. } => {
+                self.read_bytes.fetch_add(len, Ordering::Relaxed);
+                Ok(StorageDone::Moved(len))
+            }
+            Call::Write { offset } => {
+                self.written_bytes.fetch_add(len, Ordering::Relaxed);
+                self.end.fetch_max(offset.saturating_add(len), Ordering::AcqRel);
+                Ok(StorageDone::Moved(len))
+            }
+            Call::Flush | Call::Punch { .. } | Call::Zero { .. } => Ok(StorageDone::Done),
+        }
+    }
+
+    /// The length of the run at `offset`, and whether it is a hole, if that is known.
+    pub(crate) fn extent(&self, offset: u64) -> Option<(u64, bool)> {
+        self.runs.at(offset).map(|(len, hole)| (self.within_disk(offset, len), hole))
+    }
+
+    /// The length of a run without what the image has past the disk's end. Not 0.
+    pub(crate) fn within_disk(&self, offset: u64, len: u64) -> u64 {
+        len.min(self.end.load(Ordering::Acquire).saturating_sub(offset)).max(1)
+    }
+
+    /// Notes a failure; the errno that the caller gets.
+    pub(crate) fn fail(&self, errno: i32) -> i32 {
+        let mut given_up = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
+        given_up.get_or_insert_with(|| open::given_up(errno, self.timeout));
+        match errno {
+            libc::ENOSPC | libc::EDQUOT | libc::EROFS | libc::EPERM | libc::ENOMEM => errno,
+            _ => libc::EIO,
+        }
+    }
+
+    fn under_way(&self) -> MutexGuard<'_, usize> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn leave(&self) {
+        *self.under_way() -= 1;
+        self.fewer.notify_all();
+    }
+
+    /// Waits until librbd has no request. False if that takes too long.
+    pub(crate) fn settle(&self) -> bool {
+        let under_way = self.under_way();
+        let patience = self.timeout * 2;
+        let waited = self.fewer.wait_timeout_while(under_way, patience, |count| *count > 0);
+        let (under_way, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        *under_way == 0
+    }
+}
