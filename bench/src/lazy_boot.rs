@@ -73,7 +73,7 @@ impl Disk {
     }
 }
 
-/// What a boot took.
+/// Figures of a boot.
 struct Boot {
     seconds: f64,
     requests: Vec<Request>,

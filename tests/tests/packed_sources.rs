@@ -435,7 +435,7 @@ fn memory_does_not_grow_with_the_disk() {
     }
 }
 
-/// What a packed file ends with counts, too: a sum, another part, or something that is none.
+/// The end of a packed file counts, too: a sum, another part, or something that is none.
 #[test]
 fn damage_at_the_end_leaves_no_target() {
     let scratch = Scratch::new("packed");
@@ -443,13 +443,9 @@ fn damage_at_the_end_leaves_no_target() {
     let expected = disk(2 * MIB, Fill::Some, &mut Random::new(76));
     write_sparse(&scratch.file("raw"), &expected);
     // The place of the sum of the content, or of the block, from the end.
-    for (packer, sum) in [
-        ("gzip -c", 8),
-        ("xz -c -0 -T1", 30),
-        ("zstd -c -q", 4),
-        ("bzip2 -c", 5),
-        ("lz4 -c -q", 4),
-    ] {
+    for (packer, sum) in
+        [("gzip -c", 8), ("xz -c -0 -T1", 30), ("zstd -c -q", 4), ("bzip2 -c", 5), ("lz4 -c -q", 4)]
+    {
         pack(dir, packer, "raw", "good");
         let good = std::fs::read(scratch.file("good")).expect("just made");
         let mut wrong = good.clone();
@@ -458,7 +454,10 @@ fn damage_at_the_end_leaves_no_target() {
         let bad = [
             ("a wrong sum", wrong),
             ("a letter behind", [&good[..], b"x"].concat()),
-            ("text behind", [&good[..], b"this is no packed data, but it is long enough to be some"].concat()),
+            (
+                "text behind",
+                [&good[..], b"this is no packed data, but it is long enough to be some"].concat(),
+            ),
             ("half of another part", [&good[..], &good[..good.len() / 2]].concat()),
             ("the head of another part", [&good[..], &good[..5]].concat()),
         ];

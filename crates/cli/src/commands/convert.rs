@@ -16,7 +16,7 @@ use crate::local_name::local_path;
 use crate::named_disks::allow_streams;
 use crate::named_disks::is_remote;
 use crate::output::{json, stderr, stdout};
-use crate::packed::{self, PackedArgs, Unpacking};
+use crate::packed::{self, Order, PackedArgs, Reader, Unpacking};
 use crate::program;
 use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::remote_disk::RemoteName;
@@ -29,7 +29,7 @@ use crate::store_target::store_name;
 use crate::unasked_cache::UnaskedCache;
 use crate::values::{Aio, OutputFormat, Rate, caches, formats, rate_argument, target_formats};
 use crate::watch::{ProgressArg, Watch};
-use packed_source::{PackedSources, Pass, reader};
+use packed_source::{PackedSources, Pass, size_of_device};
 use report::{human_text, json_report};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -38,7 +38,7 @@ use zebu::jobs::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, NewTarget, ReadErrors,
     TargetClusters, TargetContent, UnaskedWrites, convert, drop_pages,
 };
-use zebu::{Access, CacheMode, Format, Image, NewForeign};
+use zebu::{Access, CacheMode, Format, Image, NewForeign, Preallocation};
 use zebu_rbd::RbdName;
 
 /// Bytes of zeroes that become a hole, unless the command line says another number.
@@ -290,9 +290,9 @@ fn copy_sources(
     pass: Pass,
 ) -> Result<u8, Failure> {
     let written = local_path(target).unwrap_or_default();
-    let mut packed = PackedSources::default();
+    let mut packed = PackedSources { pass, is_stream: false, end: None };
     for spec in &mut specs {
-        let reader = || reader(args, opts, session, target, pass);
+        let reader = || packed_reader(args, opts, session, target, pass);
         let prepared = packed::prepare(&args.packed, spec, &written, reader, watch)?;
         packed.is_stream |= prepared.is_stream;
         packed.end = packed.end.or(prepared.end);
@@ -319,7 +319,7 @@ fn copy_sources(
         }
         return Ok(1);
     }
-    let report = convert_to(args, opts, session, watch, &images, target, &packed, pass);
+    let report = convert_to(args, opts, session, watch, &images, target, &packed);
     for image in &images {
         session.close(image, Access::ReadOnly)?;
     }
@@ -420,7 +420,6 @@ fn convert_to(
     images: &[Image],
     target: &OsStr,
     packed: &PackedSources,
-    pass: Pass,
 ) -> Result<ConvertReport, Failure> {
     let mut options = ConvertOptions::default()
         .workers(if packed.is_stream { 1 } else { usize::from(args.workers) })
@@ -464,7 +463,7 @@ fn convert_to(
                 unasked.tell("the target");
             }
         }
-        let content = match pass {
+        let content = match packed.pass {
             Pass::First if args.target_is_zero => TargetContent::Zero,
             Pass::First if args.backing.is_some() => TargetContent::SharedBacking,
             Pass::First | Pass::Again => TargetContent::Unknown,
@@ -515,6 +514,70 @@ fn convert_to(
         }
         _ => Failure::during(&format!("error while converting to '{}'", target.display()), &error),
     })
+}
+
+/// The reader of a packed source.
+fn packed_reader(
+    args: &ConvertArgs,
+    opts: &CreateOpts,
+    session: &Session,
+    target: &OsStr,
+    pass: Pass,
+) -> Result<Reader, Failure> {
+    if args.dry_run {
+        return Ok(Reader { order: Order::Any, target_size: None });
+    }
+    let is_stored = store_name(target)?.is_some();
+    let exists = !is_stored && (args.no_create || is_raw_on_server(args, opts, target)?);
+    let target_size = match opts.size {
+        _ if is_stored => opts.size,
+        _ if exists => Some(size_of_existing(args, opts, session, target)?),
+        Some(size) => Some(size),
+        None => size_of_device(Path::new(target)),
+    };
+    let order = if pass == Pass::Again || args.salvage || args.source_snapshot.is_some() {
+        Order::Any
+    } else if args.files.len() == 2 && !is_stored && takes_open_end(args, opts, target, exists)? {
+        Order::OpenEnded
+    } else {
+        Order::Once
+    };
+    Ok(Reader { order, target_size })
+}
+
+/// Whether the target can be written before the length of its disk is known.
+fn takes_open_end(
+    args: &ConvertArgs,
+    opts: &CreateOpts,
+    target: &OsStr,
+    exists: bool,
+) -> Result<bool, Failure> {
+    if exists {
+        return Ok(!args.compress);
+    }
+    let path = new_image_path(target).map_err(|reason| Failure::creating_name(target, &reason))?;
+    let format = args.target_format();
+    if is_remote(&path)
+        || opts.data_file.is_some()
+        || opts.preallocation.is_some_and(|mode| mode != Preallocation::Off)
+    {
+        return Ok(false);
+    }
+    // The first table of a qcow2 image is made for the largest disk. In one cluster, it is no larger than that of a small one.
+    let cluster = opts.create_options(format).cluster_size;
+    let most = cluster.saturating_pow(3) / 128;
+    Ok(format == Format::Raw || format == Format::Qcow2 && args.packed.most_of_disk() <= most)
+}
+
+fn size_of_existing(
+    args: &ConvertArgs,
+    opts: &CreateOpts,
+    session: &Session,
+    target: &OsStr,
+) -> Result<u64, Failure> {
+    let mut spec = existing_target(args, opts, target)?;
+    spec.options.access = Access::ReadOnly;
+    session.with_image(&spec, |image| Ok(image.virtual_size()))
 }
 
 /// Whether the target is all of a disk on a server, which need not be made.

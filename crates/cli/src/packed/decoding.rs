@@ -25,7 +25,7 @@ pub(super) struct Source {
 pub(super) enum Fault {
     /// It can't be read, or is damaged, or is too large; in words.
     Told(String),
-    /// What is in it must be read at any place.
+    /// The content must be read at any place.
     NeedsPlaces,
 }
 

@@ -210,7 +210,7 @@ pub(crate) fn prepare(
     Ok(prepared)
 }
 
-/// What became of unpacking sources that are read in order.
+/// Outcome of unpacking sources that are read in order.
 #[derive(Debug)]
 pub(crate) enum Unpacking {
     /// It did not fail.
@@ -221,7 +221,7 @@ pub(crate) enum Unpacking {
     Again,
 }
 
-/// What became of unpacking the sources of a command that has failed.
+/// Outcome of unpacking the sources of a command that has failed.
 pub(crate) fn unpacking_of(specs: &[ImageSpec]) -> Unpacking {
     let faults = specs.iter().filter_map(|spec| Some((spec, registry::fault(&spec.path)?)));
     let mut found = Unpacking::Sound;
@@ -256,9 +256,8 @@ fn is_raw_stream(spec: &ImageSpec, order: Order, source: &Source) -> Result<bool
 /// The length of a raw disk that is unpacked while it is read.
 fn length_of(args: &PackedArgs, source: &Source, reader: Reader) -> Result<Length, String> {
     let packing = source.packing.name();
-    let by_option = |most: u64| {
-        format!("the {packing} file holds more than {most} bytes: allow more with --max-size")
-    };
+    let by_option =
+        |most: u64| format!("the {packing} file holds more than {most} bytes: allow more with --max-size");
     let most = args.most_of_disk();
     // The frames of zstd are scattered over the file: to look at them all is to read it.
     if (reader.order == Order::Once || source.packing == Packing::Xz)

@@ -1,9 +1,10 @@
 //! The blocks of a stream that were unpacked last.
 
-use super::stream::BLOCK;
 use std::collections::VecDeque;
 use zebu::storage::IoBufs;
 
+/// Bytes that are unpacked at once if nobody waits for others.
+pub(super) const BLOCK: usize = 1 << 20;
 /// Blocks that are kept: 16 MiB.
 const KEPT: usize = 16;
 

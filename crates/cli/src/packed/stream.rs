@@ -4,15 +4,13 @@
 //! anew; if that happens again and again, the reader is no such reader, and the storage fails.
 
 use super::decoding::{Decoding, Fault, Length, Source};
-use super::recent::Recent;
+use super::recent::{BLOCK, Recent};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use zebu::jobs::SourceEnd;
 use zebu::storage::{Completer, Storage, StorageAbilities, StorageDone, StorageOp};
 
-/// Bytes that are unpacked at once if nobody waits for others.
-pub(super) const BLOCK: usize = 1 << 20;
 /// Bytes that are unpacked before somebody asks for them.
 const AHEAD: u64 = 8 << 20;
 /// How often unpacking begins anew.
@@ -81,7 +79,7 @@ impl State {
         None
     }
 
-    /// What is to be done next, if anything is, once `position` bytes are unpacked.
+    /// The next task, if there is one, once `position` bytes are unpacked.
     fn next(&mut self, position: u64) -> Option<Task> {
         for request in std::mem::take(&mut self.waiting) {
             if let Some(request) = self.serve(request) {
@@ -92,8 +90,7 @@ impl State {
         if let Some(at) = self.waiting.iter().position(|request| offset(request) == position) {
             return Some(Task::Direct(self.waiting.swap_remove(at)));
         }
-        let is_gone =
-            |at: u64| at < position && !self.recent.has(at, (position - at) as usize);
+        let is_gone = |at: u64| at < position && !self.recent.has(at, (position - at) as usize);
         if self.waiting.iter().any(|request| !is_gone(offset(request))) {
             return Some(Task::Ahead(self.recent.room()));
         }
@@ -280,7 +277,9 @@ impl Storage for PackedStream {
         state.waiting = kept;
         drop(state);
         let ended: Vec<Completer> = ended;
-        ended.into_iter().for_each(|request| request.finish(Err(libc::ECANCELED)));
+        for request in ended {
+            request.finish(Err(libc::ECANCELED));
+        }
     }
 }
 

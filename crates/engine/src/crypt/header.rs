@@ -244,7 +244,7 @@ impl LuksHeader {
                     offer(slot.number(), own, metadata.digest_iterations(slot), cost);
                 }
                 for slot in metadata.slots().filter(|slot| is_ignored(slot)) {
-                    let ignored = "of the priority \"ignore\", which `cryptsetup config --priority` changes";
+                    let ignored = "of the priority \"ignore\", which `cryptsetup config` changes";
                     slots.left_out.push(format!("key slot {} is {ignored}", slot.number()));
                 }
                 for slot in metadata.unusable_slots() {

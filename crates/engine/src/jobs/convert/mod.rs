@@ -3,6 +3,7 @@
 mod bitmaps;
 mod compressed;
 mod copy;
+mod ending;
 mod in_order;
 mod job;
 mod offload;
@@ -25,11 +26,11 @@ pub use source_end::SourceEnd;
 
 use crate::progress::Phase;
 use crate::{Error, ErrorKind, Format, Image, Preallocation, Result, Shrink};
+use ending::Ending;
 use job::{Job, Part};
 use sink::Sink;
 use sizing::Sizing;
 use source_conflict::check_open_target;
-use source_end::Ending;
 use zebu_storage::Worker;
 
 /// How data is moved. Shared blocks are none that were set aside: to write one takes space that may not be there. And what
