@@ -198,6 +198,40 @@ fn no_wrong_byte_is_shown_however_often_a_server_is_killed() {
 }
 
 #[test]
+fn a_disk_that_is_full_at_the_start_is_told_of_and_reads_go_on() {
+    let Some(small) = Mounted::tmpfs(64 << 10) else { return };
+    let scratch = Scratch::new("cache-full-start");
+    let dir = scratch.path();
+    let content = source(dir, 7);
+    let web = WebServer::start(dir);
+    let filler = small.path().join("filler");
+    let cache = small.path().join("cache");
+    let words = ["convert", "-f", "raw", "-O", "raw", "--cache-dir", cache.to_str().unwrap()];
+    let url = web.url("/disk.raw");
+    // With no cache there yet, and with one that has no place for another object.
+    for turn in ["new", "old"] {
+        if turn == "old" {
+            std::fs::remove_file(&filler).unwrap();
+            zebu(
+                dir,
+                ["info", "-f", "raw", "--cache-dir", cache.to_str().unwrap(), &web.url("/disk.raw?other")],
+            )
+            .ok();
+        }
+        // No file system takes more than it has.
+        let _ = std::fs::write(&filler, vec![1; 1 << 20]);
+        let _ = std::fs::remove_file(dir.join("copy.raw"));
+        let done = zebu(dir, words.iter().copied().chain([url.as_str(), "copy.raw"])).ok();
+        assert!(std::fs::read(dir.join("copy.raw")).unwrap() == content, "{turn}");
+        assert!(
+            done.stderr.lines().count() == 1 && done.stderr.contains("is kept"),
+            "{turn}: {}",
+            done.stderr
+        );
+    }
+}
+
+#[test]
 fn a_full_disk_ends_the_storing_once_and_nothing_else() {
     let Some(small) = Mounted::tmpfs(6 << 20) else { return };
     let scratch = Scratch::new("cache-full");
