@@ -223,11 +223,9 @@ fn a_disk_that_is_full_at_the_start_is_told_of_and_reads_go_on() {
         let _ = std::fs::remove_file(dir.join("copy.raw"));
         let done = zebu(dir, words.iter().copied().chain([url.as_str(), "copy.raw"])).ok();
         assert!(std::fs::read(dir.join("copy.raw")).unwrap() == content, "{turn}");
-        assert!(
-            done.stderr.lines().count() == 1 && done.stderr.contains("is kept"),
-            "{turn}: {}",
-            done.stderr
-        );
+        // What an earlier command could not store is given back at the opening, which may be enough for the object's map.
+        let is_told = ["is kept", "nothing more is stored"].iter().any(|words| done.stderr.contains(words));
+        assert!(done.stderr.lines().count() == 1 && is_told, "{turn}: {}", done.stderr);
     }
 }
 
