@@ -567,3 +567,26 @@ fn a_store_that_is_slow_or_loses_answers_is_asked_again() {
         );
     }
 }
+
+#[test]
+fn empty_objects_are_read_and_endpoints_have_no_query() {
+    let scratch = Scratch::new("store-empty");
+    let dir = scratch.path();
+    let store = ObjectStore::start(dir);
+    std::fs::write(dir.join("empty.raw"), "").unwrap();
+    store.zebu(&["convert", "-f", "raw", "-O", "raw", "empty.raw", "s3://disks/empty"]).ok();
+    for more in [&[][..], &["--cache-dir", "cache"]] {
+        let words =
+            [&["convert", "-f", "raw", "-O", "raw"], more, &["s3://disks/empty", "back.raw"]].concat();
+        store.zebu(&words).ok();
+        assert_eq!(std::fs::read(dir.join("back.raw")).unwrap(), b"");
+        std::fs::remove_file(dir.join("back.raw")).unwrap();
+    }
+    // The list of buckets would be the disk.
+    let endpoint = format!("{}/?a=b", store.endpoint());
+    let refused = store.zebu_with(
+        &[("AWS_ENDPOINT_URL", endpoint.as_str())],
+        &["convert", "-f", "raw", "-O", "raw", "s3://disks/empty", "back.raw"],
+    );
+    assert!(refused.code == Some(1) && refused.stderr.contains("AWS_ENDPOINT_URL: no query"), "{refused}");
+}

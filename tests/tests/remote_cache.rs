@@ -2,7 +2,7 @@
 //!
 //! `ZEBU_KILL_ROUNDS` sets the number of kills.
 
-use std::io;
+use std::io::{self, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -195,6 +195,38 @@ fn no_wrong_byte_is_shown_however_often_a_server_is_killed() {
     let used = run_in(dir, &find("du").unwrap(), ["-s", "-B1M", "cache"]).ok().stdout;
     let used: u64 = used.split_whitespace().next().unwrap().parse().unwrap();
     assert!(used <= 18, "{used} MiB");
+}
+
+#[test]
+fn a_disk_that_is_full_at_the_start_is_told_of_and_reads_go_on() {
+    let Some(small) = Mounted::tmpfs(64 << 10) else { return };
+    let scratch = Scratch::new("cache-full-start");
+    let dir = scratch.path();
+    let content = source(dir, 7);
+    let web = WebServer::start(dir);
+    let filler = small.path().join("filler");
+    let cache = small.path().join("cache");
+    let words = ["convert", "-f", "raw", "-O", "raw", "--cache-dir", cache.to_str().unwrap()];
+    let url = web.url("/disk.raw");
+    // With no cache there yet, and with one that has no place for another object.
+    for turn in ["new", "old"] {
+        if turn == "old" {
+            std::fs::remove_file(&filler).unwrap();
+            zebu(
+                dir,
+                ["info", "-f", "raw", "--cache-dir", cache.to_str().unwrap(), &web.url("/disk.raw?other")],
+            )
+            .ok();
+        }
+        let mut file = std::fs::File::create(&filler).unwrap();
+        while file.write_all(&[1; 512]).is_ok() {}
+        let _ = std::fs::remove_file(dir.join("copy.raw"));
+        let done = zebu(dir, words.iter().copied().chain([url.as_str(), "copy.raw"])).ok();
+        assert!(std::fs::read(dir.join("copy.raw")).unwrap() == content, "{turn}");
+        // What an earlier command could not store is given back at the opening, which may be enough for the object's map.
+        let is_told = ["is kept", "nothing more is stored"].iter().any(|words| done.stderr.contains(words));
+        assert!(done.stderr.lines().count() == 1 && is_told, "{turn}: {}", done.stderr);
+    }
 }
 
 #[test]

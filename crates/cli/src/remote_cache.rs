@@ -42,8 +42,27 @@ fn cache(choice: &CacheChoice) -> Result<Arc<RangeCache>, RemoteError> {
     Ok(cache)
 }
 
+/// Errors of a local disk that has no place for what is to be kept: reads go on without it.
+const NO_PLACE: [i32; 3] = [libc::ENOSPC, libc::EDQUOT, libc::EFBIG];
+
 /// A file on a web server with the cache before it; `Err` within `Ok`: why it can't be cached.
 pub(crate) fn cached(
+    choice: &CacheChoice,
+    disk: &Arc<HttpDisk>,
+    memory: u64,
+) -> Result<Result<Arc<CachedDisk>, &'static str>, RemoteError> {
+    match with_cache(choice, disk, memory) {
+        Err(error) if NO_PLACE.contains(&error.errno()) => {
+            let words =
+                format!("nothing of '{}' is kept: '{}': {}", disk.name(), error.name(), error.reason());
+            log_lines::say(format!("{}: {}\n", program::called().name(), printable(&words)));
+            Ok(Err("the cache has no place for it"))
+        }
+        cached => cached,
+    }
+}
+
+fn with_cache(
     choice: &CacheChoice,
     disk: &Arc<HttpDisk>,
     memory: u64,

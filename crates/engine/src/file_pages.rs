@@ -49,6 +49,13 @@ impl Generations {
     }
 }
 
+impl FilePages {
+    /// Forgets all pages.
+    pub(crate) fn clear(&self) {
+        *self.0.lock() = Generations::default();
+    }
+}
+
 /// The pages that one lookup has at hand: its own, and those of the image.
 pub(crate) struct Pages<'a> {
     files: &'a [File],

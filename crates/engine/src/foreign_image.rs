@@ -114,6 +114,12 @@ pub(crate) async fn parse_from<T>(
 const TOO_FEW: &str = "it holds too few bytes";
 
 impl ForeignImage {
+    /// Gives up pages of tables and inflated units.
+    pub(crate) fn forget_what_was_read(&self) {
+        self.pages.clear();
+        self.inflated.iter().for_each(ClusterCache::forget_all);
+    }
+
     pub(crate) fn new(disk: Disk, files: Vec<File>, options: &OpenOptions) -> Self {
         Self {
             disk,

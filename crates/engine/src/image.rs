@@ -198,6 +198,22 @@ impl Image {
         self.0.tidy(now);
     }
 
+    /// Gives up what this image and its backing images keep in memory of tables and packed data: reads that begin now get it
+    /// from the files. For callers that know that what was read is wrong. Does nothing to an image that is open for writing.
+    ///
+    /// Headers and L1 tables stay as they were at the opening.
+    pub fn forget_what_was_read(&self) {
+        let mut next = Some(&self.0);
+        while let Some(node) = next.filter(|node| !node.is_writable()) {
+            match &node.driver {
+                Driver::Qcow2(qcow2) => qcow2.forget_what_was_read(),
+                Driver::Foreign(foreign) => foreign.forget_what_was_read(),
+                Driver::Raw(_) => {}
+            }
+            next = node.backing.as_ref();
+        }
+    }
+
     /// Counters.
     pub fn stats(&self) -> ImageStats {
         match &self.0.driver {

@@ -358,4 +358,60 @@ fn directories_that_can_not_be_trusted_or_read_are_refused() {
     assert!(message.contains("format 9") && message.contains("another directory"), "{message}");
     state.write_all_at(&[9], 0).unwrap();
     assert!(refused(&cache, 16 << 20).contains("none of a cache"));
+    std::fs::write(cache.join("state"), "mine").unwrap();
+    assert!(refused(&cache, 16 << 20).contains("none of a cache"));
+}
+
+#[test]
+fn a_state_that_was_made_and_never_filled_is_filled() {
+    let dir = tempfile::tempdir().unwrap();
+    let far = Far::new(1 << 20, 3);
+    for len in [0, 4096] {
+        std::fs::write(dir.path().join("state"), vec![0; len]).unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+        let (cache, _) = open(dir.path(), 16 << 20);
+        check(&*disk(&cache, &far), &far, 0, far.len);
+        assert_eq!(std::fs::read(dir.path().join("state")).unwrap()[..8], *b"zebucach", "{len}");
+    }
+}
+
+#[test]
+fn one_object_that_can_not_be_opened_leaves_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let (bad, good) = (Far::new(1 << 20, 4), Far::new(1 << 20, 5));
+    let (cache, _) = open(dir.path(), 16 << 20);
+    check(&*disk(&cache, &bad), &bad, 0, bad.len);
+    cache.settle();
+    drop(cache);
+    let data = files(dir.path(), "data").remove(0);
+    // A symbolic link is made anew, whatever it leads to.
+    let other = dir.path().join("other");
+    std::fs::rename(&data, &other).unwrap();
+    std::os::unix::fs::symlink(&other, &data).unwrap();
+    let before = std::fs::read(&other).unwrap();
+    let (cache, told) = open(dir.path(), 16 << 20);
+    check(&*disk(&cache, &bad), &bad, 0, bad.len);
+    cache.settle();
+    assert!(data.symlink_metadata().unwrap().is_file() && std::fs::read(&other).unwrap() == before);
+    assert!(told.lock().unwrap().is_empty());
+    drop(cache);
+    // What can't be opened at all is told of, and left out.
+    std::fs::remove_file(&data).unwrap();
+    std::fs::create_dir(&data).unwrap();
+    let (cache, told) = open(dir.path(), 16 << 20);
+    check(&*disk(&cache, &good), &good, 0, good.len);
+    let said = told.lock().unwrap().join("\n");
+    assert!(said.contains(data.parent().unwrap().to_str().unwrap()) && said.contains("left out"), "{said}");
+}
+
+#[test]
+fn an_object_whose_files_can_not_be_made_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (cache, _) = open(dir.path(), 16 << 20);
+    let way = Arc::new(Way(Far::new(1 << 20, 6)));
+    // More than any file system takes.
+    let version = ObjectVersion::new("far", "far", "\"1\"", i64::MAX as u64);
+    let error = cache.disk(way, &version, 8 << 20).err().unwrap();
+    assert_eq!(error.errno(), libc::EFBIG, "{error}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "only 'state'");
 }

@@ -110,6 +110,10 @@ fn endpoint(url: String, place: &str) -> Result<String, String> {
     if parsed.has_credentials() {
         return Err(format!("{place}: no user belongs into the URL of an endpoint"));
     }
+    // The bucket and the key would stand behind it, and be no path any more.
+    if url.contains('?') {
+        return Err(format!("{place}: no query belongs into the URL of an endpoint"));
+    }
     Ok(url.trim_end_matches('/').to_owned())
 }
 

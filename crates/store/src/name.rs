@@ -66,7 +66,8 @@ impl StoreName {
         if bucket.is_empty() {
             return Err("the bucket is missing".to_owned());
         }
-        if bucket.len() > LONGEST_BUCKET || !bucket.bytes().all(fits) {
+        // As parts of a path, '.' and '..' lead to another bucket.
+        if bucket.len() > LONGEST_BUCKET || !bucket.bytes().all(fits) || matches!(bucket, "." | "..") {
             return Err("the bucket has characters that no bucket has, or is too long".to_owned());
         }
         let (key, version) = match key.rsplit_once(VERSION) {
@@ -153,6 +154,8 @@ mod tests {
             ("s3://", "bucket"),
             ("s3:///k", "bucket"),
             ("s3://b@evil/k", "bucket"),
+            ("s3://../b/k", "bucket"),
+            ("s3://./k", "bucket"),
             ("s3://b", "key"),
             ("s3://b/", "key"),
             ("s3://b/a//b", "empty part"),

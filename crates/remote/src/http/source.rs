@@ -103,6 +103,9 @@ pub(super) enum Reply {
     Empty,
 }
 
+/// Where an object was found, and the answer to the request for a range of it.
+pub(super) type FoundAt = (HttpUrl, Connection, Reply, Validators);
+
 /// The version of the object that was opened.
 #[derive(Debug, Clone)]
 struct Pinned {
@@ -278,7 +281,7 @@ impl Source {
         &self,
         range: Option<&Range<u64>>,
         patience: &Patience<'_>,
-    ) -> Result<(HttpUrl, Connection, Reply, Validators), Trouble> {
+    ) -> Result<FoundAt, Trouble> {
         let why = if self.pinned.get().is_some() { Signing::AfterDenial } else { Signing::InTime };
         let mut url = self.sign(why)?;
         for _ in 0..=MOST_REDIRECTS {
@@ -294,11 +297,33 @@ impl Source {
                 url = self.check_redirect(&url, &next)?;
                 continue;
             }
+            if response.status().as_u16() == 416
+                && let Some(found) = self.find_empty(&url, &response, patience)?
+            {
+                return Ok(found);
+            }
             let reply = self.judge(&response, range, &mut connection, patience)?;
             return Ok((url, connection, reply, Validators::of(response.headers())));
         }
         let reason = format!("there are more than {MOST_REDIRECTS} redirects");
         Err(Trouble::Refused { errno: libc::ELOOP, reason })
+    }
+
+    /// The object at `url`, if it is empty. Stores refuse a range of an empty object, and don't say how long it is.
+    fn find_empty(
+        &self,
+        url: &HttpUrl,
+        refusal: &Response<()>,
+        patience: &Patience<'_>,
+    ) -> Result<Option<FoundAt>, Trouble> {
+        if self.pinned.get().is_some() || headers::content_range(refusal.headers()).is_some() {
+            return Ok(None);
+        }
+        let mut connection = self.connect(url, patience.until)?;
+        let response = self.ask(&mut connection, url, None, patience)?;
+        let is_empty = response.status().as_u16() == 200 && connection.body_len() == Some(0);
+        let validators = Validators::of(response.headers());
+        Ok(is_empty.then(|| (url.clone(), connection, Reply::Empty, validators)))
     }
 
     /// Pins what `find` found.

@@ -30,14 +30,16 @@ pub(super) fn explain(status: u16, headers: &HeaderMap, document: &[u8]) -> Opti
         "SignatureDoesNotMatch" => {
             "the secret key does not belong to the access key: AWS_SECRET_ACCESS_KEY or the profile is wrong"
         }
-        "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired" => {
+        "ExpiredToken" | "InvalidToken" | "InvalidTokenId" | "TokenRefreshRequired" => {
             "the temporary credentials are over: renew AWS_SESSION_TOKEN or the profile"
         }
         "AccessDenied" | "AuthorizationFailure" | "AuthorizationPermissionMismatch" => {
             "the credentials give no right to read the object, or it does not exist"
         }
         "AuthenticationFailed" => "the store does not believe the credentials",
-        "RequestTimeTooSkewed" => "the clock of this machine is wrong",
+        "RequestTimeTooSkewed" | "ExpiredPresignRequest" | "RequestNotReadyYet" => {
+            "the clock of this machine is wrong"
+        }
         "PermanentRedirect" => "the bucket is at another endpoint, perhaps of another region (AWS_REGION)",
         _ => return Some((errno_of(status), format!("the store answers {status} {code}"))),
     };

@@ -19,6 +19,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const STATE: &str = "state";
+/// Bytes of `state`.
+const STATE_LEN: u64 = 4096;
 const MAGIC: &[u8; 8] = b"zebucach";
 /// Byte of `state` at which is counted what all processes have stored.
 const USAGE: u64 = 16;
@@ -165,7 +167,10 @@ impl RangeCache {
         };
         {
             let mut locked = cache.lock().map_err(failed)?;
-            check_state(&locked.0.state).map_err(|reason| fail(libc::EOPNOTSUPP, &reason))?;
+            check_state(&locked.0.state).map_err(|refusal| match refusal {
+                Refusal::Io(error) => failed(error),
+                Refusal::Unusable(reason) => fail(libc::EOPNOTSUPP, &reason),
+            })?;
             cache.take_stock(&mut locked).map_err(failed)?;
             cache.make_room(&mut locked, 0);
         }
@@ -216,9 +221,20 @@ impl RangeCache {
             if !is_ours || !entry.file_type()?.is_dir() {
                 continue;
             }
-            let Some(files) = ObjectFiles::open(&entry.path())? else {
-                ObjectFiles::remove(&entry.path(), None);
-                continue;
+            let files = match ObjectFiles::open(&entry.path()) {
+                Ok(Some(files)) => files,
+                Ok(None) => {
+                    ObjectFiles::remove(&entry.path(), None);
+                    continue;
+                }
+                // The others can be used all the same.
+                Err(error) => {
+                    (self.report)(&format!(
+                        "the object '{}' of the cache can't be opened, and is left out: {error}. It may be removed",
+                        entry.path().display()
+                    ));
+                    continue;
+                }
             };
             let ranges = files.scan();
             let latest = ranges.iter().map(|(_, _, used)| *used).max();
@@ -249,7 +265,8 @@ impl RangeCache {
     pub(super) fn object(&self, version: &ObjectVersion) -> Result<(usize, Arc<ObjectFiles>), RemoteError> {
         self.open_object(version).map_err(|error| {
             let errno = error.raw_os_error().unwrap_or(libc::EIO);
-            RemoteError::new(&self.path.to_string_lossy(), errno, format!("the cache: {error}"))
+            let directory = self.path.join(version.directory());
+            RemoteError::new(&directory.to_string_lossy(), errno, format!("the cache: {error}"))
         })
     }
 
@@ -266,7 +283,8 @@ impl RangeCache {
             object
         } else {
             ObjectFiles::remove(&directory, None);
-            ObjectFiles::create(&directory, version.key(), version.len())?;
+            let made = ObjectFiles::create(&directory, version.key(), version.len());
+            made.inspect_err(|_| ObjectFiles::remove(&directory, None))?;
             ObjectFiles::open(&directory)?
                 .ok_or_else(|| io::Error::other("its files are not as they were made"))?
         };
@@ -398,26 +416,48 @@ impl Drop for RangeCache {
     }
 }
 
+/// Why the file `state` can't be used.
+enum Refusal {
+    Io(io::Error),
+    Unusable(String),
+}
+
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
 /// Fills a new `state`, or checks that the one that is there can be used.
-fn check_state(state: &File) -> Result<(), String> {
-    let io = |error: io::Error| error.to_string();
+fn check_state(state: &File) -> Result<(), Refusal> {
     let mut header = [0; 12];
-    if state.metadata().map_err(io)?.len() == 0 {
+    let foreign =
+        || Refusal::Unusable("its file 'state' is none of a cache: give another directory".to_owned());
+    let len = state.metadata()?.len();
+    match state.read_exact_at(&mut header, 0) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && len > 0 => return Err(foreign()),
+        Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => return Err(error.into()),
+        _ => {}
+    }
+    // A file that was made and not filled, because its disk was full or its machine failed, has no bytes or zeroes.
+    if header == [0; 12] && len <= STATE_LEN {
         header[..8].copy_from_slice(MAGIC);
         header[8..].copy_from_slice(&VERSION.to_le_bytes());
-        state.set_len(4096).and_then(|()| state.write_all_at(&header, 0)).map_err(io)?;
+        state.write_all_at(&header, 0).and_then(|()| state.set_len(STATE_LEN))?;
     }
-    state.read_exact_at(&mut header, 0).map_err(io)?;
     let (magic, version) = header.split_at(8);
     if magic != MAGIC {
-        return Err("its file 'state' is none of a cache: give another directory".to_owned());
+        return Err(foreign());
     }
     if version != VERSION.to_le_bytes() {
         let found = u32::from_le_bytes([version[0], version[1], version[2], version[3]]);
-        return Err(format!(
+        return Err(Refusal::Unusable(format!(
             "it has the format {found}, and this program knows format {VERSION}: give another directory, or remove it"
-        ));
+        )));
     }
-    let punched = fallocate(state, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 4096, 4096);
-    punched.map_err(|_| "its file system can't punch holes, so nothing could be evicted".to_owned())
+    let punched =
+        fallocate(state, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, STATE_LEN, STATE_LEN);
+    punched.map_err(|_| {
+        Refusal::Unusable("its file system can't punch holes, so nothing could be evicted".to_owned())
+    })
 }

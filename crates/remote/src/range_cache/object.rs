@@ -47,7 +47,7 @@ impl ObjectFiles {
         make.open(directory.join(MAP))?.write_all_at(&record::header(key, len), 0)
     }
 
-    /// Opens them; `None` if they are no object's, or one of them is damaged.
+    /// Opens them; `None` if they are no object's, or one of them is damaged or a symbolic link.
     pub(super) fn open(directory: &Path) -> io::Result<Option<Self>> {
         let mut open = OpenOptions::new();
         open.read(true).write(true).custom_flags(libc::O_NOFOLLOW);
@@ -55,7 +55,11 @@ impl ObjectFiles {
             open.open(directory.join(DATA)).and_then(|data| Ok((data, open.open(directory.join(MAP))?)));
         let (data, map) = match files {
             Ok(files) => files,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ELOOP) =>
+            {
+                return Ok(None);
+            }
             Err(error) => return Err(error),
         };
         let mut header = vec![0; HEADER as usize];

@@ -164,7 +164,19 @@ impl ClusterCache {
             .map(|(key, _)| *key)
             .filter(|(_, offset, len)| offset + len > start)
             .collect();
-        for key in touched {
+        Self::remove_all(&mut state, touched);
+    }
+
+    /// Forgets all streams of the image.
+    pub(crate) fn forget_all(&self) {
+        let mut state = self.state();
+        let all = (self.owner, 0, 0)..=(self.owner, u64::MAX, u64::MAX);
+        let touched: Vec<Key> = state.ready.range(all).map(|(key, _)| *key).collect();
+        Self::remove_all(&mut state, touched);
+    }
+
+    fn remove_all(state: &mut State, keys: Vec<Key>) {
+        for key in keys {
             state.remove(key);
             // A place is used again and again: the clock must not fill up with what is gone.
             state.clock.retain(|at| *at != key);
