@@ -7,7 +7,8 @@ use crate::Outcome;
 use crate::process::{find, output, run};
 use crate::stats::Summary;
 use crate::web::{
-    BUCKET, Daemon, Origin, STORE_PASSWORD, STORE_USER, minio, slow_link, store_variables, web_server,
+    BUCKET, Daemon, Origin, STORE_PASSWORD, STORE_USER, link_program, minio, slow_link, store_variables,
+    web_server,
 };
 use crate::workspace::{cargo, target_dir};
 use clap::Args;
@@ -45,6 +46,9 @@ pub struct LazyBootArgs {
     /// A zebu to measure instead of this tree's release build
     #[arg(long)]
     zebu: Option<PathBuf>,
+    /// The link to use instead of this tree's release build of slow_link
+    #[arg(long)]
+    link: Option<PathBuf>,
 }
 
 /// A disk that the machine boots from.
@@ -120,7 +124,7 @@ pub fn command(args: &LazyBootArgs) -> Outcome {
     run(convert.envs(store_variables(port)))?;
     open_to_all(port)?;
     let (_web, web) = web_server(&dir, Origin::Server(port))?;
-    let (_link, link) = slow_link(web)?;
+    let (_link, link) = slow_link(&args.link.clone().map_or_else(link_program, Ok)?, web)?;
     let place = Place { home, dir, zebu, link };
     let mut boots: Vec<Vec<Boot>> = Disk::ALL.iter().map(|_| Vec::new()).collect();
     for round in 1..=args.rounds {
