@@ -7,7 +7,8 @@ use crate::Outcome;
 use crate::process::{find, output, run};
 use crate::stats::Summary;
 use crate::web::{
-    BUCKET, Daemon, Origin, STORE_PASSWORD, STORE_USER, minio, slow_link, store_variables, web_server,
+    BUCKET, Daemon, Origin, STORE_PASSWORD, STORE_USER, link_program, minio, slow_link, store_variables,
+    web_server,
 };
 use crate::workspace::{cargo, target_dir};
 use clap::Args;
@@ -45,6 +46,9 @@ pub struct LazyBootArgs {
     /// A zebu to measure instead of this tree's release build
     #[arg(long)]
     zebu: Option<PathBuf>,
+    /// The link to use instead of this tree's release build of slow_link
+    #[arg(long)]
+    link: Option<PathBuf>,
 }
 
 /// A disk that the machine boots from.
@@ -118,9 +122,9 @@ pub fn command(args: &LazyBootArgs) -> Outcome {
     let mut convert = Command::new(&zebu);
     convert.args(["convert", "-f", "raw", "-O", "raw"]).arg(&disk).arg(format!("s3://{BUCKET}/{KEY}"));
     run(convert.envs(store_variables(port)))?;
-    open_to_all(port)?;
+    open_to_all(&dir, port)?;
     let (_web, web) = web_server(&dir, Origin::Server(port))?;
-    let (_link, link) = slow_link(web)?;
+    let (_link, link) = slow_link(&args.link.clone().map_or_else(link_program, Ok)?, web)?;
     let place = Place { home, dir, zebu, link };
     let mut boots: Vec<Vec<Boot>> = Disk::ALL.iter().map(|_| Vec::new()).collect();
     for round in 1..=args.rounds {
@@ -175,16 +179,20 @@ fn judge(boots: &[Vec<Boot>], len: u64) -> Outcome {
 }
 
 /// Lets everybody read the bucket: nbdkit's plugin signs nothing.
-fn open_to_all(port: u16) -> Outcome {
+fn open_to_all(dir: &Path, port: u16) -> Outcome {
     let rule = format!(
         "{{\"Version\":\"2012-10-17\",\"Statement\":[{{\"Effect\":\"Allow\",\"Principal\":{{\"AWS\":[\"*\"]}},\
          \"Action\":[\"s3:GetObject\"],\"Resource\":[\"arn:aws:s3:::{BUCKET}/*\"]}}]}}"
     );
+    // The store refuses the signature that curl makes of `--data-binary`.
+    let file = dir.join("rule.json");
+    fs::write(&file, rule).map_err(|error| format!("{}: {error}", file.display()))?;
     let user = format!("{STORE_USER}:{STORE_PASSWORD}");
     let url = format!("http://127.0.0.1:{port}/{BUCKET}?policy=");
-    let words =
-        ["--silent", "--show-error", "--fail", "--aws-sigv4", "aws:amz:us-east-1:s3", "--user", &user];
-    output(Command::new("curl").args(words).args(["-X", "PUT", "--data-binary", &rule, &url])).map(drop)
+    let mut command = Command::new("curl");
+    command.args(["--silent", "--show-error", "--fail", "--aws-sigv4", "aws:amz:us-east-1:s3"]);
+    command.args(["--user", &user, "--upload-file"]).arg(&file).arg(&url);
+    output(&mut command).map(drop)
 }
 
 impl Place {

@@ -6,7 +6,7 @@ use crate::workspace::{cargo, target_dir};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -93,12 +93,17 @@ pub(crate) fn web_server(here: &Path, origin: Origin<'_>) -> Outcome<(Daemon, u1
     Ok((running, port))
 }
 
-/// A link of 20 ms and 1 Gbit/s to a port of this machine, and its own port.
-pub(crate) fn slow_link(server: u16) -> Outcome<(Daemon, u16)> {
+/// The program of the slow link, built.
+pub(crate) fn link_program() -> Outcome<PathBuf> {
     let build =
         ["build", "--quiet", "--release", "--locked", "--package", "zebu-tests", "--bin", "slow_link"];
     run(cargo().args(build))?;
-    let mut command = Command::new(target_dir()?.join("release/slow_link"));
+    Ok(target_dir()?.join("release/slow_link"))
+}
+
+/// A link of 20 ms and 1 Gbit/s to a port of this machine, and its own port.
+pub(crate) fn slow_link(program: &Path, server: u16) -> Outcome<(Daemon, u16)> {
+    let mut command = Command::new(program);
     command.args([&format!("127.0.0.1:{server}"), DELAY_MS, MEGABITS]);
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
     let mut link = Daemon(child.map_err(|error| format!("{command:?}: {error}"))?);

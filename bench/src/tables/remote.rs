@@ -8,7 +8,7 @@ use crate::metric::{Metric, Sample};
 use crate::process::{measure_ok_within, run};
 use crate::programs::{BOTH, FASTEST, Program};
 use crate::run::{Side, sample};
-use crate::web::{Daemon, Origin, slow_link, web_server};
+use crate::web::{Daemon, Origin, link_program, slow_link, web_server};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -85,13 +85,14 @@ fn converted<'a>(
 
 /// Small reads of a web server's file through a link of 20 ms and 1 Gbit/s, by servers that know nothing of it before.
 pub(super) fn reads(lab: &Lab) -> Outcome {
+    let program = link_program()?;
     let files = lab.file("www");
     fs::create_dir_all(&files).map_err(|error| error.to_string())?;
     for (mebibytes, shown) in [(48, "48 MiB, which the cache holds"), (512, "512 MiB")] {
         let source = files.join("data.raw");
         noise(&source, mebibytes << 20)?;
         let (_web, port) = web_server(&lab.dir, Origin::Files(&files))?;
-        let (_link, port) = slow_link(port)?;
+        let (_link, port) = slow_link(&program, port)?;
         let url = format!("http://127.0.0.1:{port}/data.raw");
         let sides = ["zebu", "nbdkit", "QEMU"].map(|who| {
             let url = url.clone();
