@@ -273,9 +273,15 @@ pub(crate) fn remote_disk(name: RemoteName, access: Access) -> Result<Arc<dyn St
     })
 }
 
-/// Says goodbye to all servers; a disk that is still in use stays connected.
+/// Says goodbye to all servers; a disk that is still in use stays connected, unless it is an image of RBD, whose lock would stay,
+/// too.
 pub(crate) fn close_all() {
     let opened = std::mem::take(&mut *OPENED.lock().unwrap_or_else(PoisonError::into_inner));
+    for (_, disk) in &opened {
+        if let Disk::Rbd(disk) = disk {
+            disk.close();
+        }
+    }
     drop(opened);
 }
 

@@ -53,7 +53,8 @@ pub struct RbdStats {
 /// written when it is closed. librbd's own cache is off unless the name turns it on, so that a write is answered when it is safe.
 pub struct RbdDisk {
     shared: Arc<Shared>,
-    jobs: Option<mpsc::Sender<Job>>,
+    /// None once it is to be closed.
+    jobs: Mutex<Option<mpsc::Sender<Job>>>,
     /// Disconnected once the image is closed.
     closed: Mutex<mpsc::Receiver<()>>,
 }
@@ -72,13 +73,20 @@ pub(crate) struct Shared {
     /// Bytes of the disk: where its last write, or its length, ends.
     pub(crate) end: AtomicU64,
     pub(crate) runs: KnownRuns,
-    /// Requests that librbd has.
-    under_way: Mutex<usize>,
+    under_way: Mutex<UnderWay>,
     fewer: Condvar,
     requests: AtomicU64,
     read_bytes: AtomicU64,
     written_bytes: AtomicU64,
     given_up: Mutex<Option<String>>,
+}
+
+/// Requests that librbd has.
+#[derive(Debug, Default)]
+struct UnderWay {
+    count: usize,
+    /// No more are taken.
+    is_over: bool,
 }
 
 impl RbdDisk {
@@ -129,7 +137,7 @@ impl RbdDisk {
             end: facts.size.into(),
             facts,
             runs: KnownRuns::default(),
-            under_way: Mutex::new(0),
+            under_way: Mutex::default(),
             fewer: Condvar::new(),
             requests: AtomicU64::new(0),
             read_bytes: AtomicU64::new(0),
@@ -149,7 +157,7 @@ impl RbdDisk {
             let reason = format!("no thread could be made: {error}");
             return Err(RbdError::new(&shown, libc::EAGAIN, reason));
         }
-        Ok(Self { shared, jobs: Some(jobs), closed: Mutex::new(closed) })
+        Ok(Self { shared, jobs: Mutex::new(Some(jobs)), closed: Mutex::new(closed) })
     }
 
     /// Its name.
@@ -178,22 +186,27 @@ impl RbdDisk {
         self.shared.given_up.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Closes the image, which gives its lock back. Waits for requests that are under way and for the cluster, but not for ever: the
+    /// rest is left to the disk's thread then. Later requests fail. Dropping the disk does the same.
+    pub fn close(&self) {
+        drop(self.jobs.lock().unwrap_or_else(PoisonError::into_inner).take());
+        if !is_in_callback() {
+            let closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+            let _ = closed.recv_timeout(self.shared.timeout * STEPS_OF_CLOSING);
+        }
+    }
+
     fn give(&self, job: Job) {
         // A thread that is gone drops the job, which is the answer EIO.
-        if let Some(jobs) = &self.jobs {
+        if let Some(jobs) = &*self.jobs.lock().unwrap_or_else(PoisonError::into_inner) {
             let _ = jobs.send(job);
         }
     }
 }
 
 impl Drop for RbdDisk {
-    /// Closes the image. Waits for the cluster, but not for ever: the rest is left to the disk's thread then.
     fn drop(&mut self) {
-        drop(self.jobs.take());
-        if !is_in_callback() {
-            let closed = self.closed.get_mut().unwrap_or_else(PoisonError::into_inner);
-            let _ = closed.recv_timeout(self.shared.timeout * STEPS_OF_CLOSING);
-        }
+        self.close();
     }
 }
 
@@ -248,8 +261,14 @@ impl Storage for RbdDisk {
 impl Shared {
     /// Hands a request to librbd.
     pub(crate) fn start(self: &Arc<Self>, call: Call, done: Completer) {
+        let mut under_way = self.under_way();
+        if under_way.is_over {
+            drop(under_way);
+            return done.finish(Err(libc::EIO));
+        }
+        under_way.count += 1;
+        drop(under_way);
         self.requests.fetch_add(1, Ordering::Relaxed);
-        *self.under_way() += 1;
         let is_change = !matches!(call, Call::Read { .. } | Call::Flush);
         if is_change {
             self.runs.change();
@@ -307,21 +326,22 @@ impl Shared {
         }
     }
 
-    fn under_way(&self) -> MutexGuard<'_, usize> {
+    fn under_way(&self) -> MutexGuard<'_, UnderWay> {
         self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn leave(&self) {
-        *self.under_way() -= 1;
+        self.under_way().count -= 1;
         self.fewer.notify_all();
     }
 
-    /// Waits until librbd has no request. False if that takes too long.
+    /// Waits until librbd has no request, and lets no more come. False if that takes too long.
     pub(crate) fn settle(&self) -> bool {
         let under_way = self.under_way();
         let patience = self.timeout * 2;
-        let waited = self.fewer.wait_timeout_while(under_way, patience, |count| *count > 0);
-        let (under_way, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        *under_way == 0
+        let waited = self.fewer.wait_timeout_while(under_way, patience, |under_way| under_way.count > 0);
+        let (mut under_way, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        under_way.is_over = under_way.count == 0;
+        under_way.is_over
     }
 }
