@@ -391,8 +391,7 @@ pub(crate) fn hurry() {
         match disk {
             Disk::Nbd(disk) => disk.hurry(),
             Disk::Http { disk, .. } => disk.hurry(),
-            // Requests have the time that librados gives them.
-            Disk::Rbd(_) => {}
+            Disk::Rbd(disk) => disk.hurry(),
         }
     }
 }

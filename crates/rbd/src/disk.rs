@@ -6,14 +6,17 @@ use crate::ffi::{Call, Facts, Image, Library, Request, is_in_callback};
 use crate::jobs::{self, Job};
 use crate::name::RbdName;
 use crate::open::{self, Existence, Opened};
+use crate::pending::{Kind, Pending, Ticket};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 use zebu_storage::{Access, Alignment, Completer, Storage, StorageAbilities, StorageDone, StorageOp};
 
 /// Most steps of closing an image that wait for an answer of the cluster.
 const STEPS_OF_CLOSING: u32 = 4;
+/// librbd may wait for so many answers before it gives its own.
+const STEPS_OF_REQUEST: u32 = 2;
 
 /// How an image is used.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,20 +76,11 @@ pub(crate) struct Shared {
     /// Bytes of the disk: where its last write, or its length, ends.
     pub(crate) end: AtomicU64,
     pub(crate) runs: KnownRuns,
-    under_way: Mutex<UnderWay>,
-    fewer: Condvar,
+    pub(crate) pending: Arc<Pending>,
     requests: AtomicU64,
     read_bytes: AtomicU64,
     written_bytes: AtomicU64,
     given_up: Mutex<Option<String>>,
-}
-
-/// Requests that librbd has.
-#[derive(Debug, Default)]
-struct UnderWay {
-    count: usize,
-    /// No more are taken.
-    is_over: bool,
 }
 
 impl RbdDisk {
@@ -137,8 +131,7 @@ impl RbdDisk {
             end: facts.size.into(),
             facts,
             runs: KnownRuns::default(),
-            under_way: Mutex::default(),
-            fewer: Condvar::new(),
+            pending: Pending::new(timeout * STEPS_OF_REQUEST),
             requests: AtomicU64::new(0),
             read_bytes: AtomicU64::new(0),
             written_bytes: AtomicU64::new(0),
@@ -146,13 +139,18 @@ impl RbdDisk {
         });
         let (jobs, received) = mpsc::channel();
         let (closing, closed) = mpsc::channel();
-        let worker = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name("zebu-rbd".to_owned());
-        let started = thread.spawn(move || {
-            jobs::run(&worker, &received);
-            drop(closing);
+        let thread = || std::thread::Builder::new().name("zebu-rbd".to_owned());
+        let (worker, clock) = (Arc::clone(&shared), Arc::clone(&shared));
+        let watch = move || clock.pending.watch(|| clock.note(libc::ETIMEDOUT));
+        let started = thread().spawn(watch).and_then(|_| {
+            thread().spawn(move || {
+                jobs::run(&worker, &received);
+                worker.pending.close();
+                drop(closing);
+            })
         });
         if let Err(error) = started {
+            shared.pending.close();
             shared.image.close();
             let reason = format!("no thread could be made: {error}");
             return Err(RbdError::new(&shown, libc::EAGAIN, reason));
@@ -186,13 +184,21 @@ impl RbdDisk {
         self.shared.given_up.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Has requests end soon: each fails when it has had a few seconds. For programs that are told to end.
+    pub fn hurry(&self) {
+        self.shared.pending.hurry();
+    }
+
     /// Closes the image, which gives its lock back. Waits for requests that are under way and for the cluster, but not for ever: the
     /// rest is left to the disk's thread then. Later requests fail. Dropping the disk does the same.
     pub fn close(&self) {
-        drop(self.jobs.lock().unwrap_or_else(PoisonError::into_inner).take());
-        if !is_in_callback() {
+        let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let is_first = jobs.is_some();
+        drop(jobs);
+        if is_first && !is_in_callback() {
             let closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
-            let _ = closed.recv_timeout(self.shared.timeout * STEPS_OF_CLOSING);
+            let patience = self.shared.pending.at_most(self.shared.timeout * STEPS_OF_CLOSING);
+            let _ = closed.recv_timeout(patience);
         }
     }
 
@@ -236,22 +242,40 @@ impl Storage for RbdDisk {
     fn submit(&self, op: StorageOp, done: Completer) {
         let shared = &self.shared;
         match op {
-            StorageOp::Read { offset, .. } => shared.start(Call::Read { offset }, done),
-            StorageOp::Write { offset, len } => {
-                let end = offset.saturating_add(len);
-                if end > shared.size.load(Ordering::Acquire) {
-                    self.give(Job::WritePastEnd { offset, end, done });
-                } else {
-                    shared.start(Call::Write { offset }, done);
-                }
+            StorageOp::Read { offset, len } => {
+                shared.begin(done, Kind::Other, |ticket| {
+                    shared.start(Call::Read { offset }, vec![0; len as usize], ticket);
+                });
             }
-            StorageOp::Flush => shared.start(Call::Flush, done),
-            StorageOp::Punch { offset, len } => shared.start(Call::Punch { offset, len }, done),
-            StorageOp::ZeroRange { offset, len } => shared.start(Call::Zero { offset, len }, done),
-            StorageOp::SetLen { len } => self.give(Job::SetLen { len, done }),
+            StorageOp::Write { offset, len } => {
+                let mut data = vec![0; len as usize];
+                done.bufs().copy_to(0, &mut data);
+                shared.begin(done, Kind::Change, |ticket| {
+                    let end = offset.saturating_add(len);
+                    if end > shared.size.load(Ordering::Acquire) {
+                        self.give(Job::WritePastEnd { offset, end, data, ticket });
+                    } else {
+                        shared.start(Call::Write { offset }, data, ticket);
+                    }
+                });
+            }
+            // What was given up may come after what this would make safe.
+            StorageOp::Flush if shared.pending.is_unsettled() => done.finish(Err(libc::EIO)),
+            StorageOp::Flush => shared.begin(done, Kind::Other, |ticket| {
+                shared.start(Call::Flush, Vec::new(), ticket);
+            }),
+            StorageOp::Punch { offset, len } => shared.begin(done, Kind::Change, |ticket| {
+                shared.start(Call::Punch { offset, len }, Vec::new(), ticket);
+            }),
+            StorageOp::ZeroRange { offset, len } => shared.begin(done, Kind::Change, |ticket| {
+                shared.start(Call::Zero { offset, len }, Vec::new(), ticket);
+            }),
+            StorageOp::SetLen { len } => {
+                shared.begin(done, Kind::Change, |ticket| self.give(Job::SetLen { len, ticket }));
+            }
             StorageOp::ExtentAt { offset } => match shared.extent(offset) {
                 Some((len, hole)) => done.finish(Ok(StorageDone::Extent { len, hole })),
-                None => self.give(Job::Extent { offset, done }),
+                None => shared.begin(done, Kind::Other, |ticket| self.give(Job::Extent { offset, ticket })),
             },
             _ => done.finish(Err(libc::EOPNOTSUPP)),
         }
@@ -259,31 +283,35 @@ impl Storage for RbdDisk {
 }
 
 impl Shared {
-    /// Hands a request to librbd.
-    pub(crate) fn start(self: &Arc<Self>, call: Call, done: Completer) {
-        let mut under_way = self.under_way();
-        if under_way.is_over {
-            drop(under_way);
-            return done.finish(Err(libc::EIO));
+    /// Notes a request and begins its work.
+    fn begin(&self, done: Completer, kind: Kind, work: impl FnOnce(Ticket)) {
+        if let Some(ticket) = self.pending.begin(done, kind) {
+            work(ticket);
         }
-        under_way.count += 1;
-        drop(under_way);
+    }
+
+    /// Hands a request to librbd.
+    pub(crate) fn start(self: &Arc<Self>, call: Call, data: Vec<u8>, ticket: Ticket) {
         self.requests.fetch_add(1, Ordering::Relaxed);
         let is_change = !matches!(call, Call::Read { .. } | Call::Flush);
         if is_change {
             self.runs.change();
         }
         let shared = Arc::clone(self);
-        let request = Request::new(self.library, done, move |done, result| {
+        let request = Request::new(self.library, data, move |data, result| {
             if is_change {
                 // What was looked up meanwhile may not know of it.
                 shared.runs.change();
             }
-            let result = shared.answer(call, done.bufs().len() as u64, result);
-            shared.leave();
-            // Whoever waits may drop the disk, which waits for requests that are under way.
+            let result = shared.answer(call, data.len() as u64, result);
+            // Whoever waits may drop the disk.
             drop(shared);
-            done.finish(result);
+            if let Some(mut done) = ticket.end() {
+                if let (Call::Read { .. }, Ok(_)) = (call, result) {
+                    done.bufs_mut().copy_from(0, &data);
+                }
+                done.finish(result);
+            }
         });
         self.image.start(call, request);
     }
@@ -316,32 +344,18 @@ impl Shared {
         len.min(self.end.load(Ordering::Acquire).saturating_sub(offset)).max(1)
     }
 
-    /// Notes a failure; the errno that the caller gets.
-    pub(crate) fn fail(&self, errno: i32) -> i32 {
+    /// Notes a failure.
+    fn note(&self, errno: i32) {
         let mut given_up = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
         given_up.get_or_insert_with(|| open::given_up(errno, self.timeout));
+    }
+
+    /// Notes a failure; the errno that the caller gets.
+    pub(crate) fn fail(&self, errno: i32) -> i32 {
+        self.note(errno);
         match errno {
             libc::ENOSPC | libc::EDQUOT | libc::EROFS | libc::EPERM | libc::ENOMEM => errno,
             _ => libc::EIO,
         }
-    }
-
-    fn under_way(&self) -> MutexGuard<'_, UnderWay> {
-        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn leave(&self) {
-        self.under_way().count -= 1;
-        self.fewer.notify_all();
-    }
-
-    /// Waits until librbd has no request, and lets no more come. False if that takes too long.
-    pub(crate) fn settle(&self) -> bool {
-        let under_way = self.under_way();
-        let patience = self.timeout * 2;
-        let waited = self.fewer.wait_timeout_while(under_way, patience, |under_way| under_way.count > 0);
-        let (mut under_way, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        under_way.is_over = under_way.count == 0;
-        under_way.is_over
     }
 }
