@@ -273,9 +273,15 @@ pub(crate) fn remote_disk(name: RemoteName, access: Access) -> Result<Arc<dyn St
     })
 }
 
-/// Says goodbye to all servers; a disk that is still in use stays connected.
+/// Says goodbye to all servers; a disk that is still in use stays connected, unless it is an image of RBD, whose lock would stay,
+/// too.
 pub(crate) fn close_all() {
     let opened = std::mem::take(&mut *OPENED.lock().unwrap_or_else(PoisonError::into_inner));
+    for (_, disk) in &opened {
+        if let Disk::Rbd(disk) = disk {
+            disk.close();
+        }
+    }
     drop(opened);
 }
 
@@ -385,8 +391,7 @@ pub(crate) fn hurry() {
         match disk {
             Disk::Nbd(disk) => disk.hurry(),
             Disk::Http { disk, .. } => disk.hurry(),
-            // Requests have the time that librados gives them.
-            Disk::Rbd(_) => {}
+            Disk::Rbd(disk) => disk.hurry(),
         }
     }
 }

@@ -1,12 +1,13 @@
 //! Work that librbd has for waiting callers only, done one after the other by a disk's thread.
 
+use crate::disk::Shared;
 use crate::extents::Window;
 use crate::ffi::Call;
-use crate::shared::Shared;
+use crate::pending::Ticket;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
-use zebu_storage::{Completer, StorageDone};
+use zebu_storage::StorageDone;
 
 /// `RBD_FEATURE_FAST_DIFF`: the image has a map of its objects.
 const FAST_DIFF: u64 = 1 << 4;
@@ -26,16 +27,17 @@ pub(crate) enum Job {
     WritePastEnd {
         offset: u64,
         end: u64,
-        done: Completer,
+        data: Vec<u8>,
+        ticket: Ticket,
     },
     SetLen {
         len: u64,
-        done: Completer,
+        ticket: Ticket,
     },
     /// The run of data or hole at an offset.
     Extent {
         offset: u64,
-        done: Completer,
+        ticket: Ticket,
     },
 }
 
@@ -43,24 +45,24 @@ pub(crate) enum Job {
 pub(crate) fn run(shared: &Arc<Shared>, jobs: &Receiver<Job>) {
     for job in jobs {
         match job {
-            Job::WritePastEnd { offset, end, done } => match grow(shared, end) {
-                Ok(()) => shared.start(Call::Write { offset }, done),
-                Err(errno) => done.finish(Err(shared.fail(errno))),
+            Job::WritePastEnd { offset, end, data, ticket } => match grow(shared, end) {
+                Ok(()) => shared.start(Call::Write { offset }, data, ticket),
+                Err(errno) => answer(ticket, Err(shared.fail(errno))),
             },
-            Job::SetLen { len, done } => {
+            Job::SetLen { len, ticket } => {
                 let result = resize(shared, len).map_err(|errno| shared.fail(errno));
                 if result.is_ok() {
                     shared.end.store(len, Ordering::Release);
                 }
-                done.finish(result.map(|()| StorageDone::Done));
+                answer(ticket, result.map(|()| StorageDone::Done));
             }
-            Job::Extent { offset, done } => {
+            Job::Extent { offset, ticket } => {
                 let result = extent_at(shared, offset).map_err(|errno| shared.fail(errno));
-                done.finish(result.map(|(len, hole)| StorageDone::Extent { len, hole }));
+                answer(ticket, result.map(|(len, hole)| StorageDone::Extent { len, hole }));
             }
         }
     }
-    if !shared.settle() {
+    if !shared.pending.settle() {
         // librbd still has memory of requests, so it goes on until the process ends.
         return;
     }
@@ -70,6 +72,13 @@ pub(crate) fn run(shared: &Arc<Shared>, jobs: &Receiver<Job>) {
         let _ = resize(shared, end);
     }
     shared.image.close();
+}
+
+/// Answers, unless the request was given up.
+fn answer(ticket: Ticket, result: Result<StorageDone, i32>) {
+    if let Some(done) = ticket.end() {
+        done.finish(result);
+    }
 }
 
 /// Makes the image end at `end` at least.

@@ -7,7 +7,8 @@
 //! ones, answered from its threads. What it has for waiting callers only (new sizes, looking for holes) is done by one
 //! thread of the disk.
 //!
-//! Every request ends: the time that librados waits for an answer is bounded ([`RbdOptions::timeout`]).
+//! Every request ends. The time that librados waits for an answer is bounded ([`RbdOptions::timeout`]), and what librbd does not
+//! answer in twice that time is given up. So data is copied on its way: librbd may still use its memory then.
 
 #![deny(unsafe_code)]
 
@@ -19,10 +20,8 @@ mod ffi;
 mod jobs;
 mod name;
 mod open;
-mod options;
-mod shared;
+mod pending;
 
-pub use disk::{RbdDisk, RbdStats};
+pub use disk::{RbdDisk, RbdOptions, RbdStats};
 pub use error::RbdError;
 pub use name::RbdName;
-pub use options::RbdOptions;

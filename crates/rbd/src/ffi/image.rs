@@ -3,18 +3,14 @@
 use super::cluster::Pool;
 use super::library::{Handle, ImageInfo, Library};
 use super::{checked, done, text};
-use libc::iovec;
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
-use zebu_storage::Completer;
 
 /// `RBD_WRITE_ZEROES_FLAG_THICK_PROVISION`.
 const THICK: c_int = 1;
-/// The most parts of a request; librbd refuses more.
-const MOST_PARTS: usize = 1024;
 /// Bytes of an image's number, with its end.
 const ID: usize = 256;
 
@@ -27,7 +23,7 @@ pub(crate) struct Image {
     pool: Mutex<Option<Pool>>,
 }
 
-/// Facts about an image that do not change, and its size.
+/// What does not change of an image, and its size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Facts {
     /// Bytes.
@@ -74,23 +70,15 @@ pub(crate) enum Call {
     },
 }
 
-/// Result of a request at its end: bytes that were read, or 0; or an errno.
-type End = Box<dyn FnOnce(Completer, Result<u64, i32>) + Send>;
+/// What becomes of a request at its end, with its memory: bytes that were read, or 0; or an errno.
+type End = Box<dyn FnOnce(Vec<u8>, Result<u64, i32>) + Send>;
 
 /// A request, which owns its memory until librbd is done with it.
 pub(crate) struct Request {
-    done: Completer,
+    data: Vec<u8>,
     end: End,
     library: &'static Library,
-    /// The parts of the memory. librbd keeps the pointer to the list of a read.
-    parts: Vec<iovec>,
-    /// The memory of a request with too many parts, which is copied.
-    copied: Option<Vec<u8>>,
-    is_read: bool,
 }
-
-// SAFETY: the pointers lead to memory that `done` and `copied` own, and that nobody else uses until the end.
-unsafe impl Send for Request {}
 
 thread_local! {
     /// Whether this thread is one of librbd's, in a callback.
@@ -214,16 +202,14 @@ impl Image {
     }
 
     /// Hands a request to librbd. Its end comes from any thread, perhaps before this returns.
-    pub(crate) fn start(&self, call: Call, mut request: Box<Request>) {
+    pub(crate) fn start(&self, call: Call, mut request: Request) {
         let handle = self.handle();
         if handle.is_null() {
             return request.end_with(Err(libc::ESHUTDOWN));
         }
-        request.is_read = matches!(call, Call::Read { .. });
-        request.gather();
-        let (parts, count) = (request.parts.as_ptr(), request.parts.len() as c_int);
+        let (data, size) = (request.data.as_mut_ptr().cast::<c_char>(), request.data.len());
         let rbd = &self.library.rbd;
-        let argument = Box::into_raw(request);
+        let argument = Box::into_raw(Box::new(request));
         let mut completion = null_mut();
         // SAFETY: the argument is what the callback expects. It comes back here if there is no completion.
         let made = unsafe { (rbd.rbd_aio_create_completion)(argument.cast(), ended, &raw mut completion) };
@@ -231,12 +217,12 @@ impl Image {
             // SAFETY: nobody else has it.
             return unsafe { Box::from_raw(argument) }.end_with(Err(errno));
         }
-        // SAFETY: the image is open. The memory and the list of its parts belong to the request, which lives until the
-        // callback takes it back.
+        // SAFETY: the image is open. The memory belongs to the request, has the size that is told, and lives until the callback
+        // takes it back.
         let started = unsafe {
             match call {
-                Call::Read { offset } => (rbd.rbd_aio_readv)(handle, parts, count, offset, completion),
-                Call::Write { offset } => (rbd.rbd_aio_writev)(handle, parts, count, offset, completion),
+                Call::Read { offset } => (rbd.rbd_aio_read)(handle, offset, size, data, completion),
+                Call::Write { offset } => (rbd.rbd_aio_write)(handle, offset, size, data, completion),
                 Call::Flush => (rbd.rbd_aio_flush)(handle, completion),
                 Call::Punch { offset, len } | Call::Zero { offset, len } => {
                     let flags = if matches!(call, Call::Zero { .. }) { THICK } else { 0 };
@@ -294,44 +280,16 @@ unsafe extern "C" fn ended(completion: Handle, argument: *mut c_void) {
 }
 
 impl Request {
-    /// A request that is answered by `done`; `end` is called once, from any thread.
+    /// A request with this memory: what is written, or the place for what is read. `end` is called once, from any thread.
     pub(crate) fn new(
         library: &'static Library,
-        done: Completer,
-        end: impl FnOnce(Completer, Result<u64, i32>) + Send + 'static,
-    ) -> Box<Self> {
-        let (parts, copied) = (Vec::new(), None);
-        Box::new(Self { done, end: Box::new(end), library, parts, copied, is_read: false })
+        data: Vec<u8>,
+        end: impl FnOnce(Vec<u8>, Result<u64, i32>) + Send + 'static,
+    ) -> Self {
+        Self { data, end: Box::new(end), library }
     }
 
-    /// Lists the parts of the memory.
-    fn gather(&mut self) {
-        let bufs = self.done.bufs();
-        if bufs.parts().len() > MOST_PARTS {
-            let mut copied = vec![0; bufs.len()];
-            if !self.is_read {
-                bufs.copy_to(0, &mut copied);
-            }
-            self.parts = vec![iovec { iov_base: copied.as_mut_ptr().cast(), iov_len: copied.len() }];
-            self.copied = Some(copied);
-        } else if self.is_read {
-            let parts = self.done.bufs_mut().parts_mut().iter_mut();
-            self.parts = parts
-                .map(|part| iovec { iov_base: part.as_mut_slice().as_mut_ptr().cast(), iov_len: part.len() })
-                .collect();
-        } else {
-            // librbd only reads what a write has.
-            let parts = bufs.parts().iter();
-            self.parts = parts
-                .map(|part| iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() })
-                .collect();
-        }
-    }
-
-    fn end_with(mut self, result: Result<u64, i32>) {
-        if let (Some(copied), true, Ok(_)) = (&self.copied, self.is_read, result) {
-            self.done.bufs_mut().copy_from(0, copied);
-        }
-        (self.end)(self.done, result);
+    fn end_with(self, result: Result<u64, i32>) {
+        (self.end)(self.data, result);
     }
 }

@@ -1,6 +1,5 @@
 //! The functions of librados and librbd that are used, found when they are first wanted.
 
-use libc::iovec;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::OnceLock;
 
@@ -70,8 +69,8 @@ functions! {
         rbd_aio_create_completion(*mut c_void, Ended, *mut Handle) -> c_int;
         rbd_aio_get_return_value(Handle) -> isize;
         rbd_aio_release(Handle);
-        rbd_aio_readv(Handle, *const iovec, c_int, u64, Handle) -> c_int;
-        rbd_aio_writev(Handle, *const iovec, c_int, u64, Handle) -> c_int;
+        rbd_aio_read(Handle, u64, usize, *mut c_char, Handle) -> c_int;
+        rbd_aio_write(Handle, u64, usize, *const c_char, Handle) -> c_int;
         rbd_aio_flush(Handle, Handle) -> c_int;
     }
 }
