@@ -66,8 +66,8 @@ pub(super) fn packed(lab: &Lab) -> Outcome {
     let raw = &Content::FileSystem.file(lab)?;
     let disk_mib = mib(raw)?;
     for packer in PACKERS {
-        let names =
-            ["raw", "qcow2"].map(|target| format!("raw disk of a file system in {}, to {target}", packer.name));
+        let names = ["raw", "qcow2"]
+            .map(|target| format!("raw disk of a file system in {}, to {target}", packer.name));
         if !names.iter().any(|name| lab.wants(name)) {
             continue;
         }
@@ -84,7 +84,10 @@ pub(super) fn packed(lab: &Lab) -> Outcome {
             let line = format!("{} \"$FROM\" > {unpacked}; {convert}; rm {unpacked}", packer.unpack);
             side("QEMU, unpacked before", line)
         };
-        let pipe = format!("{} \"$FROM\" | dd of=\"$TO\" bs=1M iflag=fullblock conv=sparse status=none", packer.unpack);
+        let pipe = format!(
+            "{} \"$FROM\" | dd of=\"$TO\" bs=1M iflag=fullblock conv=sparse status=none",
+            packer.unpack
+        );
         lab.row(&names[0], [zebu("raw"), side("dd from a pipe", pipe), qemu("raw")]);
         lab.row(&names[1], [zebu("qcow2"), qemu("qcow2")]);
         remove(file)?;

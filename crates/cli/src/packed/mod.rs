@@ -256,9 +256,8 @@ fn is_raw_stream(spec: &ImageSpec, order: Order, source: &Source) -> Result<bool
 /// The length of a raw disk that is unpacked while it is read.
 fn length_of(args: &PackedArgs, source: &Source, reader: Reader) -> Result<Length, String> {
     let packing = source.packing.name();
-    let by_option = |most: u64| {
-        format!("the {packing} file holds more than {most} bytes: allow more with --max-size")
-    };
+    let by_option =
+        |most: u64| format!("the {packing} file holds more than {most} bytes: allow more with --max-size");
     let most = args.most_of_disk();
     // The frames of zstd are scattered over the file: to look at them all is to read it.
     if (reader.order == Order::Once || source.packing == Packing::Xz)

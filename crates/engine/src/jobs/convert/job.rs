@@ -2,8 +2,8 @@
 
 use super::options::{ConvertOptions, ConvertReport, CopyMode, ReadErrors, SkippedRange, TargetContent};
 use super::sink::Sink;
-use super::source_end::SourceEnd;
 use super::sizing::Sizing;
+use super::source_end::SourceEnd;
 use crate::progress::{Phase, Tracker};
 use crate::{Error, ErrorKind, Extent, ExtentKind, Image, Result};
 use std::num::NonZeroU64;

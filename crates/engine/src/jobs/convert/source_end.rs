@@ -96,7 +96,9 @@ impl Ending {
                 })
             }
             ConvertTarget::Existing { .. } if options.clusters == TargetClusters::Plain => Ok(Self::Kept),
-            ConvertTarget::Existing { .. } => refuse("the clusters of a target that exists can't be compressed"),
+            ConvertTarget::Existing { .. } => {
+                refuse("the clusters of a target that exists can't be compressed")
+            }
             ConvertTarget::Stream(_) => refuse("the target must know it before"),
         }
     }
