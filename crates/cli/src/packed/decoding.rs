@@ -116,8 +116,8 @@ impl Decoding {
         u64::try_from(likely).unwrap_or(u64::MAX).min(self.length.most())
     }
 
-    /// Fills `out`, unless the end comes before. Returns how many bytes there were. The last ones are given only once all of
-    /// the packed file is known to be right.
+    /// Fills `out`, unless the end comes before. Returns how many bytes there were. What reaches up to the length, or past the
+    /// end, is given only once all of the packed file is known to be right.
     pub(super) fn fill(&mut self, out: &mut [u8]) -> Result<usize, Fault> {
         let left = usize::try_from(self.length.most() - self.position).unwrap_or(usize::MAX);
         let wanted = out.len().min(left);
