@@ -6,10 +6,13 @@ mod disk_misuse;
 mod event_loops;
 mod examples;
 mod forks_and_signals;
+mod handles;
 mod in_memory;
+mod nonsense;
 mod queues;
 mod rounds;
 mod tokio_tasks;
+mod wakes;
 
 use std::path::{Path, PathBuf};
 use zebu::storage::Engine;
