@@ -625,11 +625,11 @@ impl Image {
         .map_err(|e| no_room(e, preallocation, self.format()))
     }
 
-    /// The run of one kind that starts at `offset`, at most `len` bytes, through the whole chain; data is looked up
-    /// in its file for holes.
+    /// The run of one kind that starts at `offset`, at most `len` bytes and at least one, through the whole chain; data is
+    /// looked up in its file for holes.
     ///
     /// # Errors
-    /// A table can't be read or is damaged.
+    /// A table can't be read or is damaged; [`ErrorKind::OutOfRange`]; [`ErrorKind::InvalidArgument`]: `len` is 0.
     pub async fn extent(&self, worker: &Worker, offset: u64, len: u64) -> Result<Extent> {
         let (me, on) = (self.clone(), worker.uncounted());
         worker
@@ -639,6 +639,12 @@ impl Image {
                     Driver::Raw(_) | Driver::Foreign(_) => None,
                 };
                 me.check_range(offset, len)?;
+                if len == 0 {
+                    let message = "an extent has at least one byte";
+                    return Err(Error::new(ErrorKind::InvalidArgument, message)
+                        .on(&me.0.path)
+                        .at_guest(offset));
+                }
                 chain::extent(&me.0, &on, offset, len).await
             })
             .await

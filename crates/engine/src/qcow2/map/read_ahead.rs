@@ -5,8 +5,8 @@
 //! unused until somebody looks at them, so a wrong guess goes first.
 //!
 //! A guess holds nothing up, though its worker may not be driven. So it is no reader whose end others wait for: where a table
-//! may have given up its place meanwhile, what was read is dropped. Whoever wants a slice of it in earnest reads that for
-//! itself after a second, as with every load.
+//! may have given up its place meanwhile, what was read is dropped. Whoever wants a slice of it in earnest waits a second, as
+//! for every load, and then ends all guesses that are under way.
 
 use crate::qcow2::state::Qcow2;
 use std::sync::Arc;
