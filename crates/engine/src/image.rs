@@ -44,6 +44,7 @@ pub(crate) enum Clusters {
 }
 
 fn check_range(node: &Node, offset: u64, len: u64) -> Result<()> {
+    node.check_here()?;
     let size = node.visible_size();
     if offset.checked_add(len).is_some_and(|end| end <= size) {
         return Ok(());
@@ -221,6 +222,7 @@ impl Image {
         T: Send + 'static,
         F: Future<Output = Result<T>> + 'static,
     {
+        self.0.check_here()?;
         let me = self.clone();
         if !self.0.is_writable() {
             let on = worker.uncounted();
@@ -698,6 +700,7 @@ impl Image {
     }
 
     async fn close_by(&self, worker: &Worker) -> Result<()> {
+        self.0.check_here()?;
         let own = self.0.own_worker();
         // Others wait for one who is alone, so that must not be at the mercy of the caller's worker. An image that can't be
         // written has nobody to wait.
