@@ -20,7 +20,7 @@ use zebu::{
 const AGES: Duration = Duration::from_secs(200);
 
 /// Opens an image that another thread is about to close.
-fn open_when_closed(path: &Path) -> Disk {
+pub(crate) fn open_when_closed(path: &Path) -> Disk {
     let start = Instant::now();
     loop {
         match Disk::open(path, &for_writing()) {

@@ -1,5 +1,6 @@
 //! The library in the hands of other programs: a disk that waits, loops and executors of their own, queues that travel.
 
+mod callbacks;
 mod disk;
 mod disk_callers;
 mod disk_misuse;
