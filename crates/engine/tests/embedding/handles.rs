@@ -213,6 +213,8 @@ fn a_report_of_progress_that_panics_ends_its_job_only() {
             let path = create(dir.path());
             let disk = open(Engine::Auto, &path);
             (0..8).for_each(|i| disk.write(i * (4 << 20), &vec![1; 1 << 20]).unwrap());
+            // The check looks at the file, and reports tables.
+            disk.flush().unwrap();
             let reports = AtomicU64::new(0);
             let control = JobControl::default().progress(move |_: Progress| {
                 assert!(reports.fetch_add(1, SeqCst) < nth, "as intended");
