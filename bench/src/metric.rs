@@ -21,6 +21,9 @@ pub(crate) enum Metric {
     RequestsPerSecond,
     #[serde(rename = "CPU per request (µs)")]
     CpuMicrosPerRequest,
+    /// Switches to another thread because one has to wait, for the disk or for another.
+    #[serde(rename = "waits per request")]
+    WaitsPerRequest,
     #[serde(rename = "p99 (µs)")]
     LatencyP99Micros,
     #[serde(rename = "device reads")]

@@ -71,6 +71,8 @@ pub struct Usage {
     pub wall: Duration,
     /// User and system time of it and of the children that it waited for.
     pub cpu: Duration,
+    /// Times that one of its threads gave the processor up because it had to wait.
+    pub waits: u64,
     /// Largest resident set, in bytes (`VmHWM` of proc_pid_status(5)). The figure of `wait4` includes the program that
     /// started it.
     pub max_rss: u64,
@@ -111,7 +113,8 @@ fn measure_until(command: &mut Command, limit: Option<Duration>) -> Outcome<Usag
         .map_err(|e| said(e, command))?;
     let cpu = duration(rusage.ru_utime) + duration(rusage.ru_stime);
     let code = libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status));
-    Ok(Usage { wall, cpu, max_rss, stdout, code })
+    let waits = rusage.ru_nvcsw as u64;
+    Ok(Usage { wall, cpu, waits, max_rss, stdout, code })
 }
 
 /// Looks at the largest resident set of a process while it runs.

@@ -138,11 +138,16 @@ impl Load {
 
     /// Runs a benchmark that says `Run completed in N seconds.`: the time of the requests, without opening the image.
     pub(crate) fn timed(&self, command: &mut Command) -> Outcome<Sample> {
+        self.timed_with_waits(command).map(|(sample, _)| sample)
+    }
+
+    /// As [`Load::timed`], and how often threads of the program waited.
+    pub(crate) fn timed_with_waits(&self, command: &mut Command) -> Outcome<(Sample, u64)> {
         let usage = measure_ok(command)?;
         let rest = usage.stdout.split("Run completed in ").nth(1);
         let seconds = rest.and_then(|rest| rest.split_whitespace().next()?.parse().ok());
         let seconds: f64 = seconds.ok_or_else(|| format!("{}: no time in its output", shown(command)))?;
-        Ok(self.figures(seconds, usage.cpu.as_secs_f64(), usage.max_rss))
+        Ok((self.figures(seconds, usage.cpu.as_secs_f64(), usage.max_rss), usage.waits))
     }
 
     pub(crate) fn figures(&self, seconds: f64, cpu: f64, max_rss: u64) -> Sample {

@@ -102,7 +102,7 @@ pub(crate) const TABLES: &[Table] = &[
     table("sizes", whole::sizes, Always(&[]), "Size of the disk",
         "Opening an empty image, and 4 KiB into each of 4096 clusters that are far apart."),
     table("embedding", embedding::embedding, Asked, "The library",
-        "Requests by a queue on the caller's thread, and by Disk (a thread of the caller's for each request in flight), O_DIRECT."),
+        "4 KiB requests by a queue on the caller's thread, and by Disk (a thread for each request in flight), O_DIRECT; threads of pread64 and pwrite64 on a raw file pay the same waits."),
     table("serve", serving::nbd, Always(&["serve: 4 KiB random reads, depth 32"]), "NBD",
         "Requests to the server; nbdkit serves the raw file."),
     table("remote", remote::converts, Asked, "Disks over the network",

@@ -1,8 +1,13 @@
 //! The load of `zebu bench` and `qemu-img bench`, by way of the library: `load disk|queue -c 75000 -d 64 IMAGE`.
 //!
-//! `disk` has a thread for each request in flight; `queue` has one thread and one queue. It prints the line that `bench` prints.
+//! `disk` has a thread for each request in flight; `queue` has one thread and one queue. `raw` has the threads of `disk`, which
+//! do the same to a raw file by pread64(2) and pwrite64(2): what any interface whose calls wait costs at least. It prints the
+//! line that `bench` prints.
 
-use std::path::PathBuf;
+use rustix::fs::{Mode, OFlags};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -28,16 +33,16 @@ impl Load {
     }
 }
 
-fn by_disk(disk: &Disk, load: &Load) -> Result<()> {
-    let size = disk.virtual_size();
+/// Has as many threads as requests are in flight do one request after the other.
+fn by_threads<E: Send>(
+    load: &Load,
+    size: u64,
+    request: impl Fn(u64, &mut [u8]) -> std::result::Result<(), E> + Sync,
+) -> std::result::Result<(), E> {
     let requests = || {
         let mut bytes = IoBuf::zeroed(load.block);
         while let Some(offset) = load.next(size) {
-            if load.write {
-                disk.write(offset, bytes.as_slice())?;
-            } else {
-                disk.read(offset, bytes.as_mut_slice())?;
-            }
+            request(offset, bytes.as_mut_slice())?;
         }
         Ok(())
     };
@@ -48,6 +53,24 @@ fn by_disk(disk: &Disk, load: &Load) -> Result<()> {
         let threads: Vec<_> = (0..load.depth).map(|_| scope.spawn(requests)).collect();
         threads.into_iter().try_for_each(|thread| thread.join().expect("no request panics"))
     })
+}
+
+fn by_disk(disk: &Disk, load: &Load) -> Result<()> {
+    by_threads(load, disk.virtual_size(), |offset, bytes| {
+        if load.write { disk.write(offset, bytes) } else { disk.read(offset, bytes) }
+    })
+}
+
+/// The time of the load on a raw file.
+fn by_system_calls(path: &Path, load: &Load) -> std::io::Result<Duration> {
+    let access = if load.write { OFlags::RDWR } else { OFlags::RDONLY };
+    let file = File::from(rustix::fs::open(path, access | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty())?);
+    let size = file.metadata()?.len();
+    let start = Instant::now();
+    by_threads(load, size, |offset, bytes| {
+        if load.write { file.write_all_at(bytes, offset) } else { file.read_exact_at(bytes, offset) }
+    })?;
+    Ok(start.elapsed())
 }
 
 fn by_queue(disk: &Disk, load: &Load) -> Result<()> {
@@ -87,12 +110,15 @@ fn run(words: &[String]) -> std::result::Result<Duration, String> {
         write: words.iter().any(|word| word == "-w"),
         next: AtomicU64::new(0),
     };
+    let path = PathBuf::from(words.last().ok_or("no image")?);
     let serve: fn(&Disk, &Load) -> Result<()> = match words.first().map(String::as_str) {
         Some("disk") => by_disk,
         Some("queue") => by_queue,
-        _ => return Err("load disk|queue [-c COUNT] [-d DEPTH] [-s BYTES] [-S STEP] [-w] IMAGE".into()),
+        Some("raw") => {
+            return by_system_calls(&path, &load).map_err(|e| format!("{}: {e}", path.display()));
+        }
+        _ => return Err("load disk|queue|raw [-c COUNT] [-d DEPTH] [-s BYTES] [-S STEP] [-w] IMAGE".into()),
     };
-    let path = PathBuf::from(words.last().ok_or("no image")?);
     let access = if load.write { Access::ReadWrite } else { Access::ReadOnly };
     let options = OpenOptions::default().access(access).cache(CacheMode::None).format(Format::Qcow2);
     let disk = Disk::open(&path, &options).map_err(|e| e.to_string())?;

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use vm_memory::{Bytes, VolatileSlice};
-use zebu::storage::{DetachedWorker, IoBuf, IoBufs, IoMemory, Worker, WorkerConfig};
+use zebu::storage::{DetachedWorker, Engine, IoBuf, IoBufs, IoMemory, Worker, WorkerConfig};
 use zebu::{Disk, Durability, Image, OpenOptions, Shrink, ZeroMode};
 
 /// A future of one thread.
@@ -152,6 +152,7 @@ pub trait AsyncDisk: DiskGetLen + FileSetLen + FileAllocate {
 /// A disk of zebu for crosvm's main process.
 pub struct ZebuDisk {
     disk: Disk,
+    engine: Engine,
     /// The worker of the thread that the disk goes to: its ring is made before the jail is entered.
     worker: Mutex<Option<DetachedWorker>>,
 }
@@ -162,12 +163,21 @@ impl ZebuDisk {
     /// # Errors
     /// As of [`Disk::open`].
     pub fn open(path: &Path, options: &OpenOptions) -> io::Result<Self> {
-        Self::of(Disk::open(path, options)?)
+        Self::open_on(Engine::Auto, path, options)
     }
 
-    fn of(disk: Disk) -> io::Result<Self> {
-        let worker = DetachedWorker::new(&WorkerConfig::default(), None).map_err(zebu::Error::from)?;
-        Ok(Self { disk, worker: Mutex::new(Some(worker)) })
+    /// As [`ZebuDisk::open`], with a choice of the way to do I/O: monitors have an option for hosts without io_uring.
+    ///
+    /// # Errors
+    /// As of [`Disk::open`]; the system does not give the engine.
+    pub fn open_on(engine: Engine, path: &Path, options: &OpenOptions) -> io::Result<Self> {
+        Self::of(Disk::builder().engine(engine).open(path, options)?, engine)
+    }
+
+    fn of(disk: Disk, engine: Engine) -> io::Result<Self> {
+        let config = WorkerConfig::default().engine(engine);
+        let worker = DetachedWorker::new(&config, None).map_err(zebu::Error::from)?;
+        Ok(Self { disk, engine, worker: Mutex::new(Some(worker)) })
     }
 
     /// Bytes of a request that lie within the disk.
@@ -222,7 +232,7 @@ impl AsRawDescriptors for ZebuDisk {
 
 impl DiskFile for ZebuDisk {
     fn try_clone(&self) -> io::Result<Box<dyn DiskFile>> {
-        Ok(Box::new(Self::of(self.disk.clone())?))
+        Ok(Box::new(Self::of(self.disk.clone(), self.engine)?))
     }
 }
 

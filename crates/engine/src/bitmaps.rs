@@ -12,7 +12,7 @@ use zebu_storage::Worker;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NewBitmap {
-    /// Its name, 1 to 1023 bytes, unique in the image.
+    /// Its name, 1 to 1023 bytes, none of them zero, unique in the image.
     pub name: String,
     /// Bytes that a bit stands for, a power of two from 512 to 2 GiB; `None`: the cluster size, but 4 KiB to 64 KiB.
     pub granularity: Option<u64>,

@@ -46,13 +46,13 @@ use zebu_storage::{Background, Engine, ForkMark, Worker, WorkerConfig};
 ///
 /// # The end
 /// When the last clone goes, and with it the last [`Queue`](crate::Queue) made from it, the disk is flushed and closed, as by
-/// [`Disk::close`]. An error of that is told to the function of [`DiskBuilder::on_drop_error`]. Whoever needs to know calls
-/// `close`.
+/// [`Disk::close`]. Work that was begun with [`Disk::start`] keeps the disk open until it has ended. An error of the close is
+/// told to the function of [`DiskBuilder::on_drop_error`]. Whoever needs to know calls `close`.
 ///
 /// # Misuse
 /// - After [`Disk::close`], each method that needs the image fails ([`ErrorKind::InvalidArgument`](crate::ErrorKind)).
-/// - Work on the disk's own thread, such as a job or a function that reports progress, must not wait for the disk: its
-///   methods fail there ([`ErrorKind::InvalidArgument`](crate::ErrorKind)). It has the [`Image`] to await.
+/// - Work on the disk's own threads, such as a job or a function that reports progress, must not wait for the disk: its
+///   methods fail there ([`ErrorKind::InvalidArgument`](crate::ErrorKind)). A job has the [`Image`] to await.
 /// - In a child of fork(2) each method fails ([`ErrorKind::InvalidArgument`](crate::ErrorKind)), and dropping the disk does
 ///   nothing: the image, its locks and its threads are the parent's.
 /// - A function of the caller that panics ends its job with an error ([`ErrorKind::Panicked`](crate::ErrorKind)); the disk
@@ -102,7 +102,8 @@ impl DiskBuilder {
     }
 
     /// Has `told` called with the error of the close by which the last handle ended ("The end" of [`Disk`]). It is called
-    /// on the thread that dropped the handle; not at all if that was the disk's own. If it panics, nobody is told.
+    /// on the thread that dropped the handle; if that was one of the disk's own, on the disk's thread. If it panics, nobody is
+    /// told.
     pub fn on_drop_error(mut self, told: impl Fn(&Error) + Send + Sync + 'static) -> Self {
         self.on_drop_error = Some(Arc::new(told));
         self
@@ -257,16 +258,22 @@ impl Drop for Shared {
             return;
         }
         let (image, told) = (self.image.clone(), self.on_drop_error.take());
-        let closing = self.own.run(async move |worker: Worker| image.close(&worker).await);
-        if self.own.is_this_thread() {
-            // The thread ends after the close; nobody can wait for that here.
-            drop(closing);
+        let close = async move |worker: Worker| image.close(&worker).await;
+        if self.is_own_thread() {
+            // The disk's thread ends after the close; nobody can wait for that here.
+            drop(self.own.run(async move |worker: Worker| tell(close(worker).await, told)));
+            self.own.leave();
             return;
         }
-        let result = closing.wait().unwrap_or_else(|_| Err(vanished(self.image.path())));
-        if let (Err(error), Some(told)) = (result, told) {
-            // A panic while another one is on its way would end the process.
-            let _ = catch_unwind(AssertUnwindSafe(|| told(&error)));
-        }
+        let result = self.own.run(close).wait().unwrap_or_else(|_| Err(vanished(self.image.path())));
+        tell(result, told);
+    }
+}
+
+/// Tells of an error of the close by which the last handle ended.
+fn tell(result: Result<()>, told: Option<OnDropError>) {
+    if let (Err(error), Some(told)) = (result, told) {
+        // A panic while another one is on its way would end the process.
+        let _ = catch_unwind(AssertUnwindSafe(|| told(&error)));
     }
 }

@@ -44,6 +44,7 @@ pub(crate) enum Clusters {
 }
 
 fn check_range(node: &Node, offset: u64, len: u64) -> Result<()> {
+    node.check_here()?;
     let size = node.visible_size();
     if offset.checked_add(len).is_some_and(|end| end <= size) {
         return Ok(());
@@ -237,6 +238,7 @@ impl Image {
         T: Send + 'static,
         F: Future<Output = Result<T>> + 'static,
     {
+        self.0.check_here()?;
         let me = self.clone();
         if !self.0.is_writable() {
             let on = worker.uncounted();
@@ -641,11 +643,11 @@ impl Image {
         .map_err(|e| no_room(e, preallocation, self.format()))
     }
 
-    /// The run of one kind that starts at `offset`, at most `len` bytes, through the whole chain; data is looked up
-    /// in its file for holes.
+    /// The run of one kind that starts at `offset`, at most `len` bytes and at least one, through the whole chain; data is
+    /// looked up in its file for holes.
     ///
     /// # Errors
-    /// A table can't be read or is damaged.
+    /// A table can't be read or is damaged; [`ErrorKind::OutOfRange`]; [`ErrorKind::InvalidArgument`]: `len` is 0.
     pub async fn extent(&self, worker: &Worker, offset: u64, len: u64) -> Result<Extent> {
         let (me, on) = (self.clone(), worker.uncounted());
         worker
@@ -655,6 +657,12 @@ impl Image {
                     Driver::Raw(_) | Driver::Foreign(_) => None,
                 };
                 me.check_range(offset, len)?;
+                if len == 0 {
+                    let message = "an extent has at least one byte";
+                    return Err(Error::new(ErrorKind::InvalidArgument, message)
+                        .on(&me.0.path)
+                        .at_guest(offset));
+                }
                 chain::extent(&me.0, &on, offset, len).await
             })
             .await
@@ -708,6 +716,7 @@ impl Image {
     }
 
     async fn close_by(&self, worker: &Worker) -> Result<()> {
+        self.0.check_here()?;
         let own = self.0.own_worker();
         // Others wait for one who is alone, so that must not be at the mercy of the caller's worker. An image that can't be
         // written has nobody to wait.

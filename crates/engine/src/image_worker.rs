@@ -78,5 +78,9 @@ impl ImageWorker {
 
 /// Why something has no result.
 pub(crate) fn vanished(path: &Path) -> Error {
-    Error::new(ErrorKind::Panicked, "an operation of the image ended without a result, by a panic").on(path)
+    Error::new(
+        ErrorKind::Panicked,
+        "an operation of the image ended without a result: it panicked, or its thread has ended",
+    )
+    .on(path)
 }

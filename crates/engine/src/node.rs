@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zebu_storage::sabotage::{self, Fault};
-use zebu_storage::{File, Worker};
+use zebu_storage::{File, ForkMark, Worker};
 
 /// A raw image: the bytes of the disk.
 #[derive(Debug)]
@@ -69,6 +69,8 @@ pub(crate) struct Node {
     pub(crate) before_change: BeforeChange,
     /// The view of the chain as a whole, if this is its top.
     pub(crate) view: Option<ChainView>,
+    /// A child of fork(2) has none of the threads that work on the image, and writes under its parent's locks.
+    pub(crate) made_in: ForkMark,
 }
 
 /// A chain as seen from its top.
@@ -185,8 +187,18 @@ impl Node {
         Error::new(ErrorKind::InvalidArgument, "the image was closed; open it again").on(&self.path)
     }
 
-    /// Fails if the image was closed.
+    /// Fails in a child of the process that opened the image.
+    pub(crate) fn check_here(&self) -> Result<()> {
+        if self.made_in.is_here() {
+            return Ok(());
+        }
+        let message = "the image was opened by the parent of this process; open it after fork()";
+        Err(Error::new(ErrorKind::InvalidArgument, message).on(&self.path))
+    }
+
+    /// Fails if the image was closed, or is another process's.
     pub(crate) fn check_open(&self) -> Result<()> {
+        self.check_here()?;
         if self.closed().is_some() { Err(self.closed_error()) } else { Ok(()) }
     }
 

@@ -31,7 +31,7 @@ use std::time::Duration;
 use zebu_foreign::{Opening, ParentFormat, extent_files};
 use zebu_qcow2::header::DataFileOption;
 use zebu_qcow2::{FormatError, Header, Incompatible};
-use zebu_storage::{Create, File, LockMode, OpenFlags, Worker};
+use zebu_storage::{Create, File, ForkMark, LockMode, OpenFlags, Worker};
 
 /// Images in a chain at most.
 const MAX_DEPTH: usize = 1024;
@@ -574,6 +574,7 @@ async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> R
             closed: OnceLock::new(),
             before_change: BeforeChange::default(),
             view,
+            made_in: ForkMark::here(),
         }));
     }
     debug_assert_eq!(below.len(), depth);

@@ -4,6 +4,7 @@ mod builder;
 
 pub use builder::{DetachedQueue, QueueBuilder};
 
+use crate::image_worker::vanished;
 use crate::options::{Durability, ZeroMode};
 use crate::{Error, ErrorKind, Image, Result};
 use std::any::Any;
@@ -73,7 +74,7 @@ pub struct Completion {
     pub user_data: u64,
     /// How it ended.
     pub result: Result<()>,
-    /// The buffers of a read or write.
+    /// The buffers of a read or write. None after a panic.
     pub bufs: IoBufs,
 }
 
@@ -84,6 +85,10 @@ pub struct Completion {
 ///
 /// Dropping it lets the requests under way run to their end; their buffers are kept until then. If the queue has a worker of
 /// its own ([`QueueBuilder`]), or the last handle to it, the drop waits for this.
+///
+/// # Panics
+/// A storage of the program's own that panics does so out of the method that drives the queue. Its request then completes with
+/// [`ErrorKind::Panicked`] and without its buffers; the queue stays in use.
 ///
 /// # Event loops
 /// The loop registers the descriptor of the queue ([`AsFd`], [`AsRawFd`]) for reading, and calls [`Queue::poll`] when it is
@@ -203,12 +208,12 @@ impl Queue {
             self.shared.done.borrow_mut().push_back(Completion { user_data, result, bufs });
             return;
         }
-        let (image, worker, shared) = (self.image.clone(), self.worker.uncounted(), self.shared.clone());
-        shared.running.set(shared.running.get() + 1);
+        let (image, worker) = (self.image.clone(), self.worker.uncounted());
+        self.shared.running.set(self.shared.running.get() + 1);
+        let unanswered = Unanswered { shared: self.shared.clone(), image, worker, user_data, is_over: false };
         drop(self.worker.spawn(async move {
-            let (result, bufs) = run(&image, &worker, request).await;
-            shared.running.set(shared.running.get() - 1);
-            shared.done.borrow_mut().push_back(Completion { user_data, result, bufs });
+            let (result, bufs) = run(&unanswered.image, &unanswered.worker, request).await;
+            unanswered.answer(result, bufs);
         }));
     }
 
@@ -320,6 +325,39 @@ impl AsRawFd for Queue {
     /// The descriptor of [`Queue::as_fd`], for interfaces such as `AsyncFd` of tokio, which take a queue itself.
     fn as_raw_fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()
+    }
+}
+
+/// A request under way. One that vanishes in a panic is answered with an error, without its buffers.
+struct Unanswered {
+    shared: Rc<Shared>,
+    image: Image,
+    worker: Worker,
+    user_data: u64,
+    is_over: bool,
+}
+
+impl Unanswered {
+    fn answer(mut self, result: Result<()>, bufs: IoBufs) {
+        self.end(result, bufs);
+    }
+
+    fn end(&mut self, result: Result<()>, bufs: IoBufs) {
+        self.is_over = true;
+        self.shared.running.set(self.shared.running.get() - 1);
+        let user_data = self.user_data;
+        self.shared.done.borrow_mut().push_back(Completion { user_data, result, bufs });
+    }
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
+        self.end(Err(vanished(self.image.path())), IoBufs::new());
+        // The panic leaves the poll that would hand it over.
+        self.worker.show();
     }
 }
 

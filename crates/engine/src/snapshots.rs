@@ -12,9 +12,10 @@ use zebu_storage::Worker;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NewSnapshot {
-    /// Its name, at most 255 bytes; it need not be unique, and its id, which is, is chosen by the image.
+    /// Its name, at most 255 bytes, none of them zero. It may be empty, and need not be unique. Its id, which is unique, is
+    /// chosen by the image.
     pub name: String,
-    /// When it is taken; `None`: now.
+    /// When it is taken; `None`: now. The format has dates from 1970 to 2106; another counts as the nearest of these.
     pub date: Option<SystemTime>,
     /// Time that the guest had been running, in nanoseconds.
     pub vm_clock_nsec: u64,
@@ -78,7 +79,7 @@ impl Image {
     ///
     /// # Errors
     /// [`crate::ErrorKind::Unsupported`] with an external data file, or if a refcount is too narrow to count one more
-    /// reference; [`crate::ErrorKind::InvalidArgument`] for a name that is too long; no space; the limits of the format. The
+    /// reference; [`crate::ErrorKind::InvalidArgument`] for a name that is too long or has a zero byte; no space; the limits of the format. The
     /// image is as before then.
     pub async fn create_snapshot(&self, worker: &Worker, new: NewSnapshot) -> Result<SnapshotInfo> {
         let qcow2 = self.qcow2("internal snapshots")?.clone();

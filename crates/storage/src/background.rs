@@ -220,6 +220,12 @@ impl Background {
         self.thread() == Some(std::thread::current().id())
     }
 
+    /// Has the drop not wait for what is under way, for whoever would be waited for in turn.
+    pub fn leave(&mut self) {
+        // Its thread ends by itself, or serves the next, when all is done.
+        self.place = Place::World;
+    }
+
     fn thread(&self) -> Option<ThreadId> {
         match &self.place {
             Place::World => None,

@@ -161,6 +161,6 @@ pub use socket::Socket;
 pub use storage::{Completer, Storage, StorageAbilities, StorageDone, StorageOp};
 pub use system_calls::{SYSTEM_CALLS, SYSTEM_CALLS_TO_REFUSE};
 pub use thread_rights::{RING_REGISTRATIONS, landlock_version, restrict_all_threads};
-pub use worker::Worker;
+pub use worker::{AwaitedByOthers, Worker};
 pub use worker_types::{Engine, IoStats, WorkerConfig, WorkerKind};
 pub use write_table::{Hold, Ticket, WriteTable};

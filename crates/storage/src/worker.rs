@@ -43,12 +43,14 @@ use std::time::{Duration, Instant};
 
 /// How long the end of a worker waits, with nothing of its own in flight, for tasks that wait for other threads.
 const PATIENCE_AT_END: Duration = Duration::from_secs(5);
+/// The same, if other workers wait for one of these tasks ([`Worker::awaited_by_others`]).
+const PATIENCE_FOR_OTHERS: Duration = Duration::from_secs(30);
 
 /// A handle to the worker of this thread; cheap to clone, not `Send`.
 ///
 /// Dropping the last handle runs the tasks that are left and waits for the operations in flight. Tasks that wait
-/// for something that no operation or timer of this worker will bring are given five seconds without any news, then
-/// they are dropped. A task that goes on for ever must be told to end before.
+/// for something that no operation or timer of this worker will bring are given five seconds without any news (half a minute,
+/// if one of them is a commit that others wait for), then they are dropped. A task that goes on for ever must be told to end before.
 ///
 /// Tasks get handles that do not count, from [`Worker::spawn_with`] or [`Worker::uncounted`]. A task that captures a
 /// counted handle, from [`Clone`], puts the end of its worker off until the task is over or its thread ends.
@@ -81,6 +83,16 @@ impl Drop for Counted {
     }
 }
 
+/// While it lives, other workers wait for the task that holds it ([`Worker::awaited_by_others`]).
+#[must_use]
+pub struct AwaitedByOthers(Rc<Inner>);
+
+impl Drop for AwaitedByOthers {
+    fn drop(&mut self) {
+        self.0.awaited.set(self.0.awaited.get() - 1);
+    }
+}
+
 struct Inner {
     id: WorkerId,
     executor: Executor,
@@ -103,6 +115,8 @@ struct Inner {
     turns: Cell<u32>,
     /// Its thread has promised to drive it.
     driven: Cell<bool>,
+    /// Tasks that other workers wait for.
+    awaited: Cell<u32>,
     /// The end has begun.
     ending: Cell<bool>,
     made_in: ForkMark,
@@ -207,6 +221,7 @@ impl Worker {
             sibling,
             turns: Cell::new(0),
             driven: Cell::new(false),
+            awaited: Cell::new(0),
             ending: Cell::new(false),
             made_in: ForkMark::here(),
         });
@@ -293,6 +308,13 @@ impl Worker {
     /// fail.
     pub fn promise_to_drive(&self) {
         self.inner.driven.set(true);
+    }
+
+    /// Marks the task that holds the result as one that other workers wait for. The end of this worker has more patience with
+    /// it: it may wait for a slow disk on another thread.
+    pub fn awaited_by_others(&self) -> AwaitedByOthers {
+        self.inner.awaited.set(self.inner.awaited.get() + 1);
+        AwaitedByOthers(Rc::clone(&self.inner))
     }
 
     /// Whether [`Worker::promise_to_drive`] was called.
@@ -614,6 +636,8 @@ impl Inner {
                 self.sleep(None);
                 quiet_since = Instant::now();
             } else {
+                let is_awaited = self.ending.get() && self.awaited.get() > 0 && !patience.is_zero();
+                let patience = if is_awaited { PATIENCE_FOR_OTHERS } else { patience };
                 let left = patience.saturating_sub(quiet_since.elapsed());
                 if left.is_zero() {
                     return false;

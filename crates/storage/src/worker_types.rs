@@ -19,9 +19,9 @@ pub enum Engine {
 pub struct WorkerConfig {
     /// The completion queue.
     pub engine: Engine,
-    /// Entries of the ring; the most operations in flight before submission waits.
+    /// Entries of the ring, from 8 to 16,384; the most operations in flight before submission waits.
     pub depth: u32,
-    /// Threads of the thread-pool worker.
+    /// Threads of the thread-pool worker, at least 1. Each is started when it is needed.
     pub threads: usize,
     /// Bytes of free buffers that the pool keeps for reuse.
     pub pool_bytes: usize,

@@ -257,17 +257,23 @@ fn queue(file: Box<dyn DiskFile>, guest: &Arc<Guest>, queue: u64, rounds: u64) -
     Rc::try_unwrap(disk).unwrap_or_else(|_| panic!("a task has kept the disk")).into_inner()
 }
 
-/// 100 rounds, or as many as `ZEBU_EMBEDDING_ROUNDS` says.
+/// 100 rounds on each engine, or as many as `ZEBU_EMBEDDING_ROUNDS` says.
 #[test]
 fn disks_that_go_to_threads_and_back_lose_nothing() {
     let rounds = std::env::var("ZEBU_EMBEDDING_ROUNDS").map_or(100, |rounds| rounds.parse().unwrap());
+    for engine in [Engine::Threads, Engine::IoUring] {
+        disks_lose_nothing(engine, rounds);
+    }
+}
+
+fn disks_lose_nothing(engine: Engine, rounds: u64) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.qcow2");
     Disk::create(&path, &CreateOptions::default().size(64 << 20)).unwrap();
     let guest = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4 << 20)]).unwrap();
     let guest = Arc::new(Guest(guest));
     let options = OpenOptions::default().access(Access::ReadWrite);
-    let disk: Box<dyn DiskFile> = Box::new(ZebuDisk::open(&path, &options).unwrap());
+    let disk: Box<dyn DiskFile> = Box::new(ZebuDisk::open_on(engine, &path, &options).unwrap());
     let mut files: Vec<_> = (0..2).map(|_| disk.try_clone().unwrap()).collect();
     // Twice: a device that was reset starts again with the disks that came back.
     for _ in 0..2 {
@@ -275,7 +281,7 @@ fn disks_that_go_to_threads_and_back_lose_nothing() {
             .drain(..)
             .zip(0..)
             .map(|(file, number)| {
-                // The image's file, and the ring and eventfds of the worker.
+                // The image's file and that of its locks, then those of the worker.
                 assert!(file.as_raw_descriptors().len() >= 3);
                 let guest = guest.clone();
                 std::thread::spawn(move || queue(file, &guest, number, rounds / 2))

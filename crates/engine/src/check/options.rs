@@ -29,7 +29,7 @@ pub struct CheckOptions {
     pub remote: Remote,
     /// Whether locks are taken. A repair always takes them. Default: [`Sharing::Locked`].
     pub sharing: Sharing,
-    /// Reads of tables in flight, at least 1. Default: 16.
+    /// Reads of tables in flight; 0 counts as 1, more than 1024 as 1024. Default: 16.
     pub parallel: usize,
     /// Most bytes that the counts may take, at least a few hundred KiB. An image that needs more is counted in
     /// several passes, each over a range of host clusters. Read buffers (`parallel` clusters) and the list of

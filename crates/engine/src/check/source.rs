@@ -166,6 +166,9 @@ enum Reading {
     Started(JoinHandle<(Result<(), IoError>, IoBufs)>),
 }
 
+/// Tables that are read at once, at most: each takes a cluster of memory.
+const MOST_READS: usize = 1024;
+
 /// Tables in order, read ahead.
 pub(super) struct Tables<'s, T, I> {
     source: &'s Source<'s>,
@@ -184,7 +187,7 @@ impl<T, I: Iterator<Item = (u64, T)>> Tables<'_, T, I> {
     /// [`ErrorKind::Cancelled`].
     pub(super) async fn next(&mut self) -> Result<Option<(T, Content)>> {
         self.source.options.control.cancel.check()?;
-        while self.in_flight.len() < self.source.options.parallel.max(1) {
+        while self.in_flight.len() < self.source.options.parallel.clamp(1, MOST_READS) {
             let Some((offset, tag)) = self.items.next() else { break };
             let reading = if self.is_zero(offset).await {
                 Reading::Zero

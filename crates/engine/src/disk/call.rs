@@ -40,6 +40,11 @@ impl Shared {
         Err(Error::new(kind, message).on(self.image.path()))
     }
 
+    /// Whether this is a thread that the disk's work needs: nothing of the disk's can be waited for here.
+    pub(super) fn is_own_thread(&self) -> bool {
+        self.own.is_this_thread() || self.image.0.own_worker().get().is_some_and(Background::is_this_thread)
+    }
+
     /// Fails where the disk's thread can't be waited for.
     pub(super) fn check_reachable(&self) -> Result<()> {
         if !self.made_in.is_here() {
@@ -48,10 +53,10 @@ impl Shared {
                 "the disk was opened by the parent of this process; open it after fork()",
             );
         }
-        if self.own.is_this_thread() {
+        if self.is_own_thread() {
             return self.refuse(
                 ErrorKind::InvalidArgument,
-                "the disk's own thread can't wait for the disk; await the methods of its image there",
+                "the disk's own threads can't wait for the disk; await the methods of its image there",
             );
         }
         Ok(())

@@ -35,8 +35,8 @@ impl Disk {
         self.0.run(work)
     }
 
-    /// Runs a future on the disk's thread, whether somebody waits for it or not. It keeps the disk open; after
-    /// [`Disk::close`] it fails.
+    /// Runs a future on the disk's thread, whether somebody waits for it or not. The disk stays open until it has ended; after
+    /// [`Disk::close`] this fails.
     ///
     /// # Errors
     /// Misuse ("Misuse" of [`Disk`]).
@@ -45,8 +45,8 @@ impl Disk {
         work: impl AsyncFnOnce(Image, Worker) -> Result<T> + Send + 'static,
     ) -> Result<DiskJob<T>> {
         self.0.check_usable()?;
-        let image = self.image().clone();
-        let running = self.0.own.run(move |worker| async move { work(image, worker).await });
+        let disk = self.clone();
+        let running = self.0.own.run(move |worker| async move { work(disk.image().clone(), worker).await });
         Ok(DiskJob { disk: self.clone(), running })
     }
 }

@@ -39,7 +39,7 @@ pub struct CommitOptions {
     pub workers: usize,
     /// How the workers of further threads are made. Default: that of [`WorkerConfig`].
     pub worker_config: WorkerConfig,
-    /// Pieces of work in flight, over all threads. At least 1. Default: 8.
+    /// Pieces of work in flight, over all threads. At least 1; more than 1024 count as 1024. Default: 8.
     pub requests: usize,
     /// Most bytes of copy buffers, over all threads. At least 64 KiB. Default: 64 MiB.
     pub buffer_memory: usize,

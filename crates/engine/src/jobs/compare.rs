@@ -31,7 +31,7 @@ pub enum Strictness {
 pub struct CompareOptions {
     /// The properties that have to be equal. Default: [`Strictness::Content`].
     pub strictness: Strictness,
-    /// Pairs of reads in flight, at least 1. Default: 8.
+    /// Pairs of reads in flight, at least 1; more than 1024 count as 1024. Default: 8.
     pub requests: usize,
     /// Most bytes of read buffers. Default: 32 MiB.
     pub buffer_memory: usize,
@@ -141,7 +141,8 @@ pub async fn compare(
     if options.strictness == Strictness::Allocation && sizes[0] != sizes[1] {
         return Ok(CompareReport { result: Comparison::SizeMismatch, sizes });
     }
-    let chunk = (options.buffer_memory / (2 * options.requests)).min(MAX_CHUNK) & !(MIN_CHUNK - 1);
+    let chunk =
+        (options.buffer_memory / options.requests.saturating_mul(2)).min(MAX_CHUNK) & !(MIN_CHUNK - 1);
     let (chunk, tasks) = if chunk >= MIN_CHUNK {
         (chunk, options.requests)
     } else {

@@ -31,7 +31,7 @@ pub enum AfterHydration {
 pub struct HydrateOptions {
     /// The backing file at the end. Default: [`AfterHydration::KeepBacking`].
     pub after: AfterHydration,
-    /// Copies under way at once, of up to 1 MiB each; not 0. Default: 8.
+    /// Copies under way at once, of up to 1 MiB each; not 0, and more than 1024 count as 1024. Default: 8.
     pub requests: usize,
     /// Watching, slowing and stopping. Default: nobody watches, no limit.
     pub control: JobControl,

@@ -8,7 +8,11 @@ use futures_util::future::LocalBoxFuture;
 use futures_util::stream::{FuturesOrdered, StreamExt};
 use zebu_storage::Worker;
 
-/// Runs `walk` on the calling task, beside `movers` tasks of the same worker that each empty the queue it fills. Ends
+/// Pieces of work under way at once, at most: each costs a task and a buffer, and no disk has so long a queue.
+pub(super) const MOST_AT_ONCE: usize = 1024;
+
+/// Runs `walk` on the calling task, beside `movers` tasks (at most [`MOST_AT_ONCE`]) of the same worker that each empty the
+/// queue it fills. Ends
 /// when all of them have; if the future is dropped, the movers end with what is in the queue.
 pub(super) async fn run<Piece: 'static, Moving: Future<Output = ()> + 'static>(
     worker: &Worker,
@@ -16,6 +20,7 @@ pub(super) async fn run<Piece: 'static, Moving: Future<Output = ()> + 'static>(
     mover: impl Fn(Worker, Queue<Piece>) -> Moving,
     walk: impl AsyncFnOnce(&Queue<Piece>),
 ) {
+    let movers = movers.min(MOST_AT_ONCE);
     let queue = Queue::new(2 * movers);
     let closer = CloseOnDrop(queue.clone());
     let movers: Vec<_> =
@@ -34,9 +39,9 @@ pub(super) struct InOrder<'a, T> {
 }
 
 impl<'a, T> InOrder<'a, T> {
-    /// None yet, and `most` at once.
+    /// None yet, and `most` at once (no more than [`MOST_AT_ONCE`]).
     pub(super) fn new(most: usize) -> Self {
-        Self { under_way: FuturesOrdered::new(), most }
+        Self { under_way: FuturesOrdered::new(), most: most.min(MOST_AT_ONCE) }
     }
 
     /// Whether another piece may begin.

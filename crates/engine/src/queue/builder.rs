@@ -60,7 +60,8 @@ impl QueueBuilder {
         Self { open: Some(open), ..Self::new(image) }
     }
 
-    /// Operations of the file that are in flight at once; others wait. 256, if this is not called.
+    /// Operations of the file that are in flight at once; others wait. 256, if this is not called. Fewer than 8 count as 8,
+    /// more than 16,384 as 16,384.
     pub fn depth(mut self, operations: u32) -> Self {
         self.worker.depth = operations;
         self
@@ -72,7 +73,7 @@ impl QueueBuilder {
         self
     }
 
-    /// Threads that do I/O where it has no io_uring. 16, if this is not called.
+    /// Threads that do I/O where it has no io_uring, each started when it is needed. 16, if this is not called; 0 counts as 1.
     pub fn threads(mut self, threads: usize) -> Self {
         self.worker.threads = threads;
         self

@@ -3,7 +3,8 @@
 use super::{ENGINES, create, for_writing, must_be_clean, open};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use zebu::{Disk, ErrorKind};
+use zebu::storage::{IoBuf, Worker, WorkerConfig};
+use zebu::{Disk, Durability, ErrorKind, NewSnapshot, Preallocation, Shrink, ZeroMode};
 
 /// Runs `work` in a child of fork(2), which ends with 0 if it is true.
 fn holds_in_child(work: impl FnOnce() -> bool) -> bool {
@@ -45,6 +46,49 @@ fn a_child_of_fork_gets_errors_and_its_parent_goes_on() {
         let mut found = [0; 8192];
         disk.read(0, &mut found).unwrap();
         assert!(found[..4096] == [1; 4096] && found[4096..] == [2; 4096]);
+        disk.close().unwrap();
+        must_be_clean(&path);
+    }
+}
+
+/// An image itself is for workers of any thread; one of a child would write beside its parent, under the parent's locks.
+#[test]
+fn a_worker_of_a_child_gets_errors_of_its_parents_image() {
+    for is_changed in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = create(dir.path());
+        let disk = open(ENGINES[0], &path);
+        if is_changed {
+            disk.write(0, &[1; 4096]).unwrap();
+        }
+        let image = disk.image().clone();
+        let holds = holds_in_child(move || {
+            // SAFETY: plain system call. A child that hangs ends.
+            unsafe { libc::alarm(100) };
+            let worker = Worker::new(&WorkerConfig::default()).unwrap();
+            let results = worker.block_on(async {
+                let bufs = || IoBuf::copy_of(&[9; 512]).into();
+                [
+                    image.read(&worker, 0, bufs()).await.0,
+                    image.write(&worker, 0, bufs(), Durability::Durable).await.0,
+                    image.write_zeroes(&worker, 0, 512, ZeroMode::Keep).await,
+                    image.discard(&worker, 0, 512).await,
+                    image.flush(&worker).await,
+                    image.extent(&worker, 0, 512).await.map(drop),
+                    image.create_snapshot(&worker, NewSnapshot::named("one")).await.map(drop),
+                    image.resize(&worker, 1 << 30, Shrink::Refuse, Preallocation::Off).await,
+                    image.close(&worker).await,
+                ]
+            });
+            let is_refused = |result: zebu::Result<()>| {
+                result.is_err_and(|error| error.kind() == ErrorKind::InvalidArgument)
+            };
+            results.into_iter().all(is_refused)
+        });
+        assert!(holds, "changed: {is_changed}");
+        let mut found = [0; 512];
+        disk.read(0, &mut found).unwrap();
+        assert_eq!(found, [u8::from(is_changed); 512]);
         disk.close().unwrap();
         must_be_clean(&path);
     }

@@ -1,15 +1,19 @@
 //! The library in the hands of other programs: a disk that waits, loops and executors of their own, queues that travel.
 
+mod callbacks;
 mod disk;
 mod disk_callers;
 mod disk_misuse;
 mod event_loops;
 mod examples;
 mod forks_and_signals;
+mod handles;
 mod in_memory;
+mod nonsense;
 mod queues;
 mod rounds;
 mod tokio_tasks;
+mod wakes;
 
 use std::path::{Path, PathBuf};
 use zebu::storage::Engine;

@@ -1,5 +1,6 @@
 //! Lists of tasks that wait for one thing.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 
 /// The wakers of tasks that wait for a change of what the same lock guards.
@@ -41,9 +42,12 @@ impl Wakers {
         self
     }
 
-    /// Wakes them all. No lock may be held.
+    /// Wakes them all, though one of them panics. No lock may be held.
     pub fn wake(self) {
-        self.0.into_iter().for_each(Waker::wake);
+        for waker in self.0 {
+            // Whoever makes the change must not end halfway for it. The panic was reported when it happened.
+            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+        }
     }
 
     /// A faulty [`Wakers::wake`]: only the first is woken.
@@ -79,5 +83,23 @@ mod tests {
         list.take().wake();
         assert!(list.is_empty());
         assert_eq!(counts.map(|count| count.0.load(SeqCst)), [1, 1]);
+    }
+
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("as intended");
+        }
+    }
+
+    #[test]
+    fn a_waker_that_panics_keeps_no_other_from_being_woken() {
+        let count = Arc::<Count>::default();
+        let mut list = WaitList::default();
+        list.add(&Waker::from(Arc::new(Panics)));
+        list.add(&Waker::from(Arc::clone(&count)));
+        list.take().wake();
+        assert_eq!(count.0.load(SeqCst), 1);
     }
 }

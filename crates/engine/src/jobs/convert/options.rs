@@ -70,7 +70,7 @@ pub struct ConvertOptions {
     pub workers: usize,
     /// How the workers of further threads are made. Default: that of [`WorkerConfig`].
     pub worker_config: WorkerConfig,
-    /// Pieces of work in flight, over all threads (`-m`). At least 1. Default: 8.
+    /// Pieces of work in flight, over all threads (`-m`). At least 1; more than 1024 count as 1024. Default: 8.
     pub requests: usize,
     /// Most bytes of copy buffers, over all threads. At least 64 KiB. Default: 64 MiB.
     pub buffer_memory: usize,

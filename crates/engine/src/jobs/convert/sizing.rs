@@ -1,6 +1,7 @@
 //! How the memory and the work of a conversion are divided.
 
 use super::options::ConvertOptions;
+use crate::jobs::pipeline::MOST_AT_ONCE;
 use crate::{Error, ErrorKind, Result};
 use std::num::NonZeroU64;
 
@@ -61,7 +62,7 @@ impl Sizing {
         }
         let share = options.buffer_memory / options.requests / unit * unit;
         let chunk = share.clamp(unit, MAX_CHUNK.max(unit)).max(sparse);
-        let tasks = options.requests.min(options.buffer_memory / chunk);
+        let tasks = options.requests.min(options.buffer_memory / chunk).min(MOST_AT_ONCE);
         Ok(Self { chunk, tasks, threads: options.workers.min(tasks) })
     }
 

@@ -107,7 +107,7 @@ struct Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.job.fail(Error::new(ErrorKind::Io, "a thread of the conversion panicked"));
+            self.job.fail(Error::new(ErrorKind::Panicked, "a thread of the conversion panicked"));
         }
         let mut running = self.others.0.lock();
         running.threads -= 1;

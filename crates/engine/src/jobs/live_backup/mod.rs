@@ -30,7 +30,8 @@ pub struct LiveBackupOptions {
     pub on_copy_error: OnCopyError,
     /// A bitmap of the source that records what is written from the start on, for the next backup. Default: `None`.
     pub bitmap: Option<LiveBitmap>,
-    /// Chunks that the backup copies at once, beside those that guests need. At least 1. Default: 4.
+    /// Chunks that the backup copies at once, beside those that guests need. At least 1; more than 1024 count as 1024.
+    /// Default: 4.
     pub requests: usize,
     /// Most bytes of buffers, guests' copies included; two chunks are used in any case. Default: 32 MiB.
     pub buffer_memory: usize,

@@ -102,7 +102,7 @@ fn sizing(options: &RebaseOptions, unit: u64) -> Result<(usize, usize)> {
         return Err(Error::new(ErrorKind::InvalidArgument, "rebase needs at least one request in flight"));
     }
     let unit = (unit as usize).max(64 << 10);
-    let chunk =
-        (options.buffer_memory / (2 * options.requests) / unit * unit).clamp(unit, MAX_CHUNK.max(unit));
+    let buffers = options.requests.saturating_mul(2);
+    let chunk = (options.buffer_memory / buffers / unit * unit).clamp(unit, MAX_CHUNK.max(unit));
     Ok((chunk, options.requests.min(options.buffer_memory / (2 * chunk)).max(1)))
 }

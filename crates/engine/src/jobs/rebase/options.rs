@@ -7,7 +7,7 @@ use crate::progress::JobControl;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct RebaseOptions {
-    /// Pieces of work in flight, at least 1. Default: 8.
+    /// Pieces of work in flight, at least 1; more than 1024 count as 1024. Default: 8.
     pub requests: usize,
     /// Most bytes of read buffers; two clusters are used in any case. Default: 32 MiB.
     pub buffer_memory: usize,

@@ -255,8 +255,8 @@ impl Qcow2 {
             let message = "Cannot store dirty bitmaps in qcow2 v2 files";
             return Err(self.bitmap_error(ErrorKind::Unsupported, message));
         }
-        if name.is_empty() || name.len() > MAX_BITMAP_NAME as usize {
-            let message = format!("the name of a bitmap has 1 to {MAX_BITMAP_NAME} bytes");
+        if name.is_empty() || name.len() > MAX_BITMAP_NAME as usize || name.contains('\0') {
+            let message = format!("the name of a bitmap has 1 to {MAX_BITMAP_NAME} bytes, none of them zero");
             return Err(self.bitmap_error(ErrorKind::InvalidArgument, message));
         }
         Ok(())

@@ -249,7 +249,18 @@ impl SliceCache {
         let waits = poll_fn(|cx| self.poll_want(cx.waker(), key, Patience::Waits));
         match with_patience(clock, waits).await {
             Some(slot) => slot,
-            None => poll_fn(|cx| self.poll_want(cx.waker(), key, Patience::IsOver)).await,
+            None => {
+                self.distrust_read_ahead(key);
+                poll_fn(|cx| self.poll_want(cx.waker(), key, Patience::IsOver)).await
+            }
+        }
+    }
+
+    /// Ends all loads ahead of use if `key` is one: the worker that does one does the others too, and is waited for once.
+    fn distrust_read_ahead(&self, key: u64) {
+        let is_ahead = self.lock(key).is_read_ahead(self.id(key));
+        if is_ahead {
+            self.store.end_read_ahead(self.class, self.owner);
         }
     }
 
@@ -274,7 +285,7 @@ impl SliceCache {
             return None;
         }
         let Wanted::Yours(number) = shard.want(id, Waker::noop(), Patience::Waits) else { return None };
-        shard.count_read_ahead();
+        shard.note_read_ahead(id, number);
         drop(shard);
         Some((LoadTicket { cache: self, key, number }, room))
     }

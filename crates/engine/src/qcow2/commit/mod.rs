@@ -139,6 +139,8 @@ impl Qcow2 {
         if place == Place::Leader || sabotage::is(Fault::RunOnCaller) {
             let (on, epoch) = (worker.uncounted(), epoch.clone());
             drop(worker.spawn(async move {
+                // A commit that is dropped halfway stops all writing, and this one may wait for the image's own worker.
+                let _awaited = on.awaited_by_others();
                 let result = epoch.pulse().count(led.image.clone().run_commit(&on)).await;
                 led.end(result);
             }));

@@ -51,8 +51,8 @@ impl Qcow2 {
         request: SnapshotRequest,
     ) -> Result<SnapshotEntry> {
         self.check_may_have_snapshots()?;
-        if request.name.len() > MAX_NAME {
-            let message = format!("a snapshot's name has at most {MAX_NAME} bytes");
+        if request.name.len() > MAX_NAME || request.name.contains(&0) {
+            let message = format!("a snapshot's name has at most {MAX_NAME} bytes, none of them zero");
             return Err(Error::new(ErrorKind::InvalidArgument, message).on(self.path()));
         }
         self.prepare_write(worker).await?;
