@@ -244,7 +244,8 @@ impl ToAsyncDisk for ZebuDisk {
         let driving = Rc::new(Cell::new(true));
         let driver = drive(executor.clone(), worker.clone(), driving.clone());
         executor.spawn_local(Box::pin(driver));
-        Ok(Box::new(ZebuAsyncDisk { image: self.disk.image().clone(), disk: self.disk, worker, driving }))
+        let (image, engine) = (self.disk.image().clone(), self.engine);
+        Ok(Box::new(ZebuAsyncDisk { disk: self.disk, engine, image, worker, driving }))
     }
 }
 
@@ -268,6 +269,7 @@ async fn drive(executor: Rc<dyn Executor>, worker: Worker, driving: Rc<Cell<bool
 /// A disk of zebu on the thread of a block device.
 struct ZebuAsyncDisk {
     disk: Disk,
+    engine: Engine,
     image: Image,
     worker: Worker,
     /// Whether [`drive`] goes on.
@@ -326,8 +328,9 @@ impl FileAllocate for ZebuAsyncDisk {
 impl AsyncDisk for ZebuAsyncDisk {
     fn into_inner(self: Box<Self>) -> Box<dyn DiskFile> {
         // A worker for the next thread. If the system gives none, the disk says so there.
-        let worker = DetachedWorker::new(&WorkerConfig::default(), None).ok();
-        Box::new(ZebuDisk { disk: self.disk.clone(), worker: Mutex::new(worker) })
+        let config = WorkerConfig::default().engine(self.engine);
+        let worker = DetachedWorker::new(&config, None).ok();
+        Box::new(ZebuDisk { disk: self.disk.clone(), engine: self.engine, worker: Mutex::new(worker) })
     }
 
     fn fsync(&self) -> LocalFuture<'_, io::Result<()>> {

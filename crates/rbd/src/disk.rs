@@ -2,41 +2,22 @@
 
 use crate::error::RbdError;
 use crate::extents::KnownRuns;
-use crate::ffi::{Call, Facts, Image, Library, Request, is_in_callback};
+use crate::ffi::{Call, is_in_callback};
 use crate::jobs::{self, Job};
 use crate::name::RbdName;
 use crate::open::{self, Existence, Opened};
-use crate::pending::{Kind, Pending, Ticket};
+use crate::options::RbdOptions;
+use crate::pending::{Kind, Pending};
+use crate::shared::Shared;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::time::Duration;
 use zebu_storage::{Access, Alignment, Completer, Storage, StorageAbilities, StorageDone, StorageOp};
 
 /// Most steps of closing an image that wait for an answer of the cluster.
 const STEPS_OF_CLOSING: u32 = 4;
 /// librbd may wait for so many answers before it gives its own.
 const STEPS_OF_REQUEST: u32 = 2;
-
-/// How an image is used.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct RbdOptions {
-    /// How long a request waits for the cluster's answer, in whole seconds, at least one. It holds unless the configuration sets
-    /// `rados_osd_op_timeout`.
-    pub timeout: Duration,
-    /// How long connecting may take, in whole seconds, at least one. It holds unless the configuration sets
-    /// `client_mount_timeout` to less than Ceph's default of 300 s.
-    pub connect_timeout: Duration,
-}
-
-zebu_storage::option_setters!(RbdOptions { timeout: Duration, connect_timeout: Duration });
-
-impl Default for RbdOptions {
-    fn default() -> Self {
-        Self { timeout: Duration::from_secs(60), connect_timeout: Duration::from_secs(30) }
-    }
-}
 
 /// Counters of one disk since it was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -60,27 +41,6 @@ pub struct RbdDisk {
     jobs: Mutex<Option<mpsc::Sender<Job>>>,
     /// Disconnected once the image is closed.
     closed: Mutex<mpsc::Receiver<()>>,
-}
-
-/// State that the disk, its thread and its requests share.
-pub(crate) struct Shared {
-    name: RbdName,
-    library: &'static Library,
-    pub(crate) image: Image,
-    pub(crate) facts: Facts,
-    identity: u64,
-    access: Access,
-    timeout: Duration,
-    /// Bytes of the image, which may lie behind what the disk has.
-    pub(crate) size: AtomicU64,
-    /// Bytes of the disk: where its last write, or its length, ends.
-    pub(crate) end: AtomicU64,
-    pub(crate) runs: KnownRuns,
-    pub(crate) pending: Arc<Pending>,
-    requests: AtomicU64,
-    read_bytes: AtomicU64,
-    written_bytes: AtomicU64,
-    given_up: Mutex<Option<String>>,
 }
 
 impl RbdDisk {
@@ -278,84 +238,6 @@ impl Storage for RbdDisk {
                 None => shared.begin(done, Kind::Other, |ticket| self.give(Job::Extent { offset, ticket })),
             },
             _ => done.finish(Err(libc::EOPNOTSUPP)),
-        }
-    }
-}
-
-impl Shared {
-    /// Notes a request and begins its work.
-    fn begin(&self, done: Completer, kind: Kind, work: impl FnOnce(Ticket)) {
-        if let Some(ticket) = self.pending.begin(done, kind) {
-            work(ticket);
-        }
-    }
-
-    /// Hands a request to librbd.
-    pub(crate) fn start(self: &Arc<Self>, call: Call, data: Vec<u8>, ticket: Ticket) {
-        self.requests.fetch_add(1, Ordering::Relaxed);
-        let is_change = !matches!(call, Call::Read { .. } | Call::Flush);
-        if is_change {
-            self.runs.change();
-        }
-        let shared = Arc::clone(self);
-        let request = Request::new(self.library, data, move |data, result| {
-            if is_change {
-                // What was looked up meanwhile may not know of it.
-                shared.runs.change();
-            }
-            let result = shared.answer(call, data.len() as u64, result);
-            // Whoever waits may drop the disk.
-            drop(shared);
-            if let Some(mut done) = ticket.end() {
-                if let (Call::Read { .. }, Ok(_)) = (call, result) {
-                    done.bufs_mut().copy_from(0, &data);
-                }
-                done.finish(result);
-            }
-        });
-        self.image.start(call, request);
-    }
-
-    fn answer(&self, call: Call, len: u64, result: Result<u64, i32>) -> Result<StorageDone, i32> {
-        let moved = result.map_err(|errno| self.fail(errno))?;
-        match call {
-            // Fewer bytes: another client has cut the image.
-            Call::Read { .. } if moved < len => Err(self.fail(libc::EIO)),
-            Call::Read { .. } => {
-                self.read_bytes.fetch_add(len, Ordering::Relaxed);
-                Ok(StorageDone::Moved(len))
-            }
-            Call::Write { offset } => {
-                self.written_bytes.fetch_add(len, Ordering::Relaxed);
-                self.end.fetch_max(offset.saturating_add(len), Ordering::AcqRel);
-                Ok(StorageDone::Moved(len))
-            }
-            Call::Flush | Call::Punch { .. } | Call::Zero { .. } => Ok(StorageDone::Done),
-        }
-    }
-
-    /// The length of the run at `offset`, and whether it is a hole, if that is known.
-    pub(crate) fn extent(&self, offset: u64) -> Option<(u64, bool)> {
-        self.runs.at(offset).map(|(len, hole)| (self.within_disk(offset, len), hole))
-    }
-
-    /// The length of a run without what the image has past the disk's end. Not 0.
-    pub(crate) fn within_disk(&self, offset: u64, len: u64) -> u64 {
-        len.min(self.end.load(Ordering::Acquire).saturating_sub(offset)).max(1)
-    }
-
-    /// Notes a failure.
-    fn note(&self, errno: i32) {
-        let mut given_up = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
-        given_up.get_or_insert_with(|| open::given_up(errno, self.timeout));
-    }
-
-    /// Notes a failure; the errno that the caller gets.
-    pub(crate) fn fail(&self, errno: i32) -> i32 {
-        self.note(errno);
-        match errno {
-            libc::ENOSPC | libc::EDQUOT | libc::EROFS | libc::EPERM | libc::ENOMEM => errno,
-            _ => libc::EIO,
         }
     }
 }

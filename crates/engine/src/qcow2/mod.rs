@@ -9,6 +9,7 @@ pub(crate) mod compressed;
 mod disk;
 pub(crate) mod files;
 mod flush;
+mod forget;
 pub(crate) mod header;
 mod l2_tables;
 pub(crate) mod life;

@@ -55,12 +55,6 @@ impl std::fmt::Debug for Qcow2 {
 }
 
 impl Qcow2 {
-    /// Gives up clean tables and inflated clusters.
-    pub(crate) fn forget_what_was_read(&self) {
-        self.map.slices().forget_all();
-        self.inflated.forget_all();
-    }
-
     /// Has the image's worker do `work`: what others may come to wait for, whoever asked for it.
     pub(crate) async fn on_own_worker<T, F>(
         self: &Arc<Self>,

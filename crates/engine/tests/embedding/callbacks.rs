@@ -121,7 +121,7 @@ fn work_that_was_begun_keeps_the_disk_open() {
     must_be_clean(&path);
 }
 
-/// What is done to a file, unless it is told otherwise.
+/// A storage that answers as a file does, unless it is told otherwise.
 struct Scripted {
     file: StdFile,
     panics: AtomicBool,

@@ -247,13 +247,11 @@ impl SliceCache {
     /// Waits until `key` is present, or nobody loads it, or who does has not come to an end for a second.
     pub(crate) async fn want(&self, clock: &impl Clock, key: u64) -> Slot<'_> {
         let waits = poll_fn(|cx| self.poll_want(cx.waker(), key, Patience::Waits));
-        match with_patience(clock, waits).await {
-            Some(slot) => slot,
-            None => {
-                self.distrust_read_ahead(key);
-                poll_fn(|cx| self.poll_want(cx.waker(), key, Patience::IsOver)).await
-            }
+        if let Some(slot) = with_patience(clock, waits).await {
+            return slot;
         }
+        self.distrust_read_ahead(key);
+        poll_fn(|cx| self.poll_want(cx.waker(), key, Patience::IsOver)).await
     }
 
     /// Ends all loads ahead of use if `key` is one: the worker that does one does the others too, and is waited for once.
