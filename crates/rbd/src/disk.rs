@@ -1,54 +1,19 @@
 //! An image as a storage.
 
 use crate::error::RbdError;
-use crate::extents::KnownRuns;
-use crate::ffi::{Call, Facts, Image, Library, Request, is_in_callback};
+use crate::ffi::{Call, is_in_callback};
 use crate::jobs::{self, Job};
 use crate::name::RbdName;
-use crate::open::{self, Existence, Opened};
-use crate::pending::{Kind, Pending, Ticket};
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::open::{self, Existence};
+use crate::options::RbdOptions;
+use crate::pending::Kind;
+use crate::shared::{RbdStats, Shared};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::time::Duration;
 use zebu_storage::{Access, Alignment, Completer, Storage, StorageAbilities, StorageDone, StorageOp};
 
 /// Most steps of closing an image that wait for an answer of the cluster.
 const STEPS_OF_CLOSING: u32 = 4;
-/// librbd may wait for so many answers before it gives its own.
-const STEPS_OF_REQUEST: u32 = 2;
-
-/// How an image is used.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct RbdOptions {
-    /// How long a request waits for the cluster's answer, in whole seconds, at least one. It holds unless the configuration sets
-    /// `rados_osd_op_timeout`.
-    pub timeout: Duration,
-    /// How long connecting may take, in whole seconds, at least one. It holds unless the configuration sets
-    /// `client_mount_timeout` to less than Ceph's default of 300 s.
-    pub connect_timeout: Duration,
-}
-
-zebu_storage::option_setters!(RbdOptions { timeout: Duration, connect_timeout: Duration });
-
-impl Default for RbdOptions {
-    fn default() -> Self {
-        Self { timeout: Duration::from_secs(60), connect_timeout: Duration::from_secs(30) }
-    }
-}
-
-/// Counters of one disk since it was opened.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct RbdStats {
-    /// Requests that were handed to librbd.
-    pub requests: u64,
-    /// Bytes of data that were read.
-    pub read_bytes: u64,
-    /// Bytes of data that were written.
-    pub written_bytes: u64,
-}
 
 /// An image of a cluster, or a snapshot of one.
 ///
@@ -60,27 +25,6 @@ pub struct RbdDisk {
     jobs: Mutex<Option<mpsc::Sender<Job>>>,
     /// Disconnected once the image is closed.
     closed: Mutex<mpsc::Receiver<()>>,
-}
-
-/// State that the disk, its thread and its requests share.
-pub(crate) struct Shared {
-    name: RbdName,
-    library: &'static Library,
-    pub(crate) image: Image,
-    pub(crate) facts: Facts,
-    identity: u64,
-    access: Access,
-    timeout: Duration,
-    /// Bytes of the image, which may lie behind what the disk has.
-    pub(crate) size: AtomicU64,
-    /// Bytes of the disk: where its last write, or its length, ends.
-    pub(crate) end: AtomicU64,
-    pub(crate) runs: KnownRuns,
-    pub(crate) pending: Arc<Pending>,
-    requests: AtomicU64,
-    read_bytes: AtomicU64,
-    written_bytes: AtomicU64,
-    given_up: Mutex<Option<String>>,
 }
 
 impl RbdDisk {
@@ -110,33 +54,13 @@ impl RbdDisk {
         existence: Existence,
         options: &RbdOptions,
     ) -> Result<Self, RbdError> {
-        let Opened { library, image, fsid, pool, timeout } = open::open(&name, access, existence, options)?;
+        let opened = open::open(&name, access, existence, options)?;
         let shown = name.to_string();
-        let facts = image.facts().map_err(|errno| {
-            image.close();
-            RbdError::new(&shown, errno, open::given_up(errno, timeout))
+        let facts = opened.image.facts().map_err(|errno| {
+            opened.image.close();
+            RbdError::new(&shown, errno, open::given_up(errno, opened.timeout))
         })?;
-        let access = if name.snapshot.is_some() { Access::ReadOnly } else { access };
-        let mut hasher = DefaultHasher::new();
-        let by_name = if facts.id.is_empty() { name.image.as_str() } else { "" };
-        (&fsid, pool, &name.namespace, &facts.id, by_name, &name.snapshot).hash(&mut hasher);
-        let shared = Arc::new(Shared {
-            name,
-            library,
-            image,
-            identity: hasher.finish(),
-            access,
-            timeout,
-            size: facts.size.into(),
-            end: facts.size.into(),
-            facts,
-            runs: KnownRuns::default(),
-            pending: Pending::new(timeout * STEPS_OF_REQUEST),
-            requests: AtomicU64::new(0),
-            read_bytes: AtomicU64::new(0),
-            written_bytes: AtomicU64::new(0),
-            given_up: Mutex::new(None),
-        });
+        let shared = Arc::new(Shared::new(name, access, facts, opened));
         let (jobs, received) = mpsc::channel();
         let (closing, closed) = mpsc::channel();
         let thread = || std::thread::Builder::new().name("zebu-rbd".to_owned());
@@ -170,18 +94,12 @@ impl RbdDisk {
 
     /// Counters since it was opened.
     pub fn stats(&self) -> RbdStats {
-        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Shared { requests, read_bytes, written_bytes, .. } = &*self.shared;
-        RbdStats {
-            requests: count(requests),
-            read_bytes: count(read_bytes),
-            written_bytes: count(written_bytes),
-        }
+        self.shared.stats()
     }
 
     /// Why a request failed first, if that ever happened.
     pub fn given_up(&self) -> Option<String> {
-        self.shared.given_up.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shared.given_up()
     }
 
     /// Has requests end soon: each fails when it has had a few seconds. For programs that are told to end.
@@ -278,84 +196,6 @@ impl Storage for RbdDisk {
                 None => shared.begin(done, Kind::Other, |ticket| self.give(Job::Extent { offset, ticket })),
             },
             _ => done.finish(Err(libc::EOPNOTSUPP)),
-        }
-    }
-}
-
-impl Shared {
-    /// Notes a request and begins its work.
-    fn begin(&self, done: Completer, kind: Kind, work: impl FnOnce(Ticket)) {
-        if let Some(ticket) = self.pending.begin(done, kind) {
-            work(ticket);
-        }
-    }
-
-    /// Hands a request to librbd.
-    pub(crate) fn start(self: &Arc<Self>, call: Call, data: Vec<u8>, ticket: Ticket) {
-        self.requests.fetch_add(1, Ordering::Relaxed);
-        let is_change = !matches!(call, Call::Read { .. } | Call::Flush);
-        if is_change {
-            self.runs.change();
-        }
-        let shared = Arc::clone(self);
-        let request = Request::new(self.library, data, move |data, result| {
-            if is_change {
-                // What was looked up meanwhile may not know of it.
-                shared.runs.change();
-            }
-            let result = shared.answer(call, data.len() as u64, result);
-            // Whoever waits may drop the disk.
-            drop(shared);
-            if let Some(mut done) = ticket.end() {
-                if let (Call::Read { .. }, Ok(_)) = (call, result) {
-                    done.bufs_mut().copy_from(0, &data);
-                }
-                done.finish(result);
-            }
-        });
-        self.image.start(call, request);
-    }
-
-    fn answer(&self, call: Call, len: u64, result: Result<u64, i32>) -> Result<StorageDone, i32> {
-        let moved = result.map_err(|errno| self.fail(errno))?;
-        match call {
-            // Fewer bytes: another client has cut the image.
-            Call::Read { .. } if moved < len => Err(self.fail(libc::EIO)),
-            Call::Read { .. } => {
-                self.read_bytes.fetch_add(len, Ordering::Relaxed);
-                Ok(StorageDone::Moved(len))
-            }
-            Call::Write { offset } => {
-                self.written_bytes.fetch_add(len, Ordering::Relaxed);
-                self.end.fetch_max(offset.saturating_add(len), Ordering::AcqRel);
-                Ok(StorageDone::Moved(len))
-            }
-            Call::Flush | Call::Punch { .. } | Call::Zero { .. } => Ok(StorageDone::Done),
-        }
-    }
-
-    /// The length of the run at `offset`, and whether it is a hole, if that is known.
-    pub(crate) fn extent(&self, offset: u64) -> Option<(u64, bool)> {
-        self.runs.at(offset).map(|(len, hole)| (self.within_disk(offset, len), hole))
-    }
-
-    /// The length of a run without what the image has past the disk's end. Not 0.
-    pub(crate) fn within_disk(&self, offset: u64, len: u64) -> u64 {
-        len.min(self.end.load(Ordering::Acquire).saturating_sub(offset)).max(1)
-    }
-
-    /// Notes a failure.
-    fn note(&self, errno: i32) {
-        let mut given_up = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
-        given_up.get_or_insert_with(|| open::given_up(errno, self.timeout));
-    }
-
-    /// Notes a failure; the errno that the caller gets.
-    pub(crate) fn fail(&self, errno: i32) -> i32 {
-        self.note(errno);
-        match errno {
-            libc::ENOSPC | libc::EDQUOT | libc::EROFS | libc::EPERM | libc::ENOMEM => errno,
-            _ => libc::EIO,
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Work that librbd has for waiting callers only, done one after the other by a disk's thread.
 
-use crate::disk::Shared;
 use crate::extents::Window;
 use crate::ffi::Call;
 use crate::pending::Ticket;
+use crate::shared::Shared;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;

@@ -20,8 +20,12 @@ mod ffi;
 mod jobs;
 mod name;
 mod open;
+mod options;
 mod pending;
+mod shared;
 
-pub use disk::{RbdDisk, RbdOptions, RbdStats};
+pub use disk::RbdDisk;
 pub use error::RbdError;
 pub use name::RbdName;
+pub use options::RbdOptions;
+pub use shared::RbdStats;

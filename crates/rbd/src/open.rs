@@ -1,9 +1,9 @@
 //! Opening an image, and what to say where that fails.
 
-use crate::disk::RbdOptions;
 use crate::error::RbdError;
 use crate::ffi::{Cluster, Image, Library, NoLibrary, Pool};
 use crate::name::{Place, RbdName};
+use crate::options::RbdOptions;
 use std::io;
 use std::time::Duration;
 use zebu_storage::Access;
