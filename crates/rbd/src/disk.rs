@@ -199,3 +199,18 @@ impl Storage for RbdDisk {
         }
     }
 }
+
+#[cfg(all(test, target_feature = "crt-static"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_static_program_says_that_it_can_load_nothing() {
+        let error =
+            RbdDisk::open(RbdName::new("p", "i"), Access::ReadOnly, &RbdOptions::default()).err().unwrap();
+        assert!(
+            error.to_string().contains("rbd:p/i") && error.reason().contains("statically linked"),
+            "{error}"
+        );
+    }
+}
