@@ -397,7 +397,8 @@ fn requests_end_where_the_cluster_is_away_and_go_on_when_it_is_back() {
     assert_eq!(client.write(0, 512, &[4; 512]).unwrap(), 0);
     assert_eq!(client.call(0, command::FLUSH, 0, 0).unwrap().error, 0);
     drop(client);
-    server.stop();
+    let said = server.stop_with_messages();
+    assert!(said.contains("has not answered for 3 s"), "{said}");
     let after = ceph.export("outage");
     assert_eq!((&after[..512], &after[512..1024]), (&[1; 512][..], &[4; 512][..]));
     assert!(after[1024..] == content[1024..]);

@@ -1,35 +1,19 @@
 //! An image as a storage.
 
 use crate::error::RbdError;
-use crate::extents::KnownRuns;
 use crate::ffi::{Call, is_in_callback};
 use crate::jobs::{self, Job};
 use crate::name::RbdName;
-use crate::open::{self, Existence, Opened};
+use crate::open::{self, Existence};
 use crate::options::RbdOptions;
-use crate::pending::{Kind, Pending};
-use crate::shared::Shared;
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::pending::Kind;
+use crate::shared::{RbdStats, Shared};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use zebu_storage::{Access, Alignment, Completer, Storage, StorageAbilities, StorageDone, StorageOp};
 
 /// Most steps of closing an image that wait for an answer of the cluster.
 const STEPS_OF_CLOSING: u32 = 4;
-/// librbd may wait for so many answers before it gives its own.
-const STEPS_OF_REQUEST: u32 = 2;
-
-/// Counters of one disk since it was opened.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct RbdStats {
-    /// Requests that were handed to librbd.
-    pub requests: u64,
-    /// Bytes of data that were read.
-    pub read_bytes: u64,
-    /// Bytes of data that were written.
-    pub written_bytes: u64,
-}
 
 /// An image of a cluster, or a snapshot of one.
 ///
@@ -70,33 +54,13 @@ impl RbdDisk {
         existence: Existence,
         options: &RbdOptions,
     ) -> Result<Self, RbdError> {
-        let Opened { library, image, fsid, pool, timeout } = open::open(&name, access, existence, options)?;
+        let opened = open::open(&name, access, existence, options)?;
         let shown = name.to_string();
-        let facts = image.facts().map_err(|errno| {
-            image.close();
-            RbdError::new(&shown, errno, open::given_up(errno, timeout))
+        let facts = opened.image.facts().map_err(|errno| {
+            opened.image.close();
+            RbdError::new(&shown, errno, open::given_up(errno, opened.timeout))
         })?;
-        let access = if name.snapshot.is_some() { Access::ReadOnly } else { access };
-        let mut hasher = DefaultHasher::new();
-        let by_name = if facts.id.is_empty() { name.image.as_str() } else { "" };
-        (&fsid, pool, &name.namespace, &facts.id, by_name, &name.snapshot).hash(&mut hasher);
-        let shared = Arc::new(Shared {
-            name,
-            library,
-            image,
-            identity: hasher.finish(),
-            access,
-            timeout,
-            size: facts.size.into(),
-            end: facts.size.into(),
-            facts,
-            runs: KnownRuns::default(),
-            pending: Pending::new(timeout * STEPS_OF_REQUEST),
-            requests: AtomicU64::new(0),
-            read_bytes: AtomicU64::new(0),
-            written_bytes: AtomicU64::new(0),
-            given_up: Mutex::new(None),
-        });
+        let shared = Arc::new(Shared::new(name, access, facts, opened));
         let (jobs, received) = mpsc::channel();
         let (closing, closed) = mpsc::channel();
         let thread = || std::thread::Builder::new().name("zebu-rbd".to_owned());
@@ -130,18 +94,12 @@ impl RbdDisk {
 
     /// Counters since it was opened.
     pub fn stats(&self) -> RbdStats {
-        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Shared { requests, read_bytes, written_bytes, .. } = &*self.shared;
-        RbdStats {
-            requests: count(requests),
-            read_bytes: count(read_bytes),
-            written_bytes: count(written_bytes),
-        }
+        self.shared.stats()
     }
 
     /// Why a request failed first, if that ever happened.
     pub fn given_up(&self) -> Option<String> {
-        self.shared.given_up.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shared.given_up()
     }
 
     /// Has requests end soon: each fails when it has had a few seconds. For programs that are told to end.
@@ -239,5 +197,20 @@ impl Storage for RbdDisk {
             },
             _ => done.finish(Err(libc::EOPNOTSUPP)),
         }
+    }
+}
+
+#[cfg(all(test, target_feature = "crt-static"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_static_program_says_that_it_can_load_nothing() {
+        let error =
+            RbdDisk::open(RbdName::new("p", "i"), Access::ReadOnly, &RbdOptions::default()).err().unwrap();
+        assert!(
+            error.to_string().contains("rbd:p/i") && error.reason().contains("statically linked"),
+            "{error}"
+        );
     }
 }

@@ -24,7 +24,8 @@ mod options;
 mod pending;
 mod shared;
 
-pub use disk::{RbdDisk, RbdStats};
+pub use disk::RbdDisk;
 pub use error::RbdError;
 pub use name::RbdName;
 pub use options::RbdOptions;
+pub use shared::RbdStats;

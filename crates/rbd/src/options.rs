@@ -1,4 +1,4 @@
-//! Options of opening an image.
+//! How images are used.
 
 use std::time::Duration;
 

@@ -1,14 +1,30 @@
-//! An open image with the requests that are under way.
+//! What a disk, its threads and its requests share.
 
 use crate::extents::KnownRuns;
 use crate::ffi::{Call, Facts, Image, Library, Request};
 use crate::name::RbdName;
-use crate::open;
+use crate::open::{self, Opened};
 use crate::pending::{Kind, Pending, Ticket};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use zebu_storage::{Access, Completer, StorageDone};
+
+/// librbd may wait for so many answers before it gives its own.
+const STEPS_OF_REQUEST: u32 = 2;
+
+/// Counters of one disk since it was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RbdStats {
+    /// Requests that were handed to librbd.
+    pub requests: u64,
+    /// Bytes of data that were read.
+    pub read_bytes: u64,
+    /// Bytes of data that were written.
+    pub written_bytes: u64,
+}
 
 /// State that the disk, its thread and its requests share.
 pub(crate) struct Shared {
@@ -25,13 +41,53 @@ pub(crate) struct Shared {
     pub(crate) end: AtomicU64,
     pub(crate) runs: KnownRuns,
     pub(crate) pending: Arc<Pending>,
-    pub(crate) requests: AtomicU64,
-    pub(crate) read_bytes: AtomicU64,
-    pub(crate) written_bytes: AtomicU64,
-    pub(crate) given_up: Mutex<Option<String>>,
+    requests: AtomicU64,
+    read_bytes: AtomicU64,
+    written_bytes: AtomicU64,
+    given_up: Mutex<Option<String>>,
 }
 
 impl Shared {
+    /// The state of an image that is open.
+    pub(crate) fn new(name: RbdName, access: Access, facts: Facts, opened: Opened) -> Self {
+        let Opened { library, image, fsid, pool, timeout } = opened;
+        let mut hasher = DefaultHasher::new();
+        let by_name = if facts.id.is_empty() { name.image.as_str() } else { "" };
+        (&fsid, pool, &name.namespace, &facts.id, by_name, &name.snapshot).hash(&mut hasher);
+        Self {
+            library,
+            image,
+            identity: hasher.finish(),
+            access: if name.snapshot.is_some() { Access::ReadOnly } else { access },
+            name,
+            timeout,
+            size: facts.size.into(),
+            end: facts.size.into(),
+            facts,
+            runs: KnownRuns::default(),
+            pending: Pending::new(timeout * STEPS_OF_REQUEST),
+            requests: AtomicU64::new(0),
+            read_bytes: AtomicU64::new(0),
+            written_bytes: AtomicU64::new(0),
+            given_up: Mutex::new(None),
+        }
+    }
+
+    /// Counters since it was opened.
+    pub(crate) fn stats(&self) -> RbdStats {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        RbdStats {
+            requests: count(&self.requests),
+            read_bytes: count(&self.read_bytes),
+            written_bytes: count(&self.written_bytes),
+        }
+    }
+
+    /// Why a request failed first, if that ever happened.
+    pub(crate) fn given_up(&self) -> Option<String> {
+        self.given_up.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Notes a request and begins its work.
     pub(crate) fn begin(&self, done: Completer, kind: Kind, work: impl FnOnce(Ticket)) {
         if let Some(ticket) = self.pending.begin(done, kind) {
