@@ -23,7 +23,7 @@ pub(crate) struct Image {
     pool: Mutex<Option<Pool>>,
 }
 
-/// What does not change of an image, and its size.
+/// Facts about an image that do not change, and its size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Facts {
     /// Bytes.
@@ -70,7 +70,7 @@ pub(crate) enum Call {
     },
 }
 
-/// What becomes of a request at its end, with its memory: bytes that were read, or 0; or an errno.
+/// Result of a request at its end, with its memory: bytes that were read, or 0; or an errno.
 type End = Box<dyn FnOnce(Vec<u8>, Result<u64, i32>) + Send>;
 
 /// A request, which owns its memory until librbd is done with it.
