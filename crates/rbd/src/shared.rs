@@ -1,4 +1,4 @@
-//! What a disk, its threads and its requests share.
+//! State that a disk, its threads and its requests share.
 
 use crate::extents::KnownRuns;
 use crate::ffi::{Call, Facts, Image, Library, Request};

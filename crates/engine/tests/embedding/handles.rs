@@ -227,7 +227,7 @@ fn a_report_of_progress_that_panics_ends_its_job_only() {
             let result: Result<()> = told.recv_timeout(AGES).unwrap_or_else(|_| panic!("{name}: hangs"));
             let error = result.expect_err(name);
             assert_eq!(error.kind(), ErrorKind::Panicked, "{name}, report {nth}: {error}");
-            disk.write(0, &[2; 65536]).unwrap();
+            disk.write(0, &vec![2; 65536]).unwrap();
             disk.create_snapshot(NewSnapshot::named("after")).unwrap();
             disk.close().unwrap();
             must_be_clean(&path);

@@ -24,7 +24,7 @@ use zebu::{
 /// The time within which whatever does not hang has ended, on a machine with other work.
 const AGES: Duration = Duration::from_secs(200);
 
-/// What may come of a call.
+/// The outcome that a call may have.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Answer {
     /// It succeeds: the argument has a meaning.
@@ -433,7 +433,7 @@ fn options_of_opening() {
         image.set_cache_size(u64::MAX).unwrap();
         image.set_cache_size(image.min_cache_size()).unwrap();
     });
-    disk.write(0, &[1; 65536]).unwrap();
+    disk.write(0, &vec![1; 65536]).unwrap();
     disk.close().unwrap();
     must_be_clean(&path);
 }
@@ -555,7 +555,7 @@ fn numbers_of_jobs() {
     let dir = tempfile::tempdir().unwrap();
     let base = create(dir.path());
     let disk = open(Engine::Auto, &base);
-    (0..32).for_each(|i| disk.write(i << 20, &[1; 65536]).unwrap());
+    (0..32).for_each(|i| disk.write(i << 20, &vec![1; 65536]).unwrap());
     disk.close().unwrap();
     let mut cases = jobs_with(0, dir.path(), INVALID);
     // Twice the second one is more than there are numbers.
@@ -567,7 +567,7 @@ fn numbers_of_jobs() {
             "memory of a backup",
             async move |image, worker| {
                 let options = BackupOptions::new(target).cache(CacheMode::Writeback).buffer_memory(memory);
-                backup(&worker, &image, &options).await
+                Box::pin(backup(&worker, &image, &options)).await
             },
             answer,
         ));
@@ -641,7 +641,7 @@ fn numbers_of_checks() {
     let dir = tempfile::tempdir().unwrap();
     let path = create(dir.path());
     let disk = open(Engine::Auto, &path);
-    disk.write(0, &[1; 65536]).unwrap();
+    disk.write(0, &vec![1; 65536]).unwrap();
     disk.close().unwrap();
     let new = CheckOptions::default;
     let check = |options: CheckOptions| move |path: PathBuf| Disk::check(&path, &options);
