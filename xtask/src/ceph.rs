@@ -182,7 +182,7 @@ impl Drop for Cluster {
             let number = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok());
             let Some(pid) = number.and_then(Pid::from_raw) else { continue };
             // The number may be another program's by now.
-            let name = fs::read_to_string(format!("/proc/{}/cmdline", pid.as_raw_nonzero()));
+            let name = fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero()));
             if !name.is_ok_and(|name| name.starts_with("ceph-")) {
                 continue;
             }

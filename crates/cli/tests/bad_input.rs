@@ -385,7 +385,7 @@ fn names_with_a_protocol_are_no_local_files() {
     scratch.zebu(&words("create -q -f qcow2 a.qcow2 1M")).ok();
     scratch.zebu(&words("create -q -f qcow2 -b a.qcow2 -F qcow2 top.qcow2")).ok();
     scratch.zebu(&words("bitmap --add top.qcow2 one")).ok();
-    let names = ["rbd:image", "ssh:x", "iscsi:x", "ftp://host/x", "nosuch:file"];
+    let names = ["gluster:image", "ssh:x", "iscsi:x", "ftp://host/x", "nosuch:file"];
     for name in names {
         let protocol = name.split(':').next().unwrap();
         // A file of that name is no reason to open it.
