@@ -295,6 +295,10 @@ pub(crate) fn format_error(path: &Path, error: &FormatError) -> Error {
             ErrorKind::Unsupported
         }
         FormatError::CorruptImage => ErrorKind::ReadOnly,
+        // What the caller asked for, and not what the image says.
+        FormatError::SizeTooLarge { .. }
+        | FormatError::DataFileRequired
+        | FormatError::DataFileUnexpected => ErrorKind::InvalidArgument,
         _ => ErrorKind::Corrupt,
     };
     let translated = Error::new(kind, error.to_string()).with_errno(error.errno()).on(path);

@@ -220,7 +220,7 @@ pub struct OpenOptions {
     pub slice_size: Option<u32>,
     /// How recycled clusters are zeroed.
     pub zero_policy: ZeroPolicy,
-    /// Backing file to use instead of the one that the image names (and its format).
+    /// Backing file to use instead of the one that the image names (and its format). An empty path is none.
     pub backing: Option<(PathBuf, Option<Format>)>,
     /// The same for the images below, one step down the chain after the other. `None` is what that image names.
     pub backing_below: Vec<Option<(PathBuf, Option<Format>)>>,
@@ -346,7 +346,7 @@ pub struct CreateOptions {
     pub compression: Compression,
     /// Sets the lazy-refcounts flag (kept for other programs; zebu never enters that mode).
     pub lazy_refcounts: bool,
-    /// Backing file, as written into the image, and its format.
+    /// Backing file, as written into the image, and its format. An empty name is none.
     pub backing: Option<(String, Format)>,
     /// External data file, as written into the image.
     pub data_file: Option<String>,

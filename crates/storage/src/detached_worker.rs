@@ -39,8 +39,13 @@ impl DetachedWorker {
     /// # Errors
     /// The system gives no descriptor, or not the engine that is asked for; `event` is no eventfd.
     pub fn new(config: &WorkerConfig, event: Option<OwnedFd>) -> Result<Self, IoError> {
-        let notifier = event.map_or_else(Notifier::new, Notifier::with_foreign_signal);
-        let notifier = Arc::new(notifier.map_err(|error| no_notifier(&error))?);
+        let notifier = match event {
+            None => Notifier::new().map_err(|error| no_notifier(&error)),
+            Some(event) => Notifier::with_foreign_signal(event).map_err(|error| {
+                no_notifier(&error).with_detail("the given descriptor has to be one of eventfd(2)")
+            }),
+        };
+        let notifier = Arc::new(notifier?);
         #[cfg_attr(not(feature = "io-uring"), expect(unused_mut))]
         let (mut ring, fallback_reason) = ring(config, &notifier, Submitter::Other)?;
         #[cfg(feature = "io-uring")]

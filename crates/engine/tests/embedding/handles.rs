@@ -188,10 +188,7 @@ fn a_report_of_progress_that_panics_ends_its_job_only() {
         }),
         ("live backup", |image, worker, control, dir| {
             Box::pin(async move {
-                let path = dir.join(format!(
-                    "live-{}",
-                    rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_nsec
-                ));
+                let path = dir.join("live");
                 Image::create(&worker, &path, &CreateOptions::default().size(image.virtual_size())).await?;
                 let target = Image::open(&worker, &path, &for_writing()).await?;
                 let options = LiveBackupOptions::default().control(control);
@@ -208,7 +205,8 @@ fn a_report_of_progress_that_panics_ends_its_job_only() {
         }),
     ];
     for (name, job) in jobs {
-        for nth in [0, 1] {
+        // A check of so small an image reports once.
+        for nth in 0..=u64::from(name != "check") {
             let dir = tempfile::tempdir().unwrap();
             let path = create(dir.path());
             let disk = open(Engine::Auto, &path);

@@ -21,6 +21,9 @@ use zebu::{
     NewSnapshot, OpenOptions, Preallocation, Request, Result, Shrink, SnapshotRef, ZeroMode,
 };
 
+/// Errors of the system have its error codes, which `std::io::Error` knows.
+const OF_THE_SYSTEM: Answer = Fails(&[ErrorKind::Io]);
+
 /// The time within which whatever does not hang has ended, on a machine with other work.
 const AGES: Duration = Duration::from_secs(200);
 
@@ -209,7 +212,6 @@ fn descriptors_that_are_no_eventfds() {
     let socket = std::os::unix::net::UnixStream::pair().unwrap().0;
     for fd in [OwnedFd::from(file), OwnedFd::from(socket)] {
         let error = disk.queue().event_fd(fd).build().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
         assert!(error.to_string().contains("eventfd"), "{error}");
     }
 }
@@ -226,28 +228,12 @@ fn sizes_of_disks() {
         case("a disk of no byte", grow(0), Done),
         case("a disk of a byte", grow(1), INVALID),
         case("a disk of the largest number", grow(u64::MAX), INVALID),
-        case(
-            "a disk of the largest number of sectors",
-            grow(u64::MAX - 511),
-            Fails(&[ErrorKind::InvalidArgument, ErrorKind::Unsupported]),
-        ),
-        case(
-            "a disk of a negative size",
-            grow(-512i64 as u64),
-            Fails(&[ErrorKind::InvalidArgument, ErrorKind::Unsupported]),
-        ),
-        case(
-            "a disk of the largest offset",
-            grow(i64::MAX as u64 & !511),
-            Fails(&[ErrorKind::InvalidArgument, ErrorKind::Unsupported]),
-        ),
+        case("a disk of the largest number of sectors", grow(u64::MAX - 511), INVALID),
+        case("a disk of a negative size", grow(-512i64 as u64), INVALID),
+        case("a disk of the largest offset", grow(i64::MAX as u64 & !511), INVALID),
         case("smaller, which is refused", |disk: Disk| disk.resize(0, Shrink::Refuse), INVALID),
         case("preallocation of the largest number", full(u64::MAX), INVALID),
-        case(
-            "preallocation of more than any disk has",
-            full(1 << 60),
-            Fails(&[ErrorKind::InvalidArgument, ErrorKind::NoSpace, ErrorKind::Unsupported]),
-        ),
+        case("preallocation of more than any disk has", full(1 << 60), INVALID),
     ];
     let dir = tempfile::tempdir().unwrap();
     let path = create(dir.path());
@@ -385,40 +371,24 @@ fn options_of_opening() {
         case("slices of 3 KiB", open_with(sliced(3072)), INVALID),
         case("slices of the largest number", open_with(sliced(u32::MAX)), INVALID),
         case("no queues", open_with(for_writing().queues(0)), Done),
-        case(
-            "more queues than memory",
-            open_with(for_writing().queues(u32::MAX)),
-            Fails(&[ErrorKind::InvalidArgument]),
-        ),
+        case("more queues than memory", open_with(for_writing().queues(u32::MAX)), Done),
         case("mapping that is not kept", open_with(for_writing().cache_clean_interval(Duration::ZERO)), Done),
         case(
             "mapping that is kept for ever",
             open_with(for_writing().cache_clean_interval(Duration::MAX)),
             Done,
         ),
-        case(
-            "a snapshot without a name",
-            open_with(OpenOptions::default().snapshot(String::new())),
-            NOT_FOUND,
-        ),
+        case("a snapshot without a name", open_with(OpenOptions::default().snapshot(String::new())), INVALID),
         case("a snapshot to be written to", open_with(for_writing().snapshot("one".to_owned())), INVALID),
         case(
             "a backing file without a name",
             open_with(for_writing().backing((PathBuf::new(), Some(Format::Raw)))),
-            Fails(&[ErrorKind::InvalidArgument, ErrorKind::NotFound]),
+            Done,
         ),
         case("a data file without a name", open_with(for_writing().data_file(PathBuf::new())), INVALID),
-        case("no path", |_| Disk::open(Path::new(""), &for_writing()), NOT_FOUND),
-        case(
-            "a folder",
-            |path: PathBuf| Disk::open(path.parent().unwrap(), &for_writing()),
-            Fails(&[ErrorKind::InvalidArgument, ErrorKind::Unsupported]),
-        ),
-        case(
-            "a path with a zero byte",
-            |_| Disk::open(Path::new("a\0b"), &for_writing()),
-            Fails(&[ErrorKind::InvalidArgument, ErrorKind::NotFound]),
-        ),
+        case("no path", |_| Disk::open(Path::new(""), &for_writing()), OF_THE_SYSTEM),
+        case("a folder", |path: PathBuf| Disk::open(path.parent().unwrap(), &for_writing()), OF_THE_SYSTEM),
+        case("a path with a zero byte", |_| Disk::open(Path::new("a\0b"), &for_writing()), OF_THE_SYSTEM),
         case("no files", |_| Disk::open_files(Vec::new(), &for_writing()), INVALID),
     ];
     let dir = tempfile::tempdir().unwrap();
@@ -441,13 +411,19 @@ fn options_of_opening() {
 #[test]
 fn options_of_new_images() {
     let new = || CreateOptions::default().size(1 << 20);
-    let create_with = |options: CreateOptions| move |path: PathBuf| Disk::create(&path, &options);
+    // What was made can be opened.
+    let create_with = |options: CreateOptions| {
+        move |path: PathBuf| {
+            Disk::create(&path, &options)?;
+            Disk::open(&path, &for_writing())
+        }
+    };
     let refused = Fails(&[ErrorKind::InvalidArgument, ErrorKind::Unsupported]);
     let cases: Vec<Case<PathBuf>> = vec![
         case("no size", create_with(CreateOptions::default()), INVALID),
         case("a size of nothing", create_with(new().size(0)), Done),
-        case("a size of the largest number", create_with(new().size(u64::MAX)), refused),
-        case("the largest number of sectors", create_with(new().size(u64::MAX - 511)), refused),
+        case("a size of the largest number", create_with(new().size(u64::MAX)), INVALID),
+        case("the largest number of sectors", create_with(new().size(u64::MAX - 511)), INVALID),
         case("clusters of nothing", create_with(new().cluster_size(0)), INVALID),
         case("clusters of a byte", create_with(new().cluster_size(1)), INVALID),
         case("clusters of 3 KiB", create_with(new().cluster_size(3072)), INVALID),
@@ -457,28 +433,20 @@ fn options_of_new_images() {
         case("counts of 128 bits", create_with(new().refcount_bits(128)), INVALID),
         case("version 0", create_with(new().version(0)), refused),
         case("the largest version", create_with(new().version(u32::MAX)), refused),
-        case("an empty backing name", create_with(new().backing((String::new(), Format::Raw))), refused),
+        case("an empty backing name", create_with(new().backing((String::new(), Format::Raw))), Done),
         case(
             "a backing name of 2 KiB",
             create_with(new().backing(("n".repeat(2048), Format::Raw))),
             Fails(&[ErrorKind::InvalidArgument, ErrorKind::NotFound]),
         ),
-        case("an empty data file", create_with(new().data_file(String::new())), refused),
+        case("an empty data file", create_with(new().data_file(String::new())), OF_THE_SYSTEM),
         case(
             "a hint of the largest number",
             create_with(new().extent_size_hint(u32::MAX)),
             Fails(&[ErrorKind::InvalidArgument, ErrorKind::Unsupported]),
         ),
-        case(
-            "no path",
-            move |_| Disk::create(Path::new(""), &new()),
-            Fails(&[ErrorKind::NotFound, ErrorKind::InvalidArgument]),
-        ),
-        case(
-            "a folder",
-            move |path: PathBuf| Disk::create(path.parent().unwrap(), &new()),
-            Fails(&[ErrorKind::InvalidArgument, ErrorKind::Exists, ErrorKind::Unsupported]),
-        ),
+        case("no path", move |_| Disk::create(Path::new(""), &new()), OF_THE_SYSTEM),
+        case("a folder", move |path: PathBuf| Disk::create(path.parent().unwrap(), &new()), OF_THE_SYSTEM),
     ];
     let dir = tempfile::tempdir().unwrap();
     let numbers = Cell::new(0);
@@ -615,7 +583,8 @@ fn numbers_of_jobs() {
             answer,
         ));
     }
-    for (sparse, answer) in [(1, INVALID), (u64::MAX, INVALID), (u64::MAX - 511, Done)] {
+    // At most 32 MiB.
+    for (sparse, answer) in [(1, INVALID), (u64::MAX, INVALID), (u64::MAX - 511, INVALID)] {
         let target = dir.path().join(format!("sparse-{sparse}"));
         cases.push(job(
             "zeroes of convert",

@@ -148,7 +148,7 @@ impl Qcow2 {
             let message =
                 "The image size is too large for file format 'qcow2' (try using a larger cluster size)"
                     .to_owned();
-            Error::new(ErrorKind::NoSpace, message).with_errno(27).on(self.path())
+            Error::new(ErrorKind::InvalidArgument, message).with_errno(27).on(self.path())
         };
         let entries = self.geometry.l1_entries_for(size).ok_or_else(too_big)?;
         if entries * 8 > limits::MAX_L1_SIZE {
