@@ -268,10 +268,7 @@ fn killed_uploads_leave_no_half_object_and_the_next_run_sends_what_is_missing() 
         // A run that ended has nothing to be gone on with, but for a manifest that its object waits for.
         if !dir.join("manifest").exists() {
             let now = scene.finish(kind);
-            let expected = match is_made && kind.is_backup {
-                true => 0,
-                false => whole.parts - stored.len(),
-            };
+            let expected = if is_made && kind.is_backup { 0 } else { whole.parts - stored.len() };
             assert_eq!(now, expected, "{}: {} parts, of which {stored:?} were there", kind.key, whole.parts);
             resumed += usize::from(!stored.is_empty());
             (kept, sent) = (kept + stored.len(), sent + now);
