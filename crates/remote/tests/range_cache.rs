@@ -179,6 +179,39 @@ fn what_was_read_once_comes_from_the_cache_also_for_others() {
     check(&changed, &far, 1 << 20, 512);
 }
 
+/// A second start of the same machine asks the network for nothing.
+#[test]
+fn a_reader_of_what_is_cached_has_nothing_fetched_ahead_of_it() {
+    const BLOCKS: u64 = 32;
+    let block = BLOCK as u64;
+    let dir = tempfile::tempdir().unwrap();
+    let far = Far::new(64 << 20, 5);
+    let (cache, _) = open(dir.path(), 64 << 20);
+    let near = disk(&cache, &far);
+    // Backwards: nobody goes forward.
+    for number in (0..BLOCKS).rev() {
+        check(&*near, &far, number * block, block);
+    }
+    cache.settle();
+    drop((near, cache));
+    let fetched = far.fetches();
+    assert_eq!(u64::from(fetched), BLOCKS);
+    let (cache, _) = open(dir.path(), 64 << 20);
+    let near = disk(&cache, &far);
+    for offset in (0..BLOCKS * block).step_by(16 << 10) {
+        check(&*near, &far, offset, 16 << 10);
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(far.fetches(), fetched, "blocks that nobody read");
+    // Beyond, the reader is one that waits for the network.
+    for number in BLOCKS..BLOCKS + 3 {
+        check(&*near, &far, number * block, block);
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(far.fetches() > fetched + 3, "nothing is fetched ahead");
+    assert_eq!(far.most_fetches_of_a_block(), 1);
+}
+
 #[test]
 fn many_who_want_one_block_have_it_fetched_once() {
     let dir = tempfile::tempdir().unwrap();

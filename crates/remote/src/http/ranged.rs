@@ -6,7 +6,7 @@ use super::fetch::{Fetch, Memory, answer};
 use super::read_around::ReadAround;
 use super::source::{Reply, Source, Trouble};
 use crate::afresh::AfreshCount;
-use crate::streaks::Streaks;
+use crate::streaks::{Found, Streaks};
 use std::collections::HashMap;
 use std::collections::VecDeque;
 use std::collections::hash_map::{Entry, RandomState};
@@ -208,7 +208,8 @@ impl Ranged {
             self.begin(state, 1);
             return;
         }
-        let ahead = state.streaks.note(&range).filter(|_| !self.is_below_cache.load(Ordering::Relaxed));
+        let ahead =
+            state.streaks.note(&range, Found::Away).filter(|_| !self.is_below_cache.load(Ordering::Relaxed));
         let mut missing = Vec::new();
         for number in blocks(&range) {
             match state.cache.get(number) {

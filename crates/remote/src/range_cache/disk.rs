@@ -8,7 +8,7 @@ use super::version::ObjectVersion;
 use super::workers::Work;
 use crate::afresh::{Afresh, AfreshCount};
 use crate::error::RemoteError;
-use crate::streaks::Streaks;
+use crate::streaks::{Found, Streaks};
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -117,7 +117,9 @@ impl Inner {
     fn read(self: &Arc<Self>, range: &Range<u64>, done: Completer) {
         let numbers = range.start / BLOCK..range.end.div_ceil(BLOCK);
         let reader = Arc::new(Reader::new(done, numbers.end - numbers.start));
-        let ahead = self.lock().streaks.note(range);
+        let is_here = numbers.clone().all(|number| self.object.has(number));
+        let found = if is_here { Found::Here } else { Found::Away };
+        let ahead = self.lock().streaks.note(range, found);
         let mut buffer = vec![0; BLOCK.min(range.end - range.start) as usize];
         let mut missing = Vec::new();
         let mut last_range = None;
