@@ -9,6 +9,7 @@ mod live_backup;
 mod matrix;
 mod measure;
 mod mounted;
+mod source_end;
 mod support;
 mod targets;
 mod variants;
