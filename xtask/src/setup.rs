@@ -1,6 +1,8 @@
 //! Installing what tests and measurements need, or saying what is missing and how to get it.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use zebu_bench::Outcome;
@@ -50,6 +52,7 @@ const TOOLS: &[Tool] = &[
     Tool { program: "cryptsetup", package: "cryptsetup-bin", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "busybox", package: "busybox-static", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "fusermount3", package: "fuse3", needs: &[Need::Tests, Need::Everything] },
+    Tool { program: "kill", package: "procps", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "openssl", package: "openssl", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "nbdinfo", package: "libnbd-bin", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "nbdkit", package: "nbdkit", needs: &[Need::Tests, Need::Everything] },
@@ -99,7 +102,28 @@ const BACKPORTS: &str = "/etc/apt/sources.list.d/zebu-backports.sources";
 /// Installs what `need` lacks. Without the right to, or without apt: an error that names the packages.
 pub(crate) fn ensure(need: Need) -> Outcome {
     install(need, &missing(need))?;
-    if need.is_of_tests() { install_go_tools() } else { Ok(()) }
+    if !need.is_of_tests() {
+        return Ok(());
+    }
+    name_localhost()?;
+    install_go_tools()
+}
+
+/// Sees to it that the name localhost leads to this machine: certificates and URLs of tests hold it. The smallest
+/// installations of Debian have no file of names.
+fn name_localhost() -> Outcome {
+    const HOSTS: &str = "/etc/hosts";
+    const LINE: &str = "127.0.0.1 localhost";
+    let found = ("localhost", 0).to_socket_addrs().map(|mut found| found.any(|at| at.ip().is_loopback()));
+    if found.unwrap_or_default() {
+        return Ok(());
+    }
+    if !is_root() {
+        return Err(format!("the name localhost leads nowhere. Add a line to {HOSTS}: {LINE}"));
+    }
+    println!("adding to {HOSTS}: {LINE}");
+    let hosts = OpenOptions::new().create(true).append(true).open(HOSTS);
+    hosts.and_then(|mut hosts| writeln!(hosts, "{LINE}")).map_err(|e| format!("{HOSTS}: {e}"))
 }
 
 /// Builds what is missing of the programs of Go. It takes some minutes, and is done once.

@@ -132,8 +132,6 @@ pub enum Fault {
     ForgetChangeInWriting,
     /// Cache: a slice is loaded outside any grace period.
     LoadOutsideGrace,
-    /// Cache: what was read ahead is kept, though its place may hold something else by now.
-    KeepReadAhead,
     /// Space: what is set aside may be found free a second time.
     ForgetSetAside,
     /// Space: a window hands its last cluster out twice.

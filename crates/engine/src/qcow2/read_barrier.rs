@@ -40,11 +40,6 @@ impl Readers {
         self.epochs.wait().await;
     }
 
-    /// This moment, for work that nobody waits for; see [`ReadEpochs::now`].
-    pub(crate) fn now(&self) -> Moment {
-        self.epochs.now()
-    }
-
     /// This moment, if somebody is inside.
     pub(crate) fn moment(&self) -> Option<Moment> {
         self.epochs.moment()

@@ -54,12 +54,6 @@ impl ReadEpochs {
         self.slots.iter().all(|slot| slot.inside[phase].load(SeqCst) == 0)
     }
 
-    /// This moment, for work that does not enter. What was reached before it may be used for something else once it has
-    /// passed, and not earlier.
-    pub(crate) fn now(&self) -> Moment {
-        Moment(self.begun.load(SeqCst))
-    }
-
     /// This moment, if a request is inside.
     pub(crate) fn moment(&self) -> Option<Moment> {
         (!self.is_empty(0) || !self.is_empty(1)).then(|| Moment(self.begun.load(SeqCst)))

@@ -168,8 +168,6 @@ struct Slot {
 struct Loading {
     /// Loads under way, by number. More than one if the worker of the first was not polled for a while.
     loads: SmallVec<[u64; 1]>,
-    /// That of them which nobody asked for.
-    ahead: Option<u64>,
     waiting: WaitList,
 }
 
@@ -260,7 +258,6 @@ impl Shard {
         let is_present = self.contains(id);
         let Some(loading) = self.loading.get_mut(&id) else { return Wakers::default() };
         loading.loads.retain(|load| *load != number);
-        loading.ahead = loading.ahead.filter(|ahead| *ahead != number);
         if is_present || loading.loads.is_empty() {
             return self.loading.remove(&id).map(|mut loading| loading.waiting.take()).unwrap_or_default();
         }
@@ -272,18 +269,6 @@ impl Shard {
     pub(super) fn end_loads(&mut self, are_ended: impl Fn(u64) -> bool) -> Vec<Wakers> {
         let ended = self.loading.extract_if(|id, _| are_ended(*id));
         ended.map(|(_, mut loading)| loading.waiting.take()).collect()
-    }
-
-    /// Whether `id` is loaded ahead of use.
-    pub(crate) fn is_read_ahead(&self, id: u64) -> bool {
-        self.loading.get(&id).is_some_and(|loading| loading.ahead.is_some())
-    }
-
-    /// Ends loads ahead of use: what they bring is dropped. Those who wait for them are to be woken, and load for themselves.
-    pub(super) fn end_read_ahead(&mut self, are_ended: impl Fn(u64) -> bool) -> Vec<Wakers> {
-        let ahead = self.loading.iter().filter(|(id, _)| are_ended(**id));
-        let ahead: Vec<_> = ahead.filter_map(|(id, loading)| Some((*id, loading.ahead?))).collect();
-        ahead.into_iter().map(|(id, number)| self.end_load(id, number)).collect()
     }
 
     /// Ends a pin. The slice may have been given up meanwhile (tables were replaced): a pin serves progress, nothing else.
@@ -322,12 +307,9 @@ impl Shard {
     }
 
     /// Counts a load ahead of use.
-    pub(super) fn note_read_ahead(&mut self, id: u64, number: u64) {
+    pub(super) fn count_read_ahead(&mut self) {
         self.counters.loads += 1;
         self.counters.read_ahead += 1;
-        if let Some(loading) = self.loading.get_mut(&id) {
-            loading.ahead = Some(number);
-        }
     }
 
     /// A number that rises when something changes that a slice of this shard was derived from.

@@ -247,18 +247,9 @@ impl SliceCache {
     /// Waits until `key` is present, or nobody loads it, or who does has not come to an end for a second.
     pub(crate) async fn want(&self, clock: &impl Clock, key: u64) -> Slot<'_> {
         let waits = poll_fn(|cx| self.poll_want(cx.waker(), key, Patience::Waits));
-        if let Some(slot) = with_patience(clock, waits).await {
-            return slot;
-        }
-        self.distrust_read_ahead(key);
-        poll_fn(|cx| self.poll_want(cx.waker(), key, Patience::IsOver)).await
-    }
-
-    /// Ends all loads ahead of use if `key` is one: the worker that does one does the others too, and is waited for once.
-    fn distrust_read_ahead(&self, key: u64) {
-        let is_ahead = self.lock(key).is_read_ahead(self.id(key));
-        if is_ahead {
-            self.store.end_read_ahead(self.class, self.owner);
+        match with_patience(clock, waits).await {
+            Some(slot) => slot,
+            None => poll_fn(|cx| self.poll_want(cx.waker(), key, Patience::IsOver)).await,
         }
     }
 
@@ -283,7 +274,7 @@ impl SliceCache {
             return None;
         }
         let Wanted::Yours(number) = shard.want(id, Waker::noop(), Patience::Waits) else { return None };
-        shard.note_read_ahead(id, number);
+        shard.count_read_ahead();
         drop(shard);
         Some((LoadTicket { cache: self, key, number }, room))
     }

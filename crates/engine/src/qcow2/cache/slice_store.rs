@@ -305,13 +305,6 @@ impl SliceStore {
         self.waiting.wake_all();
     }
 
-    /// Ends the loads ahead of use of an owner's slices.
-    pub(super) fn end_read_ahead(&self, class: Class, owner: u32) {
-        let ended = |mut shard: ShardGuard<'_>| shard.end_read_ahead(|id| is_of(id, owner));
-        let waiting: Vec<_> = self.each(class).flat_map(ended).collect();
-        waiting.into_iter().for_each(Wakers::wake);
-    }
-
     /// How long what is not used is kept; zero: for ever.
     pub(crate) fn interval(&self) -> Duration {
         self.interval

@@ -234,16 +234,6 @@ impl Qcow2 {
     pub(crate) async fn read_slices(&self, worker: &Worker, key: u64, count: usize) -> Result<Box<[u8]>> {
         // The place that is read may belong to a table that was copied and is being given up.
         let _inside = (!sabotage::is(Fault::LoadOutsideGrace)).then(|| self.readers.enter(worker));
-        self.read_slices_outside(worker, key, count).await
-    }
-
-    /// As [`Qcow2::read_slices`], without keeping the place from being used for something else meanwhile.
-    pub(super) async fn read_slices_outside(
-        &self,
-        worker: &Worker,
-        key: u64,
-        count: usize,
-    ) -> Result<Box<[u8]>> {
         let slice_bytes = self.map.slices().slice_bytes();
         let bytes = slice_bytes * count;
         let index = key / self.map.slices_per_table();

@@ -3,15 +3,10 @@
 //! A miss of the slice that follows one missed lately is taken for a sequence: the slices after it are read too, with
 //! one request, by a task of the worker that nobody waits for. They take room only if there is some, and count as
 //! unused until somebody looks at them, so a wrong guess goes first.
-//!
-//! A guess holds nothing up, though its worker may not be driven. So it is no reader whose end others wait for: where a table
-//! may have given up its place meanwhile, what was read is dropped. Whoever wants a slice of it in earnest waits a second, as
-//! for every load, and then ends all guesses that are under way.
 
 use crate::qcow2::state::Qcow2;
 use std::sync::Arc;
 use zebu_storage::Worker;
-use zebu_storage::sabotage::{self, Fault};
 
 /// Bytes read ahead at most.
 const MOST_BYTES: usize = 64 << 10;
@@ -32,7 +27,8 @@ impl Qcow2 {
         self.map.slices().note_read_ahead(key, key + 1 + most as u64);
         let (me, on) = (self.clone(), worker.uncounted());
         drop(worker.spawn(async move {
-            let begun_at = me.readers.now();
+            // What is read may be a table that is replaced meanwhile: its place is not used again before this ends.
+            let _inside = me.readers.enter(&on);
             let mut begun = Vec::new();
             for next in key + 1..=key + most as u64 {
                 let Some(load) = me.map.slices().begin_ahead(next) else { break };
@@ -42,10 +38,7 @@ impl Qcow2 {
                 return;
             }
             // A failure is that of whoever wants the slice, and reads it again.
-            let Ok(bytes) = me.read_slices_outside(&on, key + 1, begun.len()).await else { return };
-            if me.readers.has_passed(begun_at) && !sabotage::is(Fault::KeepReadAhead) {
-                return;
-            }
+            let Ok(bytes) = me.read_slices(&on, key + 1, begun.len()).await else { return };
             for ((ticket, room), content) in begun.into_iter().zip(bytes.chunks_exact(slice_bytes)) {
                 ticket.finish(content.into(), room);
             }

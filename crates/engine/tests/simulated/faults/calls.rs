@@ -45,8 +45,8 @@ fn requests_of_a_thread_that_calls_find_what_they_may() {
     Seeds::new(30).run(|seed| live(seed).unwrap());
 }
 
-/// Reads in sequence begin to read tables ahead. The call does not end before that has: whoever wants a slice of it would wait
-/// a second for a thread that may never call again.
+/// Reads in sequence begin to read tables ahead. Nobody waits for that; but space that is given up is not used again before it
+/// is over, and the thread that has called may never call again.
 #[test]
 pub(crate) fn a_call_ends_with_what_it_reads_ahead() {
     // A table has eight slices.
@@ -68,10 +68,6 @@ pub(crate) fn a_call_ends_with_what_it_reads_ahead() {
         }
         // The thread goes.
         let (guest, worker) = (&bench.guest, &bench.workers[0]);
-        let start = bench.world.now();
-        bench.world.block_on(guest.read(worker, 4 * SLICE, 512)).unwrap();
-        let took = bench.world.now().saturating_sub(start);
-        assert!(took < Duration::from_secs(1), "a slice is waited for: {took:?}");
         bench
             .world
             .block_on(async {

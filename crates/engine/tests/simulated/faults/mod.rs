@@ -16,7 +16,6 @@ pub(crate) mod moved_source;
 pub(crate) mod nth_operation;
 pub(crate) mod old_content;
 pub(crate) mod poison;
-pub(crate) mod read_ahead;
 mod refusals;
 pub(crate) mod snapshots;
 pub(crate) mod space;

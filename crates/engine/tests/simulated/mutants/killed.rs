@@ -4,8 +4,8 @@
 
 use crate::crash::vm_state;
 use crate::faults::{
-    calls, copy_on_read, damage_mark, growth, held, idle, moved_source, old_content, poison, read_ahead,
-    snapshots, space, still_workers, unending,
+    calls, copy_on_read, damage_mark, growth, held, idle, moved_source, old_content, poison, snapshots,
+    space, still_workers, unending,
 };
 use crate::mutants::streams::Shape::*;
 use crate::mutants::streams::Stream::{self, *};
@@ -151,8 +151,6 @@ mutants! {
     changes_while_written_are_forgotten: ForgetChangeInWriting, within 20 of [Crash(Any)];
     a_slice_is_loaded_outside_grace: LoadOutsideGrace, within 1 of
         [Scenario(held::a_table_is_not_used_again_while_a_slice_is_read_from_it)];
-    what_is_read_ahead_of_an_old_place_is_kept: KeepReadAhead, within 1 of
-        [Scenario(read_ahead::what_is_read_ahead_of_a_place_that_was_given_up_is_dropped)];
     a_window_is_off_by_one: WindowOffByOne, within 5 of [Crash(Any)];
     recycled_space_counts_as_zero: RecycledIsFresh, within 20 of [Crash(Any)];
     windows_are_not_raised: SkipRaise, within 5 of [Crash(Any)];
