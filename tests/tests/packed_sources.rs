@@ -293,17 +293,20 @@ fn raw_disks_are_unpacked_while_they_are_copied() {
         expected.resize(len.next_multiple_of(512), 0);
         for packer in PACKERS {
             pack(dir, packer, "raw", "packed");
-            for options in [
+            let all = [
                 "-O raw",
-                "-O raw -S 0",
-                "-O raw -t none -W 3",
-                "-O raw --max-size 32M",
                 "-O qcow2",
+                "-O raw -S 0",
+                "-O raw -t none -m 3 -W",
+                "-O raw --max-size 32M",
                 "-O qcow2 -o extended_l2=on -m 1",
                 "-O qcow2 -c",
                 "-O qcow2 -c -o compression_type=zstd,cluster_size=1M",
                 "-O qcow2 -o size=64M",
-            ] {
+            ];
+            // Every option with a disk of some size is enough.
+            let few = if number == 3 { all.len() } else { 2 };
+            for options in &all[..few] {
                 let what = format!("{len} bytes, {packer}, {options}");
                 let words: Vec<&str> =
                     ["convert"].into_iter().chain(options.split(' ')).chain(["packed", "out"]).collect();
