@@ -83,6 +83,13 @@ struct Boot {
     requests: Vec<Request>,
 }
 
+impl Boot {
+    /// Bytes of the object that were fetched.
+    fn bytes(&self) -> u64 {
+        self.requests.iter().map(|request| request.bytes).sum()
+    }
+}
+
 /// A line of nginx's.
 struct Request {
     bytes: u64,
@@ -130,7 +137,13 @@ pub fn command(args: &LazyBootArgs) -> Outcome {
     for round in 1..=args.rounds {
         for (index, disk) in Disk::ALL.into_iter().enumerate() {
             let boot = place.boot(disk).map_err(|why| format!("{}: {why}", disk.name()))?;
-            println!("round {round}: {}: {:.1} s", disk.name(), boot.seconds);
+            println!(
+                "round {round}: {}: {:.1} s, {} requests, {} bytes",
+                disk.name(),
+                boot.seconds,
+                boot.requests.len(),
+                boot.bytes()
+            );
             boots[index].push(boot);
         }
     }
@@ -152,7 +165,7 @@ fn judge(boots: &[Vec<Boot>], len: u64) -> Outcome {
             of_disk.iter().zip(&boots[0]).map(|(boot, local)| boot.seconds / local.seconds).collect();
         let times = Summary::of(&ratios).median;
         let most = |of: &dyn Fn(&Boot) -> u64| of_disk.iter().map(of).max().unwrap_or(0);
-        let bytes = most(&|boot| boot.requests.iter().map(|request| request.bytes).sum());
+        let bytes = most(&Boot::bytes);
         let requests = most(&|boot| boot.requests.len() as u64);
         let pins = most(&|boot| boot.requests.iter().filter(|one| one.range == PIN).count() as u64);
         let percent = bytes as f64 * 100.0 / len as f64;
