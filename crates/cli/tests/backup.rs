@@ -153,6 +153,18 @@ fn an_interrupted_backup_is_none_and_can_be_resumed() {
     }
 }
 
+/// An extent of zeroes ends where a table of the image does, which is no reason to read what comes behind.
+#[test]
+fn zeroes_are_passed_over_without_checkpoints() {
+    let scratch = Scratch::new();
+    scratch.zebu(&words("create -q -f qcow2 disk 2G")).ok();
+    scratch.zebu(&["io", "-f", "qcow2", "-c", "write -n -z 0 2G", "disk"]).ok();
+    let report = scratch.zebu(&words("backup disk out.qcow2 --manifest manifest --output json")).ok().json();
+    assert_eq!(report["zero"].as_u64(), Some(2048 * MIB), "{report:#}");
+    let manifest = String::from_utf8(scratch.read("manifest")).unwrap();
+    assert!(!manifest.contains("checkpoint"), "{manifest}");
+}
+
 /// Starts a backup and stops it when its first checkpoint is there, which is after 256 MiB of disk.
 fn interrupt(scratch: &Scratch, line: &str) {
     let line = format!("{line} --rate-limit 3M");

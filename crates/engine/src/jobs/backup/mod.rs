@@ -204,7 +204,8 @@ impl Job<'_> {
                         }
                         None => (self.zeroes_to_leave_out(next, &partial.leftovers).await, Part::Zero),
                     };
-                    looked_to = next + zero.max(LOOK);
+                    // An extent may end where a table does; only behind data the next look waits.
+                    looked_to = next + if zero > 0 { zero } else { LOOK };
                     if zero > 0 {
                         (part, len) = (what, zero);
                     }
