@@ -157,7 +157,8 @@ fn an_interrupted_backup_is_none_and_can_be_resumed() {
 #[test]
 fn zeroes_are_passed_over_without_checkpoints() {
     let scratch = Scratch::new();
-    scratch.zebu(&words("create -q -f qcow2 disk 2G")).ok();
+    scratch.zebu(&words("create -q -f qcow2 base 2G")).ok();
+    scratch.zebu(&words("create -q -f qcow2 -b base -F qcow2 disk")).ok();
     scratch.zebu(&["io", "-f", "qcow2", "-c", "write -n -z 0 2G", "disk"]).ok();
     let report = scratch.zebu(&words("backup disk out.qcow2 --manifest manifest --output json")).ok().json();
     assert_eq!(report["zero"].as_u64(), Some(2048 * MIB), "{report:#}");
