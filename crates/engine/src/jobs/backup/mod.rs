@@ -38,7 +38,8 @@ use zebu_storage::Worker;
 const SPAN: u64 = 64 << 20;
 /// Bytes of the disk between two checkpoints.
 const CHECKPOINT: u64 = 256 << 20;
-/// Bytes between two looks for long zero runs.
+/// Bytes from a look that finds data to the next look for long zero runs. Behind zeroes the next look is at once: an
+/// extent may end where a table does.
 const LOOK: u64 = 64 << 20;
 /// Bytes read at once, unless clusters are larger.
 const CHUNK: u64 = 1 << 20;
@@ -204,7 +205,6 @@ impl Job<'_> {
                         }
                         None => (self.zeroes_to_leave_out(next, &partial.leftovers).await, Part::Zero),
                     };
-                    // An extent may end where a table does; only behind data the next look waits.
                     looked_to = next + if zero > 0 { zero } else { LOOK };
                     if zero > 0 {
                         (part, len) = (what, zero);

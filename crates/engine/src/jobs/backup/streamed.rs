@@ -105,7 +105,7 @@ pub async fn backup_streamed(
             let mut zero = 0;
             if next >= looked_to {
                 zero = zero_run(worker, source, next, total).await / chunk * chunk;
-                looked_to = next + zero.max(LOOK);
+                looked_to = next + if zero > 0 { zero } else { LOOK };
             }
             let offset = next;
             let len = if zero > 0 { zero } else { chunk.min(total - next) };
