@@ -44,7 +44,7 @@ pub(crate) enum Clusters {
 }
 
 fn check_range(node: &Node, offset: u64, len: u64) -> Result<()> {
-    node.check_here()?;
+    node.check_open()?;
     let size = node.visible_size();
     if offset.checked_add(len).is_some_and(|end| end <= size) {
         return Ok(());
@@ -705,7 +705,7 @@ impl Image {
     }
 
     /// Commits, returns what the windows did not use, releases the locks. Requests that change the image and have begun end
-    /// first; later ones fail. A second close has the result of the first, and the locks are released when it returns, too.
+    /// first; later ones fail, and so do reads. A second close has the result of the first, and the locks are released when it returns, too.
     ///
     /// # Errors
     /// As [`Image::flush`]. [`ErrorKind::Busy`]: another request does not end, and nothing is closed. If it comes too late for

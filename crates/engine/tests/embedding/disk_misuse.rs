@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use zebu::jobs::{BackupOptions, JobControl, backup};
-use zebu::storage::IoBuf;
+use zebu::storage::{IoBuf, Worker, WorkerConfig};
 use zebu::{Disk, Durability, ErrorKind, NewBitmap, NewSnapshot, Request, Shrink, ZeroMode};
 
 #[test]
@@ -35,6 +35,38 @@ fn a_closed_disk_answers_with_an_error() {
         assert_eq!(error.unwrap_err().kind(), ErrorKind::InvalidArgument);
     }
     must_be_clean(&path);
+}
+
+/// Another program may write the image when its locks are gone: what the closed one knows of it is out of date.
+#[test]
+fn nothing_is_read_of_a_closed_image() {
+    for engine in ENGINES {
+        let dir = tempfile::tempdir().unwrap();
+        let path = create(dir.path());
+        let disk = open(engine, &path);
+        disk.write(0, &[1; 65536]).unwrap();
+        let queue = disk.queue().engine(engine).build().unwrap();
+        disk.close().unwrap();
+        let other = open(engine, &path);
+        other.discard(0, 65536).unwrap();
+        other.close().unwrap();
+        let other = open(engine, &path);
+        other.write(128 << 10, &[2; 512 << 10]).unwrap();
+
+        queue.submit(Request::Read { offset: 0, bufs: IoBuf::zeroed(512).into() }, 1);
+        let mut done = Vec::new();
+        queue.wait(&mut done, None);
+        assert_eq!(done.remove(0).result.unwrap_err().kind(), ErrorKind::InvalidArgument);
+        let worker = Worker::new(&WorkerConfig::default().engine(engine)).unwrap();
+        let image = disk.image();
+        let (read, _) = worker.block_on(image.read(&worker, 0, IoBuf::zeroed(512).into()));
+        let extent = worker.block_on(image.extent(&worker, 0, 512)).map(drop);
+        for result in [read, extent] {
+            assert_eq!(result.unwrap_err().kind(), ErrorKind::InvalidArgument);
+        }
+        drop((queue, other));
+        must_be_clean(&path);
+    }
 }
 
 #[test]
