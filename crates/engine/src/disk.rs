@@ -57,6 +57,9 @@ use zebu_storage::{Background, Engine, ForkMark, Worker, WorkerConfig};
 ///   nothing: the image, its locks and its threads are the parent's.
 /// - A function of the caller that panics ends its job with an error ([`ErrorKind::Panicked`](crate::ErrorKind)); the disk
 ///   stays in use.
+/// - While a function of the caller blocks the disk's thread, as a job's report of progress that does not return, small reads
+///   and writes go on. A call that waits for the thread fails after half a minute ([`ErrorKind::Busy`](crate::ErrorKind)), with
+///   nothing begun; what had begun, and the drop of the last handle, wait for that function.
 /// - Snapshots, bitmaps, changes of size and closing fail ([`ErrorKind::Busy`](crate::ErrorKind)) after half a minute in which
 ///   a request of a queue has not ended, because nobody drives it. Reads and writes that overlap such a request wait until the
 ///   queue is driven or dropped.
@@ -265,7 +268,8 @@ impl Drop for Shared {
             self.own.leave();
             return;
         }
-        let result = self.own.run(close).wait().unwrap_or_else(|_| Err(vanished(self.image.path())));
+        let closed = self.own.run(close).wait(std::time::Duration::MAX);
+        let result = closed.unwrap_or_else(|_| Err(vanished(self.image.path())));
         tell(result, told);
     }
 }

@@ -10,11 +10,11 @@
 //! commit stays on the worker that asks for it if the thread of that worker has promised to drive it
 //! ([`Worker::promise_to_drive`]), as the threads of servers do.
 
-use crate::sync::{Mutex, OnceLock};
+use crate::sync::{LONG, Mutex, OnceLock, PATIENCE};
 use crate::{Error, ErrorKind, Result};
 use std::future::Future;
 use std::path::Path;
-use zebu_storage::{Background, Engine, IoError, Worker};
+use zebu_storage::{Background, Engine, IoError, Running, Undone, Worker};
 
 /// A worker of the image's own. It starts with the first change of an opening.
 #[derive(Debug, Default)]
@@ -74,6 +74,18 @@ impl ImageWorker {
     {
         self.start(worker).map_err(|e| e.on(path))?.run(work).await.unwrap_or_else(|_| Err(vanished(path)))
     }
+}
+
+/// Blocks the thread until there is a result of `running`.
+pub(crate) fn wait<T>(running: Running<Result<T>>, path: &Path) -> Result<T> {
+    running.wait(LONG * PATIENCE).unwrap_or_else(|undone| match undone {
+        Undone::Vanished => Err(vanished(path)),
+        Undone::TakenBack => {
+            let message = "nothing was begun, because the disk's thread was blocked for half a minute: a function that it \
+                           called, or work that it was given, has to return";
+            Err(Error::new(ErrorKind::Busy, message).on(path))
+        }
+    })
 }
 
 /// Why something has no result.

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{JoinHandle, Thread, ThreadId};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Operations in the ring of a background worker.
 const DEPTH: u32 = 64;
@@ -95,6 +95,15 @@ struct State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Vanished;
 
+/// Why there is no result of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Undone {
+    /// As [`Vanished`].
+    Vanished,
+    /// It had not begun in time, and never will.
+    TakenBack,
+}
+
 impl Background {
     fn at(place: Place, shared: Arc<Shared>) -> Self {
         Self { shared, place, made_in: ForkMark::here() }
@@ -161,12 +170,15 @@ impl Background {
     {
         let result = Arc::new(Mutex::new(Outcome::Awaited(None)));
         let sender = Sender(Arc::clone(&result));
+        let offer = Arc::new(Mutex::new(Some(work)));
+        let running = Running { result, offer: Arc::clone(&offer) as _ };
         let count = Count::new(&self.shared);
         let job: Job = Box::new(move |worker| {
             let on = worker.uncounted();
             drop(worker.spawn(async move {
                 // In this order: what the work held is gone when its result is known, and then it is no longer counted.
                 let _count = count;
+                let Some(work) = offer.lock().take() else { return };
                 let value = work(on).await;
                 sender.send(value);
             }));
@@ -175,7 +187,7 @@ impl Background {
         if state.has_ended {
             drop(state);
             drop(job);
-            return Running(result);
+            return running;
         }
         state.jobs.push_back(job);
         let taker = state.taker.take();
@@ -183,7 +195,7 @@ impl Background {
         if let Some(taker) = taker {
             taker.wake();
         }
-        Running(result)
+        running
     }
 
     /// Waits until nothing that was sent is under way.
@@ -448,27 +460,51 @@ impl<T> Drop for Sender<T> {
 
 /// Work that was sent to a [`Background`]; as a future, its result. Dropping it changes nothing for the work.
 #[must_use = "dropping it is fine; then nobody learns the result"]
-pub struct Running<T>(Arc<Mutex<Outcome<T>>>);
+pub struct Running<T> {
+    result: Arc<Mutex<Outcome<T>>>,
+    offer: Arc<dyn Offer>,
+}
+
+/// Work that may not have begun.
+trait Offer: Send + Sync {
+    /// Drops it, unless it has begun.
+    fn take_back(&self) -> bool;
+}
+
+impl<W: Send> Offer for Mutex<Option<W>> {
+    fn take_back(&self) -> bool {
+        let work = self.lock().take();
+        work.is_some()
+    }
+}
 
 impl<T> Running<T> {
-    /// Blocks the thread until the result is there.
+    /// Blocks the thread until the result is there. Work that has not begun after `patience` is taken back: its thread is
+    /// blocked by other work.
     ///
     /// # Errors
-    /// [`Vanished`].
-    pub fn wait(mut self) -> Result<T, Vanished> {
+    /// [`Undone`].
+    pub fn wait(mut self, patience: Duration) -> Result<T, Undone> {
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
         let mut context = Context::from_waker(&waker);
+        let mut until = Instant::now().checked_add(patience);
         loop {
             if let Poll::Ready(result) = Pin::new(&mut self).poll(&mut context) {
-                return result;
+                return result.map_err(|Vanished| Undone::Vanished);
             }
-            std::thread::park();
+            match until.map(|until| until.saturating_duration_since(Instant::now())) {
+                None => std::thread::park(),
+                Some(Duration::ZERO) if self.offer.take_back() => return Err(Undone::TakenBack),
+                // It has begun.
+                Some(Duration::ZERO) => until = None,
+                Some(left) => std::thread::park_timeout(left),
+            }
         }
     }
 
     /// Whether the result is there, or never will be.
     pub fn is_over(&self) -> bool {
-        !matches!(*self.0.lock(), Outcome::Awaited(_))
+        !matches!(*self.result.lock(), Outcome::Awaited(_))
     }
 }
 
@@ -485,7 +521,7 @@ impl<T> Future for Running<T> {
     type Output = Result<T, Vanished>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut result = self.0.lock();
+        let mut result = self.result.lock();
         match &mut *result {
             Outcome::Awaited(waker) => {
                 *waker = Some(cx.waker().clone());
@@ -536,6 +572,31 @@ mod tests {
         assert_eq!(worker.block_on(gone), Err::<(), _>(Vanished));
         assert_eq!(worker.block_on(other), Ok(1));
         worker.block_on(background.idle());
+    }
+
+    #[test]
+    fn work_that_cannot_begin_is_taken_back() {
+        let background = Background::start(&WorkerConfig::default()).unwrap();
+        let (begun, has_begun) = mpsc::channel();
+        let (go, went) = mpsc::channel::<()>();
+        let blocks = background.run(move |_| async move {
+            begun.send(()).unwrap();
+            went.recv().is_ok()
+        });
+        has_begun.recv().unwrap();
+        let done = Arc::new(AtomicUsize::new(0));
+        let counts = || {
+            let done = Arc::clone(&done);
+            background.run(move |_| async move { done.fetch_add(1, SeqCst) })
+        };
+        let kept = counts();
+        assert_eq!(counts().wait(Duration::from_millis(10)), Err(Undone::TakenBack));
+        go.send(()).unwrap();
+        // What has begun is waited for.
+        assert_eq!(blocks.wait(Duration::ZERO), Ok(true));
+        assert_eq!(kept.wait(Duration::from_secs(60)), Ok(0));
+        drop(background);
+        assert_eq!(done.load(SeqCst), 1);
     }
 
     #[test]

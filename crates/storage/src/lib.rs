@@ -139,7 +139,7 @@ mod worker_types;
 mod write_behind;
 mod write_table;
 
-pub use background::{Background, Running, Vanished};
+pub use background::{Background, Running, Undone, Vanished};
 pub use buf::{IoBuf, IoBufs, IoBufsIntoIter, IoMemory, PAGE};
 pub use cache_use::{CacheChoice, CacheUse};
 pub use calling_thread::CallingThread;

@@ -7,7 +7,7 @@
 //! once.
 
 use super::{Disk, Shared};
-use crate::image_worker::vanished;
+use crate::image_worker::{self, vanished};
 use crate::options::{Durability, Preallocation, Shrink, ZeroMode};
 use crate::progress::JobControl;
 use crate::{Error, ErrorKind, Image, Result};
@@ -31,8 +31,7 @@ pub(super) fn wait<T: Send + 'static>(
     path: &Path,
     work: impl AsyncFnOnce(Worker) -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let running = own.run(move |worker| async move { work(worker).await });
-    running.wait().unwrap_or_else(|_| Err(vanished(path)))
+    image_worker::wait(own.run(move |worker| async move { work(worker).await }), path)
 }
 
 impl Shared {

@@ -1,7 +1,7 @@
 //! Long work on a disk's thread.
 
 use super::Disk;
-use crate::image_worker::vanished;
+use crate::image_worker::{self, vanished};
 use crate::{Image, Result};
 use std::fmt;
 use std::pin::Pin;
@@ -93,7 +93,7 @@ impl<T> DiskJob<T> {
     /// Errors of the work; misuse ("Misuse" of [`Disk`]).
     pub fn wait(self) -> Result<T> {
         self.disk.0.check_reachable()?;
-        self.running.wait().unwrap_or_else(|_| Err(vanished(self.disk.path())))
+        image_worker::wait(self.running, self.disk.path())
     }
 }
 

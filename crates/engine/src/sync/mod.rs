@@ -19,7 +19,7 @@ pub(crate) use mutex::{Mutex, MutexGuard};
 pub(crate) use once_lock::OnceLock;
 #[cfg(test)]
 pub(crate) use patience::Standing;
-pub(crate) use patience::{Clock, GrowingPatience, LONG, with_long_patience, with_patience};
+pub(crate) use patience::{Clock, GrowingPatience, LONG, PATIENCE, with_long_patience, with_patience};
 pub(crate) use read_epochs::{EpochGuard, Moment, ReadEpochs};
 pub(crate) use request_barrier::{Alone, Inside, RequestBarrier};
 pub(crate) use rw_lock::{RwLock, RwLockWriteGuard};

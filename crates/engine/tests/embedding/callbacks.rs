@@ -6,7 +6,7 @@ use std::fs::File as StdFile;
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::time::{Duration, Instant};
 use zebu::jobs::JobControl;
 use zebu::storage::{
@@ -257,4 +257,59 @@ fn a_queue_that_is_dropped_while_the_disk_is_slow_does_not_stop_the_image() {
     let mut found = [0; 1024];
     disk.read(0, &mut found).unwrap();
     assert!(found[..512] == [4; 512] && found[512..] == [3; 512]);
+}
+
+/// Blocking calls of a disk whose thread is blocked end with an error after half a minute.
+#[test]
+fn a_disk_whose_thread_is_blocked_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = create(dir.path());
+    let disk = open(Engine::Auto, &path);
+    let (go, went) = mpsc::channel::<()>();
+    let job = disk.start(async move |_, _| Ok(went.recv().is_ok())).unwrap();
+    // Small requests are done by the thread that calls.
+    disk.read(0, &mut [0; 512]).unwrap();
+    let mut large = vec![7; 1 << 20];
+    let calls: [&(dyn Fn() -> Result<()> + Sync); 3] =
+        [&|| disk.write(0, &vec![1; 1 << 20]), &|| disk.flush(), &|| {
+            disk.start(async |_, _| Ok(())).and_then(|job| job.wait())
+        }];
+    std::thread::scope(|scope| {
+        let reads = scope.spawn(|| disk.read(0, &mut large));
+        for call in calls.map(|call| scope.spawn(call)).into_iter().chain([reads]) {
+            let error = call.join().unwrap().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Busy);
+            assert!(error.to_string().contains("blocked"), "{error}");
+        }
+    });
+    assert!(large.iter().all(|byte| *byte == 7));
+    go.send(()).unwrap();
+    assert!(job.wait().unwrap());
+    disk.read(0, &mut large).unwrap();
+    assert!(large.iter().all(|byte| *byte == 0), "what was taken back was written");
+    disk.close().unwrap();
+    must_be_clean(&path);
+}
+
+#[test]
+fn disks_whose_work_waits_for_each_other_end_with_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let (second_dir, barrier) = (tempfile::tempdir().unwrap(), Arc::new(Barrier::new(2)));
+    let disks = [dir.path(), second_dir.path()].map(|dir| open(Engine::Auto, &create(dir)));
+    let jobs = [0, 1].map(|index: usize| {
+        let (other, barrier) = (disks[1 - index].clone(), Arc::clone(&barrier));
+        let work = async move |_, _| {
+            barrier.wait();
+            other.flush()
+        };
+        disks[index].start(work).unwrap()
+    });
+    let results = jobs.map(|job| job.wait());
+    for result in &results {
+        assert!(matches!(result.as_ref().map_err(|error| error.kind()), Ok(()) | Err(ErrorKind::Busy)));
+    }
+    assert!(results.iter().any(|result| result.is_err()), "they met before they waited");
+    for disk in disks {
+        disk.close().unwrap();
+    }
 }
