@@ -268,8 +268,7 @@ impl Drop for Shared {
             self.own.leave();
             return;
         }
-        let closed = self.own.run(close).wait(std::time::Duration::MAX);
-        let result = closed.unwrap_or_else(|_| Err(vanished(self.image.path())));
+        let result = self.own.run(close).wait().unwrap_or_else(|_| Err(vanished(self.image.path())));
         tell(result, told);
     }
 }

@@ -479,15 +479,26 @@ impl<W: Send> Offer for Mutex<Option<W>> {
 }
 
 impl<T> Running<T> {
-    /// Blocks the thread until the result is there. Work that has not begun after `patience` is taken back: its thread is
-    /// blocked by other work.
+    /// Blocks the thread until the result is there.
+    ///
+    /// # Errors
+    /// [`Vanished`].
+    pub fn wait(self) -> Result<T, Vanished> {
+        self.block(None).map_err(|_| Vanished)
+    }
+
+    /// As [`Running::wait`], but takes work back that has not begun after `patience`: its thread is blocked by other work.
     ///
     /// # Errors
     /// [`Undone`].
-    pub fn wait(mut self, patience: Duration) -> Result<T, Undone> {
+    pub fn wait_if_begun(self, patience: Duration) -> Result<T, Undone> {
+        self.block(Instant::now().checked_add(patience))
+    }
+
+    /// Blocks the thread, until this moment at most if the work has not begun then.
+    fn block(mut self, mut until: Option<Instant>) -> Result<T, Undone> {
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
         let mut context = Context::from_waker(&waker);
-        let mut until = Instant::now().checked_add(patience);
         loop {
             if let Poll::Ready(result) = Pin::new(&mut self).poll(&mut context) {
                 return result.map_err(|Vanished| Undone::Vanished);
@@ -590,11 +601,11 @@ mod tests {
             background.run(move |_| async move { done.fetch_add(1, SeqCst) })
         };
         let kept = counts();
-        assert_eq!(counts().wait(Duration::from_millis(10)), Err(Undone::TakenBack));
+        assert_eq!(counts().wait_if_begun(Duration::from_millis(10)), Err(Undone::TakenBack));
         go.send(()).unwrap();
         // What has begun is waited for.
-        assert_eq!(blocks.wait(Duration::ZERO), Ok(true));
-        assert_eq!(kept.wait(Duration::from_secs(60)), Ok(0));
+        assert_eq!(blocks.wait_if_begun(Duration::ZERO), Ok(true));
+        assert_eq!(kept.wait(), Ok(0));
         drop(background);
         assert_eq!(done.load(SeqCst), 1);
     }

@@ -44,14 +44,14 @@ fn nothing_is_read_of_a_closed_image() {
         let dir = tempfile::tempdir().unwrap();
         let path = create(dir.path());
         let disk = open(engine, &path);
-        disk.write(0, &[1; 65536]).unwrap();
+        disk.write(0, &vec![1; 65536]).unwrap();
         let queue = disk.queue().engine(engine).build().unwrap();
         disk.close().unwrap();
         let other = open(engine, &path);
         other.discard(0, 65536).unwrap();
         other.close().unwrap();
         let other = open(engine, &path);
-        other.write(128 << 10, &[2; 512 << 10]).unwrap();
+        other.write(128 << 10, &vec![2; 512 << 10]).unwrap();
 
         queue.submit(Request::Read { offset: 0, bufs: IoBuf::zeroed(512).into() }, 1);
         let mut done = Vec::new();
