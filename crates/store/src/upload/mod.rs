@@ -3,6 +3,7 @@
 //! An [`Upload`] is a storage that takes each byte once, in nearly any order. A part goes to the store when all its bytes are
 //! there. Nothing has the object's name before [`Upload::finish`] has ended the upload, which the store does at once.
 
+mod creation;
 mod filling;
 mod options;
 mod ranges;
@@ -86,6 +87,15 @@ impl Upload {
     /// that were written, and fails with `EEXIST` if it has others. Call it before the first write.
     pub fn only_compare(&self, etag: String) {
         self.0.sender.only_compare(etag);
+    }
+
+    /// Has [`Upload::finish`] fail with `EEXIST` where an object of that name was made meanwhile, which stays. Call it before the
+    /// first write.
+    ///
+    /// Google's store and Azure are asked before an object of several parts is made, not at the same moment; a store of S3's
+    /// protocol too, if it has no conditional requests.
+    pub fn must_be_new(&self) {
+        self.0.sender.must_be_new();
     }
 
     /// Counters so far.
