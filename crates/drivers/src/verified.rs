@@ -158,6 +158,11 @@ impl Shared {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// As [`Self::fits`], for bytes that may not have been read.
+    fn is_right(&self, offset: u64, bytes: &[u8]) -> Result<bool, i32> {
+        Ok(!bytes.is_empty() && self.fits(offset, bytes)?)
+    }
+
     fn fits(&self, offset: u64, bytes: &[u8]) -> Result<bool, i32> {
         self.manifest.matches(offset, bytes).map_err(|error| error.errno())
     }
@@ -168,8 +173,13 @@ impl Shared {
         let _afresh = (self.hooks.afresh)();
         // Tables that came wrong would lead to the same bytes again, and so would a cluster that was inflated of wrong ones.
         below.image().forget_what_was_read();
-        let bytes = read(worker, below, range).await?;
-        if self.fits(offset, &bytes)? {
+        let mut bytes = read(worker, below, range.clone()).await.unwrap_or_default();
+        if !self.is_right(offset, &bytes)? {
+            // What the image was opened with may have come wrong, too. If it can't be read, the cluster is told of.
+            let _ = below.image().read_tops_again(worker).await;
+            bytes = read(worker, below, range).await?;
+        }
+        if self.is_right(offset, &bytes)? {
             self.tell(
                 &self.mended,
                 &format!(
