@@ -1,6 +1,5 @@
 //! Giving up what was read, for one who knows that it came wrong.
 
-use super::cache::resident_table::ResidentTable;
 use super::life::open::parse;
 use super::map::active_map::L1;
 use super::read_tables::read_table;
@@ -16,12 +15,12 @@ impl Qcow2 {
     }
 
     /// Reads the header and the L1 table again, of an image that nobody writes. The table replaces the one of the opening where
-    /// the header has the same geometry.
-    pub(crate) async fn read_top_again(&self, worker: &Worker) -> Result<()> {
+    /// the header has the same geometry; whether it does.
+    pub(crate) async fn read_top_again(&self, worker: &Worker) -> Result<bool> {
         let parsed = parse(worker, self.file(), zebu_qcow2::Purpose::ReadOnly).await?;
         let (now, opened) = (parsed.header(), self.header());
         if now.geometry() != self.geometry || now.virtual_size() != opened.virtual_size() {
-            return Ok(());
+            return Ok(false);
         }
         let old = self.map.l1();
         // That of a snapshot is not named by the header.
@@ -31,6 +30,6 @@ impl Qcow2 {
         read_table(worker, self.file(), offset, &table).await?;
         self.map.replace_l1(L1::new(table, offset));
         self.forget_what_was_read();
-        Ok(())
+        Ok(true)
     }
 }

@@ -272,7 +272,8 @@ impl RangeCache {
                 break;
             }
             let Some(files) = self.open_found(path) else { continue };
-            let evicted: u64 = files.scan().iter().filter_map(|(range, ..)| files.evict(*range, u32::MAX).ok()).sum();
+            let evicted: u64 =
+                files.scan().iter().filter_map(|(range, ..)| files.evict(*range, u32::MAX).ok()).sum();
             ObjectFiles::remove(path, Some(files));
             rest -= bytes;
             given_up += evicted;

@@ -41,9 +41,8 @@ pub(super) async fn complete(
     parts: &[String],
 ) -> Result<(), Error> {
     let any = HeaderValue::from_static("*");
-    let options = SignedUrlOptions::new()
-        .with_query([("uploadId", id)])
-        .with_signed_header(IF_NONE_MATCH, any.clone());
+    let options =
+        SignedUrlOptions::new().with_query([("uploadId", id)]).with_signed_header(IF_NONE_MATCH, any.clone());
     let url = access.signer().signed_url_opts(Method::POST, name.key(), GOOD_FOR, &options).await?;
     let request = http::Request::post(url.as_str()).header(IF_NONE_MATCH, any).body(());
     let request = request.map_err(|error| failed(error.to_string()))?;
@@ -66,7 +65,9 @@ fn judge(status: u16, document: &str, name: &StoreName) -> Result<(), Error> {
         401 => Err(Error::Unauthenticated { path, source: source() }),
         403 => Err(Error::PermissionDenied { path, source: source() }),
         404 => Err(Error::NotFound { path, source: source() }),
-        501 => Err(Error::NotImplemented { operation: "If-None-Match".to_owned(), implementer: "S3".to_owned() }),
+        501 => {
+            Err(Error::NotImplemented { operation: "If-None-Match".to_owned(), implementer: "S3".to_owned() })
+        }
         _ => Err(Error::Generic { store: "S3", source: source() }),
     }
 }

@@ -143,11 +143,14 @@ async fn newest_uploads(
     let mut after = None;
     for _ in 0..MOST_PAGES {
         let mut query = vec![("uploads".to_owned(), String::new())];
-        query.extend([("prefix", key), ("max-uploads", PAGE)].map(|(key, value)| (key.to_owned(), value.to_owned())));
+        query.extend(
+            [("prefix", key), ("max-uploads", PAGE)].map(|(key, value)| (key.to_owned(), value.to_owned())),
+        );
         if let Some((key, id)) = after.take() {
             query.extend([("key-marker".to_owned(), key), ("upload-id-marker".to_owned(), id)]);
         }
-        let page: Uploads = quick_xml::de::from_str(&get(access, client, &Path::default(), query).await?).ok()?;
+        let page: Uploads =
+            quick_xml::de::from_str(&get(access, client, &Path::default(), query).await?).ok()?;
         // Keys are in order, and of those that begin so, this is the first.
         let goes_on = page.is_truncated && page.upload.last().is_none_or(|last| last.key == key);
         newest.extend(page.upload.into_iter().filter(|upload| upload.key == key));
@@ -158,7 +161,8 @@ async fn newest_uploads(
             break;
         }
         // MinIO leaves the key out.
-        let next = Some(page.next_key_marker).filter(|next| !next.is_empty()).unwrap_or_else(|| key.to_owned());
+        let next =
+            Some(page.next_key_marker).filter(|next| !next.is_empty()).unwrap_or_else(|| key.to_owned());
         after = Some((next, page.next_upload_id_marker));
     }
     Some(newest)
@@ -173,7 +177,8 @@ async fn parts_of(
     let mut parts = HashMap::new();
     let mut after = None;
     for _ in 0..MOST_PAGES {
-        let mut query = vec![("uploadId".to_owned(), id.to_owned()), ("max-parts".to_owned(), PAGE.to_owned())];
+        let mut query =
+            vec![("uploadId".to_owned(), id.to_owned()), ("max-parts".to_owned(), PAGE.to_owned())];
         query.extend(after.take().map(|after| ("part-number-marker".to_owned(), after)));
         let page: Parts = quick_xml::de::from_str(&get(access, client, name.key(), query).await?).ok()?;
         add_parts(&mut parts, page.part);
@@ -209,7 +214,10 @@ async fn get(
     let url = access.signer().signed_url_opts(Method::GET, path, GOOD_FOR, &options).await.ok()?;
     let request = http::Request::get(url.as_str()).body(()).ok()?;
     let client = Arc::clone(client);
-    let answer = tokio::task::spawn_blocking(move || client.exchange_at_most(request, &[], LONGEST_PAGE)).await.ok()?.ok()?;
+    let answer = tokio::task::spawn_blocking(move || client.exchange_at_most(request, &[], LONGEST_PAGE))
+        .await
+        .ok()?
+        .ok()?;
     if !answer.status().is_success() {
         return None;
     }

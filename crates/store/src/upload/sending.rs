@@ -28,7 +28,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 /// The reason why an object stays as it is.
 const OTHER_BYTES: &str = "exists already, with other bytes: remove it first, or give another name";
 /// The same, of one that was not there at the beginning.
-const MADE_MEANWHILE: &str = "another object of that name was made meanwhile, and stays: remove it first, or give another name";
+const MADE_MEANWHILE: &str =
+    "another object of that name was made meanwhile, and stays: remove it first, or give another name";
 
 /// Sends parts to one object.
 pub(super) struct Sender {
@@ -268,10 +269,9 @@ impl Sender {
         match self.with_patience(async |access| access.objects().head(self.name.key()).await).await {
             Err(Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(error),
-            Ok(_) => Err(Error::AlreadyExists {
-                path: self.name.key().to_string(),
-                source: MADE_MEANWHILE.into(),
-            }),
+            Ok(_) => {
+                Err(Error::AlreadyExists { path: self.name.key().to_string(), source: MADE_MEANWHILE.into() })
+            }
         }
     }
 
