@@ -621,3 +621,26 @@ fn a_backup_replaces_no_object_that_was_made_meanwhile() {
         std::fs::remove_file(dir.join("m")).unwrap();
     }
 }
+
+#[test]
+fn an_upload_to_a_store_that_does_not_answer_ends_at_a_signal() {
+    let scratch = Scratch::new("store-silent");
+    let dir = scratch.path();
+    let mut content = vec![0; 48 << 20];
+    noise(&mut content, 3);
+    std::fs::write(dir.join("noise.raw"), content).unwrap();
+    let store = ObjectStore::start(dir);
+    let words = ["backup", "-r", "8M", "-f", "raw", "--manifest", "m", "noise.raw", "s3://disks/silent"];
+    let child = store.command(&[], &words).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+    store.pause(true);
+    std::thread::sleep(Duration::from_millis(1500));
+    let id = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
+    rustix::process::kill_process(id, rustix::process::Signal::TERM).unwrap();
+    let begin = Instant::now();
+    let done = child.wait_with_output().unwrap();
+    assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
+    assert!(!done.status.success() && !dir.join("m").exists());
+    store.pause(false);
+    assert!(store.get("silent").is_none());
+}

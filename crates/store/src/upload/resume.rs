@@ -283,13 +283,12 @@ mod tests {
                     rest.split(['&', ' ']).next().unwrap().parse().unwrap()
                 });
                 let end = 2500.min(after + 1000);
-                let uploads: String = (after + 1..=end)
-                    .map(|id| {
-                        format!(
-                            "<Upload><Key>k</Key><UploadId>id{id}</UploadId><Initiated>{id:06}</Initiated></Upload>"
-                        )
-                    })
-                    .collect();
+                let one = |id: u64| {
+                    format!(
+                        "<Upload><Key>k</Key><UploadId>id{id}</UploadId><Initiated>{id:06}</Initiated></Upload>"
+                    )
+                };
+                let uploads = (after + 1..=end).map(one).collect::<Vec<String>>().concat();
                 let next = if names_key { "<NextKeyMarker>k</NextKeyMarker>" } else { "<NextKeyMarker/>" };
                 format!(
                     "<ListMultipartUploadsResult>{next}<NextUploadIdMarker>id{end}</NextUploadIdMarker>\
@@ -308,7 +307,7 @@ mod tests {
         let mut parts = HashMap::new();
         for page in 0..40u64 {
             let one = |at: u64| {
-                let etag = if at % 2 == 0 { "e".repeat(8 << 10) } else { etag(&at.to_le_bytes()) };
+                let etag = if at.is_multiple_of(2) { "e".repeat(8 << 10) } else { etag(&at.to_le_bytes()) };
                 OnePart { part_number: page * 1000 + at, etag, size: 1 }
             };
             add_parts(&mut parts, (0..1000).map(one).collect());
