@@ -1,6 +1,7 @@
 //! MinIO, a server of S3, and curl as another client of it.
 
 use crate::program::{Finished, find, finish, run_in, zebu_program};
+use rustix::process::{Pid, Signal, kill_process};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -85,6 +86,16 @@ impl ObjectStore {
     fn stop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+
+    /// Has it answer nobody, or go on.
+    ///
+    /// # Panics
+    /// If it can't be signalled.
+    pub fn pause(&self, is_paused: bool) {
+        let signal = if is_paused { Signal::STOP } else { Signal::CONT };
+        let id = Pid::from_raw(self.child.id() as i32).expect("a process");
+        kill_process(id, signal).expect("a signal");
     }
 
     /// The place of its protocol.

@@ -590,3 +590,57 @@ fn empty_objects_are_read_and_endpoints_have_no_query() {
     );
     assert!(refused.code == Some(1) && refused.stderr.contains("AWS_ENDPOINT_URL: no query"), "{refused}");
 }
+
+#[test]
+fn a_backup_replaces_no_object_that_was_made_meanwhile() {
+    let scratch = Scratch::new("store-meanwhile");
+    let dir = scratch.path();
+    source(dir);
+    std::fs::write(dir.join("small.raw"), vec![7; 3 << 20]).unwrap();
+    std::fs::write(dir.join("other"), "another object").unwrap();
+    let store = ObjectStore::start(dir);
+    for (disk, rate, key) in [("disk.raw", "8M", "many-parts"), ("small.raw", "1M", "one-part")] {
+        let name = format!("s3://disks/{key}");
+        let words = ["backup", "-r", rate, "-f", "raw", "--manifest", "m", disk, &name];
+        let child = store.command(&[], &words).stderr(Stdio::piped()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(1500));
+        store.put("other", key);
+        let done = child.wait_with_output().unwrap();
+        let said = String::from_utf8(done.stderr).unwrap();
+        assert_eq!(done.status.code(), Some(1), "{said}");
+        assert!(
+            said.contains(&name) && said.contains("made meanwhile") && said.lines().count() == 1,
+            "{said}"
+        );
+        assert_eq!(store.get(key).unwrap(), b"another object");
+        assert!(store.uploads(key) == 0 && !dir.join("m").exists());
+        // Without another object, it is made.
+        store.request("DELETE", &format!("disks/{key}"), &["--fail"]).ok();
+        store.zebu(&["backup", "-f", "raw", "--manifest", "m", disk, &name]).ok();
+        store.zebu(&["verify", "--manifest", "m", &name]).ok();
+        std::fs::remove_file(dir.join("m")).unwrap();
+    }
+}
+
+#[test]
+fn an_upload_to_a_store_that_does_not_answer_ends_at_a_signal() {
+    let scratch = Scratch::new("store-silent");
+    let dir = scratch.path();
+    let mut content = vec![0; 48 << 20];
+    noise(&mut content, 3);
+    std::fs::write(dir.join("noise.raw"), content).unwrap();
+    let store = ObjectStore::start(dir);
+    let words = ["backup", "-r", "8M", "-f", "raw", "--manifest", "m", "noise.raw", "s3://disks/silent"];
+    let child = store.command(&[], &words).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+    store.pause(true);
+    std::thread::sleep(Duration::from_millis(1500));
+    let id = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
+    rustix::process::kill_process(id, rustix::process::Signal::TERM).unwrap();
+    let begin = Instant::now();
+    let done = child.wait_with_output().unwrap();
+    assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
+    assert!(!done.status.success() && !dir.join("m").exists());
+    store.pause(false);
+    assert!(store.get("silent").is_none());
+}

@@ -234,3 +234,40 @@ fn manifests_of_others_and_images_that_are_written_are_refused() {
     assert!(out.stderr.contains("of another disk") && !dir.join("new.qcow2").exists(), "{out}");
     assert!(!dir.join("s").exists());
 }
+
+/// Headers and L1 tables stand in memory as they were at the opening, and in the cache.
+#[test]
+fn a_header_and_an_l1_table_that_a_cache_has_wrong_are_fetched_again() {
+    let scratch = Scratch::new("verified-tables");
+    let dir = scratch.path();
+    let content = source(dir);
+    let web = WebServer::start(dir);
+    let (url, image) = (web.url("/disk.qcow2"), dir.join("www/disk.qcow2"));
+    let header = std::fs::read(&image).unwrap();
+    let l1 = u64::from_be_bytes(header[40..48].try_into().unwrap());
+    // The magic number, the size of clusters, that of the disk, the place of the L1 table, a table's place in it, and its bit 63.
+    for (at, bit) in [(1, 1), (23, 0), (28, 2), (45, 0), (l1 + 5, 1), (l1, 7)] {
+        let flip = || {
+            change(&image, |file| {
+                let mut byte = [0];
+                file.read_exact_at(&mut byte, at).unwrap();
+                file.write_all_at(&[byte[0] ^ 1 << bit], at).unwrap();
+            });
+        };
+        let _ = std::fs::remove_dir_all(dir.join("cache"));
+        flip();
+        // Wrong bytes with the right sums of wrong bytes, of the whole object.
+        zebu(dir, ["convert", "-f", "raw", "-O", "raw", "--cache-dir", "cache", &url, "flat.raw"]).ok();
+        flip();
+        let line = format!("--read-only -f qcow2 --cache-dir cache --verify disk.manifest {url}");
+        for round in 0..2 {
+            let server = Server::start(dir, &line);
+            let mut client = Client::open(server.socket(), "").unwrap();
+            assert_eq!(refused(&mut client, &content, CLUSTER), BTreeSet::new(), "{at} {round}");
+            drop(client);
+            let said = server.stop_with_messages();
+            // What was wrong is gone from the cache.
+            assert!(round == 0 || said.is_empty(), "{at}: {said}");
+        }
+    }
+}

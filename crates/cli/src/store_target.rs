@@ -56,7 +56,10 @@ impl StoreTarget {
     pub(crate) fn must_not_exist(&self) -> Result<(), Failure> {
         let name = self.0.name();
         match self.0.existing() {
-            Ok(Existing::Nothing) => Ok(()),
+            Ok(Existing::Nothing) => {
+                self.0.must_be_new();
+                Ok(())
+            }
             Ok(Existing::PerhapsTheSame { etag }) => {
                 self.0.only_compare(etag);
                 Ok(())

@@ -158,6 +158,11 @@ impl Shared {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// As [`Self::fits`], for a read that may have failed.
+    fn is_right(&self, offset: u64, found: &Result<Vec<u8>, i32>) -> Result<bool, i32> {
+        found.as_ref().map_or(Ok(false), |bytes| self.fits(offset, bytes))
+    }
+
     fn fits(&self, offset: u64, bytes: &[u8]) -> Result<bool, i32> {
         self.manifest.matches(offset, bytes).map_err(|error| error.errno())
     }
@@ -168,7 +173,14 @@ impl Shared {
         let _afresh = (self.hooks.afresh)();
         // Tables that came wrong would lead to the same bytes again, and so would a cluster that was inflated of wrong ones.
         below.image().forget_what_was_read();
-        let bytes = read(worker, below, range).await?;
+        let mut found = read(worker, below, range.clone()).await;
+        // What the image was opened with may have come wrong, too. If it can't be read, the cluster is told of.
+        if !self.is_right(offset, &found)?
+            && below.image().read_tops_again(worker).await.is_ok_and(|is_new| is_new)
+        {
+            found = read(worker, below, range).await;
+        }
+        let bytes = found?;
         if self.fits(offset, &bytes)? {
             self.tell(
                 &self.mended,

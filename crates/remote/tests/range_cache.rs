@@ -448,3 +448,34 @@ fn an_object_whose_files_can_not_be_made_leaves_nothing() {
     assert_eq!(error.errno(), libc::EFBIG, "{error}");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "only 'state'");
 }
+
+#[test]
+fn many_objects_are_counted_and_the_oldest_leave_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let size = 16 << 20;
+    // More than a process keeps open, and than it may have files.
+    for first in [0, 200, 400] {
+        let (cache, _) = open(dir.path(), 64 << 20);
+        for seed in first..first + 200 {
+            let far = Far::new(1, seed);
+            check(&*disk(&cache, &far), &far, 0, 1);
+        }
+        cache.settle();
+    }
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let few = rustix::process::Rlimit { current: Some(1000), ..limit };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, few).unwrap();
+    let (cache, told) = open(dir.path(), size);
+    assert!(told.lock().unwrap().is_empty(), "{:?}", told.lock().unwrap());
+    let state = std::fs::read(dir.path().join("state")).unwrap();
+    let usage = u64::from_le_bytes(state[16..24].try_into().unwrap());
+    let has_data = |path: &&PathBuf| path.metadata().unwrap().blocks() > 0;
+    let there = files(dir.path(), "data").iter().filter(has_data).count() as u64;
+    assert_eq!(usage, there * BLOCK as u64);
+    assert!(usage <= size && there >= 128, "{usage} bytes in {there} objects");
+    // What is read now has its place.
+    let far = Far::new(6 << 20, 1000);
+    check(&*disk(&cache, &far), &far, 0, far.len);
+    cache.settle();
+    assert_eq!(cache.stats().not_stored, 0, "{:?}", told.lock().unwrap());
+}

@@ -54,7 +54,7 @@ pub(crate) fn is_passing(error: &Error) -> bool {
     let text = error.to_string();
     match status_in(&text) {
         Some(status) => {
-            matches!(status, 408 | 425 | 429 | 500..=599) || text.contains("<Code>RequestTimeout")
+            matches!(status, 408 | 425 | 429 | 500 | 502..=599) || text.contains("<Code>RequestTimeout")
         }
         None => !text.contains("another region") && !text.contains("redirect"),
     }

@@ -37,12 +37,28 @@ impl VerifiedBase {
         manifest: &Path,
         report: Report,
     ) -> Result<Self, Failure> {
+        let report: Arc<Report> = Arc::new(report);
+        let opened = Self::try_open(session, spec, manifest, &report);
+        if opened.is_ok() {
+            return opened;
+        }
+        // The header may have come wrong, or a cache may have it so.
+        let afresh = reads_afresh();
+        if afresh.is_empty() { opened } else { Self::try_open(session, spec, manifest, &report) }
+    }
+
+    fn try_open(
+        session: &Session,
+        spec: &ImageSpec,
+        manifest: &Path,
+        report: &Arc<Report>,
+    ) -> Result<Self, Failure> {
         let index = ManifestIndex::open(manifest, &Cancel::default())
             .map_err(|error| Failure::during("could not use the manifest of --verify", &error))?;
         let mut below = spec.clone();
         below.options.access = Access::ReadOnly;
         let image = session.open(&below)?;
-        let opened = Self::above(session, &image, spec, index, report);
+        let opened = Self::above(session, &image, spec, index, Arc::clone(report));
         if opened.is_err() {
             // What it says matters less.
             let _ = session.close(&image, Access::ReadOnly);
@@ -55,11 +71,11 @@ impl VerifiedBase {
         image: &Image,
         spec: &ImageSpec,
         index: ManifestIndex,
-        report: Report,
+        report: Arc<Report>,
     ) -> Result<PathBuf, Failure> {
         let shown = spec.path.display().to_string();
         let below = Arc::new(ImageDisk::new(image.clone(), Access::ReadOnly, session.config().engine)?);
-        let hooks = VerifiedHooks::new(report, reads_afresh);
+        let hooks = VerifiedHooks::new(move |told: &str| report(told), reads_afresh);
         let disk = Arc::new(Verified::new(below, &shown, index, hooks).map_err(Failure::new)?);
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         // One image may be served twice.

@@ -78,10 +78,19 @@ impl HttpClient {
     ///
     /// # Errors
     /// There is no answer, whatever its status would be.
-    pub fn exchange(
+    pub fn exchange(&self, request: Request<()>, body: &[&[u8]]) -> Result<Response<Vec<u8>>, ClientError> {
+        self.exchange_at_most(request, body, LONGEST_ANSWER)
+    }
+
+    /// As [`HttpClient::exchange`], for an answer whose body has at most `most` bytes.
+    ///
+    /// # Errors
+    /// There is no answer, or it is longer.
+    pub fn exchange_at_most(
         &self,
         mut request: Request<()>,
         body: &[&[u8]],
+        most: usize,
     ) -> Result<Response<Vec<u8>>, ClientError> {
         let invalid = |reason: String| ClientError { kind: ClientErrorKind::Invalid, reason };
         let url = HttpUrl::parse(&request.uri().to_string()).map_err(invalid)?;
@@ -99,7 +108,7 @@ impl HttpClient {
                 Some(connection) => connection,
                 None => self.connect(&url)?,
             };
-            match self.attempt(&mut connection, request.clone(), body) {
+            match self.attempt(&mut connection, request.clone(), body, most) {
                 Ok(answer) => {
                     let ends = answer.headers().get(CONNECTION).is_some_and(|value| value == "close");
                     if connection.is_ready() && !ends {
@@ -124,6 +133,7 @@ impl HttpClient {
         connection: &mut Connection,
         request: Request<()>,
         body: &[&[u8]],
+        most: usize,
     ) -> Result<Response<Vec<u8>>, Broken> {
         // Silence ends it; what moves may take its time.
         let until = Instant::now() + Duration::from_secs(24 * 3600);
@@ -134,7 +144,7 @@ impl HttpClient {
         loop {
             match connection.read(&mut piece, &patience)? {
                 0 => break,
-                read if answer.len() + read > LONGEST_ANSWER => {
+                read if answer.len() + read > most => {
                     return Err(Broken::Breach("the answer is too long".to_owned()));
                 }
                 read => answer.extend_from_slice(&piece[..read]),

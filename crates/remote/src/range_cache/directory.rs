@@ -212,7 +212,6 @@ impl RangeCache {
 
     /// Opens the objects that are there, and counts what they have.
     fn take_stock(&self, locked: &mut Locked<'_>) -> io::Result<()> {
-        let mut usage = 0;
         let mut found = Vec::new();
         for entry in std::fs::read_dir(&self.path)? {
             let entry = entry?;
@@ -221,41 +220,66 @@ impl RangeCache {
             if !is_ours || !entry.file_type()?.is_dir() {
                 continue;
             }
-            let files = match ObjectFiles::open(&entry.path()) {
-                Ok(Some(files)) => files,
-                Ok(None) => {
-                    ObjectFiles::remove(&entry.path(), None);
-                    continue;
-                }
-                // The others can be used all the same.
-                Err(error) => {
-                    (self.report)(&format!(
-                        "the object '{}' of the cache can't be opened, and is left out: {error}. It may be removed",
-                        entry.path().display()
-                    ));
-                    continue;
-                }
-            };
+            let path = entry.path();
+            let Some(files) = self.open_found(&path) else { continue };
             let ranges = files.scan();
-            let latest = ranges.iter().map(|(_, _, used)| *used).max();
-            found.push((latest, entry.path(), files, ranges));
+            let bytes = ranges.iter().map(|(_, bytes, _)| bytes).sum::<u64>();
+            match ranges.iter().map(|(_, _, used)| *used).max() {
+                Some(latest) => found.push((latest, path, bytes)),
+                None => ObjectFiles::remove(&path, Some(files)),
+            }
+            // Closed again: there may be more objects than a process may have files.
         }
         found.sort_by_key(|(latest, ..)| std::cmp::Reverse(*latest));
-        for (latest, path, files, ranges) in found {
-            usage += ranges.iter().map(|(_, bytes, _)| bytes).sum::<u64>();
-            if latest.is_none() {
-                ObjectFiles::remove(&path, Some(files));
-            } else if locked.0.objects.len() < MOST_OBJECTS {
-                let number = locked.0.objects.len();
-                locked.0.objects.push(Arc::new(files));
-                let mut uses = self.uses();
-                for (range, _, used) in ranges {
-                    uses.note((number, range), used);
-                }
+        let usage = found.iter().map(|(.., bytes)| bytes).sum::<u64>();
+        let others = found.split_off(found.len().min(MOST_OBJECTS));
+        let given_up = self.give_up_oldest(&others);
+        for (_, path, _) in found {
+            let Some(files) = self.open_found(&path) else { continue };
+            let number = locked.0.objects.len();
+            let mut uses = self.uses();
+            for (range, _, used) in files.scan() {
+                uses.note((number, range), used);
             }
+            drop(uses);
+            locked.0.objects.push(Arc::new(files));
         }
-        locked.set_usage(usage);
+        locked.set_usage(usage.saturating_sub(given_up));
         Ok(())
+    }
+
+    /// The files of an object that was found; `None` if it is none, or can't be opened.
+    fn open_found(&self, path: &Path) -> Option<ObjectFiles> {
+        match ObjectFiles::open(path) {
+            Ok(Some(files)) => return Some(files),
+            Ok(None) => ObjectFiles::remove(path, None),
+            // The others can be used all the same.
+            Err(error) => (self.report)(&format!(
+                "the object '{}' of the cache can't be opened, and is left out: {error}. It may be removed",
+                path.display()
+            )),
+        }
+        None
+    }
+
+    /// Gives up objects that this process does not keep open, the oldest first, until those that stay leave half of the cache to
+    /// what it can evict; their bytes.
+    fn give_up_oldest(&self, others: &[(u32, PathBuf, u64)]) -> u64 {
+        let mut rest = others.iter().map(|(.., bytes)| bytes).sum::<u64>();
+        let mut given_up = 0;
+        for (_, path, bytes) in others.iter().rev() {
+            if rest <= self.size / 2 {
+                break;
+            }
+            let Some(files) = self.open_found(path) else { continue };
+            let evicted: u64 =
+                files.scan().iter().filter_map(|(range, ..)| files.evict(*range, u32::MAX).ok()).sum();
+            ObjectFiles::remove(path, Some(files));
+            rest -= bytes;
+            given_up += evicted;
+        }
+        self.counters.evicted.fetch_add(given_up, Relaxed);
+        given_up
     }
 
     /// The files of an object, which are made if they are not there, and its number.
@@ -301,7 +325,7 @@ impl RangeCache {
     /// Evicts what was not used for longest, until `wanted` more bytes fit; whether they do.
     fn make_room(&self, locked: &mut Locked<'_>, wanted: u64) -> bool {
         let mut usage = locked.usage();
-        if usage + wanted <= self.size {
+        if usage.saturating_add(wanted) <= self.size {
             return true;
         }
         // Somewhat more, so that not each block evicts another.
@@ -319,7 +343,7 @@ impl RangeCache {
             }
         }
         locked.set_usage(usage);
-        usage + wanted <= self.size
+        usage.saturating_add(wanted) <= self.size
     }
 
     /// Gives up a range of an object, whatever it is used for.
@@ -364,7 +388,7 @@ impl RangeCache {
         let now = now();
         let stored = object.store(first, blocks, now);
         let added = stored.inspect_err(|_| object.give_back(first, blocks.len() as u64))?;
-        locked.set_usage(locked.usage() + added);
+        locked.set_usage(locked.usage().saturating_add(added));
         let end = first + blocks.len() as u64;
         let mut uses = self.uses();
         for range in first * BLOCK / RANGE..(end * BLOCK).div_ceil(RANGE) {

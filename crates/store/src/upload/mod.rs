@@ -3,6 +3,7 @@
 //! An [`Upload`] is a storage that takes each byte once, in nearly any order. A part goes to the store when all its bytes are
 //! there. Nothing has the object's name before [`Upload::finish`] has ended the upload, which the store does at once.
 
+mod creation;
 mod filling;
 mod options;
 mod ranges;
@@ -18,8 +19,12 @@ pub use options::{Existing, Length, UploadOptions, UploadStats};
 use sending::Sender;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use zebu_remote::RemoteError;
 use zebu_storage::{Alignment, Completer, Storage, StorageAbilities, StorageDone, StorageOp};
+
+/// How long a store may take for each of two steps when an upload is given up: for what is being sent, and for its parts.
+const LONGEST_END: Duration = Duration::from_secs(5);
 
 /// An object that is being written.
 pub struct Upload(Arc<Shared>);
@@ -88,6 +93,15 @@ impl Upload {
         self.0.sender.only_compare(etag);
     }
 
+    /// Has [`Upload::finish`] fail with `EEXIST` where an object of that name was made meanwhile, which stays. Call it before the
+    /// first write.
+    ///
+    /// Google's store and Azure are asked before an object of several parts is made, not at the same moment; a store of S3's
+    /// protocol too, if it has no conditional requests.
+    pub fn must_be_new(&self) {
+        self.0.sender.must_be_new();
+    }
+
     /// Counters so far.
     pub fn stats(&self) -> UploadStats {
         self.0.sender.stats()
@@ -117,15 +131,21 @@ impl Upload {
         self.wait(self.0.sender.finish(rest))?.map_err(fail)
     }
 
-    /// Gives the upload up, and has the store forget its parts. What the store does not answer to it is left with.
+    /// Gives the upload up, and has the store forget its parts. What the store does not answer to within ten seconds it is left
+    /// with.
     pub fn abort(&self) {
         self.0.fail((libc::ECANCELED, "given up".to_owned()));
+        let until = Instant::now() + LONGEST_END;
         let mut state = self.0.lock();
         while state.sending > 0 {
-            state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            state = self.0.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         drop(state);
-        let _ = runtime::wait(self.0.sender.abort());
+        let _ = runtime::wait(async { tokio::time::timeout(LONGEST_END, self.0.sender.abort()).await });
     }
 
     fn wait<T>(&self, future: impl Future<Output = T>) -> Result<T, RemoteError> {

@@ -1,5 +1,6 @@
 //! The requests of an upload.
 
+use super::creation;
 use super::filling::{Full, Rest};
 use super::options::{Existing, UploadStats};
 use super::resume::{self, Interrupted, MARK};
@@ -9,9 +10,9 @@ use crate::failure::{describe, is_denial, is_passing};
 use crate::name::{StoreKind, StoreName};
 use bytes::Bytes;
 use object_store::multipart::PartId;
-use object_store::{Error, ObjectStoreExt, PutPayload};
+use object_store::{Error, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::OnceCell;
@@ -26,6 +27,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
 /// The reason why an object stays as it is.
 const OTHER_BYTES: &str = "exists already, with other bytes: remove it first, or give another name";
+/// The same, of one that was not there at the beginning.
+const MADE_MEANWHILE: &str =
+    "another object of that name was made meanwhile, and stays: remove it first, or give another name";
 
 /// Sends parts to one object.
 pub(super) struct Sender {
@@ -39,6 +43,8 @@ pub(super) struct Sender {
     parts: Mutex<BTreeMap<u64, String>>,
     /// The ETag of an object that is only compared with: nothing is sent.
     compared: OnceLock<String>,
+    /// Nothing may be replaced.
+    is_new: AtomicBool,
     counters: Counters,
 }
 
@@ -66,6 +72,7 @@ impl Sender {
             begun: OnceCell::new(),
             parts: Mutex::default(),
             compared: OnceLock::new(),
+            is_new: AtomicBool::new(false),
             counters: Counters::default(),
             name,
             http,
@@ -132,6 +139,15 @@ impl Sender {
         let _ = self.compared.set(etag);
     }
 
+    /// The end fails if another object has the name by then.
+    pub(super) fn must_be_new(&self) {
+        self.is_new.store(true, Ordering::Relaxed);
+    }
+
+    fn is_new(&self) -> bool {
+        self.is_new.load(Ordering::Relaxed)
+    }
+
     /// The upload, which is begun or found when it is needed first.
     async fn begun(&self) -> Result<&Begun, Error> {
         self.begun.get_or_try_init(|| self.begin()).await
@@ -196,7 +212,7 @@ impl Sender {
         let Rest { parts, full } = rest;
         let compared = self.compared.get();
         if parts == 1 && self.begun.get().is_none() && compared.is_none() {
-            return self.put(full).await.map_err(|error| describe(&error));
+            return self.put(full).await.map_err(|error| told(&error));
         }
         // The first one at last: what makes an image of the file stands there.
         for (index, part) in full.into_iter().rev() {
@@ -214,30 +230,77 @@ impl Sender {
             };
         }
         let begun = self.begun().await.map_err(|error| describe(&error))?;
-        let completed = self
-            .with_patience(async |access| {
-                let ids = ids.iter().map(|id| PartId { content_id: id.clone() }).collect();
-                access.multipart().complete_multipart(self.name.key(), &begun.id, ids).await
-            })
-            .await;
-        match completed {
-            Ok(_) => Ok(()),
+        match self.complete(&begun.id, &ids).await {
+            Ok(()) => Ok(()),
             // Perhaps an earlier try was done whose answer was lost.
             Err(error) if self.is_complete(&ids).await => {
                 let _ = error;
                 Ok(())
             }
-            Err(error) => Err(describe(&error)),
+            Err(error) => Err(told(&error)),
+        }
+    }
+
+    /// Has the store make the object of its parts.
+    async fn complete(&self, id: &String, ids: &[String]) -> Result<(), Error> {
+        if self.is_new() {
+            if self.name.kind() == StoreKind::S3 {
+                let made = self
+                    .with_patience(async |access| {
+                        creation::complete(access, &self.client, &self.name, id, ids).await
+                    })
+                    .await;
+                if !matches!(made, Err(Error::NotImplemented { .. })) {
+                    return made;
+                }
+            }
+            self.check_absence().await?;
+        }
+        self.with_patience(async |access| {
+            let ids = ids.iter().map(|id| PartId { content_id: id.clone() }).collect();
+            access.multipart().complete_multipart(self.name.key(), id, ids).await
+        })
+        .await
+        .map(drop)
+    }
+
+    /// Fails if an object has the name.
+    async fn check_absence(&self) -> Result<(), Error> {
+        match self.with_patience(async |access| access.objects().head(self.name.key()).await).await {
+            Err(Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(error),
+            Ok(_) => {
+                Err(Error::AlreadyExists { path: self.name.key().to_string(), source: MADE_MEANWHILE.into() })
+            }
         }
     }
 
     /// One that fits into a part needs no others.
     async fn put(&self, full: Vec<Full>) -> Result<(), Error> {
         let bytes = full.into_iter().next().map(|(_, bytes)| bytes).unwrap_or_default();
-        self.with_patience(async |access| {
-            access.objects().put(self.name.key(), PutPayload::from_bytes(bytes.clone())).await
-        })
-        .await?;
+        let put = async |mode: PutMode| {
+            self.with_patience(async |access| {
+                let (bytes, options) = (bytes.clone(), PutOptions::from(mode.clone()));
+                access.objects().put_opts(self.name.key(), PutPayload::from_bytes(bytes), options).await
+            })
+            .await
+        };
+        let sent = if self.is_new() { put(PutMode::Create).await } else { put(PutMode::Overwrite).await };
+        match sent {
+            Ok(_) => {}
+            Err(error) if is_unknown(&error) => {
+                self.check_absence().await?;
+                put(PutMode::Overwrite).await?;
+            }
+            // Perhaps an earlier try was done whose answer was lost.
+            Err(error @ Error::AlreadyExists { .. }) => {
+                let etag = etag_of(&bytes).await?;
+                if !self.is_complete(&[etag]).await {
+                    return Err(error);
+                }
+            }
+            Err(error) => return Err(error),
+        }
         self.counters.sent.fetch_add(1, Ordering::Relaxed);
         self.counters.sent_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         Ok(())
@@ -260,6 +323,19 @@ impl Sender {
         let _ =
             self.with_patience(async |access| access.multipart().abort_multipart(key, &begun.id).await).await;
     }
+}
+
+/// The errno and the reason of a failed end.
+fn told(error: &Error) -> (i32, String) {
+    match error {
+        Error::AlreadyExists { .. } => (libc::EEXIST, MADE_MEANWHILE.to_owned()),
+        error => describe(error),
+    }
+}
+
+/// Whether the store has no conditional requests.
+fn is_unknown(error: &Error) -> bool {
+    matches!(error, Error::NotImplemented { .. }) || error.to_string().contains("<Code>NotImplemented")
 }
 
 /// The ETag of a part's bytes, on a thread that may compute.

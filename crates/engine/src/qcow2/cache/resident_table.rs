@@ -64,6 +64,11 @@ impl ResidentTable {
         table
     }
 
+    /// A table of as many entries, all 0.
+    pub(crate) fn emptied(&self) -> Self {
+        Self::new(self.len, self.block_bytes(), &self.store)
+    }
+
     /// Takes entries over as they are on disk, from entry `start` on; they count as unchanged.
     pub(crate) fn fill(&self, start: usize, bytes: &[u8]) {
         for (i, entry) in bytes.as_chunks::<8>().0.iter().enumerate() {
