@@ -29,6 +29,9 @@ pub(crate) struct TestArgs {
     /// Run only what needs no QEMU (with `--quick`, too)
     #[arg(long)]
     skip_qemu: bool,
+    /// Run only the steps whose names contain this; may be given again
+    #[arg(long = "step", value_name = "TEXT")]
+    steps: Vec<String>,
 }
 
 /// How a step ended, if not with an error.
@@ -107,7 +110,17 @@ fn stages(args: &TestArgs) -> Vec<Vec<Lane>> {
 pub(crate) fn run_all(args: &TestArgs) -> Outcome {
     let mut table = Table::new(["step", "time", ""]);
     let mut failures = Vec::new();
-    for lanes in stages(args) {
+    let mut stages = stages(args);
+    if !args.steps.is_empty() {
+        let all: Vec<&str> = stages.iter().flatten().flatten().map(|step| step.name).collect();
+        if let Some(unknown) = args.steps.iter().find(|text| !all.iter().any(|name| name.contains(*text))) {
+            return Err(format!("no step has '{unknown}' in its name: {}", all.join(", ")));
+        }
+        for lane in stages.iter_mut().flatten() {
+            lane.retain(|step| args.steps.iter().any(|text| step.name.contains(text)));
+        }
+    }
+    for lanes in stages {
         let ended: Vec<Vec<Ended>> = std::thread::scope(|scope| {
             let lanes: Vec<_> = lanes.into_iter().map(|lane| scope.spawn(move || run_lane(&lane))).collect();
             lanes.into_iter().map(|lane| lane.join().expect("a step returns its failure")).collect()
