@@ -53,7 +53,7 @@ pub(super) async fn complete(
     judge(answer.status().as_u16(), &String::from_utf8_lossy(answer.body()), name)
 }
 
-/// What an answer says.
+/// The meaning of an answer.
 fn judge(status: u16, document: &str, name: &StoreName) -> Result<(), Error> {
     let path = name.key().to_string();
     // The store may find that it fails after it has begun to answer.
