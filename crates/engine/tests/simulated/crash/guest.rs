@@ -19,6 +19,8 @@ pub(crate) enum Failures {
     ForSpace,
     /// Requests that find the disk shorter than it was when they were sent.
     PastTheEnd,
+    /// Requests that find the image closed.
+    Closed,
 }
 
 /// A request of a guest: offsets and lengths in bytes, multiples of 512.
@@ -163,6 +165,7 @@ impl Guest {
             Failures::PastTheEnd => {
                 matches!(kind, ErrorKind::OutOfRange | ErrorKind::InvalidArgument)
             }
+            Failures::Closed => kind == ErrorKind::InvalidArgument && self.image.is_closed(),
         };
         if !allowed {
             self.blame(format!("a request failed ({kind:?}): {error}"));
