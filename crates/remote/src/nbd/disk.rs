@@ -2,6 +2,7 @@
 
 use super::address::{Endpoint, NbdAddress};
 use super::connection::{Connection, FAREWELL, Lost, Terms, Unanswered, Watcher};
+use super::durability::Durability;
 use super::handshake::{self, Export};
 use super::protocol::{BASE_ALLOCATION, STATE_DIRTY, STATE_ZERO, command, command_flag, export};
 use super::queue::Queue;
@@ -105,15 +106,6 @@ struct Shared {
     changed: std::sync::atomic::AtomicBool,
 }
 
-/// Whether all answered changes are known to be durable.
-#[derive(Debug)]
-struct Durability {
-    /// Changes that each connection has answered, and that it has not flushed.
-    unflushed: Vec<u64>,
-    /// Answered changes may be gone, or be overwritten by what was given up.
-    is_lost: bool,
-}
-
 impl NbdDisk {
     /// Connects to an export.
     ///
@@ -169,7 +161,7 @@ impl NbdDisk {
             export,
             queue,
             stats: RemoteStats::default(),
-            durability: Mutex::new(Durability { unflushed: vec![0; connections], is_lost: false }),
+            durability: Mutex::new(Durability::new(connections)),
             runs: Mutex::default(),
             changed: false.into(),
         });
@@ -293,7 +285,9 @@ impl Storage for NbdDisk {
             }
             // A server that knows no flush has nothing that one would write.
             StorageOp::Flush if flags & export::SEND_FLUSH == 0 => {
-                done.finish(Ok(StorageDone::Done));
+                // A change that was given up may come all the same.
+                let is_lost = shared.durability().is_lost();
+                done.finish(if is_lost { Err(libc::EIO) } else { Ok(StorageDone::Done) });
                 return;
             }
             StorageOp::Flush => {
@@ -413,13 +407,12 @@ impl Shared {
     fn flush(&self, done: Completer) {
         let connections: Vec<usize> = {
             let durability = self.durability();
-            if durability.is_lost {
+            if durability.is_lost() {
                 drop(durability);
                 done.finish(Err(libc::EIO));
                 return;
             }
-            let unflushed = durability.unflushed.iter().enumerate();
-            unflushed.filter(|(_, changes)| **changes > 0).map(|(connection, _)| connection).collect()
+            durability.unflushed()
         };
         let allowance = || self.queue.allowance(self.timeout(command::FLUSH), 0);
         let request = |answer| Request::new(command::FLUSH, 0, 0..0, allowance(), answer);
@@ -507,24 +500,21 @@ impl Watcher for Shared {
             return true;
         }
         let durability = self.durability();
-        request.covers = durability.unflushed[connection];
-        !durability.is_lost
+        request.covers = durability.covered(connection);
+        !durability.is_lost()
     }
 
     fn succeeded(&self, connection: usize, request: &Request) {
         let has_flush = self.export.flags & export::SEND_FLUSH != 0;
         let mut durability = self.durability();
-        let unflushed = &mut durability.unflushed[connection];
         if request.command == command::FLUSH {
-            *unflushed = unflushed.saturating_sub(request.covers);
+            durability.note_flush(connection, request.covers);
         } else if request.is_change() && !request.is_durable() && has_flush {
-            *unflushed += 1;
+            durability.note_change(connection);
         }
     }
 
     fn is_over(&self, connection: usize, unanswered: Unanswered) {
-        let mut durability = self.durability();
-        let unflushed = std::mem::take(&mut durability.unflushed[connection]);
-        durability.is_lost |= unflushed > 0 || unanswered == Unanswered::MayCome;
+        self.durability().note_end(connection, unanswered == Unanswered::MayCome);
     }
 }

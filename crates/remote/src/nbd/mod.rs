@@ -7,6 +7,7 @@ mod address;
 mod connection;
 mod coverage;
 mod disk;
+mod durability;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod handshake;

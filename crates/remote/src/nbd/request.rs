@@ -78,7 +78,7 @@ pub(super) struct Request {
     pub(super) runs: Vec<StatusRun>,
     /// The NBD error of the part, or 0.
     pub(super) error: u32,
-    /// Of a flush: the number of changes that it covers.
+    /// Of a flush: the changes of its connection that it covers, by their number.
     pub(super) covers: u64,
     /// Whether all of it was sent.
     pub(super) is_sent: bool,
