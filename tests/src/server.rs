@@ -7,7 +7,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// A running `zebu serve`, with an NBD socket in its directory. Killed on drop.
 #[derive(Debug)]
@@ -15,7 +17,9 @@ pub struct Server {
     child: Child,
     socket: PathBuf,
     /// Takes what it says, so that it never waits for that.
-    listener: Option<JoinHandle<String>>,
+    listener: Option<JoinHandle<()>>,
+    /// Its standard error as far as it has come.
+    heard: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Server {
@@ -111,17 +115,39 @@ impl Server {
             panic!("{command:?} is not ready: {line}{stderr}");
         }
         let mut stderr = child.stderr.take().expect("piped");
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let theirs = Arc::clone(&heard);
         let listener = std::thread::spawn(move || {
-            let mut said = Vec::new();
-            let _ = stderr.read_to_end(&mut said);
-            String::from_utf8_lossy(&said).into_owned()
+            let mut piece = [0; 4096];
+            while let Ok(len @ 1..) = stderr.read(&mut piece) {
+                theirs.lock().expect("nobody panics with it").extend_from_slice(&piece[..len]);
+            }
         });
-        Self { child, socket, listener: Some(listener) }
+        Self { child, socket, listener: Some(listener), heard }
+    }
+
+    fn heard(&self) -> String {
+        String::from_utf8_lossy(&self.heard.lock().expect("nobody panics with it")).into_owned()
+    }
+
+    /// Waits until it has said this on its standard error.
+    ///
+    /// # Panics
+    /// If it does not within a minute.
+    pub fn wait_for_words(&self, words: &str) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !self.heard().contains(words) {
+            assert!(Instant::now() < deadline, "not said: {words}; but: {}", self.heard());
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// Its standard error, once it has ended.
     fn said(&mut self) -> String {
-        self.listener.take().map(|listener| listener.join().expect("it listens")).unwrap_or_default()
+        if let Some(listener) = self.listener.take() {
+            listener.join().expect("it listens");
+        }
+        self.heard()
     }
 
     /// The socket.
