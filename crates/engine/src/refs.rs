@@ -74,7 +74,7 @@ fn without_secrets(name: &str) -> String {
         } else {
             shown.push_str(url);
         }
-        rest = after.to_owned();
+        after.clone_into(&mut rest);
     }
     shown + &rest
 }
