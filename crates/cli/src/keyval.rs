@@ -1,5 +1,8 @@
 //! `key=value,key=value` lists, as `-o` and `--image-opts` take them. A comma within a value is written twice.
 
+use crate::secrets_in_names::without_secrets;
+use std::ffi::OsStr;
+
 /// Why a list can't be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum KeyvalError {
@@ -13,6 +16,7 @@ impl std::fmt::Display for KeyvalError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             KeyvalError::NoValue(item) => {
+                let item = without_secrets(OsStr::new(item));
                 write!(f, "Expected '=' after parameter '{item}' (a comma within a value is written ',,')")
             }
             KeyvalError::NoKey(item) => write!(f, "Parameter name missing before '{item}'"),

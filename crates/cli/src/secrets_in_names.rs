@@ -2,9 +2,10 @@
 
 use std::ffi::OsStr;
 use zebu_remote::http::HttpUrl;
+use zebu_remote::nbd::NbdAddress;
 
-/// The text of a name on the command line: a path, a URL, image options or JSON. Users, passwords and queries of web URLs are
-/// left out, and so is all that follows the key of a cookie.
+/// The text of a name on the command line: a path, a URL, image options or JSON. Users, passwords and queries of URLs are left
+/// out, and so is all that follows the key of a cookie. The name may be one that can't be read.
 pub(crate) fn without_secrets(name: &OsStr) -> String {
     let name = name.to_string_lossy();
     let lower = name.to_ascii_lowercase();
@@ -14,20 +15,36 @@ pub(crate) fn without_secrets(name: &OsStr) -> String {
         Some(at) => (&name[..at], "cookie..."),
         None => (&*name, ""),
     };
-    let mut shown = String::with_capacity(name.len());
-    let is_border = |c: char| matches!(c, ',' | '"' | '\'' | ' ');
-    for piece in name.split_inclusive(is_border) {
-        let url = piece.trim_end_matches(is_border);
-        let key = url.find("://").and_then(|end| url[..end].rfind('=')).map_or(0, |at| at + 1);
-        if !HttpUrl::is_name(&url[key..]) {
-            shown.push_str(piece);
-            continue;
+    let shown = if name.starts_with("json:") {
+        // Slashes may be escaped there.
+        hide_within(&name.replace("\\/", "/"), Some('"'))
+    } else if name.find("://").is_some_and(|at| name[..at].contains('=')) {
+        // A comma within a value is written twice.
+        hide_within(&name.replace(",,", "\0"), Some(',')).replace('\0', ",,")
+    } else {
+        hide_within(name, None)
+    };
+    shown + end
+}
+
+/// Leaves out the secrets of the URLs of a text that ends at `border`, each at one of them.
+fn hide_within(text: &str, border: Option<char>) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for piece in text.split_inclusive(|c| Some(c) == border) {
+        let url = piece.trim_end_matches(|c| Some(c) == border);
+        let is_of_scheme = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.');
+        let start = url.find("://").map(|end| url[..end].trim_end_matches(is_of_scheme).len());
+        match start {
+            // Of a disk on an NBD server, the query says where the server is.
+            Some(start) if !NbdAddress::is_name(&url[start..]) => {
+                shown.push_str(&url[..start]);
+                shown.push_str(&HttpUrl::hide(&url[start..]));
+            }
+            _ => shown.push_str(url),
         }
-        shown.push_str(&url[..key]);
-        shown.push_str(&HttpUrl::hide(&url[key..]));
         shown.push_str(&piece[url.len()..]);
     }
-    shown + end
+    shown
 }
 
 #[cfg(test)]
@@ -46,6 +63,19 @@ mod tests {
             ),
             ("driver=http,url=http://h/,cookie=PW", "driver=http,url=http://h/,cookie..."),
             ("nbd+unix:///x?socket=/s", "nbd+unix:///x?socket=/s"),
+            // A comma, a quote and a blank in a password or a query; a slash that should have been escaped.
+            ("http://u:P,W@h:0/x?sig=S,S", "http://h:0/x?..."),
+            ("http://u:P'W \"@h:0/x", "http://h:0/x"),
+            ("http://u:P/W@h/x", "http://h/x"),
+            ("driver=http,url=http://u:P,,W@h:0/x?sig=S,,S,a=b", "driver=http,url=http://h:0/x?...,a=b"),
+            (
+                "json:{\"url\":\"http:\\/\\/u:P,W@h:0\\/x?S,S\",\"a\":1}",
+                "json:{\"url\":\"http://h:0/x?...\",\"a\":1}",
+            ),
+            // Schemes that are not known.
+            ("htps://u:PW@h/x?sig=S", "htps://h/x?..."),
+            ("./htps://u:PW@h/x", "./htps://h/x"),
+            (" http://u:PW@h/x", " http://h/x"),
             ("cookies.raw", "cookies.raw"),
         ] {
             assert_eq!(without_secrets(OsStr::new(name)), shown);

@@ -51,15 +51,32 @@ fn refused(image: &Path, name: &str, role: Role, remedy: &str) -> Error {
     Error::new(ErrorKind::ReferenceRefused, message).on(image)
 }
 
-/// A name without the user, the password and the query of a URL.
+/// A name without the users, the passwords and the queries of its URLs. It may be a description with several of them.
 fn without_secrets(name: &str) -> String {
-    let Some((scheme, rest)) = name.split_once("://").filter(|(scheme, _)| scheme.starts_with("http")) else {
-        return name.to_owned();
-    };
-    let (place, query) = rest.split_once('?').map_or((rest, ""), |(place, _)| (place, "?..."));
-    let end = place.find('/').unwrap_or(place.len());
-    let host = place[..end].rfind('@').map_or(0, |at| at + 1);
-    format!("{scheme}://{}{query}", &place[host..])
+    let is_description = name.starts_with("json:");
+    // Slashes may be escaped in a description.
+    let mut rest = if is_description { name.replace("\\/", "/") } else { name.to_owned() };
+    let mut shown = String::with_capacity(rest.len());
+    while let Some(at) = rest.find("://") {
+        let is_of_scheme = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.');
+        let scheme = rest[..at].trim_end_matches(is_of_scheme).len();
+        let is_web = rest.get(scheme..scheme + 4).is_some_and(|begin| begin.eq_ignore_ascii_case("http"));
+        let tail = rest.split_off(at + 3);
+        shown.push_str(&rest);
+        let end = if is_description { tail.find('"').unwrap_or(tail.len()) } else { tail.len() };
+        let (url, after) = tail.split_at(end);
+        if is_web {
+            let (place, query) = url.split_once('?').map_or((url, ""), |(place, _)| (place, "?..."));
+            let end = place.find('/').unwrap_or(place.len());
+            let host = place[..end].rfind('@').map_or(0, |at| at + 1);
+            shown.push_str(&place[host..]);
+            shown.push_str(query);
+        } else {
+            shown.push_str(url);
+        }
+        after.clone_into(&mut rest);
+    }
+    shown + &rest
 }
 
 /// The URL that a relative name in the image at the URL `image` means; `None` where there is no such thing.
@@ -144,7 +161,8 @@ pub(crate) fn open(
 
 fn failed(image: &Path, name: &str, role: Role, e: zebu_storage::IoError) -> Error {
     let error = Error::from(e);
-    let message = format!("could not open the {} '{name}': {}", role.name(), error.message());
+    let shown = without_secrets(name);
+    let message = format!("could not open the {} '{shown}': {}", role.name(), error.message());
     Error::new(error.kind(), message).with_errno(error.errno()).on(image)
 }
 
@@ -174,6 +192,29 @@ mod tests {
         for name in ["base.img", "/abs/base:1.img", "./a:b", "dir/a:b"] {
             assert!(is_plain_path(name), "{name}");
         }
+    }
+
+    #[test]
+    fn names_are_told_of_without_their_secrets() {
+        for (name, shown) in [
+            ("base.img", "base.img"),
+            ("HTTP://u:PW@h/x?sig=S", "HTTP://h/x?..."),
+            ("nbd+unix:///e?socket=/s", "nbd+unix:///e?socket=/s"),
+            (
+                "json:{\"url\":\"https:\\/\\/u:PW@h/x?S\",\"b\":\"http://u:PW@h\"}",
+                "json:{\"url\":\"https://h/x?...\",\"b\":\"http://h\"}",
+            ),
+        ] {
+            assert_eq!(without_secrets(name), shown);
+        }
+        let url = "http://u:PW@h/x?sig=S";
+        let error = zebu_storage::IoError::of_file(
+            zebu_storage::Op::Open,
+            zebu_storage::IoErrorKind::Os(libc::ENOENT),
+            "http://h/x?...",
+        );
+        let message = failed(Path::new("a.qcow2"), url, Role::BackingFile, error).to_string();
+        assert!(!message.contains("PW") && !message.contains("sig"), "{message}");
     }
 
     #[test]

@@ -4,8 +4,11 @@ use super::cache::BLOCK;
 use crate::network::deadline::Allowance;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use zebu_storage::{Completer, StorageDone, StorageOp};
+
+/// The most time between the beginnings of two reads that are fetched as one: both fail when the first one's time is over.
+const MOST_APART: Duration = Duration::from_secs(1);
 
 /// A range to be fetched.
 pub(super) struct Fetch {
@@ -49,9 +52,13 @@ impl Fetch {
         self.allowance.limit()
     }
 
-    /// Takes `next` in if it is what follows, and both are of one kind and no longer than `most` together.
+    /// Takes `next` in if it is what follows, and both are of one kind and time and no longer than `most` together.
     pub(super) fn join(&mut self, next: Fetch, most: u64) -> Result<(), Box<Fetch>> {
-        if self.range.end != next.range.start || next.range.end - self.range.start > most {
+        let apart = next.deadline().saturating_duration_since(self.deadline());
+        if self.range.end != next.range.start
+            || next.range.end - self.range.start > most
+            || apart > MOST_APART
+        {
             return Err(Box::new(next));
         }
         match (&mut self.memory, next.memory) {
@@ -132,5 +139,33 @@ pub(super) fn answer(readers: Vec<Completer>, result: Result<(), i32>) {
     for reader in readers {
         let StorageOp::Read { len, .. } = reader.op() else { continue };
         reader.finish(result.map(|()| StorageDone::Moved(len)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::network::deadline::Backlog;
+    use zebu_storage::IoBuf;
+
+    #[test]
+    fn reads_are_fetched_as_one_only_if_their_time_is_the_same() {
+        let backlog = Backlog::default();
+        let begun = Instant::now();
+        let read = |number: u64, after: Duration| {
+            let (offset, len) = (number * 4096, 4096);
+            let op = StorageOp::Read { offset, len };
+            let done = Completer::new(op, IoBuf::zeroed(len as usize).into(), |_, _| {});
+            let allowance = backlog.allowance(begun + after, Duration::from_secs(60), len);
+            Fetch::of_reader(offset..offset + len, done, allowance)
+        };
+        let mut fetch = read(0, Duration::ZERO);
+        assert!(fetch.join(read(1, Duration::from_millis(500)), 1 << 20).is_ok());
+        let later = read(2, Duration::from_secs(50));
+        let deadline = later.deadline();
+        let Err(left) = fetch.join(later, 1 << 20) else {
+            panic!("it would fail 50 seconds before its time")
+        };
+        assert_eq!((left.deadline(), fetch.rest()), (deadline, 0..8192));
     }
 }

@@ -65,6 +65,15 @@ impl HttpUrl {
         let (scheme, rest) =
             name.split_once("://").map_or(("", name), |(_, rest)| (&name[..name.len() - rest.len()], rest));
         let end = rest.find(['/', '?']).unwrap_or(rest.len());
+        let has_no_port = |(_, port): (&str, &str)| !port.bytes().all(|byte| byte.is_ascii_digit());
+        let is_cut = !rest[..end].contains('@') && rest[..end].rsplit_once(':').is_some_and(has_no_port);
+        let from = match rest.rfind('@') {
+            // A password with a character that ends the authority: it should have been escaped.
+            Some(at) if is_cut => at + 1,
+            _ => 0,
+        };
+        let rest = &rest[from..];
+        let end = rest.find(['/', '?']).unwrap_or(rest.len());
         let (authority, path) = rest.split_at(end);
         let place = authority.rsplit('@').next().unwrap_or_default();
         let shown = path.split('?').next().unwrap_or_default();
@@ -204,6 +213,9 @@ mod tests {
             ("http://secret@", "http://"),
             ("nbd://h/x", "nbd://h/x"),
             ("a@b/c", "b/c"),
+            ("http://u:se/cret@h/p", "http://h/p"),
+            ("http://u:se?cret@h/p?s=secret", "http://h/p?..."),
+            ("http://h:80/a@b", "http://h:80/a@b"),
         ] {
             assert_eq!(HttpUrl::hide(name), shown);
         }

@@ -142,6 +142,8 @@ pub(super) struct Connection<'a, W> {
     /// By cookies, which are never used again: later ones are greater.
     pending: BTreeMap<u64, Request>,
     pending_bytes: u64,
+    /// Requests that the server has refused because it is about to end. It may still do the others.
+    refused: Vec<Request>,
     next_cookie: u64,
     outgoing: VecDeque<Outgoing>,
     input: Vec<u8>,
@@ -174,6 +176,7 @@ impl<'a, W: Watcher> Connection<'a, W> {
             stats,
             pending: BTreeMap::new(),
             pending_bytes: 0,
+            refused: Vec::new(),
             next_cookie: 1,
             outgoing: VecDeque::new(),
             input: vec![0; RECEIVED],
@@ -206,8 +209,7 @@ impl<'a, W: Watcher> Connection<'a, W> {
                 error.kind(),
                 io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
             ),
-            Lost::Shutdown => true,
-            Lost::Closed | Lost::Breach(_) | Lost::Silent => false,
+            Lost::Closed | Lost::Breach(_) | Lost::Silent | Lost::Shutdown => false,
         };
         let may_come = !is_closed_by_peer && self.pending.values().any(Request::may_change_later);
         let unanswered = if may_come { Unanswered::MayCome } else { Unanswered::None };
@@ -216,7 +218,8 @@ impl<'a, W: Watcher> Connection<'a, W> {
         self.watcher.is_over(self.number, unanswered);
         self.queue.detach(self.number);
         let now = Instant::now();
-        let pending = std::mem::take(&mut self.pending).into_values();
+        let refused = std::mem::take(&mut self.refused);
+        let pending = std::mem::take(&mut self.pending).into_values().chain(refused);
         let (over, left): (Vec<_>, Vec<_>) = pending.partition(|request| self.until(request) <= now);
         if !matches!(lost, Lost::Closed) {
             self.queue.note_failure(lost.to_string());
@@ -241,10 +244,17 @@ impl<'a, W: Watcher> Connection<'a, W> {
         if self.queue.is_closed() {
             return Err(Lost::Closed);
         }
-        self.take_requests();
+        if self.refused.is_empty() {
+            self.take_requests();
+        } else if self.pending.values().any(Request::may_change_later) {
+            // Sent again over another connection, they might be done here after what comes later.
+            self.queue.leave(self.number);
+        } else {
+            return Err(Lost::Shutdown);
+        }
         self.send()?;
         let now = Instant::now();
-        let next = self.pending.values().map(|request| self.until(request)).min();
+        let next = self.pending.values().chain(&self.refused).map(|request| self.until(request)).min();
         if next.is_some_and(|deadline| deadline <= now) {
             return Err(Lost::Silent);
         }
@@ -509,9 +519,6 @@ impl<'a, W: Watcher> Connection<'a, W> {
                 if wants_chunks && self.terms.style != Style::Simple {
                     return Err(Breach("a reply without chunks to a read").into());
                 }
-                if error == ESHUTDOWN {
-                    return Err(Lost::Shutdown);
-                }
                 request.error = error;
                 if is_read && error == 0 {
                     let part = request.part.clone();
@@ -568,7 +575,6 @@ impl<'a, W: Watcher> Connection<'a, W> {
         let Some(request) = self.pending.get_mut(&cookie) else { return Ok(()) };
         match content {
             Content::Nothing | Content::Hole { .. } => {}
-            Content::Error(ESHUTDOWN) => return Err(Lost::Shutdown),
             Content::Error(error) => request.error = error,
             Content::Status { context, runs } => {
                 if request.command != command::BLOCK_STATUS {
@@ -598,6 +604,10 @@ impl<'a, W: Watcher> Connection<'a, W> {
             // The memory is not what the disk has: another connection may tell.
             self.pending.insert(cookie, request);
             return Err(Breach("a read that ends before all of it was sent").into());
+        }
+        if request.error == ESHUTDOWN {
+            self.refused.push(request);
+            return Ok(());
         }
         if request.error == 0 {
             self.watcher.succeeded(self.number, &request);

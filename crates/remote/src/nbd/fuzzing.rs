@@ -185,6 +185,11 @@ mod tests {
         // Runs of another context are no answer.
         let other = [6u32, 4096, 3].map(u32::to_be_bytes).concat();
         assert_eq!(answers(1, &chunk(true, 5, 3, &other)).runs, Some(Err(libc::EIO)));
+        // A server that is about to end may still do the changes that it was sent before: their answers are waited for.
+        let refused = chunk(true, 0x8001, 1, &[0, 0, 0, 108, 0, 0]);
+        let found = answers(1, &[refused, simple(0, 2, &[])].concat());
+        assert_eq!((found.read, found.written), (Some(Err(libc::EIO)), Some(Ok(()))));
+        assert_eq!(found.end, "the server is about to end");
         assert_eq!(answers(1, &simple(108, 2, &[])).end, "the server is about to end");
     }
 

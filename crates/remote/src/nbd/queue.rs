@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 /// The load of a connection that is not there.
 pub(super) const ABSENT: usize = usize::MAX;
+/// The load of a connection that takes no more requests.
+pub(super) const LEAVING: usize = ABSENT - 1;
 
 /// The queue that all connections of a disk take from.
 pub(super) struct Queue {
@@ -179,6 +181,14 @@ impl Queue {
         drop(state);
         self.more.notify_all();
         self.bells.iter().for_each(Bell::ring);
+    }
+
+    /// A connection takes no more requests: the others do.
+    pub(super) fn leave(&self, connection: usize) {
+        self.set_load(connection, LEAVING);
+        self.more.notify_all();
+        let others = self.bells.iter().enumerate().filter(|(number, _)| *number != connection);
+        others.for_each(|(_, bell)| bell.ring());
     }
 
     /// Takes the next request for this connection that is not over time; those that are get EIO.
