@@ -80,7 +80,15 @@ struct Run {
 /// The part that every run of all checks has.
 pub(crate) fn slice() -> Outcome {
     parts(300, "")?;
-    engine(200).map(drop)
+    none_failed(&engine(200)?.1)
+}
+
+/// An error if a pair of operations or a scenario failed.
+fn none_failed(part: &Part) -> Outcome {
+    match part.counts.failed {
+        0 => Ok(()),
+        failed => Err(format!("{failed} pairs of operations or scenarios failed")),
+    }
 }
 
 pub(crate) fn command(args: &InterleaveArgs) -> Outcome {
@@ -97,11 +105,9 @@ pub(crate) fn command(args: &InterleaveArgs) -> Outcome {
     if !whole {
         return Ok(());
     }
-    let (cpu_seconds, Part { counts, beside }) = engine(args.schedules)?;
-    let verdict = match counts.failed {
-        0 => Ok(()),
-        failed => Err(format!("{failed} pairs of operations or scenarios failed")),
-    };
+    let (cpu_seconds, part) = engine(args.schedules)?;
+    let verdict = none_failed(&part);
+    let Part { counts, beside } = part;
     let kept = origin.map_or(Ok(()), |origin| KEPT.add(&Run { origin, cpu_seconds, counts, beside }, sums));
     all([verdict, kept])
 }

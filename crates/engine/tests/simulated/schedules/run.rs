@@ -252,13 +252,12 @@ impl Company {
             return Err(violation);
         }
         let run = |stuck: zebu_sim::Stuck| stuck.to_string();
-        let len = image.virtual_size();
-        let op = guest.model.borrow_mut().begin(GuestRequest::Read);
-        let disk = world.block_on(read_all(worker, image, len)).map_err(run)??;
-        guest.model.borrow().check_read(op, 0, &disk).map_err(|v| format!("read of the whole: {v}"))?;
-        guest.model.borrow_mut().end(op, GuestResult::Done);
         let has_closed = plan.threads.iter().flatten().any(|op| *op == Op::Close);
         if !has_closed {
+            let op = guest.model.borrow_mut().begin(GuestRequest::Read);
+            let disk = world.block_on(read_all(worker, image, image.virtual_size())).map_err(run)??;
+            guest.model.borrow().check_read(op, 0, &disk).map_err(|v| format!("read of the whole: {v}"))?;
+            guest.model.borrow_mut().end(op, GuestResult::Done);
             world.block_on(image.close(worker)).map_err(run)?.map_err(|e| format!("close: {e}"))?;
             guest.model.borrow_mut().apply(GuestRequest::Flush);
         }
