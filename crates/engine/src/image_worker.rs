@@ -78,7 +78,7 @@ impl ImageWorker {
 
 /// Blocks the thread until there is a result of `running`.
 pub(crate) fn wait<T>(running: Running<Result<T>>, path: &Path) -> Result<T> {
-    running.wait_if_begun(LONG * PATIENCE).unwrap_or_else(|undone| match undone {
+    running.wait_if_begun(LONG, PATIENCE).unwrap_or_else(|undone| match undone {
         Undone::Vanished => Err(vanished(path)),
         Undone::TakenBack => {
             let message = "nothing was begun, because the disk's thread was blocked for half a minute: a function that it \

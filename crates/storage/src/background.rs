@@ -487,28 +487,32 @@ impl<T> Running<T> {
         self.block(None).map_err(|_| Vanished)
     }
 
-    /// As [`Running::wait`], but takes work back that has not begun after `patience`: its thread is blocked by other work.
+    /// As [`Running::wait`], but takes work back that has not begun after so many `turns` of `patience`: its thread is blocked
+    /// by other work. While the whole process is stopped, one turn passes at most.
     ///
     /// # Errors
     /// [`Undone`].
-    pub fn wait_if_begun(self, patience: Duration) -> Result<T, Undone> {
-        self.block(Instant::now().checked_add(patience))
+    pub fn wait_if_begun(self, turns: u32, patience: Duration) -> Result<T, Undone> {
+        self.block(Some((turns, patience)))
     }
 
-    /// Blocks the thread, until this moment at most if the work has not begun then.
-    fn block(mut self, mut until: Option<Instant>) -> Result<T, Undone> {
+    fn block(mut self, mut turns: Option<(u32, Duration)>) -> Result<T, Undone> {
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
         let mut context = Context::from_waker(&waker);
+        let mut began = Instant::now();
         loop {
             if let Poll::Ready(result) = Pin::new(&mut self).poll(&mut context) {
                 return result.map_err(|Vanished| Undone::Vanished);
             }
-            match until.map(|until| until.saturating_duration_since(Instant::now())) {
+            match turns {
                 None => std::thread::park(),
-                Some(Duration::ZERO) if self.offer.take_back() => return Err(Undone::TakenBack),
+                Some((0, _)) if self.offer.take_back() => return Err(Undone::TakenBack),
                 // It has begun.
-                Some(Duration::ZERO) => until = None,
-                Some(left) => std::thread::park_timeout(left),
+                Some((0, _)) => turns = None,
+                Some((left, patience)) => match patience.saturating_sub(began.elapsed()) {
+                    Duration::ZERO => (turns, began) = (Some((left - 1, patience)), Instant::now()),
+                    rest => std::thread::park_timeout(rest),
+                },
             }
         }
     }
@@ -601,10 +605,10 @@ mod tests {
             background.run(move |_| async move { done.fetch_add(1, SeqCst) })
         };
         let kept = counts();
-        assert_eq!(counts().wait_if_begun(Duration::from_millis(10)), Err(Undone::TakenBack));
+        assert_eq!(counts().wait_if_begun(3, Duration::from_millis(10)), Err(Undone::TakenBack));
         go.send(()).unwrap();
         // What has begun is waited for.
-        assert_eq!(blocks.wait_if_begun(Duration::ZERO), Ok(true));
+        assert_eq!(blocks.wait_if_begun(0, Duration::ZERO), Ok(true));
         assert_eq!(kept.wait(), Ok(0));
         drop(background);
         assert_eq!(done.load(SeqCst), 1);
