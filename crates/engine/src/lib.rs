@@ -76,6 +76,7 @@ mod qcow2;
 mod queue;
 mod rate_limit;
 mod raw;
+mod read_again;
 mod refs;
 mod remedy;
 mod remote;
