@@ -88,12 +88,23 @@ impl ObjectStore {
         let _ = self.child.wait();
     }
 
-    /// Has it answer nobody, or go on.
+    /// Has it answer nobody until it is killed or continued.
     ///
     /// # Panics
     /// If it can't be signalled.
-    pub fn pause(&self, is_paused: bool) {
-        let signal = if is_paused { Signal::STOP } else { Signal::CONT };
+    pub fn suspend(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// Has it answer again.
+    ///
+    /// # Panics
+    /// If it can't be signalled.
+    pub fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
         let id = Pid::from_raw(self.child.id() as i32).expect("a process");
         kill_process(id, signal).expect("a signal");
     }

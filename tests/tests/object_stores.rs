@@ -599,11 +599,11 @@ fn a_backup_replaces_no_object_that_was_made_meanwhile() {
     std::fs::write(dir.join("small.raw"), vec![7; 3 << 20]).unwrap();
     std::fs::write(dir.join("other"), "another object").unwrap();
     let store = ObjectStore::start(dir);
-    for (disk, rate, key) in [("disk.raw", "8M", "many-parts"), ("small.raw", "1M", "one-part")] {
+    for (disk, rate, key) in [("disk.raw", "4M", "many-parts"), ("small.raw", "512K", "one-part")] {
         let name = format!("s3://disks/{key}");
         let words = ["backup", "-r", rate, "-f", "raw", "--manifest", "m", disk, &name];
         let child = store.command(&[], &words).stderr(Stdio::piped()).spawn().unwrap();
-        std::thread::sleep(Duration::from_millis(1500));
+        std::thread::sleep(Duration::from_secs(3));
         store.put("other", key);
         let done = child.wait_with_output().unwrap();
         let said = String::from_utf8(done.stderr).unwrap();
@@ -633,7 +633,7 @@ fn an_upload_to_a_store_that_does_not_answer_ends_at_a_signal() {
     let words = ["backup", "-r", "8M", "-f", "raw", "--manifest", "m", "noise.raw", "s3://disks/silent"];
     let child = store.command(&[], &words).stderr(Stdio::piped()).spawn().unwrap();
     std::thread::sleep(Duration::from_secs(3));
-    store.pause(true);
+    store.suspend();
     std::thread::sleep(Duration::from_millis(1500));
     let id = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
     rustix::process::kill_process(id, rustix::process::Signal::TERM).unwrap();
@@ -641,6 +641,6 @@ fn an_upload_to_a_store_that_does_not_answer_ends_at_a_signal() {
     let done = child.wait_with_output().unwrap();
     assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
     assert!(!done.status.success() && !dir.join("m").exists());
-    store.pause(false);
+    store.resume();
     assert!(store.get("silent").is_none());
 }
