@@ -107,20 +107,25 @@ fn stages(args: &TestArgs) -> Vec<Vec<Lane>> {
     stages
 }
 
+/// The steps whose names contain one of these texts; all if there is none.
+fn chosen(mut stages: Vec<Vec<Lane>>, texts: &[String]) -> Outcome<Vec<Vec<Lane>>> {
+    if texts.is_empty() {
+        return Ok(stages);
+    }
+    let all: Vec<&str> = stages.iter().flatten().flatten().map(|step| step.name).collect();
+    if let Some(unknown) = texts.iter().find(|text| !all.iter().any(|name| name.contains(*text))) {
+        return Err(format!("no step has '{unknown}' in its name: {}", all.join(", ")));
+    }
+    for lane in stages.iter_mut().flatten() {
+        lane.retain(|step| texts.iter().any(|text| step.name.contains(text)));
+    }
+    Ok(stages)
+}
+
 pub(crate) fn run_all(args: &TestArgs) -> Outcome {
     let mut table = Table::new(["step", "time", ""]);
     let mut failures = Vec::new();
-    let mut stages = stages(args);
-    if !args.steps.is_empty() {
-        let all: Vec<&str> = stages.iter().flatten().flatten().map(|step| step.name).collect();
-        if let Some(unknown) = args.steps.iter().find(|text| !all.iter().any(|name| name.contains(*text))) {
-            return Err(format!("no step has '{unknown}' in its name: {}", all.join(", ")));
-        }
-        for lane in stages.iter_mut().flatten() {
-            lane.retain(|step| args.steps.iter().any(|text| step.name.contains(text)));
-        }
-    }
-    for lanes in stages {
+    for lanes in chosen(stages(args), &args.steps)? {
         let ended: Vec<Vec<Ended>> = std::thread::scope(|scope| {
             let lanes: Vec<_> = lanes.into_iter().map(|lane| scope.spawn(move || run_lane(&lane))).collect();
             lanes.into_iter().map(|lane| lane.join().expect("a step returns its failure")).collect()
