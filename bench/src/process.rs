@@ -227,7 +227,7 @@ pub fn peak_memory(command: &mut Command) -> Outcome<u64> {
 }
 
 /// The largest resident set that a process has had, in bytes.
-fn resident_peak(pid: u32) -> Option<u64> {
+pub(crate) fn resident_peak(pid: u32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use zebu_tests::nbd_client::Client;
+use zebu_tests::nbd_client::{Client, command};
 use zebu_tests::program::{Finished, find, run_in, zebu};
 use zebu_tests::random::Random;
 use zebu_tests::scratch::Scratch;
@@ -101,6 +101,37 @@ fn an_overlay_is_made_keeps_what_is_written_and_shows_the_rest() {
     server.stop();
     assert!(qemu_img(dir, "info local.qcow2").stdout.contains("www/disk.qcow2"));
     qemu_img(dir, "compare -q www/disk.raw www/disk.qcow2");
+}
+
+#[test]
+fn a_page_is_written_above_a_server_without_asking_it() {
+    let scratch = Scratch::new("lazy-pages");
+    let dir = scratch.path();
+    let base = source(dir);
+    let web = WebServer::start(dir);
+    for path in ["/disk.raw", "/packed.qcow2"] {
+        let mut content = base.clone();
+        let format = if path == "/disk.raw" { "raw" } else { "qcow2" };
+        let _ = std::fs::remove_file(dir.join("own.qcow2"));
+        let server = Server::start(dir, &format!("--overlay own.qcow2 -f {format} {}", web.url(path)));
+        let mut client = Client::open(server.socket(), "").unwrap();
+        // It has the base's tables then.
+        assert!(client.read(8 << 20, 4096).unwrap() == content[8 << 20..][..4096]);
+        let before = ranges(&web, path).len();
+        for at in (8 << 20..LEN).step_by((1 << 20) + (20 << 10)) {
+            let bytes = pattern(4096, at);
+            assert_eq!(client.write(0, at, &bytes).unwrap(), 0);
+            content[at as usize..][..4096].copy_from_slice(&bytes);
+        }
+        assert_eq!(client.call(0, command::FLUSH, 0, 0).unwrap().error, 0);
+        assert_eq!(ranges(&web, path).len(), before, "{path}");
+        for at in (0..LEN).step_by(1 << 20) {
+            assert!(client.read(at, 1 << 20).unwrap() == content[at as usize..][..1 << 20], "{path} {at}");
+        }
+        drop(client);
+        server.stop();
+        qemu_img(dir, "check -q own.qcow2");
+    }
 }
 
 #[test]

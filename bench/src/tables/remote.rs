@@ -5,7 +5,7 @@ use crate::fio::{Ask, fio};
 use crate::images::noise;
 use crate::lab::{Lab, mib, remove};
 use crate::metric::{Metric, Sample};
-use crate::process::{measure_ok_within, run};
+use crate::process::{measure_ok_within, resident_peak, run};
 use crate::programs::{BOTH, FASTEST, Program};
 use crate::run::{Side, sample};
 use crate::web::{Daemon, Origin, link_program, slow_link, web_server};
@@ -88,7 +88,17 @@ pub(super) fn reads(lab: &Lab) -> Outcome {
     let program = link_program()?;
     let files = lab.file("www");
     fs::create_dir_all(&files).map_err(|error| error.to_string())?;
-    for (mebibytes, shown) in [(48, "48 MiB, which the cache holds"), (512, "512 MiB")] {
+    let rows = [
+        (48, Keep::Usual, "48 MiB, which the cache holds"),
+        (512, Keep::Usual, "512 MiB, of which the cache holds an eighth"),
+        (512, Keep::Memory, "512 MiB, memory=640M"),
+        (512, Keep::Directory, "512 MiB, --cache-dir"),
+    ];
+    for (mebibytes, keep, shown) in rows {
+        let name = format!("4 KiB random reads at 20 ms and 1 Gbit/s, depth 32, {shown}");
+        if !lab.wants(&name) {
+            continue;
+        }
         let source = files.join("data.raw");
         noise(&source, mebibytes << 20)?;
         let (_web, port) = web_server(&lab.dir, Origin::Files(&files))?;
@@ -96,23 +106,39 @@ pub(super) fn reads(lab: &Lab) -> Outcome {
         let url = format!("http://127.0.0.1:{port}/data.raw");
         let sides = ["zebu", "nbdkit", "QEMU"].map(|who| {
             let url = url.clone();
-            Side::new(who, move || cold_reads(lab, who, &url, mebibytes << 20))
+            Side::new(who, move || cold_reads(lab, who, keep, &url, mebibytes << 20))
         });
-        lab.row(&format!("4 KiB random reads at 20 ms and 1 Gbit/s, depth 32, {shown}"), sides);
+        lab.row(&name, sides);
         remove(&source)?;
     }
     Ok(())
 }
 
-fn cold_reads(lab: &Lab, who: &str, url: &str, size: u64) -> Outcome<Sample> {
+/// Where zebu keeps what it read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Keep {
+    /// In 64 MiB of memory, as without an option.
+    Usual,
+    Memory,
+    Directory,
+}
+
+fn cold_reads(lab: &Lab, who: &str, keep: Keep, url: &str, size: u64) -> Outcome<Sample> {
     let socket = lab.file("reads.sock");
     let _ = fs::remove_file(&socket);
     let path = socket.display();
     let mut command = match who {
         "zebu" => {
             let mut command = lab.zebu();
-            command.args(["serve", "--read-only", "--nbd", &format!("unix:{path}"), "--image-opts"]);
-            command.arg(format!("driver=http,url={url},connections={CONNECTIONS}"));
+            command.args(["serve", "--read-only", "--nbd", &format!("unix:{path}")]);
+            if keep == Keep::Directory {
+                let cache = lab.file("cache");
+                let _ = fs::remove_dir_all(&cache);
+                command.arg("--cache-dir").arg(cache);
+            }
+            let memory = if keep == Keep::Memory { ",memory=640M" } else { "" };
+            command
+                .args(["--image-opts", &format!("driver=http,url={url},connections={CONNECTIONS}{memory}")]);
             command
         }
         "nbdkit" => {
@@ -128,12 +154,15 @@ fn cold_reads(lab: &Lab, who: &str, url: &str, size: u64) -> Outcome<Sample> {
             command
         }
     };
-    let _running = Daemon::start(&mut command, || std::os::unix::net::UnixStream::connect(&socket).is_ok())?;
+    let server = Daemon::start(&mut command, || std::os::unix::net::UnixStream::connect(&socket).is_ok())?;
     let target = ["--ioengine=nbd", &format!("--uri=nbd+unix:///?socket={path}")];
     let ask = match who {
         // It has a connection to the web server for each of its clients (newer versions: `connections=`).
         "nbdkit" => Ask { connections: CONNECTIONS, ..Ask::random("randread", 1) },
         _ => Ask::random("randread", 32),
     };
-    Ok(fio(ask, size, lab.sized(5, 10), &target)?.sample())
+    let mut sample = fio(ask, size, lab.sized(5, 10), &target)?.sample();
+    let peak = resident_peak(server.0.id()).ok_or("the server has ended")?;
+    sample.push((Metric::MaxRssMib, peak as f64 / 1048576.0));
+    Ok(sample)
 }

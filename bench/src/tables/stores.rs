@@ -98,17 +98,33 @@ pub(super) fn transfers(lab: &Lab) -> Outcome {
     run(&mut Copier::Zebu.copy(lab, port, &from, &Copier::Zebu.object(key)))?;
     let target = lab.file("target.raw");
     let to = target.display().to_string();
-    let down = |copier: Copier| {
+    let down = |copier: Copier, is_durable: bool| {
         let (to, source, target) = (to.clone(), &source, &target);
-        let copy = move || copier.copy(lab, port, &copier.object(key), &to);
+        let copy = move || {
+            let copy = copier.copy(lab, port, &copier.object(key), &to);
+            if is_durable && !matches!(copier, Copier::Zebu) { then_synced(&copy, target) } else { copy }
+        };
         transfer(copier, copy, source, move || {
             run(Command::new("cmp").arg(source).arg(target))?;
             remove(target)
         })
     };
-    lab.row(&format!("convert raw from MinIO, {gib} GiB"), copiers.iter().copied().map(down));
+    // zebu's target is durable at its end, the others' are not.
+    for (is_durable, name) in [(false, "until each program ends"), (true, "until the file is durable")] {
+        let sides = copiers.iter().map(|copier| down(*copier, is_durable));
+        lab.row(&format!("convert raw from MinIO, {gib} GiB, {name}"), sides);
+    }
     store.end()?;
     fs::remove_dir_all(&data).map_err(|error| format!("{}: {error}", data.display()))
+}
+
+/// A command, and `sync` of the file that it made.
+fn then_synced(command: &Command, file: &Path) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "\"$@\" && sync \"$FILE\"", "sh"]).env("FILE", file);
+    shell.arg(command.get_program()).args(command.get_args());
+    shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    shell
 }
 
 /// A copy that is measured, and what is done after it.

@@ -407,8 +407,8 @@ impl Image {
     }
 
     /// Copies into the image what its backing images show in a range, as far as it has nothing there itself; bytes that
-    /// were copied. The disk shows the same afterwards. Whole clusters (subclusters) around the range are filled, but for
-    /// those that read as zero.
+    /// were copied. The disk shows the same afterwards. Whole clusters around the range are filled, but for what reads as
+    /// zero; with subclusters of less than 64 KiB, so many bytes of a larger cluster.
     ///
     /// Requests beside it may change the range: what they write stays.
     ///

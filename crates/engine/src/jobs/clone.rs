@@ -189,6 +189,9 @@ async fn reflink(worker: &Worker, image: &Image, target: &Path) -> Result<Option
     Ok(None)
 }
 
+/// Bytes of a cluster above a base that is no local file. It has 32 subclusters: a guest's write of whole pages copies nothing of the base.
+const CLUSTER_ABOVE_REMOTE: u64 = 64 << 10;
+
 /// Makes an empty image on top of this one. Gives the name of the backing file as written into it.
 async fn overlay(worker: &Worker, image: &Image, target: &Path, options: &CloneOptions) -> Result<PathBuf> {
     let backing = match &options.backing_name {
@@ -208,10 +211,13 @@ async fn overlay(worker: &Worker, image: &Image, target: &Path, options: &CloneO
         .map_err(|error| from_io(target, "can't make a file in the clone's directory", &error))?;
     let mut made = NewFiles::default();
     made.add(&temporary);
+    // The rest of a cluster would have to come from the network first.
+    let is_remote = image.data_file_at(0).is_some_and(File::is_foreign);
     let create = CreateOptions {
         format: Format::Qcow2,
         size: Some(image.virtual_size()),
-        cluster_size: image.cluster_size(),
+        cluster_size: if is_remote { CLUSTER_ABOVE_REMOTE } else { image.cluster_size() },
+        extended_l2: is_remote,
         backing: Some((backing.clone(), image.format())),
         cache: options.cache,
         refs: RefPolicy::All,

@@ -20,6 +20,9 @@ use zebu_storage::sabotage::{self, Fault};
 /// Bytes that are copied at once.
 const AT_ONCE: u64 = 1 << 20;
 
+/// Bytes around a range that are filled with it: a cluster, but of large clusters with subclusters so much only.
+const AROUND: u64 = 64 << 10;
+
 /// A part of the disk that is done.
 struct Step {
     len: u64,
@@ -47,7 +50,7 @@ impl Qcow2 {
         Ok(false)
     }
 
-    /// Copies what the backing images hold in the units that the range touches, and the image does not; bytes that were
+    /// Copies what the backing images hold in the range and around it, and the image does not; bytes that were
     /// copied. Runs that read as zero are left out.
     pub(crate) async fn fill_from_backing(
         self: &Arc<Self>,
@@ -55,7 +58,7 @@ impl Qcow2 {
         worker: &Worker,
         range: Range<u64>,
     ) -> Result<u64> {
-        let unit = self.geometry.subcluster_size();
+        let unit = self.geometry.cluster_size().min(AROUND).max(self.geometry.subcluster_size());
         let end = range.end.next_multiple_of(unit).min(self.virtual_size());
         let mut at = range.start / unit * unit;
         let mut copied = 0;
