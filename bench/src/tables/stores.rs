@@ -4,8 +4,8 @@ use crate::Outcome;
 use crate::fio::{Ask, fio, fio_once};
 use crate::images::noise;
 use crate::lab::{Lab, mib, remove};
-use crate::metric::Metric;
-use crate::process::{find, measure_ok, run};
+use crate::metric::{Metric, Sample};
+use crate::process::{Usage, find, measure_ok, run};
 use crate::run::{Side, sample};
 use crate::servers::with_cpu;
 use crate::tables::serving::in_order;
@@ -89,58 +89,59 @@ pub(super) fn transfers(lab: &Lab) -> Outcome {
     }
     let from = source.display().to_string();
     let up = |copier: Copier| {
-        let from = from.clone();
+        let (from, source) = (from.clone(), &source);
         let copy = move || copier.copy(lab, port, &from, &copier.object(copier.name()));
-        transfer(copier, copy, &source, || Ok(()))
+        Side::new(copier.name(), move || figures(source, &measure_ok(&mut copy())?))
     };
     lab.row(&format!("convert raw to MinIO, {gib} GiB"), copiers.iter().copied().map(up));
     let key = "source";
     run(&mut Copier::Zebu.copy(lab, port, &from, &Copier::Zebu.object(key)))?;
     let target = lab.file("target.raw");
     let to = target.display().to_string();
-    let down = |copier: Copier, is_durable: bool| {
+    let down = |copier: Copier, until: Until| {
         let (to, source, target) = (to.clone(), &source, &target);
-        let copy = move || {
-            let copy = copier.copy(lab, port, &copier.object(key), &to);
-            if is_durable && !matches!(copier, Copier::Zebu) { then_synced(&copy, target) } else { copy }
-        };
-        transfer(copier, copy, source, move || {
+        Side::new(copier.name(), move || {
+            let mut usage = measure_ok(&mut copier.copy(lab, port, &copier.object(key), &to))?;
+            // zebu's file is durable when it ends.
+            if until == Until::IsDurable && !matches!(copier, Copier::Zebu) {
+                let sync = measure_ok(Command::new("sync").arg(target))?;
+                usage.wall += sync.wall;
+                usage.cpu += sync.cpu;
+            }
             run(Command::new("cmp").arg(source).arg(target))?;
-            remove(target)
+            remove(target)?;
+            figures(source, &usage)
         })
     };
-    // zebu's target is durable at its end, the others' are not.
-    for (is_durable, name) in [(false, "until each program ends"), (true, "until the file is durable")] {
-        let sides = copiers.iter().map(|copier| down(*copier, is_durable));
-        lab.row(&format!("convert raw from MinIO, {gib} GiB, {name}"), sides);
+    for until in [Until::Ends, Until::IsDurable] {
+        let sides = copiers.iter().map(|copier| down(*copier, until));
+        lab.row(&format!("convert raw from MinIO, {gib} GiB, until {}", until.name()), sides);
     }
     store.end()?;
     fs::remove_dir_all(&data).map_err(|error| format!("{}: {error}", data.display()))
 }
 
-/// A command, and `sync` of the file that it made.
-fn then_synced(command: &Command, file: &Path) -> Command {
-    let mut shell = Command::new("sh");
-    shell.args(["-c", "\"$@\" && sync \"$FILE\"", "sh"]).env("FILE", file);
-    shell.arg(command.get_program()).args(command.get_args());
-    shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    shell
+/// The end of a measured copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Until {
+    Ends,
+    IsDurable,
 }
 
-/// A copy that is measured, and what is done after it.
-fn transfer<'a>(
-    copier: Copier,
-    copy: impl Fn() -> Command + 'a,
-    source: &'a Path,
-    after: impl Fn() -> Outcome + 'a,
-) -> Side<'a> {
-    Side::new(copier.name(), move || {
-        let usage = measure_ok(&mut copy())?;
-        after()?;
-        let mut figures = vec![(Metric::MibPerSecond, mib(source)? / usage.wall.as_secs_f64())];
-        figures.extend(sample(&usage));
-        Ok(figures)
-    })
+impl Until {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Ends => "each program ends",
+            Self::IsDurable => "the file is durable",
+        }
+    }
+}
+
+/// Figures of a copy of `source`.
+fn figures(source: &Path, usage: &Usage) -> Outcome<Sample> {
+    let mut figures = vec![(Metric::MibPerSecond, mib(source)? / usage.wall.as_secs_f64())];
+    figures.extend(sample(usage));
+    Ok(figures)
 }
 
 /// Bytes of the disk that is verified.

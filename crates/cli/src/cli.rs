@@ -11,9 +11,10 @@ use crate::manual;
 use crate::output::stdout;
 use crate::program::{self, Program};
 use crate::qemu_names;
+use crate::secrets_in_names::without_secrets;
 use crate::serve::serve_args::ServeArgs;
 use crate::serve::{connector, unmounter};
-use clap::error::ErrorKind;
+use clap::error::{ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
@@ -268,7 +269,17 @@ pub(crate) fn usage_message(error: &clap::Error) -> String {
     {
         return "Not enough arguments: a command is needed".to_owned();
     }
-    let text = error.render().to_string();
+    let mut text = error.render().to_string();
+    for (_, value) in error.context() {
+        let values = match value {
+            ContextValue::String(value) => std::slice::from_ref(value),
+            ContextValue::Strings(values) => values,
+            _ => &[],
+        };
+        for value in values.iter().filter(|value| !value.is_empty()) {
+            text = text.replace(value.as_str(), &without_secrets(value.as_ref()));
+        }
+    }
     let lines: Vec<&str> = text
         .lines()
         .map(str::trim)
@@ -280,6 +291,19 @@ pub(crate) fn usage_message(error: &clap::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_wrong_command_line_is_told_without_the_secrets_of_its_names() {
+        for line in [
+            &["zebu", "info", "a", "http://u:PW@h/x?sig=PW"][..],
+            &["zebu", "http://u:P'W@h/x"],
+            &["zebu", "convert", "--size", "https://u:PW@h/x", "a", "b"],
+            &["zebu", "info", "--cookie=PW", "a"],
+        ] {
+            let message = usage_message(&Cli::command().try_get_matches_from(line).unwrap_err());
+            assert!(!message.contains("PW") && !message.contains("P'W"), "{message}");
+        }
+    }
 
     #[test]
     fn the_command_line_is_consistent() {

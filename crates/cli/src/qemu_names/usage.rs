@@ -2,13 +2,16 @@
 
 use crate::cli::usage_message;
 use crate::failure::Failure;
+use crate::secrets_in_names::without_secrets;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Failure that tells of `error` in `command` as QEMU's program does.
 pub(super) fn failure(error: &clap::Error, command: Option<&str>) -> Failure {
     let named = |kind| match error.get(kind) {
-        Some(ContextValue::String(text)) => text.clone(),
-        Some(ContextValue::Strings(texts)) => texts.first().cloned().unwrap_or_default(),
+        Some(ContextValue::String(text)) => without_secrets(text.as_ref()),
+        Some(ContextValue::Strings(texts)) => {
+            texts.first().map(|text| without_secrets(text.as_ref())).unwrap_or_default()
+        }
         _ => String::new(),
     };
     let argument = named(ContextKind::InvalidArg);

@@ -71,7 +71,7 @@ impl HttpClient {
     /// A client with the certificates, timeouts, proxies and network of `options`; the others mean nothing here.
     pub fn new(options: HttpOptions) -> Self {
         // Addresses are those of the caller's choice, not of a server's.
-        Self { options: options.redirects(Redirects::Any), idle: Mutex::default() }
+        Self { options: options.bounded().redirects(Redirects::Any), idle: Mutex::default() }
     }
 
     /// Sends a request with `body`, and receives its answer. It waits.

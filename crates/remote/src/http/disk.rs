@@ -73,6 +73,7 @@ impl HttpDisk {
                 format!("it needs {} MiB of memory and a connection", LEAST_MEMORY >> 20),
             ));
         }
+        let options = options.bounded();
         let without_ranges = options.without_ranges;
         let until = Instant::now() + options.timeout;
         let found = source(options).and_then(|source| ask_first(source, until)).map_err(|trouble| {

@@ -2,6 +2,7 @@
 
 use super::credentials::Credentials;
 use crate::network::Network;
+use crate::network::deadline::LONGEST;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -62,6 +63,14 @@ zebu_storage::option_setters!(HttpOptions {
     without_ranges: ServersWithoutRanges,
     network: Network,
 });
+
+impl HttpOptions {
+    /// These, with times that can be added to the present.
+    pub(super) fn bounded(self) -> Self {
+        let (timeout, connect_timeout) = (self.timeout.min(LONGEST), self.connect_timeout.min(LONGEST));
+        self.timeout(timeout).connect_timeout(connect_timeout)
+    }
+}
 
 impl Default for HttpOptions {
     fn default() -> Self {

@@ -10,6 +10,7 @@ use super::request::{Answer, Request, SharedFlush, StatusRun};
 use super::wire::Style;
 use crate::error::RemoteError;
 use crate::network::Network;
+use crate::network::deadline::LONGEST;
 use crate::stats::{RemoteStats, StatsSnapshot};
 use crate::stream::Stream;
 use crate::tls::Tls;
@@ -115,6 +116,9 @@ impl NbdDisk {
     pub fn open(address: NbdAddress, options: NbdOptions) -> Result<Self, RemoteError> {
         let name = address.to_string();
         let fail = |errno, reason: String| RemoteError::new(&name, errno, reason);
+        let (timeout, connect_timeout) =
+            (options.timeout.min(LONGEST / FLUSH_FACTOR), options.connect_timeout.min(LONGEST));
+        let options = options.timeout(timeout).connect_timeout(connect_timeout);
         let tls = match &address.tls {
             None => None,
             Some(files) => {

@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 /// The least bytes in a second of a server that is not given up.
 pub(crate) const BYTES_A_SECOND: u64 = 64 << 10;
 
+/// The longest that anything waits: a longer time, as [`Duration::MAX`], is no longer than this. Instants have an end.
+pub(crate) const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
+
 /// The most bytes of later requests that may be answered before a request.
 pub(crate) const MOST_OVERTAKING: u64 = 64 << 20;
 
