@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 /// How long a server may take to begin.
 const BEGINNING: Duration = Duration::from_secs(60);
+/// How long one may take to end.
+const ENDING: Duration = Duration::from_secs(2);
 /// The slow link: what it adds to a request and its answer, and its rate.
 const DELAY_MS: &str = "20";
 const MEGABITS: &str = "1000";
@@ -46,6 +48,12 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
+        // A server with processes of its own has to end them.
+        let _ = run(Command::new("kill").arg(self.0.id().to_string()));
+        let begin = Instant::now();
+        while begin.elapsed() < ENDING && !self.0.try_wait().is_ok_and(|status| status.is_some()) {
+            sleep(Duration::from_millis(10));
+        }
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -5,15 +5,25 @@
 use arbitrary::{Result, Unstructured};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use zebu_foreign::Format;
 use zebu_fuzz::{clients, foreign, image, luks, tables, words};
 
 type Target = fn(&mut Unstructured<'_>) -> Result<()>;
 
-const TARGETS: [(&str, Target); 18] = [
+const TARGETS: [(&str, Target); 27] = [
     ("image_read", image::read),
     ("image_write", image::write),
     ("image_compressed", image::compressed),
     ("foreign_image", foreign::image),
+    ("foreign_vmdk", |input| foreign::damaged(Format::Vmdk, input)),
+    ("foreign_vhdx", |input| foreign::damaged(Format::Vhdx, input)),
+    ("foreign_vpc", |input| foreign::damaged(Format::Vpc, input)),
+    ("foreign_vdi", |input| foreign::damaged(Format::Vdi, input)),
+    ("foreign_qed", |input| foreign::damaged(Format::Qed, input)),
+    ("foreign_parallels", |input| foreign::damaged(Format::Parallels, input)),
+    ("foreign_qcow", |input| foreign::damaged(Format::Qcow, input)),
+    ("foreign_cloop", |input| foreign::damaged(Format::Cloop, input)),
+    ("foreign_dmg", |input| foreign::damaged(Format::Dmg, input)),
     ("header", tables::header),
     ("snapshot_table", tables::snapshots),
     ("bitmap_directory", tables::bitmaps),

@@ -5,6 +5,8 @@
 pub mod base;
 pub mod clients;
 pub mod foreign;
+#[path = "../../crates/foreign/tests/samples/mod.rs"]
+mod foreign_samples;
 pub mod image;
 mod limits;
 pub mod luks;
