@@ -1,10 +1,10 @@
 //! Times that have no end are as good as a year: no instant is so far away.
+#![cfg(all(feature = "http", feature = "nbd"))]
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::time::Duration;
 
-#[cfg(feature = "http")]
 #[test]
 fn a_web_server_is_asked_with_a_timeout_without_end() {
     use zebu_remote::http::{HttpDisk, HttpOptions, HttpUrl};
@@ -21,7 +21,6 @@ fn a_web_server_is_asked_with_a_timeout_without_end() {
     server.join().unwrap();
 }
 
-#[cfg(feature = "nbd")]
 #[test]
 fn an_nbd_server_is_asked_with_a_timeout_without_end() {
     use zebu_remote::nbd::{NbdAddress, NbdDisk, NbdOptions};
