@@ -114,7 +114,7 @@ pub fn command(args: &LazyBootArgs) -> Outcome {
     let disk = home.join("debian.raw");
     fs::create_dir_all(&home).map_err(|error| format!("{}: {error}", home.display()))?;
     let made_by = home.join("made-by.sh");
-    if fs::read_to_string(&made_by).ok().as_deref() != Some(MAKE) {
+    if !disk.is_file() || fs::read_to_string(&made_by).ok().as_deref() != Some(MAKE) {
         find("debootstrap").ok_or("debootstrap is missing: apt-get install debootstrap")?;
         run(Command::new("sh").args(["-c", MAKE, "sh"]).arg(&home))?;
         fs::write(&made_by, MAKE).map_err(|error| format!("{}: {error}", made_by.display()))?;

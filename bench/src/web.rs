@@ -48,10 +48,14 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
+        let is_over = |child: &mut Child| child.try_wait().is_ok_and(|status| status.is_some());
+        if is_over(&mut self.0) {
+            return;
+        }
         // A server with processes of its own has to end them.
         let _ = run(Command::new("kill").arg(self.0.id().to_string()));
         let begin = Instant::now();
-        while begin.elapsed() < ENDING && !self.0.try_wait().is_ok_and(|status| status.is_some()) {
+        while begin.elapsed() < ENDING && !is_over(&mut self.0) {
             sleep(Duration::from_millis(10));
         }
         let _ = self.0.kill();

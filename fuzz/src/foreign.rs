@@ -162,8 +162,9 @@ impl Damaged<'_> {
                 (128 << 10, 4096, 4),
                 (192 << 10, 64 << 10, 4),
                 (256 << 10, 64 << 10, 4),
-                (LOG, 8192, 4),
+                // The two entries of the sample with a log, the first of which is at the log's end.
                 (METADATA - 4096, 4096, 4),
+                (LOG, 8192, 4),
             ],
             Format::Vpc => &[(0, FOOTER, 64), (512, 1024, 36), (end, FOOTER, 64)],
             _ => return,

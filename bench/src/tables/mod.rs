@@ -112,7 +112,7 @@ pub(crate) const TABLES: &[Table] = &[
     table("verify", stores::verified, Asked, "Verified disks",
         "zebu serve of a file on nginx with a local cache, with and without --verify, over NBD; processor time of the server."),
     table("remote-reads", remote::reads, Asked, "Small reads from afar",
-        "A file on nginx behind a link of 20 ms and 1 Gbit/s, read for ten seconds by servers that begin with nothing of it (QEMU needs qemu-block-extra). 32 in 20 ms are 1,600 a second for who keeps nothing."),
+        "A file on nginx behind a link of 20 ms and 1 Gbit/s, read for ten seconds by servers that begin with nothing of it (QEMU needs qemu-block-extra). A reader that keeps nothing gets 32 in 20 ms at most: 1,600 a second."),
     table("serve-vhost-user", serving::vhost_user, Always(&[]), "vhost-user-blk",
         "Requests to the server, with the same front end."),
     table("serve-fuse", serving::fuse, Asked, "The disk as a file (FUSE)", "fio on the file."),

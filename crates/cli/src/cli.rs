@@ -262,14 +262,8 @@ pub(crate) fn report_usage_as(
     report(&failure, command.as_deref())
 }
 
-/// clap's message without its prefix, its usage and its tips: they take several lines, and the help has them.
-pub(crate) fn usage_message(error: &clap::Error) -> String {
-    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
-        || error.kind() == ErrorKind::MissingSubcommand
-    {
-        return "Not enough arguments: a command is needed".to_owned();
-    }
-    let mut text = error.render().to_string();
+/// A text about a wrong command line, without the secrets of the values that it quotes.
+pub(crate) fn hide_secrets(error: &clap::Error, mut text: String) -> String {
     for (_, value) in error.context() {
         let values = match value {
             ContextValue::String(value) => std::slice::from_ref(value),
@@ -280,6 +274,17 @@ pub(crate) fn usage_message(error: &clap::Error) -> String {
             text = text.replace(value.as_str(), &without_secrets(value.as_ref()));
         }
     }
+    text
+}
+
+/// clap's message without its prefix, its usage and its tips: they take several lines, and the help has them.
+pub(crate) fn usage_message(error: &clap::Error) -> String {
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+        || error.kind() == ErrorKind::MissingSubcommand
+    {
+        return "Not enough arguments: a command is needed".to_owned();
+    }
+    let text = hide_secrets(error, error.render().to_string());
     let lines: Vec<&str> = text
         .lines()
         .map(str::trim)

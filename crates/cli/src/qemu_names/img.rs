@@ -80,6 +80,22 @@ mod tests {
     }
 
     #[test]
+    fn a_wrong_command_line_is_told_without_secrets() {
+        for line in [
+            "qemu-img http://u:PW@h/x",
+            "qemu-img convert -S http://u:PW@h/x?PW a b",
+            "qemu-img convert -m http://u:PW@h/x a b",
+            "qemu-img create -f http://u:PW@h/x a",
+            "qemu-img resize a http://u:PW@h/x http://u:PW@h/x y",
+            "qemu-img info --http://u:PW@h/x",
+        ] {
+            let error = parse(line).unwrap_err();
+            let text = usage::failure(&error, line.split(' ').nth(1)).text(None);
+            assert!(!text.contains("PW"), "{line}: {text}");
+        }
+    }
+
+    #[test]
     fn an_option_that_is_given_twice_counts_as_given_last() {
         let matches = parse("qemu-img convert -p -t writeback -T none -t none -O raw -O qcow2 a b").unwrap();
         let convert = matches.subcommand_matches("convert").unwrap();

@@ -1,17 +1,14 @@
 //! A wrong command line, in the words of QEMU's programs.
 
-use crate::cli::usage_message;
+use crate::cli::{hide_secrets, usage_message};
 use crate::failure::Failure;
-use crate::secrets_in_names::without_secrets;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Failure that tells of `error` in `command` as QEMU's program does.
 pub(super) fn failure(error: &clap::Error, command: Option<&str>) -> Failure {
     let named = |kind| match error.get(kind) {
-        Some(ContextValue::String(text)) => without_secrets(text.as_ref()),
-        Some(ContextValue::Strings(texts)) => {
-            texts.first().map(|text| without_secrets(text.as_ref())).unwrap_or_default()
-        }
+        Some(ContextValue::String(text)) => hide_secrets(error, text.clone()),
+        Some(ContextValue::Strings(texts)) => hide_secrets(error, texts.first().cloned().unwrap_or_default()),
         _ => String::new(),
     };
     let argument = named(ContextKind::InvalidArg);
@@ -33,7 +30,7 @@ pub(super) fn failure(error: &clap::Error, command: Option<&str>) -> Failure {
         ErrorKind::InvalidValue if named(ContextKind::InvalidValue).is_empty() => without_value(&argument),
         // The reason that a value's own parser gave is in QEMU's words.
         ErrorKind::ValueValidation => match std::error::Error::source(error) {
-            Some(reason) => Failure::new(reason.to_string()),
+            Some(reason) => Failure::new(hide_secrets(error, reason.to_string())),
             None => Failure::usage(usage_message(error)),
         },
         _ => Failure::usage(usage_message(error)),

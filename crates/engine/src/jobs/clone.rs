@@ -189,7 +189,8 @@ async fn reflink(worker: &Worker, image: &Image, target: &Path) -> Result<Option
     Ok(None)
 }
 
-/// Bytes of a cluster above a base that is no local file. It has 32 subclusters: a guest's write of whole pages copies nothing of the base.
+/// Bytes of a cluster above a base that is no local file. It has 32 subclusters, so that a guest's write of whole pages copies
+/// nothing of the base.
 const CLUSTER_ABOVE_REMOTE: u64 = 64 << 10;
 
 /// Makes an empty image on top of this one. Gives the name of the backing file as written into it.

@@ -22,9 +22,9 @@ pub struct HttpOptions {
     /// is not counted.
     pub memory: u64,
     /// How long a read waits for its answer, broken connections included. As long as bytes come, it waits longer: a second
-    /// for each 64 KiB that it has. Not 0.
+    /// for each 64 KiB that it has. Not 0; a year at most.
     pub timeout: Duration,
-    /// How long connecting may take: looking the host up, TCP, TLS and the proxy. Not 0.
+    /// How long connecting may take: looking the host up, TCP, TLS and the proxy. Not 0; a year at most.
     pub connect_timeout: Duration,
     /// Whether the server must show a certificate that names it.
     pub verification: Verification,

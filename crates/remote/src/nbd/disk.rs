@@ -40,9 +40,10 @@ pub struct NbdOptions {
     /// The most connections, not 0. More than one are made only if the server says that it is safe.
     pub connections: usize,
     /// How long a request waits while no bytes come, broken connections included; a flush waits ten times as long. Not 0. As long
-    /// as bytes come, it waits for those of the requests before it and for its own, 64 KiB a second at least.
+    /// as bytes come, it waits for those of the requests before it and for its own, 64 KiB a second at least. A tenth of a
+    /// year at most.
     pub timeout: Duration,
-    /// How long connecting and agreeing may take. Not 0.
+    /// How long connecting and agreeing may take. Not 0; a year at most.
     pub connect_timeout: Duration,
     /// How long it is tried again to connect, if nobody listens or answers when the disk is opened. 0: once, for
     /// [`Self::connect_timeout`].
