@@ -9,7 +9,6 @@ printf '/dev/vda / ext4 defaults 0 1\n' >"$root/etc/fstab"
 printf 'lazy\n' >"$root/etc/hostname"
 # The machine has an identity before its first start, so that all starts do the same.
 printf '%032d\n' 7 >"$root/etc/machine-id"
-# After its message it waits, so that what starts beside it (consoles, timers) has read its files in every start.
 cat >"$root/etc/systemd/system/booted.service" <<'END'
 [Unit]
 Description=Says that the machine has started
@@ -17,7 +16,7 @@ After=multi-user.target ssh.service
 
 [Service]
 Type=oneshot
-ExecStart=/bin/sh -c 'echo MACHINE-IS-BOOTED >/dev/ttyS0; sleep 5; sync; exec systemctl poweroff --force --force'
+ExecStart=/bin/sh -c 'echo MACHINE-IS-BOOTED >/dev/ttyS0; sync; exec systemctl poweroff --force --force'
 
 [Install]
 WantedBy=graphical.target
