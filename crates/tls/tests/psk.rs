@@ -189,3 +189,34 @@ fn writes_stop_while_much_waits_to_be_sent() {
     }
     assert!(read_all(&mut server) == large);
 }
+
+/// A command ends beside handshakes of further connections, and so may any program.
+#[test]
+fn a_program_may_end_beside_handshakes() {
+    const KEYS: &str = "ZEBU_TEST_KEYS";
+    let Some(path) = std::env::var_os(KEYS).map(PathBuf::from) else {
+        let keys = files("qemu:00112233445566778899aabbccddeeff\n", "");
+        for _ in 0..20 {
+            let mut program = std::process::Command::new(std::env::current_exe().unwrap());
+            program.args(["--exact", "a_program_may_end_beside_handshakes"]).env(KEYS, &keys.server);
+            let ended = program.output().unwrap();
+            assert!(ended.status.success(), "{}: {}", ended.status, String::from_utf8_lossy(&ended.stderr));
+        }
+        return;
+    };
+    let (ready, is_ready) = std::sync::mpsc::channel();
+    for _ in 0..4 {
+        let (path, ready) = (path.clone(), ready.clone());
+        std::thread::spawn(move || {
+            loop {
+                let (mut client, mut server) = (client(&path, "qemu"), server(&path));
+                shake_hands(&mut client, &mut server, usize::MAX).unwrap();
+                let _ = ready.send(());
+            }
+        });
+    }
+    for _ in 0..4 {
+        is_ready.recv().unwrap();
+    }
+    std::process::exit(0);
+}

@@ -43,6 +43,8 @@ pub(super) const TLS1_3_VERSION: c_long = 0x0304;
 pub(super) const SSL_VERIFY_PEER: c_int = 1;
 pub(super) const SSL_ERROR_WANT_READ: c_int = 2;
 pub(super) const SSL_ERROR_ZERO_RETURN: c_int = 6;
+/// Of <openssl/crypto.h>.
+const OPENSSL_INIT_NO_ATEXIT: u64 = 0x0008_0000;
 
 macro_rules! functions {
     ($($name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
@@ -69,6 +71,7 @@ macro_rules! functions {
 }
 
 functions! {
+    OPENSSL_init_crypto(u64, *const c_void) -> c_int;
     TLS_client_method() -> *const SslMethod;
     TLS_server_method() -> *const SslMethod;
     SSL_CTX_new(*const SslMethod) -> *mut SslCtx;
@@ -117,7 +120,12 @@ impl OpenSsl {
         for name in LIBRARIES {
             // SAFETY: OpenSSL's own initialization and end have no conditions.
             match unsafe { Library::new(name) }.and_then(Self::find) {
-                Ok(found) => return Ok(found),
+                Ok(found) => {
+                    // Its tables stay while the process ends: another thread may be in a handshake then.
+                    // SAFETY: no settings are given. Nothing else has started the library, or it stays as it is.
+                    unsafe { (found.OPENSSL_init_crypto)(OPENSSL_INIT_NO_ATEXIT, std::ptr::null()) };
+                    return Ok(found);
+                }
                 Err(error) if reason.is_empty() => {
                     // The loader's own words are below.
                     let source = std::error::Error::source(&error);
