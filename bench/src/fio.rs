@@ -1,10 +1,12 @@
 //! fio: what it is asked, and what it finds.
 
 use crate::Outcome;
+use crate::lab::remove;
 use crate::metric::{Metric, Sample};
-use crate::process::measure_ok_within;
+use crate::process::{find, measure_ok_within, shown};
 use serde_json::Value;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// How much longer than it was asked to fio may take: a server that stands still holds it up.
@@ -90,6 +92,54 @@ fn asked(ask: Ask, size: u64, limit: Duration, words: &[&str]) -> Outcome<Found>
         iops: figure(&figures["iops"])?,
         p99_nanoseconds: figure(&figures["clat_ns"]["percentile"]["99.000000"])?,
     })
+}
+
+/// A load that goes on until it is ended.
+pub(crate) struct Steady {
+    fio: Child,
+    report: PathBuf,
+}
+
+impl Steady {
+    /// Starts fio with `words`; it reports to the file `report`.
+    pub(crate) fn start(words: &[&str], report: &Path) -> Outcome<Self> {
+        remove(report)?;
+        let mut command = Command::new(find("fio").ok_or("fio is missing")?);
+        command.args([
+            "--name=load",
+            "--time_based",
+            "--runtime=600",
+            "--norandommap",
+            "--output-format=json",
+        ]);
+        command.args(words).arg(format!("--output={}", report.display()));
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        let fio = command.spawn().map_err(|e| format!("cannot run {}: {e}", shown(&command)))?;
+        Ok(Self { fio, report: report.to_owned() })
+    }
+
+    /// Ends it; the figures of its requests of `kind`: `read`, `write` or `mixed`.
+    pub(crate) fn end(mut self, kind: &str) -> Outcome<Sample> {
+        let id = libc::pid_t::try_from(self.fio.id()).map_err(|e| e.to_string())?;
+        // It reports what it has when it is interrupted.
+        // SAFETY: takes numbers; the process is our child and was not waited for.
+        unsafe { libc::kill(id, libc::SIGINT) };
+        self.fio.wait().map_err(|e| e.to_string())?;
+        let text =
+            std::fs::read_to_string(&self.report).map_err(|e| format!("{}: {e}", self.report.display()))?;
+        let percentiles = &report(&text)?["jobs"][0][kind]["clat_ns"]["percentile"];
+        Ok(vec![
+            (Metric::LatencyP50Micros, figure(&percentiles["50.000000"])? / 1000.0),
+            (Metric::LatencyP99Micros, figure(&percentiles["99.000000"])? / 1000.0),
+        ])
+    }
+}
+
+impl Drop for Steady {
+    fn drop(&mut self) {
+        let _ = self.fio.kill();
+        let _ = self.fio.wait();
+    }
 }
 
 /// fio's report; it may say something before it.

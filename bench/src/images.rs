@@ -15,6 +15,8 @@ use std::process::Command;
 pub(crate) enum Content {
     /// An ext4 file system with the machine's own programs and data in it.
     FileSystem,
+    /// The same, four times as large: so that starting and ending count for little.
+    LargeFileSystem,
     /// Bytes of 1: the data of the report of 2021.
     Ones,
     /// Nothing that could become shorter.
@@ -24,7 +26,7 @@ pub(crate) enum Content {
 impl Content {
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Content::FileSystem => "a file system",
+            Content::FileSystem | Content::LargeFileSystem => "a file system",
             Content::Ones => "ones",
             Content::Noise => "noise",
         }
@@ -35,16 +37,19 @@ impl Content {
         let file = lab.file(&format!("{self:?}.raw"));
         if !file.exists() {
             match self {
-                Content::FileSystem => {
-                    let folders = ["/usr/bin", "/usr/share", "/usr/lib", "/usr/include"].map(Path::new);
-                    file_system(&file, lab.sized(512 << 20, 1 << 30), &folders)?;
-                }
+                Content::FileSystem => file_system(&file, lab.sized(512 << 20, 1 << 30), &programs())?,
+                Content::LargeFileSystem => file_system(&file, lab.sized(512 << 20, 4 << 30), &programs())?,
                 Content::Ones => fill(&file, lab.sized(256 << 20, 1000 << 20), |chunk| chunk.fill(1))?,
                 Content::Noise => noise(&file, lab.sized(128 << 20, 512 << 20))?,
             }
         }
         Ok(file)
     }
+}
+
+/// Folders of a machine's own programs.
+fn programs() -> [&'static Path; 4] {
+    ["/usr/bin", "/usr/share", "/usr/lib", "/usr/include"].map(Path::new)
 }
 
 /// An ext4 file system of `size` bytes, nearly full of files of `folders`, in the order of their names.

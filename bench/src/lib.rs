@@ -21,6 +21,7 @@ mod page;
 mod peers;
 mod plot;
 mod programs;
+mod qmp;
 mod record;
 mod run;
 mod servers;

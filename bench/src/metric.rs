@@ -24,6 +24,8 @@ pub(crate) enum Metric {
     /// Switches to another thread because one has to wait, for the disk or for another.
     #[serde(rename = "waits per request")]
     WaitsPerRequest,
+    #[serde(rename = "p50 (µs)")]
+    LatencyP50Micros,
     #[serde(rename = "p99 (µs)")]
     LatencyP99Micros,
     #[serde(rename = "device reads")]
@@ -80,7 +82,7 @@ impl Metric {
             Self::WallSeconds | Self::WallMillis | Self::MibPerSecond | Self::RequestsPerSecond => {
                 Kind::Throughput
             }
-            Self::LatencyP99Micros => Kind::Latency,
+            Self::LatencyP50Micros | Self::LatencyP99Micros => Kind::Latency,
             Self::CpuSeconds | Self::CpuMillis | Self::CpuMicrosPerRequest => Kind::ProcessorTime,
             Self::MaxRssMib => Kind::Memory,
             _ => Kind::Count,

@@ -42,11 +42,13 @@ pub(crate) struct Disk<'a> {
     pub(crate) secret: Option<&'static str>,
     /// QEMU's way to do I/O.
     pub(crate) aio: &'static str,
+    /// Socket for commands to the running server: `zebu ctl`, or QEMU's monitor.
+    pub(crate) control: Option<&'a Path>,
 }
 
 impl<'a> Disk<'a> {
     pub(crate) fn new(file: &'a Path, format: &'static str) -> Self {
-        Self { file, format, options: String::new(), secret: None, aio: "io_uring" }
+        Self { file, format, options: String::new(), secret: None, aio: "io_uring", control: None }
     }
 }
 
@@ -73,6 +75,9 @@ impl Server {
                     }
                     Door::Fuse => command.args(["--fuse", &path.to_string()]),
                 };
+                if let Some(control) = disk.control {
+                    command.arg("--control").arg(control);
+                }
                 if let Some(secret) = disk.secret {
                     command.args(["--allow-secret-data", "--object", secret]);
                 }
@@ -82,6 +87,10 @@ impl Server {
             Server::Qemu => {
                 let mut command = Command::new("qemu-storage-daemon");
                 command.args(disk.secret.into_iter().flat_map(|secret| ["--object", secret]));
+                if let Some(control) = disk.control {
+                    let socket = format!("socket,id=control,path={},server=on,wait=off", control.display());
+                    command.args(["--chardev", &socket, "--monitor", "chardev=control"]);
+                }
                 command
                     .arg("--blockdev")
                     .arg(format!("driver=file,node-name=file,filename={file},aio={aio},cache.direct=on"));
@@ -159,6 +168,16 @@ impl Running {
     /// Puts a load on it, and looks at its processors before and after.
     pub(crate) fn measured(&self, load: impl FnOnce(&Path) -> Outcome<Found>) -> Outcome<Sample> {
         with_cpu(&self.child, || load(&self.path))
+    }
+
+    /// The socket of its disk, or the file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Seconds that its processors have worked for it.
+    pub(crate) fn cpu_seconds(&self) -> Outcome<f64> {
+        Ok(cpu(&self.child)?.as_secs_f64())
     }
 }
 

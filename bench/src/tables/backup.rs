@@ -1,17 +1,17 @@
 //! Compressed backups: time, size, the page cache, memory, and what they cost others on the disk.
 
 use crate::Outcome;
-use crate::fio::{figure, report};
+use crate::fio::Steady;
 use crate::images::Content;
 use crate::lab::{Lab, mib, remove};
 use crate::metric::{Metric, Sample};
-use crate::process::{evict, find, measure_ok, output, shown};
+use crate::process::{evict, find, measure_ok, output};
 use crate::programs::FASTEST;
 use crate::run::{Side, sample};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 /// The makers of backups: zebu, and QEMU with its target opened for O_DIRECT or for the page cache.
@@ -44,7 +44,7 @@ fn made(mut command: Command, source: &Path, target: &Path) -> Outcome<Sample> {
 }
 
 /// MiB of a file in the page cache.
-fn cached_mib(file: &Path) -> Outcome<f64> {
+pub(super) fn cached_mib(file: &Path) -> Outcome<f64> {
     let fincore = find("fincore").ok_or("fincore is missing")?;
     let text = output(Command::new(fincore).args(["-b", "-n", "-o", "RES"]).arg(file))?;
     let bytes: f64 = text.trim().parse().map_err(|_| format!("fincore said: {text}"))?;
@@ -111,31 +111,20 @@ fn others(lab: &Lab) -> Outcome {
     Ok(())
 }
 
-/// The 99th percentile of the latency of fio's reads while a backup runs, or for a while.
+/// The latency of fio's reads while a backup runs, or for a while.
 fn bothered(lab: &Lab, read: &Path, backup: Option<Command>) -> Outcome<Sample> {
-    let report_file = lab.file("fio.json");
-    remove(&report_file)?;
-    let mut command = Command::new(find("fio").ok_or("fio is missing")?);
-    command.args(["--name=reader", "--rw=randread", "--bs=4k", "--iodepth=1", "--ioengine=psync"]);
-    command.args(["--direct=1", "--time_based", "--readonly", "--output-format=json"]);
-    // A reader that is not always there.
-    command.args(["--rate_iops=1000", &format!("--runtime={}", if backup.is_some() { 300 } else { 5 })]);
-    command.arg(format!("--filename={}", read.display()));
-    command.arg(format!("--output={}", report_file.display())).stdin(Stdio::null()).stdout(Stdio::null());
-    let mut reader = command.spawn().map_err(|e| format!("cannot run {}: {e}", shown(&command)))?;
-    let mut done = Ok(());
-    if let Some(mut backup) = backup {
-        std::thread::sleep(Duration::from_millis(500));
-        done = measure_ok(&mut backup).map(drop);
-        // It reports what it has when it is interrupted.
-        let id = libc::pid_t::try_from(reader.id()).map_err(|e| e.to_string())?;
-        // SAFETY: takes numbers; the process is our child and was not waited for.
-        unsafe { libc::kill(id, libc::SIGINT) };
+    let reader = neighbour(lab, read)?;
+    std::thread::sleep(Duration::from_millis(500));
+    match backup {
+        Some(mut backup) => measure_ok(&mut backup).map(drop)?,
+        None => std::thread::sleep(Duration::from_secs(5)),
     }
-    reader.wait().map_err(|e| e.to_string())?;
-    done?;
-    let text =
-        std::fs::read_to_string(&report_file).map_err(|e| format!("{}: {e}", report_file.display()))?;
-    let nanos = figure(&report(&text)?["jobs"][0]["read"]["clat_ns"]["percentile"]["99.000000"])?;
-    Ok(vec![(Metric::LatencyP99Micros, nanos / 1000.0)])
+    reader.end("read")
+}
+
+/// Another process that reads another file of the disk, past the page cache, a thousand times a second.
+pub(super) fn neighbour(lab: &Lab, read: &Path) -> Outcome<Steady> {
+    let file = format!("--filename={}", read.display());
+    let words = ["--rw=randread", "--bs=4k", "--iodepth=1", "--ioengine=psync", "--direct=1", "--readonly"];
+    Steady::start(&[&words[..], &["--rate_iops=1000", &file]].concat(), &lab.file("fio.json"))
 }

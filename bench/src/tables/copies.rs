@@ -9,8 +9,11 @@ use crate::process::{evict, measure_ok, run};
 use crate::programs::{ALL, BOTH, FASTEST, Load, Program, SMALL, scattering_step};
 use crate::run::{Side, sample};
 use crate::system_calls::calls_on;
+use crate::tables::backup::cached_mib;
+use std::fs::File;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Instant;
 
 const DIRECT: [&str; 4] = ["-t", "none", "-T", "none"];
 /// Without reflink or copy offload: the bytes are moved by the program itself.
@@ -75,6 +78,73 @@ pub(super) fn convert(lab: &Lab) -> Outcome {
         }
     }
     Ok(())
+}
+
+/// The maker of a copy with no options but the formats. zebu's copy is durable when it ends, QEMU's when it was synced.
+#[derive(Debug, Clone, Copy)]
+enum Maker {
+    Zebu,
+    Qemu,
+    QemuSynced,
+}
+
+/// `convert` with no options but the formats, of a file that is in the page cache or is not.
+pub(super) fn defaults(lab: &Lab) -> Outcome {
+    let raw = &Content::LargeFileSystem.file(lab)?;
+    let qcow2 = &lab.file("source.qcow2");
+    run(lab.qemu_img().args(["convert", "-f", "raw", "-O", "qcow2"]).arg(raw).arg(qcow2))?;
+    for (from, formats) in [(raw, ["raw", "qcow2"]), (qcow2, ["qcow2", "raw"])] {
+        for cached in [false, true] {
+            let side = |(who, maker): (&str, Maker)| {
+                let to = lab.file("made");
+                Side::new(who, move || copied_by_default(maker, lab, formats, from, cached, &to))
+            };
+            let name = format!(
+                "convert {} to {} without options, {} page cache",
+                formats[0],
+                formats[1],
+                if cached { "source in the" } else { "nothing in the" }
+            );
+            let makers = [("zebu", Maker::Zebu), ("QEMU", Maker::Qemu), ("QEMU, synced", Maker::QemuSynced)];
+            lab.row(&name, makers.map(side));
+        }
+    }
+    Ok(())
+}
+
+fn copied_by_default(
+    maker: Maker,
+    lab: &Lab,
+    formats: [&str; 2],
+    from: &Path,
+    cached: bool,
+    to: &Path,
+) -> Outcome<Sample> {
+    remove(to)?;
+    evict(from)?;
+    if cached {
+        run(Command::new("cat").arg(from).stdout(Stdio::null()))?;
+    }
+    settle()?;
+    let cached_before = cached_mib(from)?;
+    let mut command = if matches!(maker, Maker::Zebu) { lab.zebu() } else { lab.qemu_img() };
+    command.args(["convert", "-f", formats[0], "-O", formats[1]]);
+    let usage = measure_ok(command.arg(from).arg(to))?;
+    let mut seconds = usage.wall.as_secs_f64();
+    if matches!(maker, Maker::QemuSynced) {
+        let begin = Instant::now();
+        File::open(to).and_then(|file| file.sync_all()).map_err(|e| format!("{}: {e}", to.display()))?;
+        seconds += begin.elapsed().as_secs_f64();
+    }
+    let cached = [cached_mib(from)? - cached_before, cached_mib(to)?];
+    remove(to)?;
+    Ok(vec![
+        (Metric::WallSeconds, seconds),
+        (Metric::CpuSeconds, usage.cpu.as_secs_f64()),
+        (Metric::MaxRssMib, usage.max_rss as f64 / 1048576.0),
+        (Metric::SourceCachedMib, cached[0]),
+        (Metric::TargetCachedMib, cached[1]),
+    ])
 }
 
 /// A command, with the requests that reach the device of `disk` meanwhile.

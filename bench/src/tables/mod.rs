@@ -6,6 +6,7 @@ mod copies;
 mod embedding;
 mod encryption;
 mod fresh;
+mod live_backup;
 mod mapping;
 mod packed;
 mod remote;
@@ -73,6 +74,8 @@ pub(crate) const TABLES: &[Table] = &[
         "How fast, and in how many extents, an image reads that was written at random or by several streams."),
     table("convert", copies::convert, Always(&["raw to qcow2, O_DIRECT"]), "Convert",
         "Data that has no zeroes, O_DIRECT on both sides; QEMU with -m 16 -W. On XFS by reflink, beside a copy."),
+    table("defaults", copies::defaults, Asked, "Convert without options",
+        "A disk of real files; zebu's copy is durable when the command ends, QEMU's after a sync. What a cache holds is counted beside what it held before."),
     table("compress", copies::compress, Always(&["convert -c of a file system, zstd"]), "Compressed images",
         "convert -c beside QEMU's fastest setting (-m 16 -W), and small reads of the result."),
     table("packed", packed::packed, Asked, "Packed sources",
@@ -81,6 +84,8 @@ pub(crate) const TABLES: &[Table] = &[
         "Converting to qcow2, until all is durable; QEMU with -m 16 -W."),
     table("backup", backup::backup, Always(&[]), "Compressed backup",
         "Time, size, what stays in the page cache, and the latency of another process that reads the disk meanwhile."),
+    table("live-backup", live_backup::live_backup, Asked, "Compressed backup of a disk in use",
+        "A disk of 1 GiB with real files, served over NBD; QEMU's is blockdev-backup with compress in a storage daemon, its target opened with O_DIRECT. The page cache is looked at ten times a second, the highest figure counts."),
     table("alignment", copies::alignment, Always(&["block requests of convert"]), "Alignment",
         "Requests that reach the disk while an image becomes raw, and of buffers that are not at pages."),
     table("mapping", mapping::mapping, Always(&["never written: reads"]), "Mapping cache",

@@ -64,7 +64,7 @@ fn pack(packer: &Packer, from: &Path, to: &Path) -> Outcome {
 
 /// A raw disk in packed files.
 pub(super) fn packed(lab: &Lab) -> Outcome {
-    let raw = &Content::FileSystem.file(lab)?;
+    let raw = &Content::LargeFileSystem.file(lab)?;
     let disk_mib = mib(raw)?;
     for packer in PACKERS {
         let names = ["raw", "qcow2"]
@@ -98,7 +98,7 @@ pub(super) fn packed(lab: &Lab) -> Outcome {
 
 /// Images of other programs to qcow2, with O_DIRECT and through the page cache.
 pub(super) fn foreign(lab: &Lab) -> Outcome {
-    let raw = &Content::FileSystem.file(lab)?;
+    let raw = &Content::LargeFileSystem.file(lab)?;
     let disk_mib = mib(raw)?;
     for (format, option, name) in [
         ("vmdk", "subformat=streamOptimized", "streamOptimized VMDK"),

@@ -26,7 +26,8 @@ const CANCEL_POLL: Duration = Duration::from_millis(50);
 pub(crate) struct Session {
     worker: Worker,
     config: WorkerConfig,
-    verbose: bool,
+    /// Whether the way of the I/O is told on standard error.
+    pub(crate) verbose: bool,
 }
 
 impl Session {

@@ -1,12 +1,15 @@
-//! The page cache of commands that change an image that exists, where no cache mode is given: they go past it.
+//! The page cache where no cache mode is given: commands that change an image go past it, and so do those that read one
+//! once, if little of it is there.
 
 use crate::image_spec::ImageSpec;
 use crate::named_disks::is_remote;
 use crate::output::stderr;
 use crate::session::Session;
+use std::fs::FileType;
+use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
-use zebu::jobs::drop_pages;
-use zebu::{Access, CacheMode, Image, Purpose, Sharing};
+use zebu::jobs::{drop_pages, reads_best_direct};
+use zebu::{Access, CacheMode, Image, OpenOptions, Purpose, Remote, Sharing};
 
 /// Clusters of less than a block of most file systems are better written together, by the page cache.
 const LEAST_CLUSTER: u64 = 4096;
@@ -46,32 +49,31 @@ impl UnaskedCache {
     /// O_DIRECT, if all files of the chain can be opened with it; else the page cache, which is cleaned up at the end.
     /// What else is wrong with the image shows when it is opened for the command.
     fn of(session: &Session, spec: &ImageSpec) -> Self {
-        let look = |cache| {
-            let options = spec
-                .options
-                .clone()
-                .access(Access::ReadOnly)
-                .sharing(Sharing::Unlocked)
-                .purpose(Purpose::Inspect)
-                .cache(cache);
-            let worker = session.worker();
-            worker.block_on(async {
-                let image = Image::open(worker, &spec.path, &options).await.ok()?;
-                let chain: Vec<Image> = std::iter::successors(Some(image.clone()), Image::backing).collect();
-                let found =
-                    chain.iter().map(|image| (image.cluster_size(), image.path().to_owned())).collect();
-                let _ = image.close(worker).await;
-                Some(found)
-            })
-        };
-        let chain: Option<Vec<(u64, PathBuf)>> = look(CacheMode::None);
-        let can_be_direct =
-            chain.as_ref().is_some_and(|chain| chain.iter().all(|(size, _)| *size >= LEAST_CLUSTER));
-        if can_be_direct {
+        let look = |cache| chain(session, spec, cache).or_else(|| top(session, spec, cache));
+        let chain = look(CacheMode::None);
+        if chain.as_ref().is_some_and(|chain| can_be_direct(chain)) {
             return Self { mode: CacheMode::None, files: Vec::new() };
         }
         let chain = chain.or_else(|| look(CacheMode::Writeback)).unwrap_or_default();
         Self { mode: CacheMode::Writeback, files: chain.into_iter().map(|(_, path)| path).collect() }
+    }
+
+    /// Has a source that nothing names a cache mode for be read by O_DIRECT, if that is the fast way for its chain.
+    /// A pipe is left alone: it can be opened once.
+    pub(crate) fn of_source(session: &Session, spec: &mut ImageSpec) {
+        let is_seekable = |kind: FileType| kind.is_file() || kind.is_block_device();
+        if spec.options.cache == CacheMode::default()
+            && !is_remote(&spec.path)
+            && spec.path.metadata().is_ok_and(|found| is_seekable(found.file_type()))
+            && let Some(chain) = chain(session, spec, CacheMode::None)
+            && can_be_direct(&chain)
+            && reads_best_direct(chain.iter().map(|(_, path)| path.as_path()))
+        {
+            spec.options.cache = CacheMode::None;
+            if session.verbose {
+                stderr::tell("reads of the source: O_DIRECT, since little of it is in the page cache");
+            }
+        }
     }
 
     /// Says on standard error what was chosen.
@@ -89,4 +91,32 @@ impl UnaskedCache {
             drop_pages(file);
         }
     }
+}
+
+/// The image and those that it stands on, opened so: their clusters' sizes, and their files. `None` if they can't be opened
+/// so, or one is no local file.
+fn chain(session: &Session, spec: &ImageSpec, cache: CacheMode) -> Option<Vec<(u64, PathBuf)>> {
+    // Nothing is fetched for this.
+    looked_at(session, spec, spec.options.clone().cache(cache).remote(Remote::default()))
+}
+
+/// The image alone.
+fn top(session: &Session, spec: &ImageSpec, cache: CacheMode) -> Option<Vec<(u64, PathBuf)>> {
+    looked_at(session, spec, spec.options.clone().cache(cache).purpose(Purpose::Inspect))
+}
+
+fn looked_at(session: &Session, spec: &ImageSpec, options: OpenOptions) -> Option<Vec<(u64, PathBuf)>> {
+    let options = options.access(Access::ReadOnly).sharing(Sharing::Unlocked);
+    let worker = session.worker();
+    worker.block_on(async {
+        let image = Image::open(worker, &spec.path, &options).await.ok()?;
+        let chain: Vec<Image> = std::iter::successors(Some(image.clone()), Image::backing).collect();
+        let found = chain.iter().map(|image| (image.cluster_size(), image.path().to_owned())).collect();
+        let _ = image.close(worker).await;
+        Some(found)
+    })
+}
+
+fn can_be_direct(chain: &[(u64, PathBuf)]) -> bool {
+    chain.iter().all(|(size, _)| *size >= LEAST_CLUSTER)
 }

@@ -690,3 +690,72 @@ fn nothing_of_what_is_changed_in_place_stays_in_the_page_cache() {
         }
     }
 }
+
+/// Pages of a file in the page cache.
+fn pages(scratch: &Scratch, name: &str) -> u64 {
+    let out = Command::new("fincore").args(["-n", "-o", "PAGES"]).arg(scratch.file(name)).output().unwrap();
+    String::from_utf8_lossy(&out.stdout).trim().parse().unwrap()
+}
+
+/// Leaves the first `bytes` of a file in the page cache, and no more.
+fn keep_in_cache(scratch: &Scratch, name: &str, bytes: u64) {
+    let file = std::fs::File::open(scratch.file(name)).unwrap();
+    file.sync_all().unwrap();
+    // The kernel keeps pages that it has just read for a moment.
+    for _ in 0..100 {
+        rustix::fs::fadvise(&file, bytes, None::<std::num::NonZeroU64>, rustix::fs::Advice::DontNeed)
+            .unwrap();
+        if pages(scratch, name) <= bytes / 4096 {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_source_is_read_past_the_page_cache_unless_it_is_there() {
+    const SAID: &str = "reads of the source: O_DIRECT";
+    let scratch = Scratch::new();
+    for name in ["base", "a.raw"] {
+        scratch.write(name, &noise(1, 8 << 20));
+    }
+    scratch.zebu(&words("convert -q -f raw -O qcow2 base base.qcow2")).ok();
+    scratch.zebu(&words("create -q -f qcow2 -F qcow2 -b base.qcow2 top.qcow2")).ok();
+    let takes_direct =
+        scratch.zebu(&words("convert -v -f raw -O raw a.raw b.raw")).stderr.contains("target: O_DIRECT");
+    let counts = || {
+        keep_in_cache(&scratch, "a.raw", 0);
+        pages(&scratch, "a.raw") == 0
+    };
+    if !takes_direct || !counts() {
+        eprintln!("skipped: no file system for it");
+        return;
+    }
+    for (command, source) in [
+        ("convert -v -f raw -O qcow2 a.raw out", "a.raw"),
+        ("dd -v -f raw -O raw bs=1M if=a.raw of=out", "a.raw"),
+        ("convert -v -f qcow2 -O raw base.qcow2 out", "base.qcow2"),
+        // The files of a chain count together.
+        ("convert -v -f qcow2 -O raw top.qcow2 out", "base.qcow2"),
+    ] {
+        for (cached, is_direct) in [(0, true), (3 << 20, true), (5 << 20, false), (8 << 20, false)] {
+            // All of it is read before some of it is dropped.
+            std::fs::read(scratch.file(source)).unwrap();
+            keep_in_cache(&scratch, source, cached);
+            let before = pages(&scratch, source);
+            let ran = scratch.zebu(&words(command)).ok();
+            assert_eq!(ran.stderr.contains(SAID), is_direct, "{command}, {cached} bytes cached: {ran:#?}");
+            // Of a look at its magic, some of what the kernel reads ahead stays; through the page cache, more does.
+            let is_left_alone = pages(&scratch, source) <= before + 32;
+            assert!(is_left_alone || !is_direct, "{command}, {cached} bytes cached");
+            assert_eq!(pages(&scratch, "out"), 0, "{command}");
+            std::fs::remove_file(scratch.file("out")).unwrap();
+        }
+        // Another mode is one that was asked for.
+        if command.starts_with("convert") {
+            keep_in_cache(&scratch, source, 0);
+            let asked = command.replace("-v", "-v -T writeback");
+            assert!(!scratch.zebu(&words(&asked)).ok().stderr.contains(SAID), "{asked}");
+        }
+    }
+}

@@ -133,6 +133,35 @@ fn is_in_memory(fd: BorrowedFd<'_>) -> bool {
     is_file == Ok(FileType::RegularFile) && file_system(fd) == Ok(FsKind::Tmpfs)
 }
 
+/// Bytes of a file that are in the page cache. `None` where the kernel does not say: before Linux 6.5, and of a file that
+/// the user can't write.
+pub fn cached_bytes(fd: BorrowedFd<'_>) -> Option<u64> {
+    /// `struct cachestat_range` of <linux/mman.h>; a length of 0 is up to the end.
+    #[repr(C)]
+    struct Asked {
+        offset: u64,
+        len: u64,
+    }
+    /// `struct cachestat`.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Found {
+        cached: u64,
+        dirty: u64,
+        in_writeback: u64,
+        evicted: u64,
+        recently_evicted: u64,
+    }
+    /// The same on all architectures of Linux.
+    const SYS_CACHESTAT: libc::c_long = 451;
+    let (asked, mut found) = (Asked { offset: 0, len: 0 }, Found::default());
+    // SAFETY: both structures are as the kernel knows them, and live through the call.
+    let said = unsafe {
+        libc::syscall(SYS_CACHESTAT, fd.as_raw_fd(), &raw const asked, &raw mut found, 0 as libc::c_uint)
+    };
+    (said == 0).then(|| found.cached.saturating_mul(rustix::param::page_size() as u64))
+}
+
 /// Asks by a read of one byte where no file has one.
 fn takes_dontcache(fd: BorrowedFd<'_>) -> bool {
     const PAST_THE_END: libc::off_t = 1 << 60;
@@ -179,6 +208,24 @@ mod tests {
     fn pages(path: &Path) -> u64 {
         let out = std::process::Command::new("fincore").args(["-n", "-o", "PAGES"]).arg(path).output();
         String::from_utf8_lossy(&out.expect("util-linux is installed").stdout).trim().parse().unwrap_or(0)
+    }
+
+    #[test]
+    fn what_is_in_the_page_cache_is_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, vec![7; 3 << 20]).unwrap();
+        let file = std::fs::File::open(&path).unwrap();
+        let Some(found) = cached_bytes(file.as_fd()) else {
+            eprintln!("skipped: the kernel does not say");
+            return;
+        };
+        assert_eq!((found, pages(&path)), (3 << 20, (3 << 20) / rustix::param::page_size() as u64));
+        file.sync_all().unwrap();
+        if file_system(file.as_fd()) != Ok(FsKind::Tmpfs) {
+            crate::write_behind::drop_pages(file.as_fd(), 0, 0);
+            assert_eq!(cached_bytes(file.as_fd()), Some(0));
+        }
     }
 
     /// As on kernels without `RWF_DONTCACHE`.

@@ -141,7 +141,7 @@ mod write_table;
 
 pub use background::{Background, Running, Undone, Vanished};
 pub use buf::{IoBuf, IoBufs, IoBufsIntoIter, IoMemory, PAGE};
-pub use cache_use::{CacheChoice, CacheUse};
+pub use cache_use::{CacheChoice, CacheUse, cached_bytes};
 pub use calling_thread::CallingThread;
 pub use descriptor_passing::refuse_descriptors;
 pub use detached_worker::DetachedWorker;
@@ -156,6 +156,7 @@ pub use guest_memory::GuestBuffers;
 pub use lent::{lend, lend_mut};
 pub use locked_memory::{LockedBox, LockedBytes, on_wiped_stack};
 pub use mapping_guard::MappingGuard;
+pub use os_file::file_system;
 pub use release::release_free_memory;
 pub use socket::Socket;
 pub use storage::{Completer, Storage, StorageAbilities, StorageDone, StorageOp};

@@ -292,8 +292,11 @@ fn is_read_only_device(fd: &OwnedFd) -> bool {
     result == 0 && read_only != 0
 }
 
-/// The file system that the file is on.
-pub(crate) fn file_system(fd: impl AsFd) -> rustix::io::Result<FsKind> {
+/// The file system that a file is on.
+///
+/// # Errors
+/// Those of fstatfs(2).
+pub fn file_system(fd: impl AsFd) -> rustix::io::Result<FsKind> {
     const EXT4: i64 = 0xEF53;
     const XFS: i64 = 0x5846_5342;
     const BTRFS: i64 = 0x9123_683E;

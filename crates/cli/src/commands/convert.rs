@@ -66,7 +66,7 @@ pub(crate) struct ConvertArgs {
     #[arg(short = 'o', long, value_name = "OPTIONS")]
     target_options: Vec<String>,
 
-    /// Cache mode of the sources [default: through the page cache, which keeps no more of them than it had]
+    /// Cache mode of the sources [default: O_DIRECT where at most half of a source is in the page cache, else through it, and it keeps no more of them than it had]
     #[arg(short = 'T', long, value_name = "CACHE", value_parser = caches())]
     source_cache: Option<CacheMode>,
 
@@ -296,6 +296,9 @@ fn copy_sources(
         let prepared = packed::prepare(&args.packed, spec, &written, reader, watch)?;
         packed.is_stream |= prepared.is_stream;
         packed.end = packed.end.or(prepared.end);
+        if args.source_cache.is_none() {
+            UnaskedCache::of_source(session, spec);
+        }
     }
     let images = specs.iter().map(|spec| session.open(spec)).collect::<Result<Vec<Image>, _>>()?;
     if args.dry_run {

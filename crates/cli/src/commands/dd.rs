@@ -9,6 +9,7 @@ use crate::program;
 use crate::remote_names::{given_only, new_image_path};
 use crate::session::Session;
 use crate::size::parse_size;
+use crate::unasked_cache::UnaskedCache;
 use crate::values::{formats, target_formats};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::{OsStr, OsString};
@@ -122,6 +123,7 @@ pub(crate) fn run(args: &DdArgs) -> Result<u8, Failure> {
     args.force_share.apply(&mut spec);
     let mut session = Session::start(&args.engine, spec.aio)?;
     session.read_uncached();
+    UnaskedCache::of_source(&session, &mut spec);
     let mut watch = Watch::start(args.progress.mode(false))?;
     let source = session.open(&spec)?;
     let size = source.virtual_size();

@@ -59,7 +59,7 @@ pub use manifest::{ManifestIndex, ManifestRun};
 pub use map::{MapEntry, MapOptions, Mapper};
 pub use measure::{Measurement, measure_image, measure_size};
 pub use pace::Speed;
-pub use page_cache::{UnaskedWrites, drop_pages};
+pub use page_cache::{UnaskedWrites, drop_pages, reads_best_direct};
 pub use rebase::{RebaseOptions, RebaseReport, rebase};
 pub use staging::remove_unfinished_files;
 pub use unfinished::UnfinishedImage;

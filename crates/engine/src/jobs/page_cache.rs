@@ -1,12 +1,14 @@
-//! How a job writes a file when nobody says how: past the page cache.
+//! How a job reads and writes a file when nobody says how: past the page cache.
 
 use super::convert::NewTarget;
 use super::staging::directory_of;
 use crate::CacheMode;
 use rustix::fs::{CWD, Mode, OFlags};
 use std::fmt;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use zebu_storage::{Access, File, FsKind, LockMode, OpenFlags};
+use zebu_storage::{Access, File, FsKind, LockMode, OpenFlags, cached_bytes, file_system};
 
 /// The way that suits the file system of a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +43,23 @@ impl UnaskedWrites {
         };
         (target.create.cache, target.open.cache) = (cache, cache);
     }
+}
+
+/// Whether O_DIRECT is the fast way to read files once: at most half of what they hold is in the page cache. No, where that
+/// is not known, and on btrfs, which keeps pages of what it stores compressed all the same.
+pub fn reads_best_direct<'a>(files: impl IntoIterator<Item = &'a Path>) -> bool {
+    let sums = files.into_iter().try_fold((0u64, 0u64), |(cached, held), path| {
+        let file = std::fs::File::open(path).ok()?;
+        if matches!(file_system(&file).ok()?, FsKind::Tmpfs | FsKind::Btrfs) {
+            return None;
+        }
+        let blocks = file.metadata().ok()?.blocks();
+        Some((
+            cached.saturating_add(cached_bytes(file.as_fd())?),
+            held.saturating_add(blocks.saturating_mul(512)),
+        ))
+    });
+    sums.is_some_and(|(cached, held)| cached <= held / 2)
 }
 
 fn takes_direct(path: &Path) -> bool {
