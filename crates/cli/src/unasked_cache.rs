@@ -9,7 +9,7 @@ use std::fs::FileType;
 use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use zebu::jobs::{drop_pages, reads_best_direct};
-use zebu::{Access, CacheMode, Image, OpenOptions, Purpose, Remote, Sharing};
+use zebu::{Access, CacheMode, Image, Keys, OpenOptions, Purpose, Remote, Sharing};
 
 /// Clusters of less than a block of most file systems are better written together, by the page cache.
 const LEAST_CLUSTER: u64 = 4096;
@@ -94,10 +94,11 @@ impl UnaskedCache {
 }
 
 /// The image and those that it stands on, opened so: their clusters' sizes, and their files. `None` if they can't be opened
-/// so, or one is no local file.
+/// so, if one is no local file, or if one needs a key.
 fn chain(session: &Session, spec: &ImageSpec, cache: CacheMode) -> Option<Vec<(u64, PathBuf)>> {
-    // Nothing is fetched for this.
-    looked_at(session, spec, spec.options.clone().cache(cache).remote(Remote::default()))
+    // Nothing is fetched for this, and nobody asked for a passphrase.
+    let options = spec.options.clone().cache(cache).remote(Remote::default()).keys(Keys::default());
+    looked_at(session, spec, options)
 }
 
 /// The image alone.
