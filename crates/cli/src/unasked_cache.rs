@@ -5,8 +5,6 @@ use crate::image_spec::ImageSpec;
 use crate::named_disks::is_remote;
 use crate::output::stderr;
 use crate::session::Session;
-use std::fs::FileType;
-use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use zebu::jobs::{drop_pages, reads_best_direct};
 use zebu::{Access, CacheMode, Image, Keys, OpenOptions, Purpose, Remote, Sharing};
@@ -61,10 +59,9 @@ impl UnaskedCache {
     /// Has a source that nothing names a cache mode for be read by O_DIRECT, if that is the fast way for its chain.
     /// A pipe is left alone: it can be opened once.
     pub(crate) fn of_source(session: &Session, spec: &mut ImageSpec) {
-        let is_seekable = |kind: FileType| kind.is_file() || kind.is_block_device();
         if spec.options.cache == CacheMode::default()
             && !is_remote(&spec.path)
-            && spec.path.metadata().is_ok_and(|found| is_seekable(found.file_type()))
+            && spec.path.is_file()
             && let Some(chain) = chain(session, spec, CacheMode::None)
             && can_be_direct(&chain)
             && reads_best_direct(chain.iter().map(|(_, path)| path.as_path()))
