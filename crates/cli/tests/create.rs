@@ -242,20 +242,28 @@ fn a_file_that_another_program_makes_meanwhile_is_not_removed() {
             scratch.command(env!("CARGO_BIN_EXE_zebu"), &line).stderr(Stdio::null()).spawn().unwrap()
         };
         let mut both = [start(), start()];
-        let has_ended = |child: &mut Child| child.try_wait().unwrap().is_some();
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-        while !both.iter_mut().any(has_ended) {
-            assert!(std::time::Instant::now() < deadline, "neither finds the file locked");
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
+        // The one that writes is stopped: it would fill the disk before a busy machine starts the other.
+        wait_for("one of them to write", || both.iter().any(|child| bytes_written(child) > 1 << 20));
+        let writer = both.iter().position(|child| bytes_written(child) > 1 << 20).unwrap();
+        send(&both[writer], Signal::STOP);
+        let mut refused = None;
+        wait_for("the other to be refused", || {
+            refused = both[1 - writer].try_wait().unwrap();
+            refused.is_some()
+        });
         let there = scratch.file("disk").exists();
-        for child in &mut both {
-            if !has_ended(child) {
-                send(child, Signal::INT);
-            }
-        }
-        let codes = both.map(|mut child| child.wait().unwrap().code().unwrap());
-        assert!(there, "removed by the other: {codes:?}");
-        assert!(codes.contains(&1) && codes.contains(&130), "{codes:?}");
+        send(&both[writer], Signal::CONT);
+        send(&both[writer], Signal::INT);
+        assert_eq!(refused.unwrap().code(), Some(1));
+        assert!(there, "removed by the other");
+        assert_eq!(both[writer].wait().unwrap().code(), Some(130));
+        assert!(!scratch.file("disk").exists());
     }
+}
+
+/// The bytes for which a process has made pages dirty or asked its disk.
+fn bytes_written(child: &Child) -> u64 {
+    let counters = std::fs::read_to_string(format!("/proc/{}/io", child.id())).unwrap_or_default();
+    let line = counters.lines().find_map(|line| line.strip_prefix("write_bytes: "));
+    line.and_then(|number| number.parse().ok()).unwrap_or(0)
 }

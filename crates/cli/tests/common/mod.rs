@@ -151,7 +151,7 @@ pub(crate) fn send(child: &Child, signal: Signal) {
 
 /// Waits until `condition` holds; fails after ten seconds.
 #[track_caller]
-pub(crate) fn wait_for(what: &str, condition: impl Fn() -> bool) {
+pub(crate) fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !condition() {
         assert!(Instant::now() < deadline, "waited in vain for {what}");
