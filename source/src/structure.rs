@@ -1,8 +1,8 @@
-//! The command `structure`: circles of files that import each other, which no crate may have, and of folders whose methods
-//! call each other, which the driver of qcow2 may not have.
+//! The command `structure`: circles of files that import each other, which no crate may have, and what the driver of qcow2
+//! may not have: circles of folders whose methods call each other, and fields that are open to the crate.
 
 use crate::attributes::is_for_tests;
-use crate::calls;
+use crate::{calls, fields};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use zebu_bench::workspace::root;
 
 /// Fails with the names of the files or folders of each circle.
 pub fn command() -> Outcome {
-    let (mut circles, mut circles_of_calls) = (Vec::new(), Vec::new());
+    let (mut circles, mut circles_of_calls, mut open_fields) = (Vec::new(), Vec::new(), Vec::new());
     for place in crates()? {
         let sources = Sources::read(&place)?;
         let graph = sources.imports();
@@ -30,6 +30,8 @@ pub fn command() -> Outcome {
         }
         if sources.name == "engine" {
             circles_of_calls.extend(sources.circles_of_calls("qcow2"));
+            let files = sources.files.iter().map(|(name, (_, file))| (name, file));
+            open_fields.extend(fields::open_fields("qcow2/", files));
         }
     }
     let mut message = Vec::new();
@@ -39,6 +41,9 @@ pub fn command() -> Outcome {
     if !circles_of_calls.is_empty() {
         let circles = circles_of_calls.join("\n");
         message.push(format!("folders and files whose methods call each other in circles:\n{circles}"));
+    }
+    if !open_fields.is_empty() {
+        message.push(format!("fields that are open to the whole crate:\n{}", open_fields.join("\n")));
     }
     if message.is_empty() { Ok(()) } else { Err(message.join("\n")) }
 }

@@ -3,7 +3,6 @@
 use crate::before_change::BeforeChange;
 use crate::chain::map::{ChainMap, DerivedFrom, MERGED_BYTES};
 use crate::check;
-use crate::crypt::protection::Protection;
 use crate::error::format_error;
 use crate::foreign::{Foreign, Guess, guess};
 use crate::foreign_image::{ForeignImage, convert_first, parse_from};
@@ -16,9 +15,10 @@ use crate::options::{
 };
 use crate::qcow2::cache::slice_cache::SliceCache;
 use crate::qcow2::cache::slice_store::{Class, SliceStore};
+use crate::qcow2::encryption::ImageEncryption;
 use crate::qcow2::life::create::Magic;
 use crate::qcow2::life::open::{Parsed, Place, default_cache_bytes, full_cache_bytes, parse, parse_with};
-use crate::qcow2::life::unlock::{Unlocked, unlock};
+use crate::qcow2::life::unlock::unlock;
 use crate::qcow2::state::Qcow2;
 use crate::qcow2::text::text;
 use crate::refs::{self, Role};
@@ -54,7 +54,7 @@ enum LinkEncryption {
     /// There is none.
     None,
     /// Of a qcow2 image, which may have none.
-    Qcow2(Unlocked),
+    Qcow2(ImageEncryption),
     /// Of a file with a LUKS header.
     Luks(Box<LuksDisk>),
 }
@@ -63,7 +63,7 @@ impl LinkEncryption {
     fn is_none(&self) -> bool {
         match self {
             Self::None => true,
-            Self::Qcow2(unlocked) => unlocked.protection.is_none() && unlocked.info.is_none(),
+            Self::Qcow2(encryption) => encryption.is_none(),
             Self::Luks(_) => false,
         }
     }
@@ -276,13 +276,13 @@ pub(crate) async fn open_unfinished(worker: &Worker, file: File, options: &OpenO
     let options = OpenOptions { chain: Chain::TopOnly, access: Access::ReadWrite, ..options.clone() };
     let parsed = parse_with(worker, &file, zebu_qcow2::Purpose::ReadWrite, Magic::Withheld).await?;
     let path = file.path().to_owned();
-    let unlocked = unlock(worker, &file, parsed.header(), &options, 0).await?;
+    let encryption = unlock(worker, &file, parsed.header(), &options, 0).await?;
     let link = Link {
         path,
         file,
         parsed: Some(parsed),
         foreign: None,
-        encryption: LinkEncryption::Qcow2(unlocked),
+        encryption: LinkEncryption::Qcow2(encryption),
         data_file: None,
         options: options.clone(),
     };
@@ -349,13 +349,13 @@ async fn parse_link(
         (_, Access::ReadOnly) => zebu_qcow2::Purpose::ReadOnly,
     };
     let mut parsed = parse(worker, &file, purpose).await?;
-    let unlocked = unlock(worker, &file, parsed.header(), options, depth).await?;
+    let encryption = unlock(worker, &file, parsed.header(), options, depth).await?;
     let is_dirty = parsed.header().incompatible().contains(Incompatible::DIRTY);
     if options.access == Access::ReadWrite && is_dirty {
         check::rebuild_refcounts(worker, &file, &check::CheckOptions::default()).await?;
         parsed = parse(worker, &file, purpose).await?;
     }
-    Ok((file, Some(parsed), LinkEncryption::Qcow2(unlocked)))
+    Ok((file, Some(parsed), LinkEncryption::Qcow2(encryption)))
 }
 
 /// Opens an image of another program, with the files that it names.
@@ -524,13 +524,11 @@ async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> R
                 let cluster = parsed.header().geometry().cluster_size().min(u64::from(u32::MAX)) as u32;
                 link_options.slice_size = link_options.slice_size.map(|size| size.min(cluster));
             }
-            let unlocked = match link.encryption {
-                LinkEncryption::Qcow2(unlocked) => unlocked,
-                LinkEncryption::None | LinkEncryption::Luks(_) => {
-                    Unlocked { protection: Protection::None, info: None }
-                }
+            let encryption = match link.encryption {
+                LinkEncryption::Qcow2(encryption) => encryption,
+                LinkEncryption::None | LinkEncryption::Luks(_) => ImageEncryption::NONE,
             };
-            let mut place = Place::new(store.clone(), Arc::clone(&inflated), unlocked);
+            let mut place = Place::new(store.clone(), Arc::clone(&inflated), encryption);
             if is_top {
                 place = place.at_top(index.clone());
             }

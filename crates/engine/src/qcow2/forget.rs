@@ -19,7 +19,7 @@ impl Qcow2 {
     pub(crate) async fn read_top_again(&self, worker: &Worker) -> Result<bool> {
         let parsed = parse(worker, self.file(), zebu_qcow2::Purpose::ReadOnly).await?;
         let (now, opened) = (parsed.header(), self.header());
-        if now.geometry() != self.geometry || now.virtual_size() != opened.virtual_size() {
+        if now.geometry() != *self.geometry() || now.virtual_size() != opened.virtual_size() {
             return Ok(false);
         }
         let old = self.map.l1();

@@ -40,11 +40,11 @@ impl Qcow2 {
         let old = self.table_of(index)?;
         let Some(allocated) = self.space.try_allocate_tables(1) else { return Ok(false) };
         let (clusters, content) = allocated.into_parts();
-        let host = clusters.start << self.geometry.cluster_bits;
+        let host = clusters.start << self.geometry().cluster_bits;
         self.space.note_metadata(host, 1, Metadata::ActiveL2);
         self.map.add_table(index, host, content, old);
         if let Some(old) = old {
-            let cluster = old.0 >> self.geometry.cluster_bits;
+            let cluster = old.0 >> self.geometry().cluster_bits;
             self.space.overlap().remove(cluster..cluster + 1);
             self.space.quarantine().push(cluster..cluster + 1, FreeMode::Reuse);
         }
@@ -52,10 +52,11 @@ impl Qcow2 {
     }
 
     fn table_of(&self, index: u64) -> Result<Option<HostOffset>> {
-        let table = L1Entry(self.map.l1().table().get(index)).checked_table(&self.geometry).map_err(|e| {
-            Error::new(ErrorKind::Corrupt, format!("{e} (L1 index: {index:#x}); run zebu check"))
-                .on(self.path())
-        })?;
+        let table =
+            L1Entry(self.map.l1().table().get(index)).checked_table(self.geometry()).map_err(|e| {
+                Error::new(ErrorKind::Corrupt, format!("{e} (L1 index: {index:#x}); run zebu check"))
+                    .on(self.path())
+            })?;
         if let Some(table) = table {
             self.space.check_own(table.0, Metadata::ActiveL2)?;
         }
@@ -114,13 +115,13 @@ impl Qcow2 {
         self.map
             .slices()
             .peek(shard, key)
-            .and_then(|slice| L2Entry::read(slice.bytes(), index, &self.geometry))
+            .and_then(|slice| L2Entry::read(slice.bytes(), index, self.geometry()))
             .unwrap_or(L2Entry::unallocated())
     }
 
     /// Puts what `entry` refers to into quarantine; the entry was replaced under the lock that is still held.
     pub(crate) fn free_entry(&self, entry: L2Entry, guest: u64, then: FreeMode) {
-        if self.geometry.external_data {
+        if self.geometry().external_data {
             return;
         }
         let (clusters, then) = match self.decode(entry, guest) {
@@ -129,10 +130,10 @@ impl Qcow2 {
                 | Mapping::Zero { host: Some(host), .. }
                 | Mapping::Subclusters { host: Some(host), .. },
             ) => {
-                let cluster = host.0 >> self.geometry.cluster_bits;
+                let cluster = host.0 >> self.geometry().cluster_bits;
                 (cluster..cluster + 1, then)
             }
-            Ok(Mapping::Compressed(stream)) => (stream.host_clusters(&self.geometry), FreeMode::Reuse),
+            Ok(Mapping::Compressed(stream)) => (stream.host_clusters(self.geometry()), FreeMode::Reuse),
             _ => return,
         };
         // A damaged entry that leads to a table goes; the table stays: it is not data to give away.

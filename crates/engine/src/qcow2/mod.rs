@@ -7,6 +7,7 @@ pub(crate) mod cache;
 pub(crate) mod commit;
 pub(crate) mod compressed;
 mod disk;
+pub(crate) mod encryption;
 pub(crate) mod files;
 mod flush;
 mod forget;

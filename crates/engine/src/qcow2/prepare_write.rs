@@ -43,7 +43,7 @@ impl Qcow2 {
         if !self.bitmaps.is_empty() {
             kept |= autoclear & Autoclear::BITMAPS;
         }
-        if self.geometry.version == Version::V3 && kept != autoclear {
+        if self.geometry().version == Version::V3 && kept != autoclear {
             let patches = [Patch::U64(field::AUTOCLEAR, kept.bits())];
             self.header.change(worker, &patches, OnFailure::Restore).await?;
             worker.flush(self.file()).await.map_err(|e| Error::from(e).on(self.path()))?;

@@ -73,8 +73,8 @@ impl Qcow2 {
         switch: impl AsyncFnOnce(Unnamed<'_>) -> Result<T>,
     ) -> Result<T> {
         let TableReplacement { mut bytes, kind, old: (old_offset, old_len), on_failure } = table;
-        let (len, bits) = (bytes.len() as u64, self.geometry.cluster_bits);
-        let place = match len.div_ceil(self.geometry.cluster_size()) {
+        let (len, bits) = (bytes.len() as u64, self.geometry().cluster_bits);
+        let place = match len.div_ceil(self.geometry().cluster_size()) {
             0 => None,
             clusters => Some(self.allocate_metadata(worker, clusters).await?.into_range()),
         };
@@ -86,7 +86,7 @@ impl Qcow2 {
         };
         let durable = async move {
             if let Some(offset) = offset {
-                bytes.resize(len.next_multiple_of(self.geometry.cluster_size()) as usize, 0);
+                bytes.resize(len.next_multiple_of(self.geometry().cluster_size()) as usize, 0);
                 self.files.write_at(worker, offset, &bytes).await?;
             }
             make_durable().await

@@ -41,7 +41,7 @@ impl Qcow2 {
         loop {
             let have_reads_ended = AtomicBool::new(false);
             let reads = pin!(async {
-                self.readers.wait().await;
+                self.readers().wait().await;
                 have_reads_ended.store(true, Relaxed);
                 pending::<()>().await;
             });

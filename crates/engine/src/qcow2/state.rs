@@ -9,8 +9,10 @@ use crate::qcow2::cache::inflated_clusters::ClusterCache;
 use crate::qcow2::commit::queue::CommitQueue;
 use crate::qcow2::compressed::clusters::CompressedClusters;
 use crate::qcow2::disk::GuestDisk;
+use crate::qcow2::encryption::ImageEncryption;
 use crate::qcow2::files::ImageFiles;
 use crate::qcow2::header::block::{ImageHeader, OnFailure, Patch};
+
 use crate::qcow2::map::active_map::ActiveMap;
 use crate::qcow2::read_barrier::Readers;
 use crate::qcow2::snapshots::SnapshotTable;
@@ -25,7 +27,6 @@ use zebu_storage::{File, Worker};
 /// An open qcow2 image: the components that own its state.
 pub(crate) struct Qcow2 {
     pub(super) files: ImageFiles,
-    pub(super) geometry: Geometry,
     pub(super) header: ImageHeader,
     pub(super) snapshots: ArcCell<SnapshotTable>,
     pub(super) bitmaps: Bitmaps,
@@ -34,12 +35,7 @@ pub(crate) struct Qcow2 {
     pub(super) space: HostSpace,
     pub(super) compressed: CompressedClusters,
     pub(super) inflated: ClusterCache,
-    /// Of the guest's data.
-    pub(super) protection: Protection,
-    /// How the image is encrypted, where that could be read.
-    pub(super) encryption: Option<EncryptionInfo>,
-
-    pub(super) readers: Readers,
+    pub(super) encryption: ImageEncryption,
     pub(super) commit: CommitQueue,
     /// Runs what is not the business of one request.
     pub(super) own_worker: ImageWorker,
@@ -49,7 +45,7 @@ impl std::fmt::Debug for Qcow2 {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Qcow2")
             .field("path", &self.path())
-            .field("geometry", &self.geometry)
+            .field("geometry", self.geometry())
             .finish_non_exhaustive()
     }
 }
@@ -69,8 +65,9 @@ impl Qcow2 {
         self.own_worker.run(worker, self.path(), move |on| work(me, on)).await
     }
 
+    #[inline]
     pub(crate) fn geometry(&self) -> &Geometry {
-        &self.geometry
+        self.header.geometry()
     }
 
     /// Marks the image if `why` says that its metadata is damaged.
@@ -108,16 +105,17 @@ impl Qcow2 {
     /// The protection of the guest's data.
     #[inline]
     pub(crate) fn protection(&self) -> &Protection {
-        &self.protection
+        self.encryption.protection()
     }
 
     /// How the image is encrypted, as far as it could be read.
     pub(crate) fn encryption(&self) -> Option<&EncryptionInfo> {
-        self.encryption.as_ref()
+        self.encryption.info()
     }
 
+    #[inline]
     pub(crate) fn readers(&self) -> &Readers {
-        &self.readers
+        self.space.readers()
     }
 
     pub(crate) fn own_worker(&self) -> &ImageWorker {

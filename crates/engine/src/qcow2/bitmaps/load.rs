@@ -93,13 +93,13 @@ impl Qcow2 {
         let file_clusters = if self.is_writable() {
             self.space.file_clusters()
         } else {
-            self.file().len().div_ceil(self.geometry.cluster_size())
+            self.file().len().div_ceil(self.geometry().cluster_size())
         };
         if !self.is_writable() {
             // What a guest's data is found through comes first: a bitmap that lies on it is not followed.
             let l1 = self.map.l1();
             let tables = l1.table().iter_set().filter_map(|(_, entry)| L1Entry(entry).table());
-            let tables = tables.map(|table| table.0 >> self.geometry.cluster_bits);
+            let tables = tables.map(|table| table.0 >> self.geometry().cluster_bits);
             let in_file = tables.filter(|cluster| *cluster < file_clusters);
             // Two entries with one table are the check's to report.
             let _ = self.space.overlap().insert_tables(in_file, Metadata::ActiveL2);
@@ -117,7 +117,7 @@ impl Qcow2 {
             let sound = clusters.start >= end
                 && clusters.end <= file_clusters
                 && noted <= MAX_TABLE_CLUSTERS
-                && self.geometry.is_cluster_aligned(bitmap.entry.table_offset.0)
+                && self.geometry().is_cluster_aligned(bitmap.entry.table_offset.0)
                 && self.space.overlap().first_of(clusters.clone()).is_none();
             if sound {
                 end = clusters.end;
@@ -135,8 +135,8 @@ impl Qcow2 {
     }
 
     pub(super) fn clusters_of(&self, offset: u64, len: u64) -> Range<u64> {
-        let first = offset >> self.geometry.cluster_bits;
-        first..first.saturating_add(len.div_ceil(self.geometry.cluster_size()))
+        let first = offset >> self.geometry().cluster_bits;
+        first..first.saturating_add(len.div_ceil(self.geometry().cluster_size()))
     }
 
     pub(super) fn check_bits(&self, bytes: u64) -> Result<()> {
@@ -185,7 +185,7 @@ impl Qcow2 {
         let (size, granularity_bits) = (self.virtual_size(), entry.granularity_bits);
         let Some((entries, stored)) = self.read_bitmap_table(worker, entry).await? else { return Ok(None) };
         let bits = Bits::new(size, granularity_bits);
-        let needed = table_entries(size, granularity_bits, &self.geometry) as usize;
+        let needed = table_entries(size, granularity_bits, self.geometry()) as usize;
         self.read_bits(worker, entries.get(..needed).unwrap_or(&entries), &bits).await?;
         bits.set_stored();
         // So that no other bitmap has them, too.
@@ -201,11 +201,11 @@ impl Qcow2 {
         worker: &Worker,
         entry: &BitmapEntry,
     ) -> Result<Option<(Vec<BitmapCluster>, Arc<[Range<u64>]>)>> {
-        let bits = self.geometry.cluster_bits;
+        let bits = self.geometry().cluster_bits;
         let (offset, len) = (entry.table_offset.0, u64::from(entry.table_entries) * 8);
-        let file_clusters = self.file().len().div_ceil(self.geometry.cluster_size());
+        let file_clusters = self.file().len().div_ceil(self.geometry().cluster_size());
         let table = self.clusters_of(offset, len);
-        let data_size = u64::from(entry.table_entries).saturating_mul(self.geometry.cluster_size());
+        let data_size = u64::from(entry.table_entries).saturating_mul(self.geometry().cluster_size());
         if table.end > file_clusters || data_size > zebu_qcow2::limits::MAX_BITMAP_DATA_SIZE {
             return Ok(None);
         }
@@ -213,7 +213,7 @@ impl Qcow2 {
         let mut entries = Vec::new();
         let mut stored = vec![table];
         for word in bytes.as_chunks::<8>().0 {
-            let Ok(cluster) = BitmapTableEntry(u64::from_be_bytes(*word)).decode(&self.geometry) else {
+            let Ok(cluster) = BitmapTableEntry(u64::from_be_bytes(*word)).decode(self.geometry()) else {
                 return Ok(None);
             };
             if let BitmapCluster::Data(host) = cluster {
@@ -242,7 +242,7 @@ impl Qcow2 {
     }
 
     async fn read_bits(&self, worker: &Worker, entries: &[BitmapCluster], bits: &Bits) -> Result<()> {
-        let cluster = self.geometry.cluster_size();
+        let cluster = self.geometry().cluster_size();
         let words = cluster / 8;
         let at_once = (AT_ONCE / cluster).clamp(1, 32) as usize;
         let mut data = Vec::new();

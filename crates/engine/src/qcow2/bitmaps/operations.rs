@@ -136,7 +136,7 @@ impl Qcow2 {
     }
 
     fn granularity_bits(&self, granularity: Option<u64>) -> Result<u8> {
-        let Some(bytes) = granularity else { return Ok(default_granularity_bits(&self.geometry)) };
+        let Some(bytes) = granularity else { return Ok(default_granularity_bits(self.geometry())) };
         let bits = bytes.trailing_zeros() as u8;
         let range = MIN_BITMAP_GRANULARITY_BITS..=MAX_BITMAP_GRANULARITY_BITS;
         if !bytes.is_power_of_two() || !range.contains(&bits) {
@@ -251,7 +251,7 @@ impl Qcow2 {
 
     /// Fails if the image can have no bitmap of that name, whatever it has.
     fn check_name(&self, name: &str) -> Result<()> {
-        if self.geometry.version == Version::V2 {
+        if self.geometry().version == Version::V2 {
             let message = "Cannot store dirty bitmaps in qcow2 v2 files";
             return Err(self.bitmap_error(ErrorKind::Unsupported, message));
         }
@@ -276,8 +276,8 @@ impl Qcow2 {
 
     /// Fails if a bitmap over `size` bytes of disk is larger than the format's users accept.
     fn check_size(&self, name: &str, granularity_bits: u8, size: u64) -> Result<()> {
-        let entries = table_entries(size, granularity_bits, &self.geometry);
-        let on_disk = entries.saturating_mul(self.geometry.cluster_size());
+        let entries = table_entries(size, granularity_bits, self.geometry());
+        let on_disk = entries.saturating_mul(self.geometry().cluster_size());
         if on_disk <= MAX_BITMAP_DATA_SIZE
             && entries <= u64::from(MAX_BITMAP_TABLE_ENTRIES)
             && data_bytes(size, granularity_bits) <= MAX_BITMAP_DATA_SIZE

@@ -121,7 +121,7 @@ impl Qcow2 {
             loaded.unstored = false;
         } else if bitmap.entry.table_entries == 0 {
             // It has to have a table, though nobody trusts what it says.
-            let entries = table_entries(loaded.bits.size(), loaded.bits.granularity_bits(), &self.geometry);
+            let entries = table_entries(loaded.bits.size(), loaded.bits.granularity_bits(), self.geometry());
             let table = (vec![BitmapTableEntry::default(); entries.max(1) as usize], Vec::new());
             self.write_table(worker, &mut bitmap.entry, loaded, table, places).await?;
         }
@@ -136,9 +136,9 @@ impl Qcow2 {
         bits: &Bits,
         places: &mut Places<'_>,
     ) -> Result<(Vec<BitmapTableEntry>, Vec<Range<u64>>)> {
-        let cluster_size = self.geometry.cluster_size();
+        let cluster_size = self.geometry().cluster_size();
         let words = cluster_size / 8;
-        let entries = table_entries(bits.size(), bits.granularity_bits(), &self.geometry).max(1);
+        let entries = table_entries(bits.size(), bits.granularity_bits(), self.geometry()).max(1);
         let mut table = Vec::with_capacity(entries as usize);
         let mut mixed = Vec::new();
         // Bytes of disk that a cluster of bits covers.
@@ -182,12 +182,12 @@ impl Qcow2 {
                 for word in index * words..(index + 1) * words {
                     bytes.extend_from_slice(&bits.word(word).to_le_bytes());
                 }
-                let host = HostOffset(cluster << self.geometry.cluster_bits);
+                let host = HostOffset(cluster << self.geometry().cluster_bits);
                 if let Some(entry) = table.get_mut(*index as usize) {
                     *entry = BitmapTableEntry::new(BitmapCluster::Data(host));
                 }
             }
-            self.files.write_at(worker, allocated.start << self.geometry.cluster_bits, &bytes).await?;
+            self.files.write_at(worker, allocated.start << self.geometry().cluster_bits, &bytes).await?;
             data.push(allocated);
         }
         Ok((table, data))
@@ -207,7 +207,7 @@ impl Qcow2 {
         for clusters in &data {
             self.space.overlap().insert(clusters.clone(), Metadata::BitmapData);
         }
-        entry.table_offset = HostOffset(place.start << self.geometry.cluster_bits);
+        entry.table_offset = HostOffset(place.start << self.geometry().cluster_bits);
         entry.table_entries = table.len() as u32;
         let mut stored = vec![place];
         stored.extend(data);
@@ -228,7 +228,7 @@ impl Qcow2 {
         let bytes = encode_directory(entries).map_err(|e| format_error(self.path(), &e))?;
         let len = bytes.len() as u64;
         let place = self.write_whole_clusters(worker, bytes, places).await?;
-        Ok(Some((place.start << self.geometry.cluster_bits, len)))
+        Ok(Some((place.start << self.geometry().cluster_bits, len)))
     }
 
     async fn write_whole_clusters(
@@ -237,11 +237,11 @@ impl Qcow2 {
         mut bytes: Vec<u8>,
         places: &mut Places<'_>,
     ) -> Result<Range<u64>> {
-        bytes.resize(bytes.len().next_multiple_of(self.geometry.cluster_size() as usize), 0);
-        let clusters = bytes.len() as u64 >> self.geometry.cluster_bits;
+        bytes.resize(bytes.len().next_multiple_of(self.geometry().cluster_size() as usize), 0);
+        let clusters = bytes.len() as u64 >> self.geometry().cluster_bits;
         let place = self.allocate_metadata(worker, clusters).await?.into_range();
         places.taken.push(place.clone());
-        self.files.write_at(worker, place.start << self.geometry.cluster_bits, &bytes).await?;
+        self.files.write_at(worker, place.start << self.geometry().cluster_bits, &bytes).await?;
         Ok(place)
     }
 

@@ -291,7 +291,7 @@ impl Qcow2 {
         if !sabotage::is(Fault::SkipMovedTableBarrier) {
             self.files.barrier(worker, self.file()).await?;
         }
-        let clusters = bytes.len() as u64 >> self.geometry.cluster_bits;
+        let clusters = bytes.len() as u64 >> self.geometry().cluster_bits;
         let patches = [
             Patch::U64(field::REFTABLE_OFFSET, offset),
             Patch::U32(field::REFTABLE_CLUSTERS, clusters as u32),
@@ -313,7 +313,7 @@ impl Qcow2 {
     }
 
     async fn read_table(&self, worker: &Worker, offset: u64) -> Result<Vec<u8>> {
-        let len = self.geometry.cluster_size() as usize;
+        let len = self.geometry().cluster_size() as usize;
         self.file().announce("l2_alloc_cow_read");
         let (result, bufs) = worker.read(self.file(), offset, worker.buffer(len).into()).await;
         result.map_err(|e| Error::from(e).on(self.path()))?;

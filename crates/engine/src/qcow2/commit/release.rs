@@ -60,7 +60,7 @@ impl Qcow2 {
         let (read, unread): (Vec<_>, Vec<_>) = taken.into_iter().partition(Quarantined::may_be_read);
         self.free_all(worker, unread).await;
         if !read.is_empty() && !sabotage::is(Fault::ReleaseWithoutGrace) {
-            self.readers.wait().await;
+            self.readers().wait().await;
         }
         self.free_all(worker, read).await;
     }
@@ -68,7 +68,7 @@ impl Qcow2 {
     async fn free_all(&self, worker: &Worker, all: Vec<Quarantined>) {
         for quarantined in all {
             let clusters = quarantined.clusters().clone();
-            self.inflated.forget(&clusters, self.geometry.cluster_bits);
+            self.inflated.forget(&clusters, self.geometry().cluster_bits);
             self.space.free(worker, quarantined).await;
             self.space.quarantine().note_released(clusters.end - clusters.start);
         }

@@ -22,13 +22,13 @@ impl Qcow2 {
             Inflation::Ready(bytes) => return Ok(bytes),
             Inflation::Mine(ticket) => ticket,
         };
-        let cluster = guest >> self.geometry.cluster_bits;
+        let cluster = guest >> self.geometry().cluster_bits;
         let (input, skip) = match self.packed_bytes(worker, cluster, stream.offset.0).await? {
             Some(bytes) => (IoBuf::copy_of(&bytes).into(), 0),
             None => self.read_stream(worker, stream.offset.0..stream.end().0, guest).await?,
         };
         let (compression, cluster) =
-            (self.header.opened().compression(), self.geometry.cluster_size() as usize);
+            (self.header.opened().compression(), self.geometry().cluster_size() as usize);
         let packing = Packing::Cluster(compression);
         let work = Work::Inflate { packing, input, skip, cluster, output: self.inflated.buffer() };
         let mut done = self.compressed.options().pool.run(worker, work).await;

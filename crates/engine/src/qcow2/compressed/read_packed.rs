@@ -27,7 +27,7 @@ impl Qcow2 {
 
     /// The stream of the cluster at `guest`, if it is not linked yet, and for how many bytes of `max_len` that holds.
     fn packed_run(&self, guest: u64, max_len: u64) -> Result<(Option<Run>, u64)> {
-        let bits = self.geometry.cluster_bits;
+        let bits = self.geometry().cluster_bits;
         let first = guest >> bits;
         let last = guest.saturating_add(max_len.saturating_sub(1)) >> bits;
         let Some((cluster, stream)) = self.compressed.packer().first_in(first..last + 1) else {
@@ -38,10 +38,10 @@ impl Qcow2 {
         }
         let corrupt =
             |e: EntryError| Error::new(ErrorKind::Corrupt, e.to_string()).on(self.path()).at_guest(guest);
-        let word = CompressedRange::encode(HostOffset(stream.offset()), stream.len(), &self.geometry)
+        let word = CompressedRange::encode(HostOffset(stream.offset()), stream.len(), self.geometry())
             .map_err(corrupt)?;
-        let stream = CompressedRange::decode(word, &self.geometry).map_err(corrupt)?;
-        let rest = self.geometry.cluster_size() - (guest & (self.geometry.cluster_size() - 1));
+        let stream = CompressedRange::decode(word, self.geometry()).map_err(corrupt)?;
+        let rest = self.geometry().cluster_size() - (guest & (self.geometry().cluster_size() - 1));
         Ok((Some(Run::Compressed { stream }), max_len.min(rest)))
     }
 
@@ -49,7 +49,7 @@ impl Qcow2 {
     /// say what was there before.
     #[inline]
     pub(crate) fn has_packed(&self, guest: u64, len: u64) -> bool {
-        let bits = self.geometry.cluster_bits;
+        let bits = self.geometry().cluster_bits;
         let last = guest.saturating_add(len.saturating_sub(1)) >> bits;
         self.compressed.packer().first_in(guest >> bits..last + 1).is_some()
     }
@@ -67,14 +67,14 @@ impl Qcow2 {
                 StreamPlace::Memory => return Ok(Some(bytes)),
                 StreamPlace::File => return Ok(None),
                 StreamPlace::Lost => {
-                    let guest = guest << self.geometry.cluster_bits;
+                    let guest = guest << self.geometry().cluster_bits;
                     return Err(vanished(self.path()).at_guest(guest));
                 }
                 StreamPlace::Split(in_file) => {
                     let at = (in_file.start - offset) as usize;
                     let len = (in_file.end - in_file.start) as usize;
                     let (bufs, skip) =
-                        self.read_stream(worker, in_file, guest << self.geometry.cluster_bits).await?;
+                        self.read_stream(worker, in_file, guest << self.geometry().cluster_bits).await?;
                     if let Some(gap) = bytes.get_mut(at..at + len) {
                         bufs.copy_to(skip, gap);
                     }

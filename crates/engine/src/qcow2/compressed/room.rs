@@ -18,14 +18,14 @@ impl Qcow2 {
     /// Clusters of a buffer.
     fn buffer_clusters(&self) -> u64 {
         let half = (self.compressed.options().gather_memory / 2) as u64;
-        (BUFFER.min(half) >> self.geometry.cluster_bits).max(1)
+        (BUFFER.min(half) >> self.geometry().cluster_bits).max(1)
     }
 
     /// Host clusters for a buffer, if the window has some.
     pub(crate) fn room(&self, worker: &Worker) -> Option<Room> {
         let (range, content) = self.space.try_allocate_compressed(self.buffer_clusters())?.into_parts();
         // Buffers begin and end where blocks do, so that no block belongs to two of them.
-        let unit = (BUFFER_ALIGNMENT >> self.geometry.cluster_bits).max(1);
+        let unit = (BUFFER_ALIGNMENT >> self.geometry().cluster_bits).max(1);
         let aligned = range.start.next_multiple_of(unit)..range.end / unit * unit;
         let range = if aligned.is_empty() {
             range
@@ -34,7 +34,7 @@ impl Qcow2 {
             self.space.quarantine().push(aligned.end..range.end, FreeMode::unused(content));
             aligned
         };
-        let buf = worker.buffer(((range.end - range.start) << self.geometry.cluster_bits) as usize);
+        let buf = worker.buffer(((range.end - range.start) << self.geometry().cluster_bits) as usize);
         Some(Room::new(Allocated::new(range, content), buf))
     }
 

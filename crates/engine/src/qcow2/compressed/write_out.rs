@@ -80,7 +80,7 @@ impl PackSink for OnDisk<'_> {
 
     async fn write_bytes(&self, host: u64, guest: u64, bytes: IoBufs) -> Result<(), (Error, IoBufs)> {
         let Self { image, worker } = self;
-        let guest = guest << image.geometry.cluster_bits;
+        let guest = guest << image.geometry().cluster_bits;
         if let Err(error) = image.space.check_overlap(host, bytes.len() as u64, guest) {
             return Err((error, bytes));
         }
@@ -128,9 +128,9 @@ impl Qcow2 {
     pub(crate) fn pack_rules(&self) -> PackRules {
         let alignment = self.file().alignment();
         PackRules::new(
-            self.geometry.cluster_bits,
-            self.geometry.refcount_max(),
-            self.geometry.compressed_offset_end(),
+            self.geometry().cluster_bits,
+            self.geometry().refcount_max(),
+            self.geometry().compressed_offset_end(),
             BLOCK.max(u64::from(alignment.offset)).max(u64::from(alignment.length)),
         )
     }
@@ -172,7 +172,7 @@ impl Qcow2 {
 
     /// Raises the refcount of a cluster that has one, for `count` streams in it.
     async fn add_references(&self, worker: &Worker, cluster: u64, count: u64) -> Result<()> {
-        let order = self.geometry.refcount_order;
+        let order = self.geometry().refcount_order;
         let raised = self
             .space
             .with_refcounts(worker, cluster, |cache, shard, key, index| {
@@ -195,7 +195,7 @@ impl Qcow2 {
             "the refcount of a cluster of compressed data is larger than it can be; repair the image",
         )
         .on(self.path())
-        .at_host(cluster << self.geometry.cluster_bits)
+        .at_host(cluster << self.geometry().cluster_bits)
         .with_remedy(Remedy::Repair);
         self.files.poison(&error);
         Err(error)
@@ -204,13 +204,13 @@ impl Qcow2 {
     /// Sets the entry of a guest cluster whose stream is written.
     async fn link_stream(self: &Arc<Self>, worker: &Worker, guest: u64) -> Result<()> {
         let Some(stream) = self.compressed.packer().stream(guest) else { return Ok(()) };
-        let offset = guest << self.geometry.cluster_bits;
+        let offset = guest << self.geometry().cluster_bits;
         let corrupt = |e: zebu_qcow2::EntryError| {
             Error::new(ErrorKind::Corrupt, e.to_string()).on(self.path()).at_guest(offset)
         };
-        let entry = L2Entry::compressed(HostOffset(stream.offset()), stream.len(), &self.geometry)
+        let entry = L2Entry::compressed(HostOffset(stream.offset()), stream.len(), self.geometry())
             .map_err(corrupt)?;
-        let entry_size = self.geometry.l2_entry_size as usize;
+        let entry_size = self.geometry().l2_entry_size as usize;
         let (mut shard, key, index) = self.lock_slice(worker, offset).await?;
         // Under the lock and before the change: whichever commit freezes the change sees the flag.
         if !sabotage::is(Fault::ForgetStreamBarrier) {
@@ -218,7 +218,7 @@ impl Qcow2 {
         }
         let old = self.entry_in(&mut shard, key, index);
         self.map.slices().change(&mut shard, key, index * entry_size, entry_size, |bytes| {
-            let _ = entry.write(bytes, 0, &self.geometry);
+            let _ = entry.write(bytes, 0, self.geometry());
         });
         self.free_entry(old, offset, FreeMode::Reuse);
         self.compressed.packer().linked(guest);

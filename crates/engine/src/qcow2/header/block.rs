@@ -9,7 +9,7 @@ use crate::qcow2::files::ImageFiles;
 use crate::qcow2::header::preparation::Preparation;
 use crate::sync::{AsyncMutex, Mutex, MutexGuard};
 use crate::{Error, Result};
-use zebu_qcow2::Header;
+use zebu_qcow2::{Geometry, Header};
 use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{IoBuf, Worker};
 
@@ -50,6 +50,7 @@ pub(crate) enum OnFailure {
 pub(crate) struct ImageHeader {
     files: ImageFiles,
     opened: Header,
+    geometry: Geometry,
     damage: DamageMark,
     block: Mutex<Vec<u8>>,
     /// Held while the block is written.
@@ -61,12 +62,19 @@ impl ImageHeader {
     /// `block`: the first min(4096, cluster) bytes of the file, padded with zeroes past its end.
     pub(crate) fn new(files: ImageFiles, opened: Header, block: Vec<u8>, damage: DamageMark) -> Self {
         let (block, mutex) = (Mutex::new(block), AsyncMutex::default());
-        Self { files, opened, damage, block, mutex, preparation: Preparation::default() }
+        let (geometry, preparation) = (opened.geometry(), Preparation::default());
+        Self { files, opened, geometry, damage, block, mutex, preparation }
     }
 
     /// The header as it was when the image was opened.
     pub(crate) fn opened(&self) -> &Header {
         &self.opened
+    }
+
+    /// Sizes and shifts of the image. They never change.
+    #[inline]
+    pub(crate) fn geometry(&self) -> &Geometry {
+        &self.geometry
     }
 
     /// Work before the first write.

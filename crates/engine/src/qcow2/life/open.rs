@@ -14,12 +14,12 @@ use crate::qcow2::cache::slice_store::{Class, SliceStore};
 use crate::qcow2::commit::queue::CommitQueue;
 use crate::qcow2::compressed::clusters::CompressedClusters;
 use crate::qcow2::disk::GuestDisk;
+use crate::qcow2::encryption::ImageEncryption;
 use crate::qcow2::files::{ImageFiles, WriteAccess};
 use crate::qcow2::header::block::ImageHeader;
 use crate::qcow2::life::create::Magic;
-use crate::qcow2::life::unlock::{Unlocked, luks_area};
+use crate::qcow2::life::unlock::luks_area;
 use crate::qcow2::map::active_map::{ActiveMap, L1};
-use crate::qcow2::read_barrier::Readers;
 use crate::qcow2::read_tables::{TABLE_STEP, read_bytes, read_table};
 use crate::qcow2::snapshots::SnapshotTable;
 use crate::qcow2::space::HostSpace;
@@ -177,13 +177,17 @@ pub(crate) struct Place {
     index: Option<Arc<ChainMap>>,
     has_backing: bool,
     data_file: Option<File>,
-    unlocked: Unlocked,
+    encryption: ImageEncryption,
 }
 
 impl Place {
     /// A place in the chain that has this memory, of an image with this encryption.
-    pub(crate) fn new(store: Arc<SliceStore>, inflated: Arc<InflatedClusters>, unlocked: Unlocked) -> Self {
-        Self { store, inflated, index: None, has_backing: false, data_file: None, unlocked }
+    pub(crate) fn new(
+        store: Arc<SliceStore>,
+        inflated: Arc<InflatedClusters>,
+        encryption: ImageEncryption,
+    ) -> Self {
+        Self { store, inflated, index: None, has_backing: false, data_file: None, encryption }
     }
 
     /// The same for the top image, which has the map of the chain if there is one.
@@ -282,7 +286,6 @@ impl Qcow2 {
         let files = ImageFiles::new(file, place.data_file, access);
         let qcow2 = Arc::new(Self {
             files: files.clone(),
-            geometry,
             space: HostSpace::new(files.clone(), &header, &place.store, slice, block),
             snapshots: ArcCell::new(SnapshotTable::new(
                 parsed.snapshots.clone(),
@@ -299,9 +302,7 @@ impl Qcow2 {
             ),
             compressed: CompressedClusters::new(options.compress.clone()),
             inflated: ClusterCache::new(place.inflated),
-            protection: place.unlocked.protection,
-            encryption: place.unlocked.info,
-            readers: Readers::default(),
+            encryption: place.encryption,
             commit: CommitQueue::default(),
             own_worker: ImageWorker::default(),
             header: ImageHeader::new(files, header, parsed.first_block.clone(), options.damage),
@@ -316,7 +317,7 @@ impl Qcow2 {
     /// Notes where metadata lies, and how far the file reaches.
     fn prepare_space(&self, parsed: &Parsed) {
         let header = self.header.opened();
-        let cluster = self.geometry.cluster_size();
+        let cluster = self.geometry().cluster_size();
         let l1 = self.map.l1();
         self.space.note_metadata(0, cluster, Metadata::Header);
         self.space.note_metadata(l1.offset(), l1.table().len() as u64 * 8, Metadata::ActiveL1);
@@ -338,7 +339,7 @@ impl Qcow2 {
     /// the end of the file is left out, and what many of them share is noted once, so that neither memory nor time is
     /// out of proportion to the file.
     fn note_snapshot_tables(&self, snapshots: &[SnapshotEntry]) {
-        let (bits, file_end) = (self.geometry.cluster_bits, self.file().len());
+        let (bits, file_end) = (self.geometry().cluster_bits, self.file().len());
         let mut tables: Vec<_> = snapshots
             .iter()
             .map(|entry| {
@@ -359,7 +360,7 @@ impl Qcow2 {
     /// Refuses an image without refcounts. Reads no more of the table than up to its first entry.
     async fn check_refcount_table(&self, worker: &Worker) -> Result<()> {
         let offset = self.header.opened().refcount_table_offset.0;
-        let len = u64::from(self.header.opened().refcount_table_clusters) << self.geometry.cluster_bits;
+        let len = u64::from(self.header.opened().refcount_table_clusters) << self.geometry().cluster_bits;
         let len = self.file().len().saturating_sub(offset).min(len);
         let (mut at, mut step) = (0, 4096);
         while at < len {

@@ -100,14 +100,14 @@ impl Qcow2 {
         if mode == Preallocation::Off {
             return Ok(());
         }
-        let first = self.geometry.cluster_start(range.start);
+        let first = self.geometry().cluster_start(range.start);
         let tracker = Tracker::new(control, Phase::Reserving, range.end.saturating_sub(first));
         let space = Reservation { worker, file: self.data(), format: Format::Qcow2, tracker: &tracker };
-        let shows_through = node.backing.is_some() && self.geometry.extended_l2;
+        let shows_through = node.backing.is_some() && self.geometry().extended_l2;
         let mut at = first;
         while at < range.end {
             tracker.check()?;
-            let most = if at == first { self.geometry.cluster_size() } else { u64::MAX };
+            let most = if at == first { self.geometry().cluster_size() } else { u64::MAX };
             let reserved = self.reserve(worker, at, (range.end - at).min(most)).await?;
             let guest = reserved.guest.clone();
             at = guest.end;
@@ -134,7 +134,7 @@ impl Qcow2 {
                 .on(self.path())
                 .at_guest(guest.start));
             }
-            if !self.protection.is_none() && self.geometry.version == Version::V2 {
+            if !self.protection().is_none() && self.geometry().version == Version::V2 {
                 // It has no zero clusters, and zeroes in the file would be decrypted to noise: encrypted zeroes are written.
                 drop(reserved);
                 self.write_zero_data(node, worker, guest.clone()).await?;
@@ -150,11 +150,11 @@ impl Qcow2 {
                 external
             };
             // What is behind subclusters that are not allocated nobody sees.
-            let is_hidden = shows_through || !self.protection.is_none();
+            let is_hidden = shows_through || !self.protection().is_none();
             self.set_aside(&space, &reserved, mode, is_hidden || content.reads_zero()).await?;
             if shows_through {
                 reserved.link_place(worker).await?;
-            } else if !self.protection.is_none() {
+            } else if !self.protection().is_none() {
                 // Zeroes in the file would be decrypted to noise.
                 reserved.link_zeroes(worker).await?;
             } else {
@@ -176,7 +176,7 @@ impl Qcow2 {
     ) -> Result<()> {
         let host = reserved.host;
         let whole =
-            (reserved.guest.end - reserved.guest.start).next_multiple_of(self.geometry.cluster_size());
+            (reserved.guest.end - reserved.guest.start).next_multiple_of(self.geometry().cluster_size());
         // An external data file ends with the disk.
         let len = if self.data_file().is_some() { whole.min(self.data().len() - host) } else { whole };
         if mode == Preallocation::Full {

@@ -32,7 +32,7 @@ impl Qcow2 {
     ) -> Result<()> {
         let old_size = self.virtual_size();
         let refuse = |kind, message: &str| Err(Error::new(kind, message.to_owned()).on(self.path()));
-        if self.geometry.version == Version::V2 && !self.snapshots().entries().is_empty() {
+        if self.geometry().version == Version::V2 && !self.snapshots().entries().is_empty() {
             return refuse(ErrorKind::Unsupported, "Can't resize a v2 image which has snapshots");
         }
         if new_size < old_size {
@@ -123,7 +123,7 @@ impl Qcow2 {
         let grown = async {
             let filled =
                 self.fill_growth(node, worker, old_size..new_size, preallocation, external, control).await;
-            let first_new = old_size.next_multiple_of(self.geometry.cluster_size());
+            let first_new = old_size.next_multiple_of(self.geometry().cluster_size());
             if filled.is_err() && preallocation != Preallocation::Off && first_new < new_size {
                 // The header still has the old size: nobody would find what was set aside past it. Should this fail,
                 // the first error tells more.
@@ -150,7 +150,7 @@ impl Qcow2 {
                     .to_owned();
             Error::new(ErrorKind::InvalidArgument, message).with_errno(27).on(self.path())
         };
-        let entries = self.geometry.l1_entries_for(size).ok_or_else(too_big)?;
+        let entries = self.geometry().l1_entries_for(size).ok_or_else(too_big)?;
         if entries * 8 > limits::MAX_L1_SIZE {
             return Err(too_big());
         }
@@ -173,7 +173,7 @@ impl Qcow2 {
         worker: &Worker,
         growth: Range<u64>,
     ) -> Result<()> {
-        let per_table = self.geometry.guest_bytes_per_l2();
+        let per_table = self.geometry().guest_bytes_per_l2();
         let mut at = growth.start;
         while at < growth.end && !sabotage::is(Fault::ShowVmState) {
             let table_end = (at / per_table + 1).saturating_mul(per_table).min(growth.end);
@@ -203,8 +203,8 @@ impl Qcow2 {
     ) -> Result<()> {
         let Range { start: old_size, end: new_size } = growth.clone();
         let backed = node.backing.as_ref().map_or(0, |backing| backing.virtual_size());
-        let cluster_end = old_size.next_multiple_of(self.geometry.cluster_size());
-        let zero_to = backed.next_multiple_of(self.geometry.cluster_size()).max(cluster_end).min(new_size);
+        let cluster_end = old_size.next_multiple_of(self.geometry().cluster_size());
+        let zero_to = backed.next_multiple_of(self.geometry().cluster_size()).max(cluster_end).min(new_size);
         if zero_to > old_size && !sabotage::is(Fault::SkipGrowthZeroing) {
             self.write_zeroes(node, worker, old_size, zero_to - old_size, ZeroMode::Unmap).await?;
         }
@@ -220,11 +220,11 @@ impl Qcow2 {
 
     async fn shrink(self: &Arc<Self>, node: &Node, worker: &Worker, new_size: u64) -> Result<()> {
         let old_size = self.virtual_size();
-        let first_gone = new_size.next_multiple_of(self.geometry.cluster_size());
+        let first_gone = new_size.next_multiple_of(self.geometry().cluster_size());
         // Reads that came before end first: where the mapping has gone, they would find what the backing image holds.
         self.set_virtual_size(new_size);
         let shrunk = async {
-            with_long_patience(worker, self.readers.wait())
+            with_long_patience(worker, self.readers().wait())
                 .await
                 .ok_or_else(|| Error::undriven("the disk can't become smaller", "a read").on(self.path()))?;
             if first_gone < old_size {

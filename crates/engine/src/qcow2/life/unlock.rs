@@ -6,6 +6,7 @@ use crate::crypt::sectors::{EncryptedSectors, Numbering};
 use crate::crypt::{EncryptionInfo, LuksInfo};
 use crate::error::format_error;
 use crate::options::{Access, OpenOptions, Purpose};
+use crate::qcow2::encryption::ImageEncryption;
 use crate::{Error, ErrorKind, Result};
 use std::ops::Range;
 use zebu_luks::legacy_aes;
@@ -14,14 +15,6 @@ use zebu_storage::{File, Worker};
 
 /// The option that names the key.
 const KEY: &str = "encrypt.key-secret";
-
-/// The protection of an image, and how it is encrypted.
-#[derive(Debug)]
-pub(crate) struct Unlocked {
-    pub(crate) protection: Protection,
-    /// `None` if it is not encrypted, or its header can't be read and the image is only looked at.
-    pub(crate) info: Option<EncryptionInfo>,
-}
 
 /// The bytes of an image file that belong to its LUKS header.
 pub(crate) fn luks_area(header: &Header) -> Option<Range<u64>> {
@@ -62,7 +55,7 @@ pub(crate) async fn unlock(
     header: &Header,
     options: &OpenOptions,
     depth: u32,
-) -> Result<Unlocked> {
+) -> Result<ImageEncryption> {
     let path = file.path();
     let looks_only = options.purpose == Purpose::Inspect;
     let is_raw_external = header.autoclear.contains(Autoclear::RAW_EXTERNAL_DATA);
@@ -72,7 +65,7 @@ pub(crate) async fn unlock(
         return Err(Error::new(ErrorKind::Unsupported, message).on(file.path()));
     }
     let (cipher, numbering, info) = match header.encryption {
-        Encryption::None => return Ok(Unlocked { protection: Protection::None, info: None }),
+        Encryption::None => return Ok(ImageEncryption::NONE),
         Encryption::Unknown(_) => {
             return Err(header
                 .check_not_encrypted()
@@ -83,12 +76,12 @@ pub(crate) async fn unlock(
                 }));
         }
         Encryption::Aes if looks_only => {
-            return Ok(Unlocked { protection: Protection::Locked, info: Some(EncryptionInfo::Aes) });
+            return Ok(ImageEncryption::new(Protection::Locked, Some(EncryptionInfo::Aes)));
         }
         Encryption::Luks if looks_only => {
             let luks = read_luks(worker, file, header, options).await.ok();
             let info = luks.map(|luks| EncryptionInfo::Luks(LuksInfo::of(&luks)));
-            return Ok(Unlocked { protection: Protection::Locked, info });
+            return Ok(ImageEncryption::new(Protection::Locked, info));
         }
         Encryption::Aes => {
             let passphrase = passphrase(worker, &options.keys, depth, path, "aes", KEY).await?;
@@ -106,5 +99,5 @@ pub(crate) async fn unlock(
         }
     };
     let sectors = EncryptedSectors::new(cipher, numbering, options.compress.pool.clone());
-    Ok(Unlocked { protection: Protection::Encrypted(Box::new(sectors)), info: Some(info) })
+    Ok(ImageEncryption::new(Protection::Encrypted(Box::new(sectors)), Some(info)))
 }

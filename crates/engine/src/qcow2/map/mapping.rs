@@ -64,7 +64,7 @@ impl Qcow2 {
             }
             let index = self.map.l1_index(guest);
             if self.map.l1().table().get(index) == 0 {
-                let per_table = self.geometry.guest_bytes_per_l2();
+                let per_table = self.geometry().guest_bytes_per_l2();
                 // The end of the table's range may lie past 2^64.
                 let rest = per_table - guest % per_table;
                 return Ok((Run::Unallocated, rest.min(max_len)));
@@ -91,9 +91,9 @@ impl Qcow2 {
 
     /// Puts the run around entry `at` into the index if it is a long one. The slice's lock is held.
     pub(crate) fn index_run(&self, chain_index: &ChainMap, slice: &Slice, at: usize, guest: u64) {
-        let unit = guest >> self.geometry.cluster_bits;
+        let unit = guest >> self.geometry().cluster_bits;
         let Some(place) = self.place_of(slice, at, unit) else { return };
-        let cluster = self.geometry.cluster_size();
+        let cluster = self.geometry().cluster_size();
         let mut before = 0;
         while before < at.min(LONGEST_LOOK) {
             let back = (before + 1) as u64;
@@ -129,8 +129,8 @@ impl Qcow2 {
     /// Where the whole cluster `unit` of entry `index` is, in an image that stands alone; `None` if it is not of one
     /// kind, or damaged.
     fn place_of(&self, slice: &Slice, index: usize, unit: u64) -> Option<Place> {
-        let entry = L2Entry::read(slice.bytes(), index, &self.geometry)?;
-        let kind = match self.decode(entry, unit << self.geometry.cluster_bits).ok()? {
+        let entry = L2Entry::read(slice.bytes(), index, self.geometry())?;
+        let kind = match self.decode(entry, unit << self.geometry().cluster_bits).ok()? {
             Mapping::Unallocated | Mapping::Zero { .. } | Mapping::Subclusters { alloc: 0, .. } => {
                 PlaceKind::Zero
             }
@@ -144,7 +144,7 @@ impl Qcow2 {
     }
 
     fn run_in_slice(&self, slice: &Slice, mut index: usize, guest: u64, max_len: u64) -> Result<(Run, u64)> {
-        let cluster = self.geometry.cluster_size();
+        let cluster = self.geometry().cluster_size();
         let in_cluster = guest & (cluster - 1);
         let (run, mut len) = self.run_in_cluster(slice, index, in_cluster, guest)?;
         while len < max_len && (guest + len) & (cluster - 1) == 0 && !matches!(run, Run::Compressed { .. }) {
@@ -164,8 +164,8 @@ impl Qcow2 {
 
     /// The run at `in_cluster` bytes into the cluster of entry `index`, within that cluster.
     fn run_in_cluster(&self, slice: &Slice, index: usize, in_cluster: u64, guest: u64) -> Result<(Run, u64)> {
-        let entry = L2Entry::read(slice.bytes(), index, &self.geometry).unwrap_or(L2Entry::unallocated());
-        let rest = self.geometry.cluster_size() - in_cluster;
+        let entry = L2Entry::read(slice.bytes(), index, self.geometry()).unwrap_or(L2Entry::unallocated());
+        let rest = self.geometry().cluster_size() - in_cluster;
         let mapping = self.decode(entry, guest - in_cluster)?;
         Ok(match mapping {
             Mapping::Unallocated => (Run::Unallocated, rest),
@@ -173,7 +173,7 @@ impl Qcow2 {
             Mapping::Data { host, .. } => (Run::Data { host: host.0 + in_cluster }, rest),
             Mapping::Compressed(stream) => (Run::Compressed { stream }, rest),
             Mapping::Subclusters { host, alloc, zero, .. } => {
-                let bits = self.geometry.subcluster_bits;
+                let bits = self.geometry().subcluster_bits;
                 let first = (in_cluster >> bits) as u32;
                 let kind = |sub: u32| (alloc >> sub & 1, zero >> sub & 1);
                 let mut end = first + 1;
@@ -195,11 +195,11 @@ impl Qcow2 {
         let corrupt = |e: EntryError| {
             Error::new(ErrorKind::Corrupt, format!("{e}; run zebu check")).on(self.path()).at_guest(guest)
         };
-        let mapping = entry.decode(&self.geometry).map_err(corrupt)?;
+        let mapping = entry.decode(self.geometry()).map_err(corrupt)?;
         if let Mapping::Data { host, .. } | Mapping::Subclusters { host: Some(host), .. } = mapping
-            && self.geometry.external_data
+            && self.geometry().external_data
         {
-            zebu_qcow2::l2::check_data_file_offset(host, GuestOffset(guest), &self.geometry)
+            zebu_qcow2::l2::check_data_file_offset(host, GuestOffset(guest), self.geometry())
                 .map_err(corrupt)?;
         }
         Ok(mapping)
@@ -233,7 +233,7 @@ impl Qcow2 {
     /// The content of `count` slices that follow each other in one table.
     pub(crate) async fn read_slices(&self, worker: &Worker, key: u64, count: usize) -> Result<Box<[u8]>> {
         // The place that is read may belong to a table that was copied and is being given up.
-        let _inside = (!sabotage::is(Fault::LoadOutsideGrace)).then(|| self.readers.enter(worker));
+        let _inside = (!sabotage::is(Fault::LoadOutsideGrace)).then(|| self.readers().enter(worker));
         let slice_bytes = self.map.slices().slice_bytes();
         let bytes = slice_bytes * count;
         let index = key / self.map.slices_per_table();
@@ -241,7 +241,7 @@ impl Qcow2 {
         let table = match source {
             TableSource::New(copied_from) => copied_from,
             TableSource::Entry(entry) => entry
-                .checked_table(&self.geometry)
+                .checked_table(self.geometry())
                 .map_err(|e| {
                     let message = format!("{e} (L1 index: {index:#x}); run zebu check");
                     Error::new(ErrorKind::Corrupt, message).on(self.path())
@@ -251,12 +251,12 @@ impl Qcow2 {
         let is_new = matches!(source, TableSource::New(_));
         let Some(table) = table else { return Ok(vec![0; bytes].into()) };
         let offset = table + key % self.map.slices_per_table() * slice_bytes as u64;
-        if !is_new && offset >= self.file().len().max(1).next_multiple_of(self.geometry.cluster_size()) {
+        if !is_new && offset >= self.file().len().max(1).next_multiple_of(self.geometry().cluster_size()) {
             let message = "L2 table lies outside the file; run zebu check";
             return Err(Error::new(ErrorKind::Corrupt, message).on(self.path()).at_host(offset));
         }
         if !is_new {
-            let cluster = offset >> self.geometry.cluster_bits;
+            let cluster = offset >> self.geometry().cluster_bits;
             let there = self.space.overlap().first_of(cluster..cluster + 1);
             if let Some((_, what)) = there.filter(|(_, what)| *what != Metadata::ActiveL2) {
                 let message = format!("L2 table lies where the {} is; run zebu check", what.name());

@@ -28,7 +28,7 @@ impl Qcow2 {
         let (me, on) = (self.clone(), worker.uncounted());
         drop(worker.spawn(async move {
             // What is read may be a table that is replaced meanwhile: its place is not used again before this ends.
-            let _inside = me.readers.enter(&on);
+            let _inside = me.readers().enter(&on);
             let mut begun = Vec::new();
             for next in key + 1..=key + most as u64 {
                 let Some(load) = me.map.slices().begin_ahead(next) else { break };

@@ -19,7 +19,7 @@ use zebu_storage::Worker;
 impl Qcow2 {
     /// The L1 table of a snapshot as it is on disk.
     pub(super) async fn read_snapshot_l1(&self, worker: &Worker, entry: &SnapshotEntry) -> Result<Vec<u64>> {
-        entry.check_l1(&self.geometry).map_err(|e| format_error(self.path(), &e))?;
+        entry.check_l1(self.geometry()).map_err(|e| format_error(self.path(), &e))?;
         if entry.l1_size > 0 && entry.l1_table_offset.0 >= self.file().len() {
             let message = "the snapshot's L1 table lies outside the file; run zebu check";
             return Err(Error::new(ErrorKind::Corrupt, message)
@@ -59,7 +59,7 @@ impl Qcow2 {
             let message = "the snapshot's L1 table is too small for its disk; run zebu check";
             Error::new(ErrorKind::Corrupt, message).on(self.path())
         };
-        let needed = self.geometry.l1_entries_for(size).ok_or_else(too_small)?;
+        let needed = self.geometry().l1_entries_for(size).ok_or_else(too_small)?;
         let mut shared = self.read_snapshot_l1(worker, entry).await?;
         if needed > shared.len() as u64 {
             return Err(too_small());
@@ -100,7 +100,7 @@ impl Qcow2 {
         let switch = async |new: Unnamed<'_>| -> Result<Vec<u64>> {
             let old_entries = entries_of(old.table());
             let offset = new.offset().unwrap_or(old.offset());
-            let stopped = self.readers.stop(worker).await;
+            let stopped = self.readers().stop(worker).await;
             let _stopped = stopped
                 .ok_or_else(|| Error::undriven("the snapshot can't be applied", "a read").on(self.path()))?;
             new.change_header(&[

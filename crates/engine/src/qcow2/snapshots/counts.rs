@@ -132,7 +132,7 @@ impl Qcow2 {
 
     /// Raises counts within one slice, all or none.
     async fn raise_in_slice(&self, worker: &Worker, clusters: &[u64]) -> Result<()> {
-        let (Some(first), order) = (clusters.first(), self.geometry.refcount_order) else { return Ok(()) };
+        let (Some(first), order) = (clusters.first(), self.geometry().refcount_order) else { return Ok(()) };
         let outcome = self
             .space
             .with_refcounts(worker, *first, |cache, shard, key, first_index| {
@@ -143,7 +143,7 @@ impl Qcow2 {
                     if old == 0 {
                         return Some(Err((ErrorKind::Corrupt, *cluster)));
                     }
-                    if old == self.geometry.refcount_max()
+                    if old == self.geometry().refcount_max()
                         || refcount::set(&mut bytes, index, order, old + 1).is_err()
                     {
                         return Some(Err((ErrorKind::Unsupported, *cluster)));
@@ -159,7 +159,7 @@ impl Qcow2 {
             })
             .await?;
         outcome.map_err(|(kind, cluster)| {
-            let bits = self.geometry.refcount_bits();
+            let bits = self.geometry().refcount_bits();
             let message = if kind == ErrorKind::Corrupt {
                 "a cluster in use has refcount 0; repair the image".to_owned()
             } else if bits == 1 {
@@ -170,13 +170,13 @@ impl Qcow2 {
                 format!(
                     "a refcount of {bits} bits can't grow beyond {}: delete a snapshot, or convert the image to one \
                      with wider refcounts",
-                    self.geometry.refcount_max()
+                    self.geometry().refcount_max()
                 )
             };
             let error = Error::new(kind, message).on(self.path());
             // What QEMU's commands answer to an overflow.
             let error = if kind == ErrorKind::Corrupt { error } else { error.with_errno(22) };
-            error.at_host(cluster << self.geometry.cluster_bits)
+            error.at_host(cluster << self.geometry().cluster_bits)
         })
     }
 
@@ -208,7 +208,7 @@ impl Qcow2 {
     /// The counts of sorted host clusters.
     pub(super) async fn counts_of(&self, worker: &Worker, sorted: &[u64]) -> Result<Vec<u64>> {
         let per_slice = self.space.refcounts_per_slice();
-        let order = self.geometry.refcount_order;
+        let order = self.geometry().refcount_order;
         let mut counts = Vec::with_capacity(sorted.len());
         while let Some(first) = sorted.get(counts.len()) {
             let rest = sorted.get(counts.len()..).unwrap_or_default();

@@ -37,7 +37,7 @@ impl SnapshotRequest {
 impl Qcow2 {
     /// Fails if the image can't have snapshots.
     pub(super) fn check_may_have_snapshots(&self) -> Result<()> {
-        if self.geometry.external_data {
+        if self.geometry().external_data {
             let message = "internal snapshots are not supported with an external data file";
             return Err(Error::new(ErrorKind::Unsupported, message).on(self.path()));
         }
@@ -113,9 +113,9 @@ impl Qcow2 {
         request: SnapshotRequest,
         shared: &[u64],
     ) -> Result<SnapshotEntry> {
-        let bits = self.geometry.cluster_bits;
+        let bits = self.geometry().cluster_bits;
         let l1_bytes: Vec<u8> = shared.iter().flat_map(|entry| entry.to_be_bytes()).collect();
-        let clusters = (l1_bytes.len() as u64).div_ceil(self.geometry.cluster_size());
+        let clusters = (l1_bytes.len() as u64).div_ceil(self.geometry().cluster_size());
         let place = match clusters {
             0 => None,
             clusters => Some(self.allocate_metadata(worker, clusters).await?.into_range()),

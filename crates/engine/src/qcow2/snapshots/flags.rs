@@ -36,7 +36,7 @@ impl Qcow2 {
     }
 
     async fn refresh_l1(&self, worker: &Worker, entries: &mut [u64]) -> Result<()> {
-        let bits = self.geometry.cluster_bits;
+        let bits = self.geometry().cluster_bits;
         let mut places: Vec<(u64, usize)> = entries
             .iter()
             .enumerate()
@@ -59,7 +59,7 @@ impl Qcow2 {
 
     /// Makes the flags of a table exact in memory; whether any changed.
     async fn refresh_table(&self, worker: &Worker, table: &mut Table) -> Result<bool> {
-        let geometry = &self.geometry;
+        let geometry = self.geometry();
         let mut places = Vec::new();
         table.for_each(self, |index, _, mapping| {
             places.extend(host_of(&mapping).map(|host| (host >> geometry.cluster_bits, index)));
@@ -98,7 +98,7 @@ impl Qcow2 {
     }
 
     async fn set_dirty_bit(&self, worker: &Worker, bits: Incompatible) -> Result<()> {
-        if self.geometry.version == Version::V2 {
+        if self.geometry().version == Version::V2 {
             return Ok(());
         }
         let patches = [Patch::U64(field::INCOMPATIBLE, bits.bits())];

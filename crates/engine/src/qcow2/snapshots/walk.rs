@@ -35,7 +35,7 @@ impl<'a> Walk<'a> {
 
     /// The next tables; none at the end.
     pub(super) async fn next(&mut self, worker: &Worker) -> Result<Vec<Table>> {
-        let geometry = &self.qcow2.geometry;
+        let geometry = self.qcow2.geometry();
         let at_once = (BYTES_AT_ONCE / geometry.cluster_size()).clamp(1, TABLES_AT_ONCE) as usize;
         let mut wanted = Vec::with_capacity(at_once);
         while wanted.len() < at_once
@@ -63,7 +63,7 @@ impl<'a> Walk<'a> {
 impl Table {
     /// Calls `f` with each entry, its index and what it means.
     pub(super) fn for_each(&self, qcow2: &Qcow2, mut f: impl FnMut(usize, L2Entry, Mapping)) -> Result<()> {
-        let geometry = &qcow2.geometry;
+        let geometry = qcow2.geometry();
         for index in 0..geometry.l2_entries() as usize {
             let Some(entry) = L2Entry::read(&self.bytes, index, geometry) else { break };
             if entry == L2Entry::unallocated() {
@@ -78,17 +78,17 @@ impl Table {
 
     /// Appends the host clusters that the table refers to, and its own; one that is referred to twice comes twice.
     pub(super) fn push_references(&self, qcow2: &Qcow2, clusters: &mut Vec<u64>) -> Result<()> {
-        let bits = qcow2.geometry.cluster_bits;
+        let bits = qcow2.geometry().cluster_bits;
         clusters.push(self.host >> bits);
         self.for_each(qcow2, |_, _, mapping| match mapping {
-            Mapping::Compressed(stream) => clusters.extend(stream.host_clusters(&qcow2.geometry)),
+            Mapping::Compressed(stream) => clusters.extend(stream.host_clusters(qcow2.geometry())),
             mapping => clusters.extend(host_of(&mapping).map(|host| host >> bits)),
         })
     }
 
     /// Clears the COPIED flag of every entry; whether any had it.
     pub(super) fn clear_copied(&mut self, qcow2: &Qcow2) -> bool {
-        let geometry = &qcow2.geometry;
+        let geometry = qcow2.geometry();
         let mut changed = false;
         for index in 0..geometry.l2_entries() as usize {
             if let Some(entry) = L2Entry::read(&self.bytes, index, geometry)
@@ -126,7 +126,7 @@ pub(super) fn entries_of(table: &ResidentTable) -> Vec<u64> {
 impl Qcow2 {
     /// An L2 table as it is on disk.
     async fn read_whole_table(&self, worker: &Worker, host: u64) -> Result<Vec<u8>> {
-        let len = self.geometry.cluster_size() as usize;
+        let len = self.geometry().cluster_size() as usize;
         if host >= self.file().len() {
             let message = "L2 table lies outside the file; run zebu check";
             return Err(Error::new(ErrorKind::Corrupt, message).on(self.path()).at_host(host));

@@ -5,6 +5,7 @@ use crate::qcow2::cache::resident_table::ResidentTable;
 use crate::qcow2::cache::slice_cache::SliceCache;
 use crate::qcow2::cache::slice_store::{Class, SliceStore};
 use crate::qcow2::files::ImageFiles;
+use crate::qcow2::read_barrier::Readers;
 use crate::qcow2::read_tables::read_table;
 use crate::qcow2::space::overlap_check::{METADATA_PLACE, Metadata, OverlapCheck};
 use crate::qcow2::space::quarantine::Quarantine;
@@ -36,6 +37,7 @@ impl HostSpace {
             space_mutex: AsyncMutex::default(),
             overlap: OverlapCheck::new(store),
             quarantine: Quarantine::default(),
+            readers: Readers::default(),
             can_reserve: AtomicBool::new(true),
             clusters_allocated: AtomicU64::new(0),
         }

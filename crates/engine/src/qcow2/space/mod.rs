@@ -16,6 +16,7 @@ use crate::Error;
 use crate::ErrorKind;
 use crate::Result;
 use crate::qcow2::files::ImageFiles;
+use crate::qcow2::read_barrier::Readers;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use crate::sync::{AsyncMutex, Mutex, MutexGuard};
 use free::FreeSpace;
@@ -38,6 +39,8 @@ pub(crate) struct HostSpace {
     space_mutex: AsyncMutex,
     overlap: OverlapCheck,
     quarantine: Quarantine,
+    /// Requests that may use host clusters which are unlinked meanwhile.
+    readers: Readers,
     /// No attempt to reserve space failed for want of it lately.
     can_reserve: AtomicBool,
     clusters_allocated: AtomicU64,
@@ -68,6 +71,11 @@ impl HostSpace {
 
     pub(crate) fn quarantine(&self) -> &Quarantine {
         &self.quarantine
+    }
+
+    #[inline]
+    pub(crate) fn readers(&self) -> &Readers {
+        &self.readers
     }
 
     /// Clusters that the file holds now; a partial last one counts.

@@ -58,7 +58,7 @@ impl Allocation {
 
     /// The entries as they were, each with the guest offset of its cluster.
     pub(super) fn old_entries(&self) -> impl Iterator<Item = (u64, L2Entry)> + '_ {
-        let bits = self.qcow2.geometry.cluster_bits;
+        let bits = self.qcow2.geometry().cluster_bits;
         (self.clusters.start..).map(move |cluster| cluster << bits).zip(self.old.iter().copied())
     }
 
@@ -69,12 +69,12 @@ impl Allocation {
 
     /// Offset in the data file for `guest`, which lies in the clusters.
     pub(crate) fn host_of(&self, guest: u64) -> u64 {
-        self.host + (guest - (self.clusters.start << self.qcow2.geometry.cluster_bits))
+        self.host + (guest - (self.clusters.start << self.qcow2.geometry().cluster_bits))
     }
 
     /// Guest bytes of the clusters.
     pub(crate) fn guest_range(&self) -> Range<u64> {
-        let bits = self.qcow2.geometry.cluster_bits;
+        let bits = self.qcow2.geometry().cluster_bits;
         self.clusters.start << bits..self.clusters.end << bits
     }
 
@@ -97,7 +97,7 @@ impl Allocation {
             // Under the lock and before the change: whichever commit freezes the change sees the flag.
             qcow2.commit.need_data_barrier();
         }
-        let geometry = &qcow2.geometry;
+        let geometry = qcow2.geometry();
         let entry_size = geometry.l2_entry_size as usize;
         let mut new_entries = vec![0; entry_size * self.old.len()];
         for (i, old) in self.old.iter().enumerate() {
@@ -163,7 +163,7 @@ impl Drop for Allocation {
         if self.linked {
             return;
         }
-        let bits = self.qcow2.geometry.cluster_bits;
+        let bits = self.qcow2.geometry().cluster_bits;
         if self.placement == Placement::New {
             let first = self.host >> bits;
             let fresh = sabotage::is(Fault::FailedWriteIsFresh);
@@ -180,9 +180,9 @@ impl Drop for Allocation {
 
 /// The subclusters of the cluster at `guest` that `range` touches, a bit each.
 pub(super) fn subclusters_in(qcow2: &Qcow2, range: &Range<u64>, guest: u64) -> u32 {
-    let bits = qcow2.geometry.subcluster_bits;
+    let bits = qcow2.geometry().subcluster_bits;
     let start = range.start.max(guest);
-    let end = range.end.min(guest + qcow2.geometry.cluster_size());
+    let end = range.end.min(guest + qcow2.geometry().cluster_size());
     if start >= end {
         return 0;
     }

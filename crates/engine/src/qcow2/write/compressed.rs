@@ -77,7 +77,7 @@ impl Qcow2 {
             Ok(method) => method,
             Err(error) => return (Err(error.on(self.path()).at_guest(guest)), bufs),
         };
-        let cluster = self.geometry.cluster_size() as usize;
+        let cluster = self.geometry().cluster_size() as usize;
         let mut pieces = Vec::with_capacity(bufs.len().div_ceil(cluster));
         while !bufs.is_empty() {
             pieces.push(bufs.split_to(bufs.len().min(cluster)));
@@ -95,20 +95,20 @@ impl Qcow2 {
     }
 
     fn check_compressed(&self, guest: u64, len: u64) -> Result<Method> {
-        let whole = self.geometry.is_cluster_aligned(guest)
-            && (self.geometry.is_cluster_aligned(len) || guest + len == self.virtual_size());
+        let whole = self.geometry().is_cluster_aligned(guest)
+            && (self.geometry().is_cluster_aligned(len) || guest + len == self.virtual_size());
         if !whole {
             let message = format!(
                 "compressed writes consist of whole clusters of {} bytes: {len} bytes can't be written here",
-                self.geometry.cluster_size()
+                self.geometry().cluster_size()
             );
             return Err(Error::new(ErrorKind::InvalidArgument, message));
         }
-        if !self.protection.is_none() {
+        if !self.protection().is_none() {
             let message = "an encrypted image can't hold compressed clusters";
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
-        if self.geometry.external_data {
+        if self.geometry().external_data {
             let message = "an image with an external data file can't hold compressed clusters";
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
@@ -124,7 +124,7 @@ impl Qcow2 {
         clusters: &Clusters,
     ) {
         while let Some((index, piece)) = clusters.take() {
-            let guest = clusters.guest + ((index as u64) << self.geometry.cluster_bits);
+            let guest = clusters.guest + ((index as u64) << self.geometry().cluster_bits);
             let (result, piece) = self.compress_cluster(node, worker, method, guest, piece).await;
             clusters.give_back(index, piece);
             if let Err(error) = result {
@@ -145,11 +145,11 @@ impl Qcow2 {
             return (Err(error), input);
         }
         // Version 2 has no entry for zeroes in front of a backing image: there a stream of them is as short as any.
-        if (self.geometry.version == Version::V3 || !self.has_backing()) && input.is_zero() {
+        if (self.geometry().version == Version::V3 || !self.has_backing()) && input.is_zero() {
             let len = input.len() as u64;
             return (self.write_zeroes(node, worker, guest, len, ZeroMode::Unmap).await, input);
         }
-        let cluster = self.geometry.cluster_size() as usize;
+        let cluster = self.geometry().cluster_size() as usize;
         let mut done =
             self.compressed.options().pool.run(worker, Work::Compress { method, input, cluster }).await;
         let input = std::mem::take(&mut done.input);
@@ -209,7 +209,7 @@ impl Qcow2 {
             match obstacle {
                 Obstacle::Slice => pin = Some(self.prepare_slice(worker, guest).await?),
                 Obstacle::InFlight => {
-                    self.wait_for_flight(worker, guest >> self.geometry.cluster_bits).await?;
+                    self.wait_for_flight(worker, guest >> self.geometry().cluster_bits).await?;
                     no_space = None;
                 }
                 Obstacle::Room => match no_space {
@@ -232,7 +232,7 @@ impl Qcow2 {
         guest: u64,
         stream: &[u8],
     ) -> Result<Result<Placed, Obstacle>> {
-        let cluster = guest >> self.geometry.cluster_bits;
+        let cluster = guest >> self.geometry().cluster_bits;
         let Some((mut shard, ..)) = self.try_lock_slice(guest)? else { return Ok(Err(Obstacle::Slice)) };
         if shard.in_flight().contains(cluster) {
             return Ok(Err(Obstacle::InFlight));

@@ -52,7 +52,7 @@ impl Qcow2 {
                     Box::pin(self.ensure_file_covers(worker, host, len, at)).await?;
                 }
                 let part = bufs.split_to(len as usize);
-                if !self.protection.is_none() {
+                if !self.protection().is_none() {
                     let (result, written) =
                         Box::pin(self.write_protected(worker, Place { host, guest: at }, part)).await;
                     done.append(written);
@@ -81,7 +81,7 @@ impl Qcow2 {
         place: Place,
         bufs: IoBufs,
     ) -> (Result<()>, IoBufs) {
-        self.protection.write(worker, self.data(), place, bufs).await
+        self.protection().write(worker, self.data(), place, bufs).await
     }
 
     /// Writes the data of an allocation and links it.

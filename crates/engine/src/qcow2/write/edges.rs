@@ -84,7 +84,7 @@ impl Qcow2 {
             drop(all.split_to(head_len));
             return (Ok(filled), all.split_to(data_len));
         }
-        let (result, mut all) = if self.protection.is_none() {
+        let (result, mut all) = if self.protection().is_none() {
             let (result, all) = worker.write(self.data(), host, all).await;
             (result.map_err(Error::from), all)
         } else {
@@ -115,8 +115,8 @@ impl Qcow2 {
             known_zero || tail_to == end || self.reads_zero(node, worker, allocation, end, tail_to).await?;
         // In an encrypted image, space that nobody wrote is noise to the guest.
         let reads_zero = allocation.content().reads_zero()
-            && (self.protection.is_none() || sabotage::is(Fault::PlainPadding));
-        let replaces_nothing = (self.protection.is_none() || sabotage::is(Fault::PlainBarrier))
+            && (self.protection().is_none() || sabotage::is(Fault::PlainPadding));
+        let replaces_nothing = (self.protection().is_none() || sabotage::is(Fault::PlainBarrier))
             && allocation.placement() == Placement::New
             && allocation.content().is_fresh()
             && head_zero
@@ -136,12 +136,13 @@ impl Qcow2 {
         }
         let head_pad = if head_zero && !reads_zero { guest - head_from } else { 0 };
         let tail_pad = if tail_zero && !reads_zero { tail_to - end } else { 0 };
-        let zero_policy = if self.protection.is_none() { self.disk.zero_policy() } else { ZeroPolicy::Write };
+        let zero_policy =
+            if self.protection().is_none() { self.disk.zero_policy() } else { ZeroPolicy::Write };
         match padding(zero_policy, self.data(), head_pad + tail_pad) {
             // In a cluster with subclusters in use, zeroing the whole range would wipe durable content before the new
             // one is there: a crash between the two would show neither.
             Padding::ZeroRange
-                if !(allocation.placement() == Placement::Existing && self.geometry.extended_l2)
+                if !(allocation.placement() == Placement::Existing && self.geometry().extended_l2)
                     || sabotage::is(Fault::ZeroUsedSubclusters) =>
             {
                 edges.zero_first = true;
@@ -178,39 +179,41 @@ impl Qcow2 {
 
     /// Where the bytes begin that must be right when a write from `guest` on is linked.
     fn edge_start(&self, allocation: &Allocation, guest: u64) -> Result<u64> {
-        let cluster = self.geometry.cluster_start(guest);
+        let cluster = self.geometry().cluster_start(guest);
         Ok(match self.edge_unit(allocation, guest)? {
             Edge::Cluster => cluster,
-            Edge::Subcluster => guest & !(self.geometry.subcluster_size() - 1),
+            Edge::Subcluster => guest & !(self.geometry().subcluster_size() - 1),
             Edge::Nothing => guest,
         })
     }
 
     fn edge_end(&self, allocation: &Allocation, end: u64) -> Result<u64> {
-        if end & (self.geometry.subcluster_size() - 1) == 0 && end & (self.geometry.cluster_size() - 1) == 0 {
+        if end & (self.geometry().subcluster_size() - 1) == 0
+            && end & (self.geometry().cluster_size() - 1) == 0
+        {
             return Ok(end);
         }
         Ok(match self.edge_unit(allocation, end)? {
-            Edge::Cluster => self.geometry.cluster_start(end) + self.geometry.cluster_size(),
-            Edge::Subcluster => end.next_multiple_of(self.geometry.subcluster_size()),
+            Edge::Cluster => self.geometry().cluster_start(end) + self.geometry().cluster_size(),
+            Edge::Subcluster => end.next_multiple_of(self.geometry().subcluster_size()),
             Edge::Nothing => end,
         })
     }
 
     /// How much around an edge of a write at `guest` has to be made right.
     fn edge_unit(&self, allocation: &Allocation, guest: u64) -> Result<Edge> {
-        let cluster = guest >> self.geometry.cluster_bits;
+        let cluster = guest >> self.geometry().cluster_bits;
         let Some(old) = allocation.old_entry(cluster) else {
             return Ok(Edge::Nothing);
         };
-        let mapping = self.decode(old, cluster << self.geometry.cluster_bits)?;
+        let mapping = self.decode(old, cluster << self.geometry().cluster_bits)?;
         Ok(match (allocation.placement(), mapping) {
             // Shared or compressed content moves whole.
             (Placement::New, Mapping::Subclusters { host: Some(_), .. }) | (_, Mapping::Compressed(_)) => {
                 Edge::Cluster
             }
             (_, Mapping::Subclusters { alloc, .. }) => {
-                let sub = (guest & (self.geometry.cluster_size() - 1)) >> self.geometry.subcluster_bits;
+                let sub = (guest & (self.geometry().cluster_size() - 1)) >> self.geometry().subcluster_bits;
                 if alloc >> sub & 1 == 1 { Edge::Nothing } else { Edge::Subcluster }
             }
             // Data that is only marked anew.

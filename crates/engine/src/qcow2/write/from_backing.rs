@@ -58,7 +58,7 @@ impl Qcow2 {
         worker: &Worker,
         range: Range<u64>,
     ) -> Result<u64> {
-        let unit = self.geometry.cluster_size().min(AROUND).max(self.geometry.subcluster_size());
+        let unit = self.geometry().cluster_size().min(AROUND).max(self.geometry().subcluster_size());
         let end = range.end.next_multiple_of(unit).min(self.virtual_size());
         let mut at = range.start / unit * unit;
         let mut copied = 0;
@@ -121,7 +121,7 @@ impl Qcow2 {
         let (at, len) = (range.start, range.end - range.start);
         let (run, len) = node.map(worker, at, len).await?;
         let (Run::Unallocated, Some(backing)) = (run, &node.backing) else { return Ok(Gap::None { len }) };
-        let unit = self.geometry.subcluster_size();
+        let unit = self.geometry().subcluster_size();
         let extent = chain::extent(backing, worker, at, len.min(AT_ONCE.max(unit))).await?;
         let is_end = at + extent.len >= self.virtual_size();
         if extent.is_zero() {

@@ -85,7 +85,7 @@ impl Qcow2 {
             turns += 1;
             debug_assert!(turns < MOST_TURNS, "a write at {guest} makes no progress");
             let obstacle = {
-                let inside = self.readers.enter(worker);
+                let inside = self.readers().enter(worker);
                 if let Some((host, len)) = self.in_place_by_index(guest, len) {
                     return Ok((inside, Plan::InPlace { host, len }));
                 }
@@ -127,7 +127,7 @@ impl Qcow2 {
     /// Waits until requests that were under way at a moment have ended.
     async fn wait_past(self: &Arc<Self>, worker: &Worker, since: Moment) -> Result<()> {
         let passed = self.on_own_worker(worker, move |me, _| async move {
-            me.readers.wait_past(since).await;
+            me.readers().wait_past(since).await;
             Ok(())
         });
         with_long_patience(worker, passed).await.unwrap_or_else(|| {
@@ -139,7 +139,7 @@ impl Qcow2 {
     /// Waits until the guest cluster has no allocation in flight. A stream that was packed for it is written out:
     /// nothing else might do that soon.
     pub(crate) async fn wait_for_flight(self: &Arc<Self>, worker: &Worker, cluster: u64) -> Result<()> {
-        let (key, _) = self.map.slice_of(cluster << self.geometry.cluster_bits);
+        let (key, _) = self.map.slice_of(cluster << self.geometry().cluster_bits);
         loop {
             let is_packed = poll_fn(|cx| {
                 let mut shard = self.map.slices().lock(key);
@@ -165,7 +165,7 @@ impl Qcow2 {
         len: u64,
         space: Space,
     ) -> Result<Result<Plan, Obstacle>> {
-        let bits = self.geometry.cluster_bits;
+        let bits = self.geometry().cluster_bits;
         let end = (guest + len).min(self.map.slice_end(key));
         let first_cluster = guest >> bits;
         if shard.in_flight().contains(first_cluster) && !sabotage::is(Fault::AllocateTwice) {
@@ -197,16 +197,16 @@ impl Qcow2 {
             if let (Some(extents), Some(slice)) = (self.map.chain(), self.map.slices().peek(shard, key)) {
                 self.index_run(extents, slice, index, guest);
             }
-            let host = host + (guest & (self.geometry.cluster_size() - 1));
+            let host = host + (guest & (self.geometry().cluster_size() - 1));
             return Ok(Ok(Plan::InPlace { host, len: run_end - guest }));
         }
         let written = first_cluster..first_cluster + clusters;
-        if (matches!(first, Kind::Existing { .. }) || self.geometry.external_data)
-            && let Some(since) = shard.cleared().latest(&written, |moment| self.readers.has_passed(moment))
+        if (matches!(first, Kind::Existing { .. }) || self.geometry().external_data)
+            && let Some(since) = shard.cleared().latest(&written, |moment| self.readers().has_passed(moment))
             && !sabotage::is(Fault::WriteWhereOthersReach)
         {
             // With subclusters, others of the cluster may still be written where they are.
-            let can_move = !self.geometry.external_data && !self.geometry.extended_l2;
+            let can_move = !self.geometry().external_data && !self.geometry().extended_l2;
             if !can_move || space == Space::IsGone {
                 return Ok(Err(Obstacle::StillReached { since }));
             }
@@ -214,7 +214,7 @@ impl Qcow2 {
         }
         let (place, host, content, taken) = match first {
             Kind::Existing { host } => (Placement::Existing, host, SpaceContent::Recycled, clusters),
-            _ if self.geometry.external_data => {
+            _ if self.geometry().external_data => {
                 (Placement::External, first_cluster << bits, SpaceContent::Recycled, clusters)
             }
             _ => match self.try_allocate(first_cluster, clusters) {
@@ -236,16 +236,16 @@ impl Qcow2 {
 
     /// How the cluster of entry `index` takes a write of its part of `guest..end`.
     fn kind_of(&self, shard: &mut Shard, key: u64, index: usize, guest: u64, end: u64) -> Result<Kind> {
-        let cluster_start = self.geometry.cluster_start(guest);
+        let cluster_start = self.geometry().cluster_start(guest);
         let mapping = self.decode(self.entry_in(shard, key, index), cluster_start)?;
         Ok(match mapping {
             Mapping::Data { host, copied } if copied || sabotage::is(Fault::WriteSharedInPlace) => {
                 Kind::InPlace { host: host.0 }
             }
-            Mapping::Data { host, .. } if self.geometry.external_data => Kind::Existing { host: host.0 },
+            Mapping::Data { host, .. } if self.geometry().external_data => Kind::Existing { host: host.0 },
             Mapping::Zero { host: Some(host), copied: true } => Kind::Existing { host: host.0 },
             Mapping::Subclusters { host: Some(host), copied, alloc, .. }
-                if copied || self.geometry.external_data =>
+                if copied || self.geometry().external_data =>
             {
                 let touched = subclusters_in(self, &(guest..end), cluster_start);
                 if touched & !alloc == 0 && copied {

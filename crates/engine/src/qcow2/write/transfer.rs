@@ -23,7 +23,7 @@ impl Qcow2 {
         source: &FileRange,
         guest: Range<u64>,
     ) -> Result<(u64, Option<Error>)> {
-        debug_assert!(self.geometry.cluster_start(guest.start) == guest.start);
+        debug_assert!(self.geometry().cluster_start(guest.start) == guest.start);
         let mut at = guest.start;
         while at < guest.end {
             let rest = source.from(at - guest.start);

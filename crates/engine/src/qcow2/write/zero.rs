@@ -45,7 +45,7 @@ impl Qcow2 {
         mode: ZeroMode,
     ) -> Result<()> {
         let end = guest + len;
-        let unit = self.geometry.subcluster_size();
+        let unit = self.geometry().subcluster_size();
         let inner_start = guest.next_multiple_of(unit).min(end);
         // The last unit of the disk counts as whole.
         let inner_end = if end >= self.virtual_size() { end } else { end & !(unit - 1) }.max(inner_start);
@@ -65,7 +65,7 @@ impl Qcow2 {
         len: u64,
     ) -> Result<()> {
         let end = guest + len;
-        let unit = self.geometry.subcluster_size();
+        let unit = self.geometry().subcluster_size();
         let start = guest.next_multiple_of(unit);
         let end = if end >= self.virtual_size() { end } else { end & !(unit - 1) };
         if start < end {
@@ -100,7 +100,7 @@ impl Qcow2 {
 
     fn is_in_flight(&self, guest: u64) -> bool {
         let (key, _) = self.map.slice_of(guest);
-        self.map.slices().lock(key).in_flight().contains(guest >> self.geometry.cluster_bits)
+        self.map.slices().lock(key).in_flight().contains(guest >> self.geometry().cluster_bits)
     }
 
     /// Writes zeroes as data.
@@ -134,7 +134,7 @@ impl Qcow2 {
             if L1Entry(self.map.l1().table().get(index)).table().is_none()
                 && (!self.has_backing() || what == Clearing::Drop)
             {
-                let per_table = self.geometry.guest_bytes_per_l2();
+                let per_table = self.geometry().guest_bytes_per_l2();
                 at = (at / per_table + 1).saturating_mul(per_table);
                 continue;
             }
@@ -151,8 +151,8 @@ impl Qcow2 {
         range: Range<u64>,
         what: Clearing,
     ) -> Result<u64> {
-        let bits = self.geometry.cluster_bits;
-        let entry_size = self.geometry.l2_entry_size as usize;
+        let bits = self.geometry().cluster_bits;
+        let entry_size = self.geometry().l2_entry_size as usize;
         let mut write_zeroes = None;
         let mut data_ranges: Vec<Range<u64>> = Vec::new();
         let mut wait_for = None;
@@ -174,7 +174,7 @@ impl Qcow2 {
                     .map
                     .slices()
                     .peek(&mut shard, key)
-                    .and_then(|s| L2Entry::read(s.bytes(), index, &self.geometry))
+                    .and_then(|s| L2Entry::read(s.bytes(), index, self.geometry()))
                 else {
                     break;
                 };
@@ -193,11 +193,11 @@ impl Qcow2 {
                     }
                     Change::Set(new) => {
                         self.map.slices().change(&mut shard, key, index * entry_size, entry_size, |bytes| {
-                            let _ = new.write(bytes, 0, &self.geometry);
+                            let _ = new.write(bytes, 0, self.geometry());
                         });
-                        let old_host = old.host(&self.geometry);
-                        let has_left = old_host.is_some() && new.host(&self.geometry) != old_host;
-                        if old.is_compressed() || (has_left && !self.geometry.external_data) {
+                        let old_host = old.host(self.geometry());
+                        let has_left = old_host.is_some() && new.host(self.geometry()) != old_host;
+                        if old.is_compressed() || (has_left && !self.geometry().external_data) {
                             self.free_entry(old, cluster << bits, after_clearing(what));
                         } else if old_host.is_some() {
                             cleared_in_place.get_or_insert(cluster..cluster).end = cluster + 1;
@@ -208,9 +208,9 @@ impl Qcow2 {
             }
             // After the change: who enters from now on sees it.
             if let Some(clusters) = cleared_in_place
-                && let Some(moment) = self.readers.moment()
+                && let Some(moment) = self.readers().moment()
             {
-                shard.cleared().note(clusters, moment, |moment| self.readers.has_passed(moment));
+                shard.cleared().note(clusters, moment, |moment| self.readers().has_passed(moment));
             }
         }
         for range in data_ranges {
@@ -237,7 +237,7 @@ impl Qcow2 {
         what: Clearing,
         data_ranges: &mut Vec<Range<u64>>,
     ) -> Result<Change> {
-        let geometry = &self.geometry;
+        let geometry = self.geometry();
         let cluster_start = geometry.cluster_start(range.start);
         let whole = range.start == cluster_start
             && (range.end == cluster_start + geometry.cluster_size() || range.end >= self.virtual_size());
@@ -258,7 +258,7 @@ impl Qcow2 {
                 _ => Change::Set(L2Entry::unallocated()),
             });
         }
-        let may_punch = self.protection.is_none() || sabotage::is(Fault::PunchEncrypted);
+        let may_punch = self.protection().is_none() || sabotage::is(Fault::PunchEncrypted);
         if geometry.external_data && may_punch {
             // The data file itself is zeroed, so that it stays the truth; the entry keeps its place.
             let (mapped, nothing_shows) = match mapping {
@@ -314,7 +314,7 @@ impl Qcow2 {
     }
 
     fn subcluster_mask(&self, range: &Range<u64>, cluster_start: u64) -> u32 {
-        let bits = self.geometry.subcluster_bits;
+        let bits = self.geometry().subcluster_bits;
         let first = (range.start - cluster_start) >> bits;
         // Past the end of the disk nothing else is in the cluster.
         let last =
