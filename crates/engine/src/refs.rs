@@ -20,7 +20,7 @@ pub(crate) fn resolve(image: &Path, name: &str) -> PathBuf {
     directory(image).join(name)
 }
 
-/// Whether a name is a protocol (`nbd:...`), a `json:` description, or empty, and so no plain path.
+/// Whether a name is a plain path: it has no protocol (`nbd:...`, `json:...`) and is not empty.
 fn is_plain_path(name: &str) -> bool {
     // QEMU takes what stands before a colon for a protocol unless a slash comes first.
     let before_slash = name.split('/').next().unwrap_or_default();

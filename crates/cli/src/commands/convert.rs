@@ -66,7 +66,7 @@ pub(crate) struct ConvertArgs {
     #[arg(short = 'o', long, value_name = "OPTIONS")]
     target_options: Vec<String>,
 
-    /// Cache mode of the sources [default: O_DIRECT where at most half of a source is in the page cache, else through it, and it keeps no more of them than it had]
+    /// Cache mode of the sources [default: O_DIRECT on ext4 and XFS where at most half of a source is in the page cache and none needs a key; else through it, and it keeps no more of them than it had]
     #[arg(short = 'T', long, value_name = "CACHE", value_parser = caches())]
     source_cache: Option<CacheMode>,
 

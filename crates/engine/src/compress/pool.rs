@@ -21,8 +21,8 @@ use zebu_storage::{IoBufs, Worker, WorkerKind};
 /// Slots per thread: one that is worked on, and enough behind it that no thread waits for a worker's turn.
 const SLOTS_PER_THREAD: usize = 4;
 
-/// Threads that compress and inflate clusters, and encrypt and decrypt large requests; clones are the same ones. They are started when there is work, and end
-/// when the last handle is dropped.
+/// Threads that compress and inflate clusters, and encrypt and decrypt large requests; clones are the same ones. They are
+/// started when there is work, and end when the last handle is dropped.
 ///
 /// The default is one pool for the process with a thread per core; an embedder that wants fewer, or none, gives images
 /// a pool of its own.

@@ -2,9 +2,12 @@
 //!
 //! Everything that grows with the disk is in it: slices with what they cost beyond their content, the buffers that
 //! they are loaded through, the copies that a commit works on, the extent index, the tables that are held whole. Memory
-//! is reserved before it is taken, so the sum stays within the limit. Two things may exceed it: tables, which can't be
-//! given up while the image is open, and slices that were changed and wait for their commit, when nothing else is left
-//! to give up (commits start long before, see [`crate::qcow2::cache::slice_cache::Pressure`]).
+//! is reserved before it is taken, so the sum stays within the limit. Three things may exceed it:
+//!
+//! - tables, which can't be given up while the image is open;
+//! - slices that were changed and wait for their commit, when nothing else is left to give up (commits start long before, see
+//!   [`crate::qcow2::cache::slice_cache::Pressure`]);
+//! - a load that is alone, or has waited a second for room.
 
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

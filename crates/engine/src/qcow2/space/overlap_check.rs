@@ -1,7 +1,7 @@
 //! Which host clusters hold metadata: the overlap check.
 //!
-//! Every data write asks here first; a hit means that the image is corrupt (a mapping points into a table), and the
-//! write is refused. Cost is one hashed lookup whatever the size of the image.
+//! Every data write asks first (`HostSpace::check_overlap`). A hit means that the image is corrupt: a mapping points into a
+//! table. The write is refused. Cost is one hashed lookup whatever the size of the image.
 
 use crate::qcow2::cache::slice_store::SliceStore;
 use crate::sync::{OnceLock, RwLock, RwLockWriteGuard};

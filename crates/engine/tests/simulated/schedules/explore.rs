@@ -149,7 +149,13 @@ pub(crate) fn once(work: impl Fn() + Send + Sync + 'static) {
 /// PCT's.
 pub(crate) fn explore(schedules: usize, scenario: impl Fn() + Send + Sync + Clone + 'static) {
     if let Some(schedule) = std::env::var_os("ZEBU_REPLAY") {
-        let text = std::fs::read_to_string(&schedule).unwrap_or_else(|_| schedule.into_string().unwrap());
+        // No schedule has a slash in it.
+        let is_file = schedule.as_encoded_bytes().contains(&b'/');
+        let text = if is_file {
+            std::fs::read_to_string(&schedule).expect("ZEBU_REPLAY names a file that can't be read")
+        } else {
+            schedule.into_string().unwrap()
+        };
         let mut replay = ReplayScheduler::new_from_encoded(text.trim());
         replay.set_allow_incomplete();
         Runner::new(replay, config()).run(scenario);
