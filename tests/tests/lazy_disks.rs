@@ -131,7 +131,8 @@ fn a_page_is_written_above_a_server_without_asking_it() {
         drop(client);
         server.stop();
         // Without its base: not every QEMU can read from web servers.
-        let alone = r#"json:{"driver":"qcow2","file":{"driver":"file","filename":"own.qcow2"},"backing":null}"#;
+        let alone =
+            r#"json:{"driver":"qcow2","file":{"driver":"file","filename":"own.qcow2"},"backing":null}"#;
         qemu_img(dir, &format!("check -q {alone}"));
     }
 }
