@@ -131,8 +131,8 @@ async fn fill_all<'a>(
     }
 }
 
-/// Reads the L2 tables of the images below `image` that lie on no local file, `most` bytes at most, so that what keeps
-/// reads of such a file has them; bytes that were read.
+/// Reads the L2 tables of the images below `image` that lie on no local file, so that a cache in front of such a file has
+/// them. Reads at most `most` bytes; returns how many.
 ///
 /// # Errors
 /// A file can't be read.

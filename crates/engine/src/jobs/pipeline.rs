@@ -11,9 +11,8 @@ use zebu_storage::Worker;
 /// Pieces of work under way at once, at most: each costs a task and a buffer, and no disk has so long a queue.
 pub(super) const MOST_AT_ONCE: usize = 1024;
 
-/// Runs `walk` on the calling task, beside `movers` tasks (at most [`MOST_AT_ONCE`]) of the same worker that each empty the
-/// queue it fills. Ends
-/// when all of them have; if the future is dropped, the movers end with what is in the queue.
+/// Runs `walk` on the calling task, beside `movers` tasks (at most [`MOST_AT_ONCE`]) of the same worker, which empty the queue
+/// that it fills. Ends when all of them have. If the future is dropped, the movers end with what is in the queue.
 pub(super) async fn run<Piece: 'static, Moving: Future<Output = ()> + 'static>(
     worker: &Worker,
     movers: usize,

@@ -28,7 +28,7 @@ impl Qcow2 {
         }
     }
 
-    /// Sets up a window. No lock is held and no epoch guard. Gives out-of-space only when nothing is free, nothing is on
+    /// Sets up a window. The caller holds no lock but `StreamPacker::room_mutex`, and no epoch guard. Gives out-of-space only when nothing is free, nothing is on
     /// its way back, and no window has anything left.
     pub(crate) async fn refill(
         self: &Arc<Self>,

@@ -35,7 +35,7 @@ impl Qcow2 {
         }
     }
 
-    /// Makes the table, if the window for tables has a cluster. `table_mutex` is held.
+    /// Makes the table, if the window for tables has a cluster. `ActiveMap::table_mutex` is held.
     fn make_table(&self, index: u64) -> Result<bool> {
         let old = self.table_of(index)?;
         let Some(allocated) = self.space.try_allocate_tables(1) else { return Ok(false) };

@@ -57,8 +57,8 @@ impl RequestBarrier {
         self.waiting.until(|| if self.is_open() { self.try_enter(worker) } else { None }).await
     }
 
-    /// Waits for its turn; then until no request is inside, and for `others`, which the operation has to wait for as well.
-    /// Keeps requests out until the guard is dropped. `None`: one of these did not end within half a minute.
+    /// Waits until those inside have left, then for its turn. Then closes the barrier until the guard is dropped, and waits for
+    /// those inside and for `others`. `None`: a wait other than that for the turn did not end within half a minute.
     pub(crate) async fn alone(&self, clock: &impl Clock, others: impl AsyncFn()) -> Option<Alone<'_>> {
         // Before the turn: several who wait for one request learn at once that it does not end.
         with_long_patience(clock, self.inside.wait()).await?;

@@ -101,7 +101,7 @@ pub(crate) struct Bitmaps {
     /// Set while `recorders` has any: changed only while nobody changes the disk.
     is_recording: AtomicBool,
     recorders: ArcCell<Recorders>,
-    /// Held while bits are loaded.
+    /// Held for a change of bitmaps, and while bits are loaded.
     gate: AsyncMutex,
     /// It is known where the tables of an image that is only read lie. (For one that is written, that comes before the
     /// first change.)

@@ -2,9 +2,10 @@
 //!
 //! A slice is absent, loading, or present. Lookups take one shard's mutex for as long as it takes to read a few
 //! entries, never across an await. A load in flight is an entry in the shard's `loading` table with the wakers of
-//! those who wait; other slices load and hit meanwhile. A present slice may be dirty (changed since the last commit
-//! froze it) or in writing (a running commit holds a copy that is not durable yet); only one that is neither may be
-//! evicted, so whoever looks a slice up sees every change that was made, committed or not.
+//! those who wait; other slices load and hit meanwhile.
+//!
+//! A present slice may be dirty (changed since a commit last froze it), or in writing (a commit's copy of it is not durable
+//! yet). Only one that is neither may be evicted. So a lookup sees every change, committed or not.
 //!
 //! Keys are positions, not places: L2 slices are counted by guest address, refcount slices by host cluster. A table
 //! that moves keeps its slices. Slices of all images of a chain live in one [`SliceStore`].
@@ -91,7 +92,7 @@ pub(crate) enum Slot<'a> {
     Vacant(LoadTicket<'a>),
 }
 
-/// The pattern of misses, from which those to come follow.
+/// Whether misses follow each other, as those of a reader that goes forward do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pattern {
     Scattered,

@@ -3,7 +3,7 @@
 //! | phase | written | needs durable before it |
 //! |---|---|---|
 //! | 0 | new refcount blocks, whole; then the table entries (or the moved table, then the header) that point to them | the blocks |
-//! | 1 | changed refcount blocks (increases; decreases of earlier epochs), new L2 tables, whole | |
+//! | 1 | changed refcount blocks (increases; decreases of earlier epochs), new L2 tables: whole, or in fresh space the changed parts | |
 //! | barrier 1 | data and phases 0 and 1 are durable | |
 //! | 2 | changed blocks of existing L2 tables, L1 entries | barrier 1 |
 //! | barrier 2 | the epoch is durable; the flush is answered | |

@@ -24,7 +24,8 @@ impl Qcow2 {
     /// Host clusters for a buffer, if the window has some.
     pub(crate) fn room(&self, worker: &Worker) -> Option<Room> {
         let (range, content) = self.space.try_allocate_compressed(self.buffer_clusters())?.into_parts();
-        // Buffers begin and end where blocks do, so that no block belongs to two of them.
+        // Buffers begin and end where blocks do, so that no block belongs to two of them. A run too short for that is taken as
+        // it is.
         let unit = (BUFFER_ALIGNMENT >> self.geometry().cluster_bits).max(1);
         let aligned = range.start.next_multiple_of(unit)..range.end / unit * unit;
         let range = if aligned.is_empty() {

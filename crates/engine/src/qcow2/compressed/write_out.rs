@@ -1,9 +1,9 @@
 //! Carrying out packed writes: references, then bytes, then links.
 //!
-//! An entry is set only when the stream's bytes are written and the references of its host clusters are in the
-//! refcount cache, so a commit that freezes the entry freezes the references, too, and its first barrier makes the
-//! bytes durable (invariants I1 and I3). A write that fails keeps what it has not done yet; the old content of its
-//! guest clusters is what the file shows until it succeeds (I4), and the next flush tries again and says why not.
+//! An entry is set when its stream's bytes are written and its references are in the refcount cache. A commit that freezes
+//! the entry thus freezes the references. Its first barrier makes the bytes durable (I1, I3). A write that fails keeps what it
+//! has not done yet. Until it succeeds, the file shows the old content of its guest clusters (I4). The next flush tries again,
+//! and says why not.
 
 use crate::Remedy;
 use crate::image_worker::vanished;

@@ -1,13 +1,12 @@
 //! Changing what has no fixed place in the header: extensions, the name of the backing file, the version.
 //!
 //! Sectors of 512 bytes are written whole or not at all, but a block of several may come to the disk in part. So a
-//! change is a list of blocks, each durable before the next is written, of which each differs from the one before in
-//! its first sector only, or only in bytes that this one's header does not refer to. Whatever part of a block a crash
-//! leaves, the header says the same as before or as after.
+//! change is a list of blocks, each durable before the next is written. Each differs from the one before in its first sector
+//! only, or in bytes that its header does not refer to. Whatever part of a block a crash leaves, the header says the same as
+//! before or as after.
 //!
-//! Where extensions past the first sector move, there is a step in between in which the names of the feature bits are
-//! left out, so that all others lie in the first sector, and the name of the backing file lies out of the way. A header
-//! too full for that (a cluster of 1 KiB, a long name of a data file) is written as one block, as every header was at
+//! Extensions past the first sector may move. Then a step in between leaves out the names of the feature bits, so that all
+//! others fit into that sector. It also puts the name of the backing file elsewhere. A header too full for that (a cluster of 1 KiB, a long name of a data file) is written as one block, as every header was at
 //! its creation.
 
 use crate::error::format_error;

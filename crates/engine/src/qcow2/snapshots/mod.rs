@@ -1,8 +1,8 @@
 //! Internal snapshots: making them, going back to them, deleting them, while the image is open.
 //!
-//! The caller of each is alone ([`crate::sync::RequestBarrier`]): changes wait until it is done, reads go on but for the moment in
-//! which the mapping cache is emptied. It begins with nothing dirty in memory, so that tables can be read and
-//! rewritten in the file directly, many at once; reference counts go through the cache, a batch at a time, and reach
+//! The caller of each is alone ([`crate::sync::RequestBarrier`]): changes wait until it is done. Reads go on, but for the moment
+//! in which going back to a snapshot puts another L1 table in place. It begins with nothing dirty in memory. So tables can be
+//! read and rewritten in the file directly, many at once. Reference counts go through the cache, a batch at a time, and reach
 //! the disk by commits.
 //!
 //! | operation | order; each line is durable before the next |

@@ -78,8 +78,8 @@ impl HostSpace {
         self.pool().windows.take_metadata(count)
     }
 
-    /// Whether a table of `count` clusters is longer than any window, which lies within the clusters that one refcount
-    /// block counts.
+    /// Whether a table of `count` clusters gets a place by itself: it is longer than a first window, or one refcount block may
+    /// not count all of it.
     pub(crate) fn is_large_table(&self, count: u64) -> bool {
         // The block itself may have to come first.
         count > 1 && (count > self.window_min() || count >= self.geometry.refcount_entries_per_block())
@@ -121,7 +121,7 @@ impl HostSpace {
         true
     }
 
-    /// Sets up a window, unless the stream has another one than the one it had `before`.
+    /// Sets up a window, unless the stream has another one than the one it had `before`. For compressed streams, always.
     pub(crate) async fn refill_unless_done(
         &self,
         worker: &Worker,

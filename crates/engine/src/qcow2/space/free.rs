@@ -1,4 +1,4 @@
-//! Free host space and the windows that are cut from it. Pure bookkeeping, in host clusters; no I/O.
+//! Free host space. Pure bookkeeping, in host clusters; no I/O.
 //!
 //! A host cluster is in one of these states: free (in [`FreeSpace`]), window (in a [`super::windows::Window`], its refcount
 //! already raised), quarantined (unlinked, waiting for a commit and a grace period; not known here), metadata, or referenced.

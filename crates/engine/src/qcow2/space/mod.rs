@@ -35,7 +35,8 @@ pub(crate) struct HostSpace {
     geometry: Geometry,
     refcounts: Refcounts,
     pool: Mutex<Pool>,
-    /// Held while windows are refilled and while a commit freezes the refcounts, so that it never sees half a window.
+    /// Held while windows are refilled, while counts are lowered, and while a commit freezes the refcounts: it never sees half
+    /// a window.
     space_mutex: AsyncMutex,
     overlap: OverlapCheck,
     quarantine: Quarantine,

@@ -23,9 +23,9 @@ pub(crate) struct Quarantined {
 /// The reads that may have found clusters before they were unlinked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reached {
-    /// Reads that are under way.
+    /// Reads that are under way may use them.
     ByReads,
-    /// No read that is under way: the release need not wait for any.
+    /// No read that is under way can use them: the release need not wait for any.
     ByNoRead,
 }
 

@@ -54,7 +54,7 @@ impl RefTable {
         self.moved.load(Acquire)
     }
 
-    /// Notes that the header names this table, durably.
+    /// Notes that the header names this table; the next barrier makes that durable.
     pub(super) fn note_named(&self) {
         self.moved.store(false, Relaxed);
     }

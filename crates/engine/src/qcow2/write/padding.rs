@@ -3,7 +3,7 @@
 use crate::options::ZeroPolicy;
 use zebu_storage::{File, FsKind};
 
-/// The choice.
+/// How the bytes around a write become zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Padding {
     /// There is nothing to zero.
