@@ -153,6 +153,50 @@ fn an_image_that_zebu_writes_is_left_alone_by_qemu() {
     scratch.zebu(&words("resize used.qcow2 2M")).fails_naming(1, &["used.qcow2"]);
 }
 
+/// A snapshot of a hostile image says that the header, a refcount block and the active L1 table are its own.
+#[test]
+fn a_deleted_snapshot_gives_back_no_metadata() {
+    const CLUSTER: u64 = 64 << 10;
+    for (compat, what) in [("v3", "entries"), ("v2", "entries"), ("v3", "table"), ("v2", "table")] {
+        let scratch = Scratch::new();
+        scratch.zebu(&words(&format!("create -q -f qcow2 -o compat={compat} a.qcow2 8M"))).ok();
+        scratch.zebu(&["io", "a.qcow2", "-c", "write -P 1 0 64k"]).ok();
+        scratch.zebu(&words("snapshot -c s a.qcow2")).ok();
+        scratch.zebu(&["io", "a.qcow2", "-c", "write -P 2 0 64k"]).ok();
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(scratch.file("a.qcow2")).unwrap();
+        let word = |at: u64| {
+            let mut bytes = [0; 8];
+            file.read_exact_at(&mut bytes, at).unwrap();
+            u64::from_be_bytes(bytes)
+        };
+        let (l1, refcounts, snapshot) = (word(40), word(word(48)), word(64));
+        if what == "entries" {
+            // A compressed cluster at the header, and data in the refcount block.
+            let l2 = word(word(snapshot)) & ((1 << 56) - 512);
+            file.write_all_at(&(1_u64 << 62).to_be_bytes(), l2 + 16 * 8).unwrap();
+            file.write_all_at(&refcounts.to_be_bytes(), l2 + 17 * 8).unwrap();
+        } else {
+            file.write_all_at(&l1.to_be_bytes(), snapshot).unwrap();
+        }
+        let ran = scratch.zebu(&words("snapshot -d s a.qcow2"));
+        if what == "table" {
+            ran.fails_naming(1, &["a.qcow2", "inactive L1 table"]);
+        } else {
+            ran.ok();
+        }
+        // What the snapshot named is not used for anything else.
+        scratch.zebu(&["io", "a.qcow2", "-c", "write -P 3 1M 2M"]).ok();
+        let content = std::fs::read(scratch.file("a.qcow2")).unwrap();
+        for at in [0, refcounts, l1] {
+            let cluster = &content[at as usize..][..CLUSTER as usize];
+            let is_data = cluster.iter().all(|byte| *byte == 0) || cluster.starts_with(&[3; 512]);
+            assert!(!is_data, "{compat} {what}: {at:#x}");
+        }
+        assert_eq!(&content[..4], b"QFI\xfb", "{compat} {what}");
+        scratch.zebu(&["io", "-r", "a.qcow2", "-c", "read -P 2 0 64k", "-c", "read -P 3 1M 2M"]).ok();
+    }
+}
+
 #[test]
 fn damaged_headers() {
     if !qemu() {

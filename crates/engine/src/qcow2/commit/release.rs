@@ -48,7 +48,7 @@ impl Qcow2 {
             }));
             return;
         }
-        // Without a worker, the space leaks.
+        // Without a worker, the image is poisoned.
         let Some(own) = self.own_worker.get() else { return };
         drop(own.run(move |on| async move {
             counted.image.release(&on, taken).await;

@@ -352,7 +352,9 @@ impl Qcow2 {
         tables.sort_unstable_by_key(|clusters| clusters.start);
         let mut noted = 0;
         for clusters in tables {
-            self.space.overlap().insert(clusters.start.max(noted)..clusters.end, Metadata::InactiveL1);
+            // What is known to lie there stays known.
+            let rest = clusters.start.max(noted)..clusters.end;
+            let _ = self.space.overlap().insert_tables(rest, Metadata::InactiveL1);
             noted = noted.max(clusters.end);
         }
     }

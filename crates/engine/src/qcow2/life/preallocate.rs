@@ -178,7 +178,11 @@ impl Qcow2 {
         let whole =
             (reserved.guest.end - reserved.guest.start).next_multiple_of(self.geometry().cluster_size());
         // An external data file ends with the disk.
-        let len = if self.data_file().is_some() { whole.min(self.data().len() - host) } else { whole };
+        let len = if self.data_file().is_some() {
+            whole.min(self.data().len().saturating_sub(host))
+        } else {
+            whole
+        };
         if mode == Preallocation::Full {
             return space.write_zeroes(host..host + len).await;
         }

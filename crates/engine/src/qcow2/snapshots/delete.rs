@@ -1,5 +1,6 @@
 //! Deleting a snapshot.
 
+use crate::qcow2::space::overlap_check::Metadata;
 use crate::qcow2::state::Qcow2;
 use crate::{Error, ErrorKind, Result};
 use std::sync::Arc;
@@ -23,6 +24,8 @@ impl Qcow2 {
         let entry = entries.remove(index);
         self.prepare_write(worker).await?;
         self.settle_first(worker).await?;
+        let (table, table_len) = (entry.l1_table_offset, u64::from(entry.l1_size) * 8);
+        self.space.check_own_table(table.0, table_len, Metadata::InactiveL1)?;
         let shared = self.read_snapshot_l1(worker, &entry).await?;
         let shared: Vec<u64> = shared.iter().map(|entry| L1Entry(*entry).with_copied(false).0).collect();
         self.announce_inconsistency(worker).await?;
@@ -35,7 +38,7 @@ impl Qcow2 {
         if !sabotage::is(Fault::LowerBeforeDeletion) {
             self.lower_all(worker, &shared).await?;
         }
-        self.space.free_table(entry.l1_table_offset.0, u64::from(entry.l1_size) * 8);
+        self.space.free_table(table.0, table_len);
         self.settle(worker).await?;
         self.refresh_copied(worker).await?;
         self.settle(worker).await?;

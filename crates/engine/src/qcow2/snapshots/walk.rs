@@ -1,11 +1,13 @@
 //! Going through the L2 tables of an L1 table, and what their entries refer to.
 
 use crate::qcow2::cache::resident_table::ResidentTable;
+use crate::qcow2::space::overlap_check::Metadata;
 use crate::qcow2::state::Qcow2;
 use crate::{Error, ErrorKind, Result};
 use futures_util::future::try_join_all;
 use zebu_qcow2::{GuestOffset, L1Entry, L2Entry, Mapping};
 use zebu_storage::Worker;
+use zebu_storage::sabotage::{self, Fault};
 
 /// Bytes of tables read at once.
 const BYTES_AT_ONCE: u64 = 4 << 20;
@@ -76,13 +78,25 @@ impl Table {
         Ok(())
     }
 
-    /// Appends the host clusters that the table refers to, and its own; one that is referred to twice comes twice.
+    /// Appends the host clusters that the table refers to, and its own; one that is referred to twice comes twice. A damaged
+    /// entry may lead to metadata, which is not the snapshot's to count or to free: that is left out.
     pub(super) fn push_references(&self, qcow2: &Qcow2, clusters: &mut Vec<u64>) -> Result<()> {
         let bits = qcow2.geometry().cluster_bits;
-        clusters.push(self.host >> bits);
-        self.for_each(qcow2, |_, _, mapping| match mapping {
-            Mapping::Compressed(stream) => clusters.extend(stream.host_clusters(qcow2.geometry())),
-            mapping => clusters.extend(host_of(&mapping).map(|host| host >> bits)),
+        let overlap = qcow2.space.overlap();
+        let other = |cluster: u64| {
+            let found = overlap.first_of(cluster..cluster + 1).map(|(_, what)| what);
+            found.filter(|_| !sabotage::is(Fault::SkipOverlapCheck))
+        };
+        let own = self.host >> bits;
+        if other(own).is_none_or(|what| what == Metadata::ActiveL2) {
+            clusters.push(own);
+        }
+        self.for_each(qcow2, |_, _, mapping| {
+            let data = match mapping {
+                Mapping::Compressed(stream) => stream.host_clusters(qcow2.geometry()),
+                mapping => host_of(&mapping).map_or(0..0, |host| host >> bits..(host >> bits) + 1),
+            };
+            clusters.extend(data.filter(|cluster| other(*cluster).is_none()));
         })
     }
 

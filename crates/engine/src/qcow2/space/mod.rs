@@ -157,7 +157,26 @@ impl HostSpace {
         if !self.overlap.is_shared(host >> self.geometry.cluster_bits) {
             return Ok(());
         }
+        Err(self.not_its_own(host, what))
+    }
+
+    /// Refuses a table of which a cluster holds anything but `what`: giving it back would give that back.
+    pub(crate) fn check_own_table(&self, offset: u64, len: u64, what: Metadata) -> Result<()> {
+        let bits = self.geometry.cluster_bits;
+        let end = offset.saturating_add(len).div_ceil(self.geometry.cluster_size());
+        let clusters = if len == 0 { 0..0 } else { offset >> bits..end };
+        for cluster in clusters {
+            let found = self.overlap.first_of(cluster..cluster + 1);
+            if found.is_none_or(|(_, found)| found != what) && !sabotage::is(Fault::SkipOverlapCheck) {
+                return Err(self.not_its_own(cluster << bits, what));
+            }
+            self.check_own(cluster << bits, what)?;
+        }
+        Ok(())
+    }
+
+    fn not_its_own(&self, host: u64, what: Metadata) -> Error {
         let message = format!("the {} lies where something else is, too; run zebu check", what.name());
-        Err(Error::new(ErrorKind::Corrupt, message).on(self.files.path()).at_host(host))
+        Error::new(ErrorKind::Corrupt, message).on(self.files.path()).at_host(host)
     }
 }

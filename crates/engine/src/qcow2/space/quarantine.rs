@@ -6,7 +6,7 @@
 use crate::qcow2::space::free::SpaceContent;
 use crate::sync::atomic::{
     AtomicU64, AtomicUsize,
-    Ordering::{Acquire, Relaxed, SeqCst},
+    Ordering::{Relaxed, SeqCst},
 };
 use crate::sync::{Mutex, MutexGuard, WaitQueue};
 use std::ops::Range;
@@ -132,7 +132,9 @@ impl Quarantine {
 
     /// Counts clusters that came out of quarantine.
     pub(crate) fn note_released(&self, clusters: u64) {
-        self.clusters_released.fetch_add(clusters, Relaxed);
+        // What those who wait for space look at: see [`WaitQueue`].
+        self.clusters_released.fetch_add(clusters, SeqCst);
+        self.queue.wake_all();
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -156,7 +158,7 @@ impl Quarantine {
 
     /// Clusters that came out since the open.
     pub(crate) fn released(&self) -> u64 {
-        self.clusters_released.load(Acquire)
+        self.clusters_released.load(SeqCst)
     }
 
     /// Waits until no release is under way. There is no bound: an operation that gave up here would end halfway, with
