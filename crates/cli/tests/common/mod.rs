@@ -151,8 +151,14 @@ pub(crate) fn send(child: &Child, signal: Signal) {
 
 /// Waits until `condition` holds; fails after ten seconds.
 #[track_caller]
-pub(crate) fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
+pub(crate) fn wait_for(what: &str, condition: impl FnMut() -> bool) {
+    wait_up_to(Duration::from_secs(10), what, condition);
+}
+
+/// Waits until `condition` holds; fails after `limit`.
+#[track_caller]
+pub(crate) fn wait_up_to(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + limit;
     while !condition() {
         assert!(Instant::now() < deadline, "waited in vain for {what}");
         std::thread::sleep(Duration::from_millis(10));

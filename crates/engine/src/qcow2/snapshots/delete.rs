@@ -24,9 +24,9 @@ impl Qcow2 {
         let entry = entries.remove(index);
         self.prepare_write(worker).await?;
         self.settle_first(worker).await?;
+        let shared = self.read_snapshot_l1(worker, &entry).await?;
         let (table, table_len) = (entry.l1_table_offset, u64::from(entry.l1_size) * 8);
         self.space.check_own_table(table.0, table_len, Metadata::InactiveL1)?;
-        let shared = self.read_snapshot_l1(worker, &entry).await?;
         let shared: Vec<u64> = shared.iter().map(|entry| L1Entry(*entry).with_copied(false).0).collect();
         self.announce_inconsistency(worker).await?;
         // From here on an error leaves the dirty bit: the next writer makes counts and flags right.
