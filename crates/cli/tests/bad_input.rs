@@ -197,6 +197,24 @@ fn a_deleted_snapshot_gives_back_no_metadata() {
     }
 }
 
+/// Memory for what is noted of tables is bounded, although a sparse file may be of any size.
+#[test]
+fn snapshots_that_claim_huge_tables_are_not_written_beside() {
+    let scratch = Scratch::new();
+    scratch.zebu(&words("create -q -f qcow2 -o cluster_size=512 a.qcow2 1M")).ok();
+    scratch.zebu(&["io", "a.qcow2", "-c", "write -P 1 0 64k"]).ok();
+    scratch.zebu(&words("snapshot -c s a.qcow2")).ok();
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(scratch.file("a.qcow2")).unwrap();
+    let mut snapshots = [0; 8];
+    file.read_exact_at(&mut snapshots, 64).unwrap();
+    // Entries of an L1 table: 32 GiB of it.
+    file.write_all_at(&u32::MAX.to_be_bytes(), u64::from_be_bytes(snapshots) + 8).unwrap();
+    file.set_len(64 << 30).unwrap();
+    let ran = scratch.zebu(&["io", "a.qcow2", "-c", "write -P 2 0 64k"]);
+    ran.fails_naming(1, &["a.qcow2", "L1 tables of snapshots"]);
+    scratch.zebu(&["io", "-r", "a.qcow2", "-c", "read -P 1 0 64k"]).ok();
+}
+
 #[test]
 fn damaged_headers() {
     if !qemu() {

@@ -23,7 +23,7 @@ use crate::qcow2::map::active_map::{ActiveMap, L1};
 use crate::qcow2::read_tables::{TABLE_STEP, read_bytes, read_table};
 use crate::qcow2::snapshots::SnapshotTable;
 use crate::qcow2::space::HostSpace;
-use crate::qcow2::space::overlap_check::{METADATA_PLACE, Metadata};
+use crate::qcow2::space::metadata_map::{METADATA_PLACE, Metadata};
 use crate::qcow2::state::Qcow2;
 use crate::sync::ArcCell;
 use crate::{Error, ErrorKind, Result};
@@ -42,6 +42,11 @@ const MIN_DEFAULT_CACHE: u64 = 1 << 20;
 const MAX_DEFAULT_CACHE: u64 = 32 << 20;
 /// Bytes read at once from a snapshot table.
 const SNAPSHOT_TABLE_STEP: u64 = 64 << 10;
+
+/// Clusters of snapshots' L1 tables that are noted for the overlap check, at most. They take up to 100 MiB of memory.
+const MAX_SNAPSHOT_TABLE_CLUSTERS: u64 = 1 << 21;
+/// Bytes of the LUKS header of an image that is written, at most. Those of cryptsetup and QEMU have 2 MiB.
+const MAX_LUKS_AREA: u64 = 256 << 20;
 
 /// A header and the small tables that hang on it.
 #[derive(Debug)]
@@ -309,13 +314,16 @@ impl Qcow2 {
         });
         if writable {
             qcow2.check_refcount_table(worker).await?;
-            qcow2.prepare_space(parsed);
+            qcow2.prepare_space(parsed)?;
         }
         Ok(qcow2)
     }
 
     /// Notes where metadata lies, and how far the file reaches.
-    fn prepare_space(&self, parsed: &Parsed) {
+    ///
+    /// # Errors
+    /// There is more metadata than is noted.
+    fn prepare_space(&self, parsed: &Parsed) -> Result<()> {
         let header = self.header.opened();
         let cluster = self.geometry().cluster_size();
         let l1 = self.map.l1();
@@ -325,20 +333,35 @@ impl Qcow2 {
         self.space.note_metadata(header.refcount_table_offset.0, reftable_bytes, Metadata::RefcountTable);
         self.space.note_metadata(header.snapshots_offset.0, parsed.snapshots_len, Metadata::SnapshotTable);
         if let Some(area) = luks_area(header) {
+            if area.end - area.start > MAX_LUKS_AREA {
+                return Err(self.too_much_metadata("the LUKS header", area.end - area.start, MAX_LUKS_AREA));
+            }
             let end = area.end.min(self.file().len().next_multiple_of(cluster));
             self.space.note_metadata(area.start, end.saturating_sub(area.start), Metadata::LuksHeader);
         }
-        self.note_snapshot_tables(&parsed.snapshots);
+        self.note_snapshot_tables(&parsed.snapshots)?;
         if let Some(ext) = header.bitmaps() {
             self.space.note_metadata(ext.directory_offset.0, ext.directory_size, Metadata::BitmapDirectory);
         }
         self.space.note_file_end();
+        Ok(())
+    }
+
+    fn too_much_metadata(&self, what: &str, bytes: u64, most: u64) -> Error {
+        let message = format!(
+            "{what} would take up {bytes} bytes; an image is opened for writing with at most {most} \
+             (it can be read, and converted to another)"
+        );
+        Error::new(ErrorKind::Unsupported, message).on(self.path())
     }
 
     /// Notes where the L1 tables of snapshots lie. Nobody has checked what the snapshot table says of them: what is past
     /// the end of the file is left out, and what many of them share is noted once, so that neither memory nor time is
     /// out of proportion to the file.
-    fn note_snapshot_tables(&self, snapshots: &[SnapshotEntry]) {
+    ///
+    /// # Errors
+    /// The tables take up too many clusters: a sparse file may be of any size.
+    fn note_snapshot_tables(&self, snapshots: &[SnapshotEntry]) -> Result<()> {
         let (bits, file_end) = (self.geometry().cluster_bits, self.file().len());
         let mut tables: Vec<_> = snapshots
             .iter()
@@ -350,13 +373,21 @@ impl Qcow2 {
             .map(|bytes| bytes.start >> bits..((bytes.end - 1) >> bits) + 1)
             .collect();
         tables.sort_unstable_by_key(|clusters| clusters.start);
-        let mut noted = 0;
+        let (mut noted, mut count) = (0, 0);
+        for clusters in &mut tables {
+            clusters.start = clusters.start.max(noted);
+            noted = noted.max(clusters.end);
+            count += clusters.end.saturating_sub(clusters.start);
+        }
+        if count > MAX_SNAPSHOT_TABLE_CLUSTERS {
+            let most = MAX_SNAPSHOT_TABLE_CLUSTERS << bits;
+            return Err(self.too_much_metadata("the L1 tables of snapshots", count << bits, most));
+        }
         for clusters in tables {
             // What is known to lie there stays known.
-            let rest = clusters.start.max(noted)..clusters.end;
-            let _ = self.space.overlap().insert_tables(rest, Metadata::InactiveL1);
-            noted = noted.max(clusters.end);
+            let _ = self.space.metadata().insert_tables(clusters, Metadata::InactiveL1);
         }
+        Ok(())
     }
 
     /// Refuses an image without refcounts. Reads no more of the table than up to its first entry.
