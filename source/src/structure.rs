@@ -43,7 +43,10 @@ pub fn command() -> Outcome {
         message.push(format!("folders and files whose methods call each other in circles:\n{circles}"));
     }
     if !open_fields.is_empty() {
-        message.push(format!("fields that are open to the whole crate:\n{}", open_fields.join("\n")));
+        message.push(format!(
+            "fields that are open to the whole crate, or too many of them:\n{}",
+            open_fields.join("\n")
+        ));
     }
     if message.is_empty() { Ok(()) } else { Err(message.join("\n")) }
 }

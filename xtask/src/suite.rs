@@ -71,7 +71,7 @@ fn stages(args: &TestArgs) -> Vec<Vec<Lane>> {
         first.push(step("set-up", || setup::ensure(Need::Tests)));
     }
     first.push(step("format", || run(cargo().args(["fmt", "--all", "--check"]))));
-    first.push(step("circles of files", structure::command));
+    first.push(step("structure", structure::command));
     first.push(step("lints", lints));
     if args.quick {
         first.push(step("unit and integration tests", move || quick_tests(qemu)));

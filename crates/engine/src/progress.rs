@@ -225,7 +225,7 @@ impl Tracker {
     /// Waits until more may be moved under the rate limit, and charges nothing: for work that may be refused. What was
     /// moved is charged afterwards ([`Self::charge`]).
     pub(crate) async fn wait_for_rate(&self, worker: &Worker) -> Result<()> {
-        self.throttle(worker, 0).await
+        self.keep_to_rate(worker, 0).await
     }
 
     /// Charges bytes that were moved; what is moved next waits for them.
@@ -236,7 +236,7 @@ impl Tracker {
     }
 
     /// Waits until `bytes` may be moved under the rate limit, and charges them.
-    pub(crate) async fn throttle(&self, worker: &Worker, bytes: u64) -> Result<()> {
+    pub(crate) async fn keep_to_rate(&self, worker: &Worker, bytes: u64) -> Result<()> {
         self.throttle.wait(worker, bytes).await
     }
 }

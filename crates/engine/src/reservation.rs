@@ -36,7 +36,7 @@ impl Reservation<'_> {
     pub(crate) async fn write_zeroes(&self, range: Range<u64>) -> Result<()> {
         for step in steps(range, WRITE_STEP) {
             let len = step.end - step.start;
-            self.tracker.throttle(self.worker, len).await?;
+            self.tracker.keep_to_rate(self.worker, len).await?;
             self.tracker.check()?;
             let written = self.worker.write_zero_bytes(self.file, step.start, len).await;
             written.map_err(|e| Error::from(e).on(self.file.path()))?;

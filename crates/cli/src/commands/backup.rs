@@ -5,6 +5,7 @@ mod store;
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::compression::CompressionArgs;
+use crate::default_cache_mode::DefaultCacheMode;
 use crate::dry_run;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
@@ -16,7 +17,6 @@ use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
 use crate::store_target::store_name;
-use crate::unasked_cache::UnaskedCache;
 use crate::values::{OutputFormat, Rate, SpeedName, caches, formats, rate_argument};
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
@@ -195,7 +195,7 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     args.force_share.apply(&mut spec);
     spec.options.snapshot = args.source_snapshot.as_deref().map(snapshot_name).transpose()?;
     let mut session = Session::start(&args.engine, spec.aio)?;
-    let source = UnaskedCache::unless_asked(args.source_cache, CacheMode::default(), &session, &mut spec);
+    let source = DefaultCacheMode::unless_asked(args.source_cache, CacheMode::default(), &session, &mut spec);
     if let Some(source) = &source {
         session.read_uncached();
         if args.engine.verbose {

@@ -1,6 +1,7 @@
 //! `zebu clone`: a writable copy of an image, at once.
 
 use crate::arguments::{BackingKeyArgs, CostsArgs, EngineArgs, NetworkArgs};
+use crate::default_cache_mode::DefaultCacheMode;
 use crate::failure::Failure;
 use crate::image_spec::{ForceShare, ImageSpec, backing_key_remedy};
 use crate::local_name::path_argument;
@@ -10,7 +11,6 @@ use crate::reference_defaults::allowed_references;
 use crate::remote_names::{backing_argument, image_path, opener};
 use crate::secrets::{ENCRYPTION, SecretArgs, Secrets, Sources};
 use crate::session::Session;
-use crate::unasked_cache::UnaskedCache;
 use crate::values::{OutputFormat, ReferenceRule, caches, formats, reference_argument};
 use crate::watch::{ProgressMode, Watch};
 use serde::Serialize;
@@ -194,7 +194,7 @@ fn go_past_cache(
     source: &Path,
     session: &Session,
     options: &mut CloneOptions,
-) -> Option<UnaskedCache> {
+) -> Option<DefaultCacheMode> {
     let mut spec = ImageSpec {
         path: source.to_owned(),
         options: OpenOptions::default()
@@ -213,7 +213,7 @@ fn go_past_cache(
         called_raw: "-f raw",
         force_share: ForceShare::Missing,
     };
-    let source = UnaskedCache::unless_asked(None, CacheMode::default(), session, &mut spec)?;
+    let source = DefaultCacheMode::unless_asked(None, CacheMode::default(), session, &mut spec)?;
     let target = UnaskedWrites::of(&args.target, DEFAULT_CLUSTER);
     if args.engine.verbose {
         source.tell("the source");

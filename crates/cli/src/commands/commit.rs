@@ -1,12 +1,12 @@
 //! `zebu commit`: writes what an image holds into its backing file.
 
 use crate::arguments::{EngineArgs, ImageArgs};
+use crate::default_cache_mode::DefaultCacheMode;
 use crate::failure::{Failure, errno_text};
 use crate::output::stdout;
 use crate::program;
 use crate::remote_names::image_path;
 use crate::session::Session;
-use crate::unasked_cache::UnaskedCache;
 use crate::values::{Rate, caches, formats, rate_argument};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
@@ -82,7 +82,7 @@ pub(crate) fn run(args: &CommitArgs) -> Result<u8, Failure> {
     let mut spec =
         args.image.resolve(&args.filename, args.format, args.cache.unwrap_or_default(), Access::ReadWrite)?;
     let mut session = Session::start(&args.engine, spec.aio)?;
-    let unasked = UnaskedCache::unless_asked(args.cache, CacheMode::default(), &session, &mut spec);
+    let unasked = DefaultCacheMode::unless_asked(args.cache, CacheMode::default(), &session, &mut spec);
     if let Some(unasked) = &unasked {
         session.read_uncached();
         if args.engine.verbose {

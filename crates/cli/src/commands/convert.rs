@@ -8,6 +8,7 @@ use crate::arguments::{BackingKeyArgs, EngineArgs, ForceShareArg, ImageArgs};
 use crate::backing::{self, CheckName};
 use crate::compression::CompressionArgs;
 use crate::create_opts::{CreateOpts, ParsedOpts};
+use crate::default_cache_mode::DefaultCacheMode;
 use crate::dry_run;
 use crate::encrypted_file::refuse_plain_text;
 use crate::failure::{Failure, errno_text};
@@ -26,7 +27,6 @@ use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
 use crate::store_target::store_name;
-use crate::unasked_cache::UnaskedCache;
 use crate::values::{Aio, OutputFormat, Rate, caches, formats, rate_argument, target_formats};
 use crate::watch::{ProgressArg, Watch};
 use packed_source::{PackedSources, Pass, size_of_device};
@@ -297,7 +297,7 @@ fn copy_sources(
         packed.is_stream |= prepared.is_stream;
         packed.end = packed.end.or(prepared.end);
         if args.source_cache.is_none() {
-            UnaskedCache::of_source(session, spec);
+            DefaultCacheMode::for_source(session, spec);
         }
     }
     let images = specs.iter().map(|spec| session.open(spec)).collect::<Result<Vec<Image>, _>>()?;
@@ -457,7 +457,8 @@ fn convert_to(
     let is_there = args.no_create || is_raw_on_server(args, opts, target)?;
     let result = if is_there {
         let mut spec = existing_target(args, opts, target)?;
-        let unasked = UnaskedCache::unless_asked(args.target_cache, CacheMode::Unsafe, session, &mut spec);
+        let unasked =
+            DefaultCacheMode::unless_asked(args.target_cache, CacheMode::Unsafe, session, &mut spec);
         if let Some(unasked) = &unasked {
             if unasked.mode != CacheMode::None && args.parallel.is_none() {
                 options.requests = 1;

@@ -1,6 +1,7 @@
 //! `zebu dd`: copies a part of a disk into a new image.
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::default_cache_mode::DefaultCacheMode;
 use crate::encrypted_file::refuse_plain_text;
 use crate::failure::Failure;
 use crate::named_disks::is_remote;
@@ -9,7 +10,6 @@ use crate::program;
 use crate::remote_names::{given_only, new_image_path};
 use crate::session::Session;
 use crate::size::parse_size;
-use crate::unasked_cache::UnaskedCache;
 use crate::values::{formats, target_formats};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::{OsStr, OsString};
@@ -123,7 +123,7 @@ pub(crate) fn run(args: &DdArgs) -> Result<u8, Failure> {
     args.force_share.apply(&mut spec);
     let mut session = Session::start(&args.engine, spec.aio)?;
     session.read_uncached();
-    UnaskedCache::of_source(&session, &mut spec);
+    DefaultCacheMode::for_source(&session, &mut spec);
     let mut watch = Watch::start(args.progress.mode(false))?;
     let source = session.open(&spec)?;
     let size = source.virtual_size();

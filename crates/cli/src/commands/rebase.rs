@@ -3,11 +3,11 @@
 use crate::arguments::{BackingKeyArgs, EngineArgs, ImageArgs};
 use crate::backing::{self, BackingSpec, CheckName};
 use crate::compression::CompressionArgs;
+use crate::default_cache_mode::DefaultCacheMode;
 use crate::failure::Failure;
 use crate::image_spec::{ImageSpec, backing_key_remedy};
 use crate::program;
 use crate::session::Session;
-use crate::unasked_cache::UnaskedCache;
 use crate::values::{BackingFormat, backing_formats, caches, formats};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
@@ -111,7 +111,9 @@ pub(crate) fn run(args: &RebaseArgs) -> Result<u8, Failure> {
     }
     let mut session = Session::start(&args.engine, spec.aio)?;
     let mut unasked = Vec::new();
-    if let Some(chosen) = UnaskedCache::unless_asked(args.cache, CacheMode::default(), &session, &mut spec) {
+    if let Some(chosen) =
+        DefaultCacheMode::unless_asked(args.cache, CacheMode::default(), &session, &mut spec)
+    {
         session.read_uncached();
         if args.engine.verbose {
             chosen.tell("the image");
@@ -135,7 +137,7 @@ pub(crate) fn run(args: &RebaseArgs) -> Result<u8, Failure> {
             let mut backing = backing_spec(args, &spec, name)?;
             let asked = args.backing_cache.or(args.cache);
             if let Some(chosen) =
-                UnaskedCache::unless_asked(asked, CacheMode::default(), &session, &mut backing)
+                DefaultCacheMode::unless_asked(asked, CacheMode::default(), &session, &mut backing)
             {
                 if args.engine.verbose {
                     chosen.tell("the new backing file");
@@ -161,7 +163,7 @@ pub(crate) fn run(args: &RebaseArgs) -> Result<u8, Failure> {
     if let Some((backing, _)) = &new {
         session.close(backing, Access::ReadOnly)?;
     }
-    unasked.iter().for_each(UnaskedCache::clean_up);
+    unasked.iter().for_each(DefaultCacheMode::clean_up);
     result?;
     Ok(0)
 }

@@ -325,7 +325,7 @@ impl Job {
                 self.fail(0, CompareStage::Control, None, error);
                 continue;
             }
-            if let Err(error) = self.tracker.throttle(worker, piece.len as u64).await {
+            if let Err(error) = self.tracker.keep_to_rate(worker, piece.len as u64).await {
                 self.fail(0, CompareStage::Control, None, error);
                 continue;
             }

@@ -92,7 +92,7 @@ fn refuse_what_is_bound_to_its_place(image: &Image, path: &Path) -> Result<()> {
                 .into(),
         );
     }
-    if image.0.image_file().kind() != FileKind::Regular {
+    if !matches!(image.0.image_file().kind(), FileKind::Regular | FileKind::Simulated) {
         return unsupported("it does not lie in a regular file; make a backup instead".into());
     }
     let Some(backing) = info.backing_file else { return Ok(()) };

@@ -116,7 +116,7 @@ async fn fill_all<'a>(
                 continue;
             }
             let (offset, len) = (at, extent.len.min(AT_ONCE));
-            tracker.throttle(worker, len).await?;
+            tracker.keep_to_rate(worker, len).await?;
             fills.begin(async move {
                 let copied = image.fill_from_backing(worker, offset, len).await?;
                 tracker.advance(len);

@@ -297,7 +297,7 @@ async fn read_clusters(
     if is_known_zero(worker, image, offset, len).await.unwrap_or(false) {
         return Ok((0, (0..count).map(|_| Ok(Digest::Zero)).collect()));
     }
-    tracker.throttle(worker, len).await?;
+    tracker.keep_to_rate(worker, len).await?;
     let (result, bufs) = image.read(worker, offset, worker.buffer(len as usize).into()).await;
     if result.is_ok()
         && let [buf] = bufs.parts()

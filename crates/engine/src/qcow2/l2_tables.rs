@@ -3,7 +3,7 @@
 use crate::qcow2::cache::shard::{Shard, ShardGuard};
 use crate::qcow2::cache::slice_cache::Pin;
 use crate::qcow2::space::alloc::WindowFor;
-use crate::qcow2::space::overlap_check::Metadata;
+use crate::qcow2::space::metadata_map::Metadata;
 use crate::qcow2::space::quarantine::FreeMode;
 use crate::qcow2::state::Qcow2;
 use crate::{Error, ErrorKind, Result};
@@ -45,7 +45,7 @@ impl Qcow2 {
         self.map.add_table(index, host, content, old);
         if let Some(old) = old {
             let cluster = old.0 >> self.geometry().cluster_bits;
-            self.space.overlap().remove(cluster..cluster + 1);
+            self.space.metadata().remove(cluster..cluster + 1);
             self.space.quarantine().push(cluster..cluster + 1, FreeMode::Reuse);
         }
         Ok(true)
@@ -137,7 +137,7 @@ impl Qcow2 {
             _ => return,
         };
         // A damaged entry that leads to a table goes; the table stays: it is not data to give away.
-        if self.space.overlap().first_of(clusters.clone()).is_none() || sabotage::is(Fault::SkipOverlapCheck)
+        if self.space.metadata().first_of(clusters.clone()).is_none() || sabotage::is(Fault::SkipOverlapCheck)
         {
             self.space.quarantine().push(clusters, then);
         }

@@ -1,6 +1,5 @@
 //! The qcow2 driver. Each file is one concept; [`state`] is what they share.
 
-mod allocation;
 mod bitmap_changes;
 pub(crate) mod bitmaps;
 pub(crate) mod cache;
@@ -18,6 +17,7 @@ pub(crate) mod map;
 mod prepare_write;
 pub(crate) mod read_barrier;
 pub(crate) mod read_tables;
+mod refill;
 mod replace_table;
 mod settle;
 pub(crate) mod snapshots;

@@ -10,7 +10,7 @@
 
 use crate::Result;
 use crate::qcow2::header::block::{OnFailure, Patch};
-use crate::qcow2::space::overlap_check::Metadata;
+use crate::qcow2::space::metadata_map::Metadata;
 use crate::qcow2::space::quarantine::FreeMode;
 use crate::qcow2::state::Qcow2;
 use std::sync::Arc;

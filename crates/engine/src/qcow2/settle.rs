@@ -57,12 +57,15 @@ impl Qcow2 {
 
     /// As [`Qcow2::settle`], and gives back what was set aside, so that the file holds nothing that the image does not
     /// use. Later writes set space aside again. The caller is alone.
+    ///
+    /// # Errors
+    /// As [`Qcow2::free_what_waits`].
     pub(crate) async fn settle_as_closed(self: &Arc<Self>, worker: &Worker) -> Result<()> {
         self.check_writable()?;
         if !self.header.preparation().is_metadata_done() {
             return Ok(());
         }
-        self.end_packing(worker).await?;
+        self.free_what_waits(worker).await?;
         self.space.drain_windows();
         self.commit_until_clean(worker).await?;
         self.files.barrier(worker, self.file()).await

@@ -86,7 +86,7 @@ pub(super) async fn do_chunk(
     let mut bufs = if known_zero {
         IoBuf::zeroed(len as usize).into()
     } else {
-        tracker.throttle(worker, len).await?;
+        tracker.keep_to_rate(worker, len).await?;
         done.read = len;
         read(worker, source, options, pace, offset, len, &mut done.unreadable).await?
     };

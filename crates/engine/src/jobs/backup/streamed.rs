@@ -193,7 +193,7 @@ async fn pack_chunk(
         return Ok((leave_out(&whole(offset, len), options), Vec::new()));
     }
     let mut done = Done { len, clusters: len.div_ceil(cluster), read: len, ..Done::default() };
-    tracker.throttle(worker, len).await?;
+    tracker.keep_to_rate(worker, len).await?;
     let mut bufs = read(worker, source, options, pace, offset, len, &mut done.unreadable).await?;
     let digests = digests(&bufs, cluster as usize);
     let mut packing = Vec::new();

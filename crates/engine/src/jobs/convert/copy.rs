@@ -33,7 +33,7 @@ pub(super) async fn copy_pieces(worker: &Worker, job: &Job, queue: &Queue<Piece>
 async fn do_piece(worker: &Worker, job: &Job, piece: Piece, buffer: IoBuf) -> (Result<u64>, IoBuf) {
     match piece {
         Piece::Copy { part, offset, len } => {
-            if let Err(error) = job.tracker.throttle(worker, len as u64).await {
+            if let Err(error) = job.tracker.keep_to_rate(worker, len as u64).await {
                 return (Err(error), buffer);
             }
             let (copied, buffer) = copy(worker, job, &job.parts[part], offset, len, buffer).await;
@@ -200,7 +200,7 @@ async fn copy_range(
     mut buffer: IoBuf,
 ) -> (Result<u64>, IoBuf) {
     let len = source.place().len;
-    if let Err(error) = job.tracker.throttle(worker, len).await {
+    if let Err(error) = job.tracker.keep_to_rate(worker, len).await {
         return (Err(error), buffer);
     }
     // Only what an image can take was queued.

@@ -57,7 +57,7 @@ async fn pack_piece(
     offset: u64,
     len: usize,
 ) -> Result<(Vec<(u64, ClusterBytes)>, u64)> {
-    job.tracker.throttle(worker, len as u64).await?;
+    job.tracker.keep_to_rate(worker, len as u64).await?;
     let buffer = worker.buffer(len);
     let (read, mut rest) = copy::read(worker, job, &job.parts[part], offset, len, buffer).await;
     read?;

@@ -242,7 +242,7 @@ async fn copy_one(worker: &Worker, copy: &Arc<CopyBeforeWrite>, tracker: &Tracke
     if copy.has_ended() {
         return Ok(());
     }
-    tracker.throttle(worker, copy.chunk).await?;
+    tracker.keep_to_rate(worker, copy.chunk).await?;
     let turn = copy.pace.turn().await;
     copy.copy_chunk(worker, chunk).await?;
     turn.end(worker).await;

@@ -51,7 +51,7 @@ impl Job {
         sides: Sides,
         [mut old, mut new]: [IoBuf; 2],
     ) -> (Result<()>, [IoBuf; 2]) {
-        if let Err(error) = self.tracker.throttle(worker, len as u64).await {
+        if let Err(error) = self.tracker.keep_to_rate(worker, len as u64).await {
             return (Err(error), [old, new]);
         }
         // Past the end of the new chain there is nothing.

@@ -3,7 +3,7 @@
 use super::operations::loaded_bytes;
 use super::{Bitmap, Bits, Condition, Loaded, MAX_LOADED};
 use crate::qcow2::read_tables::read_bytes;
-use crate::qcow2::space::overlap_check::Metadata;
+use crate::qcow2::space::metadata_map::Metadata;
 use crate::qcow2::state::Qcow2;
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::{Error, ErrorKind, Remedy, Result};
@@ -102,7 +102,7 @@ impl Qcow2 {
             let tables = tables.map(|table| table.0 >> self.geometry().cluster_bits);
             let in_file = tables.filter(|cluster| *cluster < file_clusters);
             // Two entries with one table are the check's to report.
-            let _ = self.space.overlap().insert_tables(in_file, Metadata::ActiveL2);
+            let _ = self.space.metadata().insert_tables(in_file, Metadata::ActiveL2);
         }
         let mut state = self.bitmaps.state();
         let mut tables: Vec<(Range<u64>, usize)> = (0..)
@@ -118,10 +118,10 @@ impl Qcow2 {
                 && clusters.end <= file_clusters
                 && noted <= MAX_TABLE_CLUSTERS
                 && self.geometry().is_cluster_aligned(bitmap.entry.table_offset.0)
-                && self.space.overlap().first_of(clusters.clone()).is_none();
+                && self.space.metadata().first_of(clusters.clone()).is_none();
             if sound {
                 end = clusters.end;
-                self.space.overlap().insert(clusters, Metadata::BitmapTable);
+                self.space.metadata().insert(clusters, Metadata::BitmapTable);
             } else {
                 bitmap.condition = Condition::Inconsistent;
                 // It is not followed when the bitmap is removed.
@@ -190,7 +190,7 @@ impl Qcow2 {
         bits.set_stored();
         // So that no other bitmap has them, too.
         for clusters in stored.iter().skip(1) {
-            self.space.overlap().insert(clusters.clone(), Metadata::BitmapData);
+            self.space.metadata().insert(clusters.clone(), Metadata::BitmapData);
         }
         Ok(Some(Loaded { bits: Arc::new(bits), stored, unstored: false }))
     }
@@ -234,7 +234,7 @@ impl Qcow2 {
         sorted.sort_unstable_by_key(|clusters| clusters.start);
         let twice = sorted.windows(2).any(|pair| matches!(pair, [a, b] if a.end > b.start));
         let overlaps =
-            stored.iter().skip(1).any(|clusters| self.space.overlap().first_of(clusters.clone()).is_some());
+            stored.iter().skip(1).any(|clusters| self.space.metadata().first_of(clusters.clone()).is_some());
         if twice || overlaps {
             return Ok(None);
         }

@@ -8,7 +8,7 @@ use super::{Bitmap, Bits, Condition, Loaded};
 use crate::Result;
 use crate::error::format_error;
 use crate::qcow2::header::block::OnFailure;
-use crate::qcow2::space::overlap_check::Metadata;
+use crate::qcow2::space::metadata_map::Metadata;
 use crate::qcow2::space::quarantine::FreeMode;
 use crate::qcow2::state::Qcow2;
 use std::collections::HashSet;
@@ -42,7 +42,7 @@ struct Places<'a> {
 impl Drop for Places<'_> {
     fn drop(&mut self) {
         for clusters in self.taken.drain(..) {
-            self.qcow2.space.overlap().remove(clusters.clone());
+            self.qcow2.space.metadata().remove(clusters.clone());
             self.qcow2.space.quarantine().push_unread(clusters, FreeMode::Reuse);
         }
     }
@@ -82,7 +82,7 @@ impl Qcow2 {
             }
             gone.extend(clusters_gone(&old, &list));
             for clusters in gone {
-                self.space.overlap().remove(clusters.clone());
+                self.space.metadata().remove(clusters.clone());
                 self.space.quarantine().push_unread(clusters, FreeMode::Reuse);
             }
             self.bitmaps.state().directory = new_directory;
@@ -203,9 +203,9 @@ impl Qcow2 {
     ) -> Result<()> {
         let bytes: Vec<u8> = table.iter().flat_map(|entry| entry.0.to_be_bytes()).collect();
         let place = self.write_whole_clusters(worker, bytes, places).await?;
-        self.space.overlap().insert(place.clone(), Metadata::BitmapTable);
+        self.space.metadata().insert(place.clone(), Metadata::BitmapTable);
         for clusters in &data {
-            self.space.overlap().insert(clusters.clone(), Metadata::BitmapData);
+            self.space.metadata().insert(clusters.clone(), Metadata::BitmapData);
         }
         entry.table_offset = HostOffset(place.start << self.geometry().cluster_bits);
         entry.table_entries = table.len() as u32;

@@ -160,7 +160,7 @@ impl Qcow2 {
     /// Keeps what is dirty within bounds, after a change was made: starts a commit when more than a quarter of the cache
     /// is dirty, and waits for one when more than half of it is. The caller holds no mutex and no epoch guard. A commit
     /// that fails is reported by the next flush, not here: the change itself was made.
-    pub(crate) async fn throttle_dirty(self: &Arc<Self>, worker: &Worker) {
+    pub(crate) async fn wait_if_too_dirty(self: &Arc<Self>, worker: &Worker) {
         if sabotage::is(Fault::ReleaseWithoutCommit) {
             self.start_release(worker, self.space.quarantine().take());
         }

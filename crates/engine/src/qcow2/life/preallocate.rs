@@ -160,7 +160,7 @@ impl Qcow2 {
             } else {
                 reserved.link(worker).await?;
             }
-            self.throttle_dirty(worker).await;
+            self.wait_if_too_dirty(worker).await;
         }
         tracker.finish(None);
         Ok(())

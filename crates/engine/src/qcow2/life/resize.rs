@@ -9,7 +9,7 @@ use crate::qcow2::map::active_map::L1;
 use crate::qcow2::map::mapping::Run;
 use crate::qcow2::replace_table::{TableReplacement, Unnamed};
 use crate::qcow2::space::free::SpaceContent;
-use crate::qcow2::space::overlap_check::Metadata;
+use crate::qcow2::space::metadata_map::Metadata;
 use crate::qcow2::state::Qcow2;
 use crate::sync::with_long_patience;
 use crate::{Error, ErrorKind, Result};

@@ -6,7 +6,7 @@ use crate::chain::place::{Place, PlaceKind};
 use crate::qcow2::cache::shard::Slice;
 use crate::qcow2::cache::slice_cache::{Pattern, Pin};
 use crate::qcow2::map::active_map::TableSource;
-use crate::qcow2::space::overlap_check::Metadata;
+use crate::qcow2::space::metadata_map::Metadata;
 use crate::qcow2::state::Qcow2;
 use crate::{Error, ErrorKind, Result};
 use std::sync::Arc;
@@ -257,7 +257,7 @@ impl Qcow2 {
         }
         if !is_new {
             let cluster = offset >> self.geometry().cluster_bits;
-            let there = self.space.overlap().first_of(cluster..cluster + 1);
+            let there = self.space.metadata().first_of(cluster..cluster + 1);
             if let Some((_, what)) = there.filter(|(_, what)| *what != Metadata::ActiveL2) {
                 let message = format!("L2 table lies where the {} is; run zebu check", what.name());
                 return Err(Error::new(ErrorKind::Corrupt, message).on(self.path()).at_host(offset));

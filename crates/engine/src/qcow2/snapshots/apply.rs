@@ -1,14 +1,12 @@
 //! Going back to a snapshot.
 
-use crate::error::format_error;
 use crate::qcow2::cache::resident_table::ResidentTable;
 use crate::qcow2::header::block::{OnFailure, Patch, field};
 use crate::qcow2::map::active_map::L1;
-use crate::qcow2::read_tables::read_table;
 use crate::qcow2::replace_table::{TableReplacement, Unnamed};
 use crate::qcow2::snapshots::counts::Flags;
 use crate::qcow2::snapshots::walk::entries_of;
-use crate::qcow2::space::overlap_check::Metadata;
+use crate::qcow2::space::metadata_map::Metadata;
 use crate::qcow2::state::Qcow2;
 use crate::{Error, ErrorKind, Remedy, Result};
 use std::sync::Arc;
@@ -17,21 +15,6 @@ use zebu_qcow2::snapshot::SnapshotEntry;
 use zebu_storage::Worker;
 
 impl Qcow2 {
-    /// The L1 table of a snapshot as it is on disk.
-    pub(super) async fn read_snapshot_l1(&self, worker: &Worker, entry: &SnapshotEntry) -> Result<Vec<u64>> {
-        entry.check_l1(self.geometry()).map_err(|e| format_error(self.path(), &e))?;
-        if entry.l1_size > 0 && entry.l1_table_offset.0 >= self.file().len() {
-            let message = "the snapshot's L1 table lies outside the file; run zebu check";
-            return Err(Error::new(ErrorKind::Corrupt, message)
-                .on(self.path())
-                .at_host(entry.l1_table_offset.0));
-        }
-        let table =
-            ResidentTable::new(entry.l1_size as usize, self.map.l1().table().block_bytes(), self.map.store());
-        read_table(worker, self.file(), entry.l1_table_offset.0, &table).await?;
-        Ok(entries_of(&table))
-    }
-
     /// Makes the disk hold what it held when the snapshot that `find` finds was taken, its size included.
     pub(crate) async fn apply_snapshot(
         self: &Arc<Self>,

@@ -54,7 +54,7 @@ impl Qcow2 {
                 return Err(error);
             }
             batches += 1;
-            self.throttle_dirty(worker).await;
+            self.wait_if_too_dirty(worker).await;
         }
     }
 

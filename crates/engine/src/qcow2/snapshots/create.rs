@@ -3,7 +3,7 @@
 use crate::error::format_error;
 use crate::qcow2::snapshots::counts::Flags;
 use crate::qcow2::snapshots::walk::entries_of;
-use crate::qcow2::space::overlap_check::Metadata;
+use crate::qcow2::space::metadata_map::Metadata;
 use crate::qcow2::space::quarantine::FreeMode;
 use crate::qcow2::state::Qcow2;
 use crate::{Error, ErrorKind, Result};

@@ -1,6 +1,6 @@
 //! Deleting a snapshot.
 
-use crate::qcow2::space::overlap_check::Metadata;
+use crate::qcow2::space::metadata_map::Metadata;
 use crate::qcow2::state::Qcow2;
 use crate::{Error, ErrorKind, Result};
 use std::sync::Arc;

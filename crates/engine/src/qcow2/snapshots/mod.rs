@@ -16,6 +16,10 @@
 //! is only set where the durable count is 1 or the second reference is not durable yet. The bit (version 3) is there
 //! because a crash in between leaves flags that a check takes for errors: the next writer makes all counts and flags
 //! anew. Version 2 has no such bit; there a check reports the flags. Apply leaves leaks at most and needs no bit.
+//!
+//! Tables of strangers: `read_snapshot_l1` takes no L1 table that is too large or lies outside the file.
+//! `HostSpace::check_own_table` refuses to give one back that lies on other metadata. `Table::push_references` leaves out
+//! what is metadata, so that none of its counts is changed. Tables are read a bounded number at a time.
 
 mod apply;
 mod counts;

@@ -5,7 +5,7 @@ use crate::error::format_error;
 use crate::qcow2::header::block::{OnFailure, Patch, field};
 use crate::qcow2::replace_table::{TableReplacement, Unnamed};
 use crate::qcow2::snapshots::table::SnapshotTable;
-use crate::qcow2::space::overlap_check::Metadata;
+use crate::qcow2::space::metadata_map::Metadata;
 use crate::qcow2::state::Qcow2;
 use std::sync::Arc;
 use zebu_qcow2::snapshot::{SnapshotEntry, encode_table};

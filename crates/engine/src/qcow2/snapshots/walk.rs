@@ -1,10 +1,13 @@
 //! Going through the L2 tables of an L1 table, and what their entries refer to.
 
+use crate::error::format_error;
 use crate::qcow2::cache::resident_table::ResidentTable;
-use crate::qcow2::space::overlap_check::Metadata;
+use crate::qcow2::read_tables::read_table;
+use crate::qcow2::space::metadata_map::Metadata;
 use crate::qcow2::state::Qcow2;
 use crate::{Error, ErrorKind, Result};
 use futures_util::future::try_join_all;
+use zebu_qcow2::snapshot::SnapshotEntry;
 use zebu_qcow2::{GuestOffset, L1Entry, L2Entry, Mapping};
 use zebu_storage::Worker;
 use zebu_storage::sabotage::{self, Fault};
@@ -13,6 +16,23 @@ use zebu_storage::sabotage::{self, Fault};
 const BYTES_AT_ONCE: u64 = 4 << 20;
 /// Tables read at once at most.
 const TABLES_AT_ONCE: u64 = 32;
+
+impl Qcow2 {
+    /// The L1 table of a snapshot as it is on disk.
+    pub(super) async fn read_snapshot_l1(&self, worker: &Worker, entry: &SnapshotEntry) -> Result<Vec<u64>> {
+        entry.check_l1(self.geometry()).map_err(|e| format_error(self.path(), &e))?;
+        if entry.l1_size > 0 && entry.l1_table_offset.0 >= self.file().len() {
+            let message = "the snapshot's L1 table lies outside the file; run zebu check";
+            return Err(Error::new(ErrorKind::Corrupt, message)
+                .on(self.path())
+                .at_host(entry.l1_table_offset.0));
+        }
+        let table =
+            ResidentTable::new(entry.l1_size as usize, self.map.l1().table().block_bytes(), self.map.store());
+        read_table(worker, self.file(), entry.l1_table_offset.0, &table).await?;
+        Ok(entries_of(&table))
+    }
+}
 
 /// An L2 table as it is on disk.
 pub(super) struct Table {
@@ -82,9 +102,9 @@ impl Table {
     /// entry may lead to metadata, which is not the snapshot's to count or to free: that is left out.
     pub(super) fn push_references(&self, qcow2: &Qcow2, clusters: &mut Vec<u64>) -> Result<()> {
         let bits = qcow2.geometry().cluster_bits;
-        let overlap = qcow2.space.overlap();
+        let metadata = qcow2.space.metadata();
         let other = |cluster: u64| {
-            let found = overlap.first_of(cluster..cluster + 1).map(|(_, what)| what);
+            let found = metadata.first_of(cluster..cluster + 1).map(|(_, what)| what);
             found.filter(|_| !sabotage::is(Fault::SkipOverlapCheck))
         };
         let own = self.host >> bits;

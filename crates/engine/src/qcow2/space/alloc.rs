@@ -377,7 +377,8 @@ impl HostSpace {
     pub(crate) fn drain_windows(&self) {
         let left = self.pool().windows.drain();
         for Allocated { range, content } in left {
-            self.quarantine.push(range, FreeMode::unused(content));
+            // Nobody has written or linked them, so no read can use them.
+            self.quarantine.push_unread(range, FreeMode::unused(content));
         }
     }
 }

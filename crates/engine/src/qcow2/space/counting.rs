@@ -5,7 +5,7 @@ use crate::qcow2::cache::shard::Shard;
 use crate::qcow2::cache::slice_cache::SliceCache;
 use crate::qcow2::space::HostSpace;
 use crate::qcow2::space::free::SpaceContent;
-use crate::qcow2::space::overlap_check::Metadata;
+use crate::qcow2::space::metadata_map::Metadata;
 use crate::qcow2::space::refcounts::NewBlock;
 use crate::{Error, ErrorKind, Result};
 use std::ops::Range;

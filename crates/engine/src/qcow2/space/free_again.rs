@@ -59,7 +59,7 @@ impl HostSpace {
         let mut pool = self.pool();
         for run in runs {
             // A table that was shared, such as one that a snapshot kept, is metadata no longer.
-            self.overlap.remove(run.clone());
+            self.metadata.remove(run.clone());
             pool.free.insert_missing(run, content);
         }
     }

@@ -3,7 +3,7 @@
 use crate::Remedy;
 use crate::qcow2::space::HostSpace;
 use crate::qcow2::space::free::{Allocated, SpaceContent};
-use crate::qcow2::space::overlap_check::Metadata;
+use crate::qcow2::space::metadata_map::Metadata;
 use crate::qcow2::space::quarantine::FreeMode;
 use crate::qcow2::space::refcounts::{NewBlock, RefTable};
 use crate::{Error, ErrorKind, Result};
@@ -115,7 +115,7 @@ impl HostSpace {
         }
         let old_first = old.offset() >> bits;
         let old_clusters = old_entries.div_ceil(per_cluster);
-        self.overlap.remove(old_first..old_first + old_clusters);
+        self.metadata.remove(old_first..old_first + old_clusters);
         self.quarantine.push_unread(old_first..old_first + old_clusters, FreeMode::Reuse);
         Ok(())
     }

@@ -7,7 +7,7 @@ use crate::qcow2::cache::slice_store::{Class, SliceStore};
 use crate::qcow2::files::ImageFiles;
 use crate::qcow2::read_barrier::Readers;
 use crate::qcow2::read_tables::read_table;
-use crate::qcow2::space::overlap_check::{METADATA_PLACE, Metadata, OverlapCheck};
+use crate::qcow2::space::metadata_map::{METADATA_PLACE, Metadata, MetadataMap};
 use crate::qcow2::space::quarantine::Quarantine;
 use crate::qcow2::space::refcounts::{RefTable, Refcounts};
 use crate::qcow2::space::{HostSpace, Pool};
@@ -35,7 +35,7 @@ impl HostSpace {
             refcounts: Refcounts::new(table, SliceCache::new(store.clone(), Class::Table, slice)),
             pool: Mutex::new(Pool::default()),
             space_mutex: AsyncMutex::default(),
-            overlap: OverlapCheck::new(store),
+            metadata: MetadataMap::new(store),
             quarantine: Quarantine::default(),
             readers: Readers::default(),
             can_reserve: AtomicBool::new(true),
@@ -72,10 +72,10 @@ impl HostSpace {
         read_table(worker, self.files.file(), offset, &entries).await?;
         let blocks = entries.iter_set().filter_map(|(_, entry)| RefTableEntry(entry).block());
         let mut shared =
-            self.overlap.insert_tables(blocks.map(|block| block.0 >> bits), Metadata::RefcountBlock);
+            self.metadata.insert_tables(blocks.map(|block| block.0 >> bits), Metadata::RefcountBlock);
         let tables = tables.map(|table| table >> bits);
-        shared.extend(self.overlap.insert_tables(tables, Metadata::ActiveL2));
-        self.overlap.set_shared_tables(shared);
+        shared.extend(self.metadata.insert_tables(tables, Metadata::ActiveL2));
+        self.metadata.set_shared_tables(shared);
         self.refcounts.set_table(RefTable::named(entries, offset));
         Ok(())
     }

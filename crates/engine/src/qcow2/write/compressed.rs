@@ -90,7 +90,7 @@ impl Qcow2 {
         for piece in clusters.pieces.into_inner() {
             done.append(piece);
         }
-        self.throttle_dirty(worker).await;
+        self.wait_if_too_dirty(worker).await;
         (clusters.failed.into_inner().map_or(Ok(()), Err), done)
     }
 

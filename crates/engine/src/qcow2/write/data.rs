@@ -31,7 +31,7 @@ impl Qcow2 {
                 }
             }
         }
-        self.throttle_dirty(worker).await;
+        self.wait_if_too_dirty(worker).await;
         (Ok(()), done)
     }
 

@@ -69,7 +69,7 @@ impl Qcow2 {
             at += len;
         }
         if copied > 0 {
-            self.throttle_dirty(worker).await;
+            self.wait_if_too_dirty(worker).await;
         }
         Ok(copied)
     }

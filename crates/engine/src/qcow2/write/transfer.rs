@@ -33,7 +33,7 @@ impl Qcow2 {
                 Err(error) => return Err(error.on(self.path()).at_guest(at)),
             }
         }
-        self.throttle_dirty(worker).await;
+        self.wait_if_too_dirty(worker).await;
         Ok((at - guest.start, None))
     }
 

@@ -52,7 +52,7 @@ impl Qcow2 {
         self.zero_edge(node, worker, guest..inner_start).await?;
         self.clear(node, worker, inner_start..inner_end, Clearing::Zero(mode)).await?;
         self.zero_edge(node, worker, inner_end..end).await?;
-        self.throttle_dirty(worker).await;
+        self.wait_if_too_dirty(worker).await;
         Ok(())
     }
 
@@ -70,7 +70,7 @@ impl Qcow2 {
         let end = if end >= self.virtual_size() { end } else { end & !(unit - 1) };
         if start < end {
             self.clear(node, worker, start..end, Clearing::Discard).await?;
-            self.throttle_dirty(worker).await;
+            self.wait_if_too_dirty(worker).await;
         }
         Ok(())
     }

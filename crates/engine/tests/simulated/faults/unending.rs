@@ -4,9 +4,10 @@ use crate::crash::guest::Failures;
 use crate::crash::setup::{Origin, Setup, TOP};
 use crate::faults::bench::{Bench, Outcome, begin};
 use std::cell::Cell;
+use std::path::Path;
 use std::rc::Rc;
 use zebu::{Durability, ErrorKind, NewSnapshot, SnapshotRef};
-use zebu_sim::{OpClass, OpInfo, SimFileConfig};
+use zebu_sim::{Content, OpClass, OpInfo, SimFileConfig};
 use zebu_storage::Worker;
 use zebu_storage::commit_steps::{self, CommitStep};
 
@@ -442,6 +443,44 @@ pub(crate) fn snapshots_do_not_wait_without_end_for_a_read_that_began_meanwhile(
                 bench.end(&step(what), "a snapshot when the read is over").unwrap();
             }
         }
+        nothing_is_wrong(bench);
+    }
+    assert!(beside > 0 && refused > 0, "{beside} beside, {refused} refused: the test shows nothing");
+}
+
+/// A copy of the image's file is made beside a read that begins meanwhile, and whose worker then stands still: what is set
+/// aside is given back at once, since no read uses it. What the read may use is waited for half a minute.
+#[test]
+pub(crate) fn a_copy_of_the_file_does_not_wait_without_end_for_a_read_that_began_meanwhile() {
+    let (mut beside, mut refused) = (0, 0);
+    for steps in 0..160 {
+        let bench = bench(steps);
+        let worker = &bench.workers[1];
+        bench.world.block_on(bench.guest.write(worker, 50 * CLUSTER, CLUSTER, Durability::Volatile)).unwrap();
+        if steps % 2 == 0 {
+            bench.world.block_on(bench.guest.discard(worker, 0, 16 * CLUSTER)).unwrap();
+        }
+        let copy = bench.world.file("copy", Content::default(), SimFileConfig::default());
+        let (image, on) = (bench.guest.image.clone(), worker.clone());
+        let copied =
+            begin(
+                worker,
+                async move { zebu::jobs::file_snapshot(&on, &image, copy, Path::new("copy")).await },
+            );
+        for _ in 0..steps {
+            bench.world.step();
+        }
+        let was_under_way = copied.borrow().is_none();
+        let read = sleeping_read(&bench, 1 + steps % 3);
+        match bench.end(&copied, &format!("a copy of the file beside a read that sleeps, {steps} steps")) {
+            Ok(()) => beside += u64::from(was_under_way),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Busy, "{steps} steps: {error}");
+                refused += 1;
+            }
+        }
+        bench.world.resume(0);
+        bench.end(&read, "the read");
         nothing_is_wrong(bench);
     }
     assert!(beside > 0 && refused > 0, "{beside} beside, {refused} refused: the test shows nothing");

@@ -3,7 +3,7 @@
 
 use crate::crash::guest::Request;
 use crate::crash::setup::Files;
-use crate::schedules::explore::{executions, explore, first_failure};
+use crate::schedules::explore::{executions, explore, first_failure, tell_how_to_repeat};
 use crate::schedules::ground::{self, Ground, border, guest_at};
 use crate::schedules::plan::{Op, Plan};
 use crate::schedules::report::Report;
@@ -229,6 +229,8 @@ fn the_sound_engine_passes() {
         if done.is_err() {
             report.fail();
             eprintln!("{:?}: fails without its fault", scenario.name);
+            let scenario = format!("ZEBU_SCENARIO='{}'", scenario.name);
+            tell_how_to_repeat(&scenario, "caught::the_sound_engine_passes");
         }
     }
     report.finish("scenarios");

@@ -145,6 +145,14 @@ pub(crate) fn once(work: impl Fn() + Send + Sync + 'static) {
     run(RandomScheduler::new_from_seed(0, 1), work);
 }
 
+/// Says how the schedule that was just printed is repeated: variables that choose what ran, and the test.
+pub(crate) fn tell_how_to_repeat(chosen: &str, test: &str) {
+    eprintln!(
+        "to repeat it: {chosen} ZEBU_REPLAY=SCHEDULE RUSTFLAGS='--cfg shuttle' cargo test --profile torture \
+         --target-dir target/interleave -p zebu --test simulated schedules::{test}"
+    );
+}
+
 /// Runs `scenario` under so many schedules: a quarter of them random, a quarter with threads that fall asleep, the others
 /// PCT's.
 pub(crate) fn explore(schedules: usize, scenario: impl Fn() + Send + Sync + Clone + 'static) {

@@ -1,6 +1,6 @@
 //! Every pair of operations, in two threads or three.
 
-use crate::schedules::explore::{executions, explore};
+use crate::schedules::explore::{executions, explore, tell_how_to_repeat};
 use crate::schedules::ground::{self, Ground};
 use crate::schedules::plan::{KINDS, Kind, Plan};
 use crate::schedules::report::Report;
@@ -57,7 +57,7 @@ fn every_pair_of_operations() {
                     });
                     if done.is_err() {
                         report.fail();
-                        eprintln!("to repeat it: ZEBU_PAIR='{name}' ZEBU_REPLAY=SCHEDULE");
+                        tell_how_to_repeat(&format!("ZEBU_PAIR='{name}'"), "pairs");
                     }
                     report.note_steps();
                     let each = began.elapsed().as_secs_f64() * 1e6 / executions() as f64;

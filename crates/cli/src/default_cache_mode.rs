@@ -14,13 +14,13 @@ const LEAST_CLUSTER: u64 = 4096;
 
 /// The way that was chosen for an image and everything that it stands on.
 #[derive(Debug)]
-pub(crate) struct UnaskedCache {
+pub(crate) struct DefaultCacheMode {
     pub(crate) mode: CacheMode,
     /// Files whose pages go at the end.
     files: Vec<PathBuf>,
 }
 
-impl UnaskedCache {
+impl DefaultCacheMode {
     /// The choice for an image whose cache mode nothing names: neither `asked`, nor its image options, so that it is
     /// `default`. The command is to open it in that way.
     pub(crate) fn unless_asked(
@@ -58,7 +58,7 @@ impl UnaskedCache {
 
     /// Has a source that nothing names a cache mode for be read by O_DIRECT, if that is the fast way for its chain.
     /// A pipe is left alone: it can be opened once.
-    pub(crate) fn of_source(session: &Session, spec: &mut ImageSpec) {
+    pub(crate) fn for_source(session: &Session, spec: &mut ImageSpec) {
         if spec.options.cache == CacheMode::default()
             && !is_remote(&spec.path)
             && spec.path.is_file()

@@ -1,4 +1,4 @@
-//! Allocation of host clusters by requests: windows are refilled, and whoever finds no space waits for quarantine to end.
+//! Refilling windows: growth, a commit, the end of quarantine, other windows; only then is there no space.
 
 use crate::qcow2::space::alloc::WindowFor;
 use crate::qcow2::space::free::Allocated;
@@ -28,8 +28,8 @@ impl Qcow2 {
         }
     }
 
-    /// Sets up a window. The caller holds no lock but `StreamPacker::room_mutex`, and no epoch guard. Gives out-of-space only when nothing is free, nothing is on
-    /// its way back, and no window has anything left.
+    /// Sets up a window. The caller holds no lock but `StreamPacker::room_mutex`, and no epoch guard. Gives
+    /// out-of-space only when nothing is free, nothing is on its way back, and no window has anything left.
     pub(crate) async fn refill(
         self: &Arc<Self>,
         worker: &Worker,
