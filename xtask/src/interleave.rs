@@ -21,7 +21,9 @@ const ENGINE: &str = "engine";
     after_help = "A schedule that fails is printed as a string. To repeat one of the whole engine, put it into a file:
   ZEBU_PAIR='write+flush' ZEBU_REPLAY=/PATH/FILE RUSTFLAGS='--cfg shuttle' cargo test --profile torture \\
     --target-dir target/interleave -p zebu --test simulated schedules::pairs
-docs/testing.md has the commands for a named scenario and for a part."
+And one of a part:
+  ZEBU_REPLAY=/PATH/FILE cargo xtask interleave stream_packer::streams
+docs/testing.md has more."
 )]
 pub(crate) struct InterleaveArgs {
     /// Schedules of each kind for each test of a part; executions of each pair of operations for the whole engine

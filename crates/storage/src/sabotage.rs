@@ -12,6 +12,8 @@ pub enum Fault {
     SkipBarrier1,
     /// Commit: no barrier before the flush is answered and freed space is released.
     SkipBarrier2,
+    /// Commit: no barrier 1 where it is the last one.
+    SkipOnlyBarrier,
     /// Commit: the external data file is not flushed.
     SkipDataFileBarrier,
     /// Commit: no barrier between a moved refcount table and the header that names it.
@@ -100,6 +102,8 @@ pub enum Fault {
     NameTableEarly,
     /// Snapshots: what a deleted snapshot refers to goes back while the header still names the snapshot.
     LowerBeforeDeletion,
+    /// Snapshots: metadata that a damaged entry leads to is counted, given back or rewritten as if it were the snapshot's.
+    TakeMetadata,
     /// Bitmaps: no barrier between the marks of use and the first write.
     SkipBarrierOfMarks,
     /// Bitmaps: a bitmap that goes on recording is stored as one that is complete.

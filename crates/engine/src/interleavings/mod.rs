@@ -26,8 +26,11 @@ fn schedules() -> usize {
     std::env::var("ZEBU_SCHEDULES").ok().and_then(|text| text.parse().ok()).unwrap_or(1000)
 }
 
-/// Runs `scenario` under schedules of both kinds.
+/// Runs `scenario` under schedules of both kinds, or under that of `ZEBU_REPLAY` alone.
 fn explore(scenario: fn()) {
+    if is_repeated(scenario) {
+        return;
+    }
     explore_fairly(scenario);
     for depth in DEPTHS {
         shuttle::check_pct(scenario, schedules(), depth);
@@ -37,7 +40,22 @@ fn explore(scenario: fn()) {
 /// Runs a `scenario` in which threads may undo each other's progress for as long as the schedule has it so: PCT, which
 /// is not fair, would have it so for ever.
 fn explore_fairly(scenario: fn()) {
-    shuttle::check_random(scenario, schedules());
+    if !is_repeated(scenario) {
+        shuttle::check_random(scenario, schedules());
+    }
+}
+
+/// Runs `scenario` under the schedule of `ZEBU_REPLAY`, a string as it was printed or the path of a file that has it;
+/// whether there is one.
+fn is_repeated(scenario: fn()) -> bool {
+    let Ok(schedule) = std::env::var("ZEBU_REPLAY") else { return false };
+    // No schedule has a slash in it.
+    if schedule.contains('/') {
+        shuttle::replay_from_file(scenario, schedule);
+    } else {
+        shuttle::replay(scenario, &schedule);
+    }
+    true
 }
 
 /// Requires that some schedule shows that a defence is missing. Many more are tried than of the sound code.

@@ -248,7 +248,8 @@ impl Qcow2 {
                 self.files.barrier(worker, data_file).await?;
             }
             begins(CommitStep::Barrier1);
-            if !(sabotage::is(Fault::SkipBarrier1) && has_phase_2) {
+            let fault = if has_phase_2 { Fault::SkipBarrier1 } else { Fault::SkipOnlyBarrier };
+            if !sabotage::is(fault) {
                 self.files.barrier(worker, self.file()).await?;
             }
             if !has_phase_2 {

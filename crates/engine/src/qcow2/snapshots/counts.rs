@@ -106,12 +106,19 @@ impl Qcow2 {
     }
 
     /// Writes tables back to where they are.
+    ///
+    /// # Errors
+    /// One lies where something else is, too. None is written then.
     pub(super) async fn write_tables<'t>(
         &self,
         worker: &Worker,
         tables: impl Iterator<Item = &'t Table>,
     ) -> Result<()> {
-        let writes = tables.map(|table| self.files.write_at(worker, table.host, &table.bytes));
+        let tables: Vec<_> = tables.collect();
+        for table in &tables {
+            self.space.check_own_l2_table(table.host)?;
+        }
+        let writes = tables.iter().map(|table| self.files.write_at(worker, table.host, &table.bytes));
         futures_util::future::try_join_all(writes.collect::<Vec<_>>()).await.map(drop)
     }
 

@@ -11,7 +11,8 @@ use zebu_storage::sabotage::{self, Fault};
 
 impl Qcow2 {
     /// Makes the flags of the active tables exact. The counts that they follow are durable, nothing is dirty, and the
-    /// caller is alone. Tables that are shared are left alone: what they refer to is shared as well, and has no flag.
+    /// caller is alone. Tables that are shared are left alone: what they refer to is shared as well, and has no flag. So are
+    /// those of a damaged image that lie where something else is.
     pub(super) async fn refresh_copied(self: &Arc<Self>, worker: &Worker) -> Result<()> {
         let l1 = self.map.l1();
         let mut entries = entries_of(l1.table());
@@ -25,7 +26,9 @@ impl Qcow2 {
             }
             let mut changed = Vec::new();
             for mut table in tables.drain(..) {
-                if self.refresh_table(worker, &mut table).await? {
+                if self.space.check_own_l2_table(table.host).is_ok()
+                    && self.refresh_table(worker, &mut table).await?
+                {
                     changed.push(table);
                 }
             }

@@ -105,7 +105,7 @@ impl Table {
         let metadata = qcow2.space.metadata();
         let other = |cluster: u64| {
             let found = metadata.first_of(cluster..cluster + 1).map(|(_, what)| what);
-            found.filter(|_| !sabotage::is(Fault::SkipOverlapCheck))
+            found.filter(|_| !sabotage::is(Fault::TakeMetadata))
         };
         let own = self.host >> bits;
         if other(own).is_none_or(|what| what == Metadata::ActiveL2) {

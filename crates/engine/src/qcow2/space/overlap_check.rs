@@ -55,7 +55,19 @@ impl HostSpace {
         if !self.metadata.is_shared(host >> self.geometry.cluster_bits) {
             return Ok(());
         }
-        Err(self.not_its_own(host, what))
+        Err(self.not_its_own(host, what.name()))
+    }
+
+    /// Refuses an L2 table, of the disk or of a snapshot, that lies where something else is, too: rewriting it would change
+    /// that.
+    pub(crate) fn check_own_l2_table(&self, host: u64) -> Result<()> {
+        let cluster = host >> self.geometry.cluster_bits;
+        let found = self.metadata.first_of(cluster..cluster + 1);
+        let is_other = found.is_some_and(|(_, what)| what != Metadata::ActiveL2);
+        if (is_other || self.metadata.is_shared(cluster)) && !sabotage::is(Fault::TakeMetadata) {
+            return Err(self.not_its_own(host, "L2 table"));
+        }
+        Ok(())
     }
 
     /// Refuses a table of which a cluster holds anything but `what`: giving it back would give that back.
@@ -65,16 +77,16 @@ impl HostSpace {
         let clusters = if len == 0 { 0..0 } else { offset >> bits..end };
         for cluster in clusters {
             let found = self.metadata.first_of(cluster..cluster + 1);
-            if found.is_none_or(|(_, found)| found != what) && !sabotage::is(Fault::SkipOverlapCheck) {
-                return Err(self.not_its_own(cluster << bits, what));
+            if found.is_none_or(|(_, found)| found != what) && !sabotage::is(Fault::TakeMetadata) {
+                return Err(self.not_its_own(cluster << bits, what.name()));
             }
             self.check_own(cluster << bits, what)?;
         }
         Ok(())
     }
 
-    fn not_its_own(&self, host: u64, what: Metadata) -> Error {
-        let message = format!("the {} lies where something else is, too; run zebu check", what.name());
+    fn not_its_own(&self, host: u64, what: &str) -> Error {
+        let message = format!("the {what} lies where something else is, too; run zebu check");
         Error::new(ErrorKind::Corrupt, message).on(self.files.path()).at_host(host)
     }
 }

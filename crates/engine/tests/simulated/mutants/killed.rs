@@ -93,6 +93,7 @@ mutants! {
     barrier_0: SkipBarrier0, within 60 of [Crash(ManyBlocks)];
     barrier_1: SkipBarrier1, within 20 of [Crash(Any)];
     barrier_2: SkipBarrier2, within 20 of [Crash(Any)];
+    barrier_1_where_it_is_the_last: SkipOnlyBarrier, within 20 of [Crash(Any), Crash(ManyBlocks)];
     barrier_of_the_data_file: SkipDataFileBarrier, within 20 of [Crash(External)];
     barrier_of_a_moved_table: SkipMovedTableBarrier, within 30 of [Crash(GrowingTable)];
     l1_before_its_table: L1BeforeItsTable, within 20 of [Crash(Any)];
@@ -188,6 +189,10 @@ mutants! {
     too_many_streams_in_a_cluster: PackTooMany, within 20 of [Crash(NarrowCounts)];
     inflated_clusters_are_kept: KeepInflated, within 60 of [Crash(Compressed)];
     rewritten_tables_are_not_forgotten: KeepMapping, within 10 of [Snapshots];
+    a_deleted_snapshot_takes_metadata_along: TakeMetadata, within 1 of
+        [Scenario(hostile::a_deleted_snapshot_gives_back_no_metadata)];
+    a_snapshot_rewrites_metadata: TakeMetadata, within 1 of
+        [Scenario(hostile::a_snapshot_clears_no_flags_in_what_is_no_table)];
     loads_of_rewritten_tables_are_kept: KeepLoads, within 1 of
         [Scenario(snapshots::what_was_read_of_a_table_before_a_snapshot_is_dropped)];
     writing_goes_on_after_an_unknown_change_of_the_header: WriteAfterUnknownHeader, within 1 of
