@@ -102,7 +102,7 @@ impl HttpOpts {
                 "Parameter '{key}' is not supported: credentials of a store are in the environment or a profile"
             ));
         }
-        let place = Place::parse(url, is_store).map_err(|reason| format!("Parameter 'url': {reason}"))?;
+        let place = UrlValue::parse(url, is_store).map_err(|reason| format!("Parameter 'url': {reason}"))?;
         if place.scheme() != driver {
             return Err(format!(
                 "Parameter 'url': {driver} driver cannot handle the URL '{}' (its scheme is another)",
@@ -178,19 +178,19 @@ impl HttpOpts {
         )?;
         let options = Box::new(options);
         Ok(Some(match place {
-            Place::Web(url) => RemoteName::Http { url, options },
-            Place::Store(name) => RemoteName::Object { name, options },
+            UrlValue::Web(url) => RemoteName::Http { url, options },
+            UrlValue::Store(name) => RemoteName::Object { name, options },
         }))
     }
 }
 
 /// The value of `url`.
-enum Place {
+enum UrlValue {
     Web(HttpUrl),
     Store(StoreName),
 }
 
-impl Place {
+impl UrlValue {
     fn parse(url: &str, is_store: bool) -> Result<Self, String> {
         if is_store { StoreName::parse(url).map(Self::Store) } else { HttpUrl::parse(url).map(Self::Web) }
     }

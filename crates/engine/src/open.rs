@@ -17,7 +17,9 @@ use crate::qcow2::cache::slice_cache::SliceCache;
 use crate::qcow2::cache::slice_store::{Class, SliceStore};
 use crate::qcow2::encryption::ImageEncryption;
 use crate::qcow2::life::create::Magic;
-use crate::qcow2::life::open::{Parsed, Place, default_cache_bytes, full_cache_bytes, parse, parse_with};
+use crate::qcow2::life::open::{
+    ChainContext, Parsed, default_cache_bytes, full_cache_bytes, parse, parse_with,
+};
 use crate::qcow2::life::unlock::unlock;
 use crate::qcow2::state::Qcow2;
 use crate::qcow2::text::text;
@@ -528,7 +530,7 @@ async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> R
                 LinkEncryption::Qcow2(encryption) => encryption,
                 LinkEncryption::None | LinkEncryption::Luks(_) => ImageEncryption::NONE,
             };
-            let mut place = Place::new(store.clone(), Arc::clone(&inflated), encryption);
+            let mut place = ChainContext::new(store.clone(), Arc::clone(&inflated), encryption);
             if is_top {
                 place = place.at_top(index.clone());
             }

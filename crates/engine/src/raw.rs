@@ -1,7 +1,7 @@
 //! Raw images: the bytes of the disk.
 
 use crate::Remedy;
-use crate::crypt::sectors::Place;
+use crate::crypt::sectors::SectorOffsets;
 use crate::node::Raw;
 use crate::options::{Format, Preallocation, Shrink, ZeroMode};
 use crate::progress::{JobControl, Phase, Tracker};
@@ -80,7 +80,7 @@ pub(crate) async fn write(raw: &Raw, worker: &Worker, offset: u64, bufs: IoBufs)
         return (Err(error), bufs);
     }
     if raw.luks.is_some() {
-        let place = Place { host: raw.host_of(offset), guest: offset };
+        let place = SectorOffsets { host: raw.host_of(offset), guest: offset };
         let (result, bufs) = Box::pin(raw.protection().write(worker, &raw.file, place, bufs)).await;
         return (result.map_err(|e| e.on(raw.file.path()).at_guest(offset)), bufs);
     }

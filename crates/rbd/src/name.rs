@@ -144,9 +144,9 @@ impl RbdName {
 }
 
 /// The name without `rbd:` and settings: `POOL/IMAGE`.
-pub(crate) struct Place<'a>(pub(crate) &'a RbdName);
+pub(crate) struct PoolAndImage<'a>(pub(crate) &'a RbdName);
 
-impl fmt::Display for Place<'_> {
+impl fmt::Display for PoolAndImage<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let RbdName { pool, namespace, image, snapshot, .. } = self.0;
         write!(f, "{}/", Escaped(pool))?;
@@ -164,7 +164,7 @@ impl fmt::Display for Place<'_> {
 /// The name that [`RbdName::parse`] reads.
 impl fmt::Display for RbdName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{PREFIX}{}", Place(self))?;
+        write!(f, "{PREFIX}{}", PoolAndImage(self))?;
         if let Some(conf) = &self.conf {
             write!(f, ":conf={}", EscapedValue(conf))?;
         }

@@ -2,7 +2,7 @@
 
 use crate::error::RbdError;
 use crate::ffi::{Cluster, Image, Library, NoLibrary, Pool};
-use crate::name::{Place, RbdName};
+use crate::name::{PoolAndImage, RbdName};
 use crate::options::RbdOptions;
 use std::io;
 use std::time::Duration;
@@ -194,7 +194,7 @@ fn no_pool(errno: i32, name: &RbdName, timeout: Duration) -> String {
 }
 
 fn not_made(errno: i32, name: &RbdName, timeout: Duration) -> String {
-    let place = Place(name);
+    let place = PoolAndImage(name);
     match errno {
         libc::EEXIST => {
             format!("there is an image already: 'rbd rm {place}' removes it, convert -n writes into it")

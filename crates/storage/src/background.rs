@@ -40,12 +40,13 @@ static IDLE: Mutex<Vec<Ahead>> = Mutex::new(Vec::new());
 /// own thread).
 pub struct Background {
     shared: Arc<Shared>,
-    place: Place,
+    runs_on: RunsOn,
     made_in: ForkMark,
 }
 
-/// Where a background worker is.
-enum Place {
+/// The thread of a background worker.
+enum RunsOn {
+    /// Driven by a simulated world.
     World,
     /// On a thread that ends with it.
     Own(JoinHandle<()>),
@@ -105,8 +106,8 @@ pub enum Undone {
 }
 
 impl Background {
-    fn at(place: Place, shared: Arc<Shared>) -> Self {
-        Self { shared, place, made_in: ForkMark::here() }
+    fn at(runs_on: RunsOn, shared: Arc<Shared>) -> Self {
+        Self { shared, runs_on, made_in: ForkMark::here() }
     }
 
     /// Starts a worker of the same kind as `worker`.
@@ -119,15 +120,15 @@ impl Background {
             own.promise_to_drive();
             let (on, taken) = (own.clone(), Arc::clone(&shared));
             drop(own.spawn(async move { taken.take_jobs(&on).await }));
-            return Ok(Self::at(Place::World, shared));
+            return Ok(Self::at(RunsOn::World, shared));
         }
         if let Some(ahead) = Ahead::take(worker.kind()) {
             ahead.give(Arc::clone(&shared));
-            return Ok(Self::at(Place::Ahead(ahead.thread), shared));
+            return Ok(Self::at(RunsOn::Ahead(ahead.thread), shared));
         }
         let taken = Arc::clone(&shared);
         let thread = start_thread(&config_beside(worker.kind()), move |own| taken.serve(&own))?;
-        Ok(Self::at(Place::Own(thread), shared))
+        Ok(Self::at(RunsOn::Own(thread), shared))
     }
 
     /// Starts a worker of a small kind, for whoever has none to start it beside.
@@ -146,7 +147,7 @@ impl Background {
         let shared = Arc::new(Shared::default());
         let taken = Arc::clone(&shared);
         let thread = start_thread(config, move |own| taken.serve(&own))?;
-        Ok(Self::at(Place::Own(thread), shared))
+        Ok(Self::at(RunsOn::Own(thread), shared))
     }
 
     /// Starts `count` workers of the same kind as `worker` that are used, one after the other, before others are started.
@@ -235,14 +236,14 @@ impl Background {
     /// Has the drop not wait for what is under way, for whoever would be waited for in turn.
     pub fn leave(&mut self) {
         // Its thread ends by itself, or serves the next, when all is done.
-        self.place = Place::World;
+        self.runs_on = RunsOn::World;
     }
 
     fn thread(&self) -> Option<ThreadId> {
-        match &self.place {
-            Place::World => None,
-            Place::Own(thread) => Some(thread.thread().id()),
-            Place::Ahead(thread) => Some(*thread),
+        match &self.runs_on {
+            RunsOn::World => None,
+            RunsOn::Own(thread) => Some(thread.thread().id()),
+            RunsOn::Ahead(thread) => Some(*thread),
         }
     }
 }
@@ -335,7 +336,7 @@ impl Drop for Background {
     fn drop(&mut self) {
         if !self.made_in.is_here() {
             // The thread is the parent's.
-            std::mem::forget(std::mem::replace(&mut self.place, Place::World));
+            std::mem::forget(std::mem::replace(&mut self.runs_on, RunsOn::World));
             std::mem::forget(Arc::clone(&self.shared));
             return;
         }
@@ -350,10 +351,10 @@ impl Drop for Background {
         if self.thread().is_none_or(|thread| thread == std::thread::current().id()) {
             return;
         }
-        match std::mem::replace(&mut self.place, Place::World) {
-            Place::World => {}
-            Place::Own(thread) => drop(thread.join()),
-            Place::Ahead(_) => {
+        match std::mem::replace(&mut self.runs_on, RunsOn::World) {
+            RunsOn::World => {}
+            RunsOn::Own(thread) => drop(thread.join()),
+            RunsOn::Ahead(_) => {
                 drop(self.shared.quiet.wait_while(self.shared.lock(), |state| !state.has_left));
             }
         }
@@ -639,7 +640,7 @@ mod tests {
         let mut threads = Vec::new();
         for round in 0..50 {
             let background = Background::beside(&worker).unwrap();
-            if let Place::Ahead(thread) = background.place {
+            if let RunsOn::Ahead(thread) = background.runs_on {
                 assert_eq!(serves(&background), Ok(thread));
                 threads.push(thread);
             }

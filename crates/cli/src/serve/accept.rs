@@ -19,15 +19,15 @@ const MOST: usize = 16;
 /// How long to wait when there is nothing to accept with.
 const BREATH: Duration = Duration::from_millis(100);
 
-/// The place of a connection among the others.
-pub(crate) struct Place(Cell<Option<Instant>>);
+/// The slot of a connection among the others.
+pub(crate) struct ConnectionSlot(Cell<Option<Instant>>);
 
-impl Place {
+impl ConnectionSlot {
     fn new() -> Rc<Self> {
         Rc::new(Self(Cell::new(Some(Instant::now()))))
     }
 
-    /// The server works on what was asked: the connection keeps its place.
+    /// The server works on what was asked: the connection keeps its slot.
     pub(crate) fn works(&self) {
         self.0.set(None);
     }
@@ -45,7 +45,7 @@ impl Place {
 
 /// A connection under way.
 struct Client<F> {
-    place: Rc<Place>,
+    slot: Rc<ConnectionSlot>,
     conversation: Pin<Box<F>>,
 }
 
@@ -62,7 +62,7 @@ impl Door {
     pub(crate) async fn serve<F: Future<Output = ()>>(
         &self,
         worker: &Worker,
-        serve: impl Fn(Socket, Rc<Place>) -> F,
+        serve: impl Fn(Socket, Rc<ConnectionSlot>) -> F,
     ) -> Result<(), Failure> {
         let mut clients: Vec<Client<F>> = Vec::new();
         loop {
@@ -93,9 +93,9 @@ impl Door {
                 Ok(fd) => {
                     if let Ok(socket) = Socket::new(fd) {
                         make_room(&mut clients);
-                        let place = Place::new();
-                        let conversation = Box::pin(serve(socket, Rc::clone(&place)));
-                        clients.push(Client { place, conversation });
+                        let slot = ConnectionSlot::new();
+                        let conversation = Box::pin(serve(socket, Rc::clone(&slot)));
+                        clients.push(Client { slot, conversation });
                     }
                 }
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
@@ -105,18 +105,18 @@ impl Door {
     }
 }
 
-/// Whether there is a place for one more, if need be that of one that is waited for.
+/// Whether there is a slot for one more, if need be that of one that is waited for.
 fn has_room<F>(clients: &[Client<F>]) -> bool {
-    clients.len() < MOST || clients.iter().any(|client| client.place.waits_since().is_some())
+    clients.len() < MOST || clients.iter().any(|client| client.slot.waits_since().is_some())
 }
 
-/// Closes the connection that has been waited for longest, if there is no other place.
+/// Closes the connection that has been waited for longest, if there is no other slot.
 fn make_room<F>(clients: &mut Vec<Client<F>>) {
     if clients.len() < MOST {
         return;
     }
     let waiting =
-        clients.iter().enumerate().filter_map(|(at, client)| Some((client.place.waits_since()?, at)));
+        clients.iter().enumerate().filter_map(|(at, client)| Some((client.slot.waits_since()?, at)));
     if let Some((_, at)) = waiting.min() {
         clients.remove(at);
     }
@@ -242,10 +242,10 @@ mod tests {
     use zebu::storage::WorkerConfig;
 
     /// Gives a line back; `wait` is answered when the switch is thrown.
-    async fn echo(worker: &Worker, socket: Socket, place: Rc<Place>, switch: &Cell<bool>) {
+    async fn echo(worker: &Worker, socket: Socket, slot: Rc<ConnectionSlot>, switch: &Cell<bool>) {
         let mut reader = Reader::new(100);
         let Ok(Some(line)) = reader.until(worker, &socket, b"\n").await else { return };
-        place.works();
+        slot.works();
         while line == b"wait" && !switch.get() {
             worker.sleep(Duration::from_millis(5)).await;
         }
@@ -273,7 +273,7 @@ mod tests {
         let worker = Worker::new(&WorkerConfig::default()).unwrap();
         let switch = Cell::new(false);
         worker.block_on(async {
-            let mut doors = pin!(door.serve(&worker, |socket, place| echo(&worker, socket, place, &switch)));
+            let mut doors = pin!(door.serve(&worker, |socket, slot| echo(&worker, socket, slot, &switch)));
             let mut over = pin!(async {
                 while !thread.is_finished() {
                     worker.sleep(Duration::from_millis(5)).await;

@@ -1,6 +1,6 @@
 //! The control socket: a request per line, an answer per line, both JSON (docs/guide/serving.md).
 
-use super::accept::{Place, Reader, send, within};
+use super::accept::{ConnectionSlot, Reader, send, within};
 use super::backups::Backups;
 use super::control_request::{Command, Request};
 use super::hydrations::Hydrations;
@@ -34,15 +34,20 @@ pub(crate) struct Controlled {
 }
 
 /// Answers requests until the other side leaves.
-pub(crate) async fn converse(worker: &Worker, socket: Socket, place: Rc<Place>, controlled: &Controlled) {
+pub(crate) async fn converse(
+    worker: &Worker,
+    socket: Socket,
+    slot: Rc<ConnectionSlot>,
+    controlled: &Controlled,
+) {
     // A connection that breaks has nobody to be told.
-    let _ = answer_all(worker, &socket, &place, controlled).await;
+    let _ = answer_all(worker, &socket, &slot, controlled).await;
 }
 
 async fn answer_all(
     worker: &Worker,
     socket: &Socket,
-    place: &Place,
+    slot: &ConnectionSlot,
     controlled: &Controlled,
 ) -> io::Result<()> {
     let mut reader = Reader::with_descriptors(MAX_LINE);
@@ -52,10 +57,10 @@ async fn answer_all(
             continue;
         }
         let descriptor = reader.take_descriptor();
-        place.works();
+        slot.works();
         let mut answer = answer(worker, controlled, &line, descriptor).await.to_string();
         answer.push('\n');
-        place.waits();
+        slot.waits();
         within(worker, PATIENCE, send(worker, socket, answer.as_bytes())).await?;
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! Counters over HTTP: as much of HTTP as Prometheus uses.
 
-use super::accept::{Place, Reader, send, within};
+use super::accept::{ConnectionSlot, Reader, send, within};
 use super::control::Controlled;
 use std::io;
 use std::rc::Rc;
@@ -14,7 +14,12 @@ const MAX_HEAD: usize = 8 << 10;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Answers one request.
-pub(crate) async fn answer(worker: &Worker, socket: Socket, _place: Rc<Place>, controlled: &Controlled) {
+pub(crate) async fn answer(
+    worker: &Worker,
+    socket: Socket,
+    _slot: Rc<ConnectionSlot>,
+    controlled: &Controlled,
+) {
     // Whoever asked is gone, or too slow; there is nobody to tell.
     let _ = within(worker, PATIENCE, respond(worker, &socket, controlled)).await;
 }

@@ -5,7 +5,7 @@
 //! the shard is empty. Memory is taken from the budget before an entry is made ([`Extents::top_up`]); without any left,
 //! a new entry takes the place of an old one.
 
-use crate::chain::place::Place;
+use crate::chain::place::ClusterPlace;
 use crate::qcow2::cache::slice_store::SliceStore;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use crate::sync::{Mutex, MutexGuard};
@@ -38,11 +38,11 @@ struct Entry {
 }
 
 impl Entry {
-    fn new(units: u64, place: Place) -> Self {
+    fn new(units: u64, place: ClusterPlace) -> Self {
         Self { word: place.extent_word(), units: units as u32, depth: place.depth }
     }
-    fn place(self) -> Place {
-        Place::from_extent_word(self.word, self.depth)
+    fn place(self) -> ClusterPlace {
+        ClusterPlace::from_extent_word(self.word, self.depth)
     }
 }
 
@@ -102,7 +102,7 @@ impl Extents {
 
     /// The place of `unit`, and how many clusters of its run lie from there on.
     #[inline]
-    pub(crate) fn find(&self, unit: u64) -> Option<(Place, u64)> {
+    pub(crate) fn find(&self, unit: u64) -> Option<(ClusterPlace, u64)> {
         let shard = self.shard(unit);
         if shard.len.load(Relaxed) == 0 {
             return None;
@@ -127,7 +127,7 @@ impl Extents {
     }
 
     /// Adds the run of `units`, the first of which is at `place`. The caller holds the lock of what it was read from.
-    pub(crate) fn insert(&self, units: Range<u64>, place: Place) {
+    pub(crate) fn insert(&self, units: Range<u64>, place: ClusterPlace) {
         let mut at = units.start;
         while at < units.end {
             let region_end = ((at >> self.region_bits) + 1) << self.region_bits;
@@ -137,7 +137,7 @@ impl Extents {
         }
     }
 
-    fn insert_in_region(&self, mut units: Range<u64>, mut place: Place) {
+    fn insert_in_region(&self, mut units: Range<u64>, mut place: ClusterPlace) {
         let shard = self.shard(units.start);
         let mut tree = lock(shard);
         self.cut(&mut tree, units.clone());
@@ -299,8 +299,8 @@ mod tests {
         Extents::new(Arc::new(SliceStore::new(limit, std::time::Duration::ZERO)), 1 << 40, BITS)
     }
 
-    fn data(host: u64) -> Place {
-        Place { kind: PlaceKind::Data { host, copied: true }, depth: 0 }
+    fn data(host: u64) -> ClusterPlace {
+        ClusterPlace { kind: PlaceKind::Data { host, copied: true }, depth: 0 }
     }
 
     fn host(extents: &Extents, unit: u64) -> Option<(u64, u64)> {

@@ -3,7 +3,7 @@
 use crate::chain::extents::MIN_UNITS;
 use crate::chain::map::{self, MERGED_UNITS};
 use crate::chain::merge::{merge, words_of};
-use crate::chain::place::{Lookup, Place, PlaceKind};
+use crate::chain::place::{ClusterPlace, Lookup, PlaceKind};
 use crate::node::{ChainView, Driver, Node};
 use crate::qcow2::cache::slice_cache::SliceCache;
 use zebu_storage::Worker;
@@ -102,7 +102,7 @@ fn find_in_slice(view: &ChainView, bytes: &[u8], guest: u64, max_len: u64) -> (L
         Lookup::Hit(place) => place,
         other => return in_unit_of(view, other, guest, max_len),
     };
-    let has_place = |at: usize, place: Place| known(at) == Lookup::Hit(place);
+    let has_place = |at: usize, place: ClusterPlace| known(at) == Lookup::Hit(place);
     let mut before = 0;
     while before < at
         && matches!(known(at - before - 1), Lookup::Hit(p) if p.advanced((before as u64 + 1) << bits) == place)
@@ -117,9 +117,10 @@ fn find_in_slice(view: &ChainView, bytes: &[u8], guest: u64, max_len: u64) -> (L
     if (before + after) as u64 >= MIN_UNITS {
         let first = match place.kind {
             PlaceKind::Zero => place,
-            PlaceKind::Data { host, copied } => {
-                Place { kind: PlaceKind::Data { host: host - ((before as u64) << bits), copied }, ..place }
-            }
+            PlaceKind::Data { host, copied } => ClusterPlace {
+                kind: PlaceKind::Data { host: host - ((before as u64) << bits), copied },
+                ..place
+            },
         };
         view.map.extents().insert(unit - before as u64..unit + after as u64, first);
     }

@@ -8,7 +8,7 @@
 //! the lock of the changed slice; what is derived while a change happens is recognised by the generation of its shard.
 
 use crate::chain::extents::Extents;
-use crate::chain::place::Place;
+use crate::chain::place::ClusterPlace;
 use crate::qcow2::cache::slice_store::{Class, SliceStore};
 use std::ops::Range;
 use std::sync::Arc;
@@ -85,7 +85,7 @@ impl ChainMap {
 
     /// Where `guest` is, and for how many bytes (at most `max_len`).
     #[inline]
-    pub(crate) fn find(&self, guest: u64, max_len: u64) -> Option<(Place, u64)> {
+    pub(crate) fn find(&self, guest: u64, max_len: u64) -> Option<(ClusterPlace, u64)> {
         let in_unit = guest & ((1 << self.unit_bits) - 1);
         let (place, units) = self.extents.find(guest >> self.unit_bits)?;
         Some((place.advanced(in_unit), ((units << self.unit_bits) - in_unit).min(max_len)))
@@ -142,7 +142,7 @@ mod tests {
         let store = Arc::new(SliceStore::new(1 << 20, std::time::Duration::ZERO));
         let index = ChainMap::new(store.clone(), 1 << 40, 16, 8, DerivedFrom::Chain);
         index.extents().top_up();
-        let place = Place { kind: PlaceKind::Data { host: 1 << 30, copied: false }, depth: 3 };
+        let place = ClusterPlace { kind: PlaceKind::Data { host: 1 << 30, copied: false }, depth: 3 };
         index.extents().insert(0..2000, place);
         {
             let (mut shard, id) = index.lock_merged(600).unwrap();

@@ -2,7 +2,7 @@
 //! for what no image above it has. So it costs one lookup per image and run, once, and afterwards every read one lookup.
 
 use crate::chain::map::{self, MERGED_BYTES, MERGED_UNITS};
-use crate::chain::place::{Lookup, Place, PlaceKind};
+use crate::chain::place::{ClusterPlace, Lookup, PlaceKind};
 use crate::node::{ChainView, Driver, Node};
 use crate::qcow2::cache::slice_cache::{SliceCache, Slot};
 use crate::qcow2::map::mapping::Run;
@@ -78,18 +78,26 @@ pub(super) async fn words_of(
                 let past_end = at >= node.virtual_size() && !sabotage::is(Fault::ShowBelowShortImage);
                 match run {
                     Run::Unallocated if past_end => {
-                        words.set(at..at + len, depth, Lookup::Hit(Place { kind: PlaceKind::Zero, depth }));
+                        words.set(
+                            at..at + len,
+                            depth,
+                            Lookup::Hit(ClusterPlace { kind: PlaceKind::Zero, depth }),
+                        );
                     }
                     Run::Unallocated => match left.last_mut() {
                         Some(last) if last.end == at => last.end = at + len,
                         _ => left.push(at..at + len),
                     },
                     Run::Zero { .. } => {
-                        words.set(at..at + len, depth, Lookup::Hit(Place { kind: PlaceKind::Zero, depth }));
+                        words.set(
+                            at..at + len,
+                            depth,
+                            Lookup::Hit(ClusterPlace { kind: PlaceKind::Zero, depth }),
+                        );
                     }
                     Run::Data { host } => {
                         let kind = PlaceKind::Data { host, copied: false };
-                        words.set(at..at + len, depth, Lookup::Hit(Place { kind, depth }));
+                        words.set(at..at + len, depth, Lookup::Hit(ClusterPlace { kind, depth }));
                     }
                     Run::Compressed { .. } | Run::Elsewhere { .. } | Run::Packed(_) => {
                         words.set(at..at + len, depth, Lookup::Below(depth));
@@ -103,7 +111,7 @@ pub(super) async fn words_of(
     }
     let last = depth.saturating_sub(1);
     for range in open {
-        words.set(range, last, Lookup::Hit(Place { kind: PlaceKind::Zero, depth: last }));
+        words.set(range, last, Lookup::Hit(ClusterPlace { kind: PlaceKind::Zero, depth: last }));
     }
     Ok(words.words)
 }

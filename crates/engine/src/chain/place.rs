@@ -14,7 +14,7 @@ const DEPTHS: u64 = 1 << (HOST_SHIFT - DEPTH_SHIFT);
 
 /// The place of a guest cluster's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct ClusterPlace {
     pub(crate) kind: PlaceKind,
     /// The image of the chain: 0 is the top.
     pub(crate) depth: u16,
@@ -32,7 +32,7 @@ pub(crate) enum PlaceKind {
     },
 }
 
-impl Place {
+impl ClusterPlace {
     /// The place of what is `bytes` further on in the same run.
     pub(crate) fn advanced(self, bytes: u64) -> Self {
         match self.kind {
@@ -65,7 +65,7 @@ impl Place {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lookup {
     /// The place.
-    Hit(Place),
+    Hit(ClusterPlace),
     /// Mixed or compressed. The images above this depth do not allocate any of it.
     Below(u16),
     /// Nothing: ask the images.
@@ -103,7 +103,7 @@ impl Lookup {
             KIND_BELOW => return Self::Below(depth),
             _ => return Self::Miss,
         };
-        Self::Hit(Place { kind, depth })
+        Self::Hit(ClusterPlace { kind, depth })
     }
 }
 
@@ -119,12 +119,12 @@ mod tests {
                 PlaceKind::Data { host: 0, copied: false },
                 PlaceKind::Data { host: (1 << 56) - 512, copied: true },
             ] {
-                let known = Lookup::Hit(Place { kind, depth });
+                let known = Lookup::Hit(ClusterPlace { kind, depth });
                 assert_eq!(Lookup::from_word(known.word()), known);
             }
             assert_eq!(Lookup::from_word(Lookup::Below(depth).word()), Lookup::Below(depth));
         }
-        let far = Place { kind: PlaceKind::Data { host: 1 << 56, copied: false }, depth: 0 };
+        let far = ClusterPlace { kind: PlaceKind::Data { host: 1 << 56, copied: false }, depth: 0 };
         assert_eq!(Lookup::from_word(Lookup::Hit(far).word()), Lookup::Miss);
         assert_eq!(Lookup::from_word(0), Lookup::Miss);
     }

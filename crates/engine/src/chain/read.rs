@@ -1,8 +1,8 @@
 //! Reading through a backing chain: a loop over the images, never a recursion.
 
 use crate::chain::lookup;
-use crate::chain::place::{Lookup, Place, PlaceKind};
-use crate::crypt::sectors::Place as SectorPlace;
+use crate::chain::place::{ClusterPlace, Lookup, PlaceKind};
+use crate::crypt::sectors::SectorOffsets;
 use crate::node::{Driver, Node};
 use crate::qcow2::map::mapping::Run;
 use crate::status::{Extent, ExtentKind};
@@ -26,7 +26,7 @@ struct Owned<'a> {
 /// The first run of `guest..guest + len` of the chain.
 async fn resolve<'a>(top: &'a Node, worker: &Worker, guest: u64, len: u64) -> Result<Owned<'a>> {
     let (depth, len) = match lookup::find(top, worker, guest, len).await {
-        (Lookup::Hit(Place { kind, depth }), len) => {
+        (Lookup::Hit(ClusterPlace { kind, depth }), len) => {
             let run = match kind {
                 PlaceKind::Zero => Run::Zero { host: None },
                 PlaceKind::Data { host, .. } => Run::Data { host },
@@ -155,7 +155,7 @@ async fn read_owned(owned: Owned<'_>, worker: &Worker, guest: u64, mut bufs: IoB
         }
         // Boxed: the task of a read that is not encrypted stays small.
         Run::Data { host } => {
-            let read = node.protection().read(worker, node.data_file(), SectorPlace { host, guest }, bufs);
+            let read = node.protection().read(worker, node.data_file(), SectorOffsets { host, guest }, bufs);
             let (result, bufs) = Box::pin(read).await;
             (result.map_err(|e| e.on(&node.path)), bufs)
         }

@@ -1,6 +1,6 @@
 //! Whether the data of an image is encrypted, and whether its key is known.
 
-use super::sectors::{EncryptedSectors, Place};
+use super::sectors::{EncryptedSectors, SectorOffsets};
 use crate::{Error, ErrorKind, Result};
 use zebu_storage::{File, IoBufs, Worker};
 
@@ -25,7 +25,7 @@ impl Protection {
         &self,
         worker: &Worker,
         file: &File,
-        place: Place,
+        place: SectorOffsets,
         bufs: IoBufs,
     ) -> (Result<()>, IoBufs) {
         let (result, bufs) = match self {
@@ -41,7 +41,7 @@ impl Protection {
         &self,
         worker: &Worker,
         file: &File,
-        place: Place,
+        place: SectorOffsets,
         bufs: IoBufs,
     ) -> (Result<()>, IoBufs) {
         let (result, bufs) = match self {

@@ -29,14 +29,14 @@ pub(crate) enum Numbering {
     Guest { first: u64 },
 }
 
-/// A range's place in its file and on the disk, in bytes.
+/// The offsets of a range in its file and on the disk, bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct SectorOffsets {
     pub(crate) host: u64,
     pub(crate) guest: u64,
 }
 
-impl Place {
+impl SectorOffsets {
     fn after(self, len: u64) -> Self {
         Self { host: self.host + len, guest: self.guest + len }
     }
@@ -84,7 +84,7 @@ impl EncryptedSectors {
         &self,
         worker: &Worker,
         file: &File,
-        place: Place,
+        place: SectorOffsets,
         mut bufs: IoBufs,
     ) -> (Result<(), IoError>, IoBufs) {
         let sector = self.sector_size();
@@ -120,7 +120,7 @@ impl EncryptedSectors {
         &self,
         worker: &Worker,
         file: &File,
-        place: Place,
+        place: SectorOffsets,
         bufs: IoBufs,
     ) -> (Result<(), IoError>, IoBufs) {
         let len = bufs.len() as u64;
@@ -140,7 +140,7 @@ impl EncryptedSectors {
         &self,
         worker: &Worker,
         file: &File,
-        place: Place,
+        place: SectorOffsets,
         bufs: &IoBufs,
         part: Range<u64>,
     ) -> Result<(), IoError> {
@@ -167,7 +167,7 @@ impl EncryptedSectors {
         &self,
         worker: &Worker,
         file: &File,
-        place: Place,
+        place: SectorOffsets,
         len: u64,
         buffer: &mut IoBuf,
     ) -> Result<(), IoError> {
@@ -190,7 +190,7 @@ impl EncryptedSectors {
     }
 
     /// The sectors that `len` bytes at `place` touch, as bytes of the file.
-    fn widen(&self, place: Place, len: u64) -> Range<u64> {
+    fn widen(&self, place: SectorOffsets, len: u64) -> Range<u64> {
         let sector = self.sector_size();
         let start = place.guest % sector;
         place.host - start..place.host - start + (start + len).next_multiple_of(sector)
@@ -222,7 +222,13 @@ impl EncryptedSectors {
     }
 
     /// Encrypts or decrypts whole sectors in place; of each buffer, too.
-    async fn run(&self, worker: &Worker, direction: Direction, place: Place, mut bufs: IoBufs) -> IoBufs {
+    async fn run(
+        &self,
+        worker: &Worker,
+        direction: Direction,
+        place: SectorOffsets,
+        mut bufs: IoBufs,
+    ) -> IoBufs {
         let first = match self.numbering {
             Numbering::Host => place.host / COUNTED,
             Numbering::Guest { first } => first.wrapping_add(place.guest / COUNTED),

@@ -3,7 +3,7 @@
 use super::{block_on, explore, explore_fairly, is_caught, spawn};
 use crate::Result;
 use crate::chain::map::{ChainMap, DerivedFrom, MERGED_BYTES};
-use crate::chain::place::{Place, PlaceKind};
+use crate::chain::place::{ClusterPlace, PlaceKind};
 use crate::qcow2::cache::resident_table::ResidentTable;
 use crate::qcow2::cache::shard::SLOT_OVERHEAD;
 use crate::qcow2::cache::slice_cache::{SliceCache, Slot, Written};
@@ -380,7 +380,7 @@ fn index_is_cleared() {
     index.extents().top_up();
     let theirs = index.clone();
     let adds = spawn(move || {
-        let place = Place { kind: PlaceKind::Data { host: 1 << 30, copied: false }, depth: 0 };
+        let place = ClusterPlace { kind: PlaceKind::Data { host: 1 << 30, copied: false }, depth: 0 };
         theirs.extents().insert(0..8, place);
         theirs.find(0, 512);
     });

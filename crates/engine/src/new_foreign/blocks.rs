@@ -17,7 +17,7 @@ pub(crate) struct BlockWriter {
 }
 
 /// A range of the file, and whether it is the first that is written of its block.
-struct Place {
+struct BlockRange {
     host: u64,
     len: usize,
 }
@@ -62,7 +62,7 @@ impl BlockWriter {
         }
         let mut done = IoBufs::new();
         let mut result = Ok(());
-        for Place { host, len } in places {
+        for BlockRange { host, len } in places {
             let mut part = bufs.split_to(len);
             (result, part) = self.file.write(worker, host, part).await;
             done.append(part);
@@ -75,18 +75,18 @@ impl BlockWriter {
     }
 
     /// The places of a range of the disk, joined where they follow each other, and where marks of new blocks belong.
-    fn places(&self, offset: u64, len: usize) -> Result<(Vec<Place>, Vec<u64>)> {
+    fn places(&self, offset: u64, len: usize) -> Result<(Vec<BlockRange>, Vec<u64>)> {
         let end = offset.saturating_add(len as u64);
         if end > self.layout.virtual_size() {
             let message = "a write reaches past the end of the disk";
             return Err(Error::new(ErrorKind::OutOfRange, message).on(self.path()).at_guest(offset));
         }
         if let Some(start) = self.layout.linear() {
-            return Ok((vec![Place { host: start + offset, len }], Vec::new()));
+            return Ok((vec![BlockRange { host: start + offset, len }], Vec::new()));
         }
         let block = self.layout.block_size();
         let mark = self.layout.mark().len() as u64;
-        let (mut places, mut marks): (Vec<Place>, Vec<u64>) = (Vec::new(), Vec::new());
+        let (mut places, mut marks): (Vec<BlockRange>, Vec<u64>) = (Vec::new(), Vec::new());
         let mut table = self.table.lock();
         let mut at = offset;
         while at < end {
@@ -105,7 +105,7 @@ impl BlockWriter {
             let (host, len) = (start + within, (until - at) as usize);
             match places.last_mut() {
                 Some(last) if last.host + last.len as u64 == host => last.len += len,
-                _ => places.push(Place { host, len }),
+                _ => places.push(BlockRange { host, len }),
             }
             at = until;
         }

@@ -15,7 +15,7 @@ use zebu_storage::Socket;
 
 /// A client's hold on its place among the others.
 #[repr(u8)]
-enum Place {
+enum Slot {
     /// It has not chosen an export: a newcomer may get the place.
     Handshake,
     /// It has chosen one, and keeps the place.
@@ -31,7 +31,7 @@ pub(crate) struct Peer {
     origin: Origin,
     /// Its number in the order of arrival.
     number: u64,
-    /// One of [`Place`].
+    /// One of [`Slot`].
     place: AtomicU8,
     /// Whether anything was received or sent since the last look.
     is_active: AtomicBool,
@@ -51,7 +51,7 @@ impl Peer {
             socket,
             origin,
             number,
-            place: AtomicU8::new(Place::Handshake as u8),
+            place: AtomicU8::new(Slot::Handshake as u8),
             is_active: AtomicBool::new(false),
             quiet: AtomicU32::new(0),
             is_serving: AtomicBool::new(false),
@@ -99,12 +99,12 @@ impl Peer {
 
     /// Keeps its place, before the client is told that its export was found; false if a newcomer has got it.
     pub(crate) fn keep_place(&self) -> bool {
-        self.leave_handshake(Place::Kept) != Place::Displaced as u8
+        self.leave_handshake(Slot::Kept) != Slot::Displaced as u8
     }
 
     /// Leaves its place to a newcomer; false if it is kept, or gone.
     fn give_place(&self) -> bool {
-        let is_given = self.leave_handshake(Place::Displaced) == Place::Handshake as u8;
+        let is_given = self.leave_handshake(Slot::Displaced) == Slot::Handshake as u8;
         if is_given {
             self.hang_up();
         }
@@ -112,13 +112,13 @@ impl Peer {
     }
 
     /// The place before that.
-    fn leave_handshake(&self, to: Place) -> u8 {
-        let (from, to) = (Place::Handshake as u8, to as u8);
+    fn leave_handshake(&self, to: Slot) -> u8 {
+        let (from, to) = (Slot::Handshake as u8, to as u8);
         self.place.compare_exchange(from, to, Relaxed, Relaxed).unwrap_or_else(|other| other)
     }
 
     fn can_be_displaced(&self) -> bool {
-        self.place.load(Relaxed) == Place::Handshake as u8
+        self.place.load(Relaxed) == Slot::Handshake as u8
     }
 
     /// Whether the client closed its side, or the connection ended: what it sent before may not be received yet.
@@ -375,7 +375,7 @@ mod tests {
             peers.admit(&socket, Origin::User(user), places).map(|membership| (membership, theirs))
         };
         let is_there =
-            |client: &(Membership, _)| client.0.peer().place.load(Relaxed) != Place::Displaced as u8;
+            |client: &(Membership, _)| client.0.peer().place.load(Relaxed) != Slot::Displaced as u8;
         let (first, second) = (come(1).unwrap(), come(1).unwrap());
         let third = come(1).unwrap();
         assert!(!is_there(&first) && is_there(&second), "its own, as it has its share");

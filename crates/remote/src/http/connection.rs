@@ -86,7 +86,7 @@ impl Patience<'_> {
 }
 
 /// Where the connection is in the exchange.
-enum Place {
+enum Exchange {
     /// Another request can be sent.
     Ready,
     Body(Box<Call<RecvBody>>),
@@ -109,7 +109,7 @@ pub(super) struct Connection {
     start: usize,
     end: usize,
     to_proxy: Option<ToProxy>,
-    place: Place,
+    place: Exchange,
     /// Whether a response came whole.
     has_answered: bool,
 }
@@ -119,7 +119,7 @@ impl Connection {
     pub(super) fn new(mut stream: Stream, to_proxy: Option<ToProxy>) -> io::Result<Self> {
         stream.wait_at_most(SLICE)?;
         let input = vec![0; INPUT].into_boxed_slice();
-        Ok(Self { stream, input, start: 0, end: 0, to_proxy, place: Place::Ready, has_answered: false })
+        Ok(Self { stream, input, start: 0, end: 0, to_proxy, place: Exchange::Ready, has_answered: false })
     }
 
     /// Whether it answered before. The server may close such a connection whenever it likes.
@@ -129,7 +129,7 @@ impl Connection {
 
     /// Whether another request can be sent.
     pub(super) fn is_ready(&self) -> bool {
-        matches!(self.place, Place::Ready)
+        matches!(self.place, Exchange::Ready)
     }
 
     /// The stream, with a tunnel through it.
@@ -156,7 +156,7 @@ impl Connection {
         if !self.is_ready() {
             return Err(Broken::Ended);
         }
-        self.place = Place::Over;
+        self.place = Exchange::Over;
         let uri = request.uri();
         let origin = match (uri.scheme_str(), uri.authority()) {
             (Some(scheme), Some(authority)) => format!("{scheme}://{authority}"),
@@ -211,17 +211,17 @@ impl Connection {
             return Err(Broken::Breach("the head of the response has no end".to_owned()));
         };
         self.place = match call.proceed() {
-            Some(RecvResponseResult::RecvBody(call)) => Place::Body(Box::new(call)),
-            Some(RecvResponseResult::Redirect(call)) => Place::Redirect(Box::new(call)),
+            Some(RecvResponseResult::RecvBody(call)) => Exchange::Body(Box::new(call)),
+            Some(RecvResponseResult::Redirect(call)) => Exchange::Redirect(Box::new(call)),
             Some(RecvResponseResult::Cleanup(call)) => {
                 if call.must_close_connection() {
-                    Place::Over
+                    Exchange::Over
                 } else {
                     self.has_answered = true;
-                    Place::Ready
+                    Exchange::Ready
                 }
             }
-            None => Place::Over,
+            None => Exchange::Over,
         };
         Ok(response)
     }
@@ -229,7 +229,7 @@ impl Connection {
     /// Bytes of the body, if the head told.
     pub(super) fn body_len(&self) -> Option<u64> {
         match &self.place {
-            Place::Body(call) => match call.body_mode() {
+            Exchange::Body(call) => match call.body_mode() {
                 BodyMode::NoBody => Some(0),
                 BodyMode::LengthDelimited(len) => Some(len),
                 BodyMode::Chunked | BodyMode::CloseDelimited => None,
@@ -241,7 +241,7 @@ impl Connection {
     /// Receives some bytes of the body; 0 at its end.
     pub(super) fn read(&mut self, out: &mut [u8], patience: &Patience<'_>) -> Result<usize, Broken> {
         loop {
-            let Place::Body(call) = &mut self.place else { return Ok(0) };
+            let Exchange::Body(call) = &mut self.place else { return Ok(0) };
             let is_delimited = !matches!(call.body_mode(), BodyMode::CloseDelimited);
             if is_delimited && call.can_proceed() {
                 self.end_body();
@@ -261,9 +261,9 @@ impl Connection {
                 }
             }
             if self.fill(patience)? == 0 {
-                let over = std::mem::replace(&mut self.place, Place::Over);
+                let over = std::mem::replace(&mut self.place, Exchange::Over);
                 // The connection's end is that of the body only where nothing else tells.
-                return if matches!(over, Place::Body(_)) && !is_delimited {
+                return if matches!(over, Exchange::Body(_)) && !is_delimited {
                     Ok(0)
                 } else {
                     Err(Broken::Ended)
@@ -273,14 +273,14 @@ impl Connection {
     }
 
     fn end_body(&mut self) {
-        let Place::Body(call) = std::mem::replace(&mut self.place, Place::Over) else { return };
+        let Exchange::Body(call) = std::mem::replace(&mut self.place, Exchange::Over) else { return };
         self.place = match call.proceed() {
-            Some(RecvBodyResult::Redirect(call)) => Place::Redirect(Box::new(call)),
+            Some(RecvBodyResult::Redirect(call)) => Exchange::Redirect(Box::new(call)),
             Some(RecvBodyResult::Cleanup(call)) if !call.must_close_connection() => {
                 self.has_answered = true;
-                Place::Ready
+                Exchange::Ready
             }
-            _ => Place::Over,
+            _ => Exchange::Over,
         };
     }
 
@@ -290,7 +290,7 @@ impl Connection {
             return;
         }
         let mut waste = [0; 4096];
-        while matches!(self.place, Place::Body(_)) && self.read(&mut waste, patience).is_ok() {}
+        while matches!(self.place, Exchange::Body(_)) && self.read(&mut waste, patience).is_ok() {}
     }
 
     /// Reads up to so many bytes of the body of an error.
@@ -310,18 +310,18 @@ impl Connection {
     pub(super) fn redirect(&mut self, patience: &Patience<'_>) -> Result<String, Broken> {
         let mut drained = 0;
         let mut waste = [0; 4096];
-        while matches!(self.place, Place::Body(_)) && drained < MOST_DRAINED {
+        while matches!(self.place, Exchange::Body(_)) && drained < MOST_DRAINED {
             match self.read(&mut waste, patience)? {
                 0 => break,
                 read => drained += read,
             }
         }
-        let Place::Redirect(call) = &mut self.place else {
+        let Exchange::Redirect(call) = &mut self.place else {
             return Err(Broken::Breach("a redirect that leads nowhere".to_owned()));
         };
         // What the header holds may be secret, and an error would show it.
         let next = call.as_new_call(RedirectAuthHeaders::Never).ok().flatten();
-        self.place = Place::Over;
+        self.place = Exchange::Over;
         next.map(|call| call.uri().to_string())
             .ok_or_else(|| Broken::Breach("a redirect that can't be followed".to_owned()))
     }

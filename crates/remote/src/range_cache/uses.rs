@@ -3,18 +3,18 @@
 use std::collections::{BTreeSet, HashMap};
 
 /// A range of one of the objects that this process has open.
-pub(super) type Place = (usize, u64);
+pub(super) type BlockOfObject = (usize, u64);
 
 /// The ranges that have blocks.
 #[derive(Debug, Default)]
 pub(super) struct Uses {
-    order: BTreeSet<(u32, Place)>,
-    times: HashMap<Place, u32>,
+    order: BTreeSet<(u32, BlockOfObject)>,
+    times: HashMap<BlockOfObject, u32>,
 }
 
 impl Uses {
     /// Notes that a range was used at `time`; the time that was noted before.
-    pub(super) fn note(&mut self, place: Place, time: u32) -> Option<u32> {
+    pub(super) fn note(&mut self, place: BlockOfObject, time: u32) -> Option<u32> {
         let before = self.times.get(&place).copied();
         if before == Some(time) {
             return before;
@@ -28,7 +28,7 @@ impl Uses {
     }
 
     /// Takes out the range that was not used for longest; when it was used.
-    pub(super) fn take_oldest(&mut self) -> Option<(Place, u32)> {
+    pub(super) fn take_oldest(&mut self) -> Option<(BlockOfObject, u32)> {
         let (time, place) = self.order.pop_first()?;
         self.times.remove(&place);
         Some((place, time))

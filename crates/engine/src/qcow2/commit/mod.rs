@@ -29,7 +29,7 @@ mod release;
 use crate::image_worker::vanished;
 use crate::qcow2::cache::slice_cache::{Pressure, Written};
 use crate::qcow2::commit::metadata_writes::{in_pieces, joined};
-use crate::qcow2::commit::queue::{Epoch, Lead, Place};
+use crate::qcow2::commit::queue::{CommitRunner, Epoch, Lead};
 use crate::qcow2::header::block::{OnFailure, Patch, field};
 use crate::qcow2::map::frozen_map::FrozenMap;
 use crate::qcow2::space::frozen_counts::FrozenCounts;
@@ -83,8 +83,8 @@ impl Drop for LedCommit {
 
 /// Where a commit runs that a request of `worker` leads: there, if its thread has promised to drive it, else on the image's
 /// own worker.
-fn place_for(worker: &Worker) -> Place {
-    if worker.is_driven() { Place::Leader } else { Place::Image }
+fn runner_for(worker: &Worker) -> CommitRunner {
+    if worker.is_driven() { CommitRunner::Leader } else { CommitRunner::Image }
 }
 
 impl Qcow2 {
@@ -94,17 +94,17 @@ impl Qcow2 {
     /// [`ErrorKind::Busy`]: the commit that does it is under way, and stands still, because its thread has broken the
     /// promise to drive it.
     pub(crate) async fn commit(self: &Arc<Self>, worker: &Worker) -> Result<()> {
-        let place = place_for(worker);
-        let (epoch, lead) = self.commit.join(place);
+        let runner = runner_for(worker);
+        let (epoch, lead) = self.commit.join(runner);
         if lead == Lead::No {
-            match self.commit.ended_unless_stopped(&epoch, place, worker).await {
+            match self.commit.ended_unless_stopped(&epoch, runner, worker).await {
                 Some((result, Lead::No)) => return result,
                 Some((_, Lead::Yes)) => {}
                 None => return Err(self.stands_still()),
             }
         }
-        self.start_commit(worker, place, &epoch);
-        self.commit.ended(&epoch, place).await.0
+        self.start_commit(worker, runner, &epoch);
+        self.commit.ended(&epoch, runner).await.0
     }
 
     /// Waits for the end of the commit that runs now.
@@ -134,9 +134,9 @@ impl Qcow2 {
     }
 
     /// Has the commit of `epoch` run that the caller leads.
-    fn start_commit(self: &Arc<Self>, worker: &Worker, place: Place, epoch: &Arc<Epoch>) {
+    fn start_commit(self: &Arc<Self>, worker: &Worker, runner: CommitRunner, epoch: &Arc<Epoch>) {
         let led = LedCommit { image: self.clone(), has_ended: false };
-        if place == Place::Leader || sabotage::is(Fault::RunOnCaller) {
+        if runner == CommitRunner::Leader || sabotage::is(Fault::RunOnCaller) {
             let (on, epoch) = (worker.uncounted(), epoch.clone());
             drop(worker.spawn(async move {
                 // A commit that is dropped halfway stops all writing, and this one may wait for the image's own worker.
@@ -173,10 +173,10 @@ impl Qcow2 {
             return;
         }
         if !self.commit.is_running() {
-            let place = place_for(worker);
-            let (epoch, lead) = self.commit.join(place);
+            let runner = runner_for(worker);
+            let (epoch, lead) = self.commit.join(runner);
             if lead == Lead::Yes {
-                self.start_commit(worker, place, &epoch);
+                self.start_commit(worker, runner, &epoch);
             }
         }
     }

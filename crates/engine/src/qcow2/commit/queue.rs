@@ -31,7 +31,7 @@ struct State {
     next: Arc<Epoch>,
     running: Option<Running>,
     /// Where the commit of `current` runs.
-    place: Place,
+    runner: CommitRunner,
     /// Number of the last epoch whose commit ended, well or not.
     ended: u64,
     waiting: WaitList,
@@ -43,7 +43,7 @@ impl Default for State {
             current: Epoch::new(0),
             next: Epoch::new(1),
             running: None,
-            place: Place::Image,
+            runner: CommitRunner::Image,
             ended: 0,
             waiting: WaitList::default(),
         }
@@ -51,11 +51,11 @@ impl Default for State {
 }
 
 impl State {
-    fn start_next(&mut self, place: Place) {
+    fn start_next(&mut self, runner: CommitRunner) {
         let after = Epoch::new(self.next.number + 1);
         self.current = std::mem::replace(&mut self.next, after);
         self.running = Some(Running::Gathering);
-        self.place = place;
+        self.runner = runner;
     }
 }
 
@@ -82,7 +82,7 @@ impl Epoch {
 
 /// The worker on which a commit runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum CommitRunner {
     /// The image's own, which is always driven.
     Image,
     /// That of whoever leads it, whose thread has promised to drive it.
@@ -102,12 +102,12 @@ impl CommitQueue {
         self.state.lock()
     }
 
-    /// The epoch that covers everything linked before the call, and whether the caller has to run its commit, at `place`.
-    pub(crate) fn join(&self, place: Place) -> (Arc<Epoch>, Lead) {
+    /// The epoch that covers everything linked before the call, and whether the caller has to run its commit, by `runner`.
+    pub(crate) fn join(&self, runner: CommitRunner) -> (Arc<Epoch>, Lead) {
         let mut state = self.state();
         match state.running {
             None => {
-                state.start_next(place);
+                state.start_next(runner);
                 (state.current.clone(), Lead::Yes)
             }
             Some(Running::Gathering) => (state.current.clone(), Lead::No),
@@ -166,38 +166,38 @@ impl CommitQueue {
         waiting.wake();
     }
 
-    /// Waits for the end of `epoch`; `Lead::Yes` if nobody runs it and the caller has to, at `place`.
-    pub(crate) async fn ended(&self, epoch: &Epoch, place: Place) -> (Result<()>, Lead) {
-        poll_fn(|cx| self.poll_ended(epoch, place, cx.waker())).await
+    /// Waits for the end of `epoch`; `Lead::Yes` if nobody runs it and the caller has to, by `runner`.
+    pub(crate) async fn ended(&self, epoch: &Epoch, runner: CommitRunner) -> (Result<()>, Lead) {
+        poll_fn(|cx| self.poll_ended(epoch, runner, cx.waker())).await
     }
 
     /// The same for one who does not run the commit. `None`: what is waited for stands still ([`Pulse`]).
     pub(crate) async fn ended_unless_stopped(
         &self,
         epoch: &Epoch,
-        place: Place,
+        runner: CommitRunner,
         clock: &impl Clock,
     ) -> Option<(Result<()>, Lead)> {
         let mut watch = Watch::default();
         loop {
             let (running, runs_at) = {
                 let state = self.state();
-                (state.current.clone(), state.place)
+                (state.current.clone(), state.runner)
             };
-            // The end of each commit wakes all who wait, and then another may run, in another place.
-            let waits = poll_fn(|cx| match self.poll_ended(epoch, place, cx.waker()) {
+            // The end of each commit wakes all who wait, and then another may run, by another runner.
+            let waits = poll_fn(|cx| match self.poll_ended(epoch, runner, cx.waker()) {
                 Poll::Pending if self.state().current.number != running.number => Poll::Ready(None),
                 polled => polled.map(Some),
             });
             let ended = match runs_at {
-                Place::Leader if !sabotage::is(Fault::TrustPromise) => {
+                CommitRunner::Leader if !sabotage::is(Fault::TrustPromise) => {
                     match with_patience(clock, waits).await {
                         Some(ended) => ended,
                         None if watch.has_stopped(running.number, &running.pulse) => return None,
                         None => None,
                     }
                 }
-                Place::Leader | Place::Image => waits.await,
+                CommitRunner::Leader | CommitRunner::Image => waits.await,
             };
             if ended.is_some() {
                 return ended;
@@ -212,18 +212,18 @@ impl CommitQueue {
             state.running.map(|_| state.current.clone())
         };
         match running {
-            Some(epoch) => self.ended_unless_stopped(&epoch, Place::Image, clock).await.is_some(),
+            Some(epoch) => self.ended_unless_stopped(&epoch, CommitRunner::Image, clock).await.is_some(),
             None => true,
         }
     }
 
-    fn poll_ended(&self, epoch: &Epoch, place: Place, waker: &Waker) -> Poll<(Result<()>, Lead)> {
+    fn poll_ended(&self, epoch: &Epoch, runner: CommitRunner, waker: &Waker) -> Poll<(Result<()>, Lead)> {
         let mut state = self.state();
         if state.ended >= epoch.number {
             return Poll::Ready((epoch.error.get().cloned().map_or(Ok(()), Err), Lead::No));
         }
         if state.running.is_none() && state.next.number == epoch.number {
-            state.start_next(place);
+            state.start_next(runner);
             return Poll::Ready((Ok(()), Lead::Yes));
         }
         state.waiting.add(waker);
@@ -247,15 +247,15 @@ mod tests {
     #[test]
     fn a_flush_that_is_woken_late_learns_how_its_own_commit_ended() {
         let queue = CommitQueue::default();
-        let (mine, lead) = queue.join(Place::Image);
+        let (mine, lead) = queue.join(CommitRunner::Image);
         assert_eq!(lead, Lead::Yes);
         let mut cx = Context::from_waker(Waker::noop());
-        let mut wait = pin!(queue.ended(&mine, Place::Image));
+        let mut wait = pin!(queue.ended(&mine, CommitRunner::Image));
         assert!(wait.as_mut().poll(&mut cx).is_pending());
         queue.set_frozen();
         queue.end(Err(Error::new(ErrorKind::Io, "the first")));
         for _ in 0..100 {
-            assert_eq!(queue.join(Place::Image).1, Lead::Yes);
+            assert_eq!(queue.join(CommitRunner::Image).1, Lead::Yes);
             queue.set_frozen();
             queue.end(Ok(()));
         }
@@ -267,15 +267,15 @@ mod tests {
     fn a_flush_that_comes_after_the_freeze_waits_for_the_next_commit() {
         let queue = CommitQueue::default();
         let mut cx = Context::from_waker(Waker::noop());
-        assert_eq!(queue.join(Place::Image).1, Lead::Yes);
+        assert_eq!(queue.join(CommitRunner::Image).1, Lead::Yes);
         queue.set_frozen();
-        let (next, lead) = queue.join(Place::Image);
+        let (next, lead) = queue.join(CommitRunner::Image);
         assert_eq!(lead, Lead::No);
-        let mut wait = pin!(queue.ended(&next, Place::Image));
+        let mut wait = pin!(queue.ended(&next, CommitRunner::Image));
         assert!(wait.as_mut().poll(&mut cx).is_pending());
         queue.end(Ok(()));
         let Poll::Ready((Ok(()), Lead::Yes)) = wait.poll(&mut cx) else { panic!("nobody else runs it") };
-        let mut wait = pin!(queue.ended(&next, Place::Image));
+        let mut wait = pin!(queue.ended(&next, CommitRunner::Image));
         assert!(wait.as_mut().poll(&mut cx).is_pending());
         queue.set_frozen();
         queue.end(Ok(()));
@@ -297,8 +297,8 @@ mod tests {
     fn who_is_woken_may_look_at_once() {
         let looks = Arc::new(LooksAgain { queue: CommitQueue::default(), found_it_locked: Mutex::default() });
         let waker = Waker::from(looks.clone());
-        let (mine, _) = looks.queue.join(Place::Image);
-        let mut wait = pin!(looks.queue.ended(&mine, Place::Image));
+        let (mine, _) = looks.queue.join(CommitRunner::Image);
+        let mut wait = pin!(looks.queue.ended(&mine, CommitRunner::Image));
         assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         looks.queue.end(Ok(()));
         assert_eq!(*looks.found_it_locked.lock(), Some(false));

@@ -175,7 +175,7 @@ pub(crate) fn default_cache_bytes(full: u64, in_files: u64, tables: u64, access:
 }
 
 /// The part of an image that its chain gives it.
-pub(crate) struct Place {
+pub(crate) struct ChainContext {
     store: Arc<SliceStore>,
     inflated: Arc<InflatedClusters>,
     /// For the top image.
@@ -185,8 +185,8 @@ pub(crate) struct Place {
     encryption: ImageEncryption,
 }
 
-impl Place {
-    /// A place in the chain that has this memory, of an image with this encryption.
+impl ChainContext {
+    /// The part of an image with this encryption, in a chain that has this memory.
     pub(crate) fn new(
         store: Arc<SliceStore>,
         inflated: Arc<InflatedClusters>,
@@ -246,7 +246,7 @@ impl Qcow2 {
         file: File,
         parsed: &Parsed,
         options: &OpenOptions,
-        place: Place,
+        place: ChainContext,
     ) -> Result<Arc<Self>> {
         let path = file.path().to_owned();
         let header = parsed.header.clone();

@@ -2,7 +2,7 @@
 
 use crate::chain::extents::MIN_UNITS;
 use crate::chain::map::{ChainMap, DerivedFrom};
-use crate::chain::place::{Place, PlaceKind};
+use crate::chain::place::{ClusterPlace, PlaceKind};
 use crate::qcow2::cache::shard::Slice;
 use crate::qcow2::cache::slice_cache::{Pattern, Pin};
 use crate::qcow2::map::active_map::TableSource;
@@ -119,7 +119,10 @@ impl Qcow2 {
                     // In place only if the table is ours alone, too.
                     let copied =
                         copied && L1Entry(self.map.l1().table().get(self.map.l1_index(guest))).copied();
-                    Place { kind: PlaceKind::Data { host: host - before as u64 * cluster, copied }, ..place }
+                    ClusterPlace {
+                        kind: PlaceKind::Data { host: host - before as u64 * cluster, copied },
+                        ..place
+                    }
                 }
             };
             chain_index.extents().insert(unit - before as u64..unit + after as u64, place);
@@ -128,7 +131,7 @@ impl Qcow2 {
 
     /// Where the whole cluster `unit` of entry `index` is, in an image that stands alone; `None` if it is not of one
     /// kind, or damaged.
-    fn place_of(&self, slice: &Slice, index: usize, unit: u64) -> Option<Place> {
+    fn place_of(&self, slice: &Slice, index: usize, unit: u64) -> Option<ClusterPlace> {
         let entry = L2Entry::read(slice.bytes(), index, self.geometry())?;
         let kind = match self.decode(entry, unit << self.geometry().cluster_bits).ok()? {
             Mapping::Unallocated | Mapping::Zero { .. } | Mapping::Subclusters { alloc: 0, .. } => {
@@ -140,7 +143,7 @@ impl Qcow2 {
             }
             Mapping::Subclusters { .. } | Mapping::Compressed(_) => return None,
         };
-        Some(Place { kind, depth: 0 })
+        Some(ClusterPlace { kind, depth: 0 })
     }
 
     fn run_in_slice(&self, slice: &Slice, mut index: usize, guest: u64, max_len: u64) -> Result<(Run, u64)> {

@@ -1,6 +1,6 @@
 //! A write of guest data.
 
-use crate::crypt::sectors::Place;
+use crate::crypt::sectors::SectorOffsets;
 use crate::node::Node;
 use crate::qcow2::state::Qcow2;
 use crate::qcow2::write::allocation::{Allocation, DataBarrier, Filled};
@@ -54,7 +54,7 @@ impl Qcow2 {
                 let part = bufs.split_to(len as usize);
                 if !self.protection().is_none() {
                     let (result, written) =
-                        Box::pin(self.write_protected(worker, Place { host, guest: at }, part)).await;
+                        Box::pin(self.write_protected(worker, SectorOffsets { host, guest: at }, part)).await;
                     done.append(written);
                     return result.map(|()| len);
                 }
@@ -78,7 +78,7 @@ impl Qcow2 {
     pub(super) async fn write_protected(
         &self,
         worker: &Worker,
-        place: Place,
+        place: SectorOffsets,
         bufs: IoBufs,
     ) -> (Result<()>, IoBufs) {
         self.protection().write(worker, self.data(), place, bufs).await

@@ -1,7 +1,7 @@
 //! The surroundings of a write in its clusters: copied or zeroed heads and tails.
 
 use crate::chain;
-use crate::crypt::sectors::Place;
+use crate::crypt::sectors::SectorOffsets;
 use crate::node::Node;
 use crate::options::ZeroPolicy;
 use crate::qcow2::state::Qcow2;
@@ -88,7 +88,7 @@ impl Qcow2 {
             let (result, all) = worker.write(self.data(), host, all).await;
             (result.map_err(Error::from), all)
         } else {
-            self.write_protected(worker, Place { host, guest: write_start }, all).await
+            self.write_protected(worker, SectorOffsets { host, guest: write_start }, all).await
         };
         drop(all.split_to(head_len));
         let data = all.split_to(data_len);

@@ -1,6 +1,6 @@
 //! The plan of a write: in place, or into clusters that are marked in flight.
 
-use crate::chain::place::{Place, PlaceKind};
+use crate::chain::place::{ClusterPlace, PlaceKind};
 use crate::qcow2::cache::shard::Shard;
 use crate::qcow2::cache::slice_cache::Pin;
 use crate::qcow2::space::alloc::WindowFor;
@@ -62,7 +62,7 @@ impl Qcow2 {
         }
         let (place, len) = self.map.chain()?.find(guest, max_len)?;
         match place {
-            Place { kind: PlaceKind::Data { host, copied: true }, depth: 0 } => Some((host, len)),
+            ClusterPlace { kind: PlaceKind::Data { host, copied: true }, depth: 0 } => Some((host, len)),
             _ => None,
         }
     }
