@@ -19,7 +19,8 @@
 //!
 //! Tables of strangers: `read_snapshot_l1` takes no L1 table that is too large or lies outside the file.
 //! `HostSpace::check_own_table` refuses to give one back that lies on other metadata. `Table::push_references` leaves out
-//! what is metadata, so that none of its counts is changed. `check_own_l2_table` refuses to rewrite what is no table. Tables are read a bounded number at a time.
+//! what is metadata, so that none of its counts is changed. `check_own_l2_table` refuses to rewrite what is no table. Tables
+//! are read a bounded number at a time.
 
 mod apply;
 mod counts;
