@@ -22,7 +22,7 @@ const ENGINE: &str = "engine";
   ZEBU_PAIR='write+flush' ZEBU_REPLAY=/PATH/FILE RUSTFLAGS='--cfg shuttle' cargo test --profile torture \\
     --target-dir target/interleave -p zebu --test simulated schedules::pairs
 And one of a part:
-  ZEBU_REPLAY=/PATH/FILE cargo xtask interleave stream_packer::streams
+  ZEBU_REPLAY=/PATH/FILE cargo xtask interleave cache::a_slice_that_many_want_is_loaded_once_and_all_are_woken
 docs/testing.md has more."
 )]
 pub(crate) struct InterleaveArgs {

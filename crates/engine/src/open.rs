@@ -530,17 +530,17 @@ async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> R
                 LinkEncryption::Qcow2(encryption) => encryption,
                 LinkEncryption::None | LinkEncryption::Luks(_) => ImageEncryption::NONE,
             };
-            let mut place = ChainContext::new(store.clone(), Arc::clone(&inflated), encryption);
+            let mut context = ChainContext::new(store.clone(), Arc::clone(&inflated), encryption);
             if is_top {
-                place = place.at_top(index.clone());
+                context = context.at_top(index.clone());
             }
             if backing.is_some() {
-                place = place.above_backing();
+                context = context.above_backing();
             }
             if let Some(data_file) = link.data_file {
-                place = place.with_data_file(data_file);
+                context = context.with_data_file(data_file);
             }
-            Driver::Qcow2(Qcow2::open(worker, link.file, parsed, &link_options, place).await?)
+            Driver::Qcow2(Qcow2::open(worker, link.file, parsed, &link_options, context).await?)
         } else if let Some(foreign) = link.foreign {
             Driver::Foreign(foreign)
         } else {

@@ -23,7 +23,7 @@ use crate::qcow2::map::active_map::{ActiveMap, L1};
 use crate::qcow2::read_tables::{TABLE_STEP, read_bytes, read_table};
 use crate::qcow2::snapshots::SnapshotTable;
 use crate::qcow2::space::HostSpace;
-use crate::qcow2::space::metadata_map::{METADATA_PLACE, Metadata};
+use crate::qcow2::space::metadata_map::{MAX_SNAPSHOT_TABLE_CLUSTERS, METADATA_PLACE, Metadata};
 use crate::qcow2::state::Qcow2;
 use crate::sync::ArcCell;
 use crate::{Error, ErrorKind, Result};
@@ -43,8 +43,6 @@ const MAX_DEFAULT_CACHE: u64 = 32 << 20;
 /// Bytes read at once from a snapshot table.
 const SNAPSHOT_TABLE_STEP: u64 = 64 << 10;
 
-/// Clusters of snapshots' L1 tables that are noted for the overlap check, at most. They take up to 100 MiB of memory.
-const MAX_SNAPSHOT_TABLE_CLUSTERS: u64 = 1 << 21;
 /// Bytes of the LUKS header of an image that is written, at most. Those of cryptsetup and QEMU have 2 MiB.
 const MAX_LUKS_AREA: u64 = 256 << 20;
 
@@ -246,7 +244,7 @@ impl Qcow2 {
         file: File,
         parsed: &Parsed,
         options: &OpenOptions,
-        place: ChainContext,
+        context: ChainContext,
     ) -> Result<Arc<Self>> {
         let path = file.path().to_owned();
         let header = parsed.header.clone();
@@ -274,13 +272,13 @@ impl Qcow2 {
         check_slices(options, slice, &geometry, size, &path)?;
         let block = slice.clamp(512, 4096);
         let l1 = if options.purpose == Purpose::Inspect {
-            ResidentTable::new(0, block, &place.store)
+            ResidentTable::new(0, block, &context.store)
         } else {
             if l1_offset.0 > file.len() && l1_size > 0 {
                 let message = "the L1 table lies outside the file; the image is truncated";
                 return Err(Error::new(ErrorKind::Corrupt, message).on(&path).at_host(l1_offset.0));
             }
-            let l1 = ResidentTable::new(l1_size as usize, block, &place.store);
+            let l1 = ResidentTable::new(l1_size as usize, block, &context.store);
             read_table(worker, &file, l1_offset.0, &l1).await?;
             l1
         };
@@ -288,26 +286,26 @@ impl Qcow2 {
             options.compress.check(header.compression()).map_err(|e| e.on(&path))?;
         }
         let access = if writable { WriteAccess::ReadWrite } else { WriteAccess::ReadOnly };
-        let files = ImageFiles::new(file, place.data_file, access);
+        let files = ImageFiles::new(file, context.data_file, access);
         let qcow2 = Arc::new(Self {
             files: files.clone(),
-            space: HostSpace::new(files.clone(), &header, &place.store, slice, block),
+            space: HostSpace::new(files.clone(), &header, &context.store, slice, block),
             snapshots: ArcCell::new(SnapshotTable::new(
                 parsed.snapshots.clone(),
                 header.snapshots_offset.0,
                 parsed.snapshots_len,
             )),
             bitmaps: Bitmaps::found(header.bitmaps(), &parsed.bitmaps, &geometry, header.virtual_size()),
-            disk: GuestDisk::new(size, place.has_backing, options.cache, options.zero_policy),
+            disk: GuestDisk::new(size, context.has_backing, options.cache, options.zero_policy),
             map: ActiveMap::new(
                 geometry,
                 L1::new(l1, l1_offset.0),
-                SliceCache::new(place.store.clone(), Class::Table, slice),
-                place.index,
+                SliceCache::new(context.store.clone(), Class::Table, slice),
+                context.index,
             ),
             compressed: CompressedClusters::new(options.compress.clone()),
-            inflated: ClusterCache::new(place.inflated),
-            encryption: place.encryption,
+            inflated: ClusterCache::new(context.inflated),
+            encryption: context.encryption,
             commit: CommitQueue::default(),
             own_worker: ImageWorker::default(),
             header: ImageHeader::new(files, header, parsed.first_block.clone(), options.damage),

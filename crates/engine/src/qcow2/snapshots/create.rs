@@ -3,7 +3,7 @@
 use crate::error::format_error;
 use crate::qcow2::snapshots::counts::Flags;
 use crate::qcow2::snapshots::walk::entries_of;
-use crate::qcow2::space::metadata_map::Metadata;
+use crate::qcow2::space::metadata_map::{MAX_SNAPSHOT_TABLE_CLUSTERS, Metadata};
 use crate::qcow2::space::quarantine::FreeMode;
 use crate::qcow2::state::Qcow2;
 use crate::{Error, ErrorKind, Result};
@@ -61,6 +61,7 @@ impl Qcow2 {
             let error = FormatError::TooManySnapshots { count: count as u32 + 1 };
             return Err(format_error(self.path(), &error).with_errno(27));
         }
+        self.check_tables_stay_few()?;
         self.settle_first(worker).await?;
         self.announce_inconsistency(worker).await?;
         match self.share_and_record(worker, request).await {
@@ -76,6 +77,21 @@ impl Qcow2 {
                 Err(error)
             }
         }
+    }
+
+    /// Refuses a snapshot whose L1 table would be too much for the next opening for writing.
+    fn check_tables_stay_few(&self) -> Result<()> {
+        let clusters = |entries: u64| (entries * 8).div_ceil(self.geometry().cluster_size());
+        let table = self.snapshots();
+        let old: u64 = table.entries().iter().map(|entry| clusters(entry.l1_size.into())).sum();
+        if old + clusters(self.map.l1().table().len() as u64) > MAX_SNAPSHOT_TABLE_CLUSTERS {
+            let message = format!(
+                "the L1 tables of snapshots would take up more than {MAX_SNAPSHOT_TABLE_CLUSTERS} clusters: delete \
+                 snapshots first, or convert to an image with larger clusters"
+            );
+            return Err(Error::new(ErrorKind::Unsupported, message).on(self.path()));
+        }
+        Ok(())
     }
 
     async fn share_and_record(

@@ -11,6 +11,9 @@ use std::sync::Arc;
 /// Bytes that the check needs for each table, at most.
 pub(crate) const METADATA_PLACE: u64 = 48;
 
+/// Clusters of snapshots' L1 tables that are noted for the overlap check, at most. They take up to 100 MiB of memory.
+pub(crate) const MAX_SNAPSHOT_TABLE_CLUSTERS: u64 = 1 << 21;
+
 /// Bytes of a place for a cluster in the table.
 const PLACE_BYTES: u64 = 24;
 
@@ -72,13 +75,8 @@ impl MetadataMap {
         self.clusters.write()
     }
 
-    /// Adds clusters.
+    /// Adds clusters of one kind.
     pub(crate) fn insert(&self, clusters: Range<u64>, what: Metadata) {
-        self.insert_all(clusters, what);
-    }
-
-    /// Adds clusters of one kind, many at once.
-    pub(crate) fn insert_all(&self, clusters: impl Iterator<Item = u64>, what: Metadata) {
         let mut map = self.write();
         let before = map.capacity();
         map.extend(clusters.map(|cluster| (cluster, what)));

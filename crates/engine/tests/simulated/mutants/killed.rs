@@ -191,6 +191,8 @@ mutants! {
     rewritten_tables_are_not_forgotten: KeepMapping, within 10 of [Snapshots];
     a_deleted_snapshot_takes_metadata_along: TakeMetadata, within 1 of
         [Scenario(hostile::a_deleted_snapshot_gives_back_no_metadata)];
+    an_applied_snapshot_rewrites_metadata: TakeMetadata, within 1 of
+        [Scenario(hostile::going_back_to_a_snapshot_clears_no_flags_in_what_is_no_table)];
     a_snapshot_rewrites_metadata: TakeMetadata, within 1 of
         [Scenario(hostile::a_snapshot_clears_no_flags_in_what_is_no_table)];
     loads_of_rewritten_tables_are_kept: KeepLoads, within 1 of
