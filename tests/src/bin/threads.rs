@@ -101,7 +101,7 @@ fn run(options: &Options) -> Result<bool, String> {
     let time = Duration::try_from_secs_f64(options.minutes * 60.0 + options.hours * 3600.0)
         .map_err(|e| e.to_string())?;
     let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let first = options.seed.unwrap_or_else(|| clock.map_or(1, |since| since.as_secs() * 1_000_000));
+    let first = options.seed.unwrap_or_else(|| clock.map_or(1, |since| since.as_nanos() as u64));
     let seeds = options.seeds.or((time.is_zero()).then_some(1));
     let runner = Runner {
         program: std::env::current_exe().map_err(|e| e.to_string())?,

@@ -5,6 +5,7 @@
 
 mod arc_cell;
 mod async_mutex;
+mod gate;
 mod mutex;
 mod once_lock;
 mod patience;
@@ -15,6 +16,7 @@ mod wait_queue;
 
 pub(crate) use arc_cell::ArcCell;
 pub(crate) use async_mutex::{AsyncMutex, AsyncMutexGuard};
+pub(crate) use gate::{Closed as ClosedGate, Gate};
 pub(crate) use mutex::{Mutex, MutexGuard};
 pub(crate) use once_lock::OnceLock;
 #[cfg(test)]

@@ -1,8 +1,7 @@
 //! Requests that change an image, and operations that must be alone with it.
 
-use crate::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use crate::sync::with_long_patience;
-use crate::sync::{AsyncMutex, AsyncMutexGuard, Clock, EpochGuard, GrowingPatience, ReadEpochs, WaitQueue};
+use crate::sync::{AsyncMutex, AsyncMutexGuard, Clock, ClosedGate, EpochGuard, Gate, ReadEpochs};
 use zebu_storage::sabotage::{self, Fault};
 
 /// A readers-writer lock between requests (together) and an operation (alone: a resize, a snapshot).
@@ -14,8 +13,7 @@ use zebu_storage::sabotage::{self, Fault};
 #[derive(Debug, Default)]
 pub(crate) struct RequestBarrier {
     inside: ReadEpochs,
-    closed: AtomicBool,
-    waiting: WaitQueue,
+    gate: Gate,
     one_alone: AsyncMutex,
 }
 
@@ -25,27 +23,18 @@ pub(crate) struct Inside<'a> {
     _counted: EpochGuard<'a>,
 }
 
-/// The barrier is closed; dropping this opens it.
-#[derive(Debug)]
-struct Closed<'a>(&'a RequestBarrier);
-
 /// The operation that is alone.
 #[derive(Debug)]
 pub(crate) struct Alone<'a> {
-    _closed: Closed<'a>,
+    _closed: ClosedGate<'a>,
     _one: AsyncMutexGuard<'a>,
 }
 
 impl RequestBarrier {
-    fn is_open(&self) -> bool {
-        !self.closed.load(SeqCst)
-    }
-
     fn try_enter(&self, worker: usize) -> Option<Inside<'_>> {
-        let trusts_a_look_before = sabotage::is(Fault::LookBeforeCount) && self.is_open();
-        // Counted first, then looked: the operation closes first, then counts.
+        let trusts_a_look_before = sabotage::is(Fault::LookBeforeCount) && self.gate.is_open();
         let inside = Inside { _counted: self.inside.enter(worker) };
-        (trusts_a_look_before || self.is_open()).then_some(inside)
+        (trusts_a_look_before || self.gate.is_open()).then_some(inside)
     }
 
     /// Enters; waits while an operation is alone. `worker` spreads the counters. A request that is inside must not wait
@@ -54,7 +43,7 @@ impl RequestBarrier {
         if let Some(inside) = self.try_enter(worker) {
             return inside;
         }
-        self.waiting.until(|| if self.is_open() { self.try_enter(worker) } else { None }).await
+        self.gate.pass(|| self.try_enter(worker)).await
     }
 
     /// Waits until those inside have left, then for its turn. Then closes the barrier until the guard is dropped, and waits for
@@ -64,36 +53,12 @@ impl RequestBarrier {
         with_long_patience(clock, self.inside.wait()).await?;
         // Each who has the turn gives it up in the end.
         let one = self.one_alone.lock().await;
-        with_long_patience(clock, self.closed_to_all(clock, others))
-            .await
-            .map(|closed| Alone { _closed: closed, _one: one })
-    }
-
-    async fn closed_to_all(&self, clock: &impl Clock, others: impl AsyncFn()) -> Closed<'_> {
-        let wait = async || {
+        let leave = async || {
             self.inside.wait().await;
             others().await;
         };
-        let mut patience = GrowingPatience::new();
-        loop {
-            wait().await;
-            let closed = self.close();
-            if patience.outlasts(clock, wait).await {
-                return closed;
-            }
-        }
-    }
-
-    fn close(&self) -> Closed<'_> {
-        self.closed.store(true, SeqCst);
-        Closed(self)
-    }
-}
-
-impl Drop for Closed<'_> {
-    fn drop(&mut self) {
-        self.0.closed.store(false, SeqCst);
-        self.0.waiting.wake_all();
+        let closed = with_long_patience(clock, self.gate.close_after(clock, leave)).await?;
+        Some(Alone { _closed: closed, _one: one })
     }
 }
 
@@ -101,7 +66,7 @@ impl Drop for Closed<'_> {
 mod tests {
     use super::*;
     use crate::sync::Standing;
-    use crate::sync::atomic::AtomicU64;
+    use crate::sync::atomic::{AtomicU64, Ordering::SeqCst};
     use std::future::poll_fn;
     use std::pin::pin;
     use std::sync::Arc;
