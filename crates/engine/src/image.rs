@@ -2,6 +2,7 @@
 
 use crate::chain;
 use crate::foreign_image::{convert_first, vmdk_info};
+use crate::image_worker::MustEnd;
 use crate::node::{Driver, Node, Raw};
 use crate::open::{open_chain, open_given};
 use crate::options::*;
@@ -228,7 +229,16 @@ impl Image {
             let on = worker.uncounted();
             return worker.spawn(async move { work(me, on).await }).await;
         }
-        self.0.own_worker().run(worker, &self.0.path, move |on| work(me, on)).await
+        let work = move |on| async move {
+            let unended = match &me.0.driver {
+                Driver::Qcow2(qcow2) => Some(MustEnd::or_poison(qcow2.files())),
+                Driver::Raw(_) | Driver::Foreign(_) => None,
+            };
+            let result = work(me.clone(), on).await;
+            unended.map(MustEnd::end);
+            result
+        };
+        self.0.own_worker().run(worker, &self.0.path, work).await
     }
 
     /// Runs an operation on the image's own worker while no request that changes the image is under way.

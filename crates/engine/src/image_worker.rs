@@ -10,6 +10,7 @@
 //! commit stays on the worker that asks for it if the thread of that worker has promised to drive it
 //! ([`Worker::promise_to_drive`]), as the threads of servers do.
 
+use crate::qcow2::files::ImageFiles;
 use crate::sync::{LONG, Mutex, OnceLock, PATIENCE};
 use crate::{Error, ErrorKind, Result};
 use std::future::Future;
@@ -86,6 +87,29 @@ pub(crate) fn wait<T>(running: Running<Result<T>>, path: &Path) -> Result<T> {
             Err(Error::new(ErrorKind::Busy, message).on(path))
         }
     })
+}
+
+/// The duty to come to an end. If the work vanishes before that (it panicked, or its thread has ended), memory and disk may
+/// disagree, so nothing is written any more.
+#[derive(Debug)]
+pub(crate) struct MustEnd<'a>(Option<&'a ImageFiles>);
+
+impl<'a> MustEnd<'a> {
+    pub(crate) fn or_poison(files: &'a ImageFiles) -> Self {
+        Self(Some(files))
+    }
+
+    pub(crate) fn end(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for MustEnd<'_> {
+    fn drop(&mut self) {
+        if let Some(files) = self.0 {
+            files.poison(&vanished(files.path()));
+        }
+    }
 }
 
 /// Why something has no result.

@@ -4,6 +4,7 @@ use crate::rate_limit::RateLimit;
 use crate::{Error, ErrorKind, Result};
 use std::fmt;
 use std::num::NonZeroU64;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -160,10 +161,28 @@ pub(crate) struct Tracker {
     /// The last report. Held while the caller's function runs, so that it never sees progress go back.
     reported: Mutex<u64>,
     throttle: Throttle,
+    on_panic: OnPanic,
+}
+
+/// The effect of a progress function that panics.
+enum OnPanic {
+    /// The job vanishes with it.
+    Propagate,
+    /// The next check fails, and the job undoes what it has begun.
+    Fail(AtomicBool),
 }
 
 impl Tracker {
     pub(crate) fn new(control: &JobControl, phase: Phase, total: u64) -> Self {
+        Self::build(control, phase, total, OnPanic::Propagate)
+    }
+
+    /// The same for a job that must undo what it has begun if its progress function panics.
+    pub(crate) fn catching(control: &JobControl, phase: Phase, total: u64) -> Self {
+        Self::build(control, phase, total, OnPanic::Fail(AtomicBool::new(false)))
+    }
+
+    fn build(control: &JobControl, phase: Phase, total: u64, on_panic: OnPanic) -> Self {
         let tracker = Self {
             control: control.clone(),
             phase,
@@ -171,13 +190,26 @@ impl Tracker {
             done: AtomicU64::new(0),
             reported: Mutex::new(0),
             throttle: Throttle::new(control),
+            on_panic,
         };
         tracker.report(0);
         tracker
     }
 
+    /// Fails if the job was asked to stop, or its progress function has panicked.
     pub(crate) fn check(&self) -> Result<()> {
+        self.check_reports()?;
         self.control.cancel.check()
+    }
+
+    /// Fails if the progress function has panicked.
+    pub(crate) fn check_reports(&self) -> Result<()> {
+        match &self.on_panic {
+            OnPanic::Fail(panicked) if panicked.load(Ordering::Relaxed) => {
+                Err(Error::new(ErrorKind::Panicked, "the function that is told the progress panicked"))
+            }
+            OnPanic::Propagate | OnPanic::Fail(_) => Ok(()),
+        }
     }
 
     /// Bytes in all.
@@ -214,12 +246,25 @@ impl Tracker {
             self.report(total);
         }
         if let Some(phase) = next {
-            self.control.report(phase, total, total);
+            self.report_phase(phase, total);
         }
     }
 
     fn report(&self, done: u64) {
-        self.control.report(self.phase, done, self.total());
+        self.report_phase(self.phase, done);
+    }
+
+    fn report_phase(&self, phase: Phase, done: u64) {
+        let report = || self.control.report(phase, done, self.total());
+        match &self.on_panic {
+            OnPanic::Propagate => report(),
+            OnPanic::Fail(panicked) if panicked.load(Ordering::Relaxed) => {}
+            OnPanic::Fail(panicked) => {
+                if catch_unwind(AssertUnwindSafe(report)).is_err() {
+                    panicked.store(true, Ordering::Relaxed);
+                }
+            }
+        }
     }
 
     /// Waits until more may be moved under the rate limit, and charges nothing: for work that may be refused. What was

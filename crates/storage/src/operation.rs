@@ -37,13 +37,13 @@ impl Worker {
         let mut request = Box::new(OpRequest::new(file.clone(), kind, offset, len, bufs, hold));
         request.uncached = leaves_nothing && file.can_be_uncached();
         let was_uncached = request.uncached;
-        let (mut request, mut result) = self.operate(request).await;
+        let (mut request, mut result) = self.operate(file, request).await;
         let mut bufs = std::mem::take(&mut request.bufs);
         if was_uncached && result == Err(libc::EOPNOTSUPP) {
             // A file system may take it for some requests only. Without O_DIRECT there is no place to hold.
             file.refuse(Capability::DontCache);
             let again = OpRequest::new(file.clone(), request.kind.clone(), offset, len, bufs, None);
-            (request, result) = self.operate(Box::new(again)).await;
+            (request, result) = self.operate(file, Box::new(again)).await;
             bufs = std::mem::take(&mut request.bufs);
         }
         if leaves_nothing && !file.is_direct() && result.is_ok() && !file.can_be_uncached() {
@@ -89,7 +89,7 @@ impl Worker {
         hold: Option<Hold>,
     ) -> Result<OpDone, i32> {
         let request = OpRequest::new(file.clone(), kind, offset, len, IoBufs::new(), hold);
-        self.operate(Box::new(request)).await.1
+        self.operate(file, Box::new(request)).await.1
     }
 
     /// Notes a change of the range, so that read-modify-writes of its blocks keep clear of it; waits for those that

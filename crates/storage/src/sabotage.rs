@@ -32,8 +32,10 @@ pub enum Fault {
     SwallowCommitError,
     /// Commit: a flush joins a commit that has frozen already.
     JoinFrozenCommit,
-    /// Commit: when one write fails, the others are not waited for.
+    /// Commit, snapshot: when one write fails, the others are not waited for, and flushes succeed all the same.
     LeaveFailedBatch,
+    /// Close: a commit that another has under way is not waited for.
+    CloseBesideCommit,
     /// Commit, release: they run on the worker of the request that started them.
     RunOnCaller,
     /// Commit: a thread that has promised to drive its worker is believed for ever.

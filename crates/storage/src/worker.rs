@@ -18,11 +18,13 @@ use crate::backend::Backend;
 use crate::buf::IoBuf;
 use crate::error::{IoError, IoErrorKind, Op};
 use crate::executor::{Executor, JoinHandle};
+use crate::file::File;
 use crate::fork_mark::ForkMark;
 use crate::memory::FreeList;
 use crate::notify::Notifier;
 use crate::request::{Completion, Job, OpDone, OpId, OpKind, OpRequest};
 use crate::ring::{Ring, Submitter, ring};
+use crate::sabotage::{self, Fault};
 use crate::socket::{SocketCompletion, SocketRequest};
 use crate::socket_ops::SocketOps;
 use crate::sync::Mutex;
@@ -430,16 +432,17 @@ impl Worker {
         IoBuf::whole(self.inner.pool.take(len, register), len)
     }
 
-    /// Hands an operation to the backend and waits for its completion. The operation is under way from this call
-    /// on; dropping the future abandons it.
-    pub(crate) fn operate(&self, request: Box<OpRequest>) -> Operation<'_> {
+    /// Hands an operation on `file` to the backend and waits for its completion. The operation is under way from this call
+    /// on; dropping the future abandons it. No flush of the file succeeds after a change of it was abandoned.
+    pub(crate) fn operate<'a>(&'a self, file: &'a File, request: Box<OpRequest>) -> Operation<'a> {
         assert!(
             !matches!(request.kind, OpKind::Read) || request.bufs.0.iter().all(|buf| !buf.is_read_only()),
             "nothing is read into bytes that were lent to be read"
         );
         let id = OpId(self.inner.ops.borrow_mut().insert(OpState::Waiting(None)));
         // If the storage of a program panics, nobody waits for the completion, which comes all the same.
-        let operation = Operation { inner: &self.inner, id: Some(id) };
+        let changes = (!matches!(request.kind, OpKind::Read | OpKind::Flush)).then_some(file);
+        let operation = Operation { inner: &self.inner, id: Some(id), changes };
         self.inner.backend.borrow_mut().submit(id, request);
         self.inner.notifier.notify_event_loop();
         operation
@@ -713,6 +716,8 @@ pub(crate) struct Operation<'a> {
     inner: &'a Inner,
     /// `None` when its value was taken.
     id: Option<OpId>,
+    /// The file, if the operation changes it.
+    changes: Option<&'a File>,
 }
 
 impl Future for Operation<'_> {
@@ -741,7 +746,13 @@ impl Drop for Operation<'_> {
         let Some(OpId(id)) = self.id else { return };
         let mut ops = self.inner.ops.borrow_mut();
         let old = match ops.get_mut(id) {
-            Some(state @ OpState::Waiting(_)) => Some(std::mem::replace(state, OpState::Abandoned)),
+            Some(state @ OpState::Waiting(_)) => {
+                // It may still land, over whatever is written there meanwhile.
+                if let Some(file) = self.changes.filter(|_| !sabotage::is(Fault::LeaveFailedBatch)) {
+                    file.set_flush_failed();
+                }
+                Some(std::mem::replace(state, OpState::Abandoned))
+            }
             _ => ops.try_remove(id),
         };
         drop(ops);

@@ -113,7 +113,7 @@ impl Worker {
         let seen_by = if self.is_driven() { SeenBy::Driven } else { SeenBy::Anyone };
         let mut request = OpRequest::new(file.clone(), OpKind::Flush, 0, 0, IoBufs::new(), None);
         request.sync = Some(file.syncs().begin(seen_by));
-        let (_, result) = self.operate(Box::new(request)).await;
+        let (_, result) = self.operate(file, Box::new(request)).await;
         result.map_err(|errno| fail(IoErrorKind::Os(errno)))?;
         // One that ran beside it may have failed and taken the kernel's only report of the loss.
         if let Some(last) = file.syncs().last()

@@ -2,7 +2,7 @@
 
 use crate::crypt::EncryptionInfo;
 use crate::crypt::protection::Protection;
-use crate::image_worker::ImageWorker;
+use crate::image_worker::{ImageWorker, MustEnd};
 use crate::options::CacheMode;
 use crate::qcow2::bitmaps::Bitmaps;
 use crate::qcow2::cache::inflated_clusters::ClusterCache;
@@ -62,7 +62,13 @@ impl Qcow2 {
         F: Future<Output = Result<T>> + 'static,
     {
         let me = self.clone();
-        self.own_worker.run(worker, self.path(), move |on| work(me, on)).await
+        let work = move |on| async move {
+            let unended = MustEnd::or_poison(&me.files);
+            let result = work(me.clone(), on).await;
+            unended.end();
+            result
+        };
+        self.own_worker.run(worker, self.path(), work).await
     }
 
     #[inline]

@@ -3,12 +3,13 @@
 use super::{ENGINES, create, for_writing, must_be_clean, open};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use zebu::jobs::{BackupOptions, JobControl, backup};
 use zebu::storage::{IoBuf, Worker, WorkerConfig};
-use zebu::{Disk, Durability, ErrorKind, NewBitmap, NewSnapshot, Request, Shrink, ZeroMode};
+use zebu::{Disk, Durability, ErrorKind, NewBitmap, NewSnapshot, Preallocation, Request, Shrink, ZeroMode};
 
 #[test]
 fn a_closed_disk_answers_with_an_error() {
@@ -131,6 +132,28 @@ fn a_function_of_the_caller_that_panics_ends_its_job_only() {
     disk.write(65536, &vec![1; 65536]).unwrap();
     disk.close().unwrap();
     must_be_clean(&path);
+}
+
+#[test]
+fn a_resize_whose_progress_function_panics_is_undone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = create(dir.path());
+    for panics_at in [0, 3] {
+        let disk = open(ENGINES[1], &path);
+        let size = disk.virtual_size();
+        let reports = AtomicU32::new(0);
+        let control = JobControl::default()
+            .progress(move |_| assert!(reports.fetch_add(1, SeqCst) != panics_at, "as intended"));
+        let metadata = Preallocation::Metadata;
+        let error =
+            disk.resize_controlled(size + (64 << 20), Shrink::Refuse, metadata, &control).unwrap_err();
+        assert_eq!((error.kind(), disk.virtual_size()), (ErrorKind::Panicked, size), "{error}");
+        disk.resize(size + (64 << 20), Shrink::Refuse).unwrap();
+        disk.write(size + (32 << 20), &[2; 4096]).unwrap();
+        disk.close().unwrap();
+        assert_eq!(open(ENGINES[1], &path).virtual_size(), size + (64 << 20));
+        must_be_clean(&path);
+    }
 }
 
 /// In a process of its own, whose files can't grow any more from some time on.

@@ -13,6 +13,7 @@ mod nonsense;
 mod queues;
 mod rounds;
 mod tokio_tasks;
+mod vanished;
 mod wakes;
 
 use std::path::{Path, PathBuf};

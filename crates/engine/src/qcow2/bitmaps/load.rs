@@ -6,6 +6,7 @@ use crate::qcow2::read_tables::read_bytes;
 use crate::qcow2::space::metadata_map::Metadata;
 use crate::qcow2::state::Qcow2;
 use crate::sync::atomic::Ordering::Relaxed;
+use crate::sync::{AsyncMutexGuard, with_long_patience};
 use crate::{Error, ErrorKind, Remedy, Result};
 use futures_util::future::try_join_all;
 use std::collections::{HashMap, HashSet};
@@ -270,10 +271,17 @@ impl Qcow2 {
         Ok(())
     }
 
+    /// The turn of one who reads bits, also on a worker that nobody may drive: that of an image that is only read.
+    async fn turn_to_read(&self, worker: &Worker) -> Result<AsyncMutexGuard<'_>> {
+        with_long_patience(worker, self.bitmaps.gate.lock())
+            .await
+            .ok_or_else(|| Error::undriven("bitmaps can't be read", "another who reads them").on(self.path()))
+    }
+
     /// The bits of the bitmap of this name, read if they were not yet. The overlap check knows where the tables are.
     pub(crate) async fn read_bits_of(&self, worker: &Worker, name: &str) -> Result<Arc<Bits>> {
         self.assert_bits_may_be_read();
-        let _turn = self.bitmaps.gate.lock().await;
+        let _turn = self.turn_to_read(worker).await?;
         let bits = self.sound_bits(worker, name).await?;
         self.check_not_lent(&self.find_bitmap(&self.bitmaps.list(), name)?.1)?;
         Ok(bits)
@@ -286,7 +294,7 @@ impl Qcow2 {
         names: &HashSet<&str>,
     ) -> Result<HashMap<String, Arc<Bits>>> {
         self.assert_bits_may_be_read();
-        let _turn = self.bitmaps.gate.lock().await;
+        let _turn = self.turn_to_read(worker).await?;
         self.load_bitmaps(worker, |bitmap| names.contains(bitmap.name().as_str())).await?;
         let mut found = HashMap::new();
         for bitmap in &self.bitmaps.list() {

@@ -126,7 +126,17 @@ impl Qcow2 {
         for _ in 0..ROUNDS {
             self.commit(worker).await?;
             self.space.quarantine().releases_done().await;
-            if !self.map.is_dirty() && !self.space.is_dirty() {
+            let failed = self.commit.failed();
+            if self.map.is_dirty() || self.space.is_dirty() {
+                continue;
+            }
+            if sabotage::is(Fault::CloseBesideCommit) {
+                break;
+            }
+            // Another's commit may have frozen what the last releases changed. It is clean once that commit has succeeded; had
+            // it failed, it would be dirty again. A commit that begins after it has nothing to write.
+            self.running_commit(worker).await?;
+            if self.commit.failed() == failed {
                 break;
             }
         }

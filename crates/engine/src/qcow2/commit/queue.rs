@@ -21,6 +21,7 @@ pub(crate) struct CommitQueue {
     /// Something was linked whose bytes must be durable before the link.
     needs_data_barrier: AtomicBool,
     commits: AtomicU64,
+    failed: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -143,6 +144,12 @@ impl CommitQueue {
         self.commits.load(Relaxed)
     }
 
+    /// Commits that failed since the open.
+    pub(crate) fn failed(&self) -> u64 {
+        let _state = self.state();
+        self.failed.load(Relaxed)
+    }
+
     pub(crate) fn is_running(&self) -> bool {
         self.state().running.is_some()
     }
@@ -154,10 +161,11 @@ impl CommitQueue {
     pub(crate) fn end(&self, result: Result<()>) {
         let waiting = {
             let mut state = self.state();
-            if let Err(error) = result
-                && !sabotage::is(Fault::SwallowCommitError)
-            {
-                state.current.error.get_or_init(|| error);
+            if let Err(error) = result {
+                self.failed.fetch_add(1, Relaxed);
+                if !sabotage::is(Fault::SwallowCommitError) {
+                    state.current.error.get_or_init(|| error);
+                }
             }
             state.running = None;
             state.ended = state.current.number;

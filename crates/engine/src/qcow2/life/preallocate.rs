@@ -101,7 +101,7 @@ impl Qcow2 {
             return Ok(());
         }
         let first = self.geometry().cluster_start(range.start);
-        let tracker = Tracker::new(control, Phase::Reserving, range.end.saturating_sub(first));
+        let tracker = Tracker::catching(control, Phase::Reserving, range.end.saturating_sub(first));
         let space = Reservation { worker, file: self.data(), format: Format::Qcow2, tracker: &tracker };
         let shows_through = node.backing.is_some() && self.geometry().extended_l2;
         let mut at = first;
@@ -163,7 +163,7 @@ impl Qcow2 {
             self.wait_if_too_dirty(worker).await;
         }
         tracker.finish(None);
-        Ok(())
+        tracker.check_reports()
     }
 
     /// Gives whole clusters their space as `mode` says, and zeroes unless they read as zero anyway.

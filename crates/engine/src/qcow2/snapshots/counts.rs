@@ -4,10 +4,12 @@ use crate::qcow2::snapshots::walk::{Table, Walk};
 use crate::qcow2::space::quarantine::FreeMode;
 use crate::qcow2::state::Qcow2;
 use crate::{Error, ErrorKind, Result};
+use futures_util::future::{join_all, try_join_all};
 use std::ops::Range;
 use std::sync::Arc;
 use zebu_qcow2::refcount;
 use zebu_storage::Worker;
+use zebu_storage::sabotage::{self, Fault};
 
 /// Host clusters of a batch, about: a chunk of tables more.
 const BATCH: usize = 1 << 16;
@@ -119,7 +121,12 @@ impl Qcow2 {
             self.space.check_own_l2_table(table.host)?;
         }
         let writes = tables.iter().map(|table| self.files.write_at(worker, table.host, &table.bytes));
-        futures_util::future::try_join_all(writes.collect::<Vec<_>>()).await.map(drop)
+        let writes: Vec<_> = writes.collect();
+        if sabotage::is(Fault::LeaveFailedBatch) {
+            return try_join_all(writes).await.map(drop);
+        }
+        // All of them have ended, well or not, before a guest changes these tables again, or their space has another use.
+        join_all(writes).await.into_iter().collect()
     }
 
     /// Raises the counts of sorted host clusters, a cluster that comes n times by n.

@@ -4,8 +4,8 @@
 
 use crate::crash::vm_state;
 use crate::faults::{
-    calls, copy_on_read, damage_mark, growth, held, idle, moved_source, old_content, poison, snapshots,
-    space, still_workers, unending,
+    calls, copy_on_read, damage_mark, failed_tables, growth, held, idle, moved_source, old_content, poison,
+    snapshots, space, still_workers, unending,
 };
 use crate::mutants::streams::Shape::*;
 use crate::mutants::streams::Stream::{self, *};
@@ -104,6 +104,10 @@ mutants! {
     a_flush_joins_a_frozen_commit: JoinFrozenCommit, within 20 of [Crash(Any)];
     a_failed_batch_is_left: LeaveFailedBatch, within 1 of
         [Scenario(held::a_write_of_a_failed_commit_never_lands_on_a_later_one)];
+    a_failed_batch_of_tables_is_left: LeaveFailedBatch, within 1 of
+        [Scenario(failed_tables::a_table_of_a_snapshot_that_failed_never_lands_on_a_later_one)];
+    a_failed_batch_of_tables_is_left_by_a_deletion: LeaveFailedBatch, within 1 of
+        [Scenario(failed_tables::a_table_of_a_deletion_that_failed_never_lands_on_a_later_one)];
     commits_run_on_the_callers_worker: RunOnCaller, within 1 of
         [Scenario(idle::a_worker_that_is_not_polled_holds_up_nobody_else)];
     unending_requests_are_waited_for: WaitWithoutBound, within 1 of

@@ -54,7 +54,7 @@ fn flush() -> Op {
     Op::Guest(Request::Flush)
 }
 
-static SCENARIOS: [Scenario; 11] = [
+static SCENARIOS: [Scenario; 12] = [
     Scenario {
         name: "a table is copied while a commit freezes",
         ground: "shared",
@@ -170,6 +170,19 @@ static SCENARIOS: [Scenario; 11] = [
         window: 1,
         fault: Fault::RunOnCaller,
         within: 1000,
+    },
+    Scenario {
+        name: "an image is closed beside flushes",
+        ground: "recycled",
+        threads: |_| {
+            vec![
+                vec![discard(30 * SECTOR), Op::CloseBeside],
+                vec![Op::FlushBeside, Op::FlushBeside, Op::FlushBeside, Op::FlushBeside],
+            ]
+        },
+        window: 1,
+        fault: Fault::CloseBesideCommit,
+        within: 30000,
     },
 ];
 

@@ -61,6 +61,10 @@ pub(crate) enum Op {
     Extent(u64),
     /// After all other requests of the execution have ended.
     Close,
+    /// Beside other requests.
+    CloseBeside,
+    /// A flush that a close may refuse.
+    FlushBeside,
     /// A flush, in the midst of which the worker stands still.
     FlushAndLeave(u64),
     /// A flush, after which the worker stands still.
@@ -81,13 +85,16 @@ impl Op {
             Self::Guest(Request::Discard { .. }) => "discard",
             Self::Guest(Request::Zero { .. }) => "zero",
             Self::Guest(Request::Read { .. }) => "read",
-            Self::Guest(Request::Flush) | Self::FlushAndLeave(_) | Self::FlushThenLeave => "flush",
+            Self::Guest(Request::Flush)
+            | Self::FlushBeside
+            | Self::FlushAndLeave(_)
+            | Self::FlushThenLeave => "flush",
             Self::TakeSnapshot(_) => "snapshot",
             Self::DeleteSnapshot => "its deletion",
             Self::Resize(_) => "resize",
             Self::Cache(_) => "change of the cache",
             Self::Extent(_) => "extent",
-            Self::Close => "close",
+            Self::Close | Self::CloseBeside => "close",
         }
     }
 }

@@ -45,6 +45,8 @@ struct Company {
     /// Streams that have requests before them other than a close.
     working: Cell<usize>,
     closing: RefCell<Vec<Waker>>,
+    /// Bytes of the image's file when a close returned.
+    at_close: RefCell<Option<Vec<u8>>>,
     old: Option<&'static str>,
     cluster: u64,
     /// Operations that the threads have under way.
@@ -93,6 +95,7 @@ fn execute(ground: &Ground, plan: &Plan) -> Result<(), String> {
         rng: RefCell::new(rng.fork()),
         working: Cell::new(plan.threads.len()),
         closing: RefCell::default(),
+        at_close: RefCell::default(),
         old: ground.snapshot(),
         cluster: setup.cluster_size,
         under_way: Rc::default(),
@@ -199,13 +202,17 @@ impl Company {
                     guest.note_failure(&error);
                 }
             }
-            Op::Close => {
+            Op::Close | Op::CloseBeside => {
                 let flush = guest.model.borrow_mut().begin(GuestRequest::Flush);
                 match guest.image.close(worker).await {
                     Ok(()) => guest.model.borrow_mut().end(flush, GuestResult::Done),
                     Err(error) => guest.blame(format!("close: {error}")),
                 }
+                *self.at_close.borrow_mut() = Some(bytes_of(&self.stage.world));
                 self.take_crash(&self.stage.world, 1);
+            }
+            Op::FlushBeside => {
+                let _ = guest.image.flush(worker).await;
             }
             Op::FlushAndLeave(polls) => {
                 self.stage.halt_after(worker.id(), polls);
@@ -252,7 +259,11 @@ impl Company {
             return Err(violation);
         }
         let run = |stuck: zebu_sim::Stuck| stuck.to_string();
-        let has_closed = plan.threads.iter().flatten().any(|op| *op == Op::Close);
+        let at_close = self.at_close.take();
+        if at_close.as_ref().is_some_and(|bytes| *bytes != bytes_of(world)) {
+            return Err("the file changed after the close".to_owned());
+        }
+        let has_closed = at_close.is_some();
         if !has_closed {
             let op = guest.model.borrow_mut().begin(GuestRequest::Read);
             let disk = world.block_on(read_all(worker, image, image.virtual_size())).map_err(run)??;
@@ -269,6 +280,11 @@ impl Company {
         judge(setup, &files, &guest.model.borrow(), &self.snapshots.borrow(), Leaks::Forbidden)
             .map_err(|e| format!("after close: {e}"))
     }
+}
+
+fn bytes_of(world: &SimWorld) -> Vec<u8> {
+    let file = world.content(TOP).expect("the image is there");
+    file.bytes(0..file.len())
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
