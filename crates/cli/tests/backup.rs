@@ -248,6 +248,53 @@ fn a_backup_does_not_go_on_with_another_snapshot() {
     scratch.qemu_img(&words("compare -f raw disk out.qcow2")).ok();
 }
 
+/// Another previous backup may have got the name of the first, and its manifest that of the first one's.
+#[test]
+fn an_increment_does_not_go_on_over_another_previous_backup() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    disk(&scratch, "disk", 300);
+    scratch.write("other", &scratch.read("disk"));
+    change(&scratch, "other", 4 * MIB, &noise(7, 1 << 20));
+    scratch.zebu(&words("backup -q -f raw disk before.qcow2 --manifest before.manifest")).ok();
+    scratch.zebu(&words("backup -q -f raw other other.qcow2 --manifest other.manifest")).ok();
+    change(&scratch, "disk", MIB, &noise(5, 1 << 20));
+    let line = "backup -q -f raw disk out.qcow2 --manifest out.manifest --previous before.qcow2 \
+                --previous-manifest before.manifest";
+    interrupt(&scratch, line);
+    let swap = || {
+        for kind in ["qcow2", "manifest"] {
+            let (before, other) = (format!("before.{kind}"), format!("other.{kind}"));
+            std::fs::rename(scratch.file(&before), scratch.file("kept")).unwrap();
+            std::fs::rename(scratch.file(&other), scratch.file(&before)).unwrap();
+            std::fs::rename(scratch.file("kept"), scratch.file(&other)).unwrap();
+        }
+    };
+    let resume = || scratch.zebu(&words(&format!("{line} --resume")));
+    let left = names(&scratch);
+    swap();
+    let named = ["out.qcow2", "on another previous backup", "leave --resume out"];
+    resume().fails_naming(1, &named);
+    assert_eq!(names(&scratch), left);
+    swap();
+
+    // A manifest of before there was such a line does not tell.
+    let manifest = ".out.qcow2.zebu-partial.manifest";
+    let whole = scratch.read(manifest);
+    let text = String::from_utf8(whole.clone()).unwrap();
+    let old: String = text.split_inclusive('\n').filter(|line| !line.starts_with("previous ")).collect();
+    assert_ne!(old, text);
+    scratch.write(manifest, old.as_bytes());
+    resume().fails_naming(1, &["out.qcow2", "does not say", "leave --resume out"]);
+    scratch.write(manifest, &whole);
+
+    resume().ok();
+    scratch.qemu_img(&words("compare -f raw disk out.qcow2")).ok();
+    scratch.zebu(&words("verify -q --manifest out.manifest out.qcow2")).ok();
+}
+
 #[test]
 fn an_increment_that_knows_changes_only_does_not_become_one_with_hashes() {
     if !qemu() {

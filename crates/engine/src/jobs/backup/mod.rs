@@ -18,7 +18,8 @@ mod unreadable;
 pub use options::{BackupOptions, BackupReport, Decryption, Interrupted, PreviousBackup, SourceErrors};
 pub use streamed::{StreamedBackup, backup_streamed};
 
-use super::manifest::{Digest, ManifestReader, ManifestWriter, Subject};
+use super::manifest::{Coverage, Digest, ManifestReader, ManifestWriter, Preamble, Subject};
+use super::origin::Origin;
 use super::pace::Pace;
 use super::pipeline::InOrder;
 use super::zeros::zero_run;
@@ -110,9 +111,12 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
         return Ok(report);
     }
     let mut dirty = Dirty::begin(worker, source, options).await?;
-    let mut previous = previous::open(worker, options, subject).await?;
+    let (mut previous, previous_hash) = previous::open(worker, options, subject).await?.unzip();
+    let coverage = if options.knows_all_hashes() { Coverage::All } else { Coverage::Changes };
+    let preamble = Preamble { origin: Some(Origin::of(source)), previous: previous_hash, coverage };
     let mut partial =
-        Partial::begin(worker, source, options, subject, gather, claim, left, &mut unreadable).await?;
+        Partial::begin(worker, source, options, subject, &preamble, gather, claim, left, &mut unreadable)
+            .await?;
     let compared = async {
         if partial.done > 0 && options.knows_all_hashes() {
             let (manifest, done) = (&partial.claim.manifest, partial.done);

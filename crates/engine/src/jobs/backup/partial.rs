@@ -10,7 +10,7 @@ use crate::check::{CheckOptions, Repair, check};
 use crate::jobs::backing_name::backing_name;
 use crate::jobs::convert::SkippedRange;
 use crate::jobs::manifest::{
-    Coverage, ManifestWriter, Preamble, Subject, check_whole, last_checkpoint, preamble_of, unreadable_of,
+    ManifestWriter, Preamble, Subject, check_whole, last_checkpoint, preamble_of, unreadable_of,
 };
 use crate::jobs::origin::Origin;
 use crate::jobs::staging::{NewFiles, from_io, publish};
@@ -47,6 +47,7 @@ impl Partial {
         source: &Image,
         options: &BackupOptions,
         subject: Subject,
+        preamble: &Preamble,
         gather_memory: usize,
         claim: Claim,
         left: Left,
@@ -63,10 +64,8 @@ impl Partial {
         let resumes = options.interrupted == Interrupted::Resume && left == Left::Manifest;
         let checkpoint =
             if resumes && exists(image_path) { last_checkpoint(manifest_path, subject)? } else { None };
-        let coverage = if options.knows_all_hashes() { Coverage::All } else { Coverage::Changes };
-        let preamble = Preamble { origin: Some(Origin::of(source)), coverage };
         let checkpoint = match checkpoint {
-            Some((done, begun)) => check_preamble(&begun, &preamble, source).map(|()| Some(done))?,
+            Some((done, begun)) => check_preamble(&begun, preamble, source, image_path).map(|()| Some(done))?,
             None => None,
         };
         let open = OpenOptions {
@@ -132,9 +131,9 @@ impl Partial {
         }
         let (manifest, done) = if checkpoint.is_some() {
             let note = |range| unreadable.note(skipped_before(source, range));
-            ManifestWriter::resume(manifest_path, subject, &preamble, &options.control.cancel, note)?
+            ManifestWriter::resume(manifest_path, subject, preamble, &options.control.cancel, note)?
         } else {
-            (ManifestWriter::begin(manifest_path, subject, &preamble)?, 0)
+            (ManifestWriter::begin(manifest_path, subject, preamble)?, 0)
         };
         made.keep();
         Ok(Self { image, manifest, done, leftovers, claim, resumable: done > 0 })
@@ -249,18 +248,31 @@ pub(super) async fn finish_publishing(
     Ok(Some((length, hash)))
 }
 
-/// Refuses to go on with what `begun` is of, if that is not what is backed up now.
-fn check_preamble(begun: &Preamble, now: &Preamble, source: &Image) -> Result<()> {
-    let (Some(origin), Some(now_origin)) = (&begun.origin, &now.origin) else { return Ok(()) };
-    origin.check(now_origin, source.path())?;
-    if begun.coverage != now.coverage {
-        let message = "the interrupted backup was made with another bitmap, or beside another manifest: give \
-                       the same ones, or begin it anew";
-        return Err(Error::new(ErrorKind::InvalidArgument, message)
-            .on(source.path())
-            .with_remedy(Remedy::RestartBackup));
+/// Refuses to go on with what `begun` is of, if that is not what is backed up now; `partial` is its image.
+fn check_preamble(begun: &Preamble, now: &Preamble, source: &Image, partial: &Path) -> Result<()> {
+    let refuse = |path: &Path, message: &str| {
+        Err(Error::new(ErrorKind::InvalidArgument, message).on(path).with_remedy(Remedy::RestartBackup))
+    };
+    if let (Some(origin), Some(now_origin)) = (&begun.origin, &now.origin) {
+        origin.check(now_origin, source.path())?;
+        if begun.coverage != now.coverage {
+            let message = "the interrupted backup was made with another bitmap, or beside another manifest: give \
+                           the same ones, or begin it anew";
+            return refuse(source.path(), message);
+        }
     }
-    Ok(())
+    match (begun.previous, now.previous) {
+        (begun, now) if begun == now => Ok(()),
+        (None, _) => refuse(
+            partial,
+            "the interrupted backup does not say that it stands on this previous backup: begin it anew",
+        ),
+        (Some(_), _) => refuse(
+            partial,
+            "the interrupted backup stands on another previous backup, with another manifest: name that one, or begin \
+             it anew",
+        ),
+    }
 }
 
 fn absolute(path: &Path) -> Result<PathBuf> {

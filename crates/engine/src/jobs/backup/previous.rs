@@ -1,7 +1,7 @@
 //! The backup that an increment stands on: its manifest must be whole, of a disk like the source, and its own.
 
 use super::options::BackupOptions;
-use crate::jobs::manifest::{Digest, ManifestReader, Subject, check_whole};
+use crate::jobs::manifest::{Digest, ManifestReader, Subject, hash_of_whole};
 use crate::progress::Cancel;
 use crate::{Error, ErrorKind, Format, Image, OpenOptions, Result};
 use std::path::Path;
@@ -11,7 +11,7 @@ use zebu_storage::Worker;
 /// full backup.
 const SAMPLES: u64 = 256;
 
-/// Opens the manifest of the previous backup, if there is one.
+/// Opens the manifest of the previous backup, if there is one; returns also its hash.
 ///
 /// # Errors
 /// The manifest is damaged, of another disk, or does not say what the previous backup holds (some clusters are looked
@@ -20,7 +20,7 @@ pub(super) async fn open(
     worker: &Worker,
     options: &BackupOptions,
     subject: Subject,
-) -> Result<Option<ManifestReader>> {
+) -> Result<Option<(ManifestReader, [u8; 32])>> {
     let Some(base) = &options.previous else { return Ok(None) };
     let Some(path) = base.manifest.as_deref() else { return Ok(None) };
     let manifest = path.to_owned();
@@ -34,7 +34,7 @@ pub(super) async fn open(
         })
     };
     let cancel = options.control.cancel.clone();
-    worker.run_blocking(move || check_whole(&manifest, &cancel, unfit)).await?;
+    let hash = worker.run_blocking(move || hash_of_whole(&manifest, &cancel, unfit)).await?;
     let open = OpenOptions {
         format: Some(Format::Qcow2),
         cache: options.cache,
@@ -46,7 +46,7 @@ pub(super) async fn open(
     let closed = image.close(worker).await;
     compared?;
     closed?;
-    ManifestReader::open(path, &options.control.cancel).map(Some)
+    ManifestReader::open(path, &options.control.cancel).map(|reader| Some((reader, hash)))
 }
 
 async fn compare(
