@@ -295,6 +295,69 @@ fn an_increment_does_not_go_on_over_another_previous_backup() {
     scratch.zebu(&words("verify -q --manifest out.manifest out.qcow2")).ok();
 }
 
+/// What the checkpoint says of the partial image is looked for in it.
+#[test]
+fn a_backup_does_not_go_on_with_a_damaged_image() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    disk(&scratch, "disk", 300);
+    // What can't be packed lies in the file as it is.
+    change(&scratch, "disk", 2 * MIB, &noise(5, 1 << 20));
+    let line = "backup -q -f raw disk out.qcow2 --manifest out.manifest";
+    interrupt(&scratch, line);
+    let (image, manifest) = (".out.qcow2.zebu-partial", ".out.qcow2.zebu-partial.manifest");
+    let (whole, noted) = (scratch.read(image), scratch.read(manifest));
+    let map = scratch.qemu_img(&["map", "--output", "json", "-f", "qcow2", image]).ok().json();
+    let plain = map.as_array().unwrap().iter().find_map(|extent| extent["offset"].as_u64());
+    let mut changed = whole.clone();
+    changed[plain.unwrap() as usize + 70] ^= 1;
+    // Where what is referred to ends, in whole clusters.
+    scratch.write("copy", &whole);
+    scratch.qemu_img(&words("check -q -r leaks -f qcow2 copy")).ok();
+    let checked = scratch.qemu_img(&words("check --output json -f qcow2 copy")).ok().json();
+    std::fs::remove_file(scratch.file("copy")).unwrap();
+    let end = checked["image-end-offset"].as_u64().unwrap() as usize;
+    let cases = [
+        (whole[..end / 2].to_vec(), "the partial image is damaged"),
+        (whole[..end - 100_000].to_vec(), "the partial image is damaged"),
+        (whole[..end - 65536 + 600].to_vec(), "was cut short"),
+        (changed, "the partial image does not hold"),
+    ];
+    let resume = || scratch.zebu(&words(&format!("{line} --resume")));
+    for (bytes, why) in cases {
+        scratch.write(image, &bytes);
+        scratch.write(manifest, &noted);
+        let ran = resume();
+        assert_eq!(ran.code, Some(1), "{why}: {} of {} bytes, {ran:?}", bytes.len(), whole.len());
+        ran.fails_naming(1, &[image, why, "leave --resume out"]);
+        assert_eq!(names(&scratch), [image, manifest, "disk"]);
+    }
+    scratch.write(image, &whole);
+    scratch.write(manifest, &noted);
+    resume().ok();
+    scratch.qemu_img(&words("compare -f raw disk out.qcow2")).ok();
+}
+
+/// The cache mode that never syncs is no excuse for a checkpoint of what is not durable.
+#[test]
+fn a_checkpoint_comes_after_its_data_where_nothing_is_synced() {
+    let scratch = Scratch::new();
+    disk(&scratch, "disk", 300);
+    let mut traced = words("-f -y -qq -o trace -e trace=fsync,fdatasync");
+    traced.push(env!("CARGO_BIN_EXE_zebu"));
+    traced.extend(words("backup -q -f raw -t unsafe disk out.qcow2"));
+    let status = scratch.command("strace", &traced).status();
+    assert!(status.expect("strace is missing: `cargo xtask setup` installs it").success());
+    let trace = String::from_utf8(scratch.read("trace")).unwrap();
+    let first =
+        |call: &str, file: &str| trace.lines().position(|line| line.contains(call) && line.contains(file));
+    let data = first("sync(", ".zebu-partial>");
+    let noted = first("fdatasync(", ".zebu-partial.manifest>");
+    assert!(data.is_some() && noted.is_some() && data < noted, "{trace}");
+}
+
 #[test]
 fn an_increment_that_knows_changes_only_does_not_become_one_with_hashes() {
     if !qemu() {

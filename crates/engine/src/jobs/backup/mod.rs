@@ -30,7 +30,7 @@ use chunk::{Chunk, Done, do_chunk, leave_out, pass_over};
 use claim::{Claim, check_place};
 use leftovers::Leftovers;
 use partial::Partial;
-use samples::compare_samples;
+use samples::Samples;
 use std::ops::RangeInclusive;
 use unreadable::Unreadable;
 use zebu_storage::Worker;
@@ -119,8 +119,10 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
             .await?;
     let compared = async {
         if partial.done > 0 && options.knows_all_hashes() {
-            let (manifest, done) = (&partial.claim.manifest, partial.done);
-            compare_samples(worker, source, manifest, done, options, &unreadable).await?;
+            let cancel = &options.control.cancel;
+            let samples = Samples::choose(&partial.claim.manifest, partial.done, cancel)?;
+            samples.compare_source(worker, source, options, &unreadable).await?;
+            samples.compare_partial(worker, &partial.image, cancel).await?;
         }
         let Some(dirty) = &mut dirty else { return Ok(()) };
         if let (Some(names), Some(base)) = (&options.previous, partial.image.backing()) {

@@ -3,7 +3,7 @@
 use super::claim::{Claim, Left, exists};
 use super::leftovers::Leftovers;
 use super::options::{BackupOptions, Interrupted};
-use super::samples::compare_samples;
+use super::samples::Samples;
 use super::unreadable::Unreadable;
 use crate::Remedy;
 use crate::check::{CheckOptions, Repair, check};
@@ -13,9 +13,11 @@ use crate::jobs::manifest::{
     ManifestWriter, Preamble, Subject, check_whole, last_checkpoint, preamble_of, unreadable_of,
 };
 use crate::jobs::origin::Origin;
-use crate::jobs::staging::{NewFiles, from_io, publish};
+use crate::jobs::staging::{NewFiles, from_io, publish, sync_files};
 use crate::jobs::verify::{VerifyOptions, verify};
-use crate::{Access, CompressOptions, CreateOptions, Error, ErrorKind, Format, Image, OpenOptions, Result};
+use crate::{
+    Access, CacheMode, CompressOptions, CreateOptions, Error, ErrorKind, Format, Image, OpenOptions, Result,
+};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use zebu_storage::Worker;
@@ -28,8 +30,16 @@ pub(super) struct Partial {
     pub(super) done: u64,
     pub(super) leftovers: Leftovers,
     pub(super) claim: Claim,
+    image_syncs: ImageSyncs,
     /// Something is there to go on from.
     resumable: bool,
+}
+
+/// Whether a flush of the partial image makes its file durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ImageSyncs {
+    AtFlush,
+    Never,
 }
 
 /// A range that an earlier try left out, as far as that is known.
@@ -65,7 +75,9 @@ impl Partial {
         let checkpoint =
             if resumes && exists(image_path) { last_checkpoint(manifest_path, subject)? } else { None };
         let checkpoint = match checkpoint {
-            Some((done, begun)) => check_preamble(&begun, preamble, source, image_path).map(|()| Some(done))?,
+            Some((done, begun)) => {
+                check_preamble(&begun, preamble, source, image_path).map(|()| Some(done))?
+            }
             None => None,
         };
         let open = OpenOptions {
@@ -91,7 +103,15 @@ impl Partial {
             // What was under way when it was interrupted may have left clusters behind that nothing refers to.
             let repair =
                 CheckOptions { repair: Repair::Leaks, cache: options.cache, ..CheckOptions::default() };
-            check(worker, image_path, &repair).await?;
+            let found = check(worker, image_path, &repair).await?;
+            if found.counts.corruptions > 0 || found.counts.check_errors > 0 {
+                let first =
+                    found.findings.first().map_or_else(String::new, |finding| format!(" ({finding})"));
+                let message = format!("the partial image is damaged{first}: begin the backup anew");
+                return Err(Error::new(ErrorKind::Corrupt, message)
+                    .on(image_path)
+                    .with_remedy(Remedy::RestartBackup));
+            }
             leftovers = Leftovers::find(worker, image_path, options.cache, subject, done).await?;
         } else {
             let create = CreateOptions {
@@ -114,20 +134,9 @@ impl Partial {
             made.add(manifest_path);
         }
         let image = Image::open(worker, image_path, &open).await?;
-        let recorded = image.info()?.backing_file;
-        let message =
-            if image.virtual_size() != subject.virtual_size || image.cluster_size() != subject.cluster_size {
-                Some("the interrupted backup is of another disk, or has other clusters: begin it anew")
-            } else if recorded != backing.map(|(name, _)| name) {
-                Some("the interrupted backup does not stand on the same previous backup: begin it anew")
-            } else {
-                None
-            };
-        if let Some(message) = message {
+        if let Err(error) = check_image(&image, subject, backing) {
             let _ = image.close(worker).await;
-            return Err(Error::new(ErrorKind::InvalidArgument, message)
-                .on(image_path)
-                .with_remedy(Remedy::RestartBackup));
+            return Err(error);
         }
         let (manifest, done) = if checkpoint.is_some() {
             let note = |range| unreadable.note(skipped_before(source, range));
@@ -136,12 +145,18 @@ impl Partial {
             (ManifestWriter::begin(manifest_path, subject, preamble)?, 0)
         };
         made.keep();
-        Ok(Self { image, manifest, done, leftovers, claim, resumable: done > 0 })
+        let image_syncs =
+            if options.cache == CacheMode::Unsafe { ImageSyncs::Never } else { ImageSyncs::AtFlush };
+        Ok(Self { image, manifest, done, leftovers, claim, image_syncs, resumable: done > 0 })
     }
 
     /// Makes what is done durable, and notes it.
     pub(super) async fn checkpoint(&mut self, worker: &Worker) -> Result<()> {
         self.image.flush(worker).await?;
+        if self.image_syncs == ImageSyncs::Never {
+            let image = self.claim.image.clone();
+            worker.run_blocking(move || sync_files(&image, None)).await?;
+        }
         self.manifest.checkpoint(self.done)?;
         self.resumable = true;
         Ok(())
@@ -241,11 +256,27 @@ pub(super) async fn finish_publishing(
         return Err(Error::new(ErrorKind::Corrupt, message).on(&options.target));
     }
     unreadable_of(&manifest_path, |range| unreadable.note(skipped_before(source, range)))?;
-    compare_samples(worker, source, &manifest_path, subject.virtual_size, options, unreadable).await?;
+    let samples = Samples::choose(&manifest_path, subject.virtual_size, &options.control.cancel)?;
+    samples.compare_source(worker, source, options, unreadable).await?;
     let length = std::fs::metadata(&options.target).map_or(0, |found| found.len());
     let name = name.clone();
     worker.run_blocking(move || publish(&manifest_path, &name, None)).await?;
     Ok(Some((length, hash)))
+}
+
+/// Refuses to go on with a partial image that is not as the options ask.
+fn check_image(image: &Image, subject: Subject, backing: Option<(String, Format)>) -> Result<()> {
+    let info = image.info()?;
+    let message = if image.virtual_size() != subject.virtual_size
+        || image.cluster_size() != subject.cluster_size
+    {
+        "the interrupted backup is of another disk, or has other clusters: begin it anew"
+    } else if info.backing_file != backing.map(|(name, _)| name) {
+        "the interrupted backup does not stand on the same previous backup: begin it anew"
+    } else {
+        return Ok(());
+    };
+    Err(Error::new(ErrorKind::InvalidArgument, message).on(image.path()).with_remedy(Remedy::RestartBackup))
 }
 
 /// Refuses to go on with what `begun` is of, if that is not what is backed up now; `partial` is its image.

@@ -260,9 +260,7 @@ impl ManifestReader {
                 Some(Line::ChangesOnly) => {
                     return Err(self.wrong("it tells of changes only; the backup has not been finished"));
                 }
-                Some(
-                    Line::Source(_) | Line::Previous(_) | Line::Checkpoint(_) | Line::Unreadable(_),
-                ) => {}
+                Some(Line::Source(_) | Line::Previous(_) | Line::Checkpoint(_) | Line::Unreadable(_)) => {}
                 Some(Line::Disk(_) | Line::End(_)) | None => {
                     return Err(
                         self.wrong("it ends before the disk does; the backup may not have been finished")
@@ -308,9 +306,7 @@ impl ManifestReader {
         let mut disk = None;
         loop {
             match self.line()? {
-                Some(
-                    Line::Source(_) | Line::Previous(_) | Line::Checkpoint(_) | Line::Unreadable(_),
-                ) => {}
+                Some(Line::Source(_) | Line::Previous(_) | Line::Checkpoint(_) | Line::Unreadable(_)) => {}
                 Some(Line::Disk(found)) => disk = Some(found),
                 Some(Line::End(found)) => {
                     let (Some(disk), true) = (disk, self.whole.finalize() == blake3::Hash::from(found))
