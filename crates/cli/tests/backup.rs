@@ -358,6 +358,32 @@ fn a_checkpoint_comes_after_its_data_where_nothing_is_synced() {
     assert!(data.is_some() && noted.is_some() && data < noted, "{trace}");
 }
 
+/// An increment whose backing file is the disk itself would show whatever is written later.
+#[test]
+fn an_increment_does_not_stand_on_its_source() {
+    let scratch = Scratch::new();
+    disk(&scratch, "raw", 13);
+    scratch.zebu(&words("convert -q -f raw -O qcow2 raw disk")).ok();
+    std::fs::hard_link(scratch.file("disk"), scratch.file("hard")).unwrap();
+    scratch.zebu(&words("create -q -f qcow2 -b disk -F qcow2 over")).ok();
+    scratch.zebu(&words("backup -q disk full.qcow2 --manifest full.manifest")).ok();
+    let before = names(&scratch);
+    for previous in ["disk", "hard", "over"] {
+        let line = format!(
+            "backup -q disk out.qcow2 --manifest out.manifest --previous {previous} --previous-manifest \
+             full.manifest"
+        );
+        let named = [previous, "'disk'", "name another previous backup"];
+        scratch.zebu(&words(&line)).fails_naming(1, &named);
+        assert_eq!(names(&scratch), before);
+    }
+    // A disk that stands on the previous backup, as after a quick restoration, is no trouble.
+    scratch.zebu(&words("create -q -f qcow2 -b full.qcow2 -F qcow2 restored")).ok();
+    scratch
+        .zebu(&words("backup -q restored out.qcow2 --previous full.qcow2 --previous-manifest full.manifest"))
+        .ok();
+}
+
 #[test]
 fn an_increment_that_knows_changes_only_does_not_become_one_with_hashes() {
     if !qemu() {

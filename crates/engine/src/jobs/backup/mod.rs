@@ -92,6 +92,7 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
         let error = Error::new(ErrorKind::InvalidArgument, message).on(source.path());
         return Err(error.with_remedy(Remedy::AllowDecryption));
     }
+    previous::check_name(source, options)?;
     check_place(&options.target, options.manifest.as_deref())?;
     let (claim, left) = Claim::take(&options.target)?;
     let total = subject.virtual_size;

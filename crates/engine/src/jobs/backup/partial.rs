@@ -3,6 +3,7 @@
 use super::claim::{Claim, Left, exists};
 use super::leftovers::Leftovers;
 use super::options::{BackupOptions, Interrupted};
+use super::previous::check_independent;
 use super::samples::Samples;
 use super::unreadable::Unreadable;
 use crate::Remedy;
@@ -134,7 +135,11 @@ impl Partial {
             made.add(manifest_path);
         }
         let image = Image::open(worker, image_path, &open).await?;
-        if let Err(error) = check_image(&image, subject, backing) {
+        let fits = match check_image(&image, subject, backing) {
+            Ok(()) => check_independent(source, image.file_ids(), options),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = fits {
             let _ = image.close(worker).await;
             return Err(error);
         }
