@@ -358,6 +358,19 @@ fn a_checkpoint_comes_after_its_data_where_nothing_is_synced() {
     assert!(data.is_some() && noted.is_some() && data < noted, "{trace}");
 }
 
+#[test]
+fn an_interrupted_backup_keeps_its_compression() {
+    let scratch = Scratch::new();
+    disk(&scratch, "disk", 300);
+    let line = "backup -q -f raw disk out.qcow2 --compression-type";
+    interrupt(&scratch, &format!("{line} zstd"));
+    let left = names(&scratch);
+    let named = ["out.qcow2", "zstd", "zlib", "leave --resume out"];
+    scratch.zebu(&words(&format!("{line} zlib --resume"))).fails_naming(1, &named);
+    assert_eq!(names(&scratch), left);
+    scratch.zebu(&words(&format!("{line} zstd --resume"))).ok();
+}
+
 /// An increment whose backing file is the disk itself would show whatever is written later.
 #[test]
 fn an_increment_does_not_stand_on_its_source() {

@@ -17,7 +17,8 @@ use crate::jobs::origin::Origin;
 use crate::jobs::staging::{NewFiles, from_io, publish, sync_files};
 use crate::jobs::verify::{VerifyOptions, verify};
 use crate::{
-    Access, CacheMode, CompressOptions, CreateOptions, Error, ErrorKind, Format, Image, OpenOptions, Result,
+    Access, CacheMode, CompressOptions, Compression, CreateOptions, Error, ErrorKind, Format, Image,
+    OpenOptions, Result,
 };
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -135,7 +136,7 @@ impl Partial {
             made.add(manifest_path);
         }
         let image = Image::open(worker, image_path, &open).await?;
-        let fits = match check_image(&image, subject, backing) {
+        let fits = match check_image(&image, subject, backing, options.compression) {
             Ok(()) => check_independent(source, image.file_ids(), options),
             Err(error) => Err(error),
         };
@@ -270,14 +271,25 @@ pub(super) async fn finish_publishing(
 }
 
 /// Refuses to go on with a partial image that is not as the options ask.
-fn check_image(image: &Image, subject: Subject, backing: Option<(String, Format)>) -> Result<()> {
+fn check_image(
+    image: &Image,
+    subject: Subject,
+    backing: Option<(String, Format)>,
+    compression: Compression,
+) -> Result<()> {
     let info = image.info()?;
+    let packed = info.qcow2.map_or(compression, |qcow2| qcow2.compression);
     let message = if image.virtual_size() != subject.virtual_size
         || image.cluster_size() != subject.cluster_size
     {
-        "the interrupted backup is of another disk, or has other clusters: begin it anew"
+        "the interrupted backup is of another disk, or has other clusters: begin it anew".to_owned()
     } else if info.backing_file != backing.map(|(name, _)| name) {
-        "the interrupted backup does not stand on the same previous backup: begin it anew"
+        "the interrupted backup does not stand on the same previous backup: begin it anew".to_owned()
+    } else if packed != compression {
+        let (packed, asked) = (packed.name(), compression.name());
+        format!(
+            "the interrupted backup is compressed with {packed}, not with {asked}: ask for {packed}, or begin it anew"
+        )
     } else {
         return Ok(());
     };
