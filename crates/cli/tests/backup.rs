@@ -371,6 +371,30 @@ fn an_interrupted_backup_keeps_its_compression() {
     scratch.zebu(&words(&format!("{line} zstd --resume"))).ok();
 }
 
+/// Between the name of the image and that of the manifest, or its end, the image is complete.
+#[test]
+fn a_complete_backup_whose_manifest_is_left_is_not_to_be_removed() {
+    let scratch = Scratch::new();
+    disk(&scratch, "raw", 13);
+    scratch.zebu(&words("convert -q -f raw -O qcow2 raw disk")).ok();
+    let left = ".out.qcow2.zebu-partial.manifest";
+    scratch.zebu(&words("backup -q disk out.qcow2 --manifest out.manifest")).ok();
+    std::fs::rename(scratch.file("out.manifest"), scratch.file(left)).unwrap();
+    let before = names(&scratch);
+    let line = "backup -q disk out.qcow2";
+    scratch.zebu(&words(line)).fails_naming(1, &["out.qcow2", "the backup is complete", left, "resume it"]);
+    let by_bitmap = scratch.zebu(&words(&format!("{line} --bitmap b --resume")));
+    by_bitmap.fails_naming(1, &["out.qcow2", "the backup is complete", "bitmap 'b'", left, "keep it"]);
+    assert_eq!(names(&scratch), before);
+    // One that has no end says nothing of a file that somebody else has made.
+    let whole = scratch.read(left);
+    scratch.write(left, &whole[..whole.len() - 70]);
+    scratch.zebu(&words(&format!("{line} --resume"))).fails_naming(1, &["out.qcow2", "exists already"]);
+    scratch.write(left, &whole);
+    scratch.zebu(&words(&format!("{line} --resume"))).ok();
+    assert_eq!(names(&scratch), ["disk", "out.qcow2", "raw"]);
+}
+
 /// An increment whose backing file is the disk itself would show whatever is written later.
 #[test]
 fn an_increment_does_not_stand_on_its_source() {

@@ -11,7 +11,7 @@ use crate::check::{CheckOptions, Repair, check};
 use crate::jobs::backing_name::backing_name;
 use crate::jobs::convert::SkippedRange;
 use crate::jobs::manifest::{
-    ManifestWriter, Preamble, Subject, check_whole, last_checkpoint, preamble_of, unreadable_of,
+    ManifestWriter, Preamble, Subject, check_whole, is_ended, last_checkpoint, preamble_of, unreadable_of,
 };
 use crate::jobs::origin::Origin;
 use crate::jobs::staging::{NewFiles, from_io, publish, sync_files};
@@ -51,6 +51,27 @@ fn skipped_before(source: &Image, range: Range<u64>) -> SkippedRange {
     SkippedRange { offset, len, error: error.on(source.path()).at_guest(offset) }
 }
 
+/// The error for a name that is taken. A complete backup of which only the rest was interrupted is to be kept.
+fn taken(path: &Path, options: &BackupOptions, claim: &Claim, left: Left) -> Error {
+    let is_complete = path == options.target
+        && left == Left::Manifest
+        && !exists(&claim.image)
+        && is_ended(&claim.manifest);
+    let manifest = claim.manifest.display();
+    let message = match &options.bitmap {
+        _ if !is_complete => "exists already: remove it first, or give another name".to_owned(),
+        None => format!(
+            "the backup is complete, but it was interrupted before '{manifest}' was dealt with: resume it, or keep it \
+             and give another name"
+        ),
+        Some(bitmap) => format!(
+            "the backup is complete, but it was interrupted before bitmap '{bitmap}' was restarted: keep it, remove \
+             '{manifest}', and give the next backup another name"
+        ),
+    };
+    Error::new(ErrorKind::InvalidArgument, message).on(path)
+}
+
 impl Partial {
     /// Makes the files, or takes those that an interrupted backup has left. What that could not read is noted.
     #[expect(clippy::too_many_arguments, reason = "what a backup is made of")]
@@ -67,8 +88,7 @@ impl Partial {
     ) -> Result<Self> {
         for path in std::iter::once(&options.target).chain(&options.manifest) {
             if exists(path) {
-                let message = "exists already: remove it first, or give another name";
-                return Err(Error::new(ErrorKind::InvalidArgument, message).on(path));
+                return Err(taken(path, options, &claim, left));
             }
         }
         let (image_path, manifest_path) = (&claim.image, &claim.manifest);
@@ -197,20 +217,22 @@ impl Partial {
         let length = std::fs::metadata(&self.claim.image).map_or(0, |found| found.len());
         let (partial, target) = (self.claim.image.clone(), options.target.clone());
         worker.run_blocking(move || publish(&partial, &target, None)).await?;
-        match &options.manifest {
-            Some(name) => {
-                let (partial, name) = (self.claim.manifest.clone(), name.clone());
-                worker.run_blocking(move || publish(&partial, &name, None)).await?;
-            }
-            None => std::fs::remove_file(&self.claim.manifest)
-                .map_err(|e| from_io(&self.claim.manifest, "can't remove the file", &e))?,
-        }
+        dispose_of_manifest(worker, options, &self.claim).await?;
         Ok((length, options.knows_all_hashes().then_some(hash)))
     }
 }
 
-/// Gives the manifest of a backup its name that was interrupted after the image had got its own: the length of the
-/// image's file and the hash of the disk. `None`: that is not what is there.
+/// Gives the manifest of a complete backup its name, or removes it if it is to have none.
+async fn dispose_of_manifest(worker: &Worker, options: &BackupOptions, claim: &Claim) -> Result<()> {
+    let partial = claim.manifest.clone();
+    match options.manifest.clone() {
+        Some(name) => worker.run_blocking(move || publish(&partial, &name, None)).await,
+        None => std::fs::remove_file(&partial).map_err(|e| from_io(&partial, "can't remove the file", &e)),
+    }
+}
+
+/// Ends a backup that was interrupted after the image had got its name: the length of the image's file and the hash of
+/// the disk. `None`: that is not what is there.
 ///
 /// # Errors
 /// The image is not what the manifest says.
@@ -223,13 +245,15 @@ pub(super) async fn finish_publishing(
     left: Left,
     unreadable: &mut Unreadable,
 ) -> Result<Option<(u64, Option<String>)>> {
-    let Some(name) = &options.manifest else { return Ok(None) };
     let is_that = options.interrupted == Interrupted::Resume
         && exists(&options.target)
         && left == Left::Manifest
         && !exists(&claim.image)
-        && !exists(name)
-        // With one, more is to be done than to give a name.
+        && match &options.manifest {
+            Some(name) => !exists(name),
+            None => is_ended(&claim.manifest),
+        }
+        // With one, more is to be done.
         && options.bitmap.is_none();
     if !is_that {
         return Ok(None);
@@ -265,8 +289,7 @@ pub(super) async fn finish_publishing(
     let samples = Samples::choose(&manifest_path, subject.virtual_size, &options.control.cancel)?;
     samples.compare_source(worker, source, options, unreadable).await?;
     let length = std::fs::metadata(&options.target).map_or(0, |found| found.len());
-    let name = name.clone();
-    worker.run_blocking(move || publish(&manifest_path, &name, None)).await?;
+    dispose_of_manifest(worker, options, claim).await?;
     Ok(Some((length, hash)))
 }
 

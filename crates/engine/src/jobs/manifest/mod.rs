@@ -25,7 +25,7 @@ mod write;
 
 pub use index::{ManifestIndex, ManifestRun};
 pub(in crate::jobs) use read::{
-    ManifestReader, check_whole, hash_of_whole, last_checkpoint, preamble_of, unreadable_of,
+    ManifestReader, check_whole, hash_of_whole, is_ended, last_checkpoint, preamble_of, unreadable_of,
 };
 pub(in crate::jobs) use write::ManifestWriter;
 

@@ -403,6 +403,17 @@ pub(in crate::jobs) fn last_checkpoint(path: &Path, subject: Subject) -> Result<
     Ok(found.at.map(|(_, done)| (done, found.preamble)))
 }
 
+/// Whether a manifest has been ended, and not been changed since.
+pub(in crate::jobs) fn is_ended(path: &Path) -> bool {
+    let Ok(mut reader) = ManifestReader::open(path, &Cancel::new()) else { return false };
+    while let Ok(Some(line)) = reader.line() {
+        if let Line::End(found) = line {
+            return reader.whole.finalize() == blake3::Hash::from(found);
+        }
+    }
+    false
+}
+
 /// The lines of a manifest before its clusters.
 ///
 /// # Errors
