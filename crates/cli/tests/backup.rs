@@ -248,6 +248,179 @@ fn a_backup_does_not_go_on_with_another_snapshot() {
     scratch.qemu_img(&words("compare -f raw disk out.qcow2")).ok();
 }
 
+/// Another previous backup may have got the name of the first, and its manifest that of the first one's.
+#[test]
+fn an_increment_does_not_go_on_over_another_previous_backup() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    disk(&scratch, "disk", 300);
+    scratch.write("other", &scratch.read("disk"));
+    change(&scratch, "other", 4 * MIB, &noise(7, 1 << 20));
+    scratch.zebu(&words("backup -q -f raw disk before.qcow2 --manifest before.manifest")).ok();
+    scratch.zebu(&words("backup -q -f raw other other.qcow2 --manifest other.manifest")).ok();
+    change(&scratch, "disk", MIB, &noise(5, 1 << 20));
+    let line = "backup -q -f raw disk out.qcow2 --manifest out.manifest --previous before.qcow2 \
+                --previous-manifest before.manifest";
+    interrupt(&scratch, line);
+    let swap = || {
+        for kind in ["qcow2", "manifest"] {
+            let (before, other) = (format!("before.{kind}"), format!("other.{kind}"));
+            std::fs::rename(scratch.file(&before), scratch.file("kept")).unwrap();
+            std::fs::rename(scratch.file(&other), scratch.file(&before)).unwrap();
+            std::fs::rename(scratch.file("kept"), scratch.file(&other)).unwrap();
+        }
+    };
+    let resume = || scratch.zebu(&words(&format!("{line} --resume")));
+    let left = names(&scratch);
+    swap();
+    let named = ["out.qcow2", "on another previous backup", "leave --resume out"];
+    resume().fails_naming(1, &named);
+    assert_eq!(names(&scratch), left);
+    swap();
+
+    // A manifest of before there was such a line does not tell.
+    let manifest = ".out.qcow2.zebu-partial.manifest";
+    let whole = scratch.read(manifest);
+    let text = String::from_utf8(whole.clone()).unwrap();
+    let old: String = text.split_inclusive('\n').filter(|line| !line.starts_with("previous ")).collect();
+    assert_ne!(old, text);
+    scratch.write(manifest, old.as_bytes());
+    resume().fails_naming(1, &["out.qcow2", "does not say", "leave --resume out"]);
+    scratch.write(manifest, &whole);
+
+    resume().ok();
+    scratch.qemu_img(&words("compare -f raw disk out.qcow2")).ok();
+    scratch.zebu(&words("verify -q --manifest out.manifest out.qcow2")).ok();
+}
+
+/// What the checkpoint says of the partial image is looked for in it.
+#[test]
+fn a_backup_does_not_go_on_with_a_damaged_image() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    disk(&scratch, "disk", 300);
+    // What can't be packed lies in the file as it is.
+    change(&scratch, "disk", 2 * MIB, &noise(5, 1 << 20));
+    let line = "backup -q -f raw disk out.qcow2 --manifest out.manifest";
+    interrupt(&scratch, line);
+    let (image, manifest) = (".out.qcow2.zebu-partial", ".out.qcow2.zebu-partial.manifest");
+    let (whole, noted) = (scratch.read(image), scratch.read(manifest));
+    let map = scratch.qemu_img(&["map", "--output", "json", "-f", "qcow2", image]).ok().json();
+    let plain = map.as_array().unwrap().iter().find_map(|extent| extent["offset"].as_u64());
+    let mut changed = whole.clone();
+    changed[plain.unwrap() as usize + 70] ^= 1;
+    // Where what is referred to ends, in whole clusters.
+    scratch.write("copy", &whole);
+    scratch.qemu_img(&words("check -q -r leaks -f qcow2 copy")).ok();
+    let checked = scratch.qemu_img(&words("check --output json -f qcow2 copy")).ok().json();
+    std::fs::remove_file(scratch.file("copy")).unwrap();
+    let end = checked["image-end-offset"].as_u64().unwrap() as usize;
+    let cases = [
+        (whole[..end / 2].to_vec(), "the partial image is damaged"),
+        (whole[..end - 100_000].to_vec(), "the partial image is damaged"),
+        (whole[..end - 65536 + 600].to_vec(), "was cut short"),
+        (changed, "the partial image does not hold"),
+    ];
+    let resume = || scratch.zebu(&words(&format!("{line} --resume")));
+    for (bytes, why) in cases {
+        scratch.write(image, &bytes);
+        scratch.write(manifest, &noted);
+        let ran = resume();
+        assert_eq!(ran.code, Some(1), "{why}: {} of {} bytes, {ran:?}", bytes.len(), whole.len());
+        ran.fails_naming(1, &[image, why, "leave --resume out"]);
+        assert_eq!(names(&scratch), [image, manifest, "disk"]);
+    }
+    scratch.write(image, &whole);
+    scratch.write(manifest, &noted);
+    resume().ok();
+    scratch.qemu_img(&words("compare -f raw disk out.qcow2")).ok();
+}
+
+/// The cache mode that never syncs is no excuse for a checkpoint of what is not durable.
+#[test]
+fn a_checkpoint_comes_after_its_data_where_nothing_is_synced() {
+    let scratch = Scratch::new();
+    disk(&scratch, "disk", 300);
+    let mut traced = words("-f -y -qq -o trace -e trace=fsync,fdatasync");
+    traced.push(env!("CARGO_BIN_EXE_zebu"));
+    traced.extend(words("backup -q -f raw -t unsafe disk out.qcow2"));
+    let status = scratch.command("strace", &traced).status();
+    assert!(status.expect("strace is missing: `cargo xtask setup` installs it").success());
+    let trace = String::from_utf8(scratch.read("trace")).unwrap();
+    let first =
+        |call: &str, file: &str| trace.lines().position(|line| line.contains(call) && line.contains(file));
+    let data = first("sync(", ".zebu-partial>");
+    let noted = first("fdatasync(", ".zebu-partial.manifest>");
+    assert!(data.is_some() && noted.is_some() && data < noted, "{trace}");
+}
+
+#[test]
+fn an_interrupted_backup_keeps_its_compression() {
+    let scratch = Scratch::new();
+    disk(&scratch, "disk", 300);
+    let line = "backup -q -f raw disk out.qcow2 --compression-type";
+    interrupt(&scratch, &format!("{line} zstd"));
+    let left = names(&scratch);
+    let named = ["out.qcow2", "zstd", "zlib", "leave --resume out"];
+    scratch.zebu(&words(&format!("{line} zlib --resume"))).fails_naming(1, &named);
+    assert_eq!(names(&scratch), left);
+    scratch.zebu(&words(&format!("{line} zstd --resume"))).ok();
+}
+
+/// Between the name of the image and that of the manifest, or its end, the image is complete.
+#[test]
+fn a_complete_backup_whose_manifest_is_left_is_not_to_be_removed() {
+    let scratch = Scratch::new();
+    disk(&scratch, "raw", 13);
+    scratch.zebu(&words("convert -q -f raw -O qcow2 raw disk")).ok();
+    let left = ".out.qcow2.zebu-partial.manifest";
+    scratch.zebu(&words("backup -q disk out.qcow2 --manifest out.manifest")).ok();
+    std::fs::rename(scratch.file("out.manifest"), scratch.file(left)).unwrap();
+    let before = names(&scratch);
+    let line = "backup -q disk out.qcow2";
+    scratch.zebu(&words(line)).fails_naming(1, &["out.qcow2", "the backup is complete", left, "resume it"]);
+    let by_bitmap = scratch.zebu(&words(&format!("{line} --bitmap b --resume")));
+    by_bitmap.fails_naming(1, &["out.qcow2", "the backup is complete", "bitmap 'b'", left, "keep it"]);
+    assert_eq!(names(&scratch), before);
+    // One that has no end says nothing of a file that somebody else has made.
+    let whole = scratch.read(left);
+    scratch.write(left, &whole[..whole.len() - 70]);
+    scratch.zebu(&words(&format!("{line} --resume"))).fails_naming(1, &["out.qcow2", "exists already"]);
+    scratch.write(left, &whole);
+    scratch.zebu(&words(&format!("{line} --resume"))).ok();
+    assert_eq!(names(&scratch), ["disk", "out.qcow2", "raw"]);
+}
+
+/// An increment whose backing file is the disk itself would show whatever is written later.
+#[test]
+fn an_increment_does_not_stand_on_its_source() {
+    let scratch = Scratch::new();
+    disk(&scratch, "raw", 13);
+    scratch.zebu(&words("convert -q -f raw -O qcow2 raw disk")).ok();
+    std::fs::hard_link(scratch.file("disk"), scratch.file("hard")).unwrap();
+    scratch.zebu(&words("create -q -f qcow2 -b disk -F qcow2 over")).ok();
+    scratch.zebu(&words("backup -q disk full.qcow2 --manifest full.manifest")).ok();
+    let before = names(&scratch);
+    for previous in ["disk", "hard", "over"] {
+        let line = format!(
+            "backup -q disk out.qcow2 --manifest out.manifest --previous {previous} --previous-manifest \
+             full.manifest"
+        );
+        let named = [previous, "'disk'", "name another previous backup"];
+        scratch.zebu(&words(&line)).fails_naming(1, &named);
+        assert_eq!(names(&scratch), before);
+    }
+    // A disk that stands on the previous backup, as after a quick restoration, is no trouble.
+    scratch.zebu(&words("create -q -f qcow2 -b full.qcow2 -F qcow2 restored")).ok();
+    scratch
+        .zebu(&words("backup -q restored out.qcow2 --previous full.qcow2 --previous-manifest full.manifest"))
+        .ok();
+}
+
 #[test]
 fn an_increment_that_knows_changes_only_does_not_become_one_with_hashes() {
     if !qemu() {

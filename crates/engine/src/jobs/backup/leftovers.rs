@@ -2,12 +2,17 @@
 //! zero or unchanged now is otherwise left out: it has to be written over what is there.
 
 use crate::jobs::manifest::Subject;
+use crate::node::Driver;
 use crate::qcow2::bitmaps::Bits;
-use crate::{CacheMode, Chain, ExtentKind, Format, Image, OpenOptions, Result};
+use crate::qcow2::map::mapping::Run;
+use crate::{CacheMode, Chain, Error, ErrorKind, ExtentKind, Format, Image, OpenOptions, Remedy, Result};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use zebu_storage::Worker;
+
+/// Bytes of a sector.
+const SECTOR: u64 = 512;
 
 /// Clusters that the partial image holds itself behind what is done.
 #[derive(Clone, Default)]
@@ -15,6 +20,9 @@ pub(super) struct Leftovers(Option<Arc<Bits>>);
 
 impl Leftovers {
     /// Looks for them from `done` on, in the image alone: what it stands on is not looked at.
+    ///
+    /// # Errors
+    /// The file ends before what is done; it can't be read.
     pub(super) async fn find(
         worker: &Worker,
         path: &Path,
@@ -29,7 +37,10 @@ impl Leftovers {
             ..OpenOptions::default()
         };
         let image = Image::open(worker, path, &open).await?;
-        let found = scan(worker, &image, subject, done).await;
+        let found = match check_not_cut(worker, &image, done).await {
+            Ok(()) => scan(worker, &image, subject, done).await,
+            Err(error) => Err(error),
+        };
         let closed = image.close(worker).await;
         let found = found?;
         closed.map(|()| found)
@@ -44,6 +55,35 @@ impl Leftovers {
     pub(super) fn touch(&self, range: Range<u64>) -> bool {
         self.next(range.start).is_some_and(|run| run.start < range.end)
     }
+}
+
+/// Refuses an image whose file ends before the first `done` bytes of the disk do: what is missing would read as zero.
+async fn check_not_cut(worker: &Worker, image: &Image, done: u64) -> Result<()> {
+    let Driver::Qcow2(qcow2) = &image.0.driver else { return Ok(()) };
+    // Streams are counted in sectors.
+    let file_end = qcow2.file().len().next_multiple_of(SECTOR);
+    let mut extents = image.extents(0..done.min(image.virtual_size()));
+    while let Some(extent) = extents.next(worker).await? {
+        let mut at = extent.offset;
+        while matches!(extent.kind, ExtentKind::Compressed | ExtentKind::Data { .. }) && at < extent.end() {
+            let (run, len) = qcow2.map_tables(worker, at, extent.end() - at).await?;
+            let end = match run {
+                Run::Compressed { stream } => stream.offset.0.saturating_add(stream.len),
+                Run::Data { host } => host.saturating_add(len),
+                _ => 0,
+            };
+            if end > file_end {
+                let message = "the partial image was cut short: its file ends before what is done does; begin the \
+                               backup anew";
+                return Err(Error::new(ErrorKind::Corrupt, message)
+                    .on(image.path())
+                    .at_guest(at)
+                    .with_remedy(Remedy::RestartBackup));
+            }
+            at += len;
+        }
+    }
+    Ok(())
 }
 
 async fn scan(worker: &Worker, image: &Image, subject: Subject, done: u64) -> Result<Leftovers> {

@@ -18,7 +18,8 @@ mod unreadable;
 pub use options::{BackupOptions, BackupReport, Decryption, Interrupted, PreviousBackup, SourceErrors};
 pub use streamed::{StreamedBackup, backup_streamed};
 
-use super::manifest::{Digest, ManifestReader, ManifestWriter, Subject};
+use super::manifest::{Coverage, Digest, ManifestReader, ManifestWriter, Preamble, Subject};
+use super::origin::Origin;
 use super::pace::Pace;
 use super::pipeline::InOrder;
 use super::zeros::zero_run;
@@ -29,7 +30,7 @@ use chunk::{Chunk, Done, do_chunk, leave_out, pass_over};
 use claim::{Claim, check_place};
 use leftovers::Leftovers;
 use partial::Partial;
-use samples::compare_samples;
+use samples::Samples;
 use std::ops::RangeInclusive;
 use unreadable::Unreadable;
 use zebu_storage::Worker;
@@ -91,6 +92,7 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
         let error = Error::new(ErrorKind::InvalidArgument, message).on(source.path());
         return Err(error.with_remedy(Remedy::AllowDecryption));
     }
+    previous::check_name(source, options)?;
     check_place(&options.target, options.manifest.as_deref())?;
     let (claim, left) = Claim::take(&options.target)?;
     let total = subject.virtual_size;
@@ -110,13 +112,18 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
         return Ok(report);
     }
     let mut dirty = Dirty::begin(worker, source, options).await?;
-    let mut previous = previous::open(worker, options, subject).await?;
+    let (mut previous, previous_hash) = previous::open(worker, options, subject).await?.unzip();
+    let coverage = if options.knows_all_hashes() { Coverage::All } else { Coverage::Changes };
+    let preamble = Preamble { origin: Some(Origin::of(source)), previous: previous_hash, coverage };
     let mut partial =
-        Partial::begin(worker, source, options, subject, gather, claim, left, &mut unreadable).await?;
+        Partial::begin(worker, source, options, subject, &preamble, gather, claim, left, &mut unreadable)
+            .await?;
     let compared = async {
         if partial.done > 0 && options.knows_all_hashes() {
-            let (manifest, done) = (&partial.claim.manifest, partial.done);
-            compare_samples(worker, source, manifest, done, options, &unreadable).await?;
+            let cancel = &options.control.cancel;
+            let samples = Samples::choose(&partial.claim.manifest, partial.done, cancel)?;
+            samples.compare_source(worker, source, options, &unreadable).await?;
+            samples.compare_partial(worker, &partial.image, cancel).await?;
         }
         let Some(dirty) = &mut dirty else { return Ok(()) };
         if let (Some(names), Some(base)) = (&options.previous, partial.image.backing()) {

@@ -3,19 +3,23 @@
 use super::claim::{Claim, Left, exists};
 use super::leftovers::Leftovers;
 use super::options::{BackupOptions, Interrupted};
-use super::samples::compare_samples;
+use super::previous::check_independent;
+use super::samples::Samples;
 use super::unreadable::Unreadable;
 use crate::Remedy;
 use crate::check::{CheckOptions, Repair, check};
 use crate::jobs::backing_name::backing_name;
 use crate::jobs::convert::SkippedRange;
 use crate::jobs::manifest::{
-    Coverage, ManifestWriter, Preamble, Subject, check_whole, last_checkpoint, preamble_of, unreadable_of,
+    ManifestWriter, Preamble, Subject, check_whole, is_ended, last_checkpoint, preamble_of, unreadable_of,
 };
 use crate::jobs::origin::Origin;
-use crate::jobs::staging::{NewFiles, from_io, publish};
+use crate::jobs::staging::{NewFiles, from_io, publish, sync_files};
 use crate::jobs::verify::{VerifyOptions, verify};
-use crate::{Access, CompressOptions, CreateOptions, Error, ErrorKind, Format, Image, OpenOptions, Result};
+use crate::{
+    Access, CacheMode, CompressOptions, Compression, CreateOptions, Error, ErrorKind, Format, Image,
+    OpenOptions, Result,
+};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use zebu_storage::Worker;
@@ -28,8 +32,16 @@ pub(super) struct Partial {
     pub(super) done: u64,
     pub(super) leftovers: Leftovers,
     pub(super) claim: Claim,
+    image_syncs: ImageSyncs,
     /// Something is there to go on from.
     resumable: bool,
+}
+
+/// Whether a flush of the partial image makes its file durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ImageSyncs {
+    AtFlush,
+    Never,
 }
 
 /// A range that an earlier try left out, as far as that is known.
@@ -37,6 +49,27 @@ fn skipped_before(source: &Image, range: Range<u64>) -> SkippedRange {
     let (offset, len) = (range.start, range.end - range.start);
     let error = Error::new(ErrorKind::Io, "it could not be read before the backup was interrupted");
     SkippedRange { offset, len, error: error.on(source.path()).at_guest(offset) }
+}
+
+/// The error for a name that is taken. A complete backup of which only the rest was interrupted is to be kept.
+fn taken(path: &Path, options: &BackupOptions, claim: &Claim, left: Left) -> Error {
+    let is_complete = path == options.target
+        && left == Left::Manifest
+        && !exists(&claim.image)
+        && is_ended(&claim.manifest);
+    let manifest = claim.manifest.display();
+    let message = match &options.bitmap {
+        _ if !is_complete => "exists already: remove it first, or give another name".to_owned(),
+        None => format!(
+            "the backup is complete, but it was interrupted before '{manifest}' was dealt with: resume it, or keep it \
+             and give another name"
+        ),
+        Some(bitmap) => format!(
+            "the backup is complete, but it was interrupted before bitmap '{bitmap}' was restarted: keep it, remove \
+             '{manifest}', and give the next backup another name"
+        ),
+    };
+    Error::new(ErrorKind::InvalidArgument, message).on(path)
 }
 
 impl Partial {
@@ -47,6 +80,7 @@ impl Partial {
         source: &Image,
         options: &BackupOptions,
         subject: Subject,
+        preamble: &Preamble,
         gather_memory: usize,
         claim: Claim,
         left: Left,
@@ -54,8 +88,7 @@ impl Partial {
     ) -> Result<Self> {
         for path in std::iter::once(&options.target).chain(&options.manifest) {
             if exists(path) {
-                let message = "exists already: remove it first, or give another name";
-                return Err(Error::new(ErrorKind::InvalidArgument, message).on(path));
+                return Err(taken(path, options, &claim, left));
             }
         }
         let (image_path, manifest_path) = (&claim.image, &claim.manifest);
@@ -63,10 +96,10 @@ impl Partial {
         let resumes = options.interrupted == Interrupted::Resume && left == Left::Manifest;
         let checkpoint =
             if resumes && exists(image_path) { last_checkpoint(manifest_path, subject)? } else { None };
-        let coverage = if options.knows_all_hashes() { Coverage::All } else { Coverage::Changes };
-        let preamble = Preamble { origin: Some(Origin::of(source)), coverage };
         let checkpoint = match checkpoint {
-            Some((done, begun)) => check_preamble(&begun, &preamble, source).map(|()| Some(done))?,
+            Some((done, begun)) => {
+                check_preamble(&begun, preamble, source, image_path).map(|()| Some(done))?
+            }
             None => None,
         };
         let open = OpenOptions {
@@ -92,7 +125,15 @@ impl Partial {
             // What was under way when it was interrupted may have left clusters behind that nothing refers to.
             let repair =
                 CheckOptions { repair: Repair::Leaks, cache: options.cache, ..CheckOptions::default() };
-            check(worker, image_path, &repair).await?;
+            let found = check(worker, image_path, &repair).await?;
+            if found.counts.corruptions > 0 || found.counts.check_errors > 0 {
+                let first =
+                    found.findings.first().map_or_else(String::new, |finding| format!(" ({finding})"));
+                let message = format!("the partial image is damaged{first}: begin the backup anew");
+                return Err(Error::new(ErrorKind::Corrupt, message)
+                    .on(image_path)
+                    .with_remedy(Remedy::RestartBackup));
+            }
             leftovers = Leftovers::find(worker, image_path, options.cache, subject, done).await?;
         } else {
             let create = CreateOptions {
@@ -115,34 +156,33 @@ impl Partial {
             made.add(manifest_path);
         }
         let image = Image::open(worker, image_path, &open).await?;
-        let recorded = image.info()?.backing_file;
-        let message =
-            if image.virtual_size() != subject.virtual_size || image.cluster_size() != subject.cluster_size {
-                Some("the interrupted backup is of another disk, or has other clusters: begin it anew")
-            } else if recorded != backing.map(|(name, _)| name) {
-                Some("the interrupted backup does not stand on the same previous backup: begin it anew")
-            } else {
-                None
-            };
-        if let Some(message) = message {
+        let fits = match check_image(&image, subject, backing, options.compression) {
+            Ok(()) => check_independent(source, image.file_ids(), options),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = fits {
             let _ = image.close(worker).await;
-            return Err(Error::new(ErrorKind::InvalidArgument, message)
-                .on(image_path)
-                .with_remedy(Remedy::RestartBackup));
+            return Err(error);
         }
         let (manifest, done) = if checkpoint.is_some() {
             let note = |range| unreadable.note(skipped_before(source, range));
-            ManifestWriter::resume(manifest_path, subject, &preamble, &options.control.cancel, note)?
+            ManifestWriter::resume(manifest_path, subject, preamble, &options.control.cancel, note)?
         } else {
-            (ManifestWriter::begin(manifest_path, subject, &preamble)?, 0)
+            (ManifestWriter::begin(manifest_path, subject, preamble)?, 0)
         };
         made.keep();
-        Ok(Self { image, manifest, done, leftovers, claim, resumable: done > 0 })
+        let image_syncs =
+            if options.cache == CacheMode::Unsafe { ImageSyncs::Never } else { ImageSyncs::AtFlush };
+        Ok(Self { image, manifest, done, leftovers, claim, image_syncs, resumable: done > 0 })
     }
 
     /// Makes what is done durable, and notes it.
     pub(super) async fn checkpoint(&mut self, worker: &Worker) -> Result<()> {
         self.image.flush(worker).await?;
+        if self.image_syncs == ImageSyncs::Never {
+            let image = self.claim.image.clone();
+            worker.run_blocking(move || sync_files(&image, None)).await?;
+        }
         self.manifest.checkpoint(self.done)?;
         self.resumable = true;
         Ok(())
@@ -177,20 +217,22 @@ impl Partial {
         let length = std::fs::metadata(&self.claim.image).map_or(0, |found| found.len());
         let (partial, target) = (self.claim.image.clone(), options.target.clone());
         worker.run_blocking(move || publish(&partial, &target, None)).await?;
-        match &options.manifest {
-            Some(name) => {
-                let (partial, name) = (self.claim.manifest.clone(), name.clone());
-                worker.run_blocking(move || publish(&partial, &name, None)).await?;
-            }
-            None => std::fs::remove_file(&self.claim.manifest)
-                .map_err(|e| from_io(&self.claim.manifest, "can't remove the file", &e))?,
-        }
+        dispose_of_manifest(worker, options, &self.claim).await?;
         Ok((length, options.knows_all_hashes().then_some(hash)))
     }
 }
 
-/// Gives the manifest of a backup its name that was interrupted after the image had got its own: the length of the
-/// image's file and the hash of the disk. `None`: that is not what is there.
+/// Gives the manifest of a complete backup its name, or removes it if it is to have none.
+async fn dispose_of_manifest(worker: &Worker, options: &BackupOptions, claim: &Claim) -> Result<()> {
+    let partial = claim.manifest.clone();
+    match options.manifest.clone() {
+        Some(name) => worker.run_blocking(move || publish(&partial, &name, None)).await,
+        None => std::fs::remove_file(&partial).map_err(|e| from_io(&partial, "can't remove the file", &e)),
+    }
+}
+
+/// Ends a backup that was interrupted after the image had got its name: the length of the image's file and the hash of
+/// the disk. `None`: that is not what is there.
 ///
 /// # Errors
 /// The image is not what the manifest says.
@@ -203,13 +245,15 @@ pub(super) async fn finish_publishing(
     left: Left,
     unreadable: &mut Unreadable,
 ) -> Result<Option<(u64, Option<String>)>> {
-    let Some(name) = &options.manifest else { return Ok(None) };
     let is_that = options.interrupted == Interrupted::Resume
         && exists(&options.target)
         && left == Left::Manifest
         && !exists(&claim.image)
-        && !exists(name)
-        // With one, more is to be done than to give a name.
+        && match &options.manifest {
+            Some(name) => !exists(name),
+            None => is_ended(&claim.manifest),
+        }
+        // With one, more is to be done.
         && options.bitmap.is_none();
     if !is_that {
         return Ok(None);
@@ -242,25 +286,64 @@ pub(super) async fn finish_publishing(
         return Err(Error::new(ErrorKind::Corrupt, message).on(&options.target));
     }
     unreadable_of(&manifest_path, |range| unreadable.note(skipped_before(source, range)))?;
-    compare_samples(worker, source, &manifest_path, subject.virtual_size, options, unreadable).await?;
+    let samples = Samples::choose(&manifest_path, subject.virtual_size, &options.control.cancel)?;
+    samples.compare_source(worker, source, options, unreadable).await?;
     let length = std::fs::metadata(&options.target).map_or(0, |found| found.len());
-    let name = name.clone();
-    worker.run_blocking(move || publish(&manifest_path, &name, None)).await?;
+    dispose_of_manifest(worker, options, claim).await?;
     Ok(Some((length, hash)))
 }
 
-/// Refuses to go on with what `begun` is of, if that is not what is backed up now.
-fn check_preamble(begun: &Preamble, now: &Preamble, source: &Image) -> Result<()> {
-    let (Some(origin), Some(now_origin)) = (&begun.origin, &now.origin) else { return Ok(()) };
-    origin.check(now_origin, source.path())?;
-    if begun.coverage != now.coverage {
-        let message = "the interrupted backup was made with another bitmap, or beside another manifest: give \
-                       the same ones, or begin it anew";
-        return Err(Error::new(ErrorKind::InvalidArgument, message)
-            .on(source.path())
-            .with_remedy(Remedy::RestartBackup));
+/// Refuses to go on with a partial image that is not as the options ask.
+fn check_image(
+    image: &Image,
+    subject: Subject,
+    backing: Option<(String, Format)>,
+    compression: Compression,
+) -> Result<()> {
+    let info = image.info()?;
+    let packed = info.qcow2.map_or(compression, |qcow2| qcow2.compression);
+    let message = if image.virtual_size() != subject.virtual_size
+        || image.cluster_size() != subject.cluster_size
+    {
+        "the interrupted backup is of another disk, or has other clusters: begin it anew".to_owned()
+    } else if info.backing_file != backing.map(|(name, _)| name) {
+        "the interrupted backup does not stand on the same previous backup: begin it anew".to_owned()
+    } else if packed != compression {
+        let (packed, asked) = (packed.name(), compression.name());
+        format!(
+            "the interrupted backup is compressed with {packed}, not with {asked}: ask for {packed}, or begin it anew"
+        )
+    } else {
+        return Ok(());
+    };
+    Err(Error::new(ErrorKind::InvalidArgument, message).on(image.path()).with_remedy(Remedy::RestartBackup))
+}
+
+/// Refuses to go on with what `begun` is of, if that is not what is backed up now; `partial` is its image.
+fn check_preamble(begun: &Preamble, now: &Preamble, source: &Image, partial: &Path) -> Result<()> {
+    let refuse = |path: &Path, message: &str| {
+        Err(Error::new(ErrorKind::InvalidArgument, message).on(path).with_remedy(Remedy::RestartBackup))
+    };
+    if let (Some(origin), Some(now_origin)) = (&begun.origin, &now.origin) {
+        origin.check(now_origin, source.path())?;
+        if begun.coverage != now.coverage {
+            let message = "the interrupted backup was made with another bitmap, or beside another manifest: give \
+                           the same ones, or begin it anew";
+            return refuse(source.path(), message);
+        }
     }
-    Ok(())
+    match (begun.previous, now.previous) {
+        (begun, now) if begun == now => Ok(()),
+        (None, _) => refuse(
+            partial,
+            "the interrupted backup does not say that it stands on this previous backup: begin it anew",
+        ),
+        (Some(_), _) => refuse(
+            partial,
+            "the interrupted backup stands on another previous backup, with another manifest: name that one, or begin \
+             it anew",
+        ),
+    }
 }
 
 fn absolute(path: &Path) -> Result<PathBuf> {

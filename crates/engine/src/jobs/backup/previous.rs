@@ -1,17 +1,50 @@
 //! The backup that an increment stands on: its manifest must be whole, of a disk like the source, and its own.
 
 use super::options::BackupOptions;
-use crate::jobs::manifest::{Digest, ManifestReader, Subject, check_whole};
+use crate::jobs::manifest::{Digest, ManifestReader, Subject, hash_of_whole};
 use crate::progress::Cancel;
+use crate::same_file::FilePlace;
 use crate::{Error, ErrorKind, Format, Image, OpenOptions, Result};
 use std::path::Path;
-use zebu_storage::Worker;
+use zebu_storage::{FileId, Worker};
 
 /// Clusters of the previous backup that are compared with its manifest. To read all of them would take as long as a
 /// full backup.
 const SAMPLES: u64 = 256;
 
-/// Opens the manifest of the previous backup, if there is one.
+/// Refuses a previous backup that has one of `files` in common with the source's own image: the increment would change
+/// with the disk. What the source stands on is not written, and may be the previous backup.
+pub(super) fn check_independent(
+    source: &Image,
+    files: impl IntoIterator<Item = FileId>,
+    options: &BackupOptions,
+) -> Result<()> {
+    let Some(base) = &options.previous else { return Ok(()) };
+    let node = &source.0;
+    let is_own = |id| {
+        let files = [node.image_file(), node.data_file()].into_iter().chain(node.other_files());
+        files.into_iter().any(|file| file.id() == id)
+    };
+    if !files.into_iter().any(is_own) {
+        return Ok(());
+    }
+    let message = format!(
+        "it is, or stands on, a file of the source '{}', with which the increment would change: name another previous \
+         backup",
+        source.path().display()
+    );
+    Err(Error::new(ErrorKind::InvalidArgument, message).on(&base.image))
+}
+
+/// The same by its name alone, before anything is read.
+pub(super) fn check_name(source: &Image, options: &BackupOptions) -> Result<()> {
+    match options.previous.as_ref().map(|base| FilePlace::of(&base.image)) {
+        Some(FilePlace::File(id)) => check_independent(source, [id], options),
+        Some(FilePlace::Nothing(_)) | None => Ok(()),
+    }
+}
+
+/// Opens the manifest of the previous backup, if there is one; returns also its hash.
 ///
 /// # Errors
 /// The manifest is damaged, of another disk, or does not say what the previous backup holds (some clusters are looked
@@ -20,7 +53,7 @@ pub(super) async fn open(
     worker: &Worker,
     options: &BackupOptions,
     subject: Subject,
-) -> Result<Option<ManifestReader>> {
+) -> Result<Option<(ManifestReader, [u8; 32])>> {
     let Some(base) = &options.previous else { return Ok(None) };
     let Some(path) = base.manifest.as_deref() else { return Ok(None) };
     let manifest = path.to_owned();
@@ -34,7 +67,7 @@ pub(super) async fn open(
         })
     };
     let cancel = options.control.cancel.clone();
-    worker.run_blocking(move || check_whole(&manifest, &cancel, unfit)).await?;
+    let hash = worker.run_blocking(move || hash_of_whole(&manifest, &cancel, unfit)).await?;
     let open = OpenOptions {
         format: Some(Format::Qcow2),
         cache: options.cache,
@@ -46,7 +79,7 @@ pub(super) async fn open(
     let closed = image.close(worker).await;
     compared?;
     closed?;
-    ManifestReader::open(path, &options.control.cancel).map(Some)
+    ManifestReader::open(path, &options.control.cancel).map(|reader| Some((reader, hash)))
 }
 
 async fn compare(

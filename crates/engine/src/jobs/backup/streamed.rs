@@ -167,7 +167,7 @@ fn begin_manifest(
     let path = reserve_temporary_name(&beside, 0o600)
         .map_err(|error| from_io(&beside, "can't make the manifest", &error))?;
     files.add(&path);
-    let preamble = Preamble { origin: Some(Origin::of(source)), coverage: Coverage::All };
+    let preamble = Preamble { origin: Some(Origin::of(source)), previous: None, coverage: Coverage::All };
     let manifest = ManifestWriter::begin(&path, subject, &preamble)?;
     Ok((path, manifest))
 }

@@ -5,6 +5,7 @@
 //! virtual-size 1073741824
 //! cluster-size 65536
 //! source 03b1... 92ce... -   which image it is of: see origin.rs
+//! previous 5ac3...           an increment by a manifest: the hash at the end of that manifest
 //! changes-only               only before an end: clusters that have not changed stand as zero, for they were not read
 //! zero 0 16                  clusters 0 to 15 read as zero
 //! 16 6ae1...                 cluster 16, and its BLAKE3 hash
@@ -23,7 +24,9 @@ mod read;
 mod write;
 
 pub use index::{ManifestIndex, ManifestRun};
-pub(in crate::jobs) use read::{ManifestReader, check_whole, last_checkpoint, preamble_of, unreadable_of};
+pub(in crate::jobs) use read::{
+    ManifestReader, check_whole, hash_of_whole, is_ended, last_checkpoint, preamble_of, unreadable_of,
+};
 pub(in crate::jobs) use write::ManifestWriter;
 
 use crate::jobs::origin::Origin;
@@ -76,6 +79,9 @@ pub(in crate::jobs) enum Coverage {
 pub(in crate::jobs) struct Preamble {
     /// Which image it is of. None: an older program has written it.
     pub(in crate::jobs) origin: Option<Origin>,
+    /// The hash at the end of the manifest of the previous backup. None: it is not by one, or an older program has
+    /// written it.
+    pub(in crate::jobs) previous: Option<[u8; 32]>,
     /// The clusters that it tells of.
     pub(in crate::jobs) coverage: Coverage,
 }
@@ -100,7 +106,7 @@ mod tests {
 
     fn preamble() -> Preamble {
         let origin = Origin::parse("0123456789abcdef", "0011223344556677", "-");
-        Preamble { origin, coverage: Coverage::All }
+        Preamble { origin, previous: Some([0x5a; 32]), coverage: Coverage::All }
     }
 
     /// A manifest of version 1 as the description has it: each cluster counts by its hash, a zero cluster by 32 zeroes.
@@ -143,7 +149,7 @@ mod tests {
         write_first_version(&path, 6, "checkpoint 24576\n");
         assert_eq!(
             last_checkpoint(&path, SUBJECT).unwrap(),
-            Some((24576, Preamble { origin: None, coverage: Coverage::All }))
+            Some((24576, Preamble { origin: None, previous: None, coverage: Coverage::All }))
         );
         let (mut writer, done) = ManifestWriter::resume(&path, SUBJECT, &preamble(), &never, |_| ()).unwrap();
         assert_eq!(done, 24576);

@@ -20,6 +20,7 @@ const FORGET: u64 = 4 << 20;
 
 pub(super) enum Line {
     Source(Origin),
+    Previous([u8; 32]),
     ChangesOnly,
     Zero { start: u64, count: u64 },
     Cluster { cluster: u64, digest: [u8; 32] },
@@ -171,6 +172,7 @@ impl ManifestReader {
                 }
                 _ => None,
             },
+            "previous" if may_begin => hash(second).map(Line::Previous),
             "changes-only" if may_begin => Some(Line::ChangesOnly),
             "zero" => match (number(second), number(third)) {
                 (Some(start), Some(count)) if start == self.next && count > 0 => {
@@ -205,11 +207,12 @@ impl ManifestReader {
 
     /// The last checkpoint. What comes behind it may be cut off anywhere.
     pub(super) fn last_checkpoint(mut self) -> LastCheckpoint {
-        let mut preamble = Preamble { origin: None, coverage: Coverage::All };
+        let mut preamble = Preamble { origin: None, previous: None, coverage: Coverage::All };
         let mut at = None;
         while let Ok(Some(line)) = self.line() {
             match line {
                 Line::Source(origin) => preamble.origin = Some(origin),
+                Line::Previous(hash) => preamble.previous = Some(hash),
                 Line::ChangesOnly => preamble.coverage = Coverage::Changes,
                 Line::Checkpoint(bytes) => at = Some((self.offset, bytes)),
                 Line::Zero { .. } | Line::Cluster { .. } | Line::Unreadable(_) => {}
@@ -227,7 +230,11 @@ impl ManifestReader {
                 Line::Zero { start, count } => return Ok(Some((start, count, Digest::Zero))),
                 Line::Cluster { cluster, digest } => return Ok(Some((cluster, 1, Digest::Hash(digest)))),
                 Line::Disk(_) | Line::End(_) => break,
-                Line::Source(_) | Line::ChangesOnly | Line::Unreadable(_) | Line::Checkpoint(_) => {}
+                Line::Source(_)
+                | Line::Previous(_)
+                | Line::ChangesOnly
+                | Line::Unreadable(_)
+                | Line::Checkpoint(_) => {}
             }
         }
         Ok(None)
@@ -253,7 +260,7 @@ impl ManifestReader {
                 Some(Line::ChangesOnly) => {
                     return Err(self.wrong("it tells of changes only; the backup has not been finished"));
                 }
-                Some(Line::Source(_) | Line::Checkpoint(_) | Line::Unreadable(_)) => {}
+                Some(Line::Source(_) | Line::Previous(_) | Line::Checkpoint(_) | Line::Unreadable(_)) => {}
                 Some(Line::Disk(_) | Line::End(_)) | None => {
                     return Err(
                         self.wrong("it ends before the disk does; the backup may not have been finished")
@@ -290,11 +297,16 @@ impl ManifestReader {
     }
 
     /// Reads the end, and checks the hashes of disk and manifest; returns that of the disk, as text.
-    pub(in crate::jobs) fn finish(mut self) -> Result<String> {
+    pub(in crate::jobs) fn finish(self) -> Result<String> {
+        self.hashes().map(|(disk, _)| disk)
+    }
+
+    /// The same; returns also the hash of the manifest.
+    fn hashes(mut self) -> Result<(String, [u8; 32])> {
         let mut disk = None;
         loop {
             match self.line()? {
-                Some(Line::Source(_) | Line::Checkpoint(_) | Line::Unreadable(_)) => {}
+                Some(Line::Source(_) | Line::Previous(_) | Line::Checkpoint(_) | Line::Unreadable(_)) => {}
                 Some(Line::Disk(found)) => disk = Some(found),
                 Some(Line::End(found)) => {
                     let (Some(disk), true) = (disk, self.whole.finalize() == blake3::Hash::from(found))
@@ -304,7 +316,7 @@ impl ManifestReader {
                     if blake3::Hash::from(self.disk.clone().finish()) != blake3::Hash::from(disk) {
                         return Err(self.wrong("the hash of the disk is not that of its clusters"));
                     }
-                    return Ok(hex(&disk));
+                    return Ok((hex(&disk), found));
                 }
                 Some(Line::ChangesOnly | Line::Zero { .. } | Line::Cluster { .. }) => {
                     return Err(self.wrong("it has more clusters than the disk"));
@@ -328,14 +340,30 @@ pub(in crate::jobs) fn check_whole(
     cancel: &Cancel,
     unfit: impl FnOnce(Subject) -> Option<String>,
 ) -> Result<Subject> {
+    look_at_whole(path, cancel, unfit).map(|(subject, _)| subject)
+}
+
+/// The hash of a whole manifest, which tells it from all others; it is checked as by [`check_whole`].
+pub(in crate::jobs) fn hash_of_whole(
+    path: &Path,
+    cancel: &Cancel,
+    unfit: impl FnOnce(Subject) -> Option<String>,
+) -> Result<[u8; 32]> {
+    look_at_whole(path, cancel, unfit).map(|(_, hash)| hash)
+}
+
+fn look_at_whole(
+    path: &Path,
+    cancel: &Cancel,
+    unfit: impl FnOnce(Subject) -> Option<String>,
+) -> Result<(Subject, [u8; 32])> {
     let mut reader = ManifestReader::open(path, cancel)?;
     let subject = reader.subject;
     if let Some(why) = unfit(subject) {
         return Err(Error::new(ErrorKind::InvalidArgument, why).on(path));
     }
     reader.pass(subject.clusters())?;
-    reader.finish()?;
-    Ok(subject)
+    reader.hashes().map(|(_, hash)| (subject, hash))
 }
 
 /// Tells what of the disk could not be read, by a whole manifest.
@@ -373,6 +401,17 @@ pub(in crate::jobs) fn last_checkpoint(path: &Path, subject: Subject) -> Result<
     }
     let found = ManifestReader::open_for(path, subject, &Cancel::new())?.last_checkpoint();
     Ok(found.at.map(|(_, done)| (done, found.preamble)))
+}
+
+/// Whether a manifest has been ended, and not been changed since.
+pub(in crate::jobs) fn is_ended(path: &Path) -> bool {
+    let Ok(mut reader) = ManifestReader::open(path, &Cancel::new()) else { return false };
+    while let Ok(Some(line)) = reader.line() {
+        if let Line::End(found) = line {
+            return reader.whole.finalize() == blake3::Hash::from(found);
+        }
+    }
+    false
 }
 
 /// The lines of a manifest before its clusters.

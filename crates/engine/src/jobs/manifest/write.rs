@@ -38,6 +38,9 @@ impl ManifestWriter {
         if let Some(origin) = &preamble.origin {
             writer.put(&format!("source {origin}\n"))?;
         }
+        if let Some(previous) = &preamble.previous {
+            writer.put(&format!("previous {}\n", hex(previous)))?;
+        }
         if preamble.coverage == Coverage::Changes {
             writer.put("changes-only\n")?;
         }
@@ -83,7 +86,12 @@ impl ManifestWriter {
                 Line::Zero { count, .. } => writer.hash_zeroes(count)?,
                 Line::Cluster { digest, .. } => writer.hash(&digest),
                 Line::Unreadable(range) => unreadable(range),
-                Line::Source(_) | Line::ChangesOnly | Line::Checkpoint(_) | Line::Disk(_) | Line::End(_) => {}
+                Line::Source(_)
+                | Line::Previous(_)
+                | Line::ChangesOnly
+                | Line::Checkpoint(_)
+                | Line::Disk(_)
+                | Line::End(_) => {}
             }
         }
         writer.whole = reader.whole.clone();
