@@ -366,6 +366,55 @@ fn a_file_that_may_not_grow_so_far_is_an_error() {
     }
 }
 
+/// A symbolic link that leads to nothing is a name for a new file, which is complete or not there.
+#[test]
+fn a_new_file_behind_a_link_is_complete_or_not_there() {
+    let scratch = Scratch::new();
+    scratch.write("big.raw", &noise(1, 4 << 20));
+    std::fs::create_dir(scratch.file("sub")).unwrap();
+    std::os::unix::fs::symlink("sub/new", scratch.file("out")).unwrap();
+    let names = || -> Vec<String> {
+        let names = |dir: &Path| std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+        let all = names(scratch.path()).chain(names(&scratch.file("sub")));
+        let mut all: Vec<String> = all.map(|name| name.into_string().unwrap()).collect();
+        all.sort();
+        all
+    };
+    let before = names();
+    assert_eq!(before, ["big.raw", "out", "sub"]);
+    for job in [
+        "convert -f raw -O raw big.raw out",
+        "convert -f raw -O qcow2 big.raw out",
+        "convert -f raw -O qcow2 -o data_file=data big.raw out",
+        "dd -f raw -O raw if=big.raw of=out",
+        "create -f qcow2 -o preallocation=full out 4M",
+    ] {
+        let limited = ["--fsize=1000000", env!("CARGO_BIN_EXE_zebu")];
+        let arguments: Vec<&str> = limited.into_iter().chain(job.split(' ')).collect();
+        scratch.run("prlimit", &arguments).fails_naming(1, &["File too large"]);
+        assert_eq!(names(), before, "{job}");
+        scratch.zebu(&words(job)).ok();
+        assert!(scratch.file("sub/new").metadata().unwrap().is_file(), "{job}");
+        assert_eq!(std::fs::read_link(scratch.file("out")).unwrap(), Path::new("sub/new"));
+        if !job.starts_with("create") {
+            let format = if job.contains("qcow2") { "qcow2" } else { "raw" };
+            // The names of other files count from the link, as in QEMU.
+            scratch.zebu(&words(&format!("compare -f raw -F {format} big.raw out"))).ok();
+        }
+        for made in ["sub/new", "data"] {
+            let _ = std::fs::remove_file(scratch.file(made));
+        }
+        assert_eq!(names(), before, "{job}");
+    }
+    let job = "convert -r 1M -f raw -O raw big.raw out";
+    let child = scratch.command(env!("CARGO_BIN_EXE_zebu"), &words(job)).spawn().unwrap();
+    wait_for("a file under a temporary name", || names().len() > before.len());
+    assert!(!scratch.file("sub/new").exists());
+    send(&child, Signal::TERM);
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130));
+    assert_eq!(names(), before);
+}
+
 #[test]
 fn nobody_reads_the_messages() {
     let scratch = Scratch::new();
