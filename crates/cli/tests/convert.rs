@@ -415,6 +415,41 @@ fn a_new_file_behind_a_link_is_complete_or_not_there() {
     assert_eq!(names(), before);
 }
 
+/// More ranges than are listed are counted, and what is lost is summed up.
+#[test]
+fn all_ranges_that_are_lost_are_counted() {
+    const CLUSTER: usize = 4096;
+    const CLUSTERS: usize = 3000;
+    let scratch = Scratch::new();
+    scratch.write("disk", &noise(1, CLUSTERS * CLUSTER));
+    scratch.zebu(&words("convert -f raw -O qcow2 -o cluster_size=4k disk bad.qcow2")).ok();
+    let mut bytes = scratch.read("bad.qcow2");
+    let number = |bytes: &[u8], at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
+    let place = |entry: u64| (entry & 0x00ff_ffff_ffff_fe00) as usize;
+    let l1 = place(number(&bytes, 40));
+    for cluster in (0..CLUSTERS).step_by(2) {
+        let entry = place(number(&bytes, l1 + cluster / 512 * 8)) + cluster % 512 * 8;
+        // No cluster begins there.
+        bytes[entry + 6] |= 2;
+    }
+    scratch.write("bad.qcow2", &bytes);
+    for command in ["convert --salvage -O raw", "backup --skip-errors"] {
+        let _ = std::fs::remove_file(scratch.file("out"));
+        let report = scratch.zebu(&words(&format!("{command} --output json bad.qcow2 out"))).ok();
+        let found = report.json();
+        assert_eq!(found["unreadable"], CLUSTERS / 2 * CLUSTER, "{command}");
+        assert_eq!(found["unreadable-ranges"].as_array().unwrap().len(), 1024, "{command}");
+        assert_eq!(found["unreadable-range-count"], CLUSTERS / 2, "{command}");
+        let end: Vec<&str> = report.stderr.lines().rev().take(2).collect();
+        assert!(end[1].contains("error while reading 476 more ranges"), "{end:?}");
+        assert!(end[0].contains("6144000 bytes in 1500 ranges could not be read"), "{end:?}");
+        std::fs::remove_file(scratch.file("out")).unwrap();
+        let report = scratch.zebu(&words(&format!("{command} --output human bad.qcow2 out"))).ok();
+        assert!(report.stdout.contains("unreadable 6144000"), "{report:#?}");
+        assert!(report.stdout.contains("unreadable ranges: 1500"), "{report:#?}");
+    }
+}
+
 #[test]
 fn nobody_reads_the_messages() {
     let scratch = Scratch::new();

@@ -267,6 +267,8 @@ pub struct ConvertReport {
     pub zeroed: u64,
     /// Unreadable, zero in the target.
     pub unreadable: u64,
-    /// The first unreadable ranges (at most 1024), in order.
+    /// How many unreadable ranges there are; neighbours are one.
+    pub unreadable_range_count: u64,
+    /// The first of them (at most 1024), in order.
     pub unreadable_ranges: Vec<SkippedRange>,
 }
