@@ -190,6 +190,9 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     spec.options.snapshot = args.source_snapshot.as_deref().map(snapshot_name).transpose()?;
     let mut session = Session::start(&args.engine, spec.aio)?;
     let source = DefaultCacheMode::unless_asked(args.source_cache, CacheMode::default(), &session, &mut spec);
+    if args.source_cache.is_none() && args.skip_errors {
+        DefaultCacheMode::for_damaged_source(&session, &mut spec);
+    }
     if let Some(source) = &source {
         session.read_uncached();
         if args.engine.verbose {

@@ -297,8 +297,10 @@ fn copy_sources(
         let prepared = packed::prepare(&args.packed, spec, &written, reader, watch)?;
         packed.is_stream |= prepared.is_stream;
         packed.end = packed.end.or(prepared.end);
-        if args.source_cache.is_none() {
-            DefaultCacheMode::for_source(session, spec);
+        match args.source_cache {
+            None if args.salvage => DefaultCacheMode::for_damaged_source(session, spec),
+            None => DefaultCacheMode::for_source(session, spec),
+            Some(_) => {}
         }
     }
     let images = specs.iter().map(|spec| session.open(spec)).collect::<Result<Vec<Image>, _>>()?;
