@@ -199,3 +199,33 @@ fn an_image_fits_where_measure_says_that_it_does() {
         qemu.img_line(dir, &line).ok();
     }
 }
+
+/// The page cache reads around what is asked for: a bad sector would take what lies beside it along.
+#[test]
+fn what_a_device_can_read_is_salvaged() {
+    const SIZE: usize = 16 << 20;
+    const GOOD: usize = (8 << 20) + 131_072 + 1536;
+    let scratch = Scratch::new("salvage");
+    let dir = scratch.path();
+    let bytes: Vec<u8> = (0..SIZE as u32 / 4).flat_map(|n| (n | 1 << 31).to_le_bytes()).collect();
+    for job in ["convert --salvage -O raw", "backup --skip-errors"] {
+        std::fs::write(scratch.file("device.bin"), &bytes).expect("writable");
+        let Some(device) = LoopDevice::over(&scratch.file("device.bin")) else { return };
+        let file = std::fs::File::options().write(true).open(scratch.file("device.bin")).expect("there");
+        file.set_len(GOOD as u64).expect("writable");
+        let mut flush = std::process::Command::new("blockdev");
+        assert!(flush.args(["--flushbufs", device.name()]).status().expect("blockdev").success());
+        let line = format!("{job} -f raw --output json {} out", device.name());
+        let report: Value = serde_json::from_str(&zebu(dir, line.split(' ')).ok().stdout).expect("a report");
+        let lost = report["unreadable"].as_u64().expect("a number") as usize;
+        // A backup gives up blocks of 4 KiB.
+        let block = if job.starts_with("backup") { 4096 } else { 512 };
+        let readable = GOOD / block * block;
+        assert!(lost > 0 && lost <= SIZE - readable, "{job}: {} bytes too many", lost + readable - SIZE);
+        if job.starts_with("convert") {
+            let copy = std::fs::read(scratch.file("out")).expect("there");
+            assert!(copy[..readable] == bytes[..readable], "{job}");
+        }
+        std::fs::remove_file(scratch.file("out")).expect("there");
+    }
+}

@@ -5,7 +5,8 @@ use crate::image_spec::ImageSpec;
 use crate::named_disks::is_remote;
 use crate::output::stderr;
 use crate::session::Session;
-use std::path::PathBuf;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 use zebu::jobs::{drop_pages, reads_best_direct};
 use zebu::{Access, CacheMode, Image, Keys, OpenOptions, Purpose, Remote, Sharing};
 
@@ -73,6 +74,27 @@ impl DefaultCacheMode {
         }
     }
 
+    /// Has a source that nothing names a cache mode for, and whose unreadable parts are passed over, be read by O_DIRECT, if
+    /// its chain can be. The page cache reads around what is asked for, and fails for all of that.
+    pub(crate) fn for_damaged_source(session: &Session, spec: &mut ImageSpec) {
+        let can_be_direct = || {
+            // A chain that can't be opened either way needs a key.
+            chain(session, spec, CacheMode::None).is_some()
+                || chain(session, spec, CacheMode::Writeback).is_none()
+                    && top(session, spec, CacheMode::None).is_some()
+        };
+        if spec.options.cache == CacheMode::default()
+            && !is_remote(&spec.path)
+            && is_file_or_device(&spec.path)
+            && can_be_direct()
+        {
+            spec.options.cache = CacheMode::None;
+            if session.verbose {
+                stderr::tell("reads of the source: O_DIRECT, to lose no more than what can't be read");
+            }
+        }
+    }
+
     /// Says on standard error what was chosen.
     pub(crate) fn tell(&self, what: &str) {
         let how = match self.mode {
@@ -113,6 +135,10 @@ fn looked_at(session: &Session, spec: &ImageSpec, options: OpenOptions) -> Optio
         let _ = image.close(worker).await;
         Some(found)
     })
+}
+
+fn is_file_or_device(path: &Path) -> bool {
+    path.metadata().is_ok_and(|found| found.is_file() || found.file_type().is_block_device())
 }
 
 fn can_be_direct(chain: &[(u64, PathBuf)]) -> bool {

@@ -206,6 +206,8 @@ pub(crate) fn errno_text(errno: i32) -> String {
 fn remedy(error: &zebu::Error) -> String {
     let text = error.message();
     let known = match error.kind() {
+        // Whatever the reason was: it does not help to try again.
+        _ if error.remedy() == Some(&Remedy::RepairLeaks) => " (zebu check -r leaks)",
         ErrorKind::Locked => " (stop that program first)",
         ErrorKind::ForeignFormat => " (-f raw)",
         ErrorKind::ReferenceRefused => return reference_remedy(error.remedy()),

@@ -59,6 +59,7 @@ mod stop_signals;
 mod store_target;
 mod temporary_overlay;
 mod tls_objects;
+mod unreadable;
 mod uploads;
 mod values;
 mod watch;

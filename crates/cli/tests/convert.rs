@@ -366,6 +366,90 @@ fn a_file_that_may_not_grow_so_far_is_an_error() {
     }
 }
 
+/// A symbolic link that leads to nothing is a name for a new file, which is complete or not there.
+#[test]
+fn a_new_file_behind_a_link_is_complete_or_not_there() {
+    let scratch = Scratch::new();
+    scratch.write("big.raw", &noise(1, 4 << 20));
+    std::fs::create_dir(scratch.file("sub")).unwrap();
+    std::os::unix::fs::symlink("sub/new", scratch.file("out")).unwrap();
+    let names = || -> Vec<String> {
+        let names = |dir: &Path| std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+        let all = names(scratch.path()).chain(names(&scratch.file("sub")));
+        let mut all: Vec<String> = all.map(|name| name.into_string().unwrap()).collect();
+        all.sort();
+        all
+    };
+    let before = names();
+    assert_eq!(before, ["big.raw", "out", "sub"]);
+    for job in [
+        "convert -f raw -O raw big.raw out",
+        "convert -f raw -O qcow2 big.raw out",
+        "convert -f raw -O qcow2 -o data_file=data big.raw out",
+        "dd -f raw -O raw if=big.raw of=out",
+        "create -f qcow2 -o preallocation=full out 4M",
+    ] {
+        let limited = ["--fsize=1000000", env!("CARGO_BIN_EXE_zebu")];
+        let arguments: Vec<&str> = limited.into_iter().chain(job.split(' ')).collect();
+        scratch.run("prlimit", &arguments).fails_naming(1, &["File too large"]);
+        assert_eq!(names(), before, "{job}");
+        scratch.zebu(&words(job)).ok();
+        assert!(scratch.file("sub/new").metadata().unwrap().is_file(), "{job}");
+        assert_eq!(std::fs::read_link(scratch.file("out")).unwrap(), Path::new("sub/new"));
+        if !job.starts_with("create") {
+            let format = if job.contains("qcow2") { "qcow2" } else { "raw" };
+            // The names of other files count from the link, as in QEMU.
+            scratch.zebu(&words(&format!("compare -f raw -F {format} big.raw out"))).ok();
+        }
+        for made in ["sub/new", "data"] {
+            let _ = std::fs::remove_file(scratch.file(made));
+        }
+        assert_eq!(names(), before, "{job}");
+    }
+    let job = "convert -r 1M -f raw -O raw big.raw out";
+    let child = scratch.command(env!("CARGO_BIN_EXE_zebu"), &words(job)).spawn().unwrap();
+    wait_for("a file under a temporary name", || names().len() > before.len());
+    assert!(!scratch.file("sub/new").exists());
+    send(&child, Signal::TERM);
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130));
+    assert_eq!(names(), before);
+}
+
+/// More ranges than are listed are counted, and what is lost is summed up.
+#[test]
+fn all_ranges_that_are_lost_are_counted() {
+    const CLUSTER: usize = 4096;
+    const CLUSTERS: usize = 3000;
+    let scratch = Scratch::new();
+    scratch.write("disk", &noise(1, CLUSTERS * CLUSTER));
+    scratch.zebu(&words("convert -f raw -O qcow2 -o cluster_size=4k disk bad.qcow2")).ok();
+    let mut bytes = scratch.read("bad.qcow2");
+    let number = |bytes: &[u8], at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
+    let place = |entry: u64| (entry & 0x00ff_ffff_ffff_fe00) as usize;
+    let l1 = place(number(&bytes, 40));
+    for cluster in (0..CLUSTERS).step_by(2) {
+        let entry = place(number(&bytes, l1 + cluster / 512 * 8)) + cluster % 512 * 8;
+        // No cluster begins there.
+        bytes[entry + 6] |= 2;
+    }
+    scratch.write("bad.qcow2", &bytes);
+    for command in ["convert --salvage -O raw", "backup --skip-errors"] {
+        let _ = std::fs::remove_file(scratch.file("out"));
+        let report = scratch.zebu(&words(&format!("{command} --output json bad.qcow2 out"))).ok();
+        let found = report.json();
+        assert_eq!(found["unreadable"], CLUSTERS / 2 * CLUSTER, "{command}");
+        assert_eq!(found["unreadable-ranges"].as_array().unwrap().len(), 1024, "{command}");
+        assert_eq!(found["unreadable-range-count"], CLUSTERS / 2, "{command}");
+        let end: Vec<&str> = report.stderr.lines().rev().take(2).collect();
+        assert!(end[1].contains("error while reading 476 more ranges"), "{end:?}");
+        assert!(end[0].contains("6144000 bytes in 1500 ranges could not be read"), "{end:?}");
+        std::fs::remove_file(scratch.file("out")).unwrap();
+        let report = scratch.zebu(&words(&format!("{command} --output human bad.qcow2 out"))).ok();
+        assert!(report.stdout.contains("unreadable 6144000"), "{report:#?}");
+        assert!(report.stdout.contains("unreadable ranges: 1500"), "{report:#?}");
+    }
+}
+
 #[test]
 fn nobody_reads_the_messages() {
     let scratch = Scratch::new();

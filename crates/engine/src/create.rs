@@ -102,12 +102,10 @@ impl Image {
     ) -> Result<()> {
         let foreign = new_foreign::wanted(options, path)?;
         let mut new_file = |path: &Path| {
-            let was_there = path.symlink_metadata().is_ok();
+            let place = same_file::new_file_place(path);
             let file = open_new(path, options)?;
             // What lies on a server was there.
-            if !was_there && !file.is_foreign() {
-                made.push(path.to_owned());
-            }
+            made.extend(place.filter(|_| !file.is_foreign()));
             set_attributes(&file, options).map(|()| file)
         };
         let file = new_file(path)?;

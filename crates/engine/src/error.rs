@@ -136,6 +136,16 @@ impl Error {
         self
     }
 
+    /// The same in other words, which `told` makes from its own: the change that was asked for is made, or may be, so that it
+    /// can't be asked for again.
+    pub(crate) fn after_the_change(mut self, told: impl FnOnce(&str) -> String) -> Self {
+        self.0.message = told(&self.0.message);
+        if self.is_retryable() {
+            self.0.kind = ErrorKind::Io;
+        }
+        self
+    }
+
     /// Names the offset on the virtual disk, in bytes, unless one is named already.
     pub fn at_guest(mut self, offset: u64) -> Self {
         self.0.guest_offset.get_or_insert(offset);

@@ -14,6 +14,10 @@ pub enum Remedy {
     NameFormatOfBase,
     /// The image repaired: [`crate::check::check`] with [`crate::check::Repair`].
     Repair,
+    /// What can't be read passed over: [`crate::jobs::ReadErrors::Zero`], [`crate::jobs::SourceErrors::Skip`].
+    PassOver,
+    /// Leaked space given back: [`crate::check::check`] with [`crate::check::Repair::Leaks`].
+    RepairLeaks,
     /// [`crate::Shrink::Allow`].
     AllowShrinking,
     /// [`crate::RefPolicy::Local`].

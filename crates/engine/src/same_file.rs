@@ -1,6 +1,9 @@
 //! Whether two names lead to one file, by hard links and symbolic links too.
 
 use crate::{CreateOptions, Error, ErrorKind, Result, refs};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, readlinkat, statat};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use zebu_storage::FileId;
@@ -34,6 +37,46 @@ impl FilePlace {
     }
 }
 
+/// Symbolic links one behind the other that the kernel follows.
+const MOST_LINKS: usize = 40;
+
+/// The name of the file that would be made at `path`: behind symbolic links, which lead to nothing. `None`: something is
+/// there, or the links can't be followed, as opening `path` tells.
+pub(crate) fn new_file_place(path: &Path) -> Option<PathBuf> {
+    if std::fs::metadata(path).is_ok() {
+        return None;
+    }
+    let mut place = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        if std::fs::symlink_metadata(&place).is_err() {
+            return Some(place);
+        }
+        let directory = place.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let directory = directory.unwrap_or(Path::new("."));
+        let behind = read_link(directory, &place)?;
+        place = directory.join(behind);
+    }
+    None
+}
+
+/// Reads a link where the kernel would follow it: none of a stranger in a directory like /tmp (fs.protected_symlinks).
+fn read_link(directory: &Path, path: &Path) -> Option<PathBuf> {
+    const STICKY_FOR_ALL: u32 = 0o1002;
+    // One descriptor for both, so that nobody puts another link in its place between them.
+    let how = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let link = openat(CWD, path, how, Mode::empty()).ok()?;
+    let owner = statat(&link, c"", AtFlags::EMPTY_PATH).ok()?.st_uid;
+    let above = std::fs::metadata(directory).ok()?;
+    let is_strange = above.mode() & STICKY_FOR_ALL == STICKY_FOR_ALL
+        && owner != rustix::process::geteuid().as_raw()
+        && owner != above.uid();
+    if is_strange {
+        return None;
+    }
+    let behind = readlinkat(&link, c"", Vec::new()).ok()?;
+    Some(PathBuf::from(OsStr::from_bytes(behind.as_bytes())))
+}
+
 /// Refuses a new image at `path` that would be its own data file or backing file, or whose data file would be its
 /// backing file.
 pub(crate) fn check_new(path: &Path, options: &CreateOptions) -> Result<()> {
@@ -56,6 +99,42 @@ pub(crate) fn check_new(path: &Path, options: &CreateOptions) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn new_files_are_made_where_links_lead() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let link = |to: &str, name: &str| std::os::unix::fs::symlink(to, at(name)).unwrap();
+        std::fs::create_dir(at("sub")).unwrap();
+        std::fs::write(at("old"), b"").unwrap();
+        link("sub/new", "link");
+        link("link", "link of a link");
+        link("../sub/new", "sub/back");
+        link("old", "to old");
+        link("round", "round");
+        assert_eq!(new_file_place(&at("new")), Some(at("new")));
+        assert_eq!(new_file_place(&at("link")), Some(at("sub/new")));
+        assert_eq!(new_file_place(&at("link of a link")), Some(at("sub/new")));
+        assert_eq!(new_file_place(&at("sub/back")), Some(at("sub/../sub/new")));
+        for none in ["old", "to old", "round", "sub"] {
+            assert_eq!(new_file_place(&at(none)), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn links_of_strangers_in_shared_directories_are_not_followed() {
+        use std::os::unix::fs::{PermissionsExt, lchown};
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink("new", &link).unwrap();
+        // Only root can give files away.
+        if lchown(&link, Some(12345), None).is_err() {
+            return;
+        }
+        assert_eq!(new_file_place(&link), Some(dir.path().join("new")));
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o1777)).unwrap();
+        assert_eq!(new_file_place(&link), None);
+    }
 
     #[test]
     fn names_of_one_file_are_told_from_names_of_two() {

@@ -17,6 +17,7 @@ use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
 use crate::store_target::store_name;
+use crate::unreadable::{self, UnreadableRange};
 use crate::values::{OutputFormat, Rate, SpeedName, caches, formats, rate_argument};
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
@@ -176,13 +177,6 @@ struct Report {
     remote: Option<RemoteTransfers>,
 }
 
-#[derive(Serialize)]
-struct UnreadableRange {
-    start: u64,
-    length: u64,
-    error: String,
-}
-
 /// Runs the command.
 pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     if args.previous.is_some() && args.previous_manifest.is_none() && args.bitmap.is_none() {
@@ -196,6 +190,9 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     spec.options.snapshot = args.source_snapshot.as_deref().map(snapshot_name).transpose()?;
     let mut session = Session::start(&args.engine, spec.aio)?;
     let source = DefaultCacheMode::unless_asked(args.source_cache, CacheMode::default(), &session, &mut spec);
+    if args.source_cache.is_none() && args.skip_errors {
+        DefaultCacheMode::for_damaged_source(&session, &mut spec);
+    }
     if let Some(source) = &source {
         session.read_uncached();
         if args.engine.verbose {
@@ -308,16 +305,7 @@ fn back_up(
 
 /// Prints what was done.
 fn tell(args: &BackupArgs, report: &BackupReport) -> Result<u8, Failure> {
-    for range in &report.unreadable_ranges {
-        stderr::tell(&format!(
-            "error while reading {} bytes at offset {}: {}",
-            range.len, range.offset, range.error
-        ));
-    }
-    if let Some(count) = ranges_in_all(report) {
-        let more = count - report.unreadable_ranges.len() as u64;
-        stderr::tell(&format!("error while reading {more} more ranges"));
-    }
+    unreadable::tell(&report.unreadable_ranges, report.unreadable_range_count, report.unreadable);
     if let Some(name) = &report.kept_bitmap {
         stderr::tell(&format!(
             "bitmap '{name}' was not cleared: what could not be read is dirty in it, so that the next increment reads \
@@ -333,12 +321,6 @@ fn tell(args: &BackupArgs, report: &BackupReport) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// How many unreadable ranges there are, if more than are listed.
-fn ranges_in_all(report: &BackupReport) -> Option<u64> {
-    let count = report.unreadable_range_count;
-    (count > report.unreadable_ranges.len() as u64).then_some(count)
-}
-
 fn json_report(report: &BackupReport) -> Report {
     Report {
         decrypted: report.decrypted,
@@ -349,16 +331,11 @@ fn json_report(report: &BackupReport) -> Report {
         zero: report.zero,
         unchanged: report.unchanged,
         unreadable: report.unreadable,
-        unreadable_ranges: report
-            .unreadable_ranges
-            .iter()
-            .map(|range| UnreadableRange {
-                start: range.offset,
-                length: range.len,
-                error: range.error.to_string(),
-            })
-            .collect(),
-        unreadable_range_count: ranges_in_all(report),
+        unreadable_ranges: unreadable::list(&report.unreadable_ranges),
+        unreadable_range_count: unreadable::count_in_all(
+            &report.unreadable_ranges,
+            report.unreadable_range_count,
+        ),
         kept_bitmap: report.kept_bitmap.clone(),
         file_length: report.file_length,
         disk_hash: report.disk_hash.clone(),
@@ -370,7 +347,7 @@ fn human_text(report: &BackupReport) -> String {
     let decrypted = if report.decrypted { "in plain text: the source is encrypted\n" } else { "" };
     format!(
         "{decrypted}total {}, resumed at {}, read {}, written {}, zero {}, unchanged {}, unreadable {} (bytes of the disk); file \
-         of {} bytes; {}\n",
+         of {} bytes; {}{}\n",
         report.total,
         report.resumed_at,
         report.read,
@@ -382,6 +359,10 @@ fn human_text(report: &BackupReport) -> String {
         report
             .disk_hash
             .as_ref()
-            .map_or("disk hash not known".to_owned(), |hash| format!("disk hash {hash}"))
+            .map_or("disk hash not known".to_owned(), |hash| format!("disk hash {hash}")),
+        match report.unreadable_range_count {
+            0 => String::new(),
+            count => format!("; unreadable ranges: {count}"),
+        }
     )
 }

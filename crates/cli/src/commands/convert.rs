@@ -27,6 +27,7 @@ use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
 use crate::store_target::store_name;
+use crate::unreadable;
 use crate::values::{Aio, OutputFormat, Rate, caches, formats, rate_argument, target_formats};
 use crate::watch::{ProgressArg, Watch};
 use packed_source::{PackedSources, Pass, size_of_device};
@@ -296,8 +297,10 @@ fn copy_sources(
         let prepared = packed::prepare(&args.packed, spec, &written, reader, watch)?;
         packed.is_stream |= prepared.is_stream;
         packed.end = packed.end.or(prepared.end);
-        if args.source_cache.is_none() {
-            DefaultCacheMode::for_source(session, spec);
+        match args.source_cache {
+            None if args.salvage => DefaultCacheMode::for_damaged_source(session, spec),
+            None => DefaultCacheMode::for_source(session, spec),
+            Some(_) => {}
         }
     }
     let images = specs.iter().map(|spec| session.open(spec)).collect::<Result<Vec<Image>, _>>()?;
@@ -330,12 +333,7 @@ fn copy_sources(
     for name in &skipped {
         stderr::tell(&format!("warning: Skipping inconsistent bitmap '{name}'"));
     }
-    for range in &report.unreadable_ranges {
-        stderr::tell(&format!(
-            "error while reading {} bytes at offset {}: {}",
-            range.len, range.offset, range.error
-        ));
-    }
+    unreadable::tell(&report.unreadable_ranges, report.unreadable_range_count, report.unreadable);
     match args.output {
         Some(OutputFormat::Json) => stdout::print(&json::to_text(&json_report(&report, skipped))?)?,
         Some(OutputFormat::Human) if !args.quiet => stdout::print(&human_text(&report))?,

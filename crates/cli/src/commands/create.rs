@@ -176,10 +176,8 @@ fn make(
     progress: ProgressMode,
 ) -> Result<(), Failure> {
     let data_file = create.data_file.as_deref().map(|name| backing::resolve(path, name));
-    let made_here: Vec<&Path> = std::iter::once(path)
-        .chain(data_file.as_deref())
-        .filter(|file| file.symlink_metadata().is_err())
-        .collect();
+    let made_here: Vec<&Path> =
+        std::iter::once(path).chain(data_file.as_deref()).filter(|file| file.metadata().is_err()).collect();
     let mut watch = Watch::start(progress)?;
     let control = watch.control();
     let job = Image::create_controlled(session.worker(), path, create, &control);
@@ -193,8 +191,8 @@ fn make(
         return created.map_err(|error| Failure::creating(path, &error));
     }
     for file in made_here {
-        // It may never have come into being.
-        let _ = std::fs::remove_file(file);
+        // It may never have come into being; a symbolic link to it stays.
+        let _ = file.canonicalize().and_then(std::fs::remove_file);
     }
     Err(Failure::interrupted())
 }

@@ -7,7 +7,7 @@ use crate::program;
 use crate::session::Session;
 use crate::values::{OutputFormat, formats};
 use std::ffi::OsString;
-use zebu::{Access, CacheMode, Chain, ErrorKind, Format, NewSnapshot, Purpose, SnapshotRef};
+use zebu::{Access, CacheMode, Chain, ErrorKind, Format, NewSnapshot, Purpose, Remedy, SnapshotRef};
 
 /// Arguments of `zebu snapshot`.
 #[derive(Debug, clap::Args)]
@@ -87,6 +87,9 @@ fn not_deleted(name: &str, error: &zebu::Error) -> Failure {
         return Failure::new(format!(
             "Could not delete snapshot '{name}': Failed to free the cluster and L1 table: {why}"
         ));
+    }
+    if error.remedy() == Some(&Remedy::RepairLeaks) {
+        return Failure::during(&format!("Snapshot '{name}'"), error);
     }
     Failure::during(&format!("Could not delete snapshot '{name}'"), error)
 }

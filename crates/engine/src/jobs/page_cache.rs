@@ -3,6 +3,7 @@
 use super::convert::NewTarget;
 use super::staging::directory_of;
 use crate::CacheMode;
+use crate::same_file::new_file_place;
 use rustix::fs::{CWD, Mode, OFlags};
 use std::fmt;
 use std::os::fd::AsFd;
@@ -68,8 +69,8 @@ fn takes_direct(path: &Path) -> bool {
     let flags = OpenFlags::default().direct(true).lock(LockMode::None);
     let opened = match File::open(path, &flags) {
         Ok(file) => Some(file),
-        Err(_) if std::fs::symlink_metadata(path).is_ok() => None,
-        Err(_) => unnamed(directory_of(path), &flags.access(Access::ReadWrite)),
+        Err(_) => new_file_place(path)
+            .and_then(|place| unnamed(directory_of(&place), &flags.access(Access::ReadWrite))),
     };
     opened.is_some_and(|file| file.is_direct() && file.fs() != FsKind::Tmpfs)
 }

@@ -1,6 +1,7 @@
 //! The reports of `zebu convert`.
 
 use crate::remote_disk::{RemoteTransfers, transfers};
+use crate::unreadable::{self, UnreadableRange};
 use serde::Serialize;
 use zebu::jobs::ConvertReport;
 
@@ -17,18 +18,14 @@ pub(super) struct Report {
     zeroed: u64,
     unreadable: u64,
     unreadable_ranges: Vec<UnreadableRange>,
+    /// Where those are not all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unreadable_range_count: Option<u64>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     skipped_bitmaps: Vec<String>,
     /// Counts of what went over the network.
     #[serde(skip_serializing_if = "Option::is_none")]
     remote: Option<RemoteTransfers>,
-}
-
-#[derive(Serialize)]
-struct UnreadableRange {
-    start: u64,
-    length: u64,
-    error: String,
 }
 
 /// The report in JSON.
@@ -42,15 +39,11 @@ pub(super) fn json_report(report: &ConvertReport, skipped_bitmaps: Vec<String>) 
         skipped: report.skipped,
         zeroed: report.zeroed,
         unreadable: report.unreadable,
-        unreadable_ranges: report
-            .unreadable_ranges
-            .iter()
-            .map(|range| UnreadableRange {
-                start: range.offset,
-                length: range.len,
-                error: range.error.to_string(),
-            })
-            .collect(),
+        unreadable_ranges: unreadable::list(&report.unreadable_ranges),
+        unreadable_range_count: unreadable::count_in_all(
+            &report.unreadable_ranges,
+            report.unreadable_range_count,
+        ),
         skipped_bitmaps,
         remote: transfers(),
     }
@@ -60,7 +53,7 @@ pub(super) fn json_report(report: &ConvertReport, skipped_bitmaps: Vec<String>) 
 pub(super) fn human_text(report: &ConvertReport) -> String {
     format!(
         "total {}, read {}, written {}, reflinked {}, copied by the kernel {}, skipped {}, zeroed {}, unreadable {} \
-         (bytes of the disk)\n",
+         (bytes of the disk){}\n",
         report.total,
         report.read,
         report.written,
@@ -68,6 +61,10 @@ pub(super) fn human_text(report: &ConvertReport) -> String {
         report.range_copied,
         report.skipped,
         report.zeroed,
-        report.unreadable
+        report.unreadable,
+        match report.unreadable_range_count {
+            0 => String::new(),
+            count => format!("; unreadable ranges: {count}"),
+        }
     )
 }

@@ -4,6 +4,7 @@ use super::options::{ConvertOptions, ConvertReport, CopyMode, ReadErrors, Skippe
 use super::sink::Sink;
 use super::sizing::Sizing;
 use super::source_end::SourceEnd;
+use super::unreadable::Unreadable;
 use crate::progress::{Phase, Tracker};
 use crate::{Error, ErrorKind, Extent, ExtentKind, Image, Result};
 use std::num::NonZeroU64;
@@ -73,9 +74,6 @@ impl Part {
     }
 }
 
-/// How many unreadable ranges are reported one by one.
-const MAX_REPORTED_RANGES: usize = 1024;
-
 /// State of a conversion, shared by its threads.
 pub(super) struct Job {
     pub(super) parts: Vec<Part>,
@@ -102,6 +100,7 @@ pub(super) struct Job {
     stopped: AtomicBool,
     failure: Mutex<Option<Error>>,
     report: Mutex<ConvertReport>,
+    unreadable: Mutex<Unreadable>,
 }
 
 impl Job {
@@ -152,6 +151,7 @@ impl Job {
             stopped: AtomicBool::new(false),
             failure: Mutex::new(None),
             report: Mutex::new(ConvertReport { total, ..ConvertReport::default() }),
+            unreadable: Mutex::default(),
         }))
     }
 
@@ -228,53 +228,13 @@ impl Job {
 
     /// Notes a range of the target that is zero because the source could not be read.
     pub(super) fn count_unreadable(&self, range: SkippedRange) {
-        let mut report = self.report.lock();
-        report.unreadable += range.len;
-        report.unreadable_ranges.push(range);
-        if report.unreadable_ranges.len() >= 2 * MAX_REPORTED_RANGES {
-            tidy(&mut report.unreadable_ranges);
-        }
+        self.unreadable.lock().note(range);
     }
 
     pub(super) fn report(&self) -> ConvertReport {
         let mut report = self.report.lock().clone();
         report.total = self.end();
-        tidy(&mut report.unreadable_ranges);
+        self.unreadable.lock().tell(&mut report);
         report
-    }
-}
-
-/// Sorts ranges, joins neighbours, keeps the first ones.
-fn tidy(ranges: &mut Vec<SkippedRange>) {
-    ranges.sort_unstable_by_key(|range| range.offset);
-    ranges.dedup_by(|next, last| {
-        let joined = last.offset + last.len == next.offset;
-        if joined {
-            last.len += next.len;
-        }
-        joined
-    });
-    ranges.truncate(MAX_REPORTED_RANGES);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn range(offset: u64, len: u64) -> SkippedRange {
-        SkippedRange { offset, len, error: Error::new(ErrorKind::Io, "unreadable") }
-    }
-
-    #[test]
-    fn unreadable_ranges_are_joined_in_order() {
-        let mut ranges = vec![range(1024, 512), range(0, 512), range(1536, 512), range(512, 256)];
-        tidy(&mut ranges);
-        let seen: Vec<_> = ranges.iter().map(|r| (r.offset, r.len)).collect();
-        assert_eq!(seen, [(0, 768), (1024, 1024)]);
-
-        let mut many: Vec<_> = (0..5000).rev().map(|i| range(i * 1024, 512)).collect();
-        tidy(&mut many);
-        assert_eq!(many.len(), MAX_REPORTED_RANGES);
-        assert_eq!(many[0].offset, 0);
     }
 }

@@ -16,6 +16,7 @@ mod source_end;
 mod source_range;
 mod target;
 mod threads;
+mod unreadable;
 mod walk;
 
 pub use options::{

@@ -152,8 +152,9 @@ pub enum TargetContent {
 #[non_exhaustive]
 pub struct NewTarget {
     /// Its name. Where nothing has that name, the image is written under a temporary name in the same directory
-    /// and renamed when it is complete and durable; on an error, or when cancelled, nothing stays. What exists
-    /// (a file, a device, a link to one) is made anew in place, without fsync if `open.cache` is `Unsafe`.
+    /// and renamed when it is complete and durable; on an error, or when cancelled, nothing stays. So is the file that a
+    /// symbolic link leads to, if there is none. What exists (a file, a device, a link to one) is made anew in place, without
+    /// fsync if `open.cache` is `Unsafe`.
     pub path: PathBuf,
     /// How it is made. `size`: of the sources together if `None`; may be more, not less. With `backing`, what the source's
     /// own file does not hold is left to that backing file ([`TargetContent::SharedBacking`]).
@@ -266,6 +267,8 @@ pub struct ConvertReport {
     pub zeroed: u64,
     /// Unreadable, zero in the target.
     pub unreadable: u64,
-    /// The first unreadable ranges (at most 1024), in order.
+    /// How many unreadable ranges there are; neighbours are one.
+    pub unreadable_range_count: u64,
+    /// The first of them (at most 1024), in order.
     pub unreadable_ranges: Vec<SkippedRange>,
 }

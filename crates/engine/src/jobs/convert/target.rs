@@ -75,15 +75,21 @@ pub(super) async fn make(
     let mut files = NewFiles::default();
     let foreign = new_foreign::wanted(&create, &path)?;
     let final_name = new_foreign::last_part(&path);
-    let (work_path, names) = if elsewhere.is_some() || std::fs::symlink_metadata(&path).is_ok() {
-        (path, None)
-    } else {
-        let temporary = reserve_temporary_name(&path, 0o644)
-            .map_err(|error| from_io(&path, "can't make a file in the target's directory", &error))?;
-        files.add(&temporary);
-        (temporary.clone(), Some((temporary, path)))
+    let place = if elsewhere.is_some() { None } else { same_file::new_file_place(&path) };
+    let (work_path, names) = match place {
+        None => (path, None),
+        Some(place) if names_others(&create) && !same_directory(&path, &place) => {
+            files.add(&place);
+            (path, None)
+        }
+        Some(place) => {
+            let temporary = reserve_temporary_name(&place, 0o644)
+                .map_err(|error| from_io(&place, "can't make a file in the target's directory", &error))?;
+            files.add(&temporary);
+            (temporary.clone(), Some((temporary, place)))
+        }
     };
-    let new_data_file = data_file.as_deref().filter(|file| std::fs::symlink_metadata(file).is_err());
+    let new_data_file = data_file.as_deref().and_then(same_file::new_file_place);
 
     if let Some(new) = foreign {
         let sink = begin_foreign(worker, &work_path, &create, &open, &new, &final_name).await?;
@@ -94,7 +100,7 @@ pub(super) async fn make(
     // If it fails, what it made is gone again; somebody else's file of that name is not ours to remove.
     Image::create_controlled(worker, &work_path, &create, control).await?;
     if let Some(data_file) = new_data_file {
-        files.add(data_file);
+        files.add(&data_file);
     }
     let options = OpenOptions {
         format: Some(format),
@@ -187,6 +193,15 @@ impl Made {
         self.files.keep();
         Ok(())
     }
+}
+
+/// Whether the image names other files, which are looked for from the directory of its own name.
+fn names_others(create: &CreateOptions) -> bool {
+    create.backing.is_some() || create.data_file.is_some()
+}
+
+fn same_directory(a: &Path, b: &Path) -> bool {
+    FilePlace::of(directory_of(a)) == FilePlace::of(directory_of(b))
 }
 
 /// The storage at `path`, if it is no local file.

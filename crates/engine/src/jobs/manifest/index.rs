@@ -171,7 +171,7 @@ mod tests {
 
     fn written(path: &Path, bytes: &[u8]) {
         let subject = Subject { virtual_size: bytes.len() as u64, cluster_size: CLUSTER as u64 };
-        let preamble = Preamble { origin: None, coverage: Coverage::All };
+        let preamble = Preamble { origin: None, previous: None, coverage: Coverage::All };
         let mut writer = ManifestWriter::begin(path, subject, &preamble).unwrap();
         for cluster in bytes.chunks(CLUSTER) {
             writer.add(Digest::of(cluster)).unwrap();

@@ -2,7 +2,7 @@
 
 use crate::qcow2::space::metadata_map::Metadata;
 use crate::qcow2::state::Qcow2;
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Remedy, Result};
 use std::sync::Arc;
 use zebu_qcow2::L1Entry;
 use zebu_qcow2::snapshot::SnapshotEntry;
@@ -33,15 +33,43 @@ impl Qcow2 {
         if sabotage::is(Fault::LowerBeforeDeletion) {
             self.lower_all(worker, &shared).await?;
         }
-        self.replace_snapshots(worker, entries).await?;
+        let replaced = self.replace_snapshots(worker, entries).await;
+        replaced.map_err(|error| self.told_if_half_named(error))?;
         self.file().announce("cluster_free");
-        if !sabotage::is(Fault::LowerBeforeDeletion) {
-            self.lower_all(worker, &shared).await?;
+        let released = async {
+            if !sabotage::is(Fault::LowerBeforeDeletion) {
+                self.lower_all(worker, &shared).await?;
+            }
+            self.space.free_table(table.0, table_len);
+            self.settle(worker).await?;
+            self.refresh_copied(worker).await?;
+            self.settle(worker).await?;
+            self.end_inconsistency(worker).await
         }
-        self.space.free_table(table.0, table_len);
-        self.settle(worker).await?;
-        self.refresh_copied(worker).await?;
-        self.settle(worker).await?;
-        self.end_inconsistency(worker).await
+        .await;
+        released.map_err(|error| {
+            let told = |why: &str| {
+                format!(
+                    "the snapshot is deleted, but not all of its space was given back: {why}; space may be leaked, and COPIED \
+                     flags may be wrong, until the image is repaired"
+                )
+            };
+            error.after_the_change(told).on(self.path()).with_remedy(Remedy::RepairLeaks)
+        })
+    }
+
+    /// The error of a table that was not replaced, as far as that is known.
+    fn told_if_half_named(&self, error: Error) -> Error {
+        if self.check_writable().is_ok() {
+            return error;
+        }
+        // The header on disk may name either table.
+        let told = |why: &str| {
+            format!(
+                "it is not known whether the snapshot is deleted: {why}; the list of snapshots shows it when the image is \
+                 opened again"
+            )
+        };
+        error.after_the_change(told).on(self.path())
     }
 }

@@ -4,7 +4,7 @@ use crate::crash::judge::read_all;
 use crate::crash::setup::{Origin, Setup, TOP};
 use crate::faults::bench::Bench;
 use rustix::io::Errno;
-use zebu::{Durability, NewSnapshot, SnapshotRef};
+use zebu::{Durability, NewSnapshot, Remedy, SnapshotRef};
 use zebu_sim::{FailedEffect, Fault, FaultPlan, FaultRule, OpClass, OpFilter};
 
 const SIZE: u64 = 64 << 10;
@@ -47,6 +47,34 @@ pub(crate) fn a_named_snapshot_keeps_its_references() {
         bench.world.block_on(image.close(worker)).unwrap().unwrap();
     }
     assert!(failed_late > 0, "no write failed after the header named the snapshot: the test shows nothing");
+}
+
+/// Any one write or sync fails. The error says whether the snapshot is deleted, and is no reason to delete it again if it is.
+#[test]
+pub(crate) fn a_deletion_that_fails_late_says_that_the_snapshot_is_deleted() {
+    let mut late = 0;
+    for (class, nth) in
+        [OpClass::Write, OpClass::Flush].into_iter().flat_map(|c| (0..30).map(move |n| (c, n)))
+    {
+        let setup = Setup { origin: Origin::Own, size: SIZE, pattern: SIZE, ..Setup::plain() };
+        let bench = Bench::new(&setup, nth);
+        let (image, worker) = (&bench.guest.image, &bench.workers[0]);
+        let new = NewSnapshot::named("one");
+        bench.world.block_on(image.create_snapshot(worker, new)).unwrap().unwrap();
+        bench.world.block_on(bench.guest.write(worker, 0, SIZE, Durability::Durable)).unwrap();
+        let failure = Fault::Fail { errno: Errno::NOSPC.raw_os_error(), effect: FailedEffect::Nothing };
+        let rule = FaultRule::new(OpFilter::of(class).on_file(TOP), failure).nth(nth);
+        bench.world.set_faults(FaultPlan::none().with(rule));
+        let one = SnapshotRef::Name("one".to_owned());
+        let Err(error) = bench.world.block_on(image.delete_snapshot(worker, &one)).unwrap() else { continue };
+        let is_deleted = image.snapshots().is_empty();
+        let what = format!("{class:?} {nth}: {error}");
+        assert_eq!(error.message().contains("the snapshot is deleted, but"), is_deleted, "{what}");
+        assert_eq!(error.remedy() == Some(&Remedy::RepairLeaks), is_deleted, "{what}");
+        assert!(!(is_deleted && error.is_retryable()), "{what}");
+        late += u64::from(is_deleted);
+    }
+    assert!(late > 2, "{late} failures after the deletion: the test shows nothing");
 }
 
 /// A read loads a slice of the mapping before a snapshot makes its clusters shared, and ends after that. The next write must
