@@ -295,7 +295,7 @@ fn an_increment_does_not_go_on_over_another_previous_backup() {
     scratch.zebu(&words("verify -q --manifest out.manifest out.qcow2")).ok();
 }
 
-/// What the checkpoint says of the partial image is looked for in it.
+/// Damage of a partial image is found when it is gone on with.
 #[test]
 fn a_backup_does_not_go_on_with_a_damaged_image() {
     if !qemu() {

@@ -5,8 +5,8 @@ use crate::sync::{Clock, GrowingPatience, WaitQueue};
 
 /// Keeps newcomers out while it is closed. Those inside are counted elsewhere.
 ///
-/// Whoever enters is counted first and looks at the gate then; whoever closes it closes first and counts then. Both are
-/// `SeqCst`, so that one of them sees the other. One operation at a time closes it.
+/// Order is what makes it safe. One who enters is counted first, and looks at the gate then. One who closes it closes first,
+/// and counts then. Both are `SeqCst`, so that one of them sees the other. One operation at a time closes it.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     closed: AtomicBool,

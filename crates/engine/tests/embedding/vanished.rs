@@ -15,7 +15,7 @@ use zebu::{
 
 use crate::for_writing;
 
-/// What happens to an operation of the disk.
+/// Fate of an operation of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Act {
     Do,
@@ -193,7 +193,7 @@ fn template(worker: &Worker) -> Vec<u8> {
     memory.copy()
 }
 
-/// What is wrong in `bytes`, as a kill left them after a flush of what was written after the panic.
+/// Judges `bytes`, as a kill left them after a flush of what was written after the panic.
 async fn judged(worker: &Worker, bytes: Vec<u8>) -> std::result::Result<(), String> {
     let memory = Memory::of(bytes, |_| Act::Do);
     let image = memory.open(worker).await.map_err(|e| format!("open: {e}"))?;

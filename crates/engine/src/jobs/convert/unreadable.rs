@@ -10,7 +10,7 @@ const MAX_REPORTED: usize = 1024;
 #[derive(Default)]
 pub(super) struct Unreadable {
     bytes: u64,
-    /// Those that are told one by one, by their offsets: the first ones.
+    /// The first ones, by their offsets: they are told one by one.
     first: BTreeMap<u64, SkippedRange>,
     /// Ends of the others, by their offsets.
     others: BTreeMap<u64, u64>,
