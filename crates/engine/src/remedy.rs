@@ -14,7 +14,7 @@ pub enum Remedy {
     NameFormatOfBase,
     /// The image repaired: [`crate::check::check`] with [`crate::check::Repair`].
     Repair,
-    /// What can't be read passed over: [`crate::jobs::ReadErrors::Zero`], [`crate::jobs::SourceErrors::Skip`].
+    /// Unreadable parts passed over: [`crate::jobs::ReadErrors::Zero`], [`crate::jobs::SourceErrors::Skip`].
     PassOver,
     /// Leaked space given back: [`crate::check::check`] with [`crate::check::Repair::Leaks`].
     RepairLeaks,
