@@ -235,7 +235,9 @@ impl Image {
                 Driver::Raw(_) | Driver::Foreign(_) => None,
             };
             let result = work(me.clone(), on).await;
-            unended.map(MustEnd::end);
+            if let Some(unended) = unended {
+                unended.end();
+            }
             result
         };
         self.0.own_worker().run(worker, &self.0.path, work).await
