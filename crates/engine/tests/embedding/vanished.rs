@@ -154,16 +154,16 @@ async fn perform(worker: &Worker, image: &Image, operation: Operation) -> Result
         Operation::Shrink => image.resize(worker, 100 << 10, Shrink::Allow, Preallocation::Off).await,
         Operation::AddBitmap => image.add_bitmap(worker, &NewBitmap::named("one")).await,
         Operation::WriteState => {
-            image.write_vm_state(worker, 20 << 20, IoBuf::copy_of(&[5; 70_000]).into()).await
+            image.write_vm_state(worker, 20 << 20, IoBuf::copy_of(&vec![5; 70_000]).into()).await
         }
         Operation::Write => {
-            put(worker, image, 150 << 10, &[3; 20 << 10]).await?;
+            put(worker, image, 150 << 10, &vec![3; 20 << 10]).await?;
             image.flush(worker).await
         }
         Operation::FillNewTables => {
             image.resize(worker, 16 << 20, Shrink::Refuse, Preallocation::Off).await?;
             for at in 0..24 {
-                put(worker, image, (512 << 10) + at * (256 << 10), &[4; 256 << 10]).await?;
+                put(worker, image, (512 << 10) + at * (256 << 10), &vec![4; 256 << 10]).await?;
             }
             Ok(())
         }
@@ -171,7 +171,7 @@ async fn perform(worker: &Worker, image: &Image, operation: Operation) -> Result
             image.write_zeroes(worker, 0, 60 << 10, ZeroMode::Unmap).await?;
             image.discard(worker, 60 << 10, 30 << 10).await?;
             image.flush(worker).await?;
-            put(worker, image, 0, &[7; 100 << 10]).await?;
+            put(worker, image, 0, &vec![7; 100 << 10]).await?;
             image.flush(worker).await
         }
     }
@@ -184,9 +184,9 @@ fn template(worker: &Worker) -> Vec<u8> {
         let create = CreateOptions::default().size(SIZE).cluster_size(SMALL).refcount_bits(64);
         Image::create_in(worker, &memory.file(), &create).await?;
         let image = memory.open(worker).await?;
-        put(worker, &image, 0, &[1; 128 << 10]).await?;
+        put(worker, &image, 0, &vec![1; 128 << 10]).await?;
         image.create_snapshot(worker, NewSnapshot::named("one")).await?;
-        put(worker, &image, 0, &[2; 64 << 10]).await?;
+        put(worker, &image, 0, &vec![2; 64 << 10]).await?;
         image.close(worker).await
     };
     worker.block_on(made).unwrap();
@@ -239,7 +239,7 @@ fn what_is_flushed_stays(operation: Operation) {
                 break;
             }
             let goes_on = worker.block_on(async {
-                put(&worker, &image, 0, &[9; AFTERWARDS as usize]).await?;
+                put(&worker, &image, 0, &vec![9; AFTERWARDS as usize]).await?;
                 image.flush(&worker).await
             });
             if goes_on.is_ok() {
@@ -283,7 +283,7 @@ enum Clusters {
 }
 
 /// A cluster that does not become shorter by compression.
-fn noise(head: &[u8; 8], seed: u64) -> Vec<u8> {
+fn noise(head: [u8; 8], seed: u64) -> Vec<u8> {
     let mut state = seed ^ 0x9e37_79b9_7f4a_7c15;
     let mut bytes: Vec<u8> = std::iter::repeat_with(|| {
         state ^= state << 13;
@@ -293,7 +293,7 @@ fn noise(head: &[u8; 8], seed: u64) -> Vec<u8> {
     })
     .take(CLUSTER)
     .collect();
-    bytes[..8].copy_from_slice(head);
+    bytes[..8].copy_from_slice(&head);
     bytes
 }
 
@@ -320,8 +320,8 @@ fn a_late_write_lands_on_nothing(acts: &'static [Act], clusters: Clusters) {
     });
     let at = |cluster: u64| cluster * CLUSTER as u64;
     // Tables and windows are there afterwards.
-    worker.block_on(put(&worker, &image, at(900), &noise(b"GUEST!!!", 900))).unwrap();
-    let doomed = IoBuf::copy_of(&[noise(b"DOOMED!!", 1), noise(b"DOOMED!!", 2)].concat()).into();
+    worker.block_on(put(&worker, &image, at(900), &noise(*b"GUEST!!!", 900))).unwrap();
+    let doomed = IoBuf::copy_of(&[noise(*b"DOOMED!!", 1), noise(*b"DOOMED!!", 2)].concat()).into();
     let vanished = catch_unwind(AssertUnwindSafe(|| {
         worker.block_on(async {
             match clusters {
@@ -339,7 +339,7 @@ fn a_late_write_lands_on_nothing(acts: &'static [Act], clusters: Clusters) {
     let _ = worker.block_on(image.flush(&worker));
     let mut written = Vec::new();
     for cluster in 10..400 {
-        match worker.block_on(put(&worker, &image, at(cluster), &noise(b"GUEST!!!", cluster))) {
+        match worker.block_on(put(&worker, &image, at(cluster), &noise(*b"GUEST!!!", cluster))) {
             Ok(()) => written.push(cluster),
             Err(_) => break,
         }
@@ -355,7 +355,7 @@ fn a_late_write_lands_on_nothing(acts: &'static [Act], clusters: Clusters) {
         let mut bytes = vec![0; CLUSTER];
         bufs.copy_to(0, &mut bytes);
         assert!(
-            !is_flushed || bytes == noise(b"GUEST!!!", cluster),
+            !is_flushed || bytes == noise(*b"GUEST!!!", cluster),
             "cluster {cluster} was flushed, and holds something else"
         );
     }
