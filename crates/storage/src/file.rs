@@ -288,7 +288,7 @@ impl File {
         self.state.refused.fetch_or(capability as u8, Ordering::Relaxed);
     }
 
-    /// Whether a flush failed: then no later one is believed.
+    /// Whether a flush failed, or a change was abandoned while it was under way: then no later flush is believed.
     pub(crate) fn has_flush_failed(&self) -> bool {
         self.state.flush_failed.load(Ordering::Acquire)
     }
@@ -298,7 +298,7 @@ impl File {
         &self.state.syncs
     }
 
-    /// Notes that a flush failed.
+    /// Notes that a flush failed, or that a change was abandoned while it was under way.
     pub(crate) fn set_flush_failed(&self) {
         self.state.flush_failed.store(true, Ordering::Release);
     }

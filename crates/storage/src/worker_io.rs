@@ -95,7 +95,8 @@ impl Worker {
         (result.map_err(fail), bufs)
     }
 
-    /// fdatasync. After one failed, every later one of this file fails too, and so does one that ran beside it.
+    /// fdatasync. After one failed, every later one of this file fails too, and so does one that ran beside it. So does every one
+    /// after a change of the file was abandoned while it was under way.
     ///
     /// # Errors
     /// [`IoErrorKind::FlushPending`]: one of another worker, which began before this one ended, has not ended for half a
