@@ -39,7 +39,8 @@ pub enum Op {
 pub enum IoErrorKind {
     /// The system call failed with this errno.
     Os(i32),
-    /// An earlier flush of this file failed: what is durable is unknown until the file is opened again.
+    /// An earlier flush of this file failed, or a change of it was abandoned: what is durable is unknown until the file is
+    /// opened again.
     FlushFailedBefore,
     /// A flush of this file that another worker was given has not ended for half a minute, and may have failed.
     FlushPending,
@@ -96,7 +97,7 @@ impl IoError {
             (IoErrorKind::Os(errno), Some(detail)) => format!("{} ({detail})", errno_text(*errno)),
             (_, Some(detail)) => detail.clone(),
             (IoErrorKind::FlushFailedBefore, None) => {
-                "an earlier flush failed, so what is on disk is unknown until it is opened again".to_owned()
+                "an earlier flush failed or a change was given up, so what is on disk is unknown until it is opened again".to_owned()
             }
             (IoErrorKind::FlushPending, None) => {
                 "a flush of another worker has not ended for half a minute, and may have failed; poll or drop that worker"

@@ -43,7 +43,8 @@ impl Memory {
     }
 }
 
-fn perform(disk: &mut Vec<u8>, done: &mut Completer) -> Result<StorageDone, i32> {
+/// Does an operation on the bytes of a disk; the errno if it can't.
+pub(crate) fn perform(disk: &mut Vec<u8>, done: &mut Completer) -> Result<StorageDone, i32> {
     let range = |offset: u64, len: u64| offset as usize..(offset + len) as usize;
     match done.op() {
         StorageOp::Read { offset, len } => {

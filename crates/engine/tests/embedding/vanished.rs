@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use zebu::check::{CheckOptions, check_file};
 use zebu::storage::{
-    Access, Completer, File, IoBuf, OpenFlags, Storage, StorageAbilities, StorageDone, StorageOp, Worker,
-    WorkerConfig,
+    Access, Completer, File, IoBuf, OpenFlags, Storage, StorageAbilities, StorageOp, Worker, WorkerConfig,
 };
 use zebu::{
     CreateOptions, Durability, Format, Image, NewBitmap, NewSnapshot, OpenedFile, Preallocation, Result,
@@ -14,6 +13,7 @@ use zebu::{
 };
 
 use crate::for_writing;
+use crate::in_memory::perform;
 
 /// Fate of an operation of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,32 +62,9 @@ impl Memory {
         self.bytes.lock().unwrap().clone()
     }
 
-    fn perform(&self, done: &mut Completer) -> std::result::Result<StorageDone, i32> {
-        let mut disk = self.bytes.lock().unwrap();
-        let range = |offset: u64, len: u64| offset as usize..(offset + len) as usize;
-        match done.op() {
-            StorageOp::Read { offset, len } => {
-                done.bufs_mut().copy_from(0, &disk[range(offset, len)]);
-                Ok(StorageDone::Moved(len))
-            }
-            StorageOp::Write { offset, len } => {
-                let range = range(offset, len);
-                let longer = disk.len().max(range.end);
-                disk.resize(longer, 0);
-                done.bufs().copy_to(0, &mut disk[range]);
-                Ok(StorageDone::Moved(len))
-            }
-            StorageOp::Punch { offset, len } => {
-                disk[range(offset, len)].fill(0);
-                Ok(StorageDone::Done)
-            }
-            StorageOp::SetLen { len } => {
-                disk.resize(len as usize, 0);
-                Ok(StorageDone::Done)
-            }
-            StorageOp::Flush => Ok(StorageDone::Done),
-            _ => Err(libc::EOPNOTSUPP),
-        }
+    fn finish(&self, mut done: Completer) {
+        let result = perform(&mut self.bytes.lock().unwrap(), &mut done);
+        done.finish(result);
     }
 }
 
@@ -104,12 +81,8 @@ impl Storage for Shared {
     fn submit(&self, _: StorageOp, mut done: Completer) {
         let act = (self.0.act)(&done);
         match act {
-            Act::Do | Act::DoAndPanic => {
-                let result = self.0.perform(&mut done);
-                if act == Act::Do {
-                    return done.finish(result);
-                }
-            }
+            Act::Do => return self.0.finish(done),
+            Act::DoAndPanic => drop(perform(&mut self.0.bytes.lock().unwrap(), &mut done)),
             Act::Hold | Act::HoldAndPanic => self.0.held.lock().unwrap().push(done),
             Act::Panic => {}
         }
@@ -144,7 +117,7 @@ const SIZE: u64 = 256 << 10;
 /// Bytes that are written after the panic.
 const AFTERWARDS: u64 = 90 << 10;
 
-async fn perform(worker: &Worker, image: &Image, operation: Operation) -> Result<()> {
+async fn operate(worker: &Worker, image: &Image, operation: Operation) -> Result<()> {
     let one = SnapshotRef::Name("one".to_owned());
     match operation {
         Operation::Apply => image.apply_snapshot(worker, &one).await,
@@ -230,7 +203,7 @@ fn what_is_flushed_stays(operation: Operation) {
             worker.block_on(image.flush(&worker)).unwrap();
             left.store(nth, SeqCst);
             let done = catch_unwind(AssertUnwindSafe(|| {
-                worker.block_on(Box::pin(perform(&worker, &image, operation)))
+                worker.block_on(Box::pin(operate(&worker, &image, operation)))
             }));
             if left.swap(-1, SeqCst) >= 0 {
                 assert!(matches!(done, Ok(Ok(()))), "{done:?}");
@@ -345,9 +318,8 @@ fn a_late_write_lands_on_nothing(acts: &'static [Act], clusters: Clusters) {
         }
     }
     let is_flushed = worker.block_on(image.flush(&worker)).is_ok();
-    for mut done in held {
-        let result = memory.perform(&mut done);
-        done.finish(result);
+    for done in held {
+        memory.finish(done);
     }
     for cluster in written {
         let (result, bufs) = worker.block_on(image.read(&worker, at(cluster), IoBuf::zeroed(CLUSTER).into()));
