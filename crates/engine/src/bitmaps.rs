@@ -172,8 +172,8 @@ impl Image {
                 Ok(CopiedBitmap::new(name.clone(), recording, bits))
             });
             let copies = copies.collect::<Result<Vec<_>>>()?;
-            let _alone = me.0.alone(&on).await?;
-            qcow2.change_bitmaps(&on, BitmapChange::AddCopies(&copies)).await
+            let add = async || qcow2.change_bitmaps(&on, BitmapChange::AddCopies(&copies)).await;
+            me.0.while_alone(&on, add).await
         })
         .await
     }

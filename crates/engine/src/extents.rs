@@ -1,5 +1,6 @@
 //! A walk over the extents of a disk.
 
+use crate::chain::CutOff;
 use crate::{Extent, Image, Result};
 use std::ops::Range;
 use zebu_storage::Worker;
@@ -9,6 +10,7 @@ use zebu_storage::Worker;
 pub struct Extents {
     image: Image,
     left: Range<u64>,
+    cut_off: CutOff,
 }
 
 impl Extents {
@@ -21,7 +23,10 @@ impl Extents {
         if self.left.is_empty() {
             return Ok(None);
         }
-        let extent = self.image.extent(worker, self.left.start, self.left.end - self.left.start).await?;
+        let extent = self
+            .image
+            .extent_with(worker, self.left.start, self.left.end - self.left.start, self.cut_off)
+            .await?;
         self.left.start = extent.end();
         Ok(Some(extent))
     }
@@ -40,6 +45,11 @@ impl Extents {
 impl Image {
     /// A walk over the extents of a range of the disk, through the whole chain. The end of the range cuts the last one.
     pub fn extents(&self, range: Range<u64>) -> Extents {
-        Extents { image: self.clone(), left: range }
+        Extents { image: self.clone(), left: range, cut_off: CutOff::ReadsAsZero }
+    }
+
+    /// A walk for a job, by [`Image::source_extent`].
+    pub(crate) fn source_extents(&self, range: Range<u64>) -> Extents {
+        Extents { image: self.clone(), left: range, cut_off: CutOff::Fails }
     }
 }

@@ -1,8 +1,7 @@
 //! An open image: the handle that everything else works on.
 
-use crate::chain;
+use crate::chain::{self, CutOff};
 use crate::foreign_image::{convert_first, vmdk_info};
-use crate::image_worker::MustEnd;
 use crate::node::{Driver, Node, Raw};
 use crate::open::{open_chain, open_given};
 use crate::options::*;
@@ -13,7 +12,7 @@ use crate::qcow2::text::text;
 use crate::reservation::no_room;
 use crate::status::{Extent, ForeignInfo, ImageInfo, ImageStats};
 use crate::sync::atomic::Ordering::Release;
-use crate::sync::{Inside, with_long_patience};
+use crate::sync::{Inside, TurnWait, with_long_patience};
 use crate::transfer::{FileRange, Transfer, transfer};
 use crate::{Error, ErrorKind, Result, raw, refs};
 use std::os::fd::BorrowedFd;
@@ -230,10 +229,7 @@ impl Image {
             return worker.spawn(async move { work(me, on).await }).await;
         }
         let work = move |on| async move {
-            let unended = match &me.0.driver {
-                Driver::Qcow2(qcow2) => Some(MustEnd::or_poison(qcow2.files())),
-                Driver::Raw(_) | Driver::Foreign(_) => None,
-            };
+            let unended = me.0.must_end();
             let result = work(me.clone(), on).await;
             if let Some(unended) = unended {
                 unended.end();
@@ -250,8 +246,7 @@ impl Image {
         work: impl AsyncFnOnce(&Self, &Worker) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         self.on_own_worker(worker, move |me, on| async move {
-            let _alone = me.0.alone(&on).await?;
-            work(&me, &on).await
+            me.0.while_alone(&on, async || work(&me, &on).await).await
         })
         .await
     }
@@ -272,6 +267,26 @@ impl Image {
     /// # Errors
     /// The buffers' content is unspecified then.
     pub async fn read(&self, worker: &Worker, offset: u64, bufs: IoBufs) -> (Result<()>, IoBufs) {
+        self.read_with(worker, offset, bufs, CutOff::ReadsAsZero).await
+    }
+
+    /// Reads as [`Image::read`], for a job: what the file is too short for is an error.
+    pub(crate) async fn read_source(
+        &self,
+        worker: &Worker,
+        offset: u64,
+        bufs: IoBufs,
+    ) -> (Result<()>, IoBufs) {
+        self.read_with(worker, offset, bufs, CutOff::Fails).await
+    }
+
+    async fn read_with(
+        &self,
+        worker: &Worker,
+        offset: u64,
+        bufs: IoBufs,
+        cut_off: CutOff,
+    ) -> (Result<()>, IoBufs) {
         if let Err(error) = self.check_range(offset, bufs.len() as u64) {
             return (Err(error), bufs);
         }
@@ -286,7 +301,7 @@ impl Image {
                 if let Err(error) = check_range(&node, offset, bufs.len() as u64) {
                     return (Err(error), bufs);
                 }
-                chain::read(&node, &on, offset, bufs).await
+                chain::read(&node, &on, offset, bufs, cut_off).await
             })
             .await
     }
@@ -616,24 +631,28 @@ impl Image {
         }
         let control = control.clone();
         self.on_own_worker(worker, move |me, on| async move {
-            let _alone =
-                if sabotage::is(Fault::ResizeBesideWrites) { None } else { Some(me.0.alone(&on).await?) };
-            me.0.check_open()?;
-            if disk_size < me.virtual_size() {
-                me.check_nothing_is_copied("becomes smaller")?;
-            }
-            match &me.0.driver {
-                Driver::Qcow2(qcow2) => {
-                    qcow2.prepare_write(&on).await?;
-                    qcow2.resize(&me.0, &on, new_size, shrink, preallocation, &control).await
+            let resize = async || {
+                me.0.check_open()?;
+                if disk_size < me.virtual_size() {
+                    me.check_nothing_is_copied("becomes smaller")?;
                 }
-                Driver::Raw(raw) => {
-                    raw::resize(raw, &on, new_size, shrink, preallocation, &control).await?;
-                    raw.size.store(disk_size, Release);
-                    Ok(())
+                match &me.0.driver {
+                    Driver::Qcow2(qcow2) => {
+                        qcow2.prepare_write(&on).await?;
+                        qcow2.resize(&me.0, &on, new_size, shrink, preallocation, &control).await
+                    }
+                    Driver::Raw(raw) => {
+                        raw::resize(raw, &on, new_size, shrink, preallocation, &control).await?;
+                        raw.size.store(disk_size, Release);
+                        Ok(())
+                    }
+                    Driver::Foreign(_) => Err(convert_first(me.format()).on(me.path())),
                 }
-                Driver::Foreign(_) => Err(convert_first(me.format()).on(me.path())),
+            };
+            if sabotage::is(Fault::ResizeBesideWrites) {
+                return resize().await;
             }
+            me.0.while_alone(&on, resize).await
         })
         .await
         .map_err(|e| no_room(e, preallocation, self.format()))
@@ -645,6 +664,23 @@ impl Image {
     /// # Errors
     /// A table can't be read or is damaged; [`ErrorKind::OutOfRange`]; [`ErrorKind::InvalidArgument`]: `len` is 0.
     pub async fn extent(&self, worker: &Worker, offset: u64, len: u64) -> Result<Extent> {
+        self.extent_with(worker, offset, len, CutOff::ReadsAsZero).await
+    }
+
+    /// Looks up an extent as [`Image::extent`], for a job: an error where the file is too short for it, which ends the extent
+    /// before.
+    pub(crate) async fn source_extent(&self, worker: &Worker, offset: u64, len: u64) -> Result<Extent> {
+        self.extent_with(worker, offset, len, CutOff::Fails).await
+    }
+
+    /// Looks up an extent; `cut_off` says what lies past the end of a file.
+    pub(crate) async fn extent_with(
+        &self,
+        worker: &Worker,
+        offset: u64,
+        len: u64,
+        cut_off: CutOff,
+    ) -> Result<Extent> {
         let (me, on) = (self.clone(), worker.uncounted());
         worker
             .spawn(async move {
@@ -659,7 +695,7 @@ impl Image {
                         .on(&me.0.path)
                         .at_guest(offset));
                 }
-                chain::extent(&me.0, &on, offset, len).await
+                chain::extent(&me.0, &on, offset, len, cut_off).await
             })
             .await
     }
@@ -705,7 +741,8 @@ impl Image {
     ///
     /// # Errors
     /// As [`Image::flush`]. [`ErrorKind::Busy`]: another request does not end, and nothing is closed. If it comes too late for
-    /// that, nothing more is changed, and the locks stay until the last handle is dropped.
+    /// that, nothing more is changed, and the locks stay until the last handle is dropped. So they do after a request vanished while
+    /// it wrote, because a storage panicked.
     pub async fn close(&self, worker: &Worker) -> Result<()> {
         let (me, on) = (self.clone(), worker.uncounted());
         worker.spawn(async move { me.close_by(&on).await }).await
@@ -732,6 +769,16 @@ impl Image {
             return result;
         }
         own.idle().await;
+        if let Driver::Qcow2(qcow2) = &self.0.driver
+            && !sabotage::is(Fault::UnlockBesideCommit)
+        {
+            // If the close failed, another's commit that began before that may write yet.
+            qcow2.running_commit(worker).await?;
+        }
+        if self.0.has_abandoned_changes() {
+            // They may land after somebody else has the image. Each holds its file open.
+            return result;
+        }
         let mut node = Some(&self.0);
         while let Some(this) = node {
             if let Driver::Qcow2(qcow2) = &this.driver {
@@ -759,7 +806,7 @@ impl Image {
                     }
                     _ => {}
                 };
-                let alone = self.0.changes.alone(worker, reads);
+                let alone = self.0.changes.alone(worker, TurnWait::Unbounded, reads);
                 // An operation that is alone now may wait for something itself.
                 Some(with_long_patience(worker, alone).await.flatten().ok_or_else(|| {
                     Error::undriven("the image can't be closed", "a request").on(&self.0.path)

@@ -4,7 +4,7 @@ use crate::before_change::BeforeChange;
 use crate::chain::map::ChainMap;
 use crate::crypt::protection::Protection;
 use crate::foreign_image::ForeignImage;
-use crate::image_worker::ImageWorker;
+use crate::image_worker::{ImageWorker, MustEnd};
 use crate::luks_disk::LuksDisk;
 use crate::options::{CacheMode, Format};
 use crate::qcow2::cache::slice_cache::SliceCache;
@@ -12,7 +12,7 @@ use crate::qcow2::cache::slice_store::SliceStore;
 use crate::qcow2::map::mapping::Run;
 use crate::qcow2::state::Qcow2;
 use crate::sync::atomic::{AtomicU64, Ordering::Acquire};
-use crate::sync::{Alone, OnceLock, RequestBarrier};
+use crate::sync::{Alone, OnceLock, RequestBarrier, TurnWait};
 use crate::{Error, ErrorKind, Result};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -159,15 +159,45 @@ impl Node {
     ///
     /// # Errors
     /// [`ErrorKind::Busy`]: one of these has not ended for half a minute.
-    pub(crate) async fn alone(&self, worker: &Worker) -> Result<Alone<'_>> {
+    async fn alone(&self, worker: &Worker) -> Result<Alone<'_>> {
         let reads = async || {
             if let Driver::Qcow2(qcow2) = &self.driver {
                 qcow2.readers().wait().await;
             }
         };
-        let alone = self.changes.alone(worker, reads).await;
+        // Of an image that is only read, the one before may run on a worker that is not polled.
+        let wait = if self.is_writable() { TurnWait::Unbounded } else { TurnWait::Patient };
+        let alone = self.changes.alone(worker, wait, reads).await;
         let undone = "the operation, which has to be alone with the image, can't begin";
         alone.ok_or_else(|| Error::undriven(undone, "a request").on(&self.path))
+    }
+
+    /// Runs `work` alone with the image ([`Node::alone`]). If it vanishes, nothing is written any more before others are let in.
+    pub(crate) async fn while_alone<T>(
+        &self,
+        worker: &Worker,
+        work: impl AsyncFnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let _alone = self.alone(worker).await?;
+        let unended = self.must_end();
+        let result = work().await;
+        if let Some(unended) = unended {
+            unended.end();
+        }
+        result
+    }
+
+    /// The duty of an operation that changes the image to come to an end.
+    pub(crate) fn must_end(&self) -> Option<MustEnd<'_>> {
+        match &self.driver {
+            Driver::Qcow2(qcow2) => Some(MustEnd::or_poison(qcow2.files())),
+            Driver::Raw(_) | Driver::Foreign(_) => None,
+        }
+    }
+
+    /// Whether a change of one of its own files vanished while it was under way: it may still land.
+    pub(crate) fn has_abandoned_changes(&self) -> bool {
+        self.image_file().has_abandoned_changes() || self.data_file().has_abandoned_changes()
     }
 
     /// Says that nothing may be changed any more, because the image was closed with `result`.
@@ -326,5 +356,85 @@ impl Drop for Node {
         while let Some(node) = next {
             next = Arc::into_inner(node).and_then(|mut node| node.backing.take());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Access, CreateOptions, Image, OpenOptions};
+    use std::future::Future;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::pin::{Pin, pin};
+    use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+    use std::task::{Context, Wake, Waker};
+    use zebu_storage::{IoBuf, WorkerConfig};
+
+    fn image(worker: &Worker, dir: &std::path::Path) -> Image {
+        let path = dir.join("image");
+        let made = async {
+            Image::create(worker, &path, &CreateOptions::default().size(1 << 20)).await?;
+            Image::open(worker, &path, &OpenOptions::default().access(Access::ReadWrite)).await
+        };
+        worker.block_on(made).unwrap()
+    }
+
+    fn poll_once<T>(future: Pin<&mut (impl Future<Output = T> + ?Sized)>, waker: &Waker) -> bool {
+        future.poll(&mut Context::from_waker(waker)).is_ready()
+    }
+
+    /// Notes how often it was woken while the image could be written.
+    struct Look {
+        image: Image,
+        woken: AtomicU32,
+        while_writable: AtomicU32,
+    }
+
+    impl Wake for Look {
+        fn wake(self: Arc<Self>) {
+            self.woken.fetch_add(1, SeqCst);
+            let qcow2 = self.image.qcow2("").unwrap();
+            self.while_writable.fetch_add(u32::from(qcow2.files().check_not_poisoned().is_ok()), SeqCst);
+        }
+    }
+
+    /// Requests that wait for an operation that vanishes are let in when nothing is written any more, not before.
+    #[test]
+    fn writing_stops_before_others_are_let_in() {
+        let (worker, dir) = (Worker::new(&WorkerConfig::default()).unwrap(), tempfile::tempdir().unwrap());
+        let image = image(&worker, dir.path());
+        let look = Arc::new(Look { image: image.clone(), woken: 0.into(), while_writable: 0.into() });
+        let waker = Waker::from(look.clone());
+        let mut waiting = pin!(image.0.changes.enter(1));
+        let vanished = catch_unwind(AssertUnwindSafe(|| {
+            worker.block_on(image.0.while_alone(&worker, async || -> Result<()> {
+                assert!(!poll_once(waiting.as_mut(), &waker), "it is alone");
+                panic!("as intended");
+            }))
+        }));
+        assert!(vanished.is_err());
+        assert!(look.woken.load(SeqCst) > 0);
+        assert_eq!(look.while_writable.load(SeqCst), 0);
+        assert!(poll_once(waiting.as_mut(), &waker), "nobody is alone any more");
+    }
+
+    /// A write that nobody waits for may land later: no other program gets the image before that.
+    #[test]
+    fn an_image_with_an_abandoned_write_is_not_unlocked() {
+        let (worker, dir) = (Worker::new(&WorkerConfig::default()).unwrap(), tempfile::tempdir().unwrap());
+        let image = image(&worker, dir.path());
+        {
+            let file = image.0.image_file();
+            let mut write = pin!(worker.write(file, 1 << 20, IoBuf::zeroed(4096).into()));
+            assert!(!poll_once(write.as_mut(), Waker::noop()), "it is under way");
+        }
+        let _ = worker.block_on(image.close(&worker));
+        let open = || {
+            let options = OpenOptions::default().access(Access::ReadWrite);
+            worker.block_on(Image::open(&worker, &dir.path().join("image"), &options))
+        };
+        assert_eq!(open().unwrap_err().kind(), ErrorKind::Locked);
+        drop(image);
+        open().unwrap();
     }
 }

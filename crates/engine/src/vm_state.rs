@@ -7,7 +7,7 @@
 //! Its place depends on the size of the disk: when that changes, the state of the disk in use may be lost. A growing disk drops
 //! what it finds there, since a guest may not see it. A snapshot keeps its own.
 
-use crate::chain;
+use crate::chain::{self, CutOff};
 use crate::node::Node;
 use crate::options::ZeroMode;
 use crate::qcow2::map::mapping::Run;
@@ -108,7 +108,7 @@ impl Qcow2 {
                 part.fill(0, len as usize, 0);
             } else {
                 let result;
-                (result, part) = chain::read(node, worker, at, part).await;
+                (result, part) = chain::read(node, worker, at, part, CutOff::ReadsAsZero).await;
                 result?;
             }
             read.append(part);

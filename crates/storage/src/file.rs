@@ -44,6 +44,7 @@ struct State {
     /// Bits of the [`Capability`]s that the kernel refused.
     refused: AtomicU8,
     flush_failed: AtomicBool,
+    has_abandoned_changes: AtomicBool,
     syncs: Syncs,
     /// The writes in flight, under O_DIRECT.
     writes: Option<Box<WriteTable>>,
@@ -86,6 +87,7 @@ impl File {
                 len,
                 refused: AtomicU8::new(0),
                 flush_failed: AtomicBool::new(false),
+                has_abandoned_changes: AtomicBool::new(false),
                 syncs: Syncs::default(),
                 writes,
                 takes_dontcache: OnceLock::new(),
@@ -210,6 +212,15 @@ impl File {
         self.state.len.load(Ordering::Acquire)
     }
 
+    /// Asks the system for the length of a regular file, and notes it if another program has made the file longer.
+    pub fn look_up_len(&self) {
+        if let (FileInner::Os(os), FileKind::Regular) = (&self.state.inner, self.kind())
+            && let Some(len) = os.len()
+        {
+            self.raise_len(len);
+        }
+    }
+
     /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -298,9 +309,20 @@ impl File {
         &self.state.syncs
     }
 
-    /// Notes that a flush failed, or that a change was abandoned while it was under way.
+    /// Notes that a flush failed.
     pub(crate) fn set_flush_failed(&self) {
         self.state.flush_failed.store(true, Ordering::Release);
+    }
+
+    /// Notes that a change was abandoned while it was under way. No later flush is believed.
+    pub(crate) fn note_abandoned_change(&self) {
+        self.state.has_abandoned_changes.store(true, Ordering::Release);
+        self.set_flush_failed();
+    }
+
+    /// Whether a change was abandoned while it was under way: it may land at any time.
+    pub fn has_abandoned_changes(&self) -> bool {
+        self.state.has_abandoned_changes.load(Ordering::Acquire)
     }
 
     /// The XFS extent size hint in bytes; `None` if the file, or the file system, has none.

@@ -153,6 +153,11 @@ impl OsFile {
         Ok(stat.st_blocks as u64 * 512)
     }
 
+    /// Its length in bytes, if the system tells it.
+    pub(crate) fn len(&self) -> Option<u64> {
+        rustix::fs::fstat(&self.fd).ok().and_then(|stat| u64::try_from(stat.st_size).ok())
+    }
+
     pub(crate) fn set_lock(&self, path: &Path, mode: LockMode) -> Result<(), IoError> {
         self.lock.set(self.fd.as_fd(), path, mode)
     }

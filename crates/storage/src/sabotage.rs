@@ -36,6 +36,10 @@ pub enum Fault {
     LeaveFailedBatch,
     /// Close: a commit that another has under way is not waited for.
     CloseBesideCommit,
+    /// Close: after it failed, the locks go while a commit that another has under way writes.
+    UnlockBesideCommit,
+    /// Another backing file: what was freed is not waited for before it, but while the image is alone.
+    RenameBesideReads,
     /// Commit, release: they run on the worker of the request that started them.
     RunOnCaller,
     /// Commit: a thread that has promised to drive its worker is believed for ever.

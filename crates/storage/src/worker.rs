@@ -441,7 +441,8 @@ impl Worker {
         );
         let id = OpId(self.inner.ops.borrow_mut().insert(OpState::Waiting(None)));
         // If the storage of a program panics, nobody waits for the completion, which comes all the same.
-        let changes = (!matches!(request.kind, OpKind::Read | OpKind::Flush)).then_some(file);
+        let changes =
+            (!matches!(request.kind, OpKind::Read | OpKind::Flush | OpKind::ExtentAt)).then_some(file);
         let operation = Operation { inner: &self.inner, id: Some(id), changes };
         self.inner.backend.borrow_mut().submit(id, request);
         self.inner.notifier.notify_event_loop();
@@ -749,7 +750,7 @@ impl Drop for Operation<'_> {
             Some(state @ OpState::Waiting(_)) => {
                 // It may still land, over whatever is written there meanwhile.
                 if let Some(file) = self.changes.filter(|_| !sabotage::is(Fault::LeaveFailedBatch)) {
-                    file.set_flush_failed();
+                    file.note_abandoned_change();
                 }
                 Some(std::mem::replace(state, OpState::Abandoned))
             }

@@ -103,12 +103,12 @@ impl Worker {
     /// minute more, though a thread has promised to drive that worker. Whether it failed is not known before that worker is
     /// polled. One of a worker without that promise is waited for a second: if it failed, later flushes say so.
     pub async fn flush(&self, file: &File) -> Result<(), IoError> {
-        if file.skips_flush() {
-            return Ok(());
-        }
         let fail = |kind| error(file, Op::Flush, kind, 0, 0);
         if file.has_flush_failed() {
             return Err(fail(IoErrorKind::FlushFailedBefore));
+        }
+        if file.skips_flush() {
+            return Ok(());
         }
         self.count(|stats| stats.flushes += 1);
         let seen_by = if self.is_driven() { SeenBy::Driven } else { SeenBy::Anyone };

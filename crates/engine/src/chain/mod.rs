@@ -7,4 +7,4 @@ mod merge;
 pub(crate) mod place;
 mod read;
 
-pub(crate) use read::{extent, is_zero, read};
+pub(crate) use read::{CutOff, extent, is_zero, read};

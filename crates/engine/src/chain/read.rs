@@ -13,6 +13,17 @@ use zebu_storage::{IoBufs, Worker};
 
 /// Parts of one request in flight at once.
 const PARTS_AT_ONCE: usize = 32;
+/// Bytes of a sector.
+const SECTOR: u64 = 512;
+
+/// What lies past the end of a file that has lost its last part, and that an image says it has data in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CutOff {
+    /// Zeroes, as for QEMU: for a guest that still runs.
+    ReadsAsZero,
+    /// An error: for work on whole images, which would pass the zeroes on as content.
+    Fails,
+}
 
 /// A run of guest bytes with the image that owns it.
 struct Owned<'a> {
@@ -68,8 +79,56 @@ async fn resolve_by_images<'a>(
     }
 }
 
+impl Owned<'_> {
+    /// Bytes from the beginning on that the file reaches to, in whole clusters. Raw images, external data files among them, may be
+    /// shorter than their disk.
+    fn stored(&self) -> u64 {
+        let (file, host, unit) = match (&self.node.driver, self.run) {
+            (Driver::Qcow2(qcow2), Run::Data { host }) if self.node.data_file().id() == qcow2.file().id() => {
+                (qcow2.file(), host, qcow2.geometry().cluster_size())
+            }
+            (Driver::Foreign(foreign), Run::Data { host }) => (foreign.file(0), host, SECTOR),
+            (Driver::Foreign(foreign), Run::Elsewhere { file, host }) => (foreign.file(file), host, SECTOR),
+            _ => return self.len,
+        };
+        let left = || file.len().checked_next_multiple_of(unit).unwrap_or(u64::MAX).saturating_sub(host);
+        if left() < self.len {
+            // Another program may write the image that is read without a lock.
+            file.look_up_len();
+        }
+        left().min(self.len)
+    }
+
+    /// The error of bytes at `guest` that are past the end of the file.
+    fn cut_off(&self, guest: u64) -> Error {
+        let path = match (&self.node.driver, self.run) {
+            (Driver::Foreign(foreign), Run::Elsewhere { file, .. }) => foreign.file(file).path(),
+            _ => &self.node.path,
+        };
+        let message = "the file was cut short: it ends before this part of its data";
+        Error::new(ErrorKind::Corrupt, message).on(path).at_guest(guest)
+    }
+
+    /// The error of a range at `guest` that the file does not hold all of.
+    fn check_stored(&self, guest: u64, cut_off: CutOff) -> Result<()> {
+        match cut_off {
+            CutOff::ReadsAsZero => Ok(()),
+            CutOff::Fails => match self.stored() {
+                stored if stored < self.len => Err(self.cut_off(guest + stored)),
+                _ => Ok(()),
+            },
+        }
+    }
+}
+
 /// Reads `bufs.len()` bytes at `guest`, which lie on the disk of `top`.
-pub(crate) async fn read(top: &Node, worker: &Worker, guest: u64, bufs: IoBufs) -> (Result<()>, IoBufs) {
+pub(crate) async fn read(
+    top: &Node,
+    worker: &Worker,
+    guest: u64,
+    bufs: IoBufs,
+    cut_off: CutOff,
+) -> (Result<()>, IoBufs) {
     let total = bufs.len() as u64;
     if total == 0 {
         return (Ok(()), bufs);
@@ -79,9 +138,12 @@ pub(crate) async fn read(top: &Node, worker: &Worker, guest: u64, bufs: IoBufs) 
         Err(error) => return (Err(error), bufs),
     };
     if first.len == total {
+        if let Err(error) = first.check_stored(guest, cut_off) {
+            return (Err(error), bufs);
+        }
         return read_owned(first, worker, guest, bufs).await;
     }
-    Box::pin(read_in_parts(top, worker, guest, bufs, first)).await
+    Box::pin(read_in_parts(top, worker, guest, bufs, first, cut_off)).await
 }
 
 /// Reads what comes from several places, beginning with `first`; some parts at once, in batches.
@@ -91,6 +153,7 @@ async fn read_in_parts(
     guest: u64,
     mut bufs: IoBufs,
     first: Owned<'_>,
+    cut_off: CutOff,
 ) -> (Result<()>, IoBufs) {
     let end = guest + bufs.len() as u64;
     let mut done = IoBufs::new();
@@ -101,14 +164,15 @@ async fn read_in_parts(
         let mut batch = Vec::new();
         while at < end && batch.len() < PARTS_AT_ONCE {
             let part = match next.take() {
-                Some(part) => part,
-                None => match resolve(top, worker, at, end - at).await {
-                    Ok(part) => part,
-                    Err(error) => {
-                        failed = Some(error);
-                        break;
-                    }
-                },
+                Some(part) => Ok(part),
+                None => resolve(top, worker, at, end - at).await,
+            };
+            let part = match part.and_then(|part| part.check_stored(at, cut_off).map(|()| part)) {
+                Ok(part) => part,
+                Err(error) => {
+                    failed = Some(error);
+                    break;
+                }
             };
             let (start, len) = (at, part.len);
             at += len;
@@ -190,8 +254,21 @@ async fn read_owned(owned: Owned<'_>, worker: &Worker, guest: u64, mut bufs: IoB
 /// The run of one kind at `guest`, at most `len` bytes, which lie on the disk of `top`; data is looked up in its file
 /// for holes. The images are asked: the chain's map does not tell space that is kept for zeroes, nor zeroes from
 /// nothing.
-pub(crate) async fn extent(top: &Node, worker: &Worker, guest: u64, len: u64) -> Result<Extent> {
-    let Owned { node, depth, run, len } = resolve_by_images(top, 0, worker, guest, len).await?;
+pub(crate) async fn extent(
+    top: &Node,
+    worker: &Worker,
+    guest: u64,
+    len: u64,
+    cut_off: CutOff,
+) -> Result<Extent> {
+    let mut owned = resolve_by_images(top, 0, worker, guest, len).await?;
+    if cut_off == CutOff::Fails {
+        match owned.stored() {
+            0 => return Err(owned.cut_off(guest)),
+            stored => owned.len = stored,
+        }
+    }
+    let Owned { node, depth, run, len } = owned;
     let kind = match run {
         Run::Unallocated => ExtentKind::Unallocated,
         Run::Zero { host } => ExtentKind::Zero { host },

@@ -2,7 +2,7 @@
 
 use super::{block_on, explore, give_up_after_one_poll, is_caught, spawn};
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use crate::sync::{AsyncMutex, ReadEpochs, RequestBarrier, Standing};
+use crate::sync::{AsyncMutex, ReadEpochs, RequestBarrier, Standing, TurnWait};
 use std::sync::Arc;
 use zebu_storage::sabotage::Fault;
 
@@ -52,7 +52,7 @@ fn barrier() {
                     assert!(!alone.load(SeqCst), "inside beside the one who is alone");
                     inside.fetch_sub(1, SeqCst);
                 } else {
-                    let _alone = block_on(barrier.alone(&Standing, async || {}));
+                    let _alone = block_on(barrier.alone(&Standing, TurnWait::Unbounded, async || {}));
                     assert!(!alone.swap(true, SeqCst), "two are alone");
                     assert_eq!(inside.load(SeqCst), 0, "somebody is inside");
                     alone.store(false, SeqCst);
@@ -69,7 +69,9 @@ fn barrier() {
 fn barrier_given_up() {
     let barrier = Arc::new(RequestBarrier::default());
     let theirs = barrier.clone();
-    let thread = spawn(move || block_on(give_up_after_one_poll(theirs.alone(&Standing, async || {}))));
+    let thread = spawn(move || {
+        block_on(give_up_after_one_poll(theirs.alone(&Standing, TurnWait::Unbounded, async || {})))
+    });
     for worker in 0..2 {
         drop(block_on(barrier.enter(worker)));
     }

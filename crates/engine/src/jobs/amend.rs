@@ -195,9 +195,11 @@ async fn write_zeroes_out(worker: &Worker, image: &Image, control: &JobControl) 
         if is_flagged && image.backing().is_none() {
             // Where nothing shows from below, what is not allocated is zero too.
             let qcow2 = image.qcow2("zero clusters")?;
-            let _alone = image.0.alone(worker).await?;
-            qcow2.prepare_write(worker).await?;
-            qcow2.drop_mapping(&image.0, worker, extent.offset..extent.end()).await?;
+            let drop_them = async || {
+                qcow2.prepare_write(worker).await?;
+                qcow2.drop_mapping(&image.0, worker, extent.offset..extent.end()).await
+            };
+            image.0.while_alone(worker, drop_them).await?;
         } else if is_flagged {
             let mut from = extent.offset;
             while from < extent.end() {
@@ -236,9 +238,9 @@ async fn rewrite(
 ) -> Result<()> {
     with_image(worker, path, open, async |image| {
         let qcow2 = image.qcow2("properties to be changed")?;
-        let _alone = image.0.alone(worker).await?;
         let wrong = |e: FormatError| Error::new(ErrorKind::Unsupported, e.to_string()).on(path);
-        qcow2.rewrite_header(worker, |header| change(header).map_err(wrong)).await
+        let rewrite = async || qcow2.rewrite_header(worker, |header| change(header).map_err(wrong)).await;
+        image.0.while_alone(worker, rewrite).await
     })
     .await
 }

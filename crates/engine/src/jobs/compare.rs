@@ -238,7 +238,7 @@ impl Job {
 
     /// Walks both mappings in step, and queues what has to be read in order of offset.
     async fn walk(&self, worker: &Worker, queue: &Queue<Piece>) {
-        let walks = [0, 1].map(|side| self.images[side].extents(0..self.sizes[side]));
+        let walks = [0, 1].map(|side| self.images[side].source_extents(0..self.sizes[side]));
         let mut disks = TwoDisks::new(walks, self.sizes[0].max(self.sizes[1]));
         let mut pending: Option<Piece> = None;
         loop {
@@ -341,8 +341,8 @@ impl Job {
             Sides::Both => {
                 let (head_a, head_b) = (a.split_to(piece.len), b.split_to(piece.len));
                 let ((read_a, head_a), (read_b, head_b)) = join(
-                    self.images[0].read(worker, offset, head_a.into()),
-                    self.images[1].read(worker, offset, head_b.into()),
+                    self.images[0].read_source(worker, offset, head_a.into()),
+                    self.images[1].read_source(worker, offset, head_b.into()),
                 )
                 .await;
                 let failed = match (read_a, read_b) {
@@ -359,7 +359,7 @@ impl Job {
             }
             Sides::Only(side) => {
                 let head = a.split_to(piece.len);
-                let (read, head) = self.images[side].read(worker, offset, head.into()).await;
+                let (read, head) = self.images[side].read_source(worker, offset, head.into()).await;
                 a = rejoin(head, a);
                 if let Err(error) = read {
                     self.fail(offset, CompareStage::Read, Some(side), error);

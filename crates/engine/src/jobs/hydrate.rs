@@ -109,7 +109,7 @@ async fn fill_all<'a>(
             if at >= total {
                 break;
             }
-            let extent = image.extent(worker, at, total - at).await?;
+            let extent = image.source_extent(worker, at, total - at).await?;
             if !is_lacking(&extent) {
                 tracker.advance(extent.len);
                 at = extent.end();

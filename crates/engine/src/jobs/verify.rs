@@ -2,10 +2,9 @@
 
 use super::manifest::{Digest, ManifestReader, Subject, check_whole};
 use super::pipeline::InOrder;
-use super::zeros::is_known_zero;
-use crate::node::Driver;
+use super::zeros::{is_known_zero, zero_run};
 use crate::progress::{JobControl, Phase, Tracker};
-use crate::{Error, ErrorKind, Extent, ExtentKind, Image, Result};
+use crate::{Error, ErrorKind, Image, Result};
 use std::ops::Range;
 use std::path::PathBuf;
 use zebu_storage::Worker;
@@ -73,8 +72,8 @@ const MAX_BAD: u64 = 1 << 16;
 /// Bytes read at once.
 const CHUNK: u64 = 1 << 20;
 
-/// Reads every cluster of the disk, through the whole chain, and compares it with the manifest. A cluster of which its
-/// qcow2 file holds nothing, because the file was cut short, reads as zero and counts as bad.
+/// Reads every cluster of the disk, through the whole chain, and compares it with the manifest. A cluster that lies
+/// past the end of its file, because the file was cut short, counts as bad.
 ///
 /// Clusters that can't be read or are different are counted. They end the job when there are 65,536 of them.
 ///
@@ -178,7 +177,7 @@ impl<'a> Job<'a> {
             return Ok(0);
         }
         let end = expected.min(MAX_PASSED).saturating_mul(cluster).saturating_add(at).min(self.report.total);
-        let zero = zeroes(self.worker, self.image, at, end).await / self.chunk * self.chunk;
+        let zero = zero_run(self.worker, self.image, at, end).await / self.chunk * self.chunk;
         if let Some(manifest) = self.manifest.as_mut().filter(|_| zero > 0) {
             manifest.pass_zeroes(zero / cluster)?;
         }
@@ -221,38 +220,6 @@ impl<'a> Job<'a> {
     }
 }
 
-/// The part of an extent that its file is too short for, to whole clusters. (External data files and raw ones may end
-/// before the disk does.)
-fn cut_off(image: &Image, extent: &Extent) -> Option<Range<u64>> {
-    let ExtentKind::Data { host } = extent.kind else { return None };
-    let node = image.0.at_depth(extent.depth)?;
-    let Driver::Qcow2(qcow2) = &node.driver else { return None };
-    if node.data_file().id() != qcow2.file().id() {
-        return None;
-    }
-    let end = qcow2.file().len().checked_next_multiple_of(qcow2.geometry().cluster_size())?;
-    let start = extent.offset.saturating_add(end.saturating_sub(host));
-    (start < extent.end()).then(|| start..extent.end())
-}
-
-/// Bytes from `at` on, before `end`, that one look at the mapping tells to be zero and to be there.
-async fn zeroes(worker: &Worker, image: &Image, at: u64, end: u64) -> u64 {
-    match image.extent(worker, at, end - at).await {
-        Ok(extent) if extent.is_zero() && cut_off(image, &extent).is_none() => extent.end().min(end) - at,
-        _ => 0,
-    }
-}
-
-/// The parts of a range that are cut off. What is wrong with the mapping shows to whoever reads there.
-async fn parts_cut_off(worker: &Worker, image: &Image, range: Range<u64>) -> Vec<Range<u64>> {
-    let mut extents = image.extents(range);
-    let mut parts = Vec::new();
-    while let Ok(Some(extent)) = extents.next(worker).await {
-        parts.extend(cut_off(image, &extent));
-    }
-    parts
-}
-
 /// A range that was looked at.
 struct Looked {
     range: Range<u64>,
@@ -272,15 +239,7 @@ async fn look_at(
     range: Range<u64>,
     expected: Option<Vec<Digest>>,
 ) -> Result<Looked> {
-    let (read, mut clusters) = read_clusters(worker, image, tracker, subject, range.clone()).await?;
-    for part in parts_cut_off(worker, image, range.clone()).await {
-        for (start, cluster) in range.clone().step_by(subject.cluster_size as usize).zip(&mut clusters) {
-            if cluster.is_ok() && start < part.end && part.start < start + subject.cluster_size {
-                let message = "the file was cut short: it ends before this cluster";
-                *cluster = Err(Error::new(ErrorKind::Corrupt, message).on(image.path()).at_guest(start));
-            }
-        }
-    }
+    let (read, clusters) = read_clusters(worker, image, tracker, subject, range.clone()).await?;
     Ok(Looked { range, read, clusters, expected })
 }
 
@@ -298,7 +257,7 @@ async fn read_clusters(
         return Ok((0, (0..count).map(|_| Ok(Digest::Zero)).collect()));
     }
     tracker.keep_to_rate(worker, len).await?;
-    let (result, bufs) = image.read(worker, offset, worker.buffer(len as usize).into()).await;
+    let (result, bufs) = image.read_source(worker, offset, worker.buffer(len as usize).into()).await;
     if result.is_ok()
         && let [buf] = bufs.parts()
     {
@@ -310,7 +269,7 @@ async fn read_clusters(
     let mut clusters = Vec::with_capacity(count);
     for start in range.clone().step_by(subject.cluster_size as usize) {
         let part = subject.cluster_size.min(range.end - start) as usize;
-        let (result, bufs) = image.read(worker, start, worker.buffer(part).into()).await;
+        let (result, bufs) = image.read_source(worker, start, worker.buffer(part).into()).await;
         let mut bytes = vec![0; part];
         bufs.copy_to(0, &mut bytes);
         clusters.push(result.map(|()| Digest::of(&bytes)));

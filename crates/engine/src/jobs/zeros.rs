@@ -102,7 +102,7 @@ pub(super) fn first_difference(a: &[u8], b: &[u8]) -> Option<usize> {
 
 /// Whether a range reads as zero, as far as the mapping knows.
 pub(super) async fn is_known_zero(worker: &Worker, image: &Image, offset: u64, len: u64) -> Result<bool> {
-    let mut extents = image.extents(offset..offset + len);
+    let mut extents = image.source_extents(offset..offset + len);
     while let Some(extent) = extents.next(worker).await? {
         if !extent.is_zero() {
             return Ok(false);
@@ -114,7 +114,7 @@ pub(super) async fn is_known_zero(worker: &Worker, image: &Image, offset: u64, l
 /// Bytes from `at` on, before `end`, that one look at the mapping tells to be zero. What is wrong with the mapping shows to
 /// whoever reads there.
 pub(super) async fn zero_run(worker: &Worker, image: &Image, at: u64, end: u64) -> u64 {
-    match image.extent(worker, at, end - at).await {
+    match image.source_extent(worker, at, end - at).await {
         Ok(extent) if extent.is_zero() => extent.end().min(end) - at,
         _ => 0,
     }

@@ -30,6 +30,15 @@ pub(crate) struct Alone<'a> {
     _one: AsyncMutexGuard<'a>,
 }
 
+/// How long an operation waits for those before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TurnWait {
+    /// Until they have ended, which they do: they run on the image's own worker.
+    Unbounded,
+    /// Half a minute: one of them may run on a worker that is not polled.
+    Patient,
+}
+
 impl RequestBarrier {
     fn try_enter(&self, worker: usize) -> Option<Inside<'_>> {
         let trusts_a_look_before = sabotage::is(Fault::LookBeforeCount) && self.gate.is_open();
@@ -47,12 +56,20 @@ impl RequestBarrier {
     }
 
     /// Waits until those inside have left, then for its turn. Then closes the barrier until the guard is dropped, and waits for
-    /// those inside and for `others`. `None`: a wait other than that for the turn did not end within half a minute.
-    pub(crate) async fn alone(&self, clock: &impl Clock, others: impl AsyncFn()) -> Option<Alone<'_>> {
+    /// those inside and for `others`. `None`: a wait did not end within half a minute, but for the one for the
+    /// turn if it is unbounded.
+    pub(crate) async fn alone(
+        &self,
+        clock: &impl Clock,
+        wait: TurnWait,
+        others: impl AsyncFn(),
+    ) -> Option<Alone<'_>> {
         // Before the turn: several who wait for one request learn at once that it does not end.
         with_long_patience(clock, self.inside.wait()).await?;
-        // Each who has the turn gives it up in the end.
-        let one = self.one_alone.lock().await;
+        let one = match wait {
+            TurnWait::Unbounded => self.one_alone.lock().await,
+            TurnWait::Patient => with_long_patience(clock, self.one_alone.lock()).await?,
+        };
         let leave = async || {
             self.inside.wait().await;
             others().await;
@@ -82,7 +99,7 @@ mod tests {
     fn whoever_is_alone_waits_for_those_inside_and_keeps_newcomers_out() {
         let barrier = RequestBarrier::default();
         let Poll::Ready(first) = poll(pin!(barrier.enter(0))) else { panic!("nobody is alone") };
-        let mut alone = pin!(barrier.alone(&Standing, nothing));
+        let mut alone = pin!(barrier.alone(&Standing, TurnWait::Unbounded, nothing));
         assert!(poll(alone.as_mut()).is_pending());
         let Poll::Ready(second) = poll(pin!(barrier.enter(17))) else {
             panic!("it waits with the door open")
@@ -93,7 +110,7 @@ mod tests {
         drop(second);
         let Poll::Ready(alone) = poll(alone) else { panic!("everybody has left") };
         assert!(poll(late.as_mut()).is_pending());
-        let mut another = pin!(barrier.alone(&Standing, nothing));
+        let mut another = pin!(barrier.alone(&Standing, TurnWait::Unbounded, nothing));
         assert!(poll(another.as_mut()).is_pending());
         drop(alone);
         let Poll::Ready(late) = poll(late) else { panic!("nobody is alone any more") };
@@ -130,7 +147,7 @@ mod tests {
             .await;
         };
         let Poll::Ready(inside) = poll(pin!(barrier.enter(0))) else { panic!("nobody is alone") };
-        let mut alone = pin!(barrier.alone(&hasty, held));
+        let mut alone = pin!(barrier.alone(&hasty, TurnWait::Unbounded, held));
         assert!(poll(alone.as_mut()).is_pending());
         assert!(poll(pin!(barrier.enter(1))).is_ready());
         drop(inside);
@@ -144,11 +161,11 @@ mod tests {
         let held = async || std::future::pending().await;
         let Poll::Ready(_inside) = poll(pin!(barrier.enter(0))) else { panic!("nobody is alone") };
         {
-            let mut alone = pin!(barrier.alone(&Standing, held));
+            let mut alone = pin!(barrier.alone(&Standing, TurnWait::Unbounded, held));
             assert!(poll(alone.as_mut()).is_pending());
         }
         assert!(poll(pin!(barrier.enter(1))).is_ready());
-        assert!(poll(pin!(barrier.alone(&Standing, nothing))).is_pending());
+        assert!(poll(pin!(barrier.alone(&Standing, TurnWait::Unbounded, nothing))).is_pending());
     }
 
     struct Unpark(std::thread::Thread);
@@ -179,7 +196,7 @@ mod tests {
                 scope.spawn(move || {
                     for round in 0..2000 {
                         if round % 20 == worker {
-                            let _alone = block_on(barrier.alone(&Standing, nothing));
+                            let _alone = block_on(barrier.alone(&Standing, TurnWait::Unbounded, nothing));
                             alone.fetch_add(1, SeqCst);
                             assert_eq!((inside.load(SeqCst), alone.load(SeqCst)), (0, 1));
                             alone.fetch_sub(1, SeqCst);

@@ -269,7 +269,7 @@ pub(super) enum Changed {
 
 async fn read(worker: &Worker, image: &Image, offset: u64, len: u64) -> Result<Vec<u8>> {
     let bufs: IoBufs = IoBuf::zeroed(len as usize).into();
-    let (result, bufs) = image.read(worker, offset, bufs).await;
+    let (result, bufs) = image.read_source(worker, offset, bufs).await;
     result?;
     let mut bytes = vec![0; len as usize];
     bufs.copy_to(0, &mut bytes);

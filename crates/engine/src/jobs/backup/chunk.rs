@@ -156,7 +156,7 @@ async fn read_in_turn(
         let turn = pace.turn().await;
         let len = pace.read_size(buffer.len() as u64);
         let part = buffer.split_to(len as usize);
-        let (read, part) = pace.timed(Kind::Read, len, source.read(worker, at, part.into())).await;
+        let (read, part) = pace.timed(Kind::Read, len, source.read_source(worker, at, part.into())).await;
         turn.end(worker).await;
         done.append(part);
         at += len;
@@ -190,7 +190,7 @@ pub(super) async fn read(
         for at in (start..start + len).step_by(step) {
             let part = step.min(start + len - at);
             let place = offset + at as u64;
-            let (result, bufs) = source.read(worker, place, worker.buffer(part).into()).await;
+            let (result, bufs) = source.read_source(worker, place, worker.buffer(part).into()).await;
             match result {
                 Ok(()) => {
                     if let Some(place) = whole.as_mut_slice().get_mut(at..at + part) {

@@ -107,7 +107,7 @@ async fn compare(
         passed = cluster + 1;
         let offset = cluster * subject.cluster_size;
         let len = subject.cluster_size.min(subject.virtual_size - offset) as usize;
-        let (result, bufs) = image.read(worker, offset, worker.buffer(len).into()).await;
+        let (result, bufs) = image.read_source(worker, offset, worker.buffer(len).into()).await;
         result?;
         let mut bytes = vec![0; len];
         bufs.copy_to(0, &mut bytes);

@@ -146,7 +146,7 @@ async fn digest_of(worker: &Worker, image: &Image, offset: u64, len: u64) -> Res
     if is_known_zero(worker, image, offset, len).await? {
         return Ok(Digest::Zero);
     }
-    let (result, bufs) = image.read(worker, offset, worker.buffer(len as usize).into()).await;
+    let (result, bufs) = image.read_source(worker, offset, worker.buffer(len as usize).into()).await;
     result?;
     let mut bytes = vec![0; len as usize];
     bufs.copy_to(0, &mut bytes);

@@ -76,7 +76,7 @@ pub(super) async fn read(
     mut buffer: IoBuf,
 ) -> (Result<()>, IoBuf) {
     let head = buffer.split_to(len);
-    let (read, head) = source.image.read(worker, source.in_source(offset), head.into()).await;
+    let (read, head) = source.image.read_source(worker, source.in_source(offset), head.into()).await;
     match read {
         Err(_) if job.read_errors == ReadErrors::Zero => {
             let head = salvage(worker, job, source, offset, head).await;
@@ -108,7 +108,7 @@ async fn salvage(worker: &Worker, job: &Job, source: &Part, offset: u64, mut buf
             failed_whole = false;
             None
         } else {
-            let (read, returned) = source.image.read(worker, source.in_source(at), part).await;
+            let (read, returned) = source.image.read_source(worker, source.in_source(at), part).await;
             part = returned;
             match read {
                 Ok(()) => {

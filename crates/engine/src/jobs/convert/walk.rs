@@ -122,7 +122,8 @@ impl Walker<'_> {
             let target_shares_backing = position < job.shared_backing;
             let limit = if target_shares_backing { end.min(job.shared_backing) } else { end };
             let extent =
-                match part.image.extent(self.worker, part.in_source(position), limit - position).await {
+                match part.image.source_extent(self.worker, part.in_source(position), limit - position).await
+                {
                     Ok(extent) => extent,
                     Err(error) if job.read_errors == ReadErrors::Fail => return Err(error),
                     // Whether it can be read shows when it is read, cluster by cluster.

@@ -4,6 +4,7 @@
 //! that it touches and that were not copied yet; it waits for that copy only. The disk is dealt with in chunks. One is
 //! *to do*, *busy* (one task reads and writes it, others that need it wait), or *done*; once it is done, it may change.
 
+use super::chunk_set::ChunkSet;
 use super::frozen_bitmap::{Copied, FrozenBitmap, LiveBitmap};
 use crate::image::Clusters;
 use crate::jobs::pace::{Kind, Pace};
@@ -69,8 +70,7 @@ impl std::fmt::Debug for CopyBeforeWrite {
 }
 
 struct Chunks {
-    /// A bit for each chunk.
-    done: Vec<u64>,
+    done: ChunkSet,
     /// The busy ones, from first to end.
     busy: BTreeMap<u64, u64>,
     copies: usize,
@@ -81,50 +81,13 @@ impl Chunks {
     /// Of a disk of `size` bytes in chunks of `chunk`: all are to do, or those that `marked` touches.
     fn new(size: u64, chunk: u64, marked: Option<&Bits>) -> Self {
         let count = size.div_ceil(chunk);
-        let nothing_done = if marked.is_some() { u64::MAX } else { 0 };
-        let mut done = vec![nothing_done; count.div_ceil(64) as usize];
+        let mut done = if marked.is_some() { ChunkSet::full(count) } else { ChunkSet::empty(count) };
         let mut at = 0;
         while let Some(run) = marked.and_then(|bits| bits.next_dirty(at)) {
-            for chunk in run.start / chunk..run.end.div_ceil(chunk) {
-                if let Some(word) = done.get_mut((chunk / 64) as usize) {
-                    *word &= !(1 << (chunk % 64));
-                }
-            }
+            done.remove(run.start / chunk..run.end.div_ceil(chunk));
             at = run.end;
         }
-        // There are no chunks past the end.
-        if let Some(last) = done.last_mut().filter(|_| !count.is_multiple_of(64)) {
-            *last |= u64::MAX << (count % 64);
-        }
         Self { done, busy: BTreeMap::new(), copies: 0, waiting: WaitList::default() }
-    }
-
-    /// How many are to do.
-    fn to_do(&self) -> u64 {
-        self.done.iter().map(|word| u64::from(word.count_zeros())).sum()
-    }
-
-    /// The first one from `first` on that is not done; `None`: all behind are.
-    fn next_to_do(&self, first: u64) -> Option<u64> {
-        let mut mask = u64::MAX << (first % 64);
-        for (index, word) in (0..).zip(&self.done).skip((first / 64) as usize) {
-            let to_do = !word & mask;
-            if to_do != 0 {
-                return Some(index * 64 + u64::from(to_do.trailing_zeros()));
-            }
-            mask = u64::MAX;
-        }
-        None
-    }
-
-    fn is_done(&self, chunk: u64) -> bool {
-        self.done.get((chunk / 64) as usize).is_none_or(|word| word & (1 << (chunk % 64)) != 0)
-    }
-
-    fn set_done(&mut self, chunk: u64) {
-        if let Some(word) = self.done.get_mut((chunk / 64) as usize) {
-            *word |= 1 << (chunk % 64);
-        }
     }
 
     fn is_busy(&self, chunk: u64) -> bool {
@@ -177,8 +140,11 @@ impl CopyBeforeWrite {
     /// Takes the disk as it is when all requests that change it and have begun are done. What changes the source's
     /// metadata must not be left half-way: the caller runs this to its end.
     pub(super) async fn start(worker: &Worker, source: &Image, setup: CopySetup) -> Result<Arc<Self>> {
+        source.0.while_alone(worker, async || Self::start_alone(worker, source, setup).await).await
+    }
+
+    async fn start_alone(worker: &Worker, source: &Image, setup: CopySetup) -> Result<Arc<Self>> {
         let node = &source.0;
-        let _alone = node.alone(worker).await?;
         if node.before_change.get().is_some() {
             let message = "another backup of this image is under way";
             return Err(Error::new(ErrorKind::Exists, message).on(source.path()));
@@ -200,9 +166,9 @@ impl CopyBeforeWrite {
         };
         let marked = frozen.as_ref().filter(|_| beneath == Beneath::Earlier).map(FrozenBitmap::bits);
         let chunks = Chunks::new(size, chunk, marked);
-        let is_last_to_do = size > 0 && !chunks.is_done((size - 1) / chunk);
+        let is_last_to_do = size > 0 && !chunks.done.contains((size - 1) / chunk);
         let past_the_end = if is_last_to_do { size.next_multiple_of(chunk) - size } else { 0 };
-        let to_do = chunks.to_do() * chunk - past_the_end;
+        let to_do = chunks.done.missing() * chunk - past_the_end;
         let copy = Arc::new(Self {
             source: node.clone(),
             target,
@@ -318,7 +284,7 @@ impl CopyBeforeWrite {
     /// Copies a chunk if it is still to do; gives the bytes copied. When this returns without an error, the chunk is done, or
     /// everything has ended. The source's own worker does it: other requests may come to wait for the same chunk.
     pub(super) async fn copy_chunk(self: &Arc<Self>, worker: &Worker, chunk: u64) -> Result<u64> {
-        if self.chunks().is_done(chunk) || self.has_ended() {
+        if self.chunks().done.contains(chunk) || self.has_ended() {
             return Ok(0);
         }
         let me = self.clone();
@@ -332,7 +298,7 @@ impl CopyBeforeWrite {
         let len = self.chunk.min(self.size - start);
         let source = Image(self.source.clone());
         let reader = worker.reading_uncached();
-        let reading = source.read(&reader, start, IoBuf::zeroed(len as usize).into());
+        let reading = source.read_source(&reader, start, IoBuf::zeroed(len as usize).into());
         let (read, bufs) = self.pace.timed(Kind::Read, len, reading).await;
         read?;
         let written = match (bufs.is_zero(), self.beneath) {
@@ -357,9 +323,7 @@ impl CopyBeforeWrite {
     fn finish(&self, claim: &Claim<'_>, done: Range<u64>) {
         debug_assert!(claim.chunks.start <= done.start && done.end <= claim.chunks.end);
         let mut chunks = self.chunks();
-        for chunk in done.clone() {
-            chunks.set_done(chunk);
-        }
+        chunks.done.insert(done.clone());
         self.done.fetch_add(self.bytes_of(done), Relaxed);
     }
 
@@ -367,7 +331,7 @@ impl CopyBeforeWrite {
     async fn claim(&self, chunk: u64) -> Option<Claim<'_>> {
         poll_fn(|cx| {
             let mut chunks = self.chunks();
-            if chunks.is_done(chunk) || self.has_ended() {
+            if chunks.done.contains(chunk) || self.has_ended() {
                 return Poll::Ready(None);
             }
             if chunks.is_busy(chunk) || chunks.copies >= self.most_copies {
@@ -393,11 +357,11 @@ impl CopyBeforeWrite {
         let count = self.size.div_ceil(self.chunk);
         let claim = {
             let mut chunks = self.chunks();
-            let next = chunks.next_to_do(first).unwrap_or(count);
+            let next = chunks.done.next_missing(first).unwrap_or(count);
             if next > first {
                 return Ok(Survey { wanted: Vec::new(), settled: self.bytes_of(first..next), behind: next });
             }
-            let free = |chunks: &Chunks, chunk| !chunks.is_done(chunk) && !chunks.is_busy(chunk);
+            let free = |chunks: &Chunks, chunk| !chunks.done.contains(chunk) && !chunks.is_busy(chunk);
             let mut end = first;
             while end < count.min(first + most) && free(&chunks, end) {
                 end += 1;
@@ -414,7 +378,7 @@ impl CopyBeforeWrite {
         let source = Image(self.source.clone());
         let end = (claim.chunks.end * self.chunk).min(self.size);
         let start = first * self.chunk;
-        let mut extents = source.extents(start..end);
+        let mut extents = source.source_extents(start..end);
         let (mut wanted, mut zero_from) = (Vec::new(), start);
         // Chunks that lie in `zero_from..until` as a whole are done; those that the data behind it touches are not.
         let settle = |from: u64, until: u64| {

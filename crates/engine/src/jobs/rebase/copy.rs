@@ -60,7 +60,7 @@ impl Job {
         let want_new = if sides == Sides::Old { 0 } else { reach };
         let (old_head, new_head) = (old.split_to(want_old), new.split_to(want_new));
         let read = async |image: Option<&Image>, bufs: IoBufs| match image {
-            Some(image) if !bufs.is_empty() => image.read(worker, offset, bufs).await,
+            Some(image) if !bufs.is_empty() => image.read_source(worker, offset, bufs).await,
             _ => (Ok(()), bufs),
         };
         let ((old_read, old_head), (new_read, new_head)) =

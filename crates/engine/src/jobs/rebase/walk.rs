@@ -46,8 +46,8 @@ impl Job {
     /// Queues everything that is to be done, in order of offset.
     pub(super) async fn walk(&self, worker: &Worker, queue: &Queue<Piece>) -> Result<()> {
         let mut walker = Walker { job: self, queue, pending: None };
-        let new = self.new.as_ref().unwrap_or(&self.image).extents(0..self.new_size);
-        let mut disks = TwoDisks::new([self.image.extents(0..self.total), new], self.total);
+        let new = self.new.as_ref().unwrap_or(&self.image).source_extents(0..self.new_size);
+        let mut disks = TwoDisks::new([self.image.source_extents(0..self.total), new], self.total);
         while !self.is_stopped()
             && let Some(Step { start: at, end: until, extents }) =
                 disks.next(worker).await.map_err(|(_, error)| error)?

@@ -1,6 +1,6 @@
 //! The surroundings of a write in its clusters: copied or zeroed heads and tails.
 
-use crate::chain;
+use crate::chain::{self, CutOff};
 use crate::crypt::sectors::SectorOffsets;
 use crate::node::Node;
 use crate::options::ZeroPolicy;
@@ -248,7 +248,7 @@ impl Qcow2 {
             return Ok(buf);
         }
         let head = buf.split_to(inside);
-        let (result, bufs) = chain::read(node, worker, from, head.into()).await;
+        let (result, bufs) = chain::read(node, worker, from, head.into(), CutOff::ReadsAsZero).await;
         if !sabotage::is(Fault::IgnoreFailedCopy) {
             result?;
         }

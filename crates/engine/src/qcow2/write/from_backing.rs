@@ -5,7 +5,7 @@
 //! them waits for the link. What somebody changed before the plan has an entry, and is passed over.
 
 use crate::Result;
-use crate::chain;
+use crate::chain::{self, CutOff};
 use crate::node::Node;
 use crate::qcow2::map::mapping::Run;
 use crate::qcow2::state::Qcow2;
@@ -81,13 +81,18 @@ impl Qcow2 {
             Gap::Data { len } => len,
         };
         if sabotage::is(Fault::FillAsAGuest) {
-            let (result, bufs) = chain::read(node, worker, at, worker.buffer(len as usize).into()).await;
+            let (result, bufs) =
+                chain::read(node, worker, at, worker.buffer(len as usize).into(), CutOff::ReadsAsZero).await;
             result?;
             self.write(node, worker, at, bufs).await.0?;
             return Ok(Step { len, copied: true });
         }
         let early = if sabotage::is(Fault::FillFromEarlier) {
-            Some(chain::read(node, worker, at, worker.buffer(len as usize).into()).await.1)
+            Some(
+                chain::read(node, worker, at, worker.buffer(len as usize).into(), CutOff::ReadsAsZero)
+                    .await
+                    .1,
+            )
         } else {
             None
         };
@@ -107,7 +112,7 @@ impl Qcow2 {
             earlier.split_to((end - at) as usize)
         } else {
             let buf = worker.buffer((end - at) as usize);
-            let (result, bufs) = chain::read(node, worker, at, buf.into()).await;
+            let (result, bufs) = chain::read(node, worker, at, buf.into(), CutOff::ReadsAsZero).await;
             result?;
             bufs
         };
@@ -122,7 +127,8 @@ impl Qcow2 {
         let (run, len) = node.map(worker, at, len).await?;
         let (Run::Unallocated, Some(backing)) = (run, &node.backing) else { return Ok(Gap::None { len }) };
         let unit = self.geometry().subcluster_size();
-        let extent = chain::extent(backing, worker, at, len.min(AT_ONCE.max(unit))).await?;
+        let extent =
+            chain::extent(backing, worker, at, len.min(AT_ONCE.max(unit)), CutOff::ReadsAsZero).await?;
         let is_end = at + extent.len >= self.virtual_size();
         if extent.is_zero() {
             let whole = if is_end { extent.len } else { (at + extent.len) / unit * unit - at };

@@ -1,0 +1,139 @@
+//! Sources whose file has lost its last part: no job passes on zeroes for what was there.
+
+mod common;
+
+use common::{Scratch, noise, qemu, words};
+
+const MIB: usize = 1 << 20;
+
+/// Removes the last `len` bytes of a file.
+fn cut(scratch: &Scratch, name: &str, len: usize) {
+    let whole = scratch.read(name);
+    scratch.write(name, &whole[..whole.len() - len]);
+}
+
+/// An image of 4 MiB that lacks its last one, an overlay of it, and a whole image of the same disk.
+fn images(scratch: &Scratch) {
+    scratch.write("disk", &noise(3, 4 * MIB));
+    scratch.zebu(&words("convert -f raw -O qcow2 disk whole.qcow2")).ok();
+    scratch.zebu(&words("convert -f raw -O qcow2 disk cut.qcow2")).ok();
+    cut(scratch, "cut.qcow2", MIB);
+    scratch.zebu(&words("create -q -f qcow2 -b cut.qcow2 -F qcow2 top.qcow2")).ok();
+}
+
+#[test]
+fn every_job_refuses_them() {
+    let scratch = Scratch::new();
+    images(&scratch);
+    for (name, code, commands) in [
+        (
+            "cut.qcow2",
+            1,
+            [
+                "convert -O qcow2 SOURCE out",
+                "convert -O raw -W SOURCE out",
+                "convert -O qcow2 -c SOURCE out",
+                "convert -O qcow2 -S 0 SOURCE out",
+                "dd -O raw bs=64k if=SOURCE of=out",
+                "backup SOURCE out",
+            ]
+            .as_slice(),
+        ),
+        ("cut.qcow2", 3, &["compare SOURCE whole.qcow2", "compare whole.qcow2 SOURCE"]),
+    ] {
+        for command in commands {
+            for source in [name, "top.qcow2"] {
+                let ran = scratch.zebu(&words(&command.replace("SOURCE", source)));
+                // The file that was cut is named, not the overlay.
+                ran.fails_naming(code, &["cut.qcow2", "was cut short"]);
+                assert!(!scratch.file("out").exists(), "{command}");
+            }
+        }
+    }
+    scratch.zebu(&words("rebase -b whole.qcow2 -F qcow2 top.qcow2")).fails_naming(1, &["was cut short"]);
+}
+
+#[test]
+fn a_commit_leaves_the_base_as_it_is() {
+    let scratch = Scratch::new();
+    scratch.write("disk", &noise(3, MIB));
+    scratch.zebu(&words("convert -f raw -O qcow2 disk base.qcow2")).ok();
+    scratch.zebu(&words("create -q -f qcow2 -b base.qcow2 -F qcow2 top.qcow2")).ok();
+    scratch.write("other", &noise(4, MIB));
+    scratch.zebu(&words("convert -n -f raw -O qcow2 other top.qcow2")).ok();
+    cut(&scratch, "top.qcow2", MIB / 2);
+    scratch.zebu(&words("commit top.qcow2")).fails_naming(1, &["top.qcow2", "was cut short"]);
+    scratch.zebu(&words("convert -O raw base.qcow2 after")).ok();
+    let (before, other, after) = (scratch.read("disk"), scratch.read("other"), scratch.read("after"));
+    for (at, cluster) in after.chunks(65536).enumerate() {
+        let range = at * 65536..(at + 1) * 65536;
+        assert!(cluster == &before[range.clone()] || cluster == &other[range], "cluster {at}");
+    }
+}
+
+#[test]
+fn what_is_left_can_be_salvaged() {
+    let scratch = Scratch::new();
+    images(&scratch);
+    let content = scratch.read("disk");
+    for source in ["cut.qcow2", "top.qcow2"] {
+        for target in ["raw", "qcow2"] {
+            let line = format!("convert --salvage --output json -O {target} {source} out");
+            let report = scratch.zebu(&words(&line)).ok().json();
+            assert_eq!(report["unreadable"], MIB, "{report}");
+            let mut expected = content.clone();
+            for range in report["unreadable-ranges"].as_array().unwrap() {
+                let [start, len] = ["start", "length"].map(|key| range[key].as_u64().unwrap() as usize);
+                expected[start..start + len].fill(0);
+            }
+            scratch.zebu(&words(&format!("convert -f {target} -O raw out left"))).ok();
+            assert!(scratch.read("left") == expected);
+            std::fs::remove_file(scratch.file("out")).unwrap();
+        }
+        let report = scratch.zebu(&words(&format!("backup --skip-errors --output json {source} out")));
+        assert_eq!(report.json()["unreadable"], MIB, "{report:?}");
+        std::fs::remove_file(scratch.file("out")).unwrap();
+    }
+}
+
+/// A file that ends within its last cluster has lost nothing: QEMU leaves such files.
+#[test]
+fn the_last_cluster_may_be_short() {
+    let scratch = Scratch::new();
+    let mut content = noise(3, MIB);
+    content.chunks_mut(65536).for_each(|cluster| cluster[32768..].fill(0));
+    scratch.write("disk", &content);
+    scratch.zebu(&words("convert -f raw -O qcow2 -S 0 disk image.qcow2")).ok();
+    assert!(scratch.read("image.qcow2").ends_with(&[0; 32768]));
+    cut(&scratch, "image.qcow2", 32768);
+    scratch.zebu(&words("convert -O raw image.qcow2 out")).ok();
+    assert!(scratch.read("out") == scratch.read("disk"));
+}
+
+#[test]
+fn images_of_other_programs_are_refused_as_well() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.write("disk", &noise(3, 16 * MIB));
+    for (format, options) in [
+        ("vdi", ""),
+        ("vhdx", ""),
+        ("vmdk", ""),
+        ("vmdk", "-o subformat=monolithicFlat"),
+        ("vpc", ""),
+        ("qcow", ""),
+        ("qed", ""),
+        ("parallels", ""),
+    ] {
+        scratch.qemu_img(&words(&format!("convert -f raw -O {format} {options} disk image"))).ok();
+        let data = if options.is_empty() { "image" } else { "image-flat" };
+        scratch.zebu(&words(&format!("convert -f {format} -O raw image out"))).ok();
+        std::fs::remove_file(scratch.file("out")).unwrap();
+        cut(&scratch, data, 5 * MIB);
+        let ran = scratch.zebu(&words(&format!("convert -f {format} -O raw image out")));
+        assert_eq!(ran.code, Some(1), "{format} {options}: {ran:?}");
+        assert!(!scratch.file("out").exists());
+    }
+}
