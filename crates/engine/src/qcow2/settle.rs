@@ -10,6 +10,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use zebu_qcow2::Header;
 use zebu_storage::Worker;
+use zebu_storage::sabotage::{self, Fault};
 
 impl Qcow2 {
     /// Makes everything that was linked and everything that was freed durable, and everything written before with
@@ -74,6 +75,9 @@ impl Qcow2 {
     /// Changes the header on disk. Everything that was done before is durable before the change is, and the change is
     /// when this returns. What this opening knows of the header stays as it was: it is to be closed. The caller is
     /// alone.
+    ///
+    /// # Errors
+    /// As [`Qcow2::free_what_waits`]; of `change`; failures of the file.
     pub(crate) async fn rewrite_header(
         self: &Arc<Self>,
         worker: &Worker,
@@ -81,6 +85,9 @@ impl Qcow2 {
     ) -> Result<()> {
         self.check_writable()?;
         if self.header.preparation().is_done() {
+            if !sabotage::is(Fault::RenameBesideReads) {
+                self.free_what_waits(worker).await?;
+            }
             self.settle(worker).await?;
         }
         self.header.rewrite(worker, change).await

@@ -22,6 +22,7 @@ use crate::{Error, Result};
 use std::path::Path;
 use std::sync::Arc;
 use zebu_qcow2::{Autoclear, Geometry, Header};
+use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{File, Worker};
 
 /// An open qcow2 image: the components that own its state.
@@ -76,9 +77,20 @@ impl Qcow2 {
         self.header.geometry()
     }
 
-    /// Marks the image if `why` says that its metadata is damaged.
-    pub(crate) async fn mark_if_corrupt(&self, worker: &Worker, why: &Error) {
-        self.header.mark_if_corrupt(worker, why).await;
+    /// Marks the image if `why` says that its metadata is damaged. The image's own worker does it: others wait for the header.
+    pub(crate) async fn mark_if_corrupt(self: &Arc<Self>, worker: &Worker, why: &Error) {
+        if !self.header.is_to_be_marked(why) {
+            return;
+        }
+        if sabotage::is(Fault::ChangeHeaderOnLeader) {
+            return self.header.mark_corrupt(worker).await;
+        }
+        let image = self.clone();
+        let mark = async move |on: Worker| {
+            image.header.mark_corrupt(&on).await;
+            Ok(())
+        };
+        let _ = self.own_worker.run(worker, self.path(), mark).await;
     }
 
     /// The header as it was when the image was opened.

@@ -8,18 +8,20 @@ use zebu_storage::Worker;
 use zebu_storage::sabotage::{self, Fault};
 
 impl ImageHeader {
-    /// Marks the image as corrupt, durably, if it was opened so and `why` is about its metadata. Nothing is written from then on:
-    /// first writing stops, so that no other change of the header comes after the mark. Version 2 has no mark. The caller's change
-    /// fails with `why` in any case, so a mark that can't be written is told to nobody.
-    pub(crate) async fn mark_if_corrupt(&self, worker: &Worker, why: &Error) {
+    /// Stops all writing if `why` is about the image's metadata, and it was opened to be marked then. Whether the mark is to be
+    /// written: version 2 has none.
+    pub(crate) fn is_to_be_marked(&self, why: &Error) -> bool {
         let is_ours = why.is_damaged_metadata() && why.image() == Some(self.files().path());
         if self.damage() == DamageMark::Leave || !is_ours || !self.files().is_writable() {
-            return;
+            return false;
         }
         self.files().poison(why);
-        if self.opened().geometry().version == Version::V2 {
-            return;
-        }
+        self.opened().geometry().version != Version::V2
+    }
+
+    /// Marks the image as corrupt, durably. Writing has stopped, so that no other change of the header comes after the mark. The
+    /// caller's change fails in any case, so a mark that can't be written is told to nobody.
+    pub(crate) async fn mark_corrupt(&self, worker: &Worker) {
         let mark = [Patch::Bits(field::INCOMPATIBLE, Incompatible::CORRUPT.bits())];
         if self.change(worker, &mark, OnFailure::Restore).await.is_ok()
             && !sabotage::is(Fault::ForgetMarkBarrier)

@@ -12,6 +12,7 @@ impl Qcow2 {
     /// image: what is given up would have to stay zero otherwise while it is. The caller is alone.
     pub(crate) async fn make_empty(self: &Arc<Self>, node: &Node, worker: &Worker) -> Result<()> {
         self.prepare_write(worker).await?;
+        self.settle_first(worker).await?;
         if let Some(data_file) = self.data_file() {
             // Nothing counts references into the data file: the entries are all there is.
             self.drop_mapping(node, worker, 0..self.virtual_size()).await?;
@@ -21,7 +22,6 @@ impl Qcow2 {
                 _ => Ok(()),
             };
         }
-        self.settle(worker).await?;
         let entries = vec![0; self.map.l1().table().len()];
         let before = self.switch_to(worker, &entries, self.virtual_size()).await?;
         self.lower_all(worker, &before).await?;

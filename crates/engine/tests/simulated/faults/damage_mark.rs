@@ -1,10 +1,11 @@
 //! An image whose metadata a write finds damaged: it is marked as corrupt where that was asked for, and nothing else changes.
 
+use crate::faults::bench::begin;
 use zebu::storage::{IoBuf, Worker};
 use zebu::{
     Access, CreateOptions, DamageMark, Durability, ErrorKind, Format, Image, OpenOptions, OpenedFile,
 };
-use zebu_sim::{Content, CrashOptions, SimFileConfig, SimWorld, Tear};
+use zebu_sim::{Content, CrashOptions, OpClass, OpFilter, SimFileConfig, SimWorld, Tear};
 
 const TOP: &str = "top";
 const CLUSTER: u64 = 4096;
@@ -100,4 +101,35 @@ pub(crate) fn a_damaged_image_is_marked_before_its_writer_is_told() {
 #[test]
 fn a_damaged_image_is_left_as_it_is_by_default() {
     assert!(!is_marked(&find_damage(DamageMark::Leave).content(TOP).unwrap()));
+}
+
+/// Another who finds the damage too is told of it, though the worker that found it first stands still.
+#[test]
+pub(crate) fn a_mark_waits_for_no_worker_that_stands_still() {
+    let world = SimWorld::new(4);
+    let workers = [world.worker(), world.worker()];
+    let top = world.file(TOP, damaged(), SimFileConfig::default());
+    let options = writable().damage(DamageMark::Set);
+    let files = vec![OpenedFile::new(top, Format::Qcow2)];
+    let image = world.block_on(Image::open_files(&workers[0], files, &options)).unwrap().unwrap();
+    // Both have looked whether the image may be written, and wait for one table.
+    let reads = world.hold(OpFilter::of(OpClass::Read).on_file(TOP));
+    let found = [0, 1].map(|worker: usize| {
+        let (image, on) = (image.clone(), workers[worker].clone());
+        begin(&workers[worker], async move { write(&image, &on, 0, 4).await })
+    });
+    let _ = world.run_until(|| found.iter().any(|found| found.borrow().is_some()));
+    let writes = world.hold(OpFilter::of(OpClass::Write).on_file(TOP).touching(0..CLUSTER));
+    world.release(reads);
+    world.run_until(|| !world.held(writes).is_empty()).expect("the mark is written");
+    let marker = world.held(writes)[0].worker;
+    let (still, other) = if marker == workers[1].id() { (1, 0) } else { (0, 1) };
+    world.pause(workers[still].id());
+    world.release(writes);
+    world.run_until(|| found[other].borrow().is_some()).expect("the other is told");
+    let error = found[other].take().unwrap().unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Poisoned), "{error}");
+    world.resume(workers[still].id());
+    world.run_until(|| found[still].borrow().is_some()).unwrap();
+    assert!(is_marked(&world.content(TOP).unwrap()));
 }

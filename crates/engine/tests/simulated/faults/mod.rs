@@ -21,5 +21,6 @@ mod refusals;
 pub(crate) mod snapshots;
 pub(crate) mod space;
 mod still_bitmaps;
+mod still_vm_state;
 pub(crate) mod still_workers;
 pub(crate) mod unending;

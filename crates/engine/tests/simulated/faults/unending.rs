@@ -486,6 +486,36 @@ pub(crate) fn a_copy_of_the_file_does_not_wait_without_end_for_a_read_that_began
     assert!(beside > 0 && refused > 0, "{beside} beside, {refused} refused: the test shows nothing");
 }
 
+/// Another backing file is named beside a read that begins meanwhile, and whose worker then stands still. Space that was freed
+/// before may not come back until the read has ended.
+#[test]
+pub(crate) fn another_backing_file_does_not_wait_without_end_for_a_read_that_began_meanwhile() {
+    let (mut beside, mut refused) = (0, 0);
+    for seed in 0..400 {
+        let (bench, steps) = (bench(seed), seed % 40);
+        let worker = &bench.workers[1];
+        bench.world.block_on(bench.guest.discard(worker, 20 * CLUSTER, 4 * CLUSTER)).unwrap();
+        let (image, on) = (bench.guest.image.clone(), worker.clone());
+        let named = begin(worker, async move { image.set_backing(&on, None).await });
+        for _ in 0..steps {
+            bench.world.step();
+        }
+        let was_under_way = named.borrow().is_none();
+        let read = sleeping_read(&bench, 1 + steps % 3);
+        match bench.end(&named, &format!("a change of the name beside a read that sleeps, seed {seed}")) {
+            Ok(()) => beside += u64::from(was_under_way),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Busy, "seed {seed}: {error}");
+                refused += 1;
+            }
+        }
+        bench.world.resume(0);
+        bench.end(&read, "the read");
+        nothing_is_wrong(bench);
+    }
+    assert!(beside > 0 && refused > 0, "{beside} beside, {refused} refused: the test shows nothing");
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SnapshotStep {
     Take,

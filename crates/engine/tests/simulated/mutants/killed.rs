@@ -108,6 +108,10 @@ mutants! {
         [Scenario(failed_tables::a_table_of_a_snapshot_that_failed_never_lands_on_a_later_one)];
     a_failed_batch_of_tables_is_left_by_a_deletion: LeaveFailedBatch, within 1 of
         [Scenario(failed_tables::a_table_of_a_deletion_that_failed_never_lands_on_a_later_one)];
+    another_name_waits_for_every_read: RenameBesideReads, within 1 of
+        [Scenario(unending::another_backing_file_does_not_wait_without_end_for_a_read_that_began_meanwhile)];
+    the_mark_is_left_to_whoever_found_the_damage: ChangeHeaderOnLeader, within 1 of
+        [Scenario(damage_mark::a_mark_waits_for_no_worker_that_stands_still)];
     commits_run_on_the_callers_worker: RunOnCaller, within 1 of
         [Scenario(idle::a_worker_that_is_not_polled_holds_up_nobody_else)];
     unending_requests_are_waited_for: WaitWithoutBound, within 1 of

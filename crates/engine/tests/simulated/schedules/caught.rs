@@ -54,7 +54,7 @@ fn flush() -> Op {
     Op::Guest(Request::Flush)
 }
 
-static SCENARIOS: [Scenario; 12] = [
+static SCENARIOS: [Scenario; 13] = [
     Scenario {
         name: "a table is copied while a commit freezes",
         ground: "shared",
@@ -182,6 +182,19 @@ static SCENARIOS: [Scenario; 12] = [
         },
         window: 1,
         fault: Fault::CloseBesideCommit,
+        within: 30000,
+    },
+    Scenario {
+        name: "a close fails beside flushes",
+        ground: "recycled",
+        threads: |_| {
+            vec![
+                vec![discard(30 * SECTOR), Op::CloseThatFails],
+                vec![Op::FlushBeside, Op::FlushBeside, Op::FlushBeside, Op::FlushBeside],
+            ]
+        },
+        window: 1,
+        fault: Fault::UnlockBesideCommit,
         within: 30000,
     },
 ];

@@ -63,6 +63,8 @@ pub(crate) enum Op {
     Close,
     /// Beside other requests.
     CloseBeside,
+    /// Beside other requests; a write of it fails.
+    CloseThatFails,
     /// A flush that a close may refuse.
     FlushBeside,
     /// A flush, in the midst of which the worker stands still.
@@ -94,7 +96,7 @@ impl Op {
             Self::Resize(_) => "resize",
             Self::Cache(_) => "change of the cache",
             Self::Extent(_) => "extent",
-            Self::Close | Self::CloseBeside => "close",
+            Self::Close | Self::CloseBeside | Self::CloseThatFails => "close",
         }
     }
 }

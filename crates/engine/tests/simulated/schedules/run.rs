@@ -7,6 +7,7 @@ use crate::schedules::ground::{Ground, files};
 use crate::schedules::plan::{Op, Plan};
 use crate::schedules::snapshots::{self, Snapshots};
 use crate::schedules::stage::Stage;
+use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -16,7 +17,8 @@ use zebu::check::{CheckOptions, check_file};
 use zebu::storage::{IoBuf, Worker};
 use zebu::{Image, OpenOptions};
 use zebu_sim::{
-    Aside, CrashOptions, GuestModel, GuestRequest, GuestResult, SimFileConfig, SimRng, SimWorld, Tear,
+    Aside, CrashOptions, FailedEffect, Fault, FaultPlan, FaultRule, GuestModel, GuestRequest, GuestResult,
+    OpClass, OpFilter, SimFileConfig, SimRng, SimWorld, Tear,
 };
 use zebu_storage::commit_steps;
 use zebu_storage::sabotage;
@@ -47,6 +49,8 @@ struct Company {
     closing: RefCell<Vec<Waker>>,
     /// Bytes of the image's file when a close returned.
     at_close: RefCell<Option<Vec<u8>>>,
+    /// Whether what is left at the end may hold space that nobody uses.
+    leaks: Cell<Leaks>,
     old: Option<&'static str>,
     cluster: u64,
     /// Operations that the threads have under way.
@@ -96,6 +100,7 @@ fn execute(ground: &Ground, plan: &Plan) -> Result<(), String> {
         working: Cell::new(plan.threads.len()),
         closing: RefCell::default(),
         at_close: RefCell::default(),
+        leaks: Cell::new(Leaks::Forbidden),
         old: ground.snapshot(),
         cluster: setup.cluster_size,
         under_way: Rc::default(),
@@ -211,6 +216,20 @@ impl Company {
                 *self.at_close.borrow_mut() = Some(bytes_of(&self.stage.world));
                 self.take_crash(&self.stage.world, 1);
             }
+            Op::CloseThatFails => {
+                guest.failures.set(Failures::OfTheDisk);
+                // The image's own worker is the last that started.
+                let own = self.stage.world.workers() - 1;
+                let write = OpFilter::of(OpClass::Write).on_file(TOP).by_worker(own);
+                let failure = Fault::Fail { errno: Errno::IO.raw_os_error(), effect: FailedEffect::Nothing };
+                self.stage.world.set_faults(FaultPlan::none().with(FaultRule::new(write, failure).nth(0)));
+                let flush = guest.model.borrow_mut().begin(GuestRequest::Flush);
+                let closed = guest.image.close(worker).await;
+                let ended = if closed.is_ok() { GuestResult::Done } else { GuestResult::Failed };
+                guest.model.borrow_mut().end(flush, ended);
+                self.leaks.set(Leaks::Allowed);
+                *self.at_close.borrow_mut() = Some(bytes_of(&self.stage.world));
+            }
             Op::FlushBeside => {
                 let _ = guest.image.flush(worker).await;
             }
@@ -277,7 +296,7 @@ impl Company {
         }
         let files: Files =
             NAMES.iter().filter_map(|name| Some(((*name).to_owned(), world.content(name)?))).collect();
-        judge(setup, &files, &guest.model.borrow(), &self.snapshots.borrow(), Leaks::Forbidden)
+        judge(setup, &files, &guest.model.borrow(), &self.snapshots.borrow(), self.leaks.get())
             .map_err(|e| format!("after close: {e}"))
     }
 }
