@@ -768,13 +768,13 @@ impl Image {
             // A commit stands still that may write yet: another program must not have the image beside it.
             return result;
         }
-        own.idle().await;
         if let Driver::Qcow2(qcow2) = &self.0.driver
             && !sabotage::is(Fault::UnlockBesideCommit)
         {
-            // If the close failed, another's commit that began before that may write yet.
+            // If the close failed, another's commit that began before that may write yet, and its release after it.
             qcow2.running_commit(worker).await?;
         }
+        own.idle().await;
         if self.0.has_abandoned_changes() {
             // They may land after somebody else has the image. Each holds its file open.
             return result;

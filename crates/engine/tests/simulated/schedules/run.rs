@@ -125,7 +125,7 @@ fn execute(ground: &Ground, plan: &Plan) -> Result<(), String> {
     });
     let acted = stage.act(1);
     commit_steps::observe(None);
-    let acted = acted.and_then(|()| company.end(setup, &workers[0], plan));
+    let acted = acted.and_then(|()| company.end(setup, &workers[0]));
     if acted.is_err() {
         // Whatever the engine was in the middle of stays there.
         std::mem::forget((company, stage, workers));
@@ -271,7 +271,7 @@ impl Company {
     }
 
     /// Nobody acts any more.
-    fn end(&self, setup: &Setup, worker: &Worker, plan: &Plan) -> Result<(), String> {
+    fn end(&self, setup: &Setup, worker: &Worker) -> Result<(), String> {
         let world = &self.stage.world;
         let (guest, image) = (&self.guest, &self.guest.image);
         if let Some(violation) = guest.violation.borrow_mut().take() {
