@@ -104,8 +104,8 @@ fn the_last_cluster_may_be_short() {
     content.chunks_mut(65536).for_each(|cluster| cluster[32768..].fill(0));
     scratch.write("disk", &content);
     scratch.zebu(&words("convert -f raw -O qcow2 -S 0 disk image.qcow2")).ok();
-    assert!(scratch.read("image.qcow2").ends_with(&[0; 32768]));
-    cut(&scratch, "image.qcow2", 32768);
+    assert!(scratch.read("image.qcow2").ends_with(&[0; 4096]));
+    cut(&scratch, "image.qcow2", 4096);
     scratch.zebu(&words("convert -O raw image.qcow2 out")).ok();
     assert!(scratch.read("out") == scratch.read("disk"));
 }

@@ -16,7 +16,7 @@ const PARTS_AT_ONCE: usize = 32;
 /// Bytes of a sector.
 const SECTOR: u64 = 512;
 
-/// What lies past the end of a file that has lost its last part, and that an image says it has data in.
+/// Treatment of data that an image has past the end of its file, which has lost its last part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CutOff {
     /// Zeroes, as for QEMU: for a guest that still runs.
