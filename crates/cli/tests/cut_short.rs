@@ -110,6 +110,30 @@ fn the_last_cluster_may_be_short() {
     assert!(scratch.read("out") == scratch.read("disk"));
 }
 
+/// What is missing of a stream may be zeroes that its codec takes: only its place tells.
+#[test]
+fn compressed_clusters_are_refused_as_well() {
+    let scratch = Scratch::new();
+    let mut content = vec![b'x'; 2 * MIB];
+    content[MIB..].copy_from_slice(&noise(3, MIB));
+    scratch.write("disk", &content);
+    for method in ["zstd", "zlib"] {
+        let line =
+            format!("convert -f raw -O qcow2 -c -o cluster_size=2M,compression_type={method} disk image");
+        scratch.zebu(&words(&line)).ok();
+        let whole = scratch.read("image");
+        // The file is as long as its last stream, or a whole cluster.
+        let end = whole.iter().rposition(|byte| *byte != 0).unwrap() + 1;
+        for missing in [600, 2000, 5000, 9000] {
+            scratch.write("image", &whole[..end - missing]);
+            scratch.zebu(&words("convert -O raw image out")).fails_naming(1, &["image", "was cut short"]);
+            let report = scratch.zebu(&words("verify --output json image"));
+            assert_eq!((report.code, &report.json()["bad"]), (Some(2), &(2 * MIB).into()), "{report:?}");
+        }
+        std::fs::remove_file(scratch.file("image")).unwrap();
+    }
+}
+
 #[test]
 fn images_of_other_programs_are_refused_as_well() {
     if !qemu() {

@@ -440,8 +440,8 @@ impl Image {
     /// Requests beside it may change the range: what they write stays.
     ///
     /// # Errors
-    /// The image is not qcow2, or is only read; the backing image can't be read; there is no space. A part may be filled
-    /// then.
+    /// The image is not qcow2, or is only read; the backing image can't be read, or its file was cut short; there is no space. A
+    /// part may be filled then.
     pub async fn fill_from_backing(&self, worker: &Worker, offset: u64, len: u64) -> Result<u64> {
         self.check_range(offset, len)?;
         let (me, on) = (self.clone(), worker.uncounted());
@@ -772,7 +772,9 @@ impl Image {
             && !sabotage::is(Fault::UnlockBesideCommit)
         {
             // If the close failed, another's commit that began before that may write yet, and its release after it.
-            qcow2.running_commit(worker).await?;
+            if let Err(stands_still) = qcow2.running_commit(worker).await {
+                return result.and(Err(stands_still));
+            }
         }
         own.idle().await;
         if self.0.has_abandoned_changes() {

@@ -108,7 +108,7 @@ impl Qcow2 {
                 part.fill(0, len as usize, 0);
             } else {
                 let result;
-                (result, part) = chain::read(node, worker, at, part, CutOff::ReadsAsZero).await;
+                (result, part) = chain::read(node, worker, at, part, CutOff::Fails).await;
                 result?;
             }
             read.append(part);

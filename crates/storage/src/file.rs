@@ -212,9 +212,9 @@ impl File {
         self.state.len.load(Ordering::Acquire)
     }
 
-    /// Asks the system for the length of a regular file, and notes it if another program has made the file longer.
+    /// Asks the system for the length of a file or a block device, and notes it if another program has made it longer.
     pub fn look_up_len(&self) {
-        if let (FileInner::Os(os), FileKind::Regular) = (&self.state.inner, self.kind())
+        if let FileInner::Os(os) = &self.state.inner
             && let Some(len) = os.len()
         {
             self.raise_len(len);

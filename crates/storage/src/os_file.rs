@@ -155,7 +155,8 @@ impl OsFile {
 
     /// Its length in bytes, if the system tells it.
     pub(crate) fn len(&self) -> Option<u64> {
-        rustix::fs::fstat(&self.fd).ok().and_then(|stat| u64::try_from(stat.st_size).ok())
+        // Also that of a block device. The file's position is used by nobody.
+        rustix::fs::seek(&self.fd, rustix::fs::SeekFrom::End(0)).ok()
     }
 
     pub(crate) fn set_lock(&self, path: &Path, mode: LockMode) -> Result<(), IoError> {

@@ -9,7 +9,7 @@ use crate::status::{Extent, ExtentKind};
 use crate::{Error, ErrorKind, Result};
 use futures_util::future::join_all;
 use zebu_storage::sabotage::{self, Fault};
-use zebu_storage::{IoBufs, Worker};
+use zebu_storage::{File, IoBufs, Worker};
 
 /// Parts of one request in flight at once.
 const PARTS_AT_ONCE: usize = 32;
@@ -79,9 +79,18 @@ async fn resolve_by_images<'a>(
     }
 }
 
+/// The length of a file that reaches to `end`; otherwise it is looked up again: another program may write an image that is read
+/// without a lock.
+fn len_beyond(file: &File, end: u64) -> u64 {
+    if file.len() < end {
+        file.look_up_len();
+    }
+    file.len()
+}
+
 impl Owned<'_> {
-    /// Bytes from the beginning on that the file reaches to, in whole clusters. Raw images, external data files among them, may be
-    /// shorter than their disk.
+    /// Bytes from the beginning on that the file reaches to, in whole clusters: the last one of a file may be short. Raw images,
+    /// external data files among them, may be shorter than their disk.
     fn stored(&self) -> u64 {
         let (file, host, unit) = match (&self.node.driver, self.run) {
             (Driver::Qcow2(qcow2), Run::Data { host }) if self.node.data_file().id() == qcow2.file().id() => {
@@ -89,14 +98,17 @@ impl Owned<'_> {
             }
             (Driver::Foreign(foreign), Run::Data { host }) => (foreign.file(0), host, SECTOR),
             (Driver::Foreign(foreign), Run::Elsewhere { file, host }) => (foreign.file(file), host, SECTOR),
+            (Driver::Qcow2(qcow2), Run::Compressed { stream }) => {
+                let end = stream.offset.0.saturating_add(stream.len);
+                // Streams are counted in sectors, the last of which may be short.
+                let is_whole = end <= len_beyond(qcow2.file(), end).next_multiple_of(SECTOR);
+                return if is_whole { self.len } else { 0 };
+            }
             _ => return self.len,
         };
-        let left = || file.len().checked_next_multiple_of(unit).unwrap_or(u64::MAX).saturating_sub(host);
-        if left() < self.len {
-            // Another program may write the image that is read without a lock.
-            file.look_up_len();
-        }
-        left().min(self.len)
+        let len = len_beyond(file, host.saturating_add(self.len));
+        let left = len.checked_next_multiple_of(unit).unwrap_or(u64::MAX).saturating_sub(host);
+        left.min(self.len)
     }
 
     /// The error of bytes at `guest` that are past the end of the file.

@@ -91,3 +91,39 @@ fn what_a_snapshot_takes_back_is_copied_again() {
     assert_same_bytes(&guest_bytes(&top, "qcow2"), &bytes, "the disk");
     qemu_img(&["check", "-f", "qcow2", text(&top)]);
 }
+
+/// The overlay's cluster holds many of the backing file: the one that is missing must not become zeroes.
+#[test]
+fn a_backing_file_that_was_cut_short_is_not_taken_for_zeroes() {
+    let images = Images::new();
+    let (raw, base, top) = (images.path("raw"), images.path("base"), images.path("top"));
+    let bytes = disk(78, 512);
+    write_sparse(&raw, &bytes);
+    qemu_img(&[
+        "convert",
+        "-f",
+        "raw",
+        "-O",
+        "qcow2",
+        "-o",
+        "cluster_size=4096",
+        "-S",
+        "0",
+        text(&raw),
+        text(&base),
+    ]);
+    qemu_img(&["create", "-q", "-f", "qcow2", "-b", text(&base), "-F", "qcow2", text(&top)]);
+    let whole = std::fs::read(&base).unwrap();
+    std::fs::write(&base, &whole[..whole.len() - 4096]).unwrap();
+    on_worker(async |worker| {
+        let image = open(worker, &top).await;
+        for _ in 0..2 {
+            let options = HydrateOptions::default().after(AfterHydration::DropBacking);
+            let error = hydrate(worker, &image, &options).await.unwrap_err();
+            assert!(error.message().contains("was cut short"), "{error}");
+        }
+        image.close(worker).await.unwrap();
+    });
+    std::fs::write(&base, whole).unwrap();
+    assert_same_bytes(&guest_bytes(&top, "qcow2"), &bytes, "nothing was copied that the base did not hold");
+}

@@ -42,7 +42,7 @@ use zebu_storage::commit_steps::{CommitStep, begins};
 use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{IoBuf, Worker};
 
-/// Commits until nothing is dirty: one, its releases, one for their decreases. More would be a bug.
+/// Commits until nothing is dirty: one, its releases, one for their decreases. More are needed where others fail.
 const ROUNDS: usize = 8;
 /// Bytes of one metadata write at most.
 const MAX_WRITE: usize = 1 << 20;
@@ -122,6 +122,9 @@ impl Qcow2 {
     }
 
     /// Commits until nothing is dirty and nothing waits in quarantine. Nobody else changes the image.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`]: commits of others fail again and again beside it.
     pub(crate) async fn commit_until_clean(self: &Arc<Self>, worker: &Worker) -> Result<()> {
         for _ in 0..ROUNDS {
             self.commit(worker).await?;
@@ -131,16 +134,17 @@ impl Qcow2 {
                 continue;
             }
             if sabotage::is(Fault::CloseBesideCommit) {
-                break;
+                return Ok(());
             }
             // Another's commit may have frozen what the last releases changed. It is clean once that commit has succeeded; had
             // it failed, it would be dirty again. A commit that begins after it has nothing to write.
             self.running_commit(worker).await?;
             if self.commit.failed() == failed {
-                break;
+                return Ok(());
             }
         }
-        Ok(())
+        let message = "the image does not become clean: commits of others fail beside this one";
+        Err(Error::new(ErrorKind::Busy, message).on(self.path()))
     }
 
     /// Has the commit of `epoch` run that the caller leads.

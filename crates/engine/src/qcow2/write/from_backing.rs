@@ -82,17 +82,13 @@ impl Qcow2 {
         };
         if sabotage::is(Fault::FillAsAGuest) {
             let (result, bufs) =
-                chain::read(node, worker, at, worker.buffer(len as usize).into(), CutOff::ReadsAsZero).await;
+                chain::read(node, worker, at, worker.buffer(len as usize).into(), CutOff::Fails).await;
             result?;
             self.write(node, worker, at, bufs).await.0?;
             return Ok(Step { len, copied: true });
         }
         let early = if sabotage::is(Fault::FillFromEarlier) {
-            Some(
-                chain::read(node, worker, at, worker.buffer(len as usize).into(), CutOff::ReadsAsZero)
-                    .await
-                    .1,
-            )
+            Some(chain::read(node, worker, at, worker.buffer(len as usize).into(), CutOff::Fails).await.1)
         } else {
             None
         };
@@ -112,7 +108,7 @@ impl Qcow2 {
             earlier.split_to((end - at) as usize)
         } else {
             let buf = worker.buffer((end - at) as usize);
-            let (result, bufs) = chain::read(node, worker, at, buf.into(), CutOff::ReadsAsZero).await;
+            let (result, bufs) = chain::read(node, worker, at, buf.into(), CutOff::Fails).await;
             result?;
             bufs
         };
@@ -127,8 +123,7 @@ impl Qcow2 {
         let (run, len) = node.map(worker, at, len).await?;
         let (Run::Unallocated, Some(backing)) = (run, &node.backing) else { return Ok(Gap::None { len }) };
         let unit = self.geometry().subcluster_size();
-        let extent =
-            chain::extent(backing, worker, at, len.min(AT_ONCE.max(unit)), CutOff::ReadsAsZero).await?;
+        let extent = chain::extent(backing, worker, at, len.min(AT_ONCE.max(unit)), CutOff::Fails).await?;
         let is_end = at + extent.len >= self.virtual_size();
         if extent.is_zero() {
             let whole = if is_end { extent.len } else { (at + extent.len) / unit * unit - at };
