@@ -110,7 +110,7 @@ fn the_last_cluster_may_be_short() {
     assert!(scratch.read("out") == scratch.read("disk"));
 }
 
-/// What is missing of a stream may be zeroes that its codec takes: only its place tells.
+/// Bytes that a stream lost may be zeroes that its codec takes: only its place tells.
 #[test]
 fn compressed_clusters_are_refused_as_well() {
     let scratch = Scratch::new();
