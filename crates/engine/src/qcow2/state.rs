@@ -79,7 +79,7 @@ impl Qcow2 {
 
     /// Marks the image if `why` says that its metadata is damaged. The image's own worker does it: others wait for the header.
     pub(crate) async fn mark_if_corrupt(self: &Arc<Self>, worker: &Worker, why: &Error) {
-        if !self.header.is_to_be_marked(why) {
+        if !self.header.stop_if_damaged(why) {
             return;
         }
         if sabotage::is(Fault::ChangeHeaderOnLeader) {

@@ -10,7 +10,7 @@ use zebu_storage::sabotage::{self, Fault};
 impl ImageHeader {
     /// Stops all writing if `why` is about the image's metadata, and it was opened to be marked then. Whether the mark is to be
     /// written: version 2 has none.
-    pub(crate) fn is_to_be_marked(&self, why: &Error) -> bool {
+    pub(crate) fn stop_if_damaged(&self, why: &Error) -> bool {
         let is_ours = why.is_damaged_metadata() && why.image() == Some(self.files().path());
         if self.damage() == DamageMark::Leave || !is_ours || !self.files().is_writable() {
             return false;
