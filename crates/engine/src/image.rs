@@ -11,8 +11,8 @@ use crate::qcow2::state::Qcow2;
 use crate::qcow2::text::text;
 use crate::reservation::no_room;
 use crate::status::{Extent, ForeignInfo, ImageInfo, ImageStats};
+use crate::sync::Inside;
 use crate::sync::atomic::Ordering::Release;
-use crate::sync::{Inside, TurnWait, with_long_patience};
 use crate::transfer::{FileRange, Transfer, transfer};
 use crate::{Error, ErrorKind, Result, raw, refs};
 use std::os::fd::BorrowedFd;
@@ -714,11 +714,6 @@ impl Image {
         files.into_iter().flat_map(File::descriptors).collect()
     }
 
-    /// Whether [`Image::close`] has ended, with or without an error.
-    pub fn is_closed(&self) -> bool {
-        self.0.closed().is_some()
-    }
-
     /// The file that extents of `depth` with a host offset lie in (image file or external data file), for reflink
     /// and copy_file_range.
     pub fn data_file_at(&self, depth: u32) -> Option<&File> {
@@ -734,113 +729,5 @@ impl Image {
             next = node.backing.as_ref();
         }
         ids
-    }
-
-    /// Commits, returns what the windows did not use, releases the locks. Requests that change the image and have begun end
-    /// first; later ones fail, and so do reads. A second close has the result of the first, and the locks are released when it returns, too.
-    ///
-    /// # Errors
-    /// As [`Image::flush`]. [`ErrorKind::Busy`]: another request does not end, and nothing is closed. If it comes too late for
-    /// that, nothing more is changed, and the locks stay until the last handle is dropped. So they do after a request vanished while
-    /// it wrote, because a storage panicked.
-    pub async fn close(&self, worker: &Worker) -> Result<()> {
-        let (me, on) = (self.clone(), worker.uncounted());
-        worker.spawn(async move { me.close_by(&on).await }).await
-    }
-
-    async fn close_by(&self, worker: &Worker) -> Result<()> {
-        self.0.check_here()?;
-        let own = self.0.own_worker();
-        // Others wait for one who is alone, so that must not be at the mercy of the caller's worker. An image that can't be
-        // written has nobody to wait.
-        let is_apart =
-            self.0.is_writable() && own.start(worker).is_ok() && !sabotage::is(Fault::CloseOnCaller);
-        let result = if is_apart {
-            own.run(worker, &self.0.path, {
-                let me = self.clone();
-                move |on| async move { me.close_alone(&on).await }
-            })
-            .await?
-        } else {
-            self.close_alone(worker).await?
-        };
-        if result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Busy) {
-            // A commit stands still that may write yet: another program must not have the image beside it.
-            return result;
-        }
-        if let Driver::Qcow2(qcow2) = &self.0.driver
-            && !sabotage::is(Fault::UnlockBesideCommit)
-        {
-            // If the close failed, another's commit that began before that may write yet, and its release after it.
-            if let Err(stands_still) = qcow2.running_commit(worker).await {
-                return result.and(Err(stands_still));
-            }
-        }
-        own.idle().await;
-        if self.0.has_abandoned_changes() {
-            // They may land after somebody else has the image. Each holds its file open.
-            return result;
-        }
-        let mut node = Some(&self.0);
-        while let Some(this) = node {
-            if let Driver::Qcow2(qcow2) = &this.driver {
-                let _ = qcow2.file().unlock();
-            }
-            let _ = this.data_file().unlock();
-            for file in this.other_files() {
-                let _ = file.unlock();
-            }
-            node = this.backing.as_ref();
-        }
-        result
-    }
-
-    /// Ends all changes of the image, and returns the result of that. An error: nothing was ended.
-    async fn close_alone(&self, worker: &Worker) -> Result<Result<()>> {
-        let alone =
-            if sabotage::is(Fault::CloseBesideRequests) {
-                None
-            } else {
-                // What it gives back can't be given back before those have ended who read now.
-                let reads = async || match &self.0.driver {
-                    Driver::Qcow2(qcow2) if qcow2.is_writable() && !sabotage::is(Fault::CloseBesideReads) => {
-                        qcow2.readers().wait().await;
-                    }
-                    _ => {}
-                };
-                let alone = self.0.changes.alone(worker, TurnWait::Unbounded, reads);
-                // An operation that is alone now may wait for something itself.
-                Some(with_long_patience(worker, alone).await.flatten().ok_or_else(|| {
-                    Error::undriven("the image can't be closed", "a request").on(&self.0.path)
-                })?)
-            };
-        if let Some(earlier) = self.0.closed() {
-            return Ok(earlier.clone());
-        }
-        // A read that began now could hold back what is given back.
-        let reads =
-            match &self.0.driver {
-                Driver::Qcow2(qcow2) if qcow2.is_writable() && !sabotage::is(Fault::CloseBesideReads) => {
-                    let stopped = qcow2.readers().stop(worker).await;
-                    Some(stopped.ok_or_else(|| {
-                        Error::undriven("the image can't be closed", "a read").on(&self.0.path)
-                    })?)
-                }
-                _ => None,
-            };
-        let result = match &self.0.driver {
-            Driver::Qcow2(qcow2) => {
-                qcow2.running_commit(worker).await?;
-                qcow2.close(worker).await
-            }
-            Driver::Raw(raw) => raw::close(raw, worker).await,
-            Driver::Foreign(_) => Ok(()),
-        };
-        self.0.note_closed(result.clone());
-        drop(reads);
-        if sabotage::is(Fault::IdleWhileAlone) {
-            std::mem::forget(alone);
-        }
-        Ok(result)
     }
 }

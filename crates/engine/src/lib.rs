@@ -48,6 +48,7 @@ mod before_change;
 mod bitmaps;
 mod chain;
 pub mod check;
+mod close;
 mod compress;
 mod create;
 mod crypt;

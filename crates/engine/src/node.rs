@@ -435,6 +435,11 @@ mod tests {
         };
         assert_eq!(open().unwrap_err().kind(), ErrorKind::Locked);
         drop(image);
-        open().unwrap();
+        // The write holds the file open until it has ended.
+        let has_ended = (0..10_000).any(|_| {
+            worker.block_on(worker.sleep(Duration::from_millis(1)));
+            open().is_ok()
+        });
+        assert!(has_ended);
     }
 }

@@ -212,9 +212,11 @@ impl File {
         self.state.len.load(Ordering::Acquire)
     }
 
-    /// Asks the system for the length of a file or a block device, and notes it if another program has made it longer.
+    /// Asks the system for the length of a file or a block device that is only read, and notes it if another program has made it
+    /// longer. Of a file that is written here the length is known, and another thread may just be cutting it.
     pub fn look_up_len(&self) {
-        if let FileInner::Os(os) = &self.state.inner
+        if !self.is_writable()
+            && let FileInner::Os(os) = &self.state.inner
             && let Some(len) = os.len()
         {
             self.raise_len(len);

@@ -11,8 +11,10 @@ use zebu::jobs::{
     Cancel, ConvertOptions, ConvertReport, ConvertTarget, CopyMode, JobControl, NewTarget, Phase, Progress,
     TargetContent, convert,
 };
-use zebu::storage::Worker;
-use zebu::{Access, CacheMode, CreateOptions, ErrorKind, Format, Image, OpenOptions, Result};
+use zebu::storage::{IoBuf, Worker};
+use zebu::{
+    Access, CacheMode, CreateOptions, Durability, ErrorKind, Format, Image, OpenOptions, Result, Sharing,
+};
 
 fn raw_new(path: &Path) -> ConvertTarget {
     ConvertTarget::New(Box::new(
@@ -321,4 +323,30 @@ fn an_empty_disk_and_a_directory_that_is_not_there() {
         convert_raw(&[], &target, &ConvertOptions::default()).unwrap_err().kind(),
         ErrorKind::InvalidArgument
     );
+}
+
+/// A reader without a lock finds what a writer has added to the file since the reader opened it.
+#[test]
+fn a_source_that_grows_meanwhile_is_not_taken_for_zeroes() {
+    let images = Images::new();
+    let (source, target) = (images.path("source"), images.path("target"));
+    let bytes = disk(5, 8192);
+    on_worker(async |worker| {
+        let write = async |image: &Image, range: std::ops::Range<usize>| {
+            let bufs = IoBuf::copy_of(&bytes[range.clone()]).into();
+            image.write(worker, range.start as u64, bufs, Durability::Durable).await.0.unwrap();
+        };
+        Image::create(worker, &source, &CreateOptions::default().size(bytes.len() as u64)).await.unwrap();
+        let writable = OpenOptions::default().access(Access::ReadWrite);
+        let writer = Image::open(worker, &source, &writable).await.unwrap();
+        write(&writer, 0..65536).await;
+        writer.close(worker).await.unwrap();
+        let unlocked = OpenOptions::default().sharing(Sharing::Unlocked);
+        let reader = Image::open(worker, &source, &unlocked).await.unwrap();
+        let writer = Image::open(worker, &source, &writable).await.unwrap();
+        write(&writer, 65536..bytes.len()).await;
+        convert(worker, &[reader], raw_new(&target), &ConvertOptions::default()).await.unwrap();
+        writer.close(worker).await.unwrap();
+    });
+    assert_same_bytes(&std::fs::read(&target).unwrap(), &bytes, "a copy beside a writer");
 }

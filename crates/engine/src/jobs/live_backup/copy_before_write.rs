@@ -4,7 +4,6 @@
 //! that it touches and that were not copied yet; it waits for that copy only. The disk is dealt with in chunks. One is
 //! *to do*, *busy* (one task reads and writes it, others that need it wait), or *done*; once it is done, it may change.
 
-use super::chunk_set::ChunkSet;
 use super::frozen_bitmap::{Copied, FrozenBitmap, LiveBitmap};
 use crate::image::Clusters;
 use crate::jobs::pace::{Kind, Pace};
@@ -70,7 +69,7 @@ impl std::fmt::Debug for CopyBeforeWrite {
 }
 
 struct Chunks {
-    done: ChunkSet,
+    done: Bits,
     /// The busy ones, from first to end.
     busy: BTreeMap<u64, u64>,
     copies: usize,
@@ -80,12 +79,19 @@ struct Chunks {
 impl Chunks {
     /// Of a disk of `size` bytes in chunks of `chunk`: all are to do, or those that `marked` touches.
     fn new(size: u64, chunk: u64, marked: Option<&Bits>) -> Self {
-        let count = size.div_ceil(chunk);
-        let mut done = if marked.is_some() { ChunkSet::full(count) } else { ChunkSet::empty(count) };
-        let mut at = 0;
-        while let Some(run) = marked.and_then(|bits| bits.next_dirty(at)) {
-            done.remove(run.start / chunk..run.end.div_ceil(chunk));
-            at = run.end;
+        let chunk_bits = chunk.trailing_zeros() as u8;
+        let done = Bits::new(size, chunk_bits);
+        if let Some(marked) = marked {
+            let to_do = Bits::new(size, chunk_bits);
+            to_do.merge(marked);
+            let mut at = 0;
+            while at < size {
+                let (is_to_do, end) = to_do.run_at(at);
+                if !is_to_do {
+                    done.mark(at..end);
+                }
+                at = end;
+            }
         }
         Self { done, busy: BTreeMap::new(), copies: 0, waiting: WaitList::default() }
     }
@@ -166,9 +172,7 @@ impl CopyBeforeWrite {
         };
         let marked = frozen.as_ref().filter(|_| beneath == Beneath::Earlier).map(FrozenBitmap::bits);
         let chunks = Chunks::new(size, chunk, marked);
-        let is_last_to_do = size > 0 && !chunks.done.contains((size - 1) / chunk);
-        let past_the_end = if is_last_to_do { size.next_multiple_of(chunk) - size } else { 0 };
-        let to_do = chunks.done.missing() * chunk - past_the_end;
+        let done = chunks.done.dirty_bytes();
         let copy = Arc::new(Self {
             source: node.clone(),
             target,
@@ -181,7 +185,7 @@ impl CopyBeforeWrite {
             most_copies: most_copies.max(1),
             pace,
             chunks: Mutex::new(chunks),
-            done: AtomicU64::new(size - to_do),
+            done: AtomicU64::new(done),
             for_guests: AtomicU64::new(0),
             failure: Mutex::new(None),
             has_ended: AtomicBool::new(false),
@@ -284,7 +288,7 @@ impl CopyBeforeWrite {
     /// Copies a chunk if it is still to do; gives the bytes copied. When this returns without an error, the chunk is done, or
     /// everything has ended. The source's own worker does it: other requests may come to wait for the same chunk.
     pub(super) async fn copy_chunk(self: &Arc<Self>, worker: &Worker, chunk: u64) -> Result<u64> {
-        if self.chunks().done.contains(chunk) || self.has_ended() {
+        if self.chunks().done.has(chunk) || self.has_ended() {
             return Ok(0);
         }
         let me = self.clone();
@@ -322,8 +326,7 @@ impl CopyBeforeWrite {
 
     fn finish(&self, claim: &Claim<'_>, done: Range<u64>) {
         debug_assert!(claim.chunks.start <= done.start && done.end <= claim.chunks.end);
-        let mut chunks = self.chunks();
-        chunks.done.insert(done.clone());
+        self.chunks().done.set_bits(done.clone());
         self.done.fetch_add(self.bytes_of(done), Relaxed);
     }
 
@@ -331,7 +334,7 @@ impl CopyBeforeWrite {
     async fn claim(&self, chunk: u64) -> Option<Claim<'_>> {
         poll_fn(|cx| {
             let mut chunks = self.chunks();
-            if chunks.done.contains(chunk) || self.has_ended() {
+            if chunks.done.has(chunk) || self.has_ended() {
                 return Poll::Ready(None);
             }
             if chunks.is_busy(chunk) || chunks.copies >= self.most_copies {
@@ -357,11 +360,11 @@ impl CopyBeforeWrite {
         let count = self.size.div_ceil(self.chunk);
         let claim = {
             let mut chunks = self.chunks();
-            let next = chunks.done.next_missing(first).unwrap_or(count);
+            let next = chunks.done.next_clear(first).unwrap_or(count);
             if next > first {
                 return Ok(Survey { wanted: Vec::new(), settled: self.bytes_of(first..next), behind: next });
             }
-            let free = |chunks: &Chunks, chunk| !chunks.done.contains(chunk) && !chunks.is_busy(chunk);
+            let free = |chunks: &Chunks, chunk| !chunks.done.has(chunk) && !chunks.is_busy(chunk);
             let mut end = first;
             while end < count.min(first + most) && free(&chunks, end) {
                 end += 1;

@@ -1,6 +1,5 @@
 //! A backup of the disk as it is at one moment, while guests go on to write.
 
-mod chunk_set;
 mod copy_before_write;
 mod frozen_bitmap;
 
@@ -34,8 +33,8 @@ pub struct LiveBackupOptions {
     /// Chunks that the backup copies at once, beside those that guests need. At least 1; more than 1024 count as 1024.
     /// Default: 4.
     pub requests: usize,
-    /// Most bytes of buffers, guests' copies included; two chunks are used in any case. What is copied already takes at most
-    /// 2 MiB more for each TiB of the disk. Default: 32 MiB.
+    /// Most bytes of buffers, guests' copies included; two chunks are used in any case. A bit for each chunk takes some 2 MiB
+    /// more for each TiB of what was copied. Default: 32 MiB.
     pub buffer_memory: usize,
     /// Whether the target may hold in plain text what is encrypted in the source. Default: [`Decryption::Refuse`].
     pub decryption: Decryption,

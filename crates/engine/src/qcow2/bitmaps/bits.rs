@@ -160,6 +160,16 @@ impl Bits {
         (start < end).then_some(start..end)
     }
 
+    /// Whether a bit is set.
+    pub(crate) fn has(&self, bit: u64) -> bool {
+        self.word(bit / 64) & (1 << (bit % 64)) != 0
+    }
+
+    /// The first bit from `from` on that is clear.
+    pub(crate) fn next_clear(&self, from: u64) -> Option<u64> {
+        self.seek(from, false)
+    }
+
     /// The first bit from `from` on that is set, or clear.
     fn seek(&self, from: u64, set: bool) -> Option<u64> {
         let count = self.count();

@@ -20,7 +20,6 @@ pub(crate) mod poison;
 mod refusals;
 pub(crate) mod snapshots;
 pub(crate) mod space;
-mod still_bitmaps;
-mod still_vm_state;
+mod still_readers;
 pub(crate) mod still_workers;
 pub(crate) mod unending;
