@@ -178,8 +178,10 @@ impl Node {
         worker: &Worker,
         work: impl AsyncFnOnce() -> Result<T>,
     ) -> Result<T> {
-        let _alone = self.alone(worker).await?;
+        let mut alone = Some(self.alone(worker).await?);
         let unended = self.must_end();
+        // Dropped before the duty to end.
+        let _let_in_first = alone.take_if(|_| sabotage::is(Fault::LetInFirst));
         let result = work().await;
         if let Some(unended) = unended {
             unended.end();
@@ -368,6 +370,7 @@ mod tests {
     use std::pin::{Pin, pin};
     use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
     use std::task::{Context, Wake, Waker};
+    use zebu_storage::sabotage::under;
     use zebu_storage::{IoBuf, WorkerConfig};
 
     fn image(worker: &Worker, dir: &std::path::Path) -> Image {
@@ -398,9 +401,8 @@ mod tests {
         }
     }
 
-    /// Requests that wait for an operation that vanishes are let in when nothing is written any more, not before.
-    #[test]
-    fn writing_stops_before_others_are_let_in() {
+    /// How often a request that waits for an operation that vanishes is woken while the image can still be written.
+    fn woken_while_writable() -> u32 {
         let (worker, dir) = (Worker::new(&WorkerConfig::default()).unwrap(), tempfile::tempdir().unwrap());
         let image = image(&worker, dir.path());
         let look = Arc::new(Look { image: image.clone(), woken: 0.into(), while_writable: 0.into() });
@@ -414,13 +416,28 @@ mod tests {
         }));
         assert!(vanished.is_err());
         assert!(look.woken.load(SeqCst) > 0);
-        assert_eq!(look.while_writable.load(SeqCst), 0);
         assert!(poll_once(waiting.as_mut(), &waker), "nobody is alone any more");
+        look.while_writable.load(SeqCst)
+    }
+
+    /// Requests that wait for an operation that vanishes are let in when nothing is written any more, not before.
+    #[test]
+    fn writing_stops_before_others_are_let_in() {
+        assert_eq!(woken_while_writable(), 0);
+        let (woken, _) = under(Some(Fault::LetInFirst), || woken_while_writable());
+        assert_ne!(woken, 0, "the order does not matter");
     }
 
     /// A write that nobody waits for may land later: no other program gets the image before that.
     #[test]
     fn an_image_with_an_abandoned_write_is_not_unlocked() {
+        assert_eq!(opened_beside_an_abandoned_write(), Err(ErrorKind::Locked));
+        let (opened, _) = under(Some(Fault::UnlockBesideAbandoned), || opened_beside_an_abandoned_write());
+        assert_eq!(opened, Ok(()), "the locks stay anyway");
+    }
+
+    /// Opens an image again that was closed beside an abandoned write.
+    fn opened_beside_an_abandoned_write() -> Result<(), ErrorKind> {
         let (worker, dir) = (Worker::new(&WorkerConfig::default()).unwrap(), tempfile::tempdir().unwrap());
         let image = image(&worker, dir.path());
         {
@@ -433,7 +450,7 @@ mod tests {
             let options = OpenOptions::default().access(Access::ReadWrite);
             worker.block_on(Image::open(&worker, &dir.path().join("image"), &options))
         };
-        assert_eq!(open().unwrap_err().kind(), ErrorKind::Locked);
+        let opened = open().map(drop).map_err(|error| error.kind());
         drop(image);
         // The write holds the file open until it has ended.
         let has_ended = (0..10_000).any(|_| {
@@ -441,5 +458,6 @@ mod tests {
             open().is_ok()
         });
         assert!(has_ended);
+        opened
     }
 }

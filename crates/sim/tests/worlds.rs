@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
+use std::task::{Context, Waker};
 use std::time::Duration;
 use zebu_sim::{
     Content, Facility, FailedEffect, Fault, FaultPlan, FaultRates, FaultRule, LogEvent, OpClass, OpFilter,
@@ -293,6 +294,34 @@ fn no_flush_beside_one_that_fails_succeeds() {
 fn a_flush_that_is_believed_by_itself_is_caught() {
     let is_caught = || (0..200).any(|seed| two_flushes(seed).iter().any(Result::is_ok));
     assert!(sabotage::under(Some(sabotage::Fault::BelieveEachSync), is_caught).0);
+}
+
+/// A flush after the request of a write has vanished, whose task goes on and writes later.
+fn flush_beside_a_task_that_writes() -> Result<(), IoErrorKind> {
+    let world = SimWorld::new(9);
+    let file = world.file(FILE, Content::new(), SimFileConfig::direct(4096));
+    let worker = world.worker();
+    world
+        .block_on(async {
+            write(&worker, &file, 0, 1, 4096).await.unwrap();
+            let mut vanishes = Box::pin(write(&worker, &file, 100, 2, 100));
+            assert!(vanishes.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            drop(vanishes);
+            let flushed = worker.flush(&file).await.map_err(|e| e.kind);
+            let is_there = async || read(&worker, &file, 100, 1).await.unwrap() == [2];
+            while !is_there().await {
+                worker.sleep(Duration::from_millis(1)).await;
+            }
+            flushed
+        })
+        .unwrap()
+}
+
+#[test]
+fn a_write_whose_request_vanished_before_its_task_began_is_abandoned() {
+    assert_eq!(flush_beside_a_task_that_writes(), Err(IoErrorKind::FlushFailedBefore));
+    let believed = sabotage::under(Some(sabotage::Fault::ForgetOwnTask), flush_beside_a_task_that_writes);
+    assert_eq!(believed.0, Ok(()));
 }
 
 /// The end of a flush beside a failing one of a worker that stands still. When that goes on, every flush fails.

@@ -38,6 +38,10 @@ pub enum Fault {
     CloseBesideCommit,
     /// Close: after it failed, the locks go while a commit that another has under way writes.
     UnlockBesideCommit,
+    /// Close: the locks go while a write that was abandoned may still land.
+    UnlockBesideAbandoned,
+    /// Alone: after an operation vanished, others are let in before writing has stopped.
+    LetInFirst,
     /// Another backing file: what was freed is not waited for before it, but while the image is alone.
     RenameBesideReads,
     /// Commit, release: they run on the worker of the request that started them.
@@ -120,6 +124,10 @@ pub enum Fault {
     ChangeHeaderOnLeader,
     /// Storage: a flush that succeeds is believed though one beside it may have failed.
     BelieveEachSync,
+    /// Storage: where flushes do nothing, one succeeds after a change was abandoned.
+    BelieveUnsafeFlush,
+    /// Storage: a write of parts of blocks whose request vanished is not abandoned, as long as its task goes on.
+    ForgetOwnTask,
     /// Cache: who waits for a slice is not woken.
     ForgetLoadWaiters,
     /// Cache: a slice may be read from the place of a table that is not written yet.

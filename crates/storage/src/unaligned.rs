@@ -117,6 +117,21 @@ pub(crate) async fn write_blocks(
     (Ok(()), bufs)
 }
 
+/// The wait of a request for the task that writes for it. If the request vanishes, the task goes on, and its write may land at any
+/// time.
+struct OwnTask<'a> {
+    file: &'a File,
+    has_ended: bool,
+}
+
+impl Drop for OwnTask<'_> {
+    fn drop(&mut self) {
+        if !self.has_ended && !sabotage::is(Fault::ForgetOwnTask) {
+            self.file.note_abandoned_change();
+        }
+    }
+}
+
 /// Writes a range that is not whole blocks. It is a task of its own, since it must not be left half-way when the
 /// caller loses interest: a file may have to be cut back afterwards.
 pub(crate) async fn write(
@@ -125,13 +140,16 @@ pub(crate) async fn write(
     offset: u64,
     bufs: IoBufs,
 ) -> (Result<(), i32>, IoBufs) {
-    let (theirs, file) = (worker.uncounted(), file.clone());
-    worker
+    let (theirs, on) = (worker.uncounted(), file.clone());
+    let mut task = OwnTask { file, has_ended: false };
+    let written = worker
         .spawn(async move {
-            let result = read_modify_write(&theirs, &file, offset, &bufs).await;
+            let result = read_modify_write(&theirs, &on, offset, &bufs).await;
             (result, bufs)
         })
-        .await
+        .await;
+    task.has_ended = true;
+    written
 }
 
 async fn read_modify_write(worker: &Worker, file: &File, offset: u64, bufs: &IoBufs) -> Result<(), i32> {
