@@ -287,6 +287,19 @@ fn internal_snapshots_outlive_a_commit() {
 }
 
 #[test]
+fn a_rebase_warns_of_internal_snapshots() {
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("chains");
+    let dir = scratch.path();
+    two(&qemu, dir);
+    for warns in [false, true] {
+        let out = zebu(dir, ["rebase", "-b", "", "top.qcow2"]).ok();
+        assert_eq!(out.stderr.contains("'top.qcow2' has internal snapshots"), warns, "{out}");
+        qemu.img(dir, ["snapshot", "-c", "kept", "top.qcow2"]).ok();
+    }
+}
+
+#[test]
 fn parts_of_a_disk_are_copied() {
     let Some(qemu) = Qemu::find() else { return };
     let scratch = Scratch::new("dd");

@@ -72,6 +72,35 @@ fn a_commit_leaves_the_base_as_it_is() {
 }
 
 #[test]
+fn an_external_data_file_is_looked_at() {
+    let scratch = Scratch::new();
+    scratch.write("disk", &noise(3, MIB));
+    scratch.zebu(&words("convert -f raw -O qcow2 disk base.qcow2")).ok();
+    scratch.write("other", &noise(4, MIB));
+    for kind in ["off", "on"] {
+        let (image, data) = (&format!("raw-{kind}.qcow2"), &format!("data-{kind}"));
+        let create = format!("create -q -f qcow2 -o data_file={data},data_file_raw={kind} {image} 1M");
+        scratch.zebu(&words(&create)).ok();
+        scratch.zebu(&words(&format!("convert -n -f raw -O qcow2 other {image}"))).ok();
+        scratch.zebu(&words(&format!("compare -f qcow2 -F raw {image} other"))).ok();
+        cut(&scratch, data, MIB / 2);
+        for command in ["convert -O qcow2 IMAGE out", "backup IMAGE out", "dd -O raw bs=64k if=IMAGE of=out"]
+        {
+            let ran = scratch.zebu(&words(&command.replace("IMAGE", image)));
+            ran.fails_naming(1, &[data, "was cut short"]);
+            assert!(!scratch.file("out").exists(), "{command}");
+        }
+    }
+    // A raw data file allows no backing file.
+    scratch.zebu(&words("create -q -f qcow2 -o data_file=data -b base.qcow2 -F qcow2 top.qcow2")).ok();
+    scratch.zebu(&words("convert -n -f raw -O qcow2 other top.qcow2")).ok();
+    cut(&scratch, "data", MIB / 2);
+    scratch.zebu(&words("commit top.qcow2")).fails_naming(1, &["data", "was cut short"]);
+    scratch.zebu(&words("convert -O raw base.qcow2 after")).ok();
+    assert_eq!(scratch.read("after")[MIB / 2..], scratch.read("disk")[MIB / 2..]);
+}
+
+#[test]
 fn what_is_left_can_be_salvaged() {
     let scratch = Scratch::new();
     images(&scratch);

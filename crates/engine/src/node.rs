@@ -424,7 +424,7 @@ mod tests {
     #[test]
     fn writing_stops_before_others_are_let_in() {
         assert_eq!(woken_while_writable(), 0);
-        let (woken, _) = under(Some(Fault::LetInFirst), || woken_while_writable());
+        let (woken, _) = under(Some(Fault::LetInFirst), woken_while_writable);
         assert_ne!(woken, 0, "the order does not matter");
     }
 
@@ -432,7 +432,7 @@ mod tests {
     #[test]
     fn an_image_with_an_abandoned_write_is_not_unlocked() {
         assert_eq!(opened_beside_an_abandoned_write(), Err(ErrorKind::Locked));
-        let (opened, _) = under(Some(Fault::UnlockBesideAbandoned), || opened_beside_an_abandoned_write());
+        let (opened, _) = under(Some(Fault::UnlockBesideAbandoned), opened_beside_an_abandoned_write);
         assert_eq!(opened, Ok(()), "the locks stay anyway");
     }
 

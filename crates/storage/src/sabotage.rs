@@ -150,6 +150,8 @@ pub enum Fault {
     ForgetChangeInWriting,
     /// Cache: a slice is loaded outside any grace period.
     LoadOutsideGrace,
+    /// Space: a move of the refcount table that vanishes stops writing when others may have seen the table.
+    PoisonAfterTurn,
     /// Space: what is set aside may be found free a second time.
     ForgetSetAside,
     /// Space: a window hands its last cluster out twice.

@@ -6,6 +6,7 @@ use crate::compression::CompressionArgs;
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::failure::Failure;
 use crate::image_spec::{ImageSpec, backing_key_remedy};
+use crate::output::stderr;
 use crate::program;
 use crate::session::Session;
 use crate::values::{BackingFormat, backing_formats, caches, formats};
@@ -151,6 +152,12 @@ pub(crate) fn run(args: &RebaseArgs) -> Result<u8, Failure> {
     let result = session.with_image(&spec, |image| {
         if args.compress && image.format() == Format::Raw {
             return Err(Failure::new("Compression not supported for this file format"));
+        }
+        if !is_qemu && !args.quiet && !image.snapshots().is_empty() {
+            stderr::tell(&format!(
+                "warning: '{}' has internal snapshots: where they show the old backing file, they will show the new one",
+                image.path().display()
+            ));
         }
         let options = RebaseOptions::default()
             .clusters(if args.compress { TargetClusters::Compressed } else { TargetClusters::Plain })

@@ -102,6 +102,8 @@ impl Backups {
             )
         })?;
         let was_made = descriptor.is_none();
+        // Once the backup is complete, the name of a file that is made here has to last as its content does.
+        let directory = was_made.then(|| directory_of(&start.target)).transpose()?;
         let (file, target_cache) = target_file(&start.target, descriptor, start.cache)?;
         let cancel = Cancel::new();
         let done = Arc::new(AtomicU64::new(0));
@@ -155,7 +157,7 @@ impl Backups {
             file,
             create,
             options,
-            made: was_made.then(|| start.target.clone()),
+            made: directory.map(|directory| MadeFile { path: start.target.clone(), directory }),
             memory,
         };
         let (on, state) = (worker.clone(), running.clone());
@@ -235,6 +237,30 @@ async fn end(worker: &Worker, running: &Running) {
     }
 }
 
+/// A file that the server made.
+struct MadeFile {
+    path: PathBuf,
+    directory: std::fs::File,
+}
+
+impl MadeFile {
+    async fn make_name_durable(self, worker: &Worker) -> zebu::Result<()> {
+        let synced =
+            worker.run_blocking(move || self.directory.sync_all().map_err(|error| (error, self.path))).await;
+        synced.map_err(|(error, path)| {
+            let message = format!("could not make the name durable: {error}");
+            zebu::Error::new(ErrorKind::Io, message).on(&path)
+        })
+    }
+}
+
+/// The directory of a file.
+fn directory_of(path: &Path) -> Result<std::fs::File, String> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::File::open(directory)
+        .map_err(|error| format!("could not open the directory '{}': {error}", directory.display()))
+}
+
 /// One backup, from the file of its target to what became of it.
 struct Job {
     source: Image,
@@ -242,7 +268,7 @@ struct Job {
     create: CreateOptions,
     options: LiveBackupOptions,
     /// A file that was made for it, which goes if it does not begin.
-    made: Option<PathBuf>,
+    made: Option<MadeFile>,
     /// Held to its end.
     memory: Reserved,
 }
@@ -265,7 +291,7 @@ impl Job {
         };
         let (target, backup) = begun.await.inspect_err(|_| {
             if let Some(made) = &self.made {
-                let _ = std::fs::remove_file(made);
+                let _ = std::fs::remove_file(&made.path);
             }
         })?;
         running.source_cache.set(Some(backup.source_cache_use()));
@@ -274,7 +300,10 @@ impl Job {
         let ended = match backup.run(worker).await {
             Ok(report) => {
                 running.for_guests.set(report.copied_for_guests);
-                target.finish(worker).await
+                match (target.finish(worker).await, self.made) {
+                    (Ok(()), Some(made)) => made.make_name_durable(worker).await,
+                    (finished, _) => finished,
+                }
             }
             Err(error) => {
                 // That this fails, too, adds nothing: the file is no image.

@@ -89,12 +89,12 @@ fn len_beyond(file: &File, end: u64) -> u64 {
 }
 
 impl Owned<'_> {
-    /// Bytes from the beginning on that the file reaches to, in whole clusters: the last one of a file may be short. Raw images,
-    /// external data files among them, may be shorter than their disk.
+    /// Bytes from the beginning on that the file reaches to, in whole clusters: the last one of a file may be short. The end of a raw
+    /// image is that of its disk, whatever it once was.
     fn stored(&self) -> u64 {
         let (file, host, unit) = match (&self.node.driver, self.run) {
-            (Driver::Qcow2(qcow2), Run::Data { host }) if self.node.data_file().id() == qcow2.file().id() => {
-                (qcow2.file(), host, qcow2.geometry().cluster_size())
+            (Driver::Qcow2(qcow2), Run::Data { host }) => {
+                (self.node.data_file(), host, qcow2.geometry().cluster_size())
             }
             (Driver::Foreign(foreign), Run::Data { host }) => (foreign.file(0), host, SECTOR),
             (Driver::Foreign(foreign), Run::Elsewhere { file, host }) => (foreign.file(file), host, SECTOR),
@@ -115,6 +115,7 @@ impl Owned<'_> {
     fn cut_off(&self, guest: u64) -> Error {
         let path = match (&self.node.driver, self.run) {
             (Driver::Foreign(foreign), Run::Elsewhere { file, .. }) => foreign.file(file).path(),
+            (Driver::Qcow2(_), Run::Data { .. }) => self.node.data_file().path(),
             _ => &self.node.path,
         };
         let message = "the file was cut short: it ends before this part of its data";

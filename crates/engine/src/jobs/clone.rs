@@ -184,7 +184,7 @@ async fn reflink(worker: &Worker, image: &Image, target: &Path) -> Result<Option
     copy.unlock()?;
     drop(copy);
     let target = target.to_owned();
-    worker.run_blocking(move || publish(&temporary, &target, None)).await?;
+    worker.run_blocking(move || publish(&temporary, &target)).await?;
     made.keep();
     Ok(None)
 }
@@ -227,7 +227,7 @@ async fn overlay(worker: &Worker, image: &Image, target: &Path, options: &CloneO
     };
     Image::create(worker, &temporary, &create).await?;
     let target = target.to_owned();
-    worker.run_blocking(move || publish(&temporary, &target, None)).await?;
+    worker.run_blocking(move || publish(&temporary, &target)).await?;
     made.keep();
     Ok(backing.into())
 }

@@ -54,7 +54,7 @@ impl NewFile {
     /// # Errors
     /// [`ErrorKind::Io`]: something took the name meanwhile, or the file system fails. The file goes then.
     pub fn publish(mut self) -> Result<()> {
-        publish(&self.temporary, &self.path, None)?;
+        publish(&self.temporary, &self.path)?;
         self.made.keep();
         Ok(())
     }

@@ -40,14 +40,29 @@ impl NewFiles {
         self.0.push(path.to_owned());
     }
 
+    /// Makes their names durable.
+    pub(super) fn sync_names(&self) -> Result<()> {
+        self.0.iter().try_for_each(|path| sync_directory_of(path))
+    }
+
     /// Lets all of them stay.
     pub(super) fn keep(&mut self) {
+        let _ = self.keep_if(|| Ok::<(), ()>(()));
+    }
+
+    /// Lets all of them stay if `work` succeeds. A program that ends at once removes them before it or not at all.
+    fn keep_if<T, E>(
+        &mut self,
+        work: impl FnOnce() -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
+        let mut unfinished = unfinished();
+        let done = work()?;
         for path in self.0.drain(..) {
-            let mut unfinished = unfinished();
             if let Some(at) = unfinished.iter().position(|other| *other == path) {
                 unfinished.swap_remove(at);
             }
         }
+        Ok(done)
     }
 }
 
@@ -61,17 +76,35 @@ impl Drop for NewFiles {
     }
 }
 
-/// Gives a complete image its name. The files are synced here, whatever the cache mode was: a name that appears must
-/// never lead to a file whose content a power failure could still take away.
-pub(super) fn publish(temporary: &Path, path: &Path, data_file: Option<&Path>) -> Result<()> {
+/// Gives a complete image its name ([`publish_with`]).
+pub(super) fn publish(temporary: &Path, path: &Path) -> Result<()> {
+    publish_with(NewFiles::default(), temporary, path, None)
+}
+
+/// Gives a complete image its name, from which moment on its new `files` stay. They are synced here, whatever the cache mode was: a
+/// name that appears must never lead to a file whose content or name a power failure could still take away.
+pub(super) fn publish_with(
+    mut files: NewFiles,
+    temporary: &Path,
+    path: &Path,
+    data_file: Option<&Path>,
+) -> Result<()> {
     sync_files(temporary, data_file)?;
-    match rename_to_new(temporary, path) {
+    if let Some(data_file) = data_file {
+        sync_directory_of(data_file)?;
+    }
+    match files.keep_if(|| rename_to_new(temporary, path)) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             let message = "another program made a file of this name meanwhile";
             return Err(Error::new(ErrorKind::Io, message).on(path));
         }
         renamed => renamed.map_err(|error| from_io(path, "can't rename the complete image", &error))?,
     }
+    sync_directory_of(path)
+}
+
+/// Makes the name of a file durable.
+fn sync_directory_of(path: &Path) -> Result<()> {
     let directory = directory_of(path);
     std::fs::File::open(directory)
         .and_then(|directory| directory.sync_all())
@@ -179,12 +212,36 @@ mod tests {
         let (from, to) = (directory.path().join("a"), directory.path().join("b"));
         std::fs::write(&from, b"new").unwrap();
         std::fs::write(&to, b"old").unwrap();
-        assert!(publish(&from, &to, None).is_err());
+        assert!(publish(&from, &to).is_err());
         assert_eq!(std::fs::read(&to).unwrap(), b"old");
         std::fs::remove_file(&to).unwrap();
-        publish(&from, &to, None).unwrap();
+        publish(&from, &to).unwrap();
         assert_eq!(std::fs::read(&to).unwrap(), b"new");
         assert!(!from.exists());
+    }
+
+    /// From the moment on at which the image has its name, its other files stay, and not before.
+    #[test]
+    fn the_files_of_an_image_stay_once_it_has_its_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let [from, to, data] = ["a", "b", "data"].map(|name| directory.path().join(name));
+        let make = || {
+            let mut files = NewFiles::default();
+            for file in [&from, &data] {
+                std::fs::write(file, b"new").unwrap();
+                files.add(file);
+            }
+            files
+        };
+        std::fs::write(&to, b"old").unwrap();
+        assert!(publish_with(make(), &from, &to, Some(&data)).is_err());
+        assert!(!from.exists() && !data.exists() && std::fs::read(&to).unwrap() == b"old");
+        std::fs::remove_file(&to).unwrap();
+        let mut files = make();
+        files.keep_if(|| rename_to_new(&from, &to)).unwrap();
+        assert!(!unfinished().contains(&data), "a program that ends now removes it");
+        drop(files);
+        assert!(data.exists());
     }
 
     #[test]
@@ -199,7 +256,7 @@ mod tests {
                     scope.spawn(move || {
                         let from = reserve_temporary_name(to, 0o600).unwrap();
                         start.wait();
-                        publish(&from, to, None).is_ok()
+                        publish(&from, to).is_ok()
                     })
                 });
                 threads

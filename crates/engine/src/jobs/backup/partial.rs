@@ -216,7 +216,7 @@ impl Partial {
         let hash = closed.and_then(|()| self.manifest.finish()).inspect_err(|_| self.give_up())?;
         let length = std::fs::metadata(&self.claim.image).map_or(0, |found| found.len());
         let (partial, target) = (self.claim.image.clone(), options.target.clone());
-        worker.run_blocking(move || publish(&partial, &target, None)).await?;
+        worker.run_blocking(move || publish(&partial, &target)).await?;
         dispose_of_manifest(worker, options, &self.claim).await?;
         Ok((length, options.knows_all_hashes().then_some(hash)))
     }
@@ -226,7 +226,7 @@ impl Partial {
 async fn dispose_of_manifest(worker: &Worker, options: &BackupOptions, claim: &Claim) -> Result<()> {
     let partial = claim.manifest.clone();
     match options.manifest.clone() {
-        Some(name) => worker.run_blocking(move || publish(&partial, &name, None)).await,
+        Some(name) => worker.run_blocking(move || publish(&partial, &name)).await,
         None => std::fs::remove_file(&partial).map_err(|e| from_io(&partial, "can't remove the file", &e)),
     }
 }

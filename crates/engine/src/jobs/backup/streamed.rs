@@ -37,7 +37,7 @@ impl StreamedBackup {
     /// The file can't be renamed. It is gone then.
     pub fn publish(mut self) -> Result<BackupReport> {
         if let (temporary, Some(name)) = &self.manifest {
-            publish(temporary, name, None)?;
+            publish(temporary, name)?;
             self.files.keep();
         }
         Ok(self.report)

@@ -5,7 +5,9 @@ use super::sink::{DiskOrder, Sink};
 use super::source_conflict::check_target;
 use crate::create::new_file;
 use crate::image_stream::{ImageWriter, Packer};
-use crate::jobs::staging::{NewFiles, directory_of, from_io, publish, reserve_temporary_name, sync_files};
+use crate::jobs::staging::{
+    NewFiles, directory_of, from_io, publish_with, reserve_temporary_name, sync_files,
+};
 use crate::new_foreign::{self, BlockWriter, StreamWriter};
 use crate::progress::JobControl;
 use crate::same_file::{self, FilePlace};
@@ -182,13 +184,19 @@ impl Made {
         }
         target.finish(worker).await?;
         if let Some((temporary, path)) = self.names.take() {
-            let data_file = self.data_file.take();
-            worker.run_blocking(move || publish(&temporary, &path, data_file.as_deref())).await?;
+            let (data_file, files) = (self.data_file.take(), std::mem::take(&mut self.files));
+            worker.run_blocking(move || publish_with(files, &temporary, &path, data_file.as_deref())).await?;
         } else if let Some(file) = self.elsewhere {
             worker.flush(&file).await.map_err(|e| Error::from(e).on(file.path()))?;
         } else {
-            let (path, data_file) = (self.path, self.data_file);
-            worker.run_blocking(move || sync_files(&path, data_file.as_deref())).await?;
+            let (path, data_file, mut files) = (self.path, self.data_file, std::mem::take(&mut self.files));
+            let sync = move || {
+                sync_files(&path, data_file.as_deref())?;
+                files.sync_names()?;
+                files.keep();
+                Ok::<(), Error>(())
+            };
+            worker.run_blocking(sync).await?;
         }
         self.files.keep();
         Ok(())

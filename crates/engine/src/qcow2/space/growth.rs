@@ -1,6 +1,7 @@
 //! Growth of the image file and of the refcount table, ahead of use.
 
 use crate::Remedy;
+use crate::image_worker::MustEnd;
 use crate::qcow2::space::HostSpace;
 use crate::qcow2::space::free::{Allocated, SpaceContent};
 use crate::qcow2::space::metadata_map::Metadata;
@@ -10,7 +11,7 @@ use crate::{Error, ErrorKind, Result};
 use std::ops::Range;
 use std::sync::Arc;
 use zebu_qcow2::limits;
-use zebu_storage::sabotage;
+use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{FileKind, Worker};
 
 /// Growth of the file in bytes: a sixteenth of it, within these.
@@ -102,8 +103,14 @@ impl HostSpace {
         }
         let table = old.entries().resized((clusters * per_cluster) as usize);
         let moved = Arc::new(RefTable::unplaced(table));
+        // If this vanishes, a commit that waits for `space_mutex` must not find a table without a place.
+        let unended = (!sabotage::is(Fault::PoisonAfterTurn)).then(|| MustEnd::or_poison(&self.files));
         self.refcounts.set_table(moved.clone());
-        match self.place_long(worker, clusters).await {
+        let placed = self.place_long(worker, clusters).await;
+        if let Some(unended) = unended {
+            unended.end();
+        }
+        match placed {
             Ok(Allocated { range: Range { start, .. }, .. }) => {
                 moved.place(start << bits);
                 self.note_metadata(start << bits, clusters << bits, Metadata::RefcountTable);
@@ -241,5 +248,67 @@ impl HostSpace {
             used << self.geometry.cluster_bits
         };
         worker.set_len(self.files.file(), end).await.map_err(|e| Error::from(e).on(self.files.path()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Access, CreateOptions, Image, OpenOptions};
+    use std::future::Future;
+    use std::pin::pin;
+    use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+    use std::task::{Context, Wake, Waker};
+    use zebu_storage::WorkerConfig;
+    use zebu_storage::sabotage::under;
+
+    /// Counts how often it was woken, and how often while a commit could have named a refcount table without a place.
+    struct Look {
+        image: Image,
+        woken: AtomicU32,
+        unplaced: AtomicU32,
+    }
+
+    impl Wake for Look {
+        fn wake(self: Arc<Self>) {
+            self.woken.fetch_add(1, SeqCst);
+            let qcow2 = self.image.qcow2("").unwrap();
+            let is_unplaced = qcow2.space.refcounts.table().offset() == 0;
+            let is_writable = qcow2.files().check_not_poisoned().is_ok();
+            self.unplaced.fetch_add(u32::from(is_unplaced && is_writable), SeqCst);
+        }
+    }
+
+    /// How often a request that waits for the mutex finds a table without a place, when a move of the table vanishes.
+    fn found_unplaced() -> u32 {
+        let (worker, dir) = (Worker::new(&WorkerConfig::default()).unwrap(), tempfile::tempdir().unwrap());
+        let path = dir.path().join("image");
+        let image = worker
+            .block_on(async {
+                Image::create(&worker, &path, &CreateOptions::default().size(1 << 20)).await?;
+                Image::open(&worker, &path, &OpenOptions::default().access(Access::ReadWrite)).await
+            })
+            .unwrap();
+        let look = Arc::new(Look { image: image.clone(), woken: 0.into(), unplaced: 0.into() });
+        let waker = Waker::from(look.clone());
+        let space = &image.qcow2("").unwrap().space;
+        let index = space.refcounts.table().entries().len() as u64;
+        let mut waiting = pin!(space.space_mutex.lock());
+        {
+            let mut moves = pin!(async {
+                let _turn = space.space_mutex.lock().await;
+                space.grow_reftable(&worker, index).await
+            });
+            assert!(moves.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            assert!(waiting.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        assert!(look.woken.load(SeqCst) > 0);
+        look.unplaced.load(SeqCst)
+    }
+
+    #[test]
+    fn a_move_of_the_refcount_table_that_vanishes_is_seen_by_no_commit() {
+        assert_eq!(found_unplaced(), 0);
+        assert_ne!(under(Some(Fault::PoisonAfterTurn), found_unplaced).0, 0, "nobody could have seen it");
     }
 }

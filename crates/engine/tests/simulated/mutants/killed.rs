@@ -245,6 +245,7 @@ fn each_fault_has_to_be_caught_somewhere() {
     tests += &read(&crates.join("storage/src/calling_thread.rs"));
     tests += &read(&crates.join("sim/tests/worlds.rs"));
     tests += &read(&crates.join("engine/src/node.rs"));
+    tests += &read(&crates.join("engine/src/qcow2/space/growth.rs"));
     tests += &read(&crates.join("engine/tests/embedding/vanished.rs"));
     tests += &read(&crates.join("engine/tests/simulated/schedules/caught.rs"));
     for file in std::fs::read_dir(crates.join("engine/src/interleavings")).unwrap() {
