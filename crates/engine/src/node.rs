@@ -401,7 +401,7 @@ mod tests {
         }
     }
 
-    /// How often a request that waits for an operation that vanishes is woken while the image can still be written.
+    /// Counts how often a request that waits for an operation that vanishes is woken while the image can still be written.
     fn woken_while_writable() -> u32 {
         let (worker, dir) = (Worker::new(&WorkerConfig::default()).unwrap(), tempfile::tempdir().unwrap());
         let image = image(&worker, dir.path());

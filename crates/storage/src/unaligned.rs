@@ -8,7 +8,9 @@ use crate::operation::Claim;
 use crate::request::OpKind;
 use crate::sabotage::{self, Fault};
 use crate::worker::Worker;
+use std::cell::Cell;
 use std::ops::Range;
+use std::rc::Rc;
 
 /// The most bytes bounced at once, in whole blocks.
 const PIECE: u64 = 1 << 20;
@@ -117,16 +119,16 @@ pub(crate) async fn write_blocks(
     (Ok(()), bufs)
 }
 
-/// The wait of a request for the task that writes for it. If the request vanishes, the task goes on, and its write may land at any
+/// The wait of a request for the task that writes for it. The task goes on if the request vanishes. Its write may then land at any
 /// time.
 struct OwnTask<'a> {
     file: &'a File,
-    has_ended: bool,
+    has_ended: Rc<Cell<bool>>,
 }
 
 impl Drop for OwnTask<'_> {
     fn drop(&mut self) {
-        if !self.has_ended && !sabotage::is(Fault::ForgetOwnTask) {
+        if !self.has_ended.get() && !sabotage::is(Fault::ForgetOwnTask) {
             self.file.note_abandoned_change();
         }
     }
@@ -140,16 +142,15 @@ pub(crate) async fn write(
     offset: u64,
     bufs: IoBufs,
 ) -> (Result<(), i32>, IoBufs) {
-    let (theirs, on) = (worker.uncounted(), file.clone());
-    let mut task = OwnTask { file, has_ended: false };
-    let written = worker
+    let (theirs, on, has_ended) = (worker.uncounted(), file.clone(), Rc::new(Cell::new(false)));
+    let _task = OwnTask { file, has_ended: Rc::clone(&has_ended) };
+    worker
         .spawn(async move {
             let result = read_modify_write(&theirs, &on, offset, &bufs).await;
+            has_ended.set(true);
             (result, bufs)
         })
-        .await;
-    task.has_ended = true;
-    written
+        .await
 }
 
 async fn read_modify_write(worker: &Worker, file: &File, offset: u64, bufs: &IoBufs) -> Result<(), i32> {

@@ -153,7 +153,7 @@ pub(crate) fn run(args: &RebaseArgs) -> Result<u8, Failure> {
         if args.compress && image.format() == Format::Raw {
             return Err(Failure::new("Compression not supported for this file format"));
         }
-        if !is_qemu && !args.quiet && !image.snapshots().is_empty() {
+        if !is_qemu && !args.quiet && image.backing().is_some() && !image.snapshots().is_empty() {
             stderr::tell(&format!(
                 "warning: '{}' has internal snapshots: where they show the old backing file, they will show the new one",
                 image.path().display()

@@ -40,9 +40,10 @@ impl NewFiles {
         self.0.push(path.to_owned());
     }
 
-    /// Makes their names durable.
-    pub(super) fn sync_names(&self) -> Result<()> {
-        self.0.iter().try_for_each(|path| sync_directory_of(path))
+    /// Makes their names durable, but that of one which is to have another.
+    pub(super) fn sync_names(&self, temporary: Option<&Path>) -> Result<()> {
+        let names = self.0.iter().filter(|path| Some(path.as_path()) != temporary);
+        names.map(PathBuf::as_path).try_for_each(sync_directory_of)
     }
 
     /// Lets all of them stay.
@@ -55,6 +56,9 @@ impl NewFiles {
         &mut self,
         work: impl FnOnce() -> std::result::Result<T, E>,
     ) -> std::result::Result<T, E> {
+        if self.0.is_empty() {
+            return work();
+        }
         let mut unfinished = unfinished();
         let done = work()?;
         for path in self.0.drain(..) {
@@ -81,8 +85,8 @@ pub(super) fn publish(temporary: &Path, path: &Path) -> Result<()> {
     publish_with(NewFiles::default(), temporary, path, None)
 }
 
-/// Gives a complete image its name, from which moment on its new `files` stay. They are synced here, whatever the cache mode was: a
-/// name that appears must never lead to a file whose content or name a power failure could still take away.
+/// Gives a complete image its name. From then on its new `files` stay. The image and its data file are synced here, whatever the
+/// cache mode was: a name that appears must never lead to a file whose content or name a power failure could still take away.
 pub(super) fn publish_with(
     mut files: NewFiles,
     temporary: &Path,
@@ -90,9 +94,7 @@ pub(super) fn publish_with(
     data_file: Option<&Path>,
 ) -> Result<()> {
     sync_files(temporary, data_file)?;
-    if let Some(data_file) = data_file {
-        sync_directory_of(data_file)?;
-    }
+    files.sync_names(Some(temporary))?;
     match files.keep_if(|| rename_to_new(temporary, path)) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             let message = "another program made a file of this name meanwhile";
@@ -220,7 +222,7 @@ mod tests {
         assert!(!from.exists());
     }
 
-    /// From the moment on at which the image has its name, its other files stay, and not before.
+    /// The other files of an image stay from the moment on at which it has its name, and not before.
     #[test]
     fn the_files_of_an_image_stay_once_it_has_its_name() {
         let directory = tempfile::tempdir().unwrap();

@@ -192,9 +192,9 @@ impl Made {
             let (path, data_file, mut files) = (self.path, self.data_file, std::mem::take(&mut self.files));
             let sync = move || {
                 sync_files(&path, data_file.as_deref())?;
-                files.sync_names()?;
+                let synced = files.sync_names(None);
                 files.keep();
-                Ok::<(), Error>(())
+                synced
             };
             worker.run_blocking(sync).await?;
         }

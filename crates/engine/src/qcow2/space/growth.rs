@@ -279,7 +279,7 @@ mod tests {
         }
     }
 
-    /// How often a request that waits for the mutex finds a table without a place, when a move of the table vanishes.
+    /// Counts how often a request that waits for the mutex finds a table without a place, when a move of the table vanishes.
     fn found_unplaced() -> u32 {
         let (worker, dir) = (Worker::new(&WorkerConfig::default()).unwrap(), tempfile::tempdir().unwrap());
         let path = dir.path().join("image");
