@@ -85,7 +85,7 @@ pub(crate) const TABLES: &[Table] = &[
     table("backup", backup::backup, Always(&[]), "Compressed backup",
         "Time, size, what stays in the page cache, and the latency of another process that reads the disk meanwhile."),
     table("live-backup", live_backup::live_backup, Asked, "Compressed backup of a disk in use",
-        "A disk of 1 GiB with real files, served over NBD; QEMU's is blockdev-backup with compress in a storage daemon, its target opened with O_DIRECT. The page cache is looked at ten times a second, the highest figure counts."),
+        "A disk of 1 GiB with real files, served over NBD; QEMU's is blockdev-backup with compress in a storage daemon, its target opened with O_DIRECT. The page cache is looked at ten times a second beside a guest, the highest figure counts; beside another process at the end."),
     table("alignment", copies::alignment, Always(&["block requests of convert"]), "Alignment",
         "Requests that reach the disk while an image becomes raw, and of buffers that are not at pages."),
     table("mapping", mapping::mapping, Always(&["never written: reads"]), "Mapping cache",

@@ -1,6 +1,7 @@
 //! An open image: the handle that everything else works on.
 
 use crate::chain::{self, CutOff};
+use crate::compress::Bursts;
 use crate::foreign_image::{convert_first, vmdk_info};
 use crate::node::{Driver, Node, Raw};
 use crate::open::{open_chain, open_given};
@@ -40,7 +41,7 @@ const SECTOR: u32 = 512;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Clusters {
     Plain,
-    Compressed,
+    Compressed(Bursts),
 }
 
 fn check_range(node: &Node, offset: u64, len: u64) -> Result<()> {
@@ -361,7 +362,7 @@ impl Image {
         bufs: IoBufs,
         durability: Durability,
     ) -> (Result<()>, IoBufs) {
-        self.write_as(worker, Clusters::Compressed, offset, bufs, durability).await
+        self.write_as(worker, Clusters::Compressed(Bursts::Whole), offset, bufs, durability).await
     }
 
     /// Writes `bufs` at `offset` as clusters of one kind.
@@ -385,12 +386,12 @@ impl Image {
                 };
                 let (result, bufs) = match (&me.0.driver, clusters) {
                     (Driver::Qcow2(qcow2), Clusters::Plain) => qcow2.write(&me.0, &on, offset, bufs).await,
-                    (Driver::Qcow2(qcow2), Clusters::Compressed) => {
-                        qcow2.write_compressed(&me.0, &on, offset, bufs).await
+                    (Driver::Qcow2(qcow2), Clusters::Compressed(bursts)) => {
+                        qcow2.write_compressed(&me.0, &on, bursts, offset, bufs).await
                     }
                     (Driver::Raw(raw), Clusters::Plain) => raw::write(raw, &on, offset, bufs).await,
                     (Driver::Foreign(_), _) => (Err(convert_first(me.format()).on(me.path())), bufs),
-                    (Driver::Raw(_), Clusters::Compressed) => {
+                    (Driver::Raw(_), Clusters::Compressed(_)) => {
                         let message = "an image of this format can't hold compressed clusters";
                         (Err(Error::new(ErrorKind::Unsupported, message).on(me.path())), bufs)
                     }

@@ -1,7 +1,7 @@
 //! New qcow2 images that are written in the order of the disk, each byte of the file once ([`zebu_qcow2::stream`]): into a file
 //! that can't be changed, as an upload.
 
-use crate::compress::{CodecPool, Method, Outcome, Work};
+use crate::compress::{Bursts, CodecPool, Method, Outcome, Work};
 use crate::new_foreign::{FileAppender, WritesUnderWay};
 use crate::options::CreateOptions;
 use crate::qcow2::life::create::new_header;
@@ -21,6 +21,7 @@ pub(crate) enum ClusterBytes {
 pub(crate) struct Packer {
     /// `None`: they are left as they are.
     method: Option<Method>,
+    bursts: Bursts,
     pool: CodecPool,
     /// Bytes of a block.
     block: u64,
@@ -29,7 +30,13 @@ pub(crate) struct Packer {
 impl Packer {
     /// Blocks of `block` bytes, packed by `method`.
     pub(crate) fn new(method: Option<Method>, pool: &CodecPool, block: u64) -> Self {
-        Self { method, pool: pool.clone(), block }
+        Self { method, bursts: Bursts::Whole, pool: pool.clone(), block }
+    }
+
+    /// The same, by threads that compress for so long at a time.
+    pub(crate) fn in_bursts(mut self, bursts: Bursts) -> Self {
+        self.bursts = bursts;
+        self
     }
 
     /// Bytes of a block.
@@ -45,7 +52,7 @@ impl Packer {
         input: IoBufs,
     ) -> Result<(u64, ClusterBytes)> {
         let Some(method) = self.method else { return Ok((index, ClusterBytes::Plain(input))) };
-        let work = Work::Compress { method, input, cluster: self.block as usize };
+        let work = Work::Compress { method, bursts: self.bursts, input, cluster: self.block as usize };
         let mut done = self.pool.run(worker, work).await;
         match done.outcome {
             Outcome::Bytes(_) => Ok((index, ClusterBytes::Packed(done.output().to_vec()))),

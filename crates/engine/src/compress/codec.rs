@@ -1,8 +1,11 @@
 //! The codecs: one cluster in, one stream out, and back. Contexts belong to the thread and are reused.
 
+use super::burst::Burst;
 use super::constant_clusters;
 use super::method::{Method, Packing};
+use flate2::FlushCompress::{Finish, None as More};
 use std::cell::RefCell;
+use std::sync::atomic::AtomicUsize;
 use zebu_qcow2::Compression;
 use zebu_storage::IoBufs;
 
@@ -14,6 +17,8 @@ thread_local! {
     static JOINED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
     static DEFLATER: Kept<libdeflater::Compressor> = const { RefCell::new(None) };
     static NARROW_DEFLATER: Kept<flate2::Compress> = const { RefCell::new(None) };
+    /// The one that works in short bursts: libdeflate takes whole clusters only.
+    static SLOW_DEFLATER: Kept<flate2::Compress> = const { RefCell::new(None) };
     static INFLATER: RefCell<libdeflater::Decompressor> = RefCell::new(libdeflater::Decompressor::new());
 }
 
@@ -35,34 +40,48 @@ fn with_kept<T, R>(
 }
 
 /// Compresses `input`, with zeroes behind it up to `cluster` bytes, into `out`. Returns the length of the stream, or
-/// `None` if it is not shorter than a cluster.
-pub(super) fn compress(method: Method, input: &IoBufs, cluster: usize, out: &mut Vec<u8>) -> Option<usize> {
+/// `None` if it is not shorter than a cluster. With a count of urgent work, this is done in short bursts as long as it is 0.
+pub(super) fn compress(
+    method: Method,
+    urgent: Option<&AtomicUsize>,
+    input: &IoBufs,
+    cluster: usize,
+    out: &mut Vec<u8>,
+) -> Option<usize> {
     let any_length = cluster + cluster / 8 + 64;
     let shorter = cluster.checked_sub(1)?;
-    let (room, most) = match method {
-        Method::Zlib { .. } => (any_length, any_length),
+    let (room, most) = match (method, urgent) {
+        (Method::Zlib { .. }, _) => (any_length, any_length),
         // zlib is given room for whatever comes out: a stream that stops in the middle costs a new context.
-        Method::NarrowDeflate { .. } => (any_length, shorter),
-        Method::Deflate { .. } => (shorter, shorter),
+        (Method::NarrowDeflate { .. }, _) | (Method::Deflate { .. }, Some(_)) => (any_length, shorter),
+        (Method::Deflate { .. }, None) => (shorter, shorter),
         #[cfg(feature = "zstd")]
-        Method::Zstd { .. } => (shorter, shorter),
+        (Method::Zstd { .. }, _) => (shorter, shorter),
     };
     out.resize(room, 0);
     let len = match input.parts() {
-        [one] if one.len() == cluster => compress_cluster(method, one.as_slice(), out),
+        [one] if one.len() == cluster => compress_cluster(method, urgent, one.as_slice(), out),
         _ => JOINED.with_borrow_mut(|joined| {
             joined.clear();
             joined.resize(cluster, 0);
             let len = input.len().min(cluster);
             input.copy_to(0, joined.get_mut(..len)?);
-            compress_cluster(method, joined, out)
+            compress_cluster(method, urgent, joined, out)
         }),
     };
     len.filter(|len| *len <= most)
 }
 
-fn compress_cluster(method: Method, input: &[u8], out: &mut [u8]) -> Option<usize> {
-    constant_clusters::compress(method, input, out, |out| compress_bytes(method, input, out))
+fn compress_cluster(
+    method: Method,
+    urgent: Option<&AtomicUsize>,
+    input: &[u8],
+    out: &mut [u8],
+) -> Option<usize> {
+    constant_clusters::compress(method, input, out, |out| match urgent {
+        None => compress_bytes(method, input, out),
+        Some(urgent) => compress_in_bursts(method, Burst::begin(urgent), input, out),
+    })
 }
 
 /// Works with the thread's deflater. It keeps nothing of a cluster, so one that does not fit is no failure of the context.
@@ -80,20 +99,71 @@ fn compress_bytes(method: Method, input: &[u8], out: &mut [u8]) -> Option<usize>
             with_deflater(level, |deflater| deflater.deflate_compress(input, out).ok())
         }
         Method::Zlib { level } => with_deflater(level, |deflater| deflater.zlib_compress(input, out).ok()),
-        Method::NarrowDeflate { level } => NARROW_DEFLATER.with(|kept| {
-            let make =
-                || flate2::Compress::new_with_window_bits(flate2::Compression::new(level.into()), false, 12);
-            with_kept(kept, level, make, |deflater| {
-                deflater.reset();
-                match deflater.compress(input, out, flate2::FlushCompress::Finish) {
-                    Ok(flate2::Status::StreamEnd) => usize::try_from(deflater.total_out()).ok(),
-                    Ok(flate2::Status::Ok | flate2::Status::BufError) | Err(_) => None,
-                }
-            })
-        }),
+        Method::NarrowDeflate { level } => {
+            with_zlib(&NARROW_DEFLATER, level, 12, |deflater| deflate_piece(deflater, input, out, Finish))
+        }
         #[cfg(feature = "zstd")]
         Method::Zstd { level } => zstd::compress(level, input, out),
     }
+}
+
+/// Bytes of a cluster that are given to zlib in one burst.
+const DEFLATE_PIECE: usize = 2 << 10;
+
+/// Levels of zlib end at 9.
+const MOST_OF_ZLIB: u8 = 9;
+
+fn compress_in_bursts(method: Method, mut burst: Burst<'_>, input: &[u8], out: &mut [u8]) -> Option<usize> {
+    let (kept, level, window_bits) = match method {
+        Method::Deflate { level } => (&SLOW_DEFLATER, level.min(MOST_OF_ZLIB), 15),
+        Method::NarrowDeflate { level } => (&NARROW_DEFLATER, level, 12),
+        Method::Zlib { .. } => return compress_bytes(method, input, out),
+        #[cfg(feature = "zstd")]
+        Method::Zstd { level } => return zstd::compress_in_bursts(level, burst, input, out),
+    };
+    with_zlib(kept, level, window_bits, |deflater| {
+        let mut pieces = input.chunks(DEFLATE_PIECE);
+        let last = pieces.next_back()?;
+        for piece in pieces {
+            deflate_piece(deflater, piece, out, More)?;
+            burst.pause();
+        }
+        deflate_piece(deflater, last, out, Finish)
+    })
+}
+
+/// Begins a stream of raw deflate with the thread's context.
+fn with_zlib(
+    kept: &'static std::thread::LocalKey<Kept<flate2::Compress>>,
+    level: u8,
+    window_bits: u8,
+    work: impl FnOnce(&mut flate2::Compress) -> Option<usize>,
+) -> Option<usize> {
+    let make =
+        || flate2::Compress::new_with_window_bits(flate2::Compression::new(level.into()), false, window_bits);
+    kept.with(|kept| {
+        with_kept(kept, level, make, |deflater| {
+            deflater.reset();
+            work(deflater)
+        })
+    })
+}
+
+/// Deflates the next piece of a stream into its place in `out`; the length of the stream so far, if there was room.
+fn deflate_piece(
+    deflater: &mut flate2::Compress,
+    piece: &[u8],
+    out: &mut [u8],
+    flush: flate2::FlushCompress,
+) -> Option<usize> {
+    let read = deflater.total_in();
+    let place = out.get_mut(usize::try_from(deflater.total_out()).ok()?..)?;
+    let status = deflater.compress(piece, place, flush).ok()?;
+    let is_done = match flush {
+        Finish => status == flate2::Status::StreamEnd,
+        _ => status == flate2::Status::Ok && deflater.total_in() - read == piece.len() as u64,
+    };
+    is_done.then(|| usize::try_from(deflater.total_out()).ok()).flatten()
 }
 
 /// Inflates one cluster from `input`, whose first `skip` bytes are not part of the stream, into `out`; what follows
@@ -172,16 +242,24 @@ fn inflate_bytes(compression: Compression, input: &[u8], out: &mut [u8]) -> Resu
 
 #[cfg(feature = "zstd")]
 mod zstd {
-    use super::{Kept, with_kept};
+    use super::{Burst, Kept, with_kept};
     use std::cell::RefCell;
-    use zstd_safe::{CCtx, CParameter, DCtx};
+    use zstd_safe::zstd_sys::ZSTD_EndDirective::{ZSTD_e_end, ZSTD_e_flush};
+    use zstd_safe::{CCtx, CParameter, DCtx, InBuffer, OutBuffer, ResetDirective};
 
     thread_local! {
         static COMPRESSOR: Kept<CCtx<'static>> = const { RefCell::new(None) };
         static INFLATER: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
     }
 
-    pub(super) fn compress(level: u8, input: &[u8], out: &mut [u8]) -> Option<usize> {
+    /// Bytes of a cluster that are compressed in one burst: a block of the frame.
+    const PIECE: usize = 4 << 10;
+
+    /// Works with the thread's context for `level`.
+    fn with_context(
+        level: u8,
+        work: impl FnOnce(&mut CCtx<'static>) -> Option<Option<usize>>,
+    ) -> Option<usize> {
         let make = || {
             let mut context = CCtx::create();
             // Both are parameters that every context has.
@@ -189,10 +267,45 @@ mod zstd {
             let _ = context.set_parameter(CParameter::ChecksumFlag(true));
             context
         };
-        COMPRESSOR.with(|kept| {
-            // It begins anew with each frame, whatever became of the last one.
-            with_kept(kept, level, make, |context| Some(context.compress2(out, input).ok())).flatten()
+        COMPRESSOR.with(|kept| with_kept(kept, level, make, work)).flatten()
+    }
+
+    pub(super) fn compress(level: u8, input: &[u8], out: &mut [u8]) -> Option<usize> {
+        // It begins anew with each frame, whatever became of the last one.
+        with_context(level, |context| Some(context.compress2(out, input).ok()))
+    }
+
+    pub(super) fn compress_in_bursts(
+        level: u8,
+        burst: Burst<'_>,
+        input: &[u8],
+        out: &mut [u8],
+    ) -> Option<usize> {
+        with_context(level, |context| {
+            context.set_pledged_src_size(Some(input.len() as u64)).ok()?;
+            let len = blocks(context, burst, input, out);
+            if len.is_none() {
+                context.reset(ResetDirective::SessionOnly).ok()?;
+            }
+            Some(len)
         })
+    }
+
+    /// One frame; `None` if it does not fit.
+    fn blocks(context: &mut CCtx<'_>, mut burst: Burst<'_>, input: &[u8], out: &mut [u8]) -> Option<usize> {
+        let mut out = OutBuffer::around(out);
+        let mut pieces = input.chunks(PIECE).peekable();
+        while let Some(piece) = pieces.next() {
+            let end = if pieces.peek().is_some() { ZSTD_e_flush } else { ZSTD_e_end };
+            let left = context.compress_stream2(&mut out, &mut InBuffer::around(piece), end).ok()?;
+            if left > 0 {
+                return None;
+            }
+            if pieces.peek().is_some() {
+                burst.pause();
+            }
+        }
+        Some(out.pos())
     }
 
     /// Frame by frame, each straight into its place: a decoder of a stream would set aside whatever window a frame asks for
@@ -222,9 +335,28 @@ mod tests {
     use zebu_storage::IoBuf;
 
     fn round_trip(method: Method, compression: Compression, content: &[u8], cluster: usize) -> Option<usize> {
+        let whole = round_trip_of(None, method, compression, content, cluster);
+        let short = round_trip_of(Some(&AtomicUsize::new(0)), method, compression, content, cluster);
+        // Each block has a header, and where data hardly shrinks only one of them may become shorter.
+        if let (Some(whole), Some(short)) = (whole, short) {
+            assert!(
+                short < whole + whole / 4 + 100,
+                "{method:?}: {short} bytes in short bursts, {whole} else"
+            );
+        }
+        whole
+    }
+
+    fn round_trip_of(
+        urgent: Option<&AtomicUsize>,
+        method: Method,
+        compression: Compression,
+        content: &[u8],
+        cluster: usize,
+    ) -> Option<usize> {
         let mut stream = Vec::new();
         let input = IoBufs::from(IoBuf::copy_of(content));
-        let len = compress(method, &input, cluster, &mut stream)?;
+        let len = compress(method, urgent, &input, cluster, &mut stream)?;
         assert!(len < cluster);
         // As in a file: something before, something behind.
         let mut stored = vec![0xee; 7];
@@ -287,7 +419,7 @@ mod tests {
         let content = repeating(500, 4096);
         let mut stream = Vec::new();
         let input = IoBufs::from(IoBuf::copy_of(&content));
-        let len = compress(Method::Zstd { level: 3 }, &input, 4096, &mut stream).unwrap();
+        let len = compress(Method::Zstd { level: 3 }, None, &input, 4096, &mut stream).unwrap();
         stream.truncate(len);
         *stream.last_mut().unwrap() ^= 1;
         let mut back = Vec::new();
@@ -333,7 +465,7 @@ mod tests {
         for (method, compression) in methods() {
             let mut stream = Vec::new();
             let input = IoBufs::from(IoBuf::copy_of(&content));
-            let len = compress(method, &input, 8192, &mut stream).unwrap();
+            let len = compress(method, None, &input, 8192, &mut stream).unwrap();
             let stored = || IoBufs::from(IoBuf::copy_of(&stream[..len]));
             for cluster in [4096, 16384] {
                 assert!(

@@ -3,6 +3,7 @@
 //! A request takes a slot, which has room for one cluster's result, waits for its work to be done, and gives the
 //! slot back: slots are made once and reused, and whoever finds none waits for one (back-pressure).
 
+use super::burst::{Bursts, sleep_exactly};
 use super::codec;
 use super::method::{Method, Packing};
 use crate::crypt::cipher_run::{Direction, apply};
@@ -12,6 +13,7 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use zebu_luks::SectorCipher;
@@ -20,6 +22,8 @@ use zebu_storage::{IoBufs, Worker, WorkerKind};
 
 /// Slots per thread: one that is worked on, and enough behind it that no thread waits for a worker's turn.
 const SLOTS_PER_THREAD: usize = 4;
+/// Other work that is done before work in the background, which has to get done as well.
+const MOST_BEFORE: u32 = 8;
 
 /// Threads that compress and inflate clusters, and encrypt and decrypt large requests; clones are the same ones. They are
 /// started when there is work, and end when the last handle is dropped.
@@ -38,11 +42,17 @@ struct Shared {
     most_slots: usize,
     state: Mutex<State>,
     work: Condvar,
+    /// The length of `queue`.
+    urgent: AtomicUsize,
 }
 
 #[derive(Default)]
 struct State {
     queue: VecDeque<Arc<Slot>>,
+    /// Work in short bursts: done when there is no other, and once in `MOST_BEFORE` otherwise.
+    background: VecDeque<Arc<Slot>>,
+    /// Work that was done before the first of `background`.
+    done_before: u32,
     free: Vec<Arc<Slot>>,
     /// Slots that exist.
     slots: usize,
@@ -59,7 +69,7 @@ struct State {
 /// The work on a cluster.
 pub(crate) enum Work {
     /// Compress `input`, with zeroes behind it up to `cluster` bytes.
-    Compress { method: Method, input: IoBufs, cluster: usize },
+    Compress { method: Method, bursts: Bursts, input: IoBufs, cluster: usize },
     /// Inflate one cluster from `input`, after its first `skip` bytes, into memory that may be `output`'s.
     Inflate { packing: Packing, input: IoBufs, skip: usize, cluster: usize, output: Vec<u8> },
     /// Encrypt or decrypt whole sectors of `input` in place. The first has the number `first`.
@@ -95,15 +105,20 @@ enum Phase {
 
 impl Work {
     /// Does the work. A codec that panics (they are other people's code) fails this cluster, and nobody waits for good.
-    fn execute(&mut self, output: &mut Vec<u8>) -> Outcome {
-        catch_unwind(AssertUnwindSafe(|| self.execute_once(output)))
+    ///
+    /// `urgent` counts work that waits for this thread, which may sleep; `None` for a worker's, which may not.
+    fn execute(&mut self, urgent: Option<&AtomicUsize>, output: &mut Vec<u8>) -> Outcome {
+        catch_unwind(AssertUnwindSafe(|| self.execute_once(urgent, output)))
             .unwrap_or(Outcome::Damaged("the codec failed; its message is on standard error"))
     }
 
-    fn execute_once(&mut self, output: &mut Vec<u8>) -> Outcome {
+    fn execute_once(&mut self, urgent: Option<&AtomicUsize>, output: &mut Vec<u8>) -> Outcome {
         match self {
-            Work::Compress { method, input, cluster } => codec::compress(*method, input, *cluster, output)
-                .map_or(Outcome::Incompressible, Outcome::Bytes),
+            Work::Compress { method, bursts, input, cluster } => {
+                let urgent = urgent.filter(|_| *bursts == Bursts::Short);
+                codec::compress(*method, urgent, input, *cluster, output)
+                    .map_or(Outcome::Incompressible, Outcome::Bytes)
+            }
             Work::Inflate { packing, input, skip, cluster, .. } => {
                 match codec::inflate(*packing, input, *skip, *cluster, output) {
                     Ok(len) => Outcome::Bytes(len),
@@ -114,6 +129,13 @@ impl Work {
                 apply(cipher, *direction, *first, input);
                 Outcome::Bytes(0)
             }
+        }
+    }
+
+    fn bursts(&self) -> Bursts {
+        match self {
+            Work::Compress { bursts, .. } => *bursts,
+            Work::Inflate { .. } | Work::Crypt { .. } => Bursts::Whole,
         }
     }
 
@@ -142,6 +164,7 @@ impl CodecPool {
             most_slots: (threads * SLOTS_PER_THREAD).max(1),
             state: Mutex::default(),
             work: Condvar::new(),
+            urgent: AtomicUsize::new(0),
         }))))
     }
 
@@ -166,15 +189,16 @@ impl CodecPool {
         if worker.kind() == WorkerKind::Simulated {
             // Nothing but the simulation may decide when something happens: not another thread, nor a slot of it.
             let mut output = given.unwrap_or_default();
-            let outcome = work.execute(&mut output);
+            let outcome = work.execute(None, &mut output);
             let shared = Arc::clone(shared);
             return Finished { shared, slot: None, input: work.into_input(), outcome, output };
         }
         let slot = shared.take_slot(worker).await;
         let slot = Abandon { shared, slot };
+        let bursts = work.bursts();
         slot.slot.queue(work, given);
-        if !shared.push(&slot.slot) {
-            slot.slot.execute();
+        if !shared.push(&slot.slot, bursts) {
+            slot.slot.execute(None);
         }
         let (input, outcome) = poll_fn(|cx| slot.slot.poll(cx.waker())).await;
         let output = std::mem::take(&mut slot.slot.0.lock().output);
@@ -205,6 +229,17 @@ impl Drop for Owner {
 }
 
 impl State {
+    /// The next work to do.
+    fn next(&mut self) -> Option<Arc<Slot>> {
+        let is_turn_of_background = self.done_before >= MOST_BEFORE && !self.background.is_empty();
+        if let Some(slot) = (!is_turn_of_background).then(|| self.queue.pop_front()).flatten() {
+            self.done_before += u32::from(!self.background.is_empty());
+            return Some(slot);
+        }
+        self.done_before = 0;
+        self.background.pop_front()
+    }
+
     fn new_slot(&mut self) -> Arc<Slot> {
         self.slots += 1;
         Arc::new(Slot(Mutex::new(SlotState { phase: Phase::Free, output: Vec::new() })))
@@ -250,12 +285,12 @@ impl Shared {
     }
 
     /// Queues a slot with work; false if the caller has to do it, because there are no threads.
-    fn push(self: &Arc<Self>, slot: &Arc<Slot>) -> bool {
+    fn push(self: &Arc<Self>, slot: &Arc<Slot>, bursts: Bursts) -> bool {
         if self.most_threads == 0 {
             return false;
         }
         let mut state = self.state.lock();
-        if state.idle <= state.queue.len() && state.threads < self.most_threads {
+        if state.idle <= state.queue.len() + state.background.len() && state.threads < self.most_threads {
             let shared = Arc::clone(self);
             let thread = std::thread::Builder::new().name("zebu-codec".to_owned());
             if thread.spawn(move || shared.run_thread()).is_ok() {
@@ -265,18 +300,25 @@ impl Shared {
         if state.threads == 0 {
             return false;
         }
-        state.queue.push_back(Arc::clone(slot));
+        match bursts {
+            Bursts::Whole => state.queue.push_back(Arc::clone(slot)),
+            Bursts::Short => state.background.push_back(Arc::clone(slot)),
+        }
+        self.urgent.store(state.queue.len(), Relaxed);
         drop(state);
         self.work.notify_one();
         true
     }
 
     fn run_thread(&self) {
+        sleep_exactly();
         let mut state = self.state.lock();
         loop {
-            if let Some(slot) = state.queue.pop_front() {
+            let next = state.next();
+            self.urgent.store(state.queue.len(), Relaxed);
+            if let Some(slot) = next {
                 drop(state);
-                if slot.execute() == Wanted::No {
+                if slot.execute(Some(&self.urgent)) == Wanted::No {
                     self.give_back(slot);
                 }
                 state = self.state.lock();
@@ -370,7 +412,7 @@ impl Slot {
     }
 
     /// Does the work that is queued, and wakes who waits for it.
-    fn execute(&self) -> Wanted {
+    fn execute(&self, urgent: Option<&AtomicUsize>) -> Wanted {
         let (mut work, mut output) = {
             let mut state = self.0.lock();
             match std::mem::replace(&mut state.phase, Phase::Free) {
@@ -382,7 +424,7 @@ impl Slot {
                 _ => return Wanted::No,
             }
         };
-        let outcome = work.execute(&mut output);
+        let outcome = work.execute(urgent, &mut output);
         let input = work.into_input();
         let mut state = self.0.lock();
         state.output = output;
@@ -484,9 +526,52 @@ mod tests {
     fn compress(content: &[u8]) -> Work {
         Work::Compress {
             method: Method::Deflate { level: 1 },
+            bursts: Bursts::Whole,
             input: IoBuf::copy_of(content).into(),
             cluster: content.len(),
         }
+    }
+
+    fn in_background(content: &[u8]) -> Work {
+        let mut work = compress(content);
+        if let Work::Compress { bursts, .. } = &mut work {
+            *bursts = Bursts::Short;
+        }
+        work
+    }
+
+    #[test]
+    fn work_in_the_background_is_done_after_other_work_and_does_get_done() {
+        let slot = || Arc::new(Slot(Mutex::new(SlotState { phase: Phase::Free, output: Vec::new() })));
+        let (urgent, background): (Vec<_>, Vec<_>) = (0..20).map(|_| (slot(), slot())).unzip();
+        let mut state = State {
+            queue: urgent.iter().cloned().collect(),
+            background: background.iter().cloned().collect(),
+            ..State::default()
+        };
+        let order: Vec<bool> = std::iter::from_fn(|| state.next())
+            .map(|slot| urgent.iter().any(|other| Arc::ptr_eq(other, &slot)))
+            .collect();
+        let turns = [(true, 8), (false, 1), (true, 8), (false, 1), (true, 4), (false, 18)];
+        let expected: Vec<bool> =
+            turns.iter().flat_map(|&(is_urgent, times)| std::iter::repeat_n(is_urgent, times)).collect();
+        assert_eq!(order, expected);
+    }
+
+    #[test]
+    fn work_in_the_background_gives_what_other_work_gives() {
+        let worker = worker();
+        let pool = CodecPool::new(1);
+        let content: Vec<u8> = (0..65536u32).map(|i| (i / 7 % 251) as u8).collect();
+        for work in [compress(&content), in_background(&content)] {
+            let done = worker.block_on(pool.run(&worker, work));
+            assert!(matches!(done.outcome, Outcome::Bytes(_)));
+            let (stream, mut back) = (done.output().to_vec(), Vec::new());
+            let packing = Packing::Cluster(zebu_qcow2::Compression::Zlib);
+            codec::inflate(packing, &IoBuf::copy_of(&stream).into(), 0, 65536, &mut back).unwrap();
+            assert!(back == content);
+        }
+        assert_eq!(pool.shared().urgent.load(Relaxed), 0);
     }
 
     fn worker() -> Worker {

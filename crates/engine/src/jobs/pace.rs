@@ -4,7 +4,10 @@
 //! size. More than that is time in queues, of the job itself or of others. As long as there is little of it, more
 //! requests go at once, up to the job's limit; else fewer do, and below one there is a pause after each. This is how
 //! background transports such as LEDBAT (RFC 6817) find the share that others leave.
+//!
+//! Compression goes in short bursts, so that others don't wait for the processor either.
 
+use crate::compress::Bursts;
 use crate::sync::{Mutex, WaitList};
 use std::future::poll_fn;
 use std::task::Poll;
@@ -83,6 +86,11 @@ impl Pace {
             .await;
         }
         Turn(self)
+    }
+
+    /// How long a thread compresses for the job.
+    pub(super) fn bursts(&self) -> Bursts {
+        if self.0.is_some() { Bursts::Short } else { Bursts::Whole }
     }
 
     /// Does a request of `len` bytes, and notes how long it takes.

@@ -2,6 +2,7 @@
 
 use super::leftovers::Leftovers;
 use super::options::{BackupOptions, SourceErrors};
+use crate::image::Clusters;
 use crate::jobs::convert::SkippedRange;
 use crate::jobs::manifest::Digest;
 use crate::jobs::pace::{Kind, Pace};
@@ -117,7 +118,8 @@ pub(super) async fn do_chunk(
         let run_len = run.len() as u64;
         match fate {
             Fate::Write => {
-                target.write_compressed(worker, at, run, Durability::Volatile).await.0?;
+                let clusters = Clusters::Compressed(pace.bursts());
+                target.write_as(worker, clusters, at, run, Durability::Volatile).await.0?;
                 done.written += run_len;
             }
             Fate::Zero => {

@@ -82,13 +82,14 @@ pub async fn backup_streamed(
         ..CreateOptions::default()
     };
     let mut writer = ImageWriter::new(file, &create, total)?;
+    let pace = Pace::new(options.speed, at_once);
     let packer = Packer::new(
         Some(options.compress.method(options.compression)?),
         &options.compress.pool,
         options.cluster_size,
-    );
+    )
+    .in_bursts(pace.bursts());
     let tracker = Tracker::new(&options.control, Phase::Copying, total);
-    let pace = Pace::new(options.speed, at_once);
     let mut report = BackupReport { decrypted, total, ..BackupReport::default() };
     let mut unreadable = Unreadable::new(total);
 

@@ -5,19 +5,22 @@
 //! *to do*, *busy* (one task reads and writes it, others that need it wait), or *done*; once it is done, it may change.
 
 use super::frozen_bitmap::{Copied, FrozenBitmap, LiveBitmap};
+use crate::compress::Bursts;
 use crate::image::Clusters;
+use crate::jobs::convert::TargetClusters;
 use crate::jobs::pace::{Kind, Pace};
 use crate::node::Node;
 use crate::qcow2::bitmaps::{BackupEnd, Bits};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use crate::sync::{Mutex, MutexGuard, WaitList};
 use crate::{Durability, Error, ErrorKind, Image, Result, ZeroMode};
+use futures_util::future::join;
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::ops::Range;
 use std::sync::Arc;
 use std::task::Poll;
-use zebu_storage::{IoBuf, Worker};
+use zebu_storage::{IoBuf, IoBufs, Worker};
 
 /// The effect of a failure to copy on the request that wanted to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -46,7 +49,7 @@ pub(super) struct CopyBeforeWrite {
     pub(super) size: u64,
     /// Bytes of a chunk: whole clusters of the target.
     pub(super) chunk: u64,
-    clusters: Clusters,
+    clusters: TargetClusters,
     beneath: Beneath,
     on_error: OnCopyError,
     /// Copies in flight at most, each with a buffer of a chunk.
@@ -131,11 +134,19 @@ impl Drop for Claim<'_> {
     }
 }
 
+/// The one who waits for the copy of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CopyFor {
+    /// A guest's request: the copy keeps to no pace.
+    Guest,
+    Backup,
+}
+
 /// How a copy is set up.
 pub(super) struct CopySetup {
     pub(super) target: Image,
     pub(super) chunk: u64,
-    pub(super) clusters: Clusters,
+    pub(super) clusters: TargetClusters,
     pub(super) on_error: OnCopyError,
     pub(super) most_copies: usize,
     pub(super) bitmap: Option<LiveBitmap>,
@@ -260,7 +271,7 @@ impl CopyBeforeWrite {
             return Ok(());
         }
         for chunk in range.start / self.chunk..end.div_ceil(self.chunk) {
-            match self.copy_chunk(worker, chunk).await {
+            match self.copy_chunk(worker, chunk, CopyFor::Guest).await {
                 Ok(0) => {}
                 // Nobody wants it any more.
                 Err(_) if self.has_ended() => return Ok(()),
@@ -287,16 +298,25 @@ impl CopyBeforeWrite {
 
     /// Copies a chunk if it is still to do; gives the bytes copied. When this returns without an error, the chunk is done, or
     /// everything has ended. The source's own worker does it: other requests may come to wait for the same chunk.
-    pub(super) async fn copy_chunk(self: &Arc<Self>, worker: &Worker, chunk: u64) -> Result<u64> {
+    pub(super) async fn copy_chunk(
+        self: &Arc<Self>,
+        worker: &Worker,
+        chunk: u64,
+        who: CopyFor,
+    ) -> Result<u64> {
         if self.chunks().done.has(chunk) || self.has_ended() {
             return Ok(0);
         }
         let me = self.clone();
-        let copied = move |on: Worker| async move { me.copy_chunk_on(&on, chunk).await };
+        let copied = move |on: Worker| async move { me.copy_chunk_on(&on, chunk, who).await };
         self.source.own_worker().run(worker, &self.source.path, copied).await
     }
 
-    async fn copy_chunk_on(&self, worker: &Worker, chunk: u64) -> Result<u64> {
+    async fn copy_chunk_on(&self, worker: &Worker, chunk: u64, who: CopyFor) -> Result<u64> {
+        let turn = match who {
+            CopyFor::Guest => None,
+            CopyFor::Backup => Some(self.pace.turn().await),
+        };
         let Some(claim) = self.claim(chunk).await else { return Ok(0) };
         let start = chunk * self.chunk;
         let len = self.chunk.min(self.size - start);
@@ -305,23 +325,49 @@ impl CopyBeforeWrite {
         let reading = source.read_source(&reader, start, IoBuf::zeroed(len as usize).into());
         let (read, bufs) = self.pace.timed(Kind::Read, len, reading).await;
         read?;
-        let written = match (bufs.is_zero(), self.beneath) {
-            (true, Beneath::Zeroes) => None,
-            (true, Beneath::Earlier) => {
-                Some(self.target.write_zeroes(worker, start, len, ZeroMode::Unmap).await)
-            }
-            (false, _) => {
-                let writing = self.target.write_as(worker, self.clusters, start, bufs, Durability::Volatile);
-                Some(match self.clusters {
-                    Clusters::Plain => self.pace.timed(Kind::Write, len, writing).await.0,
-                    // That is the time of packing; the disk is written to behind its back.
-                    Clusters::Compressed => writing.await.0,
-                })
+        let writing = async {
+            let bytes = self.write_chunk(worker, start, bufs, who).await?;
+            // A guest that waits for the chunk does not wait for the pause.
+            self.finish(&claim, chunk..chunk + 1);
+            drop(claim);
+            Ok(bytes)
+        };
+        let pause = async {
+            if let Some(turn) = turn {
+                turn.end(worker).await;
             }
         };
-        let bytes = if written.transpose()?.is_some() { len } else { 0 };
-        self.finish(&claim, chunk..chunk + 1);
-        Ok(bytes)
+        match self.clusters {
+            TargetClusters::Plain => {
+                let bytes = writing.await?;
+                pause.await;
+                Ok(bytes)
+            }
+            // Packing leaves the disk alone; it is written to behind its back.
+            TargetClusters::Compressed => join(writing, pause).await.0,
+        }
+    }
+
+    /// Writes a chunk into the copy; gives the bytes written.
+    async fn write_chunk(&self, worker: &Worker, start: u64, bufs: IoBufs, who: CopyFor) -> Result<u64> {
+        let len = bufs.len() as u64;
+        if bufs.is_zero() {
+            return match self.beneath {
+                Beneath::Zeroes => Ok(0),
+                Beneath::Earlier => {
+                    self.target.write_zeroes(worker, start, len, ZeroMode::Unmap).await.map(|()| len)
+                }
+            };
+        }
+        let write = |clusters| self.target.write_as(worker, clusters, start, bufs, Durability::Volatile);
+        let (written, _) = match (self.clusters, who) {
+            (TargetClusters::Plain, _) => self.pace.timed(Kind::Write, len, write(Clusters::Plain)).await,
+            (TargetClusters::Compressed, CopyFor::Guest) => write(Clusters::Compressed(Bursts::Whole)).await,
+            (TargetClusters::Compressed, CopyFor::Backup) => {
+                write(Clusters::Compressed(self.pace.bursts())).await
+            }
+        };
+        written.map(|()| len)
     }
 
     fn finish(&self, claim: &Claim<'_>, done: Range<u64>) {

@@ -11,11 +11,10 @@ use super::convert::TargetClusters;
 use super::pace::{Pace, Speed};
 use super::pipeline;
 use super::queue::Queue;
-use crate::image::Clusters;
 use crate::progress::{JobControl, Phase, Tracker};
 pub use crate::qcow2::bitmaps::BackupEnd;
 use crate::{Error, ErrorKind, Format, Image, Result};
-use copy_before_write::{CopyBeforeWrite, CopySetup};
+use copy_before_write::{CopyBeforeWrite, CopyFor, CopySetup};
 use std::rc::Rc;
 use std::sync::Arc;
 use zebu_storage::{CacheUse, Worker};
@@ -133,7 +132,7 @@ impl LiveBackup {
         let setup = CopySetup {
             target: target.clone(),
             chunk,
-            clusters: if compressed { Clusters::Compressed } else { Clusters::Plain },
+            clusters: options.clusters,
             on_error: options.on_copy_error,
             most_copies: (options.buffer_memory as u64 / chunk).max(2) as usize,
             bitmap: options.bitmap.clone(),
@@ -244,9 +243,7 @@ async fn copy_one(worker: &Worker, copy: &Arc<CopyBeforeWrite>, tracker: &Tracke
         return Ok(());
     }
     tracker.keep_to_rate(worker, copy.chunk).await?;
-    let turn = copy.pace.turn().await;
-    copy.copy_chunk(worker, chunk).await?;
-    turn.end(worker).await;
+    copy.copy_chunk(worker, chunk, CopyFor::Backup).await?;
     tracker.advance(copy.bytes_of(chunk..chunk + 1));
     Ok(())
 }

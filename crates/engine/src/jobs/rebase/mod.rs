@@ -13,6 +13,7 @@ pub use options::{RebaseOptions, RebaseReport};
 
 use super::convert::TargetClusters;
 use super::pipeline;
+use crate::compress::Bursts;
 use crate::image::Clusters;
 use crate::progress::{Phase, Tracker};
 use crate::{BackingReference, Error, ErrorKind, Image, Result};
@@ -68,7 +69,7 @@ pub async fn rebase(
         total,
         unit,
         chunk,
-        clusters: if compressed { Clusters::Compressed } else { Clusters::Plain },
+        clusters: if compressed { Clusters::Compressed(Bursts::Whole) } else { Clusters::Plain },
         has_zero_clusters: qcow2.geometry().version == Version::V3,
         tracker: Tracker::new(&options.control, Phase::Copying, total),
         failure: RefCell::new(None),

@@ -1,6 +1,7 @@
 //! Host clusters that streams are packed into.
 
 use crate::Result;
+use crate::compress::Bursts;
 use crate::qcow2::compressed::pack_buffer::Room;
 use crate::qcow2::space::alloc::WindowFor;
 use crate::qcow2::space::free::Allocated;
@@ -11,19 +12,25 @@ use zebu_storage::Worker;
 
 /// Bytes of a buffer: more in one write gain nothing.
 const BUFFER: u64 = 512 << 10;
+/// Bytes of a buffer of a job that gives way to others: no request of theirs waits for a longer write.
+const SHORT_BUFFER: u64 = 64 << 10;
 /// Bytes to which the places of buffers are aligned if clusters are smaller than that.
 const BUFFER_ALIGNMENT: u64 = 4096;
 
 impl Qcow2 {
     /// Clusters of a buffer.
-    fn buffer_clusters(&self) -> u64 {
+    fn buffer_clusters(&self, bursts: Bursts) -> u64 {
         let half = (self.compressed.options().gather_memory / 2) as u64;
-        (BUFFER.min(half) >> self.geometry().cluster_bits).max(1)
+        let most = match bursts {
+            Bursts::Whole => BUFFER,
+            Bursts::Short => SHORT_BUFFER,
+        };
+        (most.min(half) >> self.geometry().cluster_bits).max(1)
     }
 
     /// Host clusters for a buffer, if the window has some.
-    pub(crate) fn room(&self, worker: &Worker) -> Option<Room> {
-        let (range, content) = self.space.try_allocate_compressed(self.buffer_clusters())?.into_parts();
+    pub(crate) fn room(&self, worker: &Worker, bursts: Bursts) -> Option<Room> {
+        let (range, content) = self.space.try_allocate_compressed(self.buffer_clusters(bursts))?.into_parts();
         // Buffers begin and end where blocks do, so that no block belongs to two of them. A run too short for that is taken as
         // it is.
         let unit = (BUFFER_ALIGNMENT >> self.geometry().cluster_bits).max(1);
@@ -46,7 +53,7 @@ impl Qcow2 {
             if me.space.has_compressed_window() {
                 return Ok(());
             }
-            me.refill(&on, WindowFor::Compressed, me.buffer_clusters()).await
+            me.refill(&on, WindowFor::Compressed, me.buffer_clusters(Bursts::Whole)).await
         })
         .await
     }

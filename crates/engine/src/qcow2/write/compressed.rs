@@ -4,7 +4,7 @@
 //! From then on reads are served from the packer, and whoever else wants to change the cluster has it written out
 //! first.
 
-use crate::compress::{Method, Outcome, Work};
+use crate::compress::{Bursts, Method, Outcome, Work};
 use crate::node::Node;
 use crate::options::ZeroMode;
 use crate::qcow2::compressed::pack_buffer::PackedWrite;
@@ -39,6 +39,8 @@ enum Placed {
 /// The clusters of a request.
 struct Clusters {
     guest: u64,
+    method: Method,
+    bursts: Bursts,
     /// Of each, until it is taken; then those that are given back.
     pieces: RefCell<Vec<IoBufs>>,
     next: Cell<usize>,
@@ -70,6 +72,7 @@ impl Qcow2 {
         self: &Arc<Self>,
         node: &Node,
         worker: &Worker,
+        bursts: Bursts,
         guest: u64,
         mut bufs: IoBufs,
     ) -> (Result<()>, IoBufs) {
@@ -83,9 +86,15 @@ impl Qcow2 {
             pieces.push(bufs.split_to(bufs.len().min(cluster)));
         }
         let lanes = pieces.len().min(self.compressed.options().pool.parallelism());
-        let clusters =
-            Clusters { guest, pieces: RefCell::new(pieces), next: Cell::new(0), failed: RefCell::new(None) };
-        join_all((0..lanes).map(|_| self.compress_lane(node, worker, method, &clusters))).await;
+        let clusters = Clusters {
+            guest,
+            method,
+            bursts,
+            pieces: RefCell::new(pieces),
+            next: Cell::new(0),
+            failed: RefCell::new(None),
+        };
+        join_all((0..lanes).map(|_| self.compress_lane(node, worker, &clusters))).await;
         let mut done = IoBufs::new();
         for piece in clusters.pieces.into_inner() {
             done.append(piece);
@@ -116,16 +125,10 @@ impl Qcow2 {
     }
 
     /// Writes clusters one after the other, until there are no more or one failed.
-    async fn compress_lane(
-        self: &Arc<Self>,
-        node: &Node,
-        worker: &Worker,
-        method: Method,
-        clusters: &Clusters,
-    ) {
+    async fn compress_lane(self: &Arc<Self>, node: &Node, worker: &Worker, clusters: &Clusters) {
         while let Some((index, piece)) = clusters.take() {
             let guest = clusters.guest + ((index as u64) << self.geometry().cluster_bits);
-            let (result, piece) = self.compress_cluster(node, worker, method, guest, piece).await;
+            let (result, piece) = self.compress_cluster(node, worker, clusters, guest, piece).await;
             clusters.give_back(index, piece);
             if let Err(error) = result {
                 clusters.failed.borrow_mut().get_or_insert(error.on(self.path()).at_guest(guest));
@@ -137,7 +140,7 @@ impl Qcow2 {
         self: &Arc<Self>,
         node: &Node,
         worker: &Worker,
-        method: Method,
+        clusters: &Clusters,
         guest: u64,
         input: IoBufs,
     ) -> (Result<()>, IoBufs) {
@@ -150,8 +153,8 @@ impl Qcow2 {
             return (self.write_zeroes(node, worker, guest, len, ZeroMode::Unmap).await, input);
         }
         let cluster = self.geometry().cluster_size() as usize;
-        let mut done =
-            self.compressed.options().pool.run(worker, Work::Compress { method, input, cluster }).await;
+        let work = Work::Compress { method: clusters.method, bursts: clusters.bursts, input, cluster };
+        let mut done = self.compressed.options().pool.run(worker, work).await;
         let input = std::mem::take(&mut done.input);
         match done.outcome {
             Outcome::Bytes(_) => {}
@@ -161,12 +164,12 @@ impl Qcow2 {
             }
             Outcome::Damaged(why) => return (Err(Error::new(ErrorKind::Io, why)), input),
         }
-        let placed = match self.try_place(worker, guest, done.output()) {
+        let placed = match self.try_place(worker, clusters.bursts, guest, done.output()) {
             Ok(Err(obstacle)) => {
                 // The slot is not kept while something else is waited for.
                 let stream = done.output().to_vec();
                 drop(done);
-                self.place(worker, guest, &stream, obstacle).await
+                self.place(worker, clusters.bursts, guest, &stream, obstacle).await
             }
             Ok(Ok(placed)) => {
                 drop(done);
@@ -198,6 +201,7 @@ impl Qcow2 {
     async fn place(
         self: &Arc<Self>,
         worker: &Worker,
+        bursts: Bursts,
         guest: u64,
         stream: &[u8],
         mut obstacle: Obstacle,
@@ -217,7 +221,7 @@ impl Qcow2 {
                     None => no_space = self.make_room(worker).await.err(),
                 },
             }
-            let placed = self.try_place(worker, guest, stream)?;
+            let placed = self.try_place(worker, bursts, guest, stream)?;
             drop(pin);
             match placed {
                 Ok(placed) => return Ok(placed),
@@ -229,6 +233,7 @@ impl Qcow2 {
     fn try_place(
         self: &Arc<Self>,
         worker: &Worker,
+        bursts: Bursts,
         guest: u64,
         stream: &[u8],
     ) -> Result<Result<Placed, Obstacle>> {
@@ -237,7 +242,8 @@ impl Qcow2 {
         if shard.in_flight().contains(cluster) {
             return Ok(Err(Obstacle::InFlight));
         }
-        Ok(match self.compressed.packer().add(cluster, stream, &self.pack_rules(), || self.room(worker)) {
+        let room = || self.room(worker, bursts);
+        Ok(match self.compressed.packer().add(cluster, stream, &self.pack_rules(), room) {
             Added::Done(write) => {
                 shard.in_flight().begin(cluster);
                 Ok(Placed::Packed(write))
