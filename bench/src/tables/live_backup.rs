@@ -98,6 +98,7 @@ pub(super) fn live_backup(lab: &Lab) -> Outcome {
         (Full, "zstd", Guest, "live backup, zstd: the guest's requests"),
         (Full, "zlib", Guest, "live backup, zlib: the guest's requests"),
         (Incremental, "zstd", Guest, "live increment of an eighth, zstd: the guest's requests"),
+        (Incremental, "zlib", Guest, "live increment of an eighth, zlib: the guest's requests"),
         (Full, "zstd", Neighbour, "live backup, zstd: reads of another process"),
         (Full, "zlib", Neighbour, "live backup, zlib: reads of another process"),
     ] {

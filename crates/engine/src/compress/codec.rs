@@ -337,12 +337,10 @@ mod tests {
     fn round_trip(method: Method, compression: Compression, content: &[u8], cluster: usize) -> Option<usize> {
         let whole = round_trip_of(None, method, compression, content, cluster);
         let short = round_trip_of(Some(&AtomicUsize::new(0)), method, compression, content, cluster);
-        // Each block has a header, and where data hardly shrinks only one of them may become shorter.
+        // Each block has a header, and zlib finds less than libdeflate.
         if let (Some(whole), Some(short)) = (whole, short) {
-            assert!(
-                short < whole + whole / 4 + 100,
-                "{method:?}: {short} bytes in short bursts, {whole} else"
-            );
+            let most = whole + whole / 4 + cluster / 64 + 64;
+            assert!(short <= most, "{method:?}: {short} bytes in short bursts, {whole} else");
         }
         whole
     }
