@@ -1,7 +1,7 @@
 //! An open image: the handle that everything else works on.
 
 use crate::chain::{self, CutOff};
-use crate::compress::Bursts;
+use crate::compress::{Bursts, Hurry};
 use crate::foreign_image::{convert_first, vmdk_info};
 use crate::node::{Driver, Node, Raw};
 use crate::open::{open_chain, open_given};
@@ -363,6 +363,14 @@ impl Image {
         durability: Durability,
     ) -> (Result<()>, IoBufs) {
         self.write_as(worker, Clusters::Compressed(Bursts::Whole), offset, bufs, durability).await
+    }
+
+    /// Has clusters that are compressed in short bursts done without sleep, as long as the result lives.
+    pub(crate) fn hurry_compression(&self) -> Option<Hurry> {
+        match &self.0.driver {
+            Driver::Qcow2(qcow2) => Some(qcow2.hurry_compression()),
+            Driver::Raw(_) | Driver::Foreign(_) => None,
+        }
     }
 
     /// Writes `bufs` at `offset` as clusters of one kind.

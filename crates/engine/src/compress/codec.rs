@@ -3,7 +3,7 @@
 use super::burst::Burst;
 use super::constant_clusters;
 use super::method::{Method, Packing};
-use flate2::FlushCompress::{Finish, None as More};
+use flate2::FlushCompress;
 use std::cell::RefCell;
 use std::sync::atomic::AtomicUsize;
 use zebu_qcow2::Compression;
@@ -18,7 +18,7 @@ thread_local! {
     static DEFLATER: Kept<libdeflater::Compressor> = const { RefCell::new(None) };
     static NARROW_DEFLATER: Kept<flate2::Compress> = const { RefCell::new(None) };
     /// The one that works in short bursts: libdeflate takes whole clusters only.
-    static SLOW_DEFLATER: Kept<flate2::Compress> = const { RefCell::new(None) };
+    static PIECEWISE_DEFLATER: Kept<flate2::Compress> = const { RefCell::new(None) };
     static INFLATER: RefCell<libdeflater::Decompressor> = RefCell::new(libdeflater::Decompressor::new());
 }
 
@@ -40,17 +40,17 @@ fn with_kept<T, R>(
 }
 
 /// Compresses `input`, with zeroes behind it up to `cluster` bytes, into `out`. Returns the length of the stream, or
-/// `None` if it is not shorter than a cluster. With a count of urgent work, this is done in short bursts as long as it is 0.
+/// `None` if it is not shorter than a cluster. With a count of those who wait, the thread sleeps in between as long as it is 0.
 pub(super) fn compress(
     method: Method,
-    urgent: Option<&AtomicUsize>,
+    hurried: Option<&AtomicUsize>,
     input: &IoBufs,
     cluster: usize,
     out: &mut Vec<u8>,
 ) -> Option<usize> {
     let any_length = cluster + cluster / 8 + 64;
     let shorter = cluster.checked_sub(1)?;
-    let (room, most) = match (method, urgent) {
+    let (room, most) = match (method, hurried) {
         (Method::Zlib { .. }, _) => (any_length, any_length),
         // zlib is given room for whatever comes out: a stream that stops in the middle costs a new context.
         (Method::NarrowDeflate { .. }, _) | (Method::Deflate { .. }, Some(_)) => (any_length, shorter),
@@ -60,13 +60,13 @@ pub(super) fn compress(
     };
     out.resize(room, 0);
     let len = match input.parts() {
-        [one] if one.len() == cluster => compress_cluster(method, urgent, one.as_slice(), out),
+        [one] if one.len() == cluster => compress_cluster(method, hurried, one.as_slice(), out),
         _ => JOINED.with_borrow_mut(|joined| {
             joined.clear();
             joined.resize(cluster, 0);
             let len = input.len().min(cluster);
             input.copy_to(0, joined.get_mut(..len)?);
-            compress_cluster(method, urgent, joined, out)
+            compress_cluster(method, hurried, joined, out)
         }),
     };
     len.filter(|len| *len <= most)
@@ -74,13 +74,13 @@ pub(super) fn compress(
 
 fn compress_cluster(
     method: Method,
-    urgent: Option<&AtomicUsize>,
+    hurried: Option<&AtomicUsize>,
     input: &[u8],
     out: &mut [u8],
 ) -> Option<usize> {
-    constant_clusters::compress(method, input, out, |out| match urgent {
+    constant_clusters::compress(method, input, out, |out| match hurried {
         None => compress_bytes(method, input, out),
-        Some(urgent) => compress_in_bursts(method, Burst::begin(urgent), input, out),
+        Some(hurried) => compress_in_bursts(method, Burst::begin(hurried), input, out),
     })
 }
 
@@ -99,9 +99,9 @@ fn compress_bytes(method: Method, input: &[u8], out: &mut [u8]) -> Option<usize>
             with_deflater(level, |deflater| deflater.deflate_compress(input, out).ok())
         }
         Method::Zlib { level } => with_deflater(level, |deflater| deflater.zlib_compress(input, out).ok()),
-        Method::NarrowDeflate { level } => {
-            with_zlib(&NARROW_DEFLATER, level, 12, |deflater| deflate_piece(deflater, input, out, Finish))
-        }
+        Method::NarrowDeflate { level } => with_zlib(&NARROW_DEFLATER, level, 12, |deflater| {
+            deflate_piece(deflater, input, out, FlushCompress::Finish)
+        }),
         #[cfg(feature = "zstd")]
         Method::Zstd { level } => zstd::compress(level, input, out),
     }
@@ -115,7 +115,7 @@ const MOST_OF_ZLIB: u8 = 9;
 
 fn compress_in_bursts(method: Method, mut burst: Burst<'_>, input: &[u8], out: &mut [u8]) -> Option<usize> {
     let (kept, level, window_bits) = match method {
-        Method::Deflate { level } => (&SLOW_DEFLATER, level.min(MOST_OF_ZLIB), 15),
+        Method::Deflate { level } => (&PIECEWISE_DEFLATER, level.min(MOST_OF_ZLIB), 15),
         Method::NarrowDeflate { level } => (&NARROW_DEFLATER, level, 12),
         Method::Zlib { .. } => return compress_bytes(method, input, out),
         #[cfg(feature = "zstd")]
@@ -125,10 +125,10 @@ fn compress_in_bursts(method: Method, mut burst: Burst<'_>, input: &[u8], out: &
         let mut pieces = input.chunks(DEFLATE_PIECE);
         let last = pieces.next_back()?;
         for piece in pieces {
-            deflate_piece(deflater, piece, out, More)?;
+            deflate_piece(deflater, piece, out, FlushCompress::None)?;
             burst.pause();
         }
-        deflate_piece(deflater, last, out, Finish)
+        deflate_piece(deflater, last, out, FlushCompress::Finish)
     })
 }
 
@@ -154,13 +154,13 @@ fn deflate_piece(
     deflater: &mut flate2::Compress,
     piece: &[u8],
     out: &mut [u8],
-    flush: flate2::FlushCompress,
+    flush: FlushCompress,
 ) -> Option<usize> {
     let read = deflater.total_in();
     let place = out.get_mut(usize::try_from(deflater.total_out()).ok()?..)?;
     let status = deflater.compress(piece, place, flush).ok()?;
     let is_done = match flush {
-        Finish => status == flate2::Status::StreamEnd,
+        FlushCompress::Finish => status == flate2::Status::StreamEnd,
         _ => status == flate2::Status::Ok && deflater.total_in() - read == piece.len() as u64,
     };
     is_done.then(|| usize::try_from(deflater.total_out()).ok()).flatten()
@@ -282,12 +282,10 @@ mod zstd {
         out: &mut [u8],
     ) -> Option<usize> {
         with_context(level, |context| {
+            // The last frame may have stopped in the middle, for want of room.
+            context.reset(ResetDirective::SessionOnly).ok()?;
             context.set_pledged_src_size(Some(input.len() as u64)).ok()?;
-            let len = blocks(context, burst, input, out);
-            if len.is_none() {
-                context.reset(ResetDirective::SessionOnly).ok()?;
-            }
-            Some(len)
+            Some(blocks(context, burst, input, out))
         })
     }
 
@@ -338,15 +336,16 @@ mod tests {
         let whole = round_trip_of(None, method, compression, content, cluster);
         let short = round_trip_of(Some(&AtomicUsize::new(0)), method, compression, content, cluster);
         // Each block has a header, and zlib finds less than libdeflate.
-        if let (Some(whole), Some(short)) = (whole, short) {
-            let most = whole + whole / 4 + cluster / 64 + 64;
-            assert!(short <= most, "{method:?}: {short} bytes in short bursts, {whole} else");
+        let most = |len: usize| len + len / 4 + cluster / 64 + 64;
+        if let Some(whole) = whole.filter(|whole| most(*whole) < cluster) {
+            let short = short.unwrap();
+            assert!(short <= most(whole), "{method:?}: {short} bytes in short bursts, {whole} else");
         }
         whole
     }
 
     fn round_trip_of(
-        urgent: Option<&AtomicUsize>,
+        hurried: Option<&AtomicUsize>,
         method: Method,
         compression: Compression,
         content: &[u8],
@@ -354,7 +353,7 @@ mod tests {
     ) -> Option<usize> {
         let mut stream = Vec::new();
         let input = IoBufs::from(IoBuf::copy_of(content));
-        let len = compress(method, urgent, &input, cluster, &mut stream)?;
+        let len = compress(method, hurried, &input, cluster, &mut stream)?;
         assert!(len < cluster);
         // As in a file: something before, something behind.
         let mut stored = vec![0xee; 7];
@@ -408,6 +407,21 @@ mod tests {
         let noise = repeating(65536, 65536);
         for (method, compression) in methods() {
             assert_eq!(round_trip(method, compression, &noise, 65536), None, "{method:?}");
+        }
+    }
+
+    #[test]
+    fn a_cluster_that_does_not_fit_spoils_no_other() {
+        let (noise, text) = (repeating(65536, 65536), repeating(300, 65536));
+        let none_waits = AtomicUsize::new(0);
+        let ways = [None, Some(&none_waits)];
+        for (method, compression) in methods() {
+            for first in ways {
+                for next in ways {
+                    assert_eq!(round_trip_of(first, method, compression, &noise, 65536), None, "{method:?}");
+                    assert!(round_trip_of(next, method, compression, &text, 65536).is_some(), "{method:?}");
+                }
+            }
         }
     }
 

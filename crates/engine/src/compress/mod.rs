@@ -11,4 +11,4 @@ pub(crate) use burst::Bursts;
 pub(crate) use method::{Method, Packing};
 pub use options::{CompressOptions, DeflateWindow};
 pub use pool::CodecPool;
-pub(crate) use pool::{Outcome, Work};
+pub(crate) use pool::{Hurry, Outcome, Work};

@@ -22,8 +22,6 @@ use zebu_storage::{IoBufs, Worker, WorkerKind};
 
 /// Slots per thread: one that is worked on, and enough behind it that no thread waits for a worker's turn.
 const SLOTS_PER_THREAD: usize = 4;
-/// Other work that is done before work in the background, which has to get done as well.
-const MOST_BEFORE: u32 = 8;
 
 /// Threads that compress and inflate clusters, and encrypt and decrypt large requests; clones are the same ones. They are
 /// started when there is work, and end when the last handle is dropped.
@@ -42,17 +40,15 @@ struct Shared {
     most_slots: usize,
     state: Mutex<State>,
     work: Condvar,
-    /// The length of `queue`.
-    urgent: AtomicUsize,
+    /// Threads and slots for work in short bursts, made when there is some: other work never waits for it.
+    background: OnceLock<CodecPool>,
+    /// Number of waits for work in short bursts: its threads don't sleep meanwhile.
+    hurried: AtomicUsize,
 }
 
 #[derive(Default)]
 struct State {
     queue: VecDeque<Arc<Slot>>,
-    /// Work in short bursts: done when there is no other, and once in `MOST_BEFORE` otherwise.
-    background: VecDeque<Arc<Slot>>,
-    /// Work that was done before the first of `background`.
-    done_before: u32,
     free: Vec<Arc<Slot>>,
     /// Slots that exist.
     slots: usize,
@@ -106,17 +102,17 @@ enum Phase {
 impl Work {
     /// Does the work. A codec that panics (they are other people's code) fails this cluster, and nobody waits for good.
     ///
-    /// `urgent` counts work that waits for this thread, which may sleep; `None` for a worker's, which may not.
-    fn execute(&mut self, urgent: Option<&AtomicUsize>, output: &mut Vec<u8>) -> Outcome {
-        catch_unwind(AssertUnwindSafe(|| self.execute_once(urgent, output)))
+    /// `hurried` counts those who wait for such work. `None`: the thread is not the pool's, and must not sleep.
+    fn execute(&mut self, hurried: Option<&AtomicUsize>, output: &mut Vec<u8>) -> Outcome {
+        catch_unwind(AssertUnwindSafe(|| self.execute_once(hurried, output)))
             .unwrap_or(Outcome::Damaged("the codec failed; its message is on standard error"))
     }
 
-    fn execute_once(&mut self, urgent: Option<&AtomicUsize>, output: &mut Vec<u8>) -> Outcome {
+    fn execute_once(&mut self, hurried: Option<&AtomicUsize>, output: &mut Vec<u8>) -> Outcome {
         match self {
             Work::Compress { method, bursts, input, cluster } => {
-                let urgent = urgent.filter(|_| *bursts == Bursts::Short);
-                codec::compress(*method, urgent, input, *cluster, output)
+                let hurried = hurried.filter(|_| *bursts == Bursts::Short);
+                codec::compress(*method, hurried, input, *cluster, output)
                     .map_or(Outcome::Incompressible, Outcome::Bytes)
             }
             Work::Inflate { packing, input, skip, cluster, .. } => {
@@ -164,7 +160,8 @@ impl CodecPool {
             most_slots: (threads * SLOTS_PER_THREAD).max(1),
             state: Mutex::default(),
             work: Condvar::new(),
-            urgent: AtomicUsize::new(0),
+            background: OnceLock::new(),
+            hurried: AtomicUsize::new(0),
         }))))
     }
 
@@ -182,9 +179,25 @@ impl CodecPool {
         self.shared().most_slots
     }
 
+    /// The threads for work in short bursts.
+    fn background(&self) -> &Self {
+        let shared = self.shared();
+        shared.background.get_or_init(|| Self::new(shared.most_threads))
+    }
+
+    /// Has work in short bursts done without sleep, as long as the result lives.
+    pub(crate) fn hurry(&self) -> Hurry {
+        let background = self.background().clone();
+        background.shared().hurried.fetch_add(1, Relaxed);
+        Hurry(background)
+    }
+
     /// Does `work`, once there is a slot.
     pub(crate) async fn run(&self, worker: &Worker, mut work: Work) -> Finished {
-        let shared = self.shared();
+        let shared = match work.bursts() {
+            Bursts::Whole => self.shared(),
+            Bursts::Short => self.background().shared(),
+        };
         let given = work.take_output();
         if worker.kind() == WorkerKind::Simulated {
             // Nothing but the simulation may decide when something happens: not another thread, nor a slot of it.
@@ -195,14 +208,23 @@ impl CodecPool {
         }
         let slot = shared.take_slot(worker).await;
         let slot = Abandon { shared, slot };
-        let bursts = work.bursts();
         slot.slot.queue(work, given);
-        if !shared.push(&slot.slot, bursts) {
+        if !shared.push(&slot.slot) {
             slot.slot.execute(None);
         }
         let (input, outcome) = poll_fn(|cx| slot.slot.poll(cx.waker())).await;
         let output = std::mem::take(&mut slot.slot.0.lock().output);
         Finished { shared: Arc::clone(shared), slot: Some(Arc::clone(&slot.slot)), input, outcome, output }
+    }
+}
+
+/// Somebody waits for work in short bursts.
+#[must_use]
+pub(crate) struct Hurry(CodecPool);
+
+impl Drop for Hurry {
+    fn drop(&mut self) {
+        self.0.shared().hurried.fetch_sub(1, Relaxed);
     }
 }
 
@@ -229,17 +251,6 @@ impl Drop for Owner {
 }
 
 impl State {
-    /// The next work to do.
-    fn next(&mut self) -> Option<Arc<Slot>> {
-        let is_turn_of_background = self.done_before >= MOST_BEFORE && !self.background.is_empty();
-        if let Some(slot) = (!is_turn_of_background).then(|| self.queue.pop_front()).flatten() {
-            self.done_before += u32::from(!self.background.is_empty());
-            return Some(slot);
-        }
-        self.done_before = 0;
-        self.background.pop_front()
-    }
-
     fn new_slot(&mut self) -> Arc<Slot> {
         self.slots += 1;
         Arc::new(Slot(Mutex::new(SlotState { phase: Phase::Free, output: Vec::new() })))
@@ -285,12 +296,12 @@ impl Shared {
     }
 
     /// Queues a slot with work; false if the caller has to do it, because there are no threads.
-    fn push(self: &Arc<Self>, slot: &Arc<Slot>, bursts: Bursts) -> bool {
+    fn push(self: &Arc<Self>, slot: &Arc<Slot>) -> bool {
         if self.most_threads == 0 {
             return false;
         }
         let mut state = self.state.lock();
-        if state.idle <= state.queue.len() + state.background.len() && state.threads < self.most_threads {
+        if state.idle <= state.queue.len() && state.threads < self.most_threads {
             let shared = Arc::clone(self);
             let thread = std::thread::Builder::new().name("zebu-codec".to_owned());
             if thread.spawn(move || shared.run_thread()).is_ok() {
@@ -300,11 +311,7 @@ impl Shared {
         if state.threads == 0 {
             return false;
         }
-        match bursts {
-            Bursts::Whole => state.queue.push_back(Arc::clone(slot)),
-            Bursts::Short => state.background.push_back(Arc::clone(slot)),
-        }
-        self.urgent.store(state.queue.len(), Relaxed);
+        state.queue.push_back(Arc::clone(slot));
         drop(state);
         self.work.notify_one();
         true
@@ -314,11 +321,9 @@ impl Shared {
         sleep_exactly();
         let mut state = self.state.lock();
         loop {
-            let next = state.next();
-            self.urgent.store(state.queue.len(), Relaxed);
-            if let Some(slot) = next {
+            if let Some(slot) = state.queue.pop_front() {
                 drop(state);
-                if slot.execute(Some(&self.urgent)) == Wanted::No {
+                if slot.execute(Some(&self.hurried)) == Wanted::No {
                     self.give_back(slot);
                 }
                 state = self.state.lock();
@@ -412,7 +417,7 @@ impl Slot {
     }
 
     /// Does the work that is queued, and wakes who waits for it.
-    fn execute(&self, urgent: Option<&AtomicUsize>) -> Wanted {
+    fn execute(&self, hurried: Option<&AtomicUsize>) -> Wanted {
         let (mut work, mut output) = {
             let mut state = self.0.lock();
             match std::mem::replace(&mut state.phase, Phase::Free) {
@@ -424,7 +429,7 @@ impl Slot {
                 _ => return Wanted::No,
             }
         };
-        let outcome = work.execute(urgent, &mut output);
+        let outcome = work.execute(hurried, &mut output);
         let input = work.into_input();
         let mut state = self.0.lock();
         state.output = output;
@@ -541,21 +546,31 @@ mod tests {
     }
 
     #[test]
-    fn work_in_the_background_is_done_after_other_work_and_does_get_done() {
-        let slot = || Arc::new(Slot(Mutex::new(SlotState { phase: Phase::Free, output: Vec::new() })));
-        let (urgent, background): (Vec<_>, Vec<_>) = (0..20).map(|_| (slot(), slot())).unzip();
-        let mut state = State {
-            queue: urgent.iter().cloned().collect(),
-            background: background.iter().cloned().collect(),
-            ..State::default()
-        };
-        let order: Vec<bool> = std::iter::from_fn(|| state.next())
-            .map(|slot| urgent.iter().any(|other| Arc::ptr_eq(other, &slot)))
+    fn other_work_has_slots_of_its_own_beside_work_in_short_bursts() {
+        let worker = worker();
+        let pool = CodecPool::new(1);
+        let content: Vec<u8> =
+            (0..1 << 20).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 25) as u8).collect();
+        let asked: Vec<_> = (0..3 * SLOTS_PER_THREAD)
+            .map(|_| {
+                let (pool, work) = (pool.clone(), in_background(&content));
+                worker.spawn_with(|on| async move { drop(pool.run(&on, work).await) })
+            })
             .collect();
-        let turns = [(true, 8), (false, 1), (true, 8), (false, 1), (true, 4), (false, 18)];
-        let expected: Vec<bool> =
-            turns.iter().flat_map(|&(is_urgent, times)| std::iter::repeat_n(is_urgent, times)).collect();
-        assert_eq!(order, expected);
+        worker.poll();
+        drop(worker.block_on(pool.run(&worker, compress(&[1; 512]))));
+        assert!(pool.background().shared().state.lock().given_back < asked.len() as u64);
+        worker.block_on(join_all(asked));
+    }
+
+    #[test]
+    fn a_hurry_ends_when_it_is_dropped() {
+        let pool = CodecPool::new(1);
+        let count = || pool.background().shared().hurried.load(Relaxed);
+        let (one, other) = (pool.hurry(), pool.clone().hurry());
+        assert_eq!(count(), 2);
+        drop((one, other));
+        assert_eq!(count(), 0);
     }
 
     #[test]
@@ -571,7 +586,6 @@ mod tests {
             codec::inflate(packing, &IoBuf::copy_of(&stream).into(), 0, 65536, &mut back).unwrap();
             assert!(back == content);
         }
-        assert_eq!(pool.shared().urgent.load(Relaxed), 0);
     }
 
     fn worker() -> Worker {

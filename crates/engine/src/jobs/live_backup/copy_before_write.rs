@@ -317,7 +317,7 @@ impl CopyBeforeWrite {
             CopyFor::Guest => None,
             CopyFor::Backup => Some(self.pace.turn().await),
         };
-        let Some(claim) = self.claim(chunk).await else { return Ok(0) };
+        let Some(claim) = self.claim(chunk, who).await else { return Ok(0) };
         let start = chunk * self.chunk;
         let len = self.chunk.min(self.size - start);
         let source = Image(self.source.clone());
@@ -377,14 +377,24 @@ impl CopyBeforeWrite {
     }
 
     /// Waits until a chunk is done, or until it can be dealt with.
-    async fn claim(&self, chunk: u64) -> Option<Claim<'_>> {
+    async fn claim(&self, chunk: u64, who: CopyFor) -> Option<Claim<'_>> {
+        // One copy is left to guests.
+        let most = match who {
+            CopyFor::Guest => self.most_copies,
+            CopyFor::Backup => (self.most_copies - 1).max(1),
+        };
+        let mut hurry = None;
         poll_fn(|cx| {
             let mut chunks = self.chunks();
             if chunks.done.has(chunk) || self.has_ended() {
                 return Poll::Ready(None);
             }
-            if chunks.is_busy(chunk) || chunks.copies >= self.most_copies {
+            if chunks.is_busy(chunk) || chunks.copies >= most {
                 chunks.waiting.add(cx.waker());
+                drop(chunks);
+                if who == CopyFor::Guest && hurry.is_none() {
+                    hurry = self.target.hurry_compression();
+                }
                 return Poll::Pending;
             }
             chunks.busy.insert(chunk, chunk + 1);

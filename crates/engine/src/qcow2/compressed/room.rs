@@ -12,7 +12,7 @@ use zebu_storage::Worker;
 
 /// Bytes of a buffer: more in one write gain nothing.
 const BUFFER: u64 = 512 << 10;
-/// Bytes of a buffer of a job that gives way to others: no request of theirs waits for a longer write.
+/// Bytes of a buffer of a job that gives way to others: a request of theirs does not wait behind a long write.
 const SHORT_BUFFER: u64 = 64 << 10;
 /// Bytes to which the places of buffers are aligned if clusters are smaller than that.
 const BUFFER_ALIGNMENT: u64 = 4096;

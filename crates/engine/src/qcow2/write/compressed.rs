@@ -4,7 +4,7 @@
 //! From then on reads are served from the packer, and whoever else wants to change the cluster has it written out
 //! first.
 
-use crate::compress::{Bursts, Method, Outcome, Work};
+use crate::compress::{Bursts, Hurry, Method, Outcome, Work};
 use crate::node::Node;
 use crate::options::ZeroMode;
 use crate::qcow2::compressed::pack_buffer::PackedWrite;
@@ -101,6 +101,11 @@ impl Qcow2 {
         }
         self.wait_if_too_dirty(worker).await;
         (clusters.failed.into_inner().map_or(Ok(()), Err), done)
+    }
+
+    /// Has work in short bursts done without sleep, as long as the result lives.
+    pub(crate) fn hurry_compression(&self) -> Hurry {
+        self.compressed.options().pool.hurry()
     }
 
     fn check_compressed(&self, guest: u64, len: u64) -> Result<Method> {
