@@ -365,7 +365,7 @@ impl Image {
         self.write_as(worker, Clusters::Compressed(Bursts::Whole), offset, bufs, durability).await
     }
 
-    /// Has clusters that are compressed in short bursts done without sleep, as long as the result lives.
+    /// Has clusters that are compressed in short bursts done without further sleep, as long as the result lives.
     pub(crate) fn hurry_compression(&self) -> Option<Hurry> {
         match &self.0.driver {
             Driver::Qcow2(qcow2) => Some(qcow2.hurry_compression()),

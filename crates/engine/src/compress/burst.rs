@@ -43,10 +43,13 @@ impl<'a> Burst<'a> {
     /// Sleeps as long as the burst took, if it was long enough and nobody waits.
     pub(super) fn pause(&mut self) {
         let spent = self.begun.elapsed();
-        if spent >= SHORTEST_BURST && self.hurried.load(Relaxed) == 0 {
-            sleep(spent.min(LONGEST_SLEEP));
-            self.begun = Instant::now();
+        if spent < SHORTEST_BURST {
+            return;
         }
+        if self.hurried.load(Relaxed) == 0 {
+            sleep(spent.min(LONGEST_SLEEP));
+        }
+        self.begun = Instant::now();
     }
 }
 

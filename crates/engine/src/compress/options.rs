@@ -21,8 +21,8 @@ pub enum DeflateWindow {
 #[non_exhaustive]
 pub struct CompressOptions {
     /// Level; the codec's usual one if `None`. Deflate: 1 to 12, with [`DeflateWindow::FourKib`] 1 to 9 (default 3
-    /// and 6); zstd: 1 to 22 (default 3). An image is compressed in one way, which its header names. A backup at
-    /// adaptive speed takes level 9 of deflate for 10 to 12. Default: `None`.
+    /// and 6); zstd: 1 to 22 (default 3). An image is compressed in one way, which its header names. In a
+    /// backup at adaptive speed, deflate has no level above 9, but for what clients are about to change. Default: `None`.
     pub level: Option<u32>,
     /// Window of deflate streams; says nothing for zstd. Default: [`DeflateWindow::Full`].
     pub window: DeflateWindow,

@@ -26,6 +26,8 @@ const SLOTS_PER_THREAD: usize = 4;
 /// Threads that compress and inflate clusters, and encrypt and decrypt large requests; clones are the same ones. They are
 /// started when there is work, and end when the last handle is dropped.
 ///
+/// Adaptive backups compress on as many threads again, so that nothing else waits for them.
+///
 /// The default is one pool for the process with a thread per core; an embedder that wants fewer, or none, gives images
 /// a pool of its own.
 #[derive(Clone)]
@@ -153,7 +155,7 @@ impl Work {
 }
 
 impl CodecPool {
-    /// A pool of at most `threads` threads; 0: clusters are compressed and inflated on the thread that asks.
+    /// A pool of at most `threads` threads, and as many again for adaptive backups; 0: clusters are compressed and inflated on the thread that asks.
     pub fn new(threads: usize) -> Self {
         Self(Arc::new(Owner(Arc::new(Shared {
             most_threads: threads,
@@ -185,7 +187,7 @@ impl CodecPool {
         shared.background.get_or_init(|| Self::new(shared.most_threads))
     }
 
-    /// Has work in short bursts done without sleep, as long as the result lives.
+    /// Has work in short bursts done without further sleep, as long as the result lives.
     pub(crate) fn hurry(&self) -> Hurry {
         let background = self.background().clone();
         background.shared().hurried.fetch_add(1, Relaxed);
@@ -537,7 +539,7 @@ mod tests {
         }
     }
 
-    fn in_background(content: &[u8]) -> Work {
+    fn in_short_bursts(content: &[u8]) -> Work {
         let mut work = compress(content);
         if let Work::Compress { bursts, .. } = &mut work {
             *bursts = Bursts::Short;
@@ -547,20 +549,22 @@ mod tests {
 
     #[test]
     fn other_work_has_slots_of_its_own_beside_work_in_short_bursts() {
-        let worker = worker();
+        let (worker, idle) = (worker(), worker());
         let pool = CodecPool::new(1);
         let content: Vec<u8> =
             (0..1 << 20).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 25) as u8).collect();
         let asked: Vec<_> = (0..3 * SLOTS_PER_THREAD)
             .map(|_| {
-                let (pool, work) = (pool.clone(), in_background(&content));
-                worker.spawn_with(|on| async move { drop(pool.run(&on, work).await) })
+                let (pool, work) = (pool.clone(), in_short_bursts(&content));
+                idle.spawn_with(|on| async move { drop(pool.run(&on, work).await) })
             })
             .collect();
-        worker.poll();
+        // They have all slots for such work, and give none back as long as their worker is not polled.
+        idle.poll();
         drop(worker.block_on(pool.run(&worker, compress(&[1; 512]))));
-        assert!(pool.background().shared().state.lock().given_back < asked.len() as u64);
-        worker.block_on(join_all(asked));
+        assert_eq!(free_slots(&pool), (1, 1));
+        assert_eq!(free_slots(pool.background()), (0, SLOTS_PER_THREAD));
+        idle.block_on(join_all(asked));
     }
 
     #[test]
@@ -574,11 +578,11 @@ mod tests {
     }
 
     #[test]
-    fn work_in_the_background_gives_what_other_work_gives() {
+    fn work_in_short_bursts_comes_back_as_other_work_does() {
         let worker = worker();
         let pool = CodecPool::new(1);
         let content: Vec<u8> = (0..65536u32).map(|i| (i / 7 % 251) as u8).collect();
-        for work in [compress(&content), in_background(&content)] {
+        for work in [compress(&content), in_short_bursts(&content)] {
             let done = worker.block_on(pool.run(&worker, work));
             assert!(matches!(done.outcome, Outcome::Bytes(_)));
             let (stream, mut back) = (done.output().to_vec(), Vec::new());

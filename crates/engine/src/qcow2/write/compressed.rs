@@ -103,7 +103,7 @@ impl Qcow2 {
         (clusters.failed.into_inner().map_or(Ok(()), Err), done)
     }
 
-    /// Has work in short bursts done without sleep, as long as the result lives.
+    /// Has work in short bursts done without further sleep, as long as the result lives.
     pub(crate) fn hurry_compression(&self) -> Hurry {
         self.compressed.options().pool.hurry()
     }
