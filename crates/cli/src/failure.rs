@@ -129,6 +129,19 @@ impl Failure {
         Self::new("interrupted").with_exit(EXIT_INTERRUPTED)
     }
 
+    /// The same while new images were made over files that were there before, and stay.
+    pub(crate) fn interrupted_leaving(files: &[&Path]) -> Self {
+        let mut message = "interrupted".to_owned();
+        for file in files {
+            let _ = write!(
+                message,
+                "; '{}' was there before and stays, but it may be no complete image: create it again",
+                file.display()
+            );
+        }
+        Self::new(message).with_exit(EXIT_INTERRUPTED)
+    }
+
     /// The text for standard error, line ends included: one line, and the hint at the help after a usage error.
     pub(crate) fn text(&self, command: Option<&str>) -> String {
         let Some(message) = &self.message else { return String::new() };

@@ -242,7 +242,7 @@ fn a_file_that_another_program_makes_meanwhile_is_not_removed() {
         let scratch = Scratch::new();
         let start = || {
             let line = words("create -q --aio threads -f raw -o preallocation=full disk 64G");
-            scratch.command(env!("CARGO_BIN_EXE_zebu"), &line).stderr(Stdio::null()).spawn().unwrap()
+            scratch.command(env!("CARGO_BIN_EXE_zebu"), &line).stderr(Stdio::piped()).spawn().unwrap()
         };
         let mut both = [start(), start()];
         // The one that writes is stopped: it would fill the disk before a busy machine starts the other.
@@ -262,8 +262,26 @@ fn a_file_that_another_program_makes_meanwhile_is_not_removed() {
         assert_eq!(refused.unwrap().code(), Some(1));
         assert!(there, "removed by the other");
         assert_eq!(both[writer].wait().unwrap().code(), Some(130));
-        assert!(!scratch.file("disk").exists());
+        let said = std::io::read_to_string(both[writer].stderr.take().unwrap()).unwrap();
+        // The one that was refused may have been the one that made the file.
+        assert_eq!(scratch.file("disk").exists(), said.contains("'disk' was there before"), "{said}");
     }
+}
+
+/// An image over a file that was there before is cut off by a signal: the file stays, and the message says so.
+#[test]
+fn a_signal_leaves_a_file_that_was_there_before_and_says_so() {
+    let scratch = Scratch::new();
+    std::fs::write(scratch.file("disk"), b"").unwrap();
+    let line = words("create -q --aio threads -f raw -o preallocation=full disk 64G");
+    let child = scratch.command(env!("CARGO_BIN_EXE_zebu"), &line).stderr(Stdio::piped()).spawn().unwrap();
+    wait_up_to(A_MINUTE, "the image to grow", || bytes_written(&child) > 1 << 20);
+    send(&child, Signal::INT);
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(130), "{ended:?}");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(said.contains("'disk' was there before and stays"), "{said}");
+    assert!(scratch.file("disk").exists());
 }
 
 /// The bytes that a process has written by system calls of its threads (io_uring's are not counted here).

@@ -1,6 +1,7 @@
 //! Making images: their files, and what file systems are told of them.
 
 use crate::crypt::new_header::NewEncryption;
+use crate::new_files::NewFiles;
 use crate::node::Driver;
 use crate::open::size_lookup;
 use crate::options::*;
@@ -9,7 +10,7 @@ use crate::qcow2::life::create;
 use crate::qcow2::space::free::SpaceContent;
 use crate::reservation::{check_mode, no_room};
 use crate::{Error, ErrorKind, Image, Result, luks_create, new_foreign, raw, refs, same_file};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use zebu_storage::{Create, File, FileKind, FsKind, IoErrorKind, LockMode, OpenFlags, Worker};
 
 impl Image {
@@ -36,7 +37,7 @@ impl Image {
     /// Creates an image (a file that exists is cut to nothing first). Does not leave it open.
     ///
     /// # Errors
-    /// No file is left then that was not there before. Options that contradict each other, no space, or the file system
+    /// No file is left then that was not there before, nor when the future is dropped. Options that contradict each other, no space, or the file system
     /// can't do what `preallocation` asks.
     pub async fn create(worker: &Worker, path: &Path, options: &CreateOptions) -> Result<()> {
         Self::create_controlled(worker, path, options, &JobControl::default()).await
@@ -79,15 +80,12 @@ impl Image {
             Format::Raw | Format::Luks | Format::Foreign(_) => None,
             Format::Qcow2 => Some(create::new_header(options, size).map_err(|e| e.on(path))?),
         };
-        let mut made = Vec::new();
+        // What is left of an image that is not complete would look like one.
+        let mut made = NewFiles::default();
         let created = Self::create_files(worker, path, options, size, header, control, &mut made).await;
-        if created.is_err() {
-            // What is left would look like an image. Files that were there before stay.
-            for path in made {
-                let _ = std::fs::remove_file(path);
-            }
-        }
-        created.map_err(|e| no_room(e, options.preallocation, options.format))
+        created.map_err(|e| no_room(e, options.preallocation, options.format))?;
+        made.keep();
+        Ok(())
     }
 
     /// Makes the files of a new image; those that were not there before are noted in `made`.
@@ -98,14 +96,16 @@ impl Image {
         size: u64,
         header: Option<zebu_qcow2::Header>,
         control: &JobControl,
-        made: &mut Vec<PathBuf>,
+        made: &mut NewFiles,
     ) -> Result<()> {
         let foreign = new_foreign::wanted(options, path)?;
         let mut new_file = |path: &Path| {
             let place = same_file::new_file_place(path);
             let file = open_new(path, options)?;
-            // What lies on a server was there.
-            made.extend(place.filter(|_| !file.is_foreign()));
+            // What lies on a server was there. A file that another program has locked is that program's.
+            if let Some(place) = place.filter(|_| !file.is_foreign()) {
+                made.add(&place);
+            }
             set_attributes(&file, options).map(|()| file)
         };
         let file = new_file(path)?;

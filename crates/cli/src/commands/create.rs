@@ -17,7 +17,7 @@ use crate::values::{formats, target_formats};
 use crate::watch::{ProgressArg, ProgressMode, Watch};
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
-use zebu::{CreateOptions, Format, Image};
+use zebu::{CreateOptions, ErrorKind, Format, Image};
 
 /// Arguments of `zebu create`.
 #[derive(Debug, clap::Args)]
@@ -167,17 +167,13 @@ fn create_options(
     Ok(create)
 }
 
-/// Creates the image. When a signal stops it, the files that were not there before are removed. (When it fails, those that
-/// it made are gone already. Another program's, made at the same time, are not ours to remove.)
+/// Creates the image. When it fails or a signal stops it, the engine removes the files that it made.
 fn make(
     session: &Session,
     path: &Path,
     create: &CreateOptions,
     progress: ProgressMode,
 ) -> Result<(), Failure> {
-    let data_file = create.data_file.as_deref().map(|name| backing::resolve(path, name));
-    let made_here: Vec<&Path> =
-        std::iter::once(path).chain(data_file.as_deref()).filter(|file| file.metadata().is_err()).collect();
     let mut watch = Watch::start(progress)?;
     let control = watch.control();
     let job = Image::create_controlled(session.worker(), path, create, &control);
@@ -187,12 +183,13 @@ fn make(
         watch.note("finishing", size, size);
     }
     watch.finish();
-    if let Some(created) = done {
-        return created.map_err(|error| Failure::creating(path, &error));
+    match done {
+        Some(Err(error)) if error.kind() == ErrorKind::Cancelled => {}
+        Some(created) => return created.map_err(|error| Failure::creating(path, &error)),
+        None => {}
     }
-    for file in made_here {
-        // It may never have come into being; a symbolic link to it stays.
-        let _ = file.canonicalize().and_then(std::fs::remove_file);
-    }
-    Err(Failure::interrupted())
+    let data_file = create.data_file.as_deref().map(|name| backing::resolve(path, name));
+    let files = std::iter::once(path).chain(data_file.as_deref());
+    let stays: Vec<&Path> = files.filter(|file| file.metadata().is_ok()).collect();
+    Err(Failure::interrupted_leaving(&stays))
 }

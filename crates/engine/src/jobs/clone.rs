@@ -1,7 +1,8 @@
 //! A writable copy of an image, at once.
 
 use super::backing_name::backing_name;
-use super::staging::{NewFiles, expect_copies, from_io, publish, reserve_temporary_name};
+use super::staging::{expect_copies, from_io, publish, reserve_temporary_name};
+use crate::new_files::NewFiles;
 use crate::{
     CacheMode, CreateOptions, Error, ErrorKind, Format, Image, Keys, NewEncryption, OpenOptions, RefPolicy,
     Remote, Result,

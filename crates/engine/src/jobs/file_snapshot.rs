@@ -1,6 +1,7 @@
 //! Snapshots of an open image as files of their own: all blocks are shared with it at one moment (a reflink).
 
-use super::staging::{NewFiles, expect_copies, from_io, publish, reserve_temporary_name};
+use super::staging::{expect_copies, from_io, publish, reserve_temporary_name};
+use crate::new_files::NewFiles;
 use crate::node::Driver;
 use crate::{Error, ErrorKind, Image, Result};
 use std::path::{Path, PathBuf};

@@ -33,6 +33,7 @@ mod unfinished;
 mod verify;
 mod zeros;
 
+pub use crate::new_files::remove_unfinished_files;
 pub use crate::progress::{Cancel, JobControl, Phase, Progress};
 pub use amend::{AmendOptions, amend};
 pub use backing_name::backing_name;
@@ -61,6 +62,5 @@ pub use measure::{Measurement, measure_image, measure_size};
 pub use pace::Speed;
 pub use page_cache::{UnaskedWrites, drop_pages, reads_best_direct};
 pub use rebase::{RebaseOptions, RebaseReport, rebase};
-pub use staging::remove_unfinished_files;
 pub use unfinished::UnfinishedImage;
 pub use verify::{BadRange, VerifyOptions, VerifyReport, verify};

@@ -1,5 +1,6 @@
-//! New files: under a temporary name until they are complete, removed if they do not get there.
+//! Files under a temporary name until they are complete.
 
+use crate::new_files::NewFiles;
 use crate::{Error, ErrorKind, Result};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
@@ -11,74 +12,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use zebu_storage::File;
-use zebu_storage::sync::{Mutex, MutexGuard};
-
-/// The files of all [`NewFiles`] of this process.
-static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
-
-fn unfinished() -> MutexGuard<'static, Vec<PathBuf>> {
-    UNFINISHED.lock()
-}
-
-/// Removes all files that jobs of this process have made and not finished, for a program that ends at once, without
-/// its jobs. The parts of a backup that can be resumed stay.
-pub fn remove_unfinished_files() {
-    for path in unfinished().drain(..) {
-        // There is nobody to tell, and nothing to do about it.
-        let _ = std::fs::remove_file(path);
-    }
-}
-
-/// Files that were made and are not wanted unless the job succeeds.
-#[derive(Debug, Default)]
-pub(super) struct NewFiles(Vec<PathBuf>);
-
-impl NewFiles {
-    /// Adds a file that was made, or is about to be.
-    pub(super) fn add(&mut self, path: &Path) {
-        unfinished().push(path.to_owned());
-        self.0.push(path.to_owned());
-    }
-
-    /// Makes their names durable, but that of one which is to have another.
-    pub(super) fn sync_names(&self, temporary: Option<&Path>) -> Result<()> {
-        let names = self.0.iter().filter(|path| Some(path.as_path()) != temporary);
-        names.map(PathBuf::as_path).try_for_each(sync_directory_of)
-    }
-
-    /// Lets all of them stay.
-    pub(super) fn keep(&mut self) {
-        let _ = self.keep_if(|| Ok::<(), ()>(()));
-    }
-
-    /// Lets all of them stay if `work` succeeds. A program that ends at once removes them before it or not at all.
-    fn keep_if<T, E>(
-        &mut self,
-        work: impl FnOnce() -> std::result::Result<T, E>,
-    ) -> std::result::Result<T, E> {
-        if self.0.is_empty() {
-            return work();
-        }
-        let mut unfinished = unfinished();
-        let done = work()?;
-        for path in self.0.drain(..) {
-            if let Some(at) = unfinished.iter().position(|other| *other == path) {
-                unfinished.swap_remove(at);
-            }
-        }
-        Ok(done)
-    }
-}
-
-impl Drop for NewFiles {
-    fn drop(&mut self) {
-        for path in &self.0 {
-            // There is nobody to tell, and nothing to do about it.
-            let _ = std::fs::remove_file(path);
-        }
-        self.keep();
-    }
-}
 
 /// Gives a complete image its name ([`publish_with`]).
 pub(super) fn publish(temporary: &Path, path: &Path) -> Result<()> {
@@ -94,7 +27,7 @@ pub(super) fn publish_with(
     data_file: Option<&Path>,
 ) -> Result<()> {
     sync_files(temporary, data_file)?;
-    files.sync_names(Some(temporary))?;
+    files.names().filter(|name| *name != temporary).try_for_each(sync_directory_of)?;
     match files.keep_if(|| rename_to_new(temporary, path)) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             let message = "another program made a file of this name meanwhile";
@@ -106,7 +39,7 @@ pub(super) fn publish_with(
 }
 
 /// Makes the name of a file durable.
-fn sync_directory_of(path: &Path) -> Result<()> {
+pub(super) fn sync_directory_of(path: &Path) -> Result<()> {
     let directory = directory_of(path);
     std::fs::File::open(directory)
         .and_then(|directory| directory.sync_all())
@@ -241,7 +174,7 @@ mod tests {
         std::fs::remove_file(&to).unwrap();
         let mut files = make();
         files.keep_if(|| rename_to_new(&from, &to)).unwrap();
-        assert!(!unfinished().contains(&data), "a program that ends now removes it");
+        assert!(files.names().next().is_none(), "a program that ends now removes it");
         drop(files);
         assert!(data.exists());
     }
@@ -269,33 +202,5 @@ mod tests {
             });
             assert_eq!(published, 1, "round {round}");
         }
-    }
-
-    #[test]
-    fn files_that_are_not_wanted_are_removed() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("a");
-        std::fs::write(&file, b"").unwrap();
-        let mut made = NewFiles::default();
-        made.add(&file);
-        made.add(&directory.path().join("never made"));
-        drop(made);
-        assert!(!file.exists());
-        assert!(!unfinished().iter().any(|path| path.starts_with(directory.path())));
-    }
-
-    #[test]
-    fn files_that_are_kept_are_not_removed_by_a_program_that_ends() {
-        let directory = tempfile::tempdir().unwrap();
-        let (kept, lost) = (directory.path().join("a"), directory.path().join("b"));
-        std::fs::write(&kept, b"").unwrap();
-        let mut made = NewFiles::default();
-        made.add(&kept);
-        made.add(&lost);
-        assert!(unfinished().contains(&kept) && unfinished().contains(&lost));
-        made.keep();
-        assert!(!unfinished().contains(&kept) && !unfinished().contains(&lost));
-        drop(made);
-        assert!(kept.exists());
     }
 }

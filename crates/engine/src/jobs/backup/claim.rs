@@ -1,6 +1,7 @@
 //! The files of a backup that is not complete, kept from other backups to the same target.
 
-use crate::jobs::staging::{NewFiles, directory_of, from_io, reserve_temporary_name};
+use crate::jobs::staging::{directory_of, from_io, reserve_temporary_name};
+use crate::new_files::NewFiles;
 use crate::{Error, ErrorKind, Result};
 use std::ffi::OsString;
 use std::io;

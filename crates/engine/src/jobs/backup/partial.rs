@@ -14,8 +14,9 @@ use crate::jobs::manifest::{
     ManifestWriter, Preamble, Subject, check_whole, is_ended, last_checkpoint, preamble_of, unreadable_of,
 };
 use crate::jobs::origin::Origin;
-use crate::jobs::staging::{NewFiles, from_io, publish, sync_files};
+use crate::jobs::staging::{from_io, publish, sync_files};
 use crate::jobs::verify::{VerifyOptions, verify};
+use crate::new_files::NewFiles;
 use crate::{
     Access, CacheMode, CompressOptions, Compression, CreateOptions, Error, ErrorKind, Format, Image,
     OpenOptions, Result,

@@ -11,8 +11,9 @@ use crate::jobs::manifest::{Coverage, Digest, ManifestWriter, Preamble, Subject}
 use crate::jobs::origin::Origin;
 use crate::jobs::pace::Pace;
 use crate::jobs::pipeline::InOrder;
-use crate::jobs::staging::{NewFiles, from_io, publish, reserve_temporary_name};
+use crate::jobs::staging::{from_io, publish, reserve_temporary_name};
 use crate::jobs::zeros::{is_known_zero, zero_run};
+use crate::new_files::NewFiles;
 use crate::new_foreign::WritesUnderWay;
 use crate::progress::{Phase, Tracker};
 use crate::{CreateOptions, Error, ErrorKind, Format, Image, Remedy, Result};

@@ -6,8 +6,9 @@ use super::source_conflict::check_target;
 use crate::create::new_file;
 use crate::image_stream::{ImageWriter, Packer};
 use crate::jobs::staging::{
-    NewFiles, directory_of, from_io, publish_with, reserve_temporary_name, sync_files,
+    directory_of, from_io, publish_with, reserve_temporary_name, sync_directory_of, sync_files,
 };
+use crate::new_files::NewFiles;
 use crate::new_foreign::{self, BlockWriter, StreamWriter};
 use crate::progress::JobControl;
 use crate::same_file::{self, FilePlace};
@@ -192,7 +193,7 @@ impl Made {
             let (path, data_file, mut files) = (self.path, self.data_file, std::mem::take(&mut self.files));
             let sync = move || {
                 sync_files(&path, data_file.as_deref())?;
-                let synced = files.sync_names(None);
+                let synced = files.names().try_for_each(sync_directory_of);
                 files.keep();
                 synced
             };
