@@ -135,7 +135,7 @@ impl Failure {
         for file in files {
             let _ = write!(
                 message,
-                "; '{}' was there before and stays, but it may be no complete image: create it again",
+                "; '{}' was there before and stays: it may be cut, and no complete image",
                 file.display()
             );
         }

@@ -196,7 +196,8 @@ impl Watch {
         let signal_thread = {
             let cancel = cancel.clone();
             let shared = Arc::clone(&shared);
-            std::thread::spawn(move || {
+            let thread = std::thread::Builder::new();
+            let watch = move || {
                 let mut asked: Option<Instant> = None;
                 for signal in &mut signals {
                     if signal == SIGUSR1 {
@@ -216,19 +217,22 @@ impl Watch {
                         asked.get_or_insert_with(Instant::now);
                     }
                 }
-            })
+            };
+            thread.spawn(watch).map_err(fail)?
         };
-        let display = style(mode).map(|style| {
+        let display = style(mode).and_then(|style| {
             let (stop, stopped) = channel();
             let shared = Arc::clone(&shared);
-            let thread = std::thread::spawn(move || {
+            let paint = move || {
                 let mut painter = Painter::new(style, started);
                 while stopped.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
                     painter.show(shared.load());
                 }
                 painter.finish(shared.load());
-            });
-            Display { stop, thread }
+            };
+            // Where the system has no thread to give, progress is not shown.
+            let thread = std::thread::Builder::new().spawn(paint).ok()?;
+            Some(Display { stop, thread })
         });
         Ok(Self { cancel, last_resort, shared, signals: handle, signal_thread: Some(signal_thread), display })
     }

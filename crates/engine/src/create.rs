@@ -3,7 +3,7 @@
 use crate::crypt::new_header::NewEncryption;
 use crate::new_files::NewFiles;
 use crate::node::Driver;
-use crate::open::size_lookup;
+use crate::open::{open_made, size_lookup};
 use crate::options::*;
 use crate::progress::JobControl;
 use crate::qcow2::life::create;
@@ -81,14 +81,14 @@ impl Image {
             Format::Qcow2 => Some(create::new_header(options, size).map_err(|e| e.on(path))?),
         };
         // What is left of an image that is not complete would look like one.
-        let mut made = NewFiles::default();
-        let created = Self::create_files(worker, path, options, size, header, control, &mut made).await;
+        let mut new = NewImage::default();
+        let created = Self::create_files(worker, path, options, size, header, control, &mut new).await;
         created.map_err(|e| no_room(e, options.preallocation, options.format))?;
-        made.keep();
+        new.made.keep();
         Ok(())
     }
 
-    /// Makes the files of a new image; those that were not there before are noted in `made`.
+    /// Makes the files of a new image; those that were not there before are noted in `new`.
     async fn create_files(
         worker: &Worker,
         path: &Path,
@@ -96,16 +96,22 @@ impl Image {
         size: u64,
         header: Option<zebu_qcow2::Header>,
         control: &JobControl,
-        made: &mut NewFiles,
+        new: &mut NewImage,
     ) -> Result<()> {
         let foreign = new_foreign::wanted(options, path)?;
         let mut new_file = |path: &Path| {
             let place = same_file::new_file_place(path);
-            let file = open_new(path, options)?;
+            let opened = open_new(path, options);
             // What lies on a server was there. A file that another program has locked is that program's.
-            if let Some(place) = place.filter(|_| !file.is_foreign()) {
-                made.add(&place);
+            let is_ours = match &opened {
+                Ok(file) => !file.is_foreign(),
+                Err(error) => error.kind() == ErrorKind::Unsupported,
+            };
+            if let Some(place) = place.filter(|_| is_ours) {
+                new.made.add(&place);
             }
+            let file = opened?;
+            new.locked.push(file.clone());
             set_attributes(&file, options).map(|()| file)
         };
         let file = new_file(path)?;
@@ -135,15 +141,13 @@ impl Image {
             check_mode(&file, Format::Qcow2, options.preallocation)?;
         }
         create::write_empty(worker, &file, header, encryption, create::Magic::Written).await?;
-        unlock(&file)?;
-        drop(file);
         let preallocation = match options.preallocation {
             // A raw data file has every cluster at its own place from the start.
             Preallocation::Off if options.data_file_raw => Preallocation::Metadata,
             other => other,
         };
         if preallocation == Preallocation::Off {
-            return Ok(());
+            return unlock(&file);
         }
         let open = OpenOptions {
             format: Some(Format::Qcow2),
@@ -154,7 +158,7 @@ impl Image {
             keys: encryption.map(NewEncryption::keys).unwrap_or_default(),
             ..OpenOptions::default()
         };
-        let image = Self::open(worker, path, &open).await?;
+        let image = Self(open_made(&worker.uncounted(), file, &open).await?);
         let Driver::Qcow2(qcow2) = &image.0.driver else { return Ok(()) };
         qcow2.prepare_write(worker).await?;
         // A data file was cut to nothing above; a device can't be.
@@ -165,6 +169,14 @@ impl Image {
         qcow2.preallocate(&image.0, worker, 0..size, preallocation, external, control).await?;
         image.close(worker).await
     }
+}
+
+/// The new files of an image that is being made. Their names are removed before their locks are gone, since what has one
+/// of the names afterwards is another program's.
+#[derive(Default)]
+struct NewImage {
+    made: NewFiles,
+    locked: Vec<File>,
 }
 
 /// Makes a file, or cuts one that exists to nothing. A disk that is no local file stays as long as it is.

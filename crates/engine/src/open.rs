@@ -125,7 +125,18 @@ pub async fn probe(worker: &Worker, file: &File) -> Result<Format> {
 
 /// Opens `path` and what it stands on.
 pub(crate) async fn open_chain(worker: &Worker, path: &Path, options: &OpenOptions) -> Result<Arc<Node>> {
-    let mut next = Some(first_of(path, options)?);
+    let top = first_of(path, options)?;
+    open_below(worker, top, options).await
+}
+
+/// Opens an image that was just made in `file`, under the lock that the file has, and what it stands on.
+pub(crate) async fn open_made(worker: &Worker, file: File, options: &OpenOptions) -> Result<Arc<Node>> {
+    let path = file.path().to_owned();
+    open_below(worker, Next { file, path, format: options.format }, options).await
+}
+
+async fn open_below(worker: &Worker, top: Next, options: &OpenOptions) -> Result<Arc<Node>> {
+    let mut next = Some(top);
     let mut links: Vec<Link> = Vec::new();
     while let Some(found) = next {
         let link = open_link(worker, &links, found, options).await?;
