@@ -71,19 +71,19 @@ fn ask(image: &Path) -> Result<Option<Passphrase>> {
     let failed = |error: std::io::Error| {
         Error::new(ErrorKind::Io, format!("can't ask for a passphrase at the terminal: {error}"))
     };
-    let mut terminal = File::options().read(true).write(true).open("/dev/tty").map_err(failed)?;
-    write!(terminal, "Passphrase for {}: ", printable(&image.to_string_lossy())).map_err(failed)?;
-    terminal.flush().map_err(failed)?;
+    let terminal = File::options().read(true).write(true).open("/dev/tty").map_err(failed)?;
     let mut line = Zeroizing::new([0; LONGEST]);
     let signals = DuringQuestion::begin().map_err(failed)?;
     let nobody = || Error::new(ErrorKind::KeyMissing, "nobody gave a passphrase").on(image);
     let answer = Echo::off(&terminal).map_err(std::io::Error::from).and_then(|echo| {
+        // Nothing that is typed after the question is shown or thrown away.
+        write!(&terminal, "Passphrase for {}: ", printable(&image.to_string_lossy()))?;
         let len = read_line(&terminal, &mut line[..], &signals)?;
         Ok((len, echo.before.special_codes[SpecialCodeIndex::VINTR]))
     });
     let was_stopped = signals.has_come();
     if was_stopped {
-        let _ = writeln!(terminal);
+        let _ = writeln!(&terminal);
     }
     signals.end();
     if was_stopped {

@@ -88,7 +88,7 @@ impl Peer {
     }
 
     fn begin_serving(&self) {
-        self.quiet.store(0, Relaxed);
+        self.touch();
         self.is_serving.store(true, Relaxed);
     }
 
@@ -149,7 +149,9 @@ impl Peer {
         // During the handshake everything counts: one who sends a byte a second is not to stay for ever.
         let is_busy = is_serving && (was_active || self.requests.load(Relaxed) > 0);
         self.quiet.store(if is_busy { 0 } else { quiet }, Relaxed);
-        let limit = if is_serving { limits.idle } else { limits.handshake };
+        // A client in its handshake came within the second before the first look; one that is idle was busy at the last.
+        let limit =
+            if is_serving { limits.idle } else { limits.handshake.map(|limit| limit.saturating_add(1)) };
         let is_in_the_way = limits.memory_is_short && self.held.load(Relaxed) > 0;
         !is_busy && (limit.is_some_and(|limit| quiet >= limit) || is_in_the_way && quiet >= STUCK)
     }
@@ -352,7 +354,8 @@ mod tests {
         let limits = TimeLimits { handshake: Some(3), idle: Some(2), memory_is_short: false };
         let peer = Peer::for_test();
         peer.touch();
-        assert_eq!([0; 3].map(|_| peer.look(&limits)), [false, false, true], "activity does not help");
+        let looks = [0; 4].map(|_| peer.look(&limits));
+        assert_eq!(looks, [false, false, false, true], "activity does not help, and 3 seconds have gone by");
         let peer = Peer::for_test();
         peer.look(&limits);
         peer.begin_serving();
