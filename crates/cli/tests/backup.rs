@@ -2,13 +2,12 @@
 
 mod common;
 
-use common::{Scratch, noise, qemu, send, wait_for, words};
+use common::{Background, Scratch, noise, qemu, send, wait_for, words};
 use rustix::process::Signal;
 use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 /// The first bytes of a zstd frame (RFC 8878).
@@ -125,18 +124,8 @@ fn an_interrupted_backup_is_none_and_can_be_resumed() {
         let scratch = Scratch::new();
         // The first checkpoint comes after 256 MiB; what lies behind takes long.
         disk(&scratch, "disk", 300);
-        let line = "backup -q -f raw disk out.qcow2 --manifest out.manifest --rate-limit 3M";
-        let mut child =
-            scratch.command(env!("CARGO_BIN_EXE_zebu"), &words(line)).stderr(Stdio::null()).spawn().unwrap();
-        let manifest = scratch.file(".out.qcow2.zebu-partial.manifest");
-        let deadline = Instant::now() + Duration::from_secs(60);
-        let reached = || std::fs::read_to_string(&manifest).is_ok_and(|text| text.contains("checkpoint"));
-        while !reached() {
-            assert!(Instant::now() < deadline, "no checkpoint");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        send(&child, signal);
-        assert!(!child.wait().unwrap().success());
+        let line = "backup -q -f raw disk out.qcow2 --manifest out.manifest";
+        interrupt(&scratch, line, signal);
         let left = [".out.qcow2.zebu-partial", ".out.qcow2.zebu-partial.manifest", "disk"];
         assert_eq!(names(&scratch), left, "{signal:?}");
 
@@ -167,16 +156,16 @@ fn zeroes_are_passed_over_without_checkpoints() {
 }
 
 /// Starts a backup and stops it when its first checkpoint is there, which is after 256 MiB of disk.
-fn interrupt(scratch: &Scratch, line: &str) {
+fn interrupt(scratch: &Scratch, line: &str, signal: Signal) {
     let line = format!("{line} --rate-limit 3M");
-    let child = scratch.command(env!("CARGO_BIN_EXE_zebu"), &words(&line)).stderr(Stdio::null()).spawn();
-    let mut child = child.unwrap();
+    let mut command = scratch.command(env!("CARGO_BIN_EXE_zebu"), &words(&line));
+    let mut child = Background::start(command.stderr(Stdio::null()));
     let manifest = scratch.file(".out.qcow2.zebu-partial.manifest");
     wait_for("a checkpoint", || {
         std::fs::read_to_string(&manifest).is_ok_and(|text| text.contains("checkpoint"))
     });
-    send(&child, Signal::KILL);
-    child.wait().unwrap();
+    send(&child, signal);
+    assert!(!child.wait().unwrap().success());
 }
 
 /// Makes the manifest that was left one of the first version, which does not tell what it is of.
@@ -201,7 +190,7 @@ fn a_backup_does_not_go_on_with_another_disk() {
     let line = "backup -q -f raw DISK out.qcow2 --manifest out.manifest";
     let on = |disk: &str| line.replace("DISK", disk);
     let resume = |disk: &str| scratch.zebu(&words(&format!("{} --resume", on(disk))));
-    interrupt(&scratch, &on("disk"));
+    interrupt(&scratch, &on("disk"), Signal::KILL);
     let left = names(&scratch);
     resume("other").fails_naming(1, &["other", "of another image", "leave --resume out"]);
     assert_eq!(names(&scratch), left);
@@ -237,7 +226,7 @@ fn a_backup_does_not_go_on_with_another_snapshot() {
         scratch.qemu_img(&["snapshot", "-c", name, "d.qcow2"]).ok();
     }
     let line = "backup -q -f qcow2 d.qcow2 out.qcow2";
-    interrupt(&scratch, &format!("{line} -l one"));
+    interrupt(&scratch, &format!("{line} -l one"), Signal::KILL);
     for other in ["-l two", ""] {
         let ran = scratch.zebu(&words(&format!("{line} {other} --resume")));
         ran.fails_naming(1, &["d.qcow2", "another snapshot"]);
@@ -263,7 +252,7 @@ fn an_increment_does_not_go_on_over_another_previous_backup() {
     change(&scratch, "disk", MIB, &noise(5, 1 << 20));
     let line = "backup -q -f raw disk out.qcow2 --manifest out.manifest --previous before.qcow2 \
                 --previous-manifest before.manifest";
-    interrupt(&scratch, line);
+    interrupt(&scratch, line, Signal::KILL);
     let swap = || {
         for kind in ["qcow2", "manifest"] {
             let (before, other) = (format!("before.{kind}"), format!("other.{kind}"));
@@ -306,7 +295,7 @@ fn a_backup_does_not_go_on_with_a_damaged_image() {
     // What can't be packed lies in the file as it is.
     change(&scratch, "disk", 2 * MIB, &noise(5, 1 << 20));
     let line = "backup -q -f raw disk out.qcow2 --manifest out.manifest";
-    interrupt(&scratch, line);
+    interrupt(&scratch, line, Signal::KILL);
     let (image, manifest) = (".out.qcow2.zebu-partial", ".out.qcow2.zebu-partial.manifest");
     let (whole, noted) = (scratch.read(image), scratch.read(manifest));
     let map = scratch.qemu_img(&["map", "--output", "json", "-f", "qcow2", image]).ok().json();
@@ -368,7 +357,7 @@ fn an_interrupted_backup_keeps_its_compression() {
     let scratch = Scratch::new();
     disk(&scratch, "disk", 300);
     let line = "backup -q -f raw disk out.qcow2 --compression-type";
-    interrupt(&scratch, &format!("{line} zstd"));
+    interrupt(&scratch, &format!("{line} zstd"), Signal::KILL);
     let left = names(&scratch);
     let named = ["out.qcow2", "zstd", "zlib", "leave --resume out"];
     scratch.zebu(&words(&format!("{line} zlib --resume"))).fails_naming(1, &named);
@@ -438,7 +427,7 @@ fn an_increment_that_knows_changes_only_does_not_become_one_with_hashes() {
     // What is made zero is passed at once; the rest takes longer than the checkpoint.
     scratch.qemu_io(&["-c", "write -z 0 280M", "-c", "write -P 5 290M 10M", "d.qcow2"]).ok();
     let line = "backup -q d.qcow2 out.qcow2 --previous full.qcow2";
-    interrupt(&scratch, &format!("{line} --bitmap b"));
+    interrupt(&scratch, &format!("{line} --bitmap b"), Signal::KILL);
     let with_hashes = format!("{line} --resume --previous-manifest full.manifest --manifest out.manifest");
     scratch.zebu(&words(&with_hashes)).fails_naming(1, &["d.qcow2", "with another bitmap"]);
     scratch.zebu(&words(&format!("{line} --bitmap b --resume"))).ok();
@@ -497,15 +486,16 @@ fn a_second_backup_to_the_same_target_is_refused_and_takes_nothing_from_the_firs
     let scratch = Scratch::new();
     disk(&scratch, "disk", 24);
     let line = "backup -q -f raw disk out.qcow2 --manifest out.manifest";
-    let mut first = scratch
-        .command(env!("CARGO_BIN_EXE_zebu"), &words(&format!("{line} --rate-limit 2M")))
-        .spawn()
-        .unwrap();
+    let mut slow = scratch.command(env!("CARGO_BIN_EXE_zebu"), &words(&format!("{line} --rate-limit 4M")));
+    let mut first = Background::start(&mut slow);
     wait_for("the first backup", || scratch.file(".out.qcow2.zebu-partial").exists());
+    // A busy machine may take longer to start the others than it takes.
+    send(&first, Signal::STOP);
     for more in ["", "--resume"] {
         scratch.zebu(&words(&format!("{line} {more}"))).fails_naming(1, &["out.qcow2", "under way"]);
     }
     assert!(first.try_wait().unwrap().is_none(), "the first backup is over already");
+    send(&first, Signal::CONT);
     assert!(first.wait().unwrap().success());
     scratch.zebu(&words("verify --manifest out.manifest out.qcow2")).ok();
     assert_eq!(names(&scratch), ["disk", "out.manifest", "out.qcow2"]);

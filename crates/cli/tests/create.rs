@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Scratch, assert_has_all, qemu, send, wait_for, wait_up_to, words};
+use common::{Background, Scratch, assert_has_all, qemu, send, wait_for, words};
 use rustix::process::Signal;
 use std::process::Child;
 use std::process::Stdio;
@@ -211,19 +211,14 @@ fn a_signal_removes_half_an_image() {
     for format in ["qcow2", "raw"] {
         let scratch = Scratch::new();
         let line = format!("create -f {format} -o preallocation=full --progress=json disk 64G");
-        let child = scratch
-            .command(env!("CARGO_BIN_EXE_zebu"), &words(&line))
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut command = scratch.command(env!("CARGO_BIN_EXE_zebu"), &words(&line));
+        let child = Background::start(command.stderr(Stdio::piped()));
         let blocks = || std::fs::metadata(scratch.file("disk")).map_or(0, |metadata| metadata.blocks());
         wait_for("the image to grow", || blocks() * 512 > 16 << 20);
         send(&child, Signal::INT);
-        let ended = child.wait_with_output().unwrap();
-        assert_eq!(ended.status.code(), Some(130), "{ended:?}");
+        let (code, stderr) = child.ended();
+        assert_eq!(code, Some(130), "{stderr}");
         assert!(!scratch.file("disk").exists(), "{format}");
-        let stderr = String::from_utf8_lossy(&ended.stderr).into_owned();
         let line = stderr.lines().rfind(|line| line.starts_with('{')).expect("a line of progress");
         let line: serde_json::Value = serde_json::from_str(line).unwrap();
         assert_eq!((&line["phase"], &line["total"]), (&"reserving".into(), &(64_u64 << 30).into()), "{line}");
@@ -232,9 +227,6 @@ fn a_signal_removes_half_an_image() {
     }
 }
 
-/// How long a busy machine may take to start a program.
-const A_MINUTE: std::time::Duration = std::time::Duration::from_secs(60);
-
 /// Of two that make one file at a time, the one that finds it locked leaves the other's alone.
 #[test]
 fn a_file_that_another_program_makes_meanwhile_is_not_removed() {
@@ -242,17 +234,16 @@ fn a_file_that_another_program_makes_meanwhile_is_not_removed() {
         let scratch = Scratch::new();
         let start = || {
             let line = words("create -q --aio threads -f raw -o preallocation=full disk 64G");
-            scratch.command(env!("CARGO_BIN_EXE_zebu"), &line).stderr(Stdio::piped()).spawn().unwrap()
+            let mut command = scratch.command(env!("CARGO_BIN_EXE_zebu"), &line);
+            Background::start(command.stderr(Stdio::piped()))
         };
         let mut both = [start(), start()];
         // The one that writes is stopped: it would fill the disk before a busy machine starts the other.
-        wait_up_to(A_MINUTE, "one of them to write", || {
-            both.iter().any(|child| bytes_written(child) > 1 << 20)
-        });
+        wait_for("one of them to write", || both.iter().any(|child| bytes_written(child) > 1 << 20));
         let writer = both.iter().position(|child| bytes_written(child) > 1 << 20).unwrap();
         send(&both[writer], Signal::STOP);
         let mut refused = None;
-        wait_up_to(A_MINUTE, "the other to be refused", || {
+        wait_for("the other to be refused", || {
             refused = both[1 - writer].try_wait().unwrap();
             refused.is_some()
         });
@@ -261,8 +252,9 @@ fn a_file_that_another_program_makes_meanwhile_is_not_removed() {
         send(&both[writer], Signal::INT);
         assert_eq!(refused.unwrap().code(), Some(1));
         assert!(there, "removed by the other");
-        assert_eq!(both[writer].wait().unwrap().code(), Some(130));
-        let said = std::io::read_to_string(both[writer].stderr.take().unwrap()).unwrap();
+        let [first, second] = both;
+        let (code, said) = if writer == 0 { first.ended() } else { second.ended() };
+        assert_eq!(code, Some(130));
         // The one that was refused may have been the one that made the file.
         assert_eq!(scratch.file("disk").exists(), said.contains("'disk' was there before"), "{said}");
     }
@@ -274,12 +266,12 @@ fn a_signal_leaves_a_file_that_was_there_before_and_says_so() {
     let scratch = Scratch::new();
     std::fs::write(scratch.file("disk"), b"").unwrap();
     let line = words("create -q --aio threads -f raw -o preallocation=full disk 64G");
-    let child = scratch.command(env!("CARGO_BIN_EXE_zebu"), &line).stderr(Stdio::piped()).spawn().unwrap();
-    wait_up_to(A_MINUTE, "the image to grow", || bytes_written(&child) > 1 << 20);
+    let mut command = scratch.command(env!("CARGO_BIN_EXE_zebu"), &line);
+    let child = Background::start(command.stderr(Stdio::piped()));
+    wait_for("the image to grow", || bytes_written(&child) > 1 << 20);
     send(&child, Signal::INT);
-    let ended = child.wait_with_output().unwrap();
-    assert_eq!(ended.status.code(), Some(130), "{ended:?}");
-    let said = String::from_utf8_lossy(&ended.stderr);
+    let (code, said) = child.ended();
+    assert_eq!(code, Some(130), "{said}");
     assert!(said.contains("'disk' was there before and stays"), "{said}");
     assert!(scratch.file("disk").exists());
 }

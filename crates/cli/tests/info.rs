@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Scratch, assert_has_all, qemu, words};
+use common::{Scratch, assert_has_all, qemu, wait_for_listener, words};
 
 /// Images of many kinds, made by QEMU. The names of those that stand alone.
 fn images(scratch: &Scratch) -> Vec<&'static str> {
@@ -258,11 +258,7 @@ fn served(scratch: &Scratch, socket: &str, options: &[&str]) -> Served {
     let mut server = std::process::Command::new("qemu-nbd");
     server.args(["--persistent", "--shared=0", "--read-only", "-f", "raw", "-k"]).arg(&path);
     let server = Served(server.args(options).arg(scratch.file("base.raw")).spawn().unwrap());
-    let begun = std::time::Instant::now();
-    while !path.exists() {
-        assert!(begun.elapsed().as_secs() < 30, "there is no socket");
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    wait_for_listener(&path);
     server
 }
 

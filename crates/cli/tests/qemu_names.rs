@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Ran, qemu};
+use common::{Ran, qemu, wait_for, wait_for_listener};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -323,7 +323,12 @@ fn qemu_nbd_serves_in_the_background_and_lists_what_it_serves() {
     let process = std::fs::read_to_string(&number).unwrap();
     assert!(Command::new("kill").arg(process.trim()).status().unwrap().success());
     let begun = std::time::Instant::now();
-    while Path::new("/proc").join(process.trim()).exists() {
+    // It has ended as well where nobody has asked for its exit code yet.
+    let runs = || {
+        let state = std::fs::read_to_string(Path::new("/proc").join(process.trim()).join("stat"));
+        state.is_ok_and(|state| !state.contains(") Z "))
+    };
+    while runs() {
         assert!(begun.elapsed().as_secs() < 30, "the server does not end");
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
@@ -371,11 +376,7 @@ fn serve_raw_once(names: &Names, options: &[&str], commands: &str) {
         .stdin(Stdio::null())
         .spawn()
         .unwrap();
-    let begun = std::time::Instant::now();
-    while !socket.exists() {
-        assert!(begun.elapsed().as_secs() < 30, "there is no socket");
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    wait_for_listener(&socket);
     let client = format!("-f raw -d unmap {commands} nbd+unix:///?socket={}", socket.display());
     run(OsStr::new("qemu-io"), &client, &dir).ok();
     assert_eq!(server.wait().unwrap().code(), Some(0));
@@ -417,16 +418,12 @@ fn qemu_nbd_serves_the_socket_that_was_passed_on() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let begun = std::time::Instant::now();
-        while !socket.exists() {
-            assert!(begun.elapsed().as_secs() < 30, "there is no socket");
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
         if options.is_empty() {
+            wait_for_listener(&socket);
             let client = format!("-f raw -c 'write -P 5 0 64k' nbd+unix:///?socket={}", socket.display());
             run(OsStr::new("qemu-io"), &client, &dir).ok();
         } else {
-            drop(std::os::unix::net::UnixStream::connect(&socket).unwrap());
+            wait_for("a connection", || std::os::unix::net::UnixStream::connect(&socket).is_ok());
         }
         assert_eq!(server.wait().unwrap().code(), Some(i32::from(!options.is_empty())), "{options:?}");
     }

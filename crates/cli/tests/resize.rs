@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Scratch, noise, qemu, send, wait_for, words};
+use common::{Background, Scratch, noise, qemu, send, wait_for, words};
 use rustix::process::Signal;
 use std::os::unix::fs::MetadataExt;
 
@@ -105,7 +105,7 @@ fn a_signal_leaves_the_disk_as_it_was() {
             )
             .ok();
         let line = format!("resize -f {format} --preallocation=full {name} +64G");
-        let mut child = scratch.command(env!("CARGO_BIN_EXE_zebu"), &words(&line)).spawn().unwrap();
+        let mut child = Background::start(&mut scratch.command(env!("CARGO_BIN_EXE_zebu"), &words(&line)));
         let blocks = || std::fs::metadata(scratch.file(name)).map_or(0, |metadata| metadata.blocks());
         wait_for("the image to grow", || blocks() * 512 > 16 << 20);
         send(&child, Signal::INT);

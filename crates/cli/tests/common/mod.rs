@@ -4,6 +4,7 @@
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::ffi::OsStr;
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -123,6 +124,23 @@ impl Scratch {
 pub(crate) struct Background(Child);
 
 impl Background {
+    /// Starts a program. Unless somebody else reads it, its standard output is left out: a caller that reads to the end
+    /// would wait for a program that outlives its test.
+    #[track_caller]
+    pub(crate) fn start(command: &mut Command) -> Self {
+        Self(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap())
+    }
+
+    /// Waits for its end: the exit code and standard error.
+    #[track_caller]
+    pub(crate) fn ended(mut self) -> (Option<i32>, String) {
+        let mut stderr = String::new();
+        if let Some(mut pipe) = self.0.stderr.take() {
+            std::io::Read::read_to_string(&mut pipe, &mut stderr).unwrap();
+        }
+        (self.0.wait().unwrap().code(), stderr)
+    }
+
     /// Starts a program that takes commands, and waits until it asks for the first one: the image that it was given is
     /// open and locked then. (To try the lock from outside could make the program itself fail.)
     #[track_caller]
@@ -133,6 +151,20 @@ impl Background {
         std::io::Read::read_exact(background.0.stdout.as_mut().unwrap(), &mut text).unwrap();
         assert_eq!(text, prompt.as_bytes());
         background
+    }
+}
+
+impl Deref for Background {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Background {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
     }
 }
 
@@ -149,20 +181,26 @@ pub(crate) fn send(child: &Child, signal: Signal) {
     kill_process(Pid::from_child(child), signal).unwrap();
 }
 
-/// Waits until `condition` holds; fails after ten seconds.
+/// Waits until `condition` holds; fails after a minute, which a busy machine may take to start a program.
 #[track_caller]
-pub(crate) fn wait_for(what: &str, condition: impl FnMut() -> bool) {
-    wait_up_to(Duration::from_secs(10), what, condition);
-}
-
-/// Waits until `condition` holds; fails after `limit`.
-#[track_caller]
-pub(crate) fn wait_up_to(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + limit;
+pub(crate) fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !condition() {
         assert!(Instant::now() < deadline, "waited in vain for {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Waits until a program listens on `socket`, without a connection, which would be its first client.
+#[track_caller]
+pub(crate) fn wait_for_listener(socket: &Path) {
+    const ACCEPTS_CONNECTIONS: &str = "00010000";
+    let name = socket.to_str().unwrap();
+    wait_for("a socket that listens", || {
+        let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+        let mut lines = sockets.lines().filter(|line| line.ends_with(name));
+        lines.any(|line| line.split_whitespace().nth(3) == Some(ACCEPTS_CONNECTIONS))
+    });
 }
 
 /// Checks that `ours` has every key of `theirs` with the same value, at any depth. Keys in `ignored` may differ, but
