@@ -25,7 +25,7 @@ pub(crate) struct IotestsArgs {
     #[arg(long, default_value_t = 1)]
     jobs: usize,
     /// Seconds that a test may take
-    #[arg(long, default_value_t = 120)]
+    #[arg(long, default_value_t = 300)]
     timeout: u64,
     /// Directory of the programs qemu-img, qemu-io and qemu-nbd [default: links to a zebu that is built first]
     #[arg(long)]
@@ -84,7 +84,7 @@ pub(crate) fn selection(zebu: &Path) -> Outcome {
     let home = target_dir()?.join("iotests");
     fs::create_dir_all(&home).map_err(|e| format!("{}: {e}", home.display()))?;
     let programs = links(&home, zebu)?;
-    judge(&home, programs, names(&SELECTION.replace(' ', "\n")), 2, Duration::from_secs(120))
+    judge(&home, programs, names(&SELECTION.replace(' ', "\n")), 2, Duration::from_secs(300))
 }
 
 /// The obstacle to fetching the suite here, if there is one.
@@ -125,11 +125,21 @@ fn fetch(home: &Path) -> Outcome<PathBuf> {
         let source = format!("Dir::Etc::sourcelist={}", sources.display());
         let state = format!("Dir::State::lists={}", lists.join("lists").display());
         command.current_dir(home).args(["-qq", "-o", &source, "-o", "Dir::Etc::sourceparts=-", "-o", &state]);
+        command.args(["-o", "Acquire::Retries=3"]);
         run(command.args(words))
     };
-    apt(&["update"])?;
-    let version = format!("qemu={RELEASE}");
-    apt(&["source", "--download-only", &version]).or_else(|_| apt(&["source", "--download-only", "qemu"]))?;
+    let bring = |package: &str| -> Outcome {
+        apt(&["update"])?;
+        apt(&["source", "--download-only", package])
+    };
+    // An archive that is being updated has other packages than the index said a moment ago.
+    let bring = |package: &str| {
+        bring(package).or_else(|error| {
+            println!("note: {error}; once more with a new index");
+            bring(package)
+        })
+    };
+    bring(&format!("qemu={RELEASE}")).or_else(|_| bring("qemu"))?;
     let packed = fs::read_dir(home)
         .map_err(|e| e.to_string())?
         .filter_map(|entry| Some(entry.ok()?.path()))

@@ -143,19 +143,25 @@ fn install_go_tools() -> Outcome {
     }
     if find("go").is_none() {
         println!("installing {GO}");
-        match Release::read().backports() {
-            Some(suite) => install_from(&[GO], &suite)?,
-            None => update(),
+        if let Some(suite) = Release::read().backports() {
+            install_from(&[GO], &suite)?;
         }
         if find("go").is_none() {
-            apt_get(&[GO], None)?;
+            install_anew(&[GO], None)?;
         }
     }
     for tool in missing {
         println!("building {}", tool.module);
-        let mut command = Command::new("go");
-        command.args(["install", "-trimpath", "-ldflags=-s -w", tool.module]);
-        run(command.env("GOBIN", GO_PLACE).env("GOTOOLCHAIN", "auto").env("GOFLAGS", "-buildvcs=false"))?;
+        let build = || {
+            let mut command = Command::new("go");
+            command.args(["install", "-trimpath", "-ldflags=-s -w", tool.module]);
+            run(command.env("GOBIN", GO_PLACE).env("GOTOOLCHAIN", "auto").env("GOFLAGS", "-buildvcs=false"))
+        };
+        let again = |error: String| {
+            println!("note: {error}; once more");
+            build()
+        };
+        build().or_else(again).or_else(again)?;
     }
     Ok(())
 }
@@ -224,13 +230,7 @@ fn install(need: Need, packages: &[&'static str]) -> Outcome {
     }
     let rest = missing(need);
     if !rest.is_empty() {
-        update();
-        if let Err(error) = apt_get(&rest, None) {
-            // An archive that is being updated has other packages than the index said a moment ago.
-            println!("note: {error}; once more with a new index");
-            update();
-            apt_get(&rest, None).map_err(|e| format!("{e}\n       By hand: {by_hand}"))?;
-        }
+        install_anew(&rest, None).map_err(|e| format!("{e}\n       By hand: {by_hand}"))?;
     }
     match missing(need).as_slice() {
         [] => Ok(()),
@@ -249,8 +249,7 @@ fn install_from(packages: &[&'static str], suite: &str) -> Outcome {
         println!("writing {BACKPORTS}");
         fs::write(BACKPORTS, stanza).map_err(|e| format!("{BACKPORTS}: {e}"))?;
     }
-    update();
-    if let Err(error) = apt_get(packages, Some(suite)) {
+    if let Err(error) = install_anew(packages, Some(suite)) {
         println!("note: {error}; the packages come from the release itself");
         if !configured {
             // A suite that can't be read would make every later update fail.
@@ -260,17 +259,35 @@ fn install_from(packages: &[&'static str], suite: &str) -> Outcome {
     Ok(())
 }
 
+/// Installs packages by a new index.
+fn install_anew(packages: &[&str], suite: Option<&str>) -> Outcome {
+    update();
+    apt_get(packages, suite).or_else(|error| {
+        // An archive that is being updated has other packages than the index said a moment ago.
+        println!("note: {error}; once more with a new index");
+        update();
+        apt_get(packages, suite)
+    })
+}
+
+/// A command of apt. It asks servers again, and waits for others that install something.
+fn apt() -> Command {
+    let mut command = Command::new("apt-get");
+    command.args(["-o", "Acquire::Retries=3", "-o", "DPkg::Lock::Timeout=300"]);
+    command
+}
+
 /// An index that can't be fetched (another repository's, perhaps) matters only if the packages can't be had then.
 fn update() {
-    if let Err(error) = run(Command::new("apt-get").args(["update", "-qq"])) {
+    if let Err(error) = run(apt().args(["update", "-qq"])) {
         println!("note: {error}");
     }
 }
 
 fn apt_get(packages: &[&str], suite: Option<&str>) -> Outcome {
-    let mut command = Command::new("apt-get");
+    let mut command = apt();
     command.env("DEBIAN_FRONTEND", "noninteractive");
-    command.args(["-o", "Acquire::Retries=3", "install", "-y", "-qq", "--no-install-recommends"]);
+    command.args(["install", "-y", "-qq", "--no-install-recommends"]);
     if let Some(suite) = suite {
         command.args(["-t", suite]);
     }
